@@ -1,0 +1,41 @@
+#include "llmc/base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool error_set(Error *err, const char *format, ...) {
+    if (!err) return false;
+    char text[sizeof err->text]; // the arguments may point into err->text itself
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    memcpy(err->text, text, sizeof text);
+    return false;
+}
+
+bool error_prefix(Error *err, const char *format, ...) {
+    if (!err) return false;
+    char text[sizeof err->text];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    size_t used = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
+    snprintf(text + used, sizeof text - used, ": %s", err->text);
+    memcpy(err->text, text, sizeof text);
+    return false;
+}
+
+void bug_report(const char *file, int line, const char *format, ...) {
+    fflush(stdout);
+    fprintf(stderr, "bug: %s:%d: ", file, line);
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    abort();
+}

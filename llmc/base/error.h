@@ -1,0 +1,42 @@
+// Errors. Outside causes (files, options, memory) are reported: a function returns false and fills an Error,
+// and only main decides to end. Broken contracts (a wrong shape handed to an op) are bugs: REQUIRE stops the
+// program at once and says where. Nothing else in the project prints an error or calls exit.
+#pragma once
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// One line for the user: the thing, the value found, the value expected, the next step. No trailing newline.
+typedef struct {
+    char text[1024];
+} Error;
+
+// Exit codes of every program of the project.
+enum {
+    EXIT_OK = 0,
+    EXIT_RUN_FAILED = 1,   // the machine or a file failed while running
+    EXIT_BAD_INPUT = 2,    // options or input files are wrong: nothing was started
+    EXIT_INTERRUPTED = 75, // a signal ended the run after a checkpoint was saved (EX_TEMPFAIL: run again to go on)
+};
+
+// Formats the message into *err (which may be NULL) and returns false, so that callers write
+// `return error_set(err, "%s: ...", path)`.
+bool error_set(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// Puts "prefix: " before the message that is already there; returns false.
+bool error_prefix(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// Reports a bug on stderr and aborts.
+__attribute__((noreturn)) void bug_report(const char *file, int line, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#define REQUIRE(condition, ...)                                                                                        \
+    do {                                                                                                               \
+        if (!(condition)) bug_report(__FILE__, __LINE__, __VA_ARGS__);                                                 \
+    } while (0)
+
+#ifdef __cplusplus
+}
+#endif

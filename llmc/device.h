@@ -1,0 +1,89 @@
+// The machine behind the ops: memory, streams, events, graphs and facts. A backend (llmc/cpu, llmc/cuda) implements
+// this header, ops.h and comm.h, and keeps its state in one private handle. One device per process.
+// On the CPU, streams run at once, events are done when recorded, and graphs are not captured.
+#pragma once
+#include "llmc/base/error.h"
+#include "llmc/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---------------------------------------------------------------------------------------------------- life and facts
+
+typedef struct {
+    int threads; // CPU: worker threads, 0 = all cores this process may use. Ignored by GPU backends
+    bool tf32;   // GPU: fp32 matmuls on TF32 tensor cores. Ignored by the CPU
+} DeviceOptions;
+
+typedef struct {
+    const char *backend;            // "cpu" or "cuda"
+    char name[128];                 // "AMD EPYC, 2 threads" or "NVIDIA H200"
+    char libraries[256];            // "oneDNN 2.6.3, OpenMP"
+    int units;                      // threads or SMs in use
+    size_t memory_total;            // bytes of device memory
+    size_t memory_free;             // bytes free when device_init returned
+    double peak_flops[DTYPE_COUNT]; // datasheet FLOP/s by dtype, derived from units x clock x FLOP/clock; 0 = not known
+    DType default_dtype;            // the fastest training dtype of this device
+    bool supports[DTYPE_COUNT];     // dtypes that ops accept for weights and activations
+} DeviceFacts;
+
+bool device_init(const DeviceOptions *options, Error *err);
+void device_shutdown(void);
+const DeviceFacts *device_facts(void);
+
+// The measured speed of light: plain library matmul (M=1024, N=3072, K=768, hot operands, median) and copy bandwidth
+// (bytes read + bytes written per second, buffers larger than the caches). Takes about 0.3 s.
+typedef struct {
+    double matmul_flops;   // FLOP/s in dtype
+    double copy_bandwidth; // bytes/s
+} DeviceSpeed;
+bool device_measure_speed(DType dtype, DeviceSpeed *speed, Error *err);
+
+// ------------------------------------------------------------------------------------------------------------ memory
+
+// Device memory, 256-byte aligned, zeroed (and so touched: the first step pays no page faults). NULL and a message
+// that names bytes asked and free when it does not fit.
+void *device_alloc(size_t bytes, Error *err);
+void device_free(void *p);
+// Device bytes taken by this process so far at most: CPU, resident set high-water; GPU, allocated by this process.
+size_t device_memory_peak(void);
+
+// Host memory the device can copy from without staging (pinned on a GPU). Aligned to 64 bytes.
+void *host_alloc(size_t bytes, Error *err);
+void host_free(void *p);
+
+// ----------------------------------------------------------------------------------------------- streams and copies
+
+typedef enum { STREAM_COMPUTE, STREAM_COPY, STREAM_COUNT } Stream;
+
+// Asynchronous copies in stream order. Host memory must come from host_alloc and stay untouched until an event after
+// the copy is done.
+void device_copy_to_device(void *device_dst, const void *host_src, size_t bytes, Stream stream);
+void device_copy_to_host(void *host_dst, const void *device_src, size_t bytes, Stream stream);
+void device_sync(void); // waits for all streams: checkpoints, validation, the end. Never inside a step
+
+typedef struct DeviceEvent DeviceEvent;
+DeviceEvent *device_event_create(Error *err);
+void device_event_destroy(DeviceEvent *event);
+void device_event_record(DeviceEvent *event, Stream stream);
+void device_event_wait(DeviceEvent *event);                         // host waits
+void device_stream_wait(Stream stream, DeviceEvent *event);         // stream waits, host does not
+double device_event_seconds(DeviceEvent *start, DeviceEvent *stop); // both must be done
+
+// ------------------------------------------------------------------------------------------------------------ graphs
+
+// A recorded sequence of launches that is replayed with one call: one per distinct micro-step. Use:
+//   if (!device_graph_replay(g)) { device_graph_begin(g); ...ops...; device_graph_end(g); }
+// replay returns false when nothing was captured yet, or always where the backend has no graphs (CPU): there begin
+// and end do nothing and the ops run as they are called. end launches what was captured.
+typedef struct DeviceGraph DeviceGraph;
+DeviceGraph *device_graph_create(Error *err);
+void device_graph_destroy(DeviceGraph *graph);
+bool device_graph_replay(DeviceGraph *graph);
+void device_graph_begin(DeviceGraph *graph);
+void device_graph_end(DeviceGraph *graph);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,65 @@
+// GPT-2: memory, forward, backward. Built from ops.h alone, so it is the same on every backend.
+// Owns the arena with weights, gradients, optimizer state, activations and workspace, and the views into it.
+#pragma once
+#include "llmc/device.h"
+#include "llmc/model/memory_plan.h"
+#include "llmc/model/parameters.h"
+#include "llmc/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// -r: what the backward pass computes again instead of keeping it. Gradients are the same bits at every level.
+typedef enum { RECOMPUTE_NONE = 0, RECOMPUTE_GELU = 1, RECOMPUTE_LAYERNORM = 2, RECOMPUTE_BLOCK = 3 } RecomputeLevel;
+
+typedef struct {
+    ModelConfig config;
+    DType dtype;   // compute dtype: weights and activations
+    bool master;   // keep fp32 master weights beside a bf16/fp16 compute dtype (always off for fp32)
+    bool train;    // gradients, optimizer state and what the backward pass needs; false: forward only
+    int64_t B, T;  // the largest micro-batch
+    int recompute; // RecomputeLevel
+} Gpt2Options;
+
+typedef struct Gpt2 Gpt2;
+
+// The plan alone: what gpt2_create would take. Needs an initialised device (for ops_workspace_bytes), no memory.
+MemoryPlan *gpt2_plan(const Gpt2Options *options);
+
+// Takes the memory and zeroes it; weights are zero until gpt2_init_weights or gpt2_set_weight.
+Gpt2 *gpt2_create(const Gpt2Options *options, Error *err);
+void gpt2_destroy(Gpt2 *model);
+
+const Gpt2Options *gpt2_options(const Gpt2 *model);
+const MemoryPlan *gpt2_memory(const Gpt2 *model);
+int gpt2_num_tensors(const Gpt2 *model);
+const Parameter *gpt2_parameters(const Gpt2 *model); // gpt2_num_tensors entries
+const AdamWTensor *gpt2_tensors(const Gpt2 *model);  // same order: weight, master, grad, m, v
+const Tensor *gpt2_gradients(const Gpt2 *model);     // same order
+Tensor gpt2_control(const Gpt2 *model);              // the device's StepControl (u8)
+Tensor gpt2_sequence_losses(const Gpt2 *model);      // (B) fp32: of the step so far
+Tensor gpt2_gradient_sumsq(const Gpt2 *model);       // (num_tensors) fp32
+Tensor gpt2_windows(const Gpt2 *model);              // (B, T+1) u16: where the loader's batch goes
+Tensor gpt2_windows_wide(const Gpt2 *model);         // the same memory as i32, for vocabularies beyond 65,536
+
+void gpt2_init_weights(Gpt2 *model, uint64_t seed);
+
+// Reads or writes rows [first_row, first_row + rows) of a weight as fp32 (the master where there is one), moments too.
+typedef enum { STATE_WEIGHT, STATE_M, STATE_V } StateKind;
+void gpt2_get_state(const Gpt2 *model, int index, StateKind kind, int64_t first_row, int64_t rows, float *out);
+void gpt2_set_state(Gpt2 *model, int index, StateKind kind, int64_t first_row, int64_t rows, const float *in);
+
+// One micro-step on gpt2_windows (the first B sequences, i32 when wide): losses into gpt2_sequence_losses, gradients of
+// the mean loss over tokens_in_step tokens into the gradient tensors. first: overwrite instead of accumulate.
+void gpt2_forward_backward(Gpt2 *model, int64_t B, bool wide, int64_t tokens_in_step, bool first);
+
+// The losses alone, into gpt2_sequence_losses (overwritten).
+void gpt2_forward(Gpt2 *model, int64_t B, bool wide);
+
+// Logits (V floats, host) after the last of n tokens (1 <= n <= T of the options). Synchronises.
+void gpt2_next_logits(Gpt2 *model, const int32_t *tokens, int64_t n, float *logits);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,49 @@
+// Memory is planned before it is taken: every tensor of the run is declared with its class, size and lifetime, the
+// plan gives each an offset in one arena so that tensors whose lifetimes do not meet may share bytes, and the arena is
+// allocated once. Out of memory after step 0 cannot happen.
+// Owns no device memory: offsets only.
+#pragma once
+#include "llmc/base/error.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    MEM_WEIGHTS,
+    MEM_MASTER,
+    MEM_GRADIENTS,
+    MEM_OPTIMIZER,
+    MEM_ACTIVATIONS,
+    MEM_WORKSPACE,
+    MEM_CLASS_COUNT
+} MemoryClass;
+const char *memory_class_name(MemoryClass c); // "weights", ...
+
+enum { PLAN_ALIGNMENT = 256 };
+
+typedef struct MemoryPlan MemoryPlan;
+MemoryPlan *memory_plan_create(void);
+void memory_plan_destroy(MemoryPlan *plan);
+
+// Declares bytes that must exist from tick first_use to tick last_use, both included. Returns a handle >= 0.
+// Ticks are the caller's own clock (one per op of a micro-step). PLAN_ALWAYS lives the whole run.
+enum { PLAN_ALWAYS = -1 };
+int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes, int first_use, int last_use);
+
+// Lays everything out: permanent tensors first, in order; then the others, largest first, each at the lowest offset
+// where no tensor alive at the same time stands.
+void memory_plan_solve(MemoryPlan *plan);
+
+int64_t memory_plan_offset(const MemoryPlan *plan, int handle);
+int64_t memory_plan_total(const MemoryPlan *plan);                      // arena bytes
+int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c); // what a class adds to the arena; the classes
+                                                                        // sum to memory_plan_total
+// The lower bound: the largest sum of bytes alive at any tick, permanent ones included.
+int64_t memory_plan_live_peak(const MemoryPlan *plan);
+
+#ifdef __cplusplus
+}
+#endif

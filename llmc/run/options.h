@@ -1,0 +1,84 @@
+// Command-line options: one table (options.c) that states for each its names, type, range, default, group and help.
+// Parsing, --help, the nearest name of a typo, the JSON in checkpoints and logs all come from that table.
+// The struct is plain values; strings belong to the Options and live until options_free.
+#pragma once
+#include "llmc/base/error.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    // data
+    char *train_data; // -i  glob of shards
+    char *val_data;   // -j
+    // model
+    char *model;   // -e  descriptor, directory or .bin
+    char *dtype;   // --dtype auto|bf16|fp16|fp32
+    int master;    // -w  keep fp32 master weights
+    int recompute; // -r
+    // batch and length
+    int64_t B;           // -b
+    int64_t T;           // -t  0 = the model's longest context, at most 1024
+    int64_t total_batch; // -d  tokens a step; 0 = B*T
+    int64_t max_steps;   // -x  -1 = one epoch of the training data; 0 = evaluate and sample only
+    double max_minutes;  // --max-minutes  0 = no limit
+    int overfit;         // -a
+    // optimisation
+    double lr;                // -l
+    int64_t warmup;           // -u
+    double final_fraction;    // -q
+    double weight_decay;      // -c
+    char *schedule;           // -k
+    double beta1, beta2, eps; // --beta1 --beta2 --eps
+    double grad_clip;         // --grad-clip
+    double loss_outlier;      // -sl
+    double norm_outlier;      // -sg
+    int64_t seed;             // --seed
+    // evaluation and samples
+    int64_t val_every;     // -v  0 = never
+    int64_t val_sequences; // -m  0 = all
+    int64_t sample_every;  // -s  0 = never
+    int64_t sample_tokens; // -g
+    double temperature;    // --temperature
+    int64_t top_k;         // --top-k
+    char *prompt;          // --prompt
+    int hellaswag;         // -h
+    // output
+    char *output;             // -o
+    int64_t checkpoint_every; // -n
+    int64_t keep;             // -nk
+    int64_t major;            // -nm
+    int resume;               // -y
+    int progress;             // --progress  -1 auto, 0 off, 1 on
+    // machine
+    int threads;                                    // --threads
+    int tf32;                                       // -f
+    int gelu_fusion;                                // -ge
+    int log_gpu_every;                              // -lg
+    int zero_stage;                                 // -z
+    int num_processes, process_rank, gpus_per_node; // -pn -pr -pg
+    char *init_method, *server_ip, *fs_path;        // -pi -ps -pf
+} Options;
+
+typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;
+
+// Fills *options with defaults, then with argv. Help is written to stdout. Errors name the option, the value, what is
+// allowed and, for an unknown option, the nearest one. Values of options that depend on each other are checked here
+// too, as far as no file is needed.
+OptionsResult options_parse(Options *options, int argc, char **argv, Error *err);
+void options_free(Options *options);
+
+// Was this option given on the command line (by its long name)?
+bool options_given(const char *long_name);
+
+// All options as one JSON object, malloced; keys are the long names.
+char *options_to_json(const Options *options);
+// A malloced line for every option whose value differs from that JSON (for resume), NULL if none does.
+char *options_diff_json(const Options *options, const char *json);
+
+#ifdef __cplusplus
+}
+#endif

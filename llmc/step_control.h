@@ -1,0 +1,122 @@
+// The decisions of a step that the host never sees in time: is the gradient finite, how far is it clipped, is this
+// step an outlier, must the update be skipped, what loss scale comes next. They are made on the device, by this one
+// function, in every backend: a kernel of one thread calls it on a GPU, a plain call on the CPU.
+// The state is small, lives in device memory and is part of the checkpoint.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+enum { OUTLIER_WINDOW = 128 }; // llm.c's window for -sl and -sg
+
+typedef enum {
+    SKIP_NONE = 0,
+    SKIP_NONFINITE = 1,    // a gradient or the loss is inf or nan: bad_tensor names it
+    SKIP_LOSS_OUTLIER = 2, // z-score of the loss above limit (-sl)
+    SKIP_NORM_OUTLIER = 3, // z-score of the gradient norm above limit (-sg)
+} SkipReason;
+
+typedef struct {
+    float values[OUTLIER_WINDOW]; // the last finite values, a ring
+    int32_t count;                // filled entries
+    int32_t next;                 // where the next one goes
+} OutlierWindow;
+
+typedef struct {
+    // read by the host one step late
+    float loss;        // mean over all tokens of the step, nats
+    float norm;        // global L2 norm of the gradient, before clipping and with the loss scale divided out
+    float grad_factor; // what the update multiplies gradients by: clip factor / loss scale
+    float loss_z;      // z-scores against the window; 0 while the window is not full
+    float norm_z;
+    int32_t skip;       // SkipReason of this step: the update leaves weights and moments as they are
+    int32_t bad_tensor; // index of the first gradient tensor that is not finite; -1: none (the loss, if skip says so)
+    int32_t skipped;    // steps skipped in the run so far
+    // carried from step to step
+    float loss_scale;   // dynamic loss scale (fp16); 1 otherwise
+    int32_t good_steps; // finite steps since the scale last changed
+    OutlierWindow loss_window;
+    OutlierWindow norm_window;
+} StepControl;
+
+typedef struct {
+    float clip;                    // global-norm limit; 0 = never clip
+    float loss_z_limit;            // 0 = off
+    float norm_z_limit;            // 0 = off
+    int32_t scale_growth_interval; // finite steps before loss_scale doubles; 0 = the scale is fixed
+} StepLimits;
+
+static HOST_DEVICE inline StepControl step_control_initial(float loss_scale) {
+    StepControl c;
+    c.loss = c.norm = c.loss_z = c.norm_z = 0.0f;
+    c.grad_factor = 1.0f;
+    c.skip = SKIP_NONE;
+    c.bad_tensor = -1;
+    c.skipped = 0;
+    c.loss_scale = loss_scale;
+    c.good_steps = 0;
+    for (int i = 0; i < OUTLIER_WINDOW; i++) c.loss_window.values[i] = c.norm_window.values[i] = 0.0f;
+    c.loss_window.count = c.norm_window.count = 0;
+    c.loss_window.next = c.norm_window.next = 0;
+    return c;
+}
+
+// z-score of x against the window as it stands (0 until it is full), then x takes the oldest place.
+static HOST_DEVICE inline float outlier_window_push(OutlierWindow *w, float x) {
+    float z = 0.0f;
+    if (w->count == OUTLIER_WINDOW) {
+        double sum = 0.0, sumsq = 0.0;
+        for (int i = 0; i < OUTLIER_WINDOW; i++) sum += w->values[i];
+        double mean = sum / OUTLIER_WINDOW;
+        for (int i = 0; i < OUTLIER_WINDOW; i++) sumsq += (w->values[i] - mean) * (w->values[i] - mean);
+        double sd = sqrt(sumsq / OUTLIER_WINDOW);
+        if (sd > 0.0) z = (float)((x - mean) / sd);
+    } else {
+        w->count++;
+    }
+    w->values[w->next] = x;
+    w->next = (w->next + 1) % OUTLIER_WINDOW;
+    return z;
+}
+
+// One decision.
+//   sumsq      (num_tensors)   sum of squares of each gradient tensor, loss scale included
+//   loss_sum   sum of the losses of all tokens of the step;  num_tokens  how many there were
+// Values that are skipped as outliers still enter the window: a lasting change of level is accepted in time.
+static HOST_DEVICE inline void step_control_decide(StepControl *c, const float *sumsq, int num_tensors, double loss_sum,
+                                                   int64_t num_tokens, StepLimits limits) {
+    double total = 0.0;
+    c->bad_tensor = -1;
+    for (int i = 0; i < num_tensors; i++) {
+        if (!isfinite(sumsq[i]) && c->bad_tensor < 0) c->bad_tensor = i;
+        total += sumsq[i];
+    }
+    c->loss = (float)(loss_sum / (double)num_tokens);
+    c->norm = (float)(sqrt(total) / c->loss_scale);
+    c->loss_z = c->norm_z = 0.0f;
+    c->skip = SKIP_NONE;
+    c->grad_factor = 1.0f / c->loss_scale;
+    if (c->bad_tensor >= 0 || !isfinite(c->norm) || !isfinite(c->loss)) {
+        c->skip = SKIP_NONFINITE;
+        c->skipped++;
+        c->good_steps = 0;
+        if (limits.scale_growth_interval > 0 && c->loss_scale > 1.0f) c->loss_scale *= 0.5f;
+        return;
+    }
+    if (limits.clip > 0.0f && c->norm > limits.clip) c->grad_factor *= limits.clip / c->norm;
+    c->loss_z = outlier_window_push(&c->loss_window, c->loss);
+    c->norm_z = outlier_window_push(&c->norm_window, c->norm);
+    if (limits.norm_z_limit > 0.0f && c->norm_z > limits.norm_z_limit) c->skip = SKIP_NORM_OUTLIER;
+    if (limits.loss_z_limit > 0.0f && c->loss_z > limits.loss_z_limit) c->skip = SKIP_LOSS_OUTLIER;
+    if (c->skip != SKIP_NONE) c->skipped++;
+    c->good_steps++;
+    if (limits.scale_growth_interval > 0 && c->good_steps >= limits.scale_growth_interval) {
+        c->good_steps = 0;
+        if (c->loss_scale < 0x1p24f) c->loss_scale *= 2.0f;
+    }
+}

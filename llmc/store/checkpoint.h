@@ -1,0 +1,45 @@
+// Checkpoints: DIR/step_00001000/ is a Hugging Face GPT-2 directory (model.safetensors + config.json) and the resume
+// point (optimizer.safetensors, trainer.json). Built under .tmp-step_00001000, checksummed, fsynced, renamed: a
+// directory without a valid trainer.json does not exist. Nothing older is removed before the new one is in place.
+#pragma once
+#include "llmc/base/error.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/step_control.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What a run needs besides weights and moments to go on with the same bits.
+typedef struct {
+    int64_t step;     // updates done
+    int64_t position; // data windows consumed, in windows of T tokens
+    int64_t T;        // context of those windows
+    uint64_t seed;
+    double best_val_loss; // infinity before the first validation
+    int64_t eot;          // end-of-text token of the data, -1 if not known
+    StepControl control;  // windows of the outlier detector, loss scale
+    char *options_json;   // the options in force, one JSON object; malloced by load, given by save
+} TrainerState;
+
+// Writes DIR/step_XXXXXXXX. A failure (disk full) leaves the previous checkpoints as they are and removes its own rest.
+bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *state, Error *err);
+
+// Finds the newest checkpoint of DIR that verifies (manifest, sizes, checksums); each one that does not is named in
+// *skipped (malloced lines, or NULL). False with an empty message: there is none; with a message: DIR cannot be read.
+bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err);
+bool checkpoint_exists(const char *dir); // any step_* directory with a trainer.json
+
+// The state alone (path is a step directory): what the trainer must know before it builds the model.
+bool checkpoint_load_state(const char *path, TrainerState *state, Error *err);
+void trainer_state_free(TrainerState *state);
+// Weights (STATE_WEIGHT) into the model, from any weights file; then the moments, from a checkpoint.
+bool checkpoint_load_weights(Gpt2 *model, const char *path, Error *err);
+bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err);
+
+// Keeps the newest `keep` checkpoints (0 = all) and every one whose step is a multiple of `major` (0 = none).
+bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err);
+
+#ifdef __cplusplus
+}
+#endif

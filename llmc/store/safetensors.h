@@ -1,0 +1,44 @@
+// safetensors: 8-byte little-endian header length, JSON header (dtype, shape, data_offsets, "__metadata__"), raw data.
+// Format: https://github.com/huggingface/safetensors. The reader treats the file as hostile: header length against file
+// size, JSON depth and types, shapes with checked multiplication, offsets inside the data, in order, without overlap.
+#pragma once
+#include "llmc/base/error.h"
+#include "llmc/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    char name[128];
+    DType dtype; // F32, F16, BF16; other dtypes are refused when read, not when listed (dtype DTYPE_COUNT)
+    int rank;
+    int64_t shape[TENSOR_MAX_RANK];
+    int64_t offset; // from the start of the file
+    int64_t bytes;
+} SafetensorsEntry;
+
+typedef struct SafetensorsFile SafetensorsFile;
+SafetensorsFile *safetensors_open(const char *path, Error *err);
+void safetensors_close(SafetensorsFile *f);
+int safetensors_count(const SafetensorsFile *f);
+const SafetensorsEntry *safetensors_entry(const SafetensorsFile *f, int i);
+const SafetensorsEntry *safetensors_find(const SafetensorsFile *f, const char *name); // NULL: not there
+// Elements [first, first + n) of an entry, converted to fp32.
+bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_t first, int64_t n, float *out,
+                           Error *err);
+
+// Writing: declare everything, then append the data in the same order, in pieces of any size.
+typedef struct SafetensorsWriter SafetensorsWriter;
+// names, dtypes, ranks and shapes of entries are used (offset and bytes are filled in). metadata: pairs key, value,
+// NULL-terminated; may be NULL.
+SafetensorsWriter *safetensors_writer_open(const char *path, SafetensorsEntry *entries, int count,
+                                           const char *const *metadata, Error *err);
+bool safetensors_writer_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *err);
+// Checks that all declared bytes came; commits as atomic_file_commit does. Frees w in any case.
+bool safetensors_writer_commit(SafetensorsWriter *w, int64_t *bytes, uint64_t *checksum, Error *err);
+void safetensors_writer_abandon(SafetensorsWriter *w);
+
+#ifdef __cplusplus
+}
+#endif

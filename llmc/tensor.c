@@ -1,0 +1,114 @@
+#include "llmc/tensor.h"
+
+#include "llmc/base/error.h"
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    size_t size;
+    const char *name;
+} dtypes[DTYPE_COUNT] = {
+    [DTYPE_FP32] = {4, "fp32"}, [DTYPE_FP16] = {2, "fp16"}, [DTYPE_BF16] = {2, "bf16"},
+    [DTYPE_I32] = {4, "i32"},   [DTYPE_U16] = {2, "u16"},   [DTYPE_U8] = {1, "u8"},
+};
+
+size_t dtype_size(DType dtype) { return dtypes[dtype].size; }
+const char *dtype_name(DType dtype) { return dtypes[dtype].name; }
+
+Tensor tensor_make(void *data, DType dtype, const char *name, int64_t d0, int64_t d1, int64_t d2, int64_t d3) {
+    Tensor t = {.data = data, .dtype = dtype, .name = name, .shape = {d0, d1, d2, d3}};
+    while (t.rank < TENSOR_MAX_RANK && t.shape[t.rank] != 0) t.rank++;
+    return t;
+}
+
+Tensor tensor_none(void) { return (Tensor){.name = "none"}; }
+
+int64_t tensor_numel(Tensor t) {
+    int64_t n = 1;
+    for (int i = 0; i < t.rank; i++) n *= t.shape[i];
+    return t.rank == 0 ? 0 : n;
+}
+
+size_t tensor_bytes(Tensor t) { return (size_t)tensor_numel(t) * dtype_size(t.dtype); }
+int64_t tensor_cols(Tensor t) { return t.rank == 0 ? 0 : t.shape[t.rank - 1]; }
+int64_t tensor_rows(Tensor t) { return t.rank == 0 ? 0 : tensor_numel(t) / tensor_cols(t); }
+
+Tensor tensor_slice_rows(Tensor t, int64_t first, int64_t count) {
+    REQUIRE(first >= 0 && count >= 0 && first + count <= tensor_rows(t), "rows [%lld, %lld) of %s, which has %lld",
+            (long long)first, (long long)(first + count), t.name, (long long)tensor_rows(t));
+    int64_t cols = tensor_cols(t);
+    char *data = (char *)t.data + (size_t)(first * cols) * dtype_size(t.dtype);
+    return tensor_make(data, t.dtype, t.name, count, cols, 0, 0);
+}
+
+Tensor tensor_slice_first(Tensor t, int64_t n) {
+    REQUIRE(t.rank >= 1 && n >= 1 && n <= t.shape[0], "the first %lld of %s, which has %lld", (long long)n, t.name,
+            (long long)t.shape[0]);
+    t.shape[0] = n;
+    return t;
+}
+
+void tensor_check(const char *op, Tensor t, DType dtype, int64_t numel) {
+    char text[96];
+    REQUIRE(t.data != NULL, "%s: tensor %s is absent", op, t.name ? t.name : "?");
+    REQUIRE(t.dtype == dtype, "%s: %s is %s, expected dtype %s", op, t.name, tensor_describe(t, text, sizeof text),
+            dtype_name(dtype));
+    REQUIRE(tensor_numel(t) == numel, "%s: %s is %s, expected %lld elements", op, t.name,
+            tensor_describe(t, text, sizeof text), (long long)numel);
+}
+
+const char *tensor_describe(Tensor t, char *buf, size_t size) {
+    size_t n = (size_t)snprintf(buf, size, "(");
+    for (int i = 0; i < t.rank && n < size; i++)
+        n += (size_t)snprintf(buf + n, size - n, i ? ", %lld" : "%lld", (long long)t.shape[i]);
+    if (n < size) snprintf(buf + n, size - n, ") %s", dtype_name(t.dtype));
+    return buf;
+}
+
+float bf16_to_float(uint16_t bits) {
+    uint32_t u = (uint32_t)bits << 16;
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+uint16_t float_to_bf16(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return (uint16_t)(u >> 16 | 0x40u); // quiet NaN: rounding could make it inf
+    return (uint16_t)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16);
+}
+
+float fp16_to_float(uint16_t bits) {
+    _Float16 h;
+    memcpy(&h, &bits, sizeof h);
+    return (float)h;
+}
+
+uint16_t float_to_fp16(float x) {
+    _Float16 h = (_Float16)x;
+    uint16_t bits;
+    memcpy(&bits, &h, sizeof bits);
+    return bits;
+}
+
+static float load_element(const void *p, DType dtype, int64_t i) {
+    if (dtype == DTYPE_FP32) return ((const float *)p)[i];
+    uint16_t bits = ((const uint16_t *)p)[i];
+    return dtype == DTYPE_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
+}
+
+void convert_elements(void *dst, DType to, const void *src, DType from, int64_t n) {
+    REQUIRE(to <= DTYPE_BF16 && from <= DTYPE_BF16, "convert_elements: %s to %s", dtype_name(from), dtype_name(to));
+    if (to == from) {
+        memcpy(dst, src, (size_t)n * dtype_size(to));
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        float x = load_element(src, from, i);
+        if (to == DTYPE_FP32)
+            ((float *)dst)[i] = x;
+        else
+            ((uint16_t *)dst)[i] = to == DTYPE_BF16 ? float_to_bf16(x) : float_to_fp16(x);
+    }
+}

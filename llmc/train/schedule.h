@@ -1,0 +1,34 @@
+// The learning rate of each step: a linear warm-up, then one of four shapes, each reaching its end exactly.
+#pragma once
+#include "llmc/base/error.h"
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
+
+typedef struct {
+    ScheduleKind kind;
+    double max_lr;
+    double final_fraction; // final lr / max lr: reached at the last step
+    int64_t warmup;        // steps: step s < warmup has max_lr * (s + 1) / warmup
+    int64_t total;         // steps of the run
+} Schedule;
+
+// "cosine", "linear", "constant", "wsd"; false and a message that lists them otherwise.
+bool schedule_parse(ScheduleKind *kind, const char *name, Error *err);
+const char *schedule_name(ScheduleKind kind);
+
+// lr of step 0 .. total-1. With p = (s - warmup) / (total - 1 - warmup) in [0, 1] after the warm-up:
+//   cosine   max * (f + (1 - f) (1 + cos(pi p)) / 2)
+//   linear   max * (1 - (1 - f) p)
+//   constant max
+//   wsd      max, then over the last 20% of all steps down with 1 - sqrt to f   (Haegele et al., 2024)
+// s >= total gives the lr of the last step.
+double schedule_lr(const Schedule *schedule, int64_t step);
+
+#ifdef __cplusplus
+}
+#endif
