@@ -19,7 +19,8 @@ CFLAGS_release  := -O3 -g1
 CFLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SIMD_FLAGS_avx512bf16 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=znver3
 SIMD_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
-SIMD_FLAGS_none       :=
+# Wide vectors only pass between inlined functions; without this gcc notes that their calling convention changed once.
+SIMD_FLAGS_none       := -Wno-psabi
 # -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
 CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off $(WARNINGS) $(CFLAGS_$(MODE))
 LDLIBS += -ldnnl -lcjson -lxxhash -lpthread -lm
@@ -30,15 +31,21 @@ CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/%.o)
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libllmc.a
 
-TEST_SRC := $(wildcard test/unit/test_*.c test/ops/test_*.c)
+TEST_SRC := $(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
-REF_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard test/reference/*.c))
+# What op, model and golden tests link besides the library: the fp64 specification and the helper around op calls.
+REF_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard test/reference/*.c) test/ops/op_test.c)
+REF_LIB  := $(BUILD)/libreference.a
+
+# Debian's own Python: the one that Debian's numpy, matplotlib and torch are for.
+PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
 .PHONY: all quickstart test test-sanitize bench lint format help clean deps
 
 all: train_gpt2 data/prepare ## the best trainer for this machine, and the data tools
 
-$(CPU_OBJ): CFLAGS += $(SIMD_FLAGS_$(SIMD))
+# device.c runs before it is known whether the processor has these instructions.
+$(filter-out $(BUILD)/llmc/cpu/device.o,$(CPU_OBJ)) $(BUILD)/test/unit/test_simd.o: CFLAGS += -fno-math-errno $(SIMD_FLAGS_$(SIMD))
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
@@ -64,12 +71,74 @@ train_gpt2: $(BUILD)/train_gpt2 ## the CPU trainer
 data/prepare: $(BUILD)/prepare ## text -> token shards
 	@cp -f $< $@
 
-$(BUILD)/test/%: $(BUILD)/test/%.o $(REF_OBJ) $(LIB)
-	@mkdir -p $(@D)
+$(REF_LIB): $(REF_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+
+$(BUILD)/test/unit/%: $(BUILD)/test/unit/%.o $(LIB)
+	$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
+
+$(BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(LIB)
 	$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
 
 .PRECIOUS: $(BUILD)/%.o
 .SECONDARY:
+
+# ------------------------------------------------------------------------------------------------- install, try, measure
+
+deps: ## install what building and testing need (Debian, Ubuntu)
+	scripts/install_deps.sh build test lint
+
+quickstart: ## install, build, train a minute on real text, sample, plot. TEXT=path for your own text
+	scripts/quickstart.sh $(TEXT)
+
+bench: all $(BUILD)/dev/bench/bench_step $(BUILD)/dev/bench/bench_loader ## speed tables into dev/bench/results
+	$(PYTHON) dev/bench/bench_cpu.py --build $(BUILD)
+
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(LIB)
+	$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
+
+# ---------------------------------------------------------------------------------------------------------------- tests
+
+TEST_DEPS := scripts/install_deps.sh build test
+
+# Every test program, the op tests again in plain C (SIMD=none), and pytest; a submake, so that deps come first.
+test: ## install what is missing, build, run all tests
+	$(TEST_DEPS)
+	$(MAKE) --no-print-directory all test-programs
+	$(MAKE) --no-print-directory SIMD=none op-test-programs
+	scripts/run_tests.py --pytest test/e2e --pytest test/tools $(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN))
+
+test-sanitize: ## the same under AddressSanitizer, UBSan and leak detection
+	$(TEST_DEPS)
+	$(MAKE) --no-print-directory MODE=sanitize test-programs sanitized-trainer
+	LSAN_OPTIONS=suppressions=test/lsan.supp TRAINER=build/sanitize-$(SIMD)/train_gpt2 \
+		scripts/run_tests.py --program-seconds 600 --pytest test/e2e --mark sanitize \
+		$(TEST_BIN:build/$(MODE)-%=build/sanitize-%)
+
+OP_TEST_BIN_PLAIN := $(patsubst %.c,build/$(MODE)-none/%,$(wildcard test/ops/test_*.c))
+
+.PHONY: test-programs op-test-programs sanitized-trainer
+test-programs: $(TEST_BIN)
+op-test-programs: $(OP_TEST_BIN_PLAIN)
+sanitized-trainer: $(BUILD)/train_gpt2 $(BUILD)/prepare
+
+# ----------------------------------------------------------------------------------------------------------------- style
+
+SOURCES   := $(sort $(wildcard *.cu llmc/*.[ch] llmc/*/*.[ch] data/*.[ch] dev/*/*.[ch] test/*/*.[ch]))
+TIDY_FLAGS = -std=c11 -D_GNU_SOURCE -I. -fopenmp $(SIMD_FLAGS_$(SIMD))
+
+lint: ## compiler warnings, the common subset of C and C++, clang-format, clang-tidy, Python syntax
+	scripts/install_deps.sh build lint
+	$(MAKE) --no-print-directory all test-programs
+	g++ -x c++ -std=c++17 -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fsyntax-only train_gpt2.cu
+	clang-format --dry-run -Werror $(SOURCES)
+	printf '%s\n' $(filter %.c %.cu,$(SOURCES)) | xargs -P2 -I{} clang-tidy --quiet {} -- -x c $(TIDY_FLAGS)
+	$(PYTHON) -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]' \
+		$$(find scripts data dev test -name '*.py')
+
+format: ## clang-format every source in place
+	clang-format -i $(SOURCES)
 
 clean: ## remove everything that was built
 	rm -rf build train_gpt2 train_gpt2cu train_gpt2sim data/prepare

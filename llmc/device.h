@@ -68,6 +68,7 @@ DeviceEvent *device_event_create(Error *err);
 void device_event_destroy(DeviceEvent *event);
 void device_event_record(DeviceEvent *event, Stream stream);
 void device_event_wait(DeviceEvent *event);                         // host waits
+bool device_event_done(DeviceEvent *event);                         // without waiting
 void device_stream_wait(Stream stream, DeviceEvent *event);         // stream waits, host does not
 double device_event_seconds(DeviceEvent *start, DeviceEvent *stop); // both must be done
 
@@ -76,7 +77,8 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop); // both must
 // A recorded sequence of launches that is replayed with one call: one per distinct micro-step. Use:
 //   if (!device_graph_replay(g)) { device_graph_begin(g); ...ops...; device_graph_end(g); }
 // replay returns false when nothing was captured yet, or always where the backend has no graphs (CPU): there begin
-// and end do nothing and the ops run as they are called. end launches what was captured.
+// and end do nothing and the ops run as they are called. end launches what was captured; begin on a graph that holds a
+// recording replaces it.
 typedef struct DeviceGraph DeviceGraph;
 DeviceGraph *device_graph_create(Error *err);
 void device_graph_destroy(DeviceGraph *graph);

@@ -11,8 +11,9 @@ extern "C" {
 //   exact (causal half):         72 L C^2 + 6 Vp C + 6 L C (T + 1)
 double flops_per_token_llmc(const ModelConfig *config, int64_t T);
 double flops_per_token_exact(const ModelConfig *config, int64_t T);
-// What the machine computes for hfu: exact + attention / 6 (the backward pass computes QK^T again) + recomputation:
-// level 3 runs every block forward twice (24 L C^2 + 2 L C (T + 1)); levels 0..2 recompute no matmul.
+// What the machine computes, for hfu: exact + attention / 6 (the backward pass computes QK^T again) + recomputation:
+// level 3 computes qkv, attention, projection and fc of every block again (16 L C^2 + 2 L C (T + 1)); levels 0..2 no
+// matmul.
 double flops_per_token_hardware(const ModelConfig *config, int64_t T, int recompute);
 
 #ifdef __cplusplus

@@ -40,22 +40,29 @@ const Tensor *gpt2_gradients(const Gpt2 *model);     // same order
 Tensor gpt2_control(const Gpt2 *model);              // the device's StepControl (u8)
 Tensor gpt2_sequence_losses(const Gpt2 *model);      // (B) fp32: of the step so far
 Tensor gpt2_gradient_sumsq(const Gpt2 *model);       // (num_tensors) fp32
-Tensor gpt2_windows(const Gpt2 *model);              // (B, T+1) u16: where the loader's batch goes
-Tensor gpt2_windows_wide(const Gpt2 *model);         // the same memory as i32, for vocabularies beyond 65,536
 
 void gpt2_init_weights(Gpt2 *model, uint64_t seed);
+
+// The StepControl on the device, from and to the host. Both synchronise. A new model has step_control_initial(1).
+StepControl gpt2_get_control(const Gpt2 *model);
+void gpt2_set_control(Gpt2 *model, const StepControl *control);
 
 // Reads or writes rows [first_row, first_row + rows) of a weight as fp32 (the master where there is one), moments too.
 typedef enum { STATE_WEIGHT, STATE_M, STATE_V } StateKind;
 void gpt2_get_state(const Gpt2 *model, int index, StateKind kind, int64_t first_row, int64_t rows, float *out);
 void gpt2_set_state(Gpt2 *model, int index, StateKind kind, int64_t first_row, int64_t rows, const float *in);
 
-// One micro-step on gpt2_windows (the first B sequences, i32 when wide): losses into gpt2_sequence_losses, gradients of
-// the mean loss over tokens_in_step tokens into the gradient tensors. first: overwrite instead of accumulate.
-void gpt2_forward_backward(Gpt2 *model, int64_t B, bool wide, int64_t tokens_in_step, bool first);
+// The micro-batch that the next forward works on: B windows of T+1 tokens of token_bytes (2 or 4) each, in memory from
+// host_alloc. Copied on the copy stream while the micro-step before still computes; the memory must stay untouched
+// until the next call has returned.
+void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_bytes);
 
-// The losses alone, into gpt2_sequence_losses (overwritten).
-void gpt2_forward(Gpt2 *model, int64_t B, bool wide);
+// One micro-step on the loaded batch: losses into gpt2_sequence_losses, gradients of the mean loss over tokens_in_step
+// tokens (those of all micro-steps of the step) into the gradient tensors. first: overwrite instead of accumulate.
+void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first);
+
+// The losses of the loaded batch alone, into gpt2_sequence_losses (overwritten).
+void gpt2_forward(Gpt2 *model);
 
 // Logits (V floats, host) after the last of n tokens (1 <= n <= T of the options). Synchronises.
 void gpt2_next_logits(Gpt2 *model, const int32_t *tokens, int64_t n, float *logits);

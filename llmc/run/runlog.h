@@ -1,11 +1,20 @@
 // What a run says: lines and a progress bar on the terminal, one JSON object a line in DIR/main.log.
 // The step line:
-//   step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | mfu 54.1% hfu 54.1% | eta
-//   8m11s
-// On a terminal a one-line progress bar follows below it; in a file plain lines. Errors go to stderr, all else to
-// stdout.
+//   step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | mfu 54.1% hfu 54.1% | eta 8m11s
+// On a terminal a one-line progress bar follows below it; in a file plain lines. No colours, anywhere. Errors go to
+// stderr, all else to stdout, flushed line by line, so that `| tee` and a notebook show it at once.
+//
+// main.log: each line is {"event": ..., "time": unix seconds, ...}, written with one write(2), so that a kill leaves at
+// most one unfinished line; inf and nan are null. The events written here:
+//   step        step, loss, norm, lr, ms, tokens_per_second, mfu, hfu (null = not known); once the outlier windows are
+//               full loss_z, norm_z; if it is not 1 loss_scale; if the update was skipped skip ("nonfinite",
+//               "loss_outlier", "norm_outlier") and, where one is to blame, bad_tensor
+//   validation  step, loss, ppl, tokens, seconds
+//   sample      step, text (bytes that are not UTF-8 as U+FFFD)
+// A log that cannot be written (disk full) is reported once on stderr and never stops the run.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/run/format.h"
 #include "llmc/step_control.h"
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,15 +25,16 @@ extern "C" {
 
 typedef struct RunLog RunLog;
 
-// directory NULL: no file. append: continue main.log of a resumed run, cutting off lines of steps > first_step (they
-// will be run again) and a last line that was not finished. progress: -1 = when stdout is a terminal, 0, 1.
+// directory NULL or "": no file; it is made if it is missing. append: continue main.log of a resumed run, cutting off
+// everything from the first line of a step > first_step on (those will be run again) and a last line that was not
+// finished; false: a new file. progress: -1 = when stdout is a terminal, 0, 1. NULL on error.
 RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, Error *err);
-void runlog_close(RunLog *log);
+void runlog_close(RunLog *log); // clears the bar; NULL is fine
 
-// A line for the reader (stdout only), above the progress bar.
+// A line for the reader (stdout only), above the progress bar; the newline is added.
 void runlog_text(RunLog *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // One JSON object for the file: {"event": event, "time": unix seconds, ...}; json is the inner part, such as
-// "\"step\":3", or a whole object text when it starts with '{' (merged).
+// "\"step\":3", or a whole object text when it starts with '{' (merged). NULL or "": nothing more.
 void runlog_event(RunLog *log, const char *event, const char *json);
 
 typedef struct {
@@ -45,10 +55,6 @@ void runlog_validation(RunLog *log, int64_t step, double loss, double tokens, do
 // A text sample, indented, control characters made visible.
 void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes);
 
-// Human forms into buf; each returns buf.  1.50 GiB   666.6K   8m11s
-const char *format_bytes(double bytes, char *buf, int size);
-const char *format_count(double n, char *buf, int size);
-const char *format_duration(double seconds, char *buf, int size);
 double now_seconds(void); // monotonic
 
 #ifdef __cplusplus

@@ -1,5 +1,7 @@
 // Files that are either whole or not there. A file is written under a temporary name in its own directory, checksummed
 // on the way, fsynced and renamed; a directory of files is built under ".tmp-NAME" and renamed as a whole.
+// Owns the plain file and directory work of the project: reading whole files, checksums, making and removing
+// directories. Knows nothing of what the files mean.
 #pragma once
 #include "llmc/base/error.h"
 #include <stddef.h>
@@ -9,7 +11,7 @@
 extern "C" {
 #endif
 
-// A file being written. Errors are sticky: a failed write is remembered and reported by finish.
+// A file being written. Errors are sticky: a failed write is remembered and reported by commit.
 typedef struct AtomicFile AtomicFile;
 AtomicFile *atomic_file_create(const char *path, Error *err); // opens path + ".tmp-PID"
 bool atomic_file_write(AtomicFile *f, const void *data, size_t bytes, Error *err);
@@ -18,15 +20,22 @@ bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error
 void atomic_file_abandon(AtomicFile *f);                                                // removes it; frees f
 
 bool file_write_atomic(const char *path, const void *data, size_t bytes, Error *err);
-// The whole file, NUL-terminated, malloced; files above max_bytes are refused.
+// The whole file, NUL-terminated, malloced; files above max_bytes and what is no plain file are refused.
 char *file_read_all(const char *path, size_t max_bytes, size_t *bytes, Error *err);
 bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *err); // XXH3 64
 bool file_exists(const char *path);
+// n bytes at offset of an open file into out; a file that ends before is an error. path is for the message.
+bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n, Error *err);
+int64_t file_size(int fd); // -1: not a plain file
 
 bool directory_make(const char *path, Error *err);           // with parents; existing is fine
 bool directory_check_writable(const char *path, Error *err); // makes it if needed and proves a file can be written
 bool directory_remove(const char *path, Error *err);         // a directory of plain files
-bool directory_commit(const char *from, const char *to, Error *err); // fsync from, rename, fsync the parent
+// fsync from, rename, fsync the parent. A directory that stands at `to` is replaced: the two are exchanged in one step
+// where the file system can do that, and the old one is removed afterwards.
+bool directory_commit(const char *from, const char *to, Error *err);
+
+char *path_join(const char *directory, const char *name); // "directory/name", malloced
 
 #ifdef __cplusplus
 }

@@ -15,10 +15,11 @@ typedef struct WeightsFile WeightsFile;
 WeightsFile *weights_file_open(const char *path, Error *err);
 void weights_file_close(WeightsFile *f);
 const ModelConfig *weights_file_config(const WeightsFile *f);
-// Rows [first, first + rows) of tensor p (parameter_table order) in our (out, in) layout; rows beyond V give 0.
+// Rows [first, first + rows) of tensor p (of a parameter_table for the file's config) in our (out, in) layout; rows
+// beyond V give 0.
 bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
 
-// config.json of a model, as Hugging Face transformers reads it. eot: bos/eos token, -1 = left out.
+// config.json of a model, as Hugging Face transformers reads it. eot: bos/eos token, -1 = null.
 char *huggingface_config_json(const ModelConfig *config, int64_t eot); // malloced
 
 #ifdef __cplusplus

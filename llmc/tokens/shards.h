@@ -1,20 +1,32 @@
-// Token shards: files of tokens, read as windows. Two formats:
-//   version 1 (llm.c's): 256 int32: [0] 20240520, [1] 1, [2] token count; then uint16, little-endian
+// Token shards: files of tokens, read as windows. Two formats, little-endian, 1024 bytes of header and then tokens:
+//   version 1 (llm.c's): 256 int32: [0] 20240520, [1] 1, [2] token count; then uint16
 //   version 2 (ours):    256 int32: [0] 20240520, [1] 2, [2] bytes per token (2 or 4), [4..5] int64 token count; then
-//   tokens
+//   uint16 or uint32
 // In both [3] is the vocabulary size the tokens come from, 0 when not stated (llm.c leaves 0), and [6] its end-of-text
 // token + 1 (0: not stated). Files may pass 2 GiB. Every file is hostile: magic, version, counts against the file size.
+// Files are read with pread, never mapped: one that is truncated under a running training is an error message, not a
+// SIGBUS, and 1 KiB to 4 KiB windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c).
 #pragma once
 #include "llmc/base/error.h"
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum { SHARD_MAGIC = 20240520, SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 1024 };
+
+// Places in the header, in int32.
+enum {
+    SHARD_FIELD_MAGIC = 0,
+    SHARD_FIELD_VERSION = 1,
+    SHARD_FIELD_COUNT_V1 = 2,
+    SHARD_FIELD_TOKEN_BYTES_V2 = 2,
+    SHARD_FIELD_VOCAB = 3,
+    SHARD_FIELD_COUNT_V2 = 4,
+    SHARD_FIELD_EOT = 6,
+};
 
 typedef struct {
     char *path;
@@ -38,24 +50,26 @@ typedef struct {
     int token_bytes; // 2 or 4, the same in all files
 } ShardSet;
 
-// Opens and checks every file that matches pattern. max_tokens > 0 limits nothing here; T >= 1.
-// No match, a foreign or truncated file, no file with T + 1 tokens: false, with the file named.
+// Opens and checks every file that matches pattern, a glob(7) pattern or the name of one file; T >= 1. All files stay
+// open: the process's soft limit of descriptors is raised when there are more files than it allows.
+// No match, a foreign or truncated file, no file with T + 1 tokens: false, with the file and the field named.
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err);
-void shards_close(ShardSet *set);
+void shards_close(ShardSet *set); // also after a failed shards_open
 
 // Reads window w: T + 1 tokens of token_bytes each into out. Tokens >= vocab (the model's) are refused with file and
-// offset in tokens.
+// offset in tokens. Any number of threads may read from one set.
 bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out, Error *err);
 
 // File and first token of window w: what a step read.
 void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *token_offset);
 
-// Writing: atomically (a temporary name, then rename). Version 1 unless token_bytes is 4 or the count needs 64 bits.
+// Writing: atomically (a temporary name, PATH.tmp-PID, then rename). Version 1 unless token_bytes is 4 or the count
+// needs 64 bits. vocab 0 and eot -1: not stated.
 typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, Error *err);
 bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *err);
 bool shard_writer_commit(ShardWriter *w, Error *err); // writes the header, fsync, rename; frees w in any case
-void shard_writer_abandon(ShardWriter *w);            // removes the temporary file; frees w
+void shard_writer_abandon(ShardWriter *w);            // removes the temporary file; frees w; NULL is fine
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 // sample is a pure function of weights, seed, step and prompt. Texts longer than the context go on in a sliding window.
 #pragma once
 #include "llmc/model/gpt2.h"
+#include "llmc/tokens/tokenizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,6 +20,11 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
 
 // Continues tokens[0..prompt_length) up to n tokens in all, in place (room for n). prompt_length >= 1.
 void sample_tokens(Gpt2 *model, int32_t *tokens, int64_t prompt_length, int64_t n, const SamplerOptions *options);
+
+// A text of n tokens after end-of-text and prompt, prompt included; malloced, *bytes long. Without a tokenizer (NULL)
+// the prompt must be empty and the text is the token numbers.
+char *sample_text(Gpt2 *model, const Tokenizer *tokenizer, const char *prompt, int64_t n, const SamplerOptions *options,
+                  int64_t *bytes, Error *err);
 
 #ifdef __cplusplus
 }

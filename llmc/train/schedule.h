@@ -1,4 +1,5 @@
 // The learning rate of each step: a linear warm-up, then one of four shapes, each reaching its end exactly.
+// A pure function of the step: nothing is kept, so resume needs nothing either.
 #pragma once
 #include "llmc/base/error.h"
 #include <stdint.h>
@@ -22,11 +23,12 @@ bool schedule_parse(ScheduleKind *kind, const char *name, Error *err);
 const char *schedule_name(ScheduleKind kind);
 
 // lr of step 0 .. total-1. With p = (s - warmup) / (total - 1 - warmup) in [0, 1] after the warm-up:
-//   cosine   max * (f + (1 - f) (1 + cos(pi p)) / 2)
-//   linear   max * (1 - (1 - f) p)
+//   cosine   max * (f + (1 - f) (1 + cos(pi p)) / 2)       Loshchilov, Hutter, "SGDR", 2016
+//   linear   max * (f + (1 - f) (1 - p))
 //   constant max
 //   wsd      max, then over the last 20% of all steps down with 1 - sqrt to f   (Haegele et al., 2024)
-// s >= total gives the lr of the last step.
+// The last step has max * f to the last bit (constant: max), unless the warm-up still covers it.
+// s >= total gives the lr of the last step, s < 0 that of the first.
 double schedule_lr(const Schedule *schedule, int64_t step);
 
 #ifdef __cplusplus

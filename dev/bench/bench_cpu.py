@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Measures the CPU trainer and writes dev/bench/results/cpu_NAME_DATE.{json,md}.
+
+    dev/bench/bench_cpu.py [--build build/release-avx512bf16] [--seconds 12] [--dry-run]
+
+Each configuration is one process of bench_step: whole training steps with the rate of a plain library matmul measured
+between them, medians. On a shared machine tokens/s moves with the neighbours; the ratio to the matmul rate is steady.
+"""
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+# name, model, B, T, dtype, targets for tokens/s and for the ratio to the matmul rate (a 2-core AVX512-BF16 machine)
+CONFIGURATIONS = [
+    ("124M", "d12,V=50257", 4, 256, "bf16", 950, 0.78),
+    ("124M", "d12,V=50257", 4, 1024, "bf16", 940, 0.80),
+    ("124M", "d12,V=50257", 4, 64, "bf16", 780, None),
+    ("6 layers C=384", "L=6,C=384,NH=6,V=50257", 8, 256, "bf16", 4000, None),
+    ("124M", "d12,V=50257", 4, 256, "fp32", 480, 0.85),
+]
+LOADER_TARGET = 200e6  # tokens/s of one thread, files in the page cache
+START_TARGET = 3.0  # seconds from launch to the first step, 124M
+
+
+def output_of(command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def machine():
+    cpu = re.search(r"model name\s*: (.*)", open("/proc/cpuinfo").read())
+    memory = re.search(r"MemTotal:\s+(\d+) kB", open("/proc/meminfo").read())
+    compiler = output_of(["gcc", "--version"]).splitlines()
+    release = re.search(r'PRETTY_NAME="(.*)"', open("/etc/os-release").read())
+    return {
+        "cpu": cpu.group(1) if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(int(memory.group(1)) / 2**20, 1) if memory else None,
+        "system": f"{release.group(1) if release else 'unknown'}, Linux {platform.release()}",
+        "compiler": compiler[0] if compiler else "unknown",
+        "commit": output_of(["git", "describe", "--always", "--dirty"]).strip(),
+    }
+
+
+def supports_bf16():
+    flags = open("/proc/cpuinfo").read()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def bench_steps(build, seconds):
+    rows = []
+    for name, model, B, T, dtype, target, target_ratio in CONFIGURATIONS:
+        if dtype == "bf16" and not supports_bf16():
+            print(f"no bf16 matrix instructions on this machine: {name} B={B} T={T} bf16 left out", flush=True)
+            continue
+        command = [f"{build}/dev/bench/bench_step", model, str(B), str(T), dtype, "0", str(seconds)]
+        row = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        row.update(name=name, command=" ".join(command), target=target, target_ratio=target_ratio)
+        rows.append(row)
+        print(f"{name} B={B} T={T} {dtype}: {row['tokens_per_second']:.0f} tok/s, {row['ratio']:.1%} of matmul", flush=True)
+    return rows
+
+
+def write_random_shard(path, tokens, vocab):
+    header = struct.pack("<256i", *([20240520, 1, tokens, vocab] + [0] * 252))
+    with open(path, "wb") as file:
+        file.write(header)
+        block = b"".join(struct.pack("<H", (i * 40503 + i // 7) % vocab) for i in range(65536))
+        for first in range(0, tokens, 65536):
+            file.write(block[: 2 * min(65536, tokens - first)])
+
+
+def bench_start(directory, runs=3):
+    """Seconds from launch to the start of the first step of a 124M run: the time its line appears less its own time."""
+    shard, times = os.path.join(directory, "train_000.bin"), []
+    write_random_shard(shard, 1 << 20, 50257)
+    command = ["./train_gpt2", "-e", "d12", "-i", shard, "-j", "", "-b", "4", "-t", "256", "-x", "1", "-v", "0", "-s", "0"]
+    for _ in range(runs):
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            match = re.search(r"^step +1/1 .* ([\d.]+) ms \|", line)
+            if match:
+                times.append(time.monotonic() - began - float(match.group(1)) / 1e3)
+        process.wait()
+    return {"command": " ".join(command).replace(directory, "DIR"), "seconds": statistics.median(times), "runs": times}
+
+
+def markdown(result):
+    info = result["machine"]
+    lines = [f"# CPU trainer, {info['cpu']}, {result['date']}", ""]
+    lines += [f"{info['cores']} cores, {info['memory_gib']} GiB, {info['system']}, {info['compiler']}, "
+              f"{result['steps'][0]['libraries']}; commit {info['commit']}. Command: `make bench`.", ""]
+    lines += [
+        "Medians of whole training steps. FLOP per token: 72 L C^2 + 6 Vp C + 6 L C (T+1). The matmul rate is a plain",
+        "library matmul (1024 x 3072 x 768) measured between the steps, in the same process.",
+        "",
+        "| model | B | T | dtype | ms/step | tok/s (target) | step GFLOP/s | matmul GFLOP/s | ratio (target) |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in result["steps"]:
+        ratio_target = f" ({row['target_ratio']:.0%})" if row["target_ratio"] else ""
+        lines.append(
+            f"| {row['name']} | {row['B']} | {row['T']} | {row['dtype']} | {row['step_seconds'] * 1e3:.0f} | "
+            f"{row['tokens_per_second']:.0f} ({row['target']}) | {row['step_flops'] / 1e9:.0f} | "
+            f"{row['matmul_flops'] / 1e9:.0f} | {row['ratio']:.1%}{ratio_target} |"
+        )
+    lines += ["", "| what | measured | target |", "| --- | --- | --- |"]
+    for name, value, target in result["other"]:
+        lines.append(f"| {name} | {value} | {target} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build/release-avx512bf16")
+    parser.add_argument("--seconds", type=float, default=12.0, help="timed steps of each configuration")
+    parser.add_argument("--dry-run", action="store_true", help="print the table, write no files")
+    options = parser.parse_args()
+
+    steps = bench_steps(options.build, options.seconds)
+    with tempfile.TemporaryDirectory() as directory:
+        start = bench_start(directory)
+    loader = json.loads(subprocess.run([f"{options.build}/dev/bench/bench_loader"], capture_output=True, text=True, check=True).stdout)
+    other = [
+        ("loader, one thread, page cache", f"{loader['tokens_per_second'] / 1e6:.0f}M tok/s", f">= {LOADER_TARGET / 1e6:.0f}M tok/s"),
+        ("launch to first step, 124M", f"{start['seconds']:.2f} s", f"<= {START_TARGET:.0f} s"),
+    ]
+    date = datetime.date.today().isoformat()
+    result = {"date": date, "machine": machine(), "steps": steps, "start": start, "loader": loader, "other": other}
+    print("\n" + markdown(result))
+    if not options.dry_run:
+        name = re.sub(r"[^a-z0-9]+", "-", result["machine"]["cpu"].lower()).strip("-")
+        base = f"dev/bench/results/cpu_{name}_{date}"
+        with open(base + ".json", "w") as file:
+            json.dump(result, file, indent=1)
+        with open(base + ".md", "w") as file:
+            file.write(markdown(result))
+        print(f"written: {base}.md and .json")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+// The private header of the CPU backend: its one handle, the workspace, and the helpers that the files of llmc/cpu
+// share. Nothing outside llmc/cpu includes it.
+//
+// How an op is run here: the one thread that called device_init calls the ops; each op opens its own OpenMP parallel
+// regions over cpu_threads() workers (oneDNN uses the same pool), and is done when it returns. Ops run one at a time,
+// so every op may use the whole workspace, from its start. What an op needs does not outlive the call.
+#pragma once
+#include "llmc/cpu/onednn.h"
+#include "llmc/device.h"
+#include "llmc/ops.h"
+
+// The vector code this build contains; the files of llmc/cpu are compiled with it, device.c is not.
+typedef enum { CPU_SIMD_NONE, CPU_SIMD_AVX512, CPU_SIMD_AVX512_BF16 } CpuSimd;
+extern const CpuSimd cpu_compiled_simd;
+
+// The only state of the backend.
+typedef struct {
+    bool ready; // device_init succeeded
+    int threads;
+    DeviceFacts facts;
+    Onednn *onednn;
+    float *gemm_tiles; // GEMM_TILES_BYTES
+    char *workspace;   // the caller's memory, given by ops_set_workspace
+    int64_t workspace_bytes;
+    size_t resident_at_init;      // what device_memory_peak subtracts
+    size_t peak_before_measuring; // device_memory_peak when device_measure_speed was called
+} CpuBackend;
+extern CpuBackend cpu_backend;
+
+// Workers of every parallel region, the same for the whole run.
+int cpu_threads(void);
+
+// The first `bytes` bytes of the workspace, 64-byte aligned, contents undefined. Stops the program, naming op, when
+// the workspace is smaller: then ops_workspace_bytes and the op disagree. 0 bytes: NULL.
+void *cpu_scratch(const char *op, int64_t bytes);
+
+// What each family of ops needs of the workspace for calls up to the given shapes; ops_workspace_bytes is the largest.
+// May depend on cpu_threads().
+int64_t cpu_attention_workspace(OpsShape shape);
+int64_t cpu_layernorm_workspace(OpsShape shape);
+int64_t cpu_embedding_workspace(OpsShape shape);
+int64_t cpu_optimizer_workspace(OpsShape shape);
+int64_t cpu_head_workspace(OpsShape shape);
+
+// A part of a workspace layout: returns the offset of the part and moves *end behind it, to a multiple of 64. The same
+// function then serves to count (cpu_x_workspace) and to lay out.
+static inline int64_t cpu_part(int64_t *end, int64_t bytes) {
+    int64_t offset = *end;
+    *end += (bytes + 63) / 64 * 64;
+    return offset;
+}
+
+// Stops the program, naming op and tensor, unless t is a floating tensor that ops accept here (fp32 or bf16).
+void cpu_check_float(const char *op, Tensor t);

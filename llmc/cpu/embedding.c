@@ -1,0 +1,144 @@
+// Tokens in and out of the model: the batch as the loader read it, token and position embeddings, their gradients.
+//
+// The gradient of a token's row sums over the places where the token stands. Those places are chained in the workspace
+// (a list for each token, in order of place), so that every row is read and written once, sums are fp32 and in a fixed
+// order, and no two threads write to one element: threads share the channels, not the tokens.
+#include "llmc/base/checked.h"
+#include "llmc/base/error.h"
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/cpu_ops.h"
+#include "llmc/cpu/simd.h"
+
+// --------------------------------------------------------------------------------------------------------------- batch
+
+void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
+    const char *op = "batch_unpack";
+    const int64_t B = tensor_rows(windows), T = tensor_cols(windows) - 1;
+    tensor_check(op, windows, windows.dtype == DTYPE_U16 ? DTYPE_U16 : DTYPE_I32, B * (T + 1));
+    tensor_check(op, inputs, DTYPE_I32, B * T);
+    tensor_check(op, targets, DTYPE_I32, B * T);
+    int32_t *input = inputs.data, *target = targets.data;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t t = 0; t < T; t++) {
+            int64_t at = b * (T + 1) + t;
+            bool wide = windows.dtype == DTYPE_I32;
+            input[b * T + t] = wide ? ((const int32_t *)windows.data)[at] : ((const uint16_t *)windows.data)[at];
+            target[b * T + t] = wide ? ((const int32_t *)windows.data)[at + 1] : ((const uint16_t *)windows.data)[at + 1];
+        }
+}
+
+// ------------------------------------------------------------------------------------------------------------- forward
+
+static ALWAYS_INLINE void forward_row(void *out, int64_t row, const void *wte, int64_t token, const void *wpe,
+                                      int64_t t, int64_t C, DType E) {
+    EACH_LANES(i, k, C, {
+        V sum = vload_first(k, wte, token * C + i, E) + vload_first(k, wpe, t * C + i, E);
+        vstore_first(k, out, row * C + i, sum, E);
+    });
+}
+
+// A token outside the table would read or write memory of others.
+static void check_tokens(const char *op, const int32_t *tokens, int64_t N, int64_t Vp) {
+    int32_t low = 0, high = 0;
+    for (int64_t n = 0; n < N; n++) {
+        low = tokens[n] < low ? tokens[n] : low;
+        high = tokens[n] > high ? tokens[n] : high;
+    }
+    REQUIRE(low >= 0 && high < Vp, "%s: tokens from %d to %d, expected 0 to %lld", op, low, high, (long long)Vp - 1);
+}
+
+void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
+    const char *op = "embedding_forward";
+    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(wte);
+    cpu_check_float(op, wte);
+    tensor_check(op, wpe, wte.dtype, tensor_rows(wpe) * C);
+    tensor_check(op, tokens, DTYPE_I32, N);
+    tensor_check(op, out, wte.dtype, N * C);
+    REQUIRE(T <= tensor_rows(wpe), "%s: T = %lld, wpe has %lld rows", op, (long long)T, (long long)tensor_rows(wpe));
+    const int32_t *token = tokens.data;
+    check_tokens(op, token, N, tensor_rows(wte));
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < N; n++)
+        WITH_DTYPE(E, wte.dtype, forward_row(out.data, n, wte.data, token[n], wpe.data, n % T, C, E));
+}
+
+// ------------------------------------------------------------------------------------------------------------ backward
+
+// Channels of one task: two cache lines of bf16 in each row.
+enum { STRIP = 4 * LANES };
+
+typedef struct {
+    int32_t *first; // (Vp) the first place of a token. Only entries of tokens that occur are ever written or read
+    int32_t *next;  // (N) the next place of the token that stands here, -1 at its last
+} Places;
+
+static Places places_in(void *workspace, int64_t N) { return (Places){(int32_t *)workspace + N, workspace}; }
+
+int64_t cpu_embedding_workspace(OpsShape shape) {
+    return (shape.Vp + shape.B * shape.T) * (int64_t)sizeof(int32_t);
+}
+
+static void places_chain(Places p, const int32_t *tokens, int64_t N) {
+    for (int64_t n = 0; n < N; n++) p.first[tokens[n]] = -1;
+    for (int64_t n = N - 1; n >= 0; n--) {
+        p.next[n] = p.first[tokens[n]];
+        p.first[tokens[n]] = (int32_t)n;
+    }
+}
+
+// Channels [c, c + width) of one token's row += the sum over its places.
+static ALWAYS_INLINE void add_token(void *dwte, const void *dout, const int32_t *next, int32_t first, int64_t token,
+                                    int64_t c, int64_t width, int64_t C, DType E, DType G) {
+    EACH_LANES(i, k, width, {
+        V sum = vzero();
+        for (int64_t n = first; n >= 0; n = next[n]) sum += vload_first(k, dout, n * C + c + i, E);
+        sum += vload_first(k, dwte, token * C + c + i, G);
+        vstore_first(k, dwte, token * C + c + i, sum, G);
+    });
+}
+
+static ALWAYS_INLINE void tokens_strip(void *dwte, const void *dout, Places p, const int32_t *tokens, int64_t N,
+                                       int64_t c, int64_t C, DType E, DType G) {
+    const int64_t width = C - c < STRIP ? C - c : STRIP;
+    for (int64_t n = 0; n < N; n++)
+        if (p.first[tokens[n]] == n) add_token(dwte, dout, p.next, (int32_t)n, tokens[n], c, width, C, E, G);
+}
+
+// Row t of dwpe = or += the sum over the B sequences; 0 or as it was where t >= T.
+static ALWAYS_INLINE void position_row(void *dwpe, const void *dout, int64_t t, int64_t B, int64_t T, int64_t C,
+                                       bool accumulate, DType E, DType G) {
+    EACH_LANES(i, k, C, {
+        V sum = vzero();
+        if (t < T)
+            for (int64_t b = 0; b < B; b++) sum += vload_first(k, dout, (b * T + t) * C + i, E);
+        if (accumulate) sum += vload_first(k, dwpe, t * C + i, G);
+        vstore_first(k, dwpe, t * C + i, sum, G);
+    });
+}
+
+void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
+    const char *op = "embedding_backward";
+    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(dout), maxT = tensor_rows(dwpe);
+    cpu_check_float(op, dout);
+    tensor_check(op, dout, dout.dtype, N * C);
+    tensor_check(op, tokens, DTYPE_I32, N);
+    cpu_check_weight_gradient(op, dwte, dout.dtype, tensor_rows(dwte) * C);
+    cpu_check_weight_gradient(op, dwpe, dout.dtype, maxT * C);
+    REQUIRE(T <= maxT, "%s: T = %lld, dwpe has %lld rows", op, (long long)T, (long long)maxT);
+    const int32_t *token = tokens.data;
+    check_tokens(op, token, N, tensor_rows(dwte));
+    const Places places = places_in(cpu_scratch(op, (tensor_rows(dwte) + N) * (int64_t)sizeof(int32_t)), N);
+    places_chain(places, token, N);
+    const int64_t written = accumulate ? T : maxT;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static) nowait
+        for (int64_t c = 0; c < C; c += STRIP)
+            WITH_DTYPE(E, dout.dtype,
+                       WITH_DTYPE(G, dwte.dtype, tokens_strip(dwte.data, dout.data, places, token, N, c, C, E, G)));
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < written; t++)
+            WITH_DTYPE(E, dout.dtype,
+                       WITH_DTYPE(G, dwpe.dtype, position_row(dwpe.data, dout.data, t, N / T, T, C, accumulate, E, G)));
+    }
+}

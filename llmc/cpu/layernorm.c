@@ -1,0 +1,180 @@
+// LayerNorm forward and backward, and the residual addition fused with it.
+//
+// A row is one task's own: it is read from memory once and stays in the first-level cache for the passes that follow.
+// The gradients of weight and bias sum over all rows: each block of rows adds into its own fp32 pair of vectors in the
+// workspace, and the pairs are added in the order of the blocks. Blocks depend on the number of rows alone, so the bits
+// do not depend on the number of threads.
+#include "llmc/base/checked.h"
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/cpu_ops.h"
+#include "llmc/cpu/simd.h"
+
+#define EPSILON 1e-5f
+
+// ------------------------------------------------------------------------------------------------------------- forward
+
+typedef struct {
+    void *residual, *out;
+    float *mean, *rstd;
+    const void *in, *branch, *weight, *bias; // branch NULL: no residual addition, residual is in
+    int64_t C;
+} LayerNormForward;
+
+static ALWAYS_INLINE void forward_row(const LayerNormForward *a, int64_t row, DType E) {
+    const int64_t C = a->C, first = row * C;
+    if (a->branch)
+        EACH_LANES(i, k, C, {
+            V sum = vload_first(k, a->in, first + i, E) + vload_first(k, a->branch, first + i, E);
+            vstore_first(k, a->residual, first + i, sum, E);
+        });
+    const void *x = a->branch ? a->residual : a->in;
+
+    V sum = vzero(), sum_squares = vzero();
+    EACH_LANES(i, k, C, sum += vload_first(k, x, first + i, E));
+    V mean = vsplat(vsum(sum) / (float)C);
+    EACH_LANES(i, k, C, {
+        V centered = vfirst(k, vload_first(k, x, first + i, E) - mean, vzero());
+        sum_squares = vfma(centered, centered, sum_squares);
+    });
+    V rstd = 1.0f / vsqrt(vsplat(vsum(sum_squares) / (float)C + EPSILON));
+    EACH_LANES(i, k, C, {
+        V normalized = (vload_first(k, x, first + i, E) - mean) * rstd;
+        V scaled = vfma(normalized, vload_first(k, a->weight, i, E), vload_first(k, a->bias, i, E));
+        vstore_first(k, a->out, first + i, scaled, E);
+    });
+    a->mean[row] = mean[0];
+    a->rstd[row] = rstd[0];
+}
+
+static void forward(const char *op, Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
+                    Tensor weight, Tensor bias) {
+    const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
+    cpu_check_float(op, in);
+    tensor_check(op, in, in.dtype, N * C);
+    tensor_check(op, out, in.dtype, n);
+    tensor_check(op, mean, DTYPE_FP32, N);
+    tensor_check(op, rstd, DTYPE_FP32, N);
+    tensor_check(op, weight, in.dtype, C);
+    tensor_check(op, bias, in.dtype, C);
+    const LayerNormForward a = {residual.data, out.data,    mean.data,   rstd.data, in.data,
+                                branch.data,   weight.data, bias.data, C};
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < N; row++) WITH_DTYPE(E, in.dtype, forward_row(&a, row, E));
+}
+
+void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
+    forward("layernorm_forward", tensor_none(), out, mean, rstd, in, tensor_none(), weight, bias);
+}
+
+void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
+                                Tensor weight, Tensor bias) {
+    const char *op = "residual_layernorm_forward";
+    tensor_check(op, residual, in.dtype, tensor_numel(in));
+    tensor_check(op, branch, in.dtype, tensor_numel(in));
+    forward(op, residual, out, mean, rstd, in, branch, weight, bias);
+}
+
+// ------------------------------------------------------------------------------------------------------------ backward
+
+// At least 32 rows, so that clearing and adding a block's pair costs little beside its rows; at most 256 blocks, so
+// that the workspace does not grow with the batch.
+enum { MIN_BLOCK_ROWS = 32, MAX_BLOCKS = 256 };
+
+static int64_t block_rows(int64_t N) {
+    int64_t rows = ceil_div(N, MAX_BLOCKS);
+    return rows < MIN_BLOCK_ROWS ? MIN_BLOCK_ROWS : rows;
+}
+
+static int64_t workspace_bytes(int64_t blocks, int64_t C) {
+    return blocks * 2 * round_up(C, LANES) * (int64_t)sizeof(float);
+}
+
+int64_t cpu_layernorm_workspace(OpsShape shape) {
+    int64_t blocks = ceil_div(shape.B * shape.T, MIN_BLOCK_ROWS);
+    return workspace_bytes(blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS, shape.C);
+}
+
+typedef struct {
+    void *din;
+    const void *dout, *in, *weight;
+    const float *mean, *rstd;
+    int64_t N, C;
+    bool add_residual;
+} LayerNormBackward;
+
+// din of one row; its terms of dweight and dbias are added to the sums, which are padded to whole vectors.
+static ALWAYS_INLINE void backward_row(const LayerNormBackward *a, int64_t row, float *dweight, float *dbias, DType E) {
+    const int64_t C = a->C, first = row * C;
+    const V mean = vsplat(a->mean[row]), rstd = vsplat(a->rstd[row]);
+    V sum_dnorm = vzero(), sum_dnorm_xhat = vzero();
+    EACH_LANES(i, k, C, {
+        V dout = vload_first(k, a->dout, first + i, E); // 0 beyond the row, and so is all that follows from it
+        V xhat = (vload_first(k, a->in, first + i, E) - mean) * rstd;
+        V dnorm = dout * vload_first(k, a->weight, i, E);
+        sum_dnorm += dnorm;
+        sum_dnorm_xhat = vfma(dnorm, xhat, sum_dnorm_xhat);
+        vstore_f32(dweight + i, vfma(dout, xhat, vload_f32(dweight + i)));
+        vstore_f32(dbias + i, vload_f32(dbias + i) + dout);
+    });
+    const V mean_dnorm = vsplat(vsum(sum_dnorm) / (float)C);
+    const V mean_dnorm_xhat = vsplat(vsum(sum_dnorm_xhat) / (float)C);
+    EACH_LANES(i, k, C, {
+        V xhat = (vload_first(k, a->in, first + i, E) - mean) * rstd;
+        V dnorm = vload_first(k, a->dout, first + i, E) * vload_first(k, a->weight, i, E);
+        V din = (dnorm - mean_dnorm - xhat * mean_dnorm_xhat) * rstd;
+        if (a->add_residual) din += vload_first(k, a->din, first + i, E);
+        vstore_first(k, a->din, first + i, din, E);
+    });
+}
+
+static ALWAYS_INLINE void backward_block(const LayerNormBackward *a, int64_t begin, int64_t end, float *dweight,
+                                         float *dbias, DType E) {
+    memset(dweight, 0, (size_t)round_up(a->C, LANES) * sizeof *dweight);
+    memset(dbias, 0, (size_t)round_up(a->C, LANES) * sizeof *dbias);
+    for (int64_t row = begin; row < end; row++) backward_row(a, row, dweight, dbias, E);
+}
+
+// Lanes [i, i + k) of grad = or += the sum of the blocks' vectors, which lie stride floats apart.
+static ALWAYS_INLINE void reduce_lanes(void *grad, const float *partial, int64_t stride, int64_t blocks, int64_t i, int k,
+                                       bool accumulate, DType G) {
+    V sum = vzero();
+    for (int64_t b = 0; b < blocks; b++) sum += vload_f32(partial + b * stride + i);
+    if (accumulate) sum += vload_first(k, grad, i, G);
+    vstore_first(k, grad, i, sum, G);
+}
+
+void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean, Tensor rstd,
+                        Tensor weight, bool add_residual, bool accumulate) {
+    const char *op = "layernorm_backward";
+    const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
+    cpu_check_float(op, in);
+    tensor_check(op, in, in.dtype, N * C);
+    tensor_check(op, din, in.dtype, n);
+    tensor_check(op, dout, in.dtype, n);
+    tensor_check(op, mean, DTYPE_FP32, N);
+    tensor_check(op, rstd, DTYPE_FP32, N);
+    tensor_check(op, weight, in.dtype, C);
+    cpu_check_weight_gradient(op, dweight, in.dtype, C);
+    cpu_check_weight_gradient(op, dbias, in.dtype, C);
+    const LayerNormBackward a = {din.data,  dout.data, in.data, weight.data, mean.data,
+                                 rstd.data, N,         C,       add_residual};
+    const int64_t rows = block_rows(N), blocks = ceil_div(N, rows), padded = round_up(C, LANES);
+    float *partial = cpu_scratch(op, workspace_bytes(blocks, C)); // (blocks, 2, padded)
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t begin = b * rows, end = N - begin < rows ? N : begin + rows;
+            float *sums = partial + b * 2 * padded;
+            WITH_DTYPE(E, in.dtype, backward_block(&a, begin, end, sums, sums + padded, E));
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < C; i += LANES) {
+            int k = lanes(C - i);
+            WITH_DTYPE(G, dweight.dtype,
+                       reduce_lanes(dweight.data, partial, 2 * padded, blocks, i, k, accumulate, G));
+            WITH_DTYPE(G, dbias.dtype,
+                       reduce_lanes(dbias.data, partial + padded, 2 * padded, blocks, i, k, accumulate, G));
+        }
+    }
+}

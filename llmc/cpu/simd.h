@@ -1,0 +1,320 @@
+// Sixteen fp32 lanes: the vocabulary in which every CPU kernel outside oneDNN is written.
+//
+// V is a GCC vector, so + - * / are written as operators; with AVX-512 it is one zmm register. What operators cannot
+// say (fma, max, tails, bf16, exp, sums over lanes) is here, twice: AVX-512 intrinsics where __AVX512F__ is defined
+// (bf16 conversions and dot products in hardware where __AVX512BF16__ is), and portable C that the compiler lowers to
+// what the target has. Both give the same bits except in vfma, vdot_bf16 and vexp (the portable build may round
+// products twice) and for denormals (AVX512-BF16 instructions flush them, as the ops do: FTZ and DAZ are set).
+//
+// A kernel is written once for all element types and for any length: its ALWAYS_INLINE body takes the type as last
+// argument, WITH_DTYPE calls it with a constant, and EACH_LANES passes full vectors with the constant 16 for k and then
+// the rest, so that the inner loop tests neither:
+//
+//   static ALWAYS_INLINE void scale_row(void *out, const void *in, int64_t n, float s, DType E) {
+//       EACH_LANES(i, k, n, vstore_first(k, out, i, vload_first(k, in, i, E) * s, E));
+//   }
+//   ...
+//   #pragma omp parallel for                       // WITH_DTYPE stands inside the parallel loop: a region's body is
+//   for (int64_t r = 0; r < rows; r++)             // compiled apart and would not see a constant from outside
+//       WITH_DTYPE(E, out.dtype, scale_row(row(out, r), row(in, r), C, s, E));
+#pragma once
+#include "llmc/tensor.h"
+
+#include <math.h>
+#include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+enum { LANES = 16 };
+
+typedef float V __attribute__((vector_size(64)));
+typedef uint32_t VU __attribute__((vector_size(64))); // the bits of a V: (VU)x; also 16 pairs of bf16
+typedef int32_t VI __attribute__((vector_size(64)));
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+#define WITH_DTYPE(E, dtype_, ...)                                                                                     \
+    do {                                                                                                               \
+        if ((dtype_) == DTYPE_BF16) {                                                                                  \
+            const DType E = DTYPE_BF16;                                                                                \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            const DType E = DTYPE_FP32;                                                                                \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+    } while (0)
+
+// The statements for i = 0, 16, 32, .. below n, where k = min(16, n - i) lanes are in use.
+#define EACH_LANES(i, k, n, ...)                                                                                       \
+    do {                                                                                                               \
+        int64_t i = 0;                                                                                                 \
+        for (; i + LANES <= (n); i += LANES) {                                                                         \
+            const int k = LANES;                                                                                       \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+        if (i < (n)) {                                                                                                 \
+            const int k = (int)((n)-i);                                                                                \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+    } while (0)
+
+// How many of the next 16 lanes are in use when n elements are left: n clamped to 0..16.
+static ALWAYS_INLINE int lanes(int64_t n) { return n >= LANES ? LANES : n <= 0 ? 0 : (int)n; }
+
+static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+static ALWAYS_INLINE V vzero(void) { return (V){0}; }
+static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+
+// --------------------------------------------------------------------------------------------- the two implementations
+
+typedef float VUnaligned __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t VUUnaligned __attribute__((vector_size(64), aligned(4), may_alias));
+
+static ALWAYS_INLINE V vload_f32(const float *p) { return *(const VUnaligned *)p; }
+static ALWAYS_INLINE void vstore_f32(float *p, V x) { *(VUnaligned *)p = x; }
+static ALWAYS_INLINE VU vload_bits(const void *p) { return *(const VUUnaligned *)p; } // any 4-byte aligned address
+static ALWAYS_INLINE void vstore_bits(void *p, VU x) { *(VUUnaligned *)p = x; }
+
+// x rounded to bf16 (nearest, ties to even; NaN becomes a quiet NaN), in the upper half of each lane. The lower half is
+// not cleared.
+static ALWAYS_INLINE VU vround_bf16_bits(V x) {
+    VU u = (VU)x;
+    VU nan = (VU)((VI)((u & 0x7FFFFFFFu) + 0x7FFFFFu) >> 31); // all ones where the magnitude is above infinity's
+    return (nan & (u | 0x400000u)) | (~nan & (u + 0x7FFFu + (u >> 16 & 1u)));
+}
+
+#ifdef __AVX512F__
+
+static ALWAYS_INLINE V vfma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); } // a * b + c
+static ALWAYS_INLINE V vmax(V a, V b) { return _mm512_max_ps(a, b); }           // a > b ? a : b, so b where one is NaN
+static ALWAYS_INLINE V vmin(V a, V b) { return _mm512_min_ps(a, b); }           // a < b ? a : b
+static ALWAYS_INLINE V vsqrt(V x) { return _mm512_sqrt_ps(x); }
+
+static ALWAYS_INLINE __mmask16 vmask_first(int n) { return (__mmask16)((1u << n) - 1u); }
+
+// Lanes 0..n-1 of a, lanes n..15 of b; n in 0..16.
+static ALWAYS_INLINE V vfirst(int n, V a, V b) { return n == LANES ? a : (V)_mm512_mask_mov_ps(b, vmask_first(n), a); }
+
+// The first n lanes from memory, the others 0; nothing beyond is touched. n in 0..16. Full vectors take the plain
+// instruction: masked 16-bit stores are microcode on Zen 4.
+static ALWAYS_INLINE V vload_first_f32(int n, const float *p) {
+    return n == LANES ? vload_f32(p) : (V)_mm512_maskz_loadu_ps(vmask_first(n), p);
+}
+static ALWAYS_INLINE void vstore_first_f32(int n, float *p, V x) {
+    if (n == LANES)
+        vstore_f32(p, x);
+    else
+        _mm512_mask_storeu_ps(p, vmask_first(n), x);
+}
+
+static ALWAYS_INLINE V vwiden_bf16(__m256i x) { return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
+static ALWAYS_INLINE __m256i vnarrow_bf16(V x) {
+#ifdef __AVX512BF16__
+    return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+    return _mm512_cvtepi32_epi16((__m512i)(vround_bf16_bits(x) >> 16));
+#endif
+}
+static ALWAYS_INLINE V vload_bf16(const uint16_t *p) { return vwiden_bf16(_mm256_loadu_si256((const __m256i *)p)); }
+static ALWAYS_INLINE void vstore_bf16(uint16_t *p, V x) { _mm256_storeu_si256((__m256i *)p, vnarrow_bf16(x)); }
+static ALWAYS_INLINE V vload_first_bf16(int n, const uint16_t *p) {
+    return n == LANES ? vload_bf16(p) : vwiden_bf16(_mm256_maskz_loadu_epi16(vmask_first(n), p));
+}
+static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
+    if (n == LANES)
+        vstore_bf16(p, x);
+    else
+        _mm256_mask_storeu_epi16(p, vmask_first(n), vnarrow_bf16(x));
+}
+
+// p * 2^k for integral k, 0 and inf beyond the range of fp32.
+static ALWAYS_INLINE V vscale_pow2(V p, V k) { return _mm512_scalef_ps(p, k); }
+static ALWAYS_INLINE V vround(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// Sum and maximum over the 16 lanes, always in the order lane i with i+8, then +4, +2, +1.
+static ALWAYS_INLINE float vsum(V x) {
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+static ALWAYS_INLINE float vmax_lane(V x) {
+    __m256 h = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+#else // portable
+
+// Where a > b: all bits set. In quarters, because gcc 12 compares a vector wider than the machine's lane by lane.
+typedef float VQuarter __attribute__((vector_size(16)));
+typedef union {
+    V whole;
+    VI bits;
+    VQuarter quarter[4];
+} VQuarters;
+static ALWAYS_INLINE VI vgreater(V a, V b) {
+    VQuarters x = {a}, y = {b};
+    for (int i = 0; i < 4; i++) x.quarter[i] = (VQuarter)(x.quarter[i] > y.quarter[i]);
+    return x.bits;
+}
+static ALWAYS_INLINE V vselect(VI condition, V yes, V no) { return (V)((condition & (VI)yes) | (~condition & (VI)no)); }
+static ALWAYS_INLINE V vmax(V a, V b) { return vselect(vgreater(a, b), a, b); } // b where one is NaN
+static ALWAYS_INLINE V vmin(V a, V b) { return vselect(vgreater(b, a), a, b); }
+
+static ALWAYS_INLINE V vfma(V a, V b, V c) {
+#ifdef __FP_FAST_FMAF
+    V r;
+    for (int i = 0; i < LANES; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return r;
+#else
+    return a * b + c; // without the instruction a fused product would be a function call for every lane
+#endif
+}
+static ALWAYS_INLINE V vsqrt(V x) {
+    V r;
+    for (int i = 0; i < LANES; i++) r[i] = __builtin_sqrtf(x[i]);
+    return r;
+}
+
+// Lanes 0..n-1 of a, lanes n..15 of b; n in 0..16.
+static ALWAYS_INLINE V vfirst(int n, V a, V b) {
+    static const VI index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return n == LANES ? a : vselect((index - n) >> 31, a, b);
+}
+
+// The first n lanes from memory, the others 0; nothing beyond is touched. n in 0..16.
+static ALWAYS_INLINE V vload_first_f32(int n, const float *p) {
+    if (n == LANES) return vload_f32(p);
+    V x = {0};
+    memcpy(&x, p, (size_t)n * sizeof *p);
+    return x;
+}
+static ALWAYS_INLINE void vstore_first_f32(int n, float *p, V x) {
+    if (n == LANES)
+        vstore_f32(p, x);
+    else
+        memcpy(p, &x, (size_t)n * sizeof *p);
+}
+
+typedef uint16_t VH __attribute__((vector_size(32)));
+typedef uint16_t VHUnaligned __attribute__((vector_size(32), aligned(2), may_alias));
+
+static ALWAYS_INLINE V vwiden_bf16(VH x) { return (V)(__builtin_convertvector(x, VU) << 16); }
+static ALWAYS_INLINE VH vnarrow_bf16(V x) { return __builtin_convertvector(vround_bf16_bits(x) >> 16, VH); }
+
+static ALWAYS_INLINE V vload_bf16(const uint16_t *p) { return vwiden_bf16(*(const VHUnaligned *)p); }
+static ALWAYS_INLINE void vstore_bf16(uint16_t *p, V x) { *(VHUnaligned *)p = vnarrow_bf16(x); }
+static ALWAYS_INLINE V vload_first_bf16(int n, const uint16_t *p) {
+    if (n == LANES) return vload_bf16(p);
+    VH x = {0};
+    memcpy(&x, p, (size_t)n * sizeof *p);
+    return vwiden_bf16(x);
+}
+static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
+    VH h = vnarrow_bf16(x);
+    if (n == LANES)
+        *(VHUnaligned *)p = h;
+    else
+        memcpy(p, &h, (size_t)n * sizeof *p);
+}
+
+// p * 2^k for integral k with |k| <= 252, 0 and inf beyond the range of fp32. In two factors, each a normal number.
+static ALWAYS_INLINE V vscale_pow2(V p, V k) {
+    VI n = __builtin_convertvector(k, VI), half = n >> 1;
+    return p * (V)((VU)(half + 127) << 23) * (V)((VU)(n - half + 127) << 23);
+}
+// |x| < 2^22, to nearest even: adding 1.5 * 2^23 leaves no bits for a fraction.
+static ALWAYS_INLINE V vround(V x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+
+// Sum and maximum over the 16 lanes, always in the order lane i with i+8, then +4, +2, +1.
+static ALWAYS_INLINE float vsum(V x) {
+    for (int w = LANES / 2; w >= 1; w /= 2)
+        for (int i = 0; i < w; i++) x[i] += x[i + w];
+    return x[0];
+}
+static ALWAYS_INLINE float vmax_lane(V x) {
+    for (int w = LANES / 2; w >= 1; w /= 2)
+        for (int i = 0; i < w; i++) x[i] = x[i] > x[i + w] ? x[i] : x[i + w];
+    return x[0];
+}
+
+#endif
+
+// -------------------------------------------------------------------------------------------- one name for every dtype
+
+// 16 elements of type E (fp32 or bf16, a constant where this is inlined) from index i of the array at p, and back.
+static ALWAYS_INLINE V vload(const void *p, int64_t i, DType E) {
+    return E == DTYPE_BF16 ? vload_bf16((const uint16_t *)p + i) : vload_f32((const float *)p + i);
+}
+static ALWAYS_INLINE void vstore(void *p, int64_t i, V x, DType E) {
+    if (E == DTYPE_BF16)
+        vstore_bf16((uint16_t *)p + i, x);
+    else
+        vstore_f32((float *)p + i, x);
+}
+// The first n of them: missing lanes read as 0 and are not written.
+static ALWAYS_INLINE V vload_first(int n, const void *p, int64_t i, DType E) {
+    return E == DTYPE_BF16 ? vload_first_bf16(n, (const uint16_t *)p + i) : vload_first_f32(n, (const float *)p + i);
+}
+static ALWAYS_INLINE void vstore_first(int n, void *p, int64_t i, V x, DType E) {
+    if (E == DTYPE_BF16)
+        vstore_first_bf16(n, (uint16_t *)p + i, x);
+    else
+        vstore_first_f32(n, (float *)p + i, x);
+}
+// x as it will read back after a store as E.
+static ALWAYS_INLINE V vrounded(V x, DType E) { return E == DTYPE_BF16 ? (V)(vround_bf16_bits(x) & 0xFFFF0000u) : x; }
+// One element.
+static ALWAYS_INLINE float load_element(const void *p, int64_t i, DType E) {
+    return E == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+
+// ---------------------------------------------------------------------------------------------------------------- exp
+
+// e^x, relative error <= 1e-7 (test_simd measures 8.3e-8). 0 below -103.98 (below -87.34 where denormals are flushed),
+// inf above 88.7229, NaN for NaN.
+//   x = k ln 2 + r with |r| <= ln(2)/2;  e^x = 2^k (1 + r + r^2 q(r)), q of degree 4 fitted to the relative error.
+static ALWAYS_INLINE V vexp(V x) {
+    x = vmin(vsplat(89.0f), vmax(vsplat(-104.0f), x)); // in this order of arguments NaN passes through
+    V k = vround(x * 0x1.715476p+0f);
+    // ln 2 in two parts; k times the first is exact, so that r is as good with and without fma.
+    V r = vfma(k, vsplat(-0x1.63p-1f), x);
+    r = vfma(k, vsplat(0x1.bd0106p-13f), r);
+    V q = vsplat(0x1.6a4748p-10f);
+    q = vfma(q, r, vsplat(0x1.1239a2p-7f));
+    q = vfma(q, r, vsplat(0x1.5558b6p-5f));
+    q = vfma(q, r, vsplat(0x1.555492p-3f));
+    q = vfma(q, r, vsplat(0x1.fffffcp-2f));
+    return vscale_pow2(vfma(r * r, q, r) + 1.0f, k);
+}
+
+// ------------------------------------------------------------------------------------------ pairs of bf16 (attention)
+
+// A 32-bit lane holds two bf16, the lower half first in memory: what dot products of bf16 take.
+
+// acc + a.low * b.low + a.high * b.high, lane by lane.
+static ALWAYS_INLINE V vdot_bf16(V acc, VU a, VU b) {
+#ifdef __AVX512BF16__
+    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+#else
+    acc = vfma((V)(a & 0xFFFF0000u), (V)(b & 0xFFFF0000u), acc);
+    return vfma((V)(a << 16), (V)(b << 16), acc);
+#endif
+}
+// Pairs (low, high), each rounded to bf16.
+static ALWAYS_INLINE VU vpair_bf16(V low, V high) {
+#ifdef __AVX512BF16__
+    VU l = (VU)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(low));
+    VU h = (VU)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(high));
+    return l | h << 16;
+#else
+    return vround_bf16_bits(low) >> 16 | (vround_bf16_bits(high) & 0xFFFF0000u);
+#endif
+}
+// Rows a and b of 16 bf16 each as pairs (a[i], b[i]).
+static ALWAYS_INLINE VU vinterleave_bf16(const uint16_t *a, const uint16_t *b) {
+    return (VU)vload_bf16(a) >> 16 | (VU)vload_bf16(b);
+}

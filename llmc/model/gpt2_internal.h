@@ -1,0 +1,102 @@
+// Private to the gpt2*.c files: the Gpt2 object, and the views of weights and activations that the pass reads as p->
+// and a->.
+#pragma once
+#include "llmc/model/gpt2.h"
+
+// The clock of a micro-step, for lifetimes in the memory plan. Forward ticks of a block, FORWARD_TICKS to a block:
+enum { F_LN1, F_QKV, F_ATT, F_PROJ, F_LN2, F_FC, F_FCPROJ, FORWARD_TICKS, F_NEXT_LN1 = FORWARD_TICKS };
+// then the head (final layernorm; logits, loss and their gradients; final layernorm backward),
+enum { H_LNF, H_HEAD, H_LNF_BACKWARD, HEAD_TICKS };
+// then the blocks backward, last block first.
+enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_PROJ, B_ATT, B_QKV, B_LN1, BACKWARD_TICKS };
+
+// The activations of a block, and the gradients that pass through it.
+typedef enum {
+    ACT_RESIDUAL1,
+    ACT_LN1,
+    ACT_LN1_MEAN,
+    ACT_LN1_RSTD,
+    ACT_QKV,
+    ACT_LSE,
+    ACT_ATT,
+    ACT_PROJ,
+    ACT_RESIDUAL2,
+    ACT_LN2,
+    ACT_LN2_MEAN,
+    ACT_LN2_RSTD,
+    ACT_PRE,
+    ACT_GELU,
+    ACT_FCPROJ,
+    ACT_DFC,
+    ACT_DLN2,
+    ACT_DATT,
+    ACT_DQKV,
+    ACT_DLN1,
+    NUM_BLOCK_ACTS
+} BlockAct;
+
+// Tensors of the whole model that live within a micro-step.
+typedef enum {
+    ACT_INPUTS,
+    ACT_TARGETS,
+    ACT_FINAL_RESIDUAL,
+    ACT_LNF,
+    ACT_LNF_MEAN,
+    ACT_LNF_RSTD,
+    ACT_LOGITS,
+    ACT_LOSSES,
+    ACT_DLNF,
+    ACT_DRESIDUAL,
+    NUM_MODEL_ACTS
+} ModelAct;
+
+// Handles of the memory plan; -1 where a tensor does not exist.
+typedef struct {
+    int weights, master, gradients, m, v; // each one block: all tensors of the table behind one another
+    int control, sequence_losses, sumsq, windows, workspace;
+    int model_acts[NUM_MODEL_ACTS];
+    int (*forward)[NUM_BLOCK_ACTS];  // (L): where the forward pass of a block writes
+    int (*backward)[NUM_BLOCK_ACTS]; // (L): where its backward pass finds it, the same place if it was kept
+} Layout;
+
+struct Gpt2 {
+    Gpt2Options options;
+    MemoryPlan *plan;
+    Layout layout;
+    char *arena;
+
+    int num_tensors;
+    Parameter *parameters;
+    AdamWTensor *tensors;
+    Tensor *gradients;
+
+    char *staging; // host memory from host_alloc, STAGING_BYTES: weights pass through it
+    int64_t B;     // of the loaded batch
+    DeviceEvent *copied, *unpacked;
+    bool copy_in_flight;
+    struct {
+        DeviceGraph *graph;
+        int64_t B, tokens_in_step; // what the recording was made for
+    } graphs[4];
+};
+
+enum { STAGING_BYTES = 4 << 20 };
+
+// Weights of one block, or their gradients.
+typedef struct {
+    Tensor ln1w, ln1b, qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, fcprojb;
+} BlockParams;
+BlockParams gpt2_block_weights(const Gpt2 *model, int block);
+BlockParams gpt2_block_gradients(const Gpt2 *model, int block);
+Tensor gpt2_weight(const Gpt2 *model, int spec); // of a weight outside blocks
+Tensor gpt2_gradient(const Gpt2 *model, int spec);
+
+// Views for a micro-batch of B sequences of T tokens, at most the planned ones.
+typedef struct {
+    Tensor residual1, ln1, ln1_mean, ln1_rstd, qkv, lse, att, proj;
+    Tensor residual2, ln2, ln2_mean, ln2_rstd, pre, gelu, fcproj;
+    Tensor dfc, dln2, datt, dqkv, dln1;
+} BlockActs;
+typedef enum { PASS_FORWARD, PASS_BACKWARD } Pass;
+BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, int64_t T);
+Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T);

@@ -1,0 +1,121 @@
+// The parameter table and what follows from it: the list of tensors of a given model, their order, their first values.
+#include "llmc/model/parameters.h"
+
+#include "llmc/base/rng.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// In the order of llm.c's .bin files.
+const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS] = {
+    // name, Hugging Face name, init, per block, decay, transposed, rows, cols
+    [PARAM_WTE] = {"wte", "transformer.wte.weight", INIT_NORMAL, false, true, false, 'V', 'C'},
+    [PARAM_WPE] = {"wpe", "transformer.wpe.weight", INIT_NORMAL, false, true, false, 'T', 'C'},
+    [PARAM_LN1W] = {"ln1w", "transformer.h.%d.ln_1.weight", INIT_ONE, true, false, false, 'C', '1'},
+    [PARAM_LN1B] = {"ln1b", "transformer.h.%d.ln_1.bias", INIT_ZERO, true, false, false, 'C', '1'},
+    [PARAM_QKVW] = {"qkvw", "transformer.h.%d.attn.c_attn.weight", INIT_NORMAL, true, true, true, '3', 'C'},
+    [PARAM_QKVB] = {"qkvb", "transformer.h.%d.attn.c_attn.bias", INIT_ZERO, true, false, false, '3', '1'},
+    [PARAM_ATTPROJW] = {"attprojw", "transformer.h.%d.attn.c_proj.weight", INIT_NORMAL_RESIDUAL, true, true, true, 'C',
+                        'C'},
+    [PARAM_ATTPROJB] = {"attprojb", "transformer.h.%d.attn.c_proj.bias", INIT_ZERO, true, false, false, 'C', '1'},
+    [PARAM_LN2W] = {"ln2w", "transformer.h.%d.ln_2.weight", INIT_ONE, true, false, false, 'C', '1'},
+    [PARAM_LN2B] = {"ln2b", "transformer.h.%d.ln_2.bias", INIT_ZERO, true, false, false, 'C', '1'},
+    [PARAM_FCW] = {"fcw", "transformer.h.%d.mlp.c_fc.weight", INIT_NORMAL, true, true, true, '4', 'C'},
+    [PARAM_FCB] = {"fcb", "transformer.h.%d.mlp.c_fc.bias", INIT_ZERO, true, false, false, '4', '1'},
+    [PARAM_FCPROJW] = {"fcprojw", "transformer.h.%d.mlp.c_proj.weight", INIT_NORMAL_RESIDUAL, true, true, true, 'C',
+                       '4'},
+    [PARAM_FCPROJB] = {"fcprojb", "transformer.h.%d.mlp.c_proj.bias", INIT_ZERO, true, false, false, 'C', '1'},
+    [PARAM_LNFW] = {"lnfw", "transformer.ln_f.weight", INIT_ONE, false, false, false, 'C', '1'},
+    [PARAM_LNFB] = {"lnfb", "transformer.ln_f.bias", INIT_ZERO, false, false, false, 'C', '1'},
+};
+
+static int64_t dimension(const ModelConfig *config, char code) {
+    switch (code) {
+    case 'V':
+        return config->Vp;
+    case 'T':
+        return config->max_T;
+    case '3':
+        return 3 * config->C;
+    case '4':
+        return 4 * config->C;
+    case '1':
+        return 1;
+    default:
+        return config->C;
+    }
+}
+
+int parameter_count(const ModelConfig *config) {
+    int count = 0;
+    for (int s = 0; s < NUM_PARAMETER_SPECS; s++) count += parameter_specs[s].per_block ? (int)config->L : 1;
+    return count;
+}
+
+int parameter_index(const ModelConfig *config, int spec, int block) {
+    int index = 0;
+    for (int s = 0; s < spec; s++) index += parameter_specs[s].per_block ? (int)config->L : 1;
+    return index + (parameter_specs[spec].per_block ? block : 0);
+}
+
+Parameter *parameter_table(const ModelConfig *config) {
+    Parameter *table = (Parameter *)calloc((size_t)parameter_count(config), sizeof *table);
+    REQUIRE(table, "no memory for the parameter table");
+    Parameter *p = table;
+    for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
+        const ParameterSpec *spec = &parameter_specs[s];
+        for (int block = 0; block < (spec->per_block ? config->L : 1); block++, p++) {
+            p->spec = spec;
+            p->block = spec->per_block ? block : -1;
+            p->rank = spec->cols == '1' ? 1 : 2;
+            p->rows = dimension(config, spec->rows);
+            p->cols = dimension(config, spec->cols);
+            p->file_rows = spec->rows == 'V' ? config->V : p->rows;
+            size_t length = strcspn(spec->hf_name, "%"); // the one conversion in these names is %d
+            if (spec->hf_name[length])
+                snprintf(p->name, sizeof p->name, "%.*s%d%s", (int)length, spec->hf_name, block,
+                         spec->hf_name + length + 2);
+            else
+                snprintf(p->name, sizeof p->name, "%s", spec->hf_name);
+        }
+    }
+    return table;
+}
+
+int64_t parameter_numel(const Parameter *p) { return p->rows * p->cols; }
+
+int64_t parameter_total(const ModelConfig *config) {
+    int64_t total = 0;
+    for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
+        const ParameterSpec *spec = &parameter_specs[s];
+        total += dimension(config, spec->rows) * dimension(config, spec->cols) * (spec->per_block ? config->L : 1);
+    }
+    return total;
+}
+
+// Element i takes word i % 4 of block i / 4; words (0, 1) and (2, 3) make two normals each.
+static void fill_normal(float *out, float std, uint64_t seed, uint64_t stream, int64_t first, int64_t n) {
+#pragma omp parallel for schedule(static)
+    for (int64_t quad = first / 4; quad <= (first + n - 1) / 4; quad++) {
+        Philox bits = philox(seed, stream, (uint64_t)quad);
+        float x[4];
+        philox_normal2(bits.v[0], bits.v[1], x);
+        philox_normal2(bits.v[2], bits.v[3], x + 2);
+        for (int64_t i = quad * 4; i < quad * 4 + 4; i++)
+            if (i >= first && i < first + n) out[i - first] = std * x[i - quad * 4];
+    }
+}
+
+void parameter_init_values(float *out, const ModelConfig *config, const Parameter *p, int index, uint64_t seed,
+                           int64_t first, int64_t n) {
+    InitKind kind = p->spec->init;
+    if (n <= 0) return;
+    if (kind == INIT_ZERO || kind == INIT_ONE) {
+        for (int64_t i = 0; i < n; i++) out[i] = kind == INIT_ONE ? 1.0f : 0.0f;
+        return;
+    }
+    float std = kind == INIT_NORMAL ? 0.02f : 0.02f / sqrtf(2.0f * (float)config->L);
+    fill_normal(out, std, seed, ((uint64_t)STREAM_INIT << 32) + (uint64_t)index, first, n);
+    int64_t file_numel = p->file_rows * p->cols; // rows that pad the vocabulary stay 0
+    for (int64_t i = file_numel > first ? file_numel : first; i < first + n; i++) out[i - first] = 0.0f;
+}

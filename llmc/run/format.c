@@ -1,0 +1,144 @@
+// Numbers, durations and text in forms for readers. See format.h.
+#include "llmc/run/format.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ----------------------------------------------------------------------------------------------------------- numbers
+
+const char *format_fixed(double x, int width, int decimals, char *buf, int size) {
+    if (!isfinite(x)) {
+        snprintf(buf, (size_t)size, "%*s", width, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+        return buf;
+    }
+    // Rounding can add a digit (9.99996 -> 10.0000): so print, and take a decimal away while it is too wide.
+    while (snprintf(buf, (size_t)size, "%*.*f", width, decimals, x) > width && decimals > 0) decimals--;
+    return buf;
+}
+
+// Divides x by `base` while it is `largest` or more (what would be printed as base); returns how often.
+static int scale_down(double *x, double base, double largest, int units) {
+    int unit = 0;
+    while (fabs(*x) >= largest && unit < units - 1) {
+        *x /= base;
+        unit++;
+    }
+    return unit;
+}
+
+const char *format_bytes(double bytes, char *buf, int size) {
+    static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    int unit = scale_down(&bytes, 1024.0, 1023.5, 6);
+    int decimals = unit == 0 || fabs(bytes) >= 99.95 ? 0 : fabs(bytes) >= 9.995 ? 1 : 2; // three digits
+    snprintf(buf, (size_t)size, "%.*f %s", decimals, bytes, UNITS[unit]);
+    return buf;
+}
+
+const char *format_count(double n, char *buf, int size) {
+    static const char *const UNITS[] = {"", "K", "M", "B", "T"};
+    if (fabs(n) < 1000.0 && n == floor(n)) { // a plain count has no decimals
+        snprintf(buf, (size_t)size, "%.0f", n);
+        return buf;
+    }
+    int unit = scale_down(&n, 1000.0, 999.95, 5);
+    double a = fabs(n);
+    int decimals = a >= 999.95 ? 0 : a >= 99.995 ? 1 : a >= 9.9995 ? 2 : 3; // four digits
+    snprintf(buf, (size_t)size, "%.*f%s", decimals, n, UNITS[unit]);
+    return buf;
+}
+
+const char *format_duration(double seconds, char *buf, int size) {
+    size_t room = (size_t)size;
+    if (!(seconds >= 0.0) || seconds > 1e12) {
+        snprintf(buf, room, "?");
+        return buf;
+    }
+    long long s = llround(seconds);
+    if (seconds < 9.95) {
+        snprintf(buf, room, "%.1fs", seconds);
+    } else if (s < 60) {
+        snprintf(buf, room, "%llds", s);
+    } else if (s < 3600) {
+        snprintf(buf, room, "%lldm%02llds", s / 60, s % 60);
+    } else if (s < 86400) {
+        snprintf(buf, room, "%lldh%02lldm", s / 3600, s / 60 % 60);
+    } else {
+        snprintf(buf, room, "%lldd%02lldh", s / 86400, s / 3600 % 24);
+    }
+    return buf;
+}
+
+const char *format_exact(double x, char *buf, int size) {
+    if (!isfinite(x)) {
+        snprintf(buf, (size_t)size, "null");
+        return buf;
+    }
+    // 17 digits are always enough; fewer often are, and read better (0.1 instead of 0.10000000000000001).
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(buf, (size_t)size, "%.*g", digits, x);
+        if (strtod(buf, NULL) == x) break;
+    }
+    return buf;
+}
+
+// -------------------------------------------------------------------------------------------------------------- text
+
+// The table of RFC 3629, section 4: no overlong forms, no surrogates, nothing above U+10FFFF.
+int utf8_length(const char *text, size_t n) {
+    const unsigned char *s = (const unsigned char *)text;
+    if (n == 0) return 0;
+    if (s[0] < 0x80) return 1;
+    int length = s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : s[0] >= 0xE0 && s[0] <= 0xEF ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0;
+    if (length == 0 || n < (size_t)length) return 0;
+    unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
+    unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
+    if (s[1] < low || s[1] > high) return 0;
+    for (int i = 2; i < length; i++) {
+        if (s[i] < 0x80 || s[i] > 0xBF) return 0;
+    }
+    return length;
+}
+
+void format_json_string(FILE *out, const char *text, size_t n) {
+    fputc('"', out);
+    for (size_t i = 0; i < n;) {
+        unsigned char c = (unsigned char)text[i];
+        int length = utf8_length(text + i, n - i);
+        if (length == 0) {
+            fputs("\\ufffd", out);
+        } else if (c == '"' || c == '\\') {
+            fprintf(out, "\\%c", c);
+        } else if (c == '\n') {
+            fputs("\\n", out);
+        } else if (c < 0x20 || c == 0x7F) {
+            fprintf(out, "\\u%04x", c);
+        } else {
+            fwrite(text + i, 1, (size_t)length, out);
+        }
+        i += length ? (size_t)length : 1;
+    }
+    fputc('"', out);
+}
+
+void format_visible(FILE *out, const char *text, size_t n, const char *indent) {
+    fputs(indent, out);
+    for (size_t i = 0; i < n;) {
+        unsigned char c = (unsigned char)text[i];
+        int length = utf8_length(text + i, n - i);
+        // U+0080..U+009F are control characters too (0x9B is "escape [" in one byte); UTF-8: C2 80 .. C2 9F
+        bool control = c < 0x20 || c == 0x7F || (c == 0xC2 && length == 2 && (unsigned char)text[i + 1] < 0xA0);
+        if (c == '\n') {
+            if (i + 1 < n) fprintf(out, "\n%s", indent);
+        } else if (c == '\t') {
+            fputc('\t', out);
+        } else if (length == 0 || control) {
+            fprintf(out, "\\x%02X", c);
+            length = 1; // the second byte of a two-byte control character is then shown as a stray byte
+        } else {
+            fwrite(text + i, 1, (size_t)length, out);
+        }
+        i += (size_t)length;
+    }
+}

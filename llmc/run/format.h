@@ -1,0 +1,30 @@
+// Numbers, durations and text in forms for readers (people and JSON parsers). Pure functions: nothing is printed,
+// nothing depends on the locale. Those that fill a buffer return it.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+const char *format_bytes(double bytes, char *buf, int size);      // 512 B   1.50 GiB   12.5 MiB
+const char *format_count(double n, char *buf, int size);          // 950   1.017K   666.6K   124.5M   10.00B
+const char *format_duration(double seconds, char *buf, int size); // 8.2s   12s   8m11s   2h03m   1d04h   "?" below 0
+// Exactly `width` characters for most values: as many decimals as fit, at most `decimals`. 9.1234  10.825  1234.5
+const char *format_fixed(double x, int width, int decimals, char *buf, int size);
+// The shortest decimal text that reads back as the same double; "null" for inf and nan, which JSON does not have.
+const char *format_exact(double x, char *buf, int size);
+
+// Bytes of the valid UTF-8 character that text (of n bytes) begins with; 0: it begins with none.
+int utf8_length(const char *text, size_t n);
+// text as a JSON string with its quotes. Always valid JSON: bytes that are not UTF-8 become U+FFFD.
+void format_json_string(FILE *out, const char *text, size_t n);
+// text for a terminal, every line behind `indent`. Control characters and bytes that are not UTF-8 are shown as \x1B:
+// what a model wrote must not move the cursor. No newline at the end.
+void format_visible(FILE *out, const char *text, size_t n, const char *indent);
+
+#ifdef __cplusplus
+}
+#endif

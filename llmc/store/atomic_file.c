@@ -1,0 +1,322 @@
+// See atomic_file.h. Writes go through a buffer of 1 MiB, which is also the unit of the checksum, so that a checkpoint
+// is limited by the disk.
+#include "llmc/store/atomic_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+enum { BUFFER_BYTES = 1 << 20 };
+
+struct AtomicFile {
+    char *path;      // the final name
+    char *temporary; // the name while it is written
+    int fd;
+    XXH3_state_t *hash;
+    char *buffer;
+    size_t used;   // bytes in the buffer
+    int64_t bytes; // written so far, without the buffer
+    bool failed;
+    Error error; // the first failure
+};
+
+char *path_join(const char *directory, const char *name) {
+    char *path = NULL;
+    size_t n = strlen(directory);
+    int length = asprintf(&path, n > 0 && directory[n - 1] == '/' ? "%s%s" : "%s/%s", directory, name);
+    REQUIRE(length >= 0, "out of memory for a path");
+    return path;
+}
+
+// The directory part of a path, malloced: "a/b" -> "a", "b" -> ".", "/b" -> "/", "a/b/" -> "a".
+static char *parent_of(const char *path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    while (n > 0 && path[n - 1] != '/') n--;
+    while (n > 1 && path[n - 1] == '/') n--;
+    char *parent = n == 0 ? strdup(".") : strndup(path, n);
+    REQUIRE(parent != NULL, "out of memory for a path");
+    return parent;
+}
+
+// Makes renames and new names in a directory durable. Some network file systems have no fsync for directories; there
+// nothing more can be done.
+static bool sync_directory(const char *path, Error *err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return error_set(err, "%s: cannot open the directory: %s", path, strerror(errno));
+    bool ok = fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP;
+    if (!ok) error_set(err, "%s: cannot flush the directory to disk: %s", path, strerror(errno));
+    close(fd);
+    return ok;
+}
+
+static bool sync_parent(const char *path, Error *err) {
+    char *parent = parent_of(path);
+    bool ok = sync_directory(parent, err);
+    free(parent);
+    return ok;
+}
+
+// ----------------------------------------------------------------------------------------------------------- writing
+
+static void atomic_file_free(AtomicFile *f) {
+    if (f->fd >= 0) close(f->fd);
+    XXH3_freeState(f->hash);
+    free(f->buffer);
+    free(f->path);
+    free(f->temporary);
+    free(f);
+}
+
+AtomicFile *atomic_file_create(const char *path, Error *err) {
+    AtomicFile *f = calloc(1, sizeof *f);
+    REQUIRE(f != NULL, "out of memory for a file buffer");
+    f->path = strdup(path);
+    f->hash = XXH3_createState();
+    f->buffer = malloc(BUFFER_BYTES);
+    bool named = asprintf(&f->temporary, "%s.tmp-%ld", path, (long)getpid()) >= 0;
+    REQUIRE(named && f->path && f->hash && f->buffer, "out of memory for a file buffer");
+    XXH3_64bits_reset(f->hash);
+    f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (f->fd < 0) {
+        error_set(err, "%s: cannot create: %s", path, strerror(errno));
+        atomic_file_free(f);
+        return NULL;
+    }
+    return f;
+}
+
+static bool fail(AtomicFile *f, const char *what, int reason) {
+    f->failed = true;
+    return error_set(&f->error, "%s: cannot %s: %s", f->path, what, strerror(reason));
+}
+
+static bool write_through(AtomicFile *f, const char *data, size_t bytes) {
+    XXH3_64bits_update(f->hash, data, bytes);
+    while (bytes > 0) {
+        ssize_t n = write(f->fd, data, bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return fail(f, "write", n < 0 ? errno : EIO);
+        data += n, bytes -= (size_t)n, f->bytes += n;
+    }
+    return true;
+}
+
+static bool write_buffered(AtomicFile *f, const char *data, size_t bytes) {
+    if (f->used + bytes >= BUFFER_BYTES) {
+        size_t used = f->used;
+        f->used = 0;
+        if (!write_through(f, f->buffer, used)) return false;
+        if (bytes >= BUFFER_BYTES) return write_through(f, data, bytes);
+    }
+    memcpy(f->buffer + f->used, data, bytes);
+    f->used += bytes;
+    return true;
+}
+
+bool atomic_file_write(AtomicFile *f, const void *data, size_t bytes, Error *err) {
+    if (bytes == 0 && !f->failed) return true;
+    if (!f->failed && write_buffered(f, data, bytes)) return true;
+    return error_set(err, "%s", f->error.text);
+}
+
+static bool flush_and_rename(AtomicFile *f) {
+    if (f->failed || !write_through(f, f->buffer, f->used)) return false;
+    if (fsync(f->fd) != 0) return fail(f, "flush to disk", errno);
+    int fd = f->fd;
+    f->fd = -1;
+    if (close(fd) != 0) return fail(f, "close", errno); // where network file systems report a full disk
+    if (rename(f->temporary, f->path) != 0) return fail(f, "rename into place", errno);
+    if (!sync_parent(f->path, &f->error)) f->failed = true;
+    return !f->failed;
+}
+
+bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error *err) {
+    if (!flush_and_rename(f)) {
+        error_set(err, "%s", f->error.text);
+        atomic_file_abandon(f);
+        return false;
+    }
+    if (bytes) *bytes = f->bytes;
+    if (checksum) *checksum = XXH3_64bits_digest(f->hash);
+    atomic_file_free(f);
+    return true;
+}
+
+void atomic_file_abandon(AtomicFile *f) {
+    if (!f) return;
+    unlink(f->temporary);
+    atomic_file_free(f);
+}
+
+bool file_write_atomic(const char *path, const void *data, size_t bytes, Error *err) {
+    AtomicFile *f = atomic_file_create(path, err);
+    if (!f) return false;
+    atomic_file_write(f, data, bytes, err); // commit reports a failure
+    return atomic_file_commit(f, NULL, NULL, err);
+}
+
+// ----------------------------------------------------------------------------------------------------------- reading
+
+int64_t file_size(int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? (int64_t)st.st_size : -1;
+}
+
+bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n, Error *err) {
+    size_t done = 0;
+    while (done < n) {
+        ssize_t got = pread(fd, (char *)out + done, n - done, offset + (int64_t)done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return error_set(err, "%s: cannot read: %s", path, strerror(errno));
+        if (got == 0)
+            return error_set(err, "%s: the file ends at byte %lld, expected %zu bytes at offset %lld", path,
+                             (long long)offset + (long long)done, n, (long long)offset);
+        done += (size_t)got;
+    }
+    return true;
+}
+
+// Opens a plain file. O_NONBLOCK: a pipe without a writer must not hold the program; it means nothing for plain files.
+static int open_plain(const char *path, int64_t *size, Error *err) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        error_set(err, "%s: cannot open: %s", path, strerror(errno));
+        return -1;
+    }
+    *size = file_size(fd);
+    if (*size >= 0) return fd;
+    error_set(err, "%s: not a plain file", path);
+    close(fd);
+    return -1;
+}
+
+char *file_read_all(const char *path, size_t max_bytes, size_t *bytes, Error *err) {
+    int64_t size;
+    int fd = open_plain(path, &size, err);
+    if (fd < 0) return NULL;
+    char *text = NULL;
+    if ((uint64_t)size > max_bytes)
+        error_set(err, "%s: %lld bytes, expected at most %zu", path, (long long)size, max_bytes);
+    else if (!(text = malloc((size_t)size + 1)))
+        error_set(err, "%s: no memory for its %lld bytes", path, (long long)size);
+    if (text && !file_read_at(fd, path, 0, text, (size_t)size, err)) {
+        free(text);
+        text = NULL;
+    }
+    close(fd);
+    if (!text) return NULL;
+    text[size] = '\0';
+    if (bytes) *bytes = (size_t)size;
+    return text;
+}
+
+bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *err) {
+    int64_t size;
+    int fd = open_plain(path, &size, err);
+    if (fd < 0) return false;
+    XXH3_state_t *hash = XXH3_createState();
+    char *buffer = malloc(BUFFER_BYTES);
+    REQUIRE(hash && buffer, "out of memory for a file buffer");
+    XXH3_64bits_reset(hash);
+    bool ok = true;
+    for (int64_t at = 0; ok && at < size; at += BUFFER_BYTES) {
+        size_t n = size - at < BUFFER_BYTES ? (size_t)(size - at) : (size_t)BUFFER_BYTES;
+        ok = file_read_at(fd, path, at, buffer, n, err);
+        if (ok) XXH3_64bits_update(hash, buffer, n);
+    }
+    *bytes = size;
+    *checksum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    free(buffer);
+    close(fd);
+    return ok;
+}
+
+bool file_exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+// ------------------------------------------------------------------------------------------------------- directories
+
+bool directory_make(const char *path, Error *err) {
+    if (*path == '\0') return error_set(err, "the name of a directory is empty");
+    char *prefix = strdup(path);
+    REQUIRE(prefix != NULL, "out of memory for a path");
+    int reason = 0;
+    for (char *p = prefix + 1; reason == 0; p++) {
+        if (*p != '/' && *p != '\0') continue;
+        char end = *p;
+        *p = '\0';
+        // Whether an existing name is a directory shows at the end: mkdir may fail on a parent that is fine (a
+        // read-only "/home" says EROFS, not EEXIST).
+        if (mkdir(prefix, 0755) != 0 && end == '\0' && errno != EEXIST) reason = errno;
+        *p = end;
+        if (end == '\0') break;
+    }
+    free(prefix);
+    struct stat st;
+    if (reason == 0 && stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) reason = ENOTDIR;
+    if (reason != 0) return error_set(err, "%s: cannot make the directory: %s", path, strerror(reason));
+    return true;
+}
+
+bool directory_check_writable(const char *path, Error *err) {
+    if (!directory_make(path, err)) return false;
+    char *probe = path_join(path, ".tmp-probe");
+    bool ok = file_write_atomic(probe, "?", 1, err);
+    if (ok) unlink(probe);
+    free(probe);
+    return ok || error_prefix(err, "%s is not writable", path);
+}
+
+bool directory_remove(const char *path, Error *err) {
+    DIR *dir = opendir(path);
+    if (!dir) return error_set(err, "%s: cannot open the directory: %s", path, strerror(errno));
+    bool ok = true;
+    for (struct dirent *entry; ok && (entry = readdir(dir));) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        if (unlinkat(dirfd(dir), entry->d_name, 0) != 0)
+            ok = error_set(err, "%s/%s: cannot remove: %s", path, entry->d_name, strerror(errno));
+    }
+    closedir(dir);
+    if (ok && rmdir(path) != 0) ok = error_set(err, "%s: cannot remove the directory: %s", path, strerror(errno));
+    return ok;
+}
+
+// For file systems without RENAME_EXCHANGE: the old directory steps aside under a temporary name first. A kill between
+// the two renames leaves no directory at `to`, only the complete one at `from`.
+static bool replace_in_two_steps(const char *from, const char *to, const char *aside) {
+    if (rename(to, aside) != 0) return false;
+    if (rename(from, to) == 0) return true;
+    int reason = errno;
+    rename(aside, to);
+    errno = reason;
+    return false;
+}
+
+bool directory_commit(const char *from, const char *to, Error *err) {
+    if (!sync_directory(from, err)) return false;
+    char *aside = NULL; // where the old directory stands in the end
+    bool ok = rename(from, to) == 0;
+    if (!ok && (errno == ENOTEMPTY || errno == EEXIST)) {
+        ok = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0;
+        bool exchanged = ok;
+        REQUIRE(asprintf(&aside, exchanged ? "%s" : "%s.old", from) >= 0, "out of memory for a path");
+        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP))
+            ok = replace_in_two_steps(from, to, aside);
+    }
+    if (!ok)
+        error_set(err, "%s: cannot rename into place: %s", to, strerror(errno));
+    else
+        ok = sync_parent(to, err);
+    if (ok && aside) directory_remove(aside, NULL); // a rest of it has a temporary name and harms nobody
+    free(aside);
+    return ok;
+}

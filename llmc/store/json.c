@@ -1,0 +1,140 @@
+// See json.h.
+#include "llmc/store/json.h"
+
+#include "llmc/store/atomic_file.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+cJSON *json_parse(const char *text, size_t bytes, Error *err) {
+    const char *end = text;
+    cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
+    if (!root) {
+        error_set(err, "not valid JSON near byte %td of %zu", end - text, bytes);
+        return NULL;
+    }
+    while (end < text + bytes && strchr(" \t\r\n", *end) && *end != '\0') end++;
+    if (end < text + bytes)
+        error_set(err, "bytes after the JSON value, which ends at byte %td of %zu", end - text, bytes);
+    else if (!cJSON_IsObject(root))
+        error_set(err, "the JSON value is not an object");
+    else
+        return root;
+    cJSON_Delete(root);
+    return NULL;
+}
+
+cJSON *json_parse_file(const char *path, size_t max_bytes, Error *err) {
+    size_t bytes;
+    char *text = file_read_all(path, max_bytes, &bytes, err);
+    if (!text) return NULL;
+    cJSON *root = json_parse(text, bytes, err);
+    if (!root) error_prefix(err, "%s", path);
+    free(text);
+    return root;
+}
+
+const char *json_describe(const cJSON *item, char *buf, size_t size) {
+    if (cJSON_IsNumber(item))
+        snprintf(buf, size, "%.17g", item->valuedouble);
+    else if (cJSON_IsString(item))
+        snprintf(buf, size, "\"%.40s\"", item->valuestring);
+    else
+        snprintf(buf, size, "%s",
+                 cJSON_IsNull(item)     ? "null"
+                 : cJSON_IsTrue(item)   ? "true"
+                 : cJSON_IsFalse(item)  ? "false"
+                 : cJSON_IsArray(item)  ? "an array"
+                 : cJSON_IsObject(item) ? "an object"
+                                        : "missing");
+    for (char *p = buf; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
+    return buf;
+}
+
+bool json_find(const cJSON *object, const char *key, const cJSON **item, Error *err) {
+    *item = NULL;
+    for (const cJSON *child = object->child; child; child = child->next) {
+        if (strcmp(child->string, key) != 0) continue;
+        // Readers disagree on which of the two counts, so neither does.
+        if (*item) return error_set(err, "\"%s\" is stated twice", key);
+        *item = child;
+    }
+    return true;
+}
+
+static bool mismatch(const cJSON *item, const char *key, const char *expected, Error *err) {
+    char found[64];
+    return error_set(err, "\"%s\" is %s, expected %s", key, json_describe(item, found, sizeof found), expected);
+}
+
+bool json_int_value(const cJSON *item, int64_t min, int64_t max, int64_t *value) {
+    if (!cJSON_IsNumber(item)) return false;
+    double d = item->valuedouble;
+    if (!(fabs(d) <= (double)JSON_MAX_INT) || d != floor(d)) return false;
+    *value = (int64_t)d;
+    return *value >= min && *value <= max;
+}
+
+bool json_double_value(const cJSON *item, double *value) {
+    if (cJSON_IsNumber(item)) {
+        *value = item->valuedouble;
+        return isfinite(*value); // 1e999 is none of ours
+    }
+    if (!cJSON_IsString(item)) return false;
+    const char *text = item->valuestring;
+    if (strcmp(text, "nan") == 0)
+        *value = (double)NAN;
+    else if (strcmp(text, "inf") == 0)
+        *value = (double)INFINITY;
+    else if (strcmp(text, "-inf") == 0)
+        *value = -(double)INFINITY;
+    else
+        return false;
+    return true;
+}
+
+const char *json_format_double(double value, int digits, char *buf, size_t size) {
+    if (isfinite(value))
+        snprintf(buf, size, "%.*g", digits, value);
+    else
+        snprintf(buf, size, "%s", isnan(value) ? "\"nan\"" : value > 0 ? "\"inf\"" : "\"-inf\"");
+    return buf;
+}
+
+bool json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max, int64_t *value, Error *err) {
+    const cJSON *item;
+    if (!json_find(object, key, &item, err)) return false;
+    if (json_int_value(item, min, max, value)) return true;
+    char expected[80];
+    snprintf(expected, sizeof expected, "an integer from %lld to %lld", (long long)min, (long long)max);
+    return mismatch(item, key, expected, err);
+}
+
+bool json_get_double(const cJSON *object, const char *key, double *value, Error *err) {
+    const cJSON *item;
+    if (!json_find(object, key, &item, err)) return false;
+    return json_double_value(item, value) || mismatch(item, key, "a number", err);
+}
+
+bool json_get_string(const cJSON *object, const char *key, const char **value, Error *err) {
+    const cJSON *item;
+    if (!json_find(object, key, &item, err)) return false;
+    if (!cJSON_IsString(item)) return mismatch(item, key, "a string", err);
+    *value = item->valuestring;
+    return true;
+}
+
+bool json_get_object(const cJSON *object, const char *key, const cJSON **value, Error *err) {
+    if (!json_find(object, key, value, err)) return false;
+    return cJSON_IsObject(*value) || mismatch(*value, key, "an object", err);
+}
+
+bool json_get_array(const cJSON *object, const char *key, int length, const cJSON **value, Error *err) {
+    if (!json_find(object, key, value, err)) return false;
+    if (!cJSON_IsArray(*value)) return mismatch(*value, key, "an array", err);
+    int found = cJSON_GetArraySize(*value);
+    if (found == length) return true;
+    return error_set(err, "\"%s\" has %d entries, expected %d", key, found, length);
+}

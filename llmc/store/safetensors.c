@@ -1,0 +1,332 @@
+// See safetensors.h. Data is read with pread, never mapped: a file that shrinks while it is read gives a message, not
+// a SIGBUS.
+#include "llmc/store/safetensors.h"
+
+#include "llmc/base/checked.h"
+#include "llmc/store/atomic_file.h"
+#include "llmc/store/json.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "safetensors files are little-endian, and are read and written here as they stand in memory"
+#endif
+
+enum {
+    PREFIX_BYTES = 8,
+    // The format allows 100 MB; a parsed header takes up to 40 times its bytes, and GPT-2 XL's is 60 KB.
+    MAX_HEADER_BYTES = 16 << 20,
+    CONVERT_ELEMENTS = 1 << 16, // elements converted at a time: 128 KB, inside the L2 cache
+};
+
+struct SafetensorsFile {
+    char *path;
+    int fd;
+    SafetensorsEntry *entries; // in the order of their data
+    const SafetensorsEntry **by_name;
+    int count;
+};
+
+// The element types of the format. Those that no reader of ours needs are known by size only.
+static const struct {
+    const char *name;
+    int64_t size;
+    DType dtype;
+} file_dtypes[] = {
+    {"F32", 4, DTYPE_FP32},  {"F16", 2, DTYPE_FP16},  {"BF16", 2, DTYPE_BF16},    {"F64", 8, DTYPE_COUNT},
+    {"I64", 8, DTYPE_COUNT}, {"U64", 8, DTYPE_COUNT}, {"I32", 4, DTYPE_COUNT},    {"U32", 4, DTYPE_COUNT},
+    {"I16", 2, DTYPE_COUNT}, {"U16", 2, DTYPE_COUNT}, {"I8", 1, DTYPE_COUNT},     {"U8", 1, DTYPE_COUNT},
+    {"BOOL", 1, DTYPE_COUNT}, {"F8_E4M3", 1, DTYPE_COUNT}, {"F8_E5M2", 1, DTYPE_COUNT},
+};
+enum { NUM_FILE_DTYPES = sizeof file_dtypes / sizeof file_dtypes[0] };
+
+// ----------------------------------------------------------------------------------------------------------- reading
+
+static bool parse_shape(const cJSON *item, SafetensorsEntry *e, int64_t *numel, Error *err) {
+    const cJSON *shape;
+    if (!json_find(item, "shape", &shape, err)) return false;
+    if (!cJSON_IsArray(shape)) return error_set(err, "its \"shape\" is missing or not an array");
+    *numel = 1;
+    for (const cJSON *d = shape->child; d; d = d->next) {
+        char found[64];
+        if (e->rank == TENSOR_MAX_RANK)
+            return error_set(err, "it has more than %d dimensions: not a tensor of a GPT-2", TENSOR_MAX_RANK);
+        if (!json_int_value(d, 0, JSON_MAX_INT, &e->shape[e->rank]))
+            return error_set(err, "a dimension is %s, expected a whole number", json_describe(d, found, sizeof found));
+        if (!checked_mul(*numel, e->shape[e->rank++], numel))
+            return error_set(err, "the product of its dimensions overflows");
+    }
+    return true;
+}
+
+// Fills dtype, and size with the bytes of an element.
+static bool parse_dtype(const cJSON *item, SafetensorsEntry *e, int64_t *size, Error *err) {
+    const char *name;
+    if (!json_get_string(item, "dtype", &name, err)) return false;
+    for (int i = 0; i < NUM_FILE_DTYPES; i++) {
+        if (strcmp(name, file_dtypes[i].name) != 0) continue;
+        e->dtype = file_dtypes[i].dtype;
+        *size = file_dtypes[i].size;
+        return true;
+    }
+    const cJSON *found;
+    char text[64];
+    json_find(item, "dtype", &found, NULL);
+    return error_set(err, "its dtype is %s, which is not known (F32, F16 and BF16 are read)",
+                     json_describe(found, text, sizeof text));
+}
+
+static bool parse_name(const char *name, SafetensorsEntry *e, Error *err) {
+    for (const char *p = name; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) return error_set(err, "a tensor name holds control characters");
+    if (strlen(name) >= sizeof e->name)
+        return error_set(err, "the tensor name %.32s... has %zu bytes, expected less than %zu", name, strlen(name),
+                         sizeof e->name);
+    strcpy(e->name, name);
+    return true;
+}
+
+// One member of the header. Offsets stay relative to the data here; data_bytes is how much of it the file has.
+static bool parse_entry(const cJSON *item, SafetensorsEntry *e, int64_t data_bytes, Error *err) {
+    if (!parse_name(item->string, e, err)) return false;
+    const cJSON *offsets;
+    int64_t numel, size, end;
+    bool ok = cJSON_IsObject(item) || error_set(err, "its description is not an object");
+    ok = ok && parse_dtype(item, e, &size, err) && parse_shape(item, e, &numel, err) &&
+         json_get_array(item, "data_offsets", 2, &offsets, err);
+    if (ok && !checked_mul(numel, size, &e->bytes)) ok = error_set(err, "its size overflows");
+    if (ok && !(json_int_value(offsets->child, 0, data_bytes, &e->offset) &&
+                json_int_value(offsets->child->next, e->offset, data_bytes, &end)))
+        ok = error_set(err, "its \"data_offsets\" do not lie in the %lld bytes of data that the file has",
+                       (long long)data_bytes);
+    if (ok && end - e->offset != e->bytes)
+        ok = error_set(err, "its \"data_offsets\" span %lld bytes, expected %lld for its shape",
+                       (long long)(end - e->offset), (long long)e->bytes);
+    return ok || error_prefix(err, "tensor %s", e->name);
+}
+
+static int compare_offset(const void *a, const void *b) {
+    const SafetensorsEntry *x = a, *y = b;
+    if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; // empty tensors first
+}
+
+static int compare_name(const void *a, const void *b) {
+    return strcmp((*(const SafetensorsEntry *const *)a)->name, (*(const SafetensorsEntry *const *)b)->name);
+}
+
+static int compare_key(const void *key, const void *b) {
+    return strcmp(key, (*(const SafetensorsEntry *const *)b)->name);
+}
+
+// Every byte of the data belongs to one tensor: no gap, no overlap, nothing behind the last.
+static bool check_layout(SafetensorsFile *f, int64_t data_bytes, Error *err) {
+    qsort(f->entries, (size_t)f->count, sizeof *f->entries, compare_offset);
+    int64_t end = 0;
+    for (int i = 0; i < f->count; i++) {
+        if (f->entries[i].offset != end)
+            return error_set(err, "the data of tensor %s begins at %lld, expected %lld, where the one before ends",
+                             f->entries[i].name, (long long)f->entries[i].offset, (long long)end);
+        end += f->entries[i].bytes;
+    }
+    if (end == data_bytes) return true;
+    return error_set(err, "the file has %lld bytes of data, expected %lld", (long long)data_bytes, (long long)end);
+}
+
+static bool index_names(SafetensorsFile *f, Error *err) {
+    for (int i = 0; i < f->count; i++) f->by_name[i] = &f->entries[i];
+    qsort(f->by_name, (size_t)f->count, sizeof *f->by_name, compare_name);
+    for (int i = 1; i < f->count; i++)
+        if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
+            return error_set(err, "tensor %s is described twice", f->by_name[i]->name);
+    return true;
+}
+
+static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_start, int64_t data_bytes, Error *err) {
+    size_t members = 0;
+    for (const cJSON *item = root->child; item; item = item->next) members++;
+    f->entries = calloc(members + 1, sizeof *f->entries); // + 1: an empty file is no failed allocation
+    f->by_name = calloc(members + 1, sizeof *f->by_name);
+    if (!f->entries || !f->by_name) return error_set(err, "no memory for its %zu tensors", members);
+    for (const cJSON *item = root->child; item; item = item->next) {
+        if (strcmp(item->string, "__metadata__") == 0) continue;
+        if (!parse_entry(item, &f->entries[f->count], data_bytes, err)) return false;
+        f->count++;
+    }
+    if (!check_layout(f, data_bytes, err) || !index_names(f, err)) return false;
+    for (int i = 0; i < f->count; i++) f->entries[i].offset += data_start;
+    return true;
+}
+
+static bool read_header(SafetensorsFile *f, Error *err) {
+    int64_t size = file_size(f->fd);
+    uint64_t length = 0;
+    if (size < 0) return error_set(err, "%s: not a plain file", f->path);
+    if (size < PREFIX_BYTES)
+        return error_set(err, "%s: %lld bytes, too short for a safetensors file", f->path, (long long)size);
+    if (!file_read_at(f->fd, f->path, 0, &length, sizeof length, err)) return false;
+    if (length > MAX_HEADER_BYTES || (int64_t)length > size - PREFIX_BYTES)
+        return error_set(err, "%s: its first 8 bytes say a header of %llu bytes, expected at most %lld: not safetensors",
+                         f->path, (unsigned long long)length,
+                         (long long)(size - PREFIX_BYTES < MAX_HEADER_BYTES ? size - PREFIX_BYTES : MAX_HEADER_BYTES));
+    char *text = malloc(length + 1);
+    if (!text) return error_set(err, "%s: no memory for its header", f->path);
+    bool ok = file_read_at(f->fd, f->path, PREFIX_BYTES, text, length, err);
+    cJSON *root = ok ? json_parse(text, length, err) : NULL;
+    free(text);
+    int64_t data_start = PREFIX_BYTES + (int64_t)length;
+    if (ok) ok = (root && parse_entries(f, root, data_start, size - data_start, err)) || error_prefix(err, "%s", f->path);
+    cJSON_Delete(root);
+    return ok;
+}
+
+SafetensorsFile *safetensors_open(const char *path, Error *err) {
+    SafetensorsFile *f = calloc(1, sizeof *f);
+    REQUIRE(f && (f->path = strdup(path)), "out of memory");
+    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool ok = f->fd >= 0 || error_set(err, "%s: cannot open: %s", path, strerror(errno));
+    if (ok && read_header(f, err)) return f;
+    safetensors_close(f);
+    return NULL;
+}
+
+void safetensors_close(SafetensorsFile *f) {
+    if (!f) return;
+    if (f->fd >= 0) close(f->fd);
+    free(f->entries);
+    free(f->by_name);
+    free(f->path);
+    free(f);
+}
+
+int safetensors_count(const SafetensorsFile *f) { return f->count; }
+
+const SafetensorsEntry *safetensors_entry(const SafetensorsFile *f, int i) {
+    REQUIRE(i >= 0 && i < f->count, "safetensors entry %d of %d", i, f->count);
+    return &f->entries[i];
+}
+
+const SafetensorsEntry *safetensors_find(const SafetensorsFile *f, const char *name) {
+    const SafetensorsEntry **found = bsearch(name, f->by_name, (size_t)f->count, sizeof *f->by_name, compare_key);
+    return found ? *found : NULL;
+}
+
+bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_t first, int64_t n, float *out,
+                           Error *err) {
+    if (e->dtype == DTYPE_COUNT)
+        return error_set(err, "%s: tensor %s is neither F32 nor F16 nor BF16", f->path, e->name);
+    int64_t size = (int64_t)dtype_size(e->dtype);
+    REQUIRE(first >= 0 && n >= 0 && n <= e->bytes / size && first <= e->bytes / size - n,
+            "elements [%lld, %lld) of tensor %s, which has %lld", (long long)first, (long long)(first + n), e->name,
+            (long long)(e->bytes / size));
+    int64_t offset = e->offset + first * size;
+    if (e->dtype == DTYPE_FP32) return file_read_at(f->fd, f->path, offset, out, (size_t)(n * size), err);
+    uint16_t raw[CONVERT_ELEMENTS];
+    for (int64_t i = 0; i < n; i += CONVERT_ELEMENTS) {
+        int64_t m = n - i < CONVERT_ELEMENTS ? n - i : CONVERT_ELEMENTS;
+        if (!file_read_at(f->fd, f->path, offset + i * size, raw, (size_t)(m * size), err)) return false;
+        convert_elements(out + i, DTYPE_FP32, raw, e->dtype, m);
+    }
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------------------------- writing
+
+struct SafetensorsWriter {
+    AtomicFile *file;
+    char *path;
+    int64_t declared, appended; // bytes of data
+};
+
+static const char *file_dtype_name(DType dtype) {
+    for (int i = 0; i < NUM_FILE_DTYPES; i++)
+        if (file_dtypes[i].dtype == dtype) return file_dtypes[i].name;
+    bug_report(__FILE__, __LINE__, "safetensors files of ours hold fp32, fp16 and bf16, not %s", dtype_name(dtype));
+}
+
+// Offsets of entries are still relative to the data here. Names and metadata are ours: no character needs an escape.
+static void print_header(FILE *out, const SafetensorsEntry *entries, int count, const char *const *metadata) {
+    const char *comma = "";
+    fputc('{', out);
+    if (metadata) {
+        fputs("\"__metadata__\":{", out);
+        for (; *metadata; metadata += 2, comma = ",") fprintf(out, "%s\"%s\":\"%s\"", comma, metadata[0], metadata[1]);
+        fputc('}', out);
+        comma = ",";
+    }
+    for (int i = 0; i < count; i++, comma = ",") {
+        const SafetensorsEntry *e = &entries[i];
+        fprintf(out, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", comma, e->name, file_dtype_name(e->dtype));
+        for (int d = 0; d < e->rank; d++) fprintf(out, d ? ",%lld" : "%lld", (long long)e->shape[d]);
+        fprintf(out, "],\"data_offsets\":[%lld,%lld]}", (long long)e->offset, (long long)(e->offset + e->bytes));
+    }
+    fputc('}', out);
+}
+
+// Header text padded with spaces, so that the data starts at a multiple of 8; malloced.
+static char *make_header(SafetensorsEntry *entries, int count, const char *const *metadata, uint64_t *length) {
+    int64_t end = 0;
+    for (int i = 0; i < count; i++) {
+        SafetensorsEntry *e = &entries[i];
+        e->offset = end;
+        e->bytes = (int64_t)dtype_size(e->dtype);
+        for (int d = 0; d < e->rank; d++) e->bytes *= e->shape[d];
+        end += e->bytes;
+    }
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    REQUIRE(out != NULL, "out of memory for a safetensors header");
+    print_header(out, entries, count, metadata);
+    for (fflush(out); size % 8 != 0; fflush(out)) fputc(' ', out);
+    REQUIRE(fclose(out) == 0, "out of memory for a safetensors header");
+    *length = size;
+    return text;
+}
+
+SafetensorsWriter *safetensors_writer_open(const char *path, SafetensorsEntry *entries, int count,
+                                           const char *const *metadata, Error *err) {
+    AtomicFile *file = atomic_file_create(path, err);
+    if (!file) return NULL;
+    SafetensorsWriter *w = calloc(1, sizeof *w);
+    REQUIRE(w && (w->path = strdup(path)), "out of memory");
+    w->file = file;
+    uint64_t length;
+    char *header = make_header(entries, count, metadata, &length);
+    for (int i = 0; i < count; i++) {
+        w->declared += entries[i].bytes;
+        entries[i].offset += PREFIX_BYTES + (int64_t)length;
+    }
+    bool ok = atomic_file_write(file, &length, sizeof length, err) && atomic_file_write(file, header, length, err);
+    free(header);
+    if (ok) return w;
+    safetensors_writer_abandon(w);
+    return NULL;
+}
+
+bool safetensors_writer_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *err) {
+    w->appended += (int64_t)bytes;
+    return atomic_file_write(w->file, data, bytes, err);
+}
+
+bool safetensors_writer_commit(SafetensorsWriter *w, int64_t *bytes, uint64_t *checksum, Error *err) {
+    bool ok = w->appended == w->declared || error_set(err, "%s: %lld bytes of data written, expected the %lld declared",
+                                                      w->path, (long long)w->appended, (long long)w->declared);
+    if (ok) {
+        ok = atomic_file_commit(w->file, bytes, checksum, err);
+        w->file = NULL;
+    }
+    safetensors_writer_abandon(w);
+    return ok;
+}
+
+void safetensors_writer_abandon(SafetensorsWriter *w) {
+    if (!w) return;
+    atomic_file_abandon(w->file);
+    free(w->path);
+    free(w);
+}

@@ -1,0 +1,76 @@
+#!/bin/bash
+# Installs what pretrain.cu needs and this machine lacks. Debian and Ubuntu; elsewhere it lists what is needed.
+#   scripts/install_deps.sh [build] [test] [lint]        default: build
+# Asks dpkg first: where everything is there, apt and the network are never touched.
+# Only the test group makes a Python environment (.venv, for Hugging Face transformers); without a network the tests
+# that need it are skipped and say so.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+BUILD_PACKAGES=(gcc libc6-dev make libdnnl-dev libcjson-dev libxxhash-dev python3 python3-numpy python3-matplotlib)
+TEST_PACKAGES=(g++ libcmocka-dev python3-pytest python3-torch python3-venv)
+LINT_PACKAGES=(g++ libcmocka-dev clang-format clang-tidy)
+TRANSFORMERS=4.36.2 # takes Debian 12's torch 1.13; later ones want a newer torch
+
+say() { echo "install_deps: $*"; }
+
+wanted=()
+with_transformers=no
+for group in "${@:-build}"; do
+    case $group in
+    build) wanted+=("${BUILD_PACKAGES[@]}") ;;
+    test) wanted+=("${TEST_PACKAGES[@]}") && with_transformers=yes ;;
+    lint) wanted+=("${LINT_PACKAGES[@]}") ;;
+    *) say "unknown group '$group'; there are: build test lint" >&2 && exit 2 ;;
+    esac
+done
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    say "this is no Debian or Ubuntu; please see that these (Debian's names) are installed: ${wanted[*]}"
+    exit 0
+fi
+
+missing=()
+for package in "${wanted[@]}"; do
+    status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+    [[ $status == installed ]] || missing+=("$package")
+done
+
+# apt-get waits for dpkg's lock by itself, but not for the lock on the package lists.
+apt_update() {
+    for attempt in 1 2 3 4 5; do
+        "${as_root[@]}" apt-get -q update && return
+        say "apt-get update failed (attempt $attempt of 5); trying again in 10 s"
+        sleep 10
+    done
+    say "apt-get update keeps failing; installing from the package lists as they are"
+}
+
+if ((${#missing[@]} > 0)); then
+    as_root=(env DEBIAN_FRONTEND=noninteractive)
+    if ((EUID != 0)); then
+        if ! command -v sudo >/dev/null; then
+            say "missing: ${missing[*]}" >&2
+            say "not root and no sudo here; run as root: apt-get install ${missing[*]}" >&2
+            exit 1
+        fi
+        as_root=(sudo "${as_root[@]}")
+    fi
+    say "installing ${missing[*]}"
+    apt_update
+    "${as_root[@]}" apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 --no-install-recommends install \
+        "${missing[@]}" </dev/null
+fi
+
+has_transformers() {
+    local check='import importlib.metadata, sys; sys.exit(importlib.metadata.version("transformers") != sys.argv[1])'
+    [[ -x .venv/bin/python ]] && .venv/bin/python -c "$check" "$TRANSFORMERS" 2>/dev/null
+}
+
+if [[ $with_transformers == yes ]] && ! has_transformers; then
+    say "making .venv with transformers $TRANSFORMERS"
+    if ! { /usr/bin/python3 -m venv --system-site-packages .venv &&
+        .venv/bin/python -m pip install -q --disable-pip-version-check "transformers==$TRANSFORMERS" </dev/null; }; then
+        say "WARNING: no .venv with transformers: the tests against it will be skipped" >&2
+    fi
+fi

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Runs the test programs and pytest, and ends with one line: N passed, N failed[, N skipped].
+
+    scripts/run_tests.py [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] PROGRAM ...
+
+A program is a cmocka binary, run from the repository root with a time limit. What a program prints is shown only when
+it fails. A program that crashes, hangs or holds no test counts as a failure. Skipped tests are listed with their
+reasons. Exit code 0 only when nothing failed. Needs nothing but Python itself.
+"""
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+
+PROGRAM_SECONDS = 180
+PYTEST_SECONDS = 500
+
+
+class Counts:
+    def __init__(self):
+        self.passed, self.failed, self.skipped = 0, 0, 0
+        self.failures, self.skips = [], []
+
+    def add(self, other):
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        self.failures += other.failures
+        self.skips += other.skips
+
+    def fail(self, name):
+        self.failed += 1
+        self.failures.append(name)
+
+    def skip(self, name, reason):
+        self.skipped += 1
+        self.skips.append(f"{name}: {reason}" if reason else name)
+
+    def line(self):
+        text = f"{self.passed} passed, {self.failed} failed"
+        return text + (f", {self.skipped} skipped" if self.skipped else "")
+
+
+def run_limited(command, seconds, **options):
+    """The exit status, or None when the time was up: then the whole process group is ended."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+def count_cmocka(program, output, status):
+    """Counts what cmocka printed: '[ RUN      ] name', then '[       OK ] name', '[  FAILED  ] name' or
+    '[  SKIPPED ] name'; what a skipped test printed in between is its reason."""
+    counts, running, began = Counts(), None, 0
+    for match in re.finditer(r"\[\s+(RUN|OK|FAILED|SKIPPED)\s+\] (\w+)$", output, re.MULTILINE):
+        tag, name = match.groups()
+        if tag == "RUN":
+            running, began = name, match.end()
+        elif name == running:  # the summary at the end repeats the names of failed tests
+            running = None
+            if tag == "OK":
+                counts.passed += 1
+            elif tag == "FAILED":
+                counts.fail(f"{program}: {name}")
+            else:
+                counts.skip(f"{program}: {name}", " ".join(output[began : match.start()].split()))
+    ended = "ran out of time" if status is None else f"ended with status {status}"
+    if running:
+        counts.fail(f"{program}: {running} ({ended})")
+    elif status != 0 and counts.failed == 0:
+        counts.fail(f"{program} ({ended})")
+    elif counts.passed + counts.failed + counts.skipped == 0:
+        counts.fail(f"{program} (no test ran)")
+    return counts
+
+
+def run_program(program, seconds):
+    with tempfile.TemporaryFile() as captured:
+        try:
+            status = run_limited([os.path.join(".", program)], seconds, stdout=captured, stderr=subprocess.STDOUT)
+        except OSError as error:
+            status, message = 127, str(error)
+            captured.write(message.encode())
+        captured.seek(0)
+        output = captured.read().decode(errors="replace")
+    counts = count_cmocka(program, output, status)
+    if counts.failed:
+        print(output)
+    return counts
+
+
+def count_junit(path, status):
+    """Counts pytest's XML report; a test that fails again in its teardown counts once."""
+    counts = Counts()
+    try:
+        cases = ElementTree.parse(path).iter("testcase")
+        seen = {}
+        for case in cases:
+            name = f"{case.get('classname')}.{case.get('name')}"
+            kinds = {child.tag for child in case}
+            if kinds & {"failure", "error"}:
+                seen[name] = ("failed", "")
+            elif "skipped" in kinds:
+                seen.setdefault(name, ("skipped", case.find("skipped").get("message", "")))
+            else:
+                seen.setdefault(name, ("passed", ""))
+    except (OSError, ElementTree.ParseError):
+        counts.fail(f"pytest ({'ran out of time' if status is None else f'ended with status {status}'}, no report)")
+        return counts
+    for name, (result, reason) in seen.items():
+        if result == "passed":
+            counts.passed += 1
+        elif result == "skipped":
+            counts.skip(name, reason)
+        else:
+            counts.fail(name)
+    if status != 0 and counts.failed == 0:
+        counts.fail(f"pytest (ended with status {status})")
+    return counts
+
+
+def run_pytest(paths, mark, seconds):
+    python = ".venv/bin/python" if os.access(".venv/bin/python", os.X_OK) else "/usr/bin/python3"
+    with tempfile.TemporaryDirectory() as directory:
+        report = os.path.join(directory, "report.xml")
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command += (["-m", mark] if mark else []) + paths
+        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+        return count_junit(report, run_limited(command, seconds, env=environment))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM")
+    parser.add_argument("--pytest", action="append", default=[], metavar="PATH")
+    parser.add_argument("--mark", default="", help="run only pytest tests with this mark")
+    parser.add_argument("--program-seconds", type=int, default=PROGRAM_SECONDS)
+    parser.add_argument("--pytest-seconds", type=int, default=PYTEST_SECONDS)
+    options = parser.parse_args()
+
+    started, total = time.monotonic(), Counts()
+    for program in options.programs:
+        began = time.monotonic()
+        counts = run_program(program, options.program_seconds)
+        print(f"{time.monotonic() - began:7.1f} s  {program}: {counts.line()}", flush=True)
+        total.add(counts)
+    if options.pytest:
+        total.add(run_pytest(options.pytest, options.mark, options.pytest_seconds))
+
+    for name in total.skips:
+        print(f"SKIPPED  {name}")
+    for name in total.failures:
+        print(f"FAILED   {name}")
+    print(f"in {time.monotonic() - started:.0f} s")
+    if total.passed == 0 and total.failed == 0:
+        total.fail("no test ran")
+    print(total.line())
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+// What every op test needs: tensors that live on the device and in fp64 at once, and their comparison.
+//
+// A test builds OpTensors, calls the op with their .t and the specification with their .v, and compares. Every device
+// tensor stands between guard bytes; outputs and the workspace start as NaN, so that reading what nobody wrote shows;
+// op_end proves that guards and inputs are as they were. Inputs are fresh random numbers from TEST_SEED (default: the
+// clock; printed), rounded to their dtype first, so that op and specification see the same values.
+// Nothing here knows a backend: memory and copies go through device.h, dtypes a device lacks are skipped.
+#pragma once
+// cmocka needs these four before its own header.
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include "llmc/ops.h"
+#include "test/reference/reference.h"
+
+typedef struct {
+    Tensor t;        // on the device
+    double *v;       // (numel) the values of an input; where the specification writes an output
+    int32_t *tokens; // the values of op_tokens
+} OpTensor;
+
+typedef struct {
+    int64_t d[TENSOR_MAX_RANK]; // trailing zeros are left out
+} OpDims;
+#define DIMS(...) ((OpDims){{__VA_ARGS__}})
+
+// One test in the three floating dtypes: op_dtype(state) tells which, and skips what the device does not support.
+extern const DType op_dtypes[3];
+#define OP_TEST(f)                                                                                                     \
+    {#f "_fp32", f, NULL, op_teardown, (void *)&op_dtypes[0]},                                                         \
+        {#f "_fp16", f, NULL, op_teardown, (void *)&op_dtypes[1]}, {                                                   \
+#f "_bf16", f, NULL, op_teardown, (void *)&op_dtypes[2]                                                        \
+    }
+DType op_dtype(void **state);
+int op_group_setup(void **state);    // device_init, seed
+int op_group_teardown(void **state); // device_shutdown
+int op_teardown(void **state);       // frees what a failed test left behind
+
+// A case: op_begin plans the workspace for exactly this shape; op_end checks guards and inputs and frees everything.
+// The description (printf) stands in front of every failure of the case.
+void op_begin(OpsShape shape, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void op_end(void);
+
+OpTensor op_input(DType dtype, const char *name, OpDims dims, double scale); // N(0, scale^2); must not change
+OpTensor op_inout(DType dtype, const char *name, OpDims dims, double scale); // the same, may change
+OpTensor op_output(DType dtype, const char *name, OpDims dims);              // NaN
+OpTensor op_tokens(const char *name, OpDims dims, int64_t V);                // i32, uniform in [0, V)
+void op_upload(OpTensor *x);         // after the test changed .v or .tokens of an input or inout: rounds, copies
+double *op_download(OpTensor x);     // what stands on the device now, as fp64; freed by op_end
+void op_poison(OpTensor x);          // every byte of it 0xFF: NaN in all floating dtypes
+Tensor op_control(StepControl init); // a StepControl on the device; may change
+void op_read(void *host, Tensor t);  // the bytes of a tensor
+void op_write(Tensor t, const void *host);
+
+// Relative L2 error |got - want| / |want| at most this: 1e-5 fp32, 1e-3 fp16, 4e-3 bf16 (DESIGN.md, section 3).
+// Rounding to p bits of mantissa has an error uniform in +-2^-p relative, about 0.4 * 2^-p rms over random mantissas:
+// 1.6e-3 for bf16, 2e-4 for fp16. One rounding of the result and a few of intermediates (probabilities, dS, logits)
+// add as squares and stay below; a wrong term, a missed row or a second pass through bf16 does not.
+double op_tolerance(DType dtype);
+double op_relative_error(const double *got, const double *want, int64_t n);
+void op_expect(const char *name, double error, double tolerance); // fails unless error <= tolerance
+void op_check(OpTensor x, DType precision);                       // device against .v
+void op_check_scaled(OpTensor x, DType precision, double factor); // with a tolerance of factor * op_tolerance
+void op_check_same_bits(OpTensor a, OpTensor b);
+
+// XXH3 of the bytes of x mixed into digest: for tests of bit-reproducibility.
+uint64_t op_digest(uint64_t digest, OpTensor x);
+
+uint64_t op_seed(void);
+void op_random_restart(void); // the next tensors are those that the program made first
+void op_restart_device(int threads);

@@ -1,0 +1,40 @@
+// Specification of batch_unpack, embedding_forward and embedding_backward. See reference.h.
+#include "test/reference/reference.h"
+
+double ref_round(double x, DType dtype) {
+    float y = (float)x;
+    if (dtype == DTYPE_BF16) y = bf16_to_float(float_to_bf16(y));
+    if (dtype == DTYPE_FP16) y = fp16_to_float(float_to_fp16(y));
+    return y;
+}
+
+void ref_batch_unpack(int32_t *inputs, int32_t *targets, const int32_t *windows, int64_t B, int64_t T) {
+    for (int64_t b = 0; b < B; b++) {
+        for (int64_t t = 0; t < T; t++) {
+            inputs[b * T + t] = windows[b * (T + 1) + t];
+            targets[b * T + t] = windows[b * (T + 1) + t + 1];
+        }
+    }
+}
+
+void ref_embedding_forward(double *out, const int32_t *tokens, const double *wte, const double *wpe, int64_t B,
+                           int64_t T, int64_t C) {
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t t = 0; t < T; t++)
+            for (int64_t c = 0; c < C; c++) out[(b * T + t) * C + c] = wte[tokens[b * T + t] * C + c] + wpe[t * C + c];
+}
+
+void ref_embedding_backward(double *dwte, double *dwpe, const double *dout, const int32_t *tokens, int64_t B, int64_t T,
+                            int64_t C, int64_t maxT, bool accumulate) {
+    if (!accumulate)
+        for (int64_t i = 0; i < maxT * C; i++) dwpe[i] = 0.0;
+    for (int64_t b = 0; b < B; b++) {
+        for (int64_t t = 0; t < T; t++) {
+            for (int64_t c = 0; c < C; c++) {
+                double d = dout[(b * T + t) * C + c];
+                dwte[tokens[b * T + t] * C + c] += d;
+                dwpe[t * C + c] += d;
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+// The specification: every op of llmc/ops.h in fp64, as plain loops over double arrays. Backends are tested against
+// these functions; the functions themselves are tested by finite differences (test/ops/test_reference.c) and against
+// PyTorch (test/golden). Names, argument order and formulas are those of ops.h; shapes follow the arrays.
+//
+// Values are never rounded on the way, with two exceptions that ops.h makes part of the contract because a later pass
+// reads the stored value: the residual of residual_layernorm_forward and the pre-activation of matmul_gelu_forward are
+// rounded to `dtype`, the compute dtype, before they are used. Where ops.h says "= or +=", `accumulate` decides.
+// This module owns nothing and is written to be read: no blocking, no threads, no vector code.
+#pragma once
+#include "llmc/model/model_config.h"
+#include "llmc/ops.h"
+
+// x rounded to nearest even in a floating dtype.
+double ref_round(double x, DType dtype);
+
+// --- batch and embedding. windows (B, T+1); tokens (B,T); wte (Vp,C); wpe, dwpe (maxT,C)
+void ref_batch_unpack(int32_t *inputs, int32_t *targets, const int32_t *windows, int64_t B, int64_t T);
+void ref_embedding_forward(double *out, const int32_t *tokens, const double *wte, const double *wpe, int64_t B,
+                           int64_t T, int64_t C);
+void ref_embedding_backward(double *dwte, double *dwpe, const double *dout, const int32_t *tokens, int64_t B, int64_t T,
+                            int64_t C, int64_t maxT, bool accumulate);
+
+// --- layernorm. (N,C) rows; mean, rstd (N); weight, bias (C). residual may be in.
+void ref_layernorm_forward(double *out, double *mean, double *rstd, const double *in, const double *weight,
+                           const double *bias, int64_t N, int64_t C);
+void ref_residual_layernorm_forward(double *residual, double *out, double *mean, double *rstd, const double *in,
+                                    const double *branch, const double *weight, const double *bias, int64_t N,
+                                    int64_t C, DType dtype);
+void ref_layernorm_backward(double *din, double *dweight, double *dbias, const double *dout, const double *in,
+                            const double *mean, const double *rstd, const double *weight, int64_t N, int64_t C,
+                            bool add_residual, bool accumulate);
+
+// --- matmul and GELU. in (N,IC), weight (OC,IC), out (N,OC); bias and dbias (OC) may be NULL
+double ref_gelu(double x);
+double ref_gelu_derivative(double x);
+void ref_gelu_forward(double *out, const double *pre, int64_t n);
+void ref_matmul_forward(double *out, const double *in, const double *weight, const double *bias, int64_t N, int64_t IC,
+                        int64_t OC);
+void ref_matmul_gelu_forward(double *out, double *pre, const double *in, const double *weight, const double *bias,
+                             int64_t N, int64_t IC, int64_t OC, DType dtype);
+void ref_matmul_backward_input(double *din, const double *dout, const double *weight, int64_t N, int64_t IC,
+                               int64_t OC);
+void ref_matmul_gelu_backward_input(double *dpre, const double *dout, const double *weight, const double *pre,
+                                    int64_t N, int64_t IC, int64_t OC);
+void ref_matmul_backward_weight(double *dweight, double *dbias, const double *dout, const double *in, int64_t N,
+                                int64_t IC, int64_t OC, bool accumulate);
+
+// --- attention. qkv, dqkv (B,T,3,NH,HS); out, dout (B,T,C); lse (B,NH,T)
+void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t B, int64_t T, int64_t C, int64_t NH);
+void ref_attention_backward(double *dqkv, const double *dout, const double *out, const double *lse, const double *qkv,
+                            int64_t B, int64_t T, int64_t C, int64_t NH);
+
+// --- LM head + cross-entropy. in, din (N,C); wte, dwte (Vp,C); targets, losses (N). factor = scale * loss_scale
+void ref_head_loss_forward(double *losses, const double *in, const double *wte, const int32_t *targets, int64_t N,
+                           int64_t C, int64_t V);
+void ref_head_loss_backward(double *losses, double *din, double *dwte, const double *in, const double *wte,
+                            const int32_t *targets, int64_t N, int64_t C, int64_t V, int64_t Vp, double factor,
+                            bool accumulate);
+void ref_sequence_losses(double *sums, const double *losses, int64_t B, int64_t T, bool accumulate);
+
+// --- the end of the step, for one tensor of n elements
+double ref_sumsq(const double *grad, int64_t n);
+void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n, double weight_decay,
+                      AdamWParams params, double grad_factor);
+
+// --- the whole model, built from the functions above as llmc/model/gpt2.c is built from ops.h.
+// params, grads: one array per tensor, in the order of parameter_table(config). windows (B, T+1).
+// Returns the mean loss over the B*T tokens. losses (B,T), logits (B,T,V) and grads may be NULL; grads are overwritten
+// with the gradient of the mean loss.
+double ref_gpt2(const ModelConfig *config, double *const *params, const int32_t *windows, int64_t B, int64_t T,
+                double *losses, double *logits, double *const *grads);

@@ -1,0 +1,44 @@
+"""scripts/install_deps.sh with stand-ins for dpkg-query, sudo and apt-get: what is asked for, and when."""
+import os
+import subprocess
+
+INSTALL_DEPS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "scripts", "install_deps.sh"))
+
+
+def install(tmp_path, dpkg_query, *groups):
+    """Runs the script; returns its result and the apt-get calls it made."""
+    calls = tmp_path / "calls"
+    stubs = {
+        "dpkg-query": dpkg_query,
+        "apt-get": f'echo "$@" >>{calls}',
+        "sudo": 'exec "$@"',
+    }
+    for name, body in stubs.items():
+        stub = tmp_path / name
+        stub.write_text(f"#!/bin/sh\n{body}\n")
+        stub.chmod(0o755)
+    environment = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    result = subprocess.run([INSTALL_DEPS, *groups], env=environment, capture_output=True, text=True)
+    return result, calls.read_text().splitlines() if calls.exists() else []
+
+
+def test_nothing_is_called_when_nothing_is_missing(tmp_path):
+    result, calls = install(tmp_path, "echo installed", "build", "lint")
+    assert (result.returncode, result.stdout, calls) == (0, "", [])
+
+
+def test_only_what_is_missing_is_installed(tmp_path):
+    result, calls = install(tmp_path, '[ "$4" = libdnnl-dev ] && exit 1; echo installed', "build")
+    assert result.returncode == 0, result.stderr
+    assert calls[0] == "-q update"
+    assert len(calls) == 2 and calls[1].endswith("install libdnnl-dev")
+
+
+def test_a_removed_package_with_leftover_settings_counts_as_missing(tmp_path):
+    _, calls = install(tmp_path, '[ "$4" = gcc ] && echo config-files || echo installed', "build")
+    assert calls[-1].endswith("install gcc")
+
+
+def test_an_unknown_group_is_refused(tmp_path):
+    result, calls = install(tmp_path, "echo installed", "everything")
+    assert result.returncode == 2 and "build test lint" in result.stderr and calls == []

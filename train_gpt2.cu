@@ -1,0 +1,509 @@
+// The trainer. Read it from top to bottom: options -> what to train, on which data, for how long -> memory and model ->
+// the loop -> one step. Everything it calls explains itself in the header of that name under llmc/.
+//
+// One text, three builds: nvcc makes train_gpt2cu of it, the C compiler (-x c) train_gpt2, the simulator's build
+// train_gpt2sim; so it keeps to what C and C++ share. Which backend stands behind device.h and ops.h it does not know.
+#include "llmc/model/flops.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/run/options.h"
+#include "llmc/run/run_header.h"
+#include "llmc/run/runlog.h"
+#include "llmc/run/signals.h"
+#include "llmc/store/atomic_file.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/store/weights_file.h"
+#include "llmc/tokens/dataloader.h"
+#include "llmc/tokens/tokenizer.h"
+#include "llmc/train/evals.h"
+#include "llmc/train/optimizer.h"
+#include "llmc/train/sampler.h"
+#include "llmc/train/schedule.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// What the host learns of a step, one step late: the decisions and the times.
+typedef struct {
+    StepControl *control; // host memory the device writes to
+    DeviceEvent *start, *stop;
+    double lr;
+    int64_t step; // 1 .. total; 0: nothing to report
+} StepRecord;
+
+typedef struct {
+    Options options;
+    TrainerState state; // step, position, control: what a checkpoint holds besides weights
+    char *resume_path;  // the checkpoint that this run goes on from, or NULL
+    char source[512];   // where the weights come from, for the header
+    ModelConfig config;
+    ShardSet train, val;
+    bool has_train, has_val;
+    int64_t T, step_windows, total_steps;
+    Schedule schedule;
+
+    DType dtype;
+    DeviceSpeed speed;
+    double peak_flops;
+    Gpt2 *model;
+    Optimizer *optimizer;
+    DataLoader *loader;
+    Tokenizer *tokenizer; // NULL: samples are shown as token numbers
+    RunLog *log;
+    StepRecord records[2];
+    double started, step_seconds; // launch; smoothed time of a step
+    int64_t first_step;           // where this process began
+} Run;
+
+// ------------------------------------------------------------------------------------------ what to train, on which
+// data
+
+// -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
+static bool choose_start(Run *run, Error *err) {
+    const Options *o = &run->options;
+    run->state.seed = (uint64_t)o->seed;
+    run->state.best_val_loss = INFINITY;
+    run->state.eot = -1;
+    run->state.control = step_control_initial(1.0f);
+    if (!*o->output) return !o->resume || error_set(err, "-y 1 needs -o: the directory whose run goes on");
+    if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o %s", o->output);
+    if (!o->resume)
+        return !checkpoint_exists(o->output) || o->max_steps == 0 ||
+               error_set(err,
+                         "-o %s: checkpoints of an earlier run are there: go on with -y 1, or name another directory",
+                         o->output);
+    char *skipped = NULL;
+    err->text[0] = '\0';
+    const bool found = checkpoint_find_latest(o->output, &run->resume_path, &skipped, err);
+    if (skipped) fprintf(stderr, "%s\n", skipped);
+    free(skipped);
+    if (!found) {
+        if (err->text[0]) return false;
+        fprintf(stderr, "-y 1: no checkpoint in %s yet: starting from the beginning\n", o->output);
+        return true;
+    }
+    if (!checkpoint_load_state(run->resume_path, &run->state, err)) return false;
+    if (run->state.seed != (uint64_t)o->seed)
+        return error_set(err, "--seed %lld: the run in %s was started with --seed %lld and goes on with it only",
+                         (long long)o->seed, o->output, (long long)run->state.seed);
+    return true;
+}
+
+// -e: the shape of the model; V stays 0 where a descriptor leaves it to the data.
+static bool choose_model(Run *run, Error *err) {
+    const Options *o = &run->options;
+    const char *path = run->resume_path ? run->resume_path : o->model;
+    const bool descriptor = model_config_is_descriptor(o->model);
+    ModelConfig asked = {0, 0, 0, 0, 0, 0};
+    if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e %s", o->model);
+    if (descriptor && !run->resume_path) {
+        run->config = asked;
+        snprintf(run->source, sizeof run->source, "%s, new weights from seed %lld", o->model, (long long)o->seed);
+        return true;
+    }
+    WeightsFile *file = weights_file_open(path, err);
+    if (!file) return run->resume_path ? false : error_prefix(err, "-e");
+    run->config = *weights_file_config(file);
+    weights_file_close(file);
+    snprintf(run->source, sizeof run->source, "weights from %s", path);
+    const ModelConfig *c = &run->config;
+    if (run->resume_path && descriptor && options_given("model") &&
+        (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
+         (asked.V && asked.V != c->V)))
+        return error_set(err, "-e %s: the run in %s has another shape (L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld)", o->model,
+                         o->output, (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->V,
+                         (long long)c->max_T);
+    return true;
+}
+
+static bool choose_context(Run *run, Error *err) {
+    const int64_t longest = run->config.max_T;
+    run->T = run->options.T > 0 ? run->options.T : longest < 1024 ? longest : 1024;
+    if (run->T > longest)
+        return error_set(err, "-t %lld: longer than the model's context of %lld tokens", (long long)run->T,
+                         (long long)longest);
+    if (run->resume_path && run->T != run->state.T)
+        return error_set(err, "-t %lld: the run in %s reads windows of %lld tokens and goes on with them only",
+                         (long long)run->T, run->options.output, (long long)run->state.T);
+    return true;
+}
+
+// -i and -j, and with them the vocabulary.
+static bool open_data(Run *run, Error *err) {
+    const Options *o = &run->options;
+    if (o->max_steps != 0) {
+        if (!shards_open(&run->train, o->train_data, run->T, err)) return error_prefix(err, "-i");
+        run->has_train = true;
+    }
+    if (o->val_every > 0) {
+        run->has_val = shards_open(&run->val, o->val_data, run->T, err);
+        if (!run->has_val && (options_given("val-data") || o->max_steps == 0)) return error_prefix(err, "-j");
+    }
+    const ShardSet *stated = run->has_train ? &run->train : run->has_val ? &run->val : NULL;
+    const int64_t vocab = stated ? stated->vocab : 0;
+    if (run->config.V == 0) model_config_set_vocab(&run->config, vocab > 0 ? vocab : (int64_t)GPT2_VOCAB);
+    if (vocab > run->config.V)
+        return error_set(err,
+                         "%s holds tokens of a vocabulary of %lld, the model has %lld: use the tokenizer of the model",
+                         stated->shards[0].path, (long long)vocab, (long long)run->config.V);
+    if (run->has_train && run->has_val && run->val.vocab > 0 && vocab > 0 && run->val.vocab != vocab)
+        return error_set(err, "-i and -j were made with different vocabularies: %lld and %lld tokens", (long long)vocab,
+                         (long long)run->val.vocab);
+    if (stated && stated->eot >= 0) run->state.eot = stated->eot;
+    // One window of each is read now, so that tokens of another vocabulary show before anything is started.
+    void *window = malloc((size_t)(run->T + 1) * 4);
+    if (!window) return error_set(err, "out of memory");
+    const bool ok = (!run->has_train || shards_read_window(&run->train, 0, run->config.V, window, err)) &&
+                    (!run->has_val || shards_read_window(&run->val, 0, run->config.V, window, err));
+    free(window);
+    return ok;
+}
+
+// -b -d -x -u: how much is read a step, and how many steps there are.
+static bool choose_lengths(Run *run, Error *err) {
+    Options *o = &run->options;
+    const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * run->T;
+    if (!options_check_total_batch(total_batch, run->T, err)) return false;
+    run->step_windows = total_batch / run->T;
+    run->total_steps = o->max_steps;
+    if (o->max_steps < 0) {
+        run->total_steps = run->train.num_windows / run->step_windows;
+        if (run->total_steps < 1) run->total_steps = 1;
+    }
+    int64_t warmup = o->warmup;
+    if (warmup < 0) warmup = run->total_steps / 50 < 700 ? run->total_steps / 50 : 700;
+    run->schedule.max_lr = o->lr;
+    run->schedule.final_fraction = o->final_fraction;
+    run->schedule.warmup = warmup;
+    run->schedule.total = run->total_steps;
+    return schedule_parse(&run->schedule.kind, o->schedule, err);
+}
+
+static bool choose_tokenizer(Run *run, Error *err) {
+    if (run->config.V != BYTE_VOCAB) {
+        return !*run->options.prompt || error_set(err,
+                                                  "--prompt: there is a tokenizer for bytes (%d tokens) only, the "
+                                                  "model has a vocabulary of %lld",
+                                                  BYTE_VOCAB, (long long)run->config.V);
+    }
+    run->tokenizer = tokenizer_bytes(err);
+    return run->tokenizer != NULL;
+}
+
+static bool choose(Run *run, Error *err) {
+    return choose_start(run, err) && choose_model(run, err) && choose_context(run, err) && open_data(run, err) &&
+           choose_lengths(run, err) && choose_tokenizer(run, err);
+}
+
+// ------------------------------------------------------------------------------------------------------ memory and
+// model
+
+// --dtype: what this device trains fastest in, or what was asked for.
+static bool choose_dtype(Run *run, Error *err) {
+    const DType named[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
+    run->dtype = device_facts()->default_dtype;
+    for (int i = 0; i < 3; i++)
+        if (strcmp(run->options.dtype, dtype_name(named[i])) == 0) run->dtype = named[i];
+    return device_facts()->supports[run->dtype] ||
+           error_set(err, "--dtype %s: not available on %s; use %s", run->options.dtype, device_facts()->name,
+                     dtype_name(device_facts()->default_dtype));
+}
+
+static bool build_model(Run *run, Error *err) {
+    const Options *o = &run->options;
+    Gpt2Options model;
+    memset(&model, 0, sizeof model);
+    model.config = run->config;
+    model.dtype = run->dtype;
+    model.master = o->master != 0;
+    model.train = o->max_steps != 0;
+    model.B = o->B, model.T = run->T;
+    model.recompute = o->recompute;
+    run->model = gpt2_create(&model, err);
+    if (!run->model) return error_prefix(err, "the model does not fit (try a smaller -b, or -r 3)");
+    if (run->resume_path) {
+        gpt2_set_control(run->model, &run->state.control);
+        return checkpoint_load_weights(run->model, run->resume_path, err) &&
+               (!model.train || checkpoint_load_moments(run->model, run->resume_path, err));
+    }
+    if (!model_config_is_descriptor(o->model)) return checkpoint_load_weights(run->model, o->model, err);
+    gpt2_init_weights(run->model, (uint64_t)o->seed);
+    return true;
+}
+
+static bool build_training(Run *run, Error *err) {
+    const Options *o = &run->options;
+    OptimizerOptions optimizer;
+    optimizer.beta1 = (float)o->beta1, optimizer.beta2 = (float)o->beta2, optimizer.eps = (float)o->eps;
+    optimizer.weight_decay = (float)o->weight_decay;
+    optimizer.seed = run->state.seed;
+    optimizer.limits.clip = (float)o->grad_clip;
+    optimizer.limits.loss_z_limit = (float)o->loss_outlier;
+    optimizer.limits.norm_z_limit = (float)o->norm_outlier;
+    optimizer.limits.scale_growth_interval = 0;
+    run->optimizer = optimizer_create(run->model, &optimizer, err);
+    DataLoaderOptions loader;
+    memset(&loader, 0, sizeof loader);
+    loader.shards = &run->train;
+    loader.vocab = run->config.V;
+    loader.batch_windows = o->B;
+    loader.step_windows = run->step_windows;
+    loader.position = run->state.position;
+    loader.seed = run->state.seed;
+    loader.shuffle = true;
+    loader.repeat_first_step = o->overfit != 0;
+    run->loader = run->optimizer ? dataloader_create(&loader, err) : NULL;
+    for (int i = 0; run->loader && i < 2; i++) {
+        StepRecord *r = &run->records[i];
+        r->control = (StepControl *)host_alloc(sizeof *r->control, err);
+        r->start = device_event_create(err);
+        r->stop = device_event_create(err);
+        if (!r->control || !r->start || !r->stop) return false;
+    }
+    return run->loader != NULL;
+}
+
+static bool build(Run *run, Error *err) {
+    if (!build_model(run, err) || !device_measure_speed(run->dtype, &run->speed, err)) return false;
+    const double datasheet = device_facts()->peak_flops[run->dtype];
+    run->peak_flops = datasheet > 0 ? datasheet : run->speed.matmul_flops;
+    return run->options.max_steps == 0 || build_training(run, err);
+}
+
+static bool open_log(Run *run, Error *err) {
+    const Options *o = &run->options;
+    run->log = runlog_open(*o->output ? o->output : NULL, run->resume_path != NULL || o->max_steps == 0,
+                           run->state.step, o->progress, err);
+    if (!run->log) return false;
+    RunFacts facts;
+    memset(&facts, 0, sizeof facts);
+    facts.options = o;
+    facts.model = gpt2_options(run->model);
+    facts.plan = gpt2_memory(run->model);
+    facts.source = run->source;
+    facts.train = run->has_train ? &run->train : NULL;
+    facts.val = run->has_val ? &run->val : NULL;
+    facts.T = run->T, facts.step_windows = run->step_windows;
+    facts.start_step = run->state.step, facts.total_steps = run->total_steps;
+    facts.schedule = &run->schedule;
+    facts.speed = run->speed;
+    facts.peak_flops = run->peak_flops, facts.peak_is_measured = device_facts()->peak_flops[run->dtype] <= 0;
+    run_header(run->log, &facts);
+    if (!run->resume_path) return true;
+    char *changed = options_diff_json(o, run->state.options_json);
+    if (changed) runlog_text(run->log, "changed since the checkpoint:\n%s", changed);
+    free(changed);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------ evaluation and
+// saving
+
+static bool validate(Run *run, Error *err) {
+    double loss, began = now_seconds();
+    int64_t tokens;
+    if (!run->has_val) return true;
+    if (!evaluate_loss(run->model, &run->val, run->options.val_sequences, &loss, &tokens, err)) return false;
+    if (loss < run->state.best_val_loss) run->state.best_val_loss = loss;
+    runlog_validation(run->log, run->state.step, loss, (double)tokens, now_seconds() - began);
+    return true;
+}
+
+static bool sample(Run *run, Error *err) {
+    const Options *o = &run->options;
+    SamplerOptions sampler;
+    sampler.temperature = o->temperature, sampler.top_k = o->top_k;
+    sampler.seed = run->state.seed, sampler.stream = (uint64_t)run->state.step;
+    int64_t bytes;
+    char *text = sample_text(run->model, run->tokenizer, o->prompt, o->sample_tokens, &sampler, &bytes, err);
+    if (text) runlog_sample(run->log, run->state.step, text, bytes);
+    free(text);
+    return text != NULL;
+}
+
+static bool save(Run *run, Error *err) {
+    const Options *o = &run->options;
+    if (!*o->output) return true;
+    const double began = now_seconds();
+    run->state.control = gpt2_get_control(run->model);
+    run->state.position = dataloader_position(run->loader);
+    run->state.T = run->T;
+    free(run->state.options_json);
+    run->state.options_json = options_to_json(o);
+    if (!checkpoint_save(o->output, run->model, &run->state, err)) return false;
+    runlog_text(run->log, "saved       %s/step_%08lld in %.1f s", o->output, (long long)run->state.step,
+                now_seconds() - began);
+    return checkpoint_rotate(o->output, (int)o->keep, o->major, err);
+}
+
+// -------------------------------------------------------------------------------------------------------------- one
+// step
+
+static void first_step_report(Run *run, const StepControl *control) {
+    char measured[64], planned[64];
+    const double expected = log((double)run->config.V);
+    if (run->state.step > run->first_step + 2) return;
+    if (!run->resume_path && model_config_is_descriptor(run->options.model) && fabs(control->loss - expected) > 0.5)
+        runlog_text(run->log, "warning     the first loss is %.3f; of new weights it should be near ln(V) = %.3f",
+                    control->loss, expected);
+    runlog_text(run->log, "memory      measured %s, planned %s; first step done %.2f s after launch",
+                format_bytes((double)device_memory_peak(), measured, 64),
+                format_bytes((double)memory_plan_total(gpt2_memory(run->model)), planned, 64),
+                now_seconds() - run->started);
+}
+
+// Says what became of the step in this record, once the device has got there.
+static void report(Run *run, StepRecord *r) {
+    if (r->step == 0) return;
+    device_event_wait(r->stop);
+    StepReport line;
+    memset(&line, 0, sizeof line);
+    line.step = r->step, line.total = run->total_steps;
+    line.control = *r->control;
+    line.bad_tensor = r->control->bad_tensor >= 0 ? gpt2_parameters(run->model)[r->control->bad_tensor].name : NULL;
+    line.lr = r->lr;
+    line.seconds = device_event_seconds(r->start, r->stop);
+    line.tokens = (double)(run->step_windows * run->T);
+    const double tokens_per_second = line.tokens / line.seconds;
+    line.mfu = tokens_per_second * flops_per_token_llmc(&run->config, run->T) / run->peak_flops;
+    line.hfu =
+        tokens_per_second * flops_per_token_hardware(&run->config, run->T, run->options.recompute) / run->peak_flops;
+    run->step_seconds = run->step_seconds > 0 ? 0.9 * run->step_seconds + 0.1 * line.seconds : line.seconds;
+    line.eta_seconds = run->step_seconds * (double)(run->total_steps - r->step);
+    runlog_step(run->log, &line);
+    if (r->step == run->first_step + 1) first_step_report(run, r->control);
+    r->step = 0;
+}
+
+static void report_all(Run *run) {
+    report(run, &run->records[(run->state.step + 1) % 2]);
+    report(run, &run->records[run->state.step % 2]);
+}
+
+// loader -> [forward -> backward] x accumulation -> norm -> decision -> update. Nothing here waits for the device; the
+// step before is reported while this one computes.
+static bool train_step(Run *run, Error *err) {
+    const int64_t step = run->state.step, tokens = run->step_windows * run->T;
+    StepRecord *record = &run->records[(step + 1) % 2];
+    device_event_record(record->start, STREAM_COMPUTE);
+    for (int64_t done = 0, count = 0; done < run->step_windows; done += count) {
+        const void *windows;
+        if (!dataloader_next(run->loader, &windows, &count, err)) return false;
+        gpt2_load_batch(run->model, windows, count, run->train.token_bytes);
+        gpt2_forward_backward(run->model, tokens, done == 0);
+    }
+    record->lr = schedule_lr(&run->schedule, step);
+    optimizer_step(run->optimizer, step + 1, record->lr, tokens);
+    device_copy_to_host(record->control, gpt2_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
+    device_event_record(record->stop, STREAM_COMPUTE);
+    record->step = step + 1;
+    run->state.step = step + 1;
+    report(run, &run->records[step % 2]);
+    if (device_event_done(record->stop)) report(run, record);
+    return true;
+}
+
+// -------------------------------------------------------------------------------------------------------------- the
+// loop
+
+static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+// Steps with evaluation, samples and checkpoints between them, until the last one, the time limit or a signal.
+static bool loop(Run *run, Error *err) {
+    const Options *o = &run->options;
+    for (;;) {
+        const int64_t step = run->state.step;
+        const bool timed_out = o->max_minutes > 0 && now_seconds() - run->started > o->max_minutes * 60;
+        const bool interrupted = signals_pending() != 0;
+        const bool last = step >= run->total_steps || timed_out;
+        const bool here = step > run->first_step || step == 0 || o->max_steps == 0; // not again right after a resume
+        if (here && !interrupted) {
+            if ((due(step, o->val_every) || (last && o->val_every > 0)) && !validate(run, err)) return false;
+            if (((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) && !sample(run, err))
+                return false;
+        }
+        if (step > run->first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
+            return false;
+        if (last || interrupted) return true;
+        if (!train_step(run, err)) {
+            Error unsaved; // the data failed, not the model: what was trained is kept
+            report_all(run);
+            if (step > run->first_step && !save(run, &unsaved)) runlog_text(run->log, "%s", unsaved.text);
+            return false;
+        }
+        if (due(step + 1, o->val_every) || due(step + 1, o->sample_every) || due(step + 1, o->checkpoint_every) ||
+            step + 1 == run->total_steps || signals_pending())
+            report_all(run);
+    }
+}
+
+static void end_line(Run *run) {
+    char tokens[64], time[64], event[512];
+    const int64_t steps = run->state.step - run->first_step;
+    format_count((double)(steps * run->step_windows * run->T), tokens, 64);
+    format_duration(now_seconds() - run->started, time, 64);
+    if (signals_pending())
+        runlog_text(run->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()),
+                    (long long)run->state.step,
+                    *run->options.output ? "the same command with -y 1 goes on" : "nothing was saved (no -o)");
+    else if (run->options.max_steps != 0)
+        runlog_text(run->log, "done        %lld steps, %s tokens in %s%s", (long long)steps, tokens, time,
+                    run->state.step < run->total_steps ? " (time limit; -y 1 goes on)" : "");
+    snprintf(event, sizeof event,
+             "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,\"wait_seconds\":%.4f",
+             (long long)run->state.step, now_seconds() - run->started, (long long)device_memory_peak(),
+             (long long)memory_plan_total(gpt2_memory(run->model)),
+             run->loader ? dataloader_wait_seconds(run->loader) : 0.0);
+    runlog_event(run->log, "end", event);
+}
+
+static void close_run(Run *run) {
+    dataloader_destroy(run->loader);
+    for (int i = 0; i < 2; i++) {
+        StepRecord *r = &run->records[i];
+        if (r->start) device_event_destroy(r->start);
+        if (r->stop) device_event_destroy(r->stop);
+        if (r->control) host_free(r->control);
+    }
+    optimizer_destroy(run->optimizer);
+    gpt2_destroy(run->model);
+    tokenizer_free(run->tokenizer);
+    runlog_close(run->log);
+    shards_close(&run->train);
+    shards_close(&run->val);
+    trainer_state_free(&run->state);
+    free(run->resume_path);
+    options_free(&run->options);
+    device_shutdown();
+}
+
+static int run_all(Run *run, Error *err) {
+    DeviceOptions device;
+    device.threads = (int)run->options.threads;
+    device.tf32 = run->options.tf32 != 0;
+    if (!choose(run, err)) return EXIT_BAD_INPUT;
+    run->first_step = run->state.step;
+    if (!device_init(&device, err)) return EXIT_RUN_FAILED;
+    if (!choose_dtype(run, err)) return EXIT_BAD_INPUT;
+    if (!build(run, err) || !open_log(run, err)) return EXIT_RUN_FAILED;
+    signals_install();
+    if (!loop(run, err)) return EXIT_RUN_FAILED;
+    report_all(run);
+    end_line(run);
+    return signals_pending() ? EXIT_INTERRUPTED : EXIT_OK;
+}
+
+int main(int argc, char **argv) {
+    Run run;
+    Error err;
+    memset(&run, 0, sizeof run);
+    run.started = now_seconds();
+    const OptionsResult parsed = options_parse(&run.options, argc, argv, &err);
+    int code = EXIT_OK;
+    if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;
+    if (parsed == OPTIONS_RUN) code = run_all(&run, &err);
+    if (run.log) runlog_close(run.log), run.log = NULL;
+    if (code == EXIT_RUN_FAILED || code == EXIT_BAD_INPUT) fprintf(stderr, "%s: %s\n", argv[0], err.text);
+    close_run(&run);
+    return code;
+}
