@@ -8,7 +8,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 
-CC     ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 MODE   ?= release
 CPU_FLAGS := $(shell grep -m1 '^flags' /proc/cpuinfo 2>/dev/null)
 SIMD   ?= $(if $(findstring avx512_bf16,$(CPU_FLAGS)),avx512bf16,$(if $(and $(findstring avx512f,$(CPU_FLAGS)),$(findstring avx512bw,$(CPU_FLAGS)),$(findstring avx512vl,$(CPU_FLAGS)),$(findstring avx512dq,$(CPU_FLAGS))),avx512,none))

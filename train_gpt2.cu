@@ -107,7 +107,7 @@ static bool choose_model(Run *run, Error *err) {
     weights_file_close(file);
     snprintf(run->source, sizeof run->source, "weights from %s", path);
     const ModelConfig *c = &run->config;
-    if (run->resume_path && descriptor && options_given("model") &&
+    if (run->resume_path && descriptor && options_given(o, "model") &&
         (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
          (asked.V && asked.V != c->V)))
         return error_set(err, "-e %s: the run in %s has another shape (L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld)", o->model,
@@ -137,7 +137,7 @@ static bool open_data(Run *run, Error *err) {
     }
     if (o->val_every > 0) {
         run->has_val = shards_open(&run->val, o->val_data, run->T, err);
-        if (!run->has_val && (options_given("val-data") || o->max_steps == 0)) return error_prefix(err, "-j");
+        if (!run->has_val && (options_given(o, "val-data") || o->max_steps == 0)) return error_prefix(err, "-j");
     }
     const ShardSet *stated = run->has_train ? &run->train : run->has_val ? &run->val : NULL;
     const int64_t vocab = stated ? stated->vocab : 0;

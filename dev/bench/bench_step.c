@@ -5,6 +5,7 @@
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/runlog.h"
+#include "llmc/train/optimizer.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,85 +33,78 @@ static double samples_median(Samples *s) {
     return 0.5 * (s->values[(s->count - 1) / 2] + s->values[s->count / 2]);
 }
 
-static bool fill_windows(Gpt2 *model, Error *err) {
-    Tensor windows = gpt2_windows(model);
-    uint16_t *host = host_alloc(tensor_bytes(windows), err);
-    if (!host) return false;
-    uint64_t V = (uint64_t)gpt2_options(model)->config.V;
-    for (int64_t i = 0; i < tensor_numel(windows); i++)
-        host[i] = (uint16_t)(philox(1, STREAM_SAMPLE, (uint64_t)i).v[0] % V);
-    device_copy_to_device(windows.data, host, tensor_bytes(windows), STREAM_COMPUTE);
-    device_sync();
-    host_free(host);
-    return true;
+// B windows of random tokens in memory of host_alloc, as a loader would hand them over.
+static uint16_t *random_windows(const Gpt2Options *o, Error *err) {
+    int64_t n = o->B * (o->T + 1);
+    uint16_t *windows = host_alloc((size_t)n * sizeof *windows, err);
+    for (int64_t i = 0; windows && i < n; i++)
+        windows[i] = (uint16_t)(philox(1, STREAM_SAMPLE, (uint64_t)i).v[0] % (uint64_t)o->config.V);
+    return windows;
 }
 
-static bool init_control(Gpt2 *model, Error *err) {
-    StepControl *host = host_alloc(sizeof *host, err);
-    if (!host) return false;
-    *host = step_control_initial(1.0f);
-    device_copy_to_device(gpt2_control(model).data, host, sizeof *host, STREAM_COMPUTE);
-    device_sync();
-    host_free(host);
-    return true;
-}
-
-static double timed_step(Gpt2 *model, int64_t step) {
+static double timed_step(Gpt2 *model, Optimizer *optimizer, const uint16_t *windows, int64_t step) {
     const Gpt2Options *o = gpt2_options(model);
-    StepLimits limits = {.clip = 1.0f};
-    AdamWParams adamw = {.learning_rate = 6e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .step = step, .seed = 1};
     double start = now_seconds();
-    gpt2_forward_backward(model, o->B, false, o->B * o->T, true);
-    gradient_sumsq(gpt2_gradient_sumsq(model), gpt2_gradients(model), gpt2_num_tensors(model));
-    step_control_update(gpt2_control(model), gpt2_gradient_sumsq(model), gpt2_sequence_losses(model), o->B * o->T,
-                        limits);
-    adamw_update(gpt2_tensors(model), gpt2_num_tensors(model), adamw, gpt2_control(model));
+    gpt2_load_batch(model, windows, o->B, sizeof *windows);
+    gpt2_forward_backward(model, o->B * o->T, true);
+    optimizer_step(optimizer, step, 6e-4, o->B * o->T);
     device_sync();
     return now_seconds() - start;
 }
 
-// Steps until `seconds` of them are timed, at least 5, with the matmul rate measured before, between and after.
-static bool measure(Gpt2 *model, double seconds, Samples *steps, Samples *matmul, Samples *bandwidth, Error *err) {
+typedef struct {
+    Samples step, matmul, bandwidth;
+} Measurement;
+
+// Steps until `seconds` of them are timed, at least 5, with the matmul rate measured after each.
+static bool measure(Measurement *m, Gpt2 *model, Optimizer *optimizer, const uint16_t *windows, double seconds,
+                    Error *err) {
     double total = 0.0;
-    for (int64_t step = 1; step <= WARMUP_STEPS || steps->count < 5 || total < seconds; step++) {
-        double t = timed_step(model, step);
+    for (int64_t step = 1; step <= WARMUP_STEPS || m->step.count < 5 || total < seconds; step++) {
+        double t = timed_step(model, optimizer, windows, step);
         if (step <= WARMUP_STEPS) continue;
         DeviceSpeed speed;
         if (!device_measure_speed(gpt2_options(model)->dtype, &speed, err)) return false;
-        samples_add(steps, t), samples_add(matmul, speed.matmul_flops), samples_add(bandwidth, speed.copy_bandwidth);
+        samples_add(&m->step, t);
+        samples_add(&m->matmul, speed.matmul_flops);
+        samples_add(&m->bandwidth, speed.copy_bandwidth);
         total += t;
-        if (steps->count == MAX_SAMPLES) break;
+        if (m->step.count == MAX_SAMPLES) break;
     }
     return true;
 }
 
-static void print_json(const Gpt2 *model, const char *descriptor, Samples *steps, Samples *matmul, Samples *bandwidth) {
+static void print_json(Measurement *m, const Gpt2 *model, const char *descriptor) {
     const Gpt2Options *o = gpt2_options(model);
-    double step = samples_median(steps), tokens = (double)(o->B * o->T);
+    double step = samples_median(&m->step), tokens = (double)(o->B * o->T), matmul = samples_median(&m->matmul);
     double flops_per_token = flops_per_token_exact(&o->config, o->T), flops = flops_per_token * tokens / step;
     printf("{\"model\": \"%s\", \"dtype\": \"%s\", \"B\": %lld, \"T\": %lld, \"recompute\": %d, \"parameters\": %lld, ",
            descriptor, dtype_name(o->dtype), (long long)o->B, (long long)o->T, o->recompute,
            (long long)parameter_total(&o->config));
     printf("\"steps\": %d, \"step_seconds\": %.6f, \"step_seconds_min\": %.6f, \"step_seconds_max\": %.6f, ",
-           steps->count, step, steps->values[0], steps->values[steps->count - 1]);
+           m->step.count, step, m->step.values[0], m->step.values[m->step.count - 1]);
     printf("\"tokens_per_second\": %.1f, \"flops_per_token\": %.0f, \"step_flops\": %.4e, ", tokens / step,
            flops_per_token, flops);
-    double reference = samples_median(matmul);
-    printf("\"matmul_flops\": %.4e, \"copy_bandwidth\": %.4e, \"ratio\": %.4f, ", reference, samples_median(bandwidth),
-           flops / reference);
-    printf("\"memory_planned_bytes\": %lld, \"memory_peak_bytes\": %zu, \"device\": \"%s\", \"libraries\": \"%s\"}\n",
+    printf("\"matmul_flops\": %.4e, \"copy_bandwidth\": %.4e, \"ratio\": %.4f, ", matmul, samples_median(&m->bandwidth),
+           flops / matmul);
+    printf("\"memory_planned\": %lld, \"memory_peak\": %zu, \"device\": \"%s\", \"libraries\": \"%s\"}\n",
            (long long)memory_plan_total(gpt2_memory(model)), device_memory_peak(), device_facts()->name,
            device_facts()->libraries);
 }
 
-static bool bench(const char *descriptor, Gpt2Options options, double seconds, Error *err) {
-    static Samples steps, matmul, bandwidth;
-    Gpt2 *model = gpt2_create(&options, err);
+static bool bench(const char *descriptor, const Gpt2Options *options, double seconds, Error *err) {
+    static Measurement measurement;
+    const OptimizerOptions adamw = {
+        .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .seed = 1, .limits = {.clip = 1.0f}};
+    Gpt2 *model = gpt2_create(options, err);
     if (!model) return false;
     gpt2_init_weights(model, 1);
-    bool ok = fill_windows(model, err) && init_control(model, err) &&
-              measure(model, seconds, &steps, &matmul, &bandwidth, err);
-    if (ok) print_json(model, descriptor, &steps, &matmul, &bandwidth);
+    Optimizer *optimizer = optimizer_create(model, &adamw, err);
+    uint16_t *windows = random_windows(options, err);
+    bool ok = optimizer && windows && measure(&measurement, model, optimizer, windows, seconds, err);
+    if (ok) print_json(&measurement, model, descriptor);
+    if (windows) host_free(windows);
+    optimizer_destroy(optimizer);
     gpt2_destroy(model);
     return ok;
 }
@@ -133,7 +127,7 @@ int main(int argc, char **argv) {
     bool ok = model_config_parse(&options.config, argv[1], &err) && device_init(&device, &err);
     if (ok) {
         model_config_set_vocab(&options.config, options.config.V > 0 ? options.config.V : GPT2_VOCAB);
-        ok = bench(argv[1], options, atof(argv[6]), &err);
+        ok = bench(argv[1], &options, atof(argv[6]), &err);
         device_shutdown();
     }
     if (!ok) fprintf(stderr, "bench_step: %s\n", err.text);

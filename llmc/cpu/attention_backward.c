@@ -1,14 +1,14 @@
 // attention_backward. One task is one head of one sequence. Everything is computed transposed, keys x queries, so that
 // P^T and dS^T come out as the left operands which dV and dK need:
 //
-//              queries ->                       one panel, 8 keys x up to QUERY_BLOCK queries:
-//        +---------+---------+------              scores^T = K Q^T                   dP^T = V dO^T
-//   keys |\pppppppp|pppppppp |                    P^T  = exp(scale * scores^T - lse)
-//     |  | \       |                              dS^T = P^T * (dP^T - delta),  delta = rowsum(dO * out)
-//     v  |  \      |                              dV += P^T dO                       dK += dS^T Q
-//        |   \     |                            then for the whole block, BLOCK_KEYS x QUERY_BLOCK:
-//        +----\----+---------+------              dQ^T += K^T dS^T
-//        |     \   |
+//                  queries ->                  one panel, 8 keys x at most QUERY_BLOCK queries:
+//                +---------+---------+--          scores^T = K Q^T                   dP^T = V dO^T
+//         keys   |.xxxxxxxx|         |            P^T  = exp(scores^T * scale - lse)
+//          |     | .xxxxxxx|         |            dS^T = P^T * (dP^T - delta)        delta = rowsum(dO * out)
+//          v     |  .xxxxxx|         |            dV += P^T dO                       dK += dS^T Q
+//                |    .xxxx|         |         one block, BLOCK_KEYS x QUERY_BLOCK:
+//                +---------+---------+--          dQ^T += K^T dS^T
+//                |         |.xxxxxxxx|
 //
 // Each product with P or dS needs it as one operand only, once. dV and dK of a block of keys are finished before the
 // next block; only dQ^T is added to by all blocks, in the order of the keys. A panel's queries begin with the group of

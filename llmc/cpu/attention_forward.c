@@ -1,14 +1,13 @@
 // attention_forward. One task is one head of one sequence; it goes through the queries in panels of 8 rows:
 //
-//              keys ->                          one panel:  scores = Q K^T     8 x keys, fp32
-//            +----+----+----+----+                          P = exp(scores * scale - max of the row), over the scores
-//   queries  |\   :                                         out = P V / sum of the row
-//      |     | \  :
-//      v     |  \ :                             K and V are packed 32 keys at a time, just before the first panel that
-//            +....\                             sees them, and stay packed for the panels below.
-//            |pppp|p\ |                         A panel's scores end with the group of 16 keys that holds its diagonal:
-//            +....+..\+                         they are computed in full and masked there; further right is no work.
-//            |         \
+//                  keys ->                     one panel:  scores = Q K^T              8 x keys, fp32
+//                +---------------------+                   P = exp(scores * scale - row maximum)
+//      queries   |x..:                 |                   out = P V / row sum
+//         |      |xx.:                 |
+//         v      |xxx.:                |      A panel's scores end with the group of 16 keys that holds its diagonal:
+//                |xxxx.:               |      that group (.) is computed in full and masked; further right is no work.
+//         panel  |xxxxx.:              |      K and V are packed 32 keys at a time, just before the first panel that
+//                |                     |      sees them, and stay packed for the panels below.
 //
 // A row of scores is whole when its softmax runs, so no running rescale is needed; 8 x T of them stay in the cache
 // where 64 x T would not, and T x T never exists.

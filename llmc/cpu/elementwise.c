@@ -43,8 +43,7 @@ void tensor_cast(Tensor dst, Tensor src) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS) {
         if (vector)
-            WITH_DTYPE(E, dst.dtype,
-                       WITH_DTYPE(S, src.dtype, cast_span(dst.data, src.data, i, task_end(i, n), E, S)));
+            WITH_DTYPE(E, dst.dtype, WITH_DTYPE(S, src.dtype, cast_span(dst.data, src.data, i, task_end(i, n), E, S)));
         else
             cast_span_slow(dst, src, i, task_end(i, n));
     }

@@ -23,7 +23,8 @@ void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
             int64_t at = b * (T + 1) + t;
             bool wide = windows.dtype == DTYPE_I32;
             input[b * T + t] = wide ? ((const int32_t *)windows.data)[at] : ((const uint16_t *)windows.data)[at];
-            target[b * T + t] = wide ? ((const int32_t *)windows.data)[at + 1] : ((const uint16_t *)windows.data)[at + 1];
+            target[b * T + t] =
+                wide ? ((const int32_t *)windows.data)[at + 1] : ((const uint16_t *)windows.data)[at + 1];
         }
 }
 
@@ -74,9 +75,7 @@ typedef struct {
 
 static Places places_in(void *workspace, int64_t N) { return (Places){(int32_t *)workspace + N, workspace}; }
 
-int64_t cpu_embedding_workspace(OpsShape shape) {
-    return (shape.Vp + shape.B * shape.T) * (int64_t)sizeof(int32_t);
-}
+int64_t cpu_embedding_workspace(OpsShape shape) { return (shape.Vp + shape.B * shape.T) * (int64_t)sizeof(int32_t); }
 
 static void places_chain(Places p, const int32_t *tokens, int64_t N) {
     for (int64_t n = 0; n < N; n++) p.first[tokens[n]] = -1;

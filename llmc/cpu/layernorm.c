@@ -56,7 +56,7 @@ static void forward(const char *op, Tensor residual, Tensor out, Tensor mean, Te
     tensor_check(op, rstd, DTYPE_FP32, N);
     tensor_check(op, weight, in.dtype, C);
     tensor_check(op, bias, in.dtype, C);
-    const LayerNormForward a = {residual.data, out.data,    mean.data,   rstd.data, in.data,
+    const LayerNormForward a = {residual.data, out.data,    mean.data, rstd.data, in.data,
                                 branch.data,   weight.data, bias.data, C};
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < N; row++) WITH_DTYPE(E, in.dtype, forward_row(&a, row, E));
@@ -135,8 +135,8 @@ static ALWAYS_INLINE void backward_block(const LayerNormBackward *a, int64_t beg
 }
 
 // Lanes [i, i + k) of grad = or += the sum of the blocks' vectors, which lie stride floats apart.
-static ALWAYS_INLINE void reduce_lanes(void *grad, const float *partial, int64_t stride, int64_t blocks, int64_t i, int k,
-                                       bool accumulate, DType G) {
+static ALWAYS_INLINE void reduce_lanes(void *grad, const float *partial, int64_t stride, int64_t blocks, int64_t i,
+                                       int k, bool accumulate, DType G) {
     V sum = vzero();
     for (int64_t b = 0; b < blocks; b++) sum += vload_f32(partial + b * stride + i);
     if (accumulate) sum += vload_first(k, grad, i, G);
@@ -156,8 +156,7 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
     tensor_check(op, weight, in.dtype, C);
     cpu_check_weight_gradient(op, dweight, in.dtype, C);
     cpu_check_weight_gradient(op, dbias, in.dtype, C);
-    const LayerNormBackward a = {din.data,  dout.data, in.data, weight.data, mean.data,
-                                 rstd.data, N,         C,       add_residual};
+    const LayerNormBackward a = {din.data, dout.data, in.data, weight.data, mean.data, rstd.data, N, C, add_residual};
     const int64_t rows = block_rows(N), blocks = ceil_div(N, rows), padded = round_up(C, LANES);
     float *partial = cpu_scratch(op, workspace_bytes(blocks, C)); // (blocks, 2, padded)
 #pragma omp parallel
@@ -171,8 +170,7 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < C; i += LANES) {
             int k = lanes(C - i);
-            WITH_DTYPE(G, dweight.dtype,
-                       reduce_lanes(dweight.data, partial, 2 * padded, blocks, i, k, accumulate, G));
+            WITH_DTYPE(G, dweight.dtype, reduce_lanes(dweight.data, partial, 2 * padded, blocks, i, k, accumulate, G));
             WITH_DTYPE(G, dbias.dtype,
                        reduce_lanes(dbias.data, partial + padded, 2 * padded, blocks, i, k, accumulate, G));
         }

@@ -21,11 +21,12 @@ static int64_t part_elements(int64_t numel) {
     return n < MIN_PART_ELEMENTS ? MIN_PART_ELEMENTS : n;
 }
 
-// All parts of all tensors, numbered through: part p belongs to the last tensor whose first[] is <= p.
+// All parts of all tensors, numbered through: tensor i has the parts first[i] .. first[i + 1] - 1.
 typedef struct {
-    int64_t *first; // (n + 1) number of a tensor's first part; first[n] is how many there are
-    double *sums;   // (first[n]) sums of squares by part
     int n;
+    int64_t *first; // (n + 1)
+    int64_t *numel; // (n)
+    double *sums;   // (n * MAX_PARTS) sum of squares of each part
 } Parts;
 
 typedef struct {
@@ -33,34 +34,35 @@ typedef struct {
     int64_t begin, end; // elements
 } Part;
 
-static Parts parts_in(char *workspace, int n, int64_t *bytes) {
+// Where the parts of n tensors lie in the workspace; returns the bytes they take.
+static int64_t parts_layout(Parts *p, char *workspace, int n) {
     int64_t end = 0;
-    int64_t first = cpu_part(&end, (n + 1) * (int64_t)sizeof(int64_t));
-    int64_t sums = cpu_part(&end, n * MAX_PARTS * (int64_t)sizeof(double));
-    *bytes = end;
-    return workspace ? (Parts){(int64_t *)(workspace + first), (double *)(workspace + sums), n} : (Parts){0};
+    int64_t first = cpu_part(&end, (n + 1) * (int64_t)sizeof *p->first);
+    int64_t numel = cpu_part(&end, n * (int64_t)sizeof *p->numel);
+    int64_t sums = cpu_part(&end, n * (int64_t)MAX_PARTS * (int64_t)sizeof *p->sums);
+    if (workspace)
+        *p = (Parts){n, (int64_t *)(workspace + first), (int64_t *)(workspace + numel), (double *)(workspace + sums)};
+    return end;
 }
 
 int64_t cpu_optimizer_workspace(OpsShape shape) {
-    int64_t bytes;
-    parts_in(NULL, (int)shape.num_tensors, &bytes);
-    return bytes;
+    Parts p;
+    return parts_layout(&p, NULL, (int)shape.num_tensors);
 }
 
 static Parts parts_begin(const char *op, int n) {
-    int64_t bytes;
-    parts_in(NULL, n, &bytes);
-    Parts p = parts_in(cpu_scratch(op, bytes), n, &bytes);
+    Parts p = {0};
+    parts_layout(&p, cpu_scratch(op, parts_layout(&p, NULL, n)), n);
     p.first[0] = 0;
     return p;
 }
 
 static void parts_add(Parts p, int tensor, int64_t numel) {
+    p.numel[tensor] = numel;
     p.first[tensor + 1] = p.first[tensor] + ceil_div(numel, part_elements(numel));
 }
 
-static Part part_get(Parts p, int64_t number, int64_t (*numel_of)(const void *tensors, int tensor),
-                     const void *tensors) {
+static Part parts_get(Parts p, int64_t number) {
     int low = 0, high = p.n; // first[low] <= number < first[high]
     while (high - low > 1) {
         int middle = (low + high) / 2;
@@ -69,6 +71,174 @@ static Part part_get(Parts p, int64_t number, int64_t (*numel_of)(const void *te
         else
             high = middle;
     }
-    int64_t numel = numel_of(tensors, low), size = part_elements(numel), begin = (number - p.first[low]) * size;
-    return (Part){low, begin, numel - begin < size ? numel : begin + size};
+    int64_t size = part_elements(p.numel[low]), begin = (number - p.first[low]) * size;
+    return (Part){low, begin, p.numel[low] - begin < size ? p.numel[low] : begin + size};
+}
+
+// ---------------------------------------------------------------------------------------------------------------- norm
+
+// fp32 sums are kept as short as this, then added in fp64.
+enum { RUN = 4096 };
+
+static ALWAYS_INLINE double run_sumsq(const void *grad, int64_t begin, int64_t end, DType G) {
+    V even = vzero(), odd = vzero(); // two chains: one would wait for the latency of its fma
+    int64_t whole = begin;
+    for (; whole + 2 * LANES <= end; whole += 2 * LANES) {
+        V x = vload(grad, whole, G), y = vload(grad, whole + LANES, G);
+        even = vfma(x, x, even);
+        odd = vfma(y, y, odd);
+    }
+    EACH_LANES(i, k, end - whole, {
+        V x = vload_first(k, grad, whole + i, G);
+        even = vfma(x, x, even);
+    });
+    return vsum(even + odd);
+}
+
+static ALWAYS_INLINE double part_sumsq(const void *grad, Part part, DType G) {
+    double sum = 0.0;
+    for (int64_t i = part.begin; i < part.end; i += RUN)
+        sum += run_sumsq(grad, i, part.end - i < RUN ? part.end : i + RUN, G);
+    return sum;
+}
+
+void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
+    const char *op = "gradient_sumsq";
+    tensor_check(op, sumsq, DTYPE_FP32, n);
+    Parts parts = parts_begin(op, n);
+    for (int i = 0; i < n; i++) {
+        cpu_check_float(op, grads[i]);
+        parts_add(parts, i, tensor_numel(grads[i]));
+    }
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t number = 0; number < parts.first[n]; number++) {
+        Part part = parts_get(parts, number);
+        Tensor grad = grads[part.tensor];
+        WITH_DTYPE(G, grad.dtype, parts.sums[number] = part_sumsq(grad.data, part, G));
+    }
+    float *out = sumsq.data;
+    for (int i = 0; i < n; i++) {
+        double sum = 0.0;
+        for (int64_t number = parts.first[i]; number < parts.first[i + 1]; number++) sum += parts.sums[number];
+        out[i] = (float)sum;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ decision
+
+void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
+    const char *op = "step_control_update";
+    const int num_tensors = (int)tensor_numel(sumsq);
+    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+    tensor_check(op, sumsq, DTYPE_FP32, num_tensors);
+    tensor_check(op, losses, DTYPE_FP32, tensor_numel(losses));
+    const float *loss = losses.data;
+    double loss_sum = 0.0;
+    for (int64_t b = 0; b < tensor_numel(losses); b++) loss_sum += loss[b];
+    step_control_decide(control.data, sumsq.data, num_tensors, loss_sum, num_tokens, limits);
+}
+
+// --------------------------------------------------------------------------------------------------------------- AdamW
+
+// The constants of one step, as the inner loop takes them.
+typedef struct {
+    float grad_factor, learning_rate, eps;
+    float beta1, beta2, one_minus_beta1, one_minus_beta2;
+    float m_correction, v_correction; // 1 / (1 - beta^step)
+    uint64_t seed, step;
+} AdamWStep;
+
+static AdamWStep adamw_step(AdamWParams p, float grad_factor) {
+    const double beta1 = p.beta1, beta2 = p.beta2, step = (double)p.step;
+    return (AdamWStep){.grad_factor = grad_factor,
+                       .learning_rate = p.learning_rate,
+                       .eps = p.eps,
+                       .beta1 = p.beta1,
+                       .beta2 = p.beta2,
+                       .one_minus_beta1 = (float)(1.0 - beta1),
+                       .one_minus_beta2 = (float)(1.0 - beta2),
+                       .m_correction = (float)(1.0 / (1.0 - pow(beta1, step))),
+                       .v_correction = (float)(1.0 / (1.0 - pow(beta2, step))),
+                       .seed = p.seed,
+                       .step = (uint64_t)p.step};
+}
+
+// 16 random bits for each of the elements e .. e + 15, in the lower halves of the lanes (e a multiple of 16). Element e
+// has half-word e % 8 of philox(seed, stream, step * 2^40 + e / 8), lower halves first.
+static ALWAYS_INLINE VU rounding_bits(const AdamWStep *s, uint64_t stream, int64_t e) {
+    uint32_t bits[LANES];
+    for (int half = 0; half < 2; half++) {
+        Philox random = philox(s->seed, stream, (s->step << 40) + (uint64_t)e / 8 + (uint64_t)half);
+        for (int w = 0; w < 4; w++) {
+            bits[8 * half + 2 * w] = random.v[w] & 0xFFFFu;
+            bits[8 * half + 2 * w + 1] = random.v[w] >> 16;
+        }
+    }
+    return vload_bits(bits);
+}
+
+// x rounded to bf16, up with the probability of what is cut off: the mean of many roundings is x. Infinity stays as it
+// is, NaN stays NaN.
+static ALWAYS_INLINE V round_stochastically(V x, VU random) {
+    VU u = (VU)x;
+    VU nan = (VU)((VI)((u & 0x7FFFFFFFu) + 0x7FFFFFu) >> 31);
+    return (V)((nan & u) | (~nan & (u + random) & 0xFFFF0000u));
+}
+
+// m, v and the parameter (fp32 master, or the weight itself) of one part; the weight is written in its dtype E.
+static ALWAYS_INLINE void adamw_part(const AdamWTensor *t, const AdamWStep *s, Part part, uint64_t stream,
+                                     bool has_master, DType E, DType G) {
+    void *param = has_master ? t->master.data : t->weight.data;
+    const DType P = has_master ? DTYPE_FP32 : E;
+    EACH_LANES(i, k, part.end - part.begin, {
+        const int64_t e = part.begin + i;
+        V g = vload_first(k, t->grad.data, e, G) * s->grad_factor;
+        V m = vload_first(k, t->m.data, e, DTYPE_FP32);
+        V v = vload_first(k, t->v.data, e, DTYPE_FP32);
+        V w = vload_first(k, param, e, P);
+        m = vfma(vsplat(s->beta1), m, s->one_minus_beta1 * g);
+        v = vfma(vsplat(s->beta2), v, s->one_minus_beta2 * (g * g));
+        V update = m * s->m_correction / (vsqrt(v * s->v_correction) + s->eps);
+        w -= s->learning_rate * vfma(vsplat(t->weight_decay), w, update);
+        vstore_first(k, t->m.data, e, m, DTYPE_FP32);
+        vstore_first(k, t->v.data, e, v, DTYPE_FP32);
+        if (has_master) vstore_first(k, param, e, w, DTYPE_FP32);
+        if (!has_master && E == DTYPE_BF16) w = round_stochastically(w, rounding_bits(s, stream, e));
+        vstore_first(k, t->weight.data, e, w, E);
+    });
+}
+
+static void adamw_check(const char *op, const AdamWTensor *t) {
+    int64_t numel = tensor_numel(t->weight);
+    cpu_check_float(op, t->weight);
+    cpu_check_weight_gradient(op, t->grad, t->weight.dtype, numel);
+    tensor_check(op, t->m, DTYPE_FP32, numel);
+    tensor_check(op, t->v, DTYPE_FP32, numel);
+    if (t->master.data) tensor_check(op, t->master, DTYPE_FP32, numel);
+}
+
+void adamw_update(const AdamWTensor *tensors, int n, AdamWParams params, Tensor control) {
+    const char *op = "adamw_update";
+    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+    REQUIRE(params.step >= 1, "adamw_update: step %lld, the first is 1", (long long)params.step);
+    Parts parts = parts_begin(op, n);
+    for (int i = 0; i < n; i++) {
+        adamw_check(op, &tensors[i]);
+        parts_add(parts, i, tensor_numel(tensors[i].weight));
+    }
+    const StepControl *decided = control.data;
+    if (decided->skip != SKIP_NONE) return;
+    const AdamWStep step = adamw_step(params, decided->grad_factor);
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t number = 0; number < parts.first[n]; number++) {
+        Part part = parts_get(parts, number);
+        const AdamWTensor *t = &tensors[part.tensor];
+        uint64_t stream = STREAM_ROUNDING + (uint64_t)part.tensor;
+        if (t->master.data)
+            WITH_DTYPE(E, t->weight.dtype,
+                       WITH_DTYPE(G, t->grad.dtype, adamw_part(t, &step, part, stream, true, E, G)));
+        else
+            WITH_DTYPE(E, t->weight.dtype,
+                       WITH_DTYPE(G, t->grad.dtype, adamw_part(t, &step, part, stream, false, E, G)));
+    }
 }

@@ -1,6 +1,6 @@
-// Command-line options: one table (options.c) that states for each its names, type, range, default, group and help.
-// Parsing, --help, the nearest name of a typo, the JSON in checkpoints and logs all come from that table.
-// The struct is plain values; strings belong to the Options and live until options_free.
+// Command-line options: one table (option_table.c) that states for each its names, type, range, default, group and
+// help. Parsing, --help, the nearest name of a typo, the JSON in checkpoints and logs all come from that table.
+// The struct is plain values; strings belong to the Options, are never NULL and live until options_free.
 #pragma once
 #include "llmc/base/error.h"
 #include <stdbool.h>
@@ -17,7 +17,7 @@ typedef struct {
     // model
     char *model;   // -e  descriptor, directory or .bin
     char *dtype;   // --dtype auto|bf16|fp16|fp32
-    int master;    // -w  keep fp32 master weights
+    int master;    // -w   keep fp32 master weights
     int recompute; // -r
     // batch and length
     int64_t B;           // -b
@@ -28,7 +28,7 @@ typedef struct {
     int overfit;         // -a
     // optimisation
     double lr;                // -l
-    int64_t warmup;           // -u
+    int64_t warmup;           // -u  -1 = 2% of the steps, at most 700
     double final_fraction;    // -q
     double weight_decay;      // -c
     char *schedule;           // -k
@@ -47,7 +47,7 @@ typedef struct {
     char *prompt;          // --prompt
     int hellaswag;         // -h
     // output
-    char *output;             // -o
+    char *output;             // -o  "" = nothing is written: no log, no checkpoints
     int64_t checkpoint_every; // -n
     int64_t keep;             // -nk
     int64_t major;            // -nm
@@ -61,22 +61,28 @@ typedef struct {
     int zero_stage;                                 // -z
     int num_processes, process_rank, gpus_per_node; // -pn -pr -pg
     char *init_method, *server_ip, *fs_path;        // -pi -ps -pf
+    uint64_t given;                                 // which rows of the table stood on the command line: options_given
 } Options;
 
 typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;
 
 // Fills *options with defaults, then with argv. Help is written to stdout. Errors name the option, the value, what is
 // allowed and, for an unknown option, the nearest one. Values of options that depend on each other are checked here
-// too, as far as no file is needed.
+// too, as far as no file is needed. options_free is due (and safe) whatever the result.
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err);
 void options_free(Options *options);
 
 // Was this option given on the command line (by its long name)?
-bool options_given(const char *long_name);
+bool options_given(const Options *options, const char *long_name);
+
+// -d: must be a multiple of T (the last micro-step may hold fewer than B sequences); names the nearest that are. For
+// the trainer, which knows T when -t left it to the model.
+bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err);
 
 // All options as one JSON object, malloced; keys are the long names.
 char *options_to_json(const Options *options);
-// A malloced line for every option whose value differs from that JSON (for resume), NULL if none does.
+// A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
+// NULL if none does. Options that only say how a run is watched or started (-y, --progress) are not compared.
 char *options_diff_json(const Options *options, const char *json);
 
 #ifdef __cplusplus

@@ -40,8 +40,8 @@ static void render_bar(double fraction, int cells, bool utf8, char *buf) {
     char *p = buf;
     for (int i = 0; i < cells; i++) {
         int eighths = filled - i * EIGHTHS;
-        const char *cell = utf8 ? (eighths >= EIGHTHS ? "█" : BLOCKS[eighths > 0 ? eighths : 0])
-                                : (eighths >= EIGHTHS ? "#" : ".");
+        const char *cell =
+            utf8 ? (eighths >= EIGHTHS ? "█" : BLOCKS[eighths > 0 ? eighths : 0]) : (eighths >= EIGHTHS ? "#" : ".");
         p = stpcpy(p, cell);
     }
 }

@@ -197,10 +197,14 @@ static void put_number(FILE *f, const char *key, double x, int digits) {
 
 static const char *skip_name(int32_t skip) {
     switch (skip) {
-    case SKIP_NONFINITE: return "nonfinite";
-    case SKIP_LOSS_OUTLIER: return "loss_outlier";
-    case SKIP_NORM_OUTLIER: return "norm_outlier";
-    default: return NULL;
+    case SKIP_NONFINITE:
+        return "nonfinite";
+    case SKIP_LOSS_OUTLIER:
+        return "loss_outlier";
+    case SKIP_NORM_OUTLIER:
+        return "norm_outlier";
+    default:
+        return NULL;
     }
 }
 
@@ -208,8 +212,12 @@ static const char *skip_name(int32_t skip) {
 static void put_skip(FILE *f, const StepReport *r) {
     const StepControl *c = &r->control;
     switch (c->skip) {
-    case SKIP_LOSS_OUTLIER: fprintf(f, " | SKIPPED: loss outlier z %.1f", (double)c->loss_z); break;
-    case SKIP_NORM_OUTLIER: fprintf(f, " | SKIPPED: gradient norm outlier z %.1f", (double)c->norm_z); break;
+    case SKIP_LOSS_OUTLIER:
+        fprintf(f, " | SKIPPED: loss outlier z %.1f", (double)c->loss_z);
+        break;
+    case SKIP_NORM_OUTLIER:
+        fprintf(f, " | SKIPPED: gradient norm outlier z %.1f", (double)c->norm_z);
+        break;
     case SKIP_NONFINITE:
         if (c->bad_tensor >= 0) {
             fprintf(f, " | SKIPPED: gradient of %s is not finite", r->bad_tensor ? r->bad_tensor : "a tensor");
@@ -218,7 +226,8 @@ static void put_skip(FILE *f, const StepReport *r) {
         }
         if (c->loss_scale != 1.0f) fprintf(f, "; loss scale now %g", (double)c->loss_scale);
         break;
-    default: break;
+    default:
+        break;
     }
 }
 

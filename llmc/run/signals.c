@@ -55,9 +55,13 @@ int signals_pending(void) { return pending; }
 
 const char *signals_name(int signal_number) {
     switch (signal_number) {
-    case SIGINT: return "SIGINT";
-    case SIGTERM: return "SIGTERM";
-    case SIGUSR1: return "SIGUSR1";
-    default: return "no signal";
+    case SIGINT:
+        return "SIGINT";
+    case SIGTERM:
+        return "SIGTERM";
+    case SIGUSR1:
+        return "SIGUSR1";
+    default:
+        return "no signal";
     }
 }

@@ -2,6 +2,7 @@
 // is limited by the disk.
 #include "llmc/store/atomic_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -309,8 +310,7 @@ bool directory_commit(const char *from, const char *to, Error *err) {
         ok = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0;
         bool exchanged = ok;
         REQUIRE(asprintf(&aside, exchanged ? "%s" : "%s.old", from) >= 0, "out of memory for a path");
-        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP))
-            ok = replace_in_two_steps(from, to, aside);
+        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)) ok = replace_in_two_steps(from, to, aside);
     }
     if (!ok)
         error_set(err, "%s: cannot rename into place: %s", to, strerror(errno));

@@ -192,9 +192,10 @@ static bool explain_missing(const char *directory, Error *err) {
     char *shards = path_join(directory, "model.safetensors.index.json");
     char *pickle = path_join(directory, "pytorch_model.bin");
     error_set(err, "%s: no model.safetensors beside its config.json%s", directory,
-              file_exists(shards)   ? "; weights in several files are not read: save them again as one"
-              : file_exists(pickle) ? "; save pytorch_model.bin again with save_pretrained(..., safe_serialization=True)"
-                                    : "");
+              file_exists(shards) ? "; weights in several files are not read: save them again as one"
+              : file_exists(pickle)
+                  ? "; save pytorch_model.bin again with save_pretrained(..., safe_serialization=True)"
+                  : "");
     free(shards);
     free(pickle);
     return false;

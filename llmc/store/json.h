@@ -24,7 +24,8 @@ bool json_get_string(const cJSON *object, const char *key, const char **value, E
 bool json_get_object(const cJSON *object, const char *key, const cJSON **value, Error *err);
 bool json_get_array(const cJSON *object, const char *key, int length, const cJSON **value, Error *err);
 
-// The value of an item: an integer in [min, max]; a number or one of "nan", "inf", "-inf", which JSON numbers cannot be.
+// The value of an item: an integer in [min, max]; a number or one of "nan", "inf", "-inf", which JSON numbers cannot
+// be.
 bool json_int_value(const cJSON *item, int64_t min, int64_t max, int64_t *value);
 bool json_double_value(const cJSON *item, double *value);
 

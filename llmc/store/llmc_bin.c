@@ -51,7 +51,8 @@ static bool parse_header(LlmcBin *f, const int32_t *header, Error *err) {
                          VERSION_FP32, VERSION_BF16);
     f->dtype = header[1] == VERSION_FP32 ? DTYPE_FP32 : DTYPE_BF16;
     f->config = (ModelConfig){.max_T = header[2], .V = header[3], .L = header[4], .NH = header[5], .C = header[6]};
-    if (f->config.V < 1) return error_set(err, "%s: vocabulary of %d tokens, expected 1 or more", f->path, (int)header[3]);
+    if (f->config.V < 1)
+        return error_set(err, "%s: vocabulary of %d tokens, expected 1 or more", f->path, (int)header[3]);
     if (!model_config_check(&f->config, err)) return error_prefix(err, "%s", f->path);
     model_config_set_vocab(&f->config, f->config.V);
     if (header[7] == f->config.Vp) return true;

@@ -37,9 +37,9 @@ static const struct {
     int64_t size;
     DType dtype;
 } file_dtypes[] = {
-    {"F32", 4, DTYPE_FP32},  {"F16", 2, DTYPE_FP16},  {"BF16", 2, DTYPE_BF16},    {"F64", 8, DTYPE_COUNT},
-    {"I64", 8, DTYPE_COUNT}, {"U64", 8, DTYPE_COUNT}, {"I32", 4, DTYPE_COUNT},    {"U32", 4, DTYPE_COUNT},
-    {"I16", 2, DTYPE_COUNT}, {"U16", 2, DTYPE_COUNT}, {"I8", 1, DTYPE_COUNT},     {"U8", 1, DTYPE_COUNT},
+    {"F32", 4, DTYPE_FP32},   {"F16", 2, DTYPE_FP16},      {"BF16", 2, DTYPE_BF16},     {"F64", 8, DTYPE_COUNT},
+    {"I64", 8, DTYPE_COUNT},  {"U64", 8, DTYPE_COUNT},     {"I32", 4, DTYPE_COUNT},     {"U32", 4, DTYPE_COUNT},
+    {"I16", 2, DTYPE_COUNT},  {"U16", 2, DTYPE_COUNT},     {"I8", 1, DTYPE_COUNT},      {"U8", 1, DTYPE_COUNT},
     {"BOOL", 1, DTYPE_COUNT}, {"F8_E4M3", 1, DTYPE_COUNT}, {"F8_E5M2", 1, DTYPE_COUNT},
 };
 enum { NUM_FILE_DTYPES = sizeof file_dtypes / sizeof file_dtypes[0] };
@@ -94,7 +94,7 @@ static bool parse_name(const char *name, SafetensorsEntry *e, Error *err) {
 static bool parse_entry(const cJSON *item, SafetensorsEntry *e, int64_t data_bytes, Error *err) {
     if (!parse_name(item->string, e, err)) return false;
     const cJSON *offsets;
-    int64_t numel, size, end;
+    int64_t numel = 0, size = 0, end = 0;
     bool ok = cJSON_IsObject(item) || error_set(err, "its description is not an object");
     ok = ok && parse_dtype(item, e, &size, err) && parse_shape(item, e, &numel, err) &&
          json_get_array(item, "data_offsets", 2, &offsets, err);
@@ -170,7 +170,8 @@ static bool read_header(SafetensorsFile *f, Error *err) {
         return error_set(err, "%s: %lld bytes, too short for a safetensors file", f->path, (long long)size);
     if (!file_read_at(f->fd, f->path, 0, &length, sizeof length, err)) return false;
     if (length > MAX_HEADER_BYTES || (int64_t)length > size - PREFIX_BYTES)
-        return error_set(err, "%s: its first 8 bytes say a header of %llu bytes, expected at most %lld: not safetensors",
+        return error_set(err,
+                         "%s: its first 8 bytes say a header of %llu bytes, expected at most %lld: not safetensors",
                          f->path, (unsigned long long)length,
                          (long long)(size - PREFIX_BYTES < MAX_HEADER_BYTES ? size - PREFIX_BYTES : MAX_HEADER_BYTES));
     char *text = malloc(length + 1);
@@ -179,7 +180,8 @@ static bool read_header(SafetensorsFile *f, Error *err) {
     cJSON *root = ok ? json_parse(text, length, err) : NULL;
     free(text);
     int64_t data_start = PREFIX_BYTES + (int64_t)length;
-    if (ok) ok = (root && parse_entries(f, root, data_start, size - data_start, err)) || error_prefix(err, "%s", f->path);
+    if (ok)
+        ok = (root && parse_entries(f, root, data_start, size - data_start, err)) || error_prefix(err, "%s", f->path);
     cJSON_Delete(root);
     return ok;
 }

@@ -55,6 +55,30 @@ static bool parse_vocab(const char *path, const int32_t *h, ShardHeader *header,
     return true;
 }
 
+// The token count must be exactly what the file has room for.
+static bool parse_count(const char *path, const int32_t *h, int64_t file_bytes, ShardHeader *header, Error *err) {
+    bool is_v1 = h[SHARD_FIELD_VERSION] == 1;
+    int field = is_v1 ? SHARD_FIELD_COUNT_V1 : SHARD_FIELD_COUNT_V2;
+    if (is_v1)
+        header->num_tokens = h[field];
+    else
+        memcpy(&header->num_tokens, &h[field], sizeof header->num_tokens);
+    int64_t bytes;
+    if (header->num_tokens < 0 || !checked_mul(header->num_tokens, header->token_bytes, &bytes) ||
+        !checked_add(bytes, SHARD_HEADER_BYTES, &bytes)) {
+        return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file has room for %" PRId64,
+                         path, field, header->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / header->token_bytes);
+    }
+    if (bytes != file_bytes) {
+        return error_set(err,
+                         "%s: the file has %" PRId64 " bytes, but its token count (header field %d), %" PRId64
+                         ", needs %" PRId64 "; %s: copy or make it again",
+                         path, file_bytes, field, header->num_tokens, bytes,
+                         file_bytes < bytes ? "it is truncated" : "something was appended to it");
+    }
+    return true;
+}
+
 static bool parse_header(const char *path, const int32_t *h, int64_t file_bytes, ShardHeader *header, Error *err) {
     if (h[SHARD_FIELD_MAGIC] != SHARD_MAGIC) {
         return error_set(err, "%s: not a token shard: magic number (header field 0) is %d, expected %d", path,
@@ -68,24 +92,7 @@ static bool parse_header(const char *path, const int32_t *h, int64_t file_bytes,
     if (header->token_bytes != 2 && header->token_bytes != 4) {
         return error_set(err, "%s: bytes per token (header field 2) is %d, expected 2 or 4", path, header->token_bytes);
     }
-    if (version == 1) header->num_tokens = h[SHARD_FIELD_COUNT_V1];
-    if (version == 2) memcpy(&header->num_tokens, &h[SHARD_FIELD_COUNT_V2], sizeof header->num_tokens);
-    int64_t bytes;
-    if (header->num_tokens < 0 || !checked_mul(header->num_tokens, header->token_bytes, &bytes) ||
-        !checked_add(bytes, SHARD_HEADER_BYTES, &bytes)) {
-        return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file holds %" PRId64, path,
-                         version == 1 ? SHARD_FIELD_COUNT_V1 : SHARD_FIELD_COUNT_V2, header->num_tokens,
-                         (file_bytes - SHARD_HEADER_BYTES) / header->token_bytes);
-    }
-    if (bytes != file_bytes) {
-        return error_set(err,
-                         "%s: the file has %" PRId64 " bytes, but its token count (header field %d), %" PRId64
-                         ", needs %" PRId64 "; %s: copy or make it again",
-                         path, file_bytes, version == 1 ? SHARD_FIELD_COUNT_V1 : SHARD_FIELD_COUNT_V2,
-                         header->num_tokens, bytes,
-                         file_bytes < bytes ? "it is truncated" : "something was appended to it");
-    }
-    return parse_vocab(path, h, header, err);
+    return parse_count(path, h, file_bytes, header, err) && parse_vocab(path, h, header, err);
 }
 
 // Opens the file at path and reads its header. The shard owns fd and path even when this fails.

@@ -11,8 +11,7 @@
 enum { ROUNDS = 8 };
 
 // The finaliser of SplitMix64: every bit of z moves about half of the bits of the result. Philox is the project's
-// generator, but ten of its rounds inside every Feistel round would cost as much as reading the
-// window.
+// generator, but ten of its rounds inside every Feistel round would cost as much as reading the window.
 static uint64_t mix64(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;

@@ -7,7 +7,7 @@
 extern "C" {
 #endif
 
-// A pseudo-random permutation of [0, n) for this key: an 8-round Feistel network over the next even power of two,
+// A pseudo-random permutation of [0, n) for this key: an 8-round Feistel network over the next power of four,
 // walked until it lands inside (Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). 1 <= n < 2^62.
 int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key);
 

@@ -1,0 +1,226 @@
+// The option table and what is read from it alone: names, the nearest name, values as text, --help.
+#include "llmc/run/option_table.h"
+
+#include "llmc/run/format.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char DATA[] = "Data";
+static const char MODEL[] = "Model";
+static const char BATCH[] = "Batch and length";
+static const char OPTIMISATION[] = "Optimisation";
+static const char EVALUATION[] = "Evaluation and samples";
+static const char OUTPUT[] = "Output";
+static const char MACHINE[] = "Machine";
+
+// Type and place of a field; the type is the compiler's word, so row and struct cannot disagree.
+#define FIELD(name)                                                                                                    \
+    _Generic(((Options *)0)->name, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING),   \
+        offsetof(Options, name)
+
+// The largest integer that JSON readers keep exactly, and a step count nobody reaches: enough, and never an overflow.
+#define MAX_EXACT 9007199254740991.0
+#define MAX_STEPS 1e12
+// What the doubles beta may be: below 1, or the moments never move.
+#define BELOW_ONE 0.999999
+
+#define ONE_PROCESS "accepted for llm.c command lines; one process in this version"
+
+// clang-format off
+static const OptionRow TABLE[] = {
+    {DATA, "train-data", "i", FIELD(train_data), "data/shards/train_*.bin", 0, 0, "GLOB",
+     "token shards to train on; quote the pattern"},
+    {DATA, "val-data",   "j", FIELD(val_data),   "data/shards/val_*.bin",   0, 0, "GLOB",
+     "token shards to validate on"},
+
+    {MODEL, "model",          "e",  FIELD(model),     "d12",  0, 0, "MODEL",
+     "d6 d12 d24 d36 d48, gpt3:c768, L=6,C=384,NH=6,T=256, a GPT-2 directory of Hugging Face's form, an llm.c .bin"},
+    {MODEL, "dtype",          NULL, FIELD(dtype),     "auto", 0, 0, "auto|bf16|fp16|fp32",
+     "type of weights and activations; auto: the fastest of this machine"},
+    {MODEL, "master-weights", "w",  FIELD(master),    "1",    0, 1, "[0|1]",
+     "keep fp32 master weights beside bf16 or fp16"},
+    {MODEL, "recompute",      "r",  FIELD(recompute), "0",    0, 3, "LEVEL",
+     "less memory, more time: 1 GELU, 2 and LayerNorm, 3 whole blocks are computed again in the backward pass"},
+
+    {BATCH, "batch-size",  "b",  FIELD(B),           "4",   1,     65536, "B",
+     "sequences in a micro-batch"},
+    {BATCH, "context",     "t",  FIELD(T),           "0",   0,   1048576, "T",
+     "tokens in a sequence; 0: the model's longest context, at most 1024"},
+    {BATCH, "total-batch", "d",  FIELD(total_batch), "0",   0,    0x1p40, "TOKENS",
+     "tokens in a step, a multiple of T, by gradient accumulation; 0: B*T"},
+    {BATCH, "max-steps",   "x",  FIELD(max_steps),   "-1", -1, MAX_STEPS, "STEPS",
+     "steps of the run; -1: one epoch of the training data; 0: evaluate and sample only"},
+    {BATCH, "max-minutes", NULL, FIELD(max_minutes), "0",   0,       1e7, "MINUTES",
+     "save and stop after this time; 0: no limit"},
+    {BATCH, "overfit",     "a",  FIELD(overfit),     "0",   0,         1, "[0|1]",
+     "train on one batch over and over: its loss must go to 0"},
+
+    {OPTIMISATION, "learning-rate",     "l",  FIELD(lr),             "6e-4",       0,        10, "LR",
+     "highest learning rate"},
+    {OPTIMISATION, "warmup",            "u",  FIELD(warmup),         "-1",        -1, MAX_STEPS, "STEPS",
+     "steps until the learning rate is reached; -1: 2% of the steps, at most 700"},
+    {OPTIMISATION, "final-lr-fraction", "q",  FIELD(final_fraction), "0.1",        0,         1, "F",
+     "learning rate of the last step, as a fraction of the highest"},
+    {OPTIMISATION, "schedule",          "k",  FIELD(schedule),       "cosine",     0,         0, "cosine|linear|constant|wsd",
+     "learning rate after the warm-up"},
+    {OPTIMISATION, "weight-decay",      "c",  FIELD(weight_decay),   "0.1",        0,        10, "DECAY",
+     "of the matrices (AdamW); vectors are not decayed"},
+    {OPTIMISATION, "beta1",             NULL, FIELD(beta1),          "0.9",        0, BELOW_ONE, "BETA",
+     "decay of the first moment"},
+    {OPTIMISATION, "beta2",             NULL, FIELD(beta2),          "0.95",       0, BELOW_ONE, "BETA",
+     "decay of the second moment"},
+    {OPTIMISATION, "eps",               NULL, FIELD(eps),            "1e-8",   1e-16,         1, "EPS",
+     "added to the root of the second moment"},
+    {OPTIMISATION, "grad-clip",         NULL, FIELD(grad_clip),      "1",          0,       1e9, "NORM",
+     "largest norm of the gradient; 0: never clip"},
+    {OPTIMISATION, "loss-outlier",      "sl", FIELD(loss_outlier),   "0",          0,       1e6, "Z",
+     "skip a step whose loss is this many standard deviations above the last 128; 0: never"},
+    {OPTIMISATION, "norm-outlier",      "sg", FIELD(norm_outlier),   "0",          0,       1e6, "Z",
+     "the same for the norm of the gradient"},
+    {OPTIMISATION, "seed",              NULL, FIELD(seed),           "1337",       0, MAX_EXACT, "SEED",
+     "of initial weights, data order, samples and rounding"},
+
+    {EVALUATION, "val-every",     "v",  FIELD(val_every),     "250",  0, MAX_STEPS, "STEPS",
+     "validate every so many steps; 0: never"},
+    {EVALUATION, "val-sequences", "m",  FIELD(val_sequences), "64",   0, MAX_STEPS, "N",
+     "sequences to validate on, spread over the data; 0: all"},
+    {EVALUATION, "sample-every",  "s",  FIELD(sample_every),  "1000", 0, MAX_STEPS, "STEPS",
+     "write a text every so many steps; 0: never"},
+    {EVALUATION, "sample-tokens", "g",  FIELD(sample_tokens), "128",  1,   1048576, "TOKENS",
+     "its length"},
+    {EVALUATION, "temperature",   NULL, FIELD(temperature),   "0.8",  0,       100, "T",
+     "0: always the most likely token"},
+    {EVALUATION, "top-k",         NULL, FIELD(top_k),         "50",   0,       1e9, "K",
+     "draw from the K most likely tokens; 0: from all"},
+    {EVALUATION, "prompt",        NULL, FIELD(prompt),        "",     0,         0, "TEXT",
+     "how a sample begins; default: with end-of-text"},
+    {EVALUATION, "hellaswag",     "h",  FIELD(hellaswag),     "0",    0,         0, "[0]",
+     "accepted for llm.c command lines; no HellaSwag in this version, and help is --help"},
+
+    {OUTPUT, "output",           "o",  FIELD(output),           "",      0,         0, "DIR",
+     "directory for checkpoints and main.log; default: nothing is written"},
+    {OUTPUT, "checkpoint-every", "n",  FIELD(checkpoint_every), "1000",  0, MAX_STEPS, "STEPS",
+     "save every so many steps and at the end; 0: only at the end"},
+    {OUTPUT, "keep",             "nk", FIELD(keep),             "2",     0,       1e6, "N",
+     "newest checkpoints to keep; 0: all"},
+    {OUTPUT, "major-every",      "nm", FIELD(major),            "0",     0, MAX_STEPS, "STEPS",
+     "keep those of every so many steps for ever; 0: none"},
+    {OUTPUT, "resume",           "y",  FIELD(resume),           "0",     0,         1, "[0|1]",
+     "go on from the newest checkpoint in DIR that is whole"},
+    {OUTPUT, "progress",         NULL, FIELD(progress),         "-1",   -1,         1, "[-1|0|1]",
+     "progress bar; -1: when stdout is a terminal"},
+
+    {MACHINE, "threads",       NULL, FIELD(threads),       "0",   0, 1024, "N",
+     "threads of the CPU backend; 0: all cores this process may use"},
+    {MACHINE, "tf32",          "f",  FIELD(tf32),          "1",   0,    1, "[0|1]",
+     "TF32 tensor cores for fp32 on GPUs that have them"},
+    {MACHINE, "gelu-fusion",   "ge", FIELD(gelu_fusion),   "-1", -1,   -1, "LEVEL",
+     "accepted for llm.c command lines; the backend fuses where it gains"},
+    {MACHINE, "log-gpu-every", "lg", FIELD(log_gpu_every), "0",   0,    0, "STEPS",
+     "accepted for llm.c command lines; no GPU log in this version"},
+    {MACHINE, "zero-stage",    "z",  FIELD(zero_stage),    "0",   0,    0, "STAGE",
+     ONE_PROCESS},
+    {MACHINE, "num-processes", "pn", FIELD(num_processes), "1",   1,    1, "N",
+     ONE_PROCESS},
+    {MACHINE, "process-rank",  "pr", FIELD(process_rank),  "0",   0,    0, "RANK",
+     ONE_PROCESS},
+    {MACHINE, "gpus-per-node", "pg", FIELD(gpus_per_node), "1",   1,    1, "N",
+     ONE_PROCESS},
+    {MACHINE, "init-method",   "pi", FIELD(init_method),   "",    0,    0, "METHOD",
+     ONE_PROCESS},
+    {MACHINE, "server-ip",     "ps", FIELD(server_ip),     "",    0,    0, "IP",
+     ONE_PROCESS},
+    {MACHINE, "fs-path",       "pf", FIELD(fs_path),       "",    0,    0, "PATH",
+     ONE_PROCESS},
+};
+// clang-format on
+
+enum { NUM_ROWS = sizeof TABLE / sizeof TABLE[0] };
+_Static_assert(NUM_ROWS <= 64, "Options.given has one bit a row");
+
+const OptionRow *option_table(int *count) {
+    *count = NUM_ROWS;
+    return TABLE;
+}
+
+bool option_is_flag(const OptionRow *row) { return row->metavar[0] == '['; }
+
+bool option_is_choice(const OptionRow *row) { return row->type == OPTION_STRING && strchr(row->metavar, '|'); }
+
+// ------------------------------------------------------------------------------------------------------------- names
+
+static bool same_name(const char *a, const char *name, size_t length) {
+    return a && strlen(a) == length && memcmp(a, name, length) == 0;
+}
+
+const OptionRow *option_find(const char *name, size_t length) {
+    for (int i = 0; i < NUM_ROWS; i++) {
+        if (same_name(TABLE[i].long_name, name, length) || same_name(TABLE[i].short_name, name, length))
+            return &TABLE[i];
+    }
+    return NULL;
+}
+
+static int min3(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+
+// Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions and swaps of
+// neighbours, each 1. Damerau, "A technique for computer detection and correction of spelling errors", 1964.
+enum { LONGEST_NAME = 32 };
+static int edit_distance(const char *a, const char *b) {
+    int n = (int)strlen(a), m = (int)strlen(b);
+    int d[LONGEST_NAME + 1][LONGEST_NAME + 1];
+    for (int i = 0; i <= n; i++) d[i][0] = i;
+    for (int j = 0; j <= m; j++) d[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        for (int j = 1; j <= m; j++) {
+            d[i][j] = min3(d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
+            bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            if (swapped && d[i - 2][j - 2] + 1 < d[i][j]) d[i][j] = d[i - 2][j - 2] + 1;
+        }
+    }
+    return d[n][m];
+}
+
+// A piece of a name ("batch", "steps") is a better guess than a word of similar letters.
+static int name_distance(const char *typo, const char *name) {
+    return strlen(typo) >= 3 && strstr(name, typo) ? 1 : edit_distance(typo, name);
+}
+
+const char *option_nearest(const char *typo, char *buf, int size) {
+    char word[LONGEST_NAME + 1];
+    snprintf(word, sizeof word, "%s", typo);
+    int nearest = LONGEST_NAME + 1;
+    for (int i = 0; i < NUM_ROWS; i++) {
+        const char *names[] = {TABLE[i].long_name, TABLE[i].short_name};
+        for (int k = 0; k < 2; k++) {
+            if (!names[k]) continue;
+            int distance = name_distance(word, names[k]);
+            if (distance >= nearest) continue;
+            nearest = distance;
+            snprintf(buf, (size_t)size, "%s%s", k == 0 ? "--" : "-", names[k]);
+        }
+    }
+    return buf;
+}
+
+// ------------------------------------------------------------------------------------------------------------ values
+
+const void *option_field(const OptionRow *row, const Options *options) { return (const char *)options + row->offset; }
+
+double option_number(const OptionRow *row, const Options *options) {
+    const void *field = option_field(row, options);
+    return row->type == OPTION_INT     ? (double)*(const int *)field
+           : row->type == OPTION_INT64 ? (double)*(const int64_t *)field
+                                       : *(const double *)field;
+}
+
+const char *option_string(const OptionRow *row, const Options *options) {
+    return *(char *const *)option_field(row, options);
+}
+
+char *option_text(const OptionRow *row, const Options *options) {
+    if (row->type == OPTION_STRING) return strdup(option_string(row, options));
+    char text[40];
+    return strdup(format_exact(option_number(row, options), text, sizeof text));
+}

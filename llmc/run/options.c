@@ -1,0 +1,240 @@
+// Parsing and checking of the command line over the option table.
+//
+// The matcher is written here, forty lines, and accepts what getopt_long_only accepts of llm.c's command lines:
+// -b 4, -b=4, --batch-size 4, --batch-size=4, with one dash or two. getopt itself would harm: it takes any unambiguous
+// beginning of a name (--b is batch-size today and an error once --beta3 exists), cannot leave out the value of
+// `-y` and yet take the one of `-y 1`, and prints messages of its own.
+#include "llmc/run/options.h"
+
+#include "llmc/run/option_table.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Text from the command line as it may stand in a one-line message: cut short, no control characters.
+typedef struct {
+    char text[64];
+} Shown;
+
+static Shown shown(const char *text, size_t length) {
+    Shown s;
+    size_t n = length < sizeof s.text ? length : sizeof s.text - 4;
+    for (size_t i = 0; i < n; i++) s.text[i] = iscntrl((unsigned char)text[i]) ? '?' : text[i];
+    memcpy(s.text + n, "...", 4);
+    if (n == length) s.text[n] = '\0';
+    return s;
+}
+
+// ------------------------------------------------------------------------------------------------------------ values
+// `name` is the option as it was typed, for messages.
+
+static bool set_string(const OptionRow *row, Options *options, const char *value, Error *err) {
+    char **field = (char **)((char *)options + row->offset);
+    char *copy = strdup(value);
+    if (!copy) return error_set(err, "out of memory");
+    free(*field);
+    *field = copy;
+    return true;
+}
+
+static bool check_choice(const OptionRow *row, const char *name, const char *value, Error *err) {
+    char list[128] = "";
+    for (const char *p = row->metavar; *p;) {
+        size_t n = strcspn(p, "|");
+        if (strlen(value) == n && memcmp(p, value, n) == 0) return true;
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%.*s", used ? ", " : "", (int)n, p);
+        p += n + (p[n] == '|');
+    }
+    return error_set(err, "%s %s: must be one of %s", name, shown(value, strlen(value)).text, list);
+}
+
+static bool check_range(const OptionRow *row, const char *name, const char *value, double x, Error *err) {
+    if (x >= row->min && x <= row->max) return true;
+    Shown v = shown(value, strlen(value));
+    if (row->min == row->max) return error_set(err, "%s %s: must be %.15g (%s)", name, v.text, row->min, row->help);
+    if (option_is_flag(row) && row->min == 0.0) return error_set(err, "%s %s: must be 0 or 1", name, v.text);
+    bool low = x < row->min;
+    return error_set(err, "%s %s: must be at %s %.15g (%.15g .. %.15g)", name, v.text, low ? "least" : "most",
+                     low ? row->min : row->max, row->min, row->max);
+}
+
+// Digits with an optional minus, nothing else: no blanks, no hex, no 5e3. What overflows is out of every range.
+static bool set_integer(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+    const char *digits = value + (*value == '-');
+    if (!*digits || digits[strspn(digits, "0123456789")]) {
+        return error_set(err, "%s %s: not a whole number (decimal digits only, such as 5000)", name,
+                         shown(value, strlen(value)).text);
+    }
+    int64_t n = strtoll(value, NULL, 10); // saturates
+    // Compared as doubles: limits are below 2^53, and what rounds beyond that is still beyond them.
+    if (!check_range(row, name, value, (double)n, err)) return false;
+    void *field = (char *)options + row->offset;
+    if (row->type == OPTION_INT) {
+        *(int *)field = (int)n;
+    } else {
+        *(int64_t *)field = n;
+    }
+    return true;
+}
+
+static bool set_double(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+    char *end;
+    double x = strtod(value, &end);
+    bool number = !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
+    if (!number) {
+        return error_set(err, "%s %s: not a number (such as 0.1 or 6e-4)", name, shown(value, strlen(value)).text);
+    }
+    if (!isfinite(x)) return error_set(err, "%s %s: not a finite number", name, shown(value, strlen(value)).text);
+    if (!check_range(row, name, value, x, err)) return false;
+    *(double *)((char *)options + row->offset) = x;
+    return true;
+}
+
+static bool set_value(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+    if (row->type == OPTION_STRING) {
+        if (option_is_choice(row) && !check_choice(row, name, value, err)) return false;
+        return set_string(row, options, value, err);
+    }
+    if (!*value) return error_set(err, "%s: the value is empty", name);
+    if (row->type == OPTION_DOUBLE) return set_double(row, options, name, value, err);
+    return set_integer(row, options, name, value, err);
+}
+
+static bool set_defaults(Options *options, Error *err) {
+    int count;
+    const OptionRow *rows = option_table(&count);
+    for (int i = 0; i < count; i++) {
+        if (!set_value(&rows[i], options, rows[i].long_name, rows[i].fallback, err)) return false;
+    }
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------------------------- matching
+
+// One argument taken apart: -name, --name, -name=value.
+typedef struct {
+    const char *name; // without dashes, not terminated
+    size_t length;
+    const char *value; // after '=', else NULL
+} Argument;
+
+static Argument argument_split(const char *text) {
+    Argument a = {.name = text + 1 + (text[1] == '-')};
+    a.length = strcspn(a.name, "=");
+    if (a.name[a.length] == '=') a.value = a.name + a.length + 1;
+    return a;
+}
+
+static bool names_an_option(const char *text) {
+    if (text[0] != '-') return false;
+    Argument a = argument_split(text);
+    return option_find(a.name, a.length) != NULL;
+}
+
+static bool unknown_option(Argument a, const char *typed, Error *err) {
+    if (a.length == 0) return error_set(err, "unknown option %s; --help lists them", typed);
+    char nearest[64];
+    return error_set(err, "unknown option %s; did you mean %s?", typed,
+                     option_nearest(shown(a.name, a.length).text, nearest, sizeof nearest));
+}
+
+// Reads argv[*i] and, where it belongs to it, argv[*i + 1]; moves *i on.
+static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
+    const char *text = argv[(*i)++];
+    if (text[0] != '-') {
+        return error_set(err, "%s: belongs to no option; patterns must be quoted: -i \"data/shards/train_*.bin\"",
+                         shown(text, strlen(text)).text);
+    }
+    Argument a = argument_split(text);
+    Shown typed = shown(text, (size_t)(a.name + a.length - text));
+    const OptionRow *row = option_find(a.name, a.length);
+    if (!row) return unknown_option(a, typed.text, err);
+
+    const char *next = argv[*i]; // argv ends with NULL
+    if (a.value) {
+        // -name=value: all there
+    } else if (option_is_flag(row)) {
+        // The next argument is the value unless it looks like an option; -1 does not.
+        bool is_value = next && (next[0] != '-' || isdigit((unsigned char)next[1]));
+        a.value = is_value ? argv[(*i)++] : "1";
+    } else if (!next || names_an_option(next)) {
+        return error_set(err, "%s: a value is missing (%s)", typed.text, row->metavar);
+    } else {
+        a.value = argv[(*i)++];
+    }
+    int count;
+    options->given |= (uint64_t)1 << (row - option_table(&count));
+    return set_value(row, options, typed.text, a.value, err);
+}
+
+// ------------------------------------------------------------------------------------------------ the whole command
+// line
+
+bool options_given(const Options *options, const char *long_name) {
+    int count;
+    const OptionRow *rows = option_table(&count), *row = option_find(long_name, strlen(long_name));
+    REQUIRE(row, "options_given: there is no option %s", long_name);
+    return options->given >> (row - rows) & 1;
+}
+
+bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
+    if (T > 0 && total_batch > 0 && total_batch % T == 0) return true;
+    if (T <= 0 || total_batch <= 0) {
+        return error_set(err, "-d %lld: must be a multiple of T = %lld", (long long)total_batch, (long long)T);
+    }
+    int64_t below = total_batch / T * T, above = below + T;
+    if (below == 0) {
+        return error_set(err, "-d %lld is less than one sequence of T = %lld tokens; the smallest is %lld",
+                         (long long)total_batch, (long long)T, (long long)T);
+    }
+    return error_set(err, "-d %lld is not a multiple of T = %lld; nearest: %lld or %lld", (long long)total_batch,
+                     (long long)T, (long long)below, (long long)above);
+}
+
+// Options that only make sense together.
+static bool check_together(const Options *o, Error *err) {
+    if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
+    if (o->resume && !*o->output) return error_set(err, "-y: no run to go on with; name its directory with -o DIR");
+    if (options_given(o, "checkpoint-every") && o->checkpoint_every > 0 && !*o->output) {
+        return error_set(err, "-n %lld: no place for checkpoints; name a directory with -o DIR",
+                         (long long)o->checkpoint_every);
+    }
+    return true;
+}
+
+static bool asks_for_help(const char *text) { return strcmp(text, "--help") == 0 || strcmp(text, "-help") == 0; }
+
+static const char *program_name(int argc, char **argv) {
+    if (argc < 1) return "train_gpt2";
+    const char *slash = strrchr(argv[0], '/');
+    return slash ? slash + 1 : argv[0];
+}
+
+OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
+    memset(options, 0, sizeof *options);
+    if (!set_defaults(options, err)) return OPTIONS_ERROR;
+    for (int i = 1; i < argc;) {
+        if (asks_for_help(argv[i])) {
+            option_print_help(stdout, program_name(argc, argv));
+            fflush(stdout);
+            return OPTIONS_HELP_SHOWN;
+        }
+        if (!parse_argument(options, argv, &i, err)) return OPTIONS_ERROR;
+    }
+    return check_together(options, err) ? OPTIONS_RUN : OPTIONS_ERROR;
+}
+
+void options_free(Options *options) {
+    int count;
+    const OptionRow *rows = option_table(&count);
+    for (int i = 0; i < count; i++) {
+        if (rows[i].type != OPTION_STRING) continue;
+        char **field = (char **)((char *)options + rows[i].offset);
+        free(*field);
+        *field = NULL;
+    }
+}

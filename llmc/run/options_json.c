@@ -1,0 +1,85 @@
+// Options as JSON, for checkpoints and logs, and what differs when a run goes on with others.
+#include "llmc/run/format.h"
+#include "llmc/run/option_table.h"
+
+#include <cjson/cJSON.h>
+#include <stdlib.h>
+#include <string.h>
+
+char *options_to_json(const Options *options) {
+    char *json = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&json, &bytes);
+    if (!f) return NULL;
+    int count;
+    const OptionRow *rows = option_table(&count);
+    for (int i = 0; i < count; i++) {
+        fprintf(f, "%s\"%s\":", i == 0 ? "{" : ",", rows[i].long_name);
+        if (rows[i].type == OPTION_STRING) {
+            const char *text = option_string(&rows[i], options);
+            format_json_string(f, text, strlen(text));
+        } else { // written here and not by cJSON, whose doubles may be off by the last bit
+            char number[40];
+            fputs(format_exact(option_number(&rows[i], options), number, sizeof number), f);
+        }
+    }
+    fputc('}', f);
+    fclose(f);
+    return json;
+}
+
+// They say how a run is started and watched, not what it computes.
+static bool is_compared(const OptionRow *row) {
+    return strcmp(row->long_name, "resume") != 0 && strcmp(row->long_name, "progress") != 0;
+}
+
+static bool differs(const OptionRow *row, const Options *options, const cJSON *then) {
+    if (row->type == OPTION_STRING) {
+        return !cJSON_IsString(then) || strcmp(then->valuestring, option_string(row, options)) != 0;
+    }
+    return !cJSON_IsNumber(then) || then->valuedouble != option_number(row, options);
+}
+
+// "--batch-size 8 (was 4)\n"
+static void print_difference(FILE *f, const OptionRow *row, const Options *options, const cJSON *then) {
+    char *now = option_text(row, options);
+    fprintf(f, "--%s %s (was ", row->long_name, now && *now ? now : "\"\"");
+    free(now);
+    char number[40];
+    if (cJSON_IsString(then)) {
+        format_visible(f, then->valuestring, strlen(then->valuestring), "");
+    } else if (cJSON_IsNumber(then)) {
+        fputs(format_exact(then->valuedouble, number, sizeof number), f);
+    } else {
+        fputs("no text or number", f);
+    }
+    fputs(")\n", f);
+}
+
+char *options_diff_json(const Options *options, const char *json) {
+    cJSON *then = cJSON_Parse(json);
+    if (!cJSON_IsObject(then)) {
+        cJSON_Delete(then);
+        return strdup("the options of the earlier run cannot be read: no JSON object\n");
+    }
+    char *lines = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&lines, &bytes);
+    if (!f) {
+        cJSON_Delete(then);
+        return NULL;
+    }
+    int count;
+    const OptionRow *rows = option_table(&count);
+    for (int i = 0; i < count; i++) { // an option that did not exist then is no difference
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, rows[i].long_name);
+        if (value && is_compared(&rows[i]) && differs(&rows[i], options, value)) {
+            print_difference(f, &rows[i], options, value);
+        }
+    }
+    fclose(f);
+    cJSON_Delete(then);
+    if (bytes > 0) return lines;
+    free(lines);
+    return NULL;
+}

@@ -1,0 +1,250 @@
+// See checkpoint.h: when a checkpoint exists, which one is the newest, which ones go. What stands in its files is
+// checkpoint_tensors.c's and trainer_json.c's business.
+#include "llmc/store/checkpoint.h"
+
+#include "llmc/store/atomic_file.h"
+#include "llmc/store/checkpoint_parts.h"
+#include "llmc/store/weights_file.h"
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+const char *const checkpoint_file_names[CHECKPOINT_FILES] = {
+    [CHECKPOINT_MODEL] = "model.safetensors",
+    [CHECKPOINT_CONFIG] = "config.json",
+    [CHECKPOINT_OPTIMIZER] = "optimizer.safetensors",
+};
+static const char manifest_name[] = "trainer.json";
+static const char temporary_prefix[] = ".tmp-step_";
+
+// "DIR/step_00001000", or the name under which it is written or removed; malloced.
+static char *step_path(const char *dir, int64_t step, bool temporary) {
+    char name[64];
+    snprintf(name, sizeof name, "%s%08lld", temporary ? temporary_prefix : "step_", (long long)step);
+    return path_join(dir, name);
+}
+
+// ------------------------------------------------------------------------------------------------------------ saving
+
+// What a killed run left behind. A rest that cannot be removed shows when its name is needed.
+static void remove_stale(const char *dir) {
+    DIR *d = opendir(dir);
+    if (!d) return;
+    for (struct dirent *entry; (entry = readdir(d));) {
+        if (strncmp(entry->d_name, temporary_prefix, strlen(temporary_prefix)) != 0) continue;
+        char *path = path_join(dir, entry->d_name);
+        directory_remove(path, NULL);
+        free(path);
+    }
+    closedir(d);
+}
+
+static bool write_config(const char *path, const ModelConfig *config, int64_t eot, FileFacts *facts, Error *err) {
+    AtomicFile *f = atomic_file_create(path, err);
+    if (!f) return false;
+    char *text = huggingface_config_json(config, eot);
+    atomic_file_write(f, text, strlen(text), err); // commit reports a failure
+    free(text);
+    return atomic_file_commit(f, &facts->bytes, &facts->checksum, err);
+}
+
+static bool write_part(const char *directory, int part, const Gpt2 *model, int64_t eot, FileFacts *facts, Error *err) {
+    char *path = path_join(directory, checkpoint_file_names[part]);
+    bool ok = part == CHECKPOINT_MODEL    ? checkpoint_write_model(path, model, facts, err)
+              : part == CHECKPOINT_CONFIG ? write_config(path, &gpt2_options(model)->config, eot, facts, err)
+                                          : checkpoint_write_optimizer(path, model, facts, err);
+    free(path);
+    return ok;
+}
+
+static bool write_parts(const char *directory, const Gpt2 *model, const TrainerState *state, Error *err) {
+    FileFacts facts[CHECKPOINT_FILES];
+    for (int part = 0; part < CHECKPOINT_FILES; part++)
+        if (!write_part(directory, part, model, state->eot, &facts[part], err)) return false;
+    char *manifest = path_join(directory, manifest_name);
+    bool ok = trainer_json_write(manifest, state, &gpt2_options(model)->config, facts, err);
+    free(manifest);
+    return ok;
+}
+
+bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *state, Error *err) {
+    REQUIRE(gpt2_options(model)->train, "a model without optimizer state has no checkpoint");
+    if (!directory_make(dir, err)) return false;
+    remove_stale(dir);
+    char *temporary = step_path(dir, state->step, true), *final = step_path(dir, state->step, false);
+    bool made = mkdir(temporary, 0755) == 0;
+    bool ok = made || error_set(err, "%s: cannot make the directory: %s", temporary, strerror(errno));
+    ok = ok && write_parts(temporary, model, state, err) && directory_commit(temporary, final, err);
+    if (made && !ok) directory_remove(temporary, NULL); // what failed is in err already
+    free(temporary);
+    free(final);
+    return ok;
+}
+
+// ----------------------------------------------------------------------------------------------------------- finding
+
+// The step of a directory name, if it is one that step_path makes.
+static bool parse_step(const char *name, int64_t *step) {
+    char canonical[64];
+    if (strncmp(name, "step_", 5) != 0 || strlen(name) > 5 + 18) return false;
+    *step = strtoll(name + 5, NULL, 10);
+    snprintf(canonical, sizeof canonical, "step_%08lld", (long long)*step);
+    return *step >= 0 && strcmp(name, canonical) == 0;
+}
+
+static int newest_first(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x > y ? -1 : x < y;
+}
+
+// The steps of all step_* directories of dir, newest first, malloced. A directory that is not there has none.
+static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err) {
+    *steps = NULL, *count = 0;
+    DIR *d = opendir(dir);
+    if (!d) return errno == ENOENT || error_set(err, "%s: cannot open the directory: %s", dir, strerror(errno));
+    int room = 0;
+    for (struct dirent *entry; (entry = readdir(d));) {
+        int64_t step;
+        if (!parse_step(entry->d_name, &step)) continue;
+        if (*count == room) {
+            room = room ? 2 * room : 16;
+            *steps = realloc(*steps, (size_t)room * sizeof **steps);
+            REQUIRE(*steps != NULL, "out of memory");
+        }
+        (*steps)[(*count)++] = step;
+    }
+    closedir(d);
+    if (*count > 0) qsort(*steps, (size_t)*count, sizeof **steps, newest_first);
+    return true;
+}
+
+static bool check_file(const char *directory, const char *name, FileFacts expected, bool checksum, Error *err) {
+    char *path = path_join(directory, name);
+    struct stat st;
+    FileFacts found = expected;
+    bool ok = stat(path, &st) == 0 || error_set(err, "%s: %s", path, strerror(errno));
+    if (ok && (int64_t)st.st_size != expected.bytes)
+        ok = error_set(err, "%s: %lld bytes, expected %lld", path, (long long)st.st_size, (long long)expected.bytes);
+    if (ok && checksum) ok = file_checksum(path, &found.bytes, &found.checksum, err);
+    if (ok && (found.bytes != expected.bytes || found.checksum != expected.checksum))
+        ok = error_set(err, "%s: checksum %016llx, expected %016llx", path, (unsigned long long)found.checksum,
+                       (unsigned long long)expected.checksum);
+    free(path);
+    return ok;
+}
+
+// Whether the manifest of a step directory parses and its files have the sizes (and checksums) it states.
+static bool verify(const char *directory, int64_t step, bool checksums, Error *err) {
+    TrainerState state;
+    FileFacts facts[CHECKPOINT_FILES];
+    char *manifest = path_join(directory, manifest_name);
+    bool ok = trainer_json_read(manifest, &state, facts, err);
+    if (ok && state.step != step)
+        ok = error_set(err, "%s: written at step %lld, not at this directory's", manifest, (long long)state.step);
+    for (int i = 0; ok && i < CHECKPOINT_FILES; i++)
+        ok = check_file(directory, checkpoint_file_names[i], facts[i], checksums, err);
+    trainer_state_free(&state);
+    free(manifest);
+    return ok;
+}
+
+bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err) {
+    *path = *skipped = NULL;
+    error_set(err, "%s", "");
+    int64_t *steps;
+    int count;
+    if (!list_steps(dir, &steps, &count, err)) return false;
+    size_t length = 0;
+    FILE *lines = open_memstream(skipped, &length);
+    REQUIRE(lines != NULL, "out of memory");
+    for (int i = 0; i < count && !*path; i++) {
+        Error reason;
+        char *candidate = step_path(dir, steps[i], false);
+        if (verify(candidate, steps[i], true, &reason)) {
+            *path = candidate;
+            break;
+        }
+        fprintf(lines, "%s%s", ftell(lines) > 0 ? "\n" : "", reason.text);
+        free(candidate);
+    }
+    free(steps);
+    REQUIRE(fclose(lines) == 0, "out of memory");
+    if (length == 0) {
+        free(*skipped);
+        *skipped = NULL;
+    }
+    return *path != NULL;
+}
+
+bool checkpoint_exists(const char *dir) {
+    int64_t *steps;
+    int count;
+    bool found = false;
+    if (!list_steps(dir, &steps, &count, NULL)) return false;
+    for (int i = 0; i < count && !found; i++) {
+        char *directory = step_path(dir, steps[i], false), *manifest = path_join(directory, manifest_name);
+        found = file_exists(manifest);
+        free(manifest);
+        free(directory);
+    }
+    free(steps);
+    return found;
+}
+
+bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {
+    FileFacts facts[CHECKPOINT_FILES];
+    char *manifest = path_join(path, manifest_name);
+    bool ok = trainer_json_read(manifest, state, facts, err);
+    free(manifest);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------- rotation
+
+// When a checkpoint was written, in nanoseconds.
+static int64_t written_at(const char *directory) {
+    struct stat st;
+    char *manifest = path_join(directory, manifest_name);
+    bool ok = stat(manifest, &st) == 0;
+    free(manifest);
+    return ok ? (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec : 0;
+}
+
+// Renamed first: a kill in between leaves a temporary directory, not half a checkpoint.
+static bool remove_step(const char *dir, int64_t step, Error *err) {
+    char *path = step_path(dir, step, false), *temporary = step_path(dir, step, true);
+    bool ok = rename(path, temporary) == 0 || error_set(err, "%s: cannot remove: %s", path, strerror(errno));
+    ok = ok && directory_remove(temporary, err);
+    free(temporary);
+    free(path);
+    return ok;
+}
+
+bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err) {
+    if (keep <= 0) return true;
+    int64_t *steps, last_written = -1, last_time = -1;
+    int count, whole = 0;
+    remove_stale(dir);
+    if (!list_steps(dir, &steps, &count, err)) return false;
+    for (int i = 0; i < count; i++) { // what is no checkpoint takes nobody's place, and is left for the user to see
+        char *path = step_path(dir, steps[i], false);
+        int64_t time = written_at(path);
+        if (verify(path, steps[i], false, NULL)) {
+            if (time > last_time) last_time = time, last_written = steps[i];
+            steps[whole++] = steps[i];
+        }
+        free(path);
+    }
+    bool ok = true;
+    for (int i = keep; ok && i < whole; i++) {
+        // After a resume from an older checkpoint the last one written is not the one with the highest step, and it
+        // may be the only good one.
+        if (steps[i] == last_written || (major > 0 && steps[i] % major == 0)) continue;
+        ok = remove_step(dir, steps[i], err);
+    }
+    free(steps);
+    return ok;
+}

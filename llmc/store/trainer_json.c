@@ -1,0 +1,217 @@
+// trainer.json: what a run needs besides tensors to go on with the same bits, and the manifest: size and checksum of
+// the other files. Its fields are described in doc/file_formats.md.
+#include "llmc/store/atomic_file.h"
+#include "llmc/store/checkpoint_parts.h"
+#include "llmc/store/json.h"
+#include <ctype.h>
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FORMAT_VERSION = 1,
+    MAX_TRAINER_BYTES = 16 << 20, // the options may hold a long prompt
+};
+
+// The scalar fields of StepControl.
+static const struct {
+    const char *name;
+    size_t offset;
+} control_floats[] = {
+    {"loss", offsetof(StepControl, loss)},
+    {"norm", offsetof(StepControl, norm)},
+    {"grad_factor", offsetof(StepControl, grad_factor)},
+    {"loss_z", offsetof(StepControl, loss_z)},
+    {"norm_z", offsetof(StepControl, norm_z)},
+    {"loss_scale", offsetof(StepControl, loss_scale)},
+};
+static const struct {
+    const char *name;
+    size_t offset;
+    int32_t min, max;
+} control_ints[] = {
+    {"skip", offsetof(StepControl, skip), SKIP_NONE, SKIP_NORM_OUTLIER},
+    {"bad_tensor", offsetof(StepControl, bad_tensor), -1, INT32_MAX},
+    {"skipped", offsetof(StepControl, skipped), 0, INT32_MAX},
+    {"good_steps", offsetof(StepControl, good_steps), 0, INT32_MAX},
+};
+enum {
+    NUM_FLOATS = sizeof control_floats / sizeof control_floats[0],
+    NUM_INTS = sizeof control_ints / sizeof control_ints[0],
+};
+
+// ----------------------------------------------------------------------------------------------------------- writing
+
+static void print_window(FILE *out, const char *name, const OutlierWindow *w) {
+    char text[40];
+    fprintf(out, ",\n    \"%s\": {\"count\": %d, \"next\": %d, \"values\": [", name, (int)w->count, (int)w->next);
+    for (int i = 0; i < OUTLIER_WINDOW; i++)
+        fprintf(out, "%s%s", i ? ", " : "", json_format_double((double)w->values[i], 9, text, sizeof text));
+    fputs("]}", out);
+}
+
+static void print_control(FILE *out, const StepControl *control) {
+    char text[40];
+    fputs("  \"control\": {", out);
+    for (int i = 0; i < NUM_FLOATS; i++) {
+        float value = *(const float *)((const char *)control + control_floats[i].offset);
+        fprintf(out, "%s\n    \"%s\": %s", i ? "," : "", control_floats[i].name,
+                json_format_double((double)value, 9, text, sizeof text));
+    }
+    for (int i = 0; i < NUM_INTS; i++)
+        fprintf(out, ",\n    \"%s\": %d", control_ints[i].name,
+                (int)*(const int32_t *)((const char *)control + control_ints[i].offset));
+    print_window(out, "loss_window", &control->loss_window);
+    print_window(out, "norm_window", &control->norm_window);
+    fputs("\n  },\n", out);
+}
+
+static void print_state(FILE *out, const TrainerState *state, const ModelConfig *config) {
+    char loss[40] = "null";
+    if (!isinf(state->best_val_loss)) json_format_double(state->best_val_loss, 17, loss, sizeof loss);
+    fprintf(out, "  \"format\": %d,\n  \"step\": %lld,\n  \"position\": %lld,\n  \"T\": %lld,\n", FORMAT_VERSION,
+            (long long)state->step, (long long)state->position, (long long)state->T);
+    fprintf(out, "  \"seed\": \"%llu\",\n  \"best_val_loss\": %s,\n  \"eot\": %lld,\n", (unsigned long long)state->seed,
+            loss, (long long)state->eot);
+    fprintf(out, "  \"model\": {\"max_T\": %lld, \"V\": %lld, \"L\": %lld, \"NH\": %lld, \"C\": %lld},\n",
+            (long long)config->max_T, (long long)config->V, (long long)config->L, (long long)config->NH,
+            (long long)config->C);
+    print_control(out, &state->control);
+    fprintf(out, "  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
+}
+
+static void print_manifest(FILE *out, const FileFacts *facts) {
+    fputs("  \"files\": {", out);
+    for (int i = 0; i < CHECKPOINT_FILES; i++)
+        fprintf(out, "%s\n    \"%s\": {\"bytes\": %lld, \"xxh3\": \"%016llx\"}", i ? "," : "", checkpoint_file_names[i],
+                (long long)facts[i].bytes, (unsigned long long)facts[i].checksum);
+    fputs("\n  }\n", out);
+}
+
+bool trainer_json_write(const char *path, const TrainerState *state, const ModelConfig *config,
+                        const FileFacts facts[CHECKPOINT_FILES], Error *err) {
+    if (state->options_json) { // text from outside must not make a checkpoint that nobody can read
+        cJSON *options = json_parse(state->options_json, strlen(state->options_json), err);
+        if (!options) return error_prefix(err, "%s: the options", path);
+        cJSON_Delete(options);
+    }
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    REQUIRE(out != NULL, "out of memory for trainer.json");
+    fputs("{\n", out);
+    print_state(out, state, config);
+    print_manifest(out, facts);
+    fputs("}\n", out);
+    REQUIRE(fclose(out) == 0, "out of memory for trainer.json");
+    bool ok = file_write_atomic(path, text, bytes, err);
+    free(text);
+    return ok;
+}
+
+// ----------------------------------------------------------------------------------------------------------- reading
+
+static bool read_float(const cJSON *item, float *value) {
+    double d;
+    if (!json_double_value(item, &d) || (isfinite(d) && fabs(d) > (double)FLT_MAX)) return false;
+    *value = (float)d;
+    return true;
+}
+
+static bool read_window(const cJSON *control, const char *name, OutlierWindow *w, Error *err) {
+    const cJSON *window, *values;
+    int64_t count, next;
+    if (!json_get_object(control, name, &window, err)) return false;
+    if (!json_get_int(window, "count", 0, OUTLIER_WINDOW, &count, err) ||
+        !json_get_int(window, "next", 0, OUTLIER_WINDOW - 1, &next, err) ||
+        !json_get_array(window, "values", OUTLIER_WINDOW, &values, err))
+        return error_prefix(err, "\"%s\"", name);
+    w->count = (int32_t)count, w->next = (int32_t)next;
+    const cJSON *item = values->child;
+    for (int i = 0; i < OUTLIER_WINDOW; i++, item = item->next)
+        if (!read_float(item, &w->values[i])) return error_set(err, "\"%s\": value %d is no float", name, i);
+    return true;
+}
+
+static bool read_control(const cJSON *root, StepControl *c, Error *err) {
+    const cJSON *control, *item;
+    if (!json_get_object(root, "control", &control, err)) return false;
+    for (int i = 0; i < NUM_FLOATS; i++) {
+        const char *name = control_floats[i].name;
+        if (!json_find(control, name, &item, err)) return false;
+        if (!read_float(item, (float *)((char *)c + control_floats[i].offset)))
+            return error_set(err, "\"%s\" of \"control\" is missing or no float", name);
+    }
+    for (int i = 0; i < NUM_INTS; i++) {
+        int64_t value;
+        if (!json_get_int(control, control_ints[i].name, control_ints[i].min, control_ints[i].max, &value, err))
+            return false;
+        *(int32_t *)((char *)c + control_ints[i].offset) = (int32_t)value;
+    }
+    if (!isfinite(c->loss_scale) || c->loss_scale <= 0.0f)
+        return error_set(err, "\"loss_scale\" is %g, expected a positive number", (double)c->loss_scale);
+    return read_window(control, "loss_window", &c->loss_window, err) &&
+           read_window(control, "norm_window", &c->norm_window, err);
+}
+
+// Digits of a 64-bit number in a string, because JSON numbers are doubles.
+static bool read_u64(const cJSON *object, const char *key, int base, uint64_t *value, Error *err) {
+    const char *text;
+    if (!json_get_string(object, key, &text, err)) return false;
+    char *end;
+    errno = 0;
+    *value = strtoull(text, &end, base);
+    if (isxdigit((unsigned char)*text) && *end == '\0' && errno == 0) return true;
+    return error_set(err, "\"%s\" is \"%.24s\", expected a 64-bit number in base %d", key, text, base);
+}
+
+static bool read_best_val_loss(const cJSON *root, double *value, Error *err) {
+    const cJSON *item;
+    if (!json_find(root, "best_val_loss", &item, err)) return false;
+    *value = (double)INFINITY;
+    return cJSON_IsNull(item) || json_get_double(root, "best_val_loss", value, err);
+}
+
+static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
+    const cJSON *files, *file;
+    if (!json_get_object(root, "files", &files, err)) return false;
+    for (int i = 0; i < CHECKPOINT_FILES; i++)
+        if (!json_get_object(files, checkpoint_file_names[i], &file, err) ||
+            !json_get_int(file, "bytes", 0, JSON_MAX_INT, &facts[i].bytes, err) ||
+            !read_u64(file, "xxh3", 16, &facts[i].checksum, err))
+            return error_prefix(err, "\"files\"");
+    return true;
+}
+
+static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts, Error *err) {
+    int64_t format;
+    const cJSON *options;
+    bool ok = json_get_int(root, "format", FORMAT_VERSION, FORMAT_VERSION, &format, err) &&
+              json_get_int(root, "step", 0, JSON_MAX_INT, &state->step, err) &&
+              json_get_int(root, "position", 0, JSON_MAX_INT, &state->position, err) &&
+              json_get_int(root, "T", 1, INT32_MAX, &state->T, err) && read_u64(root, "seed", 10, &state->seed, err) &&
+              read_best_val_loss(root, &state->best_val_loss, err) &&
+              json_get_int(root, "eot", -1, INT32_MAX, &state->eot, err) && read_control(root, &state->control, err) &&
+              read_manifest(root, facts, err) && json_get_object(root, "options", &options, err);
+    if (!ok) return false;
+    state->options_json = cJSON_PrintUnformatted(options);
+    REQUIRE(state->options_json != NULL, "out of memory for the options");
+    return true;
+}
+
+bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err) {
+    *state = (TrainerState){0};
+    cJSON *root = json_parse_file(path, MAX_TRAINER_BYTES, err);
+    bool ok = root && (read_state(root, state, facts, err) || error_prefix(err, "%s", path));
+    cJSON_Delete(root);
+    return ok;
+}
+
+void trainer_state_free(TrainerState *state) {
+    free(state->options_json);
+    state->options_json = NULL;
+}

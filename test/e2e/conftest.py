@@ -1,0 +1,116 @@
+"""What the end-to-end tests share: the trainer as a command, a small corpus as shards, and readers for what it leaves.
+
+TRAINER names the binary under test (default: ./train_gpt2); `make test-sanitize` points it at the sanitized one.
+"""
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
+PREPARE = TRAINER.with_name("prepare") if TRAINER.with_name("prepare").is_file() else ROOT / "data" / "prepare"
+
+BYTE_VOCAB, BYTE_EOT = 257, 256
+WORDS = "the of and to in that it was for on are with as his they at be this from have or by one had not but".split()
+EXIT_RUN_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 75
+
+# A model whose steps take a few milliseconds, and a run that neither evaluates, samples nor saves unless asked to.
+TINY = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "4"]
+QUIET = ["-v", "0", "-s", "0"]
+
+
+class Data:
+    """A directory of shards and the options that name it."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.train, self.val = str(directory / "train_*.bin"), str(directory / "val_*.bin")
+        self.flags = ["-i", self.train, "-j", self.val]
+
+
+def write_shard(path, tokens, vocab=0, eot=-1, magic=20240520, version=1, count=None):
+    header = [magic, version, len(tokens) if count is None else count, vocab, 0, 0, eot + 1] + [0] * 249
+    path.write_bytes(struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens))
+    return path
+
+
+def make_text(directory, documents=60, words=400):
+    directory.mkdir(parents=True, exist_ok=True)
+    choose = random.Random(1)
+    for i in range(documents):
+        (directory / f"{i:03d}.txt").write_text(" ".join(choose.choice(WORDS) for _ in range(words)) + ".\n")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Byte-level shards of some text, made by data/prepare."""
+    text = make_text(tmp_path_factory.mktemp("text"))
+    out = tmp_path_factory.mktemp("shards")
+    subprocess.run([PREPARE, "-o", out, text], check=True, capture_output=True, timeout=60)
+    return Data(out)
+
+
+def command(*arguments):
+    return [str(TRAINER), *map(str, arguments)]
+
+
+def train(*arguments, expect=0, timeout=120, **options):
+    """Runs the trainer to its end and checks the exit code."""
+    result = subprocess.run(command(*arguments), capture_output=True, text=True, errors="replace", timeout=timeout, cwd=ROOT,
+                            stdin=subprocess.DEVNULL, **options)
+    assert result.returncode == expect, f"exit code {result.returncode}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    return result
+
+
+def start(*arguments):
+    """Starts the trainer; its own words go nowhere, so that no pipe can fill up."""
+    return subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            stdin=subprocess.DEVNULL, cwd=ROOT)
+
+
+def wait_for(condition, process=None, seconds=60):
+    """Polls until condition() is true; False when the process ended before."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if process is not None and process.poll() is not None:
+            return bool(condition())
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+    return True
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def events(run, kind):
+    """All objects of this kind in RUN/main.log."""
+    log = run / "main.log"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [entry for entry in whole if entry["event"] == kind]
+
+
+def losses(run):
+    """step -> training loss."""
+    return {entry["step"]: entry["loss"] for entry in events(run, "step")}
+
+
+def checkpoints(run):
+    """The checkpoints of a run, oldest first."""
+    return sorted(path for path in run.glob("step_*") if (path / "trainer.json").exists())
+
+
+def same_state(a, b):
+    """Do two checkpoints hold the same weights and moments, byte for byte?"""
+    names = ("model.safetensors", "optimizer.safetensors")
+    return all((a / name).read_bytes() == (b / name).read_bytes() for name in names)

@@ -1,0 +1,90 @@
+"""What a run computes: it learns, and its numbers do not depend on how the work was cut."""
+import pytest
+from conftest import QUIET, TINY, events, losses, start, train, wait_for, kill
+
+FP32 = ["--dtype", "fp32"]
+
+
+def run(out, data, *arguments):
+    train(*TINY, *QUIET, *data.flags, "-o", out, *arguments)
+    return out
+
+
+def test_overfitting_one_batch_brings_the_loss_down(data, tmp_path):
+    loss = losses(run(tmp_path / "run", data, "-a", 1, "-x", 60, "-l", 3e-3, "-u", 5))
+    assert loss[1] == pytest.approx(5.55, abs=0.2)  # ln 257: a fresh model knows nothing
+    assert loss[60] < 2.0
+
+
+def test_training_brings_the_validation_loss_down(data, tmp_path):
+    out = run(tmp_path / "run", data, "-x", 100, "-l", 3e-3, "-u", 5, "-v", 100)
+    points = events(out, "validation")
+    assert [p["step"] for p in points] == [0, 100]
+    assert points[-1]["loss"] < points[0]["loss"] - 1.5
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_same_run_twice_gives_the_same_losses(dtype, data, tmp_path):
+    first = losses(run(tmp_path / "a", data, "-x", 10, "--dtype", dtype))
+    assert losses(run(tmp_path / "b", data, "-x", 10, "--dtype", dtype)) == first
+
+
+def test_a_total_batch_cut_into_uneven_micro_batches_gives_the_same_losses(data, tmp_path):
+    # 6 sequences a step as 6, 3+3, 4+2 and 6x1. fp32 sums in another order: 1e-7 a step, growing with the steps.
+    expected = losses(run(tmp_path / "6", data, *FP32, "-x", 8, "-d", 192, "-b", 6))
+    for B in (1, 3, 4):
+        got = losses(run(tmp_path / str(B), data, *FP32, "-x", 8, "-d", 192, "-b", B))
+        assert got == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_validation_loss_does_not_depend_on_the_batch(data, tmp_path):
+    seen = [events(run(tmp_path / str(B), data, *FP32, "-x", 0, "-v", 1, "-m", 37, "-b", B), "validation")[0]
+            for B in (1, 4, 7)]
+    # The same windows, summed in the same order; the matmul library may block rows differently by B.
+    assert {entry["tokens"] for entry in seen} == {37 * 32}
+    assert [entry["loss"] for entry in seen] == pytest.approx([seen[0]["loss"]] * 3, rel=1e-6)
+
+
+@pytest.mark.sanitize
+def test_x_0_evaluates_and_samples_and_changes_nothing(data, tmp_path):
+    result = train(*TINY, *data.flags, "-o", tmp_path / "run", "-x", 0, "-v", 1, "-s", 1, "-g", 40)
+    assert len(events(tmp_path / "run", "validation")) == 1
+    assert "nan" not in result.stdout and "inf" not in result.stdout.replace("information", "")
+    assert not list(tmp_path.glob("run/step_*"))
+
+
+def test_v_0_and_s_0_never_validate_and_never_sample(data, tmp_path):
+    run(tmp_path / "run", data, "-x", 3)
+    assert events(tmp_path / "run", "validation") == [] and events(tmp_path / "run", "sample") == []
+    assert len(losses(tmp_path / "run")) == 3
+
+
+def test_max_minutes_ends_the_run(data, tmp_path):
+    run(tmp_path / "run", data, "-x", 1000000, "--max-minutes", 0.02)
+    assert 1 <= len(losses(tmp_path / "run")) < 1000000
+
+
+def test_every_recompute_level_gives_the_same_losses(data, tmp_path):
+    expected = losses(run(tmp_path / "0", data, "-x", 5, "-r", 0))
+    for level in (1, 2, 3):
+        assert losses(run(tmp_path / str(level), data, "-x", 5, "-r", level)) == expected
+
+
+def test_memory_stays_within_2_percent_of_the_plan(data, tmp_path):
+    out = tmp_path / "run"
+    train("-e", "L=8,C=512,NH=8,T=256", "-t", 256, "-b", 4, *QUIET, *data.flags, "-o", out, "-x", 2)
+    end = events(out, "end")[0]
+    assert end["memory_peak"] == pytest.approx(end["memory_planned"], rel=0.02)
+
+
+def planned_activations(out, data, level):
+    """Starts a 124M run and ends it once its header stands in the log."""
+    process = start("-e", "d12,V=50257", "-t", 1024, "-b", 4, *QUIET, *data.flags, "-o", out, "-x", 1, "-r", level)
+    assert wait_for(lambda: events(out, "run"), process)
+    kill(process)
+    return events(out, "run")[0]["memory_planned"]["activations"]
+
+
+def test_recomputing_blocks_halves_the_activations_of_124M(data, tmp_path):
+    everything, least = (planned_activations(tmp_path / str(level), data, level) for level in (0, 3))
+    assert least <= everything / 2

@@ -1,0 +1,95 @@
+// batch_unpack, embedding_forward and embedding_backward against the specification.
+#include "test/ops/op_test.h"
+
+// B T C V Vp maxT: one token; rows that are no multiple of 8 and a vocabulary of 7 (every token repeated); odd C;
+// more rows than one block.
+static const struct Case {
+    int64_t B, T, C, V, Vp, maxT;
+} cases[] = {
+    {1, 1, 24, 7, 128, 1},  {3, 7, 40, 7, 128, 9},     {2, 65, 16, 200, 256, 128},
+    {5, 3, 21, 61, 128, 3}, {1, 200, 48, 7, 128, 200},
+};
+enum { NUM_CASES = sizeof cases / sizeof *cases };
+
+static void begin(const struct Case *c, DType dtype, const char *what) {
+    op_begin((OpsShape){.B = c->B, .T = c->T, .C = c->C, .NH = 1, .Vp = c->Vp, .num_tensors = 1, .dtype = dtype},
+             "%s B=%d T=%d C=%d V=%d", what, (int)c->B, (int)c->T, (int)c->C, (int)c->V);
+}
+
+static void embedding_forward_matches(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < NUM_CASES; i++) {
+        const struct Case *c = &cases[i];
+        begin(c, dtype, "embedding_forward");
+        OpTensor tokens = op_tokens("tokens", DIMS(c->B, c->T), c->V);
+        OpTensor wte = op_input(dtype, "wte", DIMS(c->Vp, c->C), 1.0);
+        OpTensor wpe = op_input(dtype, "wpe", DIMS(c->maxT, c->C), 1.0);
+        OpTensor out = op_output(dtype, "out", DIMS(c->B, c->T, c->C));
+        embedding_forward(out.t, tokens.t, wte.t, wpe.t);
+        ref_embedding_forward(out.v, tokens.tokens, wte.v, wpe.v, c->B, c->T, c->C);
+        op_check(out, dtype);
+        op_end();
+    }
+}
+
+static void backward_case(const struct Case *c, DType dtype, DType grad, bool accumulate) {
+    begin(c, dtype, accumulate ? "embedding_backward +=" : "embedding_backward =");
+    OpTensor tokens = op_tokens("tokens", DIMS(c->B, c->T), c->V);
+    OpTensor dout = op_input(dtype, "dout", DIMS(c->B, c->T, c->C), 1.0);
+    OpTensor dwte = op_inout(grad, "dwte", DIMS(c->Vp, c->C), 1.0);
+    OpTensor dwpe = op_inout(grad, "dwpe", DIMS(c->maxT, c->C), 1.0);
+    if (!accumulate) op_poison(dwpe); // what stood there must not leak
+    embedding_backward(dwte.t, dwpe.t, dout.t, tokens.t, accumulate);
+    ref_embedding_backward(dwte.v, dwpe.v, dout.v, tokens.tokens, c->B, c->T, c->C, c->maxT, accumulate);
+    op_check(dwte, grad);
+    op_check(dwpe, grad);
+    op_end();
+}
+
+static void embedding_backward_matches(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < NUM_CASES; i++) {
+        for (int accumulate = 0; accumulate <= 1; accumulate++) {
+            backward_case(&cases[i], dtype, DTYPE_FP32, accumulate);
+            if (dtype != DTYPE_FP32) backward_case(&cases[i], dtype, dtype, accumulate);
+        }
+    }
+}
+
+// Tokens cross as u16, or as i32 for vocabularies beyond 65,536; both are values up to the largest.
+static void unpack_case(DType from) {
+    enum { B = 3, T = 13 };
+    op_begin((OpsShape){.B = B, .T = T, .C = 16, .NH = 1, .Vp = 128, .num_tensors = 1}, "batch_unpack of %s",
+             dtype_name(from));
+    int32_t values[B * (T + 1)], inputs[B * T], targets[B * T], got[B * T];
+    uint16_t narrow[B * (T + 1)];
+    for (int i = 0; i < B * (T + 1); i++) {
+        values[i] = i == 0 ? (from == DTYPE_U16 ? 65535 : 2000000000) : 997 * i;
+        narrow[i] = (uint16_t)values[i];
+    }
+    OpTensor windows = op_output(from, "windows", DIMS(B, T + 1));
+    OpTensor in = op_output(DTYPE_I32, "inputs", DIMS(B, T)), target = op_output(DTYPE_I32, "targets", DIMS(B, T));
+    op_write(windows.t, from == DTYPE_U16 ? (const void *)narrow : (const void *)values);
+    batch_unpack(in.t, target.t, windows.t);
+    ref_batch_unpack(inputs, targets, values, B, T);
+    op_read(got, in.t);
+    assert_memory_equal(got, inputs, sizeof got);
+    op_read(got, target.t);
+    assert_memory_equal(got, targets, sizeof got);
+    op_end();
+}
+
+static void batch_unpack_shifts_the_targets_by_one(void **state) {
+    (void)state;
+    unpack_case(DTYPE_U16);
+    unpack_case(DTYPE_I32);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        OP_TEST(embedding_forward_matches),
+        OP_TEST(embedding_backward_matches),
+        cmocka_unit_test_teardown(batch_unpack_shifts_the_targets_by_one, op_teardown),
+    };
+    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
+}

@@ -1,0 +1,146 @@
+// The matmul family and GELU against the specification.
+#include "test/ops/op_test.h"
+#include <math.h>
+
+// N IC OC: one row; extents that are no multiple of 8 or 16; odd ones; more than one block in each direction.
+static const struct Case {
+    int64_t N, IC, OC;
+} cases[] = {{1, 24, 40}, {13, 40, 24}, {65, 64, 192}, {200, 96, 24}, {7, 21, 63}, {130, 128, 384}, {33, 192, 48}};
+enum { NUM_CASES = sizeof cases / sizeof *cases };
+
+static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static void begin(const struct Case *c, DType dtype, const char *what) {
+    int64_t C = max(c->IC, c->OC);
+    op_begin((OpsShape){.B = 1, .T = c->N, .C = C, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype},
+             "%s N=%d IC=%d OC=%d", what, (int)c->N, (int)c->IC, (int)c->OC);
+}
+
+// Entries of size 1 / sqrt(terms), so that a product of them with values of size 1 has size 1.
+static OpTensor matrix(DType dtype, const char *name, const struct Case *c, int64_t terms) {
+    return op_input(dtype, name, DIMS(c->OC, c->IC), 1.0 / sqrt((double)terms));
+}
+
+static void matmul_forward_matches(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < 2 * NUM_CASES; i++) {
+        const struct Case *c = &cases[i / 2];
+        bool with_bias = i % 2;
+        begin(c, dtype, with_bias ? "matmul_forward" : "matmul_forward without bias");
+        OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matrix(dtype, "weight", c, c->IC);
+        OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0), out = op_output(dtype, "out", DIMS(c->N, c->OC));
+        matmul_forward(out.t, in.t, weight.t, with_bias ? bias.t : tensor_none());
+        ref_matmul_forward(out.v, in.v, weight.v, with_bias ? bias.v : NULL, c->N, c->IC, c->OC);
+        op_check(out, dtype);
+        op_end();
+    }
+}
+
+static void matmul_gelu_forward_matches_and_gelu_forward_repeats_its_bits(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < NUM_CASES; i++) {
+        const struct Case *c = &cases[i];
+        begin(c, dtype, "matmul_gelu_forward");
+        OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matrix(dtype, "weight", c, c->IC);
+        OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0);
+        OpTensor out = op_output(dtype, "out", DIMS(c->N, c->OC)), pre = op_output(dtype, "pre", DIMS(c->N, c->OC));
+        OpTensor again = op_output(dtype, "gelu_forward(pre)", DIMS(c->N, c->OC));
+        matmul_gelu_forward(out.t, pre.t, in.t, weight.t, bias.t);
+        gelu_forward(again.t, pre.t);
+        ref_matmul_gelu_forward(out.v, pre.v, in.v, weight.v, bias.v, c->N, c->IC, c->OC, dtype);
+        op_check(pre, dtype);
+        op_check(out, dtype);
+        op_check_same_bits(out, again);
+        op_end();
+    }
+}
+
+static void matmul_backward_input_matches(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < NUM_CASES; i++) {
+        const struct Case *c = &cases[i];
+        begin(c, dtype, "matmul_backward_input");
+        OpTensor dout = op_input(dtype, "dout", DIMS(c->N, c->OC), 1.0), weight = matrix(dtype, "weight", c, c->OC);
+        OpTensor din = op_output(dtype, "din", DIMS(c->N, c->IC));
+        matmul_backward_input(din.t, dout.t, weight.t);
+        ref_matmul_backward_input(din.v, dout.v, weight.v, c->N, c->IC, c->OC);
+        op_check(din, dtype);
+        op_end();
+    }
+}
+
+// dout @ weight may be rounded to the compute dtype before it is multiplied by gelu': two roundings of half an ulp,
+// sqrt(2) * 1.6e-3 = 2.3e-3 in bf16, still inside the tolerance.
+static void matmul_gelu_backward_input_matches(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < NUM_CASES; i++) {
+        const struct Case *c = &cases[i];
+        begin(c, dtype, "matmul_gelu_backward_input");
+        OpTensor dout = op_input(dtype, "dout", DIMS(c->N, c->OC), 1.0), weight = matrix(dtype, "weight", c, c->OC);
+        OpTensor pre = op_input(dtype, "pre", DIMS(c->N, c->IC), 2.0);
+        OpTensor dpre = op_output(dtype, "dpre", DIMS(c->N, c->IC));
+        matmul_gelu_backward_input(dpre.t, dout.t, weight.t, pre.t);
+        ref_matmul_gelu_backward_input(dpre.v, dout.v, weight.v, pre.v, c->N, c->IC, c->OC);
+        op_check(dpre, dtype);
+        op_end();
+    }
+}
+
+static void backward_weight_case(const struct Case *c, DType dtype, DType grad, bool with_bias, bool accumulate) {
+    begin(c, dtype, accumulate ? "matmul_backward_weight +=" : "matmul_backward_weight =");
+    OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), dout = op_input(dtype, "dout", DIMS(c->N, c->OC), 1.0);
+    OpTensor dweight = op_inout(grad, "dweight", DIMS(c->OC, c->IC), 3.0);
+    OpTensor dbias = op_inout(grad, "dbias", DIMS(c->OC), 3.0);
+    if (!accumulate) op_poison(dweight);
+    if (!accumulate && with_bias) op_poison(dbias);
+    matmul_backward_weight(dweight.t, with_bias ? dbias.t : tensor_none(), dout.t, in.t, accumulate);
+    ref_matmul_backward_weight(dweight.v, with_bias ? dbias.v : NULL, dout.v, in.v, c->N, c->IC, c->OC, accumulate);
+    op_check(dweight, grad);
+    op_check(dbias, grad); // unchanged when the op was told that there is none
+    op_end();
+}
+
+static void matmul_backward_weight_matches(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < NUM_CASES; i++) {
+        for (int flags = 0; flags < 4; flags++) {
+            backward_weight_case(&cases[i], dtype, DTYPE_FP32, flags & 1, flags & 2);
+            if (dtype != DTYPE_FP32) backward_weight_case(&cases[i], dtype, dtype, flags & 1, flags & 2);
+        }
+    }
+}
+
+// Where tanh saturates, x^2 sech^2 is infinity times zero and exp(2u) overflows for careless formulas.
+static void gelu_and_its_derivative_hold_far_from_zero(void **state) {
+    DType dtype = op_dtype(state);
+    static const double far[] = {0.0, -0.0, 3.0, -3.0, 5.0, -5.0, 10.0, -10.0, 30.0, -30.0, 1000.0, -1000.0, 30000.0};
+    struct Case c = {1, 64, 64};
+    begin(&c, dtype, "gelu far from zero");
+    OpTensor pre = op_input(dtype, "pre", DIMS(1, 64), 1.0), out = op_output(dtype, "out", DIMS(1, 64));
+    for (int i = 0; i < 64; i++) pre.v[i] = far[(size_t)i % (sizeof far / sizeof *far)];
+    op_upload(&pre);
+    gelu_forward(out.t, pre.t);
+    ref_gelu_forward(out.v, pre.v, 64);
+    OpTensor dout = op_input(dtype, "dout", DIMS(1, 64), 1.0), identity = op_input(dtype, "weight", DIMS(64, 64), 1.0);
+    for (int i = 0; i < 64 * 64; i++) identity.v[i] = i / 64 == i % 64 ? 1.0 : 0.0;
+    op_upload(&identity);
+    OpTensor dpre = op_output(dtype, "dpre", DIMS(1, 64));
+    matmul_gelu_backward_input(dpre.t, dout.t, identity.t, pre.t);
+    ref_matmul_gelu_backward_input(dpre.v, dout.v, identity.v, pre.v, 1, 64, 64);
+    op_check(out, dtype);
+    op_check(dpre, dtype);
+    double *values = op_download(out);
+    for (int i = 0; i < 64; i++) // elementwise too: the large values would hide the small ones
+        if (fabs(values[i] - out.v[i]) > 4.0 * op_tolerance(dtype) * fmax(fabs(out.v[i]), 1e-2))
+            fail_msg("gelu(%g) = %g, expected %g", pre.v[i], values[i], out.v[i]);
+    op_end();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        OP_TEST(matmul_forward_matches),         OP_TEST(matmul_gelu_forward_matches_and_gelu_forward_repeats_its_bits),
+        OP_TEST(matmul_backward_input_matches),  OP_TEST(matmul_gelu_backward_input_matches),
+        OP_TEST(matmul_backward_weight_matches), OP_TEST(gelu_and_its_derivative_hold_far_from_zero),
+    };
+    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
+}

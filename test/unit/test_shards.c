@@ -1,0 +1,513 @@
+// Token shards: what is written is read back, windows tile the files, and no file, however broken, does more than
+// leave a message.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/base/rng.h"
+#include "llmc/tokens/shards.h"
+#include "test/unit/tmpdir.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// ----------------------------------------------------------------------------------------------------------- helpers
+
+static TmpDir dir;
+
+static int make_dir(void **state) {
+    (void)state;
+    dir = tmpdir_make();
+    return 0;
+}
+
+static int remove_dir(void **state) {
+    (void)state;
+    tmpdir_remove(&dir);
+    return 0;
+}
+
+static const char *in_dir(const char *name) { return tmpdir_file(&dir, name); }
+
+// A shard of n tokens first, first + 1, ... (mod 65536 for two bytes).
+static const char *write_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n,
+                               int64_t first) {
+    const char *path = in_dir(name);
+    Error err;
+    ShardWriter *w = shard_writer_open(path, token_bytes, vocab, eot, &err);
+    assert_non_null(w);
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t narrow = (uint16_t)(first + i);
+        uint32_t wide = (uint32_t)(first + i);
+        assert_true(shard_writer_append(w, token_bytes == 2 ? (void *)&narrow : (void *)&wide, 1, &err));
+    }
+    assert_true(shard_writer_commit(w, &err));
+    return path;
+}
+
+static void write_bytes(const char *path, const void *data, size_t bytes) {
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(data, 1, bytes, f), bytes);
+    fclose(f);
+}
+
+static size_t read_bytes(const char *path, void *data, size_t room) {
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    size_t n = fread(data, 1, room, f);
+    fclose(f);
+    return n;
+}
+
+static const char *write_header(const char *name, const int32_t header[8], off_t file_bytes) {
+    const char *path = in_dir(name);
+    int32_t h[SHARD_HEADER_INTS] = {0};
+    memcpy(h, header, 8 * sizeof *h);
+    write_bytes(path, h, sizeof h);
+    assert_int_equal(truncate(path, file_bytes), 0);
+    return path;
+}
+
+static void assert_open_fails(const char *pattern, int64_t T, const char *const *words) {
+    ShardSet set;
+    Error err;
+    assert_false(shards_open(&set, pattern, T, &err));
+    for (; *words; words++) {
+        if (!strstr(err.text, *words)) fail_msg("'%s' is not in: %s", *words, err.text);
+    }
+    assert_null(set.shards);
+    shards_close(&set);
+}
+#define ASSERT_OPEN_FAILS(pattern, T, ...) assert_open_fails(pattern, T, (const char *const[]){__VA_ARGS__, NULL})
+
+static ShardSet open_shards(const char *pattern, int64_t T) {
+    ShardSet set;
+    Error err;
+    if (!shards_open(&set, pattern, T, &err)) fail_msg("%s", err.text);
+    return set;
+}
+
+// ----------------------------------------------------------------------------------------------------------- reading
+
+static void a_written_shard_is_read_back(void **state) {
+    (void)state;
+    for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
+        const char *path = write_shard("a.bin", token_bytes, 50257, 50256, 1000, 7);
+        ShardSet set = open_shards(path, 9);
+        assert_int_equal(set.count, 1);
+        assert_int_equal(set.token_bytes, token_bytes);
+        assert_int_equal(set.num_tokens, 1000);
+        assert_int_equal(set.vocab, 50257);
+        assert_int_equal(set.eot, 50256);
+        assert_int_equal(set.num_windows, 111); // 999 / 9
+        for (int64_t w = 0; w < set.num_windows; w++) {
+            uint32_t out[10]; // room for either size
+            Error err;
+            assert_true(shards_read_window(&set, w, 50257, out, &err));
+            for (int64_t i = 0; i < 10; i++) {
+                assert_int_equal(token_bytes == 2 ? ((uint16_t *)out)[i] : out[i], 7 + 9 * w + i);
+            }
+        }
+        shards_close(&set);
+    }
+}
+
+static void two_byte_shards_are_version_1_of_llm_c(void **state) {
+    (void)state;
+    const char *path = write_shard("a.bin", 2, 0, -1, 3, 500);
+    unsigned char bytes[2000];
+    assert_int_equal(read_bytes(path, bytes, sizeof bytes), 1024 + 6);
+    int32_t expected[256] = {20240520, 1, 3};
+    const uint16_t tokens[3] = {500, 501, 502};
+    assert_memory_equal(bytes, expected, 1024);
+    assert_memory_equal(bytes + 1024, tokens, 6);
+}
+
+static void a_shard_that_states_nothing_is_read(void **state) {
+    (void)state;
+    ShardSet set = open_shards(write_header("a.bin", (int32_t[8]){SHARD_MAGIC, 1, 64}, 1024 + 128), 16);
+    assert_int_equal(set.vocab, 0);
+    assert_int_equal(set.eot, -1);
+    assert_int_equal(set.num_windows, 3);
+    shards_close(&set);
+}
+
+static void shards_are_sorted_by_name_and_windows_never_cross_a_file(void **state) {
+    (void)state;
+    write_shard("s_002.bin", 2, 0, -1, 25, 2000); // 2 windows of T = 10
+    write_shard("s_000.bin", 2, 300, -1, 31, 0);  // 3 windows
+    write_shard("s_003.bin", 2, 0, 7, 11, 3000);  // 1 window
+    write_shard("s_001.bin", 2, 300, 7, 5, 1000); // none
+    ShardSet set = open_shards(in_dir("s_*.bin"), 10);
+    assert_int_equal(set.count, 4);
+    assert_int_equal(set.num_tokens, 72);
+    assert_int_equal(set.num_windows, 6);
+    assert_int_equal(set.vocab, 300);
+    assert_int_equal(set.eot, 7);
+    const int first_token[6] = {0, 10, 20, 2000, 2010, 3000};
+    const char *const name[6] = {"s_000.bin", "s_000.bin", "s_000.bin", "s_002.bin", "s_002.bin", "s_003.bin"};
+    for (int64_t w = 0; w < 6; w++) {
+        uint16_t out[11];
+        Error err;
+        assert_true(shards_read_window(&set, w, 65536, out, &err));
+        for (int i = 0; i < 11; i++) assert_int_equal(out[i], first_token[w] + i);
+        const char *path;
+        int64_t offset;
+        shards_locate(&set, w, &path, &offset);
+        assert_string_equal(path, in_dir(name[w]));
+        assert_int_equal(offset, first_token[w] % 1000);
+    }
+    shards_close(&set);
+}
+
+static void a_plain_name_with_glob_characters_is_a_file(void **state) {
+    (void)state;
+    ShardSet set = open_shards(write_shard("odd [1]*.bin", 2, 0, -1, 100, 0), 10);
+    assert_int_equal(set.count, 1);
+    shards_close(&set);
+}
+
+static void a_token_beyond_the_vocabulary_is_named_with_file_and_offset(void **state) {
+    (void)state;
+    for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
+        ShardSet set = open_shards(write_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
+        uint32_t out[101];
+        Error err;
+        assert_true(shards_read_window(&set, 2, 301, out, &err)); // tokens 200..300
+        assert_false(shards_read_window(&set, 2, 300, out, &err));
+        assert_non_null(strstr(err.text, "v.bin: token 300 is 300, expected below the vocabulary size 300"));
+        assert_false(shards_read_window(&set, 5, 256, out, &err)); // the first of 101 bad ones
+        assert_non_null(strstr(err.text, "v.bin: token 500 is 500"));
+        shards_close(&set);
+    }
+}
+
+static void a_negative_four_byte_token_is_beyond_every_vocabulary(void **state) {
+    (void)state;
+    ShardSet set = open_shards(write_shard("n.bin", 4, 0, -1, 100, -1), 10); // the first token is 0xFFFFFFFF
+    uint32_t out[11];
+    Error err;
+    assert_false(shards_read_window(&set, 0, 50257, out, &err));
+    assert_non_null(strstr(err.text, "token 0 is 4294967295"));
+    shards_close(&set);
+}
+
+static void a_shard_beyond_2_gib_is_read_to_its_end(void **state) {
+    (void)state;
+    const int64_t tokens = 2500000001; // 5 GB, all hole but the header and the last 8 bytes; windows of 1000 fit
+    int32_t h[8] = {SHARD_MAGIC, 2, 2};
+    memcpy(&h[4], &tokens, sizeof tokens);
+    const char *path = write_header("large.bin", h, 1024);
+    if (truncate(path, 1024 + 2 * tokens) != 0) skip(); // a file system without sparse or large files
+    int fd = open(path, O_WRONLY);
+    const uint16_t last[4] = {1, 2, 3, 4};
+    assert_int_equal(pwrite(fd, last, sizeof last, 1024 + 2 * (tokens - 4)), 8);
+    close(fd);
+
+    ShardSet set = open_shards(path, 1000);
+    assert_int_equal(set.num_tokens, tokens);
+    assert_int_equal(set.num_windows, 2500000);
+    uint16_t out[1001];
+    Error err;
+    assert_true(shards_read_window(&set, 2499999, 5, out, &err));
+    assert_memory_equal(&out[997], last, sizeof last);
+    assert_int_equal(out[996], 0);
+    assert_true(shards_read_window(&set, 1500000, 1, out, &err)); // the hole reads as zeros
+    const char *name;
+    int64_t offset;
+    shards_locate(&set, 2499999, &name, &offset);
+    assert_int_equal(offset, 2499999000);
+    shards_close(&set);
+}
+
+static void more_shards_than_the_soft_limit_of_descriptors_are_opened(void **state) {
+    (void)state;
+    struct rlimit before, low;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    low = before;
+    low.rlim_cur = 64;
+    if (before.rlim_max < 300) skip();
+    for (int i = 0; i < 100; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "many_%03d.bin", i);
+        write_header(name, (int32_t[8]){SHARD_MAGIC, 1, 11}, 1024 + 22);
+    }
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    ShardSet set = open_shards(in_dir("many_*.bin"), 10);
+    assert_int_equal(set.num_windows, 100);
+    shards_close(&set);
+    setrlimit(RLIMIT_NOFILE, &before);
+}
+
+// ----------------------------------------------------------------------------------------------------- hostile files
+
+static void an_empty_glob_says_how_to_make_shards(void **state) {
+    (void)state;
+    ASSERT_OPEN_FAILS("no/such/dir/train_*.bin", 8, "no/such/dir/train_*.bin", "data/prepare -o no/such/dir FILE...");
+    ASSERT_OPEN_FAILS("nothing_*.bin", 8, "nothing_*.bin", "data/prepare -o . FILE...");
+}
+
+static void a_directory_is_refused(void **state) {
+    (void)state;
+    ASSERT_OPEN_FAILS(dir.path, 8, dir.path, "is a directory", "/*.bin'");
+}
+
+static void a_fifo_is_refused_without_waiting_for_a_writer(void **state) {
+    (void)state;
+    assert_int_equal(mkfifo(in_dir("fifo.bin"), 0600), 0);
+    ASSERT_OPEN_FAILS(in_dir("fifo.bin"), 8, "fifo.bin", "not a regular file");
+}
+
+static void a_foreign_file_is_refused(void **state) {
+    (void)state;
+    char text[4096];
+    memset(text, 'x', sizeof text);
+    write_bytes(in_dir("foreign.bin"), text, sizeof text);
+    ASSERT_OPEN_FAILS(in_dir("foreign.bin"), 8, "foreign.bin", "magic", "2021161080", "20240520");
+}
+
+static void a_truncated_header_is_refused(void **state) {
+    (void)state;
+    ASSERT_OPEN_FAILS(write_header("short.bin", (int32_t[8]){SHARD_MAGIC, 1, 0}, 1023), 8, "short.bin", "header",
+                      "1023", "1024");
+    ASSERT_OPEN_FAILS(write_header("short.bin", (int32_t[8]){0}, 0), 8, "short.bin", "has 0 bytes");
+}
+
+static void a_count_that_is_not_the_size_of_the_file_is_refused(void **state) {
+    (void)state;
+    const int32_t *h = (int32_t[8]){SHARD_MAGIC, 1, 100};
+    ASSERT_OPEN_FAILS(write_header("size.bin", h, 1024 + 199), 8, "size.bin", "1223", "100", "1224", "truncated");
+    ASSERT_OPEN_FAILS(write_header("size.bin", h, 1024 + 202), 8, "size.bin", "1226", "1224", "appended");
+}
+
+static void an_unknown_version_or_token_size_is_refused(void **state) {
+    (void)state;
+    ASSERT_OPEN_FAILS(write_header("ver.bin", (int32_t[8]){SHARD_MAGIC, 3, 0}, 1024), 8, "ver.bin", "version", "is 3",
+                      "1 or 2");
+    ASSERT_OPEN_FAILS(write_header("ver.bin", (int32_t[8]){SHARD_MAGIC, 2, 3}, 1024), 8, "ver.bin", "bytes per token",
+                      "is 3", "2 or 4");
+}
+
+static void counts_that_overflow_are_refused(void **state) {
+    (void)state;
+    // Times 2 or 4 these wrap to small or negative sizes.
+    const uint64_t counts[] = {1ull << 63, 1ull << 62, 1ull << 61, (1ull << 63) - 1, UINT64_MAX, (1ull << 62) + 64};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
+            int32_t h[8] = {SHARD_MAGIC, 2, token_bytes};
+            memcpy(&h[4], &counts[i], 8);
+            ASSERT_OPEN_FAILS(write_header("huge.bin", h, 1024 + 256), 8, "huge.bin", "token count", "header field 4");
+        }
+    }
+    ASSERT_OPEN_FAILS(write_header("huge.bin", (int32_t[8]){SHARD_MAGIC, 1, -1}, 1024), 8, "token count", "is -1");
+}
+
+static void an_impossible_vocabulary_or_end_of_text_is_refused(void **state) {
+    (void)state;
+    ASSERT_OPEN_FAILS(write_header("vocab.bin", (int32_t[8]){SHARD_MAGIC, 1, 0, -5}, 1024), 8, "vocabulary", "-5");
+    ASSERT_OPEN_FAILS(write_header("vocab.bin", (int32_t[8]){SHARD_MAGIC, 1, 0, 65537}, 1024), 8, "vocabulary", "65537",
+                      "65536");
+    int32_t h[8] = {SHARD_MAGIC, 1, 0, 257};
+    h[6] = 258;
+    ASSERT_OPEN_FAILS(write_header("vocab.bin", h, 1024), 8, "end-of-text", "258", "257");
+    h[6] = INT32_MIN;
+    ASSERT_OPEN_FAILS(write_header("vocab.bin", h, 1024), 8, "end-of-text");
+}
+
+static void shards_that_contradict_each_other_are_refused(void **state) {
+    (void)state;
+    write_shard("c_0.bin", 2, 300, 5, 100, 0);
+    write_shard("c_1.bin", 2, 301, 5, 100, 0);
+    ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: vocabulary is 301", "c_0.bin states 300");
+    write_shard("c_1.bin", 2, 300, 6, 100, 0);
+    ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: end-of-text token is 6", "c_0.bin states 5");
+    write_shard("c_1.bin", 4, 300, 5, 100, 0);
+    ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: bytes per token is 4", "c_0.bin states 2");
+}
+
+static void a_T_longer_than_every_file_is_refused(void **state) {
+    (void)state;
+    write_shard("t_0.bin", 2, 0, -1, 40, 0);
+    write_shard("t_1.bin", 2, 0, -1, 64, 0);
+    ASSERT_OPEN_FAILS(in_dir("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
+    ASSERT_OPEN_FAILS(in_dir("t_0.bin"), INT64_MAX / 2, "t_0.bin", "40 tokens");
+    ShardSet set = open_shards(in_dir("t_*.bin"), 63);
+    assert_int_equal(set.num_windows, 1);
+    shards_close(&set);
+}
+
+static void a_file_that_shrinks_while_open_is_an_error_and_no_crash(void **state) {
+    (void)state;
+    const char *path = write_shard("shrink.bin", 2, 0, -1, 1000, 0);
+    ShardSet set = open_shards(path, 100);
+    assert_int_equal(truncate(path, 1024 + 300), 0);
+    uint16_t out[101];
+    Error err;
+    assert_true(shards_read_window(&set, 0, 65536, out, &err));
+    assert_false(shards_read_window(&set, 1, 65536, out, &err));
+    assert_non_null(strstr(err.text, "shrink.bin: cannot read 101 tokens at token 100: the file has become shorter"));
+    shards_close(&set);
+}
+
+// ----------------------------------------------------------------------------------------------------------- writing
+
+static int64_t entries_in_dir(void) {
+    DIR *d = opendir(dir.path);
+    assert_non_null(d);
+    int64_t n = 0;
+    while (readdir(d)) n++;
+    closedir(d);
+    return n;
+}
+
+static void until_commit_the_old_file_stays_and_abandon_leaves_nothing(void **state) {
+    (void)state;
+    const char *path = write_shard("w.bin", 2, 0, -1, 50, 0);
+    int64_t before = entries_in_dir();
+    Error err;
+    ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
+    assert_non_null(w);
+    assert_true(shard_writer_append(w, (uint16_t[2]){1, 2}, 2, &err));
+    ShardSet set = open_shards(path, 10);
+    assert_int_equal(set.num_tokens, 50);
+    shards_close(&set);
+    shard_writer_abandon(w);
+    shard_writer_abandon(NULL);
+    assert_int_equal(entries_in_dir(), before);
+}
+
+static void an_unwritable_place_is_named(void **state) {
+    (void)state;
+    Error err;
+    assert_null(shard_writer_open(in_dir("no/such/w.bin"), 2, 0, -1, &err));
+    assert_non_null(strstr(err.text, "no/such/w.bin: cannot write the shard: No such file or directory"));
+}
+
+static void a_full_disk_is_reported_and_leaves_nothing(void **state) {
+    (void)state;
+    int64_t before = entries_in_dir();
+    struct rlimit unlimited, small;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
+    small = unlimited;
+    small.rlim_cur = 8192; // stands for the end of the disk: writes beyond it fail with EFBIG
+    signal(SIGXFSZ, SIG_IGN);
+    Error err;
+    ShardWriter *w = shard_writer_open(in_dir("full.bin"), 2, 0, -1, &err);
+    assert_non_null(w);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    const uint16_t tokens[512] = {0};
+    for (int i = 0; i < 100; i++) shard_writer_append(w, tokens, 512, &err);
+    bool committed = shard_writer_commit(w, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
+    assert_false(committed);
+    assert_non_null(strstr(err.text, "full.bin: cannot write the shard"));
+    assert_int_equal(entries_in_dir(), before);
+}
+
+// ----------------------------------------------------------------------------------------------------------- fuzzing
+
+enum { FUZZ_TOKENS = 300 };
+
+// One random corruption of a shard in memory; returns its new length. Header fields are hit most.
+static size_t corrupt(unsigned char *bytes, size_t n, uint64_t round) {
+    Philox r = philox(2024, 77, round);
+    switch (r.v[0] % 5) {
+    case 0: // a bit of the first fields
+        bytes[r.v[1] % 32] ^= (unsigned char)(1u << r.v[2] % 8);
+        return n;
+    case 1: // a whole field becomes something else
+        memcpy(&bytes[r.v[1] % 8 * 4], r.v[3] % 2 ? (int32_t[]){INT32_MAX} : (int32_t[]){(int32_t)r.v[2]}, 4);
+        return n;
+    case 2: // cut
+        return r.v[1] % (n + 1);
+    case 3: // longer
+        return n + r.v[1] % 64;
+    default: // any byte
+        bytes[r.v[1] % n] = (unsigned char)r.v[2];
+        return n;
+    }
+}
+
+// Opens and reads everything. Whatever the file is, that ends with data below the vocabulary or with a message.
+static bool read_everything(const char *pattern, int64_t T) {
+    ShardSet set;
+    Error err = {""};
+    if (!shards_open(&set, pattern, T, &err)) {
+        assert_true(strlen(err.text) > 10);
+        return false;
+    }
+    uint32_t *out = malloc((size_t)(T + 1) * 4); // exactly one window: ASan sees one byte more
+    for (int64_t w = 0; w < set.num_windows; w++) {
+        const char *path;
+        int64_t offset;
+        shards_locate(&set, w, &path, &offset);
+        assert_in_range(offset + T, 0, set.num_tokens - 1);
+        if (!shards_read_window(&set, w, 65536, out, &err)) assert_true(strlen(err.text) > 10);
+    }
+    free(out);
+    shards_close(&set);
+    return true;
+}
+
+static void random_corruptions_never_crash_the_reader(void **state) {
+    (void)state;
+    int64_t opened = 0, rounds = 6000;
+    static unsigned char original[2][4096], bytes[4096 + 64];
+    write_shard("fuzz_1.bin", 2, 257, 256, 40, 0); // an intact one, which may now contradict the other
+    size_t n[2];
+    n[0] = read_bytes(write_shard("whole.bin", 2, 257, 256, FUZZ_TOKENS, 0), original[0], sizeof original[0]);
+    n[1] = read_bytes(write_shard("whole.bin", 4, 257, 256, FUZZ_TOKENS, 0), original[1], sizeof original[1]);
+    for (int64_t i = 0; i < rounds; i++) {
+        memset(bytes, 0, sizeof bytes);
+        memcpy(bytes, original[i % 2], n[i % 2]);
+        size_t length = corrupt(bytes, n[i % 2], (uint64_t)i);
+        if (i % 7 == 0 && length == n[i % 2]) length = corrupt(bytes, length, (uint64_t)(rounds + i));
+        write_bytes(in_dir("fuzz_0.bin"), bytes, length);
+        opened += read_everything(in_dir(i % 3 ? "fuzz_0.bin" : "fuzz_*.bin"), 1 + i % 37);
+    }
+    // Corruptions of tokens and of unused header words pass, the others do not: both kinds must have been tried.
+    assert_in_range(opened, rounds / 10, rounds * 6 / 10);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, make_dir, remove_dir)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(a_written_shard_is_read_back),
+        TEST(two_byte_shards_are_version_1_of_llm_c),
+        TEST(a_shard_that_states_nothing_is_read),
+        TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file),
+        TEST(a_plain_name_with_glob_characters_is_a_file),
+        TEST(a_token_beyond_the_vocabulary_is_named_with_file_and_offset),
+        TEST(a_negative_four_byte_token_is_beyond_every_vocabulary),
+        TEST(a_shard_beyond_2_gib_is_read_to_its_end),
+        TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened),
+        TEST(an_empty_glob_says_how_to_make_shards),
+        TEST(a_directory_is_refused),
+        TEST(a_fifo_is_refused_without_waiting_for_a_writer),
+        TEST(a_foreign_file_is_refused),
+        TEST(a_truncated_header_is_refused),
+        TEST(a_count_that_is_not_the_size_of_the_file_is_refused),
+        TEST(an_unknown_version_or_token_size_is_refused),
+        TEST(counts_that_overflow_are_refused),
+        TEST(an_impossible_vocabulary_or_end_of_text_is_refused),
+        TEST(shards_that_contradict_each_other_are_refused),
+        TEST(a_T_longer_than_every_file_is_refused),
+        TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash),
+        TEST(until_commit_the_old_file_stays_and_abandon_leaves_nothing),
+        TEST(an_unwritable_place_is_named),
+        TEST(a_full_disk_is_reported_and_leaves_nothing),
+        TEST(random_corruptions_never_crash_the_reader),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
