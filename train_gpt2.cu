@@ -75,10 +75,14 @@ static bool choose_start(Run *run, Error *err) {
     char *skipped = NULL;
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &run->resume_path, &skipped, err);
-    if (skipped) fprintf(stderr, "%s\n", skipped);
+    const bool damaged = skipped != NULL;
+    if (damaged) fprintf(stderr, "%s\n", skipped);
     free(skipped);
     if (!found) {
         if (err->text[0]) return false;
+        if (damaged)
+            return error_set(err, "-y 1: no checkpoint in %s is whole: repair them, or move them away to start over",
+                             o->output);
         fprintf(stderr, "-y 1: no checkpoint in %s yet: starting from the beginning\n", o->output);
         return true;
     }

@@ -16,9 +16,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-SMOOTHING_SHARE = 0.02  # the loss is averaged over about this share of the run
+SMOOTHING_SHARE = 0.03  # the thick line averages over about this share of the run
 
 
 class Run:
@@ -26,7 +26,7 @@ class Run:
 
     def __init__(self, path):
         self.path = os.path.join(path, "main.log") if os.path.isdir(path) else path
-        self.label = os.path.basename(os.path.dirname(os.path.abspath(self.path)))
+        self.label = "/".join(os.path.abspath(self.path).split("/")[-3:-1])
         self.steps, self.loss, self.norm, self.lr, self.speed = [], [], [], [], []
         self.val_steps, self.val_loss = [], []
         with open(self.path, encoding="utf-8", errors="replace") as file:
@@ -53,7 +53,7 @@ class Run:
         parts = [self.path]
         if self.steps:
             parts.append(f"steps {self.steps[0]}..{self.steps[-1]}")
-            parts.append(f"training loss {self.loss[0]:.4f} -> {smooth(self.loss)[-1]:.4f}")
+            parts.append(f"training loss {self.loss[0]:.4f} -> {self.loss[-1]:.4f}")
         if self.val_loss:
             parts.append(f"validation loss {self.val_loss[0]:.4f} -> {self.val_loss[-1]:.4f}")
         return " | ".join(parts)
@@ -65,14 +65,13 @@ def number(value):
 
 
 def smooth(values):
-    """Exponential moving average without the bias towards the first value; nan is passed over."""
-    decay = 1.0 - 1.0 / max(1.0, SMOOTHING_SHARE * len(values))
-    total = weight = 0.0
+    """Centred moving average over SMOOTHING_SHARE of the run; nan is passed over."""
+    reach = int(SMOOTHING_SHARE * len(values) / 2)
     out = []
-    for value in values:
-        if math.isfinite(value):
-            total, weight = decay * total + value, decay * weight + 1.0
-        out.append(total / weight if weight else math.nan)
+    for i in range(len(values)):
+        side = min(reach, i, len(values) - 1 - i)  # the same on both sides, so that no end is pulled
+        near = [value for value in values[i - side : i + side + 1] if math.isfinite(value)]
+        out.append(sum(near) / len(near) if near else math.nan)
     return out
 
 
@@ -95,10 +94,13 @@ def draw(runs, output):
         norm.plot(run.steps, run.norm, color=color, linewidth=0.9)
         lr.plot(run.steps, run.lr, color=color, linewidth=1.4)
         speed.plot(run.steps, run.speed, color=color, linewidth=0.9)
-    loss.set(title=", ".join(run.label for run in runs), xlabel="step", ylabel="loss (nats per token)")
+    loss.set(title=" and ".join(run.label for run in runs), xlabel="step", ylabel="loss (nats per token)")
     loss.legend(frameon=False)
     norm.set(title="gradient norm", xlabel="step")
     norm.set_yscale("log")
+    norm.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    norm.yaxis.set_major_formatter("{x:g}")
+    norm.yaxis.set_minor_formatter(NullFormatter())
     lr.set(title="learning rate", xlabel="step")
     lr.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2))
     speed.set(title="tokens per second", xlabel="step")

@@ -17,7 +17,11 @@
 
 #include <omp.h>
 
-enum { BLOCK_KEYS = 64, QUERY_BLOCK = 256 };
+enum {
+    BLOCK_KEYS = 64,
+    QUERY_BLOCK = 256,
+    PANEL_STRIDE = QUERY_BLOCK + LANES, // one vector more than a power of two: rows do not share their cache sets
+};
 
 typedef struct {
     // the whole head
@@ -65,9 +69,8 @@ static int64_t backward_layout(BackwardScratch *s, char *base, int64_t T, int64_
     s->dvalues = take_rows(base, &end, BLOCK_KEYS, HS16);
     s->dscores = take_right(base, &end, block_words, QUERY_BLOCK);
 
-    // One vector more than a power of two: the rows of a panel would share their cache sets.
-    s->scores_t = take_rows(base, &end, PANEL_ROWS, QUERY_BLOCK + LANES);
-    s->dprobs_t = take_rows(base, &end, PANEL_ROWS, QUERY_BLOCK + LANES);
+    s->scores_t = take_rows(base, &end, PANEL_ROWS, PANEL_STRIDE);
+    s->dprobs_t = take_rows(base, &end, PANEL_ROWS, PANEL_STRIDE);
     s->probs_t = (LeftOperand){(uint32_t *)s->scores_t.data, s->scores_t.row_stride};
     s->dscores_t = (LeftOperand){(uint32_t *)s->dprobs_t.data, s->dprobs_t.row_stride};
     return end;
@@ -104,8 +107,8 @@ static ALWAYS_INLINE void dscores_group(const BackwardScratch *s, uint32_t *bloc
     for (int r = 0; r < PANEL_ROWS; r += 2) {
         V ds[2];
         for (int i = 0; i < 2; i++) {
-            float *score = s->scores_t.data + (r + i) * s->scores_t.row_stride;
-            float *dprob = s->dprobs_t.data + (r + i) * s->dprobs_t.row_stride;
+            float *score = s->scores_t.data + (r + i) * PANEL_STRIDE;
+            float *dprob = s->dprobs_t.data + (r + i) * PANEL_STRIDE;
             V p = vexp(vfma(vload_f32(score + j), vsplat(scale), -lse));
             if (unseen >= 0) p = vfirst(lanes(unseen + r + i), vzero(), p);
             ds[i] = p * (vload_f32(dprob + j) - delta);
@@ -187,20 +190,25 @@ static ALWAYS_INLINE void backward_key_block(const BackwardScratch *s, const Hea
 // zeros for Q and dO these queries give P = 1, dP = 0 and dS = 0: they add nothing to any gradient.
 static ALWAYS_INLINE void prepare_queries(const BackwardScratch *s, const Head *head, DType E) {
     MatrixView o = head->out, d = head->dout;
-    for (int64_t t = 0; t < round_up(o.rows, LANES); t++) {
-        V sum = vzero();
-        for (int64_t j = 0; j < o.columns && t < o.rows; j += LANES) {
-            int n = lanes(o.columns - j);
-            sum = vfma(vload_first(n, d.data, t * d.stride + j, E), vload_first(n, o.data, t * o.stride + j, E), sum);
+    for (int64_t t0 = 0; t0 < o.rows; t0 += LANES) {
+        int64_t word = depth_words(t0, E);
+        pack_right_transposed(right_from_column(s->queries_t, t0), head->q, t0, LANES);
+        pack_right(right_from_word(s->queries, word), head->q, t0, LANES);
+        pack_right_transposed(right_from_column(s->douts_t, t0), head->dout, t0, LANES);
+        pack_right(right_from_word(s->douts, word), head->dout, t0, LANES);
+        for (int64_t t = t0; t < t0 + LANES; t++) {
+            prefetch_row(o, t + LANES);
+            if (t < BLOCK_KEYS) prefetch_row(head->k, t), prefetch_row(head->v, t);
+            V sum = vzero();
+            for (int64_t j = 0; j < o.columns && t < o.rows; j += LANES) {
+                int n = lanes(o.columns - j);
+                sum = vfma(vload_first(n, d.data, t * d.stride + j, E), vload_first(n, o.data, t * o.stride + j, E),
+                           sum);
+            }
+            s->delta[t] = vsum(sum);
+            s->lse[t] = t < o.rows ? head->lse[t] : 0.0f;
         }
-        s->delta[t] = vsum(sum);
-        s->lse[t] = t < o.rows ? head->lse[t] : 0.0f;
     }
-    int64_t T16 = round_up(o.rows, LANES);
-    pack_right_transposed(s->queries_t, head->q, 0, T16);
-    pack_right_transposed(s->douts_t, head->dout, 0, T16);
-    pack_right(s->queries, head->q, 0, T16);
-    pack_right(s->douts, head->dout, 0, T16);
 }
 
 static ALWAYS_INLINE void store_dqueries(const BackwardScratch *s, const Head *head, DType E) {

@@ -2,6 +2,7 @@
 // one chunk of rows exist at a time, and no multiplication runs over the whole vocabulary.
 #include "llmc/base/checked.h"
 #include "llmc/cpu/cpu.h"
+#include "llmc/cpu/cpu_ops.h"
 #include "llmc/cpu/cross_entropy.h"
 #include "llmc/cpu/gemm.h"
 
@@ -99,7 +100,7 @@ void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, T
     const char *op = "head_loss_backward";
     check_shapes(op, losses, logits, in, wte, targets, V);
     tensor_check(op, din, in.dtype, tensor_numel(in));
-    tensor_check(op, dwte, dwte.dtype == DTYPE_FP32 ? DTYPE_FP32 : in.dtype, tensor_numel(wte));
+    cpu_check_weight_gradient(op, dwte, in.dtype, tensor_numel(wte));
     if (control.data) {
         tensor_check(op, control, DTYPE_U8, sizeof(StepControl));
         scale *= ((const StepControl *)control.data)->loss_scale;

@@ -81,10 +81,10 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
     cpu_check_float(op, in);
     tensor_check(op, dout, in.dtype, N * OC);
-    tensor_check(op, dweight, dweight.dtype == DTYPE_FP32 ? DTYPE_FP32 : in.dtype, OC * IC);
+    cpu_check_weight_gradient(op, dweight, in.dtype, OC * IC);
     gemm(OC, IC, N, matrix_of(dweight, IC), matrix_transposed(matrix_of(dout, OC)), matrix_of(in, IC), NULL,
          accumulate);
     if (!dbias.data) return;
-    tensor_check(op, dbias, dbias.dtype == DTYPE_FP32 ? DTYPE_FP32 : in.dtype, OC);
+    cpu_check_weight_gradient(op, dbias, in.dtype, OC);
     bias_gradient(dbias, dout, accumulate);
 }

@@ -64,6 +64,7 @@ static ALWAYS_INLINE int lanes(int64_t n) { return n >= LANES ? LANES : n <= 0 ?
 
 static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 static ALWAYS_INLINE V vzero(void) { return (V){0}; }
+static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 // --------------------------------------------------------------------------------------------- the two implementations
@@ -132,6 +133,15 @@ static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
 static ALWAYS_INLINE V vscale_pow2(V p, V k) { return _mm512_scalef_ps(p, k); }
 static ALWAYS_INLINE V vround(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
+// The 64-bit products a * b: returns the lower words.
+static ALWAYS_INLINE VU vmul_wide(VU a, uint32_t b, VU *high) {
+    __m512i factor = _mm512_set1_epi32((int)b);
+    __m512i even = _mm512_mul_epu32((__m512i)a, factor),
+            odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), factor);
+    *high = (VU)_mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xAAAA, odd);
+    return (VU)_mm512_mask_mov_epi32(even, 0xAAAA, _mm512_slli_epi64(odd, 32));
+}
+
 // Sum and maximum over the 16 lanes, always in the order lane i with i+8, then +4, +2, +1.
 static ALWAYS_INLINE float vsum(V x) {
     __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -181,8 +191,7 @@ static ALWAYS_INLINE V vsqrt(V x) {
 
 // Lanes 0..n-1 of a, lanes n..15 of b; n in 0..16.
 static ALWAYS_INLINE V vfirst(int n, V a, V b) {
-    static const VI index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return n == LANES ? a : vselect((index - n) >> 31, a, b);
+    return n == LANES ? a : vselect(((VI)vlane_numbers() - n) >> 31, a, b);
 }
 
 // The first n lanes from memory, the others 0; nothing beyond is touched. n in 0..16.
@@ -228,6 +237,17 @@ static ALWAYS_INLINE V vscale_pow2(V p, V k) {
 }
 // |x| < 2^22, to nearest even: adding 1.5 * 2^23 leaves no bits for a fraction.
 static ALWAYS_INLINE V vround(V x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+
+// The 64-bit products a * b: returns the lower words.
+static ALWAYS_INLINE VU vmul_wide(VU a, uint32_t b, VU *high) {
+    VU low;
+    for (int i = 0; i < LANES; i++) {
+        uint64_t product = (uint64_t)a[i] * b;
+        low[i] = (uint32_t)product;
+        (*high)[i] = (uint32_t)(product >> 32);
+    }
+    return low;
+}
 
 // Sum and maximum over the 16 lanes, always in the order lane i with i+8, then +4, +2, +1.
 static ALWAYS_INLINE float vsum(V x) {

@@ -86,14 +86,16 @@ void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int6
 // 16 words of one row, from word w on: the depth runs along the row.
 static ALWAYS_INLINE VU words_along_row(MatrixView m, int64_t row, int64_t w, DType E) {
     const int64_t pair = E == DTYPE_BF16 ? 2 : 1, size = 4 / pair;
-    VU words = {0};
     int64_t left = row < m.rows ? m.columns - w * pair : 0;
-    if (left <= 0) return words;
+    if (left <= 0) return (VU){0};
     const char *p = (const char *)m.data + (row * m.stride + w * pair) * size;
-    if (left >= LANES * pair)
+    if (left >= LANES * pair) { // of its own: a variable that the partial copy could change would live in memory
+        VU words;
         memcpy(&words, p, sizeof words);
-    else
-        memcpy(&words, p, (size_t)(left * size));
+        return words;
+    }
+    VU words = {0};
+    memcpy(&words, p, (size_t)(left * size));
     return words;
 }
 
@@ -109,13 +111,16 @@ static ALWAYS_INLINE VU words_across_rows(MatrixView m, int64_t w, int64_t colum
 }
 
 static ALWAYS_INLINE void pack_left_of(LeftOperand a, MatrixView m, int64_t first, int64_t count, DType E) {
-    for (int64_t r = 0; r < count; r++)
+    for (int64_t r = 0; r < count; r++) {
+        prefetch_row(m, first + r + count);
         for (int64_t w = 0; w < depth_words(m.columns, E); w += LANES)
             vstore_bits(a.words + r * a.row_stride + w, words_along_row(m, first + r, w, E));
+    }
 }
 
 static ALWAYS_INLINE void pack_right_of(RightOperand b, MatrixView m, int64_t first, int64_t count, DType E) {
     int64_t first_word = depth_words(first, E), end_word = depth_words(first + count, E);
+    for (int64_t r = 0; r < count; r++) prefetch_row(m, first + count + r);
     for (int64_t column = 0; column < m.columns; column += LANES) {
         uint32_t *group = right_from_column(b, column).words;
         for (int64_t w = first_word; w < end_word; w++, group += LANES)
@@ -136,7 +141,8 @@ static ALWAYS_INLINE void pack_left_transposed_of(LeftOperand a, MatrixView m, i
 
 static ALWAYS_INLINE void pack_right_transposed_of(RightOperand b, MatrixView m, int64_t first, int64_t count,
                                                    DType E) {
-    for (int64_t r = 0; r < count; r += LANES)
+    for (int64_t r = 0; r < count; r += LANES) {
+        for (int i = 0; i < LANES; i++) prefetch_row(m, first + r + count + i);
         for (int64_t w = 0; w < depth_words(m.columns, E); w += LANES) {
             VU block[LANES];
             for (int i = 0; i < LANES; i++) block[i] = words_along_row(m, first + r + i, w, E);
@@ -144,6 +150,7 @@ static ALWAYS_INLINE void pack_right_transposed_of(RightOperand b, MatrixView m,
             uint32_t *group = right_from_word(right_from_column(b, r), w).words;
             for (int i = 0; i < LANES; i++) vstore_bits(group + i * LANES, block[i]);
         }
+    }
 }
 
 void pack_left(LeftOperand a, MatrixView m, int64_t first, int64_t count) {
@@ -157,34 +164,4 @@ void pack_right(RightOperand b, MatrixView m, int64_t first, int64_t count) {
 }
 void pack_right_transposed(RightOperand b, MatrixView m, int64_t first, int64_t count) {
     WITH_DTYPE(E, m.dtype, pack_right_transposed_of(b, m, first, count, E));
-}
-
-// ---------------------------------------------------------------------------------------------------------- transpose
-
-// One step: in every 2h x 2h block the two off-diagonal h x h blocks change places. Four steps, h = 8, 4, 2, 1,
-// transpose. The lists pick from rows i (lanes 0..15) and i + h (lanes 16..31).
-#define TRANSPOSE_STEP(x, h, UPPER, LOWER)                                                                             \
-    for (int i = 0; i < LANES; i++)                                                                                    \
-        if ((i & (h)) == 0) {                                                                                          \
-            VU upper = __builtin_shufflevector(x[i], x[i + (h)], UPPER);                                               \
-            x[i + (h)] = __builtin_shufflevector(x[i], x[i + (h)], LOWER);                                             \
-            x[i] = upper;                                                                                              \
-        }
-#define UPPER_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
-#define LOWER_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
-#define UPPER_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
-#define LOWER_4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
-#define UPPER_2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
-#define LOWER_2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
-#define UPPER_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
-#define LOWER_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
-
-void transpose_16x16(VU x[LANES]) {
-    VU y[LANES];
-    memcpy(y, x, sizeof y);
-    TRANSPOSE_STEP(y, 8, UPPER_8, LOWER_8)
-    TRANSPOSE_STEP(y, 4, UPPER_4, LOWER_4)
-    TRANSPOSE_STEP(y, 2, UPPER_2, LOWER_2)
-    TRANSPOSE_STEP(y, 1, UPPER_1, LOWER_1)
-    memcpy(x, y, sizeof y);
 }

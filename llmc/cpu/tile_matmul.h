@@ -58,6 +58,16 @@ typedef struct {
     DType dtype; // fp32 or bf16
 } MatrixView;
 
+// Asks for a row to be brought into the cache; beyond the last row does nothing. The rows of one head lie as far apart as
+// the rows of all heads: no hardware prefetcher follows them from page to page. So packing asks for the `count` rows
+// after its own, which the next call packs, while there is work to hide their latency.
+static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
+    const int64_t size = m.dtype == DTYPE_BF16 ? 2 : 4;
+    if (row >= m.rows) return;
+    const char *p = (const char *)m.data + row * m.stride * size;
+    for (int64_t i = 0; i < m.columns * size; i += 64) __builtin_prefetch(p + i);
+}
+
 // The four ways in which rows [first, first + count) of m become an operand. count may reach beyond m.rows.
 //                                            rows      columns    depth       count is a multiple of
 void pack_left(LeftOperand a, MatrixView m, int64_t first, int64_t count);
@@ -69,5 +79,30 @@ void pack_right(RightOperand b, MatrixView m, int64_t first, int64_t count);
 void pack_right_transposed(RightOperand b, MatrixView m, int64_t first, int64_t count);
 //                                            -         rows       columns     16
 
+// ---------------------------------------------------------------------------------------------------------- transpose
+
+// One step: in every 2h x 2h block the two off-diagonal h x h blocks change places. Four steps, h = 8, 4, 2, 1,
+// transpose. The lists pick from rows i (lanes 0..15) and i + h (lanes 16..31).
+#define TRANSPOSE_STEP(x, h, UPPER, LOWER)                                                                             \
+    for (int i = 0; i < LANES; i++)                                                                                    \
+        if ((i & (h)) == 0) {                                                                                          \
+            VU upper = __builtin_shufflevector(x[i], x[i + (h)], UPPER);                                               \
+            x[i + (h)] = __builtin_shufflevector(x[i], x[i + (h)], LOWER);                                             \
+            x[i] = upper;                                                                                              \
+        }
+#define UPPER_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define LOWER_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define UPPER_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define LOWER_4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define UPPER_2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define LOWER_2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define UPPER_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define LOWER_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+
 // 16 x 16 words: x[i][j] and x[j][i] change places.
-void transpose_16x16(VU x[LANES]);
+static ALWAYS_INLINE void transpose_16x16(VU x[LANES]) {
+    TRANSPOSE_STEP(x, 8, UPPER_8, LOWER_8)
+    TRANSPOSE_STEP(x, 4, UPPER_4, LOWER_4)
+    TRANSPOSE_STEP(x, 2, UPPER_2, LOWER_2)
+    TRANSPOSE_STEP(x, 1, UPPER_1, LOWER_1)
+}

@@ -75,6 +75,10 @@ const char *format_exact(double x, char *buf, int size) {
         snprintf(buf, (size_t)size, "null");
         return buf;
     }
+    if (x == floor(x) && fabs(x) < 0x1p53) { // integers as such: 1000, not 1e+03
+        snprintf(buf, (size_t)size, "%.0f", x);
+        return buf;
+    }
     // 17 digits are always enough; fewer often are, and read better (0.1 instead of 0.10000000000000001).
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(buf, (size_t)size, "%.*g", digits, x);

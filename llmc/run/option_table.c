@@ -3,21 +3,22 @@
 
 #include "llmc/run/format.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const char DATA[] = "Data";
 static const char MODEL[] = "Model";
 static const char BATCH[] = "Batch and length";
-static const char OPTIMISATION[] = "Optimisation";
+static const char UPDATE[] = "Optimisation";
 static const char EVALUATION[] = "Evaluation and samples";
 static const char OUTPUT[] = "Output";
 static const char MACHINE[] = "Machine";
 
 // Type and place of a field; the type is the compiler's word, so row and struct cannot disagree.
-#define FIELD(name)                                                                                                    \
-    _Generic(((Options *)0)->name, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING),   \
-        offsetof(Options, name)
+#define TYPE_OF(value)                                                                                                 \
+    _Generic(value, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING)
+#define FIELD(name) TYPE_OF(((Options *)0)->name), offsetof(Options, name)
 
 // The largest integer that JSON readers keep exactly, and a step count nobody reaches: enough, and never an overflow.
 #define MAX_EXACT 9007199254740991.0
@@ -56,29 +57,29 @@ static const OptionRow TABLE[] = {
     {BATCH, "overfit",     "a",  FIELD(overfit),     "0",   0,         1, "[0|1]",
      "train on one batch over and over: its loss must go to 0"},
 
-    {OPTIMISATION, "learning-rate",     "l",  FIELD(lr),             "6e-4",       0,        10, "LR",
+    {UPDATE, "learning-rate",     "l",  FIELD(lr),             "6e-4",       0,        10, "LR",
      "highest learning rate"},
-    {OPTIMISATION, "warmup",            "u",  FIELD(warmup),         "-1",        -1, MAX_STEPS, "STEPS",
+    {UPDATE, "warmup",            "u",  FIELD(warmup),         "-1",        -1, MAX_STEPS, "STEPS",
      "steps until the learning rate is reached; -1: 2% of the steps, at most 700"},
-    {OPTIMISATION, "final-lr-fraction", "q",  FIELD(final_fraction), "0.1",        0,         1, "F",
+    {UPDATE, "final-lr-fraction", "q",  FIELD(final_fraction), "0.1",        0,         1, "F",
      "learning rate of the last step, as a fraction of the highest"},
-    {OPTIMISATION, "schedule",          "k",  FIELD(schedule),       "cosine",     0,         0, "cosine|linear|constant|wsd",
+    {UPDATE, "schedule",          "k",  FIELD(schedule),       "cosine",     0,         0, "cosine|linear|constant|wsd",
      "learning rate after the warm-up"},
-    {OPTIMISATION, "weight-decay",      "c",  FIELD(weight_decay),   "0.1",        0,        10, "DECAY",
+    {UPDATE, "weight-decay",      "c",  FIELD(weight_decay),   "0.1",        0,        10, "DECAY",
      "of the matrices (AdamW); vectors are not decayed"},
-    {OPTIMISATION, "beta1",             NULL, FIELD(beta1),          "0.9",        0, BELOW_ONE, "BETA",
+    {UPDATE, "beta1",             NULL, FIELD(beta1),          "0.9",        0, BELOW_ONE, "BETA",
      "decay of the first moment"},
-    {OPTIMISATION, "beta2",             NULL, FIELD(beta2),          "0.95",       0, BELOW_ONE, "BETA",
+    {UPDATE, "beta2",             NULL, FIELD(beta2),          "0.95",       0, BELOW_ONE, "BETA",
      "decay of the second moment"},
-    {OPTIMISATION, "eps",               NULL, FIELD(eps),            "1e-8",   1e-16,         1, "EPS",
+    {UPDATE, "eps",               NULL, FIELD(eps),            "1e-8",   1e-16,         1, "EPS",
      "added to the root of the second moment"},
-    {OPTIMISATION, "grad-clip",         NULL, FIELD(grad_clip),      "1",          0,       1e9, "NORM",
+    {UPDATE, "grad-clip",         NULL, FIELD(grad_clip),      "1",          0,       1e9, "NORM",
      "largest norm of the gradient; 0: never clip"},
-    {OPTIMISATION, "loss-outlier",      "sl", FIELD(loss_outlier),   "0",          0,       1e6, "Z",
+    {UPDATE, "loss-outlier",      "sl", FIELD(loss_outlier),   "0",          0,       1e6, "Z",
      "skip a step whose loss is this many standard deviations above the last 128; 0: never"},
-    {OPTIMISATION, "norm-outlier",      "sg", FIELD(norm_outlier),   "0",          0,       1e6, "Z",
+    {UPDATE, "norm-outlier",      "sg", FIELD(norm_outlier),   "0",          0,       1e6, "Z",
      "the same for the norm of the gradient"},
-    {OPTIMISATION, "seed",              NULL, FIELD(seed),           "1337",       0, MAX_EXACT, "SEED",
+    {UPDATE, "seed",              NULL, FIELD(seed),           "1337",       0, MAX_EXACT, "SEED",
      "of initial weights, data order, samples and rounding"},
 
     {EVALUATION, "val-every",     "v",  FIELD(val_every),     "250",  0, MAX_STEPS, "STEPS",
@@ -182,15 +183,17 @@ static int edit_distance(const char *a, const char *b) {
     return d[n][m];
 }
 
-// A piece of a name ("batch", "steps") is a better guess than a word of similar letters.
+// A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
+// the same first letter ("--lr": -l, not -r).
 static int name_distance(const char *typo, const char *name) {
-    return strlen(typo) >= 3 && strstr(name, typo) ? 1 : edit_distance(typo, name);
+    int edits = strlen(typo) >= 3 && strstr(name, typo) ? 1 : edit_distance(typo, name);
+    return 2 * edits + (typo[0] != name[0]);
 }
 
 const char *option_nearest(const char *typo, char *buf, int size) {
     char word[LONGEST_NAME + 1];
     snprintf(word, sizeof word, "%s", typo);
-    int nearest = LONGEST_NAME + 1;
+    int nearest = INT_MAX;
     for (int i = 0; i < NUM_ROWS; i++) {
         const char *names[] = {TABLE[i].long_name, TABLE[i].short_name};
         for (int k = 0; k < 2; k++) {

@@ -6,6 +6,7 @@
 // `-y` and yet take the one of `-y 1`, and prints messages of its own.
 #include "llmc/run/options.h"
 
+#include "llmc/run/format.h"
 #include "llmc/run/option_table.h"
 
 #include <ctype.h>
@@ -55,11 +56,14 @@ static bool check_choice(const OptionRow *row, const char *name, const char *val
 static bool check_range(const OptionRow *row, const char *name, const char *value, double x, Error *err) {
     if (x >= row->min && x <= row->max) return true;
     Shown v = shown(value, strlen(value));
-    if (row->min == row->max) return error_set(err, "%s %s: must be %.15g (%s)", name, v.text, row->min, row->help);
+    char min[40], max[40];
+    format_exact(row->min, min, sizeof min);
+    format_exact(row->max, max, sizeof max);
+    if (row->min == row->max) return error_set(err, "%s %s: must be %s (%s)", name, v.text, min, row->help);
     if (option_is_flag(row) && row->min == 0.0) return error_set(err, "%s %s: must be 0 or 1", name, v.text);
     bool low = x < row->min;
-    return error_set(err, "%s %s: must be at %s %.15g (%.15g .. %.15g)", name, v.text, low ? "least" : "most",
-                     low ? row->min : row->max, row->min, row->max);
+    return error_set(err, "%s %s: must be at %s %s (%s .. %s)", name, v.text, low ? "least" : "most", low ? min : max,
+                     min, max);
 }
 
 // Digits with an optional minus, nothing else: no blanks, no hex, no 5e3. What overflows is out of every range.
@@ -162,7 +166,7 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
         bool is_value = next && (next[0] != '-' || isdigit((unsigned char)next[1]));
         a.value = is_value ? argv[(*i)++] : "1";
     } else if (!next || names_an_option(next)) {
-        return error_set(err, "%s: a value is missing (%s)", typed.text, row->metavar);
+        return error_set(err, "%s: a value is missing", typed.text);
     } else {
         a.value = argv[(*i)++];
     }

@@ -61,7 +61,7 @@ typedef struct {
     int zero_stage;                                 // -z
     int num_processes, process_rank, gpus_per_node; // -pn -pr -pg
     char *init_method, *server_ip, *fs_path;        // -pi -ps -pf
-    uint64_t given;                                 // which rows of the table stood on the command line: options_given
+    uint64_t given; // one bit a row of the table: it stood on the command line. Read with options_given
 } Options;
 
 typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;

@@ -5,6 +5,9 @@
 
 enum { HELP_COLUMN = 36, PAGE_WIDTH = 110 };
 
+// Upper limits from here on guard against typing errors; nobody plans by them. Messages still name them.
+static const double NO_CONCERN = 1e6;
+
 // Prints words from column HELP_COLUMN on, in lines of at most PAGE_WIDTH columns.
 static void print_wrapped(FILE *out, const char *text) {
     int column = HELP_COLUMN;
@@ -21,14 +24,16 @@ static void print_wrapped(FILE *out, const char *text) {
     fputc('\n', out);
 }
 
-// "[4; 1 .. 65536]": default and range. Choices and flags already show theirs beside the name.
+// "[4; 1..65536]": default and range. Choices and flags already show theirs beside the name.
 static void describe_values(const OptionRow *row, char *buf, size_t size) {
     if (row->type == OPTION_STRING && !*row->fallback) {
         buf[0] = '\0';
     } else if (row->type == OPTION_STRING || option_is_flag(row) || row->min == row->max) {
         snprintf(buf, size, " [%s]", row->fallback);
+    } else if (row->max >= NO_CONCERN) {
+        snprintf(buf, size, " [%s; %g..]", row->fallback, row->min);
     } else {
-        snprintf(buf, size, " [%s; %.15g .. %.15g]", row->fallback, row->min, row->max);
+        snprintf(buf, size, " [%s; %.15g..%.15g]", row->fallback, row->min, row->max);
     }
 }
 
@@ -48,7 +53,7 @@ void option_print_help(FILE *out, const char *program) {
             "Pretrains GPT-2 models.\n"
             "\n"
             "usage: %s [options]\n"
-            "  values: -b 4, -b=4, --batch-size 4 or --batch-size=4; [default; smallest .. largest]\n"
+            "  values: -b 4, -b=4, --batch-size 4 or --batch-size=4; [default; smallest..largest]\n"
             "\n"
             "Examples\n"
             "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M     train, save to runs/124M\n"

@@ -9,13 +9,11 @@ enum { TEXT = 64 };
 
 static void machine_lines(RunLog *log, const RunFacts *f) {
     const DeviceFacts *device = device_facts();
-    char memory[TEXT], rate[TEXT], bandwidth[TEXT];
+    char memory[TEXT];
     format_bytes((double)device->memory_free, memory, TEXT);
-    format_count(f->speed.matmul_flops, rate, TEXT);
-    format_bytes(f->speed.copy_bandwidth, bandwidth, TEXT);
     runlog_text(log, "machine     %s: %s, %s free | %s", device->backend, device->name, memory, device->libraries);
-    runlog_text(log, "limits      measured now: matmul %sFLOP/s in %s, copy %s/s", rate, dtype_name(f->model->dtype),
-                bandwidth);
+    runlog_text(log, "limits      measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s",
+                f->speed.matmul_flops / 1e12, dtype_name(f->model->dtype), f->speed.copy_bandwidth / 1e9);
 }
 
 static void model_lines(RunLog *log, const RunFacts *f) {

@@ -11,7 +11,9 @@ import pytest
 from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, events, kill, losses, same_state, start,
                       train, wait_for)
 
-SAVE_EACH_STEP = [*TINY, *QUIET, "-n", 1, "-nk", 0, "-k", "constant"]
+# Constant, and its warm-up given: so that the weights after step N do not depend on -x.
+SCHEDULE = ["-k", "constant", "-u", 2]
+SAVE_EACH_STEP = [*TINY, *QUIET, *SCHEDULE, "-n", 1, "-nk", 0]
 RESUME = ["-y", 1]
 
 
@@ -46,25 +48,32 @@ def test_resume_without_a_checkpoint_starts_at_the_beginning(data, tmp_path):
     assert sorted(losses(tmp_path / "run")) == [1, 2]
 
 
+def in_a_write(out):
+    """Is a checkpoint being written that is newer than all there are? (Rests of a killed write are not.)"""
+    newest = max((path.name for path in checkpoints(out)), default="")
+    return any(path.name.removeprefix(".tmp-") > newest for path in out.glob(".tmp-step_*"))
+
+
 def test_kill_9_at_50_random_moments_loses_nothing(data, tmp_path):
     out, choose, kills_in_a_write = tmp_path / "run", random.Random(7), 0
     flags = [*SAVE_EACH_STEP, *data.flags]
     for i in range(50):
+        saved = len(losses(out))
         process = start(*flags, "-nk", 3, "-o", out, "-x", 100000, *RESUME)
-        if i % 2 == 0:  # at some moment of a checkpoint's writing, once the run is under way again
-            before = len(losses(out))
-            assert wait_for(lambda: len(losses(out)) != before or any(out.glob(".tmp-*/*")), process)
-            wait_for(lambda: any(out.glob(".tmp-*/*")), process)
-            time.sleep(choose.uniform(0, 0.005))
+        if i % 2 == 0:  # somewhere in the writing of a checkpoint, some steps later
+            assert wait_for(lambda: len(losses(out)) > saved + 1, process)
+            assert wait_for(lambda: in_a_write(out), process)
+            time.sleep(choose.uniform(0, 0.01))
         else:  # anywhere, also while starting
             time.sleep(choose.uniform(0.0, 0.8))
         assert process.poll() is None, f"the trainer ended by itself with {process.returncode}"
         kill(process)
-        kills_in_a_write += any(out.glob(".tmp-*"))
+        kills_in_a_write += in_a_write(out)
     assert kills_in_a_write >= 10
     reached = int(checkpoints(out)[-1].name.split("_")[1])
+    assert reached > 25
     train(*flags, "-nk", 3, "-o", out, "-x", reached + 2, *RESUME)
-    train(*flags, "-n", reached + 2, "-o", tmp_path / "whole", "-x", reached + 2)
+    train(*flags, "-n", 0, "-o", tmp_path / "whole", "-x", reached + 2)
     assert same_state(checkpoints(out)[-1], checkpoints(tmp_path / "whole")[-1])
     assert losses(out) == losses(tmp_path / "whole")
     assert not list(out.glob(".tmp-*")), "rests of writes that were killed are still there"
@@ -72,7 +81,7 @@ def test_kill_9_at_50_random_moments_loses_nothing(data, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
 def test_a_signal_saves_and_exits_75(number, data, tmp_path):
-    flags = [*TINY, *QUIET, *data.flags, "-k", "constant", "-o", tmp_path / "run"]
+    flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "-o", tmp_path / "run"]
     process = start(*flags, "-x", 1000000)
     assert wait_for(lambda: len(losses(tmp_path / "run")) > 3, process)
     process.send_signal(number)
@@ -85,8 +94,8 @@ def test_a_signal_saves_and_exits_75(number, data, tmp_path):
 
 def test_a_second_sigint_ends_the_run_at_once(data, tmp_path):
     out = tmp_path / "run"
-    # Steps of seconds, so that both signals fall into one.
-    process = start("-e", "L=8,C=512,NH=8,T=256", "-t", 256, "-b", 64, *QUIET, *data.flags, "-o", out, "-x", 1000)
+    # Steps of about a second, so that both signals fall into one.
+    process = start("-e", "L=8,C=512,NH=8,T=256", "-t", 256, "-b", 16, *QUIET, *data.flags, "-o", out, "-x", 1000)
     assert wait_for(lambda: len(losses(out)) > 0, process)
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)

@@ -76,7 +76,10 @@ int op_teardown(void **state) {
 
 DType op_dtype(void **state) {
     DType dtype = *(const DType *)*state;
-    if (!device_facts()->supports[dtype]) skip();
+    if (!device_facts()->supports[dtype]) {
+        print_message("the device has no %s\n", dtype_name(dtype));
+        skip();
+    }
     return dtype;
 }
 

@@ -66,7 +66,10 @@ static void backward_case(const struct Case *c, DType dtype, DType grad, bool ac
                            (double)scale * (double)loss_scale, accumulate);
     op_check(h.losses, dtype);
     op_check(din, dtype);
-    op_check(dwte, grad == DTYPE_FP32 ? dtype : grad); // dlogits are stored in the compute dtype
+    // dlogits are stored in the compute dtype. A gradient of the compute dtype is rounded after every chunk as well, each
+    // time by 0.4 of the tolerance (1.6e-3 in bf16): errors add as squares.
+    double chunks = grad == DTYPE_FP32 ? 0.0 : ceil((double)c->N / (double)c->R);
+    op_check_scaled(dwte, dtype, sqrt(1.0 + 0.16 * chunks));
     if (!accumulate) {
         const double *values = op_download(dwte);
         for (int64_t i = c->V * c->C; i < c->Vp * c->C; i++) assert_true(values[i] == 0.0);

@@ -38,23 +38,8 @@ static int remove_dir(void **state) {
 
 static const char *in_dir(const char *name) { return tmpdir_file(&dir, name); }
 
-// A shard of n tokens first, first + 1, ... (mod 65536 for two bytes).
-static const char *write_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n,
-                               int64_t first) {
-    const char *path = in_dir(name);
-    Error err;
-    ShardWriter *w = shard_writer_open(path, token_bytes, vocab, eot, &err);
-    assert_non_null(w);
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t narrow = (uint16_t)(first + i);
-        uint32_t wide = (uint32_t)(first + i);
-        assert_true(shard_writer_append(w, token_bytes == 2 ? (void *)&narrow : (void *)&wide, 1, &err));
-    }
-    assert_true(shard_writer_commit(w, &err));
-    return path;
-}
-
 static void write_bytes(const char *path, const void *data, size_t bytes) {
+    unlink(path); // ext4 flushes a file that is rewritten in place when it is closed: slow
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
     assert_int_equal(fwrite(data, 1, bytes, f), bytes);
@@ -69,6 +54,7 @@ static size_t read_bytes(const char *path, void *data, size_t room) {
     return n;
 }
 
+// The first words of a header, zeros up to file_bytes.
 static const char *write_header(const char *name, const int32_t header[8], off_t file_bytes) {
     const char *path = in_dir(name);
     int32_t h[SHARD_HEADER_INTS] = {0};
@@ -76,6 +62,40 @@ static const char *write_header(const char *name, const int32_t header[8], off_t
     write_bytes(path, h, sizeof h);
     assert_int_equal(truncate(path, file_bytes), 0);
     return path;
+}
+
+// Token i of n is first + i, in token_bytes each. Too large for a stack: static.
+enum { MOST_TOKENS = 1000 };
+static const void *counting_tokens(int token_bytes, int64_t n, int64_t first) {
+    static uint16_t narrow[MOST_TOKENS];
+    static uint32_t wide[MOST_TOKENS];
+    assert_in_range(n, 0, MOST_TOKENS);
+    for (int64_t i = 0; i < n; i++) narrow[i] = (uint16_t)(first + i), wide[i] = (uint32_t)(first + i);
+    return token_bytes == 2 ? (const void *)narrow : (const void *)wide;
+}
+
+// A shard made here, byte by byte (ShardWriter has tests of its own, and its fsync is slow).
+static const char *make_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n, int64_t first) {
+    unsigned char bytes[SHARD_HEADER_BYTES + 4 * MOST_TOKENS] = {0};
+    int32_t h[8] = {SHARD_MAGIC, token_bytes == 2 ? 1 : 2, token_bytes == 2 ? (int32_t)n : 4, (int32_t)vocab};
+    h[6] = (int32_t)eot + 1;
+    if (token_bytes == 4) memcpy(&h[4], &n, sizeof n);
+    memcpy(bytes, h, sizeof h);
+    memcpy(bytes + SHARD_HEADER_BYTES, counting_tokens(token_bytes, n, first), (size_t)(n * token_bytes));
+    write_bytes(in_dir(name), bytes, SHARD_HEADER_BYTES + (size_t)(n * token_bytes));
+    return in_dir(name);
+}
+
+static const char *commit_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n,
+                                int64_t first) {
+    Error err;
+    ShardWriter *w = shard_writer_open(in_dir(name), token_bytes, vocab, eot, &err);
+    assert_non_null(w);
+    const char *tokens = counting_tokens(token_bytes, n, first);
+    assert_true(shard_writer_append(w, tokens, n / 3, &err));
+    assert_true(shard_writer_append(w, tokens + n / 3 * token_bytes, n - n / 3, &err));
+    assert_true(shard_writer_commit(w, &err));
+    return in_dir(name);
 }
 
 static void assert_open_fails(const char *pattern, int64_t T, const char *const *words) {
@@ -102,7 +122,7 @@ static ShardSet open_shards(const char *pattern, int64_t T) {
 static void a_written_shard_is_read_back(void **state) {
     (void)state;
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
-        const char *path = write_shard("a.bin", token_bytes, 50257, 50256, 1000, 7);
+        const char *path = commit_shard("a.bin", token_bytes, 50257, 50256, 1000, 7);
         ShardSet set = open_shards(path, 9);
         assert_int_equal(set.count, 1);
         assert_int_equal(set.token_bytes, token_bytes);
@@ -124,7 +144,7 @@ static void a_written_shard_is_read_back(void **state) {
 
 static void two_byte_shards_are_version_1_of_llm_c(void **state) {
     (void)state;
-    const char *path = write_shard("a.bin", 2, 0, -1, 3, 500);
+    const char *path = commit_shard("a.bin", 2, 0, -1, 3, 500);
     unsigned char bytes[2000];
     assert_int_equal(read_bytes(path, bytes, sizeof bytes), 1024 + 6);
     int32_t expected[256] = {20240520, 1, 3};
@@ -144,10 +164,10 @@ static void a_shard_that_states_nothing_is_read(void **state) {
 
 static void shards_are_sorted_by_name_and_windows_never_cross_a_file(void **state) {
     (void)state;
-    write_shard("s_002.bin", 2, 0, -1, 25, 2000); // 2 windows of T = 10
-    write_shard("s_000.bin", 2, 300, -1, 31, 0);  // 3 windows
-    write_shard("s_003.bin", 2, 0, 7, 11, 3000);  // 1 window
-    write_shard("s_001.bin", 2, 300, 7, 5, 1000); // none
+    make_shard("s_002.bin", 2, 0, -1, 25, 2000); // 2 windows of T = 10
+    make_shard("s_000.bin", 2, 300, -1, 31, 0);  // 3 windows
+    make_shard("s_003.bin", 2, 0, 7, 11, 3000);  // 1 window
+    make_shard("s_001.bin", 2, 300, 7, 5, 1000); // none
     ShardSet set = open_shards(in_dir("s_*.bin"), 10);
     assert_int_equal(set.count, 4);
     assert_int_equal(set.num_tokens, 72);
@@ -172,7 +192,7 @@ static void shards_are_sorted_by_name_and_windows_never_cross_a_file(void **stat
 
 static void a_plain_name_with_glob_characters_is_a_file(void **state) {
     (void)state;
-    ShardSet set = open_shards(write_shard("odd [1]*.bin", 2, 0, -1, 100, 0), 10);
+    ShardSet set = open_shards(make_shard("odd [1]*.bin", 2, 0, -1, 100, 0), 10);
     assert_int_equal(set.count, 1);
     shards_close(&set);
 }
@@ -180,7 +200,7 @@ static void a_plain_name_with_glob_characters_is_a_file(void **state) {
 static void a_token_beyond_the_vocabulary_is_named_with_file_and_offset(void **state) {
     (void)state;
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
-        ShardSet set = open_shards(write_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
+        ShardSet set = open_shards(make_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
         uint32_t out[101];
         Error err;
         assert_true(shards_read_window(&set, 2, 301, out, &err)); // tokens 200..300
@@ -194,7 +214,7 @@ static void a_token_beyond_the_vocabulary_is_named_with_file_and_offset(void **s
 
 static void a_negative_four_byte_token_is_beyond_every_vocabulary(void **state) {
     (void)state;
-    ShardSet set = open_shards(write_shard("n.bin", 4, 0, -1, 100, -1), 10); // the first token is 0xFFFFFFFF
+    ShardSet set = open_shards(make_shard("n.bin", 4, 0, -1, 100, -1), 10); // the first token is 0xFFFFFFFF
     uint32_t out[11];
     Error err;
     assert_false(shards_read_window(&set, 0, 50257, out, &err));
@@ -326,19 +346,19 @@ static void an_impossible_vocabulary_or_end_of_text_is_refused(void **state) {
 
 static void shards_that_contradict_each_other_are_refused(void **state) {
     (void)state;
-    write_shard("c_0.bin", 2, 300, 5, 100, 0);
-    write_shard("c_1.bin", 2, 301, 5, 100, 0);
+    make_shard("c_0.bin", 2, 300, 5, 100, 0);
+    make_shard("c_1.bin", 2, 301, 5, 100, 0);
     ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: vocabulary is 301", "c_0.bin states 300");
-    write_shard("c_1.bin", 2, 300, 6, 100, 0);
+    make_shard("c_1.bin", 2, 300, 6, 100, 0);
     ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: end-of-text token is 6", "c_0.bin states 5");
-    write_shard("c_1.bin", 4, 300, 5, 100, 0);
+    make_shard("c_1.bin", 4, 300, 5, 100, 0);
     ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: bytes per token is 4", "c_0.bin states 2");
 }
 
 static void a_T_longer_than_every_file_is_refused(void **state) {
     (void)state;
-    write_shard("t_0.bin", 2, 0, -1, 40, 0);
-    write_shard("t_1.bin", 2, 0, -1, 64, 0);
+    make_shard("t_0.bin", 2, 0, -1, 40, 0);
+    make_shard("t_1.bin", 2, 0, -1, 64, 0);
     ASSERT_OPEN_FAILS(in_dir("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
     ASSERT_OPEN_FAILS(in_dir("t_0.bin"), INT64_MAX / 2, "t_0.bin", "40 tokens");
     ShardSet set = open_shards(in_dir("t_*.bin"), 63);
@@ -348,7 +368,7 @@ static void a_T_longer_than_every_file_is_refused(void **state) {
 
 static void a_file_that_shrinks_while_open_is_an_error_and_no_crash(void **state) {
     (void)state;
-    const char *path = write_shard("shrink.bin", 2, 0, -1, 1000, 0);
+    const char *path = make_shard("shrink.bin", 2, 0, -1, 1000, 0);
     ShardSet set = open_shards(path, 100);
     assert_int_equal(truncate(path, 1024 + 300), 0);
     uint16_t out[101];
@@ -372,7 +392,7 @@ static int64_t entries_in_dir(void) {
 
 static void until_commit_the_old_file_stays_and_abandon_leaves_nothing(void **state) {
     (void)state;
-    const char *path = write_shard("w.bin", 2, 0, -1, 50, 0);
+    const char *path = make_shard("w.bin", 2, 0, -1, 50, 0);
     int64_t before = entries_in_dir();
     Error err;
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
@@ -463,10 +483,10 @@ static void random_corruptions_never_crash_the_reader(void **state) {
     (void)state;
     int64_t opened = 0, rounds = 6000;
     static unsigned char original[2][4096], bytes[4096 + 64];
-    write_shard("fuzz_1.bin", 2, 257, 256, 40, 0); // an intact one, which may now contradict the other
+    make_shard("fuzz_1.bin", 2, 257, 256, 40, 0); // an intact one, which may now contradict the other
     size_t n[2];
-    n[0] = read_bytes(write_shard("whole.bin", 2, 257, 256, FUZZ_TOKENS, 0), original[0], sizeof original[0]);
-    n[1] = read_bytes(write_shard("whole.bin", 4, 257, 256, FUZZ_TOKENS, 0), original[1], sizeof original[1]);
+    n[0] = read_bytes(make_shard("whole.bin", 2, 257, 256, FUZZ_TOKENS, 0), original[0], sizeof original[0]);
+    n[1] = read_bytes(make_shard("whole.bin", 4, 257, 256, FUZZ_TOKENS, 0), original[1], sizeof original[1]);
     for (int64_t i = 0; i < rounds; i++) {
         memset(bytes, 0, sizeof bytes);
         memcpy(bytes, original[i % 2], n[i % 2]);

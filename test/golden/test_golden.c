@@ -1,0 +1,308 @@
+// A tiny GPT-2 against PyTorch: logits, losses, every gradient and ten AdamW steps, from files that
+// dev/golden/generate.py wrote (its head lists them). First the fp64 specification, then the backend in each dtype it
+// has.
+#include "llmc/base/error.h"
+#include "llmc/device.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/store/safetensors.h"
+#include "llmc/store/weights_file.h"
+#include "llmc/train/optimizer.h"
+#include "test/ops/op_test.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { B = 3, T = 16, STEPS = 10, WINDOWS = B * (T + 1) };
+static const char model_path[] = "test/golden/tiny_gpt2", expected_path[] = "test/golden/expected.safetensors";
+
+static struct {
+    SafetensorsFile *expected;
+    WeightsFile *weights;
+    ModelConfig config;
+    Parameter *table;
+    int count;
+    uint16_t *windows; // (STEPS, B, T+1), memory the device can copy from
+} golden;
+
+// ------------------------------------------------------------------------------------------------------------- files
+
+// A tensor of expected.safetensors; the caller frees it.
+static double *expected(const char *prefix, const char *name, int64_t *n) {
+    char full[128];
+    Error err;
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    const SafetensorsEntry *e = safetensors_find(golden.expected, full);
+    if (!e) fail_msg("%s holds no %s", expected_path, full);
+    *n = e->bytes / (int64_t)sizeof(float);
+    float *values = malloc((size_t)e->bytes);
+    double *wide = malloc((size_t)*n * sizeof *wide);
+    if (!safetensors_read_fp32(golden.expected, e, 0, *n, values, &err)) fail_msg("%s", err.text);
+    for (int64_t i = 0; i < *n; i++) wide[i] = (double)values[i];
+    free(values);
+    return wide;
+}
+
+// Weight i as the file has it, in our layout, all of its rows; the caller frees it.
+static double *start_weight(int i) {
+    Error err;
+    int64_t n = parameter_numel(&golden.table[i]);
+    float *values = malloc((size_t)n * sizeof *values);
+    double *wide = malloc((size_t)n * sizeof *wide);
+    if (!weights_file_read(golden.weights, &golden.table[i], 0, golden.table[i].rows, values, &err))
+        fail_msg("%s", err.text);
+    for (int64_t j = 0; j < n; j++) wide[j] = (double)values[j];
+    free(values);
+    return wide;
+}
+
+static int open_files(void **state) {
+    Error err;
+    if (op_group_setup(state) != 0) return -1;
+    golden.expected = safetensors_open(expected_path, &err);
+    golden.weights = golden.expected ? weights_file_open(model_path, &err) : NULL;
+    golden.windows = golden.weights ? host_alloc((size_t)STEPS * WINDOWS * sizeof(uint16_t), &err) : NULL;
+    if (!golden.windows) {
+        print_error("%s\n", err.text);
+        return -1;
+    }
+    golden.config = *weights_file_config(golden.weights);
+    golden.count = parameter_count(&golden.config);
+    golden.table = parameter_table(&golden.config);
+    int64_t n;
+    double *windows = expected("", "windows", &n);
+    for (int64_t i = 0; i < STEPS * WINDOWS; i++) golden.windows[i] = (uint16_t)windows[i];
+    free(windows);
+    return 0;
+}
+
+static int close_files(void **state) {
+    safetensors_close(golden.expected), weights_file_close(golden.weights);
+    free(golden.table), host_free(golden.windows);
+    return op_group_teardown(state);
+}
+
+static void check(const char *name, const double *got, const double *want, int64_t n, double tolerance) {
+    double error = op_relative_error(got, want, n);
+    if (!(error <= tolerance)) fail_msg("%s: relative error %.3g, at most %.3g", name, error, tolerance);
+}
+
+// ----------------------------------------------------------------------------------------------------- specification
+
+static void the_specification_agrees_with_pytorch(void **state) {
+    (void)state;
+    enum { MAX_TENSORS = 64 };
+    double *params[MAX_TENSORS], *grads[MAX_TENSORS], losses[B * T];
+    int32_t windows[WINDOWS];
+    int64_t n;
+    assert_true(golden.count <= MAX_TENSORS);
+    for (int i = 0; i < WINDOWS; i++) windows[i] = golden.windows[i];
+    for (int i = 0; i < golden.count; i++) {
+        params[i] = start_weight(i);
+        grads[i] = malloc((size_t)parameter_numel(&golden.table[i]) * sizeof(double));
+    }
+    double *logits = malloc((size_t)(B * T * golden.config.V) * sizeof *logits);
+    ref_gpt2(&golden.config, params, windows, B, T, losses, logits, grads);
+
+    const double stored = 1e-7; // fp32 in the files
+    double *want = expected("", "logits", &n);
+    check("logits", logits, want, n, stored);
+    free(want), want = expected("", "losses", &n);
+    check("losses", losses, want, n, stored);
+    free(want), free(logits);
+    for (int i = 0; i < golden.count; i++) {
+        want = expected("grad.", golden.table[i].name, &n);
+        check(golden.table[i].name, grads[i], want, n, stored);
+        free(want), free(params[i]), free(grads[i]);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- backend
+
+typedef struct {
+    double logits, losses, gradients; // relative L2 errors
+    double step_losses;               // of the ten mean losses
+    double norms;                     // of the ten gradient norms
+    double moved;                     // error of the final weights, relative to the way they went
+} Limits;
+
+// The files are right to 2^-24 = 6e-8. In fp32 an op is good to about 1e-6; thirty in a row, whose errors add as
+// squares, stay below 1e-5. A weight of size 1 that goes a way of 0.01 in ten steps is stored with an error of sqrt(10)
+// * 2^-25 = 1e-7, which is 1e-5 of its way; ten times that is the limit. In bf16 every stored value is off by 1.6e-3
+// rms (fp16: 2e-4). Residual stream and branches are rounded about ten times on the way up, and the layernorms and the
+// head weigh these errors by up to 2: 1e-2 for logits, two to four tolerances of one op. Gradients go as far down
+// again, through derivatives that were taken at the inexact values: twice that. Losses and norms are sums over many
+// such errors. AdamW divides a gradient by its size, so that small elements, where the error of 2e-2 is a larger share,
+// count as much as large ones: 0.05 of the way on average.
+static Limits limits_of(DType dtype) {
+    if (dtype == DTYPE_FP32) return (Limits){1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4};
+    double one = op_tolerance(dtype);
+    return (Limits){4 * one, one, 8 * one, one, one, 25 * one};
+}
+
+// fp16 cannot hold the gradient of a mean loss: it is scaled, and the scale divided out again. Others need none.
+static double loss_scale_of(DType dtype) { return dtype == DTYPE_FP16 ? 1024.0 : 1.0; }
+
+static Gpt2 *load_model(DType dtype) {
+    Error err;
+    Gpt2Options options = {
+        .config = golden.config, .dtype = dtype, .master = dtype != DTYPE_FP32, .train = true, .B = B, .T = T};
+    Gpt2 *model = gpt2_create(&options, &err);
+    if (!model || !checkpoint_load_weights(model, model_path, &err)) fail_msg("%s", err.text);
+    StepControl control = step_control_initial((float)loss_scale_of(dtype));
+    gpt2_set_control(model, &control);
+    return model;
+}
+
+static void micro_step(Gpt2 *model, int step) {
+    gpt2_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, sizeof(uint16_t));
+    gpt2_forward_backward(model, B * T, true);
+    device_sync();
+}
+
+// A device tensor as fp64; the caller frees it.
+static double *values_of(Tensor t) {
+    Error err;
+    int64_t n = tensor_numel(t);
+    char *bytes = host_alloc(tensor_bytes(t), &err);
+    if (!bytes) fail_msg("%s", err.text);
+    double *values = malloc((size_t)n * sizeof *values);
+    device_copy_to_host(bytes, t.data, tensor_bytes(t), STREAM_COMPUTE);
+    device_sync();
+    for (int64_t i = 0; i < n; i++) {
+        float value;
+        convert_elements(&value, DTYPE_FP32, bytes + (size_t)i * dtype_size(t.dtype), t.dtype, 1);
+        values[i] = (double)value;
+    }
+    host_free(bytes);
+    return values;
+}
+
+static void logits_agree_with_pytorch(void **state) {
+    DType dtype = op_dtype(state);
+    Gpt2 *model = load_model(dtype);
+    int64_t V = golden.config.V, n;
+    double *want = expected("", "logits", &n), *got = malloc((size_t)n * sizeof *got);
+    float *row = malloc((size_t)V * sizeof *row);
+    for (int b = 0; b < B; b++) {
+        int32_t tokens[T];
+        for (int t = 0; t < T; t++) {
+            tokens[t] = golden.windows[b * (T + 1) + t];
+            gpt2_next_logits(model, tokens, t + 1, row);
+            for (int64_t v = 0; v < V; v++) got[(b * T + t) * V + v] = (double)row[v];
+        }
+    }
+    check("logits", got, want, n, limits_of(dtype).logits);
+    free(want), free(got), free(row);
+    gpt2_destroy(model);
+}
+
+static void losses_agree_with_pytorch(void **state) {
+    DType dtype = op_dtype(state);
+    Gpt2 *model = load_model(dtype);
+    int64_t n;
+    double *want = expected("", "losses", &n), sums[B];
+    ref_sequence_losses(sums, want, B, T, false);
+    micro_step(model, 0);
+    double *got = values_of(gpt2_sequence_losses(model));
+    check("losses of forward and backward", got, sums, B, limits_of(dtype).losses);
+    free(got);
+    gpt2_load_batch(model, golden.windows, B, sizeof(uint16_t));
+    gpt2_forward(model);
+    got = values_of(gpt2_sequence_losses(model));
+    check("losses of forward alone", got, sums, B, limits_of(dtype).losses);
+    free(got), free(want);
+    gpt2_destroy(model);
+}
+
+static void every_gradient_agrees_with_pytorch(void **state) {
+    DType dtype = op_dtype(state);
+    Gpt2 *model = load_model(dtype);
+    micro_step(model, 0);
+    for (int i = 0; i < golden.count; i++) {
+        int64_t n, all = parameter_numel(&golden.table[i]);
+        double *want = expected("grad.", golden.table[i].name, &n), *got = values_of(gpt2_gradients(model)[i]);
+        for (int64_t j = 0; j < all; j++) got[j] /= loss_scale_of(dtype);
+        check(golden.table[i].name, got, want, n, limits_of(dtype).gradients);
+        for (int64_t j = n; j < all; j++) assert_true(got[j] == 0.0); // the padded vocabulary
+        free(want), free(got);
+    }
+    gpt2_destroy(model);
+}
+
+static Optimizer *make_optimizer(Gpt2 *model) {
+    int64_t n;
+    Error err;
+    double *adamw = expected("", "adamw", &n);
+    OptimizerOptions options = {.beta1 = (float)adamw[0],
+                                .beta2 = (float)adamw[1],
+                                .eps = (float)adamw[2],
+                                .weight_decay = (float)adamw[3],
+                                .limits.clip = (float)adamw[4]};
+    free(adamw);
+    Optimizer *optimizer = optimizer_create(model, &options, &err);
+    if (!optimizer) fail_msg("%s", err.text);
+    return optimizer;
+}
+
+// Softmax does not see a shift of all scores of a row, so the gradient of the key bias is zero. AdamW divides the
+// rounding noise that is left by its own size and takes full steps in random directions: there is nothing to compare.
+static bool is_key_bias(const Parameter *p, int64_t j) {
+    return p->spec == &parameter_specs[PARAM_QKVB] && j / golden.config.C == 1;
+}
+
+// How far each weight tensor is from PyTorch's, as a share of the way it went in ten steps: weights that did not move
+// at all would be wrong by 1.
+static void check_final_weights(const Gpt2 *model, double tolerance) {
+    for (int i = 0; i < golden.count; i++) {
+        const Parameter *p = &golden.table[i];
+        int64_t n;
+        double *want = expected("final.", p->name, &n), *start = start_weight(i);
+        float *now = malloc((size_t)parameter_numel(p) * sizeof *now);
+        gpt2_get_state(model, i, STATE_WEIGHT, 0, p->rows, now);
+        double error = 0.0, way = 0.0;
+        for (int64_t j = 0; j < n; j++) {
+            if (is_key_bias(p, j)) continue;
+            error += pow((double)now[j] - want[j], 2.0);
+            way += pow(want[j] - start[j], 2.0);
+        }
+        if (!(sqrt(error / way) <= tolerance))
+            fail_msg("%s after %d steps: off by %.3g of its way, at most %.3g", p->name, STEPS, sqrt(error / way),
+                     tolerance);
+        free(want), free(start), free(now);
+    }
+}
+
+static void ten_adamw_steps_agree_with_pytorch(void **state) {
+    DType dtype = op_dtype(state);
+    Limits limits = limits_of(dtype);
+    Gpt2 *model = load_model(dtype);
+    Optimizer *optimizer = make_optimizer(model);
+    int64_t n;
+    double *rates = expected("", "learning_rates", &n), losses[STEPS], norms[STEPS];
+    for (int step = 0; step < STEPS; step++) {
+        micro_step(model, step);
+        optimizer_step(optimizer, step + 1, rates[step], B * T);
+        StepControl control = gpt2_get_control(model);
+        assert_int_equal(control.skip, SKIP_NONE);
+        losses[step] = (double)control.loss, norms[step] = (double)control.norm;
+    }
+    double *want_losses = expected("", "step_losses", &n), *want_norms = expected("", "norms", &n);
+    check("losses of ten steps", losses, want_losses, STEPS, limits.step_losses);
+    check("gradient norms of ten steps", norms, want_norms, STEPS, limits.norms);
+    check_final_weights(model, limits.moved);
+    free(rates), free(want_losses), free(want_norms);
+    optimizer_destroy(optimizer);
+    gpt2_destroy(model);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_specification_agrees_with_pytorch),
+        OP_TEST(logits_agree_with_pytorch),
+        OP_TEST(losses_agree_with_pytorch),
+        OP_TEST(every_gradient_agrees_with_pytorch),
+        OP_TEST(ten_adamw_steps_agree_with_pytorch),
+    };
+    return cmocka_run_group_tests(tests, open_files, close_files);
+}

@@ -1,0 +1,156 @@
+// The same inputs give the same bits: from call to call for every op, and for any number of CPU threads for every op
+// that is our own. The plain matmuls are exempt from the second part, as is the LM head, which is built on them:
+// oneDNN may cut a product differently for another number of threads, and promises nothing about it.
+#include "test/ops/op_test.h"
+
+#include "llmc/device.h"
+#include <math.h>
+#include <string.h>
+
+enum { B = 3, T = 70, C = 72, NH = 3, N = B * T, V = 200, Vp = 256 };
+
+static void begin(DType dtype, const char *what) {
+    OpsShape shape = {.B = B, .T = T, .C = C, .NH = NH, .Vp = Vp, .num_tensors = 2, .dtype = dtype};
+    op_begin(shape, "bits of %s", what);
+}
+
+static uint64_t embedding_bits(DType dtype) {
+    OpTensor tokens = op_tokens("tokens", DIMS(B, T), V), dout = op_input(dtype, "dout", DIMS(B, T, C), 1.0);
+    OpTensor wte = op_input(dtype, "wte", DIMS(Vp, C), 1.0), wpe = op_input(dtype, "wpe", DIMS(T, C), 1.0);
+    OpTensor dwte = op_inout(dtype, "dwte", DIMS(Vp, C), 1.0), dwpe = op_inout(dtype, "dwpe", DIMS(T, C), 1.0);
+    OpTensor out = op_output(dtype, "out", DIMS(B, T, C));
+    embedding_forward(out.t, tokens.t, wte.t, wpe.t);
+    embedding_backward(dwte.t, dwpe.t, dout.t, tokens.t, true);
+    return op_digest(op_digest(op_digest(0, out), dwte), dwpe);
+}
+
+static uint64_t layernorm_bits(DType dtype) {
+    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), branch = op_input(dtype, "branch", DIMS(N, C), 1.0);
+    OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0), bias = op_input(dtype, "bias", DIMS(C), 1.0);
+    OpTensor residual = op_output(dtype, "residual", DIMS(N, C)), out = op_output(dtype, "out", DIMS(N, C));
+    OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(N)), rstd = op_output(DTYPE_FP32, "rstd", DIMS(N));
+    OpTensor din = op_inout(dtype, "din", DIMS(N, C), 1.0), dbias = op_output(DTYPE_FP32, "dbias", DIMS(C));
+    OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C));
+    residual_layernorm_forward(residual.t, out.t, mean.t, rstd.t, in.t, branch.t, weight.t, bias.t);
+    layernorm_backward(din.t, dweight.t, dbias.t, branch.t, residual.t, mean.t, rstd.t, weight.t, true, false);
+    uint64_t forward = op_digest(op_digest(op_digest(op_digest(0, residual), out), mean), rstd);
+    return op_digest(op_digest(op_digest(forward, din), dweight), dbias);
+}
+
+static uint64_t attention_bits(DType dtype) {
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(B, T, 3 * C), 1.0), dout = op_input(dtype, "dout", DIMS(B, T, C), 1.0);
+    OpTensor out = op_output(dtype, "out", DIMS(B, T, C)), lse = op_output(DTYPE_FP32, "lse", DIMS(B, NH, T));
+    OpTensor dqkv = op_output(dtype, "dqkv", DIMS(B, T, 3 * C));
+    attention_forward(out.t, lse.t, qkv.t, NH);
+    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, NH);
+    return op_digest(op_digest(op_digest(0, out), lse), dqkv);
+}
+
+static uint64_t optimizer_bits(DType dtype) {
+    enum { SMALL = 77, LARGE = 70001 };
+    const int64_t sizes[2] = {SMALL, LARGE};
+    OpTensor x[2][4], sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(2));
+    AdamWTensor tensors[2];
+    Tensor grads[2];
+    for (int i = 0; i < 2; i++) {
+        x[i][0] = op_inout(dtype, "weight", DIMS(sizes[i]), 1.0),
+        x[i][1] = op_inout(DTYPE_FP32, "m", DIMS(sizes[i]), 0.1);
+        x[i][2] = op_inout(DTYPE_FP32, "v", DIMS(sizes[i]), 0.0),
+        x[i][3] = op_inout(dtype, "grad", DIMS(sizes[i]), 1.0);
+        grads[i] = x[i][3].t;
+        tensors[i] = (AdamWTensor){x[i][0].t, tensor_none(), grads[i], x[i][1].t, x[i][2].t, 0.1f};
+    }
+    AdamWParams params = {.learning_rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .step = 2, .seed = 7};
+    gradient_sumsq(sumsq.t, grads, 2);
+    adamw_update(tensors, 2, params, op_control(step_control_initial(1.0f)));
+    uint64_t digest = op_digest(0, sumsq);
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 3; j++) digest = op_digest(digest, x[i][j]);
+    return digest;
+}
+
+static uint64_t small_bits(DType dtype) {
+    OpTensor losses = op_input(DTYPE_FP32, "losses", DIMS(B, T), 1.0), sums = op_output(DTYPE_FP32, "sums", DIMS(B));
+    OpTensor pre = op_input(dtype, "pre", DIMS(N, C), 1.0), gelu = op_output(dtype, "gelu", DIMS(N, C));
+    OpTensor cast = op_output(DTYPE_FP32, "cast", DIMS(N, C));
+    sequence_losses(sums.t, losses.t, false);
+    gelu_forward(gelu.t, pre.t);
+    tensor_cast(cast.t, gelu.t);
+    return op_digest(op_digest(op_digest(0, sums), gelu), cast);
+}
+
+static uint64_t matmul_bits(DType dtype) {
+    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), weight = op_input(dtype, "weight", DIMS(4 * C, C), 0.1);
+    OpTensor bias = op_input(dtype, "bias", DIMS(4 * C), 1.0), dout = op_input(dtype, "dout", DIMS(N, 4 * C), 1.0);
+    OpTensor pre = op_output(dtype, "pre", DIMS(N, 4 * C)), out = op_output(dtype, "out", DIMS(N, 4 * C));
+    OpTensor din = op_output(dtype, "din", DIMS(N, C)), dweight = op_output(DTYPE_FP32, "dweight", DIMS(4 * C, C));
+    OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(4 * C)), dpre = op_output(dtype, "dpre", DIMS(N, C));
+    matmul_gelu_forward(out.t, pre.t, in.t, weight.t, bias.t);
+    matmul_backward_input(din.t, dout.t, weight.t);
+    matmul_gelu_backward_input(dpre.t, dout.t, weight.t, in.t);
+    matmul_backward_weight(dweight.t, dbias.t, dout.t, in.t, false);
+    uint64_t forward = op_digest(op_digest(0, out), pre);
+    return op_digest(op_digest(op_digest(op_digest(forward, din), dpre), dweight), dbias);
+}
+
+static uint64_t head_bits(DType dtype) {
+    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), wte = op_input(dtype, "wte", DIMS(Vp, C), 0.2);
+    OpTensor targets = op_tokens("targets", DIMS(N), V), logits = op_output(dtype, "logits", DIMS(64, Vp));
+    OpTensor losses = op_output(DTYPE_FP32, "losses", DIMS(N)), din = op_output(dtype, "din", DIMS(N, C));
+    OpTensor dwte = op_output(DTYPE_FP32, "dwte", DIMS(Vp, C));
+    head_loss_backward(losses.t, din.t, dwte.t, logits.t, in.t, wte.t, targets.t, V, 0.01f, tensor_none(), false);
+    return op_digest(op_digest(op_digest(0, losses), din), dwte);
+}
+
+static const struct {
+    const char *name;
+    uint64_t (*bits)(DType dtype); // digest of everything the ops of a family wrote
+    bool any_thread_count;
+} families[] = {
+    {"embedding", embedding_bits, true}, {"layernorm", layernorm_bits, true}, {"attention", attention_bits, true},
+    {"optimizer", optimizer_bits, true}, {"small ops", small_bits, true},     {"matmul", matmul_bits, false},
+    {"head and loss", head_bits, false},
+};
+enum { NUM_FAMILIES = sizeof families / sizeof *families };
+
+static uint64_t run(int family, DType dtype) {
+    op_random_restart();
+    begin(dtype, families[family].name);
+    uint64_t digest = families[family].bits(dtype);
+    op_end();
+    return digest;
+}
+
+static void every_op_gives_the_same_bits_twice(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < NUM_FAMILIES; i++) {
+        uint64_t first = run(i, dtype);
+        if (run(i, dtype) != first) fail_msg("%s: other bits on the second call", families[i].name);
+    }
+}
+
+static void own_ops_give_the_same_bits_with_any_thread_count(void **state) {
+    DType dtype = op_dtype(state);
+    if (strcmp(device_facts()->backend, "cpu") != 0) {
+        print_message("%s has no thread count to vary\n", device_facts()->backend);
+        skip();
+    }
+    uint64_t bits[3][NUM_FAMILIES];
+    for (int threads = 1; threads <= 3; threads++) {
+        op_restart_device(threads);
+        for (int i = 0; i < NUM_FAMILIES; i++)
+            if (families[i].any_thread_count) bits[threads - 1][i] = run(i, dtype);
+    }
+    op_restart_device(0);
+    for (int i = 0; i < NUM_FAMILIES; i++)
+        if (families[i].any_thread_count && (bits[1][i] != bits[0][i] || bits[2][i] != bits[0][i]))
+            fail_msg("%s: other bits with another number of threads", families[i].name);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        OP_TEST(every_op_gives_the_same_bits_twice),
+        OP_TEST(own_ops_give_the_same_bits_with_any_thread_count),
+    };
+    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
+}

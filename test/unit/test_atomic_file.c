@@ -1,0 +1,275 @@
+// Files and directories that are whole or not there, and the messages when they cannot be made.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/store/atomic_file.h"
+#include "test/unit/tmpdir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <xxhash.h>
+
+static TmpDir tmp;
+static Error err;
+
+static int setup(void **state) {
+    (void)state;
+    tmp = tmpdir_make();
+    err.text[0] = '\0';
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tmpdir_remove(&tmp);
+    return 0;
+}
+
+static int entries_of(const char *directory) {
+    int n = 0;
+    DIR *d = opendir(directory);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) n += e->d_name[0] != '.' || strlen(e->d_name) > 2;
+    closedir(d);
+    return n;
+}
+
+static void assert_content(const char *path, const char *expected) {
+    size_t n;
+    char *text = file_read_all(path, 1 << 20, &n, &err);
+    assert_non_null(text);
+    assert_int_equal(n, strlen(expected));
+    assert_string_equal(text, expected);
+    free(text);
+}
+
+#define assert_message(part)                                                                                           \
+    do {                                                                                                               \
+        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
+    } while (0)
+
+static void a_file_appears_only_when_it_is_committed(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "file");
+    AtomicFile *f = atomic_file_create(path, &err);
+    assert_non_null(f);
+    assert_true(atomic_file_write(f, "hello ", 6, &err));
+    assert_false(file_exists(path));
+    assert_true(atomic_file_write(f, "world", 5, &err));
+    assert_true(atomic_file_commit(f, NULL, NULL, &err));
+    assert_content(path, "hello world");
+    assert_int_equal(entries_of(tmp.path), 1);
+}
+
+static void an_abandoned_file_leaves_the_old_one(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "file");
+    assert_true(file_write_atomic(path, "old", 3, &err));
+    AtomicFile *f = atomic_file_create(path, &err);
+    assert_true(atomic_file_write(f, "new", 3, &err));
+    atomic_file_abandon(f);
+    assert_content(path, "old");
+    assert_int_equal(entries_of(tmp.path), 1);
+}
+
+// Pieces around the buffer's 1 MiB, so that every path of the buffer is taken.
+static void bytes_and_checksum_are_those_of_the_content(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "file");
+    const size_t pieces[] = {1, 1 << 20, 17, (1 << 20) - 18, 3, (3 << 20) + 5, 0, (1 << 20) - 1, 100};
+    size_t total = 0;
+    for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) total += pieces[i];
+    unsigned char *data = malloc(total);
+    for (size_t i = 0; i < total; i++) data[i] = (unsigned char)(i * 2654435761u >> 13);
+    AtomicFile *f = atomic_file_create(path, &err);
+    for (size_t i = 0, at = 0; i < sizeof pieces / sizeof pieces[0]; at += pieces[i++])
+        assert_true(atomic_file_write(f, data + at, pieces[i], &err));
+    int64_t bytes, read_bytes;
+    uint64_t checksum, read_checksum;
+    assert_true(atomic_file_commit(f, &bytes, &checksum, &err));
+    assert_int_equal(bytes, total);
+    assert_true(checksum == XXH3_64bits(data, total));
+    assert_true(file_checksum(path, &read_bytes, &read_checksum, &err));
+    assert_int_equal(read_bytes, total);
+    assert_true(read_checksum == checksum);
+    size_t n;
+    char *back = file_read_all(path, total, &n, &err);
+    assert_int_equal(n, total);
+    assert_memory_equal(back, data, total);
+    free(back);
+    free(data);
+}
+
+// RLIMIT_FSIZE makes write(2) fail as a full disk does: at some byte, after a short write.
+static void a_failed_write_is_remembered_and_cleaned_up(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "file");
+    assert_true(file_write_atomic(path, "old", 3, &err));
+    struct rlimit limit, small;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    small = limit;
+    small.rlim_cur = 3 << 20;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &small);
+    char *data = calloc(1, 2 << 20);
+    AtomicFile *f = atomic_file_create(path, &err);
+    bool first = atomic_file_write(f, data, 2 << 20, &err), second = atomic_file_write(f, data, 2 << 20, &err);
+    bool third = atomic_file_write(f, "x", 1, NULL), committed = atomic_file_commit(f, NULL, NULL, &err);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    free(data);
+    assert_true(first);
+    assert_false(second);
+    assert_false(third);
+    assert_false(committed);
+    assert_message("file: cannot write: File too large");
+    assert_content(path, "old");
+    assert_int_equal(entries_of(tmp.path), 1);
+}
+
+static void a_file_in_a_missing_directory_names_path_and_reason(void **state) {
+    (void)state;
+    assert_null(atomic_file_create(tmpdir_file(&tmp, "no/file"), &err));
+    assert_message("no/file: cannot create: No such file");
+}
+
+static void modes_follow_the_umask(void **state) {
+    (void)state;
+    struct stat st;
+    mode_t old = umask(0027);
+    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
+    assert_true(directory_make(tmpdir_file(&tmp, "directory"), &err));
+    umask(old);
+    assert_int_equal(stat(tmpdir_file(&tmp, "file"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0640);
+    assert_int_equal(stat(tmpdir_file(&tmp, "directory"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0750);
+}
+
+static void reading_refuses_large_missing_and_special_files(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "file"), *pipe_path = tmpdir_file(&tmp, "pipe");
+    assert_true(file_write_atomic(path, "12345", 5, &err));
+    assert_null(file_read_all(path, 4, NULL, &err));
+    assert_message("5 bytes, expected at most 4");
+    assert_null(file_read_all(tmpdir_file(&tmp, "none"), 4, NULL, &err));
+    assert_message("none: cannot open: No such file");
+    assert_null(file_read_all(tmp.path, 1 << 20, NULL, &err));
+    assert_message("not a plain file");
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    assert_null(file_read_all(pipe_path, 1 << 20, NULL, &err)); // and does not wait for a writer
+    assert_message("not a plain file");
+}
+
+static void a_file_that_ends_early_is_an_error(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "file");
+    assert_true(file_write_atomic(path, "12345", 5, &err));
+    int fd = open(path, O_RDONLY);
+    char out[8];
+    assert_true(file_read_at(fd, path, 1, out, 4, &err));
+    assert_memory_equal(out, "2345", 4);
+    assert_false(file_read_at(fd, path, 2, out, 4, &err));
+    assert_message("ends at byte 5, expected 4 bytes at offset 2");
+    close(fd);
+}
+
+static void directories_are_made_with_their_parents(void **state) {
+    (void)state;
+    assert_true(directory_make(tmpdir_file(&tmp, "a/b/c"), &err));
+    assert_true(directory_make(tmpdir_file(&tmp, "a/b/c/"), &err));
+    assert_true(file_exists(tmpdir_file(&tmp, "a/b/c")));
+    assert_false(directory_make("", &err));
+}
+
+static void a_file_in_the_way_of_a_directory_is_named(void **state) {
+    (void)state;
+    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
+    assert_false(directory_make(tmpdir_file(&tmp, "file"), &err));
+    assert_message("file: cannot make the directory: Not a directory");
+    assert_false(directory_make(tmpdir_file(&tmp, "file/below"), &err));
+    assert_message("file/below: cannot make the directory: Not a directory");
+}
+
+static void a_writable_directory_is_left_empty_by_the_proof(void **state) {
+    (void)state;
+    assert_true(directory_check_writable(tmpdir_file(&tmp, "out"), &err));
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "out")), 0);
+    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
+    assert_false(directory_check_writable(tmpdir_file(&tmp, "file"), &err));
+}
+
+static void make_directory_with(const char *name, const char *content) {
+    char *directory = path_join(tmp.path, name), *file = path_join(directory, "file");
+    assert_true(directory_make(directory, &err));
+    assert_true(file_write_atomic(file, content, strlen(content), &err));
+    free(file);
+    free(directory);
+}
+
+static void a_committed_directory_takes_its_name(void **state) {
+    (void)state;
+    make_directory_with(".tmp-a", "new");
+    assert_true(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
+    assert_content(tmpdir_file(&tmp, "a/file"), "new");
+    assert_int_equal(entries_of(tmp.path), 1);
+}
+
+static void a_committed_directory_replaces_the_one_before(void **state) {
+    (void)state;
+    make_directory_with("a", "old");
+    make_directory_with(".tmp-a", "new");
+    assert_true(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
+    assert_content(tmpdir_file(&tmp, "a/file"), "new");
+    assert_int_equal(entries_of(tmp.path), 1);
+}
+
+static void a_directory_is_not_committed_over_a_file(void **state) {
+    (void)state;
+    make_directory_with(".tmp-a", "new");
+    assert_true(file_write_atomic(tmpdir_file(&tmp, "a"), "file", 4, &err));
+    assert_false(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
+    assert_message("a: cannot rename into place: Not a directory");
+    assert_content(tmpdir_file(&tmp, "a"), "file");
+}
+
+static void a_directory_of_plain_files_is_removed_and_no_more(void **state) {
+    (void)state;
+    make_directory_with("a", "x");
+    make_directory_with("b/nested", "x");
+    assert_true(directory_remove(tmpdir_file(&tmp, "a"), &err));
+    assert_false(file_exists(tmpdir_file(&tmp, "a")));
+    assert_false(directory_remove(tmpdir_file(&tmp, "b"), &err));
+    assert_message("b/nested: cannot remove");
+    assert_content(tmpdir_file(&tmp, "b/nested/file"), "x");
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(a_file_appears_only_when_it_is_committed),
+        TEST(an_abandoned_file_leaves_the_old_one),
+        TEST(bytes_and_checksum_are_those_of_the_content),
+        TEST(a_failed_write_is_remembered_and_cleaned_up),
+        TEST(a_file_in_a_missing_directory_names_path_and_reason),
+        TEST(modes_follow_the_umask),
+        TEST(reading_refuses_large_missing_and_special_files),
+        TEST(a_file_that_ends_early_is_an_error),
+        TEST(directories_are_made_with_their_parents),
+        TEST(a_file_in_the_way_of_a_directory_is_named),
+        TEST(a_writable_directory_is_left_empty_by_the_proof),
+        TEST(a_committed_directory_takes_its_name),
+        TEST(a_committed_directory_replaces_the_one_before),
+        TEST(a_directory_is_not_committed_over_a_file),
+        TEST(a_directory_of_plain_files_is_removed_and_no_more),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

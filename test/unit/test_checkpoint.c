@@ -1,0 +1,543 @@
+// Checkpoints: what is saved comes back to the same bits, and whatever happens to the files or to the process, there is
+// either a checkpoint that verifies or a clear word about why not.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/base/rng.h"
+#include "llmc/store/atomic_file.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/store/safetensors.h"
+#include "test/unit/mutate.h"
+#include "test/unit/tmpdir.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static TmpDir tmp;
+static Error err;
+static Gpt2 *model; // a small one in fp32, for tests that are not about its values
+
+#define assert_message(part)                                                                                           \
+    do {                                                                                                               \
+        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
+    } while (0)
+
+#define assert_ok(condition)                                                                                           \
+    do {                                                                                                               \
+        if (!(condition)) fail_msg("%s", err.text);                                                                    \
+    } while (0)
+
+// V = 130 leaves rows of padding, C = 80 is no multiple of the transposition's strips.
+static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
+
+static Gpt2 *make_model(DType dtype, bool master) {
+    Gpt2Options options = {.config = config, .dtype = dtype, .master = master, .train = true, .B = 1, .T = 16};
+    Gpt2 *m = gpt2_create(&options, &err);
+    if (!m) fail_msg("%s", err.text);
+    return m;
+}
+
+static const StateKind kinds[] = {STATE_WEIGHT, STATE_M, STATE_V};
+
+// Random weights and moments, a function of seed; rows of padding are 0, as the optimizer leaves them.
+static void fill_model(Gpt2 *m, uint64_t seed) {
+    for (int i = 0; i < gpt2_num_tensors(m); i++)
+        for (int k = 0; k < 3; k++) {
+            const Parameter *p = &gpt2_parameters(m)[i];
+            float *values = calloc((size_t)parameter_numel(p), sizeof *values);
+            for (int64_t e = 0; e < p->file_rows * p->cols; e++)
+                values[e] = philox_uniform(philox(seed, (uint64_t)(3 * i + k), (uint64_t)e).v[0]) - (k < 2 ? 0.5f : 0);
+            gpt2_set_state(m, i, kinds[k], 0, p->rows, values);
+            free(values);
+        }
+}
+
+static void assert_same_model(const Gpt2 *a, const Gpt2 *b) {
+    for (int i = 0; i < gpt2_num_tensors(a); i++)
+        for (int k = 0; k < 3; k++) {
+            const Parameter *p = &gpt2_parameters(a)[i];
+            size_t bytes = (size_t)parameter_numel(p) * sizeof(float);
+            float *x = malloc(bytes), *y = malloc(bytes);
+            gpt2_get_state(a, i, kinds[k], 0, p->rows, x);
+            gpt2_get_state(b, i, kinds[k], 0, p->rows, y);
+            if (memcmp(x, y, bytes) != 0) fail_msg("state %d of %s differs", k, p->name);
+            free(x);
+            free(y);
+        }
+}
+
+static TrainerState make_state(int64_t step) {
+    TrainerState s = {.step = step, .position = 3 * step, .T = 16, .seed = 1337, .best_val_loss = 3.25, .eot = 129};
+    s.control = step_control_initial(1.0f);
+    s.options_json = (char *)"{\"batch-size\": 4, \"output\": \"out\"}"; // given by save: never freed here
+    return s;
+}
+
+static void save(int64_t step) {
+    TrainerState s = make_state(step);
+    assert_ok(checkpoint_save(tmp.path, model, &s, &err));
+}
+
+static int setup(void **state) {
+    (void)state;
+    tmp = tmpdir_make();
+    err.text[0] = '\0';
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tmpdir_remove(&tmp);
+    return 0;
+}
+
+static int entries_of(const char *directory) {
+    int n = 0;
+    DIR *d = opendir(directory);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    closedir(d);
+    return n;
+}
+
+// Flips one bit of a file.
+static void flip(const char *path, size_t byte) {
+    size_t n;
+    unsigned char *data = read_bytes(path, &n);
+    assert_true(byte < n);
+    data[byte] ^= 4;
+    write_bytes(path, data, n);
+    free(data);
+}
+
+// The checkpoint that a resume would take must be this one; returns the lines about those that were skipped.
+static char *assert_latest(const char *name) {
+    char *path, *skipped;
+    assert_ok(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
+    assert_string_equal(path, tmpdir_file(&tmp, name));
+    free(path);
+    return skipped;
+}
+
+// ------------------------------------------------------------------------------------------------------- the content
+
+static void weights_and_moments_come_back_to_the_same_bits(void **state) {
+    (void)state;
+    const struct {
+        DType dtype;
+        bool master;
+    } variants[] = {{DTYPE_FP32, false}, {DTYPE_BF16, true}, {DTYPE_BF16, false}};
+    for (int i = 0; i < 3; i++) {
+        if (!device_facts()->supports[variants[i].dtype]) continue;
+        Gpt2 *saved = make_model(variants[i].dtype, variants[i].master);
+        Gpt2 *loaded = make_model(variants[i].dtype, variants[i].master);
+        fill_model(saved, 1);
+        fill_model(loaded, 2); // must all be overwritten
+        TrainerState s = make_state(1);
+        assert_ok(checkpoint_save(tmp.path, saved, &s, &err));
+        assert_ok(checkpoint_load_weights(loaded, tmpdir_file(&tmp, "step_00000001"), &err));
+        assert_ok(checkpoint_load_moments(loaded, tmpdir_file(&tmp, "step_00000001"), &err));
+        assert_same_model(saved, loaded);
+        gpt2_destroy(saved);
+        gpt2_destroy(loaded);
+    }
+}
+
+static void the_trainers_state_comes_back_exactly(void **state) {
+    (void)state;
+    TrainerState s = make_state(123456789012), back;
+    s.position = ((int64_t)1 << 53) - 1;
+    s.seed = UINT64_MAX;
+    s.best_val_loss = 1.0 / 3.0;
+    s.control.loss = (float)NAN;
+    s.control.norm = (float)INFINITY;
+    s.control.grad_factor = 1.0f / 3.0f;
+    s.control.loss_z = -0.1f;
+    s.control.norm_z = 1.17549449e-38f; // about FLT_MIN; smaller ones the CPU backend takes for 0
+    s.control.skip = SKIP_NONFINITE;
+    s.control.bad_tensor = 7;
+    s.control.skipped = 3;
+    s.control.loss_scale = 65536.0f;
+    s.control.good_steps = 99;
+    for (int i = 0; i < 200; i++)
+        outlier_window_push(&s.control.loss_window, philox_uniform(philox(1, 2, (uint64_t)i).v[0]));
+    for (int i = 0; i < 5; i++) outlier_window_push(&s.control.norm_window, 1.0f / (float)(i + 3));
+    assert_ok(checkpoint_save(tmp.path, model, &s, &err));
+    free(assert_latest("step_123456789012"));
+    assert_ok(checkpoint_load_state(tmpdir_file(&tmp, "step_123456789012"), &back, &err));
+    assert_int_equal(back.step, s.step);
+    assert_int_equal(back.position, s.position);
+    assert_int_equal(back.T, s.T);
+    assert_true(back.seed == s.seed);
+    assert_true(back.best_val_loss == s.best_val_loss);
+    assert_int_equal(back.eot, s.eot);
+    assert_true(isnan(back.control.loss));
+    back.control.loss = s.control.loss; // which NaN it is does not matter
+    assert_memory_equal(&back.control, &s.control, sizeof s.control);
+    assert_string_equal(back.options_json, "{\"batch-size\":4,\"output\":\"out\"}");
+    trainer_state_free(&back);
+}
+
+static void no_validation_yet_is_a_loss_of_infinity(void **state) {
+    (void)state;
+    TrainerState s = make_state(1), back;
+    s.best_val_loss = (double)INFINITY;
+    s.eot = -1;
+    s.options_json = NULL;
+    assert_ok(checkpoint_save(tmp.path, model, &s, &err));
+    assert_ok(checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err));
+    assert_true(isinf(back.best_val_loss) && back.best_val_loss > 0);
+    assert_int_equal(back.eot, -1);
+    assert_string_equal(back.options_json, "{}");
+    trainer_state_free(&back);
+}
+
+static void options_that_are_no_json_object_are_refused_before_they_are_written(void **state) {
+    (void)state;
+    TrainerState s = make_state(1);
+    s.options_json = (char *)"{\"a\": 1}, \"step\": 5";
+    assert_false(checkpoint_save(tmp.path, model, &s, &err));
+    assert_message("the options: bytes after the JSON value");
+    assert_int_equal(entries_of(tmp.path), 0);
+}
+
+static void tensors_stand_under_hugging_faces_names_and_layouts(void **state) {
+    (void)state;
+    fill_model(model, 3);
+    save(1);
+    SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "step_00000001/model.safetensors"), &err);
+    assert_non_null(f);
+    assert_int_equal(safetensors_count(f), 12 * config.L + 4);
+    const SafetensorsEntry *wte = safetensors_find(f, "transformer.wte.weight");
+    const SafetensorsEntry *fc = safetensors_find(f, "transformer.h.1.mlp.c_fc.weight");
+    assert_int_equal(wte->shape[0], config.V);
+    assert_int_equal(fc->shape[0], config.C);
+    assert_int_equal(fc->shape[1], 4 * config.C);
+    float ours[80], theirs;
+    int index = parameter_index(&config, PARAM_FCW, 1);
+    gpt2_get_state(model, index, STATE_WEIGHT, 300, 1, ours); // row 300 of (out, in) is column 300 of (in, out)
+    for (int64_t c = 0; c < config.C; c++) {
+        assert_ok(safetensors_read_fp32(f, fc, c * 4 * config.C + 300, 1, &theirs, &err));
+        assert_true(theirs == ours[c]);
+    }
+    safetensors_close(f);
+}
+
+static void a_model_of_another_shape_is_refused(void **state) {
+    (void)state;
+    Gpt2Options options = *gpt2_options(model);
+    options.config.max_T = 32;
+    options.T = 32;
+    Gpt2 *other = gpt2_create(&options, &err);
+    save(1);
+    assert_false(checkpoint_load_weights(other, tmpdir_file(&tmp, "step_00000001"), &err));
+    assert_message("a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
+    assert_false(checkpoint_load_moments(other, tmpdir_file(&tmp, "step_00000001"), &err));
+    assert_message("optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
+    gpt2_destroy(other);
+}
+
+// ------------------------------------------------------------------------------------------------ which one is taken
+
+static void the_newest_that_verifies_is_found_and_the_others_named(void **state) {
+    (void)state;
+    for (int64_t step = 1; step <= 5; step++) save(step);
+    flip(tmpdir_file(&tmp, "step_00000005/optimizer.safetensors"), 5000);
+    assert_int_equal(truncate(tmpdir_file(&tmp, "step_00000004/model.safetensors"), 1000), 0);
+    unlink(tmpdir_file(&tmp, "step_00000003/trainer.json"));
+    unlink(tmpdir_file(&tmp, "step_00000002/config.json"));
+    char *skipped = assert_latest("step_00000001");
+    assert_non_null(skipped);
+    assert_non_null(strstr(skipped, "step_00000005/optimizer.safetensors: checksum "));
+    assert_non_null(strstr(skipped, "\n"));
+    assert_non_null(strstr(skipped, "step_00000004/model.safetensors: 1000 bytes, expected "));
+    assert_non_null(strstr(skipped, "step_00000003/trainer.json: cannot open"));
+    assert_non_null(strstr(skipped, "step_00000002/config.json: No such file"));
+    free(skipped);
+}
+
+static void one_flipped_bit_in_any_file_is_noticed(void **state) {
+    (void)state;
+    static const char *const files[] = {"step_00000001/model.safetensors", "step_00000001/optimizer.safetensors",
+                                        "step_00000001/config.json"};
+    for (int i = 0; i < 3; i++)
+        for (size_t byte = 0; byte < 400; byte += 99) {
+            save(1);
+            flip(tmpdir_file(&tmp, files[i]), byte);
+            char *path, *skipped;
+            assert_false(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
+            assert_string_equal(err.text, "");
+            assert_null(path);
+            assert_non_null(strstr(skipped, files[i]));
+            free(skipped);
+        }
+}
+
+static void a_directory_without_checkpoints_has_none(void **state) {
+    (void)state;
+    char *path, *skipped;
+    assert_int_equal(mkdir(tmpdir_file(&tmp, "step_12"), 0755), 0); // not a name of ours
+    assert_int_equal(mkdir(tmpdir_file(&tmp, "step_00000012"), 0755), 0);
+    assert_false(checkpoint_exists(tmp.path));
+    assert_false(checkpoint_exists(tmpdir_file(&tmp, "none")));
+    assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "none"), &path, &skipped, &err));
+    assert_string_equal(err.text, "");
+    assert_null(skipped);
+    save(13);
+    assert_true(checkpoint_exists(tmp.path));
+}
+
+static void a_directory_that_cannot_be_read_is_an_error(void **state) {
+    (void)state;
+    char *path, *skipped;
+    write_bytes(tmpdir_file(&tmp, "file"), "x", 1);
+    assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "file"), &path, &skipped, &err));
+    assert_message("file: cannot open the directory: Not a directory");
+}
+
+static void a_renamed_checkpoint_is_not_taken_for_a_newer_one(void **state) {
+    (void)state;
+    save(1);
+    save(2);
+    assert_int_equal(rename(tmpdir_file(&tmp, "step_00000001"), tmpdir_file(&tmp, "step_00000003")), 0);
+    char *skipped = assert_latest("step_00000002");
+    assert_non_null(strstr(skipped, "written at step 1, not at this directory's"));
+    free(skipped);
+}
+
+// ------------------------------------------------------------------------------------------------------------ saving
+
+static void saving_removes_what_killed_runs_left(void **state) {
+    (void)state;
+    assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000001"), &err));
+    assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000007"), &err));
+    write_bytes(tmpdir_file(&tmp, ".tmp-step_00000007/model.safetensors"), "half", 4);
+    save(1);
+    assert_int_equal(entries_of(tmp.path), 1);
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
+}
+
+static void the_same_step_may_be_saved_again(void **state) {
+    (void)state;
+    save(1);
+    TrainerState s = make_state(1), back;
+    s.position = 77;
+    assert_ok(checkpoint_save(tmp.path, model, &s, &err));
+    assert_ok(checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err));
+    assert_int_equal(back.position, 77);
+    trainer_state_free(&back);
+    free(assert_latest("step_00000001"));
+    assert_int_equal(entries_of(tmp.path), 1);
+}
+
+// RLIMIT_FSIZE makes writes fail at some byte as a full disk does; each limit stops in another file.
+static void a_failed_save_leaves_the_checkpoints_before_it(void **state) {
+    (void)state;
+    save(1);
+    struct stat model_file;
+    assert_int_equal(stat(tmpdir_file(&tmp, "step_00000001/model.safetensors"), &model_file), 0);
+    const rlim_t limits[] = {0, (rlim_t)model_file.st_size / 2, (rlim_t)model_file.st_size + 100};
+    const char *const files[] = {"model.safetensors: cannot write", "model.safetensors: cannot write",
+                                 "optimizer.safetensors: cannot write"};
+    struct rlimit limit, small;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    signal(SIGXFSZ, SIG_IGN);
+    for (int i = 0; i < 3; i++) {
+        TrainerState s = make_state(2);
+        small = (struct rlimit){.rlim_cur = limits[i], .rlim_max = limit.rlim_max};
+        setrlimit(RLIMIT_FSIZE, &small);
+        bool ok = checkpoint_save(tmp.path, model, &s, &err);
+        setrlimit(RLIMIT_FSIZE, &limit);
+        assert_false(ok);
+        assert_message(files[i]);
+        assert_int_equal(entries_of(tmp.path), 1);
+        free(assert_latest("step_00000001"));
+    }
+}
+
+// This program, started again as "test_checkpoint DIR": saves one step after the other until it is killed.
+static int save_until_killed(const char *directory) {
+    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return 1;
+    model = make_model(DTYPE_FP32, false);
+    TrainerState s = make_state(0);
+    char *path, *skipped;
+    if (checkpoint_find_latest(directory, &path, &skipped, &err)) {
+        if (!checkpoint_load_state(path, &s, &err)) return 1;
+        free(path);
+    }
+    for (;; s.step++)
+        for (int again = 0; again < 2; again++) // the second one replaces the first
+            if (!checkpoint_save(directory, model, &s, &err) || !checkpoint_rotate(directory, 2, 0, &err)) return 1;
+}
+
+static void a_kill_at_any_moment_leaves_a_checkpoint_that_verifies(void **state) {
+    (void)state;
+    char self[PATH_MAX] = {0};
+    assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    save(0);
+    int64_t last = 0;
+    for (int round = 0; round < 12; round++) {
+        pid_t child = fork();
+        if (child == 0) execl(self, self, tmp.path, (char *)NULL), _exit(1);
+        char next[32]; // it must get one step further, and then a random part of a few saves
+        snprintf(next, sizeof next, "step_%08d", (int)last + 1);
+        for (int wait = 0; wait < 20000 && !file_exists(tmpdir_file(&tmp, next)); wait++) usleep(1000);
+        usleep(philox(7, 7, (uint64_t)round).v[0] % 20000);
+        int status;
+        kill(child, SIGKILL);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status)); // it did not end by itself, with an error
+        char *path, *skipped;
+        TrainerState s;
+        assert_ok(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
+        if (skipped) fail_msg("%s", skipped); // no half checkpoint had its final name
+        assert_ok(checkpoint_load_state(path, &s, &err));
+        assert_true(s.step > last);
+        last = s.step;
+        trainer_state_free(&s);
+        free(path);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- rotation
+
+static void rotation_keeps_the_newest_and_the_majors(void **state) {
+    (void)state;
+    for (int64_t step = 1; step <= 8; step++) save(step);
+    assert_ok(checkpoint_rotate(tmp.path, 0, 0, &err));
+    assert_int_equal(entries_of(tmp.path), 8);
+    assert_ok(checkpoint_rotate(tmp.path, 2, 3, &err));
+    assert_int_equal(entries_of(tmp.path), 4);
+    for (int64_t step = 1; step <= 8; step++) {
+        char name[32];
+        snprintf(name, sizeof name, "step_%08d", (int)step);
+        assert_int_equal(file_exists(tmpdir_file(&tmp, name)), step == 3 || step >= 6);
+    }
+}
+
+static void rotation_does_not_count_what_is_no_checkpoint(void **state) {
+    (void)state;
+    for (int64_t step = 1; step <= 4; step++) save(step);
+    unlink(tmpdir_file(&tmp, "step_00000004/trainer.json"));
+    assert_int_equal(truncate(tmpdir_file(&tmp, "step_00000003/model.safetensors"), 10), 0);
+    assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
+    assert_false(file_exists(tmpdir_file(&tmp, "step_00000001")));
+    free(assert_latest("step_00000002"));
+}
+
+// A resume skipped step 9, which only its checksum gives away, and went on from step 1.
+static void rotation_never_removes_the_one_written_last(void **state) {
+    (void)state;
+    save(9);
+    flip(tmpdir_file(&tmp, "step_00000009/model.safetensors"), 5000);
+    save(1);
+    struct timespec later[2] = {{.tv_sec = time(NULL) + 10}, {.tv_sec = time(NULL) + 10}};
+    save(2);
+    assert_int_equal(utimensat(AT_FDCWD, tmpdir_file(&tmp, "step_00000002/trainer.json"), later, 0), 0);
+    assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
+    assert_false(file_exists(tmpdir_file(&tmp, "step_00000001")));
+    free(assert_latest("step_00000002"));
+}
+
+// --------------------------------------------------------------------------------------------------------- any bytes
+
+static void damaged_trainer_files_are_read_or_refused_with_a_message(void **state) {
+    (void)state;
+    enum { ROUNDS = 3000 };
+    save(1);
+    char path[PATH_MAX], directory[PATH_MAX];
+    snprintf(path, sizeof path, "%s", tmpdir_file(&tmp, "step_00000001/trainer.json"));
+    snprintf(directory, sizeof directory, "%s", tmpdir_file(&tmp, "step_00000001"));
+    size_t n;
+    unsigned char *good = read_bytes(path, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    int accepted = 0;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        TrainerState s;
+        memcpy(bytes, good, n);
+        write_bytes(path, bytes, mutate(bytes, n, 400, round));
+        err.text[0] = '\0';
+        bool ok = checkpoint_load_state(directory, &s, &err);
+        if (!ok) assert_message("trainer.json: ");
+        if (ok) trainer_state_free(&s);
+        accepted += ok;
+    }
+    assert_in_range(accepted, 1, ROUNDS / 2); // both kinds happened
+    free(bytes);
+    free(good);
+}
+
+static void damaged_moments_are_read_or_refused_with_a_message(void **state) {
+    (void)state;
+    enum { ROUNDS = 200 };
+    save(1);
+    char path[PATH_MAX], directory[PATH_MAX];
+    snprintf(path, sizeof path, "%s", tmpdir_file(&tmp, "step_00000001/optimizer.safetensors"));
+    snprintf(directory, sizeof directory, "%s", tmpdir_file(&tmp, "step_00000001"));
+    size_t n;
+    unsigned char *good = read_bytes(path, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        memcpy(bytes, good, n);
+        write_bytes(path, bytes, mutate(bytes, n, 4000, round));
+        err.text[0] = '\0';
+        if (!checkpoint_load_moments(model, directory, &err)) assert_message("optimizer.safetensors: ");
+    }
+    free(bytes);
+    free(good);
+}
+
+// -------------------------------------------------------------------------------------------------------------- main
+
+static int start(void **state) {
+    (void)state;
+    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return 1;
+    model = make_model(DTYPE_FP32, false);
+    return 0;
+}
+
+static int stop(void **state) {
+    (void)state;
+    gpt2_destroy(model);
+    device_shutdown();
+    return 0;
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(int argc, char **argv) {
+    if (argc > 1) return save_until_killed(argv[1]);
+    const struct CMUnitTest tests[] = {
+        TEST(weights_and_moments_come_back_to_the_same_bits),
+        TEST(the_trainers_state_comes_back_exactly),
+        TEST(no_validation_yet_is_a_loss_of_infinity),
+        TEST(options_that_are_no_json_object_are_refused_before_they_are_written),
+        TEST(tensors_stand_under_hugging_faces_names_and_layouts),
+        TEST(a_model_of_another_shape_is_refused),
+        TEST(the_newest_that_verifies_is_found_and_the_others_named),
+        TEST(one_flipped_bit_in_any_file_is_noticed),
+        TEST(a_directory_without_checkpoints_has_none),
+        TEST(a_directory_that_cannot_be_read_is_an_error),
+        TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one),
+        TEST(saving_removes_what_killed_runs_left),
+        TEST(the_same_step_may_be_saved_again),
+        TEST(a_failed_save_leaves_the_checkpoints_before_it),
+        TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies),
+        TEST(rotation_keeps_the_newest_and_the_majors),
+        TEST(rotation_does_not_count_what_is_no_checkpoint),
+        TEST(rotation_never_removes_the_one_written_last),
+        TEST(damaged_trainer_files_are_read_or_refused_with_a_message),
+        TEST(damaged_moments_are_read_or_refused_with_a_message),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}

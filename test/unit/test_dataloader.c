@@ -1,0 +1,284 @@
+// The data loader: the right windows in the right order, however they are cut into batches; errors when they are due;
+// an end at any moment.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/tokens/dataloader.h"
+#include "llmc/tokens/shuffle.h"
+#include "test/unit/tmpdir.h"
+
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { T = 4, WINDOWS_PER_FILE = 25, FILES = 2, WINDOWS = FILES * WINDOWS_PER_FILE };
+
+static TmpDir dir;
+static ShardSet shards; // window w begins with token w * T, all below 65536
+
+static void write_shard(const char *path, int first_token) {
+    uint16_t tokens[WINDOWS_PER_FILE * T + 1];
+    for (int i = 0; i <= WINDOWS_PER_FILE * T; i++) tokens[i] = (uint16_t)(first_token + i);
+    Error err;
+    ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
+    assert_non_null(w);
+    assert_true(shard_writer_append(w, tokens, WINDOWS_PER_FILE * T + 1, &err));
+    assert_true(shard_writer_commit(w, &err));
+}
+
+static int open_data(void **state) {
+    (void)state;
+    dir = tmpdir_make();
+    write_shard(tmpdir_file(&dir, "a.bin"), 0);
+    write_shard(tmpdir_file(&dir, "b.bin"), WINDOWS_PER_FILE * T);
+    Error err;
+    return shards_open(&shards, tmpdir_file(&dir, "*.bin"), T, &err) ? 0 : -1;
+}
+
+static int close_data(void **state) {
+    (void)state;
+    shards_close(&shards);
+    tmpdir_remove(&dir);
+    return 0;
+}
+
+static DataLoaderOptions options_of(int64_t batch, int64_t step) {
+    return (DataLoaderOptions){
+        .shards = &shards, .vocab = 65536, .batch_windows = batch, .step_windows = step, .seed = 1337, .shuffle = true};
+}
+
+static DataLoader *create(DataLoaderOptions options) {
+    Error err;
+    DataLoader *loader = dataloader_create(&options, &err);
+    if (!loader) fail_msg("%s", err.text);
+    return loader;
+}
+
+// Which window these T + 1 tokens are; fails if they are none.
+static int64_t window_of(const uint16_t *tokens) {
+    for (int i = 0; i <= T; i++) assert_int_equal(tokens[i], tokens[0] + i);
+    assert_int_equal(tokens[0] % T, 0);
+    return tokens[0] / T;
+}
+
+// The next n windows of the loader, which must end with a whole batch.
+static void read_windows(DataLoader *loader, int64_t *out, int64_t n) {
+    for (int64_t done = 0; done < n;) {
+        const void *windows;
+        int64_t count;
+        Error err;
+        if (!dataloader_next(loader, &windows, &count, &err)) fail_msg("%s", err.text);
+        assert_in_range(count, 1, n - done);
+        for (int64_t i = 0; i < count; i++) out[done++] = window_of((const uint16_t *)windows + i * (T + 1));
+    }
+}
+
+static void windows_come_in_the_order_of_seed_and_position(void **state) {
+    (void)state;
+    enum { N = 3 * WINDOWS }; // three epochs
+    int64_t windows[N];
+    DataLoader *loader = create(options_of(3, 10));
+    read_windows(loader, windows, N);
+    for (int64_t p = 0; p < N; p++) assert_int_equal(windows[p], shuffle_window(p, WINDOWS, 1337));
+    dataloader_destroy(loader);
+}
+
+static void without_shuffle_windows_come_in_file_order_and_start_over(void **state) {
+    (void)state;
+    enum { N = 2 * WINDOWS + 10 };
+    int64_t windows[N];
+    DataLoaderOptions options = options_of(5, 5);
+    options.shuffle = false;
+    DataLoader *loader = create(options);
+    read_windows(loader, windows, N);
+    for (int64_t p = 0; p < N; p++) assert_int_equal(windows[p], p % WINDOWS);
+    dataloader_destroy(loader);
+}
+
+static void the_batch_size_does_not_change_the_order(void **state) {
+    (void)state;
+    enum { STEP = 12, N = 10 * STEP };
+    int64_t reference[N], windows[N];
+    DataLoader *loader = create(options_of(1, STEP));
+    read_windows(loader, reference, N);
+    dataloader_destroy(loader);
+    const int64_t sizes[] = {2, 5, 8, STEP, 1000};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        loader = create(options_of(sizes[i], STEP));
+        read_windows(loader, windows, N);
+        assert_memory_equal(windows, reference, sizeof windows);
+        dataloader_destroy(loader);
+    }
+}
+
+static void the_last_batch_of_a_step_is_the_smaller_one(void **state) {
+    (void)state;
+    DataLoader *loader = create(options_of(4, 10));
+    const int64_t expected[] = {4, 4, 2, 4, 4, 2};
+    for (int i = 0; i < 6; i++) {
+        const void *windows;
+        int64_t count;
+        Error err;
+        assert_true(dataloader_next(loader, &windows, &count, &err));
+        assert_int_equal(count, expected[i]);
+    }
+    dataloader_destroy(loader);
+}
+
+static void a_loader_goes_on_from_the_position_of_another(void **state) {
+    (void)state;
+    enum { STEP = 7, STEPS = 12 };
+    for (int repeat = 0; repeat < 2; repeat++) {
+        DataLoaderOptions options = options_of(3, STEP);
+        options.repeat_first_step = repeat;
+        int64_t whole[STEP * STEPS], parts[STEP * STEPS];
+        DataLoader *loader = create(options);
+        read_windows(loader, whole, STEP * STEPS);
+        dataloader_destroy(loader);
+        for (int64_t step = 0; step < STEPS; step++) { // a new loader for every step
+            loader = create(options);
+            assert_int_equal(dataloader_position(loader), step * STEP);
+            read_windows(loader, parts + step * STEP, STEP);
+            options.position = dataloader_position(loader);
+            dataloader_destroy(loader);
+        }
+        assert_memory_equal(parts, whole, sizeof whole);
+    }
+}
+
+static void repeat_first_step_reads_the_same_step_again(void **state) {
+    (void)state;
+    enum { STEP = 6 };
+    int64_t first[STEP], again[STEP];
+    DataLoaderOptions options = options_of(4, STEP);
+    options.repeat_first_step = true;
+    DataLoader *loader = create(options);
+    read_windows(loader, first, STEP);
+    for (int64_t p = 0; p < STEP; p++) assert_int_equal(first[p], shuffle_window(p, WINDOWS, 1337));
+    for (int step = 1; step < 10; step++) {
+        read_windows(loader, again, STEP);
+        assert_memory_equal(again, first, sizeof first);
+    }
+    assert_int_equal(dataloader_position(loader), 10 * STEP);
+    dataloader_destroy(loader);
+}
+
+static void a_buffer_stays_untouched_until_the_second_next_call(void **state) {
+    (void)state;
+    for (int ring = 2; ring <= 5; ring++) {
+        DataLoaderOptions options = options_of(2, 2);
+        options.ring = ring;
+        DataLoader *loader = create(options);
+        const uint16_t *before = NULL;
+        for (int64_t call = 0; call < 200; call++) {
+            const void *windows;
+            int64_t count;
+            Error err;
+            assert_true(dataloader_next(loader, &windows, &count, &err));
+            if (call % 20 == 0) usleep(2000); // time for the reader to do harm
+            for (int64_t i = 0; i < 2; i++) {
+                assert_int_equal(window_of((const uint16_t *)windows + i * (T + 1)),
+                                 shuffle_window(2 * call + i, WINDOWS, 1337));
+                if (!before) continue;
+                assert_int_equal(window_of(before + i * (T + 1)), shuffle_window(2 * call - 2 + i, WINDOWS, 1337));
+            }
+            before = windows;
+        }
+        dataloader_destroy(loader);
+    }
+}
+
+static void an_error_comes_when_its_batch_is_due_and_stays(void **state) {
+    (void)state;
+    DataLoaderOptions options = options_of(5, 10);
+    options.shuffle = false;
+    options.vocab = 33 * T + 1; // window 32 is the last good one: the batch of windows 30 to 34 fails
+    for (int ring = 2; ring <= 12; ring += 5) {
+        options.ring = ring;
+        DataLoader *loader = create(options);
+        usleep(3000); // long enough for the reader to meet the bad token early
+        int64_t windows[30];
+        read_windows(loader, windows, 30);
+        for (int call = 0; call < 3; call++) {
+            const void *pointer;
+            int64_t count;
+            Error err;
+            assert_false(dataloader_next(loader, &pointer, &count, &err));
+            // Token 33 T + 1 of all is token 33 T + 1 - 25 T of the second file.
+            assert_non_null(strstr(err.text, "b.bin: token 33 is 133, expected below the vocabulary size 133"));
+            assert_int_equal(dataloader_position(loader), 30);
+        }
+        dataloader_destroy(loader);
+    }
+}
+
+static void a_file_cut_under_the_loader_ends_in_an_error(void **state) {
+    (void)state;
+    DataLoader *loader = create(options_of(8, 8));
+    assert_int_equal(truncate(tmpdir_file(&dir, "a.bin"), 1024), 0);
+    Error err;
+    const void *windows;
+    int64_t count;
+    int calls = 0;
+    while (dataloader_next(loader, &windows, &count, &err)) assert_in_range(++calls, 1, 100);
+    assert_non_null(strstr(err.text, "a.bin: cannot read"));
+    dataloader_destroy(loader);
+}
+
+static void a_loader_can_be_destroyed_at_any_moment(void **state) {
+    (void)state;
+    for (int i = 0; i < 300; i++) {
+        DataLoaderOptions options = options_of(1 + i % 9, 1 + i % 13);
+        options.ring = 2 + i % 4;
+        if (i % 5 == 4) options.vocab = 20; // a reader that has ended with an error
+        DataLoader *loader = create(options);
+        if (i % 3 == 1) usleep((useconds_t)(i % 11) * 100); // the reader is blocked on a full ring
+        for (int call = 0; call < i % 8; call++) {
+            const void *windows;
+            int64_t count;
+            Error err;
+            if (!dataloader_next(loader, &windows, &count, &err)) break;
+        }
+        dataloader_destroy(loader);
+    }
+    dataloader_destroy(NULL);
+}
+
+static void the_time_spent_waiting_is_counted(void **state) {
+    (void)state;
+    struct timespec start, end;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    DataLoader *loader = create(options_of(1, 1));
+    assert_true(dataloader_wait_seconds(loader) == 0);
+    int64_t window;
+    for (int i = 0; i < 100; i++) read_windows(loader, &window, 1);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    double waited = dataloader_wait_seconds(loader);
+    double passed = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
+    assert_true(waited >= 0 && waited <= passed);
+    dataloader_destroy(loader);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_data, close_data)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(windows_come_in_the_order_of_seed_and_position),
+        TEST(without_shuffle_windows_come_in_file_order_and_start_over),
+        TEST(the_batch_size_does_not_change_the_order),
+        TEST(the_last_batch_of_a_step_is_the_smaller_one),
+        TEST(a_loader_goes_on_from_the_position_of_another),
+        TEST(repeat_first_step_reads_the_same_step_again),
+        TEST(a_buffer_stays_untouched_until_the_second_next_call),
+        TEST(an_error_comes_when_its_batch_is_due_and_stays),
+        TEST(a_file_cut_under_the_loader_ends_in_an_error),
+        TEST(a_loader_can_be_destroyed_at_any_moment),
+        TEST(the_time_spent_waiting_is_counted),
+    };
+    alarm(120); // a deadlock ends the program
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,453 @@
+// The command line: every form of a value, every way to get one wrong, help and JSON from the one table.
+#include "llmc/run/option_table.h"
+#include "llmc/train/schedule.h"
+
+#include <cjson/cJSON.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { MAX_ARGUMENTS = 32 };
+
+// Parses "trainer" and the blank-separated words of `line`.
+static OptionsResult parse(Options *options, const char *line, Error *err) {
+    char copy[1024], *argv[MAX_ARGUMENTS + 1] = {"trainer"}, *rest = NULL;
+    int argc = 1;
+    snprintf(copy, sizeof copy, "%s", line);
+    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        assert_true(argc < MAX_ARGUMENTS);
+        argv[argc++] = word;
+    }
+    argv[argc] = NULL;
+    err->text[0] = '\0';
+    return options_parse(options, argc, argv, err);
+}
+
+static Options parsed(const char *line) {
+    Options options;
+    Error err;
+    OptionsResult result = parse(&options, line, &err);
+    if (result != OPTIONS_RUN) fail_msg("%s: %s", line, err.text);
+    return options;
+}
+
+static void assert_refused(const char *line, const char *message) {
+    Options options;
+    Error err;
+    assert_int_equal(parse(&options, line, &err), OPTIONS_ERROR);
+    assert_string_equal(err.text, message);
+    options_free(&options);
+}
+
+static void without_arguments_the_defaults_hold(void **state) {
+    (void)state;
+    Options o = parsed("");
+    assert_string_equal(o.train_data, "data/shards/train_*.bin");
+    assert_string_equal(o.val_data, "data/shards/val_*.bin");
+    assert_string_equal(o.model, "d12");
+    assert_string_equal(o.dtype, "auto");
+    assert_string_equal(o.schedule, "cosine");
+    assert_string_equal(o.output, "");
+    assert_int_equal(o.B, 4);
+    assert_int_equal(o.T, 0);
+    assert_int_equal(o.max_steps, -1);
+    assert_int_equal(o.warmup, -1);
+    assert_int_equal(o.seed, 1337);
+    assert_int_equal(o.checkpoint_every, 1000);
+    assert_int_equal(o.progress, -1);
+    assert_true(o.lr == 6e-4 && o.beta2 == 0.95 && o.eps == 1e-8 && o.grad_clip == 1.0);
+    assert_false(options_given(&o, "batch-size"));
+    options_free(&o);
+}
+
+static void a_value_may_follow_with_blank_or_equals_one_dash_or_two(void **state) {
+    (void)state;
+    const char *const forms[] = {"-b 12",          "-b=12",          "--b 12",          "--b=12",
+                                 "-batch-size 12", "-batch-size=12", "--batch-size 12", "--batch-size=12"};
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        Options o = parsed(forms[i]);
+        assert_int_equal(o.B, 12);
+        assert_true(options_given(&o, "batch-size") && options_given(&o, "b"));
+        assert_false(options_given(&o, "context"));
+        options_free(&o);
+    }
+}
+
+static void every_row_reaches_its_own_field(void **state) {
+    (void)state;
+    int count;
+    const OptionRow *rows = option_table(&count);
+    for (int i = 0; i < count; i++) {
+        const OptionRow *row = &rows[i];
+        if (row->type == OPTION_STRING && option_is_choice(row)) continue; // tested by name
+        char line[128], value[32];
+        double number =
+            row->min < row->max ? (row->min + row->max > 0.0 ? 0.5 * (row->min + row->max) : row->max) : row->min;
+        if (row->type != OPTION_DOUBLE) number = (double)(int64_t)number;
+        snprintf(value, sizeof value, row->type == OPTION_DOUBLE ? "%.17g" : "%.0f", number);
+        snprintf(line, sizeof line, "-o d --%s=%s", row->long_name, row->type == OPTION_STRING ? "some-text" : value);
+        Options o = parsed(line), defaults = parsed("-o d");
+        for (int k = 0; k < count; k++) { // this row has the value, all others their defaults
+            if (rows[k].type == OPTION_STRING) {
+                const char *expected = k == i ? "some-text" : option_string(&rows[k], &defaults);
+                assert_string_equal(option_string(&rows[k], &o), expected);
+            } else {
+                double expected = k == i ? number : option_number(&rows[k], &defaults);
+                assert_true(option_number(&rows[k], &o) == expected);
+            }
+        }
+        options_free(&o);
+        options_free(&defaults);
+    }
+}
+
+static void names_are_unique_and_defaults_lie_in_their_ranges(void **state) {
+    (void)state;
+    int count;
+    const OptionRow *rows = option_table(&count);
+    for (int i = 0; i < count; i++) {
+        assert_ptr_equal(option_find(rows[i].long_name, strlen(rows[i].long_name)), &rows[i]);
+        if (rows[i].short_name) {
+            assert_ptr_equal(option_find(rows[i].short_name, strlen(rows[i].short_name)), &rows[i]);
+        }
+        if (rows[i].type == OPTION_STRING) continue;
+        double x = strtod(rows[i].fallback, NULL);
+        assert_true(x >= rows[i].min && x <= rows[i].max && rows[i].max <= 0x1p53);
+    }
+}
+
+static void a_command_line_of_llm_c_is_understood(void **state) {
+    (void)state;
+    Options o = parsed("-i dev/data/train_*.bin -j dev/data/val_*.bin -o log124M -v 250 -s 20000 -g 144 -h 0 -b 64 "
+                       "-t 1024 -d 524288 -r 0 -z 0");
+    assert_string_equal(o.train_data, "dev/data/train_*.bin");
+    assert_int_equal(o.total_batch, 524288);
+    options_free(&o);
+    o = parsed(
+        "-o log -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -nk 5 -nm 50000 -y 1 -e d12 -sl 3 -sg 3 -w 1 -ge -1 -f 1");
+    assert_true(o.weight_decay == 0.1 && o.lr == 0.0006 && o.final_fraction == 0.0 && o.loss_outlier == 3.0);
+    assert_int_equal(o.keep, 5);
+    assert_int_equal(o.major, 50000);
+    assert_int_equal(o.resume, 1);
+    options_free(&o);
+    o = parsed("-pn 1 -pr 0 -pg 1 -pi mpi -ps 127.0.0.1 -pf shared -lg 0 -a 1");
+    assert_string_equal(o.fs_path, "shared");
+    assert_int_equal(o.overfit, 1);
+    options_free(&o);
+}
+
+static void negative_numbers_are_values(void **state) {
+    (void)state;
+    Options o = parsed("-x -1 -u -1 --progress -1 -b 3");
+    assert_int_equal(o.max_steps, -1);
+    assert_int_equal(o.progress, -1);
+    assert_int_equal(o.B, 3);
+    options_free(&o);
+}
+
+static void flags_take_a_value_or_none(void **state) {
+    (void)state;
+    const struct {
+        const char *line;
+        int overfit, resume;
+        int64_t B;
+    } cases[] = {
+        {"-o d -a -y -b 2", 1, 1, 2},     {"-o d -a 1 -y 1 -b 2", 1, 1, 2}, {"-o d -a 0 -y 0 -b 2", 0, 0, 2},
+        {"-o d -a=0 -y=1 -b 2", 0, 1, 2}, {"-o d -b 2 -a -y", 1, 1, 2},     {"-b 2 --overfit --resume=0", 1, 0, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Options o = parsed(cases[i].line);
+        assert_int_equal(o.overfit, cases[i].overfit);
+        assert_int_equal(o.resume, cases[i].resume);
+        assert_int_equal(o.B, cases[i].B);
+        options_free(&o);
+    }
+}
+
+static void the_last_of_two_equal_options_counts(void **state) {
+    (void)state;
+    Options o = parsed("-b 2 -e d24 -e d36 --batch-size 7");
+    assert_int_equal(o.B, 7);
+    assert_string_equal(o.model, "d36");
+    options_free(&o);
+}
+
+static void never_and_evaluate_only_are_valid(void **state) {
+    (void)state;
+    Options o = parsed("-v 0 -s 0 -x 0 -m 0 -n 0 --temperature 0 --top-k 0");
+    assert_int_equal(o.val_every + o.sample_every + o.max_steps + o.val_sequences + o.checkpoint_every, 0);
+    options_free(&o);
+}
+
+static void numbers_out_of_range_are_refused_with_the_range(void **state) {
+    (void)state;
+    assert_refused("-b 0", "-b 0: must be at least 1 (1 .. 65536)");
+    assert_refused("--batch-size=65537", "--batch-size 65537: must be at most 65536 (1 .. 65536)");
+    assert_refused("-x -2", "-x -2: must be at least -1 (-1 .. 1000000000000)");
+    assert_refused("-x 99999999999999999999",
+                   "-x 99999999999999999999: must be at most 1000000000000 (-1 .. 1000000000000)");
+    assert_refused("-l -1", "-l -1: must be at least 0 (0 .. 10)");
+    assert_refused("-q 1.5", "-q 1.5: must be at most 1 (0 .. 1)");
+    assert_refused("--eps 0", "--eps 0: must be at least 1e-16 (1e-16 .. 1)");
+    assert_refused("-a 2", "-a 2: must be 0 or 1");
+    assert_refused("-r 4", "-r 4: must be at most 3 (0 .. 3)");
+}
+
+static void what_is_no_number_is_refused(void **state) {
+    (void)state;
+    const char *const no_integers[] = {"4x", "0x10", "4.5", "5e3", "+4", "--4", "-", "1_000", "4K", "nan"};
+    for (size_t i = 0; i < sizeof no_integers / sizeof no_integers[0]; i++) {
+        char line[64], message[160];
+        snprintf(line, sizeof line, "-b %s", no_integers[i]);
+        snprintf(message, sizeof message, "%s: not a whole number (decimal digits only, such as 5000)", line);
+        assert_refused(line, message);
+    }
+    const char *const no_numbers[] = {"abc", "0x1p3", "1e", "1.0f", "1,5", "."};
+    for (size_t i = 0; i < sizeof no_numbers / sizeof no_numbers[0]; i++) {
+        char line[64], message[160];
+        snprintf(line, sizeof line, "-l %s", no_numbers[i]);
+        snprintf(message, sizeof message, "%s: not a number (such as 0.1 or 6e-4)", line);
+        assert_refused(line, message);
+    }
+    assert_refused("-l nan", "-l nan: not a finite number");
+    assert_refused("-l inf", "-l inf: not a finite number");
+    assert_refused("-l 1e999", "-l 1e999: not a finite number");
+    assert_refused("-b=", "-b: the value is empty");
+    assert_refused("-l=", "-l: the value is empty");
+}
+
+static void a_missing_value_is_named(void **state) {
+    (void)state;
+    assert_refused("-b", "-b: a value is missing");
+    assert_refused("-b -t 1024", "-b: a value is missing");
+    assert_refused("-o --resume", "-o: a value is missing");
+}
+
+static void an_unknown_option_names_the_nearest(void **state) {
+    (void)state;
+    const char *const cases[][2] = {
+        {"--batchsize", "--batch-size"},
+        {"--bacth-size", "--batch-size"},
+        {"--batch", "--batch-size"},
+        {"--steps", "--max-steps"},
+        {"--lr", "-l"},
+        {"--learning_rate", "--learning-rate"},
+        {"--weight-deacy", "--weight-decay"},
+        {"-nl", "-n"},
+        {"--tf23", "--tf32"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char message[160], line[64];
+        snprintf(line, sizeof line, "%s=4", cases[i][0]);
+        snprintf(message, sizeof message, "unknown option %s; did you mean %s?", cases[i][0], cases[i][1]);
+        assert_refused(cases[i][0], message);
+        assert_refused(line, message);
+    }
+    assert_refused("--", "unknown option --; --help lists them");
+}
+
+static void beginnings_of_names_are_not_accepted(void **state) {
+    (void)state;
+    assert_refused("--batch-siz 4", "unknown option --batch-siz; did you mean --batch-size?");
+    assert_refused("--val-s 4", "unknown option --val-s; did you mean --val-sequences?");
+}
+
+static void choices_are_listed(void **state) {
+    (void)state;
+    assert_refused("-k foo", "-k foo: must be one of cosine, linear, constant, wsd");
+    assert_refused("-k cos", "-k cos: must be one of cosine, linear, constant, wsd");
+    assert_refused("--dtype=", "--dtype : must be one of auto, bf16, fp16, fp32");
+}
+
+static void the_schedules_of_the_table_are_those_of_the_schedule_module(void **state) {
+    (void)state;
+    char joined[128];
+    snprintf(joined, sizeof joined, "%s|%s|%s|%s", schedule_name(SCHEDULE_COSINE), schedule_name(SCHEDULE_LINEAR),
+             schedule_name(SCHEDULE_CONSTANT), schedule_name(SCHEDULE_WSD));
+    assert_string_equal(option_find("schedule", 8)->metavar, joined);
+}
+
+static void words_without_an_option_are_refused(void **state) {
+    (void)state;
+    assert_refused("-i a.bin b.bin",
+                   "b.bin: belongs to no option; patterns must be quoted: -i \"data/shards/train_*.bin\"");
+}
+
+static void what_this_version_cannot_do_is_refused_with_the_reason(void **state) {
+    (void)state;
+    assert_refused("-pn 8", "-pn 8: must be 1 (accepted for llm.c command lines; one process in this version)");
+    assert_refused("-z 1", "-z 1: must be 0 (accepted for llm.c command lines; one process in this version)");
+    Options options;
+    Error err;
+    assert_int_equal(parse(&options, "-h", &err), OPTIONS_ERROR);
+    assert_non_null(strstr(err.text, "help is --help")); // who types -h wants help
+    options_free(&options);
+}
+
+static void a_total_batch_that_does_not_fit_names_the_nearest(void **state) {
+    (void)state;
+    assert_refused("-t 1024 -d 500000", "-d 500000 is not a multiple of T = 1024; nearest: 499712 or 500736");
+    assert_refused("-t 1024 -d 1000", "-d 1000 is less than one sequence of T = 1024 tokens; the smallest is 1024");
+    Options o = parsed("-d 500000"); // T is not known yet
+    options_free(&o);
+    assert_true(options_check_total_batch(3 * 1024, 1024, NULL)); // the last micro-step of -b 2 holds one sequence
+    assert_false(options_check_total_batch(1025, 1024, NULL));
+    assert_false(options_check_total_batch(1024, 0, NULL));
+}
+
+static void resuming_and_saving_need_a_directory(void **state) {
+    (void)state;
+    assert_refused("-y", "-y: no run to go on with; name its directory with -o DIR");
+    assert_refused("-n 5", "-n 5: no place for checkpoints; name a directory with -o DIR");
+}
+
+static void messages_are_one_line_whatever_was_typed(void **state) {
+    (void)state;
+    char value[300] = "-b=4\n\x1b[31m";
+    memset(value + strlen(value), 'x', sizeof value - strlen(value) - 1);
+    value[sizeof value - 1] = '\0';
+    char *argv[] = {"trainer", value, NULL};
+    Options options;
+    Error err;
+    assert_int_equal(options_parse(&options, 2, argv, &err), OPTIONS_ERROR);
+    assert_null(strpbrk(err.text, "\n\x1b"));
+    assert_true(strlen(err.text) < 160);
+    options_free(&options);
+    value[1] = 'B';
+    memset(value + 1, 'B', sizeof value - 2); // a name longer than any
+    assert_int_equal(options_parse(&options, 2, argv, &err), OPTIONS_ERROR);
+    assert_true(strlen(err.text) < 160);
+    options_free(&options);
+}
+
+static void help_lists_every_row_of_the_table(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    option_print_help(f, "train_gpt2");
+    fclose(f);
+    int count;
+    const OptionRow *rows = option_table(&count);
+    for (int i = 0; i < count; i++) {
+        char names[128];
+        snprintf(names, sizeof names, "%s%s%s--%s %s", rows[i].short_name ? "\n  -" : "\n  ",
+                 rows[i].short_name ? rows[i].short_name : "", rows[i].short_name ? ", " : "", rows[i].long_name,
+                 rows[i].metavar);
+        if (!strstr(text, names)) fail_msg("--help does not show %s", names);
+        assert_non_null(strstr(text, rows[i].group));
+    }
+    assert_non_null(strstr(text, "[4; 1..65536]"));
+    free(text);
+}
+
+static void help_goes_to_stdout(void **state) {
+    (void)state;
+    FILE *captured = tmpfile();
+    assert_non_null(captured);
+    fflush(stdout);
+    int saved = dup(STDOUT_FILENO);
+    dup2(fileno(captured), STDOUT_FILENO);
+    Options options;
+    Error err;
+    OptionsResult result = parse(&options, "-b 8 --help", &err);
+    fflush(stdout);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+    assert_int_equal(result, OPTIONS_HELP_SHOWN);
+    assert_true(ftell(captured) > 1000 || lseek(fileno(captured), 0, SEEK_END) > 1000);
+    fclose(captured);
+    options_free(&options);
+}
+
+static void json_holds_every_option_exactly(void **state) {
+    (void)state;
+    Options o = parsed("-l 0.1234567890123456789 -d 1099511627776 --seed 9007199254740991 --prompt \"a\\b\x80\"");
+    char *json = options_to_json(&o);
+    cJSON *object = cJSON_Parse(json);
+    assert_non_null(object);
+    int count;
+    const OptionRow *rows = option_table(&count);
+    assert_int_equal(cJSON_GetArraySize(object), count);
+    for (int i = 0; i < count; i++) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, rows[i].long_name);
+        if (rows[i].type == OPTION_STRING) {
+            assert_true(cJSON_IsString(value));
+        } else {
+            assert_true(cJSON_IsNumber(value) && value->valuedouble == option_number(&rows[i], &o));
+        }
+    }
+    const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(object, "prompt");
+    assert_string_equal(prompt->valuestring, "\"a\\b\xEF\xBF\xBD\""); // the stray byte is U+FFFD
+    cJSON_Delete(object);
+    free(json);
+    options_free(&o);
+}
+
+static void differences_are_one_line_each(void **state) {
+    (void)state;
+    Options then = parsed("-b 4 -l 6e-4 -e d12 -o runs/a"),
+            now = parsed("-b 8 -l 3e-4 -e d24 -o runs/a -y --progress 0");
+    char *json = options_to_json(&then);
+    char *lines = options_diff_json(&now, json);
+    assert_string_equal(lines, "--model d24 (was d12)\n--batch-size 8 (was 4)\n--learning-rate 0.0003 (was 0.0006)\n");
+    free(lines);
+    assert_null(options_diff_json(&then, json));
+    free(json);
+    options_free(&then);
+    options_free(&now);
+}
+
+static void differences_to_foreign_json_are_told_and_never_crash(void **state) {
+    (void)state;
+    Options o = parsed("");
+    assert_null(options_diff_json(&o, "{}"));
+    assert_null(options_diff_json(&o, "{\"of-a-later-version\": 3}"));
+    const char *const foreign[] = {"", "[]", "3", "{\"batch-size\":", "null"};
+    for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
+        char *lines = options_diff_json(&o, foreign[i]);
+        assert_string_equal(lines, "the options of the earlier run cannot be read: no JSON object\n");
+        free(lines);
+    }
+    char *lines = options_diff_json(&o, "{\"batch-size\": \"4\", \"model\": 7, \"context\": null}");
+    assert_string_equal(lines, "--model d12 (was 7)\n--batch-size 4 (was 4)\n--context 0 (was no text or number)\n");
+    free(lines);
+    options_free(&o);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_arguments_the_defaults_hold),
+        cmocka_unit_test(a_value_may_follow_with_blank_or_equals_one_dash_or_two),
+        cmocka_unit_test(every_row_reaches_its_own_field),
+        cmocka_unit_test(names_are_unique_and_defaults_lie_in_their_ranges),
+        cmocka_unit_test(a_command_line_of_llm_c_is_understood),
+        cmocka_unit_test(negative_numbers_are_values),
+        cmocka_unit_test(flags_take_a_value_or_none),
+        cmocka_unit_test(the_last_of_two_equal_options_counts),
+        cmocka_unit_test(never_and_evaluate_only_are_valid),
+        cmocka_unit_test(numbers_out_of_range_are_refused_with_the_range),
+        cmocka_unit_test(what_is_no_number_is_refused),
+        cmocka_unit_test(a_missing_value_is_named),
+        cmocka_unit_test(an_unknown_option_names_the_nearest),
+        cmocka_unit_test(beginnings_of_names_are_not_accepted),
+        cmocka_unit_test(choices_are_listed),
+        cmocka_unit_test(the_schedules_of_the_table_are_those_of_the_schedule_module),
+        cmocka_unit_test(words_without_an_option_are_refused),
+        cmocka_unit_test(what_this_version_cannot_do_is_refused_with_the_reason),
+        cmocka_unit_test(a_total_batch_that_does_not_fit_names_the_nearest),
+        cmocka_unit_test(resuming_and_saving_need_a_directory),
+        cmocka_unit_test(messages_are_one_line_whatever_was_typed),
+        cmocka_unit_test(help_lists_every_row_of_the_table),
+        cmocka_unit_test(help_goes_to_stdout),
+        cmocka_unit_test(json_holds_every_option_exactly),
+        cmocka_unit_test(differences_are_one_line_each),
+        cmocka_unit_test(differences_to_foreign_json_are_told_and_never_crash),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,455 @@
+// The run log: the lines on stdout to the letter, main.log as JSON that survives kills, resumes and full disks.
+#include "llmc/run/runlog.h"
+#include "test/unit/tmpdir.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+// ------------------------------------------------------------------------------------------------------------ helpers
+
+static char *read_text(FILE *f) {
+    char *text = calloc(1, 1 << 16);
+    rewind(f);
+    size_t n = fread(text, 1, (1 << 16) - 1, f);
+    text[n] = '\0';
+    return text;
+}
+
+static char *file_text(const TmpDir *dir, const char *name) {
+    FILE *f = fopen(tmpdir_file(dir, name), "r");
+    assert_non_null(f);
+    char *text = read_text(f);
+    fclose(f);
+    return text;
+}
+
+static void write_text(const TmpDir *dir, const char *name, const char *text) {
+    FILE *f = fopen(tmpdir_file(dir, name), "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+// stdout or stderr goes into a file between capture_start and capture_end, which gives the text (malloced).
+typedef struct {
+    FILE *file, *stream;
+    int saved;
+} Capture;
+
+static Capture capture_start(FILE *stream) {
+    fflush(stream);
+    Capture c = {.file = tmpfile(), .stream = stream, .saved = dup(fileno(stream))};
+    dup2(fileno(c.file), fileno(stream));
+    return c;
+}
+
+static char *capture_end(Capture *c) {
+    fflush(c->stream);
+    dup2(c->saved, fileno(c->stream));
+    close(c->saved);
+    char *text = read_text(c->file);
+    fclose(c->file);
+    return text;
+}
+
+static StepReport report(int64_t step) {
+    StepReport r = {.step = step,
+                    .total = 5000,
+                    .control = step_control_initial(1.0f),
+                    .lr = 6e-5,
+                    .seconds = 0.09831,
+                    .tokens = 0.09831 * 666600.0,
+                    .mfu = 0.541,
+                    .hfu = 0.5414,
+                    .eta_seconds = 491};
+    r.control.loss = 9.1234f;
+    r.control.norm = 1.2345f;
+    return r;
+}
+
+// The step line of a report, without its newline.
+static char *step_line(const StepReport *r) {
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(NULL, false, 0, 0, NULL);
+    runlog_step(log, r);
+    runlog_close(log);
+    char *text = capture_end(&c);
+    char *newline = strchr(text, '\n');
+    assert_non_null(newline);
+    assert_int_equal(newline[1], '\0');
+    *newline = '\0';
+    return text;
+}
+
+static void assert_step_line(const StepReport *r, const char *expected) {
+    char *line = step_line(r);
+    assert_string_equal(line, expected);
+    free(line);
+}
+
+// The n-th line of a main.log as an object.
+static cJSON *event_at(const char *text, int n) {
+    for (; n > 0; n--) {
+        text = strchr(text, '\n');
+        assert_non_null(text);
+        text++;
+    }
+    cJSON *object = cJSON_ParseWithLength(text, strcspn(text, "\n"));
+    assert_non_null(object);
+    assert_true(cJSON_IsNumber(cJSON_GetObjectItem(object, "time")));
+    return object;
+}
+
+static double number(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    assert_true(cJSON_IsNumber(item));
+    return item->valuedouble;
+}
+
+static const char *string(const cJSON *object, const char *key) {
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
+    assert_non_null(text);
+    return text;
+}
+
+static bool is_null(const cJSON *object, const char *key) {
+    return cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(object, key));
+}
+
+// -------------------------------------------------------------------------------------------------------- the terminal
+
+static void the_step_line_is_the_one_of_the_design(void **state) {
+    (void)state;
+    StepReport r = report(12);
+    assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | "
+                         "mfu 54.1% hfu 54.1% | eta 8m11s");
+}
+
+static void columns_stay_in_place_over_a_long_run(void **state) {
+    (void)state;
+    StepReport first = report(1), late = report(5000), slow = report(77);
+    first.control.loss = 10.98765f, first.control.norm = 123.4f;
+    late.control.loss = 2.5f, late.control.norm = 0.04f, late.mfu = 0.098;
+    slow.seconds = 12.3456, slow.tokens = 950 * slow.seconds;
+    char *a = step_line(&first), *b = step_line(&late), *c = step_line(&slow);
+    assert_int_equal(strstr(a, "| eta") - a, strstr(b, "| eta") - b);
+    assert_int_equal(strstr(a, "| eta") - a, strstr(c, "| eta") - c);
+    assert_non_null(strstr(a, "step    1/5000 | loss 10.988 | norm 123.40 |"));
+    assert_non_null(strstr(c, "| 12346 ms |"));
+    free(a), free(b), free(c);
+}
+
+static void what_is_not_known_is_left_out(void **state) {
+    (void)state;
+    StepReport r = report(12);
+    r.mfu = r.hfu = 0.0, r.eta_seconds = -1.0;
+    assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | eta ?");
+}
+
+static void assert_line_ends(const StepReport *r, const char *end) {
+    char *line = step_line(r);
+    const char *found = strstr(line, "| SKIPPED");
+    assert_non_null(found);
+    assert_string_equal(found, end);
+    free(line);
+}
+
+static void skipped_steps_say_why(void **state) {
+    (void)state;
+    StepReport r = report(12);
+    r.control.skip = SKIP_LOSS_OUTLIER, r.control.loss_z = 5.12f;
+    assert_line_ends(&r, "| SKIPPED: loss outlier z 5.1");
+    r.control.skip = SKIP_NORM_OUTLIER, r.control.norm_z = 7.0f;
+    assert_line_ends(&r, "| SKIPPED: gradient norm outlier z 7.0");
+    r.control.skip = SKIP_NONFINITE, r.control.bad_tensor = 4;
+    r.bad_tensor = "transformer.h.3.attn.c_attn.weight";
+    assert_line_ends(&r, "| SKIPPED: gradient of transformer.h.3.attn.c_attn.weight is not finite");
+    r.control.loss_scale = 32768.0f;
+    assert_line_ends(&r,
+                     "| SKIPPED: gradient of transformer.h.3.attn.c_attn.weight is not finite; loss scale now 32768");
+    r.control.loss_scale = 1.0f, r.control.bad_tensor = -1, r.control.loss = NAN;
+    assert_line_ends(&r, "| SKIPPED: loss is not finite");
+    r.control.loss = 3.0f, r.control.norm = INFINITY;
+    assert_line_ends(&r, "| SKIPPED: gradient norm is not finite");
+}
+
+static void validation_samples_and_text_are_plain_lines(void **state) {
+    (void)state;
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(NULL, false, 0, 0, NULL);
+    runlog_text(log, "model %s, %d layers", "d12", 12);
+    runlog_validation(log, 250, log1p(1.0), 65536, 1.25);
+    runlog_sample(log, 250, "Once\nupon\x1b[2J", 13);
+    runlog_event(log, "start", "\"ignored\":1"); // no file: nowhere to go
+    runlog_close(log);
+    char *text = capture_end(&c);
+    assert_string_equal(text, "model d12, 12 layers\n"
+                              "validation at step 250 | loss 0.6931 | perplexity 2.00 | 65.54K tokens in 1.2s\n"
+                              "sample at step 250:\n    Once\n    upon\\x1B[2J\n");
+    free(text);
+}
+
+static void the_bar_is_cleared_above_a_line_and_drawn_again_below(void **state) {
+    (void)state;
+    unsetenv("LC_ALL"), unsetenv("LC_CTYPE"), unsetenv("LANG");
+    setenv("COLUMNS", "80", 1);
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(NULL, false, 0, 1, NULL);
+    runlog_text(log, "before");
+    StepReport r = report(2500);
+    runlog_step(log, &r);
+    runlog_text(log, "after");
+    runlog_close(log);
+    char *text = capture_end(&c);
+    const char *bar = "step 2500/5000 [#######.......]  50.0% | loss 9.1234 | 666.6K tok/s | eta 8m11s";
+    char expected[1024];
+    snprintf(expected, sizeof expected, "\r\x1b[Kafter\n%s\r\x1b[K", bar);
+    assert_memory_equal(text, "before\n", 7); // no bar yet: nothing to clear
+    const char *after = strstr(text, "\r\x1b[Kafter");
+    assert_non_null(after);
+    assert_string_equal(after, expected);
+    assert_memory_equal(after - strlen(bar), bar, strlen(bar)); // it stood below the step line too
+    free(text);
+}
+
+static void in_a_file_there_is_no_bar(void **state) {
+    (void)state;
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(NULL, false, 0, -1, NULL);
+    StepReport r = report(1);
+    runlog_step(log, &r);
+    runlog_close(log);
+    char *text = capture_end(&c);
+    assert_null(strpbrk(text, "\r\x1b"));
+    free(text);
+}
+
+// ------------------------------------------------------------------------------------------------------------ main.log
+
+// Opens the log of dir, does `body` with stdout captured away, closes it, gives main.log.
+static char *logged(const TmpDir *dir, bool append, int64_t first_step, void (*body)(RunLog *)) {
+    Error err;
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(dir->path, append, first_step, 0, &err);
+    if (log) body(log);
+    runlog_close(log);
+    free(capture_end(&c));
+    if (!log) fail_msg("%s", err.text);
+    return file_text(dir, "main.log");
+}
+
+static void two_steps_and_more(RunLog *log) {
+    StepReport r = report(1);
+    r.lr = 0.1 + 0.2;
+    runlog_step(log, &r);
+    r.step = 2;
+    r.control.loss = NAN, r.control.norm = INFINITY, r.control.skip = SKIP_NONFINITE, r.control.bad_tensor = 3;
+    r.bad_tensor = "wte \"x\"", r.control.loss_scale = 512.0f, r.control.loss_z = 1.5f;
+    r.mfu = 0.0;
+    runlog_step(log, &r);
+    runlog_validation(log, 2, 4.25, 1e6, 2.0);
+    runlog_validation(log, 2, 1e4, 1e6, 2.0); // exp overflows
+    runlog_sample(log, 2, "a\xFF\nb", 4);
+}
+
+static void every_line_is_one_json_object(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    char *text = logged(&dir, false, 0, two_steps_and_more);
+
+    cJSON *step = event_at(text, 0);
+    assert_string_equal(string(step, "event"), "step");
+    assert_true(number(step, "step") == 1 && number(step, "lr") == 0.1 + 0.2 && number(step, "mfu") == 0.541);
+    assert_true((float)number(step, "loss") == 9.1234f && (float)number(step, "norm") == 1.2345f);
+    assert_true(number(step, "ms") == 98.31 && number(step, "tokens_per_second") == 666600);
+    assert_false(cJSON_HasObjectItem(step, "skip") || cJSON_HasObjectItem(step, "loss_z") ||
+                 cJSON_HasObjectItem(step, "loss_scale"));
+    cJSON_Delete(step);
+
+    step = event_at(text, 1);
+    assert_true(is_null(step, "loss") && is_null(step, "norm") && is_null(step, "mfu"));
+    assert_string_equal(string(step, "skip"), "nonfinite");
+    assert_string_equal(string(step, "bad_tensor"), "wte \"x\"");
+    assert_true(number(step, "loss_z") == 1.5 && number(step, "loss_scale") == 512);
+    cJSON_Delete(step);
+
+    cJSON *validation = event_at(text, 2);
+    assert_string_equal(string(validation, "event"), "validation");
+    assert_true(number(validation, "loss") == 4.25 && number(validation, "ppl") == exp(4.25));
+    cJSON_Delete(validation);
+    validation = event_at(text, 3);
+    assert_true(is_null(validation, "ppl"));
+    cJSON_Delete(validation);
+
+    cJSON *sample = event_at(text, 4);
+    assert_string_equal(string(sample, "text"), "a\xEF\xBF\xBD\nb");
+    cJSON_Delete(sample);
+    assert_int_equal(text[strlen(text) - 1], '\n');
+    free(text);
+    tmpdir_remove(&dir);
+}
+
+static void three_events(RunLog *log) {
+    runlog_event(log, "inner", "\"a\":1");
+    runlog_event(log, "whole", " {\n  \"a\": {\"b\": 2}\n}\n");
+    runlog_event(log, "empty", " { } ");
+    runlog_event(log, "none", NULL);
+}
+
+static void events_take_inner_json_whole_objects_or_nothing(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    char *text = logged(&dir, false, 0, three_events);
+    cJSON *event = event_at(text, 0);
+    assert_true(number(event, "a") == 1);
+    cJSON_Delete(event);
+    event = event_at(text, 1);
+    assert_true(number(cJSON_GetObjectItem(event, "a"), "b") == 2);
+    cJSON_Delete(event);
+    for (int i = 2; i < 4; i++) {
+        event = event_at(text, i);
+        assert_int_equal(cJSON_GetArraySize(event), 2); // event and time
+        cJSON_Delete(event);
+    }
+    free(text);
+    tmpdir_remove(&dir);
+}
+
+static void one_event(RunLog *log) { runlog_event(log, "resume", "\"step\":2"); }
+
+static const char EARLIER[] = "{\"event\":\"start\",\"time\":1}\n"
+                              "{\"event\":\"step\",\"time\":1,\"step\":1}\n"
+                              "no json, but a line\n"
+                              "{\"event\":\"step\",\"time\":1,\"step\":2}\n";
+
+// The log of dir begins with EARLIER and goes on with the one event of this run.
+static void assert_goes_on_after_earlier(const char *text) {
+    assert_memory_equal(text, EARLIER, strlen(EARLIER));
+    cJSON *event = event_at(text + strlen(EARLIER), 0);
+    assert_string_equal(string(event, "event"), "resume");
+    cJSON_Delete(event);
+    const char *end = strchr(text + strlen(EARLIER), '\n');
+    assert_string_equal(end, "\n");
+}
+
+static void a_resumed_log_loses_the_steps_that_are_run_again(void **state) {
+    (void)state;
+    const char *const tails[] = {
+        "",
+        "{\"event\":\"step\",\"time\":1,\"step\":3}\n{\"event\":\"sample\",\"time\":1,\"step\":3}\n",
+        "{\"event\":\"validation\",\"time\":1,\"step\":3}\n{\"event\":\"stop\",\"time\":1}\n",
+        "{\"event\":\"st",                                // killed inside a line
+        "{\"event\":\"step\",\"time\":1,\"step\":2}",     // whole but for its newline
+        "{\"event\":\"step\",\"time\":1,\"step\":3}\nxy", // both
+    };
+    for (size_t i = 0; i < sizeof tails / sizeof tails[0]; i++) {
+        TmpDir dir = tmpdir_make();
+        char content[1024];
+        snprintf(content, sizeof content, "%s%s", EARLIER, tails[i]);
+        write_text(&dir, "main.log", content);
+        char *text = logged(&dir, true, 2, one_event);
+        assert_goes_on_after_earlier(text);
+        free(text);
+        tmpdir_remove(&dir);
+    }
+}
+
+static void a_resumed_log_may_be_missing_or_empty(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    char *text = logged(&dir, true, 2, one_event);
+    cJSON_Delete(event_at(text, 0));
+    free(text);
+    write_text(&dir, "main.log", "");
+    text = logged(&dir, true, 2, one_event);
+    cJSON_Delete(event_at(text, 0));
+    free(text);
+    tmpdir_remove(&dir);
+}
+
+static void a_new_run_starts_a_new_log(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    write_text(&dir, "main.log", EARLIER);
+    char *text = logged(&dir, false, 0, one_event);
+    assert_null(strstr(text, "start"));
+    free(text);
+    tmpdir_remove(&dir);
+}
+
+static void a_log_that_cannot_be_opened_is_an_error_with_its_path(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    Error err;
+    assert_int_equal(mkdir(tmpdir_file(&dir, "main.log"), 0777), 0);
+    assert_null(runlog_open(dir.path, false, 0, 0, &err));
+    assert_non_null(strstr(err.text, "/main.log: cannot be written: Is a directory"));
+    write_text(&dir, "file", "x");
+    assert_null(runlog_open(tmpdir_file(&dir, "file"), false, 0, 0, &err));
+    assert_non_null(strstr(err.text, "/file"));
+    tmpdir_remove(&dir);
+}
+
+// A limit on the file size stands for a full disk: the third line is written in part.
+static void many_events(RunLog *log) {
+    struct rlimit before, small;
+    getrlimit(RLIMIT_FSIZE, &before);
+    small = before;
+    small.rlim_cur = 200; // two lines of 80 bytes and a part
+    signal(SIGXFSZ, SIG_IGN);
+    char filler[41] = "";
+    memset(filler, 'f', 40);
+    char json[64];
+    snprintf(json, sizeof json, "\"filler\":\"%s\"", filler);
+    setrlimit(RLIMIT_FSIZE, &small);
+    for (int i = 0; i < 5; i++) runlog_event(log, "e", json);
+    setrlimit(RLIMIT_FSIZE, &before);
+    runlog_event(log, "last", json); // there is room again
+}
+
+static void a_full_disk_costs_whole_lines_only_and_is_reported_once(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    // Both captures end before anything is asserted.
+    Capture errors = capture_start(stderr);
+    char *text = logged(&dir, false, 0, many_events);
+    char *complaints = capture_end(&errors);
+    assert_non_null(strstr(complaints, "main.log: cannot be written: "));
+    assert_ptr_equal(strchr(complaints, '\n'), complaints + strlen(complaints) - 1);
+    int lines = 0;
+    for (const char *p = text; *p; p = strchr(p, '\n') + 1, lines++) cJSON_Delete(event_at(text, lines));
+    assert_int_equal(lines, 3);
+    assert_non_null(strstr(text, "\"last\""));
+    free(text), free(complaints);
+    tmpdir_remove(&dir);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_step_line_is_the_one_of_the_design),
+        cmocka_unit_test(columns_stay_in_place_over_a_long_run),
+        cmocka_unit_test(what_is_not_known_is_left_out),
+        cmocka_unit_test(skipped_steps_say_why),
+        cmocka_unit_test(validation_samples_and_text_are_plain_lines),
+        cmocka_unit_test(the_bar_is_cleared_above_a_line_and_drawn_again_below),
+        cmocka_unit_test(in_a_file_there_is_no_bar),
+        cmocka_unit_test(every_line_is_one_json_object),
+        cmocka_unit_test(events_take_inner_json_whole_objects_or_nothing),
+        cmocka_unit_test(a_resumed_log_loses_the_steps_that_are_run_again),
+        cmocka_unit_test(a_resumed_log_may_be_missing_or_empty),
+        cmocka_unit_test(a_new_run_starts_a_new_log),
+        cmocka_unit_test(a_log_that_cannot_be_opened_is_an_error_with_its_path),
+        cmocka_unit_test(a_full_disk_costs_whole_lines_only_and_is_reported_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,272 @@
+// safetensors files: what is written is what is read, and no bytes at all make the reader do anything but say no.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/store/atomic_file.h"
+#include "llmc/store/safetensors.h"
+#include "test/unit/mutate.h"
+#include "test/unit/tmpdir.h"
+
+#include <math.h>
+#include <string.h>
+
+static TmpDir tmp;
+static Error err;
+
+static int setup(void **state) {
+    (void)state;
+    tmp = tmpdir_make();
+    err.text[0] = '\0';
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tmpdir_remove(&tmp);
+    return 0;
+}
+
+#define assert_message(part)                                                                                           \
+    do {                                                                                                               \
+        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
+    } while (0)
+
+static const float matrix[6] = {1.0f, -2.5f, 0.0f, 3.0e-5f, 65504.0f, -0.0f};
+static const uint16_t bf16_vector[4] = {0x3F80, 0xC020, 0x7F80, 0x0001}; // 1, -2.5, inf, 2^-133
+static const uint16_t fp16_vector[3] = {0x3C00, 0xC100, 0x0001};         // 1, -2.5, 2^-24
+
+// A (2, 3) fp32 matrix, a bf16 and an fp16 vector.
+static void write_example(const char *path) {
+    static const char *const metadata[] = {"format", "pt", NULL};
+    SafetensorsEntry entries[] = {
+        {.name = "a.weight", .dtype = DTYPE_FP32, .rank = 2, .shape = {2, 3}},
+        {.name = "b", .dtype = DTYPE_BF16, .rank = 1, .shape = {4}},
+        {.name = "c", .dtype = DTYPE_FP16, .rank = 1, .shape = {3}},
+    };
+    SafetensorsWriter *w = safetensors_writer_open(path, entries, 3, metadata, &err);
+    assert_non_null(w);
+    assert_true(safetensors_writer_append(w, matrix, 10, &err)); // pieces need not end where tensors do
+    assert_true(safetensors_writer_append(w, (const char *)matrix + 10, sizeof matrix - 10, &err));
+    assert_true(safetensors_writer_append(w, bf16_vector, sizeof bf16_vector, &err));
+    assert_true(safetensors_writer_append(w, fp16_vector, sizeof fp16_vector, &err));
+    assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
+}
+
+static void what_was_written_is_read(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "x");
+    write_example(path);
+    SafetensorsFile *f = safetensors_open(path, &err);
+    assert_non_null(f);
+    assert_int_equal(safetensors_count(f), 3);
+    const SafetensorsEntry *a = safetensors_find(f, "a.weight"), *b = safetensors_find(f, "b");
+    assert_null(safetensors_find(f, "d"));
+    assert_int_equal(a->rank, 2);
+    assert_int_equal(a->shape[0], 2);
+    assert_int_equal(a->shape[1], 3);
+    assert_int_equal(b->dtype, DTYPE_BF16);
+    float out[6];
+    assert_true(safetensors_read_fp32(f, a, 0, 6, out, &err));
+    assert_memory_equal(out, matrix, sizeof matrix);
+    assert_true(safetensors_read_fp32(f, a, 4, 1, out, &err));
+    assert_true(out[0] == 65504.0f);
+    assert_true(safetensors_read_fp32(f, b, 1, 3, out, &err));
+    assert_true(out[0] == -2.5f && isinf(out[1]) && out[2] == ldexpf(1.0f, -133));
+    assert_true(safetensors_read_fp32(f, safetensors_find(f, "c"), 0, 3, out, &err));
+    assert_true(out[0] == 1.0f && out[1] == -2.5f && out[2] == ldexpf(1.0f, -24));
+    safetensors_close(f);
+}
+
+static void data_starts_at_a_multiple_of_eight(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "x");
+    write_example(path);
+    SafetensorsFile *f = safetensors_open(path, &err);
+    assert_int_equal(safetensors_entry(f, 0)->offset % 8, 0);
+    safetensors_close(f);
+}
+
+static void a_writer_that_got_too_few_bytes_commits_nothing(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "x");
+    SafetensorsEntry entry = {.name = "a", .dtype = DTYPE_FP32, .rank = 1, .shape = {4}};
+    SafetensorsWriter *w = safetensors_writer_open(path, &entry, 1, NULL, &err);
+    assert_true(safetensors_writer_append(w, matrix, 8, &err));
+    assert_false(safetensors_writer_commit(w, NULL, NULL, &err));
+    assert_message("8 bytes of data written, expected the 16 declared");
+    assert_false(file_exists(path));
+}
+
+// A file with this header and n zero bytes of data.
+static const char *write_header(const char *header, size_t n) {
+    const char *path = tmpdir_file(&tmp, "x");
+    uint64_t length = strlen(header);
+    char *bytes = calloc(1, 8 + length + n);
+    memcpy(bytes, &length, 8);
+    memcpy(bytes + 8, header, length);
+    write_bytes(path, bytes, 8 + length + n);
+    free(bytes);
+    return path;
+}
+
+#define REFUSED(header, data_bytes, message)                                                                           \
+    do {                                                                                                               \
+        assert_null(safetensors_open(write_header(header, data_bytes), &err));                                         \
+        assert_message(message);                                                                                       \
+    } while (0)
+
+static void a_header_longer_than_the_file_is_refused(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "x");
+    for (int bit = 5; bit < 64; bit++) {
+        uint64_t words[2] = {(uint64_t)1 << bit, 0};
+        write_bytes(path, words, sizeof words);
+        assert_null(safetensors_open(path, &err));
+        assert_message("say a header of");
+    }
+    write_bytes(path, "1234", 4);
+    assert_null(safetensors_open(path, &err));
+    assert_message("too short");
+}
+
+static void headers_that_are_not_one_object_are_refused(void **state) {
+    (void)state;
+    REFUSED("", 0, "not valid JSON");
+    REFUSED("[]", 0, "not an object");
+    REFUSED("{\"a\":", 0, "not valid JSON");
+    REFUSED("{} x", 0, "bytes after the JSON value");
+    char deep[4001];
+    memset(deep, '[', 4000), deep[4000] = '\0';
+    REFUSED(deep, 0, "not valid JSON");
+}
+
+static void offsets_that_leave_gaps_or_overlap_are_refused(void **state) {
+    (void)state;
+#define ONE(name, offsets) "\"" name "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":" offsets "}"
+    REFUSED("{" ONE("a", "[0,8]") "," ONE("b", "[4,12]") "}", 12, "begins at 4, expected 8");
+    REFUSED("{" ONE("a", "[0,8]") "," ONE("b", "[12,20]") "}", 20, "begins at 12, expected 8");
+    REFUSED("{" ONE("a", "[4,12]") "}", 12, "begins at 4, expected 0");
+    REFUSED("{" ONE("a", "[0,8]") "}", 12, "12 bytes of data, expected 8");
+    REFUSED("{" ONE("a", "[0,8]") "}", 4, "do not lie in the 4 bytes");
+    REFUSED("{" ONE("a", "[8,0]") "}", 8, "do not lie");
+    REFUSED("{" ONE("a", "[-8,0]") "}", 8, "do not lie");
+    REFUSED("{" ONE("a", "[0,4]") "}", 4, "span 4 bytes, expected 8");
+    REFUSED("{" ONE("a", "[0,8,8]") "}", 8, "3 entries, expected 2");
+    REFUSED("{" ONE("a", "[0,8]") "," ONE("a", "[8,16]") "}", 16, "described twice");
+}
+
+static void data_in_another_order_than_the_header_is_read(void **state) {
+    (void)state;
+    SafetensorsFile *f = safetensors_open(write_header("{" ONE("b", "[8,16]") "," ONE("a", "[0,8]") "}", 16), &err);
+    assert_non_null(f);
+    assert_string_equal(safetensors_entry(f, 0)->name, "a");
+    safetensors_close(f);
+}
+
+static void shapes_and_types_out_of_range_are_refused(void **state) {
+    (void)state;
+#define SHAPED(shape, rest) "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape rest ",\"data_offsets\":[0,0]}}"
+    REFUSED(SHAPED("[4294967296,4294967296]", ""), 0, "overflows");
+    REFUSED(SHAPED("[1073741824,4294967296]", ""), 0, "overflows");
+    REFUSED(SHAPED("[-1]", ""), 0, "is -1, expected a whole number");
+    REFUSED(SHAPED("[1.5]", ""), 0, "is 1.5, expected a whole number");
+    REFUSED(SHAPED("[1,1,1,1,1]", ""), 0, "more than 4 dimensions");
+    REFUSED(SHAPED("7", ""), 0, "not an array");
+    REFUSED(SHAPED("[0]", ",\"shape\":[0]"), 0, "stated twice");
+    REFUSED("{\"a\":{\"dtype\":\"F31\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0, "dtype is \"F31\"");
+    REFUSED("{\"a\":{\"dtype\":7,\"shape\":[0],\"data_offsets\":[0,0]}}", 0, "\"dtype\" is 7, expected a string");
+    REFUSED("{\"a\":7}", 0, "not an object");
+    REFUSED("{\"a\\u001b[2J\":{}}", 0, "control characters");
+}
+
+static void other_dtypes_are_listed_but_not_read(void **state) {
+    (void)state;
+    const char *header = "{\"__metadata__\":{\"format\":\"pt\"},"
+                         "\"mask\":{\"dtype\":\"U8\",\"shape\":[1,1,2,2],\"data_offsets\":[0,4]},"
+                         "\"scalar\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[4,8]}}";
+    SafetensorsFile *f = safetensors_open(write_header(header, 8), &err);
+    assert_non_null(f);
+    float out[4];
+    assert_int_equal(safetensors_find(f, "mask")->dtype, DTYPE_COUNT);
+    assert_false(safetensors_read_fp32(f, safetensors_find(f, "mask"), 0, 4, out, &err));
+    assert_message("neither F32 nor F16 nor BF16");
+    assert_true(safetensors_read_fp32(f, safetensors_find(f, "scalar"), 0, 1, out, &err));
+    safetensors_close(f);
+}
+
+static void a_file_that_shrinks_after_opening_gives_a_message(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "x");
+    write_example(path);
+    SafetensorsFile *f = safetensors_open(path, &err);
+    const SafetensorsEntry *a = safetensors_find(f, "a.weight");
+    assert_int_equal(truncate(path, (off_t)a->offset + 8), 0);
+    float out[6];
+    assert_false(safetensors_read_fp32(f, a, 0, 6, out, &err));
+    assert_message("the file ends at byte");
+    safetensors_close(f);
+}
+
+// Opens and reads everything. Returns whether the file was accepted; a refusal must say something.
+static bool survive(const char *path) {
+    err.text[0] = '\0';
+    SafetensorsFile *f = safetensors_open(path, &err);
+    if (!f) {
+        assert_true(err.text[0] != '\0');
+        return false;
+    }
+    for (int i = 0; i < safetensors_count(f); i++) {
+        const SafetensorsEntry *e = safetensors_entry(f, i);
+        assert_ptr_equal(safetensors_find(f, e->name), e);
+        float out[64];
+        int64_t n = 1;
+        for (int d = 0; d < e->rank; d++) n *= e->shape[d];
+        assert_true(n <= 64); // more would not fit into the file
+        if (!safetensors_read_fp32(f, e, 0, n, out, &err)) assert_int_equal(e->dtype, DTYPE_COUNT);
+    }
+    safetensors_close(f);
+    return true;
+}
+
+static void damaged_files_are_read_or_refused_with_a_message(void **state) {
+    (void)state;
+    enum { ROUNDS = 4000 };
+    const char *path = tmpdir_file(&tmp, "x"), *damaged = tmpdir_file(&tmp, "damaged");
+    write_example(path);
+    size_t size;
+    unsigned char *good = read_bytes(path, &size), *bytes = malloc(size + MUTATE_MAX_GROWTH);
+    int accepted = 0;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        memcpy(bytes, good, size);
+        size_t n = mutate(bytes, size, size - 38, round); // 38 bytes of data
+        write_bytes(damaged, bytes, n);
+        accepted += survive(damaged);
+    }
+    // Flips in data and names are harmless, most of the rest is not: both kinds must have happened.
+    assert_in_range(accepted, ROUNDS / 100, ROUNDS / 2);
+    free(bytes);
+    free(good);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(what_was_written_is_read),
+        TEST(data_starts_at_a_multiple_of_eight),
+        TEST(a_writer_that_got_too_few_bytes_commits_nothing),
+        TEST(a_header_longer_than_the_file_is_refused),
+        TEST(headers_that_are_not_one_object_are_refused),
+        TEST(offsets_that_leave_gaps_or_overlap_are_refused),
+        TEST(data_in_another_order_than_the_header_is_read),
+        TEST(shapes_and_types_out_of_range_are_refused),
+        TEST(other_dtypes_are_listed_but_not_read),
+        TEST(a_file_that_shrinks_after_opening_gives_a_message),
+        TEST(damaged_files_are_read_or_refused_with_a_message),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
