@@ -147,14 +147,14 @@ static double seconds_now(void) {
 
 static void draw_progress(Prepare *p) {
     double now = seconds_now(), passed = now - p->start;
-    if (now - p->last_drawn < 0.1 || passed < 0.5 || !isatty(STDERR_FILENO)) return;
+    if (now - p->last_drawn < 0.1 || passed < 0.1 || !isatty(STDERR_FILENO)) return;
     p->last_drawn = now;
     double fraction = p->total_bytes > 0 ? (double)p->bytes_seen / (double)p->total_bytes : 1;
     double rate = (double)p->bytes_seen / passed;
-    double left = rate > 0 ? (double)(p->total_bytes - p->bytes_seen) / rate : -1;
+    int64_t left = p->total_bytes > p->bytes_seen ? p->total_bytes - p->bytes_seen : 0; // files may have grown
     char a[32], b[32], c[32], right[128], line[512];
     snprintf(right, sizeof right, "%s, %s/s, eta %s", format_bytes((double)p->bytes_seen, a, sizeof a),
-             format_bytes(rate, b, sizeof b), format_duration(left < 0 ? 0 : left, c, sizeof c));
+             format_bytes(rate, b, sizeof b), format_duration((double)left / rate, c, sizeof c));
     fprintf(stderr, "\r%s\033[K",
             progress_render(fraction, "prepare", right, terminal_width(), terminal_is_utf8(), line, sizeof line));
 }
@@ -270,10 +270,29 @@ static int is_shard(const struct dirent *entry) {
            fnmatch("val_[0-9][0-9][0-9][0-9][0-9][0-9].bin", entry->d_name, 0) == 0;
 }
 
-// Makes and locks the output directory and refuses one that holds shards, unless they may be replaced.
+static bool refuse_old_shards(const char *output, Error *err) {
+    struct dirent **old;
+    int n = scandir(output, &old, is_shard, alphasort);
+    if (n < 0) return error_set(err, "%s: cannot list the directory: %s", output, strerror(errno));
+    if (n > 0) {
+        error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them", output, n,
+                  n == 1 ? "" : "s", old[0]->d_name);
+    }
+    for (int i = 0; i < n; i++) free(old[i]);
+    free(old);
+    return n == 0;
+}
+
+// An empty staging directory; what a killed run left in it is removed.
+static bool clear_staging(Prepare *p, Error *err) {
+    if (file_exists(p->staging) && !directory_remove(p->staging, err)) return false;
+    return directory_make(p->staging, err);
+}
+
+// Makes and locks the output directory, refuses one whose shards may not be replaced, and shows that it is writable.
 static bool claim_output(Prepare *p, Error *err) {
     const char *output = p->options->output;
-    if (!directory_check_writable(output, err)) return false;
+    if (!directory_make(output, err)) return false;
     p->lock = open(output, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (p->lock < 0) return error_set(err, "%s: cannot open the directory: %s", output, strerror(errno));
     if (flock(p->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: no locks on this file system
@@ -281,21 +300,7 @@ static bool claim_output(Prepare *p, Error *err) {
         p->lock = -1;
         return error_set(err, "%s: another data/prepare is writing there", output);
     }
-    struct dirent **old;
-    int n = scandir(output, &old, is_shard, alphasort);
-    if (n < 0) return error_set(err, "%s: cannot list the directory: %s", output, strerror(errno));
-    bool ok =
-        n == 0 || p->options->force ||
-        error_set(err, "%s: has %d shards of an earlier run (%s...); --force replaces them", output, n, old[0]->d_name);
-    while (n > 0) free(old[--n]);
-    free(old);
-    return ok;
-}
-
-// An empty staging directory; what a killed run left in it is removed.
-static bool clear_staging(Prepare *p, Error *err) {
-    if (file_exists(p->staging) && !directory_remove(p->staging, err)) return false;
-    return directory_make(p->staging, err);
+    return (p->options->force || refuse_old_shards(output, err)) && clear_staging(p, err);
 }
 
 // Calls rename or unlink for all shards of a directory, by name (training first) or the other way round.

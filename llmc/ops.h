@@ -138,8 +138,10 @@ typedef struct {
 
 typedef struct {
     float learning_rate, beta1, beta2, eps;
-    int64_t step;  // 1 for the first update: bias correction
-    uint64_t seed; // stochastic rounding: philox(seed, STREAM_ROUNDING + tensor index, step and element)
+    int64_t step; // 1 for the first update: bias correction
+    // Stochastic rounding: element e of a tensor adds half-word e % 8, lower halves first, of
+    // philox(seed, STREAM_ROUNDING + tensor index, step * 2^40 + e / 8) to the bits that rounding cuts off.
+    uint64_t seed;
 } AdamWParams;
 
 // AdamW over all tensors in one launch; nothing is written when control.skip is set.

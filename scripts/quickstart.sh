@@ -8,11 +8,10 @@ cd "$(dirname "$0")/.."
 
 TEXT=${1:-${TEXT:-}}
 OUT=quickstart
-# 5.4M parameters on bytes. 500 steps of 4,096 tokens take about a minute on two cores with AVX512-BF16;
-# --max-minutes ends slower machines with what they have.
-TRAIN_FLAGS=(-e "L=6,C=256,NH=4,T=256" -b 16 -t 256 -l 2e-3 -u 30 -q 0.05 -v 100 -m 64 -g 400 --temperature 0.8)
-STEPS=500
-MINUTES=1.5
+SECONDS_TO_TRAIN=60
+MODEL=(-e "L=6,C=256,NH=4,T=256") # 4.9M parameters on bytes
+TRAIN=(-b 8 -t 256 -l 2e-3 -q 0.05)
+DATA=(-i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin")
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -20,7 +19,7 @@ say "1/5 installing what is missing"
 scripts/install_deps.sh build
 
 say "2/5 building"
-make --no-print-directory -j"$(nproc)" all
+make -s -j"$(nproc)" all
 
 say "3/5 making a corpus"
 if [[ -e $OUT ]]; then
@@ -32,17 +31,23 @@ if [[ -n $TEXT ]]; then
     sources=("$TEXT")
 else
     # Copied, so that the corpus can be looked at and used again.
-    find README.md LICENSE Makefile doc llmc data scripts dev test train_gpt2.cu -type f \
-        \( -name '*.md' -o -name '*.[ch]' -o -name '*.cu*' -o -name '*.py' -o -name '*.sh' -o -name LICENSE -o -name Makefile \) \
+    find . \( -path './.*' -o -path ./build -o -path "./$OUT" \) -prune -o -type f \
+        \( -name '*.md' -o -name '*.[ch]' -o -name '*.cu*' -o -name '*.py' -o -name '*.sh' -o -name Makefile \) \
         -exec cp --backup=numbered -t "$OUT/corpus" {} +
     find /usr/share/common-licenses -type f -exec cp -t "$OUT/corpus" {} + 2>/dev/null || true
     sources=("$OUT/corpus")
 fi
 data/prepare -o "$OUT/data" "${sources[@]}"
 
-say "4/5 training: about a minute"
-./train_gpt2 "${TRAIN_FLAGS[@]}" -i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin" -o "$OUT/run" \
-    -x "$STEPS" -s "$STEPS" --max-minutes "$MINUTES"
+say "4/5 training for about a minute"
+# A few steps without output tell how many fit into the time: the learning rate has to know its end.
+mapfile -t milliseconds < <(./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -x 12 -v 0 -s 0 |
+    sed -nE 's/^step .* ([0-9.]+) ms .*/\1/p' | sort -g)
+steps=$(awk -v ms="${milliseconds[5]}" -v s="$SECONDS_TO_TRAIN" \
+    'BEGIN { n = int(s * 1000 / ms / 10) * 10; print n < 40 ? 40 : n > 2000 ? 2000 : n }')
+echo "a step takes ${milliseconds[5]} ms here: $steps steps"
+./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -o "$OUT/run" -x "$steps" --max-minutes 1.5 \
+    -v $((steps / 8)) -m 64 -s "$steps" -g 400
 
 say "5/5 drawing the curve"
 /usr/bin/python3 scripts/plot_run.py "$OUT/run" -o "$OUT/curve.png"
@@ -51,12 +56,12 @@ checkpoint=$(find "$OUT/run" -maxdepth 1 -name 'step_*' | sort | tail -n 1)
 cat <<END
 
 Done. What there is now:
-  $checkpoint   the checkpoint, a Hugging Face GPT-2 directory
-  $OUT/curve.png            the curve
-  $OUT/run/main.log         every step as a line of JSON
+  $checkpoint   the model: a checkpoint, and a Hugging Face GPT-2 directory
+  $OUT/curve.png           its curves
+  $OUT/run/main.log        every step as a line of JSON
 What to do next:
-  train longer       ./train_gpt2 ${TRAIN_FLAGS[*]} -i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin" -o $OUT/run -y -x $((4 * STEPS))
-  sample             ./train_gpt2 -e $checkpoint -i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin" -x 0 -g 1000 --prompt "The "
+  train longer       ./train_gpt2 ${TRAIN[*]} -i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin" -o $OUT/run -y -x $((4 * steps))
+  write text         ./train_gpt2 -e $checkpoint -v 0 -x 0 -g 1000 --prompt "The "
   your own text      make quickstart TEXT=path/to/text
   all options        ./train_gpt2 --help
 END

@@ -239,14 +239,12 @@ static ALWAYS_INLINE V vscale_pow2(V p, V k) {
 static ALWAYS_INLINE V vround(V x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 // The 64-bit products a * b: returns the lower words.
+typedef uint64_t VWide __attribute__((vector_size(64)));
 static ALWAYS_INLINE VU vmul_wide(VU a, uint32_t b, VU *high) {
-    VU low;
-    for (int i = 0; i < LANES; i++) {
-        uint64_t product = (uint64_t)a[i] * b;
-        low[i] = (uint32_t)product;
-        (*high)[i] = (uint32_t)(product >> 32);
-    }
-    return low;
+    const uint64_t low_word = 0xFFFFFFFFu;
+    VWide even = ((VWide)a & low_word) * b, odd = ((VWide)a >> 32) * b;
+    *high = (VU)(even >> 32 | (odd & ~low_word));
+    return (VU)((even & low_word) | odd << 32);
 }
 
 // Sum and maximum over the 16 lanes, always in the order lane i with i+8, then +4, +2, +1.

@@ -176,7 +176,7 @@ static bool open_tensors(HuggingFace *f, const char *path, Error *err) {
     f->file = safetensors_open(path, err);
     if (!f->file) return false;
     Parameter *table = parameter_table(&f->config);
-    f->entries = calloc((size_t)parameter_count(&f->config), sizeof *f->entries);
+    f->entries = calloc((size_t)parameter_count(&f->config), sizeof(SafetensorsEntry *));
     bool *used = calloc((size_t)safetensors_count(f->file) + 1, sizeof *used);
     REQUIRE(f->entries && used, "out of memory");
     bool ok = match_tensors(f, table, used, err) || error_prefix(err, "%s", path);
@@ -236,7 +236,11 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
         f->matrix_numel = f->matrix ? numel : 0;
     }
     float *strip = malloc((size_t)(TRANSPOSE_STRIP * out) * sizeof *strip);
-    bool ok = (f->matrix && strip) || error_set(err, "no memory to turn tensor %s", p->name);
+    if (!f->matrix || !strip) {
+        free(strip);
+        return error_set(err, "no memory to turn tensor %s", p->name);
+    }
+    bool ok = true;
     for (int64_t i = 0; ok && i < in; i += TRANSPOSE_STRIP) {
         int64_t n = in - i < TRANSPOSE_STRIP ? in - i : TRANSPOSE_STRIP;
         ok = safetensors_read_fp32(f->file, f->entries[index], i * out, n * out, strip, err);

@@ -36,18 +36,19 @@ cJSON *json_parse_file(const char *path, size_t max_bytes, Error *err) {
 }
 
 const char *json_describe(const cJSON *item, char *buf, size_t size) {
-    if (cJSON_IsNumber(item))
+    if (!item)
+        snprintf(buf, size, "missing");
+    else if (cJSON_IsNumber(item))
         snprintf(buf, size, "%.17g", item->valuedouble);
     else if (cJSON_IsString(item))
         snprintf(buf, size, "\"%.40s\"", item->valuestring);
     else
         snprintf(buf, size, "%s",
-                 cJSON_IsNull(item)     ? "null"
-                 : cJSON_IsTrue(item)   ? "true"
-                 : cJSON_IsFalse(item)  ? "false"
-                 : cJSON_IsArray(item)  ? "an array"
-                 : cJSON_IsObject(item) ? "an object"
-                                        : "missing");
+                 cJSON_IsNull(item)    ? "null"
+                 : cJSON_IsTrue(item)  ? "true"
+                 : cJSON_IsFalse(item) ? "false"
+                 : cJSON_IsArray(item) ? "an array"
+                                       : "an object");
     for (char *p = buf; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
     return buf;

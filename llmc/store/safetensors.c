@@ -83,10 +83,11 @@ static bool parse_dtype(const cJSON *item, SafetensorsEntry *e, int64_t *size, E
 static bool parse_name(const char *name, SafetensorsEntry *e, Error *err) {
     for (const char *p = name; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f) return error_set(err, "a tensor name holds control characters");
-    if (strlen(name) >= sizeof e->name)
-        return error_set(err, "the tensor name %.32s... has %zu bytes, expected less than %zu", name, strlen(name),
+    size_t length = strlen(name);
+    if (length >= sizeof e->name)
+        return error_set(err, "the tensor name %.32s... has %zu bytes, expected less than %zu", name, length,
                          sizeof e->name);
-    strcpy(e->name, name);
+    memcpy(e->name, name, length + 1);
     return true;
 }
 
@@ -139,7 +140,7 @@ static bool check_layout(SafetensorsFile *f, int64_t data_bytes, Error *err) {
 
 static bool index_names(SafetensorsFile *f, Error *err) {
     for (int i = 0; i < f->count; i++) f->by_name[i] = &f->entries[i];
-    qsort(f->by_name, (size_t)f->count, sizeof *f->by_name, compare_name);
+    qsort(f->by_name, (size_t)f->count, sizeof(SafetensorsEntry *), compare_name);
     for (int i = 1; i < f->count; i++)
         if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
             return error_set(err, "tensor %s is described twice", f->by_name[i]->name);
@@ -150,7 +151,7 @@ static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_st
     size_t members = 0;
     for (const cJSON *item = root->child; item; item = item->next) members++;
     f->entries = calloc(members + 1, sizeof *f->entries); // + 1: an empty file is no failed allocation
-    f->by_name = calloc(members + 1, sizeof *f->by_name);
+    f->by_name = calloc(members + 1, sizeof(SafetensorsEntry *));
     if (!f->entries || !f->by_name) return error_set(err, "no memory for its %zu tensors", members);
     for (const cJSON *item = root->child; item; item = item->next) {
         if (strcmp(item->string, "__metadata__") == 0) continue;
@@ -213,7 +214,8 @@ const SafetensorsEntry *safetensors_entry(const SafetensorsFile *f, int i) {
 }
 
 const SafetensorsEntry *safetensors_find(const SafetensorsFile *f, const char *name) {
-    const SafetensorsEntry **found = bsearch(name, f->by_name, (size_t)f->count, sizeof *f->by_name, compare_key);
+    const SafetensorsEntry **found =
+        bsearch(name, f->by_name, (size_t)f->count, sizeof(SafetensorsEntry *), compare_key);
     return found ? *found : NULL;
 }
 
@@ -264,7 +266,8 @@ static void print_header(FILE *out, const SafetensorsEntry *entries, int count, 
         const SafetensorsEntry *e = &entries[i];
         fprintf(out, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", comma, e->name, file_dtype_name(e->dtype));
         for (int d = 0; d < e->rank; d++) fprintf(out, d ? ",%lld" : "%lld", (long long)e->shape[d]);
-        fprintf(out, "],\"data_offsets\":[%lld,%lld]}", (long long)e->offset, (long long)(e->offset + e->bytes));
+        long long begin = e->offset, end = begin + e->bytes;
+        fprintf(out, "],\"data_offsets\":[%lld,%lld]}", begin, end);
     }
     fputc('}', out);
 }

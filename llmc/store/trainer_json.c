@@ -166,7 +166,11 @@ static bool read_u64(const cJSON *object, const char *key, int base, uint64_t *v
     errno = 0;
     *value = strtoull(text, &end, base);
     if (isxdigit((unsigned char)*text) && *end == '\0' && errno == 0) return true;
-    return error_set(err, "\"%s\" is \"%.24s\", expected a 64-bit number in base %d", key, text, base);
+    const cJSON *item;
+    char found[64];
+    json_find(object, key, &item, NULL);
+    return error_set(err, "\"%s\" is %s, expected a 64-bit number in base %d", key,
+                     json_describe(item, found, sizeof found), base);
 }
 
 static bool read_best_val_loss(const cJSON *root, double *value, Error *err) {

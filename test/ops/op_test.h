@@ -58,9 +58,10 @@ void op_read(void *host, Tensor t);  // the bytes of a tensor
 void op_write(Tensor t, const void *host);
 
 // Relative L2 error |got - want| / |want| at most this: 1e-5 fp32, 1e-3 fp16, 4e-3 bf16 (DESIGN.md, section 3).
-// Rounding to p bits of mantissa has an error uniform in +-2^-p relative, about 0.4 * 2^-p rms over random mantissas:
-// 1.6e-3 for bf16, 2e-4 for fp16. One rounding of the result and a few of intermediates (probabilities, dS, logits)
-// add as squares and stay below; a wrong term, a missed row or a second pass through bf16 does not.
+// Rounding to p bits is wrong by at most 2^-p, and by 0.4 * 2^-p rms over random mantissas: 1.6e-3 for bf16, 2e-4 for
+// fp16. One rounding of the result and a few of intermediates (probabilities, dS, logits) add as squares and stay
+// below; a wrong term, a missed row or a second pass through bf16 does not. That is a statement about an average: of
+// fewer than 256 values two worst roundings may meet, 2 * 2^-8 = 7.8e-3 in bf16, and op_check allows twice as much.
 double op_tolerance(DType dtype);
 double op_relative_error(const double *got, const double *want, int64_t n);
 void op_expect(const char *name, double error, double tolerance); // fails unless error <= tolerance

@@ -37,10 +37,10 @@ static inline size_t mutate(unsigned char *data, size_t n, size_t header, uint64
             break;
         case 4: // a token inserted
             memmove(data + at + length, data + at, n - at), n += length;
-            memcpy(data + at, token, length);
+            for (size_t k = 0; k < length; k++) data[at + k] = (unsigned char)token[k];
             break;
         case 5: // a token written over what is there
-            memcpy(data + at, token, length < n - at ? length : n - at);
+            for (size_t k = 0; k < length && at + k < n; k++) data[at + k] = (unsigned char)token[k];
             break;
         case 6: // eight bytes of a header replaced by an extreme number
             memset(data + at, r.v[2] % 2 ? 0xff : 0, n - at < 8 ? n - at : 8);

@@ -56,9 +56,10 @@ static void fill_model(Gpt2 *m, uint64_t seed) {
     for (int i = 0; i < gpt2_num_tensors(m); i++)
         for (int k = 0; k < 3; k++) {
             const Parameter *p = &gpt2_parameters(m)[i];
+            uint64_t stream = 3 * (uint64_t)i + (uint64_t)k;
             float *values = calloc((size_t)parameter_numel(p), sizeof *values);
             for (int64_t e = 0; e < p->file_rows * p->cols; e++)
-                values[e] = philox_uniform(philox(seed, (uint64_t)(3 * i + k), (uint64_t)e).v[0]) - (k < 2 ? 0.5f : 0);
+                values[e] = philox_uniform(philox(seed, stream, (uint64_t)e).v[0]) - (k < 2 ? 0.5f : 0);
             gpt2_set_state(m, i, kinds[k], 0, p->rows, values);
             free(values);
         }

@@ -1,0 +1,239 @@
+"""data/prepare: text files in, shards for training and validation out, and nothing half done."""
+import os
+import pty
+import random
+import struct
+import subprocess
+import time
+
+import pytest
+
+from conftest import BYTE_EOT, BYTE_VOCAB, PREPARE, kill, wait_for
+
+pytestmark = pytest.mark.sanitize
+
+MAGIC = 20240520
+
+
+def prepare(*arguments, expect=0):
+    result = subprocess.run([PREPARE, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    assert result.returncode == expect, result.stderr
+    if expect != 0:
+        assert result.stderr.startswith("prepare: ") and result.stderr.count("\n") == 1
+    return result
+
+
+def read_shard(path):
+    data = path.read_bytes()
+    header = struct.unpack("<256i", data[:1024])
+    tokens = struct.unpack(f"<{(len(data) - 1024) // 2}H", data[1024:])
+    assert header[:4] == (MAGIC, 1, len(tokens), BYTE_VOCAB) and header[6] == BYTE_EOT + 1
+    assert all(value == 0 for i, value in enumerate(header) if i not in (0, 1, 2, 3, 6))
+    return tokens
+
+
+def documents(out, side):
+    """The documents of a side, as bytes."""
+    tokens = [token for path in sorted(out.glob(f"{side}_*.bin")) for token in read_shard(path)]
+    assert tokens and tokens[0] == BYTE_EOT
+    parts, current = [], None
+    for token in tokens:
+        if token == BYTE_EOT:
+            current = bytearray()
+            parts.append(current)
+        else:
+            current.append(token)
+    return [bytes(part) for part in parts]
+
+
+def make_documents(directory, count, seed=0):
+    directory.mkdir()
+    choose = random.Random(seed)
+    texts = ["".join(choose.choice("abc \n") for _ in range(choose.randrange(1, 900))).encode() for _ in range(count)]
+    for i, text in enumerate(texts):
+        (directory / f"{i:04d}.txt").write_bytes(text)
+    return texts
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "shards"
+
+
+def test_every_document_arrives_whole_on_one_side_in_order(tmp_path, out):
+    texts = make_documents(tmp_path / "text", 200)
+    result = prepare("-o", out, tmp_path / "text")
+    train, val = documents(out, "train"), documents(out, "val")
+    assert sorted(train + val) == sorted(texts)
+    assert len(val) > 5
+    assert train == [text for text in texts if text in set(train)]
+    assert f"200 documents, {sum(map(len, texts))} bytes" in result.stdout
+    assert sorted(os.listdir(out)) == ["train_000000.bin", "val_000000.bin"]
+
+
+def test_the_same_input_gives_the_same_shards(tmp_path, out):
+    make_documents(tmp_path / "text", 50)
+    prepare("-o", out, tmp_path / "text")
+    prepare("-o", tmp_path / "again", tmp_path / "text")
+    for name in os.listdir(out):
+        assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_more_files_move_no_document_to_the_other_side(tmp_path, out):
+    make_documents(tmp_path / "text", 100)
+    make_documents(tmp_path / "more", 100, seed=1)
+    prepare("-o", out, tmp_path / "text")
+    prepare("-o", tmp_path / "both", tmp_path / "more", tmp_path / "text")
+    for side in ("train", "val"):
+        assert set(documents(out, side)) <= set(documents(tmp_path / "both", side))
+
+
+def test_a_single_large_document_gives_its_end_to_validation(tmp_path, out):
+    text = "".join(f"line {i} of a long text\n" for i in range(20000)).encode()
+    (tmp_path / "one.txt").write_bytes(text)
+    prepare("-o", out, "--val-fraction", "0.2", tmp_path / "one.txt")
+    (train,), (val,) = documents(out, "train"), documents(out, "val")
+    assert train + val == text
+    assert train.endswith(b"\n")
+    assert 0.199 < len(val) / len(text) <= 0.2
+
+
+def test_few_short_documents_are_each_cut(tmp_path, out):
+    (tmp_path / "a").write_bytes(b"hello\nworld\n" * 20)
+    result = prepare("-o", out, tmp_path / "a")
+    (train,), (val,) = documents(out, "train"), documents(out, "val")
+    assert train + val == b"hello\nworld\n" * 20 and len(val) in range(12, 25)
+    assert "each was cut" in result.stdout
+
+
+def test_shards_have_the_size_asked_for(tmp_path, out):
+    texts = make_documents(tmp_path / "text", 60)
+    prepare("-o", out, "--shard-tokens", "2K", "--val-fraction", "0.3", tmp_path / "text")
+    for side in ("train", "val"):
+        shards = sorted(out.glob(f"{side}_*.bin"))
+        assert [path.name for path in shards] == [f"{side}_{i:06d}.bin" for i in range(len(shards))]
+        assert len(shards) > 1 and all(len(read_shard(path)) == 2000 for path in shards[:-1])
+    assert sorted(documents(out, "train") + documents(out, "val")) == sorted(texts)
+
+
+def test_what_is_no_text_is_skipped_and_counted(tmp_path, out):
+    texts = make_documents(tmp_path / "text", 100)
+    (tmp_path / "text" / "sub").mkdir()
+    (tmp_path / "text" / "sub" / "empty").write_bytes(b"")
+    (tmp_path / "text" / "sub" / "binary").write_bytes(b"ELF\0more")
+    (tmp_path / "text" / ".hidden").write_bytes(b"hidden file")
+    (tmp_path / "text" / ".git").mkdir()
+    (tmp_path / "text" / ".git" / "config").write_bytes(b"hidden directory")
+    (tmp_path / "text" / "link").symlink_to(tmp_path / "text" / "0000.txt")
+    (tmp_path / "text" / "loop").symlink_to(tmp_path / "text")
+    os.mkfifo(tmp_path / "text" / "fifo")
+    result = prepare("-o", out, tmp_path / "text")
+    assert "skipped 1 binary, 1 empty, 0 unreadable files" in result.stdout
+    assert sorted(documents(out, "train") + documents(out, "val")) == sorted(texts)
+
+
+def test_every_byte_but_nul_passes(tmp_path, out):
+    text = bytes(range(1, 256)) * 10
+    (tmp_path / "bytes").write_bytes(text)
+    prepare("-o", out, tmp_path / "bytes")
+    assert b"".join(documents(out, "train") + documents(out, "val")) == text
+
+
+def test_shards_of_an_earlier_run_are_kept_unless_forced(tmp_path, out):
+    make_documents(tmp_path / "text", 100)
+    make_documents(tmp_path / "other", 100, seed=1)
+    prepare("-o", out, "--shard-tokens", "1K", tmp_path / "text", expect=2)  # below the minimum: nothing is made
+    assert not out.exists()
+    prepare("-o", out, "--shard-tokens", "1024", tmp_path / "text")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "notes.txt").write_text("mine")
+    result = prepare("-o", out, tmp_path / "other", expect=2)
+    assert f"{out}: has {len(before)} shards of an earlier run" in result.stderr and "--force" in result.stderr
+    assert all((out / name).read_bytes() == data for name, data in before.items())
+    prepare("-o", out, "--force", tmp_path / "other")
+    assert sorted(os.listdir(out)) == ["notes.txt", "train_000000.bin", "val_000000.bin"]
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["text"], ["-o DIR is missing"]),
+    (["-o", "new"], ["no FILE or DIR"]),
+    (["-o"], ["-o needs a value"]),
+    (["-o", "new", "--frobnicate", "text"], ["--frobnicate", "--help"]),
+    (["-o", "new", "--val-fraction", "1", "text"], ["--val-fraction 1", "below 1"]),
+    (["-o", "new", "--val-fraction", "nan", "text"], ["--val-fraction nan"]),
+    (["-o", "new", "--shard-tokens", "12Q", "text"], ["--shard-tokens 12Q", "from 1024"]),
+    (["-o", "new", "--shard-tokens", "99999999999999999999", "text"], ["--shard-tokens"]),
+    (["-o", "new", "missing.txt"], ["missing.txt: cannot read: No such file"]),
+    (["-o", "new", "fifo"], ["fifo: is neither a file nor a directory"]),
+    (["-o", "file/new", "text"], ["file/new", "Not a directory"]),
+    (["-o", "new", "binary"], ["no text to read: 1 binary, 0 empty"]),
+    (["-o", "new", "one"], ["1 bytes of text cannot be divided"]),
+])
+def test_bad_input_is_named_in_one_line_and_nothing_is_made(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    make_documents(tmp_path / "text", 3)
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "binary").write_bytes(b"\0\0")
+    (tmp_path / "one").write_bytes(b"1")
+    os.mkfifo(tmp_path / "fifo")
+    stderr = prepare(*arguments, expect=2).stderr
+    assert all(word in stderr for word in words), stderr
+    assert not (tmp_path / "new").exists() or os.listdir(tmp_path / "new") == []
+
+
+def test_help_is_printed():
+    result = prepare("--help")
+    for option in ("--output", "--val-fraction", "--shard-tokens", "--force", "--help"):
+        assert option in result.stdout
+
+
+def test_a_killed_run_leaves_no_shard_and_the_next_one_cleans_up(tmp_path, out):
+    """SIGKILL at moments spread over a run: no shard for validation stands there before all for training do."""
+    texts = make_documents(tmp_path / "text", 300)
+    arguments = [PREPARE, "-o", out, "--shard-tokens", "20K", tmp_path / "text"]
+    start = time.monotonic()
+    subprocess.run(arguments, check=True, capture_output=True)
+    duration = time.monotonic() - start
+    names = sorted(os.listdir(out))
+    for moment in range(12):
+        for name in os.listdir(out):
+            os.unlink(out / name)
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(duration * moment / 12)
+        kill(process)
+        left = sorted(name for name in os.listdir(out) if not name.startswith("."))
+        if any(name.startswith("val") for name in left):
+            assert [name for name in left if name.startswith("train")] == [n for n in names if n.startswith("train")]
+        for name in left:
+            read_shard(out / name)
+        prepare("-o", out, "--force", "--shard-tokens", "20K", tmp_path / "text")
+        assert sorted(os.listdir(out)) == names
+    assert sorted(documents(out, "train") + documents(out, "val")) == sorted(texts)
+
+
+def test_two_runs_into_one_directory_do_not_mix(tmp_path, out):
+    make_documents(tmp_path / "text", 400)
+    arguments = [PREPARE, "-o", out, "--shard-tokens", "1024", tmp_path / "text"]
+    first = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+    assert wait_for((out / ".tmp-prepare").exists, first)
+    result = prepare(*arguments[1:], "--force", expect=2)
+    assert "another data/prepare is writing there" in result.stderr
+    assert first.wait() == 0
+    assert not (out / ".tmp-prepare").exists()
+
+
+def test_progress_is_shown_on_a_terminal(tmp_path, out):
+    (tmp_path / "large.txt").write_bytes(b"some words of a long text\n" * 6_000_000)
+    terminal, stderr = pty.openpty()
+    process = subprocess.Popen([PREPARE, "-o", out, tmp_path / "large.txt"], stdout=subprocess.DEVNULL, stderr=stderr)
+    os.close(stderr)
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    except OSError:  # EIO: the other end is closed
+        pass
+    os.close(terminal)
+    assert process.wait() == 0
+    assert b"%" in shown and b"eta" in shown
+    assert b"\n" not in shown

@@ -1,0 +1,209 @@
+// device.h and comm.h on the CPU backend: memory, copies, events, facts, the measured speed, one-process collectives.
+#include "llmc/comm.h"
+#include "llmc/device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int start_device(void **state) {
+    (void)state;
+    Error err;
+    if (device_init(&(DeviceOptions){.threads = 2}, &err)) return 0;
+    fprintf(stderr, "%s\n", err.text);
+    return -1;
+}
+
+static int stop_device(void **state) {
+    (void)state;
+    device_shutdown();
+    return 0;
+}
+
+static bool all_zero(const unsigned char *p, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (p[i] != 0) return false;
+    return true;
+}
+
+static void the_facts_name_the_machine(void **state) {
+    (void)state;
+    const DeviceFacts *f = device_facts();
+    assert_string_equal(f->backend, "cpu");
+    assert_non_null(strstr(f->name, "2 threads"));
+    assert_non_null(strstr(f->libraries, "oneDNN"));
+    assert_int_equal(f->units, 2);
+    assert_true(f->memory_free > 0 && f->memory_free <= f->memory_total);
+    assert_true(f->supports[DTYPE_FP32] && f->supports[DTYPE_BF16] && !f->supports[DTYPE_FP16]);
+    assert_true(f->supports[f->default_dtype]);
+}
+
+static void an_impossible_number_of_threads_is_refused(void **state) {
+    (void)state;
+    Error err;
+    device_shutdown();
+    assert_false(device_init(&(DeviceOptions){.threads = -3}, &err));
+    assert_non_null(strstr(err.text, "-3 threads"));
+    assert_int_equal(start_device(NULL), 0);
+}
+
+static void the_device_starts_again_after_a_shutdown(void **state) {
+    (void)state;
+    Error err;
+    device_shutdown();
+    assert_true(device_init(&(DeviceOptions){.threads = 1}, &err));
+    assert_int_equal(device_facts()->units, 1);
+    assert_non_null(strstr(device_facts()->name, "1 thread"));
+    device_shutdown();
+    assert_int_equal(start_device(NULL), 0);
+}
+
+static void allocated_memory_is_zeroed_and_aligned(void **state) {
+    (void)state;
+    const size_t sizes[] = {1, 4097, (2 << 20) + 3, (9 << 20) + 1}; // below and above where huge pages are asked for
+    for (int round = 0; round < 2; round++)                         // the second round may get memory that was written
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            Error err;
+            unsigned char *p = device_alloc(sizes[i], &err);
+            assert_non_null(p);
+            assert_int_equal((uintptr_t)p % 256, 0);
+            assert_true(all_zero(p, sizes[i]));
+            memset(p, 0xAB, sizes[i]);
+            device_free(p);
+        }
+}
+
+static void an_absurd_size_is_refused_naming_the_bytes(void **state) {
+    (void)state;
+    Error err;
+    assert_null(device_alloc((size_t)1 << 55, &err));
+    assert_non_null(strstr(err.text, "36028797018963968 bytes"));
+    assert_non_null(strstr(err.text, "free of"));
+}
+
+static void more_than_the_free_memory_is_refused(void **state) {
+    (void)state;
+    Error err;
+    assert_null(device_alloc(device_facts()->memory_total + 1, &err));
+    assert_non_null(strstr(err.text, "out of memory"));
+}
+
+static void the_peak_follows_what_was_taken(void **state) {
+    (void)state;
+    Error err;
+    size_t bytes = 96 << 20, before = device_memory_peak();
+    void *p = device_alloc(bytes, &err);
+    assert_non_null(p);
+    size_t during = device_memory_peak();
+    assert_true(during >= bytes);
+    // Earlier peaks may hide the growth, but nothing may add more than pages and the allocator's bookkeeping to it.
+    assert_true(during <= before + bytes + (4 << 20));
+    device_free(p);
+    assert_true(device_memory_peak() >= during);
+}
+
+static void bytes_survive_a_round_trip(void **state) {
+    (void)state;
+    enum { COUNT = 70001 };
+    Error err;
+    unsigned char *there = host_alloc(COUNT, &err), *back = host_alloc(COUNT, &err);
+    void *device = device_alloc(COUNT, &err);
+    assert_true(there && back && device);
+    assert_int_equal((uintptr_t)there % 64, 0);
+    for (int i = 0; i < COUNT; i++) there[i] = (unsigned char)(i * 7);
+    device_copy_to_device(device, there, COUNT, STREAM_COPY);
+    device_copy_to_host(back, device, COUNT, STREAM_COMPUTE);
+    device_sync();
+    assert_memory_equal(there, back, COUNT);
+    host_free(there), host_free(back), device_free(device);
+}
+
+static void events_measure_time_and_are_done_at_once(void **state) {
+    (void)state;
+    Error err;
+    DeviceEvent *start = device_event_create(&err), *stop = device_event_create(&err);
+    assert_true(start && stop);
+    device_event_record(start, STREAM_COMPUTE);
+    void *work = device_alloc(8 << 20, &err);
+    device_event_record(stop, STREAM_COMPUTE);
+    device_event_wait(stop);
+    device_stream_wait(STREAM_COPY, stop);
+    assert_true(device_event_done(stop));
+    double seconds = device_event_seconds(start, stop);
+    assert_true(seconds > 0.0 && seconds < 60.0);
+    device_free(work), device_event_destroy(start), device_event_destroy(stop);
+}
+
+static void graphs_are_never_replayed(void **state) {
+    (void)state;
+    Error err;
+    DeviceGraph *graph = device_graph_create(&err);
+    assert_non_null(graph);
+    assert_false(device_graph_replay(graph));
+    device_graph_begin(graph);
+    device_graph_end(graph);
+    assert_false(device_graph_replay(graph));
+    device_graph_destroy(graph);
+}
+
+static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
+    (void)state;
+    const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
+    for (int i = 0; i < 2; i++) {
+        Error err;
+        DeviceSpeed speed;
+        size_t before = device_memory_peak();
+        assert_true(device_measure_speed(dtypes[i], &speed, &err));
+        assert_true(speed.matmul_flops > 1e8 && speed.copy_bandwidth > 1e7);
+        // 64 MB of copy buffers came and went; primitives and the allocator may keep a little.
+        assert_true(device_memory_peak() <= before + (32 << 20));
+    }
+}
+
+static void the_speed_of_an_unsupported_dtype_is_refused(void **state) {
+    (void)state;
+    Error err;
+    DeviceSpeed speed;
+    assert_false(device_measure_speed(DTYPE_FP16, &speed, &err));
+    assert_non_null(strstr(err.text, "fp16"));
+}
+
+static void one_process_leaves_its_data_as_it_is(void **state) {
+    (void)state;
+    float full[3] = {1.0f, 2.0f, 3.0f}, shard[3] = {0};
+    Tensor f = tensor_make(full, DTYPE_FP32, "full", 3, 0, 0, 0),
+           s = tensor_make(shard, DTYPE_FP32, "shard", 3, 0, 0, 0);
+    assert_int_equal(comm_rank(), 0);
+    assert_int_equal(comm_size(), 1);
+    comm_all_reduce_sum(f);
+    comm_broadcast(f, 0);
+    comm_barrier();
+    comm_reduce_scatter_sum(s, f);
+    assert_true(full[0] == 1.0f && full[1] == 2.0f && full[2] == 3.0f);
+    assert_memory_equal(full, shard, sizeof full);
+    full[1] = -5.0f;
+    comm_all_gather(s, f);
+    assert_memory_equal(full, shard, sizeof full);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_facts_name_the_machine),
+        cmocka_unit_test(an_impossible_number_of_threads_is_refused),
+        cmocka_unit_test(the_device_starts_again_after_a_shutdown),
+        cmocka_unit_test(allocated_memory_is_zeroed_and_aligned),
+        cmocka_unit_test(an_absurd_size_is_refused_naming_the_bytes),
+        cmocka_unit_test(more_than_the_free_memory_is_refused),
+        cmocka_unit_test(the_peak_follows_what_was_taken),
+        cmocka_unit_test(bytes_survive_a_round_trip),
+        cmocka_unit_test(events_measure_time_and_are_done_at_once),
+        cmocka_unit_test(graphs_are_never_replayed),
+        cmocka_unit_test(the_measured_speed_is_positive_and_leaves_no_peak),
+        cmocka_unit_test(the_speed_of_an_unsupported_dtype_is_refused),
+        cmocka_unit_test(one_process_leaves_its_data_as_it_is),
+    };
+    return cmocka_run_group_tests_name("device", tests, start_device, stop_device);
+}

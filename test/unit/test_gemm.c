@@ -1,0 +1,126 @@
+// gemm on the CPU: whatever piece, primitive or fallback serves a call, the numbers are right and the bits repeat.
+// Matrices hold small integers: products and sums are exact in fp32, and in bf16 where they stay below 256, so that
+// results are compared for equality.
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/gemm.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int start_device(void **state) {
+    (void)state;
+    Error err;
+    if (device_init(&(DeviceOptions){.threads = 2}, &err)) return 0;
+    fprintf(stderr, "%s\n", err.text);
+    return -1;
+}
+
+static int stop_device(void **state) {
+    (void)state;
+    device_shutdown();
+    return 0;
+}
+
+static void put(Tensor t, int64_t i, float x) {
+    convert_elements((char *)t.data + (size_t)i * dtype_size(t.dtype), t.dtype, &x, DTYPE_FP32, 1);
+}
+
+static float get(Tensor t, int64_t i) {
+    float x;
+    convert_elements(&x, DTYPE_FP32, (char *)t.data + (size_t)i * dtype_size(t.dtype), t.dtype, 1);
+    return x;
+}
+
+// (rows, cols), one element in `sparsity` is 1 or -1, the others 0: with these the sums below stay under 256.
+static Tensor integers(DType dtype, int64_t rows, int64_t cols, int sparsity) {
+    Tensor t = tensor_make(NULL, dtype, "integers", rows, cols, 0, 0);
+    t.data = malloc(tensor_bytes(t));
+    assert_non_null(t.data);
+    uint32_t hash = 12345u + (uint32_t)cols;
+    for (int64_t i = 0; i < rows * cols; i++) {
+        hash = hash * 1664525u + 1013904223u;
+        put(t, i, (hash >> 16) % (uint32_t)sparsity ? 0.0f : hash & 0x80000000u ? -1.0f : 1.0f);
+    }
+    return t;
+}
+
+// dst (M,N) += a (K,M)^T @ b (K,N), as for weight gradients, against plain loops.
+static void check_transposed_sum(DType dtype, DType result, int64_t M, int64_t N, int64_t K) {
+    int sparsity = K > 64 ? 4 : 2;
+    Tensor a = integers(dtype, K, M, sparsity), b = integers(dtype, K, N, sparsity), dst = integers(result, M, N, 2);
+    float *expected = malloc((size_t)(M * N) * sizeof(float));
+    assert_non_null(expected);
+    for (int64_t i = 0; i < M * N; i++) expected[i] = get(dst, i);
+    for (int64_t k = 0; k < K; k++)
+        for (int64_t i = 0; i < M; i++) {
+            float x = get(a, k * M + i);
+            if (x == 0.0f) continue;
+            for (int64_t j = 0; j < N; j++) expected[i * N + j] += x * get(b, k * N + j);
+        }
+    gemm(M, N, K, matrix_of(dst, N), matrix_transposed(matrix_of(a, M)), matrix_of(b, N), NULL, true);
+    for (int64_t i = 0; i < M * N; i++)
+        if (get(dst, i) != expected[i])
+            fail_msg("(%d, %d): %g, expected %g", (int)(i / N), (int)(i % N), (double)get(dst, i), (double)expected[i]);
+    free(a.data), free(b.data), free(dst.data), free(expected);
+}
+
+static void calls_that_are_split_join_without_seams(void **state) {
+    (void)state;
+    check_transposed_sum(DTYPE_FP32, DTYPE_FP32, 801, 5, 513);  // M in two pieces
+    check_transposed_sum(DTYPE_BF16, DTYPE_FP32, 3, 1601, 520); // N in three
+    check_transposed_sum(DTYPE_BF16, DTYPE_BF16, 40, 30, 512);
+}
+
+static void more_shapes_than_the_cache_holds_are_still_right(void **state) {
+    (void)state;
+    for (int pass = 0; pass < 2; pass++) // the second pass meets shapes that were thrown out
+        for (int64_t n = 1; n <= 150; n++) check_transposed_sum(DTYPE_FP32, DTYPE_FP32, 2, n, 3);
+}
+
+static void repeated_calls_give_the_same_bits(void **state) {
+    (void)state;
+    enum { M = 530, N = 190, K = 700 };
+    Tensor a = integers(DTYPE_BF16, M, K, 2), b = integers(DTYPE_BF16, K, N, 2);
+    for (int64_t i = 0; i < M * K; i++) put(a, i, get(a, i) * 0.37f + 0.011f * (float)(i % 13)); // sums must round
+    float *first = calloc(M * N, sizeof(float)), *again = calloc(M * N, sizeof(float));
+    assert_true(first && again);
+    for (int run = 0; run < 5; run++) {
+        Matrix dst = {run ? again : first, DTYPE_FP32, N, 1};
+        gemm(M, N, K, dst, matrix_of(a, K), matrix_of(b, N), NULL, false);
+        if (run) assert_memory_equal(first, again, M * N * sizeof(float));
+    }
+    free(a.data), free(b.data), free(first), free(again);
+}
+
+// ops.h promises the same bits for a bias gradient whatever the number of threads: rows are summed in fixed blocks.
+static void bias_gradients_do_not_depend_on_the_number_of_threads(void **state) {
+    (void)state;
+    enum { N = 777, OC = 203, IC = 1 };
+    Tensor dout = integers(DTYPE_FP32, N, OC, 2), in = integers(DTYPE_FP32, N, IC, 2);
+    for (int64_t i = 0; i < N * OC; i++) put(dout, i, get(dout, i) * 0.37f + 0.011f * (float)(i % 13));
+    float dweight[OC * IC], dbias[2][OC];
+    for (int threads = 1; threads <= 2; threads++) {
+        Error err;
+        device_shutdown();
+        assert_true(device_init(&(DeviceOptions){.threads = threads}, &err));
+        matmul_backward_weight(tensor_make(dweight, DTYPE_FP32, "dweight", OC, IC, 0, 0),
+                               tensor_make(dbias[threads - 1], DTYPE_FP32, "dbias", OC, 0, 0, 0), dout, in, false);
+    }
+    assert_memory_equal(dbias[0], dbias[1], sizeof dbias[0]);
+    free(dout.data), free(in.data);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(calls_that_are_split_join_without_seams),
+        cmocka_unit_test(more_shapes_than_the_cache_holds_are_still_right),
+        cmocka_unit_test(repeated_calls_give_the_same_bits),
+        cmocka_unit_test(bias_gradients_do_not_depend_on_the_number_of_threads),
+    };
+    return cmocka_run_group_tests_name("gemm", tests, start_device, stop_device);
+}

@@ -1,0 +1,292 @@
+// The vector vocabulary of the CPU backend, lane by lane against scalar C: the same test for every SIMD build.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/base/rng.h"
+#include "llmc/cpu/simd.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static float from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static uint32_t to_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static V random_lanes(uint64_t index) {
+    V x;
+    for (int i = 0; i < LANES; i++) x[i] = 2.0f * philox_uniform(philox(1, 2, index * LANES + (uint64_t)i).v[0]) - 1.0f;
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- exp
+
+static void exp_is_within_1e_7_of_the_exact_value(void **state) {
+    (void)state;
+    // p(r) is fitted to 3e-9. Above that: one rounding of the sum 1 + (r + r^2 q), at most 2^-24 of a result that is
+    // at least 0.70, which is 8.5e-8, and the error of r + r^2 q, half an ulp of 0.35, 1.5e-8. Together below 1e-7.
+    double worst = 0.0;
+    for (float x = -87.3f; x < 88.7f; x += 16.0f * 3e-5f) {
+        V lanes_x;
+        for (int i = 0; i < LANES; i++) lanes_x[i] = x + (float)i * 3e-5f;
+        V y = vexp(lanes_x);
+        for (int i = 0; i < LANES; i++) {
+            double want = exp((double)lanes_x[i]);
+            worst = fmax(worst, fabs((double)y[i] - want) / want);
+        }
+    }
+    if (worst > 1e-7) fail_msg("relative error %.3g", worst);
+    assert_true(vexp(vzero())[0] == 1.0f);
+}
+
+static void exp_saturates_to_zero_and_infinity(void **state) {
+    (void)state;
+    const float low[] = {-104.0f, -105.0f, -1e4f, -1e30f, -INFINITY};
+    const float high[] = {88.73f, 89.0f, 90.0f, 1e4f, 1e30f, INFINITY};
+    for (size_t i = 0; i < sizeof low / sizeof *low; i++) assert_true(vexp(vsplat(low[i]))[5] == 0.0f);
+    for (size_t i = 0; i < sizeof high / sizeof *high; i++) assert_true(vexp(vsplat(high[i]))[5] == INFINITY);
+}
+
+static void exp_of_nan_is_nan_in_that_lane_only(void **state) {
+    (void)state;
+    V x = vzero();
+    x[3] = NAN;
+    V y = vexp(x);
+    for (int i = 0; i < LANES; i++) assert_true(i == 3 ? isnan(y[i]) : y[i] == 1.0f);
+}
+
+// --------------------------------------------------------------------------------------------------------------- tails
+
+static void each_lanes_visits_every_element_once(void **state) {
+    (void)state;
+    for (int64_t n = 0; n <= 50; n++) {
+        int64_t next = 0, tails = 0;
+        EACH_LANES(i, k, n, {
+            assert_int_equal(i, next);
+            assert_true(k == lanes(n - i));
+            next = i + k;
+            tails += k < LANES;
+        });
+        assert_int_equal(next, n);
+        assert_int_equal(tails, n % LANES != 0);
+    }
+    assert_int_equal(lanes(-3), 0);
+}
+
+static void partial_stores_write_the_first_lanes_only(void **state) {
+    (void)state;
+    V x = random_lanes(0) + 2.0f; // never 0
+    for (int n = 0; n <= LANES; n++) {
+        float f[LANES] = {0};
+        uint16_t h[LANES] = {0};
+        vstore_first(n, f, 0, x, DTYPE_FP32);
+        vstore_first(n, h, 0, x, DTYPE_BF16);
+        for (int i = 0; i < LANES; i++) {
+            assert_true(f[i] == (i < n ? x[i] : 0.0f));
+            assert_int_equal(h[i], i < n ? float_to_bf16(x[i]) : 0);
+        }
+    }
+}
+
+static void partial_loads_read_zero_beyond(void **state) {
+    (void)state;
+    float f[LANES];
+    uint16_t h[LANES];
+    for (int i = 0; i < LANES; i++) f[i] = (float)(i + 1), h[i] = float_to_bf16(f[i]);
+    for (int n = 0; n <= LANES; n++) {
+        V x = vload_first(n, f, 0, DTYPE_FP32), y = vload_first(n, h, 0, DTYPE_BF16);
+        V z = vfirst(n, vsplat(1.0f), vsplat(2.0f));
+        for (int i = 0; i < LANES; i++) {
+            assert_true(x[i] == (i < n ? f[i] : 0.0f));
+            assert_true(y[i] == (i < n ? f[i] : 0.0f));
+            assert_true(z[i] == (i < n ? 1.0f : 2.0f));
+        }
+    }
+}
+
+static void tails_touch_nothing_behind_the_array(void **state) {
+    (void)state;
+    // The array ends where a page without access begins: one byte too far is a fault.
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(pages != MAP_FAILED);
+    assert_int_equal(mprotect(pages + page, page, PROT_NONE), 0);
+    for (int n = 1; n <= LANES; n++) {
+        void *f = pages + page - (size_t)n * 4, *h = pages + page - (size_t)n * 2;
+        vstore_first(n, f, 0, vload_first(n, f, 0, DTYPE_FP32) + 1.0f, DTYPE_FP32);
+        vstore_first(n, h, 0, vload_first(n, h, 0, DTYPE_BF16) + 1.0f, DTYPE_BF16);
+    }
+    munmap(pages, 2 * page);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- bf16
+
+static bool is_denormal(float x) { return fabsf(x) < 0x1p-126f && x != 0.0f; }
+
+// Every bf16 pattern with lower halves around nothing, a tie and the next number: all signs, exponents, infinities,
+// NaN.
+static void rounding_to_bf16_is_that_of_the_scalar_code(void **state) {
+    (void)state;
+    const uint32_t lower[] = {0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+    for (uint32_t upper = 0; upper < 0x10000; upper += LANES)
+        for (size_t l = 0; l < sizeof lower / sizeof *lower; l++) {
+            V x;
+            uint16_t got[LANES];
+            for (int i = 0; i < LANES; i++) x[i] = from_bits((upper + (uint32_t)i) << 16 | lower[l]);
+            vstore_bf16(got, x);
+            V rounded = vrounded(x, DTYPE_BF16);
+            VU pair = vpair_bf16(x, x);
+            for (int i = 0; i < LANES; i++) {
+                uint16_t want = float_to_bf16(from_bits((upper + (uint32_t)i) << 16 | lower[l]));
+                if (is_denormal(from_bits((upper + (uint32_t)i) << 16 | lower[l]))) continue; // hardware flushes them
+                assert_int_equal(got[i], want);
+                assert_int_equal(to_bits(rounded[i]), (uint32_t)want << 16);
+                assert_int_equal(pair[i], (uint32_t)want << 16 | want);
+            }
+        }
+}
+
+static void every_bf16_widens_exactly(void **state) {
+    (void)state;
+    for (uint32_t first = 0; first < 0x10000; first += LANES) {
+        uint16_t h[LANES];
+        for (int i = 0; i < LANES; i++) h[i] = (uint16_t)(first + (uint32_t)i);
+        VU got = (VU)vload(h, 0, DTYPE_BF16);
+        for (int i = 0; i < LANES; i++) assert_int_equal(got[i], (uint32_t)h[i] << 16);
+    }
+}
+
+static void dot_products_of_pairs_add_both_products(void **state) {
+    (void)state;
+    uint16_t even[LANES], odd[LANES];
+    for (uint64_t trial = 0; trial < 100; trial++) {
+        vstore_bf16(even, random_lanes(4 * trial));
+        vstore_bf16(odd, random_lanes(4 * trial + 1));
+        VU a = vinterleave_bf16(even, odd);
+        VU b = vpair_bf16(random_lanes(4 * trial + 2), random_lanes(4 * trial + 3));
+        V got = vdot_bf16(vsplat(0.5f), a, b);
+        for (int i = 0; i < LANES; i++) {
+            double want = 0.5 + (double)bf16_to_float(even[i]) * (double)from_bits(b[i] << 16) +
+                          (double)bf16_to_float(odd[i]) * (double)from_bits(b[i] & 0xFFFF0000u);
+            // Two sums below 2.5 in magnitude, each rounded once to 24 bits: 2 * 2^-23.
+            assert_true(fabs(got[i] - want) <= 0x1p-22);
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------- sums over the
+// lanes
+
+static void lanes_are_summed_as_a_tree_of_halves(void **state) {
+    (void)state;
+    for (uint64_t trial = 0; trial < 100; trial++) {
+        V x = random_lanes(trial) * random_lanes(trial + 1000);
+        float tree[LANES];
+        for (int i = 0; i < LANES; i++) tree[i] = x[i];
+        for (int half = LANES / 2; half >= 1; half /= 2)
+            for (int i = 0; i < half; i++) tree[i] += tree[i + half];
+        assert_int_equal(to_bits(vsum(x)), to_bits(tree[0])); // the very bits: a sum in another order differs
+    }
+    V infinite = vzero();
+    infinite[7] = INFINITY;
+    assert_true(vsum(infinite) == INFINITY);
+    infinite[8] = -INFINITY;
+    assert_true(isnan(vsum(infinite)));
+}
+
+static void the_largest_lane_is_found_wherever_it_is(void **state) {
+    (void)state;
+    for (int at = 0; at < LANES; at++) {
+        V x = random_lanes(7) - 3.0f;
+        x[at] = -1.5f;
+        assert_true(vmax_lane(x) == -1.5f);
+    }
+    assert_true(vmax_lane(vsplat(-INFINITY)) == -INFINITY);
+}
+
+// --------------------------------------------------------------------------------------------------- lane by lane,
+// exact
+
+static void max_and_min_take_the_second_argument_where_one_is_nan(void **state) {
+    (void)state;
+    V a = random_lanes(1), b = random_lanes(2);
+    a[0] = NAN;
+    b[1] = NAN;
+    V high = vmax(a, b), low = vmin(a, b);
+    assert_true(high[0] == b[0] && low[0] == b[0]);
+    assert_true(isnan(high[1]) && isnan(low[1]));
+    for (int i = 2; i < LANES; i++) assert_true(high[i] == fmaxf(a[i], b[i]) && low[i] == fminf(a[i], b[i]));
+}
+
+static void square_roots_are_correctly_rounded(void **state) {
+    (void)state;
+    V x = random_lanes(3) + 1.0f, y = vsqrt(x);
+    for (int i = 0; i < LANES; i++) assert_true(y[i] == sqrtf(x[i]));
+}
+
+static void vround_rounds_ties_to_even(void **state) {
+    (void)state;
+    const float in[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 3.49f, -149.51f}, want[] = {0, 2, 2, 0, -2, 3, -150};
+    for (size_t i = 0; i < sizeof in / sizeof *in; i++) assert_true(vround(vsplat(in[i]))[2] == want[i]);
+}
+
+static void fma_is_the_product_plus_the_third(void **state) {
+    (void)state;
+    V a = random_lanes(4), b = random_lanes(5), c = random_lanes(6), y = vfma(a, b, c);
+    for (int i = 0; i < LANES; i++) // a product and a sum below 2 in magnitude, each rounded at most once
+        assert_true(fabs((double)y[i] - ((double)a[i] * (double)b[i] + (double)c[i])) <= 2 * 0x1p-24);
+}
+
+static void wide_products_keep_all_64_bits(void **state) {
+    (void)state;
+    const uint32_t factors[] = {0, 1, 0xD2511F53u, 0xFFFFFFFFu};
+    for (size_t f = 0; f < sizeof factors / sizeof *factors; f++) {
+        VU a = vlane_numbers() * 0x11111111u, high, low = vmul_wide(a, factors[f], &high);
+        for (int i = 0; i < LANES; i++)
+            assert_true(((uint64_t)high[i] << 32 | low[i]) == (uint64_t)((uint32_t)i * 0x11111111u) * factors[f]);
+    }
+}
+
+static void words_are_loaded_and_stored_at_any_word_address(void **state) {
+    (void)state;
+    uint32_t words[LANES + 3] = {0};
+    vstore_bits(words + 1, vlane_numbers() + 1u);
+    assert_int_equal(words[0], 0);
+    assert_int_equal(words[LANES + 1], 0);
+    VU x = vload_bits(words + 1);
+    for (int i = 0; i < LANES; i++) assert_int_equal(x[i], i + 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exp_is_within_1e_7_of_the_exact_value),
+        cmocka_unit_test(exp_saturates_to_zero_and_infinity),
+        cmocka_unit_test(exp_of_nan_is_nan_in_that_lane_only),
+        cmocka_unit_test(each_lanes_visits_every_element_once),
+        cmocka_unit_test(partial_stores_write_the_first_lanes_only),
+        cmocka_unit_test(partial_loads_read_zero_beyond),
+        cmocka_unit_test(tails_touch_nothing_behind_the_array),
+        cmocka_unit_test(rounding_to_bf16_is_that_of_the_scalar_code),
+        cmocka_unit_test(every_bf16_widens_exactly),
+        cmocka_unit_test(dot_products_of_pairs_add_both_products),
+        cmocka_unit_test(lanes_are_summed_as_a_tree_of_halves),
+        cmocka_unit_test(the_largest_lane_is_found_wherever_it_is),
+        cmocka_unit_test(max_and_min_take_the_second_argument_where_one_is_nan),
+        cmocka_unit_test(square_roots_are_correctly_rounded),
+        cmocka_unit_test(vround_rounds_ties_to_even),
+        cmocka_unit_test(fma_is_the_product_plus_the_third),
+        cmocka_unit_test(wide_products_keep_all_64_bits),
+        cmocka_unit_test(words_are_loaded_and_stored_at_any_word_address),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
