@@ -92,7 +92,7 @@ static bool parse_options(PrepareOptions *o, int argc, char **argv, Error *err) 
         {"help", no_argument, NULL, 'h'},
         {0},
     };
-    *o = (PrepareOptions){.val_fraction = DEFAULT_VAL_FRACTION, .shard_tokens = DEFAULT_SHARD_TOKENS};
+    *o = (PrepareOptions){.output = "", .val_fraction = DEFAULT_VAL_FRACTION, .shard_tokens = DEFAULT_SHARD_TOKENS};
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, ":o:h", table, NULL)) != -1;) {
         switch (c) {
@@ -118,7 +118,7 @@ static bool parse_options(PrepareOptions *o, int argc, char **argv, Error *err) 
         }
     }
     o->inputs = argv + optind, o->num_inputs = argc - optind;
-    if (!o->output || !*o->output) return error_set(err, "-o DIR is missing: where the shards go");
+    if (!*o->output) return error_set(err, "-o DIR is missing: where the shards go");
     if (o->num_inputs == 0) return error_set(err, "no FILE or DIR to read; data/prepare --help shows the usage");
     return true;
 }

@@ -1,6 +1,7 @@
 // Measures the way of tokens from the page cache to the trainer: shards_read_window on one thread (with its check of
 // the vocabulary), the bare pread of the same windows for comparison, and the whole data loader. Makes a temporary
-// shard and removes it. Prints one line of JSON and one for people. usage: bench_loader [T [MEGABYTES]]
+// shard and removes it. One line of JSON to stdout ("tokens_per_second": the loader's), one for people to stderr.
+// usage: bench_loader [T [MEGABYTES]]
 #include "llmc/tokens/dataloader.h"
 #include "llmc/tokens/shuffle.h"
 
@@ -114,13 +115,16 @@ static bool measure_all(Source source, double rates[CASES]) {
 }
 
 static void print_results(const ShardSet *shards, const double rates[CASES]) {
-    printf("{\"bench\": \"loader\", \"T\": %lld, \"shard_tokens\": %lld", (long long)shards->T,
-           (long long)shards->num_tokens);
-    for (int c = 0; c < CASES; c++) printf(", \"%s_tokens_per_second\": %.4g", cases[c].name, rates[c]);
-    printf("}\nloader, T = %lld, page cache, one reading thread, million tokens/s (median of %d):",
-           (long long)shards->T, ROUNDS);
-    for (int c = 0; c < CASES; c++) printf("%s %s %.0f", c ? "," : "", cases[c].name, rates[c] * 1e-6);
-    printf("\n");
+    printf("{\"bench\": \"loader\", \"T\": %lld, \"shard_tokens\": %lld, \"tokens_per_second\": %.4g",
+           (long long)shards->T, (long long)shards->num_tokens, rates[CASES - 1]);
+    fprintf(stderr, "T = %lld, page cache, one reading thread, million tokens/s (median of %d):", (long long)shards->T,
+            ROUNDS);
+    for (int c = 0; c < CASES; c++) {
+        printf(", \"%s\": %.4g", cases[c].name, rates[c]);
+        fprintf(stderr, "%s %s %.0f", c ? "," : "", cases[c].name, rates[c] * 1e-6);
+    }
+    printf("}\n");
+    fprintf(stderr, "\n");
 }
 
 static bool run(const ShardSet *shards, Error *err) {

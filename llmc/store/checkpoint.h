@@ -38,6 +38,7 @@ bool checkpoint_load_weights(Gpt2 *model, const char *path, Error *err);
 bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err);
 
 // Keeps the newest `keep` checkpoints (0 = all) and every one whose step is a multiple of `major` (0 = none).
+// Directories whose manifest or sizes do not verify are neither counted nor removed; the one written last always stays.
 bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err);
 
 #ifdef __cplusplus
