@@ -1,4 +1,5 @@
-// Causal attention: shapes, views and workspace. The work is done in attention_forward.c and attention_backward.c.
+// Causal attention: its shape, the views of its heads and the workspace. The work is done in attention_forward.c and
+// attention_backward.c.
 #include "llmc/cpu/attention.h"
 
 #include <math.h>
@@ -6,8 +7,8 @@
 AttentionShape attention_shape(const char *op, Tensor qkv, int num_heads) {
     cpu_check_float(op, qkv);
     REQUIRE(qkv.rank == 3, "%s: %s has rank %d, expected (B,T,3C)", op, qkv.name, qkv.rank);
-    REQUIRE(num_heads > 0 && qkv.shape[2] % (3 * num_heads) == 0, "%s: %s has %lld columns, not 3 * %d heads * HS", op,
-            qkv.name, (long long)qkv.shape[2], num_heads);
+    REQUIRE(num_heads > 0 && qkv.shape[2] % (3 * num_heads) == 0, "%s: %s has %lld columns, not 3 * HS for %d heads",
+            op, qkv.name, (long long)qkv.shape[2], num_heads);
     int64_t HS = qkv.shape[2] / (3 * num_heads);
     return (AttentionShape){.B = qkv.shape[0],
                             .T = qkv.shape[1],

@@ -34,25 +34,24 @@ typedef struct {
     int64_t begin, end; // elements
 } Part;
 
-// Where the parts of n tensors lie in the workspace; returns the bytes they take.
-static int64_t parts_layout(Parts *p, char *workspace, int n) {
+// Where the parts of n tensors lie in the workspace; returns the bytes they take. first[] lies at the start.
+static int64_t parts_layout(int n, int64_t *numel, int64_t *sums) {
     int64_t end = 0;
-    int64_t first = cpu_part(&end, (n + 1) * (int64_t)sizeof *p->first);
-    int64_t numel = cpu_part(&end, n * (int64_t)sizeof *p->numel);
-    int64_t sums = cpu_part(&end, n * (int64_t)MAX_PARTS * (int64_t)sizeof *p->sums);
-    if (workspace)
-        *p = (Parts){n, (int64_t *)(workspace + first), (int64_t *)(workspace + numel), (double *)(workspace + sums)};
+    cpu_part(&end, (n + 1) * (int64_t)sizeof(int64_t));
+    *numel = cpu_part(&end, n * (int64_t)sizeof(int64_t));
+    *sums = cpu_part(&end, n * (int64_t)MAX_PARTS * (int64_t)sizeof(double));
     return end;
 }
 
 int64_t cpu_optimizer_workspace(OpsShape shape) {
-    Parts p;
-    return parts_layout(&p, NULL, (int)shape.num_tensors);
+    int64_t numel, sums;
+    return parts_layout((int)shape.num_tensors, &numel, &sums);
 }
 
 static Parts parts_begin(const char *op, int n) {
-    Parts p = {0};
-    parts_layout(&p, cpu_scratch(op, parts_layout(&p, NULL, n)), n);
+    int64_t numel, sums;
+    char *workspace = cpu_scratch(op, parts_layout(n, &numel, &sums));
+    Parts p = {n, (int64_t *)workspace, (int64_t *)(workspace + numel), (double *)(workspace + sums)};
     p.first[0] = 0;
     return p;
 }

@@ -3,8 +3,8 @@
 // V is a GCC vector, so + - * / are written as operators; with AVX-512 it is one zmm register. What operators cannot
 // say (fma, max, tails, bf16, exp, sums over lanes) is here, twice: AVX-512 intrinsics where __AVX512F__ is defined
 // (bf16 conversions and dot products in hardware where __AVX512BF16__ is), and portable C that the compiler lowers to
-// what the target has. Both give the same bits except in vfma, vdot_bf16 and vexp (the portable build may round
-// products twice) and for denormals (AVX512-BF16 instructions flush them, as the ops do: FTZ and DAZ are set).
+// what the target has. Both give the same bits except in vfma, vdot_bf16 and vexp, where the portable build may round
+// products twice. bf16 has no denormals here, and the ops run with FTZ and DAZ set.
 //
 // A kernel is written once for all element types and for any length: its ALWAYS_INLINE body takes the type as last
 // argument, WITH_DTYPE calls it with a constant, and EACH_LANES passes full vectors with the constant 16 for k and then
@@ -34,6 +34,7 @@ typedef int32_t VI __attribute__((vector_size(64)));
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
+// The statement with E, a constant: DTYPE_BF16 or DTYPE_FP32, whichever dtype_ is.
 #define WITH_DTYPE(E, dtype_, ...)                                                                                     \
     do {                                                                                                               \
         if ((dtype_) == DTYPE_BF16) {                                                                                  \
@@ -77,12 +78,14 @@ static ALWAYS_INLINE void vstore_f32(float *p, V x) { *(VUnaligned *)p = x; }
 static ALWAYS_INLINE VU vload_bits(const void *p) { return *(const VUUnaligned *)p; } // any 4-byte aligned address
 static ALWAYS_INLINE void vstore_bits(void *p, VU x) { *(VUUnaligned *)p = x; }
 
-// x rounded to bf16 (nearest, ties to even; NaN becomes a quiet NaN), in the upper half of each lane. The lower half is
-// not cleared.
+// x rounded to bf16 in the upper half of each lane, as AVX512-BF16 does it: to nearest, ties to even; NaN becomes a
+// quiet NaN; denormals become 0 of their sign. The lower half is not cleared.
 static ALWAYS_INLINE VU vround_bf16_bits(V x) {
     VU u = (VU)x;
     VU nan = (VU)((VI)((u & 0x7FFFFFFFu) + 0x7FFFFFu) >> 31); // all ones where the magnitude is above infinity's
-    return (nan & (u | 0x400000u)) | (~nan & (u + 0x7FFFu + (u >> 16 & 1u)));
+    VU denormal = (VU)((VI)((u & 0x7F800000u) - 1u) >> 31);   // all ones where the exponent is 0
+    VU rounded = u + 0x7FFFu + (u >> 16 & 1u);
+    return (nan & (u | 0x400000u)) | (~nan & ~denormal & rounded) | (u & 0x80000000u);
 }
 
 #ifdef __AVX512F__
@@ -283,8 +286,6 @@ static ALWAYS_INLINE void vstore_first(int n, void *p, int64_t i, V x, DType E) 
     else
         vstore_first_f32(n, (float *)p + i, x);
 }
-// x as it will read back after a store as E.
-static ALWAYS_INLINE V vrounded(V x, DType E) { return E == DTYPE_BF16 ? (V)(vround_bf16_bits(x) & 0xFFFF0000u) : x; }
 // One element.
 static ALWAYS_INLINE float load_element(const void *p, int64_t i, DType E) {
     return E == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)p)[i]) : ((const float *)p)[i];
@@ -331,8 +332,4 @@ static ALWAYS_INLINE VU vpair_bf16(V low, V high) {
 #else
     return vround_bf16_bits(low) >> 16 | (vround_bf16_bits(high) & 0xFFFF0000u);
 #endif
-}
-// Rows a and b of 16 bf16 each as pairs (a[i], b[i]).
-static ALWAYS_INLINE VU vinterleave_bf16(const uint16_t *a, const uint16_t *b) {
-    return (VU)vload_bf16(a) >> 16 | (VU)vload_bf16(b);
 }

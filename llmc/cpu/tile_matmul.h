@@ -3,13 +3,13 @@
 //      result (rows x columns)  =  or +=  left (rows x depth) @ right (depth x columns),      sums in fp32
 //
 // Packed operands are made of 32-bit words: one fp32, or two bf16 that are neighbours along the depth, which is what
-// one lane of a bf16 dot product takes. So the same loop serves both types; bf16 is half as deep. Columns come in
-// groups of 16, one vector wide, and a group lies together, so that the loop reads the right operand as a stream:
+// one lane of a bf16 dot product takes. So one loop serves both types; bf16 is half as deep. Columns come in groups of
+// 16, one vector wide, and a group lies together, so that the loop reads the right operand as a stream:
 //
-//      left:   words [row][depth]                           each word is broadcast to 16 lanes
-//      right:  words [group of 16 columns][depth][16]       each 16 words are one vector
+//      left:    words  [row][depth]                           a word is broadcast to 16 lanes
+//      right:   words  [group of 16 columns][depth][16]       16 words are one vector
+//      result:  floats [row][column], or by groups like the right operand
 //
-// Packing pads: what lies beyond the rows or columns of the source is 0 and adds nothing to a product.
 // Owns no memory, starts no threads. Large products belong to onednn.h.
 #pragma once
 #include "llmc/base/checked.h"
@@ -35,19 +35,26 @@ typedef struct {
     int64_t row_stride, group_stride;
 } TileResult;
 
+// dtype: what the words hold, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of 16; depth counts words.
+void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
+                 bool accumulate, DType dtype);
+
+// What begins at the given row, column (a multiple of 16) or word.
 static inline LeftOperand left_from_row(LeftOperand a, int64_t row) {
     return (LeftOperand){a.words + row * a.row_stride, a.row_stride};
 }
-static inline RightOperand right_from_column(RightOperand b, int64_t column) { // a multiple of 16
+static inline RightOperand right_from_column(RightOperand b, int64_t column) {
     return (RightOperand){b.words + column / LANES * b.group_stride, b.group_stride};
 }
 static inline RightOperand right_from_word(RightOperand b, int64_t word) {
     return (RightOperand){b.words + word * LANES, b.group_stride};
 }
-
-// columns is a multiple of 16, rows of PANEL_ROWS; depth counts words; dtype is what the words hold (fp32 or bf16).
-void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
-                 bool accumulate, DType dtype);
+static inline TileResult result_from_row(TileResult c, int64_t row) {
+    return (TileResult){c.data + row * c.row_stride, c.row_stride, c.group_stride};
+}
+static inline TileResult result_from_column(TileResult c, int64_t column) {
+    return (TileResult){c.data + column / LANES * c.group_stride, c.row_stride, c.group_stride};
+}
 
 // ------------------------------------------------------------------------------------------------------------ packing
 
@@ -58,31 +65,36 @@ typedef struct {
     DType dtype; // fp32 or bf16
 } MatrixView;
 
-// Asks for a row to be brought into the cache; beyond the last row does nothing. The rows of one head lie as far apart as
-// the rows of all heads: no hardware prefetcher follows them from page to page. So packing asks for the `count` rows
-// after its own, which the next call packs, while there is work to hide their latency.
+// Rows [first, first + count) of m become an operand, at the beginning of the one that is handed over:
+//
+//                              an operand for      its depth are m's     count is a multiple of
+//      pack_left               m @ ..              columns               1
+//      pack_left_transposed    m^T @ ..            rows                  32
+//      pack_right              .. @ m              rows                  2
+//      pack_right_transposed   .. @ m^T            columns               16
+//
+// What lies beyond the rows or columns of m is packed as 0 and adds nothing to a product. Whole vectors are written:
+// row_stride (left) and group_stride / 16 (right, transposed) have room for a multiple of 16 words, left transposed for
+// a multiple of 16 rows.
+void pack_left(LeftOperand a, MatrixView m, int64_t first, int64_t count);
+void pack_left_transposed(LeftOperand a, MatrixView m, int64_t first, int64_t count);
+void pack_right(RightOperand b, MatrixView m, int64_t first, int64_t count);
+void pack_right_transposed(RightOperand b, MatrixView m, int64_t first, int64_t count);
+
+// Asks for a row to be brought into the cache; does nothing beyond the last. The rows of one head lie as far apart as
+// those of all heads together, and no hardware prefetcher follows them from page to page. So packing asks for the
+// `count` rows after its own: the next call packs them, and until then there is work to hide their latency.
 static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
-    const int64_t size = m.dtype == DTYPE_BF16 ? 2 : 4;
+    const int64_t size = m.dtype == DTYPE_BF16 ? 2 : 4, cache_line = 64;
     if (row >= m.rows) return;
     const char *p = (const char *)m.data + row * m.stride * size;
-    for (int64_t i = 0; i < m.columns * size; i += 64) __builtin_prefetch(p + i);
+    for (int64_t i = 0; i < m.columns * size; i += cache_line) __builtin_prefetch(p + i);
 }
-
-// The four ways in which rows [first, first + count) of m become an operand. count may reach beyond m.rows.
-//                                            rows      columns    depth       count is a multiple of
-void pack_left(LeftOperand a, MatrixView m, int64_t first, int64_t count);
-//                                            rows      -          columns     1
-void pack_left_transposed(LeftOperand a, MatrixView m, int64_t first, int64_t count);
-//                                            columns   -          rows        32; writes a multiple of 16 rows of a
-void pack_right(RightOperand b, MatrixView m, int64_t first, int64_t count);
-//                                            -         columns    rows        2
-void pack_right_transposed(RightOperand b, MatrixView m, int64_t first, int64_t count);
-//                                            -         rows       columns     16
 
 // ---------------------------------------------------------------------------------------------------------- transpose
 
 // One step: in every 2h x 2h block the two off-diagonal h x h blocks change places. Four steps, h = 8, 4, 2, 1,
-// transpose. The lists pick from rows i (lanes 0..15) and i + h (lanes 16..31).
+// transpose. The lists pick from rows i (0..15) and i + h (16..31).
 #define TRANSPOSE_STEP(x, h, UPPER, LOWER)                                                                             \
     for (int i = 0; i < LANES; i++)                                                                                    \
         if ((i & (h)) == 0) {                                                                                          \

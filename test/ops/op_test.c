@@ -263,6 +263,8 @@ void op_end(void) {
 
 double op_tolerance(DType dtype) { return dtype == DTYPE_FP32 ? 1e-5 : dtype == DTYPE_FP16 ? 1e-3 : 4e-3; }
 
+double op_limit(DType dtype, int64_t n) { return (n < FEW_VALUES ? 2.0 : 1.0) * op_tolerance(dtype); }
+
 double op_relative_error(const double *got, const double *want, int64_t n) {
     double error = 0.0, norm = 0.0;
     for (int64_t i = 0; i < n; i++) {
@@ -280,11 +282,21 @@ void op_expect(const char *name, double error, double tolerance) {
 
 void op_check_scaled(OpTensor x, DType precision, double factor) {
     int64_t n = tensor_numel(x.t);
-    double few = n < FEW_VALUES ? 2.0 : 1.0;
-    op_expect(x.t.name, op_relative_error(op_download(x), x.v, n), few * factor * op_tolerance(precision));
+    op_expect(x.t.name, op_relative_error(op_download(x), x.v, n), factor * op_limit(precision, n));
 }
 
 void op_check(OpTensor x, DType precision) { op_check_scaled(x, precision, 1.0); }
+
+void op_check_logarithms(OpTensor x, DType precision, double factor) {
+    int64_t n = tensor_numel(x.t);
+    const double *got = op_download(x);
+    double error = 0.0, size = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        error += (got[i] - x.v[i]) * (got[i] - x.v[i]);
+        size += 1.0 + x.v[i] * x.v[i];
+    }
+    op_expect(x.t.name, sqrt(error / size), factor * op_limit(precision, n));
+}
 
 void op_check_same_bits(OpTensor a, OpTensor b) {
     size_t bytes = tensor_bytes(a.t);

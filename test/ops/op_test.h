@@ -61,12 +61,15 @@ void op_write(Tensor t, const void *host);
 // Rounding to p bits is wrong by at most 2^-p, and by 0.4 * 2^-p rms over random mantissas: 1.6e-3 for bf16, 2e-4 for
 // fp16. One rounding of the result and a few of intermediates (probabilities, dS, logits) add as squares and stay
 // below; a wrong term, a missed row or a second pass through bf16 does not. That is a statement about an average: of
-// fewer than 256 values two worst roundings may meet, 2 * 2^-8 = 7.8e-3 in bf16, and op_check allows twice as much.
+// fewer than 256 values two worst roundings may meet, 2 * 2^-8 = 7.8e-3 in bf16, and checks allow twice as much.
 double op_tolerance(DType dtype);
+double op_limit(DType dtype, int64_t n); // op_tolerance, doubled for few values
 double op_relative_error(const double *got, const double *want, int64_t n);
 void op_expect(const char *name, double error, double tolerance); // fails unless error <= tolerance
 void op_check(OpTensor x, DType precision);                       // device against .v
 void op_check_scaled(OpTensor x, DType precision, double factor); // with a tolerance of factor * op_tolerance
+// Of logarithms (lse, losses) the absolute error counts, since they are used as exp(x): a value near 0 is as good as 1.
+void op_check_logarithms(OpTensor x, DType precision, double factor);
 void op_check_same_bits(OpTensor a, OpTensor b);
 
 // XXH3 of the bytes of x mixed into digest: for tests of bit-reproducibility.
