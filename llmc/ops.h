@@ -102,7 +102,10 @@ void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor
 // ----------------------------------------------------------------------------------------------- LM head +
 // cross-entropy
 
-// In chunks of R rows: logits of one chunk exist at a time, in logits (R,Vp), scratch of the caller.
+// In chunks of R rows: logits of one chunk exist at a time, in logits (R,Vp), scratch of the caller. R may be any
+// number; this is what the backend would like for shape (at most B * T).
+int64_t ops_head_chunk_rows(OpsShape shape);
+
 // in (N,C), wte (Vp,C) (the tied head), targets (N) i32, losses (N) fp32 in nats:
 //   losses[n] = log sum_{v<V} exp(logits[n,v]) - logits[n,targets[n]].   Columns V..Vp-1 take no part.
 void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V);

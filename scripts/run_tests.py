@@ -18,7 +18,8 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 PROGRAM_SECONDS = 180
-PYTEST_SECONDS = 500
+PYTEST_SECONDS = 900
+SKIPS_SHOWN = 3  # names beside each reason
 
 
 class Counts:
@@ -39,7 +40,7 @@ class Counts:
 
     def skip(self, name, reason):
         self.skipped += 1
-        self.skips.append(f"{name}: {reason}" if reason else name)
+        self.skips.append((reason or "no reason given", name))
 
     def line(self):
         text = f"{self.passed} passed, {self.failed} failed"
@@ -156,8 +157,10 @@ def main():
     if options.pytest:
         total.add(run_pytest(options.pytest, options.mark, options.pytest_seconds))
 
-    for name in total.skips:
-        print(f"SKIPPED  {name}")
+    for reason in sorted({reason for reason, _ in total.skips}):
+        names = [name for other, name in total.skips if other == reason]
+        shown = ", ".join(names[:SKIPS_SHOWN]) + (", ..." if len(names) > SKIPS_SHOWN else "")
+        print(f"SKIPPED  {len(names)} x {reason}: {shown}")
     for name in total.failures:
         print(f"FAILED   {name}")
     print(f"in {time.monotonic() - started:.0f} s")

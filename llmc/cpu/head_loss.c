@@ -9,8 +9,15 @@
 // Columns of one multiplication at most, 50304 / 16. One call with all 50304 runs at 731..754 GFLOP/s for din (K is the
 // vocabulary) and 770..810 for dwte, calls of this size at 890..928 and 892..911.
 enum { VOCAB_CHUNK = 3144 };
+// Rows of logits at a time: with fewer the gradient of wte is read and written too often (572 GFLOP/s at 256 rows),
+// with more only memory is lost (103 MB at GPT-2's vocabulary in bf16).
+enum { HEAD_CHUNK_ROWS = 1024 };
 // Rows of din whose fp32 sums are held while the vocabulary passes by.
 enum { SUM_ROWS = 1024 };
+
+static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
+
+int64_t ops_head_chunk_rows(OpsShape shape) { return at_most(shape.B * shape.T, HEAD_CHUNK_ROWS); }
 
 typedef struct {
     float *sums; // (SUM_ROWS, C): din before it is rounded; unused for fp32
@@ -49,8 +56,6 @@ static void check_shapes(const char *op, Tensor losses, Tensor logits, Tensor in
 
 // Equal chunks of a multiple of 8 columns.
 static int64_t vocab_chunk(int64_t Vp) { return round_up(ceil_div(Vp, ceil_div(Vp, VOCAB_CHUNK)), 8); }
-
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
 // logits (R,Vp) = in (R,C) @ wte^T.
 static void logits_forward(Tensor logits, Tensor in, Tensor wte) {

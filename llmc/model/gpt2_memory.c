@@ -81,14 +81,6 @@ static OpsShape ops_shape(const Gpt2Options *o) {
     return shape;
 }
 
-// Logits of this many rows exist at a time. 1024 is where the head's weight gradient reaches the speed of a plain
-// matmul on a CPU (smaller chunks re-read the gradient too often), and costs 103 MB at GPT-2's vocabulary in bf16.
-enum { HEAD_CHUNK_ROWS = 1024 };
-static int64_t head_chunk_rows(const Gpt2Options *o) {
-    int64_t rows = o->B * o->T;
-    return rows < HEAD_CHUNK_ROWS ? rows : HEAD_CHUNK_ROWS;
-}
-
 static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     int64_t n = 0; // elements of all tensors, each starting on an aligned address whatever its dtype
     Parameter *table = parameter_table(&o->config);
@@ -157,7 +149,8 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options 
         [ACT_LNF] = {"lnf", rows * C * e, head + H_LNF, head + H_HEAD, false},
         [ACT_LNF_MEAN] = {"lnf_mean", rows * 4, head + H_LNF, after_head, false},
         [ACT_LNF_RSTD] = {"lnf_rstd", rows * 4, head + H_LNF, after_head, false},
-        [ACT_LOGITS] = {"logits", head_chunk_rows(o) * o->config.Vp * e, head + H_HEAD, head + H_HEAD, false},
+        [ACT_LOGITS] = {"logits", ops_head_chunk_rows(ops_shape(o)) * o->config.Vp * e, head + H_HEAD, head + H_HEAD,
+                        false},
         [ACT_LOSSES] = {"losses", rows * 4, head + H_HEAD, head + H_HEAD, false},
         [ACT_DLNF] = {"dlnf", rows * C * e, head + H_HEAD, head + H_LNF_BACKWARD, true},
         [ACT_DRESIDUAL] = {"dresidual", rows * C * e, head + H_LNF_BACKWARD, end, true},
@@ -377,7 +370,7 @@ Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T) {
     case ACT_LOSSES:
         return tensor_make(data, DTYPE_FP32, "losses", B, T, 0, 0);
     case ACT_LOGITS:
-        return tensor_make(data, o->dtype, "logits", head_chunk_rows(o), o->config.Vp, 0, 0);
+        return tensor_make(data, o->dtype, "logits", ops_head_chunk_rows(ops_shape(o)), o->config.Vp, 0, 0);
     case ACT_LNF:
         return tensor_make(data, o->dtype, "lnf", B, T, o->config.C, 0);
     case ACT_FINAL_RESIDUAL:

@@ -62,7 +62,7 @@ def test_v_0_and_s_0_never_validate_and_never_sample(data, tmp_path):
 
 
 def test_max_minutes_ends_the_run(data, tmp_path):
-    run(tmp_path / "run", data, "-x", 1000000, "--max-minutes", 0.02)
+    run(tmp_path / "run", data, "-x", 1000000, "--max-minutes", 0.05)
     assert 1 <= len(losses(tmp_path / "run")) < 1000000
 
 

@@ -53,7 +53,7 @@ def test_a_program_without_tests_fails(tmp_path):
 def test_a_skipped_test_is_named_with_its_reason(tmp_path):
     code, lines = run(tmp_path, OK + "echo '[ RUN      ] b'; echo no data; echo '[  SKIPPED ] b'")
     assert (code, lines[-1]) == (0, "1 passed, 0 failed, 1 skipped")
-    assert "SKIPPED  program: b: no data" in lines
+    assert "SKIPPED  1 x no data: program: b" in lines
 
 
 def test_pytest_results_are_added(tmp_path):
