@@ -33,11 +33,11 @@ static double *expected(const char *prefix, const char *name, int64_t *n) {
     Error err;
     snprintf(full, sizeof full, "%s%s", prefix, name);
     const SafetensorsEntry *e = safetensors_find(golden.expected, full);
-    if (!e) fail_msg("%s holds no %s", expected_path, full);
+    if (!e) op_fail("%s holds no %s", expected_path, full);
     *n = e->bytes / (int64_t)sizeof(float);
     float *values = malloc((size_t)e->bytes);
-    double *wide = malloc((size_t)*n * sizeof *wide);
-    if (!safetensors_read_fp32(golden.expected, e, 0, *n, values, &err)) fail_msg("%s", err.text);
+    double *wide = calloc((size_t)*n + 1, sizeof *wide);
+    if (!safetensors_read_fp32(golden.expected, e, 0, *n, values, &err)) op_fail("%s", err.text);
     for (int64_t i = 0; i < *n; i++) wide[i] = (double)values[i];
     free(values);
     return wide;
@@ -48,9 +48,9 @@ static double *start_weight(int i) {
     Error err;
     int64_t n = parameter_numel(&golden.table[i]);
     float *values = malloc((size_t)n * sizeof *values);
-    double *wide = malloc((size_t)n * sizeof *wide);
+    double *wide = calloc((size_t)n + 1, sizeof *wide);
     if (!weights_file_read(golden.weights, &golden.table[i], 0, golden.table[i].rows, values, &err))
-        fail_msg("%s", err.text);
+        op_fail("%s", err.text);
     for (int64_t j = 0; j < n; j++) wide[j] = (double)values[j];
     free(values);
     return wide;
@@ -84,7 +84,7 @@ static int close_files(void **state) {
 
 static void check(const char *name, const double *got, const double *want, int64_t n, double tolerance) {
     double error = op_relative_error(got, want, n);
-    if (!(error <= tolerance)) fail_msg("%s: relative error %.3g, at most %.3g", name, error, tolerance);
+    if (!(error <= tolerance)) op_fail("%s: relative error %.3g, at most %.3g", name, error, tolerance);
 }
 
 // ----------------------------------------------------------------------------------------------------- specification
@@ -148,7 +148,7 @@ static Gpt2 *load_model(DType dtype) {
     Gpt2Options options = {
         .config = golden.config, .dtype = dtype, .master = dtype != DTYPE_FP32, .train = true, .B = B, .T = T};
     Gpt2 *model = gpt2_create(&options, &err);
-    if (!model || !checkpoint_load_weights(model, model_path, &err)) fail_msg("%s", err.text);
+    if (!model || !checkpoint_load_weights(model, model_path, &err)) op_fail("%s", err.text);
     StepControl control = step_control_initial((float)loss_scale_of(dtype));
     gpt2_set_control(model, &control);
     return model;
@@ -158,24 +158,6 @@ static void micro_step(Gpt2 *model, int step) {
     gpt2_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, sizeof(uint16_t));
     gpt2_forward_backward(model, B * T, true);
     device_sync();
-}
-
-// A device tensor as fp64; the caller frees it.
-static double *values_of(Tensor t) {
-    Error err;
-    int64_t n = tensor_numel(t);
-    char *bytes = host_alloc(tensor_bytes(t), &err);
-    if (!bytes) fail_msg("%s", err.text);
-    double *values = malloc((size_t)n * sizeof *values);
-    device_copy_to_host(bytes, t.data, tensor_bytes(t), STREAM_COMPUTE);
-    device_sync();
-    for (int64_t i = 0; i < n; i++) {
-        float value;
-        convert_elements(&value, DTYPE_FP32, bytes + (size_t)i * dtype_size(t.dtype), t.dtype, 1);
-        values[i] = (double)value;
-    }
-    host_free(bytes);
-    return values;
 }
 
 static void logits_agree_with_pytorch(void **state) {
@@ -204,12 +186,12 @@ static void losses_agree_with_pytorch(void **state) {
     double *want = expected("", "losses", &n), sums[B];
     ref_sequence_losses(sums, want, B, T, false);
     micro_step(model, 0);
-    double *got = values_of(gpt2_sequence_losses(model));
+    double *got = op_values(gpt2_sequence_losses(model));
     check("losses of forward and backward", got, sums, B, limits_of(dtype).losses);
     free(got);
     gpt2_load_batch(model, golden.windows, B, sizeof(uint16_t));
     gpt2_forward(model);
-    got = values_of(gpt2_sequence_losses(model));
+    got = op_values(gpt2_sequence_losses(model));
     check("losses of forward alone", got, sums, B, limits_of(dtype).losses);
     free(got), free(want);
     gpt2_destroy(model);
@@ -221,7 +203,7 @@ static void every_gradient_agrees_with_pytorch(void **state) {
     micro_step(model, 0);
     for (int i = 0; i < golden.count; i++) {
         int64_t n, all = parameter_numel(&golden.table[i]);
-        double *want = expected("grad.", golden.table[i].name, &n), *got = values_of(gpt2_gradients(model)[i]);
+        double *want = expected("grad.", golden.table[i].name, &n), *got = op_values(gpt2_gradients(model)[i]);
         for (int64_t j = 0; j < all; j++) got[j] /= loss_scale_of(dtype);
         check(golden.table[i].name, got, want, n, limits_of(dtype).gradients);
         for (int64_t j = n; j < all; j++) assert_true(got[j] == 0.0); // the padded vocabulary
@@ -241,7 +223,7 @@ static Optimizer *make_optimizer(Gpt2 *model) {
                                 .limits.clip = (float)adamw[4]};
     free(adamw);
     Optimizer *optimizer = optimizer_create(model, &options, &err);
-    if (!optimizer) fail_msg("%s", err.text);
+    if (!optimizer) op_fail("%s", err.text);
     return optimizer;
 }
 
@@ -267,8 +249,8 @@ static void check_final_weights(const Gpt2 *model, double tolerance) {
             way += pow(want[j] - start[j], 2.0);
         }
         if (!(sqrt(error / way) <= tolerance))
-            fail_msg("%s after %d steps: off by %.3g of its way, at most %.3g", p->name, STEPS, sqrt(error / way),
-                     tolerance);
+            op_fail("%s after %d steps: off by %.3g of its way, at most %.3g", p->name, STEPS, sqrt(error / way),
+                    tolerance);
         free(want), free(start), free(now);
     }
 }

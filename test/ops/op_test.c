@@ -54,7 +54,7 @@ int op_group_teardown(void **state) {
 void op_restart_device(int threads) {
     Error err;
     device_shutdown();
-    if (!device_init(&(DeviceOptions){.threads = threads}, &err)) fail_msg("%s", err.text);
+    if (!device_init(&(DeviceOptions){.threads = threads}, &err)) op_fail("%s", err.text);
 }
 
 static void release(void) {
@@ -65,6 +65,7 @@ static void release(void) {
     }
     for (int i = 0; i < test.num_scratch; i++) free(test.scratch[i]);
     test.num_entries = test.num_scratch = 0;
+    test.label[0] = 0;
 }
 
 int op_teardown(void **state) {
@@ -83,6 +84,17 @@ DType op_dtype(void **state) {
     return dtype;
 }
 
+void op_fail(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    print_error("ERROR: %s%s", test.label, test.label[0] ? ": " : "");
+    vprint_error(format, args);
+    print_error(" (TEST_SEED=%llu)\n", (unsigned long long)test.seed);
+    va_end(args);
+    fail();
+    abort(); // fail() jumps; the compiler is not told
+}
+
 uint64_t op_seed(void) { return test.seed; }
 void op_random_restart(void) { test.stream = 0; }
 
@@ -96,8 +108,7 @@ static void fill_guard(uint16_t *guard) {
 static Entry *find(Tensor t) {
     for (int i = 0; i < test.num_entries; i++)
         if (test.entries[i].x.t.data == t.data) return &test.entries[i];
-    fail_msg("%s: %s is no tensor of this case", test.label, t.name);
-    return NULL;
+    op_fail("%s is no tensor of this case", t.name);
 }
 
 void op_write(Tensor t, const void *host) {
@@ -110,7 +121,7 @@ void op_write(Tensor t, const void *host) {
 static void read_device(void *host, const void *device, size_t bytes) {
     Error err;
     void *staging = host_alloc(bytes, &err);
-    if (!staging) fail_msg("%s", err.text);
+    if (!staging) op_fail("%s", err.text);
     device_copy_to_host(staging, device, bytes, STREAM_COMPUTE);
     device_sync();
     memcpy(host, staging, bytes);
@@ -129,14 +140,14 @@ void op_poison(OpTensor x) {
 // A poisoned tensor between guards. bytes: of the data, may be 0.
 static Entry *entry_make(DType dtype, const char *name, OpDims dims, bool may_change) {
     Error err;
-    if (test.num_entries == MAX_ENTRIES) fail_msg("%s: too many tensors", test.label);
+    if (test.num_entries == MAX_ENTRIES) op_fail("too many tensors");
     Tensor t = tensor_make(NULL, dtype, name, dims.d[0], dims.d[1], dims.d[2], dims.d[3]);
     size_t bytes = tensor_bytes(t), total = bytes + 2 * GUARD_BYTES;
     Entry *e = &test.entries[test.num_entries++];
     *e = (Entry){.x.t = t, .may_change = may_change};
     e->block = device_alloc(total, &err);
     e->bytes = host_alloc(total, &err);
-    if (!e->block || !e->bytes) fail_msg("%s", err.text);
+    if (!e->block || !e->bytes) op_fail("%s", err.text);
     uint16_t guard[GUARD_BYTES / 2];
     fill_guard(guard);
     memcpy(e->bytes, guard, GUARD_BYTES);
@@ -207,20 +218,23 @@ Tensor op_control(StepControl init) {
     return t;
 }
 
-double *op_download(OpTensor x) {
-    int64_t n = tensor_numel(x.t);
-    double *values = malloc(((size_t)n + 1) * sizeof *values);
-    char *bytes = malloc(tensor_bytes(x.t) + 1);
-    if (test.num_scratch == MAX_SCRATCH) fail_msg("%s: too many downloads", test.label);
-    test.scratch[test.num_scratch++] = values;
-    op_read(bytes, x.t);
+double *op_values(Tensor t) {
+    int64_t n = tensor_numel(t);
+    double *values = calloc((size_t)n + 1, sizeof *values);
+    char *bytes = malloc(tensor_bytes(t) + 1);
+    read_device(bytes, t.data, tensor_bytes(t));
     for (int64_t i = 0; i < n; i++) {
         float value;
-        convert_elements(&value, DTYPE_FP32, bytes + (size_t)i * dtype_size(x.t.dtype), x.t.dtype, 1);
-        values[i] = value;
+        convert_elements(&value, DTYPE_FP32, bytes + (size_t)i * dtype_size(t.dtype), t.dtype, 1);
+        values[i] = (double)value;
     }
     free(bytes);
     return values;
+}
+
+double *op_download(OpTensor x) {
+    if (test.num_scratch == MAX_SCRATCH) op_fail("too many downloads");
+    return test.scratch[test.num_scratch++] = op_values(x.t);
 }
 
 // --------------------------------------------------------------------------------------------------------------- cases
@@ -239,9 +253,9 @@ static void check_guards(const Entry *e) {
     size_t bytes = tensor_bytes(e->x.t);
     fill_guard(expected);
     read_device(guard, e->block, GUARD_BYTES);
-    if (memcmp(guard, expected, GUARD_BYTES)) fail_msg("%s: bytes before %s were written", test.label, e->x.t.name);
+    if (memcmp(guard, expected, GUARD_BYTES) != 0) op_fail("bytes before %s were written", e->x.t.name);
     read_device(guard, e->block + GUARD_BYTES + bytes, GUARD_BYTES);
-    if (memcmp(guard, expected, GUARD_BYTES)) fail_msg("%s: bytes after %s were written", test.label, e->x.t.name);
+    if (memcmp(guard, expected, GUARD_BYTES) != 0) op_fail("bytes after %s were written", e->x.t.name);
 }
 
 void op_end(void) {
@@ -254,7 +268,7 @@ void op_end(void) {
         op_read(now, e->x.t);
         bool same = memcmp(now, e->bytes, tensor_bytes(e->x.t)) == 0;
         free(now);
-        if (!same) fail_msg("%s: the input %s was changed", test.label, e->x.t.name);
+        if (!same) op_fail("the input %s was changed", e->x.t.name);
     }
     release();
 }
@@ -276,8 +290,7 @@ double op_relative_error(const double *got, const double *want, int64_t n) {
 
 void op_expect(const char *name, double error, double tolerance) {
     if (!(error <= tolerance)) // also when error is NaN
-        fail_msg("%s: %s: relative error %.3g, at most %.3g (TEST_SEED=%llu)", test.label, name, error, tolerance,
-                 (unsigned long long)test.seed);
+        op_fail("%s: relative error %.3g, at most %.3g", name, error, tolerance);
 }
 
 void op_check_scaled(OpTensor x, DType precision, double factor) {
@@ -304,7 +317,7 @@ void op_check_same_bits(OpTensor a, OpTensor b) {
     op_read(p, a.t), op_read(q, b.t);
     bool same = bytes == tensor_bytes(b.t) && memcmp(p, q, bytes) == 0;
     free(p), free(q);
-    if (!same) fail_msg("%s: %s and %s differ in their bits", test.label, a.t.name, b.t.name);
+    if (!same) op_fail("%s and %s differ in their bits", a.t.name, b.t.name);
 }
 
 uint64_t op_digest(uint64_t digest, OpTensor x) {

@@ -52,6 +52,7 @@ OpTensor op_output(DType dtype, const char *name, OpDims dims);              // 
 OpTensor op_tokens(const char *name, OpDims dims, int64_t V);                // i32, uniform in [0, V)
 void op_upload(OpTensor *x);         // after the test changed .v or .tokens of an input or inout: rounds, copies
 double *op_download(OpTensor x);     // what stands on the device now, as fp64; freed by op_end
+double *op_values(Tensor t);         // the same of any device tensor; the caller frees it
 void op_poison(OpTensor x);          // every byte of it 0xFF: NaN in all floating dtypes
 Tensor op_control(StepControl init); // a StepControl on the device; may change
 void op_read(void *host, Tensor t);  // the bytes of a tensor
@@ -71,6 +72,9 @@ void op_check_scaled(OpTensor x, DType precision, double factor); // with a tole
 // Of logarithms (lse, losses) the absolute error counts, since they are used as exp(x): a value near 0 is as good as 1.
 void op_check_logarithms(OpTensor x, DType precision, double factor);
 void op_check_same_bits(OpTensor a, OpTensor b);
+
+// Fails the test; the message begins with the case and ends with the seed.
+__attribute__((noreturn, format(printf, 1, 2))) void op_fail(const char *format, ...);
 
 // XXH3 of the bytes of x mixed into digest: for tests of bit-reproducibility.
 uint64_t op_digest(uint64_t digest, OpTensor x);

@@ -132,7 +132,7 @@ static void gelu_and_its_derivative_hold_far_from_zero(void **state) {
     double *values = op_download(out);
     for (int i = 0; i < 64; i++) // elementwise too: the large values would hide the small ones
         if (fabs(values[i] - out.v[i]) > 4.0 * op_tolerance(dtype) * fmax(fabs(out.v[i]), 1e-2))
-            fail_msg("gelu(%g) = %g, expected %g", pre.v[i], values[i], out.v[i]);
+            op_fail("gelu(%g) = %g, expected %g", pre.v[i], values[i], out.v[i]);
     op_end();
 }
 

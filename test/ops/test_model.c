@@ -7,7 +7,6 @@
 #include "test/ops/op_test.h"
 #include <math.h>
 #include <stdlib.h>
-#include <xxhash.h>
 
 // Nothing is a multiple of 16; T goes beyond one block of attention; L = 3 has a first, a middle and a last block.
 enum { L = 3, C = 40, NH = 5, V = 61, MAX_T = 80, T = 70, B = 8, SPAN = T + 1, MAX_TENSORS = 64 };
@@ -58,7 +57,7 @@ static Gpt2 *make_model(DType dtype, bool train, int64_t batch, int recompute) {
                            .recompute = recompute};
     model_config_set_vocab(&options.config, V);
     Gpt2 *model = gpt2_create(&options, &err);
-    if (!model) fail_msg("%s", err.text);
+    if (!model) op_fail("%s", err.text);
     set_random_weights(model);
     return model;
 }
@@ -72,42 +71,13 @@ static void run_step(Gpt2 *model, int64_t batch) {
     device_sync();
 }
 
-// The bytes of a device tensor; the caller frees them with host_free.
-static void *bytes_of(Tensor t) {
-    Error err;
-    void *bytes = host_alloc(tensor_bytes(t), &err);
-    if (!bytes) fail_msg("%s", err.text);
-    device_copy_to_host(bytes, t.data, tensor_bytes(t), STREAM_COMPUTE);
-    device_sync();
-    return bytes;
-}
-
-// A device tensor as fp64; the caller frees it.
-static double *values_of(Tensor t) {
-    int64_t n = tensor_numel(t);
-    char *bytes = bytes_of(t);
-    double *values = malloc((size_t)n * sizeof *values);
-    for (int64_t i = 0; i < n; i++) {
-        float value;
-        convert_elements(&value, DTYPE_FP32, bytes + (size_t)i * dtype_size(t.dtype), t.dtype, 1);
-        values[i] = (double)value;
-    }
-    host_free(bytes);
-    return values;
-}
-
-static uint64_t digest_of(Tensor t) {
-    void *bytes = bytes_of(t);
-    uint64_t digest = XXH3_64bits(bytes, tensor_bytes(t));
-    host_free(bytes);
-    return digest;
-}
+static uint64_t digest_of(Tensor t) { return op_digest(0, (OpTensor){.t = t}); }
 
 // ----------------------------------------------------------------------------------------------------- recomputation
 
 static void every_recompute_level_gives_the_same_bits(void **state) {
     DType dtype = op_dtype(state);
-    uint64_t kept[MAX_TENSORS];
+    uint64_t kept[MAX_TENSORS] = {0};
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
         Gpt2 *model = make_model(dtype, true, B, level);
         int count = gpt2_num_tensors(model);
@@ -118,7 +88,7 @@ static void every_recompute_level_gives_the_same_bits(void **state) {
             uint64_t digest = digest_of(losses ? gpt2_sequence_losses(model) : gpt2_gradients(model)[i]);
             if (level == RECOMPUTE_NONE) kept[i] = digest;
             if (digest != kept[i])
-                fail_msg("level %d: other bits in %s", level, losses ? "the losses" : gpt2_parameters(model)[i].name);
+                op_fail("level %d: other bits in %s", level, losses ? "the losses" : gpt2_parameters(model)[i].name);
         }
         gpt2_destroy(model);
     }
@@ -127,7 +97,7 @@ static void every_recompute_level_gives_the_same_bits(void **state) {
 // -------------------------------------------------------------------------------------------------------- accumulation
 
 static double sum_of(Tensor t) {
-    double *values = values_of(t), sum = 0.0;
+    double *values = op_values(t), sum = 0.0;
     for (int64_t i = 0; i < tensor_numel(t); i++) sum += values[i];
     free(values);
     return sum;
@@ -142,17 +112,17 @@ static void eight_micro_steps_of_one_are_one_of_eight(void **state) {
     int count = gpt2_num_tensors(model);
     run_step(model, B);
     double loss = sum_of(gpt2_sequence_losses(model));
-    for (int i = 0; i < count; i++) once[i] = values_of(gpt2_gradients(model)[i]);
+    for (int i = 0; i < count; i++) once[i] = op_values(gpt2_gradients(model)[i]);
     for (int64_t batch = 4; batch >= 1; batch -= 3) {
         run_step(model, batch);
         Tensor losses = tensor_slice_first(gpt2_sequence_losses(model), batch);
         assert_true(fabs(sum_of(losses) - loss) <= op_tolerance(dtype) * loss);
         for (int i = 0; i < count; i++) {
             const Parameter *p = &gpt2_parameters(model)[i];
-            double *now = values_of(gpt2_gradients(model)[i]);
+            double *now = op_values(gpt2_gradients(model)[i]);
             double error = op_relative_error(now, once[i], parameter_numel(p));
             if (!(error <= op_tolerance(dtype)))
-                fail_msg("%s: micro-batches of %d differ by %g", p->name, (int)batch, error);
+                op_fail("%s: micro-batches of %d differ by %g", p->name, (int)batch, error);
             free(now);
         }
     }
@@ -202,7 +172,7 @@ static void the_gradient_of_every_tensor_is_the_slope_of_the_loss(void **state) 
     for (int i = 0; i < gpt2_num_tensors(model); i++) {
         const Parameter *p = &gpt2_parameters(model)[i];
         int64_t n = parameter_numel(p);
-        double *d = values_of(gpt2_gradients(model)[i]), norm = sqrt(ref_sumsq(d, n));
+        double *d = op_values(gpt2_gradients(model)[i]), norm = sqrt(ref_sumsq(d, n));
         float *w = malloc((size_t)n * sizeof *w);
         gpt2_get_state(model, i, STATE_WEIGHT, 0, p->rows, w);
         for (int64_t j = 0; j < n; j++) d[j] /= norm;
@@ -212,7 +182,7 @@ static void the_gradient_of_every_tensor_is_the_slope_of_the_loss(void **state) 
         gpt2_set_state(model, i, STATE_WEIGHT, 0, p->rows, w);
         free(d), free(w);
         if (!(fabs(slope / norm - 1.0) <= 1e-3))
-            fail_msg("%s: the gradient says %g, the loss rises by %g", p->name, norm, slope);
+            op_fail("%s: the gradient says %g, the loss rises by %g", p->name, norm, slope);
     }
     gpt2_destroy(model);
 }

@@ -205,7 +205,7 @@ static int64_t round_many(DType dtype, int64_t n, double fraction, AdamWParams p
     int64_t up = 0;
     for (int64_t i = 0; i < n; i++) {
         if (values[i] != 1.0 && values[i] != 1.0 + ulp)
-            fail_msg("%g is no neighbour of 1 + %g ulp", values[i], fraction);
+            op_fail("%g is no neighbour of 1 + %g ulp", values[i], fraction);
         up += values[i] != 1.0;
     }
     return up;
@@ -225,7 +225,7 @@ static void stochastic_rounding_is_unbiased(void **state) {
     for (int i = 0; i < 4; i++) {
         double f = fractions[i], share = (double)round_many(dtype, NUM_ROUNDED, f, p, values) / NUM_ROUNDED;
         double limit = 6.0 * sqrt(f * (1.0 - f) / NUM_ROUNDED);
-        if (fabs(share - f) > limit) fail_msg("%g rounded up in a share of %g (limit %g)", f, share, limit);
+        if (fabs(share - f) > limit) op_fail("%g rounded up in a share of %g (limit %g)", f, share, limit);
     }
 }
 

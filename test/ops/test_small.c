@@ -46,8 +46,7 @@ static void cast_case(DType to, DType from, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         double want = ref_round(values[i], to);
         bool same = isnan(want) ? isnan(got[i]) : got[i] == want && signbit(got[i]) == signbit(want);
-        if (!same)
-            fail_msg("%s -> %s: %a became %a, not %a", dtype_name(from), dtype_name(to), values[i], got[i], want);
+        if (!same) op_fail("%s -> %s: %a became %a, not %a", dtype_name(from), dtype_name(to), values[i], got[i], want);
     }
     free(hard), free(bytes);
     op_end();

@@ -125,7 +125,7 @@ static void every_op_gives_the_same_bits_twice(void **state) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_FAMILIES; i++) {
         uint64_t first = run(i, dtype);
-        if (run(i, dtype) != first) fail_msg("%s: other bits on the second call", families[i].name);
+        if (run(i, dtype) != first) op_fail("%s: other bits on the second call", families[i].name);
     }
 }
 
@@ -144,7 +144,7 @@ static void own_ops_give_the_same_bits_with_any_thread_count(void **state) {
     op_restart_device(0);
     for (int i = 0; i < NUM_FAMILIES; i++)
         if (families[i].any_thread_count && (bits[1][i] != bits[0][i] || bits[2][i] != bits[0][i]))
-            fail_msg("%s: other bits with another number of threads", families[i].name);
+            op_fail("%s: other bits with another number of threads", families[i].name);
 }
 
 int main(void) {

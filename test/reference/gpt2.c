@@ -120,6 +120,7 @@ static void backward(Model *m) {
 
 double ref_gpt2(const ModelConfig *config, double *const *params, const int32_t *windows, int64_t B, int64_t T,
                 double *losses, double *logits, double *const *grads) {
+    REQUIRE(config->L >= 1, "reference model: a model of no blocks");
     Model m = {.config = config, .params = params, .grads = grads, .B = B, .T = T, .N = B * T};
     model_alloc(&m);
     ref_batch_unpack(m.inputs, m.targets, windows, B, T);
