@@ -46,7 +46,8 @@ bool device_measure_speed(DType dtype, DeviceSpeed *speed, Error *err);
 // that names bytes asked and free when it does not fit.
 void *device_alloc(size_t bytes, Error *err);
 void device_free(void *p);
-// Device bytes taken by this process so far at most: CPU, resident set high-water; GPU, allocated by this process.
+// Device bytes taken by this process so far at most: CPU, resident set high-water since device_init (without the
+// buffers of device_measure_speed); GPU, allocated by this process.
 size_t device_memory_peak(void);
 
 // Host memory the device can copy from without staging (pinned on a GPU). Aligned to 64 bytes.

@@ -2,6 +2,8 @@
 // Owns no memory: the workspace belongs to the caller. Runs no vector code: see cpu_compiled_simd.
 #include "llmc/cpu/cpu.h"
 
+#include "llmc/base/checked.h"
+
 // Data only: device_init reads it before any instruction of that kind has run.
 #if defined(__AVX512BF16__)
 const CpuSimd cpu_compiled_simd = CPU_SIMD_AVX512_BF16;
@@ -26,20 +28,21 @@ int64_t ops_workspace_bytes(OpsShape shape) {
     int64_t largest = 0;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
         if (needs[i] > largest) largest = needs[i];
-    return largest;
+    return round_up(largest, 64) + cpu_gemm_workspace(shape);
 }
 
 void ops_set_workspace(void *device_memory, int64_t bytes) {
     REQUIRE((uintptr_t)device_memory % 64 == 0, "the workspace is not 64-byte aligned");
     cpu_backend.workspace = device_memory;
     cpu_backend.workspace_bytes = bytes;
+    cpu_backend.workspace_used = 0;
 }
 
 void *cpu_scratch(const char *op, int64_t bytes) {
-    if (bytes == 0) return NULL;
     REQUIRE(bytes <= cpu_backend.workspace_bytes, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op,
             (long long)bytes, (long long)cpu_backend.workspace_bytes);
-    return cpu_backend.workspace;
+    cpu_backend.workspace_used = round_up(bytes, 64);
+    return bytes > 0 ? cpu_backend.workspace : NULL;
 }
 
 void cpu_check_float(const char *op, Tensor t) {

@@ -22,25 +22,28 @@ typedef struct {
     float *gemm_tiles; // GEMM_TILES_BYTES
     char *workspace;   // the caller's memory, given by ops_set_workspace
     int64_t workspace_bytes;
-    size_t resident_at_init;      // what device_memory_peak subtracts
-    size_t peak_before_measuring; // device_memory_peak when device_measure_speed was called
+    int64_t workspace_used;  // by the op that runs, from the start; the rest serves multiplications
+    size_t resident_at_init; // what device_memory_peak subtracts
+    size_t peak;             // what it answered so far at most
 } CpuBackend;
 extern CpuBackend cpu_backend;
 
 // Workers of every parallel region, the same for the whole run.
 int cpu_threads(void);
 
-// The first `bytes` bytes of the workspace, 64-byte aligned, contents undefined. Stops the program, naming op, when
-// the workspace is smaller: then ops_workspace_bytes and the op disagree. 0 bytes: NULL.
+// The first `bytes` bytes of the workspace, 64-byte aligned, contents undefined: they belong to the op until the next
+// op asks. Ops that multiply ask even for 0 bytes (NULL), because gemm takes its scratch from what is left. Stops the
+// program, naming op, when the workspace is smaller: then ops_workspace_bytes and the op disagree.
 void *cpu_scratch(const char *op, int64_t bytes);
 
-// What each family of ops needs of the workspace for calls up to the given shapes; ops_workspace_bytes is the largest.
-// May depend on cpu_threads().
+// What each family of ops needs of the workspace for calls up to the given shapes; ops_workspace_bytes is the largest,
+// and behind it what multiplications need. May depend on cpu_threads().
 int64_t cpu_attention_workspace(OpsShape shape);
 int64_t cpu_layernorm_workspace(OpsShape shape);
 int64_t cpu_embedding_workspace(OpsShape shape);
 int64_t cpu_optimizer_workspace(OpsShape shape);
 int64_t cpu_head_workspace(OpsShape shape);
+int64_t cpu_gemm_workspace(OpsShape shape);
 
 // A part of a workspace layout: returns the offset of the part and moves *end behind it, to a multiple of 64. The same
 // function then serves to count (cpu_x_workspace) and to lay out.

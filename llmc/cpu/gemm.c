@@ -74,8 +74,7 @@ static void gemm_widened(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, 
 
 // ----------------------------------------------------------------------------------------------- pieces for the caches
 
-static void gemm_piece(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, const void *bias,
-                       bool accumulate) {
+static void gemm_piece(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {
     if (onednn_matmul(cpu_backend.onednn, M, N, K, dst, a, b, bias, accumulate)) return;
     REQUIRE(a.dtype == DTYPE_BF16, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)M, (long long)N,
             (long long)K);
@@ -87,25 +86,48 @@ static int64_t piece_size(int64_t n, int64_t most) {
     return n <= most ? n : round_up(ceil_div(n, ceil_div(n, most)), 64);
 }
 
-// oneDNN walks a large output in an order that leaves the caches when other data compete for them. Calls of 768 to 1536
-// columns are 2 to 20% faster on cold data from 512 rows on, and slower below (reference: fc dW 691 -> 801 GFLOP/s).
-enum { SPLIT_MIN_ROWS = 512, SPLIT_WEIGHT_GRADIENT = 768, SPLIT_COLUMNS = 1536 };
+// How large calls are cut. oneDNN walks a large output in an order that leaves the caches when memory is slow or other
+// data compete for them. Measured with 2 threads, bf16, C = 768, GFLOP/s in one call and in pieces:
+//   weight gradients, pieces of 768 rows or, where they are wider than high, 1536 columns: 752..897 -> 896..939
+//   the others from 512 rows on, pieces of 1536 columns: 806..828 -> 897..901 in the slow state of the memory, 940 ->
+//   910 in the fast one; with 256 rows 820 -> 740, so not there.
+// A piece that is narrower than its array costs oneDNN rows x columns fp32 sums of scratch for every thread: therefore
+// also at most 1024 rows, and no cuts with more threads than the measurements can speak for.
+enum { GRADIENT_ROWS = 768, PIECE_COLUMNS = 1536, PIECE_ROWS = 1024, MIN_ROWS = 512, MAX_THREADS = 4 };
 
-void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, const void *bias, bool accumulate) {
+static void choose_pieces(int64_t M, int64_t N, bool weight_gradient, int64_t *rows, int64_t *cols) {
+    *rows = M, *cols = N;
+    if (cpu_threads() > MAX_THREADS) return;
+    if (weight_gradient && M >= N) {
+        *rows = piece_size(M, GRADIENT_ROWS);
+    } else if (weight_gradient) {
+        *cols = piece_size(N, PIECE_COLUMNS);
+    } else if (M >= MIN_ROWS && N > PIECE_COLUMNS) {
+        *rows = piece_size(M, PIECE_ROWS);
+        *cols = piece_size(N, PIECE_COLUMNS);
+    }
+}
+
+// oneDNN 2.6: in bf16 the sums of the largest piece for every thread, and up to 0.2 MB each for packed operands. Other
+// versions may take more; they get it from the heap.
+int64_t cpu_gemm_workspace(OpsShape shape) {
+    enum { PACKED_BYTES = 256 << 10 };
+    int64_t N = shape.B * shape.T, widest = shape.Vp > 4 * shape.C ? shape.Vp : 4 * shape.C, sums = 0;
+    if (shape.dtype == DTYPE_BF16 && N >= MIN_ROWS && widest > PIECE_COLUMNS && cpu_threads() <= MAX_THREADS)
+        sums = (N < PIECE_ROWS ? N : PIECE_ROWS) * PIECE_COLUMNS * (int64_t)sizeof(float);
+    return (sums + PACKED_BYTES) * cpu_threads();
+}
+
+void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {
     REQUIRE(!(bias && accumulate), "gemm: a bias is added once");
     bool weight_gradient = a.col_stride != 1; // a = dout^T: K counts rows of the batch, M and N are weight dimensions
-    int64_t rows = M, cols = N;
-    if (weight_gradient && K >= SPLIT_MIN_ROWS) {
-        if (M >= N)
-            rows = piece_size(M, SPLIT_WEIGHT_GRADIENT);
-        else
-            cols = piece_size(N, SPLIT_WEIGHT_GRADIENT);
-    } else if (!weight_gradient && M >= SPLIT_MIN_ROWS) {
-        cols = piece_size(N, SPLIT_COLUMNS);
-    }
+    int64_t rows, cols;
+    choose_pieces(M, N, weight_gradient, &rows, &cols);
+    onednn_set_scratch(cpu_backend.onednn, cpu_backend.workspace + cpu_backend.workspace_used,
+                       cpu_backend.workspace_bytes - cpu_backend.workspace_used);
     for (int64_t i = 0; i < M; i += rows)
         for (int64_t j = 0; j < N; j += cols) {
-            const char *piece_bias = bias ? (const char *)bias + j * (int64_t)dtype_size(a.dtype) : NULL;
+            char *piece_bias = bias ? (char *)bias + j * (int64_t)dtype_size(a.dtype) : NULL;
             gemm_piece(M - i < rows ? M - i : rows, N - j < cols ? N - j : cols, K, matrix_at(dst, i, j),
                        matrix_at(a, i, 0), matrix_at(b, 0, j), piece_bias, accumulate);
         }

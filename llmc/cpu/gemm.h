@@ -11,7 +11,7 @@ Matrix matrix_at(Matrix m, int64_t i, int64_t j); // the part that starts at ele
 
 // dst (M,N) = or += a (M,K) @ b (K,N) + bias (N). fp32 sums, rounded once. a, b and bias (NULL: none) have one dtype;
 // dst that dtype or fp32, rows contiguous. With accumulate there is no bias.
-void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, const void *bias, bool accumulate);
+void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate);
 
 // What gemm needs to widen bf16 tiles to fp32 (cpu_backend.gemm_tiles).
 enum { GEMM_TILE = 256, GEMM_TILES_BYTES = 3 * GEMM_TILE * GEMM_TILE * 4 };

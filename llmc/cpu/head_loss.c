@@ -1,31 +1,29 @@
-// The LM head with its loss, in chunks of rows (the caller's logits buffer) and inside them of vocabulary: logits of
-// one chunk of rows exist at a time, and no multiplication runs over the whole vocabulary.
+// The LM head with its loss, in chunks of rows, as many as the caller's logits buffer holds: logits of one chunk exist
+// at a time, and its dlogits take their place.
 #include "llmc/base/checked.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/cpu_ops.h"
 #include "llmc/cpu/cross_entropy.h"
 #include "llmc/cpu/gemm.h"
 
-// Columns of one multiplication at most, 50304 / 16. One call with all 50304 runs at 731..754 GFLOP/s for din (K is the
-// vocabulary) and 770..810 for dwte, calls of this size at 890..928 and 892..911.
+// din sums over the vocabulary in pieces of at most this, 50304 / 16: one call over all of it runs at 731..754 GFLOP/s,
+// calls of this size at 870..930.
 enum { VOCAB_CHUNK = 3144 };
 // Rows of logits at a time: with fewer the gradient of wte is read and written too often (572 GFLOP/s at 256 rows),
-// with more only memory is lost (103 MB at GPT-2's vocabulary in bf16).
+// with more only memory is lost (103 MB at GPT-2's vocabulary in bf16). Also the rows of din whose fp32 sums are held.
 enum { HEAD_CHUNK_ROWS = 1024 };
-// Rows of din whose fp32 sums are held while the vocabulary passes by.
-enum { SUM_ROWS = 1024 };
 
 static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
 int64_t ops_head_chunk_rows(OpsShape shape) { return at_most(shape.B * shape.T, HEAD_CHUNK_ROWS); }
 
 typedef struct {
-    float *sums; // (SUM_ROWS, C): din before it is rounded; unused for fp32
+    float *sums; // (HEAD_CHUNK_ROWS, C): din before it is rounded; unused for fp32
     float *exps; // of cross_entropy_backward
 } Scratch;
 
 static int64_t scratch_layout(int64_t offsets[2], int64_t N, int64_t C, int64_t Vp, DType dtype) {
-    int64_t end = 0, rows = dtype == DTYPE_FP32 ? 0 : N < SUM_ROWS ? N : SUM_ROWS;
+    int64_t end = 0, rows = dtype == DTYPE_FP32 ? 0 : at_most(N, HEAD_CHUNK_ROWS);
     offsets[0] = cpu_part(&end, rows * C * (int64_t)sizeof(float));
     offsets[1] = cpu_part(&end, cross_entropy_scratch(Vp, cpu_threads()));
     return end;
@@ -54,21 +52,16 @@ static void check_shapes(const char *op, Tensor losses, Tensor logits, Tensor in
     REQUIRE(V >= 1 && V <= Vp, "%s: vocabulary %lld of %lld padded columns", op, (long long)V, (long long)Vp);
 }
 
-// Equal chunks of a multiple of 8 columns.
-static int64_t vocab_chunk(int64_t Vp) { return round_up(ceil_div(Vp, ceil_div(Vp, VOCAB_CHUNK)), 8); }
-
 // logits (R,Vp) = in (R,C) @ wte^T.
 static void logits_forward(Tensor logits, Tensor in, Tensor wte) {
-    int64_t R = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(wte), chunk = vocab_chunk(Vp);
-    Matrix out = matrix_of(logits, Vp), weight = matrix_transposed(matrix_of(wte, C));
-    for (int64_t v = 0; v < Vp; v += chunk)
-        gemm(R, at_most(Vp - v, chunk), C, matrix_at(out, 0, v), matrix_of(in, C), matrix_at(weight, 0, v), NULL,
-             false);
+    int64_t R = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(wte);
+    gemm(R, Vp, C, matrix_of(logits, Vp), matrix_of(in, C), matrix_transposed(matrix_of(wte, C)), NULL, false);
 }
 
 void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
     check_shapes("head_loss_forward", losses, logits, in, wte, targets, V);
     int64_t N = tensor_rows(in), R = tensor_rows(logits);
+    cpu_scratch("head_loss_forward", 0);
     for (int64_t first = 0; first < N; first += R) {
         int64_t count = at_most(N - first, R);
         Tensor chunk = tensor_slice_rows(logits, 0, count);
@@ -77,15 +70,16 @@ void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tens
     }
 }
 
-// din (R,C) = dlogits (R,Vp) @ wte: summed over the chunks in fp32, then rounded.
+// din (R,C) = dlogits (R,Vp) @ wte: summed over equal pieces of the vocabulary in fp32, then rounded.
 static void input_gradient(Tensor din, Tensor dlogits, Tensor wte, float *sums) {
-    int64_t C = tensor_cols(din), Vp = tensor_rows(wte), chunk = vocab_chunk(Vp);
-    for (int64_t first = 0; first < tensor_rows(din); first += SUM_ROWS) {
-        int64_t rows = at_most(tensor_rows(din) - first, SUM_ROWS);
+    int64_t C = tensor_cols(din), Vp = tensor_rows(wte);
+    int64_t piece = round_up(ceil_div(Vp, ceil_div(Vp, VOCAB_CHUNK)), 8);
+    for (int64_t first = 0; first < tensor_rows(din); first += HEAD_CHUNK_ROWS) {
+        int64_t rows = at_most(tensor_rows(din) - first, HEAD_CHUNK_ROWS);
         Tensor out = tensor_slice_rows(din, first, rows);
         Tensor sum = out.dtype == DTYPE_FP32 ? out : tensor_make(sums, DTYPE_FP32, "din sums", rows, C, 0, 0);
-        for (int64_t v = 0; v < Vp; v += chunk)
-            gemm(rows, C, at_most(Vp - v, chunk), matrix_of(sum, C), matrix_at(matrix_of(dlogits, Vp), first, v),
+        for (int64_t v = 0; v < Vp; v += piece)
+            gemm(rows, C, at_most(Vp - v, piece), matrix_of(sum, C), matrix_at(matrix_of(dlogits, Vp), first, v),
                  matrix_at(matrix_of(wte, C), v, 0), NULL, v > 0);
         if (sum.data != out.data) tensor_cast(out, sum);
     }
@@ -93,11 +87,8 @@ static void input_gradient(Tensor din, Tensor dlogits, Tensor wte, float *sums) 
 
 // dwte (Vp,C) = or += dlogits (R,Vp)^T @ in (R,C).
 static void weight_gradient(Tensor dwte, Tensor dlogits, Tensor in, bool accumulate) {
-    int64_t R = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(dwte), chunk = vocab_chunk(Vp);
-    Matrix out = matrix_of(dwte, C), a = matrix_transposed(matrix_of(dlogits, Vp));
-    for (int64_t v = 0; v < Vp; v += chunk)
-        gemm(at_most(Vp - v, chunk), C, R, matrix_at(out, v, 0), matrix_at(a, v, 0), matrix_of(in, C), NULL,
-             accumulate);
+    int64_t R = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(dwte);
+    gemm(Vp, C, R, matrix_of(dwte, C), matrix_transposed(matrix_of(dlogits, Vp)), matrix_of(in, C), NULL, accumulate);
 }
 
 void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,

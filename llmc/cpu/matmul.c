@@ -4,16 +4,17 @@
 #include "llmc/cpu/gemm.h"
 #include "llmc/cpu/simd.h"
 
-// out (N,OC), in (N,IC), weight (OC,IC) belong together and have one dtype.
-static void check_shapes(const char *op, Tensor out, Tensor in, Tensor weight) {
+// out (N,OC), in (N,IC), weight (OC,IC) belong together and have one dtype. The whole workspace is free for gemm.
+static void begin_op(const char *op, Tensor out, Tensor in, Tensor weight) {
     cpu_check_float(op, weight);
+    cpu_scratch(op, 0);
     int64_t rows = tensor_rows(in), IC = tensor_cols(weight), OC = tensor_rows(weight);
     tensor_check(op, in, weight.dtype, rows * IC);
     tensor_check(op, out, weight.dtype, rows * OC);
 }
 
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
-    check_shapes("matmul_forward", out, in, weight);
+    begin_op("matmul_forward", out, in, weight);
     int64_t N = tensor_rows(in), OC = tensor_rows(weight), IC = tensor_cols(weight);
     if (bias.data) tensor_check("matmul_forward", bias, weight.dtype, OC);
     gemm(N, OC, IC, matrix_of(out, OC), matrix_of(in, IC), matrix_transposed(matrix_of(weight, IC)), bias.data, false);
@@ -26,7 +27,7 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
 }
 
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
-    check_shapes("matmul_backward_input", dout, din, weight);
+    begin_op("matmul_backward_input", dout, din, weight);
     int64_t N = tensor_rows(din), OC = tensor_rows(weight), IC = tensor_cols(weight);
     gemm(N, IC, OC, matrix_of(din, IC), matrix_of(dout, OC), matrix_of(weight, IC), NULL, false);
 }
@@ -80,6 +81,7 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     const char *op = "matmul_backward_weight";
     int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
     cpu_check_float(op, in);
+    cpu_scratch(op, 0);
     tensor_check(op, dout, in.dtype, N * OC);
     cpu_check_weight_gradient(op, dweight, in.dtype, OC * IC);
     gemm(OC, IC, N, matrix_of(dweight, IC), matrix_transposed(matrix_of(dout, OC)), matrix_of(in, IC), NULL,

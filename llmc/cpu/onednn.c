@@ -17,7 +17,8 @@ typedef struct {
     Key key;
     uint64_t last_use;
     dnnl_primitive_t primitive; // NULL: the library has no implementation for this key
-    dnnl_memory_t a, b, dst, bias;
+    dnnl_memory_t a, b, dst, bias, scratch;
+    int64_t scratch_bytes;
 } Entry;
 
 // A model needs about 20 shapes, and as many again for each number of rows that it is called with. Sampling calls with
@@ -28,6 +29,8 @@ struct Onednn {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
     uint64_t clock; // counts uses
+    void *scratch, *own_scratch;
+    int64_t scratch_bytes, own_scratch_bytes;
     int count;
     Entry entries[CACHE_ENTRIES];
 };
@@ -75,6 +78,7 @@ static void entry_clear(Entry *e) {
         dnnl_memory_destroy(e->a);
         dnnl_memory_destroy(e->b);
         dnnl_memory_destroy(e->dst);
+        dnnl_memory_destroy(e->scratch);
         if (e->bias) dnnl_memory_destroy(e->bias);
     }
     memset(e, 0, sizeof *e);
@@ -85,6 +89,7 @@ void onednn_destroy(Onednn *dnn) {
     for (int i = 0; i < dnn->count; i++) entry_clear(&dnn->entries[i]);
     if (dnn->stream) dnnl_stream_destroy(dnn->stream);
     if (dnn->engine) dnnl_engine_destroy(dnn->engine);
+    free(dnn->own_scratch);
     free(dnn);
 }
 
@@ -104,9 +109,11 @@ bool onednn_has_bf16(void) {
 
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t Descriptor; // a handle
+typedef const_dnnl_memory_desc_t ConstDescriptor;
 #define DESCRIPTOR_ARG(d) (d)
 #else
 typedef dnnl_memory_desc_t Descriptor; // a struct, passed by address
+typedef const dnnl_memory_desc_t *ConstDescriptor;
 #define DESCRIPTOR_ARG(d) (&(d))
 #endif
 
@@ -160,7 +167,20 @@ static dnnl_primitive_attr_t attributes_create(bool accumulate) {
     if (accumulate) append_sum(ops);
     DNNL_REQUIRE(dnnl_primitive_attr_set_post_ops(attr, ops));
     DNNL_REQUIRE(dnnl_post_ops_destroy(ops));
+    DNNL_REQUIRE(dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user));
     return attr;
+}
+
+// The memory objects of an entry; addresses are set at each call.
+static void entry_create_memory(Entry *e, dnnl_primitive_desc_t pd, dnnl_engine_t engine, Descriptor a, Descriptor b,
+                                Descriptor dst, Descriptor bias) {
+    DNNL_REQUIRE(dnnl_memory_create(&e->a, DESCRIPTOR_ARG(a), engine, DNNL_MEMORY_NONE));
+    DNNL_REQUIRE(dnnl_memory_create(&e->b, DESCRIPTOR_ARG(b), engine, DNNL_MEMORY_NONE));
+    DNNL_REQUIRE(dnnl_memory_create(&e->dst, DESCRIPTOR_ARG(dst), engine, DNNL_MEMORY_NONE));
+    if (e->key.bias) DNNL_REQUIRE(dnnl_memory_create(&e->bias, DESCRIPTOR_ARG(bias), engine, DNNL_MEMORY_NONE));
+    ConstDescriptor scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+    DNNL_REQUIRE(dnnl_memory_create(&e->scratch, scratch, engine, DNNL_MEMORY_NONE));
+    e->scratch_bytes = (int64_t)dnnl_memory_desc_get_size(scratch);
 }
 
 static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
@@ -178,11 +198,8 @@ static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
             (long long)k->M, (long long)k->N, (long long)k->K, status_text(status));
     if (status == dnnl_success) {
         DNNL_REQUIRE(dnnl_primitive_create(&e->primitive, pd));
+        entry_create_memory(e, pd, engine, a, b, dst, bias);
         DNNL_REQUIRE(dnnl_primitive_desc_destroy(pd));
-        DNNL_REQUIRE(dnnl_memory_create(&e->a, DESCRIPTOR_ARG(a), engine, DNNL_MEMORY_NONE));
-        DNNL_REQUIRE(dnnl_memory_create(&e->b, DESCRIPTOR_ARG(b), engine, DNNL_MEMORY_NONE));
-        DNNL_REQUIRE(dnnl_memory_create(&e->dst, DESCRIPTOR_ARG(dst), engine, DNNL_MEMORY_NONE));
-        if (k->bias) DNNL_REQUIRE(dnnl_memory_create(&e->bias, DESCRIPTOR_ARG(bias), engine, DNNL_MEMORY_NONE));
     }
     DNNL_REQUIRE(dnnl_primitive_attr_destroy(attr));
     descriptor_destroy(&a), descriptor_destroy(&b), descriptor_destroy(&dst), descriptor_destroy(&bias);
@@ -208,7 +225,23 @@ static Entry *find_or_create(Onednn *dnn, const Key *k) {
     return place;
 }
 
-bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, const void *bias,
+void onednn_set_scratch(Onednn *dnn, void *p, int64_t bytes) {
+    dnn->scratch = p;
+    dnn->scratch_bytes = bytes;
+}
+
+static void *scratch_for(Onednn *dnn, int64_t bytes) {
+    if (bytes <= dnn->scratch_bytes) return dnn->scratch;
+    if (bytes > dnn->own_scratch_bytes) {
+        free(dnn->own_scratch);
+        dnn->own_scratch_bytes = bytes;
+        REQUIRE(posix_memalign(&dnn->own_scratch, 64, (size_t)bytes) == 0,
+                "out of memory: %lld bytes of scratch for a matmul", (long long)bytes);
+    }
+    return dnn->own_scratch;
+}
+
+bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias,
                    bool accumulate) {
     REQUIRE(dst.col_stride == 1, "onednn_matmul: dst is transposed");
     if (a.dtype == DTYPE_BF16 && !onednn_has_bf16()) return false;
@@ -229,10 +262,14 @@ bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Mat
     DNNL_REQUIRE(dnnl_memory_set_data_handle(e->a, a.data));
     DNNL_REQUIRE(dnnl_memory_set_data_handle(e->b, b.data));
     DNNL_REQUIRE(dnnl_memory_set_data_handle(e->dst, dst.data));
-    if (bias) DNNL_REQUIRE(dnnl_memory_set_data_handle(e->bias, (void *)(uintptr_t)bias));
-    const dnnl_exec_arg_t args[] = {
-        {DNNL_ARG_SRC, e->a}, {DNNL_ARG_WEIGHTS, e->b}, {DNNL_ARG_DST, e->dst}, {DNNL_ARG_BIAS, e->bias}};
-    DNNL_REQUIRE(dnnl_primitive_execute(e->primitive, dnn->stream, bias ? 4 : 3, args));
+    if (bias) DNNL_REQUIRE(dnnl_memory_set_data_handle(e->bias, bias));
+    DNNL_REQUIRE(dnnl_memory_set_data_handle(e->scratch, scratch_for(dnn, e->scratch_bytes)));
+    const dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, e->a},
+                                    {DNNL_ARG_WEIGHTS, e->b},
+                                    {DNNL_ARG_DST, e->dst},
+                                    {DNNL_ARG_SCRATCHPAD, e->scratch},
+                                    {DNNL_ARG_BIAS, e->bias}};
+    DNNL_REQUIRE(dnnl_primitive_execute(e->primitive, dnn->stream, bias ? 5 : 4, args));
     DNNL_REQUIRE(dnnl_stream_wait(dnn->stream));
     return true;
 }

@@ -2,20 +2,13 @@
 // Knows nothing of attention; touches only the operands that it is handed.
 #include "llmc/cpu/tile_matmul.h"
 
-#include "llmc/base/error.h"
-
 // ------------------------------------------------------------------------------------------------------- micro-kernel
 
-// A tile of TILE_ROWS x TILE_GROUPS vectors of sums stays in registers while the depth runs by. With 32 vector
-// registers that is 8 x 3, which runs at the rate of the bare bf16 instruction on Zen 5 (520 GFLOP/s a core; 32 words
-// deep and 2 groups wide: 98% of it, 1 wide: 74%, since 8 chains of sums do not cover the latency of a dot product).
-// SSE has 16 registers of a quarter of a vector.
-#ifdef __AVX512F__
-enum { TILE_ROWS = 8, TILE_GROUPS = 3 };
-#else
-enum { TILE_ROWS = 2, TILE_GROUPS = 1 };
-#endif
-_Static_assert(PANEL_ROWS % TILE_ROWS == 0, "a panel is whole tiles");
+// A tile of PANEL_ROWS x TILE_GROUPS vectors of sums stays in registers while the depth runs by. 8 x 3 of the 32 vector
+// registers run at the rate of the bare bf16 instruction on Zen 5, 520 GFLOP/s a core; 32 words deep and 2 groups wide
+// it is 98% of that, 1 wide 74%: 8 chains of sums do not cover the latency of a dot product. Where registers are fewer,
+// the sums live in the cache, and no smaller tile was faster.
+enum { TILE_GROUPS = 3 };
 
 static ALWAYS_INLINE V multiply_add(V sum, uint32_t a, VU b, DType E) {
     return E == DTYPE_BF16 ? vdot_bf16(sum, vsplat_bits(a), b) : vfma((V)vsplat_bits(a), (V)b, sum);
@@ -23,8 +16,8 @@ static ALWAYS_INLINE V multiply_add(V sum, uint32_t a, VU b, DType E) {
 
 static ALWAYS_INLINE void tile(TileResult c, LeftOperand a, RightOperand b, int64_t depth, bool accumulate, int groups,
                                DType E) {
-    V sum[TILE_ROWS][TILE_GROUPS];
-    for (int r = 0; r < TILE_ROWS; r++)
+    V sum[PANEL_ROWS][TILE_GROUPS];
+    for (int r = 0; r < PANEL_ROWS; r++)
         for (int g = 0; g < groups; g++)
             sum[r][g] = accumulate ? vload_f32(c.data + r * c.row_stride + g * c.group_stride) : vzero();
 
@@ -33,47 +26,44 @@ static ALWAYS_INLINE void tile(TileResult c, LeftOperand a, RightOperand b, int6
 #pragma GCC unroll 3
         for (int g = 0; g < groups; g++) column[g] = vload_bits(b.words + g * b.group_stride + w * LANES);
 #pragma GCC unroll 8
-        for (int r = 0; r < TILE_ROWS; r++) {
+        for (int r = 0; r < PANEL_ROWS; r++) {
             uint32_t row = a.words[r * a.row_stride + w];
 #pragma GCC unroll 3
             for (int g = 0; g < groups; g++) sum[r][g] = multiply_add(sum[r][g], row, column[g], E);
         }
     }
 
-    for (int r = 0; r < TILE_ROWS; r++)
+    for (int r = 0; r < PANEL_ROWS; r++)
         for (int g = 0; g < groups; g++) vstore_f32(c.data + r * c.row_stride + g * c.group_stride, sum[r][g]);
 }
 
 // All rows of `groups` groups of columns: the right operand's part stays in the first-level cache.
 static ALWAYS_INLINE void tile_column(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t depth,
                                       bool accumulate, int groups, DType E) {
-    for (int64_t r = 0; r < rows; r += TILE_ROWS) {
-        TileResult c_r = {c.data + r * c.row_stride, c.row_stride, c.group_stride};
+    for (int64_t r = 0; r < rows; r += PANEL_ROWS) {
         if (accumulate)
-            tile(c_r, left_from_row(a, r), b, depth, true, groups, E);
+            tile(result_from_row(c, r), left_from_row(a, r), b, depth, true, groups, E);
         else
-            tile(c_r, left_from_row(a, r), b, depth, false, groups, E);
+            tile(result_from_row(c, r), left_from_row(a, r), b, depth, false, groups, E);
     }
-}
-
-// The widest tile for the groups that are left, but never one that leaves a lone group behind: 4 = 2 + 2.
-static inline int64_t tile_width(int64_t groups) {
-    int64_t widest = groups < TILE_GROUPS ? groups : TILE_GROUPS;
-    return widest > 2 && groups == widest + 1 ? widest - 1 : widest;
 }
 
 static ALWAYS_INLINE void tile_matmul_of(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns,
                                          int64_t depth, bool accumulate, DType E) {
-    for (int64_t left = columns / LANES, width; left > 0; left -= width) {
-        width = tile_width(left);
-        if (TILE_GROUPS >= 3 && width == 3)
-            tile_column(c, a, b, rows, depth, accumulate, 3, E);
-        else if (TILE_GROUPS >= 2 && width == 2)
-            tile_column(c, a, b, rows, depth, accumulate, 2, E);
-        else
-            tile_column(c, a, b, rows, depth, accumulate, 1, E);
-        c.data += width * c.group_stride;
-        b.words += width * b.group_stride;
+    for (int64_t column = 0; column < columns;) {
+        int64_t groups = (columns - column) / LANES;
+        TileResult c_column = result_from_column(c, column);
+        RightOperand b_column = right_from_column(b, column);
+        if (groups == 1) {
+            tile_column(c_column, a, b_column, rows, depth, accumulate, 1, E);
+            column += LANES;
+        } else if (groups == 2 || groups == 4) { // 4 = 2 + 2: no group is left alone
+            tile_column(c_column, a, b_column, rows, depth, accumulate, 2, E);
+            column += 2 * LANES;
+        } else {
+            tile_column(c_column, a, b_column, rows, depth, accumulate, TILE_GROUPS, E);
+            column += TILE_GROUPS * LANES;
+        }
     }
 }
 

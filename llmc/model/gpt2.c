@@ -103,6 +103,7 @@ void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_byte
     DType dtype = token_bytes == 2 ? DTYPE_U16 : DTYPE_I32;
     void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
     Tensor on_device = tensor_make(buffer, dtype, "windows", B, o->T + 1, 0, 0);
+    gpt2_use_workspace(model);
     // At most one copy waits for its turn, so the loader's buffers are free again after two calls; the copy itself
     // waits only for the unpacking of the batch before, and runs while that batch computes.
     if (model->copy_in_flight) device_event_wait(model->copied);
@@ -148,6 +149,7 @@ void gpt2_next_logits(Gpt2 *model, const int32_t *tokens, int64_t n, float *logi
     const int64_t rounded = (n + 31) / 32 * 32, T = rounded < o->T ? rounded : o->T;
     for (int64_t i = 0; i < T; i++) ((int32_t *)(void *)model->staging)[i] = i < n ? tokens[i] : 0;
     device_copy_to_device(gpt2_act(model, ACT_INPUTS, 1, T).data, model->staging, (size_t)T * 4, STREAM_COMPUTE);
+    gpt2_use_workspace(model);
     forward_blocks(model, 1, T);
     Tensor last = tensor_slice_rows(gpt2_act(model, ACT_LNF, 1, T), n - 1, 1);
     Tensor row = tensor_slice_rows(gpt2_act(model, ACT_LOGITS, 1, T), 0, 1);

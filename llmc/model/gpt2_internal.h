@@ -99,4 +99,7 @@ typedef struct {
 } BlockActs;
 typedef enum { PASS_FORWARD, PASS_BACKWARD } Pass;
 BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, int64_t T);
+// The ops' scratch memory is that of the model that computes: one process may hold several (tests do).
+void gpt2_use_workspace(const Gpt2 *model);
+
 Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T);

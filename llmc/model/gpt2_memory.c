@@ -241,15 +241,18 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
         return NULL;
     }
     make_tensors(model);
-    const int64_t workspace = ops_workspace_bytes(ops_shape(o));
-    ops_set_workspace(at(model, model->layout.workspace), workspace);
     StepControl control = step_control_initial(1.0f);
     gpt2_set_control(model, &control);
     return model;
 }
 
+void gpt2_use_workspace(const Gpt2 *model) {
+    ops_set_workspace(at(model, model->layout.workspace), ops_workspace_bytes(ops_shape(&model->options)));
+}
+
 void gpt2_destroy(Gpt2 *model) {
     if (!model) return;
+    ops_set_workspace(NULL, 0);
     for (int i = 0; i < 4; i++)
         if (model->graphs[i].graph) device_graph_destroy(model->graphs[i].graph);
     if (model->copied) device_event_destroy(model->copied);

@@ -1,4 +1,6 @@
 """Bad options and bad files: one clear line on stderr, exit code 2, nothing started and nothing left behind."""
+import os
+
 import pytest
 from conftest import EXIT_BAD_INPUT, EXIT_RUN_FAILED, QUIET, TINY, train, write_shard
 
@@ -69,3 +71,30 @@ def test_a_token_beyond_the_vocabulary_is_named_with_file_and_offset(tmp_path):
     # Found while reading: the run has started by then.
     refused("-e", "L=1,C=64,NH=2,T=32,V=257", "-t", 32, "-b", 4, *QUIET, "-i", tmp_path / "bad.bin", "-j", "", "-x", 20,
             words=["bad.bin", "60000", "40"], expect=EXIT_RUN_FAILED)
+
+
+# What may stand where a model directory is expected: a directory without files, rubbish, a cut weights file.
+MODELS = {
+    "an empty directory": lambda directory: None,
+    "weights that are no safetensors": lambda directory: (directory / "model.safetensors").write_bytes(b"rubbish" * 100),
+    "a configuration that is no JSON": lambda directory: (directory / "config.json").write_text("{ no json"),
+    "a cut weights file": lambda directory: os.truncate(directory / "model.safetensors", 2000),
+    "weights of another shape": lambda directory: replace(directory / "config.json", '"n_embd"', '"n_embd": 128, "x"'),
+}
+
+
+def replace(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_directory(name, data, tmp_path):
+    model = tmp_path / "run" / "step_00000001"
+    if name == "an empty directory":
+        model.mkdir(parents=True)
+    else:
+        train(*TINY, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run")
+        MODELS[name](model)
+    refused("-e", model, "-t", 32, *QUIET, *data.flags, "-x", 1, words=["step_00000001"])

@@ -1,8 +1,10 @@
 """What a run computes: it learns, and its numbers do not depend on how the work was cut."""
 import re
+import subprocess
+import sys
 
 import pytest
-from conftest import QUIET, TINY, events, losses, start, train, wait_for, kill
+from conftest import QUIET, ROOT, TINY, events, kill, losses, start, train, wait_for
 
 FP32 = ["--dtype", "fp32"]
 
@@ -59,6 +61,13 @@ def test_v_0_and_s_0_never_validate_and_never_sample(data, tmp_path):
     run(tmp_path / "run", data, "-x", 3)
     assert events(tmp_path / "run", "validation") == [] and events(tmp_path / "run", "sample") == []
     assert len(losses(tmp_path / "run")) == 3
+
+
+def test_the_log_of_a_run_can_be_plotted(data, tmp_path):
+    out = run(tmp_path / "run", data, "-x", 5, "-v", 2)
+    result = subprocess.run([sys.executable, ROOT / "scripts" / "plot_run.py", out], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "steps 1..5" in result.stdout and (out / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_max_minutes_ends_the_run(data, tmp_path):
