@@ -3,6 +3,7 @@
 # Host code and the CPU backend are C11; every object is compiled once per variant into build/VARIANT/.
 #   SIMD=avx512bf16|avx512|none   vector code of the CPU backend; default: what this processor has
 #   MODE=release|sanitize         sanitize: AddressSanitizer + UBSan
+#   VERBOSE=1                     shows the whole commands
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
@@ -39,6 +40,10 @@ TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
 REF_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard test/reference/*.c) test/ops/op_test.c)
 REF_LIB  := $(BUILD)/libreference.a
 
+# One short line a file.
+QUIET := $(if $(VERBOSE),,@)
+SAY    = $(if $(VERBOSE),@:,@printf '  %-5s%s\n')
+
 # Debian's own Python: the one that Debian's numpy, matplotlib and torch are for.
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
@@ -51,21 +56,26 @@ $(filter-out $(BUILD)/llmc/cpu/device.o,$(CPU_OBJ)) $(BUILD)/test/unit/test_simd
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(SAY) CC $<
+	$(QUIET)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/train_gpt2.o: train_gpt2.cu
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -x c -c $< -o $@
+	$(SAY) CC $<
+	$(QUIET)$(CC) $(CFLAGS) -MMD -MP -x c -c $< -o $@
 
 $(LIB): $(HOST_OBJ) $(CPU_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	$(SAY) AR $@
+	$(QUIET)ar rcs $@ $^
 
 $(BUILD)/train_gpt2: $(BUILD)/train_gpt2.o $(LIB)
-	$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
 
 $(BUILD)/prepare: $(BUILD)/data/prepare.o $(LIB)
-	$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
 
 train_gpt2: $(BUILD)/train_gpt2 ## the CPU trainer
 	@cp -f $< $@
@@ -75,13 +85,16 @@ data/prepare: $(BUILD)/prepare ## text -> token shards
 
 $(REF_LIB): $(REF_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	$(SAY) AR $@
+	$(QUIET)ar rcs $@ $^
 
 $(BUILD)/test/unit/%: $(BUILD)/test/unit/%.o $(LIB)
-	$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
 
 $(BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(LIB)
-	$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
 
 .PRECIOUS: $(BUILD)/%.o
 .SECONDARY:
@@ -98,7 +111,8 @@ bench: all $(BUILD)/dev/bench/bench_step $(BUILD)/dev/bench/bench_loader ## spee
 	$(PYTHON) dev/bench/bench_cpu.py --build $(BUILD)
 
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(LIB)
-	$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
 
 # ---------------------------------------------------------------------------------------------------------------- tests
 

@@ -146,7 +146,7 @@ static bool open_data(Run *run, Error *err) {
     const ShardSet *stated = run->has_train ? &run->train : run->has_val ? &run->val : NULL;
     const int64_t vocab = stated ? stated->vocab : 0;
     if (run->config.V == 0) model_config_set_vocab(&run->config, vocab > 0 ? vocab : (int64_t)GPT2_VOCAB);
-    if (vocab > run->config.V)
+    if (stated && vocab > run->config.V)
         return error_set(err,
                          "%s holds tokens of a vocabulary of %lld, the model has %lld: use the tokenizer of the model",
                          stated->shards[0].path, (long long)vocab, (long long)run->config.V);

@@ -247,6 +247,7 @@ void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor
         int64_t b = task / s.NH, h = task % s.NH;
         Scratch mine;
         scratch_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
+        REQUIRE(mine.dqueries_t.data, "%s: no scratch memory", op);
         const Head head = {
             .q = attention_head(s, qkv, b, h, 0, 3),
             .k = attention_head(s, qkv, b, h, 1, 3),

@@ -146,7 +146,7 @@ static bool agree(const char *what, int64_t value, const char *path, int64_t *co
 
 static bool add_shard(ShardSet *set, const char *path, Statements *statements, Error *err) {
     Shard *shard = &set->shards[set->count++];
-    ShardHeader header;
+    ShardHeader header = {0};
     if (!open_shard(shard, path, &header, err)) return false;
     int64_t token_bytes = set->token_bytes;
     if (!agree("bytes per token", header.token_bytes, shard->path, &token_bytes, &statements->token_bytes_file, err)) {

@@ -7,40 +7,14 @@
 #include <cmocka.h>
 
 #include "llmc/store/atomic_file.h"
-#include "test/unit/tmpdir.h"
+#include "test/unit/store_fixture.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <xxhash.h>
-
-static TmpDir tmp;
-static Error err;
-
-static int setup(void **state) {
-    (void)state;
-    tmp = tmpdir_make();
-    err.text[0] = '\0';
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tmpdir_remove(&tmp);
-    return 0;
-}
-
-static int entries_of(const char *directory) {
-    int n = 0;
-    DIR *d = opendir(directory);
-    assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d));) n += e->d_name[0] != '.' || strlen(e->d_name) > 2;
-    closedir(d);
-    return n;
-}
 
 static void assert_content(const char *path, const char *expected) {
     size_t n;
@@ -50,11 +24,6 @@ static void assert_content(const char *path, const char *expected) {
     assert_string_equal(text, expected);
     free(text);
 }
-
-#define assert_message(part)                                                                                           \
-    do {                                                                                                               \
-        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
-    } while (0)
 
 static void a_file_appears_only_when_it_is_committed(void **state) {
     (void)state;

@@ -12,9 +12,8 @@
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
+#include "test/unit/store_fixture.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
@@ -25,14 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static TmpDir tmp;
-static Error err;
 static Gpt2 *model; // a small one in fp32, for tests that are not about its values
-
-#define assert_message(part)                                                                                           \
-    do {                                                                                                               \
-        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
-    } while (0)
 
 #define assert_ok(condition)                                                                                           \
     do {                                                                                                               \
@@ -89,28 +81,6 @@ static TrainerState make_state(int64_t step) {
 static void save(int64_t step) {
     TrainerState s = make_state(step);
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-}
-
-static int setup(void **state) {
-    (void)state;
-    tmp = tmpdir_make();
-    err.text[0] = '\0';
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tmpdir_remove(&tmp);
-    return 0;
-}
-
-static int entries_of(const char *directory) {
-    int n = 0;
-    DIR *d = opendir(directory);
-    assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d));) n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
-    closedir(d);
-    return n;
 }
 
 // Flips one bit of a file.

@@ -170,8 +170,9 @@ static void cut_all_divides_the_shortest_text_into_two_parts(void **state) {
 
 static void characters_are_not_cut_where_no_line_ends(void **state) {
     (void)state;
+    static const char euro[3] = {'\xE2', '\x82', '\xAC'};
     char text[300];
-    for (int i = 0; i < 100; i++) memcpy(text + 3 * i, "\xE2\x82\xAC", 3);
+    for (int i = 0; i < 100; i++) memcpy(text + 3 * i, euro, sizeof euro);
     for (int percent = 5; percent < 96; percent += 7) {
         CorpusWriter *w = create(percent / 100.0, 1 << 20, true);
         add(w, text, sizeof text);

@@ -9,31 +9,10 @@
 #include "llmc/store/atomic_file.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
+#include "test/unit/store_fixture.h"
 
 #include <math.h>
 #include <string.h>
-
-static TmpDir tmp;
-static Error err;
-
-static int setup(void **state) {
-    (void)state;
-    tmp = tmpdir_make();
-    err.text[0] = '\0';
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tmpdir_remove(&tmp);
-    return 0;
-}
-
-#define assert_message(part)                                                                                           \
-    do {                                                                                                               \
-        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
-    } while (0)
 
 static const float matrix[6] = {1.0f, -2.5f, 0.0f, 3.0e-5f, 65504.0f, -0.0f};
 static const uint16_t bf16_vector[4] = {0x3F80, 0xC020, 0x7F80, 0x0001}; // 1, -2.5, inf, 2^-133

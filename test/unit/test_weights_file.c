@@ -11,33 +11,13 @@
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 #include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
+#include "test/unit/store_fixture.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static TmpDir tmp;
-static Error err;
 // C = 80 and max_T = 70 are no multiples of the transposition's tiles and strips.
 static const ModelConfig config = {.max_T = 70, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
-
-static int setup(void **state) {
-    (void)state;
-    tmp = tmpdir_make();
-    err.text[0] = '\0';
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tmpdir_remove(&tmp);
-    return 0;
-}
-
-#define assert_message(part)                                                                                           \
-    do {                                                                                                               \
-        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
-    } while (0)
 
 // The weight of tensor i at (row, col): 7 bits and a sign, so that bf16 and fp16 hold it exactly.
 static float value(int i, int64_t row, int64_t col) {
