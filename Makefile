@@ -123,13 +123,13 @@ test: ## install what is missing, build, run all tests
 	scripts/install_deps.sh build test
 	$(SUBMAKE) all test-programs
 	$(SUBMAKE) SIMD=none op-test-programs
-	scripts/run_tests.py --pytest test/e2e --pytest test/tools $(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN))
+	@scripts/run_tests.py --pytest test/e2e --pytest test/tools $(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN))
 
 # The test programs and the end-to-end tests that are marked `sanitize`, with the trainer built the same way.
 test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection
 	scripts/install_deps.sh build test
 	$(SUBMAKE) MODE=sanitize test-programs sanitized-trainer
-	TRAINER=build/sanitize-$(SIMD)/train_gpt2 scripts/run_tests.py \
+	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 scripts/run_tests.py \
 		--program-seconds 600 --pytest test/e2e --mark sanitize $(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%)
 
 OP_TEST_BIN_PLAIN := $(patsubst %.c,build/$(MODE)-none/%,$(wildcard test/ops/test_*.c))

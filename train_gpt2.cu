@@ -500,6 +500,7 @@ static int run_all(Run *run, Error *err) {
 int main(int argc, char **argv) {
     Run run;
     Error err;
+    device_prepare_process(argv);
     memset(&run, 0, sizeof run);
     run.started = now_seconds();
     const OptionsResult parsed = options_parse(&run.options, argc, argv, &err);

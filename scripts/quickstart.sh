@@ -46,7 +46,7 @@ say "4/5 training for about a minute"
 mapfile -t milliseconds < <(./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -x 21 -v 0 -s 0 |
     sed -nE 's/^step .* ([0-9.]+) ms .*/\1/p' | sort -g)
 steps=$(awk -v ms="${milliseconds[5]}" -v s="$SECONDS_TO_TRAIN" \
-    'BEGIN { n = int(s * 1000 / ms / 10) * 10; print (n < 40 ? 40 : n > 4000 ? 4000 : n) }')
+    'BEGIN { n = int(s * 1000 / ms / 40) * 40; print (n < 40 ? 40 : n > 4000 ? 4000 : n) }')
 echo "a step takes ${milliseconds[5]} ms here: $steps steps"
 ./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -o "$OUT/run" -x "$steps" -u $((steps / 15)) \
     --max-minutes 1.5 -v $((steps / 8)) -m 64 -s "$steps" -g 400

@@ -115,6 +115,7 @@ int main(int argc, char **argv) {
                 "usage: bench_step MODEL B T fp32|bf16 RECOMPUTE SECONDS     e.g. d12,V=50257 4 256 bf16 0 10\n");
         return EXIT_BAD_INPUT;
     }
+    device_prepare_process(argv);
     Error err = {""};
     DType dtype = strcmp(argv[4], "fp32") == 0 ? DTYPE_FP32 : DTYPE_BF16;
     Gpt2Options options = {.dtype = dtype,

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -89,6 +90,17 @@ static void fill_facts(DeviceFacts *f, const char *name, HostMemory memory) {
     f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = true;
     bool fast_bf16 = cpu_compiled_simd == CPU_SIMD_AVX512_BF16 && onednn_has_bf16();
     f->default_dtype = fast_bf16 ? DTYPE_BF16 : DTYPE_FP32;
+}
+
+// libgomp lets a thread that has nothing to do spin for 300000 rounds, milliseconds in which it takes the core from whoever
+// has work: with a second busy program on 2 cores a step took 4.3 times as long as alone with 1000 rounds, and 12 times
+// with the default (6 layers, C=384, B=8, T=256, bf16: 1045 and 400 against 4460 tok/s). Alone there is no difference.
+static const char spin_rounds[] = "1000";
+
+void device_prepare_process(char **argv) {
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    if (setenv("GOMP_SPINCOUNT", spin_rounds, 1) != 0) return;
+    execv("/proc/self/exe", argv); // returns only if it failed: then the run is as good as it can be without
 }
 
 bool device_init(const DeviceOptions *options, Error *err) {

@@ -64,9 +64,10 @@ def command(*arguments):
 
 def train(*arguments, expect=0, timeout=120, **options):
     """Runs the trainer to its end and checks the exit code."""
-    result = subprocess.run(command(*arguments), capture_output=True, text=True, errors="replace", timeout=timeout, cwd=ROOT,
-                            stdin=subprocess.DEVNULL, **options)
-    assert result.returncode == expect, f"exit code {result.returncode}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    result = subprocess.run(command(*arguments), capture_output=True, text=True, errors="replace", timeout=timeout,
+                            cwd=ROOT, stdin=subprocess.DEVNULL, **options)
+    said = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    assert result.returncode == expect, f"exit code {result.returncode}\n{said}"
     return result
 
 

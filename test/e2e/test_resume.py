@@ -8,8 +8,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, events, kill, losses, same_state, start,
-                      train, wait_for)
+from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, events, kill, losses, same_state,
+                      start, train, wait_for)
 
 # Constant, and its warm-up given: so that the weights after step N do not depend on -x.
 SCHEDULE = ["-k", "constant", "-u", 2]

@@ -29,7 +29,8 @@ def transformers_loss(directory, batch):
 
 def test_from_pretrained_gives_our_loss(data, tmp_path):
     out = tmp_path / "run"
-    train("-e", f"L=3,C=96,NH=4,T={T}", "-t", T, "-b", 4, "--dtype", "fp32", *QUIET, *data.flags, "-o", out, "-x", 40, "-l", 3e-3)
+    train("-e", f"L=3,C=96,NH=4,T={T}", "-t", T, "-b", 4, "--dtype", "fp32", *QUIET, *data.flags, "-o", out, "-x", 40,
+          "-l", 3e-3)
     checkpoint = checkpoints(out)[-1]
     # Exactly the windows that transformers gets, as a shard of their own.
     source = sorted(data.directory.glob("val_*.bin"))[0]
