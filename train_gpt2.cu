@@ -44,7 +44,8 @@ typedef struct {
 
     DType dtype;
     DeviceSpeed speed;
-    double peak_flops;
+    double peak_flops;     // what mfu is a fraction of
+    bool peak_is_measured; // no datasheet peak is known: it is the matmul rate
     Gpt2 *model;
     Optimizer *optimizer;
     DataLoader *loader;
@@ -86,7 +87,9 @@ static bool choose_start(Run *run, Error *err) {
         fprintf(stderr, "-y 1: no checkpoint in %s yet: starting from the beginning\n", o->output);
         return true;
     }
-    if (!checkpoint_load_state(run->resume_path, &run->state, err)) return false;
+    if (!checkpoint_load_state(run->resume_path, &run->state, err) ||
+        !options_adopt_json(&run->options, run->state.options_json, err))
+        return false;
     if (run->state.seed != (uint64_t)o->seed)
         return error_set(err, "--seed %lld: the run in %s was started with --seed %lld and goes on with it only",
                          (long long)o->seed, o->output, (long long)run->state.seed);
@@ -270,7 +273,8 @@ static bool build_training(Run *run, Error *err) {
 static bool build(Run *run, Error *err) {
     if (!build_model(run, err) || !device_measure_speed(run->dtype, &run->speed, err)) return false;
     const double datasheet = device_facts()->peak_flops[run->dtype];
-    run->peak_flops = datasheet > 0 ? datasheet : run->speed.matmul_flops;
+    run->peak_is_measured = datasheet <= 0;
+    run->peak_flops = run->peak_is_measured ? run->speed.matmul_flops : datasheet;
     return run->options.max_steps == 0 || build_training(run, err);
 }
 
@@ -291,11 +295,11 @@ static bool open_log(Run *run, Error *err) {
     facts.start_step = run->state.step, facts.total_steps = run->total_steps;
     facts.schedule = &run->schedule;
     facts.speed = run->speed;
-    facts.peak_flops = run->peak_flops, facts.peak_is_measured = device_facts()->peak_flops[run->dtype] <= 0;
+    facts.peak_flops = run->peak_flops, facts.peak_is_measured = run->peak_is_measured;
     run_header(run->log, &facts);
     if (!run->resume_path) return true;
     char *changed = options_diff_json(o, run->state.options_json);
-    if (changed) runlog_text(run->log, "changed since the checkpoint:\n%s", changed);
+    if (changed) runlog_text(run->log, "changed since the checkpoint:\n%.*s", (int)strlen(changed) - 1, changed);
     free(changed);
     return true;
 }
@@ -356,6 +360,18 @@ static void first_step_report(Run *run, const StepControl *control) {
                 now_seconds() - run->started);
 }
 
+// Nothing is faster than its limit: a step that seems to be shows that the machine was busy when the limit was
+// measured.
+static void raise_measured_peak(Run *run, double step_flops) {
+    DeviceSpeed again;
+    Error ignored;
+    if (!run->peak_is_measured || step_flops <= run->peak_flops) return;
+    if (device_measure_speed(run->dtype, &again, &ignored) && again.matmul_flops > run->peak_flops)
+        run->peak_flops = again.matmul_flops;
+    if (step_flops > run->peak_flops) run->peak_flops = step_flops;
+    runlog_text(run->log, "limits      matmul now %.4g TFLOP/s: the machine was busy before", run->peak_flops / 1e12);
+}
+
 // Says what became of the step in this record, once the device has got there.
 static void report(Run *run, StepRecord *r) {
     if (r->step == 0) return;
@@ -369,9 +385,11 @@ static void report(Run *run, StepRecord *r) {
     line.seconds = device_event_seconds(r->start, r->stop);
     line.tokens = (double)(run->step_windows * run->T);
     const double tokens_per_second = line.tokens / line.seconds;
-    line.mfu = tokens_per_second * flops_per_token_llmc(&run->config, run->T) / run->peak_flops;
-    line.hfu =
-        tokens_per_second * flops_per_token_hardware(&run->config, run->T, run->options.recompute) / run->peak_flops;
+    const double model_flops = tokens_per_second * flops_per_token_llmc(&run->config, run->T);
+    const double all_flops = tokens_per_second * flops_per_token_hardware(&run->config, run->T, run->options.recompute);
+    raise_measured_peak(run, fmax(model_flops, all_flops));
+    line.mfu = model_flops / run->peak_flops;
+    line.hfu = all_flops / run->peak_flops;
     run->step_seconds = run->step_seconds > 0 ? 0.9 * run->step_seconds + 0.1 * line.seconds : line.seconds;
     line.eta_seconds = run->step_seconds * (double)(run->total_steps - r->step);
     runlog_step(run->log, &line);
@@ -417,7 +435,8 @@ static bool loop(Run *run, Error *err) {
     const Options *o = &run->options;
     for (;;) {
         const int64_t step = run->state.step;
-        const bool timed_out = o->max_minutes > 0 && now_seconds() - run->started > o->max_minutes * 60;
+        const bool timed_out =
+            o->max_minutes > 0 && now_seconds() - run->started > o->max_minutes * 60 && step > run->first_step;
         const bool interrupted = signals_pending() != 0;
         const bool last = step >= run->total_steps || timed_out;
         const bool here = step > run->first_step || step == 0 || o->max_steps == 0; // not again right after a resume
@@ -449,10 +468,10 @@ static void end_line(Run *run) {
     if (signals_pending())
         runlog_text(run->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()),
                     (long long)run->state.step,
-                    *run->options.output ? "the same command with -y 1 goes on" : "nothing was saved (no -o)");
+                    *run->options.output ? "-o and -y go on from there" : "nothing was saved (no -o)");
     else if (run->options.max_steps != 0)
         runlog_text(run->log, "done        %lld steps, %s tokens in %s%s", (long long)steps, tokens, time,
-                    run->state.step < run->total_steps ? " (time limit; -y 1 goes on)" : "");
+                    run->state.step < run->total_steps ? " (time limit; -o and -y go on)" : "");
     snprintf(event, sizeof event,
              "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,\"wait_seconds\":%.4f",
              (long long)run->state.step, now_seconds() - run->started, (long long)device_memory_peak(),

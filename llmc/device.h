@@ -28,9 +28,9 @@ typedef struct {
     bool supports[DTYPE_COUNT];     // dtypes that ops accept for weights and activations
 } DeviceFacts;
 
-// Call first in main. Some libraries read their settings from the environment when the process starts, before main: what
-// the backend wants there is set, and the program starts itself anew (same process, same arguments) if it was missing.
-// CPU: GOMP_SPINCOUNT, how long an idle OpenMP thread spins, unless the user chose it or OMP_WAIT_POLICY.
+// Call first in main. Some libraries read their settings from the environment when the process starts, before main:
+// what the backend wants there is set, and the program starts itself anew (same process, same arguments) if it was
+// missing. CPU: GOMP_SPINCOUNT, how long an idle OpenMP thread spins, unless the user chose it or OMP_WAIT_POLICY.
 void device_prepare_process(char **argv);
 
 bool device_init(const DeviceOptions *options, Error *err);

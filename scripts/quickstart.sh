@@ -62,7 +62,7 @@ Done. What there is now:
   $OUT/curve.png           its curves
   $OUT/run/main.log        every step as a line of JSON
 What to do next:
-  train longer       ./train_gpt2 ${TRAIN[*]} -i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin" -o $OUT/run -y -x $((4 * steps))
+  train longer       ./train_gpt2 -o $OUT/run -y -x $((4 * steps))
   write text         ./train_gpt2 -e $checkpoint -v 0 -x 0 -g 1000 --prompt "The "
   your own text      make quickstart TEXT=path/to/text
   all options        ./train_gpt2 --help

@@ -36,4 +36,7 @@ const char *option_string(const OptionRow *row, const Options *options); // OPTI
 // The value as it would be typed, malloced; NULL without memory.
 char *option_text(const OptionRow *row, const Options *options);
 
+// Sets the field from text, as if it had been typed after name.
+bool option_set(const OptionRow *row, Options *options, const char *name, const char *value, Error *err);
+
 void option_print_help(FILE *out, const char *program);

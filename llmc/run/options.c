@@ -98,7 +98,7 @@ static bool set_double(const OptionRow *row, Options *options, const char *name,
     return true;
 }
 
-static bool set_value(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+bool option_set(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
     if (row->type == OPTION_STRING) {
         if (option_is_choice(row) && !check_choice(row, name, value, err)) return false;
         return set_string(row, options, value, err);
@@ -112,7 +112,7 @@ static bool set_defaults(Options *options, Error *err) {
     int count;
     const OptionRow *rows = option_table(&count);
     for (int i = 0; i < count; i++) {
-        if (!set_value(&rows[i], options, rows[i].long_name, rows[i].fallback, err)) return false;
+        if (!option_set(&rows[i], options, rows[i].long_name, rows[i].fallback, err)) return false;
     }
     return true;
 }
@@ -172,11 +172,10 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     }
     int count;
     options->given |= (uint64_t)1 << (row - option_table(&count));
-    return set_value(row, options, typed.text, a.value, err);
+    return option_set(row, options, typed.text, a.value, err);
 }
 
-// ------------------------------------------------------------------------------------------------ the whole command
-// line
+// --------------------------------------------------------------------------------------------- the whole command line
 
 bool options_given(const Options *options, const char *long_name) {
     int count;

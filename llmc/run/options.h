@@ -81,8 +81,12 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err);
 
 // All options as one JSON object, malloced; keys are the long names.
 char *options_to_json(const Options *options);
+// For resume: takes from that JSON the value of every option that was not given on the command line, so that -o and -y
+// alone go on as the run was started. What only says where it is written or how it is watched (-o, -y, --progress)
+// stays.
+bool options_adopt_json(Options *options, const char *json, Error *err);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
-// NULL if none does. Options that only say how a run is watched or started (-y, --progress) are not compared.
+// NULL if none does. -y, --progress and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
 
 #ifdef __cplusplus

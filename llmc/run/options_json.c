@@ -28,9 +28,36 @@ char *options_to_json(const Options *options) {
     return json;
 }
 
-// They say how a run is started and watched, not what it computes.
+// They say how this process is started, limited and watched, not what the run computes.
 static bool is_compared(const OptionRow *row) {
-    return strcmp(row->long_name, "resume") != 0 && strcmp(row->long_name, "progress") != 0;
+    const char *const others[] = {"resume", "progress", "max-minutes"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (strcmp(row->long_name, others[i]) == 0) return false;
+    return true;
+}
+
+static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Error *err) {
+    char number[40];
+    if (row->type == OPTION_STRING && cJSON_IsString(then))
+        return option_set(row, options, row->long_name, then->valuestring, err);
+    if (row->type != OPTION_STRING && cJSON_IsNumber(then))
+        return option_set(row, options, row->long_name, format_exact(then->valuedouble, number, sizeof number), err);
+    return error_set(err, "%s: no %s", row->long_name, row->type == OPTION_STRING ? "text" : "number");
+}
+
+bool options_adopt_json(Options *options, const char *json, Error *err) {
+    cJSON *then = cJSON_Parse(json);
+    bool ok = cJSON_IsObject(then) || error_set(err, "no JSON object");
+    int count;
+    const OptionRow *rows = option_table(&count);
+    for (int i = 0; ok && i < count; i++) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, rows[i].long_name);
+        const bool is_output = strcmp(rows[i].long_name, "output") == 0;
+        if (value && !is_output && is_compared(&rows[i]) && !options_given(options, rows[i].long_name))
+            ok = adopt(&rows[i], options, value, err);
+    }
+    cJSON_Delete(then);
+    return ok || error_prefix(err, "the options of the earlier run");
 }
 
 static bool differs(const OptionRow *row, const Options *options, const cJSON *then) {

@@ -43,6 +43,15 @@ def test_three_steps_and_a_resume(data, tmp_path):
     assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
 
 
+def test_o_and_y_alone_go_on_as_the_run_was_started(data, tmp_path):
+    flags = [*TINY, *QUIET, *data.flags, "-l", 3e-3, "-d", 192, "-n", 2]
+    train(*flags, "-o", tmp_path / "whole", "-x", 6, "-u", 1)
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(checkpoints(tmp_path / "parts")[-1])
+    train("-o", tmp_path / "parts", *RESUME)
+    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+
+
 def test_resume_without_a_checkpoint_starts_at_the_beginning(data, tmp_path):
     train(*SAVE_EACH_STEP, *data.flags, "-o", tmp_path / "run", "-x", 2, *RESUME)
     assert sorted(losses(tmp_path / "run")) == [1, 2]

@@ -420,6 +420,49 @@ static void differences_to_foreign_json_are_told_and_never_crash(void **state) {
     options_free(&o);
 }
 
+static void what_was_not_given_is_adopted_from_the_earlier_run(void **state) {
+    (void)state;
+    Options then = parsed("-b 4 -l 0.1 -e d12 -o runs/a -k wsd -x 500 --max-minutes 3"),
+            now = parsed("-o runs/b -y -x 900");
+    char *json = options_to_json(&then);
+    assert_true(options_adopt_json(&now, json, NULL));
+    assert_int_equal(now.B, 4);
+    assert_true(now.lr == 0.1);
+    assert_string_equal(now.schedule, "wsd");
+    assert_int_equal(now.max_steps, 900); // given now
+    assert_string_equal(now.output, "runs/b");
+    assert_int_equal(now.resume, 1);
+    assert_true(now.max_minutes == 0.0); // of that process only
+    char *lines = options_diff_json(&now, json);
+    assert_string_equal(lines, "--max-steps 900 (was 500)\n--output runs/b (was runs/a)\n");
+    free(lines);
+    free(json);
+    options_free(&then);
+    options_free(&now);
+}
+
+static void foreign_values_are_not_adopted(void **state) {
+    (void)state;
+    const char *const foreign[] = {"",
+                                   "[]",
+                                   "null",
+                                   "{\"batch-size\": 0}",
+                                   "{\"batch-size\": \"4\"}",
+                                   "{\"model\": 7}",
+                                   "{\"schedule\": \"sawtooth\"}",
+                                   "{\"learning-rate\": 1e300}"};
+    for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
+        Options o = parsed("");
+        Error err = {""};
+        assert_false(options_adopt_json(&o, foreign[i], &err));
+        assert_true(strncmp(err.text, "the options of the earlier run: ", 32) == 0);
+        options_free(&o);
+    }
+    Options o = parsed("");
+    assert_true(options_adopt_json(&o, "{\"of-a-later-version\": 3}", NULL));
+    options_free(&o);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_arguments_the_defaults_hold),
@@ -448,6 +491,8 @@ int main(void) {
         cmocka_unit_test(json_holds_every_option_exactly),
         cmocka_unit_test(differences_are_one_line_each),
         cmocka_unit_test(differences_to_foreign_json_are_told_and_never_crash),
+        cmocka_unit_test(what_was_not_given_is_adopted_from_the_earlier_run),
+        cmocka_unit_test(foreign_values_are_not_adopted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
