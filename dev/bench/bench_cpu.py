@@ -4,7 +4,7 @@
     dev/bench/bench_cpu.py [--build build/release-avx512bf16] [--seconds 12] [--dry-run]
 
 Each configuration is one process of bench_step: whole training steps with the rate of a plain library matmul measured
-between them, medians. On a shared machine tokens/s moves with the neighbours; the ratio to the matmul rate is steady.
+between them, medians; then the same step in PyTorch (torch_step.py), where it is installed. On a shared machine tokens/s moves with the neighbours; the ratio to the matmul rate is steady.
 """
 import argparse
 import datetime
@@ -58,6 +58,16 @@ def supports_bf16():
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
+def bench_torch(shape, B, T, dtype):
+    """The same step in PyTorch; None where there is no PyTorch."""
+    printed = output_of(["/usr/bin/python3", "dev/bench/torch_step.py", shape, str(B), str(T), dtype])
+    return json.loads(printed) if printed else None
+
+
+def torch_speed(row):
+    return f"{row['torch']['tokens_per_second']:.0f}" if row["torch"] else "-"
+
+
 def bench_steps(build, seconds):
     rows = []
     for name, model, B, T, dtype, target, target_ratio in CONFIGURATIONS:
@@ -67,8 +77,9 @@ def bench_steps(build, seconds):
         command = [f"{build}/dev/bench/bench_step", model, str(B), str(T), dtype, "0", str(seconds)]
         row = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         row.update(name=name, command=" ".join(command), target=target, target_ratio=target_ratio)
+        row["torch"] = bench_torch(model.replace("d12", "L=12,C=768,NH=12"), B, T, dtype)
         rows.append(row)
-        speed = f"{row['tokens_per_second']:.0f} tok/s, {row['ratio']:.1%} of matmul"
+        speed = f"{row['tokens_per_second']:.0f} tok/s, {row['ratio']:.1%} of matmul, PyTorch {torch_speed(row)}"
         print(f"{name} B={B} T={T} {dtype}: {speed}", flush=True)
     return rows
 
@@ -98,6 +109,11 @@ def bench_start(directory, runs=3):
     return {"command": " ".join(command).replace(directory, "DIR"), "seconds": statistics.median(times), "runs": times}
 
 
+def torch_version(rows):
+    versions = [row["torch"]["torch"] for row in rows if row["torch"]]
+    return f"version {versions[0]}" if versions else "not installed"
+
+
 def markdown(result):
     info = result["machine"]
     lines = [f"# CPU trainer, {info['cpu']}, {result['date']}", ""]
@@ -105,17 +121,18 @@ def markdown(result):
               f"{result['steps'][0]['libraries']}; commit {info['commit']}. Command: `make bench`.", ""]
     lines += [
         "Medians of whole training steps. FLOP per token: 72 L C^2 + 6 Vp C + 6 L C (T+1). The matmul rate is a plain",
-        "library matmul (1024 x 3072 x 768) measured between the steps, in the same process.",
+        "library matmul (1024 x 3072 x 768) measured between the steps, in the same process. PyTorch: the same step, eager,",
+        f"{torch_version(result['steps'])}, bf16 by autocast (dev/bench/torch_step.py), measured right after.",
         "",
-        "| model | B | T | dtype | ms/step | tok/s (target) | step GFLOP/s | matmul GFLOP/s | ratio (target) |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model | B | T | dtype | ms/step | tok/s (target) | step GFLOP/s | matmul GFLOP/s | ratio (target) | PyTorch tok/s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in result["steps"]:
         ratio_target = f" ({row['target_ratio']:.0%})" if row["target_ratio"] else ""
         lines.append(
             f"| {row['name']} | {row['B']} | {row['T']} | {row['dtype']} | {row['step_seconds'] * 1e3:.0f} | "
             f"{row['tokens_per_second']:.0f} ({row['target']}) | {row['step_flops'] / 1e9:.0f} | "
-            f"{row['matmul_flops'] / 1e9:.0f} | {row['ratio']:.1%}{ratio_target} |"
+            f"{row['matmul_flops'] / 1e9:.0f} | {row['ratio']:.1%}{ratio_target} | {torch_speed(row)} |"
         )
     lines += ["", "| what | measured | target |", "| --- | --- | --- |"]
     for name, value, target in result["other"]:
