@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the CPU trainer and writes dev/bench/results/cpu_NAME_DATE.{json,md}.
 
-    dev/bench/bench_cpu.py [--build build/release-avx512bf16] [--seconds 12] [--dry-run]
+    dev/bench/bench_cpu.py [--build build/release-avx512bf16] [--seconds 8] [--dry-run]
 
 Each configuration is one process of bench_step: whole training steps with the rate of a plain library matmul measured
 between them, medians; then the same step in PyTorch (torch_step.py), where it is installed. On a shared machine tokens/s moves with the neighbours; the ratio to the matmul rate is steady.
@@ -143,7 +143,7 @@ def markdown(result):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release-avx512bf16")
-    parser.add_argument("--seconds", type=float, default=12.0, help="timed steps of each configuration")
+    parser.add_argument("--seconds", type=float, default=8.0, help="timed steps of each configuration")
     parser.add_argument("--dry-run", action="store_true", help="print the table, write no files")
     options = parser.parse_args()
 
