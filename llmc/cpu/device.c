@@ -6,6 +6,7 @@
 #include "llmc/cpu/gemm.h"
 #include "llmc/cpu/host_memory.h"
 
+#include <limits.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,7 +102,11 @@ static const char spin_rounds[] = "1000";
 void device_prepare_process(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     if (setenv("GOMP_SPINCOUNT", spin_rounds, 1) != 0) return;
-    execv("/proc/self/exe", argv); // returns only if it failed: then the run is as good as it can be without
+    char program[PATH_MAX]; // by its own name, so that ps and pkill still find it
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length <= 0) return;
+    program[length] = '\0';
+    execv(program, argv); // returns only if it failed: then the run is as good as it can be without
 }
 
 bool device_init(const DeviceOptions *options, Error *err) {
