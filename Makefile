@@ -150,7 +150,7 @@ lint: ## compiler warnings, the common subset of C and C++, clang-format, clang-
 	$(SUBMAKE) all test-programs
 	g++ -x c++ -std=c++17 -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fsyntax-only train_gpt2.cu
 	clang-format --dry-run -Werror $(SOURCES)
-	printf '%s\n' $(filter %.c %.cu,$(SOURCES)) | xargs -P$(shell nproc) -I{} clang-tidy --quiet {} -- -x c $(TIDY_FLAGS)
+	@printf '%s\n' $(filter %.c %.cu,$(SOURCES)) | xargs -P$(shell nproc) -I{} clang-tidy --quiet {} -- -x c $(TIDY_FLAGS)
 	find scripts data dev test -name '*.py' -print0 | \
 		xargs -0 $(PYTHON) -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]'
 
