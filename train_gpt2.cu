@@ -56,8 +56,7 @@ typedef struct {
     int64_t first_step;           // where this process began
 } Run;
 
-// ------------------------------------------------------------------------------------------ what to train, on which
-// data
+// ---------------------------------------------------------------------------------------- what to train, on which data
 
 // -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
 static bool choose_start(Run *run, Error *err) {
@@ -66,7 +65,7 @@ static bool choose_start(Run *run, Error *err) {
     run->state.best_val_loss = INFINITY;
     run->state.eot = -1;
     run->state.control = step_control_initial(1.0f);
-    if (!*o->output) return !o->resume || error_set(err, "-y 1 needs -o: the directory whose run goes on");
+    if (!*o->output) return true;
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o %s", o->output);
     if (!o->resume)
         return !checkpoint_exists(o->output) || o->max_steps == 0 ||
@@ -202,8 +201,7 @@ static bool choose(Run *run, Error *err) {
            choose_lengths(run, err) && choose_tokenizer(run, err);
 }
 
-// ------------------------------------------------------------------------------------------------------ memory and
-// model
+// ---------------------------------------------------------------------------------------------------- memory and model
 
 // --dtype: what this device trains fastest in, or what was asked for.
 static bool choose_dtype(Run *run, Error *err) {
@@ -304,8 +302,7 @@ static bool open_log(Run *run, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------ evaluation and
-// saving
+// ----------------------------------------------------------------------------------------------- evaluation and saving
 
 static bool validate(Run *run, Error *err) {
     double loss, began = now_seconds();
@@ -334,7 +331,6 @@ static bool save(Run *run, Error *err) {
     if (!*o->output) return true;
     const double began = now_seconds();
     run->state.control = gpt2_get_control(run->model);
-    run->state.position = dataloader_position(run->loader);
     run->state.T = run->T;
     free(run->state.options_json);
     run->state.options_json = options_to_json(o);
@@ -344,13 +340,11 @@ static bool save(Run *run, Error *err) {
     return checkpoint_rotate(o->output, (int)o->keep, o->major, err);
 }
 
-// -------------------------------------------------------------------------------------------------------------- one
-// step
+// ------------------------------------------------------------------------------------------------------------ one step
 
 static void first_step_report(Run *run, const StepControl *control) {
     char measured[64], planned[64];
     const double expected = log((double)run->config.V);
-    if (run->state.step > run->first_step + 2) return;
     if (!run->resume_path && model_config_is_descriptor(run->options.model) && fabs(control->loss - expected) > 0.5)
         runlog_text(run->log, "warning     the first loss is %.3f; of new weights it should be near ln(V) = %.3f",
                     control->loss, expected);
@@ -420,13 +414,13 @@ static bool train_step(Run *run, Error *err) {
     device_event_record(record->stop, STREAM_COMPUTE);
     record->step = step + 1;
     run->state.step = step + 1;
+    run->state.position = dataloader_position(run->loader); // of whole steps: a step that fails midway is read again
     report(run, &run->records[step % 2]);
     if (device_event_done(record->stop)) report(run, record);
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------------------- the
-// loop
+// ------------------------------------------------------------------------------------------------------------ the loop
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 

@@ -1,4 +1,5 @@
 """Nothing is ever lost: a run that was interrupted, killed, or ran out of disk goes on to the very same weights."""
+import json
 import os
 import random
 import resource
@@ -9,7 +10,7 @@ import time
 
 import pytest
 from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, events, kill, losses, same_state,
-                      start, train, wait_for)
+                      start, train, wait_for, write_shard)
 
 # Constant, and its warm-up given: so that the weights after step N do not depend on -x.
 SCHEDULE = ["-k", "constant", "-u", 2]
@@ -179,6 +180,18 @@ def test_a_full_disk_leaves_the_previous_checkpoint(data, small_disk):
     train(*flags, "-x", 5, *RESUME)
     assert checkpoints(small_disk / "run")[-1].name == "step_00000005"
     assert sorted(losses(small_disk / "run")) == [1, 2, 3, 4, 5]
+
+
+def test_a_step_that_fails_midway_is_read_again(data, tmp_path):
+    # One bad token: the four windows of a step are read one by one, so the failure comes after some of them were taken.
+    tokens = [i % 200 for i in range(32 * 64 + 1)]
+    tokens[32 * 40 + 5] = 60000
+    shard = write_shard(tmp_path / "train_0.bin", tokens)
+    train("-e", "L=1,C=64,NH=2,T=32,V=257", "-t", 32, "-b", 1, "-d", 128, *QUIET, "-i", shard, "-o", tmp_path / "run",
+          "-x", 16, expect=EXIT_RUN_FAILED)
+    state = json.loads((checkpoints(tmp_path / "run")[-1] / "trainer.json").read_text())
+    assert state["step"] >= 1
+    assert state["position"] == 4 * state["step"]
 
 
 def test_rotation_keeps_the_newest_and_the_major_ones(data, tmp_path):
