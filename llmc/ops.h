@@ -99,8 +99,7 @@ void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads);
 //   dQ = dS K / sqrt(HS);  dK = dS^T Q / sqrt(HS).
 void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads);
 
-// ----------------------------------------------------------------------------------------------- LM head +
-// cross-entropy
+// --------------------------------------------------------------------------------------------- LM head + cross-entropy
 
 // In chunks of R rows: logits of one chunk exist at a time, in logits (R,Vp), scratch of the caller. R may be any
 // number; this is what the backend would like for shape (at most B * T).

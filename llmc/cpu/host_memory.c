@@ -95,8 +95,7 @@ bool host_memory_read(const char *root, HostMemory *memory, Error *err) {
     return true;
 }
 
-// --------------------------------------------------------------------------------------------------------- this
-// process
+// -------------------------------------------------------------------------------------------------------- this process
 
 static size_t read_status(const char *key) {
     uint64_t kib;

@@ -156,8 +156,7 @@ static dnnl_status_t matmul_descriptor(dnnl_primitive_desc_t *pd, dnnl_engine_t 
 #endif
 }
 
-// ------------------------------------------------------------------------------------------------------- the
-// primitives
+// ------------------------------------------------------------------------------------------------------ the primitives
 
 static dnnl_primitive_attr_t attributes_create(bool accumulate) {
     dnnl_primitive_attr_t attr;

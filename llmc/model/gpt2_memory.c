@@ -5,8 +5,7 @@
 #include "llmc/base/checked.h"
 #include <stdlib.h>
 
-// --------------------------------------------------------------------------------------------- the table of
-// activations
+// -------------------------------------------------------------------------------------------- the table of activations
 
 enum { NEVER = -1, ALWAYS_KEPT = RECOMPUTE_BLOCK + 1, NEVER_KEPT = 0 };
 
@@ -61,8 +60,7 @@ static int64_t width_of(const ModelConfig *config, char width) {
 
 static DType dtype_of(DType compute, char width) { return width == 'h' || width == 's' ? DTYPE_FP32 : compute; }
 
-// ------------------------------------------------------------------------------------------------------------- the
-// plan
+// ------------------------------------------------------------------------------------------------------------ the plan
 
 static int forward_tick(int block) { return block * FORWARD_TICKS; }
 static int head_tick(const ModelConfig *config) { return (int)config->L * FORWARD_TICKS; }

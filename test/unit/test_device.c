@@ -9,19 +9,7 @@
 
 #include <cmocka.h>
 
-static int start_device(void **state) {
-    (void)state;
-    Error err;
-    if (device_init(&(DeviceOptions){.threads = 2}, &err)) return 0;
-    fprintf(stderr, "%s\n", err.text);
-    return -1;
-}
-
-static int stop_device(void **state) {
-    (void)state;
-    device_shutdown();
-    return 0;
-}
+#include "test/unit/device_fixture.h"
 
 static bool all_zero(const unsigned char *p, size_t n) {
     for (size_t i = 0; i < n; i++)

@@ -12,19 +12,7 @@
 
 #include <cmocka.h>
 
-static int start_device(void **state) {
-    (void)state;
-    Error err;
-    if (device_init(&(DeviceOptions){.threads = 2}, &err)) return 0;
-    fprintf(stderr, "%s\n", err.text);
-    return -1;
-}
-
-static int stop_device(void **state) {
-    (void)state;
-    device_shutdown();
-    return 0;
-}
+#include "test/unit/device_fixture.h"
 
 static void put(Tensor t, int64_t i, float x) {
     convert_elements((char *)t.data + (size_t)i * dtype_size(t.dtype), t.dtype, &x, DTYPE_FP32, 1);

@@ -184,8 +184,7 @@ static void dot_products_of_pairs_add_both_products(void **state) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------- sums over the
-// lanes
+// ------------------------------------------------------------------------------------------------- sums over the lanes
 
 static void lanes_are_summed_as_a_tree_of_halves(void **state) {
     (void)state;
@@ -214,8 +213,7 @@ static void the_largest_lane_is_found_wherever_it_is(void **state) {
     assert_true(vmax_lane(vsplat(-INFINITY)) == -INFINITY);
 }
 
-// --------------------------------------------------------------------------------------------------- lane by lane,
-// exact
+// ------------------------------------------------------------------------------------------------- lane by lane, exact
 
 static void max_and_min_take_the_second_argument_where_one_is_nan(void **state) {
     (void)state;

@@ -34,8 +34,7 @@ static int window_holds(const OutlierWindow *w, float x) {
     return found;
 }
 
-// --------------------------------------------------------------------------------------------------- what the host
-// reads
+// ------------------------------------------------------------------------------------------------- what the host reads
 
 static void the_loss_is_the_mean_and_the_norm_is_global(void **state) {
     (void)state;
@@ -67,8 +66,7 @@ static void a_gradient_above_the_limit_is_scaled_to_it(void **state) {
     assert_true(c.grad_factor == 0.25f);
 }
 
-// ----------------------------------------------------------------------------------------------------------- not
-// finite
+// ---------------------------------------------------------------------------------------------------------- not finite
 
 static void a_gradient_that_is_not_finite_skips_and_names_the_first_tensor(void **state) {
     (void)state;
@@ -174,8 +172,7 @@ static void a_window_of_equal_values_has_no_outliers(void **state) {
     assert_int_equal(c.skip, SKIP_NONE);
 }
 
-// ----------------------------------------------------------------------------------------------------------- loss
-// scale
+// ---------------------------------------------------------------------------------------------------------- loss scale
 
 static void an_overflow_halves_the_loss_scale_down_to_one(void **state) {
     (void)state;
