@@ -1,8 +1,10 @@
 # pretrain.cu: `make help` lists the targets.
 #
-# Host code and the CPU backend are C11; every object is compiled once per variant into build/VARIANT/.
+# Host code and the CPU backend are C11; every object is compiled once per variant into build/VARIANT/. The CUDA backend
+# is compiled twice: by nvcc for the device, and by g++ with the simulator of dev/sim for the host.
 #   SIMD=avx512bf16|avx512|none   vector code of the CPU backend; default: what this processor has
-#   MODE=release|sanitize         sanitize: AddressSanitizer + UBSan
+#   MODE=release|sanitize         sanitize: AddressSanitizer + UBSan. For the simulator also tsan and msan (clang)
+#   CUDA=DIR                      the CUDA toolkit; default: that of the nvcc on the PATH, or /usr/local/cuda
 #   VERBOSE=1                     shows the whole commands
 
 SHELL := /bin/bash
@@ -34,11 +36,20 @@ CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/%.o)
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libllmc.a
 
+# The CUDA toolkit, if there is one: for the device (llmc/cuda/cuda.mk) and for the simulator (dev/sim/sim.mk).
+CUDA     ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+CUDA_SRC := $(wildcard llmc/cuda/*.c llmc/cuda/*.cu)
+
 TEST_SRC := $(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
 # What op, model and golden tests link besides the library: the fp64 specification and the helper around op calls.
 REF_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard test/reference/*.c) test/ops/op_test.c)
 REF_LIB  := $(BUILD)/libreference.a
+
+# --profile: in the trainers, calls of these functions go through the wrappers of llmc/run/profile.c.
+PROFILE_OPS := $(shell sed -n 's/^OP.\([a-z_]*\),.*/\1/p' llmc/run/op_table.def) \
+               device_graph_replay device_graph_begin device_graph_end
+%/train_gpt2 %/train_gpt2cu %/train_gpt2sim: LDFLAGS += $(PROFILE_OPS:%=-Wl,--wrap=%)
 
 # One short line a file.
 QUIET := $(if $(VERBOSE),,@)
@@ -96,8 +107,14 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
 
+# The one part of llmc/cuda that needs no CUDA.
+$(BUILD)/test/unit/test_tuning_cache: $(BUILD)/llmc/cuda/tuning_cache.o
+
 .PRECIOUS: $(BUILD)/%.o
 .SECONDARY:
+
+include llmc/cuda/cuda.mk
+include dev/sim/sim.mk
 
 # ------------------------------------------------------------------------------------------------- install, try, measure
 
@@ -114,23 +131,51 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
 
+# BACKEND=sim: the same scripts with the simulator and tiny sizes, to try them out where there is no GPU.
+ifeq ($(BACKEND),sim)
+GPU_FLAGS := --tiny --trainer ./train_gpt2sim --output $(SIM_BUILD)/results
+CHECK_GPU := --tests $(SIM_BUILD)/test --build train_gpt2sim sim-test-programs
+BENCH_GPU := --build train_gpt2sim
+else
+CHECK_GPU := --tests $(CUDA_BUILD)/test --build train_gpt2cu cuda-test-programs
+BENCH_GPU := --build train_gpt2cu
+endif
+
+.PHONY: check-gpu bench-gpu
+check-gpu: ## op tests, training, resume, sanitizers on the GPU, into dev/bench/results; under 10 minutes
+	$(PYTHON) dev/bench/check_gpu.py $(GPU_FLAGS) $(CHECK_GPU)
+
+bench-gpu: ## speed tables of the GPU, and PyTorch beside them, into dev/bench/results; under 10 minutes
+	$(PYTHON) dev/bench/bench_gpu.py $(GPU_FLAGS) $(BENCH_GPU)
+
 # ---------------------------------------------------------------------------------------------------------------- tests
 
 SUBMAKE := $(MAKE) --no-print-directory -s -j$(shell nproc)
 
-# Every test program, the op tests a second time in plain C (SIMD=none), and pytest.
+# Every test program, the op tests a second time in plain C (SIMD=none), and pytest. With a CUDA toolkit: the CUDA trainer
+# is compiled for the oldest GPUs and for Hopper, and its kernels run in the simulator, also under the sanitizers.
 test: ## install what is missing, build, run all tests
 	scripts/install_deps.sh build test
 	$(SUBMAKE) all test-programs
 	$(SUBMAKE) SIMD=none op-test-programs
-	@scripts/run_tests.py --pytest test/e2e --pytest test/tools $(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN))
+	$(if $(CUDA),$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs,@echo "$(NO_CUDA)")
+	$(if $(NVCC),$(SUBMAKE) train_gpt2cu kernel-report ARCHS="75 90")
+	@scripts/run_tests.py --jobs $(shell nproc) --pytest test/e2e --pytest test/tools \
+		$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN)) $(SIM_TEST_BIN) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
 
-# The test programs and the end-to-end tests that are marked `sanitize`, with the trainer built the same way.
-test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection
+NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not tested (CUDA=DIR says where one is)
+
+# The test programs and the end-to-end tests that are marked `sanitize`, with the trainers built the same way. Under
+# ThreadSanitizer and MemorySanitizer in all dtypes.
+test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernels also under TSan and MSan
 	scripts/install_deps.sh build test
 	$(SUBMAKE) MODE=sanitize test-programs sanitized-trainer
-	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 scripts/run_tests.py \
-		--program-seconds 600 --pytest test/e2e --mark sanitize $(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%)
+	$(if $(CUDA),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
+	$(if $(CUDA),$(SUBMAKE) sim-sanitize-programs)
+	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
+		TEST_FILTER='*' CUDNN_GRAPHS=all scripts/run_tests.py \
+		--jobs $(shell nproc) --program-seconds 900 --pytest test/e2e --mark sanitize \
+		$(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
 
 OP_TEST_BIN_PLAIN := $(patsubst %.c,build/$(MODE)-none/%,$(wildcard test/ops/test_*.c))
 

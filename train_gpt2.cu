@@ -6,6 +6,7 @@
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/options.h"
+#include "llmc/run/profile.h"
 #include "llmc/run/run_header.h"
 #include "llmc/run/runlog.h"
 #include "llmc/run/signals.h"
@@ -53,6 +54,8 @@ typedef struct {
     RunLog *log;
     StepRecord records[2];
     double started, step_seconds; // launch; smoothed time of a step
+    float loss_scale;             // after the last step that was reported
+    char attention[256];          // who computes it, as the header said
     int64_t first_step;           // where this process began
 } Run;
 
@@ -176,6 +179,8 @@ static bool choose_lengths(Run *run, Error *err) {
         run->total_steps = run->train.num_windows / run->step_windows;
         if (run->total_steps < 1) run->total_steps = 1;
     }
+    if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: with -x 0 no step is made");
+    if (o->profile > 0) run->total_steps = run->state.step + profile_total_steps(o->profile);
     int64_t warmup = o->warmup;
     if (warmup < 0) warmup = run->total_steps / 50 < 700 ? run->total_steps / 50 : 700;
     run->schedule.max_lr = o->lr;
@@ -197,8 +202,8 @@ static bool choose_tokenizer(Run *run, Error *err) {
 }
 
 static bool choose(Run *run, Error *err) {
-    return choose_start(run, err) && choose_model(run, err) && choose_context(run, err) && open_data(run, err) &&
-           choose_lengths(run, err) && choose_tokenizer(run, err);
+    return choose_model(run, err) && choose_context(run, err) && open_data(run, err) && choose_lengths(run, err) &&
+           choose_tokenizer(run, err);
 }
 
 // ---------------------------------------------------------------------------------------------------- memory and model
@@ -226,8 +231,13 @@ static bool build_model(Run *run, Error *err) {
     model.recompute = o->recompute;
     run->model = gpt2_create(&model, err);
     if (!run->model) return error_prefix(err, "the model does not fit (try a smaller -b, or -r 3)");
+    StepControl *control = &run->state.control; // of a checkpoint, or new
+    // An fp16 run brings its loss scale along. 1 is that of a new run, or of one that had another dtype.
+    if (run->dtype != DTYPE_FP16 || control->loss_scale == 1.0f)
+        control->loss_scale = optimizer_first_loss_scale(run->dtype);
+    run->loss_scale = control->loss_scale;
+    gpt2_set_control(run->model, control);
     if (run->resume_path) {
-        gpt2_set_control(run->model, &run->state.control);
         return checkpoint_load_weights(run->model, run->resume_path, err) &&
                (!model.train || checkpoint_load_moments(run->model, run->resume_path, err));
     }
@@ -245,7 +255,7 @@ static bool build_training(Run *run, Error *err) {
     optimizer.limits.clip = (float)o->grad_clip;
     optimizer.limits.loss_z_limit = (float)o->loss_outlier;
     optimizer.limits.norm_z_limit = (float)o->norm_outlier;
-    optimizer.limits.scale_growth_interval = 0;
+    optimizer.limits.scale_growth_interval = optimizer_scale_growth_interval(run->dtype);
     run->optimizer = optimizer_create(run->model, &optimizer, err);
     DataLoaderOptions loader;
     memset(&loader, 0, sizeof loader);
@@ -294,7 +304,9 @@ static bool open_log(Run *run, Error *err) {
     facts.schedule = &run->schedule;
     facts.speed = run->speed;
     facts.peak_flops = run->peak_flops, facts.peak_is_measured = run->peak_is_measured;
+    facts.loss_scale = run->loss_scale;
     run_header(run->log, &facts);
+    snprintf(run->attention, sizeof run->attention, "%s", device_facts()->attention);
     if (!run->resume_path) return true;
     char *changed = options_diff_json(o, run->state.options_json);
     if (changed) runlog_text(run->log, "changed since the checkpoint:\n%.*s", (int)strlen(changed) - 1, changed);
@@ -342,6 +354,8 @@ static bool save(Run *run, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------ one step
 
+static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
 static void first_step_report(Run *run, const StepControl *control) {
     char measured[64], planned[64];
     const double expected = log((double)run->config.V);
@@ -352,6 +366,8 @@ static void first_step_report(Run *run, const StepControl *control) {
                 format_bytes((double)device_memory_peak(), measured, 64),
                 format_bytes((double)memory_plan_total(gpt2_memory(run->model)), planned, 64),
                 now_seconds() - run->started);
+    if (strcmp(run->attention, device_facts()->attention) != 0) // it was chosen by measurement
+        runlog_text(run->log, "attention   %s", device_facts()->attention);
 }
 
 // Nothing is faster than its limit: a step that seems to be shows that the machine was busy when the limit was
@@ -374,6 +390,8 @@ static void report(Run *run, StepRecord *r) {
     memset(&line, 0, sizeof line);
     line.step = r->step, line.total = run->total_steps;
     line.control = *r->control;
+    line.last_loss_scale = run->loss_scale;
+    run->loss_scale = r->control->loss_scale;
     line.bad_tensor = r->control->bad_tensor >= 0 ? gpt2_parameters(run->model)[r->control->bad_tensor].name : NULL;
     line.lr = r->lr;
     line.seconds = device_event_seconds(r->start, r->stop);
@@ -388,6 +406,9 @@ static void report(Run *run, StepRecord *r) {
     line.eta_seconds = run->step_seconds * (double)(run->total_steps - r->step);
     runlog_step(run->log, &line);
     if (r->step == run->first_step + 1) first_step_report(run, r->control);
+    DeviceSensors sensors;
+    if (due(r->step, run->options.log_gpu_every) && device_sensors(&sensors))
+        runlog_sensors(run->log, r->step, &sensors);
     r->step = 0;
 }
 
@@ -422,8 +443,6 @@ static bool train_step(Run *run, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------ the loop
 
-static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
-
 // Steps with evaluation, samples and checkpoints between them, until the last one, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->options;
@@ -452,6 +471,17 @@ static bool loop(Run *run, Error *err) {
             step + 1 == run->total_steps || signals_pending())
             report_all(run);
     }
+}
+
+// --profile: steps and nothing else; nothing is saved.
+static bool profile_loop(Run *run, Error *err) {
+    profile_start(run->options.profile);
+    while (profile_next_step()) {
+        if (signals_pending()) return true;
+        if (!train_step(run, err)) return false;
+    }
+    report_all(run);
+    return profile_report(run->log, *run->options.output ? run->options.output : NULL, run->dtype, run->speed, err);
 }
 
 static void end_line(Run *run) {
@@ -495,16 +525,14 @@ static void close_run(Run *run) {
 }
 
 static int run_all(Run *run, Error *err) {
-    DeviceOptions device;
-    device.threads = (int)run->options.threads;
-    device.tf32 = run->options.tf32 != 0;
-    if (!choose(run, err)) return EXIT_BAD_INPUT;
+    if (!choose_start(run, err)) return EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
     run->first_step = run->state.step;
-    if (!device_init(&device, err)) return EXIT_RUN_FAILED;
-    if (!choose_dtype(run, err)) return EXIT_BAD_INPUT;
+    const DeviceOptions device = options_device(&run->options);
+    if (!device_init(&device, err)) return EXIT_RUN_FAILED; // before any data: without a GPU they are of no use
+    if (!choose(run, err) || !choose_dtype(run, err)) return EXIT_BAD_INPUT;
     if (!build(run, err) || !open_log(run, err)) return EXIT_RUN_FAILED;
     signals_install();
-    if (!loop(run, err)) return EXIT_RUN_FAILED;
+    if (!(run->options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     report_all(run);
     end_line(run);
     return signals_pending() ? EXIT_INTERRUPTED : EXIT_OK;

@@ -11,19 +11,28 @@ extern "C" {
 
 // ---------------------------------------------------------------------------------------------------- life and facts
 
+typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
+typedef enum { GELU_FUSION_AUTO, GELU_FUSION_NONE, GELU_FUSION_FORWARD, GELU_FUSION_BOTH } GeluFusion;
+
+// All zero is a good choice on every machine.
 typedef struct {
     int threads; // CPU: worker threads, 0 = all cores this process may use. Ignored by GPU backends
-    bool tf32;   // GPU: fp32 matmuls on TF32 tensor cores. Ignored by the CPU
+    // What follows is ignored by the CPU.
+    bool tf32;                 // fp32 matmuls on TF32 tensor cores
+    AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
+    GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: by measurement on first use
 } DeviceOptions;
 
 typedef struct {
     const char *backend;            // "cpu" or "cuda"
     char name[128];                 // "AMD EPYC, 2 threads" or "NVIDIA H200"
     char libraries[256];            // "oneDNN 2.6.3, OpenMP"
+    char attention[256];            // who computes attention, once a model is planned; "" on the CPU: no choice
     int units;                      // threads or SMs in use
     size_t memory_total;            // bytes of device memory
     size_t memory_free;             // bytes free when device_init returned
     double peak_flops[DTYPE_COUNT]; // datasheet FLOP/s by dtype, derived from units x clock x FLOP/clock; 0 = not known
+    double peak_bandwidth;          // datasheet bytes/s of device memory; 0 = not known
     DType default_dtype;            // the fastest training dtype of this device
     bool supports[DTYPE_COUNT];     // dtypes that ops accept for weights and activations
 } DeviceFacts;
@@ -37,8 +46,18 @@ bool device_init(const DeviceOptions *options, Error *err);
 void device_shutdown(void);
 const DeviceFacts *device_facts(void);
 
-// The measured speed of light: plain library matmul (M=1024, N=3072, K=768, hot operands, median) and copy bandwidth
-// (bytes read + bytes written per second, buffers larger than the caches). Takes about 0.3 s.
+// What the device says of its own state, now. Fields it does not tell are 0.
+typedef struct {
+    double sm_clock_mhz, memory_clock_mhz;
+    double power_watts, energy_joules; // energy: since the driver was loaded; differences count
+    double temperature_c;
+    char throttle[128]; // "" or why the clocks are held down: "power cap", "thermal", ...
+} DeviceSensors;
+bool device_sensors(DeviceSensors *sensors); // false where there are none (the CPU; a GPU without NVML)
+
+// The measured speed of light: plain library matmul (CPU: M=1024, N=3072, K=768, hot operands; GPU: a square one of
+// random numbers that takes at least 0.5 ms; the median) and copy bandwidth (bytes read + bytes written per second,
+// buffers larger than the caches). Takes about 0.3 s.
 typedef struct {
     double matmul_flops;   // FLOP/s in dtype
     double copy_bandwidth; // bytes/s
@@ -83,8 +102,10 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop); // both must
 // A recorded sequence of launches that is replayed with one call: one per distinct micro-step. Use:
 //   if (!device_graph_replay(g)) { device_graph_begin(g); ...ops...; device_graph_end(g); }
 // replay returns false when nothing was captured yet, or always where the backend has no graphs (CPU): there begin
-// and end do nothing and the ops run as they are called. end launches what was captured; begin on a graph that holds a
-// recording replaces it.
+// and end do nothing and the ops run as they are called. On a GPU the first pass runs the ops as they are called, too
+// (plans are made then), the second is captured, and end launches it.
+// The ops after a replay that returned false must be the work of the pass before. begin without asking for a replay
+// says that they are other work: the graph starts over.
 typedef struct DeviceGraph DeviceGraph;
 DeviceGraph *device_graph_create(Error *err);
 void device_graph_destroy(DeviceGraph *graph);

@@ -26,6 +26,7 @@ extern "C" {
 typedef struct {
     int64_t B, T, C, NH, Vp;
     int64_t num_tensors; // weight tensors handed to gradient_sumsq and adamw_update
+    bool gelu_again;     // gelu_forward will be asked for the bits that matmul_gelu_forward gave
     DType dtype;         // compute dtype
 } OpsShape;
 int64_t ops_workspace_bytes(OpsShape shape);
@@ -69,11 +70,14 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
 // out (N,OC) = in (N,IC) @ weight (OC,IC)^T + bias (OC). bias may be absent (tensor_none()).
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias);
 
-// pre (N,OC) = in @ weight^T + bias;  out (N,OC) = gelu(pre), gelu of the rounded pre.
+// pre (N,OC) = in @ weight^T + bias;  out (N,OC) = gelu(pre): of the rounded pre, or, where a GPU library has GELU in
+// the epilogue of its matmul and OpsShape.gelu_again is not set, of pre before it was rounded.
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias);
 
 // out = gelu(pre) = 0.5 pre (1 + tanh(sqrt(2/pi) (pre + 0.044715 pre^3))), element by element: the same bits as
-// matmul_gelu_forward gave. For recomputation.  Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
+// matmul_gelu_forward gave, under OpsShape.gelu_again. For recomputation.
+// Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
+// Units", 2016.
 void gelu_forward(Tensor out, Tensor pre);
 
 // din (N,IC) = dout (N,OC) @ weight (OC,IC).

@@ -3,14 +3,9 @@
 // function, in every backend: a kernel of one thread calls it on a GPU, a plain call on the CPU.
 // The state is small, lives in device memory and is part of the checkpoint.
 #pragma once
+#include "llmc/base/host_device.h"
 #include <math.h>
 #include <stdint.h>
-
-#ifdef __CUDACC__
-#define HOST_DEVICE __host__ __device__
-#else
-#define HOST_DEVICE
-#endif
 
 enum { OUTLIER_WINDOW = 128 }; // llm.c's window for -sl and -sg
 

@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 BUILD_PACKAGES=(gcc libc6-dev make libdnnl-dev libcjson-dev libxxhash-dev python3 python3-numpy python3-matplotlib)
-TEST_PACKAGES=(g++ libcmocka-dev python3-pytest python3-torch libopenblas0-pthread python3-venv)
+TEST_PACKAGES=(g++ clang libclang-rt-dev libcmocka-dev python3-pytest python3-torch libopenblas0-pthread python3-venv)
 LINT_PACKAGES=(g++ libcmocka-dev clang-format clang-tidy)
 TRANSFORMERS=4.36.2 # takes Debian 12's torch 1.13; later ones want a newer torch
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs the test programs and pytest, and ends with one line: N passed, N failed[, N skipped].
 
-    scripts/run_tests.py [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] PROGRAM ...
+    scripts/run_tests.py [--jobs N] [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] PROGRAM ...
 
-A program is a cmocka binary, run from the repository root with a time limit. What a program prints is shown only when
-it fails. A program that crashes, hangs or holds no test counts as a failure. Skipped tests are listed with their
+A program is a cmocka binary, run from the repository root with a time limit, N of them at a time. What a program prints
+is shown only when it fails. A program that crashes, hangs or holds no test counts as a failure. Skipped tests are listed with their
 reasons. Exit code 0 only when nothing failed. Needs nothing but Python itself.
 """
 import argparse
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 
 PROGRAM_SECONDS = 180
 PYTEST_SECONDS = 900
@@ -84,18 +85,24 @@ def count_cmocka(program, output, status):
     return counts
 
 
+def test_environment(**more):
+    """Tests neither read nor write the user's file of measured choices (llmc/cuda/tuning_cache.h)."""
+    return {"PRETRAIN_CACHE": "off", **os.environ, **more}
+
+
 def run_program(program, seconds):
+    began = time.monotonic()
     with tempfile.TemporaryFile() as captured:
         try:
-            status = run_limited([os.path.join(".", program)], seconds, stdout=captured, stderr=subprocess.STDOUT)
+            status = run_limited([os.path.join(".", program)], seconds, stdout=captured, stderr=subprocess.STDOUT,
+                                 env=test_environment())
         except OSError as error:
             status, message = 127, str(error)
             captured.write(message.encode())
         captured.seek(0)
         output = captured.read().decode(errors="replace")
     counts = count_cmocka(program, output, status)
-    if counts.failed:
-        print(output)
+    print((output if counts.failed else "") + f"{time.monotonic() - began:7.1f} s  {program}: {counts.line()}", flush=True)
     return counts
 
 
@@ -135,8 +142,8 @@ def run_pytest(paths, mark, seconds):
         report = os.path.join(directory, "report.xml")
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         command += (["-m", mark] if mark else []) + paths
-        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
-        return count_junit(report, run_limited(command, seconds, env=environment))
+        status = run_limited(command, seconds, env=test_environment(PYTHONDONTWRITEBYTECODE="1"))
+        return count_junit(report, status)
 
 
 def main():
@@ -144,16 +151,15 @@ def main():
     parser.add_argument("programs", nargs="*", metavar="PROGRAM")
     parser.add_argument("--pytest", action="append", default=[], metavar="PATH")
     parser.add_argument("--mark", default="", help="run only pytest tests with this mark")
+    parser.add_argument("--jobs", type=int, default=1, help="programs that run at the same time")
     parser.add_argument("--program-seconds", type=int, default=PROGRAM_SECONDS)
     parser.add_argument("--pytest-seconds", type=int, default=PYTEST_SECONDS)
     options = parser.parse_args()
 
     started, total = time.monotonic(), Counts()
-    for program in options.programs:
-        began = time.monotonic()
-        counts = run_program(program, options.program_seconds)
-        print(f"{time.monotonic() - began:7.1f} s  {program}: {counts.line()}", flush=True)
-        total.add(counts)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for counts in pool.map(lambda program: run_program(program, options.program_seconds), options.programs):
+            total.add(counts)
     if options.pytest:
         total.add(run_pytest(options.pytest, options.mark, options.pytest_seconds))
 

@@ -2,6 +2,7 @@
 // data order, sampling and stochastic rounding need no state and are the same for any thread count.
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11.
 #pragma once
+#include "llmc/base/host_device.h"
 #include <math.h>
 #include <stdint.h>
 
@@ -10,7 +11,7 @@ typedef struct {
 } Philox;
 
 // 128 random bits for counter (stream, index) under key seed.
-static inline Philox philox(uint64_t seed, uint64_t stream, uint64_t index) {
+static HOST_DEVICE inline Philox philox(uint64_t seed, uint64_t stream, uint64_t index) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {

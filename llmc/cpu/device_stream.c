@@ -71,3 +71,10 @@ bool device_graph_replay(DeviceGraph *graph) {
 
 void device_graph_begin(DeviceGraph *graph) { (void)graph; }
 void device_graph_end(DeviceGraph *graph) { (void)graph; }
+
+// ------------------------------------------------------------------------------------------------------------ sensors
+
+bool device_sensors(DeviceSensors *sensors) {
+    memset(sensors, 0, sizeof *sensors);
+    return false;
+}

@@ -10,7 +10,8 @@
 extern "C" {
 #endif
 
-// -r: what the backward pass computes again instead of keeping it. Gradients are the same bits at every level.
+// -r: what the backward pass computes again instead of keeping it. Gradients are the same bits at every level; on a GPU
+// that has GELU in the epilogue of a matmul, levels 1 and 2 are bit-equal to 0 only with -ge 0 (doc/numerics.md).
 typedef enum { RECOMPUTE_NONE = 0, RECOMPUTE_GELU = 1, RECOMPUTE_LAYERNORM = 2, RECOMPUTE_BLOCK = 3 } RecomputeLevel;
 
 typedef struct {

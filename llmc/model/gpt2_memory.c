@@ -75,6 +75,8 @@ static OpsShape ops_shape(const Gpt2Options *o) {
                       .NH = o->config.NH,
                       .Vp = o->config.Vp,
                       .num_tensors = parameter_count(&o->config),
+                      // Level 3 runs the whole matmul again, and so gets its bits anyway.
+                      .gelu_again = o->train && (o->recompute == RECOMPUTE_GELU || o->recompute == RECOMPUTE_LAYERNORM),
                       .dtype = o->dtype};
     return shape;
 }

@@ -217,6 +217,14 @@ static const char *program_name(int argc, char **argv) {
     return slash ? slash + 1 : argv[0];
 }
 
+DeviceOptions options_device(const Options *o) {
+    DeviceOptions device = {.threads = o->threads, .tf32 = o->tf32 != 0, .attention = ATTENTION_AUTO};
+    if (strcmp(o->attention, "cudnn") == 0) device.attention = ATTENTION_CUDNN;
+    if (strcmp(o->attention, "own") == 0) device.attention = ATTENTION_OWN;
+    device.gelu_fusion = (GeluFusion)(o->gelu_fusion + 1); // both in the same order; the option begins with -1, auto
+    return device;
+}
+
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
     memset(options, 0, sizeof *options);
     if (!set_defaults(options, err)) return OPTIONS_ERROR;

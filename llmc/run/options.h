@@ -3,6 +3,7 @@
 // The struct is plain values; strings belong to the Options, are never NULL and live until options_free.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/device.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -55,9 +56,11 @@ typedef struct {
     int progress;             // --progress  -1 auto, 0 off, 1 on
     // machine
     int threads;                                    // --threads
+    int64_t profile;                                // --profile  0 = off
     int tf32;                                       // -f
-    int gelu_fusion;                                // -ge
-    int log_gpu_every;                              // -lg
+    char *attention;                                // --attention auto|cudnn|own
+    int gelu_fusion;                                // -ge  -1 auto, 0 none, 1 forward, 2 forward and backward
+    int64_t log_gpu_every;                          // -lg  0 = never
     int zero_stage;                                 // -z
     int num_processes, process_rank, gpus_per_node; // -pn -pr -pg
     char *init_method, *server_ip, *fs_path;        // -pi -ps -pf
@@ -71,6 +74,9 @@ typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;
 // too, as far as no file is needed. options_free is due (and safe) whatever the result.
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err);
 void options_free(Options *options);
+
+// What the options say to device_init.
+DeviceOptions options_device(const Options *options);
 
 // Was this option given on the command line (by its long name)?
 bool options_given(const Options *options, const char *long_name);

@@ -1,6 +1,7 @@
 #include "llmc/run/run_header.h"
 
 #include "llmc/model/flops.h"
+#include "llmc/train/optimizer.h"
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +13,16 @@ static void machine_lines(RunLog *log, const RunFacts *f) {
     char memory[TEXT];
     format_bytes((double)device->memory_free, memory, TEXT);
     runlog_text(log, "machine     %s: %s, %s free | %s", device->backend, device->name, memory, device->libraries);
-    runlog_text(log, "limits      measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s",
-                f->speed.matmul_flops / 1e12, dtype_name(f->model->dtype), f->speed.copy_bandwidth / 1e9);
+    if (*device->attention) runlog_text(log, "            attention: %s", device->attention);
+    DeviceSensors sensors;
+    if (f->options->log_gpu_every > 0 && !device_sensors(&sensors))
+        runlog_text(log, "            -lg: this device has no sensors");
+    char datasheet[128] = "";
+    if (!f->peak_is_measured)
+        snprintf(datasheet, sizeof datasheet, " | datasheet: %.4g TFLOP/s, %.4g GB/s", f->peak_flops / 1e12,
+                 device->peak_bandwidth / 1e9);
+    runlog_text(log, "limits      measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s",
+                f->speed.matmul_flops / 1e12, dtype_name(f->model->dtype), f->speed.copy_bandwidth / 1e9, datasheet);
 }
 
 static void model_lines(RunLog *log, const RunFacts *f) {
@@ -31,6 +40,9 @@ static void model_lines(RunLog *log, const RunFacts *f) {
     else
         runlog_text(log, "precision   %s weights and activations, fp32 accumulation and gradients, %s", dtype,
                     f->model->master ? "fp32 master weights" : "no master weights (stochastic rounding)");
+    if (f->model->train && f->loss_scale != 1.0f)
+        runlog_text(log, "            loss scale %g, halved by a step that overflows, doubled after %d that do not",
+                    (double)f->loss_scale, optimizer_scale_growth_interval(f->model->dtype));
 }
 
 static void memory_line(RunLog *log, const RunFacts *f) {
@@ -117,6 +129,8 @@ static void run_event(RunLog *log, const RunFacts *f) {
     cJSON_AddStringToObject(device, "backend", device_facts()->backend);
     cJSON_AddStringToObject(device, "name", device_facts()->name);
     cJSON_AddStringToObject(device, "libraries", device_facts()->libraries);
+    cJSON_AddStringToObject(device, "attention", device_facts()->attention);
+    cJSON_AddNumberToObject(device, "peak_bandwidth", device_facts()->peak_bandwidth);
     cJSON_AddNumberToObject(device, "matmul_flops", f->speed.matmul_flops);
     cJSON_AddNumberToObject(device, "copy_bandwidth", f->speed.copy_bandwidth);
     cJSON_AddNumberToObject(device, "peak_flops", f->peak_flops);

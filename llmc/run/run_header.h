@@ -24,6 +24,7 @@ typedef struct {
     DeviceSpeed speed;
     double peak_flops;     // what mfu is a fraction of
     bool peak_is_measured; // it is the measured matmul rate, not a datasheet's
+    float loss_scale;      // that the first step will use; 1 = none
 } RunFacts;
 
 void run_header(RunLog *log, const RunFacts *facts);

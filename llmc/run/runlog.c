@@ -208,9 +208,10 @@ static const char *skip_name(int32_t skip) {
     }
 }
 
-// " | SKIPPED: why" or nothing.
-static void put_skip(FILE *f, const StepReport *r) {
+// " | SKIPPED: why" and what became of the loss scale, or nothing.
+static void put_decision(FILE *f, const StepReport *r) {
     const StepControl *c = &r->control;
+    const bool scale_known = r->last_loss_scale > 0.0f, scale_fell = scale_known && c->loss_scale < r->last_loss_scale;
     switch (c->skip) {
     case SKIP_LOSS_OUTLIER:
         fprintf(f, " | SKIPPED: loss outlier z %.1f", (double)c->loss_z);
@@ -219,16 +220,18 @@ static void put_skip(FILE *f, const StepReport *r) {
         fprintf(f, " | SKIPPED: gradient norm outlier z %.1f", (double)c->norm_z);
         break;
     case SKIP_NONFINITE:
-        if (c->bad_tensor >= 0) {
+        if (scale_fell && isfinite(c->loss)) {
+            fprintf(f, " | skipped: overflow, normal in fp16");
+        } else if (c->bad_tensor >= 0) {
             fprintf(f, " | SKIPPED: gradient of %s is not finite", r->bad_tensor ? r->bad_tensor : "a tensor");
         } else {
             fprintf(f, " | SKIPPED: %s is not finite", isfinite(c->loss) ? "gradient norm" : "loss");
         }
-        if (c->loss_scale != 1.0f) fprintf(f, "; loss scale now %g", (double)c->loss_scale);
         break;
     default:
         break;
     }
+    if (scale_known && c->loss_scale != r->last_loss_scale) fprintf(f, " | loss scale now %g", (double)c->loss_scale);
 }
 
 static char *step_json(const StepReport *r) {
@@ -277,7 +280,7 @@ void runlog_step(RunLog *log, const StepReport *r) {
             loss, norm, r->lr, ms, rate);
     if (r->mfu > 0.0) fprintf(f, " | mfu %4.1f%% hfu %4.1f%%", 100.0 * r->mfu, 100.0 * r->hfu);
     fprintf(f, " | eta %s", eta);
-    put_skip(f, r);
+    put_decision(f, r);
     fclose(f);
     set_bar(log, r, loss, rate, eta);
     print_line(log, line, bytes);
@@ -308,6 +311,27 @@ void runlog_validation(RunLog *log, int64_t step, double loss, double tokens, do
     put_number(f, "seconds", seconds, MEASURED_DIGITS);
     fclose(f);
     runlog_event(log, "validation", json);
+    free(json);
+}
+
+void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
+    runlog_text(log, "gpu at step %lld | %.0f MHz, memory %.0f MHz | %.0f W | %.0f C%s%s", (long long)step,
+                s->sm_clock_mhz, s->memory_clock_mhz, s->power_watts, s->temperature_c,
+                *s->throttle ? " | held down by: " : "", s->throttle);
+    char *json = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&json, &bytes);
+    if (!f) return;
+    fprintf(f, "\"step\":%lld", (long long)step);
+    put_number(f, "sm_clock_mhz", s->sm_clock_mhz, MEASURED_DIGITS);
+    put_number(f, "memory_clock_mhz", s->memory_clock_mhz, MEASURED_DIGITS);
+    put_number(f, "power_watts", s->power_watts, MEASURED_DIGITS);
+    put_number(f, "energy_joules", s->energy_joules, DOUBLE_DIGITS);
+    put_number(f, "temperature_c", s->temperature_c, MEASURED_DIGITS);
+    fputs(",\"throttle\":", f);
+    format_json_string(f, s->throttle, strlen(s->throttle));
+    fclose(f);
+    runlog_event(log, "gpu", json);
     free(json);
 }
 

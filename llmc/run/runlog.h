@@ -11,9 +11,12 @@
 //               "loss_outlier", "norm_outlier") and, where one is to blame, bad_tensor
 //   validation  step, loss, ppl, tokens, seconds
 //   sample      step, text (bytes that are not UTF-8 as U+FFFD)
+//   gpu         step, sm_clock_mhz, memory_clock_mhz, power_watts, energy_joules (since the driver was loaded),
+//               temperature_c, throttle ("power cap", ...; "" = nothing holds the clocks down)
 // A log that cannot be written (disk full) is reported once on stderr and never stops the run.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/device.h"
 #include "llmc/run/format.h"
 #include "llmc/step_control.h"
 #include <stdbool.h>
@@ -41,6 +44,7 @@ typedef struct {
     int64_t step;           // 1 .. total
     int64_t total;          // steps of the run
     StepControl control;    // loss, norm, skip, z-scores, loss scale
+    float last_loss_scale;  // of the step before: the line says when it changed. 0 = not known
     const char *bad_tensor; // name, when control.bad_tensor >= 0
     double lr;
     double seconds;     // of this step
@@ -52,6 +56,8 @@ typedef struct {
 void runlog_step(RunLog *log, const StepReport *report);
 // A validation line: loss (nats per token), perplexity, tokens.
 void runlog_validation(RunLog *log, int64_t step, double loss, double tokens, double seconds);
+// What the sensors of the device said after this step.
+void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *sensors);
 // A text sample, indented, control characters made visible.
 void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes);
 

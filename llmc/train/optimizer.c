@@ -10,6 +10,9 @@ struct Optimizer {
     AdamWTensor *tensors;
 };
 
+float optimizer_first_loss_scale(DType dtype) { return dtype == DTYPE_FP16 ? 65536.0f : 1.0f; }
+int32_t optimizer_scale_growth_interval(DType dtype) { return dtype == DTYPE_FP16 ? 2000 : 0; }
+
 Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error *err) {
     Optimizer *o = calloc(1, sizeof *o);
     const int count = gpt2_num_tensors(model);

@@ -14,6 +14,13 @@ typedef struct {
     StepLimits limits;  // clip, outliers
 } OptimizerOptions;
 
+// The loss scale. fp16 has no numbers below 2^-24, where many gradients lie: the loss is multiplied by a scale before
+// the backward pass and the gradients divided by it after, see step_control.h. It begins high, is halved by each step
+// that overflows (a few at the start are normal; they are skipped) and doubles after 2000 steps without one.
+// Micikevicius et al., "Mixed Precision Training", 2017. bf16 and fp32 have the range without it: scale 1, fixed.
+float optimizer_first_loss_scale(DType dtype);
+int32_t optimizer_scale_growth_interval(DType dtype); // for StepLimits
+
 typedef struct Optimizer Optimizer;
 Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error *err);
 void optimizer_destroy(Optimizer *optimizer);

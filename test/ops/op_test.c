@@ -32,13 +32,40 @@ const DType op_dtypes[3] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 
 // ------------------------------------------------------------------------------------------------------ life of a test
 
+// TEST_FILTER names the tests to run. ThreadSanitizer and MemorySanitizer, which are slow, take one dtype unless told.
+#if defined(__SANITIZE_THREAD__)
+#define DEFAULT_FILTER "*_bf16"
+#elif defined(__has_feature)
+#if __has_feature(memory_sanitizer) || __has_feature(thread_sanitizer)
+#define DEFAULT_FILTER "*_bf16"
+#endif
+#endif
+#ifndef DEFAULT_FILTER
+#define DEFAULT_FILTER NULL
+#endif
+__attribute__((constructor)) static void choose_tests(void) {
+    const char *filter = getenv("TEST_FILTER");
+    if (!filter) filter = DEFAULT_FILTER;
+    if (filter) cmocka_set_test_filter(filter);
+}
+
+// TEST_ATTENTION=cudnn|own: attention of a GPU by this, not by the faster one.
+static DeviceOptions options_of_environment(void) {
+    const char *attention = getenv("TEST_ATTENTION");
+    DeviceOptions options = {0};
+    if (attention && strcmp(attention, "cudnn") == 0) options.attention = ATTENTION_CUDNN;
+    if (attention && strcmp(attention, "own") == 0) options.attention = ATTENTION_OWN;
+    return options;
+}
+
 int op_group_setup(void **state) {
     (void)state;
     Error err;
     const char *seed = getenv("TEST_SEED");
     test.seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
     printf("TEST_SEED=%llu\n", (unsigned long long)test.seed);
-    if (!device_init(&(DeviceOptions){0}, &err)) {
+    const DeviceOptions options = options_of_environment();
+    if (!device_init(&options, &err)) {
         print_error("%s\n", err.text);
         return -1;
     }
@@ -51,10 +78,10 @@ int op_group_teardown(void **state) {
     return 0;
 }
 
-void op_restart_device(int threads) {
+void op_restart_device(DeviceOptions options) {
     Error err;
     device_shutdown();
-    if (!device_init(&(DeviceOptions){.threads = threads}, &err)) op_fail("%s", err.text);
+    if (!device_init(&options, &err)) op_fail("%s", err.text);
 }
 
 static void release(void) {

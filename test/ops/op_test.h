@@ -15,6 +15,7 @@
 #include <cmocka.h>
 // clang-format on
 
+#include "llmc/device.h"
 #include "llmc/ops.h"
 #include "test/reference/reference.h"
 
@@ -81,4 +82,4 @@ uint64_t op_digest(uint64_t digest, OpTensor x);
 
 uint64_t op_seed(void);
 void op_random_restart(void); // the next tensors are those that the program made first
-void op_restart_device(int threads);
+void op_restart_device(DeviceOptions options);

@@ -1,4 +1,5 @@
 // The end of the step against the specification: gradient_sumsq, step_control_update, adamw_update.
+#include "llmc/base/rng.h"
 #include "test/ops/op_test.h"
 #include <math.h>
 #include <stdlib.h>
@@ -50,6 +51,38 @@ static void a_nonfinite_gradient_shows_in_its_entry_only(void **state) {
         for (int i = 0; i < NUM_TENSORS; i++) assert_true(isfinite(got[i]) == (i != which));
         op_end();
     }
+}
+
+// More tensors than a block has threads, which begin at any element of one buffer.
+enum { NUM_SLICES = 300 };
+static int64_t slice_size(int i) { return 1 + 13 * (i % 7) + (i == 200 ? 5000 : 0); }
+
+static int64_t slices_size(void) {
+    int64_t n = 0;
+    for (int i = 0; i < NUM_SLICES; i++) n += slice_size(i);
+    return n;
+}
+
+static Tensor slice(Tensor whole, int64_t begin, int64_t n) {
+    char *data = (char *)whole.data + (size_t)begin * dtype_size(whole.dtype);
+    return tensor_make(data, whole.dtype, whole.name, n, 0, 0, 0);
+}
+
+static void gradient_sumsq_of_many_unaligned_tensors_matches(void **state) {
+    DType dtype = op_dtype(state);
+    OpsShape s = shape(dtype);
+    s.num_tensors = NUM_SLICES;
+    op_begin(s, "gradient_sumsq of slices");
+    OpTensor whole = op_input(dtype, "grad", DIMS(slices_size()), 1.0);
+    OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_SLICES));
+    Tensor grads[NUM_SLICES];
+    for (int64_t i = 0, begin = 0; i < NUM_SLICES; begin += slice_size((int)i++)) {
+        grads[i] = slice(whole.t, begin, slice_size((int)i));
+        sumsq.v[i] = ref_sumsq(whole.v + begin, slice_size((int)i));
+    }
+    gradient_sumsq(sumsq.t, grads, NUM_SLICES);
+    op_check(sumsq, DTYPE_FP32);
+    op_end();
 }
 
 // ------------------------------------------------------------------------------------------------ step_control_update
@@ -158,6 +191,29 @@ static void adamw_update_matches(void **state) {
     adamw_case(dtype, dtype, false);
 }
 
+static void adamw_update_of_many_unaligned_tensors_matches(void **state) {
+    DType dtype = op_dtype(state);
+    OpsShape plan = shape(dtype);
+    plan.num_tensors = NUM_SLICES;
+    op_begin(plan, "adamw_update of slices");
+    State s = make_state(dtype, DTYPE_FP32, slices_size(), dtype != DTYPE_FP32);
+    AdamWTensor tensors[NUM_SLICES];
+    for (int64_t i = 0, begin = 0; i < NUM_SLICES; begin += slice_size((int)i++)) {
+        const int64_t n = slice_size((int)i);
+        Tensor master = s.master.v ? slice(s.master.t, begin, n) : tensor_none();
+        tensors[i] =
+            (AdamWTensor){slice(s.weight.t, begin, n), master, slice(s.grad.t, begin, n), slice(s.m.t, begin, n),
+                          slice(s.v.t, begin, n),      0.1f};
+    }
+    adamw_update(tensors, NUM_SLICES, params, control_with(0.25f, SKIP_NONE));
+    OpTensor updated = s.master.v ? s.master : s.weight;
+    ref_adamw_update(updated.v, s.m.v, s.v.v, s.grad.v, slices_size(), (double)0.1f, params, 0.25);
+    op_check(updated, DTYPE_FP32);
+    op_check(s.m, DTYPE_FP32);
+    op_check(s.v, DTYPE_FP32);
+    op_end();
+}
+
 static void the_weight_is_the_master_rounded_to_nearest(void **state) {
     DType dtype = op_dtype(state);
     if (dtype == DTYPE_FP32) return; // no master beside fp32
@@ -246,16 +302,34 @@ static void stochastic_rounding_depends_on_seed_and_step_alone(void **state) {
     assert_memory_not_equal(first, second, sizeof first);
 }
 
+// 1 + 5/16 ulp is exact in fp32: it goes up exactly where the element's half-word is at least 11/16 of 2^16.
+static void stochastic_rounding_adds_the_documented_bits(void **state) {
+    DType dtype = op_dtype(state);
+    if (dtype == DTYPE_FP32) return; // nothing is rounded
+    static double values[NUM_ROUNDED];
+    AdamWParams p = params;
+    p.step = 7, p.beta1 = p.beta2 = 0.0f; // without memory the direction is -1 at every step
+    round_many(dtype, NUM_ROUNDED, 0.3125, p, values);
+    for (int64_t e = 0; e < NUM_ROUNDED; e++) {
+        Philox words = philox(p.seed, STREAM_ROUNDING, ((uint64_t)p.step << 40) + (uint64_t)e / 8);
+        uint32_t half_word = words.v[e % 8 / 2] >> (e % 2 * 16) & 0xFFFFu;
+        if ((values[e] > 1.0) != (half_word >= 65536u * 11 / 16)) op_fail("element %d", (int)e);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         OP_TEST(gradient_sumsq_matches),
+        OP_TEST(gradient_sumsq_of_many_unaligned_tensors_matches),
         OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only),
         cmocka_unit_test_teardown(step_control_update_decides_as_the_host_would, op_teardown),
         OP_TEST(adamw_update_matches),
+        OP_TEST(adamw_update_of_many_unaligned_tensors_matches),
         OP_TEST(the_weight_is_the_master_rounded_to_nearest),
         OP_TEST(a_skipped_step_leaves_every_byte),
         OP_TEST(stochastic_rounding_is_unbiased),
         OP_TEST(stochastic_rounding_depends_on_seed_and_step_alone),
+        OP_TEST(stochastic_rounding_adds_the_documented_bits),
     };
     return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

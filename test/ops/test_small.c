@@ -1,4 +1,4 @@
-// tensor_fill and tensor_cast, bit by bit.
+// tensor_fill and tensor_cast, bit by bit, and gelu_forward; also on tensors that begin at an odd element.
 #include "test/ops/op_test.h"
 #include <math.h>
 #include <stdlib.h>
@@ -20,6 +20,24 @@ static void tensor_fill_writes_every_element(void **state) {
     }
 }
 
+// x without its first element: no longer aligned to more than one element.
+static Tensor without_first(Tensor x) {
+    x.data = (char *)x.data + dtype_size(x.dtype);
+    x.shape[0] -= 1;
+    return x;
+}
+
+static void tensor_fill_takes_any_alignment(void **state) {
+    DType dtype = op_dtype(state);
+    op_begin(shape(), "tensor_fill from the second element");
+    OpTensor x = op_output(dtype, "x", DIMS(1000));
+    tensor_fill(without_first(x.t), 0.1f);
+    const double *got = op_download(x);
+    assert_true(isnan(got[0]));
+    for (int64_t j = 1; j < 1000; j++) assert_true(got[j] == ref_round((double)0.1f, dtype));
+    op_end();
+}
+
 // Every bit pattern a float can have is drawn from: all exponents, denormals, infinities, NaNs; plus exact ties.
 static void fill_with_hard_values(float *x, int64_t n) {
     static const uint32_t special[] = {0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001,
@@ -32,8 +50,9 @@ static void fill_with_hard_values(float *x, int64_t n) {
     }
 }
 
-static void cast_case(DType to, DType from, int64_t n) {
-    op_begin(shape(), "tensor_cast of %d elements from %s to %s", (int)n, dtype_name(from), dtype_name(to));
+static void cast_case(DType to, DType from, int64_t n, bool is_aligned) {
+    op_begin(shape(), "tensor_cast of %d %selements from %s to %s", (int)n, is_aligned ? "" : "unaligned ",
+             dtype_name(from), dtype_name(to));
     OpTensor src = op_output(from, "src", DIMS(n)), dst = op_output(to, "dst", DIMS(n));
     float *hard = malloc((size_t)n * sizeof *hard);
     void *bytes = malloc((size_t)n * sizeof *hard);
@@ -41,9 +60,12 @@ static void cast_case(DType to, DType from, int64_t n) {
     convert_elements(bytes, from, hard, DTYPE_FP32, n);
     op_write(src.t, bytes);
     const double *values = op_download(src);
-    tensor_cast(dst.t, src.t);
+    if (is_aligned)
+        tensor_cast(dst.t, src.t);
+    else
+        tensor_cast(without_first(dst.t), without_first(src.t));
     const double *got = op_download(dst);
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = is_aligned ? 0 : 1; i < n; i++) {
         double want = ref_round(values[i], to);
         bool same = isnan(want) ? isnan(got[i]) : got[i] == want && signbit(got[i]) == signbit(want);
         if (!same) op_fail("%s -> %s: %a became %a, not %a", dtype_name(from), dtype_name(to), values[i], got[i], want);
@@ -55,17 +77,46 @@ static void cast_case(DType to, DType from, int64_t n) {
 static void tensor_cast_rounds_to_nearest_even(void **state) {
     DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 23, 70001};
+    for (int i = 0; i < 6; i++) {
+        const bool is_aligned = i < 3;
+        if (sizes[i % 3] == 1 && !is_aligned) continue;
+        cast_case(dtype, DTYPE_FP32, sizes[i % 3], is_aligned);
+        cast_case(DTYPE_FP32, dtype, sizes[i % 3], is_aligned);
+        cast_case(dtype, dtype, sizes[i % 3], is_aligned);
+    }
+}
+
+static void gelu_case(DType dtype, int64_t n, bool is_aligned) {
+    op_begin(shape(), "gelu_forward of %d %selements", (int)n, is_aligned ? "" : "unaligned ");
+    OpTensor pre = op_input(dtype, "pre", DIMS(n), 2.0), out = op_output(dtype, "out", DIMS(n));
+    if (is_aligned) {
+        gelu_forward(out.t, pre.t);
+        ref_gelu_forward(out.v, pre.v, n);
+        op_check(out, dtype);
+    } else {
+        OpTensor rest = {.t = without_first(out.t), .v = out.v + 1};
+        gelu_forward(rest.t, without_first(pre.t));
+        ref_gelu_forward(rest.v, pre.v + 1, n - 1);
+        op_check(rest, dtype);
+    }
+    op_end();
+}
+
+static void gelu_forward_matches(void **state) {
+    DType dtype = op_dtype(state);
+    static const int64_t sizes[] = {7, 512, 10007};
     for (int i = 0; i < 3; i++) {
-        cast_case(dtype, DTYPE_FP32, sizes[i]);
-        cast_case(DTYPE_FP32, dtype, sizes[i]);
-        cast_case(dtype, dtype, sizes[i]);
+        gelu_case(dtype, sizes[i], true);
+        gelu_case(dtype, sizes[i], false);
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         OP_TEST(tensor_fill_writes_every_element),
+        OP_TEST(tensor_fill_takes_any_alignment),
         OP_TEST(tensor_cast_rounds_to_nearest_even),
+        OP_TEST(gelu_forward_matches),
     };
     return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -1,8 +1,10 @@
-// The same inputs give the same bits: from call to call for every op, and for any number of CPU threads for every op
-// that is our own. The plain matmuls are exempt from the second part, as is the LM head, which is built on them:
-// oneDNN may cut a product differently for another number of threads, and promises nothing about it.
+// The same inputs give the same bits: from call to call, and in any order of execution. Orders are numbers of CPU
+// threads or, where the CUDA simulator is linked, schedules: the order in which it runs the blocks of a grid and the
+// threads of a block. With CPU threads the plain matmuls are exempt, as is the LM head, which is built on them: oneDNN
+// may cut a product differently for another number of threads, and promises nothing about it.
 #include "test/ops/op_test.h"
 
+#include "dev/sim/sim_control.h"
 #include "llmc/device.h"
 #include <math.h>
 #include <string.h>
@@ -105,7 +107,7 @@ static uint64_t head_bits(DType dtype) {
 static const struct {
     const char *name;
     uint64_t (*bits)(DType dtype); // digest of everything the ops of a family wrote
-    bool any_thread_count;
+    bool our_own;                  // on the CPU
 } families[] = {
     {"embedding", embedding_bits, true}, {"layernorm", layernorm_bits, true}, {"attention", attention_bits, true},
     {"optimizer", optimizer_bits, true}, {"small ops", small_bits, true},     {"matmul", matmul_bits, false},
@@ -129,28 +131,53 @@ static void every_op_gives_the_same_bits_twice(void **state) {
     }
 }
 
-static void own_ops_give_the_same_bits_with_any_thread_count(void **state) {
+// The orders of this backend; 0 where there is nothing to vary.
+static const struct {
+    SimOrder schedule;
+    uint64_t seed;
+} schedules[] = {{SIM_FORWARD, 0}, {SIM_REVERSE, 0}, {SIM_RANDOM, 1}, {SIM_RANDOM, 2}, {SIM_RANDOM, 3}};
+enum { NUM_SCHEDULES = sizeof schedules / sizeof *schedules, NUM_THREAD_COUNTS = 3 };
+
+static bool is_cpu(void) { return strcmp(device_facts()->backend, "cpu") == 0; }
+static int num_orders(void) { return is_cpu() ? NUM_THREAD_COUNTS : sim_set_schedule ? NUM_SCHEDULES : 0; }
+
+static void execute_in_order(int i) {
+    if (is_cpu())
+        op_restart_device((DeviceOptions){.threads = i + 1});
+    else
+        sim_set_schedule(schedules[i].schedule, schedules[i].seed);
+}
+static void execute_in_usual_order(void) {
+    if (is_cpu())
+        op_restart_device((DeviceOptions){0});
+    else
+        sim_set_schedule(SIM_ANY_ORDER, 0);
+}
+
+static void ops_give_the_same_bits_in_any_order_of_execution(void **state) {
     DType dtype = op_dtype(state);
-    if (strcmp(device_facts()->backend, "cpu") != 0) {
-        print_message("%s has no thread count to vary\n", device_facts()->backend);
+    if (num_orders() == 0) {
+        print_message("a GPU runs threads in its own order\n");
         skip();
     }
-    uint64_t bits[3][NUM_FAMILIES];
-    for (int threads = 1; threads <= 3; threads++) {
-        op_restart_device(threads);
+    uint64_t bits[NUM_SCHEDULES][NUM_FAMILIES];
+    const bool all = !is_cpu();
+    for (int order = 0; order < num_orders(); order++) {
+        execute_in_order(order);
         for (int i = 0; i < NUM_FAMILIES; i++)
-            if (families[i].any_thread_count) bits[threads - 1][i] = run(i, dtype);
+            if (all || families[i].our_own) bits[order][i] = run(i, dtype);
     }
-    op_restart_device(0);
-    for (int i = 0; i < NUM_FAMILIES; i++)
-        if (families[i].any_thread_count && (bits[1][i] != bits[0][i] || bits[2][i] != bits[0][i]))
-            op_fail("%s: other bits with another number of threads", families[i].name);
+    execute_in_usual_order();
+    for (int order = 1; order < num_orders(); order++)
+        for (int i = 0; i < NUM_FAMILIES; i++)
+            if ((all || families[i].our_own) && bits[order][i] != bits[0][i])
+                op_fail("%s: other bits in execution order %d than in order 0", families[i].name, order);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         OP_TEST(every_op_gives_the_same_bits_twice),
-        OP_TEST(own_ops_give_the_same_bits_with_any_thread_count),
+        OP_TEST(ops_give_the_same_bits_in_any_order_of_execution),
     };
     return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -27,6 +27,7 @@ static void the_facts_name_the_machine(void **state) {
     assert_true(f->memory_free > 0 && f->memory_free <= f->memory_total);
     assert_true(f->supports[DTYPE_FP32] && f->supports[DTYPE_BF16] && !f->supports[DTYPE_FP16]);
     assert_true(f->supports[f->default_dtype]);
+    assert_string_equal(f->attention, ""); // one way only: nothing to tell
 }
 
 static void an_impossible_number_of_threads_is_refused(void **state) {
@@ -137,6 +138,13 @@ static void graphs_are_never_replayed(void **state) {
     device_graph_destroy(graph);
 }
 
+static void a_cpu_has_no_sensors(void **state) {
+    (void)state;
+    DeviceSensors sensors = {.power_watts = 1.0};
+    assert_false(device_sensors(&sensors));
+    assert_true(sensors.power_watts == 0.0);
+}
+
 static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
     (void)state;
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
@@ -189,6 +197,7 @@ int main(void) {
         cmocka_unit_test(bytes_survive_a_round_trip),
         cmocka_unit_test(events_measure_time_and_are_done_at_once),
         cmocka_unit_test(graphs_are_never_replayed),
+        cmocka_unit_test(a_cpu_has_no_sensors),
         cmocka_unit_test(the_measured_speed_is_positive_and_leaves_no_peak),
         cmocka_unit_test(the_speed_of_an_unsupported_dtype_is_refused),
         cmocka_unit_test(one_process_leaves_its_data_as_it_is),

@@ -141,6 +141,28 @@ static void a_command_line_of_llm_c_is_understood(void **state) {
     options_free(&o);
 }
 
+static void the_device_hears_what_the_options_say(void **state) {
+    (void)state;
+    Options o = parsed("--threads 3");
+    DeviceOptions device = options_device(&o);
+    assert_true(device.threads == 3 && device.tf32);
+    assert_int_equal(device.attention, ATTENTION_AUTO);
+    assert_int_equal(device.gelu_fusion, GELU_FUSION_AUTO);
+    options_free(&o);
+    o = parsed("-f 0 --attention cudnn -ge 0");
+    device = options_device(&o);
+    assert_false(device.tf32);
+    assert_int_equal(device.attention, ATTENTION_CUDNN);
+    assert_int_equal(device.gelu_fusion, GELU_FUSION_NONE);
+    options_free(&o);
+    o = parsed("--attention own -ge 2 -lg 100");
+    device = options_device(&o);
+    assert_int_equal(device.attention, ATTENTION_OWN);
+    assert_int_equal(device.gelu_fusion, GELU_FUSION_BOTH);
+    assert_int_equal(o.log_gpu_every, 100);
+    options_free(&o);
+}
+
 static void negative_numbers_are_values(void **state) {
     (void)state;
     Options o = parsed("-x -1 -u -1 --progress -1 -b 3");
@@ -470,6 +492,7 @@ int main(void) {
         cmocka_unit_test(every_row_reaches_its_own_field),
         cmocka_unit_test(names_are_unique_and_defaults_lie_in_their_ranges),
         cmocka_unit_test(a_command_line_of_llm_c_is_understood),
+        cmocka_unit_test(the_device_hears_what_the_options_say),
         cmocka_unit_test(negative_numbers_are_values),
         cmocka_unit_test(flags_take_a_value_or_none),
         cmocka_unit_test(the_last_of_two_equal_options_counts),

@@ -156,9 +156,10 @@ static void what_is_not_known_is_left_out(void **state) {
     assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | eta ?");
 }
 
+// What follows the time that is left.
 static void assert_line_ends(const StepReport *r, const char *end) {
     char *line = step_line(r);
-    const char *found = strstr(line, "| SKIPPED");
+    const char *found = strstr(strstr(line, "| eta") + 1, "|");
     assert_non_null(found);
     assert_string_equal(found, end);
     free(line);
@@ -174,13 +175,25 @@ static void skipped_steps_say_why(void **state) {
     r.control.skip = SKIP_NONFINITE, r.control.bad_tensor = 4;
     r.bad_tensor = "transformer.h.3.attn.c_attn.weight";
     assert_line_ends(&r, "| SKIPPED: gradient of transformer.h.3.attn.c_attn.weight is not finite");
-    r.control.loss_scale = 32768.0f;
-    assert_line_ends(&r,
-                     "| SKIPPED: gradient of transformer.h.3.attn.c_attn.weight is not finite; loss scale now 32768");
-    r.control.loss_scale = 1.0f, r.control.bad_tensor = -1, r.control.loss = NAN;
+    r.control.bad_tensor = -1, r.control.loss = NAN;
     assert_line_ends(&r, "| SKIPPED: loss is not finite");
     r.control.loss = 3.0f, r.control.norm = INFINITY;
     assert_line_ends(&r, "| SKIPPED: gradient norm is not finite");
+}
+
+static void a_loss_scale_that_moves_is_told(void **state) {
+    (void)state;
+    StepReport r = report(12);
+    r.control.loss_scale = 65536.0f, r.last_loss_scale = 32768.0f;
+    assert_line_ends(&r, "| loss scale now 65536");
+    // An overflow is the way a scale is found, not a fault of the model; a loss that is not finite is one.
+    r.control.skip = SKIP_NONFINITE, r.control.bad_tensor = 4, r.control.norm = INFINITY;
+    r.control.loss_scale = 32768.0f, r.last_loss_scale = 65536.0f;
+    assert_line_ends(&r, "| skipped: overflow, normal in fp16 | loss scale now 32768");
+    r.control.loss = NAN, r.bad_tensor = "wte";
+    assert_line_ends(&r, "| SKIPPED: gradient of wte is not finite | loss scale now 32768");
+    r.control.loss = 3.0f, r.control.loss_scale = r.last_loss_scale = 1.0f; // nothing left to halve
+    assert_line_ends(&r, "| SKIPPED: gradient of wte is not finite");
 }
 
 static void validation_samples_and_text_are_plain_lines(void **state) {
@@ -190,12 +203,19 @@ static void validation_samples_and_text_are_plain_lines(void **state) {
     runlog_text(log, "model %s, %d layers", "d12", 12);
     runlog_validation(log, 250, log1p(1.0), 65536, 1.25);
     runlog_sample(log, 250, "Once\nupon\x1b[2J", 13);
+    DeviceSensors sensors = {1754.6, 3201.0, 689.7, 1e9, 61.0, ""};
+    runlog_sensors(log, 250, &sensors);
+    strcpy(sensors.throttle, "power cap, thermal");
+    runlog_sensors(log, 251, &sensors);
     runlog_event(log, "start", "\"ignored\":1"); // no file: nowhere to go
     runlog_close(log);
     char *text = capture_end(&c);
     assert_string_equal(text, "model d12, 12 layers\n"
                               "validation at step 250 | loss 0.6931 | perplexity 2.00 | 65.54K tokens in 1.2s\n"
-                              "sample at step 250:\n    Once\n    upon\\x1B[2J\n");
+                              "sample at step 250:\n    Once\n    upon\\x1B[2J\n"
+                              "gpu at step 250 | 1755 MHz, memory 3201 MHz | 690 W | 61 C\n"
+                              "gpu at step 251 | 1755 MHz, memory 3201 MHz | 690 W | 61 C | held down by: power cap, "
+                              "thermal\n");
     free(text);
 }
 
@@ -260,6 +280,8 @@ static void two_steps_and_more(RunLog *log) {
     runlog_validation(log, 2, 4.25, 1e6, 2.0);
     runlog_validation(log, 2, 1e4, 1e6, 2.0); // exp overflows
     runlog_sample(log, 2, "a\xFF\nb", 4);
+    const DeviceSensors sensors = {1755.0, 3201.0, 690.5, 123456789.25, 61.0, "power cap"};
+    runlog_sensors(log, 2, &sensors);
 }
 
 static void every_line_is_one_json_object(void **state) {
@@ -294,6 +316,12 @@ static void every_line_is_one_json_object(void **state) {
     cJSON *sample = event_at(text, 4);
     assert_string_equal(string(sample, "text"), "a\xEF\xBF\xBD\nb");
     cJSON_Delete(sample);
+    cJSON *gpu = event_at(text, 5);
+    assert_string_equal(string(gpu, "event"), "gpu");
+    assert_true(number(gpu, "step") == 2 && number(gpu, "sm_clock_mhz") == 1755 && number(gpu, "power_watts") == 690.5);
+    assert_true(number(gpu, "energy_joules") == 123456789.25);
+    assert_string_equal(string(gpu, "throttle"), "power cap");
+    cJSON_Delete(gpu);
     assert_int_equal(text[strlen(text) - 1], '\n');
     free(text);
     tmpdir_remove(&dir);
@@ -440,6 +468,7 @@ int main(void) {
         cmocka_unit_test(columns_stay_in_place_over_a_long_run),
         cmocka_unit_test(what_is_not_known_is_left_out),
         cmocka_unit_test(skipped_steps_say_why),
+        cmocka_unit_test(a_loss_scale_that_moves_is_told),
         cmocka_unit_test(validation_samples_and_text_are_plain_lines),
         cmocka_unit_test(the_bar_is_cleared_above_a_line_and_drawn_again_below),
         cmocka_unit_test(in_a_file_there_is_no_bar),

@@ -1,0 +1,372 @@
+#!/usr/bin/env python3
+"""Measures the GPU trainer and, where it is installed, PyTorch on the same shapes, in less than ten minutes:
+`make bench-gpu`. Writes dev/bench/results/gpu_NAME_DATE.{json,md} after every section.
+
+    dev/bench/bench_gpu.py [--trainer ./train_gpt2cu] [--build TARGET ...] [--tiny] [--seconds 570] [--output DIR]
+
+Every figure is the median over steps of one process of the trainer, taken from its main.log: `--profile N` makes N
+steps as they always are and then N with every op timed; the first give the times, the others the tables. Sections are
+in the order of their worth; what the time does not suffice for is left out and said.
+"""
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import gpu_tools as tools
+from gpu_tools import Failed, Skipped, must
+
+WARMUP_STEPS = 5  # of --profile
+SMALLER = [96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
+
+
+class Shape:
+    """A model, the micro-batches to try (the first that fits counts) and how many steps to time."""
+
+    def __init__(self, name, model, torch, B, T, steps):
+        self.name, self.model, self.torch, self.B, self.T, self.steps = name, model, torch, B, T, steps
+
+
+FULL = [
+    Shape("124M", "d12,V=50257", "L=12,C=768,NH=12,V=50257", 64, 1024, 20),
+    Shape("350M", "d24,V=50257", "L=24,C=1024,NH=16,V=50257", 128, 1024, 8),
+    Shape("774M", "d36,V=50257", "L=36,C=1280,NH=20,V=50257", 64, 1024, 6),
+    Shape("1558M", "d48,V=50257", "L=48,C=1600,NH=25,V=50257", 48, 1024, 5),
+]
+TINY = [
+    Shape("tiny", "L=2,C=64,NH=1,V=257,T=32", "L=2,C=64,NH=1,V=257", 4, 32, 3),
+    Shape("tiny, 3 blocks", "L=3,C=64,NH=1,V=257,T=32", "L=3,C=64,NH=1,V=257", 4, 32, 2),
+]
+# B and T swept at the first model; T beyond its context needs another descriptor.
+FULL_SWEEP = [(4, 1024), (8, 1024), (16, 1024), (32, 1024), (128, 1024), (256, 256), (32, 2048)]
+TINY_SWEEP = [(2, 32), (8, 16)]
+
+
+def with_context(model, T):
+    return f"L=12,C=768,NH=12,V=50257,T={T}" if T > 1024 else model
+
+
+class DoesNotFit(Exception):
+    pass
+
+
+class Bench:
+    def __init__(self, options, directory):
+        self.options, self.directory = options, directory
+        self.shapes = TINY if options.tiny else FULL
+        self.sweep_shapes = TINY_SWEEP if options.tiny else FULL_SWEEP
+        self.env = {"PRETRAIN_CACHE": str(directory / "tuning")}  # empty at first, and nobody else's
+        self.runs, self.torch, self.start = [], [], []
+        self.table = ""
+        vocab = 257 if options.tiny else 50257
+        self.shards = tools.write_random(directory, 1 << (16 if options.tiny else 23), vocab)
+
+    # ------------------------------------------------------------------------------------------------------------ runs
+
+    def command(self, model, B, T, *more):
+        return [self.options.trainer, "-e", model, "-b", B, "-t", T, "-i", self.shards, "-v", 0, "-s", 0, *more]
+
+    def measure(self, group, name, model, B, T, steps, limit, *more):
+        """One row; DoesNotFit when memory is short."""
+        output = tools.fresh(self.directory / "run")
+        # Two looks at the sensors in the steps that count.
+        command = self.command(model, B, T, "--profile", steps, "-lg", (WARMUP_STEPS + steps) // 2, "-o", output, *more)
+        finished = tools.run(command, limit, self.env)
+        if finished.status == 1 and "does not fit" in finished.stderr:
+            raise DoesNotFit(f"{name}: B={B} T={T} does not fit")
+        if finished.status in (1, 2) and re.search("not available on|cudnn", finished.stderr, re.IGNORECASE):
+            raise Skipped(finished.last_words())
+        must(finished)
+        row = self.read(output, steps)
+        shown = " ".join(str(part) for part in command).replace(str(self.directory), "DIR")
+        row.update(group=group, name=name, model=model, B=B, T=T, options=" ".join(map(str, more)), command=shown)
+        match = re.search(r"first step done ([\d.]+) s after launch", finished.stdout)
+        row["first_step_done_seconds"] = float(match.group(1)) if match else None
+        row["table"] = profile_table(finished.stdout)
+        self.runs.append(row)
+        return row
+
+    @staticmethod
+    def read(output, steps):
+        header, end = tools.only(output, "run"), tools.only(output, "end")
+        plain = tools.events(output, "step")[WARMUP_STEPS:WARMUP_STEPS + steps]
+        profile = json.loads((output / "profile.json").read_text())
+        seconds = tools.median(step["ms"] for step in plain) / 1e3
+        tokens = header["tokens_per_step"]
+        return {
+            "dtype": header["model"]["dtype"], "device": header["device"], "parameters": header["model"]["parameters"],
+            "ms": 1e3 * seconds, "tokens_per_second": tokens / seconds,
+            "mfu": tools.median(step["mfu"] or 0 for step in plain),
+            "hfu": tools.median(step["hfu"] or 0 for step in plain),
+            "of_matmul_rate": profile["flops"] / seconds / profile["matmul_flops"],
+            "of_floor": profile["floor_ms"] / 1e3 / seconds,
+            "memory_peak": end["memory_peak"], "memory_planned": end["memory_planned"],
+            "loader_wait": end["wait_seconds"] / max(sum(s["ms"] for s in tools.events(output, "step")) / 1e3, 1e-9),
+            "spread": (max(s["ms"] for s in plain) - min(s["ms"] for s in plain)) / (1e3 * seconds),
+            "sensors": sensors(output, WARMUP_STEPS + steps),
+            "profile": profile,
+        }  # fmt: skip
+
+    def largest(self, shape, limit, *more):
+        """The row of the largest micro-batch that fits, from shape.B downwards."""
+        budget = tools.Budget(limit)
+        for B in [shape.B] + [B for B in SMALLER if B < shape.B]:
+            if budget.left() < 5:
+                raise Failed(f"no micro-batch below {B} was tried: the time was up")
+            try:
+                return self.measure("models", shape.name, shape.model, B, shape.T, shape.steps, budget.left(), *more)
+            except DoesNotFit:
+                continue
+        raise Skipped("does not fit even at B=1")
+
+    # -------------------------------------------------------------------------------------------------------- sections
+
+    def build(self, limit):
+        jobs = os.cpu_count() or 1
+        must(tools.run(["make", f"-j{jobs}", *self.options.build], limit))
+        return "make " + " ".join(self.options.build)
+
+    def first_model(self, limit):
+        row = self.largest(self.shapes[0], limit)
+        self.table = row["table"]
+        return summary(row)
+
+    def model(self, shape, limit):
+        return summary(self.largest(shape, limit))
+
+    def sweep(self, limit):
+        return self.rows("sweep", limit, [(self.shapes[0], B, T, []) for B, T in self.sweep_shapes])
+
+    def recompute(self, limit):
+        shape = self.shapes[0]
+        return self.rows("recompute", limit, [(shape, self.fitting(), shape.T, ["-r", level]) for level in (1, 2, 3)])
+
+    def attention(self, limit):
+        shape = self.shapes[0]
+        return self.rows("attention", limit,
+                         [(shape, self.fitting(), shape.T, ["--attention", kind]) for kind in ("own", "cudnn")])
+
+    def dtypes(self, limit):
+        shape, first = self.shapes[0], self.runs[0]
+        others = [dtype for dtype in ("bf16", "fp16", "fp32") if dtype != first["dtype"]]
+        return self.rows("dtype", limit, [(shape, self.fitting(), shape.T, ["--dtype", dtype]) for dtype in others])
+
+    def fitting(self):
+        """The micro-batch that the first model ran with."""
+        if not self.runs:
+            raise Skipped("the first model was not measured")
+        return self.runs[0]["B"]
+
+    def rows(self, group, limit, wanted):
+        """As many rows as the time allows; fewer steps than the main figures."""
+        budget, done, left_out = tools.Budget(limit), [], []
+        for shape, B, T, more in wanted:
+            name = " ".join(map(str, more)) or f"B={B} T={T}"
+            try:
+                if budget.left() < 5:
+                    raise Skipped("the time was up")
+                row = self.measure(group, shape.name, with_context(shape.model, T), B, T, max(2, shape.steps // 2),
+                                   budget.left(), *more)
+                done.append(f"{name}: {row['ms']:.2f} ms")
+            except (Skipped, DoesNotFit) as reason:
+                left_out.append(f"{name} left out ({reason})")
+        if not done:
+            raise Skipped("; ".join(left_out))
+        return "; ".join(done + left_out)
+
+    def cold_start(self, limit):
+        """Seconds from launch to the end of the first step: with no tuning cache, then with the one that it left."""
+        shape, budget = self.shapes[0], tools.Budget(limit)
+        command = self.command(shape.model, self.fitting(), shape.T, "-x", 1)
+        cache = self.directory / "tuning_start"
+        for name in ("without tuning cache", "with it", "again with it"):
+            finished = must(tools.run(command, budget.left(), {"PRETRAIN_CACHE": str(cache)}))
+            match = re.search(r"first step done ([\d.]+) s after launch", finished.stdout)
+            if not match:
+                raise Failed("the trainer does not say when its first step was done")
+            self.start.append({"name": name, "seconds": float(match.group(1)), "process_seconds": finished.seconds})
+        return "; ".join(f"{row['name']}: {row['seconds']:.2f} s" for row in self.start)
+
+    def pytorch(self, shape, limit):
+        python, device = find_torch(self.options.tiny)
+        ours = [row for row in self.runs if row["group"] == "models" and row["name"] == shape.name]
+        if not ours:
+            raise Skipped("our own trainer was not measured on it")
+        command = [python, "dev/bench/torch_gpu.py", shape.torch, ours[0]["B"], shape.T, "--steps", shape.steps,
+                   "--device", device]
+        finished = must(tools.run(command, limit))
+        row = json.loads(finished.stdout.strip().splitlines()[-1])
+        row.update(name=shape.name, command=" ".join(map(str, command)),
+                   ratio=ours[0]["tokens_per_second"] / row["tokens_per_second"])
+        self.torch.append(row)
+        fewer = "" if row["B"] == ours[0]["B"] else f" at B={row['B']}, where it fits"
+        return (f"{row['tokens_per_second']:,.0f} tok/s{fewer} ({row['torch']}, "
+                f"{'compiled' if row['compiled'] else 'eager'}); ours is {row['ratio']:.2f} times that")
+
+
+def sensors(output, last_step):
+    """What the GPU said of itself up to that step, the power as a mean where two readings of its energy allow it."""
+    readings = [entry for entry in tools.events(output, "gpu") if entry["step"] <= last_step]
+    if not readings:
+        return {}
+    first, last = readings[0], readings[-1]
+    if last["time"] > first["time"] and last["energy_joules"] > first["energy_joules"]:
+        last["power_watts"] = (last["energy_joules"] - first["energy_joules"]) / (last["time"] - first["time"])
+    return {key: last[key] for key in ("sm_clock_mhz", "memory_clock_mhz", "power_watts", "temperature_c", "throttle")}
+
+
+def state(found):
+    if not found:
+        return "-"
+    return (f"{found['sm_clock_mhz']:.0f} MHz, {found['power_watts']:.0f} W, {found['temperature_c']:.0f} C"
+            + (f", {found['throttle']}" if found["throttle"] else ""))
+
+
+def find_torch(any_device):
+    """A Python whose PyTorch sees a GPU; any_device: or none (--tiny)."""
+    for python in dict.fromkeys(["python3", sys.executable, "/usr/bin/python3"]):
+        check = "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"
+        finished = tools.run([python, "-c", check], 60)
+        device = finished.stdout.strip()
+        if finished.status == 0 and (device == "cuda" or any_device):
+            return python, device
+    raise Skipped("no PyTorch with CUDA")
+
+
+def profile_table(stdout):
+    """What --profile printed: from its first line to its last."""
+    lines = stdout.splitlines()
+    marks = [i for i, line in enumerate(lines) if line.startswith("profile ")]
+    return "\n".join(lines[marks[0]:marks[-1] + 1]) if len(marks) >= 2 else ""
+
+
+def summary(row):
+    return (f"B={row['B']} T={row['T']} {row['dtype']}: {row['ms']:.2f} ms, {row['tokens_per_second']:,.0f} tok/s, "
+            f"mfu {row['mfu']:.1%}, hfu {row['hfu']:.1%}")
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+def run_table(rows):
+    columns = ["model", "B", "T", "dtype", "options", "ms/step", "tok/s", "mfu", "hfu", "of matmul rate", "of floor",
+               "memory GiB (planned)", "spread", "GPU"]  # fmt: skip
+    return tools.table(columns, [
+        (row["name"], row["B"], row["T"], row["dtype"], row["options"] or "-", f"{row['ms']:.2f}",
+         f"{row['tokens_per_second']:,.0f}", f"{row['mfu']:.1%}", f"{row['hfu']:.1%}", f"{row['of_matmul_rate']:.1%}",
+         f"{row['of_floor']:.1%}", f"{row['memory_peak'] / 2**30:.2f} ({row['memory_planned'] / 2**30:.2f})",
+         f"{row['spread']:.1%}", state(row["sensors"]))
+        for row in rows])  # fmt: skip
+
+
+def matmul_table(profile):
+    rows = [row for row in profile["ops"] if row["flops"] > 0 and row["ms"] > 0]
+    return tools.table(["op", "shape (N, IC, OC)", "ms", "TFLOP/s", "of the measured matmul rate"], [
+        (f"{row['op']} {row['tensor']}", " x ".join(map(str, row["shape"])), f"{row['ms'] / row['calls']:.4f}",
+         f"{row['flops'] / row['ms'] / 1e9:.4g}", f"{row['flops'] / row['ms'] * 1e3 / profile['matmul_flops']:.1%}")
+        for row in rows])  # fmt: skip
+
+
+EXPLANATION = """\
+Medians of whole training steps: loader, forward, backward, norm, AdamW. mfu: (6 N + 6 L C T) FLOP a token; hfu: what
+the machine computes (llmc/model/flops.h). Of matmul rate: the same FLOP against the measured rate. Floor: the sum over
+ops of the longer of FLOP and bytes at the measured rates. Spread: slowest less fastest step, as a fraction of the
+median. GPU: clock, mean power and temperature during these steps."""
+
+
+def markdown(bench, sections, info):
+    lines = [f"# GPU trainer, {info['gpu'].get('name') or bench.options.trainer}, {tools.today()}", ""]
+    lines += [tools.describe(info) + f". Command: `{command_line()}`.", ""]
+    if bench.runs:
+        first = bench.runs[0]
+        device = first["device"]
+        attention = f"; attention: {device['attention']}" if device.get("attention") else ""
+        lines += [f"{device['name']}: {device['libraries']}{attention}. Measured when the first run began: matmul "
+                  f"{device['matmul_flops'] / 1e12:.4g} TFLOP/s ({first['dtype']}), copy "
+                  f"{device['copy_bandwidth'] / 1e9:.4g} GB/s (read + written); mfu and hfu are fractions of "
+                  f"{device['peak_flops'] / 1e12:.4g} TFLOP/s.", ""]
+    lines += [EXPLANATION, ""]
+    titles = {"models": "Models", "sweep": "Micro-batch and context", "recompute": "Recomputation",
+              "attention": "Attention kernels", "dtype": "Precision"}  # fmt: skip
+    for group, title in titles.items():
+        rows = [row for row in bench.runs if row["group"] == group]
+        if rows:
+            lines += [f"## {title}", "", *run_table(rows), ""]
+    if bench.torch:
+        lines += ["## PyTorch", "", "The same step, right after ours: compile, SDPA, bf16 autocast, fused AdamW",
+                  "(dev/bench/torch_gpu.py).", ""]
+        columns = ["model", "B", "T", "version", "ms/step", "tok/s", "ours / PyTorch", "memory GiB", "first step s"]
+        lines += tools.table(columns, [
+            (row["name"], row["B"], row["T"], row["torch"] + ("" if row["compiled"] else " (eager)"),
+             f"{1e3 * row['step_seconds']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{row['ratio']:.2f}",
+             f"{(row['memory_peak'] or 0) / 2**30:.2f}", f"{row['first_step_seconds']:.1f}")
+            for row in bench.torch]) + [""]  # fmt: skip
+    if bench.start:
+        lines += ["## Launch to the end of the first step", ""]
+        lines += tools.table(["run", "seconds"], [(row["name"], f"{row['seconds']:.2f}") for row in bench.start]) + [""]
+    if bench.runs:
+        first = bench.runs[0]
+        lines += ["## Op by op", "", f"{summary(first)}; waiting for the loader: {first['loader_wait']:.3%}.", "",
+                  "```", bench.table, "```", "", "## Matmuls and attention", "", *matmul_table(first["profile"]), ""]
+    lines += ["## Sections", "", *tools.table(["section", "result", "seconds", "detail"],
+              [(row["name"], row["result"], row["seconds"], row["detail"]) for row in sections.rows])]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def command_line():
+    return "dev/bench/bench_gpu.py " + " ".join(sys.argv[1:])
+
+
+def writer(bench, info, base):
+    def write(sections):
+        result = {"date": tools.today(), "machine": info, "command": command_line(),
+                  "runs": [{k: v for k, v in row.items() if k != "table"} for row in bench.runs], "torch": bench.torch,
+                  "start": bench.start, "sections": sections.rows}  # fmt: skip
+        tools.write_report(base, result, markdown(bench, sections, info))
+
+    return write
+
+
+def run_all(bench, sections):
+    first, others = bench.shapes[0], bench.shapes[1:]
+    if bench.options.build and not sections.run("build", 300, bench.build):
+        return
+    if not sections.run(f"{first.name} and its ops", 90, bench.first_model):
+        return
+    sections.run(f"PyTorch, {first.name}", 150, lambda limit: bench.pytorch(first, limit))
+    sections.run("start", 60, bench.cold_start)
+    sections.run("attention kernels", 40, bench.attention)
+    for shape in reversed(others):
+        sections.run(shape.name, 80, lambda limit, s=shape: bench.model(s, limit), needs=20)
+    sections.run("recomputation", 40, bench.recompute)
+    sections.run("micro-batch and context", 70, bench.sweep)
+    sections.run("precision", 40, bench.dtypes)
+    for shape in reversed(others):
+        sections.run(f"PyTorch, {shape.name}", 150, lambda limit, s=shape: bench.pytorch(s, limit), needs=60)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", default="./train_gpt2cu")
+    parser.add_argument("--build", nargs="*", default=[], metavar="TARGET", help="what make builds first")
+    parser.add_argument("--tiny", action="store_true", help="shapes for the CPU trainer and the simulator")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only sections whose names match")
+    parser.add_argument("--seconds", type=float, default=570)
+    parser.add_argument("--output", type=Path, default=tools.RESULTS)
+    options = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as directory:
+        bench, info = Bench(options, Path(directory)), tools.machine()
+        base = options.output.absolute() / f"gpu_{tools.machine_name(info, options.trainer)}_{tools.today()}"
+        print(tools.describe(info), flush=True)
+        sections = tools.Sections(options.seconds, options.only, writer(bench, info, base))
+        run_all(bench, sections)
+    print(f"written: {base}.md and .json\n{sections.line()}")
+    return 1 if sections.count("FAILED") or not bench.runs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+// What the simulator costs: nanoseconds per CUDA thread, barrier, shuffle and warp sum, the best of several runs.
+//     make sim-bench
+#include <chrono>
+#include <cuda_runtime.h>
+#include <stdio.h>
+
+enum { ROUNDS = 40, THREADS = 1 << 12, PLAIN_THREADS = 1 << 16, REPEATS = 100 };
+
+__global__ void plain_kernel(float *x) { x[blockIdx.x * blockDim.x + threadIdx.x] *= 1.0001f; }
+__global__ void empty_kernel() {}
+__global__ void barrier_kernel(float *x) {
+    float v = (float)threadIdx.x;
+    for (int i = 0; i < ROUNDS; i++) {
+        v *= 1.0001f;
+        __syncthreads();
+    }
+    x[blockIdx.x * blockDim.x + threadIdx.x] = v;
+}
+__global__ void shuffle_kernel(float *x) {
+    float v = (float)threadIdx.x;
+    for (int i = 0; i < ROUNDS; i++) v += __shfl_xor_sync(~0u, v, 1);
+    x[blockIdx.x * blockDim.x + threadIdx.x] = v;
+}
+__global__ void five_shuffles_kernel(float *x) {
+    float v = (float)threadIdx.x;
+    for (int i = 0; i < ROUNDS; i++) {
+        for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
+        v *= 0.01f;
+    }
+    x[blockIdx.x * blockDim.x + threadIdx.x] = v;
+}
+__global__ void warp_sum_kernel(float *x) {
+    float v = (float)threadIdx.x;
+    for (int i = 0; i < ROUNDS; i++) v = sim::warp_sum(v) * 0.01f;
+    x[blockIdx.x * blockDim.x + threadIdx.x] = v;
+}
+
+template <class F> static double best_seconds(F f) {
+    double best = 1e9;
+    for (int i = 0; i < REPEATS; i++) {
+        const auto begin = std::chrono::steady_clock::now();
+        f();
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        if (seconds < best) best = seconds;
+    }
+    return best;
+}
+static double nanoseconds_per_round(void (*kernel)(float *), float *x, unsigned block) {
+    return best_seconds([=] { LAUNCH(kernel, THREADS / block, block, 0, 0)(x); }) * 1e9 / ((double)THREADS * ROUNDS);
+}
+
+int main() {
+    float *x;
+    if (cudaMalloc((void **)&x, PLAIN_THREADS * sizeof *x) || cudaMemset(x, 0, PLAIN_THREADS * sizeof *x)) return 1;
+    printf("launch of one thread            %8.0f ns\n",
+           best_seconds([] { LAUNCH(empty_kernel, 1, 1, 0, 0)
+                             (); }) * 1e9);
+    printf("launch of a block of 256        %8.0f ns\n",
+           best_seconds([] { LAUNCH(empty_kernel, 1, 256, 0, 0)
+                             (); }) * 1e9);
+    printf("thread without barriers         %8.2f ns\n",
+           best_seconds([=] { LAUNCH(plain_kernel, PLAIN_THREADS / 256, 256, 0, 0)
+                              (x); }) * 1e9 / PLAIN_THREADS);
+    for (unsigned block : {32u, 256u, 1024u})
+        printf("block of %4u, ns per thread: __syncthreads %6.2f  shuffle %6.2f  five shuffles %6.2f  warp_sum %6.2f\n",
+               block, nanoseconds_per_round(barrier_kernel, x, block), nanoseconds_per_round(shuffle_kernel, x, block),
+               nanoseconds_per_round(five_shuffles_kernel, x, block), nanoseconds_per_round(warp_sum_kernel, x, block));
+    return cudaFree(x);
+}

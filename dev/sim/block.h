@@ -1,0 +1,103 @@
+// The block that an OS thread runs: its warps, its threads, where each of them stands. Internal to the simulator;
+// block.cpp runs it, shared_memory.cpp serves it, grid.cpp feeds it.
+#pragma once
+#include "dev/sim/fiber.h"
+#include <cuda_runtime.h>
+
+namespace sim {
+enum { MAX_THREADS = 1024, WARP_LANES = 32, MAX_WARPS = MAX_THREADS / WARP_LANES };
+enum { SHARED_ARENA = 1 << 20, GUARD_BYTES = 4096 };
+// Sanitizers want larger frames.
+#if defined(SIM_ASAN) || defined(SIM_MSAN) || defined(SIM_TSAN)
+enum { STACK_BYTES = 256 << 10 };
+#else
+enum { STACK_BYTES = 64 << 10 };
+#endif
+// Under ThreadSanitizer every one of its fibers has a stack of its own: two CUDA threads on one stack would look like a
+// race. And there are at least this many fibers, so that small blocks do not share them either.
+#ifdef SIM_TSAN
+constexpr bool OWN_STACKS = true;
+#else
+constexpr bool OWN_STACKS = false;
+#endif
+enum { MIN_TSAN_FIBERS = 64 };
+
+// A meeting of lanes in a warp operation. A warp holds 32 of them, keyed by the lowest lane of the mask, so that
+// disjoint groups of lanes may meet at the same time.
+struct Meeting {
+    unsigned mask, arrived;
+    unsigned round; // counts the meetings held here
+    CompleteFn complete;
+    int line;
+    const char *file;
+};
+
+struct Warp {
+    // Masks of lanes. fresh: not started yet. pending: lowest lanes of the meetings that wait for somebody.
+    unsigned live, ready, fresh, at_barrier, pending;
+    Meeting meeting[WARP_LANES];
+    uint64_t value[WARP_LANES], result[WARP_LANES];
+    unsigned argument[WARP_LANES];
+};
+
+struct Counts {
+    uint64_t blocks, threads, switches, warp_ops, barriers;
+};
+
+struct Block {
+    Warp warp[MAX_WARPS];
+    unsigned ready_warps;                 // those with a ready lane
+    int threads, warps, live, current;    // current: the thread that runs
+    uint3 thread_index[MAX_THREADS];      // threadIdx of each thread
+    int barrier_arrived, barrier_line;    // __syncthreads
+    const char *barrier_file;             //
+    int barrier_sum[4], barrier_value[4]; // by BlockOp: while threads arrive, and of the last barrier
+    unsigned barriers;                    // barriers passed
+
+    Fiber *fiber[MAX_THREADS]; // of each thread that has started
+    Fiber caller;              // the OS thread's own stack
+    Fiber *idle[MAX_THREADS + 1];
+    int idle_fibers, fibers;
+    Fiber *own_stack[MAX_THREADS]; // by TSan's fiber, with OWN_STACKS
+
+    const LaunchConfig *config; // null while no kernel runs
+    const Closure *closure;
+    uint64_t random; // state of the generator of this block
+
+    // Memory of the block: SHARED_ARENA bytes of shared memory with red zones, then the stacks.
+    char *memory;
+    size_t shared_top, shared_bytes; // used, with and without red zones
+    void *dynamic_shared;
+    uint64_t epoch; // counts blocks: a SharedSlot of another epoch is stale
+
+    Counts counts;
+
+    // Addresses that stand for "what happened before" in ThreadSanitizer, and its view of the threads. Two of each
+    // kind, by parity: who wakes late must not see the next round.
+    char sync_barrier[2], sync_meeting[MAX_WARPS][WARP_LANES][2], sync_launch, sync_end;
+    // Thread t is fiber (tsan_first + t) % tsan_fibers of it. tsan_first is another one in every block: if the threads
+    // 0 of all blocks were one fiber, races between them would not show.
+    void *tsan_caller, *tsan_fiber[MAX_THREADS];
+    int tsan_fibers, tsan_first;
+};
+
+extern __thread Block *running_block; // null on the host side
+
+// block.cpp. begin and end enclose the blocks of a grid that one OS thread runs.
+Block *block_of_this_thread(); // made at its first use, never freed
+void block_begin_grid(Block *b, const LaunchConfig *config, const Closure *closure);
+void block_run(Block *b, uint64_t index);
+void block_end_grid(Block *b);
+
+// shared_memory.cpp: what earlier blocks had is gone.
+void shared_memory_reset(Block *b);
+
+// The order in which blocks and threads run.
+enum Order { ORDER_FORWARD, ORDER_REVERSE, ORDER_RANDOM };
+struct Schedule {
+    Order order;
+    uint64_t seed;
+    bool asked_for; // by a test or a user: then blocks run on one OS thread, in exactly this order
+};
+extern Schedule schedule;
+} // namespace sim

@@ -1,0 +1,255 @@
+// cuBLASLt on the CPU, declared by the toolkit's own header: descriptors, search, checks and cublasLtMatmul, for the
+// calls a trainer makes. Strict where the library is undefined: whatever cublasLt.h asks for is checked here, and what
+// is wrong is named on stderr. The arithmetic is in gemm.cpp. What tests may ask for and look at: cublaslt.h.
+//
+// The rules it enforces: sizes of attributes; layouts that fit the operation; types that go together; one layout for C
+// and D; bias and aux of D's type, aux with a leading dimension that is a multiple of 8 and at 16 bytes; pointers as
+// aligned as the search was promised, with all of the operand behind them; a workspace as large as the algorithm needs,
+// whose contents do not survive; no search under capture.
+#include "dev/sim/cublaslt_problem.h"
+#include "dev/sim/gemm.h"
+#include <string.h>
+
+SimCublasLtCounts sim_cublaslt_counts;
+
+using namespace sim::lt;
+
+namespace {
+
+template <class T, class P> cublasStatus_t destroy(P opaque) {
+    T *x = object<T>(opaque);
+    x->kind = Kind(0);
+    delete x;
+    return CUBLAS_STATUS_SUCCESS;
+}
+template <class T> cublasStatus_t set(T *to, const void *from, size_t size, const char *what) {
+    if (size != sizeof(T)) return INVALID("%s: %zu bytes, the attribute has %zu", what, size, sizeof(T));
+    memcpy(to, from, size);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ------------------------------------------------------------------------------------------------------ multiplication
+
+struct Job {
+    sim::Gemm gemm;
+    void *workspace;
+    size_t workspace_bytes; // what the algorithm needs
+    bool unrepeatable;
+};
+
+void run(void *argument) {
+    static bool other_order;
+    sim::Gemm gemm = static_cast<Job *>(argument)->gemm;
+    const Job &job = *static_cast<Job *>(argument);
+    if (job.workspace_bytes > 0) memset(job.workspace, 0xff, job.workspace_bytes);
+    if (job.unrepeatable) gemm.other_order = other_order = !other_order;
+    sim::gemm_run(gemm);
+}
+
+} // namespace
+
+// ----------------------------------------------------------------------------------------------------------------- API
+
+extern "C" {
+
+size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
+const char *cublasLtGetStatusName(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_SUCCESS         ? "CUBLAS_STATUS_SUCCESS"
+           : status == CUBLAS_STATUS_INVALID_VALUE ? "CUBLAS_STATUS_INVALID_VALUE"
+           : status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
+                                                   : "another cublasStatus_t";
+}
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+    *handle = reinterpret_cast<cublasLtHandle_t>(new Handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy<Handle>(handle); }
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, cudaDataType_t scale) {
+    Operation *op = new Operation;
+    op->compute = compute;
+    op->scale = scale;
+    *desc = reinterpret_cast<cublasLtMatmulDesc_t>(op);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return destroy<Operation>(desc); }
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t size) {
+    Operation *op = object<Operation>(desc);
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+        return set(&op->transa, value, size, "TRANSA");
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        return set(&op->transb, value, size, "TRANSB");
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        return set(&op->epilogue, value, size, "EPILOGUE");
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+        return set(&op->bias, value, size, "BIAS_POINTER");
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+        return set(&op->bias_type, value, size, "BIAS_DATA_TYPE");
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+        return set(&op->aux, value, size, "AUX_POINTER");
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+        return set(&op->aux_ld, value, size, "AUX_LD");
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
+        return set(&op->aux_type, value, size, "AUX_DATA_TYPE");
+    default:
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "attribute %d of an operation", attribute);
+    }
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld) {
+    *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{LAYOUT, type, (int64_t)rows, (int64_t)cols, ld});
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy<Layout>(layout); }
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
+    *preference = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return destroy<Preference>(p); }
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                                    size_t size) {
+    Preference *p = object<Preference>(preference);
+    switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+        return set(&p->workspace, value, size, "MAX_WORKSPACE_BYTES");
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+        return set(&p->reduction_mask, value, size, "REDUCTION_SCHEME_MASK");
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+        return set(&p->alignment[0], value, size, "MIN_ALIGNMENT_A");
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+        return set(&p->alignment[1], value, size, "MIN_ALIGNMENT_B");
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+        return set(&p->alignment[2], value, size, "MIN_ALIGNMENT_C");
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+        return set(&p->alignment[3], value, size, "MIN_ALIGNMENT_D");
+    default:
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "attribute %d of a preference", attribute);
+    }
+}
+
+// The library has two ways to say that there is nothing: a status, and success with no results. Both come up here.
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t *results, int *found) {
+    object<Handle>(handle);
+    const Preference &p = *object<Preference>(preference);
+    Problem problem;
+    *found = 0;
+    sim_cublaslt_counts.searches++;
+    if (sim::capture_forbids("cublasLtMatmulAlgoGetHeuristic")) return CUBLAS_STATUS_INTERNAL_ERROR; // so CUDA 13.3
+    if (requested <= 0) return INVALID("%d results requested", requested);
+    const cublasStatus_t status = make_problem(&problem, op, a, b, c, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const uint32_t epilogue = problem.op->epilogue;
+    if (is_refused(epilogue))
+        return epilogue == CUBLASLT_EPILOGUE_BGRADB ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    const char *algorithms = sim::setting("SIM_CUBLASLT_ALGOS");
+    const bool all = algorithms && strcmp(algorithms, "all") == 0;
+    for (int i = 0; i < SIM_ALGORITHM_COUNT && *found < requested; i++) {
+        const SimAlgorithm which = (SimAlgorithm)i;
+        Algorithm algorithm = {ALGORITHM, which, {p.alignment[0], p.alignment[1], p.alignment[2], p.alignment[3]}};
+        const bool is_allowed = splits_of(which) == 1 || which == SIM_ALGORITHM_IN_PLACE ||
+                                (p.reduction_mask & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+        if (!is_allowed || !fits(which, problem, p.alignment) || workspace_of(which, problem) > p.workspace) continue;
+        if (!all && (splits_of(which) > 1 || *found > 0)) continue;
+        cublasLtMatmulHeuristicResult_t *result = &results[(*found)++];
+        memset((void *)result, 0, sizeof *result);
+        memcpy(&result->algo, &algorithm, sizeof algorithm);
+        result->workspaceSize = workspace_of(which, problem);
+        result->state = CUBLAS_STATUS_SUCCESS;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result) {
+    object<Handle>(handle);
+    Problem problem;
+    sim_cublaslt_counts.checks++;
+    const cublasStatus_t status = make_problem(&problem, op, a, b, c, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const Algorithm algorithm = unpack(algo);
+    if (algorithm.kind != ALGORITHM || (unsigned)algorithm.which >= SIM_ALGORITHM_COUNT)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (!fits(algorithm.which, problem, algorithm.alignment)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    result->workspaceSize = workspace_of(algorithm.which, problem);
+    result->state = CUBLAS_STATUS_SUCCESS;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void *value,
+                                                    size_t size, size_t *written) {
+    const Algorithm algorithm = unpack(algo);
+    const int32_t splits = splits_of(algorithm.which);
+    const uint32_t scheme = splits == 1                                 ? CUBLASLT_REDUCTION_SCHEME_NONE
+                            : algorithm.which == SIM_ALGORITHM_IN_PLACE ? CUBLASLT_REDUCTION_SCHEME_INPLACE
+                                                                        : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const bool is_splits = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+    if (!is_splits && attribute != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME)
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "attribute %d of an algorithm", attribute);
+    if (size != 4) return INVALID("attribute %d of an algorithm: %zu bytes", attribute, size);
+    memcpy(value, is_splits ? (const void *)&splits : &scheme, size);
+    if (written) *written = size;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t layout_a, const void *b, cublasLtMatrixLayout_t layout_b,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t layout_c, void *d,
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+    object<Handle>(handle);
+    Problem p;
+    cublasStatus_t status = make_problem(&p, op, layout_a, layout_b, layout_c, layout_d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (!algo) return INVALID("no algorithm: the library would search at every call");
+    const Algorithm algorithm = unpack(algo);
+    if (algorithm.kind != ALGORITHM || !fits(algorithm.which, p, algorithm.alignment))
+        return INVALID("the algorithm is not one for this problem");
+    const uint64_t needed = workspace_of(algorithm.which, p);
+    if (workspace_bytes < needed || (needed > 0 && (!workspace || !is_aligned(workspace, 256))))
+        return INVALID("workspace %p of %zu bytes, the algorithm needs %lu", workspace, workspace_bytes, needed);
+    const void *const pointers[4] = {a, b, c, d};
+    status = check_operands(p, algorithm, pointers);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)p.op->epilogue;
+    const bool split = splits_of(algorithm.which) > 1;
+    Job *job = new Job;
+    job->gemm = {p.m,
+                 p.n,
+                 p.k,
+                 {const_cast<void *>(a), p.a->type, p.a->ld, p.op->transa != CUBLAS_OP_N},
+                 {const_cast<void *>(b), p.b->type, p.b->ld, p.op->transb != CUBLAS_OP_N},
+                 {const_cast<void *>(c), p.c->type, p.c->ld, false},
+                 {d, p.d->type, p.d->ld, false},
+                 *static_cast<const float *>(alpha),
+                 *static_cast<const float *>(beta),
+                 epilogue,
+                 {p.op->bias, p.d->type, 0, false},
+                 {p.op->aux, p.d->type, p.op->aux_ld, false},
+                 splits_of(algorithm.which),
+                 split ? reinterpret_cast<float *>(static_cast<char *>(workspace) + 4096) : nullptr,
+                 false};
+    job->workspace = workspace;
+    job->workspace_bytes = needed;
+    job->unrepeatable = algorithm.which == SIM_ALGORITHM_UNREPEATABLE || algorithm.which == SIM_ALGORITHM_IN_PLACE;
+    sim_cublaslt_counts.runs[algorithm.which]++;
+    sim_cublaslt_counts.gelu += epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    sim_cublaslt_counts.dgelu += epilogue == CUBLASLT_EPILOGUE_DGELU;
+    sim_cublaslt_counts.bgrad += epilogue == CUBLASLT_EPILOGUE_BGRADB;
+    const sim::Operation operation = {cudaGraphNodeTypeKernel, "cublasLtMatmul", run, job,
+                                      [](void *argument) { delete static_cast<Job *>(argument); }};
+    return sim::stream_enqueue(stream, operation) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                                 : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+} // extern "C"

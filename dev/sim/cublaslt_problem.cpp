@@ -1,0 +1,149 @@
+// See cublaslt_problem.h: the rules of cublasLt.h, checked where the library leaves things undefined.
+#include "dev/sim/cublaslt_problem.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+namespace sim::lt {
+
+cublasStatus_t fail(cublasStatus_t status, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "sim: cublasLt: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    return status;
+}
+
+// -------------------------------------------------------------------------------------------------------------- checks
+
+static size_t width(int32_t type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 0; }
+static bool has_bias(uint32_t e) { return e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+static bool has_aux(uint32_t e) { return e == CUBLASLT_EPILOGUE_DGELU || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+
+static cublasStatus_t check_layouts(const Problem &p) {
+    const Layout *all[] = {p.a, p.b, p.c, p.d};
+    for (int i = 0; i < 4; i++) {
+        const Layout &x = *all[i];
+        if (width(x.type) == 0) return fail(CUBLAS_STATUS_NOT_SUPPORTED, "type %d of %c", x.type, "ABCD"[i]);
+        if (x.ld < x.rows) return INVALID("%c: leading dimension %ld < %ld rows", "ABCD"[i], x.ld, x.rows);
+    }
+    const int64_t kb = p.op->transb == CUBLAS_OP_N ? p.b->rows : p.b->cols;
+    if (p.k != kb || p.d->rows != p.m || p.d->cols != p.n)
+        return INVALID("shapes do not fit: op(A) %ld x %ld, op(B) %ld x %ld, D %ld x %ld", p.m, p.k, kb, p.n, p.d->rows,
+                       p.d->cols);
+    if (p.c->type != p.d->type || p.c->rows != p.d->rows || p.c->cols != p.d->cols || p.c->ld != p.d->ld)
+        return INVALID("C and D differ in layout");
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t check_types(const Problem &p) {
+    if (p.a->type != p.b->type || (p.d->type != p.a->type && p.d->type != CUDA_R_32F))
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "types %d x %d -> %d", p.a->type, p.b->type, p.d->type);
+    const bool tf32 = p.op->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (p.op->scale != CUDA_R_32F || (!tf32 && p.op->compute != CUBLAS_COMPUTE_32F) ||
+        (tf32 && p.a->type != CUDA_R_32F))
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "compute type %d, scale type %d", p.op->compute, p.op->scale);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t check_epilogue(const Problem &p) {
+    const Operation &op = *p.op;
+    const uint32_t e = op.epilogue;
+    if (e != CUBLASLT_EPILOGUE_DEFAULT && e != CUBLASLT_EPILOGUE_BGRADB && !has_bias(e) && !has_aux(e))
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %u is not simulated", e);
+    if (has_bias(e) || e == CUBLASLT_EPILOGUE_BGRADB) {
+        if (!op.bias) return INVALID("epilogue %u without a bias pointer", e);
+        if (op.bias_type != -1 && op.bias_type != p.d->type)
+            return fail(CUBLAS_STATUS_NOT_SUPPORTED, "bias of type %d with D of type %d", op.bias_type, p.d->type);
+    }
+    if (has_aux(e)) {
+        if (!is_aligned(op.aux, 16) || !op.aux) return INVALID("aux pointer %p", op.aux);
+        if (op.aux_ld % 8 != 0 || op.aux_ld < p.m) return INVALID("aux leading dimension %ld", op.aux_ld);
+        if (op.aux_type != -1 && op.aux_type != p.d->type)
+            return fail(CUBLAS_STATUS_NOT_SUPPORTED, "aux of type %d with D of type %d", op.aux_type, p.d->type);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t make_problem(Problem *p, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                            cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
+    *p = {object<Operation>(op), object<Layout>(a), object<Layout>(b), object<Layout>(c), object<Layout>(d), 0, 0, 0};
+    p->m = p->op->transa == CUBLAS_OP_N ? p->a->rows : p->a->cols;
+    p->k = p->op->transa == CUBLAS_OP_N ? p->a->cols : p->a->rows;
+    p->n = p->op->transb == CUBLAS_OP_N ? p->b->cols : p->b->rows;
+    cublasStatus_t status = check_layouts(*p);
+    if (status == CUBLAS_STATUS_SUCCESS) status = check_types(*p);
+    if (status == CUBLAS_STATUS_SUCCESS) status = check_epilogue(*p);
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------- algorithms
+
+int splits_of(SimAlgorithm which) { return which == SIM_ALGORITHM_TILED || which == SIM_ALGORITHM_SCALAR ? 1 : 3; }
+
+// Kernels of the library take a little workspace for counters even when k is not split.
+uint64_t workspace_of(SimAlgorithm which, const Problem &p) {
+    if (which == SIM_ALGORITHM_SCALAR) return 0;
+    return 4096 + (splits_of(which) > 1 ? (uint64_t)(splits_of(which) * p.m * p.n) * sizeof(float) : 0);
+}
+
+bool fits(SimAlgorithm which, const Problem &p, const uint32_t alignment[4]) {
+    const uint32_t e = p.op->epilogue;
+    if (which == SIM_ALGORITHM_SCALAR) return e == CUBLASLT_EPILOGUE_DEFAULT || e == CUBLASLT_EPILOGUE_BIAS;
+    const Layout *all[] = {p.a, p.b, p.c, p.d};
+    for (int i = 0; i < 4; i++)
+        if (alignment[i] % 16 != 0 || all[i]->ld * width(all[i]->type) % 16 != 0) return false;
+    if (e != CUBLASLT_EPILOGUE_DEFAULT && !is_aligned(p.op->bias, 16)) return false;
+    return splits_of(which) == 1 || p.k >= 32;
+}
+
+bool is_refused(uint32_t epilogue) {
+    const char *list = setting("SIM_CUBLASLT_REFUSE");
+    const char *name = epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? "gelu"
+                       : epilogue == CUBLASLT_EPILOGUE_DGELU       ? "dgelu"
+                       : epilogue == CUBLASLT_EPILOGUE_BGRADB      ? "bgrad"
+                       : epilogue == CUBLASLT_EPILOGUE_BIAS        ? "bias"
+                                                                   : "default";
+    for (const char *at = list; at && *at; at += *at == ',') {
+        const size_t length = strcspn(at, ",");
+        if (length == strlen(name) && strncmp(at, name, length) == 0) return true;
+        at += length;
+    }
+    return false;
+}
+
+Algorithm unpack(const cublasLtMatmulAlgo_t *algo) {
+    Algorithm x;
+    memcpy(&x, algo, sizeof x);
+    return x;
+}
+
+static cublasStatus_t check_memory(const char *what, const void *p, int64_t elements, int32_t type,
+                                   uint32_t alignment) {
+    if (memory_kind(p, elements * width(type)) != DEVICE)
+        return INVALID("%s: %p is not device memory for %ld elements", what, p, elements);
+    if (!is_aligned(p, alignment)) return INVALID("%s = %p is less aligned than at the search: %u", what, p, alignment);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, const void *const pointers[4]) {
+    static const char *const names[] = {"A", "B", "C", "D"};
+    const Layout *all[] = {p.a, p.b, p.c, p.d};
+    const uint32_t e = p.op->epilogue, alignment = algorithm.which == SIM_ALGORITHM_SCALAR ? 2 : 16;
+    const bool is_gradient = e == CUBLASLT_EPILOGUE_BGRADB;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++) {
+        const int64_t elements = (all[i]->cols - 1) * all[i]->ld + all[i]->rows;
+        status = check_memory(names[i], pointers[i], elements, all[i]->type, algorithm.alignment[i]);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS && (has_bias(e) || is_gradient))
+        status = check_memory("bias", p.op->bias, is_gradient ? p.n : p.m, p.d->type, alignment);
+    if (status == CUBLAS_STATUS_SUCCESS && has_aux(e))
+        status = check_memory("aux", p.op->aux, (p.n - 1) * p.op->aux_ld + p.m, p.d->type, alignment);
+    return status;
+}
+
+} // namespace sim::lt

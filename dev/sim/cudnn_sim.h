@@ -1,0 +1,26 @@
+// What the simulated cuDNN can be asked for, and what it tells tests. C and C++. Without SIM_CUDNN there is no cuDNN.
+//   SIM_CUDNN=1                  cuDNN 9.19.0 is found
+//   SIM_CUDNN=92500              the same, of this version
+//   SIM_CUDNN=1,slow             kernels take 50 ms longer: own kernels win a measurement
+//   SIM_CUDNN=1,unrepeatable     the last bit of an output differs from run to run
+//   SIM_CUDNN=1,uncompilable     no kernel compiles
+//   SIM_CUDNN=1,engineless       the heuristics have no engine for any graph
+// Read whenever it counts, so that a test may change it.
+#pragma once
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    long descriptors; // that exist now
+    long handles;     // that exist now
+    long compiled;    // kernels so far
+    long launched;    // kernels so far, or captured
+    long run;         // kernels so far, replays counted
+} SimCudnnCounts;
+extern SimCudnnCounts sim_cudnn_counts;
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,332 @@
+// The simulated GPU as the runtime describes it: model, attributes, versions, errors. The facts are those of a real GPU
+// of the compute capability asked for, except the number of multiprocessors: grids are sized by it, and many blocks
+// only make tests slow.
+#include "dev/sim/runtime.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+namespace sim {
+const char *setting(const char *name) {
+    const char *value = getenv(name);
+    return value && *value ? value : nullptr;
+}
+static int number(const char *name, int otherwise) {
+    const char *text = setting(name);
+    if (!text) return otherwise;
+    char *end;
+    const long value = strtol(text, &end, 10);
+    if (*end || value < 1 || value > 1 << 30) fatal("%s=%s is no positive number", name, text);
+    return (int)value;
+}
+
+// ------------------------------------------------------------------------------------------------------------- model
+
+// Clocks in kHz (the highest), shared memory in KB, from NVIDIA's data sheets and the CUDA programming guide.
+static const struct {
+    int compute_capability, clock, memory_clock, bus_bits, l2_mb, shared_per_unit, shared_per_block, threads, blocks;
+} models[] = {
+    {75, 1590000, 5001000, 256, 4, 64, 64, 1024, 16},       // T4
+    {80, 1410000, 1593000, 5120, 40, 164, 163, 2048, 32},   // A100 80 GB
+    {86, 1695000, 9751000, 384, 6, 100, 99, 1536, 16},      // RTX 3090
+    {89, 2520000, 10501000, 384, 72, 100, 99, 1536, 24},    // RTX 4090
+    {90, 1980000, 2619000, 5120, 50, 228, 227, 2048, 32},   // H100
+    {100, 1965000, 3996000, 8192, 126, 228, 227, 2048, 32}, // B200
+    {120, 2407000, 14001000, 512, 96, 100, 99, 1536, 24},   // RTX 5090
+};
+
+static DeviceModel read_model() {
+    DeviceModel model = {};
+    model.compute_capability = number("SIM_CC", 90);
+    model.units = number("SIM_SMS", 2);
+    model.memory_bytes = (size_t)number("SIM_MEMORY_MB", 4096) << 20;
+    for (const auto &m : models) {
+        if (m.compute_capability != model.compute_capability) continue;
+        model.clock_khz = m.clock;
+        model.memory_clock_khz = m.memory_clock;
+        model.bus_bits = m.bus_bits;
+        model.l2_bytes = m.l2_mb << 20;
+        model.shared_per_unit = m.shared_per_unit << 10;
+        model.shared_per_block = m.shared_per_block << 10;
+        model.threads_per_unit = m.threads;
+        model.blocks_per_unit = m.blocks;
+        return model;
+    }
+    fatal("SIM_CC=%d: there are 75, 80, 86, 89, 90, 100, 120", model.compute_capability);
+}
+const DeviceModel &device_model() {
+    static const DeviceModel model = read_model();
+    return model;
+}
+
+// Shared memory that the system takes of every block.
+static int reserved_shared() { return device_model().compute_capability >= 80 ? 1024 : 0; }
+
+static bool read_attribute(cudaDeviceAttr attribute, int *value) {
+    const DeviceModel &m = device_model();
+    switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = m.compute_capability / 10;
+        return true;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = m.compute_capability % 10;
+        return true;
+    case cudaDevAttrMultiProcessorCount:
+        *value = m.units;
+        return true;
+    case cudaDevAttrClockRate:
+        *value = m.clock_khz;
+        return true;
+    case cudaDevAttrMemoryClockRate:
+        *value = m.memory_clock_khz;
+        return true;
+    case cudaDevAttrGlobalMemoryBusWidth:
+        *value = m.bus_bits;
+        return true;
+    case cudaDevAttrL2CacheSize:
+        *value = m.l2_bytes;
+        return true;
+    case cudaDevAttrMaxPersistingL2CacheSize:
+        *value = m.compute_capability >= 80 ? m.l2_bytes / 4 * 3 : 0;
+        return true;
+    case cudaDevAttrWarpSize:
+        *value = 32;
+        return true;
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = 1024;
+        return true;
+    case cudaDevAttrMaxBlockDimX:
+        *value = 1024;
+        return true;
+    case cudaDevAttrMaxBlockDimY:
+        *value = 1024;
+        return true;
+    case cudaDevAttrMaxBlockDimZ:
+        *value = 64;
+        return true;
+    case cudaDevAttrMaxGridDimX:
+        *value = 2147483647;
+        return true;
+    case cudaDevAttrMaxGridDimY:
+        *value = 65535;
+        return true;
+    case cudaDevAttrMaxGridDimZ:
+        *value = 65535;
+        return true;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+        *value = m.threads_per_unit;
+        return true;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+        *value = m.blocks_per_unit;
+        return true;
+    case cudaDevAttrMaxRegistersPerBlock:
+        *value = 65536;
+        return true;
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+        *value = 65536;
+        return true;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = 48 << 10;
+        return true;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = m.shared_per_block;
+        return true;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = m.shared_per_unit;
+        return true;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+        *value = reserved_shared();
+        return true;
+    case cudaDevAttrAsyncEngineCount:
+        *value = 2;
+        return true;
+    case cudaDevAttrUnifiedAddressing:
+        *value = 1;
+        return true;
+    case cudaDevAttrConcurrentKernels:
+        *value = 1;
+        return true;
+    case cudaDevAttrEccEnabled:
+        *value = 0;
+        return true;
+    case cudaDevAttrIntegrated:
+        *value = 0;
+        return true;
+    case cudaDevAttrMemoryPoolsSupported:
+        *value = 0;
+        return true;
+    case cudaDevAttrPciDomainId:
+        *value = 0;
+        return true;
+    case cudaDevAttrPciBusId:
+        *value = 0;
+        return true;
+    case cudaDevAttrPciDeviceId:
+        *value = 0;
+        return true;
+    default:
+        return false;
+    }
+}
+static int attribute(cudaDeviceAttr which) {
+    int value = 0;
+    read_attribute(which, &value);
+    return value;
+}
+
+// ------------------------------------------------------------------------------------------------------------- errors
+
+static cudaError_t last_error;
+
+cudaError_t set_error(cudaError_t error) { return last_error = error; }
+cudaError_t set_error(cudaError_t error, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "sim: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, " (%s)\n", cudaGetErrorName(error));
+    va_end(arguments);
+    return last_error = error;
+}
+
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} error_texts[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge",
+     "operation would result in a merge of separate capture sequences"},
+    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "capture was not ended in the same stream"},
+    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
+    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
+     "operation not permitted on an event last recorded in a capturing stream"},
+    {cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
+     "attempt to terminate a thread-local capture sequence from another thread"},
+};
+} // namespace sim
+
+using namespace sim;
+
+extern "C" {
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+const char *cudaGetErrorName(cudaError_t error) {
+    for (const auto &e : error_texts)
+        if (e.error == error) return e.name;
+    return "unrecognized error code";
+}
+const char *cudaGetErrorString(cudaError_t error) {
+    for (const auto &e : error_texts)
+        if (e.error == error) return e.text;
+    return "unrecognized error code";
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 1;
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice); }
+cudaError_t cudaGetDevice(int *device) {
+    *device = 0;
+    return cudaSuccess;
+}
+cudaError_t cudaInitDevice(int device, unsigned, unsigned) { return cudaSetDevice(device); }
+cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
+cudaError_t cudaDeviceReset(void) { return cudaDeviceSynchronize(); }
+cudaError_t cudaDeviceSetLimit(cudaLimit, size_t) { return cudaSuccess; }
+cudaError_t cudaProfilerStart(void) { return cudaSuccess; }
+cudaError_t cudaProfilerStop(void) { return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int) {
+    snprintf(text, (size_t)length, "0000:00:00.0");
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int) {
+    if (read_attribute(which, value)) return cudaSuccess;
+    return set_error(cudaErrorInvalidValue, "cudaDeviceGetAttribute: attribute %d is not simulated", (int)which);
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
+    if (device != 0) return set_error(cudaErrorInvalidDevice);
+    const DeviceModel &m = device_model();
+    memset((void *)p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "CUDA simulator (CPU)");
+    p->totalGlobalMem = m.memory_bytes;
+    p->major = m.compute_capability / 10;
+    p->minor = m.compute_capability % 10;
+    p->multiProcessorCount = m.units;
+    p->warpSize = 32;
+    p->maxThreadsPerBlock = 1024;
+    p->maxThreadsPerMultiProcessor = m.threads_per_unit;
+    p->maxBlocksPerMultiProcessor = m.blocks_per_unit;
+    p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+    p->sharedMemPerBlock = 48 << 10;
+    p->sharedMemPerBlockOptin = (size_t)m.shared_per_block;
+    p->sharedMemPerMultiprocessor = (size_t)m.shared_per_unit;
+    p->reservedSharedMemPerBlock = (size_t)reserved_shared();
+    p->memoryBusWidth = m.bus_bits;
+    p->l2CacheSize = m.l2_bytes;
+    p->persistingL2CacheMaxSize = attribute(cudaDevAttrMaxPersistingL2CacheSize);
+    p->asyncEngineCount = 2;
+    p->unifiedAddressing = p->concurrentKernels = 1;
+    for (int i = 0; i < 3; i++) {
+        p->maxThreadsDim[i] = attribute((cudaDeviceAttr)(cudaDevAttrMaxBlockDimX + i));
+        p->maxGridSize[i] = attribute((cudaDeviceAttr)(cudaDevAttrMaxGridDimX + i));
+    }
+    return cudaSuccess;
+}
+
+// Registers are not simulated: occupancy is what threads, blocks and shared memory allow.
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *, int block_size, size_t shared) {
+    const DeviceModel &m = device_model();
+    if (block_size < 1 || block_size > 1024 || shared > (size_t)m.shared_per_block)
+        return set_error(cudaErrorInvalidValue, "occupancy of %d threads, %zu bytes of shared memory", block_size,
+                         shared);
+    const int by_threads = m.threads_per_unit / ((block_size + 31) / 32 * 32);
+    const int by_shared = shared == 0 ? by_threads : m.shared_per_unit / ((int)shared + reserved_shared());
+    *blocks = by_threads < by_shared ? by_threads : by_shared;
+    if (*blocks > m.blocks_per_unit) *blocks = m.blocks_per_unit;
+    return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute which, int value) {
+    if (which == cudaFuncAttributeMaxDynamicSharedMemorySize && value > device_model().shared_per_block)
+        return set_error(cudaErrorInvalidValue, "%d bytes of dynamic shared memory asked for, a block may have %d",
+                         value, device_model().shared_per_block);
+    return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
+    memset((void *)attributes, 0, sizeof *attributes);
+    attributes->maxThreadsPerBlock = 1024;
+    attributes->maxDynamicSharedSizeBytes = 48 << 10;
+    attributes->binaryVersion = attributes->ptxVersion = device_model().compute_capability;
+    return cudaSuccess;
+}
+}

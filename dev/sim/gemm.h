@@ -1,0 +1,33 @@
+// The arithmetic behind the simulated cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, fp32 sums over
+// k in index order. Knows nothing of streams, descriptors or checks; those are in cublaslt.cpp.
+//
+// Bits: each element is one chain of multiplications and additions over k (one chain for each part when k is split, the
+// parts added in order). Vector code runs over rows only, so the result does not depend on the width of vectors.
+#pragma once
+#include <cublasLt.h>
+#include <stdint.h>
+
+namespace sim {
+
+struct GemmMatrix {
+    void *data;
+    cudaDataType type; // fp32, bf16 or fp16
+    int64_t ld;        // elements from one column to the next
+    bool transposed;
+};
+
+struct Gemm {
+    int64_t m, n, k;
+    GemmMatrix a, b, c, d;
+    float alpha, beta;
+    cublasLtEpilogue_t epilogue;
+    GemmMatrix bias;  // the vector, of length m, or n for BGRADB
+    GemmMatrix aux;   // m x n
+    int splits;       // parts of k
+    float *partials;  // (splits, n, m) when splits > 1
+    bool other_order; // adds the parts, and the bias gradient, from the last to the first
+};
+
+void gemm_run(const Gemm &g);
+
+} // namespace sim

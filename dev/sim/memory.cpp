@@ -1,0 +1,249 @@
+// Memory of the device and pinned memory of the host, and copies between them. Owns the table of allocations, by which
+// every pointer that a kernel or a copy gets is checked. Fresh memory holds 0xFF: NaN in every floating type.
+#include "dev/sim/runtime.h"
+#include "dev/sim/sanitizers.h"
+
+#include <algorithm>
+#include <malloc.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <vector>
+
+namespace sim {
+struct Allocation {
+    char *begin;
+    size_t bytes;
+    MemoryKind kind;
+};
+
+// By address. Never freed: programs free memory while they exit.
+static std::vector<Allocation> &allocations() {
+    static auto *table = new std::vector<Allocation>;
+    return *table;
+}
+static size_t device_bytes; // allocated now
+
+static std::vector<Allocation>::iterator first_behind(const void *p) {
+    return std::upper_bound(allocations().begin(), allocations().end(), (const char *)p,
+                            [](const char *address, const Allocation &a) { return address < a.begin; });
+}
+static Allocation *find(const void *p, size_t bytes) {
+    auto it = first_behind(p);
+    if (it == allocations().begin()) return nullptr;
+    --it;
+    return (const char *)p + bytes <= it->begin + it->bytes ? &*it : nullptr;
+}
+MemoryKind memory_kind(const void *p, size_t bytes) {
+    const Allocation *a = find(p, bytes);
+    return a ? a->kind : PAGEABLE;
+}
+
+void check_pointer(const void *p, const char *kernel, int index) {
+    if (p && !find(p, 0))
+        fatal("kernel %s: argument %d points to memory that the device cannot see (%p)", kernel, index, p);
+}
+
+// ---------------------------------------------------------------------------------------------------- protected memory
+
+// SIM_PROTECT=1: device memory lies in a region of its own that is open only while an operation runs. Addresses are
+// never used twice.
+static struct {
+    char *begin;
+    size_t used;
+    int open;
+} region;
+enum : size_t { REGION_BYTES = (size_t)64 << 30 };
+
+static bool is_protected() {
+    static const bool on = setting("SIM_PROTECT") != nullptr;
+    return on;
+}
+
+static void on_fault(int number, siginfo_t *info, void *) {
+    const char *address = (const char *)info->si_addr;
+    if (region.begin && address >= region.begin && address < region.begin + REGION_BYTES)
+        fprintf(stderr, "sim: ERROR: host code touches device memory at %p\n", info->si_addr);
+    signal(number, SIG_DFL); // returns and faults again: a debugger or a core file shows the place
+}
+
+static void *region_take(size_t bytes) {
+    if (!region.begin) {
+        void *p = mmap(nullptr, REGION_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) fatal("no address space for protected memory");
+        region.begin = (char *)p;
+    }
+    void *p = region.begin + region.used;
+    region.used += (bytes + 4096 + 4095) / 4096 * 4096;
+    if (region.used > REGION_BYTES) fatal("the region of protected memory is used up");
+    return p;
+}
+
+void memory_open() {
+    if (region.begin && region.open++ == 0) mprotect(region.begin, region.used, PROT_READ | PROT_WRITE);
+}
+void memory_close() {
+    if (!region.begin || --region.open > 0) return;
+    mprotect(region.begin, region.used, PROT_NONE);
+    struct sigaction action = {}; // again and again: test frameworks take the signal over
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
+}
+
+// ------------------------------------------------------------------------------------------------- allocate and free
+
+// glibc would give large blocks back to the system and take them anew, zeroed page by page, in every test case.
+__attribute__((constructor)) static void keep_freed_memory() {
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+}
+
+static cudaError_t allocate(const char *call, void **p, size_t bytes, MemoryKind kind) {
+    if (cudaError_t error = capture_forbids(call)) return error;
+    step_forbids(call, "allocates memory");
+    if (!p) return set_error(cudaErrorInvalidValue);
+    *p = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    if (kind == DEVICE && device_bytes + bytes > device_model().memory_bytes)
+        return set_error(cudaErrorMemoryAllocation);
+    void *fresh = nullptr;
+    const bool in_region = kind == DEVICE && is_protected();
+    if (in_region) {
+        fresh = region_take(bytes);
+        memory_open();
+    } else if (posix_memalign(&fresh, 256, bytes)) {
+        return set_error(cudaErrorMemoryAllocation);
+    }
+    memset(fresh, 0xff, bytes);
+    if (in_region) memory_close();
+    msan_uninitialised(fresh, bytes);
+    allocations().insert(first_behind(fresh), {(char *)fresh, bytes, kind});
+    if (kind == DEVICE) device_bytes += bytes;
+    *p = fresh;
+    return cudaSuccess;
+}
+
+static cudaError_t release(const char *call, void *p, MemoryKind kind) {
+    if (!p) return cudaSuccess;
+    if (cudaError_t error = capture_forbids(call)) return error;
+    step_forbids(call, "frees memory, which waits for the device");
+    streams_drain_all();
+    Allocation *a = find(p, 0);
+    if (!a || a->begin != p || a->kind != kind)
+        return set_error(cudaErrorInvalidValue, "%s: %p was not allocated this way", call, p);
+    if (kind == DEVICE) device_bytes -= a->bytes;
+    if (kind == DEVICE && is_protected())
+        madvise(p, a->bytes, MADV_DONTNEED);
+    else
+        free(p);
+    allocations().erase(allocations().begin() + (a - allocations().data()));
+    return cudaSuccess;
+}
+
+// ------------------------------------------------------------------------------------------------------------- copies
+
+// Whether source and destination are what the direction says.
+static bool direction_fits(cudaMemcpyKind direction, MemoryKind dst, MemoryKind src) {
+    switch (direction) {
+    case cudaMemcpyHostToDevice:
+        return dst == DEVICE && src != DEVICE;
+    case cudaMemcpyDeviceToHost:
+        return dst != DEVICE && src == DEVICE;
+    case cudaMemcpyDeviceToDevice:
+        return dst == DEVICE && src == DEVICE;
+    case cudaMemcpyHostToHost:
+        return dst != DEVICE && src != DEVICE;
+    default:
+        return true; // cudaMemcpyDefault
+    }
+}
+static cudaError_t check_copy(const char *call, void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {
+    if (direction_fits(direction, memory_kind(dst, bytes), memory_kind(src, bytes))) return cudaSuccess;
+    return set_error(cudaErrorInvalidValue, "%s: direction or range does not fit the pointers", call);
+}
+
+// Synchronous. As in CUDA it runs in the legacy stream.
+static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {
+    if (cudaError_t error = capture_forbids(call)) return error;
+    step_forbids(call, "waits for the device");
+    if (bytes == 0) return cudaSuccess;
+    if (cudaError_t error = check_copy(call, dst, src, bytes, direction)) return error;
+    streams_drain_all();
+    memory_open();
+    memcpy(dst, src, bytes);
+    memory_close();
+    return cudaSuccess;
+}
+
+static cudaError_t copy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction, cudaStream_t stream) {
+    if (bytes == 0) return cudaSuccess;
+    if (cudaError_t error = check_copy("cudaMemcpyAsync", dst, src, bytes, direction)) return error;
+    const bool staged = memory_kind(src, bytes) == PAGEABLE, blocks = memory_kind(dst, bytes) == PAGEABLE;
+    if (staged || blocks) {
+        if (stream_is_captured(stream)) return capture_forbids("cudaMemcpyAsync with pageable memory");
+        step_forbids("cudaMemcpyAsync", "copies pageable memory");
+    }
+    if (staged) { // the source is read during the call
+        void *copy = malloc(bytes);
+        if (!copy) return set_error(cudaErrorMemoryAllocation);
+        memcpy(copy, src, bytes);
+        if (cudaError_t error = stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "staged copy", [=] {
+                memcpy(dst, copy, bytes);
+                free(copy);
+            }))
+            return error;
+    } else if (cudaError_t error =
+                   stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "copy", [=] { memcpy(dst, src, bytes); })) {
+        return error;
+    }
+    return blocks ? cudaStreamSynchronize(stream) : cudaSuccess;
+}
+
+static cudaError_t set_async(const char *call, void *dst, int value, size_t bytes, cudaStream_t stream) {
+    if (bytes == 0) return cudaSuccess;
+    if (memory_kind(dst, bytes) == PAGEABLE)
+        return set_error(cudaErrorInvalidValue, "%s: range is not the device's", call);
+    return stream_enqueue(stream, cudaGraphNodeTypeMemset, "memset", [=] { memset(dst, value, bytes); });
+}
+} // namespace sim
+
+using namespace sim;
+
+extern "C" {
+cudaError_t cudaMalloc(void **p, size_t bytes) { return allocate("cudaMalloc", p, bytes, DEVICE); }
+cudaError_t cudaMallocHost(void **p, size_t bytes) { return allocate("cudaMallocHost", p, bytes, PINNED); }
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { return allocate("cudaHostAlloc", p, bytes, PINNED); }
+cudaError_t cudaFree(void *p) { return release("cudaFree", p, DEVICE); }
+cudaError_t cudaFreeHost(void *p) { return release("cudaFreeHost", p, PINNED); }
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    *total = device_model().memory_bytes;
+    *available = *total - device_bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *p) {
+    memset((void *)attributes, 0, sizeof *attributes);
+    const MemoryKind kind = memory_kind(p, 0);
+    attributes->type = kind == DEVICE   ? cudaMemoryTypeDevice
+                       : kind == PINNED ? cudaMemoryTypeHost
+                                        : cudaMemoryTypeUnregistered;
+    attributes->devicePointer = kind == PAGEABLE ? nullptr : (void *)p;
+    attributes->hostPointer = kind == PINNED ? (void *)p : nullptr;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {
+    return copy_now("cudaMemcpy", dst, src, bytes, direction);
+}
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction, cudaStream_t stream) {
+    return copy_async(dst, src, bytes, direction, stream);
+}
+cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
+    return set_async("cudaMemset", dst, value, bytes, nullptr);
+}
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
+    return set_async("cudaMemsetAsync", dst, value, bytes, stream);
+}
+}

@@ -1,0 +1,74 @@
+// The simulator's side of the CUDA runtime, shared by its files and by the emulated libraries (cublaslt.cpp): errors,
+// memory of the device, streams that take operations, captures, and the model of the device. Internal to dev/sim.
+// One host thread calls the runtime, as the trainer does; blocks of a kernel run on several.
+#pragma once
+#include <cuda_runtime.h>
+
+namespace sim {
+// ------------------------------------------------------------------------------------------------------------- errors
+
+// Remembers the error for cudaGetLastError and returns it. With a format: prints "sim: ..." as well.
+cudaError_t set_error(cudaError_t error);
+cudaError_t set_error(cudaError_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+[[noreturn]] void fatal(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void print_place();                    // "in kernel K launched at F:L, block B, thread T", when a kernel runs
+const char *setting(const char *name); // an environment variable, null when unset or empty
+
+// ------------------------------------------------------------------------------------------------------------- memory
+
+enum MemoryKind { PAGEABLE, PINNED, DEVICE };
+// What the bytes p..p+bytes-1 belong to; PAGEABLE for what the runtime did not hand out.
+MemoryKind memory_kind(const void *p, size_t bytes);
+// With SIM_PROTECT=1 device memory is accessible only between open and close (calls may nest).
+void memory_open();
+void memory_close();
+
+// ------------------------------------------------------------------------------------------------------------ streams
+
+// Something that happens in stream order. run(argument) does it, every time a graph is replayed; destroy(argument)
+// frees the argument when nobody will run it any more.
+struct Operation {
+    cudaGraphNodeType type;
+    const char *name;
+    void (*run)(void *argument);
+    void *argument;
+    void (*destroy)(void *argument);
+};
+
+// Runs the operation when its turn comes: at once (the default), as late as the API allows (SIM_STREAMS=lazy), or at
+// every replay (the stream is captured). Takes the argument over, also when it fails: then nothing runs, the error is
+// what the API call must return.
+cudaError_t stream_enqueue(cudaStream_t stream, const Operation &operation);
+// The same for a function object.
+template <class F> cudaError_t stream_enqueue(cudaStream_t stream, cudaGraphNodeType type, const char *name, F f) {
+    return stream_enqueue(stream, {type, name, [](void *p) { (*static_cast<F *>(p))(); }, new F(f),
+                                   [](void *p) { delete static_cast<F *>(p); }});
+}
+// A library call, as of cuBLASLt: one kernel node when captured.
+void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument, void (*destroy)(void *));
+// Whether an operation in the stream would run at once: then it may be run without stream_enqueue.
+bool stream_runs_at_once(cudaStream_t stream);
+void streams_drain_all(); // runs everything that waits
+
+// ----------------------------------------------------------------------------------------------------------- captures
+
+// For calls that CUDA forbids while any stream is being captured (allocation, synchronous copies, ...). Says so,
+// invalidates the captures and returns cudaErrorStreamCaptureUnsupported; cudaSuccess when there is no capture.
+cudaError_t capture_forbids(const char *call);
+bool stream_is_captured(cudaStream_t stream);
+
+// Counts and prints a violation of the promise between sim_step_mark and sim_step_unmark (sim_control.h).
+void step_forbids(const char *call, const char *why);
+
+// -------------------------------------------------------------------------------------------------------------- model
+
+// The GPU that is simulated: facts of a real one of the same compute capability (SIM_CC), few multiprocessors.
+struct DeviceModel {
+    int compute_capability; // 90
+    int units;              // SIM_SMS
+    int clock_khz, memory_clock_khz, bus_bits, l2_bytes;
+    int shared_per_unit, shared_per_block, threads_per_unit, blocks_per_unit;
+    size_t memory_bytes; // SIM_MEMORY_MB
+};
+const DeviceModel &device_model();
+} // namespace sim

@@ -1,0 +1,116 @@
+// What the simulator tells sanitizers about its stacks, its memory and the order of things. Every function is empty in
+// a build without the sanitizer that it serves.
+// ThreadSanitizer: block.cpp and its like are compiled without instrumentation (they are the synchronisation), so the
+// build says SIM_TSAN. The other two sanitizers instrument the simulator as well.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#define SIM_ASAN
+#endif
+#if __has_feature(memory_sanitizer)
+#define SIM_MSAN
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#define SIM_ASAN
+#endif
+
+#ifdef SIM_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef SIM_MSAN
+#include <sanitizer/msan_interface.h>
+#endif
+#ifdef SIM_TSAN
+extern "C" {
+void *__tsan_get_current_fiber();
+void *__tsan_create_fiber(unsigned flags);
+void __tsan_switch_to_fiber(void *fiber, unsigned flags);
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+void __tsan_java_init(unsigned long begin, unsigned long size);
+void __tsan_java_alloc(unsigned long p, unsigned long size);
+void __tsan_java_free(unsigned long p, unsigned long size);
+}
+#endif
+
+namespace sim {
+// ---------------------------------------------------------------------------------------------------- AddressSanitizer
+
+inline void asan_poison(void *p, size_t bytes) {
+    (void)p, (void)bytes;
+#ifdef SIM_ASAN
+    ASAN_POISON_MEMORY_REGION(p, bytes);
+#endif
+}
+inline void asan_unpoison(void *p, size_t bytes) {
+    (void)p, (void)bytes;
+#ifdef SIM_ASAN
+    ASAN_UNPOISON_MEMORY_REGION(p, bytes);
+#endif
+}
+
+// ----------------------------------------------------------------------------------------------------- MemorySanitizer
+
+inline void msan_uninitialised(void *p, size_t bytes) {
+    (void)p, (void)bytes;
+#ifdef SIM_MSAN
+    __msan_allocated_memory(p, bytes);
+#endif
+}
+
+// ----------------------------------------------------------------------------------------------------- ThreadSanitizer
+
+inline void *tsan_current_fiber() {
+#ifdef SIM_TSAN
+    return __tsan_get_current_fiber();
+#else
+    return nullptr;
+#endif
+}
+inline void *tsan_new_fiber() {
+#ifdef SIM_TSAN
+    return __tsan_create_fiber(0);
+#else
+    return nullptr;
+#endif
+}
+// Without the order that TSan would otherwise see between the fibers.
+inline void tsan_switch(void *fiber) {
+    (void)fiber;
+#ifdef SIM_TSAN
+    __tsan_switch_to_fiber(fiber, 1);
+#endif
+}
+inline void tsan_acquire(char *sync) {
+    (void)sync;
+#ifdef SIM_TSAN
+    __tsan_acquire(sync);
+#endif
+}
+inline void tsan_release(char *sync) {
+    (void)sync;
+#ifdef SIM_TSAN
+    __tsan_release(sync);
+#endif
+}
+// Memory that from now on belongs to another CUDA thread or block: TSan forgets its past. The calls for the heap of a
+// Java machine are the ones that do this.
+inline void tsan_heap(void *p, size_t bytes) {
+    (void)p, (void)bytes;
+#ifdef SIM_TSAN
+    __tsan_java_init((unsigned long)p, bytes);
+#endif
+}
+inline void tsan_forget(void *p, size_t bytes) {
+    (void)p, (void)bytes;
+#ifdef SIM_TSAN
+    __tsan_java_free((unsigned long)p, (bytes + 7) & ~7ul);
+    __tsan_java_alloc((unsigned long)p, (bytes + 7) & ~7ul);
+#endif
+}
+} // namespace sim

@@ -1,0 +1,34 @@
+// What a test may ask of the simulator that a GPU would not do. C and C++. The functions are weak: in a program that is
+// not linked with dev/sim their addresses are null, so that a test may ask where it runs.
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma weak sim_set_schedule
+#pragma weak sim_set_lazy_streams
+#pragma weak sim_step_mark
+#pragma weak sim_step_unmark
+#pragma weak sim_step_violations
+
+// The order in which the blocks of a grid and the threads of a block run from now on. Correct kernels give the same
+// bits in all of them. Blocks then run on one OS thread: the same order gives the same run. SIM_SCHED=fwd|rev|rand:N
+// does the same from outside. SIM_ANY_ORDER, the default: forward, blocks on several OS threads.
+typedef enum { SIM_ANY_ORDER, SIM_FORWARD, SIM_REVERSE, SIM_RANDOM } SimOrder;
+void sim_set_schedule(SimOrder order, uint64_t seed); // seed counts for SIM_RANDOM
+
+// Work of streams as late as the API allows (true), or at once. SIM_STREAMS=lazy does the same from outside.
+void sim_set_lazy_streams(bool lazy);
+
+// The trainer's promise: no host synchronisation inside a step. Between mark and unmark, each call that waits for work
+// enqueued after the mark, allocates, frees, or copies pageable memory is printed and counted. A second mark moves the
+// line. sim_step_violations: how many there were since the program began.
+void sim_step_mark(void);
+void sim_step_unmark(void);
+int sim_step_violations(void);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,250 @@
+// Streams and events. An operation runs at once, or with SIM_STREAMS=lazy as late as the API allows: when the host
+// waits for it, or when something that is waited for needs it. What an eager run hides (a missing event between two
+// streams, a result read too early) shows in a lazy one.
+#include "dev/sim/stream.h"
+#include "dev/sim/sim_control.h"
+
+#include <algorithm>
+#include <stdio.h>
+
+namespace sim {
+static CUstream_st legacy_stream;
+
+static std::vector<CUstream_st *> &streams() { // never freed; destroyed ones stay, because events may name them
+    static auto *all = new std::vector<CUstream_st *>{&legacy_stream};
+    return *all;
+}
+CUstream_st *stream_of(cudaStream_t handle) {
+    return handle && handle != cudaStreamLegacy && handle != cudaStreamPerThread ? handle : &legacy_stream;
+}
+
+static bool lazy = setting("SIM_STREAMS") && strcmp(setting("SIM_STREAMS"), "lazy") == 0;
+
+static void run_next(CUstream_st *stream) {
+    const Operation operation = stream->waiting.front();
+    stream->waiting.pop_front();
+    memory_open();
+    operation.run(operation.argument); // may run other streams, up to events that this one waits for
+    memory_close();
+    operation.destroy(operation.argument);
+    stream->done++;
+}
+static void drain(CUstream_st *stream, uint64_t position) {
+    while (stream->done < position && !stream->waiting.empty()) run_next(stream);
+}
+static void drain(CUstream_st *stream) { drain(stream, stream->queued); }
+void streams_drain_all() {
+    for (CUstream_st *stream : streams()) drain(stream);
+}
+
+// The legacy stream and blocking streams wait for each other.
+static void respect_legacy(CUstream_st *stream) {
+    if (stream == &legacy_stream) {
+        for (CUstream_st *other : streams())
+            if (other->blocking) drain(other);
+    } else if (stream->blocking) {
+        drain(&legacy_stream);
+    }
+}
+
+bool stream_is_captured(cudaStream_t stream) { return stream_of(stream)->capture != nullptr; }
+
+bool stream_runs_at_once(cudaStream_t stream) {
+    const CUstream_st *s = stream_of(stream);
+    return !lazy && !s->capture && s->waiting.empty();
+}
+
+cudaError_t stream_enqueue(cudaStream_t handle, const Operation &operation) {
+    CUstream_st *stream = stream_of(handle);
+    if (stream->capture) return capture_add(stream, operation);
+    if (stream == &legacy_stream)
+        if (cudaError_t error = capture_forbids_legacy(operation.name)) {
+            operation.destroy(operation.argument);
+            return error;
+        }
+    respect_legacy(stream);
+    stream->waiting.push_back(operation);
+    stream->queued++;
+    if (!lazy) drain(stream);
+    return cudaSuccess;
+}
+
+void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument, void (*destroy)(void *)) {
+    stream_enqueue(stream, {cudaGraphNodeTypeKernel, "library call", run, argument, destroy});
+}
+
+// --------------------------------------------------------------------------------------- the promise of a step
+
+static bool marked;
+static int violations;
+
+void step_forbids(const char *call, const char *why) {
+    if (!marked) return;
+    fprintf(stderr, "sim: step violation %d: %s %s\n", ++violations, call, why);
+}
+// The host waits for the first `position` operations of the stream.
+static void step_waits(const char *call, const CUstream_st *stream, uint64_t position) {
+    if (marked && position > stream->marked) step_forbids(call, "waits for work of the running step");
+}
+
+// ------------------------------------------------------------------------------------------------------------- events
+
+static cudaError_t captured_event(const char *call, const CUevent_st *event) {
+    return capture_break(event->capture.get(), cudaErrorCapturedEvent, call);
+}
+void event_follows(CUevent_st *event, CUstream_st *stream) {
+    event->stream = stream;
+    event->position = stream->queued + 1;
+    event->recorded = true;
+    event->capture = nullptr;
+}
+
+static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
+    CUstream_st *stream = stream_of(handle);
+    const bool external = flags == cudaEventRecordExternal;
+    if (stream->capture && stream->capture->invalid) return set_error(cudaErrorStreamCaptureInvalidated);
+    if (stream->capture && !external) {
+        event->capture = stream->capture;
+        event->last = stream->last;
+        return cudaSuccess;
+    }
+    respect_legacy(stream);
+    if (!stream->capture) event_follows(event, stream);
+    const cudaError_t error = stream_enqueue(handle, cudaGraphNodeTypeEventRecord, "cudaEventRecord",
+                                             [=] { event->time = std::chrono::steady_clock::now(); });
+    if (stream->capture) stream->capture->nodes.back()->event = event;
+    return error;
+}
+
+static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
+    CUstream_st *stream = stream_of(handle);
+    if (event->capture && !event->capture->ended) return capture_wait(stream, event);
+    if (event->capture)
+        return set_error(cudaErrorCapturedEvent, "cudaStreamWaitEvent: the event was recorded in a capture that ended");
+    if (!event->recorded) return cudaSuccess;
+    CUstream_st *source = event->stream;
+    const uint64_t position = event->position;
+    if (stream->capture && flags != cudaEventWaitExternal)
+        return capture_break(stream->capture.get(), cudaErrorStreamCaptureIsolation,
+                             "cudaStreamWaitEvent for an event recorded outside");
+    return stream_enqueue(handle, cudaGraphNodeTypeWaitEvent, "cudaStreamWaitEvent", [=] { drain(source, position); });
+}
+} // namespace sim
+
+using namespace sim;
+
+extern "C" {
+// ------------------------------------------------------------------------------------------------- what tests control
+
+void sim_set_lazy_streams(bool on) {
+    streams_drain_all();
+    lazy = on;
+}
+void sim_step_mark(void) {
+    marked = true;
+    for (CUstream_st *stream : streams()) stream->marked = stream->queued;
+}
+void sim_step_unmark(void) { marked = false; }
+int sim_step_violations(void) { return violations; }
+
+// ------------------------------------------------------------------------------------------------------------ streams
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    *stream = new CUstream_st;
+    (*stream)->blocking = !(flags & cudaStreamNonBlocking);
+    streams().push_back(*stream);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (!stream || stream->destroyed) return set_error(cudaErrorInvalidResourceHandle);
+    if (stream->capture)
+        return capture_break(stream->capture.get(), cudaErrorStreamCaptureUnsupported,
+                             "cudaStreamDestroy of a captured stream");
+    drain(stream);
+    stream->destroyed = true;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+    CUstream_st *stream = stream_of(handle);
+    if (stream->capture)
+        return capture_break(stream->capture.get(), cudaErrorStreamCaptureUnsupported,
+                             "cudaStreamSynchronize of a captured stream");
+    step_waits("cudaStreamSynchronize", stream, stream->queued);
+    respect_legacy(stream);
+    drain(stream);
+    return cudaSuccess;
+}
+// Not ready means: one more operation has run meanwhile. So who polls gets there.
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+    CUstream_st *stream = stream_of(handle);
+    if (stream->capture)
+        return capture_break(stream->capture.get(), cudaErrorStreamCaptureUnsupported,
+                             "cudaStreamQuery of a captured stream");
+    if (stream->done == stream->queued) return cudaSuccess;
+    run_next(stream);
+    return cudaErrorNotReady;
+}
+cudaError_t cudaDeviceSynchronize(void) {
+    if (cudaError_t error = capture_forbids("cudaDeviceSynchronize")) return error;
+    for (CUstream_st *stream : streams()) step_waits("cudaDeviceSynchronize", stream, stream->queued);
+    streams_drain_all();
+    return cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void *argument) {
+    return stream_enqueue(stream, cudaGraphNodeTypeHost, "cudaLaunchHostFunc", [=] { f(argument); });
+}
+
+// ------------------------------------------------------------------------------------------------------------- events
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    *event = new CUevent_st;
+    (*event)->keeps_time = !(flags & cudaEventDisableTiming);
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    if (!event) return set_error(cudaErrorInvalidResourceHandle);
+    if (event->stream) drain(event->stream, event->position);
+    delete event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    return record_event(event, stream, cudaEventRecordDefault);
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+    return record_event(event, stream, flags);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    return wait_event(stream, event, flags);
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (event->capture) return captured_event("cudaEventSynchronize of a captured event", event);
+    if (!event->recorded) return cudaSuccess;
+    step_waits("cudaEventSynchronize", event->stream, event->position);
+    drain(event->stream, event->position);
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (event->capture) return captured_event("cudaEventQuery of a captured event", event);
+    if (!event->recorded || event->stream->done >= event->position) return cudaSuccess;
+    run_next(event->stream);
+    return cudaErrorNotReady;
+}
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t stop) {
+    for (const CUevent_st *event : {start, stop}) {
+        if (event->capture) return captured_event("cudaEventElapsedTime of a captured event", event);
+        if (!event->recorded || !event->keeps_time) return set_error(cudaErrorInvalidResourceHandle);
+        if (event->stream->done < event->position) return set_error(cudaErrorNotReady);
+    }
+    *milliseconds = std::chrono::duration<float, std::milli>(stop->time - start->time).count();
+    return cudaSuccess;
+}
+}

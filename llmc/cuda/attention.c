@@ -1,0 +1,302 @@
+// attention_forward and attention_backward: the check of the tensors, and the choice between our own kernels
+// (flash_attention.h) and cuDNN (cudnn_attention.h).
+//
+// A choice belongs to a shape for which ops_workspace_bytes was asked: the micro-batch of a run, whose workspace is
+// planned. It is made separately for forward and backward, which may be mixed since both sides store the same lse. With
+// --attention auto both are timed the first time that a pass runs, and the faster is kept, in the tuning cache too, so
+// that the next run has the same bits. Every other shape (samples, a short last batch) takes the own kernels. fp32,
+// sm_75 and head sizes that cuDNN does not take have only those.
+#include "llmc/cuda/attention.h"
+
+#include "llmc/cuda/backend.h"
+#include "llmc/cuda/cudnn_attention.h"
+#include "llmc/cuda/flash_attention.h"
+#include "llmc/cuda/timing.h"
+#include "llmc/cuda/tuning_cache.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+// Own kernels are always there; cuDNN must be asked for, compiled and, with --attention auto, measured.
+typedef enum { BY_OWN_KERNELS, BY_CUDNN, NOT_KNOWN_YET } Choice;
+
+typedef struct {
+    Choice choice;
+    bool to_measure;       // NOT_KNOWN_YET: by measurement; otherwise cuDNN, if its kernel compiles
+    CudnnAttention *cudnn; // NULL when it takes no part
+    Error why_not;         // why cuDNN does not compute this pass; empty when --attention own says so
+} Pass;
+
+// Kept until device_shutdown: a captured graph may hold the kernels of any shape that ever ran.
+typedef struct PlannedShape {
+    AttentionShape shape;
+    Pass passes[ATTENTION_PASSES];
+    struct PlannedShape *next; // the one planned before
+} PlannedShape;
+
+static PlannedShape *planned; // the newest one
+
+static const char *const pass_names[ATTENTION_PASSES] = {"forward", "backward"};
+
+// One call of an op.
+typedef struct {
+    AttentionPass pass;
+    AttentionShape shape;
+    Tensor out, lse, qkv, dqkv, dout; // the last two: backward
+} Call;
+
+// ------------------------------------------------------------------------------------------------------------ planning
+
+bool cuda_attention_check(const DeviceOptions *options, Error *err) {
+    if (options->attention != ATTENTION_CUDNN || cudnn_attention_open(err)) return true;
+    error_prefix(err, "--attention cudnn");
+    const size_t length = strlen(err->text);
+    snprintf(err->text + length, sizeof err->text - length, "; use --attention own, or auto to take cuDNN where it is");
+    return false;
+}
+
+static bool same_shape(AttentionShape a, AttentionShape b) {
+    return a.B == b.B && a.T == b.T && a.NH == b.NH && a.HS == b.HS && a.dtype == b.dtype;
+}
+
+// cuDNN's deterministic backward pass keeps B * NH * T * T * 2 bytes of workspace on most GPUs: 1.6 GB at B=64, T=1024,
+// NH=12. Beyond an eighth of the memory, that is worth more as a larger micro-batch, unless cuDNN is what was asked
+// for.
+static int64_t workspace_limit(void) {
+    const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
+    return cuda_backend.options.attention == ATTENTION_CUDNN ? bytes : bytes / 8;
+}
+
+static void choice_key(char *key, size_t size, AttentionPass pass, AttentionShape s) {
+    snprintf(key, size, "%s, cuDNN %d, attention %s B %lld T %lld NH %lld HS %lld %s", tuning_machine(),
+             cudnn_attention_version(), pass_names[pass], (long long)s.B, (long long)s.T, (long long)s.NH,
+             (long long)s.HS, dtype_name(s.dtype));
+}
+
+static bool remembered(AttentionPass pass, AttentionShape shape, Choice *choice) {
+    char key[TUNING_KEY_MAX];
+    uint8_t value;
+    choice_key(key, sizeof key, pass, shape);
+    if (!tuning_cache_get(key, &value, sizeof value) || value > BY_CUDNN) return false;
+    *choice = (Choice)value;
+    return true;
+}
+
+static void remember(AttentionPass pass, AttentionShape shape, Choice choice) {
+    char key[TUNING_KEY_MAX];
+    const uint8_t value = (uint8_t)choice;
+    choice_key(key, sizeof key, pass, shape);
+    tuning_cache_put(key, &value, sizeof value);
+}
+
+static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
+    const AttentionChoice asked = cuda_backend.options.attention;
+    Choice known = NOT_KNOWN_YET;
+    if (asked == ATTENTION_OWN || !cudnn_attention_open(&p->why_not)) return;
+    if (asked == ATTENTION_AUTO && remembered(pass, shape, &known) && known == BY_OWN_KERNELS) {
+        error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[pass], cudnn_attention_version_text());
+        return;
+    }
+    p->cudnn = cudnn_attention_create(pass, shape, workspace_limit(), &p->why_not);
+    if (!p->cudnn) return;
+    p->choice = NOT_KNOWN_YET;
+    p->to_measure = asked == ATTENTION_AUTO && known == NOT_KNOWN_YET;
+}
+
+static PlannedShape *find_planned(AttentionShape shape) {
+    PlannedShape *p = planned;
+    while (p && !same_shape(p->shape, shape)) p = p->next;
+    return p;
+}
+
+static PlannedShape *plan_shape(AttentionShape shape) {
+    PlannedShape *p = (PlannedShape *)calloc(1, sizeof *p);
+    REQUIRE(p, "attention: out of memory");
+    p->shape = shape;
+    p->next = planned;
+    planned = p;
+    for (int pass = 0; pass < ATTENTION_PASSES; pass++) plan_pass(&p->passes[pass], (AttentionPass)pass, shape);
+    return p;
+}
+
+int64_t cuda_attention_workspace(OpsShape ops) {
+    const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops.C / ops.NH, .dtype = ops.dtype};
+    PlannedShape *p = find_planned(shape);
+    if (!p) p = plan_shape(shape);
+    int64_t bytes = cuda_flash_workspace(ops);
+    for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
+        const CudnnAttention *cudnn = p->passes[pass].cudnn;
+        if (cudnn && cudnn_attention_workspace(cudnn) > bytes) bytes = cudnn_attention_workspace(cudnn);
+    }
+    return bytes;
+}
+
+void cuda_attention_shutdown(void) {
+    while (planned) {
+        PlannedShape *p = planned;
+        planned = p->next;
+        for (int pass = 0; pass < ATTENTION_PASSES; pass++) cudnn_attention_destroy(p->passes[pass].cudnn);
+        free(p);
+    }
+    cudnn_attention_close();
+}
+
+// ------------------------------------------------------------------------------------------------------------- running
+
+static void run_own(const Call *c) {
+    const int NH = (int)c->shape.NH;
+    if (c->pass == ATTENTION_FORWARD)
+        cuda_flash_forward(c->out, c->lse, c->qkv, NH);
+    else
+        cuda_flash_backward(c->dqkv, c->dout, c->out, c->lse, c->qkv, NH);
+}
+
+static bool run_cudnn(const Call *c, CudnnAttention *cudnn, Error *why) {
+    void *workspace = cuda_scratch("attention by cuDNN", cudnn_attention_workspace(cudnn));
+    return c->pass == ATTENTION_FORWARD
+               ? cudnn_attention_forward(cudnn, c->out, c->lse, c->qkv, workspace, why)
+               : cudnn_attention_backward(cudnn, c->dqkv, c->dout, c->out, c->lse, c->qkv, workspace, why);
+}
+
+// -------------------------------------------------------------------------------------------------------- // measuring
+
+enum { DIGEST_CHUNK = 16 << 20 };
+
+static void digest_tensor(XXH3_state_t *digest, char *chunk, Tensor t) {
+    const size_t bytes = tensor_bytes(t);
+    for (size_t at = 0; at < bytes; at += DIGEST_CHUNK) {
+        const size_t n = bytes - at < DIGEST_CHUNK ? bytes - at : DIGEST_CHUNK;
+        CUDA_CHECK(cudaMemcpy(chunk, (const char *)t.data + at, n, cudaMemcpyDeviceToHost));
+        XXH3_64bits_update(digest, chunk, n);
+    }
+}
+
+// A digest of what the call wrote.
+static uint64_t digest_outputs(const Call *c) {
+    XXH3_state_t *digest = XXH3_createState();
+    char *chunk = (char *)malloc(DIGEST_CHUNK);
+    REQUIRE(digest && chunk, "attention: out of memory for a digest");
+    XXH3_64bits_reset(digest);
+    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
+    if (c->pass == ATTENTION_FORWARD) {
+        digest_tensor(digest, chunk, c->out);
+        digest_tensor(digest, chunk, c->lse);
+    } else {
+        digest_tensor(digest, chunk, c->dqkv);
+    }
+    const uint64_t result = XXH3_64bits_digest(digest);
+    free(chunk);
+    XXH3_freeState(digest);
+    return result;
+}
+
+typedef struct {
+    const Call *call;
+    Pass *pass;
+} Contest;
+
+static bool contend(void *context, int choice) {
+    const Contest *c = (const Contest *)context;
+    if (choice == BY_CUDNN) return run_cudnn(c->call, c->pass->cudnn, &c->pass->why_not);
+    run_own(c->call);
+    return true;
+}
+
+// Whether cuDNN runs, is faster and writes the same bits again.
+static bool cudnn_wins(const Call *call, Pass *p) {
+    const char *name = pass_names[call->pass];
+    if (!run_cudnn(call, p->cudnn, &p->why_not)) return false;
+    const uint64_t bits = digest_outputs(call);
+    Contest contest = {call, p};
+    if (cuda_fastest(2, contend, &contest) != BY_CUDNN) {
+        if (p->why_not.text[0]) return false; // it failed
+        return error_set(&p->why_not, "faster %s than cuDNN %s", name, cudnn_attention_version_text());
+    }
+    if (!run_cudnn(call, p->cudnn, &p->why_not)) return false;
+    return digest_outputs(call) == bits ||
+           error_set(&p->why_not, "cuDNN %s gives other bits %s each time", cudnn_attention_version_text(), name);
+}
+
+// The first call of a pass: the kernel is compiled, and the choice made. That cuDNN does not compile is not remembered:
+// the reason, a library that is missing or memory that is short, may be gone the next time.
+static void decide(const Call *c, Pass *p) {
+    REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture", pass_names[c->pass]);
+    const bool compiled = cudnn_attention_compile(p->cudnn, &p->why_not);
+    REQUIRE(compiled || cuda_backend.options.attention != ATTENTION_CUDNN, "--attention cudnn: %s", p->why_not.text);
+    p->choice = compiled && (!p->to_measure || cudnn_wins(c, p)) ? BY_CUDNN : BY_OWN_KERNELS;
+    if (compiled && p->to_measure) remember(c->pass, c->shape, p->choice);
+}
+
+// -------------------------------------------------------------------------------------------------------------- // ops
+
+static void run(const Call *c) {
+    PlannedShape *shape = find_planned(c->shape);
+    Pass *p = shape ? &shape->passes[c->pass] : NULL;
+    if (p && p->choice == NOT_KNOWN_YET) decide(c, p);
+    if (!p || p->choice == BY_OWN_KERNELS) {
+        run_own(c);
+        return;
+    }
+    Error why;
+    REQUIRE(run_cudnn(c, p->cudnn, &why), "attention %s: %s", pass_names[c->pass], why.text);
+}
+
+static AttentionShape shape_of(const char *op, Tensor qkv, int num_heads) {
+    cuda_check_float(op, qkv);
+    REQUIRE(qkv.rank == 3, "%s: %s has rank %d, expected (B,T,3C)", op, qkv.name, qkv.rank);
+    REQUIRE(num_heads > 0 && qkv.shape[2] % (3 * num_heads) == 0, "%s: %s has %lld columns, not 3 * HS for %d heads",
+            op, qkv.name, (long long)qkv.shape[2], num_heads);
+    return (AttentionShape){.B = qkv.shape[0],
+                            .T = qkv.shape[1],
+                            .NH = num_heads,
+                            .HS = qkv.shape[2] / (3 * num_heads),
+                            .dtype = qkv.dtype};
+}
+
+void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    const AttentionShape s = shape_of("attention_forward", qkv, num_heads);
+    tensor_check("attention_forward", out, s.dtype, s.B * s.T * s.NH * s.HS);
+    tensor_check("attention_forward", lse, DTYPE_FP32, s.B * s.NH * s.T);
+    run(&(Call){.pass = ATTENTION_FORWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv});
+}
+
+void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    const AttentionShape s = shape_of("attention_backward", qkv, num_heads);
+    tensor_check("attention_backward", dqkv, s.dtype, tensor_numel(qkv));
+    tensor_check("attention_backward", dout, s.dtype, s.B * s.T * s.NH * s.HS);
+    tensor_check("attention_backward", out, s.dtype, s.B * s.T * s.NH * s.HS);
+    tensor_check("attention_backward", lse, DTYPE_FP32, s.B * s.NH * s.T);
+    run(&(Call){
+        .pass = ATTENTION_BACKWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv, .dqkv = dqkv, .dout = dout});
+}
+
+// --------------------------------------------------------------------------------------------------------- description
+
+// "cuDNN 9.19.0", "own kernels", "cuDNN 9.19.0 or own kernels, to be measured".
+static void name_choice(char *text, size_t size, const Pass *p) {
+    const char *version = cudnn_attention_version_text();
+    if (p->choice == BY_OWN_KERNELS)
+        snprintf(text, size, "own kernels");
+    else if (p->choice == BY_CUDNN || !p->to_measure)
+        snprintf(text, size, "cuDNN %s", version);
+    else
+        snprintf(text, size, "cuDNN %s or own kernels, to be measured", version);
+}
+
+const char *cuda_attention_description(void) {
+    static char text[2 * sizeof(Error)];
+    if (!planned) return "";
+    char names[ATTENTION_PASSES][128];
+    const char *why_not = "";
+    for (int pass = ATTENTION_PASSES - 1; pass >= 0; pass--) {
+        const Pass *p = &planned->passes[pass];
+        name_choice(names[pass], sizeof names[pass], p);
+        if (p->choice == BY_OWN_KERNELS && p->why_not.text[0]) why_not = p->why_not.text;
+    }
+    const int length = strcmp(names[0], names[1]) == 0
+                           ? snprintf(text, sizeof text, "%s", names[0])
+                           : snprintf(text, sizeof text, "forward %s, backward %s", names[0], names[1]);
+    if (why_not[0]) snprintf(text + length, sizeof text - (size_t)length, " (%s)", why_not);
+    return text;
+}

@@ -1,0 +1,37 @@
+// The handle of the CUDA backend and the workspace that all ops share. Owns no memory: the workspace belongs to the
+// caller.
+#include "llmc/cuda/backend.h"
+
+CudaBackend cuda_backend;
+
+int64_t ops_workspace_bytes(OpsShape shape) {
+    const int64_t needs[] = {
+        cuda_matmul_workspace(shape), cuda_layernorm_workspace(shape), cuda_embedding_workspace(shape),
+        cuda_head_workspace(shape),   cuda_attention_workspace(shape), cuda_optimizer_workspace(shape),
+    };
+    int64_t largest = 0;
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
+        if (needs[i] > largest) largest = needs[i];
+    return round_up(largest, 256);
+}
+
+void ops_set_workspace(void *device_memory, int64_t bytes) {
+    REQUIRE((uintptr_t)device_memory % 256 == 0, "the workspace is not 256-byte aligned");
+    cuda_backend.workspace = (char *)device_memory;
+    cuda_backend.workspace_bytes = bytes;
+}
+
+void *cuda_scratch(const char *op, int64_t bytes) {
+    REQUIRE(bytes <= cuda_backend.workspace_bytes, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op,
+            (long long)bytes, (long long)cuda_backend.workspace_bytes);
+    return bytes > 0 ? cuda_backend.workspace : NULL;
+}
+
+void cuda_check_float(const char *op, Tensor t) {
+    REQUIRE(t.dtype == DTYPE_FP32 || t.dtype == DTYPE_BF16 || t.dtype == DTYPE_FP16, "%s: %s is %s, not floating", op,
+            t.name, dtype_name(t.dtype));
+}
+
+void cuda_check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel) {
+    tensor_check(op, grad, grad.dtype == DTYPE_FP32 ? DTYPE_FP32 : compute, numel);
+}

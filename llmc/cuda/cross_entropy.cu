@@ -1,0 +1,242 @@
+// cross_entropy.h: one block a row of logits, which is read once and, in the backward pass, written once.
+//
+// A row of GPT-2's vocabulary in 16 bits is 100,608 bytes. It stays on the chip between the maximum, the sum of
+// exponentials and the gradient, in one of three ways:
+//   registers   13 packs of 16 bytes for each of 512 threads: one block a multiprocessor, on every GPU. Short rows, of
+//               1 or 4 packs a thread: several blocks
+//   shared      where two such rows fit into a multiprocessor (sm_90, sm_100): one block loads while the other computes
+//   looping     any other vocabulary (longer, or rows that are no multiple of 16 bytes): maximum and sum in one pass
+//               with rescaling, and a second read, mostly from the L2 cache
+// The forward pass runs the same kernel up to the loss, so that both passes give the same bits.
+// All arithmetic is fp32; exponentials are taken twice, since a row of them in fp32 would fit nowhere.
+#include "llmc/cuda/cross_entropy.h"
+
+#include "llmc/cuda/intrinsics.cuh"
+#include "llmc/cuda/kernel.cuh"
+#include "llmc/cuda/vector.cuh"
+
+enum { ROW_THREADS = 512 }; // at most; 128 registers each fill a multiprocessor
+
+typedef struct {
+    float *losses;
+    const int32_t *targets;
+    const StepControl *control; // NULL: loss_scale is 1
+    float scale;
+    int V, Vp;
+    bool backward;
+} CrossEntropy;
+
+static __device__ float gradient_scale(const CrossEntropy &p) {
+    return p.control ? p.scale * p.control->loss_scale : p.scale;
+}
+
+// The GEMM before left the last rows of logits in the L2 cache, and the next one begins with the first: go backwards.
+static __device__ int64_t row_of_block(void) { return (int64_t)gridDim.x - 1 - blockIdx.x; }
+
+// x = logits [i * N, (i + 1) * N) of a row: -infinity, of which nothing is left after exp, from column V on.
+template <class T, int N> static __device__ __forceinline__ void mask_padding(Vector<T, N> &x, int i, int V) {
+    if ((i + 1) * N <= V) return;
+    for (int k = 0; k < N; k++)
+        if (i * N + k >= V) x.v[k] = from_float<T>(-INFINITY);
+}
+template <class T, int N> static __device__ __forceinline__ Vector<T, N> load_logits(const T *row, int i, int V) {
+    Vector<T, N> x = load_vector<T, N>(row + i * N);
+    mask_padding(x, i, V);
+    return x;
+}
+
+template <class T, int N> static __device__ __forceinline__ float vector_max(const Vector<T, N> &x, float highest) {
+    float v[N];
+    to_floats(v, x);
+    for (int k = 0; k < N; k++) highest = fmaxf(highest, v[k]);
+    return highest;
+}
+
+// exp(x - highest) = 2^(x log2(e) - shift), shift = highest log2(e): one multiply-add and one instruction for 2^.
+#define LOG2_E 1.44269504f
+static __device__ __forceinline__ float exp_shifted(float x, float shift) {
+    return exp2_approx(fmaf(x, LOG2_E, -shift));
+}
+
+template <class T, int N> static __device__ __forceinline__ float exp_sum(const Vector<T, N> &x, float shift) {
+    float v[N], sum = 0.0f;
+    to_floats(v, x);
+    for (int k = 0; k < N; k++) sum += exp_shifted(v[k], shift);
+    return sum;
+}
+
+// What a row needs once its maximum and sum are known.
+typedef struct {
+    float shift, sum, factor; // factor = gradient_scale / sum: fp16 gradients are scaled before they are rounded
+    float target_logit;
+} RowSums;
+
+// log(sum) is small where the target is the maximum, so the two large terms are subtracted first.
+static __device__ __forceinline__ RowSums row_finish(float *loss, float highest, float sum, float target_logit,
+                                                     float scale) {
+    if (threadIdx.x == 0) *loss = logf(sum) + (highest - target_logit);
+    return RowSums{highest * LOG2_E, sum, scale / sum, target_logit};
+}
+
+template <class T, int N>
+static __device__ __forceinline__ void store_gradient(T *row, int i, const Vector<T, N> &x, const RowSums &s) {
+    float v[N];
+    to_floats(v, x);
+    for (int k = 0; k < N; k++) v[k] = exp_shifted(v[k], s.shift) * s.factor;
+    store_vector(row + i * N, from_floats<T, N>(v));
+}
+
+// The thread that stored the vector of the target stores the target's own gradient over it.
+template <class T, int N> static __device__ __forceinline__ void store_target(T *row, int target, const RowSums &s) {
+    if (target / N % (int)blockDim.x == (int)threadIdx.x)
+        row[target] = from_float<T>((exp_shifted(s.target_logit, s.shift) - s.sum) * s.factor);
+}
+
+// --------------------------------------------------------------------------------------------------- row in registers
+
+// Thread t owns packs t, t + blockDim.x, ...: PACKS of them, the last perhaps behind the row.
+// Launch: a block a row, Vp / N packs <= PACKS * blockDim.x, blockDim.x <= ROW_THREADS.
+template <class T, int PACKS>
+static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits, CrossEntropy p) {
+    constexpr int N = Pack<T>::N;
+    const int64_t r = row_of_block();
+    const int packs = p.Vp / N, target = p.targets[r];
+    T *row = logits + r * p.Vp;
+    const float target_logit = to_float(row[target]),
+                scale = gradient_scale(p); // the row is overwritten behind barriers
+    Vector<T, N> x[PACKS];
+    UNROLL(j, PACKS) {
+        const int i = j * (int)blockDim.x + (int)threadIdx.x;
+        // Behind the row: the last pack again, all of it masked.
+        x[j] = load_logits<T, N>(row, min(i, packs - 1), i < packs ? p.V : 0);
+    }
+    float highest = -INFINITY, sum = 0.0f;
+    UNROLL(j, PACKS) highest = vector_max(x[j], highest);
+    highest = block_max(highest);
+    UNROLL(j, PACKS) sum += exp_sum(x[j], highest * LOG2_E);
+    const RowSums s = row_finish(p.losses + r, highest, block_sum(sum), target_logit, scale);
+    if (!p.backward) return;
+    UNROLL(j, PACKS) {
+        const int i = j * (int)blockDim.x + (int)threadIdx.x;
+        if (i < packs) store_gradient(row, i, x[j], s);
+    }
+    store_target<T, N>(row, target, s);
+}
+
+// ------------------------------------------------------------------------------------------------ row in shared memory
+
+// Packs that a thread loads at a time: the 13 of GPT-2's row in two rounds.
+enum { IN_FLIGHT = 7 };
+
+// As above, but thread t keeps its packs in shared memory, where no other thread looks: no barrier is needed for them.
+// Launch: a block of ROW_THREADS a row, Vp elements of dynamic shared memory. 64 registers let two blocks run.
+template <class T>
+static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T *logits, CrossEntropy p) {
+    constexpr int N = Pack<T>::N;
+    typedef Vector<T, N> Row;
+    DYN_SHARED(Row, x);
+    const int64_t r = row_of_block();
+    const int packs = p.Vp / N, target = p.targets[r];
+    T *row = logits + r * p.Vp;
+    const float target_logit = to_float(row[target]), scale = gradient_scale(p);
+    float highest = -INFINITY, sum = 0.0f;
+    for (int first = (int)threadIdx.x; first < packs; first += IN_FLIGHT * ROW_THREADS) {
+        Row loaded[IN_FLIGHT];
+        for (int j = 0; j < IN_FLIGHT; j++)
+            loaded[j] = load_vector<T, N>(row + min(first + j * ROW_THREADS, packs - 1) * N);
+        for (int j = 0; j < IN_FLIGHT; j++) {
+            const int i = first + j * ROW_THREADS;
+            if (i >= packs) break;
+            mask_padding(loaded[j], i, p.V);
+            highest = vector_max(loaded[j], highest);
+            store_vector((T *)(x + i), loaded[j]);
+        }
+    }
+    highest = block_max(highest);
+    for (int i = (int)threadIdx.x; i < packs; i += ROW_THREADS)
+        sum += exp_sum(load_vector<T, N>((const T *)(x + i)), highest * LOG2_E);
+    const RowSums s = row_finish(p.losses + r, highest, block_sum(sum), target_logit, scale);
+    if (!p.backward) return;
+    for (int i = (int)threadIdx.x; i < packs; i += ROW_THREADS)
+        store_gradient(row, i, load_vector<T, N>((const T *)(x + i)), s);
+    store_target<T, N>(row, target, s);
+}
+
+// ------------------------------------------------------------------------------------------------------------- looping
+
+// Any row, N elements at a time. Maximum and sum together: the sum is rescaled when the maximum grows.
+// Launch: a block of ROW_THREADS a row.
+template <class T, int N>
+static __global__ void __launch_bounds__(ROW_THREADS) looping_kernel(T *logits, CrossEntropy p) {
+    const int64_t r = row_of_block();
+    const int vectors = p.Vp / N, used = (p.V + N - 1) / N, target = p.targets[r];
+    T *row = logits + r * p.Vp;
+    const float target_logit = to_float(row[target]), scale = gradient_scale(p);
+    float highest = -INFINITY, sum = 0.0f;
+    for (int i = (int)threadIdx.x; i < used; i += ROW_THREADS) {
+        const Vector<T, N> x = load_logits<T, N>(row, i, p.V);
+        const float higher = vector_max(x, highest);
+        sum = sum * exp2_approx((highest - higher) * LOG2_E) + exp_sum(x, higher * LOG2_E);
+        highest = higher;
+    }
+    const float block_highest = block_max(highest);
+    const float rescale = exp2_approx((highest - block_highest) * LOG2_E);
+    sum = block_sum((int)threadIdx.x < used ? sum * rescale : 0.0f);
+    const RowSums s = row_finish(p.losses + r, block_highest, sum, target_logit, scale);
+    if (!p.backward) return;
+    for (int i = (int)threadIdx.x; i < vectors; i += ROW_THREADS)
+        store_gradient(row, i, load_logits<T, N>(row, i, p.V), s);
+    store_target<T, N>(row, target, s);
+}
+
+// -------------------------------------------------------------------------------------------------------------- launch
+
+// Besides the row, a block takes 1 KB for the system and some for reductions; a multiprocessor has 1 KB more than a
+// block may ask for.
+static bool two_rows_fit(int64_t row_bytes) {
+    enum { RESERVED = 2048, SYSTEM = 1024 };
+    return 2 * (row_bytes + RESERVED) <= cuda_backend.shared_per_block + SYSTEM;
+}
+
+template <class T, int PACKS> static void launch_registers(T *logits, int rows, const CrossEntropy &p) {
+    const int64_t threads = round_up(ceil_div(p.Vp / Pack<T>::N, PACKS), WARP);
+    LAUNCH((registers_kernel<T, PACKS>), rows, (unsigned)threads, 0, cuda_compute_stream())(logits, p);
+}
+
+template <class T> static void launch(Tensor tensor, const CrossEntropy &p) {
+    enum { SHORT = 1, MIDDLE = 4, LONG = 13 }; // packs a thread; 13: 50,304 columns in 16 bits
+    T *logits = (T *)tensor.data;
+    const int rows = (int)tensor_rows(tensor);
+    const int64_t row_bytes = p.Vp * (int64_t)sizeof(T), packs = p.Vp / Pack<T>::N;
+    const cudaStream_t stream = cuda_compute_stream();
+    if (!pack_aligned(logits, p.Vp, tensor.dtype))
+        LAUNCH((looping_kernel<T, 1>), rows, ROW_THREADS, 0, stream)(logits, p);
+    else if (packs <= SHORT * ROW_THREADS)
+        launch_registers<T, SHORT>(logits, rows, p);
+    else if (packs <= MIDDLE * ROW_THREADS)
+        launch_registers<T, MIDDLE>(logits, rows, p);
+    else if (two_rows_fit(row_bytes))
+        LAUNCH(shared_memory_kernel<T>, rows, ROW_THREADS, (size_t)row_bytes, stream)(logits, p);
+    else if (packs <= LONG * ROW_THREADS)
+        launch_registers<T, LONG>(logits, rows, p);
+    else
+        LAUNCH((looping_kernel<T, Pack<T>::N>), rows, ROW_THREADS, 0, stream)(logits, p);
+}
+
+static void cross_entropy(Tensor logits, const CrossEntropy &p) {
+    REQUIRE(tensor_rows(logits) < (int64_t)1 << 31 && tensor_cols(logits) < (int64_t)1 << 30,
+            "cross entropy: %lld rows of %lld logits", (long long)tensor_rows(logits), (long long)tensor_cols(logits));
+    DISPATCH(logits.dtype, T, launch<T>(logits, p));
+}
+
+void cross_entropy_forward(float *losses, Tensor logits, const int32_t *targets, int64_t V) {
+    const CrossEntropy p = {losses, targets, nullptr, 1.0f, (int)V, (int)tensor_cols(logits), false};
+    cross_entropy(logits, p);
+}
+
+void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets, int64_t V, float scale,
+                            Tensor control) {
+    const StepControl *decided = (const StepControl *)control.data;
+    const CrossEntropy p = {losses, targets, decided, scale, (int)V, (int)tensor_cols(logits), true};
+    cross_entropy(logits, p);
+}

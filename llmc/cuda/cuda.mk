@@ -1,0 +1,105 @@
+# The CUDA backend for a device: `make train_gpt2cu`. Included by the Makefile, whose variables it uses.
+#   ARCHS="80 90"   the GPUs to build for, as compute capabilities: machine code for each, and PTX of the newest, which
+#                   newer GPUs compile when the program starts. Default: the GPUs of this machine; without one,
+#                   DEFAULT_ARCHS as far as this nvcc knows them.
+# C files are compiled by $(CC), .cu files by nvcc; objects of every list of architectures have a directory of their own.
+# cuDNN is loaded when the program starts (its headers are used where they are), NVML likewise, NCCL not at all: there is
+# one process. cudart is linked statically and looks for the driver when it is first called, so that the program starts,
+# and can say what is missing, on any machine.
+
+NVCC := $(wildcard $(CUDA)/bin/nvcc)
+
+# What the machine has, one compute capability a GPU: nvcc's own question to the driver, or nvidia-smi's. Asked only
+# where there is a device file of the driver (dxg: Windows' Linux).
+ifneq ($(wildcard /dev/nvidiactl /dev/dxg),)
+GPU_ARCHS := $(shell (x=$$($(CUDA)/bin/__nvcc_device_query 2>/dev/null) && echo "$$x" | grep -E '^[0-9, ]+$$' || \
+             nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+\.[0-9]$$') | \
+             tr -d . | grep -oE '[0-9]+' | sort -nu)
+endif
+
+# Code for 8.0 also runs on 8.6 and 8.9, that for 10.0 on 10.3: four builds instead of eight.
+DEFAULT_ARCHS := 75 80 90 100 120
+ifneq ($(NVCC),)
+ifeq ($(GPU_ARCHS),)
+ARCHS ?= $(filter $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)),$(DEFAULT_ARCHS))
+else
+ARCHS ?= $(GPU_ARCHS)
+endif
+endif
+
+comma := ,
+space := $(subst ,, )
+CUDA_ARCHS  := $(shell printf '%s\n' $(subst $(comma), ,$(ARCHS)) | sort -nu)
+CUDA_NEWEST := $(lastword $(CUDA_ARCHS))
+GENCODE     := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
+               -gencode arch=compute_$(CUDA_NEWEST)$(comma)code=compute_$(CUDA_NEWEST)
+
+CUDA_BUILD := build/$(MODE)-cuda-$(subst $(space),-,$(CUDA_ARCHS))
+CUDA_OBJ   := $(patsubst %,$(CUDA_BUILD)/%.o,$(basename $(CUDA_SRC)))
+CUDA_LIB   := $(CUDA_BUILD)/libllmc.a
+CUDA_LIBS  := $(patsubst %/libcudart_static.a,%,$(firstword $(wildcard \
+              $(CUDA)/lib64/libcudart_static.a $(CUDA)/lib/libcudart_static.a $(CUDA)/targets/*/lib/libcudart_static.a)))
+
+# -Wextra stays away: the code that nvcc generates around kernels does not pass it; the simulator's build has it.
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. $(GENCODE) -Werror all-warnings -Xptxas -v \
+              -Xcompiler -Wall$(comma)-Wshadow$(comma)-Werror$(comma)-ffp-contract=off$(comma)-D_GNU_SOURCE
+# Several architectures at a time, as many as there are cores to spare.
+NVCC_FLAGS += $(if $(word 2,$(CUDA_ARCHS)),--threads 2)
+
+$(CUDA_BUILD)/llmc/cuda/%.o: llmc/cuda/%.c
+	@mkdir -p $(@D)
+	$(SAY) CC $<
+	$(QUIET)$(CC) $(CFLAGS) -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -isystem $(CUDA)/include -MMD -MP -c $< -o $@
+
+# What ptxas says of registers, shared memory and spills stays beside the object, for `make kernel-report`.
+$(CUDA_BUILD)/%.o: %.cu
+	@mkdir -p $(@D)
+	$(SAY) NVCC $<
+	$(QUIET)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@ >$(@:.o=.ptxas) 2>&1 || \
+		{ grep -v '^ptxas info' $(@:.o=.ptxas); rm -f $@; exit 1; }
+
+$(CUDA_LIB): $(HOST_OBJ) $(CUDA_OBJ)
+	@rm -f $@
+	$(SAY) AR $@
+	$(QUIET)ar rcs $@ $^
+
+# rpath: cuBLASLt is found where it was at build time, without LD_LIBRARY_PATH.
+LINK_CUDA = $(CXX) $(CFLAGS_$(MODE)) -fopenmp $^ -o $@ $(LDFLAGS) -L$(CUDA_LIBS) -Wl,-rpath,$(CUDA_LIBS) \
+            -lcublasLt -lcudart_static $(1) -lcjson -lxxhash -ldl -lrt -lpthread -lm
+
+$(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_LIB)
+	$(SAY) LINK $@
+	$(QUIET)$(call LINK_CUDA,$(PROFILE_WRAP))
+
+.PHONY: train_gpt2cu cuda-test-programs kernel-report need-nvcc
+train_gpt2cu: need-nvcc $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer. ARCHS="80 90": for these GPUs; default: this machine's
+	@cp -f $(CUDA_BUILD)/$@ $@
+
+need-nvcc:
+	@test -n "$(NVCC)" || { echo 'no nvcc: install a CUDA toolkit (12.4 or newer), or say where one is: make train_gpt2cu CUDA=/usr/local/cuda' >&2; exit 1; }
+	@test -n "$(CUDA_LIBS)" || { echo 'no libcudart_static.a under $(CUDA): the toolkit is not whole (package cuda-cudart-dev)' >&2; exit 1; }
+
+# Where there are a GPU and a compiler for it, plain `make` builds for it, too.
+ifneq ($(and $(NVCC),$(GPU_ARCHS)),)
+all: train_gpt2cu
+endif
+
+# The tests of ops and model, and the step benchmark, for the device: what `make check-gpu` and `make bench-gpu` run.
+CUDA_TEST_BIN := $(patsubst %.c,$(CUDA_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c) dev/bench/bench_step.c)
+cuda-test-programs: need-nvcc $(CUDA_TEST_BIN)
+
+$(CUDA_BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(CUDA_LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(QUIET)$(call LINK_CUDA,-lcmocka)
+
+$(CUDA_BUILD)/dev/%: $(BUILD)/dev/%.o $(CUDA_LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(QUIET)$(LINK_CUDA)
+
+kernel-report: need-nvcc $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(filter %.cu,$(CUDA_SRC))) ## registers, shared memory and spills of every kernel; fails where a hot one spills
+	@$(PYTHON) scripts/kernel_report.py $(patsubst %.cu,$(CUDA_BUILD)/%.ptxas,$(filter %.cu,$(CUDA_SRC)))
+
+# These look into the backend.
+$(BUILD)/test/sim/%.o: CFLAGS += -isystem $(CUDA)/include

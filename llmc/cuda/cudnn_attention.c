@@ -1,0 +1,172 @@
+// Running cuDNN's attention: the handle, the pointers of a call, the launch. See cudnn_attention.h.
+#include "llmc/cuda/cudnn_attention.h"
+
+#include "llmc/cuda/backend.h"
+#include "llmc/cuda/cudnn_pass.h"
+
+int cudnn_attention_version(void) { return cudnn_library_version(); }
+const char *cudnn_attention_version_text(void) { return cudnn_library_version_text(); }
+
+#ifdef HAVE_CUDNN
+#include <math.h>
+#include <stdlib.h>
+
+static struct {
+    cudnnHandle_t handle;            // NULL until the first pass is created
+    cudnnBackendDescriptor_t device; // properties of the GPU
+} gpu;
+
+struct CudnnAttention {
+    CudnnPass *pass;
+    // Constants of the graphs. cuDNN reads them from here at every launch.
+    float scale, minus_infinity, one;
+};
+
+bool cudnn_attention_open(Error *why) {
+    if (cuda_backend.compute_capability < 80)
+        return error_set(why, "cuDNN has no fused attention for sm_%d, only for sm_80 and newer",
+                         cuda_backend.compute_capability);
+    return cudnn_library_open(why);
+}
+
+static bool start(Error *why) {
+    if (gpu.handle) return true;
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    cudnnStatus_t status = cudnn.cudnnCreate(&gpu.handle);
+    if (status != CUDNN_STATUS_SUCCESS) {
+        gpu.handle = NULL;
+        return cudnn_failed(why, "cuDNN does not start", status);
+    }
+    status = cudnn.cudnnSetStream(gpu.handle, cuda_compute_stream());
+    if (status == CUDNN_STATUS_SUCCESS) {
+        gpu.device = cudnn_device_of_gpu(device, why);
+        if (gpu.device) return true;
+    } else {
+        cudnn_failed(why, "cuDNN does not take the stream", status);
+    }
+    cudnn_attention_close();
+    return false;
+}
+
+void cudnn_attention_close(void) {
+    cudnn_device_destroy(gpu.device);
+    if (gpu.handle) cudnn.cudnnDestroy(gpu.handle);
+    gpu.device = NULL;
+    gpu.handle = NULL;
+}
+
+CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why) {
+    if (!start(why)) return NULL;
+    CudnnAttention *a = (CudnnAttention *)calloc(1, sizeof *a);
+    if (!a) {
+        error_set(why, "out of memory for cuDNN's attention");
+        return NULL;
+    }
+    a->scale = 1.0f / sqrtf((float)shape.HS);
+    a->minus_infinity = -INFINITY;
+    a->one = 1.0f;
+    a->pass = cudnn_pass_create(pass, shape, gpu.device, cuda_backend.compute_capability, max_workspace, why);
+    if (a->pass) return a;
+    free(a);
+    return NULL;
+}
+
+void cudnn_attention_destroy(CudnnAttention *a) {
+    if (!a) return;
+    cudnn_pass_destroy(a->pass);
+    free(a);
+}
+
+int64_t cudnn_attention_workspace(const CudnnAttention *a) { return a->pass->workspace.bytes; }
+bool cudnn_attention_compile(CudnnAttention *a, Error *why) { return cudnn_plan_compile(a->pass->plan, why); }
+
+// ---------------------------------------------------------------------------------------------------------------- runs
+
+// The pointers of one call, in the order of CudnnTensor. NULL: not in this graph.
+typedef struct {
+    void *of[CUDNN_NUM_TENSORS];
+} Pointers;
+
+// q, k or v in a packed (B,T,3,NH,HS).
+static void *part_of(Tensor packed, AttentionShape s, int part) {
+    return (char *)packed.data + (size_t)(part * s.NH * s.HS) * dtype_size(s.dtype);
+}
+
+static Pointers pointers_of(CudnnAttention *a, Tensor qkv, Tensor out, Tensor lse, void *workspace) {
+    const AttentionShape s = a->pass->shape;
+    Pointers p = {{0}};
+    for (int part = 0; part < 3; part++) p.of[CUDNN_Q + part] = part_of(qkv, s, part);
+    p.of[CUDNN_OUT] = out.data;
+    p.of[CUDNN_LSE] = lse.data;
+    p.of[CUDNN_DSUM] = (char *)workspace + a->pass->workspace.dsum;
+    p.of[CUDNN_DQ_SUMS] = (char *)workspace + a->pass->workspace.dq_sums;
+    p.of[CUDNN_SCALE] = &a->scale;
+    p.of[CUDNN_MINUS_INFINITY] = &a->minus_infinity;
+    p.of[CUDNN_ONE] = &a->one;
+    return p;
+}
+
+static bool launch(const CudnnAttention *a, const Pointers *p, void *workspace, Error *why) {
+    static const char what[] = "cuDNN launch of attention";
+    int64_t ids[CUDNN_NUM_TENSORS], count = 0;
+    void *pointers[CUDNN_NUM_TENSORS];
+    for (int id = CUDNN_Q; id < CUDNN_NUM_TENSORS; id++) {
+        if (!cudnn_graph_has(a->pass->graph, (CudnnTensor)id)) continue;
+        ids[count] = id;
+        pointers[count++] = p->of[id];
+    }
+    cudnnBackendDescriptor_t pack = NULL;
+    cudnnStatus_t status = cudnn.cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
+    if (status != CUDNN_STATUS_SUCCESS) return cudnn_failed(why, what, status);
+    bool ok = cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids, what, why) &&
+              cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers, what, why) &&
+              cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace, what, why);
+    if (ok) {
+        status = cudnn.cudnnBackendFinalize(pack);
+        if (status == CUDNN_STATUS_SUCCESS)
+            status = cudnn.cudnnBackendExecute(gpu.handle, cudnn_plan_descriptor(a->pass->plan), pack);
+        if (status != CUDNN_STATUS_SUCCESS) ok = cudnn_failed(why, what, status);
+    }
+    cudnn.cudnnBackendDestroyDescriptor(pack);
+    return ok;
+}
+
+bool cudnn_attention_forward(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, void *workspace, Error *why) {
+    const Pointers p = pointers_of(a, qkv, out, lse, workspace);
+    return launch(a, &p, workspace, why);
+}
+
+bool cudnn_attention_backward(CudnnAttention *a, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
+                              void *workspace, Error *why) {
+    Pointers p = pointers_of(a, qkv, out, lse, workspace);
+    for (int part = 0; part < 3; part++) p.of[CUDNN_DQ + part] = part_of(dqkv, a->pass->shape, part);
+    p.of[CUDNN_DOUT] = dout.data;
+    return launch(a, &p, workspace, why);
+}
+
+#else // cudnn_attention_open is never true, so that nothing below is ever reached with an attention
+
+bool cudnn_attention_open(Error *why) { return cudnn_library_open(why); }
+void cudnn_attention_close(void) {}
+
+CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why) {
+    (void)pass, (void)shape, (void)max_workspace;
+    cudnn_attention_open(why);
+    return NULL;
+}
+void cudnn_attention_destroy(CudnnAttention *a) { (void)a; }
+int64_t cudnn_attention_workspace(const CudnnAttention *a) { return (void)a, 0; }
+bool cudnn_attention_compile(CudnnAttention *a, Error *why) { return (void)a, cudnn_attention_open(why); }
+
+bool cudnn_attention_forward(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, void *workspace, Error *why) {
+    (void)a, (void)out, (void)lse, (void)qkv, (void)workspace;
+    return cudnn_attention_open(why);
+}
+bool cudnn_attention_backward(CudnnAttention *a, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
+                              void *workspace, Error *why) {
+    (void)a, (void)dqkv, (void)dout, (void)out, (void)lse, (void)qkv, (void)workspace;
+    return cudnn_attention_open(why);
+}
+
+#endif

@@ -1,0 +1,372 @@
+// The two operation graphs of causal attention, forward and backward. See cudnn_graph.h.
+//
+// The first half is a small builder over cuDNN's descriptors: one function for each kind of operation. It keeps the
+// first failure and does nothing after it, so that a graph reads as the list of its operations. The builder owns every
+// descriptor it made; they are all destroyed with the graph.
+#include "llmc/cuda/cudnn_graph.h"
+
+#ifdef HAVE_CUDNN
+#include <stdlib.h>
+#include <string.h>
+
+// 22 operations have two descriptors at most, and 32 tensors stand between them.
+enum { MAX_DESCRIPTORS = 96, ALIGNMENT = 16 };
+
+typedef cudnnBackendDescriptor_t Descriptor;
+
+struct CudnnGraph {
+    Descriptor descriptors[MAX_DESCRIPTORS], operations[CUDNN_GRAPH_MAX_OPERATIONS], graph;
+    int num_descriptors, num_operations;
+    int64_t next_virtual; // identifier of the next tensor that exists only inside the kernel
+    bool supplied[CUDNN_NUM_TENSORS];
+    bool failed;
+    Error *err; // while it is being built
+};
+
+// ------------------------------------------------------------------------------------------------------------- builder
+
+// A tensor of the graph: 4 dimensions and their strides, in elements.
+typedef struct {
+    int64_t d[4];
+} Four;
+
+typedef struct {
+    Descriptor descriptor;
+    Four dims, strides;
+} GraphTensor;
+
+static Descriptor make(CudnnGraph *g, cudnnBackendDescriptorType_t type, const char *what) {
+    if (g->failed) return NULL;
+    REQUIRE(g->num_descriptors < MAX_DESCRIPTORS, "cuDNN graph: more than %d descriptors", MAX_DESCRIPTORS);
+    Descriptor d = NULL;
+    const cudnnStatus_t status = cudnn.cudnnBackendCreateDescriptor(type, &d);
+    if (status != CUDNN_STATUS_SUCCESS) {
+        g->failed = !cudnn_failed(g->err, what, status);
+        return NULL;
+    }
+    g->descriptors[g->num_descriptors++] = d;
+    return d;
+}
+
+bool cudnn_set(Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+               const void *values, const char *what, Error *err) {
+    const cudnnStatus_t status = cudnn.cudnnBackendSetAttribute(d, name, type, count, values);
+    if (status == CUDNN_STATUS_SUCCESS) return true;
+    cudnn_failed(err, what, status);
+    return error_prefix(err, "attribute %d", (int)name);
+}
+
+static void set(CudnnGraph *g, Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                int64_t count, const void *values, const char *what) {
+    if (!g->failed) g->failed = !cudnn_set(d, name, type, count, values, what, g->err);
+}
+
+static void refer(CudnnGraph *g, Descriptor d, cudnnBackendAttributeName_t name, Descriptor to, const char *what) {
+    set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &to, what);
+}
+
+static void finalize(CudnnGraph *g, Descriptor d, const char *what) {
+    if (g->failed) return;
+    const cudnnStatus_t status = cudnn.cudnnBackendFinalize(d);
+    if (status != CUDNN_STATUS_SUCCESS) g->failed = !cudnn_failed(g->err, what, status);
+}
+
+static GraphTensor add_tensor(CudnnGraph *g, int64_t id, cudnnDataType_t type, Four dims, Four strides,
+                              const cudnnBackendAttributeName_t *flag) {
+    static const char what[] = "cuDNN graph, tensor";
+    static const int64_t alignment = ALIGNMENT;
+    static const bool yes = true;
+    Descriptor d = make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR, what);
+    set(g, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type, what);
+    set(g, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.d, what);
+    set(g, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.d, what);
+    set(g, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id, what);
+    set(g, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment, what);
+    if (flag) set(g, d, *flag, CUDNN_TYPE_BOOLEAN, 1, &yes, what);
+    finalize(g, d, what);
+    return (GraphTensor){d, dims, strides};
+}
+
+// A tensor in memory that the caller supplies.
+static GraphTensor supplied(CudnnGraph *g, CudnnTensor id, cudnnDataType_t type, Four dims, Four strides) {
+    g->supplied[id] = true;
+    return add_tensor(g, id, type, dims, strides, NULL);
+}
+
+// A number that the caller supplies from the host.
+static GraphTensor constant(CudnnGraph *g, CudnnTensor id) {
+    static const cudnnBackendAttributeName_t by_value = CUDNN_ATTR_TENSOR_IS_BY_VALUE;
+    const Four one = {{1, 1, 1, 1}};
+    g->supplied[id] = true;
+    return add_tensor(g, id, CUDNN_DATA_FLOAT, one, one, &by_value);
+}
+
+// A tensor between two operations, which never reaches memory.
+static GraphTensor between(CudnnGraph *g, cudnnDataType_t type, Four dims, Four strides) {
+    static const cudnnBackendAttributeName_t is_virtual = CUDNN_ATTR_TENSOR_IS_VIRTUAL;
+    return add_tensor(g, g->next_virtual++, type, dims, strides, &is_virtual);
+}
+
+static void add_operation(CudnnGraph *g, Descriptor operation, const char *what) {
+    finalize(g, operation, what);
+    REQUIRE(g->num_operations < CUDNN_GRAPH_MAX_OPERATIONS, "cuDNN graph: more than %d operations",
+            CUDNN_GRAPH_MAX_OPERATIONS);
+    g->operations[g->num_operations++] = operation;
+}
+
+// y = mode(x), mode(x, b) or mode(x, b, condition); axis is that of GEN_INDEX.
+typedef struct {
+    cudnnPointwiseMode_t mode;
+    cudnnDataType_t precision;
+    const GraphTensor *b, *condition;
+    int64_t axis;
+} Pointwise;
+
+static void pointwise(CudnnGraph *g, const char *what, Pointwise p, GraphTensor y, GraphTensor x) {
+    Descriptor kind = make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR, what);
+    set(g, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &p.mode, what);
+    set(g, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &p.precision, what);
+    if (p.mode == CUDNN_POINTWISE_GEN_INDEX)
+        set(g, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &p.axis, what);
+    finalize(g, kind, what);
+    Descriptor d = make(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor, what);
+    if (p.b) refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, p.b->descriptor, what);
+    if (p.condition) refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, p.condition->descriptor, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor, what);
+    add_operation(g, d, what);
+}
+
+static void unary(CudnnGraph *g, const char *what, cudnnPointwiseMode_t mode, GraphTensor y, GraphTensor x) {
+    pointwise(g, what, (Pointwise){.mode = mode, .precision = CUDNN_DATA_FLOAT}, y, x);
+}
+
+static void binary(CudnnGraph *g, const char *what, cudnnPointwiseMode_t mode, GraphTensor y, GraphTensor x,
+                   GraphTensor b) {
+    pointwise(g, what, (Pointwise){.mode = mode, .precision = CUDNN_DATA_FLOAT, .b = &b}, y, x);
+}
+
+static void matmul(CudnnGraph *g, const char *what, GraphTensor c, GraphTensor a, GraphTensor b) {
+    static const cudnnDataType_t sums = CUDNN_DATA_FLOAT;
+    Descriptor kind = make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, what);
+    set(g, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums, what);
+    finalize(g, kind, what);
+    Descriptor d = make(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.descriptor, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c.descriptor, what);
+    add_operation(g, d, what);
+}
+
+static void reduce(CudnnGraph *g, const char *what, cudnnReduceTensorOp_t mode, GraphTensor y, GraphTensor x) {
+    static const cudnnDataType_t sums = CUDNN_DATA_FLOAT;
+    Descriptor kind = make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR, what);
+    set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums, what);
+    set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode, what);
+    finalize(g, kind, what);
+    Descriptor d = make(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.descriptor, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor, what);
+    add_operation(g, d, what);
+}
+
+static void reshape(CudnnGraph *g, const char *what, GraphTensor y, GraphTensor x) {
+    Descriptor d = make(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.descriptor, what);
+    refer(g, d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor, what);
+    add_operation(g, d, what);
+}
+
+// ---------------------------------------------------------------------------------------------------------- the graphs
+
+// The layouts of a shape. A transposed matrix is the same memory with dimensions and strides exchanged: of k and v,
+// cuDNN wants to see the transposed one.
+typedef struct {
+    cudnnDataType_t type; // of q, k, v, out, their gradients and of the probabilities between two matmuls
+    Four rows, columns;   // (B,NH,T,HS) and (B,NH,HS,T)
+    Four in_qkv, in_qkv_transposed, in_out, in_heads; // strides within (B,T,3C), (B,T,C) and (B,NH,T,HS)
+    Four square, in_square, in_square_transposed;     // (B,NH,T,T)
+    Four per_row, in_rows;                            // (B,NH,T,1)
+} Layouts;
+
+static Layouts layouts_of(AttentionShape s) {
+    const int64_t B = s.B, T = s.T, NH = s.NH, HS = s.HS, C = NH * HS;
+    return (Layouts){
+        .type = s.dtype == DTYPE_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF,
+        .rows = {{B, NH, T, HS}},
+        .columns = {{B, NH, HS, T}},
+        .in_qkv = {{T * 3 * C, HS, 3 * C, 1}},
+        .in_qkv_transposed = {{T * 3 * C, HS, 1, 3 * C}},
+        .in_out = {{T * C, HS, C, 1}},
+        .in_heads = {{NH * T * HS, T * HS, HS, 1}},
+        .square = {{B, NH, T, T}},
+        .in_square = {{NH * T * T, T * T, T, 1}},
+        .in_square_transposed = {{NH * T * T, T * T, 1, T}},
+        .per_row = {{B, NH, T, 1}},
+        .in_rows = {{NH * T, T, 1, 1}},
+    };
+}
+
+static GraphTensor scores(CudnnGraph *g, const Layouts *l) {
+    return between(g, CUDNN_DATA_FLOAT, l->square, l->in_square);
+}
+static GraphTensor row_numbers(CudnnGraph *g, const Layouts *l) {
+    return between(g, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
+}
+
+// y[i,j] = x[i,j] for j <= i, else minus infinity. Four operations.
+static GraphTensor causal_mask(CudnnGraph *g, const Layouts *l, GraphTensor x) {
+    const GraphTensor row = between(g, CUDNN_DATA_INT32, l->square, l->in_square);
+    const GraphTensor column = between(g, CUDNN_DATA_INT32, l->square, l->in_square);
+    const GraphTensor keep = between(g, CUDNN_DATA_BOOLEAN, l->square, l->in_square);
+    const GraphTensor minus_infinity = constant(g, CUDNN_MINUS_INFINITY), y = scores(g, l);
+    const Pointwise index = {.mode = CUDNN_POINTWISE_GEN_INDEX, .precision = CUDNN_DATA_FLOAT};
+    Pointwise along = index;
+    along.axis = 2;
+    pointwise(g, "mask: row index", along, row, x);
+    along.axis = 3;
+    pointwise(g, "mask: column index", along, column, x);
+    const Pointwise compare = {.mode = CUDNN_POINTWISE_CMP_GE, .precision = CUDNN_DATA_BOOLEAN, .b = &column};
+    pointwise(g, "mask: row >= column", compare, keep, row);
+    const Pointwise select = {
+        .mode = CUDNN_POINTWISE_BINARY_SELECT, .precision = CUDNN_DATA_FLOAT, .b = &minus_infinity, .condition = &keep};
+    pointwise(g, "mask: select", select, y, x);
+    return y;
+}
+
+// S = mask(scale Q K^T);  M = rowmax(S);  L = rowsum(exp(S - M));  lse = M + log L;  O = (exp(S - M) / L) V.
+// 14 operations. The quotient must have the type of V: an fp32 one has no engine.
+static void forward(CudnnGraph *g, const Layouts *l) {
+    const GraphTensor q = supplied(g, CUDNN_Q, l->type, l->rows, l->in_qkv);
+    const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->columns, l->in_qkv_transposed);
+    const GraphTensor v = supplied(g, CUDNN_V, l->type, l->rows, l->in_qkv);
+    const GraphTensor out = supplied(g, CUDNN_OUT, l->type, l->rows, l->in_out);
+    const GraphTensor lse = supplied(g, CUDNN_LSE, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
+    const GraphTensor scale = constant(g, CUDNN_SCALE);
+
+    const GraphTensor products = scores(g, l), scaled = scores(g, l);
+    matmul(g, "S = Q K^T", products, q, kt);
+    binary(g, "S * scale", CUDNN_POINTWISE_MUL, scaled, products, scale);
+    const GraphTensor s = causal_mask(g, l, scaled);
+
+    const GraphTensor max = row_numbers(g, l), sum = row_numbers(g, l), log_sum = row_numbers(g, l);
+    const GraphTensor shifted = scores(g, l), e = scores(g, l);
+    reduce(g, "row maximum", CUDNN_REDUCE_TENSOR_MAX, max, s);
+    binary(g, "S - maximum", CUDNN_POINTWISE_SUB, shifted, s, max);
+    unary(g, "exp", CUDNN_POINTWISE_EXP, e, shifted);
+    reduce(g, "row sum", CUDNN_REDUCE_TENSOR_ADD, sum, e);
+    unary(g, "log of the sum", CUDNN_POINTWISE_LOG, log_sum, sum);
+    binary(g, "lse = maximum + log", CUDNN_POINTWISE_ADD, lse, max, log_sum);
+
+    const GraphTensor p = between(g, l->type, l->square, l->in_square);
+    binary(g, "P = exp / sum", CUDNN_POINTWISE_DIV, p, e, sum);
+    matmul(g, "O = P V", out, p, v);
+}
+
+// D = rowsum(dO * O), written to memory. The product by one is where dropout's scale would stand; without it cuDNN
+// still makes a plan, but one that keeps the product in a workspace of its own.
+static GraphTensor backward_row_sums(CudnnGraph *g, const Layouts *l, GraphTensor dout) {
+    const GraphTensor out = supplied(g, CUDNN_OUT, l->type, l->rows, l->in_out);
+    const GraphTensor product = between(g, CUDNN_DATA_FLOAT, l->rows, l->in_out), sum = row_numbers(g, l);
+    const GraphTensor dsum = supplied(g, CUDNN_DSUM, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
+    binary(g, "dO * O", CUDNN_POINTWISE_MUL, product, dout, out);
+    reduce(g, "row sum of dO * O", CUDNN_REDUCE_TENSOR_ADD, sum, product);
+    binary(g, "D = row sum * 1", CUDNN_POINTWISE_MUL, dsum, sum, constant(g, CUDNN_ONE));
+    return dsum;
+}
+
+// P = exp(mask(scale Q K^T - lse)).
+static GraphTensor backward_probabilities(CudnnGraph *g, const Layouts *l, GraphTensor q, GraphTensor kt,
+                                          GraphTensor scale) {
+    const GraphTensor lse = supplied(g, CUDNN_LSE, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
+    const GraphTensor products = scores(g, l), scaled = scores(g, l), shifted = scores(g, l), p = scores(g, l);
+    matmul(g, "S = Q K^T", products, q, kt);
+    binary(g, "S * scale", CUDNN_POINTWISE_MUL, scaled, products, scale);
+    binary(g, "S - lse", CUDNN_POINTWISE_SUB, shifted, scaled, lse);
+    unary(g, "P = exp", CUDNN_POINTWISE_EXP, p, causal_mask(g, l, shifted));
+    return p;
+}
+
+// y = x^T b, by way of a 16-bit transposed x.
+static void transposed_matmul(CudnnGraph *g, const char *what, const Layouts *l, GraphTensor y, GraphTensor x,
+                              GraphTensor b) {
+    const GraphTensor xt = between(g, l->type, l->square, l->in_square_transposed);
+    reshape(g, what, xt, x);
+    matmul(g, what, y, xt, b);
+}
+
+// dV = P^T dO;  dS = P * (dO V^T - D) * scale;  dK = dS^T Q;  dQ = dS K. 21 operations, or 22 with dQ collected.
+static void backward(CudnnGraph *g, const Layouts *l, bool collected) {
+    const GraphTensor q = supplied(g, CUDNN_Q, l->type, l->rows, l->in_qkv);
+    const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->columns, l->in_qkv_transposed);
+    const GraphTensor vt = supplied(g, CUDNN_V, l->type, l->columns, l->in_qkv_transposed);
+    const GraphTensor dout = supplied(g, CUDNN_DOUT, l->type, l->rows, l->in_out);
+    const GraphTensor dq = supplied(g, CUDNN_DQ, l->type, l->rows, l->in_qkv);
+    const GraphTensor dk = supplied(g, CUDNN_DK, l->type, l->rows, l->in_qkv);
+    const GraphTensor dv = supplied(g, CUDNN_DV, l->type, l->rows, l->in_qkv);
+    const GraphTensor scale = constant(g, CUDNN_SCALE);
+
+    const GraphTensor dsum = backward_row_sums(g, l, dout);
+    const GraphTensor p = backward_probabilities(g, l, q, kt, scale);
+    transposed_matmul(g, "dV = P^T dO", l, dv, p, dout);
+
+    const GraphTensor dp = scores(g, l), centred = scores(g, l), weighted = scores(g, l), ds = scores(g, l);
+    matmul(g, "dP = dO V^T", dp, dout, vt);
+    binary(g, "dP - D", CUDNN_POINTWISE_SUB, centred, dp, dsum);
+    binary(g, "(dP - D) * P", CUDNN_POINTWISE_MUL, weighted, centred, p);
+    binary(g, "dS = ... * scale", CUDNN_POINTWISE_MUL, ds, weighted, scale);
+    transposed_matmul(g, "dK = dS^T Q", l, dk, ds, q);
+
+    const GraphTensor k = between(g, CUDNN_DATA_FLOAT, l->rows, l->in_qkv);
+    reshape(g, "K of K^T", k, kt);
+    if (!collected) {
+        matmul(g, "dQ = dS K", dq, ds, k);
+        return;
+    }
+    const GraphTensor sums = supplied(g, CUDNN_DQ_SUMS, CUDNN_DATA_FLOAT, l->rows, l->in_heads);
+    matmul(g, "dQ sums = dS K", sums, ds, k);
+    unary(g, "dQ = dQ sums", CUDNN_POINTWISE_IDENTITY, dq, sums);
+}
+
+// ------------------------------------------------------------------------------------------------------------ lifetime
+
+CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape shape, Error *err) {
+    REQUIRE(shape.dtype == DTYPE_BF16 || shape.dtype == DTYPE_FP16, "cuDNN graph: %s", dtype_name(shape.dtype));
+    REQUIRE(shape.HS * (int64_t)dtype_size(shape.dtype) % ALIGNMENT == 0, "cuDNN graph: HS=%lld", (long long)shape.HS);
+    CudnnGraph *g = (CudnnGraph *)calloc(1, sizeof *g);
+    if (!g) {
+        error_set(err, "out of memory for a cuDNN graph");
+        return NULL;
+    }
+    g->err = err;
+    g->next_virtual = CUDNN_NUM_TENSORS;
+    const Layouts layouts = layouts_of(shape);
+    if (kind == CUDNN_FORWARD)
+        forward(g, &layouts);
+    else
+        backward(g, &layouts, kind == CUDNN_BACKWARD_COLLECTED);
+    static const char what[] = "cuDNN graph";
+    g->graph = make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, what);
+    set(g, g->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations, g->operations,
+        what);
+    finalize(g, g->graph, what);
+    g->err = NULL;
+    if (!g->failed) return g;
+    cudnn_graph_destroy(g);
+    return NULL;
+}
+
+// In reverse: what refers to others goes first.
+void cudnn_graph_destroy(CudnnGraph *g) {
+    if (!g) return;
+    for (int i = g->num_descriptors - 1; i >= 0; i--) cudnn.cudnnBackendDestroyDescriptor(g->descriptors[i]);
+    free(g);
+}
+
+Descriptor cudnn_graph_descriptor(const CudnnGraph *g) { return g->graph; }
+bool cudnn_graph_has(const CudnnGraph *g, CudnnTensor tensor) { return g->supplied[tensor]; }
+
+#endif

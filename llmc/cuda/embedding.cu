@@ -1,0 +1,276 @@
+// Token and position embeddings and their gradients. Tokens are trusted: the host checked them when it read the data.
+//
+// The gradient of a token's row sums over the places where the token stands: one place or all of them. The positions
+// are sorted by token (token_sort.cu) and cut into tiles of TILE, the same work for every block whatever the text is.
+// A run of equal tokens inside a tile is added to its row at once. A run that crosses tiles leaves one fp32 sum in each
+// of them, and a last kernel adds these in order. No float atomics: the order of every sum depends on the tokens alone.
+//
+// Bytes, with u the bytes of dout (N,C): forward 2 u, the minimum. Backward 2 u (once for tokens, once for positions),
+// each row of dwte that occurs and each row of dwpe once read and once written, and at most u / 8 (16-bit dout; fp32:
+// u / 16) for the sums of runs between tiles.
+#include "llmc/cuda/kernel.cuh"
+#include "llmc/cuda/token_sort.h"
+#include "llmc/cuda/vector.cuh"
+
+// ------------------------------------------------------------------------------------------------------------- forward
+
+enum { ROW_THREADS = 256 }; // streaming kernels: each thread moves N elements of a row, 16 bytes
+
+// Thread i owns elements [c, c + N) of row n = i / (C / N). Reads 4 bytes of token a row, a row of wte and one of wpe
+// (which stays in L2), writes a row of out.
+template <class T, int N>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    embedding_forward_kernel(T *out, const int32_t *tokens, const T *wte, const T *wpe, int rows, int context, int C) {
+    const unsigned i = blockIdx.x * ROW_THREADS + threadIdx.x, per_row = (unsigned)(C / N);
+    const unsigned n = i / per_row, c = i % per_row * N;
+    if (n >= (unsigned)rows) return;
+    float sum[N];
+    to_floats(sum, load_vector<T, N>(wte + (int64_t)tokens[n] * C + c));
+    add_to(sum, load_vector<T, N>(wpe + (int64_t)(n % (unsigned)context) * C + c));
+    store_vector(out + (int64_t)n * C + c, from_floats<T, N>(sum));
+}
+
+// Blocks of ROW_THREADS for one thread to every `width` elements of `rows` rows.
+static dim3 row_blocks(const char *op, int64_t rows, int64_t C, int width) {
+    const int64_t threads = rows * (C / width);
+    REQUIRE(threads < (int64_t)1 << 31, "%s: %lld rows of %lld channels", op, (long long)rows, (long long)C);
+    return dim3((unsigned)ceil_div(threads, ROW_THREADS));
+}
+
+template <class T, int N> static void forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
+    const int rows = (int)tensor_numel(tokens), C = (int)tensor_cols(wte), context = (int)tensor_cols(tokens);
+    const dim3 grid = row_blocks("embedding_forward", rows, C, N);
+    LAUNCH((embedding_forward_kernel<T, N>), grid, ROW_THREADS, 0, cuda_compute_stream())
+    ((T *)out.data, (const int32_t *)tokens.data, (const T *)wte.data, (const T *)wpe.data, rows, context, C);
+}
+
+void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
+    const char *op = "embedding_forward";
+    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(wte);
+    cuda_check_float(op, wte);
+    tensor_check(op, wpe, wte.dtype, tensor_rows(wpe) * C);
+    tensor_check(op, tokens, DTYPE_I32, N);
+    tensor_check(op, out, wte.dtype, N * C);
+    REQUIRE(T <= tensor_rows(wpe), "%s: T = %lld, wpe has %lld rows", op, (long long)T, (long long)tensor_rows(wpe));
+    const bool packed = pack_aligned(out.data, C, out.dtype) && pack_aligned(wte.data, C, wte.dtype) &&
+                        pack_aligned(wpe.data, C, wpe.dtype);
+    DISPATCH(wte.dtype, E, {
+        if (packed)
+            forward<E, Pack<E>::N>(out, tokens, wte, wpe);
+        else
+            forward<E, 1>(out, tokens, wte, wpe);
+    });
+}
+
+// ------------------------------------------------------------------------------------------------------------ backward
+
+// Rows whose loads a thread issues before it uses the first. Rows behind the end count as zeros, not as branches: a
+// branch between the loads makes the compiler issue each one where it is used.
+enum { ROWS_IN_FLIGHT = 8 };
+
+// N columns of a row, or zeros.
+template <class T, int N> static __device__ __forceinline__ Vector<T, N> load_or_zero(const T *row, bool inside) {
+    Vector<T, N> x;
+    memset((void *)&x, 0, sizeof x);
+    if (inside) x = load_vector<T, N>(row);
+    return x;
+}
+
+// sum += N columns of `count` rows that stand `stride` elements apart, in order.
+template <class T, int N>
+static __device__ __forceinline__ void add_rows(float (&sum)[N], const T *row, int64_t stride, int count) {
+    for (int i = 0; i < count; i += ROWS_IN_FLIGHT) {
+        Vector<T, N> x[ROWS_IN_FLIGHT];
+        for (int j = 0; j < ROWS_IN_FLIGHT; j++) x[j] = load_or_zero<T, N>(row + (i + j) * stride, i + j < count);
+        for (int j = 0; j < ROWS_IN_FLIGHT; j++) add_to(sum, x[j]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- backward, tokens
+
+// Sorted positions a block sums. 64: 1,024 tiles of three warps at N = 65,536 and C = 768, 23 warps for each of 132
+// multiprocessors; the sums between tiles cost u / 8 at most.
+enum { TILE = 64 };
+enum { TILE_THREADS = 256 }; // at most: a thread owns N columns
+// What a tile leaves of runs that cross its ends: the run that began before it, and the one that began in it.
+enum { BEGAN_BEFORE, BEGAN_HERE, PARTIALS };
+
+// Block (x, y): tile x of the sorted positions, columns from y * blockDim.x * N. Thread: N columns, all rows of the
+// tile. partials (tiles, PARTIALS, C) fp32. Reads each row of dout once and writes a partial for each end of the tile
+// that a run crosses; runs inside the tile read and write a row of dwte.
+template <class T, class G, int N>
+static __global__ void __launch_bounds__(TILE_THREADS)
+    token_tiles_kernel(G *dwte, float *partials, const T *dout, const int32_t *order, const int32_t *tokens,
+                       int positions, int C) {
+    SHARED(int, place, [TILE]);     // where the rows of the tile stand in dout; 0 behind the last one
+    SHARED(int, token, [TILE + 2]); // token[1 + i] stands there; the neighbours of the tile at both ends, -1 for none
+    const int first = (int)blockIdx.x * TILE, count = min((int)TILE, positions - first);
+    for (int i = (int)threadIdx.x; i < TILE + 2; i += (int)blockDim.x) {
+        const int at = first + i - 1;
+        const bool inside = at >= 0 && at < positions;
+        const int p = inside ? order[at] : 0;
+        token[i] = inside ? tokens[p] : -1;
+        if (i >= 1 && i <= TILE) place[i - 1] = p;
+    }
+    __syncthreads();
+    const int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * N;
+    if (c >= C) return;
+
+    bool began_before = token[0] == token[1];
+    float sum[N] = {};
+    for (int i = 0; i < count; i += ROWS_IN_FLIGHT) {
+        Vector<T, N> x[ROWS_IN_FLIGHT];
+        for (int j = 0; j < ROWS_IN_FLIGHT; j++)
+            x[j] = load_or_zero<T, N>(dout + (int64_t)place[i + j] * C + c, i + j < count);
+        for (int j = 0; j < ROWS_IN_FLIGHT; j++) {
+            const int r = i + j;
+            add_to(sum, x[j]);
+            const bool goes_on = token[r + 2] == token[r + 1];
+            if (r >= count || (goes_on && r + 1 < count)) continue;
+            if (began_before || goes_on) {
+                const int which = began_before ? BEGAN_BEFORE : BEGAN_HERE;
+                float *partial = partials + ((int64_t)blockIdx.x * PARTIALS + which) * C + c;
+                store_vector(partial, from_floats<float, N>(sum));
+            } else {
+                add_vector<G, N>(dwte + (int64_t)token[r + 1] * C + c, sum);
+            }
+            began_before = false;
+            for (int k = 0; k < N; k++) sum[k] = 0.0f;
+        }
+    }
+}
+
+// Four warps share the partials of a run: of a run over all 65,536 positions each adds 256.
+enum { RUN_WARPS = 4, RUN_THREADS = RUN_WARPS * WARP, RUN_COLUMNS = 4 };
+
+// Block (x, y): the run that begins in tile x and goes on behind it, if there is one, columns from y * WARP * N. Lane:
+// N columns. Each warp adds an equal share of the partials in order; the first warp adds these sums in order, and the
+// result to the row of dwte. Reads the partials once.
+template <class G, int N>
+static __global__ void __launch_bounds__(RUN_THREADS)
+    token_runs_kernel(G *dwte, const float *partials, const int32_t *order, const int32_t *tokens, int positions,
+                      int C) {
+    const int tile = (int)blockIdx.x, first = tile * TILE, behind = first + TILE, token = tokens[order[behind - 1]];
+    if (tokens[order[behind]] != token) return;
+    if (tile > 0 && tokens[order[first]] == token && tokens[order[first - 1]] == token) return; // began before
+    int reach = 0; // tiles behind this one that the run reaches into
+    for (int found = RUN_THREADS; found == RUN_THREADS; reach += found) {
+        const int at = (tile + 1 + reach + (int)threadIdx.x) * TILE;
+        found = __syncthreads_count(at < positions && tokens[order[min(at, positions - 1)]] == token);
+    }
+    SHARED(float, part, [RUN_WARPS][WARP * N]);
+    const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    const int c = ((int)blockIdx.y * WARP + lane) * N, share = (reach + RUN_WARPS - 1) / RUN_WARPS;
+    const int begin = min(reach, warp * share), end = min(reach, begin + share);
+    const int64_t stride = (int64_t)PARTIALS * C; // of tiles
+    const float *here = partials + tile * stride + BEGAN_HERE * C + c;
+    float sum[N] = {};
+    if (c < C) add_rows(sum, partials + (tile + 1 + begin) * stride + BEGAN_BEFORE * C + c, stride, end - begin);
+    for (int k = 0; k < N; k++) part[warp][k * WARP + lane] = sum[k];
+    __syncthreads();
+    if (warp > 0 || c >= C) return;
+    const Vector<float, N> began = load_vector<float, N>(here);
+    for (int k = 0; k < N; k++) {
+        sum[k] = began.v[k];
+        for (int w = 0; w < RUN_WARPS; w++) sum[k] += part[w][k * WARP + lane];
+    }
+    add_vector<G, N>(dwte + (int64_t)token * C + c, sum);
+}
+
+typedef struct {
+    int64_t order, partials, end; // offsets in the workspace
+} Layout;
+
+static Layout layout(int64_t positions, int64_t C) {
+    Layout l = {};
+    l.order = cuda_part(&l.end, positions * (int64_t)sizeof(int32_t));
+    l.partials = cuda_part(&l.end, ceil_div(positions, TILE) * PARTIALS * C * (int64_t)sizeof(float));
+    return l;
+}
+
+int64_t cuda_embedding_workspace(OpsShape shape) { return layout(shape.B * shape.T, shape.C).end; }
+
+// dwte += ..., with N columns of dout to a thread and RUN of the fp32 partials.
+template <class T, class G, int N, int RUN> static void tokens_backward(Tensor dwte, Tensor dout, Tensor tokens) {
+    const int64_t positions = tensor_numel(tokens), C = tensor_cols(dout), tiles = ceil_div(positions, TILE);
+    const Layout l = layout(positions, C);
+    char *scratch = (char *)cuda_scratch("embedding_backward", l.end);
+    int32_t *order = (int32_t *)(scratch + l.order);
+    float *partials = (float *)(scratch + l.partials);
+    const int32_t *token = (const int32_t *)tokens.data;
+    const int64_t width = C / N, threads = width < TILE_THREADS ? round_up(width, WARP) : (int64_t)TILE_THREADS;
+    const dim3 tile_grid((unsigned)tiles, (unsigned)ceil_div(width, threads));
+    const dim3 run_grid((unsigned)tiles - 1, (unsigned)ceil_div(C, WARP * RUN));
+    const cudaStream_t stream = cuda_compute_stream();
+    token_sort(order, token, positions, tensor_rows(dwte));
+    LAUNCH((token_tiles_kernel<T, G, N>), tile_grid, (unsigned)threads, 0, stream)
+    ((G *)dwte.data, partials, (const T *)dout.data, order, token, (int)positions, (int)C);
+    if (tiles == 1) return;
+    LAUNCH((token_runs_kernel<G, RUN>), run_grid, RUN_THREADS, 0, stream)
+    ((G *)dwte.data, partials, order, token, (int)positions, (int)C);
+}
+
+template <class T, class G> static void tokens_backward_any(Tensor dwte, Tensor dout, Tensor tokens) {
+    if (pack_aligned(dout.data, tensor_cols(dout), dout.dtype) && (uintptr_t)dwte.data % 16 == 0)
+        tokens_backward<T, G, Pack<T>::N, RUN_COLUMNS>(dwte, dout, tokens);
+    else
+        tokens_backward<T, G, 1, 1>(dwte, dout, tokens);
+}
+
+// ------------------------------------------------------------------------------------------------- backward, positions
+
+// Thread i owns elements [c, c + N) of row t = i / (C / N) of dwpe and adds the B rows of dout that belong to it, in
+// order. Reads dout once; reads (accumulate) and writes rows of dwpe once.
+template <class T, class G, int N>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    position_rows_kernel(G *dwpe, const T *dout, int B, int context, int C, int rows, bool accumulate) {
+    const unsigned i = blockIdx.x * ROW_THREADS + threadIdx.x, per_row = (unsigned)(C / N);
+    const int t = (int)(i / per_row), c = (int)(i % per_row) * N;
+    if (t >= rows) return;
+    float sum[N] = {};
+    if (t < context) add_rows(sum, dout + (int64_t)t * C + c, (int64_t)context * C, B);
+    G *to = dwpe + (int64_t)t * C + c;
+    if (accumulate) {
+        add_vector<G, N>(to, sum);
+        return;
+    }
+    store_vector(to, from_floats<G, N>(sum));
+}
+
+template <class T, class G, int N>
+static void positions_backward(Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
+    const int context = (int)tensor_cols(tokens), B = (int)tensor_rows(tokens), C = (int)tensor_cols(dout);
+    const int rows = accumulate ? context : (int)tensor_rows(dwpe);
+    const dim3 grid = row_blocks("embedding_backward", rows, C, N);
+    LAUNCH((position_rows_kernel<T, G, N>), grid, ROW_THREADS, 0, cuda_compute_stream())
+    ((G *)dwpe.data, (const T *)dout.data, B, context, C, rows, accumulate);
+}
+
+template <class T, class G>
+static void positions_backward_any(Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
+    if (pack_aligned(dout.data, tensor_cols(dout), dout.dtype) && (uintptr_t)dwpe.data % 16 == 0)
+        positions_backward<T, G, Pack<T>::N>(dwpe, dout, tokens, accumulate);
+    else
+        positions_backward<T, G, 1>(dwpe, dout, tokens, accumulate);
+}
+
+void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
+    const char *op = "embedding_backward";
+    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(dout), maxT = tensor_rows(dwpe);
+    cuda_check_float(op, dout);
+    tensor_check(op, dout, dout.dtype, N * C);
+    tensor_check(op, tokens, DTYPE_I32, N);
+    cuda_check_weight_gradient(op, dwte, dout.dtype, tensor_rows(dwte) * C);
+    cuda_check_weight_gradient(op, dwpe, dout.dtype, maxT * C);
+    REQUIRE(T <= maxT, "%s: T = %lld, dwpe has %lld rows", op, (long long)T, (long long)maxT);
+    DISPATCH(dout.dtype, E, {
+        if (dwte.dtype == DTYPE_FP32)
+            tokens_backward_any<E, float>(dwte, dout, tokens);
+        else
+            tokens_backward_any<E, E>(dwte, dout, tokens);
+        if (dwpe.dtype == DTYPE_FP32)
+            positions_backward_any<E, float>(dwpe, dout, tokens, accumulate);
+        else
+            positions_backward_any<E, E>(dwpe, dout, tokens, accumulate);
+    });
+}

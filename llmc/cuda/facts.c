@@ -1,0 +1,78 @@
+// The table of what a multiprocessor of each compute capability does in a clock, and what follows from it. Owns no
+// state.
+#include "llmc/cuda/facts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+// FLOP a clock and multiprocessor, dense, accumulated in fp32; 0 = the hardware has none.
+//
+// geforce_halves: cards sold as GeForce run 16-bit and TF32 tensor cores at half this rate when they accumulate in
+// fp32. No attribute tells them from the professional cards with the same chip; their name does.
+//
+// tensor_clock: the clock that the datasheet's tensor core FLOP/s were counted at, as a fraction of the highest clock
+// the driver reports. They are the same but for the large chips, which do not hold that clock with the tensor cores
+// busy: an H200 or H100 SXM reports 1980 MHz, which would make 1070 TFLOP/s, and is sold with 989 (132 multiprocessors
+// x 4096 x 1830 MHz); an H100 PCIe reports 1755 MHz and is sold with 756, the same fraction. A B200 reports 1965 MHz
+// and is sold with 2250. Plain fp32 is counted at the highest clock on all of them.
+typedef struct {
+    int compute_capability;
+    int fp16, bf16, tf32, fp32;
+    bool geforce_halves;
+    double tensor_clock;
+} UnitRates;
+
+static const UnitRates rates[] = {
+    {75, 1024, 0, 0, 128, true, 1.0},           // T4, RTX 2080 Ti, Quadro RTX
+    {80, 2048, 2048, 1024, 128, false, 1.0},    // A100, A30
+    {86, 1024, 1024, 512, 256, true, 1.0},      // A10, A40, RTX 3090
+    {87, 1024, 1024, 512, 256, false, 1.0},     // Orin
+    {89, 1024, 1024, 512, 256, true, 1.0},      // L4, L40S, RTX 4090
+    {90, 4096, 4096, 2048, 256, false, 0.924},  // H100, H200
+    {100, 8192, 8192, 4096, 256, false, 0.944}, // B200; also for 10.3
+    {120, 1024, 1024, 512, 256, true, 1.0},     // RTX PRO 6000, RTX 5090; also for 12.1
+};
+
+// The row of this capability, or that of the nearest older one of the same generation.
+static const UnitRates *rates_of(int compute_capability) {
+    const UnitRates *found = NULL;
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        if (rates[i].compute_capability <= compute_capability &&
+            rates[i].compute_capability / 10 == compute_capability / 10)
+            found = &rates[i];
+    return found;
+}
+
+double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32) {
+    const UnitRates *r = rates_of(gpu->compute_capability);
+    if (!r) return 0.0;
+    const bool tensor_cores = dtype != DTYPE_FP32 || (tf32 && r->tf32 > 0);
+    double per_clock = dtype == DTYPE_FP16   ? r->fp16
+                       : dtype == DTYPE_BF16 ? r->bf16
+                       : dtype != DTYPE_FP32 ? 0
+                       : tensor_cores        ? r->tf32
+                                             : r->fp32;
+    if (tensor_cores && r->geforce_halves && strstr(gpu->name, "GeForce")) per_clock /= 2;
+    return per_clock * gpu->units * 1e3 * gpu->clock_khz * (tensor_cores ? r->tensor_clock : 1.0);
+}
+
+double gpu_peak_bandwidth(const GpuAttributes *gpu) {
+    return 2.0 * 1e3 * gpu->memory_clock_khz * gpu->memory_bus_bits / 8; // two transfers a clock
+}
+
+const char *cuda_version_text(int version, char *buf, size_t size) {
+    snprintf(buf, size, "%d.%d", version / 1000, version % 1000 / 10);
+    return buf;
+}
+
+const char *gpu_list_text(const char *archs, char *buf, size_t size) {
+    size_t used = 0;
+    buf[0] = '\0';
+    while (*archs && used < size) {
+        const int length = (int)strcspn(archs, " ");
+        used += (size_t)snprintf(buf + used, size - used, "%ssm_%.*s", used ? ", " : "", length, archs);
+        archs += length;
+        archs += strspn(archs, " ");
+    }
+    return buf;
+}

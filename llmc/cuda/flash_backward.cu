@@ -1,0 +1,232 @@
+// Causal attention, backward, on tensor cores. Holds no state; owns nothing but scratch memory during a call.
+//
+// Dao, "FlashAttention-2", 2023, computes everything in one pass and adds dQ with atomics, whose order changes from
+// run to run. Here two kernels each own what they write, so that every sum has one order:
+//
+//   queries   a block has queries and walks over the keys up to the diagonal; first of all it forms
+//             D = rowsum(dout * out), which it leaves in scratch memory for the other kernel
+//                 S = Q K^T    P = exp(S - lse)    dP = dout V^T    dS = P * (dP - D)    dQ += dS K
+//   keys      a block has keys and walks over the queries from the diagonal on; everything is transposed, so that P
+//             and dS come out of the tensor cores in the form in which they go in again
+//                 S^T = K Q^T    dP^T = V dout^T    dV += P^T dout    dK += dS^T Q
+//
+// Seven products instead of five, and two exponentials instead of one; but no fp32 dQ that every key block reads and
+// writes (for 64 x 64 tiles 32 KB each, about as long as the two products take), nothing to clear, no atomics.
+#include "llmc/cuda/flash_tile.cuh"
+
+// Accumulators, two tiles of scores and, for queries, both left factors must fit into 255 registers. Shared memory of
+// HEAD = 64 on Ampere: two tiles that stay 32 KB, two stages of two tiles 16 KB.
+template <class Arch, int HEAD> struct BackwardTile {
+    static constexpr int M = Arch::AMPERE && HEAD <= 64 ? 2 : 1; // 16-row tiles of a warp
+    static constexpr int ROWS = FLASH_WARPS * 16 * M;
+    static constexpr int ACROSS = !Arch::AMPERE && HEAD > 96 ? 16 : 32; // Turing has a tile waiting in registers, too
+    static constexpr int SHARED_BYTES = (2 * ROWS + 2 * ACROSS * Arch::STAGES) * HEAD * 2;
+};
+
+// --------------------------------------------------------------------------------------------------------- the queries
+
+// Of each query that this lane has in fragments: lse * log2(e), and D, which lane 0 of four also stores. The four
+// lanes of a row share its chunks. Loads without branches, so that all of them are under way at once; what lies beyond
+// T or the head size reads what is there before it and counts 0. So D of a query beyond T is 0, like its dout, and
+// whatever its P is, its dS is 0.
+template <class T, int M, int HEAD>
+static __device__ __forceinline__ void row_statistics(float (&lse_log2e)[M][2], float (&D)[M][2], float *delta,
+                                                      const float *lse, const HeadRows<const T> &dout,
+                                                      const HeadRows<const T> &out, int first_row) {
+    const int lane = (int)threadIdx.x % WARP;
+    UNROLL (m, M)
+        UNROLL (r, 2) {
+            const int row = first_row + 16 * m + 8 * r + lane / 4;
+            const int64_t there = min(row, dout.rows - 1);
+            float sum = 0.0f;
+            UNROLL (across, HEAD / 32) {
+                const int col = across * 32 + lane % 4 * 8;
+                const bool counts = row < dout.rows && col < dout.cols;
+                const Pack<T> x = load_pack(dout.first + there * dout.stride + (counts ? col : 0));
+                const Pack<T> y = load_pack(out.first + there * out.stride + (counts ? col : 0));
+                float chunk = 0.0f;
+                UNROLL (i, 8) chunk = fmaf(to_float(x.v[i]), to_float(y.v[i]), chunk);
+                sum += counts ? chunk : 0.0f;
+            }
+            D[m][r] = quad_sum(sum);
+            lse_log2e[m][r] = row < dout.rows ? lse[there] * LOG2_E : 0.0f;
+            if (row < dout.rows && lane % 4 == 0) delta[row] = D[m][r];
+        }
+}
+
+// scores -> dS = P * (dP - D). masked: the tile meets the diagonal, P is 0 beyond it.
+template <int M, int N8>
+static __device__ __forceinline__ void query_gradients(float (&scores)[M][N8][4], const float (&dP)[M][N8][4],
+                                                       const float (&lse_log2e)[M][2], const float (&D)[M][2],
+                                                       float scale_log2e, bool masked, int first_row, int first_key) {
+    const int g = (int)threadIdx.x % WARP / 4, t = (int)threadIdx.x % 4;
+    UNROLL (m, M)
+        UNROLL (n, N8)
+            UNROLL (i, 4) {
+                const int row = first_row + 16 * m + 8 * (i / 2) + g, key = first_key + 8 * n + 2 * t + i % 2;
+                float P = exp2_approx(fmaf(scores[m][n][i], scale_log2e, -lse_log2e[m][i / 2]));
+                if (masked && key > row) P = 0.0f;
+                scores[m][n][i] = P * (dP[m][n][i] - D[m][i / 2]);
+            }
+}
+
+// The dQ part of dqkv (B,T,3C), and delta (B,NH,T) = D. A block of four warps has ROWS queries of one head, a warp
+// M * 16. Moves Q, dout, out and dQ once; K and V of a head from L2 for each of its query blocks.
+template <class Arch, class T, int HEAD>
+static __global__ void __launch_bounds__(FLASH_THREADS, 2)
+    flash_backward_queries_kernel(T *dqkv, float *delta, const T *dout, const T *out, const float *lse, const T *qkv,
+                                  FlashShape s) {
+    if constexpr (flash_compiled<Arch>) {
+        typedef BackwardTile<Arch, HEAD> Tile;
+        constexpr int M = Tile::M, ROWS = Tile::ROWS, KEYS = Tile::ACROSS;
+        DYN_SHARED(T, q_tile);
+        const int blocks = (s.T + ROWS - 1) / ROWS;
+        const FlashBlock block = flash_block(s, blocks);
+        const int block_row = (blocks - 1 - block.rank) * ROWS, tile_row = warp_index() * 16 * M;
+        const int first_row = block_row + tile_row;
+        const int tiles = (min(block_row + ROWS, s.T) + KEYS - 1) / KEYS;
+
+        const HeadRows<const T> dout_rows = head_rows(dout, s, block.head, 0, 1);
+        TileStream<Arch, T, ROWS, HEAD> own;
+        own.start(q_tile, head_rows(qkv, s, block.head, 0, 3), dout_rows, block_row);
+        own.begin(0);
+        TileStream<Arch, T, KEYS, HEAD> keys;
+        keys.start(q_tile + 2 * ROWS * HEAD, head_rows(qkv, s, block.head, 1, 3), head_rows(qkv, s, block.head, 2, 3),
+                   0);
+        keys.begin(0);
+        float lse_log2e[M][2], D[M][2], dQ[M][HEAD / 8][4];
+        row_statistics<T, M, HEAD>(lse_log2e, D, delta + (int64_t)block.head * s.T, lse + (int64_t)block.head * s.T,
+                                   dout_rows, head_rows(out, s, block.head, 0, 1), first_row);
+        own.end(0);
+        RowFragments<T, M, HEAD, true> q, d;
+        q.set(own.a(0), tile_row), d.set(own.b(0), tile_row);
+        clear(dQ);
+
+        ROLLED (i, tiles) {
+            keys.end(i);
+            if (i + 1 < tiles) keys.begin(i + 1);
+            const int first_key = i * KEYS;
+            if (first_key < first_row + 16 * M) { // else every key lies beyond the warp's last query
+                float scores[M][KEYS / 8][4], dP[M][KEYS / 8][4];
+                multiply_rows<Arch>(scores, q, keys.a(i));
+                multiply_rows<Arch>(dP, d, keys.b(i));
+                query_gradients(scores, dP, lse_log2e, D, s.scale_log2e, first_key + KEYS > first_row + 1, first_row,
+                                first_key);
+                multiply_add<Arch, T>(dQ, scores, keys.a(i));
+            }
+        }
+        store_rows(head_rows(dqkv, s, block.head, 0, 3), first_row, dQ, s.scale, q_tile, tile_row);
+    } else {
+        __trap();
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ the keys
+
+// scores -> P^T, dP -> dS^T; lse and D of the tile's queries, which are the columns here, come from shared memory.
+template <int M, int N8>
+static __device__ __forceinline__ void key_gradients(float (&scores)[M][N8][4], float (&dP)[M][N8][4],
+                                                     const float *lse_log2e, const float *D, float scale_log2e,
+                                                     bool masked, int first_key, int first_query) {
+    const int g = (int)threadIdx.x % WARP / 4, t = (int)threadIdx.x % 4;
+    UNROLL (n, N8)
+        UNROLL (i, 2) {
+            const int column = 8 * n + 2 * t + i;
+            const float column_lse = lse_log2e[column], column_D = D[column];
+            UNROLL (m, M)
+                UNROLL (r, 2) {
+                    const int key = first_key + 16 * m + 8 * r + g, at = 2 * r + i;
+                    float P = exp2_approx(fmaf(scores[m][n][at], scale_log2e, -column_lse));
+                    if (masked && key > first_query + column) P = 0.0f;
+                    scores[m][n][at] = P;
+                    dP[m][n][at] = P * (dP[m][n][at] - column_D);
+                }
+        }
+}
+
+// The dK and dV parts of dqkv (B,T,3C). A block of four warps has ROWS keys of one head, a warp M * 16. Moves K, V, dK
+// and dV once; Q and dout of a head from L2 for each of its key blocks. Queries beyond T add nothing: their Q and dout
+// are 0, so dout and dS, the other factors, are.
+template <class Arch, class T, int HEAD>
+static __global__ void __launch_bounds__(FLASH_THREADS, 2)
+    flash_backward_keys_kernel(T *dqkv, const T *dout, const float *lse, const float *delta, const T *qkv,
+                               FlashShape s) {
+    if constexpr (flash_compiled<Arch>) {
+        typedef BackwardTile<Arch, HEAD> Tile;
+        constexpr int M = Tile::M, ROWS = Tile::ROWS, QUERIES = Tile::ACROSS;
+        DYN_SHARED(T, k_tile);
+        SHARED(float, statistics, [2][2][QUERIES]); // two stages of lse * log2(e) and D
+        T *v_tile = k_tile + ROWS * HEAD;
+        const FlashBlock block = flash_block(s, (s.T + ROWS - 1) / ROWS);
+        const int block_key = block.rank * ROWS, tile_row = warp_index() * 16 * M, first_key = block_key + tile_row;
+        const int tiles = (s.T - block_key + QUERIES - 1) / QUERIES; // the first begins on the diagonal
+        // The first threads bring lse, the next ones D, one tile ahead.
+        const int which = (int)threadIdx.x / QUERIES, column = (int)threadIdx.x % QUERIES;
+        const float *statistic = (which == 0 ? lse : delta) + (int64_t)block.head * s.T;
+        float next = which < 2 && block_key + column < s.T ? statistic[block_key + column] : 0.0f;
+
+        TileStream<Arch, T, ROWS, HEAD> own;
+        own.start(k_tile, head_rows(qkv, s, block.head, 1, 3), head_rows(qkv, s, block.head, 2, 3), block_key);
+        own.begin(0);
+        TileStream<Arch, T, QUERIES, HEAD> queries;
+        queries.start(v_tile + ROWS * HEAD, head_rows(qkv, s, block.head, 0, 3), head_rows(dout, s, block.head, 0, 1),
+                      block_key);
+        queries.begin(0);
+        own.end(0);
+        RowFragments<T, M, HEAD, false> k, v;
+        k.set(k_tile, tile_row), v.set(v_tile, tile_row);
+        float dK[M][HEAD / 8][4], dV[M][HEAD / 8][4];
+        clear(dK), clear(dV);
+
+        ROLLED (i, tiles) {
+            const int first_query = block_key + i * QUERIES;
+            if (which < 2) statistics[i % 2][which][column] = which == 0 ? next * LOG2_E : next;
+            queries.end(i);
+            if (i + 1 < tiles) {
+                queries.begin(i + 1);
+                const int query = first_query + QUERIES + column;
+                if (which < 2) next = query < s.T ? statistic[query] : 0.0f;
+            }
+            if (first_query + QUERIES > first_key) { // else every query lies before the warp's first key
+                float scores[M][QUERIES / 8][4], dP[M][QUERIES / 8][4];
+                multiply_rows<Arch>(scores, k, queries.a(i));
+                multiply_rows<Arch>(dP, v, queries.b(i));
+                key_gradients(scores, dP, statistics[i % 2][0], statistics[i % 2][1], s.scale_log2e,
+                              first_query < first_key + 16 * M - 1, first_key, first_query);
+                multiply_add<Arch, T>(dV, scores, queries.b(i));
+                multiply_add<Arch, T>(dK, dP, queries.a(i));
+            }
+        }
+        store_rows(head_rows(dqkv, s, block.head, 1, 3), first_key, dK, s.scale, k_tile, tile_row);
+        store_rows(head_rows(dqkv, s, block.head, 2, 3), first_key, dV, 1.0f, v_tile, tile_row);
+    } else {
+        __trap();
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ the host
+
+template <class Arch, class T, int HEAD>
+static void backward_launch(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, float *delta, FlashShape s) {
+    typedef BackwardTile<Arch, HEAD> Tile;
+    const int64_t blocks_per_head = ceil_div(s.T, Tile::ROWS);
+    const dim3 blocks((unsigned)(s.heads * blocks_per_head));
+    s = flash_grouped(s, blocks_per_head);
+    LAUNCH((flash_backward_queries_kernel<Arch, T, HEAD>), blocks, dim3(FLASH_THREADS), Tile::SHARED_BYTES,
+           cuda_compute_stream())
+    ((T *)dqkv.data, delta, (const T *)dout.data, (const T *)out.data, (const float *)lse.data, (const T *)qkv.data, s);
+    LAUNCH((flash_backward_keys_kernel<Arch, T, HEAD>), blocks, dim3(FLASH_THREADS), Tile::SHARED_BYTES,
+           cuda_compute_stream())
+    ((T *)dqkv.data, (const T *)dout.data, (const float *)lse.data, (const float *)delta, (const T *)qkv.data, s);
+}
+
+void cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    const FlashShape s = cuda_flash_shape(qkv, num_heads);
+    float *delta = (float *)cuda_scratch("attention_backward", (int64_t)s.heads * s.T * (int64_t)sizeof(float));
+    if (!cuda_flash_supports(qkv.dtype, s.HS)) {
+        cuda_plain_attention_backward(dqkv, dout, out, lse, qkv, delta, s);
+        return;
+    }
+    FLASH_DISPATCH(qkv.dtype,
+                   FLASH_DISPATCH_HEAD(s.HS, backward_launch<Arch, T, HEAD>(dqkv, dout, out, lse, qkv, delta, s)));
+}

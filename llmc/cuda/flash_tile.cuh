@@ -1,0 +1,320 @@
+// What the kernels of attention share: how blocks are dealt out, where a head lies; and for tensor cores: tiles in
+// shared memory and how they arrive, products of a tile with fragments. Private to flash_*.cu and plain_attention.cu.
+//
+// A tile is some rows of one head: HEAD 16-bit elements a row, HEAD the head size rounded up to 32, 64, 96 or 128;
+// columns beyond the head size and rows beyond T are zero. 16-byte chunks of a row are permuted by the row number, so
+// that eight rows' chunks of one column lie in eight different bank groups: neither ldmatrix nor the 16-byte stores
+// that fill a tile meet a bank conflict. A warp owns M * 16 rows of the output; fragments as in intrinsics.cuh.
+#pragma once
+#include "llmc/cuda/flash_attention.h"
+#include "llmc/cuda/intrinsics.cuh"
+
+enum { FLASH_WARPS = 4, FLASH_THREADS = FLASH_WARPS * WARP };
+static constexpr float LOG2_E = 1.44269504f;
+
+// How a kernel is built. Ampere and later: k16 products, tiles arrive by cp.async in two stages, 32 rows a warp, since
+// a 16-row warp would load a byte from shared memory for every 32 multiply-adds, just what an A100 can do and less
+// than an H100 wants. Turing: fp16, k8 products, tiles wait in registers for their one place in 64 KB.
+struct Ampere {
+    static constexpr bool AMPERE = true;
+    static constexpr int STAGES = 2;
+};
+struct Turing {
+    static constexpr bool AMPERE = false;
+    static constexpr int STAGES = 1;
+};
+
+// Whether the architecture being compiled is one that Arch is for; the other kernels compile to a trap.
+#ifdef CUDA_SIM
+template <class Arch> static constexpr bool flash_compiled = true;
+#else
+template <class Arch> static constexpr bool flash_compiled = Arch::AMPERE == (HAS_AMPERE != 0);
+#endif
+
+// -------------------------------------------------------------------------------------------------- who does what
+
+// Blocks of one head read the same keys and values, so they should run at the same time, while these are in L2; and
+// the heaviest blocks should run first, so that no multiprocessor ends with one. So heads are dealt out in groups of
+// about four blocks for each multiprocessor, two at a time (T = 1024, HS = 64 on 132 of them: 66 heads, 17 MB of keys
+// and values); in a group all heads' heaviest blocks (rank 0) come first.
+static inline FlashShape flash_grouped(FlashShape s, int64_t blocks_per_head) {
+    const int64_t heads = 4 * cuda_backend.units / blocks_per_head;
+    s.group = (int)(heads < 1 ? 1 : heads < s.heads ? heads : s.heads);
+    return s;
+}
+struct FlashBlock {
+    int head, rank;
+};
+static __device__ __forceinline__ FlashBlock flash_block(const FlashShape &s, int blocks_per_head) {
+    const int group = (int)blockIdx.x / (s.group * blocks_per_head),
+              rest = (int)blockIdx.x % (s.group * blocks_per_head);
+    const int first = group * s.group, heads = min(s.group, s.heads - first);
+    return {first + rest % heads, rest / heads};
+}
+
+// The number of this warp, in a form that the compiler sees to be the same in all lanes.
+static __device__ __forceinline__ int warp_index(void) { return __shfl_sync(ALL_LANES, (int)threadIdx.x / WARP, 0); }
+
+// The (T,HS) matrix of one head: `part` of `parts` in a packed (B,T,parts,NH,HS) tensor.
+template <class T> struct HeadRows {
+    T *first;
+    int64_t stride;
+    int rows, cols;
+};
+template <class T>
+static __device__ __forceinline__ HeadRows<T> head_rows(T *tensor, const FlashShape &s, int head, int part, int parts) {
+    const int64_t C = (int64_t)s.NH * s.HS, stride = parts * C;
+    const int b = head / s.NH, h = head % s.NH;
+    return {tensor + (int64_t)b * s.T * stride + part * C + (int64_t)h * s.HS, stride, s.T, s.HS};
+}
+
+// -------------------------------------------------------------------------------------------------------------- tiles
+
+// Where chunk `chunk` of row `row` stands in a tile, in elements. 128-byte rows: 8 chunks, permuted by row % 8. 64- and
+// 192-byte rows: two rows make 128 bytes of banks, so chunks are permuted in fours by row / 2 % 4.
+template <int HEAD> struct TilePlace {
+    static constexpr int PERMUTED = HEAD % 64 == 0 ? 8 : 4;
+    static __device__ __forceinline__ int at(int row, int chunk) {
+        return row * HEAD + ((chunk ^ (PERMUTED == 8 ? row & 7 : row >> 1 & 3)) << 3);
+    }
+    // The place `chunks` further on in the row of the place p = at(row, 0 or 1); chunks is even. One xor, so that a
+    // loop over a row keeps one register and not an address for every step.
+    static __device__ __forceinline__ int across(int p, int chunks) {
+        return (p ^ ((chunks % PERMUTED) << 3)) + ((chunks - chunks % PERMUTED) << 3);
+    }
+};
+
+// The way of tiles of ROWS rows from global memory to shared memory, one after the other. LANES neighbouring threads
+// share a row, so that a warp reads 64 or 128 consecutive bytes of several rows; a thread stays in its columns and
+// keeps a pointer, so that a chunk costs it a comparison and the copy. fetch begins the next tile; land, needed where
+// there is no cp.async, ends it.
+template <class Arch, class T, int ROWS, int HEAD> struct TileCopy {
+    static constexpr int LANES = TilePlace<HEAD>::PERMUTED, STEP = FLASH_THREADS / LANES;
+    static constexpr int ACROSS = HEAD / 8 / LANES, DOWN = ROWS / STEP;
+    static_assert(ROWS % STEP == 0, "every thread copies the same number of chunks");
+    const T *source; // this thread's next chunk
+    int step;        // STEP rows on
+    int4 held[Arch::AMPERE ? 1 : ACROSS * DOWN];
+
+    static __device__ __forceinline__ int row(void) { return (int)threadIdx.x / LANES; }
+    static __device__ __forceinline__ int chunk(void) { return (int)threadIdx.x % LANES; }
+    __device__ __forceinline__ void start(const HeadRows<const T> &from, int first) {
+        source = from.first + (first + row()) * from.stride + chunk() * 8;
+        step = STEP * (int)from.stride;
+    }
+    // The permutation of chunks repeats after STEP rows and after LANES chunks.
+    static __device__ __forceinline__ T *place(T *tile, int down, int across) {
+        return tile + TilePlace<HEAD>::at(row(), chunk()) + down * (STEP * HEAD) + across * (LANES * 8);
+    }
+    // rows_left, columns_left: how many there are from the thread's first chunk on. What lies beyond becomes 0.
+    __device__ __forceinline__ void fetch(AsyncCopies &copies, T *tile, int rows_left, int columns_left) {
+        UNROLL (down, DOWN) {
+            UNROLL (across, ACROSS) {
+                const bool valid = down * STEP < rows_left && across * (LANES * 8) < columns_left;
+                const T *from = source + across * (LANES * 8); // not read unless valid
+                if constexpr (Arch::AMPERE)
+                    copies.copy(place(tile, down, across), from, valid);
+                else
+                    held[down * ACROSS + across] = valid ? *(const int4 *)from : make_int4(0, 0, 0, 0);
+            }
+            source += step;
+        }
+    }
+    __device__ __forceinline__ void land(T *tile) {
+        if constexpr (!Arch::AMPERE)
+            UNROLL (i, ACROSS * DOWN) *(int4 *)place(tile, i / ACROSS, i % ACROSS) = held[i];
+    }
+};
+
+// Two matrices that a block walks down together, ROWS rows at a time: keys and values, or queries and dout. After
+// start and begin(0), for each tile i:  end(i), begin(i + 1) if there is one, work on a(i) and b(i).
+template <class Arch, class T, int ROWS, int HEAD> struct TileStream {
+    static constexpr int ELEMENTS = Arch::STAGES * 2 * ROWS * HEAD;
+    typedef TileCopy<Arch, T, ROWS, HEAD> Copy;
+    T *tiles;
+    AsyncCopies copies;
+    Copy copy_a, copy_b;
+    int rows_left, columns_left; // from this thread's first chunk of the next tile on
+
+    __device__ __forceinline__ void start(T *shared, const HeadRows<const T> &from_a, const HeadRows<const T> &from_b,
+                                          int first) {
+        tiles = shared;
+        copy_a.start(from_a, first), copy_b.start(from_b, first);
+        rows_left = from_a.rows - first - Copy::row(), columns_left = from_a.cols - Copy::chunk() * 8;
+    }
+    __device__ __forceinline__ T *a(int i) const { return tiles + i % Arch::STAGES * (2 * ROWS * HEAD); }
+    __device__ __forceinline__ T *b(int i) const { return a(i) + ROWS * HEAD; }
+    __device__ __forceinline__ void begin(int i) {
+        copy_a.fetch(copies, a(i), rows_left, columns_left), copy_b.fetch(copies, b(i), rows_left, columns_left);
+        rows_left -= ROWS;
+        if constexpr (Arch::AMPERE) copies.commit();
+    }
+    // Every thread of the block. Afterwards tile i is there for all of them, and nobody reads tile i - 1 any more.
+    __device__ __forceinline__ void end(int i) {
+        if constexpr (Arch::AMPERE) {
+            copies.template wait<0>();
+        } else {
+            __syncthreads(); // one place for all tiles: the last readers must be through
+            copy_a.land(a(i)), copy_b.land(b(i));
+        }
+        __syncthreads();
+    }
+};
+
+// A tile that stays. Every thread of the block; afterwards all of them may read it.
+template <class Arch, int ROWS, int HEAD, class T>
+static __device__ __forceinline__ void tile_load(AsyncCopies &copies, T *tile, const HeadRows<const T> &from,
+                                                 int first) {
+    TileCopy<Arch, T, ROWS, HEAD> copy;
+    copy.start(from, first);
+    copy.fetch(copies, tile, from.rows - first - copy.row(), from.cols - copy.chunk() * 8);
+    if constexpr (Arch::AMPERE)
+        copies.commit(), copies.template wait<0>();
+    else
+        copy.land(tile);
+    __syncthreads();
+}
+
+// ----------------------------------------------------------------------------------------------------------- products
+
+template <class Arch, class T>
+static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (Arch::AMPERE) {
+        mma_m16n8k16<T>(c, a, b0, b1);
+    } else { // the fragments of k16 are those of two k8 side by side
+        mma_m16n8k8(c, a[0], a[1], b0);
+        mma_m16n8k8(c, a[2], a[3], b1);
+    }
+}
+
+// M * 16 rows of a tile as left factor of products over its columns: HELD in registers, or loaded each time.
+template <class T, int M, int HEAD, bool HELD> struct RowFragments {
+    uint32_t held[HELD ? HEAD / 16 : 1][M][4];
+    const T *tile;
+    int place; // of this lane's row and chunk for the first 16 x 16 elements
+
+    __device__ __forceinline__ void load(uint32_t (&a)[M][4], int k) const {
+        UNROLL (m, M) ldmatrix_x4(a[m], tile + TilePlace<HEAD>::across(place, 2 * k) + 16 * m * HEAD);
+    }
+    __device__ __forceinline__ void set(const T *from, int first) {
+        const int lane = (int)threadIdx.x % WARP;
+        tile = from, place = TilePlace<HEAD>::at(first + (lane & 15), lane >> 4);
+        if constexpr (HELD)
+            UNROLL (k, HEAD / 16) load(held[k], k);
+    }
+    // Columns 16 k .. 16 k + 15.
+    __device__ __forceinline__ void get(uint32_t (&a)[M][4], int k) const {
+        if constexpr (HELD)
+            UNROLL (i, M * 4) a[i / 4][i % 4] = held[k][i / 4][i % 4];
+        else
+            load(a, k);
+    }
+};
+
+// c (M*16, N) = rows (M*16, HEAD) times the tile (N, HEAD) transposed.
+template <class Arch, class T, int M, int N8, int HEAD, bool HELD>
+static __device__ __forceinline__ void multiply_rows(float (&c)[M][N8][4], const RowFragments<T, M, HEAD, HELD> &rows,
+                                                     const T *tile) {
+    const int lane = (int)threadIdx.x % WARP;
+    const int place = TilePlace<HEAD>::at((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
+    UNROLL (i, M * N8 * 4) c[i / (N8 * 4)][i / 4 % N8][i % 4] = 0.0f;
+    UNROLL (k, HEAD / 16) {
+        uint32_t a[M][4], b[4];
+        rows.get(a, k);
+        UNROLL (n, N8 / 2) {
+            ldmatrix_x4(b, tile + TilePlace<HEAD>::across(place, 2 * k) + 16 * n * HEAD);
+            UNROLL (m, M) {
+                mma<Arch, T>(c[m][2 * n], a[m], b[0], b[1]);
+                mma<Arch, T>(c[m][2 * n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// c (M*16, HEAD) += x (M*16, N), rounded to 16 bits, times the tile (N, HEAD).
+template <class Arch, class T, int M, int N8, int HEAD8>
+static __device__ __forceinline__ void multiply_add(float (&c)[M][HEAD8][4], const float (&x)[M][N8][4],
+                                                    const T *tile) {
+    constexpr int HEAD = HEAD8 * 8;
+    const int lane = (int)threadIdx.x % WARP, place = TilePlace<HEAD>::at(lane & 15, lane >> 4);
+    UNROLL (k, N8 / 2) {
+        uint32_t a[M][4], b[4];
+        UNROLL (m, M)
+            UNROLL (i, 4) a[m][i] = pack_two<T>(x[m][2 * k + i / 2][i % 2 * 2], x[m][2 * k + i / 2][i % 2 * 2 + 1]);
+        UNROLL (n, HEAD8 / 2) {
+            ldmatrix_x4_trans(b, tile + TilePlace<HEAD>::across(place, 2 * n) + 16 * k * HEAD);
+            UNROLL (m, M) {
+                mma<Arch, T>(c[m][2 * n], a[m], b[0], b[1]);
+                mma<Arch, T>(c[m][2 * n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+template <int M, int N8> static __device__ __forceinline__ void clear(float (&c)[M][N8][4]) {
+    UNROLL (i, M * N8 * 4) c[i / (N8 * 4)][i / 4 % N8][i % 4] = 0.0f;
+}
+
+// Rows first.. of a head = c times factor, rounded. By way of the warp's own rows of a tile that nobody needs any
+// more, so that global memory sees 16-byte stores of whole rows.
+template <class T, int M, int HEAD8>
+static __device__ __forceinline__ void store_rows(const HeadRows<T> &to, int first, const float (&c)[M][HEAD8][4],
+                                                  float factor, T *tile, int tile_row) {
+    constexpr int HEAD = HEAD8 * 8;
+    const int lane = (int)threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    __syncwarp();
+    UNROLL (m, M)
+        UNROLL (n, HEAD8)
+            UNROLL (r, 2) {
+                const uint32_t pair = pack_two<T>(c[m][n][2 * r] * factor, c[m][n][2 * r + 1] * factor);
+                memcpy((void *)(tile + TilePlace<HEAD>::at(tile_row + 16 * m + 8 * r + g, n) + 2 * t), &pair, 4);
+            }
+    __syncwarp();
+    for (int i = lane; i < M * 16 * HEAD8; i += WARP) {
+        const int row = i / HEAD8, chunk = i % HEAD8;
+        if (first + row < to.rows && chunk * 8 < to.cols)
+            *(int4 *)(to.first + (first + row) * to.stride + chunk * 8) =
+                *(const int4 *)(tile + TilePlace<HEAD>::at(tile_row + row, chunk));
+    }
+}
+
+// Sum over the four lanes that share a row of a fragment, the same in all four.
+static __device__ __forceinline__ float quad_sum(float v) {
+    v += __shfl_xor_sync(ALL_LANES, v, 1);
+    return v + __shfl_xor_sync(ALL_LANES, v, 2);
+}
+
+// ----------------------------------------------------------------------------------------------------------- dispatch
+
+// Runs the statements with HEAD, a constant, the head size rounded up to what kernels are built for: four sizes keep
+// the build short; a head size between two of them pays for the zeros.
+#define FLASH_DISPATCH_HEAD(head_size, ...)                                                                            \
+    if ((head_size) <= 32) {                                                                                           \
+        constexpr int HEAD = 32;                                                                                       \
+        __VA_ARGS__;                                                                                                   \
+    } else if ((head_size) <= 64) {                                                                                    \
+        constexpr int HEAD = 64;                                                                                       \
+        __VA_ARGS__;                                                                                                   \
+    } else if ((head_size) <= 96) {                                                                                    \
+        constexpr int HEAD = 96;                                                                                       \
+        __VA_ARGS__;                                                                                                   \
+    } else {                                                                                                           \
+        constexpr int HEAD = 128;                                                                                      \
+        __VA_ARGS__;                                                                                                   \
+    }
+
+// Runs the statements with Arch and T for this device and dtype; cuda_flash_supports said yes.
+#define FLASH_DISPATCH(dtype, ...)                                                                                     \
+    if (cuda_backend.compute_capability < 80) {                                                                        \
+        typedef Turing Arch;                                                                                           \
+        typedef fp16 T;                                                                                                \
+        __VA_ARGS__;                                                                                                   \
+    } else if ((dtype) == DTYPE_FP16) {                                                                                \
+        typedef Ampere Arch;                                                                                           \
+        typedef fp16 T;                                                                                                \
+        __VA_ARGS__;                                                                                                   \
+    } else {                                                                                                           \
+        typedef Ampere Arch;                                                                                           \
+        typedef bf16 T;                                                                                                \
+        __VA_ARGS__;                                                                                                   \
+    }

@@ -1,0 +1,69 @@
+// Matrix products by cuBLASLt: descriptors and an algorithm are found once for each distinct product, measured on first
+// use, and remembered here for the process and in tuning_cache.h for the next one. matmul.c maps the ops onto this.
+//
+// Only algorithms that repeat their bits are used: k in one piece, or split with fp32 parts that are added in a fixed
+// order, and then only after two runs on the real operands gave the same bits.
+#pragma once
+#include "llmc/cuda/backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What cuBLASLt does to z = op(A) op(B) [+ D] before it stores D (m,n). bias and aux are of D's type.
+typedef enum {
+    GEMM_PLAIN,         // D = z
+    GEMM_BIAS,          // D = z + bias (m)
+    GEMM_GELU_AUX_BIAS, // aux (m,n) = z + bias (m), D = gelu(z + bias): gelu of what was not rounded yet
+    GEMM_DGELU,         // D = z * gelu'(aux (m,n))
+    GEMM_BGRADB,        // D = z, bias (n) = sum over k of op(B): stored, never added to what stood there
+} GemmEpilogue;
+
+// One product as cuBLASLt sees it: column-major and contiguous, so that a row-major tensor (rows, cols) is a matrix
+// (cols, rows) with leading dimension cols.
+typedef struct {
+    const char *op;                // for messages
+    bool transpose_a, transpose_b; // A is (k,m) in memory instead of (m,k), B is (n,k) instead of (k,n)
+    int64_t m, n, k;
+    DType in, out; // of A and B, and of D
+    GemmEpilogue epilogue;
+    bool accumulate; // D += instead of D =
+    const void *a, *b;
+    void *d, *bias, *aux;
+    void *workspace; // 256-byte aligned; its contents are lost
+    size_t workspace_bytes;
+} Gemm;
+
+typedef struct GemmPlan GemmPlan;
+
+// The plan of a product, found or made. NULL when cuBLASLt has nothing for it. Products that differ only in where
+// operands lie, at the same alignment, and in accumulate share a plan. The first call of a plan chooses its algorithm
+// by running candidates on the operands of g, which must be valid: D, aux and a bias gradient are overwritten (D not
+// when it accumulates). Never under capture.
+GemmPlan *gemm_plan(const Gemm *g);
+
+// Launches the product on the compute stream.
+void gemm_run(const GemmPlan *plan, const Gemm *g);
+
+// Whether the product of this plan, which does in its epilogue what a plain product and a kernel can do as well, is
+// faster than those. The first call measures: work(context, 0) the plain way, work(context, 1) the fused way, both
+// repeatable; acceptable (may be NULL) is asked first, and where it says no the answer is no.
+bool gemm_is_faster(GemmPlan *plan, bool (*work)(void *context, int fused), void *context,
+                    bool (*acceptable)(void *context));
+bool gemm_is_known(GemmPlan *plan); // the next gemm_is_faster will not measure
+
+// Device memory of this size in which p + i is as aligned as *p is, zeroed; for measurements that must not touch the
+// real thing. NULL when there is none to be had. Free *block with cudaFree.
+void *gemm_memory_like(const void *p, size_t bytes, void **block);
+
+// Frees the plans and the library handle, forgets the tuning file.
+void gemm_shutdown(void);
+
+typedef struct {
+    int64_t plans, timed; // plans made; candidates that were timed for them
+} GemmCounts;
+GemmCounts gemm_counts(void);
+
+#ifdef __cplusplus
+}
+#endif

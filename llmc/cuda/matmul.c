@@ -1,0 +1,287 @@
+// The linear layers on cuBLASLt: shapes are checked here and handed to gemm_plan.h as column-major products; what an
+// epilogue of the library does not do, or not as fast, is done by a kernel after a plain product.
+//
+// Bias is added in the epilogue where the library can. GELU, its derivative and bias gradients are in the epilogue
+// where measurement says so, once for each shape: on some GPUs the library runs such an epilogue as a slow pass of its
+// own.
+#include "llmc/cuda/bias_gradient.h"
+#include "llmc/cuda/gelu.h"
+#include "llmc/cuda/gemm_plan.h"
+#include "llmc/cuda/matmul_kernels.h"
+
+// ----------------------------------------------------------------------------------------------------------- workspace
+
+// NVIDIA recommends 32 MiB for Hopper. Elsewhere it serves for split-K. What is split are products with few tiles, that
+// is the weight gradients of small models: more than 8 parts of the largest one in fp32 are never needed.
+enum { MAX_LIBRARY_BYTES = 32 << 20, MIN_LIBRARY_BYTES = 1 << 20, MAX_SPLITS = 8 };
+
+// What lies in the workspace during a product: the library's part, and bias gradients that are still to be added.
+static struct {
+    int64_t library_bytes, library, new_dbias, end;
+    bool gelu_again; // matmul_gelu_forward must give the bits of gelu_forward: no fused GELU
+} layout;
+
+int64_t cuda_matmul_workspace(OpsShape shape) {
+    const int64_t largest_weight = 4 * shape.C * shape.C;
+    const int64_t wanted = MAX_SPLITS * largest_weight * (int64_t)sizeof(float);
+    layout.end = 0;
+    layout.gelu_again = shape.gelu_again;
+    layout.library_bytes = wanted > MAX_LIBRARY_BYTES   ? MAX_LIBRARY_BYTES
+                           : wanted < MIN_LIBRARY_BYTES ? MIN_LIBRARY_BYTES
+                                                        : round_up(wanted, 256);
+    layout.library = cuda_part(&layout.end, layout.library_bytes);
+    layout.new_dbias = cuda_part(&layout.end, 4 * shape.C * (int64_t)sizeof(float));
+    const int64_t bias_gradient = cuda_bias_gradient_workspace(shape); // after the product, in the same place
+    return layout.end > bias_gradient ? layout.end : bias_gradient;
+}
+
+void cuda_matmul_shutdown(void) { gemm_shutdown(); }
+
+// -------------------------------------------------------------------------------------------------- the three products
+
+// Row-major out (N,OC) = in (N,IC) weight (OC,IC)^T, column-major: out (OC,N) = weight (IC,OC)^T in (IC,N).
+static Gemm forward_product(const char *op, Tensor out, Tensor in, Tensor weight) {
+    return (Gemm){
+        .op = op,
+        .transpose_a = true,
+        .m = tensor_rows(weight),
+        .n = tensor_rows(in),
+        .k = tensor_cols(weight),
+        .in = in.dtype,
+        .out = out.dtype,
+        .a = weight.data,
+        .b = in.data,
+        .d = out.data,
+    };
+}
+
+// din (N,IC) = dout (N,OC) weight (OC,IC), column-major: din (IC,N) = weight (IC,OC) dout (OC,N).
+static Gemm input_product(const char *op, Tensor din, Tensor dout, Tensor weight) {
+    return (Gemm){
+        .op = op,
+        .m = tensor_cols(weight),
+        .n = tensor_rows(din),
+        .k = tensor_rows(weight),
+        .in = dout.dtype,
+        .out = din.dtype,
+        .a = weight.data,
+        .b = dout.data,
+        .d = din.data,
+    };
+}
+
+// dweight (OC,IC) = dout (N,OC)^T in (N,IC), column-major: dweight (IC,OC) = in (IC,N) dout (OC,N)^T.
+static Gemm weight_product(const char *op, Tensor dweight, Tensor dout, Tensor in, bool accumulate) {
+    return (Gemm){
+        .op = op,
+        .transpose_b = true,
+        .m = tensor_cols(in),
+        .n = tensor_cols(dout),
+        .k = tensor_rows(in),
+        .in = in.dtype,
+        .out = dweight.dtype,
+        .accumulate = accumulate,
+        .a = in.data,
+        .b = dout.data,
+        .d = dweight.data,
+    };
+}
+
+// The plan of a product with this epilogue, NULL when the library has none. Completes *g.
+static GemmPlan *plan_of(Gemm *g, GemmEpilogue epilogue, const void *bias, void *aux) {
+    char *workspace = (char *)cuda_scratch(g->op, layout.end);
+    g->epilogue = epilogue;
+    g->bias = (void *)bias;
+    g->aux = aux;
+    g->workspace = workspace + layout.library;
+    g->workspace_bytes = (size_t)layout.library_bytes;
+    return gemm_plan(g);
+}
+
+static void run_plain(Gemm g) {
+    const GemmPlan *plan = plan_of(&g, GEMM_PLAIN, NULL, NULL);
+    REQUIRE(plan != NULL, "%s: cuBLASLt has no algorithm for m %lld n %lld k %lld, %s to %s, here at %p %p %p", g.op,
+            (long long)g.m, (long long)g.n, (long long)g.k, dtype_name(g.in), dtype_name(g.out), g.a, g.b, g.d);
+    gemm_run(plan, &g);
+}
+
+// ------------------------------------------------------------------------------------------------------------- forward
+
+// out (N,OC), in (N,IC), weight (OC,IC) belong together and have one dtype.
+static void check_layer(const char *op, Tensor out, Tensor in, Tensor weight) {
+    cuda_check_float(op, weight);
+    const int64_t rows = tensor_rows(in), IC = tensor_cols(weight), OC = tensor_rows(weight);
+    tensor_check(op, in, weight.dtype, rows * IC);
+    tensor_check(op, out, weight.dtype, rows * OC);
+}
+
+void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
+    const char *op = "matmul_forward";
+    check_layer(op, out, in, weight);
+    Gemm g = forward_product(op, out, in, weight);
+    if (!bias.data) {
+        run_plain(g);
+        return;
+    }
+    tensor_check(op, bias, weight.dtype, tensor_rows(weight));
+    const GemmPlan *plan = plan_of(&g, GEMM_BIAS, bias.data, NULL);
+    if (plan) {
+        gemm_run(plan, &g);
+    } else {
+        run_plain(forward_product(op, out, in, weight));
+        cuda_add_bias(out, bias);
+    }
+}
+
+typedef struct {
+    Tensor out, pre, in, weight, bias;
+} GeluForward;
+
+static bool run_gelu_forward(void *context, int fused) {
+    const GeluForward *f = context;
+    if (fused) {
+        Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
+        const GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
+        gemm_run(plan, &g);
+    } else {
+        matmul_forward(f->pre, f->in, f->weight, f->bias);
+        gelu_forward(f->out, f->pre);
+    }
+    return true;
+}
+
+static bool fuses_gelu_forward(GeluForward *f) {
+    const GeluFusion choice = cuda_backend.options.gelu_fusion;
+    if (choice == GELU_FUSION_NONE || layout.gelu_again) return false;
+    Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
+    GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
+    return plan && (choice != GELU_FUSION_AUTO || gemm_is_faster(plan, run_gelu_forward, f, NULL));
+}
+
+void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
+    const char *op = "matmul_gelu_forward";
+    check_layer(op, out, in, weight);
+    tensor_check(op, pre, out.dtype, tensor_numel(out));
+    tensor_check(op, bias, weight.dtype, tensor_rows(weight));
+    GeluForward f = {out, pre, in, weight, bias};
+    run_gelu_forward(&f, fuses_gelu_forward(&f));
+}
+
+// ------------------------------------------------------------------------------------------------------ input gradient
+
+void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
+    check_layer("matmul_backward_input", dout, din, weight);
+    run_plain(input_product("matmul_backward_input", din, dout, weight));
+}
+
+typedef struct {
+    Tensor dpre, dout, weight, pre;
+} GeluBackward;
+
+static bool run_gelu_backward(void *context, int fused) {
+    const GeluBackward *b = context;
+    Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
+    if (fused) {
+        const GemmPlan *plan = plan_of(&g, GEMM_DGELU, NULL, b->pre.data);
+        gemm_run(plan, &g);
+    } else {
+        run_plain(g);
+        cuda_gelu_backward_inplace(b->dpre, b->pre);
+    }
+    return true;
+}
+
+static bool fuses_gelu_backward(GeluBackward *b) {
+    const GeluFusion choice = cuda_backend.options.gelu_fusion;
+    if (choice == GELU_FUSION_NONE || choice == GELU_FUSION_FORWARD) return false;
+    Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
+    GemmPlan *plan = plan_of(&g, GEMM_DGELU, NULL, b->pre.data);
+    return plan && (choice != GELU_FUSION_AUTO || gemm_is_faster(plan, run_gelu_backward, b, NULL));
+}
+
+void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
+    const char *op = "matmul_gelu_backward_input";
+    check_layer(op, dout, dpre, weight);
+    tensor_check(op, pre, dpre.dtype, tensor_numel(dpre));
+    GeluBackward b = {dpre, dout, weight, pre};
+    run_gelu_backward(&b, fuses_gelu_backward(&b));
+}
+
+// ----------------------------------------------------------------------------------------------------- weight gradient
+
+typedef struct {
+    Tensor dweight, dbias, dout, in;
+    bool accumulate;
+} WeightGradient;
+
+// The epilogue stores the bias gradient; one that is to be added goes through the workspace.
+static Gemm product_with_dbias(const WeightGradient *w, GemmPlan **plan) {
+    const char *op = "matmul_backward_weight";
+    Gemm g = weight_product(op, w->dweight, w->dout, w->in, w->accumulate);
+    char *workspace = (char *)cuda_scratch(op, layout.end);
+    *plan = plan_of(&g, GEMM_BGRADB, w->accumulate ? workspace + layout.new_dbias : w->dbias.data, NULL);
+    return g;
+}
+
+static bool run_weight_gradient(void *context, int fused) {
+    const WeightGradient *w = context;
+    if (fused) {
+        GemmPlan *plan;
+        const Gemm g = product_with_dbias(w, &plan);
+        gemm_run(plan, &g);
+        if (w->accumulate) cuda_sum_partials(w->dbias, tensor_none(), (const float *)g.bias, 1, true);
+    } else {
+        run_plain(weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate));
+        if (w->dbias.data) cuda_bias_gradient(w->dbias, w->dout, w->accumulate);
+    }
+    return true;
+}
+
+// Whether the epilogue gives the same bias gradient twice: in which order it adds is not documented.
+static bool dbias_repeats(void *context) {
+    const WeightGradient *w = context;
+    GemmPlan *plan;
+    const Gemm g = product_with_dbias(w, &plan);
+    const size_t bytes = tensor_bytes(w->dbias);
+    void *block, *copy = gemm_memory_like(g.bias, bytes, &block);
+    if (!copy) return false;
+    gemm_run(plan, &g);
+    CUDA_CHECK(cudaMemcpyAsync(copy, g.bias, bytes, cudaMemcpyDeviceToDevice, cuda_compute_stream()));
+    gemm_run(plan, &g);
+    const bool same = cuda_same_bits(copy, g.bias, bytes);
+    CUDA_CHECK(cudaFree(block));
+    return same;
+}
+
+// gemm_is_faster with gradients that are to be added to kept out of it.
+static bool fused_dbias_is_faster(GemmPlan *plan, const WeightGradient *w) {
+    WeightGradient trial = *w;
+    if (!w->accumulate || gemm_is_known(plan)) return gemm_is_faster(plan, run_weight_gradient, &trial, dbias_repeats);
+    void *blocks[2] = {NULL, NULL};
+    trial.dweight.data = gemm_memory_like(w->dweight.data, tensor_bytes(w->dweight), &blocks[0]);
+    trial.dbias.data = gemm_memory_like(w->dbias.data, tensor_bytes(w->dbias), &blocks[1]);
+    const bool faster =
+        trial.dweight.data && trial.dbias.data && gemm_is_faster(plan, run_weight_gradient, &trial, dbias_repeats);
+    for (int i = 0; i < 2; i++) CUDA_CHECK(cudaFree(blocks[i]));
+    return faster;
+}
+
+// A 16-bit gradient that is to be added to is not fused: it would be rounded twice.
+static bool fuses_dbias(const WeightGradient *w) {
+    if (!w->dbias.data || w->dbias.dtype != w->dweight.dtype) return false;
+    if (w->accumulate && w->dbias.dtype != DTYPE_FP32) return false;
+    GemmPlan *plan;
+    product_with_dbias(w, &plan);
+    return plan && fused_dbias_is_faster(plan, w);
+}
+
+void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
+    const char *op = "matmul_backward_weight";
+    const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
+    cuda_check_float(op, in);
+    tensor_check(op, dout, in.dtype, N * OC);
+    cuda_check_weight_gradient(op, dweight, in.dtype, OC * IC);
+    if (dbias.data) cuda_check_weight_gradient(op, dbias, in.dtype, OC);
+    WeightGradient w = {dweight, dbias, dout, in, accumulate};
+    run_weight_gradient(&w, fuses_dbias(&w));
+}

@@ -1,0 +1,91 @@
+// See timing.h. Times are taken by events around each run, on the GPU, so that what the host does in between does not
+// count. Owns its events for the time of one call.
+#include "llmc/cuda/timing.h"
+
+#include "llmc/cuda/backend.h"
+#include <stdlib.h>
+
+// A median wants three; beyond 50 ms for all choices of one shape together (some twenty shapes make a model) more
+// rounds only polish it. A choice 1.3 times slower than the best after two rounds does not win any more.
+enum { MIN_ROUNDS = 3, MAX_ROUNDS = 11, GIVE_UP_ROUND = 2 };
+static const float BUDGET_MS = 50.0f, GIVE_UP_FACTOR = 1.3f, WORTH_CHANGING = 0.98f;
+
+typedef struct {
+    cudaEvent_t start, stop;
+    float ms[MAX_ROUNDS];
+    int rounds;
+    bool alive;
+} Choice;
+
+static int ascending(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+static float median(Choice *c) {
+    qsort(c->ms, (size_t)c->rounds, sizeof c->ms[0], ascending);
+    return c->ms[c->rounds / 2];
+}
+
+// One run of each; returns the time of the round. The first round loads kernels and is not counted.
+static float run_round(Choice *choices, int count, bool (*work)(void *, int), void *context, bool counts) {
+    const cudaStream_t stream = cuda_compute_stream();
+    float total = 0.0f;
+    for (int i = 0; i < count; i++) {
+        if (!choices[i].alive) continue;
+        CUDA_CHECK(cudaEventRecord(choices[i].start, stream));
+        choices[i].alive = work(context, i);
+        CUDA_CHECK(cudaEventRecord(choices[i].stop, stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (int i = 0; i < count; i++) {
+        Choice *c = &choices[i];
+        if (!c->alive) continue;
+        float ms = 0.0f;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, c->start, c->stop));
+        if (counts) c->ms[c->rounds++] = ms;
+        total += ms;
+    }
+    return total;
+}
+
+static float shortest(const Choice *c) {
+    float ms = c->ms[0];
+    for (int i = 1; i < c->rounds; i++) ms = c->ms[i] < ms ? c->ms[i] : ms;
+    return ms;
+}
+
+static void drop_the_slow(Choice *choices, int count) {
+    float best = -1.0f;
+    for (int i = 0; i < count; i++)
+        if (choices[i].alive && (best < 0.0f || shortest(&choices[i]) < best)) best = shortest(&choices[i]);
+    for (int i = 0; i < count; i++)
+        if (choices[i].alive && shortest(&choices[i]) > GIVE_UP_FACTOR * best) choices[i].alive = false;
+}
+
+int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
+    Choice choices[TIMING_MAX_CHOICES] = {0};
+    REQUIRE(!cuda_backend.capturing, "a choice is measured while a graph is captured: no eager run came first");
+    REQUIRE(count <= TIMING_MAX_CHOICES, "%d choices to measure, at most %d", count, TIMING_MAX_CHOICES);
+    for (int i = 0; i < count; i++) {
+        CUDA_CHECK(cudaEventCreate(&choices[i].start));
+        CUDA_CHECK(cudaEventCreate(&choices[i].stop));
+        choices[i].alive = true;
+    }
+    float spent = run_round(choices, count, work, context, false);
+    for (int round = 0; round < MAX_ROUNDS && (round < MIN_ROUNDS || spent < BUDGET_MS); round++) {
+        if (round == GIVE_UP_ROUND) drop_the_slow(choices, count);
+        spent += run_round(choices, count, work, context, true);
+    }
+    int fastest = -1;
+    float best = 0.0f;
+    for (int i = 0; i < count; i++) {
+        if (choices[i].alive && choices[i].rounds > 0) {
+            const float ms = median(&choices[i]);
+            if (fastest < 0 || ms < WORTH_CHANGING * best) fastest = i, best = ms;
+        }
+        CUDA_CHECK(cudaEventDestroy(choices[i].start));
+        CUDA_CHECK(cudaEventDestroy(choices[i].stop));
+    }
+    return fastest;
+}

@@ -1,0 +1,20 @@
+// Choices by measurement: which of several ways to do the same work is fastest on this GPU. Used at the first use of a
+// shape only, never under capture: it waits for the GPU.
+#pragma once
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { TIMING_MAX_CHOICES = 16 };
+
+// Runs work(context, i), which launches on the compute stream, for i in [0, count), round after round in turn, so that
+// a clock that rises or a neighbour that comes meets all of them; and returns the i with the smallest median time. What
+// is not at least 2 % faster does not take the place of a lower i: noise is no reason to choose. A work that returns
+// false cannot be done here and is left out; -1 when none can.
+int cuda_fastest(int count, bool (*work)(void *context, int i), void *context);
+
+#ifdef __cplusplus
+}
+#endif

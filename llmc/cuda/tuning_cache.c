@@ -1,0 +1,228 @@
+// See tuning_cache.h. The entries stand in a list, newest first, which is also their order in the file: what is beyond
+// the limit when the file is written is what nobody has measured for longest.
+#include "llmc/cuda/tuning_cache.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// A run has some twenty entries of at most 500 bytes. More than this comes from many models and machines, or was not
+// written by us.
+enum { MAX_ENTRIES = 2000, MAX_FILE_BYTES = 4 << 20 };
+
+typedef struct Entry {
+    struct Entry *next;
+    size_t size;
+    unsigned char value[TUNING_VALUE_MAX];
+    char key[TUNING_KEY_MAX];
+} Entry;
+
+static struct {
+    Entry *newest;
+    bool loaded;
+} cache;
+
+// The link that points to the entry of this key, or to the NULL at the end.
+static Entry **find(const char *key) {
+    Entry **link = &cache.newest;
+    while (*link && strcmp((*link)->key, key) != 0) link = &(*link)->next;
+    return link;
+}
+
+static bool key_is_valid(const char *key, size_t length) {
+    for (size_t i = 0; i < length; i++)
+        if (key[i] < ' ' || key[i] > '~') return false;
+    return length > 0 && length < TUNING_KEY_MAX;
+}
+
+// A new entry in front of *link. NULL without memory: then it is not remembered.
+static Entry *insert(Entry **link, const char *key, size_t length, const void *value, size_t size) {
+    Entry *e = malloc(sizeof *e);
+    if (!e) return NULL;
+    memcpy(e->key, key, length);
+    e->key[length] = 0;
+    memcpy(e->value, value, size);
+    e->size = size;
+    e->next = *link;
+    return *link = e;
+}
+
+// --------------------------------------------------------------------------------------------------------------- lines
+
+// FNV-1a. Against damage, not against attackers.
+static uint64_t checksum(const char *text, size_t length) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3u;
+    return hash;
+}
+
+static int hex_digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+
+// 2 * size hexadecimal digits at text into bytes.
+static bool parse_hex(unsigned char *bytes, const char *text, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        const int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
+        if (high < 0 || low < 0) return false;
+        bytes[i] = (unsigned char)(high * 16 + low);
+    }
+    return true;
+}
+
+static uint64_t big_endian(const unsigned char *bytes) {
+    uint64_t number = 0;
+    for (int i = 0; i < 8; i++) number = number << 8 | bytes[i];
+    return number;
+}
+
+// key TAB value TAB checksum of what stands before the second TAB. Appends the entry at *end, unless the line is
+// damaged or the key is known: what this process measured, and what stands further up, is newer.
+static void parse_line(Entry **end, const char *line, size_t length) {
+    const char *first = memchr(line, '\t', length);
+    if (!first) return;
+    const char *second = memchr(first + 1, '\t', length - (size_t)(first + 1 - line));
+    if (!second) return;
+    const size_t key_length = (size_t)(first - line), digits = (size_t)(second - first - 1);
+    const size_t sum_digits = length - (size_t)(second + 1 - line);
+    unsigned char value[TUNING_VALUE_MAX], sum[8];
+    if (!key_is_valid(line, key_length) || digits % 2 != 0 || digits > 2 * TUNING_VALUE_MAX || sum_digits != 16) return;
+    if (!parse_hex(value, first + 1, digits / 2) || !parse_hex(sum, second + 1, 8)) return;
+    if (big_endian(sum) != checksum(line, (size_t)(second - line))) return;
+    char key[TUNING_KEY_MAX];
+    memcpy(key, line, key_length);
+    key[key_length] = 0;
+    if (!*find(key)) insert(end, line, key_length, value, digits / 2);
+}
+
+static void print_line(FILE *file, const Entry *e) {
+    char line[TUNING_KEY_MAX + 2 * TUNING_VALUE_MAX + 1];
+    int n = snprintf(line, sizeof line, "%s\t", e->key);
+    for (size_t i = 0; i < e->size; i++) n += snprintf(line + n, sizeof line - (size_t)n, "%02x", e->value[i]);
+    fprintf(file, "%s\t%016llx\n", line, (unsigned long long)checksum(line, (size_t)n));
+}
+
+// ------------------------------------------------------------------------------------------------------------ the file
+
+// The path of the file, or "" when there is to be none; ours: in the default place, whose directories we may make.
+static void cache_path(char *path, size_t size, bool *ours) {
+    const char *chosen = getenv("PRETRAIN_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int length = 0;
+    path[0] = 0;
+    *ours = false;
+    if (chosen && *chosen) {
+        if (strcmp(chosen, "off") != 0) length = snprintf(path, size, "%s", chosen);
+    } else if (xdg && *xdg == '/') { // a relative one is to be ignored (XDG Base Directory Specification)
+        length = snprintf(path, size, "%s/pretrain.cu/tuning", xdg);
+        *ours = true;
+    } else if (home && *home == '/') {
+        length = snprintf(path, size, "%s/.cache/pretrain.cu/tuning", home);
+        *ours = true;
+    }
+    if (length < 0 || (size_t)length >= size) path[0] = 0;
+}
+
+// The directories above the file: pretrain.cu and the one it stands in.
+static void make_directories(const char *path) {
+    char directory[PATH_MAX];
+    snprintf(directory, sizeof directory, "%s", path);
+    char *last = strrchr(directory, '/');
+    *last = 0;
+    char *above = strrchr(directory, '/');
+    *above = 0;
+    if (*directory) (void)mkdir(directory, 0700);
+    *above = '/';
+    (void)mkdir(directory, 0700);
+}
+
+// The first MAX_FILE_BYTES of a regular file, malloced; NULL when there is none or it cannot be read.
+static char *read_file(const char *path, size_t *size) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
+    struct stat st;
+    if (fd < 0) return NULL;
+    const bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    const size_t wanted = !regular ? 0 : st.st_size < MAX_FILE_BYTES ? (size_t)st.st_size : MAX_FILE_BYTES;
+    char *text = wanted > 0 ? malloc(wanted) : NULL;
+    ssize_t n = 1;
+    for (*size = 0; text && n > 0 && *size<wanted; *size += n> 0 ? (size_t)n : 0)
+        n = read(fd, text + *size, wanted - *size);
+    close(fd);
+    return text;
+}
+
+// Adds what stands in the file and is not known yet.
+static void load(void) {
+    char path[PATH_MAX];
+    bool ours;
+    size_t size = 0;
+    cache.loaded = true;
+    cache_path(path, sizeof path, &ours);
+    char *text = *path ? read_file(path, &size) : NULL;
+    if (!text) return;
+    Entry **end = &cache.newest;
+    const char *line = text, *stop = text + size;
+    for (int lines = 0; line < stop && lines < MAX_ENTRIES; lines++) {
+        const char *newline = memchr(line, '\n', (size_t)(stop - line));
+        while (*end) end = &(*end)->next;
+        parse_line(end, line, (size_t)((newline ? newline : stop) - line));
+        line = newline ? newline + 1 : stop;
+    }
+    free(text);
+}
+
+// Writes everything beside the file and renames it. Whatever goes wrong, the file stays as it was.
+static void save(void) {
+    char path[PATH_MAX], temporary[PATH_MAX + 8];
+    bool ours;
+    struct stat st;
+    cache_path(path, sizeof path, &ours);
+    if (!*path) return;
+    if (ours) make_directories(path);
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return; // PRETRAIN_CACHE=/dev/null must not replace the device
+    snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);
+    const int fd = mkstemp(temporary);
+    if (fd < 0) return;
+    FILE *file = fdopen(fd, "w");
+    bool ok = file != NULL;
+    int written = 0;
+    for (const Entry *e = cache.newest; ok && e && written < MAX_ENTRIES; e = e->next, written++) print_line(file, e);
+    if (file) {
+        const bool complete = fflush(file) == 0 && !ferror(file);
+        ok = fclose(file) == 0 && complete;
+    } else
+        close(fd);
+    if (!ok || rename(temporary, path) != 0) (void)unlink(temporary);
+}
+
+// ----------------------------------------------------------------------------------------------------------- the calls
+
+bool tuning_cache_get(const char *key, void *value, size_t size) {
+    if (!cache.loaded) load();
+    const Entry *e = *find(key);
+    if (!e || e->size != size) return false;
+    memcpy(value, e->value, size);
+    return true;
+}
+
+void tuning_cache_put(const char *key, const void *value, size_t size) {
+    if (!key_is_valid(key, strlen(key)) || size > TUNING_VALUE_MAX) return;
+    load(); // what other processes found meanwhile
+    Entry **link = find(key), *old = *link;
+    if (old) {
+        *link = old->next;
+        free(old);
+    }
+    if (insert(&cache.newest, key, strlen(key), value, size)) save();
+}
+
+void tuning_cache_close(void) {
+    while (cache.newest) {
+        Entry *e = cache.newest;
+        cache.newest = e->next;
+        free(e);
+    }
+    cache.loaded = false;
+}

@@ -1,0 +1,73 @@
+#!/bin/bash
+# Packs the libraries that the trainer and its tests are built with into a folder, for a machine without package access.
+#   scripts/pack_deps.sh DIR [cuda] [cpu]      default: cuda
+#     cuda   cJSON, xxHash, cmocka: what train_gpt2cu and the CUDA test programs need besides the CUDA toolkit (0.5 MB)
+#     cpu    oneDNN as well: for train_gpt2 (40 MB)
+# Run it on a Debian or Ubuntu where they are installed (scripts/install_deps.sh build test). Take DIR along; there:
+#   . DIR/env.sh && make train_gpt2cu
+# The other machine needs the same processor architecture and a C library that is not older.
+set -euo pipefail
+
+if (($# < 1)) || [[ $1 == -* ]]; then
+    sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+fi
+target=$1 && shift
+
+packages=()
+for group in "${@:-cuda}"; do
+    case $group in
+    cuda) packages+=(libcjson-dev libxxhash-dev libcmocka-dev) ;;
+    cpu) packages+=(libcjson-dev libxxhash-dev libdnnl-dev) ;;
+    *) echo "pack_deps: unknown group '$group'; there are: cuda cpu" >&2 && exit 2 ;;
+    esac
+done
+
+# A library under the name by which it is loaded (libx.so.1, its SONAME), and the one by which it is linked (libx.so).
+copy_library() {
+    local linked loaded
+    linked=$(basename "$1")
+    loaded=$(readelf -d "$1" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
+    cp -L "$1" "$target/lib/${loaded:-$linked}"
+    [[ ${loaded:-$linked} == "$linked" ]] || ln -sf "$loaded" "$target/lib/$linked"
+}
+
+# What a library loads that does not come with every compiler.
+copy_needed() {
+    local base='/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc[+][+]|libgomp)[.]so'
+    ldd "$1" | awk -v base="$base" '$2 == "=>" && $3 ~ /^\// && $3 !~ base {print $3}' |
+        while read -r needed; do copy_library "$needed"; done
+}
+
+mkdir -p "$target/include" "$target/lib"
+for package in "${packages[@]}"; do
+    if ! files=$(dpkg-query -L "$package" 2>/dev/null); then
+        echo "pack_deps: $package is not installed here: scripts/install_deps.sh build test" >&2
+        exit 1
+    fi
+    while read -r file; do
+        [[ -f $file ]] || continue
+        case $file in
+        /usr/include/*)
+            inside=${file#/usr/include/}
+            inside=${inside#*-linux-gnu/}
+            mkdir -p "$target/include/$(dirname "$inside")"
+            cp "$file" "$target/include/$inside"
+            ;;
+        */lib*.so)
+            copy_library "$file"
+            copy_needed "$file"
+            ;;
+        esac
+    done <<<"$files"
+done
+
+cat >"$target/env.sh" <<'ENV'
+# . env.sh: compilers find the headers here, the linker and the programs the libraries.
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export CPATH="$here/include${CPATH:+:$CPATH}"
+export LIBRARY_PATH="$here/lib${LIBRARY_PATH:+:$LIBRARY_PATH}"
+export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+unset here
+ENV
+echo "packed $(du -sh "$target" | cut -f1) into $target; use it with: . $target/env.sh"

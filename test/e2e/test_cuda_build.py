@@ -1,0 +1,39 @@
+"""train_gpt2cu where there is no GPU: it is built, starts, and says what is missing."""
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+CUDA_TRAINER = ROOT / "train_gpt2cu"
+NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+CUDA = Path(os.environ.get("CUDA", Path(NVCC).parents[1]))
+needs_toolkit = pytest.mark.skipif(not (CUDA / "include" / "cuda_runtime.h").exists(), reason="no CUDA toolkit")
+has_driver = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+
+
+@pytest.mark.skipif(not CUDA_TRAINER.exists(), reason="no train_gpt2cu: it is built where there is nvcc")
+@pytest.mark.skipif(has_driver, reason="this machine has a GPU driver")
+def test_without_a_driver_it_says_so_in_one_line_and_names_the_cpu_trainer():
+    result = subprocess.run([CUDA_TRAINER, "-b", "64", "-t", "1024", "-x", "5000"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert "no NVIDIA driver" in result.stderr and "./train_gpt2 " in result.stderr
+
+
+@needs_toolkit
+@pytest.mark.parametrize("source", sorted(path.name for path in (ROOT / "llmc" / "cuda").glob("cudnn_*.c")) + ["attention.c"])
+def test_it_compiles_without_the_headers_of_cudnn(source):
+    # -DWITHOUT_CUDNN takes the way that a missing cudnn.h takes.
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-DWITHOUT_CUDNN", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I."]
+    command = ["gcc", *flags, "-isystem", CUDA / "include", ROOT / "llmc" / "cuda" / source]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+
+
+@needs_toolkit
+def test_no_file_of_the_backend_asks_for_nccl():
+    for path in (ROOT / "llmc" / "cuda").iterdir():
+        assert "nccl.h" not in path.read_text(), path

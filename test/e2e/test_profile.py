@@ -1,0 +1,93 @@
+"""--profile: the table adds up, its FLOPs are those of the formulas, and the training is the same."""
+import json
+
+import pytest
+from conftest import EXIT_BAD_INPUT, QUIET, TINY, checkpoints, events, losses, train
+
+STEPS, WARMUP = 3, 5
+PROFILE = ["--profile", STEPS]
+
+
+def profiled(data, run, *options):
+    result = train(*TINY, *QUIET, *data.flags, *PROFILE, "-o", run, *options)
+    return result.stdout, json.loads((run / "profile.json").read_text())
+
+
+def hardware_flops(run, recompute):
+    """Of a step: flops_per_token_hardware of llmc/model/flops.h."""
+    header = events(run, "run")[0]
+    L, C, Vp, T = (header["model"][key] for key in ("L", "C", "Vp", "T"))
+    per_token = 72 * L * C * C + 6 * Vp * C + 7 * L * C * (T + 1)
+    if recompute >= 3:
+        per_token += 16 * L * C * C + 2 * L * C * (T + 1)
+    return per_token * header["tokens_per_step"]
+
+
+@pytest.mark.parametrize("recompute", [0, 1, 2, 3])
+def test_the_flops_of_the_table_are_those_of_the_formula(data, tmp_path, recompute):
+    _, profile = profiled(data, tmp_path, "-r", recompute, "-d", 6 * 32)  # a micro-batch of 4 and one of 2
+    assert profile["flops"] == hardware_flops(tmp_path, recompute)
+    assert sum(row["flops"] for row in profile["ops"]) == profile["flops"]
+
+
+def test_the_rows_and_the_time_between_them_are_the_step(data, tmp_path):
+    _, profile = profiled(data, tmp_path)
+    times = [row["ms"] for row in profile["ops"]]
+    assert sum(times) + profile["between_ops_ms"] == pytest.approx(profile["step_ms"], rel=1e-6)
+    assert profile["between_ops_ms"] >= 0 and times == sorted(times, reverse=True)
+    assert profile["median_plain_step_ms"] > 0
+
+
+def test_every_op_of_a_step_has_its_calls(data, tmp_path):
+    _, profile = profiled(data, tmp_path)
+    calls = {}
+    for row in profile["ops"]:
+        calls[row["op"]] = calls.get(row["op"], 0) + row["calls"]
+    L = 2
+    assert calls == {
+        "batch_unpack": 1, "embedding_forward": 1, "embedding_backward": 1, "layernorm_forward": 1,
+        "residual_layernorm_forward": 2 * L, "layernorm_backward": 2 * L + 1, "matmul_forward": 3 * L,
+        "matmul_gelu_forward": L, "matmul_backward_input": 3 * L, "matmul_gelu_backward_input": L,
+        "matmul_backward_weight": 4 * L, "attention_forward": L, "attention_backward": L, "head_loss_backward": 1,
+        "sequence_losses": 1, "gradient_sumsq": 1, "step_control_update": 1, "adamw_update": 1, "tensor_fill": 1,
+    }  # fmt: skip
+
+
+def test_the_trace_has_every_call_in_order_inside_its_step(data, tmp_path):
+    _, profile = profiled(data, tmp_path)
+    trace = json.loads((tmp_path / "profile_trace.json").read_text())["traceEvents"]
+    steps = [event for event in trace if event["ph"] == "X" and event["tid"] == 1]
+    ops = [event for event in trace if event["ph"] == "X" and event["tid"] == 2]
+    assert len(steps) == STEPS and len(ops) == STEPS * sum(row["calls"] for row in profile["ops"])
+    slack = 0.01  # times are rounded to a nanosecond
+    for before, after in zip(ops, ops[1:]):
+        assert before["ts"] + before["dur"] <= after["ts"] + slack
+    assert ops[0]["ts"] >= 0 and ops[-1]["ts"] + ops[-1]["dur"] <= steps[-1]["ts"] + steps[-1]["dur"] + slack
+
+
+def test_the_table_is_printed_and_without_o_nothing_is_written(data, tmp_path):
+    result = train(*TINY, *QUIET, *data.flags, *PROFILE)
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("attention_backward qkv 4x32x192") for line in lines)
+    assert any(line.startswith("between ops") for line in lines)
+    assert any("before without:" in line for line in lines)
+    assert "written" not in result.stdout
+
+
+def test_a_profiled_run_computes_what_the_same_run_computes_without(data, tmp_path):
+    total = WARMUP + 2 * STEPS
+    train(*TINY, *QUIET, *data.flags, "-x", total, "-o", tmp_path / "plain")
+    stdout, _ = profiled(data, tmp_path / "profiled")
+    assert losses(tmp_path / "profiled") == losses(tmp_path / "plain")
+    assert checkpoints(tmp_path / "profiled") == [] and f"done        {total} steps" in stdout
+
+
+@pytest.mark.sanitize
+def test_a_profile_of_many_micro_steps(data, tmp_path):
+    _, profile = profiled(data, tmp_path, "-d", 20 * 4 * 32)
+    assert next(row for row in profile["ops"] if row["op"] == "batch_unpack")["calls"] == 20
+
+
+def test_without_a_step_there_is_nothing_to_profile(data):
+    result = train(*TINY, *data.flags, *PROFILE, "-x", 0, expect=EXIT_BAD_INPUT)
+    assert "--profile" in result.stderr and "-x 0" in result.stderr

@@ -1,0 +1,199 @@
+// Who computes attention: own kernels or cuDNN, as asked, as measured, as remembered, as far as cuDNN can. With the
+// simulator's cuDNN (dev/sim/cudnn_sim.h).
+#include "test/sim/apart.h"
+#include "test/sim/attention_case.h"
+
+#include "dev/sim/cudnn_sim.h"
+#include "llmc/cuda/backend.h"
+#include "llmc/cuda/tuning_cache.h"
+
+static void run_once(const char *what) {
+    Case c = begin(small, what);
+    forward(&c);
+    backward(&c);
+    specify(&c);
+    check(&c);
+    op_end();
+}
+
+static void the_faster_one_is_taken_and_remembered(void **state) {
+    (void)state;
+    start(ATTENTION_AUTO);
+    run_once("measured");
+    expect_text(cuda_attention_description(), "cuDNN 9.19.0");
+    const long measured = sim_cudnn_counts.run;
+    assert_true(measured > 2 * 3);
+    device_shutdown();
+
+    setenv("SIM_CUDNN", "1,slow", 1); // a new measurement would come out otherwise
+    tuning_cache_close();
+    start(ATTENTION_AUTO);
+    run_once("remembered");
+    expect_text(cuda_attention_description(), "cuDNN 9.19.0");
+    assert_int_equal(sim_cudnn_counts.run, measured + 2);
+    device_shutdown();
+}
+
+static void own_kernels_that_are_faster_are_taken_and_remembered(void **state) {
+    (void)state;
+    static const char reason[] = "own kernels (faster forward than cuDNN 9.19.0)";
+    start(ATTENTION_AUTO);
+    run_once("measured");
+    expect_text(cuda_attention_description(), reason);
+    const long measured = sim_cudnn_counts.run, compiled = sim_cudnn_counts.compiled;
+    device_shutdown();
+
+    setenv("SIM_CUDNN", "1", 1);
+    tuning_cache_close();
+    start(ATTENTION_AUTO);
+    run_once("remembered");
+    expect_text(cuda_attention_description(), reason);
+    assert_int_equal(sim_cudnn_counts.run, measured);
+    assert_int_equal(sim_cudnn_counts.compiled, compiled);
+    device_shutdown();
+}
+
+static void a_kernel_whose_bits_change_is_not_taken(void **state) {
+    (void)state;
+    start(ATTENTION_AUTO);
+    run_once("unrepeatable");
+    expect_text(cuda_attention_description(), "own kernels (cuDNN 9.19.0 gives other bits forward each time)");
+    device_shutdown();
+}
+
+static void what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run(void **state) {
+    (void)state;
+    start(ATTENTION_AUTO);
+    run_once("uncompilable");
+    assert_int_equal(strncmp(cuda_attention_description(), "own kernels (cuDNN kernel for attention: ", 41), 0);
+    device_shutdown();
+    setenv("SIM_CUDNN", "1", 1);
+    start(ATTENTION_AUTO);
+    run_once("compiles now");
+    expect_text(cuda_attention_description(), "cuDNN 9.19.0");
+    device_shutdown();
+}
+
+static void before_the_first_step_the_choice_is_open(void **state) {
+    (void)state;
+    start(ATTENTION_AUTO);
+    expect_text(cuda_attention_description(), "");
+    Case c = begin(small, "described");
+    expect_text(cuda_attention_description(), "cuDNN 9.19.0 or own kernels, to be measured");
+    forward(&c);
+    expect_text(cuda_attention_description(),
+                "forward cuDNN 9.19.0, backward cuDNN 9.19.0 or own kernels, to be measured");
+    op_end();
+    device_shutdown();
+}
+
+static void shapes_without_a_plan_take_own_kernels(void **state) {
+    (void)state;
+    start(ATTENTION_CUDNN);
+    Case planned = begin(small, "planned"), other = planned;
+    forward(&planned);
+    assert_int_equal(sim_cudnn_counts.launched, 1);
+    other.shape.T = small.T / 2; // the first half of the context
+    other.qkv.t.shape[1] = other.out.t.shape[1] = other.lse.t.shape[2] = other.shape.T;
+    forward(&other);
+    assert_int_equal(sim_cudnn_counts.launched, 1);
+    op_end();
+    device_shutdown();
+}
+
+static void types_and_head_sizes_that_cudnn_lacks_take_own_kernels(void **state) {
+    (void)state;
+    static const struct {
+        AttentionShape shape;
+        const char *expected;
+    } cases[] = {
+        {{1, 16, 1, 64, DTYPE_FP32}, "own kernels (cuDNN has no fused attention for fp32)"},
+        {{1, 16, 1, 12, DTYPE_BF16}, "own kernels (cuDNN has no fused attention for head size 12)"},
+    };
+    start(ATTENTION_CUDNN);
+    for (int i = 0; i < 2; i++) {
+        Case c = begin(cases[i].shape, "not for cuDNN");
+        forward(&c);
+        backward(&c);
+        specify(&c);
+        check(&c);
+        expect_text(cuda_attention_description(), cases[i].expected);
+        op_end();
+    }
+    assert_int_equal(sim_cudnn_counts.run, 0);
+    device_shutdown();
+}
+
+static void a_graph_without_an_engine_takes_own_kernels(void **state) {
+    (void)state;
+    start(ATTENTION_AUTO);
+    run_once("engineless");
+    assert_int_equal(strncmp(cuda_attention_description(), "own kernels (cuDNN has no engine", 32), 0);
+    device_shutdown();
+}
+
+static void with_attention_own_cudnn_is_not_asked(void **state) {
+    (void)state;
+    start(ATTENTION_OWN);
+    run_once("own");
+    expect_text(cuda_attention_description(), "own kernels");
+    assert_int_equal(sim_cudnn_counts.launched + sim_cudnn_counts.handles, 0);
+    device_shutdown();
+}
+
+static void expect_refused(const char *expected) {
+    Error err = {""};
+    start(ATTENTION_AUTO);
+    assert_true(cuda_attention_check(&(DeviceOptions){.attention = ATTENTION_AUTO}, &err));
+    assert_false(cuda_attention_check(&(DeviceOptions){.attention = ATTENTION_CUDNN}, &err));
+    expect_text(err.text, expected);
+    run_once("without cuDNN");
+    device_shutdown();
+}
+
+static void attention_cudnn_is_refused_where_there_is_none(void **state) {
+    (void)state;
+    expect_refused("--attention cudnn: cuDNN not found: the simulator has one when SIM_CUDNN is set; use --attention "
+                   "own, or auto to take cuDNN where it is");
+}
+
+static void attention_cudnn_is_refused_on_turing(void **state) {
+    (void)state;
+    Error err = {""};
+    start(ATTENTION_AUTO);
+    assert_false(cuda_attention_check(&(DeviceOptions){.attention = ATTENTION_CUDNN}, &err));
+    expect_text(err.text, "--attention cudnn: cuDNN has no fused attention for sm_75, only for sm_80 and newer; use "
+                          "--attention own, or auto to take cuDNN where it is");
+    device_shutdown();
+}
+
+// The backward pass keeps 300 * 300 * 2 bytes here.
+static void a_workspace_beyond_an_eighth_of_the_memory_is_not_taken(void **state) {
+    (void)state;
+    start(ATTENTION_AUTO);
+    cuda_backend.facts.memory_free = 1 << 20;
+    Case c = begin((AttentionShape){1, 300, 1, 64, DTYPE_BF16}, "little memory");
+    (void)c;
+    const char *text = cuda_attention_description();
+    if (!strstr(text, "backward own kernels (cuDNN's attention needs 180000 bytes of workspace, 12"))
+        op_fail("%s", text);
+    op_end();
+    device_shutdown();
+}
+
+static ApartTest tests[] = {
+    APART(the_faster_one_is_taken_and_remembered, "1", "90"),
+    APART(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90"),
+    APART(a_kernel_whose_bits_change_is_not_taken, "1,unrepeatable", "90"),
+    APART(what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run, "1,uncompilable", "90"),
+    APART(before_the_first_step_the_choice_is_open, "1", "90"),
+    APART(shapes_without_a_plan_take_own_kernels, "1", "90"),
+    APART(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90"),
+    APART(a_graph_without_an_engine_takes_own_kernels, "1,engineless", "90"),
+    APART(a_workspace_beyond_an_eighth_of_the_memory_is_not_taken, "1", "90"),
+    APART(with_attention_own_cudnn_is_not_asked, "1", "90"),
+    APART(attention_cudnn_is_refused_where_there_is_none, NULL, "90"),
+    APART(attention_cudnn_is_refused_on_turing, "1", "75"),
+};
+
+int main(int argc, char **argv) { return apart_main(tests, sizeof tests / sizeof *tests, argc, argv); }

@@ -1,0 +1,354 @@
+// cuDNN's attention without a GPU: the graphs of llmc/cuda/cudnn_graph.c and the choice of cudnn_pass.c, for GPUs that
+// are described by a text.
+//
+// What is proven where. With libcudnn, and with the stand-in for libcuda that lies beside this program: cuDNN
+// recognises each graph, has a fused engine for it on the architecture, compiles its kernel, and the plan is finished.
+// With a driver's library that this stand-in does not satisfy (another version of cuDNN): all of that but the kernel's
+// loading, which is the last step. Without libcudnn: nothing, and every test says so and is skipped. Nowhere: that the
+// kernels compute what they should, and how fast; that takes a GPU.
+//
+// CUDNN_GRAPHS=all compiles the kernels of the whole matrix, 35 s of processor time; otherwise one of each kind is
+// compiled and the rest goes up to the choice of the engine, which is where a graph is recognised or not.
+
+// cmocka needs these four before its own header.
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include "llmc/cuda/cudnn_pass.h"
+
+#ifndef HAVE_CUDNN
+
+static void everything_needs_the_headers_of_cudnn(void **state) {
+    (void)state;
+    print_message("built without the headers of cuDNN 9.8 or newer: its graphs are not tested\n");
+    skip();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(everything_needs_the_headers_of_cudnn)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+#include "test/sim/cudnn_faults.h"
+#include <dlfcn.h>
+#include <libgen.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+// cuDNN and NVRTC leave memory behind, and their code is gone when leaks are reported, so that they cannot be told from
+// ours. That ours does not leak is shown with the simulator's cuDNN (test_cudnn_attention).
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "detect_leaks=0"; }
+
+// ------------------------------------------------------------------------------------------------------------- devices
+
+// What support depends on. The rest of the properties is filled in with what most of these GPUs have.
+typedef struct {
+    const char *name;
+    int compute_capability, units, shared_per_block, blocks_per_unit, threads_per_unit;
+} DeviceText;
+
+static const DeviceText tesla_t4 = {"Tesla T4", 75, 40, 65536, 16, 1024};
+static const DeviceText devices[] = {
+    {"NVIDIA A100-SXM4-80GB", 80, 108, 166912, 32, 2048},
+    {"NVIDIA GeForce RTX 4090", 89, 128, 101376, 24, 1536},
+    {"NVIDIA H200", 90, 132, 232448, 32, 2048},
+    {"NVIDIA B200", 100, 148, 232448, 32, 2048},
+    {"NVIDIA GeForce RTX 5090", 120, 170, 101376, 24, 1536},
+};
+enum { NUM_DEVICES = sizeof devices / sizeof *devices, A100 = 0, H200 = 2, B200 = 3 };
+
+static cudnnBackendDescriptor_t describe(const DeviceText *d) {
+    char json[1024];
+    Error err;
+    snprintf(json, sizeof json,
+             "{\"maxGridSize\": [2147483647, 65535, 65535], \"maxBlockSize\": [1024, 1024, 64], "
+             "\"regsPerBlock\": 65536, \"multiProcessorCount\": %d, \"warpSize\": 32, "
+             "\"maxSharedMemoryPerBlock\": 49152, \"maxSharedMemoryPerBlockOptin\": %d, "
+             "\"reservedSharedMemoryPerBlock\": 1024, \"maxRegistersPerSM\": 65536, \"maxCtasPerSM\": %d, "
+             "\"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": %d, \"pciDeviceId\": 0, \"isTccDriver\": 0, "
+             "\"supportCoopLaunch\": 1, \"totalGlobalMem\": 85024112640, \"smClockRateKHz\": 1980000, "
+             "\"memClockRateKHz\": 2619000, \"l2CacheSize\": 52428800, \"cudaDeviceId\": 0, \"deviceVer\": %d, "
+             "\"driverVer\": 13000, \"deviceName\": \"%s\"}",
+             d->units, d->shared_per_block, d->blocks_per_unit, d->threads_per_unit, d->compute_capability * 10,
+             d->name);
+    cudnnBackendDescriptor_t device = cudnn_device_of_text(json, &err);
+    if (!device) fail_msg("%s: %s", d->name, err.text);
+    return device;
+}
+
+// ------------------------------------------------------------------------------------------------------- the libraries
+
+static const int64_t NO_LIMIT = (int64_t)1 << 50;
+
+// cuDNN opens libcuda.so.1 by that name; a library of that name which is already there is the one it gets.
+static bool load_fake_driver(Error *err) {
+    char program[PATH_MAX], path[PATH_MAX + 64];
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length <= 0) return error_set(err, "/proc/self/exe cannot be read");
+    program[length] = '\0';
+    snprintf(path, sizeof path, "%s/fake_libcuda/libcuda.so.1", dirname(program));
+    return dlopen(path, RTLD_NOW | RTLD_GLOBAL) || error_set(err, "%s", dlerror());
+}
+
+static void need_cudnn(void) {
+    Error err;
+    if (cudnn_library_open(&err)) return;
+    print_message("SKIPPED, cuDNN's graphs are not tested here: %s\n", err.text);
+    skip();
+}
+
+// A finished plan, or one that lacks nothing but a driver that takes the kernel.
+static bool compiles(CudnnPlan *plan, Error *err) {
+    if (cudnn_plan_compile(plan, err)) return true;
+    if (!strstr(err->text, "cuLibraryLoadData") && !strstr(err->text, "libcuda")) return false;
+    print_message("accepted up to the driver: %s\n", err->text);
+    return true;
+}
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// What loading the library says when CUDNN_LIBRARY is set to file, asked in a process of its own.
+static void expect_refusal(const char *file, const char *expected) {
+    int ends[2];
+    char said[sizeof(Error)] = "";
+    assert_int_equal(pipe(ends), 0);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        Error err;
+        setenv("CUDNN_LIBRARY", file, 1);
+        if (cudnn_library_open(&err)) snprintf(err.text, sizeof err.text, "opened");
+        const ssize_t written = write(ends[1], err.text, strlen(err.text));
+        _exit(written > 0 ? 0 : 1);
+    }
+    close(ends[1]);
+    for (ssize_t n, at = 0; (n = read(ends[0], said + at, sizeof said - 1 - (size_t)at)) > 0; at += n) {}
+    close(ends[0]);
+    int status;
+    waitpid(child, &status, 0);
+    if (!strstr(said, expected)) fail_msg("CUDNN_LIBRARY=%s: \"%s\", expected \"%s\"", file, said, expected);
+}
+
+static void a_library_that_is_no_cudnn_is_named_and_not_used(void **state) {
+    (void)state;
+    expect_refusal("/nowhere/libcudnn.so.9", "cuDNN not found: /nowhere/libcudnn.so.9");
+    expect_refusal("libm.so.6", "libm.so.6 has no function cudnnGetVersion");
+}
+
+// ------------------------------------------------------------------------------------------------------------- what is
+// accepted
+
+// The graph of this kind has an engine; with compile, its kernel compiles too.
+static void expect_accepted(const DeviceText *d, CudnnGraphKind kind, AttentionShape s, bool compile) {
+    char what[256];
+    Error err = {"?"};
+    snprintf(what, sizeof what, "%s: %s B=%d T=%d NH=%d HS=%d %s", d->name, kind_names[kind], (int)s.B, (int)s.T,
+             (int)s.NH, (int)s.HS, dtype_name(s.dtype));
+    cudnnBackendDescriptor_t device = describe(d);
+    CudnnGraph *graph = cudnn_graph_create(kind, s, &err);
+    CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err) : NULL;
+    if (!plan && !strstr(err.text, "libcuda")) fail_msg("%s: %s", what, err.text);
+    if (plan && compile && !compiles(plan, &err)) fail_msg("%s: %s", what, err.text);
+    cudnn_plan_destroy(plan);
+    cudnn_graph_destroy(graph);
+    cudnn_device_destroy(device);
+}
+
+static void graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context(void **state) {
+    (void)state;
+    need_cudnn();
+    const char *all = getenv("CUDNN_GRAPHS");
+    const bool compile = all && strcmp(all, "all") == 0;
+    for (int d = 0; d < NUM_DEVICES; d++)
+        for (int kind = CUDNN_FORWARD; kind <= CUDNN_BACKWARD_COLLECTED; kind++)
+            for (int64_t HS = 64; HS <= 128; HS += 64) {
+                const AttentionShape even = {4, 1024, 12, HS, DTYPE_BF16}, half = {4, 1024, 12, HS, DTYPE_FP16};
+                const AttentionShape odd = {2, 77, 3, HS, DTYPE_BF16};
+                expect_accepted(&devices[d], (CudnnGraphKind)kind, even, compile);
+                expect_accepted(&devices[d], (CudnnGraphKind)kind, half, compile);
+                expect_accepted(&devices[d], (CudnnGraphKind)kind, odd, compile);
+            }
+}
+
+static void small_shapes_and_other_head_sizes_are_recognised(void **state) {
+    (void)state;
+    need_cudnn();
+    static const AttentionShape shapes[] = {
+        {1, 1, 1, 64, DTYPE_BF16},   {1, 1000, 25, 64, DTYPE_FP16}, {3, 33, 2, 8, DTYPE_BF16},
+        {2, 130, 2, 16, DTYPE_BF16}, {2, 96, 5, 80, DTYPE_BF16},    {1, 2048, 2, 96, DTYPE_FP16},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int d = 0; d < NUM_DEVICES; d++) {
+            expect_accepted(&devices[d], CUDNN_FORWARD, shapes[i], false);
+            expect_accepted(&devices[d], CUDNN_BACKWARD, shapes[i], false);
+        }
+}
+
+// The plans of a run: GPT-2 124M at B=64. Which engine serves, and in how much workspace, is the table of
+// cudnn_pass.c: an engine made for the architecture on sm_90 and sm_100, the one for sm_80 elsewhere.
+static void a_run_gets_plans_that_repeat_on_every_architecture(void **state) {
+    (void)state;
+    need_cudnn();
+    const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
+    const int64_t rows = shape.B * shape.NH * shape.T, squares = rows * shape.T * 2;
+    for (int d = 0; d < NUM_DEVICES; d++)
+        for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
+            Error err = {"?"};
+            cudnnBackendDescriptor_t device = describe(&devices[d]);
+            const double start = seconds();
+            CudnnPass *p =
+                cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability, NO_LIMIT, &err);
+            if (!p) fail_msg("%s: %s", devices[d].name, err.text);
+            if (!p) return; // fail_msg jumps; the analyzer is not told
+            const double chosen = seconds();
+            if (!compiles(p->plan, &err)) fail_msg("%s: %s", devices[d].name, err.text);
+            print_message("%-24s %-8s engine %lld, workspace %10lld bytes, chosen in %.3f s, compiled in %.3f s\n",
+                          devices[d].name, pass ? "backward" : "forward", (long long)cudnn_plan_engine(p->plan),
+                          (long long)p->workspace.bytes, chosen - start, seconds() - chosen);
+            assert_true(p->kind == (pass ? CUDNN_BACKWARD : CUDNN_FORWARD));
+            assert_true(cudnn_graph_has(p->graph, CUDNN_DSUM) == (pass == ATTENTION_BACKWARD));
+            assert_false(cudnn_graph_has(p->graph, CUDNN_DQ_SUMS));
+            const bool needs_squares = pass == ATTENTION_BACKWARD && d != B200;
+            assert_in_range(p->workspace.bytes, 0, rows * 4 + 1024 + (needs_squares ? squares : 0));
+            cudnn_pass_destroy(p);
+            cudnn_device_destroy(device);
+        }
+}
+
+static void a_plan_keeps_to_the_workspace_it_is_allowed(void **state) {
+    (void)state;
+    need_cudnn();
+    const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
+    Error err = {""};
+    cudnnBackendDescriptor_t device = describe(&devices[H200]);
+    CudnnPass *p = cudnn_pass_create(ATTENTION_BACKWARD, shape, device, 90, 1 << 30, &err);
+    if (p && p->kind == CUDNN_BACKWARD) fail_msg("1 GB were enough");
+    if (!p && !strstr(err.text, "bytes of workspace")) fail_msg("%s", err.text);
+    cudnn_pass_destroy(p);
+    cudnn_device_destroy(device);
+}
+
+// ------------------------------------------------------------------------------------------------------------- what is
+// refused
+
+// Whether cuDNN makes a plan of the graph with the fault; if not, why. In a process of its own, because cuDNN 9.19
+// divides by zero or reads through NULL on some graphs that make no sense.
+static bool accepted(Fault fault, Error *why) {
+    int ends[2], status = 0;
+    assert_int_equal(pipe(ends), 0);
+    fflush(stdout);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        static const int signals[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT}; // cmocka's handlers would go on
+        for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
+        const AttentionShape shape = {2, 256, 3, 64, DTYPE_BF16};
+        Error err = {""};
+        cudnnBackendDescriptor_t device = describe(&devices[H200]);
+        plant(fault);
+        CudnnGraph *graph = cudnn_graph_create(fault.kind, shape, &err);
+        CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err) : NULL;
+        const bool ok = plan && compiles(plan, &err);
+        const ssize_t written = write(ends[1], err.text, strlen(err.text));
+        _exit(ok ? 0 : written > 0 ? 1 : 2);
+    }
+    close(ends[1]);
+    memset(why, 0, sizeof *why);
+    for (ssize_t n, at = 0; (n = read(ends[0], why->text + at, sizeof why->text - 1 - (size_t)at)) > 0; at += n) {}
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFSIGNALED(status)) error_set(why, "signal %d inside cuDNN", WTERMSIG(status));
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// cuDNN looks only as closely as it must to tell attention from other graphs: 9.19 accepts a mask without its column
+// index, and dQ without the reshape of K. That such graphs would compute something else is seen in the simulator, by
+// test_cudnn_attention. Here: most operations are missed, and without a fault none is.
+static void a_graph_that_lacks_an_operation_is_refused(void **state) {
+    (void)state;
+    need_cudnn();
+    for (int kind = CUDNN_FORWARD; kind <= CUDNN_BACKWARD_COLLECTED; kind++) {
+        Fault fault = {.kind = (CudnnGraphKind)kind};
+        Error why;
+        int refused = 0;
+        if (!accepted(fault, &why)) fail_msg("%s: %s", kind_names[kind], why.text);
+        for (fault.leave_out = 1; fault.leave_out <= num_operations[kind]; fault.leave_out++)
+            if (!accepted(fault, &why))
+                refused++;
+            else
+                print_message("%s is accepted without operation %d\n", kind_names[kind], fault.leave_out);
+        if (refused < num_operations[kind] - 4)
+            fail_msg("%s: only %d operations are missed", kind_names[kind], refused);
+    }
+}
+
+static void a_wrong_stride_or_operation_is_refused(void **state) {
+    (void)state;
+    need_cudnn();
+    enum { T = 256, C = 3 * 64, HS = 64 }; // as in accepted
+    const Fault faults[] = {
+        {.what = "K not transposed", .tensor = CUDNN_K, .strides = {T * 3 * C, HS, 3 * C, 1}},
+        {.what = "V transposed", .tensor = CUDNN_V, .strides = {T * 3 * C, HS, 1, 3 * C}},
+        {.what = "V not transposed", CUDNN_BACKWARD, .tensor = CUDNN_V, .strides = {T * 3 * C, HS, 3 * C, 1}},
+        {.what = "O transposed", .tensor = CUDNN_OUT, .strides = {T * C, HS, 1, C}},
+        {.what = "exp / sum as a product", .from = CUDNN_POINTWISE_DIV, .to = CUDNN_POINTWISE_MUL},
+        {.what = "S + maximum", .from = CUDNN_POINTWISE_SUB, .to = CUDNN_POINTWISE_ADD},
+        {.what = "|S - maximum| for exp", .from = CUDNN_POINTWISE_EXP, .to = CUDNN_POINTWISE_ABS},
+        {.what = "log for exp", CUDNN_BACKWARD, .from = CUDNN_POINTWISE_EXP, .to = CUDNN_POINTWISE_LOG},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        Error why;
+        if (accepted(faults[i], &why)) fail_msg("%s was accepted", faults[i].what);
+        assert_true(why.text[0]);
+    }
+}
+
+// What cudnn_pass_create says before it asks, and what cuDNN itself says when it is asked all the same.
+static void turing_has_no_engine(void **state) {
+    (void)state;
+    need_cudnn();
+    const AttentionShape shape = {2, 256, 3, 64, DTYPE_FP16};
+    Error err = {""};
+    cudnnBackendDescriptor_t device = describe(&tesla_t4);
+    CudnnGraph *graph = cudnn_graph_create(CUDNN_FORWARD, shape, &err);
+    assert_non_null(graph);
+    assert_null(cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err));
+    assert_null(cudnn_pass_create(ATTENTION_FORWARD, shape, device, 75, NO_LIMIT, &err));
+    assert_string_equal(err.text, "cuDNN has no fused attention for sm_75, only for sm_80 and newer");
+    cudnn_graph_destroy(graph);
+    cudnn_device_destroy(device);
+}
+
+int main(void) {
+    Error err;
+    if (!load_fake_driver(&err)) print_message("no stand-in for libcuda: %s\n", err.text);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_library_that_is_no_cudnn_is_named_and_not_used),
+        cmocka_unit_test(graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context),
+        cmocka_unit_test(small_shapes_and_other_head_sizes_are_recognised),
+        cmocka_unit_test(a_run_gets_plans_that_repeat_on_every_architecture),
+        cmocka_unit_test(a_plan_keeps_to_the_workspace_it_is_allowed),
+        cmocka_unit_test(a_graph_that_lacks_an_operation_is_refused),
+        cmocka_unit_test(a_wrong_stride_or_operation_is_refused),
+        cmocka_unit_test(turing_has_no_engine),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+#endif

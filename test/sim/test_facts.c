@@ -1,0 +1,111 @@
+// What the CUDA backend says a GPU can do, against the datasheets; and the sensors' library, which is not linked.
+#include "llmc/cuda/facts.h"
+#include "llmc/cuda/nvml.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+// Attributes as the driver reports them, and the figures of the datasheet: TFLOP/s of the tensor cores in 16 bits with
+// fp32 accumulation, without sparsity, and GB/s.
+static const struct {
+    GpuAttributes gpu;
+    double tflops, bandwidth;
+} datasheets[] = {
+    {{"Tesla T4", 75, 40, 1590000, 5001000, 256}, 65, 320},
+    {{"NVIDIA GeForce RTX 2080 Ti", 75, 68, 1545000, 7000000, 352}, 53.8, 616},
+    {{"NVIDIA A100-SXM4-80GB", 80, 108, 1410000, 1593000, 5120}, 312, 2039},
+    {{"NVIDIA A10", 86, 72, 1695000, 6251000, 384}, 125, 600},
+    {{"NVIDIA GeForce RTX 3090", 86, 82, 1695000, 9751000, 384}, 71, 936},
+    {{"NVIDIA L4", 89, 58, 2040000, 6251000, 192}, 121, 300},
+    {{"NVIDIA L40S", 89, 142, 2520000, 9001000, 384}, 362, 864},
+    {{"NVIDIA GeForce RTX 4090", 89, 128, 2520000, 10501000, 384}, 165.2, 1008},
+    {{"NVIDIA H100 PCIe", 90, 114, 1755000, 1593000, 5120}, 756, 2000},
+    {{"NVIDIA H100 80GB HBM3", 90, 132, 1980000, 2619000, 5120}, 989.4, 3350},
+    {{"NVIDIA H200", 90, 132, 1980000, 3201000, 6144}, 989.4, 4800},
+    {{"NVIDIA B200", 100, 148, 1965000, 3996000, 8192}, 2250, 8000},
+    {{"NVIDIA RTX PRO 6000 Blackwell", 120, 188, 2617000, 14001000, 512}, 503.8, 1792},
+    {{"NVIDIA GeForce RTX 5090", 120, 170, 2407000, 14001000, 512}, 209.5, 1792},
+};
+// Vendors round, and boards of one name differ a little in clock: 3%.
+static const double TOLERANCE = 0.03;
+
+static void assert_near(const char *gpu, const char *what, double got, double expected) {
+    if (!(fabs(got / expected - 1.0) <= TOLERANCE)) fail_msg("%s: %s %g, expected %g", gpu, what, got, expected);
+}
+
+static void peaks_are_those_of_the_datasheets(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof datasheets / sizeof *datasheets; i++) {
+        const GpuAttributes *gpu = &datasheets[i].gpu;
+        assert_near(gpu->name, "fp16 TFLOP/s", gpu_peak_flops(gpu, DTYPE_FP16, true) * 1e-12, datasheets[i].tflops);
+        assert_near(gpu->name, "GB/s", gpu_peak_bandwidth(gpu) * 1e-9, datasheets[i].bandwidth);
+        const double bf16 = gpu_peak_flops(gpu, DTYPE_BF16, true);
+        if (gpu->compute_capability < 80)
+            assert_true(bf16 == 0.0);
+        else
+            assert_near(gpu->name, "bf16 TFLOP/s", bf16 * 1e-12, datasheets[i].tflops);
+    }
+}
+
+static void fp32_counts_on_tensor_cores_only_when_tf32_is_allowed(void **state) {
+    (void)state;
+    const GpuAttributes h100 = {"NVIDIA H100 80GB HBM3", 90, 132, 1980000, 2619000, 5120};
+    const GpuAttributes t4 = {"Tesla T4", 75, 40, 1590000, 5001000, 256};
+    assert_near(h100.name, "TF32", gpu_peak_flops(&h100, DTYPE_FP32, true) * 1e-12, 494.7);
+    assert_near(h100.name, "fp32", gpu_peak_flops(&h100, DTYPE_FP32, false) * 1e-12, 66.9);
+    assert_near(t4.name, "fp32", gpu_peak_flops(&t4, DTYPE_FP32, true) * 1e-12, 8.1); // it has no TF32
+}
+
+static void what_is_not_known_is_zero(void **state) {
+    (void)state;
+    const GpuAttributes silent = {"GPU", 90, 132, 0, 0, 0}, of_the_future = {"GPU", 140, 200, 2000000, 1, 1};
+    const GpuAttributes nearly_known = {"GPU", 103, 160, 1965000, 1, 1};
+    assert_true(gpu_peak_flops(&silent, DTYPE_BF16, true) == 0.0 && gpu_peak_bandwidth(&silent) == 0.0);
+    assert_true(gpu_peak_flops(&of_the_future, DTYPE_BF16, true) == 0.0);
+    assert_true(gpu_peak_flops(&nearly_known, DTYPE_BF16, true) > 2e15); // as the 10.0 of its generation
+    assert_true(gpu_peak_flops(&nearly_known, DTYPE_I32, true) == 0.0);
+}
+
+static void versions_and_architectures_read_well(void **state) {
+    (void)state;
+    char text[64];
+    assert_string_equal(cuda_version_text(13000, text, sizeof text), "13.0");
+    assert_string_equal(cuda_version_text(12040, text, sizeof text), "12.4");
+    assert_string_equal(gpu_list_text("80 90", text, sizeof text), "sm_80, sm_90");
+    assert_string_equal(gpu_list_text("75", text, sizeof text), "sm_75");
+    assert_string_equal(gpu_list_text("", text, sizeof text), "");
+    assert_string_equal(gpu_list_text("80 90 100", text, 8), "sm_80, "); // cut, not overrun
+}
+
+static void throttling_is_told_in_words(void **state) {
+    (void)state;
+    char text[128];
+    assert_string_equal(cuda_throttle_text(0, text, sizeof text), "");
+    assert_string_equal(cuda_throttle_text(0x1 | 0x2 | 0x100, text, sizeof text), ""); // idle, chosen by the user
+    assert_string_equal(cuda_throttle_text(0x4, text, sizeof text), "power cap");
+    assert_string_equal(cuda_throttle_text(0x60 | 0x4, text, sizeof text), "power cap, thermal, hardware thermal");
+    assert_string_equal(cuda_throttle_text(~0ull, text, 12), "power cap, "); // cut, not overrun
+}
+
+static void a_machine_without_nvml_has_no_sensors(void **state) {
+    (void)state;
+    assert_null(cuda_nvml_open("libno-such-library.so.1", "0000:00:00.0"));
+    assert_null(cuda_nvml_open("libm.so.6", "0000:00:00.0")); // a library, but another one
+    cuda_nvml_close(NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(peaks_are_those_of_the_datasheets),
+        cmocka_unit_test(fp32_counts_on_tensor_cores_only_when_tf32_is_allowed),
+        cmocka_unit_test(what_is_not_known_is_zero),
+        cmocka_unit_test(versions_and_architectures_read_well),
+        cmocka_unit_test(throttling_is_told_in_words),
+        cmocka_unit_test(a_machine_without_nvml_has_no_sensors),
+    };
+    return cmocka_run_group_tests_name("facts", tests, NULL, NULL);
+}

@@ -1,0 +1,126 @@
+// The simulator proven by planted faults: every mistake of faults.cu is caught by the tool that this table names, with
+// the message that it names, and the correct twin passes under the same tool. A fault runs in a process of its own,
+// built in the mode that catches it (`make sim-test-programs` builds all of them).
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef enum { ON_HOST, IN_KERNEL } Place; // the message of a kernel names kernel, block and thread
+
+typedef struct {
+    const char *fault;
+    const char *mode;    // build/MODE-sim/test/sim/faults
+    const char *setting; // of the environment
+    const char *message; // that the wrong twin must print
+    Place place;
+} Case;
+
+static const Case cases[] = {
+    // the simulator itself, in any build
+    {"host_pointer", "release", "", "argument 0 points to memory that the device cannot see", ON_HOST},
+    {"copy_direction", "release", "", "direction or range does not fit the pointers", ON_HOST},
+    {"divergent_barrier", "release", "",
+     "divergent __syncthreads: some threads wait at test/sim/faults.cu:", IN_KERNEL},
+    {"early_exit", "release", "", "divergent __syncthreads: some threads wait at test/sim/faults.cu:", IN_KERNEL},
+    {"early_exit", "release", "SIM_SCHED=rev", "divergent __syncthreads: 24 threads have ended", IN_KERNEL},
+    {"deadlock", "release", "", "lanes 0000ffff of mask ffffffff (alive: ffffffff) wait in a warp operation",
+     IN_KERNEL},
+    {"endless_loop", "release", "SIM_TIMEOUT=1", "ran for longer than SIM_TIMEOUT = 1 seconds", IN_KERNEL},
+    {"shuffle_mask", "release", "", "lane 16 calls a warp operation with mask 0000ffff, which leaves it out",
+     IN_KERNEL},
+    {"inactive_source", "release", "", "lane 0 reads lane 20, which does not take part (lanes 0000ffff)", IN_KERNEL},
+    {"different_operations", "release", "", "lanes of a warp meet in different warp operations", IN_KERNEL},
+    {"too_much_shared", "release", "", "cudaErrorInvalidConfiguration", ON_HOST},
+    {"too_many_threads", "release", "", "cudaErrorInvalidConfiguration", ON_HOST},
+    {"host_touches_device", "release", "SIM_PROTECT=1", "host code touches device memory", ON_HOST},
+    // another order of things
+    {"missing_barrier", "release", "SIM_SCHED=fwd", "wrong result: -nan instead of 63", ON_HOST},
+    {"missing_barrier", "release", "SIM_SCHED=rev", "wrong result: -nan instead of 0", ON_HOST},
+    {"missing_barrier", "release", "SIM_SCHED=rand:1", "wrong result", ON_HOST},
+    {"float_atomics", "release", "SIM_SCHED=rev", "wrong result: 1 instead of 0", ON_HOST},
+    {"missing_event", "release", "SIM_STREAMS=lazy", "wrong result: 0 instead of 5", ON_HOST},
+    {"missing_wait", "release", "SIM_STREAMS=lazy", "wrong result: 0 instead of 5", ON_HOST},
+    // fresh memory is NaN
+    {"uninitialised_shared", "release", "", "wrong result: 0 instead of 1", ON_HOST},
+    {"uninitialised_global", "release", "", "wrong result: 0 instead of 1", ON_HOST},
+    // AddressSanitizer, UndefinedBehaviorSanitizer
+    {"global_read", "sanitize", "", "heap-buffer-overflow", IN_KERNEL},
+    {"global_write", "sanitize", "", "heap-buffer-overflow", IN_KERNEL},
+    {"use_after_free", "sanitize", "", "heap-use-after-free", IN_KERNEL},
+    {"static_shared", "sanitize", "", "use-after-poison", IN_KERNEL},
+    {"dynamic_shared", "sanitize", "", "use-after-poison", IN_KERNEL},
+    {"misaligned", "sanitize", "", "misaligned address", IN_KERNEL},
+    // ThreadSanitizer
+    {"missing_barrier", "tsan", "", "data race", IN_KERNEL},
+    {"shuffle_as_barrier", "tsan", "", "data race", IN_KERNEL},
+    {"block_race", "tsan", "", "data race", IN_KERNEL},
+    // MemorySanitizer, which speaks where the value first decides something: here on the host
+    {"uninitialised_shared", "msan", "", "use-of-uninitialized-value", ON_HOST},
+    {"uninitialised_global", "msan", "", "use-of-uninitialized-value", ON_HOST},
+};
+enum { NUM_CASES = sizeof cases / sizeof *cases };
+
+// Runs a twin; what it printed goes to output. Returns whether it ended well.
+static bool run(const Case *c, const char *twin, char *output, size_t size) {
+    char command[512];
+    snprintf(
+        command, sizeof command,
+        "%s ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=atexit_sleep_ms=0 exec build/%s-sim/test/sim/faults %s %s 2>&1",
+        c->setting, c->mode, c->fault, twin);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    size_t n = fread(output, 1, size - 1, pipe);
+    output[n] = '\0';
+    while (fgetc(pipe) != EOF) {}
+    int status = pclose(pipe);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static void skip_unless_built(const Case *c) {
+    char path[256];
+    snprintf(path, sizeof path, "build/%s-sim/test/sim/faults", c->mode);
+    if (access(path, X_OK) == 0) return;
+    print_message("no %s: MODE=%s was not built\n", path, c->mode);
+    skip();
+}
+
+static void fault_is_caught(void **state) {
+    const Case *c = *state;
+    static char output[1 << 16];
+    skip_unless_built(c);
+    bool ended_well = run(c, "wrong", output, sizeof output);
+    if (ended_well || !strstr(output, c->message) || (c->place == IN_KERNEL && !strstr(output, "sim: in kernel ")))
+        fail_msg("%s under %s %s should end with '%s'%s; it %s and printed:\n%s", c->fault, c->mode, c->setting,
+                 c->message, c->place == IN_KERNEL ? " and name the kernel" : "", ended_well ? "ended well" : "failed",
+                 output);
+}
+
+static void correct_twin_passes(void **state) {
+    const Case *c = *state;
+    static char output[1 << 16];
+    skip_unless_built(c);
+    if (!run(c, "right", output, sizeof output) || strcmp(output, "finished\n") != 0)
+        fail_msg("the correct twin of %s under %s %s printed:\n%s", c->fault, c->mode, c->setting, output);
+}
+
+int main(void) {
+    static struct CMUnitTest tests[2 * NUM_CASES];
+    static char names[2 * NUM_CASES][128];
+    for (int i = 0; i < 2 * NUM_CASES; i++) {
+        const Case *c = &cases[i / 2];
+        snprintf(names[i], sizeof names[i], "%s_%s_%s_%d", c->mode, c->fault, i % 2 ? "right" : "wrong", i / 2);
+        tests[i] = (struct CMUnitTest){names[i], i % 2 ? correct_twin_passes : fault_is_caught, NULL, NULL, (void *)c};
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,297 @@
+// Plans of matrix products against the simulated cuBLASLt: which algorithms are taken and which are not, what happens
+// when the library has no fused epilogue, and what is remembered, for a run and for the next.
+#include "test/ops/op_test.h"
+
+#include "dev/sim/cublaslt.h"
+#include "llmc/cuda/gemm_plan.h"
+#include "llmc/cuda/tuning_cache.h"
+#include "llmc/device.h"
+#include "test/unit/tmpdir.h"
+#include <string.h>
+
+static TmpDir tmp;
+
+// A device whose libraries behave as the variables say, with an empty file of measured choices.
+static void start(const char *algorithms, const char *refused, GeluFusion gelu_fusion) {
+    Error err;
+    setenv("SIM_CUBLASLT_ALGOS", algorithms, 1);
+    setenv("SIM_CUBLASLT_REFUSE", refused, 1);
+    device_shutdown();
+    if (!device_init(&(DeviceOptions){.gelu_fusion = gelu_fusion}, &err)) op_fail("%s", err.text);
+    memset(&sim_cublaslt_counts, 0, sizeof sim_cublaslt_counts);
+}
+
+static int setup(void **state) {
+    (void)state;
+    tmp = tmpdir_make();
+    setenv("PRETRAIN_CACHE", tmpdir_file(&tmp, "tuning"), 1);
+    start("", "", GELU_FUSION_AUTO);
+    return 0;
+}
+
+static int teardown(void **state) {
+    op_teardown(state);
+    tmpdir_remove(&tmp);
+    return 0;
+}
+
+static int64_t runs(void) {
+    int64_t total = 0;
+    for (int i = 0; i < SIM_ALGORITHM_COUNT; i++) total += sim_cublaslt_counts.runs[i];
+    return total;
+}
+
+// One MLP of a transformer block, forward and backward: every epilogue there is.
+typedef struct {
+    OpTensor in, w1, b1, pre, act, dout, dpre, dw1, db1;
+} Layer;
+enum { N = 48, IC = 64, OC = 128 };
+
+static Layer layer_make(DType dtype, DType grad, const char *what) {
+    Layer l;
+    op_begin((OpsShape){.B = 1, .T = N, .C = OC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype}, "%s", what);
+    l.in = op_input(dtype, "in", DIMS(N, IC), 1.0), l.w1 = op_input(dtype, "w1", DIMS(OC, IC), 0.125);
+    l.b1 = op_input(dtype, "b1", DIMS(OC), 1.0);
+    l.pre = op_output(dtype, "pre", DIMS(N, OC)), l.act = op_output(dtype, "act", DIMS(N, OC));
+    l.dout = op_input(dtype, "dout", DIMS(N, IC), 1.0), l.dpre = op_output(dtype, "dpre", DIMS(N, OC));
+    l.dw1 = op_inout(grad, "dw1", DIMS(OC, IC), 1.0), l.db1 = op_inout(grad, "db1", DIMS(OC), 1.0);
+    return l;
+}
+
+// The layer that follows is w1 transposed in role: (IC,OC), with the same memory.
+static void layer_run(const Layer *l, bool accumulate) {
+    Tensor w2 = tensor_make(l->w1.t.data, l->w1.t.dtype, "w2", IC, OC, 0, 0);
+    matmul_gelu_forward(l->act.t, l->pre.t, l->in.t, l->w1.t, l->b1.t);
+    matmul_gelu_backward_input(l->dpre.t, l->dout.t, w2, l->pre.t);
+    matmul_backward_weight(l->dw1.t, l->db1.t, l->dpre.t, l->in.t, accumulate);
+}
+
+// Weight gradients are compared with those of the dpre that the device computed, to check one thing at a time.
+static void layer_check(Layer *l, bool accumulate) {
+    DType dtype = l->in.t.dtype, grad = l->dw1.t.dtype;
+    ref_matmul_gelu_forward(l->act.v, l->pre.v, l->in.v, l->w1.v, l->b1.v, N, IC, OC, dtype);
+    ref_matmul_gelu_backward_input(l->dpre.v, l->dout.v, l->w1.v, l->pre.v, N, OC, IC);
+    ref_matmul_backward_weight(l->dw1.v, l->db1.v, op_download(l->dpre), l->in.v, N, IC, OC, accumulate);
+    op_check(l->pre, dtype), op_check(l->act, dtype), op_check(l->dpre, dtype);
+    op_check(l->dw1, grad), op_check(l->db1, grad);
+}
+
+static uint64_t layer_digest(const Layer *l) {
+    uint64_t digest = 0;
+    const OpTensor outputs[] = {l->pre, l->act, l->dpre, l->dw1, l->db1};
+    for (int i = 0; i < 5; i++) digest = op_digest(digest, outputs[i]);
+    return digest;
+}
+
+static void check_all(DType dtype, const char *what) {
+    for (int flags = 0; flags < 4; flags++) {
+        bool accumulate = flags & 1;
+        Layer l = layer_make(dtype, flags & 2 ? DTYPE_FP32 : dtype, what);
+        layer_run(&l, accumulate);
+        layer_check(&l, accumulate);
+        op_end();
+    }
+}
+
+static void fused_epilogues_match(void **state) {
+    DType dtype = op_dtype(state);
+    start("", "", GELU_FUSION_BOTH);
+    check_all(dtype, "fused");
+    assert_true(sim_cublaslt_counts.gelu > 0 && sim_cublaslt_counts.dgelu > 0 && sim_cublaslt_counts.bgrad > 0);
+    start("all", "", GELU_FUSION_BOTH);
+    check_all(dtype, "fused, all algorithms");
+}
+
+static void fusion_is_done_where_it_was_asked_for(void **state) {
+    (void)state;
+    start("", "", GELU_FUSION_NONE);
+    check_all(DTYPE_BF16, "none");
+    assert_true(sim_cublaslt_counts.gelu == 0 && sim_cublaslt_counts.dgelu == 0);
+    start("", "", GELU_FUSION_FORWARD);
+    check_all(DTYPE_BF16, "forward");
+    assert_true(sim_cublaslt_counts.gelu > 0 && sim_cublaslt_counts.dgelu == 0);
+}
+
+static void what_the_library_refuses_is_done_by_kernels(void **state) {
+    DType dtype = op_dtype(state);
+    static const char *const refused[] = {"gelu", "dgelu", "bgrad", "gelu,dgelu,bgrad,bias"};
+    for (int i = 0; i < 4; i++) {
+        start("", refused[i], GELU_FUSION_BOTH);
+        check_all(dtype, refused[i]);
+        assert_true(i == 1 || i == 2 || sim_cublaslt_counts.gelu == 0);
+        assert_true(i == 0 || i == 2 || sim_cublaslt_counts.dgelu == 0);
+        assert_true(i == 0 || i == 1 || sim_cublaslt_counts.bgrad == 0);
+    }
+}
+
+static void the_choice_by_measurement_matches(void **state) {
+    DType dtype = op_dtype(state);
+    check_all(dtype, "measured");
+    start("all", "", GELU_FUSION_AUTO);
+    check_all(dtype, "measured, all algorithms");
+}
+
+// The first two that the library offers are those that do not repeat their bits.
+static void algorithms_that_do_not_repeat_are_not_taken(void **state) {
+    (void)state;
+    start("all", "", GELU_FUSION_NONE);
+    Layer l = layer_make(DTYPE_FP32, DTYPE_FP32, "repeatable");
+    layer_run(&l, false);
+    uint64_t digest = layer_digest(&l);
+    assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_IN_PLACE], 0); // known by its reduction scheme
+    assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE] > 0); // had to be tried
+    assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_SPLIT] > 0);
+    long tried = sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE];
+    for (int i = 0; i < 5; i++) {
+        layer_run(&l, false);
+        if (layer_digest(&l) != digest) op_fail("run %d differs", i);
+    }
+    assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE], tried);
+    op_end();
+}
+
+static void the_second_use_searches_and_measures_nothing(void **state) {
+    (void)state;
+    start("all", "", GELU_FUSION_AUTO);
+    Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "second use");
+    layer_run(&l, false);
+    layer_run(&l, true);
+    assert_true(gemm_counts().timed > 0);
+    const GemmCounts before = gemm_counts();
+    const long searches = sim_cublaslt_counts.searches;
+    int64_t launched = runs();
+    layer_run(&l, false);
+    layer_run(&l, true);
+    assert_int_equal(gemm_counts().plans, before.plans);
+    assert_int_equal(gemm_counts().timed, before.timed);
+    assert_int_equal(sim_cublaslt_counts.searches, searches);
+    assert_int_equal(runs() - launched, 6);
+    op_end();
+}
+
+// Another process is a device that starts anew. Whatever the first one chose, the second one repeats, bit by bit.
+static void the_next_process_takes_the_choices_from_the_file(void **state) {
+    (void)state;
+    uint64_t digests[3];
+    for (int process = 0; process < 3; process++) {
+        start("all", "", GELU_FUSION_AUTO);
+        op_random_restart();
+        Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "next process");
+        layer_run(&l, false);
+        layer_run(&l, true);
+        digests[process] = layer_digest(&l);
+        if (process > 0) {
+            assert_int_equal(gemm_counts().timed, 0);
+            assert_int_equal(sim_cublaslt_counts.searches, 0);
+            assert_int_equal(runs(), 6);
+            if (digests[process] != digests[0]) op_fail("process %d gives other bits", process);
+        }
+        op_end();
+    }
+}
+
+static void damaged_choices_are_measured_again(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&tmp, "tuning");
+    start("all", "", GELU_FUSION_AUTO);
+    check_all(DTYPE_FP32, "before");
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, 0, SEEK_END), 0);
+    assert_int_equal(ftruncate(fileno(f), ftell(f) / 2), 0);
+    fclose(f);
+    start("all", "", GELU_FUSION_AUTO);
+    check_all(DTYPE_FP32, "half of the file");
+    f = fopen(path, "wb");
+    fputs("this is not\ta tuning\tfile\n", f);
+    fclose(f);
+    start("all", "", GELU_FUSION_AUTO);
+    check_all(DTYPE_FP32, "another file");
+    assert_true(gemm_counts().timed > 0);
+}
+
+// A well-formed entry that the library does not take: made by another version of it, say.
+static void an_algorithm_that_the_library_does_not_take_is_replaced(void **state) {
+    (void)state;
+    start("all", "", GELU_FUSION_NONE);
+    check_all(DTYPE_FP32, "before");
+    char line[2048], keys[32][TUNING_KEY_MAX];
+    FILE *f = fopen(tmpdir_file(&tmp, "tuning"), "r");
+    assert_non_null(f);
+    int spoiled = 0;
+    unsigned char wrong[64];
+    memset(wrong, 0xA5, sizeof wrong);
+    while (spoiled < 32 && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\t")] = 0;
+        if (strstr(line, ", algorithm")) snprintf(keys[spoiled++], sizeof keys[0], "%s", line);
+    }
+    fclose(f);
+    assert_true(spoiled > 0);
+    for (int i = 0; i < spoiled; i++) tuning_cache_put(keys[i], wrong, sizeof wrong);
+    start("all", "", GELU_FUSION_NONE);
+    check_all(DTYPE_FP32, "spoiled");
+    assert_true(sim_cublaslt_counts.checks > 0);
+    assert_true(gemm_counts().timed > 0);
+}
+
+static void products_can_be_captured_and_replayed(void **state) {
+    (void)state;
+    Error err;
+    start("all", "", GELU_FUSION_AUTO);
+    Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "captured");
+    layer_run(&l, false);
+    layer_run(&l, true);
+    uint64_t eager = layer_digest(&l);
+    DeviceGraph *graph = device_graph_create(&err);
+    assert_non_null(graph);
+    int replays = 0;
+    for (int i = 0; i < 4; i++) {
+        op_poison(l.dw1), op_poison(l.db1), op_poison(l.act), op_poison(l.dpre);
+        if (device_graph_replay(graph)) {
+            replays++;
+        } else {
+            device_graph_begin(graph);
+            layer_run(&l, false);
+            layer_run(&l, true);
+            device_graph_end(graph);
+        }
+        device_sync();
+        if (layer_digest(&l) != eager) op_fail("pass %d differs from the eager one", i);
+    }
+    assert_true(replays > 0);
+    device_graph_destroy(graph);
+    op_end();
+}
+
+// An accumulating call that is the first of its shape measures on memory of its own: what stood there counts once.
+static void a_first_use_that_accumulates_adds_once(void **state) {
+    (void)state;
+    start("all", "", GELU_FUSION_AUTO);
+    Layer l = layer_make(DTYPE_FP16, DTYPE_FP32, "first use accumulates");
+    layer_run(&l, true);
+    layer_check(&l, true);
+    op_end();
+}
+
+int main(void) {
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define TEST_DTYPES(f)                                                                                                 \
+    {#f "_fp32", f, setup, teardown, (void *)&op_dtypes[0]}, {#f "_fp16", f, setup, teardown, (void *)&op_dtypes[1]},  \
+    {                                                                                                                  \
+#f "_bf16", f, setup, teardown, (void *)&op_dtypes[2]                                                          \
+    }
+    const struct CMUnitTest tests[] = {
+        TEST_DTYPES(fused_epilogues_match),
+        TEST_DTYPES(what_the_library_refuses_is_done_by_kernels),
+        TEST_DTYPES(the_choice_by_measurement_matches),
+        TEST(fusion_is_done_where_it_was_asked_for),
+        TEST(algorithms_that_do_not_repeat_are_not_taken),
+        TEST(the_second_use_searches_and_measures_nothing),
+        TEST(the_next_process_takes_the_choices_from_the_file),
+        TEST(damaged_choices_are_measured_again),
+        TEST(an_algorithm_that_the_library_does_not_take_is_replaced),
+        TEST(products_can_be_captured_and_replayed),
+        TEST(a_first_use_that_accumulates_adds_once),
+    };
+    return cmocka_run_group_tests_name("gemm_plan", tests, op_group_setup, op_group_teardown);
+}

@@ -1,0 +1,315 @@
+// The promise of a training step on a GPU: the host hands over work and never waits for it. Whole steps of a tiny GPT-2
+// run under the simulator's mark, where every call that waits for work of the running micro-step, allocates, or copies
+// pageable memory is counted; recorded micro-steps give the bits of those that run op by op; an fp16 run that overflows
+// goes on from a checkpoint with the same bits.
+#include "dev/sim/sim_control.h"
+#include "llmc/base/rng.h"
+#include "llmc/cuda/backend.h"
+#include "llmc/model/gpt2_internal.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/train/optimizer.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "test/unit/device_fixture.h"
+#include "test/unit/tmpdir.h"
+
+// 7 windows a step in micro-batches of 3: the third is short, so a step has all three kinds of micro-steps.
+enum { T = 13, B = 3, STEP_WINDOWS = 7, TOKENS = STEP_WINDOWS * T, WINDOW = T + 1 };
+
+// What a trainer holds: the model, two buffers that batches come in, two records that are read one step late.
+typedef struct {
+    Gpt2 *model;
+    Optimizer *optimizer;
+    uint16_t *batches[2];
+    StepControl *records[2];
+    DeviceEvent *done[2];
+    int64_t step, batch; // how many there were
+    bool marked;         // waits are counted
+} Trainer;
+
+typedef struct {
+    DType dtype;
+    int recompute;
+    float loss_scale;
+    int32_t scale_growth_interval;
+} Setup;
+
+static Trainer trainer_make(Setup setup) {
+    Trainer t = {0};
+    Error err;
+    Gpt2Options options = {.dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T};
+    options.recompute = setup.recompute;
+    assert_true(model_config_parse(&options.config, "L=2,C=48,NH=3,V=61,T=13", &err));
+    const OptimizerOptions adamw = {.beta1 = 0.9f,
+                                    .beta2 = 0.95f,
+                                    .eps = 1e-8f,
+                                    .weight_decay = 0.1f,
+                                    .seed = 3,
+                                    .limits = {.clip = 1.0f, .scale_growth_interval = setup.scale_growth_interval}};
+    t.model = gpt2_create(&options, &err);
+    assert_non_null(t.model);
+    gpt2_init_weights(t.model, 3);
+    const StepControl control = step_control_initial(setup.loss_scale);
+    gpt2_set_control(t.model, &control);
+    t.optimizer = optimizer_create(t.model, &adamw, &err);
+    for (int i = 0; i < 2; i++) {
+        t.batches[i] = host_alloc(B * WINDOW * sizeof *t.batches[i], &err);
+        t.records[i] = host_alloc(sizeof *t.records[i], &err);
+        t.done[i] = device_event_create(&err);
+        assert_true(t.batches[i] && t.records[i] && t.done[i]);
+    }
+    return t;
+}
+
+static void trainer_destroy(Trainer *t) {
+    device_sync();
+    for (int i = 0; i < 2; i++) {
+        host_free(t->batches[i]), host_free(t->records[i]);
+        device_event_destroy(t->done[i]);
+    }
+    optimizer_destroy(t->optimizer);
+    gpt2_destroy(t->model);
+}
+
+// Faults to be caught, and the way to run op by op.
+typedef enum { AS_IT_IS, WITHOUT_GRAPHS, WITH_A_SYNC, WITH_A_WAIT, WITH_AN_ALLOCATION } Manner;
+
+// The work that a wrong trainer would do after a micro-step.
+static void do_what_is_forbidden(Manner manner) {
+    Error err;
+    if (manner == WITH_A_SYNC) device_sync();
+    if (manner == WITH_AN_ALLOCATION) device_free(device_alloc(1, &err));
+    if (manner == WITH_A_WAIT) {
+        DeviceEvent *event = device_event_create(&err);
+        device_event_record(event, STREAM_COMPUTE);
+        device_event_wait(event);
+        device_event_destroy(event);
+    }
+}
+
+// A batch as the loader hands it over: two buffers in turn, each overwritten as soon as the call after next is made.
+static const uint16_t *next_batch(Trainer *t) {
+    uint16_t *batch = t->batches[t->batch % 2];
+    for (int i = 0; i < B * WINDOW; i++)
+        batch[i] = (uint16_t)(philox(7, STREAM_SAMPLE, (uint64_t)(t->batch * B * WINDOW + i)).v[0] % 61);
+    t->batch++;
+    return batch;
+}
+
+// One step, as train_gpt2.cu makes it. The mark is set anew before each micro-step: the host may wait for earlier ones.
+static void train_step(Trainer *t, Manner manner) {
+    for (int64_t first = 0; first < STEP_WINDOWS; first += B) {
+        const int64_t count = STEP_WINDOWS - first < B ? STEP_WINDOWS - first : B;
+        const uint16_t *batch = next_batch(t);
+        if (manner == WITHOUT_GRAPHS) // as if each micro-step were of another kind than the last
+            for (int i = 0; i < 4; i++) t->model->graphs[i].B = 0;
+        if (t->marked) sim_step_mark();
+        gpt2_load_batch(t->model, batch, count, sizeof *batch);
+        gpt2_forward_backward(t->model, TOKENS, first == 0);
+        do_what_is_forbidden(manner);
+    }
+    optimizer_step(t->optimizer, t->step + 1, 1e-2, TOKENS);
+    device_copy_to_host(t->records[t->step % 2], gpt2_control(t->model).data, sizeof(StepControl), STREAM_COMPUTE);
+    device_event_record(t->done[t->step % 2], STREAM_COMPUTE);
+    t->step++;
+}
+
+// The record of the step before the last one, as the trainer reads it while the last one computes.
+static const StepControl *last_record(Trainer *t) {
+    assert_true(t->step >= 2);
+    device_event_wait(t->done[t->step % 2]);
+    return t->records[t->step % 2];
+}
+
+// Everything that a step changes, as one text of bits.
+typedef struct {
+    float *values;
+    size_t count;
+    StepControl control;
+} State;
+
+static State state_of(const Trainer *t) {
+    State s = {NULL, 0, gpt2_get_control(t->model)};
+    for (int i = 0; i < gpt2_num_tensors(t->model); i++) {
+        const Parameter *p = &gpt2_parameters(t->model)[i];
+        const size_t n = (size_t)parameter_numel(p);
+        s.values = realloc(s.values, (s.count + 3 * n) * sizeof(float));
+        for (int kind = STATE_WEIGHT; kind <= STATE_V; kind++, s.count += n)
+            gpt2_get_state(t->model, i, (StateKind)kind, 0, p->rows, s.values + s.count);
+    }
+    return s;
+}
+
+static void assert_same_bits(State a, State b) {
+    assert_int_equal(a.count, b.count);
+    assert_memory_equal(a.values, b.values, a.count * sizeof(float));
+    assert_memory_equal(&a.control, &b.control, sizeof a.control);
+}
+
+static State trained(Setup setup, int steps, Manner manner) {
+    Trainer t = trainer_make(setup);
+    for (int i = 0; i < steps; i++) train_step(&t, manner);
+    const State s = state_of(&t);
+    trainer_destroy(&t);
+    return s;
+}
+
+static const Setup bf16 = {DTYPE_BF16, RECOMPUTE_NONE, 1.0f, 0}, fp32 = {DTYPE_FP32, RECOMPUTE_NONE, 1.0f, 0};
+
+static int leave_the_mark(void **state) {
+    (void)state;
+    sim_step_unmark();
+    sim_set_lazy_streams(false);
+    return 0;
+}
+
+// ----------------------------------------------------------------------------------------------------------- the tests
+
+static void a_step_makes_no_synchronising_call(void **state) {
+    (void)state;
+    const Setup setups[] = {bf16, fp32, {DTYPE_FP16, RECOMPUTE_GELU, 65536.0f, 2000}, {DTYPE_BF16, 3, 1.0f, 0}};
+    for (size_t i = 0; i < sizeof setups / sizeof *setups; i++) {
+        sim_set_lazy_streams(true);
+        Trainer t = trainer_make(setups[i]);
+        train_step(&t, AS_IT_IS); // plans are made; the kernels are measured: waits are allowed here
+        const int before = sim_step_violations();
+        t.marked = true;
+        for (int step = 1; step < 4; step++) { // the second step is recorded, the others replay it
+            train_step(&t, AS_IT_IS);
+            const float loss = last_record(&t)->loss;
+            assert_true(loss > 1.0f && loss < 10.0f); // ln(61) is 4.1
+        }
+        sim_step_unmark();
+        assert_int_equal(sim_step_violations(), before);
+        for (int kind = 1; kind < 4; kind++) // 2 * first + whole: first and whole, whole, short
+            assert_true(cuda_graph_nodes(t.model->graphs[kind == 2 ? 0 : kind].graph) > 20);
+        trainer_destroy(&t);
+    }
+}
+
+static void a_planted_wait_or_allocation_is_caught(void **state) {
+    (void)state;
+    const Manner wrong[] = {WITH_A_SYNC, WITH_A_WAIT, WITH_AN_ALLOCATION};
+    for (int i = 0; i < 3; i++) {
+        Trainer t = trainer_make(bf16);
+        for (int step = 0; step < 3; step++) train_step(&t, AS_IT_IS);
+        const int before = sim_step_violations();
+        t.marked = true;
+        train_step(&t, wrong[i]);
+        sim_step_unmark();
+        assert_true(sim_step_violations() >= before + 3); // one a micro-step
+        trainer_destroy(&t);
+    }
+}
+
+static void recorded_steps_give_the_bits_of_those_run_op_by_op(void **state) {
+    (void)state;
+    const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+    for (int i = 0; i < 3; i++) {
+        const Setup setup = {dtypes[i], RECOMPUTE_NONE, dtypes[i] == DTYPE_FP16 ? 1024.0f : 1.0f, 0};
+        State recorded = trained(setup, 4, AS_IT_IS), eager = trained(setup, 4, WITHOUT_GRAPHS);
+        assert_same_bits(recorded, eager);
+        sim_set_lazy_streams(true); // an event that is missing between the streams shows in the bits
+        State late = trained(setup, 4, AS_IT_IS);
+        sim_set_lazy_streams(false);
+        assert_same_bits(recorded, late);
+        free(recorded.values), free(eager.values), free(late.values);
+    }
+}
+
+// With GELU inside the matmul, where it gains, the levels that compute GELU alone again round differently: -ge 0.
+static void recomputation_changes_no_bit(void **state) {
+    Error err;
+    device_shutdown();
+    assert_true(device_init(&(DeviceOptions){.gelu_fusion = GELU_FUSION_NONE}, &err));
+    State kept = trained(bf16, 3, AS_IT_IS);
+    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
+        const Setup setup = {DTYPE_BF16, level, 1.0f, 0};
+        State again = trained(setup, 3, AS_IT_IS);
+        assert_same_bits(kept, again);
+        free(again.values);
+    }
+    free(kept.values);
+    device_shutdown();
+    assert_int_equal(start_device(state), 0);
+}
+
+// 2^24 overflows in the first backward pass, is halved until it does not, and grows after each 3 good steps: the scale
+// moves all the time, and so does the number of skipped steps.
+static const Setup overflowing = {DTYPE_FP16, RECOMPUTE_NONE, 0x1p24f, 3};
+
+static void an_overflow_is_skipped_and_the_run_goes_on(void **state) {
+    (void)state;
+    Trainer t = trainer_make(overflowing);
+    train_step(&t, AS_IT_IS);
+    State first = state_of(&t);
+    assert_int_equal(first.control.skip, SKIP_NONFINITE);
+    assert_true(first.control.loss_scale == 0x1p23f && first.control.loss < 10.0f);
+    for (int step = 1; step < 20; step++) train_step(&t, AS_IT_IS);
+    State last = state_of(&t);
+    assert_true(last.control.skipped >= 2 && last.control.skipped <= 15 && isfinite(last.control.loss));
+    for (size_t i = 0; i < last.count; i++) assert_true(isfinite(last.values[i]));
+    trainer_destroy(&t);
+    free(first.values), free(last.values);
+}
+
+static void an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale(void **state) {
+    (void)state;
+    enum { AT = 7, ALL = 14 };
+    Error err = {""};
+    TmpDir dir = tmpdir_make();
+    Trainer t = trainer_make(overflowing);
+    char options[] = "{}";
+    for (int step = 0; step < AT; step++) train_step(&t, AS_IT_IS);
+    const TrainerState saved = {.step = t.step,
+                                .position = t.batch,
+                                .T = T,
+                                .eot = -1,
+                                .control = gpt2_get_control(t.model),
+                                .options_json = options};
+    assert_true(checkpoint_save(dir.path, t.model, &saved, &err));
+    for (int step = AT; step < ALL; step++) train_step(&t, AS_IT_IS);
+    State whole = state_of(&t);
+    trainer_destroy(&t);
+
+    TrainerState loaded = {0};
+    const char *path = tmpdir_file(&dir, "step_00000007");
+    t = trainer_make(overflowing);
+    assert_true(checkpoint_load_state(path, &loaded, &err));
+    assert_true(loaded.control.loss_scale != overflowing.loss_scale && loaded.control.skipped > 0);
+    assert_true(checkpoint_load_weights(t.model, path, &err) && checkpoint_load_moments(t.model, path, &err));
+    gpt2_set_control(t.model, &loaded.control);
+    t.step = loaded.step, t.batch = loaded.position;
+    for (int step = AT; step < ALL; step++) train_step(&t, AS_IT_IS);
+    State resumed = state_of(&t);
+    assert_same_bits(whole, resumed);
+    trainer_destroy(&t);
+    trainer_state_free(&loaded);
+    tmpdir_remove(&dir);
+    free(whole.values), free(resumed.values);
+}
+
+static int start(void **state) {
+    setenv("PRETRAIN_CACHE", "off", 1); // what is measured here is of no use to anybody else
+    return start_device(state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(a_step_makes_no_synchronising_call, leave_the_mark),
+        cmocka_unit_test_teardown(a_planted_wait_or_allocation_is_caught, leave_the_mark),
+        cmocka_unit_test_teardown(recorded_steps_give_the_bits_of_those_run_op_by_op, leave_the_mark),
+        cmocka_unit_test_teardown(recomputation_changes_no_bit, leave_the_mark),
+        cmocka_unit_test_teardown(an_overflow_is_skipped_and_the_run_goes_on, leave_the_mark),
+        cmocka_unit_test_teardown(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale, leave_the_mark),
+    };
+    return cmocka_run_group_tests_name("step", tests, start, stop_device);
+}

@@ -1,0 +1,353 @@
+// device.h of the CUDA backend, on the simulator: memory, copies, events, the three states of a graph, and what must
+// stop the program while a graph is recorded. Streams run lazily, as late as the API allows, so that a wait that is
+// missing shows.
+#include "dev/sim/sim_control.h"
+#include "llmc/comm.h"
+#include "llmc/cuda/backend.h"
+#include "llmc/device.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "test/unit/device_fixture.h"
+
+enum { COUNT = 1000 };
+enum { BYTES = COUNT * (int)sizeof(int) };
+
+// Three buffers on the device and one on the host, and the work that the graph tests record: there -> between -> here.
+static struct { int *host, *there, *between, *here; } buffers;
+
+static int set_up(void **state) {
+    Error err;
+    if (start_device(state) != 0) return -1;
+    buffers.host = host_alloc(BYTES, &err);
+    buffers.there = device_alloc(BYTES, &err);
+    buffers.between = device_alloc(BYTES, &err);
+    buffers.here = device_alloc(BYTES, &err);
+    sim_set_lazy_streams(true);
+    return buffers.host && buffers.there && buffers.between && buffers.here ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+    host_free(buffers.host);
+    device_free(buffers.there), device_free(buffers.between), device_free(buffers.here);
+    return stop_device(state);
+}
+
+static void send(int value, Stream stream) {
+    device_sync(); // the host buffer is free
+    for (int i = 0; i < COUNT; i++) buffers.host[i] = value + i;
+    device_copy_to_device(buffers.there, buffers.host, BYTES, stream);
+}
+
+static void work(void) {
+    cuda_copy(buffers.between, buffers.there, BYTES);
+    cuda_copy(buffers.here, buffers.between, BYTES);
+}
+
+static void assert_arrived(int value) {
+    device_sync(); // a copy may still have to read the host buffer
+    memset(buffers.host, 0xff, BYTES);
+    device_copy_to_host(buffers.host, buffers.here, BYTES, STREAM_COMPUTE);
+    device_sync();
+    for (int i = 0; i < COUNT; i++) assert_int_equal(buffers.host[i], value + i);
+}
+
+// ---------------------------------------------------------------------------------------------------- life and memory
+
+static void the_facts_name_the_gpu(void **state) {
+    (void)state;
+    const DeviceFacts *f = device_facts();
+    assert_string_equal(f->backend, "cuda");
+    assert_true(*f->name && f->units > 0);
+    assert_non_null(strstr(f->libraries, "CUDA "));
+    assert_non_null(strstr(f->libraries, "cuBLASLt "));
+    assert_true(f->memory_free > 0 && f->memory_free <= f->memory_total);
+    assert_true(f->supports[DTYPE_FP32] && f->supports[DTYPE_FP16] && f->supports[f->default_dtype]);
+    assert_true(f->peak_flops[f->default_dtype] > 1e12 && f->peak_bandwidth > 1e11);
+}
+
+static void the_device_starts_again_after_a_shutdown(void **state) {
+    assert_int_equal(tear_down(state), 0);
+    device_shutdown(); // a second one is harmless
+    assert_int_equal(set_up(state), 0);
+    send(1, STREAM_COMPUTE), work(), assert_arrived(1);
+}
+
+static void allocated_memory_is_zeroed_and_aligned(void **state) {
+    (void)state;
+    const size_t sizes[] = {1, 4097, (1 << 20) + 3};
+    for (int round = 0; round < 2; round++) // the second round may get memory that was written
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            Error err;
+            unsigned char *p = device_alloc(sizes[i], &err), *host = host_alloc(sizes[i], &err);
+            assert_true(p && host);
+            assert_int_equal((uintptr_t)p % 256, 0);
+            assert_int_equal((uintptr_t)host % 64, 0);
+            memset(host, 0xAB, sizes[i]);
+            // The copy stream did not see the zeroing: it is done when device_alloc returns.
+            device_copy_to_host(host, p, sizes[i], STREAM_COPY);
+            device_sync();
+            for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(host[j], 0);
+            memset(host, 0xAB, sizes[i]);
+            device_copy_to_device(p, host, sizes[i], STREAM_COPY);
+            device_sync();
+            device_free(p), host_free(host);
+        }
+    device_free(NULL), host_free(NULL);
+}
+
+static void what_does_not_fit_is_refused_naming_the_bytes(void **state) {
+    (void)state;
+    Error err;
+    assert_null(device_alloc((size_t)1 << 55, &err));
+    assert_non_null(strstr(err.text, "36028797018963968 bytes"));
+    assert_non_null(strstr(err.text, "free of"));
+    send(2, STREAM_COMPUTE), work(), assert_arrived(2); // nothing of it stays behind as an error
+}
+
+static void the_peak_counts_what_is_held_at_once(void **state) {
+    (void)state;
+    Error err;
+    const size_t before = device_memory_peak();
+    void *a = device_alloc(before + 1000, &err), *b = device_alloc(500, &err);
+    const size_t during = device_memory_peak();
+    assert_true(during >= before + 1500);
+    device_free(a), device_free(b);
+    void *c = device_alloc(1000, &err);
+    assert_int_equal(device_memory_peak(), during);
+    device_free(c);
+}
+
+// --------------------------------------------------------------------------------------------------- copies and events
+
+static void a_stream_waits_for_the_copy_of_the_other(void **state) {
+    (void)state;
+    Error err;
+    DeviceEvent *copied = device_event_create(&err);
+    for (int round = 0; round < 3; round++) {
+        send(10 * round, STREAM_COPY);
+        device_event_record(copied, STREAM_COPY);
+        device_stream_wait(STREAM_COMPUTE, copied);
+        work();
+        assert_arrived(10 * round);
+    }
+    device_event_destroy(copied);
+}
+
+static void an_event_is_done_when_its_work_is(void **state) {
+    (void)state;
+    Error err;
+    DeviceEvent *start = device_event_create(&err), *stop = device_event_create(&err);
+    device_event_record(start, STREAM_COMPUTE);
+    send(3, STREAM_COMPUTE), work();
+    device_event_record(stop, STREAM_COMPUTE);
+    device_event_done(stop); // whatever the answer, it leaves no error for the next call
+    device_event_wait(stop);
+    assert_true(device_event_done(stop) && device_event_done(start));
+    const double seconds = device_event_seconds(start, stop);
+    assert_true(seconds >= 0.0 && seconds < 60.0);
+    device_event_destroy(start), device_event_destroy(stop);
+}
+
+static void one_process_leaves_its_data_as_it_is(void **state) {
+    (void)state;
+    Tensor full = tensor_make(buffers.there, DTYPE_I32, "full", COUNT, 0, 0, 0);
+    Tensor shard = tensor_make(buffers.here, DTYPE_I32, "shard", COUNT, 0, 0, 0);
+    assert_true(comm_rank() == 0 && comm_size() == 1);
+    send(4, STREAM_COMPUTE);
+    comm_all_reduce_sum(full), comm_broadcast(full, 0), comm_barrier();
+    comm_reduce_scatter_sum(shard, full);
+    assert_arrived(4);
+    send(5, STREAM_COMPUTE);
+    comm_all_gather(shard, full), comm_all_gather(shard, shard);
+    assert_arrived(5);
+}
+
+// -------------------------------------------------------------------------------------------------------------- graphs
+
+// One pass, as callers write it. Returns whether it was a replay.
+static bool pass(DeviceGraph *graph) {
+    if (device_graph_replay(graph)) return true;
+    device_graph_begin(graph), work(), device_graph_end(graph);
+    return false;
+}
+
+static void the_first_pass_runs_the_second_records_the_others_replay(void **state) {
+    (void)state;
+    Error err;
+    DeviceGraph *graph = device_graph_create(&err);
+    for (int i = 0; i < 5; i++) {
+        send(100 * i, STREAM_COMPUTE);
+        assert_int_equal(pass(graph), i >= 2);
+        assert_int_equal(cuda_graph_nodes(graph), i >= 1 ? 2 : 0);
+        assert_arrived(100 * i); // a replay reads what is there now
+    }
+    device_graph_destroy(graph);
+}
+
+static void other_work_starts_over(void **state) {
+    (void)state;
+    Error err;
+    DeviceGraph *graph = device_graph_create(&err);
+    for (int i = 0; i < 3; i++) pass(graph);
+    for (int round = 0; round < 2; round++) { // from a recording, and from a pass that only ran
+        send(7, STREAM_COMPUTE);
+        device_graph_begin(graph), work(), device_graph_end(graph); // not asked for a replay: run, not recorded
+        assert_int_equal(cuda_graph_nodes(graph), 0);
+        assert_arrived(7);
+    }
+    assert_false(pass(graph));
+    assert_int_equal(cuda_graph_nodes(graph), 2);
+    assert_true(pass(graph));
+    device_graph_destroy(graph);
+}
+
+static void a_recording_may_be_dropped_while_it_runs(void **state) {
+    (void)state;
+    Error err;
+    DeviceGraph *graph = device_graph_create(&err);
+    pass(graph), pass(graph);
+    send(8, STREAM_COMPUTE);
+    assert_true(pass(graph));
+    device_graph_destroy(graph);
+    assert_arrived(8);
+}
+
+static void capturing_is_told_to_the_ops(void **state) {
+    (void)state;
+    Error err;
+    DeviceGraph *graph = device_graph_create(&err);
+    for (int i = 0; i < 2; i++) {
+        assert_false(device_graph_replay(graph));
+        device_graph_begin(graph);
+        assert_int_equal(cuda_backend.capturing, i == 1);
+        work();
+        device_graph_end(graph);
+        assert_false(cuda_backend.capturing);
+    }
+    device_graph_destroy(graph);
+}
+
+// ------------------------------------------------------------------------------------- what stops the program, and how
+
+// Runs `broken` in a child process; it must abort, with these words on stderr.
+static void assert_stops(void (*broken)(void), const char *words, const char *more_words) {
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        signal(SIGABRT, SIG_DFL); // cmocka's handler would report a failed test
+        dup2(ends[1], STDERR_FILENO);
+        broken();
+        _exit(0);
+    }
+    close(ends[1]);
+    char text[8192];
+    size_t used = 0;
+    for (ssize_t n = 1; n > 0 && used<sizeof text - 1; used += n> 0 ? (size_t)n : 0)
+        n = read(ends[0], text + used, sizeof text - 1 - used);
+    text[used] = '\0';
+    close(ends[0]);
+    int status;
+    waitpid(child, &status, 0);
+    if (!WIFSIGNALED(status) || !strstr(text, words) || !strstr(text, more_words))
+        fail_msg("status %d, stderr: %s", status, text);
+}
+
+static DeviceGraph *graph_about_to_record(void) {
+    Error err;
+    DeviceGraph *graph = device_graph_create(&err);
+    pass(graph);
+    device_graph_replay(graph);
+    device_graph_begin(graph);
+    return graph;
+}
+
+static void record_a_sync(void) {
+    graph_about_to_record();
+    device_sync();
+}
+static void record_an_allocation(void) {
+    Error err;
+    graph_about_to_record();
+    device_alloc(BYTES, &err);
+}
+static void record_what_breaks_silently(void) {
+    DeviceGraph *graph = graph_about_to_record();
+    void *p;
+    (void)cudaMalloc(&p, BYTES); // by a library, say, that keeps the error to itself
+    device_graph_end(graph);
+}
+static void record_inside_a_recording(void) {
+    graph_about_to_record();
+    graph_about_to_record();
+}
+static void free_what_is_not_ours(void) { device_free(buffers.host); }
+
+static void errors_while_recording_name_the_call(void **state) {
+    (void)state;
+    assert_stops(record_a_sync, "cudaDeviceSynchronize()", "while recording a graph");
+    assert_stops(record_an_allocation, "device_alloc", "while recording a graph");
+    assert_stops(record_what_breaks_silently, "cudaStreamEndCapture", "while recording a graph");
+    assert_stops(record_inside_a_recording, "", "device_graph_begin inside another recording");
+    assert_stops(free_what_is_not_ours, "", "device_alloc did not give");
+}
+
+// -------------------------------------------------------------------------------------------------- speed and sensors
+
+static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
+    (void)state;
+    const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
+    const size_t before = device_memory_peak();
+    for (int i = 0; i < 3; i++) {
+        Error err;
+        DeviceSpeed speed;
+        if (!device_facts()->supports[dtypes[i]]) {
+            assert_false(device_measure_speed(dtypes[i], &speed, &err));
+            assert_non_null(strstr(err.text, dtype_name(dtypes[i])));
+            continue;
+        }
+        assert_true(device_measure_speed(dtypes[i], &speed, &err));
+        assert_true(speed.matmul_flops > 1e6 && speed.copy_bandwidth > 1e6);
+        assert_int_equal(device_memory_peak(), before);
+    }
+}
+
+static void sensors_that_are_not_there_read_as_nothing(void **state) {
+    (void)state;
+    DeviceSensors sensors = {.power_watts = 1.0};
+    if (device_sensors(&sensors)) skip(); // a machine with NVIDIA's library
+    assert_true(sensors.power_watts == 0.0);
+    assert_false(device_sensors(&sensors)); // looked for once
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_facts_name_the_gpu),
+        cmocka_unit_test(the_device_starts_again_after_a_shutdown),
+        cmocka_unit_test(allocated_memory_is_zeroed_and_aligned),
+        cmocka_unit_test(what_does_not_fit_is_refused_naming_the_bytes),
+        cmocka_unit_test(the_peak_counts_what_is_held_at_once),
+        cmocka_unit_test(a_stream_waits_for_the_copy_of_the_other),
+        cmocka_unit_test(an_event_is_done_when_its_work_is),
+        cmocka_unit_test(one_process_leaves_its_data_as_it_is),
+        cmocka_unit_test(the_first_pass_runs_the_second_records_the_others_replay),
+        cmocka_unit_test(other_work_starts_over),
+        cmocka_unit_test(a_recording_may_be_dropped_while_it_runs),
+        cmocka_unit_test(capturing_is_told_to_the_ops),
+        cmocka_unit_test(errors_while_recording_name_the_call),
+        cmocka_unit_test(the_measured_speed_is_positive_and_leaves_no_peak),
+        cmocka_unit_test(sensors_that_are_not_there_read_as_nothing),
+    };
+    return cmocka_run_group_tests_name("stream", tests, set_up, tear_down);
+}

@@ -1,0 +1,113 @@
+"""dev/bench/bench_gpu.py with the CPU trainer and tiny shapes: every section gives its figures, a lack of memory or of
+time is said, and a report stands after every section."""
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH_GPU = ROOT / "dev" / "bench" / "bench_gpu.py"
+TORCH_GPU = ROOT / "dev" / "bench" / "torch_gpu.py"
+
+
+def bench(output, *options, trainer=ROOT / "train_gpt2"):
+    command = [sys.executable, BENCH_GPU, "--tiny", "--trainer", trainer, "--output", output, *map(str, options)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    (path,) = output.glob("gpu_*.json")
+    return result, json.loads(path.read_text()), path.with_suffix(".md").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return bench(tmp_path_factory.mktemp("bench"))
+
+
+def sections(report):
+    return {row["name"]: row for row in report["sections"]}
+
+
+def test_every_section_that_this_machine_can_do_passes(whole):
+    result, report, _ = whole
+    results = {name: row["result"] for name, row in sections(report).items()}
+    assert result.returncode == 0, result.stdout
+    for name in ("tiny and its ops", "start", "tiny, 3 blocks", "recomputation", "micro-batch and context"):
+        assert results[name] == "passed", sections(report)[name]["detail"]
+
+
+def test_rows_hold_time_utilisation_memory_and_the_command(whole):
+    _, report, _ = whole
+    groups = [row["group"] for row in report["runs"]]
+    assert groups.count("models") == 2 and groups.count("recompute") == 3 and groups.count("sweep") == 2
+    for row in report["runs"]:
+        assert row["ms"] > 0 and row["mfu"] > 0 and row["memory_peak"] > 0 and "--profile" in row["command"]
+        assert row["tokens_per_second"] == pytest.approx(row["B"] * row["T"] / row["ms"] * 1e3)
+        assert 0 <= row["loader_wait"] < 1 and row["profile"]["ops"] and row["device"]["matmul_flops"] > 0
+
+
+def test_the_start_is_measured_without_and_with_the_tuning_cache(whole):
+    _, report, _ = whole
+    assert [row["name"] for row in report["start"]][:2] == ["without tuning cache", "with it"]
+    assert all(0 < row["seconds"] < row["process_seconds"] + 1 for row in report["start"])
+
+
+def test_the_page_has_every_table(whole):
+    _, report, page = whole
+    for title in ("## Models", "## Recomputation", "## Op by op", "## Matmuls and attention", "## Sections"):
+        assert title in page
+    assert "between ops" in page and "| matmul_forward qkvw |" in page
+    assert report["machine"]["cpu"] in page and report["command"] in page
+
+
+def test_power_is_the_mean_between_two_readings_of_the_energy(tmp_path):
+    sys.path.insert(0, str(BENCH_GPU.parent))
+    import bench_gpu
+
+    reading = {"event": "gpu", "sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_watts": 1, "temperature_c": 60}
+    reading["throttle"] = ""
+    lines = [dict(reading, step=step, time=step, energy_joules=5000 + 600 * step) for step in (6, 12, 40)]
+    assert bench_gpu.sensors(tmp_path, 25) == {}
+    (tmp_path / "main.log").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = bench_gpu.sensors(tmp_path, 25)  # step 40 is no longer one of those that count
+    assert found["power_watts"] == 600 and bench_gpu.state(found) == "1980 MHz, 600 W, 60 C"
+
+
+def stub(path, body):
+    path.write_text("#!/bin/sh\n" + body + "\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_the_largest_micro_batch_that_fits_is_found(tmp_path):
+    # The stand-in has no room for more than 2 sequences.
+    trainer = stub(tmp_path / "trainer", f"""
+        B=$(echo "$@" | sed 's/.* -b \\([0-9]*\\) .*/\\1/')
+        [ $B -gt 2 ] && echo "the model does not fit (try a smaller -b, or -r 3)" >&2 && exit 1
+        exec {ROOT / "train_gpt2"} "$@" """)
+    _, report, _ = bench(tmp_path / "out", "--only", "ops|context", trainer=trainer)
+    assert {row["B"] for row in report["runs"] if row["group"] == "models"} == {2}
+    assert "B=8 T=16 left out" in sections(report)["micro-batch and context"]["detail"]
+
+
+def test_a_trainer_that_fails_ends_the_benchmark_with_its_words(tmp_path):
+    trainer = stub(tmp_path / "trainer", "echo 'no CUDA device was found' >&2; exit 1")
+    result, report, _ = bench(tmp_path / "out", trainer=trainer)
+    (section,) = report["sections"]
+    assert result.returncode == 1 and section["result"] == "FAILED" and "no CUDA device" in section["detail"]
+
+
+def test_a_trainer_that_hangs_is_ended(tmp_path):
+    trainer = stub(tmp_path / "trainer", "sleep 600")
+    result, report, _ = bench(tmp_path / "out", "--seconds", 7, trainer=trainer)
+    assert result.returncode == 1 and "ran out of time" in report["sections"][0]["detail"]
+
+
+def test_the_pytorch_step_learns(tmp_path):
+    pytest.importorskip("torch")
+    command = ["/usr/bin/python3", TORCH_GPU, "L=2,C=32,NH=2,V=61", "4", "16", "--device", "cpu", "--dtype", "fp32"]
+    result = subprocess.run([*command, "--steps", "60"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    row = json.loads(result.stdout)
+    assert row["loss"] < 3.5 and row["tokens_per_second"] > 0  # ln 61 = 4.1 at the start, one batch over and over

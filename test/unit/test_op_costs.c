@@ -1,0 +1,275 @@
+// The profile's arithmetic: FLOPs and bytes of ops, their sum over a step against flops.h, the table made of timed ops,
+// and that no op of ops.h is missing from it.
+#include "llmc/model/flops.h"
+#include "llmc/model/parameters.h"
+#include "llmc/run/profile_table.h"
+#include "llmc/store/atomic_file.h"
+#include "test/unit/tmpdir.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void assert_near(double x, double expected, double tolerance) {
+    if (!(fabs(x - expected) <= tolerance)) fail_msg("%.17g, not %.17g", x, expected);
+}
+
+static char somewhere[1]; // costs never look at data, only whether there are any
+
+static Tensor tensor(const char *name, DType dtype, int64_t d0, int64_t d1, int64_t d2) {
+    return tensor_make(somewhere, dtype, name, d0, d1, d2, 0);
+}
+
+// ----------------------------------------------------------------------------------------------------------- one place
+
+static const char *const IN_TABLE[] = {
+#define OP(name, ...) #name,
+#include "llmc/run/op_table.def"
+#undef OP
+};
+enum { NUM_OPS = sizeof IN_TABLE / sizeof IN_TABLE[0] };
+
+static bool is_in_table(const char *name, size_t length) {
+    for (int i = 0; i < NUM_OPS; i++)
+        if (strlen(IN_TABLE[i]) == length && memcmp(IN_TABLE[i], name, length) == 0) return true;
+    return false;
+}
+
+// An op is a function of ops.h that returns nothing and takes tensors; ops_set_workspace is none.
+static void every_op_of_the_contract_is_in_the_table(void **state) {
+    (void)state;
+    FILE *f = fopen("llmc/ops.h", "r");
+    assert_non_null(f);
+    char line[512];
+    int found = 0;
+    while (fgets(line, sizeof line, f)) {
+        if (strncmp(line, "void ", 5) != 0 || strncmp(line, "void ops_", 9) == 0) continue;
+        const size_t length = strcspn(line + 5, "(");
+        line[5 + length] = '\0';
+        if (!is_in_table(line + 5, length)) fail_msg("llmc/run/op_table.def has no row for %s", line + 5);
+        found++;
+    }
+    fclose(f);
+    assert_int_equal(found, NUM_OPS);
+}
+
+// --------------------------------------------------------------------------------------------------------------- FLOPs
+
+// The ops of a step that compute FLOPs, as gpt2.c calls them.
+static double step_flops(const ModelConfig *c, int64_t B, int64_t T, bool recompute_blocks, double *attention) {
+    const int64_t C = c->C, N = B * T;
+    const DType t = DTYPE_BF16;
+    Tensor none = tensor_none();
+    Tensor x = tensor("x", t, B, T, C), x3 = tensor("x3", t, B, T, 3 * C), x4 = tensor("x4", t, B, T, 4 * C);
+    Tensor qkvw = tensor("qkvw", t, 3 * C, C, 0), projw = tensor("projw", t, C, C, 0);
+    Tensor fcw = tensor("fcw", t, 4 * C, C, 0), fcprojw = tensor("fcprojw", t, C, 4 * C, 0);
+    Tensor lse = tensor("lse", DTYPE_FP32, B, c->NH, T), wte = tensor("wte", t, c->Vp, C, 0);
+    const int NH = (int)c->NH;
+    const double forward =
+        op_cost_matmul_forward(x3, x, qkvw, none).flops + op_cost_attention_forward(x, lse, x3, NH).flops +
+        op_cost_matmul_forward(x, x, projw, none).flops + op_cost_matmul_gelu_forward(x4, x4, x, fcw, none).flops;
+    const double last = op_cost_matmul_forward(x, x4, fcprojw, none).flops;
+    const double attention_backward = op_cost_attention_backward(x3, x, x, lse, x3, NH).flops;
+    const double backward = op_cost_matmul_backward_weight(fcprojw, none, x, x4, false).flops +
+                            op_cost_matmul_gelu_backward_input(x4, x, fcprojw, x4).flops +
+                            op_cost_matmul_backward_weight(fcw, none, x4, x, false).flops +
+                            op_cost_matmul_backward_input(x, x4, fcw).flops +
+                            op_cost_matmul_backward_weight(projw, none, x, x, false).flops +
+                            op_cost_matmul_backward_input(x, x, projw).flops + attention_backward +
+                            op_cost_matmul_backward_weight(qkvw, none, x3, x, false).flops +
+                            op_cost_matmul_backward_input(x, x3, qkvw).flops;
+    Tensor rows = tensor("rows", DTYPE_FP32, N, 0, 0);
+    const double head = op_cost_head_loss_backward(rows, x, wte, none, x, wte, rows, c->V, 1.0f, none, false).flops;
+    *attention = (double)c->L * attention_backward;
+    return (double)c->L * (forward + last + backward + (recompute_blocks ? forward : 0.0)) + head;
+}
+
+static void the_flops_of_a_step_are_those_of_the_formulas(void **state) {
+    (void)state;
+    const char *const models[] = {"d12", "d48", "L=3,C=20,NH=4,V=131,T=64"};
+    for (int i = 0; i < 3; i++) {
+        ModelConfig c;
+        Error err;
+        assert_true(model_config_parse(&c, models[i], &err));
+        if (c.V == 0) model_config_set_vocab(&c, GPT2_VOCAB);
+        const int64_t B = 3, T = c.max_T / 2;
+        const double N = (double)(B * T);
+        double attention_backward;
+        const double all = step_flops(&c, B, T, false, &attention_backward);
+        const double again = step_flops(&c, B, T, true, &attention_backward);
+        // One of the five matmuls of attention's backward pass computes scores again: exact counts four.
+        assert_near((all - attention_backward / 5) / N / flops_per_token_exact(&c, T), 1.0, 1e-12);
+        assert_near(all / N / flops_per_token_hardware(&c, T, 0), 1.0, 1e-12);
+        assert_near(again / N / flops_per_token_hardware(&c, T, 3), 1.0, 1e-12);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------------- bytes
+
+static void a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice(void **state) {
+    (void)state;
+    Tensor out = tensor("out", DTYPE_BF16, 2, 5, 7), in = tensor("in", DTYPE_BF16, 2, 5, 3);
+    Tensor w = tensor("w", DTYPE_BF16, 7, 3, 0), b = tensor("b", DTYPE_BF16, 7, 0, 0);
+    Tensor dw = tensor("dw", DTYPE_FP32, 7, 3, 0), db = tensor("db", DTYPE_FP32, 7, 0, 0);
+    assert_near(op_cost_matmul_forward(out, in, w, b).bytes, 2 * (70 + 30 + 21 + 7), 0);
+    assert_near(op_cost_matmul_forward(out, in, w, tensor_none()).bytes, 2 * (70 + 30 + 21), 0);
+    assert_near(op_cost_matmul_backward_weight(dw, db, out, in, false).bytes, 2 * (70 + 30) + 4 * 28, 0);
+    assert_near(op_cost_matmul_backward_weight(dw, db, out, in, true).bytes, 2 * (70 + 30) + 8 * 28, 0);
+}
+
+static void adamw_reads_and_writes_the_state_it_keeps(void **state) {
+    (void)state;
+    AdamWTensor with = {.weight = tensor("w", DTYPE_BF16, 10, 10, 0),
+                        .master = tensor("w", DTYPE_FP32, 10, 10, 0),
+                        .grad = tensor("g", DTYPE_FP32, 10, 10, 0),
+                        .m = tensor("m", DTYPE_FP32, 10, 10, 0),
+                        .v = tensor("v", DTYPE_FP32, 10, 10, 0)};
+    AdamWTensor without = with;
+    without.master = tensor_none();
+    AdamWTensor both[] = {with, without};
+    const AdamWParams params = {0};
+    // master, m, v read and written, gradient read, bf16 weight written: 4 * 7 + 2 bytes an element
+    assert_near(op_cost_adamw_update(both, 1, params, tensor_none()).bytes, 3000, 0);
+    // m, v and the weight read and written, gradient read: 4 * 5 + 2 * 2
+    assert_near(op_cost_adamw_update(both + 1, 1, params, tensor_none()).bytes, 2400, 0);
+    assert_near(op_cost_adamw_update(both, 2, params, tensor_none()).bytes, 5400, 0);
+}
+
+static void an_embedding_row_is_read_once_at_most(void **state) {
+    (void)state;
+    Tensor wte = tensor("wte", DTYPE_FP32, 100, 8, 0), wpe = tensor("wpe", DTYPE_FP32, 64, 8, 0);
+    Tensor few = tensor("tokens", DTYPE_I32, 2, 16, 0), many = tensor("tokens", DTYPE_I32, 8, 16, 0);
+    Tensor out = tensor("out", DTYPE_FP32, 2, 16, 8), more = tensor("out", DTYPE_FP32, 8, 16, 8);
+    assert_near(op_cost_embedding_forward(out, few, wte, wpe).bytes, 4 * (32 + 32 * 8 + 16 * 8 + 32 * 8), 0);
+    assert_near(op_cost_embedding_forward(more, many, wte, wpe).bytes, 4 * (128 + 100 * 8 + 16 * 8 + 128 * 8), 0);
+}
+
+// --------------------------------------------------------------------------------------------------------------- table
+
+static void a_label_names_the_op_the_weight_without_its_block_and_the_shape(void **state) {
+    (void)state;
+    char label[128];
+    Tensor in = tensor("ln1", DTYPE_BF16, 64, 1024, 768), out = tensor("qkv", DTYPE_BF16, 64, 1024, 2304);
+    Tensor w = tensor("transformer.h.11.attn.c_attn.weight", DTYPE_BF16, 2304, 768, 0);
+    OpCost cost = op_cost_matmul_forward(out, in, w, tensor_none());
+    assert_string_equal(op_label(&cost, label, sizeof label), "matmul_forward qkvw 65536x768x2304");
+    cost = op_cost_gelu_forward(out, out);
+    assert_string_equal(op_label(&cost, label, sizeof label), "gelu_forward qkv 64x1024x2304");
+    w.name = "transformer.wte.weight";
+    cost = op_cost_matmul_forward(out, in, w, tensor_none());
+    assert_string_equal(op_label(&cost, label, sizeof label), "matmul_forward wte 65536x768x2304");
+    assert_string_equal(op_label(&cost, label, 10), "matmul_fo");
+}
+
+// Two steps: a matmul in two blocks, and a fill, with time between them.
+static Profile example(TimedOp ops[6]) {
+    static const double step_start[] = {0.0, 1.0, 2.0}, plain_start[] = {0.0, 0.9, 1.8};
+    Tensor x = tensor("x", DTYPE_FP32, 4, 8, 0),
+           block0 = tensor("transformer.h.0.mlp.c_fc.weight", DTYPE_FP32, 8, 8, 0);
+    Tensor block1 = block0;
+    block1.name = "transformer.h.1.mlp.c_fc.weight";
+    for (int step = 0; step < 2; step++) {
+        TimedOp *op = ops + 3 * (ptrdiff_t)step;
+        op[0] = (TimedOp){op_cost_tensor_fill(x, 0.0f), step + 0.0, 0.1};
+        op[1] = (TimedOp){op_cost_matmul_forward(x, x, block0, tensor_none()), step + 0.2, 0.3};
+        op[2] = (TimedOp){op_cost_matmul_forward(x, x, block1, tensor_none()), step + 0.5, 0.4};
+    }
+    return (Profile){ops, 6, 2, step_start, plain_start, DTYPE_FP32, {.matmul_flops = 5120, .copy_bandwidth = 1280}};
+}
+
+static void rows_sum_the_calls_of_all_blocks_and_come_slowest_first(void **state) {
+    (void)state;
+    TimedOp ops[6];
+    const Profile profile = example(ops);
+    int count;
+    ProfileRow *rows = profile_rows(&profile, &count);
+    assert_int_equal(count, 2);
+    assert_string_equal(rows[0].label, "matmul_forward fcw 4x8x8");
+    assert_int_equal(rows[0].calls, 4);
+    assert_near(rows[0].seconds, 1.4, 1e-12);
+    assert_near(rows[0].flops, 4 * 512, 0);
+    assert_near(rows[0].floor_seconds, 4 * 512.0 / 1280, 1e-12); // 512 bytes take longer than 512 FLOP
+    assert_string_equal(rows[1].label, "tensor_fill x 4x8");
+    assert_near(rows[1].seconds, 0.2, 1e-12);
+    free(rows);
+}
+
+static double number(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    assert_true(cJSON_IsNumber(item));
+    return item->valuedouble;
+}
+
+static cJSON *read_json(const char *path) {
+    Error err;
+    char *text = file_read_all(path, 1 << 20, NULL, &err);
+    assert_non_null(text);
+    cJSON *json = cJSON_Parse(text);
+    free(text);
+    assert_non_null(json);
+    return json;
+}
+
+static void the_rows_and_the_time_between_ops_add_up_to_the_step(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    TimedOp ops[6];
+    const Profile profile = example(ops);
+    Error err;
+    assert_true(profile_write_json(tmpdir_file(&dir, "profile.json"), &profile, &err));
+    cJSON *json = read_json(tmpdir_file(&dir, "profile.json")), *row;
+    double sum = number(json, "between_ops_ms");
+    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(json, "ops")) sum += number(row, "ms");
+    assert_near(number(json, "step_ms"), 1000, 1e-6);
+    assert_near(sum, 1000, 1e-6);
+    assert_near(number(json, "between_ops_ms"), 200, 1e-6);
+    assert_near(number(json, "median_plain_step_ms"), 900, 1e-6);
+    assert_near(number(json, "flops"), 1024, 0);
+    cJSON_Delete(json);
+    tmpdir_remove(&dir);
+}
+
+static void the_trace_holds_every_call_with_its_time(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    TimedOp ops[6];
+    const Profile profile = example(ops);
+    Error err;
+    assert_true(profile_write_trace(tmpdir_file(&dir, "trace.json"), &profile, &err));
+    cJSON *json = read_json(tmpdir_file(&dir, "trace.json")), *event;
+    int calls = 0, steps = 0;
+    cJSON_ArrayForEach(event, cJSON_GetObjectItemCaseSensitive(json, "traceEvents")) {
+        if (strcmp(cJSON_GetObjectItemCaseSensitive(event, "ph")->valuestring, "X") != 0) continue;
+        if (number(event, "tid") == 1) {
+            assert_near(number(event, "ts"), 1e6 * steps++, 1e-3);
+        } else {
+            assert_near(number(event, "ts"), 1e6 * ops[calls].start, 1e-3);
+            assert_near(number(event, "dur"), 1e6 * ops[calls++].seconds, 1e-3);
+        }
+    }
+    assert_int_equal(calls, 6);
+    assert_int_equal(steps, 2);
+    cJSON_Delete(json);
+    tmpdir_remove(&dir);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_op_of_the_contract_is_in_the_table),
+        cmocka_unit_test(the_flops_of_a_step_are_those_of_the_formulas),
+        cmocka_unit_test(a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice),
+        cmocka_unit_test(adamw_reads_and_writes_the_state_it_keeps),
+        cmocka_unit_test(an_embedding_row_is_read_once_at_most),
+        cmocka_unit_test(a_label_names_the_op_the_weight_without_its_block_and_the_shape),
+        cmocka_unit_test(rows_sum_the_calls_of_all_blocks_and_come_slowest_first),
+        cmocka_unit_test(the_rows_and_the_time_between_ops_add_up_to_the_step),
+        cmocka_unit_test(the_trace_holds_every_call_with_its_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

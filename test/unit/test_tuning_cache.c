@@ -1,0 +1,226 @@
+// The file of measured choices: it remembers, it forgives damage, and it never gets in the way.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/cuda/tuning_cache.h"
+#include "test/unit/tmpdir.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/wait.h>
+
+static TmpDir tmp;
+static const char *cache_file;
+
+static int fresh_directory(void **state) {
+    (void)state;
+    tmp = tmpdir_make();
+    cache_file = tmpdir_file(&tmp, "tuning");
+    setenv("PRETRAIN_CACHE", cache_file, 1);
+    return 0;
+}
+
+static int remove_directory(void **state) {
+    (void)state;
+    tuning_cache_close();
+    tmpdir_remove(&tmp);
+    return 0;
+}
+
+static void put(const char *key, int value) { tuning_cache_put(key, &value, sizeof value); }
+
+// As another process sees it: from the file.
+static int get_again(const char *key) {
+    int value = -1;
+    tuning_cache_close();
+    return tuning_cache_get(key, &value, sizeof value) ? value : -1;
+}
+
+static char *read_text(size_t *size) {
+    char *text = calloc(1, 1 << 20);
+    FILE *f = fopen(cache_file, "rb");
+    assert_non_null(f);
+    *size = fread(text, 1, (1 << 20) - 1, f);
+    fclose(f);
+    return text;
+}
+
+static void write_text(const char *text, size_t size) {
+    FILE *f = fopen(cache_file, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, size, f), size);
+    fclose(f);
+}
+
+static void entries_survive_the_process_and_are_replaced(void **state) {
+    (void)state;
+    assert_int_equal(get_again("a"), -1);
+    put("a", 1), put("b, with spaces", 2), put("a", 3);
+    assert_int_equal(get_again("a"), 3);
+    assert_int_equal(get_again("b, with spaces"), 2);
+    long other_size;
+    assert_false(tuning_cache_get("a", &other_size, sizeof other_size));
+}
+
+// Cut at every length, the file gives whole entries or none, and takes new ones.
+static void a_truncated_file_loses_only_what_was_cut(void **state) {
+    (void)state;
+    put("first", 1), put("second", 2), put("third", 3);
+    size_t size;
+    char *text = read_text(&size);
+    for (size_t length = 0; length <= size; length++) {
+        write_text(text, length);
+        const int found[] = {get_again("first"), get_again("second"), get_again("third")};
+        for (int i = 0; i < 3; i++) assert_true(found[i] == i + 1 || found[i] == -1);
+        if (length == size) assert_int_equal(found[0], 1);
+    }
+    write_text(text, size / 2);
+    put("fourth", 4);
+    assert_int_equal(get_again("third"), 3); // the newest stands first
+    assert_int_equal(get_again("fourth"), 4);
+    free(text);
+}
+
+static void a_flipped_bit_spoils_one_line(void **state) {
+    (void)state;
+    put("first", 1), put("second", 2), put("third", 3);
+    size_t size;
+    char *text = read_text(&size);
+    for (size_t bit = 0; bit < 8 * size; bit++) {
+        text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
+        write_text(text, size);
+        const int found[] = {get_again("first"), get_again("second"), get_again("third")};
+        int lost = 0;
+        for (int i = 0; i < 3; i++) {
+            assert_true(found[i] == i + 1 || found[i] == -1);
+            lost += found[i] == -1;
+        }
+        assert_true(lost <= 2); // two when the end of a line is hit
+        text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
+    }
+    free(text);
+}
+
+static void garbage_is_skipped(void **state) {
+    (void)state;
+    put("good", 7);
+    size_t size;
+    char *line = read_text(&size);
+    static const char empty_fields[] = {'\n', '\t', '\t', '\n', '\n', 0, '\n', '\t', '0', '0', '\n'};
+    static char file[300000];
+    size_t n = 0;
+    memset(file, 'x', 200000), n = 200000; // one very long line
+    for (size_t i = 0; i < sizeof empty_fields; i++) file[n++] = empty_fields[i];
+    for (int i = 0; i < 3000; i++) file[n++] = (char)(i * 7919 >> 3);
+    file[n++] = '\n';
+    memcpy(file + n, line, size), n += size;
+    write_text(file, n);
+    assert_int_equal(get_again("good"), 7);
+    free(line);
+}
+
+static void keys_that_would_break_lines_and_values_too_large_are_not_kept(void **state) {
+    (void)state;
+    put("tab\there", 1), put("line\nbreak", 1), put("", 1), put("fine", 2);
+    char long_key[TUNING_KEY_MAX + 1] = {0}, large[TUNING_VALUE_MAX + 1] = {0};
+    memset(long_key, 'k', TUNING_KEY_MAX);
+    put(long_key, 1);
+    tuning_cache_put("large", large, sizeof large);
+    assert_int_equal(get_again("tab\there"), -1);
+    assert_int_equal(get_again(long_key), -1);
+    assert_int_equal(get_again("fine"), 2);
+    long_key[TUNING_KEY_MAX - 1] = 0;
+    tuning_cache_put(long_key, large, TUNING_VALUE_MAX);
+    tuning_cache_close();
+    assert_true(tuning_cache_get(long_key, large, TUNING_VALUE_MAX));
+}
+
+static void a_file_that_cannot_be_used_is_no_error(void **state) {
+    (void)state;
+    const char *places[] = {"off", "/dev/null", "/nonexistent/directory/tuning", tmp.path};
+    for (int i = 0; i < 4; i++) {
+        setenv("PRETRAIN_CACHE", places[i], 1);
+        tuning_cache_close();
+        put("kept in memory", 5), put("this too", 6);
+        int value = 0;
+        assert_true(tuning_cache_get("kept in memory", &value, sizeof value));
+        assert_int_equal(value, 5);
+        assert_int_equal(get_again("kept in memory"), -1);
+    }
+    struct stat st;
+    assert_true(stat("/dev/null", &st) == 0 && S_ISCHR(st.st_mode));
+    assert_int_equal(access("off", F_OK), -1);
+    assert_int_equal(mkfifo(cache_file, 0600), 0); // nobody writes into it: reading would wait for ever
+    setenv("PRETRAIN_CACHE", cache_file, 1);
+    assert_int_equal(get_again("anything"), -1);
+}
+
+static void the_default_place_is_made(void **state) {
+    (void)state;
+    unsetenv("PRETRAIN_CACHE");
+    setenv("XDG_CACHE_HOME", tmpdir_file(&tmp, "cache"), 1);
+    put("a", 1);
+    assert_int_equal(get_again("a"), 1);
+    assert_int_equal(access(tmpdir_file(&tmp, "cache/pretrain.cu/tuning"), R_OK), 0);
+    setenv("XDG_CACHE_HOME", "relative", 1); // to be ignored
+    setenv("HOME", tmp.path, 1);
+    put("b", 2);
+    assert_int_equal(access(tmpdir_file(&tmp, ".cache/pretrain.cu/tuning"), R_OK), 0);
+    unsetenv("HOME");
+    assert_int_equal(get_again("b"), -1);
+    put("c", 3);
+    unsetenv("XDG_CACHE_HOME");
+}
+
+// Writers at the same time: at every moment the file is whole. What one replaced by the other's view may be lost, but
+// the last writer's own entries stand.
+static void processes_share_the_file(void **state) {
+    (void)state;
+    enum { WRITERS = 4, ENTRIES = 25 };
+    pid_t writers[WRITERS];
+    for (int w = 0; w < WRITERS; w++) {
+        writers[w] = fork();
+        if (writers[w] == 0) {
+            char key[32];
+            for (int i = 0; i < ENTRIES; i++) {
+                snprintf(key, sizeof key, "writer %d entry %d", w, i);
+                put(key, i);
+            }
+            _exit(0);
+        }
+    }
+    int status, failed = 0;
+    for (int w = 0; w < WRITERS; w++) failed += waitpid(writers[w], &status, 0) != writers[w] || status != 0;
+    assert_int_equal(failed, 0);
+    size_t size;
+    char *text = read_text(&size), key[32];
+    int lines = 0, found = 0;
+    for (size_t i = 0; i < size; i++) lines += text[i] == '\n';
+    for (int w = 0; w < WRITERS; w++)
+        for (int i = 0; i < ENTRIES; i++) {
+            snprintf(key, sizeof key, "writer %d entry %d", w, i);
+            found += get_again(key) == i;
+        }
+    assert_int_equal(found, lines); // every line is whole
+    assert_true(found >= ENTRIES);  // a process keeps its own in memory, so the last writer wrote all of its own
+    free(text);
+}
+
+int main(void) {
+#define TEST(f) cmocka_unit_test_setup_teardown(f, fresh_directory, remove_directory)
+    const struct CMUnitTest tests[] = {
+        TEST(entries_survive_the_process_and_are_replaced),
+        TEST(a_truncated_file_loses_only_what_was_cut),
+        TEST(a_flipped_bit_spoils_one_line),
+        TEST(garbage_is_skipped),
+        TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept),
+        TEST(a_file_that_cannot_be_used_is_no_error),
+        TEST(the_default_place_is_made),
+        TEST(processes_share_the_file),
+    };
+    return cmocka_run_group_tests_name("tuning_cache", tests, NULL, NULL);
+}
