@@ -5,7 +5,7 @@
 
 One line a kernel, one column an architecture: registers a thread; then "+N spill" bytes stored to local memory because
 the registers did not reach, or "+N local" bytes of arrays that are kept there. Spills cost memory traffic in the inner
-loop, so they are an error: exit code 1. Kernels that may spill stand in MAY_SPILL, each with its reason.
+loop, so they are an error: exit code 1. Kernels that may spill stand in MAY_SPILL, each with a limit and its reason.
 Needs nothing but Python; c++filt, where it is installed, makes the names readable.
 """
 import re
@@ -14,8 +14,10 @@ import subprocess
 import sys
 
 # Kernel name (without template arguments) -> why a spill there costs nothing.
-MAY_SPILL = {
-    "step_control_kernel": "one thread, once a step: a few microseconds whatever it does",
+MAY_SPILL = {  # kernel: (bytes a thread, reason)
+    "step_control_kernel": (128, "one thread decides, once a step: a few microseconds whatever it does"),
+    "flash_forward_kernel": (8, "on sm_100: two registers, stored before the loop over the keys and read after it"),
+    "flash_backward_keys_kernel": (8, "on sm_120: two registers, stored before the loop over the queries and read after it"),
 }
 
 COMPILING = re.compile(r"Compiling entry function '(\S+)' for '(sm_\w+)'")
@@ -88,11 +90,12 @@ def main(paths):
         row = [kernels.get((key, arch)) for arch in archs]
         shared = max(kernel["shared"] for kernel in row if kernel)
         print(f"{name:{width}}  {shared:6}  " + "  ".join(f"{cell(kernel):>14}" for kernel in row))
-        if any(kernel and kernel["spill"] for kernel in row) and name.split("<")[0] not in MAY_SPILL:
+        allowed, _ = MAY_SPILL.get(name.split("<")[0], (0, ""))
+        if any(kernel and kernel["spill"] > allowed for kernel in row):
             failures.append(name)
-    for name, reason in MAY_SPILL.items():
-        print(f"may spill: {name}: {reason}")
-    print(f"{len(names)} kernels for {', '.join(archs)}; {len(failures)} spill")
+    for name, (allowed, reason) in MAY_SPILL.items():
+        print(f"may spill up to {allowed} bytes: {name}: {reason}")
+    print(f"{len(names)} kernels for {', '.join(archs)}; {len(failures)} spill more than they may")
     if failures:
         sys.exit("spills in: " + ", ".join(failures))
 

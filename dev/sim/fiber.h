@@ -44,8 +44,8 @@ inline void fiber_started(Fiber *fiber) {
 #endif
 }
 
-// Leaves `from`, goes on in `to`; returns when somebody switches back. All registers that a call preserves are named
-// as destroyed, so the compiler saves exactly those that it needs. 128: the red zone below the stack pointer.
+// Leaves `from`, goes on in `to`; returns when somebody switches back. All registers are named as destroyed, so the
+// compiler saves exactly those that it needs. 128: the red zone below the stack pointer.
 static inline __attribute__((always_inline)) void fiber_switch(Fiber *from, Fiber *to) {
 #ifdef SIM_ASAN
     __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->stack_bytes);
@@ -65,7 +65,9 @@ static inline __attribute__((always_inline)) void fiber_switch(Fiber *from, Fibe
                  "leaq 128(%%rsp), %%rsp\n\t"
                  : "+D"(save), "+S"(target)
                  :
-                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory", "cc");
+                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1",
+                   "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
+                   "xmm14", "xmm15", "memory", "cc");
 #else
     swapcontext(&from->context, &to->context);
 #endif

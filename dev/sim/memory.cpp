@@ -116,7 +116,7 @@ static cudaError_t allocate(const char *call, void **p, size_t bytes, MemoryKind
     } else if (posix_memalign(&fresh, 256, bytes)) {
         return set_error(cudaErrorMemoryAllocation);
     }
-    memset(fresh, 0xff, bytes);
+    quiet_fill(fresh, 0xff, bytes);
     if (in_region) memory_close();
     msan_uninitialised(fresh, bytes);
     allocations().insert(first_behind(fresh), {(char *)fresh, bytes, kind});
@@ -172,7 +172,7 @@ static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t
     if (cudaError_t error = check_copy(call, dst, src, bytes, direction)) return error;
     streams_drain_all();
     memory_open();
-    memcpy(dst, src, bytes);
+    quiet_copy(dst, src, bytes);
     memory_close();
     return cudaSuccess;
 }
@@ -188,14 +188,14 @@ static cudaError_t copy_async(void *dst, const void *src, size_t bytes, cudaMemc
     if (staged) { // the source is read during the call
         void *copy = malloc(bytes);
         if (!copy) return set_error(cudaErrorMemoryAllocation);
-        memcpy(copy, src, bytes);
+        quiet_copy(copy, src, bytes);
         if (cudaError_t error = stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "staged copy", [=] {
-                memcpy(dst, copy, bytes);
+                quiet_copy(dst, copy, bytes);
                 free(copy);
             }))
             return error;
     } else if (cudaError_t error =
-                   stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "copy", [=] { memcpy(dst, src, bytes); })) {
+                   stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "copy", [=] { quiet_copy(dst, src, bytes); })) {
         return error;
     }
     return blocks ? cudaStreamSynchronize(stream) : cudaSuccess;
@@ -205,7 +205,7 @@ static cudaError_t set_async(const char *call, void *dst, int value, size_t byte
     if (bytes == 0) return cudaSuccess;
     if (memory_kind(dst, bytes) == PAGEABLE)
         return set_error(cudaErrorInvalidValue, "%s: range is not the device's", call);
-    return stream_enqueue(stream, cudaGraphNodeTypeMemset, "memset", [=] { memset(dst, value, bytes); });
+    return stream_enqueue(stream, cudaGraphNodeTypeMemset, "memset", [=] { quiet_fill(dst, value, bytes); });
 }
 } // namespace sim
 

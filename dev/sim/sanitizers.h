@@ -5,6 +5,7 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __has_feature
 #if __has_feature(address_sanitizer)
@@ -111,6 +112,23 @@ inline void tsan_forget(void *p, size_t bytes) {
 #ifdef SIM_TSAN
     __tsan_java_free((unsigned long)p, (bytes + 7) & ~7ul);
     __tsan_java_alloc((unsigned long)p, (bytes + 7) & ~7ul);
+#endif
+}
+
+// memset and memcpy that ThreadSanitizer does not see. It would count them as accesses, which takes longer than a test
+// where it is tens of MB; and what they do is ordered with kernels anyway, by the launch.
+inline void quiet_fill(void *p, int value, size_t bytes) {
+#ifdef SIM_TSAN
+    for (size_t i = 0; i < bytes; i++) ((volatile char *)p)[i] = (char)value;
+#else
+    memset(p, value, bytes);
+#endif
+}
+inline void quiet_copy(void *dst, const void *src, size_t bytes) {
+#ifdef SIM_TSAN
+    for (size_t i = 0; i < bytes; i++) ((volatile char *)dst)[i] = ((const char *)src)[i];
+#else
+    memcpy(dst, src, bytes);
 #endif
 }
 } // namespace sim

@@ -13,14 +13,6 @@ void shared_memory_reset(Block *b) {
     b->epoch++;
 }
 
-static void fill(char *p, size_t bytes) {
-#ifdef SIM_TSAN // memset would be an access in ThreadSanitizer's eyes
-    for (volatile char *c = p; c < p + bytes; c++) *c = (char)0xff;
-#else
-    memset(p, 0xff, bytes);
-#endif
-}
-
 static void *take(Block *b, size_t bytes, size_t alignment, const char *name) {
     if (alignment < 16) alignment = 16;
     const size_t at = (b->shared_top + RED_ZONE + alignment - 1) / alignment * alignment;
@@ -33,7 +25,7 @@ static void *take(Block *b, size_t bytes, size_t alignment, const char *name) {
     char *p = b->memory + at;
     asan_unpoison(p, bytes);
     tsan_forget(p, bytes);
-    fill(p, bytes);
+    quiet_fill(p, 0xff, bytes);
     msan_uninitialised(p, bytes);
     return p;
 }

@@ -105,18 +105,18 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
     const float target_logit = to_float(row[target]),
                 scale = gradient_scale(p); // the row is overwritten behind barriers
     Vector<T, N> x[PACKS];
-    UNROLL(j, PACKS) {
+    UNROLL (j, PACKS) {
         const int i = j * (int)blockDim.x + (int)threadIdx.x;
         // Behind the row: the last pack again, all of it masked.
         x[j] = load_logits<T, N>(row, min(i, packs - 1), i < packs ? p.V : 0);
     }
     float highest = -INFINITY, sum = 0.0f;
-    UNROLL(j, PACKS) highest = vector_max(x[j], highest);
+    UNROLL (j, PACKS) highest = vector_max(x[j], highest);
     highest = block_max(highest);
-    UNROLL(j, PACKS) sum += exp_sum(x[j], highest * LOG2_E);
+    UNROLL (j, PACKS) sum += exp_sum(x[j], highest * LOG2_E);
     const RowSums s = row_finish(p.losses + r, highest, block_sum(sum), target_logit, scale);
     if (!p.backward) return;
-    UNROLL(j, PACKS) {
+    UNROLL (j, PACKS) {
         const int i = j * (int)blockDim.x + (int)threadIdx.x;
         if (i < packs) store_gradient(row, i, x[j], s);
     }
