@@ -8,6 +8,7 @@
 // of which the linker might take the instrumented copy.
 #include "dev/sim/block.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -359,6 +360,14 @@ void block_run(Block *b, uint64_t index) {
                                                         : (int)(random_number(b) % (unsigned)b->threads);
     Fiber *fiber = fiber_to_run(b, first);
     set_current(b, first);
+#ifdef SIM_ASAN
+    if (!b->caller.stack) { // where AddressSanitizer finds itself again; a longjmp (cmocka's skip) asks for it
+        pthread_attr_t attributes;
+        pthread_getattr_np(pthread_self(), &attributes);
+        pthread_attr_getstack(&attributes, (void **)&b->caller.stack, &b->caller.stack_bytes);
+        pthread_attr_destroy(&attributes);
+    }
+#endif
     fiber_switch(&b->caller, fiber);
 }
 } // namespace sim

@@ -76,6 +76,18 @@ $(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: %: %.o $(SIM_CORE_OBJ)
 	$(SAY) LINK $@
 	$(QUIET)$(CXX) $(CFLAGS_$(MODE)) $^ -o $@ -lpthread
 
+# cuDNN's own library judges our graphs, with a driver that only says yes.
+CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o pass.o plan.o) \
+	$(BUILD)/llmc/base/error.o $(BUILD)/llmc/tensor.o
+$(SIM_BUILD)/test/sim/test_cudnn_graphs: $(BUILD)/test/sim/test_cudnn_graphs.o $(CUDNN_GRAPH_OBJ) \
+		| $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1
+	$(SAY) LINK $@
+	$(QUIET)$(LINK_SIM)
+$(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) -std=c11 $(WARNINGS) -shared -fPIC -Wl,-soname,libcuda.so.1 $< -o $@
+
 train_gpt2sim: $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the simulator, for tests
 	@cp -f $< $@
 
@@ -83,18 +95,20 @@ train_gpt2sim: $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the simulator, 
 # MemorySanitizer.
 SIM_TEST_BIN := $(if $(CUDA),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c test/sim/test_*.c)))
 SIM_CLANG    := $(if $(CUDA),$(shell command -v clang++))
+SIM_ASAN_BIN := $(if $(CUDA),$(SIM_SHORT:%=build/sanitize-sim/test/%))
+SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
 SIM_TSAN_BIN := $(if $(CUDA),$(SIM_SHORT:%=build/tsan-sim/test/%))
 SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
 SIM_FAULTS   := $(if $(CUDA),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
-.PHONY: sim-test-programs sim-tsan-programs sim-msan-programs sim-faults sim-bench
+.PHONY: sim-test-programs sim-sanitize-programs sim-faults sim-bench
 sim-test-programs: $(SIM_TEST_BIN) sim-faults
-sim-tsan-programs:
-	$(if $(SIM_TSAN_BIN),$(SUBMAKE) MODE=tsan $(SIM_TSAN_BIN))
-sim-msan-programs:
-	$(if $(SIM_MSAN_BIN),$(SUBMAKE) MODE=msan $(SIM_MSAN_BIN))
+sim-sanitize-programs:
+	$(MAKE) --no-print-directory -s MODE=sanitize $(SIM_ASAN_BIN)
+	$(MAKE) --no-print-directory -s MODE=tsan $(SIM_TSAN_BIN)
+	$(if $(SIM_MSAN_BIN),$(MAKE) --no-print-directory -s MODE=msan $(SIM_MSAN_BIN))
 sim-faults:
-	$(foreach f,$(SIM_FAULTS),$(SUBMAKE) MODE=$(patsubst build/%-sim/test/sim/faults,%,$f) $f &&) true
+	$(foreach f,$(SIM_FAULTS),$(MAKE) --no-print-directory -s MODE=$(patsubst build/%-sim/test/sim/faults,%,$f) $f &&) true
 
 sim-bench: $(SIM_BUILD)/dev/sim/bench ## what a thread, a barrier and a shuffle cost in the simulator
 	$<
