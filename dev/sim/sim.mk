@@ -11,7 +11,7 @@ SIM_BUILD := build/$(MODE)-sim
 # The simulator proper, and all there is in dev/sim: with the emulated libraries. Where there is an emulated cuDNN it
 # takes the place of the file that loads the real one.
 SIM_CORE_OBJ := $(addprefix $(SIM_BUILD)/dev/sim/,$(addsuffix .o,block device graph grid memory shared_memory stream warp_ops workers))
-SIM_SRC      := $(filter-out dev/sim/fibers.cpp dev/sim/cudart.cpp,$(wildcard dev/sim/*.cpp)) \
+SIM_SRC      := $(wildcard dev/sim/*.cpp) \
 	$(filter-out $(if $(wildcard dev/sim/cudnn_sim.cpp),llmc/cuda/cudnn_library.c),$(CUDA_SRC))
 SIM_OBJ      := $(patsubst %,$(SIM_BUILD)/%.o,$(basename $(SIM_SRC)))
 SIM_LIB      := $(SIM_BUILD)/libllmc.a
