@@ -171,7 +171,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	scripts/install_deps.sh build test
 	$(SUBMAKE) MODE=sanitize test-programs sanitized-trainer
 	$(if $(CUDA),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
-	$(if $(CUDA),$(SUBMAKE) sim-sanitize-programs)
+	$(if $(CUDA),$(SUBMAKE) sim-sanitize-programs sim-faults)
 	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' CUDNN_GRAPHS=all scripts/run_tests.py \
 		--jobs $(shell nproc) --program-seconds 900 --pytest test/e2e --mark sanitize \
@@ -187,7 +187,7 @@ sanitized-trainer: $(BUILD)/train_gpt2 $(BUILD)/prepare
 # ----------------------------------------------------------------------------------------------------------------- style
 
 SOURCES := $(sort $(wildcard *.cu llmc/*.[ch] llmc/*/*.[ch] llmc/*/*.cu llmc/*/*.cuh data/*.[ch] dev/*/*.[ch] \
-           dev/sim/*.cpp dev/sim/include/*/*.h test/*/*.[ch] test/*/*.cu))
+           dev/sim/*.cpp dev/sim/include/*/*.h dev/sim/*.cu test/*/*.[ch] test/*/*.cu))
 # What clang-tidy reads: the C of it; without a CUDA toolkit not what includes its headers.
 TIDIED := $(filter %.c train_gpt2.cu,$(if $(CUDA),$(SOURCES),$(filter-out llmc/cuda/% test/sim/%,$(SOURCES))))
 # clang 14 knows _Float16 only where AVX512-FP16 is switched on; nothing is compiled here, only read.

@@ -46,21 +46,19 @@ template <class F> static double best_seconds(F f) {
     return best;
 }
 static double nanoseconds_per_round(void (*kernel)(float *), float *x, unsigned block) {
-    return best_seconds([=] { LAUNCH(kernel, THREADS / block, block, 0, 0)(x); }) * 1e9 / ((double)THREADS * ROUNDS);
+    const auto launch = [=] { LAUNCH(kernel, THREADS / block, block, 0, 0)(x); };
+    return best_seconds(launch) * 1e9 / ((double)THREADS * ROUNDS);
 }
+
+static void launch_empty(unsigned block) { LAUNCH(empty_kernel, 1, block, 0, 0)(); }
+static void launch_plain(float *x) { LAUNCH(plain_kernel, PLAIN_THREADS / 256, 256, 0, 0)(x); }
 
 int main() {
     float *x;
     if (cudaMalloc((void **)&x, PLAIN_THREADS * sizeof *x) || cudaMemset(x, 0, PLAIN_THREADS * sizeof *x)) return 1;
-    printf("launch of one thread            %8.0f ns\n",
-           best_seconds([] { LAUNCH(empty_kernel, 1, 1, 0, 0)
-                             (); }) * 1e9);
-    printf("launch of a block of 256        %8.0f ns\n",
-           best_seconds([] { LAUNCH(empty_kernel, 1, 256, 0, 0)
-                             (); }) * 1e9);
-    printf("thread without barriers         %8.2f ns\n",
-           best_seconds([=] { LAUNCH(plain_kernel, PLAIN_THREADS / 256, 256, 0, 0)
-                              (x); }) * 1e9 / PLAIN_THREADS);
+    printf("launch of one thread            %8.0f ns\n", best_seconds([] { launch_empty(1); }) * 1e9);
+    printf("launch of a block of 256        %8.0f ns\n", best_seconds([] { launch_empty(256); }) * 1e9);
+    printf("thread without barriers         %8.2f ns\n", best_seconds([=] { launch_plain(x); }) * 1e9 / PLAIN_THREADS);
     for (unsigned block : {32u, 256u, 1024u})
         printf("block of %4u, ns per thread: __syncthreads %6.2f  shuffle %6.2f  five shuffles %6.2f  warp_sum %6.2f\n",
                block, nanoseconds_per_round(barrier_kernel, x, block), nanoseconds_per_round(shuffle_kernel, x, block),

@@ -1,10 +1,14 @@
 // A fiber: a stack on which CUDA threads run, and the switch from one to another. Internal to the simulator.
-// x86-64 switches in ten instructions (2 ns; swapcontext makes two system calls); other processors use ucontext.
+// x86-64 switches in ten instructions (2 ns); other processors, and SIM_UCONTEXT, take swapcontext, which makes a
+// system call.
 #pragma once
 #include "dev/sim/sanitizers.h"
 #include <stddef.h>
 #include <stdint.h>
-#ifndef __x86_64__
+#if !defined(__x86_64__) && !defined(SIM_UCONTEXT)
+#define SIM_UCONTEXT
+#endif
+#ifdef SIM_UCONTEXT
 #include <ucontext.h>
 #endif
 
@@ -14,7 +18,7 @@ struct Fiber {
     char *stack = nullptr;         // lowest address
     size_t stack_bytes = 0;
     void *fake_stack = nullptr; // AddressSanitizer's
-#ifndef __x86_64__
+#ifdef SIM_UCONTEXT
     ucontext_t context;
 #endif
 };
@@ -22,7 +26,7 @@ struct Fiber {
 // Makes `entry` the function that runs when the fiber is switched to for the first time. It must not return.
 // `offset`: bytes to leave free at the top. Stacks a power of two apart would share the same few cache sets.
 inline void fiber_prepare(Fiber *fiber, void (*entry)(), size_t offset) {
-#ifdef __x86_64__
+#ifndef SIM_UCONTEXT
     uintptr_t *top = (uintptr_t *)(((uintptr_t)fiber->stack + fiber->stack_bytes - offset) & ~(uintptr_t)63);
     *--top = 0; // the return address of entry: where backtraces end
     *--top = (uintptr_t)entry;
@@ -50,7 +54,7 @@ static inline __attribute__((always_inline)) void fiber_switch(Fiber *from, Fibe
 #ifdef SIM_ASAN
     __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->stack_bytes);
 #endif
-#ifdef __x86_64__
+#ifndef SIM_UCONTEXT
     void **save = &from->stack_pointer, *target = to->stack_pointer;
     asm volatile("leaq -128(%%rsp), %%rsp\n\t"
                  "pushq %%rbp\n\t"

@@ -37,6 +37,7 @@ def test_twenty_steps_have_the_losses_of_the_cpu_trainer(dtype, data, tmp_path):
     assert on_cpu[20] < on_cpu[1] - 0.3, "nothing was learnt, so nothing was compared"
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_a_resumed_run_has_the_same_bits(dtype, data, tmp_path):
     whole = run(SIMULATOR, tmp_path / "whole", data, "--dtype", dtype, "-x", 6, "-n", 6)

@@ -184,7 +184,7 @@ static Entry *entry_make(DType dtype, const char *name, OpDims dims, bool may_ch
     device_sync();
     memset(e->bytes, 0xFF, bytes);
     e->x.t.data = e->block + GUARD_BYTES;
-    e->x.v = calloc((size_t)tensor_numel(t) + 1, sizeof(double));
+    if (t.dtype != DTYPE_U8) e->x.v = calloc((size_t)tensor_numel(t) + 1, sizeof(double)); // bytes have no values
     return e;
 }
 

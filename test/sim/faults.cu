@@ -2,7 +2,7 @@
 //     faults NAME wrong|right
 // runs one of them; a result that is not what it should be prints "wrong result" and ends with status 1.
 // Built in every mode of the simulator. WRONG is known to the compiler, so the right twin holds nothing of the mistake.
-#include <cuda_runtime.h>
+#include "llmc/cuda/intrinsics.cuh"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,6 +159,25 @@ template <bool WRONG> static void missing_barrier() {
     expect(device_value(out + 1), 0.0f);
 }
 
+// Each thread copies 2 x 4 floats into shared memory with cp.async. The wrong twin waits when they have been read.
+template <bool WRONG> __global__ void missing_copy_wait_kernel(float *out, const float *in) {
+    SHARED(float4, tile, [2 * N]);
+    const float4 *source = reinterpret_cast<const float4 *>(in);
+    AsyncCopies copies;
+    copies.copy(&tile[threadIdx.x], &source[threadIdx.x], true);
+    copies.copy(&tile[N + threadIdx.x], &source[N + threadIdx.x], true);
+    copies.commit();
+    if (!WRONG) copies.wait<0>();
+    __syncthreads();
+    out[threadIdx.x] = tile[threadIdx.x].x + tile[N + threadIdx.x].x;
+    if (WRONG) copies.wait<0>();
+}
+template <bool WRONG> static void missing_copy_wait() {
+    float *in = device_floats(8 * N), *out = device_floats(N);
+    LAUNCH(missing_copy_wait_kernel<WRONG>, 1, N, 0, 0)(out, (const float *)in);
+    expect(device_value(out), 0.0f);
+}
+
 template <bool WRONG> __global__ void divergent_barrier_kernel(float *out) {
     if (!WRONG) {
         __syncthreads();
@@ -309,15 +328,13 @@ static const struct {
     void (*wrong)();
     void (*right)();
 } faults[] = {
-    FAULT(global_read),          FAULT(global_write),         FAULT(use_after_free),
-    FAULT(static_shared),        FAULT(dynamic_shared),       FAULT(misaligned),
-    FAULT(uninitialised_shared), FAULT(uninitialised_global), FAULT(host_touches_device),
-    FAULT(host_pointer),         FAULT(copy_direction),       FAULT(missing_barrier),
-    FAULT(divergent_barrier),    FAULT(early_exit),           FAULT(deadlock),
-    FAULT(endless_loop),         FAULT(shuffle_as_barrier),   FAULT(shuffle_mask),
-    FAULT(inactive_source),      FAULT(different_operations), FAULT(block_race),
-    FAULT(float_atomics),        FAULT(missing_event),        FAULT(missing_wait),
-    FAULT(too_much_shared),      FAULT(too_many_threads),
+    FAULT(global_read),          FAULT(global_write),       FAULT(use_after_free),       FAULT(static_shared),
+    FAULT(dynamic_shared),       FAULT(misaligned),         FAULT(uninitialised_shared), FAULT(uninitialised_global),
+    FAULT(host_touches_device),  FAULT(host_pointer),       FAULT(copy_direction),       FAULT(missing_barrier),
+    FAULT(missing_copy_wait),    FAULT(divergent_barrier),  FAULT(early_exit),           FAULT(deadlock),
+    FAULT(endless_loop),         FAULT(shuffle_as_barrier), FAULT(shuffle_mask),         FAULT(inactive_source),
+    FAULT(different_operations), FAULT(block_race),         FAULT(float_atomics),        FAULT(missing_event),
+    FAULT(missing_wait),         FAULT(too_much_shared),    FAULT(too_many_threads),
 };
 
 int main(int argc, char **argv) {
