@@ -37,7 +37,7 @@ static inline void apart_run(void **state) {
         skip();
     }
 #endif
-    char cache[] = "/tmp/tuning.XXXXXX", program[4096];
+    char cache[] = P_tmpdir "/tuning.XXXXXX", program[4096];
     const int file = mkstemp(cache);
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     assert_true(file >= 0 && length > 0);
