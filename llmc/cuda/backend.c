@@ -6,8 +6,8 @@ CudaBackend cuda_backend;
 
 int64_t ops_workspace_bytes(OpsShape shape) {
     const int64_t needs[] = {
-        cuda_matmul_workspace(shape), cuda_layernorm_workspace(shape), cuda_embedding_workspace(shape),
-        cuda_head_workspace(shape),   cuda_attention_workspace(shape), cuda_optimizer_workspace(shape),
+        cuda_matmul_workspace(shape),    cuda_layernorm_workspace(shape), cuda_embedding_workspace(shape),
+        cuda_attention_workspace(shape), cuda_optimizer_workspace(shape),
     };
     int64_t largest = 0;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)

@@ -52,11 +52,10 @@ static inline cudaStream_t cuda_compute_stream(void) { return cuda_backend.strea
 void *cuda_scratch(const char *op, int64_t bytes);
 
 // What each family of ops needs of the workspace for calls up to the given shapes; ops_workspace_bytes (backend.c) is
-// the largest. A family that calls another one (head_loss, matmul) counts what must live at the same time.
+// the largest. Families that only call others, as head_loss does, need none.
 int64_t cuda_matmul_workspace(OpsShape shape);
 int64_t cuda_layernorm_workspace(OpsShape shape);
 int64_t cuda_embedding_workspace(OpsShape shape);
-int64_t cuda_head_workspace(OpsShape shape);
 int64_t cuda_attention_workspace(OpsShape shape);
 int64_t cuda_optimizer_workspace(OpsShape shape);
 

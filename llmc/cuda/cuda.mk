@@ -69,7 +69,7 @@ LINK_CUDA = $(CXX) $(CFLAGS_$(MODE)) -fopenmp $^ -o $@ $(LDFLAGS) -L$(CUDA_LIBS)
 
 $(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_LIB)
 	$(SAY) LINK $@
-	$(QUIET)$(call LINK_CUDA,$(PROFILE_WRAP))
+	$(QUIET)$(LINK_CUDA)
 
 .PHONY: train_gpt2cu cuda-test-programs kernel-report need-nvcc
 train_gpt2cu: need-nvcc $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer. ARCHS="80 90": for these GPUs; default: this machine's

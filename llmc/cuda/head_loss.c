@@ -33,11 +33,6 @@ int64_t ops_head_chunk_rows(OpsShape shape) {
     return best;
 }
 
-int64_t cuda_head_workspace(OpsShape shape) {
-    (void)shape;
-    return 0; // the matmuls count theirs
-}
-
 static void check_shapes(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets,
                          int64_t V) {
     cuda_check_float(op, in);

@@ -120,15 +120,8 @@ template <class T> static __device__ __forceinline__ int4 pack_bits(const Pack<T
 template <class T> static __device__ __forceinline__ Pack<T> load_pack(const T *p) {
     return pack_from_bits<T>(*reinterpret_cast<const int4 *>(p));
 }
-// Streaming: read once, leave the caches to others.
-template <class T> static __device__ __forceinline__ Pack<T> load_pack_once(const T *p) {
-    return pack_from_bits<T>(__ldcs(reinterpret_cast<const int4 *>(p)));
-}
 template <class T> static __device__ __forceinline__ void store_pack(T *p, const Pack<T> &v) {
     *reinterpret_cast<int4 *>(p) = pack_bits(v);
-}
-template <class T> static __device__ __forceinline__ void store_pack_once(T *p, const Pack<T> &v) {
-    __stcs(reinterpret_cast<int4 *>(p), pack_bits(v));
 }
 // Whether rows of `cols` elements of dtype that begin at p can be read in packs.
 static inline bool pack_aligned(const void *p, int64_t cols, DType dtype) {

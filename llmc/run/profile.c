@@ -27,8 +27,7 @@ static struct {
     Error err;
 } profile;
 
-// ------------------------------------------------------------------------------------------------------------
-// recording
+// ----------------------------------------------------------------------------------------------------------- recording
 
 static bool make_room(void) {
     if (profile.num_calls < profile.capacity) return true;
@@ -83,8 +82,7 @@ void __wrap_device_graph_end(DeviceGraph *graph) {
     if (!profile.timing_ops) __real_device_graph_end(graph);
 }
 
-// ----------------------------------------------------------------------------------------------------------------
-// steps
+// --------------------------------------------------------------------------------------------------------------- steps
 
 int64_t profile_total_steps(int64_t n) { return WARMUP_STEPS + 2 * n; }
 
@@ -106,8 +104,7 @@ bool profile_next_step(void) {
     return !profile.failed && profile.step++ < profile_total_steps(profile.n);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// report
+// -------------------------------------------------------------------------------------------------------------- report
 
 static void free_all(void) {
     for (int64_t i = 0; i < profile.num_calls; i++) {

@@ -6,7 +6,7 @@
 // row of its own, so that the rows add up to the step; the N steps before tell what the events cost.
 //
 // Neither the ops nor the model know of it: the linker puts the wrappers of profile.c before the ops of ops.h (--wrap,
-// PROFILE_WRAP in the Makefile). When nothing is profiled a wrapper costs one comparison, and inside a graph nothing.
+// PROFILE_OPS in the Makefile). When nothing is profiled a wrapper costs one comparison, and inside a graph nothing.
 #pragma once
 #include "llmc/run/profile_table.h"
 

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -----------------------------------------------------------------------------------------------------------------
-// rows
+// ---------------------------------------------------------------------------------------------------------------- rows
 
 double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed) {
     return fmax(cost->flops / speed.matmul_flops, cost->bytes / speed.copy_bandwidth);
@@ -84,8 +83,7 @@ static double median_seconds(const double *start, int64_t n) {
     return median;
 }
 
-// ----------------------------------------------------------------------------------------------------------------
-// table
+// --------------------------------------------------------------------------------------------------------------- table
 
 enum { LABEL_WIDTH = 52 };
 
@@ -133,8 +131,7 @@ bool profile_print(RunLog *log, const Profile *profile, Error *err) {
     return true;
 }
 
-// ----------------------------------------------------------------------------------------------------------------
-// files
+// --------------------------------------------------------------------------------------------------------------- files
 
 // Writes the text that f has gathered to path; closes and frees.
 static bool commit_text(FILE *f, char **text, size_t *bytes, const char *path, Error *err) {

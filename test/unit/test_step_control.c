@@ -100,8 +100,7 @@ static void values_that_are_not_finite_stay_out_of_the_windows(void **state) {
     assert_memory_equal(&c.norm_window, &before.norm_window, sizeof c.norm_window);
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// outliers
+// ------------------------------------------------------------------------------------------------------------ outliers
 
 static void nothing_is_an_outlier_before_the_window_is_full(void **state) {
     (void)state;
