@@ -28,7 +28,7 @@ SIMD_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
 SIMD_FLAGS_none       := -Wno-psabi
 # -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
 CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off $(WARNINGS) $(CFLAGS_$(MODE))
-LDLIBS += -ldnnl -lcjson -lxxhash -lpthread -lm
+LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
 HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/tokens/*.c llmc/store/*.c llmc/run/*.c)
@@ -60,7 +60,10 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
 .PHONY: all quickstart test test-sanitize bench lint format help clean deps
 
-all: train_gpt2 data/prepare ## the best trainer for this machine, and the data tools
+# Each C file of data/ is a program of that name.
+DATA_TOOLS := $(patsubst %.c,%,$(wildcard data/*.c))
+
+all: train_gpt2 $(DATA_TOOLS) ## the best trainer for this machine, and the data tools
 
 # device.c runs before it is known whether the processor has these instructions.
 $(filter-out $(BUILD)/llmc/cpu/device.o,$(CPU_OBJ)) $(BUILD)/test/unit/test_simd.o: CFLAGS += -fno-math-errno $(SIMD_FLAGS_$(SIMD))
@@ -84,14 +87,14 @@ $(BUILD)/train_gpt2: $(BUILD)/train_gpt2.o $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
 
-$(BUILD)/prepare: $(BUILD)/data/prepare.o $(LIB)
+$(DATA_TOOLS:data/%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/data/%.o $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
 
 train_gpt2: $(BUILD)/train_gpt2 ## the CPU trainer
 	@cp -f $< $@
 
-data/prepare: $(BUILD)/prepare ## text -> token shards
+$(DATA_TOOLS): data/%: $(BUILD)/%
 	@cp -f $< $@
 
 $(REF_LIB): $(REF_OBJ)
@@ -111,7 +114,6 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(LIB)
 $(BUILD)/test/unit/test_tuning_cache: $(BUILD)/llmc/cuda/tuning_cache.o
 
 .PRECIOUS: $(BUILD)/%.o
-.SECONDARY:
 
 include llmc/cuda/cuda.mk
 include dev/sim/sim.mk
@@ -182,7 +184,7 @@ OP_TEST_BIN_PLAIN := $(patsubst %.c,build/$(MODE)-none/%,$(wildcard test/ops/tes
 .PHONY: test-programs op-test-programs sanitized-trainer
 test-programs: $(TEST_BIN)
 op-test-programs: $(OP_TEST_BIN_PLAIN)
-sanitized-trainer: $(BUILD)/train_gpt2 $(BUILD)/prepare
+sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)
 
 # ----------------------------------------------------------------------------------------------------------------- style
 
@@ -206,7 +208,7 @@ format: ## clang-format every source in place
 	clang-format -i $(SOURCES)
 
 clean: ## remove everything that was built
-	rm -rf build train_gpt2 train_gpt2cu train_gpt2sim data/prepare
+	rm -rf build train_gpt2 train_gpt2cu train_gpt2sim $(DATA_TOOLS)
 
 help: ## this list
 	@grep -hE '^[a-z][a-z0-9_/-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([^:]*):.*## (.*)/  \1\t\2/' | expand -t 20

@@ -3,26 +3,31 @@
 //
 // One text, three builds: nvcc makes train_gpt2cu of it, the C compiler (-x c) train_gpt2, the simulator's build
 // train_gpt2sim; so it keeps to what C and C++ share. Which backend stands behind device.h and ops.h it does not know.
+#include "llmc/base/atomic_file.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/options.h"
+#include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/run_header.h"
 #include "llmc/run/runlog.h"
 #include "llmc/run/signals.h"
-#include "llmc/store/atomic_file.h"
+#include "llmc/run/summary.h"
 #include "llmc/store/checkpoint.h"
+#include "llmc/store/export.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/tokens/dataloader.h"
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/tokens/find_tokenizer.h"
+#include "llmc/train/choices.h"
 #include "llmc/train/evals.h"
+#include "llmc/train/generate.h"
 #include "llmc/train/optimizer.h"
-#include "llmc/train/sampler.h"
 #include "llmc/train/schedule.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // What the host learns of a step, one step late: the decisions and the times.
 typedef struct {
@@ -31,6 +36,9 @@ typedef struct {
     double lr;
     int64_t step; // 1 .. total; 0: nothing to report
 } StepRecord;
+
+// Where llm.c's script and data/get.py put it.
+static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 
 typedef struct {
     Options options;
@@ -51,13 +59,22 @@ typedef struct {
     Optimizer *optimizer;
     DataLoader *loader;
     Tokenizer *tokenizer; // NULL: samples are shown as token numbers
+    ChoiceSets choices;
     RunLog *log;
+    RunSummary *summary;
     StepRecord records[2];
     double started, step_seconds; // launch; smoothed time of a step
     float loss_scale;             // after the last step that was reported
     char attention[256];          // who computes it, as the header said
     int64_t first_step;           // where this process began
 } Run;
+
+static DType dtype_named(const char *name, DType otherwise) {
+    const DType named[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, dtype_name(named[i])) == 0) return named[i];
+    return otherwise;
+}
 
 // ---------------------------------------------------------------------------------------- what to train, on which data
 
@@ -113,6 +130,7 @@ static bool choose_model(Run *run, Error *err) {
     WeightsFile *file = weights_file_open(path, err);
     if (!file) return run->resume_path ? false : error_prefix(err, "-e");
     run->config = *weights_file_config(file);
+    if (run->state.eot < 0) run->state.eot = weights_file_eot(file);
     weights_file_close(file);
     snprintf(run->source, sizeof run->source, "weights from %s", path);
     const ModelConfig *c = &run->config;
@@ -144,7 +162,7 @@ static bool open_data(Run *run, Error *err) {
         if (!shards_open(&run->train, o->train_data, run->T, err)) return error_prefix(err, "-i");
         run->has_train = true;
     }
-    if (o->val_every > 0) {
+    if (o->val_every > 0 && !o->interactive) {
         run->has_val = shards_open(&run->val, o->val_data, run->T, err);
         if (!run->has_val && (options_given(o, "val-data") || o->max_steps == 0)) return error_prefix(err, "-j");
     }
@@ -153,7 +171,8 @@ static bool open_data(Run *run, Error *err) {
     if (run->config.V == 0) model_config_set_vocab(&run->config, vocab > 0 ? vocab : (int64_t)GPT2_VOCAB);
     if (stated && vocab > run->config.V)
         return error_set(err,
-                         "%s holds tokens of a vocabulary of %lld, the model has %lld: use the tokenizer of the model",
+                         "%s holds tokens of a vocabulary of %lld, the model has %lld: make the shards with the "
+                         "model's tokenizer (data/prepare --tokenizer PATH)",
                          stated->shards[0].path, (long long)vocab, (long long)run->config.V);
     if (run->has_train && run->has_val && run->val.vocab > 0 && vocab > 0 && run->val.vocab != vocab)
         return error_set(err, "-i and -j were made with different vocabularies: %lld and %lld tokens", (long long)vocab,
@@ -191,35 +210,54 @@ static bool choose_lengths(Run *run, Error *err) {
 }
 
 static bool choose_tokenizer(Run *run, Error *err) {
-    if (run->config.V != BYTE_VOCAB) {
-        return !*run->options.prompt || error_set(err,
-                                                  "--prompt: there is a tokenizer for bytes (%d tokens) only, the "
-                                                  "model has a vocabulary of %lld",
-                                                  BYTE_VOCAB, (long long)run->config.V);
-    }
-    run->tokenizer = tokenizer_bytes(err);
-    return run->tokenizer != NULL;
+    const Options *o = &run->options;
+    const char *weights = run->resume_path ? run->resume_path : model_config_is_descriptor(o->model) ? NULL : o->model;
+    const ShardSet *data = run->has_train ? &run->train : run->has_val ? &run->val : NULL;
+    const char *shards = run->has_train ? o->train_data : run->has_val ? o->val_data : NULL;
+    if (!tokenizer_find(&run->tokenizer, o->tokenizer, weights, shards, data ? data->vocab : 0, run->config.V, err))
+        return false;
+    if (run->tokenizer && run->state.eot < 0) run->state.eot = tokenizer_eot(run->tokenizer);
+    return run->tokenizer || (!*o->prompt && !o->interactive) ||
+           error_set(err,
+                     "%s: no tokenizer for the model's vocabulary of %lld tokens is at hand; name one with --tokenizer",
+                     o->interactive ? "--interactive" : "--prompt", (long long)run->config.V);
+}
+
+// -h and --choices.
+static bool open_choices(Run *run, Error *err) {
+    const Options *o = &run->options;
+    const char *pattern = *o->choices ? o->choices : o->hellaswag ? HELLASWAG : "";
+    return !*pattern ||
+           (choices_open(&run->choices, pattern, run->config.V, err) && choices_fit(&run->choices, run->T, err)) ||
+           error_prefix(err, *o->choices ? "--choices" : "-h 1");
+}
+
+static bool check_export(const Run *run, Error *err) {
+    const Options *o = &run->options;
+    if (!*o->export_path) return true;
+    if (strcmp(o->export_path, o->output) == 0)
+        return error_set(err, "--export %s: checkpoints go there (-o): name another directory", o->output);
+    return export_check(o->export_path, dtype_named(o->export_dtype, DTYPE_FP32), err);
 }
 
 static bool choose(Run *run, Error *err) {
     return choose_model(run, err) && choose_context(run, err) && open_data(run, err) && choose_lengths(run, err) &&
-           choose_tokenizer(run, err);
+           choose_tokenizer(run, err) && open_choices(run, err) && check_export(run, err);
 }
 
 // ---------------------------------------------------------------------------------------------------- memory and model
 
-// --dtype: what this device trains fastest in, or what was asked for.
+// --dtype: what this device trains fastest in, or what was asked for. Without training there is no master copy of the
+// weights: fp32 then keeps every bit of what is exported.
 static bool choose_dtype(Run *run, Error *err) {
-    const DType named[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
-    run->dtype = device_facts()->default_dtype;
-    for (int i = 0; i < 3; i++)
-        if (strcmp(run->options.dtype, dtype_name(named[i])) == 0) run->dtype = named[i];
+    const bool converts = *run->options.export_path && run->options.max_steps == 0;
+    run->dtype = dtype_named(run->options.dtype, converts ? DTYPE_FP32 : device_facts()->default_dtype);
     return device_facts()->supports[run->dtype] ||
            error_set(err, "--dtype %s: not available on %s; use %s", run->options.dtype, device_facts()->name,
                      dtype_name(device_facts()->default_dtype));
 }
 
-static bool build_model(Run *run, Error *err) {
+static Gpt2Options model_options(const Run *run) {
     const Options *o = &run->options;
     Gpt2Options model;
     memset(&model, 0, sizeof model);
@@ -229,8 +267,30 @@ static bool build_model(Run *run, Error *err) {
     model.train = o->max_steps != 0;
     model.B = o->B, model.T = run->T;
     model.recompute = o->recompute;
+    model.sequences = o->sample_every > 0 || o->interactive ? o->samples : 0;
+    return model;
+}
+
+// --plan: no data is opened and no memory taken.
+static bool plan(Run *run, Error *err) {
+    const Options *o = &run->options;
+    if (!choose_model(run, err) || !choose_context(run, err) || !choose_dtype(run, err)) return false;
+    if (strcmp(o->dtype, "auto") == 0) run->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
+    if (run->config.V == 0) model_config_set_vocab(&run->config, GPT2_VOCAB);
+    const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * run->T;
+    if (!options_check_total_batch(total_batch, run->T, err)) return false;
+    const Gpt2Options model = model_options(run);
+    planner_print(stdout, &model, total_batch / run->T, o->max_steps > 0 ? o->max_steps : 0);
+    return true;
+}
+
+static bool build_model(Run *run, Error *err) {
+    const Options *o = &run->options;
+    const Gpt2Options model = model_options(run);
     run->model = gpt2_create(&model, err);
-    if (!run->model) return error_prefix(err, "the model does not fit (try a smaller -b, or -r 3)");
+    if (!run->model)
+        return error_prefix(err, "the model does not fit (try a smaller -b, %sor -r 3)",
+                            model.sequences > 1 ? "fewer --samples, " : "");
     StepControl *control = &run->state.control; // of a checkpoint, or new
     // An fp16 run brings its loss scale along. 1 is that of a new run, or of one that had another dtype.
     if (run->dtype != DTYPE_FP16 || control->loss_scale == 1.0f)
@@ -286,11 +346,18 @@ static bool build(Run *run, Error *err) {
     return run->options.max_steps == 0 || build_training(run, err);
 }
 
+// --interactive into a pipe or a file: nothing but the answers goes there.
+static bool answers_only(const Run *run) { return run->options.interactive && !isatty(STDOUT_FILENO); }
+
 static bool open_log(Run *run, Error *err) {
     const Options *o = &run->options;
-    run->log = runlog_open(*o->output ? o->output : NULL, run->resume_path != NULL || o->max_steps == 0,
-                           run->state.step, o->progress, err);
+    const bool only_evaluates = o->max_steps == 0; // it adds to the log of a run, and takes nothing away
+    run->log = runlog_open(*o->output ? o->output : NULL, run->resume_path != NULL || only_evaluates,
+                           only_evaluates ? INT64_MAX : run->state.step, o->progress, o->tensorboard != 0, err);
     if (!run->log) return false;
+    run->summary = run_summary_create();
+    DeviceSensors sensors; // where the energy of the run is counted from
+    if (device_sensors(&sensors)) run_summary_energy(run->summary, sensors.energy_joules);
     RunFacts facts;
     memset(&facts, 0, sizeof facts);
     facts.options = o;
@@ -305,7 +372,7 @@ static bool open_log(Run *run, Error *err) {
     facts.speed = run->speed;
     facts.peak_flops = run->peak_flops, facts.peak_is_measured = run->peak_is_measured;
     facts.loss_scale = run->loss_scale;
-    run_header(run->log, &facts);
+    if (!answers_only(run)) run_header(run->log, &facts);
     snprintf(run->attention, sizeof run->attention, "%s", device_facts()->attention);
     if (!run->resume_path) return true;
     char *changed = options_diff_json(o, run->state.options_json);
@@ -317,25 +384,68 @@ static bool open_log(Run *run, Error *err) {
 // ----------------------------------------------------------------------------------------------- evaluation and saving
 
 static bool validate(Run *run, Error *err) {
-    double loss, began = now_seconds();
-    int64_t tokens;
+    const double began = now_seconds();
+    ValidationScore score;
     if (!run->has_val) return true;
-    if (!evaluate_loss(run->model, &run->val, run->options.val_sequences, &loss, &tokens, err)) return false;
-    if (loss < run->state.best_val_loss) run->state.best_val_loss = loss;
-    runlog_validation(run->log, run->state.step, loss, (double)tokens, now_seconds() - began);
+    if (!evaluate_loss(run->model, &run->val, run->options.val_sequences, run->tokenizer, &score, err)) return false;
+    if (score.tokens == 0) return true; // a signal came
+    if (score.loss < run->state.best_val_loss) run->state.best_val_loss = score.loss;
+    run_summary_validation(run->summary, run->state.step, score.loss);
+    runlog_validation(run->log, run->state.step, score.loss, score.bits_per_byte, (double)score.tokens,
+                      now_seconds() - began);
     return true;
 }
 
-static bool sample(Run *run, Error *err) {
+static bool answer_choices(Run *run, Error *err) {
+    for (int i = 0; i < run->choices.count; i++) {
+        const double began = now_seconds();
+        const ChoiceSet *set = run->choices.sets[i];
+        ChoiceScore score;
+        if (!evaluate_choices(run->model, set, run->options.choice_examples, &score, err)) return false;
+        if (score.examples == 0) return true; // a signal came
+        runlog_choices(run->log, run->state.step, choices_name(set), score.examples, score.correct,
+                       score.correct_normalised, now_seconds() - began);
+    }
+    return true;
+}
+
+static GenerateOptions generate_options(Run *run) {
     const Options *o = &run->options;
-    SamplerOptions sampler;
-    sampler.temperature = o->temperature, sampler.top_k = o->top_k;
-    sampler.seed = run->state.seed, sampler.stream = (uint64_t)run->state.step;
-    int64_t bytes;
-    char *text = sample_text(run->model, run->tokenizer, o->prompt, o->sample_tokens, &sampler, &bytes, err);
-    if (text) runlog_sample(run->log, run->state.step, text, bytes);
-    free(text);
-    return text != NULL;
+    GenerateOptions g;
+    memset(&g, 0, sizeof g);
+    g.tokenizer = run->tokenizer;
+    g.prompt = o->prompt;
+    g.samples = o->samples, g.tokens = o->sample_tokens;
+    g.sampler.temperature = o->temperature, g.sampler.top_k = o->top_k, g.sampler.top_p = o->top_p;
+    g.sampler.seed = run->state.seed, g.sampler.stream = (uint64_t)run->state.step;
+    return g;
+}
+
+// Between steps a text is shown when it is whole; with -x 0 as it is drawn, with its speed.
+static bool sample(Run *run, Error *err) {
+    const bool alone = run->options.max_steps == 0, streamed = alone && run->options.samples == 1;
+    GenerateOptions options = generate_options(run);
+    Generated drawn;
+    if (streamed) {
+        options.sink = runlog_stream, options.context = run->log;
+        runlog_stream(run->log, options.prompt, (int64_t)strlen(options.prompt));
+    }
+    if (!generate(run->model, &options, &drawn, err)) return false;
+    if (streamed) runlog_stream(run->log, "\n", 1);
+    for (int64_t i = 0; i < drawn.samples; i++)
+        runlog_sample(run->log, run->state.step, drawn.texts[i], drawn.bytes[i], streamed);
+    if (drawn.prompt_cut > 0)
+        runlog_text(run->log, "prompt      longer than the context: its last %lld tokens count, %lld do not",
+                    (long long)drawn.prompt_tokens, (long long)drawn.prompt_cut);
+    if (drawn.slides > 0)
+        runlog_text(run->log, "context     filled %lld times: each time the text went on from its last half",
+                    (long long)drawn.slides);
+    if (alone)
+        runlog_text(run->log, "generated   %lld tokens after a prompt of %lld; prompt %.0f ms, then %.1f tokens/s",
+                    (long long)drawn.new_tokens, (long long)drawn.prompt_tokens, drawn.prompt_seconds * 1e3,
+                    drawn.decode_seconds > 0 ? (double)(drawn.new_tokens - drawn.samples) / drawn.decode_seconds : 0.0);
+    generated_free(&drawn);
+    return true;
 }
 
 static bool save(Run *run, Error *err) {
@@ -346,6 +456,7 @@ static bool save(Run *run, Error *err) {
     run->state.T = run->T;
     free(run->state.options_json);
     run->state.options_json = options_to_json(o);
+    run->state.tokenizer = run->tokenizer;
     if (!checkpoint_save(o->output, run->model, &run->state, err)) return false;
     runlog_text(run->log, "saved       %s/step_%08lld in %.1f s", o->output, (long long)run->state.step,
                 now_seconds() - began);
@@ -405,6 +516,7 @@ static void report(Run *run, StepRecord *r) {
     run->step_seconds = run->step_seconds > 0 ? 0.9 * run->step_seconds + 0.1 * line.seconds : line.seconds;
     line.eta_seconds = run->step_seconds * (double)(run->total_steps - r->step);
     runlog_step(run->log, &line);
+    run_summary_step(run->summary, line.seconds, line.tokens, line.mfu);
     if (r->step == run->first_step + 1) first_step_report(run, r->control);
     DeviceSensors sensors;
     if (due(r->step, run->options.log_gpu_every) && device_sensors(&sensors))
@@ -453,8 +565,10 @@ static bool loop(Run *run, Error *err) {
         const bool interrupted = signals_pending() != 0;
         const bool last = step >= run->total_steps || timed_out;
         const bool here = step > run->first_step || step == 0 || o->max_steps == 0; // not again right after a resume
-        if (here && !interrupted) {
-            if ((due(step, o->val_every) || (last && o->val_every > 0)) && !validate(run, err)) return false;
+        if (here && !interrupted && !o->interactive) {
+            if ((due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0))) &&
+                !(validate(run, err) && answer_choices(run, err)))
+                return false;
             if (((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) && !sample(run, err))
                 return false;
         }
@@ -484,9 +598,25 @@ static bool profile_loop(Run *run, Error *err) {
     return profile_report(run->log, *run->options.output ? run->options.output : NULL, run->dtype, run->speed, err);
 }
 
-static void end_line(Run *run) {
-    char tokens[64], time[64], event[512];
+// --export and --interactive: what is done with the weights when training is over.
+static bool use_weights(Run *run, Error *err) {
+    const Options *o = &run->options;
+    if (*o->export_path) {
+        const DType dtype = dtype_named(o->export_dtype, DTYPE_FP32);
+        if (!export_model(o->export_path, run->model, dtype, run->state.eot, run->tokenizer, err)) return false;
+        runlog_text(run->log, "exported    %s in %s", o->export_path, dtype_name(dtype));
+    }
+    if (!o->interactive) return true;
+    GenerateOptions options = generate_options(run);
+    options.samples = 1, options.stop_at_eot = true;
+    return generate_interactive(run->model, &options, err);
+}
+
+static void end_lines(Run *run) {
+    char tokens[64], time[64];
     const int64_t steps = run->state.step - run->first_step;
+    DeviceSensors sensors;
+    if (device_sensors(&sensors)) run_summary_energy(run->summary, sensors.energy_joules);
     format_count((double)(steps * run->step_windows * run->T), tokens, 64);
     format_duration(now_seconds() - run->started, time, 64);
     if (signals_pending())
@@ -496,12 +626,18 @@ static void end_line(Run *run) {
     else if (run->options.max_steps != 0)
         runlog_text(run->log, "done        %lld steps, %s tokens in %s%s", (long long)steps, tokens, time,
                     run->state.step < run->total_steps ? " (time limit; -o and -y go on)" : "");
-    snprintf(event, sizeof event,
-             "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,\"wait_seconds\":%.4f",
-             (long long)run->state.step, now_seconds() - run->started, (long long)device_memory_peak(),
-             (long long)memory_plan_total(gpt2_memory(run->model)),
-             run->loader ? dataloader_wait_seconds(run->loader) : 0.0);
-    runlog_event(run->log, "end", event);
+    run_summary_print(run->summary, run->log);
+    char *summary = run_summary_json(run->summary), *event = NULL;
+    if (asprintf(
+            &event,
+            "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,\"wait_seconds\":%.4f%s%s",
+            (long long)run->state.step, now_seconds() - run->started, (long long)device_memory_peak(),
+            (long long)memory_plan_total(gpt2_memory(run->model)),
+            run->loader ? dataloader_wait_seconds(run->loader) : 0.0, summary && *summary ? "," : "",
+            summary ? summary : "") >= 0)
+        runlog_event(run->log, "end", event);
+    free(event);
+    free(summary);
 }
 
 static void close_run(Run *run) {
@@ -515,6 +651,8 @@ static void close_run(Run *run) {
     optimizer_destroy(run->optimizer);
     gpt2_destroy(run->model);
     tokenizer_free(run->tokenizer);
+    choices_close(&run->choices);
+    run_summary_free(run->summary);
     runlog_close(run->log);
     shards_close(&run->train);
     shards_close(&run->val);
@@ -529,12 +667,14 @@ static int run_all(Run *run, Error *err) {
     run->first_step = run->state.step;
     const DeviceOptions device = options_device(&run->options);
     if (!device_init(&device, err)) return EXIT_RUN_FAILED; // before any data: without a GPU they are of no use
+    if (run->options.plan) return plan(run, err) ? EXIT_OK : EXIT_BAD_INPUT;
     if (!choose(run, err) || !choose_dtype(run, err)) return EXIT_BAD_INPUT;
     if (!build(run, err) || !open_log(run, err)) return EXIT_RUN_FAILED;
     signals_install();
     if (!(run->options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     report_all(run);
-    end_line(run);
+    if (!signals_pending() && !use_weights(run, err)) return EXIT_RUN_FAILED;
+    if (!answers_only(run)) end_lines(run);
     return signals_pending() ? EXIT_INTERRUPTED : EXIT_OK;
 }
 

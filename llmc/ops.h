@@ -26,6 +26,7 @@ extern "C" {
 typedef struct {
     int64_t B, T, C, NH, Vp;
     int64_t num_tensors; // weight tensors handed to gradient_sumsq and adamw_update
+    int64_t sequences;   // B of attention_decode, with maxT = T; 0: it is not called
     bool gelu_again;     // gelu_forward will be asked for the bits that matmul_gelu_forward gave
     DType dtype;         // compute dtype
 } OpsShape;
@@ -102,6 +103,23 @@ void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads);
 //   P = exp(scores - lse);  dV = P^T dout;  dP = dout V^T;  dS = P * (dP - rowsum(dout * out));
 //   dQ = dS K / sqrt(HS);  dK = dS^T Q / sqrt(HS).
 void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads);
+
+// ----------------------------------------------------------------------------------------------------------- decoding
+
+// Generation token by token. The cache of one block holds keys and values of what was read so far, for each head one
+// after the other: (B,2NH,maxT,HS), the keys of all heads before their values. Positions that are not filled yet are
+// never read, whatever stands there.
+
+// Keys and values of a prompt, qkv (B,n,3C) packed as (B,n,3,NH,HS), into positions first .. first + n - 1 of the
+// cache.
+void kv_cache_store(Tensor cache, Tensor qkv, int64_t first);
+
+// Attention of one new token a sequence. position: one i32 on the device, how many tokens were read before, the same
+// for all sequences; on the device, so that one recording of the step serves every token.
+//   qkv (B,3C): k and v are stored at `position` of the cache, then with length = position + 1
+//   scores[j] = q . k_j / sqrt(HS), j < length;  out (B,C) = softmax(scores) V.
+// A sequence has the same bits alone and beside others, and whatever maxT is.
+void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position);
 
 // --------------------------------------------------------------------------------------------- LM head + cross-entropy
 

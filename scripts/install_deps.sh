@@ -1,27 +1,33 @@
 #!/bin/bash
 # Installs what pretrain.cu needs and this machine lacks. Debian and Ubuntu; elsewhere it lists what is needed.
-#   scripts/install_deps.sh [build] [test] [lint]        default: build
+#   scripts/install_deps.sh [build] [data] [test] [lint]        default: build
 # Asks dpkg first: where everything is there, apt and the network are never touched.
-# Only the test group makes a Python environment (.venv, for Hugging Face transformers); without a network the tests
-# that need it are skipped and say so.
+# The groups data (Parquet files, training a tokenizer) and test make a Python environment, .venv; without a network the
+# tests that need it are skipped and say so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-BUILD_PACKAGES=(gcc libc6-dev make libdnnl-dev libcjson-dev libxxhash-dev python3 python3-numpy python3-matplotlib)
+BUILD_PACKAGES=(gcc libc6-dev make libdnnl-dev libcjson-dev libxxhash-dev libpcre2-dev zlib1g-dev libzstd-dev
+    python3 python3-numpy python3-matplotlib)
 TEST_PACKAGES=(g++ clang libclang-rt-dev libcmocka-dev python3-pytest python3-torch libopenblas0-pthread python3-venv)
 LINT_PACKAGES=(g++ libcmocka-dev clang-format clang-tidy)
-TRANSFORMERS=4.36.2 # takes Debian 12's torch 1.13; later ones want a newer torch
+# pyarrow 18 takes Debian 12's numpy; later ones want numpy 2.
+DATA_PYTHON=(tokenizers==0.15.2 pyarrow==18.1.0)
+# transformers 4.36 takes Debian 12's torch 1.13; later ones want a newer torch.
+TEST_PYTHON=(transformers==4.36.2 tiktoken==0.14.0 tensorboard==2.21.0 zstandard==0.25.0
+    nbconvert==7.17.2 ipykernel==7.4.0)
 
 say() { echo "install_deps: $*"; }
 
 wanted=()
-with_transformers=no
+python=()
 for group in "${@:-build}"; do
     case $group in
     build) wanted+=("${BUILD_PACKAGES[@]}") ;;
-    test) wanted+=("${TEST_PACKAGES[@]}") && with_transformers=yes ;;
+    data) wanted+=(python3-venv) && python+=("${DATA_PYTHON[@]}") ;;
+    test) wanted+=("${TEST_PACKAGES[@]}") && python+=("${DATA_PYTHON[@]}" "${TEST_PYTHON[@]}") ;;
     lint) wanted+=("${LINT_PACKAGES[@]}") ;;
-    *) say "unknown group '$group'; there are: build test lint" >&2 && exit 2 ;;
+    *) say "unknown group '$group'; there are: build data test lint" >&2 && exit 2 ;;
     esac
 done
 
@@ -62,15 +68,18 @@ if ((${#missing[@]} > 0)); then
         "${missing[@]}" </dev/null
 fi
 
-has_transformers() {
-    local check='import importlib.metadata, sys; sys.exit(importlib.metadata.version("transformers") != sys.argv[1])'
-    [[ -x .venv/bin/python ]] && .venv/bin/python -c "$check" "$TRANSFORMERS" 2>/dev/null
+# Are these packages in .venv, each in the version that is asked for?
+has_python() {
+    local check='import importlib.metadata as m, sys
+for name, _, version in (p.partition("==") for p in sys.argv[1:]):
+    if m.version(name) != version: sys.exit(1)'
+    [[ -x .venv/bin/python ]] && .venv/bin/python -c "$check" "$@" 2>/dev/null
 }
 
-if [[ $with_transformers == yes ]] && ! has_transformers; then
-    say "making .venv with transformers $TRANSFORMERS"
+if ((${#python[@]} > 0)) && ! has_python "${python[@]}"; then
+    say "making .venv with ${python[*]}"
     if ! { /usr/bin/python3 -m venv --system-site-packages .venv &&
-        .venv/bin/python -m pip install -q --disable-pip-version-check "transformers==$TRANSFORMERS" </dev/null; }; then
-        say "WARNING: no .venv with transformers: the tests against it will be skipped" >&2
+        .venv/bin/python -m pip install -q --disable-pip-version-check "${python[@]}" </dev/null; }; then
+        say "WARNING: .venv is not complete: the tools and tests that need it will say so" >&2
     fi
 fi

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Packs the libraries that the trainer and its tests are built with into a folder, for a machine without package access.
 #   scripts/pack_deps.sh DIR [cuda] [cpu]      default: cuda
-#     cuda   cJSON, xxHash, cmocka: what train_gpt2cu and the CUDA test programs need besides the CUDA toolkit (0.5 MB)
+#     cuda   cJSON, xxHash, PCRE2, zlib, zstd, cmocka: what train_gpt2cu and the CUDA test programs need besides the CUDA toolkit (0.5 MB)
 #     cpu    oneDNN as well: for train_gpt2 (40 MB)
 # Run it on a Debian or Ubuntu where they are installed (scripts/install_deps.sh build test). Take DIR along; there:
 #   . DIR/env.sh && make train_gpt2cu
@@ -17,8 +17,8 @@ target=$1 && shift
 packages=()
 for group in "${@:-cuda}"; do
     case $group in
-    cuda) packages+=(libcjson-dev libxxhash-dev libcmocka-dev) ;;
-    cpu) packages+=(libcjson-dev libxxhash-dev libdnnl-dev) ;;
+    cuda) packages+=(libcjson-dev libxxhash-dev libpcre2-dev zlib1g-dev libzstd-dev libcmocka-dev) ;;
+    cpu) packages+=(libcjson-dev libxxhash-dev libpcre2-dev zlib1g-dev libzstd-dev libdnnl-dev) ;;
     *) echo "pack_deps: unknown group '$group'; there are: cuda cpu" >&2 && exit 2 ;;
     esac
 done

@@ -19,7 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 
 PROGRAM_SECONDS = 180
-PYTEST_SECONDS = 900
+PYTEST_SECONDS = 1500
 SKIPS_SHOWN = 3  # names beside each reason
 
 

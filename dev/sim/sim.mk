@@ -58,7 +58,7 @@ $(SIM_LIB): $(HOST_OBJ) $(SIM_OBJ)
 	$(QUIET)ar rcs $@ $^
 
 LINK_SIM = $(CXX) $(CFLAGS_$(MODE)) $(if $(filter msan,$(MODE)),,-fopenmp) $^ -o $@ $(LDFLAGS) $(SIM_LDFLAGS) \
-	-lcmocka -lcjson -lxxhash -lpthread -ldl -lm
+	-lcmocka -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 $(SIM_BUILD)/train_gpt2sim: $(BUILD)/train_gpt2.o $(SIM_LIB)
 	$(SAY) LINK $@

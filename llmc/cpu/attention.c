@@ -1,5 +1,5 @@
-// Causal attention: its shape, the views of its heads and the workspace. The work is done in attention_forward.c and
-// attention_backward.c.
+// Causal attention: its shape, the views of its heads and the workspace. The work is done in attention_forward.c,
+// attention_backward.c and attention_decode.c.
 #include "llmc/cpu/attention.h"
 
 #include <math.h>
@@ -32,5 +32,7 @@ int64_t cpu_attention_workspace(OpsShape shape) {
     int64_t HS = shape.C / shape.NH;
     int64_t forward = attention_forward_scratch(shape.T, HS, shape.dtype);
     int64_t backward = attention_backward_scratch(shape.T, HS, shape.dtype);
-    return cpu_threads() * (forward > backward ? forward : backward);
+    int64_t decode = shape.sequences > 0 ? attention_decode_scratch(shape.T) : 0;
+    int64_t largest = forward > backward ? forward : backward;
+    return cpu_threads() * (largest > decode ? largest : decode);
 }

@@ -1,5 +1,5 @@
 // What the two directions of causal attention share: shape, the matrices of one head inside the packed tensors, exp.
-// Private to attention.c, attention_forward.c and attention_backward.c; ops.h says what attention computes.
+// Private to attention*.c; ops.h says what attention computes.
 //
 // In both directions one task is one head of one sequence, and a thread has scratch for one task. Within a task the
 // order of work is fixed, and tasks write to different places: the bits do not depend on the number of threads.
@@ -23,6 +23,7 @@ MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t h, int 
 // Bytes of workspace that one thread needs.
 int64_t attention_forward_scratch(int64_t T, int64_t HS, DType dtype);
 int64_t attention_backward_scratch(int64_t T, int64_t HS, DType dtype);
+int64_t attention_decode_scratch(int64_t T);
 
 // Takes the next `bytes` bytes of base, aligned to 64, and moves *end behind them. With base NULL it only counts.
 static inline void *scratch_take(char *base, int64_t *end, int64_t bytes) {

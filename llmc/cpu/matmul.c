@@ -1,6 +1,7 @@
 // The linear layers: shapes are checked here and handed to gemm.h; bias gradients are summed here.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/cpu_ops.h"
+#include "llmc/cpu/few_rows.h"
 #include "llmc/cpu/gemm.h"
 #include "llmc/cpu/simd.h"
 
@@ -17,6 +18,10 @@ void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     begin_op("matmul_forward", out, in, weight);
     int64_t N = tensor_rows(in), OC = tensor_rows(weight), IC = tensor_cols(weight);
     if (bias.data) tensor_check("matmul_forward", bias, weight.dtype, OC);
+    if (N <= FEW_ROWS) {
+        few_rows_matmul(out, in, weight, bias);
+        return;
+    }
     gemm(N, OC, IC, matrix_of(out, OC), matrix_of(in, IC), matrix_transposed(matrix_of(weight, IC)), bias.data, false);
 }
 

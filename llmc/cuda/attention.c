@@ -10,6 +10,7 @@
 
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/cudnn_attention.h"
+#include "llmc/cuda/decode_attention.h"
 #include "llmc/cuda/flash_attention.h"
 #include "llmc/cuda/timing.h"
 #include "llmc/cuda/tuning_cache.h"
@@ -124,7 +125,8 @@ int64_t cuda_attention_workspace(OpsShape ops) {
     const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops.C / ops.NH, .dtype = ops.dtype};
     PlannedShape *p = find_planned(shape);
     if (!p) p = plan_shape(shape);
-    int64_t bytes = cuda_flash_workspace(ops);
+    const int64_t flash = cuda_flash_workspace(ops), decode = cuda_decode_workspace(ops);
+    int64_t bytes = flash > decode ? flash : decode;
     for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
         const CudnnAttention *cudnn = p->passes[pass].cudnn;
         if (cudnn && cudnn_attention_workspace(cudnn) > bytes) bytes = cudnn_attention_workspace(cudnn);
@@ -159,7 +161,7 @@ static bool run_cudnn(const Call *c, CudnnAttention *cudnn, Error *why) {
                : cudnn_attention_backward(cudnn, c->dqkv, c->dout, c->out, c->lse, c->qkv, workspace, why);
 }
 
-// -------------------------------------------------------------------------------------------------------- // measuring
+// ----------------------------------------------------------------------------------------------------------- measuring
 
 enum { DIGEST_CHUNK = 16 << 20 };
 
@@ -228,7 +230,7 @@ static void decide(const Call *c, Pass *p) {
     if (compiled && p->to_measure) remember(c->pass, c->shape, p->choice);
 }
 
-// -------------------------------------------------------------------------------------------------------------- // ops
+// ----------------------------------------------------------------------------------------------------------------- ops
 
 static void run(const Call *c) {
     PlannedShape *shape = find_planned(c->shape);

@@ -11,6 +11,10 @@
 static void block_forward(const BlockParams *p, BlockActs *a, int num_heads) {
     matmul_forward(a->qkv, a->ln1, p->qkvw, p->qkvb);     // (B,T,3C)
     attention_forward(a->att, a->lse, a->qkv, num_heads); // (B,T,C), (B,NH,T)
+    gpt2_block_mlp(p, a);
+}
+
+void gpt2_block_mlp(const BlockParams *p, BlockActs *a) {
     matmul_forward(a->proj, a->att, p->attprojw, p->attprojb);
     residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->proj, p->ln2w, p->ln2b);
     matmul_gelu_forward(a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,4C)
@@ -98,11 +102,17 @@ static void forward_backward(Gpt2 *model, int64_t B, int64_t T, float scale, boo
 }
 
 void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_bytes) {
+    gpt2_load_short_batch(model, windows, B, model->options.T, token_bytes);
+}
+
+void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t T, int token_bytes) {
     const Gpt2Options *o = &model->options;
-    REQUIRE(B >= 1 && B <= o->B, "a batch of %lld windows in a model planned for %lld", (long long)B, (long long)o->B);
+    REQUIRE(B >= 1 && B <= o->B && T >= 1 && T <= o->T,
+            "a batch of %lld windows of %lld in a model planned for %lld of %lld", (long long)B, (long long)T,
+            (long long)o->B, (long long)o->T);
     DType dtype = token_bytes == 2 ? DTYPE_U16 : DTYPE_I32;
     void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
-    Tensor on_device = tensor_make(buffer, dtype, "windows", B, o->T + 1, 0, 0);
+    Tensor on_device = tensor_make(buffer, dtype, "windows", B, T + 1, 0, 0);
     gpt2_use_workspace(model);
     // At most one copy waits for its turn, so the loader's buffers are free again after two calls; the copy itself
     // waits only for the unpacking of the batch before, and runs while that batch computes.
@@ -112,14 +122,16 @@ void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_byte
     device_event_record(model->copied, STREAM_COPY);
     model->copy_in_flight = true;
     device_stream_wait(STREAM_COMPUTE, model->copied);
-    batch_unpack(gpt2_act(model, ACT_INPUTS, B, o->T), gpt2_act(model, ACT_TARGETS, B, o->T), on_device);
+    batch_unpack(gpt2_act(model, ACT_INPUTS, B, T), gpt2_act(model, ACT_TARGETS, B, T), on_device);
     device_event_record(model->unpacked, STREAM_COMPUTE);
-    model->B = B;
+    model->B = B, model->T = T;
+    model->decoder.sequences = model->decoder.length = 0; // its cache shares memory with what follows
 }
 
 void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
     const int64_t B = model->B, T = model->options.T;
     REQUIRE(model->options.train, "a model made for inference cannot train");
+    REQUIRE(B > 0 && model->T == T, "no batch is loaded, or a short one, which is for gpt2_forward only");
     const float scale = 1.0f / (float)tokens_in_step;
     if (first) tensor_fill(gpt2_sequence_losses(model), 0.0f); // a short micro-batch leaves no old losses behind
     // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
@@ -134,7 +146,8 @@ void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
 }
 
 void gpt2_forward(Gpt2 *model) {
-    const int64_t B = model->B, T = model->options.T;
+    const int64_t B = model->B, T = model->T;
+    REQUIRE(B > 0, "no batch is loaded");
     Tensor losses = gpt2_act(model, ACT_LOSSES, B, T);
     forward_blocks(model, B, T);
     head_loss_forward(losses, gpt2_act(model, ACT_LOGITS, B, T), gpt2_act(model, ACT_LNF, B, T),
@@ -142,19 +155,4 @@ void gpt2_forward(Gpt2 *model) {
     sequence_losses(tensor_slice_first(gpt2_sequence_losses(model), B), losses, false);
 }
 
-void gpt2_next_logits(Gpt2 *model, const int32_t *tokens, int64_t n, float *logits) {
-    const Gpt2Options *o = &model->options;
-    REQUIRE(n >= 1 && n <= o->T, "logits after %lld tokens of a context of %lld", (long long)n, (long long)o->T);
-    // Tokens after the n-th change nothing before them: rounding up keeps the number of distinct shapes small.
-    const int64_t rounded = (n + 31) / 32 * 32, T = rounded < o->T ? rounded : o->T;
-    for (int64_t i = 0; i < T; i++) ((int32_t *)(void *)model->staging)[i] = i < n ? tokens[i] : 0;
-    device_copy_to_device(gpt2_act(model, ACT_INPUTS, 1, T).data, model->staging, (size_t)T * 4, STREAM_COMPUTE);
-    gpt2_use_workspace(model);
-    forward_blocks(model, 1, T);
-    Tensor last = tensor_slice_rows(gpt2_act(model, ACT_LNF, 1, T), n - 1, 1);
-    Tensor row = tensor_slice_rows(gpt2_act(model, ACT_LOGITS, 1, T), 0, 1);
-    matmul_forward(row, last, gpt2_weight(model, PARAM_WTE), tensor_none());
-    device_copy_to_host(model->staging, row.data, (size_t)o->config.V * dtype_size(o->dtype), STREAM_COMPUTE);
-    device_sync();
-    convert_elements(logits, DTYPE_FP32, model->staging, o->dtype, o->config.V);
-}
+Tensor gpt2_token_losses(const Gpt2 *model) { return gpt2_act(model, ACT_LOSSES, model->B, model->T); }

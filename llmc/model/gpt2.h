@@ -16,11 +16,12 @@ typedef enum { RECOMPUTE_NONE = 0, RECOMPUTE_GELU = 1, RECOMPUTE_LAYERNORM = 2, 
 
 typedef struct {
     ModelConfig config;
-    DType dtype;   // compute dtype: weights and activations
-    bool master;   // keep fp32 master weights beside a bf16/fp16 compute dtype (always off for fp32)
-    bool train;    // gradients, optimizer state and what the backward pass needs; false: forward only
-    int64_t B, T;  // the largest micro-batch
-    int recompute; // RecomputeLevel
+    DType dtype;       // compute dtype: weights and activations
+    bool master;       // keep fp32 master weights beside a bf16/fp16 compute dtype (always off for fp32)
+    bool train;        // gradients, optimizer state and what the backward pass needs; false: forward only
+    int64_t B, T;      // the largest micro-batch
+    int recompute;     // RecomputeLevel
+    int64_t sequences; // that may be decoded side by side; 0: gpt2_decode_* are not used
 } Gpt2Options;
 
 typedef struct Gpt2 Gpt2;
@@ -58,6 +59,9 @@ void gpt2_set_state(Gpt2 *model, int index, StateKind kind, int64_t first_row, i
 // until the next call has returned.
 void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_bytes);
 
+// The same for windows of T+1 tokens, T at most that of the options: for gpt2_forward only.
+void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t T, int token_bytes);
+
 // One micro-step on the loaded batch: losses into gpt2_sequence_losses, gradients of the mean loss over tokens_in_step
 // tokens (those of all micro-steps of the step) into the gradient tensors. first: overwrite instead of accumulate.
 void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first);
@@ -65,8 +69,17 @@ void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first);
 // The losses of the loaded batch alone, into gpt2_sequence_losses (overwritten).
 void gpt2_forward(Gpt2 *model);
 
-// Logits (V floats, host) after the last of n tokens (1 <= n <= T of the options). Synchronises.
-void gpt2_next_logits(Gpt2 *model, const int32_t *tokens, int64_t n, float *logits);
+// Of each token of the loaded batch after gpt2_forward: (B,T) fp32, nats.
+Tensor gpt2_token_losses(const Gpt2 *model);
+
+// Generation: sequences that grow token by token; keys and values of what they have read stay in a cache. The cache
+// shares memory with training and evaluation: any other pass of the model ends it.
+// Begins anew with prompts (sequences, n), 1 <= n <= T, sequences <= that of the options. logits (sequences, V), host:
+// after the last token of each. Synchronises.
+void gpt2_decode_start(Gpt2 *model, const int32_t *prompts, int64_t n, int64_t sequences, float *logits);
+// One token more for each sequence, at most T in all; logits (sequences, V) after it. Synchronises.
+void gpt2_decode_step(Gpt2 *model, const int32_t *tokens, float *logits);
+int64_t gpt2_decode_length(const Gpt2 *model); // tokens read so far
 
 #ifdef __cplusplus
 }

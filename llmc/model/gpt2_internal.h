@@ -55,9 +55,19 @@ typedef struct {
     int weights, master, gradients, m, v; // each one block: all tensors of the table behind one another
     int control, sequence_losses, sumsq, windows, workspace;
     int model_acts[NUM_MODEL_ACTS];
-    int (*forward)[NUM_BLOCK_ACTS];  // (L): where the forward pass of a block writes
-    int (*backward)[NUM_BLOCK_ACTS]; // (L): where its backward pass finds it, the same place if it was kept
+    int (*forward)[NUM_BLOCK_ACTS];   // (L): where the forward pass of a block writes
+    int (*backward)[NUM_BLOCK_ACTS];  // (L): where its backward pass finds it, the same place if it was kept
+    int decoder_acts[NUM_BLOCK_ACTS]; // of all blocks
+    int cache, decoder_tokens, decoder_logits;
 } Layout;
+
+// What gpt2_decode.c knows of the sequences that grow.
+typedef struct {
+    int64_t sequences, length; // length 0: nothing was begun, or another pass has ended it
+    char *host;                // from host_alloc: tokens on their way to the device, logits on their way back
+    DeviceGraph *graph;        // of one token
+    int64_t recorded;          // for how many sequences
+} Decoder;
 
 struct Gpt2 {
     Gpt2Options options;
@@ -71,13 +81,14 @@ struct Gpt2 {
     Tensor *gradients;
 
     char *staging; // host memory from host_alloc, STAGING_BYTES: weights pass through it
-    int64_t B;     // of the loaded batch
+    int64_t B, T;  // of the loaded batch
     DeviceEvent *copied, *unpacked;
     bool copy_in_flight;
     struct {
         DeviceGraph *graph;
         int64_t B, tokens_in_step; // what the recording was made for
     } graphs[4];
+    Decoder decoder;
 };
 
 enum { STAGING_BYTES = 4 << 20 };
@@ -97,9 +108,22 @@ typedef struct {
     Tensor residual2, ln2, ln2_mean, ln2_rstd, pre, gelu, fcproj;
     Tensor dfc, dln2, datt, dqkv, dln1;
 } BlockActs;
-typedef enum { PASS_FORWARD, PASS_BACKWARD } Pass;
+typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_DECODER } Pass; // the decoder's are the same for every block
 BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, int64_t T);
 // The ops' scratch memory is that of the model that computes: one process may hold several (tests do).
 void gpt2_use_workspace(const Gpt2 *model);
 
 Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T);
+
+// The parts of a block that follow ln1, in gpt2.c: they serve the decoder, too.
+void gpt2_block_mlp(const BlockParams *p, BlockActs *a);
+
+// gpt2_memory.c
+MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o);
+OpsShape gpt2_ops_shape(const Gpt2Options *o);
+void *gpt2_at(const Gpt2 *model, int handle); // NULL for -1
+
+// gpt2_decode.c
+bool gpt2_decoder_create(Gpt2 *model, Error *err);
+void gpt2_decoder_destroy(Gpt2 *model);
+int64_t gpt2_decoder_tokens(const Gpt2Options *o); // how many i32 it keeps on the device

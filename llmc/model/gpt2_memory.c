@@ -1,5 +1,5 @@
 // What memory the model takes: the table of activations with their lifetimes, the plan made from it, and the tensors
-// that look into the arena. Which activations the backward pass keeps is decided here and nowhere else.
+// that look into it. Which activations the backward pass keeps is decided here and nowhere else.
 #include "llmc/model/gpt2_internal.h"
 
 #include "llmc/base/checked.h"
@@ -68,13 +68,14 @@ static int backward_tick(const ModelConfig *config, int block) {
     return head_tick(config) + HEAD_TICKS + ((int)config->L - 1 - block) * BACKWARD_TICKS;
 }
 
-static OpsShape ops_shape(const Gpt2Options *o) {
+OpsShape gpt2_ops_shape(const Gpt2Options *o) {
     OpsShape shape = {.B = o->B,
                       .T = o->T,
                       .C = o->config.C,
                       .NH = o->config.NH,
                       .Vp = o->config.Vp,
                       .num_tensors = parameter_count(&o->config),
+                      .sequences = o->sequences,
                       // Level 3 runs the whole matmul again, and so gets its bits anyway.
                       .gelu_again = o->train && (o->recompute == RECOMPUTE_GELU || o->recompute == RECOMPUTE_LAYERNORM),
                       .dtype = o->dtype};
@@ -102,8 +103,8 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *
     layout->sequence_losses =
         memory_plan_add(plan, MEM_WORKSPACE, "sequence_losses", o->B * 4, PLAN_ALWAYS, PLAN_ALWAYS);
     layout->windows = memory_plan_add(plan, MEM_WORKSPACE, "windows", o->B * (o->T + 1) * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->workspace =
-        memory_plan_add(plan, MEM_WORKSPACE, "workspace", ops_workspace_bytes(ops_shape(o)), PLAN_ALWAYS, PLAN_ALWAYS);
+    layout->workspace = memory_plan_add(plan, MEM_WORKSPACE, "workspace", ops_workspace_bytes(gpt2_ops_shape(o)),
+                                        PLAN_ALWAYS, PLAN_ALWAYS);
 }
 
 static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, int block) {
@@ -149,8 +150,8 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options 
         [ACT_LNF] = {"lnf", rows * C * e, head + H_LNF, head + H_HEAD, false},
         [ACT_LNF_MEAN] = {"lnf_mean", rows * 4, head + H_LNF, after_head, false},
         [ACT_LNF_RSTD] = {"lnf_rstd", rows * 4, head + H_LNF, after_head, false},
-        [ACT_LOGITS] = {"logits", ops_head_chunk_rows(ops_shape(o)) * o->config.Vp * e, head + H_HEAD, head + H_HEAD,
-                        false},
+        [ACT_LOGITS] = {"logits", ops_head_chunk_rows(gpt2_ops_shape(o)) * o->config.Vp * e, head + H_HEAD,
+                        head + H_HEAD, false},
         [ACT_LOSSES] = {"losses", rows * 4, head + H_HEAD, head + H_HEAD, false},
         [ACT_DLNF] = {"dlnf", rows * C * e, head + H_HEAD, head + H_LNF_BACKWARD, true},
         [ACT_DRESIDUAL] = {"dresidual", rows * C * e, head + H_LNF_BACKWARD, end, true},
@@ -162,7 +163,36 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options 
                 : memory_plan_add(plan, MEM_ACTIVATIONS, acts[i].name, acts[i].bytes, acts[i].first, acts[i].last);
 }
 
-static MemoryPlan *plan_all(Layout *layout, const Gpt2Options *o) {
+// Generation is an episode of its own on the clock, behind the micro-step: nothing of the one is alive in the other, so
+// that its cache and activations lie where training has its own, and a run that trains takes no more memory for it.
+// All blocks share one set of activations, large enough for a prompt of T tokens and for a token of every sequence;
+// what the first op of a block writes is apart from what the last block left.
+static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+    const ModelConfig *c = &o->config;
+    const int begin = backward_tick(c, 0) + BACKWARD_TICKS + 1, end = begin + F_NEXT_LN1;
+    const int64_t tokens = o->T > o->sequences ? o->T : o->sequences, e = (int64_t)dtype_size(o->dtype);
+    for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
+        const ActivationSpec *s = &block_acts[i];
+        if (s->forward_first == NEVER || o->sequences == 0) {
+            layout->decoder_acts[i] = -1;
+            continue;
+        }
+        const int64_t bytes = tokens * width_of(c, s->width) * (int64_t)dtype_size(dtype_of(o->dtype, s->width));
+        const int last = s->forward_first == F_LN1 ? F_NEXT_LN1 : s->forward_last;
+        layout->decoder_acts[i] =
+            memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, begin + s->forward_first, begin + last);
+    }
+    layout->cache = layout->decoder_tokens = layout->decoder_logits = -1;
+    if (o->sequences == 0) return;
+    layout->cache =
+        memory_plan_add(plan, MEM_ACTIVATIONS, "cache", c->L * o->sequences * o->T * 2 * c->C * e, begin, end);
+    layout->decoder_tokens =
+        memory_plan_add(plan, MEM_ACTIVATIONS, "decoder_tokens", gpt2_decoder_tokens(o) * 4, begin, end);
+    layout->decoder_logits =
+        memory_plan_add(plan, MEM_ACTIVATIONS, "decoder_logits", o->sequences * c->Vp * e, end, end);
+}
+
+MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
     MemoryPlan *plan = memory_plan_create();
     const size_t L = (size_t)o->config.L;
     layout->forward = malloc(L * sizeof *layout->forward);
@@ -171,162 +201,23 @@ static MemoryPlan *plan_all(Layout *layout, const Gpt2Options *o) {
     plan_permanent(plan, layout, o);
     plan_model_acts(plan, layout, o);
     for (int block = 0; block < o->config.L; block++) plan_block(plan, layout, o, block);
+    plan_decoder(plan, layout, o);
     memory_plan_solve(plan);
     return plan;
 }
 
-static Gpt2Options effective(const Gpt2Options *options) {
-    Gpt2Options o = *options;
-    if (o.dtype == DTYPE_FP32) o.master = false; // the weights are their own master
-    return o;
-}
-
-MemoryPlan *gpt2_plan(const Gpt2Options *options) {
-    Layout layout;
-    Gpt2Options o = effective(options);
-    MemoryPlan *plan = plan_all(&layout, &o);
-    free(layout.forward);
-    free(layout.backward);
-    return plan;
-}
-
-// ---------------------------------------------------------------------------------------------------------- the object
-
-static void *at(const Gpt2 *model, int handle) {
-    return handle < 0 ? NULL : model->arena + memory_plan_offset(model->plan, handle);
-}
-
-// Tensor of parameter p at element offset n of the block of all tensors that handle names.
-static Tensor parameter_tensor(const Gpt2 *model, int handle, DType dtype, const Parameter *p, int64_t n) {
-    if (handle < 0) return tensor_none();
-    char *data = (char *)at(model, handle) + n * (int64_t)dtype_size(dtype);
-    return tensor_make(data, dtype, p->name, p->rows, p->rank == 2 ? p->cols : 0, 0, 0);
-}
-
-static void make_tensors(Gpt2 *model) {
-    const Gpt2Options *o = &model->options;
-    const Layout *layout = &model->layout;
-    int64_t n = 0;
-    for (int i = 0; i < model->num_tensors; i++) {
-        const Parameter *p = &model->parameters[i];
-        AdamWTensor *t = &model->tensors[i];
-        t->weight = parameter_tensor(model, layout->weights, o->dtype, p, n);
-        t->master = parameter_tensor(model, layout->master, DTYPE_FP32, p, n);
-        t->grad = parameter_tensor(model, layout->gradients, DTYPE_FP32, p, n);
-        t->m = parameter_tensor(model, layout->m, DTYPE_FP32, p, n);
-        t->v = parameter_tensor(model, layout->v, DTYPE_FP32, p, n);
-        model->gradients[i] = t->grad;
-        n += round_up(parameter_numel(p), PLAN_ALIGNMENT);
-    }
-}
-
-Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
-    Gpt2 *model = calloc(1, sizeof *model);
-    REQUIRE(model, "no memory for the model");
-    model->options = effective(options);
-    const Gpt2Options *o = &model->options;
-    model->plan = plan_all(&model->layout, o);
-    model->num_tensors = parameter_count(&o->config);
-    model->parameters = parameter_table(&o->config);
-    model->tensors = calloc((size_t)model->num_tensors, sizeof *model->tensors);
-    model->gradients = calloc((size_t)model->num_tensors, sizeof *model->gradients);
-    REQUIRE(model->tensors && model->gradients, "no memory for the model");
-    bool ok = (model->arena = device_alloc((size_t)memory_plan_total(model->plan), err)) != NULL &&
-              (model->staging = host_alloc(STAGING_BYTES, err)) != NULL &&
-              (model->copied = device_event_create(err)) != NULL &&
-              (model->unpacked = device_event_create(err)) != NULL;
-    for (int i = 0; ok && i < 4; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
-    if (!ok) {
-        gpt2_destroy(model);
-        return NULL;
-    }
-    make_tensors(model);
-    StepControl control = step_control_initial(1.0f);
-    gpt2_set_control(model, &control);
-    return model;
-}
-
-void gpt2_use_workspace(const Gpt2 *model) {
-    ops_set_workspace(at(model, model->layout.workspace), ops_workspace_bytes(ops_shape(&model->options)));
-}
-
-void gpt2_destroy(Gpt2 *model) {
-    if (!model) return;
-    ops_set_workspace(NULL, 0);
-    for (int i = 0; i < 4; i++)
-        if (model->graphs[i].graph) device_graph_destroy(model->graphs[i].graph);
-    if (model->copied) device_event_destroy(model->copied);
-    if (model->unpacked) device_event_destroy(model->unpacked);
-    if (model->staging) host_free(model->staging);
-    if (model->arena) device_free(model->arena);
-    free(model->gradients);
-    free(model->tensors);
-    free(model->parameters);
-    free(model->layout.forward);
-    free(model->layout.backward);
-    memory_plan_destroy(model->plan);
-    free(model);
-}
-
-const Gpt2Options *gpt2_options(const Gpt2 *model) { return &model->options; }
-const MemoryPlan *gpt2_memory(const Gpt2 *model) { return model->plan; }
-int gpt2_num_tensors(const Gpt2 *model) { return model->num_tensors; }
-const Parameter *gpt2_parameters(const Gpt2 *model) { return model->parameters; }
-const AdamWTensor *gpt2_tensors(const Gpt2 *model) { return model->tensors; }
-const Tensor *gpt2_gradients(const Gpt2 *model) { return model->gradients; }
-
-Tensor gpt2_control(const Gpt2 *model) {
-    return tensor_make(at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0, 0);
-}
-Tensor gpt2_sequence_losses(const Gpt2 *model) {
-    void *data = at(model, model->layout.sequence_losses);
-    return tensor_make(data, DTYPE_FP32, "sequence_losses", model->options.B, 0, 0, 0);
-}
-Tensor gpt2_gradient_sumsq(const Gpt2 *model) {
-    return tensor_make(at(model, model->layout.sumsq), DTYPE_FP32, "sumsq", model->num_tensors, 0, 0, 0);
-}
-
 // ------------------------------------------------------------------------------------------------------------- views
 
-static BlockParams block_params(const Gpt2 *model, int block, bool gradients) {
-    Tensor t[NUM_PARAMETER_SPECS];
-    for (int s = PARAM_LN1W; s <= PARAM_FCPROJB; s++) {
-        const AdamWTensor *tensor = &model->tensors[parameter_index(&model->options.config, s, block)];
-        t[s] = gradients ? tensor->grad : tensor->weight;
-    }
-    return (BlockParams){
-        .ln1w = t[PARAM_LN1W],
-        .ln1b = t[PARAM_LN1B],
-        .qkvw = t[PARAM_QKVW],
-        .qkvb = t[PARAM_QKVB],
-        .attprojw = t[PARAM_ATTPROJW],
-        .attprojb = t[PARAM_ATTPROJB],
-        .ln2w = t[PARAM_LN2W],
-        .ln2b = t[PARAM_LN2B],
-        .fcw = t[PARAM_FCW],
-        .fcb = t[PARAM_FCB],
-        .fcprojw = t[PARAM_FCPROJW],
-        .fcprojb = t[PARAM_FCPROJB],
-    };
-}
-BlockParams gpt2_block_weights(const Gpt2 *model, int block) { return block_params(model, block, false); }
-BlockParams gpt2_block_gradients(const Gpt2 *model, int block) { return block_params(model, block, true); }
-
-Tensor gpt2_weight(const Gpt2 *model, int spec) {
-    return model->tensors[parameter_index(&model->options.config, spec, 0)].weight;
-}
-Tensor gpt2_gradient(const Gpt2 *model, int spec) {
-    return model->tensors[parameter_index(&model->options.config, spec, 0)].grad;
-}
-
 BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, int64_t T) {
-    const int *handles = pass == PASS_FORWARD ? model->layout.forward[block] : model->layout.backward[block];
+    const int *handles = pass == PASS_FORWARD    ? model->layout.forward[block]
+                         : pass == PASS_BACKWARD ? model->layout.backward[block]
+                                                 : model->layout.decoder_acts;
     Tensor t[NUM_BLOCK_ACTS];
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
         const DType dtype = dtype_of(model->options.dtype, s->width);
         const int64_t width = width_of(&model->options.config, s->width);
-        void *data = at(model, handles[i]);
+        void *data = gpt2_at(model, handles[i]);
         if (s->width == 'h')
             t[i] = tensor_make(data, dtype, s->name, B, width, T, 0); // lse (B,NH,T)
         else if (s->width == 's')
@@ -360,7 +251,7 @@ BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, in
 
 Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T) {
     const Gpt2Options *o = &model->options;
-    void *data = at(model, model->layout.model_acts[act]);
+    void *data = gpt2_at(model, model->layout.model_acts[act]);
     switch (act) {
     case ACT_INPUTS:
         return tensor_make(data, DTYPE_I32, "inputs", B, T, 0, 0);
@@ -373,7 +264,7 @@ Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T) {
     case ACT_LOSSES:
         return tensor_make(data, DTYPE_FP32, "losses", B, T, 0, 0);
     case ACT_LOGITS:
-        return tensor_make(data, o->dtype, "logits", ops_head_chunk_rows(ops_shape(o)), o->config.Vp, 0, 0);
+        return tensor_make(data, o->dtype, "logits", ops_head_chunk_rows(gpt2_ops_shape(o)), o->config.Vp, 0, 0);
     case ACT_LNF:
         return tensor_make(data, o->dtype, "lnf", B, T, o->config.C, 0);
     case ACT_FINAL_RESIDUAL:

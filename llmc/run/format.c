@@ -129,23 +129,33 @@ void format_json_string(FILE *out, const char *text, size_t n) {
     fputc('"', out);
 }
 
+// The character that text begins with, a control character or a byte that is not UTF-8 as \x1B; returns its bytes.
+static size_t put_visible(FILE *out, const char *text, size_t n) {
+    const unsigned char c = (unsigned char)text[0];
+    const int length = utf8_length(text, n);
+    // U+0080..U+009F are control characters too (0x9B is "escape [" in one byte); UTF-8: C2 80 .. C2 9F
+    const bool control = c < 0x20 || c == 0x7F || (c == 0xC2 && length == 2 && (unsigned char)text[1] < 0xA0);
+    if (c == '\n' || c == '\t') {
+        fputc(c, out);
+    } else if (length == 0 || control) {
+        fprintf(out, "\\x%02X", c);
+        return 1; // the second byte of a two-byte control character is then shown as a stray byte
+    } else {
+        fwrite(text, 1, (size_t)length, out);
+    }
+    return (size_t)length;
+}
+
 void format_visible(FILE *out, const char *text, size_t n, const char *indent) {
     fputs(indent, out);
+    if (n > 0 && text[n - 1] == '\n') n--;
     for (size_t i = 0; i < n;) {
-        unsigned char c = (unsigned char)text[i];
-        int length = utf8_length(text + i, n - i);
-        // U+0080..U+009F are control characters too (0x9B is "escape [" in one byte); UTF-8: C2 80 .. C2 9F
-        bool control = c < 0x20 || c == 0x7F || (c == 0xC2 && length == 2 && (unsigned char)text[i + 1] < 0xA0);
-        if (c == '\n') {
-            if (i + 1 < n) fprintf(out, "\n%s", indent);
-        } else if (c == '\t') {
-            fputc('\t', out);
-        } else if (length == 0 || control) {
-            fprintf(out, "\\x%02X", c);
-            length = 1; // the second byte of a two-byte control character is then shown as a stray byte
-        } else {
-            fwrite(text + i, 1, (size_t)length, out);
-        }
-        i += (size_t)length;
+        const bool line_ends = text[i] == '\n';
+        i += put_visible(out, text + i, n - i);
+        if (line_ends) fputs(indent, out);
     }
+}
+
+void format_visible_stream(FILE *out, const char *text, size_t n) {
+    for (size_t i = 0; i < n;) i += put_visible(out, text + i, n - i);
 }

@@ -24,6 +24,8 @@ void format_json_string(FILE *out, const char *text, size_t n);
 // text for a terminal, every line behind `indent`. Control characters and bytes that are not UTF-8 are shown as \x1B:
 // what a model wrote must not move the cursor. No newline at the end.
 void format_visible(FILE *out, const char *text, size_t n, const char *indent);
+// The same for a piece of a longer text: no indent, and its last newline counts.
+void format_visible_stream(FILE *out, const char *text, size_t n);
 
 #ifdef __cplusplus
 }

@@ -34,6 +34,9 @@ static const OptionRow TABLE[] = {
      "token shards to train on; quote the pattern"},
     {DATA, "val-data",   "j", FIELD(val_data),   "data/shards/val_*.bin",   0, 0, "GLOB",
      "token shards to validate on"},
+    {DATA, "tokenizer",  NULL, FIELD(tokenizer), "", 0, 0, "PATH",
+     "tokenizer.json, a directory with one or with vocab.json + merges.txt, a tiktoken rank file, llm.c's "
+     "gpt2_tokenizer.bin, bytes, or none; default: the one beside the weights or the shards"},
 
     {MODEL, "model",          "e",  FIELD(model),     "d12",  0, 0, "MODEL",
      "d6 d12 d24 d36 d48, gpt3:c768, L=6,C=384,NH=6,T=256, a GPT-2 directory of Hugging Face's form, an llm.c .bin"},
@@ -94,10 +97,20 @@ static const OptionRow TABLE[] = {
      "0: always the most likely token"},
     {EVALUATION, "top-k",         NULL, FIELD(top_k),         "50",   0,       1e9, "K",
      "draw from the K most likely tokens; 0: from all"},
+    {EVALUATION, "top-p",         NULL, FIELD(top_p),         "1",    0x1p-20,      1, "P",
+     "draw from the likeliest tokens that have this probability together; 1: from all"},
+    {EVALUATION, "samples",       NULL, FIELD(samples),       "1",    1,      1024, "N",
+     "texts drawn side by side from the same prompt"},
     {EVALUATION, "prompt",        NULL, FIELD(prompt),        "",     0,         0, "TEXT",
      "how a sample begins; default: with end-of-text"},
-    {EVALUATION, "hellaswag",     "h",  FIELD(hellaswag),     "0",    0,         0, "[0]",
-     "accepted for llm.c command lines; no HellaSwag in this version, and help is --help"},
+    {EVALUATION, "interactive",   NULL, FIELD(interactive),   "0",    0,         1, "[0|1]",
+     "with -x 0: answer prompts from stdin, line by line"},
+    {EVALUATION, "hellaswag",     "h",  FIELD(hellaswag),     "0",    0,         1, "0|1",
+     "score HellaSwag at every validation: data/hellaswag/hellaswag_val.bin, or --choices; help is --help"},
+    {EVALUATION, "choices",       NULL, FIELD(choices),       "",     0,         0, "GLOB",
+     "multiple-choice files in the form of llm.c's HellaSwag, scored at every validation"},
+    {EVALUATION, "choice-examples", NULL, FIELD(choice_examples), "0", 0,     1e9, "N",
+     "examples to score of each of them; 0: all"},
 
     {OUTPUT, "output",           "o",  FIELD(output),           "",      0,         0, "DIR",
      "directory for checkpoints and main.log; default: nothing is written"},
@@ -111,9 +124,17 @@ static const OptionRow TABLE[] = {
      "go on from the newest checkpoint in DIR that is whole"},
     {OUTPUT, "progress",         NULL, FIELD(progress),         "-1",   -1,         1, "[-1|0|1]",
      "progress bar; -1: when stdout is a terminal"},
+    {OUTPUT, "tensorboard",      NULL, FIELD(tensorboard),      "1",     0,         1, "[0|1]",
+     "write TensorBoard's event file into DIR"},
+    {OUTPUT, "export",           NULL, FIELD(export_path),      "",      0,         0, "PATH",
+     "at the end write the weights as an llm.c model (PATH ends in .bin) or a Hugging Face directory"},
+    {OUTPUT, "export-dtype",     NULL, FIELD(export_dtype),     "fp32",  0,         0, "fp32|bf16|fp16",
+     "type of the exported weights; llm.c has no fp16"},
 
     {MACHINE, "threads",       NULL, FIELD(threads),       "0",   0, 1024, "N",
      "threads of the CPU backend; 0: all cores this process may use"},
+    {MACHINE, "plan",          NULL, FIELD(plan),          "0",   0,    1, "[0|1]",
+     "print what this run would take, on this machine and on GPUs, and end"},
     {MACHINE, "profile",       NULL, FIELD(profile),       "0",   0, 1000, "STEPS",
      "time every op of so many steps, print the table and end; the trace goes to -o DIR"},
     {MACHINE, "tf32",          "f",  FIELD(tf32),          "1",   0,    1, "[0|1]",
@@ -142,7 +163,7 @@ static const OptionRow TABLE[] = {
 // clang-format on
 
 enum { NUM_ROWS = sizeof TABLE / sizeof TABLE[0] };
-_Static_assert(NUM_ROWS <= 64, "Options.given has one bit a row");
+_Static_assert(NUM_ROWS <= 128, "Options.given has one bit a row");
 
 const OptionRow *option_table(int *count) {
     *count = NUM_ROWS;

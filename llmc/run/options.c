@@ -166,12 +166,13 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
         bool is_value = next && (next[0] != '-' || isdigit((unsigned char)next[1]));
         a.value = is_value ? argv[(*i)++] : "1";
     } else if (!next || names_an_option(next)) {
-        return error_set(err, "%s: a value is missing", typed.text);
+        return error_set(err, "%s: a value is missing (%s)", typed.text, row->help);
     } else {
         a.value = argv[(*i)++];
     }
     int count;
-    options->given |= (uint64_t)1 << (row - option_table(&count));
+    const ptrdiff_t index = row - option_table(&count);
+    options->given[index / 64] |= (uint64_t)1 << index % 64;
     return option_set(row, options, typed.text, a.value, err);
 }
 
@@ -181,7 +182,8 @@ bool options_given(const Options *options, const char *long_name) {
     int count;
     const OptionRow *rows = option_table(&count), *row = option_find(long_name, strlen(long_name));
     REQUIRE(row, "options_given: there is no option %s", long_name);
-    return options->given >> (row - rows) & 1;
+    const ptrdiff_t index = row - rows;
+    return options->given[index / 64] >> index % 64 & 1;
 }
 
 bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
@@ -206,6 +208,8 @@ static bool check_together(const Options *o, Error *err) {
         return error_set(err, "-n %lld: no place for checkpoints; name a directory with -o DIR",
                          (long long)o->checkpoint_every);
     }
+    if (o->interactive && o->max_steps != 0)
+        return error_set(err, "--interactive answers prompts and does not train: give -x 0 as well");
     return true;
 }
 

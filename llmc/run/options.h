@@ -15,6 +15,7 @@ typedef struct {
     // data
     char *train_data; // -i  glob of shards
     char *val_data;   // -j
+    char *tokenizer;  // --tokenizer  "" = as found beside weights or shards
     // model
     char *model;   // -e  descriptor, directory or .bin
     char *dtype;   // --dtype auto|bf16|fp16|fp32
@@ -39,14 +40,19 @@ typedef struct {
     double norm_outlier;      // -sg
     int64_t seed;             // --seed
     // evaluation and samples
-    int64_t val_every;     // -v  0 = never
-    int64_t val_sequences; // -m  0 = all
-    int64_t sample_every;  // -s  0 = never
-    int64_t sample_tokens; // -g
-    double temperature;    // --temperature
-    int64_t top_k;         // --top-k
-    char *prompt;          // --prompt
-    int hellaswag;         // -h
+    int64_t val_every;       // -v  0 = never
+    int64_t val_sequences;   // -m  0 = all
+    int64_t sample_every;    // -s  0 = never
+    int64_t sample_tokens;   // -g
+    double temperature;      // --temperature
+    int64_t top_k;           // --top-k
+    double top_p;            // --top-p
+    int64_t samples;         // --samples
+    char *prompt;            // --prompt
+    int interactive;         // --interactive
+    int hellaswag;           // -h
+    char *choices;           // --choices  glob of multiple-choice files, "" = none
+    int64_t choice_examples; // --choice-examples  0 = all
     // output
     char *output;             // -o  "" = nothing is written: no log, no checkpoints
     int64_t checkpoint_every; // -n
@@ -54,8 +60,12 @@ typedef struct {
     int64_t major;            // -nm
     int resume;               // -y
     int progress;             // --progress  -1 auto, 0 off, 1 on
+    int tensorboard;          // --tensorboard
+    char *export_path;        // --export  "" = none
+    char *export_dtype;       // --export-dtype fp32|bf16|fp16
     // machine
     int threads;                                    // --threads
+    int plan;                                       // --plan
     int64_t profile;                                // --profile  0 = off
     int tf32;                                       // -f
     char *attention;                                // --attention auto|cudnn|own
@@ -64,7 +74,7 @@ typedef struct {
     int zero_stage;                                 // -z
     int num_processes, process_rank, gpus_per_node; // -pn -pr -pg
     char *init_method, *server_ip, *fs_path;        // -pi -ps -pf
-    uint64_t given; // one bit a row of the table: it stood on the command line. Read with options_given
+    uint64_t given[2]; // one bit a row of the table: it stood on the command line. Read with options_given
 } Options;
 
 typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;

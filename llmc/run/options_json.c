@@ -30,7 +30,7 @@ char *options_to_json(const Options *options) {
 
 // They say how this process is started, limited and watched, not what the run computes.
 static bool is_compared(const OptionRow *row) {
-    const char *const others[] = {"resume", "progress", "max-minutes", "profile"};
+    const char *const others[] = {"resume", "progress", "max-minutes", "profile", "plan", "interactive"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (strcmp(row->long_name, others[i]) == 0) return false;
     return true;

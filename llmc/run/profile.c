@@ -2,7 +2,7 @@
 // Owns the events; decides nothing about what is shown (profile_table.c).
 #include "llmc/run/profile.h"
 
-#include "llmc/store/atomic_file.h"
+#include "llmc/base/atomic_file.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 // See profile_table.h. Rows are sums over the profiled steps; what is shown is their mean, one step.
 #include "llmc/run/profile_table.h"
 
-#include "llmc/store/atomic_file.h"
+#include "llmc/base/atomic_file.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

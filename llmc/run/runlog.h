@@ -1,18 +1,24 @@
-// What a run says: lines and a progress bar on the terminal, one JSON object a line in DIR/main.log.
-// The step line:
+// What a run says: lines and a progress bar on the terminal, one JSON object a line in DIR/main.log, and the same
+// numbers for TensorBoard (tensorboard.h) beside it. The step line:
 //   step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | mfu 54.1% hfu 54.1% | eta 12s
 // On a terminal a one-line progress bar follows below it; in a file plain lines. No colours, anywhere. Errors go to
 // stderr, all else to stdout, flushed line by line, so that `| tee` and a notebook show it at once.
 //
 // main.log: each line is {"event": ..., "time": unix seconds, ...}, written with one write(2), so that a kill leaves at
-// most one unfinished line; inf and nan are null. The events written here:
+// most one unfinished line; inf and nan are null. The events written here, with the tags that TensorBoard shows:
 //   step        step, loss, norm, lr, ms, tokens_per_second, mfu, hfu (null = not known); once the outlier windows are
-//               full loss_z, norm_z; if it is not 1 loss_scale; if the update was skipped skip ("nonfinite",
-//               "loss_outlier", "norm_outlier") and, where one is to blame, bad_tensor
-//   validation  step, loss, ppl, tokens, seconds
-//   sample      step, text (bytes that are not UTF-8 as U+FFFD)
+//               full loss_z, norm_z; if it is not 1 loss_scale; once a step was skipped skipped, how many so far; if
+//               this one was skip ("nonfinite", "loss_outlier", "norm_outlier") and, where one is to blame, bad_tensor
+//                                                                    train/loss, train/norm, ...
+//   validation  step, loss, ppl, tokens, seconds; bits_per_byte where the tokenizer is known
+//                                                                    val/loss, val/perplexity, val/bits_per_byte, ...
+//   choices     step, name, examples, correct, correct_normalised, accuracy, accuracy_normalised, seconds
+//                                                                    choices/NAME/accuracy, ...
+//   sample      step, index (1 .. within the step), text (bytes that are not UTF-8 as U+FFFD)
+//                                                                    texts sample/1, sample/2, ...
 //   gpu         step, sm_clock_mhz, memory_clock_mhz, power_watts, energy_joules (since the driver was loaded),
-//               temperature_c, throttle ("power cap", ...; "" = nothing holds the clocks down)
+//               temperature_c (null = not known), throttle ("power cap", ...; "" = nothing holds the clocks down)
+//                                                                    gpu/power_watts, ...
 // A log that cannot be written (disk full) is reported once on stderr and never stops the run.
 #pragma once
 #include "llmc/base/error.h"
@@ -28,16 +34,22 @@ extern "C" {
 
 typedef struct RunLog RunLog;
 
-// directory NULL or "": no file; it is made if it is missing. append: continue main.log of a resumed run, cutting off
+// directory NULL or "": no file; it is made if it is missing. Two processes cannot write into one: the second gets an
+// error. append: continue main.log of a resumed run, cutting off
 // everything from the first line of a step > first_step on (those will be run again) and a last line that was not
-// finished; false: a new file. progress: -1 = when stdout is a terminal, 0, 1. NULL on error.
-RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, Error *err);
+// finished; first_step INT64_MAX keeps every step (a run that only evaluates). append false: a new file.
+// progress: -1 = when stdout is a terminal, but not that of a notebook, which would keep every redrawing; 0, 1.
+// tensorboard: the same numbers also go to an event file in directory, those of a run that only evaluates to one in
+// directory/evaluation, a curve of its own. NULL on error.
+RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard, Error *err);
 void runlog_close(RunLog *log); // clears the bar; NULL is fine
 
 // A line for the reader (stdout only), above the progress bar; the newline is added.
 void runlog_text(RunLog *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // One JSON object for the file: {"event": event, "time": unix seconds, ...}; json is the inner part, such as
 // "\"step\":3", or a whole object text when it starts with '{' (merged). NULL or "": nothing more.
+// TensorBoard gets the numbers of an object with a step as event/KEY (of "end" as whole_run/KEY), one without a step as
+// a text.
 void runlog_event(RunLog *log, const char *event, const char *json);
 
 typedef struct {
@@ -54,12 +66,20 @@ typedef struct {
 } StepReport;
 // The step line, the JSON line, the progress bar.
 void runlog_step(RunLog *log, const StepReport *report);
-// A validation line: loss (nats per token), perplexity, tokens.
-void runlog_validation(RunLog *log, int64_t step, double loss, double tokens, double seconds);
+// A validation line: loss (nats per token), perplexity, bits per byte (0: not known), tokens.
+//   validation at step 250 | loss 3.4321 | perplexity 30.94 | 0.9812 bits/byte | 65.54K tokens in 1.2s
+void runlog_validation(RunLog *log, int64_t step, double loss, double bits_per_byte, double tokens, double seconds);
+// A line for one multiple-choice file: how many examples, how many right by sum and by mean of the losses.
+//   hellaswag_val at step 250 | accuracy 29.55% (normalised), 28.10% | 2968/10042 | 12.3 s
+void runlog_choices(RunLog *log, int64_t step, const char *name, int64_t examples, int64_t correct,
+                    int64_t correct_normalised, double seconds);
 // What the sensors of the device said after this step.
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *sensors);
-// A text sample, indented, control characters made visible.
-void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes);
+// A text sample, indented, control characters made visible. The samples of one step are numbered as they come. shown:
+// it went through runlog_stream; only the files are left.
+void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown);
+// Text as it is drawn, control characters but newline and tab made visible; a GenerateSink whose context is the RunLog.
+bool runlog_stream(void *log, const char *bytes, int64_t n);
 
 double now_seconds(void); // monotonic
 

@@ -2,23 +2,23 @@
 // checkpoint_tensors.c's and trainer_json.c's business.
 #include "llmc/store/checkpoint.h"
 
-#include "llmc/store/atomic_file.h"
+#include "llmc/base/atomic_file.h"
 #include "llmc/store/checkpoint_parts.h"
-#include "llmc/store/weights_file.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-const char *const checkpoint_file_names[CHECKPOINT_FILES] = {
-    [CHECKPOINT_MODEL] = "model.safetensors",
-    [CHECKPOINT_CONFIG] = "config.json",
-    [CHECKPOINT_OPTIMIZER] = "optimizer.safetensors",
-};
+const char *checkpoint_file_name(int file) {
+    return file == CHECKPOINT_OPTIMIZER ? "optimizer.safetensors" : huggingface_file_names[file];
+}
+
 static const char manifest_name[] = "trainer.json";
 static const char temporary_prefix[] = ".tmp-step_";
+static const char probe_prefix[] = ".tmp-probe"; // of directory_check_writable
 
 // "DIR/step_00001000", or the name under which it is written or removed; malloced.
 static char *step_path(const char *dir, int64_t step, bool temporary) {
@@ -34,39 +34,25 @@ static void remove_stale(const char *dir) {
     DIR *d = opendir(dir);
     if (!d) return;
     for (struct dirent *entry; (entry = readdir(d));) {
-        if (strncmp(entry->d_name, temporary_prefix, strlen(temporary_prefix)) != 0) continue;
         char *path = path_join(dir, entry->d_name);
-        directory_remove(path, NULL);
+        if (strncmp(entry->d_name, temporary_prefix, strlen(temporary_prefix)) == 0) directory_remove(path, NULL);
+        if (strncmp(entry->d_name, probe_prefix, strlen(probe_prefix)) == 0) unlink(path);
         free(path);
     }
     closedir(d);
 }
 
-static bool write_config(const char *path, const ModelConfig *config, int64_t eot, FileFacts *facts, Error *err) {
-    AtomicFile *f = atomic_file_create(path, err);
-    if (!f) return false;
-    char *text = huggingface_config_json(config, eot);
-    atomic_file_write(f, text, strlen(text), err); // commit reports a failure
-    free(text);
-    return atomic_file_commit(f, &facts->bytes, &facts->checksum, err);
-}
-
-static bool write_part(const char *directory, int part, const Gpt2 *model, int64_t eot, FileFacts *facts, Error *err) {
-    char *path = path_join(directory, checkpoint_file_names[part]);
-    bool ok = part == CHECKPOINT_MODEL    ? checkpoint_write_model(path, model, facts, err)
-              : part == CHECKPOINT_CONFIG ? write_config(path, &gpt2_options(model)->config, eot, facts, err)
-                                          : checkpoint_write_optimizer(path, model, facts, err);
-    free(path);
-    return ok;
-}
-
 static bool write_parts(const char *directory, const Gpt2 *model, const TrainerState *state, Error *err) {
+    const HuggingFaceModel weights = {
+        .model = model, .dtype = DTYPE_FP32, .eot = state->eot, .tokenizer = state->tokenizer};
     FileFacts facts[CHECKPOINT_FILES];
-    for (int part = 0; part < CHECKPOINT_FILES; part++)
-        if (!write_part(directory, part, model, state->eot, &facts[part], err)) return false;
+    char *optimizer = path_join(directory, checkpoint_file_name(CHECKPOINT_OPTIMIZER));
     char *manifest = path_join(directory, manifest_name);
-    bool ok = trainer_json_write(manifest, state, &gpt2_options(model)->config, facts, err);
+    bool ok = huggingface_write(directory, &weights, facts, err) &&
+              checkpoint_write_optimizer(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
+              trainer_json_write(manifest, state, &gpt2_options(model)->config, facts, err);
     free(manifest);
+    free(optimizer);
     return ok;
 }
 
@@ -145,7 +131,7 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
     if (ok && state.step != step)
         ok = error_set(err, "%s: written at step %lld, not at this directory's", manifest, (long long)state.step);
     for (int i = 0; ok && i < CHECKPOINT_FILES; i++)
-        ok = check_file(directory, checkpoint_file_names[i], facts[i], checksums, err);
+        if (facts[i].bytes >= 0) ok = check_file(directory, checkpoint_file_name(i), facts[i], checksums, err);
     trainer_state_free(&state);
     free(manifest);
     return ok;

@@ -5,6 +5,7 @@
 #include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/step_control.h"
+#include "llmc/tokens/tokenizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,10 +17,11 @@ typedef struct {
     int64_t position; // data windows consumed, in windows of T tokens
     int64_t T;        // context of those windows
     uint64_t seed;
-    double best_val_loss; // infinity before the first validation
-    int64_t eot;          // end-of-text token of the data, -1 if not known
-    StepControl control;  // windows of the outlier detector, loss scale
-    char *options_json;   // the options in force, one JSON object; malloced by load, given by save
+    double best_val_loss;       // infinity before the first validation
+    int64_t eot;                // end-of-text token of the data, -1 if not known
+    StepControl control;        // windows of the outlier detector, loss scale
+    char *options_json;         // the options in force, one JSON object; malloced by load, given by save
+    const Tokenizer *tokenizer; // given by save: written beside the weights; NULL: not known. load leaves NULL
 } TrainerState;
 
 // Writes DIR/step_XXXXXXXX. A failure (disk full) leaves the previous checkpoints as they are and removes its own rest.

@@ -2,20 +2,16 @@
 // when a checkpoint exists, the functions here write and read what stands in it.
 #pragma once
 #include "llmc/store/checkpoint.h"
+#include "llmc/store/huggingface.h"
 
-// The files that the manifest vouches for, in the order in which they are written; trainer.json, which holds the
-// manifest, is written after them.
-enum { CHECKPOINT_MODEL, CHECKPOINT_CONFIG, CHECKPOINT_OPTIMIZER, CHECKPOINT_FILES };
-extern const char *const checkpoint_file_names[CHECKPOINT_FILES];
+// The files that the manifest vouches for: those of a Hugging Face directory, and the moments. trainer.json, which
+// holds the manifest, is written after them. A file whose bytes are -1 is not part of the checkpoint: those of a
+// tokenizer that is not known, as in all checkpoints that are older than they are.
+enum { CHECKPOINT_OPTIMIZER = HF_FILES, CHECKPOINT_FILES };
+const char *checkpoint_file_name(int file);
 
-typedef struct {
-    int64_t bytes;
-    uint64_t checksum; // XXH3, 64 bits
-} FileFacts;
-
-// model.safetensors: fp32 values under Hugging Face's names and layouts. optimizer.safetensors: both moments, fp32,
-// "exp_avg.NAME" and "exp_avg_sq.NAME", in our (out, in) layout. In both wte has V rows.
-bool checkpoint_write_model(const char *path, const Gpt2 *model, FileFacts *facts, Error *err);
+// optimizer.safetensors: both moments, fp32, "exp_avg.NAME" and "exp_avg_sq.NAME", in our (out, in) layout; wte has V
+// rows.
 bool checkpoint_write_optimizer(const char *path, const Gpt2 *model, FileFacts *facts, Error *err);
 
 bool trainer_json_write(const char *path, const TrainerState *state, const ModelConfig *config,

@@ -1,18 +1,13 @@
-// Weights and moments between a model and the safetensors files of a checkpoint, in chunks of rows, so that host
-// memory stays small whatever the model; only a matrix that must be turned is held as a whole.
-#include "llmc/store/atomic_file.h"
+// The tensors of a checkpoint: writes the moments, reads weights (of any weights file) and moments into a model, in
+// pieces of rows, so that host memory stays small whatever the model.
+#include "llmc/base/atomic_file.h"
 #include "llmc/store/checkpoint_parts.h"
 #include "llmc/store/safetensors.h"
-#include "llmc/store/transpose.h"
+#include "llmc/store/state_writer.h"
 #include "llmc/store/weights_file.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-// 8 MiB: large against the cost of a call, small against any model. A row has at most 4 C = 262,144 floats, 1 MiB.
-enum { CHUNK_FLOATS = 2 << 20 };
-
-static int64_t rows_per_chunk(const Parameter *p) { return CHUNK_FLOATS / p->cols; }
 
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -22,71 +17,16 @@ static float *allocate_floats(int64_t n) {
     return values;
 }
 
-static SafetensorsEntry describe(const Parameter *p, const char *prefix, bool transposed) {
+static SafetensorsEntry describe(const Parameter *p, const char *prefix) {
     SafetensorsEntry e = {.dtype = DTYPE_FP32, .rank = p->rank, .shape = {p->file_rows, p->rank == 2 ? p->cols : 0}};
-    if (transposed) e.shape[0] = p->cols, e.shape[1] = p->file_rows;
     snprintf(e.name, sizeof e.name, "%s%s", prefix, p->name);
     return e;
 }
 
 // ----------------------------------------------------------------------------------------------------------- writing
 
-// Tensor i as it stands with us.
-static bool append_rows(SafetensorsWriter *w, const Gpt2 *model, int i, StateKind kind, Error *err) {
-    const Parameter *p = &gpt2_parameters(model)[i];
-    float *chunk = allocate_floats(min_i64(CHUNK_FLOATS, p->file_rows * p->cols));
-    bool ok = true;
-    for (int64_t row = 0; ok && row < p->file_rows; row += rows_per_chunk(p)) {
-        int64_t n = min_i64(rows_per_chunk(p), p->file_rows - row);
-        gpt2_get_state(model, i, kind, row, n, chunk);
-        ok = safetensors_writer_append(w, chunk, (size_t)(n * p->cols) * sizeof *chunk, err);
-    }
-    free(chunk);
-    return ok;
-}
-
-// Weight i (out, in) as (in, out).
-static bool append_transposed(SafetensorsWriter *w, const Gpt2 *model, int i, Error *err) {
-    const Parameter *p = &gpt2_parameters(model)[i];
-    const int64_t out = p->rows, in = p->cols;
-    float *matrix = allocate_floats(out * in), *strip = allocate_floats(TRANSPOSE_STRIP * out);
-    gpt2_get_state(model, i, STATE_WEIGHT, 0, out, matrix);
-    bool ok = true;
-    for (int64_t c = 0; ok && c < in; c += TRANSPOSE_STRIP) {
-        int64_t n = min_i64(TRANSPOSE_STRIP, in - c);
-        transpose(strip, out, matrix + c, in, out, n);
-        ok = safetensors_writer_append(w, strip, (size_t)(n * out) * sizeof *strip, err);
-    }
-    free(matrix);
-    free(strip);
-    return ok;
-}
-
-static bool finish(SafetensorsWriter *w, bool ok, FileFacts *facts, Error *err) {
-    if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
-    safetensors_writer_abandon(w);
-    return false;
-}
-
-static SafetensorsEntry *allocate_entries(int count) {
-    SafetensorsEntry *entries = calloc((size_t)count, sizeof *entries);
-    REQUIRE(entries != NULL, "out of memory");
-    return entries;
-}
-
-bool checkpoint_write_model(const char *path, const Gpt2 *model, FileFacts *facts, Error *err) {
-    static const char *const metadata[] = {"format", "pt", NULL}; // transformers refuses files without it
-    const Parameter *table = gpt2_parameters(model);
-    int count = gpt2_num_tensors(model);
-    SafetensorsEntry *entries = allocate_entries(count);
-    for (int i = 0; i < count; i++) entries[i] = describe(&table[i], "", table[i].spec->transposed);
-    SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
-    free(entries);
-    bool ok = w != NULL;
-    for (int i = 0; ok && i < count; i++)
-        ok = table[i].spec->transposed ? append_transposed(w, model, i, err)
-                                       : append_rows(w, model, i, STATE_WEIGHT, err);
-    return finish(w, ok, facts, err);
+static bool append(void *writer, const void *data, size_t bytes, Error *err) {
+    return safetensors_writer_append(writer, data, bytes, err);
 }
 
 // The moments and the names torch gives them.
@@ -98,16 +38,20 @@ enum { NUM_MOMENTS = sizeof moments / sizeof moments[0] };
 
 bool checkpoint_write_optimizer(const char *path, const Gpt2 *model, FileFacts *facts, Error *err) {
     const Parameter *table = gpt2_parameters(model);
-    int count = gpt2_num_tensors(model);
-    SafetensorsEntry *entries = allocate_entries(NUM_MOMENTS * count);
+    const int count = gpt2_num_tensors(model);
+    SafetensorsEntry *entries = calloc((size_t)(NUM_MOMENTS * count), sizeof *entries);
+    REQUIRE(entries != NULL, "out of memory");
     for (int k = 0; k < NUM_MOMENTS; k++)
-        for (int i = 0; i < count; i++) entries[k * count + i] = describe(&table[i], moments[k].prefix, false);
+        for (int i = 0; i < count; i++) entries[k * count + i] = describe(&table[i], moments[k].prefix);
     SafetensorsWriter *w = safetensors_writer_open(path, entries, NUM_MOMENTS * count, NULL, err);
     free(entries);
     bool ok = w != NULL;
     for (int k = 0; k < NUM_MOMENTS; k++)
-        for (int i = 0; ok && i < count; i++) ok = append_rows(w, model, i, moments[k].kind, err);
-    return finish(w, ok, facts, err);
+        for (int i = 0; ok && i < count; i++)
+            ok = state_write(model, i, (StateForm){moments[k].kind, DTYPE_FP32, false}, append, w, err);
+    if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
+    safetensors_writer_abandon(w);
+    return false;
 }
 
 // ----------------------------------------------------------------------------------------------------------- reading
@@ -126,12 +70,12 @@ static bool check_config(const ModelConfig *found, const ModelConfig *expected, 
 bool checkpoint_load_weights(Gpt2 *model, const char *path, Error *err) {
     WeightsFile *f = weights_file_open(path, err);
     if (!f) return false;
-    float *chunk = allocate_floats(CHUNK_FLOATS);
+    float *chunk = allocate_floats(STATE_PIECE_FLOATS);
     bool ok = check_config(weights_file_config(f), &gpt2_options(model)->config, path, err);
     for (int i = 0; ok && i < gpt2_num_tensors(model); i++) {
         const Parameter *p = &gpt2_parameters(model)[i];
-        for (int64_t row = 0; ok && row < p->rows; row += rows_per_chunk(p)) {
-            int64_t n = min_i64(rows_per_chunk(p), p->rows - row);
+        for (int64_t row = 0; ok && row < p->rows; row += state_piece_rows(p)) {
+            int64_t n = min_i64(state_piece_rows(p), p->rows - row);
             ok = weights_file_read(f, p, row, n, chunk, err);
             if (ok) gpt2_set_state(model, i, STATE_WEIGHT, row, n, chunk);
         }
@@ -156,11 +100,11 @@ static const SafetensorsEntry *find_moment(const SafetensorsFile *f, const Safet
 
 static bool load_moment(Gpt2 *model, SafetensorsFile *f, int i, int k, float *chunk, Error *err) {
     const Parameter *p = &gpt2_parameters(model)[i];
-    SafetensorsEntry expected = describe(p, moments[k].prefix, false);
+    SafetensorsEntry expected = describe(p, moments[k].prefix);
     const SafetensorsEntry *e = find_moment(f, &expected, err);
     if (!e) return false;
-    for (int64_t row = 0; row < p->file_rows; row += rows_per_chunk(p)) {
-        int64_t n = min_i64(rows_per_chunk(p), p->file_rows - row);
+    for (int64_t row = 0; row < p->file_rows; row += state_piece_rows(p)) {
+        int64_t n = min_i64(state_piece_rows(p), p->file_rows - row);
         if (!safetensors_read_fp32(f, e, row * p->cols, n * p->cols, chunk, err)) return false;
         gpt2_set_state(model, i, moments[k].kind, row, n, chunk);
     }
@@ -171,10 +115,10 @@ static bool load_moment(Gpt2 *model, SafetensorsFile *f, int i, int k, float *ch
 }
 
 bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err) {
-    char *name = path_join(path, checkpoint_file_names[CHECKPOINT_OPTIMIZER]);
+    char *name = path_join(path, checkpoint_file_name(CHECKPOINT_OPTIMIZER));
     SafetensorsFile *f = safetensors_open(name, err);
     bool ok = f != NULL;
-    float *chunk = allocate_floats(CHUNK_FLOATS);
+    float *chunk = allocate_floats(STATE_PIECE_FLOATS);
     for (int k = 0; k < NUM_MOMENTS; k++)
         for (int i = 0; ok && i < gpt2_num_tensors(model); i++)
             ok = load_moment(model, f, i, k, chunk, err) || error_prefix(err, "%s", name);

@@ -1,12 +1,11 @@
-// See huggingface.h. Accepts what GPT2LMHeadModel saves: tensor names with and without "transformer.", the tied
-// lm_head.weight and the causal mask buffers beside the weights (neither is read), F32, F16 and BF16.
+// See huggingface.h: reading. Accepts what GPT2LMHeadModel saves: tensor names with and without "transformer.", the
+// tied lm_head.weight and the causal mask buffers beside the weights (neither is read), F32, F16 and BF16.
 #include "llmc/store/huggingface.h"
 
-#include "llmc/store/atomic_file.h"
-#include "llmc/store/json.h"
-#include "llmc/store/safetensors.h"
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/json.h"
 #include "llmc/store/transpose.h"
-#include "llmc/store/weights_file.h"
+#include "llmc/store/weight_shards.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +14,10 @@
 enum { MAX_CONFIG_BYTES = 1 << 20 };
 
 struct HuggingFace {
-    SafetensorsFile *file;
+    WeightShards *shards;
     ModelConfig config;
-    const SafetensorsEntry **entries; // of each tensor of the parameter table
+    int64_t eot; // of config.json, -1: it states none
+    int *places; // in shards, of each tensor of the parameter table
     // Hugging Face's (in, out) matrices are turned as a whole, and the last one is kept for the next rows of it.
     float *matrix;
     size_t matrix_numel; // what it has room for
@@ -49,7 +49,9 @@ static bool check_variant(const cJSON *root, int64_t C, Error *err) {
     const cJSON *item;
     double eps;
     int64_t inner;
-    if (!check_string(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", err)) return false; // one formula
+    if (!json_find(root, "activation_function", &item, err)) return false;
+    // Two names of one formula, which is also meant when none is given.
+    if (item && !check_string(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", err)) return false;
     if (!check_flag(root, "tie_word_embeddings", true, err) || !check_flag(root, "scale_attn_weights", true, err) ||
         !check_flag(root, "scale_attn_by_inverse_layer_idx", false, err) ||
         !check_flag(root, "add_cross_attention", false, err))
@@ -76,7 +78,16 @@ static bool parse_config(const cJSON *root, ModelConfig *config, Error *err) {
     return ok && model_config_check(config, err);
 }
 
-static bool read_config(const char *directory, ModelConfig *config, Error *err) {
+// What ends a text: one token, or the first of several.
+static int64_t parse_eot(const cJSON *root, int64_t V) {
+    const cJSON *item;
+    int64_t eot;
+    if (!json_find(root, "eos_token_id", &item, NULL)) return -1;
+    if (cJSON_IsArray(item)) item = item->child;
+    return json_int_value(item, 0, V - 1, &eot) ? eot : -1;
+}
+
+static bool read_config(const char *directory, ModelConfig *config, int64_t *eot, Error *err) {
     char *path = path_join(directory, "config.json");
     bool ok = file_exists(path) ||
               error_set(err,
@@ -85,40 +96,10 @@ static bool read_config(const char *directory, ModelConfig *config, Error *err) 
                         directory);
     cJSON *root = ok ? json_parse_file(path, MAX_CONFIG_BYTES, err) : NULL;
     if (root) ok = parse_config(root, config, err) || error_prefix(err, "%s", path);
+    if (root && ok) *eot = parse_eot(root, config->V);
     cJSON_Delete(root);
     free(path);
     return ok && root;
-}
-
-char *huggingface_config_json(const ModelConfig *config, int64_t eot) {
-    char token[32] = "null", *text = NULL;
-    if (eot >= 0) snprintf(token, sizeof token, "%lld", (long long)eot);
-    int length = asprintf(&text,
-                          "{\n"
-                          "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
-                          "  \"model_type\": \"gpt2\",\n"
-                          "  \"activation_function\": \"gelu_new\",\n"
-                          "  \"n_positions\": %lld,\n"
-                          "  \"n_ctx\": %lld,\n"
-                          "  \"vocab_size\": %lld,\n"
-                          "  \"n_layer\": %lld,\n"
-                          "  \"n_head\": %lld,\n"
-                          "  \"n_embd\": %lld,\n"
-                          "  \"n_inner\": null,\n"
-                          "  \"layer_norm_epsilon\": 1e-05,\n"
-                          "  \"initializer_range\": 0.02,\n"
-                          "  \"attn_pdrop\": 0.0,\n"
-                          "  \"embd_pdrop\": 0.0,\n"
-                          "  \"resid_pdrop\": 0.0,\n"
-                          "  \"tie_word_embeddings\": true,\n"
-                          "  \"bos_token_id\": %s,\n"
-                          "  \"eos_token_id\": %s,\n"
-                          "  \"torch_dtype\": \"float32\"\n"
-                          "}\n",
-                          (long long)config->max_T, (long long)config->max_T, (long long)config->V,
-                          (long long)config->L, (long long)config->NH, (long long)config->C, token, token);
-    REQUIRE(length >= 0, "out of memory");
-    return text;
 }
 
 // -------------------------------------------------------------------------------------------------- the tensors' table
@@ -129,13 +110,15 @@ static const char *without_prefix(const char *name) {
     return strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
 }
 
-static const SafetensorsEntry *find_tensor(const SafetensorsFile *file, const char *name) {
-    const SafetensorsEntry *e = safetensors_find(file, name);
-    return e ? e : safetensors_find(file, without_prefix(name));
+static int find_tensor(const WeightShards *shards, const char *name) {
+    const int place = weight_shards_find(shards, name);
+    return place >= 0 ? place : weight_shards_find(shards, without_prefix(name));
 }
 
 static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64_t cols, Error *err) {
-    if (e->dtype == DTYPE_COUNT) return error_set(err, "tensor %s is neither F32 nor F16 nor BF16", e->name);
+    if (e->dtype == DTYPE_COUNT)
+        return error_set(err, "tensor %s is %s, only F32, F16 and BF16 are read: save the model in one of these types",
+                         e->name, e->stored);
     if (e->rank == rank && e->shape[0] == rows && (rank == 1 || e->shape[1] == cols)) return true;
     Tensor found = {.dtype = e->dtype, .rank = e->rank}, expected = {.dtype = e->dtype, .rank = rank};
     memcpy(found.shape, e->shape, sizeof found.shape);
@@ -157,29 +140,35 @@ static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Er
     return error_set(err, "tensor %s is not part of a GPT-2 of %lld blocks", e->name, (long long)config->L);
 }
 
+static bool match_tensor(HuggingFace *f, const Parameter *p, int *place, Error *err) {
+    *place = find_tensor(f->shards, p->name);
+    if (*place < 0) return error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), p->name);
+    const bool swap = p->spec->transposed;
+    return check_shape(weight_shards_entry(f->shards, *place), p->rank, swap ? p->cols : p->file_rows,
+                       swap ? p->file_rows : p->cols, err) ||
+           error_prefix(err, "%s", weight_shards_path(f->shards, *place));
+}
+
 static bool match_tensors(HuggingFace *f, const Parameter *table, bool *used, Error *err) {
     int count = parameter_count(&f->config);
     for (int i = 0; i < count; i++) {
-        const Parameter *p = &table[i];
-        const SafetensorsEntry *e = f->entries[i] = find_tensor(f->file, p->name);
-        if (!e) return error_set(err, "tensor %s is missing", p->name);
-        bool swap = p->spec->transposed;
-        if (!check_shape(e, p->rank, swap ? p->cols : p->file_rows, swap ? p->file_rows : p->cols, err)) return false;
-        used[e - safetensors_entry(f->file, 0)] = true;
+        if (!match_tensor(f, &table[i], &f->places[i], err)) return false;
+        used[f->places[i]] = true;
     }
-    for (int i = 0; i < safetensors_count(f->file); i++)
-        if (!used[i] && !check_extra(safetensors_entry(f->file, i), &f->config, err)) return false;
+    for (int i = 0; i < weight_shards_count(f->shards); i++)
+        if (!used[i] && !check_extra(weight_shards_entry(f->shards, i), &f->config, err))
+            return error_prefix(err, "%s", weight_shards_path(f->shards, i));
     return true;
 }
 
-static bool open_tensors(HuggingFace *f, const char *path, Error *err) {
-    f->file = safetensors_open(path, err);
-    if (!f->file) return false;
+static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
+    f->shards = weight_shards_open(directory, err);
+    if (!f->shards) return false;
     Parameter *table = parameter_table(&f->config);
-    f->entries = calloc((size_t)parameter_count(&f->config), sizeof(SafetensorsEntry *));
-    bool *used = calloc((size_t)safetensors_count(f->file) + 1, sizeof *used);
-    REQUIRE(f->entries && used, "out of memory");
-    bool ok = match_tensors(f, table, used, err) || error_prefix(err, "%s", path);
+    f->places = calloc((size_t)parameter_count(&f->config), sizeof *f->places);
+    bool *used = calloc((size_t)weight_shards_count(f->shards) + 1, sizeof *used);
+    REQUIRE(f->places && used, "out of memory");
+    bool ok = match_tensors(f, table, used, err);
     free(used);
     free(table);
     return ok;
@@ -187,29 +176,11 @@ static bool open_tensors(HuggingFace *f, const char *path, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------ open and read
 
-// model.safetensors is not there: what to do depends on what is.
-static bool explain_missing(const char *directory, Error *err) {
-    char *shards = path_join(directory, "model.safetensors.index.json");
-    char *pickle = path_join(directory, "pytorch_model.bin");
-    error_set(err, "%s: no model.safetensors beside its config.json%s", directory,
-              file_exists(shards) ? "; weights in several files are not read: save them again as one"
-              : file_exists(pickle)
-                  ? "; save pytorch_model.bin again with save_pretrained(..., safe_serialization=True)"
-                  : "");
-    free(shards);
-    free(pickle);
-    return false;
-}
-
 HuggingFace *huggingface_open(const char *directory, ModelConfig *config, Error *err) {
     HuggingFace *f = calloc(1, sizeof *f);
     REQUIRE(f != NULL, "out of memory");
     f->matrix_index = -1;
-    char *path = path_join(directory, "model.safetensors");
-    bool ok = read_config(directory, &f->config, err) && (file_exists(path) || explain_missing(directory, err)) &&
-              open_tensors(f, path, err);
-    free(path);
-    if (ok) {
+    if (read_config(directory, &f->config, &f->eot, err) && open_tensors(f, directory, err)) {
         *config = f->config;
         return f;
     }
@@ -219,11 +190,13 @@ HuggingFace *huggingface_open(const char *directory, ModelConfig *config, Error 
 
 void huggingface_close(HuggingFace *f) {
     if (!f) return;
-    safetensors_close(f->file);
-    free(f->entries);
+    weight_shards_close(f->shards);
+    free(f->places);
     free(f->matrix);
     free(f);
 }
+
+int64_t huggingface_eot(const HuggingFace *f) { return f->eot; }
 
 // The whole of an (in, out) matrix of the file into f->matrix, as (out, in).
 static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error *err) {
@@ -243,7 +216,7 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
     bool ok = true;
     for (int64_t i = 0; ok && i < in; i += TRANSPOSE_STRIP) {
         int64_t n = in - i < TRANSPOSE_STRIP ? in - i : TRANSPOSE_STRIP;
-        ok = safetensors_read_fp32(f->file, f->entries[index], i * out, n * out, strip, err);
+        ok = weight_shards_read_fp32(f->shards, f->places[index], i * out, n * out, strip, err);
         if (ok) transpose(f->matrix + i, in, strip, out, n, out);
     }
     free(strip);
@@ -254,7 +227,7 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
 bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err) {
     int index = parameter_index(&f->config, (int)(p->spec - parameter_specs), p->block);
     if (!p->spec->transposed)
-        return safetensors_read_fp32(f->file, f->entries[index], first_row * p->cols, rows * p->cols, out, err);
+        return weight_shards_read_fp32(f->shards, f->places[index], first_row * p->cols, rows * p->cols, out, err);
     if (f->matrix_index != index && !load_transposed(f, p, index, err)) return false;
     memcpy(out, f->matrix + first_row * p->cols, (size_t)(rows * p->cols) * sizeof *out);
     return true;

@@ -1,10 +1,36 @@
-// Hugging Face GPT-2 directories: config.json and model.safetensors. What weights_file.h needs of them; its config is
-// written by huggingface_config_json there.
+// Hugging Face GPT-2 directories: config.json, the weights as safetensors (one file, or several with an index), and
+// the tokenizer. Reading (huggingface.c) is what weights_file.h needs; writing (huggingface_write.c) is what
+// checkpoints and exports share: the files one by one, into a directory that somebody else commits.
 #pragma once
-#include "llmc/model/parameters.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/tokens/tokenizer.h"
 
 typedef struct HuggingFace HuggingFace;
 HuggingFace *huggingface_open(const char *directory, ModelConfig *config, Error *err);
 void huggingface_close(HuggingFace *f);
+int64_t huggingface_eot(const HuggingFace *f); // eos_token_id of config.json, -1 if it has none
 // Rows [first_row, first_row + rows) of p, all of them within p->file_rows.
 bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
+
+// The files that are written, in this order.
+enum { HF_WEIGHTS, HF_CONFIG, HF_TOKENIZER, HF_TOKENIZER_CONFIG, HF_FILES };
+extern const char *const huggingface_file_names[HF_FILES];
+
+typedef struct {
+    int64_t bytes;     // -1: there is no such file
+    uint64_t checksum; // XXH3, 64 bits
+} FileFacts;
+
+typedef struct {
+    const Gpt2 *model;
+    DType dtype;                // of the weights in the file: fp32, fp16 or bf16
+    int64_t eot;                // bos and eos token, -1: null
+    const Tokenizer *tokenizer; // NULL: its two files are not written
+} HuggingFaceModel;
+
+// Writes the files into a directory that exists. Weights in fp32 are the model's to the last bit, otherwise rounded to
+// nearest even; a finite value that would become infinite is an error that names the tensor.
+bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFacts facts[HF_FILES], Error *err);
+
+// config.json as transformers reads it; malloced.
+char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eot);

@@ -1,7 +1,8 @@
 // See llmc_bin.h.
 #include "llmc/store/llmc_bin.h"
 
-#include "llmc/store/atomic_file.h"
+#include "llmc/base/atomic_file.h"
+#include "llmc/store/state_writer.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -127,4 +128,45 @@ bool llmc_bin_read(LlmcBin *f, const Parameter *p, int64_t first_row, int64_t ro
         convert_elements(out + i, DTYPE_FP32, raw, f->dtype, m);
     }
     return true;
+}
+
+// ------------------------------------------------------------------------------------------------------------- writing
+
+static bool append(void *file, const void *data, size_t bytes, Error *err) {
+    return atomic_file_write(file, data, bytes, err);
+}
+
+static bool append_padding(AtomicFile *file, const Parameter *p, DType dtype, Error *err) {
+    const size_t bytes = (size_t)((p->rows - p->file_rows) * p->cols) * dtype_size(dtype);
+    void *zeros = calloc(1, bytes + 1);
+    REQUIRE(zeros != NULL, "out of memory");
+    const bool ok = atomic_file_write(file, zeros, bytes, err);
+    free(zeros);
+    return ok;
+}
+
+bool llmc_bin_write(const char *path, const Gpt2 *model, DType dtype, Error *err) {
+    REQUIRE(dtype == DTYPE_FP32 || dtype == DTYPE_BF16, "llm.c has no models in %s", dtype_name(dtype));
+    const ModelConfig *c = &gpt2_options(model)->config;
+    const int32_t header[HEADER_INTS] = {MODEL_MAGIC,       dtype == DTYPE_FP32 ? VERSION_FP32 : VERSION_BF16,
+                                         (int32_t)c->max_T, (int32_t)c->V,
+                                         (int32_t)c->L,     (int32_t)c->NH,
+                                         (int32_t)c->C,     (int32_t)c->Vp};
+    AtomicFile *file = atomic_file_create(path, err);
+    bool ok = file && atomic_file_write(file, header, sizeof header, err);
+    for (int i = 0; ok && i < gpt2_num_tensors(model); i++)
+        ok = state_write(model, i, (StateForm){STATE_WEIGHT, dtype, false}, append, file, err) &&
+             append_padding(file, &gpt2_parameters(model)[i], dtype, err);
+    if (ok) return atomic_file_commit(file, NULL, NULL, err);
+    atomic_file_abandon(file);
+    return false;
+}
+
+bool llmc_bin_is_one(const char *path) {
+    int32_t magic = 0;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const bool is_one = fd >= 0 && file_size(fd) >= HEADER_BYTES &&
+                        file_read_at(fd, path, 0, &magic, sizeof magic, NULL) && magic == MODEL_MAGIC;
+    if (fd >= 0) close(fd);
+    return is_one;
 }

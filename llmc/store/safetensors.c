@@ -2,9 +2,9 @@
 // a SIGBUS.
 #include "llmc/store/safetensors.h"
 
+#include "llmc/base/atomic_file.h"
 #include "llmc/base/checked.h"
-#include "llmc/store/atomic_file.h"
-#include "llmc/store/json.h"
+#include "llmc/base/json.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -70,6 +70,7 @@ static bool parse_dtype(const cJSON *item, SafetensorsEntry *e, int64_t *size, E
     for (int i = 0; i < NUM_FILE_DTYPES; i++) {
         if (strcmp(name, file_dtypes[i].name) != 0) continue;
         e->dtype = file_dtypes[i].dtype;
+        e->stored = file_dtypes[i].name;
         *size = file_dtypes[i].size;
         return true;
     }
@@ -222,7 +223,7 @@ const SafetensorsEntry *safetensors_find(const SafetensorsFile *f, const char *n
 bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_t first, int64_t n, float *out,
                            Error *err) {
     if (e->dtype == DTYPE_COUNT)
-        return error_set(err, "%s: tensor %s is neither F32 nor F16 nor BF16", f->path, e->name);
+        return error_set(err, "%s: tensor %s is %s, only F32, F16 and BF16 are read", f->path, e->name, e->stored);
     int64_t size = (int64_t)dtype_size(e->dtype);
     REQUIRE(first >= 0 && n >= 0 && n <= e->bytes / size && first <= e->bytes / size - n,
             "elements [%lld, %lld) of tensor %s, which has %lld", (long long)first, (long long)(first + n), e->name,

@@ -11,7 +11,8 @@ extern "C" {
 
 typedef struct {
     char name[128];
-    DType dtype; // F32, F16, BF16; other dtypes are refused when read, not when listed (dtype DTYPE_COUNT)
+    const char *stored; // the dtype as the file spells it: "F32", "I8", ...; static. Ignored by the writer
+    DType dtype;        // F32, F16, BF16; other dtypes are refused when read, not when listed (dtype DTYPE_COUNT)
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
     int64_t offset; // from the start of the file

@@ -1,8 +1,8 @@
 // trainer.json: what a run needs besides tensors to go on with the same bits, and the manifest: size and checksum of
 // the other files. Its fields are described in doc/file_formats.md.
-#include "llmc/store/atomic_file.h"
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/json.h"
 #include "llmc/store/checkpoint_parts.h"
-#include "llmc/store/json.h"
 #include <ctype.h>
 #include <errno.h>
 #include <float.h>
@@ -85,10 +85,14 @@ static void print_state(FILE *out, const TrainerState *state, const ModelConfig 
 }
 
 static void print_manifest(FILE *out, const FileFacts *facts) {
+    const char *comma = "";
     fputs("  \"files\": {", out);
-    for (int i = 0; i < CHECKPOINT_FILES; i++)
-        fprintf(out, "%s\n    \"%s\": {\"bytes\": %lld, \"xxh3\": \"%016llx\"}", i ? "," : "", checkpoint_file_names[i],
+    for (int i = 0; i < CHECKPOINT_FILES; i++) {
+        if (facts[i].bytes < 0) continue;
+        fprintf(out, "%s\n    \"%s\": {\"bytes\": %lld, \"xxh3\": \"%016llx\"}", comma, checkpoint_file_name(i),
                 (long long)facts[i].bytes, (unsigned long long)facts[i].checksum);
+        comma = ",";
+    }
     fputs("\n  }\n", out);
 }
 
@@ -180,14 +184,22 @@ static bool read_best_val_loss(const cJSON *root, double *value, Error *err) {
     return cJSON_IsNull(item) || json_get_double(root, "best_val_loss", value, err);
 }
 
+static bool read_facts(const cJSON *files, int i, FileFacts *facts, Error *err) {
+    const cJSON *file;
+    const bool optional = i == HF_TOKENIZER || i == HF_TOKENIZER_CONFIG;
+    *facts = (FileFacts){.bytes = -1};
+    if (!json_find(files, checkpoint_file_name(i), &file, err)) return false;
+    if (!file && optional) return true;
+    return json_get_object(files, checkpoint_file_name(i), &file, err) &&
+           json_get_int(file, "bytes", 0, JSON_MAX_INT, &facts->bytes, err) &&
+           read_u64(file, "xxh3", 16, &facts->checksum, err);
+}
+
 static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
-    const cJSON *files, *file;
+    const cJSON *files;
     if (!json_get_object(root, "files", &files, err)) return false;
     for (int i = 0; i < CHECKPOINT_FILES; i++)
-        if (!json_get_object(files, checkpoint_file_names[i], &file, err) ||
-            !json_get_int(file, "bytes", 0, JSON_MAX_INT, &facts[i].bytes, err) ||
-            !read_u64(file, "xxh3", 16, &facts[i].checksum, err))
-            return error_prefix(err, "\"files\"");
+        if (!read_facts(files, i, &facts[i], err)) return error_prefix(err, "\"files\"");
     return true;
 }
 

@@ -40,6 +40,8 @@ void weights_file_close(WeightsFile *f) {
 
 const ModelConfig *weights_file_config(const WeightsFile *f) { return &f->config; }
 
+int64_t weights_file_eot(const WeightsFile *f) { return f->directory ? huggingface_eot(f->directory) : -1; }
+
 bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err) {
     REQUIRE(first_row >= 0 && rows >= 0 && first_row + rows <= p->rows, "rows [%lld, %lld) of %s, which has %lld",
             (long long)first_row, (long long)(first_row + rows), p->name, (long long)p->rows);

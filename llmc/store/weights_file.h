@@ -1,5 +1,6 @@
-// Weights from files: a Hugging Face GPT-2 directory (config.json + model.safetensors) or an llm.c .bin model
-// (versions 3 fp32 and 5 bf16). Both are read through one interface, tensor by tensor in our layout, as fp32.
+// Weights from files: a Hugging Face GPT-2 directory (config.json and safetensors, one file or several with an index),
+// which our checkpoints are too, or an llm.c .bin model (versions 3 fp32 and 5 bf16). Both are read through one
+// interface, tensor by tensor in our layout, as fp32.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/parameters.h"
@@ -15,12 +16,10 @@ typedef struct WeightsFile WeightsFile;
 WeightsFile *weights_file_open(const char *path, Error *err);
 void weights_file_close(WeightsFile *f);
 const ModelConfig *weights_file_config(const WeightsFile *f);
+int64_t weights_file_eot(const WeightsFile *f); // the end-of-text token that the model states, -1: none
 // Rows [first, first + rows) of tensor p (of a parameter_table for the file's config) in our (out, in) layout; rows
 // beyond V give 0.
 bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
-
-// config.json of a model, as Hugging Face transformers reads it. eot: bos/eos token, -1 = null.
-char *huggingface_config_json(const ModelConfig *config, int64_t eot); // malloced
 
 #ifdef __cplusplus
 }

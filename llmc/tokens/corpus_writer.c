@@ -1,158 +1,190 @@
-// Documents -> train and val shards: the dividing rule and two sequences of shards. Owns the open shard of each.
+// See corpus_writer.h. A shard is one ShardWriter; it gets its checksum when it is complete, read back from the page
+// cache, because its header, which states the count, is written last. A shard that was completed after the last sync is
+// taken up again like an open one.
 #include "llmc/tokens/corpus_writer.h"
 
-#include "llmc/tokens/shards.h"
+#include "llmc/base/atomic_file.h"
+#include "llmc/tokens/shard_writer.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-// One of the two sequences of shards.
 typedef struct {
-    const char *name;
     ShardWriter *writer; // the open shard; NULL: the next token opens one
-    int64_t room;        // tokens that it still takes
-    int64_t shards;      // begun so far
-    int64_t tokens;
-} Side;
+    CorpusShards state;
+    int64_t shards_room;
+} SideWriter;
 
 struct CorpusWriter {
-    CorpusOptions options;
-    Side train, val;
-    int64_t documents, bytes;
-    // The current document.
-    Side *side;
-    int64_t offset; // bytes of it written
-    int64_t cut_at; // validation begins at the first place behind this where a line ends
-    int32_t tokens[CORPUS_BLOCK];
-    uint16_t narrow[CORPUS_BLOCK];
+    CorpusWriterOptions options;
+    SideWriter side[CORPUS_SIDES];
 };
 
-// ----------------------------------------------------------------------------------------------------------- the rule
-
-// Uniform in [0, 1), a function of the text alone.
-static double hash_fraction(const char *text, int64_t n) {
-    return (double)(XXH3_64bits(text, (size_t)n) >> 11) * 0x1p-53;
+const char *corpus_shard_name(CorpusSide side, int64_t number, char *buf, size_t size) {
+    snprintf(buf, size, "%s_%06" PRId64 ".bin", corpus_side_names[side], number);
+    return buf;
 }
 
-// The first byte for validation, at least one and at most size - 1 from the end.
-static int64_t cut_of(int64_t size, double val_fraction) {
-    int64_t tail = (int64_t)((double)size * val_fraction);
-    if (tail < 1) tail = 1;
-    if (tail > size - 1) tail = size - 1; // a single byte is for training
-    return size - tail;
+static char *shard_path(const CorpusWriter *w, CorpusSide side, int64_t number) {
+    char name[40];
+    return path_join(w->options.directory, corpus_shard_name(side, number, name, sizeof name));
 }
 
-// The first place at or behind `from` where a line ends, else where a UTF-8 character ends; below n.
-static int64_t cut_position(const char *text, int64_t n, int64_t from) {
-    const char *newline = memchr(text + from, '\n', (size_t)(n - 1 - from));
-    if (newline) return newline + 1 - text;
-    while (from < n - 1 && ((unsigned char)text[from] & 0xC0) == 0x80) from++;
-    return from;
+void corpus_writer_free(CorpusWriter *w) {
+    if (!w) return;
+    for (int side = 0; side < CORPUS_SIDES; side++) {
+        shard_writer_leave(w->side[side].writer);
+        free(w->side[side].state.shards);
+    }
+    free(w);
 }
 
-// ------------------------------------------------------------------------------------------------------------- shards
+const CorpusShards *corpus_writer_shards(const CorpusWriter *w, CorpusSide side) { return &w->side[side].state; }
 
-static bool open_shard(CorpusWriter *w, Side *side, Error *err) {
-    const Tokenizer *t = w->options.tokenizer;
-    char path[PATH_MAX];
-    int length = snprintf(path, sizeof path, "%s/%s_%06" PRId64 ".bin", w->options.directory, side->name, side->shards);
-    if (length >= (int)sizeof path) return error_set(err, "%s: the path is too long", w->options.directory);
-    side->writer = shard_writer_open(path, sizeof *w->narrow, tokenizer_vocab(t), tokenizer_eot(t), err);
-    side->room = w->options.shard_tokens;
-    side->shards++;
-    return side->writer != NULL;
+// ---------------------------------------------------------------------------------------------------------------
+// append
+
+static bool add_shard(SideWriter *s, CorpusShard shard, Error *err) {
+    if (s->state.num_shards == s->shards_room) {
+        int64_t room = s->shards_room ? 2 * s->shards_room : 16;
+        CorpusShard *shards = realloc(s->state.shards, (size_t)room * sizeof *shards);
+        if (!shards) return error_set(err, "corpus writer: out of memory");
+        s->state.shards = shards, s->shards_room = room;
+    }
+    s->state.shards[s->state.num_shards++] = shard;
+    return true;
 }
 
-static bool finish_shard(Side *side, Error *err) {
-    ShardWriter *writer = side->writer;
-    side->writer = NULL;
-    return !writer || shard_writer_commit(writer, err);
+static bool open_shard(CorpusWriter *w, CorpusSide side, Error *err) {
+    const CorpusWriterOptions *o = &w->options;
+    char *path = shard_path(w, side, w->side[side].state.num_shards);
+    w->side[side].writer = shard_writer_open(path, o->token_bytes, o->vocab, o->eot, err);
+    free(path);
+    return w->side[side].writer != NULL;
 }
 
-static bool write_tokens(CorpusWriter *w, Side *side, const uint16_t *tokens, int64_t n, Error *err) {
-    while (n > 0) {
-        if (!side->writer && !open_shard(w, side, err)) return false;
-        int64_t taken = n < side->room ? n : side->room;
-        if (!shard_writer_append(side->writer, tokens, taken, err)) return false;
-        tokens += taken, n -= taken;
-        side->room -= taken, side->tokens += taken;
-        if (side->room == 0 && !finish_shard(side, err)) return false;
+static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
+    SideWriter *s = &w->side[side];
+    if (!s->writer) return true;
+    ShardWriter *writer = s->writer;
+    s->writer = NULL;
+    CorpusShard shard = {.tokens = s->state.open_tokens};
+    char *path = shard_path(w, side, s->state.num_shards);
+    // The checksum is taken from the page cache, where the shard still is.
+    bool ok = shard_writer_commit(writer, err) && file_checksum(path, &shard.bytes, &shard.xxh3, err) &&
+              add_shard(s, shard, err);
+    s->state.open_tokens = 0;
+    free(path);
+    return ok;
+}
+
+bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err) {
+    SideWriter *s = &w->side[side];
+    for (const char *from = tokens; n > 0;) {
+        if (!s->writer && !open_shard(w, side, err)) return false;
+        int64_t room = w->options.shard_tokens - s->state.open_tokens, taken = n < room ? n : room;
+        if (!shard_writer_append(s->writer, from, taken, err)) return false;
+        from += taken * w->options.token_bytes, n -= taken;
+        s->state.open_tokens += taken;
+        if (taken == room && !finish_shard(w, side, err)) return false;
     }
     return true;
 }
 
-static bool write_text(CorpusWriter *w, const char *text, int64_t n, Error *err) {
-    int64_t count = tokenizer_encode(w->options.tokenizer, text, n, w->tokens);
-    for (int64_t i = 0; i < count; i++) w->narrow[i] = (uint16_t)w->tokens[i];
-    w->offset += n;
-    w->bytes += n;
-    return write_tokens(w, w->side, w->narrow, count, err);
+bool corpus_writer_sync(CorpusWriter *w, Error *err) {
+    for (int side = 0; side < CORPUS_SIDES; side++)
+        if (w->side[side].writer && !shard_writer_sync(w->side[side].writer, err)) return false;
+    return true;
 }
 
-static bool enter_side(CorpusWriter *w, Side *side, Error *err) {
-    const uint16_t eot = (uint16_t)tokenizer_eot(w->options.tokenizer);
-    w->side = side;
-    return write_tokens(w, side, &eot, 1, err);
+bool corpus_writer_finish(CorpusWriter *w, Error *err) {
+    return finish_shard(w, CORPUS_TRAIN, err) && finish_shard(w, CORPUS_VAL, err);
 }
 
-// ---------------------------------------------------------------------------------------------------------- interface
+// -----------------------------------------------------------------------------------------------------------------
+// open
 
-CorpusWriter *corpus_writer_create(const CorpusOptions *options, Error *err) {
-    REQUIRE(options->val_fraction > 0 && options->val_fraction < 1 && options->shard_tokens > 0 &&
-                tokenizer_vocab(options->tokenizer) <= 65536,
-            "corpus_writer_create: an option is out of range");
+static bool take_complete(CorpusWriter *w, CorpusSide side, const CorpusShard *shard, Error *err) {
+    char *path = shard_path(w, side, w->side[side].state.num_shards);
+    struct stat st;
+    bool ok = stat(path, &st) == 0 && st.st_size == shard->bytes;
+    if (ok)
+        ok = add_shard(&w->side[side], *shard, err);
+    else
+        error_set(err, "%s: is not the %" PRId64 " bytes that were written", path, shard->bytes);
+    free(path);
+    return ok;
+}
+
+// The shard that was open then lies under its final name, if it was completed since, or under NAME.tmp-PID.
+static bool take_open(CorpusWriter *w, CorpusSide side, const char *found, int64_t tokens, Error *err) {
+    const CorpusWriterOptions *o = &w->options;
+    SideWriter *s = &w->side[side];
+    char *path = shard_path(w, side, s->state.num_shards), *from = path_join(o->directory, found);
+    s->writer = shard_writer_continue(from, path, o->token_bytes, o->vocab, o->eot, tokens, err);
+    s->state.open_tokens = tokens;
+    free(path), free(from);
+    return s->writer != NULL;
+}
+
+// Is name this shard, complete or not?
+static bool is_shard_file(const char *name, CorpusSide side, int64_t number) {
+    char shard[40];
+    size_t n = strlen(corpus_shard_name(side, number, shard, sizeof shard));
+    return strncmp(name, shard, n) == 0 && (name[n] == '\0' || strncmp(name + n, ".tmp-", 5) == 0);
+}
+
+// Sees to one entry of the directory: complete shards stay, the open one is taken, later ones go.
+static bool sort_entry(CorpusWriter *w, CorpusSide side, const char *name, const CorpusShards *synced, Error *err) {
+    size_t n = strlen(corpus_side_names[side]);
+    if (strncmp(name, corpus_side_names[side], n) != 0 || name[n] != '_') return true;
+    for (int64_t i = 0; i < synced->num_shards; i++)
+        if (is_shard_file(name, side, i)) return true;
+    bool is_open = synced->open_tokens > 0 && is_shard_file(name, side, synced->num_shards);
+    if (is_open && !w->side[side].writer) return take_open(w, side, name, synced->open_tokens, err);
+    char *path = path_join(w->options.directory, name);
+    bool ok = unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, strerror(errno));
+    free(path);
+    return ok;
+}
+
+static bool take_side(CorpusWriter *w, CorpusSide side, const CorpusShards *synced, Error *err) {
+    for (int64_t i = 0; i < synced->num_shards; i++)
+        if (!take_complete(w, side, &synced->shards[i], err)) return false;
+    struct dirent **list;
+    int n = scandir(w->options.directory, &list, NULL, alphasort); // all names before the first is changed
+    if (n < 0) return error_set(err, "%s: cannot list the directory: %s", w->options.directory, strerror(errno));
+    bool ok = true;
+    for (int i = 0; i < n; i++) {
+        ok = ok && sort_entry(w, side, list[i]->d_name, synced, err);
+        free(list[i]);
+    }
+    free(list);
+    if (ok && synced->open_tokens > 0 && !w->side[side].writer)
+        ok = error_set(err, "%s: an unfinished shard is missing", w->options.directory);
+    return ok;
+}
+
+CorpusWriter *corpus_writer_open(const CorpusWriterOptions *options, const CorpusShards synced[CORPUS_SIDES],
+                                 Error *err) {
+    REQUIRE(options->shard_tokens > 0, "corpus_writer_open: %lld tokens in a shard", (long long)options->shard_tokens);
+    static const CorpusShards nothing = {0};
     CorpusWriter *w = calloc(1, sizeof *w);
     if (!w) {
         error_set(err, "corpus writer: out of memory");
         return NULL;
     }
     w->options = *options;
-    w->train.name = "train", w->val.name = "val";
+    for (int side = 0; side < CORPUS_SIDES; side++) {
+        if (take_side(w, side, synced ? &synced[side] : &nothing, err)) continue;
+        corpus_writer_free(w);
+        return NULL;
+    }
     return w;
-}
-
-bool corpus_writer_begin_document(CorpusWriter *w, const char *text, int64_t n, int64_t size, Error *err) {
-    bool is_cut = size > CORPUS_BLOCK || w->options.cut_all;
-    bool is_val = !is_cut && hash_fraction(text, n) < w->options.val_fraction;
-    w->offset = 0;
-    w->cut_at = is_cut ? cut_of(size, w->options.val_fraction) : INT64_MAX;
-    w->documents++;
-    return enter_side(w, is_val ? &w->val : &w->train, err);
-}
-
-bool corpus_writer_add_text(CorpusWriter *w, const char *text, int64_t n, Error *err) {
-    REQUIRE(n >= 0 && n <= CORPUS_BLOCK, "corpus_writer_add_text: %lld bytes", (long long)n);
-    if (w->side == &w->train && w->offset + n > w->cut_at) {
-        int64_t head = cut_position(text, n, w->cut_at - w->offset);
-        if (!write_text(w, text, head, err) || !enter_side(w, &w->val, err)) return false;
-        text += head, n -= head;
-    }
-    return write_text(w, text, n, err);
-}
-
-bool corpus_writer_commit(CorpusWriter *w, CorpusTotals *totals, Error *err) {
-    bool ok = finish_shard(&w->train, err) && finish_shard(&w->val, err);
-    if (totals) {
-        *totals = (CorpusTotals){
-            .documents = w->documents,
-            .bytes = w->bytes,
-            .train_tokens = w->train.tokens,
-            .val_tokens = w->val.tokens,
-            .train_shards = w->train.shards,
-            .val_shards = w->val.shards,
-        };
-    }
-    corpus_writer_abandon(w);
-    return ok;
-}
-
-void corpus_writer_abandon(CorpusWriter *w) {
-    if (!w) return;
-    shard_writer_abandon(w->train.writer);
-    shard_writer_abandon(w->val.writer);
-    free(w);
 }

@@ -1,43 +1,43 @@
-// Documents -> the shards of a corpus: DIR/train_000000.bin... and DIR/val_000000.bin...
-// Owns the open shards and the rule that divides text into training and validation. Never reads a file.
-//
-// Every document begins with end-of-text. Where its text goes depends on the document alone, so that a corpus that
-// grows moves none of its older documents from one side to the other:
-//   up to CORPUS_BLOCK bytes: to validation as a whole if the hash of its bytes falls below val_fraction (equal
-//   documents stay together); longer: the last part, a share of val_fraction, goes to validation, cut where a line ends
+// Tokens -> the shards of a corpus: DIR/train_000000.bin... and DIR/val_000000.bin... Owns the open shard of each side.
+// What was synced can be taken up again by another writer after the process died. Never reads a text.
 #pragma once
-#include "llmc/base/error.h"
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/tokens/corpus_split.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { CORPUS_BLOCK = 64 * 1024 };
-
 typedef struct {
-    const char *directory; // exists; both strings and the tokenizer must outlive the writer
-    const Tokenizer *tokenizer;
-    double val_fraction;  // above 0, below 1
+    const char *directory; // exists; must outlive the writer
+    int token_bytes;       // 2 or 4
+    int64_t vocab, eot;
     int64_t shard_tokens; // tokens in a full shard
-    bool cut_all;         // cut short documents too: for corpora of few, short documents
-} CorpusOptions;
+} CorpusWriterOptions;
 
 typedef struct {
-    int64_t documents, bytes;
-    int64_t train_tokens, val_tokens;
-    int64_t train_shards, val_shards;
-} CorpusTotals;
+    int64_t tokens, bytes; // bytes: of the file
+    uint64_t xxh3;         // of the file
+} CorpusShard;
+
+// A sequence of shards: the complete ones, and how many tokens the open one has. 0: none is open.
+typedef struct {
+    CorpusShard *shards; // owned by the writer
+    int64_t num_shards, open_tokens;
+} CorpusShards;
 
 typedef struct CorpusWriter CorpusWriter;
-CorpusWriter *corpus_writer_create(const CorpusOptions *options, Error *err);
-// Begins a document of `size` bytes. text: its first n bytes, all of them if there are at most CORPUS_BLOCK.
-bool corpus_writer_begin_document(CorpusWriter *w, const char *text, int64_t n, int64_t size, Error *err);
-// The document's text, from its first byte on, in pieces of at most CORPUS_BLOCK bytes.
-bool corpus_writer_add_text(CorpusWriter *w, const char *text, int64_t n, Error *err);
-// Completes the last shards and frees w in any case. totals may be NULL.
-bool corpus_writer_commit(CorpusWriter *w, CorpusTotals *totals, Error *err);
-void corpus_writer_abandon(CorpusWriter *w); // full shards stay; frees w; NULL is fine
+// synced: where a synced writer was, as corpus_writer_shards said then; goes on there. NULL: begins anew. Of what lies
+// in the directory, shards that came later are removed and the open ones are cut to their length.
+CorpusWriter *corpus_writer_open(const CorpusWriterOptions *options, const CorpusShards synced[CORPUS_SIDES],
+                                 Error *err);
+bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err);
+bool corpus_writer_sync(CorpusWriter *w, Error *err);   // all that was appended is on the disk
+bool corpus_writer_finish(CorpusWriter *w, Error *err); // completes the open shards; then only shards and free
+const CorpusShards *corpus_writer_shards(const CorpusWriter *w, CorpusSide side);
+void corpus_writer_free(CorpusWriter *w); // open shards stay as they are, to be continued; NULL is fine
+
+// "train_000012.bin", in a buffer of at least 40 bytes.
+const char *corpus_shard_name(CorpusSide side, int64_t number, char *buf, size_t size);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@
 // SIGBUS, and 1 KiB to 4 KiB windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c).
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/tokens/shard_writer.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -62,14 +63,6 @@ bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out
 
 // File and first token of window w: what a step read.
 void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *token_offset);
-
-// Writing: atomically (a temporary name, PATH.tmp-PID, then rename). Version 1 unless token_bytes is 4 or the count
-// needs 64 bits. vocab 0 and eot -1: not stated.
-typedef struct ShardWriter ShardWriter;
-ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, Error *err);
-bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *err);
-bool shard_writer_commit(ShardWriter *w, Error *err); // writes the header, fsync, rename; frees w in any case
-void shard_writer_abandon(ShardWriter *w);            // removes the temporary file; frees w; NULL is fine
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,10 @@
-// Text from and to tokens. Built in: bytes (256 byte values and end-of-text, 257 tokens), which needs no file.
+// Text from and to tokens: byte-level BPE as GPT-2 has it, and, built in, bytes (256 values and end-of-text: 257
+// tokens). A text is split by GPT-2's pattern (PCRE2, Unicode properties), and inside each piece the pair of neighbours
+// that was merged first in training is merged first (Sennrich, Haddow, Birch 2016; Radford et al. 2019). Equal to
+// tiktoken and to Hugging Face tokenizers on every text (doc/tokenizer.md). Those take valid UTF-8 only; here a byte
+// that is in no well-formed sequence parts the text as U+FFFD would, and stays what it is: decode(encode(text)) is
+// text for all bytes. NULs are ordinary. A Tokenizer is read-only after it was opened: any number of threads may use
+// one, each with its own Encoder.
 #pragma once
 #include "llmc/base/error.h"
 #include <stddef.h>
@@ -12,14 +18,47 @@ enum { BYTE_VOCAB = 257, BYTE_EOT = 256 };
 
 typedef struct Tokenizer Tokenizer;
 Tokenizer *tokenizer_bytes(Error *err);
-void tokenizer_free(Tokenizer *t);
 
-int64_t tokenizer_vocab(const Tokenizer *t);
-int32_t tokenizer_eot(const Tokenizer *t);
-// Tokens of n bytes into out (room for n); returns how many.
-int64_t tokenizer_encode(const Tokenizer *t, const char *text, int64_t n, int32_t *out);
-// The bytes of one token, not terminated, valid as long as t; length 0 for end-of-text and unknown tokens.
+// path is one of
+//   a Hugging Face tokenizer.json, or a directory that holds one
+//   a directory that holds vocab.json + merges.txt (or OpenAI's encoder.json + vocab.bpe), or that vocab.json itself
+//   a tiktoken rank file (lines of base64 and rank, such as gpt2.tiktoken, r50k_base.tiktoken)
+//   llm.c's gpt2_tokenizer.bin
+// Every file is hostile. What would make other tokens than its own library does (another pattern, a normalizer, a
+// model that is no BPE, dropout) is refused with the field named, as are numbers without a token and bytes without one.
+Tokenizer *tokenizer_open(const char *path, Error *err);
+void tokenizer_free(Tokenizer *t); // NULL is fine
+
+int64_t tokenizer_vocab(const Tokenizer *t);    // largest token + 1
+int32_t tokenizer_eot(const Tokenizer *t);      // "<|endoftext|>", -1 if it has none
+const char *tokenizer_name(const Tokenizer *t); // "bytes", "byte-level BPE of PATH": for headers and messages
+bool tokenizer_is_special(const Tokenizer *t, int32_t token);
+
+// The bytes of one token, not terminated, valid as long as t; those of a special token are its spelling
+// ("<|endoftext|>"). Length 0 for numbers that are no token.
 const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *length);
+
+// One thread's working memory: matcher and a cache of pieces.
+typedef struct Encoder Encoder;
+Encoder *encoder_create(const Tokenizer *t, Error *err);
+void encoder_free(Encoder *e); // NULL is fine
+// Tokens of n < 2^32 bytes into out (room for n); returns how many. The spelling of a special token inside the text is
+// text; that of an added token that is not special (tokenizer.json: "special": false) is that token.
+int64_t encoder_encode(Encoder *e, const char *text, int64_t n, int32_t *out);
+// The same, but the spelling of a special token becomes that token: for prompts, never for corpora.
+int64_t encoder_encode_special(Encoder *e, const char *text, int64_t n, int32_t *out);
+
+// The last place m <= n where the text may be cut: text[0..m) and text[m..) encoded one after the other give the tokens
+// of the whole, whatever follows text[n - 1]. 0 if there is none. For texts that are read block by block. A cut is
+// certain where two kinds of characters meet (letter, number, space, other), unless the first is a space, or an
+// apostrophe before a letter: between a word and a space, for one.
+int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n);
+
+// The tokenizer as a Hugging Face tokenizer.json (loads with AutoTokenizer and tokenizers), malloced. Deterministic.
+char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err);
+// A number that is equal for two tokenizers that give the same tokens, whatever their files' form: XXH3 of all tokens'
+// bytes and numbers.
+uint64_t tokenizer_fingerprint(const Tokenizer *t);
 
 #ifdef __cplusplus
 }

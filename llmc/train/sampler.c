@@ -1,94 +1,123 @@
+// Drawing the next token from logits. See sampler.h.
+// The tokens that may be drawn are found by partial selection, never by sorting all: top-k and top-p are the same
+// question, "which likeliest tokens weigh this much together?", with weights of 1 and with probabilities.
 #include "llmc/train/sampler.h"
 
+#include "llmc/base/error.h"
 #include "llmc/base/rng.h"
-#include <stdio.h>
+#include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
-#include <string.h>
 
-static int descending(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
+typedef struct {
+    float logit;
+    int32_t token;
+    double weight;
+} Candidate;
+
+static bool likelier(Candidate a, Candidate b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
 }
 
-// The k-th largest logit: tokens below it are not sampled.
-static float top_k_threshold(const float *logits, int64_t V, int64_t k) {
-    float *sorted = malloc((size_t)V * sizeof *sorted);
-    REQUIRE(sorted, "no memory to sort logits");
-    for (int64_t i = 0; i < V; i++) sorted[i] = logits[i];
-    qsort(sorted, (size_t)V, sizeof *sorted, descending);
-    float threshold = sorted[k - 1];
-    free(sorted);
-    return threshold;
+static void swap(Candidate *a, Candidate *b) {
+    const Candidate old = *a;
+    *a = *b, *b = old;
+}
+
+// Orders the first, the middle and the last of n >= 1 candidates; the median ends in the middle. As a pivot it keeps
+// sorted and reversed logits from taking quadratic time.
+static Candidate median_of_three(Candidate *c, int64_t n) {
+    Candidate *a = &c[0], *b = &c[n / 2], *z = &c[n - 1];
+    if (likelier(*b, *a)) swap(a, b);
+    if (likelier(*z, *b)) swap(b, z);
+    if (likelier(*b, *a)) swap(a, b);
+    return *b;
+}
+
+// Moves those that are likelier than the pivot to the front, the pivot behind them, and returns its place.
+static int64_t partition(Candidate *c, int64_t n) {
+    const Candidate pivot = median_of_three(c, n);
+    int64_t front = 0;
+    swap(&c[n / 2], &c[n - 1]);
+    for (int64_t i = 0; i < n - 1; i++)
+        if (likelier(c[i], pivot)) swap(&c[front++], &c[i]);
+    swap(&c[front], &c[n - 1]);
+    return front;
+}
+
+// The smallest number of likeliest candidates whose weights sum to `mass` or more, moved to the front; n if rounding
+// leaves even the sum of all below it. Hoare's FIND ("Algorithm 65", 1961) with weights: O(n) expected.
+static int64_t select_mass(Candidate *c, int64_t n, double mass) {
+    int64_t begin = 0, end = n; // the answer is in [begin, end]
+    double before = 0.0;        // weight of c[0 .. begin)
+    while (begin < end) {
+        const int64_t pivot = begin + partition(c + begin, end - begin);
+        double sum = before;
+        for (int64_t i = begin; i < pivot; i++) sum += c[i].weight;
+        if (sum >= mass) {
+            end = pivot;
+        } else if (sum + c[pivot].weight >= mass) {
+            return pivot + 1;
+        } else {
+            before = sum + c[pivot].weight;
+            begin = pivot + 1;
+        }
+    }
+    return begin;
+}
+
+// Everything above -inf, in the order of tokens; best: the likeliest of them.
+static int64_t collect(Candidate *c, const float *logits, int64_t V, Candidate *best) {
+    int64_t n = 0;
+    *best = (Candidate){-INFINITY, 0, 0.0};
+    for (int64_t i = 0; i < V; i++) {
+        if (!(logits[i] > -INFINITY)) continue;
+        c[n] = (Candidate){logits[i], (int32_t)i, 1.0};
+        if (logits[i] > best->logit) *best = c[n];
+        n++;
+    }
+    return n;
+}
+
+// Probabilities up to a common factor: the likeliest weighs 1, nothing overflows.
+static void weigh(Candidate *c, int64_t n, float best, double temperature) {
+    for (int64_t i = 0; i < n; i++)
+        c[i].weight =
+            isinf(best) ? (isinf(c[i].logit) ? 1.0 : 0.0) : exp(((double)c[i].logit - (double)best) / temperature);
+}
+
+// In [0, 1), 53 bits: with the usual 24 a token of probability 1e-8 would never be drawn, or ten times too often.
+static double uniform(const SamplerOptions *o, uint64_t index) {
+    const Philox bits = philox(o->seed, ((uint64_t)STREAM_SAMPLE << 48) + o->stream, index);
+    return (double)(((uint64_t)bits.v[0] << 32 | bits.v[1]) >> 11) * 0x1p-53;
+}
+
+static double sum_of_weights(const Candidate *c, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) sum += c[i].weight;
+    return sum;
+}
+
+// The candidate at this place of the line on which each takes as much room as it weighs.
+static Candidate at(const Candidate *c, int64_t n, double place, Candidate otherwise) {
+    double passed = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        passed += c[i].weight;
+        if (passed > place) return c[i];
+    }
+    return otherwise; // rounding left the place at the very end
 }
 
 int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions *options, uint64_t index) {
-    int64_t best = 0;
-    for (int64_t i = 1; i < V; i++)
-        if (logits[i] > logits[best]) best = i;
-    if (options->temperature <= 0.0) return (int32_t)best;
-
-    const bool limited = options->top_k > 0 && options->top_k < V;
-    const float threshold = limited ? top_k_threshold(logits, V, options->top_k) : -INFINITY;
-    double total = 0.0;
-    for (int64_t i = 0; i < V; i++)
-        if (logits[i] >= threshold) total += exp((logits[i] - logits[best]) / options->temperature);
-    Philox bits = philox(options->seed, ((uint64_t)STREAM_SAMPLE << 48) + options->stream, index);
-    double target = philox_uniform(bits.v[0]) * total, sum = 0.0;
-    for (int64_t i = 0; i < V; i++) {
-        if (logits[i] < threshold) continue;
-        sum += exp((logits[i] - logits[best]) / options->temperature);
-        if (sum > target) return (int32_t)i;
+    Candidate *c = malloc((size_t)V * sizeof *c), best;
+    REQUIRE(c, "no memory for the %lld candidates of a token", (long long)V);
+    int64_t n = collect(c, logits, V, &best);
+    if (options->temperature > 0.0) {
+        if (options->top_k > 0 && options->top_k < n) n = select_mass(c, n, (double)options->top_k);
+        weigh(c, n, best.logit, options->temperature);
+        if (options->top_p > 0.0 && options->top_p < 1.0) n = select_mass(c, n, options->top_p * sum_of_weights(c, n));
+        best = at(c, n, uniform(options, index) * sum_of_weights(c, n), best);
     }
-    return (int32_t)best; // rounding left the target at the very end, or the logits are not finite
-}
-
-void sample_tokens(Gpt2 *model, int32_t *tokens, int64_t prompt_length, int64_t n, const SamplerOptions *options) {
-    const Gpt2Options *o = gpt2_options(model);
-    float *logits = malloc((size_t)o->config.V * sizeof *logits);
-    REQUIRE(logits && prompt_length >= 1, "no memory for logits, or no prompt");
-    for (int64_t i = prompt_length; i < n; i++) {
-        const int64_t start = i > o->T ? i - o->T : 0; // a text longer than the context slides through it
-        gpt2_next_logits(model, tokens + start, i - start, logits);
-        tokens[i] = sample_from_logits(logits, o->config.V, options, (uint64_t)i);
-    }
-    free(logits);
-}
-
-// The bytes of tokens, or their numbers; malloced.
-static char *render(const Tokenizer *tokenizer, const int32_t *tokens, int64_t n, int64_t *bytes) {
-    enum { NUMBER = 12 };
-    size_t size = 1, used = 0, length;
-    for (int64_t i = 0; i < n; i++) {
-        length = NUMBER;
-        if (tokenizer) tokenizer_decode(tokenizer, tokens[i], &length);
-        size += length;
-    }
-    char *text = malloc(size);
-    for (int64_t i = 0; text && i < n; i++) {
-        const char *piece = tokenizer ? tokenizer_decode(tokenizer, tokens[i], &length) : NULL;
-        if (piece)
-            memcpy(text + used, piece, length);
-        else
-            length = (size_t)snprintf(text + used, NUMBER, "%d ", (int)tokens[i]);
-        used += length;
-    }
-    *bytes = (int64_t)used;
-    return text;
-}
-
-char *sample_text(Gpt2 *model, const Tokenizer *tokenizer, const char *prompt, int64_t n, const SamplerOptions *options,
-                  int64_t *bytes, Error *err) {
-    const int64_t prompt_bytes = (int64_t)strlen(prompt);
-    int32_t *tokens = malloc((size_t)(1 + prompt_bytes + n) * sizeof *tokens);
-    char *text = NULL;
-    if (tokens) {
-        // Without a tokenizer the last token stands for end-of-text, as it does in GPT-2's vocabulary.
-        tokens[0] = tokenizer ? tokenizer_eot(tokenizer) : (int32_t)(gpt2_options(model)->config.V - 1);
-        const int64_t start = tokenizer ? tokenizer_encode(tokenizer, prompt, prompt_bytes, tokens + 1) + 1 : 1;
-        sample_tokens(model, tokens, start, start + n, options);
-        text = render(tokenizer, tokens + 1, start + n - 1, bytes);
-    }
-    free(tokens);
-    if (!text) error_set(err, "no memory for a sample of %lld tokens", (long long)n);
-    return text;
+    free(c);
+    return best.token;
 }

@@ -1,18 +1,22 @@
 """data/prepare: text files in, shards for training and validation out, and nothing half done."""
+import json
 import os
 import pty
 import random
+import re
+import signal
 import struct
 import subprocess
 import time
 
 import pytest
 
-from conftest import BYTE_EOT, BYTE_VOCAB, PREPARE, kill, wait_for
+from conftest import BYTE_EOT, BYTE_VOCAB, PREPARE, wait_for
 
 pytestmark = pytest.mark.sanitize
 
 MAGIC = 20240520
+NEW_FILES = ["manifest.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"]
 
 
 def prepare(*arguments, expect=0):
@@ -68,7 +72,7 @@ def test_every_document_arrives_whole_on_one_side_in_order(tmp_path, out):
     assert len(val) > 5
     assert train == [text for text in texts if text in set(train)]
     assert f"200 documents, {sum(map(len, texts))} bytes" in result.stdout
-    assert sorted(os.listdir(out)) == ["train_000000.bin", "val_000000.bin"]
+    assert sorted(os.listdir(out)) == NEW_FILES
 
 
 def test_the_same_input_gives_the_same_shards(tmp_path, out):
@@ -148,10 +152,11 @@ def test_shards_of_an_earlier_run_are_kept_unless_forced(tmp_path, out):
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     (out / "notes.txt").write_text("mine")
     result = prepare("-o", out, tmp_path / "other", expect=2)
-    assert f"{out}: has {len(before)} shards of an earlier run" in result.stderr and "--force" in result.stderr
+    count = sum(name.endswith(".bin") for name in before)
+    assert f"{out}: has {count} shards of an earlier run" in result.stderr and "--force" in result.stderr
     assert all((out / name).read_bytes() == data for name, data in before.items())
     prepare("-o", out, "--force", tmp_path / "other")
-    assert sorted(os.listdir(out)) == ["notes.txt", "train_000000.bin", "val_000000.bin"]
+    assert set(os.listdir(out)) == set(NEW_FILES) | {"notes.txt"}
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -187,30 +192,6 @@ def test_help_is_printed():
         assert option in result.stdout
 
 
-def test_a_killed_run_leaves_no_shard_and_the_next_one_cleans_up(tmp_path, out):
-    """SIGKILL at moments spread over a run: no shard for validation stands there before all for training do."""
-    texts = make_documents(tmp_path / "text", 300)
-    arguments = [PREPARE, "-o", out, "--shard-tokens", "20K", tmp_path / "text"]
-    start = time.monotonic()
-    subprocess.run(arguments, check=True, capture_output=True)
-    duration = time.monotonic() - start
-    names = sorted(os.listdir(out))
-    for moment in range(12):
-        for name in os.listdir(out):
-            os.unlink(out / name)
-        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(duration * moment / 12)
-        kill(process)
-        left = sorted(name for name in os.listdir(out) if not name.startswith("."))
-        if any(name.startswith("val") for name in left):
-            assert [name for name in left if name.startswith("train")] == [n for n in names if n.startswith("train")]
-        for name in left:
-            read_shard(out / name)
-        prepare("-o", out, "--force", "--shard-tokens", "20K", tmp_path / "text")
-        assert sorted(os.listdir(out)) == names
-    assert sorted(documents(out, "train") + documents(out, "val")) == sorted(texts)
-
-
 def test_two_runs_into_one_directory_do_not_mix(tmp_path, out):
     make_documents(tmp_path / "text", 400)
     arguments = [PREPARE, "-o", out, "--shard-tokens", "1024", tmp_path / "text"]
@@ -237,3 +218,64 @@ def test_progress_is_shown_on_a_terminal(tmp_path, out):
     assert process.wait() == 0
     assert b"%" in shown and b"eta" in shown
     assert b"\n" not in shown
+
+
+def test_a_line_every_ten_seconds_where_there_is_no_terminal(tmp_path, out):
+    """The run is stopped for ten seconds, so that it is long enough."""
+    (tmp_path / "large.txt").write_bytes(b"some words of a long text\n" * 6_000_000)
+    process = subprocess.Popen([PREPARE, "-o", out, tmp_path / "large.txt"], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)
+    assert wait_for(lambda: list((out / ".tmp-prepare").glob("train*")), process)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(10.1)
+    process.send_signal(signal.SIGCONT)
+    said = process.communicate()[1]
+    assert process.returncode == 0
+    number = r"[0-9.]+"
+    line = rf"prepare: {number}% \| {number} [KM]?i?B, {number}[KM]? tokens, {number} [KM]?i?B/s, eta [0-9hms.]+\n"
+    assert re.fullmatch(f"({line})+", said), said
+
+
+def test_the_manifest_tells_what_the_shards_are(tmp_path, out):
+    texts = make_documents(tmp_path / "text", 200)
+    (tmp_path / "text" / "empty").write_bytes(b"")
+    prepare("-o", out, "--shard-tokens", "20K", tmp_path / "text")
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["tokenizer"]["vocab"] == BYTE_VOCAB and manifest["tokenizer"]["eot"] == BYTE_EOT
+    assert manifest["inputs"] == [{"path": str(tmp_path / "text"), "files": 201, "bytes": sum(map(len, texts))}]
+    assert manifest["documents"] == 200 and manifest["skipped"]["empty"] == 1
+    for side in ("train", "val"):
+        parts, stated = documents(out, side), manifest[side]
+        assert stated["documents"] == len(parts) and stated["bytes"] == sum(map(len, parts))
+        assert stated["tokens"] == stated["documents"] + stated["bytes"]
+        assert [shard["file"] for shard in stated["shards"]] == sorted(path.name for path in out.glob(f"{side}_*.bin"))
+        for shard in stated["shards"]:
+            path = out / shard["file"]
+            assert shard["bytes"] == path.stat().st_size and shard["tokens"] == len(read_shard(path))
+            assert re.fullmatch("[0-9a-f]{16}", shard["xxh3"])
+
+
+def test_the_output_directory_is_not_its_own_input(tmp_path):
+    make_documents(tmp_path / "text", 100)
+    prepare("-o", tmp_path / "text", tmp_path / "text")
+    first = {path.name: path.read_bytes() for path in (tmp_path / "text").glob("*.bin")}
+    prepare("--force", "-o", tmp_path / "text", tmp_path / "text")
+    assert first == {path.name: path.read_bytes() for path in (tmp_path / "text").glob("*.bin")}
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["-"], ["say --format"]),
+    (["--format", "txt", "-", "-"], ["can be given once"]),
+    (["--format", "xml", "text"], ["--format xml", "txt or jsonl"]),
+    (["--threads", "0", "text"], ["--threads 0", "from 1 to 1024"]),
+    (["--journal-seconds", "x", "text"], ["--journal-seconds x"]),
+    (["--field", "x" * 300, "text"], ["--field", "255"]),
+    (["--tokenizer", "text", "text"], ["text"]),
+    (["--tokenizer", "missing", "text"], ["missing"]),
+])
+def test_bad_options_are_named_before_anything_is_made(tmp_path, monkeypatch, out, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    make_documents(tmp_path / "text", 3)
+    stderr = prepare("-o", out, *arguments, expect=2).stderr
+    assert all(word in stderr for word in words), stderr
+    assert not out.exists()

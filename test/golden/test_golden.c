@@ -145,8 +145,13 @@ static double loss_scale_of(DType dtype) { return dtype == DTYPE_FP16 ? 1024.0 :
 
 static Gpt2 *load_model(DType dtype) {
     Error err;
-    Gpt2Options options = {
-        .config = golden.config, .dtype = dtype, .master = dtype != DTYPE_FP32, .train = true, .B = B, .T = T};
+    Gpt2Options options = {.config = golden.config,
+                           .dtype = dtype,
+                           .master = dtype != DTYPE_FP32,
+                           .train = true,
+                           .B = B,
+                           .T = T,
+                           .sequences = B};
     Gpt2 *model = gpt2_create(&options, &err);
     if (!model || !checkpoint_load_weights(model, model_path, &err)) op_fail("%s", err.text);
     StepControl control = step_control_initial((float)loss_scale_of(dtype));
@@ -160,22 +165,30 @@ static void micro_step(Gpt2 *model, int step) {
     device_sync();
 }
 
+// The decoder from prompts of every length, and token by token from one: row t of the logits each time.
 static void logits_agree_with_pytorch(void **state) {
     DType dtype = op_dtype(state);
     Gpt2 *model = load_model(dtype);
     int64_t V = golden.config.V, n;
     double *want = expected("", "logits", &n), *got = malloc((size_t)n * sizeof *got);
-    float *row = malloc((size_t)V * sizeof *row);
-    for (int b = 0; b < B; b++) {
-        int32_t tokens[T];
+    float *rows = malloc((size_t)(B * V) * sizeof *rows);
+    for (int grown = 0; grown < 2; grown++) {
         for (int t = 0; t < T; t++) {
-            tokens[t] = golden.windows[b * (T + 1) + t];
-            gpt2_next_logits(model, tokens, t + 1, row);
-            for (int64_t v = 0; v < V; v++) got[(b * T + t) * V + v] = (double)row[v];
+            int32_t tokens[B * T];
+            const int first = grown && t > 0 ? t : 0, count = t + 1 - first;
+            for (int b = 0; b < B; b++)
+                for (int i = 0; i < count; i++) tokens[b * count + i] = golden.windows[b * (T + 1) + first + i];
+            if (grown && t > 0)
+                gpt2_decode_step(model, tokens, rows);
+            else
+                gpt2_decode_start(model, tokens, count, B, rows);
+            assert_int_equal(gpt2_decode_length(model), t + 1);
+            for (int b = 0; b < B; b++)
+                for (int64_t v = 0; v < V; v++) got[(b * T + t) * V + v] = (double)rows[b * V + v];
         }
+        check(grown ? "logits, token by token" : "logits of prompts", got, want, n, limits_of(dtype).logits);
     }
-    check("logits", got, want, n, limits_of(dtype).logits);
-    free(want), free(got), free(row);
+    free(want), free(got), free(rows);
     gpt2_destroy(model);
 }
 

@@ -1,6 +1,8 @@
 // The matmul family and GELU against the specification.
+#include "dev/sim/sim_control.h"
 #include "test/ops/op_test.h"
 #include <math.h>
+#include <string.h>
 
 // N IC OC: one row; extents that are no multiple of 8 or 16; odd ones; more than one block in each direction.
 static const struct Case {
@@ -34,6 +36,30 @@ static void matmul_forward_matches(void **state) {
         matmul_forward(out.t, in.t, weight.t, with_bias ? bias.t : tensor_none());
         ref_matmul_forward(out.v, in.v, weight.v, with_bias ? bias.v : NULL, c->N, c->IC, c->OC);
         op_check(out, dtype);
+        op_end();
+    }
+}
+
+// What decoding multiplies: from one row to more than the CPU's kernel for few rows takes; rows of the weight that end
+// in parts of its 16 columns and of its pairs of bf16, and many of them. Where products do not depend on how many rows
+// there are (a GPU's library may choose by that), each row has the bits it has alone.
+static void matmul_forward_of_few_rows_matches(void **state) {
+    static const struct Case few[] = {{1, 768, 70}, {2, 31, 5}, {5, 70, 33}, {8, 96, 16}, {16, 65, 17}, {17, 64, 20}};
+    DType dtype = op_dtype(state);
+    const bool alike = strcmp(device_facts()->backend, "cpu") == 0 || sim_set_schedule != NULL;
+    for (int i = 0; i < 6; i++) {
+        const struct Case *c = &few[i];
+        begin(c, dtype, "matmul_forward of few rows");
+        OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matrix(dtype, "weight", c, c->IC);
+        OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0), out = op_output(dtype, "out", DIMS(c->N, c->OC));
+        OpTensor alone = op_output(dtype, "alone", DIMS(1, c->OC));
+        matmul_forward(out.t, in.t, weight.t, bias.t);
+        ref_matmul_forward(out.v, in.v, weight.v, bias.v, c->N, c->IC, c->OC);
+        op_check(out, dtype);
+        for (int64_t row = 0; alike && c->N <= 16 && row < c->N; row++) {
+            matmul_forward(alone.t, tensor_slice_rows(in.t, row, 1), weight.t, bias.t);
+            op_check_same_bits((OpTensor){.t = tensor_slice_rows(out.t, row, 1)}, alone);
+        }
         op_end();
     }
 }
@@ -188,6 +214,7 @@ static void gelu_and_its_derivative_hold_far_from_zero(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         OP_TEST(matmul_forward_matches),
+        OP_TEST(matmul_forward_of_few_rows_matches),
         OP_TEST(matmul_gelu_forward_matches),
         OP_TEST(gelu_forward_repeats_the_bits_of_matmul_gelu_forward_when_it_will_be_asked),
         OP_TEST(matmul_backward_input_matches),

@@ -1,16 +1,11 @@
 // The whole model on the running backend, on fresh random weights and tokens: every recompute level gives the same
 // gradients, micro-batches add up, and the gradient is the slope of the loss. test/golden compares with PyTorch.
 #include "llmc/base/error.h"
-#include "llmc/base/rng.h"
 #include "llmc/device.h"
-#include "llmc/model/gpt2.h"
-#include "test/ops/op_test.h"
+#include "test/ops/random_model.h"
 #include <math.h>
-#include <stdlib.h>
 
-// Nothing is a multiple of 16; T goes beyond one block of attention; L = 3 has a first, a middle and a last block.
-enum { L = 3, C = 40, NH = 5, V = 61, MAX_T = 80, T = 70, B = 8, SPAN = T + 1, MAX_TENSORS = 64 };
-enum { STREAM_WEIGHTS = 1000, STREAM_TOKENS = 999 }; // of this test: one stream a tensor
+enum { B = 8, SPAN = T + 1 };
 
 static uint16_t *windows; // (B, T+1), memory the device can copy from
 
@@ -31,40 +26,6 @@ static int teardown(void **state) {
     return op_group_teardown(state);
 }
 
-// Values N(0, 0.15^2), around 1 for layernorm weights: large enough that every part of the model matters.
-static void set_random_weights(Gpt2 *model) {
-    for (int i = 0; i < gpt2_num_tensors(model); i++) {
-        const Parameter *p = &gpt2_parameters(model)[i];
-        int64_t n = parameter_numel(p);
-        float *values = malloc((size_t)n * sizeof *values);
-        for (int64_t j = 0; j < n; j++) {
-            Philox bits = philox(op_seed(), STREAM_WEIGHTS + (uint64_t)i, (uint64_t)j);
-            float normal[2];
-            philox_normal2(bits.v[0], bits.v[1], normal);
-            values[j] = 0.15f * normal[0] + (p->spec->init == INIT_ONE ? 1.0f : 0.0f);
-            if (j / p->cols >= p->file_rows) values[j] = 0.0f; // rows of wte beyond V
-        }
-        gpt2_set_state(model, i, STATE_WEIGHT, 0, p->rows, values);
-        free(values);
-    }
-}
-
-static Gpt2 *make_model(DType dtype, bool train, int64_t batch, int recompute) {
-    Error err;
-    Gpt2Options options = {.config = {.max_T = MAX_T, .L = L, .NH = NH, .C = C},
-                           .dtype = dtype,
-                           .master = dtype != DTYPE_FP32,
-                           .train = train,
-                           .B = batch,
-                           .T = T,
-                           .recompute = recompute};
-    model_config_set_vocab(&options.config, V);
-    Gpt2 *model = gpt2_create(&options, &err);
-    if (!model) op_fail("%s", err.text);
-    set_random_weights(model);
-    return model;
-}
-
 // One step over all B sequences in micro-batches of `batch`.
 static void run_step(Gpt2 *model, int64_t batch) {
     for (int64_t b = 0; b < B; b += batch) {
@@ -82,7 +43,7 @@ static void every_recompute_level_gives_the_same_bits(void **state) {
     DType dtype = op_dtype(state);
     uint64_t kept[MAX_TENSORS] = {0};
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
-        Gpt2 *model = make_model(dtype, true, B, level);
+        Gpt2 *model = make_model(dtype, true, B, level, 0);
         int count = gpt2_num_tensors(model);
         assert_true(count < MAX_TENSORS);
         run_step(model, B);
@@ -111,7 +72,7 @@ static double sum_of(Tensor t) {
 static void eight_micro_steps_of_one_are_one_of_eight(void **state) {
     DType dtype = op_dtype(state);
     double *once[MAX_TENSORS];
-    Gpt2 *model = make_model(dtype, true, B, RECOMPUTE_NONE);
+    Gpt2 *model = make_model(dtype, true, B, RECOMPUTE_NONE, 0);
     int count = gpt2_num_tensors(model);
     run_step(model, B);
     double loss = sum_of(gpt2_sequence_losses(model));
@@ -135,11 +96,11 @@ static void eight_micro_steps_of_one_are_one_of_eight(void **state) {
 
 static void a_model_for_forward_only_gives_the_losses_of_training(void **state) {
     DType dtype = op_dtype(state);
-    Gpt2 *model = make_model(dtype, true, B, RECOMPUTE_NONE);
+    Gpt2 *model = make_model(dtype, true, B, RECOMPUTE_NONE, 0);
     run_step(model, B);
     uint64_t trained = digest_of(gpt2_sequence_losses(model));
     gpt2_destroy(model);
-    model = make_model(dtype, false, B, RECOMPUTE_NONE);
+    model = make_model(dtype, false, B, RECOMPUTE_NONE, 0);
     gpt2_load_batch(model, windows, B, sizeof *windows);
     gpt2_forward(model);
     device_sync();
@@ -170,7 +131,7 @@ static double loss_at(Gpt2 *model, int index, const float *w, const double *d, d
 static void the_gradient_of_every_tensor_is_the_slope_of_the_loss(void **state) {
     (void)state;
     const double h = 0.02;
-    Gpt2 *model = make_model(DTYPE_FP32, true, B, RECOMPUTE_NONE);
+    Gpt2 *model = make_model(DTYPE_FP32, true, B, RECOMPUTE_NONE, 0);
     run_step(model, B);
     for (int i = 0; i < gpt2_num_tensors(model); i++) {
         const Parameter *p = &gpt2_parameters(model)[i];

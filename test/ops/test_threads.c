@@ -12,7 +12,7 @@
 enum { B = 3, T = 70, C = 72, NH = 3, N = B * T, V = 200, Vp = 256 };
 
 static void begin(DType dtype, const char *what) {
-    OpsShape shape = {.B = B, .T = T, .C = C, .NH = NH, .Vp = Vp, .num_tensors = 2, .dtype = dtype};
+    OpsShape shape = {.B = B, .T = T, .C = C, .NH = NH, .Vp = Vp, .num_tensors = 2, .sequences = B, .dtype = dtype};
     op_begin(shape, "bits of %s", what);
 }
 
@@ -46,6 +46,22 @@ static uint64_t attention_bits(DType dtype) {
     attention_forward(out.t, lse.t, qkv.t, NH);
     attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, NH);
     return op_digest(op_digest(op_digest(0, out), lse), dqkv);
+}
+
+// Two chunks of keys, so that blocks of one head add their parts; the second token reads what the first one stored.
+static uint64_t decoding_bits(DType dtype) {
+    OpTensor prompt = op_input(dtype, "prompt", DIMS(B, T - 2, 3 * C), 1.0);
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(B, 3 * C), 1.0), position = op_tokens("position", DIMS(1), 1);
+    OpTensor cache = op_output(dtype, "cache", DIMS(B, 2 * NH, T, C / NH)), out = op_output(dtype, "out", DIMS(B, C));
+    uint64_t digest = 0;
+    kv_cache_store(cache.t, prompt.t, 0);
+    for (int t = T - 2; t < T; t++) {
+        position.tokens[0] = t;
+        op_upload(&position);
+        attention_decode(out.t, cache.t, qkv.t, position.t);
+        digest = op_digest(digest, out);
+    }
+    return op_digest(digest, cache);
 }
 
 static uint64_t optimizer_bits(DType dtype) {
@@ -110,8 +126,8 @@ static const struct {
     bool our_own;                  // on the CPU
 } families[] = {
     {"embedding", embedding_bits, true}, {"layernorm", layernorm_bits, true}, {"attention", attention_bits, true},
-    {"optimizer", optimizer_bits, true}, {"small ops", small_bits, true},     {"matmul", matmul_bits, false},
-    {"head and loss", head_bits, false},
+    {"decoding", decoding_bits, true},   {"optimizer", optimizer_bits, true}, {"small ops", small_bits, true},
+    {"matmul", matmul_bits, false},      {"head and loss", head_bits, false},
 };
 enum { NUM_FAMILIES = sizeof families / sizeof *families };
 

@@ -50,6 +50,12 @@ void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t 
 void ref_attention_backward(double *dqkv, const double *dout, const double *out, const double *lse, const double *qkv,
                             int64_t B, int64_t T, int64_t C, int64_t NH);
 
+// --- decoding. cache (B,2,NH,maxT,HS); qkv (B,n,3,NH,HS), n = 1 in attention_decode; out (B,C)
+void ref_kv_cache_store(double *cache, const double *qkv, int64_t B, int64_t n, int64_t C, int64_t NH, int64_t maxT,
+                        int64_t first);
+void ref_attention_decode(double *out, double *cache, const double *qkv, int64_t B, int64_t C, int64_t NH, int64_t maxT,
+                          int64_t position);
+
 // --- LM head + cross-entropy. in, din (N,C); wte, dwte (Vp,C); targets, losses (N). factor = scale * loss_scale
 void ref_head_loss_forward(double *losses, const double *in, const double *wte, const int32_t *targets, int64_t N,
                            int64_t C, int64_t V);

@@ -1,7 +1,7 @@
 // The promise of a training step on a GPU: the host hands over work and never waits for it. Whole steps of a tiny GPT-2
 // run under the simulator's mark, where every call that waits for work of the running micro-step, allocates, or copies
 // pageable memory is counted; recorded micro-steps give the bits of those that run op by op; an fp16 run that overflows
-// goes on from a checkpoint with the same bits.
+// goes on from a checkpoint with the same bits. A decoded token is one recording, too.
 #include "dev/sim/sim_control.h"
 #include "llmc/base/rng.h"
 #include "llmc/cuda/backend.h"
@@ -22,7 +22,7 @@
 #include "test/unit/tmpdir.h"
 
 // 7 windows a step in micro-batches of 3: the third is short, so a step has all three kinds of micro-steps.
-enum { T = 13, B = 3, STEP_WINDOWS = 7, TOKENS = STEP_WINDOWS * T, WINDOW = T + 1 };
+enum { T = 13, B = 3, STEP_WINDOWS = 7, TOKENS = STEP_WINDOWS * T, WINDOW = T + 1, VOCABULARY = 61, SEQUENCES = 2 };
 
 // What a trainer holds: the model, two buffers that batches come in, two records that are read one step late.
 typedef struct {
@@ -45,7 +45,7 @@ typedef struct {
 static Trainer trainer_make(Setup setup) {
     Trainer t = {0};
     Error err;
-    Gpt2Options options = {.dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T};
+    Gpt2Options options = {.dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T, .sequences = SEQUENCES};
     options.recompute = setup.recompute;
     assert_true(model_config_parse(&options.config, "L=2,C=48,NH=3,V=61,T=13", &err));
     const OptimizerOptions adamw = {.beta1 = 0.9f,
@@ -99,7 +99,7 @@ static void do_what_is_forbidden(Manner manner) {
 static const uint16_t *next_batch(Trainer *t) {
     uint16_t *batch = t->batches[t->batch % 2];
     for (int i = 0; i < B * WINDOW; i++)
-        batch[i] = (uint16_t)(philox(7, STREAM_SAMPLE, (uint64_t)(t->batch * B * WINDOW + i)).v[0] % 61);
+        batch[i] = (uint16_t)(philox(7, STREAM_SAMPLE, (uint64_t)(t->batch * B * WINDOW + i)).v[0] % VOCABULARY);
     t->batch++;
     return batch;
 }
@@ -297,6 +297,62 @@ static void an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale(void **sta
     free(whole.values), free(resumed.values);
 }
 
+// ---------------------------------------------------------------------------------------------------------- generation
+
+typedef struct {
+    float logits[T][SEQUENCES * VOCABULARY];
+} Sample;
+
+// A prompt of 4 tokens for each of `sequences`, then tokens up to the end of the context.
+static Sample decoded(Trainer *t, int sequences, Manner manner) {
+    enum { PROMPT = 4 };
+    static Sample sample;
+    memset(&sample, 0, sizeof sample);
+    int32_t tokens[SEQUENCES * PROMPT];
+    for (int i = 0; i < SEQUENCES * PROMPT; i++)
+        tokens[i] = (int32_t)(philox(9, STREAM_SAMPLE, (uint64_t)i).v[0] % VOCABULARY);
+    t->model->decoder.recorded = 0;
+    gpt2_decode_start(t->model, tokens, PROMPT, sequences, sample.logits[PROMPT - 1]);
+    for (int n = PROMPT; n < T; n++) {
+        if (manner == WITHOUT_GRAPHS) t->model->decoder.recorded = 0; // as if other sequences had grown before
+        gpt2_decode_step(t->model, tokens + n % PROMPT, sample.logits[n]);
+    }
+    return sample;
+}
+
+static void recorded_tokens_give_the_bits_of_those_run_op_by_op(void **state) {
+    (void)state;
+    const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+    for (int i = 0; i < 3; i++) {
+        Trainer t = trainer_make((Setup){dtypes[i], RECOMPUTE_NONE, 1.0f, 0});
+        const Sample eager = decoded(&t, SEQUENCES, WITHOUT_GRAPHS), recorded = decoded(&t, SEQUENCES, AS_IT_IS);
+        assert_true(cuda_graph_nodes(t.model->decoder.graph) > 15); // 2 blocks of 8 launches or more, and the head
+        assert_memory_equal(&eager, &recorded, sizeof eager);
+        sim_set_lazy_streams(true); // a copy that nobody waits for shows in the bits
+        const Sample late = decoded(&t, SEQUENCES, AS_IT_IS);
+        sim_set_lazy_streams(false);
+        assert_memory_equal(&eager, &late, sizeof eager);
+        decoded(&t, 1, AS_IT_IS); // fewer of them are another recording
+        const Sample again = decoded(&t, SEQUENCES, AS_IT_IS);
+        assert_memory_equal(&eager, &again, sizeof eager);
+        trainer_destroy(&t);
+    }
+}
+
+static void decoding_between_steps_changes_no_bit_of_the_run(void **state) {
+    (void)state;
+    State alone = trained(bf16, 4, AS_IT_IS);
+    Trainer t = trainer_make(bf16);
+    for (int i = 0; i < 4; i++) {
+        train_step(&t, AS_IT_IS);
+        decoded(&t, 1 + i % SEQUENCES, AS_IT_IS);
+    }
+    State sampled = state_of(&t);
+    assert_same_bits(alone, sampled);
+    trainer_destroy(&t);
+    free(alone.values), free(sampled.values);
+}
+
 static int start(void **state) {
     setenv("PRETRAIN_CACHE", "off", 1); // what is measured here is of no use to anybody else
     return start_device(state);
@@ -310,6 +366,8 @@ int main(void) {
         cmocka_unit_test_teardown(recomputation_changes_no_bit, leave_the_mark),
         cmocka_unit_test_teardown(an_overflow_is_skipped_and_the_run_goes_on, leave_the_mark),
         cmocka_unit_test_teardown(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale, leave_the_mark),
+        cmocka_unit_test_teardown(recorded_tokens_give_the_bits_of_those_run_op_by_op, leave_the_mark),
+        cmocka_unit_test_teardown(decoding_between_steps_changes_no_bit_of_the_run, leave_the_mark),
     };
     return cmocka_run_group_tests_name("step", tests, start, stop_device);
 }

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/store/atomic_file.h"
+#include "llmc/base/atomic_file.h"
 #include "test/unit/store_fixture.h"
 
 #include <errno.h>

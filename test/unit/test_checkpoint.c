@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
+#include "llmc/base/atomic_file.h"
 #include "llmc/base/rng.h"
-#include "llmc/store/atomic_file.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/mutate.h"
@@ -239,13 +239,44 @@ static void the_newest_that_verifies_is_found_and_the_others_named(void **state)
     free(skipped);
 }
 
+// With the tokenizer, which the manifest then covers too. The byte one has more tokens than the model here, which is
+// not this module's business.
+static void save_with_tokenizer(int64_t step) {
+    TrainerState s = make_state(step);
+    Tokenizer *bytes = tokenizer_bytes(&err);
+    s.tokenizer = bytes;
+    assert_ok(checkpoint_save(tmp.path, model, &s, &err));
+    tokenizer_free(bytes);
+}
+
+static void the_tokenizer_is_part_of_a_checkpoint_that_has_one(void **state) {
+    (void)state;
+    save(1);
+    save_with_tokenizer(2);
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000002")), 6);
+    Tokenizer *bytes = tokenizer_bytes(&err), *back = tokenizer_open(tmpdir_file(&tmp, "step_00000002"), &err);
+    if (!back) fail_msg("%s", err.text);
+    assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
+    tokenizer_free(back);
+    tokenizer_free(bytes);
+    assert_null(assert_latest("step_00000002"));
+    unlink(tmpdir_file(&tmp, "step_00000002/tokenizer_config.json"));
+    char *skipped = assert_latest("step_00000001"); // which never had one, and is valid
+    assert_non_null(strstr(skipped, "step_00000002/tokenizer_config.json: No such file"));
+    free(skipped);
+    assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err)); // what is not whole takes nobody's place
+    assert_true(file_exists(tmpdir_file(&tmp, "step_00000001")));
+}
+
 static void one_flipped_bit_in_any_file_is_noticed(void **state) {
     (void)state;
     static const char *const files[] = {"step_00000001/model.safetensors", "step_00000001/optimizer.safetensors",
-                                        "step_00000001/config.json"};
-    for (int i = 0; i < 3; i++)
-        for (size_t byte = 0; byte < 400; byte += 99) {
-            save(1);
+                                        "step_00000001/config.json", "step_00000001/tokenizer.json",
+                                        "step_00000001/tokenizer_config.json"};
+    for (int i = 0; i < 5; i++)
+        for (size_t byte = 0; byte < (i < 4 ? 400 : 150); byte += 99) {
+            save_with_tokenizer(1);
             flip(tmpdir_file(&tmp, files[i]), byte);
             char *path, *skipped;
             assert_false(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
@@ -295,6 +326,7 @@ static void saving_removes_what_killed_runs_left(void **state) {
     assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000001"), &err));
     assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000007"), &err));
     write_bytes(tmpdir_file(&tmp, ".tmp-step_00000007/model.safetensors"), "half", 4);
+    write_bytes(tmpdir_file(&tmp, ".tmp-probe.tmp-123"), "", 0); // of directory_check_writable, killed
     save(1);
     assert_int_equal(entries_of(tmp.path), 1);
     assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
@@ -496,6 +528,7 @@ int main(int argc, char **argv) {
         TEST(tensors_stand_under_hugging_faces_names_and_layouts),
         TEST(a_model_of_another_shape_is_refused),
         TEST(the_newest_that_verifies_is_found_and_the_others_named),
+        TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one),
         TEST(one_flipped_bit_in_any_file_is_noticed),
         TEST(a_directory_without_checkpoints_has_none),
         TEST(a_directory_that_cannot_be_read_is_an_error),

@@ -1,6 +1,6 @@
-// The arena's layout: nothing alive at the same time overlaps, and little is wasted.
+// The arena's layout: nothing alive at the same time overlaps, and little is wasted; and what generation takes of it.
 #include "llmc/base/rng.h"
-#include "llmc/model/memory_plan.h"
+#include "llmc/model/gpt2.h"
 
 // clang-format off
 #include <setjmp.h>
@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 // clang-format on
+
+#include "test/unit/device_fixture.h"
 
 typedef struct {
     int handle, first, last;
@@ -95,11 +97,50 @@ static void an_empty_plan_takes_nothing(void **state) {
     memory_plan_destroy(plan);
 }
 
+// ---------------------------------------------------------------------------------------------------------- generation
+
+static int64_t planned(Gpt2Options options, int64_t sequences) {
+    Error err;
+    assert_true(model_config_parse(&options.config, "d12", &err));
+    model_config_set_vocab(&options.config, GPT2_VOCAB);
+    options.dtype = DTYPE_FP32;
+    options.sequences = sequences;
+    MemoryPlan *plan = gpt2_plan(&options);
+    const int64_t total = memory_plan_total(plan);
+    memory_plan_destroy(plan);
+    return total;
+}
+
+static void samples_beside_training_cost_no_memory(void **state) {
+    (void)state;
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+        const Gpt2Options options = {.master = true, .train = true, .B = 4, .T = 1024, .recompute = level};
+        assert_int_equal(planned(options, 1), planned(options, 0));
+        assert_int_equal(planned(options, 4), planned(options, 0));
+    }
+}
+
+// Without training there is little to share: keys and values of every position, 2 L C elements, and the logits. The
+// blocks' own activations are those of one prompt, not of every sequence.
+static void a_model_that_only_generates_takes_weights_and_cache(void **state) {
+    (void)state;
+    const Gpt2Options options = {.B = 1, .T = 1024};
+    const int64_t element = 4, Vp = 50304, cache = 2 * 12 * 768 * 1024 * element, logits = Vp * element;
+    const int64_t tokens = 1024 * 4,
+                  aligned = 2 * PLAN_ALIGNMENT; // cache and logits are multiples of it; tokens are not
+    const int64_t more = planned(options, 9) - planned(options, 8);
+    assert_true(more >= cache && more <= cache + logits + tokens + aligned);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_lifetimes_never_overlap), cmocka_unit_test(tensors_that_never_meet_share_bytes),
-        cmocka_unit_test(the_last_tick_is_included),      cmocka_unit_test(classes_sum_to_the_total),
+        cmocka_unit_test(random_lifetimes_never_overlap),
+        cmocka_unit_test(tensors_that_never_meet_share_bytes),
+        cmocka_unit_test(the_last_tick_is_included),
+        cmocka_unit_test(classes_sum_to_the_total),
         cmocka_unit_test(an_empty_plan_takes_nothing),
+        cmocka_unit_test(samples_beside_training_cost_no_memory),
+        cmocka_unit_test(a_model_that_only_generates_takes_weights_and_cache),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, start_device, stop_device);
 }

@@ -245,9 +245,9 @@ static void what_is_no_number_is_refused(void **state) {
 
 static void a_missing_value_is_named(void **state) {
     (void)state;
-    assert_refused("-b", "-b: a value is missing");
-    assert_refused("-b -t 1024", "-b: a value is missing");
-    assert_refused("-o --resume", "-o: a value is missing");
+    assert_refused("-b", "-b: a value is missing (sequences in a micro-batch)");
+    assert_refused("-b -t 1024", "-b: a value is missing (sequences in a micro-batch)");
+    assert_refused("-o --resume", "-o: a value is missing (directory for checkpoints and main.log; default: nothing is written)");
 }
 
 static void an_unknown_option_names_the_nearest(void **state) {
@@ -304,10 +304,17 @@ static void what_this_version_cannot_do_is_refused_with_the_reason(void **state)
     (void)state;
     assert_refused("-pn 8", "-pn 8: must be 1 (accepted for llm.c command lines; one process in this version)");
     assert_refused("-z 1", "-z 1: must be 0 (accepted for llm.c command lines; one process in this version)");
+}
+
+static void a_bare_h_is_no_evaluation_but_says_where_help_is(void **state) {
+    (void)state;
     Options options;
     Error err;
     assert_int_equal(parse(&options, "-h", &err), OPTIONS_ERROR);
-    assert_non_null(strstr(err.text, "help is --help")); // who types -h wants help
+    assert_non_null(strstr(err.text, "help is --help"));
+    options_free(&options);
+    options = parsed("-h 1");
+    assert_int_equal(options.hellaswag, 1);
     options_free(&options);
 }
 
@@ -506,6 +513,7 @@ int main(void) {
         cmocka_unit_test(the_schedules_of_the_table_are_those_of_the_schedule_module),
         cmocka_unit_test(words_without_an_option_are_refused),
         cmocka_unit_test(what_this_version_cannot_do_is_refused_with_the_reason),
+        cmocka_unit_test(a_bare_h_is_no_evaluation_but_says_where_help_is),
         cmocka_unit_test(a_total_batch_that_does_not_fit_names_the_nearest),
         cmocka_unit_test(resuming_and_saving_need_a_directory),
         cmocka_unit_test(messages_are_one_line_whatever_was_typed),

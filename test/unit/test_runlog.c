@@ -80,7 +80,7 @@ static StepReport report(int64_t step) {
 // The step line of a report, without its newline.
 static char *step_line(const StepReport *r) {
     Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 0, NULL);
+    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
     runlog_step(log, r);
     runlog_close(log);
     char *text = capture_end(&c);
@@ -199,10 +199,16 @@ static void a_loss_scale_that_moves_is_told(void **state) {
 static void validation_samples_and_text_are_plain_lines(void **state) {
     (void)state;
     Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 0, NULL);
+    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
     runlog_text(log, "model %s, %d layers", "d12", 12);
-    runlog_validation(log, 250, log1p(1.0), 65536, 1.25);
-    runlog_sample(log, 250, "Once\nupon\x1b[2J", 13);
+    runlog_validation(log, 250, log1p(1.0), 0, 65536, 1.25);
+    runlog_validation(log, 250, log1p(1.0), 0.98123, 65536, 1.25);
+    runlog_choices(log, 250, "hellaswag_val", 10042, 2822, 2968, 12.34);
+    runlog_choices(log, 250, "none", 0, 0, 0, 0.0);
+    runlog_sample(log, 250, "Once\nupon\x1b[2J", 13, false);
+    runlog_sample(log, 250, "again", 5, false);
+    runlog_sample(log, 250, "streamed", 8, true);
+    runlog_sample(log, 500, "later", 5, false);
     DeviceSensors sensors = {1754.6, 3201.0, 689.7, 1e9, 61.0, ""};
     runlog_sensors(log, 250, &sensors);
     strcpy(sensors.throttle, "power cap, thermal");
@@ -212,7 +218,13 @@ static void validation_samples_and_text_are_plain_lines(void **state) {
     char *text = capture_end(&c);
     assert_string_equal(text, "model d12, 12 layers\n"
                               "validation at step 250 | loss 0.6931 | perplexity 2.00 | 65.54K tokens in 1.2s\n"
+                              "validation at step 250 | loss 0.6931 | perplexity 2.00 | 0.9812 bits/byte | 65.54K "
+                              "tokens in 1.2s\n"
+                              "hellaswag_val at step 250 | accuracy 29.56% (normalised), 28.10% | 2968/10042 | 12.3 s\n"
+                              "none at step 250 | accuracy 0.00% (normalised), 0.00% | 0/0 | 0.0 s\n"
                               "sample at step 250:\n    Once\n    upon\\x1B[2J\n"
+                              "sample 2 at step 250:\n    again\n"
+                              "sample at step 500:\n    later\n"
                               "gpu at step 250 | 1755 MHz, memory 3201 MHz | 690 W | 61 C\n"
                               "gpu at step 251 | 1755 MHz, memory 3201 MHz | 690 W | 61 C | held down by: power cap, "
                               "thermal\n");
@@ -224,7 +236,7 @@ static void the_bar_is_cleared_above_a_line_and_drawn_again_below(void **state) 
     unsetenv("LC_ALL"), unsetenv("LC_CTYPE"), unsetenv("LANG");
     setenv("COLUMNS", "80", 1);
     Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 1, NULL);
+    RunLog *log = runlog_open(NULL, false, 0, 1, false, NULL);
     runlog_text(log, "before");
     StepReport r = report(2500);
     runlog_step(log, &r);
@@ -242,10 +254,28 @@ static void the_bar_is_cleared_above_a_line_and_drawn_again_below(void **state) 
     free(text);
 }
 
+static void a_text_that_is_drawn_takes_the_place_of_the_bar(void **state) {
+    (void)state;
+    setenv("COLUMNS", "80", 1);
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(NULL, false, 0, 1, false, NULL);
+    StepReport r = report(2500);
+    runlog_step(log, &r);
+    assert_true(runlog_stream(log, "Once\tupon \xC3\xA9", 12));
+    assert_true(runlog_stream(log, "\x1b[2J\xFF", 5));
+    assert_true(runlog_stream(log, "\n", 1));
+    runlog_close(log);
+    char *text = capture_end(&c);
+    const char *streamed = strrchr(text, '\r');
+    assert_non_null(streamed);
+    assert_string_equal(streamed, "\r\x1b[KOnce\tupon \xC3\xA9\\x1B[2J\\xFF\n");
+    free(text);
+}
+
 static void in_a_file_there_is_no_bar(void **state) {
     (void)state;
     Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, -1, NULL);
+    RunLog *log = runlog_open(NULL, false, 0, -1, false, NULL);
     StepReport r = report(1);
     runlog_step(log, &r);
     runlog_close(log);
@@ -260,7 +290,7 @@ static void in_a_file_there_is_no_bar(void **state) {
 static char *logged(const TmpDir *dir, bool append, int64_t first_step, void (*body)(RunLog *)) {
     Error err;
     Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(dir->path, append, first_step, 0, &err);
+    RunLog *log = runlog_open(dir->path, append, first_step, 0, false, &err);
     if (log) body(log);
     runlog_close(log);
     free(capture_end(&c));
@@ -275,13 +305,18 @@ static void two_steps_and_more(RunLog *log) {
     r.step = 2;
     r.control.loss = NAN, r.control.norm = INFINITY, r.control.skip = SKIP_NONFINITE, r.control.bad_tensor = 3;
     r.bad_tensor = "wte \"x\"", r.control.loss_scale = 512.0f, r.control.loss_z = 1.5f;
+    r.control.skipped = 1;
     r.mfu = 0.0;
     runlog_step(log, &r);
-    runlog_validation(log, 2, 4.25, 1e6, 2.0);
-    runlog_validation(log, 2, 1e4, 1e6, 2.0); // exp overflows
-    runlog_sample(log, 2, "a\xFF\nb", 4);
+    runlog_validation(log, 2, 4.25, 0, 1e6, 2.0);
+    runlog_validation(log, 2, 1e4, 0, 1e6, 2.0); // exp overflows
+    runlog_sample(log, 2, "a\xFF\nb", 4, false);
     const DeviceSensors sensors = {1755.0, 3201.0, 690.5, 123456789.25, 61.0, "power cap"};
     runlog_sensors(log, 2, &sensors);
+    const DeviceSensors silent = {1755.0, 0.0, 0.0, 0.0, 0.0, ""};
+    runlog_sensors(log, 2, &silent);
+    runlog_choices(log, 2, "my \"set\"", 4, 1, 3, 0.5);
+    runlog_validation(log, 2, 4.25, 1.125, 1e6, 2.0);
 }
 
 static void every_line_is_one_json_object(void **state) {
@@ -295,25 +330,27 @@ static void every_line_is_one_json_object(void **state) {
     assert_true((float)number(step, "loss") == 9.1234f && (float)number(step, "norm") == 1.2345f);
     assert_true(number(step, "ms") == 98.31 && number(step, "tokens_per_second") == 666600);
     assert_false(cJSON_HasObjectItem(step, "skip") || cJSON_HasObjectItem(step, "loss_z") ||
-                 cJSON_HasObjectItem(step, "loss_scale"));
+                 cJSON_HasObjectItem(step, "loss_scale") || cJSON_HasObjectItem(step, "skipped"));
     cJSON_Delete(step);
 
     step = event_at(text, 1);
     assert_true(is_null(step, "loss") && is_null(step, "norm") && is_null(step, "mfu"));
     assert_string_equal(string(step, "skip"), "nonfinite");
     assert_string_equal(string(step, "bad_tensor"), "wte \"x\"");
-    assert_true(number(step, "loss_z") == 1.5 && number(step, "loss_scale") == 512);
+    assert_true(number(step, "loss_z") == 1.5 && number(step, "loss_scale") == 512 && number(step, "skipped") == 1);
     cJSON_Delete(step);
 
     cJSON *validation = event_at(text, 2);
     assert_string_equal(string(validation, "event"), "validation");
     assert_true(number(validation, "loss") == 4.25 && number(validation, "ppl") == exp(4.25));
+    assert_false(cJSON_HasObjectItem(validation, "bits_per_byte"));
     cJSON_Delete(validation);
     validation = event_at(text, 3);
     assert_true(is_null(validation, "ppl"));
     cJSON_Delete(validation);
 
     cJSON *sample = event_at(text, 4);
+    assert_true(number(sample, "index") == 1);
     assert_string_equal(string(sample, "text"), "a\xEF\xBF\xBD\nb");
     cJSON_Delete(sample);
     cJSON *gpu = event_at(text, 5);
@@ -322,6 +359,19 @@ static void every_line_is_one_json_object(void **state) {
     assert_true(number(gpu, "energy_joules") == 123456789.25);
     assert_string_equal(string(gpu, "throttle"), "power cap");
     cJSON_Delete(gpu);
+    gpu = event_at(text, 6);
+    assert_true(number(gpu, "sm_clock_mhz") == 1755 && is_null(gpu, "power_watts") && is_null(gpu, "energy_joules"));
+    cJSON_Delete(gpu);
+    cJSON *choices = event_at(text, 7);
+    assert_string_equal(string(choices, "event"), "choices");
+    assert_string_equal(string(choices, "name"), "my \"set\"");
+    assert_true(number(choices, "examples") == 4 && number(choices, "correct") == 1 &&
+                number(choices, "correct_normalised") == 3 && number(choices, "accuracy") == 0.25 &&
+                number(choices, "accuracy_normalised") == 0.75 && number(choices, "seconds") == 0.5);
+    cJSON_Delete(choices);
+    validation = event_at(text, 8);
+    assert_true(number(validation, "bits_per_byte") == 1.125);
+    cJSON_Delete(validation);
     assert_int_equal(text[strlen(text) - 1], '\n');
     free(text);
     tmpdir_remove(&dir);
@@ -405,6 +455,16 @@ static void a_resumed_log_may_be_missing_or_empty(void **state) {
     tmpdir_remove(&dir);
 }
 
+static void a_run_that_only_evaluates_keeps_every_step(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    write_text(&dir, "main.log", EARLIER);
+    char *text = logged(&dir, true, INT64_MAX, one_event);
+    assert_goes_on_after_earlier(text);
+    free(text);
+    tmpdir_remove(&dir);
+}
+
 static void a_new_run_starts_a_new_log(void **state) {
     (void)state;
     TmpDir dir = tmpdir_make();
@@ -420,11 +480,60 @@ static void a_log_that_cannot_be_opened_is_an_error_with_its_path(void **state) 
     TmpDir dir = tmpdir_make();
     Error err;
     assert_int_equal(mkdir(tmpdir_file(&dir, "main.log"), 0777), 0);
-    assert_null(runlog_open(dir.path, false, 0, 0, &err));
+    assert_null(runlog_open(dir.path, false, 0, 0, false, &err));
     assert_non_null(strstr(err.text, "/main.log: cannot be written: Is a directory"));
     write_text(&dir, "file", "x");
-    assert_null(runlog_open(tmpdir_file(&dir, "file"), false, 0, 0, &err));
+    assert_null(runlog_open(tmpdir_file(&dir, "file"), false, 0, 0, false, &err));
     assert_non_null(strstr(err.text, "/file"));
+    tmpdir_remove(&dir);
+}
+
+static void a_second_process_is_refused_and_touches_nothing(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    Error err;
+    RunLog *log = runlog_open(dir.path, false, 0, 0, false, &err);
+    assert_non_null(log);
+    runlog_event(log, "first", "\"step\":7");
+    // A second descriptor counts as another process does.
+    assert_null(runlog_open(dir.path, true, 3, 0, true, &err));
+    assert_non_null(strstr(err.text, "/main.log: another process is writing it"));
+    assert_null(runlog_open(dir.path, false, 0, 0, true, &err));
+    runlog_event(log, "second", NULL);
+    runlog_close(log);
+    log = runlog_open(dir.path, true, 7, 0, false, &err);
+    assert_non_null(log);
+    runlog_close(log);
+    char *text = file_text(&dir, "main.log");
+    cJSON_Delete(event_at(text, 1)); // both lines are there
+    free(text);
+    tmpdir_remove(&dir);
+}
+
+static void without_a_file_for_tensorboard_the_run_goes_on(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    Error err;
+    // One more descriptor and no second one: main.log can be opened, an event file cannot.
+    struct rlimit before, few;
+    getrlimit(RLIMIT_NOFILE, &before);
+    Capture errors = capture_start(stderr);
+    const int next = dup(STDOUT_FILENO);
+    close(next);
+    few = before;
+    few.rlim_cur = (rlim_t)next + 1;
+    setrlimit(RLIMIT_NOFILE, &few);
+    RunLog *log = runlog_open(dir.path, false, 0, 0, true, &err);
+    setrlimit(RLIMIT_NOFILE, &before);
+    char *complaint = capture_end(&errors);
+    assert_non_null(log);
+    runlog_event(log, "start", "\"step\":1,\"x\":2");
+    runlog_close(log);
+    assert_non_null(strstr(complaint, "events.out.tfevents."));
+    assert_non_null(strstr(complaint, "; the run goes on without TensorBoard\n"));
+    char *text = file_text(&dir, "main.log");
+    cJSON_Delete(event_at(text, 0));
+    free(text), free(complaint);
     tmpdir_remove(&dir);
 }
 
@@ -471,13 +580,17 @@ int main(void) {
         cmocka_unit_test(a_loss_scale_that_moves_is_told),
         cmocka_unit_test(validation_samples_and_text_are_plain_lines),
         cmocka_unit_test(the_bar_is_cleared_above_a_line_and_drawn_again_below),
+        cmocka_unit_test(a_text_that_is_drawn_takes_the_place_of_the_bar),
         cmocka_unit_test(in_a_file_there_is_no_bar),
         cmocka_unit_test(every_line_is_one_json_object),
         cmocka_unit_test(events_take_inner_json_whole_objects_or_nothing),
         cmocka_unit_test(a_resumed_log_loses_the_steps_that_are_run_again),
         cmocka_unit_test(a_resumed_log_may_be_missing_or_empty),
+        cmocka_unit_test(a_run_that_only_evaluates_keeps_every_step),
         cmocka_unit_test(a_new_run_starts_a_new_log),
         cmocka_unit_test(a_log_that_cannot_be_opened_is_an_error_with_its_path),
+        cmocka_unit_test(a_second_process_is_refused_and_touches_nothing),
+        cmocka_unit_test(without_a_file_for_tensorboard_the_run_goes_on),
         cmocka_unit_test(a_full_disk_costs_whole_lines_only_and_is_reported_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

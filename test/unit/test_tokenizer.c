@@ -1,4 +1,4 @@
-// The byte tokenizer: what goes in comes out, for every byte.
+// Tokenizers as the rest of the project uses them: bytes, and one small vocabulary of known merges in every form.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "llmc/tokens/tokenizer.h"
+#include "tokenizer_fixture.h"
 
 static Tokenizer *open_bytes(void) {
     Error err;
@@ -15,13 +16,22 @@ static Tokenizer *open_bytes(void) {
     return t;
 }
 
+static int64_t encode(const Tokenizer *t, const char *text, int64_t n, int32_t *out) {
+    Error err;
+    Encoder *e = encoder_create(t, &err);
+    assert_non_null(e);
+    int64_t count = encoder_encode(e, text, n, out);
+    encoder_free(e);
+    return count;
+}
+
 static void every_byte_becomes_its_own_token_and_comes_back(void **state) {
     (void)state;
     Tokenizer *t = open_bytes();
     char text[256];
     int32_t tokens[256];
     for (int i = 0; i < 256; i++) text[i] = (char)i;
-    assert_int_equal(tokenizer_encode(t, text, 256, tokens), 256);
+    assert_int_equal(encode(t, text, 256, tokens), 256);
     for (int i = 0; i < 256; i++) {
         size_t length;
         const char *bytes = tokenizer_decode(t, tokens[i], &length);
@@ -44,15 +54,15 @@ static void an_empty_text_has_no_tokens(void **state) {
     (void)state;
     Tokenizer *t = open_bytes();
     int32_t untouched = -7;
-    assert_int_equal(tokenizer_encode(t, "", 0, &untouched), 0);
+    assert_int_equal(encode(t, "", 0, &untouched), 0);
     assert_int_equal(untouched, -7);
     tokenizer_free(t);
 }
 
-static void end_of_text_and_unknown_tokens_have_no_bytes(void **state) {
+static void unknown_tokens_have_no_bytes(void **state) {
     (void)state;
     Tokenizer *t = open_bytes();
-    const int32_t tokens[] = {256, 257, 50256, INT32_MAX, -1, INT32_MIN};
+    const int32_t tokens[] = {257, 50256, INT32_MAX, -1, INT32_MIN};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         size_t length = 99;
         assert_non_null(tokenizer_decode(t, tokens[i], &length));
@@ -61,12 +71,285 @@ static void end_of_text_and_unknown_tokens_have_no_bytes(void **state) {
     tokenizer_free(t);
 }
 
+static void the_spelling_of_end_of_text_is_a_token_in_prompts_only(void **state) {
+    (void)state;
+    Tokenizer *t = open_bytes();
+    Encoder *e = encoder_create(t, NULL);
+    int32_t tokens[64];
+    const char text[] = "a<|endoftext|>b";
+    assert_int_equal(encoder_encode(e, text, 15, tokens), 15);
+    assert_int_equal(encoder_encode_special(e, text, 15, tokens), 3);
+    assert_int_equal(tokens[1], 256);
+    encoder_free(e);
+    tokenizer_free(t);
+}
+
+static void bytes_may_be_cut_anywhere(void **state) {
+    (void)state;
+    Tokenizer *t = open_bytes();
+    assert_int_equal(tokenizer_safe_cut(t, "ab c", 4), 4);
+    assert_int_equal(tokenizer_safe_cut(t, "", 0), 0);
+    tokenizer_free(t);
+}
+
+// ------------------------------------------------------------------------------------------------- the small
+// vocabulary
+
+static TmpDir dir;
+
+static int make_files(void **state) {
+    (void)state;
+    dir = tmpdir_make();
+    static const char *const directories[] = {"json", "vocab", "openai"};
+    for (size_t i = 0; i < 3; i++)
+        if (mkdir(tmpdir_file(&dir, directories[i]), 0700) != 0) return -1;
+    toy_write_json(tmpdir_file(&dir, "json/tokenizer.json"), false);
+    toy_write_json(tmpdir_file(&dir, "pairs.json"), true);
+    toy_write_vocab_json(tmpdir_file(&dir, "vocab/vocab.json"));
+    toy_write_merges(tmpdir_file(&dir, "vocab/merges.txt"));
+    toy_write_vocab_json(tmpdir_file(&dir, "openai/encoder.json"));
+    toy_write_merges(tmpdir_file(&dir, "openai/vocab.bpe"));
+    toy_write_ranks(tmpdir_file(&dir, "ranks.tiktoken"));
+    toy_write_llmc(tmpdir_file(&dir, "gpt2_tokenizer.bin"), 2);
+    return 0;
+}
+
+static int remove_files(void **state) {
+    (void)state;
+    tmpdir_remove(&dir);
+    return 0;
+}
+
+static const char *const forms[] = {
+    "json",           "json/tokenizer.json", "pairs.json", "vocab", "openai", "vocab/vocab.json", "openai/encoder.json",
+    "ranks.tiktoken", "gpt2_tokenizer.bin"};
+enum { NUM_FORMS = sizeof forms / sizeof forms[0] };
+
+static Tokenizer *open_form(const char *name) {
+    Error err;
+    Tokenizer *t = tokenizer_open(tmpdir_file(&dir, name), &err);
+    if (!t) fail_msg("%s", err.text);
+    return t;
+}
+
+static void assert_tokens(const Tokenizer *t, const char *text, int count, const int32_t *expected) {
+    int32_t tokens[256];
+    assert_int_equal(encode(t, text, (int64_t)strlen(text), tokens), count);
+    assert_memory_equal(tokens, expected, (size_t)count * sizeof *tokens);
+}
+
+static void every_form_of_a_vocabulary_gives_the_same_tokens(void **state) {
+    (void)state;
+    for (int i = 0; i < NUM_FORMS; i++) {
+        Tokenizer *t = open_form(forms[i]);
+        assert_int_equal(tokenizer_vocab(t), TOY_VOCAB);
+        assert_int_equal(tokenizer_eot(t), TOY_EOT);
+        assert_true(tokenizer_is_special(t, TOY_EOT));
+        assert_false(tokenizer_is_special(t, TOY_EOT - 1));
+        assert_non_null(strstr(tokenizer_name(t), "byte-level BPE of "));
+        assert_tokens(t, "hello world", 2, (int32_t[]){259, 264});
+        assert_tokens(t, "hellor", 2, (int32_t[]){259, 'r'}); // "or" is merged after "hello"
+        assert_tokens(t, "aaaaaaa", 3, (int32_t[]){266, 265, 'a'});
+        assert_tokens(t, "\n\nx", 3, (int32_t[]){'\n', '\n', 'x'}); // the pattern parts the last one from them
+        assert_tokens(t, "\n\n", 1, (int32_t[]){267});
+        tokenizer_free(t);
+    }
+}
+
+static void every_form_of_a_vocabulary_has_the_same_fingerprint_and_export(void **state) {
+    (void)state;
+    Tokenizer *first = open_form(forms[0]);
+    size_t length, other_length;
+    char *text = tokenizer_to_json(first, &length, NULL);
+    assert_non_null(text);
+    assert_int_equal(strlen(text), length);
+    for (int i = 1; i < NUM_FORMS; i++) {
+        Tokenizer *t = open_form(forms[i]);
+        assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(first));
+        char *other = tokenizer_to_json(t, &other_length, NULL);
+        assert_string_equal(other, text);
+        free(other);
+        tokenizer_free(t);
+    }
+    free(text);
+    tokenizer_free(first);
+}
+
+static void an_export_is_the_same_tokenizer_again(void **state) {
+    (void)state;
+    Tokenizer *originals[] = {open_bytes(), open_form("ranks.tiktoken")};
+    for (int i = 0; i < 2; i++) {
+        size_t length;
+        char *text = tokenizer_to_json(originals[i], &length, NULL), *again;
+        const char *path = tmpdir_file(&dir, "again.json");
+        write_bytes(path, text, length);
+        Tokenizer *t = open_form("again.json");
+        assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(originals[i]));
+        assert_string_equal(again = tokenizer_to_json(t, &length, NULL), text);
+        free(text);
+        free(again);
+        tokenizer_free(t);
+        tokenizer_free(originals[i]);
+    }
+}
+
+static void other_tokens_have_another_fingerprint(void **state) {
+    (void)state;
+    Tokenizer *bytes = open_bytes(), *toy = open_form("json");
+    assert_true(tokenizer_fingerprint(bytes) != tokenizer_fingerprint(toy));
+    tokenizer_free(bytes);
+    tokenizer_free(toy);
+}
+
+static void llmcs_first_version_means_gpt2s_end_of_text(void **state) {
+    (void)state;
+    Error err;
+    const char *path = tmpdir_file(&dir, "version1.bin");
+    toy_write_llmc(path, 1);
+    assert_null(tokenizer_open(path, &err)); // the toy has not as many tokens
+    assert_non_null(strstr(err.text, "end-of-text is 50256, expected a number below 269"));
+}
+
+// Texts of the toy's letters, of other bytes, and of white space.
+static int64_t toy_text(uint64_t round, char *text, int64_t most) {
+    static const char letters[] = "hello world aaaa \n\n  '\xff\xc3\xa9";
+    int64_t n = (int64_t)(philox(11, round, 0).v[0] % (uint64_t)most);
+    for (int64_t i = 0; i < n; i++) {
+        Philox r = philox(11, round, (uint64_t)i + 1);
+        text[i] = r.v[0] % 16 ? letters[r.v[1] % (sizeof letters - 1)] : (char)r.v[2];
+    }
+    return n;
+}
+
+static void what_is_decoded_is_what_was_encoded(void **state) {
+    (void)state;
+    Tokenizer *t = open_form("json");
+    Encoder *e = encoder_create(t, NULL);
+    for (uint64_t round = 0; round < 3000; round++) {
+        char text[300], back[300];
+        int32_t tokens[300];
+        int64_t n = toy_text(round, text, 300), count = encoder_encode(e, text, n, tokens);
+        size_t length, used = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const char *bytes = tokenizer_decode(t, tokens[i], &length);
+            memcpy(back + used, bytes, length);
+            used += length;
+        }
+        assert_int_equal(used, n);
+        assert_memory_equal(back, text, used);
+    }
+    encoder_free(e);
+    tokenizer_free(t);
+}
+
+static void an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one(void **state) {
+    (void)state;
+    Tokenizer *t = open_form("json");
+    Encoder *old = encoder_create(t, NULL);
+    for (uint64_t round = 0; round < 200; round++) {
+        char text[3000];
+        int32_t tokens[3000], expected[3000];
+        int64_t n = toy_text(round, text, 3000), count = encode(t, text, n, expected);
+        assert_int_equal(encoder_encode(old, text, n, tokens), count);
+        assert_memory_equal(tokens, expected, (size_t)count * sizeof *tokens);
+    }
+    encoder_free(old);
+    tokenizer_free(t);
+}
+
+// Around the lengths that the cache takes, at the end of the text and before more of it, seen first and again.
+static void a_piece_of_any_length_is_encoded_alike_wherever_it_stands(void **state) {
+    (void)state;
+    Tokenizer *t = open_form("json");
+    for (int64_t n = 1; n <= 70; n++) {
+        Encoder *e = encoder_create(t, NULL);
+        char text[300];
+        int32_t alone[300], again[300], pair[300];
+        for (int64_t i = 0; i < n; i++) text[i] = "hellwor"[i % 7];
+        int64_t count = encoder_encode(e, text, n, alone), bytes = 0;
+        assert_int_equal(encoder_encode(e, text, n, again), count);
+        text[n] = '!';
+        memset(text + n + 1, 'x', 40);
+        assert_true(encoder_encode(e, text, n + 41, pair) > count);
+        assert_memory_equal(alone, again, (size_t)count * sizeof *alone);
+        assert_memory_equal(alone, pair, (size_t)count * sizeof *alone);
+        for (int64_t i = 0; i < count; i++) {
+            size_t length;
+            tokenizer_decode(t, alone[i], &length);
+            bytes += (int64_t)length;
+        }
+        assert_int_equal(bytes, n);
+        encoder_free(e);
+    }
+    tokenizer_free(t);
+}
+
+static void a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole(void **state) {
+    (void)state;
+    Tokenizer *t = open_form("json");
+    int cuts = 0;
+    for (uint64_t round = 0; round < 3000; round++) {
+        char text[200];
+        int32_t whole[200], parts[200];
+        int64_t all = toy_text(round, text, 200), n = all > 0 ? (int64_t)(round % (uint64_t)all) : 0;
+        int64_t cut = tokenizer_safe_cut(t, text, n), count = encode(t, text, cut, parts);
+        assert_in_range(cut, 0, n);
+        count += encode(t, text + cut, all - cut, parts + count);
+        assert_int_equal(encode(t, text, all, whole), count);
+        assert_memory_equal(whole, parts, (size_t)count * sizeof *parts);
+        cuts += cut > 0;
+    }
+    assert_true(cuts > 2000);
+    tokenizer_free(t);
+}
+
+static void a_long_word_has_no_safe_cut(void **state) {
+    (void)state;
+    Tokenizer *t = open_form("json");
+    assert_int_equal(tokenizer_safe_cut(t, "hellohellohello", 15), 0);
+    assert_int_equal(tokenizer_safe_cut(t, "          ", 10), 0);
+    assert_int_equal(tokenizer_safe_cut(t, "hello hello", 11), 5);
+    assert_int_equal(tokenizer_safe_cut(t, "", 0), 0);
+    tokenizer_free(t);
+}
+
+static void megabytes_without_an_end_of_piece_are_merged_in_little_time(void **state) {
+    (void)state;
+    enum { LENGTH = 4 << 20 };
+    Tokenizer *t = open_form("json");
+    char *text = malloc(LENGTH);
+    int32_t *tokens = malloc(LENGTH * sizeof *tokens);
+    assert_true(text && tokens);
+    memset(text, 'a', LENGTH);
+    assert_int_equal(encode(t, text, LENGTH, tokens), LENGTH / 4); // quadratic time would be hours
+    memset(text, ' ', LENGTH);
+    assert_int_equal(encode(t, text, LENGTH, tokens), LENGTH);
+    memset(text, '\n', LENGTH);
+    assert_int_equal(encode(t, text, LENGTH, tokens), LENGTH / 2);
+    free(text);
+    free(tokens);
+    tokenizer_free(t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_byte_becomes_its_own_token_and_comes_back),
         cmocka_unit_test(the_vocabulary_is_the_bytes_and_end_of_text),
         cmocka_unit_test(an_empty_text_has_no_tokens),
-        cmocka_unit_test(end_of_text_and_unknown_tokens_have_no_bytes),
+        cmocka_unit_test(unknown_tokens_have_no_bytes),
+        cmocka_unit_test(the_spelling_of_end_of_text_is_a_token_in_prompts_only),
+        cmocka_unit_test(bytes_may_be_cut_anywhere),
+        cmocka_unit_test(every_form_of_a_vocabulary_gives_the_same_tokens),
+        cmocka_unit_test(every_form_of_a_vocabulary_has_the_same_fingerprint_and_export),
+        cmocka_unit_test(an_export_is_the_same_tokenizer_again),
+        cmocka_unit_test(other_tokens_have_another_fingerprint),
+        cmocka_unit_test(llmcs_first_version_means_gpt2s_end_of_text),
+        cmocka_unit_test(what_is_decoded_is_what_was_encoded),
+        cmocka_unit_test(an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one),
+        cmocka_unit_test(a_piece_of_any_length_is_encoded_alike_wherever_it_stands),
+        cmocka_unit_test(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole),
+        cmocka_unit_test(a_long_word_has_no_safe_cut),
+        cmocka_unit_test(megabytes_without_an_end_of_piece_are_merged_in_little_time),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_files, remove_files);
 }

@@ -1,5 +1,5 @@
-// Weights from Hugging Face directories and llm.c .bin files: the same values in our layout, and clear words about
-// everything that is not one of the two.
+// Weights from Hugging Face directories, of one file or several, and llm.c .bin files: the same values in our layout,
+// and clear words about everything that is not one of them.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +7,8 @@
 
 #include <cmocka.h>
 
-#include "llmc/store/atomic_file.h"
+#include "llmc/base/atomic_file.h"
+#include "llmc/store/huggingface.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 #include "test/unit/mutate.h"
@@ -32,6 +33,7 @@ typedef struct {
     bool extras;      // lm_head.weight and mask buffers beside the weights
     const char *omit; // a tensor that is left out
     const char *add;  // a tensor that does not belong there
+    int shards;       // above 1: tensor i of the table stands in file i % shards; what is added in the last
 } Variant;
 
 static void append(SafetensorsWriter *w, DType dtype, float x) {
@@ -46,15 +48,21 @@ static SafetensorsEntry entry(const char *name, DType dtype, int64_t d0, int64_t
     return e;
 }
 
-static int declare(SafetensorsEntry *entries, const Parameter *table, Variant v) {
+static bool stands_in(Variant v, int i, const Parameter *table, int shard) {
+    if (i >= parameter_count(&config)) return v.shards <= 1 || shard == v.shards - 1;
+    return !(v.omit && strcmp(table[i].name, v.omit) == 0) && (v.shards <= 1 || i % v.shards == shard);
+}
+
+static int declare(SafetensorsEntry *entries, const Parameter *table, Variant v, int shard) {
     int n = 0;
     for (int i = 0; i < parameter_count(&config); i++) {
         const Parameter *p = &table[i];
         int64_t rows = p->file_rows, cols = p->rank == 2 ? p->cols : 0;
         const char *name = v.prefix ? p->name : p->name + strlen("transformer.");
-        if (v.omit && strcmp(p->name, v.omit) == 0) continue;
+        if (!stands_in(v, i, table, shard)) continue;
         entries[n++] = p->spec->transposed ? entry(name, v.dtype, cols, rows) : entry(name, v.dtype, rows, cols);
     }
+    if (!stands_in(v, parameter_count(&config), table, shard)) return n;
     if (v.extras) {
         entries[n++] = entry("lm_head.weight", v.dtype, config.V, config.C);
         entries[n++] = entry("h.0.attn.bias", v.dtype, 3, 3);
@@ -64,15 +72,15 @@ static int declare(SafetensorsEntry *entries, const Parameter *table, Variant v)
     return n;
 }
 
-static void write_safetensors(const char *path, Variant v) {
+static void write_shard(const char *path, Variant v, int shard) {
     Parameter *table = parameter_table(&config);
     SafetensorsEntry entries[64];
-    int count = declare(entries, table, v);
+    int count = declare(entries, table, v, shard);
     SafetensorsWriter *w = safetensors_writer_open(path, entries, count, NULL, &err);
     assert_non_null(w);
     int n = 0;
     for (int i = 0; i < parameter_count(&config); i++) {
-        if (v.omit && strcmp(table[i].name, v.omit) == 0) continue;
+        if (!stands_in(v, i, table, shard)) continue;
         bool swap = table[i].spec->transposed;
         for (int64_t a = 0; a < entries[n].shape[0]; a++)
             for (int64_t b = 0; b < (entries[n].rank == 2 ? entries[n].shape[1] : 1); b++)
@@ -85,11 +93,38 @@ static void write_safetensors(const char *path, Variant v) {
     free(table);
 }
 
+static const char *shard_path(int shard, int shards) {
+    char name[64];
+    snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", shard + 1, shards);
+    return tmpdir_file(&tmp, name);
+}
+
+static void write_index(Variant v) {
+    Parameter *table = parameter_table(&config);
+    FILE *f = fopen(tmpdir_file(&tmp, "model.safetensors.index.json"), "w");
+    assert_non_null(f);
+    fputs("{\"metadata\": {\"total_size\": 0}, \"weight_map\": {", f);
+    const char *comma = "";
+    for (int shard = 0; shard < v.shards; shard++) {
+        SafetensorsEntry entries[64];
+        const int count = declare(entries, table, v, shard);
+        for (int n = 0; n < count; n++, comma = ", ")
+            fprintf(f, "%s\"%s\": \"%s\"", comma, entries[n].name, strrchr(shard_path(shard, v.shards), '/') + 1);
+    }
+    fputs("}}\n", f);
+    fclose(f);
+    free(table);
+}
+
 static const char *write_huggingface(Variant v) {
-    char *text = huggingface_config_json(&config, -1);
+    char *text = huggingface_config_json(&config, v.dtype, -1);
     write_bytes(tmpdir_file(&tmp, "config.json"), text, strlen(text));
     free(text);
-    write_safetensors(tmpdir_file(&tmp, "model.safetensors"), v);
+    for (int shard = 0; shard < v.shards; shard++) write_shard(shard_path(shard, v.shards), v, shard);
+    if (v.shards)
+        write_index(v);
+    else
+        write_shard(tmpdir_file(&tmp, "model.safetensors"), v, 0);
     return tmp.path;
 }
 
@@ -181,7 +216,7 @@ static void a_path_that_is_no_model_is_named_with_what_it_is(void **state) {
     write_bytes(file, "", 0);
     REFUSED(file, "its first word is 0, expected 20240326");
     const char *weights = tmpdir_file(&tmp, "w.safetensors");
-    write_safetensors(weights, (Variant){.dtype = DTYPE_FP32});
+    write_shard(weights, (Variant){.dtype = DTYPE_FP32}, 0);
     REFUSED(weights, "give the directory that holds this file");
 }
 
@@ -204,13 +239,182 @@ static void a_directory_without_safetensors_says_what_to_do(void **state) {
     REFUSED(tmp.path, "no model.safetensors beside its config.json");
     write_bytes(tmpdir_file(&tmp, "pytorch_model.bin"), "", 0);
     REFUSED(tmp.path, "safe_serialization=True");
-    write_bytes(tmpdir_file(&tmp, "model.safetensors.index.json"), "", 0);
-    REFUSED(tmp.path, "weights in several files are not read");
+}
+
+// The text of a file with one piece of it replaced.
+static void edit(const char *name, const char *from, const char *to) {
+    size_t n;
+    unsigned char *text = read_bytes(tmpdir_file(&tmp, name), &n);
+    text[n] = '\0';
+    char edited[1 << 14], *at = strstr((char *)text, from);
+    assert_non_null(at);
+    int length =
+        snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - (char *)text), (char *)text, to, at + strlen(from));
+    write_bytes(tmpdir_file(&tmp, name), edited, (size_t)length);
+    free(text);
+}
+
+// A directory of that shape whose weights take no room on the disk: a header, and a hole for the data.
+static void write_hole(const ModelConfig *shape) {
+    char *text = huggingface_config_json(shape, DTYPE_FP32, 50256);
+    write_bytes(tmpdir_file(&tmp, "config.json"), text, strlen(text));
+    free(text);
+    Parameter *table = parameter_table(shape);
+    FILE *f = fopen(tmpdir_file(&tmp, "model.safetensors"), "w");
+    long long end = 0;
+    fprintf(f, "LENGTH__{");
+    for (int i = 0; i < parameter_count(shape); i++) {
+        const Parameter *p = &table[i];
+        const long long begin = end, rows = p->spec->transposed ? p->cols : p->file_rows;
+        end += p->file_rows * p->cols * 4;
+        fprintf(f, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%lld", i ? "," : "", p->name, rows);
+        if (p->rank == 2) fprintf(f, ",%lld", (long long)(p->spec->transposed ? p->file_rows : p->cols));
+        fprintf(f, "],\"data_offsets\":[%lld,%lld]}", begin, end);
+    }
+    fputc('}', f);
+    const uint64_t length = (uint64_t)ftell(f) - 8;
+    rewind(f);
+    fwrite(&length, 8, 1, f);
+    fflush(f);
+    assert_int_equal(ftruncate(fileno(f), (off_t)(8 + length) + end), 0);
+    fclose(f);
+    free(table);
+}
+
+static void all_sizes_of_gpt2_are_read(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int64_t millions;
+    } sizes[] = {{"d12", 124}, {"d24", 354}, {"d36", 774}, {"d48", 1557}};
+    for (int i = 0; i < 4; i++) {
+        ModelConfig shape;
+        assert_true(model_config_parse(&shape, sizes[i].name, &err));
+        model_config_set_vocab(&shape, GPT2_VOCAB);
+        write_hole(&shape);
+        WeightsFile *f = weights_file_open(tmp.path, &err);
+        if (!f) fail_msg("%s", err.text);
+        assert_memory_equal(weights_file_config(f), &shape, sizeof shape);
+        assert_int_equal(parameter_total(weights_file_config(f)) / 1000000, sizes[i].millions);
+        Parameter *table = parameter_table(&shape), *last = &table[parameter_count(&shape) - 1];
+        float values[1600];
+        assert_true(weights_file_read(f, last, 0, last->rows, values, &err));
+        free(table);
+        weights_file_close(f);
+    }
+}
+
+#define INDEX "model.safetensors.index.json"
+static const Variant in_three = {.dtype = DTYPE_BF16, .prefix = true, .shards = 3};
+
+static void weights_in_several_files_are_read_by_their_index(void **state) {
+    (void)state;
+    assert_reads_the_model(write_huggingface(in_three), 1000);
+    assert_reads_the_model(write_huggingface((Variant){.dtype = DTYPE_FP16, .extras = true, .shards = 2}), 7);
+    assert_reads_the_model(write_huggingface((Variant){.dtype = DTYPE_FP32, .shards = 1}), 1000);
+    write_huggingface((Variant){.dtype = DTYPE_FP32}); // one file beside the index: transformers takes that one
+    write_bytes(tmpdir_file(&tmp, INDEX), "rubbish", 7);
+    assert_reads_the_model(tmp.path, 1000);
+}
+
+static void a_missing_shard_is_named_with_the_index(void **state) {
+    (void)state;
+    write_huggingface(in_three);
+    unlink(shard_path(1, 3));
+    REFUSED(tmp.path, "model-00002-of-00003.safetensors: this file is missing; the weights are in 3 files");
+    assert_message(INDEX);
+}
+
+static void a_tensor_in_another_file_than_the_index_says_is_named_with_both(void **state) {
+    (void)state;
+    write_huggingface(in_three); // wte is tensor 0, in the first file
+    edit(INDEX, "\"transformer.wte.weight\": \"model-00001", "\"transformer.wte.weight\": \"model-00002");
+    REFUSED(tmp.path, "model-00002-of-00003.safetensors: tensor transformer.wte.weight stands in ");
+    assert_message("model-00001-of-00003.safetensors, but the index puts it into this file");
+}
+
+static void tensors_and_index_must_list_the_same(void **state) {
+    (void)state;
+    write_huggingface(in_three);
+    edit(INDEX, "\"transformer.wte.weight\": \"model-00001-of-00003.safetensors\", ", "");
+    REFUSED(tmp.path, "model-00001-of-00003.safetensors: tensor transformer.wte.weight is not in the index");
+    write_huggingface(in_three);
+    edit(INDEX, "{\"transformer", "{\"more\": \"model-00003-of-00003.safetensors\", \"transformer");
+    REFUSED(tmp.path, "model-00003-of-00003.safetensors: there is no tensor more in it");
+    Variant cut = in_three;
+    cut.omit = "transformer.h.0.ln_1.bias";
+    REFUSED(write_huggingface(cut), INDEX ": tensor transformer.h.0.ln_1.bias is missing");
+    write_huggingface(in_three);
+    write_shard(shard_path(2, 3), in_three, 1); // the same tensors twice, others not at all
+    REFUSED(tmp.path, "model-00003-of-00003.safetensors: ");
+}
+
+static void an_index_names_files_beside_it_and_no_others(void **state) {
+    (void)state;
+    static const char *const names[] = {"\"../x.safetensors\"",
+                                        "\"/etc/x.safetensors\"",
+                                        "\"a/b.safetensors\"",
+                                        "\"..\"",
+                                        "\".safetensors\"",
+                                        "\"passwd\"",
+                                        "\"\"",
+                                        "7",
+                                        "null",
+                                        "{}",
+                                        "\"x\\n.safetensors\""};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        write_huggingface(in_three);
+        edit(INDEX, "\"model-00001-of-00003.safetensors\"", names[i]);
+        REFUSED(tmp.path, INDEX ": \"weight_map\" puts tensor transformer.wte.weight into ");
+        assert_message("expected the name of a .safetensors file in the same directory");
+    }
+}
+
+static void an_index_that_is_none_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *message;
+    } texts[] = {
+        {"", "not valid JSON"},
+        {"{}", "\"weight_map\" is missing"},
+        {"{\"weight_map\": []}", "\"weight_map\" is an array, expected an object"},
+        {"{\"weight_map\": {}}", "\"weight_map\" is empty"},
+        {"{\"weight_map\": {\"\": \"a.safetensors\"}}", "what cannot be the name of a tensor"},
+        {"{\"weight_map\": {\"a\\n\": \"a.safetensors\"}}", "what cannot be the name of a tensor"},
+        {"{\"weight_map\": {\"a\": \"a.safetensors\", \"a\": \"a.safetensors\"}}", "holds tensor a twice"},
+        {"{\"weight_map\": {\"a\": \"a.safetensors\"}}",
+         "a.safetensors: this file is missing; the weights are in 1 files"},
+    };
+    write_huggingface(in_three);
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        write_bytes(tmpdir_file(&tmp, INDEX), texts[i].text, strlen(texts[i].text));
+        REFUSED(tmp.path, texts[i].message);
+    }
+    FILE *f = fopen(tmpdir_file(&tmp, INDEX), "w"); // more files than anybody has
+    fputs("{\"weight_map\": {\"a\": \"a.safetensors\"", f);
+    for (int i = 0; i < 1001; i++) fprintf(f, ", \"t%d\": \"%d.safetensors\"", i, i);
+    fputs("}}", f);
+    fclose(f);
+    REFUSED(tmp.path, "names more than 1000 files");
+}
+
+static void tensors_of_another_type_are_refused_by_name_and_type(void **state) {
+    (void)state;
+    static const char header[] = "\"transformer.wpe.weight\":{\"dtype\":\"F16\"";
+    write_huggingface((Variant){.dtype = DTYPE_FP16, .prefix = true});
+    size_t n;
+    unsigned char *bytes = read_bytes(tmpdir_file(&tmp, "model.safetensors"), &n);
+    char *at = memmem(bytes, n, header, strlen(header));
+    assert_non_null(at);
+    at[strlen(header) - strlen("F16\"")] = 'I'; // as many bytes
+    write_bytes(tmpdir_file(&tmp, "model.safetensors"), bytes, n);
+    free(bytes);
+    REFUSED(tmp.path, "model.safetensors: tensor transformer.wpe.weight is I16, only F32, F16 and BF16 are read");
 }
 
 // The config.json of the model with one piece of text replaced.
 static void edit_config(const char *from, const char *to) {
-    char *text = huggingface_config_json(&config, 0), edited[4096];
+    char *text = huggingface_config_json(&config, DTYPE_FP32, 0), edited[4096];
     char *at = strstr(text, from);
     assert_non_null(at);
     int n = snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
@@ -225,6 +429,7 @@ static void configurations_that_compute_something_else_are_refused(void **state)
     } edits[] = {
         {"\"model_type\": \"gpt2\"", "\"model_type\": \"llama\"", "\"model_type\" is \"llama\", expected \"gpt2\""},
         {"\"model_type\": \"gpt2\",", "", "\"model_type\" is missing"},
+        {"\"gelu_new\"", "null", "\"activation_function\" is null"},
         {"gelu_new", "relu", "\"activation_function\" is \"relu\""},
         {"\"n_embd\": 80", "\"n_embd\": \"80\"", "\"n_embd\" is \"80\", expected an integer"},
         {"\"n_embd\": 80", "\"n_embd\": 80.5", "\"n_embd\" is 80.5"},
@@ -250,6 +455,26 @@ static void configurations_that_compute_something_else_are_refused(void **state)
     }
     edit_config("\"n_inner\": null", "\"n_inner\": 320"); // which is what null means
     assert_reads_the_model(tmp.path, 1000);
+    edit_config("\"activation_function\": \"gelu_new\",", ""); // it is what transformers takes then
+    assert_reads_the_model(tmp.path, 1000);
+}
+
+static void the_end_of_text_token_is_that_of_the_configuration(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t eot;
+    } edits[] = {{"7", 7}, {"[9, 11]", 9}, {"null", -1}, {"130", -1}, {"-1", -1}, {"\"7\"", -1}, {"[]", -1}};
+    write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true});
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        char to[64];
+        snprintf(to, sizeof to, "\"eos_token_id\": %s", edits[i].text);
+        edit_config("\"eos_token_id\": 0", to);
+        WeightsFile *f = weights_file_open(tmp.path, &err);
+        if (!f) fail_msg("%s", err.text);
+        assert_int_equal(weights_file_eot(f), edits[i].eot);
+        weights_file_close(f);
+    }
 }
 
 static void llmc_headers_that_do_not_fit_are_refused(void **state) {
@@ -345,6 +570,13 @@ static void damaged_weights_are_read_or_refused_with_a_message(void **state) {
     damage(path, path, tmp.path, 2500, 300);
 }
 
+static void damaged_indices_are_read_or_refused_with_a_message(void **state) {
+    (void)state;
+    write_huggingface(in_three);
+    const char *path = tmpdir_file(&tmp, INDEX);
+    damage(path, path, tmp.path, SIZE_MAX, 1000);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void) {
@@ -356,10 +588,20 @@ int main(void) {
         TEST(a_path_that_is_no_model_is_named_with_what_it_is),
         TEST(a_tensor_too_few_or_too_many_is_named),
         TEST(a_directory_without_safetensors_says_what_to_do),
+        TEST(all_sizes_of_gpt2_are_read),
+        TEST(weights_in_several_files_are_read_by_their_index),
+        TEST(a_missing_shard_is_named_with_the_index),
+        TEST(a_tensor_in_another_file_than_the_index_says_is_named_with_both),
+        TEST(tensors_and_index_must_list_the_same),
+        TEST(an_index_names_files_beside_it_and_no_others),
+        TEST(an_index_that_is_none_is_refused),
+        TEST(tensors_of_another_type_are_refused_by_name_and_type),
+        TEST(the_end_of_text_token_is_that_of_the_configuration),
         TEST(configurations_that_compute_something_else_are_refused),
         TEST(llmc_headers_that_do_not_fit_are_refused),
         TEST(damaged_llmc_models_are_read_or_refused_with_a_message),
         TEST(damaged_configurations_are_read_or_refused_with_a_message),
+        TEST(damaged_indices_are_read_or_refused_with_a_message),
         TEST(damaged_weights_are_read_or_refused_with_a_message),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

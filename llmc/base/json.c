@@ -1,7 +1,7 @@
 // See json.h.
-#include "llmc/store/json.h"
+#include "llmc/base/json.h"
 
-#include "llmc/store/atomic_file.h"
+#include "llmc/base/atomic_file.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 // See atomic_file.h. Writes go through a buffer of 1 MiB, which is also the unit of the checksum, so that a checkpoint
 // is limited by the disk.
-#include "llmc/store/atomic_file.h"
+#include "llmc/base/atomic_file.h"
 
 #include <dirent.h>
 #include <errno.h>

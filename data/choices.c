@@ -1,0 +1,263 @@
+// data/choices: multiple-choice questions as JSON lines -> the file that `-h 1` and `--choices` read
+// (`data/choices --help`). One example a line, in memory until all are read; the file is written at once and whole.
+// The format is llm.c's for HellaSwag (llmc/train/choices.h).
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/json.h"
+#include "llmc/tokens/tokenizer.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char HELP[] =
+    "usage: data/choices --tokenizer PATH [options] FILE.jsonl -o OUT.bin\n"
+    "\n"
+    "Turns questions with several endings into the file that ./train_gpt2 --choices OUT.bin reads. A line is\n"
+    "  {\"ctx\": \"A man sits\", \"endings\": [\"down.\", \"up.\", ...], \"label\": 1}     as HellaSwag has it, or\n"
+    "  {\"context\": ..., \"choices\": [...], \"label\": 1}\n"
+    "label counts from 0; 2 to 16 endings. An ending is encoded with a space before it.\n"
+    "\n"
+    "  -o, --output FILE       what is written\n"
+    "      --tokenizer PATH    the tokenizer of the model (data/get.py gpt2-tokenizer), or bytes\n"
+    "      --skip-bad          leave bad lines out and count them, instead of ending at the first\n"
+    "  -h, --help              this text\n";
+
+enum {
+    CHOICES_MAGIC = 20240522,
+    CHOICES_VERSION = 1,
+    HEADER_INTS = 256,
+    RECORD_START = 65535,
+    MIN_ENDINGS = 2,
+    MAX_ENDINGS = 16,
+    MAX_EXAMPLES = 65535,     // the index is 16 bits wide
+    MAX_RECORD_BYTES = 65534, // and so is the length of a record
+    MAX_LINE = 1 << 20,
+    SHOWN_BAD = 3, // of the lines that --skip-bad leaves out
+};
+
+typedef struct {
+    const char *input, *output, *tokenizer;
+    bool skip_bad, help;
+} ChoiceOptions;
+
+typedef struct {
+    const ChoiceOptions *options;
+    Tokenizer *tokenizer;
+    Encoder *encoder;
+    uint16_t record[MAX_RECORD_BYTES / 2]; // of the line at hand
+    size_t length;                         // of it, in uint16
+    char *line, *text;                     // the line; " " and an ending
+    int32_t *tokens;                       // of one text
+    FILE *stream;                          // of all records, into data
+    char *data;
+    size_t bytes;
+    int64_t examples, bad, longest;
+} Choices;
+
+// ----------------------------------------------------------------------------------------------------------- options
+
+static bool parse_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
+    enum { TOKENIZER = 256, SKIP_BAD };
+    static const struct option table[] = {
+        {"output", required_argument, NULL, 'o'},
+        {"tokenizer", required_argument, NULL, TOKENIZER},
+        {"skip-bad", no_argument, NULL, SKIP_BAD},
+        {"help", no_argument, NULL, 'h'},
+        {0},
+    };
+    *o = (ChoiceOptions){.input = "", .output = "", .tokenizer = ""};
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, ":o:h", table, NULL)) != -1;) {
+        if (c == 'h') return o->help = true;
+        if (c == ':')
+            return error_set(err, "%s needs a value; data/choices --help lists the options", argv[optind - 1]);
+        if (c == '?') return error_set(err, "unknown option %s; data/choices --help lists them", argv[optind - 1]);
+        if (c == 'o') o->output = optarg;
+        if (c == TOKENIZER) o->tokenizer = optarg;
+        if (c == SKIP_BAD) o->skip_bad = true;
+    }
+    if (argc - optind != 1) return error_set(err, "name one FILE.jsonl; data/choices --help shows the usage");
+    o->input = argv[optind];
+    if (!*o->output) return error_set(err, "-o FILE is missing: what is written");
+    return *o->tokenizer ||
+           error_set(err, "--tokenizer PATH is missing: that of the model (data/get.py gpt2-tokenizer)");
+}
+
+// ----------------------------------------------------------------------------------------------------------- records
+
+static bool put(Choices *c, int64_t value, Error *err) {
+    if (c->length == sizeof c->record / sizeof *c->record)
+        return error_set(err, "the example has more than %d bytes of tokens, which the format cannot hold",
+                         MAX_RECORD_BYTES);
+    c->record[c->length++] = (uint16_t)value;
+    return true;
+}
+
+// n and n tokens.
+static bool put_text(Choices *c, const char *text, Error *err) {
+    const int64_t n = encoder_encode(c->encoder, text, (int64_t)strlen(text), c->tokens);
+    bool ok = put(c, n, err); // one that does not fit into 16 bits is refused below, token by token
+    for (int64_t i = 0; ok && i < n; i++) ok = put(c, c->tokens[i], err);
+    return ok;
+}
+
+// The first of two names that the example has.
+static bool find(const cJSON *example, const char *name, const char *other, const cJSON **item, Error *err) {
+    if (!json_find(example, name, item, err) || (!*item && !json_find(example, other, item, err))) return false;
+    return *item || error_set(err, "neither \"%s\" nor \"%s\"", name, other);
+}
+
+// A number, or its digits in a string, as some copies of HellaSwag have it.
+static bool find_label(const cJSON *example, int endings, int64_t *label, Error *err) {
+    const cJSON *item;
+    char found[64];
+    if (!json_find(example, "label", &item, err)) return false;
+    if (item && json_int_value(item, 0, endings - 1, label)) return true;
+    if (item && cJSON_IsString(item) && strlen(item->valuestring) <= 2 && *item->valuestring) {
+        char *end;
+        *label = strtol(item->valuestring, &end, 10);
+        if (*end == '\0' && *label >= 0 && *label < endings) return true;
+    }
+    return error_set(err, "\"label\" is %s, expected 0 to %d", json_describe(item, found, sizeof found), endings - 1);
+}
+
+static bool put_ending(Choices *c, const cJSON *ending, Error *err) {
+    if (!cJSON_IsString(ending)) return error_set(err, "an ending is no text");
+    snprintf(c->text, MAX_LINE + 2, " %s", ending->valuestring); // shorter than the line that it was a part of
+    return put_text(c, c->text, err);
+}
+
+static bool make_record(Choices *c, const cJSON *example, Error *err) {
+    const cJSON *context, *endings, *ending;
+    int64_t label = 0;
+    if (!find(example, "ctx", "context", &context, err) || !find(example, "endings", "choices", &endings, err))
+        return false;
+    if (!cJSON_IsString(context) || !*context->valuestring) return error_set(err, "the context is no text");
+    const int count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0;
+    if (count < MIN_ENDINGS || count > MAX_ENDINGS)
+        return error_set(err, "%d endings, expected %d to %d", count, MIN_ENDINGS, MAX_ENDINGS);
+    if (!find_label(example, count, &label, err)) return false;
+    c->length = 0;
+    const int64_t head[] = {RECORD_START, 0, c->examples, label, count};
+    for (size_t i = 0; i < sizeof head / sizeof *head; i++) put(c, head[i], err);
+    if (!put_text(c, context->valuestring, err)) return false;
+    cJSON_ArrayForEach(ending, endings) {
+        if (!put_ending(c, ending, err)) return false;
+    }
+    c->record[1] = (uint16_t)(2 * c->length);
+    return true;
+}
+
+static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
+    if (length > MAX_LINE) return error_set(err, "the line is longer than %d bytes", MAX_LINE);
+    if (memchr(line, '\0', length) || strstr(line, "\\u0000")) return error_set(err, "it has a NUL character");
+    if (c->examples == MAX_EXAMPLES) return error_set(err, "more than %d examples: divide the file", MAX_EXAMPLES);
+    cJSON *example = json_parse(line, length, err);
+    const bool ok = example && make_record(c, example, err);
+    cJSON_Delete(example);
+    if (!ok) return false;
+    const int64_t bytes = c->record[1];
+    if (bytes > c->longest) c->longest = bytes;
+    c->examples++;
+    fwrite(c->record, 2, c->length, c->stream); // memory: finish() sees a failure
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------------- files
+
+// The next line without its end, terminated; of one that is too long MAX_LINE + 1 bytes. False: there is none.
+static bool read_line(FILE *file, char *line, size_t *length) {
+    int ch;
+    *length = 0;
+    while ((ch = getc_unlocked(file)) != EOF && ch != '\n')
+        if (*length <= MAX_LINE) line[(*length)++] = (char)ch;
+    line[*length] = '\0';
+    return ch != EOF || *length > 0;
+}
+
+static bool read_lines(Choices *c, FILE *file, Error *err) {
+    size_t length;
+    for (int64_t number = 1; read_line(file, c->line, &length); number++) {
+        if (strspn(c->line, " \t\r") == length || add_line(c, c->line, length, err)) continue;
+        error_prefix(err, "%s: line %" PRId64, c->options->input, number);
+        if (!c->options->skip_bad) return false;
+        if (c->bad++ < SHOWN_BAD) fprintf(stderr, "choices: skipped: %s\n", err->text);
+    }
+    if (ferror(file)) return error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
+    return c->examples > 0 || error_set(err, "%s: no example in it", c->options->input);
+}
+
+static bool read_input(Choices *c, Error *err) {
+    FILE *file = fopen(c->options->input, "re");
+    if (!file) return error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
+    const bool ok = read_lines(c, file, err);
+    fclose(file);
+    return ok;
+}
+
+static bool write_output(Choices *c, Error *err) {
+    const int32_t header[HEADER_INTS] = {CHOICES_MAGIC, CHOICES_VERSION, (int32_t)c->examples, (int32_t)c->longest};
+    if (fflush(c->stream) != 0 || ferror(c->stream)) return error_set(err, "out of memory");
+    AtomicFile *out = atomic_file_create(c->options->output, err);
+    if (!out) return false;
+    atomic_file_write(out, header, sizeof header, err); // commit reports a failure
+    atomic_file_write(out, c->data, c->bytes, err);
+    return atomic_file_commit(out, NULL, NULL, err);
+}
+
+// -------------------------------------------------------------------------------------------------------------- main
+
+static bool open_tokenizer(Choices *c, Error *err) {
+    const char *path = c->options->tokenizer;
+    c->tokenizer = strcmp(path, "bytes") == 0 ? tokenizer_bytes(err) : tokenizer_open(path, err);
+    if (!c->tokenizer) return false;
+    if (tokenizer_vocab(c->tokenizer) > RECORD_START)
+        return error_set(err, "%s: %" PRId64 " tokens; the format holds tokens below %d", path,
+                         tokenizer_vocab(c->tokenizer), RECORD_START);
+    c->encoder = encoder_create(c->tokenizer, err);
+    return c->encoder != NULL;
+}
+
+static bool allocate(Choices *c, Error *err) {
+    c->line = malloc(MAX_LINE + 2);
+    c->text = malloc(MAX_LINE + 2);
+    c->tokens = malloc((MAX_LINE + 2) * sizeof *c->tokens);
+    c->stream = open_memstream(&c->data, &c->bytes);
+    return (c->line && c->text && c->tokens && c->stream) || error_set(err, "out of memory");
+}
+
+static void free_all(Choices *c) {
+    if (c->stream) fclose(c->stream);
+    free(c->data), free(c->line), free(c->text), free(c->tokens);
+    encoder_free(c->encoder);
+    tokenizer_free(c->tokenizer);
+}
+
+static int run(Choices *c, Error *err) {
+    if (!open_tokenizer(c, err)) return EXIT_BAD_INPUT;
+    if (!allocate(c, err)) return EXIT_RUN_FAILED;
+    if (!read_input(c, err)) return EXIT_BAD_INPUT;
+    if (!write_output(c, err)) return EXIT_RUN_FAILED;
+    printf("choices: %" PRId64 " example%s, the longest of %" PRId64 " bytes: %s\n", c->examples,
+           c->examples == 1 ? "" : "s", c->longest, c->options->output);
+    if (c->bad > 0) printf("  skipped %" PRId64 " bad line%s\n", c->bad, c->bad == 1 ? "" : "s");
+    return EXIT_OK;
+}
+
+int main(int argc, char **argv) {
+    static ChoiceOptions options;
+    static Choices c;
+    Error err;
+    int code = EXIT_BAD_INPUT;
+    if (parse_options(&options, argc, argv, &err)) {
+        if (options.help) return fputs(HELP, stdout), EXIT_OK;
+        c.options = &options;
+        code = run(&c, &err);
+    }
+    free_all(&c);
+    if (code != EXIT_OK) fprintf(stderr, "choices: %s\n", err.text);
+    return code;
+}

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Writes the documents of Parquet files as JSON lines, for data/prepare:
+
+  data/read_parquet.py DIR | data/prepare --format jsonl -o SHARDS -
+
+One object a row, {"text": ...}; rows whose text is null are left out and counted. Reads one row group at a time, so
+memory does not grow with the file. Directories stand for their *.parquet files, in the order of their names. Needs
+pyarrow; if this Python has none, the one of .venv (scripts/install_deps.sh data) is used.
+"""
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class BadFile(Exception):
+    pass
+
+
+def import_pyarrow():
+    try:
+        import pyarrow.parquet
+        return pyarrow
+    except ImportError:
+        other = ROOT / ".venv" / "bin" / "python"
+        if other.exists() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+            os.execv(other, [str(other), __file__] + sys.argv[1:])
+        raise BadFile("pyarrow is missing: scripts/install_deps.sh data installs it into .venv") from None
+
+
+def find_files(inputs):
+    files = []
+    for name in map(Path, inputs):
+        found = sorted(name.glob("*.parquet")) if name.is_dir() else [name]
+        if not found:
+            raise BadFile(f"{name}: no *.parquet files in this directory")
+        files += found
+    return files
+
+
+def one_line(error):
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class Reader:
+    """Goes through the files and counts what it met."""
+
+    def __init__(self, pyarrow, column, out):
+        self.pyarrow, self.column, self.out = pyarrow, column, out
+        self.documents = self.nulls = self.bad_files = 0
+
+    def open(self, path):
+        try:
+            file = self.pyarrow.parquet.ParquetFile(path)
+        except (self.pyarrow.ArrowException, OSError) as error:
+            raise BadFile(f"{path}: cannot be read as Parquet: {one_line(error)}") from None
+        schema = file.schema_arrow
+        if self.column not in schema.names:
+            raise BadFile(f"{path}: has no column {self.column}; there are: {', '.join(schema.names)} (--column)")
+        kind, types = schema.field(self.column).type, self.pyarrow.types
+        if not (types.is_string(kind) or types.is_large_string(kind)):
+            raise BadFile(f"{path}: column {self.column} holds {kind}, expected text (--column)")
+        return file
+
+    def read(self, path):
+        file = self.open(path)
+        for group in range(file.num_row_groups):
+            try:
+                # to_pylist checks that the text is UTF-8, which Parquet only promises.
+                texts = file.read_row_group(group, columns=[self.column], use_threads=False).column(0).to_pylist()
+            except (self.pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+                raise BadFile(f"{path}: row group {group} of {file.num_row_groups} is damaged: "
+                              f"{one_line(error)}") from None
+            for text in texts:
+                if text is None:
+                    self.nulls += 1
+                    continue
+                self.out.write(json.dumps({"text": text}, ensure_ascii=True))
+                self.out.write("\n")
+                self.documents += 1
+
+
+def read_all(arguments):
+    reader = Reader(import_pyarrow(), arguments.column, sys.stdout)
+    for path in find_files(arguments.inputs):
+        try:
+            reader.read(path)
+        except BadFile as problem:
+            if not arguments.skip_bad:
+                raise
+            reader.bad_files += 1
+            print(f"read_parquet: {problem}; the rest of it is skipped", file=sys.stderr)
+    sys.stdout.flush()
+    if reader.nulls or reader.bad_files:
+        print(f"read_parquet: {reader.documents} documents; skipped {reader.nulls} rows without text and (parts of) "
+              f"{reader.bad_files} damaged files", file=sys.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="data/read_parquet.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+", metavar="FILE|DIR")
+    parser.add_argument("--column", default="text", metavar="NAME", help="the column of the texts (default text)")
+    parser.add_argument("--skip-bad", action="store_true", help="go on with the next file after a damaged one")
+    try:
+        read_all(parser.parse_args())
+        return 0
+    except BadFile as problem:
+        sys.stdout.flush()
+        print(f"read_parquet: {problem}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read this ended first, and says why
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"read_parquet: cannot write: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

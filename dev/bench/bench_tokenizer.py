@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Measures the tokenizer against Hugging Face's tokenizers and OpenAI's tiktoken: the same text, the same vocabulary,
+in one run, on one and on two threads. Prints a Markdown table with machine, versions and command.
+
+  .venv/bin/python dev/bench/bench_tokenizer.py                      # GPT-2's vocabulary of $PRETRAIN_DATA, its texts
+  .venv/bin/python dev/bench/bench_tokenizer.py --vocabulary tokenizer.json my.txt
+
+Every result is compared: a line of the table means that the tokens were equal. A cell is 10^6 bytes of text per second
+of wall time and, behind it, per second of processor time, which tells more where others work on the machine; each the
+best of the rounds.
+"""
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("PRETRAIN_DATA", ROOT / ".." / "shared" / "data"))
+PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DOCUMENT = 50_000  # characters
+THREADS = (1, 2)
+sys.path[:0] = [str(ROOT / "dev" / "bench"), str(ROOT / "test" / "e2e")]
+import native_tokenizer  # noqa: E402
+import tokenizer_corpus as corpus  # noqa: E402
+
+
+def documents_of(text, size):
+    text = text[:size]
+    return [text[at:at + DOCUMENT] for at in range(0, len(text), DOCUMENT)]
+
+
+def own_texts(files, size):
+    return {Path(name).name: documents_of(Path(name).read_text(errors="replace"), size) for name in files}
+
+
+def standard_texts(size):
+    """English: WikiText and Shakespeare. Code: C headers and Python of this system. Mixed: the corpus of the tests."""
+    english = "\n".join(text for text in corpus.real_documents())
+    code = []
+    for folder, pattern in (("/usr/include", "*.h"), ("/usr/lib/python3.11", "*.py")):
+        files = (path for path in sorted(Path(folder).rglob(pattern)) if path.is_file())
+        code += corpus.take((text for path in files for text in corpus.blocks(path)), size // 2)
+    return {"English": documents_of(english, size), "code": documents_of("\n".join(code), size),
+            "mixed scripts": documents_of("\n".join(corpus.take(corpus.generated_documents(), size // 2)), size)}
+
+
+def in_threads(count, work):
+    """Runs work(part) for parts 0 .. count - 1, each in a thread; the results in order."""
+    results = [None] * count
+
+    def run(part):
+        results[part] = work(part)
+
+    threads = [threading.Thread(target=run, args=(part,)) for part in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def split_texts(texts, parts):
+    """Neighbours in `parts` lists."""
+    step = -(-len(texts) // parts)
+    return [texts[i * step:(i + 1) * step] for i in range(parts)]
+
+
+class Clock:
+    """Wall time and processor time of all threads since it was made."""
+
+    def __init__(self):
+        self.begin = time.perf_counter(), time.process_time()
+
+    def read(self):
+        return time.perf_counter() - self.begin[0], time.process_time() - self.begin[1]
+
+
+class Ours:
+    def __init__(self, library, path, threads):
+        self.threads = threads
+        self.tokenizer = library.open(path)
+
+    def __call__(self, texts):
+        encoded = [[text.encode() for text in part] for part in split_texts(texts, self.threads)]
+        encoders = [native_tokenizer.Encoder(self.tokenizer) for _ in encoded]  # as for a new run: cold caches
+        for encoder, part in zip(encoders, encoded):
+            encoder.reserve(sum(map(len, part)))
+        clock = Clock()
+        counts = in_threads(self.threads, lambda i: encoders[i].encode_all(encoded[i]))
+        return clock.read(), [token for encoder, n in zip(encoders, counts) for token in encoder.all[:n]]
+
+
+class HuggingFace:
+    def __init__(self, tokenizer, threads):
+        self.tokenizer, self.threads = tokenizer, threads
+
+    def __call__(self, texts):
+        # encode_batch uses as many threads as there are cores, or RAYON_NUM_THREADS.
+        clock = Clock()
+        if self.threads == 1:
+            result = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        else:
+            result = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        seconds = clock.read()
+        return seconds, [token for encoding in result for token in encoding.ids]
+
+
+class TikToken:
+    def __init__(self, encoding, threads):
+        self.encoding, self.threads = encoding, threads
+
+    def __call__(self, texts):
+        clock = Clock()
+        if self.threads == 1:
+            result = [self.encoding.encode_ordinary(text) for text in texts]
+        else:
+            result = self.encoding.encode_ordinary_batch(texts, num_threads=self.threads)
+        seconds = clock.read()
+        return seconds, [token for tokens in result for token in tokens]
+
+
+def machine():
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}"
+
+
+def measure(contestants, texts, rounds):
+    """{name: (wall, processor) seconds}; the rounds go around, so that a slow moment of the machine meets everyone."""
+    best, tokens = {}, None
+    for _ in range(rounds):
+        for name, encode in contestants.items():
+            seconds, result = encode(texts)
+            tokens = tokens or result
+            if result != tokens:
+                sys.exit(f"bench_tokenizer: {name} gives other tokens than the first one")
+            best[name] = tuple(map(min, best.get(name, seconds), seconds))
+    return best, len(tokens)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="UTF-8 text; default: English, code and mixed scripts")
+    parser.add_argument("--vocabulary", default=DATA / "gpt2", type=Path, help="as for tokenizer_open (%(default)s)")
+    parser.add_argument("--megabytes", type=float, default=8, help="of each text at most (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    options = parser.parse_args()
+    try:
+        import tiktoken
+        import tokenizers
+    except ImportError as error:
+        sys.exit(f"bench_tokenizer: {error}; install it: scripts/install_deps.sh test, then run .venv/bin/python")
+    with tempfile.TemporaryDirectory() as directory:
+        library = native_tokenizer.Library(native_tokenizer.build(directory))
+        try:
+            ours = library.open(options.vocabulary)
+        except native_tokenizer.BadTokenizer as error:
+            sys.exit(f"bench_tokenizer: {error}")
+        exported = Path(directory) / "tokenizer.json"
+        exported.write_bytes(ours.to_json())
+        huggingface = tokenizers.Tokenizer.from_file(str(exported))
+        ranks = {ours.token(i): i for i in range(ours.vocab) if not ours.is_special(i)}
+        encoding = tiktoken.Encoding("bench", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+        contestants = {}
+        for n in THREADS:
+            contestants |= {("pretrain.cu", n): Ours(library, options.vocabulary, n),
+                            (f"tiktoken {tiktoken.__version__}", n): TikToken(encoding, n),
+                            (f"tokenizers {tokenizers.__version__}", n): HuggingFace(huggingface, n)}
+        size = int(options.megabytes * 1e6)
+        texts = own_texts(options.files, size) if options.files else standard_texts(size)
+        results = {}
+        newer = corpus.newer_characters()  # which Hugging Face's tables do not have: doc/tokenizer.md
+        for kind in texts:
+            texts[kind] = corpus.without(texts[kind], newer)
+            results[kind] = measure(contestants, texts[kind], options.rounds)
+    sizes = {kind: sum(len(text.encode()) for text in texts[kind]) for kind in texts}
+    print(f"{machine()}; {ours.vocab} tokens; best of {options.rounds}; `{' '.join(sys.argv)}`\n")
+    heads = [f"{kind}, {sizes[kind] / 1e6:.1f} MB, {sizes[kind] / results[kind][1]:.2f} bytes a token"
+             for kind in texts]
+    print("| MB/s (per processor second) | " + " | ".join(heads) + " |")
+    print("| --- |" + " ---: |" * len(texts))
+    for name in contestants:
+        rates = [[sizes[kind] / seconds / 1e6 for seconds in results[kind][0][name]] for kind in texts]
+        cells = [f"{wall:.1f} ({processor:.1f})" for wall, processor in rates]
+        print(f"| {name[0]}, {name[1]} thread{'s' * (name[1] > 1)} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

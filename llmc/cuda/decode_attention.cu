@@ -1,0 +1,283 @@
+// The cache of keys and values, and attention of one new token to it. Any floating dtype, any head size.
+//
+// A decoded token reads the whole cache once and does next to nothing with it. One sequence of 12 heads would keep 12
+// blocks of a GPU busy, so each head's keys are cut into chunks of 64, a block each, which leave maximum, sum and
+// weighted values of their chunk behind:
+//
+//        keys of a head   | chunk 0 | chunk 1 | chunk 2 |..           length is known to the device alone:
+//                              |         |         |                  the grid has the chunks of maxT, and what
+//        max, sum, sum of p v [.]       [.]       [.]                 begins beyond the length ends at once
+//                               \        |        /
+//                         the block that finishes last adds them, in the order of the chunks
+//
+// Which block that is does not show: the bits depend on the head's keys alone. Its ticket is one integer a head, back
+// at 0 when the head is done.
+#include "llmc/cuda/decode_attention.h"
+#include "llmc/cuda/intrinsics.cuh"
+#include "llmc/cuda/vector.cuh"
+
+#include <math.h>
+
+// 64 keys of 64 16-bit columns are 16 KB of keys and values, of which a thread has 8 x 16 bytes, all under way at once:
+// four such blocks cover what a multiprocessor of an H200 must have under way (25 KB) twice over. T = 1024 and 12 heads
+// make 192 blocks. More keys a block would leave multiprocessors idle, fewer would write more of what is between.
+enum { KEYS = 64, DECODE_THREADS = 128 };
+
+typedef struct {
+    int NH, HS, maxT, chunks;
+    float scale_log2e; // of the scores, for 2^x in place of e^x: log2(e) / sqrt(HS)
+} DecodeShape;
+
+// Heads that one launch serves. Zero when a kernel begins and when it ends.
+enum { TICKETS = 4096 };
+static __device__ unsigned tickets[TICKETS];
+
+// What a chunk leaves behind: HS sums of p v, the maximum of its scores times scale_log2e, the sum of p.
+static __host__ __device__ int part_floats(int HS) { return HS + 2; }
+
+// ------------------------------------------------------------------------------------------------------------- storing
+
+enum { STORE_THREADS = 256 };
+
+// cache[b, part, h, first + t] = qkv[b, t, 1 + part, h]. Thread i moves N elements, in the order of qkv: a warp reads
+// neighbouring bytes and writes whole rows of heads. Bytes: 2 C elements a token read and written.
+template <class T, int N>
+static __global__ void __launch_bounds__(STORE_THREADS)
+    kv_cache_store_kernel(T *cache, const T *qkv, int64_t n, int64_t first, int64_t packs, DecodeShape s) {
+    const int64_t i = (int64_t)blockIdx.x * STORE_THREADS + threadIdx.x;
+    if (i >= packs) return;
+    const int64_t C = (int64_t)s.NH * s.HS, per_row = 2 * C / N, row = i / per_row, col = i % per_row * N;
+    const int64_t b = row / n, t = row % n, head = col / s.HS; // keys of all heads, then values
+    const int64_t to = ((b * 2 * s.NH + head) * s.maxT + first + t) * s.HS + col % s.HS;
+    store_vector(cache + to, load_vector<T, N>(qkv + row * 3 * C + C + col));
+}
+
+// ------------------------------------------------------------------------------------------------------------ decoding
+
+// Keys or values of one chunk of a head.
+template <class T> struct ChunkRows {
+    T *cached;      // row 0
+    const T *fresh; // the new token's, which is not in the cache yet
+    int rows, HS;   // in the chunk; columns
+    int fresh_row;  // the new token's place, beyond the chunk if it stands in a later one
+};
+
+// N columns of a row from col on, or zeros beyond its ends.
+template <class T, int N>
+static __device__ __forceinline__ Vector<T, N> read_row(const ChunkRows<T> &from, int row, int col) {
+    Vector<T, N> x;
+    memset((void *)&x, 0, sizeof x);
+    const T *source = row == from.fresh_row ? from.fresh + col : from.cached + (int64_t)row * from.HS + col;
+    if (row < from.rows && col < from.HS) x = load_vector<T, N>(source);
+    return x;
+}
+// The same of the new token goes into the cache.
+template <class T, int N>
+static __device__ __forceinline__ void keep_row(const ChunkRows<T> &to, int row, int col, const Vector<T, N> &x) {
+    if (row == to.fresh_row && col < to.HS) store_vector(to.cached + (int64_t)row * to.HS + col, x);
+}
+
+// Who has what: LANES neighbouring threads share a row, N columns each, so that a warp reads whole rows that lie one
+// after the other; the block has ROWS rows at a time, a thread one row in each of ROUNDS.
+template <int N, int LANES> struct Share {
+    static constexpr int ROWS = DECODE_THREADS / LANES, ROUNDS = KEYS / ROWS, COLS = LANES * N;
+    static __device__ __forceinline__ int row(int round) { return (int)threadIdx.x / LANES + round * ROWS; }
+    static __device__ __forceinline__ int col(void) { return (int)threadIdx.x % LANES * N; }
+};
+
+template <class T, int N, int ROUNDS> struct Held { Vector<T, N> v[ROUNDS]; };
+template <class T, int N, int LANES>
+static __device__ __forceinline__ Held<T, N, Share<N, LANES>::ROUNDS> read_rows(const ChunkRows<T> &from, int col) {
+    typedef Share<N, LANES> S;
+    Held<T, N, S::ROUNDS> held;
+    for (int i = 0; i < S::ROUNDS; i++) held.v[i] = read_row<T, N>(from, S::row(i), col);
+    return held;
+}
+
+// scores[row] = q . key * scale for the rows of the chunk, -inf behind them. New keys are kept.
+template <class T, int N, int LANES>
+static __device__ __forceinline__ void score_chunk(float *scores, const T *q, const ChunkRows<T> &keys, float scale) {
+    typedef Share<N, LANES> S;
+    float score[S::ROUNDS] = {};
+    for (int col = S::col(); col < keys.HS; col += S::COLS) {
+        const Held<T, N, S::ROUNDS> k = read_rows<T, N, LANES>(keys, col);
+        float query[N], key[N];
+        to_floats(query, load_vector<T, N>(q + col));
+        for (int i = 0; i < S::ROUNDS; i++) {
+            to_floats(key, k.v[i]);
+            for (int j = 0; j < N; j++) score[i] = fmaf(query[j], key[j], score[i]);
+            keep_row(keys, S::row(i), col, k.v[i]);
+        }
+    }
+    for (int i = 0; i < S::ROUNDS; i++) {
+        for (int offset = LANES / 2; offset > 0; offset /= 2) score[i] += __shfl_xor_sync(ALL_LANES, score[i], offset);
+        if (S::col() == 0) scores[S::row(i)] = S::row(i) < keys.rows ? score[i] * scale : -INFINITY;
+    }
+    __syncthreads();
+}
+
+// Maximum of the scores, sum of p = 2^(score - maximum): by each warp for itself.
+struct Softmax {
+    float max, sum;
+};
+static __device__ __forceinline__ Softmax softmax_of(const float *scores) {
+    const float a = scores[threadIdx.x % WARP], b = scores[threadIdx.x % WARP + WARP];
+    Softmax x;
+    x.max = warp_max(fmaxf(a, b));
+    x.sum = warp_sum(exp2_approx(a - x.max) + exp2_approx(b - x.max));
+    return x;
+}
+
+// total[c] = sum of p v over the rows of the chunk, for columns first + c; held: what the thread has of these. New
+// values are kept. Ends with a barrier.
+template <class T, int N, int LANES>
+static __device__ __forceinline__ void weigh_chunk(float *total, const float *scores, float max,
+                                                   const ChunkRows<T> &values, int first,
+                                                   const Held<T, N, Share<N, LANES>::ROUNDS> &held) {
+    typedef Share<N, LANES> S;
+    SHARED(float, sums, [S::ROWS][S::COLS]);
+    float sum[N] = {}, value[N];
+    for (int i = 0; i < S::ROUNDS; i++) {
+        const float p = exp2_approx(scores[S::row(i)] - max);
+        to_floats(value, held.v[i]);
+        for (int j = 0; j < N; j++) sum[j] = fmaf(p, value[j], sum[j]);
+        keep_row(values, S::row(i), first + S::col(), held.v[i]);
+    }
+    for (int j = 0; j < N; j++) sums[S::row(0)][S::col() + j] = sum[j];
+    __syncthreads();
+    for (int c = (int)threadIdx.x; c < S::COLS && first + c < values.HS; c += DECODE_THREADS) {
+        float all = 0.0f;
+        for (int r = 0; r < S::ROWS; r++) all += sums[r][c];
+        total[first + c] = all;
+    }
+    __syncthreads();
+}
+
+// Whether this block is the last of `blocks` that finish. It then sees what all the others wrote.
+static __device__ __forceinline__ bool finishes_last(unsigned *ticket, int blocks) {
+    SHARED(bool, last, [1]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last[0] = atomicInc(ticket, (unsigned)blocks - 1) == (unsigned)blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return last[0];
+}
+
+// out (HS) of the parts of `chunks` chunks, added in their order: thread c has columns c, c + 128, ... Past L1, where
+// what other blocks wrote does not arrive.
+template <class T> static __device__ __forceinline__ void add_parts(T *out, const float *parts, int chunks, int HS) {
+    const int size = part_floats(HS);
+    float max = -INFINITY;
+    for (int i = 0; i < chunks; i++) max = fmaxf(max, __ldcg(parts + i * size + HS));
+    for (int c = (int)threadIdx.x; c < HS; c += DECODE_THREADS) {
+        float sum = 0.0f, all = 0.0f;
+        for (int i = 0; i < chunks; i++) {
+            const float weight = exp2_approx(__ldcg(parts + i * size + HS) - max);
+            sum = fmaf(weight, __ldcg(parts + i * size + c), sum);
+            all = fmaf(weight, __ldcg(parts + i * size + HS + 1), all);
+        }
+        out[c] = from_float<T>(sum / all);
+    }
+}
+
+// out (B,C) of qkv (B,3C) and the cache, which takes up the new keys and values. Block (chunk, head). Bytes: 2 C
+// elements for each position of each sequence, once; what passes between the blocks of a head is 3% of that (4 (HS + 2)
+// bytes written and read a chunk, against 128 HS elements of 2 bytes).
+template <class T, int N, int LANES>
+static __global__ void __launch_bounds__(DECODE_THREADS)
+    attention_decode_kernel(T *out, T *cache, const T *qkv, const int32_t *position, float *parts, int first_head,
+                            DecodeShape s) {
+    typedef Share<N, LANES> S;
+    SHARED(float, scores, [KEYS]);
+    const int last_key = *position, first_key = (int)blockIdx.x * KEYS, head = first_head + (int)blockIdx.y;
+    if (first_key > last_key) return;
+    const int b = head / s.NH, h = head % s.NH;
+    const int64_t C = (int64_t)s.NH * s.HS, head_size = (int64_t)s.maxT * s.HS;
+    const T *q = qkv + b * 3 * C + (int64_t)h * s.HS;
+    T *cached = cache + ((int64_t)b * 2 * s.NH + h) * head_size + (int64_t)first_key * s.HS;
+    const int fresh = last_key - first_key, rows = min((int)KEYS, fresh + 1);
+    const ChunkRows<T> keys = {cached, q + C, rows, s.HS, fresh},
+                       values = {cached + s.NH * head_size, q + 2 * C, rows, s.HS, fresh};
+    const int size = part_floats(s.HS), chunks = last_key / KEYS + 1;
+    float *all_parts = parts + (int64_t)head * s.chunks * size, *part = all_parts + (int64_t)blockIdx.x * size;
+
+    Held<T, N, S::ROUNDS> held = read_rows<T, N, LANES>(values, S::col()); // on the way while scores are computed
+    score_chunk<T, N, LANES>(scores, q, keys, s.scale_log2e);
+    const Softmax softmax = softmax_of(scores);
+    for (int first = 0; first < s.HS; first += S::COLS) {
+        if (first > 0) held = read_rows<T, N, LANES>(values, first + S::col());
+        weigh_chunk<T, N, LANES>(part, scores, softmax.max, values, first, held);
+    }
+    if (threadIdx.x == 0) part[s.HS] = softmax.max, part[s.HS + 1] = softmax.sum;
+    if (finishes_last(&tickets[blockIdx.y], chunks))
+        add_parts(out + b * C + (int64_t)h * s.HS, all_parts, chunks, s.HS);
+}
+
+// ------------------------------------------------------------------------------------------------------------ the host
+
+// cache (B,2NH,maxT,HS).
+static DecodeShape decode_shape(const char *op, Tensor cache) {
+    cuda_check_float(op, cache);
+    REQUIRE(cache.rank == 4 && cache.shape[1] % 2 == 0, "%s: %s is not (B,2NH,maxT,HS)", op, cache.name);
+    const int HS = (int)cache.shape[3], maxT = (int)cache.shape[2];
+    return {(int)cache.shape[1] / 2, HS, maxT, (int)ceil_div(maxT, KEYS), 1.44269504f / sqrtf((float)HS)};
+}
+
+int64_t cuda_decode_workspace(OpsShape shape) {
+    const int64_t chunks = shape.sequences * shape.NH * ceil_div(shape.T, KEYS);
+    return chunks * part_floats((int)(shape.C / shape.NH)) * (int64_t)sizeof(float);
+}
+
+template <class T, int N> static void store(Tensor cache, Tensor qkv, int64_t n, int64_t first, DecodeShape s) {
+    const int64_t packs = cache.shape[0] * n * 2 * s.NH * s.HS / N;
+    LAUNCH((kv_cache_store_kernel<T, N>), (unsigned)ceil_div(packs, STORE_THREADS), STORE_THREADS, 0,
+           cuda_compute_stream())
+    ((T *)cache.data, (const T *)qkv.data, n, first, packs, s);
+}
+
+void kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
+    const char *op = "kv_cache_store";
+    const DecodeShape s = decode_shape(op, cache);
+    const int64_t token = cache.shape[0] * 3 * s.NH * s.HS, n = tensor_numel(qkv) / token;
+    tensor_check(op, qkv, cache.dtype, n * token);
+    REQUIRE(first >= 0 && first + n <= s.maxT, "%s: positions %lld to %lld in a cache of %d", op, (long long)first,
+            (long long)(first + n), s.maxT);
+    const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
+    DISPATCH(cache.dtype, T, {
+        if (packed)
+            store<T, Pack<T>::N>(cache, qkv, n, first, s);
+        else
+            store<T, 1>(cache, qkv, n, first, s);
+    });
+}
+
+template <class T, int N, int LANES>
+static void decode(Tensor out, Tensor cache, Tensor qkv, Tensor position, float *parts, DecodeShape s) {
+    const int64_t heads = cache.shape[0] * s.NH, most = TICKETS;
+    for (int64_t first = 0; first < heads; first += most) {
+        const int64_t count = heads - first < most ? heads - first : most;
+        LAUNCH((attention_decode_kernel<T, N, LANES>), dim3((unsigned)s.chunks, (unsigned)count), DECODE_THREADS, 0,
+               cuda_compute_stream())
+        ((T *)out.data, (T *)cache.data, (const T *)qkv.data, (const int32_t *)position.data, parts, (int)first, s);
+    }
+}
+
+void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
+    const char *op = "attention_decode";
+    const DecodeShape s = decode_shape(op, cache);
+    const int64_t B = cache.shape[0], C = (int64_t)s.NH * s.HS;
+    tensor_check(op, qkv, cache.dtype, B * 3 * C);
+    tensor_check(op, out, cache.dtype, B * C);
+    tensor_check(op, position, DTYPE_I32, 1);
+    float *parts = (float *)cuda_scratch(op, B * s.NH * s.chunks * part_floats(s.HS) * (int64_t)sizeof(float));
+    const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
+    DISPATCH(cache.dtype, T, {
+        if (!packed)
+            decode<T, 1, 8>(out, cache, qkv, position, parts, s);
+        else if (s.HS <= 8 * Pack<T>::N) // a row in one go: head size 64 of 16 bits
+            decode<T, Pack<T>::N, 8>(out, cache, qkv, position, parts, s);
+        else
+            decode<T, Pack<T>::N, 16>(out, cache, qkv, position, parts, s);
+    });
+}

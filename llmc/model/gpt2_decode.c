@@ -1,0 +1,192 @@
+// Generation: sequences grow token by token, and what a block computed of earlier tokens, their keys and values, stays
+// in a cache. All tokens of a prompt but the last go through the blocks at once, as in the forward pass, and leave only
+// keys and values; the last one is the first that is decoded, so that logits come from one place. Prompts are read one
+// by one: the bits of a sequence do not depend on those beside it where the ops' do not.
+#include "llmc/model/gpt2_internal.h"
+
+#include "llmc/base/checked.h"
+#include <string.h>
+
+// i32 on the device and, in the same order, in host memory: prompts (sequences, up to T), then what a step reads: one
+// token of each sequence and the position.
+static int64_t prompt_tokens(const Gpt2Options *o) { return o->sequences * o->T; }
+int64_t gpt2_decoder_tokens(const Gpt2Options *o) { return prompt_tokens(o) + o->sequences + 1; }
+
+bool gpt2_decoder_create(Gpt2 *model, Error *err) {
+    const Gpt2Options *o = &model->options;
+    if (o->sequences == 0) return true;
+    const int64_t tokens = gpt2_decoder_tokens(o) * (int64_t)sizeof(int32_t);
+    const int64_t logits = o->sequences * o->config.Vp * (int64_t)dtype_size(o->dtype);
+    model->decoder.host = host_alloc((size_t)(tokens > logits ? tokens : logits), err);
+    model->decoder.graph = model->decoder.host ? device_graph_create(err) : NULL;
+    return model->decoder.graph != NULL;
+}
+
+void gpt2_decoder_destroy(Gpt2 *model) {
+    if (model->decoder.graph) device_graph_destroy(model->decoder.graph);
+    if (model->decoder.host) host_free(model->decoder.host);
+}
+
+// ------------------------------------------------------------------------------------------------------------- tensors
+
+static int32_t *host_tokens(const Gpt2 *model) { return (int32_t *)(void *)model->decoder.host; }
+
+// rows x cols tokens from index first on.
+static Tensor device_tokens(const Gpt2 *model, const char *name, int64_t first, int64_t rows, int64_t cols) {
+    int32_t *tokens = gpt2_at(model, model->layout.decoder_tokens);
+    return tensor_make(tokens + first, DTYPE_I32, name, rows, cols, 0, 0);
+}
+
+// The cache of a block: of `count` sequences from `first` on.
+static Tensor cache_of(const Gpt2 *model, int block, int64_t first, int64_t count) {
+    const Gpt2Options *o = &model->options;
+    const int64_t NH = o->config.NH, HS = o->config.C / NH;
+    const int64_t sequence = 2 * NH * o->T * HS, skipped = (block * o->sequences + first) * sequence;
+    char *data = (char *)gpt2_at(model, model->layout.cache) + skipped * (int64_t)dtype_size(o->dtype);
+    return tensor_make(data, o->dtype, "cache", count, 2 * NH, o->T, HS);
+}
+
+// ln1 of a block, and before it the addition of what the block before left; in the first one the embedding has filled
+// residual1. After the last block the final layernorm takes its place.
+static void begin_block(BlockActs *a, int block, Tensor weight, Tensor bias) {
+    if (block == 0)
+        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, weight, bias);
+    else
+        residual_layernorm_forward(a->residual1, a->ln1, a->ln1_mean, a->ln1_rstd, a->residual2, a->fcproj, weight,
+                                   bias);
+}
+
+static void end_block(const BlockParams *p, BlockActs *a) {
+    gpt2_block_mlp(p, a);
+    matmul_forward(a->fcproj, a->gelu, p->fcprojw, p->fcprojb);
+}
+
+// --------------------------------------------------------------------------------------------------------------
+// prompts
+
+// Keys and values of row `first` of the prompts (sequences, T) into the cache of `count` sequences from that one on.
+static void read_prompt(const Gpt2 *model, int64_t first, int64_t count, int64_t T) {
+    const int L = (int)model->options.config.L, NH = (int)model->options.config.NH;
+    BlockActs a = gpt2_block_acts(model, 0, PASS_DECODER, 1, T);
+    embedding_forward(a.residual1, device_tokens(model, "prompt", first * T, 1, T), gpt2_weight(model, PARAM_WTE),
+                      gpt2_weight(model, PARAM_WPE));
+    for (int l = 0; l < L; l++) {
+        const BlockParams p = gpt2_block_weights(model, l);
+        begin_block(&a, l, p.ln1w, p.ln1b);
+        matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb);
+        for (int64_t s = first; s < first + count; s++) kv_cache_store(cache_of(model, l, s, 1), a.qkv, 0);
+        if (l == L - 1) return; // what comes now would serve nobody
+        attention_forward(a.att, a.lse, a.qkv, NH);
+        end_block(&p, &a);
+    }
+}
+
+// The first n tokens of each prompt (sequences, stride). Equal neighbours are computed once.
+static void read_prompts(const Gpt2 *model, const int32_t *prompts, int64_t stride, int64_t n) {
+    const int64_t rounded = round_up(n, 32), longest = model->options.T, sequences = model->decoder.sequences;
+    // Tokens behind a prompt change nothing before them: rounding up keeps the number of distinct shapes small.
+    const int64_t T = rounded < longest ? rounded : longest;
+    int32_t *host = host_tokens(model);
+    memset(host, 0, (size_t)(sequences * T) * sizeof *host);
+    for (int64_t s = 0; s < sequences; s++) memcpy(host + s * T, prompts + s * stride, (size_t)n * sizeof *host);
+    Tensor all = device_tokens(model, "prompts", 0, sequences, T);
+    device_copy_to_device(all.data, host, tensor_bytes(all), STREAM_COMPUTE);
+    for (int64_t s = 0, count; s < sequences; s += count) {
+        count = 1;
+        while (s + count < sequences && memcmp(host + s * T, host + (s + count) * T, (size_t)T * sizeof *host) == 0)
+            count++;
+        read_prompt(model, s, count, T);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- a
+// token
+
+// From the embedded tokens in residual1 to the logits (sequences, Vp).
+static void decode_blocks(const Gpt2 *model, BlockActs a, Tensor logits) {
+    const Gpt2Options *o = &model->options;
+    const int64_t sequences = model->decoder.sequences;
+    const int L = (int)o->config.L;
+    Tensor position = device_tokens(model, "position", prompt_tokens(o) + sequences, 1, 1);
+    for (int l = 0; l < L; l++) {
+        const BlockParams p = gpt2_block_weights(model, l);
+        begin_block(&a, l, p.ln1w, p.ln1b);
+        matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb);
+        attention_decode(a.att, cache_of(model, l, 0, sequences), a.qkv, position);
+        end_block(&p, &a);
+    }
+    begin_block(&a, L, gpt2_weight(model, PARAM_LNFW), gpt2_weight(model, PARAM_LNFB));
+    matmul_forward(logits, a.ln1, gpt2_weight(model, PARAM_WTE), tensor_none());
+}
+
+// The tokens, which stand in host memory where they leave from, and the position go to the device with one copy. There
+// the ops read the position, so that one recording serves every token; only the row of wpe is found by the host, and
+// the embedding stays outside.
+static void launch_step(Gpt2 *model, Tensor logits) {
+    Decoder *d = &model->decoder;
+    const int64_t first = prompt_tokens(&model->options), S = d->sequences;
+    int32_t *host = host_tokens(model) + first;
+    host[S] = (int32_t)d->length;
+    Tensor inputs = device_tokens(model, "tokens", first, S, 1), wpe = gpt2_weight(model, PARAM_WPE);
+    device_copy_to_device(inputs.data, host, (size_t)(S + 1) * sizeof *host, STREAM_COMPUTE);
+
+    BlockActs a = gpt2_block_acts(model, 0, PASS_DECODER, S, 1);
+    embedding_forward(a.residual1, inputs, gpt2_weight(model, PARAM_WTE),
+                      tensor_slice_rows(wpe, d->length, tensor_rows(wpe) - d->length));
+    if (d->recorded == S && device_graph_replay(d->graph)) return;
+    d->recorded = S;
+    device_graph_begin(d->graph);
+    decode_blocks(model, a, logits);
+    device_graph_end(d->graph);
+}
+
+static void check_tokens(const Gpt2 *model, const int32_t *tokens, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        REQUIRE(tokens[i] >= 0 && tokens[i] < model->options.config.V, "token %d in a vocabulary of %lld", tokens[i],
+                (long long)model->options.config.V);
+}
+
+static void step(Gpt2 *model, float *logits) {
+    const Gpt2Options *o = &model->options;
+    Decoder *d = &model->decoder;
+    const int64_t Vp = o->config.Vp, V = o->config.V;
+    Tensor on_device =
+        tensor_make(gpt2_at(model, model->layout.decoder_logits), o->dtype, "logits", d->sequences, Vp, 0, 0);
+    launch_step(model, on_device);
+    device_copy_to_host(d->host, on_device.data, tensor_bytes(on_device), STREAM_COMPUTE);
+    device_sync();
+    for (int64_t s = 0; s < d->sequences; s++)
+        convert_elements(logits + s * V, DTYPE_FP32, d->host + (size_t)(s * Vp) * dtype_size(o->dtype), o->dtype, V);
+    d->length++;
+}
+
+void gpt2_decode_step(Gpt2 *model, const int32_t *tokens, float *logits) {
+    const Gpt2Options *o = &model->options;
+    const Decoder *d = &model->decoder;
+    REQUIRE(d->sequences > 0, "gpt2_decode_step: nothing was begun, or another pass of the model has ended it");
+    REQUIRE(d->length < o->T, "gpt2_decode_step: %lld tokens in a context of %lld", (long long)d->length + 1,
+            (long long)o->T);
+    check_tokens(model, tokens, d->sequences);
+    gpt2_use_workspace(model);
+    memcpy(host_tokens(model) + prompt_tokens(o), tokens, (size_t)d->sequences * sizeof *tokens);
+    step(model, logits);
+}
+
+void gpt2_decode_start(Gpt2 *model, const int32_t *prompts, int64_t n, int64_t sequences, float *logits) {
+    const Gpt2Options *o = &model->options;
+    Decoder *d = &model->decoder;
+    REQUIRE(n >= 1 && n <= o->T, "a prompt of %lld tokens in a context of %lld", (long long)n, (long long)o->T);
+    REQUIRE(sequences >= 1 && sequences <= o->sequences, "%lld sequences in a model planned for %lld",
+            (long long)sequences, (long long)o->sequences);
+    check_tokens(model, prompts, n * sequences);
+    model->B = 0; // a batch that was loaded lies where the cache will
+    gpt2_use_workspace(model);
+    d->sequences = sequences;
+    if (n > 1) read_prompts(model, prompts, n, n - 1);
+    d->length = n - 1;
+    int32_t *last = host_tokens(model) + prompt_tokens(o); // not over the prompts, which are still on their way
+    for (int64_t s = 0; s < sequences; s++) last[s] = prompts[s * n + n - 1];
+    step(model, logits);
+}
+
+int64_t gpt2_decode_length(const Gpt2 *model) { return model->decoder.length; }

@@ -1,0 +1,34 @@
+// What a run amounted to: tokens, time, speed, the spread of step times, best validation, energy. The last lines of a
+// run, and fields of the "end" event. Collects; measures nothing. Of a resumed run it counts what this process did.
+#pragma once
+#include "llmc/run/runlog.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct RunSummary RunSummary;
+RunSummary *run_summary_create(void); // NULL: out of memory; every function takes it and does nothing
+void run_summary_free(RunSummary *s);
+
+// p50 and p99 are exact order statistics (nearest rank): every step time is kept, as a float. The first step is left
+// out of them and of the speed: it pays for page faults, caches and the choice of kernels. mfu: 0 = not known.
+void run_summary_step(RunSummary *s, double seconds, double tokens, double mfu);
+void run_summary_validation(RunSummary *s, int64_t step, double loss);
+// joules: a counter that only grows (DeviceSensors.energy_joules); the summary takes the difference between the first
+// call and the last: call it before the first step and at the end. 0 = not known. May never come.
+void run_summary_energy(RunSummary *s, double joules);
+
+// Lines for the reader; nothing where no step was made. Energy is that of the whole device between the two calls.
+//   summary     5000 steps, 2.621B tokens, 59m50s in steps | median 730.1K tok/s, mfu 58.9% | step p50 718.0 ms, p99
+//               731.2 ms
+//               best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens
+void run_summary_print(const RunSummary *s, RunLog *log);
+// The same as JSON fields ("\"steps\":5000,..."), malloced; "" where there is nothing:
+//   steps, tokens, step_seconds (sum), tokens_per_second_p50, mfu_p50, ms_p50, ms_p99, best_val_loss, best_val_step,
+//   energy_joules. What is not known is left out.
+char *run_summary_json(const RunSummary *s);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,263 @@
+// TensorBoard event files. See tensorboard.h.
+// From the inside out: a Summary holds Values (tag and number, or tag and text), an Event a Summary with its step and
+// time, a TFRecord an Event between its length and checksums. Messages are built as bytes, with the few field numbers
+// of event.proto and summary.proto that are used here; nothing is ever read back.
+#include "llmc/run/tensorboard.h"
+
+#include "llmc/base/atomic_file.h"
+#include "llmc/run/append_file.h"
+#include "llmc/run/format.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+// A growing run of bytes. Memory that is not there makes it `lost`: the record is left out, the run goes on.
+typedef struct {
+    uint8_t *data;
+    size_t size, room;
+    bool lost;
+} Bytes;
+
+struct TensorBoard {
+    AppendFile file;
+    int64_t first_step, step;
+    bool started; // the records that a file begins with are written
+    Bytes value, summary, event, record;
+    uint32_t crc_table[256];
+};
+
+// -------------------------------------------------------------------------------------------------- protocol buffers
+
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; // how the value of a field is written
+
+static void put(Bytes *b, const void *data, size_t n) {
+    if (b->size + n > b->room) {
+        const size_t room = 2 * (b->size + n);
+        uint8_t *grown = realloc(b->data, room);
+        if (!grown) {
+            b->lost = true;
+            return;
+        }
+        b->data = grown;
+        b->room = room;
+    }
+    if (n > 0) memcpy(b->data + b->size, data, n);
+    b->size += n;
+}
+
+static void empty(Bytes *b) {
+    b->size = 0;
+    b->lost = false;
+}
+
+static void put_varint(Bytes *b, uint64_t x) { // seven bits a byte, the lowest first
+    for (; x >= 0x80; x >>= 7) put(b, &(uint8_t){(uint8_t)(x | 0x80)}, 1);
+    put(b, &(uint8_t){(uint8_t)x}, 1);
+}
+
+static void put_key(Bytes *b, uint32_t field, uint32_t wire) { put_varint(b, field << 3 | wire); }
+
+static void put_int(Bytes *b, uint32_t field, int64_t x) {
+    put_key(b, field, VARINT);
+    put_varint(b, (uint64_t)x);
+}
+
+static void put_string(Bytes *b, uint32_t field, const void *text, size_t n) {
+    put_key(b, field, BYTES);
+    put_varint(b, n);
+    put(b, text, n);
+}
+
+static void put_message(Bytes *b, uint32_t field, const Bytes *message) {
+    put_string(b, field, message->data, message->size);
+    b->lost = b->lost || message->lost;
+}
+
+// Little-endian, as this machine is: the project's files have no other order.
+static void put_double(Bytes *b, uint32_t field, double x) {
+    put_key(b, field, FIXED64);
+    put(b, &x, sizeof x);
+}
+
+static void put_float(Bytes *b, uint32_t field, float x) {
+    put_key(b, field, FIXED32);
+    put(b, &x, sizeof x);
+}
+
+// ------------------------------------------------------------------------------------------------- records and events
+
+// CRC-32C (Castagnoli): the polynomial 0x1EDC6F41, bits reversed.
+static void make_crc_table(uint32_t table[256]) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t crc = i;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
+        table[i] = crc;
+    }
+}
+
+// Turned and moved, because a checksum of data that hold checksums would be weak (TFRecord's "masked" CRC).
+static uint32_t masked_crc(const TensorBoard *tb, const void *data, size_t n) {
+    const uint8_t *bytes = data;
+    uint32_t crc = ~0u;
+    for (size_t i = 0; i < n; i++) crc = tb->crc_table[(crc ^ bytes[i]) & 0xFF] ^ crc >> 8;
+    crc = ~crc;
+    return (crc >> 15 | crc << 17) + 0xA282EAD8u;
+}
+
+// The event behind what is in the record already: u64 length, u32 crc of it, the event, u32 crc of that.
+static void frame_event(TensorBoard *tb) {
+    const uint64_t length = tb->event.size;
+    uint32_t crc = masked_crc(tb, &length, sizeof length);
+    put(&tb->record, &length, sizeof length);
+    put(&tb->record, &crc, sizeof crc);
+    crc = masked_crc(tb, tb->event.data, tb->event.size);
+    put(&tb->record, tb->event.data, tb->event.size);
+    put(&tb->record, &crc, sizeof crc);
+    tb->record.lost = tb->record.lost || tb->event.lost;
+}
+
+// message Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5;
+//                 SessionLog session_log = 7; }   message SessionLog { SessionStatus status = 1; /* START = 1 */ }
+static void begin_event(TensorBoard *tb, int64_t step) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    empty(&tb->event);
+    put_double(&tb->event, 1, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+    put_int(&tb->event, 2, step);
+}
+
+// What every file begins with: the version, and the step from which on earlier files are void.
+static void frame_first_events(TensorBoard *tb) {
+    static const char VERSION[] = "brain.Event:2";
+    static const uint8_t START[] = {1 << 3 | VARINT, 1};
+    begin_event(tb, 0);
+    put_string(&tb->event, 3, VERSION, sizeof VERSION - 1);
+    frame_event(tb);
+    begin_event(tb, tb->first_step < INT64_MAX ? tb->first_step + 1 : INT64_MAX);
+    put_string(&tb->event, 7, START, sizeof START);
+    frame_event(tb);
+}
+
+void tensorboard_begin(TensorBoard *tb, int64_t step) {
+    if (!tb) return;
+    tb->step = step;
+    empty(&tb->summary);
+}
+
+// message Summary { repeated Value value = 1; }   message Value { string tag = 1; float simple_value = 2; ... }
+void tensorboard_scalar(TensorBoard *tb, const char *tag, double value) {
+    if (!tb) return;
+    const float rounded = fabs(value) <= (double)FLT_MAX || isnan(value) ? (float)value
+                          : value > 0                                    ? INFINITY
+                                                                         : -INFINITY;
+    empty(&tb->value);
+    put_string(&tb->value, 1, tag, strlen(tag));
+    put_float(&tb->value, 2, rounded);
+    put_message(&tb->summary, 1, &tb->value);
+}
+
+// message Value { string tag = 1; TensorProto tensor = 8; SummaryMetadata metadata = 9; }
+// message TensorProto { DataType dtype = 1; /* DT_STRING = 7 */ repeated bytes string_val = 8; }, of rank 0
+// message SummaryMetadata { PluginData plugin_data = 1; DataClass data_class = 4; /* TENSOR = 2 */ }
+// message PluginData { string plugin_name = 1; }
+void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_t bytes) {
+    static const uint8_t METADATA[] = {1 << 3 | BYTES, 6, 1 << 3 | BYTES, 4, 't', 'e', 'x', 't', 4 << 3 | VARINT, 2};
+    if (!tb) return;
+    // The Text tab reads Markdown: lines behind four blanks are shown as they are.
+    char *shown = NULL;
+    size_t length = 0;
+    FILE *f = open_memstream(&shown, &length);
+    if (!f) return;
+    format_visible(f, text, (size_t)bytes, "    ");
+    fclose(f);
+
+    Bytes tensor = {0};
+    put_int(&tensor, 1, 7);
+    put_string(&tensor, 8, shown, length);
+    free(shown);
+    empty(&tb->value);
+    put_string(&tb->value, 1, tag, strlen(tag));
+    put_message(&tb->value, 8, &tensor);
+    put_string(&tb->value, 9, METADATA, sizeof METADATA);
+    put_message(&tb->summary, 1, &tb->value);
+    free(tensor.data);
+}
+
+bool tensorboard_end(TensorBoard *tb, Error *err) {
+    if (!tb || tb->summary.size == 0) return true;
+    empty(&tb->record);
+    if (!tb->started) frame_first_events(tb);
+    begin_event(tb, tb->step);
+    put_message(&tb->event, 5, &tb->summary);
+    frame_event(tb);
+    if (tb->record.lost) return error_set(err, "%s: out of memory", tb->file.path);
+    if (!append_file_write(&tb->file, tb->record.data, tb->record.size, err)) return false;
+    tb->started = true;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------- the file
+
+static const char PREFIX[] = "events.out.tfevents.";
+// Names sort as numbers while they have ten digits; one with more is not ours.
+static const long LAST_SECONDS = 9999999998;
+
+// The SECONDS of the newest event file in the directory; 0: there is none.
+static long newest_seconds(const char *directory) {
+    DIR *dir = opendir(directory);
+    long newest = 0;
+    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
+        if (strncmp(entry->d_name, PREFIX, sizeof PREFIX - 1) != 0) continue;
+        const long seconds = strtol(entry->d_name + sizeof PREFIX - 1, NULL, 10);
+        if (seconds > newest && seconds <= LAST_SECONDS) newest = seconds;
+    }
+    if (dir) closedir(dir);
+    return newest;
+}
+
+static void host_name(char *name, size_t room) {
+    if (gethostname(name, room) != 0 || !*name) snprintf(name, room, "localhost");
+    name[room - 1] = '\0';
+    for (char *p = name; *p; p++)
+        if (!isalnum((unsigned char)*p) && *p != '-') *p = '_'; // dots separate the parts of the file's name
+}
+
+TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *err) {
+    TensorBoard *tb = calloc(1, sizeof *tb);
+    if (!tb) {
+        error_set(err, "out of memory");
+        return NULL;
+    }
+    tb->first_step = first_step;
+    make_crc_table(tb->crc_table);
+    char host[65], name[160];
+    host_name(host, sizeof host);
+    long seconds = (long)time(NULL);
+    const long newest = newest_seconds(directory);
+    if (seconds <= newest) seconds = newest + 1;
+    snprintf(name, sizeof name, "%s%010ld.%s.%ld.0", PREFIX, seconds, host, (long)getpid());
+    char *path = path_join(directory, name);
+    const bool ok = append_file_open(&tb->file, path, true, err);
+    free(path);
+    if (ok) return tb;
+    tensorboard_close(tb);
+    return NULL;
+}
+
+void tensorboard_close(TensorBoard *tb) {
+    if (!tb) return;
+    append_file_close(&tb->file);
+    free(tb->value.data);
+    free(tb->summary.data);
+    free(tb->event.data);
+    free(tb->record.data);
+    free(tb);
+}

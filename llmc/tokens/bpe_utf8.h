@@ -1,0 +1,30 @@
+// UTF-8, one character at a time, for text that may hold anything: what is not well-formed is noticed, never read past.
+#pragma once
+#include <stdint.h>
+
+// The character at p, of n >= 1 bytes: its length in bytes, or 0 if no well-formed sequence begins there (Unicode 15,
+// table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
+static inline int utf8_decode(const unsigned char *p, int64_t n, uint32_t *code_point) {
+    unsigned char lead = p[0];
+    if (lead < 0x80) return *code_point = lead, 1;
+    if (lead < 0xC2 || lead > 0xF4) return 0;
+    int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    if (n < length) return 0;
+    uint32_t c = (uint32_t)lead & (0x7Fu >> length);
+    for (int i = 1; i < length; i++) {
+        if ((p[i] & 0xC0) != 0x80) return 0;
+        c = c << 6 | (p[i] & 0x3Fu);
+    }
+    if (length == 3 && (c < 0x800 || (c >= 0xD800 && c < 0xE000))) return 0;
+    if (length == 4 && (c < 0x10000 || c > 0x10FFFF)) return 0;
+    *code_point = c;
+    return length;
+}
+
+// Writes the character, at most 4 bytes; returns how many.
+static inline int utf8_encode(uint32_t c, char *out) {
+    int length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (int i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));
+    out[0] = (char)(length == 1 ? c : ((0xF0u << (4 - length)) & 0xFF) | c);
+    return length;
+}

@@ -1,0 +1,45 @@
+// A corpus from its files to its shards, manifest and tokenizer under their final names: what data/prepare does between
+// its options and its summary. Brings together the pipeline, the journal (a run that was killed is continued), the
+// second pass over few, short documents, and the output directory. Prints nothing.
+#pragma once
+#include "llmc/tokens/corpus_block.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int64_t bytes_read, total_bytes; // of the input files as they are; total 0: not known
+    int64_t start_bytes;             // where this run began: behind 0 when it goes on with another one's work
+    int64_t tokens;
+} CorpusProgress;
+
+typedef struct {
+    const char *output; // the directory
+    char *const *arguments;
+    int num_arguments;
+    CorpusFormat format;
+    const Tokenizer *tokenizer;
+    const char *field;
+    double val_fraction, journal_seconds;
+    int64_t shard_tokens;
+    int threads;
+    bool skip_bad, force;
+    void (*on_progress)(void *user, const CorpusProgress *progress); // after each block
+    void (*on_notice)(void *user, const char *text);                 // goes on with an unfinished run, starts over
+    void *user;
+} CorpusRunOptions;
+
+typedef struct {
+    CorpusCounts counts;
+    int64_t num_shards[CORPUS_SIDES];
+    bool cut_all;
+} CorpusResult;
+
+// Returns EXIT_OK, EXIT_BAD_INPUT or EXIT_RUN_FAILED. The result is complete with EXIT_OK; free it in any case.
+int corpus_run(const CorpusRunOptions *options, CorpusResult *result, Error *err);
+void corpus_result_free(CorpusResult *result);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,53 @@
+# shellcheck shell=bash
+# What the recipes run_gpt2_*.sh have in common; they source it last. It finds the trainer and the data, and runs the
+# one with the other so that calling the recipe again goes on where the run was. It never writes anything itself.
+#   from the recipe       NAME, CORPUS (what data/get.py calls it), B, OPTIONS
+#   from the environment  TRAINER  default ./train_gpt2cu, or ./train_gpt2 where that is not built
+#                         B DTYPE  micro-batch, bf16|fp16|fp32; default: that of the recipe, the machine's fastest
+#                         OUT      output directory; default runs/NAME
+#                         DATA     directory of the shards; default data/CORPUS
+#   arguments             --help, --plan (what it takes, and ends), and any option of the trainer: the last one counts
+# Paths are relative to the repository.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() {
+    printf '%s: %s\n' "$NAME" "$@" >&2
+    exit 2
+}
+
+has() { [[ " ${*:2} " == *" $1 "* ]]; }
+
+if has --help "$@"; then
+    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "scripts/run_$NAME.sh" | grep -v shellcheck
+    echo
+    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' scripts/recipe.sh
+    exit 0
+fi
+
+if [[ -z ${TRAINER:-} ]]; then
+    TRAINER=./train_gpt2cu
+    # To plan needs no GPU; the CUDA trainer does not start without one.
+    if [[ ! -x $TRAINER || ($* == *--plan* && -x ./train_gpt2) ]]; then TRAINER=./train_gpt2; fi
+fi
+[[ -x $TRAINER ]] || fail "$TRAINER is not built; run: make"
+
+OPTIONS+=(-b "$B")
+[[ -z ${DTYPE:-} ]] || OPTIONS+=(--dtype "$DTYPE")
+if has --plan "$@"; then exec "$TRAINER" "${OPTIONS[@]}" "$@"; fi
+
+DATA=${DATA:-data/$CORPUS}
+if ! has -i "$@"; then
+    for part in train val; do
+        compgen -G "$DATA/*${part}_*.bin" >/dev/null ||
+            fail "no $part shards in $DATA (${part}_*.bin); get them with: data/get.py $CORPUS"
+    done
+    OPTIONS+=(-i "$DATA/*train_*.bin" -j "$DATA/*val_*.bin")
+fi
+if [[ -e data/hellaswag/hellaswag_val.bin ]]; then
+    OPTIONS+=(-h 1)
+else
+    echo "$NAME: HellaSwag is not scored; to have it, run: data/get.py hellaswag" >&2
+fi
+# exec: signals of a shell, a batch system or a notebook reach the trainer, and its exit code is that of the recipe.
+exec "$TRAINER" "${OPTIONS[@]}" -o "${OUT:-runs/$NAME}" -y 1 "$@"

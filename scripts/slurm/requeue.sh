@@ -1,0 +1,92 @@
+# shellcheck shell=bash
+# For batch scripts whose job may be stopped and started again: run_or_requeue runs a trainer, hands the signals of the
+# batch system to it, and has the job queued again when there is more to do. Sourced; see preemptible.sbatch.
+#
+#   the trainer ends with    the job
+#   0                        is done
+#   2                        ends with 2: options or input are wrong, a second try would change nothing
+#   75 (saved after USR1 or TERM), 1, or killed by a signal
+#                            is queued again, and the recipe goes on from its newest checkpoint (-y 1); unless it
+#                            was cancelled, or three attempts in a row brought no new checkpoint
+readonly ATTEMPTS_WITHOUT_PROGRESS=3
+
+say() { printf '%s requeue: %s\n' "$(date '+%F %T')" "$*" >&2; }
+
+# The newest checkpoint that is complete: its manifest is written last.
+newest_checkpoint() {
+    local newest
+    newest=$(compgen -G "$1/step_*/trainer.json" | sort | tail -n 1) || true # there is none yet
+    newest=${newest%/trainer.json}
+    echo "${newest##*/}"
+}
+
+# DIR/attempts holds the number of starts since the checkpoint that it names was the newest one. It is written before
+# the trainer starts, so that a node that dies counts as well. A job that is submitted anew begins to count anew.
+count_attempt() {
+    local out=$1 newest=$2 attempts=0 at=
+    if ((${SLURM_RESTART_COUNT:-0} > 0)) && [[ -f $out/attempts ]]; then read -r attempts at <"$out/attempts"; fi
+    [[ $attempts =~ ^[0-9]+$ && $at == "$newest" ]] || attempts=0
+    echo "$((attempts + 1)) $newest" >"$out/attempts"
+    echo "$((attempts + 1))"
+}
+
+# A signal for the trainer; kept for it when it has not been started yet. A trainer that has just ended needs it no more.
+# The traps are set when this file is read: a batch shell without them would be ended by the signal.
+trainer='' asked='' woken=''
+pass_on() {
+    asked=$1 woken=1
+    [[ -z $trainer ]] || kill -s "$1" "$trainer" 2>/dev/null || true
+}
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM
+
+# Slurm itself is ending the job (COMPLETING): somebody cancelled it, or its time is up. Asking for it to be queued
+# again would bring a cancelled job back. A job that is signalled, also one that is to be preempted, is RUNNING.
+is_ending() {
+    local state
+    state=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | grep -oE 'JobState=[A-Z_]+') || true
+    [[ -n $state && $state != JobState=RUNNING ]]
+}
+
+# run_or_requeue OUT COMMAND...: COMMAND writes its checkpoints to OUT. Returns what the job should end with.
+run_or_requeue() {
+    local out=$1 code before now attempt
+    shift
+    mkdir -p "$out" || return 2
+    before=$(newest_checkpoint "$out")
+    attempt=$(count_attempt "$out" "$before") || return 1
+    if ((attempt > ATTEMPTS_WITHOUT_PROGRESS)); then
+        say "$ATTEMPTS_WITHOUT_PROGRESS attempts from ${before:-the beginning} brought no new checkpoint: giving up"
+        return 1
+    fi
+    say "job $SLURM_JOB_ID, attempt $attempt from ${before:-the beginning}: $*"
+
+    # A shell acts on a signal only between commands or in `wait`: so the trainer runs beside it. srun passes USR1 and
+    # TERM on to the trainer; and Slurm tells the steps that srun started, not this shell, that a job is preempted.
+    srun --ntasks=1 "$@" &
+    trainer=$!
+    [[ -z $asked ]] || pass_on "$asked"
+    woken=1
+    while [[ $woken ]]; do # a signal ends the wait, not the trainer
+        woken=
+        wait "$trainer" && code=0 || code=$?
+    done
+
+    ((code != 0)) || rm -f "$out/attempts"
+    if ((code == 0 || code == 2)); then
+        say "the trainer ended with $code${asked:+ after $asked}"
+        return "$code"
+    fi
+    now=$(newest_checkpoint "$out")
+    say "the trainer ended with $code${asked:+ after $asked} at ${now:-the beginning}"
+    if [[ $now == "$before" ]] && ((attempt >= ATTEMPTS_WITHOUT_PROGRESS)); then
+        say "$attempt attempts from ${now:-the beginning} brought no new checkpoint: not queued again"
+    elif is_ending; then
+        say "the job is being ended (cancelled, or out of time): not queued again"
+    elif scontrol requeue "$SLURM_JOB_ID"; then
+        say "queued again"
+    else
+        say "scontrol requeue failed; go on with the same sbatch command"
+    fi
+    return "$code"
+}

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""The results of a sweep as a table: one line for each run, the best validation loss first.
+
+    scripts/sweep_table.py DIR [--vary OPTION ...]
+
+DIR holds one directory for each run, with the trainer's main.log in it. The columns before the results are the options
+in which the runs differ (where they are written to does not count), or those named with --vary. A run that has not
+reached its last step is marked. Needs nothing but Python itself.
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+NOT_VARIED = {"output", "resume", "progress", "max-minutes"}
+
+
+class Run:
+    def __init__(self, log):
+        self.name, self.options, self.total = log.parent.name, {}, 0
+        self.step, self.loss, self.best, self.rates = 0, None, None, []
+        for line in log.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # the line that is being written just now
+            kind = entry.get("event")
+            if kind == "run":
+                self.options, self.total = entry.get("options", {}), entry.get("total_steps", 0)
+            elif kind == "step":
+                self.step, self.loss = entry["step"], entry.get("loss")
+                self.rates.append(entry.get("tokens_per_second") or 0)
+            elif kind == "validation" and entry.get("loss") is not None:
+                self.best = min(entry["loss"], self.best if self.best is not None else entry["loss"])
+
+    def rate(self):
+        return sorted(self.rates)[len(self.rates) // 2] if self.rates else 0
+
+
+def varied_options(runs):
+    names = list(dict.fromkeys(name for run in runs for name in run.options if name not in NOT_VARIED))
+    return [name for name in names if len({str(run.options.get(name)) for run in runs}) > 1]
+
+
+def number(value, form=".4f"):
+    return "-" if value is None else format(value, form)
+
+
+def table(runs, names):
+    rows = [names + ["steps", "train loss", "best val loss", "tok/s (median)"]]
+    for run in sorted(runs, key=lambda run: (run.best is None, run.best or 0, run.name)):
+        steps = f"{run.step}" if run.step >= run.total > 0 else f"{run.step} of {run.total}"
+        rows.append([str(run.options.get(name, "-")) for name in names] +
+                    [steps, number(run.loss), number(run.best), number(run.rate(), ".0f")])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
+    return "\n".join(lines[:1] + ["|" + "|".join("-" * (width + 2) for width in widths) + "|"] + lines[1:])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--vary", nargs="+", metavar="OPTION", help="long names of options: learning-rate seed ...")
+    arguments = parser.parse_args()
+    logs = sorted(arguments.directory.glob("*/main.log"))
+    if not logs:
+        sys.exit(f"sweep_table: {arguments.directory}: no run in it (DIR/*/main.log)")
+    runs = [run for run in map(Run, logs) if run.options]
+    if not runs:
+        sys.exit(f"sweep_table: {arguments.directory}: no main.log in it says how its run was started")
+    print(table(runs, arguments.vary or varied_options(runs) or ["learning-rate"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""--prompt and --interactive as users run them: alone, through pipes and on a terminal (a pty).
+
+Texts are compared at --temperature 0, where a text is a function of weights and prompt alone.
+"""
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, ROOT, checkpoints, command, events,
+                      train)
+
+T = 64
+GREEDY = ["-x", 0, "-v", 0, "--temperature", 0, "--dtype", "fp32", "--threads", 1]
+SPEED = r"\[\d+ tokens after \d+, [\d.]+ tokens/s\]"
+
+
+@pytest.fixture(scope="module")
+def model(data, tmp_path_factory):
+    """The checkpoint of a small model that has learnt some words."""
+    out = tmp_path_factory.mktemp("generation") / "run"
+    train("-e", f"L=2,C=64,NH=2,T={T}", "-b", 8, "-x", 120, "-l", 5e-3, *QUIET, *data.flags, "-o", out)
+    return checkpoints(out)[-1]
+
+
+def text(model, tmp_path, prompt, tokens, *more, samples=1):
+    """What --prompt writes, without the prompt: of one sample, or a list."""
+    out = tmp_path / "text"
+    train("-e", model, *GREEDY, "-s", 1, "-o", out, "--prompt", prompt, "-g", tokens, "--samples", samples, *more)
+    texts = [entry["text"] for entry in events(out, "sample")][-samples:]
+    assert all(entry.startswith(prompt) for entry in texts)
+    texts = [entry[len(prompt):] for entry in texts]
+    return texts[0] if samples == 1 else texts
+
+
+def talk(model, lines, tokens, *more, expect=0):
+    """stdout of --interactive for these bytes on stdin."""
+    result = subprocess.run(command("-e", model, *GREEDY, "--interactive", "-g", tokens, *more), input=lines,
+                            capture_output=True, timeout=60, cwd=ROOT)
+    assert result.returncode == expect, result.stderr
+    return result
+
+
+# ------------------------------------------------------------------------------------------------------------ --prompt
+
+
+def test_a_sample_is_shown_once_and_its_speed_told(model):
+    said = train("-e", model, *GREEDY, "-s", 1, "-g", 30, "--prompt", "the of ").stdout
+    assert said.count("the of ") == 1
+    assert re.search(r"generated +30 tokens after a prompt of 8; prompt \d+ ms, then [\d.]+ tokens/s", said)
+
+
+def test_samples_side_by_side_are_those_drawn_alone(model, tmp_path):
+    drawn = ["--temperature", 1.0, "--top-k", 0, "--top-p", 0.95]
+    many = text(model, tmp_path, "have ", 50, *drawn, samples=5)
+    assert len(set(many)) == 5
+    assert text(model, tmp_path, "have ", 50, *drawn) == many[0]
+    assert text(model, tmp_path, "have ", 50, *drawn, samples=2) == many[:2]
+    assert text(model, tmp_path, "have ", 50, *drawn, "--seed", 2) != many[0]
+
+
+def test_texts_and_prompts_longer_than_the_context_are_announced(model):
+    said = train("-e", model, *GREEDY, "-s", 1, "-g", 2 * T, "--prompt", "was " * T).stdout
+    # end-of-text and 4 T bytes; T - 1 count. The second token fills the context, and every T/2 + 1 later one again.
+    assert re.search(rf"prompt +longer than the context: its last {T - 1} tokens count, {4 * T + 1 - (T - 1)} do not",
+                     said)
+    assert re.search(rf"context +filled {1 + (2 * T - 3) // (T // 2 + 1)} times", said)
+
+
+def test_of_a_long_prompt_the_last_tokens_count(model, tmp_path):
+    long = "with as his they " * 20
+    assert text(model, tmp_path, long, 20) == text(model, tmp_path, "ignored " + long, 20)
+
+
+@pytest.mark.sanitize
+def test_special_tokens_in_a_prompt_are_tokens(model):
+    said = train("-e", model, *GREEDY, "-s", 1, "-g", 5, "--prompt", "one<|endoftext|>two").stdout
+    assert "after a prompt of 8;" in said  # end-of-text, 3 bytes, end-of-text, 3 bytes
+
+
+@pytest.mark.sanitize
+def test_a_prompt_without_a_tokenizer_is_refused(data, tmp_path):
+    out = tmp_path / "run"
+    train("-e", "L=1,C=64,NH=2,T=32,V=300", "-b", 2, "-x", 1, *QUIET, *data.flags, "-o", out)
+    (checkpoints(out)[-1] / "tokenizer.json").unlink(missing_ok=True)
+    for option in (["--prompt", "text"], ["--interactive"]):
+        result = train("-e", checkpoints(out)[-1], *GREEDY, *option, expect=EXIT_BAD_INPUT)
+        assert option[0] in result.stderr and "--tokenizer" in result.stderr and "300" in result.stderr
+    said = train("-e", checkpoints(out)[-1], *GREEDY, "-s", 1, "-g", 12).stdout  # without: token numbers
+    assert re.search(r"^(\d+ ){12}$", said, re.MULTILINE)
+
+
+def test_samples_that_do_not_fit_into_memory_are_refused(tmp_path):
+    """A cache of 1024 sequences of 1024 tokens for 124M: 2 x 12 x 768 x 4 bytes each, 77 GB."""
+    limited = ["bash", "-c", 'ulimit -v 30000000; exec "$@"', "bash"]
+    arguments = command("-e", "L=12,C=768,NH=12,V=257,T=1024", *GREEDY, "-s", 1, "--samples", 1024)
+    result = subprocess.run(limited + arguments, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert result.returncode == EXIT_RUN_FAILED, result.stderr
+    assert "--samples" in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------- --interactive, pipes
+
+
+@pytest.mark.sanitize
+def test_answers_alone_go_to_stdout(model, tmp_path):
+    expected = text(model, tmp_path, "from have", 20)
+    assert talk(model, b"from have\n", 20).stdout.decode() == expected + "\n"
+
+
+def test_what_was_said_stays_until_new(model, tmp_path):
+    first = text(model, tmp_path, "the", 10)
+    second = text(model, tmp_path, f"the{first}\nof and", 10)
+    said = talk(model, b"the\nof and\n/new\nthe\n", 10).stdout.decode()
+    assert said == f"{first}\n{second}\n{first}\n"
+
+
+def test_the_prompt_comes_first(model):
+    assert talk(model, b"of\n", 10, "--prompt", "the").stdout == talk(model, b"the\nof\n", 10).stdout
+
+
+def test_quit_ends_and_empty_lines_are_passed_over(model):
+    once = talk(model, b"his\n", 10).stdout
+    assert talk(model, b"\n\r\n\nhis\r\n\n/quit\nthis is not read\n", 10).stdout == once
+    assert talk(model, b"his", 10).stdout == once  # the last line may have no end
+    assert talk(model, b"", 10).stdout == b""
+    assert talk(model, b"/quit", 10).stdout == b""
+
+
+def test_a_long_conversation_slides(model):
+    lines = b"".join(b"line %d of many\n" % i for i in range(20))
+    assert len(talk(model, lines, 15).stdout.split(b"\n")) >= 20
+    # Before the last line T - 1 tokens stand that are the same, whatever the conversation began with.
+    a, b = (talk(model, start + b"the same words " * 8 + b"\nlast\n", 15).stdout for start in (b"he ", b"on "))
+    assert a.endswith(b[b.index(b"\n") + 1:]) or a == b
+
+
+def test_a_line_longer_than_the_context_is_cut_and_announced(model, tmp_path):
+    long = "they be at this " * 50
+    result = talk(model, long.encode() + b"\n", 12)
+    assert result.stdout.decode() == text(model, tmp_path, long, 12) + "\n"
+    assert f"the line has {len(long)} tokens, the context {T}: its last {T - 1} count" in result.stderr.decode()
+
+
+@pytest.mark.sanitize
+def test_any_bytes_may_be_on_a_line(model):
+    lines = b"\xff\xfe\x80 caf\xc3\xa9 \xe2\x82\n\x00\x1b[2J\x07\n" + bytes(set(range(256)) - {10}) + b"\n"
+    assert talk(model, lines, 5).stdout.count(b"\n") >= 3
+
+
+def test_a_reader_that_goes_away_is_an_error_and_no_crash(model):
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(command("-e", model, *GREEDY, "--interactive", "-g", 5), input=b"the\n", stdout=writer,
+                            stderr=subprocess.PIPE, timeout=60, cwd=ROOT)
+    os.close(writer)
+    assert result.returncode == EXIT_RUN_FAILED
+    assert b"stdout: cannot be written: Broken pipe" in result.stderr
+
+
+@pytest.mark.parametrize("when", ["at the prompt", "in an answer"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_conversation(model, when, number):
+    arguments = command("-e", model, *GREEDY, "--interactive", "-g", 8 if when == "at the prompt" else 1000000)
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          cwd=ROOT, bufsize=0) as process:
+        process.stdin.write(b"the\n")  # stdin stays open: there may always be another line
+        seen = process.stdout.read(1)
+        while when == "at the prompt" and len(seen) < 9:  # 8 tokens of a byte, and the end of the answer
+            seen += process.stdout.read(1)
+        time.sleep(0.3)  # now it waits for a line, or draws
+        process.send_signal(number)
+        began = time.monotonic()
+        said, complaint = process.communicate(timeout=20)
+        assert process.returncode == EXIT_INTERRUPTED, complaint
+        assert time.monotonic() - began < 5
+        assert (seen + said).endswith(b"\n")
+
+
+# ---------------------------------------------------------------------------------------------- --interactive, terminal
+
+
+class Terminal:
+    """The trainer as the foreground process of a terminal of its own."""
+
+    def __init__(self, model, *more):
+        arguments = command("-e", model, *GREEDY, "--interactive", *more)
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(ROOT)
+            os.execv(arguments[0], arguments)
+        self.said = ""
+
+    def wait_for(self, pattern, seconds=60):
+        """Reads until the pattern appears in what was not matched before; returns what stands up to it."""
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.said)):
+            assert time.monotonic() < deadline, f"'{pattern}' is missing in: {self.said}"
+            if not select.select([self.fd], [], [], 0.1)[0]:
+                continue
+            try:
+                self.said += os.read(self.fd, 65536).decode(errors="replace").replace("\r\n", "\n")
+            except OSError:  # the other side is closed
+                assert re.search(pattern, self.said), f"ended without '{pattern}': {self.said}"
+        before, self.said = self.said[:found.end()], self.said[found.end():]
+        return before
+
+    def type(self, keys):
+        os.write(self.fd, keys)
+
+    def exit_code(self):
+        for _ in range(400):
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self.fd)
+                return os.waitstatus_to_exitcode(status)
+            if select.select([self.fd], [], [], 0.05)[0]:
+                try:
+                    self.said += os.read(self.fd, 65536).decode(errors="replace")
+                except OSError:
+                    time.sleep(0.05)
+        os.kill(self.pid, signal.SIGKILL)
+        raise AssertionError(f"the program did not end: {self.said}")
+
+
+def test_on_a_terminal_there_is_a_prompt_sign_and_the_speed(model, tmp_path):
+    expected = text(model, tmp_path, "from have", 20)
+    terminal = Terminal(model, "-g", 20)
+    assert "/new forgets" in terminal.wait_for("\n> ")
+    terminal.type(b"from have\n")
+    assert terminal.wait_for(SPEED).startswith(f"from have\n{expected}\n[20 tokens after 10, ")
+    terminal.wait_for("\n> ")
+    terminal.type(b"/quit\n")
+    assert terminal.exit_code() == 0
+
+
+def test_end_of_input_on_a_terminal_ends_the_conversation(model):
+    terminal = Terminal(model, "-g", 5)
+    terminal.wait_for("> ")
+    terminal.type(b"\x04")
+    assert terminal.exit_code() == 0
+
+
+@pytest.mark.parametrize("when", ["at the prompt", "in an answer"])
+def test_ctrl_c_on_a_terminal_ends_the_program(model, when):
+    terminal = Terminal(model, "-g", 1000000)
+    terminal.wait_for("> ")
+    if when == "in an answer":
+        terminal.type(b"the\n")
+        terminal.wait_for(r"the\n.{10}")
+    terminal.type(b"\x03")
+    assert terminal.exit_code() == EXIT_INTERRUPTED
+
+
+def test_on_a_terminal_control_characters_are_made_visible(data, tmp_path):
+    """A model that knows nothing but an escape sequence must not clear the screen."""
+    from conftest import write_shard
+
+    shard = write_shard(tmp_path / "train_0.bin", list(b"\x1b[2J\n") * 400, vocab=257, eot=256)
+    train("-e", "L=1,C=64,NH=2,T=32", "-b", 8, "-x", 60, "-l", 1e-2, *QUIET, "-i", shard, "-o", tmp_path / "run")
+    terminal = Terminal(checkpoints(tmp_path / "run")[-1], "-g", 10)
+    terminal.wait_for("> ")
+    terminal.type(b"[2J\n")
+    said = terminal.wait_for(SPEED)
+    assert "\\x1B[2J" in said and "\x1b[2J" not in said
+    terminal.type(b"/quit\n")
+    assert terminal.exit_code() == 0

@@ -1,0 +1,679 @@
+"""data/get.py against a real HTTP server on this machine that can be as bad as the network is; data/read_parquet.py."""
+import hashlib
+import http.server
+import json
+import os
+import pty
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, kill, wait_for
+
+GET, READ_PARQUET = ROOT / "data" / "get.py", ROOT / "data" / "read_parquet.py"
+DATA = Path(os.environ.get("PRETRAIN_DATA", ROOT.parent / "shared" / "data"))
+TOKENIZER_FILES = ("merges.txt", "tokenizer.json", "vocab.json")
+
+
+# ---------------------------------------------------------------------------------------------------------- the server
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """/api/... lists, .../resolve/... redirects to /cdn/..., /cdn/... gives. What goes wrong stands in hub.faults."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments):
+        pass
+
+    def answer(self, status, body=b"", **headers):
+        self.send_response(status)
+        headers.setdefault("Content-Length", len(body))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        url = urllib.parse.urlsplit(self.path)
+        hub = self.server.hub
+        hub.requests.append((url.path, dict(self.headers), url.netloc))
+        fault = hub.faults.get(url.path, [])
+        action = fault.pop(0) if fault else None
+        if isinstance(action, int):
+            return self.answer(action, b"no", **({"Retry-After": 0} if action == 503 else {}))
+        if url.path.startswith("/api/"):
+            return self.list(hub, url, action)
+        if "/resolve/" in url.path and not url.path.startswith("/cdn/"):
+            path = "/cdn" + url.path.replace("/datasets/", "/")
+            return self.answer(302, Location=f"http://localhost:{hub.port}{path}" if hub.two_hosts else path)
+        if url.path not in hub.files:
+            return self.answer(404, b"not here")
+        return self.give(hub, hub.files[url.path], action)
+
+    def list(self, hub, url, action):
+        if action:
+            return self.answer(200, action)
+        entries = hub.listings.get(url.path)
+        if entries is None:
+            return self.answer(404)
+        first = int(urllib.parse.parse_qs(url.query).get("cursor", ["0"])[0])
+        page, more = entries[first:first + 3], first + 3 < len(entries)
+        link = {"Link": f'<https://hub.example{url.path}?cursor={first + 3}>; rel="next"'} if more else {}
+        return self.answer(200, json.dumps(page).encode(), **link)
+
+    def give(self, hub, data, action):
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(wanted[1]) if wanted and not hub.no_range else 0
+        if start > len(data):
+            return self.answer(416)
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        announced = action[1] if isinstance(action, tuple) and action[0] == "announce" else len(data) - start
+        self.send_header("Content-Length", str(announced))
+        self.end_headers()
+        body = data[start:]
+        if isinstance(action, tuple) and action[0] == "cut":
+            self.wfile.write(body[:action[1]])
+            self.close_connection = True
+        elif hub.delay:
+            for at in range(0, len(body), 1000):
+                self.wfile.write(body[at:at + 1000])
+                time.sleep(hub.delay)
+        else:
+            self.wfile.write(body)
+
+
+class Hub:
+    """Files of repositories as the Hub has them: large ones with a sha256, small ones with a git blob's sha1."""
+
+    def __init__(self):
+        self.files, self.listings, self.faults, self.requests = {}, {}, {}, []
+        self.no_range = self.two_hosts = False
+        self.delay = 0
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads, self.server.hub = True, self
+        self.server.handle_error = lambda *a: None  # a client that is killed is none of its business
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def add(self, repo, path, data, revision="main", folder="", large=True, size=None):
+        kind, name = repo.split("/", 1)
+        self.files[f"/cdn/{name}/resolve/{revision}/{path}"] = data
+        entry = {"type": "file", "path": path, "size": len(data) if size is None else size}
+        entry["oid"] = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        if large:
+            entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+            entry["oid"] = "0" * 40
+        listing = f"/api/{repo}/tree/{revision}" + (f"/{folder}" if folder else "")
+        self.listings.setdefault(listing, []).append(entry)
+        return f"/cdn/{name}/resolve/{revision}/{path}"
+
+    def asked(self, path):
+        """The first byte that each request for this path asked for."""
+        ranges = [headers.get("Range", "bytes=0-") for p, headers, _ in self.requests if p == path]
+        return [int(r[6:-1]) for r in ranges]
+
+
+@pytest.fixture
+def hub():
+    hub = Hub()
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+
+
+def environment(hub, **extra):
+    clean = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and not k.startswith("HF_")}
+    mirror = f"http://127.0.0.1:{hub.port}" if hub else "http://127.0.0.1:9"
+    return {**clean, "HF_ENDPOINT": mirror, "GITHUB_RAW": mirror, **extra}
+
+
+def get(hub, *arguments, expect=0, **extra):
+    result = subprocess.run([sys.executable, GET, "--retry-wait", "0.01", *map(str, arguments)], capture_output=True,
+                            text=True, timeout=60, env=environment(hub, **extra), cwd=ROOT)
+    assert result.returncode == expect, f"exit code {result.returncode}\n{result.stdout}{result.stderr}"
+    assert "Traceback" not in result.stderr
+    if expect:
+        assert result.stderr.startswith("get: ") and result.stderr.count("\n") == 1, result.stderr
+    return result
+
+
+TOKENIZER_REPO = "models/openai-community/gpt2"
+SHARDS_REPO = "datasets/kjj0/fineweb10B-gpt2"
+
+
+def random_bytes(n, seed=0):
+    return random.Random(seed).randbytes(n)
+
+
+def add_tokenizer(hub, n=20000):
+    """Where they lie, by name."""
+    paths = {name: hub.add(TOKENIZER_REPO, name, random_bytes(n, name), large=name == "tokenizer.json")
+             for name in TOKENIZER_FILES}
+    hub.add(TOKENIZER_REPO, "README.md", b"not wanted")
+    return paths
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def check(hub, out, paths):
+    assert sorted(os.listdir(out)) == sorted(paths)
+    for name, path in paths.items():
+        assert (out / name).read_bytes() == hub.files[path]
+
+
+# ------------------------------------------------------------------------------------------------------- what arrives
+
+
+def test_files_arrive_whole_and_checked_and_are_not_fetched_again(hub, out):
+    paths = add_tokenizer(hub)
+    result = get(hub, "gpt2-tokenizer", "-o", out)
+    check(hub, out, paths)
+    assert result.stdout.count("checksum verified") == 3
+    hub.requests.clear()
+    again = get(hub, "gpt2-tokenizer", "-o", out)
+    assert again.stdout.count("is there already") == 3
+    assert all(path.startswith("/api/") for path, _, _ in hub.requests)
+
+
+def test_a_listing_of_several_pages_is_read_to_its_end_and_val_comes_first(hub, out):
+    for i in range(1, 9):
+        hub.add(SHARDS_REPO, f"fineweb_train_{i:06d}.bin", random_bytes(100, i))
+    hub.add(SHARDS_REPO, "fineweb_val_000000.bin", random_bytes(100, 0))
+    get(hub, "fineweb-10B-gpt2", "-o", out, "--files", 3)
+    assert sorted(os.listdir(out)) == ["fineweb_train_000001.bin", "fineweb_train_000002.bin", "fineweb_val_000000.bin"]
+    result = get(hub, "fineweb-10B-gpt2", "-o", out, "--connections", 1)
+    assert len(os.listdir(out)) == 9
+    assert f"-i '{out}/fineweb_train_*.bin' -j '{out}/fineweb_val_*.bin'" in result.stdout
+
+
+@pytest.mark.parametrize("name, repo, revision, folder, file", [
+    ("tinystories", "datasets/roneneldan/TinyStories", "main", "data", "train-00000-of-00004-2d5a1467fff1081b.parquet"),
+    ("openwebtext", "datasets/Skylion007/openwebtext", "refs%2Fconvert%2Fparquet", "plain_text/train", "0000.parquet"),
+    ("fineweb-10B", "datasets/HuggingFaceFW/fineweb", "main", "sample/10BT", "000_00000.parquet"),
+    ("fineweb-100B", "datasets/HuggingFaceFW/fineweb", "main", "sample/100BT", "000_00000.parquet"),
+    ("fineweb-edu-10B", "datasets/HuggingFaceFW/fineweb-edu", "main", "sample/10BT", "000_00000.parquet"),
+    ("fineweb-edu-100B", "datasets/HuggingFaceFW/fineweb-edu", "main", "sample/100BT", "000_00000.parquet"),
+])
+def test_a_corpus_comes_from_its_folder_and_the_next_command_reads_it(hub, out, name, repo, revision, folder, file):
+    path = hub.add(repo, f"{folder}/{file}", random_bytes(500), revision, folder)
+    hub.add(repo, f"{folder}/README.md", b"not wanted", revision, folder)
+    result = get(hub, name, "-o", out)
+    check(hub, out, {file: path})
+    assert f"data/read_parquet.py {out} | data/prepare --tokenizer" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
+def test_weights_come_with_their_configuration_and_tokenizer(hub, out, name):
+    names = ("config.json", "model.safetensors") + TOKENIZER_FILES
+    paths = {n: hub.add(f"models/openai-community/{name}", n, random_bytes(300, n), large=n.startswith("model"))
+             for n in names}
+    hub.add(f"models/openai-community/{name}", "pytorch_model.bin", b"not wanted")
+    result = get(hub, name, "-o", out)
+    check(hub, out, paths)
+    assert f"./train_gpt2 -e {out} " in result.stdout
+
+
+def test_a_real_corpus_is_the_one_whose_checksum_is_in_the_table(hub, out):
+    if not (DATA / "tinyshakespeare" / "input.txt").exists():
+        pytest.skip(f"{DATA}/tinyshakespeare is not there (PRETRAIN_DATA names another folder)")
+    path = "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+    hub.files[path] = (DATA / "tinyshakespeare" / "input.txt").read_bytes()
+    said = get(hub, "tinyshakespeare", "-o", out).stdout
+    assert "checksum verified" in said and f"-i '{out}/shards/train_*.bin' -j '{out}/shards/val_*.bin'" in said
+
+
+# ------------------------------------------------------------------------------------------------------- going on
+
+
+def test_a_partial_file_is_continued_by_range(hub, out):
+    paths = add_tokenizer(hub)
+    out.mkdir()
+    for name, had in (("merges.txt", 12345), ("tokenizer.json", 19999), ("vocab.json", 20000)):
+        (out / (name + ".part")).write_bytes(hub.files[paths[name]][:had])
+    get(hub, "gpt2-tokenizer", "-o", out)
+    check(hub, out, paths)
+    assert [hub.asked(paths[name]) for name in TOKENIZER_FILES] == [[12345], [19999], []]
+
+
+def test_a_server_without_ranges_starts_over(hub, out):
+    paths = add_tokenizer(hub)
+    hub.no_range = True
+    out.mkdir()
+    (out / "merges.txt.part").write_bytes(hub.files[paths["merges.txt"]][:5000])
+    get(hub, "gpt2-tokenizer", "-o", out)
+    check(hub, out, paths)
+
+
+def test_cut_connections_are_continued_where_they_broke(hub, out):
+    paths = add_tokenizer(hub, 50000)
+    hub.faults[paths["tokenizer.json"]] = [("cut", 10000), ("cut", 0), ("cut", 7), 503]
+    hub.faults[paths["merges.txt"]] = [("cut", 49999)]
+    get(hub, "gpt2-tokenizer", "-o", out)
+    check(hub, out, paths)
+    assert hub.asked(paths["tokenizer.json"]) == [0, 10000, 10000, 10007, 10007]
+    assert hub.asked(paths["merges.txt"]) == [0, 49999]
+
+
+def test_a_kill_in_the_middle_leaves_no_half_file_and_a_rerun_goes_on(hub, out):
+    paths = add_tokenizer(hub, 300000)
+    hub.delay = 0.005
+    arguments = [sys.executable, GET, "gpt2-tokenizer", "-o", out, "--connections", "2"]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment(hub))
+    parts = [out / (name + ".part") for name in TOKENIZER_FILES]
+    assert wait_for(lambda: sum(p.stat().st_size > 50000 for p in parts if p.exists()) == 2, process)
+    kill(process)
+    left = {name: os.stat(out / name).st_size for name in os.listdir(out)}
+    assert len(left) == 2 and all(name.endswith(".part") and 50000 < n < 300000 for name, n in left.items())
+    hub.delay = 0
+    hub.requests.clear()
+    get(hub, "gpt2-tokenizer", "-o", out)
+    check(hub, out, paths)
+    assert all(hub.asked(paths[name[:-5]]) == [n] for name, n in left.items())
+
+
+def test_ctrl_c_says_that_the_download_can_go_on(hub, out):
+    add_tokenizer(hub, 300000)
+    hub.delay = 0.005
+    process = subprocess.Popen([sys.executable, GET, "gpt2-tokenizer", "-o", out], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, env=environment(hub))
+    assert wait_for(lambda: out.exists() and len(os.listdir(out)) == 3, process)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[1] == "get: stopped; the same command goes on where it was\n"
+    assert process.returncode == 130
+
+
+def test_a_part_of_another_version_is_dropped(hub, out):
+    paths = add_tokenizer(hub)
+    out.mkdir()
+    (out / "merges.txt.part").write_bytes(b"x" * 500)  # as long as a part may be, but of something else
+    (out / "vocab.json.part").write_bytes(b"x" * 20001)  # longer than the file
+    get(hub, "gpt2-tokenizer", "-o", out)
+    check(hub, out, paths)
+    assert hub.asked(paths["merges.txt"]) == [500, 0] and hub.asked(paths["vocab.json"]) == [0]
+
+
+def test_without_a_known_size_a_range_that_the_server_refuses_starts_over(hub, out):
+    """tinyshakespeare's table states a size, hellaswag's none: 416 tells that the part is too long."""
+    out.mkdir()
+    path = "/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
+    hub.files[path] = b"y" * 100
+    (out / "hellaswag_val.jsonl.part").write_bytes(b"x" * 200)
+    assert "wrong checksum" in get(hub, "hellaswag", "-o", out, expect=1).stderr
+    assert hub.asked(path) == [200, 0]
+
+
+# ------------------------------------------------------------------------------------------------------- going wrong
+
+
+def test_a_wrong_checksum_removes_the_file(hub, out):
+    paths = add_tokenizer(hub)
+    for name in ("tokenizer.json", "vocab.json"):  # by sha256, by git's sha1
+        data = hub.files[paths[name]]
+        hub.files[paths[name]] = data[:-1] + bytes([data[-1] ^ 1])
+        stderr = get(hub, "gpt2-tokenizer", "-o", out, "--connections", 1, expect=1).stderr
+        assert f"{name}: wrong checksum: " in stderr and "the bad file was removed" in stderr
+        assert name not in os.listdir(out) and name + ".part" not in os.listdir(out)
+        hub.files[paths[name]] = data
+        shutil.rmtree(out)
+    get(hub, "gpt2-tokenizer", "-o", out)
+    check(hub, out, paths)
+
+
+@pytest.mark.parametrize("announced", [19999, 20001])
+def test_a_wrong_length_is_refused(hub, out, announced):
+    paths = add_tokenizer(hub)
+    hub.faults[paths["merges.txt"]] = [("announce", announced)]
+    stderr = get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
+    assert f"announces {announced} bytes, expected 20000" in stderr
+    assert "merges.txt" not in os.listdir(out)
+
+
+def test_a_busy_server_is_asked_again_and_at_last_given_up(hub, out):
+    paths = add_tokenizer(hub)
+    hub.faults["/api/models/openai-community/gpt2/tree/main"] = [503, 500]
+    hub.faults[paths["merges.txt"]] = [503, 429, 502, 504]
+    get(hub, "gpt2-tokenizer", "-o", out)
+    check(hub, out, paths)
+    (out / "merges.txt").unlink()
+    hub.requests.clear()
+    hub.faults[paths["merges.txt"]] = [503] * 100
+    assert "HTTP 503" in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
+    assert len(hub.asked(paths["merges.txt"])) == 6
+
+
+@pytest.mark.parametrize("status, message", [(404, "not there (HTTP 404)"), (401, "set HF_TOKEN"),
+                                             (403, "set HF_TOKEN")])
+def test_a_refusal_is_not_tried_again_and_says_what_to_do(hub, out, status, message):
+    paths = add_tokenizer(hub)
+    hub.faults[paths["merges.txt"]] = [status] * 9
+    assert message in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
+    assert len(hub.asked(paths["merges.txt"])) == 1
+    hub.faults["/api/models/openai-community/gpt2/tree/main"] = [status]
+    assert message in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
+
+
+@pytest.mark.parametrize("name", ["gpt2-tokenizer", "tinyshakespeare"])
+def test_offline_says_so_at_once_and_what_else_can_be_done(out, name):
+    with socket.socket() as closed:  # bound, but nobody listens: a connection is refused
+        closed.bind(("127.0.0.1", 0))
+        mirror = "http://127.0.0.1:%d" % closed.getsockname()[1]
+        began = time.monotonic()
+        stderr = get(None, name, "-o", out, expect=1, HF_ENDPOINT=mirror, GITHUB_RAW=mirror).stderr
+    variable = "GITHUB_RAW" if name == "tinyshakespeare" else "HF_ENDPOINT"
+    assert f"{mirror[7:]} cannot be reached: Connection refused; copy the files into {out} yourself" in stderr
+    assert f"or set {variable} to a mirror" in stderr
+    assert time.monotonic() - began < 5
+    assert not out.exists() or os.listdir(out) == []
+
+
+def test_a_full_disk_is_named_and_nothing_stands_under_the_final_name(hub, out):
+    paths = add_tokenizer(hub)
+    out.mkdir()
+    (out / "merges.txt.part").symlink_to("/dev/full")
+    stderr = get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
+    assert "merges.txt: cannot be written: No space left on device; make room" in stderr
+    assert "merges.txt" not in os.listdir(out)
+    get(hub, "gpt2-tokenizer", "-o", out)
+    check(hub, out, paths)
+
+
+def test_what_the_disk_cannot_hold_is_not_begun(hub, out):
+    hub.add(SHARDS_REPO, "fineweb_val_000000.bin", b"x", size=1 << 50)
+    hub.add(SHARDS_REPO, "fineweb_train_000001.bin", b"x")
+    assert "1024 TiB are needed, the disk has" in get(hub, "fineweb-10B-gpt2", "-o", out, expect=1).stderr
+    assert os.listdir(out) == []
+    (out.parent / "file").write_text("")
+    assert "cannot be made" in get(hub, "fineweb-10B-gpt2", "-o", out.parent / "file", expect=2).stderr
+
+
+@pytest.mark.parametrize("listing", [b"<html>", b"{}", b"[3]", b'[{"type": "file"}]',
+                                     b'[{"type": "file", "path": "merges.txt", "size": -1}]',
+                                     b'[{"type": "file", "path": 7, "size": 1}]', b"[]",
+                                     b'[{"type": "file", "path": "merges.txt", "size": 1, "lfs": 3}]'])
+def test_a_listing_that_makes_no_sense_is_refused(hub, out, listing):
+    hub.faults["/api/models/openai-community/gpt2/tree/main"] = [listing]
+    get(hub, "gpt2-tokenizer", "-o", out, expect=1)
+    assert not out.exists()
+
+
+def test_a_listing_cannot_write_elsewhere(hub, out):
+    for name in TOKENIZER_FILES:
+        hub.add(TOKENIZER_REPO, "../../" + name, b"x")
+    get(hub, "gpt2-tokenizer", "-o", out, expect=1)
+    assert [p for p in out.parent.rglob("*") if p.is_file()] == []
+
+
+def test_two_downloads_into_one_directory_do_not_mix(hub, out):
+    paths = add_tokenizer(hub, 100000)
+    hub.delay = 0.005
+    first = subprocess.Popen([sys.executable, GET, "gpt2-tokenizer", "-o", out], stdout=subprocess.DEVNULL,
+                             env=environment(hub))
+    assert wait_for(lambda: out.exists() and len(os.listdir(out)) == 3, first)
+    assert "another data/get.py is writing it" in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
+    assert first.wait(timeout=30) == 0
+    check(hub, out, paths)
+
+
+# ------------------------------------------------------------------------------------------------ tokens and proxies
+
+
+def test_a_token_goes_to_the_hub_and_not_along_a_redirect_to_another_host(hub, out):
+    hub.two_hosts = True
+    paths = add_tokenizer(hub)
+    get(hub, "gpt2-tokenizer", "-o", out, HF_TOKEN="secret")
+    check(hub, out, paths)
+    for path, headers, _ in hub.requests:
+        assert headers.get("Authorization") == (None if path.startswith("/cdn/") else "Bearer secret")
+    hub.requests.clear()
+    get(hub, "tinyshakespeare", "-o", out, expect=1, HF_TOKEN="secret", GITHUB_RAW=f"http://localhost:{hub.port}")
+    assert [headers.get("Authorization") for _, headers, _ in hub.requests] == [None]
+
+
+def test_the_proxy_of_the_environment_is_used(hub, out):
+    paths = add_tokenizer(hub)
+    proxy = f"http://127.0.0.1:{hub.port}"
+    get(hub, "gpt2-tokenizer", "-o", out, HF_ENDPOINT="http://hub.example", http_proxy=proxy)
+    check(hub, out, paths)
+    assert {netloc for _, _, netloc in hub.requests} == {"hub.example"}
+
+
+# ------------------------------------------------------------------------------------------------------ words and bars
+
+
+def test_without_a_name_everything_there_is_is_listed(hub):
+    said = get(None).stdout
+    for name in ("tinyshakespeare", "tinystories", "openwebtext", "fineweb-10B", "fineweb-100B", "fineweb-edu-10B",
+                 "fineweb-edu-100B", "hellaswag", "gpt2-tokenizer", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl",
+                 "fineweb-10B-gpt2"):
+        assert re.search(rf"^  {name} +[\d.]+ [MG]B  \S", said, re.MULTILINE)
+
+
+def test_wrong_usage_is_one_line():
+    assert "did you mean fineweb-10B?" in get(None, "finweb-10B", expect=2).stderr
+    assert "lists what there is" in get(None, "qqqq", expect=2).stderr
+    assert "--connections" in get(None, "gpt2", "--connections", 9, expect=2).stderr
+
+
+def test_progress_is_a_bar_on_a_terminal(hub, out):
+    add_tokenizer(hub, 100000)
+    hub.delay = 0.005
+    terminal, stderr = pty.openpty()
+    process = subprocess.Popen([sys.executable, GET, "gpt2-tokenizer", "-o", out], stdout=subprocess.DEVNULL,
+                               stderr=stderr, env=environment(hub, COLUMNS="100"))
+    os.close(stderr)
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    except OSError:  # EIO: the other end is closed
+        pass
+    os.close(terminal)
+    assert process.wait() == 0
+    assert re.search(rb"\r\[#+\.+\] +\d+\.\d% of 293 KiB, file 1/3, .* KiB/s, eta \d+s", shown)
+    assert b"\n" not in shown and shown.endswith(b"\r\x1b[K")
+
+
+def test_progress_is_a_line_now_and_then_elsewhere(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "data")
+    import download
+    progress = download.Progress(1000, 2)
+    assert progress.every == 10.0 and not progress.terminal
+    progress.add(100)
+    assert capsys.readouterr().err == ""
+    progress.last -= 10
+    progress.start -= 10
+    progress.add(100)
+    assert re.fullmatch(r"get:  20.0% of 1000 bytes, file 1/2, 20 bytes/s, eta 40s\n", capsys.readouterr().err)
+    assert [download.format_bytes(n) for n in (0, 1023, 1024, 1 << 20, 5 << 40)] == \
+        ["0 bytes", "1023 bytes", "1.00 KiB", "1.00 MiB", "5.00 TiB"]
+    assert [download.format_seconds(s) for s in (0.4, 59.4, 60, 3599, 3600, 90000)] == \
+        ["0s", "59s", "1m00s", "59m59s", "1h00m", "25h00m"]
+
+
+# ----------------------------------------------------------------------------------------------------- what comes next
+
+
+def get_with(hub, out, sources, *arguments, tokenizer="gpt2-tokenizer", expect=0):
+    """data/get.py with other entries in its table, for what only the real files would have the checksums of."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'data')!r}); import get; get.SOURCES.update({sources}); " \
+           f"get.TOKENIZER = {tokenizer!r}; sys.exit(get.main())"
+    result = subprocess.run([sys.executable, "-c", code, *map(str, arguments), "-o", out], capture_output=True,
+                            text=True, timeout=60, env=environment(hub), cwd=ROOT)
+    assert result.returncode == expect, f"exit code {result.returncode}\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+QUESTIONS = b'{"ctx": "Hello", "endings": ["world", "moon"], "label": 1}\n'
+
+
+def hellaswag_source(hub):
+    hub.files["/q/hellaswag_val.jsonl"] = QUESTIONS
+    url = ("https://raw.githubusercontent.com/q/hellaswag_val.jsonl", hashlib.sha256(QUESTIONS).hexdigest(), None)
+    return {"hellaswag": f"get.Source('choices', '1 MB', 'MIT', 'questions', urls=({url!r},))"}
+
+
+def as_code(sources):
+    return "{" + ", ".join(f"{name!r}: {code}" for name, code in sources.items()) + "}"
+
+
+def write_vocabulary(directory):
+    """A tokenizer.json of bytes alone, in GPT-2's alphabet."""
+    alphabet = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b]
+    spelled = {b: chr(b) for b in alphabet}
+    spelled.update({b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in spelled)})
+    pattern = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    directory.mkdir()
+    (directory / "tokenizer.json").write_text(json.dumps(
+        {"version": "1.0", "added_tokens": [{"id": 256, "content": "<|endoftext|>", "single_word": False,
+                                             "lstrip": False, "rstrip": False, "normalized": False, "special": True}],
+         "normalizer": None, "pre_tokenizer": pattern, "post_processor": None, "decoder": pattern, "truncation": None,
+         "padding": None, "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
+                                    "continuing_subword_prefix": "", "end_of_word_suffix": "", "merges": [],
+                                    "vocab": {spelled[b]: b for b in range(256)}}}))
+
+
+def test_hellaswag_becomes_the_file_that_the_trainer_reads_when_there_is_a_tokenizer(hub, tmp_path):
+    out, sources = tmp_path / "hellaswag", as_code(hellaswag_source(hub))
+    said = get_with(hub, out, sources, "hellaswag", tokenizer="is-nowhere")
+    assert os.listdir(out) == ["hellaswag_val.jsonl"]
+    assert "\n  data/get.py is-nowhere\n" in said and f"-o {out}/hellaswag_val.bin" in said
+    write_vocabulary(tmp_path / "gpt2-tokenizer")
+    said = get_with(hub, out, sources, "hellaswag")
+    assert sorted(os.listdir(out)) == ["hellaswag_val.bin", "hellaswag_val.jsonl"]
+    assert f"./train_gpt2 -e data/gpt2 -x 0 -v 0 -s 0 --choices {out}/hellaswag_val.bin" in said
+
+
+needs_pyarrow = pytest.mark.skipif(
+    subprocess.run([ROOT / ".venv/bin/python", "-c", "import pyarrow.parquet"],
+                   capture_output=True).returncode != 0 if (ROOT / ".venv/bin/python").exists() else True,
+    reason="pyarrow is missing: scripts/install_deps.sh data installs it")
+
+
+def write_parquet(path, texts, column="text", group=10, **options):
+    """By pyarrow, in the Python that has it."""
+    code = ("import sys, json; import pyarrow as pa, pyarrow.parquet as pq; "
+            "path, column, group, options = json.loads(sys.argv[1]); "
+            "pq.write_table(pa.table({'id': list(range(len(t := json.load(sys.stdin)))), column: t}), path, "
+            "row_group_size=group, **options)")
+    subprocess.run([ROOT / ".venv/bin/python", "-c", code, json.dumps([str(path), column, group, options])],
+                   input=json.dumps(texts), text=True, check=True, timeout=60)
+
+
+def read_parquet(*arguments, expect=0):
+    result = subprocess.run([READ_PARQUET, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    assert result.returncode == expect, result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@needs_pyarrow
+def test_prepare_after_a_download_makes_shards_of_the_corpus(hub, tmp_path):
+    texts = [f"document {i}: " + "word " * 200 for i in range(300)]
+    write_parquet(tmp_path / "a.parquet", texts)
+    data = (tmp_path / "a.parquet").read_bytes()
+    hub.add("datasets/HuggingFaceFW/fineweb-edu", "sample/10BT/000_00000.parquet", data, folder="sample/10BT")
+    write_vocabulary(tmp_path / "gpt2-tokenizer")
+    out = tmp_path / "fineweb"
+    result = get(hub, "fineweb-edu-10B", "-o", out, "--prepare")
+    assert "running: data/read_parquet.py" in result.stdout and "300 documents" in result.stdout
+    assert {"train_000000.bin", "val_000000.bin", "tokenizer.json"} <= set(os.listdir(out / "shards"))
+    shards = out / "shards"
+    assert subprocess.run([ROOT / "data" / "shard", "verify", shards / "*.bin"], capture_output=True,
+                          text=True).stdout.count("as in manifest.json") == 2
+    again = subprocess.run([sys.executable, GET, "fineweb-edu-10B", "-o", out, "--prepare"], capture_output=True,
+                           text=True, env=environment(hub), cwd=ROOT)
+    assert again.returncode == 2 and "--force replaces them" in again.stderr and "Traceback" not in again.stderr
+
+
+# ------------------------------------------------------------------------------------------------------- Parquet files
+
+
+@needs_pyarrow
+def test_every_row_becomes_a_line_in_the_order_of_files_and_rows(tmp_path):
+    texts = ["plain", "two\nlines", "\u00e9 \U0001f600 \u2028", "", None, '"quoted" \\'] * 7
+    for name, part in (("b", texts[20:]), ("a", texts[:20])):
+        write_parquet(tmp_path / f"{name}.parquet", part)
+    result = read_parquet(tmp_path)
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [{"text": t} for t in texts if t is not None]
+    assert "35 documents; skipped 7 rows without text" in result.stderr
+    write_parquet(tmp_path / "c.txt", ["x"], column="content")
+    assert read_parquet(tmp_path / "c.txt", "--column", "content").stdout == '{"text": "x"}\n'
+
+
+@needs_pyarrow
+def test_a_wrong_column_names_those_that_there_are(tmp_path):
+    write_parquet(tmp_path / "a.parquet", ["x"], column="content")
+    assert "has no column text; there are: id, content" in read_parquet(tmp_path, expect=2).stderr
+    assert "column id holds int64, expected text" in read_parquet(tmp_path, "--column", "id", expect=2).stderr
+    (tmp_path / "empty").mkdir()
+    assert "no *.parquet files" in read_parquet(tmp_path / "empty", expect=2).stderr
+    assert "missing.parquet: cannot be read" in read_parquet(tmp_path / "missing.parquet", expect=2).stderr
+
+
+@needs_pyarrow
+def test_a_damaged_file_is_named_and_skipped_when_that_is_wanted(tmp_path):
+    texts = [f"{i} " + "text " * 50 for i in range(100)]
+    write_parquet(tmp_path / "b.parquet", texts)
+    whole = (tmp_path / "b.parquet").read_bytes()
+    (tmp_path / "c.parquet").write_bytes(whole)
+    damaged = bytearray(whole)
+    for at in range(len(whole) // 2, len(whole) // 2 + 300):
+        damaged[at] ^= 0x5A
+    for data, message in ((bytes(damaged), "row group"), (whole[:-100], "cannot be read as Parquet"), (b"", "cannot")):
+        (tmp_path / "b.parquet").write_bytes(data)
+        result = read_parquet(tmp_path, expect=2)
+        assert f"{tmp_path}/b.parquet: " in result.stderr and message in result.stderr
+        assert result.stderr.count("\n") == 1
+        result = read_parquet(tmp_path, "--skip-bad")
+        assert "1 damaged files" in result.stderr
+        assert [json.loads(line)["text"] for line in result.stdout.splitlines()][-100:] == texts
+
+
+@needs_pyarrow
+def test_a_reader_that_ends_early_is_no_error_of_ours(tmp_path):
+    write_parquet(tmp_path / "a.parquet", ["text " * 1000] * 200)
+    process = subprocess.Popen([READ_PARQUET, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 1
+
+
+@needs_pyarrow
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    # A process begins with the peak of the one that it was forked from: a small one must start what is measured.
+    measure = ("import os, subprocess, sys; p = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL); "
+               "_, status, usage = os.wait4(p.pid, 0); assert status == 0; print(usage.ru_maxrss / 1024)")
+    peaks = []
+    for rows in (100, 4000):  # 1 and 40 MB of text that does not compress, in row groups of 1 MB
+        choose = random.Random(rows)
+        write_parquet(tmp_path / "a.parquet", [choose.randbytes(5000).hex() for _ in range(rows)], group=100)
+        peaks.append(float(subprocess.check_output([sys.executable, "-c", measure, READ_PARQUET, tmp_path])))
+    assert peaks[1] < peaks[0] + 15, peaks  # MiB: a few row groups, not forty
+
+
+def test_without_pyarrow_the_command_that_installs_it_is_named(tmp_path):
+    (tmp_path / "data").mkdir()
+    script = tmp_path / "data" / "read_parquet.py"  # where there is no .venv beside data/
+    script.write_bytes(READ_PARQUET.read_bytes())
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('none')\n")
+    result = subprocess.run([sys.executable, script, "x"], capture_output=True, text=True, timeout=60,
+                            env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 2
+    assert result.stderr == "read_parquet: pyarrow is missing: scripts/install_deps.sh data installs it into .venv\n"

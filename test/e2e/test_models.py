@@ -1,0 +1,324 @@
+"""Models in and out: Hugging Face directories and llm.c files are trained on, exported, and come back bit by bit."""
+import json
+import os
+import random
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import EXIT_BAD_INPUT, QUIET, ROOT, TRAINER, checkpoints, train, write_shard
+
+pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test")
+torch = pytest.importorskip("torch")
+
+T, VOCAB = 32, 257
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CONVERT = ["-x", 0, *QUIET]  # nothing is trained, evaluated or sampled
+GPT2_DATA = Path(os.environ.get("PRETRAIN_DATA", ROOT.parent / "shared" / "data")) / "gpt2"
+
+
+def new_model(seed=1, **shape):
+    """A GPT-2 by transformers, with random numbers in every tensor: no bias is zero, no LayerNorm weight one."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    shape = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": T, "vocab_size": VOCAB, "bos_token_id": 256,
+             "eos_token_id": 256, **shape}
+    model = GPT2LMHeadModel(GPT2Config(**shape)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return model
+
+
+def save(model, directory, dtype="fp32", shard="10GB"):
+    model.to(DTYPES[dtype]).save_pretrained(directory, max_shard_size=shard)
+    model.float()
+    return directory
+
+
+def tensors(directory):
+    """Every tensor of a directory, from one file or all."""
+    from safetensors.torch import load_file
+
+    return {name: t for path in sorted(directory.glob("*.safetensors")) for name, t in load_file(path).items()}
+
+
+def assert_same_bits(a, b):
+    """Two directories hold the same tensors: names, types, shapes, and every bit."""
+    a, b = tensors(a), tensors(b)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype and a[name].shape == b[name].shape, name
+        size = torch.int32 if a[name].dtype == torch.float32 else torch.int16
+        assert torch.equal(a[name].view(size), b[name].view(size)), name
+
+
+def refused(*arguments, words, expect=EXIT_BAD_INPUT):
+    result = train(*arguments, expect=expect)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    for word in words:
+        assert word in lines[0], f"'{word}' is missing in: {lines[0]}"
+
+
+# ---------------------------------------------------------------------------------------------------------- bit by bit
+
+
+@pytest.mark.parametrize("dtype, shard", [("fp32", "10GB"), ("bf16", "10GB"), ("fp16", "10GB"), ("bf16", "100KB")])
+def test_a_directory_comes_back_bit_by_bit(dtype, shard, tmp_path):
+    given = save(new_model(), tmp_path / "given", dtype, shard)
+    assert (given / "model.safetensors").exists() == (shard == "10GB")  # else several files and an index
+    train("-e", given, *CONVERT, "--export", tmp_path / "made", "--export-dtype", dtype)
+    assert_same_bits(given, tmp_path / "made")
+    config = json.loads((tmp_path / "made" / "config.json").read_text())
+    assert config["eos_token_id"] == 256 and config["torch_dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("dtype, run", [("bf16", "fp32"), ("fp32", "bf16"), ("bf16", "bf16"), ("fp16", "bf16")])
+def test_a_directory_comes_back_bit_by_bit_through_a_run_and_its_checkpoint(dtype, run, data, tmp_path):
+    given = save(new_model(), tmp_path / "given", dtype)
+    train("-e", given, "-t", T, "-b", 4, *QUIET, *data.flags, "--dtype", run, "-x", 1, "-l", 0, "-o", tmp_path / "run",
+          "--export", tmp_path / "first", "--export-dtype", dtype)  # a learning rate of 0 changes nothing
+    assert_same_bits(given, tmp_path / "first")
+    train("-e", checkpoints(tmp_path / "run")[-1], *CONVERT, "--export", tmp_path / "second", "--export-dtype", dtype)
+    assert_same_bits(given, tmp_path / "second")
+
+
+def llmc_tensors(path, model):
+    """The tensors of an llm.c file, read as llm.c's own Python does: in its order, under Hugging Face's names."""
+    content, config = path.read_bytes(), model.config
+    header = struct.unpack("<256i", content[:1024])
+    padded = (config.vocab_size + 127) // 128 * 128
+    assert header[0] == 20240326 and header[1] in (3, 5)
+    assert header[2:8] == (config.n_positions, config.vocab_size, config.n_layer, config.n_head, config.n_embd, padded)
+    dtype = torch.float32 if header[1] == 3 else torch.bfloat16
+    values = torch.frombuffer(bytearray(content[1024:]), dtype=dtype)
+    blocks = ["ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight",
+              "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight",
+              "mlp.c_proj.bias"]
+    names = ["wte.weight", "wpe.weight", *(f"h.{i}.{name}" for name in blocks for i in range(config.n_layer)),
+             "ln_f.weight", "ln_f.bias"]
+    state, found = model.state_dict(), {}
+    for name in names:
+        shape = list(state["transformer." + name].shape)
+        if re.search(r"c_\w+\.weight", name):
+            shape.reverse()  # llm.c keeps (out, in)
+        if name == "wte.weight":
+            shape[0] = padded
+        count = torch.Size(shape).numel()
+        found["transformer." + name], values = values[:count].view(shape), values[count:]
+    assert len(values) == 0
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_llmc_file_holds_the_tensors_and_comes_back_byte_by_byte(dtype, tmp_path):
+    model = new_model()
+    given = save(model, tmp_path / "given", dtype)
+    train("-e", given, *CONVERT, "--export", tmp_path / "model.bin", "--export-dtype", dtype)
+    source = tensors(given)
+    for name, ours in llmc_tensors(tmp_path / "model.bin", model).items():
+        theirs = source[name]
+        if name.endswith("wte.weight"):
+            assert ours[VOCAB:].eq(0).all()
+            ours = ours[:VOCAB]
+        assert torch.equal(ours, theirs.T if re.search(r"c_\w+\.weight", name) else theirs), name
+    train("-e", tmp_path / "model.bin", *CONVERT, "--export", tmp_path / "again.bin", "--export-dtype", dtype)
+    assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "model.bin").read_bytes()
+    train("-e", tmp_path / "model.bin", *CONVERT, "--export", tmp_path / "made", "--export-dtype", dtype)
+    assert_same_bits(given, tmp_path / "made")
+
+
+# ------------------------------------------------------------------------------------------------ fine-tuning of a 124M
+
+
+def our_logits(directory, tokens, tmp_path):
+    """Our logits after each token, by the decoder of the trainer: test/unit/test_export.c, which `make test` builds."""
+    built = [TRAINER.parent / "test" / "unit" / "test_export"] if TRAINER.parent != ROOT else \
+        sorted(ROOT.glob("build/release-*/test/unit/test_export"), key=lambda path: path.stat().st_mtime)
+    built = [path for path in built if path.exists()]
+    if not built:
+        pytest.skip("build/*/test/unit/test_export is not built: make test does it")
+    (tmp_path / "tokens").write_bytes(struct.pack(f"<{len(tokens)}i", *tokens))
+    subprocess.run([built[-1], "logits", directory, tmp_path / "tokens", tmp_path / "logits"], check=True, timeout=120)
+    return torch.frombuffer(bytearray((tmp_path / "logits").read_bytes()), dtype=torch.float32).view(len(tokens), -1)
+
+
+def test_a_124M_model_of_transformers_is_trained_exported_and_gives_transformers_our_logits(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(20240520)
+    given = tmp_path / "given"
+    source = GPT2LMHeadModel(GPT2Config()).eval()
+    source.save_pretrained(given)
+    choose, windows = random.Random(1), 4
+    tokens = [choose.randrange(50257) for _ in range(5 * 2 * T + 1)]
+    held_out = [choose.randrange(50257) for _ in range(windows * T + 1)]
+    write_shard(tmp_path / "train.bin", tokens)
+    write_shard(tmp_path / "val.bin", held_out)
+    result = train("-e", given, "-i", tmp_path / "train.bin", "-j", tmp_path / "val.bin", "-t", T, "-b", 2, "-x", 5,
+                   "-l", 1e-4, "-v", 100, "-s", 0, "--dtype", "fp32", "--export", tmp_path / "made")
+    first, last = (float(x) for x in re.findall(r"validation at step [05] \| loss ([\d.]+)", result.stdout))
+
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "made").eval()
+    batch = torch.tensor([held_out[i * T : i * T + T + 1] for i in range(windows)])
+    with torch.no_grad():
+        before, after = source(batch[:, :-1]).logits, model(batch[:, :-1]).logits
+    for loss, logits in (first, before), (last, after):
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).item()
+        assert loss == pytest.approx(expected, rel=1e-4)
+    theirs, ours = after[0], our_logits(tmp_path / "made", held_out[:T], tmp_path)
+    assert (ours - theirs).norm(dim=-1).div(theirs.norm(dim=-1)).max() < 1e-4
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    moved = (after - before).norm() / before.norm()
+    assert moved > 1e-2, "five steps of AdamW move every weight by about 5e-4: the logits of before are not these"
+
+
+# -------------------------------------------------------------------------------- checkpoints open with their tokenizer
+
+ODD_TEXT = "It's  all\n\n\tright .\u00e9\u4e2d\U0001f600 <|endoftext|> x"
+
+
+def test_a_checkpoint_opens_in_transformers_with_its_tokenizer(data, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+    train("-e", f"L=2,C=64,NH=2,T={T}", "-t", T, "-b", 4, *QUIET, *data.flags, "-x", 2, "-o", tmp_path / "run",
+          "--export", tmp_path / "export")
+    for directory in (checkpoints(tmp_path / "run")[-1], tmp_path / "export"):
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        ids = tokenizer.encode(ODD_TEXT.replace("<|endoftext|>", ""))
+        assert ids == list(ODD_TEXT.replace("<|endoftext|>", "").encode())
+        assert tokenizer.encode("a<|endoftext|>b") == [97, 256, 98]
+        assert tokenizer.decode(tokenizer.encode(ODD_TEXT)) == ODD_TEXT
+        assert tokenizer.eos_token_id == 256 and len(tokenizer) == VOCAB and tokenizer.model_max_length == T
+        assert AutoModelForCausalLM.from_pretrained(directory).config.eos_token_id == 256
+        text = pipeline("text-generation", str(directory))("the of ", max_new_tokens=8, do_sample=False)
+        assert text[0]["generated_text"].startswith("the of ")
+
+
+def test_a_model_with_gpt2s_vocabulary_carries_gpt2s_tokenizer(tmp_path):
+    from transformers import AutoTokenizer, GPT2Tokenizer
+
+    if not GPT2_DATA.is_dir():
+        pytest.skip(f"no GPT-2 vocabulary in {GPT2_DATA} (PRETRAIN_DATA names the folder above it)")
+    shard = write_shard(tmp_path / "train.bin", [i * 977 % 50257 for i in range(500)])
+    train("-e", f"L=1,C=64,NH=2,T={T},V=50257", "-t", T, "-b", 2, *QUIET, "-i", shard, "-x", 1, "--tokenizer",
+          GPT2_DATA, "-o", tmp_path / "run")
+    checkpoint = checkpoints(tmp_path / "run")[-1]
+    ours = AutoTokenizer.from_pretrained(checkpoint)
+    theirs = GPT2Tokenizer(GPT2_DATA / "encoder.json", GPT2_DATA / "vocab.bpe")
+    assert ours.encode(ODD_TEXT) == theirs.encode(ODD_TEXT) and ours.decode(ours.encode(ODD_TEXT)) == ODD_TEXT
+    assert ours.eos_token_id == 50256 and len(ours) == 50257
+    # Who goes on from the checkpoint finds the tokenizer there.
+    train("-e", checkpoint, *CONVERT, "--export", tmp_path / "export")
+    assert (tmp_path / "export" / "tokenizer.json").read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
+
+
+def test_a_damaged_tokenizer_makes_a_checkpoint_invalid_and_an_old_one_without_is_fine(data, tmp_path):
+    run = tmp_path / "run"
+    train("-e", f"L=1,C=64,NH=2,T={T}", "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 2, "-n", 1, "-o", run)
+    old, damaged = checkpoints(run)
+    (damaged / "tokenizer.json").write_text("{}")
+    manifest = json.loads((old / "trainer.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # as checkpoints were before they had tokenizers
+        del manifest["files"][name]
+        (old / name).unlink()
+    (old / "trainer.json").write_text(json.dumps(manifest))
+    result = train("-o", run, "-y", 1, "-x", 3)
+    assert "step_00000002/tokenizer.json: 2 bytes, expected" in result.stderr
+    assert "going on after step 1" in result.stdout
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+def stored_as(dtype):
+    def damage(directory):
+        from safetensors.torch import load_file, save_file
+
+        path = directory / "model-00001-of-00004.safetensors"
+        save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+
+    return damage
+
+
+def edit_index(change):
+    def damage(directory):
+        path = directory / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        change(index["weight_map"])
+        path.write_text(json.dumps(index))
+
+    return damage
+
+
+WTE = "transformer.wte.weight"
+# name: (what is done to a directory of four files, words of the message)
+DAMAGE = {
+    "fp64": (stored_as(torch.float64), [WTE, "F64", "F32, F16 and BF16"]),
+    "int8": (stored_as(torch.int8), [WTE, "I8", "F32, F16 and BF16"]),
+    "a missing file": (lambda d: (d / "model-00003-of-00004.safetensors").unlink(),
+                       ["model-00003-of-00004.safetensors", "missing", "4 files", "index.json"]),
+    "a cut file": (lambda d: os.truncate(d / "model-00004-of-00004.safetensors", 3000),
+                   ["model-00004-of-00004.safetensors"]),
+    "a tensor in another file": (edit_index(lambda m: m.update({WTE: "model-00002-of-00004.safetensors"})),
+                                 ["model-00002-of-00004.safetensors", WTE, "model-00001-of-00004.safetensors"]),
+    "a way out of the directory": (edit_index(lambda m: m.update({WTE: "../secret.safetensors"})),
+                                   [WTE, "../secret.safetensors", "same directory"]),
+    "a tensor that is not listed": (edit_index(lambda m: m.pop(WTE)), [WTE, "not in the index"]),
+    "an index without files": (lambda d: (d / "model.safetensors.index.json").write_text("{}"), ["weight_map"]),
+    "no weights at all": (lambda d: [path.unlink() for path in d.glob("model*")], ["no model.safetensors"]),
+}
+
+
+@pytest.fixture(scope="module")
+def in_four_files(tmp_path_factory):
+    directory = save(new_model(), tmp_path_factory.mktemp("model"), shard="150KB")
+    assert len(list(directory.glob("model-*-of-00004.safetensors"))) == 4
+    return directory
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_model_that_cannot_be_read(name, in_four_files, data, tmp_path):
+    damage, words = DAMAGE[name]
+    shutil.copytree(in_four_files, tmp_path / "model")
+    damage(tmp_path / "model")
+    refused("-e", tmp_path / "model", "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run",
+            words=words)
+    assert not (tmp_path / "run" / "main.log").exists()
+
+
+@pytest.mark.sanitize
+def test_data_of_another_vocabulary_than_the_model(data, tmp_path):
+    model = save(new_model(vocab_size=500), tmp_path / "model")
+    refused("-e", model, "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 1,
+            words=[str(model), "500", "257", "--tokenizer"])
+
+
+# name: (--export, further options, words)
+EXPORTS = {
+    "an llm.c file in fp16": ("model.bin", ["--export-dtype", "fp16"], ["fp16", "--export-dtype fp32 or bf16"]),
+    "a path inside a file": ("file/model", [], ["file", "Not a directory"]),
+    "a file where a directory is to be": ("file", [], ["this is a file"]),
+    "a directory that holds something else": (".", [], ["not of an exported model"]),
+    "a file that is no llm.c model": ("data.bin", [], ["no llm.c model"]),
+    "a place that cannot be written": ("/proc/model", [], ["not writable"]),
+    "an unknown type": ("model", ["--export-dtype", "int8"], ["int8", "fp32"]),
+}
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("name", EXPORTS)
+def test_an_export_that_cannot_be_is_refused_before_training(name, data, tmp_path):
+    path, options, words = EXPORTS[name]
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "data.bin").write_text("x")
+    refused("-e", f"L=1,C=64,NH=2,T={T}", "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run",
+            "--export", tmp_path / path, *options, words=words)
+    assert sorted(os.listdir(tmp_path)) in (["data.bin", "file"], ["data.bin", "file", "run"])
+    assert not (tmp_path / "run" / "main.log").exists()

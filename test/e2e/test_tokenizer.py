@@ -1,0 +1,359 @@
+"""The tokenizer against Hugging Face's tokenizers and OpenAI's tiktoken: the same tokens for every text.
+
+TOKENIZER_MB=60 compares 60 MB and every character in every surrounding (minutes); the default takes seconds.
+"""
+import base64
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import tokenizer_corpus as corpus
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "dev" / "bench"))
+import native_tokenizer as native  # noqa: E402
+
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is missing: scripts/install_deps.sh test")
+tiktoken = pytest.importorskip("tiktoken", reason="tiktoken is missing: scripts/install_deps.sh test")
+
+MEGABYTES = float(os.environ.get("TOKENIZER_MB", "4"))
+EVERYTHING = MEGABYTES >= 50
+TRAINED_SIZES = [512, 4096, 50257 if EVERYTHING else 10000]  # 50,257 take 10 MB of text and 10 s of training
+GPT2 = corpus.DATA / "gpt2"
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    return native.Library(native.build(tmp_path_factory.mktemp("library")))
+
+
+@pytest.fixture(scope="session")
+def texts():
+    return corpus.documents(MEGABYTES)
+
+
+@pytest.fixture(scope="session")
+def newer_characters():
+    return corpus.newer_characters()
+
+
+class Vocabulary:
+    """One vocabulary in all the forms that the three libraries read."""
+
+    def __init__(self, library, directory, path):
+        self.path = path
+        self.ours = library.open(path)
+        json_path = directory / "tokenizer.json"
+        json_path.write_bytes(self.ours.to_json())
+        self.huggingface = tokenizers.Tokenizer.from_file(str(path if path.suffix == ".json" else json_path))
+        spellings = {self.ours.token(i): i for i in range(self.ours.vocab) if not self.ours.is_special(i)}
+        self.tiktoken = tiktoken.Encoding("ours", pat_str=GPT2_PATTERN, mergeable_ranks=spellings,
+                                          special_tokens={"<|endoftext|>": self.ours.eot})
+        rank_path = directory / "ranks.tiktoken"
+        rank_path.write_bytes(b"".join(base64.b64encode(s) + b" %d\n" % i for s, i in spellings.items()))
+        self.ours_by_rank = library.open(rank_path)
+
+
+@pytest.fixture(scope="session")
+def gpt2(library, tmp_path_factory):
+    if not GPT2.is_dir():
+        warnings.warn(f"GPT-2's vocabulary is not at {GPT2}: NOT COMPARED with it (PRETRAIN_DATA names the folder)")
+        pytest.skip(f"no {GPT2}")
+    return Vocabulary(library, tmp_path_factory.mktemp("gpt2"), GPT2)
+
+
+@pytest.fixture(scope="session")
+def trained(library, tmp_path_factory):
+    """Vocabularies of data/train_tokenizer.py, by size."""
+    directory, made = tmp_path_factory.mktemp("trained"), {}
+    for size in TRAINED_SIZES:
+        (directory / str(size)).mkdir()
+        text, path = directory / str(size) / "corpus.txt", directory / f"{size}.json"
+        text.write_text("\n".join(corpus.documents(12 if EVERYTHING else 1 if size <= 4096 else 2)), newline="")
+        subprocess.run([sys.executable, ROOT / "data/train_tokenizer.py", "--quiet", "--vocab-size", str(size), "-o",
+                        path, text], check=True, capture_output=True, timeout=600)
+        made[size] = Vocabulary(library, directory / str(size), path)
+    return made
+
+
+def first_difference(text, ours, theirs):
+    at = next((i for i, (a, b) in enumerate(itertools.zip_longest(ours, theirs)) if a != b), None)
+    return f"token {at}: {list(ours[at:at + 5])}, expected {theirs[at:at + 5]}, in {text[:60]!r}..."
+
+
+def assert_equal_to_tiktoken(tokenizer, reference, texts):
+    for text in texts:
+        ours, theirs = tokenizer.encode(text), reference.encode_ordinary(text)
+        assert ours.tolist() == theirs, first_difference(text, ours.tolist(), theirs)
+
+
+def assert_equal_to_huggingface(tokenizer, reference, texts):
+    for at in range(0, len(texts), 64):
+        batch = texts[at:at + 64]
+        for text, encoding in zip(batch, reference.encode_batch(batch, add_special_tokens=False)):
+            ours, theirs = tokenizer.encode(text), encoding.ids
+            assert ours.tolist() == theirs, first_difference(text, ours.tolist(), theirs)
+
+
+# ------------------------------------------------------------------------------------------------------------ equality
+
+def test_known_values_of_gpt2(gpt2):
+    ours = gpt2.ours
+    assert ours.encode("Hello world").tolist() == [15496, 995]
+    assert ours.encode("\n").tolist() == [198]
+    assert ours.encode("<|endoftext|>", special=True).tolist() == [50256] == [ours.eot]
+    assert (ours.vocab, ours.token(50256)) == (50257, b"<|endoftext|>")
+    shakespeare = corpus.DATA / "tinyshakespeare" / "input.txt"
+    if shakespeare.exists():
+        assert len(ours.encode(shakespeare.read_bytes())) == 338025
+
+
+def test_gpt2_gives_tiktokens_tokens(gpt2, texts):
+    assert_equal_to_tiktoken(gpt2.ours, gpt2.tiktoken, texts)
+
+
+def test_gpt2_as_a_rank_file_gives_tiktokens_tokens(gpt2, texts):
+    assert_equal_to_tiktoken(gpt2.ours_by_rank, gpt2.tiktoken, texts[::4])
+
+
+def test_gpt2_gives_huggingfaces_tokens(gpt2, texts, newer_characters):
+    assert_equal_to_huggingface(gpt2.ours, gpt2.huggingface, corpus.without(texts, newer_characters))
+
+
+@pytest.mark.parametrize("size", TRAINED_SIZES)
+def test_a_trained_vocabulary_gives_huggingfaces_tokens(trained, texts, newer_characters, size):
+    part = texts if EVERYTHING else texts[TRAINED_SIZES.index(size)::4]
+    assert_equal_to_huggingface(trained[size].ours, trained[size].huggingface, corpus.without(part, newer_characters))
+
+
+@pytest.mark.parametrize("size", TRAINED_SIZES)
+def test_a_trained_vocabulary_as_ranks_gives_tiktokens_tokens(trained, texts, size):
+    part = texts if EVERYTHING else texts[TRAINED_SIZES.index(size)::4]
+    assert_equal_to_tiktoken(trained[size].ours_by_rank, trained[size].tiktoken, part)
+
+
+def surroundings(code_points, form="a{0}b\n{0}\n"):
+    """Texts of all these characters, each between letters and alone on a line."""
+    for at in range(0, len(code_points), 4096):
+        yield "".join(form.format(chr(c)) for c in code_points[at:at + 4096])
+
+
+def test_every_character_gives_tiktokens_tokens(trained):
+    vocabulary = trained[512]
+    assert_equal_to_tiktoken(vocabulary.ours_by_rank, vocabulary.tiktoken, surroundings(CODE_POINTS))
+    if EVERYTHING:
+        form = "1{0}2 {0}{0} \t{0} '{0}'s {0}'s!{0}"
+        assert_equal_to_tiktoken(vocabulary.ours_by_rank, vocabulary.tiktoken, surroundings(CODE_POINTS, form))
+
+
+def test_every_character_gives_huggingfaces_tokens(trained, newer_characters):
+    # The fixture has compared all kinds of characters with tiktoken's already; Hugging Face takes ten times as long.
+    old = [c for c in CODE_POINTS if chr(c) not in newer_characters]
+    chosen = old if EVERYTHING else [c for c in old if c < 0x3100 or c % 16 == 0]
+    vocabulary = trained[512]
+    assert_equal_to_huggingface(vocabulary.ours, vocabulary.huggingface, list(surroundings(chosen)))
+
+
+def test_the_documentation_lists_the_characters_that_huggingface_does_not_know(newer_characters):
+    text = (ROOT / "doc" / "tokenizer.md").read_text()
+    listed = set()
+    for item in text.split("Letters (")[1].split("White space")[0].split():
+        if not (match := re.fullmatch("([0-9A-F]{4,5})(?:-([0-9A-F]{4,5}))?", item)):
+            continue
+        first, last = match.groups()
+        listed |= set(range(int(first, 16), int(last or first, 16) + 1))
+    assert listed == set(map(ord, newer_characters))
+
+
+@pytest.mark.parametrize("piece", [" ", "a", "ab", "\n", "é", "!", "7", "x_", "語"])
+def test_a_very_long_piece_gives_the_same_tokens(gpt2, piece):
+    text = piece * (200_000 // len(piece)) + "b"
+    ours = gpt2.ours.encode(text).tolist()
+    assert ours == gpt2.huggingface.encode(text).ids
+    assert ours == gpt2.ours_by_rank.encode(text).tolist() == gpt2.tiktoken.encode_ordinary(text)
+
+
+def test_random_letters_without_end_give_the_same_tokens(gpt2):
+    choose = random.Random(4)
+    text = "".join(choose.choice("etaoinshrdlu") for _ in range(150_000))
+    ours = gpt2.ours.encode(text).tolist()
+    assert ours == gpt2.huggingface.encode(text).ids == gpt2.tiktoken.encode_ordinary(text)
+
+
+# ---------------------------------------------------------------------------------------------------------- every byte
+
+def test_what_is_decoded_is_what_was_encoded(gpt2, trained, texts):
+    for tokenizer in [gpt2.ours, *(v.ours for v in trained.values())]:
+        for text in texts[::16]:
+            assert tokenizer.decode(tokenizer.encode(text)) == text.encode()
+
+
+def test_bytes_that_are_no_utf8_come_back(trained):
+    choose, tokenizer = random.Random(3), trained[4096].ours
+    for i in range(2000):
+        text = choose.randbytes(choose.randrange(200))
+        if i % 2:  # text that was cut and damaged
+            text = bytearray("Grüße, 世界! 👨‍👩‍👧‍👦  it's\n".encode() * 4)
+            for _ in range(8):
+                text[choose.randrange(len(text))] = choose.randrange(256)
+        assert tokenizer.decode(tokenizer.encode(text)) == bytes(text)
+
+
+def test_a_byte_that_is_no_utf8_parts_the_text_like_a_replacement_character(library, tmp_path):
+    """The rule of doc/tokenizer.md. The vocabulary merges no byte above 127, so that tokens show the pieces."""
+    path = tmp_path / "tokenizer.json"
+    merges = ["a b", "ab ab", "Ġ ab", "' s", "Ġ Ġ", "ĠĠ ĠĠ"]
+    document = json.loads(library.bytes().to_json())
+    document["model"]["merges"] = merges
+    for i, merge in enumerate(merges):
+        document["model"]["vocab"][merge.replace(" ", "")] = 257 + i
+    path.write_text(json.dumps(document))
+    tokenizer, choose = library.open(path), random.Random(5)
+    for _ in range(5000):
+        parts = [choose.choice([b"ab", b"abab", b" ", b"    ", b"'s", b"!", b"\xff", b"\x80", b"\xc3", b"\xe4\xb8",
+                                b"\xed\xa0\x80", b"\xf0\x9f", "é".encode(), "世".encode()]) for _ in range(8)]
+        text = b"".join(parts)
+        replaced = b"".join(b"\xef\xbf\xbd" if 0xDC80 <= ord(c) <= 0xDCFF else c.encode()
+                            for c in text.decode(errors="surrogateescape"))
+        ours = [tokenizer.token(i) for i in tokenizer.encode(text)]
+        theirs = [tokenizer.token(i) for i in tokenizer.encode(replaced)]
+        assert [t for t in ours if max(t) < 128] == [t for t in theirs if max(t) < 128], text
+
+
+# ----------------------------------------------------------------------------------------- special tokens, cuts, export
+
+def test_special_tokens_are_tokens_in_prompts_and_text_in_corpora(trained):
+    vocabulary, text = trained[4096], "one<|endoftext|>two <|endoftext|><|endoftext|>\n<|endoftext|"
+    assert vocabulary.ours.encode(text, special=True).tolist() == vocabulary.huggingface.encode(text).ids
+    assert vocabulary.ours.encode(text).tolist() == vocabulary.tiktoken.encode_ordinary(text)
+    assert vocabulary.ours.eot not in vocabulary.ours.encode(text).tolist()
+
+
+def test_added_tokens_are_found_as_huggingface_finds_them(library, trained, tmp_path):
+    document = json.loads(trained[512].ours.to_json())
+    for i, (content, special, normalized) in enumerate([
+            ("<|user|>", True, False), ("    ", False, True), ("  ", False, True), ("ab", False, False),
+            ("abc", False, False), ("cd", False, True), (" bcd", False, False),
+            ("世", False, True), ("\n", False, False)]):
+        document["added_tokens"].append({"id": 512 + i, "content": content, "single_word": False, "lstrip": False,
+                                         "rstrip": False, "normalized": normalized, "special": special})
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(document))
+    ours, theirs = library.open(path), tokenizers.Tokenizer.from_file(str(path))
+    plain = tokenizers.Tokenizer.from_file(str(path))
+    plain.encode_special_tokens = True
+    choose = random.Random(6)
+    for _ in range(3000):
+        text = "".join(choose.choice(["a", "b", "c", "d", "ab", " ", "  ", "    ", "世", "\n", "<|user|>",
+                                      "<|endoftext|>", "x"]) for _ in range(choose.randrange(20)))
+        assert ours.encode(text, special=True).tolist() == theirs.encode(text).ids, text
+        assert ours.encode(text).tolist() == plain.encode(text).ids, text
+        cut = ours.safe_cut(text.encode())
+        whole, data = ours.encode(text).tolist(), text.encode()
+        assert ours.encode(data[:cut]).tolist() + ours.encode(data[cut:]).tolist() == whole, (text, cut)
+
+
+def test_a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole(gpt2, trained, texts):
+    choose = random.Random(7)
+    for tokenizer in (gpt2.ours, trained[512].ours):
+        cuts = 0
+        for text in texts[::8]:
+            text = text.encode()[:4000]
+            n = choose.randrange(len(text) + 1)
+            cut = tokenizer.safe_cut(text[:n])
+            cuts += cut > 0
+            assert 0 <= cut <= n
+            assert (tokenizer.encode(text[:cut]).tolist() + tokenizer.encode(text[cut:]).tolist() ==
+                    tokenizer.encode(text).tolist())
+        assert cuts > len(texts) // 8 / 2
+
+
+def test_the_exported_tokenizer_loads_in_transformers(gpt2, trained, library, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is missing")
+    text = "It's 1776: naïve café,\n\n    return x  # 世界 👍🏽<|endoftext|>"
+    for i, ours in enumerate((gpt2.ours, gpt2.ours_by_rank, trained[4096].ours, library.bytes())):
+        directory = tmp_path / str(i)
+        directory.mkdir()
+        (directory / "tokenizer.json").write_bytes(ours.to_json())
+        (directory / "config.json").write_text('{"model_type": "gpt2"}')
+        fast = transformers.GPT2TokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+        auto = transformers.AutoTokenizer.from_pretrained(directory)
+        expected = ours.encode(text, special=True).tolist()
+        assert fast(text)["input_ids"] == auto(text)["input_ids"] == expected
+        assert auto.decode(expected) == text and auto.eos_token_id == ours.eot and len(auto) == ours.vocab
+
+
+def test_the_forms_of_one_vocabulary_have_one_fingerprint_and_one_export(gpt2, library, tmp_path):
+    """OpenAI's files, vocab.json and merges.txt as transformers writes them, ranks, llm.c's file, tokenizer.json."""
+    ours, directory = gpt2.ours, tmp_path / "hf"
+    directory.mkdir()
+    gpt2.huggingface.model.save(str(directory))
+    llmc = tmp_path / "gpt2_tokenizer.bin"
+    tokens = [ours.token(i) for i in range(50257)]
+    header = [20240328, 2, 50257, 50256] + [0] * 252
+    llmc.write_bytes(b"".join(n.to_bytes(4, "little") for n in header) +
+                     b"".join(bytes([len(t)]) + t for t in tokens))
+    hf_json = tmp_path / "tokenizer.json"
+    gpt2.huggingface.save(str(hf_json), pretty=False)
+    for path in (directory, directory / "vocab.json", llmc, hf_json, GPT2 / "encoder.json"):
+        other = library.open(path)
+        assert other.fingerprint == ours.fingerprint == gpt2.ours_by_rank.fingerprint
+        assert other.to_json() == ours.to_json() == gpt2.ours_by_rank.to_json()
+        assert other.encode("Hello world").tolist() == [15496, 995]
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+def run_training(*arguments):
+    return subprocess.run([sys.executable, ROOT / "data/train_tokenizer.py", "--quiet", *map(str, arguments)],
+                          capture_output=True, text=True, timeout=120)
+
+
+def test_training_reads_text_and_jsonl_and_always_makes_the_same_vocabulary(library, tmp_path):
+    choose = random.Random(8)
+    words = ["quick", "brown", "fox"] * 9 + ["".join(choose.choices("aeioulnrst", k=5)) for _ in range(50)]
+    text = [" ".join(choose.choice(words) for _ in range(50)) for _ in range(200)]
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "a.txt").write_text("\n".join(text[:100]))
+    (tmp_path / "in" / "deep" / "b.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in text[100:]))
+    for name in ("one.json", "two.json"):
+        result = run_training(tmp_path / "in", "--vocab-size", 400, "-o", tmp_path / name)
+        assert result.returncode == 0 and "400 tokens" in result.stdout and "in 2 files" in result.stdout, result
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
+    tokenizer = library.open(tmp_path / "one.json")
+    assert (tokenizer.vocab, tokenizer.eot) == (400, 399)
+    assert len(tokenizer.encode(" quick brown fox")) == 3
+
+
+@pytest.mark.parametrize("name, content, arguments, message", [
+    ("a.txt", "too short", [], "gives only"),
+    ("a.txt", "", [], "no text to train on"),
+    ("a.jsonl", '{"text": "x"}\n{"text"', [], "a.jsonl: line 2: not valid JSON"),
+    ("a.jsonl", '{"content": "x"}\n', [], 'line 1: no field "text"; --field'),
+    ("a.jsonl", '{"text": 5}\n', [], '"text" is int, expected a string'),
+    ("a.gz", "x", [], "not a text file; unpack it first"),
+    ("a.txt", "x", ["--vocab-size", "100"], "100 is out of range, expected 257"),
+    ("a.txt", "x", ["-o", "nowhere/t.json"], "no such directory"),
+])
+def test_training_refuses_bad_input_in_one_line(tmp_path, name, content, arguments, message):
+    (tmp_path / name).write_text(content)
+    result = run_training(tmp_path / name, "--vocab-size", 300, "-o", tmp_path / "out.json", *arguments)
+    assert result.returncode == 2 and message in result.stderr, result
+    assert "Traceback" not in result.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == [name]
+
+
+def test_training_without_the_package_says_how_to_get_it(tmp_path):
+    result = subprocess.run([sys.executable, "-S", "-I", ROOT / "data/train_tokenizer.py", "x.txt", "--vocab-size",
+                             "300", "-o", tmp_path / "t.json"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and "scripts/install_deps.sh data" in result.stderr

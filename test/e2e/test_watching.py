@@ -1,0 +1,312 @@
+"""Watching a run: what TensorBoard's own readers find in the event files against main.log, also after kills, resumes
+and on full disks; what a terminal, a pipe and a notebook show; the last lines of a run."""
+import json
+import os
+import pty
+import re
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import EXIT_RUN_FAILED, QUIET, TINY, checkpoints, command, events, kill, start, train, wait_for
+
+pytest.importorskip("tensorboard", reason="tensorboard is not installed: scripts/install_deps.sh test")
+from tensorboard.backend.event_processing import plugin_event_multiplexer  # noqa: E402
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader  # noqa: E402
+from tensorboard.plugin_util import markdown_to_safe_html  # noqa: E402
+
+RUN = [*TINY, "-v", 4, "-s", 0, "-n", 5]
+GROUPS = {"step": "train/", "validation": "val/", "gpu": "gpu/", "end": "whole_run/"}
+NAMES = {"val/ppl": "val/perplexity"}
+
+
+def as_float32(value):
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def scalars_of_log(run):
+    """(tag, step) -> float32, of every number of every line of main.log that belongs to a step."""
+    found = {}
+    for line in (run / "main.log").read_text().splitlines():
+        entry = json.loads(line)
+        if "step" not in entry or entry["event"] == "sample":
+            continue
+        group = f"choices/{entry['name']}/" if entry["event"] == "choices" else GROUPS[entry["event"]]
+        for key, value in entry.items():
+            if key not in ("time", "step") and isinstance(value, (int, float)):
+                tag = group + key
+                found[NAMES.get(tag, tag), entry["step"]] = as_float32(value)
+    return found
+
+
+def accumulated(run):
+    """The same from the event files, as TensorBoard's reader in Python sees them."""
+    accumulator = EventAccumulator(str(run), size_guidance={"scalars": 0, "tensors": 0})
+    accumulator.Reload()
+    return {(tag, event.step): event.value
+            for tag in accumulator.Tags()["scalars"] for event in accumulator.Scalars(tag)}
+
+
+def event_files(run):
+    return sorted(run.glob("events.out.tfevents.*"))
+
+
+def records(path):
+    return list(RawEventFileLoader(str(path)).Load())
+
+
+def test_tensorboard_finds_every_number_of_the_log(data, tmp_path):
+    run = tmp_path / "run"
+    train(*RUN, *data.flags, "-x", 12, "-o", run)
+    found = accumulated(run)
+    assert found == scalars_of_log(run)
+    assert {step for tag, step in found if tag == "train/loss"} == set(range(1, 13))
+    assert {step for tag, step in found if tag == "val/loss"} == {0, 4, 8, 12}
+    assert {"train/norm", "train/lr", "train/ms", "train/tokens_per_second", "train/mfu", "train/hfu", "val/perplexity",
+            "whole_run/ms_p99"} <= {tag for tag, step in found}
+
+
+def test_tensorboards_web_server_reads_the_same(data, tmp_path):
+    """By both ways that it has: the multiplexer in Python (--load_fast=false) and the data server."""
+    run = tmp_path / "logs" / "run"
+    train(*RUN, *data.flags, "-x", 8, "-o", run)
+    expected = scalars_of_log(run)
+    multiplexer = plugin_event_multiplexer.EventMultiplexer(tensor_size_guidance={"scalars": 0})
+    multiplexer.AddRunsFromDirectory(str(tmp_path / "logs"))
+    multiplexer.Reload()
+    for tag, step in expected:
+        values = {event.step: event.tensor_proto.float_val[0] for event in multiplexer.Tensors("run", tag)}
+        assert values[step] == expected[tag, step]
+    assert served(tmp_path / "logs")["run"] == expected
+
+
+def served(directory):
+    """run -> {(tag, step): value}, from TensorBoard's data server, a process that it starts beside its web server."""
+    from tensorboard import context
+    from tensorboard.data import server_ingester
+    from tensorboard.util import grpc_util
+    try:
+        binary = server_ingester.get_server_binary()
+    except server_ingester.NoDataServerError as error:
+        pytest.skip(f"tensorboard has no data server here: {error}")
+    ingester = server_ingester.SubprocessServerDataIngester(
+        server_binary=binary, logdir=str(directory), reload_interval=5, samples_per_plugin={"scalars": 0},
+        channel_creds_type=grpc_util.ChannelCredsType.LOCAL)
+    ingester.start()
+    series = ingester.data_provider.read_scalars(context.RequestContext(), experiment_id="", plugin_name="scalars",
+                                                 downsample=100000)
+    return {run: {(tag, datum.step): datum.value for tag in tags for datum in tags[tag]}
+            for run, tags in series.items()}
+
+
+def test_a_resumed_run_replaces_the_steps_that_are_run_again(data, tmp_path):
+    run = tmp_path / "run"
+    train(*RUN, *data.flags, "-x", 9, "-o", run)
+    newest = checkpoints(run)[-1]
+    (newest / "trainer.json").write_text("damaged")  # the one before it is of step 5: 6 to 9 are run again
+    assert ("train/loss", 9) in accumulated(run)
+    train(*RUN, *data.flags, "-x", 7, "-o", run, "-y", 1)
+    assert len(event_files(run)) == 2
+    found = accumulated(run)
+    assert found == scalars_of_log(run)
+    assert max(step for tag, step in found) == 7
+
+
+def test_after_kill_9_nothing_but_the_last_line_can_be_missing(data, tmp_path):
+    run = tmp_path / "run"
+    flags = [*RUN, *data.flags, "-o", run]
+    process = start(*flags, "-x", 100000)
+    wait_for(lambda: len(checkpoints(run)) >= 2, process)
+    kill(process)
+    log = run / "main.log"
+    log.write_bytes(log.read_bytes()[: log.read_bytes().rindex(b"\n") + 1])
+    in_log, found = scalars_of_log(run), accumulated(run)
+    last = json.loads(log.read_text().splitlines()[-1])
+    assert found.items() <= in_log.items()
+    assert {step for tag, step in in_log.keys() - found.keys()} <= {last["step"]}
+    # A kill in the middle of a record leaves its beginning, which a reader passes over.
+    with open(event_files(run)[0], "ab") as file:
+        file.write(event_files(run)[0].read_bytes()[:40])
+    assert accumulated(run) == found
+    train(*flags, "-x", checkpoint_step(run) + 3, "-y", 1)
+    assert accumulated(run) == scalars_of_log(run)
+
+
+def checkpoint_step(run):
+    return json.loads((checkpoints(run)[-1] / "trainer.json").read_text())["step"]
+
+
+def test_a_bit_that_flipped_anywhere_in_a_record_is_noticed(data, tmp_path):
+    run = tmp_path / "run"
+    train(*TINY, *QUIET, *data.flags, "-x", 4, "-n", 0, "-o", run)
+    (file,) = event_files(run)
+    content = file.read_bytes()
+    whole = records(file)
+    at = sum(len(record) + 16 for record in whole[:4])  # where the fifth record begins
+    (length,) = struct.unpack_from("<Q", content, at)
+    assert length == len(whole[4])
+    for place in (at, at + 8, at + 12, at + 12 + length // 2, at + 12 + length):  # length, its CRC, data, data's CRC
+        damaged = bytearray(content)
+        damaged[place] ^= 0x04
+        file.write_bytes(damaged)
+        assert records(file) == whole[:4]
+
+
+def test_a_file_that_cannot_grow_does_not_stop_the_run(data, tmp_path):
+    def limit_file_size():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes then fail with EFBIG
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # the checkpoint's largest file has 300 KB
+
+    run = tmp_path / "run"
+    result = train("-e", "L=1,C=32,NH=1,T=32", "-t", 32, "-b", 1, *QUIET, "-n", 0, *data.flags, "-x", 2500, "-o", run,
+                   preexec_fn=limit_file_size)
+    assert len(re.findall("events.out.*: cannot be written: File too large; the run goes on", result.stderr)) == 1
+    assert len(re.findall("main.log: cannot be written: File too large; the run goes on", result.stderr)) == 1
+    assert "done        2500 steps" in result.stdout
+    found = accumulated(run)
+    steps = {step for tag, step in found if tag == "train/loss"}
+    assert 1000 < max(steps) < 2500 and steps == set(range(1, max(steps) + 1))
+    in_log = scalars_of_log(run)
+    assert all(in_log.get(key, value) == value for key, value in found.items())
+
+
+def test_without_tensorboard_no_events_are_written(data, tmp_path):
+    train(*TINY, *QUIET, *data.flags, "-x", 2, "-n", 0, "-o", tmp_path / "run", "--tensorboard", 0)
+    assert not event_files(tmp_path / "run")
+    assert len(events(tmp_path / "run", "step")) == 2
+
+
+def test_the_text_tab_shows_the_options_of_the_run_and_its_samples(data, tmp_path):
+    run = tmp_path / "run"
+    train(*TINY, "-v", 0, "-s", 2, "-g", 12, *data.flags, "-x", 4, "-n", 0, "-o", run)
+    accumulator = EventAccumulator(str(run), size_guidance={"tensors": 0})
+    accumulator.Reload()
+
+    def texts(tag):
+        return [(event.step, event.tensor_proto.string_val[0].decode()) for event in accumulator.Tensors(tag)]
+
+    (of_run,) = texts("run")
+    assert json.loads(of_run[1])["options"]["train-data"] == data.train
+    samples = texts("sample/1")
+    assert [step for step, text in samples] == [2, 4]
+    for (step, shown), entry in zip(samples, events(run, "sample")):
+        assert step == entry["step"]
+        assert markdown_to_safe_html(shown).startswith("<pre><code>")
+
+
+def test_a_run_that_only_evaluates_adds_to_the_log_and_takes_nothing_away(data, tmp_path):
+    run = tmp_path / "run"
+    train(*RUN, *data.flags, "-x", 5, "-o", run)
+    log, before = (run / "main.log").read_text(), accumulated(run)
+    train("-e", checkpoints(run)[-1], *TINY[2:], "-s", 0, "-v", 1, *data.flags, "-x", 0, "-o", run)
+    assert (run / "main.log").read_text().startswith(log)
+    assert len(events(run, "validation")) == 4
+    assert accumulated(run) == before == served(run.parent)["run"]  # a curve of its own
+    (loss,) = (value for (tag, step), value in accumulated(run / "evaluation").items() if tag == "val/loss")
+    assert loss == as_float32(events(run, "validation")[-1]["loss"])
+
+
+def test_a_second_process_in_the_same_directory_is_refused(data, tmp_path):
+    run = tmp_path / "run"
+    flags = [*TINY, *QUIET, *data.flags, "-n", 5, "-o", run]
+    first = start(*flags, "-x", 1000000)
+    try:
+        wait_for(lambda: checkpoints(run), first)
+        second = train(*flags, "-x", 1000000, "-y", 1, expect=EXIT_RUN_FAILED)
+    finally:
+        kill(first)
+    assert re.search(r"main.log: another process is writing it: is this run going on already\?$", second.stderr.strip())
+    steps = [entry["step"] for entry in events(run, "step")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_the_last_lines_sum_up_the_run(data, tmp_path):
+    run = tmp_path / "run"
+    result = train(*RUN, *data.flags, "-x", 8, "-o", run)
+    summary = re.search(r"^summary +8 steps, 1.024K tokens, (\S+) in steps \| median (\S+) tok/s, mfu \S+% \| "
+                        r"step p50 (\S+) ms, p99 (\S+) ms\n +best validation loss (\S+) at step (\d+)$",
+                        result.stdout, re.MULTILINE)
+    assert summary, result.stdout[-500:]
+    end = events(run, "end")[-1]
+    validations = {entry["step"]: entry["loss"] for entry in events(run, "validation")}
+    assert end["best_val_loss"] == min(validations.values()) == validations[int(summary[6])]
+    assert summary[5] == f"{end['best_val_loss']:.4f}"
+    times = sorted(entry["ms"] for entry in events(run, "step")[1:])  # without the first one
+    # 6 digits in the log of the steps, 6 in the summary's: each is off by at most 0.5e-5 of itself.
+    assert end["ms_p50"] == pytest.approx(times[3], rel=1.1e-5)
+    assert end["ms_p99"] == pytest.approx(times[6], rel=1.1e-5)
+    assert (end["steps"], end["tokens"]) == (8, 1024)
+    assert "energy_joules" not in end or end["energy_joules"] > 0
+
+
+# ------------------------------------------------------------------------------------------------ terminal and notebook
+
+
+def screen(output):
+    """The lines that a terminal shows which knows carriage return and "erase to the end of the line"."""
+    lines, line, column = [], "", 0
+    for token in re.findall(r"\x1b\[K|\r|\n|[^\x1b\r\n]+", output):
+        if token == "\x1b[K":
+            line = line[:column]
+        elif token == "\r":
+            column = 0
+        elif token == "\n":
+            lines.append(line)
+            line, column = "", 0
+        else:
+            line = line[:column] + token + line[column + len(token):]
+            column += len(token)
+    return [*lines, line]
+
+
+def on_a_terminal(*arguments, **environment):
+    master, slave = pty.openpty()
+    process = subprocess.Popen(command(*arguments), stdout=slave, stderr=slave, stdin=subprocess.DEVNULL,
+                               env={**os.environ, "LC_ALL": "C.UTF-8", "COLUMNS": "", **environment})
+    os.close(slave)
+    output, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if select.select([master], [], [], 0.1)[0]:
+            try:
+                output += os.read(master, 65536)
+            except OSError:  # EIO: the other end is closed
+                break
+    os.close(master)
+    assert process.wait() == 0, output
+    return output.decode().replace("\r\n", "\n")
+
+
+def test_on_a_terminal_the_bar_leaves_nothing_behind(data):
+    output = on_a_terminal(*TINY, "-v", 2, "-s", 0, *data.flags, "-x", 6)
+    assert re.search(r"\rstep|step \d/6 \[[█▏▎▍▌▋▊▉ ]+\] +\d+\.\d% \| loss", output)
+    shown = screen(output)
+    steps = [line for line in shown if line.startswith("step")]
+    assert [line.split("/")[0] for line in steps] == [f"step {i}" for i in range(1, 7)]
+    assert all("[" not in line for line in shown if line.startswith(("step", "validation", "done", "summary")))
+    assert shown[-1] == ""
+
+
+def test_through_a_pipe_there_are_plain_lines(data):
+    result = train(*TINY, *QUIET, *data.flags, "-x", 3)
+    assert not set("\r\x1b") & set(result.stdout)
+
+
+def test_a_notebook_gets_plain_lines_though_its_cells_look_like_a_terminal(data, tmp_path):
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: scripts/install_deps.sh test")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed: scripts/install_deps.sh test")
+    run = " ".join(command(*TINY, "-v", 2, "-s", 0, *data.flags, "-x", 4))
+    cells = ["!" + run.replace("*", r"\*"), "!tty"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    texts = ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
+    assert texts[1].startswith("/dev/"), "this Jupyter runs its commands without a terminal: the test shows nothing"
+    lines = texts[0].replace("\r\n", "\n")
+    assert "\r" not in lines and "\x1b" not in lines
+    assert len(re.findall(r"^step \d/4 \|", lines, re.MULTILINE)) == 4

@@ -1,0 +1,217 @@
+// Token by token: the decoder of the model on the running backend, on fresh random weights and tokens. Its logits are
+// those of the whole forward pass, whatever the way there and whoever is beside; its cache shares memory with training
+// and does not touch what training computes.
+#include "dev/sim/sim_control.h"
+#include "llmc/device.h"
+#include "test/ops/random_model.h"
+#include <string.h>
+
+enum { S = 3, SPAN = T + 1 };
+
+static uint16_t *windows;        // (S, T+1), memory the device can copy from
+static int32_t tokens[S * SPAN]; // the same
+
+// GELU out of the epilogues: within them it may be taken of a value that was not rounded, here and not there as the
+// speed of each shape decides, and the tests below compare bits of different shapes.
+static int setup(void **state) {
+    Error err;
+    if (op_group_setup(state) != 0) return -1;
+    op_restart_device((DeviceOptions){.gelu_fusion = GELU_FUSION_NONE});
+    windows = host_alloc(S * SPAN * sizeof *windows, &err);
+    if (!windows) return -1;
+    for (int i = 0; i < S * SPAN; i++)
+        tokens[i] = windows[i] = (uint16_t)(philox(op_seed(), STREAM_TOKENS, (uint64_t)i).v[0] % V);
+    return 0;
+}
+
+static int teardown(void **state) {
+    host_free(windows);
+    return op_group_teardown(state);
+}
+
+// ------------------------------------------------------------------------------------------------------------- helpers
+
+// n tokens from position `first` on of `count` sequences from `s` on, as gpt2_decode_* take them.
+static const int32_t *taken(int s, int count, int first, int n) {
+    static int32_t some[S * SPAN];
+    for (int i = 0; i < count; i++) memcpy(some + i * n, tokens + (s + i) * SPAN + first, (size_t)n * sizeof *some);
+    return some;
+}
+
+static void start(Gpt2 *model, int s, int count, int n, float *logits) {
+    gpt2_decode_start(model, taken(s, count, 0, n), n, count, logits);
+    assert_int_equal(gpt2_decode_length(model), n);
+}
+
+static void step(Gpt2 *model, int s, int count, float *logits) {
+    const int n = (int)gpt2_decode_length(model);
+    gpt2_decode_step(model, taken(s, count, n, 1), logits);
+    assert_int_equal(gpt2_decode_length(model), n + 1);
+}
+
+// The logits (S,T,V) of the specification for the weights as the model stores them.
+static double *specified_logits(const Gpt2 *model) {
+    double *params[MAX_TENSORS], losses[S * T], *logits = malloc(S * T * V * sizeof *logits);
+    const int count = gpt2_num_tensors(model);
+    for (int i = 0; i < count; i++) params[i] = op_values(gpt2_tensors(model)[i].weight);
+    ref_gpt2(&gpt2_options(model)->config, params, tokens, S, T, losses, logits, NULL);
+    for (int i = 0; i < count; i++) free(params[i]);
+    return logits;
+}
+
+// Logits of all sequences at one position against the specification. In fp32 thirty ops in a row, each good to 1e-6,
+// whose errors add as squares: 1e-5. Below, every stored value is rounded: the residual stream and its branches about
+// ten times on the way up, and the layernorms and the head weigh these errors by up to 2: four tolerances of one op.
+// Of the 61 logits of one row that is a statement with a tail, as in op_limit: twice as much.
+static void check_row(const float *got, const double *want, int position, DType dtype, const char *how) {
+    const double limit = dtype == DTYPE_FP32 ? 1e-5 : 4.0 * op_tolerance(dtype);
+    for (int s = 0; s < S; s++) {
+        double row[V];
+        for (int v = 0; v < V; v++) row[v] = (double)got[s * V + v];
+        const double error = op_relative_error(row, want + (s * T + position) * V, V);
+        if (!(error <= 2.0 * limit))
+            op_fail("%s: logits of sequence %d after %d tokens: relative error %.3g, at most %.3g", how, s,
+                    position + 1, error, 2.0 * limit);
+    }
+}
+
+static void assert_same_logits(const float *a, const float *b, int rows) {
+    assert_memory_equal(a, b, (size_t)(rows * V) * sizeof *a);
+}
+
+// --------------------------------------------------------------------------------------------------------------- tests
+
+static void every_position_has_the_logits_of_the_specification(void **state) {
+    const DType dtype = op_dtype(state);
+    Gpt2 *model = make_model(dtype, false, 1, RECOMPUTE_NONE, S);
+    double *want = specified_logits(model);
+    float logits[S * V];
+    start(model, 0, S, 1, logits);
+    check_row(logits, want, 0, dtype, "one token");
+    for (int t = 1; t < T; t++) {
+        step(model, 0, S, logits);
+        check_row(logits, want, t, dtype, "token by token");
+    }
+    const int prompts[] = {2, 32, 33, 34, 63, T - 1, T}; // what goes through at once is rounded up to a multiple of 32
+    for (int i = 0; i < 7; i++) {
+        start(model, 0, S, prompts[i], logits);
+        check_row(logits, want, prompts[i] - 1, dtype, "a prompt");
+        if (prompts[i] == T) break;
+        step(model, 0, S, logits);
+        check_row(logits, want, prompts[i], dtype, "the token after a prompt");
+    }
+    free(want);
+    gpt2_destroy(model);
+}
+
+// On a GPU the library may compute a product of another number of rows in another order.
+static bool rows_are_computed_alike(void) {
+    return strcmp(device_facts()->backend, "cpu") == 0 || sim_set_schedule != NULL;
+}
+
+static void a_sequence_has_the_same_bits_alone_and_beside_others(void **state) {
+    enum { PROMPT = 40, GROWN = 6 };
+    const DType dtype = op_dtype(state);
+    if (!rows_are_computed_alike()) {
+        print_message("the library chooses how it multiplies by the number of rows\n");
+        skip();
+    }
+    Gpt2 *model = make_model(dtype, false, 1, RECOMPUTE_NONE, S);
+    float together[GROWN][S * V], alone[V];
+    start(model, 0, S, PROMPT, together[0]);
+    for (int i = 1; i < GROWN; i++) step(model, 0, S, together[i]);
+    for (int s = 0; s < S; s++) {
+        start(model, s, 1, PROMPT, alone);
+        assert_same_logits(alone, together[0] + s * V, 1);
+        for (int i = 1; i < GROWN; i++) {
+            step(model, s, 1, alone);
+            assert_same_logits(alone, together[i] + s * V, 1);
+        }
+    }
+    gpt2_destroy(model);
+}
+
+// Samples of one prompt: it is read once, and they part when their tokens do.
+static void sequences_with_one_prompt_are_alike_until_their_tokens_differ(void **state) {
+    enum { PROMPT = 37 };
+    const DType dtype = op_dtype(state);
+    Gpt2 *model = make_model(dtype, false, 1, RECOMPUTE_NONE, S);
+    int32_t prompts[S * PROMPT];
+    float logits[S * V], first[V];
+    start(model, 0, 1, PROMPT, first);
+    for (int s = 0; s < S; s++) memcpy(prompts + s * PROMPT, tokens, PROMPT * sizeof *prompts);
+    gpt2_decode_start(model, prompts, PROMPT, S, logits);
+    for (int s = 0; s < S; s++) assert_same_logits(logits, logits + s * V, 1);
+    if (rows_are_computed_alike()) assert_same_logits(first, logits, 1);
+    const int32_t next[S] = {5, 6, 5};
+    gpt2_decode_step(model, next, logits);
+    assert_same_logits(logits, logits + 2 * V, 1);
+    assert_true(memcmp(logits, logits + V, V * sizeof *logits) != 0);
+    gpt2_destroy(model);
+}
+
+// Gradients and losses of a micro-step, as one number.
+static uint64_t micro_step(Gpt2 *model) {
+    gpt2_load_batch(model, windows, S, sizeof *windows);
+    gpt2_forward_backward(model, S * T, true);
+    device_sync();
+    uint64_t digest = op_digest(0, (OpTensor){.t = gpt2_sequence_losses(model)});
+    for (int i = 0; i < gpt2_num_tensors(model); i++)
+        digest = op_digest(digest, (OpTensor){.t = gpt2_gradients(model)[i]});
+    return digest;
+}
+
+static void training_and_decoding_share_memory_and_do_not_see_each_other(void **state) {
+    const DType dtype = op_dtype(state);
+    float logits[2][2 * V], expected[2][2 * V];
+    Gpt2 *model = make_model(dtype, false, 1, RECOMPUTE_NONE, 2); // never trains
+    start(model, 0, 2, 50, expected[0]);
+    step(model, 0, 2, expected[1]);
+    gpt2_destroy(model);
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+        model = make_model(dtype, true, S, level, 0); // never decodes
+        const uint64_t trained = micro_step(model);
+        gpt2_destroy(model);
+        model = make_model(dtype, true, S, level, 2);
+        const int rounds = level == RECOMPUTE_NONE ? 3 : 1; // the third replays what the second recorded
+        for (int round = 0; round < rounds; round++) {
+            if (micro_step(model) != trained) op_fail("level %d: other bits after decoding", level);
+            assert_int_equal(gpt2_decode_length(model), 0);
+            start(model, 0, 2, 50, logits[0]);
+            step(model, 0, 2, logits[1]);
+            assert_memory_equal(logits, expected, sizeof logits);
+        }
+        gpt2_destroy(model);
+    }
+}
+
+static void an_evaluation_ends_what_was_begun_and_takes_nothing_along(void **state) {
+    const DType dtype = op_dtype(state);
+    Gpt2 *model = make_model(dtype, false, S, RECOMPUTE_NONE, S);
+    float before[S * V], after[S * V];
+    gpt2_load_batch(model, windows, S, sizeof *windows);
+    gpt2_forward(model);
+    device_sync();
+    const uint64_t losses = op_digest(0, (OpTensor){.t = gpt2_token_losses(model)});
+    start(model, 0, S, 20, before);
+    assert_int_equal(gpt2_decode_length(model), 20);
+    gpt2_load_batch(model, windows, S, sizeof *windows);
+    assert_int_equal(gpt2_decode_length(model), 0);
+    gpt2_forward(model);
+    device_sync();
+    assert_true(op_digest(0, (OpTensor){.t = gpt2_token_losses(model)}) == losses);
+    start(model, 0, S, 20, after);
+    assert_same_logits(before, after, S);
+    gpt2_destroy(model);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        OP_TEST(every_position_has_the_logits_of_the_specification),
+        OP_TEST(a_sequence_has_the_same_bits_alone_and_beside_others),
+        OP_TEST(sequences_with_one_prompt_are_alike_until_their_tokens_differ),
+        OP_TEST(training_and_decoding_share_memory_and_do_not_see_each_other),
+        OP_TEST(an_evaluation_ends_what_was_begun_and_takes_nothing_along),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,128 @@
+"""scripts/run_gpt2_*.sh: what they ask of the trainer, run for real with a tiny model in place of theirs."""
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+from tiny_run import (BAD_INPUT, INTERRUPTED, ROOT, TINY, call, checkpoints, clean_environment, events, last_step,
+                      make_root, same_weights, wait_until)
+
+RECIPES = {
+    # parameters, learning rate, final fraction, micro-batch, tokens a step, steps, corpus
+    "gpt2_124M": (124_475_904, 6e-4, 0, 64, 524288, 19560, "fineweb-10B-gpt2"),
+    "gpt2_350M": (354_871_296, 3e-4, 0, 64, 524288, 60000, "fineweb-100B-gpt2"),
+    "gpt2_774M": (774_090_240, 2.5e-4, 0, 32, 524288, 286102, "fineweb-100B-gpt2"),
+    "gpt2_1558M": (1_557_686_400, 6e-4, 0.1, 16, 1048576, 32000, "fineweb-edu-100B-gpt2"),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_root(tmp_path_factory.mktemp("root"))
+
+
+def recipe(root, name, *arguments, **environment):
+    return call(root, f"scripts/run_{name}.sh", *arguments, environment=clean_environment(**environment))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_plan_in_the_head_of_a_recipe_is_what_the_planner_says(root, name):
+    said = recipe(root, name, "--plan", DTYPE="bf16").stdout
+    now = [re.sub(" +", " ", line).strip() for line in said.splitlines()]
+    head = [line[4:] for line in (root / f"scripts/run_{name}.sh").read_text().splitlines() if line.startswith("#   ")]
+    assert sum(line.startswith("limit") for line in head) == said.count("GB/s") + 1 > 10
+    for line in head:
+        assert re.sub(" +", " ", line).strip() in now
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_with_the_published_hyperparameters(root, name, tmp_path):
+    parameters, rate, final, batch, tokens, steps, corpus = RECIPES[name]
+    plan = recipe(root, name, "--plan").stdout
+    assert f"-b {batch}, {tokens} tokens a step, {steps} steps" in plan
+    millions = float(re.search(r"([0-9.]+)([MB]) parameters", plan)[1]) * (1000 if "B parameters" in plan else 1)
+    assert millions == pytest.approx(parameters / 1e6, rel=1e-3)
+    run = recipe(root, name, *TINY[:8], "-s", 0, "-x", 1, OUT=tmp_path / "run")
+    assert run.returncode == 0, run.stderr
+    options = events(tmp_path / "run", "run")[0]["options"]
+    assert (options["learning-rate"], options["final-lr-fraction"]) == (rate, final)
+    assert (options["warmup"], options["weight-decay"], options["schedule"]) == (700, 0.1, "cosine")
+    assert (options["beta1"], options["beta2"], options["grad-clip"], options["val-every"]) == (0.9, 0.95, 1, 250)
+    assert options["train-data"].startswith(f"data/{corpus}/") and options["val-data"].startswith(f"data/{corpus}/")
+    assert "HellaSwag is not scored; to have it, run: data/get.py hellaswag" in run.stderr
+
+
+def test_a_second_call_goes_on_and_a_third_finds_the_run_done(root):
+    assert recipe(root, "gpt2_124M", *TINY, "-x", 20, OUT="runs/whole").returncode == 0
+    process = subprocess.Popen(["scripts/run_gpt2_124M.sh", *map(str, TINY), "-x", "1000000"], cwd=root,
+                               env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = root / "runs" / "gpt2_124M"  # where it goes by default
+    try:
+        wait_until(lambda: last_step(run) > 5, process)
+        process.send_signal(signal.SIGTERM)  # reaches the trainer, whose exit code is the recipe's
+        assert process.wait(60) == INTERRUPTED
+    finally:
+        process.kill()
+    stopped = last_step(run)
+    assert recipe(root, "gpt2_124M", *TINY, "-x", stopped + 15).returncode == 0
+    assert recipe(root, "gpt2_124M", *TINY, "-x", stopped + 15, OUT="runs/whole").returncode == 0
+    assert same_weights(run, root / "runs" / "whole")
+    again = recipe(root, "gpt2_124M", *TINY, "-x", stopped + 15)
+    assert again.returncode == 0 and "done        0 steps" in again.stdout
+    assert last_step(run) == stopped + 15
+
+
+def test_environment_and_arguments_take_precedence(root, tmp_path):
+    run = recipe(root, "gpt2_350M", *TINY[:4], *TINY[6:], "-x", 2, "-l", "1e-3", B=2, DTYPE="fp32",
+                 OUT=tmp_path / "run", DATA="data/fineweb-edu-100B-gpt2")
+    assert run.returncode == 0, run.stderr
+    options = events(tmp_path / "run", "run")[0]["options"]
+    assert (options["batch-size"], options["dtype"], options["learning-rate"]) == (2, "fp32", 1e-3)
+    assert options["train-data"] == "data/fineweb-edu-100B-gpt2/*train_*.bin"
+    missing = recipe(root, "gpt2_350M", TRAINER="./no_such_trainer")
+    assert (missing.returncode, missing.stderr) == (
+        BAD_INPUT, "gpt2_350M: ./no_such_trainer is not built; run: make\n")
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_missing_data_are_named_with_the_command_that_gets_them(part, tmp_path):
+    root = make_root(tmp_path / "root")
+    for shard in (root / "data" / "fineweb-10B-gpt2").glob(f"*{part}*"):
+        shard.unlink()
+    run = recipe(root, "gpt2_124M")
+    assert run.returncode == BAD_INPUT
+    assert run.stderr == (f"gpt2_124M: no {part} shards in data/fineweb-10B-gpt2 ({part}_*.bin); get them with: "
+                          "data/get.py fineweb-10B-gpt2\n")
+    assert not (root / "runs").exists()
+    assert recipe(root, "gpt2_124M", "--plan").returncode == 0  # needs none
+
+
+def test_hellaswag_is_scored_where_it_is_there(tmp_path):
+    root = make_root(tmp_path / "root")
+    (root / "data" / "hellaswag").mkdir()
+    (root / "data" / "hellaswag" / "hellaswag_val.bin").write_bytes(b"no such file")
+    run = recipe(root, "gpt2_124M", *TINY, "-x", 1)
+    assert run.returncode == BAD_INPUT and "hellaswag_val.bin" in run.stderr and "get.py" not in run.stderr
+
+
+def test_help_says_what_a_recipe_is_and_what_can_be_set(root):
+    said = recipe(root, "gpt2_774M", "--help").stdout
+    assert "GPT-2 774M on 150B tokens of FineWeb" in said and "TRAINER" in said and "data/get.py" in said
+    assert "OPTIONS=(" not in said and "#" not in said and "shellcheck" not in said
+
+
+def test_recipes_call_names_that_data_get_knows():
+    get = ROOT / "data" / "get.py"
+    if not get.exists():
+        pytest.skip("data/get.py is not there")
+    listed = subprocess.run([get], capture_output=True, text=True, check=True).stdout
+    for *_, corpus in RECIPES.values():
+        assert f" {corpus} " in listed
+
+
+def test_recipes_are_executable_and_short(root):
+    for name in RECIPES:
+        path = root / "scripts" / f"run_{name}.sh"
+        assert os.access(path, os.X_OK)
+        assert sum(not line.startswith("#") for line in path.read_text().splitlines()) <= 10

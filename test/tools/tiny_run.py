@@ -1,0 +1,88 @@
+"""What the tests of recipes and batch scripts share: a directory that looks like the repository to them (its scripts,
+the trainer, tiny shards under data/), the options of a quick run, and readers for what it leaves.
+
+Owns no test. TRAINER names the trainer (default: ./train_gpt2).
+"""
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
+INTERRUPTED, BAD_INPUT = 75, 2
+
+# A fraction of a millisecond a step, one thread: the same bits on every machine with this vector code.
+TINY = ["-e", "L=1,C=64,NH=1,T=32,V=257", "-t", 32, "-b", 4, "-d", 128, "-v", 0, "-s", 0, "-k", "constant", "-u", 2,
+        "-n", 1000000, "--threads", 1]
+
+
+def write_shard(path, tokens, seed):
+    draw = random.Random(seed)
+    header = [20240520, 1, tokens, 257, 0, 0, 257] + [0] * 249
+    path.write_bytes(struct.pack(f"<256i{tokens}H", *header, *(draw.randrange(20) for _ in range(tokens))))
+
+
+def make_root(directory):
+    """scripts/ copied, so that recipes find everything beside it in this directory and nowhere else."""
+    shutil.copytree(ROOT / "scripts", directory / "scripts")
+    (directory / "train_gpt2").symlink_to(TRAINER)
+    for corpus, prefix in (("fineweb-10B-gpt2", "fineweb"), ("fineweb-100B-gpt2", "fineweb"),
+                           ("fineweb-edu-100B-gpt2", "edu_fineweb")):
+        data = directory / "data" / corpus
+        data.mkdir(parents=True)
+        write_shard(data / f"{prefix}_train_000001.bin", 4000, 1)
+        write_shard(data / f"{prefix}_val_000000.bin", 500, 2)
+    return directory
+
+
+def clean_environment(**more):
+    """The environment without what recipes and Slurm read from it."""
+    ours = {"TRAINER", "DATA", "OUT", "B", "DTYPE", "RECIPE", "LRS", "SWEEP"}
+    kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("SLURM_")}
+    return kept | {name: str(value) for name, value in more.items()}
+
+
+def call(root, *command, environment=None, timeout=60, **options):
+    """Runs a command in root; relative names are those of root."""
+    return subprocess.run([str(part) for part in command], cwd=root, env=environment or clean_environment(),
+                          capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, **options)
+
+
+def events(run, kind):
+    log = run / "main.log"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return [entry for entry in (json.loads(line) for line in lines if line.endswith("\n")) if entry["event"] == kind]
+
+
+def last_step(run, since=0.0):
+    """The last step that the log holds, 0 if none; since: of a process that was started at this time."""
+    if not (run / "main.log").exists():
+        return 0
+    with open(run / "main.log", "rb") as log:
+        log.seek(max(0, os.path.getsize(log.name) - 8192))
+        lines = [line for line in log.read().splitlines(keepends=True)[-20:] if line.endswith(b"\n")]
+    entries = [json.loads(line) for line in lines if line.startswith(b'{"event":"step"')]
+    steps = [entry["step"] for entry in entries if entry["time"] >= since]
+    return steps[-1] if steps else 0
+
+
+def checkpoints(run):
+    return sorted(path.parent for path in run.glob("step_*/trainer.json"))
+
+
+def same_weights(a, b):
+    names = ("model.safetensors", "optimizer.safetensors")
+    return all((checkpoints(a)[-1] / n).read_bytes() == (checkpoints(b)[-1] / n).read_bytes() for n in names)
+
+
+def wait_until(condition, process, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"ended with {process.returncode} before"
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.03)

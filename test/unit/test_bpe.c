@@ -1,0 +1,315 @@
+// The parts of the tokenizer one by one: the pattern against PCRE2's own matching of it, merging against the plainest
+// form of the algorithm, the alphabet of bytes, UTF-8.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/base/rng.h"
+#include "llmc/tokens/bpe_alphabet.h"
+#include "llmc/tokens/bpe_merge.h"
+#include "llmc/tokens/bpe_pieces.h"
+#include "llmc/tokens/bpe_utf8.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+static uint8_t *table;
+static pcre2_code *pattern;
+
+// GPT-2's pattern; \s without U+180E, which PCRE2 alone counts as a space.
+static int make_table(void **state) {
+    (void)state;
+    int error;
+    size_t where;
+    table = pieces_char_table(NULL);
+    pattern =
+        pcre2_compile((PCRE2_SPTR) "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?(?:[^\\s\\p{L}\\p{N}]|\\x{180e})+"
+                                   "|(?:(?!\\x{180e})\\s)+(?!(?!\\x{180e})\\S|\\x{180e})|(?:(?!\\x{180e})\\s)+",
+                      PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error, &where, NULL);
+    return table && pattern ? 0 : -1;
+}
+
+static int free_table(void **state) {
+    (void)state;
+    free(table);
+    pcre2_code_free(pattern);
+    return 0;
+}
+
+// ------------------------------------------------------------------------------------------------------------ alphabet
+
+static void the_alphabet_spells_every_byte_as_gpt2_does(void **state) {
+    (void)state;
+    assert_int_equal(alphabet_character('A'), 'A');
+    assert_int_equal(alphabet_character(' '), 0x120);  // Ġ
+    assert_int_equal(alphabet_character('\n'), 0x10A); // Ċ
+    assert_int_equal(alphabet_character(0x7F), 0x121);
+    assert_int_equal(alphabet_character(0xA0), 0x142);
+    assert_int_equal(alphabet_character(0xAD), 0x143);
+    assert_int_equal(alphabet_character(0xFF), 0xFF);
+    char bytes[256], text[512], back[512];
+    size_t n;
+    for (int i = 0; i < 256; i++) bytes[i] = (char)i;
+    size_t length = alphabet_encode(bytes, 256, text);
+    assert_true(alphabet_decode(text, length, back, &n));
+    assert_int_equal(n, 256);
+    assert_memory_equal(back, bytes, 256);
+}
+
+static void characters_outside_the_alphabet_spell_nothing(void **state) {
+    (void)state;
+    const char *const strange[] = {" ",        "\n",           "\x7f", "\xc2\xa0", "\xc2\xad",
+                                   "\xc5\x84", "\xe4\xb8\x96", "\xff", "a b"};
+    char out[16];
+    size_t n;
+    for (size_t i = 0; i < sizeof strange / sizeof *strange; i++)
+        assert_false(alphabet_decode(strange[i], strlen(strange[i]), out, &n));
+}
+
+// --------------------------------------------------------------------------------------------------------------- UTF-8
+
+static void every_character_is_read_as_it_was_written(void **state) {
+    (void)state;
+    for (uint32_t c = 0; c < 0x110000; c++) {
+        char text[4];
+        uint32_t back = 0;
+        int length = utf8_encode(c, text), read = utf8_decode((unsigned char *)text, length, &back);
+        bool surrogate = c >= 0xD800 && c < 0xE000;
+        assert_int_equal(read, surrogate ? 0 : length);
+        if (!surrogate) assert_int_equal(back, c);
+        if (length > 1) assert_int_equal(utf8_decode((unsigned char *)text, length - 1, &back), 0);
+    }
+}
+
+static void what_is_not_well_formed_is_no_character(void **state) {
+    (void)state;
+    const char *const bad[] = {
+        "\x80",         "\xc0\xaf",         "\xc1\xbf",         "\xe0\x80\x80",     "\xe0\x9f\xbf",
+        "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff",
+        "\xc3(",        "\xe4\xb8("};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        uint32_t c;
+        assert_int_equal(utf8_decode((const unsigned char *)bad[i], (int64_t)strlen(bad[i]), &c), 0);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- pattern
+
+// A random text of what the pattern looks at; returns its length.
+static int64_t random_text(uint64_t round, char *text, int parts) {
+    static const char *const items[] = {"a",
+                                        "Z",
+                                        "\xc3\xa9",
+                                        "\xe4\xb8\x96",
+                                        "0",
+                                        "9",
+                                        "\xc2\xbd",
+                                        " ",
+                                        " ",
+                                        " ",
+                                        "\n",
+                                        "\t",
+                                        "\r",
+                                        "'",
+                                        "s",
+                                        "t",
+                                        "re",
+                                        "ve",
+                                        "ll",
+                                        "m",
+                                        "d",
+                                        "!",
+                                        "-",
+                                        "\xe2\x80\x99",
+                                        "\xe3\x80\x80",
+                                        "\xc2\xa0",
+                                        "\xe1\xa0\x8e",
+                                        "\xc2\x85",
+                                        "\xf0\x9f\x98\x80",
+                                        "\x1c",
+                                        "\xcc\x81",
+                                        "\xe2\x80\x8d"};
+    char *end = text;
+    for (int i = 0; i < parts; i++) {
+        Philox r = philox(20240528, round, (uint64_t)i);
+        if (r.v[0] % 4 != 0) {
+            const char *item = items[r.v[1] % (sizeof items / sizeof *items)];
+            end = stpcpy(end, item);
+        } else if (r.v[0] % 8 == 0) {
+            end += utf8_encode(r.v[1] % 0x1C80, end); // nothing there is newer than PCRE2's tables
+        } else {
+            *end++ = (char)(r.v[1] % 128);
+        }
+    }
+    return end - text;
+}
+
+static void pieces_are_what_pcre2_matches(void **state) {
+    (void)state;
+    pcre2_match_data *match = pcre2_match_data_create(2, NULL);
+    const size_t *range = pcre2_get_ovector_pointer(match);
+    for (uint64_t round = 0; round < 20000; round++) {
+        char text[512];
+        int64_t n = random_text(round, text, 1 + (int)(round % 60)), at = 0;
+        while (at < n) {
+            int64_t length = pieces_next(table, text + at, n - at);
+            int found = pcre2_match(pattern, (PCRE2_SPTR)text, (size_t)n, (size_t)at, 0, match, NULL);
+            assert_true(found > 0);
+            if ((int64_t)range[0] != at || (int64_t)range[1] != at + length)
+                fail_msg("round %llu: piece at %lld is %lld bytes, PCRE2 matches [%zu, %zu)", (unsigned long long)round,
+                         (long long)at, (long long)length, range[0], range[1]);
+            at += length;
+        }
+    }
+    pcre2_match_data_free(match);
+}
+
+static void bytes_that_are_no_utf8_part_a_text_as_replacement_characters_do(void **state) {
+    (void)state;
+    for (uint64_t round = 0; round < 20000; round++) {
+        char text[512], replaced[3 * 512];
+        int64_t n = random_text(round, text, 20), m = 0, starts[512];
+        for (uint64_t i = 0; i < 5; i++) text[philox(1, round, i).v[0] % (uint32_t)n] = (char)philox(2, round, i).v[0];
+        for (int64_t i = 0, length; i < n; i += length) {
+            uint32_t c;
+            length = utf8_decode((unsigned char *)text + i, n - i, &c);
+            int64_t written = length > 0 ? length : 3;
+            memcpy(replaced + m, length > 0 ? text + i : "\xef\xbf\xbd", (size_t)written);
+            if (length == 0) length = 1;
+            for (int64_t k = 0; k < length; k++) starts[i + k] = m;
+            m += written;
+        }
+        int64_t a = 0, b = 0;
+        while (a < n) {
+            assert_int_equal(starts[a], b);
+            a += pieces_next(table, text + a, n - a);
+            b += pieces_next(table, replaced + b, m - b);
+        }
+        assert_int_equal(b, m);
+    }
+}
+
+static void a_certain_cut_is_one_whatever_stands_around_it(void **state) {
+    (void)state;
+    int64_t cuts = 0;
+    for (uint64_t round = 0; round < 5000; round++) {
+        char text[3 * 512];
+        int64_t before = random_text(3 * round, text, (int)(round % 5));
+        int64_t n = random_text(3 * round + 1, text + before, 8);
+        int64_t all = before + n + random_text(3 * round + 2, text + before + n, (int)(round % 7));
+        for (int64_t m = 1; m < n; m++) {
+            if (!pieces_always_cut(table, text + before, n, m)) continue;
+            int64_t at = 0;
+            while (at < before + m) at += pieces_next(table, text + at, all - at);
+            assert_int_equal(at, before + m);
+            at = 0; // and the first part, read alone, has the same pieces
+            while (at < before + m) {
+                int64_t alone = pieces_next(table, text + at, before + m - at);
+                assert_int_equal(alone, pieces_next(table, text + at, all - at));
+                at += alone;
+            }
+            cuts++;
+        }
+    }
+    assert_true(cuts > 10000);
+}
+
+static void between_a_word_and_a_space_there_is_always_a_cut(void **state) {
+    (void)state;
+    const char *const words[] = {"a", "1", "!", "'", "\xc3\xa9", "\xe4\xb8\x96", "\xff", "\xf0\x9f\x98\x80"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        for (const char *space = " \n\t\r\v\f"; *space; space++) {
+            char text[16];
+            int n = sprintf(text, "%s%c", words[i], *space);
+            assert_true(pieces_always_cut(table, text, n, n - 1));
+        }
+    assert_false(pieces_always_cut(table, "\xe3\x80\x80 ", 4, 3)); // a space before a space
+    assert_false(pieces_always_cut(table, "a\xe3\x80", 3, 1));     // a character that may go on
+}
+
+// ------------------------------------------------------------------------------------------------------------- merging
+
+enum { ALPHABET = 3, RULES = 60 };
+
+// Random rules over few tokens, so that they overlap in every way.
+static void random_rules(uint64_t round, MergeTable *rules) {
+    for (uint32_t i = 0; i < RULES; i++) {
+        Philox r = philox(20240529, round, i);
+        int32_t bound = ALPHABET + (int32_t)i;
+        const MergeRule *known;
+        MergeRule rule = {.pair = merge_pair((int32_t)(r.v[0] % (uint32_t)bound), (int32_t)(r.v[1] % (uint32_t)bound)),
+                          .rank = round % 2 ? i : (i * 37) % RULES, // also merges that come before those they need
+                          .merged = bound};
+        if (!merge_table_add(rules, rule, &known, NULL)) assert_non_null(known);
+    }
+}
+
+// Looks at all pairs before each merge.
+static int64_t merge_plainly(const MergeTable *rules, int32_t *tokens, int64_t n, uint32_t below) {
+    for (;;) {
+        const MergeRule *best = NULL;
+        int64_t where = 0;
+        for (int64_t i = 0; i + 1 < n; i++) {
+            const MergeRule *rule = merge_table_find(rules, tokens[i], tokens[i + 1]);
+            if (rule && rule->rank < below && (!best || rule->rank < best->rank)) best = rule, where = i;
+        }
+        if (!best) return n;
+        tokens[where] = best->merged;
+        memmove(&tokens[where + 1], &tokens[where + 2], (size_t)(n - where - 2) * sizeof *tokens);
+        n--;
+    }
+}
+
+static void short_and_long_pieces_merge_as_the_plain_algorithm_does(void **state) {
+    (void)state;
+    for (uint64_t round = 0; round < 300; round++) {
+        MergeTable rules = {0};
+        random_rules(round, &rules);
+        for (int64_t n = 1; n <= 400; n += n < 70 ? 3 : 61) {
+            int32_t tokens[400], expected[400];
+            for (int64_t i = 0; i < n; i++)
+                expected[i] = tokens[i] = (int32_t)(philox(7, round, (uint64_t)i).v[0] % ALPHABET);
+            uint32_t below = round % 3 ? UINT32_MAX : RULES / 2;
+            int64_t count = merge_plainly(&rules, expected, n, below);
+            assert_int_equal(merge_tokens(&rules, tokens, n, below), count);
+            assert_memory_equal(tokens, expected, (size_t)count * sizeof *tokens);
+        }
+        merge_table_free(&rules);
+    }
+}
+
+static void a_pair_has_one_rule(void **state) {
+    (void)state;
+    MergeTable rules = {0};
+    const MergeRule *known;
+    for (int32_t i = 0; i < 5000; i++)
+        assert_true(
+            merge_table_add(&rules, (MergeRule){.pair = merge_pair(i, 2 * i), .rank = (uint32_t)i}, &known, NULL));
+    assert_false(merge_table_add(&rules, (MergeRule){.pair = merge_pair(70, 140), .rank = 9}, &known, NULL));
+    assert_int_equal(known->rank, 70);
+    for (int32_t i = 0; i < 5000; i++) assert_int_equal(merge_table_find(&rules, i, 2 * i)->rank, i);
+    assert_null(merge_table_find(&rules, 2, 1));
+    merge_table_free(&rules);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_alphabet_spells_every_byte_as_gpt2_does),
+        cmocka_unit_test(characters_outside_the_alphabet_spell_nothing),
+        cmocka_unit_test(every_character_is_read_as_it_was_written),
+        cmocka_unit_test(what_is_not_well_formed_is_no_character),
+        cmocka_unit_test(pieces_are_what_pcre2_matches),
+        cmocka_unit_test(bytes_that_are_no_utf8_part_a_text_as_replacement_characters_do),
+        cmocka_unit_test(a_certain_cut_is_one_whatever_stands_around_it),
+        cmocka_unit_test(between_a_word_and_a_space_there_is_always_a_cut),
+        cmocka_unit_test(short_and_long_pieces_merge_as_the_plain_algorithm_does),
+        cmocka_unit_test(a_pair_has_one_rule),
+    };
+    return cmocka_run_group_tests(tests, make_table, free_table);
+}

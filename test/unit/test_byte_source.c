@@ -1,0 +1,218 @@
+// Plain, gzip and zstd files as bytes: whole, in many parts, cut at every byte, and with damage.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/tokens/byte_source.h"
+#include "test/unit/mutate.h"
+#include "test/unit/tmpdir.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+#include <zstd.h>
+
+enum { TEXT_BYTES = 3000, PACKED_ROOM = 8192 };
+static TmpDir dir;
+static unsigned char text[TEXT_BYTES];
+
+static int set_up(void **state) {
+    (void)state;
+    dir = tmpdir_make();
+    for (size_t i = 0; i < TEXT_BYTES; i++) text[i] = (unsigned char)("abcdefgh \n"[philox(1, 2, i).v[0] % 10]);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    tmpdir_remove(&dir);
+    return 0;
+}
+
+static size_t pack_gzip(const unsigned char *from, size_t n, unsigned char *out) {
+    z_stream z = {0};
+    assert_int_equal(deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
+    z.next_in = (unsigned char *)from, z.avail_in = (uInt)n, z.next_out = out, z.avail_out = PACKED_ROOM;
+    assert_int_equal(deflate(&z, Z_FINISH), Z_STREAM_END);
+    deflateEnd(&z);
+    return PACKED_ROOM - z.avail_out;
+}
+
+// A frame with a checksum, so that every damage is seen.
+static size_t pack_zstd(const unsigned char *from, size_t n, unsigned char *out) {
+    ZSTD_CCtx *c = ZSTD_createCCtx();
+    ZSTD_CCtx_setParameter(c, ZSTD_c_checksumFlag, 1);
+    size_t packed = ZSTD_compress2(c, out, PACKED_ROOM, from, n);
+    assert_false(ZSTD_isError(packed));
+    ZSTD_freeCCtx(c);
+    return packed;
+}
+
+// The text in so many members or frames, one of them empty; returns the packed size.
+static size_t pack(Packing packing, int parts, unsigned char *out) {
+    size_t done = 0, packed = 0;
+    for (int i = 0; i < parts; i++) {
+        size_t n = i + 1 < parts ? (TEXT_BYTES - done) / 2 * (i != 1) : TEXT_BYTES - done;
+        packed +=
+            packing == PACKED_GZIP ? pack_gzip(text + done, n, out + packed) : pack_zstd(text + done, n, out + packed);
+        done += n;
+    }
+    return packed;
+}
+
+static ByteSource *open_bytes(const void *bytes, size_t n, Packing packing) {
+    write_bytes(tmpdir_file(&dir, "file"), bytes, n);
+    Error err;
+    ByteSource *s = byte_source_open(open(tmpdir_file(&dir, "file"), O_RDONLY), -1, packing, &err);
+    assert_non_null(s);
+    return s;
+}
+
+// Reads to the end in pieces of `step`; returns the bytes read, which must be the text's; *failed: it ended in an
+// error.
+static int64_t read_through(ByteSource *s, int64_t step, bool *failed, Error *err) {
+    unsigned char out[TEXT_BYTES + 64];
+    int64_t got, done = 0;
+    while ((got = byte_source_read(s, out, step, err)) > 0) {
+        assert_true(done + got <= TEXT_BYTES);
+        assert_memory_equal(out, text + done, (size_t)got);
+        done += got;
+    }
+    *failed = got < 0;
+    return done;
+}
+
+static void all_forms_give_the_same_bytes_in_pieces_of_any_size(void **state) {
+    (void)state;
+    static const int64_t steps[] = {1, 7, 1000, TEXT_BYTES, TEXT_BYTES + 64};
+    for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
+        for (int parts = 1; parts <= 4; parts++) {
+            unsigned char packed[2 * PACKED_ROOM];
+            size_t n = packing == PACKED_NOT ? 0 : pack(packing, parts, packed);
+            for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+                ByteSource *s =
+                    packing == PACKED_NOT ? open_bytes(text, TEXT_BYTES, packing) : open_bytes(packed, n, packing);
+                bool failed;
+                Error err;
+                assert_int_equal(read_through(s, steps[i], &failed, &err), TEXT_BYTES);
+                assert_false(failed);
+                assert_int_equal(byte_source_consumed(s), packing == PACKED_NOT ? TEXT_BYTES : (int64_t)n);
+                byte_source_close(s);
+            }
+        }
+    }
+}
+
+static void a_part_can_be_passed_over(void **state) {
+    (void)state;
+    for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
+        unsigned char packed[2 * PACKED_ROOM], out[10];
+        size_t n = packing == PACKED_NOT ? 0 : pack(packing, 3, packed);
+        for (int64_t skipped = 0; skipped < TEXT_BYTES; skipped += 271) {
+            ByteSource *s =
+                packing == PACKED_NOT ? open_bytes(text, TEXT_BYTES, packing) : open_bytes(packed, n, packing);
+            Error err;
+            assert_true(byte_source_skip(s, skipped, &err));
+            assert_int_equal(byte_source_read(s, out, 10, &err), 10);
+            assert_memory_equal(out, text + skipped, 10);
+            byte_source_close(s);
+        }
+    }
+}
+
+static void a_file_cut_anywhere_is_damaged_behind_what_it_still_gives(void **state) {
+    (void)state;
+    for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++) {
+        unsigned char packed[2 * PACKED_ROOM];
+        size_t n = pack(packing, 1, packed);
+        int64_t before = 0;
+        for (size_t cut = 1; cut < n; cut++) {
+            ByteSource *s = open_bytes(packed, cut, packing);
+            bool failed;
+            Error err;
+            int64_t got = read_through(s, 100, &failed, &err);
+            assert_true(failed && byte_source_is_damaged(s) && got >= before);
+            assert_non_null(strstr(err.text, "damaged: it ends in the middle"));
+            assert_int_equal(byte_source_read(s, packed + n, 1, &err), -1); // and stays so
+            byte_source_close(s);
+            before = got;
+        }
+    }
+}
+
+static void a_file_without_bytes_is_empty_and_not_damaged(void **state) {
+    (void)state;
+    for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
+        ByteSource *s = open_bytes("", 0, packing);
+        bool failed;
+        Error err;
+        assert_int_equal(read_through(s, 10, &failed, &err), 0);
+        assert_false(failed);
+        byte_source_close(s);
+    }
+}
+
+// Damage that the check sums see only at the end of a member lets other bytes pass before; it is seen, though.
+static void flipped_bits_are_seen(void **state) {
+    (void)state;
+    for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++) {
+        unsigned char packed[2 * PACKED_ROOM], out[4 * TEXT_BYTES];
+        size_t n = pack(packing, 1, packed);
+        for (size_t at = packing == PACKED_GZIP ? 10 : 4; at < n;
+             at += 13) { // gzip does not check the time in its header
+            packed[at] ^= 0x10;
+            ByteSource *s = open_bytes(packed, n, packing);
+            Error err;
+            int64_t got, done = 0;
+            while ((got = byte_source_read(s, out, sizeof out, &err)) > 0) done += got;
+            if (got == 0 && done == TEXT_BYTES) assert_memory_equal(out, text, TEXT_BYTES); // a field without meaning
+            if (got < 0) assert_true(byte_source_is_damaged(s));
+            assert_true(got < 0 || done == TEXT_BYTES);
+            byte_source_close(s);
+            packed[at] ^= 0x10;
+        }
+    }
+}
+
+static void names_and_first_bytes_tell_the_packing(void **state) {
+    (void)state;
+    assert_int_equal(packing_of_name("a/b.jsonl.gz"), PACKED_GZIP);
+    assert_int_equal(packing_of_name("b.txt.ZST"), PACKED_ZSTD);
+    assert_int_equal(packing_of_name("gz"), PACKED_NOT);
+    unsigned char packed[PACKED_ROOM];
+    for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++)
+        assert_int_equal(packing_of_bytes(packed, pack(packing, 1, packed)), packing);
+    assert_int_equal(packing_of_bytes((const unsigned char *)"\x1f", 1), PACKED_NOT);
+}
+
+static void a_second_descriptor_goes_on_where_the_first_ends(void **state) {
+    (void)state;
+    write_bytes(tmpdir_file(&dir, "head"), text, 1000);
+    write_bytes(tmpdir_file(&dir, "tail"), text + 1000, TEXT_BYTES - 1000);
+    int tail = open(tmpdir_file(&dir, "tail"), O_RDONLY);
+    Error err;
+    bool failed;
+    ByteSource *s = byte_source_open(open(tmpdir_file(&dir, "head"), O_RDONLY), tail, PACKED_NOT, &err);
+    assert_int_equal(read_through(s, 300, &failed, &err), TEXT_BYTES);
+    byte_source_close(s);
+    assert_int_equal(close(tail), 0); // it was the caller's
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(all_forms_give_the_same_bytes_in_pieces_of_any_size),
+        TEST(a_part_can_be_passed_over),
+        TEST(a_file_cut_anywhere_is_damaged_behind_what_it_still_gives),
+        TEST(a_file_without_bytes_is_empty_and_not_damaged),
+        TEST(flipped_bits_are_seen),
+        TEST(names_and_first_bytes_tell_the_packing),
+        TEST(a_second_descriptor_goes_on_where_the_first_ends),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,486 @@
+// Multiple choice: the form of the files and damage to it, and the scores against a plain pass for every completion.
+// With arguments CHECKPOINT FILE T B it is a program that prints what the trainer sums up, "example completion tokens
+// loss" a line, for the comparison with transformers in test/e2e/test_evaluation.py.
+#include "llmc/train/choices.h"
+
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+// clang-format on
+
+#include "llmc/run/signals.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/store/weights_file.h"
+#include "llmc/train/choices_file.h"
+#include "test/unit/mutate.h"
+#include "test/unit/tiny_model.h"
+#include "test/unit/tmpdir.h"
+
+enum { V = 80, T = 100, EXAMPLES = 23, HEADER = 1024, MOST_WORDS = 40000 };
+
+static TmpDir tmp;
+static Error err;
+
+static int setup(void **state) {
+    (void)state;
+    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return -1;
+    tmp = tmpdir_make();
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tmpdir_remove(&tmp);
+    device_shutdown();
+    return 0;
+}
+
+// ----------------------------------------------------------------------------------------------------- files, written
+
+typedef struct {
+    int32_t header[HEADER / 4];
+    uint16_t words[MOST_WORDS];
+    int64_t n;
+} File;
+
+static void put_text(File *f, int64_t n, uint64_t stream) {
+    f->words[f->n++] = (uint16_t)n;
+    for (int64_t i = 0; i < n; i++) f->words[f->n++] = (uint16_t)(philox(3, stream, (uint64_t)i).v[0] % V);
+}
+
+static void put_example(File *f, int label, int completions, int64_t context, const int64_t *lengths) {
+    const int64_t begin = f->n, i = f->header[2]++;
+    const uint16_t head[] = {65535, 0, (uint16_t)i, (uint16_t)label, (uint16_t)completions};
+    memcpy(f->words + begin, head, sizeof head);
+    f->n += 5;
+    put_text(f, context, (uint64_t)(100 * i));
+    for (int k = 0; k < completions; k++) put_text(f, lengths[k], (uint64_t)(100 * i + 1 + k));
+    f->words[begin + 1] = (uint16_t)(2 * (f->n - begin));
+    if (2 * (f->n - begin) > f->header[3]) f->header[3] = (int32_t)(2 * (f->n - begin));
+}
+
+static File *file_begin(void) {
+    static File f;
+    memset(&f, 0, sizeof f);
+    f.header[0] = 20240522, f.header[1] = 1;
+    return &f;
+}
+
+// 2 to 16 completions, lengths from 1 to beyond a context of 32, labels all over.
+static File *file_of_all_kinds(void) {
+    File *f = file_begin();
+    for (int i = 0; i < EXAMPLES; i++) {
+        int64_t lengths[CHOICES_MOST];
+        const int completions = i == 7 ? 16 : 2 + i % 5;
+        for (int k = 0; k < completions; k++) lengths[k] = 1 + (i * 7 + k * 11) % 30;
+        put_example(f, i % completions, completions, 1 + i * 17 % 90, lengths);
+    }
+    return f;
+}
+
+static const char *write_file(const File *f, const char *name) {
+    const char *path = tmpdir_file(&tmp, name);
+    char *content = malloc(HEADER + (size_t)f->n * 2);
+    memcpy(content, f->header, HEADER);
+    memcpy(content + HEADER, f->words, (size_t)f->n * 2);
+    write_bytes(path, content, HEADER + (size_t)f->n * 2);
+    free(content);
+    return path;
+}
+
+static ChoiceSets opened(const File *f) {
+    ChoiceSets sets;
+    if (!choices_open(&sets, write_file(f, "set.bin"), V, &err)) fail_msg("%s", err.text);
+    return sets;
+}
+
+static void refused(const File *f, const char *words) {
+    ChoiceSets sets;
+    assert_false(choices_open(&sets, write_file(f, "bad.bin"), V, &err));
+    choices_close(&sets);
+    if (!strstr(err.text, "bad.bin") || !strstr(err.text, words)) fail_msg("'%s' is not in: %s", words, err.text);
+}
+
+// -------------------------------------------------------------------------------------------------------- reading them
+
+static void files_are_read_as_they_were_written(void **state) {
+    (void)state;
+    const File *f = file_of_all_kinds();
+    ChoiceSets sets = opened(f);
+    assert_int_equal(sets.count, 1);
+    assert_string_equal(choices_name(sets.sets[0]), "set");
+    assert_int_equal(choices_count(sets.sets[0]), EXAMPLES);
+    const uint16_t *w = f->words;
+    for (int i = 0; i < EXAMPLES; i++) {
+        const ChoiceExample e = choices_example(sets.sets[0], i);
+        assert_int_equal(e.label, w[3]);
+        assert_int_equal(e.completions, w[4]);
+        w += 5;
+        assert_int_equal(e.context_tokens, *w);
+        assert_memory_equal(e.context, w + 1, *w * 2u);
+        w += 1 + *w;
+        for (int k = 0; k < e.completions; k++) {
+            assert_int_equal(e.completion_tokens[k], *w);
+            assert_memory_equal(e.completion[k], w + 1, *w * 2u);
+            w += 1 + *w;
+        }
+    }
+    choices_close(&sets);
+}
+
+static void a_pattern_opens_its_files_in_the_order_of_names(void **state) {
+    (void)state;
+    const char *const names[] = {"zebra.bin", "arc.bin", "arc.challenge.bin", "Upper"};
+    const char *const sorted[] = {"Upper", "arc", "arc.challenge", "zebra"};
+    char pattern[4096];
+    const TmpDir all = tmp, own = tmpdir_make();
+    tmp = own;
+    for (int i = 0; i < 4; i++) write_file(file_of_all_kinds(), names[i]);
+    snprintf(pattern, sizeof pattern, "%s/*", own.path);
+    ChoiceSets sets;
+    assert_true(choices_open(&sets, pattern, V, &err));
+    assert_int_equal(sets.count, 4);
+    for (int i = 0; i < 4; i++) assert_string_equal(choices_name(sets.sets[i]), sorted[i]);
+    choices_close(&sets);
+    snprintf(pattern, sizeof pattern, "%s/none_*.bin", own.path);
+    assert_false(choices_open(&sets, pattern, V, &err));
+    assert_non_null(strstr(err.text, "none_*.bin"));
+    choices_close(&sets);
+    tmpdir_remove(&own);
+    tmp = all;
+}
+
+static void wrong_headers_are_refused(void **state) {
+    (void)state;
+    File *f = file_of_all_kinds();
+    f->header[0] = 20240520, refused(f, "magic number (header field 0) is 20240520, expected 20240522");
+    f = file_of_all_kinds(), f->header[1] = 2, refused(f, "version (header field 1) is 2, expected 1");
+    f = file_of_all_kinds(), f->header[2] = 0, refused(f, "number of examples (header field 2) is 0");
+    f = file_of_all_kinds(), f->header[2] = -1, refused(f, "number of examples (header field 2) is -1");
+    f = file_of_all_kinds(), f->header[2] = INT32_MAX, refused(f, "is 2147483647, but the file has room for");
+    f = file_of_all_kinds(), f->header[2]--, refused(f, "bytes behind the last of 22 examples (header field 2)");
+    f = file_of_all_kinds(), f->header[2]++, refused(f, "example 23: the file ends here");
+    f = file_of_all_kinds(), f->header[3]--, refused(f, "header field 3 says that the longest has");
+    f = file_of_all_kinds(), f->n = 0, refused(f, "room for 1 to 0");
+    const char *path = tmpdir_file(&tmp, "short.bin");
+    ChoiceSets sets;
+    write_bytes(path, "text", 4);
+    assert_false(choices_open(&sets, path, V, &err));
+    assert_non_null(strstr(err.text, "4 bytes, expected an even number from 1024 on"));
+    choices_close(&sets);
+    assert_false(choices_open(&sets, tmp.path, V, &err)); // a directory
+    choices_close(&sets);
+}
+
+static void wrong_records_are_refused(void **state) {
+    (void)state;
+    // word of the first record: value, what the message says. 5 words, context of 1 token, 2 completions of 1 and 12.
+    const struct {
+        int word, value;
+        const char *says;
+    } cases[] = {
+        {0, 65534, "example 0: begins with 65534, expected 65535"},
+        {1, 43, "example 0: bytes of the record: 43, expected an even number from 22 on"},
+        {1, 20, "example 0: bytes of the record: 20, expected an even number from 22 on"},
+        {1, 65534, "example 0: bytes of the record: 65534, but "},
+        {1, 42, "example 0: tokens of the completion 1: 12, but the record has room for "},
+        {1, 46, "example 0: bytes of the record: 46, but its tokens end 2 bytes before"},
+        {2, 1, "example 0: index: 1, expected 0"},
+        {3, 2, "example 0: label: 2, expected less than the number of completions, 2"},
+        {3, 65535, "example 0: label: 65535"},
+        {4, 1, "example 0: number of completions: 1, expected 2 to 16"},
+        {4, 17, "example 0: number of completions: 17, expected 2 to 16"},
+        {4, 3, "example 0: tokens of the completion 2: 0, but the record has room for 0"},
+        {5, 0, "example 0: tokens of the context: 0, expected at least 1"},
+        {5, 17, "example 0: tokens of the context: 17, but the record has room for 16"},
+        {6, V, "example 0: token 80 in the context, but the model's vocabulary ends at 79"},
+        {7, 0, "example 0: tokens of the completion 0: 0, expected at least 1"},
+        {8, 50256, "example 0: token 50256 in the completion 0"},
+        {10, 65535, "another tokenizer"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        File *f = file_of_all_kinds();
+        assert_int_equal(f->words[1], 44);
+        f->words[cases[i].word] = (uint16_t)cases[i].value;
+        refused(f, cases[i].says);
+    }
+}
+
+static void a_file_that_is_cut_anywhere_is_refused(void **state) {
+    (void)state;
+    const File *whole = file_of_all_kinds();
+    size_t n;
+    unsigned char *content = read_bytes(write_file(whole, "whole.bin"), &n);
+    const char *path = tmpdir_file(&tmp, "cut.bin");
+    for (size_t length = 0; length < n; length += length < 1100 ? 53 : 97) {
+        ChoiceSets sets;
+        write_bytes(path, content, length);
+        assert_false(choices_open(&sets, path, V, &err));
+        assert_non_null(strstr(err.text, "cut.bin"));
+        choices_close(&sets);
+    }
+    free(content);
+}
+
+// Under the sanitizers: no damage makes the reader look outside the file. What still opens has valid examples.
+static void damaged_files_are_refused_or_hold_valid_examples(void **state) {
+    (void)state;
+    const File *whole = file_of_all_kinds();
+    const char *path = tmpdir_file(&tmp, "damaged.bin");
+    write_file(whole, "damaged.bin");
+    size_t n;
+    unsigned char *content = read_bytes(path, &n), *copy = malloc(n + MUTATE_MAX_GROWTH);
+    for (uint64_t round = 0; round < 1500; round++) {
+        ChoiceSets sets;
+        memcpy(copy, content, n);
+        write_bytes(path, copy, mutate(copy, n, round % 2 ? 16 : 1200, round));
+        if (choices_open(&sets, path, V, &err)) {
+            for (int64_t i = 0; i < choices_count(sets.sets[0]); i++) {
+                const ChoiceExample e = choices_example(sets.sets[0], i);
+                assert_in_range(e.completions, 2, CHOICES_MOST);
+                assert_in_range(e.label, 0, e.completions - 1);
+                for (int k = 0; k < e.completions; k++)
+                    for (int64_t t = 0; t < e.completion_tokens[k]; t++) assert_in_range(e.completion[k][t], 0, V - 1);
+            }
+        } else {
+            assert_non_null(strstr(err.text, "damaged.bin"));
+        }
+        choices_close(&sets);
+    }
+    free(content);
+    free(copy);
+}
+
+// ------------------------------------------------------------------------------------------------------------- scores
+
+typedef struct {
+    ChoiceScore score;
+    double losses[EXAMPLES * CHOICES_MOST];
+    int64_t tokens[EXAMPLES * CHOICES_MOST];
+} Scored;
+
+static void score(Gpt2 *model, const ChoiceSet *set, Scored *s) {
+    if (!evaluate_choices_losses(model, set, 0, &s->score, s->losses, s->tokens, &err)) fail_msg("%s", err.text);
+}
+
+// One completion by itself: one window as long as the context, filled with tokens 1 behind the end.
+static double plain_loss(Gpt2 *model, const ChoiceExample *e, int k, int64_t context_length, bool *cut) {
+    uint16_t *window = host_alloc((size_t)(context_length + 1) * sizeof *window, &err);
+    float *losses = host_alloc((size_t)context_length * sizeof *losses, &err);
+    const int64_t n = e->completion_tokens[k], room = context_length + 1 - n;
+    const int64_t context = e->context_tokens < room ? e->context_tokens : room;
+    *cut = context < e->context_tokens;
+    for (int64_t i = 0; i <= context_length; i++) window[i] = 1;
+    memcpy(window, e->context + e->context_tokens - context, (size_t)context * sizeof *window);
+    memcpy(window + context, e->completion[k], (size_t)n * sizeof *window);
+    gpt2_load_batch(model, window, 1, sizeof *window);
+    gpt2_forward(model);
+    device_copy_to_host(losses, gpt2_token_losses(model).data, (size_t)context_length * sizeof *losses, STREAM_COMPUTE);
+    device_sync();
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) sum += losses[context - 1 + i];
+    host_free(window);
+    host_free(losses);
+    return sum;
+}
+
+// fp32 losses of other shapes of matmul: 1e-4 of a sum is what the project asks for, 1e-5 what rounding gives
+// (about 10 roundings of 2^-24 on the way of a logit of size 10, each loss below 10 nats, up to 30 of them).
+static void losses_are_those_of_a_plain_pass_for_every_completion(void **state) {
+    (void)state;
+    ChoiceSets sets = opened(file_of_all_kinds());
+    const int64_t contexts[] = {T, 33};
+    for (int c = 0; c < 2; c++) {
+        Gpt2 *model = tiny_random(V, 4, contexts[c], 0);
+        static Scored s;
+        int64_t correct = 0, correct_normalised = 0, examples_cut = 0;
+        score(model, sets.sets[0], &s);
+        for (int i = 0; i < EXAMPLES; i++) {
+            const ChoiceExample e = choices_example(sets.sets[0], i);
+            int best = 0, best_mean = 0;
+            bool any_cut = false;
+            double losses[CHOICES_MOST];
+            for (int k = 0; k < e.completions; k++) {
+                bool cut;
+                losses[k] = plain_loss(model, &e, k, contexts[c], &cut);
+                any_cut = any_cut || cut;
+                assert_true(fabs(s.losses[i * CHOICES_MOST + k] / losses[k] - 1.0) < 1e-5);
+                assert_int_equal(s.tokens[i * CHOICES_MOST + k], e.completion_tokens[k]);
+                if (losses[k] < losses[best]) best = k;
+                if (losses[k] * (double)e.completion_tokens[best_mean] <
+                    losses[best_mean] * (double)e.completion_tokens[k])
+                    best_mean = k;
+            }
+            correct += best == e.label, correct_normalised += best_mean == e.label, examples_cut += any_cut;
+        }
+        assert_int_equal(s.score.examples, EXAMPLES);
+        assert_int_equal(s.score.correct, correct);
+        assert_int_equal(s.score.correct_normalised, correct_normalised);
+        assert_int_equal(s.score.cut, examples_cut);
+        assert_true(c == 0 || examples_cut > 0);
+        gpt2_destroy(model);
+    }
+    choices_close(&sets);
+}
+
+static void the_score_does_not_depend_on_the_micro_batch(void **state) {
+    (void)state;
+    static Scored first, s;
+    ChoiceSets sets = opened(file_of_all_kinds());
+    for (int64_t B = 1; B <= 9; B += 2) {
+        Gpt2 *model = tiny_random(V, B, T, 0);
+        score(model, sets.sets[0], &s);
+        if (B == 1) first = s;
+        assert_memory_equal(&s.score, &first.score, sizeof s.score);
+        for (int i = 0; i < EXAMPLES; i++)
+            for (int k = 0; k < choices_example(sets.sets[0], i).completions; k++)
+                assert_true(fabs(s.losses[i * CHOICES_MOST + k] / first.losses[i * CHOICES_MOST + k] - 1.0) < 1e-5);
+        gpt2_destroy(model);
+    }
+    choices_close(&sets);
+}
+
+static void fewer_examples_are_the_first_ones(void **state) {
+    (void)state;
+    ChoiceSets sets = opened(file_of_all_kinds());
+    Gpt2 *model = tiny_random(V, 3, T, 0);
+    int64_t before = 0;
+    for (int64_t n = 1; n <= EXAMPLES; n++) {
+        ChoiceScore s;
+        assert_true(evaluate_choices(model, sets.sets[0], n, &s, &err));
+        assert_int_equal(s.examples, n);
+        assert_in_range(s.correct, before, before + 1);
+        before = s.correct;
+    }
+    gpt2_destroy(model);
+    choices_close(&sets);
+}
+
+// Equal logits: every token costs ln V. By sum the shortest completion wins, by mean the first.
+static void by_sum_short_completions_win_and_by_mean_they_do_not(void **state) {
+    (void)state;
+    File *f = file_begin();
+    put_example(f, 1, 3, 4, (int64_t[]){6, 2, 9});
+    put_example(f, 0, 3, 4, (int64_t[]){8, 4, 4});
+    put_example(f, 2, 3, 4, (int64_t[]){5, 5, 5});
+    ChoiceSets sets = opened(f);
+    Gpt2 *model = tiny_create(V, 2, T, 0);
+    ChoiceScore s;
+    assert_true(evaluate_choices(model, sets.sets[0], 0, &s, &err));
+    assert_int_equal(s.correct, 1);
+    assert_int_equal(s.correct_normalised, 1);
+    gpt2_destroy(model);
+    choices_close(&sets);
+}
+
+// A weight of NaN: no completion is likelier than another, so none is right, label 0 neither.
+static void a_model_of_nan_answers_nothing_right(void **state) {
+    (void)state;
+    ChoiceSets sets = opened(file_of_all_kinds());
+    Gpt2 *model = tiny_random(V, 2, T, 0);
+    float nan = NAN;
+    gpt2_set_state(model, parameter_index(&gpt2_options(model)->config, PARAM_LNFB, -1), STATE_WEIGHT, 0, 1, &nan);
+    ChoiceScore s;
+    assert_true(evaluate_choices(model, sets.sets[0], 0, &s, &err));
+    assert_int_equal(s.examples, EXAMPLES);
+    assert_int_equal(s.correct, 0);
+    assert_int_equal(s.correct_normalised, 0);
+    gpt2_destroy(model);
+    choices_close(&sets);
+}
+
+static void a_completion_longer_than_the_context_is_named(void **state) {
+    (void)state;
+    File *f = file_begin();
+    put_example(f, 0, 2, 50, (int64_t[]){20, 20});
+    put_example(f, 0, 2, 1, (int64_t[]){20, 21});
+    ChoiceSets sets = opened(f);
+    Gpt2 *model = tiny_random(V, 2, 20, 0);
+    ChoiceScore s;
+    assert_true(evaluate_choices(model, sets.sets[0], 1, &s, &err));
+    assert_int_equal(s.cut, 1);
+    assert_false(evaluate_choices(model, sets.sets[0], 2, &s, &err));
+    assert_non_null(strstr(err.text, "example 1: completion 1 has 21 tokens, but the context is 20"));
+    assert_true(choices_fit(&sets, 21, &err));
+    assert_false(choices_fit(&sets, 20, &err));
+    gpt2_destroy(model);
+    choices_close(&sets);
+}
+
+static void after_a_signal_there_is_no_score(void **state) {
+    (void)state;
+    ChoiceSets sets = opened(file_of_all_kinds());
+    Gpt2 *model = tiny_random(V, 2, T, 0);
+    ChoiceScore s;
+    const int saved = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, STDERR_FILENO); // the handler says a line
+    signals_install();
+    raise(SIGTERM);
+    const bool ok = evaluate_choices(model, sets.sets[0], 0, &s, &err);
+    signals_install(); // forgets it
+    dup2(saved, STDERR_FILENO);
+    close(saved), close(nowhere);
+    assert_true(ok);
+    assert_int_equal(s.examples, 0);
+    gpt2_destroy(model);
+    choices_close(&sets);
+}
+
+// ------------------------------------------------------------------------------------------------------- as a program
+
+static bool print_losses(const char *checkpoint, const char *path, int64_t context, int64_t B) {
+    WeightsFile *weights = weights_file_open(checkpoint, &err);
+    if (!weights) return false;
+    Gpt2Options options = {.config = *weights_file_config(weights), .dtype = DTYPE_FP32, .B = B, .T = context};
+    weights_file_close(weights);
+    ChoiceSets sets;
+    Gpt2 *model = gpt2_create(&options, &err);
+    if (!model || !checkpoint_load_weights(model, checkpoint, &err) ||
+        !choices_open(&sets, path, options.config.V, &err))
+        return false;
+    const int64_t n = choices_count(sets.sets[0]);
+    ChoiceScore s;
+    double *losses = malloc((size_t)n * CHOICES_MOST * sizeof *losses);
+    int64_t *tokens = malloc((size_t)n * CHOICES_MOST * sizeof *tokens);
+    if (!evaluate_choices_losses(model, sets.sets[0], 0, &s, losses, tokens, &err)) return false;
+    for (int64_t i = 0; i < n; i++)
+        for (int k = 0; k < choices_example(sets.sets[0], i).completions; k++)
+            printf("%lld %d %lld %.9g\n", (long long)i, k, (long long)tokens[i * CHOICES_MOST + k],
+                   losses[i * CHOICES_MOST + k]);
+    free(losses), free(tokens);
+    gpt2_destroy(model);
+    choices_close(&sets);
+    return true;
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(files_are_read_as_they_were_written),
+        cmocka_unit_test(a_pattern_opens_its_files_in_the_order_of_names),
+        cmocka_unit_test(wrong_headers_are_refused),
+        cmocka_unit_test(wrong_records_are_refused),
+        cmocka_unit_test(a_file_that_is_cut_anywhere_is_refused),
+        cmocka_unit_test(damaged_files_are_refused_or_hold_valid_examples),
+        cmocka_unit_test(losses_are_those_of_a_plain_pass_for_every_completion),
+        cmocka_unit_test(the_score_does_not_depend_on_the_micro_batch),
+        cmocka_unit_test(fewer_examples_are_the_first_ones),
+        cmocka_unit_test(by_sum_short_completions_win_and_by_mean_they_do_not),
+        cmocka_unit_test(a_model_of_nan_answers_nothing_right),
+        cmocka_unit_test(a_completion_longer_than_the_context_is_named),
+        cmocka_unit_test(after_a_signal_there_is_no_score),
+    };
+    if (argc != 5) return cmocka_run_group_tests(tests, setup, teardown);
+    const bool ok = device_init(&(DeviceOptions){.threads = 1}, &err) &&
+                    print_losses(argv[1], argv[2], atoll(argv[3]), atoll(argv[4]));
+    if (!ok) fprintf(stderr, "%s\n", err.text);
+    device_shutdown();
+    return ok ? 0 : 1;
+}

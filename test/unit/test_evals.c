@@ -1,0 +1,191 @@
+// Validation: the mean over the right windows, the same for every micro-batch, and the bytes of what was scored.
+#include "llmc/train/evals.h"
+
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+// clang-format on
+
+#include "llmc/run/signals.h"
+#include "test/unit/tiny_model.h"
+#include "test/unit/tmpdir.h"
+
+enum { T = 24, WINDOWS = 21, TOKENS = WINDOWS * T + 1 };
+
+static TmpDir tmp;
+static Error err;
+static Tokenizer *bytes;
+static uint32_t tokens[TOKENS]; // bytes, and end-of-text now and then
+
+static int setup(void **state) {
+    (void)state;
+    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return -1;
+    tmp = tmpdir_make();
+    bytes = tokenizer_bytes(&err);
+    for (uint64_t i = 0; i < TOKENS; i++) {
+        const uint32_t random = philox(7, 1, i).v[0];
+        tokens[i] = random % 10 == 0 ? BYTE_EOT : random / 10 % 256;
+    }
+    return bytes ? 0 : -1;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tokenizer_free(bytes);
+    tmpdir_remove(&tmp);
+    device_shutdown();
+    return 0;
+}
+
+static ShardSet shard_of(int token_bytes) {
+    const char *path = tmpdir_file(&tmp, token_bytes == 2 ? "narrow.bin" : "wide.bin");
+    uint16_t narrow[TOKENS];
+    for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
+    ShardWriter *w = shard_writer_open(path, token_bytes, BYTE_VOCAB, BYTE_EOT, &err);
+    assert_true(w && shard_writer_append(w, token_bytes == 2 ? (void *)narrow : (void *)tokens, TOKENS, &err));
+    assert_true(shard_writer_commit(w, &err));
+    ShardSet set;
+    if (!shards_open(&set, path, T, &err)) fail_msg("%s", err.text);
+    return set;
+}
+
+// Window by window, token by token.
+static void expected_score(Gpt2 *model, int64_t windows, double *sum, int64_t *text_bytes) {
+    uint16_t *window = host_alloc((T + 1) * sizeof *window, &err);
+    float *losses = host_alloc(T * sizeof *losses, &err);
+    *sum = 0.0, *text_bytes = 0;
+    for (int64_t i = 0; i < windows; i++) {
+        const int64_t first = i * WINDOWS / windows * T;
+        for (int64_t t = 0; t <= T; t++) window[t] = (uint16_t)tokens[first + t];
+        gpt2_load_batch(model, window, 1, 2);
+        gpt2_forward(model);
+        device_copy_to_host(losses, gpt2_token_losses(model).data, T * sizeof *losses, STREAM_COMPUTE);
+        device_sync();
+        for (int64_t t = 0; t < T; t++) {
+            *sum += losses[t];
+            *text_bytes += tokens[first + t + 1] != BYTE_EOT;
+        }
+    }
+    host_free(window);
+    host_free(losses);
+}
+
+// Sums of T floats of up to 10 nats in fp32, in another order: each addition rounds by at most 2^-24 of a sum below
+// 10 T, so a window by 10 T^2 2^-24, and its mean by 10 T 2^-24 = 1.4e-5.
+static const double ROUNDING = 10.0 * T * 0x1p-24;
+
+static void the_loss_is_the_mean_over_evenly_spread_windows(void **state) {
+    (void)state;
+    Gpt2 *model = tiny_random(BYTE_VOCAB, 1, T, 0);
+    ShardSet set = shard_of(2);
+    const int64_t asked[] = {0, 1, 4, 20, WINDOWS, 1000};
+    for (int i = 0; i < 6; i++) {
+        const int64_t windows = asked[i] > 0 && asked[i] < WINDOWS ? asked[i] : WINDOWS;
+        double sum;
+        int64_t text_bytes;
+        ValidationScore score;
+        expected_score(model, windows, &sum, &text_bytes);
+        assert_true(evaluate_loss(model, &set, asked[i], bytes, &score, &err));
+        assert_int_equal(score.tokens, windows * T);
+        assert_int_equal(score.bytes, text_bytes);
+        assert_true(text_bytes < windows * T); // end-of-text is among them
+        assert_true(fabs(score.loss - sum / (double)(windows * T)) < ROUNDING);
+        const double bits = score.loss * (double)score.tokens / log(2.0) / (double)text_bytes;
+        assert_true(fabs(score.bits_per_byte / bits - 1.0) < 1e-12);
+    }
+    shards_close(&set);
+    gpt2_destroy(model);
+}
+
+static void the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file(void **state) {
+    (void)state;
+    ValidationScore first = {0}, score;
+    for (int64_t B = 1; B <= 5; B++)
+        for (int width = 2; width <= 4; width += 2) {
+            Gpt2 *model = tiny_random(BYTE_VOCAB, B, T, 0);
+            ShardSet set = shard_of(width);
+            assert_true(evaluate_loss(model, &set, 0, bytes, &score, &err));
+            if (B == 1 && width == 2) first = score;
+            assert_true(fabs(score.loss - first.loss) < ROUNDING);
+            assert_int_equal(score.bytes, first.bytes);
+            shards_close(&set);
+            gpt2_destroy(model);
+        }
+}
+
+static void without_a_tokenizer_bits_per_byte_are_not_known(void **state) {
+    (void)state;
+    Gpt2 *model = tiny_random(BYTE_VOCAB, 2, T, 0);
+    ShardSet set = shard_of(2);
+    ValidationScore with, without;
+    assert_true(evaluate_loss(model, &set, 0, bytes, &with, &err));
+    assert_true(evaluate_loss(model, &set, 0, NULL, &without, &err));
+    assert_true(with.loss == without.loss);
+    assert_true(without.bits_per_byte == 0.0 && without.bytes == 0);
+    shards_close(&set);
+    gpt2_destroy(model);
+}
+
+// Uniform predictions cost ln V a token whatever they are, so the text log2(V) * tokens / bytes a byte.
+static void a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token(void **state) {
+    (void)state;
+    Gpt2 *model = tiny_create(BYTE_VOCAB, 2, T, 0); // weights of zero: equal logits
+    ShardSet set = shard_of(2);
+    ValidationScore score;
+    assert_true(evaluate_loss(model, &set, 0, bytes, &score, &err));
+    assert_true(fabs(score.loss - log(BYTE_VOCAB)) < ROUNDING);
+    const double bits = log2(BYTE_VOCAB) * (double)score.tokens / (double)score.bytes;
+    assert_true(fabs(score.bits_per_byte - bits) < 2 * ROUNDING);
+    shards_close(&set);
+    gpt2_destroy(model);
+}
+
+static void after_a_signal_there_is_no_score(void **state) {
+    (void)state;
+    Gpt2 *model = tiny_random(BYTE_VOCAB, 2, T, 0);
+    ShardSet set = shard_of(2);
+    ValidationScore score;
+    const int saved = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, STDERR_FILENO); // the handler says a line
+    signals_install();
+    raise(SIGTERM);
+    const bool ok = evaluate_loss(model, &set, 0, bytes, &score, &err);
+    signals_install(); // forgets it
+    dup2(saved, STDERR_FILENO);
+    close(saved), close(nowhere);
+    assert_true(ok && isnan(score.loss));
+    assert_int_equal(score.tokens, 0);
+    shards_close(&set);
+    gpt2_destroy(model);
+}
+
+static void a_token_beyond_the_vocabulary_is_refused(void **state) {
+    (void)state;
+    Gpt2 *model = tiny_random(100, 2, T, 0);
+    ShardSet set = shard_of(2);
+    ValidationScore score;
+    assert_false(evaluate_loss(model, &set, 0, bytes, &score, &err));
+    assert_non_null(strstr(err.text, "narrow.bin"));
+    shards_close(&set);
+    gpt2_destroy(model);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_loss_is_the_mean_over_evenly_spread_windows),
+        cmocka_unit_test(the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file),
+        cmocka_unit_test(without_a_tokenizer_bits_per_byte_are_not_known),
+        cmocka_unit_test(a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token),
+        cmocka_unit_test(after_a_signal_there_is_no_score),
+        cmocka_unit_test(a_token_beyond_the_vocabulary_is_refused),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

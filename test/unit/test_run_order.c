@@ -1,0 +1,240 @@
+// What a step read, from what the run left behind: the same windows as the loader reads, whatever happened to the run;
+// and logs of every kind of damage.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/run/run_order.h"
+#include "llmc/tokens/dataloader.h"
+#include "test/unit/mutate.h"
+#include "test/unit/tmpdir.h"
+
+enum { T = 4, WINDOWS = 23, SEED = 1337 };
+
+static TmpDir dir;
+
+static int setup(void **state) {
+    (void)state;
+    dir = tmpdir_make();
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    tmpdir_remove(&dir);
+    return 0;
+}
+
+// A run event: started after start_step, step_windows a step, B at a time.
+static int run_event(char *out, size_t size, int start_step, int step_windows, int B, int overfit) {
+    return snprintf(out, size,
+                    "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x*.bin\",\"tokenizer\":\"\","
+                    "\"overfit\":%d,\"seed\":%d},\"model\":{\"T\":%d,\"B\":%d},\"train\":{\"tokens\":93,\"windows\":%d,"
+                    "\"shards\":1},\"start_step\":%d,\"total_steps\":99,\"tokens_per_step\":%d}\n",
+                    overfit, SEED, T, B, WINDOWS, start_step, step_windows * T);
+}
+
+static int step_events(char *out, size_t size, int first, int last) {
+    int n = 0;
+    for (int s = first; s <= last; s++)
+        n += snprintf(out + n, size - (size_t)n, "{\"event\":\"step\",\"time\":1.5,\"step\":%d,\"loss\":1}\n", s);
+    return n;
+}
+
+static bool read_text(RunOrder *order, const char *text, size_t n, Error *err) {
+    write_bytes(tmpdir_file(&dir, "main.log"), text, n);
+    return run_order_read(order, dir.path, err);
+}
+
+static void assert_position(const RunOrder *order, int64_t step, int64_t expected, int64_t step_windows) {
+    int64_t position;
+    Error err;
+    const RunSegment *s = run_order_find(order, step, &position, &err);
+    assert_non_null(s);
+    assert_int_equal(position, expected);
+    assert_int_equal(s->step_windows, step_windows);
+}
+
+static void positions_add_up_over_resumes_with_other_batches(void **state) {
+    (void)state;
+    char log[16384];
+    int n = run_event(log, sizeof log, 0, 5, 2, 0);
+    n += step_events(log + n, sizeof log - (size_t)n, 1, 10);
+    n += run_event(log + n, sizeof log - (size_t)n, 10, 7, 2, 0);
+    n += step_events(log + n, sizeof log - (size_t)n, 11, 20);
+    n += snprintf(log + n, sizeof log - (size_t)n, // -x 0 reads nothing
+                  "{\"event\":\"run\",\"options\":{},\"model\":{},\"start_step\":20,\"tokens_per_step\":4}\n");
+    n += run_event(log + n, sizeof log - (size_t)n, 20, 1, 1, 0); // killed before its first checkpoint,
+    n += run_event(log + n, sizeof log - (size_t)n, 20, 3, 2, 0); // and started again
+    n += step_events(log + n, sizeof log - (size_t)n, 21, 22);
+    RunOrder order;
+    Error err;
+    if (!read_text(&order, log, (size_t)n, &err)) fail_msg("%s", err.text);
+    assert_int_equal(order.last_step, 22);
+    assert_position(&order, 1, 0, 5);
+    assert_position(&order, 10, 45, 5);
+    assert_position(&order, 11, 50, 7);
+    assert_position(&order, 20, 113, 7);
+    assert_position(&order, 21, 120, 3);
+    assert_position(&order, 30, 147, 3); // still to come
+    run_order_free(&order);
+}
+
+static void steps_that_were_taken_back_are_forgotten(void **state) {
+    (void)state;
+    char log[8192]; // after step 10 with 7 a step to 20; step 20's checkpoint was damaged, so on from 10 again
+    int n = run_event(log, sizeof log, 0, 5, 2, 0);
+    n += run_event(log + n, sizeof log - (size_t)n, 10, 7, 2, 0);
+    n += run_event(log + n, sizeof log - (size_t)n, 20, 9, 2, 0);
+    n += run_event(log + n, sizeof log - (size_t)n, 10, 2, 2, 0);
+    RunOrder order;
+    Error err;
+    assert_true(read_text(&order, log, (size_t)n, &err));
+    assert_position(&order, 10, 45, 5);
+    assert_position(&order, 21, 50 + 20, 2);
+    assert_int_equal(order.count, 2);
+    run_order_free(&order);
+}
+
+static void an_unfinished_last_line_is_no_error(void **state) {
+    (void)state;
+    char log[4096];
+    int n = run_event(log, sizeof log, 0, 5, 2, 0);
+    n += step_events(log + n, sizeof log - (size_t)n, 1, 3);
+    RunOrder order;
+    Error err;
+    assert_true(read_text(&order, log, (size_t)n - 20, &err));
+    assert_int_equal(order.last_step, 2);
+    run_order_free(&order);
+}
+
+// The windows that the loader really reads, told by their first tokens.
+static void compare_with_loader(int batch, int step_windows, int steps, bool overfit) {
+    static uint16_t tokens[WINDOWS * T + 1];
+    for (int i = 0; i <= WINDOWS * T; i++) tokens[i] = (uint16_t)i;
+    const char *path = tmpdir_file(&dir, "x.bin");
+    Error err;
+    ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
+    assert_true(shard_writer_append(w, tokens, WINDOWS * T + 1, &err) && shard_writer_commit(w, &err));
+    ShardSet set;
+    assert_true(shards_open(&set, path, T, &err));
+    const DataLoaderOptions options = {.shards = &set,
+                                       .vocab = 65536,
+                                       .batch_windows = batch,
+                                       .step_windows = step_windows,
+                                       .seed = SEED,
+                                       .shuffle = true,
+                                       .repeat_first_step = overfit};
+    DataLoader *loader = dataloader_create(&options, &err);
+    char log[4096];
+    RunOrder order;
+    assert_true(read_text(&order, log, (size_t)run_event(log, sizeof log, 0, step_windows, batch, overfit), &err));
+    for (int step = 1; step <= steps; step++) {
+        int64_t position, done = 0;
+        const RunSegment *s = run_order_find(&order, step, &position, &err);
+        assert_non_null(s);
+        while (done < step_windows) {
+            const void *windows;
+            int64_t count;
+            assert_true(dataloader_next(loader, &windows, &count, &err));
+            for (int64_t i = 0; i < count; i++, done++) {
+                const int64_t window = run_order_window(s, position + done, set.num_windows);
+                assert_int_equal(((const uint16_t *)windows)[i * (T + 1)], window * T);
+                assert_int_equal(done / s->B, (done - i) / s->B); // the micro-batch that whereis prints
+            }
+        }
+    }
+    dataloader_destroy(loader);
+    run_order_free(&order);
+    shards_close(&set);
+}
+
+static void the_windows_are_those_of_the_loader(void **state) {
+    (void)state;
+    compare_with_loader(3, 7, 12, false); // over three epochs
+    compare_with_loader(8, 5, 12, false); // B larger than a step
+    compare_with_loader(3, 7, 12, true);
+    compare_with_loader(5, 30, 4, true); // more windows a step than there are
+}
+
+static void what_is_missing_or_makes_no_sense_is_named(void **state) {
+    (void)state;
+    const struct {
+        const char *from, *to, *message;
+    } cases[] = {
+        {"\"tokens_per_step\":20", "\"tokens_per_step\":21", "\"tokens_per_step\" is 21, expected a multiple of T = 4"},
+        {"\"tokens_per_step\":20", "\"tokens\":20", "\"tokens_per_step\" is missing"},
+        {"\"start_step\":0", "\"start_step\":7", "the log begins after step 7"},
+        {"\"start_step\":0", "\"start_step\":-1", "\"start_step\" is -1"},
+        {"\"seed\":1337", "\"seed\":-3", "\"seed\" is -3"},
+        {"\"T\":4", "\"T\":0", "\"T\" is 0"},
+        {"\"train-data\":\"x*.bin\"", "\"train-data\":3", "\"train-data\" is 3"},
+        {"\"event\":\"run\"", "\"event\":\"end\"", "no training run is recorded"},
+        {"\"time\"", "time", "line 1: not valid JSON"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char log[4096], changed[4096];
+        run_event(log, sizeof log, 0, 5, 2, 0);
+        const char *at = strstr(log, cases[i].from);
+        assert_non_null(at);
+        const int n = snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - log), log, cases[i].to,
+                               at + strlen(cases[i].from));
+        RunOrder order;
+        Error err;
+        assert_false(read_text(&order, changed, (size_t)n, &err));
+        if (!strstr(err.text, cases[i].message)) fail_msg("%s\nexpected: %s", err.text, cases[i].message);
+        run_order_free(&order);
+    }
+}
+
+static void steps_before_the_first_and_beyond_all_numbers_are_refused(void **state) {
+    (void)state;
+    char log[4096];
+    RunOrder order;
+    Error err;
+    int64_t position;
+    assert_true(read_text(&order, log, (size_t)run_event(log, sizeof log, 0, 5, 2, 0), &err));
+    assert_null(run_order_find(&order, 0, &position, &err));
+    assert_non_null(strstr(err.text, "expected 1 or more"));
+    assert_null(run_order_find(&order, INT64_MAX, &position, &err));
+    run_order_free(&order);
+}
+
+static void damaged_logs_are_read_or_refused_but_never_believed_blindly(void **state) {
+    (void)state;
+    char log[8192];
+    int n = run_event(log, sizeof log, 0, 5, 2, 0);
+    n += step_events(log + n, sizeof log - (size_t)n, 1, 3);
+    n += run_event(log + n, sizeof log - (size_t)n, 3, 7, 2, 0);
+    for (uint64_t round = 0; round < 2000; round++) {
+        unsigned char damaged[8192 + MUTATE_MAX_GROWTH];
+        memcpy(damaged, log, (size_t)n);
+        const size_t bytes = mutate(damaged, (size_t)n, (size_t)n, round);
+        RunOrder order;
+        Error err;
+        int64_t position;
+        if (read_text(&order, (const char *)damaged, bytes, &err)) {
+            const RunSegment *s = run_order_find(&order, order.last_step + 1, &position, &err);
+            if (s) assert_in_range(run_order_window(s, position, WINDOWS), 0, WINDOWS - 1);
+        } else {
+            assert_true(strlen(err.text) > 0);
+        }
+        run_order_free(&order);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(positions_add_up_over_resumes_with_other_batches),
+        cmocka_unit_test(steps_that_were_taken_back_are_forgotten),
+        cmocka_unit_test(an_unfinished_last_line_is_no_error),
+        cmocka_unit_test(the_windows_are_those_of_the_loader),
+        cmocka_unit_test(what_is_missing_or_makes_no_sense_is_named),
+        cmocka_unit_test(steps_before_the_first_and_beyond_all_numbers_are_refused),
+        cmocka_unit_test(damaged_logs_are_read_or_refused_but_never_believed_blindly),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

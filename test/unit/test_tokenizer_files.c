@@ -1,0 +1,360 @@
+// Tokenizer files are hostile: each kind of damage and each kind of foreign file is refused with a line that names the
+// file and the place; random damage never does more than that.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/tokens/tokenizer.h"
+#include "tokenizer_fixture.h"
+
+static TmpDir dir;
+
+static int make_dir(void **state) {
+    (void)state;
+    dir = tmpdir_make();
+    return 0;
+}
+
+static int remove_dir(void **state) {
+    (void)state;
+    tmpdir_remove(&dir);
+    return 0;
+}
+
+// Opening path must fail with a message of one line that begins with the file's path and holds `message`.
+static void assert_refused(const char *path, const char *named, const char *message) {
+    Error err = {""};
+    Tokenizer *t = tokenizer_open(path, &err);
+    if (t) fail_msg("%s was opened, expected: %s", path, message);
+    if (strncmp(err.text, named, strlen(named)) != 0) fail_msg("\"%s\" does not begin with %s", err.text, named);
+    if (!strstr(err.text, message)) fail_msg("\"%s\" does not say \"%s\"", err.text, message);
+    assert_null(strchr(err.text, '\n'));
+}
+
+// The file with the first `from` replaced by `to`.
+static void replace(const char *path, const char *from, const char *to) {
+    size_t n;
+    char *text = (char *)read_bytes(path, &n), *changed = malloc(n + strlen(to) + 1);
+    assert_non_null(changed);
+    char *found = memmem(text, n, from, strlen(from));
+    if (!found) fail_msg("%s does not hold %s", path, from);
+    size_t before = (size_t)(found - text), after = n - before - strlen(from);
+    memcpy(changed, text, before);
+    memcpy(changed + before, to, strlen(to));
+    memcpy(changed + before + strlen(to), found + strlen(from), after);
+    write_bytes(path, changed, before + strlen(to) + after);
+    free(text);
+    free(changed);
+}
+
+static void a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field(void **state) {
+    (void)state;
+    static const struct {
+        const char *from, *to, *message;
+    } cases[] = {
+        {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer is an object, expected none"},
+        {"\"type\": \"BPE\"", "\"type\": \"WordPiece\"", "model.type is \"WordPiece\", expected \"BPE\""},
+        {"\"type\": \"BPE\"", "\"type\": 3", "model.type is 3, expected \"BPE\""},
+        {"\"dropout\": null", "\"dropout\": 0.1", "model.dropout is 0.1"},
+        {"\"dropout\": null", "\"dropout\": null, \"dropout\": 1", "\"dropout\" is stated twice"},
+        {"_prefix\": \"\"", "_prefix\": \"##\"", "model.continuing_subword_prefix is \"##\", expected none"},
+        {"_suffix\": \"\"", "_suffix\": \"</w>\"", "model.end_of_word_suffix is \"</w>\", expected none"},
+        {"\"ByteLevel\"", "\"Whitespace\"", "pre_tokenizer.type is \"Whitespace\", expected \"ByteLevel\""},
+        {"prefix_space\": false", "prefix_space\": true", "pre_tokenizer.add_prefix_space is true, expected false"},
+        {"use_regex\": true", "use_regex\": false", "pre_tokenizer.use_regex is false, expected true"},
+        {"\"pre_tokenizer\": {", "\"other\": {", "pre_tokenizer is missing, expected ByteLevel"},
+        {"{\"type\": \"ByteLevel\", \"add_prefix_space\": false", "{\"type\": \"Sequence\", \"pretokenizers\": []",
+         "pre_tokenizer: \"pretokenizers\" has 0 entries, expected 2"},
+        {"{\"type\": \"ByteLevel\", \"add_prefix_space\": false",
+         "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"\\\\d\"}}, {}]",
+         "pre_tokenizer.pretokenizers[0].pattern.Regex is \"\\d\", expected GPT-2's"},
+        {"\"lstrip\": false", "\"lstrip\": true", "added_tokens[0]: lstrip is true, expected none"},
+        {"\"single_word\": false", "\"single_word\": true", "added_tokens[0]: single_word is true"},
+    };
+    const char *path = tmpdir_file(&dir, "tokenizer.json");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        toy_write_json(path, false);
+        replace(path, cases[i].from, cases[i].to);
+        assert_refused(path, path, cases[i].message);
+    }
+}
+
+static void a_damaged_tokenizer_json_is_refused_by_place(void **state) {
+    (void)state;
+    static const struct {
+        const char *from, *to, *message;
+    } cases[] = {
+        {"\"h e\"", "\"h zz\"", "model.merges[0]: \"zz\" is no token of the vocabulary"},
+        {"\"l l\"", "\"x y\"", "model.merges[1]: together they are \"xy\", which is no token"},
+        {"\"l l\"", "\"h e\"", "model.merges[1]: the same two were merged before, by number 0"},
+        {"\"l l\"", "\"l l l\"", "model.merges[1]: \"l l l\", expected two tokens and a space"},
+        {"\"l l\"", "\"\"", "model.merges[1]: \"\", expected two tokens"},
+        {"\"l l\"", "[\"l\"]", "model.merges[1]: expected \"left right\" or"},
+        {"\"l l\"", "[\"l\", \"l\", \"l\"]", "model.merges[1]: expected \"left right\" or"},
+        {"\"l l\"", "{}", "model.merges[1]: expected \"left right\" or"},
+        {"\"merges\": [", "\"merges\": 5, \"m\": [", "model.merges is 5, expected an array"},
+        {"\"merges\": [", "\"m\": [", "model.merges is missing, expected an array"},
+        {"\"vocab\": {", "\"v\": {", "model: \"vocab\" is missing, expected an object"},
+        {"\"model\": {", "\"m\": {", "not a tokenizer but a JSON file without \"model\""},
+        {"\"model\": {", "\"model\": [], \"m\": {", "\"model\" is an array, expected an object"},
+        {"\"A\": 65", "\"A\": 66", "model.vocab: \"A\" and \"B\" both have number 66"},
+        {"\"A\": 65", "\"B\": 65", "model.vocab: \"B\" is both token 65 and token 66"},
+        {"\"A\": 65", "\"AA\": 65", "model.vocab: no token for the byte 0x41"},
+        {"\"A\": 65", "\"A\": 7000", "model.vocab: no token has number 65, expected each of 0 to 7000 once"},
+        {"\"A\": 65", "\"A\": -1", "model.vocab: \"A\" is -1, expected a number from 0 to"},
+        {"\"A\": 65", "\"A\": 1e300", "model.vocab: \"A\" is"},
+        {"\"A\": 65", "\"A\": 65.5", "model.vocab: \"A\" is 65.5, expected a number from 0 to"},
+        {"\"A\": 65", "\"A\": \"65\"", "model.vocab: \"A\" is \"65\", expected a number"},
+        {"\"A\": 65", "\"A \": 65", "model.vocab: \"A \" (token 65) is not spelled in GPT-2's alphabet"},
+        {"\"A\": 65", "\"\": 65", "model.vocab: token 65 is empty"},
+        {"\"A\": 65", "\"A\\u0000\": 65", "it holds a NUL character"},
+        {"\"added_tokens\": [{", "\"added_tokens\": [4, {", "added_tokens[0]: not an object"},
+        {"\"added_tokens\": [{", "\"added_tokens\": 4, \"a\": [{", "added_tokens is 4, expected an array"},
+        {"\"id\": 268", "\"id\": 267", "added_tokens[0]: \"id\" is 267, but model.vocab has it as 268"},
+        {"\"content\": \"<|endoftext|>\"", "\"content\": \"<|x|>\"", "both have number 268"},
+        {"\"content\": \"<|endoftext|>\"", "\"content\": 9", "added_tokens[0]: \"content\" is 9, expected a string"},
+        {"\"content\": \"<|endoftext|>\", \"single_word\": false", "\"id\": 2",
+         "added_tokens[0]: \"id\" is stated twice"},
+        {"]}}", "]}", "not valid JSON near byte"},
+        {"]}}", "]}} x", "bytes after the JSON value"},
+    };
+    const char *path = tmpdir_file(&dir, "tokenizer.json");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        toy_write_json(path, false);
+        replace(path, cases[i].from, cases[i].to);
+        assert_refused(path, path, cases[i].message);
+    }
+}
+
+static void a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line(void **state) {
+    (void)state;
+    static const struct {
+        bool in_merges;
+        const char *from, *to, *message;
+    } cases[] = {
+        {true, "h e\n", "h\n", "line 2: \"h\", expected two tokens"},
+        {true, "l l\n", "l  l\n", "line 3: \"l  l\", expected two tokens"},
+        {true, "l l\n", "\n", "line 3: \"\", expected two tokens"},
+        {true, "l l\n", "l \xff\n", "line 3: \"\\xff\" is no token of the vocabulary"},
+        {true, "hell o\n", "hello o\n", "line 5: together they are \"helloo\", which is no token"},
+        {false, "\"A\": 65", "\"A\": []", "\"A\" is an array, expected a number"},
+        {false, "\"A\": 65", "\"[UNK] x\": 65", "\"[UNK] x\" (token 65) is not spelled in GPT-2's alphabet"},
+    };
+    const char *vocab = tmpdir_file(&dir, "vocab.json"), *merges = tmpdir_file(&dir, "merges.txt");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        toy_write_vocab_json(vocab);
+        toy_write_merges(merges);
+        const char *changed = cases[i].in_merges ? merges : vocab;
+        replace(changed, cases[i].from, cases[i].to);
+        assert_refused(vocab, changed, cases[i].message);
+    }
+    toy_write_vocab_json(vocab);
+    unlink(merges);
+    assert_refused(vocab, vocab, "needs its merges");
+}
+
+static void a_damaged_rank_file_is_refused_by_line(void **state) {
+    (void)state;
+    static const struct {
+        const char *from, *to, *message;
+    } cases[] = {
+        {"QQ== 65\n", "QQ== 66\n", "line 67: \"A\" and \"B\" both have number 66"},
+        {"QQ== 65\n", "Qg== 65\n", "line 67: \"B\" is both token 65 and token 66"},
+        {"QQ== 65\n", "QQ= 65\n", "line 66: \"QQ= 65\", expected base64, a space and a rank"},
+        {"QQ== 65\n", "Q*== 65\n", "line 66: \"Q*== 65\", expected base64"},
+        {"QQ== 65\n", "==== 65\n", "line 66: \"==== 65\", expected base64"},
+        {"QQ== 65\n", "QQ== 65x\n", "line 66: \"QQ== 65x\", expected base64"},
+        {"QQ== 65\n", "QQ==\n", "line 66: \"QQ==\", expected base64"},
+        {"QQ== 65\n", "QQ== -5\n", "line 66: \"QQ== -5\", expected base64"},
+        {"QQ== 65\n", "QQ== 999999999\n", "line 66: \"A\" has number 999999999, expected 0 to"},
+        {"QQ== 65\n", "QQ== 99999999999999999999\n", "expected base64, a space and a rank"},
+        {"QQ== 65\n", "", "no token has number 65"},
+        {"QQ== 65\n", "QUE= 65\n", "no token for the byte 0x41"},
+    };
+    const char *path = tmpdir_file(&dir, "ranks.tiktoken");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        toy_write_ranks(path);
+        replace(path, cases[i].from, cases[i].to);
+        assert_refused(path, path, cases[i].message);
+    }
+}
+
+// The toy's ranks and others behind them, up to `count` numbers without the number `hole`.
+static void write_many_ranks(const char *path, int count, int hole) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    toy_write_ranks(path);
+    FILE *f = fopen(path, "a");
+    assert_non_null(f);
+    for (int i = TOY_EOT; i < count; i++)
+        if (i != hole) fprintf(f, "%c%c%c+ %d\n", digits[i >> 12 & 63], digits[i >> 6 & 63], digits[i & 63], i);
+    toy_close(f);
+}
+
+static void rank_files_with_another_pattern_are_refused_by_name(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&dir, "other.tiktoken");
+    write_many_ranks(path, 100256, -1);
+    assert_refused(path, path, "100256 ranks: this is cl100k_base, whose pattern is not GPT-2's");
+}
+
+static void p50k_base_has_gpt2s_end_of_text_in_its_midst(void **state) {
+    (void)state;
+    const char *path = tmpdir_file(&dir, "p50k_base.tiktoken");
+    Error err;
+    write_many_ranks(path, 50281, 50256);
+    Tokenizer *t = tokenizer_open(path, &err);
+    if (!t) fail_msg("%s", err.text);
+    assert_int_equal(tokenizer_eot(t), 50256);
+    assert_int_equal(tokenizer_vocab(t), 50281);
+    tokenizer_free(t);
+    write_many_ranks(path, 50281, 50255); // any other hole is a line that is lost
+    assert_refused(path, path, "no token has number 50255");
+}
+
+static void a_damaged_llmc_file_is_refused_by_token(void **state) {
+    (void)state;
+    static const struct {
+        size_t at;
+        uint32_t word;
+        const char *message;
+    } cases[] = {
+        {4, 3, "header: llm.c tokenizer version 3, expected 1 or 2"},
+        {8, 0, "header: 0 tokens, expected 257 to"},
+        {8, 0xFFFFFFFF, "header: 4294967295 tokens, expected 257 to"},
+        {8, TOY_VOCAB + 1, "token 269 of 270 at byte"},
+        {8, TOY_VOCAB - 1, "header: end-of-text is 268, expected a number below 268"},
+        {12, 5, "no token for the byte 0x05"},
+        {12, 0xFFFFFFFF, "header: end-of-text is 4294967295, expected a number below 269"},
+        {1024, 0x01010000, "byte 1024: token 0 is empty"},
+        {1024 + 256 * 2, 0x656800FF, "byte 1536: "},
+    };
+    const char *path = tmpdir_file(&dir, "gpt2_tokenizer.bin");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        toy_write_llmc(path, 2);
+        size_t n;
+        unsigned char *data = read_bytes(path, &n);
+        memcpy(data + cases[i].at, &cases[i].word, sizeof cases[i].word);
+        write_bytes(path, data, n);
+        free(data);
+        if (cases[i].at < 1536) assert_refused(path, path, cases[i].message);
+    }
+}
+
+static void a_file_that_ends_too_early_is_refused(void **state) {
+    (void)state;
+    const char *json = tmpdir_file(&dir, "cut.json"), *llmc = tmpdir_file(&dir, "cut.bin");
+    toy_write_json(json, true);
+    toy_write_llmc(llmc, 2);
+    for (int which = 0; which < 2; which++) {
+        const char *path = which ? llmc : json;
+        size_t n;
+        unsigned char *data = read_bytes(path, &n);
+        while (which == 0 && data[n - 1] != '}') n--;
+        for (size_t length = 0; length < n; length += 1 + length / 50) {
+            write_bytes(path, data, length);
+            assert_refused(path, path, "");
+        }
+        free(data);
+    }
+}
+
+static void a_file_of_another_kind_is_called_by_its_name(void **state) {
+    (void)state;
+    static const struct {
+        const char *content;
+        size_t n;
+        const char *message;
+    } cases[] = {
+        {"\x10\0\0\0\0\0\0\0{\"a\":{}}", 16, "not a tokenizer but a safetensors file"},
+        {"\x88\xd8\x34\x01\x01\0\0\0", 8, "not a tokenizer but a token shard"},
+        {"\x8a\xd8\x34\x01\x01\0\0\0", 8, "not a tokenizer but an evaluation set"},
+        {"\xc6\xd7\x34\x01\x03\0\0\0", 8, "not a tokenizer but an llm.c model"},
+        {"#version: 0.2\nh e\n", 18, "not a tokenizer but the merges of a vocabulary: give the vocab.json"},
+        {"\x1f\x8b\x08\0\0\0\0\0", 8, "compressed by gzip"},
+        {"\x28\xb5\x2f\xfd\0\0\0\0", 8, "compressed by zstd"},
+        {"PK\x03\x04\0\0\0\0", 8, "a zip archive"},
+        {"{\"model_type\": \"gpt2\"}", 22, "not a tokenizer but a model's config.json"},
+        {"{\"tokenizer_class\": \"GPT2\"}", 27, "not a tokenizer but a tokenizer_config.json"},
+        {"{\"metadata\": {}, \"weight_map\": {}}", 34, "not a tokenizer but the index of sharded weights"},
+        {"{}", 2, "not a tokenizer but a JSON file without"},
+        {"[1]", 3, "expected base64, a space and a rank"},
+        {"Once upon a time", 16, "line 1: \"Once upon a time\", expected base64, a space and a rank"},
+        {"", 0, "empty, expected a tokenizer"},
+        {"\xc8\xd7\x34\x01", 4, "4 bytes, expected a header of 1024: truncated"},
+    };
+    const char *path = tmpdir_file(&dir, "some.file");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_bytes(path, cases[i].content, cases[i].n);
+        assert_refused(path, path, cases[i].message);
+    }
+}
+
+static void places_without_a_tokenizer_are_named(void **state) {
+    (void)state;
+    const char *empty = tmpdir_file(&dir, "empty"), *nothing = tmpdir_file(&dir, "nothing");
+    assert_int_equal(mkdir(empty, 0700), 0);
+    assert_refused(empty, empty, "no tokenizer in this directory, expected tokenizer.json, or vocab.json");
+    assert_refused(nothing, nothing, "cannot open: No such file");
+    assert_refused("/dev/null", "/dev/null", "not a plain file");
+    const char *large = tmpdir_file(&dir, "large");
+    write_bytes(large, "{", 1);
+    assert_int_equal(truncate(large, (off_t)3 << 30), 0);
+    assert_refused(large, large, "3221225472 bytes, expected at most 67108864");
+}
+
+// Whatever the damage: refused with a message, or opened and then able to encode.
+static void random_damage_is_refused_or_harmless(void **state) {
+    (void)state;
+    enum { ROUNDS = 400 };
+    const char *names[] = {"fuzz.json", "fuzz.tiktoken", "fuzz.bin", "vocab.json", "merges.txt"};
+    toy_write_json(tmpdir_file(&dir, names[0]), false);
+    toy_write_ranks(tmpdir_file(&dir, names[1]));
+    toy_write_llmc(tmpdir_file(&dir, names[2]), 2);
+    toy_write_vocab_json(tmpdir_file(&dir, names[3]));
+    toy_write_merges(tmpdir_file(&dir, names[4]));
+    int refused = 0;
+    for (int kind = 0; kind < 5; kind++) {
+        const char *path = tmpdir_file(&dir, names[kind]), *opened = kind == 4 ? tmpdir_file(&dir, "vocab.json") : path;
+        size_t n, length, header = kind == 2 ? 32 : kind == 0 ? 900 : SIZE_MAX;
+        unsigned char *data = read_bytes(path, &n), *damaged = malloc(n + MUTATE_MAX_GROWTH);
+        assert_non_null(damaged);
+        for (uint64_t round = 0; round < ROUNDS; round++) {
+            memcpy(damaged, data, n);
+            write_bytes(path, damaged, mutate(damaged, n, header, round));
+            Error err = {""};
+            Tokenizer *t = tokenizer_open(opened, &err);
+            refused += !t;
+            if (!t) assert_memory_equal(err.text, dir.path, strlen(dir.path));
+            Encoder *e = t ? encoder_create(t, &err) : NULL;
+            int32_t tokens[64];
+            if (e) assert_true(encoder_encode_special(e, "hello world<|endoftext|>\xff", 25, tokens) <= 25);
+            free(t ? tokenizer_to_json(t, &length, &err) : NULL);
+            encoder_free(e);
+            tokenizer_free(t);
+        }
+        write_bytes(path, data, n);
+        free(data);
+        free(damaged);
+    }
+    assert_in_range(refused, 5 * ROUNDS / 4, 5 * ROUNDS);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field),
+        cmocka_unit_test(a_damaged_tokenizer_json_is_refused_by_place),
+        cmocka_unit_test(a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line),
+        cmocka_unit_test(a_damaged_rank_file_is_refused_by_line),
+        cmocka_unit_test(rank_files_with_another_pattern_are_refused_by_name),
+        cmocka_unit_test(p50k_base_has_gpt2s_end_of_text_in_its_midst),
+        cmocka_unit_test(a_damaged_llmc_file_is_refused_by_token),
+        cmocka_unit_test(a_file_that_ends_too_early_is_refused),
+        cmocka_unit_test(a_file_of_another_kind_is_called_by_its_name),
+        cmocka_unit_test(places_without_a_tokenizer_are_named),
+        cmocka_unit_test(random_damage_is_refused_or_harmless),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

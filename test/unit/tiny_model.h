@@ -1,0 +1,68 @@
+// Small models for the tests of generation and evaluation: one of random weights, and one that writes a given text.
+// Included once by a test program, after cmocka.h; the device must be there.
+#pragma once
+#include "llmc/base/rng.h"
+#include "llmc/model/gpt2.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { TINY_C = 64, TINY_L = 2, TINY_STREAM = 4711 };
+
+static inline Gpt2 *tiny_create(int64_t V, int64_t B, int64_t T, int64_t sequences) {
+    Error err;
+    Gpt2Options options = {.config = {.max_T = T, .L = TINY_L, .NH = 4, .C = TINY_C},
+                           .dtype = DTYPE_FP32,
+                           .B = B,
+                           .T = T,
+                           .sequences = sequences};
+    model_config_set_vocab(&options.config, V);
+    Gpt2 *model = gpt2_create(&options, &err);
+    if (!model) fail_msg("%s", err.text);
+    return model;
+}
+
+// Row r of tensor i: N(0, size^2), around 1 for the weights of layernorms.
+static inline void tiny_random_row(const Parameter *p, int i, int64_t r, float size, float *row) {
+    for (int64_t c = 0; c < p->cols; c++) {
+        const Philox bits = philox(1, TINY_STREAM + (uint64_t)i, (uint64_t)(r * p->cols + c));
+        float normal[2];
+        philox_normal2(bits.v[0], bits.v[1], normal);
+        row[c] = size * normal[0] + (p->spec->init == INIT_ONE ? 1.0f : 0.0f);
+        if (r >= p->file_rows) row[c] = 0.0f; // rows of wte beyond V
+    }
+}
+
+// Large enough weights that every token before matters for the next.
+static inline Gpt2 *tiny_random(int64_t V, int64_t B, int64_t T, int64_t sequences) {
+    Gpt2 *model = tiny_create(V, B, T, sequences);
+    for (int i = 0; i < gpt2_num_tensors(model); i++) {
+        const Parameter *p = &gpt2_parameters(model)[i];
+        float *row = malloc((size_t)p->cols * sizeof *row);
+        for (int64_t r = 0; r < p->rows; r++) {
+            tiny_random_row(p, i, r, 0.15f, row);
+            gpt2_set_state(model, i, STATE_WEIGHT, r, 1, row);
+        }
+        free(row);
+    }
+    return model;
+}
+
+// A model whose likeliest token at position t (0 .. n-1) is tokens[t], by far, whatever stands before: its blocks add
+// nothing, and the position's vector is ten times that of the token.
+static inline Gpt2 *tiny_scripted(int64_t V, int64_t T, const int32_t *tokens, int64_t n) {
+    Gpt2 *model = tiny_create(V, 1, T, 1); // all weights are 0
+    const Parameter *table = gpt2_parameters(model);
+    float row[TINY_C];
+    for (int64_t token = 0; token < V; token++) {
+        tiny_random_row(&table[PARAM_WTE], PARAM_WTE, token, 1.0f, row);
+        gpt2_set_state(model, PARAM_WTE, STATE_WEIGHT, token, 1, row);
+    }
+    for (int64_t t = 0; t < n; t++) {
+        tiny_random_row(&table[PARAM_WTE], PARAM_WTE, tokens[t], 10.0f, row);
+        gpt2_set_state(model, PARAM_WPE, STATE_WEIGHT, t, 1, row);
+    }
+    for (int c = 0; c < TINY_C; c++) row[c] = 1.0f;
+    const int lnfw = parameter_index(&gpt2_options(model)->config, PARAM_LNFW, -1);
+    gpt2_set_state(model, lnfw, STATE_WEIGHT, 0, TINY_C, row);
+    return model;
+}
