@@ -78,7 +78,6 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
 // out = gelu(pre) = 0.5 pre (1 + tanh(sqrt(2/pi) (pre + 0.044715 pre^3))), element by element: the same bits as
 // matmul_gelu_forward gave, under OpsShape.gelu_again. For recomputation.
 // Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
-// Units", 2016.
 void gelu_forward(Tensor out, Tensor pre);
 
 // din (N,IC) = dout (N,OC) @ weight (OC,IC).

@@ -73,7 +73,7 @@ void gpt2_forward(Gpt2 *model);
 Tensor gpt2_token_losses(const Gpt2 *model);
 
 // Generation: sequences that grow token by token; keys and values of what they have read stay in a cache. The cache
-// shares memory with training and evaluation: any other pass of the model ends it.
+// shares memory with training and evaluation: any other pass of the model ends it, and it ends what was loaded for one.
 // Begins anew with prompts (sequences, n), 1 <= n <= T, sequences <= that of the options. logits (sequences, V), host:
 // after the last token of each. Synchronises.
 void gpt2_decode_start(Gpt2 *model, const int32_t *prompts, int64_t n, int64_t sequences, float *logits);

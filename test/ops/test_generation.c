@@ -146,7 +146,9 @@ static void sequences_with_one_prompt_are_alike_until_their_tokens_differ(void *
     const int32_t next[S] = {5, 6, 5};
     gpt2_decode_step(model, next, logits);
     assert_same_logits(logits, logits + 2 * V, 1);
-    assert_true(memcmp(logits, logits + V, V * sizeof *logits) != 0);
+    int parted = 0;
+    for (int v = 0; v < V; v++) parted += logits[v] != logits[V + v];
+    assert_true(parted > V / 2);
     gpt2_destroy(model);
 }
 

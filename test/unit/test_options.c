@@ -247,7 +247,8 @@ static void a_missing_value_is_named(void **state) {
     (void)state;
     assert_refused("-b", "-b: a value is missing (sequences in a micro-batch)");
     assert_refused("-b -t 1024", "-b: a value is missing (sequences in a micro-batch)");
-    assert_refused("-o --resume", "-o: a value is missing (directory for checkpoints and main.log; default: nothing is written)");
+    assert_refused("-o --resume",
+                   "-o: a value is missing (directory for checkpoints and main.log; default: nothing is written)");
 }
 
 static void an_unknown_option_names_the_nearest(void **state) {
