@@ -2,6 +2,7 @@
 // (`data/shard --help`). Reads llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 #include "llmc/run/format.h"
 #include "llmc/tokens/shard_inspect.h"
 

@@ -1,6 +1,6 @@
 // UTF-8 that arrives in pieces. See utf8.h.
 // Knows the table of RFC 3629, section 4 (no overlong forms, no surrogates, nothing above U+10FFFF) as far as it
-// decides whether an unfinished character can still be finished. Never judges whole text: format.h does.
+// decides whether an unfinished character can still be finished. Never judges whole text.
 #include "llmc/base/utf8.h"
 
 #include <stdbool.h>

@@ -1,6 +1,8 @@
 // Numbers, durations and text in forms for readers. See format.h.
 #include "llmc/run/format.h"
 
+#include "llmc/base/utf8.h"
+
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -88,25 +90,6 @@ const char *format_exact(double x, char *buf, int size) {
 }
 
 // -------------------------------------------------------------------------------------------------------------- text
-
-// The table of RFC 3629, section 4: no overlong forms, no surrogates, nothing above U+10FFFF.
-int utf8_length(const char *text, size_t n) {
-    const unsigned char *s = (const unsigned char *)text;
-    if (n == 0) return 0;
-    if (s[0] < 0x80) return 1;
-    int length = s[0] >= 0xC2 && s[0] <= 0xDF   ? 2
-                 : s[0] >= 0xE0 && s[0] <= 0xEF ? 3
-                 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4
-                                                : 0;
-    if (length == 0 || n < (size_t)length) return 0;
-    unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
-    unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
-    if (s[1] < low || s[1] > high) return 0;
-    for (int i = 2; i < length; i++) {
-        if (s[i] < 0x80 || s[i] > 0xBF) return 0;
-    }
-    return length;
-}
 
 void format_json_string(FILE *out, const char *text, size_t n) {
     fputc('"', out);

@@ -17,8 +17,6 @@ const char *format_fixed(double x, int width, int decimals, char *buf, int size)
 // The shortest decimal text that reads back as the same double; "null" for inf and nan, which JSON does not have.
 const char *format_exact(double x, char *buf, int size);
 
-// Bytes of the valid UTF-8 character that text (of n bytes) begins with; 0: it begins with none.
-int utf8_length(const char *text, size_t n);
 // text as a JSON string with its quotes. Always valid JSON: bytes that are not UTF-8 become U+FFFD.
 void format_json_string(FILE *out, const char *text, size_t n);
 // text for a terminal, every line behind `indent`. Control characters and bytes that are not UTF-8 are shown as \x1B:

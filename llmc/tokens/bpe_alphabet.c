@@ -1,7 +1,7 @@
 // See bpe_alphabet.h. The bytes that are not printable, in order: 0..32, 127..160, 173.
 #include "llmc/tokens/bpe_alphabet.h"
 
-#include "llmc/tokens/bpe_utf8.h"
+#include "llmc/base/utf8.h"
 
 enum { FIRST_RANGE = 0x100, SECOND_RANGE = FIRST_RANGE + 33, SOFT_HYPHEN = SECOND_RANGE + 34 };
 

@@ -1,7 +1,7 @@
 // See bpe_pieces.h.
 #include "llmc/tokens/bpe_pieces.h"
 
-#include "llmc/tokens/bpe_utf8.h"
+#include "llmc/base/utf8.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>

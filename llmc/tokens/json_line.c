@@ -2,6 +2,8 @@
 // value is unescaped, in place. What is nested is walked with a stack of one bit a level, not by recursion.
 #include "llmc/tokens/json_line.h"
 
+#include "llmc/base/utf8.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,18 +15,6 @@ typedef struct {
 
 // -------------------------------------------------------------------------------------------------------------- UTF-8
 
-// Bytes of the valid character at p, which is not ASCII; 0: there is none. Table 3-7 of the Unicode standard.
-static int wide_character(const unsigned char *p, const unsigned char *end) {
-    int more = p[0] >= 0xF0 ? 3 : p[0] >= 0xE0 ? 2 : 1;
-    if (p[0] < 0xC2 || p[0] > 0xF4 || end - p <= more) return 0;
-    unsigned char low = p[0] == 0xE0 ? 0xA0 : p[0] == 0xF0 ? 0x90 : 0x80;
-    unsigned char high = p[0] == 0xED ? 0x9F : p[0] == 0xF4 ? 0x8F : 0xBF;
-    if (p[1] < low || p[1] > high) return 0;
-    for (int i = 2; i <= more; i++)
-        if ((p[i] & 0xC0) != 0x80) return 0;
-    return more + 1;
-}
-
 // The first byte that is not UTF-8; end if all is well.
 static const unsigned char *utf8_error(const unsigned char *p, const unsigned char *end) {
     while (p < end) {
@@ -35,7 +25,8 @@ static const unsigned char *utf8_error(const unsigned char *p, const unsigned ch
         }
         while (p < end && *p < 0x80) p++;
         while (p < end && *p >= 0x80) {
-            int length = wide_character(p, end);
+            uint32_t c;
+            int length = utf8_decode(p, end - p, &c);
             if (length == 0) return p;
             p += length;
         }
@@ -179,15 +170,6 @@ static bool scan_nested(Scan *s) {
 
 // ----------------------------------------------------------------------------------------------------------- unescape
 
-static int put_utf8(unsigned char *out, int c) {
-    if (c < 0x80) return out[0] = (unsigned char)c, 1;
-    int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
-    static const int lead[] = {0, 0xC0, 0xE0, 0xF0};
-    out[0] = (unsigned char)(lead[more] | c >> 6 * more);
-    for (int i = 1; i <= more; i++) out[i] = (unsigned char)(0x80 | (c >> 6 * (more - i) & 0x3F));
-    return more + 1;
-}
-
 static unsigned char short_escape(unsigned char c) {
     static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
     const char *at = strchr(from, c);
@@ -218,7 +200,7 @@ static int64_t unescape(unsigned char *text, int64_t n) {
             in += 6;
         }
         if (c >= 0xD800 && c <= 0xDFFF) return -1;
-        out += put_utf8(out, c);
+        out += utf8_encode((uint32_t)c, (char *)out);
     }
     return out - text;
 }

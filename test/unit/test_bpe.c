@@ -11,7 +11,7 @@
 #include "llmc/tokens/bpe_alphabet.h"
 #include "llmc/tokens/bpe_merge.h"
 #include "llmc/tokens/bpe_pieces.h"
-#include "llmc/tokens/bpe_utf8.h"
+#include "llmc/base/utf8.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

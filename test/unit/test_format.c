@@ -1,4 +1,5 @@
 // Numbers, durations, text and the progress bar, by tables of input and output.
+#include "llmc/base/utf8.h"
 #include "llmc/run/format.h"
 #include "llmc/run/progress.h"
 
