@@ -288,7 +288,8 @@ static char *make_header(SafetensorsEntry *entries, int count, const char *const
     FILE *out = open_memstream(&text, &size);
     REQUIRE(out != NULL, "out of memory for a safetensors header");
     print_header(out, entries, count, metadata);
-    for (fflush(out); size % 8 != 0; fflush(out)) fputc(' ', out);
+    fflush(out); // brings size up to date
+    for (size_t n = size; n % 8 != 0; n++) fputc(' ', out);
     REQUIRE(fclose(out) == 0, "out of memory for a safetensors header");
     *length = size;
     return text;

@@ -37,7 +37,7 @@ static const CodeRange spaces[] = {
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 static void mark_ranges(uint8_t *table, const CodeRange *ranges, size_t count, CharKind kind) {
-    for (size_t i = 0; i < count; i++) memset(table + ranges[i].first, kind, ranges[i].last - ranges[i].first + 1);
+    for (size_t i = 0; i < count; i++) memset(table + ranges[i].first, (int)kind, ranges[i].last - ranges[i].first + 1);
 }
 
 // Lets PCRE2 find the runs of letters and of numbers in a text of all characters, in order.

@@ -155,7 +155,7 @@ bool corpus_journal_save(const char *path, const cJSON *request, const CorpusJou
     cJSON_AddBoolToObject(root, "cut_all", j->cut_all);
     for (int i = 0; i < count; i++) add_int(root, numbers[i].name, *numbers[i].value);
     add_bad(root, &j->counts.bad);
-    for (int side = 0; side < CORPUS_SIDES; side++) add_shards(root, side, &j->shards[side]);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) add_shards(root, side, &j->shards[side]);
     cJSON_AddItemToObject(root, "request", cJSON_Duplicate(request, true));
     char *text = cJSON_Print(root);
     cJSON_Delete(root);
@@ -194,7 +194,7 @@ static bool load_bad(const cJSON *root, BadReport *bad, Error *err) {
     const cJSON *list, *kind;
     const char *first, *earliest;
     if (!json_get_object(root, "bad", &list, err) || !json_get_string(list, "earliest", &earliest, err)) return false;
-    for (int k = 0; k < BAD_KINDS; k++) {
+    for (BadKind k = 0; k < BAD_KINDS; k++) {
         if (strcmp(earliest, bad_kind_names[k]) == 0) bad->earliest = k;
         if (!(kind = cJSON_GetObjectItemCaseSensitive(list, bad_kind_names[k])) || !cJSON_IsObject(kind)) continue;
         if (!json_get_int(kind, "count", 1, JSON_MAX_INT, &bad->count[k], err) ||
@@ -207,7 +207,7 @@ static bool load_bad(const cJSON *root, BadReport *bad, Error *err) {
 
 // Do the tokens of the shards add up to what was counted?
 static bool check_sums(const CorpusJournal *j, Error *err) {
-    for (int side = 0; side < CORPUS_SIDES; side++) {
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
         int64_t tokens = j->shards[side].open_tokens;
         for (int64_t i = 0; i < j->shards[side].num_shards; i++) tokens += j->shards[side].shards[i].tokens;
         if (tokens != j->counts.side[side].tokens)
@@ -248,6 +248,6 @@ bool corpus_journal_load(const char *path, const cJSON *request, CorpusJournal *
 
 void corpus_journal_clear(CorpusJournal *j) {
     bad_report_clear(&j->counts.bad);
-    for (int side = 0; side < CORPUS_SIDES; side++) free(j->shards[side].shards);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) free(j->shards[side].shards);
     *j = (CorpusJournal){0};
 }

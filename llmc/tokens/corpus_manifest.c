@@ -54,7 +54,7 @@ bool corpus_manifest_write(const char *path, const CorpusRequest *request, const
     cJSON_ArrayForEach(input, inputs) cJSON_DeleteItemFromObject(input, "fingerprint"); // has times in it
     cJSON_AddItemToObject(root, "inputs", inputs);
     add_int(root, "documents", j->counts.documents);
-    for (int side = 0; side < CORPUS_SIDES; side++) add_side(root, j, side);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) add_side(root, j, side);
     add_skipped(root, &j->counts);
     cJSON_Delete(asked);
     char *text = cJSON_Print(root);

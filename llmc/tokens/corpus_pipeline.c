@@ -125,7 +125,7 @@ static int write_block(const CorpusJob *job, CorpusWriter *writer, const CorpusB
         error_set(err, "%s; --skip-bad counts and skips what is bad", b->counts.bad.first[b->counts.bad.earliest]);
         return EXIT_BAD_INPUT;
     }
-    for (int side = 0; side < CORPUS_SIDES; side++)
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
         if (!corpus_writer_append(writer, side, b->tokens[side], b->num_tokens[side], err)) return EXIT_RUN_FAILED;
     return EXIT_OK;
 }

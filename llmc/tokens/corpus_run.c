@@ -52,7 +52,8 @@ static void notice(const Run *r, const char *format, ...) {
 // state
 
 static void borrow_shards(Run *r) {
-    for (int side = 0; side < CORPUS_SIDES; side++) r->state.shards[side] = *corpus_writer_shards(r->writer, side);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
+        r->state.shards[side] = *corpus_writer_shards(r->writer, side);
 }
 
 static void forget_state(Run *r) {
@@ -100,7 +101,7 @@ static bool open_writer(Run *r, Error *err) {
                                          .shard_tokens = r->options->shard_tokens};
     r->writer = corpus_writer_open(&options, r->state.shards, err);
     if (!r->writer) return false;
-    for (int side = 0; side < CORPUS_SIDES; side++) free(r->state.shards[side].shards);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) free(r->state.shards[side].shards);
     borrow_shards(r);
     return true;
 }
@@ -245,7 +246,7 @@ static int run_claimed(Run *r, Error *err) {
 
 static void take_result(Run *r, CorpusResult *result) {
     *result = (CorpusResult){.counts = r->state.counts, .cut_all = r->state.cut_all};
-    for (int side = 0; side < CORPUS_SIDES; side++) result->num_shards[side] = r->state.shards[side].num_shards;
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) result->num_shards[side] = r->state.shards[side].num_shards;
     r->state.counts = (CorpusCounts){0};
 }
 

@@ -38,7 +38,7 @@ static char *shard_path(const CorpusWriter *w, CorpusSide side, int64_t number) 
 
 void corpus_writer_free(CorpusWriter *w) {
     if (!w) return;
-    for (int side = 0; side < CORPUS_SIDES; side++) {
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
         shard_writer_leave(w->side[side].writer);
         free(w->side[side].state.shards);
     }
@@ -98,7 +98,7 @@ bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, 
 }
 
 bool corpus_writer_sync(CorpusWriter *w, Error *err) {
-    for (int side = 0; side < CORPUS_SIDES; side++)
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
         if (w->side[side].writer && !shard_writer_sync(w->side[side].writer, err)) return false;
     return true;
 }
@@ -181,7 +181,7 @@ CorpusWriter *corpus_writer_open(const CorpusWriterOptions *options, const Corpu
         return NULL;
     }
     w->options = *options;
-    for (int side = 0; side < CORPUS_SIDES; side++) {
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
         if (take_side(w, side, synced ? &synced[side] : &nothing, err)) continue;
         corpus_writer_free(w);
         return NULL;
