@@ -8,7 +8,7 @@ FILE is a text file, a .jsonl file (one JSON object a line, the text in its fiel
 .txt and .jsonl files are read, also in its subdirectories. The result is a Hugging Face tokenizer.json of N tokens: the
 256 bytes, N - 257 merges, and <|endoftext|> as token N - 1. The same files give the same vocabulary.
 
-Needs Hugging Face's tokenizers: scripts/install_deps.sh data
+Needs Hugging Face's tokenizers; if this Python has none, that of .venv (scripts/install_deps.sh data) is used.
 """
 import argparse
 import json
@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 BLOCK_BYTES = 1 << 20
 END_OF_TEXT = "<|endoftext|>"
 MAX_TOKEN_BYTES = 128  # GPT-2's longest token; without a bound, long rules of dashes become tokens
@@ -33,8 +34,10 @@ def import_tokenizers():
         import tokenizers
         return tokenizers
     except ImportError as error:
-        raise BadInput(f"needs the Python package tokenizers ({error}); install it: scripts/install_deps.sh data, "
-                       "then run .venv/bin/python data/train_tokenizer.py") from error
+        other = ROOT / ".venv" / "bin" / "python"
+        if other.exists() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+            os.execv(other, [str(other), *sys.argv])
+        raise BadInput(f"needs the Python package tokenizers ({error}); install it: scripts/install_deps.sh data") from error
 
 
 def find_files(names):

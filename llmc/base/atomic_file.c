@@ -270,6 +270,12 @@ bool directory_make(const char *path, Error *err) {
 
 bool directory_check_writable(const char *path, Error *err) {
     if (!directory_make(path, err)) return false;
+    // A file without a name leaves nothing behind when the process is killed, and nobody else can remove it.
+    const int unnamed = open(path, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    const bool written = unnamed >= 0 && write(unnamed, "?", 1) == 1;
+    if (unnamed >= 0) close(unnamed);
+    if (written) return true;
+    // Not every file system has them; where it has, this finds the reason.
     char *probe = path_join(path, ".tmp-probe");
     bool ok = file_write_atomic(probe, "?", 1, err);
     if (ok) unlink(probe);

@@ -208,6 +208,9 @@ static bool check_together(const Options *o, Error *err) {
         return error_set(err, "-n %lld: no place for checkpoints; name a directory with -o DIR",
                          (long long)o->checkpoint_every);
     }
+    if ((o->hellaswag || *o->choices) && o->val_every == 0 && o->max_steps != 0)
+        return error_set(err, "%s: scored at every validation, and -v 0 makes none",
+                         o->hellaswag ? "-h 1" : "--choices");
     if (o->interactive && o->max_steps != 0)
         return error_set(err, "--interactive answers prompts and does not train: give -x 0 as well");
     return true;
