@@ -164,8 +164,8 @@ static bool allocate(Scoring *s, int64_t examples, Error *err) {
     const Gpt2Options *o = gpt2_options(s->model);
     const size_t cells = (size_t)examples * CHOICES_MOST;
     s->sequences = malloc(cells * sizeof *s->sequences);
-    if (!s->losses) s->losses = malloc(cells * sizeof *s->losses);
-    if (!s->tokens) s->tokens = malloc(cells * sizeof *s->tokens);
+    if (!s->losses) s->losses = calloc(cells, sizeof *s->losses);
+    if (!s->tokens) s->tokens = calloc(cells, sizeof *s->tokens);
     s->windows = host_alloc((size_t)(o->B * (o->T + 1)) * sizeof *s->windows, err);
     if (s->windows) s->token_losses = host_alloc((size_t)(o->B * o->T) * sizeof *s->token_losses, err);
     if (!s->token_losses) return false;

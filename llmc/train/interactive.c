@@ -103,6 +103,7 @@ static bool hear(Talk *talk, const char *line, int64_t bytes, Error *err) {
     const Gpt2Options *model = gpt2_options(talk->model);
     const int64_t most = model->T > 1 ? model->T - 1 : 1;
     const int32_t begin = text_begin(tokenizer, model->config.V);
+    REQUIRE(talk->said, "a conversation without memory");
     if (talk->count == 0 && begin >= 0)
         talk->said[talk->count++] = begin;
     else if (talk->count > 0 && !encode_prompt(tokenizer, "\n", 1, model->config.V, &talk->said, &talk->count, err))

@@ -8,10 +8,10 @@
 #include <cmocka.h>
 
 #include "llmc/base/rng.h"
+#include "llmc/base/utf8.h"
 #include "llmc/tokens/bpe_alphabet.h"
 #include "llmc/tokens/bpe_merge.h"
 #include "llmc/tokens/bpe_pieces.h"
-#include "llmc/base/utf8.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -64,7 +64,7 @@ static int64_t expected_text(const GenerateOptions *o, uint64_t sample, char *te
     int64_t n = 0;
     if (cut == 0) window[n++] = BYTE_EOT;
     for (int64_t i = cut > 0 ? cut - 1 : 0; i < prompt; i++) window[n++] = (unsigned char)o->prompt[i];
-    strcpy(text, o->prompt), text += prompt;
+    memcpy(text, o->prompt, (size_t)prompt), text += prompt;
     for (int64_t i = 0; i < o->tokens; i++) {
         gpt2_decode_start(model, window, n, 1, logits);
         const int32_t token = sample_from_logits(logits, BYTE_VOCAB, &o->sampler, (sample << 40) + (uint64_t)i);

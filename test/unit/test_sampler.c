@@ -20,7 +20,7 @@ enum { MANY = 64, DRAWS = 20000, GPT2 = 50257 };
 static const float logits[5] = {1.0f, 3.0f, 2.0f, -4.0f, 2.5f};
 
 static int likeliest_first(const void *a, const void *b, void *of) {
-    const float *l = of;
+    const float *l = *(const float **)of;
     const int x = *(const int *)a, y = *(const int *)b;
     return l[x] != l[y] ? (l[x] < l[y]) - (l[x] > l[y]) : x - y;
 }
@@ -29,7 +29,7 @@ static int likeliest_first(const void *a, const void *b, void *of) {
 static void probabilities(const float *l, int V, const SamplerOptions *o, double *p) {
     int order[MANY], n = V, kept = 0;
     for (int i = 0; i < V; i++) order[i] = i, p[i] = 0.0;
-    qsort_r(order, (size_t)V, sizeof *order, likeliest_first, (void *)(uintptr_t)l);
+    qsort_r(order, (size_t)V, sizeof *order, likeliest_first, &l);
     if (o->top_k > 0 && o->top_k < V) n = (int)o->top_k;
     double sum = 0.0, mass = 0.0;
     for (int i = 0; i < n; i++) sum += exp((l[order[i]] - l[order[0]]) / o->temperature);

@@ -40,7 +40,8 @@ static int event_files(const TmpDir *dir, char names[4][256]) {
     const int n = scandir(dir->path, &entries, NULL, alphasort);
     int found = 0;
     for (int i = 0; i < n; i++) {
-        if (strstr(entries[i]->d_name, "tfevents") && found < 4) strcpy(names[found++], entries[i]->d_name);
+        if (strstr(entries[i]->d_name, "tfevents") && found < 4)
+            snprintf(names[found++], 256, "%s", entries[i]->d_name);
         free(entries[i]);
     }
     free(entries);
@@ -48,7 +49,7 @@ static int event_files(const TmpDir *dir, char names[4][256]) {
 }
 
 static File read_only_file(const TmpDir *dir) {
-    char names[4][256];
+    char names[4][256] = {""};
     assert_int_equal(event_files(dir, names), 1);
     FILE *f = fopen(tmpdir_file(dir, names[0]), "rb");
     assert_non_null(f);
@@ -111,7 +112,7 @@ static void a_file_begins_with_its_version_and_the_step_it_starts_at(void **stat
     one_scalar(tb, 300, "train/loss", 3.25);
     tensorboard_close(tb);
     File file = read_only_file(&dir);
-    uint64_t length;
+    uint64_t length = 0;
     const uint8_t *event = next_event(&file, &length);
     assert_true(holds(event, length,
                       "\x1A\x0D"
@@ -141,7 +142,7 @@ static void a_record_holds_all_scalars_of_a_step(void **state) {
     assert_true(tensorboard_end(tb, &err)); // nothing in it: no record
     tensorboard_close(tb);
     File file = read_only_file(&dir);
-    uint64_t length;
+    uint64_t length = 0;
     next_event(&file, &length), next_event(&file, &length);
     const uint8_t *event = next_event(&file, &length);
     static const char expected[] = "\x10\x05\x2A\x16" // step 5, a summary of 22 bytes
@@ -167,7 +168,7 @@ static void a_text_is_shown_letter_by_letter(void **state) {
     assert_true(tensorboard_end(tb, &err));
     tensorboard_close(tb);
     File file = read_only_file(&dir);
-    uint64_t length;
+    uint64_t length = 0;
     next_event(&file, &length), next_event(&file, &length);
     const uint8_t *event = next_event(&file, &length);
     static const char shown[] = "    # no title\n    \\x1B[2J <b>\\xFF";
@@ -197,7 +198,7 @@ static void files_sort_in_the_order_of_the_runs(void **state) {
     fclose(fopen(tmpdir_file(&dir, "events.out.tfevents.99999999999999999999.x"), "w"));
     tensorboard_close(open_in(&dir, 0));
     tensorboard_close(open_in(&dir, 0)); // within the same second
-    char names[4][256];
+    char names[4][256] = {""};
     assert_int_equal(event_files(&dir, names), 4);
     assert_string_equal(names[0], name);
     for (int i = 1; i < 3; i++)
@@ -240,7 +241,7 @@ static void a_full_disk_costs_whole_records_only(void **state) {
     int expected = 2;
     for (int i = 0; i < 12; i++) expected += written[i];
     File file = read_only_file(&dir);
-    uint64_t length;
+    uint64_t length = 0;
     int records = 0;
     while (next_event(&file, &length)) records++;
     assert_int_equal(records, expected);

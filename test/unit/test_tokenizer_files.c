@@ -37,17 +37,17 @@ static void assert_refused(const char *path, const char *named, const char *mess
 // The file with the first `from` replaced by `to`.
 static void replace(const char *path, const char *from, const char *to) {
     size_t n;
-    char *text = (char *)read_bytes(path, &n), *changed = malloc(n + strlen(to) + 1);
-    assert_non_null(changed);
-    char *found = memmem(text, n, from, strlen(from));
+    char *text = (char *)read_bytes(path, &n);
+    const char *found = memmem(text, n, from, strlen(from));
     if (!found) fail_msg("%s does not hold %s", path, from);
-    size_t before = (size_t)(found - text), after = n - before - strlen(from);
-    memcpy(changed, text, before);
-    memcpy(changed + before, to, strlen(to));
-    memcpy(changed + before + strlen(to), found + strlen(from), after);
-    write_bytes(path, changed, before + strlen(to) + after);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    fwrite(text, 1, (size_t)(found - text), f);
+    fputs(to, f);
+    found += strlen(from);
+    fwrite(found, 1, (size_t)(text + n - found), f);
+    fclose(f);
     free(text);
-    free(changed);
 }
 
 static void a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field(void **state) {
