@@ -168,8 +168,7 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&out)[4], con
 #endif
 }
 
-// -------------------------------------------------------------------------------------------------- asynchronous
-// copies
+// ------------------------------------------------------------------------------------------------- asynchronous copies
 
 // The copies from global to shared memory that one thread has under way; one object a thread. cp.async, sm_80+.
 //   copy      16 bytes, both addresses 16-byte aligned, past L1; invalid: writes zeros and does not read global

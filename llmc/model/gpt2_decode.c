@@ -61,8 +61,7 @@ static void end_block(const BlockParams *p, BlockActs *a) {
     matmul_forward(a->fcproj, a->gelu, p->fcprojw, p->fcprojb);
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// prompts
+// ------------------------------------------------------------------------------------------------------------- prompts
 
 // Keys and values of row `first` of the prompts (sequences, T) into the cache of `count` sequences from that one on.
 static void read_prompt(const Gpt2 *model, int64_t first, int64_t count, int64_t T) {
@@ -99,8 +98,7 @@ static void read_prompts(const Gpt2 *model, const int32_t *prompts, int64_t stri
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------- a
-// token
+// ------------------------------------------------------------------------------------------------------------- a token
 
 // From the embedded tokens in residual1 to the logits (sequences, Vp).
 static void decode_blocks(const Gpt2 *model, BlockActs a, Tensor logits) {

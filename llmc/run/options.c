@@ -209,8 +209,8 @@ static bool check_together(const Options *o, Error *err) {
                          (long long)o->checkpoint_every);
     }
     if ((o->hellaswag || *o->choices) && o->val_every == 0 && o->max_steps != 0)
-        return error_set(err, "%s: scored at every validation, and -v 0 makes none",
-                         o->hellaswag ? "-h 1" : "--choices");
+        return error_set(err, "%s: scored at every validation, and -v 0 makes none; give -v N, or leave out %s",
+                         o->hellaswag ? "-h 1" : "--choices", o->hellaswag ? "-h (-h 0)" : "--choices");
     if (o->interactive && o->max_steps != 0)
         return error_set(err, "--interactive answers prompts and does not train: give -x 0 as well");
     return true;

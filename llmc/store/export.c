@@ -126,8 +126,7 @@ bool export_check(const char *path, DType dtype, Error *err) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// writing
+// ------------------------------------------------------------------------------------------------------------- writing
 
 static bool write_directory(const Target *t, const HuggingFaceModel *m, Error *err) {
     FileFacts facts[HF_FILES];

@@ -14,8 +14,7 @@ enum {
     KEPT_BYTES = 4 * BLOCK_BYTES,      // larger buffers are given back when their block is done
 };
 
-// ------------------------------------------------------------------------------------------------------------ bad
-// input
+// ----------------------------------------------------------------------------------------------------------- bad input
 
 typedef enum {
     BAD_JSON,
@@ -42,8 +41,7 @@ void bad_report_merge(BadReport *r, const BadReport *later);
 int64_t bad_report_total(const BadReport *r);
 void bad_report_clear(BadReport *r);
 
-// ---------------------------------------------------------------------------------------------------------------
-// counts
+// -------------------------------------------------------------------------------------------------------------- counts
 
 typedef struct {
     int64_t documents, bytes, tokens; // a document that is cut counts on both sides
@@ -68,8 +66,7 @@ typedef struct {
     int64_t bytes_read; // of all files, packed as they are: for the progress
 } CorpusPosition;
 
-// ---------------------------------------------------------------------------------------------------------------
-// blocks
+// -------------------------------------------------------------------------------------------------------------- blocks
 
 typedef enum { BLOCK_TEXT, BLOCK_LINES } BlockKind;
 

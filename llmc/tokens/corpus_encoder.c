@@ -80,8 +80,7 @@ static bool put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const ch
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------- whole
-// documents
+// ----------------------------------------------------------------------------------------------------- whole documents
 
 static bool put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n) {
     const CorpusEncoderOptions *o = &e->options;

@@ -84,8 +84,7 @@ static bool same_request(const cJSON *now, const cJSON *then, Error *why) {
                        cJSON_GetObjectItemCaseSensitive(then, "inputs"), why);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// fields
+// -------------------------------------------------------------------------------------------------------------- fields
 
 // Every number of the journal by its name, once for both directions.
 typedef struct {

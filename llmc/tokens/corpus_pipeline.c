@@ -93,8 +93,7 @@ static bool start_thread(Pipeline *p, void *(*run)(void *), Error *err) {
     return true;
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// writing
+// ------------------------------------------------------------------------------------------------------------- writing
 
 // The next block in the order of reading, encoded; NULL: there are no more.
 static CorpusBlock *wait_for_block(Pipeline *p) {

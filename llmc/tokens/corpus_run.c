@@ -48,8 +48,7 @@ static void notice(const Run *r, const char *format, ...) {
     r->options->on_notice(r->options->user, text);
 }
 
-// ----------------------------------------------------------------------------------------------------------------
-// state
+// --------------------------------------------------------------------------------------------------------------- state
 
 static void borrow_shards(Run *r) {
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
@@ -121,8 +120,7 @@ static bool begin_or_go_on(Run *r, Error *err) {
     return corpus_output_clear(&r->output, err) && open_writer(r, err);
 }
 
-// -----------------------------------------------------------------------------------------------------------
-// conversion
+// ---------------------------------------------------------------------------------------------------------- conversion
 
 static bool spool_stdin(Run *r, Error *err) {
     if (!r->has_stdin) return true;
@@ -199,8 +197,7 @@ static bool publish(Run *r, Error *err) {
     return corpus_output_move_new(&r->output, err);
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-// run
+// ----------------------------------------------------------------------------------------------------------------- run
 
 static bool set_up(Run *r, Error *err) {
     const CorpusRunOptions *o = r->options;

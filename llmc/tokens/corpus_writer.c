@@ -47,8 +47,7 @@ void corpus_writer_free(CorpusWriter *w) {
 
 const CorpusShards *corpus_writer_shards(const CorpusWriter *w, CorpusSide side) { return &w->side[side].state; }
 
-// ---------------------------------------------------------------------------------------------------------------
-// append
+// -------------------------------------------------------------------------------------------------------------- append
 
 static bool add_shard(SideWriter *s, CorpusShard shard, Error *err) {
     if (s->state.num_shards == s->shards_room) {
@@ -107,8 +106,7 @@ bool corpus_writer_finish(CorpusWriter *w, Error *err) {
     return finish_shard(w, CORPUS_TRAIN, err) && finish_shard(w, CORPUS_VAL, err);
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// open
+// ---------------------------------------------------------------------------------------------------------------- open
 
 static bool take_complete(CorpusWriter *w, CorpusSide side, const CorpusShard *shard, Error *err) {
     char *path = shard_path(w, side, w->side[side].state.num_shards);

@@ -113,8 +113,7 @@ static bool check_untold(const Question *q, Error *err) {
                              q->weights, (long long)q->V, q->shards, (long long)q->vocab);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// finding
+// ------------------------------------------------------------------------------------------------------------- finding
 
 // Opens the tokenizer at path, or the built-in one of that name, if it agrees with the question.
 static bool take(Tokenizer **tokenizer, const Question *q, const char *path, Error *err) {

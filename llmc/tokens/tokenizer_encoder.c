@@ -113,8 +113,7 @@ int64_t encoder_encode_special(Encoder *e, const char *text, int64_t n, int32_t 
     return encode_pass(e, NOT_NORMALIZED, true, text, n, out);
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// cuts
+// ---------------------------------------------------------------------------------------------------------------- cuts
 
 // Might the spelling of an added token that ordinary text may have lie across m, as far as the n bytes tell?
 static bool added_across(const Tokenizer *t, const char *text, int64_t n, int64_t m) {

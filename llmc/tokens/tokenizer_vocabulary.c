@@ -174,8 +174,7 @@ bool vocabulary_merge_by_rank(Tokenizer *t, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------ the
-// whole
+// ----------------------------------------------------------------------------------------------------------- the whole
 
 static bool check_complete(Tokenizer *t, Error *err) {
     for (int32_t i = 0; i < t->count; i++)

@@ -354,6 +354,9 @@ def test_training_refuses_bad_input_in_one_line(tmp_path, name, content, argumen
 
 
 def test_training_without_the_package_says_how_to_get_it(tmp_path):
-    result = subprocess.run([sys.executable, "-S", "-I", ROOT / "data/train_tokenizer.py", "x.txt", "--vocab-size",
-                             "300", "-o", tmp_path / "t.json"], capture_output=True, text=True, timeout=60)
+    script = tmp_path / "data" / "train_tokenizer.py"  # in a repository without .venv
+    script.parent.mkdir()
+    script.write_bytes((ROOT / "data/train_tokenizer.py").read_bytes())
+    result = subprocess.run([sys.executable, "-S", "-I", script, "x.txt", "--vocab-size", "300", "-o", "t.json"],
+                            capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert result.returncode == 2 and "scripts/install_deps.sh data" in result.stderr

@@ -102,7 +102,7 @@ def test_hellaswag_is_scored_where_it_is_there(tmp_path):
     root = make_root(tmp_path / "root")
     (root / "data" / "hellaswag").mkdir()
     (root / "data" / "hellaswag" / "hellaswag_val.bin").write_bytes(b"no such file")
-    run = recipe(root, "gpt2_124M", *TINY, "-x", 1)
+    run = recipe(root, "gpt2_124M", *TINY, "-v", 1, "-x", 1)
     assert run.returncode == BAD_INPUT and "hellaswag_val.bin" in run.stderr and "get.py" not in run.stderr
 
 

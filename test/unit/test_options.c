@@ -314,7 +314,8 @@ static void a_bare_h_is_no_evaluation_but_says_where_help_is(void **state) {
     assert_int_equal(parse(&options, "-h", &err), OPTIONS_ERROR);
     assert_non_null(strstr(err.text, "help is --help"));
     options_free(&options);
-    assert_refused("-h 1 -v 0", "-h 1: scored at every validation, and -v 0 makes none");
+    assert_refused("-h 1 -v 0",
+                   "-h 1: scored at every validation, and -v 0 makes none; give -v N, or leave out -h (-h 0)");
     assert_refused("--interactive", "--interactive answers prompts and does not train: give -x 0 as well");
     options = parsed("-h 1 -v 0 -x 0");
     options_free(&options);

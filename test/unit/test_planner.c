@@ -38,8 +38,7 @@ static const GpuSpec *gpu_named(const char *name) {
     return NULL;
 }
 
-// ------------------------------------------------------------------------------------------------------------ the
-// table
+// ----------------------------------------------------------------------------------------------------------- the table
 
 // Multiprocessors, the clock in MHz that the datasheet counts with, 16-bit FLOP a clock and multiprocessor with fp32
 // accumulation; the memory's transfers in MHz x bits of the bus.
