@@ -438,8 +438,8 @@ static bool sample(Run *run, Error *err) {
         runlog_text(run->log, "prompt      longer than the context: its last %lld tokens count, %lld do not",
                     (long long)drawn.prompt_tokens, (long long)drawn.prompt_cut);
     if (drawn.slides > 0)
-        runlog_text(run->log, "context     filled %lld times: each time the text went on from its last half",
-                    (long long)drawn.slides);
+        runlog_text(run->log, "context     filled %lld time%s: each time the text went on from its last half",
+                    (long long)drawn.slides, drawn.slides == 1 ? "" : "s");
     if (alone)
         runlog_text(run->log, "generated   %lld tokens after a prompt of %lld; prompt %.0f ms, then %.1f tokens/s",
                     (long long)drawn.new_tokens, (long long)drawn.prompt_tokens, drawn.prompt_seconds * 1e3,
