@@ -187,12 +187,18 @@ static bool open_data(Run *run, Error *err) {
     return ok;
 }
 
-// -b -d -x -u: how much is read a step, and how many steps there are.
+// -b and -d: how much is read a step.
+static bool choose_step_windows(Run *run, Error *err) {
+    const Options *o = &run->options;
+    const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * run->T;
+    run->step_windows = total_batch / run->T;
+    return options_check_total_batch(total_batch, run->T, err);
+}
+
+// -x and -u: how many steps there are.
 static bool choose_lengths(Run *run, Error *err) {
     Options *o = &run->options;
-    const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * run->T;
-    if (!options_check_total_batch(total_batch, run->T, err)) return false;
-    run->step_windows = total_batch / run->T;
+    if (!choose_step_windows(run, err)) return false;
     run->total_steps = o->max_steps;
     if (o->max_steps < 0) {
         run->total_steps = run->train.num_windows / run->step_windows;
@@ -277,10 +283,9 @@ static bool plan(Run *run, Error *err) {
     if (!choose_model(run, err) || !choose_context(run, err) || !choose_dtype(run, err)) return false;
     if (strcmp(o->dtype, "auto") == 0) run->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
     if (run->config.V == 0) model_config_set_vocab(&run->config, GPT2_VOCAB);
-    const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * run->T;
-    if (!options_check_total_batch(total_batch, run->T, err)) return false;
+    if (!choose_step_windows(run, err)) return false;
     const Gpt2Options model = model_options(run);
-    planner_print(stdout, &model, total_batch / run->T, o->max_steps > 0 ? o->max_steps : 0);
+    planner_print(stdout, &model, run->step_windows, o->max_steps > 0 ? o->max_steps : 0);
     return true;
 }
 

@@ -2,6 +2,7 @@
 // options, its progress and what it says. The work is done by llmc/tokens/corpus_run.h: inputs -> reader -> encoders ->
 // writer (corpus_pipeline.h), a journal to go on with (corpus_journal.h), the way to the final names (corpus_output.h).
 // Never changes an input and never mixes shards of two runs.
+#include "llmc/base/clock.h"
 #include "llmc/run/format.h"
 #include "llmc/run/progress.h"
 #include "llmc/tokens/corpus_run.h"
@@ -191,16 +192,10 @@ typedef struct {
     bool is_terminal;
 } Display;
 
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 // On a terminal a bar that is drawn ten times a second, elsewhere a line every ten seconds.
 static void show_progress(void *user, const CorpusProgress *p) {
     Display *d = user;
-    double now = seconds_now(), interval = d->is_terminal ? 0.1 : 10;
+    double now = now_seconds(), interval = d->is_terminal ? 0.1 : 10;
     if (now - d->last_shown < interval) return;
     d->last_shown = now;
     double rate = (double)(p->bytes_read - p->start_bytes) / (now - d->start);
@@ -274,7 +269,7 @@ static Tokenizer *open_tokenizer(const char *path, Error *err) {
 }
 
 static int prepare(const PrepareOptions *o, const Tokenizer *tokenizer, Error *err) {
-    Display display = {.start = seconds_now(), .is_terminal = isatty(STDERR_FILENO)};
+    Display display = {.start = now_seconds(), .is_terminal = isatty(STDERR_FILENO)};
     display.last_shown = display.start;
     const CorpusRunOptions options = {.output = o->output,
                                       .arguments = o->inputs,
@@ -294,7 +289,7 @@ static int prepare(const PrepareOptions *o, const Tokenizer *tokenizer, Error *e
     CorpusResult result;
     int status = corpus_run(&options, &result, err);
     clear_progress(&display);
-    if (status == EXIT_OK) print_summary(o, &result, seconds_now() - display.start);
+    if (status == EXIT_OK) print_summary(o, &result, now_seconds() - display.start);
     corpus_result_free(&result);
     return status;
 }

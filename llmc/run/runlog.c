@@ -16,12 +16,6 @@
 
 static const char WHITESPACE[] = " \t\r\n";
 
-double now_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 // ---------------------------------------------------------------------------------------------------------- opening
 
 // Is this whole line about a step beyond `step`? Lines that are no JSON are not ours to judge: they stay.

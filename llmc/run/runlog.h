@@ -21,6 +21,7 @@
 //                                                                    gpu/power_watts, ...
 // A log that cannot be written (disk full) is reported once on stderr and never stops the run.
 #pragma once
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
 #include "llmc/run/format.h"
@@ -80,8 +81,6 @@ void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *sensors);
 void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown);
 // Text as it is drawn, control characters but newline and tab made visible; a GenerateSink whose context is the RunLog.
 bool runlog_stream(void *log, const char *bytes, int64_t n);
-
-double now_seconds(void); // monotonic
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,7 @@
 #include "llmc/tokens/corpus_run.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/clock.h"
 #include "llmc/tokens/corpus_manifest.h"
 #include "llmc/tokens/corpus_output.h"
 #include "llmc/tokens/corpus_pipeline.h"
@@ -31,12 +32,6 @@ typedef struct {
     bool has_stdin;
     double last_saved;
 } Run;
-
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void notice(const Run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void notice(const Run *r, const char *format, ...) {
@@ -71,10 +66,10 @@ static bool on_written(void *user, const CorpusPosition *at, const CorpusCounts 
     r->progress.bytes_read = at->bytes_read;
     r->progress.tokens = counts->side[CORPUS_TRAIN].tokens + counts->side[CORPUS_VAL].tokens;
     r->options->on_progress(r->options->user, &r->progress);
-    if (r->has_stdin || seconds_now() - r->last_saved < r->options->journal_seconds) return true;
+    if (r->has_stdin || now_seconds() - r->last_saved < r->options->journal_seconds) return true;
     borrow_shards(r);
     bool ok = corpus_writer_sync(r->writer, err) && save_journal(r, PHASE_ENCODE, err);
-    r->last_saved = seconds_now();
+    r->last_saved = now_seconds();
     return ok;
 }
 
@@ -233,7 +228,7 @@ static int run_claimed(Run *r, Error *err) {
     if (r->state.phase == PHASE_ENCODE) {
         if (!r->options->force && !corpus_output_refuse_old(&r->output, err)) return EXIT_BAD_INPUT;
         if (!begin_or_go_on(r, err) || !spool_stdin(r, err)) return EXIT_RUN_FAILED;
-        r->last_saved = seconds_now();
+        r->last_saved = now_seconds();
         int status = convert(r, err);
         if (status != EXIT_OK) return status;
         if (!has_both_sides(r, err)) return EXIT_BAD_INPUT;

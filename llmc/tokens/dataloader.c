@@ -5,6 +5,7 @@
 #include "llmc/tokens/dataloader.h"
 
 #include "llmc/base/checked.h"
+#include "llmc/base/clock.h"
 #include "llmc/device.h"
 #include "llmc/tokens/shuffle.h"
 
@@ -169,12 +170,6 @@ void dataloader_destroy(DataLoader *loader) {
     free_loader(loader);
 }
 
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, Error *err) {
     const int64_t k = loader->handed_out;
     pthread_mutex_lock(&loader->mutex);
@@ -183,9 +178,9 @@ bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, E
         pthread_cond_broadcast(&loader->changed);
     }
     if (loader->filled <= k && !loader->failed) {
-        double start = seconds_now();
+        double start = now_seconds();
         while (loader->filled <= k && !loader->failed) pthread_cond_wait(&loader->changed, &loader->mutex);
-        loader->wait_seconds += seconds_now() - start;
+        loader->wait_seconds += now_seconds() - start;
     }
     bool ready = loader->filled > k;
     pthread_mutex_unlock(&loader->mutex);
