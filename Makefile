@@ -31,14 +31,16 @@ CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off $(WARNINGS) $(CF
 LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
-HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/tokens/*.c llmc/store/*.c llmc/run/*.c)
+# llmc/cuda/sizes.c is arithmetic of shapes, without CUDA: the planner of every build asks it.
+HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/tokens/*.c llmc/store/*.c llmc/run/*.c) \
+            llmc/cuda/sizes.c
 CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/%.o)
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libllmc.a
 
 # The CUDA toolkit, if there is one: for the device (llmc/cuda/cuda.mk) and for the simulator (dev/sim/sim.mk).
 CUDA     ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
-CUDA_SRC := $(wildcard llmc/cuda/*.c llmc/cuda/*.cu)
+CUDA_SRC := $(filter-out llmc/cuda/sizes.c,$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
 
 TEST_SRC := $(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
@@ -47,7 +49,7 @@ REF_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard test/reference/*.c) test/ops/
 REF_LIB  := $(BUILD)/libreference.a
 
 # --profile: in the trainers, calls of these functions go through the wrappers of llmc/run/profile.c.
-PROFILE_OPS := $(shell sed -n 's/^OP.\([a-z_]*\),.*/\1/p' llmc/run/op_table.def) \
+PROFILE_OPS := $(shell sed -n 's/^OP.\([a-z0-9_]*\),.*/\1/p' llmc/run/op_table.def) \
                device_graph_replay device_graph_begin device_graph_end
 %/train_gpt2 %/train_gpt2cu %/train_gpt2sim: LDFLAGS += $(PROFILE_OPS:%=-Wl,--wrap=%)
 

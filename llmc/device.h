@@ -20,7 +20,8 @@ typedef struct {
     // What follows is ignored by the CPU.
     bool tf32;                 // fp32 matmuls on TF32 tensor cores
     AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
-    GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: by measurement on first use
+    GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: not forward, where GELU could then not be
+                               // computed again with the same bits; backward by measurement on first use
 } DeviceOptions;
 
 typedef struct {
@@ -80,7 +81,9 @@ void host_free(void *p);
 
 // ----------------------------------------------------------------------------------------------- streams and copies
 
-typedef enum { STREAM_COMPUTE, STREAM_COPY, STREAM_COUNT } Stream;
+// Both directions at once: what the device takes in is copied on STREAM_COPY, what goes back beside the step on
+// STREAM_COPY_BACK.
+typedef enum { STREAM_COMPUTE, STREAM_COPY, STREAM_COPY_BACK, STREAM_COUNT } Stream;
 
 // Asynchronous copies in stream order. Host memory must come from host_alloc and stay untouched until an event after
 // the copy is done.

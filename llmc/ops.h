@@ -12,8 +12,10 @@
 // Names: B batch, T context, C channels, NH heads, HS = C / NH, V vocabulary, Vp padded vocabulary, N = B * T rows.
 // Where a tensor is (B,T,C), (N,C) with N = B * T is the same thing.
 #pragma once
+#include "llmc/fp8.h"
 #include "llmc/step_control.h"
 #include "llmc/tensor.h"
+#include "llmc/tensor_stats.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,9 +27,10 @@ extern "C" {
 // the caller plans it into its arena and hands it over once. Calls with smaller shapes are fine.
 typedef struct {
     int64_t B, T, C, NH, Vp;
-    int64_t num_tensors; // weight tensors handed to gradient_sumsq and adamw_update
+    int64_t num_tensors; // entries of the longest array handed to gradient_sumsq, or updated by one optimizer_update
     int64_t sequences;   // B of attention_decode, with maxT = T; 0: it is not called
-    bool gelu_again;     // gelu_forward will be asked for the bits that matmul_gelu_forward gave
+    int64_t factored;    // elements of all tensors handed to adafactor_statistics; 0: it is not called
+    bool fp8;            // fp8_* will be called, with N up to B * T, K up to 4 C
     DType dtype;         // compute dtype
 } OpsShape;
 int64_t ops_workspace_bytes(OpsShape shape);
@@ -71,12 +74,12 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
 // out (N,OC) = in (N,IC) @ weight (OC,IC)^T + bias (OC). bias may be absent (tensor_none()).
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias);
 
-// pre (N,OC) = in @ weight^T + bias;  out (N,OC) = gelu(pre): of the rounded pre, or, where a GPU library has GELU in
-// the epilogue of its matmul and OpsShape.gelu_again is not set, of pre before it was rounded.
+// pre (N,OC) = in @ weight^T + bias;  out (N,OC) = gelu(pre): of the rounded pre, or, where DeviceOptions ask for GELU
+// in the epilogue of a GPU library's matmul (-ge 1, 2), of pre before it was rounded.
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias);
 
 // out = gelu(pre) = 0.5 pre (1 + tanh(sqrt(2/pi) (pre + 0.044715 pre^3))), element by element: the same bits as
-// matmul_gelu_forward gave, under OpsShape.gelu_again. For recomputation.
+// matmul_gelu_forward gave, unless that had GELU in its epilogue. For recomputation.
 // Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
 void gelu_forward(Tensor out, Tensor pre);
 
@@ -151,33 +154,126 @@ void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n);
 // fp32, summed in index order in fp64; num_tokens: tokens of the whole step.
 void step_control_update(Tensor control, Tensor sumsq, Tensor sequence_losses, int64_t num_tokens, StepLimits limits);
 
+// What one parameter tensor gets from the update: the table of llmc/model/optimizer_state.c decides.
+typedef enum {
+    RULE_ADAMW,     // Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2017
+    RULE_LION,      // Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023
+    RULE_SGD,       // momentum as in Sutskever et al., 2013; decay decoupled as in AdamW
+    RULE_ADAFACTOR, // Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018
+    RULE_DIRECTION, // the gradient tensor already holds the direction of the update (Muon: llmc/train/muon.h)
+    RULE_COUNT
+} UpdateRule;
+
+enum { STATE_BLOCK = 256 }; // elements that share one scale in 8-bit states
+
+// One parameter tensor, or a slice of one, with all that its rule reads and writes. Absent tensors are tensor_none().
 typedef struct {
-    Tensor weight; // compute dtype
-    Tensor master; // fp32; absent: the weight itself is updated, with stochastic rounding unless it is fp32
-    Tensor grad;   // fp32 or compute dtype
-    Tensor m, v;   // fp32
+    Tensor weight;           // compute dtype
+    Tensor master;           // fp32; absent: the weight itself is updated, with stochastic rounding unless it is fp32
+    Tensor lost;             // compute dtype, Kahan: what rounding took from the weight; absent: rounding as above
+    Tensor grad;             // fp32 or compute dtype
+    Tensor m, v;             // fp32; bf16, rounded stochastically; or u8, codes of llmc/dynamic8.h
+    Tensor m_scale, v_scale; // (ceil(numel / STATE_BLOCK)) fp32, beside u8: the largest magnitude of each block
+    Tensor row, col;         // Adafactor, of a matrix (OC,IC): (OC) and (IC) fp32 instead of v
+    Tensor rms;              // (1) fp32, Adafactor: root mean square of the update before it is clipped
+    UpdateRule rule;
     float weight_decay;
-} AdamWTensor;
+    float rate;     // its learning rate as a multiple of UpdateParams.learning_rate
+    int stream;     // number of the parameter in its table: names its random bits
+    int64_t offset; // where a slice begins in its parameter, in elements; a multiple of STATE_BLOCK
+} UpdateTensor;
 
 typedef struct {
     float learning_rate, beta1, beta2, eps;
-    int64_t step; // 1 for the first update: bias correction
-    // Stochastic rounding: element e of a tensor adds half-word e % 8, lower halves first, of
-    // philox(seed, STREAM_ROUNDING + tensor index, step * 2^40 + e / 8) to the bits that rounding cuts off.
+    float momentum; // SGD, Muon
+    int64_t step;   // 1 for the first update: bias correction
+    // Stochastic rounding: element e of a parameter adds half-word e % 8, lower halves first, of
+    // philox(seed, STREAM_ROUNDING + stream + k * 2^20, step * 2^40 + e / 8) to the bits that rounding cuts off;
+    // k = 0 for the weight, 1 for m, 2 for v.
     uint64_t seed;
-} AdamWParams;
+} UpdateParams;
 
-// AdamW over all tensors in one launch; nothing is written when control.skip is set.
-//   g = grad * control.grad_factor;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
-//   w -= lr * (m / (1-b1^step) / (sqrt(v / (1-b2^step)) + eps) + weight_decay * w)
-// The master is updated and rounded to the weight. tensors must stay the same array from call to call.
-// Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2017.
-void adamw_update(const AdamWTensor *tensors, int n, AdamWParams params, Tensor control);
+// The update of tensors[first .. first + count), in one launch a rule; nothing is written when control.skip is set.
+// With g = grad * control.grad_factor, lr = rate * learning_rate, and w the master, or weight + lost, or the weight:
+//   AdamW      m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//              w -= lr * (m / (1-b1^step) / (sqrt(v / (1-b2^step)) + eps) + weight_decay w)
+//   Lion       w -= lr * (sign(b1 m + (1-b1) g) + weight_decay w), sign(0) = 0;  m = b2 m + (1-b2) g
+//   SGD        m = momentum m + g;  w -= lr * (m + weight_decay w)
+//   Adafactor  u = g / sqrt(row_i col_j / mean(row)), of a vector g / sqrt(v): after adafactor_statistics
+//              w -= lr * (u / max(1, rms) + weight_decay w)
+//   Direction  w -= lr * (grad + weight_decay w): grad as it is, without grad_factor
+// Then the master is rounded to the weight; with `lost`: weight = w rounded to nearest, lost = w - weight rounded; with
+// neither: the weight is w, rounded stochastically. m and v in bf16 are rounded stochastically; in u8 a block's scale
+// is the largest magnitude of its new values and each code the nearest of llmc/dynamic8.h. The update itself uses the
+// new m and v before they are rounded.
+// m and v of a tensor have one dtype; row, col and rms stay whole in a slice. tensors[0 .. n) must stay the same array
+// with the same contents from call to call.
+void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control);
+
+// Before optimizer_update, for the tensors of RULE_ADAFACTOR, which must be whole; the others are left alone. With
+// g2 = g^2 + 1e-30 and b = 1 - step^-0.8:
+//   row_i = b row_i + (1-b) mean_j g2;  col_j = b col_j + (1-b) mean_i g2;  of a vector v = b v + (1-b) g2
+//   rms = sqrt(mean(u^2)) with the u of optimizer_update.   Nothing is written when control.skip is set.
+void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control);
+
+// Before Muon's orthogonalisation, for the tensors of RULE_DIRECTION; the others are left alone:
+//   m = momentum m + g;  grad = g + momentum m  (Nesterov), rounded to the dtype of grad.
+// Nothing is written when control.skip is set.
+void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control);
+
+// ---------------------------------------------------------------------------------------------- gradient accumulation
+
+// dst = src, or dst + src (accumulate), rounded stochastically to the dtype of dst: gradients that are accumulated in
+// the compute dtype. src fp32, dst fp32 (nothing is rounded), bf16 or fp16, same numel; dst may not be src. Element e
+// adds half-word e % 8 of philox(seed, STREAM_GRADIENT + stream, control.micro_steps * 2^32 + e / 8) to the bits that
+// rounding cuts off.
+void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control);
+
+// control.micro_steps += 1: the next micro-step draws other random bits.
+void micro_step_count(Tensor control);
+
+// ---------------------------------------------------------------------------------------------------------------- fp8
+
+// Tensors of dtype e4m3 or e5m2 hold x * scale, rounded to nearest even, saturated; the scale stands in a slot
+// (Fp8Slot of llmc/fp8.h, one as u8 bytes on the device). Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+typedef enum {
+    FP8_CURRENT, // scale = fp8_scale(amax of in): the largest power of two that fits
+    FP8_DELAYED, // scale as fp8_slots_advance left it (FP8_CURRENT without a history); slot.amax = max(slot.amax, amax)
+    FP8_KEEP,    // scale as it stands, nothing is recorded: the same values once more
+} Fp8Scaling;
+
+// in (N,K) compute dtype -> q (N,K) and transposed (K,N), both e4m3 or both e5m2; either may be absent. N and K are
+// multiples of 16; inf and nan become NaN.
+void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling);
+
+// out (M,N) = or += (accumulate) a (M,K) @ b (N,K)^T / (a_slot.scale * b_slot.scale) + bias (N), which may be absent.
+// a, b: e4m3 or e5m2, not both e5m2; out: compute dtype or fp32; bias: compute dtype, none with accumulate. M, N and K
+// are multiples of 16.
+void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate);
+
+// The end of a step under delayed scaling, for all slots (n * sizeof(Fp8Slot) u8): fp8_slot_advance of llmc/fp8.h.
+void fp8_slots_advance(Tensor slots);
+
+// dpre = dout * gelu'(pre), element by element; dpre may be dout. Compute dtype.
+void gelu_backward(Tensor dpre, Tensor dout, Tensor pre);
+
+// dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
+void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
+
+// ----------------------------------------------------------------------------------------------------------- numerics
+
+// Adds what t holds to the TensorStats (llmc/tensor_stats.h) in stats, one as u8 bytes: count, largest magnitude, sum
+// of squares, and how many elements a number format cannot hold. Floating dtypes. In a fixed order.
+void tensor_statistics(Tensor stats, Tensor t, DType format);
 
 // -------------------------------------------------------------------------------------------------------------- small
 
 void tensor_fill(Tensor t, float value);  // every element = value; floating dtypes
 void tensor_cast(Tensor dst, Tensor src); // element by element, round to nearest even; floating dtypes, same numel
+// out = a x + b y, element by element; one floating dtype; out may be x or y.
+void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y);
+// out = in / (sqrt(sumsq) + 1e-7): a matrix by its Frobenius norm. sumsq (1) fp32; in fp32 or the dtype of out.
+void tensor_normalize(Tensor out, Tensor in, Tensor sumsq);
 
 #ifdef __cplusplus
 }

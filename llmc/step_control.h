@@ -33,8 +33,9 @@ typedef struct {
     int32_t bad_tensor; // index of the first gradient tensor that is not finite; -1: none (the loss, if skip says so)
     int32_t skipped;    // steps skipped in the run so far
     // carried from step to step
-    float loss_scale;   // dynamic loss scale (fp16); 1 otherwise
-    int32_t good_steps; // finite steps since the scale last changed
+    float loss_scale;     // dynamic loss scale (fp16); 1 otherwise
+    int32_t good_steps;   // finite steps since the scale last changed
+    uint32_t micro_steps; // of the run, where gradients are rounded stochastically: names their random bits
     OutlierWindow loss_window;
     OutlierWindow norm_window;
 } StepControl;
@@ -55,6 +56,7 @@ static HOST_DEVICE inline StepControl step_control_initial(float loss_scale) {
     c.skipped = 0;
     c.loss_scale = loss_scale;
     c.good_steps = 0;
+    c.micro_steps = 0;
     for (int i = 0; i < OUTLIER_WINDOW; i++) c.loss_window.values[i] = c.norm_window.values[i] = 0.0f;
     c.loss_window.count = c.norm_window.count = 0;
     c.loss_window.next = c.norm_window.next = 0;

@@ -8,8 +8,8 @@ static const struct {
     size_t size;
     const char *name;
 } dtypes[DTYPE_COUNT] = {
-    [DTYPE_FP32] = {4, "fp32"}, [DTYPE_FP16] = {2, "fp16"}, [DTYPE_BF16] = {2, "bf16"},
-    [DTYPE_I32] = {4, "i32"},   [DTYPE_U16] = {2, "u16"},   [DTYPE_U8] = {1, "u8"},
+    [DTYPE_FP32] = {4, "fp32"}, [DTYPE_FP16] = {2, "fp16"}, [DTYPE_BF16] = {2, "bf16"}, [DTYPE_I32] = {4, "i32"},
+    [DTYPE_U16] = {2, "u16"},   [DTYPE_U8] = {1, "u8"},     [DTYPE_E4M3] = {1, "e4m3"}, [DTYPE_E5M2] = {1, "e5m2"},
 };
 
 size_t dtype_size(DType dtype) { return dtypes[dtype].size; }

@@ -9,7 +9,17 @@
 extern "C" {
 #endif
 
-typedef enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16, DTYPE_I32, DTYPE_U16, DTYPE_U8, DTYPE_COUNT } DType;
+typedef enum {
+    DTYPE_FP32,
+    DTYPE_FP16,
+    DTYPE_BF16,
+    DTYPE_I32,
+    DTYPE_U16,
+    DTYPE_U8,
+    DTYPE_E4M3, // fp8 of matmul operands: 4 bits of exponent, largest 448, no infinity (llmc/fp8.h)
+    DTYPE_E5M2, // 5 bits of exponent, largest 57344
+    DTYPE_COUNT
+} DType;
 
 enum { TENSOR_MAX_RANK = 4 };
 

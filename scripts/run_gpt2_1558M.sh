@@ -6,22 +6,22 @@
 # there. Reached with them: HellaSwag of OpenAI's 1558M after some 25,000 steps.
 #
 # Planned (scripts/run_gpt2_1558M.sh --plan, CPU build; computed from datasheets, not measured):
-#   planned     in all        64.0 GiB  in bf16, as the cpu backend lays it out
-#   limit GPU           memory  datasheet peak        bandwidth  -b 16  most  a step     tokens/s   all steps  at 50%
-#   limit T4             16 GB  fp16     65 TFLOP/s   320 GB/s  no     none  -          -          -          -
-#   limit L4             24 GB  bf16    121 TFLOP/s   300 GB/s  no     none  -          -          -          -
-#   limit A10            24 GB  bf16    125 TFLOP/s   600 GB/s  no     none  -          -          -          -
-#   limit RTX 3090       24 GB  bf16     71 TFLOP/s   936 GB/s  no     none  -          -          -          -
-#   limit RTX 4090       24 GB  bf16  165.2 TFLOP/s  1008 GB/s  no     none  -          -          -          -
-#   limit RTX 5090       32 GB  bf16  209.5 TFLOP/s  1792 GB/s  no     none  -          -          -          -
-#   limit A100 40GB      40 GB  bf16    312 TFLOP/s  1555 GB/s  no        4  >= 34.8 s  <= 30.14K  >= 12d21h  25d18h
-#   limit L40S           48 GB  bf16    362 TFLOP/s   864 GB/s  no        7  >= 31.7 s  <= 33.06K  >= 11d17h  23d11h
-#   limit A100 80GB      80 GB  bf16    312 TFLOP/s  2039 GB/s  yes      19  >= 34.4 s  <= 30.53K  >= 12d17h  25d10h
-#   limit RTX PRO 6000   96 GB  bf16  503.8 TFLOP/s  1792 GB/s  yes      26  >= 22 s    <= 47.66K  >= 8d03h   16d07h
-#   limit H100 PCIe      80 GB  bf16    756 TFLOP/s  2000 GB/s  yes      19  >= 15 s    <= 69.76K  >= 5d13h   11d03h
-#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes      19  >= 11.2 s  <= 93.25K  >= 4d03h   8d07h
-#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes      43  >= 11 s    <= 95.44K  >= 4d01h   8d03h
-#   limit B200          180 GB  bf16   2250 TFLOP/s  8000 GB/s  yes      59  >= 4.93 s  <= 212.8K  >= 1d19h   3d15h
+#   planned     in all        64.0 GiB  with -b 16 -r 0 in bf16, as the cpu backend of this machine lays it out
+#   limit GPU           memory  datasheet peak        bandwidth  -b 16   most  a step     tokens/s   all steps  at 50%
+#   limit T4             16 GB  fp16     65 TFLOP/s   320 GB/s  no      none  -          -          -          -
+#   limit L4             24 GB  bf16    121 TFLOP/s   300 GB/s  no      none  -          -          -          -
+#   limit A10            24 GB  bf16    125 TFLOP/s   600 GB/s  no      none  -          -          -          -
+#   limit RTX 3090       24 GB  bf16     71 TFLOP/s   936 GB/s  no      none  -          -          -          -
+#   limit RTX 4090       24 GB  bf16  165.2 TFLOP/s  1008 GB/s  no      none  -          -          -          -
+#   limit RTX 5090       32 GB  bf16  209.5 TFLOP/s  1792 GB/s  no         1  >= 50.7 s  <= 20.70K  >= 18d18h  37d12h
+#   limit A100 40GB      40 GB  bf16    312 TFLOP/s  1555 GB/s  no         4  >= 34.8 s  <= 30.14K  >= 12d21h  25d18h
+#   limit L40S           48 GB  bf16    362 TFLOP/s   864 GB/s  no         7  >= 31.7 s  <= 33.06K  >= 11d17h  23d11h
+#   limit A100 80GB      80 GB  bf16    312 TFLOP/s  2039 GB/s  yes       19  >= 34.4 s  <= 30.53K  >= 12d17h  25d10h
+#   limit RTX PRO 6000   96 GB  bf16  503.8 TFLOP/s  1792 GB/s  yes       25  >= 22 s    <= 47.66K  >= 8d03h   16d07h
+#   limit H100 PCIe      80 GB  bf16    756 TFLOP/s  2000 GB/s  yes       19  >= 15 s    <= 69.76K  >= 5d13h   11d03h
+#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes       19  >= 11.2 s  <= 93.25K  >= 4d03h   8d07h
+#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes       43  >= 11 s    <= 95.44K  >= 4d01h   8d03h
+#   limit B200          180 GB  bf16   2250 TFLOP/s  8000 GB/s  yes       59  >= 4.93 s  <= 212.8K  >= 1d19h   3d15h
 # shellcheck disable=SC2034
 NAME=gpt2_1558M CORPUS=fineweb-edu-100B-gpt2 B=${B:-16}
 OPTIONS=(-e d48 -t 1024 -d 1048576 -x 32000 -l 6e-4 -u 700 -q 0.1 -c 0.1 -v 250 -s 300000 -g 384)

@@ -87,7 +87,8 @@ def count_cmocka(program, output, status):
 
 def test_environment(**more):
     """Tests neither read nor write the user's file of measured choices (llmc/cuda/tuning_cache.h)."""
-    return {"PRETRAIN_CACHE": "off", **os.environ, **more}
+    # Idle OpenMP threads that spin would take the processor from the tests beside them.
+    return {"PRETRAIN_CACHE": "off", "OMP_WAIT_POLICY": "passive", **os.environ, **more}
 
 
 def run_program(program, seconds):

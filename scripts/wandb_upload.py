@@ -22,7 +22,7 @@ import plot_log
 
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 POLL_SECONDS = 5.0
-GROUPS = {"step": "train", "validation": "val", "gpu": "gpu", "end": "whole_run"}
+GROUPS = {"step": "train", "validation": "val", "gpu": "gpu", "numerics": "numerics", "end": "whole_run"}
 NAMES = {"val/ppl": "val/perplexity"}
 NOT_NUMBERS = ("event", "time", "step", "index")
 

@@ -47,7 +47,7 @@ static double timed_step(Gpt2 *model, Optimizer *optimizer, const uint16_t *wind
     double start = now_seconds();
     gpt2_load_batch(model, windows, o->B, sizeof *windows);
     gpt2_forward_backward(model, o->B * o->T, true);
-    optimizer_step(optimizer, step, 6e-4, o->B * o->T);
+    optimizer_step(optimizer, step, 6e-4, o->B * o->T, false);
     device_sync();
     return now_seconds() - start;
 }
@@ -78,8 +78,11 @@ static void print_json(Measurement *m, const Gpt2 *model, const char *descriptor
     const Gpt2Options *o = gpt2_options(model);
     double step = samples_median(&m->step), tokens = (double)(o->B * o->T), matmul = samples_median(&m->matmul);
     double flops_per_token = flops_per_token_exact(&o->config, o->T), flops = flops_per_token * tokens / step;
-    printf("{\"model\": \"%s\", \"dtype\": \"%s\", \"B\": %lld, \"T\": %lld, \"recompute\": %d, \"parameters\": %lld, ",
-           descriptor, dtype_name(o->dtype), (long long)o->B, (long long)o->T, o->recompute,
+    static char recompute[RECOMPUTE_TEXT];
+    printf("{\"model\": \"%s\", \"dtype\": \"%s\", \"B\": %lld, \"T\": %lld, \"recompute\": \"%s\", \"parameters\": "
+           "%lld, ",
+           descriptor, dtype_name(o->dtype), (long long)o->B, (long long)o->T,
+           recompute_text(&o->recompute, o->config.L, recompute, sizeof recompute),
            (long long)parameter_total(&o->config));
     printf("\"steps\": %d, \"step_seconds\": %.6f, \"step_seconds_min\": %.6f, \"step_seconds_max\": %.6f, ",
            m->step.count, step, m->step.values[0], m->step.values[m->step.count - 1]);
@@ -118,14 +121,11 @@ int main(int argc, char **argv) {
     device_prepare_process(argv);
     Error err = {""};
     DType dtype = strcmp(argv[4], "fp32") == 0 ? DTYPE_FP32 : DTYPE_BF16;
-    Gpt2Options options = {.dtype = dtype,
-                           .master = dtype != DTYPE_FP32,
-                           .train = true,
-                           .B = atoll(argv[2]),
-                           .T = atoll(argv[3]),
-                           .recompute = atoi(argv[5])};
+    Gpt2Options options = {
+        .dtype = dtype, .master = dtype != DTYPE_FP32, .train = true, .B = atoll(argv[2]), .T = atoll(argv[3])};
     DeviceOptions device = {0};
-    bool ok = model_config_parse(&options.config, argv[1], &err) && device_init(&device, &err);
+    bool ok = model_config_parse(&options.config, argv[1], &err) &&
+              recompute_parse(&options.recompute, argv[5], options.config.L, &err) && device_init(&device, &err);
     if (ok) {
         model_config_set_vocab(&options.config, options.config.V > 0 ? options.config.V : GPT2_VOCAB);
         ok = bench(argv[1], &options, atof(argv[6]), &err);

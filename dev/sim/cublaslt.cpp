@@ -5,7 +5,7 @@
 // The rules it enforces: sizes of attributes; layouts that fit the operation; types that go together; one layout for C
 // and D; bias and aux of D's type, aux with a leading dimension that is a multiple of 8 and at 16 bytes; pointers as
 // aligned as the search was promised, with all of the operand behind them; a workspace as large as the algorithm needs,
-// whose contents do not survive; no search under capture.
+// whose contents do not survive; no search under capture; for fp8 what check_fp8 of cublaslt_problem.cpp lists.
 #include "dev/sim/cublaslt_problem.h"
 #include "dev/sim/gemm.h"
 #include <string.h>
@@ -93,6 +93,12 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
         return set(&op->aux_ld, value, size, "AUX_LD");
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
         return set(&op->aux_type, value, size, "AUX_DATA_TYPE");
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+        return set(&op->scale_a, value, size, "A_SCALE_POINTER");
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+        return set(&op->scale_b, value, size, "B_SCALE_POINTER");
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+        return set(&op->fast_sums, value, size, "FAST_ACCUM");
     default:
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "attribute %d of an operation", attribute);
     }
@@ -238,7 +244,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
                  {p.op->aux, p.d->type, p.op->aux_ld, false},
                  splits_of(algorithm.which),
                  split ? reinterpret_cast<float *>(static_cast<char *>(workspace) + 4096) : nullptr,
-                 false};
+                 false,
+                 p.op->scale_a,
+                 p.op->scale_b};
     job->workspace = workspace;
     job->workspace_bytes = needed;
     job->unrepeatable = algorithm.which == SIM_ALGORITHM_UNREPEATABLE || algorithm.which == SIM_ALGORITHM_IN_PLACE;
@@ -246,6 +254,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     sim_cublaslt_counts.gelu += epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     sim_cublaslt_counts.dgelu += epilogue == CUBLASLT_EPILOGUE_DGELU;
     sim_cublaslt_counts.bgrad += epilogue == CUBLASLT_EPILOGUE_BGRADB;
+    sim_cublaslt_counts.bias += epilogue == CUBLASLT_EPILOGUE_BIAS;
+    sim_cublaslt_counts.fp8 += is_fp8(p.a->type);
+    sim_cublaslt_counts.fast_sums += p.op->fast_sums != 0;
     const sim::Operation operation = {cudaGraphNodeTypeKernel, "cublasLtMatmul", run, job,
                                       [](void *argument) { delete static_cast<Job *>(argument); }};
     return sim::stream_enqueue(stream, operation) == cudaSuccess ? CUBLAS_STATUS_SUCCESS

@@ -22,7 +22,8 @@ typedef enum {
 typedef struct {
     long searches, checks;          // cublasLtMatmulAlgoGetHeuristic, cublasLtMatmulAlgoCheck
     long runs[SIM_ALGORITHM_COUNT]; // multiplications that were launched, by algorithm
-    long gelu, dgelu, bgrad;        // those of them with such an epilogue
+    long gelu, dgelu, bgrad, bias;  // those of them with such an epilogue
+    long fp8, fast_sums;            // those of fp8 operands; those of them whose sums may lose bits (they do not here)
 } SimCublasLtCounts;
 extern SimCublasLtCounts sim_cublaslt_counts;
 

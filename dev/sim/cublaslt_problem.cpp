@@ -19,7 +19,6 @@ cublasStatus_t fail(cublasStatus_t status, const char *format, ...) {
 
 // -------------------------------------------------------------------------------------------------------------- checks
 
-static size_t width(int32_t type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 0; }
 static bool has_bias(uint32_t e) { return e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
 static bool has_aux(uint32_t e) { return e == CUBLASLT_EPILOGUE_DGELU || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
 
@@ -39,7 +38,35 @@ static cublasStatus_t check_layouts(const Problem &p) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
+// What cuBLASLt's documentation asks of fp8 ("Narrow Precision Data Types Usage", and the table of types of
+// cublasLtMatmul). A GPU of sm_100 takes other forms than TN as well; here none does.
+static cublasStatus_t check_fp8(const Problem &p) {
+    const int capability = device_model().compute_capability;
+    const Layout *all[] = {p.a, p.b, p.c, p.d};
+    if (capability < 89) return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 on sm_%d", capability);
+    if (!is_fp8(p.a->type) || !is_fp8(p.b->type) || is_fp8(p.d->type) ||
+        (p.a->type == CUDA_R_8F_E5M2 && p.b->type == CUDA_R_8F_E5M2))
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "types %d x %d -> %d", p.a->type, p.b->type, p.d->type);
+    if (p.op->transa != CUBLAS_OP_T || p.op->transb != CUBLAS_OP_N)
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 in another form than TN");
+    if (p.m % 16 != 0 || p.n % 16 != 0 || p.k % 16 != 0)
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 of %ld x %ld x %ld, not in multiples of 16", p.m, p.n, p.k);
+    for (int i = 0; i < 4; i++)
+        if (all[i]->ld * width(all[i]->type) % 16 != 0)
+            return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 with a leading dimension of %ld of %c", all[i]->ld,
+                        "ABCD"[i]);
+    if (p.op->compute != CUBLAS_COMPUTE_32F || p.op->scale != CUDA_R_32F)
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 with compute type %d, scale type %d", p.op->compute, p.op->scale);
+    if (p.op->epilogue != CUBLASLT_EPILOGUE_DEFAULT && p.op->epilogue != CUBLASLT_EPILOGUE_BIAS)
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 with epilogue %u is not simulated", p.op->epilogue);
+    if (p.op->epilogue == CUBLASLT_EPILOGUE_BIAS && p.d->type == CUDA_R_32F)
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 with a bias of fp32");
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 static cublasStatus_t check_types(const Problem &p) {
+    if (is_fp8(p.a->type) || is_fp8(p.b->type) || is_fp8(p.d->type)) return check_fp8(p);
+    if (p.op->scale_a || p.op->scale_b || p.op->fast_sums) return INVALID("scales or fast sums without fp8");
     if (p.a->type != p.b->type || (p.d->type != p.a->type && p.d->type != CUDA_R_32F))
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "types %d x %d -> %d", p.a->type, p.b->type, p.d->type);
     const bool tf32 = p.op->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
@@ -92,7 +119,8 @@ uint64_t workspace_of(SimAlgorithm which, const Problem &p) {
 
 bool fits(SimAlgorithm which, const Problem &p, const uint32_t alignment[4]) {
     const uint32_t e = p.op->epilogue;
-    if (which == SIM_ALGORITHM_SCALAR) return e == CUBLASLT_EPILOGUE_DEFAULT || e == CUBLASLT_EPILOGUE_BIAS;
+    if (which == SIM_ALGORITHM_SCALAR)
+        return !is_fp8(p.a->type) && (e == CUBLASLT_EPILOGUE_DEFAULT || e == CUBLASLT_EPILOGUE_BIAS);
     const Layout *all[] = {p.a, p.b, p.c, p.d};
     for (int i = 0; i < 4; i++)
         if (alignment[i] % 16 != 0 || all[i]->ld * width(all[i]->type) % 16 != 0) return false;
@@ -141,6 +169,9 @@ cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, cons
     }
     if (status == CUBLAS_STATUS_SUCCESS && (has_bias(e) || is_gradient))
         status = check_memory("bias", p.op->bias, is_gradient ? p.n : p.m, p.d->type, alignment);
+    const float *const scales[] = {p.op->scale_a, p.op->scale_b};
+    for (int i = 0; i < 2 && status == CUBLAS_STATUS_SUCCESS; i++)
+        if (scales[i]) status = check_memory(i ? "scale of B" : "scale of A", scales[i], 1, CUDA_R_32F, 4);
     if (status == CUBLAS_STATUS_SUCCESS && has_aux(e))
         status = check_memory("aux", p.op->aux, (p.n - 1) * p.op->aux_ld + p.m, p.d->type, alignment);
     return status;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <math.h>
 #include <string.h>
 #include <vector>
@@ -12,8 +13,6 @@
 namespace sim {
 
 enum { ROWS = 8, COLUMNS = 4, BLOCK_COLUMNS = 32 };
-
-static size_t width(cudaDataType type) { return type == CUDA_R_32F ? 4 : 2; }
 
 static float as_float(uint32_t bits) {
     float x;
@@ -30,6 +29,17 @@ static float widen_fp16(uint16_t bits) {
     memcpy(&result, &x, 4);
     return as_float(sign | (magnitude >= 0x7c00u << 13 ? magnitude | 0x7f800000u : result));
 }
+
+// The value of each code, from the toolkit's own conversion: not from the project's, which it so checks.
+struct Fp8Values {
+    float of[256];
+    explicit Fp8Values(__nv_fp8_interpretation_t kind) {
+        for (int code = 0; code < 256; code++)
+            of[code] = __half2float(__half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, kind)));
+    }
+};
+static const Fp8Values e4m3(__NV_E4M3), e5m2(__NV_E5M2);
+static bool is_fp8(cudaDataType type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 
 static float load(const GemmMatrix &x, int64_t i) {
     if (x.type == CUDA_R_32F) return ((const float *)x.data)[i];
@@ -49,7 +59,11 @@ static void store(const GemmMatrix &x, int64_t i, float value) {
 // to[j * step] = element `first + j` of x, for j < count.
 static void widen(float *to, int64_t step, const GemmMatrix &x, int64_t first, int64_t count) {
     const uint16_t *half = (const uint16_t *)x.data + first;
-    if (x.type == CUDA_R_32F)
+    const uint8_t *codes = (const uint8_t *)x.data + first;
+    const float *values = x.type == CUDA_R_8F_E4M3 ? e4m3.of : e5m2.of;
+    if (is_fp8(x.type))
+        for (int64_t j = 0; j < count; j++) to[j * step] = values[codes[j]];
+    else if (x.type == CUDA_R_32F)
         for (int64_t j = 0; j < count; j++) to[j * step] = ((const float *)x.data)[first + j];
     else if (x.type == CUDA_R_16BF)
         for (int64_t j = 0; j < count; j++) to[j * step] = widen_bf16(half[j]);
@@ -92,9 +106,9 @@ static float gelu_derivative(float x) {
     return 0.5f * (1.0f + t) + (1.0f - t * t > 0.0f ? 0.5f * x * (1.0f - t * t) * inner : 0.0f);
 }
 
-// Element (i, j) of D from its sum.
-static void finish(const Gemm &g, int64_t i, int64_t j, float sum) {
-    float z = g.alpha * sum;
+// Element (i, j) of D from its sum; scale: that of A times that of B.
+static void finish(const Gemm &g, float scale, int64_t i, int64_t j, float sum) {
+    float z = g.alpha * scale * sum;
     if (g.beta != 0.0f) z += g.beta * load(g.c, i + j * g.c.ld);
     if (g.epilogue == CUBLASLT_EPILOGUE_BIAS || g.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) z += load(g.bias, i);
     if (g.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
@@ -111,6 +125,7 @@ static int64_t part_begin(const Gemm &g, int s) { return g.k * s / g.splits; }
 // Columns [first, first + count) of D. panels: all of A.
 static void block_of_columns(const Gemm &g, const float *panels, int64_t first, int64_t count) {
     const int64_t groups = (count + COLUMNS - 1) / COLUMNS;
+    const float scale = (g.scale_a ? *g.scale_a : 1.0f) * (g.scale_b ? *g.scale_b : 1.0f);
     std::vector<float> b(groups * COLUMNS * g.k);
     for (int64_t group = 0; group < groups; group++)
         pack(&b[group * COLUMNS * g.k], COLUMNS, g.b, !g.b.transposed, first + group * COLUMNS,
@@ -134,7 +149,7 @@ static void block_of_columns(const Gemm &g, const float *panels, int64_t first, 
                         const int part = g.other_order ? g.splits - 1 - s : s;
                         sum += g.partials[(part * g.n + first + j + column) * g.m + i + row];
                     }
-                    finish(g, i + row, first + j + column, sum);
+                    finish(g, scale, i + row, first + j + column, sum);
                 }
         }
 }

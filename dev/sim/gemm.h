@@ -1,5 +1,6 @@
-// The arithmetic behind the simulated cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, fp32 sums over
-// k in index order. Knows nothing of streams, descriptors or checks; those are in cublaslt.cpp.
+// The arithmetic behind the simulated cuBLASLt: D = epilogue(alpha scale_a scale_b op(A) op(B) + beta C), column-major,
+// fp32 sums over k in index order; products of fp8 numbers are exact in fp32. Knows nothing of streams, descriptors or
+// checks; those are in cublaslt.cpp.
 //
 // Bits: each element is one chain of multiplications and additions over k (one chain for each part when k is split, the
 // parts added in order). Vector code runs over rows only, so the result does not depend on the width of vectors.
@@ -11,7 +12,7 @@ namespace sim {
 
 struct GemmMatrix {
     void *data;
-    cudaDataType type; // fp32, bf16 or fp16
+    cudaDataType type; // fp32, bf16, fp16; of A and B also e4m3, e5m2
     int64_t ld;        // elements from one column to the next
     bool transposed;
 };
@@ -21,11 +22,12 @@ struct Gemm {
     GemmMatrix a, b, c, d;
     float alpha, beta;
     cublasLtEpilogue_t epilogue;
-    GemmMatrix bias;  // the vector, of length m, or n for BGRADB
-    GemmMatrix aux;   // m x n
-    int splits;       // parts of k
-    float *partials;  // (splits, n, m) when splits > 1
-    bool other_order; // adds the parts, and the bias gradient, from the last to the first
+    GemmMatrix bias;                // the vector, of length m, or n for BGRADB
+    GemmMatrix aux;                 // m x n
+    int splits;                     // parts of k
+    float *partials;                // (splits, n, m) when splits > 1
+    bool other_order;               // adds the parts, and the bias gradient, from the last to the first
+    const float *scale_a, *scale_b; // read when it runs; null: 1
 };
 
 void gemm_run(const Gemm &g);

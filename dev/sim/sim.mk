@@ -5,7 +5,8 @@
 # CUDA kernels are single-threaded in both, and slower: 5 to 10 times.
 
 # The op tests that ThreadSanitizer and MemorySanitizer run: every kernel once.
-SIM_SHORT := $(addprefix ops/test_,attention decode embedding head_loss layernorm matmul optimizer small)
+SIM_SHORT := $(addprefix ops/test_,attention decode embedding fp8 gradient_add head_loss layernorm matmul optimizer \
+	optimizer_adafactor optimizer_rounding optimizer_update small statistics)
 
 SIM_BUILD := build/$(MODE)-sim
 # The simulator proper, and all there is in dev/sim: with the emulated libraries. Where there is an emulated cuDNN it

@@ -35,4 +35,4 @@ static inline void philox_normal2(uint32_t a, uint32_t b, float out[2]) {
 }
 
 // The streams in use: one number each, so that no two purposes share random bits.
-enum { STREAM_INIT = 1, STREAM_SHUFFLE = 2, STREAM_SAMPLE = 3, STREAM_ROUNDING = 4 };
+enum { STREAM_INIT = 1, STREAM_SHUFFLE = 2, STREAM_SAMPLE = 3, STREAM_ROUNDING = 4, STREAM_GRADIENT = 1 << 24 };

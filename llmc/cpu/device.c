@@ -88,7 +88,7 @@ static void fill_facts(DeviceFacts *f, const char *name, HostMemory memory) {
     snprintf(f->libraries, sizeof f->libraries, "oneDNN %s, OpenMP", onednn_version());
     f->memory_total = memory.total;
     f->memory_free = memory.available;
-    f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = true;
+    f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = f->supports[DTYPE_E4M3] = true;
     bool fast_bf16 = cpu_compiled_simd == CPU_SIMD_AVX512_BF16 && onednn_has_bf16();
     f->default_dtype = fast_bf16 ? DTYPE_BF16 : DTYPE_FP32;
 }

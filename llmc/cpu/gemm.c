@@ -2,6 +2,7 @@
 
 #include "llmc/base/checked.h"
 #include "llmc/cpu/cpu.h"
+#include "llmc/cpu/fp8.h"
 #include "llmc/cpu/simd.h"
 
 Matrix matrix_of(Tensor t, int64_t cols) {
@@ -115,7 +116,7 @@ int64_t cpu_gemm_workspace(OpsShape shape) {
     int64_t N = shape.B * shape.T, widest = shape.Vp > 4 * shape.C ? shape.Vp : 4 * shape.C, sums = 0;
     if (shape.dtype == DTYPE_BF16 && N >= MIN_ROWS && widest > PIECE_COLUMNS && cpu_threads() <= MAX_THREADS)
         sums = (N < PIECE_ROWS ? N : PIECE_ROWS) * PIECE_COLUMNS * (int64_t)sizeof(float);
-    return (sums + PACKED_BYTES) * cpu_threads();
+    return (sums + PACKED_BYTES) * cpu_threads() + cpu_fp8_operand_bytes(shape);
 }
 
 void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {

@@ -1,9 +1,8 @@
-// The linear layers: shapes are checked here and handed to gemm.h; bias gradients are summed here.
+// The linear layers: shapes are checked here and handed to gemm.h; bias gradients are summed by bias_gradient.c.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/cpu_ops.h"
 #include "llmc/cpu/few_rows.h"
 #include "llmc/cpu/gemm.h"
-#include "llmc/cpu/simd.h"
 
 // out (N,OC), in (N,IC), weight (OC,IC) belong together and have one dtype. The whole workspace is free for gemm.
 static void begin_op(const char *op, Tensor out, Tensor in, Tensor weight) {
@@ -43,45 +42,6 @@ void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor 
     cpu_gelu_backward(dpre, pre);
 }
 
-// ------------------------------------------------------------------------------------------------------ bias gradients
-
-// Columns of one task: two cache lines of bf16 in each row.
-enum { STRIP = 4 * LANES };
-// Rows are summed in blocks of this size and the blocks in order: rounding errors stay small for long columns, and
-// the bits do not depend on the number of threads.
-enum { ROW_BLOCK = 256 };
-
-// dbias[0..cols) = or += the column sums of dout (rows, stride), cols <= STRIP.
-static ALWAYS_INLINE void strip_sums(void *dbias, const void *dout, int64_t first_col, int64_t cols, int64_t rows,
-                                     int64_t stride, bool accumulate, DType E, DType G) {
-    int used[STRIP / LANES];
-    V total[STRIP / LANES] = {0};
-    for (int s = 0; s < STRIP / LANES; s++) used[s] = lanes(cols - s * LANES);
-    for (int64_t block = 0; block < rows; block += ROW_BLOCK) {
-        int64_t end = rows - block < ROW_BLOCK ? rows : block + ROW_BLOCK;
-        V sum[STRIP / LANES] = {0};
-        for (int64_t r = block; r < end; r++)
-            for (int s = 0; s < STRIP / LANES; s++)
-                sum[s] += vload_first(used[s], dout, r * stride + first_col + s * LANES, E);
-        for (int s = 0; s < STRIP / LANES; s++) total[s] += sum[s];
-    }
-    for (int s = 0; s < STRIP / LANES; s++) {
-        int64_t j = first_col + s * LANES;
-        if (accumulate) total[s] += vload_first(used[s], dbias, j, G);
-        vstore_first(used[s], dbias, j, total[s], G);
-    }
-}
-
-static void bias_gradient(Tensor dbias, Tensor dout, bool accumulate) {
-    int64_t OC = tensor_cols(dout), rows = tensor_rows(dout);
-#pragma omp parallel for schedule(static)
-    for (int64_t j = 0; j < OC; j += STRIP) {
-        int64_t cols = OC - j < STRIP ? OC - j : STRIP;
-        WITH_DTYPE(E, dout.dtype,
-                   WITH_DTYPE(G, dbias.dtype, strip_sums(dbias.data, dout.data, j, cols, rows, OC, accumulate, E, G)));
-    }
-}
-
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
     const char *op = "matmul_backward_weight";
     int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
@@ -91,7 +51,5 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     cpu_check_weight_gradient(op, dweight, in.dtype, OC * IC);
     gemm(OC, IC, N, matrix_of(dweight, IC), matrix_transposed(matrix_of(dout, OC)), matrix_of(in, IC), NULL,
          accumulate);
-    if (!dbias.data) return;
-    cpu_check_weight_gradient(op, dbias, in.dtype, OC);
-    bias_gradient(dbias, dout, accumulate);
+    if (dbias.data) bias_backward(dbias, dout, accumulate);
 }

@@ -31,6 +31,8 @@ enum { LANES = 16 };
 typedef float V __attribute__((vector_size(64)));
 typedef uint32_t VU __attribute__((vector_size(64))); // the bits of a V: (VU)x; also 16 pairs of bf16
 typedef int32_t VI __attribute__((vector_size(64)));
+typedef uint64_t VWide __attribute__((vector_size(64)));
+typedef uint8_t VB __attribute__((vector_size(16)));
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
@@ -67,6 +69,7 @@ static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x, x, x, x, x, x, x
 static ALWAYS_INLINE V vzero(void) { return (V){0}; }
 static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+static ALWAYS_INLINE VWide vsplat_wide(uint64_t x) { return (VWide){x, x, x, x, x, x, x, x}; }
 
 // --------------------------------------------------------------------------------------------- the two implementations
 
@@ -94,6 +97,18 @@ static ALWAYS_INLINE V vfma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); } 
 static ALWAYS_INLINE V vmax(V a, V b) { return _mm512_max_ps(a, b); }           // a > b ? a : b, so b where one is NaN
 static ALWAYS_INLINE V vmin(V a, V b) { return _mm512_min_ps(a, b); }           // a < b ? a : b
 static ALWAYS_INLINE V vsqrt(V x) { return _mm512_sqrt_ps(x); }
+
+// a > b ? yes : no; no where one is NaN.
+static ALWAYS_INLINE V vwhere_greater(V a, V b, V yes, V no) {
+    return _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), yes);
+}
+// count + 1 where a > b.
+static ALWAYS_INLINE VI vcount_greater(VI count, V a, V b) {
+    const __m512i one = _mm512_set1_epi32(1);
+    return (VI)_mm512_mask_add_epi32((__m512i)count, _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), (__m512i)count, one);
+}
+// Entry index % 16 of the table, for each lane.
+static ALWAYS_INLINE V vlookup(V table, VU index) { return _mm512_permutexvar_ps((__m512i)index, table); }
 
 static ALWAYS_INLINE __mmask16 vmask_first(int n) { return (__mmask16)((1u << n) - 1u); }
 
@@ -132,17 +147,24 @@ static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
         _mm256_mask_storeu_epi16(p, vmask_first(n), vnarrow_bf16(x));
 }
 
+// 16 bytes and as many integers; narrowing takes the lowest byte of each.
+static ALWAYS_INLINE VI vwiden_u8(VB x) { return (VI)_mm512_cvtepu8_epi32((__m128i)x); }
+static ALWAYS_INLINE VB vnarrow_u8(VI x) { return (VB)_mm512_cvtepi32_epi8((__m512i)x); }
+
 // p * 2^k for integral k, 0 and inf beyond the range of fp32.
 static ALWAYS_INLINE V vscale_pow2(V p, V k) { return _mm512_scalef_ps(p, k); }
 static ALWAYS_INLINE V vround(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-// The 64-bit products a * b: returns the lower words.
-static ALWAYS_INLINE VU vmul_wide(VU a, uint32_t b, VU *high) {
-    __m512i factor = _mm512_set1_epi32((int)b);
-    __m512i even = _mm512_mul_epu32((__m512i)a, factor),
-            odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), factor);
-    *high = (VU)_mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xAAAA, odd);
-    return (VU)_mm512_mask_mov_epi32(even, 0xAAAA, _mm512_slli_epi64(odd, 32));
+// Products of the lower words of 64-bit lanes.
+static ALWAYS_INLINE VWide vmul_low(VWide a, uint32_t b) {
+    return (VWide)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64((int64_t)b));
+}
+// Lanes 0, 2, 4, 6 of a, each followed by that of b; and lanes 1, 3, 5, 7.
+static ALWAYS_INLINE VWide vunpack_low(VWide a, VWide b) {
+    return (VWide)_mm512_unpacklo_epi64((__m512i)a, (__m512i)b);
+}
+static ALWAYS_INLINE VWide vunpack_high(VWide a, VWide b) {
+    return (VWide)_mm512_unpackhi_epi64((__m512i)a, (__m512i)b);
 }
 
 // Sum and maximum over the 16 lanes, always in the order lane i with i+8, then +4, +2, +1.
@@ -174,6 +196,8 @@ static ALWAYS_INLINE VI vgreater(V a, V b) {
     return x.bits;
 }
 static ALWAYS_INLINE V vselect(VI condition, V yes, V no) { return (V)((condition & (VI)yes) | (~condition & (VI)no)); }
+static ALWAYS_INLINE V vwhere_greater(V a, V b, V yes, V no) { return vselect(vgreater(a, b), yes, no); }
+static ALWAYS_INLINE VI vcount_greater(VI count, V a, V b) { return count - vgreater(a, b); }
 static ALWAYS_INLINE V vmax(V a, V b) { return vselect(vgreater(a, b), a, b); } // b where one is NaN
 static ALWAYS_INLINE V vmin(V a, V b) { return vselect(vgreater(b, a), a, b); }
 
@@ -189,6 +213,12 @@ static ALWAYS_INLINE V vfma(V a, V b, V c) {
 static ALWAYS_INLINE V vsqrt(V x) {
     V r;
     for (int i = 0; i < LANES; i++) r[i] = __builtin_sqrtf(x[i]);
+    return r;
+}
+// Entry index % 16 of the table, for each lane.
+static ALWAYS_INLINE V vlookup(V table, VU index) {
+    V r;
+    for (int i = 0; i < LANES; i++) r[i] = table[index[i] % LANES];
     return r;
 }
 
@@ -233,6 +263,9 @@ static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
         memcpy(p, &h, (size_t)n * sizeof *p);
 }
 
+static ALWAYS_INLINE VI vwiden_u8(VB x) { return __builtin_convertvector(x, VI); }
+static ALWAYS_INLINE VB vnarrow_u8(VI x) { return __builtin_convertvector(x, VB); }
+
 // p * 2^k for integral k with |k| <= 252, 0 and inf beyond the range of fp32. In two factors, each a normal number.
 static ALWAYS_INLINE V vscale_pow2(V p, V k) {
     VI n = __builtin_convertvector(k, VI), half = n >> 1;
@@ -241,13 +274,14 @@ static ALWAYS_INLINE V vscale_pow2(V p, V k) {
 // |x| < 2^22, to nearest even: adding 1.5 * 2^23 leaves no bits for a fraction.
 static ALWAYS_INLINE V vround(V x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
-// The 64-bit products a * b: returns the lower words.
-typedef uint64_t VWide __attribute__((vector_size(64)));
-static ALWAYS_INLINE VU vmul_wide(VU a, uint32_t b, VU *high) {
-    const uint64_t low_word = 0xFFFFFFFFu;
-    VWide even = ((VWide)a & low_word) * b, odd = ((VWide)a >> 32) * b;
-    *high = (VU)(even >> 32 | (odd & ~low_word));
-    return (VU)((even & low_word) | odd << 32);
+// Products of the lower words of 64-bit lanes.
+static ALWAYS_INLINE VWide vmul_low(VWide a, uint32_t b) { return (a & 0xFFFFFFFFu) * b; }
+// Lanes 0, 2, 4, 6 of a, each followed by that of b; and lanes 1, 3, 5, 7.
+static ALWAYS_INLINE VWide vunpack_low(VWide a, VWide b) {
+    return (VWide){a[0], b[0], a[2], b[2], a[4], b[4], a[6], b[6]};
+}
+static ALWAYS_INLINE VWide vunpack_high(VWide a, VWide b) {
+    return (VWide){a[1], b[1], a[3], b[3], a[5], b[5], a[7], b[7]};
 }
 
 // Sum and maximum over the 16 lanes, always in the order lane i with i+8, then +4, +2, +1.
@@ -285,6 +319,16 @@ static ALWAYS_INLINE void vstore_first(int n, void *p, int64_t i, V x, DType E) 
         vstore_first_bf16(n, (uint16_t *)p + i, x);
     else
         vstore_first_f32(n, (float *)p + i, x);
+}
+// The first n of 16 bytes, the others 0; and back.
+static ALWAYS_INLINE VI vload_first_u8(int n, const uint8_t *p) {
+    VB x = {0};
+    memcpy(&x, p, (size_t)n);
+    return vwiden_u8(x);
+}
+static ALWAYS_INLINE void vstore_first_u8(int n, uint8_t *p, VI x) {
+    const VB b = vnarrow_u8(x);
+    memcpy(p, &b, (size_t)n);
 }
 // One element.
 static ALWAYS_INLINE float load_element(const void *p, int64_t i, DType E) {

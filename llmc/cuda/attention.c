@@ -10,7 +10,6 @@
 
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/cudnn_attention.h"
-#include "llmc/cuda/decode_attention.h"
 #include "llmc/cuda/flash_attention.h"
 #include "llmc/cuda/timing.h"
 #include "llmc/cuda/tuning_cache.h"
@@ -61,12 +60,10 @@ static bool same_shape(AttentionShape a, AttentionShape b) {
     return a.B == b.B && a.T == b.T && a.NH == b.NH && a.HS == b.HS && a.dtype == b.dtype;
 }
 
-// cuDNN's deterministic backward pass keeps B * NH * T * T * 2 bytes of workspace on most GPUs: 1.6 GB at B=64, T=1024,
-// NH=12. Beyond an eighth of the memory, that is worth more as a larger micro-batch, unless cuDNN is what was asked
-// for.
+// What cuDNN's deterministic backward pass may take, unless cuDNN is what was asked for: see cuda_size_cudnn.
 static int64_t workspace_limit(void) {
     const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
-    return cuda_backend.options.attention == ATTENTION_CUDNN ? bytes : bytes / 8;
+    return cuda_backend.options.attention == ATTENTION_CUDNN ? bytes : cuda_size_cudnn_limit(bytes);
 }
 
 static void choice_key(char *key, size_t size, AttentionPass pass, AttentionShape s) {
@@ -125,8 +122,7 @@ int64_t cuda_attention_workspace(OpsShape ops) {
     const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops.C / ops.NH, .dtype = ops.dtype};
     PlannedShape *p = find_planned(shape);
     if (!p) p = plan_shape(shape);
-    const int64_t flash = cuda_flash_workspace(ops), decode = cuda_decode_workspace(ops);
-    int64_t bytes = flash > decode ? flash : decode;
+    int64_t bytes = cuda_size_flash(ops);
     for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
         const CudnnAttention *cudnn = p->passes[pass].cudnn;
         if (cudnn && cudnn_attention_workspace(cudnn) > bytes) bytes = cudnn_attention_workspace(cudnn);

@@ -5,10 +5,7 @@
 CudaBackend cuda_backend;
 
 int64_t ops_workspace_bytes(OpsShape shape) {
-    const int64_t needs[] = {
-        cuda_matmul_workspace(shape),    cuda_layernorm_workspace(shape), cuda_embedding_workspace(shape),
-        cuda_attention_workspace(shape), cuda_optimizer_workspace(shape),
-    };
+    const int64_t needs[] = {cuda_size_workspace(shape), cuda_matmul_workspace(shape), cuda_attention_workspace(shape)};
     int64_t largest = 0;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
         if (needs[i] > largest) largest = needs[i];

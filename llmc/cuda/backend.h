@@ -8,6 +8,7 @@
 // first time, which never happens under capture (see device_graph_begin in stream.c).
 #pragma once
 #include "llmc/base/checked.h"
+#include "llmc/cuda/sizes.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
 #include <cuda_runtime_api.h>
@@ -51,13 +52,10 @@ static inline cudaStream_t cuda_compute_stream(void) { return cuda_backend.strea
 // op asks. Stops the program, naming op, when the workspace is smaller: then ops_workspace_bytes and the op disagree.
 void *cuda_scratch(const char *op, int64_t bytes);
 
-// What each family of ops needs of the workspace for calls up to the given shapes; ops_workspace_bytes (backend.c) is
-// the largest. Families that only call others, as head_loss does, need none.
+// What the ops need of the workspace is in sizes.h. These two also note the shape: for the layout of the workspace
+// during a product, and to ask cuDNN, whose kernels are then made for it.
 int64_t cuda_matmul_workspace(OpsShape shape);
-int64_t cuda_layernorm_workspace(OpsShape shape);
-int64_t cuda_embedding_workspace(OpsShape shape);
 int64_t cuda_attention_workspace(OpsShape shape);
-int64_t cuda_optimizer_workspace(OpsShape shape);
 
 // Device to device, in order on the compute stream.
 void cuda_copy(void *device_dst, const void *device_src, size_t bytes);
@@ -72,14 +70,6 @@ size_t cuda_graph_nodes(const DeviceGraph *graph);
 void cuda_matmul_shutdown(void);
 void cuda_attention_shutdown(void);
 void cuda_optimizer_shutdown(void);
-
-// A part of a workspace layout: returns the offset of the part and moves *end behind it, to a multiple of 256. The
-// same function then serves to count (cuda_x_workspace) and to lay out.
-static inline int64_t cuda_part(int64_t *end, int64_t bytes) {
-    const int64_t offset = *end;
-    *end += (bytes + 255) / 256 * 256;
-    return offset;
-}
 
 // Stops the program, naming op and tensor, unless t is a floating tensor.
 void cuda_check_float(const char *op, Tensor t);

@@ -10,7 +10,8 @@
 
 // 8 warps a block, 8 loads of 16 bytes a lane in flight: 32 KB a block; 1024 blocks are 6 to 25 on every
 // multiprocessor. A part is at least 64 rows, one load each.
-enum { PART_WARPS = 8, IN_FLIGHT = 8, MIN_PART_ROWS = PART_WARPS * IN_FLIGHT, TARGET_BLOCKS = 1024 };
+enum { PART_WARPS = 8, IN_FLIGHT = 8, MIN_PART_ROWS = BIAS_MIN_PART_ROWS, TARGET_BLOCKS = BIAS_TARGET_BLOCKS };
+static_assert(MIN_PART_ROWS == PART_WARPS * IN_FLIGHT, "one load each");
 
 static int64_t part_count(int64_t N, int64_t stripes) {
     const int64_t most = ceil_div(N, MIN_PART_ROWS), wanted = stripes < TARGET_BLOCKS ? TARGET_BLOCKS / stripes : 1;
@@ -75,24 +76,13 @@ template <class T> static int64_t sum_parts_of(float *partials, Tensor dout, int
                                                    : sum_parts<T, 1>(partials, dout, N, OC);
 }
 
-// parts * OC is at most TARGET_BLOCKS stripes of 8 columns a lane, or one part of OC; and at most the parts N allows.
-static int64_t part_floats(int64_t N, int64_t OC) {
-    const int64_t most = ceil_div(N, MIN_PART_ROWS) * OC, stripes = TARGET_BLOCKS * WARP * 8;
-    const int64_t wanted = stripes > OC ? stripes : OC;
-    return most < wanted ? most : wanted;
-}
-
-int64_t cuda_bias_gradient_workspace(OpsShape shape) {
-    return part_floats(shape.B * shape.T, 4 * shape.C) * (int64_t)sizeof(float);
-}
-
-void cuda_bias_gradient(Tensor dbias, Tensor dout, bool accumulate) {
-    const char *op = "bias_gradient";
+void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
+    const char *op = "bias_backward";
     const int64_t OC = tensor_numel(dbias), N = tensor_numel(dout) / OC;
     cuda_check_float(op, dout);
     tensor_check(op, dout, dout.dtype, N * OC);
     cuda_check_weight_gradient(op, dbias, dout.dtype, OC);
-    float *partials = (float *)cuda_scratch(op, part_floats(N, OC) * (int64_t)sizeof(float));
+    float *partials = (float *)cuda_scratch(op, cuda_size_bias_gradient(N, OC));
     int64_t parts = 0;
     DISPATCH(dout.dtype, T, parts = sum_parts_of<T>(partials, dout, N, OC));
     cuda_sum_partials(dbias, tensor_none(), partials, parts, accumulate);

@@ -12,7 +12,6 @@
 //
 // Which block that is does not show: the bits depend on the head's keys alone. Its ticket is one integer a head, back
 // at 0 when the head is done.
-#include "llmc/cuda/decode_attention.h"
 #include "llmc/cuda/intrinsics.cuh"
 #include "llmc/cuda/vector.cuh"
 
@@ -21,7 +20,7 @@
 // 64 keys of 64 16-bit columns are 16 KB of keys and values, of which a thread has 8 x 16 bytes, all under way at once:
 // four such blocks cover what a multiprocessor of an H200 must have under way (25 KB) twice over. T = 1024 and 12 heads
 // make 192 blocks. More keys a block would leave multiprocessors idle, fewer would write more of what is between.
-enum { KEYS = 64, DECODE_THREADS = 128 };
+enum { KEYS = DECODE_KEYS, DECODE_THREADS = 128 };
 
 typedef struct {
     int NH, HS, maxT, chunks;
@@ -33,7 +32,7 @@ enum { TICKETS = 4096 };
 static __device__ unsigned tickets[TICKETS];
 
 // What a chunk leaves behind: HS sums of p v, the maximum of its scores times scale_log2e, the sum of p.
-static __host__ __device__ int part_floats(int HS) { return HS + 2; }
+static __device__ int part_floats(int HS) { return HS + DECODE_EXTRA_FLOATS; }
 
 // ------------------------------------------------------------------------------------------------------------- storing
 
@@ -224,11 +223,6 @@ static DecodeShape decode_shape(const char *op, Tensor cache) {
     return {(int)cache.shape[1] / 2, HS, maxT, (int)ceil_div(maxT, KEYS), 1.44269504f / sqrtf((float)HS)};
 }
 
-int64_t cuda_decode_workspace(OpsShape shape) {
-    const int64_t chunks = shape.sequences * shape.NH * ceil_div(shape.T, KEYS);
-    return chunks * part_floats((int)(shape.C / shape.NH)) * (int64_t)sizeof(float);
-}
-
 template <class T, int N> static void store(Tensor cache, Tensor qkv, int64_t n, int64_t first, DecodeShape s) {
     const int64_t packs = cache.shape[0] * n * 2 * s.NH * s.HS / N;
     LAUNCH((kv_cache_store_kernel<T, N>), (unsigned)ceil_div(packs, STORE_THREADS), STORE_THREADS, 0,
@@ -270,7 +264,7 @@ void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
     tensor_check(op, qkv, cache.dtype, B * 3 * C);
     tensor_check(op, out, cache.dtype, B * C);
     tensor_check(op, position, DTYPE_I32, 1);
-    float *parts = (float *)cuda_scratch(op, B * s.NH * s.chunks * part_floats(s.HS) * (int64_t)sizeof(float));
+    float *parts = (float *)cuda_scratch(op, cuda_size_decode(B, s.NH, s.HS, s.maxT));
     const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
     DISPATCH(cache.dtype, T, {
         if (!packed)

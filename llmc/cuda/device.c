@@ -103,12 +103,12 @@ static void fill_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) 
     facts->supports[DTYPE_FP32] = facts->supports[DTYPE_FP16] = true;
     facts->supports[DTYPE_BF16] = gpu->compute_capability >= 80; // older tensor cores do not know it
     facts->default_dtype = facts->supports[DTYPE_BF16] ? DTYPE_BF16 : DTYPE_FP16;
-    const DType floating[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
-    for (int i = 0; i < 3; i++) facts->peak_flops[floating[i]] = gpu_peak_flops(gpu, floating[i], tf32);
+    const size_t lt = cublasLtGetVersion(); // 130100 is 13.1.0
+    facts->supports[DTYPE_E4M3] = facts->supports[DTYPE_E5M2] = gpu_has_fp8(gpu->compute_capability, lt);
+    for (int i = 0; i < DTYPE_COUNT; i++) facts->peak_flops[i] = gpu_peak_flops(gpu, (DType)i, tf32);
     facts->peak_bandwidth = gpu_peak_bandwidth(gpu);
 
     char runtime[16], driver[64];
-    const size_t lt = cublasLtGetVersion(); // 130100 is 13.1.0
     read_driver_version(driver, sizeof driver);
     snprintf(facts->libraries, sizeof facts->libraries, "CUDA %s, cuBLASLt %zu.%zu.%zu%s%s",
              cuda_version_text(CUDART_VERSION, runtime, sizeof runtime), lt / 10000, lt / 100 % 100, lt % 100,

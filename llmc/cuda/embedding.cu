@@ -90,10 +90,11 @@ static __device__ __forceinline__ void add_rows(float (&sum)[N], const T *row, i
 
 // Sorted positions a block sums. 64: 1,024 tiles of three warps at N = 65,536 and C = 768, 23 warps for each of 132
 // multiprocessors; the sums between tiles cost u / 8 at most.
-enum { TILE = 64 };
+enum { TILE = EMBEDDING_TILE };
 enum { TILE_THREADS = 256 }; // at most: a thread owns N columns
 // What a tile leaves of runs that cross its ends: the run that began before it, and the one that began in it.
 enum { BEGAN_BEFORE, BEGAN_HERE, PARTIALS };
+static_assert((int)PARTIALS == (int)EMBEDDING_PARTIALS, "sizes.h");
 
 // Block (x, y): tile x of the sorted positions, columns from y * blockDim.x * N. Thread: N columns, all rows of the
 // tile. partials (tiles, PARTIALS, C) fp32. Reads each row of dout once and writes a partial for each end of the tile
@@ -177,23 +178,10 @@ static __global__ void __launch_bounds__(RUN_THREADS)
     add_vector<G, N>(dwte + (int64_t)token * C + c, sum);
 }
 
-typedef struct {
-    int64_t order, partials, end; // offsets in the workspace
-} Layout;
-
-static Layout layout(int64_t positions, int64_t C) {
-    Layout l = {};
-    l.order = cuda_part(&l.end, positions * (int64_t)sizeof(int32_t));
-    l.partials = cuda_part(&l.end, ceil_div(positions, TILE) * PARTIALS * C * (int64_t)sizeof(float));
-    return l;
-}
-
-int64_t cuda_embedding_workspace(OpsShape shape) { return layout(shape.B * shape.T, shape.C).end; }
-
 // dwte += ..., with N columns of dout to a thread and RUN of the fp32 partials.
 template <class T, class G, int N, int RUN> static void tokens_backward(Tensor dwte, Tensor dout, Tensor tokens) {
     const int64_t positions = tensor_numel(tokens), C = tensor_cols(dout), tiles = ceil_div(positions, TILE);
-    const Layout l = layout(positions, C);
+    const CudaEmbeddingLayout l = cuda_size_embedding(positions, C);
     char *scratch = (char *)cuda_scratch("embedding_backward", l.end);
     int32_t *order = (int32_t *)(scratch + l.order);
     float *partials = (float *)(scratch + l.partials);

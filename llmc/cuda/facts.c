@@ -7,8 +7,8 @@
 
 // FLOP a clock and multiprocessor, dense, accumulated in fp32; 0 = the hardware has none.
 //
-// geforce_halves: cards sold as GeForce run 16-bit and TF32 tensor cores at half this rate when they accumulate in
-// fp32. No attribute tells them from the professional cards with the same chip; their name does.
+// geforce_halves: cards sold as GeForce run their tensor cores at half this rate when they accumulate in fp32. No
+// attribute tells them from the professional cards with the same chip; their name does.
 //
 // tensor_clock: the clock that the datasheet's tensor core FLOP/s were counted at, as a fraction of the highest clock
 // the driver reports. They are the same but for the large chips, which do not hold that clock with the tensor cores
@@ -17,20 +17,20 @@
 // and is sold with 2250. Plain fp32 is counted at the highest clock on all of them.
 typedef struct {
     int compute_capability;
-    int fp16, bf16, tf32, fp32;
+    int fp8, fp16, bf16, tf32, fp32;
     bool geforce_halves;
     double tensor_clock;
 } UnitRates;
 
 static const UnitRates rates[] = {
-    {75, 1024, 0, 0, 128, true, 1.0},           // T4, RTX 2080 Ti, Quadro RTX
-    {80, 2048, 2048, 1024, 128, false, 1.0},    // A100, A30
-    {86, 1024, 1024, 512, 256, true, 1.0},      // A10, A40, RTX 3090
-    {87, 1024, 1024, 512, 256, false, 1.0},     // Orin
-    {89, 1024, 1024, 512, 256, true, 1.0},      // L4, L40S, RTX 4090
-    {90, 4096, 4096, 2048, 256, false, 0.924},  // H100, H200
-    {100, 8192, 8192, 4096, 256, false, 0.944}, // B200; also for 10.3
-    {120, 1024, 1024, 512, 256, true, 1.0},     // RTX PRO 6000, RTX 5090; also for 12.1
+    {75, 0, 1024, 0, 0, 128, true, 1.0},               // T4, RTX 2080 Ti, Quadro RTX
+    {80, 0, 2048, 2048, 1024, 128, false, 1.0},        // A100, A30
+    {86, 0, 1024, 1024, 512, 256, true, 1.0},          // A10, A40, RTX 3090
+    {87, 0, 1024, 1024, 512, 256, false, 1.0},         // Orin
+    {89, 2048, 1024, 1024, 512, 256, true, 1.0},       // L4, L40S, RTX 4090
+    {90, 8192, 4096, 4096, 2048, 256, false, 0.924},   // H100, H200
+    {100, 16384, 8192, 8192, 4096, 256, false, 0.944}, // B200; also for 10.3
+    {120, 2048, 1024, 1024, 512, 256, true, 1.0},      // RTX PRO 6000, RTX 5090; also for 12.1
 };
 
 // The row of this capability, or that of the nearest older one of the same generation.
@@ -47,13 +47,20 @@ double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32) {
     const UnitRates *r = rates_of(gpu->compute_capability);
     if (!r) return 0.0;
     const bool tensor_cores = dtype != DTYPE_FP32 || (tf32 && r->tf32 > 0);
-    double per_clock = dtype == DTYPE_FP16   ? r->fp16
+    const bool fp8 = dtype == DTYPE_E4M3 || dtype == DTYPE_E5M2;
+    double per_clock = fp8                   ? r->fp8
+                       : dtype == DTYPE_FP16 ? r->fp16
                        : dtype == DTYPE_BF16 ? r->bf16
                        : dtype != DTYPE_FP32 ? 0
                        : tensor_cores        ? r->tf32
                                              : r->fp32;
     if (tensor_cores && r->geforce_halves && strstr(gpu->name, "GeForce")) per_clock /= 2;
     return per_clock * gpu->units * 1e3 * gpu->clock_khz * (tensor_cores ? r->tensor_clock : 1.0);
+}
+
+bool gpu_has_fp8(int compute_capability, size_t cublaslt_version) {
+    if (compute_capability < 89) return false;
+    return cublaslt_version >= (compute_capability < 100 ? 120100u : 120800u);
 }
 
 double gpu_peak_bandwidth(const GpuAttributes *gpu) {

@@ -21,6 +21,10 @@ typedef struct {
 // the TF32 tensor cores when tf32 is set and there are some.
 double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32);
 
+// Whether there are fp8 matmuls: the tensor cores have them from sm_89, cuBLASLt from 12.1, for Blackwell from 12.8
+// (versions as the library counts them, 120803 is 12.8.3).
+bool gpu_has_fp8(int compute_capability, size_t cublaslt_version);
+
 // Bytes a second between chip and memory, as the datasheet counts them; 0 = not known.
 double gpu_peak_bandwidth(const GpuAttributes *gpu);
 

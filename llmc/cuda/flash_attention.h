@@ -15,10 +15,9 @@ extern "C" {
 bool cuda_flash_supports(DType dtype, int64_t head_size);
 
 // Any floating dtype, any head size; attention.c has checked the tensors. They take scratch memory from the workspace,
-// at most cuda_flash_workspace.
+// at most cuda_size_flash.
 void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads);
 void cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads);
-int64_t cuda_flash_workspace(OpsShape shape);
 
 // What the kernels of both families are told.
 typedef struct {

@@ -152,9 +152,6 @@ FlashShape cuda_flash_shape(Tensor qkv, int num_heads) {
     return s;
 }
 
-// The backward pass keeps rowsum(dout * out).
-int64_t cuda_flash_workspace(OpsShape shape) { return shape.B * shape.NH * shape.T * (int64_t)sizeof(float); }
-
 void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     const FlashShape s = cuda_flash_shape(qkv, num_heads);
     if (!cuda_flash_supports(qkv.dtype, s.HS)) {

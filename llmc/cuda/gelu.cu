@@ -2,7 +2,6 @@
 // gelu.cuh; here are only the kernels that carry elements past them.
 #include "llmc/cuda/elements.cuh"
 #include "llmc/cuda/gelu.cuh"
-#include "llmc/cuda/gelu.h"
 
 // Two packs a thread, a block's width apart: 2 or 4 loads of 16 bytes in flight fill the memory of an H200 at half of
 // the threads that a multiprocessor can hold.
@@ -34,9 +33,10 @@ static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, co
     if (rest < n) out[rest] = from_float<T>(gelu(to_float(pre[rest])));
 }
 
-// d *= gelu'(pre), the same way. Bytes: 3 elements each.
+// dpre = dout * gelu'(pre), the same way; dpre may be dout. Bytes: 3 elements each.
 template <class T>
-static __global__ void __launch_bounds__(THREADS) gelu_backward_kernel(T *d, const T *pre, int64_t packs, int64_t n) {
+static __global__ void __launch_bounds__(THREADS)
+    gelu_backward_kernel(T *dpre, const T *dout, const T *pre, int64_t packs, int64_t n) {
     constexpr int W = Pack<T>::N;
     const int64_t first = (int64_t)blockIdx.x * THREADS * THREAD_PACKS + threadIdx.x;
     const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(THREADS) gelu_backward_kernel(T *d, con
     for (int j = 0; j < THREAD_PACKS; j++) {
         if (first + j * THREADS >= packs) continue;
         bits[j] = load_bits_once(pre + (first + j * THREADS) * W);
-        d_bits[j] = load_bits_once(d + (first + j * THREADS) * W);
+        d_bits[j] = load_bits_once(dout + (first + j * THREADS) * W);
     }
     for (int j = 0; j < THREAD_PACKS; j++) {
         if (first + j * THREADS >= packs) continue;
@@ -52,9 +52,9 @@ static __global__ void __launch_bounds__(THREADS) gelu_backward_kernel(T *d, con
         bits_to_floats<T>(x, bits[j]);
         bits_to_floats<T>(gradient, d_bits[j]);
         for (int k = 0; k < W; k++) gradient[k] *= gelu_derivative(x[k]);
-        store_bits(d + (first + j * THREADS) * W, bits_from_floats<T>(gradient));
+        store_bits(dpre + (first + j * THREADS) * W, bits_from_floats<T>(gradient));
     }
-    if (rest < n) d[rest] = from_float<T>(to_float(d[rest]) * gelu_derivative(to_float(pre[rest])));
+    if (rest < n) dpre[rest] = from_float<T>(to_float(dout[rest]) * gelu_derivative(to_float(pre[rest])));
 }
 
 template <class T> static void launch_forward(T *out, const T *pre, int64_t n) {
@@ -63,10 +63,10 @@ template <class T> static void launch_forward(T *out, const T *pre, int64_t n) {
     (out, pre, packs, n);
 }
 
-template <class T> static void launch_backward(T *d, const T *pre, int64_t n) {
-    const int64_t packs = whole_packs<T>(n, d, pre);
+template <class T> static void launch_backward(T *dpre, const T *dout, const T *pre, int64_t n) {
+    const int64_t packs = whole_packs<T>(whole_packs<T>(n, dpre, pre) * Pack<T>::N, dout, pre);
     LAUNCH(gelu_backward_kernel<T>, block_count(packs, n - packs * Pack<T>::N), THREADS, 0, cuda_compute_stream())
-    (d, pre, packs, n);
+    (dpre, dout, pre, packs, n);
 }
 
 void gelu_forward(Tensor out, Tensor pre) {
@@ -76,9 +76,10 @@ void gelu_forward(Tensor out, Tensor pre) {
     DISPATCH(pre.dtype, T, launch_forward((T *)out.data, (const T *)pre.data, n));
 }
 
-void cuda_gelu_backward_inplace(Tensor d, Tensor pre) {
+void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
     const int64_t n = tensor_numel(pre);
     cuda_check_float("gelu_backward", pre);
-    tensor_check("gelu_backward", d, pre.dtype, n);
-    DISPATCH(pre.dtype, T, launch_backward((T *)d.data, (const T *)pre.data, n));
+    tensor_check("gelu_backward", dpre, pre.dtype, n);
+    tensor_check("gelu_backward", dout, pre.dtype, n);
+    DISPATCH(pre.dtype, T, launch_backward((T *)dpre.data, (const T *)dout.data, (const T *)pre.data, n));
 }

@@ -1,5 +1,6 @@
 // Matrix products by cuBLASLt: descriptors and an algorithm are found once for each distinct product, measured on first
-// use, and remembered here for the process and in tuning_cache.h for the next one. matmul.c maps the ops onto this.
+// use, and remembered here for the process and in tuning_cache.h for the next one. matmul.c and fp8_matmul.c map the
+// ops onto this; gemm_library.h speaks with the library.
 //
 // Only algorithms that repeat their bits are used: k in one piece, or split with fp32 parts that are added in a fixed
 // order, and then only after two runs on the real operands gave the same bits.
@@ -25,10 +26,12 @@ typedef struct {
     const char *op;                // for messages
     bool transpose_a, transpose_b; // A is (k,m) in memory instead of (m,k), B is (n,k) instead of (k,n)
     int64_t m, n, k;
-    DType in, out; // of A and B, and of D
+    DType in_a, in_b, out; // of A, B and D; A and B differ in fp8 only
     GemmEpilogue epilogue;
     bool accumulate; // D += instead of D =
     const void *a, *b;
+    const float *scale_a, *scale_b; // fp8, on the device: what A and B are multiplied by, read when the product runs
+    bool fast_sums;                 // fp8: sums may stay in the tensor cores' registers, see fp8_matmul.c
     void *d, *bias, *aux;
     void *workspace; // 256-byte aligned; its contents are lost
     size_t workspace_bytes;

@@ -3,35 +3,9 @@
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/cross_entropy.h"
 
-// More than a GiB of logits buys nothing, and a matmul operand should stay below 2^31 elements.
-enum { MAX_CHUNK_BYTES = 1 << 30 };
-// The tile of the library's large 16-bit matmuls.
-enum { TILE_ROWS = 128, TILE_COLS = 256 };
-
 static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
-// Share of the multiprocessors that din (rows,C) = dlogits @ wte keeps busy: few tiles, each with a sum over the whole
-// vocabulary, so that a last wave which is almost empty costs much. The other two matmuls have thousands of tiles.
-static double busy_share(int64_t rows, int64_t C) {
-    const int64_t units = cuda_backend.units > 0 ? cuda_backend.units : 1;
-    const int64_t tiles = ceil_div(rows, TILE_ROWS) * ceil_div(C, TILE_COLS);
-    return (double)tiles / (double)(ceil_div(tiles, units) * units);
-}
-
-// Equal chunks of at most MAX_CHUNK_BYTES. Up to twice the smallest number of chunks is tried: each costs one more
-// pass over dwte, so that more chunks are taken only where they keep the multiprocessors busier by a twentieth.
-// H200, 124M parameters, 65,536 rows, bf16: 12 chunks of 5,504 rows, busy 98 % (7 chunks: 84 %).
-int64_t ops_head_chunk_rows(OpsShape shape) {
-    const int64_t N = shape.B * shape.T, row_bytes = shape.Vp * (int64_t)dtype_size(shape.dtype);
-    const int64_t fit = MAX_CHUNK_BYTES / row_bytes / TILE_ROWS * TILE_ROWS, limit = fit > TILE_ROWS ? fit : TILE_ROWS;
-    const int64_t fewest = ceil_div(N, limit);
-    int64_t best = at_most(N, round_up(ceil_div(N, fewest), TILE_ROWS));
-    for (int64_t chunks = fewest + 1; chunks <= 2 * fewest; chunks++) {
-        const int64_t rows = at_most(N, round_up(ceil_div(N, chunks), TILE_ROWS));
-        if (busy_share(rows, shape.C) > busy_share(best, shape.C) + 0.05) best = rows;
-    }
-    return best;
-}
+int64_t ops_head_chunk_rows(OpsShape shape) { return cuda_size_head_chunk_rows(shape, cuda_backend.units); }
 
 static void check_shapes(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets,
                          int64_t V) {

@@ -1,5 +1,5 @@
-// Tensor-core, matrix-load and asynchronous-copy instructions: the only file that knows both worlds. Each wrapper is
-// one PTX instruction on the device and its meaning, spelled out, in the simulator. All 32 lanes of a warp call the
+// Tensor-core, matrix-load, asynchronous-copy and fp8 instructions: the only file that knows both worlds. Each wrapper
+// is one PTX instruction on the device and its meaning, spelled out, in the simulator. All 32 lanes of a warp call the
 // matrix instructions together. An instruction that the architecture being compiled does not have becomes a trap.
 //
 // Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane = 4 g + t; a register holds two 16-bit elements, the
@@ -15,10 +15,13 @@
 // What the architecture being compiled has. The simulator has everything; the host pass of nvcc compiles no kernel.
 #ifdef CUDA_SIM
 #define HAS_AMPERE 1
+#define HAS_FP8    0 // its instruction
 #elif defined(__CUDA_ARCH__)
 #define HAS_AMPERE (__CUDA_ARCH__ >= 800)
+#define HAS_FP8    (__CUDA_ARCH__ >= 890)
 #else
 #define HAS_AMPERE 0
+#define HAS_FP8    0
 #endif
 
 // Loops `for i from 0 below count`. Those over fragments must be unrolled, or the fragments do not stay in registers;
@@ -261,4 +264,28 @@ template <> __device__ __forceinline__ uint32_t pack_two<fp16>(float low, float 
     uint32_t bits;
     memcpy(&bits, (const void *)&pair, 4);
     return bits;
+}
+
+// The formats of fp8 as types, for templates.
+struct E4M3 {
+    static constexpr DType dtype = DTYPE_E4M3;
+};
+struct E5M2 {
+    static constexpr DType dtype = DTYPE_E5M2;
+};
+
+// fp8_encode (llmc/fp8.h) of two floats, low in the lower byte. sm_89+; older GPUs get the same bits from arithmetic.
+// The instruction saturates inf as well, where fp8_encode gives NaN: x + 0 x is x, and NaN for inf.
+template <class F> static __device__ __forceinline__ uint32_t fp8_encode_two(float low, float high) {
+#if HAS_FP8
+    uint16_t codes;
+    low = fmaf(low, 0.0f, low), high = fmaf(high, 0.0f, high);
+    if constexpr (F::dtype == DTYPE_E4M3)
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    return codes;
+#else
+    return fp8_encode(low, F::dtype) | (uint32_t)fp8_encode(high, F::dtype) << 8;
+#endif
 }

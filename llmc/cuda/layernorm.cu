@@ -15,7 +15,7 @@
 enum { WARP_ROW_MAX = 64 * WARP, BLOCK_ROW_MAX = 8 * 512 };
 
 // Threads of a block that owns rows of C columns, 8 columns a thread.
-static int block_row_threads(int64_t C) { return (int)round_up(ceil_div(C, 8), WARP); }
+static int block_row_threads(int64_t C) { return cuda_layernorm_row_threads(C); }
 
 // Threads of a block of the plain path: short rows keep few threads waiting, long ones have 256 at work.
 static int plain_threads(int64_t C) { return C < 256 ? (int)round_up(C, WARP) : 256; }
@@ -210,21 +210,12 @@ typedef struct {
 // threads, 768 on each of 128 multiprocessors: as many as 80 registers a thread let run there. Their partial sums are 6
 // MB whatever C is, 1.6% of the bytes at C = 768, N = 65536. Short inputs get fewer blocks, so that each has 16 rows to
 // pay for its partial sums. The number depends on N and C alone, never on the GPU: it decides the order of additions.
-enum { BACKWARD_THREADS = 768, TOTAL_THREADS = 128 * BACKWARD_THREADS, MIN_BLOCK_ROWS = 16 };
+enum { BACKWARD_THREADS = 768, TOTAL_THREADS = LAYERNORM_TOTAL_THREADS, MIN_BLOCK_ROWS = LAYERNORM_MIN_BLOCK_ROWS };
 
 static int64_t backward_blocks(int64_t N, int64_t C) {
     const int64_t most = ceil_div(TOTAL_THREADS, block_row_threads(C)), wanted = ceil_div(N, MIN_BLOCK_ROWS);
     return wanted < most ? wanted : most;
 }
-
-// Bytes of the partial sums of dweight and dbias, (blocks, 2, C) fp32, at most; grows with N and with C.
-static int64_t backward_workspace(int64_t N, int64_t C) {
-    const int64_t by_rows = ceil_div(N, MIN_BLOCK_ROWS) * 2 * C,
-                  by_threads = (TOTAL_THREADS + block_row_threads(C)) * 16;
-    return (by_rows < by_threads ? by_rows : by_threads) * (int64_t)sizeof(float);
-}
-
-int64_t cuda_layernorm_workspace(OpsShape shape) { return backward_workspace(shape.B * shape.T, shape.C); }
 
 // din = or += rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat)) for all rows; partials (blocks,2,C) fp32 =
 // the block's sums of dout * xhat and of dout.
@@ -386,7 +377,7 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
     cuda_check_weight_gradient(op, dweight, in.dtype, C);
     cuda_check_weight_gradient(op, dbias, in.dtype, C);
     const LayerNormBackward a = {din, dout, in, mean, rstd, weight, N, C, add_residual};
-    float *partials = (float *)cuda_scratch(op, backward_workspace(N, C));
+    float *partials = (float *)cuda_scratch(op, cuda_size_layernorm(N, C));
     const void *rows[] = {din.data, dout.data, in.data, weight.data};
     bool packs = C <= BLOCK_ROW_MAX;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], C, in.dtype);

@@ -4,35 +4,19 @@
 // Bias is added in the epilogue where the library can. GELU, its derivative and bias gradients are in the epilogue
 // where measurement says so, once for each shape: on some GPUs the library runs such an epilogue as a slow pass of its
 // own.
+#include "llmc/cuda/matmul.h"
+
 #include "llmc/cuda/bias_gradient.h"
-#include "llmc/cuda/gelu.h"
-#include "llmc/cuda/gemm_plan.h"
 #include "llmc/cuda/matmul_kernels.h"
 
 // ----------------------------------------------------------------------------------------------------------- workspace
 
-// NVIDIA recommends 32 MiB for Hopper. Elsewhere it serves for split-K. What is split are products with few tiles, that
-// is the weight gradients of small models: more than 8 parts of the largest one in fp32 are never needed.
-enum { MAX_LIBRARY_BYTES = 32 << 20, MIN_LIBRARY_BYTES = 1 << 20, MAX_SPLITS = 8 };
-
 // What lies in the workspace during a product: the library's part, and bias gradients that are still to be added.
-static struct {
-    int64_t library_bytes, library, new_dbias, end;
-    bool gelu_again; // matmul_gelu_forward must give the bits of gelu_forward: no fused GELU
-} layout;
+static CudaMatmulLayout layout;
 
 int64_t cuda_matmul_workspace(OpsShape shape) {
-    const int64_t largest_weight = 4 * shape.C * shape.C;
-    const int64_t wanted = MAX_SPLITS * largest_weight * (int64_t)sizeof(float);
-    layout.end = 0;
-    layout.gelu_again = shape.gelu_again;
-    layout.library_bytes = wanted > MAX_LIBRARY_BYTES   ? MAX_LIBRARY_BYTES
-                           : wanted < MIN_LIBRARY_BYTES ? MIN_LIBRARY_BYTES
-                                                        : round_up(wanted, 256);
-    layout.library = cuda_part(&layout.end, layout.library_bytes);
-    layout.new_dbias = cuda_part(&layout.end, 4 * shape.C * (int64_t)sizeof(float));
-    const int64_t bias_gradient = cuda_bias_gradient_workspace(shape); // after the product, in the same place
-    return layout.end > bias_gradient ? layout.end : bias_gradient;
+    layout = cuda_size_matmul(shape);
+    return layout.end;
 }
 
 void cuda_matmul_shutdown(void) { gemm_shutdown(); }
@@ -47,7 +31,8 @@ static Gemm forward_product(const char *op, Tensor out, Tensor in, Tensor weight
         .m = tensor_rows(weight),
         .n = tensor_rows(in),
         .k = tensor_cols(weight),
-        .in = in.dtype,
+        .in_a = weight.dtype,
+        .in_b = in.dtype,
         .out = out.dtype,
         .a = weight.data,
         .b = in.data,
@@ -62,7 +47,8 @@ static Gemm input_product(const char *op, Tensor din, Tensor dout, Tensor weight
         .m = tensor_cols(weight),
         .n = tensor_rows(din),
         .k = tensor_rows(weight),
-        .in = dout.dtype,
+        .in_a = weight.dtype,
+        .in_b = dout.dtype,
         .out = din.dtype,
         .a = weight.data,
         .b = dout.data,
@@ -78,7 +64,8 @@ static Gemm weight_product(const char *op, Tensor dweight, Tensor dout, Tensor i
         .m = tensor_cols(in),
         .n = tensor_cols(dout),
         .k = tensor_rows(in),
-        .in = in.dtype,
+        .in_a = in.dtype,
+        .in_b = dout.dtype,
         .out = dweight.dtype,
         .accumulate = accumulate,
         .a = in.data,
@@ -87,8 +74,7 @@ static Gemm weight_product(const char *op, Tensor dweight, Tensor dout, Tensor i
     };
 }
 
-// The plan of a product with this epilogue, NULL when the library has none. Completes *g.
-static GemmPlan *plan_of(Gemm *g, GemmEpilogue epilogue, const void *bias, void *aux) {
+GemmPlan *cuda_matmul_plan(Gemm *g, GemmEpilogue epilogue, const void *bias, void *aux) {
     char *workspace = (char *)cuda_scratch(g->op, layout.end);
     g->epilogue = epilogue;
     g->bias = (void *)bias;
@@ -98,10 +84,11 @@ static GemmPlan *plan_of(Gemm *g, GemmEpilogue epilogue, const void *bias, void 
     return gemm_plan(g);
 }
 
-static void run_plain(Gemm g) {
-    const GemmPlan *plan = plan_of(&g, GEMM_PLAIN, NULL, NULL);
-    REQUIRE(plan != NULL, "%s: cuBLASLt has no algorithm for m %lld n %lld k %lld, %s to %s, here at %p %p %p", g.op,
-            (long long)g.m, (long long)g.n, (long long)g.k, dtype_name(g.in), dtype_name(g.out), g.a, g.b, g.d);
+void cuda_matmul_plain(Gemm g) {
+    const GemmPlan *plan = cuda_matmul_plan(&g, GEMM_PLAIN, NULL, NULL);
+    REQUIRE(plan != NULL, "%s: cuBLASLt has no algorithm for m %lld n %lld k %lld, %s x %s to %s, here at %p %p %p",
+            g.op, (long long)g.m, (long long)g.n, (long long)g.k, dtype_name(g.in_a), dtype_name(g.in_b),
+            dtype_name(g.out), g.a, g.b, g.d);
     gemm_run(plan, &g);
 }
 
@@ -120,15 +107,15 @@ void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     check_layer(op, out, in, weight);
     Gemm g = forward_product(op, out, in, weight);
     if (!bias.data) {
-        run_plain(g);
+        cuda_matmul_plain(g);
         return;
     }
     tensor_check(op, bias, weight.dtype, tensor_rows(weight));
-    const GemmPlan *plan = plan_of(&g, GEMM_BIAS, bias.data, NULL);
+    const GemmPlan *plan = cuda_matmul_plan(&g, GEMM_BIAS, bias.data, NULL);
     if (plan) {
         gemm_run(plan, &g);
     } else {
-        run_plain(forward_product(op, out, in, weight));
+        cuda_matmul_plain(forward_product(op, out, in, weight));
         cuda_add_bias(out, bias);
     }
 }
@@ -137,25 +124,24 @@ typedef struct {
     Tensor out, pre, in, weight, bias;
 } GeluForward;
 
-static bool run_gelu_forward(void *context, int fused) {
-    const GeluForward *f = context;
+static void run_gelu_forward(const GeluForward *f, bool fused) {
     if (fused) {
         Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
-        const GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
+        const GemmPlan *plan = cuda_matmul_plan(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
         gemm_run(plan, &g);
     } else {
         matmul_forward(f->pre, f->in, f->weight, f->bias);
         gelu_forward(f->out, f->pre);
     }
-    return true;
 }
 
-static bool fuses_gelu_forward(GeluForward *f) {
+// Only where it was asked for: an epilogue takes GELU before its input is rounded, and gelu_forward, which computes
+// it again for the backward pass, could not give the same bits.
+static bool fuses_gelu_forward(const GeluForward *f) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
-    if (choice == GELU_FUSION_NONE || layout.gelu_again) return false;
+    if (choice != GELU_FUSION_FORWARD && choice != GELU_FUSION_BOTH) return false;
     Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
-    GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
-    return plan && (choice != GELU_FUSION_AUTO || gemm_is_faster(plan, run_gelu_forward, f, NULL));
+    return cuda_matmul_plan(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data) != NULL;
 }
 
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
@@ -163,7 +149,7 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
     check_layer(op, out, in, weight);
     tensor_check(op, pre, out.dtype, tensor_numel(out));
     tensor_check(op, bias, weight.dtype, tensor_rows(weight));
-    GeluForward f = {out, pre, in, weight, bias};
+    const GeluForward f = {out, pre, in, weight, bias};
     run_gelu_forward(&f, fuses_gelu_forward(&f));
 }
 
@@ -171,7 +157,7 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
 
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
     check_layer("matmul_backward_input", dout, din, weight);
-    run_plain(input_product("matmul_backward_input", din, dout, weight));
+    cuda_matmul_plain(input_product("matmul_backward_input", din, dout, weight));
 }
 
 typedef struct {
@@ -182,11 +168,11 @@ static bool run_gelu_backward(void *context, int fused) {
     const GeluBackward *b = context;
     Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
     if (fused) {
-        const GemmPlan *plan = plan_of(&g, GEMM_DGELU, NULL, b->pre.data);
+        const GemmPlan *plan = cuda_matmul_plan(&g, GEMM_DGELU, NULL, b->pre.data);
         gemm_run(plan, &g);
     } else {
-        run_plain(g);
-        cuda_gelu_backward_inplace(b->dpre, b->pre);
+        cuda_matmul_plain(g);
+        gelu_backward(b->dpre, b->dpre, b->pre);
     }
     return true;
 }
@@ -195,7 +181,7 @@ static bool fuses_gelu_backward(GeluBackward *b) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
     if (choice == GELU_FUSION_NONE || choice == GELU_FUSION_FORWARD) return false;
     Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
-    GemmPlan *plan = plan_of(&g, GEMM_DGELU, NULL, b->pre.data);
+    GemmPlan *plan = cuda_matmul_plan(&g, GEMM_DGELU, NULL, b->pre.data);
     return plan && (choice != GELU_FUSION_AUTO || gemm_is_faster(plan, run_gelu_backward, b, NULL));
 }
 
@@ -219,7 +205,7 @@ static Gemm product_with_dbias(const WeightGradient *w, GemmPlan **plan) {
     const char *op = "matmul_backward_weight";
     Gemm g = weight_product(op, w->dweight, w->dout, w->in, w->accumulate);
     char *workspace = (char *)cuda_scratch(op, layout.end);
-    *plan = plan_of(&g, GEMM_BGRADB, w->accumulate ? workspace + layout.new_dbias : w->dbias.data, NULL);
+    *plan = cuda_matmul_plan(&g, GEMM_BGRADB, w->accumulate ? workspace + layout.new_dbias : w->dbias.data, NULL);
     return g;
 }
 
@@ -231,8 +217,8 @@ static bool run_weight_gradient(void *context, int fused) {
         gemm_run(plan, &g);
         if (w->accumulate) cuda_sum_partials(w->dbias, tensor_none(), (const float *)g.bias, 1, true);
     } else {
-        run_plain(weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate));
-        if (w->dbias.data) cuda_bias_gradient(w->dbias, w->dout, w->accumulate);
+        cuda_matmul_plain(weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate));
+        if (w->dbias.data) bias_backward(w->dbias, w->dout, w->accumulate);
     }
     return true;
 }

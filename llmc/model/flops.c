@@ -12,9 +12,7 @@ double flops_per_token_exact(const ModelConfig *config, int64_t T) {
     return 72.0 * L * C * C + 6.0 * Vp * C + 6.0 * L * C * (double)(T + 1);
 }
 
-double flops_per_token_hardware(const ModelConfig *config, int64_t T, int recompute) {
-    double L = (double)config->L, C = (double)config->C;
-    double attention = 6.0 * L * C * (double)(T + 1);
-    double again = 16.0 * L * C * C + 2.0 * L * C * (double)(T + 1);
-    return flops_per_token_exact(config, T) + attention / 6.0 + (recompute >= 3 ? again : 0.0);
+double flops_per_token_hardware(const ModelConfig *config, int64_t T, const Recompute *recompute) {
+    const double attention = 6.0 * (double)config->L * (double)config->C * (double)(T + 1);
+    return flops_per_token_exact(config, T) + attention / 6.0 + recompute_flops_per_token(recompute, config, T);
 }

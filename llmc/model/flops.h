@@ -1,6 +1,6 @@
 // FLOPs of a training step, with the formulas stated, because numbers from different formulas cannot be compared.
 #pragma once
-#include "llmc/model/model_config.h"
+#include "llmc/model/recompute.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -11,10 +11,9 @@ extern "C" {
 //   exact (causal half):         72 L C^2 + 6 Vp C + 6 L C (T + 1)
 double flops_per_token_llmc(const ModelConfig *config, int64_t T);
 double flops_per_token_exact(const ModelConfig *config, int64_t T);
-// What the machine computes, for hfu: exact + attention / 6 (the backward pass computes QK^T again) + recomputation:
-// level 3 computes qkv, attention, projection and fc of every block again (16 L C^2 + 2 L C (T + 1)); levels 0..2 no
-// matmul.
-double flops_per_token_hardware(const ModelConfig *config, int64_t T, int recompute);
+// What the machine computes, for hfu: exact + attention / 6 (the backward pass computes QK^T again) + recomputation
+// (recompute_flops_per_token).
+double flops_per_token_hardware(const ModelConfig *config, int64_t T, const Recompute *recompute);
 
 #ifdef __cplusplus
 }

@@ -2,66 +2,127 @@
 // where the tensors live is gpt2_memory.c's business.
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
-#include "llmc/model/gpt2_internal.h"
+// What of a block is kept in between is chosen block by block (recompute.h); the rest is computed again.
+#include "llmc/model/gpt2_linear.h"
+
+static int num_heads(const Block *b) { return (int)b->model->options.config.NH; }
 
 // One transformer block, forward. The residual addition that ends a block is fused with the layernorm that follows it,
 // so a block begins with ln1 done and leaves its last branch, fcproj, for the next block (or the final layernorm) to
 // add.
 //   ln1 -> qkv -> attention -> proj -> (+ residual, ln2) -> fc -> gelu -> fcproj
-static void block_forward(const BlockParams *p, BlockActs *a, int num_heads) {
-    matmul_forward(a->qkv, a->ln1, p->qkvw, p->qkvb);     // (B,T,3C)
-    attention_forward(a->att, a->lse, a->qkv, num_heads); // (B,T,C), (B,NH,T)
-    gpt2_block_mlp(p, a);
+static void block_forward(const Block *b) {
+    const BlockActs *a = &b->a;
+    linear_forward(b, LINEAR_QKV, a->qkv, a->ln1);           // (B,T,3C)
+    attention_forward(a->att, a->lse, a->qkv, num_heads(b)); // (B,T,C), (B,NH,T)
+    linear_forward(b, LINEAR_ATTPROJ, a->proj, a->att);
+    residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->proj, b->p.ln2w,
+                               b->p.ln2b);
+    linear_gelu_forward(b, a->gelu, a->pre, a->ln2); // (B,T,4C)
 }
 
-void gpt2_block_mlp(const BlockParams *p, BlockActs *a) {
-    matmul_forward(a->proj, a->att, p->attprojw, p->attprojb);
-    residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->proj, p->ln2w, p->ln2b);
-    matmul_gelu_forward(a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,4C)
+// ------------------------------------------------------------------------------------------------------- recomputation
+
+// The backward pass of a block asks for what it is about to read. What was not kept is computed again at that moment,
+// by the same ops on the same inputs, so with the same bits; an op asks for its own inputs first. Nothing is computed
+// twice, whatever the set.
+
+static Missing missing_of(int set) {
+    return (Missing){.ln1 = set & AGAIN_LAYERNORM,
+                     .ln2 = set & AGAIN_LAYERNORM,
+                     .qkv = set & AGAIN_QKV,
+                     .attention = set & AGAIN_ATTENTION,
+                     .residual2 = set & AGAIN_ATTPROJ,
+                     .pre = set & AGAIN_FC,
+                     .gelu = set & AGAIN_GELU};
 }
 
-// What the backward pass of a block finds missing at this recompute level, computed again: the same ops on the same
-// inputs, so the same bits. GELU and layernorm (levels 1 and 2) are restored just before they are read, in
-// block_backward.
-static void block_recompute(const BlockParams *p, BlockActs *a, int num_heads) {
-    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w, p->ln1b);
-    block_forward(p, a, num_heads);
+// Whether it is missing; it is not from now on.
+static bool take(bool *missing) {
+    const bool was = *missing;
+    *missing = false;
+    return was;
 }
+
+static void need_ln1(Block *b) {
+    const BlockActs *a = &b->a;
+    if (take(&b->missing.ln1)) layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b->p.ln1w, b->p.ln1b);
+}
+
+static void need_qkv(Block *b) {
+    if (!take(&b->missing.qkv)) return;
+    need_ln1(b);
+    linear_forward(b, LINEAR_QKV, b->a.qkv, b->a.ln1);
+}
+
+static void need_attention(Block *b) {
+    if (!take(&b->missing.attention)) return;
+    need_qkv(b);
+    attention_forward(b->a.att, b->a.lse, b->a.qkv, num_heads(b));
+}
+
+// And residual2, which ln2 is made of.
+static void need_ln2(Block *b) {
+    const BlockActs *a = &b->a;
+    if (take(&b->missing.residual2)) {
+        need_attention(b);
+        linear_forward(b, LINEAR_ATTPROJ, a->proj, a->att);
+        residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->proj, b->p.ln2w,
+                                   b->p.ln2b);
+        b->missing.ln2 = false;
+    }
+    if (take(&b->missing.ln2)) layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, b->p.ln2w, b->p.ln2b);
+}
+
+// And pre, which it is made of.
+static void need_gelu(Block *b) {
+    const BlockActs *a = &b->a;
+    if (take(&b->missing.pre)) {
+        need_ln2(b);
+        linear_gelu_forward(b, a->gelu, a->pre, a->ln2);
+        b->missing.gelu = false;
+    }
+    if (take(&b->missing.gelu)) gelu_forward(a->gelu, a->pre);
+}
+
+// ------------------------------------------------------------------------------------------------------------ backward
 
 // One transformer block, backward. dresidual (B,T,C) holds the gradient of the residual stream after the block and
-// leaves as the gradient before it; g receives the weight gradients.
-static void block_backward(const BlockParams *p, const BlockParams *g, BlockActs *a, Tensor dresidual, int num_heads,
-                           int recompute, bool accumulate) {
-    const bool again_gelu = recompute == RECOMPUTE_GELU || recompute == RECOMPUTE_LAYERNORM;
-    const bool again_layernorm = recompute == RECOMPUTE_LAYERNORM;
-    if (recompute == RECOMPUTE_BLOCK) block_recompute(p, a, num_heads);
-
-    if (again_gelu) gelu_forward(a->gelu, a->pre);
-    matmul_backward_weight(g->fcprojw, g->fcprojb, dresidual, a->gelu, accumulate);
-    matmul_gelu_backward_input(a->dfc, dresidual, p->fcprojw, a->pre);
-    if (again_layernorm) layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
-    matmul_backward_weight(g->fcw, g->fcb, a->dfc, a->ln2, accumulate);
-    matmul_backward_input(a->dln2, a->dfc, p->fcw);
+// leaves as the gradient before it; b->g receives the weight gradients.
+static void block_backward(Block *b, Tensor dresidual, bool accumulate) {
+    const BlockActs *a = &b->a;
+    const BlockParams *p = &b->p, *g = &b->g;
+    need_gelu(b);
+    linear_gelu_backward(b, a->dfc, dresidual, a->gelu, a->pre, accumulate);
+    need_ln2(b);
+    linear_backward(b, LINEAR_FC, a->dln2, a->dfc, a->ln2, accumulate);
     layernorm_backward(dresidual, g->ln2w, g->ln2b, a->dln2, a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, true,
                        accumulate);
 
-    matmul_backward_weight(g->attprojw, g->attprojb, dresidual, a->att, accumulate);
-    matmul_backward_input(a->datt, dresidual, p->attprojw);
-    attention_backward(a->dqkv, a->datt, a->att, a->lse, a->qkv, num_heads);
-    if (again_layernorm) layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w, p->ln1b);
-    matmul_backward_weight(g->qkvw, g->qkvb, a->dqkv, a->ln1, accumulate);
-    matmul_backward_input(a->dln1, a->dqkv, p->qkvw);
+    need_attention(b);
+    linear_backward(b, LINEAR_ATTPROJ, a->datt, dresidual, a->att, accumulate);
+    need_qkv(b);
+    attention_backward(a->dqkv, a->datt, a->att, a->lse, a->qkv, num_heads(b));
+    need_ln1(b);
+    linear_backward(b, LINEAR_QKV, a->dln1, a->dqkv, a->ln1, accumulate);
     layernorm_backward(dresidual, g->ln1w, g->ln1b, a->dln1, a->residual1, a->ln1_mean, a->ln1_rstd, p->ln1w, true,
                        accumulate);
 }
 
+// ------------------------------------------------------------------------------------------------------- whole passes
+
 // From tokens to the final layernorm.
 static void forward_blocks(Gpt2 *model, int64_t B, int64_t T) {
-    const int L = (int)model->options.config.L, num_heads = (int)model->options.config.NH;
+    const int L = (int)model->options.config.L;
     BlockActs before = {0};
     for (int l = 0; l < L; l++) {
-        BlockParams p = gpt2_block_weights(model, l);
-        BlockActs a = gpt2_block_acts(model, l, PASS_FORWARD, B, T);
+        const Block b = {.model = model,
+                         .number = l,
+                         .pass = PASS_FORWARD,
+                         .p = gpt2_block_weights(model, l),
+                         .a = gpt2_block_acts(model, l, PASS_FORWARD, B, T)};
+        const BlockParams p = b.p;
+        const BlockActs a = b.a;
         if (l == 0) {
             Tensor inputs = gpt2_act(model, ACT_INPUTS, B, T);
             embedding_forward(a.residual1, inputs, gpt2_weight(model, PARAM_WTE), gpt2_weight(model, PARAM_WPE));
@@ -70,8 +131,8 @@ static void forward_blocks(Gpt2 *model, int64_t B, int64_t T) {
             residual_layernorm_forward(a.residual1, a.ln1, a.ln1_mean, a.ln1_rstd, before.residual2, before.fcproj,
                                        p.ln1w, p.ln1b);
         }
-        block_forward(&p, &a, num_heads);
-        matmul_forward(a.fcproj, a.gelu, p.fcprojw, p.fcprojb);
+        block_forward(&b);
+        linear_forward(&b, LINEAR_FCPROJ, a.fcproj, a.gelu);
         before = a;
     }
     residual_layernorm_forward(gpt2_act(model, ACT_FINAL_RESIDUAL, B, T), gpt2_act(model, ACT_LNF, B, T),
@@ -80,25 +141,37 @@ static void forward_blocks(Gpt2 *model, int64_t B, int64_t T) {
                                gpt2_weight(model, PARAM_LNFB));
 }
 
-static void forward_backward(Gpt2 *model, int64_t B, int64_t T, float scale, bool accumulate) {
+// The gradients of this micro-step are those of the step so far plus its own, or, when it is the first, its own alone.
+static void forward_backward(Gpt2 *model, int64_t B, int64_t T, float scale, bool first) {
     const Gpt2Options *o = &model->options;
     Tensor losses = gpt2_act(model, ACT_LOSSES, B, T), dresidual = gpt2_act(model, ACT_DRESIDUAL, B, T);
     Tensor lnf = gpt2_act(model, ACT_LNF, B, T), dlnf = gpt2_act(model, ACT_DLNF, B, T);
     Tensor wte = gpt2_weight(model, PARAM_WTE), dwte = gpt2_gradient(model, PARAM_WTE);
+    // Whether ops add to the gradients in place; if not, gpt2_add_gradients does it.
+    const bool accumulate = !first && gpt2_gradient_dtype(o) == DTYPE_FP32;
 
     forward_blocks(model, B, T);
     head_loss_backward(losses, dlnf, dwte, gpt2_act(model, ACT_LOGITS, B, T), lnf, wte,
                        gpt2_act(model, ACT_TARGETS, B, T), o->config.V, scale, gpt2_control(model), accumulate);
-    sequence_losses(tensor_slice_first(gpt2_sequence_losses(model), B), losses, accumulate);
+    sequence_losses(tensor_slice_first(gpt2_sequence_losses(model), B), losses, !first);
     layernorm_backward(dresidual, gpt2_gradient(model, PARAM_LNFW), gpt2_gradient(model, PARAM_LNFB), dlnf,
                        gpt2_act(model, ACT_FINAL_RESIDUAL, B, T), gpt2_act(model, ACT_LNF_MEAN, B, T),
                        gpt2_act(model, ACT_LNF_RSTD, B, T), gpt2_weight(model, PARAM_LNFW), false, accumulate);
+    gpt2_add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, first);
     for (int l = (int)o->config.L - 1; l >= 0; l--) {
-        BlockParams p = gpt2_block_weights(model, l), g = gpt2_block_gradients(model, l);
-        BlockActs a = gpt2_block_acts(model, l, PASS_BACKWARD, B, T);
-        block_backward(&p, &g, &a, dresidual, (int)o->config.NH, o->recompute, accumulate);
+        Block b = {.model = model,
+                   .number = l,
+                   .pass = PASS_BACKWARD,
+                   .p = gpt2_block_weights(model, l),
+                   .g = gpt2_block_gradients(model, l),
+                   .a = gpt2_block_acts(model, l, PASS_BACKWARD, B, T),
+                   .missing = missing_of(o->recompute.blocks[l])};
+        block_backward(&b, dresidual, accumulate);
+        gpt2_add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, l, first);
     }
     embedding_backward(dwte, gpt2_gradient(model, PARAM_WPE), dresidual, gpt2_act(model, ACT_INPUTS, B, T), accumulate);
+    gpt2_add_gradients(model, PARAM_WTE, PARAM_WPE, 0, first);
+    if (gpt2_gradient_dtype(o) != DTYPE_FP32) micro_step_count(gpt2_control(model));
 }
 
 void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_bytes) {
@@ -134,6 +207,11 @@ void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
     REQUIRE(B > 0 && model->T == T, "no batch is loaded, or a short one, which is for gpt2_forward only");
     const float scale = 1.0f / (float)tokens_in_step;
     if (first) tensor_fill(gpt2_sequence_losses(model), 0.0f); // a short micro-batch leaves no old losses behind
+    linear_prepare_weights(model);
+    if (model->observing) { // what is counted is no part of the recording
+        forward_backward(model, B, T, scale, first);
+        return;
+    }
     // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
     const int kind = 2 * first + (B == model->options.B);
     if (model->graphs[kind].B == B && model->graphs[kind].tokens_in_step == tokens_in_step &&
@@ -141,7 +219,7 @@ void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
         return;
     model->graphs[kind].B = B, model->graphs[kind].tokens_in_step = tokens_in_step;
     device_graph_begin(model->graphs[kind].graph);
-    forward_backward(model, B, T, scale, !first);
+    forward_backward(model, B, T, scale, first);
     device_graph_end(model->graphs[kind].graph);
 }
 
@@ -149,6 +227,7 @@ void gpt2_forward(Gpt2 *model) {
     const int64_t B = model->B, T = model->T;
     REQUIRE(B > 0, "no batch is loaded");
     Tensor losses = gpt2_act(model, ACT_LOSSES, B, T);
+    linear_prepare_evaluation(model);
     forward_blocks(model, B, T);
     head_loss_forward(losses, gpt2_act(model, ACT_LOGITS, B, T), gpt2_act(model, ACT_LNF, B, T),
                       gpt2_weight(model, PARAM_WTE), gpt2_act(model, ACT_TARGETS, B, T), model->options.config.V);

@@ -3,31 +3,51 @@
 #pragma once
 #include "llmc/device.h"
 #include "llmc/model/memory_plan.h"
+#include "llmc/model/optimizer_state.h"
 #include "llmc/model/parameters.h"
+#include "llmc/model/recompute.h"
 #include "llmc/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// -r: what the backward pass computes again instead of keeping it. Gradients are the same bits at every level; on a GPU
-// that has GELU in the epilogue of a matmul, levels 1 and 2 are bit-equal to 0 only with -ge 0 (doc/numerics.md).
-typedef enum { RECOMPUTE_NONE = 0, RECOMPUTE_GELU = 1, RECOMPUTE_LAYERNORM = 2, RECOMPUTE_BLOCK = 3 } RecomputeLevel;
+// What the ops of another machine ask for, in the place of ops_workspace_bytes and ops_head_chunk_rows: a plan for a
+// machine that is not here. machine is handed to both.
+typedef struct {
+    int64_t (*workspace_bytes)(const void *machine, OpsShape shape);
+    int64_t (*head_chunk_rows)(const void *machine, OpsShape shape);
+    const void *machine;
+} PlannedSizes;
 
 typedef struct {
     ModelConfig config;
-    DType dtype;       // compute dtype: weights and activations
-    bool master;       // keep fp32 master weights beside a bf16/fp16 compute dtype (always off for fp32)
-    bool train;        // gradients, optimizer state and what the backward pass needs; false: forward only
-    int64_t B, T;      // the largest micro-batch
-    int recompute;     // RecomputeLevel
-    int64_t sequences; // that may be decoded side by side; 0: gpt2_decode_* are not used
+    DType dtype;  // compute dtype: weights and activations
+    bool master;  // keep fp32 master weights beside a bf16/fp16 compute dtype (always off for fp32, and where the
+                  // optimizer has none)
+    bool train;   // gradients, optimizer state and what the backward pass needs; false: forward only
+    int64_t B, T; // the largest micro-batch
+    Recompute recompute; // what the backward pass computes again
+    int64_t sequences;   // that may be decoded side by side; 0: gpt2_decode_* are not used
+    OptimizerKind optimizer;
+    bool gradients_in_dtype;   // gradients have the compute dtype; a micro-step's are added to them, rounded
+                               // stochastically
+    uint64_t seed;             // of that rounding
+    bool offload;              // optimizer state and master weights live in host memory
+    bool fp8;                  // the four matmuls of a block in fp8; needs bf16 and dimensions in multiples of 16
+    bool fp8_delayed;          // their scales from the steps before, instead of from the tensors themselves
+    bool numerics;             // gpt2_observe will be used: room for its counts, and for an update that is watched
+    const PlannedSizes *sizes; // for gpt2_plan alone; NULL: those of the backend that is linked
 } Gpt2Options;
 
 typedef struct Gpt2 Gpt2;
 
+// Whether such a model can be made at all: fp8 and dtype, offload and optimizer, dimensions. False and a message.
+bool gpt2_check_options(const Gpt2Options *options, Error *err);
+
 // The plan alone: what gpt2_create would take. Needs an initialised device (for ops_workspace_bytes), no memory.
 MemoryPlan *gpt2_plan(const Gpt2Options *options);
+int64_t gpt2_host_bytes(const Gpt2Options *options); // of host memory, under offload
 
 // Takes the memory and zeroes it; weights are zero until gpt2_init_weights or gpt2_set_weight.
 Gpt2 *gpt2_create(const Gpt2Options *options, Error *err);
@@ -37,11 +57,13 @@ const Gpt2Options *gpt2_options(const Gpt2 *model);
 const MemoryPlan *gpt2_memory(const Gpt2 *model);
 int gpt2_num_tensors(const Gpt2 *model);
 const Parameter *gpt2_parameters(const Gpt2 *model); // gpt2_num_tensors entries
-const AdamWTensor *gpt2_tensors(const Gpt2 *model);  // same order: weight, master, grad, m, v
-const Tensor *gpt2_gradients(const Gpt2 *model);     // same order
-Tensor gpt2_control(const Gpt2 *model);              // the device's StepControl (u8)
-Tensor gpt2_sequence_losses(const Gpt2 *model);      // (B) fp32: of the step so far
-Tensor gpt2_gradient_sumsq(const Gpt2 *model);       // (num_tensors) fp32
+// The same order, with all tensors of the optimizer (in host memory under offload), rule, rate and weight decay (as a
+// multiple of the run's: 1 or 0).
+const UpdateTensor *gpt2_tensors(const Gpt2 *model);
+const Tensor *gpt2_gradients(const Gpt2 *model); // same order
+Tensor gpt2_control(const Gpt2 *model);          // the device's StepControl (u8)
+Tensor gpt2_sequence_losses(const Gpt2 *model);  // (B) fp32: of the step so far
+Tensor gpt2_gradient_sumsq(const Gpt2 *model);   // (num_tensors) fp32
 
 void gpt2_init_weights(Gpt2 *model, uint64_t seed);
 
@@ -49,10 +71,26 @@ void gpt2_init_weights(Gpt2 *model, uint64_t seed);
 StepControl gpt2_get_control(const Gpt2 *model);
 void gpt2_set_control(Gpt2 *model, const StepControl *control);
 
-// Reads or writes rows [first_row, first_row + rows) of a weight as fp32 (the master where there is one), moments too.
-typedef enum { STATE_WEIGHT, STATE_M, STATE_V } StateKind;
-void gpt2_get_state(const Gpt2 *model, int index, StateKind kind, int64_t first_row, int64_t rows, float *out);
-void gpt2_set_state(Gpt2 *model, int index, StateKind kind, int64_t first_row, int64_t rows, const float *in);
+// Reads or writes rows [first_row, first_row + rows) of a weight as fp32: the exact value of the parameter, that is the
+// master, or weight + lost, or the weight.
+void gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t rows, float *out);
+void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, const float *in);
+
+// Bytes [first, first + n) of a tensor that belongs to the model (gpt2_tensors), wherever it lives. Synchronises.
+void gpt2_read_bytes(const Gpt2 *model, Tensor t, int64_t first, int64_t n, void *out);
+void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const void *in);
+
+// The weights have been changed by an update (queued, not waited for): what was derived from them is out of date.
+void gpt2_weights_changed(Gpt2 *model);
+
+// Under offload: device memory that chunks of the state pass through, and its bytes; NULL and 0 otherwise.
+void *gpt2_offload_buffer(const Gpt2 *model, int64_t *bytes);
+// Memory of the arena that nothing uses between the last micro-step of a step and the next forward pass, for what an
+// optimizer needs besides its state. Planned for the optimizer of the options (optimizer_scratch_bytes).
+Tensor gpt2_optimizer_scratch(const Gpt2 *model); // u8
+
+// The scales of fp8 (Fp8Slot), in a fixed order; absent without --fp8. Part of the checkpoint.
+Tensor gpt2_fp8_slots(const Gpt2 *model);
 
 // The micro-batch that the next forward works on: B windows of T+1 tokens of token_bytes (2 or 4) each, in memory from
 // host_alloc. Copied on the copy stream while the micro-step before still computes; the memory must stay untouched
@@ -65,6 +103,10 @@ void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t 
 // One micro-step on the loaded batch: losses into gpt2_sequence_losses, gradients of the mean loss over tokens_in_step
 // tokens (those of all micro-steps of the step) into the gradient tensors. first: overwrite instead of accumulate.
 void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first);
+
+// While this is on, each tensor that goes through a linear layer is counted as it passes, in micro-steps that run op
+// by op. Needs Gpt2Options.numerics. Counts begin at 0 when it is switched on.
+void gpt2_observe(Gpt2 *model, bool on);
 
 // The losses of the loaded batch alone, into gpt2_sequence_losses (overwritten).
 void gpt2_forward(Gpt2 *model);

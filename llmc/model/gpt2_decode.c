@@ -57,7 +57,9 @@ static void begin_block(BlockActs *a, int block, Tensor weight, Tensor bias) {
 }
 
 static void end_block(const BlockParams *p, BlockActs *a) {
-    gpt2_block_mlp(p, a);
+    matmul_forward(a->proj, a->att, p->attprojw, p->attprojb);
+    residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->proj, p->ln2w, p->ln2b);
+    matmul_gelu_forward(a->gelu, a->pre, a->ln2, p->fcw, p->fcb);
     matmul_forward(a->fcproj, a->gelu, p->fcprojw, p->fcprojb);
 }
 

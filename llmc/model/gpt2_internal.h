@@ -52,13 +52,19 @@ typedef enum {
 
 // Handles of the memory plan; -1 where a tensor does not exist.
 typedef struct {
-    int weights, master, gradients, m, v; // each one block: all tensors of the table behind one another
+    int weights, gradients;                   // each one block: all tensors of the table behind one another
+    int micro_gradients[NUM_PARAMETER_SPECS]; // gpt2_gradients.c: of one block, or outside blocks
+    int state[NUM_STATE_SLOTS]; // the same of each slot of the optimizer; under offload -1: they are in host memory
+    int64_t host_bytes;         // of the state in host memory
+    int offload_buffer, optimizer_scratch;
     int control, sequence_losses, sumsq, windows, workspace;
     int model_acts[NUM_MODEL_ACTS];
     int (*forward)[NUM_BLOCK_ACTS];   // (L): where the forward pass of a block writes
     int (*backward)[NUM_BLOCK_ACTS];  // (L): where its backward pass finds it, the same place if it was kept
     int decoder_acts[NUM_BLOCK_ACTS]; // of all blocks
     int cache, decoder_tokens, decoder_logits;
+    int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // gpt2_linear.c
+    int stats;                                             // gpt2_numerics.c
 } Layout;
 
 // What gpt2_decode.c knows of the sequences that grow.
@@ -77,8 +83,9 @@ struct Gpt2 {
 
     int num_tensors;
     Parameter *parameters;
-    AdamWTensor *tensors;
+    UpdateTensor *tensors;
     Tensor *gradients;
+    char *host_state; // from host_alloc, under offload
 
     char *staging; // host memory from host_alloc, STAGING_BYTES: weights pass through it
     int64_t B, T;  // of the loaded batch
@@ -89,6 +96,9 @@ struct Gpt2 {
         int64_t B, tokens_in_step; // what the recording was made for
     } graphs[4];
     Decoder decoder;
+    bool observing;       // gpt2_observe
+    bool weights_are_new; // since linear_prepare_weights
+    bool evaluating;      // the pass that runs belongs to no step: linear_prepare_evaluation
 };
 
 enum { STAGING_BYTES = 4 << 20 };
@@ -98,9 +108,9 @@ typedef struct {
     Tensor ln1w, ln1b, qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, fcprojb;
 } BlockParams;
 BlockParams gpt2_block_weights(const Gpt2 *model, int block);
-BlockParams gpt2_block_gradients(const Gpt2 *model, int block);
-Tensor gpt2_weight(const Gpt2 *model, int spec); // of a weight outside blocks
-Tensor gpt2_gradient(const Gpt2 *model, int spec);
+BlockParams gpt2_block_gradients(const Gpt2 *model, int block); // where the ops of a micro-step write them
+Tensor gpt2_weight(const Gpt2 *model, int spec);                // of a weight outside blocks
+Tensor gpt2_gradient(const Gpt2 *model, int spec);              // the same
 
 // Views for a micro-batch of B sequences of T tokens, at most the planned ones.
 typedef struct {
@@ -108,17 +118,52 @@ typedef struct {
     Tensor residual2, ln2, ln2_mean, ln2_rstd, pre, gelu, fcproj;
     Tensor dfc, dln2, datt, dqkv, dln1;
 } BlockActs;
-typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_DECODER } Pass; // the decoder's are the same for every block
+
+typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_DECODER } Pass;
+
+// What the backward pass of a block reads, was not kept, and has not been computed again yet.
+typedef struct {
+    bool ln1, qkv, attention, residual2, ln2, pre, gelu;
+} Missing;
+
+// A block in one pass: what its lines in gpt2.c name. A forward op of a block in the backward pass is a repetition.
+typedef struct {
+    const Gpt2 *model;
+    int number;
+    Pass pass;
+    BlockParams p, g; // g in the backward pass only
+    BlockActs a;
+    Missing missing; // in the backward pass
+} Block;
+
+typedef enum { LINEAR_QKV, LINEAR_ATTPROJ, LINEAR_FC, LINEAR_FCPROJ, NUM_LINEARS } LinearLayer;
+
+// The decoder's are the same for every block.
 BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, int64_t T);
 // The ops' scratch memory is that of the model that computes: one process may hold several (tests do).
 void gpt2_use_workspace(const Gpt2 *model);
 
 Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T);
 
-// The parts of a block that follow ln1, in gpt2.c: they serve the decoder, too.
-void gpt2_block_mlp(const BlockParams *p, BlockActs *a);
+// gpt2_numerics.c: counts t while gpt2_observe is on.
+void numerics_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
+typedef enum { ROLE_IN, ROLE_OUT, ROLE_GRADIENT, NUM_ROLES } Role;
+void observe(const Gpt2 *model, LinearLayer layer, Role role, Tensor t);
+
+// gpt2_gradients.c
+void gradients_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
+DType gpt2_gradient_dtype(const Gpt2Options *o); // in which gradients are accumulated
+// Where the ops of a micro-step write the gradient of parameter `index`: the gradient tensor itself, or fp32 memory
+// that is the micro-step's own, and the same for all blocks.
+Tensor gpt2_micro_gradient(const Gpt2 *model, int index);
+// The micro-step's gradients of the specs from .. to of this block are complete: where they are not in place, they
+// are added to the gradient tensors, or, in the first micro-step, overwrite them.
+void gpt2_add_gradients(const Gpt2 *model, int from, int to, int block, bool first);
 
 // gpt2_memory.c
+int gpt2_head_tick(const ModelConfig *config); // the clock, at the head, the backward pass of a block, and the end
+int gpt2_backward_tick(const ModelConfig *config, int block);
+int gpt2_end_tick(const ModelConfig *config); // embedding backward, the last of a micro-step
 MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o);
 OpsShape gpt2_ops_shape(const Gpt2Options *o);
 void *gpt2_at(const Gpt2 *model, int handle); // NULL for -1

@@ -1,47 +1,57 @@
 // What memory the model takes: the table of activations with their lifetimes, the plan made from it, and the tensors
 // that look into it. Which activations the backward pass keeps is decided here and nowhere else.
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/gpt2_linear.h"
 
 #include "llmc/base/checked.h"
 #include <stdlib.h>
 
 // -------------------------------------------------------------------------------------------- the table of activations
 
-enum { NEVER = -1, ALWAYS_KEPT = RECOMPUTE_BLOCK + 1, NEVER_KEPT = 0 };
+enum { NEVER = -1, NEVER_KEPT = AGAIN_BLOCK + 1 };
 
 // One row: width a token, the ticks of the forward pass between which it is written and last read, those of the
-// backward pass between which it is needed (first: when a recomputed one is written), and the recompute level from
-// which on it is not kept from one pass to the other.
+// backward pass between which it is read (of gradients: written and read), and the ops that, when they run again,
+// write it then, so that it is not kept from one pass to the other.
 typedef struct {
     const char *name;
     char width; // '1' C, '3' 3C, '4' 4C in the compute dtype; 'h' NH, 's' one number, in fp32
     int forward_first, forward_last;
     int backward_first, backward_last;
-    int dropped_at;
+    int again;
 } ActivationSpec;
 
 static const ActivationSpec block_acts[NUM_BLOCK_ACTS] = {
-    [ACT_RESIDUAL1] = {"residual1", '1', F_LN1, F_LN2, B_RECOMPUTE, B_LN1, ALWAYS_KEPT},
-    [ACT_LN1] = {"ln1", '1', F_LN1, F_QKV, B_QKV, B_QKV, RECOMPUTE_LAYERNORM},
-    [ACT_LN1_MEAN] = {"ln1_mean", 's', F_LN1, F_LN1, B_RECOMPUTE, B_LN1, RECOMPUTE_BLOCK},
-    [ACT_LN1_RSTD] = {"ln1_rstd", 's', F_LN1, F_LN1, B_RECOMPUTE, B_LN1, RECOMPUTE_BLOCK},
-    [ACT_QKV] = {"qkv", '3', F_QKV, F_ATT, B_RECOMPUTE, B_ATT, RECOMPUTE_BLOCK},
-    [ACT_LSE] = {"lse", 'h', F_ATT, F_ATT, B_RECOMPUTE, B_ATT, RECOMPUTE_BLOCK},
-    [ACT_ATT] = {"att", '1', F_ATT, F_PROJ, B_RECOMPUTE, B_ATT, RECOMPUTE_BLOCK},
-    [ACT_PROJ] = {"proj", '1', F_PROJ, F_LN2, B_RECOMPUTE, B_RECOMPUTE, NEVER_KEPT},
-    [ACT_RESIDUAL2] = {"residual2", '1', F_LN2, F_NEXT_LN1, B_RECOMPUTE, B_LN2, RECOMPUTE_BLOCK},
-    [ACT_LN2] = {"ln2", '1', F_LN2, F_FC, B_FC, B_FC, RECOMPUTE_LAYERNORM},
-    [ACT_LN2_MEAN] = {"ln2_mean", 's', F_LN2, F_LN2, B_RECOMPUTE, B_LN2, RECOMPUTE_BLOCK},
-    [ACT_LN2_RSTD] = {"ln2_rstd", 's', F_LN2, F_LN2, B_RECOMPUTE, B_LN2, RECOMPUTE_BLOCK},
-    [ACT_PRE] = {"pre", '4', F_FC, F_FC, B_RECOMPUTE, B_GELU, RECOMPUTE_BLOCK},
-    [ACT_GELU] = {"gelu", '4', F_FC, F_FCPROJ, B_FCPROJ, B_FCPROJ, RECOMPUTE_GELU},
-    [ACT_FCPROJ] = {"fcproj", '1', F_FCPROJ, F_NEXT_LN1, NEVER, NEVER, NEVER_KEPT},
-    [ACT_DFC] = {"dfc", '4', NEVER, NEVER, B_GELU, B_FC, NEVER_KEPT},
-    [ACT_DLN2] = {"dln2", '1', NEVER, NEVER, B_FC, B_LN2, NEVER_KEPT},
-    [ACT_DATT] = {"datt", '1', NEVER, NEVER, B_PROJ, B_ATT, NEVER_KEPT},
-    [ACT_DQKV] = {"dqkv", '3', NEVER, NEVER, B_ATT, B_QKV, NEVER_KEPT},
-    [ACT_DLN1] = {"dln1", '1', NEVER, NEVER, B_QKV, B_LN1, NEVER_KEPT},
+    [ACT_RESIDUAL1] = {"residual1", '1', F_LN1, F_LN2, B_LN1, B_LN1, 0},
+    [ACT_LN1] = {"ln1", '1', F_LN1, F_QKV, B_QKV, B_QKV, AGAIN_LAYERNORM},
+    [ACT_LN1_MEAN] = {"ln1_mean", 's', F_LN1, F_LN1, B_QKV, B_LN1, AGAIN_LAYERNORM},
+    [ACT_LN1_RSTD] = {"ln1_rstd", 's', F_LN1, F_LN1, B_QKV, B_LN1, AGAIN_LAYERNORM},
+    [ACT_QKV] = {"qkv", '3', F_QKV, F_ATT, B_ATT, B_ATT, AGAIN_QKV},
+    [ACT_LSE] = {"lse", 'h', F_ATT, F_ATT, B_PROJ, B_ATT, AGAIN_ATTENTION},
+    [ACT_ATT] = {"att", '1', F_ATT, F_PROJ, B_PROJ, B_ATT, AGAIN_ATTENTION},
+    [ACT_PROJ] = {"proj", '1', F_PROJ, F_LN2, B_FC, B_FC, NEVER_KEPT | AGAIN_ATTPROJ},
+    [ACT_RESIDUAL2] = {"residual2", '1', F_LN2, F_NEXT_LN1, B_FC, B_LN2, AGAIN_ATTPROJ},
+    [ACT_LN2] = {"ln2", '1', F_LN2, F_FC, B_FC, B_FC, AGAIN_LAYERNORM},
+    [ACT_LN2_MEAN] = {"ln2_mean", 's', F_LN2, F_LN2, B_FC, B_LN2, AGAIN_LAYERNORM},
+    [ACT_LN2_RSTD] = {"ln2_rstd", 's', F_LN2, F_LN2, B_FC, B_LN2, AGAIN_LAYERNORM},
+    [ACT_PRE] = {"pre", '4', F_FC, F_FC, B_FCPROJ, B_GELU, AGAIN_FC},
+    [ACT_GELU] = {"gelu", '4', F_FC, F_FCPROJ, B_FCPROJ, B_FCPROJ, AGAIN_GELU | AGAIN_FC},
+    [ACT_FCPROJ] = {"fcproj", '1', F_FCPROJ, F_NEXT_LN1, NEVER, NEVER, 0},
+    [ACT_DFC] = {"dfc", '4', NEVER, NEVER, B_GELU, B_FC, 0},
+    [ACT_DLN2] = {"dln2", '1', NEVER, NEVER, B_FC, B_LN2, 0},
+    [ACT_DATT] = {"datt", '1', NEVER, NEVER, B_PROJ, B_ATT, 0},
+    [ACT_DQKV] = {"dqkv", '3', NEVER, NEVER, B_ATT, B_QKV, 0},
+    [ACT_DLN1] = {"dln1", '1', NEVER, NEVER, B_QKV, B_LN1, 0},
 };
+
+// When the backward pass computes again what it first reads at `tick`: then, or, where this set has an op that needs
+// it, when that one runs. The order of what block_backward in gpt2.c needs.
+static int again_tick(int set, int tick) {
+    const int ln2 = set & AGAIN_FC ? B_RECOMPUTE : B_FC;
+    const int attention = set & AGAIN_ATTPROJ ? ln2 : B_PROJ;
+    const int qkv = set & AGAIN_ATTENTION ? attention : B_ATT;
+    const int ln1 = set & AGAIN_QKV ? qkv : B_QKV;
+    return tick == B_FC ? ln2 : tick == B_PROJ ? attention : tick == B_ATT ? qkv : tick == B_QKV ? ln1 : tick;
+}
 
 static int64_t width_of(const ModelConfig *config, char width) {
     switch (width) {
@@ -63,10 +73,11 @@ static DType dtype_of(DType compute, char width) { return width == 'h' || width 
 // ------------------------------------------------------------------------------------------------------------ the plan
 
 static int forward_tick(int block) { return block * FORWARD_TICKS; }
-static int head_tick(const ModelConfig *config) { return (int)config->L * FORWARD_TICKS; }
-static int backward_tick(const ModelConfig *config, int block) {
-    return head_tick(config) + HEAD_TICKS + ((int)config->L - 1 - block) * BACKWARD_TICKS;
+int gpt2_head_tick(const ModelConfig *config) { return (int)config->L * FORWARD_TICKS; }
+int gpt2_backward_tick(const ModelConfig *config, int block) {
+    return gpt2_head_tick(config) + HEAD_TICKS + ((int)config->L - 1 - block) * BACKWARD_TICKS;
 }
+int gpt2_end_tick(const ModelConfig *config) { return gpt2_backward_tick(config, 0) + BACKWARD_TICKS; }
 
 OpsShape gpt2_ops_shape(const Gpt2Options *o) {
     OpsShape shape = {.B = o->B,
@@ -76,10 +87,43 @@ OpsShape gpt2_ops_shape(const Gpt2Options *o) {
                       .Vp = o->config.Vp,
                       .num_tensors = parameter_count(&o->config),
                       .sequences = o->sequences,
-                      // Level 3 runs the whole matmul again, and so gets its bits anyway.
-                      .gelu_again = o->train && (o->recompute == RECOMPUTE_GELU || o->recompute == RECOMPUTE_LAYERNORM),
+                      .factored = o->train && o->optimizer == OPTIMIZER_ADAFACTOR ? parameter_total(&o->config) : 0,
+                      .fp8 = o->fp8,
                       .dtype = o->dtype};
     return shape;
+}
+
+// Asked of this backend, or of that of the machine that is planned for.
+static int64_t workspace_bytes(const Gpt2Options *o) {
+    const OpsShape shape = gpt2_ops_shape(o);
+    return o->sizes ? o->sizes->workspace_bytes(o->sizes->machine, shape) : ops_workspace_bytes(shape);
+}
+static int64_t head_chunk_rows(const Gpt2Options *o) {
+    const OpsShape shape = gpt2_ops_shape(o);
+    return o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, shape) : ops_head_chunk_rows(shape);
+}
+
+// The slots of the optimizer, each all tensors behind one another; under offload in host memory, and a buffer here.
+static void plan_state(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, const Parameter *table, int count) {
+    layout->host_bytes = 0, layout->offload_buffer = -1;
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+        int64_t bytes = 0;
+        for (int i = 0; i < count; i++)
+            bytes += round_up(
+                (int64_t)tensor_bytes(optimizer_state(o->optimizer, o->master, o->dtype, &table[i], (StateSlot)slot)),
+                PLAN_ALIGNMENT);
+        layout->state[slot] = -1;
+        if (!o->train || bytes == 0) continue;
+        if (o->offload)
+            layout->host_bytes += bytes;
+        else
+            layout->state[slot] = memory_plan_add(plan, slot == SLOT_MASTER ? MEM_MASTER : MEM_OPTIMIZER,
+                                                  state_slot_name((StateSlot)slot), bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+    }
+    if (o->train && o->offload)
+        layout->offload_buffer =
+            memory_plan_add(plan, MEM_OPTIMIZER, "offload_buffer", optimizer_offload_buffer(layout->host_bytes),
+                            PLAN_ALWAYS, PLAN_ALWAYS);
 }
 
 static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
@@ -87,35 +131,33 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *
     Parameter *table = parameter_table(&o->config);
     const int count = parameter_count(&o->config);
     for (int i = 0; i < count; i++) n += round_up(parameter_numel(&table[i]), PLAN_ALIGNMENT);
-    free(table);
     const int64_t element = (int64_t)dtype_size(o->dtype);
     layout->weights = memory_plan_add(plan, MEM_WEIGHTS, "weights", n * element, PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->master = layout->gradients = layout->m = layout->v = layout->sumsq = -1;
+    layout->gradients = layout->sumsq = -1;
     if (o->train) {
-        if (o->master) layout->master = memory_plan_add(plan, MEM_MASTER, "master", n * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-        layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradients", n * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-        layout->m = memory_plan_add(plan, MEM_OPTIMIZER, "m", n * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-        layout->v = memory_plan_add(plan, MEM_OPTIMIZER, "v", n * 4, PLAN_ALWAYS, PLAN_ALWAYS);
+        layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradients",
+                                            n * (int64_t)dtype_size(gpt2_gradient_dtype(o)), PLAN_ALWAYS, PLAN_ALWAYS);
         layout->sumsq = memory_plan_add(plan, MEM_WORKSPACE, "sumsq", (int64_t)count * 4, PLAN_ALWAYS, PLAN_ALWAYS);
     }
+    plan_state(plan, layout, o, table, count);
+    free(table);
     layout->control =
         memory_plan_add(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl), PLAN_ALWAYS, PLAN_ALWAYS);
     layout->sequence_losses =
         memory_plan_add(plan, MEM_WORKSPACE, "sequence_losses", o->B * 4, PLAN_ALWAYS, PLAN_ALWAYS);
     layout->windows = memory_plan_add(plan, MEM_WORKSPACE, "windows", o->B * (o->T + 1) * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->workspace = memory_plan_add(plan, MEM_WORKSPACE, "workspace", ops_workspace_bytes(gpt2_ops_shape(o)),
-                                        PLAN_ALWAYS, PLAN_ALWAYS);
+    layout->workspace = memory_plan_add(plan, MEM_WORKSPACE, "workspace", workspace_bytes(o), PLAN_ALWAYS, PLAN_ALWAYS);
 }
 
 static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, int block) {
-    const int f = forward_tick(block), b = backward_tick(&o->config, block);
+    const int f = forward_tick(block), b = gpt2_backward_tick(&o->config, block), set = o->recompute.blocks[block];
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
         const int64_t bytes =
             o->B * o->T * width_of(&o->config, s->width) * (int64_t)dtype_size(dtype_of(o->dtype, s->width));
-        const bool in_forward = s->forward_first != NEVER;
+        const bool in_forward = s->forward_first != NEVER, again = (s->again & set) != 0;
         const bool in_backward = o->train && s->backward_first != NEVER;
-        const bool kept = in_forward && in_backward && o->recompute < s->dropped_at;
+        const bool kept = in_forward && in_backward && !again && !(s->again & NEVER_KEPT);
         layout->forward[block][i] = layout->backward[block][i] = -1;
         if (kept) {
             layout->forward[block][i] = layout->backward[block][i] =
@@ -125,17 +167,17 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, i
         if (in_forward)
             layout->forward[block][i] =
                 memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, f + s->forward_first, f + s->forward_last);
-        // When the whole block runs again, everything it computes is written then.
-        const int first = in_forward && o->recompute == RECOMPUTE_BLOCK ? B_RECOMPUTE : s->backward_first;
-        if (in_backward && (!in_forward || s->dropped_at != NEVER_KEPT || o->recompute == RECOMPUTE_BLOCK))
-            layout->backward[block][i] =
-                memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, b + first, b + s->backward_last);
+        if (in_backward && (again || !in_forward)) {
+            const int first = again ? again_tick(set, s->backward_first) : s->backward_first;
+            const int last = i == ACT_PROJ ? first : s->backward_last;
+            layout->backward[block][i] = memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, b + first, b + last);
+        }
     }
 }
 
 static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
-    const int head = head_tick(&o->config);
-    const int end = o->train ? backward_tick(&o->config, 0) + BACKWARD_TICKS : head + H_HEAD;
+    const int head = gpt2_head_tick(&o->config);
+    const int end = o->train ? gpt2_end_tick(&o->config) : head + H_HEAD;
     const int64_t rows = o->B * o->T, e = (int64_t)dtype_size(o->dtype), C = o->config.C;
     const int after_head = o->train ? head + H_LNF_BACKWARD : head + H_HEAD;
     const struct {
@@ -150,8 +192,7 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options 
         [ACT_LNF] = {"lnf", rows * C * e, head + H_LNF, head + H_HEAD, false},
         [ACT_LNF_MEAN] = {"lnf_mean", rows * 4, head + H_LNF, after_head, false},
         [ACT_LNF_RSTD] = {"lnf_rstd", rows * 4, head + H_LNF, after_head, false},
-        [ACT_LOGITS] = {"logits", ops_head_chunk_rows(gpt2_ops_shape(o)) * o->config.Vp * e, head + H_HEAD,
-                        head + H_HEAD, false},
+        [ACT_LOGITS] = {"logits", head_chunk_rows(o) * o->config.Vp * e, head + H_HEAD, head + H_HEAD, false},
         [ACT_LOSSES] = {"losses", rows * 4, head + H_HEAD, head + H_HEAD, false},
         [ACT_DLNF] = {"dlnf", rows * C * e, head + H_HEAD, head + H_LNF_BACKWARD, true},
         [ACT_DRESIDUAL] = {"dresidual", rows * C * e, head + H_LNF_BACKWARD, end, true},
@@ -169,7 +210,7 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options 
 // what the first op of a block writes is apart from what the last block left.
 static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     const ModelConfig *c = &o->config;
-    const int begin = backward_tick(c, 0) + BACKWARD_TICKS + 1, end = begin + F_NEXT_LN1;
+    const int begin = gpt2_end_tick(c) + 1, end = begin + F_NEXT_LN1;
     const int64_t tokens = o->T > o->sequences ? o->T : o->sequences, e = (int64_t)dtype_size(o->dtype);
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
@@ -192,6 +233,14 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o)
         memory_plan_add(plan, MEM_ACTIVATIONS, "decoder_logits", o->sequences * c->Vp * e, end, end);
 }
 
+// Between the last micro-step and the next: an episode behind that of the decoder.
+static void plan_optimizer_scratch(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+    const int tick = gpt2_end_tick(&o->config) + F_NEXT_LN1 + 2;
+    const int64_t bytes = o->train ? optimizer_scratch_bytes(o->optimizer, &o->config, o->dtype, o->numerics) : 0;
+    layout->optimizer_scratch =
+        bytes > 0 ? memory_plan_add(plan, MEM_ACTIVATIONS, "optimizer_scratch", bytes, tick, tick) : -1;
+}
+
 MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
     MemoryPlan *plan = memory_plan_create();
     const size_t L = (size_t)o->config.L;
@@ -199,9 +248,13 @@ MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
     layout->backward = malloc(L * sizeof *layout->backward);
     REQUIRE(layout->forward && layout->backward, "no memory for the layout");
     plan_permanent(plan, layout, o);
+    gradients_plan(plan, layout, o);
     plan_model_acts(plan, layout, o);
     for (int block = 0; block < o->config.L; block++) plan_block(plan, layout, o, block);
     plan_decoder(plan, layout, o);
+    plan_optimizer_scratch(plan, layout, o);
+    linear_plan(plan, layout, o);
+    numerics_plan(plan, layout, o);
     memory_plan_solve(plan);
     return plan;
 }
@@ -264,7 +317,7 @@ Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T) {
     case ACT_LOSSES:
         return tensor_make(data, DTYPE_FP32, "losses", B, T, 0, 0);
     case ACT_LOGITS:
-        return tensor_make(data, o->dtype, "logits", ops_head_chunk_rows(gpt2_ops_shape(o)), o->config.Vp, 0, 0);
+        return tensor_make(data, o->dtype, "logits", head_chunk_rows(o), o->config.Vp, 0, 0);
     case ACT_LNF:
         return tensor_make(data, o->dtype, "lnf", B, T, o->config.C, 0);
     case ACT_FINAL_RESIDUAL:

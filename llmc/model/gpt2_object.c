@@ -4,20 +4,64 @@
 
 #include "llmc/base/checked.h"
 #include <stdlib.h>
+#include <string.h>
 
 static Gpt2Options effective(const Gpt2Options *options) {
     Gpt2Options o = *options;
-    if (o.dtype == DTYPE_FP32) o.master = false; // the weights are their own master
+    if (o.dtype == DTYPE_FP32) o.master = o.gradients_in_dtype = false; // they are their own, and wide enough
+    if (!optimizer_has_master(o.optimizer)) o.master = false;
     return o;
 }
 
-MemoryPlan *gpt2_plan(const Gpt2Options *options) {
+// fp8 matmuls take dimensions in multiples of 16 only: those of the model, and the tokens of a micro-batch, which may
+// have any number of sequences (-b auto, the last one of a step).
+static bool check_fp8(const Gpt2Options *o, Error *err) {
+    enum { FP8_MULTIPLE = 16 };
+    if (o->dtype != DTYPE_BF16)
+        return error_set(err, "--fp8: beside --dtype bf16 only, not %s: head and attention stay in it",
+                         dtype_name(o->dtype));
+    if (!device_facts()->supports[DTYPE_E4M3])
+        return error_set(err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have); leave it out",
+                         device_facts()->name);
+    if (o->config.C % FP8_MULTIPLE != 0)
+        return error_set(err, "--fp8: C = %lld is not a multiple of %d", (long long)o->config.C, FP8_MULTIPLE);
+    return o->T % FP8_MULTIPLE == 0 ||
+           error_set(err, "--fp8: -t %lld is not a multiple of %d; use %lld", (long long)o->T, FP8_MULTIPLE,
+                     (long long)round_up(o->T, FP8_MULTIPLE));
+}
+
+bool gpt2_check_options(const Gpt2Options *o, Error *err) {
+    if (o->fp8 && !check_fp8(o, err)) return false;
+    if (o->train && o->offload && !optimizer_is_elementwise(o->optimizer))
+        return error_set(err,
+                         "--offload optimizer: the state passes through in slices, and %s needs whole matrices; use "
+                         "another --optimizer, or leave --offload out",
+                         optimizer_name(o->optimizer));
+    if (o->train && o->optimizer == OPTIMIZER_MUON && o->dtype == DTYPE_FP16 && o->gradients_in_dtype)
+        return error_set(err, "--grad-dtype compute: muon writes its directions to the gradients without the loss "
+                              "scale, and fp16 cannot hold numbers that small; use --grad-dtype fp32 or --dtype bf16");
+    return true;
+}
+
+static MemoryPlan *plan_alone(const Gpt2Options *options, int64_t *host_bytes) {
     Layout layout;
     Gpt2Options o = effective(options);
     MemoryPlan *plan = gpt2_plan_all(&layout, &o);
     free(layout.forward);
     free(layout.backward);
+    *host_bytes = layout.host_bytes;
     return plan;
+}
+
+MemoryPlan *gpt2_plan(const Gpt2Options *options) {
+    int64_t host_bytes;
+    return plan_alone(options, &host_bytes);
+}
+
+int64_t gpt2_host_bytes(const Gpt2Options *options) {
+    int64_t host_bytes;
+    memory_plan_destroy(plan_alone(options, &host_bytes));
+    return host_bytes;
 }
 
 // ---------------------------------------------------------------------------------------------------------- the object
@@ -33,18 +77,39 @@ static Tensor parameter_tensor(const Gpt2 *model, int handle, DType dtype, const
     return tensor_make(data, dtype, p->name, p->rows, p->rank == 2 ? p->cols : 0, 0, 0);
 }
 
+// The optimizer's tensors of parameter p into t: on the device, or one behind the other in host memory.
+static void make_state(Gpt2 *model, UpdateTensor *t, const Parameter *p, int64_t at[NUM_STATE_SLOTS],
+                       int64_t *host_at) {
+    const Gpt2Options *o = &model->options;
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+        Tensor *s = state_slot_tensor(t, (StateSlot)slot);
+        *s = optimizer_state(o->optimizer, o->master, o->dtype, p, (StateSlot)slot);
+        if (!o->train || s->rank == 0) {
+            *s = tensor_none();
+            continue;
+        }
+        const int64_t bytes = round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
+        s->name = p->name;
+        s->data =
+            o->offload ? model->host_state + *host_at : (char *)gpt2_at(model, model->layout.state[slot]) + at[slot];
+        *(o->offload ? host_at : &at[slot]) += bytes;
+    }
+}
+
 static void make_tensors(Gpt2 *model) {
     const Gpt2Options *o = &model->options;
     const Layout *layout = &model->layout;
-    int64_t n = 0;
+    int64_t n = 0, at[NUM_STATE_SLOTS] = {0}, host_at = 0;
     for (int i = 0; i < model->num_tensors; i++) {
         const Parameter *p = &model->parameters[i];
-        AdamWTensor *t = &model->tensors[i];
+        UpdateTensor *t = &model->tensors[i];
         t->weight = parameter_tensor(model, layout->weights, o->dtype, p, n);
-        t->master = parameter_tensor(model, layout->master, DTYPE_FP32, p, n);
-        t->grad = parameter_tensor(model, layout->gradients, DTYPE_FP32, p, n);
-        t->m = parameter_tensor(model, layout->m, DTYPE_FP32, p, n);
-        t->v = parameter_tensor(model, layout->v, DTYPE_FP32, p, n);
+        t->grad = parameter_tensor(model, layout->gradients, gpt2_gradient_dtype(o), p, n);
+        make_state(model, t, p, at, &host_at);
+        t->rule = optimizer_rule(o->optimizer, p);
+        t->rate = optimizer_rate(o->optimizer, p);
+        t->weight_decay = p->spec->weight_decay ? 1.0f : 0.0f;
+        t->stream = i;
         model->gradients[i] = t->grad;
         n += round_up(parameter_numel(p), PLAN_ALIGNMENT);
     }
@@ -63,6 +128,8 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
     REQUIRE(model->tensors && model->gradients, "no memory for the model");
     bool ok = (model->arena = device_alloc((size_t)memory_plan_total(model->plan), err)) != NULL &&
               (model->staging = host_alloc(STAGING_BYTES, err)) != NULL &&
+              (model->layout.host_bytes == 0 ||
+               (model->host_state = host_alloc((size_t)model->layout.host_bytes, err)) != NULL) &&
               (model->copied = device_event_create(err)) != NULL &&
               (model->unpacked = device_event_create(err)) != NULL;
     for (int i = 0; ok && i < 4; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
@@ -71,7 +138,9 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
         gpt2_destroy(model);
         return NULL;
     }
+    if (model->host_state) memset(model->host_state, 0, (size_t)model->layout.host_bytes);
     make_tensors(model);
+    gpt2_weights_changed(model);
     StepControl control = step_control_initial(1.0f);
     gpt2_set_control(model, &control);
     return model;
@@ -90,6 +159,7 @@ void gpt2_destroy(Gpt2 *model) {
     if (model->copied) device_event_destroy(model->copied);
     if (model->unpacked) device_event_destroy(model->unpacked);
     if (model->staging) host_free(model->staging);
+    if (model->host_state) host_free(model->host_state);
     if (model->arena) device_free(model->arena);
     free(model->gradients);
     free(model->tensors);
@@ -104,7 +174,7 @@ const Gpt2Options *gpt2_options(const Gpt2 *model) { return &model->options; }
 const MemoryPlan *gpt2_memory(const Gpt2 *model) { return model->plan; }
 int gpt2_num_tensors(const Gpt2 *model) { return model->num_tensors; }
 const Parameter *gpt2_parameters(const Gpt2 *model) { return model->parameters; }
-const AdamWTensor *gpt2_tensors(const Gpt2 *model) { return model->tensors; }
+const UpdateTensor *gpt2_tensors(const Gpt2 *model) { return model->tensors; }
 const Tensor *gpt2_gradients(const Gpt2 *model) { return model->gradients; }
 
 Tensor gpt2_control(const Gpt2 *model) {
@@ -119,13 +189,27 @@ Tensor gpt2_gradient_sumsq(const Gpt2 *model) {
     return tensor_make(gpt2_at(model, model->layout.sumsq), DTYPE_FP32, "sumsq", model->num_tensors, 0, 0, 0);
 }
 
+void gpt2_weights_changed(Gpt2 *model) { model->weights_are_new = true; }
+
+void *gpt2_offload_buffer(const Gpt2 *model, int64_t *bytes) {
+    const int handle = model->layout.offload_buffer;
+    *bytes = handle < 0 ? 0 : memory_plan_bytes(model->plan, handle);
+    return gpt2_at(model, handle);
+}
+Tensor gpt2_optimizer_scratch(const Gpt2 *model) {
+    const int handle = model->layout.optimizer_scratch;
+    if (handle < 0) return tensor_none();
+    return tensor_make(gpt2_at(model, handle), DTYPE_U8, "optimizer_scratch", memory_plan_bytes(model->plan, handle), 0,
+                       0, 0);
+}
+
 // ------------------------------------------------------------------------------------------------------------- views
 
 static BlockParams block_params(const Gpt2 *model, int block, bool gradients) {
     Tensor t[NUM_PARAMETER_SPECS];
     for (int s = PARAM_LN1W; s <= PARAM_FCPROJB; s++) {
-        const AdamWTensor *tensor = &model->tensors[parameter_index(&model->options.config, s, block)];
-        t[s] = gradients ? tensor->grad : tensor->weight;
+        const int index = parameter_index(&model->options.config, s, block);
+        t[s] = gradients ? gpt2_micro_gradient(model, index) : model->tensors[index].weight;
     }
     return (BlockParams){
         .ln1w = t[PARAM_LN1W],
@@ -149,5 +233,5 @@ Tensor gpt2_weight(const Gpt2 *model, int spec) {
     return model->tensors[parameter_index(&model->options.config, spec, 0)].weight;
 }
 Tensor gpt2_gradient(const Gpt2 *model, int spec) {
-    return model->tensors[parameter_index(&model->options.config, spec, 0)].grad;
+    return gpt2_micro_gradient(model, parameter_index(&model->options.config, spec, 0));
 }

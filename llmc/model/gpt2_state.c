@@ -1,49 +1,99 @@
-// Weights and moments between device and host, in fp32 and row by row: initial values, checkpoints, import. Everything
-// passes through one staging buffer, so that host memory stays small whatever the model.
+// Weights and optimizer state between device and host: initial values, checkpoints, import. Everything passes through
+// one staging buffer, so that host memory stays small whatever the model.
 #include "llmc/model/gpt2_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static Tensor state_tensor(const Gpt2 *model, int index, StateKind kind) {
-    const AdamWTensor *t = &model->tensors[index];
-    if (kind == STATE_M) return t->m;
-    if (kind == STATE_V) return t->v;
-    return t->master.data ? t->master : t->weight;
+static bool on_host(const Gpt2 *model, Tensor t) {
+    const char *data = t.data;
+    return model->host_state && data >= model->host_state && data < model->host_state + model->layout.host_bytes;
 }
 
-static void to_device(const Gpt2 *model, Tensor t, int64_t first, const float *in, int64_t n) {
-    const int64_t size = (int64_t)dtype_size(t.dtype), chunk = STAGING_BYTES / size;
-    for (int64_t done = 0; done < n; done += chunk) {
-        int64_t count = n - done < chunk ? n - done : chunk;
-        convert_elements(model->staging, t.dtype, in + done, DTYPE_FP32, count);
-        device_copy_to_device((char *)t.data + (first + done) * size, model->staging, (size_t)(count * size),
-                              STREAM_COMPUTE);
+void gpt2_read_bytes(const Gpt2 *model, Tensor t, int64_t first, int64_t n, void *out) {
+    REQUIRE(first >= 0 && first + n <= (int64_t)tensor_bytes(t), "bytes beyond %s", t.name);
+    const char *from = (const char *)t.data + first;
+    if (on_host(model, t)) {
+        device_sync();
+        memcpy(out, from, (size_t)n);
+        return;
+    }
+    for (int64_t done = 0, count; done < n; done += count) {
+        count = n - done < STAGING_BYTES ? n - done : STAGING_BYTES;
+        device_copy_to_host(model->staging, from + done, (size_t)count, STREAM_COMPUTE);
+        device_sync();
+        memcpy((char *)out + done, model->staging, (size_t)count);
+    }
+}
+
+void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const void *in) {
+    REQUIRE(first >= 0 && first + n <= (int64_t)tensor_bytes(t), "bytes beyond %s", t.name);
+    char *to = (char *)t.data + first;
+    if (on_host(model, t)) {
+        device_sync();
+        memcpy(to, in, (size_t)n);
+        return;
+    }
+    for (int64_t done = 0, count; done < n; done += count) {
+        count = n - done < STAGING_BYTES ? n - done : STAGING_BYTES;
+        memcpy(model->staging, (const char *)in + done, (size_t)count);
+        device_copy_to_device(to + done, model->staging, (size_t)count, STREAM_COMPUTE);
         device_sync();
     }
 }
 
-void gpt2_get_state(const Gpt2 *model, int index, StateKind kind, int64_t first_row, int64_t rows, float *out) {
-    Tensor t = state_tensor(model, index, kind);
-    const int64_t cols = model->parameters[index].cols, size = (int64_t)dtype_size(t.dtype);
-    const int64_t first = first_row * cols, n = rows * cols, chunk = STAGING_BYTES / size;
-    REQUIRE(first >= 0 && first + n <= tensor_numel(t), "rows beyond %s", t.name);
-    for (int64_t done = 0; done < n; done += chunk) {
-        int64_t count = n - done < chunk ? n - done : chunk;
-        device_copy_to_host(model->staging, (char *)t.data + (first + done) * size, (size_t)(count * size),
-                            STREAM_COMPUTE);
-        device_sync();
-        convert_elements(out + done, DTYPE_FP32, model->staging, t.dtype, count);
+// Elements [first, first + n) of a floating tensor as fp32, piece by piece through a buffer of its own dtype.
+enum { PIECE = 1 << 16 };
+
+static void read_floats(const Gpt2 *model, Tensor t, int64_t first, int64_t n, float *out) {
+    const int64_t size = (int64_t)dtype_size(t.dtype);
+    float piece[PIECE];
+    for (int64_t done = 0, count; done < n; done += count) {
+        count = n - done < PIECE ? n - done : PIECE;
+        gpt2_read_bytes(model, t, (first + done) * size, count * size, piece);
+        convert_elements(out + done, DTYPE_FP32, piece, t.dtype, count);
     }
 }
 
-void gpt2_set_state(Gpt2 *model, int index, StateKind kind, int64_t first_row, int64_t rows, const float *in) {
-    Tensor t = state_tensor(model, index, kind);
+static void write_floats(Gpt2 *model, Tensor t, int64_t first, int64_t n, const float *in) {
+    const int64_t size = (int64_t)dtype_size(t.dtype);
+    float piece[PIECE];
+    for (int64_t done = 0, count; done < n; done += count) {
+        count = n - done < PIECE ? n - done : PIECE;
+        convert_elements(piece, t.dtype, in + done, DTYPE_FP32, count);
+        gpt2_write_bytes(model, t, (first + done) * size, count * size, piece);
+    }
+}
+
+void gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t rows, float *out) {
+    const UpdateTensor *t = &model->tensors[index];
+    const int64_t cols = model->parameters[index].cols, first = first_row * cols, n = rows * cols;
+    read_floats(model, t->master.data ? t->master : t->weight, first, n, out);
+    if (!t->lost.data) return;
+    float *lost = malloc((size_t)n * sizeof *lost);
+    REQUIRE(lost, "no memory for the rows of a weight");
+    read_floats(model, t->lost, first, n, lost);
+    for (int64_t i = 0; i < n; i++) out[i] += lost[i];
+    free(lost);
+}
+
+static void set_values(Gpt2 *model, int index, int64_t first, int64_t n, const float *in) {
+    const UpdateTensor *t = &model->tensors[index];
+    write_floats(model, t->weight, first, n, in);
+    if (t->master.data) write_floats(model, t->master, first, n, in);
+    gpt2_weights_changed(model);
+    if (!t->lost.data) return;
+    float *lost = malloc((size_t)n * sizeof *lost);
+    REQUIRE(lost, "no memory for the rows of a weight");
+    read_floats(model, t->weight, first, n, lost);
+    for (int64_t i = 0; i < n; i++) lost[i] = in[i] - lost[i];
+    write_floats(model, t->lost, first, n, lost);
+    free(lost);
+}
+
+void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, const float *in) {
     const int64_t cols = model->parameters[index].cols;
-    REQUIRE(first_row >= 0 && first_row * cols + rows * cols <= tensor_numel(t), "rows beyond %s", t.name);
-    to_device(model, t, first_row * cols, in, rows * cols);
-    if (kind == STATE_WEIGHT && model->tensors[index].master.data)
-        to_device(model, model->tensors[index].weight, first_row * cols, in, rows * cols);
+    set_values(model, index, first_row * cols, rows * cols, in);
 }
 
 void gpt2_init_weights(Gpt2 *model, uint64_t seed) {
@@ -51,13 +101,11 @@ void gpt2_init_weights(Gpt2 *model, uint64_t seed) {
     float *values = malloc(CHUNK * sizeof *values);
     REQUIRE(values, "no memory for initial values");
     for (int i = 0; i < model->num_tensors; i++) {
-        const AdamWTensor *t = &model->tensors[i];
         const int64_t n = parameter_numel(&model->parameters[i]);
         for (int64_t done = 0; done < n; done += CHUNK) {
             int64_t count = n - done < CHUNK ? n - done : CHUNK;
             parameter_init_values(values, &model->options.config, &model->parameters[i], i, seed, done, count);
-            to_device(model, t->weight, done, values, count);
-            if (t->master.data) to_device(model, t->master, done, values, count);
+            set_values(model, i, done, count, values);
         }
     }
     free(values);

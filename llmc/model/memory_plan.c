@@ -4,6 +4,7 @@
 
 #include "llmc/base/checked.h"
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct {
     MemoryClass class;
@@ -45,14 +46,11 @@ int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t b
     return plan->count++;
 }
 
-static bool alive_together(const Entry *a, const Entry *b) {
-    return a->first_use <= b->last_use && b->first_use <= a->last_use;
-}
-
-static int by_offset(const void *a, const void *b) {
-    int64_t x = (*(Entry *const *)a)->offset, y = (*(Entry *const *)b)->offset;
-    return (x > y) - (x < y);
-}
+// A tensor that has its place, in what the search below reads of it.
+typedef struct {
+    int64_t offset, end;
+    int first_use, last_use;
+} Placed;
 
 // Largest first; among equals the order of declaration, so that the layout is the same on every machine.
 static int by_size(const void *a, const void *b) {
@@ -62,65 +60,112 @@ static int by_size(const void *a, const void *b) {
 }
 
 // The lowest gap at or above base between placed tensors that live at the same time as e.
-static int64_t lowest_gap(const Entry *e, Entry **placed, int num_placed, int64_t base) {
+static int64_t lowest_gap(const Entry *e, const Placed *placed, int num_placed, int64_t base) {
     int64_t offset = base;
     for (int i = 0; i < num_placed; i++) { // placed is sorted by offset
-        if (!alive_together(e, placed[i])) continue;
-        if (placed[i]->offset - offset >= e->bytes) break;
-        int64_t end = placed[i]->offset + placed[i]->bytes;
-        if (end > offset) offset = end;
+        const Placed *p = &placed[i];
+        if (p->first_use > e->last_use || p->last_use < e->first_use) continue;
+        if (p->offset - offset >= e->bytes) break;
+        if (p->end > offset) offset = p->end;
     }
     return offset;
+}
+
+// Keeps placed sorted by offset: n tensors before, n + 1 after.
+static void insert(Placed *placed, int n, const Entry *e) {
+    int low = 0, high = n; // behind those that begin at the same place
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (placed[middle].offset <= e->offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    memmove(placed + low + 1, placed + low, (size_t)(n - low) * sizeof *placed);
+    placed[low] = (Placed){e->offset, e->offset + e->bytes, e->first_use, e->last_use};
+}
+
+// n entries that come and go, from offset base on.
+static void lay_out(MemoryPlan *plan, Entry **entries, int n, int64_t base) {
+    Placed *placed = (Placed *)malloc(((size_t)n + 1) * sizeof *placed);
+    REQUIRE(placed, "no memory for a memory plan");
+    qsort(entries, (size_t)n, sizeof *entries, by_size);
+    for (int i = 0; i < n; i++) {
+        Entry *e = entries[i];
+        e->offset = lowest_gap(e, placed, i, base);
+        insert(placed, i, e);
+        if (e->offset + e->bytes > plan->total) plan->total = e->offset + e->bytes;
+    }
+    free(placed);
 }
 
 void memory_plan_solve(MemoryPlan *plan) {
     plan->total = 0;
     for (int c = 0; c < MEM_CLASS_COUNT; c++) plan->class_bytes[c] = 0;
-    Entry **sorted = (Entry **)malloc(((size_t)plan->count + 1) * sizeof *sorted);
-    Entry **placed = (Entry **)malloc(((size_t)plan->count + 1) * sizeof *placed);
-    REQUIRE(sorted && placed, "no memory for a memory plan");
-    int num_sorted = 0;
+    Entry **passing = (Entry **)malloc(((size_t)plan->count + 1) * sizeof *passing);
+    REQUIRE(passing, "no memory for a memory plan");
+    int n = 0;
     for (int i = 0; i < plan->count; i++) {
         Entry *e = &plan->entries[i];
         if (e->first_use != PLAN_ALWAYS) {
-            sorted[num_sorted++] = e;
+            passing[n++] = e;
             continue;
         }
         e->offset = plan->total;
         plan->total += e->bytes;
         plan->class_bytes[e->class] += e->bytes;
     }
-    qsort(sorted, (size_t)num_sorted, sizeof *sorted, by_size);
     const int64_t base = plan->total;
-    for (int i = 0; i < num_sorted; i++) {
-        Entry *e = sorted[i];
-        e->offset = lowest_gap(e, placed, i, base);
-        placed[i] = e;
-        qsort(placed, (size_t)i + 1, sizeof *placed, by_offset);
-        if (e->offset + e->bytes > plan->total) plan->total = e->offset + e->bytes;
-    }
+    lay_out(plan, passing, n, base);
     plan->class_bytes[MEM_ACTIVATIONS] += plan->total - base; // what lives and dies within a micro-step
-    free(sorted);
-    free(placed);
+    free(passing);
 }
 
 int64_t memory_plan_offset(const MemoryPlan *plan, int handle) { return plan->entries[handle].offset; }
+int64_t memory_plan_bytes(const MemoryPlan *plan, int handle) { return plan->entries[handle].bytes; }
 int64_t memory_plan_total(const MemoryPlan *plan) { return plan->total; }
 int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c) { return plan->class_bytes[c]; }
 
-int64_t memory_plan_live_peak(const MemoryPlan *plan) {
-    int64_t permanent = 0, peak = 0;
+int memory_plan_count(const MemoryPlan *plan) { return plan->count; }
+
+PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle) {
+    const Entry *e = &plan->entries[handle];
+    return (PlannedTensor){e->class, e->name, e->bytes, e->first_use, e->last_use};
+}
+
+// The sum of what is alive, tick by tick: what begins at a tick is added there, what ended before is taken off.
+static int64_t find_peak(const MemoryPlan *plan, int *tick) {
+    int ticks = 1;
+    int64_t live = 0, peak = 0;
     for (int i = 0; i < plan->count; i++)
-        if (plan->entries[i].first_use == PLAN_ALWAYS) permanent += plan->entries[i].bytes;
-    for (int i = 0; i < plan->count; i++) { // the sum can only rise where a tensor begins
-        int tick = plan->entries[i].first_use;
-        if (tick == PLAN_ALWAYS) continue;
-        int64_t live = 0;
-        for (int j = 0; j < plan->count; j++) {
-            const Entry *e = &plan->entries[j];
-            if (e->first_use != PLAN_ALWAYS && e->first_use <= tick && tick <= e->last_use) live += e->bytes;
+        if (plan->entries[i].last_use + 2 > ticks) ticks = plan->entries[i].last_use + 2;
+    int64_t *change = (int64_t *)calloc((size_t)ticks, sizeof *change);
+    REQUIRE(change, "no memory for a memory plan");
+    for (int i = 0; i < plan->count; i++) {
+        const Entry *e = &plan->entries[i];
+        if (e->first_use == PLAN_ALWAYS) {
+            change[0] += e->bytes;
+            continue;
         }
-        if (live > peak) peak = live;
+        change[e->first_use] += e->bytes;
+        change[e->last_use + 1] -= e->bytes;
     }
-    return permanent + peak;
+    *tick = 0;
+    for (int t = 0; t < ticks; t++) {
+        live += change[t];
+        if (live > peak) peak = live, *tick = t;
+    }
+    free(change);
+    return peak;
+}
+
+int64_t memory_plan_live_peak(const MemoryPlan *plan) {
+    int tick;
+    return find_peak(plan, &tick);
+}
+
+int memory_plan_peak_tick(const MemoryPlan *plan) {
+    int tick;
+    find_peak(plan, &tick);
+    return tick;
 }

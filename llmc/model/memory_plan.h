@@ -38,11 +38,24 @@ int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t b
 void memory_plan_solve(MemoryPlan *plan);
 
 int64_t memory_plan_offset(const MemoryPlan *plan, int handle);
+int64_t memory_plan_bytes(const MemoryPlan *plan, int handle);          // as declared, rounded up to PLAN_ALIGNMENT
 int64_t memory_plan_total(const MemoryPlan *plan);                      // arena bytes
 int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c); // what a class adds to the arena; the classes
                                                                         // sum to memory_plan_total
-// The lower bound: the largest sum of bytes alive at any tick, permanent ones included.
+// The lower bound: the largest sum of bytes alive at any tick, permanent ones included. Known before anything is laid
+// out.
 int64_t memory_plan_live_peak(const MemoryPlan *plan);
+int memory_plan_peak_tick(const MemoryPlan *plan); // where it is reached first
+
+// What was declared: handles are 0 .. memory_plan_count - 1.
+typedef struct {
+    MemoryClass memory_class;
+    const char *name;
+    int64_t bytes;           // rounded up to PLAN_ALIGNMENT
+    int first_use, last_use; // PLAN_ALWAYS: permanent
+} PlannedTensor;
+int memory_plan_count(const MemoryPlan *plan);
+PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle);
 
 #ifdef __cplusplus
 }

@@ -8,25 +8,29 @@
 
 // In the order of llm.c's .bin files.
 const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS] = {
-    // name, Hugging Face name, init, per block, decay, transposed, rows, cols
-    [PARAM_WTE] = {"wte", "transformer.wte.weight", INIT_NORMAL, false, true, false, 'V', 'C'},
-    [PARAM_WPE] = {"wpe", "transformer.wpe.weight", INIT_NORMAL, false, true, false, 'T', 'C'},
-    [PARAM_LN1W] = {"ln1w", "transformer.h.%d.ln_1.weight", INIT_ONE, true, false, false, 'C', '1'},
-    [PARAM_LN1B] = {"ln1b", "transformer.h.%d.ln_1.bias", INIT_ZERO, true, false, false, 'C', '1'},
-    [PARAM_QKVW] = {"qkvw", "transformer.h.%d.attn.c_attn.weight", INIT_NORMAL, true, true, true, '3', 'C'},
-    [PARAM_QKVB] = {"qkvb", "transformer.h.%d.attn.c_attn.bias", INIT_ZERO, true, false, false, '3', '1'},
+    // name, Hugging Face name, init, per block, decay, transposed, rows, cols, group, stacked
+    [PARAM_WTE] = {"wte", "transformer.wte.weight", INIT_NORMAL, false, true, false, 'V', 'C', GROUP_EMBEDDING, 1},
+    [PARAM_WPE] = {"wpe", "transformer.wpe.weight", INIT_NORMAL, false, true, false, 'T', 'C', GROUP_EMBEDDING, 1},
+    [PARAM_LN1W] = {"ln1w", "transformer.h.%d.ln_1.weight", INIT_ONE, true, false, false, 'C', '1', GROUP_VECTOR, 1},
+    [PARAM_LN1B] = {"ln1b", "transformer.h.%d.ln_1.bias", INIT_ZERO, true, false, false, 'C', '1', GROUP_VECTOR, 1},
+    [PARAM_QKVW] = {"qkvw", "transformer.h.%d.attn.c_attn.weight", INIT_NORMAL, true, true, true, '3', 'C',
+                    GROUP_MATRIX, 3},
+    [PARAM_QKVB] = {"qkvb", "transformer.h.%d.attn.c_attn.bias", INIT_ZERO, true, false, false, '3', '1', GROUP_VECTOR,
+                    1},
     [PARAM_ATTPROJW] = {"attprojw", "transformer.h.%d.attn.c_proj.weight", INIT_NORMAL_RESIDUAL, true, true, true, 'C',
-                        'C'},
-    [PARAM_ATTPROJB] = {"attprojb", "transformer.h.%d.attn.c_proj.bias", INIT_ZERO, true, false, false, 'C', '1'},
-    [PARAM_LN2W] = {"ln2w", "transformer.h.%d.ln_2.weight", INIT_ONE, true, false, false, 'C', '1'},
-    [PARAM_LN2B] = {"ln2b", "transformer.h.%d.ln_2.bias", INIT_ZERO, true, false, false, 'C', '1'},
-    [PARAM_FCW] = {"fcw", "transformer.h.%d.mlp.c_fc.weight", INIT_NORMAL, true, true, true, '4', 'C'},
-    [PARAM_FCB] = {"fcb", "transformer.h.%d.mlp.c_fc.bias", INIT_ZERO, true, false, false, '4', '1'},
+                        'C', GROUP_MATRIX, 1},
+    [PARAM_ATTPROJB] = {"attprojb", "transformer.h.%d.attn.c_proj.bias", INIT_ZERO, true, false, false, 'C', '1',
+                        GROUP_VECTOR, 1},
+    [PARAM_LN2W] = {"ln2w", "transformer.h.%d.ln_2.weight", INIT_ONE, true, false, false, 'C', '1', GROUP_VECTOR, 1},
+    [PARAM_LN2B] = {"ln2b", "transformer.h.%d.ln_2.bias", INIT_ZERO, true, false, false, 'C', '1', GROUP_VECTOR, 1},
+    [PARAM_FCW] = {"fcw", "transformer.h.%d.mlp.c_fc.weight", INIT_NORMAL, true, true, true, '4', 'C', GROUP_MATRIX, 1},
+    [PARAM_FCB] = {"fcb", "transformer.h.%d.mlp.c_fc.bias", INIT_ZERO, true, false, false, '4', '1', GROUP_VECTOR, 1},
     [PARAM_FCPROJW] = {"fcprojw", "transformer.h.%d.mlp.c_proj.weight", INIT_NORMAL_RESIDUAL, true, true, true, 'C',
-                       '4'},
-    [PARAM_FCPROJB] = {"fcprojb", "transformer.h.%d.mlp.c_proj.bias", INIT_ZERO, true, false, false, 'C', '1'},
-    [PARAM_LNFW] = {"lnfw", "transformer.ln_f.weight", INIT_ONE, false, false, false, 'C', '1'},
-    [PARAM_LNFB] = {"lnfb", "transformer.ln_f.bias", INIT_ZERO, false, false, false, 'C', '1'},
+                       '4', GROUP_MATRIX, 1},
+    [PARAM_FCPROJB] = {"fcprojb", "transformer.h.%d.mlp.c_proj.bias", INIT_ZERO, true, false, false, 'C', '1',
+                       GROUP_VECTOR, 1},
+    [PARAM_LNFW] = {"lnfw", "transformer.ln_f.weight", INIT_ONE, false, false, false, 'C', '1', GROUP_VECTOR, 1},
+    [PARAM_LNFB] = {"lnfb", "transformer.ln_f.bias", INIT_ZERO, false, false, false, 'C', '1', GROUP_VECTOR, 1},
 };
 
 static int64_t dimension(const ModelConfig *config, char code) {

@@ -11,6 +11,9 @@ extern "C" {
 
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } InitKind;
 
+// What optimizers tell apart.
+typedef enum { GROUP_EMBEDDING, GROUP_MATRIX, GROUP_VECTOR } ParameterGroup;
+
 // One row of the table: a weight of the model, or of each block.
 typedef struct {
     const char *name;    // ours, and llm.c's: "wte", "qkvw", ...
@@ -20,6 +23,8 @@ typedef struct {
     bool weight_decay; // matrices yes, vectors no
     bool transposed;   // Hugging Face stores (in, out) where we store (out, in)
     char rows, cols;   // shape as a code: 'V' Vp, 'T' max_T, 'C', '3' 3C, '4' 4C, '1' no such dimension
+    ParameterGroup group;
+    int stacked; // matrices that stand in it one below the other: 3 in qkvw (Muon treats each by itself), else 1
 } ParameterSpec;
 
 enum {

@@ -23,7 +23,7 @@ static CallShape matmul_shape(Tensor weight, Tensor in) {
     return (CallShape){.tensor = weight.name, .rank = 3, .shape = {tensor_numel(in) / IC, IC, tensor_rows(weight)}};
 }
 
-static CallShape adamw_shape(const AdamWTensor *tensors, int n) {
+static CallShape update_shape(const UpdateTensor *tensors, int n) {
     CallShape s = {.tensor = "weights", .rank = 1};
     for (int i = 0; i < n; i++) s.shape[0] += tensor_numel(tensors[i].weight);
     return s;
@@ -61,19 +61,46 @@ static double touched_bytes(Tensor table, Tensor tokens) {
 // Rows of the position table that sequences (B,T) use.
 static double position_bytes(Tensor table, Tensor tokens) { return (double)tensor_cols(tokens) * row_bytes(table); }
 
-// Moments and master (or the weight itself) are read and written, the gradient is read, the weight written.
-static double adamw_read_bytes(const AdamWTensor *tensors, int n) {
+// What an update reads and writes of a parameter: master, or the weight itself and what rounding took from it, and the
+// moments that its rule has. (RULE_DIRECTION's are momentum_update's, Adafactor's are adafactor_statistics'.)
+static double state_bytes(const UpdateTensor *t) {
+    const double parameter = BYTES(t->master.data ? t->master : t->weight, t->lost);
+    if (t->rule == RULE_DIRECTION || t->rule == RULE_ADAFACTOR) return parameter;
+    return parameter + BYTES(t->m, t->v, t->m_scale, t->v_scale);
+}
+
+static double update_read_bytes(const UpdateTensor *tensors, int n) {
     double bytes = 0;
     for (int i = 0; i < n; i++) {
-        const AdamWTensor *t = &tensors[i];
-        bytes += BYTES(t->grad, t->m, t->v, t->master.data ? t->master : t->weight);
+        const UpdateTensor *t = &tensors[i];
+        bytes += state_bytes(t) + BYTES(t->grad);
+        if (t->rule == RULE_ADAFACTOR) bytes += BYTES(t->v, t->row, t->col, t->rms);
     }
     return bytes;
 }
 
-static double adamw_written_bytes(const AdamWTensor *tensors, int n) {
+static double update_written_bytes(const UpdateTensor *tensors, int n) {
     double bytes = 0;
-    for (int i = 0; i < n; i++) bytes += BYTES(tensors[i].weight, tensors[i].master, tensors[i].m, tensors[i].v);
+    for (int i = 0; i < n; i++)
+        bytes += state_bytes(&tensors[i]) + (tensors[i].master.data ? BYTES(tensors[i].weight) : 0);
+    return bytes;
+}
+
+// The gradient is read once for the means of its squares and, when these are known, once for the size of the update;
+// the means are read and written.
+static double adafactor_bytes(const UpdateTensor *tensors, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++) {
+        const UpdateTensor *t = &tensors[i];
+        if (t->rule == RULE_ADAFACTOR) bytes += 2 * BYTES(t->grad) + 2 * BYTES(t->v, t->row, t->col) + BYTES(t->rms);
+    }
+    return bytes;
+}
+
+static double momentum_bytes(const UpdateTensor *tensors, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++)
+        if (tensors[i].rule == RULE_DIRECTION) bytes += BYTES(tensors[i].grad, tensors[i].m);
     return bytes;
 }
 

@@ -44,24 +44,38 @@ static const OptionRow TABLE[] = {
      "type of weights and activations; auto: the fastest of this machine"},
     {MODEL, "master-weights", "w",  FIELD(master),    "1",    0, 1, "[0|1]",
      "keep fp32 master weights beside bf16 or fp16"},
-    {MODEL, "recompute",      "r",  FIELD(recompute), "0",    0, 3, "LEVEL",
-     "less memory, more time: 1 GELU, 2 and LayerNorm, 3 whole blocks are computed again in the backward pass"},
+    {MODEL, "recompute",      "r",  FIELD(recompute), "0",    0, 0, "LEVEL",
+     "less memory, more time: 1 GELU, 2 and LayerNorm, 3 whole blocks are computed again in the backward pass; "
+     "gelu+qkv: these ops; 3/2: every second block; 3x4,0x8: 4 blocks, then 8; auto: the least that fits"},
+    {MODEL, "grad-dtype",     NULL, FIELD(grad_dtype), "fp32", 0, 0, "fp32|compute",
+     "type in which gradients are kept and accumulated; compute: that of --dtype, rounded stochastically"},
+    {MODEL, "offload",        NULL, FIELD(offload),   "none", 0, 0, "none|optimizer",
+     "optimizer: its state and the master weights live in host memory"},
+    {MODEL, "fp8",            NULL, FIELD(fp8),       "0",    0, 1, "[0|1]",
+     "the matmuls of the blocks in fp8 (e4m3, gradients e5m2), with --dtype bf16; GPUs from sm_89"},
+    {MODEL, "fp8-scaling",    NULL, FIELD(fp8_scaling), "current", 0, 0, "current|delayed",
+     "scales of fp8 tensors: from their own largest value, or from those of the last 16 steps"},
 
-    {BATCH, "batch-size",  "b",  FIELD(B),           "4",   1,     65536, "B",
-     "sequences in a micro-batch"},
+    {BATCH, "batch-size",  "b",  FIELD(B),           "4",   0,     65536, "auto|B",
+     "sequences in a micro-batch; auto: as many as fit into memory"},
     {BATCH, "context",     "t",  FIELD(T),           "0",   0,   1048576, "T",
      "tokens in a sequence; 0: the model's longest context, at most 1024"},
     {BATCH, "total-batch", "d",  FIELD(total_batch), "0",   0,    0x1p40, "TOKENS",
      "tokens in a step, a multiple of T, by gradient accumulation; 0: B*T"},
     {BATCH, "max-steps",   "x",  FIELD(max_steps),   "-1", -1, MAX_STEPS, "STEPS",
      "steps of the run; -1: one epoch of the training data; 0: evaluate and sample only"},
+    {BATCH, "tokens",      NULL, FIELD(tokens),      "0",   0,     1e18, "TOKENS",
+     "length of the run in tokens, such as 10e9, instead of -x; 0: as -x says"},
     {BATCH, "max-minutes", NULL, FIELD(max_minutes), "0",   0,       1e7, "MINUTES",
      "save and stop after this time; 0: no limit"},
     {BATCH, "overfit",     "a",  FIELD(overfit),     "0",   0,         1, "[0|1]",
      "train on one batch over and over: its loss must go to 0"},
 
-    {UPDATE, "learning-rate",     "l",  FIELD(lr),             "6e-4",       0,        10, "LR",
-     "highest learning rate"},
+    {UPDATE, "optimizer",         NULL, FIELD(optimizer),      "adamw",      0,         0,
+     "adamw|adamw8bit|adamw-bf16|adamw-kahan|lion|adafactor|sgd|muon",
+     "adamw8bit: moments in 8 bits; adamw-bf16, adamw-kahan: moments in bf16, no master weights"},
+    {UPDATE, "learning-rate",     "l",  FIELD(lr),             "auto",      -1,        10, "auto|LR",
+     "highest learning rate; auto: the optimizer's own, 6e-4 for AdamW"},
     {UPDATE, "warmup",            "u",  FIELD(warmup),         "-1",        -1, MAX_STEPS, "STEPS",
      "steps until the learning rate is reached; -1: 2% of the steps, at most 700"},
     {UPDATE, "final-lr-fraction", "q",  FIELD(final_fraction), "0.1",        0,         1, "F",
@@ -76,6 +90,8 @@ static const OptionRow TABLE[] = {
      "decay of the second moment"},
     {UPDATE, "eps",               NULL, FIELD(eps),            "1e-8",   1e-16,         1, "EPS",
      "added to the root of the second moment"},
+    {UPDATE, "momentum",          NULL, FIELD(momentum),       "0.95",       0, BELOW_ONE, "BETA",
+     "of SGD and Muon"},
     {UPDATE, "grad-clip",         NULL, FIELD(grad_clip),      "1",          0,       1e9, "NORM",
      "largest norm of the gradient; 0: never clip"},
     {UPDATE, "loss-outlier",      "sl", FIELD(loss_outlier),   "0",          0,       1e6, "Z",
@@ -122,6 +138,8 @@ static const OptionRow TABLE[] = {
      "keep those of every so many steps for ever; 0: none"},
     {OUTPUT, "resume",           "y",  FIELD(resume),           "0",     0,         1, "[0|1]",
      "go on from the newest checkpoint in DIR that is whole"},
+    {OUTPUT, "reset-optimizer",  NULL, FIELD(reset_optimizer),  "0",     0,         1, "[0|1]",
+     "with -y: go on with new moments, for another optimizer than the checkpoint's"},
     {OUTPUT, "progress",         NULL, FIELD(progress),         "-1",   -1,         1, "[-1|0|1]",
      "progress bar; -1: when stdout is a terminal"},
     {OUTPUT, "tensorboard",      NULL, FIELD(tensorboard),      "1",     0,         1, "[0|1]",
@@ -133,8 +151,14 @@ static const OptionRow TABLE[] = {
 
     {MACHINE, "threads",       NULL, FIELD(threads),       "0",   0, 1024, "N",
      "threads of the CPU backend; 0: all cores this process may use"},
-    {MACHINE, "plan",          NULL, FIELD(plan),          "0",   0,    1, "[0|1]",
+    {MACHINE, "plan",          NULL, FIELD(plan),          "",    0,    0, "[text|json]",
      "print what this run would take, on this machine and on GPUs, and end"},
+    {MACHINE, "gpu",           NULL, FIELD(gpu),           "",    0,    0, "GPU",
+     "with --plan: for these only, such as h200, rtx4090, t4 or a size like 24G; several are joined by commas"},
+    {MACHINE, "price",         NULL, FIELD(price),         "0",   0,  1e6, "DOLLARS",
+     "with --plan: of an hour of the GPU, for the cost of the run"},
+    {MACHINE, "numerics-every", NULL, FIELD(numerics_every), "0", 0, MAX_STEPS, "STEPS",
+     "log largest values, underflow, overflow and update sizes of all kinds of tensors every so many steps; 0: never"},
     {MACHINE, "profile",       NULL, FIELD(profile),       "0",   0, 1000, "STEPS",
      "time every op of so many steps, print the table and end; the trace goes to -o DIR"},
     {MACHINE, "tf32",          "f",  FIELD(tf32),          "1",   0,    1, "[0|1]",
@@ -142,7 +166,7 @@ static const OptionRow TABLE[] = {
     {MACHINE, "attention",     NULL, FIELD(attention),     "auto", 0,   0, "auto|cudnn|own",
      "kernels on a GPU; auto: the faster of cuDNN and our own, measured when the run starts"},
     {MACHINE, "gelu-fusion",   "ge", FIELD(gelu_fusion),   "-1", -1,    2, "LEVEL",
-     "GELU inside matmuls of a GPU: 0 none, 1 forward, 2 forward and backward; -1: as measured when the run starts"},
+     "GELU inside matmuls of a GPU: 0 none, 1 forward, 2 forward and backward; -1: backward if measured to be faster"},
     {MACHINE, "log-gpu-every", "lg", FIELD(log_gpu_every), "0",   0, MAX_STEPS, "STEPS",
      "show and log clocks, power and temperature of the GPU every so many steps; 0: never"},
     {MACHINE, "zero-stage",    "z",  FIELD(zero_stage),    "0",   0,    0, "STAGE",
@@ -173,6 +197,11 @@ const OptionRow *option_table(int *count) {
 bool option_is_flag(const OptionRow *row) { return row->metavar[0] == '['; }
 
 bool option_is_choice(const OptionRow *row) { return row->type == OPTION_STRING && strchr(row->metavar, '|'); }
+
+bool option_may_be_auto(const OptionRow *row) { return strncmp(row->metavar, "auto|", 5) == 0; }
+double option_least(const OptionRow *row) { return row->min + (option_may_be_auto(row) ? 1 : 0); }
+
+const char *option_flag_value(const OptionRow *row) { return row->type == OPTION_STRING ? "text" : "1"; }
 
 // ------------------------------------------------------------------------------------------------------------- names
 
@@ -249,6 +278,7 @@ const char *option_string(const OptionRow *row, const Options *options) {
 
 char *option_text(const OptionRow *row, const Options *options) {
     if (row->type == OPTION_STRING) return strdup(option_string(row, options));
+    const double x = option_number(row, options);
     char text[40];
-    return strdup(format_exact(option_number(row, options), text, sizeof text));
+    return strdup(option_may_be_auto(row) && x == row->min ? "auto" : format_exact(x, text, sizeof text));
 }

@@ -16,7 +16,9 @@ typedef struct {
     const char *fallback;   // the default, as it would be typed
     double min, max;        // allowed numbers, both included. Integers up to 2^53, so that JSON and double hold them
     const char *metavar;    // what stands for the value in --help. "[0|1]": may be left out and is 1 then;
-                            // "a|b|c": a string that must be one of these
+                            // "a|b|c": a string that must be one of these; "[a|b]": may be left out and is
+                            // the first then; "auto|X": a number, or auto, which is kept as min: what
+                            // may be typed begins one above it
     const char *help;       // for min == max also the reason in the message that refuses other values
 } OptionRow;
 
@@ -26,7 +28,10 @@ const OptionRow *option_find(const char *name, size_t length);
 // The option whose name is nearest to a mistyped one (no dashes), as "--batch-size" or "-nk" into buf; returns buf.
 const char *option_nearest(const char *typo, char *buf, int size);
 
-bool option_is_flag(const OptionRow *row);   // the value may be left out
+bool option_is_flag(const OptionRow *row);           // the value may be left out
+const char *option_flag_value(const OptionRow *row); // the value of a flag that is left out
+bool option_may_be_auto(const OptionRow *row);
+double option_least(const OptionRow *row);   // the least number that may be typed
 bool option_is_choice(const OptionRow *row); // a string out of a list
 
 // The field of the row: an int, int64_t, double or char *.

@@ -43,8 +43,8 @@ static bool set_string(const OptionRow *row, Options *options, const char *value
 
 static bool check_choice(const OptionRow *row, const char *name, const char *value, Error *err) {
     char list[128] = "";
-    for (const char *p = row->metavar; *p;) {
-        size_t n = strcspn(p, "|");
+    for (const char *p = row->metavar + (*row->metavar == '['); *p && *p != ']';) {
+        size_t n = strcspn(p, "|]");
         if (strlen(value) == n && memcmp(p, value, n) == 0) return true;
         size_t used = strlen(list);
         snprintf(list + used, sizeof list - used, "%s%.*s", used ? ", " : "", (int)n, p);
@@ -54,16 +54,27 @@ static bool check_choice(const OptionRow *row, const char *name, const char *val
 }
 
 static bool check_range(const OptionRow *row, const char *name, const char *value, double x, Error *err) {
-    if (x >= row->min && x <= row->max) return true;
+    const double least = option_least(row);
+    if (x >= least && x <= row->max) return true;
     Shown v = shown(value, strlen(value));
     char min[40], max[40];
-    format_exact(row->min, min, sizeof min);
+    format_exact(least, min, sizeof min);
     format_exact(row->max, max, sizeof max);
     if (row->min == row->max) return error_set(err, "%s %s: must be %s (%s)", name, v.text, min, row->help);
     if (option_is_flag(row) && row->min == 0.0) return error_set(err, "%s %s: must be 0 or 1", name, v.text);
-    bool low = x < row->min;
+    bool low = x < least;
     return error_set(err, "%s %s: must be at %s %s (%s .. %s)", name, v.text, low ? "least" : "most", low ? min : max,
                      min, max);
+}
+
+static void set_number(const OptionRow *row, Options *options, double x) {
+    void *field = (char *)options + row->offset;
+    if (row->type == OPTION_INT)
+        *(int *)field = (int)x;
+    else if (row->type == OPTION_INT64)
+        *(int64_t *)field = (int64_t)x;
+    else
+        *(double *)field = x;
 }
 
 // Digits with an optional minus, nothing else: no blanks, no hex, no 5e3. What overflows is out of every range.
@@ -76,12 +87,7 @@ static bool set_integer(const OptionRow *row, Options *options, const char *name
     int64_t n = strtoll(value, NULL, 10); // saturates
     // Compared as doubles: limits are below 2^53, and what rounds beyond that is still beyond them.
     if (!check_range(row, name, value, (double)n, err)) return false;
-    void *field = (char *)options + row->offset;
-    if (row->type == OPTION_INT) {
-        *(int *)field = (int)n;
-    } else {
-        *(int64_t *)field = n;
-    }
+    set_number(row, options, (double)n);
     return true;
 }
 
@@ -94,16 +100,21 @@ static bool set_double(const OptionRow *row, Options *options, const char *name,
     }
     if (!isfinite(x)) return error_set(err, "%s %s: not a finite number", name, shown(value, strlen(value)).text);
     if (!check_range(row, name, value, x, err)) return false;
-    *(double *)((char *)options + row->offset) = x;
+    set_number(row, options, x);
     return true;
 }
 
 bool option_set(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
     if (row->type == OPTION_STRING) {
-        if (option_is_choice(row) && !check_choice(row, name, value, err)) return false;
+        if (option_is_choice(row) && strcmp(value, row->fallback) != 0 && !check_choice(row, name, value, err))
+            return false;
         return set_string(row, options, value, err);
     }
     if (!*value) return error_set(err, "%s: the value is empty", name);
+    if (option_may_be_auto(row) && strcmp(value, "auto") == 0) {
+        set_number(row, options, row->min);
+        return true;
+    }
     if (row->type == OPTION_DOUBLE) return set_double(row, options, name, value, err);
     return set_integer(row, options, name, value, err);
 }
@@ -163,8 +174,8 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
         // -name=value: all there
     } else if (option_is_flag(row)) {
         // The next argument is the value unless it looks like an option; -1 does not.
-        bool is_value = next && (next[0] != '-' || isdigit((unsigned char)next[1]));
-        a.value = is_value ? argv[(*i)++] : "1";
+        const bool is_value = next && (next[0] != '-' || isdigit((unsigned char)next[1]));
+        a.value = is_value ? argv[(*i)++] : option_flag_value(row);
     } else if (!next || names_an_option(next)) {
         return error_set(err, "%s: a value is missing (%s)", typed.text, row->help);
     } else {
@@ -211,6 +222,16 @@ static bool check_together(const Options *o, Error *err) {
     if ((o->hellaswag || *o->choices) && o->val_every == 0 && o->max_steps != 0)
         return error_set(err, "%s: scored at every validation, and -v 0 makes none; give -v N, or leave out %s",
                          o->hellaswag ? "-h 1" : "--choices", o->hellaswag ? "-h (-h 0)" : "--choices");
+    if ((*o->gpu || o->price > 0) && !*o->plan)
+        return error_set(err, "%s: says what a plan is for; give --plan as well", *o->gpu ? "--gpu" : "--price");
+    if (o->tokens > 0 && options_given(o, "max-steps"))
+        return error_set(err, "--tokens and -x both say how long the run is: give one of them");
+    if (options_given(o, "master-weights") && o->master &&
+        (strcmp(o->optimizer, "adamw-bf16") == 0 || strcmp(o->optimizer, "adamw-kahan") == 0))
+        return error_set(err, "-w 1: --optimizer %s keeps no master weights; leave out -w, or use adamw or adamw8bit",
+                         o->optimizer);
+    if (o->reset_optimizer && !o->resume)
+        return error_set(err, "--reset-optimizer: a new run has a new optimizer; it is for going on with -y");
     if (o->interactive && o->max_steps != 0)
         return error_set(err, "--interactive answers prompts and does not train: give -x 0 as well");
     return true;

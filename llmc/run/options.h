@@ -17,24 +17,31 @@ typedef struct {
     char *val_data;   // -j
     char *tokenizer;  // --tokenizer  "" = as found beside weights or shards
     // model
-    char *model;   // -e  descriptor, directory or .bin
-    char *dtype;   // --dtype auto|bf16|fp16|fp32
-    int master;    // -w   keep fp32 master weights
-    int recompute; // -r
+    char *model;       // -e  descriptor, directory or .bin
+    char *dtype;       // --dtype auto|bf16|fp16|fp32
+    int master;        // -w   keep fp32 master weights
+    char *recompute;   // -r   auto, or what recompute_parse takes
+    int fp8;           // --fp8
+    char *fp8_scaling; // --fp8-scaling current|delayed
+    char *grad_dtype;  // --grad-dtype fp32|compute
+    char *offload;     // --offload none|optimizer
     // batch and length
-    int64_t B;           // -b
+    int64_t B;           // -b  0 = auto: the largest that fits
     int64_t T;           // -t  0 = the model's longest context, at most 1024
     int64_t total_batch; // -d  tokens a step; 0 = B*T
     int64_t max_steps;   // -x  -1 = one epoch of the training data; 0 = evaluate and sample only
+    double tokens;       // --tokens  the length in tokens instead; 0 = as -x says
     double max_minutes;  // --max-minutes  0 = no limit
     int overfit;         // -a
     // optimisation
-    double lr;                // -l
+    char *optimizer;          // --optimizer
+    double lr;                // -l  -1 = auto: that of the optimizer
     int64_t warmup;           // -u  -1 = 2% of the steps, at most 700
     double final_fraction;    // -q
     double weight_decay;      // -c
     char *schedule;           // -k
     double beta1, beta2, eps; // --beta1 --beta2 --eps
+    double momentum;          // --momentum
     double grad_clip;         // --grad-clip
     double loss_outlier;      // -sl
     double norm_outlier;      // -sg
@@ -59,13 +66,17 @@ typedef struct {
     int64_t keep;             // -nk
     int64_t major;            // -nm
     int resume;               // -y
+    int reset_optimizer;      // --reset-optimizer
     int progress;             // --progress  -1 auto, 0 off, 1 on
     int tensorboard;          // --tensorboard
     char *export_path;        // --export  "" = none
     char *export_dtype;       // --export-dtype fp32|bf16|fp16
     // machine
     int threads;                                    // --threads
-    int plan;                                       // --plan
+    char *plan;                                     // --plan  "" = no, text, json
+    char *gpu;                                      // --gpu  what --plan is for: names and sizes; "" = the table
+    double price;                                   // --price  dollars an hour, for --plan; 0 = none
+    int64_t numerics_every;                         // --numerics-every  0 = never
     int64_t profile;                                // --profile  0 = off
     int tf32;                                       // -f
     char *attention;                                // --attention auto|cudnn|own

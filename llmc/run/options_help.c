@@ -31,9 +31,9 @@ static void describe_values(const OptionRow *row, char *buf, size_t size) {
     } else if (row->type == OPTION_STRING || option_is_flag(row) || row->min == row->max) {
         snprintf(buf, size, " [%s]", row->fallback);
     } else if (row->max >= NO_CONCERN) {
-        snprintf(buf, size, " [%s; %g..]", row->fallback, row->min);
+        snprintf(buf, size, " [%s; %g..]", row->fallback, option_least(row));
     } else {
-        snprintf(buf, size, " [%s; %.15g..%.15g]", row->fallback, row->min, row->max);
+        snprintf(buf, size, " [%s; %.15g..%.15g]", row->fallback, option_least(row), row->max);
     }
 }
 

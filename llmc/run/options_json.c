@@ -30,7 +30,8 @@ char *options_to_json(const Options *options) {
 
 // They say how this process is started, limited and watched, not what the run computes.
 static bool is_compared(const OptionRow *row) {
-    const char *const others[] = {"resume", "progress", "max-minutes", "profile", "plan", "interactive"};
+    const char *const others[] = {"resume", "progress", "max-minutes", "profile",        "plan",
+                                  "gpu",    "price",    "interactive", "reset-optimizer"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (strcmp(row->long_name, others[i]) == 0) return false;
     return true;
@@ -40,7 +41,10 @@ static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Err
     char number[40];
     if (row->type == OPTION_STRING && cJSON_IsString(then))
         return option_set(row, options, row->long_name, then->valuestring, err);
-    if (row->type != OPTION_STRING && cJSON_IsNumber(then))
+    if (cJSON_IsNumber(then) && option_may_be_auto(row) && then->valuedouble == row->min)
+        return option_set(row, options, row->long_name, "auto", err);
+    // What is a text now was a number in older checkpoints: -r.
+    if (cJSON_IsNumber(then) && (row->type != OPTION_STRING || strcmp(row->long_name, "recompute") == 0))
         return option_set(row, options, row->long_name, format_exact(then->valuedouble, number, sizeof number), err);
     return error_set(err, "%s: no %s", row->long_name, row->type == OPTION_STRING ? "text" : "number");
 }
@@ -61,6 +65,9 @@ bool options_adopt_json(Options *options, const char *json, Error *err) {
 }
 
 static bool differs(const OptionRow *row, const Options *options, const cJSON *then) {
+    char number[40];
+    if (row->type == OPTION_STRING && cJSON_IsNumber(then))
+        return strcmp(format_exact(then->valuedouble, number, sizeof number), option_string(row, options)) != 0;
     if (row->type == OPTION_STRING) {
         return !cJSON_IsString(then) || strcmp(then->valuestring, option_string(row, options)) != 0;
     }

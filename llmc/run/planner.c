@@ -1,183 +1,123 @@
-// The arithmetic of planner.h, and its table for people.
+// The arithmetic of planner.h: what a step computes and moves, and the least time that takes.
 #include "llmc/run/planner.h"
 
+#include "llmc/base/checked.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/parameters.h"
-#include "llmc/run/format.h"
+#include "llmc/run/op_costs.h"
+#include <stdlib.h>
 #include <string.h>
 
-enum { TEXT = 64 };
+// --------------------------------------------------------------------------------------------------------------- FLOPs
 
-// -------------------------------------------------------------------------------------------------------- arithmetic
+// Newton-Schulz, as llmc/train/muon.h has it: X X^T, its square, their product with X, five times.
+static double muon_flops(const Gpt2Options *model) {
+    enum { ITERATIONS = 5 };
+    const int count = parameter_count(&model->config);
+    Parameter *table = parameter_table(&model->config);
+    double flops = 0;
+    for (int i = 0; i < count; i++) {
+        const Parameter *p = &table[i];
+        if (optimizer_rule(model->optimizer, p) != RULE_DIRECTION) continue;
+        const double rows = (double)(p->rows / p->spec->stacked), cols = (double)p->cols;
+        const double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
+        flops += p->spec->stacked * ITERATIONS * (4 * m * m * n + 2 * m * m * m);
+    }
+    free(table);
+    return flops;
+}
 
 double planner_step_flops(const Gpt2Options *model, int64_t tokens) {
-    const double again = flops_per_token_hardware(&model->config, model->T, model->recompute) -
-                         flops_per_token_hardware(&model->config, model->T, 0);
-    return (double)tokens * (flops_per_token_exact(&model->config, model->T) + again);
+    const double again = recompute_flops_per_token(&model->recompute, &model->config, model->T);
+    const double exact = flops_per_token_exact(&model->config, model->T);
+    return (double)tokens * (exact + again) + (model->train ? muon_flops(model) : 0);
 }
 
-static double optimizer_bytes_per_parameter(const Gpt2Options *model) {
-    const double norm = 4, moments = 16, gradient = 4;
-    const double weights = model->dtype == DTYPE_FP32 ? 8 : model->master ? 10 : 4; // master 4 + 4, weight 2 (+ 2)
-    return norm + gradient + moments + weights;
+double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens) {
+    if (!model->fp8) return 0;
+    const double L = (double)model->config.L, C = (double)model->config.C;
+    const int64_t no_attention = -1; // its FLOPs are in proportion to T + 1
+    return (double)tokens *
+           (72 * L * C * C + recompute_flops_per_token(&model->recompute, &model->config, no_attention));
 }
+
+// --------------------------------------------------------------------------------------------------------------- bytes
 
 static double elements_per_token(const Gpt2Options *model) {
     const ModelConfig *c = &model->config;
     const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
-    const double again[] = {0, 8, 12, 6}; // by recompute level, C a block
-    return (16 * L + 8) * C + 2 * Vp + again[model->recompute] * L * C;
+    return (16 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
 }
 
-double planner_step_bytes(const Gpt2Options *model, int64_t tokens) {
-    return (double)tokens * elements_per_token(model) * (double)dtype_size(model->dtype) +
-           (double)parameter_total(&model->config) * optimizer_bytes_per_parameter(model);
+// Operands of the four linear layers of a block, 7 C going in and 9 C of gradients: quantised as they pass.
+static double fp8_bytes_per_token(const Gpt2Options *model) {
+    if (!model->fp8) return 0;
+    const int64_t width = 16 * model->config.L * model->config.C;
+    const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
+    const Tensor q = tensor_make(NULL, DTYPE_E4M3, "q", 1, width, 0, 0);
+    const Fp8Scaling scaling = model->fp8_delayed ? FP8_DELAYED : FP8_CURRENT;
+    return op_cost_fp8_quantize(q, q, in, tensor_none(), scaling).bytes;
 }
 
-double planner_reserve(void) {
-    const double context = 0.5e9, other_backend = 1e9;
-    return context + (strcmp(device_facts()->backend, "cuda") == 0 ? 0 : other_backend);
+// All tensors of the update, as gpt2_tensors has them; their data are never looked at, but that they are there is.
+static UpdateTensor *update_tensors(const Gpt2Options *model, const Parameter *table, int count) {
+    static char there;
+    UpdateTensor *tensors = calloc((size_t)count, sizeof *tensors);
+    REQUIRE(tensors, "no memory for a plan");
+    const DType grad = model->gradients_in_dtype ? model->dtype : DTYPE_FP32;
+    for (int i = 0; i < count; i++) {
+        const Parameter *p = &table[i];
+        tensors[i].weight = tensor_make(&there, model->dtype, "weight", p->rows, p->cols, 0, 0);
+        tensors[i].grad = tensor_make(&there, grad, "grad", p->rows, p->cols, 0, 0);
+        tensors[i].rule = optimizer_rule(model->optimizer, p);
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+            Tensor t = optimizer_state(model->optimizer, model->master, model->dtype, p, (StateSlot)slot);
+            if (t.rank > 0) t.data = &there;
+            *state_slot_tensor(&tensors[i], (StateSlot)slot) = t;
+        }
+    }
+    return tensors;
 }
 
-static double plan_bytes(const Gpt2Options *model, int64_t B) {
-    Gpt2Options at = *model;
-    at.B = B;
-    MemoryPlan *plan = gpt2_plan(&at);
-    const double bytes = (double)memory_plan_total(plan);
-    memory_plan_destroy(plan);
+// The norm, the update, and in each micro-step the gradients that are added to the compute dtype.
+static double update_bytes(const Gpt2Options *model, int64_t micro_steps) {
+    if (!model->train) return 0;
+    const int count = parameter_count(&model->config);
+    Parameter *table = parameter_table(&model->config);
+    UpdateTensor *t = update_tensors(model, table, count);
+    const UpdateParams params = {0};
+    const Tensor none = tensor_none();
+    double bytes = op_cost_optimizer_update(t, count, 0, count, params, none).bytes +
+                   op_cost_adafactor_statistics(t, count, params, none).bytes +
+                   op_cost_momentum_update(t, count, params, none).bytes;
+    for (int i = 0; i < count; i++) {
+        const Tensor own = tensor_make(NULL, DTYPE_FP32, "own", table[i].rows, table[i].cols, 0, 0);
+        bytes += op_cost_gradient_sumsq(none, &t[i].grad, 1).bytes;
+        if (model->gradients_in_dtype)
+            bytes += (double)micro_steps * op_cost_gradient_add(t[i].grad, own, true, 0, i, none).bytes;
+    }
+    free(t);
+    free(table);
     return bytes;
 }
 
-// Memory grows by nearly the same with every sequence: a straight line between one that fits and one that does not
-// finds the edge in a few plans, where halving would take ten.
-int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t most) {
-    int64_t low = 1, high = most;
-    double low_bytes = plan_bytes(model, low), high_bytes = plan_bytes(model, high);
-    if (low_bytes > bytes) return 0;
-    if (high_bytes <= bytes) return high;
-    while (high - low > 1) {
-        int64_t B = low + (int64_t)((double)(high - low) * (bytes - low_bytes) / (high_bytes - low_bytes));
-        B = B <= low ? low + 1 : B >= high ? high - 1 : B;
-        const double needed = plan_bytes(model, B);
-        if (needed <= bytes)
-            low = B, low_bytes = needed;
-        else
-            high = B, high_bytes = needed;
-    }
-    return low;
+double planner_step_bytes(const Gpt2Options *model, int64_t tokens) {
+    const double a_token = elements_per_token(model) * (double)dtype_size(model->dtype) + fp8_bytes_per_token(model);
+    return (double)tokens * a_token + update_bytes(model, ceil_div(tokens, model->B * model->T));
 }
 
-GpuPlan planner_gpu(const GpuSpec *gpu, const Gpt2Options *model, int64_t step_windows) {
-    Gpt2Options there = *model;
-    there.dtype = gpu_spec_dtype(gpu, model->dtype);
-    const double room = gpu->memory - planner_reserve();
-    const int64_t tokens = step_windows * model->T;
-    return (GpuPlan){
-        .dtype = there.dtype,
-        .fits = plan_bytes(&there, model->B) <= room,
-        .largest_batch = planner_largest_batch(&there, room, step_windows),
-        .step_seconds = planner_step_flops(&there, tokens) / gpu_spec_peak(gpu, there.dtype) +
-                        planner_step_bytes(&there, tokens) / gpu->bandwidth,
-    };
+double planner_link_bytes(const Gpt2Options *model) {
+    return model->train && model->offload ? (double)gpt2_host_bytes(model) : 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------- printing
-
-static const char *recompute_text(int level) {
-    static const char *const TEXTS[] = {"", ", GELU again (-r 1)", ", GELU and layernorm again (-r 2)",
-                                        ", blocks again (-r 3)"};
-    return TEXTS[level];
-}
-
-static void print_run(FILE *out, const Gpt2Options *model, int64_t tokens, int64_t steps) {
-    const ModelConfig *c = &model->config;
-    char n[TEXT], all[TEXT];
-    fprintf(out, "plan        %lld blocks, %lld channels, %lld heads, context %lld, vocabulary %lld: %s parameters\n",
-            (long long)c->L, (long long)c->C, (long long)c->NH, (long long)model->T, (long long)c->V,
-            format_count((double)parameter_total(c), n, TEXT));
-    fprintf(out, "plan        -b %lld, %lld tokens a step", (long long)model->B, (long long)tokens);
-    if (steps > 0)
-        fprintf(out, ", %lld steps: %s tokens", (long long)steps,
-                format_count((double)steps * (double)tokens, all, TEXT));
-    fprintf(out, "\nplan        computed from shapes and datasheets: nothing below was run or measured\n");
-}
-
-static void print_memory(FILE *out, const Gpt2Options *model) {
-    char bytes[TEXT];
-    MemoryPlan *plan = gpt2_plan(model);
-    const double N = (double)parameter_total(&model->config);
-    const double total = (double)memory_plan_total(plan);
-    for (int c = 0; c < MEM_CLASS_COUNT; c++) {
-        const double n = (double)memory_plan_class_bytes(plan, (MemoryClass)c);
-        if (n == 0) continue;
-        fprintf(out, "planned     %-12s %9s", memory_class_name((MemoryClass)c), format_bytes(n, bytes, TEXT));
-        if (c < MEM_ACTIVATIONS) fprintf(out, "  %5.2f bytes a parameter", n / N);
-        if (c == MEM_ACTIVATIONS)
-            fprintf(out, "  %.0f KiB a token%s", n / 1024 / (double)(model->B * model->T),
-                    recompute_text(model->recompute));
-        fprintf(out, "\n");
-    }
-    fprintf(out, "planned     %-12s %9s  in %s, as the %s backend lays it out\n", "in all",
-            format_bytes(total, bytes, TEXT), dtype_name(model->dtype), device_facts()->backend);
-    memory_plan_destroy(plan);
-}
-
-static void print_floors(FILE *out, const Gpt2Options *model, int64_t tokens) {
-    char bytes[TEXT];
-    fprintf(out, "limit       a step computes %.5g TFLOP: 72 L C^2 + 6 Vp C + 6 L C (T+1) a token%s\n",
-            planner_step_flops(model, tokens) / 1e12,
-            model->recompute == RECOMPUTE_BLOCK ? ", and 16 L C^2 + 2 L C (T+1) again" : "");
-    fprintf(out,
-            "limit       a step moves %s beside its matmuls: %.0f elements a token, %.0f bytes a parameter (norm, "
-            "AdamW)\n",
-            format_bytes(planner_step_bytes(model, tokens), bytes, TEXT), elements_per_token(model),
-            optimizer_bytes_per_parameter(model));
-    fprintf(out,
-            "limit       least time of a step = FLOP / dense peak + bytes / bandwidth of the datasheet; real steps "
-            "take longer\n");
-}
-
-// "" in front where there is no figure to be a limit.
-static const char *bound(const char *sign, const char *figure, char *buf) {
-    snprintf(buf, TEXT, "%s%s", *figure ? sign : "", *figure ? figure : "-");
-    return buf;
-}
-
-static void print_gpu(FILE *out, const GpuSpec *gpu, const Gpt2Options *model, int64_t step_windows, int64_t steps) {
-    const GpuPlan p = planner_gpu(gpu, model, step_windows);
-    const bool times = p.largest_batch > 0 && model->train;
-    char batch[TEXT] = "none", flops[TEXT], step[TEXT] = "", rate[TEXT] = "", all[TEXT] = "", half[TEXT] = "-";
-    char s[TEXT], r[TEXT], a[TEXT];
-    if (p.largest_batch > 0) snprintf(batch, TEXT, "%lld", (long long)p.largest_batch);
-    if (times) {
-        format_count((double)(step_windows * model->T) / p.step_seconds, rate, TEXT);
-        snprintf(step, TEXT, "%.3g s", p.step_seconds);
-    }
-    if (times && steps > 0) {
-        format_duration(p.step_seconds * (double)steps, all, TEXT);
-        format_duration(2 * p.step_seconds * (double)steps, half, TEXT);
-    }
-    snprintf(flops, TEXT, "%.4g", gpu_spec_peak(gpu, p.dtype) / 1e12);
-    fprintf(out, "limit       %-12s %4.0f GB  %s %6s TFLOP/s %5.0f GB/s  %-5s %5s  %-10s %-9s  %-9s  %s\n", gpu->name,
-            gpu->memory / 1e9, dtype_name(p.dtype), flops, gpu->bandwidth / 1e9, p.fits ? "yes" : "no", batch,
-            bound(">= ", step, s), bound("<= ", rate, r), bound(">= ", all, a), half);
-}
-
-void planner_print(FILE *out, const Gpt2Options *model, int64_t step_windows, int64_t steps) {
-    const int64_t tokens = step_windows * model->T;
-    int count;
-    const GpuSpec *gpus = gpu_table(&count);
-    print_run(out, model, tokens, steps);
-    print_memory(out, model);
-    fprintf(out, "planned     %.1f GB of a GPU stay free for %s\n", planner_reserve() / 1e9,
-            strcmp(device_facts()->backend, "cuda") == 0
-                ? "the CUDA context"
-                : "the CUDA context (about 0.5) and the larger logits and workspace there");
-    fprintf(out, "planned     less memory, same model: a smaller -b; -r 1 to 3, computing more; -w 0\n");
-    if (model->train) print_floors(out, model, tokens);
-    char fits[TEXT];
-    snprintf(fits, TEXT, "-b %lld", (long long)model->B);
-    fprintf(out, "limit       %-12s %7s  %-20s %10s  %-5s %5s  %-10s %-9s  %-9s  %s\n", "GPU", "memory",
-            "datasheet peak", "bandwidth", fits, "most", "a step", "tokens/s", "all steps", "at 50%");
-    for (int i = 0; i < count; i++) print_gpu(out, &gpus[i], model, step_windows, steps);
+StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens) {
+    const double peak = gpu_spec_peak(gpu, model->dtype), fp8_peak = gpu_spec_peak(gpu, DTYPE_E4M3);
+    StepLimit s = {.flops = planner_step_flops(model, tokens),
+                   .fp8_flops = planner_step_fp8_flops(model, tokens),
+                   .bytes = planner_step_bytes(model, tokens),
+                   .link_bytes = planner_link_bytes(model)};
+    if (peak == 0 || (s.fp8_flops > 0 && fp8_peak == 0)) return s;
+    s.seconds = (s.flops - s.fp8_flops) / peak + s.bytes / gpu->bandwidth + s.link_bytes / gpu->link;
+    if (s.fp8_flops > 0) s.seconds += s.fp8_flops / fp8_peak;
+    return s;
 }

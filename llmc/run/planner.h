@@ -1,6 +1,8 @@
-// --plan: what a run would take, before any memory is: bytes by class, and for each GPU of a table whether it fits and
-// the least time it can take. Needs no GPU and no data. Times are limits computed from datasheets, not measurements,
-// and every line says so. What is computed and what is printed are apart: planner_gpu has the figures.
+// --plan: what a run would take, before any memory is: bytes by class and kind, what fits, and for each GPU of a table
+// the least time a step can take; and what -b auto and -r auto choose. Needs no GPU and no data. It runs the allocator
+// itself: what it says of memory is what gpt2_create takes. Times are limits computed from datasheets, not
+// measurements, and every line says so. What is computed (here) and what is printed (planner_print.c, planner_json.c)
+// are apart. doc/memory.md describes the output.
 #pragma once
 #include "llmc/model/gpt2.h"
 #include "llmc/run/gpu_table.h"
@@ -10,36 +12,135 @@
 extern "C" {
 #endif
 
-// Bytes of a GPU that the plan must leave free: 0.5 GB for the CUDA context and the libraries' own buffers, about; in a
-// build without CUDA 1 GB more, because gpt2_plan knows this build's backend, and the CUDA backend cuts the logits into
-// larger chunks (up to 1 GiB) and has larger workspaces.
-double planner_reserve(void);
+// ---------------------------------------------------------------------------------------------------------- arithmetic
 
 // What the matmuls and attention of a step of `tokens` tokens must compute: the exact count of flops.h (causal
-// attention), and at -r 3 the blocks once more.
+// attention), what -r computes again, and Muon's products: five times 4 m^2 n + 2 m^3 for a matrix of m x n, m <= n.
 double planner_step_flops(const Gpt2Options *model, int64_t tokens);
+// How much of that is in fp8: the linear layers of the blocks, with --fp8.
+double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens);
 
 // Bytes that everything else in a step moves to and from memory, when each kernel reads and writes its tensors once:
-//   a token   ((16 L + 8) C + 2 Vp) elements of the compute dtype: embedding 2 C forward and C backward, layernorm with
-//             its residual addition 4 C forward and 4 C backward, twice a block, 2 C and 3 C the one without; the
-//             logits once read and once written. GELU is part of its matmul; -r 1 adds 8 L C, -r 2 12 L C, -r 3 6 L C.
-//   a step    4 bytes a parameter for the norm of the gradient, and AdamW's: 30 with master weights, 24 without, 28 in
-//             fp32.
+//   a token      ((16 L + 8) C + 2 Vp) elements of the compute dtype: embedding 2 C forward and C backward, layernorm
+//                with its residual addition 4 C forward and 4 C backward, twice a block, 2 C and 3 C the one without;
+//                the logits once read and once written; GELU is part of its matmul. What -r runs again besides matmuls
+//                is counted by recompute_elements_per_token, what --fp8 quantises by op_table.def
+//   a micro-step gradients that are added to the compute dtype, by op_table.def
+//   a step       the norm of the gradient and the update, for the tensors of optimizer_state(), by op_table.def
 double planner_step_bytes(const Gpt2Options *model, int64_t tokens);
 
-// The largest micro-batch, at most `most`, whose plan fits into so many bytes; 0: none does.
-int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t most);
+// Under offload: bytes that go to the device and back in a step, one way.
+double planner_link_bytes(const Gpt2Options *model);
 
 typedef struct {
-    DType dtype;           // of the run; fp16 where the GPU has no bf16
-    bool fits;             // with the micro-batch of the model
-    int64_t largest_batch; // no more than a step has windows; 0: not even one sequence fits
-    double step_seconds; // FLOP / peak + bytes / bandwidth: what is not a matmul waits for one, and the other way round
-} GpuPlan;
-GpuPlan planner_gpu(const GpuSpec *gpu, const Gpt2Options *model, int64_t step_windows);
+    double flops, fp8_flops, bytes, link_bytes;
+    double seconds; // FLOP / peak + bytes / bandwidth + bytes / link: what is not a matmul waits for one, and the other
+                    // way round, and the update waits for the norm of all gradients. 0: no peak is known
+} StepLimit;
+StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens);
 
-// steps: of step_windows windows of T tokens each; 0: not known.
-void planner_print(FILE *out, const Gpt2Options *model, int64_t step_windows, int64_t steps);
+// -------------------------------------------------------------------------------------------------------------- memory
+
+// Bytes of a GPU that the plan leaves free: the CUDA context, kernels and the libraries' own buffers, about 0.5 GB.
+double planner_reserve(void);
+// Bytes of this machine's device memory for -b auto and -r auto: of a GPU what is free now less planner_reserve; of a
+// CPU's memory what is available now less 5%, at least 256 MiB, for the program, oneDNN's buffers and the loader.
+double planner_room(void);
+
+// What the ops of the CUDA backend ask for on this GPU, for Gpt2Options.sizes: exact but for attention by cuDNN, whose
+// workspace is an upper bound and 0 without (attention own). gpu must live as long as what is planned with it. Of a GPU
+// of which only the memory is known the largest of any GPU.
+PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention);
+
+// What is alive at the peak, by what it is.
+typedef enum {
+    KIND_RESIDUAL,   // the residual stream
+    KIND_LAYERNORM,  // what comes out of layernorms, and their statistics
+    KIND_QKV,        //
+    KIND_ATTENTION,  // output, log-sum-exp, projection
+    KIND_MLP,        // before and after GELU, projection
+    KIND_LOGITS,     // and losses
+    KIND_GRADIENTS,  // of activations
+    KIND_MICRO,      // gradients of weights of the micro-step (--grad-dtype compute)
+    KIND_FP8,        // quantised operands
+    KIND_TOKENS,     // inputs, targets
+    KIND_GENERATION, // cache and activations of samples
+    KIND_OPTIMIZER,  // scratch of the update
+    KIND_OTHER,
+    KIND_COUNT
+} ActivationKind;
+const char *activation_kind_name(ActivationKind kind); // "residual", ...
+ActivationKind activation_kind(const char *name);      // of a tensor of the plan
+
+typedef struct {
+    double classes[MEM_CLASS_COUNT]; // they sum to total
+    double kinds[KIND_COUNT];        // with gaps they sum to classes[MEM_ACTIVATIONS]
+    double gaps;                     // what the layout loses: total - memory_plan_live_peak
+    double total;                    // of the arena
+    double host;                     // of pinned host memory, under offload
+} PlannedMemory;
+PlannedMemory planner_memory(const Gpt2Options *model);
+
+// The largest micro-batch, at most `most` (0: no limit but that of -b), that fits into so many bytes; 0: none does.
+// Larger ones may take less (the chunks of the logits become smaller): it is the largest of all that fit.
+int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t most);
+
+// -b and -r, for `room` bytes of device memory: parses recompute (what recompute_parse takes, or "auto") into
+// model->recompute, and with any_batch sets model->B to the largest micro-batch that fits, at most `most` (the windows
+// of a step; 0: no limit). auto takes the sets of ops with the least extra FLOPs that fit, then the least extra bytes,
+// of all there are on its ladder (planner_ladder): one set for the first blocks, another for the others.
+// Both auto: the largest B that needs no matmul again; where not one sequence fits so, B = 1 and the least extra FLOPs.
+// False and a message when it does not fit: what it needs, what there is, and which of fewer --samples, a smaller -b,
+// -r, --optimizer,
+// --grad-dtype and --offload would fit.
+bool planner_fit(Gpt2Options *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err);
+
+// The choices of -r auto for a model of L blocks, those that cost least first; returns how many, the caller frees
+// *ladder.
+typedef struct {
+    int first_set, set; // AGAIN_...: of the first `count` blocks, of the others
+    int64_t count;
+    double flops, elements; // extra ones a token, in matmuls and attention; moved by others
+} RecomputeChoice;
+int planner_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T);
+Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
+
+// ------------------------------------------------------------------------------------------------------ the whole plan
+
+typedef struct {
+    Gpt2Options model;     // B and recompute are set from what follows
+    bool any_batch;        // -b auto: chosen for each GPU
+    const char *recompute; // -r
+    int64_t step_windows;  // of T tokens; 0: as many as B
+    double tokens;         // of the whole run; 0: as steps say
+    int64_t steps;         // of it; 0: not known
+    const char *gpus;      // --gpu; "": the whole table
+    double price;          // dollars an hour; 0: not known
+    bool json;
+    AttentionChoice attention; // --attention
+} PlanRequest;
+
+// The plan for one device.
+typedef struct {
+    GpuChoice gpu; // memory 0: this machine
+    PlannedSizes sizes;
+    Gpt2Options model; // dtype, B and recompute as they are there
+    int64_t windows;   // of a step
+    bool fits;
+    Error why_not; // what it needs, and what would fit
+    double room;   // bytes that the plan may take
+    PlannedMemory memory;
+    int64_t batch;      // the largest B at the -r of model; 0: not one sequence fits
+    int64_t most[4];    // at -r 0 .. 3
+    int64_t auto_batch; // of -b auto -r auto
+    Recompute auto_recompute;
+    StepLimit step; // of a GPU; the same for smaller micro-batches, or nearly
+} DevicePlan;
+// Fills *plan, which must stay where it is. gpu NULL: this machine. False and a message when -r cannot be read.
+bool planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu, Error *err);
+
+// Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
+bool planner_print(FILE *out, const PlanRequest *request, Error *err);
 
 #ifdef __cplusplus
 }

@@ -5,6 +5,7 @@
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { TEXT = 64 };
 
@@ -25,6 +26,31 @@ static void machine_lines(RunLog *log, const RunFacts *f) {
                 f->speed.matmul_flops / 1e12, dtype_name(f->model->dtype), f->speed.copy_bandwidth / 1e9, datasheet);
 }
 
+// What becomes of the bits that a weight of 16 bits cannot hold.
+static const char *weight_keeping(const Gpt2Options *m) {
+    return m->master                               ? "fp32 master weights"
+           : m->optimizer == OPTIMIZER_ADAMW_KAHAN ? "no master weights (Kahan summation)"
+                                                   : "no master weights (stochastic rounding)";
+}
+
+static void precision_line(RunLog *log, const Gpt2Options *m) {
+    const char *dtype = dtype_name(m->dtype);
+    if (m->dtype == DTYPE_FP32) {
+        runlog_text(log, "precision   fp32");
+        return;
+    }
+    if (m->gradients_in_dtype)
+        runlog_text(log,
+                    "precision   %s weights, activations and gradients (stochastic rounding), fp32 accumulation, %s",
+                    dtype, weight_keeping(m));
+    else
+        runlog_text(log, "precision   %s weights and activations, fp32 accumulation and gradients, %s", dtype,
+                    weight_keeping(m));
+    if (m->fp8)
+        runlog_text(log, "            matmuls of the blocks in fp8: e4m3, gradients e5m2, %s scaling",
+                    m->fp8_delayed ? "delayed" : "current");
+}
+
 static void model_lines(RunLog *log, const RunFacts *f) {
     const ModelConfig *c = &f->model->config;
     char n[TEXT];
@@ -34,15 +60,21 @@ static void model_lines(RunLog *log, const RunFacts *f) {
                 "%s parameters",
                 (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->max_T, (long long)c->V,
                 (long long)c->Vp, format_count((double)parameter_total(c), n, TEXT));
-    const char *dtype = dtype_name(f->model->dtype);
-    if (f->model->dtype == DTYPE_FP32)
-        runlog_text(log, "precision   fp32");
-    else
-        runlog_text(log, "precision   %s weights and activations, fp32 accumulation and gradients, %s", dtype,
-                    f->model->master ? "fp32 master weights" : "no master weights (stochastic rounding)");
+    precision_line(log, f->model);
     if (f->model->train && f->loss_scale != 1.0f)
         runlog_text(log, "            loss scale %g, halved by a step that overflows, doubled after %d that do not",
                     (double)f->loss_scale, optimizer_scale_growth_interval(f->model->dtype));
+}
+
+// hfu - mfu of this run is what the repetition costs.
+static void recompute_line(RunLog *log, const RunFacts *f) {
+    const Recompute *r = &f->model->recompute;
+    const Recompute none = {{0}};
+    const ModelConfig *c = &f->model->config;
+    char text[RECOMPUTE_TEXT];
+    if (!f->model->train || memcmp(r, &none, sizeof none) == 0) return;
+    runlog_text(log, "recompute   -r %s: %.3g%% more FLOPs", recompute_text(r, c->L, text, sizeof text),
+                100 * recompute_flops_per_token(r, c, f->T) / flops_per_token_hardware(c, f->T, &none));
 }
 
 static void memory_line(RunLog *log, const RunFacts *f) {
@@ -54,8 +86,11 @@ static void memory_line(RunLog *log, const RunFacts *f) {
             used += snprintf(line + used, sizeof line - (size_t)used, "%s %s, ", memory_class_name((MemoryClass)c),
                              format_bytes((double)n, bytes, TEXT));
     }
-    runlog_text(log, "%splanned in all %s (recompute level %d)", line,
-                format_bytes((double)memory_plan_total(f->plan), bytes, TEXT), f->model->recompute);
+    runlog_text(log, "%splanned in all %s", line, format_bytes((double)memory_plan_total(f->plan), bytes, TEXT));
+    const int64_t host = gpt2_host_bytes(f->model);
+    if (host > 0)
+        runlog_text(log, "            %s of the optimizer in host memory", format_bytes((double)host, bytes, TEXT));
+    recompute_line(log, f);
 }
 
 static void data_lines(RunLog *log, const RunFacts *f) {
@@ -82,9 +117,9 @@ static void schedule_lines(RunLog *log, const RunFacts *f) {
     runlog_text(log, "batch       %lld tokens a step: %lld windows of %lld, %lld at a time",
                 (long long)(f->step_windows * f->T), (long long)f->step_windows, (long long)f->T,
                 (long long)f->model->B);
-    runlog_text(log, "schedule    %s: warm-up over %lld steps to %.3g, %.3g at step %lld; AdamW, weight decay %g",
+    runlog_text(log, "schedule    %s: warm-up over %lld steps to %.3g, %.3g at step %lld; %s, weight decay %g",
                 schedule_name(s->kind), (long long)s->warmup, s->max_lr, schedule_lr(s, f->total_steps - 1),
-                (long long)f->total_steps, f->options->weight_decay);
+                (long long)f->total_steps, optimizer_name(f->model->optimizer), f->options->weight_decay);
     runlog_text(log, "mfu         (6 N + 6 L C T) FLOP a token against %s",
                 f->peak_is_measured ? "the measured matmul rate" : "the peak of the datasheet");
     if (!*f->options->output)

@@ -19,11 +19,16 @@
 //   gpu         step, sm_clock_mhz, memory_clock_mhz, power_watts, energy_joules (since the driver was loaded),
 //               temperature_c (null = not known), throttle ("power cap", ...; "" = nothing holds the clocks down)
 //                                                                    gpu/power_watts, ...
+//   numerics    step; of each class of tensors (gpt2_numerics.h) CLASS/amax, CLASS/rms, and as shares of its elements
+//               CLASS/zero, CLASS/underflow, CLASS/overflow; of each kind of parameter update_ratio/KIND, the norm of
+//               its update over that of the weight; left out where the update or the weight is 0
+//                                                                    numerics/qkv.in/amax, numerics/update_ratio/wte
 // A log that cannot be written (disk full) is reported once on stderr and never stops the run.
 #pragma once
 #include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
+#include "llmc/model/gpt2_numerics.h"
 #include "llmc/run/format.h"
 #include "llmc/step_control.h"
 #include <stdbool.h>
@@ -81,6 +86,11 @@ void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *sensors);
 void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown);
 // Text as it is drawn, control characters but newline and tab made visible; a GenerateSink whose context is the RunLog.
 bool runlog_stream(void *log, const char *bytes, int64_t n);
+
+// --numerics-every: the rows of gpt2_numerics_read to main.log and TensorBoard, and a line with the worst of them:
+//   numerics at step 100 | underflow up to 0.31% (fc.gradient) | no overflow | update/weight 2.1e-04 (lnfw) to 1.8e-02
+//   (wpe)
+void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count);
 
 #ifdef __cplusplus
 }

@@ -255,3 +255,76 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
     tensorboard_text(log->tensorboard, tag, text, bytes);
     entry_end(&e);
 }
+
+// ----------------------------------------------------------------------------------------------------------- numerics
+
+static double share(const NumericsRow *row, double elements) {
+    return row->stats.count > 0.0 ? elements / row->stats.count : 0.0;
+}
+static double underflow(const NumericsRow *row) { return share(row, row->stats.underflow); }
+static double overflow(const NumericsRow *row) { return share(row, row->stats.overflow); }
+static double ratio(const NumericsRow *row) { return row->ratio; }
+
+// The row for which `of` is largest, or smallest, among those where it is above 0; NULL: it is 0 everywhere.
+static const NumericsRow *extreme(const NumericsRow *rows, int count, double (*of)(const NumericsRow *), bool largest) {
+    const NumericsRow *found = NULL;
+    for (int i = 0; i < count; i++) {
+        if (!(of(&rows[i]) > 0.0)) continue;
+        if (!found || (of(&rows[i]) > of(found)) == largest) found = &rows[i];
+    }
+    return found;
+}
+
+// The length of "wte" in "wte.update".
+static int kind_length(const NumericsRow *row) { return (int)strcspn(row->name, "."); }
+
+static void numerics_text(RunLog *log, int64_t step, const NumericsRow *rows, int count) {
+    const struct {
+        const char *name;
+        double (*of)(const NumericsRow *);
+    } shares[] = {{"underflow", underflow}, {"overflow", overflow}};
+    char text[512];
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
+        const NumericsRow *worst = extreme(rows, count, shares[i].of, true);
+        if (worst)
+            used += (size_t)snprintf(text + used, sizeof text - used, " | %s up to %.3g%% (%s)", shares[i].name,
+                                     100.0 * shares[i].of(worst), worst->name);
+        else
+            used += (size_t)snprintf(text + used, sizeof text - used, " | no %s", shares[i].name);
+    }
+    const NumericsRow *least = extreme(rows, count, ratio, false), *most = extreme(rows, count, ratio, true);
+    if (most)
+        snprintf(text + used, sizeof text - used, " | update/weight %.1e (%.*s) to %.1e (%.*s)", least->ratio,
+                 kind_length(least), least->name, most->ratio, kind_length(most), most->name);
+    runlog_text(log, "numerics at step %lld%s", (long long)step, text);
+}
+
+// The numbers of one class, under its name.
+static void numerics_class(Entry *e, const NumericsRow *row) {
+    const struct {
+        const char *name;
+        double value;
+    } fields[] = {{"amax", (double)row->stats.amax},
+                  {"rms", sqrt(share(row, row->stats.sumsq))},
+                  {"zero", share(row, row->stats.zero)},
+                  {"underflow", underflow(row)},
+                  {"overflow", overflow(row)}};
+    char key[80];
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        snprintf(key, sizeof key, "%s/%s", row->name, fields[i].name);
+        entry_number(e, key, fields[i].value, FLOAT_DIGITS);
+    }
+    if (!(row->ratio > 0.0)) return;
+    snprintf(key, sizeof key, "update_ratio/%.*s", kind_length(row), row->name);
+    entry_number(e, key, row->ratio, FLOAT_DIGITS);
+}
+
+void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count) {
+    Entry e;
+    if (count == 0) return;
+    numerics_text(log, step, rows, count);
+    if (!entry_begin(&e, log, "numerics", "numerics", step)) return;
+    for (int i = 0; i < count; i++) numerics_class(&e, &rows[i]);
+    entry_end(&e);
+}

@@ -50,7 +50,7 @@ static bool write_parts(const char *directory, const Gpt2 *model, const TrainerS
     char *manifest = path_join(directory, manifest_name);
     bool ok = huggingface_write(directory, &weights, facts, err) &&
               checkpoint_write_optimizer(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
-              trainer_json_write(manifest, state, &gpt2_options(model)->config, facts, err);
+              trainer_json_write(manifest, state, gpt2_options(model), facts, err);
     free(manifest);
     free(optimizer);
     return ok;

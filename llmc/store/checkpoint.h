@@ -20,6 +20,8 @@ typedef struct {
     double best_val_loss;       // infinity before the first validation
     int64_t eot;                // end-of-text token of the data, -1 if not known
     StepControl control;        // windows of the outlier detector, loss scale
+    OptimizerKind optimizer;    // whose state is saved; set by load, save takes the model's
+    int64_t optimizer_start;    // updates that were done when its state began: 0, or where --reset-optimizer was given
     char *options_json;         // the options in force, one JSON object; malloced by load, given by save
     const Tokenizer *tokenizer; // given by save: written beside the weights; NULL: not known. load leaves NULL
 } TrainerState;
@@ -35,9 +37,12 @@ bool checkpoint_exists(const char *dir); // any step_* directory with a trainer.
 // The state alone (path is a step directory): what the trainer must know before it builds the model.
 bool checkpoint_load_state(const char *path, TrainerState *state, Error *err);
 void trainer_state_free(TrainerState *state);
-// Weights (STATE_WEIGHT) into the model, from any weights file; then the moments, from a checkpoint.
+// Weights into the model, from any weights file; then the optimizer's state, from a checkpoint. Without the second the
+// state is new: all zero.
 bool checkpoint_load_weights(Gpt2 *model, const char *path, Error *err);
 bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err);
+// False, and a message that names both, unless the optimizer whose state was saved is the one that is wanted.
+bool checkpoint_check_optimizer(OptimizerKind saved, OptimizerKind wanted, Error *err);
 
 // Keeps the newest `keep` checkpoints (0 = all) and every one whose step is a multiple of `major` (0 = none).
 // Directories whose manifest or sizes do not verify are neither counted nor removed; the one written last always stays.

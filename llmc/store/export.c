@@ -47,8 +47,7 @@ static Target target_of(const char *path) {
     return t;
 }
 
-// --------------------------------------------------------------------------------------------- what stands there
-// already
+// ------------------------------------------------------------------------------------------- what stands there already
 
 static bool check_file_target(const Target *t, const struct stat *st, Error *err) {
     if (S_ISDIR(st->st_mode))

@@ -40,7 +40,7 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     free(entries);
     bool ok = w != NULL;
     for (int i = 0; ok && i < count; i++) {
-        const StateForm form = {STATE_WEIGHT, m->dtype, table[i].spec->transposed};
+        const StateForm form = {m->dtype, table[i].spec->transposed};
         ok = state_write(m->model, i, form, append, w, err);
     }
     if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
@@ -48,8 +48,7 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     return false;
 }
 
-// ------------------------------------------------------------------------------------------------------ the small
-// files
+// ----------------------------------------------------------------------------------------------------- the small files
 
 static bool write_text(const char *path, const char *text, size_t bytes, FileFacts *facts, Error *err) {
     AtomicFile *f = atomic_file_create(path, err);

@@ -155,7 +155,7 @@ bool llmc_bin_write(const char *path, const Gpt2 *model, DType dtype, Error *err
     AtomicFile *file = atomic_file_create(path, err);
     bool ok = file && atomic_file_write(file, header, sizeof header, err);
     for (int i = 0; ok && i < gpt2_num_tensors(model); i++)
-        ok = state_write(model, i, (StateForm){STATE_WEIGHT, dtype, false}, append, file, err) &&
+        ok = state_write(model, i, (StateForm){dtype, false}, append, file, err) &&
              append_padding(file, &gpt2_parameters(model)[i], dtype, err);
     if (ok) return atomic_file_commit(file, NULL, NULL, err);
     atomic_file_abandon(file);

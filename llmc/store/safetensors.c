@@ -29,6 +29,7 @@ struct SafetensorsFile {
     SafetensorsEntry *entries; // in the order of their data
     const SafetensorsEntry **by_name;
     int count;
+    cJSON *metadata; // NULL: none
 };
 
 // The element types of the format. Those that no reader of ours needs are known by size only.
@@ -39,7 +40,7 @@ static const struct {
 } file_dtypes[] = {
     {"F32", 4, DTYPE_FP32},   {"F16", 2, DTYPE_FP16},      {"BF16", 2, DTYPE_BF16},     {"F64", 8, DTYPE_COUNT},
     {"I64", 8, DTYPE_COUNT},  {"U64", 8, DTYPE_COUNT},     {"I32", 4, DTYPE_COUNT},     {"U32", 4, DTYPE_COUNT},
-    {"I16", 2, DTYPE_COUNT},  {"U16", 2, DTYPE_COUNT},     {"I8", 1, DTYPE_COUNT},      {"U8", 1, DTYPE_COUNT},
+    {"I16", 2, DTYPE_COUNT},  {"U16", 2, DTYPE_COUNT},     {"I8", 1, DTYPE_COUNT},      {"U8", 1, DTYPE_U8},
     {"BOOL", 1, DTYPE_COUNT}, {"F8_E4M3", 1, DTYPE_COUNT}, {"F8_E5M2", 1, DTYPE_COUNT},
 };
 enum { NUM_FILE_DTYPES = sizeof file_dtypes / sizeof file_dtypes[0] };
@@ -184,6 +185,7 @@ static bool read_header(SafetensorsFile *f, Error *err) {
     int64_t data_start = PREFIX_BYTES + (int64_t)length;
     if (ok)
         ok = (root && parse_entries(f, root, data_start, size - data_start, err)) || error_prefix(err, "%s", f->path);
+    if (ok) f->metadata = cJSON_DetachItemFromObjectCaseSensitive(root, "__metadata__");
     cJSON_Delete(root);
     return ok;
 }
@@ -201,6 +203,7 @@ SafetensorsFile *safetensors_open(const char *path, Error *err) {
 void safetensors_close(SafetensorsFile *f) {
     if (!f) return;
     if (f->fd >= 0) close(f->fd);
+    cJSON_Delete(f->metadata);
     free(f->entries);
     free(f->by_name);
     free(f->path);
@@ -220,9 +223,14 @@ const SafetensorsEntry *safetensors_find(const SafetensorsFile *f, const char *n
     return found ? *found : NULL;
 }
 
+const char *safetensors_metadata(const SafetensorsFile *f, const char *key) {
+    const char *value;
+    return cJSON_IsObject(f->metadata) && json_get_string(f->metadata, key, &value, NULL) ? value : NULL;
+}
+
 bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_t first, int64_t n, float *out,
                            Error *err) {
-    if (e->dtype == DTYPE_COUNT)
+    if (e->dtype != DTYPE_FP32 && e->dtype != DTYPE_FP16 && e->dtype != DTYPE_BF16)
         return error_set(err, "%s: tensor %s is %s, only F32, F16 and BF16 are read", f->path, e->name, e->stored);
     int64_t size = (int64_t)dtype_size(e->dtype);
     REQUIRE(first >= 0 && n >= 0 && n <= e->bytes / size && first <= e->bytes / size - n,
@@ -239,6 +247,14 @@ bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_
     return true;
 }
 
+bool safetensors_read_bytes(SafetensorsFile *f, const SafetensorsEntry *e, int64_t first, int64_t n, void *out,
+                            Error *err) {
+    REQUIRE(first >= 0 && n >= 0 && n <= e->bytes && first <= e->bytes - n,
+            "bytes [%lld, %lld) of tensor %s, which has %lld", (long long)first, (long long)(first + n), e->name,
+            (long long)e->bytes);
+    return file_read_at(f->fd, f->path, e->offset + first, out, (size_t)n, err);
+}
+
 // ----------------------------------------------------------------------------------------------------------- writing
 
 struct SafetensorsWriter {
@@ -250,7 +266,7 @@ struct SafetensorsWriter {
 static const char *file_dtype_name(DType dtype) {
     for (int i = 0; i < NUM_FILE_DTYPES; i++)
         if (file_dtypes[i].dtype == dtype) return file_dtypes[i].name;
-    bug_report(__FILE__, __LINE__, "safetensors files of ours hold fp32, fp16 and bf16, not %s", dtype_name(dtype));
+    bug_report(__FILE__, __LINE__, "safetensors files of ours hold fp32, fp16, bf16 and u8, not %s", dtype_name(dtype));
 }
 
 // Offsets of entries are still relative to the data here. Names and metadata are ours: no character needs an escape.

@@ -12,7 +12,7 @@ extern "C" {
 typedef struct {
     char name[128];
     const char *stored; // the dtype as the file spells it: "F32", "I8", ...; static. Ignored by the writer
-    DType dtype;        // F32, F16, BF16; other dtypes are refused when read, not when listed (dtype DTYPE_COUNT)
+    DType dtype;        // F32, F16, BF16, U8; others are listed, with dtype DTYPE_COUNT
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
     int64_t offset; // from the start of the file
@@ -25,9 +25,14 @@ void safetensors_close(SafetensorsFile *f);
 int safetensors_count(const SafetensorsFile *f);
 const SafetensorsEntry *safetensors_entry(const SafetensorsFile *f, int i);
 const SafetensorsEntry *safetensors_find(const SafetensorsFile *f, const char *name); // NULL: not there
-// Elements [first, first + n) of an entry, converted to fp32.
+// A value of the file's "__metadata__", which belongs to the file; NULL: it has none of this name that is a text.
+const char *safetensors_metadata(const SafetensorsFile *f, const char *key);
+// Elements [first, first + n) of an entry, converted to fp32. F32, F16 and BF16; others are refused.
 bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_t first, int64_t n, float *out,
                            Error *err);
+// Bytes [first, first + n) of an entry, as they stand there.
+bool safetensors_read_bytes(SafetensorsFile *f, const SafetensorsEntry *e, int64_t first, int64_t n, void *out,
+                            Error *err);
 
 // Writing: declare everything, then append the data in the same order, in pieces of any size.
 typedef struct SafetensorsWriter SafetensorsWriter;

@@ -46,7 +46,7 @@ static bool write_plain(const StateWriter *s, Error *err) {
     bool ok = true;
     for (int64_t row = 0; ok && row < p->file_rows; row += state_piece_rows(p)) {
         const int64_t n = min_i64(state_piece_rows(p), p->file_rows - row);
-        gpt2_get_state(s->model, s->index, s->form.kind, row, n, piece);
+        gpt2_get_weight(s->model, s->index, row, n, piece);
         ok = put(s, piece, n * p->cols, err);
     }
     free(piece);
@@ -56,7 +56,7 @@ static bool write_plain(const StateWriter *s, Error *err) {
 static bool write_transposed(const StateWriter *s, Error *err) {
     const int64_t out = s->p->rows, in = s->p->cols;
     float *matrix = allocate(out * in, sizeof *matrix), *strip = allocate(TRANSPOSE_STRIP * out, sizeof *strip);
-    gpt2_get_state(s->model, s->index, s->form.kind, 0, out, matrix);
+    gpt2_get_weight(s->model, s->index, 0, out, matrix);
     bool ok = true;
     for (int64_t c = 0; ok && c < in; c += TRANSPOSE_STRIP) {
         const int64_t n = min_i64(TRANSPOSE_STRIP, in - c);

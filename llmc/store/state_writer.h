@@ -4,7 +4,6 @@
 #include "llmc/model/gpt2.h"
 
 typedef struct {
-    StateKind kind;
     DType dtype;     // fp32; fp16 and bf16 are rounded to nearest even
     bool transposed; // (out, in) with us, (in, out) in the file
 } StateForm;

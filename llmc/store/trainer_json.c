@@ -65,12 +65,14 @@ static void print_control(FILE *out, const StepControl *control) {
     for (int i = 0; i < NUM_INTS; i++)
         fprintf(out, ",\n    \"%s\": %d", control_ints[i].name,
                 (int)*(const int32_t *)((const char *)control + control_ints[i].offset));
+    fprintf(out, ",\n    \"micro_steps\": %u", (unsigned)control->micro_steps);
     print_window(out, "loss_window", &control->loss_window);
     print_window(out, "norm_window", &control->norm_window);
     fputs("\n  },\n", out);
 }
 
-static void print_state(FILE *out, const TrainerState *state, const ModelConfig *config) {
+static void print_state(FILE *out, const TrainerState *state, const Gpt2Options *model) {
+    const ModelConfig *config = &model->config;
     char loss[40] = "null";
     if (!isinf(state->best_val_loss)) json_format_double(state->best_val_loss, 17, loss, sizeof loss);
     fprintf(out, "  \"format\": %d,\n  \"step\": %lld,\n  \"position\": %lld,\n  \"T\": %lld,\n", FORMAT_VERSION,
@@ -80,6 +82,8 @@ static void print_state(FILE *out, const TrainerState *state, const ModelConfig 
     fprintf(out, "  \"model\": {\"max_T\": %lld, \"V\": %lld, \"L\": %lld, \"NH\": %lld, \"C\": %lld},\n",
             (long long)config->max_T, (long long)config->V, (long long)config->L, (long long)config->NH,
             (long long)config->C);
+    fprintf(out, "  \"optimizer\": \"%s\",\n  \"optimizer_start\": %lld,\n", optimizer_name(model->optimizer),
+            (long long)state->optimizer_start);
     print_control(out, &state->control);
     fprintf(out, "  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
 }
@@ -96,7 +100,7 @@ static void print_manifest(FILE *out, const FileFacts *facts) {
     fputs("\n  }\n", out);
 }
 
-bool trainer_json_write(const char *path, const TrainerState *state, const ModelConfig *config,
+bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2Options *model,
                         const FileFacts facts[CHECKPOINT_FILES], Error *err) {
     if (state->options_json) { // text from outside must not make a checkpoint that nobody can read
         cJSON *options = json_parse(state->options_json, strlen(state->options_json), err);
@@ -108,7 +112,7 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
     FILE *out = open_memstream(&text, &bytes);
     REQUIRE(out != NULL, "out of memory for trainer.json");
     fputs("{\n", out);
-    print_state(out, state, config);
+    print_state(out, state, model);
     print_manifest(out, facts);
     fputs("}\n", out);
     REQUIRE(fclose(out) == 0, "out of memory for trainer.json");
@@ -141,6 +145,24 @@ static bool read_window(const cJSON *control, const char *name, OutlierWindow *w
     return true;
 }
 
+// Fields that older checkpoints lack: *value stays as it is where there is none.
+static bool read_later_int(const cJSON *object, const char *key, int64_t min, int64_t max, int64_t *value, Error *err) {
+    const cJSON *item;
+    if (!json_find(object, key, &item, err)) return false;
+    return !item || json_get_int(object, key, min, max, value, err);
+}
+
+static bool read_optimizer(const cJSON *root, TrainerState *state, Error *err) {
+    const cJSON *item;
+    char found[64];
+    state->optimizer = OPTIMIZER_ADAMW, state->optimizer_start = 0;
+    if (!json_find(root, "optimizer", &item, err)) return false;
+    if (item && !(cJSON_IsString(item) && optimizer_parse(&state->optimizer, item->valuestring, NULL)))
+        return error_set(err, "\"optimizer\" is %s, which this version does not know",
+                         json_describe(item, found, sizeof found));
+    return read_later_int(root, "optimizer_start", 0, state->step, &state->optimizer_start, err);
+}
+
 static bool read_control(const cJSON *root, StepControl *c, Error *err) {
     const cJSON *control, *item;
     if (!json_get_object(root, "control", &control, err)) return false;
@@ -156,6 +178,9 @@ static bool read_control(const cJSON *root, StepControl *c, Error *err) {
             return false;
         *(int32_t *)((char *)c + control_ints[i].offset) = (int32_t)value;
     }
+    int64_t micro_steps = 0;
+    if (!read_later_int(control, "micro_steps", 0, UINT32_MAX, &micro_steps, err)) return false;
+    c->micro_steps = (uint32_t)micro_steps;
     if (!isfinite(c->loss_scale) || c->loss_scale <= 0.0f)
         return error_set(err, "\"loss_scale\" is %g, expected a positive number", (double)c->loss_scale);
     return read_window(control, "loss_window", &c->loss_window, err) &&
@@ -211,8 +236,9 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
               json_get_int(root, "position", 0, JSON_MAX_INT, &state->position, err) &&
               json_get_int(root, "T", 1, INT32_MAX, &state->T, err) && read_u64(root, "seed", 10, &state->seed, err) &&
               read_best_val_loss(root, &state->best_val_loss, err) &&
-              json_get_int(root, "eot", -1, INT32_MAX, &state->eot, err) && read_control(root, &state->control, err) &&
-              read_manifest(root, facts, err) && json_get_object(root, "options", &options, err);
+              json_get_int(root, "eot", -1, INT32_MAX, &state->eot, err) && read_optimizer(root, state, err) &&
+              read_control(root, &state->control, err) && read_manifest(root, facts, err) &&
+              json_get_object(root, "options", &options, err);
     if (!ok) return false;
     state->options_json = cJSON_PrintUnformatted(options);
     REQUIRE(state->options_json != NULL, "out of memory for the options");

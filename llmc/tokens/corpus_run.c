@@ -168,8 +168,7 @@ static bool has_both_sides(const Run *r, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------ the final
-// names
+// ----------------------------------------------------------------------------------------------------- the final names
 
 static bool write_descriptions(const Run *r, Error *err) {
     size_t bytes;

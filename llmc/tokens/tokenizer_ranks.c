@@ -22,8 +22,7 @@ static Tokenizer *named(const char *path, Error *err) {
     return vocabulary_new(name, err);
 }
 
-// -------------------------------------------------------------------------------------------------- tiktoken rank
-// files
+// ------------------------------------------------------------------------------------------------- tiktoken rank files
 
 static int base64_value(char c) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

@@ -1,5 +1,6 @@
-// The end of a step: gradient norm, the decision (clip, skip), the update. Host side of AdamW: who decays, which step
-// it is. Owns the list of tensors it hands to the ops; the state itself (m, v, master) is the model's.
+// The end of a step: gradient norm, the decision (clip, skip), the update, by the optimizer that the model was planned
+// for. Owns the list of tensors it hands to the ops; the state itself (moments, master) is the model's. Which rules an
+// optimizer uses: llmc/model/optimizer_state.c; Muon and offload have files of their own beside this one.
 #pragma once
 #include "llmc/model/gpt2.h"
 
@@ -9,6 +10,7 @@ extern "C" {
 
 typedef struct {
     float beta1, beta2, eps;
+    float momentum;     // SGD, Muon
     float weight_decay; // on matrices and embeddings; vectors (biases, layernorm) do not decay
     uint64_t seed;      // of stochastic rounding, where there are no master weights
     StepLimits limits;  // clip, outliers
@@ -25,9 +27,10 @@ typedef struct Optimizer Optimizer;
 Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error *err);
 void optimizer_destroy(Optimizer *optimizer);
 
-// Update number `step` (from 1) with this learning rate, from the gradients of a step of tokens_in_step tokens. What
-// was decided stands in gpt2_control. Queued on the compute stream; does not wait.
-void optimizer_step(Optimizer *optimizer, int64_t step, double learning_rate, int64_t tokens_in_step);
+// Update number `step` (from 1, counted from where the optimizer's state began) with this learning rate, from the
+// gradients of a step of tokens_in_step tokens. What was decided stands in gpt2_control. Queued on the compute stream;
+// does not wait. watched: --numerics-every wants to see it: one parameter after the other, the same bits.
+void optimizer_step(Optimizer *optimizer, int64_t step, double learning_rate, int64_t tokens_in_step, bool watched);
 
 #ifdef __cplusplus
 }

@@ -99,8 +99,8 @@ def test_samples_that_do_not_fit_into_memory_are_refused(tmp_path):
     limited = ["bash", "-c", 'ulimit -v 30000000; exec "$@"', "bash"]
     arguments = command("-e", "L=12,C=768,NH=12,V=257,T=1024", *GREEDY, "-s", 1, "--samples", 1024)
     result = subprocess.run(limited + arguments, capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert result.returncode == EXIT_RUN_FAILED, result.stderr
-    assert "--samples" in result.stderr
+    assert result.returncode == EXIT_BAD_INPUT, result.stderr
+    assert "not enough memory" in result.stderr and "it fits with --samples 1 (" in result.stderr
 
 
 # ------------------------------------------------------------------------------------------------- --interactive, pipes

@@ -49,7 +49,7 @@ def test_every_op_of_a_step_has_its_calls(data, tmp_path):
         "residual_layernorm_forward": 2 * L, "layernorm_backward": 2 * L + 1, "matmul_forward": 3 * L,
         "matmul_gelu_forward": L, "matmul_backward_input": 3 * L, "matmul_gelu_backward_input": L,
         "matmul_backward_weight": 4 * L, "attention_forward": L, "attention_backward": L, "head_loss_backward": 1,
-        "sequence_losses": 1, "gradient_sumsq": 1, "step_control_update": 1, "adamw_update": 1, "tensor_fill": 1,
+        "sequence_losses": 1, "gradient_sumsq": 1, "step_control_update": 1, "optimizer_update": 1, "tensor_fill": 1,
     }  # fmt: skip
 
 

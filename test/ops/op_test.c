@@ -306,6 +306,12 @@ double op_tolerance(DType dtype) { return dtype == DTYPE_FP32 ? 1e-5 : dtype == 
 
 double op_limit(DType dtype, int64_t n) { return (n < FEW_VALUES ? 2.0 : 1.0) * op_tolerance(dtype); }
 
+double op_norm(const double *x, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
 double op_relative_error(const double *got, const double *want, int64_t n) {
     double error = 0.0, norm = 0.0;
     for (int64_t i = 0; i < n; i++) {

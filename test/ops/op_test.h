@@ -66,6 +66,7 @@ void op_write(Tensor t, const void *host);
 // fewer than 256 values two worst roundings may meet, 2 * 2^-8 = 7.8e-3 in bf16, and checks allow twice as much.
 double op_tolerance(DType dtype);
 double op_limit(DType dtype, int64_t n); // op_tolerance, doubled for few values
+double op_norm(const double *x, int64_t n);
 double op_relative_error(const double *got, const double *want, int64_t n);
 void op_expect(const char *name, double error, double tolerance); // fails unless error <= tolerance
 void op_check(OpTensor x, DType precision);                       // device against .v

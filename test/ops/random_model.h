@@ -22,25 +22,33 @@ static inline void set_random_weights(Gpt2 *model) {
             values[j] = 0.15f * normal[0] + (p->spec->init == INIT_ONE ? 1.0f : 0.0f);
             if (j / p->cols >= p->file_rows) values[j] = 0.0f; // rows of wte beyond V
         }
-        gpt2_set_state(model, i, STATE_WEIGHT, 0, p->rows, values);
+        gpt2_set_weight(model, i, 0, p->rows, values);
         free(values);
     }
 }
 
-// Of at most `batch` windows and `sequences` to decode.
-static inline Gpt2 *make_model(DType dtype, bool train, int64_t batch, int recompute, int64_t sequences) {
-    Error err;
+// Of at most `batch` windows and `sequences` to decode; -r 0.
+static inline Gpt2Options model_options(DType dtype, bool train, int64_t batch, int64_t sequences) {
     Gpt2Options options = {.config = {.max_T = MAX_T, .L = L, .NH = NH, .C = C},
                            .dtype = dtype,
                            .master = dtype != DTYPE_FP32,
                            .train = train,
                            .B = batch,
                            .T = T,
-                           .recompute = recompute,
+                           .seed = 42,
                            .sequences = sequences};
     model_config_set_vocab(&options.config, V);
+    return options;
+}
+
+static inline Gpt2 *make_model_of(Gpt2Options options) {
+    Error err;
     Gpt2 *model = gpt2_create(&options, &err);
     if (!model) op_fail("%s", err.text);
     set_random_weights(model);
     return model;
+}
+
+static inline Gpt2 *make_model(DType dtype, bool train, int64_t batch, int64_t sequences) {
+    return make_model_of(model_options(dtype, train, batch, sequences));
 }

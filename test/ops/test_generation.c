@@ -11,12 +11,9 @@ enum { S = 3, SPAN = T + 1 };
 static uint16_t *windows;        // (S, T+1), memory the device can copy from
 static int32_t tokens[S * SPAN]; // the same
 
-// GELU out of the epilogues: within them it may be taken of a value that was not rounded, here and not there as the
-// speed of each shape decides, and the tests below compare bits of different shapes.
 static int setup(void **state) {
     Error err;
     if (op_group_setup(state) != 0) return -1;
-    op_restart_device((DeviceOptions){.gelu_fusion = GELU_FUSION_NONE});
     windows = host_alloc(S * SPAN * sizeof *windows, &err);
     if (!windows) return -1;
     for (int i = 0; i < S * SPAN; i++)
@@ -83,7 +80,7 @@ static void assert_same_logits(const float *a, const float *b, int rows) {
 
 static void every_position_has_the_logits_of_the_specification(void **state) {
     const DType dtype = op_dtype(state);
-    Gpt2 *model = make_model(dtype, false, 1, RECOMPUTE_NONE, S);
+    Gpt2 *model = make_model(dtype, false, 1, S);
     double *want = specified_logits(model);
     float logits[S * V];
     start(model, 0, S, 1, logits);
@@ -116,7 +113,7 @@ static void a_sequence_has_the_same_bits_alone_and_beside_others(void **state) {
         print_message("the library chooses how it multiplies by the number of rows\n");
         skip();
     }
-    Gpt2 *model = make_model(dtype, false, 1, RECOMPUTE_NONE, S);
+    Gpt2 *model = make_model(dtype, false, 1, S);
     float together[GROWN][S * V], alone[V];
     start(model, 0, S, PROMPT, together[0]);
     for (int i = 1; i < GROWN; i++) step(model, 0, S, together[i]);
@@ -135,7 +132,7 @@ static void a_sequence_has_the_same_bits_alone_and_beside_others(void **state) {
 static void sequences_with_one_prompt_are_alike_until_their_tokens_differ(void **state) {
     enum { PROMPT = 37 };
     const DType dtype = op_dtype(state);
-    Gpt2 *model = make_model(dtype, false, 1, RECOMPUTE_NONE, S);
+    Gpt2 *model = make_model(dtype, false, 1, S);
     int32_t prompts[S * PROMPT];
     float logits[S * V], first[V];
     start(model, 0, 1, PROMPT, first);
@@ -166,16 +163,19 @@ static uint64_t micro_step(Gpt2 *model) {
 static void training_and_decoding_share_memory_and_do_not_see_each_other(void **state) {
     const DType dtype = op_dtype(state);
     float logits[2][2 * V], expected[2][2 * V];
-    Gpt2 *model = make_model(dtype, false, 1, RECOMPUTE_NONE, 2); // never trains
+    Gpt2 *model = make_model(dtype, false, 1, 2); // never trains
     start(model, 0, 2, 50, expected[0]);
     step(model, 0, 2, expected[1]);
     gpt2_destroy(model);
-    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
-        model = make_model(dtype, true, S, level, 0); // never decodes
+    for (int level = 0; level <= 3; level++) {
+        Gpt2Options options = model_options(dtype, true, S, 0); // never decodes
+        options.recompute = recompute_all(recompute_level_set(level));
+        model = make_model_of(options);
         const uint64_t trained = micro_step(model);
         gpt2_destroy(model);
-        model = make_model(dtype, true, S, level, 2);
-        const int rounds = level == RECOMPUTE_NONE ? 3 : 1; // the third replays what the second recorded
+        options.sequences = 2;
+        model = make_model_of(options);
+        const int rounds = level == 0 ? 3 : 1; // the third replays what the second recorded
         for (int round = 0; round < rounds; round++) {
             if (micro_step(model) != trained) op_fail("level %d: other bits after decoding", level);
             assert_int_equal(gpt2_decode_length(model), 0);
@@ -189,7 +189,7 @@ static void training_and_decoding_share_memory_and_do_not_see_each_other(void **
 
 static void an_evaluation_ends_what_was_begun_and_takes_nothing_along(void **state) {
     const DType dtype = op_dtype(state);
-    Gpt2 *model = make_model(dtype, false, S, RECOMPUTE_NONE, S);
+    Gpt2 *model = make_model(dtype, false, S, S);
     float before[S * V], after[S * V];
     gpt2_load_batch(model, windows, S, sizeof *windows);
     gpt2_forward(model);

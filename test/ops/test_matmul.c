@@ -12,13 +12,10 @@ enum { NUM_CASES = sizeof cases / sizeof *cases };
 
 static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static void begin_with(const struct Case *c, DType dtype, bool gelu_again, const char *what) {
+static void begin(const struct Case *c, DType dtype, const char *what) {
     OpsShape shape = {.B = 1, .T = c->N, .C = max(c->IC, c->OC), .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype};
-    shape.gelu_again = gelu_again;
     op_begin(shape, "%s N=%d IC=%d OC=%d", what, (int)c->N, (int)c->IC, (int)c->OC);
 }
-
-static void begin(const struct Case *c, DType dtype, const char *what) { begin_with(c, dtype, false, what); }
 
 // Entries of size 1 / sqrt(terms), so that a product of them with values of size 1 has size 1.
 static OpTensor matrix(DType dtype, const char *name, const struct Case *c, int64_t terms) {
@@ -81,11 +78,11 @@ static void matmul_gelu_forward_matches(void **state) {
     }
 }
 
-static void gelu_forward_repeats_the_bits_of_matmul_gelu_forward_when_it_will_be_asked(void **state) {
+static void gelu_forward_repeats_the_bits_of_matmul_gelu_forward(void **state) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) {
         const struct Case *c = &cases[i];
-        begin_with(c, dtype, true, "matmul_gelu_forward, gelu_again");
+        begin(c, dtype, "matmul_gelu_forward and gelu_forward");
         OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matrix(dtype, "weight", c, c->IC);
         OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0);
         OpTensor out = op_output(dtype, "out", DIMS(c->N, c->OC)), pre = op_output(dtype, "pre", DIMS(c->N, c->OC));
@@ -216,7 +213,7 @@ int main(void) {
         OP_TEST(matmul_forward_matches),
         OP_TEST(matmul_forward_of_few_rows_matches),
         OP_TEST(matmul_gelu_forward_matches),
-        OP_TEST(gelu_forward_repeats_the_bits_of_matmul_gelu_forward_when_it_will_be_asked),
+        OP_TEST(gelu_forward_repeats_the_bits_of_matmul_gelu_forward),
         OP_TEST(matmul_backward_input_matches),
         OP_TEST(matmul_gelu_backward_input_matches),
         OP_TEST(matmul_backward_weight_matches),

@@ -1,4 +1,5 @@
-// tensor_fill and tensor_cast, bit by bit, and gelu_forward; also on tensors that begin at an odd element.
+// tensor_fill and tensor_cast, bit by bit, gelu_forward, tensor_axpby and tensor_normalize; also on tensors that begin
+// at an odd element.
 #include "test/ops/op_test.h"
 #include <math.h>
 #include <stdlib.h>
@@ -111,12 +112,72 @@ static void gelu_forward_matches(void **state) {
     }
 }
 
+// a x + b y into a third tensor, into x and into y.
+static void axpby_case(DType dtype, int64_t n, bool is_aligned, int into) {
+    op_begin(shape(), "tensor_axpby of %d %selements into tensor %d", (int)n, is_aligned ? "" : "unaligned ", into);
+    OpTensor x = op_inout(dtype, "x", DIMS(n), 1.0), y = op_inout(dtype, "y", DIMS(n), 1.0);
+    OpTensor third = op_output(dtype, "out", DIMS(n)), out = into == 0 ? third : into == 1 ? x : y;
+    const int64_t skipped = is_aligned ? 0 : 1;
+    ref_tensor_axpby(out.v + skipped, (double)3.4445f, x.v + skipped, (double)-4.775f, y.v + skipped, n - skipped);
+    if (is_aligned) {
+        tensor_axpby(out.t, 3.4445f, x.t, -4.775f, y.t);
+        op_check(out, dtype);
+    } else {
+        const OpTensor rest = {.t = without_first(out.t), .v = out.v + 1};
+        tensor_axpby(rest.t, 3.4445f, without_first(x.t), -4.775f, without_first(y.t));
+        op_check(rest, dtype);
+    }
+    op_end();
+}
+
+static void tensor_axpby_matches_also_in_place(void **state) {
+    DType dtype = op_dtype(state);
+    static const int64_t sizes[] = {7, 512, 70001};
+    for (int i = 0; i < 9; i++) {
+        axpby_case(dtype, sizes[i % 3], true, i / 3);
+        axpby_case(dtype, sizes[i % 3], false, i / 3);
+    }
+}
+
+static void normalize_case(DType dtype, DType from, int64_t n) {
+    op_begin(shape(), "tensor_normalize of %d elements from %s", (int)n, dtype_name(from));
+    OpTensor in = op_input(from, "in", DIMS(n), 30.0), out = op_output(dtype, "out", DIMS(n));
+    OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0);
+    sumsq.v[0] = ref_sumsq(in.v, n);
+    op_upload(&sumsq);
+    tensor_normalize(out.t, in.t, sumsq.t);
+    ref_tensor_normalize(out.v, in.v, sumsq.v[0], n);
+    op_check(out, dtype);
+    op_end();
+}
+
+static void tensor_normalize_matches(void **state) {
+    DType dtype = op_dtype(state);
+    static const int64_t sizes[] = {1, 7, 70001};
+    for (int i = 0; i < 3; i++) {
+        normalize_case(dtype, DTYPE_FP32, sizes[i]);
+        normalize_case(dtype, dtype, sizes[i]);
+    }
+}
+
+// The 1e-7 keeps 0 / 0 away.
+static void a_tensor_of_zeros_normalizes_to_zeros(void **state) {
+    DType dtype = op_dtype(state);
+    op_begin(shape(), "tensor_normalize of zeros");
+    OpTensor in = op_input(dtype, "in", DIMS(100), 0.0), out = op_output(dtype, "out", DIMS(100));
+    OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0);
+    tensor_normalize(out.t, in.t, sumsq.t);
+    const double *got = op_download(out);
+    for (int i = 0; i < 100; i++) assert_true(got[i] == 0.0);
+    op_end();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        OP_TEST(tensor_fill_writes_every_element),
-        OP_TEST(tensor_fill_takes_any_alignment),
-        OP_TEST(tensor_cast_rounds_to_nearest_even),
-        OP_TEST(gelu_forward_matches),
+        OP_TEST(tensor_fill_writes_every_element),      OP_TEST(tensor_fill_takes_any_alignment),
+        OP_TEST(tensor_cast_rounds_to_nearest_even),    OP_TEST(gelu_forward_matches),
+        OP_TEST(tensor_axpby_matches_also_in_place),    OP_TEST(tensor_normalize_matches),
+        OP_TEST(a_tensor_of_zeros_normalizes_to_zeros),
     };
     return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

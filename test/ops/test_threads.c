@@ -11,8 +11,20 @@
 
 enum { B = 3, T = 70, C = 72, NH = 3, N = B * T, V = 200, Vp = 256 };
 
+// For updates: a small tensor beside one of several parts, of as many rows as make Adafactor cut it in groups.
+enum { UPDATED = 2, UPDATED_COLS = 67 };
+static const int64_t updated_rows[UPDATED] = {1, 1045};
+
 static void begin(DType dtype, const char *what) {
-    OpsShape shape = {.B = B, .T = T, .C = C, .NH = NH, .Vp = Vp, .num_tensors = 2, .sequences = B, .dtype = dtype};
+    OpsShape shape = {.B = B,
+                      .T = T,
+                      .C = C,
+                      .NH = NH,
+                      .Vp = Vp,
+                      .num_tensors = 2,
+                      .sequences = B,
+                      .factored = UPDATED_COLS * 2000,
+                      .dtype = dtype};
     op_begin(shape, "bits of %s", what);
 }
 
@@ -64,37 +76,76 @@ static uint64_t decoding_bits(DType dtype) {
     return op_digest(digest, cache);
 }
 
-static uint64_t optimizer_bits(DType dtype) {
-    enum { SMALL = 77, LARGE = 70001 };
-    const int64_t sizes[2] = {SMALL, LARGE};
-    OpTensor x[2][4], sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(2));
-    AdamWTensor tensors[2];
-    Tensor grads[2];
-    for (int i = 0; i < 2; i++) {
-        x[i][0] = op_inout(dtype, "weight", DIMS(sizes[i]), 1.0),
-        x[i][1] = op_inout(DTYPE_FP32, "m", DIMS(sizes[i]), 0.1);
-        x[i][2] = op_inout(DTYPE_FP32, "v", DIMS(sizes[i]), 0.0),
-        x[i][3] = op_inout(dtype, "grad", DIMS(sizes[i]), 1.0);
-        grads[i] = x[i][3].t;
-        tensors[i] = (AdamWTensor){x[i][0].t, tensor_none(), grads[i], x[i][1].t, x[i][2].t, 0.1f};
+// The digest of an update by this rule, with moments in dtype `kept`, and of what comes before it.
+static uint64_t update_bits(DType dtype, UpdateRule rule, DType kept) {
+    enum { TENSORS = 8 };
+    OpTensor x[UPDATED][TENSORS];
+    UpdateTensor tensors[UPDATED];
+    for (int i = 0; i < UPDATED; i++) {
+        const int64_t rows = updated_rows[i], cols = UPDATED_COLS,
+                      blocks = (rows * cols + STATE_BLOCK - 1) / STATE_BLOCK;
+        OpTensor all[TENSORS] = {op_inout(dtype, "weight", DIMS(rows, cols), 1.0),
+                                 op_inout(dtype, "grad", DIMS(rows, cols), 1.0),
+                                 op_inout(kept == DTYPE_U8 ? DTYPE_FP32 : kept, "m", DIMS(rows, cols), 0.1),
+                                 op_inout(kept == DTYPE_U8 ? DTYPE_FP32 : kept, "v", DIMS(rows, cols), 0.0),
+                                 op_inout(DTYPE_FP32, "m_scale", DIMS(blocks), 1.0),
+                                 op_inout(DTYPE_FP32, "v_scale", DIMS(blocks), 0.0),
+                                 op_inout(DTYPE_FP32, "row", DIMS(rows), 0.0),
+                                 op_inout(DTYPE_FP32, "col", DIMS(cols), 0.0)};
+        memcpy(x[i], all, sizeof all);
+        if (kept == DTYPE_U8) all[2].t.dtype = all[3].t.dtype = DTYPE_U8; // bytes of random numbers are codes, too
+        tensors[i] = (UpdateTensor){.weight = all[0].t,
+                                    .grad = all[1].t,
+                                    .m = all[2].t,
+                                    .v = all[3].t,
+                                    .m_scale = all[4].t,
+                                    .v_scale = all[5].t,
+                                    .rule = rule,
+                                    .weight_decay = 0.1f,
+                                    .rate = 1.0f,
+                                    .stream = i};
+        if (rule == RULE_ADAFACTOR) tensors[i].row = all[6].t, tensors[i].col = all[7].t;
+        if (rule == RULE_ADAFACTOR) tensors[i].rms = op_output(DTYPE_FP32, "rms", DIMS(1)).t;
     }
-    AdamWParams params = {.learning_rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .step = 2, .seed = 7};
-    gradient_sumsq(sumsq.t, grads, 2);
-    adamw_update(tensors, 2, params, op_control(step_control_initial(1.0f)));
-    uint64_t digest = op_digest(0, sumsq);
-    for (int i = 0; i < 2; i++)
-        for (int j = 0; j < 3; j++) digest = op_digest(digest, x[i][j]);
+    const UpdateParams params = {
+        .learning_rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .momentum = 0.9f, .step = 2, .seed = 7};
+    Tensor control = op_control(step_control_initial(1.0f));
+    adafactor_statistics(tensors, UPDATED, params, control);
+    momentum_update(tensors, UPDATED, params, control);
+    optimizer_update(tensors, UPDATED, 0, UPDATED, params, control);
+    uint64_t digest = 0;
+    for (int i = 0; i < UPDATED; i++)
+        for (int j = 0; j < TENSORS; j++) digest = op_digest(digest, x[i][j]);
     return digest;
+}
+
+static uint64_t adamw_bits(DType dtype) { return update_bits(dtype, RULE_ADAMW, DTYPE_FP32); }
+static uint64_t adamw_bf16_bits(DType dtype) { return update_bits(dtype, RULE_ADAMW, DTYPE_BF16); }
+static uint64_t adamw_8bit_bits(DType dtype) { return update_bits(dtype, RULE_ADAMW, DTYPE_U8); }
+static uint64_t lion_bits(DType dtype) { return update_bits(dtype, RULE_LION, DTYPE_FP32); }
+static uint64_t sgd_bits(DType dtype) { return update_bits(dtype, RULE_SGD, DTYPE_FP32); }
+static uint64_t adafactor_bits(DType dtype) { return update_bits(dtype, RULE_ADAFACTOR, DTYPE_FP32); }
+static uint64_t muon_bits(DType dtype) { return update_bits(dtype, RULE_DIRECTION, DTYPE_FP32); }
+
+static uint64_t norm_bits(DType dtype) {
+    OpTensor small = op_input(dtype, "grad", DIMS(77), 1.0), large = op_input(dtype, "grad", DIMS(70001), 1.0);
+    OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(2));
+    const Tensor grads[2] = {small.t, large.t};
+    gradient_sumsq(sumsq.t, grads, 2);
+    return op_digest(0, sumsq);
 }
 
 static uint64_t small_bits(DType dtype) {
     OpTensor losses = op_input(DTYPE_FP32, "losses", DIMS(B, T), 1.0), sums = op_output(DTYPE_FP32, "sums", DIMS(B));
     OpTensor pre = op_input(dtype, "pre", DIMS(N, C), 1.0), gelu = op_output(dtype, "gelu", DIMS(N, C));
-    OpTensor cast = op_output(DTYPE_FP32, "cast", DIMS(N, C));
+    OpTensor cast = op_output(DTYPE_FP32, "cast", DIMS(N, C)), sum = op_output(dtype, "sum", DIMS(N, C));
+    OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0), unit = op_output(dtype, "unit", DIMS(N, C));
     sequence_losses(sums.t, losses.t, false);
     gelu_forward(gelu.t, pre.t);
     tensor_cast(cast.t, gelu.t);
-    return op_digest(op_digest(op_digest(0, sums), gelu), cast);
+    tensor_axpby(sum.t, 0.3f, pre.t, -1.7f, gelu.t);
+    tensor_normalize(unit.t, cast.t, sumsq.t);
+    return op_digest(op_digest(op_digest(op_digest(op_digest(0, sums), gelu), cast), sum), unit);
 }
 
 static uint64_t matmul_bits(DType dtype) {
@@ -125,9 +176,21 @@ static const struct {
     uint64_t (*bits)(DType dtype); // digest of everything the ops of a family wrote
     bool our_own;                  // on the CPU
 } families[] = {
-    {"embedding", embedding_bits, true}, {"layernorm", layernorm_bits, true}, {"attention", attention_bits, true},
-    {"decoding", decoding_bits, true},   {"optimizer", optimizer_bits, true}, {"small ops", small_bits, true},
-    {"matmul", matmul_bits, false},      {"head and loss", head_bits, false},
+    {"embedding", embedding_bits, true},
+    {"layernorm", layernorm_bits, true},
+    {"attention", attention_bits, true},
+    {"decoding", decoding_bits, true},
+    {"gradient norm", norm_bits, true},
+    {"small ops", small_bits, true},
+    {"adamw", adamw_bits, true},
+    {"adamw, bf16 states", adamw_bf16_bits, true},
+    {"adamw, 8-bit states", adamw_8bit_bits, true},
+    {"lion", lion_bits, true},
+    {"sgd", sgd_bits, true},
+    {"adafactor", adafactor_bits, true},
+    {"muon's momentum", muon_bits, true},
+    {"matmul", matmul_bits, false},
+    {"head and loss", head_bits, false},
 };
 enum { NUM_FAMILIES = sizeof families / sizeof *families };
 

@@ -1,5 +1,5 @@
-// Specification of gradient_sumsq and adamw_update for one tensor. The decision between them, step_control_decide, is
-// one shared function (llmc/step_control.h) and needs no second text. See reference.h.
+// Specification of gradient_sumsq and of the updates, for one tensor. The decision between them, step_control_decide,
+// is one shared function (llmc/step_control.h) and needs no second text. See reference.h.
 #include "test/reference/reference.h"
 #include <math.h>
 
@@ -10,7 +10,7 @@ double ref_sumsq(const double *grad, int64_t n) {
 }
 
 void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n, double weight_decay,
-                      AdamWParams params, double grad_factor) {
+                      UpdateParams params, double grad_factor) {
     double b1 = params.beta1, b2 = params.beta2;
     double correction1 = 1.0 - pow(b1, (double)params.step), correction2 = 1.0 - pow(b2, (double)params.step);
     for (int64_t i = 0; i < n; i++) {
@@ -19,5 +19,71 @@ void ref_adamw_update(double *weight, double *m, double *v, const double *grad, 
         v[i] = b2 * v[i] + (1.0 - b2) * g * g;
         double direction = m[i] / correction1 / (sqrt(v[i] / correction2) + params.eps);
         weight[i] -= params.learning_rate * (direction + weight_decay * weight[i]);
+    }
+}
+
+static double sign(double x) { return (double)((x > 0.0) - (x < 0.0)); }
+
+// Adafactor's estimate of the second moment of element i.
+static double adafactor_second_moment(const RefUpdate *t, double mean_row, int64_t i) {
+    return t->cols ? t->row[i / t->cols] * t->col[i % t->cols] / mean_row : t->v[i];
+}
+
+static double adafactor_mean_row(const RefUpdate *t) {
+    const int64_t rows = t->cols ? t->n / t->cols : 0;
+    double sum = 0.0;
+    for (int64_t i = 0; i < rows; i++) sum += t->row[i];
+    return rows ? sum / (double)rows : 0.0;
+}
+
+void ref_optimizer_update(const RefUpdate *t, UpdateParams params, double grad_factor) {
+    params.learning_rate *= (float)t->rate;
+    if (t->rule == RULE_ADAMW) {
+        ref_adamw_update(t->w, t->m, t->v, t->grad, t->n, t->weight_decay, params, grad_factor);
+        return;
+    }
+    const double b1 = params.beta1, b2 = params.beta2, mean_row = adafactor_mean_row(t);
+    for (int64_t i = 0; i < t->n; i++) {
+        double g = t->grad[i] * grad_factor, direction = t->grad[i]; // RULE_DIRECTION
+        if (t->rule == RULE_LION) {
+            direction = sign(b1 * t->m[i] + (1.0 - b1) * g);
+            t->m[i] = b2 * t->m[i] + (1.0 - b2) * g;
+        } else if (t->rule == RULE_SGD) {
+            direction = t->m[i] = params.momentum * t->m[i] + g;
+        } else if (t->rule == RULE_ADAFACTOR) {
+            direction = g / sqrt(adafactor_second_moment(t, mean_row, i)) / fmax(1.0, t->rms[0]);
+        }
+        t->w[i] -= params.learning_rate * (direction + t->weight_decay * t->w[i]);
+    }
+}
+
+void ref_adafactor_statistics(const RefUpdate *t, UpdateParams params, double grad_factor) {
+    const double b = 1.0 - pow((double)params.step, -0.8);
+    const int64_t cols = t->cols, rows = cols ? t->n / cols : 0;
+    for (int64_t i = 0; i < rows; i++) t->row[i] *= b;
+    for (int64_t j = 0; j < cols; j++) t->col[j] *= b;
+    for (int64_t i = 0; i < t->n; i++) {
+        const double g = t->grad[i] * grad_factor, g2 = g * g + 1e-30;
+        if (cols) {
+            t->row[i / cols] += (1.0 - b) * g2 / (double)cols;
+            t->col[i % cols] += (1.0 - b) * g2 / (double)rows;
+        } else {
+            t->v[i] = b * t->v[i] + (1.0 - b) * g2;
+        }
+    }
+    const double mean_row = adafactor_mean_row(t);
+    double sum = 0.0; // of u^2
+    for (int64_t i = 0; i < t->n; i++) {
+        const double g = t->grad[i] * grad_factor;
+        sum += g * g / adafactor_second_moment(t, mean_row, i);
+    }
+    t->rms[0] = sqrt(sum / (double)t->n);
+}
+
+void ref_momentum_update(const RefUpdate *t, UpdateParams params, double grad_factor) {
+    for (int64_t i = 0; i < t->n; i++) {
+        const double g = t->grad[i] * grad_factor;
+        t->m[i] = params.momentum * t->m[i] + g;
+        t->grad[i] = g + params.momentum * t->m[i];
     }
 }

@@ -67,7 +67,24 @@ void ref_sequence_losses(double *sums, const double *losses, int64_t B, int64_t 
 // --- the end of the step, for one tensor of n elements
 double ref_sumsq(const double *grad, int64_t n);
 void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n, double weight_decay,
-                      AdamWParams params, double grad_factor);
+                      UpdateParams params, double grad_factor);
+
+// What the other updates of a tensor read and write: of a matrix under Adafactor rows = n / cols, of a vector cols = 0.
+// Arrays that the rule does not use may be NULL. w: the master, or weight + lost, or the weight, before it is rounded.
+typedef struct {
+    UpdateRule rule;
+    double weight_decay, rate;
+    int64_t n, cols;
+    double *w, *grad, *m, *v; // (n)
+    double *row, *col, *rms;  // (rows), (cols), (1)
+} RefUpdate;
+void ref_optimizer_update(const RefUpdate *t, UpdateParams params, double grad_factor); // of any rule
+void ref_adafactor_statistics(const RefUpdate *t, UpdateParams params, double grad_factor);
+void ref_momentum_update(const RefUpdate *t, UpdateParams params, double grad_factor); // changes m and grad
+
+// --- small, n elements
+void ref_tensor_axpby(double *out, double a, const double *x, double b, const double *y, int64_t n);
+void ref_tensor_normalize(double *out, const double *in, double sumsq, int64_t n);
 
 // --- the whole model, built from the functions above as llmc/model/gpt2.c is built from ops.h.
 // params, grads: one array per tensor, in the order of parameter_table(config). windows (B, T+1).

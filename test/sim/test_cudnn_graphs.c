@@ -152,8 +152,7 @@ static void a_library_that_is_no_cudnn_is_named_and_not_used(void **state) {
     expect_refusal("libm.so.6", "libm.so.6 has no function cudnnGetVersion");
 }
 
-// ------------------------------------------------------------------------------------------------------------- what is
-// accepted
+// ---------------------------------------------------------------------------------------------------- what is accepted
 
 // The graph of this kind has an engine; with compile, its kernel compiles too.
 static void expect_accepted(const DeviceText *d, CudnnGraphKind kind, AttentionShape s, bool compile) {
@@ -245,8 +244,7 @@ static void a_plan_keeps_to_the_workspace_it_is_allowed(void **state) {
     cudnn_device_destroy(device);
 }
 
-// ------------------------------------------------------------------------------------------------------------- what is
-// refused
+// ----------------------------------------------------------------------------------------------------- what is refused
 
 // Whether cuDNN makes a plan of the graph with the fault; if not, why. In a process of its own, because cuDNN 9.19
 // divides by zero or reads through NULL on some graphs that make no sense.

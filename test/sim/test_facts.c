@@ -9,26 +9,26 @@
 
 #include <cmocka.h>
 
-// Attributes as the driver reports them, and the figures of the datasheet: TFLOP/s of the tensor cores in 16 bits with
-// fp32 accumulation, without sparsity, and GB/s.
+// Attributes as the driver reports them, and the figures of the datasheet: TFLOP/s of the tensor cores in 16 bits and
+// in fp8 with fp32 accumulation, without sparsity, and GB/s.
 static const struct {
     GpuAttributes gpu;
-    double tflops, bandwidth;
+    double tflops, fp8_tflops, bandwidth;
 } datasheets[] = {
-    {{"Tesla T4", 75, 40, 1590000, 5001000, 256}, 65, 320},
-    {{"NVIDIA GeForce RTX 2080 Ti", 75, 68, 1545000, 7000000, 352}, 53.8, 616},
-    {{"NVIDIA A100-SXM4-80GB", 80, 108, 1410000, 1593000, 5120}, 312, 2039},
-    {{"NVIDIA A10", 86, 72, 1695000, 6251000, 384}, 125, 600},
-    {{"NVIDIA GeForce RTX 3090", 86, 82, 1695000, 9751000, 384}, 71, 936},
-    {{"NVIDIA L4", 89, 58, 2040000, 6251000, 192}, 121, 300},
-    {{"NVIDIA L40S", 89, 142, 2520000, 9001000, 384}, 362, 864},
-    {{"NVIDIA GeForce RTX 4090", 89, 128, 2520000, 10501000, 384}, 165.2, 1008},
-    {{"NVIDIA H100 PCIe", 90, 114, 1755000, 1593000, 5120}, 756, 2000},
-    {{"NVIDIA H100 80GB HBM3", 90, 132, 1980000, 2619000, 5120}, 989.4, 3350},
-    {{"NVIDIA H200", 90, 132, 1980000, 3201000, 6144}, 989.4, 4800},
-    {{"NVIDIA B200", 100, 148, 1965000, 3996000, 8192}, 2250, 8000},
-    {{"NVIDIA RTX PRO 6000 Blackwell", 120, 188, 2617000, 14001000, 512}, 503.8, 1792},
-    {{"NVIDIA GeForce RTX 5090", 120, 170, 2407000, 14001000, 512}, 209.5, 1792},
+    {{"Tesla T4", 75, 40, 1590000, 5001000, 256}, 65, 0, 320},
+    {{"NVIDIA GeForce RTX 2080 Ti", 75, 68, 1545000, 7000000, 352}, 53.8, 0, 616},
+    {{"NVIDIA A100-SXM4-80GB", 80, 108, 1410000, 1593000, 5120}, 312, 0, 2039},
+    {{"NVIDIA A10", 86, 72, 1695000, 6251000, 384}, 125, 0, 600},
+    {{"NVIDIA GeForce RTX 3090", 86, 82, 1695000, 9751000, 384}, 71, 0, 936},
+    {{"NVIDIA L4", 89, 58, 2040000, 6251000, 192}, 121, 242.5, 300},
+    {{"NVIDIA L40S", 89, 142, 2520000, 9001000, 384}, 362, 733, 864},
+    {{"NVIDIA GeForce RTX 4090", 89, 128, 2520000, 10501000, 384}, 165.2, 330.3, 1008},
+    {{"NVIDIA H100 PCIe", 90, 114, 1755000, 1593000, 5120}, 756, 1513, 2000},
+    {{"NVIDIA H100 80GB HBM3", 90, 132, 1980000, 2619000, 5120}, 989.4, 1978.9, 3350},
+    {{"NVIDIA H200", 90, 132, 1980000, 3201000, 6144}, 989.4, 1978.9, 4800},
+    {{"NVIDIA B200", 100, 148, 1965000, 3996000, 8192}, 2250, 4500, 8000},
+    {{"NVIDIA RTX PRO 6000 Blackwell", 120, 188, 2617000, 14001000, 512}, 503.8, 1007.6, 1792},
+    {{"NVIDIA GeForce RTX 5090", 120, 170, 2407000, 14001000, 512}, 209.5, 419, 1792},
 };
 // Vendors round, and boards of one name differ a little in clock: 3%.
 static const double TOLERANCE = 0.03;
@@ -43,12 +43,31 @@ static void peaks_are_those_of_the_datasheets(void **state) {
         const GpuAttributes *gpu = &datasheets[i].gpu;
         assert_near(gpu->name, "fp16 TFLOP/s", gpu_peak_flops(gpu, DTYPE_FP16, true) * 1e-12, datasheets[i].tflops);
         assert_near(gpu->name, "GB/s", gpu_peak_bandwidth(gpu) * 1e-9, datasheets[i].bandwidth);
-        const double bf16 = gpu_peak_flops(gpu, DTYPE_BF16, true);
+        const double bf16 = gpu_peak_flops(gpu, DTYPE_BF16, true), fp8 = gpu_peak_flops(gpu, DTYPE_E4M3, true);
         if (gpu->compute_capability < 80)
             assert_true(bf16 == 0.0);
         else
             assert_near(gpu->name, "bf16 TFLOP/s", bf16 * 1e-12, datasheets[i].tflops);
+        assert_true(fp8 == gpu_peak_flops(gpu, DTYPE_E5M2, true));
+        if (gpu->compute_capability < 89)
+            assert_true(fp8 == 0.0);
+        else
+            assert_near(gpu->name, "fp8 TFLOP/s", fp8 * 1e-12, datasheets[i].fp8_tflops);
     }
+}
+
+static void fp8_needs_tensor_cores_and_a_library_that_know_it(void **state) {
+    (void)state;
+    static const struct {
+        int compute_capability;
+        size_t cublaslt;
+        bool has_fp8;
+    } cases[] = {
+        {75, 130000, false}, {80, 130000, false}, {86, 130000, false},  {89, 120002, false}, {89, 120100, true},
+        {90, 120405, true},  {90, 130000, true},  {100, 120605, false}, {100, 120803, true}, {120, 130000, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_true(gpu_has_fp8(cases[i].compute_capability, cases[i].cublaslt) == cases[i].has_fp8);
 }
 
 static void fp32_counts_on_tensor_cores_only_when_tf32_is_allowed(void **state) {
@@ -101,6 +120,7 @@ static void a_machine_without_nvml_has_no_sensors(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(peaks_are_those_of_the_datasheets),
+        cmocka_unit_test(fp8_needs_tensor_cores_and_a_library_that_know_it),
         cmocka_unit_test(fp32_counts_on_tensor_cores_only_when_tf32_is_allowed),
         cmocka_unit_test(what_is_not_known_is_zero),
         cmocka_unit_test(versions_and_architectures_read_well),

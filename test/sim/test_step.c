@@ -37,17 +37,19 @@ typedef struct {
 
 typedef struct {
     DType dtype;
-    int recompute;
+    const char *recompute; // -r
     float loss_scale;
     int32_t scale_growth_interval;
+    bool gradients_in_dtype;
 } Setup;
 
 static Trainer trainer_make(Setup setup) {
     Trainer t = {0};
     Error err;
     Gpt2Options options = {.dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T, .sequences = SEQUENCES};
-    options.recompute = setup.recompute;
+    options.gradients_in_dtype = setup.gradients_in_dtype;
     assert_true(model_config_parse(&options.config, "L=2,C=48,NH=3,V=61,T=13", &err));
+    assert_true(recompute_parse(&options.recompute, setup.recompute, options.config.L, &err));
     const OptimizerOptions adamw = {.beta1 = 0.9f,
                                     .beta2 = 0.95f,
                                     .eps = 1e-8f,
@@ -116,7 +118,7 @@ static void train_step(Trainer *t, Manner manner) {
         gpt2_forward_backward(t->model, TOKENS, first == 0);
         do_what_is_forbidden(manner);
     }
-    optimizer_step(t->optimizer, t->step + 1, 1e-2, TOKENS);
+    optimizer_step(t->optimizer, t->step + 1, 1e-2, TOKENS, false);
     device_copy_to_host(t->records[t->step % 2], gpt2_control(t->model).data, sizeof(StepControl), STREAM_COMPUTE);
     device_event_record(t->done[t->step % 2], STREAM_COMPUTE);
     t->step++;
@@ -142,8 +144,11 @@ static State state_of(const Trainer *t) {
         const Parameter *p = &gpt2_parameters(t->model)[i];
         const size_t n = (size_t)parameter_numel(p);
         s.values = realloc(s.values, (s.count + 3 * n) * sizeof(float));
-        for (int kind = STATE_WEIGHT; kind <= STATE_V; kind++, s.count += n)
-            gpt2_get_state(t->model, i, (StateKind)kind, 0, p->rows, s.values + s.count);
+        const UpdateTensor *u = &gpt2_tensors(t->model)[i];
+        gpt2_get_weight(t->model, i, 0, p->rows, s.values + s.count);
+        gpt2_read_bytes(t->model, u->m, 0, (int64_t)tensor_bytes(u->m), s.values + s.count + n);
+        gpt2_read_bytes(t->model, u->v, 0, (int64_t)tensor_bytes(u->v), s.values + s.count + 2 * n);
+        s.count += 3 * n;
     }
     return s;
 }
@@ -162,7 +167,9 @@ static State trained(Setup setup, int steps, Manner manner) {
     return s;
 }
 
-static const Setup bf16 = {DTYPE_BF16, RECOMPUTE_NONE, 1.0f, 0}, fp32 = {DTYPE_FP32, RECOMPUTE_NONE, 1.0f, 0};
+static const Setup bf16 = {DTYPE_BF16, "0", 1.0f, 0, false}, fp32 = {DTYPE_FP32, "0", 1.0f, 0, false};
+// What -r and --grad-dtype add to a recording: ops that run again, and gradients that are rounded by random bits.
+static const Setup rounded = {DTYPE_BF16, "fcx1,layernorm+qkv", 1.0f, 0, true};
 
 static int leave_the_mark(void **state) {
     (void)state;
@@ -175,7 +182,8 @@ static int leave_the_mark(void **state) {
 
 static void a_step_makes_no_synchronising_call(void **state) {
     (void)state;
-    const Setup setups[] = {bf16, fp32, {DTYPE_FP16, RECOMPUTE_GELU, 65536.0f, 2000}, {DTYPE_BF16, 3, 1.0f, 0}};
+    const Setup setups[] = {
+        bf16, fp32, {DTYPE_FP16, "1", 65536.0f, 2000, false}, {DTYPE_BF16, "3", 1.0f, 0, false}, rounded};
     for (size_t i = 0; i < sizeof setups / sizeof *setups; i++) {
         sim_set_lazy_streams(true);
         Trainer t = trainer_make(setups[i]);
@@ -212,39 +220,36 @@ static void a_planted_wait_or_allocation_is_caught(void **state) {
 
 static void recorded_steps_give_the_bits_of_those_run_op_by_op(void **state) {
     (void)state;
-    const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
-    for (int i = 0; i < 3; i++) {
-        const Setup setup = {dtypes[i], RECOMPUTE_NONE, dtypes[i] == DTYPE_FP16 ? 1024.0f : 1.0f, 0};
-        State recorded = trained(setup, 4, AS_IT_IS), eager = trained(setup, 4, WITHOUT_GRAPHS);
+    const Setup setups[] = {fp32, bf16, {DTYPE_FP16, "0", 1024.0f, 0, false}, rounded};
+    for (int i = 0; i < 4; i++) {
+        State recorded = trained(setups[i], 4, AS_IT_IS), eager = trained(setups[i], 4, WITHOUT_GRAPHS);
         assert_same_bits(recorded, eager);
+        assert_int_equal(recorded.control.micro_steps, setups[i].gradients_in_dtype ? 12 : 0);
         sim_set_lazy_streams(true); // an event that is missing between the streams shows in the bits
-        State late = trained(setup, 4, AS_IT_IS);
+        State late = trained(setups[i], 4, AS_IT_IS);
         sim_set_lazy_streams(false);
         assert_same_bits(recorded, late);
         free(recorded.values), free(eager.values), free(late.values);
     }
 }
 
-// With GELU inside the matmul, where it gains, the levels that compute GELU alone again round differently: -ge 0.
+// Whole steps with their updates, as a run makes them unless it is told otherwise (-ge -1).
 static void recomputation_changes_no_bit(void **state) {
-    Error err;
-    device_shutdown();
-    assert_true(device_init(&(DeviceOptions){.gelu_fusion = GELU_FUSION_NONE}, &err));
+    (void)state;
+    const char *const sets[] = {"1", "2", "3", "3/2", "fc+attentionx1,layernorm+qkv+attproj"};
     State kept = trained(bf16, 3, AS_IT_IS);
-    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
-        const Setup setup = {DTYPE_BF16, level, 1.0f, 0};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        const Setup setup = {DTYPE_BF16, sets[i], 1.0f, 0, false};
         State again = trained(setup, 3, AS_IT_IS);
         assert_same_bits(kept, again);
         free(again.values);
     }
     free(kept.values);
-    device_shutdown();
-    assert_int_equal(start_device(state), 0);
 }
 
 // 2^24 overflows in the first backward pass, is halved until it does not, and grows after each 3 good steps: the scale
 // moves all the time, and so does the number of skipped steps.
-static const Setup overflowing = {DTYPE_FP16, RECOMPUTE_NONE, 0x1p24f, 3};
+static const Setup overflowing = {DTYPE_FP16, "0", 0x1p24f, 3, false};
 
 static void an_overflow_is_skipped_and_the_run_goes_on(void **state) {
     (void)state;
@@ -324,7 +329,7 @@ static void recorded_tokens_give_the_bits_of_those_run_op_by_op(void **state) {
     (void)state;
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     for (int i = 0; i < 3; i++) {
-        Trainer t = trainer_make((Setup){dtypes[i], RECOMPUTE_NONE, 1.0f, 0});
+        Trainer t = trainer_make((Setup){dtypes[i], "0", 1.0f, 0, false});
         const Sample eager = decoded(&t, SEQUENCES, WITHOUT_GRAPHS), recorded = decoded(&t, SEQUENCES, AS_IT_IS);
         assert_true(cuda_graph_nodes(t.model->decoder.graph) > 15); // 2 blocks of 8 launches or more, and the head
         assert_memory_equal(&eager, &recorded, sizeof eager);

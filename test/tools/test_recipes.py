@@ -40,7 +40,7 @@ def test_the_plan_in_the_head_of_a_recipe_is_what_the_planner_says(root, name):
 def test_a_recipe_trains_with_the_published_hyperparameters(root, name, tmp_path):
     parameters, rate, final, batch, tokens, steps, corpus = RECIPES[name]
     plan = recipe(root, name, "--plan").stdout
-    assert f"-b {batch}, {tokens} tokens a step, {steps} steps" in plan
+    assert f"-b {batch} -r 0, {tokens} tokens a step, {steps} steps" in plan
     millions = float(re.search(r"([0-9.]+)([MB]) parameters", plan)[1]) * (1000 if "B parameters" in plan else 1)
     assert millions == pytest.approx(parameters / 1e6, rel=1e-3)
     run = recipe(root, name, *TINY[:8], "-s", 0, "-x", 1, OUT=tmp_path / "run")

@@ -387,7 +387,7 @@ static void a_model_of_nan_answers_nothing_right(void **state) {
     ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 2, T, 0);
     float nan = NAN;
-    gpt2_set_state(model, parameter_index(&gpt2_options(model)->config, PARAM_LNFB, -1), STATE_WEIGHT, 0, 1, &nan);
+    gpt2_set_weight(model, parameter_index(&gpt2_options(model)->config, PARAM_LNFB, -1), 0, 1, &nan);
     ChoiceScore s;
     assert_true(evaluate_choices(model, sets.sets[0], 0, &s, &err));
     assert_int_equal(s.examples, EXAMPLES);

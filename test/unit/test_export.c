@@ -62,7 +62,7 @@ static void fill_model(Gpt2 *m, DType dtype) {
         float *values = calloc((size_t)parameter_numel(p), sizeof *values);
         for (int64_t e = 0; e < p->file_rows * p->cols; e++)
             values[e] = value_of(dtype, random_bits(dtype, (uint64_t)i, (uint64_t)e));
-        gpt2_set_state(m, i, STATE_WEIGHT, 0, p->rows, values);
+        gpt2_set_weight(m, i, 0, p->rows, values);
         free(values);
     }
 }
@@ -201,7 +201,7 @@ static void rounding_is_to_nearest_even(void **state) {
     const int index = parameter_index(&config, PARAM_WPE, 0);
     float row[80] = {0}, out[4];
     memcpy(row, values, sizeof values);
-    gpt2_set_state(m, index, STATE_WEIGHT, 0, 1, row);
+    gpt2_set_weight(m, index, 0, 1, row);
     for (int d = 0; d < 2; d++) {
         export_to(tmpdir_file(&tmp, "model"), m, d ? DTYPE_FP16 : DTYPE_BF16);
         SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "model/model.safetensors"), &err);
@@ -218,23 +218,22 @@ static void values_beyond_a_type_are_an_error_that_names_the_tensor(void **state
     const int index = parameter_index(&config, PARAM_FCW, 1);
     float row[80] = {0};
     row[79] = 65519.9f; // rounds down to the largest fp16, 65504
-    gpt2_set_state(m, index, STATE_WEIGHT, 319, 1, row);
+    gpt2_set_weight(m, index, 319, 1, row);
     export_to(tmpdir_file(&tmp, "model"), m, DTYPE_FP16);
     row[79] = -65520.0f;
-    gpt2_set_state(m, index, STATE_WEIGHT, 319, 1, row);
+    gpt2_set_weight(m, index, 319, 1, row);
     assert_false(export_model(tmpdir_file(&tmp, "other"), m, DTYPE_FP16, -1, NULL, &err));
     assert_message(
         "tensor transformer.h.1.mlp.c_fc.weight holds -65520, which fp16 cannot hold: write the model in bf16");
     row[79] = 3.4e38f;
-    gpt2_set_state(m, index, STATE_WEIGHT, 319, 1, row);
+    gpt2_set_weight(m, index, 319, 1, row);
     assert_false(export_model(tmpdir_file(&tmp, "other.bin"), m, DTYPE_BF16, -1, NULL, &err));
     assert_message("transformer.h.1.mlp.c_fc.weight holds 3.4e+38, which bf16 cannot hold: write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
     gpt2_destroy(m);
 }
 
-// ----------------------------------------------------------------------------------------------------- what else is
-// there
+// -------------------------------------------------------------------------------------------------- what else is there
 
 static char *text_of(const char *name) {
     size_t n;
@@ -277,8 +276,7 @@ static void the_tokenizer_is_written_beside_the_weights(void **state) {
     gpt2_destroy(m);
 }
 
-// -------------------------------------------------------------------------------------------------------- where it
-// goes
+// ------------------------------------------------------------------------------------------------------- where it goes
 
 #define REFUSED(path, dtype, message)                                                                                  \
     do {                                                                                                               \

@@ -1,4 +1,5 @@
-// The arena's layout: nothing alive at the same time overlaps, and little is wasted; and what generation takes of it.
+// The arena's layout: nothing alive at the same time overlaps, and little is wasted; what recomputation and gradients
+// in the compute dtype save, and what generation takes.
 #include "llmc/base/rng.h"
 #include "llmc/model/gpt2.h"
 
@@ -97,6 +98,91 @@ static void an_empty_plan_takes_nothing(void **state) {
     memory_plan_destroy(plan);
 }
 
+// ------------------------------------------------------------------------------------------------------- recomputation
+
+// What a set keeps of a block from the forward to the backward pass, in bytes a token: the table of doc/memory.md.
+static int64_t kept_bytes(int set, int64_t C, int64_t NH, int64_t element) {
+    const bool gelu = set & (AGAIN_GELU | AGAIN_FC);
+    int64_t elements = C, numbers = 0; // residual1
+    if (!(set & AGAIN_LAYERNORM)) elements += 2 * C, numbers += 4;
+    if (!(set & AGAIN_QKV)) elements += 3 * C;
+    if (!(set & AGAIN_ATTENTION)) elements += C, numbers += NH;
+    if (!(set & AGAIN_ATTPROJ)) elements += C;
+    if (!(set & AGAIN_FC)) elements += 4 * C;
+    if (!gelu) elements += 4 * C;
+    return elements * element + numbers * 4;
+}
+
+static int64_t peak_of(Gpt2Options options, int64_t L) {
+    options.config.L = L;
+    MemoryPlan *plan = gpt2_plan(&options);
+    const int64_t peak = memory_plan_live_peak(plan) - memory_plan_class_bytes(plan, MEM_WEIGHTS) -
+                         memory_plan_class_bytes(plan, MEM_GRADIENTS) - memory_plan_class_bytes(plan, MEM_OPTIMIZER) -
+                         memory_plan_class_bytes(plan, MEM_MASTER) - memory_plan_class_bytes(plan, MEM_WORKSPACE);
+    memory_plan_destroy(plan);
+    return peak;
+}
+
+// Blocks more keep as much more; what one block needs while it runs is the same. Of 256 tokens every tensor is a
+// multiple of the alignment.
+static void a_block_keeps_what_its_set_leaves(void **state) {
+    (void)state;
+    Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 2, .T = 128};
+    options.config = (ModelConfig){.C = 128, .NH = 4, .max_T = 128};
+    model_config_set_vocab(&options.config, 500);
+    for (int set = 0; set < 64; set++) {
+        options.recompute = recompute_all(set);
+        const int64_t more = peak_of(options, 24) - peak_of(options, 12);
+        assert_int_equal(more, 12 * 256 * kept_bytes(set, 128, 4, 2));
+    }
+    // Every second block: as much as 6 of each.
+    options.recompute = recompute_all(0);
+    for (int l = 0; l < 24; l += 2) options.recompute.blocks[l] = AGAIN_BLOCK;
+    const int64_t more = peak_of(options, 24) - peak_of(options, 12);
+    assert_int_equal(more, 6 * 256 * (kept_bytes(0, 128, 4, 2) + kept_bytes(AGAIN_BLOCK, 128, 4, 2)));
+}
+
+// At 124M, laying out costs at most a hundredth over what is alive at once.
+static void no_set_takes_more_than_its_tensors_need(void **state) {
+    (void)state;
+    Error err;
+    Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 4, .T = 1024};
+    assert_true(model_config_parse(&options.config, "d12", &err));
+    model_config_set_vocab(&options.config, GPT2_VOCAB);
+    for (int set = 0; set < 64; set++) {
+        options.recompute = recompute_all(set);
+        MemoryPlan *plan = gpt2_plan(&options);
+        assert_true((double)memory_plan_total(plan) <= 1.01 * (double)memory_plan_live_peak(plan));
+        memory_plan_destroy(plan);
+    }
+}
+
+// -------------------------------------------------------------------------------------- gradients in the compute dtype
+
+// 2 bytes a parameter less; in fp32 remain, while the backward pass runs, the gradients of one block and of wte.
+static void gradients_in_the_compute_dtype_take_half_and_one_block(void **state) {
+    (void)state;
+    Error err;
+    Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 1, .T = 64};
+    assert_true(model_config_parse(&options.config, "d12", &err));
+    model_config_set_vocab(&options.config, GPT2_VOCAB);
+    const ModelConfig *c = &options.config;
+    const int64_t parameters = parameter_total(c), C = c->C, block = 12 * C * C + 13 * C, wte = c->Vp * C;
+    int64_t total[2], gradients[2];
+    for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
+        options.gradients_in_dtype = in_dtype;
+        MemoryPlan *plan = gpt2_plan(&options);
+        total[in_dtype] = memory_plan_total(plan);
+        gradients[in_dtype] = memory_plan_class_bytes(plan, MEM_GRADIENTS);
+        memory_plan_destroy(plan);
+    }
+    const int64_t aligned = parameter_count(c) * PLAN_ALIGNMENT * 4;
+    assert_true(gradients[0] >= 4 * parameters && gradients[0] <= 4 * parameters + aligned);
+    assert_int_equal(gradients[1], gradients[0] / 2);
+    const int64_t less = total[0] - total[1], scratch = 4 * (block + wte);
+    assert_true(less >= gradients[1] - scratch - aligned);
+}
+
 // ---------------------------------------------------------------------------------------------------------- generation
 
 static int64_t planned(Gpt2Options options, int64_t sequences) {
@@ -113,8 +199,9 @@ static int64_t planned(Gpt2Options options, int64_t sequences) {
 
 static void samples_beside_training_cost_no_memory(void **state) {
     (void)state;
-    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
-        const Gpt2Options options = {.master = true, .train = true, .B = 4, .T = 1024, .recompute = level};
+    for (int level = 0; level <= 3; level++) {
+        const Gpt2Options options = {
+            .master = true, .train = true, .B = 4, .T = 1024, .recompute = recompute_all(recompute_level_set(level))};
         assert_int_equal(planned(options, 1), planned(options, 0));
         assert_int_equal(planned(options, 4), planned(options, 0));
     }
@@ -139,6 +226,9 @@ int main(void) {
         cmocka_unit_test(the_last_tick_is_included),
         cmocka_unit_test(classes_sum_to_the_total),
         cmocka_unit_test(an_empty_plan_takes_nothing),
+        cmocka_unit_test(a_block_keeps_what_its_set_leaves),
+        cmocka_unit_test(no_set_takes_more_than_its_tensors_need),
+        cmocka_unit_test(gradients_in_the_compute_dtype_take_half_and_one_block),
         cmocka_unit_test(samples_beside_training_cost_no_memory),
         cmocka_unit_test(a_model_that_only_generates_takes_weights_and_cache),
     };

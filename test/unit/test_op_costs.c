@@ -103,10 +103,11 @@ static void the_flops_of_a_step_are_those_of_the_formulas(void **state) {
         double attention_backward;
         const double all = step_flops(&c, B, T, false, &attention_backward);
         const double again = step_flops(&c, B, T, true, &attention_backward);
+        const Recompute none = recompute_all(0), every = recompute_all(AGAIN_BLOCK);
         // One of the five matmuls of attention's backward pass computes scores again: exact counts four.
         assert_near((all - attention_backward / 5) / N / flops_per_token_exact(&c, T), 1.0, 1e-12);
-        assert_near(all / N / flops_per_token_hardware(&c, T, 0), 1.0, 1e-12);
-        assert_near(again / N / flops_per_token_hardware(&c, T, 3), 1.0, 1e-12);
+        assert_near(all / N / flops_per_token_hardware(&c, T, &none), 1.0, 1e-12);
+        assert_near(again / N / flops_per_token_hardware(&c, T, &every), 1.0, 1e-12);
     }
 }
 
@@ -125,20 +126,69 @@ static void a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice(void **st
 
 static void adamw_reads_and_writes_the_state_it_keeps(void **state) {
     (void)state;
-    AdamWTensor with = {.weight = tensor("w", DTYPE_BF16, 10, 10, 0),
-                        .master = tensor("w", DTYPE_FP32, 10, 10, 0),
-                        .grad = tensor("g", DTYPE_FP32, 10, 10, 0),
-                        .m = tensor("m", DTYPE_FP32, 10, 10, 0),
-                        .v = tensor("v", DTYPE_FP32, 10, 10, 0)};
-    AdamWTensor without = with;
+    UpdateTensor with = {.weight = tensor("w", DTYPE_BF16, 10, 10, 0),
+                         .master = tensor("w", DTYPE_FP32, 10, 10, 0),
+                         .grad = tensor("g", DTYPE_FP32, 10, 10, 0),
+                         .m = tensor("m", DTYPE_FP32, 10, 10, 0),
+                         .v = tensor("v", DTYPE_FP32, 10, 10, 0)};
+    UpdateTensor without = with;
     without.master = tensor_none();
-    AdamWTensor both[] = {with, without};
-    const AdamWParams params = {0};
+    UpdateTensor both[] = {with, without};
+    const UpdateParams params = {0};
     // master, m, v read and written, gradient read, bf16 weight written: 4 * 7 + 2 bytes an element
-    assert_near(op_cost_adamw_update(both, 1, params, tensor_none()).bytes, 3000, 0);
+    assert_near(op_cost_optimizer_update(both, 1, 0, 1, params, tensor_none()).bytes, 3000, 0);
     // m, v and the weight read and written, gradient read: 4 * 5 + 2 * 2
-    assert_near(op_cost_adamw_update(both + 1, 1, params, tensor_none()).bytes, 2400, 0);
-    assert_near(op_cost_adamw_update(both, 2, params, tensor_none()).bytes, 5400, 0);
+    assert_near(op_cost_optimizer_update(both + 1, 1, 0, 1, params, tensor_none()).bytes, 2400, 0);
+    assert_near(op_cost_optimizer_update(both, 2, 0, 2, params, tensor_none()).bytes, 5400, 0);
+}
+
+// Of 512 elements as a matrix of 32 x 16, with bf16 weights and fp32 gradients.
+static UpdateTensor updated_matrix(UpdateRule rule) {
+    return (UpdateTensor){.weight = tensor("w", DTYPE_BF16, 32, 16, 0),
+                          .master = tensor_none(),
+                          .lost = tensor_none(),
+                          .grad = tensor("g", DTYPE_FP32, 32, 16, 0),
+                          .m = tensor_none(),
+                          .v = tensor_none(),
+                          .m_scale = tensor_none(),
+                          .v_scale = tensor_none(),
+                          .row = tensor_none(),
+                          .col = tensor_none(),
+                          .rms = tensor_none(),
+                          .rule = rule};
+}
+
+static double update_bytes(const UpdateTensor *t) {
+    return op_cost_optimizer_update(t, 1, 0, 1, (UpdateParams){0}, tensor_none()).bytes;
+}
+
+static void small_states_cost_what_they_keep(void **state) {
+    (void)state;
+    enum { N = 512, WEIGHT = 2 * 2 * N, GRAD = 4 * N };
+    UpdateTensor t = updated_matrix(RULE_ADAMW);
+    t.m = tensor("m", DTYPE_U8, 32, 16, 0), t.v = tensor("v", DTYPE_U8, 32, 16, 0);
+    t.m_scale = tensor("m_scale", DTYPE_FP32, 2, 0, 0), t.v_scale = tensor("v_scale", DTYPE_FP32, 2, 0, 0);
+    assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 2 * N + 2 * 2 * 8, 0); // codes, and two scales a moment
+    t = updated_matrix(RULE_ADAMW);
+    t.m = tensor("m", DTYPE_BF16, 32, 16, 0), t.v = t.m, t.lost = tensor("lost", DTYPE_BF16, 32, 16, 0);
+    assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 2 * 3 * N, 0);
+    t = updated_matrix(RULE_LION);
+    t.m = tensor("m", DTYPE_FP32, 32, 16, 0);
+    assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 4 * N, 0);
+}
+
+static void the_passes_of_a_rule_count_what_each_of_them_touches(void **state) {
+    (void)state;
+    enum { N = 512, WEIGHT = 2 * 2 * N, GRAD = 4 * N, SUMS = 4 * (32 + 16) };
+    const UpdateParams params = {0};
+    UpdateTensor both[2] = {updated_matrix(RULE_DIRECTION), updated_matrix(RULE_ADAFACTOR)};
+    both[0].m = tensor("m", DTYPE_FP32, 32, 16, 0);
+    both[1].row = tensor("row", DTYPE_FP32, 32, 0, 0), both[1].col = tensor("col", DTYPE_FP32, 16, 0, 0);
+    both[1].rms = tensor("rms", DTYPE_FP32, 1, 0, 0);
+    assert_near(update_bytes(&both[0]), WEIGHT + GRAD, 0); // the momentum is not looked at again
+    assert_near(op_cost_momentum_update(both, 2, params, tensor_none()).bytes, 2 * GRAD + 2 * 4 * N, 0);
+    assert_near(update_bytes(&both[1]), WEIGHT + GRAD + SUMS + 4, 0);
+    assert_near(op_cost_adafactor_statistics(both, 2, params, tensor_none()).bytes, 2 * GRAD + 2 * SUMS + 4, 0);
 }
 
 static void an_embedding_row_is_read_once_at_most(void **state) {
@@ -265,6 +315,8 @@ int main(void) {
         cmocka_unit_test(the_flops_of_a_step_are_those_of_the_formulas),
         cmocka_unit_test(a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice),
         cmocka_unit_test(adamw_reads_and_writes_the_state_it_keeps),
+        cmocka_unit_test(small_states_cost_what_they_keep),
+        cmocka_unit_test(the_passes_of_a_rule_count_what_each_of_them_touches),
         cmocka_unit_test(an_embedding_row_is_read_once_at_most),
         cmocka_unit_test(a_label_names_the_op_the_weight_without_its_block_and_the_shape),
         cmocka_unit_test(rows_sum_the_calls_of_all_blocks_and_come_slowest_first),

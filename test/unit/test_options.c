@@ -60,7 +60,7 @@ static void without_arguments_the_defaults_hold(void **state) {
     assert_int_equal(o.seed, 1337);
     assert_int_equal(o.checkpoint_every, 1000);
     assert_int_equal(o.progress, -1);
-    assert_true(o.lr == 6e-4 && o.beta2 == 0.95 && o.eps == 1e-8 && o.grad_clip == 1.0);
+    assert_true(o.lr == -1 && o.beta2 == 0.95 && o.eps == 1e-8 && o.grad_clip == 1.0);
     assert_false(options_given(&o, "batch-size"));
     options_free(&o);
 }
@@ -90,8 +90,9 @@ static void every_row_reaches_its_own_field(void **state) {
             row->min < row->max ? (row->min + row->max > 0.0 ? 0.5 * (row->min + row->max) : row->max) : row->min;
         if (row->type != OPTION_DOUBLE) number = (double)(int64_t)number;
         snprintf(value, sizeof value, row->type == OPTION_DOUBLE ? "%.17g" : "%.0f", number);
-        snprintf(line, sizeof line, "-o d --%s=%s", row->long_name, row->type == OPTION_STRING ? "some-text" : value);
-        Options o = parsed(line), defaults = parsed("-o d");
+        snprintf(line, sizeof line, "-o d -y --plan --%s=%s", row->long_name,
+                 row->type == OPTION_STRING ? "some-text" : value);
+        Options o = parsed(line), defaults = parsed("-o d -y --plan");
         for (int k = 0; k < count; k++) { // this row has the value, all others their defaults
             if (rows[k].type == OPTION_STRING) {
                 const char *expected = k == i ? "some-text" : option_string(&rows[k], &defaults);
@@ -116,8 +117,9 @@ static void names_are_unique_and_defaults_lie_in_their_ranges(void **state) {
             assert_ptr_equal(option_find(rows[i].short_name, strlen(rows[i].short_name)), &rows[i]);
         }
         if (rows[i].type == OPTION_STRING) continue;
-        double x = strtod(rows[i].fallback, NULL);
-        assert_true(x >= rows[i].min && x <= rows[i].max && rows[i].max <= 0x1p53);
+        const bool is_auto = option_may_be_auto(&rows[i]) && strcmp(rows[i].fallback, "auto") == 0;
+        double x = is_auto ? rows[i].min : strtod(rows[i].fallback, NULL);
+        assert_true(x >= rows[i].min && x <= rows[i].max && (rows[i].max <= 0x1p53 || rows[i].type == OPTION_DOUBLE));
     }
 }
 
@@ -217,7 +219,54 @@ static void numbers_out_of_range_are_refused_with_the_range(void **state) {
     assert_refused("-q 1.5", "-q 1.5: must be at most 1 (0 .. 1)");
     assert_refused("--eps 0", "--eps 0: must be at least 1e-16 (1e-16 .. 1)");
     assert_refused("-a 2", "-a 2: must be 0 or 1");
-    assert_refused("-r 4", "-r 4: must be at most 3 (0 .. 3)");
+}
+
+static void auto_is_a_value_where_the_program_may_choose(void **state) {
+    (void)state;
+    Options o = parsed("-b auto -l auto -r auto");
+    assert_true(o.B == 0 && o.lr == -1);
+    assert_string_equal(o.recompute, "auto");
+    char *json = options_to_json(&o);
+    options_free(&o);
+    o = parsed("");
+    assert_true(options_adopt_json(&o, json, NULL));
+    assert_true(o.B == 0 && o.lr == -1);
+    options_free(&o);
+    free(json);
+    assert_refused("-t auto", "-t auto: not a whole number (decimal digits only, such as 5000)");
+}
+
+static void a_plan_is_text_unless_it_is_to_be_json(void **state) {
+    (void)state;
+    const char *const lines[] = {"", "--plan", "--plan json", "--plan=text --gpu h200"}, *const plans[] = {"", "text",
+                                                                                                           "json",
+                                                                                                           "text"};
+    for (int i = 0; i < 4; i++) {
+        Options o = parsed(lines[i]);
+        assert_string_equal(o.plan, plans[i]);
+        options_free(&o);
+    }
+    assert_refused("--plan xml", "--plan xml: must be one of text, json");
+    assert_refused("--gpu t4", "--gpu: says what a plan is for; give --plan as well");
+}
+
+static void options_that_exclude_each_other_are_refused(void **state) {
+    (void)state;
+    assert_refused("--tokens 1e9 -x 10", "--tokens and -x both say how long the run is: give one of them");
+    assert_refused("--reset-optimizer", "--reset-optimizer: a new run has a new optimizer; it is for going on with -y");
+}
+
+// What was a number in older checkpoints.
+static void a_recompute_level_of_an_older_checkpoint_is_adopted(void **state) {
+    (void)state;
+    Options o = parsed("");
+    assert_true(options_adopt_json(&o, "{\"recompute\": 3}", NULL));
+    assert_string_equal(o.recompute, "3");
+    char *same = options_diff_json(&o, "{\"recompute\": 3}"), *other = options_diff_json(&o, "{\"recompute\": 1}");
+    assert_null(same);
+    assert_string_equal(other, "--recompute 3 (was 1)\n");
+    free(other);
+    options_free(&o);
 }
 
 static void what_is_no_number_is_refused(void **state) {
@@ -245,8 +294,9 @@ static void what_is_no_number_is_refused(void **state) {
 
 static void a_missing_value_is_named(void **state) {
     (void)state;
-    assert_refused("-b", "-b: a value is missing (sequences in a micro-batch)");
-    assert_refused("-b -t 1024", "-b: a value is missing (sequences in a micro-batch)");
+    assert_refused("-t", "-t: a value is missing (tokens in a sequence; 0: the model's longest context, at most 1024)");
+    assert_refused("-t -x 5",
+                   "-t: a value is missing (tokens in a sequence; 0: the model's longest context, at most 1024)");
     assert_refused("-o --resume",
                    "-o: a value is missing (directory for checkpoints and main.log; default: nothing is written)");
 }
@@ -481,7 +531,7 @@ static void foreign_values_are_not_adopted(void **state) {
     const char *const foreign[] = {"",
                                    "[]",
                                    "null",
-                                   "{\"batch-size\": 0}",
+                                   "{\"batch-size\": -1}",
                                    "{\"batch-size\": \"4\"}",
                                    "{\"model\": 7}",
                                    "{\"schedule\": \"sawtooth\"}",
@@ -511,6 +561,10 @@ int main(void) {
         cmocka_unit_test(the_last_of_two_equal_options_counts),
         cmocka_unit_test(never_and_evaluate_only_are_valid),
         cmocka_unit_test(numbers_out_of_range_are_refused_with_the_range),
+        cmocka_unit_test(auto_is_a_value_where_the_program_may_choose),
+        cmocka_unit_test(a_plan_is_text_unless_it_is_to_be_json),
+        cmocka_unit_test(options_that_exclude_each_other_are_refused),
+        cmocka_unit_test(a_recompute_level_of_an_older_checkpoint_is_adopted),
         cmocka_unit_test(what_is_no_number_is_refused),
         cmocka_unit_test(a_missing_value_is_named),
         cmocka_unit_test(an_unknown_option_names_the_nearest),

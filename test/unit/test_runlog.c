@@ -284,6 +284,30 @@ static void in_a_file_there_is_no_bar(void **state) {
     free(text);
 }
 
+static const NumericsRow ROWS[] = {
+    {"qkv.in", {.count = 200, .sumsq = 800, .amax = 7.5f}, 0.0},
+    {"fc.gradient", {.count = 1000, .sumsq = 0.1, .zero = 10, .underflow = 31, .overflow = 2, .amax = 1e-3f}, 0.0},
+    {"fcprojw.gradient", {.count = 8, .underflow = 0.01, .amax = INFINITY}, 0.0},
+    {"wte.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 3.26e-4},
+    {"lnfw.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0},
+    {"wpe.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0187},
+};
+
+static void the_line_of_numerics_names_the_worst(void **state) {
+    (void)state;
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
+    runlog_numerics(log, 100, ROWS, 6);
+    runlog_numerics(log, 200, ROWS, 1);
+    runlog_numerics(log, 300, ROWS, 0); // nothing was counted
+    runlog_close(log);
+    char *text = capture_end(&c);
+    assert_string_equal(text, "numerics at step 100 | underflow up to 3.1% (fc.gradient) | overflow up to 0.2% "
+                              "(fc.gradient) | update/weight 3.3e-04 (wte) to 1.9e-02 (wpe)\n"
+                              "numerics at step 200 | no underflow | no overflow\n");
+    free(text);
+}
+
 // ------------------------------------------------------------------------------------------------------------ main.log
 
 // Opens the log of dir, does `body` with stdout captured away, closes it, gives main.log.
@@ -373,6 +397,26 @@ static void every_line_is_one_json_object(void **state) {
     assert_true(number(validation, "bits_per_byte") == 1.125);
     cJSON_Delete(validation);
     assert_int_equal(text[strlen(text) - 1], '\n');
+    free(text);
+    tmpdir_remove(&dir);
+}
+
+static void numerics_of_a_step(RunLog *log) { runlog_numerics(log, 100, ROWS, 6); }
+
+static void numerics_are_shares_by_class(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    char *text = logged(&dir, false, 0, numerics_of_a_step);
+    cJSON *event = event_at(text, 0);
+    assert_string_equal(string(event, "event"), "numerics");
+    assert_true(number(event, "step") == 100);
+    assert_true(number(event, "qkv.in/amax") == 7.5 && number(event, "qkv.in/rms") == 2.0);
+    assert_true(number(event, "fc.gradient/zero") == 0.01 && number(event, "fc.gradient/underflow") == 0.031 &&
+                number(event, "fc.gradient/overflow") == 0.002);
+    assert_true(is_null(event, "fcprojw.gradient/amax"));
+    assert_true(number(event, "update_ratio/wte") == 3.26e-4 && number(event, "update_ratio/wpe") == 0.0187);
+    assert_false(cJSON_HasObjectItem(event, "update_ratio/lnfw"));
+    cJSON_Delete(event);
     free(text);
     tmpdir_remove(&dir);
 }
@@ -579,10 +623,12 @@ int main(void) {
         cmocka_unit_test(skipped_steps_say_why),
         cmocka_unit_test(a_loss_scale_that_moves_is_told),
         cmocka_unit_test(validation_samples_and_text_are_plain_lines),
+        cmocka_unit_test(the_line_of_numerics_names_the_worst),
         cmocka_unit_test(the_bar_is_cleared_above_a_line_and_drawn_again_below),
         cmocka_unit_test(a_text_that_is_drawn_takes_the_place_of_the_bar),
         cmocka_unit_test(in_a_file_there_is_no_bar),
         cmocka_unit_test(every_line_is_one_json_object),
+        cmocka_unit_test(numerics_are_shares_by_class),
         cmocka_unit_test(events_take_inner_json_whole_objects_or_nothing),
         cmocka_unit_test(a_resumed_log_loses_the_steps_that_are_run_again),
         cmocka_unit_test(a_resumed_log_may_be_missing_or_empty),

@@ -165,16 +165,61 @@ static void shapes_and_types_out_of_range_are_refused(void **state) {
 static void other_dtypes_are_listed_but_not_read(void **state) {
     (void)state;
     const char *header = "{\"__metadata__\":{\"format\":\"pt\"},"
-                         "\"mask\":{\"dtype\":\"U8\",\"shape\":[1,1,2,2],\"data_offsets\":[0,4]},"
+                         "\"mask\":{\"dtype\":\"BOOL\",\"shape\":[1,1,2,2],\"data_offsets\":[0,4]},"
                          "\"scalar\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[4,8]}}";
     SafetensorsFile *f = safetensors_open(write_header(header, 8), &err);
     assert_non_null(f);
     float out[4];
     assert_int_equal(safetensors_find(f, "mask")->dtype, DTYPE_COUNT);
     assert_false(safetensors_read_fp32(f, safetensors_find(f, "mask"), 0, 4, out, &err));
-    assert_message("tensor mask is U8, only F32, F16 and BF16 are read");
+    assert_message("tensor mask is BOOL, only F32, F16 and BF16 are read");
     assert_true(safetensors_read_fp32(f, safetensors_find(f, "scalar"), 0, 1, out, &err));
     safetensors_close(f);
+}
+
+static void bytes_come_back_as_they_are(void **state) {
+    (void)state;
+    static const uint8_t codes[5] = {0, 127, 128, 200, 255};
+    static const char *const metadata[] = {"format", "pt", "optimizer", "adamw8bit", NULL};
+    SafetensorsEntry entries[] = {{.name = "codes", .dtype = DTYPE_U8, .rank = 1, .shape = {5}},
+                                  {.name = "b", .dtype = DTYPE_BF16, .rank = 1, .shape = {4}}};
+    const char *path = tmpdir_file(&tmp, "x");
+    SafetensorsWriter *w = safetensors_writer_open(path, entries, 2, metadata, &err);
+    assert_non_null(w);
+    assert_true(safetensors_writer_append(w, codes, sizeof codes, &err));
+    assert_true(safetensors_writer_append(w, bf16_vector, sizeof bf16_vector, &err));
+    assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
+    SafetensorsFile *f = safetensors_open(path, &err);
+    assert_non_null(f);
+    uint8_t back[8];
+    float out[5];
+    const SafetensorsEntry *e = safetensors_find(f, "codes");
+    assert_int_equal(e->dtype, DTYPE_U8);
+    assert_true(safetensors_read_bytes(f, e, 0, 5, back, &err));
+    assert_memory_equal(back, codes, 5);
+    assert_true(safetensors_read_bytes(f, e, 3, 2, back, &err));
+    assert_memory_equal(back, codes + 3, 2);
+    assert_true(safetensors_read_bytes(f, safetensors_find(f, "b"), 0, 8, back, &err)); // inf and a denormal, too
+    assert_memory_equal(back, bf16_vector, 8);
+    assert_false(safetensors_read_fp32(f, e, 0, 5, out, &err));
+    assert_message("tensor codes is U8, only F32, F16 and BF16 are read");
+    assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
+    assert_null(safetensors_metadata(f, "other"));
+    safetensors_close(f);
+}
+
+// What stands there may be anything: only a text in an object is a value.
+static void metadata_of_any_form_is_survived(void **state) {
+    (void)state;
+    static const char *const headers[] = {"{}", "{\"__metadata__\":7}", "{\"__metadata__\":[1,\"optimizer\"]}",
+                                          "{\"__metadata__\":{\"optimizer\":7}}",
+                                          "{\"__metadata__\":{\"optimizer\":\"a\",\"optimizer\":\"b\"}}"};
+    for (int i = 0; i < 5; i++) {
+        SafetensorsFile *f = safetensors_open(write_header(headers[i], 0), &err);
+        assert_non_null(f);
+        assert_null(safetensors_metadata(f, "optimizer"));
+        safetensors_close(f);
+    }
 }
 
 static void a_file_that_shrinks_after_opening_gives_a_message(void **state) {
@@ -244,6 +289,8 @@ int main(void) {
         TEST(data_in_another_order_than_the_header_is_read),
         TEST(shapes_and_types_out_of_range_are_refused),
         TEST(other_dtypes_are_listed_but_not_read),
+        TEST(bytes_come_back_as_they_are),
+        TEST(metadata_of_any_form_is_survived),
         TEST(a_file_that_shrinks_after_opening_gives_a_message),
         TEST(damaged_files_are_read_or_refused_with_a_message),
     };

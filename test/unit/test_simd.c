@@ -245,14 +245,59 @@ static void fma_is_the_product_plus_the_third(void **state) {
         assert_true(fabs((double)y[i] - ((double)a[i] * (double)b[i] + (double)c[i])) <= 2 * 0x1p-24);
 }
 
-static void wide_products_keep_all_64_bits(void **state) {
+static void the_greater_lanes_are_chosen_and_counted(void **state) {
+    (void)state;
+    V a = random_lanes(7), b = random_lanes(8), yes = random_lanes(9), no = random_lanes(10);
+    a[0] = b[0], a[1] = NAN, b[2] = NAN, a[3] = -0.0f, b[3] = 0.0f, a[4] = INFINITY;
+    const V chosen = vwhere_greater(a, b, yes, no);
+    const VI count = vcount_greater((VI)vlane_numbers(), a, b);
+    for (int i = 0; i < LANES; i++) {
+        assert_true(chosen[i] == (a[i] > b[i] ? yes[i] : no[i]));
+        assert_int_equal(count[i], i + (a[i] > b[i]));
+    }
+}
+
+static void lookups_take_the_index_modulo_the_lanes(void **state) {
+    (void)state;
+    const V table = random_lanes(11);
+    const VU index = vlane_numbers() * 7u - 3u; // beyond both ends, too
+    const V got = vlookup(table, index);
+    for (int i = 0; i < LANES; i++) assert_true(got[i] == table[index[i] % LANES]);
+}
+
+static void products_of_lower_words_keep_all_64_bits(void **state) {
     (void)state;
     const uint32_t factors[] = {0, 1, 0xD2511F53u, 0xFFFFFFFFu};
     for (size_t f = 0; f < sizeof factors / sizeof *factors; f++) {
-        VU a = vlane_numbers() * 0x11111111u, high, low = vmul_wide(a, factors[f], &high);
-        for (int i = 0; i < LANES; i++)
-            assert_true(((uint64_t)high[i] << 32 | low[i]) == (uint64_t)((uint32_t)i * 0x11111111u) * factors[f]);
+        VWide a;
+        for (int i = 0; i < 8; i++) a[i] = 0xABCDEF0100000000u + (uint32_t)i * 0x24924924u; // upper words do not count
+        const VWide got = vmul_low(a, factors[f]);
+        for (int i = 0; i < 8; i++) assert_true(got[i] == (uint64_t)(uint32_t)a[i] * factors[f]);
     }
+}
+
+static void unpacked_lanes_alternate(void **state) {
+    (void)state;
+    VWide a, b;
+    for (int i = 0; i < 8; i++) a[i] = 100u + (uint64_t)i, b[i] = 200u + (uint64_t)i;
+    const VWide low = vunpack_low(a, b), high = vunpack_high(a, b);
+    for (int i = 0; i < 8; i += 2) {
+        assert_true(low[i] == a[i] && low[i + 1] == b[i]);
+        assert_true(high[i] == a[i + 1] && high[i + 1] == b[i + 1]);
+    }
+}
+
+static void bytes_become_integers_and_back(void **state) {
+    (void)state;
+    for (int first = 0; first < 256; first += LANES)
+        for (int n = 0; n <= LANES; n++) {
+            uint8_t bytes[LANES + 1], back[LANES + 1];
+            for (int i = 0; i <= LANES; i++) bytes[i] = (uint8_t)(first + i), back[i] = 77;
+            const VI x = vload_first_u8(n, bytes);
+            vstore_first_u8(n, back, x + 0x12345600); // only the lowest byte is stored
+            for (int i = 0; i < LANES; i++) assert_int_equal(x[i], i < n ? bytes[i] : 0);
+            for (int i = 0; i <= LANES; i++) assert_int_equal(back[i], i < n ? bytes[i] : 77);
+        }
 }
 
 static void words_are_loaded_and_stored_at_any_word_address(void **state) {
@@ -283,7 +328,11 @@ int main(void) {
         cmocka_unit_test(square_roots_are_correctly_rounded),
         cmocka_unit_test(vround_rounds_ties_to_even),
         cmocka_unit_test(fma_is_the_product_plus_the_third),
-        cmocka_unit_test(wide_products_keep_all_64_bits),
+        cmocka_unit_test(the_greater_lanes_are_chosen_and_counted),
+        cmocka_unit_test(lookups_take_the_index_modulo_the_lanes),
+        cmocka_unit_test(products_of_lower_words_keep_all_64_bits),
+        cmocka_unit_test(unpacked_lanes_alternate),
+        cmocka_unit_test(bytes_become_integers_and_back),
         cmocka_unit_test(words_are_loaded_and_stored_at_any_word_address),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -92,8 +92,7 @@ static void bytes_may_be_cut_anywhere(void **state) {
     tokenizer_free(t);
 }
 
-// ------------------------------------------------------------------------------------------------- the small
-// vocabulary
+// ------------------------------------------------------------------------------------------------ the small vocabulary
 
 static TmpDir dir;
 

@@ -40,7 +40,7 @@ static inline Gpt2 *tiny_random(int64_t V, int64_t B, int64_t T, int64_t sequenc
         float *row = malloc((size_t)p->cols * sizeof *row);
         for (int64_t r = 0; r < p->rows; r++) {
             tiny_random_row(p, i, r, 0.15f, row);
-            gpt2_set_state(model, i, STATE_WEIGHT, r, 1, row);
+            gpt2_set_weight(model, i, r, 1, row);
         }
         free(row);
     }
@@ -55,14 +55,14 @@ static inline Gpt2 *tiny_scripted(int64_t V, int64_t T, const int32_t *tokens, i
     float row[TINY_C];
     for (int64_t token = 0; token < V; token++) {
         tiny_random_row(&table[PARAM_WTE], PARAM_WTE, token, 1.0f, row);
-        gpt2_set_state(model, PARAM_WTE, STATE_WEIGHT, token, 1, row);
+        gpt2_set_weight(model, PARAM_WTE, token, 1, row);
     }
     for (int64_t t = 0; t < n; t++) {
         tiny_random_row(&table[PARAM_WTE], PARAM_WTE, tokens[t], 10.0f, row);
-        gpt2_set_state(model, PARAM_WPE, STATE_WEIGHT, t, 1, row);
+        gpt2_set_weight(model, PARAM_WPE, t, 1, row);
     }
     for (int c = 0; c < TINY_C; c++) row[c] = 1.0f;
     const int lnfw = parameter_index(&gpt2_options(model)->config, PARAM_LNFW, -1);
-    gpt2_set_state(model, lnfw, STATE_WEIGHT, 0, TINY_C, row);
+    gpt2_set_weight(model, lnfw, 0, TINY_C, row);
     return model;
 }

@@ -1,0 +1,193 @@
+// Adafactor's second moments: of a matrix one number a row and one a column. Shazeer, Stern, "Adafactor: Adaptive
+// Learning Rates with Sublinear Memory Cost", 2018.
+//
+// Statistics go through the gradient twice: for the sums of squares, then, when rows and columns are known, for the
+// size of the update. A matrix is cut into groups of rows, which the threads take as they come free; each adds up its
+// columns for itself, and the groups are added in order.
+#include "llmc/cpu/optimizer_adafactor.h"
+
+#include "llmc/base/checked.h"
+#include "llmc/base/error.h"
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/cpu_ops.h"
+#include "llmc/cpu/optimizer_parts.h"
+
+static const float SMALLEST = 1e-30f; // added to the square of a gradient
+
+// Rows of a group: enough that the sums of columns, one row of them a group, are little beside the matrix.
+enum { MAX_GROUPS = 128, MIN_GROUP_ROWS = 64 };
+
+static int64_t group_rows(int64_t rows) {
+    const int64_t n = ceil_div(rows, MAX_GROUPS);
+    return n < MIN_GROUP_ROWS ? MIN_GROUP_ROWS : n;
+}
+
+// Of a matrix of one group the sums are col itself. Two groups or more: rows >= 65, and rows / 64 + 1 sums a column are
+// less than a 32nd of the matrix.
+int64_t adafactor_scratch_bytes(int64_t factored) { return factored / 32 * (int64_t)sizeof(float); }
+
+void adafactor_check(const char *op, const UpdateTensor *t) {
+    const int64_t numel = tensor_numel(t->weight);
+    tensor_check(op, t->rms, DTYPE_FP32, 1);
+    if (!t->row.data) {
+        tensor_check(op, t->v, DTYPE_FP32, numel);
+        return;
+    }
+    const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
+    tensor_check(op, t->row, DTYPE_FP32, rows);
+    tensor_check(op, t->col, DTYPE_FP32, cols);
+    REQUIRE(t->offset + numel <= rows * cols, "%s: %s has elements up to %lld, row and col are of %lld x %lld", op,
+            t->weight.name, (long long)(t->offset + numel), (long long)rows, (long long)cols);
+}
+
+double adafactor_mean_row(const UpdateTensor *t) {
+    if (!t->row.data) return 0.0;
+    const float *row = t->row.data;
+    const int64_t rows = tensor_numel(t->row);
+    double sum = 0.0;
+    for (int64_t i = 0; i < rows; i++) sum += row[i];
+    return sum / (double)rows;
+}
+
+// The factors apart: the product of a row and a column may lie below the range of fp32.
+void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double mean_row, Span at) {
+    Block by_row, second = {{0}};
+    if (t->row.data) {
+        const int64_t cols = tensor_numel(t->col), first = t->offset + at.begin;
+        const float *row = t->row.data, *col = t->col.data;
+        float *of_row = (float *)by_row, *of_col = (float *)second;
+        int64_t i = first / cols, j = first % cols;
+        for (int k = 0; k < at.count; i++, j = 0) {
+            const int length = cols - j < at.count - k ? (int)(cols - j) : at.count - k;
+            const float factor = (float)sqrt(mean_row / (double)row[i]);
+            memcpy(of_col + k, col + j, (size_t)length * sizeof *col);
+            for (int end = k + length; k < end; k++) of_row[k] = factor;
+        }
+        for (int k = at.count; k % LANES; k++) of_row[k] = 0.0f, of_col[k] = 1.0f;
+    } else {
+        block_load(second, t->v, at);
+        for (int k = at.count; k % LANES; k++) ((float *)second)[k] = 1.0f;
+        for (int k = 0; k < at.vectors; k++) by_row[k] = vsplat(1.0f);
+    }
+    for (int k = 0; k < at.vectors; k++) u[k] = g[k] * by_row[k] / vsqrt(second[k]);
+}
+
+// ---------------------------------------------------------------------------------------------------------- statistics
+
+// The constants of one step.
+typedef struct {
+    float grad_factor, keep, take; // mean = keep mean + take g^2
+} StatisticsStep;
+
+// row[i] of the rows [begin, end), and their share of the columns' means added to sums: take / rows * sum of g2.
+static ALWAYS_INLINE void add_rows(const UpdateTensor *t, StatisticsStep s, float *sums, int64_t begin, int64_t end,
+                                   DType G) {
+    enum { RUN = 4096 }; // fp32 sums are kept as short as this, then added in fp64
+    const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
+    const float of_column = s.take / (float)rows;
+    float *row = t->row.data;
+    for (int64_t i = begin; i < end; i++) {
+        double of_row = 0.0;
+        for (int64_t j = 0; j < cols; j += RUN) {
+            V sum = vzero();
+            EACH_LANES(c, k, (cols - j < RUN ? cols - j : RUN), {
+                const V g = vload_first(k, t->grad.data, i * cols + j + c, G) * s.grad_factor;
+                const V g2 = vfirst(k, vfma(g, g, vsplat(SMALLEST)), vzero());
+                sum += g2;
+                vstore_first(k, sums, j + c, vfma(vsplat(of_column), g2, vload_first(k, sums, j + c, DTYPE_FP32)),
+                             DTYPE_FP32);
+            });
+            of_row += vsum(sum);
+        }
+        row[i] = (float)(s.keep * row[i] + s.take * of_row / (double)cols);
+    }
+}
+
+static void matrix_moments(const UpdateTensor *t, StatisticsStep s, float *scratch) {
+    const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
+    const int64_t size = group_rows(rows), groups = ceil_div(rows, size);
+    float *col = t->col.data;
+    if (groups == 1)
+        for (int64_t j = 0; j < cols; j++) col[j] *= s.keep;
+#pragma omp parallel for schedule(dynamic) if (groups > 1)
+    for (int64_t group = 0; group < groups; group++) {
+        const int64_t begin = group * size, end = rows - begin < size ? rows : begin + size;
+        float *sums = groups == 1 ? col : scratch + group * cols;
+        if (groups > 1) memset(sums, 0, (size_t)cols * sizeof *sums);
+        WITH_DTYPE(G, t->grad.dtype, add_rows(t, s, sums, begin, end, G));
+    }
+    if (groups == 1) return;
+#pragma omp parallel for schedule(static)
+    for (int64_t j = 0; j < cols; j++) {
+        double sum = s.keep * col[j];
+        for (int64_t group = 0; group < groups; group++) sum += scratch[group * cols + j];
+        col[j] = (float)sum;
+    }
+}
+
+static void vector_moments(const UpdateTensor *t, StatisticsStep s, Part part) {
+    for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK) {
+        const Span at = span_at(e, part.end);
+        Block g, v;
+        block_load_scaled(g, t->grad, s.grad_factor, at);
+        block_load(v, t->v, at);
+        for (int i = 0; i < at.vectors; i++)
+            v[i] = vfma(vsplat(s.keep), v[i], s.take * vfma(g[i], g[i], vsplat(SMALLEST)));
+        block_store(t->v, v, at);
+    }
+}
+
+// The sum of u^2.
+static double part_size(const UpdateTensor *t, float grad_factor, double mean_row, Part part) {
+    double sum = 0.0;
+    for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK) {
+        const Span at = span_at(e, part.end);
+        Block g, u;
+        V squares = vzero();
+        block_load_scaled(g, t->grad, grad_factor, at);
+        adafactor_direction(u, g, t, mean_row, at);
+        for (int i = 0; i < at.vectors; i++) squares = vfma(u[i], u[i], squares);
+        sum += vsum(squares);
+    }
+    return sum;
+}
+
+// Tensor by tensor: each waits for its rows and columns.
+static void tensor_statistics_of(const UpdateTensor *t, StatisticsStep s, Parts parts, int tensor) {
+    if (t->row.data) matrix_moments(t, s, (float *)(void *)parts.scratch);
+    const double mean_row = adafactor_mean_row(t);
+#pragma omp parallel for schedule(dynamic) if (parts.first[tensor + 1] - parts.first[tensor] > 1)
+    for (int64_t number = parts.first[tensor]; number < parts.first[tensor + 1]; number++) {
+        const Part part = parts_get(parts, number);
+        if (!t->row.data) vector_moments(t, s, part);
+        parts.sums[number] = part_size(t, s.grad_factor, mean_row, part);
+    }
+    *(float *)t->rms.data = (float)sqrt(parts_sum(parts, tensor) / (double)tensor_numel(t->weight));
+}
+
+void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+    const char *op = "adafactor_statistics";
+    int64_t factored = 0;
+    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+    REQUIRE(params.step >= 1, "%s: step %lld, the first is 1", op, (long long)params.step);
+    for (int i = 0; i < n; i++) {
+        const UpdateTensor *t = &tensors[i];
+        if (t->rule != RULE_ADAFACTOR) continue;
+        const int64_t numel = tensor_numel(t->weight);
+        cpu_check_weight_gradient(op, t->grad, t->weight.dtype, numel);
+        adafactor_check(op, t);
+        if (t->row.data)
+            REQUIRE(t->offset == 0 && numel == tensor_numel(t->row) * tensor_numel(t->col), "%s: %s is a slice", op,
+                    t->weight.name);
+        factored += numel;
+    }
+    const Parts parts = parts_begin(op, n, adafactor_scratch_bytes(factored));
+    for (int i = 0; i < n; i++)
+        parts_add(parts, i, tensors[i].rule == RULE_ADAFACTOR ? tensor_numel(tensors[i].weight) : 0);
+    const StepControl *decided = control.data;
+    if (decided->skip != SKIP_NONE) return;
+    const double keep = 1.0 - pow((double)params.step, -0.8);
+    const StatisticsStep step = {decided->grad_factor, (float)keep, (float)(1.0 - keep)};
+    for (int i = 0; i < n; i++)
+        if (tensors[i].rule == RULE_ADAFACTOR) tensor_statistics_of(&tensors[i], step, parts, i);
+}

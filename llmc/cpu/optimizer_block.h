@@ -1,0 +1,125 @@
+// A block of a parameter, at most STATE_BLOCK elements, between memory and the arithmetic of an update: loaded from any
+// dtype into fp32 lanes, and stored from there, rounded as ops.h says. A rule then sees fp32 alone, and states in 8
+// bits have their block in one place. Blocks lie in the first-level cache; what goes to memory and back is what the
+// tensors hold. Elements beyond the end of a block are 0 when loaded and are not stored.
+#pragma once
+#include "llmc/base/rng.h"
+#include "llmc/cpu/optimizer_dynamic8.h"
+#include "llmc/cpu/rounding.h"
+#include "llmc/cpu/simd.h"
+#include "llmc/ops.h"
+
+enum { BLOCK_VECTORS = STATE_BLOCK / LANES };
+
+typedef V Block[BLOCK_VECTORS];
+
+// Where a block lies.
+typedef struct {
+    int64_t begin; // its first element in the tensor
+    int count;     // elements, 1 .. STATE_BLOCK
+    int vectors;   // lanes in use / LANES
+} Span;
+
+static ALWAYS_INLINE Span span_at(int64_t begin, int64_t end) {
+    const int count = end - begin < STATE_BLOCK ? (int)(end - begin) : STATE_BLOCK;
+    return (Span){begin, count, (count + LANES - 1) / LANES};
+}
+
+// ----------------------------------------------------------------------------------------------------------- as it is
+
+static ALWAYS_INLINE void block_load(V *x, Tensor t, Span at) {
+    WITH_DTYPE(E, t.dtype, EACH_LANES(i, k, at.count, x[i / LANES] = vload_first(k, t.data, at.begin + i, E)));
+}
+
+static ALWAYS_INLINE void block_load_scaled(V *x, Tensor t, float factor, Span at) {
+    block_load(x, t, at);
+    for (int i = 0; i < at.vectors; i++) x[i] *= factor;
+}
+
+// Rounded to nearest.
+static ALWAYS_INLINE void block_store(Tensor t, const V *x, Span at) {
+    WITH_DTYPE(E, t.dtype, EACH_LANES(i, k, at.count, vstore_first(k, t.data, at.begin + i, x[i / LANES], E)));
+}
+
+// ------------------------------------------------------------------------------------------------ stochastic rounding
+
+// What a tensor's random bits are named by.
+typedef struct {
+    uint64_t seed, stream, step;
+    int64_t offset; // of the tensor in its parameter
+} RandomBits;
+
+// 16 bits for each element of a block.
+typedef struct {
+    uint32_t words[STATE_BLOCK / RANDOM_BLOCK][LANES][4];
+} HalfWords;
+
+static ALWAYS_INLINE void half_words_make(HalfWords *h, RandomBits r, Span at) {
+    const uint64_t first = (r.step << 40) + (uint64_t)(r.offset + at.begin) / 8;
+    for (int e = 0; e < at.count; e += RANDOM_BLOCK)
+        rounding_bits(h->words[e / RANDOM_BLOCK], r.seed, r.stream, first + (uint64_t)e / 8);
+}
+
+// Lanes i .. i + 15 of the block, rounded to bf16.
+static ALWAYS_INLINE V round_lanes(HalfWords *h, int64_t i, V x) {
+    return round_stochastically(x, rounding_bits_at(h->words[i / RANDOM_BLOCK], i % RANDOM_BLOCK));
+}
+
+// ------------------------------------------------------------------------------------------------------------- moments
+
+// The statements with S, a constant: the dtype that moments are kept in.
+#define WITH_STATE(S, dtype_, ...)                                                                                     \
+    do {                                                                                                               \
+        if ((dtype_) == DTYPE_U8) {                                                                                    \
+            const DType S = DTYPE_U8;                                                                                  \
+            __VA_ARGS__;                                                                                               \
+        } else                                                                                                         \
+            WITH_DTYPE(S, dtype_, __VA_ARGS__);                                                                        \
+    } while (0)
+
+// A block of a first moment (signed) or a second one while an update runs over it, in the dtype S. 8-bit states are
+// stored when the whole block is known: the largest magnitude is its scale.
+typedef struct {
+    void *data; // of the block
+    float *scale;
+    const Dynamic8 *map;
+    bool is_signed;
+    HalfWords random; // bf16
+    Block next;       // 8 bits
+} Moment;
+
+static ALWAYS_INLINE void moment_open(Moment *m, Tensor t, Tensor scales, Span at, const Dynamic8 *map, bool is_signed,
+                                      RandomBits random, DType S) {
+    m->data = (char *)t.data + (size_t)at.begin * (S == DTYPE_FP32 ? 4 : S == DTYPE_BF16 ? 2 : 1);
+    if (S == DTYPE_U8) {
+        m->scale = (float *)scales.data + at.begin / STATE_BLOCK; // a block begins where a scale does
+        m->map = map;
+        m->is_signed = is_signed;
+    }
+    if (S == DTYPE_BF16) half_words_make(&m->random, random, at);
+}
+
+// Lanes i .. i + k - 1 of the block.
+static ALWAYS_INLINE V moment_load(const Moment *m, int64_t i, int k, DType S) {
+    if (S != DTYPE_U8) return vload_first(k, m->data, i, S);
+    const VI codes = vload_first_u8(k, (const uint8_t *)m->data + i);
+    return vfirst(k, dynamic8_decode_lanes(m->map, codes, m->is_signed) * *m->scale, vzero());
+}
+static ALWAYS_INLINE void moment_store(Moment *m, int64_t i, int k, V x, DType S) {
+    if (S == DTYPE_U8)
+        m->next[i / LANES] = x;
+    else
+        vstore_first(k, m->data, i, S == DTYPE_BF16 ? round_lanes(&m->random, i, x) : x, S);
+}
+
+static ALWAYS_INLINE void moment_close(Moment *m, Span at, DType S) {
+    if (S != DTYPE_U8) return;
+    V largest = vzero();
+    for (int i = 0; i < at.vectors; i++) largest = vmax((V)((VU)m->next[i] & 0x7FFFFFFFu), largest);
+    const float scale = vmax_lane(largest);
+    const V divisor = vsplat(scale > 0.0f ? scale : 1.0f);
+    EACH_LANES(i, k, at.count,
+               vstore_first_u8(k, (uint8_t *)m->data + i,
+                               dynamic8_encode_lanes(m->map, m->next[i / LANES] / divisor, m->is_signed)));
+    *m->scale = scale;
+}

@@ -1,0 +1,287 @@
+// Quantisation to fp8: the largest magnitude of a tensor, its scale, its codes and their transpose. The matmuls that
+// take them are in fp8_matmul.c; formats, scales and slots in llmc/fp8.h.
+//
+// An op is two launches: largest_kernel measures and sets the slot, quantize_kernel reads the scale from it. With
+// delayed scaling the first one has nothing to do once a step has passed, and the second one measures as it goes.
+//
+// A maximum does not depend on the order in which it is taken, so atomics do not harm repeatability here, and it is
+// taken of bits: magnitudes of floating numbers order like the integers that their bits are, and NaN above inf, where a
+// maximum of floats would lose it. So NaN shows in the amax of the slot, as it does in the codes.
+#include "llmc/cuda/elements.cuh"
+#include "llmc/cuda/intrinsics.cuh"
+
+// ------------------------------------------------------------------------------------------------------ magnitude bits
+
+// The larger of m and the magnitudes in the 16 bytes, as the bits of T without sign.
+template <class T> static __device__ __forceinline__ unsigned larger_magnitude(unsigned m, int4 bits) {
+    const unsigned words[4] = {(unsigned)bits.x, (unsigned)bits.y, (unsigned)bits.z, (unsigned)bits.w};
+    for (int i = 0; i < 4; i++) {
+        if constexpr (sizeof(T) == 4)
+            m = max(m, words[i] & 0x7fffffffu);
+        else
+            m = max(m, max(words[i] & 0x7fffu, words[i] >> 16 & 0x7fffu));
+    }
+    return m;
+}
+
+// Magnitude bits of T as those of a float, exactly.
+template <class T> static __device__ __forceinline__ unsigned float_magnitude(unsigned bits) {
+    if constexpr (sizeof(T) == 4) {
+        return bits;
+    } else {
+        float two[2];
+        word_to_floats(two, (int)bits, T());
+        return __float_as_uint(two[0]);
+    }
+}
+
+// The maximum over a block of WARPS warps, in thread 0. Every thread takes part.
+template <int WARPS> static __device__ __forceinline__ unsigned block_maximum(unsigned v) {
+    SHARED(unsigned, of_warp, [WARPS]);
+    for (int offset = WARP / 2; offset > 0; offset /= 2) v = max(v, __shfl_xor_sync(ALL_LANES, v, offset));
+    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = v;
+    __syncthreads();
+    for (int w = 0; w < WARPS && threadIdx.x == 0; w++) v = max(v, of_warp[w]);
+    return v;
+}
+
+// ----------------------------------------------------------------------------------------------- largest magnitude
+
+// 8 blocks fill a multiprocessor; 4 loads of 16 bytes a thread in flight are 128 KB there, of which an H200 needs 25.
+enum { LARGEST_THREADS = 256, LARGEST_LOADS = 4, LARGEST_BLOCKS_PER_UNIT = 8 };
+
+// The maximum over the blocks that are done, and how many they are. Zero when the kernel begins and when it ends.
+static __device__ unsigned largest_so_far, blocks_done;
+
+// amax of in (n elements) into the slot, and its scale from that. Blocks take packs of 16 bytes in turn, 1024 at a
+// time; the elements behind the packs are one a thread of the grid. The block that is done last writes the slot.
+// Bytes: n elements. With delayed scaling and a slot that knows earlier steps: none.
+template <class T>
+static __global__ void __launch_bounds__(LARGEST_THREADS)
+    largest_kernel(Fp8Slot *slot, const T *in, int64_t packs, int64_t n, DType format, bool delayed) {
+    if (delayed && !fp8_slot_is_new(slot)) return; // quantize_kernel will measure
+    constexpr int W = Pack<T>::N;
+    const int64_t thread = (int64_t)blockIdx.x * LARGEST_THREADS + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * LARGEST_THREADS;
+    unsigned m = 0;
+    for (int64_t i = thread; i < packs; i += LARGEST_LOADS * step) {
+        int4 bits[LARGEST_LOADS];
+        for (int j = 0; j < LARGEST_LOADS; j++) {
+            bits[j] = make_int4(0, 0, 0, 0);
+            if (i + j * step < packs) bits[j] = load_bits(in + (i + j * step) * W);
+        }
+        for (int j = 0; j < LARGEST_LOADS; j++) m = larger_magnitude<T>(m, bits[j]);
+    }
+    for (int64_t i = packs * W + thread; i < n; i += step) {
+        int bits = 0;
+        memcpy(&bits, (const void *)(in + i), sizeof(T));
+        m = larger_magnitude<T>(m, make_int4(bits, 0, 0, 0));
+    }
+    m = block_maximum<LARGEST_THREADS / WARP>(float_magnitude<T>(m));
+    if (threadIdx.x > 0) return;
+    atomicMax(&largest_so_far, m);
+    __threadfence();
+    if (atomicInc(&blocks_done, gridDim.x - 1) < gridDim.x - 1) return; // the last one finds that and sets it to 0
+    __threadfence();
+    fp8_slot_record(slot, __uint_as_float(atomicExch(&largest_so_far, 0u)), format, delayed);
+}
+
+// ----------------------------------------------------------------------------------------- quantisation and transpose
+
+// A block has 128 rows of 64 columns: 16 KB of 16-bit elements in 1024 loads of 16 bytes, 8 a thread, all in flight.
+// Rows of the tile are whole lines of 128 bytes in `in`, rows of its transpose in `transposed`; in q they are two
+// sectors. Four words, 16 codes, are what is stored at a time.
+enum { ROWS = 128, COLS = 64, THREADS = 128, CODES = 16, ROW_WORDS = COLS / 4 };
+
+// Where the word with the codes 4 word .. 4 word + 3 of a row of the tile stands in shared memory. The pieces of 16
+// bytes are permuted by bits 5 and 6 of the row. A row is half of the 32 banks, an even one the lower, an odd one the
+// upper half, and none of the accesses meets a conflict:
+//   what a thread has quantised, 4 or 8 bytes: 16 threads write two rows, or 32 do
+//   16 bytes of a row (store_rows): 8 threads read two rows
+//   words of columns (transpose_piece): lane = 8 (word % 4) + group. The four even groups read an even row, each
+//   in another piece, thanks to the permutation; the four odd ones an odd row
+static __device__ __forceinline__ int tile_word(int row, int word) { return row * ROW_WORDS + (word ^ row / 32 * 4); }
+
+// 16 bytes of row `row` of in (N,K) from column `col`; what is outside is 0. ALIGNED: inside or outside as a whole.
+template <class T, bool ALIGNED>
+static __device__ __forceinline__ int4 load_piece(const T *in, int64_t row, int64_t col, int64_t N, int64_t K) {
+    if constexpr (ALIGNED) {
+        return row < N && col < K ? load_bits_once(in + row * K + col) : make_int4(0, 0, 0, 0);
+    } else {
+        Pack<T> p;
+        for (int j = 0; j < Pack<T>::N; j++)
+            p.v[j] = row < N && col + j < K ? in[row * K + col + j] : from_float<T>(0.0f);
+        return pack_bits(p);
+    }
+}
+
+// The first `count` of 16 codes. ALIGNED: all or none.
+template <bool ALIGNED> static __device__ __forceinline__ void store_piece(uint8_t *to, int4 codes, int64_t count) {
+    if constexpr (ALIGNED) {
+        if (count > 0) *reinterpret_cast<int4 *>(to) = codes;
+    } else {
+        const unsigned words[4] = {(unsigned)codes.x, (unsigned)codes.y, (unsigned)codes.z, (unsigned)codes.w};
+        for (int i = 0; i < CODES; i++)
+            if (i < count) to[i] = (uint8_t)(words[i / 4] >> 8 * (i % 4));
+    }
+}
+
+// Columns 4 word .. 4 word + 3 of the rows 16 group .. 16 group + 15 of the tile, a column in each of columns[]. Odd
+// groups read their rows in pairs the other way round, to stay in other banks than even ones; the selectors of the
+// first exchange put that right.
+static __device__ __forceinline__ void transpose_piece(int4 (&columns)[4], const unsigned *tile, int group, int word) {
+    const int odd = group % 2;
+    const unsigned low = odd ? 0x1504 : 0x5140, high = odd ? 0x3726 : 0x7362; // bytes 0 and 1, 2 and 3 of two words
+    unsigned out[4][4];                                                       // [column][four rows]
+    UNROLL (i, 4) {
+        unsigned in[4];
+        UNROLL (j, 4) in[j] = tile[tile_word(CODES * group + 4 * i + (j ^ odd), word)];
+        const unsigned upper01 = __byte_perm(in[0], in[1], low), lower01 = __byte_perm(in[2], in[3], low);
+        const unsigned upper23 = __byte_perm(in[0], in[1], high), lower23 = __byte_perm(in[2], in[3], high);
+        out[0][i] = __byte_perm(upper01, lower01, 0x5410);
+        out[1][i] = __byte_perm(upper01, lower01, 0x7632);
+        out[2][i] = __byte_perm(upper23, lower23, 0x5410);
+        out[3][i] = __byte_perm(upper23, lower23, 0x7632);
+    }
+    UNROLL (c, 4) columns[c] = make_int4((int)out[c][0], (int)out[c][1], (int)out[c][2], (int)out[c][3]);
+}
+
+// Quantises 16 bytes of elements; the codes go to `to`, 4 or 8 bytes.
+template <class T, class F> static __device__ __forceinline__ void encode_piece(unsigned *to, int4 bits, float scale) {
+    constexpr int W = Pack<T>::N;
+    float x[W];
+    unsigned codes[W / 4];
+    bits_to_floats<T>(x, bits);
+    for (int i = 0; i < W / 4; i++) {
+        const float *v = x + 4 * i;
+        codes[i] = fp8_encode_two<F>(v[0] * scale, v[1] * scale) | fp8_encode_two<F>(v[2] * scale, v[3] * scale) << 16;
+    }
+    if constexpr (W == 4)
+        *to = codes[0];
+    else
+        *reinterpret_cast<int2 *>(to) = make_int2((int)codes[0], (int)codes[1]);
+}
+
+// The tile as it is into q (N,K): threads take pieces of 16 codes in turn, 4 a row.
+template <bool ALIGNED>
+static __device__ __forceinline__ void store_rows(uint8_t *q, const unsigned *tile, int64_t row0, int64_t col0,
+                                                  int64_t N, int64_t K) {
+    constexpr int ROW_PIECES = COLS / CODES;
+    for (int i = (int)threadIdx.x; i < ROWS * ROW_PIECES; i += THREADS) {
+        const int row = i / ROW_PIECES, piece = i % ROW_PIECES;
+        const int64_t at = row0 + row, col = col0 + piece * CODES;
+        const int4 codes = *reinterpret_cast<const int4 *>(tile + tile_word(row, 4 * piece));
+        store_piece<ALIGNED>(q + at * K + col, codes, at < N ? K - col : 0);
+    }
+}
+
+// Its transpose into transposed (K,N): a thread has 16 rows of 4 columns, 8 threads the 128 bytes of a column.
+template <bool ALIGNED>
+static __device__ __forceinline__ void store_columns(uint8_t *transposed, const unsigned *tile, int64_t row0,
+                                                     int64_t col0, int64_t N, int64_t K) {
+    constexpr int GROUPS = ROWS / CODES;
+    static_assert(THREADS == GROUPS * ROW_WORDS, "a piece each");
+    const int group = (int)threadIdx.x % GROUPS, word = (int)threadIdx.x / GROUPS;
+    int4 columns[4];
+    transpose_piece(columns, tile, group, word);
+    UNROLL (c, 4) {
+        const int64_t at = col0 + 4 * word + c, first = row0 + CODES * group;
+        store_piece<ALIGNED>(transposed + at * N + first, columns[c], at < K ? N - first : 0);
+    }
+}
+
+// q (N,K) = in (N,K) * slot->scale in the format F, transposed (K,N) = its transpose; either may be NULL. record: the
+// largest magnitude of in goes into slot->amax. Block (column of tiles, row of tiles), the rows of tiles from the last
+// to the first: largest_kernel has just read the last ones, which are still in the L2 cache. Bytes: N K elements read,
+// N K for each output written.
+template <class T, class F, bool ALIGNED>
+static __global__ void __launch_bounds__(THREADS)
+    quantize_kernel(uint8_t *q, uint8_t *transposed, const T *in, Fp8Slot *slot, int64_t N, int64_t K, bool record) {
+    SHARED(uint4, shared, [ROWS * ROW_WORDS / 4]);
+    unsigned *const tile = reinterpret_cast<unsigned *>(shared);
+    constexpr int W = Pack<T>::N, LANES = COLS / W, PASS_ROWS = THREADS / LANES, PASSES = ROWS / PASS_ROWS;
+    const int64_t row0 = (int64_t)(gridDim.y - 1 - blockIdx.y) * ROWS, col0 = (int64_t)blockIdx.x * COLS;
+    const int row = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES; // LANES threads a row
+    int4 bits[PASSES];
+    UNROLL (i, PASSES) bits[i] = load_piece<T, ALIGNED>(in, row0 + i * PASS_ROWS + row, col0 + lane * W, N, K);
+    const float scale = slot->scale;
+    UNROLL (i, PASSES) encode_piece<T, F>(tile + tile_word(i * PASS_ROWS + row, lane * W / 4), bits[i], scale);
+    if (record && !fp8_slot_is_new(slot)) { // the same in every thread; a new slot has what largest_kernel found
+        unsigned m = 0;
+        UNROLL (i, PASSES) m = larger_magnitude<T>(m, bits[i]);
+        m = block_maximum<THREADS / WARP>(float_magnitude<T>(m));
+        if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned *>(&slot->amax), m);
+    }
+    __syncthreads();
+    if (q) store_rows<ALIGNED>(q, tile, row0, col0, N, K);
+    if (transposed) store_columns<ALIGNED>(transposed, tile, row0, col0, N, K);
+}
+
+// ------------------------------------------------------------------------------------------------------------ the host
+
+typedef struct {
+    uint8_t *q, *transposed;
+    const void *in;
+    Fp8Slot *slot;
+    int64_t N, K;
+    DType format;
+    Fp8Scaling scaling;
+} Quantization;
+
+template <class T> static void launch_largest(const Quantization *z) {
+    const int64_t n = z->N * z->K, packs = whole_packs<T>(n, z->in, z->in);
+    const int64_t most = (int64_t)LARGEST_BLOCKS_PER_UNIT * cuda_backend.units;
+    const int64_t wanted = ceil_div(packs > 0 ? packs : n, LARGEST_THREADS * LARGEST_LOADS);
+    LAUNCH(largest_kernel<T>, (unsigned)(wanted < most ? wanted : most), LARGEST_THREADS, 0, cuda_compute_stream())
+    (z->slot, (const T *)z->in, packs, n, z->format, z->scaling == FP8_DELAYED);
+}
+
+template <class T, class F, bool ALIGNED> static void launch_quantize(const Quantization *z) {
+    const dim3 grid((unsigned)ceil_div(z->K, COLS), (unsigned)ceil_div(z->N, ROWS));
+    LAUNCH((quantize_kernel<T, F, ALIGNED>), grid, THREADS, 0, cuda_compute_stream())
+    (z->q, z->transposed, (const T *)z->in, z->slot, z->N, z->K, z->scaling == FP8_DELAYED);
+}
+
+template <class T> static void quantize(const Quantization *z) {
+    if (z->scaling != FP8_KEEP) launch_largest<T>(z);
+    const uintptr_t addresses = (uintptr_t)z->in | (uintptr_t)z->q | (uintptr_t)z->transposed;
+    const bool aligned = (addresses | (uintptr_t)z->N | (uintptr_t)z->K) % CODES == 0;
+    if (z->format == DTYPE_E4M3)
+        aligned ? launch_quantize<T, E4M3, true>(z) : launch_quantize<T, E4M3, false>(z);
+    else
+        aligned ? launch_quantize<T, E5M2, true>(z) : launch_quantize<T, E5M2, false>(z);
+}
+
+void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
+    const char *op = "fp8_quantize";
+    const int64_t N = tensor_rows(in), K = tensor_cols(in);
+    const DType format = q.data ? q.dtype : transposed.dtype;
+    cuda_check_float(op, in);
+    REQUIRE(q.data || transposed.data, "%s: no output", op);
+    REQUIRE(format == DTYPE_E4M3 || format == DTYPE_E5M2, "%s: %s is no fp8 format", op, dtype_name(format));
+    if (q.data) tensor_check(op, q, format, N * K);
+    if (transposed.data) tensor_check(op, transposed, format, N * K);
+    tensor_check(op, slot, DTYPE_U8, sizeof(Fp8Slot));
+    REQUIRE(N <= (int64_t)ROWS * 65535, "%s: %lld rows of %s are more than a grid has", op, (long long)N, in.name);
+    const Quantization z = {
+        (uint8_t *)q.data, (uint8_t *)transposed.data, in.data, (Fp8Slot *)slot.data, N, K, format, scaling,
+    };
+    DISPATCH(in.dtype, T, quantize<T>(&z));
+}
+
+// ---------------------------------------------------------------------------------------------------- delayed scaling
+
+enum { ADVANCE_THREADS = 64 };
+
+// A slot a thread. Bytes: 84 a slot, read and written; a model of 48 blocks has 960 of them.
+static __global__ void slots_advance_kernel(Fp8Slot *slots, int n) {
+    const int i = (int)blockIdx.x * ADVANCE_THREADS + (int)threadIdx.x;
+    if (i < n) fp8_slot_advance(&slots[i]);
+}
+
+void fp8_slots_advance(Tensor slots) {
+    const int64_t n = tensor_numel(slots) / (int64_t)sizeof(Fp8Slot);
+    tensor_check("fp8_slots_advance", slots, DTYPE_U8, n * (int64_t)sizeof(Fp8Slot));
+    LAUNCH(slots_advance_kernel, (unsigned)ceil_div(n, ADVANCE_THREADS), ADVANCE_THREADS, 0, cuda_compute_stream())
+    ((Fp8Slot *)slots.data, (int)n);
+}

@@ -1,0 +1,200 @@
+// What all kernels of the update share: the entry of a tensor, the constants of a step, loading and storing gradient
+// and weight in whatever form they are kept, and the rules themselves, one text for every format of the states.
+//
+// Gradient and weight come in several forms (ops.h, UpdateTensor). A kernel that must be lean is compiled for one of
+// them; the others ask the entry when they run, which costs a register and an instruction or two for each element:
+//   G     dtype of the gradient: float, or E (the compute dtype), or Either (fp32 or E, asked)
+//   KIND  what stands behind the weight: fp32 master, Kahan's lost part, nothing, or asked
+#pragma once
+#include "llmc/cuda/optimizer.h"
+#include "llmc/cuda/rounding.cuh"
+#include "llmc/cuda/update_parts.cuh"
+#include "llmc/cuda/vector.cuh"
+
+enum WeightKind { WEIGHT_MASTER, WEIGHT_LOST, WEIGHT_ALONE, WEIGHT_ANY };
+struct Either {};
+
+typedef struct {
+    void *weight;
+    float *master;
+    void *lost, *grad;
+    void *m, *v;
+    float *m_scale, *v_scale;
+    int64_t numel, offset; // offset: of a slice in its parameter, for random bits
+    int32_t stream;
+    float learning_rate, weight_decay; // learning_rate: in the table a multiple of that of the step
+    bool grad_is_fp32;
+    bool packed; // all arrays 16-byte aligned
+} UpdateEntry;
+
+UpdateEntry cuda_update_entry(const UpdateTensor *t);
+
+// The constants of one step, as the inner loops take them.
+struct UpdateStep {
+    float learning_rate, eps;
+    float beta1, beta2, one_minus_beta1, one_minus_beta2;
+    float m_correction, v_correction; // 1 / (1 - beta^step)
+    float momentum;
+    uint64_t seed, counter; // of random bits: step * 2^40
+};
+
+// The entry of a tensor in this step.
+static __device__ __forceinline__ UpdateEntry entry_of_step(const UpdateEntry &in_table, const UpdateStep &s) {
+    UpdateEntry t = in_table;
+    t.learning_rate *= s.learning_rate;
+    return t;
+}
+
+// Elements e .. e + count - 1 of a tensor, count <= N of the function that takes them. dense: count is N, and all
+// arrays are aligned for vectors of N.
+struct Place {
+    int64_t e;
+    int count;
+    bool dense;
+};
+
+template <class T, int N> static __device__ __forceinline__ Vector<T, N> load_place(const T *p, Place at) {
+    if (at.dense) return load_vector<T, N, true>(p + at.e);
+    Vector<T, N> x = {};
+    for (int k = 0; k < N; k++)
+        if (k < at.count) x.v[k] = p[at.e + k];
+    return x;
+}
+template <class T, int N> static __device__ __forceinline__ void store_place(T *p, Place at, const Vector<T, N> &x) {
+    if (at.dense) return store_vector<T, N, true>(p + at.e, x);
+    for (int k = 0; k < N; k++)
+        if (k < at.count) p[at.e + k] = x.v[k];
+}
+
+// N elements of fp32 or of E: loads of both kinds can be under way before the first is looked at.
+template <class E, int N> struct EitherVector {
+    Vector<float, N> wide = {};
+    Vector<E, N> narrow = {};
+};
+template <class E, int N>
+static __device__ __forceinline__ EitherVector<E, N> load_either(const void *p, Place at, bool is_fp32) {
+    EitherVector<E, N> x;
+    if (is_fp32)
+        x.wide = load_place<float, N>((const float *)p, at);
+    else
+        x.narrow = load_place<E, N>((const E *)p, at);
+    return x;
+}
+template <class E, int N>
+static __device__ __forceinline__ void either_to_floats(float (&v)[N], const EitherVector<E, N> &x, bool is_fp32) {
+    if (is_fp32)
+        to_floats(v, x.wide);
+    else
+        to_floats(v, x.narrow);
+}
+
+template <class E, class G> static __device__ __forceinline__ bool grad_is_fp32(const UpdateEntry &t) {
+    if constexpr (std::is_same<E, float>::value || std::is_same<G, float>::value) return true;
+    if constexpr (std::is_same<G, Either>::value) return t.grad_is_fp32;
+    return false;
+}
+// There is neither beside a weight in fp32.
+template <class E, int KIND> static __device__ __forceinline__ bool has_master(const UpdateEntry &t) {
+    return sizeof(E) < 4 && (KIND == WEIGHT_ANY ? t.master != NULL : KIND == WEIGHT_MASTER);
+}
+template <class E, int KIND> static __device__ __forceinline__ bool has_lost(const UpdateEntry &t) {
+    return sizeof(E) < 4 && (KIND == WEIGHT_ANY ? t.lost != NULL : KIND == WEIGHT_LOST);
+}
+
+// -------------------------------------------------------------------------------------------------------------- weight
+
+// What is loaded of a weight: the master, or the weight and what it lost.
+template <class E, int N> struct WeightVector {
+    EitherVector<E, N> w;
+    Vector<E, N> lost;
+};
+template <class E, int KIND, int N>
+static __device__ __forceinline__ WeightVector<E, N> load_weight(const UpdateEntry &t, Place at) {
+    const bool master = has_master<E, KIND>(t);
+    WeightVector<E, N> x = {};
+    x.w = load_either<E, N>(master ? (const void *)t.master : t.weight, at, master || sizeof(E) == 4);
+    if (has_lost<E, KIND>(t)) x.lost = load_place<E, N>((const E *)t.lost, at);
+    return x;
+}
+template <class E, int KIND, int N>
+static __device__ __forceinline__ void weight_to_floats(float (&w)[N], const WeightVector<E, N> &x,
+                                                        const UpdateEntry &t) {
+    either_to_floats(w, x.w, has_master<E, KIND>(t) || sizeof(E) == 4);
+    if (has_lost<E, KIND>(t)) add_to(w, x.lost);
+}
+
+// The updated w into master and weight; into weight and lost; or, with neither, into the weight alone, rounded
+// stochastically.
+template <class E, int KIND, int N>
+static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const UpdateStep &s, Place at,
+                                                    const float (&w)[N]) {
+    Vector<E, N> weight;
+    const bool nearest = sizeof(E) == 4 || has_master<E, KIND>(t) || has_lost<E, KIND>(t);
+    if (nearest) {
+        weight = from_floats<E, N>(w);
+    } else {
+        uint32_t random[N];
+        rounding_bits<N>(random, s.seed, STREAM_ROUNDING + (uint64_t)t.stream, s.counter, (uint64_t)(t.offset + at.e));
+        for (int k = 0; k < N; k++) weight.v[k] = round_stochastically<E>(w[k], random[k]);
+    }
+    if (has_master<E, KIND>(t)) store_place<float, N>(t.master, at, from_floats<float, N>(w));
+    if (has_lost<E, KIND>(t)) {
+        float lost[N];
+        for (int k = 0; k < N; k++) lost[k] = w[k] - to_float(weight.v[k]);
+        store_place<E, N>((E *)t.lost, at, from_floats<E, N>(lost));
+    }
+    store_place<E, N>((E *)t.weight, at, weight);
+}
+
+// --------------------------------------------------------------------------------------------------------------- rules
+
+template <int RULE> struct RuleUses { // of the moments
+    static constexpr bool m = RULE != RULE_DIRECTION, v = RULE == RULE_ADAMW;
+    static constexpr bool weight = RULE != RULE_MOMENTUM;
+};
+
+// The formulas of ops.h for one element. g: the gradient times grad_factor; w: what the update reads and writes; for
+// RULE_MOMENTUM what goes into the gradient.
+template <int RULE>
+static __device__ __forceinline__ void apply_rule(float &w, float &m, float &v, float g, const UpdateStep &s,
+                                                  float learning_rate, float weight_decay) {
+    float direction = g;
+    if constexpr (RULE == RULE_ADAMW) {
+        m = fmaf(s.beta1, m, s.one_minus_beta1 * g);
+        v = fmaf(s.beta2, v, s.one_minus_beta2 * (g * g));
+        direction = m * s.m_correction / (sqrtf(v * s.v_correction) + s.eps);
+    }
+    if constexpr (RULE == RULE_LION) {
+        const float c = fmaf(s.beta1, m, s.one_minus_beta1 * g);
+        m = fmaf(s.beta2, m, s.one_minus_beta2 * g);
+        direction = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f;
+    }
+    if constexpr (RULE == RULE_SGD) direction = m = fmaf(s.momentum, m, g);
+    if constexpr (RULE == RULE_MOMENTUM) {
+        m = fmaf(s.momentum, m, g);
+        w = fmaf(s.momentum, m, g);
+    } else {
+        w = fmaf(-learning_rate, fmaf(weight_decay, w, direction), w);
+    }
+}
+
+// The elements of a place: gradient and weight loaded, the rule applied to them and to m and v, the weight stored; of
+// RULE_MOMENTUM the gradient.
+template <class E, class G, int KIND, int RULE, int N>
+static __device__ __forceinline__ void update_place(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
+                                                    Place at, float (&m)[N], float (&v)[N]) {
+    float g[N], w[N] = {};
+    const bool fp32 = grad_is_fp32<E, G>(t);
+    const EitherVector<E, N> grad = load_either<E, N>(t.grad, at, fp32);
+    if constexpr (RuleUses<RULE>::weight) weight_to_floats<E, KIND, N>(w, load_weight<E, KIND, N>(t, at), t);
+    either_to_floats(g, grad, fp32);
+    for (int k = 0; k < N; k++)
+        apply_rule<RULE>(w[k], m[k], v[k], RULE == RULE_DIRECTION ? g[k] : g[k] * grad_factor, s, t.learning_rate,
+                         t.weight_decay);
+    if constexpr (RuleUses<RULE>::weight)
+        store_weight<E, KIND, N>(t, s, at, w);
+    else if (fp32)
+        store_place<float, N>((float *)t.grad, at, from_floats<float, N>(w));
+    else
+        store_place<E, N>((E *)t.grad, at, from_floats<E, N>(w));
+}

@@ -1,0 +1,282 @@
+// The update of the parameters, by AdamW, Lion, SGD, or a direction that is given: host side of optimizer_update and
+// momentum_update, and the kernels for states in fp32 and bf16. States in 8 bits are in optimizer_8bit.cu, Adafactor in
+// optimizer_adafactor.cu.
+//
+// One launch for each rule and format of states among the tensors; AdamW with fp32 states, the default, has one for
+// each form of gradient and weight. Each byte is moved once. Bytes a parameter, with bf16 weights, fp32 master and
+// gradient (2 less where the gradient is bf16):
+//   AdamW, fp32 states      30    gradient 4; m, v and master read and written 24; weight written 2
+//     without master        24    the weight is read and written, 4, instead of master and weight, 10
+//   AdamW, bf16 states      16    without master; gradient 4, m and v 8, weight 4
+//     with what was lost    20
+//   Lion, SGD               22
+//   direction               14    gradient 4, master 8, weight 2; momentum_update before it 16
+#include "llmc/cuda/optimizer_elements.cuh"
+
+enum { BLOCK_THREADS = 256 };
+
+// A thread updates N neighbours at a time. With states in fp32 N is 4: 16 bytes of each fp32 array and 8 of a 16-bit
+// one, so that the accesses of a warp are dense in both. (8 would leave gaps between the fp32 accesses of one
+// instruction.) With states in bf16 most arrays have 16 bits, and N is 8: one draw of random bits serves 8 elements.
+template <class S> struct Neighbours { static constexpr int N = sizeof(S) == 4 ? 4 : 8; };
+// Elements of a block: 4 rounds or 2 hide the search for the tensor. 124M parameters are 30,000 blocks of 123 KB.
+enum { UPDATE_PART = 16 * BLOCK_THREADS };
+
+// -------------------------------------------------------------------------------------------------------------- kernel
+
+// Streams of random bits of the moments stand beside that of the weight: + k * 2^20.
+enum { STREAM_STATE = 1 << 20 };
+
+template <class S, int N>
+static __device__ __forceinline__ void store_states(void *p, const UpdateEntry &t, const UpdateStep &s, int k, Place at,
+                                                    const float (&x)[N]) {
+    Vector<S, N> rounded;
+    if constexpr (sizeof(S) == 4) {
+        rounded = from_floats<S, N>(x);
+    } else {
+        uint32_t random[N];
+        rounding_bits<N>(random, s.seed, STREAM_ROUNDING + (uint64_t)t.stream + (uint64_t)k * STREAM_STATE, s.counter,
+                         (uint64_t)(t.offset + at.e));
+        for (int i = 0; i < N; i++) rounded.v[i] = round_stochastically<S>(x[i], random[i]);
+    }
+    store_place<S, N>((S *)p, at, rounded);
+}
+
+// N elements from e on, a multiple of N.
+template <class E, class G, int KIND, int RULE, class S, int N>
+static __device__ __forceinline__ void update_elements(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
+                                                       int64_t e) {
+    typedef RuleUses<RULE> Uses;
+    const Place at = {e, N, true};
+    float m[N] = {}, v[N] = {};
+    if constexpr (Uses::m) to_floats(m, load_place<S, N>((const S *)t.m, at));
+    if constexpr (Uses::v) to_floats(v, load_place<S, N>((const S *)t.v, at));
+    update_place<E, G, KIND, RULE, N>(t, s, grad_factor, at, m, v);
+    if constexpr (Uses::m) store_states<S, N>(t.m, t, s, 1, at, m);
+    if constexpr (Uses::v) store_states<S, N>(t.v, t, s, 2, at, v);
+}
+
+// Block b updates part b of the run; nothing when the step is skipped. Thread: every 256th group of N, in order.
+template <class E, class G, int KIND, int RULE, class S>
+static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
+    update_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s, const StepControl *control) {
+    constexpr int N = Neighbours<S>::N;
+    if (control->skip != SKIP_NONE) return;
+    const float grad_factor = control->grad_factor;
+    const int entry = entry_of_block(first, n);
+    const UpdateEntry t = entry_of_step(entries[entry], s);
+    const int64_t begin = (int64_t)part_of_block(first, entry) * UPDATE_PART;
+    const int64_t end = min(t.numel, begin + UPDATE_PART);
+    const int64_t whole = t.packed ? begin + (end - begin) / N * N : begin;
+#pragma unroll 1 // copies of the loops would take registers, and with them warps, from the loads of others
+    for (int64_t e = begin + threadIdx.x * N; e < whole; e += BLOCK_THREADS * N)
+        update_elements<E, G, KIND, RULE, S, N>(t, s, grad_factor, e);
+#pragma unroll 1
+    for (int64_t e = whole + threadIdx.x; e < end; e += BLOCK_THREADS)
+        update_elements<E, G, KIND, RULE, S, 1>(t, s, grad_factor, e);
+}
+
+// --------------------------------------------------------------------------------------------------------------- table
+
+// Which kernel an entry wants. Only AdamW with fp32 states is compiled for one form of gradient and weight.
+typedef struct {
+    int rule;
+    StateFormat states;
+    WeightKind kind;
+    bool grad_is_fp32;
+} Variant;
+
+static int variant_number(Variant v) {
+    return ((v.rule * STATES_COUNT + v.states) * (WEIGHT_ANY + 1) + v.kind) * 2 + v.grad_is_fp32;
+}
+static Variant variant_of_number(int number) {
+    Variant v;
+    v.grad_is_fp32 = number % 2, number /= 2;
+    v.kind = (WeightKind)(number % (WEIGHT_ANY + 1)), number /= WEIGHT_ANY + 1;
+    v.states = (StateFormat)(number % STATES_COUNT), v.rule = number / STATES_COUNT;
+    return v;
+}
+
+void cuda_check_update_tensor(const char *op, const UpdateTensor *t, DType compute) {
+    const int64_t numel = tensor_numel(t->weight);
+    cuda_check_float(op, t->weight);
+    tensor_check(op, t->weight, compute, numel);
+    cuda_check_weight_gradient(op, t->grad, compute, numel);
+    REQUIRE((int)t->rule >= 0 && t->rule < RULE_COUNT, "%s: %s has rule %d", op, t->weight.name, (int)t->rule);
+    REQUIRE(t->offset >= 0 && t->offset % STATE_BLOCK == 0, "%s: %s begins at element %lld, no multiple of %d", op,
+            t->weight.name, (long long)t->offset, STATE_BLOCK);
+    REQUIRE(!(t->master.data && t->lost.data), "%s: %s has a master and what was lost", op, t->weight.name);
+    REQUIRE(compute != DTYPE_FP32 || !(t->master.data || t->lost.data), "%s: %s is fp32 and has a master or lost part",
+            op, t->weight.name);
+    if (t->master.data) tensor_check(op, t->master, DTYPE_FP32, numel);
+    if (t->lost.data) tensor_check(op, t->lost, compute, numel);
+}
+
+// m, or m and v, in one of the formats.
+static StateFormat check_states(const char *op, const UpdateTensor *t, bool has_v) {
+    const int64_t numel = tensor_numel(t->weight), blocks = ceil_div(numel, STATE_BLOCK);
+    const DType dtype = t->m.dtype;
+    REQUIRE(t->m.data && (dtype == DTYPE_FP32 || dtype == DTYPE_BF16 || dtype == DTYPE_U8), "%s: m of %s is %s", op,
+            t->weight.name, t->m.data ? dtype_name(dtype) : "absent");
+    tensor_check(op, t->m, dtype, numel);
+    if (has_v) tensor_check(op, t->v, dtype, numel);
+    if (dtype == DTYPE_U8) {
+        tensor_check(op, t->m_scale, DTYPE_FP32, blocks);
+        if (has_v) tensor_check(op, t->v_scale, DTYPE_FP32, blocks);
+    }
+    return dtype == DTYPE_FP32 ? STATES_FP32 : dtype == DTYPE_BF16 ? STATES_BF16 : STATES_8BIT;
+}
+
+static bool all_aligned(const UpdateTensor *t) {
+    const Tensor all[] = {t->weight, t->master, t->lost, t->grad, t->m, t->v};
+    for (const Tensor &x : all)
+        if ((uintptr_t)x.data % 16 != 0) return false;
+    return true;
+}
+
+UpdateEntry cuda_update_entry(const UpdateTensor *t) {
+    UpdateEntry e = {};
+    e.weight = t->weight.data, e.master = (float *)t->master.data, e.lost = t->lost.data, e.grad = t->grad.data;
+    e.m = t->m.data, e.v = t->v.data;
+    e.m_scale = (float *)t->m_scale.data, e.v_scale = (float *)t->v_scale.data;
+    e.numel = tensor_numel(t->weight), e.offset = t->offset, e.stream = t->stream;
+    e.learning_rate = t->rate, e.weight_decay = t->weight_decay;
+    e.grad_is_fp32 = t->grad.dtype == DTYPE_FP32;
+    e.packed = all_aligned(t);
+    return e;
+}
+
+static void add_tensor(TableDraft *draft, int tensor, const UpdateTensor *t, Variant v) {
+    const UpdateEntry e = cuda_update_entry(t);
+    const int64_t part = v.states == STATES_8BIT ? cuda_part_8bit() : (int64_t)UPDATE_PART;
+    table_add(draft, variant_number(v), tensor, &e, ceil_div(e.numel, part));
+}
+
+// Adafactor's tensors have a table of their own.
+static void describe_update(TableDraft *draft, TensorArray array) {
+    const UpdateTensor *tensors = (const UpdateTensor *)array.elements;
+    for (int i = 0; i < array.n; i++) {
+        const UpdateTensor *t = &tensors[i];
+        cuda_check_update_tensor(array.op, t, tensors[0].weight.dtype);
+        Variant v = {t->rule, STATES_FP32, WEIGHT_ANY, true};
+        if (t->rule == RULE_ADAFACTOR) continue;
+        if (t->rule != RULE_DIRECTION) v.states = check_states(array.op, t, t->rule == RULE_ADAMW);
+        if (t->rule == RULE_ADAMW && v.states == STATES_FP32) {
+            v.kind = t->master.data ? WEIGHT_MASTER : t->lost.data ? WEIGHT_LOST : WEIGHT_ALONE;
+            v.grad_is_fp32 = t->grad.dtype == DTYPE_FP32;
+        }
+        add_tensor(draft, i, t, v);
+    }
+}
+
+static void describe_momentum(TableDraft *draft, TensorArray array) {
+    const UpdateTensor *tensors = (const UpdateTensor *)array.elements;
+    for (int i = 0; i < array.n; i++) {
+        if (tensors[i].rule != RULE_DIRECTION) continue;
+        cuda_check_update_tensor(array.op, &tensors[i], tensors[0].weight.dtype);
+        const Variant v = {RULE_MOMENTUM, check_states(array.op, &tensors[i], false), WEIGHT_ANY, true};
+        add_tensor(draft, i, &tensors[i], v);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- launch
+
+template <class E, class G, int KIND, int RULE, class S>
+static void launch(TableRun run, const UpdateStep &step, Tensor control) {
+    LAUNCH((update_kernel<E, G, KIND, RULE, S>), run.parts, BLOCK_THREADS, 0, cuda_compute_stream())
+    ((const UpdateEntry *)run.entries, run.first, run.n, step, (const StepControl *)control.data);
+}
+
+template <class E, class G>
+static void launch_adamw_of(WeightKind kind, TableRun run, const UpdateStep &step, Tensor control) {
+    if constexpr (sizeof(E) == 4) {
+        launch<E, G, WEIGHT_ALONE, RULE_ADAMW, float>(run, step, control);
+    } else {
+        if (kind == WEIGHT_MASTER)
+            launch<E, G, WEIGHT_MASTER, RULE_ADAMW, float>(run, step, control);
+        else if (kind == WEIGHT_LOST)
+            launch<E, G, WEIGHT_LOST, RULE_ADAMW, float>(run, step, control);
+        else
+            launch<E, G, WEIGHT_ALONE, RULE_ADAMW, float>(run, step, control);
+    }
+}
+
+template <class E, int RULE>
+static void launch_by_states(StateFormat states, TableRun run, const UpdateStep &step, Tensor control) {
+    if (states == STATES_FP32)
+        launch<E, Either, WEIGHT_ANY, RULE, float>(run, step, control);
+    else
+        launch<E, Either, WEIGHT_ANY, RULE, bf16>(run, step, control);
+}
+
+template <class E> static void launch_variant(Variant v, TableRun run, const UpdateStep &step, Tensor control) {
+    switch (v.rule) {
+    case RULE_ADAMW:
+        if (v.states == STATES_BF16)
+            launch<E, Either, WEIGHT_ANY, RULE_ADAMW, bf16>(run, step, control);
+        else if (v.grad_is_fp32)
+            launch_adamw_of<E, float>(v.kind, run, step, control);
+        else
+            launch_adamw_of<E, E>(v.kind, run, step, control);
+        break;
+    case RULE_LION:
+        launch_by_states<E, RULE_LION>(v.states, run, step, control);
+        break;
+    case RULE_SGD:
+        launch_by_states<E, RULE_SGD>(v.states, run, step, control);
+        break;
+    case RULE_MOMENTUM:
+        launch_by_states<E, RULE_MOMENTUM>(v.states, run, step, control);
+        break;
+    default:
+        launch<E, Either, WEIGHT_ANY, RULE_DIRECTION, float>(run, step, control);
+        break;
+    }
+}
+
+static void launch_groups(TensorArray array, TableDescribe *describe, int first, int count, const UpdateStep &step,
+                          Tensor control) {
+    const DType compute = ((const UpdateTensor *)array.elements)->weight.dtype;
+    const UpdateTable *table = update_table(array, sizeof(UpdateEntry), describe);
+    for (int i = 0; i < table->num_groups; i++) {
+        const TableRun run = table_run(table, &table->groups[i], first, count);
+        if (run.n == 0) continue;
+        const Variant v = variant_of_number(table->groups[i].variant);
+        if (v.states == STATES_8BIT)
+            cuda_launch_8bit(v.rule, compute, run, &step, control);
+        else
+            DISPATCH(compute, E, launch_variant<E>(v, run, step, control));
+    }
+}
+
+static UpdateStep update_step(const char *op, UpdateParams p) {
+    REQUIRE(p.step >= 1, "%s: step %lld, the first is 1", op, (long long)p.step);
+    const double beta1 = p.beta1, beta2 = p.beta2, step = (double)p.step;
+    UpdateStep s;
+    s.learning_rate = p.learning_rate, s.eps = p.eps;
+    s.beta1 = p.beta1, s.one_minus_beta1 = (float)(1.0 - beta1);
+    s.beta2 = p.beta2, s.one_minus_beta2 = (float)(1.0 - beta2);
+    s.m_correction = (float)(1.0 / (1.0 - pow(beta1, step)));
+    s.v_correction = (float)(1.0 / (1.0 - pow(beta2, step)));
+    s.momentum = p.momentum;
+    s.seed = p.seed, s.counter = (uint64_t)p.step << 40;
+    return s;
+}
+
+void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
+    const TensorArray array = {"optimizer_update", tensors, n, sizeof *tensors};
+    tensor_check(array.op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+    REQUIRE(first >= 0 && count >= 0 && first + count <= n, "%s: tensors %d .. %d of %d", array.op, first,
+            first + count, n);
+    const UpdateStep step = update_step(array.op, params);
+    if (count == 0) return;
+    launch_groups(array, describe_update, first, count, step, control);
+    cuda_adafactor_update(array, first, count, &step, control);
+}
+
+void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+    const TensorArray array = {"momentum_update", tensors, n, sizeof *tensors};
+    tensor_check(array.op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+    const UpdateStep step = update_step(array.op, params);
+    if (n > 0) launch_groups(array, describe_momentum, 0, n, step, control);
+}

@@ -1,0 +1,129 @@
+// See sizes.h. No CUDA here: this file is compiled into every build.
+#include "llmc/cuda/sizes.h"
+
+#include "llmc/base/checked.h"
+
+static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// ------------------------------------------------------------------------------------------------------------- matmul
+
+// NVIDIA recommends 32 MiB for Hopper. Elsewhere it serves for split-K. What is split are products with few tiles, that
+// is the weight gradients of small models: more than 8 parts of the largest one in fp32 are never needed.
+enum { MAX_LIBRARY_BYTES = 32 << 20, MIN_LIBRARY_BYTES = 1 << 20, MAX_SPLITS = 8 };
+
+CudaMatmulLayout cuda_size_matmul(OpsShape shape) {
+    const int64_t largest_weight = 4 * shape.C * shape.C;
+    const int64_t wanted = round_up(MAX_SPLITS * largest_weight * (int64_t)sizeof(float), 256);
+    CudaMatmulLayout l = {0, 0, 0, 0};
+    l.library_bytes = at_most(larger(wanted, MIN_LIBRARY_BYTES), MAX_LIBRARY_BYTES);
+    l.library = cuda_part(&l.end, l.library_bytes);
+    l.new_dbias = cuda_part(&l.end, 4 * shape.C * (int64_t)sizeof(float));
+    return l;
+}
+
+// parts * OC is at most BIAS_TARGET_BLOCKS stripes of 8 columns a lane, or one part of OC; and at most the parts N
+// allows.
+int64_t cuda_size_bias_gradient(int64_t N, int64_t OC) {
+    const int64_t most = ceil_div(N, BIAS_MIN_PART_ROWS) * OC, stripes = BIAS_TARGET_BLOCKS * 32 * 8;
+    return at_most(most, larger(stripes, OC)) * (int64_t)sizeof(float);
+}
+
+// ----------------------------------------------------------------------------------------------- layernorm, embedding
+
+int cuda_layernorm_row_threads(int64_t C) { return (int)round_up(ceil_div(C, 8), 32); }
+
+// At most; grows with N and with C.
+int64_t cuda_size_layernorm(int64_t N, int64_t C) {
+    const int64_t by_rows = ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS) * 2 * C,
+                  by_threads = (int64_t)(LAYERNORM_TOTAL_THREADS + cuda_layernorm_row_threads(C)) * 16;
+    return at_most(by_rows, by_threads) * (int64_t)sizeof(float);
+}
+
+CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C) {
+    CudaEmbeddingLayout l = {0, 0, 0};
+    l.order = cuda_part(&l.end, positions * (int64_t)sizeof(int32_t));
+    l.partials =
+        cuda_part(&l.end, ceil_div(positions, EMBEDDING_TILE) * EMBEDDING_PARTIALS * C * (int64_t)sizeof(float));
+    return l;
+}
+
+// ---------------------------------------------------------------------------------------------------------- attention
+
+int64_t cuda_size_flash(OpsShape shape) { return shape.B * shape.NH * shape.T * (int64_t)sizeof(float); }
+
+int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT) {
+    return sequences * NH * ceil_div(maxT, DECODE_KEYS) * (HS + DECODE_EXTRA_FLOATS) * (int64_t)sizeof(float);
+}
+
+// The forms of cudnn_pass.c: sums of rows, and on GPUs but Blackwell's a square for each head; where that is too large,
+// Hopper collects dQ in fp32. 1024: what cuDNN's plans were seen to add.
+int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
+    const int64_t HS = shape.C / shape.NH, heads = shape.B * shape.NH, rows = heads * shape.T * (int64_t)sizeof(float);
+    const int64_t sums = rows + 1024, squares = sums + heads * shape.T * shape.T * 2, collected = sums + rows * HS;
+    if (compute_capability < 80 || dtype_size(shape.dtype) != 2 || HS % 8 != 0) return 0;
+    if (compute_capability >= 100 && compute_capability <= 103) return sums;
+    if (squares <= limit) return squares;
+    return compute_capability == 90 && collected <= limit ? collected : 0;
+}
+
+// That workspace is 1.6 GB at B=64, T=1024, NH=12. Beyond an eighth of the memory, it is worth more as a larger
+// micro-batch.
+int64_t cuda_size_cudnn_limit(int64_t free_bytes) { return free_bytes / 8; }
+
+// ------------------------------------------------------------------------------------------------------ the LM head
+
+// More than a GiB of logits buys nothing, and a matmul operand should stay below 2^31 elements.
+enum { MAX_CHUNK_BYTES = 1 << 30 };
+// The tile of the library's large 16-bit matmuls.
+enum { TILE_ROWS = 128, TILE_COLS = 256 };
+
+// Share of the multiprocessors that din (rows,C) = dlogits @ wte keeps busy: few tiles, each with a sum over the whole
+// vocabulary, so that a last wave which is almost empty costs much. The other two matmuls have thousands of tiles.
+static double busy_share(int64_t rows, int64_t C, int64_t units) {
+    const int64_t tiles = ceil_div(rows, TILE_ROWS) * ceil_div(C, TILE_COLS);
+    return (double)tiles / (double)(ceil_div(tiles, units) * units);
+}
+
+// Equal chunks of at most MAX_CHUNK_BYTES. Up to twice the smallest number of chunks is tried: each costs one more
+// pass over dwte, so that more chunks are taken only where they keep the multiprocessors busier by a twentieth.
+// H200, 124M parameters, 65,536 rows, bf16: 12 chunks of 5,504 rows, busy 98 % (7 chunks: 84 %).
+int64_t cuda_size_head_chunk_rows(OpsShape shape, int units) {
+    const int64_t N = shape.B * shape.T, row_bytes = shape.Vp * (int64_t)dtype_size(shape.dtype);
+    const int64_t limit = larger(MAX_CHUNK_BYTES / row_bytes / TILE_ROWS * TILE_ROWS, TILE_ROWS);
+    const int64_t fewest = ceil_div(N, limit);
+    int64_t best = at_most(N, round_up(ceil_div(N, fewest), TILE_ROWS));
+    if (units <= 1) return best;
+    for (int64_t chunks = fewest + 1; chunks <= 2 * fewest; chunks++) {
+        const int64_t rows = at_most(N, round_up(ceil_div(N, chunks), TILE_ROWS));
+        if (busy_share(rows, shape.C, units) > busy_share(best, shape.C, units) + 0.05) best = rows;
+    }
+    return best;
+}
+
+// ------------------------------------------------------------------------------------------------------- of all ops
+
+// Adafactor: partial sums of a tensor, as for the norm, and its mean row; and of each matrix of more than
+// ADAFACTOR_TILE_ROWS rows a sum for each column of a tile, of which there are fewer than twice rows /
+// ADAFACTOR_TILE_ROWS above each other.
+int64_t cuda_size_optimizer(OpsShape shape) {
+    const int64_t parts = shape.num_tensors * NORM_MAX_PARTS;
+    const int64_t adafactor = shape.factored > 0 ? shape.num_tensors + 2 * shape.factored / ADAFACTOR_TILE_ROWS : 0;
+    return (parts + adafactor) * (int64_t)sizeof(float);
+}
+
+int64_t cuda_size_workspace(OpsShape shape) {
+    const int64_t N = shape.B * shape.T;
+    const int64_t needs[] = {
+        cuda_size_matmul(shape).end,
+        cuda_size_bias_gradient(N, 4 * shape.C), // after the product, in the same place
+        cuda_size_layernorm(N, shape.C),
+        cuda_size_embedding(N, shape.C).end,
+        cuda_size_flash(shape),
+        cuda_size_decode(shape.sequences, shape.NH, shape.C / shape.NH, shape.T),
+        cuda_size_optimizer(shape),
+    };
+    int64_t largest = 0;
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) largest = larger(largest, needs[i]);
+    return round_up(largest, 256);
+}

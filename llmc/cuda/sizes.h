@@ -1,0 +1,72 @@
+// How much scratch memory the ops of the CUDA backend take, and how many rows of logits the LM head works on at a time.
+// Arithmetic of shapes alone: no CUDA header is needed, and it is part of every build. The backend lays out its
+// workspace by these functions, and the planner of a machine without a GPU gets the same numbers from them.
+// What decides a size (how rows are dealt to blocks, the length of a tile) has its constant here and its reason beside
+// the kernel that uses it.
+#pragma once
+#include "llmc/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ------------------------------------------------------------------------------------------------------- of all ops
+
+// The largest of the families below but attention by cuDNN, a multiple of 256: ops_workspace_bytes without it.
+int64_t cuda_size_workspace(OpsShape shape);
+
+// ops_head_chunk_rows on a GPU of so many multiprocessors. 1 of them: the most rows that any GPU would take.
+int64_t cuda_size_head_chunk_rows(OpsShape shape, int units);
+
+// What attention by cuDNN may take for its backward pass: on most GPUs B * NH * T * T * 2 bytes, which is refused where
+// it is more than `limit`; 0 where cuDNN has nothing for this shape or GPU. An upper bound: see cudnn_pass.c.
+int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit);
+// The limit on a GPU with so many bytes free, unless cuDNN is what was asked for.
+int64_t cuda_size_cudnn_limit(int64_t free_bytes);
+
+// A part of a workspace layout: returns the offset of the part and moves *end behind it, to a multiple of 256.
+static inline int64_t cuda_part(int64_t *end, int64_t bytes) {
+    const int64_t offset = *end;
+    *end += (bytes + 255) / 256 * 256;
+    return offset;
+}
+
+// ---------------------------------------------------------------------------------------------------- family by family
+
+typedef struct {
+    int64_t library_bytes, library; // the library's part
+    int64_t new_dbias;              // bias gradients (4 C) fp32 that are still to be added
+    int64_t end;
+} CudaMatmulLayout;
+CudaMatmulLayout cuda_size_matmul(OpsShape shape);
+
+// Partial sums (parts, OC) fp32 of a bias gradient: at most so many blocks of stage 1, of so many rows at least.
+enum { BIAS_TARGET_BLOCKS = 1024, BIAS_MIN_PART_ROWS = 64 };
+int64_t cuda_size_bias_gradient(int64_t N, int64_t OC);
+
+// Partial sums (blocks, 2, C) fp32 of layernorm_backward.
+enum { LAYERNORM_TOTAL_THREADS = 128 * 768, LAYERNORM_MIN_BLOCK_ROWS = 16 };
+int cuda_layernorm_row_threads(int64_t C); // threads of a block that owns whole rows: 8 columns each
+int64_t cuda_size_layernorm(int64_t N, int64_t C);
+
+// embedding_backward: positions in order of their token, and two partial sums (C) fp32 a tile of them.
+enum { EMBEDDING_TILE = 64, EMBEDDING_PARTIALS = 2 };
+typedef struct {
+    int64_t order, partials, end; // offsets
+} CudaEmbeddingLayout;
+CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C);
+
+// rowsum(dout * out) (B,NH,T) fp32 of the own backward pass of attention.
+int64_t cuda_size_flash(OpsShape shape);
+
+// attention_decode: of each chunk of keys of a head HS sums, a maximum and a sum.
+enum { DECODE_KEYS = 64, DECODE_EXTRA_FLOATS = 2 };
+int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT);
+
+// gradient_sumsq: one partial sum a part; no tensor has more than so many.
+enum { NORM_MAX_PARTS = 1024, ADAFACTOR_TILE_ROWS = 512 };
+int64_t cuda_size_optimizer(OpsShape shape);
+
+#ifdef __cplusplus
+}
+#endif

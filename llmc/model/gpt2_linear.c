@@ -1,0 +1,188 @@
+// See gpt2_linear.h. Activations and weights are e4m3, gradients e5m2; a tensor is quantised where it is used, into
+// memory that all layers share, and the backward pass quantises `in` once more instead of keeping it: with the scale
+// that the forward pass found, so to the same values.
+#include "llmc/model/gpt2_linear.h"
+
+static Tensor weight_of(const BlockParams *p, LinearLayer layer) {
+    const Tensor weights[NUM_LINEARS] = {p->qkvw, p->attprojw, p->fcw, p->fcprojw};
+    return weights[layer];
+}
+static Tensor bias_of(const BlockParams *p, LinearLayer layer) {
+    const Tensor biases[NUM_LINEARS] = {p->qkvb, p->attprojb, p->fcb, p->fcprojb};
+    return biases[layer];
+}
+
+// ---------------------------------------------------------------------------------------------- what fp8 has in memory
+
+// Rows and columns of the weights as multiples of C; a block has 12 C^2 of them.
+static const struct {
+    int OC, IC;
+} shapes[NUM_LINEARS] = {
+    [LINEAR_QKV] = {3, 1}, [LINEAR_ATTPROJ] = {1, 1}, [LINEAR_FC] = {4, 1}, [LINEAR_FCPROJ] = {1, 4}};
+enum { BLOCK_WIDTHS = 12, WIDEST_IN = 4 };
+// In the backward pass dout, dout transposed and `in` transposed exist at once: 2 OC + IC, most in LINEAR_FC.
+enum { WIDEST_BACKWARD = 9 };
+
+// The slots: of each role those of all blocks, of each block those of its layers. The last one is for evaluation.
+typedef enum { FP8_IN, FP8_DOUT, FP8_WEIGHT, NUM_FP8_ROLES, NUM_STEP_ROLES = FP8_WEIGHT } Fp8Role;
+
+static int64_t num_slots(const Gpt2Options *o, int roles) { return roles * o->config.L * NUM_LINEARS; }
+
+// Of inference the weights as they are suffice; what goes backward multiplies by them transposed.
+static int64_t weight_copies(const Gpt2Options *o) { return o->train ? 2 : 1; }
+
+void linear_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+    const int64_t C = o->config.C, rows = o->B * o->T;
+    layout->fp8_weights = layout->fp8_slots = layout->fp8_forward = layout->fp8_backward = -1;
+    if (!o->fp8) return;
+    layout->fp8_weights =
+        memory_plan_add(plan, MEM_WEIGHTS, "fp8_weights", weight_copies(o) * o->config.L * BLOCK_WIDTHS * C * C,
+                        PLAN_ALWAYS, PLAN_ALWAYS);
+    layout->fp8_slots =
+        memory_plan_add(plan, MEM_WORKSPACE, "fp8_slots", (num_slots(o, NUM_FP8_ROLES) + 1) * (int64_t)sizeof(Fp8Slot),
+                        PLAN_ALWAYS, PLAN_ALWAYS);
+    layout->fp8_forward =
+        memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_forward", rows * WIDEST_IN * C, 0, gpt2_head_tick(&o->config) - 1);
+    if (!o->train) return;
+    layout->fp8_backward =
+        memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_backward", rows * WIDEST_BACKWARD * C,
+                        gpt2_backward_tick(&o->config, (int)o->config.L - 1), gpt2_end_tick(&o->config) - 1);
+}
+
+static Tensor slots_from(const Gpt2 *model, int64_t first, int64_t count) {
+    Fp8Slot *slots = gpt2_at(model, model->layout.fp8_slots);
+    return tensor_make(slots + first, DTYPE_U8, "fp8_slots", count * (int64_t)sizeof *slots, 0, 0, 0);
+}
+
+Tensor gpt2_fp8_slots(const Gpt2 *model) {
+    const Gpt2Options *o = &model->options;
+    return o->fp8 ? slots_from(model, 0, num_slots(o, NUM_FP8_ROLES)) : tensor_none();
+}
+
+static Tensor slot_of(const Gpt2 *model, int block, LinearLayer layer, Fp8Role role) {
+    const Gpt2Options *o = &model->options;
+    if (role == FP8_IN && model->evaluating) return slots_from(model, num_slots(o, NUM_FP8_ROLES), 1);
+    return slots_from(model, (role * o->config.L + block) * NUM_LINEARS + layer, 1);
+}
+
+// The quantised weight (OC,IC), or transposed (IC,OC).
+static Tensor quantised_weight(const Gpt2 *model, int block, LinearLayer layer, bool transposed) {
+    const int64_t C = model->options.config.C, copies = weight_copies(&model->options);
+    const int64_t OC = shapes[layer].OC * C, IC = shapes[layer].IC * C;
+    int64_t before = (int64_t)block * BLOCK_WIDTHS * C * C;
+    for (int i = 0; i < (int)layer; i++) before += shapes[i].OC * shapes[i].IC * C * C;
+    uint8_t *data = (uint8_t *)gpt2_at(model, model->layout.fp8_weights) + copies * before;
+    return transposed ? tensor_make(data + OC * IC, DTYPE_E4M3, "fp8_weight_transposed", IC, OC, 0, 0)
+                      : tensor_make(data, DTYPE_E4M3, "fp8_weight", OC, IC, 0, 0);
+}
+
+// Delayed scaling moves on here rather than at the end of the step, because this is the first thing that happens after
+// an update, and after a checkpoint was loaded: a run that was interrupted in between goes on with the same scales.
+static void prepare(Gpt2 *model, bool evaluating) {
+    const Gpt2Options *o = &model->options;
+    model->evaluating = evaluating;
+    if (!o->fp8 || !model->weights_are_new) return;
+    model->weights_are_new = false;
+    if (o->fp8_delayed) fp8_slots_advance(slots_from(model, 0, num_slots(o, NUM_STEP_ROLES)));
+    for (int block = 0; block < o->config.L; block++) {
+        const BlockParams p = gpt2_block_weights(model, block);
+        for (int i = 0; i < NUM_LINEARS; i++) {
+            const LinearLayer layer = (LinearLayer)i;
+            fp8_quantize(quantised_weight(model, block, layer, false),
+                         o->train ? quantised_weight(model, block, layer, true) : tensor_none(), weight_of(&p, layer),
+                         slot_of(model, block, layer, FP8_WEIGHT), FP8_CURRENT);
+        }
+    }
+}
+
+void linear_prepare_weights(Gpt2 *model) { prepare(model, false); }
+void linear_prepare_evaluation(Gpt2 *model) { prepare(model, true); }
+
+// ------------------------------------------------------------------------------------------------------ fp8, one layer
+
+static Fp8Scaling scaling_of(const Gpt2 *model) {
+    return model->options.fp8_delayed && !model->evaluating ? FP8_DELAYED : FP8_CURRENT;
+}
+
+// In the backward pass, where it repeats what the forward pass did, with the scale of that.
+static void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
+    const Gpt2 *model = b->model;
+    const bool again = b->pass == PASS_BACKWARD;
+    void *scratch = gpt2_at(model, again ? model->layout.fp8_backward : model->layout.fp8_forward);
+    const Tensor q = tensor_make(scratch, DTYPE_E4M3, "fp8_in", tensor_rows(in), tensor_cols(in), 0, 0);
+    const Tensor in_slot = slot_of(model, b->number, layer, FP8_IN);
+    fp8_quantize(q, tensor_none(), in, in_slot, again ? FP8_KEEP : scaling_of(model));
+    fp8_matmul(out, q, in_slot, quantised_weight(model, b->number, layer, false),
+               slot_of(model, b->number, layer, FP8_WEIGHT), bias_of(&b->p, layer), false);
+}
+
+// The gradient of the weight first: din may overlap `in`.
+//   dweight (OC,IC) = dout^T (OC,N) @ in (N,IC);  din (N,IC) = dout (N,OC) @ weight (OC,IC)
+// An fp8 matmul takes both operands with the dimension it sums over last, so dweight those transposed.
+static void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate) {
+    const Gpt2 *model = b->model;
+    const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
+    uint8_t *scratch = gpt2_at(model, model->layout.fp8_backward);
+    const Tensor q = tensor_make(scratch, DTYPE_E5M2, "fp8_dout", N, OC, 0, 0);
+    const Tensor dout_transposed = tensor_make(scratch + N * OC, DTYPE_E5M2, "fp8_dout_transposed", OC, N, 0, 0);
+    const Tensor in_transposed = tensor_make(scratch + 2 * N * OC, DTYPE_E4M3, "fp8_in_transposed", IC, N, 0, 0);
+    const Tensor in_slot = slot_of(model, b->number, layer, FP8_IN);
+    const Tensor dout_slot = slot_of(model, b->number, layer, FP8_DOUT);
+
+    fp8_quantize(q, dout_transposed, dout, dout_slot, scaling_of(model));
+    fp8_quantize(tensor_none(), in_transposed, in, in_slot, FP8_KEEP);
+    fp8_matmul(weight_of(&b->g, layer), dout_transposed, dout_slot, in_transposed, in_slot, tensor_none(), accumulate);
+    bias_backward(bias_of(&b->g, layer), dout, accumulate);
+    fp8_matmul(din, q, dout_slot, quantised_weight(model, b->number, layer, true),
+               slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none(), false);
+}
+
+// ---------------------------------------------------------------------------------------------------------- the layers
+
+static bool in_fp8(const Block *b) { return b->model->options.fp8; }
+
+// What the backward pass repeats was counted when it came for the first time.
+static void observe_once(const Block *b, LinearLayer layer, Role role, Tensor t) {
+    if (b->pass == PASS_FORWARD) observe(b->model, layer, role, t);
+}
+
+void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
+    observe_once(b, layer, ROLE_IN, in);
+    if (in_fp8(b))
+        fp8_forward(b, layer, out, in);
+    else
+        matmul_forward(out, in, weight_of(&b->p, layer), bias_of(&b->p, layer));
+    observe_once(b, layer, ROLE_OUT, out);
+}
+
+void linear_gelu_forward(const Block *b, Tensor out, Tensor pre, Tensor in) {
+    observe_once(b, LINEAR_FC, ROLE_IN, in);
+    if (in_fp8(b)) {
+        fp8_forward(b, LINEAR_FC, pre, in);
+        gelu_forward(out, pre);
+    } else {
+        matmul_gelu_forward(out, pre, in, b->p.fcw, b->p.fcb);
+    }
+    observe_once(b, LINEAR_FC, ROLE_OUT, pre);
+}
+
+void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate) {
+    observe(b->model, layer, ROLE_GRADIENT, dout);
+    if (in_fp8(b)) {
+        fp8_backward(b, layer, din, dout, in, accumulate);
+        return;
+    }
+    matmul_backward_weight(weight_of(&b->g, layer), bias_of(&b->g, layer), dout, in, accumulate);
+    matmul_backward_input(din, dout, weight_of(&b->p, layer));
+}
+
+void linear_gelu_backward(const Block *b, Tensor dpre, Tensor dout, Tensor in, Tensor pre, bool accumulate) {
+    observe(b->model, LINEAR_FCPROJ, ROLE_GRADIENT, dout);
+    if (in_fp8(b)) {
+        fp8_backward(b, LINEAR_FCPROJ, dpre, dout, in, accumulate);
+        gelu_backward(dpre, dpre, pre);
+        return;
+    }
+    matmul_backward_weight(b->g.fcprojw, b->g.fcprojb, dout, in, accumulate);
+    matmul_gelu_backward_input(dpre, dout, b->p.fcprojw, pre);
+}

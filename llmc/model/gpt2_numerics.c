@@ -1,0 +1,121 @@
+// --numerics-every: a TensorStats on the device for each class, counted by tensor_statistics as the tensors pass. See
+// gpt2_numerics.h. Nothing here changes a tensor of the model, and nothing runs, or takes memory, unless it was asked
+// for; what is counted is no part of the recorded graphs.
+#include "llmc/model/gpt2_numerics.h"
+
+#include "llmc/base/checked.h"
+#include "llmc/model/gpt2_internal.h"
+#include <math.h>
+#include <stdio.h>
+
+// ------------------------------------------------------------------------------------------------------------- classes
+
+// The classes in the order of their rows: roles of the linear layers, then the kinds of parameters.
+typedef enum { PART_WEIGHT, PART_GRADIENT, PART_UPDATE, NUM_PARTS } Part;
+enum { FIRST_PARAMETER = NUM_LINEARS * NUM_ROLES, NUM_CLASSES = FIRST_PARAMETER + NUM_PARAMETER_SPECS * NUM_PARTS };
+_Static_assert((int)NUM_CLASSES <= (int)NUMERICS_MAX_ROWS, "more classes than rows");
+
+static int linear_class(LinearLayer layer, Role role) { return (int)layer * NUM_ROLES + (int)role; }
+static int parameter_class(int spec, Part part) { return FIRST_PARAMETER + spec * NUM_PARTS + (int)part; }
+
+static void class_name(int class, char *name, size_t size) {
+    static const char *const layers[NUM_LINEARS] = {"qkv", "attproj", "fc", "fcproj"};
+    static const char *const roles[NUM_ROLES] = {"in", "out", "gradient"};
+    static const char *const parts[NUM_PARTS] = {"weight", "gradient", "update"};
+    if (class < FIRST_PARAMETER) {
+        snprintf(name, size, "%s.%s", layers[class / NUM_ROLES], roles[class % NUM_ROLES]);
+        return;
+    }
+    class -= FIRST_PARAMETER;
+    snprintf(name, size, "%s.%s", parameter_specs[class / NUM_PARTS].name, parts[class % NUM_PARTS]);
+}
+
+static int spec_of(const Gpt2 *model, int index) { return (int)(model->parameters[index].spec - parameter_specs); }
+
+// ------------------------------------------------------------------------------------------------------------ counting
+
+void numerics_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+    layout->stats = !o->numerics
+                        ? -1
+                        : memory_plan_add(plan, MEM_WORKSPACE, "numerics", NUM_CLASSES * (int64_t)sizeof(TensorStats),
+                                          PLAN_ALWAYS, PLAN_ALWAYS);
+}
+
+static Tensor all_stats(const Gpt2 *model, DType dtype) {
+    const int64_t bytes = NUM_CLASSES * (int64_t)sizeof(TensorStats);
+    return tensor_make(gpt2_at(model, model->layout.stats), dtype, "numerics", bytes / (int64_t)dtype_size(dtype), 0, 0,
+                       0);
+}
+
+static void count(const Gpt2 *model, int class, Tensor t) {
+    TensorStats *stats = (TensorStats *)gpt2_at(model, model->layout.stats) + class;
+    Tensor one = tensor_make(stats, DTYPE_U8, "numerics", (int64_t)sizeof *stats, 0, 0, 0);
+    // The format is always the compute dtype: of fp32 gradients and updates the counts say what it would lose.
+    tensor_statistics(one, t, model->options.dtype);
+}
+
+void gpt2_observe(Gpt2 *model, bool on) {
+    REQUIRE(!on || model->layout.stats >= 0, "gpt2_observe of a model without Gpt2Options.numerics");
+    model->observing = on;
+    gpt2_use_workspace(model);
+    if (on) tensor_fill(all_stats(model, DTYPE_FP32), 0.0f); // all bits 0, as doubles too
+}
+
+void observe(const Gpt2 *model, LinearLayer layer, Role role, Tensor t) {
+    if (model->observing) count(model, linear_class(layer, role), t);
+}
+
+void gpt2_numerics_gradients(Gpt2 *model) {
+    for (int i = 0; i < model->num_tensors; i++) {
+        const int spec = spec_of(model, i);
+        count(model, parameter_class(spec, PART_WEIGHT), model->tensors[i].weight);
+        count(model, parameter_class(spec, PART_GRADIENT), model->gradients[i]);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- updates
+
+// What an update is seen in: the master where it is on the device, else the weight.
+static Tensor watched_tensor(const Gpt2 *model, int index) {
+    const UpdateTensor *t = &model->tensors[index];
+    return t->master.data && !model->options.offload ? t->master : t->weight;
+}
+
+// A copy of t in the optimizer's scratch memory, which an update does not use while it runs.
+static Tensor copy_of(const Gpt2 *model, Tensor t) {
+    const Tensor scratch = gpt2_optimizer_scratch(model);
+    REQUIRE(scratch.data && tensor_bytes(scratch) >= tensor_bytes(t), "no room for a copy of %s", t.name);
+    t.data = scratch.data;
+    return t;
+}
+
+void gpt2_numerics_update_begin(Gpt2 *model, int index) {
+    const Tensor t = watched_tensor(model, index);
+    tensor_cast(copy_of(model, t), t);
+}
+
+void gpt2_numerics_update_end(Gpt2 *model, int index) {
+    const Tensor after = watched_tensor(model, index), copy = copy_of(model, after);
+    tensor_axpby(copy, 1.0f, after, -1.0f, copy);
+    count(model, parameter_class(spec_of(model, index), PART_UPDATE), copy);
+}
+
+// ------------------------------------------------------------------------------------------------------------- results
+
+int gpt2_numerics_read(Gpt2 *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
+    TensorStats stats[NUM_CLASSES];
+    int n = 0;
+    if (model->layout.stats < 0) return 0;
+    gpt2_read_bytes(model, all_stats(model, DTYPE_U8), 0, (int64_t)sizeof stats, stats);
+    for (int class = 0; class < NUM_CLASSES; class ++) {
+        if (stats[class].count <= 0.0) continue;
+        NumericsRow *row = &rows[n++];
+        class_name(class, row->name, sizeof row->name);
+        row->stats = stats[class];
+        row->ratio = 0.0;
+        if (class < FIRST_PARAMETER || (class - FIRST_PARAMETER) % NUM_PARTS != PART_UPDATE) continue;
+        const double weight = stats[class - PART_UPDATE + PART_WEIGHT].sumsq; // as it was before the update
+        if (weight > 0.0) row->ratio = sqrt(stats[class].sumsq / weight);
+    }
+    return n;
+}

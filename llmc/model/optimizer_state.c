@@ -1,0 +1,186 @@
+// The optimizer table and what follows from it: rules and rates, the tensors of the state, the memory of the update.
+// Nothing here computes an update (ops.h does) or holds memory (gpt2_object.c does).
+#include "llmc/model/optimizer_state.h"
+
+#include "llmc/base/checked.h"
+#include "llmc/model/memory_plan.h"
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// How a moment is kept.
+typedef enum { KEPT_NOT, KEPT_FP32, KEPT_BF16, KEPT_8BIT, KEPT_FACTORED } Kept;
+
+typedef struct {
+    UpdateRule rule;
+    Kept m, v;
+} GroupState;
+
+// One row: name, whether -w means anything, Kahan's compensation, -l auto, and what each group of parameters gets.
+typedef struct {
+    const char *name;
+    bool master, lost;
+    double learning_rate;
+    GroupState groups[3]; // by ParameterGroup: embedding, matrix, vector
+} OptimizerSpec;
+
+// clang-format off
+#define ADAMW(kept) {RULE_ADAMW, kept, kept}
+static const OptimizerSpec TABLE[OPTIMIZER_COUNT] = {
+    [OPTIMIZER_ADAMW]       = {"adamw",       true,  false, 6e-4,  {ADAMW(KEPT_FP32), ADAMW(KEPT_FP32), ADAMW(KEPT_FP32)}},
+    [OPTIMIZER_ADAMW_8BIT]  = {"adamw8bit",   true,  false, 6e-4,  {ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT), ADAMW(KEPT_FP32)}},
+    [OPTIMIZER_ADAMW_BF16]  = {"adamw-bf16",  false, false, 6e-4,  {ADAMW(KEPT_BF16), ADAMW(KEPT_BF16), ADAMW(KEPT_BF16)}},
+    [OPTIMIZER_ADAMW_KAHAN] = {"adamw-kahan", false, true,  6e-4,  {ADAMW(KEPT_BF16), ADAMW(KEPT_BF16), ADAMW(KEPT_BF16)}},
+    [OPTIMIZER_LION]        = {"lion",        true,  false, 1.2e-4,
+                               {{RULE_LION, KEPT_FP32, KEPT_NOT}, {RULE_LION, KEPT_FP32, KEPT_NOT}, {RULE_LION, KEPT_FP32, KEPT_NOT}}},
+    [OPTIMIZER_ADAFACTOR]   = {"adafactor",   true,  false, 1.5e-4,
+                               {{RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED}, {RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED},
+                                {RULE_ADAFACTOR, KEPT_NOT, KEPT_FP32}}},
+    [OPTIMIZER_SGD]         = {"sgd",         true,  false, 4e-3,
+                               {{RULE_SGD, KEPT_FP32, KEPT_NOT}, {RULE_SGD, KEPT_FP32, KEPT_NOT}, {RULE_SGD, KEPT_FP32, KEPT_NOT}}},
+    [OPTIMIZER_MUON]        = {"muon",        true,  false, 1.2e-3,
+                               {ADAMW(KEPT_FP32), {RULE_DIRECTION, KEPT_FP32, KEPT_NOT}, ADAMW(KEPT_FP32)}},
+};
+
+static const struct {
+    const char *name, *prefix;
+    size_t field;
+} SLOTS[NUM_STATE_SLOTS] = {
+    [SLOT_MASTER]  = {"master",  NULL,              offsetof(UpdateTensor, master)}, // model.safetensors holds it
+    [SLOT_LOST]    = {"lost",    "weight_error.",   offsetof(UpdateTensor, lost)},
+    [SLOT_M]       = {"m",       "exp_avg.",        offsetof(UpdateTensor, m)},
+    [SLOT_V]       = {"v",       "exp_avg_sq.",     offsetof(UpdateTensor, v)},
+    [SLOT_M_SCALE] = {"m_scale", "exp_avg_scale.",  offsetof(UpdateTensor, m_scale)},
+    [SLOT_V_SCALE] = {"v_scale", "exp_avg_sq_scale.", offsetof(UpdateTensor, v_scale)},
+    [SLOT_ROW]     = {"row",     "exp_avg_sq_row.", offsetof(UpdateTensor, row)},
+    [SLOT_COL]     = {"col",     "exp_avg_sq_col.", offsetof(UpdateTensor, col)},
+    [SLOT_RMS]     = {"rms",     NULL,              offsetof(UpdateTensor, rms)},
+};
+// clang-format on
+
+const char *optimizer_name(OptimizerKind kind) { return TABLE[kind].name; }
+bool optimizer_has_master(OptimizerKind kind) { return TABLE[kind].master; }
+double optimizer_default_learning_rate(OptimizerKind kind) { return TABLE[kind].learning_rate; }
+
+bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err) {
+    char names[256] = "";
+    for (int i = 0; i < OPTIMIZER_COUNT; i++) {
+        if (strcmp(TABLE[i].name, name) == 0) {
+            *kind = (OptimizerKind)i;
+            return true;
+        }
+        const size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", TABLE[i].name);
+    }
+    return error_set(err, "%s: there is no such optimizer; there are %s", name, names);
+}
+
+static const GroupState *group_state(OptimizerKind kind, const Parameter *p) {
+    return &TABLE[kind].groups[p->spec->group];
+}
+
+UpdateRule optimizer_rule(OptimizerKind kind, const Parameter *p) { return group_state(kind, p)->rule; }
+
+float optimizer_rate(OptimizerKind kind, const Parameter *p) {
+    if (optimizer_rule(kind, p) != RULE_DIRECTION) return 1.0f;
+    const int64_t rows = p->rows / p->spec->stacked;
+    return 0.2f * sqrtf((float)(rows > p->cols ? rows : p->cols));
+}
+
+const char *state_slot_name(StateSlot slot) { return SLOTS[slot].name; }
+const char *state_slot_prefix(StateSlot slot) { return SLOTS[slot].prefix; }
+Tensor *state_slot_tensor(UpdateTensor *t, StateSlot slot) { return (Tensor *)(void *)((char *)t + SLOTS[slot].field); }
+
+static Tensor like(const Parameter *p, DType dtype) {
+    return tensor_make(NULL, dtype, p->name, p->rows, p->rank == 2 ? p->cols : 0, 0, 0);
+}
+static Tensor vector(const Parameter *p, int64_t n) { return tensor_make(NULL, DTYPE_FP32, p->name, n, 0, 0, 0); }
+
+static Tensor moment(const Parameter *p, Kept kept) {
+    const DType dtypes[] = {DTYPE_COUNT, DTYPE_FP32, DTYPE_BF16, DTYPE_U8, DTYPE_COUNT};
+    return dtypes[kept] == DTYPE_COUNT ? tensor_none() : like(p, dtypes[kept]);
+}
+static Tensor scale(const Parameter *p, Kept kept) {
+    return kept == KEPT_8BIT ? vector(p, ceil_div(parameter_numel(p), STATE_BLOCK)) : tensor_none();
+}
+
+Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Parameter *p, StateSlot slot) {
+    const GroupState *g = group_state(kind, p);
+    const bool factored = g->v == KEPT_FACTORED;
+    switch (slot) {
+    case SLOT_MASTER:
+        return master && TABLE[kind].master && compute != DTYPE_FP32 ? like(p, DTYPE_FP32) : tensor_none();
+    case SLOT_LOST:
+        return TABLE[kind].lost && compute != DTYPE_FP32 ? like(p, compute) : tensor_none();
+    case SLOT_M:
+        return moment(p, g->m);
+    case SLOT_V:
+        return moment(p, g->v);
+    case SLOT_M_SCALE:
+        return scale(p, g->m);
+    case SLOT_V_SCALE:
+        return scale(p, g->v);
+    case SLOT_ROW:
+        return factored ? vector(p, p->rows) : tensor_none();
+    case SLOT_COL:
+        return factored ? vector(p, p->cols) : tensor_none();
+    default:
+        return g->rule == RULE_ADAFACTOR ? vector(p, 1) : tensor_none();
+    }
+}
+
+bool optimizer_is_elementwise(OptimizerKind kind) {
+    for (int group = 0; group < 3; group++) {
+        const UpdateRule rule = TABLE[kind].groups[group].rule;
+        if (rule == RULE_ADAFACTOR || rule == RULE_DIRECTION) return false;
+    }
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------------- memory of the update
+
+static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+int64_t optimizer_offload_buffer(int64_t host_bytes) {
+    enum { LEAST = 16 << 10, MOST = 16 << 20 };
+    return OFFLOAD_PARTS * round_up(min_i64(max_i64(host_bytes / 8, LEAST), MOST), PLAN_ALIGNMENT);
+}
+
+// Hands out bytes behind one another.
+static int64_t take(int64_t *end, int64_t bytes) {
+    const int64_t offset = *end;
+    *end += round_up(bytes, PLAN_ALIGNMENT);
+    return offset;
+}
+
+MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType compute) {
+    const int64_t element = (int64_t)dtype_size(compute);
+    int64_t matrix = 0, side = 0;
+    MuonScratch s = {0};
+    for (int i = 0; i < count; i++) {
+        const Parameter *p = &parameters[i];
+        if (optimizer_rule(OPTIMIZER_MUON, p) != RULE_DIRECTION) continue;
+        const int64_t rows = p->rows / p->spec->stacked;
+        matrix = max_i64(matrix, rows * p->cols), side = max_i64(side, min_i64(rows, p->cols));
+        s.matrices += p->spec->stacked;
+    }
+    s.x = take(&s.bytes, matrix * element);
+    s.product = take(&s.bytes, matrix * element);
+    s.gram = take(&s.bytes, side * side * element);
+    s.square = take(&s.bytes, side * side * element);
+    s.sumsq = take(&s.bytes, s.matrices * (int64_t)sizeof(float));
+    return s;
+}
+
+int64_t optimizer_scratch_bytes(OptimizerKind kind, const ModelConfig *config, DType compute, bool numerics) {
+    Parameter *table = parameter_table(config);
+    const int count = parameter_count(config);
+    int64_t bytes = kind == OPTIMIZER_MUON ? optimizer_muon_scratch(table, count, compute).bytes : 0;
+    for (int i = 0; numerics && i < count; i++)
+        bytes = max_i64(bytes, parameter_numel(&table[i]) * (int64_t)sizeof(float));
+    free(table);
+    return bytes;
+}

@@ -1,0 +1,203 @@
+// Sets of ops that run again: their text, and what they cost. What they save is gpt2_memory.c's business.
+#include "llmc/model/recompute.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int set;
+} OPS[] = {
+    {"gelu", AGAIN_GELU},           {"layernorm", AGAIN_LAYERNORM}, {"fc", AGAIN_FC | AGAIN_GELU}, {"qkv", AGAIN_QKV},
+    {"attention", AGAIN_ATTENTION}, {"attproj", AGAIN_ATTPROJ},     {"block", AGAIN_BLOCK},
+};
+enum { NUM_OPS = sizeof OPS / sizeof OPS[0] };
+
+static const char FORMS[] = "expected 0 .. 3, ops joined by + (gelu, layernorm, fc, qkv, attention, attproj, block), "
+                            "3/2 for every second block, or 3x4,0 for 4 blocks and the rest";
+
+enum { NUM_LEVELS = 4 };
+
+int recompute_level_set(int level) {
+    const int sets[NUM_LEVELS] = {0, AGAIN_GELU, AGAIN_GELU | AGAIN_LAYERNORM, AGAIN_BLOCK};
+    return sets[level];
+}
+
+static int with_implied(int set) { return set & AGAIN_FC ? set | AGAIN_GELU : set; }
+static int set_of(const Recompute *r, int64_t block) { return with_implied(r->blocks[block]); }
+
+Recompute recompute_all(int set) {
+    Recompute r;
+    memset(r.blocks, with_implied(set), sizeof r.blocks);
+    return r;
+}
+
+bool recompute_gelu_alone(const Recompute *r, int64_t L) {
+    for (int64_t l = 0; l < L; l++)
+        if ((set_of(r, l) & (AGAIN_GELU | AGAIN_FC)) == AGAIN_GELU) return true;
+    return false;
+}
+
+// ------------------------------------------------------------------------------------------------------------- reading
+
+// Reads the name of an op at *at, moves *at behind it and adds the op to *set; false where none stands.
+static bool read_op(const char **at, int *set) {
+    for (int i = 0; i < NUM_OPS; i++) {
+        const size_t length = strlen(OPS[i].name);
+        if (strncmp(*at, OPS[i].name, length) != 0) continue;
+        *at += length;
+        *set |= OPS[i].set;
+        return true;
+    }
+    return false;
+}
+
+// A level, or ops joined by +.
+static bool read_set(const char **at, int *set) {
+    *set = 0;
+    if (**at >= '0' && **at < '0' + NUM_LEVELS) {
+        *set = recompute_level_set(*(*at)++ - '0');
+        return true;
+    }
+    while (read_op(at, set)) {
+        if (**at != '+') return true;
+        ++*at;
+    }
+    return false;
+}
+
+// A number from 1 to `most`.
+static bool read_number(const char **at, int64_t most, int64_t *number) {
+    int64_t n = 0;
+    if (!isdigit((unsigned char)**at)) return false;
+    for (; isdigit((unsigned char)**at) && n <= most; ++*at) n = 10 * n + (**at - '0');
+    *number = n;
+    return n >= 1 && n <= most;
+}
+
+// What follows the first set of "3x4,0x8" or "3x4,0".
+static bool read_items(Recompute *r, const char *text, const char *at, int set, int64_t L, Error *err) {
+    for (int64_t done = 0;;) {
+        int64_t count = L - done;
+        const bool counted = *at == 'x', last = *at == '\0';
+        if (count == 0) return error_set(err, "-r %.80s: the model has %lld blocks, and no more", text, (long long)L);
+        if (!counted && !last) return error_set(err, "-r %.80s: '%.20s' is not understood; %s", text, at, FORMS);
+        if (counted && (++at, !read_number(&at, count, &count)))
+            return error_set(err, "-r %.80s: expected a count of blocks behind x, at most %lld of %lld", text,
+                             (long long)(L - done), (long long)L);
+        memset(r->blocks + done, set, (size_t)count);
+        done += count;
+        if (*at == '\0')
+            return done == L || error_set(err, "-r %.80s: that is %lld blocks, the model has %lld", text,
+                                          (long long)done, (long long)L);
+        if (*at != ',' || (++at, !read_set(&at, &set)))
+            return error_set(err, "-r %.80s: '%.20s' is not understood; %s", text, at, FORMS);
+    }
+}
+
+bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
+    const char *at = text;
+    int set;
+    int64_t every = 1;
+    if (L < 1 || L > MAX_BLOCKS) return error_set(err, "-r: a model of %lld blocks", (long long)L);
+    if (!read_set(&at, &set)) return error_set(err, "-r %.80s: %s", text, FORMS);
+    *r = recompute_all(0);
+    if (*at != '\0' && *at != '/') return read_items(r, text, at, set, L, err);
+    if (*at == '/' && (++at, !read_number(&at, L, &every) || *at != '\0'))
+        return error_set(err, "-r %.80s: expected a number from 1 to %lld, the blocks, behind /", text, (long long)L);
+    for (int64_t l = 0; l < L; l += every) r->blocks[l] = (uint8_t)set;
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------------- writing
+
+// Behind what stands in buf. What does not fit is cut, and buf, then full, ends in "...".
+static void append(char *buf, size_t size, const char *text) {
+    const size_t used = strlen(buf), length = strlen(text), room = size - 1 - used;
+    memcpy(buf + used, text, length < room ? length : room);
+    buf[used + (length < room ? length : room)] = '\0';
+    if (length > room && size > 3) memcpy(buf + size - 4, "...", 4);
+}
+
+static void append_set(char *buf, size_t size, int set) {
+    for (int level = 0; level < NUM_LEVELS; level++)
+        if (recompute_level_set(level) == set) {
+            append(buf, size, (const char *[]){"0", "1", "2", "3"}[level]);
+            return;
+        }
+    const char *plus = "";
+    for (int i = 0; i < NUM_OPS; i++) {
+        if ((set & OPS[i].set) != OPS[i].set || OPS[i].set == AGAIN_BLOCK) continue;
+        if (OPS[i].set == AGAIN_GELU && set & AGAIN_FC) continue; // fc says so
+        append(buf, size, plus);
+        append(buf, size, OPS[i].name);
+        plus = "+";
+    }
+}
+
+// The n of "3/n": every n-th block has the set of the first, the others none. 0: it is not so.
+static int64_t period_of(const Recompute *r, int64_t L) {
+    int64_t n = 1;
+    while (n < L && set_of(r, n) == 0) n++;
+    for (int64_t l = 0; l < L; l++)
+        if (set_of(r, l) != (l % n == 0 ? set_of(r, 0) : 0)) return 0;
+    return n;
+}
+
+// How many blocks from this one on have the same set.
+static int64_t run_of(const Recompute *r, int64_t block, int64_t L) {
+    int64_t run = 1;
+    while (block + run < L && set_of(r, block + run) == set_of(r, block)) run++;
+    return run;
+}
+
+const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size) {
+    char number[32];
+    const int64_t n = period_of(r, L);
+    buf[0] = '\0';
+    if (n > 0) { // no list is as short
+        append_set(buf, size, set_of(r, 0));
+        snprintf(number, sizeof number, "/%lld", (long long)n);
+        if (run_of(r, 0, L) < L) append(buf, size, number);
+        return buf;
+    }
+    for (int64_t l = 0, run; l < L; l += run) {
+        run = run_of(r, l, L);
+        append_set(buf, size, set_of(r, l));
+        snprintf(number, sizeof number, "x%lld,", (long long)run);
+        if (l + run < L) append(buf, size, number);
+    }
+    return buf;
+}
+
+// --------------------------------------------------------------------------------------------------------------- costs
+
+double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, int64_t T) {
+    const double C = (double)config->C;
+    double flops = 0.0;
+    for (int64_t l = 0; l < config->L; l++) {
+        const int set = set_of(r, l);
+        if (set & AGAIN_FC) flops += 8.0 * C * C;
+        if (set & AGAIN_QKV) flops += 6.0 * C * C;
+        if (set & AGAIN_ATTPROJ) flops += 2.0 * C * C;
+        if (set & AGAIN_ATTENTION) flops += 2.0 * C * (double)(T + 1);
+    }
+    return flops;
+}
+
+double recompute_elements_per_token(const Recompute *r, const ModelConfig *config) {
+    const double C = (double)config->C;
+    double elements = 0.0;
+    for (int64_t l = 0; l < config->L; l++) {
+        const int set = set_of(r, l);
+        if ((set & (AGAIN_GELU | AGAIN_FC)) == AGAIN_GELU) elements += 8.0 * C;
+        if (set & AGAIN_LAYERNORM) elements += 2.0 * C;
+        if (set & AGAIN_ATTPROJ)
+            elements += 4.0 * C; // ln2 comes with it
+        else if (set & AGAIN_LAYERNORM)
+            elements += 2.0 * C;
+    }
+    return elements;
+}

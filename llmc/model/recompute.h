@@ -1,0 +1,58 @@
+// What the backward pass computes again instead of keeping it, block by block: less memory, more time. Gradients are
+// the same bits whatever is chosen, because an op on the same inputs gives the same bits.
+// Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+#pragma once
+#include "llmc/base/error.h"
+#include "llmc/model/model_config.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The ops of a block that can run again; a set of them for each block. An op that needs what another one in the set
+// leaves finds it there: no op runs twice.
+enum {
+    AGAIN_GELU = 1,       // gelu                              4 C elements a token less, no matmul
+    AGAIN_LAYERNORM = 2,  // ln1, ln2 and their statistics     2 C, no matmul
+    AGAIN_FC = 4,         // pre, with it gelu                 8 C (4 C beyond gelu), 8 C^2 FLOPs a token
+    AGAIN_QKV = 8,        // qkv                               3 C, 6 C^2
+    AGAIN_ATTENTION = 16, // att, lse                          C, 2 C (T + 1)
+    AGAIN_ATTPROJ = 32,   // residual2                         C, 2 C^2
+    AGAIN_BLOCK = 63      // all of them: only residual1 is kept; 16 C^2 + 2 C (T + 1)
+};
+
+enum { MAX_BLOCKS = 1024 };
+typedef struct {
+    uint8_t blocks[MAX_BLOCKS]; // set of AGAIN_... of each block
+} Recompute;
+
+// -r: what stands there is one of
+//   0 1 2 3           all blocks: nothing; gelu; gelu+layernorm; block
+//   gelu+qkv ...      all blocks: ops joined by +: gelu, layernorm, fc, qkv, attention, attproj, block
+//   3/2, qkv+fc/3     every second block (the first, the third, ...), every third; the others keep everything
+//   3x4,0x8           4 blocks, then 8; the last item may leave out its count and goes on to the end
+// auto is the caller's business. False and a message when it is none, or when the counts are not L.
+bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err);
+Recompute recompute_all(int set);   // this set in every block
+int recompute_level_set(int level); // of -r 0 .. 3
+
+// The shortest text that parses to it, for L blocks: "0", "3", "3/2", "3x4,0", "gelu+qkv". Into buf; returns buf.
+// RECOMPUTE_TEXT bytes hold every text; one that is cut ends in "...", which does not parse.
+enum { RECOMPUTE_TEXT = 48 * MAX_BLOCKS };
+const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size);
+
+// Whether some block computes GELU again from a kept pre-activation, with gelu_forward. Such a block cannot repeat the
+// bits of a GELU that was taken in the epilogue of a matmul, before its input was rounded (-ge 1, -ge 2).
+bool recompute_gelu_alone(const Recompute *r, int64_t L);
+
+// Matmul and attention FLOPs a token that run again, for context T, all blocks together.
+double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, int64_t T);
+// Elements of the compute dtype a token that the other ops of the repetition read and write, for the planner: gelu 8 C
+// (with the matmul before it none: it counts as part of that), a layernorm 2 C, one with its residual addition 4 C.
+double recompute_elements_per_token(const Recompute *r, const ModelConfig *config);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,300 @@
+// -b auto and -r auto, and what to say when nothing fits. See planner.h.
+//
+// Every answer is a plan that was made: nothing is estimated but where the search begins. A plan of 1558M takes 1 ms.
+#include "llmc/run/planner_internal.h"
+
+#include "llmc/run/format.h"
+#include <stdlib.h>
+#include <string.h>
+
+// --------------------------------------------------------------------------------------------------- what a plan needs
+
+// Under offload a CPU keeps the state in the same memory.
+static bool host_is_device(const Gpt2Options *model) {
+    return !model->sizes && strcmp(device_facts()->backend, "cpu") == 0;
+}
+
+static double bytes_needed(const Gpt2Options *model) {
+    MemoryPlan *plan = gpt2_plan(model);
+    const double bytes = (double)memory_plan_total(plan);
+    memory_plan_destroy(plan);
+    return bytes + (host_is_device(model) && model->offload && model->train ? (double)gpt2_host_bytes(model) : 0);
+}
+
+static double bytes_at(const Gpt2Options *model, int64_t B) {
+    Gpt2Options at = *model;
+    at.B = B;
+    return bytes_needed(&at);
+}
+
+// --------------------------------------------------------------------------------------------------------------- batch
+
+static int64_t nothing(const void *machine, OpsShape shape) { return (void)machine, (void)shape, 0; }
+static int64_t one_row(const void *machine, OpsShape shape) { return (void)machine, (void)shape, 1; }
+
+// Without logits and workspace, what is planned grows by the same with every sequence: a straight line through two
+// points finds the edge in a few plans. Returns the largest micro-batch that fits so, at most `most`.
+static int64_t largest_without_scratch(const Gpt2Options *model, double room, int64_t most) {
+    const PlannedSizes no_scratch = {nothing, one_row, NULL};
+    Gpt2Options m = *model;
+    m.sizes = &no_scratch;
+    int64_t low = 1, high = most + 1; // low fits, high does not
+    double low_bytes = bytes_at(&m, 1), slope = bytes_at(&m, 2) - low_bytes;
+    if (low_bytes > room) return 0;
+    while (high - low > 1) {
+        const double more = slope > 0 ? (room - low_bytes) / slope : (double)(high - low);
+        int64_t B = more < (double)(high - low) ? low + (int64_t)more : high - 1;
+        B = B <= low ? low + 1 : B >= high ? high - 1 : B;
+        const double needed = bytes_at(&m, B);
+        if (needed > room) {
+            high = B;
+            continue;
+        }
+        slope = (needed - low_bytes) / (double)(B - low);
+        low = B, low_bytes = needed;
+    }
+    return low;
+}
+
+int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t most) {
+    enum { MOST = 65536 }; // of -b
+    int64_t B = largest_without_scratch(model, bytes, most > 0 && most < MOST ? most : MOST);
+    while (B > 0 && bytes_at(model, B) > bytes) B--;
+    return B;
+}
+
+// ----------------------------------------------------------------------------------------------------------- recompute
+
+// What a block can drop, each set with more than the one before. Every product costs 2 C FLOPs for each element that it
+// restores, attention 2 (T + 1).
+static const int SETS[] = {
+    0,
+    AGAIN_GELU,
+    AGAIN_GELU | AGAIN_LAYERNORM,
+    AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_ATTENTION,
+    AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC,
+    AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC | AGAIN_ATTENTION,
+    AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC | AGAIN_ATTENTION | AGAIN_QKV,
+    AGAIN_BLOCK,
+};
+enum { NUM_SETS = sizeof SETS / sizeof *SETS };
+
+Recompute planner_recompute(const RecomputeChoice *choice, int64_t L) {
+    Recompute r = recompute_all(choice->set);
+    const Recompute first = recompute_all(choice->first_set);
+    memcpy(r.blocks, first.blocks, (size_t)(choice->count < L ? choice->count : L));
+    return r;
+}
+
+static int by_cost(const void *a, const void *b) {
+    const RecomputeChoice *x = a, *y = b;
+    if (x->flops != y->flops) return x->flops < y->flops ? -1 : 1;
+    if (x->elements != y->elements) return x->elements < y->elements ? -1 : 1;
+    return (x->count > y->count) - (x->count < y->count); // the same on every machine
+}
+
+// The blocks that drop more come first: they run backward last, when the others have given back what they kept.
+int planner_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) {
+    RecomputeChoice *c = malloc((size_t)(NUM_SETS * NUM_SETS * config->L) * sizeof *c);
+    REQUIRE(c, "no memory for a plan");
+    int n = 0;
+    for (int s = 0; s < NUM_SETS; s++)
+        for (int more = s; more < NUM_SETS; more++)
+            for (int64_t count = more == s ? config->L : 1; count < config->L + (more == s); count++) {
+                c[n] = (RecomputeChoice){SETS[more], SETS[s], count, 0, 0};
+                const Recompute r = planner_recompute(&c[n], config->L);
+                c[n].flops = recompute_flops_per_token(&r, config, T);
+                c[n++].elements = recompute_elements_per_token(&r, config);
+            }
+    qsort(c, (size_t)n, sizeof *c, by_cost);
+    *ladder = c;
+    return n;
+}
+
+// While the logits are there, every block holds what it keeps: so many bytes at least with this set in all blocks. What
+// a block keeps adds up, so that a mixture of sets needs the mixture of the two at least, and few plans are made.
+static double least_bytes(const Gpt2Options *model, int set) {
+    Gpt2Options m = *model;
+    m.recompute = recompute_all(set);
+    MemoryPlan *plan = gpt2_plan(&m);
+    int tick = 0;
+    double bytes = 0;
+    for (int i = 0; i < memory_plan_count(plan); i++)
+        if (strcmp(memory_plan_tensor(plan, i).name, "logits") == 0) tick = memory_plan_tensor(plan, i).first_use;
+    for (int i = 0; i < memory_plan_count(plan); i++) {
+        const PlannedTensor t = memory_plan_tensor(plan, i);
+        if (t.first_use == PLAN_ALWAYS || (t.first_use <= tick && t.last_use >= tick)) bytes += (double)t.bytes;
+    }
+    memory_plan_destroy(plan);
+    return bytes;
+}
+
+static double least_bytes_of(const RecomputeChoice *c, const double least[NUM_SETS], int64_t L) {
+    double first = 0, others = 0;
+    for (int s = 0; s < NUM_SETS; s++) {
+        if (SETS[s] == c->first_set) first = least[s];
+        if (SETS[s] == c->set) others = least[s];
+    }
+    return (first * (double)c->count + others * (double)(L - c->count)) / (double)L;
+}
+
+// The first of the ladder that fits, into model->recompute; false when none does.
+static bool fit_recompute(Gpt2Options *model, double room) {
+    RecomputeChoice *ladder;
+    double least[NUM_SETS];
+    const int64_t L = model->config.L;
+    bool fits = false;
+    const int n = planner_ladder(&ladder, &model->config, model->T);
+    for (int s = 0; s < NUM_SETS; s++) least[s] = least_bytes(model, SETS[s]);
+    for (int i = 0; i < n && !fits; i++) {
+        if (least_bytes_of(&ladder[i], least, L) > room) continue;
+        model->recompute = planner_recompute(&ladder[i], L);
+        fits = bytes_needed(model) <= room;
+    }
+    if (!fits) model->recompute = recompute_all(AGAIN_BLOCK);
+    free(ladder);
+    return fits;
+}
+
+// ---------------------------------------------------------------------------------------------------------- the choice
+
+typedef struct {
+    bool any_batch, any_recompute;
+    double room;
+    int64_t most;
+} Search;
+
+// Sets model->B and model->recompute; false, and B 1 where it was free, when nothing fits.
+static bool choose(Gpt2Options *model, const Search *s) {
+    const bool trades = s->any_recompute && model->train;
+    if (s->any_recompute) model->recompute = recompute_all(0);
+    if (s->any_batch) {
+        if (trades) model->recompute = recompute_all(AGAIN_GELU | AGAIN_LAYERNORM); // the most without a matmul
+        model->B = planner_largest_batch(model, s->room, s->most);
+        if (model->B == 0) model->B = 1;
+    }
+    return trades ? fit_recompute(model, s->room) : bytes_needed(model) <= s->room;
+}
+
+// On a GPU what attention by cuDNN asks for is known when its kernels are chosen, which takes a while for every
+// micro-batch: the search goes by the formulas, and its result is checked with the backend.
+static bool choose_checked(Gpt2Options *model, const Search *search) {
+    if (model->sizes || strcmp(device_facts()->backend, "cuda") != 0) return choose(model, search);
+    const GpuSpec here = {.memory = (double)device_facts()->memory_free + planner_reserve(),
+                          .units = device_facts()->units};
+    const PlannedSizes sizes = planner_sizes(&here, ATTENTION_AUTO);
+    Search s = *search;
+    for (;;) {
+        model->sizes = &sizes;
+        const bool fits = choose(model, &s);
+        model->sizes = NULL;
+        const double over = bytes_needed(model) - search->room;
+        if (!fits || over <= 0) return over <= 0;
+        s.room -= over;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ when it does not fit
+
+enum {
+    ONE_SAMPLE = 1,
+    FEWER_B = 2,
+    RECOMPUTE = 4,
+    OPTIMIZER = 8,
+    GRADIENTS = 16,
+    OFFLOAD = 32,
+    ALL_REMEDIES = 63,
+    NUM_REMEDIES = 6
+};
+
+// Those of the remedies that would change something.
+static int remedies_of(const Gpt2Options *m, const Search *s) {
+    const bool master = m->master && optimizer_has_master(m->optimizer) && m->dtype != DTYPE_FP32;
+    int r = 0;
+    if (m->sequences > 1) r |= ONE_SAMPLE;
+    if (!s->any_batch && m->B > 1) r |= FEWER_B;
+    if (!s->any_recompute && m->train) r |= RECOMPUTE;
+    if (m->train && (m->optimizer != OPTIMIZER_ADAMW_8BIT || master)) r |= OPTIMIZER;
+    if (m->train && !m->gradients_in_dtype && m->dtype != DTYPE_FP32) r |= GRADIENTS;
+    if (m->train && !m->offload) r |= OFFLOAD;
+    return r;
+}
+
+// Whether the model fits with these remedies, which are made in *m.
+static bool try_remedies(Gpt2Options *m, const Search *search, int remedies) {
+    Search s = *search;
+    Error ignored;
+    if (remedies & ONE_SAMPLE) m->sequences = 1;
+    if (remedies & FEWER_B) s.most = m->B - 1, s.any_batch = true;
+    if (remedies & RECOMPUTE) s.any_recompute = true;
+    if (remedies & OPTIMIZER) m->optimizer = OPTIMIZER_ADAMW_8BIT, m->master = false;
+    if (remedies & GRADIENTS) m->gradients_in_dtype = true;
+    if (remedies & OFFLOAD) m->offload = true;
+    if (!gpt2_check_options(m, &ignored)) return false;
+    Gpt2Options least = *m; // what cannot fit at all is soon seen
+    if (s.any_batch) least.B = 1;
+    if (s.any_recompute) least.recompute = recompute_all(AGAIN_BLOCK);
+    if (bytes_needed(&least) > s.room) return *m = least, false;
+    return choose_checked(m, &s);
+}
+
+// "-b 2 -r auto --offload optimizer" into text.
+static void name_remedies(char *text, size_t size, const Gpt2Options *m, int remedies) {
+    char batch[32];
+    snprintf(batch, sizeof batch, "-b %lld", (long long)m->B);
+    const char *const names[NUM_REMEDIES] = {
+        "--samples 1", batch, "-r auto", "--optimizer adamw8bit -w 0", "--grad-dtype compute", "--offload optimizer"};
+    text[0] = '\0';
+    for (int i = 0; i < NUM_REMEDIES; i++) {
+        const size_t used = strlen(text);
+        if (remedies >> i & 1) snprintf(text + used, size - used, "%s%s", used ? " " : "", names[i]);
+    }
+}
+
+// Few remedies before many, and among as many those that come first in the list.
+static bool find_remedies(Gpt2Options *m, const Gpt2Options *model, const Search *search, int *remedies) {
+    const int there = remedies_of(model, search);
+    for (int count = 1; count <= NUM_REMEDIES; count++)
+        for (int r = 1; r <= ALL_REMEDIES; r++) {
+            if (__builtin_popcount((unsigned)r) != count || (r & there) != r) continue;
+            *m = *model, *remedies = r;
+            if (try_remedies(m, search, r)) return true;
+        }
+    *m = *model, *remedies = there;
+    try_remedies(m, search, there);
+    return false;
+}
+
+static bool explain(const Gpt2Options *model, const Search *search, Error *err) {
+    char asked[64], set[64], needs[64], there[64], what[160], least[64];
+    Gpt2Options m;
+    int remedies;
+    recompute_text(&model->recompute, model->config.L, set, sizeof set);
+    snprintf(asked, sizeof asked, "-b %lld -r %s", (long long)model->B, set);
+    format_bytes(bytes_needed(model), needs, sizeof needs);
+    format_bytes(search->room, there, sizeof there);
+    const bool found = find_remedies(&m, model, search, &remedies);
+    name_remedies(what, sizeof what, &m, remedies);
+    format_bytes(bytes_needed(&m), least, sizeof least);
+    if (found)
+        return error_set(err, "not enough memory: %s needs %s, there are %s; it fits with %s (%s)", asked, needs, there,
+                         what, least);
+    if (remedies == 0)
+        return error_set(err, "not enough memory: %s needs %s, there are %s; take a smaller model or context (-e, -t)",
+                         asked, needs, there);
+    return error_set(err,
+                     "not enough memory: %s needs %s, there are %s; even %s would need %s: take a smaller model or "
+                     "context (-e, -t)",
+                     asked, needs, there, what, least);
+}
+
+bool planner_choose(Gpt2Options *model, double room, int64_t most) {
+    const Search search = {true, true, room, most};
+    return choose_checked(model, &search);
+}
+
+bool planner_fit(Gpt2Options *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err) {
+    const Search search = {any_batch, strcmp(recompute, "auto") == 0, room, most};
+    if (!search.any_recompute && !recompute_parse(&model->recompute, recompute, model->config.L, err)) return false;
+    return choose_checked(model, &search) || explain(model, &search, err);
+}

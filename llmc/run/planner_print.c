@@ -1,0 +1,243 @@
+// The plan as text, for people. Figures are planner_device's; every line says whether it is a plan or a limit.
+#include "llmc/run/planner_internal.h"
+
+#include "llmc/model/parameters.h"
+#include "llmc/run/format.h"
+#include <math.h>
+#include <string.h>
+
+enum { TEXT = 64, SET_TEXT = 256, AUTO_WIDTH = 16 };
+
+static const char *set_text(const Recompute *r, const Gpt2Options *model, char buf[SET_TEXT]) {
+    return recompute_text(r, model->config.L, buf, SET_TEXT);
+}
+
+// ------------------------------------------------------------------------------------------------------------- the run
+
+static void print_run(FILE *out, const PlanRequest *r) {
+    const Gpt2Options *m = &r->model;
+    const ModelConfig *c = &m->config;
+    char n[TEXT];
+    fprintf(out, "plan        %lld blocks, %lld channels, %lld heads, context %lld, vocabulary %lld: %s parameters\n",
+            (long long)c->L, (long long)c->C, (long long)c->NH, (long long)m->T, (long long)c->V,
+            format_count((double)parameter_total(c), n, TEXT));
+    fprintf(out, "plan        ");
+    if (r->any_batch)
+        fprintf(out, "-b auto -r %s", r->recompute);
+    else
+        fprintf(out, "-b %lld -r %s", (long long)m->B, r->recompute);
+    const int64_t windows = r->step_windows > 0 ? r->step_windows : r->any_batch ? 0 : m->B;
+    if (windows > 0) fprintf(out, ", %lld tokens a step", (long long)(windows * m->T));
+    const double tokens = planner_tokens(r, windows);
+    if (tokens > 0 && windows > 0)
+        fprintf(out, ", %.0f steps: %s tokens", planner_steps(tokens, windows * m->T), format_count(tokens, n, TEXT));
+    fprintf(out, "\n");
+    if (m->train)
+        fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
+                m->master && optimizer_has_master(m->optimizer) && m->dtype != DTYPE_FP32 ? " with master weights" : "",
+                m->gradients_in_dtype ? dtype_name(m->dtype) : "fp32", m->offload ? ", its state in host memory" : "",
+                m->fp8 ? ", matmuls of the blocks in fp8" : "");
+    fprintf(out, "plan        computed from shapes and datasheets: nothing below was run or measured\n");
+}
+
+// ---------------------------------------------------------------------------------------------------------- the memory
+
+static void print_classes(FILE *out, const DevicePlan *p) {
+    char bytes[TEXT];
+    const double N = (double)parameter_total(&p->model.config);
+    for (int c = 0; c < MEM_CLASS_COUNT; c++) {
+        const double n = p->memory.classes[c];
+        if (n == 0) continue;
+        fprintf(out, "planned     %-12s %9s", memory_class_name((MemoryClass)c), format_bytes(n, bytes, TEXT));
+        if (c < MEM_ACTIVATIONS) fprintf(out, "  %5.2f bytes a parameter", n / N);
+        if (c == MEM_ACTIVATIONS)
+            fprintf(out, "  %.0f KiB a token; at the peak:", n / 1024 / (double)(p->model.B * p->model.T));
+        fprintf(out, "\n");
+        if (c != MEM_ACTIVATIONS) continue;
+        for (int k = 0; k < KIND_COUNT; k++)
+            if (p->memory.kinds[k] > 0)
+                fprintf(out, "planned       %-17s %9s\n", activation_kind_name((ActivationKind)k),
+                        format_bytes(p->memory.kinds[k], bytes, TEXT));
+        if (p->memory.gaps > 0)
+            fprintf(out, "planned       %-17s %9s\n", "gaps", format_bytes(p->memory.gaps, bytes, TEXT));
+    }
+}
+
+static void print_memory(FILE *out, const DevicePlan *p) {
+    char bytes[TEXT], more[TEXT], set[SET_TEXT];
+    print_classes(out, p);
+    fprintf(out, "planned     %-12s %9s  with -b %lld -r %s in %s", "in all",
+            format_bytes(p->memory.total, bytes, TEXT), (long long)p->model.B,
+            set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
+    if (p->gpu.spec.memory > 0)
+        fprintf(out, "; beside it %s for the CUDA context\n", format_bytes(planner_reserve(), more, TEXT));
+    else
+        fprintf(out, ", as the %s backend of this machine lays it out\n", device_facts()->backend);
+    if (p->memory.host > 0)
+        fprintf(out, "planned     %-12s %9s  master weights and state of the optimizer\n", "host memory",
+                format_bytes(p->memory.host, bytes, TEXT));
+}
+
+static const char *batch_text(int64_t B, char buf[TEXT]) {
+    snprintf(buf, TEXT, B > 0 ? "-b %lld" : "none", (long long)B);
+    return buf;
+}
+
+static void print_most(FILE *out, const DevicePlan *p) {
+    char batch[TEXT], set[SET_TEXT], bytes[TEXT];
+    fprintf(out, "planned     most in %s:", format_bytes(p->room, bytes, TEXT));
+    for (int level = 0; level < (p->model.train ? 4 : 1); level++)
+        fprintf(out, "%s -r %d %s", level ? "," : "", level, batch_text(p->most[level], batch));
+    if (p->model.train && p->auto_batch > 0)
+        fprintf(out, "; -b auto -r auto: %s -r %s", batch_text(p->auto_batch, batch),
+                set_text(&p->auto_recompute, &p->model, set));
+    fprintf(out, "\n");
+    if (!p->fits) fprintf(out, "planned     %s\n", p->why_not.text);
+}
+
+// ---------------------------------------------------------------------------------------------------------- the limits
+
+static void print_floors(FILE *out, const Gpt2Options *model, const StepLimit *s, int64_t tokens) {
+    char bytes[TEXT];
+    const double again = (double)tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
+    fprintf(out, "limit       a step computes %.5g TFLOP: 72 L C^2 + 6 Vp C + 6 L C (T+1) a token", s->flops / 1e12);
+    if (again > 0) fprintf(out, ", and %.3g%% for -r", 100 * again / (s->flops - again));
+    if (s->fp8_flops > 0) fprintf(out, "; %.3g%% of it in fp8", 100 * s->fp8_flops / s->flops);
+    fprintf(out, "\nlimit       a step moves %s beside its matmuls, %.3g bytes a parameter for norm and update\n",
+            format_bytes(s->bytes, bytes, TEXT),
+            planner_step_bytes(model, 0) / (double)parameter_total(&model->config));
+    if (s->link_bytes > 0)
+        fprintf(out, "limit       a step sends %s to the GPU and as many back\n",
+                format_bytes(s->link_bytes, bytes, TEXT));
+    fprintf(out,
+            "limit       least time of a step = FLOP / dense peak + bytes / bandwidth%s of the datasheet; real steps "
+            "take longer\n",
+            s->link_bytes > 0 ? " + bytes / link" : "");
+}
+
+// The figures of one GPU as they stand in a line; "-" where there is none.
+typedef struct {
+    char step[TEXT], rate[TEXT], all[TEXT], half[TEXT], cost[TEXT], half_cost[TEXT];
+} Limits;
+
+static Limits limits_of(const DevicePlan *p, const PlanRequest *r) {
+    Limits l = {"-", "-", "-", "-", "-", "-"};
+    char text[TEXT];
+    const int64_t step_tokens = p->windows * p->model.T;
+    const double seconds = p->step.seconds, tokens = planner_tokens(r, p->windows);
+    if (p->batch == 0 || seconds == 0) return l;
+    snprintf(l.step, TEXT, ">= %.3g s", seconds);
+    snprintf(l.rate, TEXT, "<= %s", format_count((double)step_tokens / seconds, text, TEXT));
+    if (tokens == 0) return l;
+    const double all = seconds * planner_steps(tokens, step_tokens), hours = all / 3600;
+    snprintf(l.all, TEXT, ">= %s", format_duration(all, text, TEXT));
+    format_duration(2 * all, l.half, TEXT);
+    if (r->price == 0) return l;
+    snprintf(l.cost, TEXT, ">= $%.2f", hours * r->price);
+    snprintf(l.half_cost, TEXT, "$%.2f", 2 * hours * r->price);
+    return l;
+}
+
+static void print_limits(FILE *out, const DevicePlan *p, const PlanRequest *r) {
+    const Limits l = limits_of(p, r);
+    if (p->step.seconds == 0 || p->batch == 0) return;
+    fprintf(out, "limit       %s: a step %s, %s tokens/s", p->gpu.spec.name, l.step, l.rate);
+    if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);
+    if (*l.cost != '-') fprintf(out, "; at $%.4g an hour %s, at 50%% %s", r->price, l.cost, l.half_cost);
+    fprintf(out, "\n");
+}
+
+// --------------------------------------------------------------------------------------------------- one GPU, all GPUs
+
+static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
+    const GpuSpec *g = &p->gpu.spec;
+    fprintf(out, "planned     %s: %.4g GB", g->name, g->memory / 1e9);
+    if (g->bandwidth > 0)
+        fprintf(out, ", %.4g TFLOP/s in %s, %.4g GB/s", gpu_spec_peak(g, p->model.dtype) / 1e12,
+                dtype_name(p->model.dtype), g->bandwidth / 1e9);
+    if (r->model.fp8) fprintf(out, p->model.fp8 ? ", %.4g TFLOP/s in fp8" : ", no fp8", g->peak_fp8 / 1e12);
+    fprintf(out, "\n");
+    print_memory(out, p);
+    print_most(out, p);
+    if (!p->model.train || g->bandwidth == 0) return;
+    print_floors(out, &p->model, &p->step, p->windows * p->model.T);
+    print_limits(out, p, r);
+}
+
+static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r) {
+    const GpuSpec *g = &p->gpu.spec;
+    const Limits l = limits_of(p, r);
+    const bool is_auto = planner_is_auto(r), priced = r->price > 0;
+    char fits[TEXT], set[SET_TEXT], most[TEXT] = "none";
+    snprintf(fits, TEXT, p->fits ? "yes" : is_auto ? "none" : "no");
+    if (p->fits && is_auto)
+        snprintf(fits, TEXT, "-b %lld -r %.40s", (long long)p->model.B, set_text(&p->model.recompute, &p->model, set));
+    if (p->batch > 0) snprintf(most, TEXT, "%lld", (long long)p->batch);
+    fprintf(out, "limit       %-12s %4.0f GB  %s %6.4g TFLOP/s %5.0f GB/s  %-*s %5s  %-10s %-9s  %-9s  %*s%s%s\n",
+            g->name, g->memory / 1e9, dtype_name(p->model.dtype), gpu_spec_peak(g, p->model.dtype) / 1e12,
+            g->bandwidth / 1e9, is_auto ? AUTO_WIDTH : 6, fits, most, l.step, l.rate, l.all, priced ? -6 : 0, l.half,
+            priced ? "  " : "", priced ? l.cost : "");
+}
+
+static bool print_table(FILE *out, const PlanRequest *r, Error *err) {
+    int count;
+    const GpuSpec *gpus = gpu_table(&count);
+    char fits[TEXT];
+    DevicePlan p;
+    if (!planner_device(&p, r, NULL, err)) return false;
+    print_memory(out, &p);
+    print_most(out, &p);
+    fprintf(out, "planned     for a GPU --gpu shows the same; %.1f GB of each stay free for the CUDA context\n",
+            planner_reserve() / 1e9);
+    if (p.model.train) {
+        const StepLimit s = planner_step(&gpus[0], &p.model, p.windows * p.model.T);
+        print_floors(out, &p.model, &s, p.windows * p.model.T);
+    }
+    snprintf(fits, TEXT, "-b %lld", (long long)r->model.B);
+    fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-10s %-9s  %-9s  %s%s\n", "GPU", "memory",
+            "datasheet peak", "bandwidth", planner_is_auto(r) ? AUTO_WIDTH : 6, planner_is_auto(r) ? "chosen" : fits,
+            "most", "a step", "tokens/s", "all steps", "at 50%", r->price > 0 ? "  cost at least" : "");
+    for (int i = 0; i < count; i++) {
+        const GpuChoice gpu = {.spec = gpus[i]};
+        if (!planner_device(&p, r, &gpu, err)) return false;
+        print_row(out, &p, r);
+    }
+    return true;
+}
+
+bool planner_print_text(FILE *out, const PlanRequest *r, const GpuChoice *gpus, int count, Error *err) {
+    DevicePlan p;
+    print_run(out, r);
+    if (count == 0) return print_table(out, r, err);
+    for (int i = 0; i < count; i++) {
+        if (!planner_device(&p, r, &gpus[i], err)) return false;
+        print_gpu(out, &p, r);
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- both
+
+double planner_tokens(const PlanRequest *r, int64_t step_windows) {
+    return r->tokens > 0 ? r->tokens : (double)r->steps * (double)(step_windows * r->model.T);
+}
+
+double planner_steps(double tokens, int64_t tokens_per_step) { return ceil(tokens / (double)tokens_per_step); }
+
+bool planner_is_auto(const PlanRequest *r) { return r->any_batch || strcmp(r->recompute, "auto") == 0; }
+
+bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
+    enum { MOST_GPUS = 32 };
+    GpuChoice gpus[MOST_GPUS];
+    Recompute ignored;
+    int count = 0;
+    if (strcmp(r->recompute, "auto") != 0 && !recompute_parse(&ignored, r->recompute, r->model.config.L, err))
+        return false;
+    for (const char *at = r->gpus; *at; at += strspn(at, ",")) {
+        const size_t length = strcspn(at, ",");
+        if (count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
+        if (!gpu_find(&gpus[count], at, length, err)) return false;
+        count++, at += length;
+    }
+    return r->json ? planner_print_json(out, r, gpus, count, err) : planner_print_text(out, r, gpus, count, err);
+}

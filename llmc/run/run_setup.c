@@ -1,0 +1,296 @@
+// See run_setup.h. In the order in which things are decided: each function reads what those before it have set, and
+// names the option that is wrong.
+#include "llmc/run/run_setup.h"
+
+#include "llmc/base/atomic_file.h"
+#include "llmc/run/planner.h"
+#include "llmc/run/profile.h"
+#include "llmc/store/export.h"
+#include "llmc/store/weights_file.h"
+#include "llmc/tokens/find_tokenizer.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Where llm.c's script and data/get.py put it.
+static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
+
+static DType dtype_named(const char *name, DType otherwise) {
+    const DType named[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, dtype_name(named[i])) == 0) return named[i];
+    return otherwise;
+}
+
+// ---------------------------------------------------------------------------------------- what to train, on which data
+
+// -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
+bool run_setup_start(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    s->state.seed = (uint64_t)o->seed;
+    s->state.best_val_loss = INFINITY;
+    s->state.eot = -1;
+    s->state.control = step_control_initial(1.0f);
+    if (!*o->output) return true;
+    if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o %s", o->output);
+    if (!o->resume)
+        return !checkpoint_exists(o->output) || o->max_steps == 0 ||
+               error_set(err,
+                         "-o %s: checkpoints of an earlier run are there: go on with -y 1, or name another directory",
+                         o->output);
+    char *skipped = NULL;
+    err->text[0] = '\0';
+    const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
+    const bool damaged = skipped != NULL;
+    if (damaged) fprintf(stderr, "%s\n", skipped);
+    free(skipped);
+    if (!found) {
+        if (err->text[0]) return false;
+        if (damaged)
+            return error_set(err, "-y 1: no checkpoint in %s is whole: repair them, or move them away to start over",
+                             o->output);
+        fprintf(stderr, "-y 1: no checkpoint in %s yet: starting from the beginning\n", o->output);
+        return true;
+    }
+    if (!checkpoint_load_state(s->resume_path, &s->state, err) ||
+        !options_adopt_json(&s->options, s->state.options_json, err))
+        return false;
+    if (s->state.seed != (uint64_t)o->seed)
+        return error_set(err, "--seed %lld: the run in %s was started with --seed %lld and goes on with it only",
+                         (long long)o->seed, o->output, (long long)s->state.seed);
+    return true;
+}
+
+// -e: the shape of the model; V stays 0 where a descriptor leaves it to the data.
+static bool choose_model(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    const char *path = s->resume_path ? s->resume_path : o->model;
+    const bool descriptor = model_config_is_descriptor(o->model);
+    ModelConfig asked = {0, 0, 0, 0, 0, 0};
+    if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e %s", o->model);
+    if (descriptor && !s->resume_path) {
+        s->config = asked;
+        snprintf(s->source, sizeof s->source, "%s, new weights from seed %lld", o->model, (long long)o->seed);
+        return true;
+    }
+    WeightsFile *file = weights_file_open(path, err);
+    if (!file) return s->resume_path ? false : error_prefix(err, "-e");
+    s->config = *weights_file_config(file);
+    if (s->state.eot < 0) s->state.eot = weights_file_eot(file);
+    weights_file_close(file);
+    snprintf(s->source, sizeof s->source, "weights from %s", path);
+    const ModelConfig *c = &s->config;
+    if (s->resume_path && descriptor && options_given(o, "model") &&
+        (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
+         (asked.V && asked.V != c->V)))
+        return error_set(err, "-e %s: the run in %s has another shape (L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld)", o->model,
+                         o->output, (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->V,
+                         (long long)c->max_T);
+    return true;
+}
+
+static bool choose_context(RunSetup *s, Error *err) {
+    const int64_t longest = s->config.max_T;
+    s->T = s->options.T > 0 ? s->options.T : longest < 1024 ? longest : 1024;
+    if (s->T > longest)
+        return error_set(err, "-t %lld: longer than the model's context of %lld tokens", (long long)s->T,
+                         (long long)longest);
+    if (s->resume_path && s->T != s->state.T)
+        return error_set(err, "-t %lld: the run in %s reads windows of %lld tokens and goes on with them only",
+                         (long long)s->T, s->options.output, (long long)s->state.T);
+    return true;
+}
+
+// -i and -j, and with them the vocabulary.
+static bool open_data(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    if (o->max_steps != 0) {
+        if (!shards_open(&s->train, o->train_data, s->T, err)) return error_prefix(err, "-i");
+        s->has_train = true;
+    }
+    if (o->val_every > 0 && !o->interactive) {
+        s->has_val = shards_open(&s->val, o->val_data, s->T, err);
+        if (!s->has_val && (options_given(o, "val-data") || o->max_steps == 0)) return error_prefix(err, "-j");
+    }
+    const ShardSet *stated = s->has_train ? &s->train : s->has_val ? &s->val : NULL;
+    const int64_t vocab = stated ? stated->vocab : 0;
+    if (s->config.V == 0) model_config_set_vocab(&s->config, vocab > 0 ? vocab : (int64_t)GPT2_VOCAB);
+    if (stated && vocab > s->config.V)
+        return error_set(err,
+                         "%s holds tokens of a vocabulary of %lld, the model has %lld: make the shards with the "
+                         "model's tokenizer (data/prepare --tokenizer PATH)",
+                         stated->shards[0].path, (long long)vocab, (long long)s->config.V);
+    if (s->has_train && s->has_val && s->val.vocab > 0 && vocab > 0 && s->val.vocab != vocab)
+        return error_set(err, "-i and -j were made with different vocabularies: %lld and %lld tokens", (long long)vocab,
+                         (long long)s->val.vocab);
+    if (stated && stated->eot >= 0) s->state.eot = stated->eot;
+    // One window of each is read now, so that tokens of another vocabulary show before anything is started.
+    void *window = malloc((size_t)(s->T + 1) * 4);
+    if (!window) return error_set(err, "out of memory");
+    const bool ok = (!s->has_train || shards_read_window(&s->train, 0, s->config.V, window, err)) &&
+                    (!s->has_val || shards_read_window(&s->val, 0, s->config.V, window, err));
+    free(window);
+    return ok;
+}
+
+// --dtype: what this device trains fastest in, or what was asked for. Without training there is no master copy of the
+// weights: fp32 then keeps every bit of what is exported.
+static bool choose_dtype(RunSetup *s, Error *err) {
+    const bool converts = *s->options.export_path && s->options.max_steps == 0;
+    s->dtype = dtype_named(s->options.dtype, converts ? DTYPE_FP32 : device_facts()->default_dtype);
+    return device_facts()->supports[s->dtype] ||
+           error_set(err, "--dtype %s: not available on %s; use %s", s->options.dtype, device_facts()->name,
+                     dtype_name(device_facts()->default_dtype));
+}
+
+Gpt2Options run_setup_model(const RunSetup *s) {
+    const Options *o = &s->options;
+    Gpt2Options model;
+    memset(&model, 0, sizeof model);
+    model.config = s->config;
+    model.dtype = s->dtype;
+    model.master = o->master != 0;
+    model.train = o->max_steps != 0;
+    model.B = o->B, model.T = s->T;
+    model.recompute = s->recompute;
+    model.optimizer = s->optimizer;
+    model.gradients_in_dtype = strcmp(o->grad_dtype, "compute") == 0 && s->dtype != DTYPE_FP32;
+    model.seed = s->state.seed;
+    model.offload = strcmp(o->offload, "optimizer") == 0;
+    model.fp8 = o->fp8 != 0, model.fp8_delayed = strcmp(o->fp8_scaling, "delayed") == 0;
+    model.numerics = o->numerics_every > 0;
+    model.sequences = o->sample_every > 0 || o->interactive ? o->samples : 0;
+    return model;
+}
+
+// --optimizer: that of the checkpoint, unless its state is to begin anew.
+static bool choose_optimizer(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    if (!optimizer_parse(&s->optimizer, o->optimizer, err)) return false;
+    if (!s->resume_path || o->max_steps == 0) return true;
+    if (o->reset_optimizer) s->state.optimizer_start = s->state.step;
+    return o->reset_optimizer || checkpoint_check_optimizer(s->state.optimizer, s->optimizer, err) ||
+           error_prefix(err, "%s", s->resume_path);
+}
+
+// -b and -r: what of the device's memory is used for what.
+static bool choose_memory(RunSetup *s, Error *err) {
+    Options *o = &s->options;
+    char text[RECOMPUTE_TEXT], *recompute;
+    Gpt2Options model = run_setup_model(s);
+    const int64_t most = o->total_batch > 0 ? o->total_batch / s->T : 0;
+    const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
+    const double room = automatic ? planner_room() : (double)device_facts()->memory_free;
+    if (!gpt2_check_options(&model, err) || !planner_fit(&model, o->B == 0, o->recompute, room, most, err))
+        return false;
+    o->B = model.B; // what was chosen is what a checkpoint states
+    s->recompute = model.recompute;
+    recompute_text(&s->recompute, s->config.L, text, sizeof text);
+    if (o->gelu_fusion > 0 && recompute_gelu_alone(&s->recompute, s->config.L))
+        return error_set(err,
+                         "-ge %d and -r %s: GELU inside the matmul before it cannot be computed again with the same "
+                         "bits; leave out -ge, or take fc or block in -r instead of gelu",
+                         o->gelu_fusion, text);
+    recompute = strdup(text);
+    if (!recompute) return error_set(err, "out of memory");
+    free(o->recompute);
+    o->recompute = recompute;
+    return true;
+}
+
+// -b and -d: how much is read a step.
+static bool choose_step_windows(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * s->T;
+    s->step_windows = total_batch / s->T;
+    return options_check_total_batch(total_batch, s->T, err);
+}
+
+// -x and -u: how many steps there are.
+static bool choose_lengths(RunSetup *s, Error *err) {
+    Options *o = &s->options;
+    if (!choose_step_windows(s, err)) return false;
+    const bool in_tokens = o->tokens > 0 && !options_given(o, "max-steps"); // --tokens may be an earlier command's
+    s->total_steps = o->max_steps;
+    if (o->max_steps < 0) s->total_steps = s->train.num_windows / s->step_windows;
+    if (in_tokens) s->total_steps = (int64_t)ceil(o->tokens / (double)(s->step_windows * s->T));
+    if (s->total_steps < 1 && o->max_steps != 0) s->total_steps = 1;
+    if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: with -x 0 no step is made");
+    if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
+    int64_t warmup = o->warmup;
+    if (warmup < 0) warmup = s->total_steps / 50 < 700 ? s->total_steps / 50 : 700;
+    s->schedule.max_lr = o->lr < 0 ? optimizer_default_learning_rate(s->optimizer) : o->lr;
+    s->schedule.final_fraction = o->final_fraction;
+    s->schedule.warmup = warmup;
+    s->schedule.total = s->total_steps;
+    return schedule_parse(&s->schedule.kind, o->schedule, err);
+}
+
+static bool choose_tokenizer(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    const char *weights = s->resume_path ? s->resume_path : model_config_is_descriptor(o->model) ? NULL : o->model;
+    const ShardSet *data = s->has_train ? &s->train : s->has_val ? &s->val : NULL;
+    const char *shards = s->has_train ? o->train_data : s->has_val ? o->val_data : NULL;
+    if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, shards, data ? data->vocab : 0, s->config.V, err))
+        return false;
+    if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);
+    return s->tokenizer || (!*o->prompt && !o->interactive) ||
+           error_set(err,
+                     "%s: no tokenizer for the model's vocabulary of %lld tokens is at hand; name one with --tokenizer",
+                     o->interactive ? "--interactive" : "--prompt", (long long)s->config.V);
+}
+
+// -h and --choices.
+static bool open_choices(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    const char *pattern = *o->choices ? o->choices : o->hellaswag ? HELLASWAG : "";
+    return !*pattern || (choices_open(&s->choices, pattern, s->config.V, err) && choices_fit(&s->choices, s->T, err)) ||
+           error_prefix(err, *o->choices ? "--choices" : "-h 1");
+}
+
+static bool check_export(const RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    if (!*o->export_path) return true;
+    if (strcmp(o->export_path, o->output) == 0)
+        return error_set(err, "--export %s: checkpoints go there (-o): name another directory", o->output);
+    return export_check(o->export_path, dtype_named(o->export_dtype, DTYPE_FP32), err);
+}
+
+bool run_setup_choose(RunSetup *s, Error *err) {
+    return choose_model(s, err) && choose_context(s, err) && open_data(s, err) && choose_dtype(s, err) &&
+           choose_optimizer(s, err) && choose_memory(s, err) && choose_lengths(s, err) && choose_tokenizer(s, err) &&
+           open_choices(s, err) && check_export(s, err);
+}
+
+// --plan: no data is opened and no memory taken.
+bool run_setup_plan(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err) ||
+        !optimizer_parse(&s->optimizer, o->optimizer, err))
+        return false;
+    if (strcmp(o->dtype, "auto") == 0) s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
+    if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
+    if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
+    PlanRequest request;
+    memset(&request, 0, sizeof request);
+    request.model = run_setup_model(s);
+    request.any_batch = o->B == 0, request.recompute = o->recompute;
+    request.step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
+    request.tokens = o->tokens, request.steps = o->max_steps > 0 ? o->max_steps : 0;
+    request.attention = options_device(o).attention;
+    request.gpus = o->gpu, request.price = o->price;
+    request.json = strcmp(o->plan, "json") == 0;
+    return gpt2_check_options(&request.model, err) && planner_print(stdout, &request, err);
+}
+
+DType run_setup_export_dtype(const RunSetup *s) { return dtype_named(s->options.export_dtype, DTYPE_FP32); }
+
+void run_setup_close(RunSetup *s) {
+    tokenizer_free(s->tokenizer);
+    choices_close(&s->choices);
+    shards_close(&s->train);
+    shards_close(&s->val);
+    trainer_state_free(&s->state);
+    free(s->resume_path);
+    options_free(&s->options);
+}

@@ -1,0 +1,50 @@
+// What a run is, before anything is built: which model, which data, how long, in which types, in how much memory. All
+// of it follows from the options, from the checkpoint that the run goes on from, and from what the files say. Owns what
+// it opens; takes no device memory.
+#pragma once
+#include "llmc/model/gpt2.h"
+#include "llmc/run/options.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/tokens/dataloader.h"
+#include "llmc/train/choices.h"
+#include "llmc/train/schedule.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    Options options;
+    TrainerState state; // step, position, control: what a checkpoint holds besides weights
+    char *resume_path;  // the checkpoint that this run goes on from, or NULL
+    char source[512];   // where the weights come from, for the header
+    ModelConfig config;
+    ShardSet train, val;
+    bool has_train, has_val;
+    int64_t T, step_windows, total_steps;
+    Schedule schedule;
+    DType dtype;
+    OptimizerKind optimizer;
+    Recompute recompute;
+    Tokenizer *tokenizer; // NULL: samples are shown as token numbers
+    ChoiceSets choices;
+} RunSetup;
+
+// -o and -y: a fresh directory, or the newest checkpoint in it that verifies, whose options then hold where none was
+// given. First, because the device is opened with what the options say.
+bool run_setup_start(RunSetup *setup, Error *err);
+
+// Everything else, in the order in which one thing needs another. After device_init.
+bool run_setup_choose(RunSetup *setup, Error *err);
+
+// --plan instead: no data is opened, the plan goes to stdout.
+bool run_setup_plan(RunSetup *setup, Error *err);
+
+Gpt2Options run_setup_model(const RunSetup *setup); // what gpt2_create is to make
+DType run_setup_export_dtype(const RunSetup *setup);
+
+void run_setup_close(RunSetup *setup);
+
+#ifdef __cplusplus
+}
+#endif

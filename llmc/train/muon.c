@@ -1,0 +1,80 @@
+// See muon.h.
+#include "llmc/train/muon.h"
+
+#include <stdlib.h>
+
+enum { STEPS = 5 };
+static const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
+
+struct Muon {
+    const UpdateTensor *tensors;
+    int count;
+    DType dtype; // compute dtype: of the iteration
+    MuonScratch layout;
+    char *scratch;
+    Tensor *matrices; // (layout.matrices) the gradients, each (rows, cols); what is stacked stands apart
+};
+
+Muon *muon_create(const UpdateTensor *tensors, const Parameter *parameters, int count, Tensor scratch) {
+    Muon *m = calloc(1, sizeof *m);
+    REQUIRE(m && count > 0, "no memory for Muon's matrices");
+    m->tensors = tensors, m->count = count, m->dtype = tensors[0].weight.dtype;
+    m->layout = optimizer_muon_scratch(parameters, count, m->dtype);
+    m->scratch = scratch.data;
+    REQUIRE((int64_t)tensor_bytes(scratch) >= m->layout.bytes, "Muon's scratch has %zu bytes, %lld are needed",
+            tensor_bytes(scratch), (long long)m->layout.bytes);
+    m->matrices = calloc((size_t)m->layout.matrices, sizeof *m->matrices);
+    REQUIRE(m->matrices, "no memory for Muon's matrices");
+    int n = 0;
+    for (int i = 0; i < count; i++) {
+        const int64_t rows = parameters[i].rows / parameters[i].spec->stacked;
+        for (int k = 0; tensors[i].rule == RULE_DIRECTION && k < parameters[i].spec->stacked; k++)
+            m->matrices[n++] = tensor_slice_rows(tensors[i].grad, k * rows, rows);
+    }
+    REQUIRE(n == m->layout.matrices, "%d matrices where the table has %d", n, m->layout.matrices);
+    return m;
+}
+
+void muon_destroy(Muon *m) {
+    if (m) free(m->matrices);
+    free(m);
+}
+
+// One step for a matrix that is wider than tall, (rows, cols). gram and square are symmetric, so that the products
+// below need no transposed operand.
+static void step_wide(Tensor x, Tensor product, Tensor gram, Tensor square) {
+    matmul_forward(gram, x, x, tensor_none());         // X X^T
+    matmul_forward(square, gram, gram, tensor_none()); // A A
+    tensor_axpby(square, b, gram, c, square);          // b A + c A A
+    matmul_backward_input(product, square, x);         // (b A + c A A) X
+    tensor_axpby(x, a, x, 1.0f, product);
+}
+
+// The same from the other side: X (b A + c A A) with A = X^T X is the same matrix, and A is the smaller one.
+static void step_tall(Tensor x, Tensor product, Tensor gram, Tensor square) {
+    matmul_backward_weight(gram, tensor_none(), x, x, false); // X^T X
+    matmul_forward(square, gram, gram, tensor_none());
+    tensor_axpby(square, b, gram, c, square);
+    matmul_forward(product, x, square, tensor_none());
+    tensor_axpby(x, a, x, 1.0f, product);
+}
+
+static void orthogonalize(const Muon *m, Tensor matrix, Tensor sumsq) {
+    const int64_t rows = tensor_rows(matrix), cols = tensor_cols(matrix), side = rows < cols ? rows : cols;
+    const Tensor x = tensor_make(m->scratch + m->layout.x, m->dtype, "muon_x", rows, cols, 0, 0);
+    const Tensor product = tensor_make(m->scratch + m->layout.product, m->dtype, "muon_product", rows, cols, 0, 0);
+    const Tensor gram = tensor_make(m->scratch + m->layout.gram, m->dtype, "muon_gram", side, side, 0, 0);
+    const Tensor square = tensor_make(m->scratch + m->layout.square, m->dtype, "muon_square", side, side, 0, 0);
+    tensor_normalize(x, matrix, sumsq);
+    for (int i = 0; i < STEPS; i++) (rows > cols ? step_tall : step_wide)(x, product, gram, square);
+    tensor_cast(matrix, x);
+}
+
+void muon_directions(Muon *m, UpdateParams params, Tensor control) {
+    const int n = m->layout.matrices;
+    const Tensor sumsq = tensor_make(m->scratch + m->layout.sumsq, DTYPE_FP32, "muon_sumsq", n, 0, 0, 0);
+    momentum_update(m->tensors, m->count, params, control);
+    gradient_sumsq(sumsq, m->matrices, n);
+    for (int i = 0; i < n; i++)
+        orthogonalize(m, m->matrices[i], tensor_make((float *)sumsq.data + i, DTYPE_FP32, "muon_sumsq", 1, 0, 0, 0));
+}

@@ -1,0 +1,124 @@
+"""-r and --grad-dtype, from the command line: what is computed again changes no bit of a run, is computed once and is
+accounted for; gradients in the compute dtype go on from a checkpoint and train as well as those in fp32."""
+import json
+import re
+import shutil
+
+import pytest
+from conftest import EXIT_BAD_INPUT, QUIET, checkpoints, events, losses, same_state, train
+
+L = 4
+MODEL = ["-e", f"L={L},C=64,NH=2,T=32", "-t", "32", "-b", "2", "-d", 5 * 32]  # micro-batches of 2, 2 and 1
+RUN = [*MODEL, *QUIET, "-x", "4"]
+OPS = ["gelu", "layernorm", "fc", "qkv", "attention", "attproj"]
+CHOICES = ["1", "2", "3", "3/2", "fc", "qkv+gelu/3", "layernorm+qkv+attentionx1,fc+attproj", "1x1,2x1,3x1,0"]
+
+
+@pytest.mark.parametrize("precision", [["--dtype", "fp32"], ["--dtype", "bf16"], ["--dtype", "bf16", "--fp8", "1"],
+                                       ["--dtype", "bf16", "--grad-dtype", "compute"]])
+def test_no_choice_changes_a_bit_of_the_run(data, tmp_path, precision):
+    train(*RUN, *data.flags, *precision, "-o", tmp_path / "0")
+    for i, choice in enumerate(CHOICES):
+        run = tmp_path / str(i + 1)
+        train(*RUN, *data.flags, *precision, "-r", choice, "-o", run)
+        assert losses(run) == losses(tmp_path / "0"), choice
+        assert same_state(checkpoints(run)[-1], checkpoints(tmp_path / "0")[-1]), choice
+
+
+def sets(choice):
+    """The set of ops of each block, by the grammar as --help and recompute.h state it."""
+    def ops(text):
+        named = {"0": [], "1": ["gelu"], "2": ["gelu", "layernorm"], "3": OPS, "block": OPS, "fc": ["fc", "gelu"]}
+        return {op for part in text.split("+") for op in named.get(part, [part])}
+
+    if "/" in choice:
+        text, n = choice.split("/")
+        return [ops(text) if block % int(n) == 0 else set() for block in range(L)]
+    blocks = []
+    for item in choice.split(","):
+        text, _, count = re.fullmatch(r"(.*?)(x(\d+))?", item).groups()[0], None, re.search(r"x(\d+)$", item)
+        blocks += [ops(text)] * (int(count[1]) if count else L - len(blocks))
+    return blocks
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_each_op_that_was_not_kept_runs_once_more(data, tmp_path, choice):
+    train(*MODEL[:-2], *QUIET, *data.flags, "--profile", 2, "-r", choice, "-o", tmp_path)
+    profile = json.loads((tmp_path / "profile.json").read_text())
+    calls = {}
+    for row in profile["ops"]:
+        calls[row["op"]] = calls.get(row["op"], 0) + row["calls"]
+    blocks = sets(choice)
+
+    def blocks_with(op):
+        return sum(op in block for block in blocks)
+
+    ln2_alone = sum("layernorm" in block and "attproj" not in block for block in blocks)
+    assert calls["matmul_forward"] == 3 * L + blocks_with("qkv") + blocks_with("attproj")
+    assert calls["matmul_gelu_forward"] == L + blocks_with("fc")
+    assert calls.get("gelu_forward", 0) == sum("gelu" in block and "fc" not in block for block in blocks)
+    assert calls["attention_forward"] == L + blocks_with("attention")
+    assert calls["layernorm_forward"] == 1 + blocks_with("layernorm") + ln2_alone
+    assert calls["residual_layernorm_forward"] == 2 * L + blocks_with("attproj")
+
+    shape = events(tmp_path, "run")[0]
+    C, Vp, T = (shape["model"][key] for key in ("C", "Vp", "T"))
+    again = 8 * C * C * blocks_with("fc") + 6 * C * C * blocks_with("qkv") + 2 * C * C * blocks_with("attproj")
+    again += 2 * C * (T + 1) * blocks_with("attention")
+    once = 72 * L * C * C + 6 * Vp * C + 7 * L * C * (T + 1)
+    assert profile["flops"] == (once + again) * shape["tokens_per_step"]
+
+
+def test_a_run_goes_on_with_another_choice_and_the_same_bits(data, tmp_path):
+    for name, first, second in (("whole", "0", "0"), ("changed", "fc+qkv/2", "2x3,3")):
+        run = tmp_path / name
+        train(*MODEL, *QUIET, *data.flags, "-x", "2", "-r", first, "-o", run)
+        train(*MODEL, *QUIET, *data.flags, "-x", "4", "-r", second, "-o", run, "-y", "1")
+    assert same_state(checkpoints(tmp_path / "whole")[-1], checkpoints(tmp_path / "changed")[-1])
+
+
+@pytest.mark.parametrize("choice, said", [
+    ("4", "expected 0 .. 3"), ("3x3", "that is 3 blocks, the model has 4"), ("3/5", "from 1 to 4"),
+    ("gelu+tanh", "expected 0 .. 3"), ("x" * 5000, "expected 0 .. 3"),
+])
+def test_a_wrong_choice_is_refused(data, choice, said):
+    result = train(*RUN, *data.flags, "-r", choice, expect=EXIT_BAD_INPUT)
+    assert said in result.stderr and len(result.stderr) < 1200
+
+
+def test_gelu_in_the_matmul_and_gelu_again_are_refused_together(data):
+    result = train(*RUN, *data.flags, "-ge", "1", "-r", "2x1,3", expect=EXIT_BAD_INPUT)
+    assert "cannot be computed again with the same bits" in result.stderr
+    train(*RUN, *data.flags, "-ge", "1", "-r", "fc+layernorm")
+    train(*RUN, *data.flags, "-ge", "0", "-r", "1")
+
+
+# --------------------------------------------------------------------------------------- gradients in the compute dtype
+
+COMPUTE = ["--dtype", "bf16", "--grad-dtype", "compute"]
+
+
+def test_gradients_in_the_compute_dtype_go_on_from_a_checkpoint(data, tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(*RUN, *data.flags, *COMPUTE, "-n", "2", "-o", whole)
+    shutil.copytree(whole, stopped)
+    shutil.rmtree(checkpoints(stopped)[-1])
+    train(*RUN, *data.flags, *COMPUTE, "-n", "2", "-o", stopped, "-y", "1")
+    a, b = checkpoints(whole)[-1], checkpoints(stopped)[-1]
+    assert a.name == b.name == "step_00000004" and same_state(a, b)
+    control = [json.loads((path / "trainer.json").read_text())["control"] for path in (a, b)]
+    assert control[0] == control[1] and control[0]["micro_steps"] == 4 * 3  # names the next random bits
+
+
+def test_64_micro_steps_train_as_well_as_in_fp32(data, tmp_path):
+    """Chance of 1% in the gradient (doc/numerics.md) moves the loss by far less than what the steps have gained."""
+    flags = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "1", "-d", 64 * 32, *QUIET]
+    flags += ["-x", "12", "-l", "3e-3", "-u", "2"]
+    curves = []
+    for name, precision in (("fp32", ["--dtype", "bf16"]), ("compute", COMPUTE)):
+        train(*flags, *data.flags, *precision, "-o", tmp_path / name)
+        curves.append(losses(tmp_path / name))
+    gained = curves[0][1] - curves[0][12]
+    assert gained > 1
+    assert all(abs(curves[1][step] - curves[0][step]) < 0.02 * gained for step in curves[0])
+    assert curves[0][1] == curves[1][1] and curves[0][12] != curves[1][12]  # another precision indeed

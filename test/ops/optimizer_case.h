@@ -1,0 +1,381 @@
+// A parameter with all that its update reads and writes, on the device and in fp64, for the tests of the updates.
+//
+// A test makes parameters, calls the ops with their .update and checks them with parameter_expect_update, which runs
+// the specification from the values that stood on the device before and then takes over what stands there now, so that
+// the next step is checked from its true beginning. What is rounded at random is compared with its neighbours; 8-bit
+// moments are compared as numbers, with the nearest number that has a code.
+#pragma once
+#include "llmc/base/checked.h"
+#include "llmc/dynamic8.h"
+#include "test/ops/op_test.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// What stands beside the weight.
+typedef enum { WEIGHT_ALONE, WEIGHT_AND_MASTER, WEIGHT_AND_LOST, NUM_KEEPS } Keep;
+
+typedef struct {
+    UpdateRule rule;
+    DType dtype, grad; // of the weight and its gradient
+    DType state;       // of the moments
+    Keep keep;
+    int64_t rows, cols; // cols 0: a vector of `rows` elements
+    float weight_decay, rate;
+    int stream;
+} ParameterSpec;
+
+// The values that count stand in the .v of the tensors: weight.v (master.v) holds w as ops.h names it; m_values and
+// v_values the moments, decoded where they are codes.
+typedef struct {
+    ParameterSpec spec;
+    int64_t n;
+    OpTensor weight, master, lost, grad, m, v, m_scale, v_scale, row, col, rms;
+    double *w, *m_values, *v_values;
+    UpdateTensor update;
+} Parameter;
+
+static const UpdateParams update_params = {
+    .learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .momentum = 0.9f, .step = 3, .seed = 42};
+
+static inline const char *rule_name(UpdateRule rule) {
+    const char *names[RULE_COUNT] = {"adamw", "lion", "sgd", "adafactor", "direction"};
+    return names[rule];
+}
+static inline const char *keep_name(Keep keep) {
+    return keep == WEIGHT_ALONE ? "weight alone" : keep == WEIGHT_AND_MASTER ? "master" : "lost";
+}
+static inline bool rule_has_m(UpdateRule rule) { return rule != RULE_ADAFACTOR; }
+static inline bool spec_has_v(const ParameterSpec *s) {
+    return s->rule == RULE_ADAMW || (s->rule == RULE_ADAFACTOR && s->cols == 0);
+}
+
+static inline OpsShape optimizer_shape(DType dtype, int num_tensors, int64_t factored) {
+    return (OpsShape){
+        .B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = num_tensors, .factored = factored, .dtype = dtype};
+}
+
+static inline Tensor control_with(float grad_factor, int32_t skip) {
+    StepControl c = step_control_initial(1.0f);
+    c.grad_factor = grad_factor, c.skip = skip;
+    return op_control(c);
+}
+
+// The distance from x to the next number of the dtype away from 0.
+static inline double ulp_of(double x, DType dtype) {
+    const int bits = dtype == DTYPE_BF16 ? 8 : dtype == DTYPE_FP16 ? 11 : 24;
+    const int smallest = dtype == DTYPE_FP16 ? -13 : -125; // frexp's exponent of the smallest normal number
+    int exponent;
+    frexp(x, &exponent);
+    if (x == 0.0 || exponent < smallest) exponent = smallest;
+    return ldexp(1.0, exponent - bits);
+}
+
+// ------------------------------------------------------------------------------------------------------- 8-bit moments
+
+static inline double decode8(uint8_t code, bool is_signed) {
+    return (double)(is_signed ? dynamic8_decode_signed(code) : dynamic8_decode_unsigned(code));
+}
+
+// The distance from x to the nearest number of the map; of second moments above 0 without the 0.
+static inline double distance8(double x, bool is_signed) {
+    int low = !is_signed && x > 0.0 ? 1 : 0, high = 255;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (decode8((uint8_t)middle, is_signed) <= x)
+            low = middle;
+        else
+            high = middle;
+    }
+    return fmin(fabs(x - decode8((uint8_t)low, is_signed)), fabs(decode8((uint8_t)high, is_signed) - x));
+}
+
+static inline void download8(double *values, OpTensor codes, OpTensor scales, bool is_signed) {
+    const int64_t n = tensor_numel(codes.t);
+    uint8_t *bytes = malloc((size_t)n);
+    double *scale = op_values(scales.t);
+    op_read(bytes, codes.t);
+    for (int64_t i = 0; i < n; i++) values[i] = decode8(bytes[i], is_signed) * scale[i / STATE_BLOCK];
+    free(bytes), free(scale);
+}
+
+// Codes and scales of `values`, which become what these say.
+static inline void upload8(double *values, OpTensor codes, OpTensor *scales, bool is_signed) {
+    const int64_t n = tensor_numel(codes.t);
+    uint8_t *bytes = malloc((size_t)n);
+    for (int64_t begin = 0; begin < n; begin += STATE_BLOCK) {
+        const int64_t end = n - begin < STATE_BLOCK ? n : begin + STATE_BLOCK;
+        float scale = 0.0f;
+        for (int64_t i = begin; i < end; i++) scale = fmaxf(scale, fabsf((float)values[i]));
+        scales->v[begin / STATE_BLOCK] = (double)scale;
+        for (int64_t i = begin; i < end; i++) {
+            const float x = scale > 0.0f ? (float)values[i] / scale : 0.0f;
+            bytes[i] = is_signed ? dynamic8_encode_signed(x) : dynamic8_encode_unsigned(x);
+        }
+    }
+    op_upload(scales);
+    op_write(codes.t, bytes);
+    free(bytes);
+    download8(values, codes, *scales, is_signed);
+}
+
+// -------------------------------------------------------------------------------------------------------------- making
+
+static inline OpDims dims_of(const ParameterSpec *s) { return s->cols ? DIMS(s->rows, s->cols) : DIMS(s->rows); }
+
+// A moment: random, a few exactly 0; of second moments the square.
+static inline void make_moment(Parameter *p, bool is_first) {
+    const DType dtype = p->spec.rule == RULE_ADAFACTOR ? DTYPE_FP32 : p->spec.state;
+    const char *name = is_first ? "m" : "v";
+    OpTensor *x = is_first ? &p->m : &p->v, *scale = is_first ? &p->m_scale : &p->v_scale;
+    OpTensor values = op_inout(dtype == DTYPE_U8 ? DTYPE_FP32 : dtype, name, dims_of(&p->spec), 0.3);
+    for (int64_t i = 0; i < p->n; i++)
+        if (is_first)
+            values.v[i] *= i % 17 != 3;
+        else
+            values.v[i] *= values.v[i];
+    if (dtype == DTYPE_U8) {
+        *x = op_output(DTYPE_U8, name, dims_of(&p->spec));
+        *scale = op_inout(DTYPE_FP32, "scale", DIMS(ceil_div(p->n, STATE_BLOCK)), 0.0);
+        upload8(values.v, *x, scale, is_first);
+    } else {
+        *x = values;
+        op_upload(x);
+    }
+    *(is_first ? &p->m_values : &p->v_values) = values.v;
+}
+
+// What rounding took from the weights: up to half an ulp of them. w becomes weight + lost.
+static inline void make_lost(Parameter *p) {
+    p->lost = op_inout(p->spec.dtype, "lost", dims_of(&p->spec), 0.25);
+    for (int64_t i = 0; i < p->n; i++)
+        p->lost.v[i] = fmax(-0.5, fmin(0.5, p->lost.v[i])) * ulp_of(p->weight.v[i], p->spec.dtype);
+    op_upload(&p->lost);
+    for (int64_t i = 0; i < p->n; i++) p->w[i] = p->weight.v[i] + p->lost.v[i];
+}
+
+// Lion takes a sign: no sum of fp32 near enough to 0 to have another one than in fp64, but some are 0.
+static inline void keep_signs_clear(Parameter *p, float grad_factor) {
+    const double b1 = (double)update_params.beta1;
+    for (int64_t i = 0; i < p->n; i++) {
+        const double sum = b1 * p->m_values[i] + (1 - b1) * p->grad.v[i] * (double)grad_factor;
+        if (fabs(sum) < 1e-4) p->grad.v[i] = 1.0 / (double)grad_factor * (p->m_values[i] < 0.0 ? -1.0 : 1.0);
+        if (p->m_values[i] == 0.0 && i % 2) p->grad.v[i] = 0.0;
+    }
+    op_upload(&p->grad);
+}
+
+static inline Tensor tensor_or_none(OpTensor x) { return x.t.data ? x.t : tensor_none(); }
+
+// Weights are small against the learning rate, so that an error of the update is not hidden by the weight itself.
+static inline Parameter parameter_make(ParameterSpec spec) {
+    Parameter p = {.spec = spec, .n = spec.rows * (spec.cols ? spec.cols : 1)};
+    p.weight = op_inout(spec.dtype, "weight", dims_of(&spec), 0.02);
+    p.w = p.weight.v;
+    if (spec.rule == RULE_DIRECTION) // momentum_update writes it
+        p.grad = op_inout(spec.grad, "grad", dims_of(&spec), 0.5);
+    else
+        p.grad = op_input(spec.grad, "grad", dims_of(&spec), 0.5);
+    if (spec.keep == WEIGHT_AND_MASTER) {
+        p.master = op_inout(DTYPE_FP32, "master", dims_of(&spec), 0.02);
+        p.w = p.master.v;
+    }
+    if (spec.keep == WEIGHT_AND_LOST) make_lost(&p);
+    if (rule_has_m(spec.rule)) make_moment(&p, true);
+    if (spec_has_v(&spec)) make_moment(&p, false);
+    if (spec.rule == RULE_ADAFACTOR) p.rms = op_output(DTYPE_FP32, "rms", DIMS(1));
+    if (spec.rule == RULE_ADAFACTOR && spec.cols) {
+        p.row = op_inout(DTYPE_FP32, "row", DIMS(spec.rows), 0.3),
+        p.col = op_inout(DTYPE_FP32, "col", DIMS(spec.cols), 0.3);
+        for (int64_t i = 0; i < spec.rows; i++) p.row.v[i] *= p.row.v[i];
+        for (int64_t i = 0; i < spec.cols; i++) p.col.v[i] *= p.col.v[i];
+        op_upload(&p.row), op_upload(&p.col);
+    }
+    p.update = (UpdateTensor){.weight = p.weight.t,
+                              .master = tensor_or_none(p.master),
+                              .lost = tensor_or_none(p.lost),
+                              .grad = p.grad.t,
+                              .m = tensor_or_none(p.m),
+                              .v = tensor_or_none(p.v),
+                              .m_scale = tensor_or_none(p.m_scale),
+                              .v_scale = tensor_or_none(p.v_scale),
+                              .row = tensor_or_none(p.row),
+                              .col = tensor_or_none(p.col),
+                              .rms = tensor_or_none(p.rms),
+                              .rule = spec.rule,
+                              .weight_decay = spec.weight_decay,
+                              .rate = spec.rate,
+                              .stream = spec.stream};
+    return p;
+}
+
+// Elements [begin, begin + count) of a tensor, seen as a vector.
+static inline Tensor elements_of(Tensor whole, int64_t begin, int64_t count) {
+    if (!whole.data) return whole;
+    char *data = (char *)whole.data + (size_t)begin * dtype_size(whole.dtype);
+    return tensor_make(data, whole.dtype, whole.name, count, 0, 0, 0);
+}
+
+// A slice of a parameter. Adafactor's row, col and rms stay whole.
+static inline UpdateTensor update_slice(UpdateTensor t, int64_t begin, int64_t count) {
+    Tensor *same[] = {&t.weight, &t.master, &t.lost, &t.grad, &t.m, &t.v};
+    for (int i = 0; i < 6; i++) *same[i] = elements_of(*same[i], begin, count);
+    t.m_scale = elements_of(t.m_scale, begin / STATE_BLOCK, ceil_div(count, STATE_BLOCK));
+    t.v_scale = elements_of(t.v_scale, begin / STATE_BLOCK, ceil_div(count, STATE_BLOCK));
+    t.offset = begin;
+    return t;
+}
+
+static inline uint64_t parameter_digest(const Parameter *p, uint64_t digest) {
+    const OpTensor all[] = {p->weight,  p->master,  p->lost, p->grad, p->m,  p->v,
+                            p->m_scale, p->v_scale, p->row,  p->col,  p->rms};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].t.data) digest = op_digest(digest, all[i]);
+    return digest;
+}
+
+// ------------------------------------------------------------------------------------------------------------ checking
+
+// Elements of `size` were added and multiplied in fp32: three roundings of at most 2^-24 each, and one to spare.
+static inline double slack_of(double size) { return 0x1p-22 * size; }
+
+// What stands there is a neighbour of the exact value, on this side or that.
+static inline void expect_neighbours(OpTensor x, const double *exact, const double *size) {
+    double *got = op_values(x.t);
+    for (int64_t i = 0; i < tensor_numel(x.t); i++)
+        if (!(fabs(got[i] - exact[i]) <= ulp_of(exact[i], x.t.dtype) + slack_of(size[i])))
+            op_fail("%s[%lld] is %.9g, no neighbour of %.9g", x.t.name, (long long)i, got[i], exact[i]);
+    free(got);
+}
+
+static inline void expect_nearest8(OpTensor codes, OpTensor scales, const double *exact, const double *size,
+                                   bool is_signed) {
+    const int64_t n = tensor_numel(codes.t);
+    double *got = malloc((size_t)n * sizeof *got), *scale = op_values(scales.t);
+    download8(got, codes, scales, is_signed);
+    for (int64_t begin = 0; begin < n; begin += STATE_BLOCK) {
+        const int64_t end = n - begin < STATE_BLOCK ? n : begin + STATE_BLOCK;
+        double largest = 0.0, largest_size = 0.0;
+        for (int64_t i = begin; i < end; i++)
+            largest = fmax(largest, fabs(exact[i])), largest_size = fmax(largest_size, size[i]);
+        // The scale is off by the rounding of one value, and so is every number of the block.
+        const double slack = slack_of(largest_size), got_scale = scale[begin / STATE_BLOCK];
+        if (!(fabs(got_scale - largest) <= slack))
+            op_fail("%s: scale %.9g, not %.9g", codes.t.name, got_scale, largest);
+        for (int64_t i = begin; i < end && largest > 0.0; i++)
+            if (!(fabs(got[i] - exact[i]) <= distance8(exact[i] / largest, is_signed) * largest + 3.0 * slack))
+                op_fail("%s[%lld] is %.9g, the nearest to %.9g is %.3g away", codes.t.name, (long long)i, got[i],
+                        exact[i], distance8(exact[i] / largest, is_signed) * largest);
+    }
+    free(got), free(scale);
+}
+
+static inline void expect_moment(OpTensor x, OpTensor scales, const double *exact, const double *size, bool is_signed) {
+    if (x.t.dtype == DTYPE_U8)
+        expect_nearest8(x, scales, exact, size, is_signed);
+    else if (x.t.dtype == DTYPE_BF16)
+        expect_neighbours(x, exact, size);
+    else
+        op_check((OpTensor){.t = x.t, .v = (double *)(uintptr_t)exact}, DTYPE_FP32);
+}
+
+// weight + lost against w, and the weight is w rounded to nearest.
+static inline void expect_lost(const Parameter *p, double factor) {
+    const DType dtype = p->spec.dtype;
+    double *weight = op_values(p->weight.t), *lost = op_values(p->lost.t);
+    for (int64_t i = 0; i < p->n; i++) {
+        // lost itself is rounded by half of one of its own ulps at most.
+        const double w = weight[i] + lost[i] * (1.0 - 0x1p-7);
+        if (dtype != DTYPE_FP32 && ref_round(w, dtype) != weight[i])
+            op_fail("%g + %g is not the weight %g", weight[i], lost[i], weight[i]);
+        weight[i] += lost[i];
+    }
+    // lost is half an ulp of the weight at most, and so off by 2^-p of 2^-p of it: 2^-16 / 2 in bf16, 0.4 of it rms.
+    op_expect("weight + lost", op_relative_error(weight, p->w, p->n), factor * op_limit(DTYPE_FP32, p->n));
+    free(weight), free(lost);
+}
+
+// before: the norm of the weights before the update. What is smaller after it was left by a difference, which is as
+// exact as the numbers it was taken of.
+static inline void expect_weight(const Parameter *p, double before) {
+    const double factor = fmax(1.0, before / op_norm(p->w, p->n));
+    const DType dtype = p->spec.dtype;
+    if (p->spec.keep == WEIGHT_AND_LOST) {
+        expect_lost(p, factor);
+    } else if (p->spec.keep == WEIGHT_AND_MASTER) {
+        op_check_scaled(p->master, DTYPE_FP32, factor);
+        double *master = op_values(p->master.t), *weight = op_values(p->weight.t);
+        for (int64_t i = 0; i < p->n; i++)
+            if (weight[i] != ref_round(master[i], dtype)) op_fail("%g is not %g rounded", weight[i], master[i]);
+        free(master), free(weight);
+    } else {
+        // Stochastic rounding is off by up to an ulp instead of half of one, sqrt(2) times the error of nearest.
+        op_check_scaled(p->weight, dtype, factor * (dtype == DTYPE_FP32 ? 1.0 : 1.5));
+    }
+}
+
+static inline void take_over(double *values, Tensor t) {
+    double *now = op_values(t);
+    memcpy(values, now, (size_t)tensor_numel(t) * sizeof *now);
+    free(now);
+}
+
+// The values in fp64 become what stands on the device.
+static inline void parameter_read(Parameter *p) {
+    const OpTensor plain[] = {p->grad, p->row, p->col, p->rms};
+    for (int i = 0; i < 4; i++)
+        if (plain[i].t.data) take_over(plain[i].v, plain[i].t);
+    take_over(p->w, p->spec.keep == WEIGHT_AND_MASTER ? p->master.t : p->weight.t);
+    if (p->lost.t.data) {
+        take_over(p->lost.v, p->lost.t);
+        for (int64_t i = 0; i < p->n; i++) p->w[i] += p->lost.v[i];
+    }
+    if (p->m.t.data && p->m.t.dtype == DTYPE_U8)
+        download8(p->m_values, p->m, p->m_scale, true);
+    else if (p->m.t.data)
+        take_over(p->m_values, p->m.t);
+    if (p->v.t.data && p->v.t.dtype == DTYPE_U8)
+        download8(p->v_values, p->v, p->v_scale, false);
+    else if (p->v.t.data)
+        take_over(p->v_values, p->v.t);
+}
+
+static inline RefUpdate parameter_reference(const Parameter *p) {
+    return (RefUpdate){.rule = p->spec.rule,
+                       .weight_decay = (double)p->spec.weight_decay,
+                       .rate = (double)p->spec.rate,
+                       .n = p->n,
+                       .cols = p->spec.cols,
+                       .w = p->w,
+                       .grad = p->grad.v,
+                       .m = p->m_values,
+                       .v = p->v_values,
+                       .row = p->row.v,
+                       .col = p->col.v,
+                       .rms = p->rms.v};
+}
+
+typedef void (*Specification)(const RefUpdate *t, UpdateParams params, double grad_factor);
+
+// The specification from the values before, and its moments against what stands on the device.
+static inline void expect_moments(Parameter *p, Specification specification, UpdateParams params, float grad_factor) {
+    double *m_size = calloc((size_t)p->n, sizeof *m_size), *v_size = calloc((size_t)p->n, sizeof *v_size);
+    for (int64_t i = 0; i < p->n; i++) {
+        const double g = fabs(p->grad.v[i] * (double)grad_factor);
+        if (p->m_values) m_size[i] = fabs(p->m_values[i]) + g;
+        if (p->v_values) v_size[i] = fabs(p->v_values[i]) + g * g;
+    }
+    const RefUpdate reference = parameter_reference(p);
+    specification(&reference, params, (double)grad_factor);
+    if (p->m.t.data) expect_moment(p->m, p->m_scale, p->m_values, m_size, true);
+    if (p->v.t.data) expect_moment(p->v, p->v_scale, p->v_values, v_size, false);
+    free(m_size), free(v_size);
+}
+
+// After optimizer_update.
+static inline void parameter_expect_update(Parameter *p, UpdateParams params, float grad_factor) {
+    const double before = op_norm(p->w, p->n);
+    expect_moments(p, ref_optimizer_update, params, grad_factor);
+    expect_weight(p, before);
+    parameter_read(p);
+}

@@ -1,0 +1,419 @@
+// fp8: quantisation bit by bit, products, scales from step to step, against the specification (test/reference/fp8.h).
+// The numbers themselves are tested in test/unit/test_fp8.c, the model that is made of these ops in test_fp8_model.c.
+#include "dev/sim/sim_control.h"
+#include "llmc/base/rng.h"
+#include "test/ops/op_test.h"
+#include "test/reference/fp8.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Multiples of 16, mostly none of 64; more than one block in each direction.
+static const struct Size { int64_t N, K; } sizes[] = {{16, 16}, {48, 80}, {176, 336}, {64, 128}, {272, 208}};
+enum { NUM_SIZES = sizeof sizes / sizeof *sizes };
+static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
+
+static DType fp8_dtype(void **state) {
+    const DType dtype = op_dtype(state);
+    if (!device_facts()->supports[DTYPE_E4M3]) {
+        print_message("the device has no fp8\n");
+        skip();
+    }
+    return dtype;
+}
+
+static void begin(int64_t N, int64_t K, DType dtype, const char *what, DType format) {
+    const OpsShape shape = {.B = 1, .T = N, .C = K, .NH = 1, .Vp = 128, .num_tensors = 1, .fp8 = true, .dtype = dtype};
+    op_begin(shape, "%s %s N=%d K=%d", what, dtype_name(format), (int)N, (int)K);
+}
+
+// ----------------------------------------------------------------------------------------------------- codes and slots
+
+// What codes the specification expects of a tensor, and, of an operand, what was written: where other tensors have
+// their values.
+static uint8_t *codes(OpTensor x) { return (uint8_t *)x.v; }
+static OpTensor codes_output(DType format, const char *name, int64_t rows, int64_t cols) {
+    return op_output(format, name, DIMS(rows, cols));
+}
+
+static void check_codes(OpTensor x) {
+    const int64_t n = tensor_numel(x.t);
+    uint8_t *got = malloc((size_t)n);
+    op_read(got, x.t);
+    int64_t i = 0;
+    while (i < n && got[i] == codes(x)[i]) i++;
+    const int code = i < n ? got[i] : 0;
+    free(got);
+    if (i < n) op_fail("%s: element %d is 0x%02X, expected 0x%02X", x.t.name, (int)i, code, codes(x)[i]);
+}
+
+static OpTensor slot_tensor(const char *name, const Fp8Slot *init, int n) {
+    OpTensor x = op_output(DTYPE_U8, name, DIMS(n * (int64_t)sizeof *init));
+    op_write(x.t, init);
+    return x;
+}
+
+static bool same_float(float a, float b) { return a == b || (isnan(a) && isnan(b)); }
+
+static void check_slots(OpTensor x, const Fp8Slot *want, int n) {
+    Fp8Slot got[8];
+    op_read(got, x.t);
+    for (int i = 0; i < n; i++) {
+        bool same = same_float(got[i].scale, want[i].scale) && same_float(got[i].inverse, want[i].inverse) &&
+                    same_float(got[i].amax, want[i].amax) && got[i].next == want[i].next &&
+                    got[i].format == want[i].format;
+        for (int j = 0; j < FP8_HISTORY; j++) same = same && same_float(got[i].history[j], want[i].history[j]);
+        if (!same)
+            op_fail("%s %d: scale %g amax %g next %d, expected scale %g amax %g next %d", x.t.name, i,
+                    (double)got[i].scale, (double)got[i].amax, got[i].next, (double)want[i].scale, (double)want[i].amax,
+                    want[i].next);
+    }
+}
+
+// Values of every size: N(0,1) times 2^-24 .. 1, so that many become subnormal numbers of the format and some zeros.
+static OpTensor spread_input(DType dtype, int64_t N, int64_t K, double size) {
+    OpTensor x = op_input(dtype, "in", DIMS(N, K), 1.0);
+    for (int64_t i = 0; i < N * K; i++) {
+        const int shift = (int)(philox(op_seed(), 77, (uint64_t)i).v[0] % 25);
+        x.v[i] *= size * ldexp(1.0, i % 3 ? 0 : -shift);
+    }
+    op_upload(&x);
+    return x;
+}
+
+static Fp8Slot slot_of_history(double amax, DType format) {
+    Fp8Slot s = {.amax = (float)amax, .format = (int32_t)format};
+    ref_fp8_slots_advance(&s, 1);
+    return s;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// quantisation
+
+// outputs: 1 q, 2 transposed, 3 both.
+static void quantize_case(DType dtype, DType format, struct Size s, double size, Fp8Slot slot, Fp8Scaling scaling,
+                          int outputs) {
+    static const char *const names[] = {"current scaling", "delayed scaling", "the scale that is there"};
+    begin(s.N, s.K, dtype, names[scaling], format);
+    OpTensor in = spread_input(dtype, s.N, s.K, size), slots = slot_tensor("slot", &slot, 1);
+    OpTensor q = codes_output(format, "q", s.N, s.K), transposed = codes_output(format, "transposed", s.K, s.N);
+    fp8_quantize(outputs & 1 ? q.t : tensor_none(), outputs & 2 ? transposed.t : tensor_none(), in.t, slots.t, scaling);
+    ref_fp8_quantize(codes(q), codes(transposed), in.v, &slot, s.N, s.K, format, scaling);
+    if (outputs & 1) check_codes(q);
+    if (outputs & 2) check_codes(transposed);
+    check_slots(slots, &slot, 1);
+    op_end();
+}
+
+static void a_tensor_is_quantised_by_its_own_amax_bit_for_bit(void **state) {
+    const DType dtype = fp8_dtype(state);
+    const Fp8Slot none = {0};
+    for (int f = 0; f < 2; f++)
+        for (int i = 0; i < NUM_SIZES; i++)
+            for (int outputs = 1; outputs <= 3; outputs++)
+                quantize_case(dtype, formats[f], sizes[i], i == 1 ? 3e-4 : 1.0, none, FP8_CURRENT, outputs);
+}
+
+// All numbers of 16 bits; of fp32, where rounding turns: the middle between two neighbours of the format and the
+// numbers beside it, then bits of every kind.
+static void hard_bits(void *bits, int64_t n, DType dtype, DType format) {
+    for (int64_t i = 0; i < n; i++) {
+        if (dtype != DTYPE_FP32) {
+            ((uint16_t *)bits)[i] = (uint16_t)i;
+            continue;
+        }
+        const uint8_t code = (uint8_t)(i / 3 % 0x7A + (i / 3 / 0x7A % 2) * 0x80);
+        const float here = (float)ref_fp8_value(code, format), next = (float)ref_fp8_value(code + 1, format);
+        const float middle = 0.5f * (here + next), beside = nextafterf(middle, i % 3 == 0 ? here : next);
+        const uint32_t any = (uint32_t)i * 2654435761u;
+        float x = i % 3 == 1 ? middle : beside;
+        if (i >= n / 2) memcpy(&x, &any, sizeof x);
+        ((float *)bits)[i] = x;
+    }
+}
+
+static void every_number_is_rounded_to_the_nearest_even_and_saturates(void **state) {
+    const DType dtype = fp8_dtype(state);
+    enum { N = 256 };
+    Fp8Slot one = {.scale = 1.0f, .inverse = 1.0f, .history = {1.0f}};
+    for (int f = 0; f < 2; f++) {
+        begin(N, N, dtype, "hard numbers", formats[f]);
+        OpTensor in = op_output(dtype, "in", DIMS(N, N)), slots = slot_tensor("slot", &one, 1);
+        OpTensor q = codes_output(formats[f], "q", N, N), transposed = codes_output(formats[f], "transposed", N, N);
+        hard_bits(in.v, N * N, dtype, formats[f]);
+        op_write(in.t, in.v);
+        fp8_quantize(q.t, transposed.t, in.t, slots.t, FP8_KEEP);
+        ref_fp8_quantize(codes(q), codes(transposed), op_download(in), &one, N, N, formats[f], FP8_KEEP);
+        check_codes(q);
+        check_codes(transposed);
+        op_end();
+    }
+}
+
+// The history says 1, or 0.01, when values reach 4: the scale fits with its factor of 2 to spare, saturates, or wastes
+// range. Then an amax of an earlier micro-step, smaller or larger than this one's.
+static void delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax(void **state) {
+    const DType dtype = fp8_dtype(state);
+    const double before[] = {1.0, 0.01, 100.0};
+    for (int f = 0; f < 2; f++) {
+        for (int i = 0; i < 3; i++) {
+            Fp8Slot slot = slot_of_history(before[i], formats[f]);
+            slot.amax = i == 0 ? 0.5f : i == 1 ? 1000.0f : 0.0f;
+            quantize_case(dtype, formats[f], sizes[i + 1], 1.0, slot, FP8_DELAYED, 3);
+        }
+    }
+}
+
+// A slot without history has the scale of each tensor that comes, in every micro-step of the first step.
+static void delayed_scaling_begins_with_current_scaling(void **state) {
+    const DType dtype = fp8_dtype(state);
+    Fp8Slot slot = {0};
+    quantize_case(dtype, DTYPE_E5M2, sizes[1], 1.0, slot, FP8_DELAYED, 3);
+    fp8_slot_record(&slot, 1000.0f, DTYPE_E5M2, true);
+    quantize_case(dtype, DTYPE_E5M2, sizes[1], 1.0, slot, FP8_DELAYED, 3);
+}
+
+static void kept_scales_give_the_same_values_once_more(void **state) {
+    const DType dtype = fp8_dtype(state);
+    for (int f = 0; f < 2; f++) {
+        Fp8Slot slot = slot_of_history(1.5, formats[f]);
+        slot.amax = 0.25f;
+        quantize_case(dtype, formats[f], sizes[2], 1.0, slot, FP8_KEEP, 2);
+    }
+}
+
+static void zeros_are_quantised_with_scale_1(void **state) {
+    const DType dtype = fp8_dtype(state);
+    const Fp8Slot none = {0};
+    for (int f = 0; f < 2; f++) {
+        quantize_case(dtype, formats[f], sizes[1], 0.0, none, FP8_CURRENT, 3);
+        quantize_case(dtype, formats[f], sizes[1], 0.0, slot_of_history(3.0, formats[f]), FP8_DELAYED, 3);
+    }
+}
+
+// Magnitudes at the ends of what the scale can do: 2^-100 is beyond it, and so is 2^100. (fp16 has neither.)
+static void very_small_and_very_large_tensors_keep_a_finite_scale(void **state) {
+    const DType dtype = fp8_dtype(state);
+    const Fp8Slot none = {0};
+    if (dtype == DTYPE_FP16) skip();
+    for (int f = 0; f < 2; f++) {
+        quantize_case(dtype, formats[f], sizes[1], 0x1p-100, none, FP8_CURRENT, 3);
+        quantize_case(dtype, formats[f], sizes[1], 0x1p100, none, FP8_CURRENT, 3);
+    }
+}
+
+// The finite check of the step must find them: they come out of the product as NaN, in the row that has them.
+static void inf_and_nan_come_out_of_a_product_as_nan(void **state) {
+    const DType dtype = fp8_dtype(state);
+    enum { N = 48, K = 80, OC = 32 };
+    const double bad[] = {INFINITY, -INFINITY, NAN};
+    for (int i = 0; i < 12; i++) {
+        const DType format = formats[i % 2];
+        const Fp8Scaling scaling = i / 6 ? FP8_DELAYED : FP8_CURRENT;
+        Fp8Slot slot = scaling == FP8_DELAYED ? slot_of_history(3.0, format) : (Fp8Slot){0};
+        begin(N, K, dtype, "inf or nan", format);
+        OpTensor in = op_input(dtype, "in", DIMS(N, K), 1.0), slots = slot_tensor("slot", &slot, 1);
+        OpTensor q = codes_output(format, "q", N, K), out = op_output(DTYPE_FP32, "out", DIMS(N, OC));
+        OpTensor b = codes_output(DTYPE_E4M3, "b", OC, K);
+        in.v[17 * K + 5] = bad[i / 2 % 3];
+        op_upload(&in);
+        fp8_quantize(q.t, tensor_none(), in.t, slots.t, scaling);
+        ref_fp8_quantize(codes(q), NULL, in.v, &slot, N, K, format, scaling);
+        check_codes(q);
+        check_slots(slots, &slot, 1);
+        memset(codes(b), 0x38, OC * K); // 1.0
+        op_write(b.t, b.v);
+        fp8_matmul(out.t, q.t, slots.t, b.t, slots.t, tensor_none(), false);
+        const double *got = op_download(out);
+        for (int64_t j = 0; j < N * OC; j++)
+            if (isnan(got[j]) != (j / OC == 17)) op_fail("element %d of the product is %g", (int)j, got[j]);
+        op_end();
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------------
+// products
+
+// Codes of random values, and the slot that belongs to them.
+static OpTensor operand(DType format, const char *name, int64_t rows, int64_t cols, double size, Fp8Slot *slot) {
+    OpTensor values = op_input(DTYPE_FP32, name, DIMS(rows, cols), size), x = codes_output(format, name, rows, cols);
+    *slot = (Fp8Slot){0};
+    ref_fp8_quantize(codes(x), NULL, values.v, slot, rows, cols, format, FP8_CURRENT);
+    op_write(x.t, x.v);
+    return x;
+}
+
+// Products of two fp8 numbers are exact in fp32, and so is the power of two by which the sum is scaled: what is wrong
+// is the summation in fp32 and the rounding of the result, as in every other matmul, so the tolerance is that of its
+// output. Tensor cores cut fp8 products to about 14 bits below the largest of a sum (DeepSeek-AI, "DeepSeek-V3
+// Technical Report", 2024, section 3.3.2): on a GPU it is never under that of fp16, which has 11.
+static DType precision_of(DType out) {
+    const bool gpu = strcmp(device_facts()->backend, "cpu") != 0 && sim_set_schedule == NULL;
+    return gpu && out == DTYPE_FP32 ? DTYPE_FP16 : out;
+}
+
+struct Product {
+    DType a, b, out;
+    bool with_bias, accumulate;
+};
+
+static void matmul_case(DType dtype, struct Product p, int64_t M, int64_t N, int64_t K) {
+    const int64_t widest = N > K ? N : K;
+    begin(M > widest ? M : widest, widest, dtype, p.accumulate ? "accumulating product" : "product", p.a);
+    Fp8Slot a_slot, b_slot;
+    OpTensor a = operand(p.a, "a", M, K, 3e-3, &a_slot), b = operand(p.b, "b", N, K, 40.0 / sqrt((double)K), &b_slot);
+    OpTensor a_slots = slot_tensor("a_slot", &a_slot, 1), b_slots = slot_tensor("b_slot", &b_slot, 1);
+    OpTensor bias = op_input(dtype, "bias", DIMS(N), 0.1), out = op_inout(p.out, "out", DIMS(M, N), 0.1);
+    if (!p.accumulate) op_poison(out);
+    fp8_matmul(out.t, a.t, a_slots.t, b.t, b_slots.t, p.with_bias ? bias.t : tensor_none(), p.accumulate);
+    const RefFp8 left = {codes(a), p.a, &a_slot}, right = {codes(b), p.b, &b_slot};
+    ref_fp8_matmul(out.v, left, right, p.with_bias ? bias.v : NULL, M, N, K, p.accumulate);
+    op_check(out, precision_of(p.out));
+    check_codes(a), check_codes(b);
+    check_slots(a_slots, &a_slot, 1), check_slots(b_slots, &b_slot, 1);
+    op_end();
+}
+
+static void products_of_fp8_tensors_match(void **state) {
+    const DType dtype = fp8_dtype(state);
+    static const int64_t shapes[][3] = {{16, 16, 16}, {48, 80, 112}, {176, 48, 208}, {272, 144, 96}, {64, 192, 64}};
+    const struct Product products[] = {
+        {DTYPE_E4M3, DTYPE_E4M3, dtype, true, false},      {DTYPE_E4M3, DTYPE_E4M3, dtype, false, false},
+        {DTYPE_E5M2, DTYPE_E4M3, dtype, false, false},     {DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32, false, false},
+        {DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32, false, true}, {DTYPE_E5M2, DTYPE_E4M3, dtype, false, true},
+        {DTYPE_E4M3, DTYPE_E5M2, dtype, false, false}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (size_t p = 0; p < sizeof products / sizeof *products; p++)
+            matmul_case(dtype, products[p], shapes[s][0], shapes[s][1], shapes[s][2]);
+}
+
+// 256 codes as a (16,16), times a matrix of ones on the diagonal: the values themselves, without any error.
+static void every_code_means_its_number(void **state) {
+    (void)fp8_dtype(state);
+    enum { N = 16 };
+    const Fp8Slot half = {.scale = 0.5f, .inverse = 2.0f}, eight = {.scale = 8.0f, .inverse = 0.125f};
+    for (int f = 0; f < 2; f++) {
+        begin(N, N, DTYPE_FP32, "all codes", formats[f]);
+        OpTensor a = codes_output(formats[f], "a", N, N), identity = codes_output(DTYPE_E4M3, "identity", N, N);
+        OpTensor a_slot = slot_tensor("a_slot", &half, 1), b_slot = slot_tensor("b_slot", &eight, 1);
+        OpTensor out = op_output(DTYPE_FP32, "out", DIMS(N, N));
+        for (int i = 0; i < N * N; i++) {
+            const bool finite = isfinite(ref_fp8_value((uint8_t)i, formats[f]));
+            codes(a)[i] = finite ? (uint8_t)i : 0; // 0 * NaN would be seen in the whole row
+            codes(identity)[i] = i / N == i % N ? 0x38 : 0;
+        }
+        op_write(a.t, a.v), op_write(identity.t, identity.v);
+        fp8_matmul(out.t, a.t, a_slot.t, identity.t, b_slot.t, tensor_none(), false);
+        const double *got = op_download(out);
+        for (int i = 0; i < N * N; i++) {
+            const double want = ref_fp8_value(codes(a)[i], formats[f]) / 4.0;
+            if (got[i] != want) op_fail("code 0x%02X gives %g, expected %g", i, got[i], want);
+        }
+        op_end();
+    }
+}
+
+// More than a block of rows, of columns and of depth of any backend.
+static void a_large_product_matches_and_has_the_same_bits_twice(void **state) {
+    const DType dtype = fp8_dtype(state);
+    enum { M = 1104, N = 1616, K = 16 };
+    Fp8Slot a_slot, b_slot;
+    begin(N, N, dtype, "a large product", DTYPE_E4M3);
+    OpTensor a = operand(DTYPE_E4M3, "a", M, K, 1.0, &a_slot), b = operand(DTYPE_E4M3, "b", N, K, 1.0, &b_slot);
+    OpTensor a_slots = slot_tensor("a_slot", &a_slot, 1), b_slots = slot_tensor("b_slot", &b_slot, 1);
+    OpTensor bias = op_input(dtype, "bias", DIMS(N), 1.0), out = op_output(dtype, "out", DIMS(M, N));
+    OpTensor again = op_output(dtype, "again", DIMS(M, N));
+    fp8_matmul(out.t, a.t, a_slots.t, b.t, b_slots.t, bias.t, false);
+    fp8_matmul(again.t, a.t, a_slots.t, b.t, b_slots.t, bias.t, false);
+    ref_fp8_matmul(out.v, (RefFp8){codes(a), DTYPE_E4M3, &a_slot}, (RefFp8){codes(b), DTYPE_E4M3, &b_slot}, bias.v, M,
+                   N, K, false);
+    op_check(out, precision_of(dtype));
+    op_check_same_bits(out, again);
+    op_end();
+}
+
+// -------------------------------------------------------------------------------------------- scales from step to step
+
+// 40 steps: the ring goes round twice, with amax that rises, falls, is zero, inf and nan.
+static void the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen(void **state) {
+    (void)fp8_dtype(state);
+    enum { SLOTS = 5, STEPS = 40 };
+    begin(16, 16, DTYPE_FP32, "forty steps", DTYPE_E4M3);
+    Fp8Slot want[SLOTS] = {{0}};
+    for (int i = 0; i < SLOTS; i++) want[i].format = (int32_t)formats[i % 2];
+    OpTensor slots = slot_tensor("slots", want, SLOTS);
+    for (int step = 0; step < STEPS; step++) {
+        for (int i = 0; i < SLOTS; i++) {
+            const uint32_t draw = philox(op_seed(), 78, (uint64_t)(step * SLOTS + i)).v[0];
+            const float special[] = {0.0f, INFINITY, NAN};
+            want[i].amax =
+                draw % 10 < 3 ? special[draw % 10] : ldexpf(1.0f + (float)(draw % 977) / 977.0f, i * 20 - 40);
+        }
+        op_write(slots.t, want);
+        fp8_slots_advance(slots.t);
+        ref_fp8_slots_advance(want, SLOTS);
+        check_slots(slots, want, SLOTS);
+    }
+    op_end();
+}
+
+// ------------------------------------------------------------------------------------------ what a product does not do
+
+static void gelu_backward_matches_also_in_place(void **state) {
+    const DType dtype = op_dtype(state);
+    const int64_t counts[] = {16, 70000};
+    for (int i = 0; i < 2; i++) {
+        begin(counts[i], 16, dtype, "gelu_backward", DTYPE_E5M2);
+        OpTensor dout = op_inout(dtype, "dout", DIMS(counts[i]), 1.0),
+                 pre = op_input(dtype, "pre", DIMS(counts[i]), 2.0);
+        OpTensor dpre = op_output(dtype, "dpre", DIMS(counts[i]));
+        gelu_backward(dpre.t, dout.t, pre.t);
+        gelu_backward(dout.t, dout.t, pre.t);
+        ref_gelu_backward(dpre.v, dout.v, pre.v, counts[i]);
+        op_check(dpre, dtype);
+        op_check_same_bits(dpre, dout);
+        op_end();
+    }
+}
+
+static void bias_case(DType dtype, DType grad, struct Size s, bool accumulate) {
+    begin(s.N, s.K, dtype, "bias_backward", DTYPE_E5M2);
+    OpTensor dout = op_input(dtype, "dout", DIMS(s.N, s.K), 1.0), dbias = op_inout(grad, "dbias", DIMS(s.K), 3.0);
+    if (!accumulate) op_poison(dbias);
+    bias_backward(dbias.t, dout.t, accumulate);
+    ref_bias_backward(dbias.v, dout.v, s.N, s.K, accumulate);
+    op_check(dbias, grad);
+    op_end();
+}
+
+static void bias_backward_matches(void **state) {
+    const DType dtype = op_dtype(state);
+    const struct Size odd[] = {{1, 7}, {33, 100}, {300, 272}};
+    for (int i = 0; i < 3; i++) {
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            bias_case(dtype, DTYPE_FP32, odd[i], accumulate);
+            bias_case(dtype, dtype, odd[i], accumulate);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        OP_TEST(a_tensor_is_quantised_by_its_own_amax_bit_for_bit),
+        OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates),
+        OP_TEST(delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax),
+        OP_TEST(delayed_scaling_begins_with_current_scaling),
+        OP_TEST(kept_scales_give_the_same_values_once_more),
+        OP_TEST(zeros_are_quantised_with_scale_1),
+        OP_TEST(very_small_and_very_large_tensors_keep_a_finite_scale),
+        OP_TEST(inf_and_nan_come_out_of_a_product_as_nan),
+        OP_TEST(products_of_fp8_tensors_match),
+        {"every_code_means_its_number_bf16", every_code_means_its_number, NULL, op_teardown, (void *)&op_dtypes[2]},
+        OP_TEST(a_large_product_matches_and_has_the_same_bits_twice),
+        {"the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen_bf16",
+         the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen, NULL, op_teardown, (void *)&op_dtypes[2]},
+        OP_TEST(gelu_backward_matches_also_in_place),
+        OP_TEST(bias_backward_matches),
+    };
+    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
+}

@@ -1,0 +1,166 @@
+// Optimizer state in host memory against the same state on the device: the same bits, step after step, whatever the
+// optimizer, also where a step is skipped, or watched; and what is cut is the whole of it, once.
+#include "llmc/train/offload.h"
+#include "llmc/train/optimizer.h"
+#include "test/ops/random_model.h"
+#include <math.h>
+#include <string.h>
+
+enum { STEPS = 4, SPAN = 8 };
+
+static const OptimizerOptions options = {
+    .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .momentum = 0.95f, .weight_decay = 0.1f, .seed = 7};
+
+// C = 40: no tensor but the embeddings is a whole number of blocks of 8-bit states, and the state of most is no whole
+// number of cache lines.
+static Gpt2 *make(OptimizerKind optimizer, DType dtype, bool offload) {
+    Error err;
+    Gpt2Options o = {.config = {.max_T = MAX_T, .L = L, .NH = NH, .C = C},
+                     .dtype = dtype,
+                     .master = true,
+                     .train = true,
+                     .B = 1,
+                     .T = SPAN,
+                     .optimizer = optimizer,
+                     .offload = offload,
+                     .numerics = offload};
+    model_config_set_vocab(&o.config, V);
+    Gpt2 *model = gpt2_create(&o, &err);
+    if (!model) op_fail("%s", err.text);
+    set_random_weights(model);
+    return model;
+}
+
+static uint16_t *windows; // (STEPS, 1, T + 1), memory the device can copy from
+
+static int setup(void **state) {
+    Error err;
+    if (op_group_setup(state) != 0) return -1;
+    windows = host_alloc(STEPS * (SPAN + 1) * sizeof *windows, &err);
+    if (!windows) return -1;
+    for (uint64_t i = 0; i < STEPS * (SPAN + 1); i++)
+        windows[i] = (uint16_t)(philox(op_seed(), STREAM_TOKENS, i).v[0] % V);
+    return 0;
+}
+
+static int teardown(void **state) {
+    host_free(windows);
+    return op_group_teardown(state);
+}
+
+// In the second step a gradient is not finite: it is skipped.
+static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
+    const float bad = NAN;
+    if (watched) gpt2_observe(model, true);
+    gpt2_load_batch(model, windows + (number - 1) * (SPAN + 1), 1, sizeof *windows);
+    gpt2_forward_backward(model, SPAN, true);
+    if (number == 2) gpt2_write_bytes(model, gpt2_gradients(model)[3], 4, 4, &bad);
+    optimizer_step(optimizer, number, 1e-3, SPAN, watched);
+    if (watched) gpt2_observe(model, false);
+}
+
+static void assert_same_bytes(Gpt2 *a, Tensor x, Gpt2 *b, Tensor y, const char *what) {
+    const size_t bytes = tensor_bytes(x);
+    char *left = malloc(bytes), *right = malloc(bytes);
+    gpt2_read_bytes(a, x, 0, (int64_t)bytes, left);
+    gpt2_read_bytes(b, y, 0, (int64_t)bytes, right);
+    if (memcmp(left, right, bytes) != 0)
+        op_fail("%s: %s of %s differs", optimizer_name(gpt2_options(a)->optimizer), what, x.name);
+    free(left);
+    free(right);
+}
+
+static void assert_same_model(Gpt2 *a, Gpt2 *b) {
+    for (int i = 0; i < gpt2_num_tensors(a); i++) {
+        UpdateTensor x = gpt2_tensors(a)[i], y = gpt2_tensors(b)[i];
+        assert_same_bytes(a, x.weight, b, y.weight, "the weight");
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+            const Tensor s = *state_slot_tensor(&x, (StateSlot)slot);
+            if (s.data)
+                assert_same_bytes(a, s, b, *state_slot_tensor(&y, (StateSlot)slot), state_slot_name((StateSlot)slot));
+        }
+    }
+}
+
+static void state_in_host_memory_has_the_bits_of_state_on_the_device(void **state) {
+    const DType dtype = op_dtype(state);
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
+        Error err;
+        if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;
+        Gpt2 *models[2];
+        Optimizer *optimizers[2];
+        for (int offload = 0; offload < 2; offload++) {
+            models[offload] = make((OptimizerKind)kind, dtype, offload);
+            optimizers[offload] = optimizer_create(models[offload], &options, &err);
+            assert_non_null(optimizers[offload]);
+        }
+        for (int number = 1; number <= STEPS; number++) {
+            step(models[0], optimizers[0], number, false);
+            step(models[1], optimizers[1], number, number == 3);
+            assert_same_model(models[0], models[1]);
+            assert_int_equal(gpt2_get_control(models[1]).skip, number == 2 ? SKIP_NONFINITE : SKIP_NONE);
+        }
+        for (int offload = 0; offload < 2; offload++) {
+            optimizer_destroy(optimizers[offload]);
+            gpt2_destroy(models[offload]);
+        }
+    }
+}
+
+// Each element of each parameter in one slice, in order; slices of a chunk inside one part of the buffer, apart.
+static void slices_cover_every_parameter_once(void **state) {
+    const DType dtype = op_dtype(state);
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
+        Error err;
+        if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;
+        Gpt2 *model = make((OptimizerKind)kind, dtype, true);
+        Offload *offload = offload_create(model, gpt2_tensors(model), &err);
+        int64_t bytes, at = 0;
+        const char *buffer = gpt2_offload_buffer(model, &bytes);
+        int count, parameter = 0, cut = 0, slices = 0;
+        const UpdateTensor *slice = offload_slices(offload, &count);
+        assert_true(offload_chunks(offload) > OFFLOAD_PARTS); // every part is used again
+        for (int c = 0; c < offload_chunks(offload); c++) {
+            int first, n;
+            offload_take(offload, c, &first, &n);
+            assert_int_equal(first, slices);
+            const char *end = buffer + c % OFFLOAD_PARTS * (bytes / OFFLOAD_PARTS),
+                       *part_end = end + bytes / OFFLOAD_PARTS;
+            for (int i = first; i < first + n; i++) {
+                UpdateTensor t = slice[i];
+                assert_int_equal(t.stream, parameter);
+                assert_int_equal(t.offset, at);
+                assert_int_equal(t.offset % STATE_BLOCK, 0);
+                for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+                    const Tensor s = *state_slot_tensor(&t, (StateSlot)slot);
+                    if (!s.data) continue;
+                    assert_true((const char *)s.data >= end && (uintptr_t)s.data % 16 == 0);
+                    end = (const char *)s.data + tensor_bytes(s);
+                    assert_true(end <= part_end);
+                }
+                at += tensor_numel(t.weight);
+                if (at < parameter_numel(&gpt2_parameters(model)[parameter])) {
+                    cut++;
+                } else {
+                    assert_int_equal(at, parameter_numel(&gpt2_parameters(model)[parameter]));
+                    parameter++, at = 0;
+                }
+            }
+            slices += n;
+        }
+        assert_int_equal(slices, count);
+        assert_int_equal(parameter, gpt2_num_tensors(model));
+        assert_true(cut > 0);
+        device_sync();
+        offload_destroy(offload);
+        gpt2_destroy(model);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device),
+        OP_TEST(slices_cover_every_parameter_once),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

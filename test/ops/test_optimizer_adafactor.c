@@ -1,0 +1,199 @@
+// Adafactor (adafactor_statistics, then optimizer_update) and Muon's momentum (momentum_update) against the
+// specification, over matrices of odd shapes, vectors, and arrays in which other rules stand between.
+#include "test/ops/optimizer_case.h"
+
+enum { MAX_PARAMETERS = 7 };
+
+// A row, a column, fewer than a vector, beyond one part in both directions, GPT-2's 3C x C; then vectors.
+static const int64_t shapes[MAX_PARAMETERS][2] = {{1, 4099}, {4099, 1}, {5, 7}, {4099, 3}, {192, 64}, {257, 0}, {1, 0}};
+
+static void update_tensors(const Parameter *p, int n, UpdateTensor *tensors) {
+    for (int i = 0; i < n; i++) tensors[i] = p[i].update;
+}
+
+static int64_t factored_elements(const Parameter *p, int n) {
+    int64_t elements = 0;
+    for (int i = 0; i < n; i++) elements += p[i].spec.rule == RULE_ADAFACTOR ? p[i].n : 0;
+    return elements;
+}
+
+static void expect_statistics(Parameter *p, UpdateParams params, float grad_factor) {
+    const RefUpdate reference = parameter_reference(p);
+    ref_adafactor_statistics(&reference, params, (double)grad_factor);
+    if (p->row.t.data) op_check(p->row, DTYPE_FP32), op_check(p->col, DTYPE_FP32);
+    if (p->v.t.data) op_check(p->v, DTYPE_FP32);
+    op_check(p->rms, DTYPE_FP32);
+    parameter_read(p);
+}
+
+static void new_gradients(Parameter *p, int step) {
+    for (int64_t e = 0; e < p->n && step > 0; e++) p->grad.v[e] *= (e + step) % 3 == 0 ? -0.5 : 1.25;
+    op_upload(&p->grad);
+}
+
+// The first step (where the running means begin: b = 0) and the ones after it.
+static void adafactor_steps(Parameter *p, int n, float grad_factor, int steps) {
+    UpdateTensor tensors[MAX_PARAMETERS];
+    update_tensors(p, n, tensors);
+    Tensor control = control_with(grad_factor, SKIP_NONE);
+    UpdateParams params = update_params;
+    params.step = 1;
+    for (int step = 0; step < steps; step++, params.step++) {
+        for (int i = 0; i < n; i++) new_gradients(&p[i], step);
+        adafactor_statistics(tensors, n, params, control);
+        for (int i = 0; i < n; i++) expect_statistics(&p[i], params, grad_factor);
+        optimizer_update(tensors, n, 0, n, params, control);
+        for (int i = 0; i < n; i++) parameter_expect_update(&p[i], params, grad_factor);
+    }
+}
+
+static ParameterSpec adafactor_spec(DType dtype, DType grad, Keep keep, int64_t rows, int64_t cols) {
+    return (ParameterSpec){.rule = RULE_ADAFACTOR,
+                           .dtype = dtype,
+                           .grad = grad,
+                           .keep = keep,
+                           .rows = rows,
+                           .cols = cols,
+                           .weight_decay = 0.1f,
+                           .rate = 0.5f};
+}
+
+static void adafactor_matches_in_all_shapes(void **state) {
+    DType dtype = op_dtype(state);
+    for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++)
+        for (int same = 0; same < (dtype == DTYPE_FP32 ? 1 : 2); same++)
+            for (int half = 0; half < 2; half++) {
+                const int first = half ? 4 : 0, n = half ? MAX_PARAMETERS - 4 : 4;
+                int64_t factored = 0;
+                for (int i = 0; i < n; i++)
+                    factored += shapes[first + i][0] * (shapes[first + i][1] ? shapes[first + i][1] : 1);
+                op_begin(optimizer_shape(dtype, n, factored), "adafactor, %s, gradient %s", keep_name((Keep)keep),
+                         dtype_name(same ? dtype : DTYPE_FP32));
+                Parameter p[MAX_PARAMETERS];
+                for (int i = 0; i < n; i++) {
+                    p[i] = parameter_make(adafactor_spec(dtype, same ? dtype : DTYPE_FP32, (Keep)keep,
+                                                         shapes[first + i][0], shapes[first + i][1]));
+                    p[i].spec.stream = p[i].update.stream = i;
+                }
+                assert_int_equal(factored_elements(p, n), factored);
+                adafactor_steps(p, n, 0.25f, 3);
+                op_end();
+            }
+}
+
+static void adafactor_of_a_large_matrix_matches(void **state) {
+    DType dtype = op_dtype(state);
+    enum { ROWS = 1030, COLS = 97 };
+    op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %dx%d", ROWS, COLS);
+    Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
+    adafactor_steps(&p, 1, 1.0f, 2);
+    op_end();
+}
+
+// The update is u / rms where rms is above 1: as long as the statistics lag behind gradients that grew.
+static void an_update_beyond_one_is_scaled_back_to_it(void **state) {
+    DType dtype = op_dtype(state);
+    op_begin(optimizer_shape(dtype, 1, 64 * 64), "gradients that grow a hundredfold");
+    Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, 64, 64));
+    Tensor control = control_with(1.0f, SKIP_NONE);
+    UpdateParams params = update_params;
+    params.step = 1;
+    adafactor_statistics(&p.update, 1, params, control);
+    expect_statistics(&p, params, 1.0f);
+    for (int64_t i = 0; i < p.n; i++) p.grad.v[i] *= 100.0;
+    op_upload(&p.grad);
+    params.step = 100;
+    adafactor_statistics(&p.update, 1, params, control);
+    expect_statistics(&p, params, 1.0f);
+    assert_true(p.rms.v[0] > 3.0); // 100 / sqrt(b + (1-b) 100^2) with 1 - b = 100^-0.8
+    optimizer_update(&p.update, 1, 0, 1, params, control);
+    parameter_expect_update(&p, params, 1.0f);
+    op_end();
+}
+
+// Rows and columns without any gradient: only the 1e-30 keeps 0 / 0 away, in a place where a product of a row and a
+// column is far below the range of fp32.
+static void rows_and_columns_of_zeros_do_not_move(void **state) {
+    DType dtype = op_dtype(state);
+    enum { ROWS = 40, COLS = 50 };
+    op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor with zero gradients");
+    Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
+    p.update.weight_decay = 0.0f, p.spec.weight_decay = 0.0f;
+    for (int64_t i = 0; i < p.n; i++)
+        if (i / COLS % 3 == 0 || i % COLS % 5 == 0) p.grad.v[i] = 0.0;
+    op_upload(&p.grad);
+    double before[ROWS * COLS];
+    memcpy(before, p.weight.v, sizeof before);
+    adafactor_steps(&p, 1, 1.0f, 1);
+    for (int64_t i = 0; i < p.n; i++) assert_true(isfinite(p.weight.v[i]));
+    for (int64_t i = 0; i < p.n; i++)
+        if (p.grad.v[i] == 0.0) assert_true(p.weight.v[i] == before[i]);
+    op_end();
+}
+
+// ---------------------------------------------------------------------------------------------------------------- Muon
+
+static void momentum_update_matches(void **state) {
+    DType dtype = op_dtype(state);
+    static const int64_t sizes[] = {1, 7, 257, 4099};
+    for (int same = 0; same < (dtype == DTYPE_FP32 ? 1 : 2); same++) {
+        const DType grad = same ? dtype : DTYPE_FP32;
+        op_begin(optimizer_shape(dtype, 4, 0), "momentum_update of %s gradients", dtype_name(grad));
+        Parameter p[4];
+        UpdateTensor tensors[4];
+        for (int i = 0; i < 4; i++)
+            p[i] = parameter_make((ParameterSpec){
+                .rule = RULE_DIRECTION, .dtype = dtype, .grad = grad, .rows = sizes[i], .rate = 1.0f, .stream = i});
+        update_tensors(p, 4, tensors);
+        momentum_update(tensors, 4, update_params, control_with(0.25f, SKIP_NONE));
+        for (int i = 0; i < 4; i++) {
+            expect_moments(&p[i], ref_momentum_update, update_params, 0.25f);
+            op_check(p[i].grad, grad);
+        }
+        op_end();
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- other rules
+
+// Both ops go through the whole array and touch what is theirs.
+static void statistics_and_momentum_leave_tensors_of_other_rules(void **state) {
+    DType dtype = op_dtype(state);
+    static const UpdateRule rules[] = {RULE_ADAMW, RULE_ADAFACTOR, RULE_DIRECTION, RULE_ADAFACTOR, RULE_SGD};
+    enum { N = 5 };
+    op_begin(optimizer_shape(dtype, N, 64 * 33 + 64), "mixed rules");
+    Parameter p[N];
+    UpdateTensor tensors[N];
+    for (int i = 0; i < N; i++)
+        p[i] = parameter_make((ParameterSpec){.rule = rules[i],
+                                              .dtype = dtype,
+                                              .grad = DTYPE_FP32,
+                                              .rows = 64,
+                                              .cols = i == 1 ? 33 : 0,
+                                              .rate = 1.0f,
+                                              .stream = i});
+    update_tensors(p, N, tensors);
+    Tensor control = control_with(0.5f, SKIP_NONE);
+    uint64_t before[N], between[N];
+    for (int i = 0; i < N; i++) before[i] = parameter_digest(&p[i], 0);
+    adafactor_statistics(tensors, N, update_params, control);
+    for (int i = 0; i < N; i++) between[i] = parameter_digest(&p[i], 0);
+    for (int i = 0; i < N; i++) assert_true((before[i] == between[i]) == (rules[i] != RULE_ADAFACTOR));
+    momentum_update(tensors, N, update_params, control);
+    for (int i = 0; i < N; i++) assert_true((parameter_digest(&p[i], 0) == between[i]) == (rules[i] != RULE_DIRECTION));
+    for (int i = 0; i < N; i++)
+        if (rules[i] == RULE_ADAFACTOR) expect_statistics(&p[i], update_params, 0.5f);
+    op_end();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        OP_TEST(adafactor_matches_in_all_shapes),
+        OP_TEST(adafactor_of_a_large_matrix_matches),
+        OP_TEST(an_update_beyond_one_is_scaled_back_to_it),
+        OP_TEST(rows_and_columns_of_zeros_do_not_move),
+        OP_TEST(momentum_update_matches),
+        OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules),
+    };
+    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
+}

@@ -1,0 +1,138 @@
+// tensor_statistics against the specification: counts and amax to the last bit, on numbers of every size, at every
+// alignment, added to what is there.
+#include "test/ops/op_test.h"
+#include "test/reference/statistics.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const DType formats[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16, DTYPE_E4M3, DTYPE_E5M2};
+enum { NUM_FORMATS = sizeof formats / sizeof *formats };
+
+static OpsShape shape(void) { return (OpsShape){.B = 1, .T = 1, .C = 16, .NH = 1, .Vp = 128, .num_tensors = 16}; }
+
+static OpTensor stats_tensor(TensorStats initial) {
+    OpTensor stats = op_inout(DTYPE_FP32, "stats", DIMS((int64_t)sizeof initial / 4), 1.0);
+    stats.t = tensor_make(stats.t.data, DTYPE_U8, "stats", (int64_t)sizeof initial, 0, 0, 0);
+    op_write(stats.t, &initial);
+    return stats;
+}
+
+// Counts and amax are exact. Squares are summed in fp64 in another order: n roundings of 2^-53 each at most.
+static void expect(const TensorStats *got, const TensorStats *want, double n) {
+    const bool same = got->count == want->count && got->zero == want->zero && got->underflow == want->underflow &&
+                      got->overflow == want->overflow && got->amax == want->amax;
+    if (!same)
+        op_fail("got count %g zero %g under %g over %g amax %a, not %g %g %g %g %a", got->count, got->zero,
+                got->underflow, got->overflow, (double)got->amax, want->count, want->zero, want->underflow,
+                want->overflow, (double)want->amax);
+    op_expect("sumsq", fabs(got->sumsq - want->sumsq), n * 0x1p-52 * want->sumsq);
+}
+
+// What stands in x counted by op and specification, on top of what another tensor had left.
+static void compare(Tensor x, const double *values, DType format) {
+    const int64_t n = tensor_numel(x);
+    const TensorStats before = {
+        .count = 5, .sumsq = 3.5, .zero = 1, .underflow = 2, .overflow = 1, .amax = 0x1.8p-100f};
+    TensorStats want = before, got;
+    OpTensor stats = stats_tensor(before);
+    tensor_statistics(stats.t, x, format);
+    ref_tensor_statistics(&want, values, n, format);
+    op_read(&got, stats.t);
+    expect(&got, &want, (double)n + 2.0);
+}
+
+// Normal numbers with bits of every size among them: exponents from the smallest denormal to infinity, NaN, zeros of
+// both signs, and the neighbours of every limit.
+static void fill_with_every_size(float *x, int64_t n) {
+    static const uint32_t special[] = {0x00000000, 0x80000000, 0x00000001, 0x007FFFFF, 0x00800000, 0x807FFFFF,
+                                       0x387FE000, 0x38800000, 0x38800001, 0x477FE000, 0x477FE001, 0x477FF000,
+                                       0x3C7F0000, 0x3C800000, 0x43E00000, 0x43E10000, 0x47600000, 0x47610000,
+                                       0x7F7F0000, 0x7F7F0001, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000};
+    enum { SPECIAL = sizeof special / sizeof *special };
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)i * 2654435761u;
+        if (i % 3 == 1) bits = special[i / 3 % SPECIAL];
+        if (i % 7 == 2) bits &= 0x807FFFFFu; // denormal
+        memcpy(&x[i], &bits, sizeof bits);
+    }
+}
+
+// The value of the bits of a float. No conversion by the processor, which may take denormals for 0 here.
+static double value_of(uint32_t bits) {
+    const int exponent = bits >> 23 & 0xFF, mantissa = bits & 0x7FFFFF;
+    double size = exponent ? ldexp(mantissa + 0x800000, exponent - 150) : ldexp(mantissa, -149);
+    if (exponent == 255) size = mantissa ? (double)NAN : (double)INFINITY;
+    return bits >> 31 ? -size : size;
+}
+
+// n elements of dtype (bytes) as fp64. Denormals of fp16 are normal numbers as floats.
+static double *values_of(const void *bytes, DType dtype, int64_t n) {
+    double *values = malloc((size_t)n * sizeof *values);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = 0;
+        if (dtype == DTYPE_FP32) memcpy(&bits, (const float *)bytes + i, sizeof bits);
+        if (dtype == DTYPE_BF16) bits = (uint32_t)((const uint16_t *)bytes)[i] << 16;
+        values[i] = dtype == DTYPE_FP16 ? (double)fp16_to_float(((const uint16_t *)bytes)[i]) : value_of(bits);
+    }
+    return values;
+}
+
+static void numbers_of_every_size_are_counted_to_the_last_one(void **state) {
+    const DType dtype = op_dtype(state);
+    static const int64_t sizes[] = {1, 7, 100, 16384, 70001};
+    for (int s = 0; s < 5; s++) {
+        const int64_t n = sizes[s];
+        for (int f = 0; f < NUM_FORMATS; f++) {
+            op_begin(shape(), "%d elements as %s", (int)n, dtype_name(formats[f]));
+            OpTensor x = op_output(dtype, "x", DIMS(n));
+            float *hard = malloc((size_t)n * sizeof *hard);
+            void *bytes = malloc((size_t)n * sizeof *hard);
+            fill_with_every_size(hard, n);
+            convert_elements(bytes, dtype, hard, DTYPE_FP32, n);
+            op_write(x.t, bytes);
+            double *values = values_of(bytes, dtype, n);
+            compare(x.t, values, formats[f]);
+            free(hard), free(bytes), free(values);
+            op_end();
+        }
+    }
+}
+
+static void tensors_may_begin_anywhere(void **state) {
+    const DType dtype = op_dtype(state);
+    for (int64_t first = 1; first < 9; first++) {
+        op_begin(shape(), "from element %d", (int)first);
+        OpTensor x = op_input(dtype, "x", DIMS(5000), 0.02);
+        Tensor part = x.t;
+        part.data = (char *)part.data + (size_t)first * dtype_size(dtype), part.shape[0] = 5000 - 2 * first;
+        compare(part, x.v + first, dtype);
+        op_end();
+    }
+}
+
+// More elements than a part of any backend has, and more parts than one; twice, with the same bits.
+static void a_large_tensor_has_the_same_bits_each_time(void **state) {
+    const DType dtype = op_dtype(state);
+    const int64_t n = 300001;
+    TensorStats got[2];
+    op_begin(shape(), "%d elements", (int)n);
+    OpTensor x = op_input(dtype, "x", DIMS(n), 3.0);
+    for (int i = 0; i < 2; i++) {
+        OpTensor stats = stats_tensor((TensorStats){0});
+        tensor_statistics(stats.t, x.t, DTYPE_E4M3);
+        op_read(&got[i], stats.t);
+    }
+    assert_memory_equal(&got[0], &got[1], sizeof got[0]);
+    compare(x.t, x.v, DTYPE_E4M3);
+    op_end();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        OP_TEST(numbers_of_every_size_are_counted_to_the_last_one),
+        OP_TEST(tensors_may_begin_anywhere),
+        OP_TEST(a_large_tensor_has_the_same_bits_each_time),
+    };
+    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
+}

@@ -1,0 +1,170 @@
+// The quantisation kernels of llmc/cuda/fp8_quantize.cu where test/ops/test_fp8.c does not look: tiles that end
+// anywhere, tensors that begin anywhere, the same bits in any order of blocks and threads, what one call leaves for the
+// next. And the numbers of llmc/fp8.h against NVIDIA's own conversions (cuda_fp8.h), which stand for the instructions
+// of a GPU.
+#include "test/ops/op_test.h"
+
+#include "dev/sim/sim_control.h"
+#include "llmc/base/rng.h"
+#include "test/reference/fp8.h"
+#include <cuda_fp8.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
+static const __nv_fp8_interpretation_t kinds[] = {__NV_E4M3, __NV_E5M2};
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// ----------------------------------------------------------------------------------------------------------- numbers
+
+// NVIDIA's conversion saturates inf, ours makes it NaN.
+static void check_encode(float x, int f) {
+    const uint8_t want = isinf(x) ? 0x7F : (uint8_t)__nv_cvt_float_to_fp8(x, __NV_SATFINITE, kinds[f]);
+    const uint8_t got = fp8_encode(x, formats[f]);
+    if (got != want) op_fail("%a to %s: 0x%02X, expected 0x%02X", (double)x, dtype_name(formats[f]), got, want);
+}
+
+static void codes_are_those_of_nvidias_conversion(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        for (uint32_t i = 0; i < 1 << 16; i++) check_encode(float_of(i << 16), f); // every bf16
+        for (uint32_t i = 0; i < 1 << 20; i++) check_encode(float_of(philox(op_seed(), 5, i).v[0]), f);
+    }
+}
+
+static void values_are_those_of_nvidias_conversion(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++)
+        for (int code = 0; code < 256; code++) {
+            const __half_raw half = __nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, kinds[f]);
+            const float want = fp16_to_float(half.x), got = fp8_decode((uint8_t)code, formats[f]);
+            if (isnan(want) ? !isnan(got) : got != want || signbit(got) != signbit(want))
+                op_fail("0x%02X of %s: %g, expected %g", code, dtype_name(formats[f]), (double)got, (double)want);
+        }
+}
+
+// ------------------------------------------------------------------------------------------------------------- tiles
+
+static OpTensor codes_output(DType format, const char *name, int64_t rows, int64_t cols) {
+    return op_output(format, name, DIMS(rows, cols));
+}
+
+static void check_codes(OpTensor x, const uint8_t *want, int64_t first) {
+    const int64_t n = tensor_numel(x.t);
+    uint8_t *got = malloc((size_t)n);
+    assert_non_null(got);
+    op_read(got, x.t);
+    int64_t i = 0;
+    while (i < n && got[i] == (i < first ? 0xFF : want[i - first])) i++;
+    free(got);
+    if (i < n) op_fail("%s: byte %d is wrong", x.t.name, (int)i);
+}
+
+// The tensor without its first `first` elements, as (rows, cols).
+static Tensor part_of(Tensor t, int64_t first, int64_t rows, int64_t cols) {
+    return tensor_make((char *)t.data + first * (int64_t)dtype_size(t.dtype), t.dtype, t.name, rows, cols, 0, 0);
+}
+
+// in, q and transposed begin `first` elements behind an aligned address.
+static void tile_case(DType dtype, int64_t N, int64_t K, int64_t first) {
+    const DType format = formats[(N + K + first) % 2];
+    op_begin((OpsShape){.B = 1, .T = N, .C = K, .NH = 1, .Vp = 128, .num_tensors = 1, .fp8 = true, .dtype = dtype},
+             "%d x %d from element %d", (int)N, (int)K, (int)first);
+    OpTensor in = op_input(dtype, "in", DIMS(N * K + first), 1.0);
+    OpTensor q = codes_output(format, "q", 1, N * K + first), t = codes_output(format, "transposed", 1, N * K + first);
+    OpTensor slots = op_output(DTYPE_U8, "slot", DIMS(sizeof(Fp8Slot)));
+    Fp8Slot slot = {0}, got;
+    op_write(slots.t, &slot);
+    ref_fp8_quantize((uint8_t *)q.v, (uint8_t *)t.v, in.v + first, &slot, N, K, format, FP8_CURRENT);
+    fp8_quantize(part_of(q.t, first, N, K), part_of(t.t, first, K, N), part_of(in.t, first, N, K), slots.t,
+                 FP8_CURRENT);
+    check_codes(q, (const uint8_t *)q.v, first);
+    check_codes(t, (const uint8_t *)t.v, first);
+    op_read(&got, slots.t);
+    if (got.amax != slot.amax || got.scale != slot.scale) op_fail("amax %g scale %g", got.amax, got.scale);
+    op_end();
+}
+
+// A tile has 128 rows and 64 columns, pieces of 16; the last case is more than two tiles in each direction.
+static void tiles_end_anywhere_and_tensors_begin_anywhere(void **state) {
+    const DType dtype = op_dtype(state);
+    static const int64_t sizes[][2] = {{1, 1},    {3, 5},    {16, 16},  {15, 17},   {127, 63},
+                                       {128, 64}, {129, 65}, {144, 80}, {112, 272}, {273, 145}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int64_t first = 0; first < 2; first++) tile_case(dtype, sizes[i][0], sizes[i][1], first);
+    tile_case(dtype, 128, 64, 16);
+    tile_case(dtype, 128, 64, 8); // bf16 at 16 bytes, codes at 8
+}
+
+// -------------------------------------------------------------------------------------------------- orders and calls
+
+// Digest of all that one quantisation writes, and its amax.
+static uint64_t bits_of(const OpTensor *in, Fp8Slot slot, Fp8Scaling scaling, float *amax) {
+    const int64_t N = in->t.shape[0], K = in->t.shape[1];
+    OpTensor q = codes_output(DTYPE_E5M2, "q", N, K), transposed = codes_output(DTYPE_E5M2, "transposed", K, N);
+    OpTensor slots = op_output(DTYPE_U8, "slot", DIMS(sizeof slot));
+    op_write(slots.t, &slot);
+    fp8_quantize(q.t, transposed.t, in->t, slots.t, scaling);
+    op_read(&slot, slots.t);
+    *amax = slot.amax;
+    return op_digest(op_digest(op_digest(0, q), transposed), slots);
+}
+
+static void any_order_of_blocks_and_threads_gives_the_same_bits(void **state) {
+    const DType dtype = op_dtype(state);
+    const Fp8Slot fresh = {0}, known = {.scale = 4.0f, .inverse = 0.25f, .amax = 0.5f, .history = {1.0f}, .next = 1};
+    enum { N = 400, K = 208 };
+    op_begin((OpsShape){.B = 1, .T = N, .C = K, .NH = 1, .Vp = 128, .num_tensors = 1, .fp8 = true, .dtype = dtype},
+             "orders");
+    const OpTensor in = op_input(dtype, "in", DIMS(N, K), 1.0);
+    uint64_t first[2] = {0, 0};
+    float first_amax[2] = {0, 0}, amax;
+    for (int order = 0; order < 5; order++) {
+        sim_set_schedule(order == 0 ? SIM_FORWARD : order == 1 ? SIM_REVERSE : SIM_RANDOM, (uint64_t)order);
+        for (int delayed = 0; delayed < 2; delayed++) {
+            const uint64_t bits = bits_of(&in, delayed ? known : fresh, delayed ? FP8_DELAYED : FP8_CURRENT, &amax);
+            if (order == 0) first[delayed] = bits, first_amax[delayed] = amax;
+            if (bits != first[delayed]) op_fail("order %d, delayed %d: other bits", order, delayed);
+        }
+    }
+    sim_set_schedule(SIM_ANY_ORDER, 0);
+    double largest = 0.0;
+    for (int64_t i = 0; i < N * K; i++) largest = fmax(largest, fabs(in.v[i]));
+    assert_true(first_amax[0] == (float)largest && first_amax[1] == (float)largest);
+    op_end();
+}
+
+// The maximum is collected in a place that all calls share.
+static void a_small_tensor_after_a_large_one_has_its_own_amax(void **state) {
+    const DType dtype = op_dtype(state);
+    const double magnitudes[] = {100.0, 1.0, NAN, 1.0};
+    op_begin((OpsShape){.B = 1, .T = 64, .C = 64, .NH = 1, .Vp = 128, .num_tensors = 1, .fp8 = true, .dtype = dtype},
+             "large, small");
+    for (int i = 0; i < 4; i++) {
+        float amax;
+        OpTensor in = op_inout(dtype, "in", DIMS(64, 64), 0.01);
+        in.v[1234] = -magnitudes[i];
+        op_upload(&in);
+        bits_of(&in, (Fp8Slot){0}, FP8_CURRENT, &amax);
+        if (isnan(magnitudes[i]) ? !isnan(amax) : amax != (float)magnitudes[i])
+            op_fail("amax %g, expected %g", (double)amax, magnitudes[i]);
+    }
+    op_end();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(codes_are_those_of_nvidias_conversion),
+        cmocka_unit_test(values_are_those_of_nvidias_conversion),
+        OP_TEST(tiles_end_anywhere_and_tensors_begin_anywhere),
+        OP_TEST(any_order_of_blocks_and_threads_gives_the_same_bits),
+        OP_TEST(a_small_tensor_after_a_large_one_has_its_own_amax),
+    };
+    return cmocka_run_group_tests_name("fp8_quantize", tests, op_group_setup, op_group_teardown);
+}

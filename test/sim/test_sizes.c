@@ -1,0 +1,98 @@
+// The plan that any build makes for a GPU is the one that the CUDA build makes there: what the backend asks for, with
+// its own attention, is what sizes.h says.
+#include "llmc/cuda/backend.h"
+#include "llmc/run/planner.h"
+
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <cmocka.h>
+// clang-format on
+
+static void start(const char *units, AttentionChoice attention) {
+    Error err;
+    setenv("SIM_SMS", units, 1);
+    const DeviceOptions options = {.attention = attention};
+    if (!device_init(&options, &err)) fail_msg("%s", err.text);
+}
+
+static Gpt2Options model_of(const char *descriptor, int64_t B, int variant) {
+    Error err;
+    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = 1024, .sequences = variant};
+    assert_true(model_config_parse(&o.config, descriptor, &err));
+    if (o.config.V == 0) model_config_set_vocab(&o.config, GPT2_VOCAB);
+    if (o.config.max_T < o.T) o.T = o.config.max_T;
+    o.recompute = recompute_all(variant % 3 == 2 ? AGAIN_BLOCK : 0);
+    o.gradients_in_dtype = variant % 2;
+    o.optimizer = variant % 4 == 3 ? OPTIMIZER_ADAFACTOR : OPTIMIZER_ADAMW;
+    return o;
+}
+
+static int64_t plan_total(const Gpt2Options *model) {
+    MemoryPlan *plan = gpt2_plan(model);
+    const int64_t bytes = memory_plan_total(plan);
+    memory_plan_destroy(plan);
+    return bytes;
+}
+
+static void a_plan_by_the_formulas_is_the_plan_of_the_backend(void **state) {
+    (void)state;
+    static const char *const models[] = {"d6", "d12", "d24", "d48", "L=2,C=64,NH=2,V=257,T=32"};
+    const char *const units[] = {"40", "108", "132"};
+    for (int u = 0; u < 3; u++) {
+        start(units[u], ATTENTION_OWN);
+        const GpuSpec gpu = {.memory = 80e9, .units = device_facts()->units};
+        const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_OWN);
+        for (int m = 0; m < 5; m++)
+            for (int64_t B = 1; B <= 96; B = 2 * B + 1) {
+                Gpt2Options model = model_of(models[m], B, (int)(B + m) % 9);
+                const int64_t backend = plan_total(&model);
+                model.sizes = &sizes;
+                if (plan_total(&model) != backend)
+                    fail_msg("%s -b %lld on %s multiprocessors: %lld, by the backend %lld", models[m], (long long)B,
+                             units[u], (long long)plan_total(&model), (long long)backend);
+            }
+        device_shutdown();
+    }
+}
+
+// The emulated cuDNN asks for what NVIDIA's does: see test_cudnn_graphs for theirs.
+static void with_cudnn_the_formulas_are_an_upper_bound(void **state) {
+    (void)state;
+    start("132", ATTENTION_AUTO);
+    const GpuSpec gpu = {.memory = (double)device_facts()->memory_free + planner_reserve(),
+                         .units = device_facts()->units,
+                         .compute_capability = cuda_backend.compute_capability};
+    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+    for (int64_t B = 1; B <= 64; B *= 4) {
+        Gpt2Options model = model_of("d12", B, 1);
+        const int64_t backend = plan_total(&model);
+        model.sizes = &sizes;
+        assert_true(plan_total(&model) >= backend);
+    }
+    device_shutdown();
+}
+
+static void the_choice_is_checked_with_the_backend(void **state) {
+    (void)state;
+    start("132", ATTENTION_AUTO);
+    Gpt2Options model = model_of("d12", 1, 1);
+    Error err;
+    const double room = 12e9;
+    assert_true(planner_fit(&model, true, "auto", room, 512, &err));
+    assert_null(model.sizes);
+    assert_true((double)plan_total(&model) <= room);
+    device_shutdown();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_plan_by_the_formulas_is_the_plan_of_the_backend),
+        cmocka_unit_test(with_cudnn_the_formulas_are_an_upper_bound),
+        cmocka_unit_test(the_choice_is_checked_with_the_backend),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,232 @@
+// The tables of the optimizer's kernels (llmc/cuda/update_table.h) under the simulator's mark: after its first use a
+// step over several arrays of tensors and ranges of them neither waits nor allocates; an array that changed is seen;
+// more arrays than there is room for still give the right results; and a range is one launch for each rule and format
+// of states in it.
+#include "dev/sim/sim_control.h"
+#include "llmc/cuda/backend.h"
+#include "llmc/cuda/update_table.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "test/unit/device_fixture.h"
+
+// One parameter of every kind that a step can hold. N: not a multiple of anything, and more than one part.
+enum { ROWS = 53, COLS = 100, N = ROWS * COLS, NUM_TENSORS = 8, SLICE = 2048, NUM_SLICES = 3 };
+// Adafactor's sums, and the partial sums of the norm.
+enum { WORKSPACE = 1 << 20, ARENA = 4 << 20 };
+
+static struct {
+    char *arena, *workspace;
+    size_t used;
+    float *host; // pinned
+    Tensor control, sumsq;
+    UpdateTensor tensors[NUM_TENSORS], slices[NUM_SLICES];
+    Tensor grads[NUM_TENSORS];
+} step;
+
+static const UpdateParams params = {
+    .learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .momentum = 0.9f, .step = 3, .seed = 42};
+
+// A tensor of the arena, with this byte in all its places.
+static Tensor made(DType dtype, const char *name, int64_t rows, int64_t cols, int byte) {
+    Tensor t = tensor_make(step.arena + step.used, dtype, name, rows, cols, 0, 0);
+    step.used += (tensor_bytes(t) + 255) / 256 * 256;
+    assert_true(step.used <= ARENA);
+    memset(step.host, byte, tensor_bytes(t));
+    device_copy_to_device(t.data, step.host, tensor_bytes(t), STREAM_COMPUTE);
+    device_sync();
+    return t;
+}
+
+static UpdateTensor parameter(UpdateRule rule, DType states) {
+    UpdateTensor t = {.rule = rule, .rate = 1.0f, .weight_decay = 0.1f};
+    const int64_t blocks = (N + STATE_BLOCK - 1) / STATE_BLOCK;
+    t.weight = made(DTYPE_BF16, "weight", ROWS, COLS, 0x3C), t.grad = made(DTYPE_FP32, "grad", ROWS, COLS, 0x3D);
+    if (rule == RULE_ADAFACTOR) {
+        t.row = made(DTYPE_FP32, "row", ROWS, 0, 0x3D), t.col = made(DTYPE_FP32, "col", COLS, 0, 0x3D);
+        t.rms = made(DTYPE_FP32, "rms", 1, 0, 0);
+        return t;
+    }
+    t.m = made(states, "m", ROWS, COLS, 0x3B);
+    if (rule == RULE_ADAMW) t.v = made(states, "v", ROWS, COLS, 0x3B);
+    if (states == DTYPE_U8) {
+        t.m_scale = made(DTYPE_FP32, "m_scale", blocks, 0, 0x3D);
+        if (rule == RULE_ADAMW) t.v_scale = made(DTYPE_FP32, "v_scale", blocks, 0, 0x3D);
+    }
+    return t;
+}
+
+static Tensor elements_of(Tensor t, int64_t begin, int64_t count) {
+    if (!t.data) return t;
+    return tensor_make((char *)t.data + (size_t)begin * dtype_size(t.dtype), t.dtype, t.name, count, 0, 0, 0);
+}
+
+// AdamW's first tensor in slices, as offload cuts it.
+static void make_slices(void) {
+    for (int i = 0; i < NUM_SLICES; i++) {
+        const int64_t begin = (int64_t)i * SLICE, count = N - begin < SLICE ? N - begin : SLICE;
+        UpdateTensor t = step.tensors[0];
+        Tensor *const all[] = {&t.weight, &t.grad, &t.m, &t.v};
+        for (int k = 0; k < 4; k++) *all[k] = elements_of(*all[k], begin, count);
+        t.offset = begin;
+        step.slices[i] = t;
+    }
+}
+
+static int set_up(void **state) {
+    static const struct {
+        UpdateRule rule;
+        DType states;
+    } kinds[NUM_TENSORS] = {{RULE_ADAMW, DTYPE_FP32},     {RULE_ADAMW, DTYPE_U8},      {RULE_DIRECTION, DTYPE_FP32},
+                            {RULE_ADAFACTOR, DTYPE_FP32}, {RULE_ADAMW, DTYPE_FP32},    {RULE_LION, DTYPE_FP32},
+                            {RULE_SGD, DTYPE_BF16},       {RULE_ADAFACTOR, DTYPE_FP32}};
+    Error err;
+    if (start_device(state) != 0) return -1;
+    step.arena = device_alloc(ARENA, &err), step.workspace = device_alloc(WORKSPACE, &err);
+    step.host = host_alloc(ARENA, &err), step.used = 0;
+    assert_true(step.arena && step.workspace && step.host);
+    ops_set_workspace(step.workspace, WORKSPACE);
+    step.sumsq = made(DTYPE_FP32, "sumsq", NUM_TENSORS, 0, 0);
+    step.control = made(DTYPE_U8, "control", sizeof(StepControl), 0, 0);
+    const StepControl control = step_control_initial(1.0f);
+    memcpy(step.host, &control, sizeof control);
+    device_copy_to_device(step.control.data, step.host, sizeof control, STREAM_COMPUTE);
+    device_sync();
+    for (int i = 0; i < NUM_TENSORS; i++) {
+        step.tensors[i] = parameter(kinds[i].rule, kinds[i].states);
+        step.tensors[i].stream = i;
+        step.grads[i] = step.tensors[i].grad;
+    }
+    make_slices();
+    return 0;
+}
+
+static int tear_down(void **state) {
+    sim_step_unmark();
+    sim_set_lazy_streams(false);
+    device_sync();
+    ops_set_workspace(NULL, 0);
+    device_free(step.arena), device_free(step.workspace), host_free(step.host);
+    return stop_device(state);
+}
+
+// The end of a step as trainers make it: norms of all tensors and of Muon's alone, the statistics, the update in
+// ranges; then the slices of another array, one range after the other.
+static void whole_step(void) {
+    gradient_sumsq(step.sumsq, step.grads, NUM_TENSORS);
+    gradient_sumsq(tensor_slice_first(step.sumsq, 1), &step.grads[2], 1);
+    adafactor_statistics(step.tensors, NUM_TENSORS, params, step.control);
+    momentum_update(step.tensors, NUM_TENSORS, params, step.control);
+    optimizer_update(step.tensors, NUM_TENSORS, 0, 3, params, step.control);
+    optimizer_update(step.tensors, NUM_TENSORS, 3, NUM_TENSORS - 3, params, step.control);
+    for (int i = 0; i < NUM_SLICES; i++) optimizer_update(step.slices, NUM_SLICES, i, 1, params, step.control);
+}
+
+// ----------------------------------------------------------------------------------------------------------- the tests
+
+static void a_step_over_several_arrays_neither_waits_nor_allocates(void **state) {
+    (void)state;
+    sim_set_lazy_streams(true);
+    whole_step(); // the tables are built
+    const int before = sim_step_violations();
+    const size_t allocated = cuda_backend.allocated;
+    sim_step_mark();
+    for (int i = 0; i < 3; i++) whole_step();
+    sim_step_unmark();
+    assert_int_equal(sim_step_violations(), before);
+    assert_true(cuda_backend.allocated == allocated);
+    device_sync(); // what was handed over runs without an error
+}
+
+// The check above can fail: a table that is built inside a step is seen, by its copies and by its wait.
+static void an_array_that_changed_is_built_anew_and_seen(void **state) {
+    (void)state;
+    whole_step();
+    const int before = sim_step_violations();
+    step.tensors[5].weight_decay = 0.2f;
+    sim_step_mark();
+    optimizer_update(step.tensors, NUM_TENSORS, 0, NUM_TENSORS, params, step.control);
+    sim_step_unmark();
+    assert_true(sim_step_violations() > before);
+}
+
+static void read_floats(float *values, Tensor t) {
+    device_copy_to_host(step.host, t.data, tensor_bytes(t), STREAM_COMPUTE);
+    device_sync();
+    memcpy(values, step.host, tensor_bytes(t));
+}
+
+// Another tensor in the same variable, again and again: more of them than tables, and each in two rounds.
+static void more_arrays_than_tables_give_the_right_sums(void **state) {
+    (void)state;
+    enum { ARRAYS = 80 };
+    float g;
+    const Tensor sum = tensor_slice_first(step.sumsq, 1);
+    read_floats(&g, elements_of(step.grads[0], 0, 1));
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < ARRAYS; i++) {
+            float got;
+            Tensor array = elements_of(step.grads[0], 4 * i, i + 1);
+            gradient_sumsq(sum, &array, 1);
+            read_floats(&got, sum);
+            const double want = (i + 1) * (double)g * (double)g;
+            if (!(fabs((double)got / want - 1.0) <= 1e-5)) fail_msg("array %d: %g, not %g", i, (double)got, want);
+        }
+}
+
+static void the_tables_are_freed_at_the_end(void **state) {
+    (void)state;
+    const size_t before = cuda_backend.allocated;
+    whole_step();
+    assert_true(cuda_backend.allocated > before);
+    cuda_optimizer_shutdown();
+    assert_true(cuda_backend.allocated == before);
+    whole_step(); // and come back
+}
+
+// ------------------------------------------------------------------------------------------------------------ launches
+
+// How many launches the update of a range is: recorded, as the second pass of a graph.
+static int launches(int first, int count) {
+    Error err;
+    DeviceGraph *graph = device_graph_create(&err);
+    for (int pass = 0; pass < 2; pass++) {
+        assert_false(device_graph_replay(graph));
+        device_graph_begin(graph);
+        optimizer_update(step.tensors, NUM_TENSORS, first, count, params, step.control);
+        device_graph_end(graph);
+    }
+    const int nodes = (int)cuda_graph_nodes(graph);
+    device_graph_destroy(graph);
+    return nodes;
+}
+
+static void a_range_is_one_launch_for_each_rule_and_format_in_it(void **state) {
+    (void)state;
+    // Two AdamW tensors in fp32 are one; Adafactor makes the means of its rows first.
+    assert_int_equal(launches(0, NUM_TENSORS), 5 + 2);
+    assert_int_equal(launches(0, 1), 1);
+    assert_int_equal(launches(1, 1), 1);
+    assert_int_equal(launches(2, 4), 3 + 2); // direction, AdamW, Lion; Adafactor
+    assert_int_equal(launches(7, 1), 2);
+    assert_int_equal(launches(4, 0), 0);
+}
+
+int main(void) {
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(a_step_over_several_arrays_neither_waits_nor_allocates),
+        TEST(an_array_that_changed_is_built_anew_and_seen),
+        TEST(more_arrays_than_tables_give_the_right_sums),
+        TEST(the_tables_are_freed_at_the_end),
+        TEST(a_range_is_one_launch_for_each_rule_and_format_in_it),
+    };
+    return cmocka_run_group_tests_name("update tables", tests, NULL, NULL);
+}

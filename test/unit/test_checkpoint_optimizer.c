@@ -1,0 +1,419 @@
+// The optimizer's state in a checkpoint: whatever an optimizer keeps, in whatever dtype and wherever it lives, comes
+// back to the same bits; older checkpoints are read; another optimizer's state, and a file that is not what it should
+// be, is refused with a word about why.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/rng.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/store/safetensors.h"
+#include "test/unit/device_fixture.h"
+#include "test/unit/mutate.h"
+#include "test/unit/store_fixture.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define assert_ok(condition)                                                                                           \
+    do {                                                                                                               \
+        if (!(condition)) fail_msg("%s", err.text);                                                                    \
+    } while (0)
+
+// V = 130 leaves rows of padding; C = 40 makes tensors that are no whole blocks of 8-bit states.
+static Gpt2Options model_options(OptimizerKind optimizer, DType dtype) {
+    return (Gpt2Options){.config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 40},
+                         .dtype = dtype,
+                         .master = true,
+                         .train = true,
+                         .B = 1,
+                         .T = 16,
+                         .optimizer = optimizer};
+}
+
+static Gpt2 *make_model(Gpt2Options options) {
+    Gpt2 *model = gpt2_create(&options, &err);
+    if (!model) fail_msg("%s", err.text);
+    return model;
+}
+
+static uint32_t random_word(uint64_t seed, int index, int slot, int64_t e) {
+    return philox(seed, (uint64_t)(100 * index + slot), (uint64_t)e).v[0];
+}
+
+// Elements of a tensor of p that are not padding.
+static int64_t elements_in_use(const Parameter *p, Tensor t) {
+    const bool by_row = t.rank == p->rank && t.shape[0] == p->rows && t.dtype != DTYPE_U8;
+    return by_row ? p->file_rows * p->cols : tensor_numel(t);
+}
+
+// Every code of 8 bits; numbers of either sign in the others.
+static void fill_slot(Gpt2 *model, int index, int slot, Tensor t, uint64_t seed) {
+    const int64_t n = tensor_numel(t), used = elements_in_use(&gpt2_parameters(model)[index], t);
+    unsigned char *bytes = calloc((size_t)n, dtype_size(t.dtype));
+    for (int64_t e = 0; e < used; e++) {
+        const uint32_t word = random_word(seed, index, slot, e);
+        const float value = philox_uniform(word) - 0.25f;
+        if (t.dtype == DTYPE_U8)
+            bytes[e] = (unsigned char)word;
+        else
+            convert_elements(bytes + (size_t)e * dtype_size(t.dtype), t.dtype, &value, DTYPE_FP32, 1);
+    }
+    gpt2_write_bytes(model, t, 0, (int64_t)tensor_bytes(t), bytes);
+    free(bytes);
+}
+
+// A weight and what rounding took from it, as Kahan's update leaves them: every third time just half a step, where the
+// value lies between two weights.
+static void fill_lost(Gpt2 *model, int index, uint64_t seed) {
+    const UpdateTensor *t = &gpt2_tensors(model)[index];
+    const int64_t n = elements_in_use(&gpt2_parameters(model)[index], t->weight);
+    uint16_t *weight = calloc((size_t)tensor_numel(t->weight), 2), *lost = calloc((size_t)tensor_numel(t->weight), 2);
+    for (int64_t e = 0; e < n; e++) {
+        const uint32_t word = random_word(seed, index, SLOT_LOST, e);
+        weight[e] = float_to_bf16(philox_uniform(word) - 0.5f);
+        const float value = bf16_to_float(weight[e]), step = bf16_to_float((uint16_t)(weight[e] + 1)) - value;
+        const float fraction = word % 3 == 0 ? 0.5f : philox_uniform(word * 2654435761u) - 0.5f;
+        lost[e] = float_to_bf16((weight[e] & 0x7F ? fraction : 0.25f * fraction) * step); // below 2^k steps are smaller
+    }
+    gpt2_write_bytes(model, t->weight, 0, (int64_t)tensor_bytes(t->weight), weight);
+    gpt2_write_bytes(model, t->lost, 0, (int64_t)tensor_bytes(t->lost), lost);
+    free(weight);
+    free(lost);
+}
+
+static void fill_model(Gpt2 *model, uint64_t seed) {
+    gpt2_init_weights(model, seed);
+    for (int i = 0; i < gpt2_num_tensors(model); i++)
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+            UpdateTensor t = gpt2_tensors(model)[i];
+            const Tensor s = *state_slot_tensor(&t, (StateSlot)slot);
+            if (!s.data || !state_slot_prefix((StateSlot)slot)) continue;
+            if (slot == SLOT_LOST)
+                fill_lost(model, i, seed);
+            else
+                fill_slot(model, i, slot, s, seed);
+        }
+}
+
+static void assert_same_bytes(Gpt2 *a, Tensor x, Gpt2 *b, Tensor y, const char *what) {
+    const size_t bytes = tensor_bytes(x);
+    char *left = malloc(bytes), *right = malloc(bytes);
+    gpt2_read_bytes(a, x, 0, (int64_t)bytes, left);
+    gpt2_read_bytes(b, y, 0, (int64_t)bytes, right);
+    if (memcmp(left, right, bytes) != 0)
+        fail_msg("%s of %s differs with --optimizer %s", what, x.name, optimizer_name(gpt2_options(a)->optimizer));
+    free(left);
+    free(right);
+}
+
+// Weights and all that is saved of the state.
+static void assert_same_model(Gpt2 *a, Gpt2 *b) {
+    for (int i = 0; i < gpt2_num_tensors(a); i++) {
+        UpdateTensor x = gpt2_tensors(a)[i], y = gpt2_tensors(b)[i];
+        assert_same_bytes(a, x.weight, b, y.weight, "the weight");
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+            const Tensor s = *state_slot_tensor(&x, (StateSlot)slot);
+            if (s.data && slot != SLOT_RMS)
+                assert_same_bytes(a, s, b, *state_slot_tensor(&y, (StateSlot)slot), state_slot_name((StateSlot)slot));
+        }
+    }
+}
+
+static const char *save(Gpt2 *model) {
+    const TrainerState s = {.step = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
+    assert_ok(checkpoint_save(tmp.path, model, &s, &err));
+    return tmpdir_file(&tmp, "step_00000001");
+}
+
+// Replaces a text by one of the same length, at its first place.
+static void replace_in_file(const char *name, const char *from, const char *to) {
+    size_t n;
+    const char *path = tmpdir_file(&tmp, name);
+    char *bytes = (char *)read_bytes(path, &n), *place = memmem(bytes, n, from, strlen(from));
+    assert_non_null(place);
+    assert_int_equal(strlen(from), strlen(to));
+    memcpy(place, to, strlen(to));
+    write_bytes(path, bytes, n);
+    free(bytes);
+}
+
+// ------------------------------------------------------------------------------------------------------------ the same
+
+static void check_round_trip(Gpt2Options options) {
+    Gpt2 *saved = make_model(options), *loaded = make_model(options);
+    fill_model(saved, 1);
+    fill_model(loaded, 2); // must all be overwritten
+    const char *path = save(saved);
+    TrainerState state;
+    assert_ok(checkpoint_load_weights(loaded, path, &err) && checkpoint_load_moments(loaded, path, &err));
+    assert_same_model(saved, loaded);
+    assert_ok(checkpoint_load_state(path, &state, &err));
+    assert_int_equal(state.optimizer, options.optimizer);
+    trainer_state_free(&state);
+    gpt2_destroy(saved);
+    gpt2_destroy(loaded);
+}
+
+static void every_optimizers_state_comes_back_to_the_same_bits(void **state) {
+    (void)state;
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
+        check_round_trip(model_options((OptimizerKind)kind, DTYPE_FP32));
+        check_round_trip(model_options((OptimizerKind)kind, DTYPE_BF16));
+    }
+}
+
+static void state_in_host_memory_comes_back_to_the_same_bits(void **state) {
+    (void)state;
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
+        Gpt2Options options = model_options((OptimizerKind)kind, DTYPE_BF16);
+        options.offload = true;
+        if (gpt2_check_options(&options, &err)) check_round_trip(options);
+    }
+}
+
+// Where the state lives is no business of the file's.
+static void a_run_may_begin_to_offload_at_a_checkpoint(void **state) {
+    (void)state;
+    Gpt2Options options = model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16);
+    Gpt2 *saved = make_model(options);
+    fill_model(saved, 1);
+    const char *path = save(saved);
+    options.offload = true;
+    Gpt2 *loaded = make_model(options);
+    assert_ok(checkpoint_load_weights(loaded, path, &err) && checkpoint_load_moments(loaded, path, &err));
+    assert_same_model(saved, loaded);
+    gpt2_destroy(saved);
+    gpt2_destroy(loaded);
+}
+
+// The trap of Kahan's pair: the file's value, weight + lost, may round to the other neighbour.
+static void a_value_half_way_between_two_weights_keeps_its_weight(void **state) {
+    (void)state;
+    int halfway = 0;
+    Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_KAHAN, DTYPE_BF16));
+    fill_model(model, 1);
+    const UpdateTensor *t = &gpt2_tensors(model)[PARAM_WTE];
+    const int64_t n = 130 * 40;
+    uint16_t *weight = malloc((size_t)n * 2), *lost = malloc((size_t)n * 2);
+    gpt2_read_bytes(model, t->weight, 0, n * 2, weight);
+    gpt2_read_bytes(model, t->lost, 0, n * 2, lost);
+    for (int64_t e = 0; e < n; e++)
+        halfway += float_to_bf16(bf16_to_float(weight[e]) + bf16_to_float(lost[e])) != weight[e];
+    assert_true(halfway > n / 20); // the round trips above met it often
+    free(weight);
+    free(lost);
+    gpt2_destroy(model);
+}
+
+static void a_new_state_is_all_zero(void **state) {
+    (void)state;
+    for (int offload = 0; offload < 2; offload++) {
+        Gpt2Options options = model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16);
+        options.offload = offload;
+        Gpt2 *model = make_model(options);
+        UpdateTensor t = gpt2_tensors(model)[PARAM_WTE];
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+            const Tensor s = *state_slot_tensor(&t, (StateSlot)slot);
+            if (!s.data) continue;
+            unsigned char *bytes = malloc(tensor_bytes(s));
+            gpt2_read_bytes(model, s, 0, (int64_t)tensor_bytes(s), bytes);
+            for (size_t i = 0; i < tensor_bytes(s); i++) assert_int_equal(bytes[i], 0);
+            free(bytes);
+        }
+        gpt2_destroy(model);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ the file
+
+static void codes_stand_there_whole_and_numbers_without_the_padding(void **state) {
+    (void)state;
+    Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
+    save(model);
+    SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "step_00000001/optimizer.safetensors"), &err);
+    assert_non_null(f);
+    assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
+    const SafetensorsEntry *codes = safetensors_find(f, "exp_avg.transformer.wte.weight");
+    const SafetensorsEntry *scales = safetensors_find(f, "exp_avg_scale.transformer.wte.weight");
+    const SafetensorsEntry *bias = safetensors_find(f, "exp_avg_sq.transformer.h.1.attn.c_attn.bias");
+    assert_true(codes && scales && bias);
+    assert_int_equal(codes->dtype, DTYPE_U8);
+    assert_int_equal(codes->shape[0], 256);
+    assert_int_equal(scales->dtype, DTYPE_FP32);
+    assert_int_equal(scales->shape[0], 256 * 40 / STATE_BLOCK);
+    assert_int_equal(bias->dtype, DTYPE_FP32);
+    safetensors_close(f);
+    gpt2_destroy(model);
+    model = make_model(model_options(OPTIMIZER_ADAMW_BF16, DTYPE_BF16));
+    save(model);
+    f = safetensors_open(tmpdir_file(&tmp, "step_00000001/optimizer.safetensors"), &err);
+    const SafetensorsEntry *moment = safetensors_find(f, "exp_avg.transformer.wte.weight");
+    assert_int_equal(moment->dtype, DTYPE_BF16);
+    assert_int_equal(moment->shape[0], 130);
+    safetensors_close(f);
+    gpt2_destroy(model);
+}
+
+static void another_optimizers_state_is_refused_by_both_names(void **state) {
+    (void)state;
+    Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));
+    Gpt2 *muon = make_model(model_options(OPTIMIZER_MUON, DTYPE_BF16));
+    const char *path = save(lion);
+    assert_false(checkpoint_load_moments(muon, path, &err));
+    assert_message("optimizer.safetensors: the state of --optimizer lion, and this run is to go on with muon: give "
+                   "--optimizer lion, or --reset-optimizer");
+    assert_ok(checkpoint_load_moments(lion, path, &err));
+    gpt2_destroy(lion);
+    gpt2_destroy(muon);
+}
+
+static void a_checkpoint_that_names_no_optimizer_is_adamws(void **state) {
+    (void)state;
+    Gpt2 *adamw = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
+    Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));
+    const char *path = save(adamw);
+    TrainerState s;
+    replace_in_file("step_00000001/optimizer.safetensors", "\"optimizer\"", "\"something\"");
+    replace_in_file("step_00000001/trainer.json", "\"optimizer\"", "\"something\"");
+    replace_in_file("step_00000001/trainer.json", "\"optimizer_start\"", "\"somewhere_start\"");
+    replace_in_file("step_00000001/trainer.json", "\"micro_steps\"", "\"macro_steps\"");
+    assert_ok(checkpoint_load_moments(adamw, path, &err));
+    assert_ok(checkpoint_load_state(path, &s, &err));
+    assert_int_equal(s.optimizer, OPTIMIZER_ADAMW);
+    assert_int_equal(s.optimizer_start, 0);
+    assert_int_equal(s.control.micro_steps, 0);
+    trainer_state_free(&s);
+    assert_false(checkpoint_load_moments(lion, path, &err));
+    assert_message("the state of --optimizer adamw, and this run is to go on with lion");
+    gpt2_destroy(adamw);
+    gpt2_destroy(lion);
+}
+
+static void an_optimizer_that_nobody_knows_is_refused(void **state) {
+    (void)state;
+    Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
+    const char *path = save(model);
+    TrainerState s;
+    replace_in_file("step_00000001/optimizer.safetensors", "\"adamw\"", "\"admaw\"");
+    assert_false(checkpoint_load_moments(model, path, &err));
+    assert_message("none that this version knows");
+    replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"adamw\"", "\"optimizer\": \"admaw\"");
+    assert_false(checkpoint_load_state(path, &s, &err));
+    assert_message("trainer.json: \"optimizer\" is \"admaw\", which this version does not know");
+    replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"admaw\"", "\"optimizer\":       7");
+    assert_false(checkpoint_load_state(path, &s, &err));
+    assert_message("\"optimizer\" is 7");
+    gpt2_destroy(model);
+}
+
+static void a_state_from_behind_the_step_is_refused(void **state) {
+    (void)state;
+    Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
+    const char *path = save(model);
+    TrainerState s;
+    replace_in_file("step_00000001/trainer.json", "\"optimizer_start\": 0", "\"optimizer_start\": 2");
+    assert_false(checkpoint_load_state(path, &s, &err));
+    assert_message("\"optimizer_start\" is 2, expected an integer from 0 to 1");
+    gpt2_destroy(model);
+}
+
+static void tensors_of_another_dtype_or_shape_are_refused(void **state) {
+    (void)state;
+    static const char wte[] = "exp_avg.transformer.wte.weight";
+    Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
+    const char *path = save(model);
+    char name[64];
+    snprintf(name, sizeof name, "tensor %s is not the u8 tensor", wte);
+    replace_in_file("step_00000001/optimizer.safetensors", "\"U8\"", "\"I8\"");
+    assert_false(checkpoint_load_moments(model, path, &err));
+    assert_message(name);
+    save(model);
+    replace_in_file("step_00000001/optimizer.safetensors", "[256,40]", "[40,256]");
+    assert_false(checkpoint_load_moments(model, path, &err));
+    assert_message(name);
+    save(model);
+    replace_in_file("step_00000001/optimizer.safetensors", "exp_avg.transformer.wte", "exp_avg.transformer.etw");
+    assert_false(checkpoint_load_moments(model, path, &err));
+    snprintf(name, sizeof name, "tensor %s is missing", wte);
+    assert_message(name);
+    gpt2_destroy(model);
+}
+
+// Any bytes for the state of 8 bits and of Kahan's pair: read or refused, never worse.
+static void damaged_states_are_read_or_refused_with_a_message(void **state) {
+    (void)state;
+    enum { ROUNDS = 100 };
+    static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW_8BIT, OPTIMIZER_ADAMW_KAHAN};
+    for (int k = 0; k < 2; k++) {
+        Gpt2 *model = make_model(model_options(kinds[k], DTYPE_BF16));
+        char directory[PATH_MAX], path[PATH_MAX + 32];
+        snprintf(directory, sizeof directory, "%s", save(model));
+        snprintf(path, sizeof path, "%s/optimizer.safetensors", directory);
+        size_t n;
+        unsigned char *good = read_bytes(path, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
+        for (uint64_t round = 0; round < ROUNDS; round++) {
+            memcpy(bytes, good, n);
+            write_bytes(path, bytes, mutate(bytes, n, 4000, round));
+            err.text[0] = '\0';
+            if (!checkpoint_load_moments(model, directory, &err)) assert_message("optimizer.safetensors: ");
+        }
+        free(bytes);
+        free(good);
+        gpt2_destroy(model);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------------- fp8
+
+static void the_scales_of_fp8_come_back(void **state) {
+    (void)state;
+    Gpt2Options options = model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
+    options.config.C = 64, options.fp8 = true;
+    if (!gpt2_check_options(&options, &err)) {
+        print_message("%s\n", err.text);
+        skip();
+    }
+    Gpt2 *saved = make_model(options), *loaded = make_model(options);
+    const Tensor slots = gpt2_fp8_slots(saved);
+    assert_true(slots.rank == 1 && slots.data);
+    fill_slot(saved, 0, NUM_STATE_SLOTS, slots, 1);
+    const char *path = save(saved);
+    assert_ok(checkpoint_load_moments(loaded, path, &err));
+    assert_same_bytes(saved, slots, loaded, gpt2_fp8_slots(loaded), "the scales");
+    // Other layers' scales are not these; none at all are new ones.
+    replace_in_file("step_00000001/optimizer.safetensors", "fp8.slots", "fp8.stols");
+    assert_ok(checkpoint_load_moments(loaded, path, &err));
+    gpt2_destroy(loaded);
+    options.fp8 = false;
+    loaded = make_model(options);
+    save(saved);
+    assert_ok(checkpoint_load_moments(loaded, path, &err)); // of no use here, and no harm
+    gpt2_destroy(saved);
+    gpt2_destroy(loaded);
+}
+
+int main(void) {
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(every_optimizers_state_comes_back_to_the_same_bits),
+        TEST(state_in_host_memory_comes_back_to_the_same_bits),
+        TEST(a_run_may_begin_to_offload_at_a_checkpoint),
+        TEST(a_value_half_way_between_two_weights_keeps_its_weight),
+        TEST(a_new_state_is_all_zero),
+        TEST(codes_stand_there_whole_and_numbers_without_the_padding),
+        TEST(another_optimizers_state_is_refused_by_both_names),
+        TEST(a_checkpoint_that_names_no_optimizer_is_adamws),
+        TEST(an_optimizer_that_nobody_knows_is_refused),
+        TEST(a_state_from_behind_the_step_is_refused),
+        TEST(tensors_of_another_dtype_or_shape_are_refused),
+        TEST(damaged_states_are_read_or_refused_with_a_message),
+        TEST(the_scales_of_fp8_come_back),
+    };
+    return cmocka_run_group_tests(tests, start_device, stop_device);
+}

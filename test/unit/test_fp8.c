@@ -1,0 +1,212 @@
+// llmc/fp8.h: the numbers of both formats, rounding to them against a search through all of them, and scales.
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+#include "llmc/fp8.h"
+#include <float.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
+
+// The numbers 0 .. largest of a format in order, by the definition: subnormals are multiples of the smallest, above
+// them every power of two is cut into as many steps. The position of a number is its code.
+static int all_numbers(DType format, double numbers[128]) {
+    const int steps = format == DTYPE_E4M3 ? 8 : 4;
+    const double smallest = format == DTYPE_E4M3 ? 0x1p-9 : 0x1p-16, largest = format == DTYPE_E4M3 ? 448.0 : 57344.0;
+    int n = 0;
+    double step = smallest;
+    numbers[n++] = 0.0;
+    while (numbers[n - 1] < largest) {
+        numbers[n] = numbers[n - 1] + step;
+        n++;
+        if (n > 2 * steps && n % steps == 1) step *= 2.0; // n - 1 was the first of a power of two
+    }
+    return n;
+}
+
+static uint8_t searched(double x, DType format) {
+    double numbers[128];
+    const int n = all_numbers(format, numbers);
+    const double size = fmin(fabs(x), numbers[n - 1]);
+    int nearest = 0;
+    for (int i = 1; i < n; i++) {
+        const double distance = fabs(size - numbers[i]), least = fabs(size - numbers[nearest]);
+        if (distance < least || (distance == least && i % 2 == 0)) nearest = i;
+    }
+    return (uint8_t)(nearest | (signbit(x) ? 0x80 : 0));
+}
+
+static void check_encode(float x, DType format) {
+    const uint8_t got = fp8_encode(x, format), want = searched((double)x, format);
+    if (got != want) fail_msg("%a in %s is 0x%02X, expected 0x%02X", (double)x, dtype_name(format), got, want);
+}
+
+static void codes_are_the_numbers_of_the_formats_in_order(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        double numbers[128];
+        const int n = all_numbers(formats[f], numbers);
+        assert_int_equal(n, formats[f] == DTYPE_E4M3 ? 0x7F : 0x7C);
+        assert_true(numbers[n - 1] == (double)fp8_largest(formats[f]));
+        for (int code = 0; code < n; code++) {
+            assert_true((double)fp8_decode((uint8_t)code, formats[f]) == numbers[code]);
+            assert_true((double)fp8_decode((uint8_t)(code | 0x80), formats[f]) == -numbers[code]);
+        }
+    }
+    for (int sign = 0; sign <= 0x80; sign += 0x80) {
+        assert_true(isnan(fp8_decode((uint8_t)(sign | 0x7F), DTYPE_E4M3)));
+        assert_true(isinf(fp8_decode((uint8_t)(sign | 0x7C), DTYPE_E5M2)));
+        for (int code = 0x7D; code <= 0x7F; code++) assert_true(isnan(fp8_decode((uint8_t)(sign | code), DTYPE_E5M2)));
+    }
+}
+
+static void every_finite_code_comes_back(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++)
+        for (int code = 0; code < 256; code++) {
+            const float x = fp8_decode((uint8_t)code, formats[f]);
+            if (isfinite(x)) assert_int_equal(fp8_encode(x, formats[f]), code);
+        }
+}
+
+static void every_code_is_exact_in_bf16_also_at_the_ends_of_its_scale(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++)
+        for (int code = 0; code < 256; code++)
+            for (int exponent = -63; exponent <= 63; exponent += 63) {
+                const float x = ldexpf(fp8_decode((uint8_t)code, formats[f]), exponent);
+                if (!isnan(x)) assert_true(bf16_to_float(float_to_bf16(x)) == x);
+            }
+}
+
+static void encode_takes_the_nearest_and_of_two_the_even_one(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        double numbers[128];
+        const int n = all_numbers(formats[f], numbers);
+        for (int i = 0; i + 1 < n; i++) {
+            const float middle = (float)(0.5 * (numbers[i] + numbers[i + 1]));
+            const float around[] = {middle, nextafterf(middle, 0.0f), nextafterf(middle, INFINITY)};
+            for (int j = 0; j < 3; j++) check_encode(around[j], formats[f]), check_encode(-around[j], formats[f]);
+        }
+        for (uint32_t bits = 0; bits < 0x10000; bits++) { // all of bf16
+            const float x = bf16_to_float((uint16_t)bits);
+            if (isfinite(x)) check_encode(x, formats[f]);
+        }
+    }
+}
+
+static void encode_saturates_and_keeps_nan(void **state) {
+    (void)state;
+    assert_int_equal(fp8_encode(449.0f, DTYPE_E4M3), 0x7E);
+    assert_int_equal(fp8_encode(-1e30f, DTYPE_E4M3), 0xFE);
+    assert_int_equal(fp8_encode(65536.0f, DTYPE_E5M2), 0x7B);
+    assert_int_equal(fp8_encode(-FLT_MAX, DTYPE_E5M2), 0xFB);
+    const float bad[] = {INFINITY, -INFINITY, NAN, -NAN};
+    for (int f = 0; f < 2; f++)
+        for (int i = 0; i < 4; i++) assert_int_equal(fp8_encode(bad[i], formats[f]), 0x7F);
+}
+
+// A thousand sizes a decade over the whole range, and those at which the scale changes.
+static void the_scale_is_a_power_of_two_that_fills_the_format(void **state) {
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        const double largest = (double)fp8_largest(formats[f]);
+        for (double amax = 1e-13; amax < 1e18; amax *= 1.0023) {
+            const double scale = (double)fp8_scale((float)amax, formats[f]), x = (double)(float)amax * scale;
+            int exponent;
+            assert_true(frexp(scale, &exponent) == 0.5);
+            if (!(x <= largest && x > 0.5 * largest)) fail_msg("amax %g is scaled by %g", amax, scale);
+        }
+        for (int e = -40; e <= 40; e++) {
+            const float edge = ldexpf(fp8_largest(formats[f]), e);
+            assert_true(fp8_scale(edge, formats[f]) == ldexpf(1.0f, -e));
+            assert_true(fp8_scale(nextafterf(edge, INFINITY), formats[f]) == ldexpf(1.0f, -e - 1));
+        }
+    }
+}
+
+static void the_scale_stays_finite_and_is_1_where_amax_says_nothing(void **state) {
+    (void)state;
+    const float nothing[] = {0.0f, INFINITY, NAN, 1e-40f};
+    for (int f = 0; f < 2; f++) {
+        for (int i = 0; i < 4; i++) assert_true(fp8_scale(nothing[i], formats[f]) == 1.0f);
+        assert_true(fp8_scale(FLT_MIN, formats[f]) == 0x1p62f);
+        assert_true(fp8_scale(FLT_MAX, formats[f]) == 0x1p-62f);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// slots
+
+static void a_slot_without_history_follows_every_tensor(void **state) {
+    (void)state;
+    Fp8Slot s = {0};
+    fp8_slot_record(&s, 1.0f, DTYPE_E4M3, true);
+    assert_true(s.scale == 256.0f && s.inverse == 1.0f / 256.0f && s.amax == 1.0f);
+    fp8_slot_record(&s, 0.5f, DTYPE_E4M3, true);
+    assert_true(s.scale == 512.0f && s.amax == 1.0f);
+    fp8_slot_record(&s, 3.0f, DTYPE_E4M3, false);
+    assert_true(s.scale == 128.0f && s.amax == 3.0f);
+}
+
+static void a_slot_with_history_keeps_its_scale_until_the_step_ends(void **state) {
+    (void)state;
+    Fp8Slot s = {.amax = 1.0f, .format = DTYPE_E4M3};
+    fp8_slot_advance(&s);
+    assert_true(s.scale == 128.0f && s.inverse == 1.0f / 128.0f && s.amax == 0.0f && s.next == 1); // 2 to spare
+    fp8_slot_record(&s, 100.0f, DTYPE_E4M3, true);
+    fp8_slot_record(&s, 50.0f, DTYPE_E4M3, true);
+    assert_true(s.scale == 128.0f && s.amax == 100.0f);
+    fp8_slot_advance(&s);
+    assert_true(s.scale == 2.0f);
+}
+
+static void an_amax_leaves_the_history_after_sixteen_steps(void **state) {
+    (void)state;
+    Fp8Slot s = {.amax = 64.0f, .format = DTYPE_E4M3};
+    fp8_slot_advance(&s);
+    for (int step = 0; step < FP8_HISTORY; step++) {
+        assert_true(s.scale == 2.0f);
+        s.amax = 1.0f;
+        fp8_slot_advance(&s);
+    }
+    assert_true(s.scale == 128.0f);
+}
+
+static void steps_with_nothing_or_inf_or_nan_leave_a_slot_as_it_is(void **state) {
+    (void)state;
+    const float nothing[] = {0.0f, INFINITY, NAN};
+    Fp8Slot s = {.amax = 1.0f, .format = DTYPE_E5M2};
+    fp8_slot_advance(&s);
+    const Fp8Slot before = s;
+    for (int i = 0; i < 3; i++) {
+        fp8_slot_record(&s, nothing[i], DTYPE_E5M2, true);
+        if (i > 0) fp8_slot_record(&s, 2.0f, DTYPE_E5M2, true); // of a later micro-step of the same step
+        assert_true(i == 0 || !isfinite(s.amax));
+        fp8_slot_advance(&s);
+        assert_memory_equal(&s, &before, sizeof s);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(codes_are_the_numbers_of_the_formats_in_order),
+        cmocka_unit_test(every_finite_code_comes_back),
+        cmocka_unit_test(every_code_is_exact_in_bf16_also_at_the_ends_of_its_scale),
+        cmocka_unit_test(encode_takes_the_nearest_and_of_two_the_even_one),
+        cmocka_unit_test(encode_saturates_and_keeps_nan),
+        cmocka_unit_test(the_scale_is_a_power_of_two_that_fills_the_format),
+        cmocka_unit_test(the_scale_stays_finite_and_is_1_where_amax_says_nothing),
+        cmocka_unit_test(a_slot_without_history_follows_every_tensor),
+        cmocka_unit_test(a_slot_with_history_keeps_its_scale_until_the_step_ends),
+        cmocka_unit_test(an_amax_leaves_the_history_after_sixteen_steps),
+        cmocka_unit_test(steps_with_nothing_or_inf_or_nan_leave_a_slot_as_it_is),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

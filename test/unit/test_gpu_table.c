@@ -1,0 +1,179 @@
+// The table of GPUs: its peaks a second time, from units, clocks and widths; and how a user may name one.
+#include "llmc/run/gpu_table.h"
+
+// clang-format off
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+// clang-format on
+
+static const GpuSpec *gpu_named(const char *name) {
+    int count;
+    const GpuSpec *gpus = gpu_table(&count);
+    for (int i = 0; i < count; i++)
+        if (strcmp(gpus[i].name, name) == 0) return &gpus[i];
+    fail_msg("no GPU %s", name);
+    return NULL;
+}
+
+static void assert_near(const char *what, double got, double expected, double tolerance) {
+    if (!(fabs(got / expected - 1) <= tolerance)) fail_msg("%s: %.9g, expected %.9g", what, got, expected);
+}
+
+// ------------------------------------------------------------------------------------------------------------- figures
+
+// The clock in MHz that the datasheet counts with, 16-bit FLOP a clock and multiprocessor with fp32 accumulation; the
+// memory's transfers in MHz x bits of the bus.
+static const struct {
+    const char *name;
+    double mhz, flop, memory_mhz, bus;
+} chips[] = {
+    {"T4", 1590, 1024, 10000, 256},        {"L4", 2040, 1024, 12502, 192},
+    {"A10", 1695, 1024, 12502, 384},       {"RTX 3090", 1695, 512, 19500, 384},
+    {"RTX 4090", 2520, 512, 21000, 384},   {"RTX 5090", 2407, 512, 28000, 512},
+    {"A100 40GB", 1410, 2048, 2430, 5120}, {"L40S", 2490, 1024, 18000, 384},
+    {"A100 80GB", 1410, 2048, 3186, 5120}, {"RTX PRO 6000", 2617, 1024, 28000, 512},
+    {"H100 PCIe", 1620, 4096, 3186, 5120}, {"H100 SXM", 1830, 4096, 5238, 5120},
+    {"H200", 1830, 4096, 6402, 6144},      {"B200", 1856, 8192, 7992, 8192},
+};
+
+static void peaks_are_units_times_clock_times_operations(void **state) {
+    (void)state;
+    int count;
+    gpu_table(&count);
+    assert_int_equal(count, (int)(sizeof chips / sizeof chips[0]));
+    for (int i = 0; i < count; i++) {
+        const GpuSpec *gpu = gpu_named(chips[i].name);
+        // Datasheets round, to two digits at worst.
+        assert_near(gpu->name, gpu->peak_fp16, 1e6 * gpu->units * chips[i].mhz * chips[i].flop, 0.02);
+        assert_near(gpu->name, gpu->bandwidth, 1e6 * chips[i].memory_mhz * chips[i].bus / 8, 0.025);
+        // The older generation of tensor cores has neither bf16 nor TF32; all others do both, TF32 at half the rate.
+        const bool turing = gpu->compute_capability < 80;
+        assert_true(gpu->peak_bf16 == (turing ? 0 : gpu->peak_fp16));
+        assert_near(gpu->name, gpu->peak_32, turing ? 8.1e12 : gpu->peak_fp16 / 2, 0.015);
+        // fp8 came with sm_89, at twice the rate of 16 bits.
+        if (gpu->compute_capability < 89)
+            assert_true(gpu->peak_fp8 == 0);
+        else
+            assert_near(gpu->name, gpu->peak_fp8, 2 * gpu->peak_bf16, 0.015);
+    }
+}
+
+static void the_link_is_that_of_the_generation(void **state) {
+    (void)state;
+    int count;
+    const GpuSpec *gpus = gpu_table(&count);
+    for (int i = 0; i < count; i++) {
+        // PCIe x16: 3 with Turing, 4 with Ampere and Ada, 5 with Hopper and Blackwell; GT/s a lane x 16 lanes x
+        // 128/130.
+        const int sm = gpus[i].compute_capability;
+        const double rate = sm < 80 ? 8e9 : sm < 90 ? 16e9 : 32e9;
+        assert_near(gpus[i].name, gpus[i].link, rate * 16 / 8 * 128 / 130, 1e-3);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------------- names
+
+static void assert_found(const char *text, const char *name) {
+    GpuChoice gpu;
+    Error err;
+    if (!gpu_find(&gpu, text, strlen(text), &err)) fail_msg("%s", err.text);
+    assert_string_equal(gpu.spec.name, name);
+    assert_true(gpu.spec.memory == gpu_named(name)->memory && gpu.spec.units == gpu_named(name)->units);
+}
+
+static void case_spaces_dashes_and_gb_do_not_matter(void **state) {
+    (void)state;
+    const char *const names[][2] = {
+        {"h200", "H200"},
+        {"H100", "H100 SXM"},
+        {"h100-pcie", "H100 PCIe"},
+        {"H100 SXM", "H100 SXM"},
+        {"a100-80", "A100 80GB"},
+        {"A100 40GB", "A100 40GB"},
+        {"a100_40gb", "A100 40GB"},
+        {"a100", "A100 80GB"},
+        {"rtx4090", "RTX 4090"},
+        {"rtx-4090", "RTX 4090"},
+        {"4090", "RTX 4090"},
+        {"t4", "T4"},
+        {"l4", "L4"},
+        {"L40s", "L40S"},
+        {"a10g", "A10"},
+        {"b200", "B200"},
+        {"rtx pro 6000", "RTX PRO 6000"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) assert_found(names[i][0], names[i][1]);
+    int count;
+    const GpuSpec *gpus = gpu_table(&count);
+    for (int i = 0; i < count; i++) assert_found(gpus[i].name, gpus[i].name);
+}
+
+static void a_size_is_a_GPU_of_which_nothing_else_is_known(void **state) {
+    (void)state;
+    const struct {
+        const char *text;
+        double bytes;
+    } sizes[] = {{"24G", 24e9}, {"16GB", 16e9}, {"141g", 141e9}, {"11.5 gb", 11.5e9}, {"80GiB", 80 * 0x1p30}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        GpuChoice gpu;
+        Error err;
+        assert_true(gpu_find(&gpu, sizes[i].text, strlen(sizes[i].text), &err));
+        assert_true(gpu.spec.memory == sizes[i].bytes);
+        assert_string_equal(gpu.spec.name, sizes[i].text);
+        assert_true(gpu.spec.bandwidth == 0 && gpu_spec_peak(&gpu.spec, DTYPE_BF16) == 0);
+        assert_int_equal(gpu_spec_dtype(&gpu.spec, DTYPE_BF16), DTYPE_BF16);
+    }
+}
+
+static void an_unknown_name_gets_the_nearest_and_the_list(void **state) {
+    (void)state;
+    const char *const wrong[][2] = {
+        {"rtx4900", "RTX 4090"}, {"h2000", "H200"}, {"a100-8", "A100 80GB"}, {"t5", "T4"}, {"24", "T4"}, {"", "T4"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        GpuChoice gpu;
+        Error err;
+        char nearest[64];
+        assert_false(gpu_find(&gpu, wrong[i][0], strlen(wrong[i][0]), &err));
+        snprintf(nearest, sizeof nearest, "did you mean %s? There are T4, L4,", wrong[i][1]);
+        if (!strstr(err.text, nearest) || !strstr(err.text, "B200, and sizes such as 24G")) fail_msg("%s", err.text);
+    }
+}
+
+static void hostile_names_are_refused(void **state) {
+    (void)state;
+    char name[3000];
+    GpuChoice gpu;
+    Error err;
+    memset(name, '9', sizeof name);
+    for (size_t n = 1; n <= sizeof name; n = 2 * n + 1) assert_false(gpu_find(&gpu, name, n, &err));
+    const char *const wrong[] = {"0G", "-5G", "1e9G", "nanG", "infG", "24Gx", "24 G B", "0x10G G", "\xff\xfe"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_false(gpu_find(&gpu, wrong[i], strlen(wrong[i]), &err));
+}
+
+static void a_gpu_without_bf16_computes_in_fp16(void **state) {
+    (void)state;
+    assert_int_equal(gpu_spec_dtype(gpu_named("T4"), DTYPE_BF16), DTYPE_FP16);
+    assert_int_equal(gpu_spec_dtype(gpu_named("T4"), DTYPE_FP32), DTYPE_FP32);
+    assert_int_equal(gpu_spec_dtype(gpu_named("A100 40GB"), DTYPE_BF16), DTYPE_BF16);
+    assert_true(gpu_spec_peak(gpu_named("T4"), DTYPE_BF16) == 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(peaks_are_units_times_clock_times_operations),
+        cmocka_unit_test(the_link_is_that_of_the_generation),
+        cmocka_unit_test(case_spaces_dashes_and_gb_do_not_matter),
+        cmocka_unit_test(a_size_is_a_GPU_of_which_nothing_else_is_known),
+        cmocka_unit_test(an_unknown_name_gets_the_nearest_and_the_list),
+        cmocka_unit_test(hostile_names_are_refused),
+        cmocka_unit_test(a_gpu_without_bf16_computes_in_fp16),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

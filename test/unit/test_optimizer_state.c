@@ -1,0 +1,290 @@
+// The optimizer table: what each optimizer costs in bytes a parameter, what it keeps for which parameter, and what of
+// it is taken, saved or refused.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "llmc/model/gpt2.h"
+#include "test/unit/device_fixture.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// GPT-2 124M: its matrices have sizes that are whole blocks of 8-bit states.
+static const ModelConfig config = {.max_T = 1024, .V = 50257, .Vp = 50304, .L = 12, .NH = 12, .C = 768};
+static Parameter *table;
+static Error err;
+
+static int setup(void **state) {
+    table = parameter_table(&config);
+    return start_device(state);
+}
+
+static int teardown(void **state) {
+    free(table);
+    return stop_device(state);
+}
+
+#define assert_message(part)                                                                                           \
+    do {                                                                                                               \
+        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
+    } while (0)
+
+static Parameter *matrix(void) { return &table[parameter_index(&config, PARAM_FCW, 3)]; }
+
+// Bytes an element of p in weight, gradient and all states.
+static double bytes_a_parameter(OptimizerKind kind, bool master, DType compute, DType gradient, const Parameter *p) {
+    double bytes = (double)dtype_size(compute) + (double)dtype_size(gradient);
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+        const Tensor t = optimizer_state(kind, master, compute, p, (StateSlot)slot);
+        if (t.rank > 0) bytes += (double)tensor_bytes(t) / (double)parameter_numel(p);
+    }
+    return bytes;
+}
+
+static void a_parameter_of_a_matrix_costs_what_the_papers_say(void **state) {
+    (void)state;
+    static const double SCALES = 2 * 4.0 / STATE_BLOCK;                                // of both 8-bit moments
+    static const double FACTORS = 4.0 / 768 + 4.0 / (4 * 768) + 4.0 / (4 * 768 * 768); // row, col and rms of (4C, C)
+    const struct {
+        OptimizerKind kind;
+        bool master;
+        DType compute, gradient;
+        double bytes;
+    } cases[] = {
+        {OPTIMIZER_ADAMW, true, DTYPE_BF16, DTYPE_FP32, 18}, // weight 2, gradient 4, master 4, m 4, v 4
+        {OPTIMIZER_ADAMW, true, DTYPE_BF16, DTYPE_BF16, 16},
+        {OPTIMIZER_ADAMW, false, DTYPE_BF16, DTYPE_FP32, 14},
+        {OPTIMIZER_ADAMW, true, DTYPE_FP32, DTYPE_FP32, 16}, // fp32 weights are their own master
+        {OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, DTYPE_FP32, 12 + SCALES},
+        {OPTIMIZER_ADAMW_8BIT, false, DTYPE_BF16, DTYPE_BF16, 6 + SCALES},
+        {OPTIMIZER_ADAMW_BF16, true, DTYPE_BF16, DTYPE_BF16, 8}, // weight 2, gradient 2, m 2, v 2; -w 1 means nothing
+        {OPTIMIZER_ADAMW_BF16, false, DTYPE_BF16, DTYPE_FP32, 10},
+        {OPTIMIZER_ADAMW_KAHAN, false, DTYPE_BF16, DTYPE_BF16, 10}, // and what rounding took 2
+        {OPTIMIZER_ADAMW_KAHAN, false, DTYPE_FP32, DTYPE_FP32, 12}, // where it takes nothing: 4 + 4 + 2 + 2
+        {OPTIMIZER_LION, true, DTYPE_BF16, DTYPE_FP32, 14},
+        {OPTIMIZER_SGD, true, DTYPE_BF16, DTYPE_FP32, 14},
+        {OPTIMIZER_MUON, true, DTYPE_BF16, DTYPE_FP32, 14},
+        {OPTIMIZER_ADAFACTOR, true, DTYPE_BF16, DTYPE_FP32, 10 + FACTORS},
+        {OPTIMIZER_ADAFACTOR, false, DTYPE_BF16, DTYPE_BF16, 4 + FACTORS},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const double bytes =
+            bytes_a_parameter(cases[i].kind, cases[i].master, cases[i].compute, cases[i].gradient, matrix());
+        if (fabs(bytes - cases[i].bytes) > 1e-9)
+            fail_msg("case %zu, %s: %.6f bytes, expected %.6f", i, optimizer_name(cases[i].kind), bytes,
+                     cases[i].bytes);
+    }
+}
+
+static void names_are_read_and_written_the_same(void **state) {
+    (void)state;
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
+        OptimizerKind back;
+        assert_true(optimizer_parse(&back, optimizer_name((OptimizerKind)kind), &err));
+        assert_int_equal(back, kind);
+        assert_true(optimizer_default_learning_rate((OptimizerKind)kind) > 0);
+    }
+    OptimizerKind unused;
+    assert_false(optimizer_parse(&unused, "adam", &err));
+    assert_message("adam: there is no such optimizer; there are adamw, adamw8bit, adamw-bf16, adamw-kahan, lion, "
+                   "adafactor, sgd, muon");
+}
+
+// Every slot that a rule needs is there, and none that it does not know.
+static void each_rule_gets_the_tensors_it_reads(void **state) {
+    (void)state;
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++)
+        for (int i = 0; i < parameter_count(&config); i++) {
+            const Parameter *p = &table[i];
+            bool has[NUM_STATE_SLOTS];
+            for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
+                has[slot] = optimizer_state((OptimizerKind)kind, true, DTYPE_BF16, p, (StateSlot)slot).rank > 0;
+            const UpdateRule rule = optimizer_rule((OptimizerKind)kind, p);
+            const bool factored = rule == RULE_ADAFACTOR && p->rank == 2;
+            assert_int_equal(has[SLOT_M], rule != RULE_ADAFACTOR);
+            assert_int_equal(has[SLOT_V], rule == RULE_ADAMW || (rule == RULE_ADAFACTOR && !factored));
+            assert_int_equal(has[SLOT_ROW], factored);
+            assert_int_equal(has[SLOT_COL], factored);
+            assert_int_equal(has[SLOT_RMS], rule == RULE_ADAFACTOR);
+            assert_int_equal(has[SLOT_MASTER], optimizer_has_master((OptimizerKind)kind));
+            assert_int_equal(has[SLOT_LOST], kind == OPTIMIZER_ADAMW_KAHAN);
+        }
+}
+
+static void muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(void **state) {
+    (void)state;
+    for (int i = 0; i < parameter_count(&config); i++) {
+        const Parameter *p = &table[i];
+        const bool in_block = p->block >= 0 && p->rank == 2;
+        assert_int_equal(optimizer_rule(OPTIMIZER_MUON, p), in_block ? RULE_DIRECTION : RULE_ADAMW);
+        if (!in_block) assert_true(optimizer_rate(OPTIMIZER_MUON, p) == 1.0f);
+    }
+    // 0.2 sqrt(max(rows, cols)), the three matrices of qkvw each by itself.
+    assert_true(optimizer_rate(OPTIMIZER_MUON, &table[parameter_index(&config, PARAM_QKVW, 0)]) ==
+                0.2f * sqrtf(768.0f));
+    assert_true(optimizer_rate(OPTIMIZER_MUON, &table[parameter_index(&config, PARAM_FCW, 0)]) ==
+                0.2f * sqrtf(3072.0f));
+    assert_true(optimizer_rate(OPTIMIZER_MUON, &table[parameter_index(&config, PARAM_FCPROJW, 0)]) ==
+                0.2f * sqrtf(3072.0f));
+}
+
+static void vectors_keep_their_moments_in_fp32_beside_8_bit_ones(void **state) {
+    (void)state;
+    const Parameter *bias = &table[parameter_index(&config, PARAM_QKVB, 0)], *wte = &table[PARAM_WTE];
+    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, bias, SLOT_V).dtype, DTYPE_FP32);
+    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, bias, SLOT_V_SCALE).rank, 0);
+    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, wte, SLOT_V).dtype, DTYPE_U8);
+    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, wte, SLOT_V_SCALE).shape[0],
+                     50304 * 768 / STATE_BLOCK);
+    // A last block that is not full has a scale, too.
+    Parameter odd = *matrix();
+    odd.rows = 3, odd.cols = 100;
+    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, &odd, SLOT_M_SCALE).shape[0], 2);
+}
+
+static void no_two_slots_share_a_name(void **state) {
+    (void)state;
+    for (int a = 0; a < NUM_STATE_SLOTS; a++)
+        for (int b = 0; b < a; b++) {
+            const char *x = state_slot_prefix((StateSlot)a), *y = state_slot_prefix((StateSlot)b);
+            assert_string_not_equal(state_slot_name((StateSlot)a), state_slot_name((StateSlot)b));
+            if (x && y) assert_string_not_equal(x, y);
+            UpdateTensor t;
+            assert_ptr_not_equal(state_slot_tensor(&t, (StateSlot)a), state_slot_tensor(&t, (StateSlot)b));
+        }
+}
+
+// -------------------------------------------------------------------------------------------------------------- memory
+
+static void muons_scratch_is_two_of_the_largest_matrix_and_two_of_its_square(void **state) {
+    (void)state;
+    const int64_t n = 768, e = 2;
+    const MuonScratch s = optimizer_muon_scratch(table, parameter_count(&config), DTYPE_BF16);
+    assert_int_equal(s.matrices, 12 * (3 + 1 + 1 + 1));
+    assert_int_equal(s.product - s.x, 4 * n * n * e);
+    assert_int_equal(s.gram - s.product, 4 * n * n * e);
+    assert_int_equal(s.square - s.gram, n * n * e);
+    assert_int_equal(s.sumsq - s.square, n * n * e);
+    assert_true(s.bytes >= s.sumsq + 4 * s.matrices && s.bytes % 256 == 0);
+    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_MUON, &config, DTYPE_BF16, false), s.bytes);
+}
+
+static void watching_needs_a_copy_of_the_largest_parameter(void **state) {
+    (void)state;
+    const int64_t wte = 50304 * 768 * 4;
+    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &config, DTYPE_BF16, false), 0);
+    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &config, DTYPE_BF16, true), wte);
+    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_MUON, &config, DTYPE_BF16, true), wte); // larger than Muon's
+    const ModelConfig small_vocabulary = {.max_T = 64, .V = 10, .Vp = 128, .L = 1, .NH = 2, .C = 128};
+    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &small_vocabulary, DTYPE_BF16, true), 4 * 128 * 128 * 4);
+}
+
+static void the_offload_buffer_follows_the_state_within_bounds(void **state) {
+    (void)state;
+    assert_int_equal(optimizer_offload_buffer(0), 3 * (16 << 10));
+    assert_int_equal(optimizer_offload_buffer(8 << 20), 3 * (1 << 20));
+    assert_int_equal(optimizer_offload_buffer((int64_t)20e9), 3 * (16 << 20));
+    assert_int_equal(optimizer_offload_buffer(1234567) % 256, 0);
+}
+
+static Gpt2Options small_options(OptimizerKind kind) {
+    return (Gpt2Options){.config = {.max_T = 32, .V = 257, .Vp = 384, .L = 2, .NH = 2, .C = 64},
+                         .dtype = DTYPE_BF16,
+                         .master = true,
+                         .train = true,
+                         .B = 2,
+                         .T = 32,
+                         .optimizer = kind};
+}
+
+// What is planned in host memory is what is missing on the device, but for the buffer.
+static void offload_moves_the_state_to_the_host(void **state) {
+    (void)state;
+    Gpt2Options options = small_options(OPTIMIZER_ADAMW);
+    MemoryPlan *with = gpt2_plan(&options);
+    assert_int_equal(gpt2_host_bytes(&options), 0);
+    options.offload = true;
+    MemoryPlan *without = gpt2_plan(&options);
+    const int64_t host = gpt2_host_bytes(&options);
+    const int64_t there = memory_plan_class_bytes(with, MEM_MASTER) + memory_plan_class_bytes(with, MEM_OPTIMIZER);
+    assert_int_equal(host, 12 * parameter_total(&options.config)); // whose tensors are whole cache lines
+    assert_int_equal(there, host);
+    assert_int_equal(memory_plan_class_bytes(without, MEM_MASTER), 0);
+    assert_int_equal(memory_plan_class_bytes(without, MEM_OPTIMIZER), optimizer_offload_buffer(host));
+    memory_plan_destroy(with);
+    memory_plan_destroy(without);
+}
+
+// ------------------------------------------------------------------------------------------------------------ refusals
+
+static void offload_is_refused_where_an_update_needs_whole_matrices(void **state) {
+    (void)state;
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
+        Gpt2Options options = small_options((OptimizerKind)kind);
+        assert_true(gpt2_check_options(&options, &err));
+        options.offload = true;
+        const bool whole = kind == OPTIMIZER_MUON || kind == OPTIMIZER_ADAFACTOR;
+        assert_int_equal(gpt2_check_options(&options, &err), !whole);
+        if (!whole) continue;
+        assert_message("--offload optimizer: ");
+        assert_message(optimizer_name((OptimizerKind)kind));
+        options.train = false; // there is no state then
+        assert_true(gpt2_check_options(&options, &err));
+    }
+}
+
+static void fp8_is_refused_where_it_does_not_fit(void **state) {
+    (void)state;
+    Gpt2Options options = small_options(OPTIMIZER_ADAMW);
+    options.fp8 = true;
+    options.dtype = DTYPE_FP32;
+    assert_false(gpt2_check_options(&options, &err));
+    assert_message("--fp8: beside --dtype bf16 only, not fp32");
+    options.dtype = DTYPE_BF16;
+    if (!device_facts()->supports[DTYPE_E4M3]) {
+        assert_false(gpt2_check_options(&options, &err));
+        assert_message("has no fp8 matmuls");
+        return;
+    }
+    assert_true(gpt2_check_options(&options, &err));
+    options.config.C = 72;
+    assert_false(gpt2_check_options(&options, &err));
+    assert_message("C = 72 is not a multiple of 16");
+    options.config.C = 64, options.T = 24; // 2 x 24 would do, and the last micro-batch of a step may be 1 x 24
+    assert_false(gpt2_check_options(&options, &err));
+    assert_message("-t 24 is not a multiple of 16; use 32");
+}
+
+static void muon_in_fp16_needs_fp32_gradients(void **state) {
+    (void)state;
+    Gpt2Options options = small_options(OPTIMIZER_MUON);
+    options.dtype = DTYPE_FP16;
+    assert_true(gpt2_check_options(&options, &err));
+    options.gradients_in_dtype = true;
+    assert_false(gpt2_check_options(&options, &err));
+    assert_message("--grad-dtype compute: muon");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_parameter_of_a_matrix_costs_what_the_papers_say),
+        cmocka_unit_test(names_are_read_and_written_the_same),
+        cmocka_unit_test(each_rule_gets_the_tensors_it_reads),
+        cmocka_unit_test(muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest),
+        cmocka_unit_test(vectors_keep_their_moments_in_fp32_beside_8_bit_ones),
+        cmocka_unit_test(no_two_slots_share_a_name),
+        cmocka_unit_test(muons_scratch_is_two_of_the_largest_matrix_and_two_of_its_square),
+        cmocka_unit_test(watching_needs_a_copy_of_the_largest_parameter),
+        cmocka_unit_test(the_offload_buffer_follows_the_state_within_bounds),
+        cmocka_unit_test(offload_moves_the_state_to_the_host),
+        cmocka_unit_test(offload_is_refused_where_an_update_needs_whole_matrices),
+        cmocka_unit_test(fp8_is_refused_where_it_does_not_fit),
+        cmocka_unit_test(muon_in_fp16_needs_fp32_gradients),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

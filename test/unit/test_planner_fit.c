@@ -1,0 +1,357 @@
+// -b auto and -r auto against exhaustive search: every micro-batch and every choice of the ladder is planned, for five
+// model sizes on devices of 8 to 141 GB. What the planner takes is the best of all that fit.
+#include "llmc/model/parameters.h"
+#include "llmc/run/format.h"
+#include "llmc/run/planner.h"
+
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+// clang-format on
+
+#include "test/unit/device_fixture.h"
+
+static const char *const MODELS[] = {"d6", "d12", "d24", "d36", "d48"}; // 30M to 1558M parameters
+static const double DEVICES[] = {8e9, 16e9, 24e9, 40e9, 80e9, 141e9};
+enum { NUM_MODELS = 5, NUM_DEVICES = 6, MOST = 1024 };
+
+// A Hopper: chunks of the logits that shrink where one more is needed, and a workspace of cuDNN's that is refused from
+// some micro-batch on, so that memory does not only grow with B.
+static GpuSpec fake_gpu(double memory) {
+    return (GpuSpec){.name = "fake", .memory = memory, .units = 132, .compute_capability = 90};
+}
+
+static Gpt2Options model_of(const char *descriptor, int64_t B) {
+    Error err;
+    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = 1024, .sequences = 1};
+    assert_true(model_config_parse(&o.config, descriptor, &err));
+    model_config_set_vocab(&o.config, GPT2_VOCAB);
+    return o;
+}
+
+static double plan_total(const Gpt2Options *model) {
+    MemoryPlan *plan = gpt2_plan(model);
+    const double bytes = (double)memory_plan_total(plan);
+    memory_plan_destroy(plan);
+    return bytes;
+}
+
+static double total_at(const Gpt2Options *model, int64_t B) {
+    Gpt2Options at = *model;
+    at.B = B;
+    return plan_total(&at);
+}
+
+// Every micro-batch is planned, until what shrinks as B grows, logits of 1 GiB and cuDNN's eighth of the memory, cannot
+// bring it back under the limit.
+static int64_t largest_by_search(const Gpt2Options *model, double room, int64_t most) {
+    const double shrinks = 0x1p30 + room / 8;
+    int64_t largest = 0;
+    for (int64_t B = 1; B <= most; B++) {
+        const double total = total_at(model, B);
+        if (total <= room) largest = B;
+        if (total > room + shrinks) break;
+    }
+    return largest;
+}
+
+// --------------------------------------------------------------------------------------------------------- micro-batch
+
+static void the_largest_batch_of_all_that_fit_is_taken(void **state) {
+    (void)state;
+    for (int m = 0; m < NUM_MODELS; m++)
+        for (int d = 0; d < NUM_DEVICES; d++) {
+            const GpuSpec gpu = fake_gpu(DEVICES[d]);
+            const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+            const int level = (m + d) % 4;
+            Gpt2Options model = model_of(MODELS[m], 1);
+            char text[2] = {(char)('0' + level), 0};
+            Error err;
+            model.sizes = &sizes;
+            model.recompute = recompute_all(recompute_level_set(level));
+            const int64_t expected = largest_by_search(&model, DEVICES[d], MOST);
+            const bool fits = planner_fit(&model, true, text, DEVICES[d], MOST, &err);
+            assert_true(fits == (expected > 0));
+            if (fits && model.B != expected)
+                fail_msg("%s -r %d, %g GB: -b %lld, but %lld fit", MODELS[m], level, DEVICES[d] / 1e9,
+                         (long long)model.B, (long long)expected);
+        }
+}
+
+static void seven_sequences_beat_four(void **state) {
+    (void)state;
+    Gpt2Options model = model_of("d12", 1);
+    Error err;
+    const double seven = total_at(&model, 7);
+    assert_true(planner_fit(&model, true, "0", seven, 16, &err));
+    assert_int_equal(model.B, 7);
+    assert_true(planner_fit(&model, true, "0", seven - 1, 16, &err));
+    assert_int_equal(model.B, 6);
+    assert_true(planner_fit(&model, true, "0", 1e15, 16, &err));
+    assert_int_equal(model.B, 16); // a step has no more windows
+}
+
+// ------------------------------------------------------------------------------------------------------- recomputation
+
+static void the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first(void **state) {
+    (void)state;
+    const Gpt2Options model = model_of("d12", 1);
+    const int named[] = {0, AGAIN_GELU, AGAIN_GELU | AGAIN_LAYERNORM, AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC,
+                         AGAIN_BLOCK};
+    RecomputeChoice *ladder;
+    const int n = planner_ladder(&ladder, &model.config, model.T), sets = 8;
+    assert_int_equal(n, sets + sets * (sets - 1) / 2 * 11); // mixtures of two: 1 to 11 blocks of the one
+    for (int a = 0; a < 5; a++)
+        for (int b = 0; b < 5; b++)
+            for (int64_t count = 1; count <= 12; count++) {
+                int found = 0;
+                for (int i = 0; i < n; i++)
+                    found += ladder[i].first_set == named[b] && ladder[i].set == named[a] && ladder[i].count == count;
+                assert_int_equal(found, a == b ? count == 12 : a < b && count < 12);
+            }
+    for (int i = 1; i < n; i++) {
+        const RecomputeChoice *x = &ladder[i - 1], *y = &ladder[i];
+        assert_true(x->flops < y->flops || (x->flops == y->flops && x->elements <= y->elements));
+    }
+    free(ladder);
+}
+
+// What each choice of the ladder takes, by a plan of it.
+static double *plan_ladder(Gpt2Options model, const RecomputeChoice *ladder, int n) {
+    double *totals = malloc((size_t)n * sizeof *totals);
+    assert_non_null(totals);
+    for (int i = 0; i < n; i++) {
+        model.recompute = planner_recompute(&ladder[i], model.config.L);
+        totals[i] = plan_total(&model);
+    }
+    return totals;
+}
+
+static void check_auto(const char *name, const Gpt2Options *model, const RecomputeChoice *ladder, const double *totals,
+                       int n, double room) {
+    const RecomputeChoice *best = NULL;
+    for (int i = 0; i < n; i++) {
+        const RecomputeChoice *c = &ladder[i];
+        if (totals[i] <= room &&
+            (!best || c->flops < best->flops || (c->flops == best->flops && c->elements < best->elements)))
+            best = c;
+    }
+    Gpt2Options chosen = *model;
+    Error err;
+    const bool fits = planner_fit(&chosen, false, "auto", room, 0, &err);
+    if (fits != (best != NULL)) fail_msg("%s in %g GB: %s", name, room / 1e9, fits ? "chosen" : err.text);
+    if (!best) return;
+    assert_true(plan_total(&chosen) <= room);
+    assert_int_equal(chosen.B, model->B);
+    assert_true(recompute_flops_per_token(&chosen.recompute, &model->config, model->T) == best->flops);
+    assert_true(recompute_elements_per_token(&chosen.recompute, &model->config) == best->elements);
+}
+
+static void the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken(void **state) {
+    (void)state;
+    const int64_t batches[NUM_MODELS] = {256, 32, 16, 6, 2};
+    const GpuSpec gpu = fake_gpu(24e9);
+    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+    for (int m = 0; m < NUM_MODELS; m++) {
+        RecomputeChoice *ladder;
+        Gpt2Options model = model_of(MODELS[m], batches[m]);
+        model.sizes = &sizes;
+        const int n = planner_ladder(&ladder, &model.config, model.T);
+        double *totals = plan_ladder(model, ladder, n);
+        for (int d = 0; d < NUM_DEVICES; d++) check_auto(MODELS[m], &model, ladder, totals, n, DEVICES[d]);
+        // Between what everything kept takes and the least of all the choice is narrow.
+        double least = totals[0], all = totals[0];
+        for (int i = 1; i < n; i++) least = totals[i] < least ? totals[i] : least;
+        for (int part = 0; part <= 8; part++)
+            check_auto(MODELS[m], &model, ladder, totals, n, least + (all - least) * part / 8);
+        free(totals);
+        free(ladder);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- both
+
+// Whether a choice without matmuls and attention fits with B sequences; *elements: the least it moves.
+static bool fits_without_flops(const Gpt2Options *model, int64_t B, double room, double *elements) {
+    RecomputeChoice *ladder;
+    const int n = planner_ladder(&ladder, &model->config, model->T);
+    Gpt2Options m = *model;
+    bool fits = false;
+    m.B = B;
+    for (int i = 0; i < n && !fits; i++) { // the cheapest first
+        if (ladder[i].flops > 0) break;
+        m.recompute = planner_recompute(&ladder[i], m.config.L);
+        fits = plan_total(&m) <= room;
+        *elements = ladder[i].elements;
+    }
+    free(ladder);
+    return fits;
+}
+
+static void both_auto_take_the_largest_batch_that_repeats_no_matmul(void **state) {
+    (void)state;
+    int with_flops = 0, without = 0;
+    for (int m = 0; m < NUM_MODELS; m++)
+        for (int d = 0; d < NUM_DEVICES; d++) {
+            const GpuSpec gpu = fake_gpu(DEVICES[d]);
+            const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+            Gpt2Options model = model_of(MODELS[m], 1);
+            double elements = 0;
+            Error err;
+            model.sizes = &sizes;
+            if (!planner_fit(&model, true, "auto", DEVICES[d], MOST, &err)) { // then B = 1 with blocks again does not
+                model.recompute = recompute_all(AGAIN_BLOCK);
+                assert_true(total_at(&model, 1) > DEVICES[d]);
+                continue;
+            }
+            assert_true(plan_total(&model) <= DEVICES[d]);
+            const double flops = recompute_flops_per_token(&model.recompute, &model.config, model.T);
+            if (flops > 0) {
+                assert_int_equal(model.B, 1);
+                assert_false(fits_without_flops(&model, 1, DEVICES[d], &elements));
+                with_flops++;
+                continue;
+            }
+            for (int64_t more = 1; more <= 2 && model.B + more <= MOST; more++)
+                assert_false(fits_without_flops(&model, model.B + more, DEVICES[d], &elements));
+            assert_true(fits_without_flops(&model, model.B, DEVICES[d], &elements));
+            assert_true(recompute_elements_per_token(&model.recompute, &model.config) == elements);
+            without++;
+        }
+    assert_true(with_flops + without > 20);
+}
+
+// Room for one sequence of 774M with its blocks computed again, and for none without.
+static void where_no_sequence_fits_without_matmuls_again_one_fits_with_them(void **state) {
+    (void)state;
+    Gpt2Options model = model_of("d36", 1);
+    Error err;
+    model.recompute = recompute_all(AGAIN_GELU | AGAIN_LAYERNORM);
+    const double room = plan_total(&model) - 1;
+    assert_true(planner_fit(&model, true, "auto", room, 512, &err));
+    assert_int_equal(model.B, 1);
+    assert_true(plan_total(&model) <= room);
+    assert_true(recompute_flops_per_token(&model.recompute, &model.config, model.T) > 0);
+}
+
+static void a_choice_for_1558M_takes_less_than_a_second(void **state) {
+    (void)state;
+    const GpuSpec gpu = fake_gpu(40e9);
+    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+    Gpt2Options model = model_of("d48", 1);
+    Error err;
+    model.sizes = &sizes;
+    const clock_t began = clock(); // of this process alone: the machine may be busy
+    assert_true(planner_fit(&model, true, "auto", 40e9, 1024, &err));
+    assert_true(planner_fit(&model, false, "auto", 30e9, 1024, &err));
+    assert_true((double)(clock() - began) / CLOCKS_PER_SEC < 1.0);
+}
+
+static void evaluation_has_nothing_to_recompute(void **state) {
+    (void)state;
+    Gpt2Options model = model_of("d12", 4);
+    Error err;
+    model.train = false;
+    assert_true(planner_fit(&model, true, "auto", 8e9, 0, &err));
+    assert_int_equal(model.recompute.blocks[0], 0);
+    assert_true(plan_total(&model) <= 8e9 && total_at(&model, model.B + 1) > 8e9);
+}
+
+// --------------------------------------------------------------------------------------------------- when nothing fits
+
+enum { FEWER_B = 1, RECOMPUTE = 2, OPTIMIZER = 4, GRADIENTS = 8, OFFLOAD = 16 };
+
+// Whether these changes make it fit.
+static bool fits_with(Gpt2Options model, int changes, double room) {
+    Error err;
+    if (changes & OPTIMIZER) model.optimizer = OPTIMIZER_ADAMW_8BIT, model.master = false;
+    if (changes & GRADIENTS) model.gradients_in_dtype = true;
+    if (changes & OFFLOAD) model.offload = true;
+    return planner_fit(&model, (changes & FEWER_B) != 0, changes & RECOMPUTE ? "auto" : "0", room,
+                       changes & FEWER_B ? model.B - 1 : 0, &err);
+}
+
+static int bits(int n) { return __builtin_popcount((unsigned)n); }
+
+static void the_message_names_the_first_change_that_would_fit(void **state) {
+    (void)state;
+    static const char *const words[] = {"fits with -b ", "-r auto", "--optimizer adamw8bit -w 0",
+                                        "--grad-dtype compute", "--offload optimizer"};
+    int seen = 0;
+    for (int m = 1; m < NUM_MODELS; m++)
+        for (int d = 0; d < NUM_DEVICES; d += 2) {
+            const GpuSpec gpu = fake_gpu(DEVICES[d]);
+            const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+            Gpt2Options model = model_of(MODELS[m], m < 3 ? 64 : 2);
+            int first = 0;
+            Error err;
+            model.sizes = &sizes;
+            if (planner_fit(&model, false, "0", DEVICES[d], 0, &err)) continue;
+            for (int count = 1; count <= 5 && !first; count++)
+                for (int r = 1; r < 32 && !first; r++)
+                    if (bits(r) == count && fits_with(model, r, DEVICES[d])) first = r;
+            if (first == 0) {
+                assert_non_null(strstr(err.text, "take a smaller model or context"));
+                continue;
+            }
+            for (int i = 0; i < 5; i++)
+                if ((strstr(err.text, words[i]) != NULL) != (first >> i & 1)) fail_msg("%d: %s", first, err.text);
+            seen |= first;
+        }
+    assert_true((seen & (FEWER_B | RECOMPUTE)) == (FEWER_B | RECOMPUTE));
+}
+
+static void the_message_says_what_is_needed_and_what_there_is(void **state) {
+    (void)state;
+    Gpt2Options model = model_of("d12", 8);
+    Error err;
+    model.recompute = recompute_all(0);
+    assert_false(planner_fit(&model, false, "0", 4.0 * 0x1p30, 0, &err));
+    char needs[64], bytes[32];
+    snprintf(needs, sizeof needs, "not enough memory: -b 8 -r 0 needs %s,",
+             format_bytes(plan_total(&model), bytes, sizeof bytes));
+    if (!strstr(err.text, needs)) fail_msg("%s", err.text);
+    assert_non_null(strstr(err.text, "there are 4.00 GiB; it fits with -b "));
+    assert_false(planner_fit(&model, true, "auto", 1e6, 0, &err));
+    assert_non_null(strstr(err.text, "take a smaller model or context (-e, -t)"));
+    assert_false(planner_fit(&model, true, "5", 1e12, 0, &err));
+    assert_non_null(strstr(err.text, "-r 5"));
+}
+
+// ----------------------------------------------------------------------------------------------------- the 12 GB claim
+
+static void GPT2_of_1558M_trains_in_12_GB_with_8_bit_states(void **state) {
+    (void)state;
+    const GpuSpec gpu = fake_gpu(12e9);
+    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+    Gpt2Options model = model_of("d48", 1);
+    Error err;
+    model.sizes = &sizes;
+    model.optimizer = OPTIMIZER_ADAMW_8BIT, model.master = false, model.gradients_in_dtype = true;
+    assert_true(planner_fit(&model, true, "auto", 12e9 - planner_reserve(), 0, &err));
+    assert_true(model.B >= 1 && plan_total(&model) + planner_reserve() <= 12e9);
+    assert_int_equal(parameter_total(&model.config), 1557686400);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_largest_batch_of_all_that_fit_is_taken),
+        cmocka_unit_test(seven_sequences_beat_four),
+        cmocka_unit_test(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first),
+        cmocka_unit_test(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken),
+        cmocka_unit_test(both_auto_take_the_largest_batch_that_repeats_no_matmul),
+        cmocka_unit_test(where_no_sequence_fits_without_matmuls_again_one_fits_with_them),
+        cmocka_unit_test(a_choice_for_1558M_takes_less_than_a_second),
+        cmocka_unit_test(evaluation_has_nothing_to_recompute),
+        cmocka_unit_test(the_message_names_the_first_change_that_would_fit),
+        cmocka_unit_test(the_message_says_what_is_needed_and_what_there_is),
+        cmocka_unit_test(GPT2_of_1558M_trains_in_12_GB_with_8_bit_states),
+    };
+    return cmocka_run_group_tests(tests, start_device, stop_device);
+}

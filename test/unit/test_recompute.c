@@ -1,0 +1,288 @@
+// -r: what it is made of, its text and back, what it costs; and that no text, however wrong, does harm.
+#include "llmc/base/rng.h"
+#include "llmc/model/recompute.h"
+
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+// clang-format on
+
+enum { L = 12 };
+
+static Recompute parsed(const char *text, int64_t blocks) {
+    Recompute r;
+    Error err;
+    if (!recompute_parse(&r, text, blocks, &err)) fail_msg("%s: %s", text, err.text);
+    return r;
+}
+
+static void assert_blocks(const char *text, const int expected[L]) {
+    const Recompute r = parsed(text, L);
+    for (int l = 0; l < L; l++)
+        if (r.blocks[l] != expected[l]) fail_msg("%s: block %d has %d", text, l, r.blocks[l]);
+}
+
+// ------------------------------------------------------------------------------------------------------------- reading
+
+static void one_set_goes_for_all_blocks(void **state) {
+    (void)state;
+    const struct {
+        const char *text;
+        int set;
+    } cases[] = {
+        {"0", 0},
+        {"1", 1},
+        {"2", 3},
+        {"3", 63},
+        {"block", 63},
+        {"gelu", 1},
+        {"layernorm", 2},
+        {"qkv", 8},
+        {"attention", 16},
+        {"attproj", 32},
+        {"fc", 5}, // gelu comes with it
+        {"gelu+fc", 5},
+        {"gelu+qkv", 9},
+        {"attention+gelu+layernorm", 19},
+        {"gelu+layernorm+fc+qkv+attention+attproj", 63},
+        {"qkv+qkv", 8},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const Recompute r = parsed(cases[i].text, L);
+        for (int l = 0; l < L; l++) assert_int_equal(r.blocks[l], cases[i].set);
+    }
+}
+
+static void every_nth_block_begins_with_the_first(void **state) {
+    (void)state;
+    assert_blocks("3/2", (const int[L]){63, 0, 63, 0, 63, 0, 63, 0, 63, 0, 63, 0});
+    assert_blocks("qkv+fc/5", (const int[L]){13, 0, 0, 0, 0, 13, 0, 0, 0, 0, 13, 0});
+    assert_blocks("1/12", (const int[L]){1});
+    assert_blocks("2/1", (const int[L]){3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3});
+}
+
+static void a_list_counts_blocks_and_its_last_item_goes_on_to_the_end(void **state) {
+    (void)state;
+    assert_blocks("3x4,0x8", (const int[L]){63, 63, 63, 63});
+    assert_blocks("3x4,0", (const int[L]){63, 63, 63, 63});
+    assert_blocks("gelux2,fcx1,0x4,attention+qkv", (const int[L]){1, 1, 5, 0, 0, 0, 0, 24, 24, 24, 24, 24});
+    assert_blocks("1x12", (const int[L]){1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1});
+}
+
+static void a_wrong_text_is_refused_with_what_is_expected(void **state) {
+    (void)state;
+    const struct {
+        const char *text, *told;
+    } cases[] = {
+        {"", "expected 0 .. 3"},
+        {"4", "expected 0 .. 3"},
+        {"-1", "expected 0 .. 3"},
+        {"auto", "expected 0 .. 3"},
+        {"gelu+", "expected 0 .. 3"},
+        {"+gelu", "expected 0 .. 3"},
+        {"gelu qkv", "' qkv' is not understood"},
+        {"gelufc", "'fc' is not understood"},
+        {"GELU", "expected 0 .. 3"},
+        {"3+gelu", "'+gelu' is not understood"},
+        {"33", "'3' is not understood"},
+        {"gelu+3", "expected 0 .. 3"},
+        {"3/", "from 1 to 12"},
+        {"3/0", "from 1 to 12"},
+        {"3/13", "from 1 to 12"},
+        {"3/99999999999999999999999", "from 1 to 12"},
+        {"3/2x4", "from 1 to 12"},
+        {"3/-2", "from 1 to 12"},
+        {"3x", "at most 12 of 12"},
+        {"3x0,0", "at most 12 of 12"},
+        {"3x13", "at most 12 of 12"},
+        {"3x18446744073709551617", "at most 12 of 12"},
+        {"3x4,0x9", "at most 8 of 12"},
+        {"3x4", "that is 4 blocks, the model has 12"},
+        {"3x4,0x7", "that is 11 blocks, the model has 12"},
+        {"3x12,0", "12 blocks, and no more"},
+        {"3x4,", "'' is not understood"},
+        {"3,0x11", "',0x11' is not understood"},
+        {"3x4;0", "';0' is not understood"},
+        {"3x4,fish", "'fish' is not understood"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Recompute r;
+        Error err = {""};
+        if (recompute_parse(&r, cases[i].text, L, &err)) fail_msg("'%s' was taken", cases[i].text);
+        if (!strstr(err.text, cases[i].told)) fail_msg("'%s': %s", cases[i].text, err.text);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- writing
+
+static void assert_text(const char *text, int64_t blocks, const char *shortest) {
+    char buf[RECOMPUTE_TEXT];
+    const Recompute r = parsed(text, blocks);
+    assert_string_equal(recompute_text(&r, blocks, buf, sizeof buf), shortest);
+}
+
+static void the_text_is_the_shortest_one(void **state) {
+    (void)state;
+    assert_text("0", 12, "0");
+    assert_text("gelu", 12, "1");
+    assert_text("layernorm+gelu", 12, "2");
+    assert_text("block", 12, "3");
+    assert_text("gelu+fc", 12, "fc");
+    assert_text("qkv+gelu", 12, "gelu+qkv");
+    assert_text("attention+fc+layernorm+qkv", 12, "layernorm+fc+qkv+attention");
+    assert_text("3x1,0", 12, "3/12");
+    assert_text("3/1", 12, "3");
+    assert_text("3x1,0x1,3x1", 3, "3/2");
+    assert_text("3x4,0x8", 12, "3x4,0");
+    assert_text("0x4,3x8", 12, "0x4,3");
+    assert_text("3x2,3x2,gelux4,1x4", 12, "3x4,1");
+}
+
+static void a_set_without_what_it_implies_reads_as_with_it(void **state) {
+    (void)state;
+    char buf[RECOMPUTE_TEXT];
+    Recompute r = recompute_all(0);
+    assert_int_equal(recompute_all(AGAIN_FC).blocks[0], AGAIN_FC | AGAIN_GELU);
+    r.blocks[0] = AGAIN_FC, r.blocks[1] = AGAIN_FC | AGAIN_GELU;
+    assert_string_equal(recompute_text(&r, 3, buf, sizeof buf), "fcx2,0");
+}
+
+static void every_pattern_survives_its_text(void **state) {
+    (void)state;
+    static char buf[RECOMPUTE_TEXT];
+    for (uint64_t round = 0; round < 3000; round++) {
+        const Philox draw = philox(round, 1, 0);
+        const int64_t blocks = round % 50 == 0 ? MAX_BLOCKS : 1 + draw.v[0] % 40;
+        const uint32_t kinds = 1 + draw.v[1] % 4; // few kinds make runs and periods
+        Recompute r = recompute_all(0);
+        for (int64_t l = 0; l < blocks; l++) {
+            const uint64_t kind = philox(round, 2, (uint64_t)l).v[0] % kinds;
+            const int set = (int)(philox(round, 3, kind).v[0] % 64);
+            r.blocks[l] = recompute_all(draw.v[2] % 3 == 0 && l % 3 ? 0 : set).blocks[0];
+        }
+        const Recompute again = parsed(recompute_text(&r, blocks, buf, sizeof buf), blocks);
+        assert_memory_equal(r.blocks, again.blocks, (size_t)blocks);
+    }
+}
+
+static void a_text_that_does_not_fit_ends_in_dots(void **state) {
+    (void)state;
+    Error err;
+    Recompute r = parsed("gelu+qkvx4,layernorm+attentionx3,0", L), other;
+    const char *whole = "gelu+qkvx4,layernorm+attentionx3,0";
+    for (size_t size = 4; size <= strlen(whole) + 1; size++) {
+        char *buf = malloc(size); // where a sanitizer sees a byte too many
+        recompute_text(&r, L, buf, size);
+        const size_t length = strlen(buf);
+        assert_true(length < size);
+        assert_true((strcmp(buf, whole) == 0) == (size == strlen(whole) + 1));
+        if (size <= strlen(whole)) {
+            assert_string_equal(buf + length - 3, "...");
+            assert_false(recompute_parse(&other, buf, L, &err));
+        }
+        free(buf);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------------- costs
+
+// The forward pass of a block, op by op, as doc/memory.md has it: what each costs, and the sets in which it runs again.
+static void flops_and_elements_are_those_of_the_ops_that_run_again(void **state) {
+    (void)state;
+    const ModelConfig c = {.L = L, .C = 96, .NH = 3, .V = 100, .Vp = 128, .max_T = 64};
+    enum { CONTEXT = 50 };
+    for (int set = 0; set < 64; set++) {
+        const int kinds[2] = {set, 63 - set};
+        Recompute r = recompute_all(0);
+        double flops = 0.0, elements = 0.0;
+        for (int l = 0; l < L; l++) {
+            const int s = kinds[l % 3 == 1];
+            r.blocks[l] = (uint8_t)s;
+            if (s & AGAIN_QKV) flops += 2.0 * 96 * 288;                     // (1,C) x (C,3C)
+            if (s & AGAIN_FC) flops += 2.0 * 96 * 384;                      // (1,C) x (C,4C)
+            if (s & AGAIN_ATTPROJ) flops += 2.0 * 96 * 96;                  // (1,C) x (C,C)
+            if (s & AGAIN_ATTENTION) flops += 4.0 * 96 * (CONTEXT + 1) / 2; // QK^T and PV over half of the context
+            if (s & AGAIN_GELU && !(s & AGAIN_FC)) elements += 2 * 384;
+            if (s & AGAIN_LAYERNORM) elements += 2 * 96;                   // ln1
+            if (s & (AGAIN_LAYERNORM | AGAIN_ATTPROJ)) elements += 2 * 96; // ln2
+            if (s & AGAIN_ATTPROJ) elements += 2 * 96;                     // and the addition before it
+        }
+        assert_true(recompute_flops_per_token(&r, &c, CONTEXT) == flops);
+        assert_true(recompute_elements_per_token(&r, &c) == elements);
+    }
+    const Recompute all = recompute_all(AGAIN_BLOCK);
+    assert_true(recompute_flops_per_token(&all, &c, CONTEXT) == L * (16.0 * 96 * 96 + 2.0 * 96 * (CONTEXT + 1)));
+}
+
+static void gelu_is_alone_where_the_matmul_before_it_does_not_run_again(void **state) {
+    (void)state;
+    const struct {
+        const char *text;
+        bool alone;
+    } cases[] = {{"0", false},   {"1", true},       {"2", true},        {"3", false},   {"fc", false},
+                 {"qkv", false}, {"3x4,1x8", true}, {"3x4,0x8", false}, {"1/12", true}, {"fc+layernorm", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const Recompute r = parsed(cases[i].text, L);
+        if (recompute_gelu_alone(&r, L) != cases[i].alone) fail_msg("%s", cases[i].text);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- fuzz
+
+// Pieces of the grammar and any bytes, in any order: what is taken must survive its own text, what is not has a
+// message, and nothing beyond the text is read (the buffer ends with it).
+static void no_text_does_harm(void **state) {
+    (void)state;
+    static const char *const pieces[] = {"0",   "1",         "2",       "3",     "gelu", "layernorm",  "fc",
+                                         "qkv", "attention", "attproj", "block", "+",    "x",          "/",
+                                         ",",   "x1",        "x4",      ",0",    "12",   "4294967297", " "};
+    enum { NUM_PIECES = sizeof pieces / sizeof pieces[0] };
+    static char buf[RECOMPUTE_TEXT];
+    int taken = 0;
+    for (uint64_t round = 0; round < 200000; round++) {
+        const Philox draw = philox(round, 7, 0);
+        char text[256] = "";
+        for (uint32_t i = 0; i < draw.v[0] % 8; i++) {
+            const Philox d = philox(round, 8, i);
+            char byte[2] = {(char)(1 + d.v[1] % 255), '\0'};
+            strcat(text, d.v[0] % 16 == 0 ? byte : pieces[d.v[0] / 16 % NUM_PIECES]);
+        }
+        char *copy = strdup(text);
+        const int64_t blocks = 1 + draw.v[1] % 16;
+        Recompute r, again;
+        Error err = {""};
+        if (recompute_parse(&r, copy, blocks, &err)) {
+            taken++;
+            again = parsed(recompute_text(&r, blocks, buf, sizeof buf), blocks);
+            assert_memory_equal(r.blocks, again.blocks, (size_t)blocks);
+            assert_true(strlen(buf) <= strlen(copy));
+        } else {
+            assert_true(strlen(err.text) > 10);
+        }
+        free(copy);
+    }
+    assert_true(taken > 1000);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_set_goes_for_all_blocks),
+        cmocka_unit_test(every_nth_block_begins_with_the_first),
+        cmocka_unit_test(a_list_counts_blocks_and_its_last_item_goes_on_to_the_end),
+        cmocka_unit_test(a_wrong_text_is_refused_with_what_is_expected),
+        cmocka_unit_test(the_text_is_the_shortest_one),
+        cmocka_unit_test(a_set_without_what_it_implies_reads_as_with_it),
+        cmocka_unit_test(every_pattern_survives_its_text),
+        cmocka_unit_test(a_text_that_does_not_fit_ends_in_dots),
+        cmocka_unit_test(flops_and_elements_are_those_of_the_ops_that_run_again),
+        cmocka_unit_test(gelu_is_alone_where_the_matmul_before_it_does_not_run_again),
+        cmocka_unit_test(no_text_does_harm),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
