@@ -19,7 +19,7 @@ static double muon_flops(const Gpt2Options *model) {
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];
         if (optimizer_rule(model->optimizer, p) != RULE_DIRECTION) continue;
-        const double rows = (double)(p->rows / p->spec->stacked), cols = (double)p->cols;
+        const double rows = (double)p->rows / p->spec->stacked, cols = (double)p->cols;
         const double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
         flops += p->spec->stacked * ITERATIONS * (4 * m * m * n + 2 * m * m * m);
     }

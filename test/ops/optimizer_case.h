@@ -270,13 +270,14 @@ static inline void expect_nearest8(OpTensor codes, OpTensor scales, const double
     free(got), free(scale);
 }
 
-static inline void expect_moment(OpTensor x, OpTensor scales, const double *exact, const double *size, bool is_signed) {
+static inline void expect_moment(OpTensor x, OpTensor scales, double *exact, const double *size, bool is_signed) {
+    if (!exact || !size) op_fail("%s: nothing to compare it with", x.t.name);
     if (x.t.dtype == DTYPE_U8)
         expect_nearest8(x, scales, exact, size, is_signed);
     else if (x.t.dtype == DTYPE_BF16)
         expect_neighbours(x, exact, size);
     else
-        op_check((OpTensor){.t = x.t, .v = (double *)(uintptr_t)exact}, DTYPE_FP32);
+        op_check((OpTensor){.t = x.t, .v = exact}, DTYPE_FP32);
 }
 
 // weight + lost against w, and the weight is w rounded to nearest.

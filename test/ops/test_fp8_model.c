@@ -138,7 +138,7 @@ static void gradients_in_fp8_are_those_of_bf16_within_its_rounding(void **state)
 static void micro_steps_add_up_to_one(void **state) {
     (void)state;
     need_fp8();
-    double *once[MAX_TENSORS], *summed[MAX_TENSORS];
+    double *once[MAX_TENSORS] = {0}, *summed[MAX_TENSORS] = {0};
     Gpt2 *model = make_model(IN_FP8, true, 0);
     set_weights(model, 0);
     run_micro_steps(model, 0, B);

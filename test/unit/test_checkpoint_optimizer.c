@@ -137,8 +137,9 @@ static void replace_in_file(const char *name, const char *from, const char *to) 
     const char *path = tmpdir_file(&tmp, name);
     char *bytes = (char *)read_bytes(path, &n), *place = memmem(bytes, n, from, strlen(from));
     assert_non_null(place);
-    assert_int_equal(strlen(from), strlen(to));
-    memcpy(place, to, strlen(to));
+    const size_t length = strlen(from);
+    assert_int_equal(strlen(to), length);
+    memcpy(place, to, length);
     write_bytes(path, bytes, n);
     free(bytes);
 }

@@ -251,7 +251,8 @@ static void no_text_does_harm(void **state) {
         for (uint32_t i = 0; i < draw.v[0] % 8; i++) {
             const Philox d = philox(round, 8, i);
             char byte[2] = {(char)(1 + d.v[1] % 255), '\0'};
-            strcat(text, d.v[0] % 16 == 0 ? byte : pieces[d.v[0] / 16 % NUM_PIECES]);
+            const size_t used = strlen(text);
+            snprintf(text + used, sizeof text - used, "%s", d.v[0] % 16 == 0 ? byte : pieces[d.v[0] / 16 % NUM_PIECES]);
         }
         char *copy = strdup(text);
         const int64_t blocks = 1 + draw.v[1] % 16;
