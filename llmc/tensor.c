@@ -41,6 +41,13 @@ Tensor tensor_slice_rows(Tensor t, int64_t first, int64_t count) {
     return tensor_make(data, t.dtype, t.name, count, cols, 0, 0);
 }
 
+Tensor tensor_slice_elements(Tensor t, int64_t first, int64_t count) {
+    if (!t.data) return t;
+    REQUIRE(first >= 0 && count >= 0 && first + count <= tensor_numel(t), "elements [%lld, %lld) of %s, which has %lld",
+            (long long)first, (long long)(first + count), t.name, (long long)tensor_numel(t));
+    return tensor_make((char *)t.data + (size_t)first * dtype_size(t.dtype), t.dtype, t.name, count, 0, 0, 0);
+}
+
 Tensor tensor_slice_first(Tensor t, int64_t n) {
     REQUIRE(t.rank >= 1 && n >= 1 && n <= t.shape[0], "the first %lld of %s, which has %lld", (long long)n, t.name,
             (long long)t.shape[0]);

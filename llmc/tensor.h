@@ -46,6 +46,8 @@ int64_t tensor_cols(Tensor t); // the last dimension
 
 // Rows [first, first + count) of t seen as (rows, cols).
 Tensor tensor_slice_rows(Tensor t, int64_t first, int64_t count);
+// Elements [first, first + count) of t, flat. Of the absent tensor: itself.
+Tensor tensor_slice_elements(Tensor t, int64_t first, int64_t count);
 // The first n entries along dimension 0 (a micro-batch smaller than the one that was planned).
 Tensor tensor_slice_first(Tensor t, int64_t n);
 

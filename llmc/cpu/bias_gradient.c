@@ -34,7 +34,7 @@ static ALWAYS_INLINE void strip_sums(void *dbias, const void *dout, int64_t firs
 
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     cpu_check_float("bias_backward", dout);
-    cpu_check_weight_gradient("bias_backward", dbias, dout.dtype, tensor_cols(dout));
+    check_weight_gradient("bias_backward", dbias, dout.dtype, tensor_cols(dout));
     int64_t OC = tensor_cols(dout), rows = tensor_rows(dout);
 #pragma omp parallel for schedule(static)
     for (int64_t j = 0; j < OC; j += STRIP) {

@@ -121,8 +121,8 @@ void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bo
     cpu_check_float(op, dout);
     tensor_check(op, dout, dout.dtype, N * C);
     tensor_check(op, tokens, DTYPE_I32, N);
-    cpu_check_weight_gradient(op, dwte, dout.dtype, tensor_rows(dwte) * C);
-    cpu_check_weight_gradient(op, dwpe, dout.dtype, maxT * C);
+    check_weight_gradient(op, dwte, dout.dtype, tensor_rows(dwte) * C);
+    check_weight_gradient(op, dwpe, dout.dtype, maxT * C);
     REQUIRE(T <= maxT, "%s: T = %lld, dwpe has %lld rows", op, (long long)T, (long long)maxT);
     const int32_t *token = tokens.data;
     check_tokens(op, token, N, tensor_rows(dwte));

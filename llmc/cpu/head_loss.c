@@ -13,9 +13,7 @@ enum { VOCAB_CHUNK = 3144 };
 // with more only memory is lost (103 MB at GPT-2's vocabulary in bf16). Also the rows of din whose fp32 sums are held.
 enum { HEAD_CHUNK_ROWS = 1024 };
 
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
-
-int64_t ops_head_chunk_rows(OpsShape shape) { return at_most(shape.B * shape.T, HEAD_CHUNK_ROWS); }
+int64_t ops_head_chunk_rows(OpsShape shape) { return min_i64(shape.B * shape.T, HEAD_CHUNK_ROWS); }
 
 typedef struct {
     float *sums; // (HEAD_CHUNK_ROWS, C): din before it is rounded; unused for fp32
@@ -23,7 +21,7 @@ typedef struct {
 } Scratch;
 
 static int64_t scratch_layout(int64_t offsets[2], int64_t N, int64_t C, int64_t Vp, DType dtype) {
-    int64_t end = 0, rows = dtype == DTYPE_FP32 ? 0 : at_most(N, HEAD_CHUNK_ROWS);
+    int64_t end = 0, rows = dtype == DTYPE_FP32 ? 0 : min_i64(N, HEAD_CHUNK_ROWS);
     offsets[0] = cpu_part(&end, rows * C * (int64_t)sizeof(float));
     offsets[1] = cpu_part(&end, cross_entropy_scratch(Vp, cpu_threads()));
     return end;
@@ -63,7 +61,7 @@ void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tens
     int64_t N = tensor_rows(in), R = tensor_rows(logits);
     cpu_scratch("head_loss_forward", 0);
     for (int64_t first = 0; first < N; first += R) {
-        int64_t count = at_most(N - first, R);
+        int64_t count = min_i64(N - first, R);
         Tensor chunk = tensor_slice_rows(logits, 0, count);
         logits_forward(chunk, tensor_slice_rows(in, first, count), wte);
         cross_entropy_forward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V);
@@ -75,11 +73,11 @@ static void input_gradient(Tensor din, Tensor dlogits, Tensor wte, float *sums) 
     int64_t C = tensor_cols(din), Vp = tensor_rows(wte);
     int64_t piece = round_up(ceil_div(Vp, ceil_div(Vp, VOCAB_CHUNK)), 8);
     for (int64_t first = 0; first < tensor_rows(din); first += HEAD_CHUNK_ROWS) {
-        int64_t rows = at_most(tensor_rows(din) - first, HEAD_CHUNK_ROWS);
+        int64_t rows = min_i64(tensor_rows(din) - first, HEAD_CHUNK_ROWS);
         Tensor out = tensor_slice_rows(din, first, rows);
         Tensor sum = out.dtype == DTYPE_FP32 ? out : tensor_make(sums, DTYPE_FP32, "din sums", rows, C, 0, 0);
         for (int64_t v = 0; v < Vp; v += piece)
-            gemm(rows, C, at_most(Vp - v, piece), matrix_of(sum, C), matrix_at(matrix_of(dlogits, Vp), first, v),
+            gemm(rows, C, min_i64(Vp - v, piece), matrix_of(sum, C), matrix_at(matrix_of(dlogits, Vp), first, v),
                  matrix_at(matrix_of(wte, C), v, 0), NULL, v > 0);
         if (sum.data != out.data) tensor_cast(out, sum);
     }
@@ -96,7 +94,7 @@ void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, T
     const char *op = "head_loss_backward";
     check_shapes(op, losses, logits, in, wte, targets, V);
     tensor_check(op, din, in.dtype, tensor_numel(in));
-    cpu_check_weight_gradient(op, dwte, in.dtype, tensor_numel(wte));
+    check_weight_gradient(op, dwte, in.dtype, tensor_numel(wte));
     if (control.data) {
         tensor_check(op, control, DTYPE_U8, sizeof(StepControl));
         scale *= ((const StepControl *)control.data)->loss_scale;
@@ -104,7 +102,7 @@ void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, T
     int64_t N = tensor_rows(in), R = tensor_rows(logits);
     Scratch scratch = scratch_get(N, tensor_cols(in), tensor_rows(wte), in.dtype);
     for (int64_t first = 0; first < N; first += R) {
-        int64_t count = at_most(N - first, R);
+        int64_t count = min_i64(N - first, R);
         Tensor chunk = tensor_slice_rows(logits, 0, count), in_rows = tensor_slice_rows(in, first, count);
         logits_forward(chunk, in_rows, wte);
         cross_entropy_backward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V, scale,

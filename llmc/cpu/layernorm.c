@@ -154,8 +154,8 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
     tensor_check(op, mean, DTYPE_FP32, N);
     tensor_check(op, rstd, DTYPE_FP32, N);
     tensor_check(op, weight, in.dtype, C);
-    cpu_check_weight_gradient(op, dweight, in.dtype, C);
-    cpu_check_weight_gradient(op, dbias, in.dtype, C);
+    check_weight_gradient(op, dweight, in.dtype, C);
+    check_weight_gradient(op, dbias, in.dtype, C);
     const LayerNormBackward a = {din.data, dout.data, in.data, weight.data, mean.data, rstd.data, N, C, add_residual};
     const int64_t rows = block_rows(N), blocks = ceil_div(N, rows), padded = round_up(C, LANES);
     float *partial = cpu_scratch(op, workspace_bytes(blocks, C)); // (blocks, 2, padded)

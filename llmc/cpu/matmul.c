@@ -48,7 +48,7 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     cpu_check_float(op, in);
     cpu_scratch(op, 0);
     tensor_check(op, dout, in.dtype, N * OC);
-    cpu_check_weight_gradient(op, dweight, in.dtype, OC * IC);
+    check_weight_gradient(op, dweight, in.dtype, OC * IC);
     gemm(OC, IC, N, matrix_of(dweight, IC), matrix_transposed(matrix_of(dout, OC)), matrix_of(in, IC), NULL,
          accumulate);
     if (dbias.data) bias_backward(dbias, dout, accumulate);

@@ -26,20 +26,6 @@ static int64_t group_rows(int64_t rows) {
 // less than a 32nd of the matrix.
 int64_t adafactor_scratch_bytes(int64_t factored) { return factored / 32 * (int64_t)sizeof(float); }
 
-void adafactor_check(const char *op, const UpdateTensor *t) {
-    const int64_t numel = tensor_numel(t->weight);
-    tensor_check(op, t->rms, DTYPE_FP32, 1);
-    if (!t->row.data) {
-        tensor_check(op, t->v, DTYPE_FP32, numel);
-        return;
-    }
-    const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
-    tensor_check(op, t->row, DTYPE_FP32, rows);
-    tensor_check(op, t->col, DTYPE_FP32, cols);
-    REQUIRE(t->offset + numel <= rows * cols, "%s: %s has elements up to %lld, row and col are of %lld x %lld", op,
-            t->weight.name, (long long)(t->offset + numel), (long long)rows, (long long)cols);
-}
-
 double adafactor_mean_row(const UpdateTensor *t) {
     if (!t->row.data) return 0.0;
     const float *row = t->row.data;
@@ -174,8 +160,8 @@ void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams param
         const UpdateTensor *t = &tensors[i];
         if (t->rule != RULE_ADAFACTOR) continue;
         const int64_t numel = tensor_numel(t->weight);
-        cpu_check_weight_gradient(op, t->grad, t->weight.dtype, numel);
-        adafactor_check(op, t);
+        check_weight_gradient(op, t->grad, t->weight.dtype, numel);
+        check_adafactor(op, t);
         if (t->row.data)
             REQUIRE(t->offset == 0 && numel == tensor_numel(t->row) * tensor_numel(t->col), "%s: %s is a slice", op,
                     t->weight.name);

@@ -6,10 +6,6 @@
 // For tensors of so many elements altogether.
 int64_t adafactor_scratch_bytes(int64_t factored);
 
-// Stops the program, naming op and tensor, unless row and col (of a vector: v) have the sizes of t, or of the parameter
-// that t is a slice of.
-void adafactor_check(const char *op, const UpdateTensor *t);
-
 // The mean of the rows' second moments; 0 of a vector.
 double adafactor_mean_row(const UpdateTensor *t);
 

@@ -176,27 +176,12 @@ static void update_block(const UpdateTensor *t, const Step *s, double mean_row, 
 
 // ----------------------------------------------------------------------------------------------------------------- ops
 
-static void check_moment(const char *op, Tensor m, Tensor scale, int64_t numel) {
-    const bool is_known = m.dtype == DTYPE_BF16 || m.dtype == DTYPE_U8;
-    tensor_check(op, m, is_known ? m.dtype : DTYPE_FP32, numel);
-    if (m.dtype == DTYPE_U8) tensor_check(op, scale, DTYPE_FP32, ceil_div(numel, STATE_BLOCK));
-}
-
 static void update_check(const char *op, const UpdateTensor *t) {
-    const int64_t numel = tensor_numel(t->weight);
     cpu_check_float(op, t->weight);
-    cpu_check_weight_gradient(op, t->grad, t->weight.dtype, numel);
-    if (t->master.data) tensor_check(op, t->master, DTYPE_FP32, numel);
-    if (t->lost.data) tensor_check(op, t->lost, t->weight.dtype, numel);
-    REQUIRE(!t->master.data || !t->lost.data, "%s: %s has a master and a compensation", op, t->weight.name);
-    REQUIRE(t->offset % STATE_BLOCK == 0, "%s: %s begins at element %lld, no multiple of %d", op, t->weight.name,
-            (long long)t->offset, STATE_BLOCK);
-    if (t->rule == RULE_ADAMW || t->rule == RULE_LION || t->rule == RULE_SGD) check_moment(op, t->m, t->m_scale, numel);
-    if (t->rule == RULE_ADAMW) {
-        tensor_check(op, t->v, t->m.dtype, numel); // both moments are kept alike
-        check_moment(op, t->v, t->v_scale, numel);
-    }
-    if (t->rule == RULE_ADAFACTOR) adafactor_check(op, t);
+    check_update_tensor(op, t);
+    if (t->rule == RULE_ADAMW || t->rule == RULE_LION || t->rule == RULE_SGD)
+        check_moments(op, t, t->rule == RULE_ADAMW);
+    if (t->rule == RULE_ADAFACTOR) check_adafactor(op, t);
 }
 
 void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
@@ -253,8 +238,8 @@ void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Te
         const int64_t numel = t->rule == RULE_DIRECTION ? tensor_numel(t->weight) : 0;
         parts_add(parts, i, numel);
         if (t->rule != RULE_DIRECTION) continue;
-        cpu_check_weight_gradient(op, t->grad, t->weight.dtype, numel);
-        check_moment(op, t->m, t->m_scale, numel);
+        check_weight_gradient(op, t->grad, t->weight.dtype, numel);
+        check_moments(op, t, false);
     }
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;

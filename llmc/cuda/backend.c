@@ -28,7 +28,3 @@ void cuda_check_float(const char *op, Tensor t) {
     REQUIRE(t.dtype == DTYPE_FP32 || t.dtype == DTYPE_BF16 || t.dtype == DTYPE_FP16, "%s: %s is %s, not floating", op,
             t.name, dtype_name(t.dtype));
 }
-
-void cuda_check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel) {
-    tensor_check(op, grad, grad.dtype == DTYPE_FP32 ? DTYPE_FP32 : compute, numel);
-}

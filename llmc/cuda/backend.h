@@ -10,7 +10,7 @@
 #include "llmc/base/checked.h"
 #include "llmc/cuda/sizes.h"
 #include "llmc/device.h"
-#include "llmc/ops.h"
+#include "llmc/ops_check.h"
 #include <cuda_runtime_api.h>
 
 #ifdef __cplusplus
@@ -73,8 +73,6 @@ void cuda_optimizer_shutdown(void);
 
 // Stops the program, naming op and tensor, unless t is a floating tensor.
 void cuda_check_float(const char *op, Tensor t);
-// ... unless grad can hold the gradient of a weight of dtype compute: numel elements, fp32 or compute.
-void cuda_check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel);
 
 #ifdef __cplusplus
 }

@@ -81,7 +81,7 @@ void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     const int64_t OC = tensor_numel(dbias), N = tensor_numel(dout) / OC;
     cuda_check_float(op, dout);
     tensor_check(op, dout, dout.dtype, N * OC);
-    cuda_check_weight_gradient(op, dbias, dout.dtype, OC);
+    check_weight_gradient(op, dbias, dout.dtype, OC);
     float *partials = (float *)cuda_scratch(op, cuda_size_bias_gradient(N, OC));
     int64_t parts = 0;
     DISPATCH(dout.dtype, T, parts = sum_parts_of<T>(partials, dout, N, OC));

@@ -248,8 +248,8 @@ void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bo
     cuda_check_float(op, dout);
     tensor_check(op, dout, dout.dtype, N * C);
     tensor_check(op, tokens, DTYPE_I32, N);
-    cuda_check_weight_gradient(op, dwte, dout.dtype, tensor_rows(dwte) * C);
-    cuda_check_weight_gradient(op, dwpe, dout.dtype, maxT * C);
+    check_weight_gradient(op, dwte, dout.dtype, tensor_rows(dwte) * C);
+    check_weight_gradient(op, dwpe, dout.dtype, maxT * C);
     REQUIRE(T <= maxT, "%s: T = %lld, dwpe has %lld rows", op, (long long)T, (long long)maxT);
     DISPATCH(dout.dtype, E, {
         if (dwte.dtype == DTYPE_FP32)

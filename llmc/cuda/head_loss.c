@@ -3,8 +3,6 @@
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/cross_entropy.h"
 
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
-
 int64_t ops_head_chunk_rows(OpsShape shape) { return cuda_size_head_chunk_rows(shape, cuda_backend.units); }
 
 static void check_shapes(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets,
@@ -23,7 +21,7 @@ void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tens
     check_shapes("head_loss_forward", losses, logits, in, wte, targets, V);
     const int64_t N = tensor_rows(in), R = tensor_rows(logits);
     for (int64_t first = 0; first < N; first += R) {
-        const int64_t count = at_most(N - first, R);
+        const int64_t count = min_i64(N - first, R);
         const Tensor chunk = tensor_slice_rows(logits, 0, count);
         matmul_forward(chunk, tensor_slice_rows(in, first, count), wte, tensor_none()); // (R,Vp)
         cross_entropy_forward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V);
@@ -35,11 +33,11 @@ void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, T
     const char *op = "head_loss_backward";
     check_shapes(op, losses, logits, in, wte, targets, V);
     tensor_check(op, din, in.dtype, tensor_numel(in));
-    cuda_check_weight_gradient(op, dwte, in.dtype, tensor_numel(wte));
+    check_weight_gradient(op, dwte, in.dtype, tensor_numel(wte));
     if (control.data) tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
     const int64_t N = tensor_rows(in), R = tensor_rows(logits);
     for (int64_t first = 0; first < N; first += R) {
-        const int64_t count = at_most(N - first, R);
+        const int64_t count = min_i64(N - first, R);
         const Tensor chunk = tensor_slice_rows(logits, 0, count), in_rows = tensor_slice_rows(in, first, count);
         matmul_forward(chunk, in_rows, wte, tensor_none()); // (R,Vp)
         cross_entropy_backward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V, scale,

@@ -374,8 +374,8 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
     tensor_check(op, mean, DTYPE_FP32, N);
     tensor_check(op, rstd, DTYPE_FP32, N);
     tensor_check(op, weight, in.dtype, C);
-    cuda_check_weight_gradient(op, dweight, in.dtype, C);
-    cuda_check_weight_gradient(op, dbias, in.dtype, C);
+    check_weight_gradient(op, dweight, in.dtype, C);
+    check_weight_gradient(op, dbias, in.dtype, C);
     const LayerNormBackward a = {din, dout, in, mean, rstd, weight, N, C, add_residual};
     float *partials = (float *)cuda_scratch(op, cuda_size_layernorm(N, C));
     const void *rows[] = {din.data, dout.data, in.data, weight.data};

@@ -266,8 +266,8 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
     cuda_check_float(op, in);
     tensor_check(op, dout, in.dtype, N * OC);
-    cuda_check_weight_gradient(op, dweight, in.dtype, OC * IC);
-    if (dbias.data) cuda_check_weight_gradient(op, dbias, in.dtype, OC);
+    check_weight_gradient(op, dweight, in.dtype, OC * IC);
+    if (dbias.data) check_weight_gradient(op, dbias, in.dtype, OC);
     WeightGradient w = {dweight, dbias, dout, in, accumulate};
     run_weight_gradient(&w, fuses_dbias(&w));
 }

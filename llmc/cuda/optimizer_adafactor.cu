@@ -264,22 +264,6 @@ static int64_t column_sums_of(const UpdateTensor *t) {
     return rows > TILE_ROWS ? tile_rows(rows) * tensor_numel(t->col) : 0;
 }
 
-// A slice of a matrix comes with the whole row and col, which say what it is a slice of.
-static void check_adafactor(const char *op, const UpdateTensor *t, DType compute) {
-    const int64_t numel = tensor_numel(t->weight);
-    cuda_check_update_tensor(op, t, compute);
-    tensor_check(op, t->rms, DTYPE_FP32, 1);
-    if (!t->row.data) {
-        tensor_check(op, t->v, DTYPE_FP32, numel);
-        return;
-    }
-    const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
-    tensor_check(op, t->row, DTYPE_FP32, rows);
-    tensor_check(op, t->col, DTYPE_FP32, cols);
-    REQUIRE(t->offset + numel <= rows * cols, "%s: elements %lld .. %lld of %s, a matrix of %lld x %lld", op,
-            (long long)t->offset, (long long)(t->offset + numel), t->weight.name, (long long)rows, (long long)cols);
-}
-
 static bool is_whole(const UpdateTensor *t) {
     return t->offset == 0 && (!t->row.data || tensor_numel(t->weight) == tensor_numel(t->row) * tensor_numel(t->col));
 }
@@ -302,7 +286,8 @@ static void describe_adafactor(TableDraft *draft, TensorArray array) {
     int64_t column_sums = 0;
     for (int i = 0; i < array.n; i++) {
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
-        check_adafactor(array.op, &tensors[i], tensors[0].weight.dtype);
+        cuda_check_update_tensor(array.op, &tensors[i], tensors[0].weight.dtype);
+        check_adafactor(array.op, &tensors[i]);
         AdafactorEntry a = adafactor_entry(&tensors[i], i);
         const int64_t sums = column_sums_of(&tensors[i]);
         a.column_sums = sums ? column_sums : -1, column_sums += sums;

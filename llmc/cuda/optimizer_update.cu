@@ -98,33 +98,17 @@ static Variant variant_of_number(int number) {
 }
 
 void cuda_check_update_tensor(const char *op, const UpdateTensor *t, DType compute) {
-    const int64_t numel = tensor_numel(t->weight);
     cuda_check_float(op, t->weight);
-    tensor_check(op, t->weight, compute, numel);
-    cuda_check_weight_gradient(op, t->grad, compute, numel);
+    tensor_check(op, t->weight, compute, tensor_numel(t->weight));
     REQUIRE((int)t->rule >= 0 && t->rule < RULE_COUNT, "%s: %s has rule %d", op, t->weight.name, (int)t->rule);
-    REQUIRE(t->offset >= 0 && t->offset % STATE_BLOCK == 0, "%s: %s begins at element %lld, no multiple of %d", op,
-            t->weight.name, (long long)t->offset, STATE_BLOCK);
-    REQUIRE(!(t->master.data && t->lost.data), "%s: %s has a master and what was lost", op, t->weight.name);
     REQUIRE(compute != DTYPE_FP32 || !(t->master.data || t->lost.data), "%s: %s is fp32 and has a master or lost part",
             op, t->weight.name);
-    if (t->master.data) tensor_check(op, t->master, DTYPE_FP32, numel);
-    if (t->lost.data) tensor_check(op, t->lost, compute, numel);
+    check_update_tensor(op, t);
 }
 
-// m, or m and v, in one of the formats.
 static StateFormat check_states(const char *op, const UpdateTensor *t, bool has_v) {
-    const int64_t numel = tensor_numel(t->weight), blocks = ceil_div(numel, STATE_BLOCK);
-    const DType dtype = t->m.dtype;
-    REQUIRE(t->m.data && (dtype == DTYPE_FP32 || dtype == DTYPE_BF16 || dtype == DTYPE_U8), "%s: m of %s is %s", op,
-            t->weight.name, t->m.data ? dtype_name(dtype) : "absent");
-    tensor_check(op, t->m, dtype, numel);
-    if (has_v) tensor_check(op, t->v, dtype, numel);
-    if (dtype == DTYPE_U8) {
-        tensor_check(op, t->m_scale, DTYPE_FP32, blocks);
-        if (has_v) tensor_check(op, t->v_scale, DTYPE_FP32, blocks);
-    }
-    return dtype == DTYPE_FP32 ? STATES_FP32 : dtype == DTYPE_BF16 ? STATES_BF16 : STATES_8BIT;
+    check_moments(op, t, has_v);
+    return t->m.dtype == DTYPE_FP32 ? STATES_FP32 : t->m.dtype == DTYPE_BF16 ? STATES_BF16 : STATES_8BIT;
 }
 
 static bool all_aligned(const UpdateTensor *t) {

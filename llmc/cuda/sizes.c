@@ -3,9 +3,6 @@
 
 #include "llmc/base/checked.h"
 
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // ------------------------------------------------------------------------------------------------------------- matmul
 
 // NVIDIA recommends 32 MiB for Hopper. Elsewhere it serves for split-K. What is split are products with few tiles, that
@@ -16,7 +13,7 @@ CudaMatmulLayout cuda_size_matmul(OpsShape shape) {
     const int64_t largest_weight = 4 * shape.C * shape.C;
     const int64_t wanted = round_up(MAX_SPLITS * largest_weight * (int64_t)sizeof(float), 256);
     CudaMatmulLayout l = {0, 0, 0, 0};
-    l.library_bytes = at_most(larger(wanted, MIN_LIBRARY_BYTES), MAX_LIBRARY_BYTES);
+    l.library_bytes = min_i64(max_i64(wanted, MIN_LIBRARY_BYTES), MAX_LIBRARY_BYTES);
     l.library = cuda_part(&l.end, l.library_bytes);
     l.new_dbias = cuda_part(&l.end, 4 * shape.C * (int64_t)sizeof(float));
     return l;
@@ -26,7 +23,7 @@ CudaMatmulLayout cuda_size_matmul(OpsShape shape) {
 // allows.
 int64_t cuda_size_bias_gradient(int64_t N, int64_t OC) {
     const int64_t most = ceil_div(N, BIAS_MIN_PART_ROWS) * OC, stripes = BIAS_TARGET_BLOCKS * 32 * 8;
-    return at_most(most, larger(stripes, OC)) * (int64_t)sizeof(float);
+    return min_i64(most, max_i64(stripes, OC)) * (int64_t)sizeof(float);
 }
 
 // ----------------------------------------------------------------------------------------------- layernorm, embedding
@@ -37,7 +34,7 @@ int cuda_layernorm_row_threads(int64_t C) { return (int)round_up(ceil_div(C, 8),
 int64_t cuda_size_layernorm(int64_t N, int64_t C) {
     const int64_t by_rows = ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS) * 2 * C,
                   by_threads = (int64_t)(LAYERNORM_TOTAL_THREADS + cuda_layernorm_row_threads(C)) * 16;
-    return at_most(by_rows, by_threads) * (int64_t)sizeof(float);
+    return min_i64(by_rows, by_threads) * (int64_t)sizeof(float);
 }
 
 CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C) {
@@ -90,12 +87,12 @@ static double busy_share(int64_t rows, int64_t C, int64_t units) {
 // H200, 124M parameters, 65,536 rows, bf16: 12 chunks of 5,504 rows, busy 98 % (7 chunks: 84 %).
 int64_t cuda_size_head_chunk_rows(OpsShape shape, int units) {
     const int64_t N = shape.B * shape.T, row_bytes = shape.Vp * (int64_t)dtype_size(shape.dtype);
-    const int64_t limit = larger(MAX_CHUNK_BYTES / row_bytes / TILE_ROWS * TILE_ROWS, TILE_ROWS);
+    const int64_t limit = max_i64(MAX_CHUNK_BYTES / row_bytes / TILE_ROWS * TILE_ROWS, TILE_ROWS);
     const int64_t fewest = ceil_div(N, limit);
-    int64_t best = at_most(N, round_up(ceil_div(N, fewest), TILE_ROWS));
+    int64_t best = min_i64(N, round_up(ceil_div(N, fewest), TILE_ROWS));
     if (units <= 1) return best;
     for (int64_t chunks = fewest + 1; chunks <= 2 * fewest; chunks++) {
-        const int64_t rows = at_most(N, round_up(ceil_div(N, chunks), TILE_ROWS));
+        const int64_t rows = min_i64(N, round_up(ceil_div(N, chunks), TILE_ROWS));
         if (busy_share(rows, shape.C, units) > busy_share(best, shape.C, units) + 0.05) best = rows;
     }
     return best;
@@ -124,6 +121,6 @@ int64_t cuda_size_workspace(OpsShape shape) {
         cuda_size_optimizer(shape),
     };
     int64_t largest = 0;
-    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) largest = larger(largest, needs[i]);
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) largest = max_i64(largest, needs[i]);
     return round_up(largest, 256);
 }

@@ -34,7 +34,7 @@ Tensor gpt2_micro_gradient(const Gpt2 *model, int index) {
     const Parameter *p = &model->parameters[index];
     const int handle = model->layout.micro_gradients[p->spec - parameter_specs];
     if (handle < 0) return model->gradients[index];
-    return tensor_make(gpt2_at(model, handle), DTYPE_FP32, p->name, p->rows, p->rank == 2 ? p->cols : 0, 0, 0);
+    return parameter_tensor(p, gpt2_at(model, handle), DTYPE_FP32);
 }
 
 void gpt2_add_gradients(const Gpt2 *model, int from, int to, int block, bool first) {

@@ -103,22 +103,29 @@ static int64_t head_chunk_rows(const Gpt2Options *o) {
     return o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, shape) : ops_head_chunk_rows(shape);
 }
 
+int64_t gpt2_state_bytes(const Gpt2Options *o, StateSlot slot) {
+    Parameter *table = parameter_table(&o->config);
+    int64_t bytes = 0;
+    for (int i = 0; o->train && i < parameter_count(&o->config); i++)
+        bytes += round_up((int64_t)tensor_bytes(optimizer_state(o->optimizer, o->master, o->dtype, &table[i], slot)),
+                          PLAN_ALIGNMENT);
+    free(table);
+    return bytes;
+}
+
 // The slots of the optimizer, each all tensors behind one another; under offload in host memory, and a buffer here.
-static void plan_state(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, const Parameter *table, int count) {
+static void plan_state(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     layout->host_bytes = 0, layout->offload_buffer = -1;
-    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-        int64_t bytes = 0;
-        for (int i = 0; i < count; i++)
-            bytes += round_up(
-                (int64_t)tensor_bytes(optimizer_state(o->optimizer, o->master, o->dtype, &table[i], (StateSlot)slot)),
-                PLAN_ALIGNMENT);
+    for (int i = 0; i < NUM_STATE_SLOTS; i++) {
+        const StateSlot slot = (StateSlot)i;
+        const int64_t bytes = gpt2_state_bytes(o, slot);
         layout->state[slot] = -1;
-        if (!o->train || bytes == 0) continue;
+        if (bytes == 0) continue;
         if (o->offload)
             layout->host_bytes += bytes;
         else
             layout->state[slot] = memory_plan_add(plan, slot == SLOT_MASTER ? MEM_MASTER : MEM_OPTIMIZER,
-                                                  state_slot_name((StateSlot)slot), bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+                                                  state_slot_name(slot), bytes, PLAN_ALWAYS, PLAN_ALWAYS);
     }
     if (o->train && o->offload)
         layout->offload_buffer =
@@ -139,7 +146,7 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *
                                             n * (int64_t)dtype_size(gpt2_gradient_dtype(o)), PLAN_ALWAYS, PLAN_ALWAYS);
         layout->sumsq = memory_plan_add(plan, MEM_WORKSPACE, "sumsq", (int64_t)count * 4, PLAN_ALWAYS, PLAN_ALWAYS);
     }
-    plan_state(plan, layout, o, table, count);
+    plan_state(plan, layout, o);
     free(table);
     layout->control =
         memory_plan_add(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl), PLAN_ALWAYS, PLAN_ALWAYS);

@@ -43,25 +43,20 @@ bool gpt2_check_options(const Gpt2Options *o, Error *err) {
     return true;
 }
 
-static MemoryPlan *plan_alone(const Gpt2Options *options, int64_t *host_bytes) {
+MemoryPlan *gpt2_plan(const Gpt2Options *options) {
     Layout layout;
     Gpt2Options o = effective(options);
     MemoryPlan *plan = gpt2_plan_all(&layout, &o);
     free(layout.forward);
     free(layout.backward);
-    *host_bytes = layout.host_bytes;
     return plan;
 }
 
-MemoryPlan *gpt2_plan(const Gpt2Options *options) {
-    int64_t host_bytes;
-    return plan_alone(options, &host_bytes);
-}
-
 int64_t gpt2_host_bytes(const Gpt2Options *options) {
-    int64_t host_bytes;
-    memory_plan_destroy(plan_alone(options, &host_bytes));
-    return host_bytes;
+    const Gpt2Options o = effective(options);
+    int64_t bytes = 0;
+    for (int slot = 0; o.offload && slot < NUM_STATE_SLOTS; slot++) bytes += gpt2_state_bytes(&o, (StateSlot)slot);
+    return bytes;
 }
 
 // ---------------------------------------------------------------------------------------------------------- the object
@@ -71,10 +66,10 @@ void *gpt2_at(const Gpt2 *model, int handle) {
 }
 
 // Tensor of parameter p at element offset n of the block of all tensors that handle names.
-static Tensor parameter_tensor(const Gpt2 *model, int handle, DType dtype, const Parameter *p, int64_t n) {
+static Tensor tensor_in(const Gpt2 *model, int handle, DType dtype, const Parameter *p, int64_t n) {
     if (handle < 0) return tensor_none();
     char *data = (char *)gpt2_at(model, handle) + n * (int64_t)dtype_size(dtype);
-    return tensor_make(data, dtype, p->name, p->rows, p->rank == 2 ? p->cols : 0, 0, 0);
+    return parameter_tensor(p, data, dtype);
 }
 
 // The optimizer's tensors of parameter p into t: on the device, or one behind the other in host memory.
@@ -103,8 +98,8 @@ static void make_tensors(Gpt2 *model) {
     for (int i = 0; i < model->num_tensors; i++) {
         const Parameter *p = &model->parameters[i];
         UpdateTensor *t = &model->tensors[i];
-        t->weight = parameter_tensor(model, layout->weights, o->dtype, p, n);
-        t->grad = parameter_tensor(model, layout->gradients, gpt2_gradient_dtype(o), p, n);
+        t->weight = tensor_in(model, layout->weights, o->dtype, p, n);
+        t->grad = tensor_in(model, layout->gradients, gpt2_gradient_dtype(o), p, n);
         make_state(model, t, p, at, &host_at);
         t->rule = optimizer_rule(o->optimizer, p);
         t->rate = optimizer_rate(o->optimizer, p);

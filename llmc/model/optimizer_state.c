@@ -93,9 +93,7 @@ const char *state_slot_name(StateSlot slot) { return SLOTS[slot].name; }
 const char *state_slot_prefix(StateSlot slot) { return SLOTS[slot].prefix; }
 Tensor *state_slot_tensor(UpdateTensor *t, StateSlot slot) { return (Tensor *)(void *)((char *)t + SLOTS[slot].field); }
 
-static Tensor like(const Parameter *p, DType dtype) {
-    return tensor_make(NULL, dtype, p->name, p->rows, p->rank == 2 ? p->cols : 0, 0, 0);
-}
+static Tensor like(const Parameter *p, DType dtype) { return parameter_tensor(p, NULL, dtype); }
 static Tensor vector(const Parameter *p, int64_t n) { return tensor_make(NULL, DTYPE_FP32, p->name, n, 0, 0, 0); }
 
 static Tensor moment(const Parameter *p, Kept kept) {
@@ -140,9 +138,6 @@ bool optimizer_is_elementwise(OptimizerKind kind) {
 }
 
 // ----------------------------------------------------------------------------------------------- memory of the update
-
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 int64_t optimizer_offload_buffer(int64_t host_bytes) {
     enum { LEAST = 16 << 10, MOST = 16 << 20 };

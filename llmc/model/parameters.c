@@ -88,6 +88,10 @@ Parameter *parameter_table(const ModelConfig *config) {
 
 int64_t parameter_numel(const Parameter *p) { return p->rows * p->cols; }
 
+Tensor parameter_tensor(const Parameter *p, void *data, DType dtype) {
+    return tensor_make(data, dtype, p->name, p->rows, p->rank == 2 ? p->cols : 0, 0, 0);
+}
+
 int64_t parameter_total(const ModelConfig *config) {
     int64_t total = 0;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {

@@ -67,6 +67,8 @@ Parameter *parameter_table(const ModelConfig *config);
 int parameter_index(const ModelConfig *config, int spec, int block);
 
 int64_t parameter_numel(const Parameter *p);
+// A tensor of the parameter's name and shape over data, which may be NULL for the shape alone.
+Tensor parameter_tensor(const Parameter *p, void *data, DType dtype);
 // Sum over the table: N of the FLOP formulas, padding included.
 int64_t parameter_total(const ModelConfig *config);
 

@@ -201,7 +201,12 @@ bool option_is_choice(const OptionRow *row) { return row->type == OPTION_STRING 
 bool option_may_be_auto(const OptionRow *row) { return strncmp(row->metavar, "auto|", 5) == 0; }
 double option_least(const OptionRow *row) { return row->min + (option_may_be_auto(row) ? 1 : 0); }
 
-const char *option_flag_value(const OptionRow *row) { return row->type == OPTION_STRING ? "text" : "1"; }
+const char *option_flag_value(const OptionRow *row, char *buf, int size) {
+    const char *first = row->metavar + 1; // behind the bracket
+    if (row->type != OPTION_STRING) return "1";
+    snprintf(buf, (size_t)size, "%.*s", (int)strcspn(first, "|]"), first);
+    return buf;
+}
 
 // ------------------------------------------------------------------------------------------------------------- names
 

@@ -28,8 +28,9 @@ const OptionRow *option_find(const char *name, size_t length);
 // The option whose name is nearest to a mistyped one (no dashes), as "--batch-size" or "-nk" into buf; returns buf.
 const char *option_nearest(const char *typo, char *buf, int size);
 
-bool option_is_flag(const OptionRow *row);           // the value may be left out
-const char *option_flag_value(const OptionRow *row); // the value of a flag that is left out
+bool option_is_flag(const OptionRow *row); // the value may be left out
+// The value of a flag that is left out: 1, or the first word of its list, which goes into buf.
+const char *option_flag_value(const OptionRow *row, char *buf, int size);
 bool option_may_be_auto(const OptionRow *row);
 double option_least(const OptionRow *row);   // the least number that may be typed
 bool option_is_choice(const OptionRow *row); // a string out of a list

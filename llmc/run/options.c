@@ -170,12 +170,13 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     if (!row) return unknown_option(a, typed.text, err);
 
     const char *next = argv[*i]; // argv ends with NULL
+    char word[32];
     if (a.value) {
         // -name=value: all there
     } else if (option_is_flag(row)) {
         // The next argument is the value unless it looks like an option; -1 does not.
         const bool is_value = next && (next[0] != '-' || isdigit((unsigned char)next[1]));
-        a.value = is_value ? argv[(*i)++] : option_flag_value(row);
+        a.value = is_value ? argv[(*i)++] : option_flag_value(row, word, (int)sizeof word);
     } else if (!next || names_an_option(next)) {
         return error_set(err, "%s: a value is missing (%s)", typed.text, row->help);
     } else {

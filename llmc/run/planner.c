@@ -10,9 +10,8 @@
 
 // --------------------------------------------------------------------------------------------------------------- FLOPs
 
-// Newton-Schulz, as llmc/train/muon.h has it: X X^T, its square, their product with X, five times.
+// Newton-Schulz, as llmc/train/muon.h has it: X X^T, its square, their product with X, MUON_STEPS times.
 static double muon_flops(const Gpt2Options *model) {
-    enum { ITERATIONS = 5 };
     const int count = parameter_count(&model->config);
     Parameter *table = parameter_table(&model->config);
     double flops = 0;
@@ -21,7 +20,7 @@ static double muon_flops(const Gpt2Options *model) {
         if (optimizer_rule(model->optimizer, p) != RULE_DIRECTION) continue;
         const double rows = (double)p->rows / p->spec->stacked, cols = (double)p->cols;
         const double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
-        flops += p->spec->stacked * ITERATIONS * (4 * m * m * n + 2 * m * m * m);
+        flops += p->spec->stacked * MUON_STEPS * (4 * m * m * n + 2 * m * m * m);
     }
     free(table);
     return flops;
@@ -106,9 +105,7 @@ double planner_step_bytes(const Gpt2Options *model, int64_t tokens) {
     return (double)tokens * a_token + update_bytes(model, ceil_div(tokens, model->B * model->T));
 }
 
-double planner_link_bytes(const Gpt2Options *model) {
-    return model->train && model->offload ? (double)gpt2_host_bytes(model) : 0;
-}
+double planner_link_bytes(const Gpt2Options *model) { return (double)gpt2_host_bytes(model); }
 
 StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens) {
     const double peak = gpu_spec_peak(gpu, model->dtype), fp8_peak = gpu_spec_peak(gpu, DTYPE_E4M3);

@@ -130,14 +130,17 @@ typedef struct {
     Error why_not; // what it needs, and what would fit
     double room;   // bytes that the plan may take
     PlannedMemory memory;
-    int64_t batch;      // the largest B at the -r of model; 0: not one sequence fits
-    int64_t most[4];    // at -r 0 .. 3
+    int64_t batch;  // the largest B at the -r of model; 0: not one sequence fits
+    StepLimit step; // of a GPU; the same for smaller micro-batches, or nearly
+    // Filled by planner_alternatives:
+    int64_t most[4];    // the largest B at -r 0 .. 3
     int64_t auto_batch; // of -b auto -r auto
     Recompute auto_recompute;
-    StepLimit step; // of a GPU; the same for smaller micro-batches, or nearly
 } DevicePlan;
 // Fills *plan, which must stay where it is. gpu NULL: this machine. False and a message when -r cannot be read.
 bool planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu, Error *err);
+// What else would fit there: five searches more, for where it is shown.
+void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
 
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
 bool planner_print(FILE *out, const PlanRequest *request, Error *err);

@@ -15,9 +15,9 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
     if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
 }
 
-static void find_most(DevicePlan *plan, int64_t most) {
+void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
+    const int64_t most = r->step_windows;
     Gpt2Options m = plan->model;
-    plan->batch = planner_largest_batch(&m, plan->room, most);
     for (int level = 0; level < 4; level++) {
         m.recompute = recompute_all(recompute_level_set(level));
         plan->most[level] = planner_largest_batch(&m, plan->room, most);
@@ -31,14 +31,12 @@ bool planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu
     memset(plan, 0, sizeof *plan);
     plan->model = r->model;
     plan->room = planner_room();
-    if (strcmp(r->recompute, "auto") != 0 &&
-        !recompute_parse(&plan->model.recompute, r->recompute, plan->model.config.L, err))
-        return false;
+    if (!planner_check_recompute(r, err)) return false;
     if (gpu) move_to(plan, gpu, r->attention);
     plan->fits = planner_fit(&plan->model, r->any_batch, r->recompute, plan->room, r->step_windows, &plan->why_not);
     plan->windows = r->step_windows > 0 ? r->step_windows : plan->model.B;
     plan->memory = planner_memory(&plan->model);
-    find_most(plan, r->step_windows);
+    plan->batch = planner_largest_batch(&plan->model, plan->room, r->step_windows);
     if (gpu && plan->model.train)
         plan->step = planner_step(&plan->gpu.spec, &plan->model, plan->windows * plan->model.T);
     return true;

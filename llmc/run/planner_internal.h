@@ -11,6 +11,8 @@ double planner_tokens(const PlanRequest *request, int64_t step_windows);
 double planner_steps(double tokens, int64_t tokens_per_step);
 // Whether -b or -r is chosen for each device.
 bool planner_is_auto(const PlanRequest *request);
+// Whether -r can be read.
+bool planner_check_recompute(const PlanRequest *request, Error *err);
 
 // -b auto -r auto, as planner_fit has it, without a message.
 bool planner_choose(Gpt2Options *model, double room, int64_t most);

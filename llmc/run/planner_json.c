@@ -118,6 +118,7 @@ static void add_gpu(cJSON *to, const DevicePlan *p) {
 static bool add_device(cJSON *devices, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
     DevicePlan p;
     if (!planner_device(&p, r, gpu, err)) return false;
+    planner_alternatives(&p, r);
     cJSON *device = cJSON_CreateObject();
     cJSON_AddItemToArray(devices, device);
     add_gpu(device, &p);

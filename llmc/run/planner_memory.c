@@ -87,7 +87,7 @@ PlannedMemory planner_memory(const Gpt2Options *model) {
     }
     m.total = (double)memory_plan_total(plan);
     m.gaps = m.total - (double)memory_plan_live_peak(plan);
-    m.host = model->train && model->offload ? (double)gpt2_host_bytes(model) : 0;
+    m.host = (double)gpt2_host_bytes(model);
     memory_plan_destroy(plan);
     return m;
 }

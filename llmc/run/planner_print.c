@@ -185,6 +185,7 @@ static bool print_table(FILE *out, const PlanRequest *r, Error *err) {
     char fits[TEXT];
     DevicePlan p;
     if (!planner_device(&p, r, NULL, err)) return false;
+    planner_alternatives(&p, r);
     print_memory(out, &p);
     print_most(out, &p);
     fprintf(out, "planned     for a GPU --gpu shows the same; %.1f GB of each stay free for the CUDA context\n",
@@ -211,6 +212,7 @@ bool planner_print_text(FILE *out, const PlanRequest *r, const GpuChoice *gpus, 
     if (count == 0) return print_table(out, r, err);
     for (int i = 0; i < count; i++) {
         if (!planner_device(&p, r, &gpus[i], err)) return false;
+        planner_alternatives(&p, r);
         print_gpu(out, &p, r);
     }
     return true;
@@ -226,13 +228,16 @@ double planner_steps(double tokens, int64_t tokens_per_step) { return ceil(token
 
 bool planner_is_auto(const PlanRequest *r) { return r->any_batch || strcmp(r->recompute, "auto") == 0; }
 
+bool planner_check_recompute(const PlanRequest *r, Error *err) {
+    Recompute ignored;
+    return strcmp(r->recompute, "auto") == 0 || recompute_parse(&ignored, r->recompute, r->model.config.L, err);
+}
+
 bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
     enum { MOST_GPUS = 32 };
     GpuChoice gpus[MOST_GPUS];
-    Recompute ignored;
     int count = 0;
-    if (strcmp(r->recompute, "auto") != 0 && !recompute_parse(&ignored, r->recompute, r->model.config.L, err))
-        return false;
+    if (!planner_check_recompute(r, err)) return false;
     for (const char *at = r->gpus; *at; at += strspn(at, ",")) {
         const size_t length = strcspn(at, ",");
         if (count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);

@@ -2,6 +2,7 @@
 // model, in pieces, so that host memory stays small whatever the model. Which tensors there are is the business of
 // llmc/model/optimizer_state.c.
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/checked.h"
 #include "llmc/store/checkpoint_parts.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/state_writer.h"
@@ -9,8 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static float *allocate_floats(int64_t n) {
     float *values = malloc((size_t)n * sizeof *values);

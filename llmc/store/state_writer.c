@@ -1,6 +1,7 @@
 // See state_writer.h.
 #include "llmc/store/state_writer.h"
 
+#include "llmc/base/checked.h"
 #include "llmc/store/transpose.h"
 #include <math.h>
 #include <stdlib.h>
@@ -14,8 +15,6 @@ typedef struct {
     void *file;
     uint16_t *halves; // a piece in 16 bits
 } StateWriter;
-
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static void *allocate(int64_t count, size_t size) {
     void *memory = malloc((size_t)count * size);

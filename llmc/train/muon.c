@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-enum { STEPS = 5 };
 static const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
 
 struct Muon {
@@ -66,7 +65,7 @@ static void orthogonalize(const Muon *m, Tensor matrix, Tensor sumsq) {
     const Tensor gram = tensor_make(m->scratch + m->layout.gram, m->dtype, "muon_gram", side, side, 0, 0);
     const Tensor square = tensor_make(m->scratch + m->layout.square, m->dtype, "muon_square", side, side, 0, 0);
     tensor_normalize(x, matrix, sumsq);
-    for (int i = 0; i < STEPS; i++) (rows > cols ? step_tall : step_wide)(x, product, gram, square);
+    for (int i = 0; i < MUON_STEPS; i++) (rows > cols ? step_tall : step_wide)(x, product, gram, square);
     tensor_cast(matrix, x);
 }
 
@@ -75,6 +74,5 @@ void muon_directions(Muon *m, UpdateParams params, Tensor control) {
     const Tensor sumsq = tensor_make(m->scratch + m->layout.sumsq, DTYPE_FP32, "muon_sumsq", n, 0, 0, 0);
     momentum_update(m->tensors, m->count, params, control);
     gradient_sumsq(sumsq, m->matrices, n);
-    for (int i = 0; i < n; i++)
-        orthogonalize(m, m->matrices[i], tensor_make((float *)sumsq.data + i, DTYPE_FP32, "muon_sumsq", 1, 0, 0, 0));
+    for (int i = 0; i < n; i++) orthogonalize(m, m->matrices[i], tensor_slice_elements(sumsq, i, 1));
 }

@@ -73,11 +73,6 @@ static int64_t elements_that_fit(const UpdateTensor *t, int64_t left, int64_t ro
     return low * STATE_BLOCK;
 }
 
-static Tensor elements_of(Tensor t, int64_t first, int64_t n) {
-    if (!t.data) return t;
-    return tensor_make((char *)t.data + first * (int64_t)dtype_size(t.dtype), t.dtype, t.name, n, 0, 0, 0);
-}
-
 // One copy more, or the last one longer, where both ends follow on from it.
 static void add_copy(Offload *o, Chunk *chunk, Copy copy) {
     Copy *last = chunk->copies > 0 ? &o->copies[o->num_copies - 1] : NULL;
@@ -95,7 +90,7 @@ static int64_t add_slice(Offload *o, Chunk *chunk, const UpdateTensor *t, int64_
                          int64_t used) {
     const int64_t begin = used, numel = tensor_numel(t->weight);
     UpdateTensor slice = *t, whole = *t;
-    slice.weight = elements_of(t->weight, first, n), slice.grad = elements_of(t->grad, first, n);
+    slice.weight = tensor_slice_elements(t->weight, first, n), slice.grad = tensor_slice_elements(t->grad, first, n);
     slice.offset = first;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         const Tensor s = *state_slot_tensor(&whole, (StateSlot)slot);

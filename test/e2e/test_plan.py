@@ -40,13 +40,14 @@ def available():
     return int(re.search(r"MemAvailable: +([0-9]+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
 
 
-# 82M, 124M and 355M parameters. Outside the plan stand 9 to 18 MB whatever the model: oneDNN's code and buffers,
-# stacks, the ring of the loader. So 1% is kept from 1.8 GB on.
-@pytest.mark.parametrize("model, batch, context", [("L=10,C=640,NH=10", 16, 64), ("d12", 4, 64), ("d24", 1, 64)])
+# 162M, 124M and 355M parameters. Outside the plan stand 9 to 24 MB whatever the model: oneDNN's code and packing
+# buffers (9 MB more or less, as they come to lie in the heap), stacks, the ring of the loader. So 1% is kept from
+# 2.4 GB on.
+@pytest.mark.parametrize("model, batch, context", [("L=12,C=896,NH=14", 8, 64), ("d12", 32, 64), ("d24", 1, 64)])
 def test_what_is_measured_is_within_1_percent_of_the_plan(gpt2_tokens, tmp_path, model, batch, context):
     options = ["-e", model, "-b", batch, "-t", context, *gpt2_tokens, *QUIET]
     planned = plan(*options)["devices"][0]["memory"]["total"]
-    assert planned >= 1.8e9
+    assert planned >= 2.9e9
     if available() < 1.2 * planned:
         pytest.skip(f"{planned / GIB:.1f} GiB of memory are needed")
     process = start(*options, "-x", 1000, "-o", tmp_path)  # without its end, where a checkpoint would be written

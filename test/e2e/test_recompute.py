@@ -111,14 +111,19 @@ def test_gradients_in_the_compute_dtype_go_on_from_a_checkpoint(data, tmp_path):
 
 
 def test_64_micro_steps_train_as_well_as_in_fp32(data, tmp_path):
-    """Chance of 1% in the gradient (doc/numerics.md) moves the loss by far less than what the steps have gained."""
+    """Step by step the loss is nearer to that with fp32 gradients than runs of other seeds are to each other."""
     flags = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "1", "-d", 64 * 32, *QUIET]
     flags += ["-x", "12", "-l", "3e-3", "-u", "2"]
-    curves = []
-    for name, precision in (("fp32", ["--dtype", "bf16"]), ("compute", COMPUTE)):
-        train(*flags, *data.flags, *precision, "-o", tmp_path / name)
-        curves.append(losses(tmp_path / name))
-    gained = curves[0][1] - curves[0][12]
-    assert gained > 1
-    assert all(abs(curves[1][step] - curves[0][step]) < 0.02 * gained for step in curves[0])
-    assert curves[0][1] == curves[1][1] and curves[0][12] != curves[1][12]  # another precision indeed
+
+    def curve(seed, *precision):
+        run = tmp_path / f"{seed}{len(precision)}"
+        train(*flags, *data.flags, *precision, "--seed", seed, "-o", run)
+        return losses(run)
+
+    fp32 = [curve(seed, "--dtype", "bf16") for seed in (1, 2, 3)]
+    compute = curve(1, *COMPUTE)
+    assert fp32[0][1] - fp32[0][12] > 1
+    for step in fp32[0]:
+        chance = [run[step] for run in fp32]
+        assert abs(compute[step] - fp32[0][step]) < max(chance) - min(chance), step
+    assert compute[1] == fp32[0][1] and compute[12] != fp32[0][12]  # another precision indeed

@@ -209,19 +209,12 @@ static inline Parameter parameter_make(ParameterSpec spec) {
     return p;
 }
 
-// Elements [begin, begin + count) of a tensor, seen as a vector.
-static inline Tensor elements_of(Tensor whole, int64_t begin, int64_t count) {
-    if (!whole.data) return whole;
-    char *data = (char *)whole.data + (size_t)begin * dtype_size(whole.dtype);
-    return tensor_make(data, whole.dtype, whole.name, count, 0, 0, 0);
-}
-
 // A slice of a parameter. Adafactor's row, col and rms stay whole.
 static inline UpdateTensor update_slice(UpdateTensor t, int64_t begin, int64_t count) {
     Tensor *same[] = {&t.weight, &t.master, &t.lost, &t.grad, &t.m, &t.v};
-    for (int i = 0; i < 6; i++) *same[i] = elements_of(*same[i], begin, count);
-    t.m_scale = elements_of(t.m_scale, begin / STATE_BLOCK, ceil_div(count, STATE_BLOCK));
-    t.v_scale = elements_of(t.v_scale, begin / STATE_BLOCK, ceil_div(count, STATE_BLOCK));
+    for (int i = 0; i < 6; i++) *same[i] = tensor_slice_elements(*same[i], begin, count);
+    t.m_scale = tensor_slice_elements(t.m_scale, begin / STATE_BLOCK, ceil_div(count, STATE_BLOCK));
+    t.v_scale = tensor_slice_elements(t.v_scale, begin / STATE_BLOCK, ceil_div(count, STATE_BLOCK));
     t.offset = begin;
     return t;
 }

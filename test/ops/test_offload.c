@@ -3,6 +3,7 @@
 #include "llmc/train/offload.h"
 #include "llmc/train/optimizer.h"
 #include "test/ops/random_model.h"
+#include "test/unit/same_model.h"
 #include <math.h>
 #include <string.h>
 
@@ -57,29 +58,6 @@ static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
     if (number == 2) gpt2_write_bytes(model, gpt2_gradients(model)[3], 4, 4, &bad);
     optimizer_step(optimizer, number, 1e-3, SPAN, watched);
     if (watched) gpt2_observe(model, false);
-}
-
-static void assert_same_bytes(Gpt2 *a, Tensor x, Gpt2 *b, Tensor y, const char *what) {
-    const size_t bytes = tensor_bytes(x);
-    char *left = malloc(bytes), *right = malloc(bytes);
-    gpt2_read_bytes(a, x, 0, (int64_t)bytes, left);
-    gpt2_read_bytes(b, y, 0, (int64_t)bytes, right);
-    if (memcmp(left, right, bytes) != 0)
-        op_fail("%s: %s of %s differs", optimizer_name(gpt2_options(a)->optimizer), what, x.name);
-    free(left);
-    free(right);
-}
-
-static void assert_same_model(Gpt2 *a, Gpt2 *b) {
-    for (int i = 0; i < gpt2_num_tensors(a); i++) {
-        UpdateTensor x = gpt2_tensors(a)[i], y = gpt2_tensors(b)[i];
-        assert_same_bytes(a, x.weight, b, y.weight, "the weight");
-        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-            const Tensor s = *state_slot_tensor(&x, (StateSlot)slot);
-            if (s.data)
-                assert_same_bytes(a, s, b, *state_slot_tensor(&y, (StateSlot)slot), state_slot_name((StateSlot)slot));
-        }
-    }
 }
 
 static void state_in_host_memory_has_the_bits_of_state_on_the_device(void **state) {

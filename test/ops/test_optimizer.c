@@ -62,11 +62,6 @@ static int64_t slices_size(void) {
     return n;
 }
 
-static Tensor slice(Tensor whole, int64_t begin, int64_t n) {
-    char *data = (char *)whole.data + (size_t)begin * dtype_size(whole.dtype);
-    return tensor_make(data, whole.dtype, whole.name, n, 0, 0, 0);
-}
-
 static void gradient_sumsq_of_many_unaligned_tensors_matches(void **state) {
     DType dtype = op_dtype(state);
     OpsShape s = shape(dtype);
@@ -76,7 +71,7 @@ static void gradient_sumsq_of_many_unaligned_tensors_matches(void **state) {
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_SLICES));
     Tensor grads[NUM_SLICES];
     for (int64_t i = 0, begin = 0; i < NUM_SLICES; begin += slice_size((int)i++)) {
-        grads[i] = slice(whole.t, begin, slice_size((int)i));
+        grads[i] = tensor_slice_elements(whole.t, begin, slice_size((int)i));
         sumsq.v[i] = ref_sumsq(whole.v + begin, slice_size((int)i));
     }
     gradient_sumsq(sumsq.t, grads, NUM_SLICES);

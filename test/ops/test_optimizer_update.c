@@ -168,7 +168,7 @@ static void unaligned_8bit_states_match(void **state) {
     op_begin(optimizer_shape(dtype, 1, 0), "8-bit states from the second element");
     Parameter p = parameter_make(spec), shifted = p;
     OpTensor *all[] = {&shifted.weight, &shifted.grad, &shifted.m, &shifted.v};
-    for (int i = 0; i < 4; i++) all[i]->t = elements_of(all[i]->t, 1, N - 1);
+    for (int i = 0; i < 4; i++) all[i]->t = tensor_slice_elements(all[i]->t, 1, N - 1);
     shifted.update = update_slice(p.update, 1, N - 1);
     shifted.update.m_scale = p.m_scale.t, shifted.update.v_scale = p.v_scale.t, shifted.update.offset = 0;
     shifted.n = N - 1, shifted.w = shifted.weight.v = p.weight.v + 1, shifted.grad.v = p.grad.v + 1;

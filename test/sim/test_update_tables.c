@@ -63,18 +63,13 @@ static UpdateTensor parameter(UpdateRule rule, DType states) {
     return t;
 }
 
-static Tensor elements_of(Tensor t, int64_t begin, int64_t count) {
-    if (!t.data) return t;
-    return tensor_make((char *)t.data + (size_t)begin * dtype_size(t.dtype), t.dtype, t.name, count, 0, 0, 0);
-}
-
 // AdamW's first tensor in slices, as offload cuts it.
 static void make_slices(void) {
     for (int i = 0; i < NUM_SLICES; i++) {
         const int64_t begin = (int64_t)i * SLICE, count = N - begin < SLICE ? N - begin : SLICE;
         UpdateTensor t = step.tensors[0];
         Tensor *const all[] = {&t.weight, &t.grad, &t.m, &t.v};
-        for (int k = 0; k < 4; k++) *all[k] = elements_of(*all[k], begin, count);
+        for (int k = 0; k < 4; k++) *all[k] = tensor_slice_elements(*all[k], begin, count);
         t.offset = begin;
         step.slices[i] = t;
     }
@@ -169,11 +164,11 @@ static void more_arrays_than_tables_give_the_right_sums(void **state) {
     enum { ARRAYS = 80 };
     float g;
     const Tensor sum = tensor_slice_first(step.sumsq, 1);
-    read_floats(&g, elements_of(step.grads[0], 0, 1));
+    read_floats(&g, tensor_slice_elements(step.grads[0], 0, 1));
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < ARRAYS; i++) {
             float got;
-            Tensor array = elements_of(step.grads[0], 4 * i, i + 1);
+            Tensor array = tensor_slice_elements(step.grads[0], 4 * i, i + 1);
             gradient_sumsq(sum, &array, 1);
             read_floats(&got, sum);
             const double want = (i + 1) * (double)g * (double)g;

@@ -14,6 +14,7 @@
 #include "llmc/store/safetensors.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/mutate.h"
+#include "test/unit/same_model.h"
 #include "test/unit/store_fixture.h"
 
 #include <math.h>
@@ -99,30 +100,6 @@ static void fill_model(Gpt2 *model, uint64_t seed) {
             else
                 fill_slot(model, i, slot, s, seed);
         }
-}
-
-static void assert_same_bytes(Gpt2 *a, Tensor x, Gpt2 *b, Tensor y, const char *what) {
-    const size_t bytes = tensor_bytes(x);
-    char *left = malloc(bytes), *right = malloc(bytes);
-    gpt2_read_bytes(a, x, 0, (int64_t)bytes, left);
-    gpt2_read_bytes(b, y, 0, (int64_t)bytes, right);
-    if (memcmp(left, right, bytes) != 0)
-        fail_msg("%s of %s differs with --optimizer %s", what, x.name, optimizer_name(gpt2_options(a)->optimizer));
-    free(left);
-    free(right);
-}
-
-// Weights and all that is saved of the state.
-static void assert_same_model(Gpt2 *a, Gpt2 *b) {
-    for (int i = 0; i < gpt2_num_tensors(a); i++) {
-        UpdateTensor x = gpt2_tensors(a)[i], y = gpt2_tensors(b)[i];
-        assert_same_bytes(a, x.weight, b, y.weight, "the weight");
-        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-            const Tensor s = *state_slot_tensor(&x, (StateSlot)slot);
-            if (s.data && slot != SLOT_RMS)
-                assert_same_bytes(a, s, b, *state_slot_tensor(&y, (StateSlot)slot), state_slot_name((StateSlot)slot));
-        }
-    }
 }
 
 static const char *save(Gpt2 *model) {

@@ -189,6 +189,7 @@ static DevicePlan device_plan(const PlanRequest *request, const char *name) {
     Error err;
     assert_true(gpu_find(&gpu, name, strlen(name), &err));
     if (!planner_device(&plan, request, &gpu, &err)) fail_msg("%s", err.text);
+    planner_alternatives(&plan, request);
     return plan;
 }
 
