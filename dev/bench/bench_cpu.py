@@ -4,7 +4,8 @@
     dev/bench/bench_cpu.py [--build build/release-avx512bf16] [--seconds 8] [--dry-run]
 
 Each configuration is one process of bench_step: whole training steps with the rate of a plain library matmul measured
-between them, medians; then the same step in PyTorch (torch_step.py), where it is installed. On a shared machine tokens/s moves with the neighbours; the ratio to the matmul rate is steady.
+between them, medians; then the same step in PyTorch (torch_step.py), where it is installed. On a shared machine
+tokens/s moves with the neighbours; the ratio to the matmul rate is steady.
 """
 import argparse
 import datetime
@@ -51,6 +52,11 @@ def machine():
         "compiler": compiler[0] if compiler else "unknown",
         "commit": output_of(["git", "describe", "--always", "--dirty"]).strip(),
     }
+
+
+def slug(text):
+    """As a part of file names: lower case, hyphens for all that is no letter or digit."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def supports_bf16():
@@ -121,10 +127,12 @@ def markdown(result):
               f"{result['steps'][0]['libraries']}; commit {info['commit']}. Command: `make bench`.", ""]
     lines += [
         "Medians of whole training steps. FLOP per token: 72 L C^2 + 6 Vp C + 6 L C (T+1). The matmul rate is a plain",
-        "library matmul (1024 x 3072 x 768) measured between the steps, in the same process. PyTorch: the same step, eager,",
+        "library matmul (1024 x 3072 x 768) measured between the steps, in the same process. PyTorch: the same step, "
+        "eager,",
         f"{torch_version(result['steps'])}, bf16 by autocast (dev/bench/torch_step.py), measured right after.",
         "",
-        "| model | B | T | dtype | ms/step | tok/s (target) | step GFLOP/s | matmul GFLOP/s | ratio (target) | PyTorch tok/s |",
+        "| model | B | T | dtype | ms/step | tok/s (target) | step GFLOP/s | matmul GFLOP/s | ratio (target) | "
+        "PyTorch tok/s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in result["steps"]:
@@ -160,8 +168,7 @@ def main():
     result = {"date": date, "machine": machine(), "steps": steps, "start": start, "loader": loader, "other": other}
     print("\n" + markdown(result))
     if not options.dry_run:
-        name = re.sub(r"[^a-z0-9]+", "-", result["machine"]["cpu"].lower()).strip("-")
-        base = f"dev/bench/results/cpu_{name}_{date}"
+        base = f"dev/bench/results/cpu_{slug(result['machine']['cpu'])}_{date}"
         with open(base + ".json", "w") as file:
             json.dump(result, file, indent=1)
         with open(base + ".md", "w") as file:

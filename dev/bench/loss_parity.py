@@ -16,7 +16,6 @@ import datetime
 import json
 import math
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import threading
 import time
 from pathlib import Path
 
-from bench_cpu import machine
+from bench_cpu import machine, slug
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("PRETRAIN_DATA", ROOT / "../shared/data"))
@@ -166,15 +165,20 @@ def first_step_below(curve, loss):
     return None
 
 
+def deviation(losses):
+    """Their standard deviation; nan of a single one."""
+    return statistics.stdev(losses) if len(losses) > 1 else math.nan
+
+
 def compare(result, base, steps):
     """The figures of a row; base is the result of AdamW in fp32. Seeds are compared with the same seeds."""
     finals, seeds = list(result["final"].values()), list(result["final"])
-    spread = statistics.stdev(base["final"].values()) if len(base["final"]) > 1 else math.nan
+    spread = deviation(base["final"].values())
     differences = [result["final"][seed] - base["final"][seed] for seed in seeds]
     reached = [first_step_below(result["curves"][seed], base["final"][seed]) for seed in seeds]
     there = [step for step in reached if step is not None]
     return {"mean": statistics.fmean(finals), "min": min(finals), "max": max(finals),
-            "deviation": statistics.stdev(finals) if len(finals) > 1 else math.nan,
+            "deviation": deviation(finals),
             "difference": statistics.fmean(differences), "in_spreads": statistics.fmean(differences) / spread,
             "reached": len(there), "share": statistics.fmean(there) / steps if len(there) == len(seeds) else None}
 
@@ -214,7 +218,7 @@ def verdicts(results, base, steps):
 def markdown(report):
     info, results = report["machine"], {result["name"]: result for result in report["results"]}
     base = results[BASELINE]
-    spread = statistics.stdev(base["final"].values()) if len(base["final"]) > 1 else math.nan
+    spread = deviation(base["final"].values())
     lines = [f"# Loss parity, {info['cpu']}, {report['date']}", "",
              f"{info['cores']} cores, {info['memory_gib']} GiB, {info['system']}, {info['compiler']}; commit "
              f"{info['commit'] or 'unknown'}. Command: `{report['command']}`.", "",
@@ -250,8 +254,7 @@ def finite(value):
 
 
 def write(report, directory):
-    name = re.sub(r"[^a-z0-9]+", "-", report["machine"]["cpu"].lower()).strip("-")
-    base = directory / f"loss_parity_{name}_{report['date']}"
+    base = directory / f"loss_parity_{slug(report['machine']['cpu'])}_{report['date']}"
     base.with_suffix(".json").write_text(json.dumps(finite(report), indent=1) + "\n")
     base.with_suffix(".md").write_text(markdown(report))
     return base.with_suffix(".md")

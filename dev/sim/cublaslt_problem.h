@@ -2,6 +2,7 @@
 // searches or runs. Internal to dev/sim.
 #pragma once
 #include "dev/sim/cublaslt.h"
+#include "dev/sim/gemm.h"
 #include "dev/sim/runtime.h"
 #include <cublasLt.h>
 #include <stddef.h>
@@ -62,15 +63,6 @@ template <class T, class P> T *object(P opaque) {
         fatal("cublasLt: %p is not what it should be: %s", (void *)opaque, __PRETTY_FUNCTION__);
     return x;
 }
-
-// 1, 2 or 4 bytes; 0: a type that is not simulated.
-inline size_t width(int32_t type) {
-    return type == CUDA_R_32F                                 ? 4
-           : type == CUDA_R_16BF || type == CUDA_R_16F        ? 2
-           : type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2 ? 1
-                                                              : 0;
-}
-inline bool is_fp8(int32_t type) { return width(type) == 1; }
 
 inline bool is_aligned(const void *p, size_t bytes) { return (uintptr_t)p % bytes == 0; }
 

@@ -39,7 +39,6 @@ struct Fp8Values {
     }
 };
 static const Fp8Values e4m3(__NV_E4M3), e5m2(__NV_E5M2);
-static bool is_fp8(cudaDataType type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 
 static float load(const GemmMatrix &x, int64_t i) {
     if (x.type == CUDA_R_32F) return ((const float *)x.data)[i];

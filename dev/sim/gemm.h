@@ -6,9 +6,19 @@
 // parts added in order). Vector code runs over rows only, so the result does not depend on the width of vectors.
 #pragma once
 #include <cublasLt.h>
+#include <stddef.h>
 #include <stdint.h>
 
 namespace sim {
+
+// Bytes of a number: 1, 2 or 4; 0: a type that is not simulated.
+inline size_t width(int32_t type) {
+    return type == CUDA_R_32F                                 ? 4
+           : type == CUDA_R_16BF || type == CUDA_R_16F        ? 2
+           : type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2 ? 1
+                                                              : 0;
+}
+inline bool is_fp8(int32_t type) { return width(type) == 1; }
 
 struct GemmMatrix {
     void *data;

@@ -11,6 +11,3 @@ enum { TASK_ELEMENTS = 8192 };
 static inline int64_t task_end(int64_t begin, int64_t n) {
     return n - begin < TASK_ELEMENTS ? n : begin + TASK_ELEMENTS;
 }
-
-// d = d * gelu'(pre), element by element, in place: the second half of matmul_gelu_backward_input. (gelu.c)
-void cpu_gelu_backward(Tensor d, Tensor pre);

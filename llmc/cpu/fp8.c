@@ -12,16 +12,6 @@
 
 #include <string.h>
 
-static Fp8Slot *slot_of(const char *op, Tensor t) {
-    tensor_check(op, t, DTYPE_U8, sizeof(Fp8Slot));
-    return t.data;
-}
-
-static void check_format(const char *op, Tensor t) {
-    REQUIRE(t.dtype == DTYPE_E4M3 || t.dtype == DTYPE_E5M2, "%s: %s is %s, expected e4m3 or e5m2", op, t.name,
-            dtype_name(t.dtype));
-}
-
 // The statement with F, a constant: DTYPE_E4M3 or DTYPE_E5M2, whichever format is.
 #define WITH_FORMAT(F, format, ...)                                                                                    \
     do {                                                                                                               \
@@ -40,22 +30,19 @@ static ALWAYS_INLINE uint32_t mantissa_bits(DType F) { return F == DTYPE_E4M3 ? 
 static ALWAYS_INLINE uint32_t exponent_bias(DType F) { return F == DTYPE_E4M3 ? 7 : 15; }
 static ALWAYS_INLINE uint32_t power_of_two_bits(int exponent) { return (uint32_t)(127 + exponent) << 23; }
 
-// All ones in lanes where a < b, both below 2^31.
-static ALWAYS_INLINE VU where_less(VU a, VU b) { return (VU)((VI)(a - b) >> 31); }
-
 // fp8_encode of 16 numbers.
 static ALWAYS_INLINE VU encode(V x, DType F) {
     const uint32_t m = mantissa_bits(F), bias = exponent_bias(F), dropped = 23 - m;
-    const VU largest = vsplat_bits(F == DTYPE_E4M3 ? 0x43E00000u : 0x47600000u); // 448, 57344
+    const VU largest = (VU)vsplat(fp8_largest(F));
     const VU magnitude = (VU)x & 0x7FFFFFFFu;
-    const VU not_finite = where_less(vsplat_bits(0x7F7FFFFFu), magnitude);
-    const VU in_range = where_less(magnitude, largest), size = (magnitude & in_range) | (largest & ~in_range);
+    const VU not_finite = vless_bits(vsplat_bits(0x7F7FFFFFu), magnitude);
+    const VU in_range = vless_bits(magnitude, largest), size = (magnitude & in_range) | (largest & ~in_range);
     const VU normal =
         ((size + ((1u << (dropped - 1)) - 1u) + (size >> dropped & 1u)) >> dropped) - ((127u - bias) << m);
     // Added to a number whose last bit is that of the smallest subnormal, the sum is rounded to a multiple of it.
     const uint32_t ruler = power_of_two_bits((int)(24 - bias - m));
     const VU subnormal = (VU)((V)size + (V)vsplat_bits(ruler)) - ruler;
-    const VU below = where_less(size, vsplat_bits(power_of_two_bits(1 - (int)bias)));
+    const VU below = vless_bits(size, vsplat_bits(power_of_two_bits(1 - (int)bias)));
     const VU code = (subnormal & below) | (normal & ~below) | ((VU)x >> 24 & 0x80u);
     return (not_finite & 0x7Fu) | (code & ~not_finite);
 }
@@ -65,21 +52,12 @@ static ALWAYS_INLINE V decode(VU code, DType F) {
     const uint32_t m = mantissa_bits(F), bias = exponent_bias(F);
     const VU bits = code & 0x7Fu;
     // A subnormal is made as a normal number of the lowest exponent; then what the hidden bit added is taken away.
-    const VU subnormal = where_less(bits, vsplat_bits(1u << m));
+    const VU subnormal = vless_bits(bits, vsplat_bits(1u << m));
     const VU size = (bits << (23 - m)) + ((127u - bias) << 23) + (subnormal & (1u << 23));
     const V value = (V)size - (V)(subnormal & power_of_two_bits(1 - (int)bias));
-    const VU special = where_less(vsplat_bits(F == DTYPE_E4M3 ? 0x7Eu : 0x7Bu), bits);
+    const VU special = vless_bits(vsplat_bits(F == DTYPE_E4M3 ? 0x7Eu : 0x7Bu), bits);
     const VU special_bits = special & (F == DTYPE_E4M3 ? 0x7FC00000u : 0x7F800000u);
     return (V)((VU)value | special_bits | (code & 0x80u) << 24);
-}
-
-typedef uint8_t VBytes __attribute__((vector_size(16)));
-typedef uint8_t VBytesUnaligned __attribute__((vector_size(16), aligned(1), may_alias));
-static ALWAYS_INLINE VU load_codes(const uint8_t *p) {
-    return __builtin_convertvector((VBytes) * (const VBytesUnaligned *)p, VU);
-}
-static ALWAYS_INLINE void store_codes(uint8_t *p, VU codes) {
-    *(VBytesUnaligned *)p = __builtin_convertvector(codes, VBytes);
 }
 
 // -------------------------------------------------------------------------------------------------------- quantisation
@@ -89,7 +67,7 @@ static ALWAYS_INLINE uint32_t largest_bits(const void *in, int64_t begin, int64_
     VU largest = {0};
     EACH_LANES(i, k, end - begin, {
         const VU size = (VU)vload_first(k, in, begin + i, E) & 0x7FFFFFFFu;
-        const VU less = where_less(largest, size);
+        const VU less = vless_bits(largest, size);
         largest = (size & less) | (largest & ~less);
     });
     uint32_t result = 0;
@@ -123,10 +101,10 @@ static ALWAYS_INLINE void quantize_rows(const Quantisation *a, int64_t row, DTyp
     for (int64_t k = 0; k < a->K; k += LANES) {
         VU block[LANES];
         for (int i = 0; i < LANES; i++) block[i] = encode(vload(a->in, (row + i) * a->K + k, E) * a->scale, F);
-        for (int i = 0; a->q && i < LANES; i++) store_codes(a->q + (row + i) * a->K + k, block[i]);
+        for (int i = 0; a->q && i < LANES; i++) vstore_first_u8(LANES, a->q + (row + i) * a->K + k, (VI)block[i]);
         if (!a->transposed) continue;
         transpose_16x16(block);
-        for (int i = 0; i < LANES; i++) store_codes(a->transposed + (k + i) * a->N + row, block[i]);
+        for (int i = 0; i < LANES; i++) vstore_first_u8(LANES, a->transposed + (k + i) * a->N + row, (VI)block[i]);
     }
 }
 
@@ -135,21 +113,19 @@ static ALWAYS_INLINE void quantize_rows(const Quantisation *a, int64_t row, DTyp
 void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
     const char *op = "fp8_quantize";
     enum { TASK_ROWS = 64 };
-    const Tensor any = q.data ? q : transposed;
-    Fp8Slot *s = slot_of(op, slot);
-    const int64_t n = tensor_numel(in), K = tensor_cols(in), N = tensor_rows(in);
+    const DType format = q.data ? q.dtype : transposed.dtype;
+    Fp8Slot *s = slot.data;
+    const int64_t K = tensor_cols(in), N = tensor_rows(in);
     cpu_check_float(op, in);
-    check_format(op, any);
-    if (q.data) tensor_check(op, q, any.dtype, n);
-    if (transposed.data) tensor_check(op, transposed, any.dtype, n);
+    check_fp8_quantize(op, q, transposed, in, slot);
     REQUIRE(N % LANES == 0 && K % LANES == 0, "%s: %s is (%lld, %lld), not of multiples of 16", op, in.name,
             (long long)N, (long long)K);
-    if (scaling != FP8_KEEP) fp8_slot_record(s, amax_of(in), any.dtype, scaling == FP8_DELAYED);
+    if (scaling != FP8_KEEP) fp8_slot_record(s, amax_of(in), format, scaling == FP8_DELAYED);
     const Quantisation a = {q.data, transposed.data, in.data, N, K, s->scale};
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < N; row += TASK_ROWS)
         for (int64_t r = row; r < N && r < row + TASK_ROWS; r += LANES)
-            WITH_DTYPE(E, in.dtype, WITH_FORMAT(F, any.dtype, quantize_rows(&a, r, E, F)));
+            WITH_DTYPE(E, in.dtype, WITH_FORMAT(F, format, quantize_rows(&a, r, E, F)));
 }
 
 void fp8_slots_advance(Tensor slots) {
@@ -159,12 +135,12 @@ void fp8_slots_advance(Tensor slots) {
     for (int64_t i = 0; i < n; i++) fp8_slot_advance(&s[i]);
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// products
+// ------------------------------------------------------------------------------------------------------------ products
 
 static ALWAYS_INLINE void widen_span(void *out, const uint8_t *codes, int64_t begin, int64_t end, float inverse,
                                      DType E, DType F) {
-    for (int64_t i = begin; i < end; i += LANES) vstore(out, i, decode(load_codes(codes + i), F) * inverse, E);
+    for (int64_t i = begin; i < end; i += LANES)
+        vstore(out, i, decode((VU)vload_first_u8(LANES, codes + i), F) * inverse, E);
 }
 
 // Rows [first, first + rows) of t with their true values, as an operand of dtype E at `out`.
@@ -182,56 +158,37 @@ static Matrix widen(void *out, DType dtype, Tensor t, const Fp8Slot *slot, int64
 // gemm leaves pieces of this size whole.
 enum { ROWS_A = 1024, ROWS_B = 1536 };
 
-static int64_t at_most(int64_t n, int64_t most) { return n < most ? n : most; }
-
 static int64_t operand_bytes(int64_t rows, int64_t K, DType dtype) {
     return round_up(rows * K * (int64_t)dtype_size(dtype), 64);
 }
 
 int64_t cpu_fp8_operand_bytes(OpsShape shape) {
     if (!shape.fp8) return 0;
-    const int64_t tokens = shape.B * shape.T, widest = 4 * shape.C, longest = tokens > widest ? tokens : widest;
-    return operand_bytes(at_most(longest, ROWS_A), longest, shape.dtype) +
-           operand_bytes(at_most(widest, ROWS_B), longest, shape.dtype);
-}
-
-static void check_matmul(const char *op, Tensor out, Tensor a, Tensor b, Tensor bias, bool accumulate) {
-    const int64_t M = tensor_rows(a), K = tensor_cols(a), N = tensor_rows(b);
-    check_format(op, a), check_format(op, b), cpu_check_float(op, out);
-    REQUIRE(a.dtype == DTYPE_E4M3 || b.dtype == DTYPE_E4M3, "%s: %s and %s are both e5m2", op, a.name, b.name);
-    REQUIRE(M % 16 == 0 && N % 16 == 0 && K % 16 == 0, "%s: (%lld, %lld) @ (%lld, %lld)^T, not of multiples of 16", op,
-            (long long)M, (long long)K, (long long)N, (long long)K);
-    tensor_check(op, b, b.dtype, N * K);
-    tensor_check(op, out, out.dtype, M * N);
-    if (bias.data) tensor_check(op, bias, out.dtype == DTYPE_FP32 ? bias.dtype : out.dtype, N);
-    REQUIRE(tensor_cols(b) == K && !(bias.data && accumulate), "%s: a bias is added once", op);
+    const int64_t tokens = shape.B * shape.T, widest = 4 * shape.C, longest = max_i64(tokens, widest);
+    return operand_bytes(min_i64(longest, ROWS_A), longest, shape.dtype) +
+           operand_bytes(min_i64(widest, ROWS_B), longest, shape.dtype);
 }
 
 void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
     const char *op = "fp8_matmul";
-    check_matmul(op, out, a, b, bias, accumulate);
-    const Fp8Slot *sa = slot_of(op, a_slot), *sb = slot_of(op, b_slot);
     const int64_t M = tensor_rows(a), K = tensor_cols(a), N = tensor_rows(b);
-    const int64_t rows_a = at_most(M, ROWS_A), rows_b = at_most(N, ROWS_B);
+    const Fp8Slot *sa = a_slot.data, *sb = b_slot.data;
+    cpu_check_float(op, out);
+    check_fp8_matmul(op, out, a, a_slot, b, b_slot, bias, accumulate);
+    if (bias.data) tensor_check(op, bias, out.dtype == DTYPE_FP32 ? bias.dtype : out.dtype, N);
+    const int64_t rows_a = min_i64(M, ROWS_A), rows_b = min_i64(N, ROWS_B);
     const DType E = bias.data ? bias.dtype : DTYPE_BF16; // gemm takes a bias of the operands' dtype
     const int64_t bytes_a = operand_bytes(rows_a, K, E);
     char *wide_a = cpu_scratch(op, bytes_a + operand_bytes(rows_b, K, E)), *wide_b = wide_a + bytes_a;
     const Matrix dst = matrix_of(out, N);
     for (int64_t i = 0; i < M; i += rows_a) {
-        const int64_t m = at_most(M - i, rows_a);
+        const int64_t m = min_i64(M - i, rows_a);
         const Matrix left = widen(wide_a, E, a, sa, i, m);
         for (int64_t j = 0; j < N; j += rows_b) {
-            const int64_t n = at_most(N - j, rows_b);
+            const int64_t n = min_i64(N - j, rows_b);
             const Matrix right = matrix_transposed(widen(wide_b, E, b, sb, j, n));
             char *bias_part = bias.data ? (char *)bias.data + j * (int64_t)dtype_size(E) : NULL;
             gemm(m, n, K, matrix_at(dst, i, j), left, right, bias_part, accumulate);
         }
     }
-}
-
-// ------------------------------------------------------------------------------------------ what a product leaves over
-
-void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
-    if (dpre.data != dout.data) tensor_cast(dpre, dout);
-    cpu_gelu_backward(dpre, pre);
 }

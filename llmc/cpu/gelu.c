@@ -23,13 +23,14 @@ static ALWAYS_INLINE void gelu_span(void *out, const void *pre, int64_t begin, i
     });
 }
 
-static ALWAYS_INLINE void gelu_backward_span(void *d, const void *pre, int64_t begin, int64_t end, DType E) {
+static ALWAYS_INLINE void gelu_backward_span(void *dpre, const void *dout, const void *pre, int64_t begin, int64_t end,
+                                             DType E) {
     EACH_LANES(i, k, end - begin, {
         V x = vload_first(k, pre, begin + i, E);
         V s = gelu_gate(x, x * x);
         V slope = vfma(x * x, vsplat(3.0f * TWO_SQRT_2_OVER_PI * CUBIC), vsplat(TWO_SQRT_2_OVER_PI));
         V derivative = vfma(x * s * (1.0f - s), slope, s);
-        vstore_first(k, d, begin + i, vload_first(k, d, begin + i, E) * derivative, E);
+        vstore_first(k, dpre, begin + i, vload_first(k, dout, begin + i, E) * derivative, E);
     });
 }
 
@@ -42,11 +43,12 @@ void gelu_forward(Tensor out, Tensor pre) {
         WITH_DTYPE(E, pre.dtype, gelu_span(out.data, pre.data, i, task_end(i, n), E));
 }
 
-void cpu_gelu_backward(Tensor d, Tensor pre) {
+void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
     int64_t n = tensor_numel(pre);
     cpu_check_float("gelu_backward", pre);
-    tensor_check("gelu_backward", d, pre.dtype, n);
+    tensor_check("gelu_backward", dpre, pre.dtype, n);
+    tensor_check("gelu_backward", dout, pre.dtype, n);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(E, pre.dtype, gelu_backward_span(d.data, pre.data, i, task_end(i, n), E));
+        WITH_DTYPE(E, pre.dtype, gelu_backward_span(dpre.data, dout.data, pre.data, i, task_end(i, n), E));
 }

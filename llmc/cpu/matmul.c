@@ -39,7 +39,7 @@ void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
 void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
     tensor_check("matmul_gelu_backward_input", pre, dpre.dtype, tensor_numel(dpre));
     matmul_backward_input(dpre, dout, weight);
-    cpu_gelu_backward(dpre, pre);
+    gelu_backward(dpre, dpre, pre);
 }
 
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {

@@ -1,6 +1,5 @@
 // The end of the step before the update: gradient norm and the decision. Bound by memory: the norm reads the gradients
 // once.
-#include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/cpu_ops.h"
 #include "llmc/cpu/optimizer_adafactor.h"

@@ -154,17 +154,14 @@ static void tensor_statistics_of(const UpdateTensor *t, StatisticsStep s, Parts 
 void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
     const char *op = "adafactor_statistics";
     int64_t factored = 0;
-    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
-    REQUIRE(params.step >= 1, "%s: step %lld, the first is 1", op, (long long)params.step);
+    check_update_step(op, params, control);
     for (int i = 0; i < n; i++) {
         const UpdateTensor *t = &tensors[i];
         if (t->rule != RULE_ADAFACTOR) continue;
         const int64_t numel = tensor_numel(t->weight);
         check_weight_gradient(op, t->grad, t->weight.dtype, numel);
         check_adafactor(op, t);
-        if (t->row.data)
-            REQUIRE(t->offset == 0 && numel == tensor_numel(t->row) * tensor_numel(t->col), "%s: %s is a slice", op,
-                    t->weight.name);
+        check_is_whole(op, t);
         factored += numel;
     }
     const Parts parts = parts_begin(op, n, adafactor_scratch_bytes(factored));

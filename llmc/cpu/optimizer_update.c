@@ -186,8 +186,7 @@ static void update_check(const char *op, const UpdateTensor *t) {
 
 void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
     const char *op = "optimizer_update";
-    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
-    REQUIRE(params.step >= 1, "%s: step %lld, the first is 1", op, (long long)params.step);
+    check_update_step(op, params, control);
     REQUIRE(first >= 0 && count >= 0 && first + count <= n, "%s: tensors %d .. %d of %d", op, first, first + count, n);
     const Parts parts = parts_begin(op, count, 0);
     tensors += first;
@@ -230,8 +229,7 @@ static void momentum_part(const UpdateTensor *t, const Step *s, Part part) {
 
 void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
     const char *op = "momentum_update";
-    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
-    REQUIRE(params.step >= 1, "%s: step %lld, the first is 1", op, (long long)params.step);
+    check_update_step(op, params, control);
     const Parts parts = parts_begin(op, n, 0);
     for (int i = 0; i < n; i++) {
         const UpdateTensor *t = &tensors[i];

@@ -70,6 +70,8 @@ static ALWAYS_INLINE V vzero(void) { return (V){0}; }
 static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 static ALWAYS_INLINE VWide vsplat_wide(uint64_t x) { return (VWide){x, x, x, x, x, x, x, x}; }
+// All ones in lanes where a < b, both below 2^31, so that the difference keeps its sign.
+static ALWAYS_INLINE VU vless_bits(VU a, VU b) { return (VU)((VI)(a - b) >> 31); }
 
 // --------------------------------------------------------------------------------------------- the two implementations
 

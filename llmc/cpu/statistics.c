@@ -1,7 +1,6 @@
 // tensor_statistics: what a tensor holds, counted in one pass over its bits. Magnitudes are compared as integers: the
 // ops run with small numbers flushed to 0, and a comparison of floats would not see them. Owns nothing; the counts do
 // not depend on the number of threads.
-#include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/cpu_ops.h"
 #include "llmc/cpu/simd.h"
@@ -17,9 +16,6 @@ typedef struct {
     VD sumsq;
     VU zero, small, large, amax;
 } Lanes;
-
-// All bits of a lane where a < b. Both below 2^31, so that the difference keeps its sign.
-static ALWAYS_INLINE VU vless_bits(VU a, VU b) { return (VU)((VI)(a - b) >> 31); }
 
 // The first k lanes of x: the others are 0 and taken out again where zeros are counted.
 static ALWAYS_INLINE void count_lanes(Lanes *c, V x, FormatLimits limits) {

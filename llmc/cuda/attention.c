@@ -118,11 +118,11 @@ static PlannedShape *plan_shape(AttentionShape shape) {
     return p;
 }
 
-int64_t cuda_attention_workspace(OpsShape ops) {
+int64_t cuda_cudnn_workspace(OpsShape ops) {
     const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops.C / ops.NH, .dtype = ops.dtype};
     PlannedShape *p = find_planned(shape);
     if (!p) p = plan_shape(shape);
-    int64_t bytes = cuda_size_flash(ops);
+    int64_t bytes = 0;
     for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
         const CudnnAttention *cudnn = p->passes[pass].cudnn;
         if (cudnn && cudnn_attention_workspace(cudnn) > bytes) bytes = cudnn_attention_workspace(cudnn);

@@ -5,11 +5,8 @@
 CudaBackend cuda_backend;
 
 int64_t ops_workspace_bytes(OpsShape shape) {
-    const int64_t needs[] = {cuda_size_workspace(shape), cuda_matmul_workspace(shape), cuda_attention_workspace(shape)};
-    int64_t largest = 0;
-    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
-        if (needs[i] > largest) largest = needs[i];
-    return round_up(largest, 256);
+    cuda_matmul_note_shape(shape);
+    return round_up(max_i64(cuda_size_workspace(shape), cuda_cudnn_workspace(shape)), 256);
 }
 
 void ops_set_workspace(void *device_memory, int64_t bytes) {

@@ -52,10 +52,10 @@ static inline cudaStream_t cuda_compute_stream(void) { return cuda_backend.strea
 // op asks. Stops the program, naming op, when the workspace is smaller: then ops_workspace_bytes and the op disagree.
 void *cuda_scratch(const char *op, int64_t bytes);
 
-// What the ops need of the workspace is in sizes.h. These two also note the shape: for the layout of the workspace
-// during a product, and to ask cuDNN, whose kernels are then made for it.
-int64_t cuda_matmul_workspace(OpsShape shape);
-int64_t cuda_attention_workspace(OpsShape shape);
+// What the ops need of the workspace is in sizes.h, but for attention by cuDNN. Both note the shape: for the layout of
+// the workspace during a product, and to ask cuDNN, whose kernels are then made for it.
+void cuda_matmul_note_shape(OpsShape shape);
+int64_t cuda_cudnn_workspace(OpsShape shape);
 
 // Device to device, in order on the compute stream.
 void cuda_copy(void *device_dst, const void *device_src, size_t bytes);

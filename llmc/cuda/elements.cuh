@@ -58,7 +58,7 @@ template <class T> static __device__ __forceinline__ int4 bits_from_floats(const
                      word_from_floats(v + 3 * N, T()));
 }
 
-// How many whole packs an element-wise op may take from n elements at a and b: none when one is not 16-byte aligned.
-template <class T> static inline int64_t whole_packs(int64_t n, const void *a, const void *b) {
-    return ((uintptr_t)a | (uintptr_t)b) % 16 == 0 ? n / Pack<T>::N : 0;
+// How many whole packs an element-wise op may take from n elements at each p: none when one is not 16-byte aligned.
+template <class T, class... P> static inline int64_t whole_packs(int64_t n, const P *...p) {
+    return ((uintptr_t)p | ...) % 16 == 0 ? n / Pack<T>::N : 0;
 }

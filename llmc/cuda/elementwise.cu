@@ -76,7 +76,7 @@ static __global__ void __launch_bounds__(THREADS) fill_kernel(T *x, float value,
 }
 
 template <class T> static void launch_fill(T *x, float value, int64_t n) {
-    const int64_t packs = whole_packs<T>(n, x, x), items = packs + n - packs * Pack<T>::N;
+    const int64_t packs = whole_packs<T>(n, x), items = packs + n - packs * Pack<T>::N;
     LAUNCH(fill_kernel<T>, blocks(items), THREADS, 0, cuda_compute_stream())(x, value, packs, items);
 }
 

@@ -12,21 +12,12 @@
 // gradient adds e5m2 numbers of very different size. The forward pass, with K = C or 4 C, is fast: there the rounding
 // of the operands to 4 bits is the larger error. Of the three products only the forward one has two e4m3 operands.
 #include "llmc/cuda/matmul.h"
-#include "llmc/cuda/matmul_kernels.h"
 #include <stddef.h>
 
-// cuBLASLt: dimensions and addresses in multiples of 16.
-enum { MULTIPLE = 16, OLDEST_CAPABILITY = 89 };
+enum { ALIGNMENT = 16 }; // of cuBLASLt
 
-static bool is_fp8(DType dtype) { return dtype == DTYPE_E4M3 || dtype == DTYPE_E5M2; }
-
-static void check_operand(const char *op, Tensor t, Tensor slot) {
-    REQUIRE(is_fp8(t.dtype), "%s: %s is %s, not fp8", op, t.name, dtype_name(t.dtype));
-    REQUIRE((uintptr_t)t.data % MULTIPLE == 0, "%s: %s is not 16-byte aligned", op, t.name);
-    REQUIRE(tensor_rows(t) % MULTIPLE == 0 && tensor_cols(t) % MULTIPLE == 0,
-            "%s: %s is %lld x %lld, not in multiples of %d", op, t.name, (long long)tensor_rows(t),
-            (long long)tensor_cols(t), MULTIPLE);
-    tensor_check(op, slot, DTYPE_U8, sizeof(Fp8Slot));
+static void check_aligned(const char *op, Tensor t) {
+    REQUIRE((uintptr_t)t.data % ALIGNMENT == 0, "%s: %s is not %d-byte aligned", op, t.name, ALIGNMENT);
 }
 
 static const float *inverse_of(Tensor slot) {
@@ -35,19 +26,14 @@ static const float *inverse_of(Tensor slot) {
 
 void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
     const char *op = "fp8_matmul";
-    REQUIRE(cuda_backend.compute_capability >= OLDEST_CAPABILITY, "%s: sm_%d has no fp8", op,
-            cuda_backend.compute_capability);
-    check_operand(op, a, a_slot);
-    check_operand(op, b, b_slot);
-    REQUIRE(a.dtype == DTYPE_E4M3 || b.dtype == DTYPE_E4M3, "%s: %s and %s are both e5m2", op, a.name, b.name);
+    REQUIRE(cuda_backend.facts.supports[DTYPE_E4M3], "%s: %s has no fp8", op, cuda_backend.facts.name);
     const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
-    tensor_check(op, b, b.dtype, N * K);
     cuda_check_float(op, out);
-    tensor_check(op, out, out.dtype, M * N);
-    REQUIRE((uintptr_t)out.data % MULTIPLE == 0, "%s: %s is not 16-byte aligned", op, out.name);
+    check_fp8_matmul(op, out, a, a_slot, b, b_slot, bias, accumulate);
+    check_aligned(op, a), check_aligned(op, b), check_aligned(op, out);
     if (bias.data) tensor_check(op, bias, out.dtype, N);
     // Row-major out (M,N) = a (M,K) b (N,K)^T, column-major: out (N,M) = b (K,N)^T a (K,M).
-    Gemm g = {
+    const Gemm g = {
         .op = op,
         .transpose_a = true,
         .m = N,
@@ -65,12 +51,5 @@ void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Te
         .fast_sums = a.dtype == b.dtype,
     };
     // The library's fp8 epilogues take 16-bit biases only.
-    const bool fused = bias.data && out.dtype != DTYPE_FP32;
-    const GemmPlan *plan = fused ? cuda_matmul_plan(&g, GEMM_BIAS, bias.data, NULL) : NULL;
-    if (plan) {
-        gemm_run(plan, &g);
-        return;
-    }
-    cuda_matmul_plain(g);
-    if (bias.data) cuda_add_bias(out, bias);
+    cuda_matmul_bias(g, out, bias, out.dtype != DTYPE_FP32);
 }

@@ -229,7 +229,7 @@ typedef struct {
 } Quantization;
 
 template <class T> static void launch_largest(const Quantization *z) {
-    const int64_t n = z->N * z->K, packs = whole_packs<T>(n, z->in, z->in);
+    const int64_t n = z->N * z->K, packs = whole_packs<T>(n, (const T *)z->in);
     const int64_t most = (int64_t)LARGEST_BLOCKS_PER_UNIT * cuda_backend.units;
     const int64_t wanted = ceil_div(packs > 0 ? packs : n, LARGEST_THREADS * LARGEST_LOADS);
     LAUNCH(largest_kernel<T>, (unsigned)(wanted < most ? wanted : most), LARGEST_THREADS, 0, cuda_compute_stream())
@@ -257,11 +257,7 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
     const int64_t N = tensor_rows(in), K = tensor_cols(in);
     const DType format = q.data ? q.dtype : transposed.dtype;
     cuda_check_float(op, in);
-    REQUIRE(q.data || transposed.data, "%s: no output", op);
-    REQUIRE(format == DTYPE_E4M3 || format == DTYPE_E5M2, "%s: %s is no fp8 format", op, dtype_name(format));
-    if (q.data) tensor_check(op, q, format, N * K);
-    if (transposed.data) tensor_check(op, transposed, format, N * K);
-    tensor_check(op, slot, DTYPE_U8, sizeof(Fp8Slot));
+    check_fp8_quantize(op, q, transposed, in, slot);
     REQUIRE(N <= (int64_t)ROWS * 65535, "%s: %lld rows of %s are more than a grid has", op, (long long)N, in.name);
     const Quantization z = {
         (uint8_t *)q.data, (uint8_t *)transposed.data, in.data, (Fp8Slot *)slot.data, N, K, format, scaling,

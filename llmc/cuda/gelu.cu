@@ -64,7 +64,7 @@ template <class T> static void launch_forward(T *out, const T *pre, int64_t n) {
 }
 
 template <class T> static void launch_backward(T *dpre, const T *dout, const T *pre, int64_t n) {
-    const int64_t packs = whole_packs<T>(whole_packs<T>(n, dpre, pre) * Pack<T>::N, dout, pre);
+    const int64_t packs = whole_packs<T>(n, dpre, dout, pre);
     LAUNCH(gelu_backward_kernel<T>, block_count(packs, n - packs * Pack<T>::N), THREADS, 0, cuda_compute_stream())
     (dpre, dout, pre, packs, n);
 }

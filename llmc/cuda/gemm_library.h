@@ -5,7 +5,7 @@
 #include "llmc/cuda/timing.h"
 #include <cublasLt.h>
 
-// What distinguishes products. Every byte is defined (make_key clears it first): compared and hashed as bytes.
+// What distinguishes products. Every byte is defined (gemm_key clears it first): compared and hashed as bytes.
 typedef struct {
     int64_t m, n, k;
     uint64_t workspace_bytes;

@@ -5,7 +5,6 @@
 // All that changes between micro-steps, the number that names the random bits, stands on the device: a recorded
 // micro-step draws new ones each time it is replayed. Bytes an element: 4 + 2 (+ 2 accumulating) into 16 bits.
 #include "llmc/cuda/rounding.cuh"
-#include "llmc/cuda/vector.cuh"
 
 enum { THREADS = 256, NEIGHBOURS = 8 }; // one draw of random bits serves 8 elements
 
@@ -16,15 +15,7 @@ static __device__ __forceinline__ void add_elements(D *dst, const float *src, ui
     float sum[N];
     to_floats(sum, load_vector<float, N, true>(src + e));
     if (ACCUMULATE) add_to(sum, load_vector<D, N>(dst + e));
-    Vector<D, N> rounded;
-    if constexpr (sizeof(D) == 4) {
-        rounded = from_floats<D, N>(sum);
-    } else {
-        uint32_t random[N];
-        rounding_bits<N>(random, seed, stream, counter, (uint64_t)e);
-        for (int k = 0; k < N; k++) rounded.v[k] = round_stochastically<D>(sum[k], random[k]);
-    }
-    store_vector(dst + e, rounded);
+    store_vector(dst + e, round_vector<D, N>(sum, seed, stream, counter, (uint64_t)e));
 }
 
 // 8 elements a thread; the elements behind the last eight, or all of an unaligned tensor, one a thread: items counts

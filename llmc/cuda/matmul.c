@@ -14,10 +14,7 @@
 // What lies in the workspace during a product: the library's part, and bias gradients that are still to be added.
 static CudaMatmulLayout layout;
 
-int64_t cuda_matmul_workspace(OpsShape shape) {
-    layout = cuda_size_matmul(shape);
-    return layout.end;
-}
+void cuda_matmul_note_shape(OpsShape shape) { layout = cuda_size_matmul(shape); }
 
 void cuda_matmul_shutdown(void) { gemm_shutdown(); }
 
@@ -74,7 +71,8 @@ static Gemm weight_product(const char *op, Tensor dweight, Tensor dout, Tensor i
     };
 }
 
-GemmPlan *cuda_matmul_plan(Gemm *g, GemmEpilogue epilogue, const void *bias, void *aux) {
+// The plan of a product with this epilogue, NULL when the library has none. Completes *g.
+static GemmPlan *plan_of(Gemm *g, GemmEpilogue epilogue, const void *bias, void *aux) {
     char *workspace = (char *)cuda_scratch(g->op, layout.end);
     g->epilogue = epilogue;
     g->bias = (void *)bias;
@@ -84,12 +82,23 @@ GemmPlan *cuda_matmul_plan(Gemm *g, GemmEpilogue epilogue, const void *bias, voi
     return gemm_plan(g);
 }
 
-void cuda_matmul_plain(Gemm g) {
-    const GemmPlan *plan = cuda_matmul_plan(&g, GEMM_PLAIN, NULL, NULL);
+// Runs the product without an epilogue, which the library must have.
+static void run_plain(Gemm g) {
+    const GemmPlan *plan = plan_of(&g, GEMM_PLAIN, NULL, NULL);
     REQUIRE(plan != NULL, "%s: cuBLASLt has no algorithm for m %lld n %lld k %lld, %s x %s to %s, here at %p %p %p",
             g.op, (long long)g.m, (long long)g.n, (long long)g.k, dtype_name(g.in_a), dtype_name(g.in_b),
             dtype_name(g.out), g.a, g.b, g.d);
     gemm_run(plan, &g);
+}
+
+void cuda_matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
+    const GemmPlan *plan = bias.data && fuse ? plan_of(&g, GEMM_BIAS, bias.data, NULL) : NULL;
+    if (plan) {
+        gemm_run(plan, &g);
+        return;
+    }
+    run_plain(g);
+    if (bias.data) cuda_add_bias(out, bias);
 }
 
 // ------------------------------------------------------------------------------------------------------------- forward
@@ -105,19 +114,8 @@ static void check_layer(const char *op, Tensor out, Tensor in, Tensor weight) {
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     const char *op = "matmul_forward";
     check_layer(op, out, in, weight);
-    Gemm g = forward_product(op, out, in, weight);
-    if (!bias.data) {
-        cuda_matmul_plain(g);
-        return;
-    }
-    tensor_check(op, bias, weight.dtype, tensor_rows(weight));
-    const GemmPlan *plan = cuda_matmul_plan(&g, GEMM_BIAS, bias.data, NULL);
-    if (plan) {
-        gemm_run(plan, &g);
-    } else {
-        cuda_matmul_plain(forward_product(op, out, in, weight));
-        cuda_add_bias(out, bias);
-    }
+    if (bias.data) tensor_check(op, bias, weight.dtype, tensor_rows(weight));
+    cuda_matmul_bias(forward_product(op, out, in, weight), out, bias, true);
 }
 
 typedef struct {
@@ -127,7 +125,7 @@ typedef struct {
 static void run_gelu_forward(const GeluForward *f, bool fused) {
     if (fused) {
         Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
-        const GemmPlan *plan = cuda_matmul_plan(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
+        const GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
         gemm_run(plan, &g);
     } else {
         matmul_forward(f->pre, f->in, f->weight, f->bias);
@@ -141,7 +139,7 @@ static bool fuses_gelu_forward(const GeluForward *f) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
     if (choice != GELU_FUSION_FORWARD && choice != GELU_FUSION_BOTH) return false;
     Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
-    return cuda_matmul_plan(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data) != NULL;
+    return plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data) != NULL;
 }
 
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
@@ -157,7 +155,7 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
 
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
     check_layer("matmul_backward_input", dout, din, weight);
-    cuda_matmul_plain(input_product("matmul_backward_input", din, dout, weight));
+    run_plain(input_product("matmul_backward_input", din, dout, weight));
 }
 
 typedef struct {
@@ -168,10 +166,10 @@ static bool run_gelu_backward(void *context, int fused) {
     const GeluBackward *b = context;
     Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
     if (fused) {
-        const GemmPlan *plan = cuda_matmul_plan(&g, GEMM_DGELU, NULL, b->pre.data);
+        const GemmPlan *plan = plan_of(&g, GEMM_DGELU, NULL, b->pre.data);
         gemm_run(plan, &g);
     } else {
-        cuda_matmul_plain(g);
+        run_plain(g);
         gelu_backward(b->dpre, b->dpre, b->pre);
     }
     return true;
@@ -181,7 +179,7 @@ static bool fuses_gelu_backward(GeluBackward *b) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
     if (choice == GELU_FUSION_NONE || choice == GELU_FUSION_FORWARD) return false;
     Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
-    GemmPlan *plan = cuda_matmul_plan(&g, GEMM_DGELU, NULL, b->pre.data);
+    GemmPlan *plan = plan_of(&g, GEMM_DGELU, NULL, b->pre.data);
     return plan && (choice != GELU_FUSION_AUTO || gemm_is_faster(plan, run_gelu_backward, b, NULL));
 }
 
@@ -205,7 +203,7 @@ static Gemm product_with_dbias(const WeightGradient *w, GemmPlan **plan) {
     const char *op = "matmul_backward_weight";
     Gemm g = weight_product(op, w->dweight, w->dout, w->in, w->accumulate);
     char *workspace = (char *)cuda_scratch(op, layout.end);
-    *plan = cuda_matmul_plan(&g, GEMM_BGRADB, w->accumulate ? workspace + layout.new_dbias : w->dbias.data, NULL);
+    *plan = plan_of(&g, GEMM_BGRADB, w->accumulate ? workspace + layout.new_dbias : w->dbias.data, NULL);
     return g;
 }
 
@@ -217,7 +215,7 @@ static bool run_weight_gradient(void *context, int fused) {
         gemm_run(plan, &g);
         if (w->accumulate) cuda_sum_partials(w->dbias, tensor_none(), (const float *)g.bias, 1, true);
     } else {
-        cuda_matmul_plain(weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate));
+        run_plain(weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate));
         if (w->dbias.data) bias_backward(w->dbias, w->dout, w->accumulate);
     }
     return true;

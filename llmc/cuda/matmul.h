@@ -3,8 +3,6 @@
 #pragma once
 #include "llmc/cuda/gemm_plan.h"
 
-// The plan of a product with this epilogue, NULL when the library has none. Completes *g.
-GemmPlan *cuda_matmul_plan(Gemm *g, GemmEpilogue epilogue, const void *bias, void *aux);
-
-// Runs the product without an epilogue, which the library must have.
-void cuda_matmul_plain(Gemm g);
+// Runs the product, into out, and adds bias, which may be absent: in the epilogue, if `fuse` and the library can, else
+// by a kernel after it.
+void cuda_matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse);

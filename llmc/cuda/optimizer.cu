@@ -45,13 +45,10 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     if (threadIdx.x == 0) partials[first[0] + (int)blockIdx.x] = sum;
 }
 
-// Block i, one warp: the sum of the partials of entry i goes to its tensor, in fp64, in an order that depends on their
-// number alone.
+// Block i, one warp: the sum of the partials of entry i goes to its tensor.
 static __global__ void norm_tensors_kernel(float *sumsq, const float *partials, const NormEntry *entries,
                                            const int32_t *first) {
-    double sum = 0.0;
-    for (int i = first[blockIdx.x] + (int)threadIdx.x; i < first[blockIdx.x + 1]; i += WARP) sum += (double)partials[i];
-    for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+    const double sum = sum_of_parts(partials, first[blockIdx.x], first[blockIdx.x + 1]);
     if (threadIdx.x == 0) sumsq[entries[blockIdx.x].tensor] = (float)sum;
 }
 

@@ -61,11 +61,8 @@ static __device__ __forceinline__ uint8_t encode_unsigned(float x, const Codes &
 
 // The elements that a round gives a lane, fewer where the tensor ends.
 static __device__ __forceinline__ Place place_of_round(const UpdateEntry &t, int64_t block, int round) {
-    Place at;
-    at.e = block * STATE_BLOCK + round * ROUND + (int)threadIdx.x % WARP * NEIGHBOURS;
-    at.count = (int)max((int64_t)0, min((int64_t)NEIGHBOURS, t.numel - at.e));
-    at.dense = t.packed && at.count == NEIGHBOURS;
-    return at;
+    const int64_t e = block * STATE_BLOCK + round * ROUND + (int)threadIdx.x % WARP * NEIGHBOURS;
+    return place_at<NEIGHBOURS>(e, t.numel - e, t.packed);
 }
 
 static __device__ __forceinline__ void decode(float (&x)[NEIGHBOURS], const void *codes, Place at, const float *numbers,

@@ -51,16 +51,12 @@ typedef struct {
 
 // Elements (i, c .. c + 3) of a matrix, fewer at its edge.
 static __device__ __forceinline__ Place place_in_row(const AdafactorEntry &a, int64_t i, int64_t c) {
-    Place at;
-    at.e = i * a.cols + c;
-    at.count = (int)max((int64_t)0, min((int64_t)NEIGHBOURS, a.cols - c));
-    at.dense = a.t.packed && at.count == NEIGHBOURS;
-    return at;
+    return place_at<NEIGHBOURS>(i * a.cols + c, a.cols - c, a.t.packed);
 }
 
 template <class E, int N>
 static __device__ __forceinline__ void load_gradient(float (&g)[N], const UpdateEntry &t, Place at, float grad_factor) {
-    const bool is_fp32 = t.grad_is_fp32 || sizeof(E) == 4;
+    const bool is_fp32 = grad_is_fp32<E, Either>(t);
     either_to_floats(g, load_either<E, N>(t.grad, at, is_fp32), is_fp32); // 0 beyond the edge
     for (int k = 0; k < N; k++) g[k] *= grad_factor;
 }
@@ -207,10 +203,7 @@ static __global__ void adafactor_rms_sums_kernel(const float *partials, const Ad
                                                  const int32_t *first, const StepControl *control) {
     if (control->skip != SKIP_NONE) return;
     const AdafactorEntry *a = &entries[blockIdx.x];
-    const int begin = first[blockIdx.x] - first[0], end = first[blockIdx.x + 1] - first[0];
-    double sum = 0.0;
-    for (int i = begin + (int)threadIdx.x; i < end; i += WARP) sum += (double)partials[i];
-    for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+    const double sum = sum_of_parts(partials, first[blockIdx.x] - first[0], first[blockIdx.x + 1] - first[0]);
     if (threadIdx.x == 0) a->rms[0] = (float)sqrt(sum / (double)a->t.numel);
 }
 
@@ -262,10 +255,6 @@ static int64_t tile_rows(int64_t rows) { return ceil_div(rows, TILE_ROWS); }
 static int64_t column_sums_of(const UpdateTensor *t) {
     const int64_t rows = t->row.data ? tensor_numel(t->row) : 1;
     return rows > TILE_ROWS ? tile_rows(rows) * tensor_numel(t->col) : 0;
-}
-
-static bool is_whole(const UpdateTensor *t) {
-    return t->offset == 0 && (!t->row.data || tensor_numel(t->weight) == tensor_numel(t->row) * tensor_numel(t->col));
 }
 
 static AdafactorEntry adafactor_entry(const UpdateTensor *t, int tensor) {
@@ -339,12 +328,11 @@ static void launch_statistics(const UpdateTable *table, int n, Scratch scratch, 
 
 void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
     const TensorArray array = {"adafactor_statistics", tensors, n, sizeof *tensors};
-    tensor_check(array.op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
-    REQUIRE(params.step >= 1, "%s: step %lld, the first is 1", array.op, (long long)params.step);
+    check_update_step(array.op, params, control);
     int64_t column_sums = 0;
     for (int i = 0; i < n; i++) {
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
-        REQUIRE(is_whole(&tensors[i]), "%s: %s is a slice", array.op, tensors[i].weight.name);
+        check_is_whole(array.op, &tensors[i]);
         column_sums += column_sums_of(&tensors[i]);
     }
     const UpdateTable *table = update_table(array, sizeof(AdafactorEntry), describe_adafactor);

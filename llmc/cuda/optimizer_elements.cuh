@@ -9,7 +9,6 @@
 #include "llmc/cuda/optimizer.h"
 #include "llmc/cuda/rounding.cuh"
 #include "llmc/cuda/update_parts.cuh"
-#include "llmc/cuda/vector.cuh"
 
 enum WeightKind { WEIGHT_MASTER, WEIGHT_LOST, WEIGHT_ALONE, WEIGHT_ANY };
 struct Either {};
@@ -52,6 +51,11 @@ struct Place {
     int count;
     bool dense;
 };
+// N elements from e on, fewer where only `left` are left.
+template <int N> static __device__ __forceinline__ Place place_at(int64_t e, int64_t left, bool packed) {
+    const int count = (int)max((int64_t)0, min((int64_t)N, left));
+    return {e, count, packed && count == N};
+}
 
 template <class T, int N> static __device__ __forceinline__ Vector<T, N> load_place(const T *p, Place at) {
     if (at.dense) return load_vector<T, N, true>(p + at.e);
@@ -130,13 +134,11 @@ static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const 
                                                     const float (&w)[N]) {
     Vector<E, N> weight;
     const bool nearest = sizeof(E) == 4 || has_master<E, KIND>(t) || has_lost<E, KIND>(t);
-    if (nearest) {
+    if (nearest)
         weight = from_floats<E, N>(w);
-    } else {
-        uint32_t random[N];
-        rounding_bits<N>(random, s.seed, STREAM_ROUNDING + (uint64_t)t.stream, s.counter, (uint64_t)(t.offset + at.e));
-        for (int k = 0; k < N; k++) weight.v[k] = round_stochastically<E>(w[k], random[k]);
-    }
+    else
+        weight =
+            round_vector<E, N>(w, s.seed, STREAM_ROUNDING + (uint64_t)t.stream, s.counter, (uint64_t)(t.offset + at.e));
     if (has_master<E, KIND>(t)) store_place<float, N>(t.master, at, from_floats<float, N>(w));
     if (has_lost<E, KIND>(t)) {
         float lost[N];

@@ -30,16 +30,8 @@ enum { STREAM_STATE = 1 << 20 };
 template <class S, int N>
 static __device__ __forceinline__ void store_states(void *p, const UpdateEntry &t, const UpdateStep &s, int k, Place at,
                                                     const float (&x)[N]) {
-    Vector<S, N> rounded;
-    if constexpr (sizeof(S) == 4) {
-        rounded = from_floats<S, N>(x);
-    } else {
-        uint32_t random[N];
-        rounding_bits<N>(random, s.seed, STREAM_ROUNDING + (uint64_t)t.stream + (uint64_t)k * STREAM_STATE, s.counter,
-                         (uint64_t)(t.offset + at.e));
-        for (int i = 0; i < N; i++) rounded.v[i] = round_stochastically<S>(x[i], random[i]);
-    }
-    store_place<S, N>((S *)p, at, rounded);
+    const uint64_t stream = STREAM_ROUNDING + (uint64_t)t.stream + (uint64_t)k * STREAM_STATE;
+    store_place<S, N>((S *)p, at, round_vector<S, N>(x, s.seed, stream, s.counter, (uint64_t)(t.offset + at.e)));
 }
 
 // N elements from e on, a multiple of N.
@@ -233,8 +225,7 @@ static void launch_groups(TensorArray array, TableDescribe *describe, int first,
     }
 }
 
-static UpdateStep update_step(const char *op, UpdateParams p) {
-    REQUIRE(p.step >= 1, "%s: step %lld, the first is 1", op, (long long)p.step);
+static UpdateStep update_step(UpdateParams p) {
     const double beta1 = p.beta1, beta2 = p.beta2, step = (double)p.step;
     UpdateStep s;
     s.learning_rate = p.learning_rate, s.eps = p.eps;
@@ -249,10 +240,10 @@ static UpdateStep update_step(const char *op, UpdateParams p) {
 
 void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
     const TensorArray array = {"optimizer_update", tensors, n, sizeof *tensors};
-    tensor_check(array.op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+    check_update_step(array.op, params, control);
     REQUIRE(first >= 0 && count >= 0 && first + count <= n, "%s: tensors %d .. %d of %d", array.op, first,
             first + count, n);
-    const UpdateStep step = update_step(array.op, params);
+    const UpdateStep step = update_step(params);
     if (count == 0) return;
     launch_groups(array, describe_update, first, count, step, control);
     cuda_adafactor_update(array, first, count, &step, control);
@@ -260,7 +251,7 @@ void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, 
 
 void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
     const TensorArray array = {"momentum_update", tensors, n, sizeof *tensors};
-    tensor_check(array.op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
-    const UpdateStep step = update_step(array.op, params);
+    check_update_step(array.op, params, control);
+    const UpdateStep step = update_step(params);
     if (n > 0) launch_groups(array, describe_momentum, 0, n, step, control);
 }

@@ -4,12 +4,11 @@
 // Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.
 #pragma once
 #include "llmc/base/rng.h"
-#include "llmc/cuda/kernel.cuh"
+#include "llmc/cuda/vector.cuh"
 
 // x rounded down or up to a neighbour, up when random / 2^16 is at least what is missing to it in steps of the type.
 // random has 16 bits. Infinity and NaN stay what they are.
 template <class T> static __device__ __forceinline__ T round_stochastically(float x, uint32_t random);
-template <> __device__ __forceinline__ float round_stochastically<float>(float x, uint32_t) { return x; }
 template <> __device__ __forceinline__ bf16 round_stochastically<bf16>(float x, uint32_t random) {
     if (!isfinite(x)) return __float2bfloat16_rn(x);
     return __float2bfloat16_rn(__uint_as_float((__float_as_uint(x) + random) & 0xFFFF0000u)); // exact
@@ -38,5 +37,20 @@ static __device__ __forceinline__ void rounding_bits(uint32_t (&bits)[N], uint64
         const uint32_t low = e & 4 ? random.v[2] : random.v[0], high = e & 4 ? random.v[3] : random.v[1];
         const uint64_t four = (uint64_t)high << 32 | low; // half-words of the elements e / 4 * 4 .. + 3
         for (int k = 0; k < N; k++) bits[k] = (uint32_t)(four >> ((e + (uint64_t)k) % 4 * 16)) & 0xFFFFu;
+    }
+}
+
+// x, the elements e .. e + N - 1, rounded stochastically to T; to fp32 they stay what they are.
+template <class T, int N>
+static __device__ __forceinline__ Vector<T, N> round_vector(const float (&x)[N], uint64_t seed, uint64_t stream,
+                                                            uint64_t counter, uint64_t e) {
+    if constexpr (sizeof(T) == 4) {
+        return from_floats<T, N>(x);
+    } else {
+        Vector<T, N> rounded;
+        uint32_t random[N];
+        rounding_bits<N>(random, seed, stream, counter, e);
+        for (int k = 0; k < N; k++) rounded.v[k] = round_stochastically<T>(x[k], random[k]);
+        return rounded;
     }
 }

@@ -109,6 +109,8 @@ int64_t cuda_size_optimizer(OpsShape shape) {
     return (parts + adafactor) * (int64_t)sizeof(float);
 }
 
+int64_t cuda_size_statistics(void) { return STATISTICS_MAX_PARTS * (int64_t)sizeof(TensorStats); }
+
 int64_t cuda_size_workspace(OpsShape shape) {
     const int64_t N = shape.B * shape.T;
     const int64_t needs[] = {
@@ -119,6 +121,7 @@ int64_t cuda_size_workspace(OpsShape shape) {
         cuda_size_flash(shape),
         cuda_size_decode(shape.sequences, shape.NH, shape.C / shape.NH, shape.T),
         cuda_size_optimizer(shape),
+        cuda_size_statistics(),
     };
     int64_t largest = 0;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) largest = max_i64(largest, needs[i]);

@@ -67,6 +67,10 @@ int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT
 enum { NORM_MAX_PARTS = 1024, ADAFACTOR_TILE_ROWS = 512 };
 int64_t cuda_size_optimizer(OpsShape shape);
 
+// tensor_statistics: the counts of at most so many parts.
+enum { STATISTICS_MAX_PARTS = 1024 };
+int64_t cuda_size_statistics(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -7,9 +7,8 @@
 #include "llmc/cuda/elements.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / WARP };
-// Elements of a part: 64 KB of fp32, longer where a tensor would have more than MAX_PARTS. They take 48 KB of
-// workspace; there is always more, for products (sizes.c: MIN_LIBRARY_BYTES).
-enum { PART = 16384, MAX_PARTS = 1024 };
+// Elements of a part: 64 KB of fp32, longer where a tensor would have more than STATISTICS_MAX_PARTS.
+enum { PART = 16384 };
 
 // What one thread has counted; small are zeros too.
 struct Count {
@@ -94,7 +93,7 @@ static __global__ void __launch_bounds__(WARP) add_parts_kernel(TensorStats *sta
 
 void tensor_statistics(Tensor stats, Tensor t, DType format) {
     const char *op = "tensor_statistics";
-    const int64_t n = tensor_numel(t), part = round_up(ceil_div(n, MAX_PARTS), PART);
+    const int64_t n = tensor_numel(t), part = round_up(ceil_div(n, STATISTICS_MAX_PARTS), PART);
     const int count = (int)ceil_div(n, part);
     tensor_check(op, stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
     cuda_check_float(op, t);

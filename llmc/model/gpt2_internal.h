@@ -166,8 +166,8 @@ int gpt2_backward_tick(const ModelConfig *config, int block);
 int gpt2_end_tick(const ModelConfig *config); // embedding backward, the last of a micro-step
 MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o);
 OpsShape gpt2_ops_shape(const Gpt2Options *o);
-int64_t gpt2_state_bytes(const Gpt2Options *o, StateSlot slot); // of all tensors of the optimizer in this slot
-void *gpt2_at(const Gpt2 *model, int handle);                   // NULL for -1
+void gpt2_state_bytes(const Gpt2Options *o, int64_t bytes[NUM_STATE_SLOTS]); // of each slot, all tensors together
+void *gpt2_at(const Gpt2 *model, int handle);                                // NULL for -1
 
 // gpt2_decode.c
 bool gpt2_decoder_create(Gpt2 *model, Error *err);

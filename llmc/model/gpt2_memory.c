@@ -103,29 +103,33 @@ static int64_t head_chunk_rows(const Gpt2Options *o) {
     return o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, shape) : ops_head_chunk_rows(shape);
 }
 
-int64_t gpt2_state_bytes(const Gpt2Options *o, StateSlot slot) {
+void gpt2_state_bytes(const Gpt2Options *o, int64_t bytes[NUM_STATE_SLOTS]) {
     Parameter *table = parameter_table(&o->config);
-    int64_t bytes = 0;
-    for (int i = 0; o->train && i < parameter_count(&o->config); i++)
-        bytes += round_up((int64_t)tensor_bytes(optimizer_state(o->optimizer, o->master, o->dtype, &table[i], slot)),
-                          PLAN_ALIGNMENT);
+    const int count = o->train ? parameter_count(&o->config) : 0;
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+        bytes[slot] = 0;
+        for (int i = 0; i < count; i++) {
+            const Tensor t = optimizer_state(o->optimizer, o->master, o->dtype, &table[i], (StateSlot)slot);
+            bytes[slot] += round_up((int64_t)tensor_bytes(t), PLAN_ALIGNMENT);
+        }
+    }
     free(table);
-    return bytes;
 }
 
 // The slots of the optimizer, each all tensors behind one another; under offload in host memory, and a buffer here.
 static void plan_state(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+    int64_t bytes[NUM_STATE_SLOTS];
+    gpt2_state_bytes(o, bytes);
     layout->host_bytes = 0, layout->offload_buffer = -1;
-    for (int i = 0; i < NUM_STATE_SLOTS; i++) {
-        const StateSlot slot = (StateSlot)i;
-        const int64_t bytes = gpt2_state_bytes(o, slot);
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         layout->state[slot] = -1;
-        if (bytes == 0) continue;
+        if (bytes[slot] == 0) continue;
         if (o->offload)
-            layout->host_bytes += bytes;
+            layout->host_bytes += bytes[slot];
         else
-            layout->state[slot] = memory_plan_add(plan, slot == SLOT_MASTER ? MEM_MASTER : MEM_OPTIMIZER,
-                                                  state_slot_name(slot), bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+            layout->state[slot] =
+                memory_plan_add(plan, slot == SLOT_MASTER ? MEM_MASTER : MEM_OPTIMIZER,
+                                state_slot_name((StateSlot)slot), bytes[slot], PLAN_ALWAYS, PLAN_ALWAYS);
     }
     if (o->train && o->offload)
         layout->offload_buffer =
@@ -138,6 +142,7 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *
     Parameter *table = parameter_table(&o->config);
     const int count = parameter_count(&o->config);
     for (int i = 0; i < count; i++) n += round_up(parameter_numel(&table[i]), PLAN_ALIGNMENT);
+    free(table);
     const int64_t element = (int64_t)dtype_size(o->dtype);
     layout->weights = memory_plan_add(plan, MEM_WEIGHTS, "weights", n * element, PLAN_ALWAYS, PLAN_ALWAYS);
     layout->gradients = layout->sumsq = -1;
@@ -147,7 +152,6 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *
         layout->sumsq = memory_plan_add(plan, MEM_WORKSPACE, "sumsq", (int64_t)count * 4, PLAN_ALWAYS, PLAN_ALWAYS);
     }
     plan_state(plan, layout, o);
-    free(table);
     layout->control =
         memory_plan_add(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl), PLAN_ALWAYS, PLAN_ALWAYS);
     layout->sequence_losses =

@@ -8,8 +8,8 @@
 
 static Gpt2Options effective(const Gpt2Options *options) {
     Gpt2Options o = *options;
-    if (o.dtype == DTYPE_FP32) o.master = o.gradients_in_dtype = false; // they are their own, and wide enough
-    if (!optimizer_has_master(o.optimizer)) o.master = false;
+    if (o.dtype == DTYPE_FP32) o.gradients_in_dtype = false; // they are wide enough
+    o.master = optimizer_keeps_master(o.optimizer, o.master, o.dtype);
     return o;
 }
 
@@ -54,8 +54,10 @@ MemoryPlan *gpt2_plan(const Gpt2Options *options) {
 
 int64_t gpt2_host_bytes(const Gpt2Options *options) {
     const Gpt2Options o = effective(options);
-    int64_t bytes = 0;
-    for (int slot = 0; o.offload && slot < NUM_STATE_SLOTS; slot++) bytes += gpt2_state_bytes(&o, (StateSlot)slot);
+    int64_t slots[NUM_STATE_SLOTS], bytes = 0;
+    if (!o.offload) return 0;
+    gpt2_state_bytes(&o, slots);
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) bytes += slots[slot];
     return bytes;
 }
 

@@ -2,6 +2,7 @@
 // one staging buffer, so that host memory stays small whatever the model.
 #include "llmc/model/gpt2_internal.h"
 
+#include "llmc/base/checked.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ void gpt2_read_bytes(const Gpt2 *model, Tensor t, int64_t first, int64_t n, void
         return;
     }
     for (int64_t done = 0, count; done < n; done += count) {
-        count = n - done < STAGING_BYTES ? n - done : STAGING_BYTES;
+        count = min_i64(n - done, STAGING_BYTES);
         device_copy_to_host(model->staging, from + done, (size_t)count, STREAM_COMPUTE);
         device_sync();
         memcpy((char *)out + done, model->staging, (size_t)count);
@@ -35,21 +36,25 @@ void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const voi
         return;
     }
     for (int64_t done = 0, count; done < n; done += count) {
-        count = n - done < STAGING_BYTES ? n - done : STAGING_BYTES;
+        count = min_i64(n - done, STAGING_BYTES);
         memcpy(model->staging, (const char *)in + done, (size_t)count);
         device_copy_to_device(to + done, model->staging, (size_t)count, STREAM_COMPUTE);
         device_sync();
     }
 }
 
-// Elements [first, first + n) of a floating tensor as fp32, piece by piece through a buffer of its own dtype.
-enum { PIECE = 1 << 16 };
+// Elements [first, first + n) of a floating tensor as fp32; those of 16 bits piece by piece through a buffer.
+enum { PIECE = 1 << 17 };
 
 static void read_floats(const Gpt2 *model, Tensor t, int64_t first, int64_t n, float *out) {
     const int64_t size = (int64_t)dtype_size(t.dtype);
-    float piece[PIECE];
+    if (t.dtype == DTYPE_FP32) {
+        gpt2_read_bytes(model, t, first * size, n * size, out);
+        return;
+    }
+    uint16_t piece[PIECE];
     for (int64_t done = 0, count; done < n; done += count) {
-        count = n - done < PIECE ? n - done : PIECE;
+        count = min_i64(n - done, PIECE);
         gpt2_read_bytes(model, t, (first + done) * size, count * size, piece);
         convert_elements(out + done, DTYPE_FP32, piece, t.dtype, count);
     }
@@ -57,9 +62,13 @@ static void read_floats(const Gpt2 *model, Tensor t, int64_t first, int64_t n, f
 
 static void write_floats(Gpt2 *model, Tensor t, int64_t first, int64_t n, const float *in) {
     const int64_t size = (int64_t)dtype_size(t.dtype);
-    float piece[PIECE];
+    if (t.dtype == DTYPE_FP32) {
+        gpt2_write_bytes(model, t, first * size, n * size, in);
+        return;
+    }
+    uint16_t piece[PIECE];
     for (int64_t done = 0, count; done < n; done += count) {
-        count = n - done < PIECE ? n - done : PIECE;
+        count = min_i64(n - done, PIECE);
         convert_elements(piece, t.dtype, in + done, DTYPE_FP32, count);
         gpt2_write_bytes(model, t, (first + done) * size, count * size, piece);
     }
@@ -70,7 +79,7 @@ void gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t ro
     const int64_t cols = model->parameters[index].cols, first = first_row * cols, n = rows * cols;
     read_floats(model, t->master.data ? t->master : t->weight, first, n, out);
     if (!t->lost.data) return;
-    float *lost = malloc((size_t)n * sizeof *lost);
+    float *lost = calloc((size_t)n, sizeof *lost);
     REQUIRE(lost, "no memory for the rows of a weight");
     read_floats(model, t->lost, first, n, lost);
     for (int64_t i = 0; i < n; i++) out[i] += lost[i];
@@ -83,7 +92,7 @@ static void set_values(Gpt2 *model, int index, int64_t first, int64_t n, const f
     if (t->master.data) write_floats(model, t->master, first, n, in);
     gpt2_weights_changed(model);
     if (!t->lost.data) return;
-    float *lost = malloc((size_t)n * sizeof *lost);
+    float *lost = calloc((size_t)n, sizeof *lost);
     REQUIRE(lost, "no memory for the rows of a weight");
     read_floats(model, t->weight, first, n, lost);
     for (int64_t i = 0; i < n; i++) lost[i] = in[i] - lost[i];

@@ -62,6 +62,9 @@ static const struct {
 
 const char *optimizer_name(OptimizerKind kind) { return TABLE[kind].name; }
 bool optimizer_has_master(OptimizerKind kind) { return TABLE[kind].master; }
+bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute) {
+    return master && TABLE[kind].master && compute != DTYPE_FP32;
+}
 double optimizer_default_learning_rate(OptimizerKind kind) { return TABLE[kind].learning_rate; }
 
 bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err) {
@@ -109,7 +112,7 @@ Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Par
     const bool factored = g->v == KEPT_FACTORED;
     switch (slot) {
     case SLOT_MASTER:
-        return master && TABLE[kind].master && compute != DTYPE_FP32 ? like(p, DTYPE_FP32) : tensor_none();
+        return optimizer_keeps_master(kind, master, compute) ? like(p, DTYPE_FP32) : tensor_none();
     case SLOT_LOST:
         return TABLE[kind].lost && compute != DTYPE_FP32 ? like(p, compute) : tensor_none();
     case SLOT_M:

@@ -23,7 +23,9 @@ typedef enum {
 const char *optimizer_name(OptimizerKind kind); // as --optimizer takes it: "adamw", "adamw8bit", ...
 // False and a message that lists the names when there is none of this name.
 bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err);
-bool optimizer_has_master(OptimizerKind kind);              // whether -w 1 means anything to it
+bool optimizer_has_master(OptimizerKind kind); // whether -w 1 means anything to it
+// Whether there are master weights: with -w 1 (master), beside a compute dtype of 16 bits.
+bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute);
 double optimizer_default_learning_rate(OptimizerKind kind); // of -l auto: measured, see doc/optimizers.md
 
 // How one parameter is updated: its rule, and its learning rate as a multiple of -l (Muon: 0.2 sqrt(max(rows, cols)),
@@ -48,8 +50,7 @@ const char *state_slot_name(StateSlot slot);   // "master", "m", ...: for plans 
 const char *state_slot_prefix(StateSlot slot); // in optimizer.safetensors: "exp_avg.", ...; NULL: not saved there
 Tensor *state_slot_tensor(UpdateTensor *t, StateSlot slot); // the field of that slot
 
-// Dtype and shape of a slot (data NULL); rank 0 when this optimizer keeps none for this parameter. master: -w 1 beside
-// a compute dtype of 16 bits.
+// Dtype and shape of a slot (data NULL); rank 0 when this optimizer keeps none for this parameter.
 Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Parameter *p, StateSlot slot);
 
 // Whether the rule of every parameter works element by element, so that its state can pass through in slices.

@@ -6,6 +6,7 @@
 // `-y` and yet take the one of `-y 1`, and prints messages of its own.
 #include "llmc/run/options.h"
 
+#include "llmc/model/optimizer_state.h"
 #include "llmc/run/format.h"
 #include "llmc/run/option_table.h"
 
@@ -214,6 +215,7 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
 
 // Options that only make sense together.
 static bool check_together(const Options *o, Error *err) {
+    OptimizerKind optimizer;
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
     if (o->resume && !*o->output) return error_set(err, "-y: no run to go on with; name its directory with -o DIR");
     if (options_given(o, "checkpoint-every") && o->checkpoint_every > 0 && !*o->output) {
@@ -227,8 +229,8 @@ static bool check_together(const Options *o, Error *err) {
         return error_set(err, "%s: says what a plan is for; give --plan as well", *o->gpu ? "--gpu" : "--price");
     if (o->tokens > 0 && options_given(o, "max-steps"))
         return error_set(err, "--tokens and -x both say how long the run is: give one of them");
-    if (options_given(o, "master-weights") && o->master &&
-        (strcmp(o->optimizer, "adamw-bf16") == 0 || strcmp(o->optimizer, "adamw-kahan") == 0))
+    if (options_given(o, "master-weights") && o->master && optimizer_parse(&optimizer, o->optimizer, err) &&
+        !optimizer_has_master(optimizer))
         return error_set(err, "-w 1: --optimizer %s keeps no master weights; leave out -w, or use adamw or adamw8bit",
                          o->optimizer);
     if (o->reset_optimizer && !o->resume)

@@ -91,8 +91,7 @@ int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t mo
 // of all there are on its ladder (planner_ladder): one set for the first blocks, another for the others.
 // Both auto: the largest B that needs no matmul again; where not one sequence fits so, B = 1 and the least extra FLOPs.
 // False and a message when it does not fit: what it needs, what there is, and which of fewer --samples, a smaller -b,
-// -r, --optimizer,
-// --grad-dtype and --offload would fit.
+// -r, --optimizer, --grad-dtype and --offload would fit.
 bool planner_fit(Gpt2Options *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err);
 
 // The choices of -r auto for a model of L blocks, those that cost least first; returns how many, the caller frees

@@ -209,7 +209,7 @@ enum {
 
 // Those of the remedies that would change something.
 static int remedies_of(const Gpt2Options *m, const Search *s) {
-    const bool master = m->master && optimizer_has_master(m->optimizer) && m->dtype != DTYPE_FP32;
+    const bool master = optimizer_keeps_master(m->optimizer, m->master, m->dtype);
     int r = 0;
     if (m->sequences > 1) r |= ONE_SAMPLE;
     if (!s->any_batch && m->B > 1) r |= FEWER_B;

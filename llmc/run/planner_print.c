@@ -34,7 +34,7 @@ static void print_run(FILE *out, const PlanRequest *r) {
     fprintf(out, "\n");
     if (m->train)
         fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
-                m->master && optimizer_has_master(m->optimizer) && m->dtype != DTYPE_FP32 ? " with master weights" : "",
+                optimizer_keeps_master(m->optimizer, m->master, m->dtype) ? " with master weights" : "",
                 m->gradients_in_dtype ? dtype_name(m->dtype) : "fp32", m->offload ? ", its state in host memory" : "",
                 m->fp8 ? ", matmuls of the blocks in fp8" : "");
     fprintf(out, "plan        computed from shapes and datasheets: nothing below was run or measured\n");

@@ -1,10 +1,12 @@
 """What the end-to-end tests share: the trainer as a command, a small corpus as shards, and readers for what it leaves.
 
-TRAINER names the binary under test (default: ./train_gpt2); `make test-sanitize` points it at the sanitized one.
+TRAINER names the binary under test (default: ./train_gpt2), SIM_TRAINER the CUDA trainer on the simulator (default:
+./train_gpt2sim); `make test-sanitize` points them at the sanitized ones.
 """
 import json
 import os
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -15,6 +17,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
+SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
+needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),
+                                     reason="train_gpt2sim is not built: that takes a CUDA toolkit")
 PREPARE = TRAINER.with_name("prepare") if TRAINER.with_name("prepare").is_file() else ROOT / "data" / "prepare"
 
 BYTE_VOCAB, BYTE_EOT = 257, 256
@@ -58,17 +63,24 @@ def data(tmp_path_factory):
     return Data(out)
 
 
-def command(*arguments):
-    return [str(TRAINER), *map(str, arguments)]
+def command(*arguments, trainer=TRAINER):
+    return [str(trainer), *map(str, arguments)]
 
 
-def train(*arguments, expect=0, timeout=120, **options):
+def train(*arguments, trainer=TRAINER, expect=0, timeout=120, **options):
     """Runs the trainer to its end and checks the exit code."""
-    result = subprocess.run(command(*arguments), capture_output=True, text=True, errors="replace", timeout=timeout,
-                            cwd=ROOT, stdin=subprocess.DEVNULL, **options)
+    result = subprocess.run(command(*arguments, trainer=trainer), capture_output=True, text=True, errors="replace",
+                            timeout=timeout, cwd=ROOT, stdin=subprocess.DEVNULL, **options)
     said = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
     assert result.returncode == expect, f"exit code {result.returncode}\n{said}"
     return result
+
+
+def run_tiny(trainer, out, data, *arguments, **environment):
+    """Runs TRAINER or SIMULATOR on the tiny model, with a cache of tuned matmuls beside the run; returns out."""
+    env = {**os.environ, "PRETRAIN_CACHE": str(out.parent / "tuning"), **environment}
+    train(*TINY, *QUIET, *data.flags, "-o", out, *arguments, trainer=trainer, timeout=300, env=env)
+    return out
 
 
 def start(*arguments):
@@ -109,6 +121,13 @@ def losses(run):
 def checkpoints(run):
     """The checkpoints of a run, oldest first."""
     return sorted(path for path in run.glob("step_*") if (path / "trainer.json").exists())
+
+
+def cut_back(run, kept=1):
+    """Makes it a run that was killed after its first `kept` checkpoints; returns it."""
+    for later in checkpoints(run)[kept:]:
+        shutil.rmtree(later)
+    return run
 
 
 def same_state(a, b):

@@ -1,15 +1,7 @@
-"""--fp8: curves beside those of bf16, on the CPU and in the simulator, and resuming with the scales of delayed scaling.
-
-SIM_TRAINER names the simulated trainer (default: ./train_gpt2sim); without one its tests are skipped.
-"""
-import os
-import subprocess
-from pathlib import Path
-
+"""--fp8: curves beside those of bf16, on the CPU and in the simulator; resuming with the scales of delayed scaling."""
 import pytest
-from conftest import QUIET, ROOT, TINY, TRAINER, checkpoints, losses, same_state
+from conftest import SIMULATOR, TRAINER, checkpoints, cut_back, losses, needs_simulator, run_tiny, same_state
 
-SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
 DELAYED = ["--fp8", 1, "--fp8-scaling", "delayed"]
 
 # 128 tokens a step. At this learning rate the gradient norm is smooth in all precisions, so that what differs is the
@@ -18,18 +10,13 @@ CURVE = ["--dtype", "bf16", "-x", 100, "-l", 3e-4]
 
 
 def run(trainer, out, data, *arguments):
-    env = {**os.environ, "PRETRAIN_CACHE": str(out.parent / "tuning"), "SIM_CC": "90"}
-    result = subprocess.run([str(trainer), *TINY, *QUIET, *data.flags, "-o", str(out), *map(str, arguments)], env=env,
-                            capture_output=True, text=True, timeout=300, cwd=ROOT, stdin=subprocess.DEVNULL)
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    return out
+    return run_tiny(trainer, out, data, *arguments, SIM_CC="90")  # a GPU that has fp8
 
 
-@pytest.fixture(params=["cpu", "simulator"])
+@pytest.fixture(params=[pytest.param(TRAINER, id="cpu"),
+                        pytest.param(SIMULATOR, id="simulator", marks=needs_simulator)])
 def trainer(request):
-    if request.param == "simulator" and not SIMULATOR.exists():
-        pytest.skip("no train_gpt2sim: it is built where a CUDA toolkit is")
-    return TRAINER if request.param == "cpu" else SIMULATOR
+    return request.param
 
 
 def check_curve(in_fp8, in_bf16):
@@ -47,9 +34,8 @@ def test_each_of_a_hundred_losses_is_within_a_percent_of_bf16(trainer, data, tmp
         check_curve(losses(delayed), in_bf16)
 
 
+@needs_simulator
 def test_the_simulator_has_the_losses_of_the_cpu_trainer(data, tmp_path):
-    if not SIMULATOR.exists():
-        pytest.skip("no train_gpt2sim: it is built where a CUDA toolkit is")
     arguments = ["--dtype", "bf16", "-x", 20, "-d", 256, "-l", 1e-3, "-u", 5, *DELAYED]
     on_cpu = losses(run(TRAINER, tmp_path / "cpu", data, *arguments))
     # As in bf16 (test_simulator.py): sums in another order are sometimes rounded to the other side, now also in fp8.
@@ -60,9 +46,7 @@ def test_a_run_resumed_under_delayed_scaling_has_the_same_bits(trainer, data, tm
     fp8 = ["--dtype", "bf16", *DELAYED, "-d", 256, "-x", 6]  # two micro-steps a step
     whole = run(trainer, tmp_path / "whole", data, *fp8, "-n", 6)
     parts = run(trainer, tmp_path / "parts", data, *fp8, "-n", 3, "-nk", 0)
-    for checkpoint in checkpoints(parts)[1:]:  # as if the run had been killed after step 3
-        subprocess.run(["rm", "-r", checkpoint], check=True)
-    run(trainer, parts, data, "-y", 1, "-x", 6, "-n", 3)
+    run(trainer, cut_back(parts), data, "-y", 1, "-x", 6, "-n", 3)
     assert same_state(checkpoints(whole)[-1], checkpoints(parts)[-1])
     assert losses(whole) == losses(parts)
 

@@ -1,13 +1,10 @@
 """--numerics-every: what is counted goes to main.log, TensorBoard and the terminal, and training keeps its bits."""
-import os
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
-from conftest import QUIET, ROOT, TINY, TRAINER, checkpoints, events, losses, same_state, train
+from conftest import (QUIET, SIMULATOR, TINY, TRAINER, checkpoints, events, losses, needs_simulator, run_tiny,
+                      same_state, train)
 
-SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
 KINDS = ("wte wpe ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb").split()
 LAYERS = ("qkv", "attproj", "fc", "fcproj")
 ROLES = ("in", "out", "gradient")
@@ -17,10 +14,7 @@ CLASSES = [f"{layer}.{role}" for layer in LAYERS for role in ROLES] + [f"{k}.{p}
 
 
 def run(trainer, out, data, *arguments):
-    command = [str(trainer), *TINY, *QUIET, *data.flags, "-d", 256, "-o", str(out), *arguments]  # two micro-steps
-    env = {**os.environ, "PRETRAIN_CACHE": str(out.parent / "tuning")}
-    subprocess.run([str(part) for part in command], check=True, capture_output=True, timeout=120, cwd=ROOT, env=env)
-    return out
+    return run_tiny(trainer, out, data, "-d", 256, *arguments)  # two micro-steps
 
 
 def same_run(a, b):
@@ -43,7 +37,7 @@ def test_watching_changes_no_bit_of_training(options, data, tmp_path):
     assert same_run(plain, watched)
 
 
-@pytest.mark.skipif(not SIMULATOR.exists(), reason="no train_gpt2sim: it is built where a CUDA toolkit is")
+@needs_simulator
 @pytest.mark.parametrize("options", [["--dtype", "fp16"], ["--dtype", "bf16", "-w", 0]], ids=["fp16", "bf16 -w 0"])
 def test_watching_changes_no_bit_in_the_simulator(options, data, tmp_path):
     plain = run(SIMULATOR, tmp_path / "plain", data, "-x", 3, *options)
@@ -52,7 +46,7 @@ def test_watching_changes_no_bit_in_the_simulator(options, data, tmp_path):
     assert same_run(plain, watched)
 
 
-@pytest.mark.skipif(not SIMULATOR.exists(), reason="no train_gpt2sim: it is built where a CUDA toolkit is")
+@needs_simulator
 def test_both_backends_count_the_same(data, tmp_path):
     cpu = run(TRAINER, tmp_path / "cpu", data, "-x", 1, "--dtype", "fp32", "--numerics-every", 1)
     sim = run(SIMULATOR, tmp_path / "sim", data, "-x", 1, "--dtype", "fp32", "--numerics-every", 1)
@@ -92,9 +86,8 @@ def test_every_class_is_there_with_numbers_that_fit_together(data, tmp_path):
     assert all(last[f"{kind}.update/amax"] < 4e-3 for kind in KINDS)
 
 
+@needs_simulator
 def test_fp16_loses_what_the_counts_say_it_loses(data, tmp_path):
-    if not SIMULATOR.exists():
-        pytest.skip("no train_gpt2sim: it is built where a CUDA toolkit is")
     out = run(SIMULATOR, tmp_path / "run", data, "-x", 1, "--dtype", "fp16", "--numerics-every", 1)
     (entry,) = events(out, "numerics")
     assert entry["wte.weight/underflow"] > 0  # N(0, 0.02): P(|x| < 2^-14) = 0.24%

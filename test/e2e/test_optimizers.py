@@ -1,20 +1,12 @@
 """Every --optimizer trains, goes on from a checkpoint to the same bits, with its state on the device or in host memory;
-another optimizer's checkpoint is refused by name, or its state begins anew.
-
-SIM_TRAINER names the simulated CUDA trainer (default: ./train_gpt2sim); without one its tests are skipped.
-"""
+another optimizer's checkpoint is refused by name, or its state begins anew."""
 import json
-import os
 import shutil
 import struct
-import subprocess
-from pathlib import Path
 
 import pytest
-from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, TINY, TRAINER, checkpoints, events, losses, same_state, train)
-
-SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
-simulated = pytest.mark.skipif(not SIMULATOR.exists(), reason="no train_gpt2sim: it is built where a CUDA toolkit is")
+from conftest import (EXIT_BAD_INPUT, QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
+                      run_tiny, same_state, train)
 
 ADAMW_LIKE = 3e-3  # of a model this small; the others in the proportions of their defaults
 RATES = {"adamw": ADAMW_LIKE, "adamw8bit": ADAMW_LIKE, "adamw-bf16": ADAMW_LIKE, "adamw-kahan": ADAMW_LIKE,
@@ -44,10 +36,7 @@ def whole(data, tmp_path_factory):
 
 def interrupted(run, directory):
     """A copy of a run as it was when its checkpoint in the middle had been written."""
-    shutil.copytree(run, directory)
-    for later in checkpoints(directory)[1:]:
-        shutil.rmtree(later)
-    return directory
+    return cut_back(shutil.copytree(run, directory))
 
 
 @pytest.mark.parametrize("optimizer", RATES)
@@ -177,34 +166,25 @@ def test_offload_of_whole_matrices_is_refused_with_the_reason(data):
 # ---------------------------------------------------------------------------------------------------- CUDA, simulated
 
 
-def simulate(out, data, *arguments, **environment):
-    command = [str(SIMULATOR), *TINY, *QUIET, *data.flags, "-o", str(out), *map(str, arguments)]
-    env = {**os.environ, "PRETRAIN_CACHE": str(out.parent / "tuning"), **environment}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=env,
-                            stdin=subprocess.DEVNULL)
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    return out
-
-
 # fp32: what stands in test_simulator.py, and for 8 bits a little more: where two sums that differ by 1e-7 round to two
-# codes, a moment differs by up to 1/64 of itself. Adafactor divides by this step's own gradient first of all: an element
-# that differs by as much as it is large moves the other way, by the whole learning rate.
-@simulated
+# codes, a moment differs by up to 1/64 of itself. Adafactor divides by this step's own gradient first of all: an
+# element that differs by as much as it is large moves the other way, by the whole learning rate.
+@needs_simulator
 @pytest.mark.parametrize("optimizer, tolerance", [("adamw8bit", 1e-4), ("muon", 1e-4), ("adafactor", 1e-3)])
 def test_the_simulated_gpu_has_the_losses_of_the_cpu(optimizer, tolerance, data, tmp_path):
     arguments = ["--dtype", "fp32", *flags_of(optimizer), "-x", 8, "-u", 2]
-    simulated_losses = losses(simulate(tmp_path / "sim", data, *arguments))
+    simulated = losses(run_tiny(SIMULATOR, tmp_path / "sim", data, *arguments))
     train(*TINY, *QUIET, *data.flags, *arguments, "-o", tmp_path / "cpu")
     on_cpu = losses(tmp_path / "cpu")
-    assert simulated_losses == pytest.approx(on_cpu, rel=tolerance)
+    assert simulated == pytest.approx(on_cpu, rel=tolerance)
     assert on_cpu[8] < on_cpu[1] - 0.1, "nothing was learnt, so nothing was compared"
 
 
 # Late: copies run when something waits for them, so that a missing event between two streams shows.
-@simulated
+@needs_simulator
 def test_on_the_simulated_gpu_offload_gives_the_same_bits(data, tmp_path):
     arguments = ["--dtype", "bf16", *flags_of("adamw8bit"), "-x", 4, "-n", 4, "-u", 1, "-d", 256]
-    expected = simulate(tmp_path / "device", data, *arguments)
+    expected = run_tiny(SIMULATOR, tmp_path / "device", data, *arguments)
     for name, environment in {"now": {}, "late": {"SIM_STREAMS": "lazy"}}.items():
-        out = simulate(tmp_path / name, data, *arguments, "--offload", "optimizer", **environment)
+        out = run_tiny(SIMULATOR, tmp_path / name, data, *arguments, "--offload", "optimizer", **environment)
         assert same_state(checkpoints(expected)[-1], checkpoints(out)[-1]), name

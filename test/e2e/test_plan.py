@@ -1,27 +1,19 @@
 """--plan, -b auto and -r auto of the trainer: what is planned is what is taken, on every machine the same plan for a
 GPU, valid JSON, and messages that say what would fit."""
 import json
-import os
 import random
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BYTE_EOT, EXIT_BAD_INPUT, QUIET, ROOT, events, kill, losses, start, train, wait_for, write_shard
+from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, events, kill, losses, needs_simulator, start, train,
+                      wait_for, write_shard)
 
-SIM = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim"))
 GIB = 1 << 30
 
 
 def plan(*arguments):
     return json.loads(train("--plan", "json", *arguments).stdout)
-
-
-def device(*arguments):
-    devices = plan(*arguments)["devices"]
-    assert len(devices) == 1
-    return devices[0]
 
 
 # ------------------------------------------------------------------------------------------------- planned and measured
@@ -129,14 +121,12 @@ def test_without_gpu_all_of_the_table_are_planned():
     assert len(names) == 15 and names[1:3] == ["T4", "L4"] and "H200" in names
 
 
-@pytest.mark.skipif(not SIM.exists(), reason="train_gpt2sim is not built")
+@needs_simulator
 def test_every_build_makes_the_same_plan_for_a_gpu():
     arguments = ["--plan", "json", "-e", "d24", "-b", "auto", "-r", "auto", "-d", "524288",
                  "--gpu", "T4,rtx4090,H200,b200"]
     ours = train(*arguments).stdout
-    theirs = subprocess.run([SIM, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert theirs.returncode == 0, theirs.stderr
-    assert theirs.stdout == ours
+    assert train(*arguments, trainer=SIMULATOR).stdout == ours
 
 
 @pytest.mark.parametrize("gpu, nearest", [("rtx4900", "RTX 4090"), ("h300,t4", "H200")])
@@ -146,6 +136,6 @@ def test_an_unknown_gpu_is_named_with_the_nearest(gpu, nearest):
 
 
 def test_1558M_trains_in_12_GB_with_8_bit_states():
-    found = device("-e", "d48", "-b", 1, "-r", "auto", "--gpu", "12G", "--optimizer", "adamw8bit", "-w", 0,
-                   "--grad-dtype", "compute")
+    (found,) = plan("-e", "d48", "-b", 1, "-r", "auto", "--gpu", "12G", "--optimizer", "adamw8bit", "-w", 0,
+                    "--grad-dtype", "compute")["devices"]
     assert found["fits"] and found["memory"]["total"] + found["memory"]["context"] <= 12e9

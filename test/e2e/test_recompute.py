@@ -36,8 +36,8 @@ def sets(choice):
         return [ops(text) if block % int(n) == 0 else set() for block in range(L)]
     blocks = []
     for item in choice.split(","):
-        text, _, count = re.fullmatch(r"(.*?)(x(\d+))?", item).groups()[0], None, re.search(r"x(\d+)$", item)
-        blocks += [ops(text)] * (int(count[1]) if count else L - len(blocks))
+        text, count = re.fullmatch(r"(.*?)(?:x(\d+))?", item).groups()
+        blocks += [ops(text)] * (int(count) if count else L - len(blocks))
     return blocks
 
 

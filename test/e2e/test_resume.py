@@ -9,8 +9,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, events, kill, losses, same_state,
-                      start, train, wait_for, write_shard)
+from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, cut_back, events, kill, losses,
+                      same_state, start, train, wait_for, write_shard)
 
 # Constant, and its warm-up given: so that the weights after step N do not depend on -x.
 SCHEDULE = ["-k", "constant", "-u", 2]
@@ -27,9 +27,7 @@ def test_resuming_at_every_step_gives_the_same_bits(dtype, data, tmp_path):
     assert len(whole) == steps
     for step in range(1, steps):
         out = tmp_path / f"from_{step}"
-        shutil.copytree(tmp_path / "whole", out)
-        for later in checkpoints(out)[step:]:
-            shutil.rmtree(later)
+        cut_back(shutil.copytree(tmp_path / "whole", out), kept=step)
         train(*flags, "-o", out, *RESUME)
         assert losses(out) == losses(tmp_path / "whole")
         assert same_state(checkpoints(out)[-1], whole[-1])

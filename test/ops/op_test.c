@@ -306,12 +306,6 @@ double op_tolerance(DType dtype) { return dtype == DTYPE_FP32 ? 1e-5 : dtype == 
 
 double op_limit(DType dtype, int64_t n) { return (n < FEW_VALUES ? 2.0 : 1.0) * op_tolerance(dtype); }
 
-double op_norm(const double *x, int64_t n) {
-    double sum = 0.0;
-    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
-    return sqrt(sum);
-}
-
 double op_relative_error(const double *got, const double *want, int64_t n) {
     double error = 0.0, norm = 0.0;
     for (int64_t i = 0; i < n; i++) {
@@ -324,6 +318,11 @@ double op_relative_error(const double *got, const double *want, int64_t n) {
 void op_expect(const char *name, double error, double tolerance) {
     if (!(error <= tolerance)) // also when error is NaN
         op_fail("%s: relative error %.3g, at most %.3g", name, error, tolerance);
+}
+
+void op_expect_share(int64_t up, int64_t n, double f) {
+    const double share = (double)up / (double)n, limit = 6.0 * sqrt(f * (1.0 - f) / (double)n);
+    if (fabs(share - f) > limit) op_fail("%g rounded up in a share of %g (limit %g)", f, share, limit);
 }
 
 void op_check_scaled(OpTensor x, DType precision, double factor) {

@@ -66,7 +66,6 @@ void op_write(Tensor t, const void *host);
 // fewer than 256 values two worst roundings may meet, 2 * 2^-8 = 7.8e-3 in bf16, and checks allow twice as much.
 double op_tolerance(DType dtype);
 double op_limit(DType dtype, int64_t n); // op_tolerance, doubled for few values
-double op_norm(const double *x, int64_t n);
 double op_relative_error(const double *got, const double *want, int64_t n);
 void op_expect(const char *name, double error, double tolerance); // fails unless error <= tolerance
 void op_check(OpTensor x, DType precision);                       // device against .v
@@ -74,6 +73,9 @@ void op_check_scaled(OpTensor x, DType precision, double factor); // with a tole
 // Of logarithms (lse, losses) the absolute error counts, since they are used as exp(x): a value near 0 is as good as 1.
 void op_check_logarithms(OpTensor x, DType precision, double factor);
 void op_check_same_bits(OpTensor a, OpTensor b);
+// Of n values rounded at random, `up` went up, each with probability f. n independent draws: the share has a standard
+// deviation of sqrt(f (1-f) / n), and leaves six of them once in 5e8 runs.
+void op_expect_share(int64_t up, int64_t n, double f);
 
 // Fails the test; the message begins with the case and ends with the seed.
 __attribute__((noreturn, format(printf, 1, 2))) void op_fail(const char *format, ...);

@@ -154,6 +154,12 @@ static inline void make_lost(Parameter *p) {
     for (int64_t i = 0; i < p->n; i++) p->w[i] = p->weight.v[i] + p->lost.v[i];
 }
 
+// Other gradients than in the step before; in step 0 those that are there.
+static inline void new_gradients(Parameter *p, int step) {
+    for (int64_t e = 0; e < p->n && step > 0; e++) p->grad.v[e] *= (e + step) % 3 == 0 ? -0.5 : 1.25;
+    op_upload(&p->grad);
+}
+
 // Lion takes a sign: no sum of fp32 near enough to 0 to have another one than in fp64, but some are 0.
 static inline void keep_signs_clear(Parameter *p, float grad_factor) {
     const double b1 = (double)update_params.beta1;
@@ -164,8 +170,6 @@ static inline void keep_signs_clear(Parameter *p, float grad_factor) {
     }
     op_upload(&p->grad);
 }
-
-static inline Tensor tensor_or_none(OpTensor x) { return x.t.data ? x.t : tensor_none(); }
 
 // Weights are small against the learning rate, so that an error of the update is not hidden by the weight itself.
 static inline Parameter parameter_make(ParameterSpec spec) {
@@ -192,16 +196,16 @@ static inline Parameter parameter_make(ParameterSpec spec) {
         op_upload(&p.row), op_upload(&p.col);
     }
     p.update = (UpdateTensor){.weight = p.weight.t,
-                              .master = tensor_or_none(p.master),
-                              .lost = tensor_or_none(p.lost),
+                              .master = p.master.t,
+                              .lost = p.lost.t,
                               .grad = p.grad.t,
-                              .m = tensor_or_none(p.m),
-                              .v = tensor_or_none(p.v),
-                              .m_scale = tensor_or_none(p.m_scale),
-                              .v_scale = tensor_or_none(p.v_scale),
-                              .row = tensor_or_none(p.row),
-                              .col = tensor_or_none(p.col),
-                              .rms = tensor_or_none(p.rms),
+                              .m = p.m.t,
+                              .v = p.v.t,
+                              .m_scale = p.m_scale.t,
+                              .v_scale = p.v_scale.t,
+                              .row = p.row.t,
+                              .col = p.col.t,
+                              .rms = p.rms.t,
                               .rule = spec.rule,
                               .weight_decay = spec.weight_decay,
                               .rate = spec.rate,
@@ -292,7 +296,7 @@ static inline void expect_lost(const Parameter *p, double factor) {
 // before: the norm of the weights before the update. What is smaller after it was left by a difference, which is as
 // exact as the numbers it was taken of.
 static inline void expect_weight(const Parameter *p, double before) {
-    const double factor = fmax(1.0, before / op_norm(p->w, p->n));
+    const double factor = fmax(1.0, before / sqrt(ref_sumsq(p->w, p->n)));
     const DType dtype = p->spec.dtype;
     if (p->spec.keep == WEIGHT_AND_LOST) {
         expect_lost(p, factor);
@@ -368,7 +372,7 @@ static inline void expect_moments(Parameter *p, Specification specification, Upd
 
 // After optimizer_update.
 static inline void parameter_expect_update(Parameter *p, UpdateParams params, float grad_factor) {
-    const double before = op_norm(p->w, p->n);
+    const double before = sqrt(ref_sumsq(p->w, p->n));
     expect_moments(p, ref_optimizer_update, params, grad_factor);
     expect_weight(p, before);
     parameter_read(p);

@@ -2,10 +2,8 @@
 // The numbers themselves are tested in test/unit/test_fp8.c, the model that is made of these ops in test_fp8_model.c.
 #include "dev/sim/sim_control.h"
 #include "llmc/base/rng.h"
-#include "test/ops/op_test.h"
-#include "test/reference/fp8.h"
+#include "test/ops/fp8_case.h"
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 // Multiples of 16, mostly none of 64; more than one block in each direction.
@@ -23,35 +21,10 @@ static DType fp8_dtype(void **state) {
 }
 
 static void begin(int64_t N, int64_t K, DType dtype, const char *what, DType format) {
-    const OpsShape shape = {.B = 1, .T = N, .C = K, .NH = 1, .Vp = 128, .num_tensors = 1, .fp8 = true, .dtype = dtype};
-    op_begin(shape, "%s %s N=%d K=%d", what, dtype_name(format), (int)N, (int)K);
+    op_begin(fp8_shape(N, K, dtype), "%s %s N=%d K=%d", what, dtype_name(format), (int)N, (int)K);
 }
 
-// ----------------------------------------------------------------------------------------------------- codes and slots
-
-// What codes the specification expects of a tensor, and, of an operand, what was written: where other tensors have
-// their values.
-static uint8_t *codes(OpTensor x) { return (uint8_t *)x.v; }
-static OpTensor codes_output(DType format, const char *name, int64_t rows, int64_t cols) {
-    return op_output(format, name, DIMS(rows, cols));
-}
-
-static void check_codes(OpTensor x) {
-    const int64_t n = tensor_numel(x.t);
-    uint8_t *got = malloc((size_t)n);
-    op_read(got, x.t);
-    int64_t i = 0;
-    while (i < n && got[i] == codes(x)[i]) i++;
-    const int code = i < n ? got[i] : 0;
-    free(got);
-    if (i < n) op_fail("%s: element %d is 0x%02X, expected 0x%02X", x.t.name, (int)i, code, codes(x)[i]);
-}
-
-static OpTensor slot_tensor(const char *name, const Fp8Slot *init, int n) {
-    OpTensor x = op_output(DTYPE_U8, name, DIMS(n * (int64_t)sizeof *init));
-    op_write(x.t, init);
-    return x;
-}
+// --------------------------------------------------------------------------------------------------- values and slots
 
 static bool same_float(float a, float b) { return a == b || (isnan(a) && isnan(b)); }
 
@@ -87,8 +60,7 @@ static Fp8Slot slot_of_history(double amax, DType format) {
     return s;
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// quantisation
+// -------------------------------------------------------------------------------------------------------- quantisation
 
 // outputs: 1 q, 2 transposed, 3 both.
 static void quantize_case(DType dtype, DType format, struct Size s, double size, Fp8Slot slot, Fp8Scaling scaling,
@@ -231,17 +203,7 @@ static void inf_and_nan_come_out_of_a_product_as_nan(void **state) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// products
-
-// Codes of random values, and the slot that belongs to them.
-static OpTensor operand(DType format, const char *name, int64_t rows, int64_t cols, double size, Fp8Slot *slot) {
-    OpTensor values = op_input(DTYPE_FP32, name, DIMS(rows, cols), size), x = codes_output(format, name, rows, cols);
-    *slot = (Fp8Slot){0};
-    ref_fp8_quantize(codes(x), NULL, values.v, slot, rows, cols, format, FP8_CURRENT);
-    op_write(x.t, x.v);
-    return x;
-}
+// ------------------------------------------------------------------------------------------------------------ products
 
 // Products of two fp8 numbers are exact in fp32, and so is the power of two by which the sum is scaled: what is wrong
 // is the summation in fp32 and the rounding of the result, as in every other matmul, so the tolerance is that of its

@@ -1,24 +1,19 @@
 // A small GPT-2 with --fp8 on the running backend: its gradients against those of bf16, and that they are the same bits
 // whatever is recomputed, evaluated or decoded in between, and after the scales went through a checkpoint.
-#include "llmc/base/rng.h"
-#include "llmc/model/gpt2.h"
-#include "test/ops/op_test.h"
+#include "test/ops/random_values.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 // Multiples of 16 that are none of 64.
 enum { L = 2, C = 48, NH = 3, V = 61, T = 16, B = 6, SPAN = T + 1, STEPS = 3, MAX_TENSORS = 64 };
+enum { STREAM_WEIGHTS = 1000, STREAM_TOKENS = 900 }; // one stream a tensor and step
 
 static uint16_t *windows; // (STEPS B, T+1), memory the device can copy from
 
 static int setup(void **state) {
-    Error err;
     if (op_group_setup(state) != 0) return -1;
-    windows = host_alloc(STEPS * B * SPAN * sizeof *windows, &err);
-    if (!windows) return -1;
-    for (uint64_t i = 0; i < STEPS * B * SPAN; i++) windows[i] = (uint16_t)(philox(op_seed(), 900, i).v[0] % V);
-    return 0;
+    windows = random_windows(STREAM_TOKENS, STEPS * B * SPAN, V);
+    return windows ? 0 : -1;
 }
 
 static int teardown(void **state) {
@@ -52,22 +47,9 @@ static Gpt2 *make_model(Precision precision, bool train, int recompute) {
     return model;
 }
 
-// N(0, 0.15^2), around 1 for layernorm weights; another draw in every step, and larger ones: the scales have to move.
+// Another draw in every step, and larger ones: the scales have to move.
 static void set_weights(Gpt2 *model, int step) {
-    for (int i = 0; i < gpt2_num_tensors(model); i++) {
-        const Parameter *p = &gpt2_parameters(model)[i];
-        const int64_t n = parameter_numel(p);
-        float *values = malloc((size_t)n * sizeof *values);
-        for (int64_t j = 0; j < n; j++) {
-            const Philox bits = philox(op_seed(), 1000 + (uint64_t)(step * MAX_TENSORS + i), (uint64_t)j);
-            float normal[2];
-            philox_normal2(bits.v[0], bits.v[1], normal);
-            values[j] = 0.15f * (float)(step + 1) * normal[0] + (p->spec->init == INIT_ONE ? 1.0f : 0.0f);
-            if (j / p->cols >= p->file_rows) values[j] = 0.0f; // rows of wte beyond V
-        }
-        gpt2_set_weight(model, i, 0, p->rows, values);
-        free(values);
-    }
+    random_weights(model, STREAM_WEIGHTS + (uint64_t)(step * MAX_TENSORS), 0.15f * (float)(step + 1));
 }
 
 static void run_micro_steps(Gpt2 *model, int step, int64_t batch) {
@@ -87,8 +69,7 @@ static uint64_t digest_step(Gpt2 *model) {
     return digest_of(digest, gpt2_fp8_slots(model));
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// gradients
+// ----------------------------------------------------------------------------------------------------------- gradients
 
 static void read_gradients(Gpt2 *model, double *gradients[MAX_TENSORS]) {
     for (int i = 0; i < gpt2_num_tensors(model); i++) gradients[i] = op_values(gpt2_gradients(model)[i]);

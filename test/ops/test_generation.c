@@ -12,13 +12,10 @@ static uint16_t *windows;        // (S, T+1), memory the device can copy from
 static int32_t tokens[S * SPAN]; // the same
 
 static int setup(void **state) {
-    Error err;
     if (op_group_setup(state) != 0) return -1;
-    windows = host_alloc(S * SPAN * sizeof *windows, &err);
-    if (!windows) return -1;
-    for (int i = 0; i < S * SPAN; i++)
-        tokens[i] = windows[i] = (uint16_t)(philox(op_seed(), STREAM_TOKENS, (uint64_t)i).v[0] % V);
-    return 0;
+    windows = random_windows(STREAM_TOKENS, S * SPAN, V);
+    for (int i = 0; windows && i < S * SPAN; i++) tokens[i] = windows[i];
+    return windows ? 0 : -1;
 }
 
 static int teardown(void **state) {

@@ -6,20 +6,15 @@
 #include "test/ops/random_model.h"
 #include "test/reference/gradient_add.h"
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 enum { B = 8, SPAN = T + 1, MICRO_STEPS = 3 };
 
 static uint16_t *windows; // (B, T+1), memory the device can copy from
 
 static int setup(void **state) {
-    Error err;
     if (op_group_setup(state) != 0) return -1;
-    windows = host_alloc(B * SPAN * sizeof *windows, &err);
-    if (!windows) return -1;
-    for (uint64_t i = 0; i < B * SPAN; i++) windows[i] = (uint16_t)(philox(op_seed(), STREAM_TOKENS, i).v[0] % V);
-    return 0;
+    windows = random_windows(STREAM_TOKENS, B * SPAN, V);
+    return windows ? 0 : -1;
 }
 
 static int teardown(void **state) {
@@ -71,12 +66,10 @@ static void check_same(Gpt2Options options, Digests kept) {
 
 // Every set in some block beside two other ones, in each dtype in another; and the levels as they are.
 static void every_set_of_ops_gives_the_same_bits(void **state) {
-    const DType dtype = op_dtype(state);
-    Gpt2Options options = model_options(dtype, true, 1, 0);
+    Gpt2Options options = model_options(op_dtype(state), true, 1, 0);
     const Digests kept = digests_of(options);
     for (int first = 0; first <= AGAIN_BLOCK; first += L) {
-        for (int l = 0; l < L; l++)
-            options.recompute.blocks[l] = (uint8_t)((first + (l + (int)dtype) % L) * 13 % 64); // 13 is odd: all of them
+        recompute_mixed(&options, first);
         check_same(options, kept);
     }
     for (int level = 1; level <= 3; level++) {

@@ -5,7 +5,6 @@
 #include "test/ops/random_model.h"
 #include "test/unit/same_model.h"
 #include <math.h>
-#include <string.h>
 
 enum { STEPS = 4, SPAN = 8 };
 
@@ -15,33 +14,19 @@ static const OptimizerOptions options = {
 // C = 40: no tensor but the embeddings is a whole number of blocks of 8-bit states, and the state of most is no whole
 // number of cache lines.
 static Gpt2 *make(OptimizerKind optimizer, DType dtype, bool offload) {
-    Error err;
-    Gpt2Options o = {.config = {.max_T = MAX_T, .L = L, .NH = NH, .C = C},
-                     .dtype = dtype,
-                     .master = true,
-                     .train = true,
-                     .B = 1,
-                     .T = SPAN,
-                     .optimizer = optimizer,
-                     .offload = offload,
-                     .numerics = offload};
-    model_config_set_vocab(&o.config, V);
-    Gpt2 *model = gpt2_create(&o, &err);
-    if (!model) op_fail("%s", err.text);
-    set_random_weights(model);
-    return model;
+    Gpt2Options o = model_options(dtype, true, 1, 0);
+    o.T = SPAN;
+    o.optimizer = optimizer;
+    o.offload = o.numerics = offload;
+    return make_model_of(o);
 }
 
 static uint16_t *windows; // (STEPS, 1, T + 1), memory the device can copy from
 
 static int setup(void **state) {
-    Error err;
     if (op_group_setup(state) != 0) return -1;
-    windows = host_alloc(STEPS * (SPAN + 1) * sizeof *windows, &err);
-    if (!windows) return -1;
-    for (uint64_t i = 0; i < STEPS * (SPAN + 1); i++)
-        windows[i] = (uint16_t)(philox(op_seed(), STREAM_TOKENS, i).v[0] % V);
-    return 0;
+    windows = random_windows(STREAM_TOKENS, STEPS * (SPAN + 1), V);
+    return windows ? 0 : -1;
 }
 
 static int teardown(void **state) {

@@ -26,11 +26,6 @@ static void expect_statistics(Parameter *p, UpdateParams params, float grad_fact
     parameter_read(p);
 }
 
-static void new_gradients(Parameter *p, int step) {
-    for (int64_t e = 0; e < p->n && step > 0; e++) p->grad.v[e] *= (e + step) % 3 == 0 ? -0.5 : 1.25;
-    op_upload(&p->grad);
-}
-
 // The first step (where the running means begin: b = 0) and the ones after it.
 static void adafactor_steps(Parameter *p, int n, float grad_factor, int steps) {
     UpdateTensor tensors[MAX_PARAMETERS];

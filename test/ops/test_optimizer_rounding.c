@@ -48,13 +48,6 @@ static int64_t round_many(DType dtype, double fraction, UpdateParams p, double *
     return up;
 }
 
-// n independent draws that round up with probability f: the share has a standard deviation of sqrt(f (1-f) / n), and
-// leaves six of them once in 5e8 runs.
-static void expect_share(int64_t up, int64_t n, double f) {
-    const double share = (double)up / (double)n, limit = 6.0 * sqrt(f * (1.0 - f) / (double)n);
-    if (fabs(share - f) > limit) op_fail("%g rounded up in a share of %g (limit %g)", f, share, limit);
-}
-
 static void stochastic_rounding_is_unbiased(void **state) {
     DType dtype = op_dtype(state);
     if (dtype == DTYPE_FP32) return; // nothing is rounded
@@ -62,7 +55,7 @@ static void stochastic_rounding_is_unbiased(void **state) {
     UpdateParams p = without_memory();
     p.seed = op_seed();
     static const double fractions[] = {0.0625, 0.3, 0.5, 0.9};
-    for (int i = 0; i < 4; i++) expect_share(round_many(dtype, fractions[i], p, values), NUM_ROUNDED, fractions[i]);
+    for (int i = 0; i < 4; i++) op_expect_share(round_many(dtype, fractions[i], p, values), NUM_ROUNDED, fractions[i]);
 }
 
 static void stochastic_rounding_depends_on_seed_and_step_alone(void **state) {
@@ -147,7 +140,7 @@ static void bf16_moments_are_unbiased(void **state) {
         int64_t up = 0;
         for (int64_t e = 0; e < NUM_ROUNDED; e++) up += m[e] != 1.0;
         op_end();
-        expect_share(up, NUM_ROUNDED, fractions[i]);
+        op_expect_share(up, NUM_ROUNDED, fractions[i]);
     }
 }
 

@@ -21,11 +21,8 @@ static void make_parameters(Parameter *p, ParameterSpec spec, int first, int end
 
 static void set_gradients(Parameter *p, int n, int step, float grad_factor) {
     for (int i = 0; i < n; i++) {
-        for (int64_t e = 0; e < p[i].n && step > 0; e++) p[i].grad.v[e] *= (e + step) % 3 == 0 ? -0.5 : 1.25;
-        if (p[i].spec.rule == RULE_LION)
-            keep_signs_clear(&p[i], grad_factor);
-        else
-            op_upload(&p[i].grad);
+        new_gradients(&p[i], step);
+        if (p[i].spec.rule == RULE_LION) keep_signs_clear(&p[i], grad_factor);
     }
 }
 

@@ -3,6 +3,7 @@
 // computes, gradients would be NaN. (test_model.c has the shared plan, where a wrong lifetime shows.)
 //
 // The functions of memory_plan.h stand here a second time; the library's are not linked in.
+#include "llmc/base/checked.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
 #include "llmc/model/gpt2_internal.h"
@@ -26,7 +27,7 @@ void memory_plan_destroy(MemoryPlan *plan) { free(plan); }
 
 int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes, int first_use, int last_use) {
     REQUIRE(plan->count < MAX_PLANNED, "more tensors than this plan has room for");
-    const int64_t rounded = (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+    const int64_t rounded = round_up(bytes, PLAN_ALIGNMENT);
     plan->tensors[plan->count] = (PlannedTensor){c, name, rounded, first_use, last_use};
     return plan->count++;
 }
@@ -52,10 +53,8 @@ PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle) { return pl
 static uint16_t *window; // (T+1), memory the device can copy from
 
 static int setup(void **state) {
-    Error err;
     if (op_group_setup(state) != 0) return -1;
-    window = host_alloc((T + 1) * sizeof *window, &err);
-    for (uint64_t i = 0; window && i <= T; i++) window[i] = (uint16_t)(philox(op_seed(), STREAM_TOKENS, i).v[0] % V);
+    window = random_windows(STREAM_TOKENS, T + 1, V);
     return window ? 0 : -1;
 }
 
@@ -97,16 +96,14 @@ static uint64_t digest_of_step(Gpt2Options options) {
 }
 
 static void nothing_is_read_that_was_not_kept(void **state) {
-    const DType dtype = op_dtype(state);
     char text[RECOMPUTE_TEXT];
-    Gpt2Options options = model_options(dtype, true, 1, 0);
+    Gpt2Options options = model_options(op_dtype(state), true, 1, 0);
     for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
         options.gradients_in_dtype = in_dtype;
         options.recompute = recompute_all(0);
         const uint64_t kept = digest_of_step(options);
         for (int first = 0; first <= AGAIN_BLOCK; first += L) {
-            for (int l = 0; l < L; l++)
-                options.recompute.blocks[l] = (uint8_t)((first + (l + (int)dtype) % L) * 13 % 64); // all of them
+            recompute_mixed(&options, first);
             if (digest_of_step(options) != kept)
                 op_fail("-r %s: other bits", recompute_text(&options.recompute, L, text, sizeof text));
             if (in_dtype && first > 12) break; // the same reads

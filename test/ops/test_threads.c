@@ -2,11 +2,10 @@
 // threads or, where the CUDA simulator is linked, schedules: the order in which it runs the blocks of a grid and the
 // threads of a block. With CPU threads the plain matmuls are exempt, as is the LM head, which is built on them: oneDNN
 // may cut a product differently for another number of threads, and promises nothing about it.
-#include "test/ops/op_test.h"
+#include "test/ops/optimizer_case.h"
 
 #include "dev/sim/sim_control.h"
 #include "llmc/device.h"
-#include <math.h>
 #include <string.h>
 
 enum { B = 3, T = 70, C = 72, NH = 3, N = B * T, V = 200, Vp = 256 };
@@ -78,44 +77,26 @@ static uint64_t decoding_bits(DType dtype) {
 
 // The digest of an update by this rule, with moments in dtype `kept`, and of what comes before it.
 static uint64_t update_bits(DType dtype, UpdateRule rule, DType kept) {
-    enum { TENSORS = 8 };
-    OpTensor x[UPDATED][TENSORS];
+    Parameter p[UPDATED];
     UpdateTensor tensors[UPDATED];
     for (int i = 0; i < UPDATED; i++) {
-        const int64_t rows = updated_rows[i], cols = UPDATED_COLS,
-                      blocks = (rows * cols + STATE_BLOCK - 1) / STATE_BLOCK;
-        OpTensor all[TENSORS] = {op_inout(dtype, "weight", DIMS(rows, cols), 1.0),
-                                 op_inout(dtype, "grad", DIMS(rows, cols), 1.0),
-                                 op_inout(kept == DTYPE_U8 ? DTYPE_FP32 : kept, "m", DIMS(rows, cols), 0.1),
-                                 op_inout(kept == DTYPE_U8 ? DTYPE_FP32 : kept, "v", DIMS(rows, cols), 0.0),
-                                 op_inout(DTYPE_FP32, "m_scale", DIMS(blocks), 1.0),
-                                 op_inout(DTYPE_FP32, "v_scale", DIMS(blocks), 0.0),
-                                 op_inout(DTYPE_FP32, "row", DIMS(rows), 0.0),
-                                 op_inout(DTYPE_FP32, "col", DIMS(cols), 0.0)};
-        memcpy(x[i], all, sizeof all);
-        if (kept == DTYPE_U8) all[2].t.dtype = all[3].t.dtype = DTYPE_U8; // bytes of random numbers are codes, too
-        tensors[i] = (UpdateTensor){.weight = all[0].t,
-                                    .grad = all[1].t,
-                                    .m = all[2].t,
-                                    .v = all[3].t,
-                                    .m_scale = all[4].t,
-                                    .v_scale = all[5].t,
-                                    .rule = rule,
-                                    .weight_decay = 0.1f,
-                                    .rate = 1.0f,
-                                    .stream = i};
-        if (rule == RULE_ADAFACTOR) tensors[i].row = all[6].t, tensors[i].col = all[7].t;
-        if (rule == RULE_ADAFACTOR) tensors[i].rms = op_output(DTYPE_FP32, "rms", DIMS(1)).t;
+        p[i] = parameter_make((ParameterSpec){.rule = rule,
+                                              .dtype = dtype,
+                                              .grad = dtype,
+                                              .state = kept,
+                                              .rows = updated_rows[i],
+                                              .cols = UPDATED_COLS,
+                                              .weight_decay = 0.1f,
+                                              .rate = 1.0f,
+                                              .stream = i});
+        tensors[i] = p[i].update;
     }
-    const UpdateParams params = {
-        .learning_rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .momentum = 0.9f, .step = 2, .seed = 7};
-    Tensor control = op_control(step_control_initial(1.0f));
-    adafactor_statistics(tensors, UPDATED, params, control);
-    momentum_update(tensors, UPDATED, params, control);
-    optimizer_update(tensors, UPDATED, 0, UPDATED, params, control);
+    const Tensor control = control_with(1.0f, SKIP_NONE);
+    adafactor_statistics(tensors, UPDATED, update_params, control);
+    momentum_update(tensors, UPDATED, update_params, control);
+    optimizer_update(tensors, UPDATED, 0, UPDATED, update_params, control);
     uint64_t digest = 0;
-    for (int i = 0; i < UPDATED; i++)
-        for (int j = 0; j < TENSORS; j++) digest = op_digest(digest, x[i][j]);
+    for (int i = 0; i < UPDATED; i++) digest = parameter_digest(&p[i], digest);
     return digest;
 }
 

@@ -5,7 +5,7 @@
 
 #include "dev/sim/cublaslt.h"
 #include "llmc/cuda/gemm_plan.h"
-#include "test/reference/fp8.h"
+#include "test/ops/fp8_case.h"
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <sys/wait.h>
@@ -183,22 +183,12 @@ typedef struct {
 } Product;
 enum { M = 48, N = 64, K = 96 };
 
-static OpTensor operand(DType format, const char *name, int64_t rows, Fp8Slot *slot, OpTensor *slot_tensor) {
-    OpTensor x = op_input(DTYPE_FP32, name, DIMS(rows, K), 1.0), q = op_output(format, name, DIMS(rows, K));
-    *slot = (Fp8Slot){0};
-    ref_fp8_quantize((uint8_t *)q.v, NULL, x.v, slot, rows, K, format, FP8_CURRENT);
-    op_write(q.t, q.v);
-    *slot_tensor = op_output(DTYPE_U8, "slot", DIMS(sizeof *slot));
-    op_write(slot_tensor->t, slot);
-    return q;
-}
-
 static Product product_make(DType a, DType b, DType out, const char *what) {
     Product p;
     const DType compute = out == DTYPE_FP32 ? DTYPE_BF16 : out;
-    op_begin((OpsShape){.B = 1, .T = K, .C = K, .NH = 1, .Vp = 128, .num_tensors = 1, .fp8 = true, .dtype = compute},
-             "%s", what);
-    p.a = operand(a, "a", M, &p.values[0], &p.a_slot), p.b = operand(b, "b", N, &p.values[1], &p.b_slot);
+    op_begin(fp8_shape(K, K, compute), "%s", what);
+    p.a = operand(a, "a", M, K, 1.0, &p.values[0]), p.b = operand(b, "b", N, K, 1.0, &p.values[1]);
+    p.a_slot = slot_tensor("a_slot", &p.values[0], 1), p.b_slot = slot_tensor("b_slot", &p.values[1], 1);
     p.bias = op_input(out, "bias", DIMS(N), 1.0), p.out = op_inout(out, "out", DIMS(M, N), 1.0);
     return p;
 }
@@ -208,8 +198,8 @@ static void product_run(Product *p, bool with_bias, bool accumulate) {
 }
 
 static void product_check(Product *p, bool with_bias, bool accumulate) {
-    const RefFp8 a = {(const uint8_t *)p->a.v, p->a.t.dtype, &p->values[0]};
-    const RefFp8 b = {(const uint8_t *)p->b.v, p->b.t.dtype, &p->values[1]};
+    const RefFp8 a = {codes(p->a), p->a.t.dtype, &p->values[0]};
+    const RefFp8 b = {codes(p->b), p->b.t.dtype, &p->values[1]};
     ref_fp8_matmul(p->out.v, a, b, with_bias ? p->bias.v : NULL, M, N, K, accumulate);
     op_check(p->out, p->out.t.dtype);
 }

@@ -2,14 +2,12 @@
 // anywhere, tensors that begin anywhere, the same bits in any order of blocks and threads, what one call leaves for the
 // next. And the numbers of llmc/fp8.h against NVIDIA's own conversions (cuda_fp8.h), which stand for the instructions
 // of a GPU.
-#include "test/ops/op_test.h"
+#include "test/ops/fp8_case.h"
 
 #include "dev/sim/sim_control.h"
 #include "llmc/base/rng.h"
-#include "test/reference/fp8.h"
 #include <cuda_fp8.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
@@ -51,21 +49,6 @@ static void values_are_those_of_nvidias_conversion(void **state) {
 
 // ------------------------------------------------------------------------------------------------------------- tiles
 
-static OpTensor codes_output(DType format, const char *name, int64_t rows, int64_t cols) {
-    return op_output(format, name, DIMS(rows, cols));
-}
-
-static void check_codes(OpTensor x, const uint8_t *want, int64_t first) {
-    const int64_t n = tensor_numel(x.t);
-    uint8_t *got = malloc((size_t)n);
-    assert_non_null(got);
-    op_read(got, x.t);
-    int64_t i = 0;
-    while (i < n && got[i] == (i < first ? 0xFF : want[i - first])) i++;
-    free(got);
-    if (i < n) op_fail("%s: byte %d is wrong", x.t.name, (int)i);
-}
-
 // The tensor without its first `first` elements, as (rows, cols).
 static Tensor part_of(Tensor t, int64_t first, int64_t rows, int64_t cols) {
     return tensor_make((char *)t.data + first * (int64_t)dtype_size(t.dtype), t.dtype, t.name, rows, cols, 0, 0);
@@ -74,18 +57,17 @@ static Tensor part_of(Tensor t, int64_t first, int64_t rows, int64_t cols) {
 // in, q and transposed begin `first` elements behind an aligned address.
 static void tile_case(DType dtype, int64_t N, int64_t K, int64_t first) {
     const DType format = formats[(N + K + first) % 2];
-    op_begin((OpsShape){.B = 1, .T = N, .C = K, .NH = 1, .Vp = 128, .num_tensors = 1, .fp8 = true, .dtype = dtype},
-             "%d x %d from element %d", (int)N, (int)K, (int)first);
+    op_begin(fp8_shape(N, K, dtype), "%d x %d from element %d", (int)N, (int)K, (int)first);
     OpTensor in = op_input(dtype, "in", DIMS(N * K + first), 1.0);
     OpTensor q = codes_output(format, "q", 1, N * K + first), t = codes_output(format, "transposed", 1, N * K + first);
-    OpTensor slots = op_output(DTYPE_U8, "slot", DIMS(sizeof(Fp8Slot)));
     Fp8Slot slot = {0}, got;
-    op_write(slots.t, &slot);
-    ref_fp8_quantize((uint8_t *)q.v, (uint8_t *)t.v, in.v + first, &slot, N, K, format, FP8_CURRENT);
+    OpTensor slots = slot_tensor("slot", &slot, 1);
+    memset(codes(q), 0xFF, (size_t)first), memset(codes(t), 0xFF, (size_t)first); // nobody writes there
+    ref_fp8_quantize(codes(q) + first, codes(t) + first, in.v + first, &slot, N, K, format, FP8_CURRENT);
     fp8_quantize(part_of(q.t, first, N, K), part_of(t.t, first, K, N), part_of(in.t, first, N, K), slots.t,
                  FP8_CURRENT);
-    check_codes(q, (const uint8_t *)q.v, first);
-    check_codes(t, (const uint8_t *)t.v, first);
+    check_codes(q);
+    check_codes(t);
     op_read(&got, slots.t);
     if (got.amax != slot.amax || got.scale != slot.scale) op_fail("amax %g scale %g", got.amax, got.scale);
     op_end();
@@ -108,8 +90,7 @@ static void tiles_end_anywhere_and_tensors_begin_anywhere(void **state) {
 static uint64_t bits_of(const OpTensor *in, Fp8Slot slot, Fp8Scaling scaling, float *amax) {
     const int64_t N = in->t.shape[0], K = in->t.shape[1];
     OpTensor q = codes_output(DTYPE_E5M2, "q", N, K), transposed = codes_output(DTYPE_E5M2, "transposed", K, N);
-    OpTensor slots = op_output(DTYPE_U8, "slot", DIMS(sizeof slot));
-    op_write(slots.t, &slot);
+    OpTensor slots = slot_tensor("slot", &slot, 1);
     fp8_quantize(q.t, transposed.t, in->t, slots.t, scaling);
     op_read(&slot, slots.t);
     *amax = slot.amax;
@@ -120,8 +101,7 @@ static void any_order_of_blocks_and_threads_gives_the_same_bits(void **state) {
     const DType dtype = op_dtype(state);
     const Fp8Slot fresh = {0}, known = {.scale = 4.0f, .inverse = 0.25f, .amax = 0.5f, .history = {1.0f}, .next = 1};
     enum { N = 400, K = 208 };
-    op_begin((OpsShape){.B = 1, .T = N, .C = K, .NH = 1, .Vp = 128, .num_tensors = 1, .fp8 = true, .dtype = dtype},
-             "orders");
+    op_begin(fp8_shape(N, K, dtype), "orders");
     const OpTensor in = op_input(dtype, "in", DIMS(N, K), 1.0);
     uint64_t first[2] = {0, 0};
     float first_amax[2] = {0, 0}, amax;
@@ -144,8 +124,7 @@ static void any_order_of_blocks_and_threads_gives_the_same_bits(void **state) {
 static void a_small_tensor_after_a_large_one_has_its_own_amax(void **state) {
     const DType dtype = op_dtype(state);
     const double magnitudes[] = {100.0, 1.0, NAN, 1.0};
-    op_begin((OpsShape){.B = 1, .T = 64, .C = 64, .NH = 1, .Vp = 128, .num_tensors = 1, .fp8 = true, .dtype = dtype},
-             "large, small");
+    op_begin(fp8_shape(64, 64, dtype), "large, small");
     for (int i = 0; i < 4; i++) {
         float amax;
         OpTensor in = op_inout(dtype, "in", DIMS(64, 64), 0.01);

@@ -3,14 +3,13 @@
 // more arrays than there is room for still give the right results; and a range is one launch for each rule and format
 // of states in it.
 #include "dev/sim/sim_control.h"
+#include "llmc/base/checked.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/update_table.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -24,7 +23,7 @@ enum { WORKSPACE = 1 << 20, ARENA = 4 << 20 };
 
 static struct {
     char *arena, *workspace;
-    size_t used;
+    int64_t used;
     float *host; // pinned
     Tensor control, sumsq;
     UpdateTensor tensors[NUM_TENSORS], slices[NUM_SLICES];
@@ -37,7 +36,7 @@ static const UpdateParams params = {
 // A tensor of the arena, with this byte in all its places.
 static Tensor made(DType dtype, const char *name, int64_t rows, int64_t cols, int byte) {
     Tensor t = tensor_make(step.arena + step.used, dtype, name, rows, cols, 0, 0);
-    step.used += (tensor_bytes(t) + 255) / 256 * 256;
+    step.used += round_up((int64_t)tensor_bytes(t), 256);
     assert_true(step.used <= ARENA);
     memset(step.host, byte, tensor_bytes(t));
     device_copy_to_device(t.data, step.host, tensor_bytes(t), STREAM_COMPUTE);
@@ -47,7 +46,7 @@ static Tensor made(DType dtype, const char *name, int64_t rows, int64_t cols, in
 
 static UpdateTensor parameter(UpdateRule rule, DType states) {
     UpdateTensor t = {.rule = rule, .rate = 1.0f, .weight_decay = 0.1f};
-    const int64_t blocks = (N + STATE_BLOCK - 1) / STATE_BLOCK;
+    const int64_t blocks = ceil_div(N, STATE_BLOCK);
     t.weight = made(DTYPE_BF16, "weight", ROWS, COLS, 0x3C), t.grad = made(DTYPE_FP32, "grad", ROWS, COLS, 0x3D);
     if (rule == RULE_ADAFACTOR) {
         t.row = made(DTYPE_FP32, "row", ROWS, 0, 0x3D), t.col = made(DTYPE_FP32, "col", COLS, 0, 0x3D);

@@ -2,6 +2,7 @@
 // left. Included once by a test program, after cmocka.h.
 #pragma once
 #include "llmc/base/error.h"
+#include "test/unit/assert_error.h"
 #include "test/unit/tmpdir.h"
 
 #include <dirent.h>
@@ -32,8 +33,3 @@ static inline int entries_of(const char *directory) {
     closedir(d);
     return n;
 }
-
-#define assert_message(part)                                                                                           \
-    do {                                                                                                               \
-        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
-    } while (0)

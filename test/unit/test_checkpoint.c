@@ -12,6 +12,8 @@
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/mutate.h"
+#include "test/unit/same_model.h"
+#include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
 
 #include <fcntl.h>
@@ -26,11 +28,6 @@
 
 static Gpt2 *model; // a small one in fp32, for tests that are not about its values
 
-#define assert_ok(condition)                                                                                           \
-    do {                                                                                                               \
-        if (!(condition)) fail_msg("%s", err.text);                                                                    \
-    } while (0)
-
 // V = 130 leaves rows of padding, C = 80 is no multiple of the transposition's strips.
 static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 
@@ -42,14 +39,13 @@ static Gpt2 *make_model(DType dtype, bool master) {
 }
 
 // 0: the weight; 1, 2: the moments.
-static void state_of(Gpt2 *m, int index, int kind, bool set, float *values) {
-    const Parameter *p = &gpt2_parameters(m)[index];
+static void set_state(Gpt2 *m, int index, int kind, const float *values) {
     const UpdateTensor *t = &gpt2_tensors(m)[index];
     const Tensor moment = kind == 1 ? t->m : t->v;
-    if (kind == 0 && set) gpt2_set_weight(m, index, 0, p->rows, values);
-    if (kind == 0 && !set) gpt2_get_weight(m, index, 0, p->rows, values);
-    if (kind > 0 && set) gpt2_write_bytes(m, moment, 0, (int64_t)tensor_bytes(moment), values);
-    if (kind > 0 && !set) gpt2_read_bytes(m, moment, 0, (int64_t)tensor_bytes(moment), values);
+    if (kind == 0)
+        gpt2_set_weight(m, index, 0, gpt2_parameters(m)[index].rows, values);
+    else
+        gpt2_write_bytes(m, moment, 0, (int64_t)tensor_bytes(moment), values);
 }
 
 // Random weights and moments, a function of seed; rows of padding are 0, as the optimizer leaves them.
@@ -61,22 +57,8 @@ static void fill_model(Gpt2 *m, uint64_t seed) {
             float *values = calloc((size_t)parameter_numel(p), sizeof *values);
             for (int64_t e = 0; e < p->file_rows * p->cols; e++)
                 values[e] = philox_uniform(philox(seed, stream, (uint64_t)e).v[0]) - (k < 2 ? 0.5f : 0);
-            state_of(m, i, k, true, values);
+            set_state(m, i, k, values);
             free(values);
-        }
-}
-
-static void assert_same_model(Gpt2 *a, Gpt2 *b) {
-    for (int i = 0; i < gpt2_num_tensors(a); i++)
-        for (int k = 0; k < 3; k++) {
-            const Parameter *p = &gpt2_parameters(a)[i];
-            size_t bytes = (size_t)parameter_numel(p) * sizeof(float);
-            float *x = malloc(bytes), *y = malloc(bytes);
-            state_of(a, i, k, false, x);
-            state_of(b, i, k, false, y);
-            if (memcmp(x, y, bytes) != 0) fail_msg("state %d of %s differs", k, p->name);
-            free(x);
-            free(y);
         }
 }
 
@@ -496,21 +478,8 @@ static void damaged_trainer_files_are_read_or_refused_with_a_message(void **stat
 
 static void damaged_moments_are_read_or_refused_with_a_message(void **state) {
     (void)state;
-    enum { ROUNDS = 200 };
     save(1);
-    char path[PATH_MAX], directory[PATH_MAX];
-    snprintf(path, sizeof path, "%s", tmpdir_file(&tmp, "step_00000001/optimizer.safetensors"));
-    snprintf(directory, sizeof directory, "%s", tmpdir_file(&tmp, "step_00000001"));
-    size_t n;
-    unsigned char *good = read_bytes(path, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
-    for (uint64_t round = 0; round < ROUNDS; round++) {
-        memcpy(bytes, good, n);
-        write_bytes(path, bytes, mutate(bytes, n, 4000, round));
-        err.text[0] = '\0';
-        if (!checkpoint_load_moments(model, directory, &err)) assert_message("optimizer.safetensors: ");
-    }
-    free(bytes);
-    free(good);
+    load_damaged_moments(model, tmpdir_file(&tmp, "step_00000001"), 200);
 }
 
 // -------------------------------------------------------------------------------------------------------------- main

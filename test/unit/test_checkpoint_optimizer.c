@@ -8,23 +8,17 @@
 
 #include <cmocka.h>
 
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/rng.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/mutate.h"
 #include "test/unit/same_model.h"
+#include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define assert_ok(condition)                                                                                           \
-    do {                                                                                                               \
-        if (!(condition)) fail_msg("%s", err.text);                                                                    \
-    } while (0)
 
 // V = 130 leaves rows of padding; C = 40 makes tensors that are no whole blocks of 8-bit states.
 static Gpt2Options model_options(OptimizerKind optimizer, DType dtype) {
@@ -323,26 +317,13 @@ static void tensors_of_another_dtype_or_shape_are_refused(void **state) {
     gpt2_destroy(model);
 }
 
-// Any bytes for the state of 8 bits and of Kahan's pair: read or refused, never worse.
+// The state of 8 bits and of Kahan's pair.
 static void damaged_states_are_read_or_refused_with_a_message(void **state) {
     (void)state;
-    enum { ROUNDS = 100 };
     static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW_8BIT, OPTIMIZER_ADAMW_KAHAN};
     for (int k = 0; k < 2; k++) {
         Gpt2 *model = make_model(model_options(kinds[k], DTYPE_BF16));
-        char directory[PATH_MAX], path[PATH_MAX + 32];
-        snprintf(directory, sizeof directory, "%s", save(model));
-        snprintf(path, sizeof path, "%s/optimizer.safetensors", directory);
-        size_t n;
-        unsigned char *good = read_bytes(path, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
-        for (uint64_t round = 0; round < ROUNDS; round++) {
-            memcpy(bytes, good, n);
-            write_bytes(path, bytes, mutate(bytes, n, 4000, round));
-            err.text[0] = '\0';
-            if (!checkpoint_load_moments(model, directory, &err)) assert_message("optimizer.safetensors: ");
-        }
-        free(bytes);
-        free(good);
+        load_damaged_moments(model, save(model), 100);
         gpt2_destroy(model);
     }
 }

@@ -25,11 +25,6 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#define assert_ok(condition)                                                                                           \
-    do {                                                                                                               \
-        if (!(condition)) fail_msg("%s", err.text);                                                                    \
-    } while (0)
-
 // V = 130 leaves rows of padding, C = 80 is no multiple of the transposition's strips.
 static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 

@@ -8,8 +8,6 @@
 // clang-format on
 #include "llmc/fp8.h"
 #include <float.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
 

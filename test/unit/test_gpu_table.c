@@ -2,7 +2,6 @@
 #include "llmc/run/gpu_table.h"
 
 // clang-format off
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,18 +11,7 @@
 #include <cmocka.h>
 // clang-format on
 
-static const GpuSpec *gpu_named(const char *name) {
-    int count;
-    const GpuSpec *gpus = gpu_table(&count);
-    for (int i = 0; i < count; i++)
-        if (strcmp(gpus[i].name, name) == 0) return &gpus[i];
-    fail_msg("no GPU %s", name);
-    return NULL;
-}
-
-static void assert_near(const char *what, double got, double expected, double tolerance) {
-    if (!(fabs(got / expected - 1) <= tolerance)) fail_msg("%s: %.9g, expected %.9g", what, got, expected);
-}
+#include "test/unit/planner_case.h"
 
 // ------------------------------------------------------------------------------------------------------------- figures
 

@@ -1,6 +1,5 @@
 // How good and how fast the layout of the arena is, for models as they are trained: against the lower bound, and
 // against the layout that the definition in memory_plan.h gives, found the slow way.
-#include "llmc/base/checked.h"
 #include "llmc/base/rng.h"
 #include "llmc/model/gpt2.h"
 
@@ -10,16 +9,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <cmocka.h>
 // clang-format on
 
 #include "test/unit/device_fixture.h"
 
-static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set, bool train) {
+static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set) {
     Error err;
-    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = train, .B = B, .T = 1024, .sequences = 1};
+    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = 1024, .sequences = 1};
     assert_true(model_config_parse(&o.config, descriptor, &err));
     model_config_set_vocab(&o.config, GPT2_VOCAB);
     o.recompute = recompute_all(set);
@@ -42,7 +40,7 @@ static void the_gaps_are_less_than_2_percent_of_the_activations(void **state) {
     for (int m = 0; m < NUM_MODELS; m++)
         for (int s = 0; s < NUM_SETS; s++)
             for (int64_t B = 1; B <= 16; B *= 4) {
-                MemoryPlan *plan = plan_of(MODELS[m], B, SETS[s], true);
+                MemoryPlan *plan = plan_of(MODELS[m], B, SETS[s]);
                 const int64_t gaps = memory_plan_total(plan) - memory_plan_live_peak(plan);
                 const double share = (double)gaps / (double)memory_plan_class_bytes(plan, MEM_ACTIVATIONS);
                 if (gaps < 0 || share > 0.02)
@@ -105,7 +103,7 @@ static void assert_each_stands_at_the_lowest_offset(const MemoryPlan *plan) {
 static void the_layout_is_the_lowest_place_for_each_the_largest_first(void **state) {
     (void)state;
     for (int s = 0; s < NUM_SETS; s++) {
-        MemoryPlan *plan = plan_of(s % 2 ? "d6" : "d12", 3, SETS[s], true);
+        MemoryPlan *plan = plan_of(s % 2 ? "d6" : "d12", 3, SETS[s]);
         assert_each_stands_at_the_lowest_offset(plan);
         memory_plan_destroy(plan);
     }
@@ -127,7 +125,7 @@ static void the_layout_is_the_lowest_place_for_each_the_largest_first(void **sta
 
 static void the_live_peak_is_the_largest_sum_of_any_tick(void **state) {
     (void)state;
-    MemoryPlan *plan = plan_of("d6", 2, AGAIN_BLOCK, true);
+    MemoryPlan *plan = plan_of("d6", 2, AGAIN_BLOCK);
     int64_t peak = 0;
     int at = 0;
     for (int tick = 0; tick < 400; tick++) {
@@ -146,7 +144,7 @@ static void the_live_peak_is_the_largest_sum_of_any_tick(void **state) {
 static void a_plan_of_1558M_takes_milliseconds(void **state) {
     (void)state;
     const clock_t began = clock(); // of this process alone: the machine may be busy
-    for (int i = 0; i < 10; i++) memory_plan_destroy(plan_of("d48", 4, AGAIN_BLOCK, true));
+    for (int i = 0; i < 10; i++) memory_plan_destroy(plan_of("d48", 4, AGAIN_BLOCK));
     assert_true((double)(clock() - began) / CLOCKS_PER_SEC / 10 < 0.02); // 1 ms here, 20 with a sort at each insertion
 }
 

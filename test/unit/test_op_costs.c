@@ -144,18 +144,8 @@ static void adamw_reads_and_writes_the_state_it_keeps(void **state) {
 
 // Of 512 elements as a matrix of 32 x 16, with bf16 weights and fp32 gradients.
 static UpdateTensor updated_matrix(UpdateRule rule) {
-    return (UpdateTensor){.weight = tensor("w", DTYPE_BF16, 32, 16, 0),
-                          .master = tensor_none(),
-                          .lost = tensor_none(),
-                          .grad = tensor("g", DTYPE_FP32, 32, 16, 0),
-                          .m = tensor_none(),
-                          .v = tensor_none(),
-                          .m_scale = tensor_none(),
-                          .v_scale = tensor_none(),
-                          .row = tensor_none(),
-                          .col = tensor_none(),
-                          .rms = tensor_none(),
-                          .rule = rule};
+    return (UpdateTensor){
+        .weight = tensor("w", DTYPE_BF16, 32, 16, 0), .grad = tensor("g", DTYPE_FP32, 32, 16, 0), .rule = rule};
 }
 
 static double update_bytes(const UpdateTensor *t) {

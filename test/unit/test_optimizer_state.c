@@ -8,11 +8,11 @@
 #include <cmocka.h>
 
 #include "llmc/model/gpt2.h"
+#include "test/unit/assert_error.h"
 #include "test/unit/device_fixture.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 // GPT-2 124M: its matrices have sizes that are whole blocks of 8-bit states.
 static const ModelConfig config = {.max_T = 1024, .V = 50257, .Vp = 50304, .L = 12, .NH = 12, .C = 768};
@@ -28,11 +28,6 @@ static int teardown(void **state) {
     free(table);
     return stop_device(state);
 }
-
-#define assert_message(part)                                                                                           \
-    do {                                                                                                               \
-        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
-    } while (0)
 
 static Parameter *matrix(void) { return &table[parameter_index(&config, PARAM_FCW, 3)]; }
 

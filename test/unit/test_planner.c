@@ -6,7 +6,6 @@
 #include <cjson/cJSON.h>
 
 // clang-format off
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,6 +16,7 @@
 // clang-format on
 
 #include "test/unit/device_fixture.h"
+#include "test/unit/planner_case.h"
 
 static Gpt2Options model_of(const char *descriptor, int64_t B, int64_t T) {
     Error err;
@@ -24,19 +24,6 @@ static Gpt2Options model_of(const char *descriptor, int64_t B, int64_t T) {
     assert_true(model_config_parse(&o.config, descriptor, &err));
     if (o.config.V == 0) model_config_set_vocab(&o.config, GPT2_VOCAB);
     return o;
-}
-
-static void assert_near(const char *what, double got, double expected, double tolerance) {
-    if (!(fabs(got / expected - 1) <= tolerance)) fail_msg("%s: %.9g, expected %.9g", what, got, expected);
-}
-
-static const GpuSpec *gpu_named(const char *name) {
-    int count;
-    const GpuSpec *gpus = gpu_table(&count);
-    for (int i = 0; i < count; i++)
-        if (strcmp(gpus[i].name, name) == 0) return &gpus[i];
-    fail_msg("no GPU %s", name);
-    return NULL;
 }
 
 // ---------------------------------------------------------------------------------------------------------- arithmetic
@@ -171,14 +158,6 @@ static void fp32_keeps_no_master_and_moves_more(void **state) {
 
 // ----------------------------------------------------------------------------------------------------------- what fits
 
-static double plan_total(Gpt2Options model, int64_t B) {
-    model.B = B;
-    MemoryPlan *plan = gpt2_plan(&model);
-    const double bytes = (double)memory_plan_total(plan);
-    memory_plan_destroy(plan);
-    return bytes;
-}
-
 static PlanRequest request_of(Gpt2Options model, int64_t windows, int64_t steps) {
     return (PlanRequest){.model = model, .recompute = "0", .step_windows = windows, .steps = steps, .gpus = ""};
 }
@@ -196,7 +175,7 @@ static DevicePlan device_plan(const PlanRequest *request, const char *name) {
 static void no_batch_fits_where_one_sequence_does_not(void **state) {
     (void)state;
     const Gpt2Options model = model_of("d12", 4, 1024);
-    const double one = plan_total(model, 1);
+    const double one = total_at(&model, 1);
     assert_int_equal(planner_largest_batch(&model, one - 1, 512), 0);
     assert_int_equal(planner_largest_batch(&model, one, 1), 1);
     assert_int_equal(planner_largest_batch(&model, one, 512), 1);
@@ -257,7 +236,7 @@ static void the_memory_is_that_of_the_plan_and_every_activation_has_a_kind(void 
         double classes = 0, kinds = m.gaps;
         for (int c = 0; c < MEM_CLASS_COUNT; c++) classes += m.classes[c];
         for (int k = 0; k < KIND_COUNT; k++) kinds += m.kinds[k];
-        assert_true(m.total == plan_total(model, 2) && classes == m.total);
+        assert_true(m.total == total_at(&model, 2) && classes == m.total);
         assert_true(kinds == m.classes[MEM_ACTIVATIONS]);
         MemoryPlan *plan = gpt2_plan(&model);
         for (int t = 0; t < memory_plan_count(plan); t++)

@@ -16,15 +16,20 @@
 // clang-format on
 
 #include "test/unit/device_fixture.h"
+#include "test/unit/planner_case.h"
 
 static const char *const MODELS[] = {"d6", "d12", "d24", "d36", "d48"}; // 30M to 1558M parameters
 static const double DEVICES[] = {8e9, 16e9, 24e9, 40e9, 80e9, 141e9};
 enum { NUM_MODELS = 5, NUM_DEVICES = 6, MOST = 1024 };
 
 // A Hopper: chunks of the logits that shrink where one more is needed, and a workspace of cuDNN's that is refused from
-// some micro-batch on, so that memory does not only grow with B.
-static GpuSpec fake_gpu(double memory) {
-    return (GpuSpec){.name = "fake", .memory = memory, .units = 132, .compute_capability = 90};
+// some micro-batch on, so that memory does not only grow with B. Good until the next call.
+static const PlannedSizes *sizes_of(double memory) {
+    static GpuSpec gpu;
+    static PlannedSizes sizes;
+    gpu = (GpuSpec){.name = "fake", .memory = memory, .units = 132, .compute_capability = 90};
+    sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+    return &sizes;
 }
 
 static Gpt2Options model_of(const char *descriptor, int64_t B) {
@@ -33,19 +38,6 @@ static Gpt2Options model_of(const char *descriptor, int64_t B) {
     assert_true(model_config_parse(&o.config, descriptor, &err));
     model_config_set_vocab(&o.config, GPT2_VOCAB);
     return o;
-}
-
-static double plan_total(const Gpt2Options *model) {
-    MemoryPlan *plan = gpt2_plan(model);
-    const double bytes = (double)memory_plan_total(plan);
-    memory_plan_destroy(plan);
-    return bytes;
-}
-
-static double total_at(const Gpt2Options *model, int64_t B) {
-    Gpt2Options at = *model;
-    at.B = B;
-    return plan_total(&at);
 }
 
 // Every micro-batch is planned, until what shrinks as B grows, logits of 1 GiB and cuDNN's eighth of the memory, cannot
@@ -67,13 +59,11 @@ static void the_largest_batch_of_all_that_fit_is_taken(void **state) {
     (void)state;
     for (int m = 0; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d++) {
-            const GpuSpec gpu = fake_gpu(DEVICES[d]);
-            const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
             const int level = (m + d) % 4;
             Gpt2Options model = model_of(MODELS[m], 1);
             char text[2] = {(char)('0' + level), 0};
             Error err;
-            model.sizes = &sizes;
+            model.sizes = sizes_of(DEVICES[d]);
             model.recompute = recompute_all(recompute_level_set(level));
             const int64_t expected = largest_by_search(&model, DEVICES[d], MOST);
             const bool fits = planner_fit(&model, true, text, DEVICES[d], MOST, &err);
@@ -156,12 +146,10 @@ static void check_auto(const char *name, const Gpt2Options *model, const Recompu
 static void the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken(void **state) {
     (void)state;
     const int64_t batches[NUM_MODELS] = {256, 32, 16, 6, 2};
-    const GpuSpec gpu = fake_gpu(24e9);
-    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
     for (int m = 0; m < NUM_MODELS; m++) {
         RecomputeChoice *ladder;
         Gpt2Options model = model_of(MODELS[m], batches[m]);
-        model.sizes = &sizes;
+        model.sizes = sizes_of(24e9);
         const int n = planner_ladder(&ladder, &model.config, model.T);
         double *totals = plan_ladder(model, ladder, n);
         for (int d = 0; d < NUM_DEVICES; d++) check_auto(MODELS[m], &model, ladder, totals, n, DEVICES[d]);
@@ -199,12 +187,10 @@ static void both_auto_take_the_largest_batch_that_repeats_no_matmul(void **state
     int with_flops = 0, without = 0;
     for (int m = 0; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d++) {
-            const GpuSpec gpu = fake_gpu(DEVICES[d]);
-            const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
             Gpt2Options model = model_of(MODELS[m], 1);
             double elements = 0;
             Error err;
-            model.sizes = &sizes;
+            model.sizes = sizes_of(DEVICES[d]);
             if (!planner_fit(&model, true, "auto", DEVICES[d], MOST, &err)) { // then B = 1 with blocks again does not
                 model.recompute = recompute_all(AGAIN_BLOCK);
                 assert_true(total_at(&model, 1) > DEVICES[d]);
@@ -242,11 +228,9 @@ static void where_no_sequence_fits_without_matmuls_again_one_fits_with_them(void
 
 static void a_choice_for_1558M_takes_less_than_a_second(void **state) {
     (void)state;
-    const GpuSpec gpu = fake_gpu(40e9);
-    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
     Gpt2Options model = model_of("d48", 1);
     Error err;
-    model.sizes = &sizes;
+    model.sizes = sizes_of(40e9);
     const clock_t began = clock(); // of this process alone: the machine may be busy
     assert_true(planner_fit(&model, true, "auto", 40e9, 1024, &err));
     assert_true(planner_fit(&model, false, "auto", 30e9, 1024, &err));
@@ -286,12 +270,10 @@ static void the_message_names_the_first_change_that_would_fit(void **state) {
     int seen = 0;
     for (int m = 1; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d += 2) {
-            const GpuSpec gpu = fake_gpu(DEVICES[d]);
-            const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
             Gpt2Options model = model_of(MODELS[m], m < 3 ? 64 : 2);
             int first = 0;
             Error err;
-            model.sizes = &sizes;
+            model.sizes = sizes_of(DEVICES[d]);
             if (planner_fit(&model, false, "0", DEVICES[d], 0, &err)) continue;
             for (int count = 1; count <= 5 && !first; count++)
                 for (int r = 1; r < 32 && !first; r++)
@@ -328,11 +310,9 @@ static void the_message_says_what_is_needed_and_what_there_is(void **state) {
 
 static void GPT2_of_1558M_trains_in_12_GB_with_8_bit_states(void **state) {
     (void)state;
-    const GpuSpec gpu = fake_gpu(12e9);
-    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
     Gpt2Options model = model_of("d48", 1);
     Error err;
-    model.sizes = &sizes;
+    model.sizes = sizes_of(12e9);
     model.optimizer = OPTIMIZER_ADAMW_8BIT, model.master = false, model.gradients_in_dtype = true;
     assert_true(planner_fit(&model, true, "auto", 12e9 - planner_reserve(), 0, &err));
     assert_true(model.B >= 1 && plan_total(&model) + planner_reserve() <= 12e9);

@@ -1,0 +1,32 @@
+// What the tests of the planner share: GPUs by name, figures that agree, and what a plan takes. After cmocka.h.
+#pragma once
+#include "llmc/run/planner.h"
+#include <math.h>
+#include <string.h>
+
+static inline const GpuSpec *gpu_named(const char *name) {
+    int count;
+    const GpuSpec *gpus = gpu_table(&count);
+    for (int i = 0; i < count; i++)
+        if (strcmp(gpus[i].name, name) == 0) return &gpus[i];
+    fail_msg("no GPU %s", name);
+    return NULL;
+}
+
+static inline void assert_near(const char *what, double got, double expected, double tolerance) {
+    if (!(fabs(got / expected - 1) <= tolerance)) fail_msg("%s: %.9g, expected %.9g", what, got, expected);
+}
+
+// Bytes.
+static inline double plan_total(const Gpt2Options *model) {
+    MemoryPlan *plan = gpt2_plan(model);
+    const double bytes = (double)memory_plan_total(plan);
+    memory_plan_destroy(plan);
+    return bytes;
+}
+
+static inline double total_at(const Gpt2Options *model, int64_t B) {
+    Gpt2Options at = *model;
+    at.B = B;
+    return plan_total(&at);
+}
