@@ -112,7 +112,7 @@ void gpt2_init_weights(Gpt2 *model, uint64_t seed) {
     for (int i = 0; i < model->num_tensors; i++) {
         const int64_t n = parameter_numel(&model->parameters[i]);
         for (int64_t done = 0; done < n; done += CHUNK) {
-            int64_t count = n - done < CHUNK ? n - done : CHUNK;
+            int64_t count = min_i64(n - done, CHUNK);
             parameter_init_values(values, &model->options.config, &model->parameters[i], i, seed, done, count);
             set_values(model, i, done, count, values);
         }

@@ -12,7 +12,6 @@
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/device_fixture.h"
-#include "test/unit/mutate.h"
 #include "test/unit/same_model.h"
 #include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
