@@ -167,7 +167,10 @@ static void zeros_are_quantised_with_scale_1(void **state) {
 static void very_small_and_very_large_tensors_keep_a_finite_scale(void **state) {
     const DType dtype = fp8_dtype(state);
     const Fp8Slot none = {0};
-    if (dtype == DTYPE_FP16) skip();
+    if (dtype == DTYPE_FP16) {
+        print_message("fp16 has no numbers so small and so large\n");
+        skip();
+    }
     for (int f = 0; f < 2; f++) {
         quantize_case(dtype, formats[f], sizes[1], 0x1p-100, none, FP8_CURRENT, 3);
         quantize_case(dtype, formats[f], sizes[1], 0x1p100, none, FP8_CURRENT, 3);
