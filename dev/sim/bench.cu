@@ -46,12 +46,12 @@ template <class F> static double best_seconds(F f) {
     return best;
 }
 static double nanoseconds_per_round(void (*kernel)(float *), float *x, unsigned block) {
-    const auto launch = [=] { LAUNCH(kernel, THREADS / block, block, 0, 0)(x); };
+    const auto launch = [=] { kernel<<<THREADS / block, block>>>(x); };
     return best_seconds(launch) * 1e9 / ((double)THREADS * ROUNDS);
 }
 
-static void launch_empty(unsigned block) { LAUNCH(empty_kernel, 1, block, 0, 0)(); }
-static void launch_plain(float *x) { LAUNCH(plain_kernel, PLAIN_THREADS / 256, 256, 0, 0)(x); }
+static void launch_empty(unsigned block) { empty_kernel<<<1, block>>>(); }
+static void launch_plain(float *x) { plain_kernel<<<PLAIN_THREADS / 256, 256>>>(x); }
 
 int main() {
     float *x;

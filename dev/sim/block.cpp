@@ -7,6 +7,8 @@
 // ThreadSanitizer builds compile this file without instrumentation and with SIM_TSAN; it must not use std templates,
 // of which the linker might take the instrumented copy.
 #include "dev/sim/block.h"
+#include "dev/sim/ptx.h"
+#include "dev/sim/runtime.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -188,7 +190,7 @@ static void run_threads() {
     fiber_started(nullptr);
     for (;;) {
         Block *b = running_block;
-        b->closure->call(b->closure->closure);
+        b->launch->kernel->run(b->launch->params);
         exit_thread(b);
         Fiber *self = b->fiber[b->current];
         const int next = pick_thread(b);
@@ -213,9 +215,13 @@ static void run_threads() {
 
 // -------------------------------------------------------------------------------------------------- what kernels call
 
+void expect_whole_warp(unsigned lanes, const char *operation) {
+    if (lanes != ~0u) fatal("%s takes all lanes of a warp, here are %08x", operation, lanes);
+}
+bool copies_at_once() { return schedule.order == ORDER_REVERSE; }
 unsigned lane_id() { return running_block ? (unsigned)running_block->current % WARP_LANES : 0; }
 
-uint64_t warp_op(unsigned mask, uint64_t value, unsigned argument, CompleteFn fn, int line, const char *file,
+uint64_t warp_op(unsigned mask, uint64_t value, unsigned argument, CompleteFn f, int line, const char *file,
                  bool orders_memory) {
     Block *b = running_block;
     if (!b) fatal("warp operation outside a kernel at %s:%d", file, line);
@@ -225,9 +231,9 @@ uint64_t warp_op(unsigned mask, uint64_t value, unsigned argument, CompleteFn fn
     if (!(mask >> lane & 1))
         fatal("lane %d calls a warp operation with mask %08x, which leaves it out, at %s:%d", lane, mask, file, line);
     if (!m->arrived) {
-        m->mask = mask, m->complete = fn, m->line = line, m->file = file;
+        m->mask = mask, m->complete = f, m->line = line, m->file = file;
         warp->pending |= 1u << key;
-    } else if (m->mask != mask || m->complete != fn) {
+    } else if (m->mask != mask || m->complete != f) {
         fatal("lanes of a warp meet in different warp operations: %s:%d (mask %08x) and %s:%d (mask %08x)", m->file,
               m->line, m->mask, file, line, mask);
     }
@@ -286,7 +292,6 @@ Block *block_of_this_thread() {
         (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!b || memory == MAP_FAILED) fatal("no memory for a block");
     b->memory = memory;
-    asan_poison(memory, SHARED_ARENA);
     tsan_heap(memory, bytes);
     return own_block = b;
 }
@@ -314,17 +319,31 @@ static void tsan_end_grid(Block *b) {
     tsan_acquire(&b->sync_end);
 }
 
-void block_begin_grid(Block *b, const LaunchConfig *config, const Closure *closure) {
-    b->config = config;
-    b->closure = closure;
-    blockDim = config->block;
-    gridDim = config->grid;
-    b->threads = (int)(config->block.x * config->block.y * config->block.z);
+// Shared memory: static variables, then the dynamic part. What it holds when a block begins is not known: 0xFF is NaN in
+// every floating type.
+static void fresh_shared_memory(Block *b) {
+    const Kernel *k = b->launch->kernel;
+    const size_t bytes = b->launch->shared_bytes ? k->dynamic_at + b->launch->shared_bytes : k->static_shared;
+    ptx::shared_end = ptx::SHARED_BASE + (uint32_t)bytes;
+    if (bytes == 0) return;
+    tsan_forget(b->memory, bytes);
+    quiet_fill(b->memory, 0xff, bytes);
+    msan_uninitialised(b->memory, bytes);
+}
+
+void block_begin_grid(Block *b, const Launch *launch) {
+    b->launch = launch;
+    blockDim = launch->block;
+    gridDim = launch->grid;
+    ptx::shared_bytes = b->memory;
+    if (b->known_memory != memory_changes) memset(ptx::found, 0, sizeof ptx::found);
+    b->known_memory = memory_changes;
+    b->threads = (int)(launch->block.x * launch->block.y * launch->block.z);
     b->warps = (b->threads + WARP_LANES - 1) / WARP_LANES;
     for (int t = 0; t < b->threads; t++) {
         const unsigned i = (unsigned)t;
         b->thread_index[t] =
-            uint3{i % config->block.x, i / config->block.x % config->block.y, i / config->block.x / config->block.y};
+            uint3{i % launch->block.x, i / launch->block.x % launch->block.y, i / launch->block.x / launch->block.y};
     }
     running_block = b;
     tsan_begin_grid(b);
@@ -333,11 +352,11 @@ void block_begin_grid(Block *b, const LaunchConfig *config, const Closure *closu
 void block_end_grid(Block *b) {
     tsan_end_grid(b);
     running_block = nullptr;
-    b->config = nullptr;
+    b->launch = nullptr;
 }
 
 void block_run(Block *b, uint64_t index) {
-    const dim3 grid = b->config->grid;
+    const dim3 grid = b->launch->grid;
     blockIdx =
         uint3{(unsigned)(index % grid.x), (unsigned)(index / grid.x % grid.y), (unsigned)(index / grid.x / grid.y)};
     for (int w = 0; w < b->warps; w++) {
@@ -349,7 +368,7 @@ void block_run(Block *b, uint64_t index) {
     b->ready_warps = b->warps == MAX_WARPS ? ~0u : (1u << b->warps) - 1;
     b->live = b->threads;
     b->barrier_arrived = 0;
-    shared_memory_reset(b);
+    fresh_shared_memory(b);
     b->random = schedule.seed ^ (index + 1) * 0xD1B54A32D192ED03u;
     if (b->random == 0) b->random = 1;
     if (b->tsan_fibers) b->tsan_first = (b->tsan_first + 7) % b->tsan_fibers;

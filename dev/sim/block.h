@@ -1,12 +1,12 @@
 // The block that an OS thread runs: its warps, its threads, where each of them stands. Internal to the simulator;
-// block.cpp runs it, shared_memory.cpp serves it, grid.cpp feeds it.
+// block.cpp runs it, grid.cpp feeds it, kernels.cpp makes the launches.
 #pragma once
 #include "dev/sim/fiber.h"
-#include <cuda_runtime.h>
+#include "dev/sim/threads.h"
 
 namespace sim {
 enum { MAX_THREADS = 1024, WARP_LANES = 32, MAX_WARPS = MAX_THREADS / WARP_LANES };
-enum { SHARED_ARENA = 1 << 20, GUARD_BYTES = 4096 };
+enum { SHARED_ARENA = 256 << 10, GUARD_BYTES = 4096 };
 // Sanitizers want larger frames.
 #if defined(SIM_ASAN) || defined(SIM_MSAN) || defined(SIM_TSAN)
 enum { STACK_BYTES = 256 << 10 };
@@ -40,6 +40,17 @@ struct Warp {
     unsigned argument[WARP_LANES];
 };
 
+// A launch, with its arguments as the kernel reads them.
+struct Launch {
+    Kernel *kernel;
+    dim3 grid, block;
+    size_t shared_bytes; // dynamic
+    cudaStream_t stream;
+    const char *params;
+};
+void submit(const Launch &launch); // runs it in its stream; keeps a copy where that is later
+const char *readable_name(Kernel *k);
+
 struct Counts {
     uint64_t blocks, threads, switches, warp_ops, barriers;
 };
@@ -60,15 +71,11 @@ struct Block {
     int idle_fibers, fibers;
     Fiber *own_stack[MAX_THREADS]; // by TSan's fiber, with OWN_STACKS
 
-    const LaunchConfig *config; // null while no kernel runs
-    const Closure *closure;
-    uint64_t random; // state of the generator of this block
+    const Launch *launch; // null while no kernel runs
+    uint64_t random;      // state of the generator of this block
+    uint64_t known_memory; // memory_changes when this OS thread last looked
 
-    // Memory of the block: SHARED_ARENA bytes of shared memory with red zones, then the stacks.
-    char *memory;
-    size_t shared_top, shared_bytes; // used, with and without red zones
-    void *dynamic_shared;
-    uint64_t epoch; // counts blocks: a SharedSlot of another epoch is stale
+    char *memory; // of the block: SHARED_ARENA bytes of shared memory, then the stacks
 
     Counts counts;
 
@@ -85,12 +92,9 @@ extern __thread Block *running_block; // null on the host side
 
 // block.cpp. begin and end enclose the blocks of a grid that one OS thread runs.
 Block *block_of_this_thread(); // made at its first use, never freed
-void block_begin_grid(Block *b, const LaunchConfig *config, const Closure *closure);
+void block_begin_grid(Block *b, const Launch *launch);
 void block_run(Block *b, uint64_t index);
 void block_end_grid(Block *b);
-
-// shared_memory.cpp: what earlier blocks had is gone.
-void shared_memory_reset(Block *b);
 
 // The order in which blocks and threads run.
 enum Order { ORDER_FORWARD, ORDER_REVERSE, ORDER_RANDOM };

@@ -9,6 +9,7 @@
 #include "dev/sim/runtime.h"
 #include "llmc/cuda/cudnn_library.h"
 
+#include <math.h>
 #include <memory>
 #include <stdarg.h>
 #include <stdio.h>

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 namespace sim {
 const char *setting(const char *name) {
@@ -51,6 +52,7 @@ static DeviceModel read_model() {
         model.shared_per_block = m.shared_per_block << 10;
         model.threads_per_unit = m.threads;
         model.blocks_per_unit = m.blocks;
+        model.reserved_shared = m.compute_capability >= 80 ? 1024 : 0;
         return model;
     }
     fatal("SIM_CC=%d: there are 75, 80, 86, 89, 90, 100, 120", model.compute_capability);
@@ -59,9 +61,6 @@ const DeviceModel &device_model() {
     static const DeviceModel model = read_model();
     return model;
 }
-
-// Shared memory that the system takes of every block.
-static int reserved_shared() { return device_model().compute_capability >= 80 ? 1024 : 0; }
 
 static bool read_attribute(cudaDeviceAttr attribute, int *value) {
     const DeviceModel &m = device_model();
@@ -136,7 +135,7 @@ static bool read_attribute(cudaDeviceAttr attribute, int *value) {
         *value = m.shared_per_unit;
         return true;
     case cudaDevAttrReservedSharedMemoryPerBlock:
-        *value = reserved_shared();
+        *value = m.reserved_shared;
         return true;
     case cudaDevAttrAsyncEngineCount:
         *value = 2;
@@ -200,6 +199,10 @@ static const struct {
     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorMissingConfiguration, "cudaErrorMissingConfiguration", "__global__ function call is not configured"},
+    {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
+     "no kernel image is available for execution on the device"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
@@ -291,7 +294,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->sharedMemPerBlock = 48 << 10;
     p->sharedMemPerBlockOptin = (size_t)m.shared_per_block;
     p->sharedMemPerMultiprocessor = (size_t)m.shared_per_unit;
-    p->reservedSharedMemPerBlock = (size_t)reserved_shared();
+    p->reservedSharedMemPerBlock = (size_t)m.reserved_shared;
     p->memoryBusWidth = m.bus_bits;
     p->l2CacheSize = m.l2_bytes;
     p->persistingL2CacheMaxSize = attribute(cudaDevAttrMaxPersistingL2CacheSize);
@@ -301,32 +304,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
         p->maxThreadsDim[i] = attribute((cudaDeviceAttr)(cudaDevAttrMaxBlockDimX + i));
         p->maxGridSize[i] = attribute((cudaDeviceAttr)(cudaDevAttrMaxGridDimX + i));
     }
-    return cudaSuccess;
-}
-
-// Registers are not simulated: occupancy is what threads, blocks and shared memory allow.
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *, int block_size, size_t shared) {
-    const DeviceModel &m = device_model();
-    if (block_size < 1 || block_size > 1024 || shared > (size_t)m.shared_per_block)
-        return set_error(cudaErrorInvalidValue, "occupancy of %d threads, %zu bytes of shared memory", block_size,
-                         shared);
-    const int by_threads = m.threads_per_unit / ((block_size + 31) / 32 * 32);
-    const int by_shared = shared == 0 ? by_threads : m.shared_per_unit / ((int)shared + reserved_shared());
-    *blocks = by_threads < by_shared ? by_threads : by_shared;
-    if (*blocks > m.blocks_per_unit) *blocks = m.blocks_per_unit;
-    return cudaSuccess;
-}
-cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute which, int value) {
-    if (which == cudaFuncAttributeMaxDynamicSharedMemorySize && value > device_model().shared_per_block)
-        return set_error(cudaErrorInvalidValue, "%d bytes of dynamic shared memory asked for, a block may have %d",
-                         value, device_model().shared_per_block);
-    return cudaSuccess;
-}
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
-    memset((void *)attributes, 0, sizeof *attributes);
-    attributes->maxThreadsPerBlock = 1024;
-    attributes->maxDynamicSharedSizeBytes = 48 << 10;
-    attributes->binaryVersion = attributes->ptxVersion = device_model().compute_capability;
     return cudaSuccess;
 }
 }

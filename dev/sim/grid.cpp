@@ -1,5 +1,4 @@
-// Launches: checks the configuration, runs the blocks of a grid on OS threads in the order that the schedule asks for,
-// and ends the program with the place when something is wrong or takes too long.
+// Grids: runs the blocks of a launch on OS threads in the order that the schedule asks for, and ends the program with the place when something is wrong or takes too long.
 #include "dev/sim/block.h"
 #include "dev/sim/runtime.h"
 #include "dev/sim/sim_control.h"
@@ -20,10 +19,10 @@ namespace sim {
 // ---------------------------------------------------------------------------------------------------- fatal errors
 
 void print_place() {
-    if (!running_block || !running_block->config) return;
-    const LaunchConfig *c = running_block->config;
-    fprintf(stderr, "sim: in kernel %s launched at %s:%d, block (%u,%u,%u) thread (%u,%u,%u)\n", c->kernel, c->file,
-            c->line, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
+    if (!running_block || !running_block->launch) return;
+    fprintf(stderr, "sim: in kernel %s (PTX of sm_%d), block (%u,%u,%u) thread (%u,%u,%u)\n",
+            readable_name(running_block->launch->kernel), running_block->launch->kernel->arch, blockIdx.x, blockIdx.y,
+            blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
 }
 
 // Blocks on two threads may fail at once: the first one speaks.
@@ -113,8 +112,7 @@ static bool profiling() {
 // --------------------------------------------------------------------------------------------------------------- grids
 
 struct Grid {
-    const LaunchConfig *config;
-    const Closure *closure;
+    const Launch *launch;
     uint64_t blocks, stride, per_turn; // stride: prime to blocks, visits all of them
     std::atomic<uint64_t> next;
 };
@@ -134,7 +132,7 @@ static void run_blocks(void *argument) {
     static std::atomic_flag adding = ATOMIC_FLAG_INIT;
     Grid *grid = (Grid *)argument;
     Block *b = block_of_this_thread();
-    block_begin_grid(b, grid->config, grid->closure);
+    block_begin_grid(b, grid->launch);
     for (;;) {
         const uint64_t first = grid->next.fetch_add(grid->per_turn);
         for (uint64_t i = first; i < first + grid->per_turn && i < grid->blocks; i++)
@@ -152,11 +150,11 @@ static void run_blocks(void *argument) {
     adding.clear();
 }
 
-static void run_grid(const LaunchConfig &config, const Closure &closure) {
-    Grid grid = {&config, &closure, (uint64_t)config.grid.x * config.grid.y * config.grid.z, 7919, 1, {0}};
+static void run_grid(const Launch &l) {
+    Grid grid = {&l, (uint64_t)l.grid.x * l.grid.y * l.grid.z, 7919, 1, {0}};
     while (std::gcd(grid.stride, grid.blocks) != 1) grid.stride++;
     const auto begin = std::chrono::steady_clock::now();
-    const uint64_t threads = grid.blocks * config.block.x * config.block.y * config.block.z;
+    const uint64_t threads = grid.blocks * l.block.x * l.block.y * l.block.z;
     int workers = schedule.asked_for || threads < 4096 ? 1 : worker_count();
     if ((uint64_t)workers > grid.blocks) workers = (int)grid.blocks;
     grid.per_turn = grid.blocks / (16 * (uint64_t)workers) + 1;
@@ -165,47 +163,32 @@ static void run_grid(const LaunchConfig &config, const Closure &closure) {
     if (time_limit > 0) alarm(0);
     launches++;
     if (!profiling()) return;
-    KernelTime &time = (*kernel_times)[config.kernel];
+    KernelTime &time = (*kernel_times)[readable_name(l.kernel)];
     time.launches++;
     time.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // ------------------------------------------------------------------------------------------------------------ launches
 
-// A launch that waits in a stream or in a graph, with its own copy of the arguments.
-struct Launch {
-    LaunchConfig config;
-    Closure closure;
-};
-static void run_launch(void *p) { run_grid(((Launch *)p)->config, ((Launch *)p)->closure); }
+static void run_launch(void *p) { run_grid(*(Launch *)p); }
 static void destroy_launch(void *p) {
     Launch *launch = (Launch *)p;
-    launch->closure.destroy(launch->closure.closure);
+    delete[] launch->params;
     delete launch;
 }
 
-static bool configuration_fits(const LaunchConfig &c) {
-    const uint64_t threads = (uint64_t)c.block.x * c.block.y * c.block.z;
-    return threads > 0 && threads <= MAX_THREADS && c.block.z <= 64 && c.grid.x > 0 && c.grid.y > 0 && c.grid.z > 0 &&
-           c.grid.x <= 2147483647u && c.grid.y <= 65535 && c.grid.z <= 65535 &&
-           c.shared_bytes <= (size_t)device_model().shared_per_block;
-}
-
-void submit(const LaunchConfig &c, const Closure &closure) {
-    if (running_block) fatal("kernel %s launched from inside a kernel", c.kernel);
-    if (!configuration_fits(c)) {
-        set_error(cudaErrorInvalidConfiguration, "%s <<<(%u,%u,%u), (%u,%u,%u), %zu bytes>>> at %s:%d", c.kernel,
-                  c.grid.x, c.grid.y, c.grid.z, c.block.x, c.block.y, c.block.z, c.shared_bytes, c.file, c.line);
+void submit(const Launch &launch) {
+    Launch now = launch;
+    if (stream_runs_at_once(launch.stream)) {
+        stream_enqueue(launch.stream,
+                       {cudaGraphNodeTypeKernel, launch.kernel->name, run_launch, &now, [](void *) {}});
         return;
     }
-    Launch now = {c, closure};
-    if (stream_runs_at_once(c.stream)) {
-        stream_enqueue(c.stream, {cudaGraphNodeTypeKernel, c.kernel, run_launch, &now, [](void *) {}});
-        return;
-    }
-    Launch *later = new Launch(now);
-    later->closure.closure = closure.clone(closure.closure);
-    stream_enqueue(c.stream, {cudaGraphNodeTypeKernel, c.kernel, run_launch, later, destroy_launch});
+    char *params = new char[launch.kernel->param_bytes + 1];
+    memcpy(params, launch.params, launch.kernel->param_bytes);
+    now.params = params;
+    stream_enqueue(launch.stream,
+                   {cudaGraphNodeTypeKernel, launch.kernel->name, run_launch, new Launch(now), destroy_launch});
 }
 } // namespace sim
 

@@ -1,5 +1,5 @@
 // Memory of the device and pinned memory of the host, and copies between them. Owns the table of allocations, by which
-// every pointer that a kernel or a copy gets is checked. Fresh memory holds 0xFF: NaN in every floating type.
+// every access of a kernel and every copy is checked. Fresh memory holds 0xFF: NaN in every floating type.
 #include "dev/sim/runtime.h"
 #include "dev/sim/sanitizers.h"
 
@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <vector>
 
@@ -40,9 +41,17 @@ MemoryKind memory_kind(const void *p, size_t bytes) {
     return a ? a->kind : PAGEABLE;
 }
 
-void check_pointer(const void *p, const char *kernel, int index) {
-    if (p && !find(p, 0))
-        fatal("kernel %s: argument %d points to memory that the device cannot see (%p)", kernel, index, p);
+uint64_t memory_changes;
+
+bool find_device_memory(uint64_t address, uint64_t size, uint64_t *begin, uint64_t *bytes) {
+    const Allocation *a = find((const void *)(uintptr_t)address, size);
+    if (!a) return false;
+    *begin = (uint64_t)(uintptr_t)a->begin;
+    *bytes = a->bytes;
+    return true;
+}
+void add_device_variable(char *address, uint64_t bytes) {
+    allocations().insert(first_behind(address), {address, bytes, DEVICE});
 }
 
 // ---------------------------------------------------------------------------------------------------- protected memory
@@ -120,6 +129,7 @@ static cudaError_t allocate(const char *call, void **p, size_t bytes, MemoryKind
     if (in_region) memory_close();
     msan_uninitialised(fresh, bytes);
     allocations().insert(first_behind(fresh), {(char *)fresh, bytes, kind});
+    memory_changes++;
     if (kind == DEVICE) device_bytes += bytes;
     *p = fresh;
     return cudaSuccess;
@@ -139,6 +149,7 @@ static cudaError_t release(const char *call, void *p, MemoryKind kind) {
     else
         free(p);
     allocations().erase(allocations().begin() + (a - allocations().data()));
+    memory_changes++;
     return cudaSuccess;
 }
 

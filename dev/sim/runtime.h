@@ -3,6 +3,7 @@
 // One host thread calls the runtime, as the trainer does; blocks of a kernel run on several.
 #pragma once
 #include <cuda_runtime.h>
+#include <stdint.h>
 
 namespace sim {
 // ------------------------------------------------------------------------------------------------------------- errors
@@ -19,6 +20,11 @@ const char *setting(const char *name); // an environment variable, null when uns
 enum MemoryKind { PAGEABLE, PINNED, DEVICE };
 // What the bytes p..p+bytes-1 belong to; PAGEABLE for what the runtime did not hand out.
 MemoryKind memory_kind(const void *p, size_t bytes);
+// What a kernel may touch: the allocation, of the device or pinned, that holds these bytes. Changes of the table of
+// allocations are counted.
+bool find_device_memory(uint64_t address, uint64_t size, uint64_t *begin, uint64_t *bytes);
+extern uint64_t memory_changes;
+void add_device_variable(char *address, uint64_t bytes); // a __device__ variable
 // With SIM_PROTECT=1 device memory is accessible only between open and close (calls may nest).
 void memory_open();
 void memory_close();
@@ -68,6 +74,7 @@ struct DeviceModel {
     int units;              // SIM_SMS
     int clock_khz, memory_clock_khz, bus_bits, l2_bytes;
     int shared_per_unit, shared_per_block, threads_per_unit, blocks_per_unit;
+    int reserved_shared; // bytes of shared memory that the system takes of every block
     size_t memory_bytes; // SIM_MEMORY_MB
 };
 const DeviceModel &device_model();

@@ -20,7 +20,6 @@
 #endif
 
 #ifdef SIM_ASAN
-#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #ifdef SIM_MSAN
@@ -40,27 +39,18 @@ void __tsan_java_free(unsigned long p, unsigned long size);
 #endif
 
 namespace sim {
-// ---------------------------------------------------------------------------------------------------- AddressSanitizer
-
-inline void asan_poison(void *p, size_t bytes) {
-    (void)p, (void)bytes;
-#ifdef SIM_ASAN
-    ASAN_POISON_MEMORY_REGION(p, bytes);
-#endif
-}
-inline void asan_unpoison(void *p, size_t bytes) {
-    (void)p, (void)bytes;
-#ifdef SIM_ASAN
-    ASAN_UNPOISON_MEMORY_REGION(p, bytes);
-#endif
-}
-
 // ----------------------------------------------------------------------------------------------------- MemorySanitizer
 
 inline void msan_uninitialised(void *p, size_t bytes) {
     (void)p, (void)bytes;
 #ifdef SIM_MSAN
     __msan_allocated_memory(p, bytes);
+#endif
+}
+inline void msan_initialised(void *p, size_t bytes) {
+    (void)p, (void)bytes;
+#ifdef SIM_MSAN
+    __msan_unpoison(p, bytes);
 #endif
 }
 

@@ -1,81 +1,101 @@
-# The CUDA backend under the simulator: the sources of llmc/cuda compiled for the host, and what is linked with them.
-# Included by the Makefile, whose variables it uses. Two more values of MODE than the Makefile has:
+# The CUDA backend without a GPU: the objects that nvcc makes for train_gpt2cu, with the simulator in the place of the
+# CUDA runtime and cuBLASLt, and their PTX, translated to C++, in the place of their machine code. Included by the
+# Makefile, whose variables it uses. Two more values of MODE than the Makefile has:
 #   MODE=tsan   ThreadSanitizer. The simulator's core is not instrumented: it tells TSan what synchronises
 #   MODE=msan   MemorySanitizer (clang). Without OpenMP; results and arguments of libraries count as initialised
-# CUDA kernels are single-threaded in both, and slower: 5 to 10 times.
+# CUDA kernels are single-threaded in both, and slower: 5 to 10 times. The sanitizers' builds hold PTX of sm_90 only.
 
 # The op tests that ThreadSanitizer and MemorySanitizer run: every kernel once.
 SIM_SHORT := $(addprefix ops/test_,attention decode embedding fp8 gradient_add head_loss layernorm matmul optimizer \
 	optimizer_adafactor optimizer_rounding optimizer_update small statistics)
 
+# All GPUs that the simulator can be, as far as this nvcc knows them.
+SIM_ARCHS   := $(if $(NVCC),$(filter $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)),$(DEFAULT_ARCHS)))
+SIM_KERNELS := $(call kernel_dir,$(SIM_ARCHS))
+ifneq ($(SIM_ARCHS),$(CUDA_ARCHS))
+$(eval $(call KERNEL_RULE,$(SIM_ARCHS)))
+endif
+
 SIM_BUILD := build/$(MODE)-sim
-# The simulator proper, and all there is in dev/sim: with the emulated libraries. Where there is an emulated cuDNN it
-# takes the place of the file that loads the real one.
-SIM_CORE_OBJ := $(addprefix $(SIM_BUILD)/dev/sim/,$(addsuffix .o,block device graph grid memory shared_memory stream warp_ops workers))
-SIM_SRC      := $(wildcard dev/sim/*.cpp) \
-	$(filter-out $(if $(wildcard dev/sim/cudnn_sim.cpp),llmc/cuda/cudnn_library.c),$(CUDA_SRC))
-SIM_OBJ      := $(patsubst %,$(SIM_BUILD)/%.o,$(basename $(SIM_SRC)))
-SIM_LIB      := $(SIM_BUILD)/libllmc.a
+# The simulator without the libraries: what a program of kernels alone needs.
+SIM_CORE_OBJ   := $(addprefix $(SIM_BUILD)/dev/sim/,$(addsuffix .o,block device graph grid kernels memory ptx stream workers))
+SIM_KERNEL_OBJ := $(KERNEL_SRC:%.cu=$(SIM_BUILD)/%.o)
+# The emulated cuDNN takes the place of the file that loads the real one.
+SIM_C_SRC      := $(filter-out llmc/cuda/cudnn_library.c,$(filter %.c,$(CUDA_SRC)))
+SIM_LIB_OBJ    := $(HOST_OBJ) $(patsubst %.cpp,$(SIM_BUILD)/%.o,$(wildcard dev/sim/*.cpp)) $(SIM_C_SRC:%.c=$(SIM_BUILD)/%.o) \
+	$(KERNEL_SRC:%.cu=$(SIM_KERNELS)/%.o)
+SIM_LIB        := $(SIM_BUILD)/libllmc.a
 
 CFLAGS_tsan := -O2 -g -fsanitize=thread -fno-omit-frame-pointer
 # param-retval: what crosses a call by value is checked there and needs no shadow, so libraries that are not
-# instrumented (cmocka calling a test) cannot hand over a stale one.
+# instrumented (cmocka calling a test) cannot hand over a stale one. The objects of nvcc are not instrumented either:
+# what they write to the stack of a caller has to count as initialised.
 CFLAGS_msan := -O1 -g -fsanitize=memory -fsanitize-memory-param-retval -fsanitize-memory-track-origins \
 	-fno-omit-frame-pointer -DXXH_INLINE_ALL -D_Float16=__fp16 -mf16c -Wno-unknown-pragmas -Wno-for-loop-analysis -Wno-unused-command-line-argument
 ifeq ($(MODE),msan)
 CC     := clang
 CXX    := clang++
-CFLAGS := $(filter-out -fopenmp -Wno-format-truncation,$(CFLAGS)) $(CFLAGS_msan)
+CFLAGS := $(filter-out -fopenmp -Wno-format-truncation,$(CFLAGS)) $(CFLAGS_msan) -mllvm -msan-poison-stack=0
 endif
 
-# fmaf as an instruction, not as a call of libm. No bits change: a*b+c is not contracted. Not with MemorySanitizer, which
-# takes vectorised conversions of values that are not used for uses (clang 14).
-ifneq ($(MODE),msan)
-SIM_ARCH := $(if $(and $(findstring avx2,$(CPU_FLAGS)),$(findstring fma,$(CPU_FLAGS)),$(findstring bmi2,$(CPU_FLAGS))),-march=x86-64-v3)
-endif
-CXX_WARNINGS := -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror
-SIM_INCLUDE  := -DCUDA_SIM -I. -Idev/sim/include -isystem $(CUDA)/include
-CXXFLAGS_SIM  = -std=c++17 -D_GNU_SOURCE $(SIM_ARCH) $(SIM_INCLUDE) -fno-strict-aliasing -ffp-contract=off $(CXX_WARNINGS)
-CORE_FLAGS   := $(if $(filter tsan,$(MODE)),-O2 -g1 -DSIM_TSAN,$(CFLAGS_$(MODE)))
+# fmaf as an instruction, not as a call of libm. No bits change: a*b+c is not contracted.
+SIM_CPU := $(if $(and $(findstring avx2,$(CPU_FLAGS)),$(findstring fma,$(CPU_FLAGS)),$(findstring bmi2,$(CPU_FLAGS))),-march=x86-64-v3)
+CXXFLAGS_SIM = -std=c++17 -D_GNU_SOURCE $(SIM_CPU) -I. -isystem $(CUDA)/include -fno-strict-aliasing -ffp-contract=off
+CORE_FLAGS  := $(if $(filter tsan,$(MODE)),-O2 -g1 -DSIM_TSAN,$(CFLAGS_$(MODE))) -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror
+# Translated kernels. -O1: more takes longer to compile than the tests take to run.
+KERNEL_FLAGS := $(if $(filter release,$(MODE)),-O1 -g1,$(CFLAGS_$(MODE)) -O1 -DONLY_ARCH=90) -w
 
-$(SIM_BUILD)/%.o: %.cu
+.PRECIOUS: $(SIM_KERNELS)/%.cpp build/nvcc-90/%.cpp build/nvcc-90/%.o
+$(SIM_KERNELS)/%.cpp: $(SIM_KERNELS)/%.o dev/sim/translate.py
+	$(SAY) PTX $*
+	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(foreach a,$(SIM_ARCHS),$(@:.cpp=.compute_$(a).ptx))
+
+$(SIM_BUILD)/llmc/%.o: $(SIM_KERNELS)/llmc/%.cpp
 	@mkdir -p $(@D)
 	$(SAY) SIM $<
-	$(QUIET)$(CXX) -x c++ $(CXXFLAGS_SIM) $(CFLAGS_$(MODE)) -MMD -MP -c $< -o $@
+	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(KERNEL_FLAGS) -MMD -MP -c $< -o $@
 
 $(SIM_BUILD)/llmc/cuda/%.o: llmc/cuda/%.c
 	@mkdir -p $(@D)
 	$(SAY) SIM $<
-	$(QUIET)$(CC) $(CFLAGS) -isystem $(CUDA)/include -MMD -MP -c $< -o $@
+	$(QUIET)$(CC) $(CFLAGS) -DCUDA_ARCHS='"$(SIM_ARCHS)"' -isystem $(CUDA)/include -MMD -MP -c $< -o $@
 
 $(SIM_BUILD)/dev/sim/%.o: dev/sim/%.cpp
 	@mkdir -p $(@D)
 	$(SAY) SIM $<
 	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(CORE_FLAGS) -MMD -MP -c $< -o $@
 
-$(SIM_LIB): $(HOST_OBJ) $(SIM_OBJ)
+$(SIM_LIB): $(SIM_LIB_OBJ)
 	@rm -f $@
 	$(SAY) AR $@
 	$(QUIET)ar rcs $@ $^
 
+# Translated kernels register themselves: they are linked whole, not out of the library.
 LINK_SIM = $(CXX) $(CFLAGS_$(MODE)) $(if $(filter msan,$(MODE)),,-fopenmp) $^ -o $@ $(LDFLAGS) $(SIM_LDFLAGS) \
 	-lcmocka -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
-$(SIM_BUILD)/train_gpt2sim: $(BUILD)/train_gpt2.o $(SIM_LIB)
+$(SIM_BUILD)/train_gpt2sim: $(BUILD)/train_gpt2.o $(SIM_KERNEL_OBJ) $(SIM_LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
 
-$(SIM_BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(SIM_LIB)
+$(SIM_BUILD)/test/%: $(BUILD)/test/%.o $(SIM_KERNEL_OBJ) $(REF_LIB) $(SIM_LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
 
 $(BUILD)/test/sim/%.o: CFLAGS += -isystem $(CUDA)/include
 
-# Programs of kernels that need nothing but the simulator: mistakes planted for test_faults, and the benchmark.
-$(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: %: %.o $(SIM_CORE_OBJ)
+# Programs of kernels that need nothing but the simulator, for sm_90: mistakes planted for test_faults, the benchmark.
+ifneq ($(filter-out 90,$(CUDA_ARCHS)),)
+$(eval $(call KERNEL_RULE,90))
+endif
+build/nvcc-90/%.cpp: build/nvcc-90/%.o dev/sim/translate.py
+	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(@:.cpp=.compute_90.ptx)
+$(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: $(SIM_BUILD)/%: build/nvcc-90/%.cpp $(SIM_CORE_OBJ)
+	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(QUIET)$(CXX) $(CFLAGS_$(MODE)) $^ -o $@ -lpthread
+	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(KERNEL_FLAGS) -c $< -o $@.o
+	$(QUIET)$(CXX) $(CFLAGS_$(MODE)) $@.o $(<:.cpp=.o) $(SIM_CORE_OBJ) -o $@ -lpthread
 
 # cuDNN's own library judges our graphs, with a driver that only says yes.
 CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o pass.o plan.o) \
@@ -92,15 +112,14 @@ $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
 train_gpt2sim: $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the simulator, for tests
 	@cp -f $< $@
 
-# What the tests run, by mode. Without a CUDA toolkit, whose headers it needs, there is no simulator; without clang no
-# MemorySanitizer.
-SIM_TEST_BIN := $(if $(CUDA),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c test/sim/test_*.c)))
-SIM_CLANG    := $(if $(CUDA),$(shell command -v clang++))
-SIM_ASAN_BIN := $(if $(CUDA),$(SIM_SHORT:%=build/sanitize-sim/test/%))
+# What the tests run, by mode. Without nvcc there is no simulator; without clang no MemorySanitizer.
+SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c test/sim/test_*.c)))
+SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
+SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
-SIM_TSAN_BIN := $(if $(CUDA),$(SIM_SHORT:%=build/tsan-sim/test/%))
+SIM_TSAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/tsan-sim/test/%))
 SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
-SIM_FAULTS   := $(if $(CUDA),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
+SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
 .PHONY: sim-test-programs sim-sanitize-programs sim-faults sim-bench
 sim-test-programs: $(SIM_TEST_BIN) sim-faults

@@ -12,6 +12,7 @@ extern "C" {
 #pragma weak sim_step_mark
 #pragma weak sim_step_unmark
 #pragma weak sim_step_violations
+#pragma weak sim_kernel
 
 // The order in which the blocks of a grid and the threads of a block run from now on. Correct kernels give the same
 // bits in all of them. Blocks then run on one OS thread: the same order gives the same run. SIM_SCHED=fwd|rev|rand:N
@@ -28,6 +29,9 @@ void sim_set_lazy_streams(bool lazy);
 void sim_step_mark(void);
 void sim_step_unmark(void);
 int sim_step_violations(void);
+
+// What cudaLaunchKernel takes for the kernel of this (mangled) name; null when the program has none.
+const void *sim_kernel(const char *name);
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <stdio.h>
+#include <string.h>
 
 namespace sim {
 static CUstream_st legacy_stream;

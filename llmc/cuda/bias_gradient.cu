@@ -36,7 +36,7 @@ template <class T, int WIDTH> static __device__ __forceinline__ void columns_to_
 template <class T, int WIDTH>
 static __global__ void __launch_bounds__(PART_WARPS *WARP, 4)
     part_sums_kernel(float *partials, const T *dout, int N, int64_t OC, int part_rows) {
-    SHARED(float, sums, [PART_WARPS][WARP * WIDTH]);
+    __shared__ float sums[PART_WARPS][WARP * WIDTH];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     const int64_t stripe = (int64_t)blockIdx.x * WARP * WIDTH, column = stripe + lane * WIDTH;
     const int begin = (int)blockIdx.y * part_rows, end = min(N, begin + part_rows);
@@ -109,7 +109,7 @@ static __device__ void put_gradient_of(DType dtype, void *gradient, int64_t i, f
 static __global__ void __launch_bounds__(SUM_WARPS *WARP)
     sum_partials_kernel(void *first, DType first_dtype, int64_t n1, void *second, DType second_dtype, int64_t n2,
                         const float *partials, int64_t parts, bool accumulate) {
-    SHARED(float, sums, [SUM_WARPS][WARP]);
+    __shared__ float sums[SUM_WARPS][WARP];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     const int64_t column = (int64_t)blockIdx.x * WARP + lane, columns = n1 + n2;
     float sum = 0.0f;

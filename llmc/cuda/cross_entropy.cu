@@ -134,7 +134,7 @@ template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T *logits, CrossEntropy p) {
     constexpr int N = Pack<T>::N;
     typedef Vector<T, N> Row;
-    DYN_SHARED(Row, x);
+    Row *x = reinterpret_cast<Row *>(dynamic_shared_memory);
     const int64_t r = row_of_block();
     const int packs = p.Vp / N, target = p.targets[r];
     T *row = logits + r * p.Vp;

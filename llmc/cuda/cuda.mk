@@ -29,34 +29,44 @@ endif
 
 comma := ,
 space := $(subst ,, )
-CUDA_ARCHS  := $(shell printf '%s\n' $(subst $(comma), ,$(ARCHS)) | sort -nu)
-CUDA_NEWEST := $(lastword $(CUDA_ARCHS))
-GENCODE     := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
-               -gencode arch=compute_$(CUDA_NEWEST)$(comma)code=compute_$(CUDA_NEWEST)
+arch_list   = $(shell printf '%s\n' $(subst $(comma), ,$(1)) | sort -nu)
+CUDA_ARCHS  := $(call arch_list,$(ARCHS))
+gencode     = $(foreach a,$(1),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
+              -gencode arch=compute_$(lastword $(1))$(comma)code=compute_$(lastword $(1))
 
 CUDA_BUILD := build/$(MODE)-cuda-$(subst $(space),-,$(CUDA_ARCHS))
-CUDA_OBJ   := $(patsubst %,$(CUDA_BUILD)/%.o,$(basename $(CUDA_SRC)))
+# What nvcc makes of a .cu file does not depend on MODE: one directory for each list of architectures.
+kernel_dir   = build/nvcc-$(subst $(space),-,$(1))
+KERNEL_BUILD := $(call kernel_dir,$(CUDA_ARCHS))
+KERNEL_SRC := $(filter %.cu,$(CUDA_SRC))
+CUDA_OBJ   := $(patsubst %.c,$(CUDA_BUILD)/%.o,$(filter %.c,$(CUDA_SRC))) $(KERNEL_SRC:%.cu=$(KERNEL_BUILD)/%.o)
 CUDA_LIB   := $(CUDA_BUILD)/libllmc.a
 CUDA_LIBS  := $(patsubst %/libcudart_static.a,%,$(firstword $(wildcard \
               $(CUDA)/lib64/libcudart_static.a $(CUDA)/lib/libcudart_static.a $(CUDA)/targets/*/lib/libcudart_static.a)))
 
-# -Wextra stays away: the code that nvcc generates around kernels does not pass it; the simulator's build has it.
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. $(GENCODE) -Werror all-warnings -Xptxas -v \
+# -Wextra stays away: the code that nvcc generates around kernels does not pass it. Several architectures at a time, as
+# many as there are cores to spare.
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 -Werror all-warnings -Xptxas -v \
               -Xcompiler -Wall$(comma)-Wshadow$(comma)-Werror$(comma)-ffp-contract=off$(comma)-D_GNU_SOURCE
-# Several architectures at a time, as many as there are cores to spare.
-NVCC_FLAGS += $(if $(word 2,$(CUDA_ARCHS)),--threads 2)
 
 $(CUDA_BUILD)/llmc/cuda/%.o: llmc/cuda/%.c
 	@mkdir -p $(@D)
 	$(SAY) CC $<
 	$(QUIET)$(CC) $(CFLAGS) -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -isystem $(CUDA)/include -MMD -MP -c $< -o $@
 
-# What ptxas says of registers, shared memory and spills stays beside the object, for `make kernel-report`.
-$(CUDA_BUILD)/%.o: %.cu
-	@mkdir -p $(@D)
-	$(SAY) NVCC $<
-	$(QUIET)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@ >$(@:.o=.ptxas) 2>&1 || \
-		{ grep -v '^ptxas info' $(@:.o=.ptxas); rm -f $@; exit 1; }
+# Beside an object stay its PTX for each architecture, which the simulator runs, and what ptxas says of registers,
+# shared memory and spills, for `make kernel-report`. With one architecture nvcc leaves its name out.
+define KERNEL_RULE
+$(call kernel_dir,$(1))/%.o: %.cu
+	@mkdir -p $$(@:.o=.keep)
+	$$(SAY) NVCC $$<
+	$$(QUIET)$$(NVCC) $$(NVCC_FLAGS) $(call gencode,$(1)) --keep --keep-dir $$(@:.o=.keep) -MMD -MP -c $$< -o $$@ \
+		>$$(@:.o=.ptxas) 2>&1 || { grep -v '^ptxas info' $$(@:.o=.ptxas); rm -rf $$@ $$(@:.o=.keep); exit 1; }
+	@cd $$(@:.o=.keep) && for f in *.ptx; do \
+		case $$$$f in *.compute_*) mv $$$$f ..;; *) mv $$$$f ../$$$${f%.ptx}.compute_$(lastword $(1)).ptx;; esac; done
+	@rm -r $$(@:.o=.keep)
+endef
+$(if $(CUDA_ARCHS),$(eval $(call KERNEL_RULE,$(CUDA_ARCHS))))
 
 $(CUDA_LIB): $(HOST_OBJ) $(CUDA_OBJ)
 	@rm -f $@
@@ -98,8 +108,8 @@ $(CUDA_BUILD)/dev/%: $(BUILD)/dev/%.o $(CUDA_LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_CUDA)
 
-kernel-report: need-nvcc $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(filter %.cu,$(CUDA_SRC))) ## registers, shared memory and spills of every kernel; fails where a hot one spills
-	@$(PYTHON) scripts/kernel_report.py $(patsubst %.cu,$(CUDA_BUILD)/%.ptxas,$(filter %.cu,$(CUDA_SRC)))
+kernel-report: need-nvcc $(KERNEL_SRC:%.cu=$(KERNEL_BUILD)/%.o) ## registers, shared memory and spills of every kernel; fails where a hot one spills
+	@$(PYTHON) scripts/kernel_report.py $(KERNEL_SRC:%.cu=$(KERNEL_BUILD)/%.ptxas)
 
 # These look into the backend.
 $(BUILD)/test/sim/%.o: CFLAGS += -isystem $(CUDA)/include

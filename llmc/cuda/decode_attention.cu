@@ -134,7 +134,7 @@ static __device__ __forceinline__ void weigh_chunk(float *total, const float *sc
                                                    const ChunkRows<T> &values, int first,
                                                    const Held<T, N, Share<N, LANES>::ROUNDS> &held) {
     typedef Share<N, LANES> S;
-    SHARED(float, sums, [S::ROWS][S::COLS]);
+    __shared__ float sums[S::ROWS][S::COLS];
     float sum[N] = {}, value[N];
     for (int i = 0; i < S::ROUNDS; i++) {
         const float p = exp2_approx(scores[S::row(i)] - max);
@@ -154,7 +154,7 @@ static __device__ __forceinline__ void weigh_chunk(float *total, const float *sc
 
 // Whether this block is the last of `blocks` that finish. It then sees what all the others wrote.
 static __device__ __forceinline__ bool finishes_last(unsigned *ticket, int blocks) {
-    SHARED(bool, last, [1]);
+    __shared__ bool last[1];
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) last[0] = atomicInc(ticket, (unsigned)blocks - 1) == (unsigned)blocks - 1;
@@ -188,7 +188,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
     attention_decode_kernel(T *out, T *cache, const T *qkv, const int32_t *position, float *parts, int first_head,
                             DecodeShape s) {
     typedef Share<N, LANES> S;
-    SHARED(float, scores, [KEYS]);
+    __shared__ float scores[KEYS];
     const int last_key = *position, first_key = (int)blockIdx.x * KEYS, head = first_head + (int)blockIdx.y;
     if (first_key > last_key) return;
     const int b = head / s.NH, h = head % s.NH;

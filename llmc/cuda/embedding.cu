@@ -103,8 +103,8 @@ template <class T, class G, int N>
 static __global__ void __launch_bounds__(TILE_THREADS)
     token_tiles_kernel(G *dwte, float *partials, const T *dout, const int32_t *order, const int32_t *tokens,
                        int positions, int C) {
-    SHARED(int, place, [TILE]);     // where the rows of the tile stand in dout; 0 behind the last one
-    SHARED(int, token, [TILE + 2]); // token[1 + i] stands there; the neighbours of the tile at both ends, -1 for none
+    __shared__ int place[TILE];     // where the rows of the tile stand in dout; 0 behind the last one
+    __shared__ int token[TILE + 2]; // token[1 + i] stands there; the neighbours of the tile at both ends, -1 for none
     const int first = (int)blockIdx.x * TILE, count = min((int)TILE, positions - first);
     for (int i = (int)threadIdx.x; i < TILE + 2; i += (int)blockDim.x) {
         const int at = first + i - 1;
@@ -159,7 +159,7 @@ static __global__ void __launch_bounds__(RUN_THREADS)
         const int at = (tile + 1 + reach + (int)threadIdx.x) * TILE;
         found = __syncthreads_count(at < positions && tokens[order[min(at, positions - 1)]] == token);
     }
-    SHARED(float, part, [RUN_WARPS][WARP * N]);
+    __shared__ float part[RUN_WARPS][WARP * N];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     const int c = ((int)blockIdx.y * WARP + lane) * N, share = (reach + RUN_WARPS - 1) / RUN_WARPS;
     const int begin = min(reach, warp * share), end = min(reach, begin + share);

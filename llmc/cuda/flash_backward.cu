@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     if constexpr (flash_compiled<Arch>) {
         typedef BackwardTile<Arch, HEAD> Tile;
         constexpr int M = Tile::M, ROWS = Tile::ROWS, KEYS = Tile::ACROSS;
-        DYN_SHARED(T, q_tile);
+        T *q_tile = reinterpret_cast<T *>(dynamic_shared_memory);
         const int blocks = (s.T + ROWS - 1) / ROWS;
         const FlashBlock block = flash_block(s, blocks);
         const int block_row = (blocks - 1 - block.rank) * ROWS, tile_row = warp_index() * 16 * M;
@@ -154,8 +154,8 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     if constexpr (flash_compiled<Arch>) {
         typedef BackwardTile<Arch, HEAD> Tile;
         constexpr int M = Tile::M, ROWS = Tile::ROWS, QUERIES = Tile::ACROSS;
-        DYN_SHARED(T, k_tile);
-        SHARED(float, statistics, [2][2][QUERIES]); // two stages of lse * log2(e) and D
+        T *k_tile = reinterpret_cast<T *>(dynamic_shared_memory);
+        __shared__ float statistics[2][2][QUERIES]; // two stages of lse * log2(e) and D
         T *v_tile = k_tile + ROWS * HEAD;
         const FlashBlock block = flash_block(s, (s.T + ROWS - 1) / ROWS);
         const int block_key = block.rank * ROWS, tile_row = warp_index() * 16 * M, first_key = block_key + tile_row;

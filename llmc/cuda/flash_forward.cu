@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     if constexpr (flash_compiled<Arch>) {
         typedef ForwardTile<Arch, HEAD> Tile;
         constexpr int M = Tile::M, ROWS = Tile::ROWS, KEYS = Tile::KEYS;
-        DYN_SHARED(T, q_tile);
+        T *q_tile = reinterpret_cast<T *>(dynamic_shared_memory);
         const int blocks = (s.T + ROWS - 1) / ROWS;
         const FlashBlock block = flash_block(s, blocks);
         const int block_row = (blocks - 1 - block.rank) * ROWS, tile_row = warp_index() * 16 * M;
@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         TileStream<Arch, T, KEYS, HEAD> keys;
         keys.start(q_tile + ROWS * HEAD, head_rows(qkv, s, block.head, 1, 3), head_rows(qkv, s, block.head, 2, 3), 0);
         keys.begin(0);
-        tile_load<Arch, ROWS, HEAD>(keys.copies, q_tile, head_rows(qkv, s, block.head, 0, 3), block_row);
+        tile_load<Arch, ROWS, HEAD>(q_tile, head_rows(qkv, s, block.head, 0, 3), block_row);
         RowFragments<T, M, HEAD, Tile::HOLD_Q> queries;
         queries.set(q_tile, tile_row);
         ForwardState<M, HEAD> state;

@@ -25,11 +25,7 @@ struct Turing {
 };
 
 // Whether the architecture being compiled is one that Arch is for; the other kernels compile to a trap.
-#ifdef CUDA_SIM
-template <class Arch> static constexpr bool flash_compiled = true;
-#else
 template <class Arch> static constexpr bool flash_compiled = Arch::AMPERE == (HAS_AMPERE != 0);
-#endif
 
 // -------------------------------------------------------------------------------------------------- who does what
 
@@ -107,13 +103,13 @@ template <class Arch, class T, int ROWS, int HEAD> struct TileCopy {
         return tile + TilePlace<HEAD>::at(row(), chunk()) + down * (STEP * HEAD) + across * (LANES * 8);
     }
     // rows_left, columns_left: how many there are from the thread's first chunk on. What lies beyond becomes 0.
-    __device__ __forceinline__ void fetch(AsyncCopies &copies, T *tile, int rows_left, int columns_left) {
+    __device__ __forceinline__ void fetch(T *tile, int rows_left, int columns_left) {
         UNROLL (down, DOWN) {
             UNROLL (across, ACROSS) {
                 const bool valid = down * STEP < rows_left && across * (LANES * 8) < columns_left;
                 const T *from = source + across * (LANES * 8); // not read unless valid
                 if constexpr (Arch::AMPERE)
-                    copies.copy(place(tile, down, across), from, valid);
+                    copy_async(place(tile, down, across), from, valid);
                 else
                     held[down * ACROSS + across] = valid ? *(const int4 *)from : make_int4(0, 0, 0, 0);
             }
@@ -132,7 +128,6 @@ template <class Arch, class T, int ROWS, int HEAD> struct TileStream {
     static constexpr int ELEMENTS = Arch::STAGES * 2 * ROWS * HEAD;
     typedef TileCopy<Arch, T, ROWS, HEAD> Copy;
     T *tiles;
-    AsyncCopies copies;
     Copy copy_a, copy_b;
     int rows_left, columns_left; // from this thread's first chunk of the next tile on
 
@@ -145,14 +140,14 @@ template <class Arch, class T, int ROWS, int HEAD> struct TileStream {
     __device__ __forceinline__ T *a(int i) const { return tiles + i % Arch::STAGES * (2 * ROWS * HEAD); }
     __device__ __forceinline__ T *b(int i) const { return a(i) + ROWS * HEAD; }
     __device__ __forceinline__ void begin(int i) {
-        copy_a.fetch(copies, a(i), rows_left, columns_left), copy_b.fetch(copies, b(i), rows_left, columns_left);
+        copy_a.fetch(a(i), rows_left, columns_left), copy_b.fetch(b(i), rows_left, columns_left);
         rows_left -= ROWS;
-        if constexpr (Arch::AMPERE) copies.commit();
+        if constexpr (Arch::AMPERE) copy_async_commit();
     }
     // Every thread of the block. Afterwards tile i is there for all of them, and nobody reads tile i - 1 any more.
     __device__ __forceinline__ void end(int i) {
         if constexpr (Arch::AMPERE) {
-            copies.template wait<0>();
+            copy_async_wait<0>();
         } else {
             __syncthreads(); // one place for all tiles: the last readers must be through
             copy_a.land(a(i)), copy_b.land(b(i));
@@ -163,13 +158,12 @@ template <class Arch, class T, int ROWS, int HEAD> struct TileStream {
 
 // A tile that stays. Every thread of the block; afterwards all of them may read it.
 template <class Arch, int ROWS, int HEAD, class T>
-static __device__ __forceinline__ void tile_load(AsyncCopies &copies, T *tile, const HeadRows<const T> &from,
-                                                 int first) {
+static __device__ __forceinline__ void tile_load(T *tile, const HeadRows<const T> &from, int first) {
     TileCopy<Arch, T, ROWS, HEAD> copy;
     copy.start(from, first);
-    copy.fetch(copies, tile, from.rows - first - copy.row(), from.cols - copy.chunk() * 8);
+    copy.fetch(tile, from.rows - first - copy.row(), from.cols - copy.chunk() * 8);
     if constexpr (Arch::AMPERE)
-        copies.commit(), copies.template wait<0>();
+        copy_async_commit(), copy_async_wait<0>();
     else
         copy.land(tile);
     __syncthreads();

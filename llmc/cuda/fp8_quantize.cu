@@ -37,7 +37,7 @@ template <class T> static __device__ __forceinline__ unsigned float_magnitude(un
 
 // The maximum over a block of WARPS warps, in thread 0. Every thread takes part.
 template <int WARPS> static __device__ __forceinline__ unsigned block_maximum(unsigned v) {
-    SHARED(unsigned, of_warp, [WARPS]);
+    __shared__ unsigned of_warp[WARPS];
     for (int offset = WARP / 2; offset > 0; offset /= 2) v = max(v, __shfl_xor_sync(ALL_LANES, v, offset));
     if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = v;
     __syncthreads();
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void store_columns(uint8_t *transposed, const 
 template <class T, class F, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
     quantize_kernel(uint8_t *q, uint8_t *transposed, const T *in, Fp8Slot *slot, int64_t N, int64_t K, bool record) {
-    SHARED(uint4, shared, [ROWS * ROW_WORDS / 4]);
+    __shared__ uint4 shared[ROWS * ROW_WORDS / 4];
     unsigned *const tile = reinterpret_cast<unsigned *>(shared);
     constexpr int W = Pack<T>::N, LANES = COLS / W, PASS_ROWS = THREADS / LANES, PASSES = ROWS / PASS_ROWS;
     const int64_t row0 = (int64_t)(gridDim.y - 1 - blockIdx.y) * ROWS, col0 = (int64_t)blockIdx.x * COLS;

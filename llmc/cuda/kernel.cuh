@@ -1,10 +1,9 @@
-// What every kernel file includes: the launch macro, shared memory, 16-byte packs, conversions, reductions and the
-// dispatch on the element type. Kernels are written in C-like CUDA C++: templates on the element type and on what must
-// be known to the compiler, nothing more.
+// What every kernel file includes: launches, shared memory, 16-byte packs, conversions, reductions and the dispatch on
+// the element type. Kernels are written in C-like CUDA C++: templates on the element type and on what must be known to
+// the compiler, nothing more.
 //
-// Rules for kernels (they let the simulator in dev/sim run the very same text on a CPU):
+// Rules for kernels:
 //   - LAUNCH(kernel, grid, block, shared_bytes, stream)(arguments...); a kernel name with commas goes in parentheses.
-//   - SHARED(T, name, [A][B]) and DYN_SHARED(T, name); every thread that uses them reaches the declaration.
 //   - Explicit masks; all lanes of a mask reach the same operation. Every thread reaches every __syncthreads; a whole
 //     warp may return early only where no block barrier follows.
 //   - PTX only through intrinsics.cuh. No float atomics, no spinning on other blocks, no launches inside kernels.
@@ -23,29 +22,29 @@ typedef __half fp16;
 enum { WARP = 32 };
 #define ALL_LANES 0xffffffffu
 
-#ifdef CUDA_SIM
-#include "sim/launch.h" // LAUNCH, SHARED, DYN_SHARED and the warp reductions as one rendezvous
-using sim::warp_max;
-using sim::warp_sum;
-#else
-#include <nvtx3/nvToolsExt.h>
-
+// kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked: a launch that the device refuses ends the
+// program, and names the kernel.
 template <class... P> struct KernelLaunch {
     const char *name;
     void (*kernel)(P...);
     dim3 grid, block;
     size_t shared_bytes;
     cudaStream_t stream;
-    // More than 48 KB must be asked for once per kernel. The first call of a kernel is never under capture.
+    // A block may have 48 KB of shared memory, static and dynamic together, unless its kernel is allowed more. The
+    // limit is only ever raised: a launch that was recorded may need what an earlier one asked for.
+    void allow_shared_memory() const {
+        cudaFuncAttributes facts;
+        CUDA_CHECK(cudaFuncGetAttributes(&facts, (const void *)kernel));
+        if (facts.sharedSizeBytes + shared_bytes <= 48 * 1024) return;
+        const int limit = facts.maxDynamicSharedSizeBytes;
+        CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)shared_bytes > limit ? (int)shared_bytes : limit));
+    }
     template <class... A> void operator()(A... arguments) const {
-        if (shared_bytes > 48 * 1024 && !cuda_backend.capturing)
-            CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            (int)shared_bytes));
-        nvtxRangePushA(name);
+        if (shared_bytes > 0) allow_shared_memory();
         kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
         const cudaError_t status = cudaGetLastError();
         REQUIRE(status == cudaSuccess, "launch of %s: %s", name, cudaGetErrorString(status));
-        nvtxRangePop();
     }
 };
 template <class... P>
@@ -55,10 +54,9 @@ KernelLaunch<P...> kernel_launch(const char *name, void (*kernel)(P...), dim3 gr
 }
 #define LAUNCH(kernel, grid, block, shared_bytes, stream)                                                              \
     kernel_launch(#kernel, kernel, grid, block, shared_bytes, stream)
-#define SHARED(T, name, dims) __shared__ T name dims
-#define DYN_SHARED(T, name)                                                                                            \
-    extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];                                             \
-    T *name = reinterpret_cast<T *>(dynamic_shared_memory)
+
+// The dynamic shared memory of the block that runs, as much as its launch asked for; 16-byte aligned.
+extern __shared__ int4 dynamic_shared_memory[];
 
 // Sum and maximum over the 32 lanes of a warp, the same in every lane: butterfly 16, 8, 4, 2, 1, so the order of the
 // additions is fixed. All lanes take part.
@@ -70,12 +68,11 @@ static __device__ __forceinline__ float warp_max(float v) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, offset));
     return v;
 }
-#endif
 
 // Sum or maximum over the block, in warp order, the same in every thread. blockDim.x is a multiple of 32; every thread
 // takes part. Ends with a barrier, so that it may be called again at once.
 template <bool IS_MAX> static __device__ inline float block_reduce(float v) {
-    SHARED(float, partial, [WARP]);
+    __shared__ float partial[WARP];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
     v = IS_MAX ? warp_max(v) : warp_sum(v);
     if (lane == 0) partial[warp] = v;

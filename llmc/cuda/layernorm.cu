@@ -229,8 +229,8 @@ static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THR
     layernorm_backward_kernel(T *din, float *partials, const T *dout, const T *in, const float *mean, const float *rstd,
                               const T *weight, int N, int C, float one_over_C, bool add_residual) {
     constexpr int W = Pack<T>::N, PACKS = 8 / W, ROWS = 2 / PACKS, WARPS = MAX_THREADS / WARP;
-    SHARED(float2, sums, [2][WARPS][ROWS]);              // of dnorm, of dnorm * xhat over a warp's columns
-    SHARED(int4, staged, [ROWS][PACKS][2][MAX_THREADS]); // in, dout
+    __shared__ float2 sums[2][WARPS][ROWS];              // of dnorm, of dnorm * xhat over a warp's columns
+    __shared__ int4 staged[ROWS][PACKS][2][MAX_THREADS]; // in, dout
     const int threads = (int)blockDim.x, thread = (int)threadIdx.x;
     float dweight[8] = {}, dbias[8] = {}, w[8] = {};
     int columns[PACKS]; // where a pack begins; packs outside of the row have weight 0 and read column 0

@@ -90,9 +90,9 @@ void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     step_control_kernel(StepControl *control, const float *sumsq, int num_tensors, const float *losses,
                         int num_sequences, int64_t num_tokens, StepLimits limits) {
-    SHARED(StepControl, state, [1]);
-    SHARED(float, tile, [BLOCK_THREADS]);
-    DYN_SHARED(float, norms);
+    __shared__ StepControl state[1];
+    __shared__ float tile[BLOCK_THREADS];
+    float *norms = reinterpret_cast<float *>(dynamic_shared_memory);
     enum { WORDS = sizeof(StepControl) / sizeof(uint32_t) };
     uint32_t *words = (uint32_t *)state, *device_words = (uint32_t *)control;
     for (int i = (int)threadIdx.x; i < WORDS; i += BLOCK_THREADS) words[i] = device_words[i];

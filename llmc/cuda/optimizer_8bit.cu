@@ -114,7 +114,7 @@ template <class E, int RULE>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     update_8bit_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s,
                        const StepControl *control) {
-    SHARED(Codes, codes, [1]);
+    __shared__ Codes codes[1];
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
     make_codes(codes);

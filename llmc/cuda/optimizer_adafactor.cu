@@ -107,7 +107,7 @@ template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     adafactor_columns_kernel(float *column_sums, const AdafactorEntry *entries, const int32_t *first, int n,
                              Decay decay, const StepControl *control) {
-    SHARED(float, sums, [BLOCK_WARPS][TILE_COLS]);
+    __shared__ float sums[BLOCK_WARPS][TILE_COLS];
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
     const int entry = entry_of_block(first, n), number = part_of_block(first, entry);

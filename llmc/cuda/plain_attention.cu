@@ -152,8 +152,8 @@ static __device__ __forceinline__ void softmax_step(Share &scores, Share &result
 template <class T>
 static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     plain_forward_kernel(T *out, float *lse, const T *qkv, FlashShape s) {
-    SHARED(float4, a_tile4, [TILE * PITCH / 4]);
-    SHARED(float4, b_tile4, [TILE * PITCH / 4]);
+    __shared__ float4 a_tile4[TILE * PITCH / 4];
+    __shared__ float4 b_tile4[TILE * PITCH / 4];
     float *a_tile = (float *)a_tile4, *b_tile = (float *)b_tile4;
     const int head = (int)blockIdx.x % s.heads, col = (int)blockIdx.y * TILE;
     const int first_row = ((s.T + TILE - 1) / TILE - 1 - (int)blockIdx.x / s.heads) * TILE;
@@ -213,10 +213,10 @@ template <class T>
 static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     plain_backward_queries_kernel(T *dqkv, float *delta, const T *dout, const T *out, const float *lse, const T *qkv,
                                   FlashShape s) {
-    SHARED(float4, a_tile4, [TILE * PITCH / 4]);
-    SHARED(float4, b_tile4, [TILE * PITCH / 4]);
-    SHARED(float, D, [TILE]);
-    SHARED(float, row_lse, [TILE]);
+    __shared__ float4 a_tile4[TILE * PITCH / 4];
+    __shared__ float4 b_tile4[TILE * PITCH / 4];
+    __shared__ float D[TILE];
+    __shared__ float row_lse[TILE];
     float *a_tile = (float *)a_tile4, *b_tile = (float *)b_tile4;
     const int head = (int)blockIdx.x % s.heads, col = (int)blockIdx.y * TILE;
     const int first_row = ((s.T + TILE - 1) / TILE - 1 - (int)blockIdx.x / s.heads) * TILE;
@@ -245,10 +245,10 @@ template <class T>
 static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     plain_backward_keys_kernel(T *dqkv, const T *dout, const float *lse, const float *delta, const T *qkv,
                                FlashShape s) {
-    SHARED(float4, a_tile4, [TILE * PITCH / 4]);
-    SHARED(float4, b_tile4, [TILE * PITCH / 4]);
-    SHARED(float, D, [TILE]);
-    SHARED(float, row_lse, [TILE]);
+    __shared__ float4 a_tile4[TILE * PITCH / 4];
+    __shared__ float4 b_tile4[TILE * PITCH / 4];
+    __shared__ float D[TILE];
+    __shared__ float row_lse[TILE];
     float *a_tile = (float *)a_tile4, *b_tile = (float *)b_tile4;
     const int head = (int)blockIdx.x % s.heads, col = (int)blockIdx.y * TILE;
     const int first_key = (int)blockIdx.x / s.heads * TILE;

@@ -30,7 +30,7 @@ static __device__ __forceinline__ void count_value(Count &c, float x, FormatLimi
 // The Count of the block in thread 0: over the lanes of each warp as a butterfly, then over warps in their order. A
 // part has less than 2^32 elements.
 static __device__ Count block_count(Count c) {
-    SHARED(Count, of_warp, [WARPS]);
+    __shared__ Count of_warp[WARPS];
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
         c.sumsq += __shfl_xor_sync(ALL_LANES, c.sumsq, offset);
         c.zero += __shfl_xor_sync(ALL_LANES, c.zero, offset);

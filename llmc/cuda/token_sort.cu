@@ -24,7 +24,7 @@ static __device__ __forceinline__ void load_ahead(int (&token)[AHEAD], const int
 
 // Exclusive sum over the threads of the block.
 static __device__ int block_exclusive_sum(int v) {
-    SHARED(int, total, [SORT_WARPS]);
+    __shared__ int total[SORT_WARPS];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     int inclusive = v;
     for (int offset = 1; offset < WARP; offset *= 2) {
@@ -42,8 +42,8 @@ static __device__ int block_exclusive_sum(int v) {
 // of SORT_THREADS. Position p is looked at by lane p % 32 of the warp that owns its section, in every block.
 static __global__ void __launch_bounds__(SORT_THREADS)
     token_sort_kernel(int32_t *order, const int32_t *tokens, int N, int shift) {
-    SHARED(int, next, [SORT_WARPS][MAX_OWN]); // occurrences of an own token in a section, then where its next one goes
-    SHARED(int, before_block, [1]);           // positions whose tokens belong to the blocks before this one
+    __shared__ int next[SORT_WARPS][MAX_OWN]; // occurrences of an own token in a section, then where its next one goes
+    __shared__ int before_block[1];           // positions whose tokens belong to the blocks before this one
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, own = (int)blockIdx.x;
     const int section = ((N + SORT_THREADS - 1) / SORT_THREADS) * WARP; // positions of a warp, a multiple of 32
     const int begin = min(N, warp * section), end = min(N, begin + section), mask = (1 << shift) - 1;

@@ -6,7 +6,7 @@
 // The entry that part first[0] + blockIdx.x belongs to: first[i] <= part < first[i + 1]. Each thread looks at a few.
 // Contains a barrier.
 static __device__ inline int entry_of_block(const int32_t *first, int n) {
-    SHARED(int, found, [1]);
+    __shared__ int found[1];
     const int part = first[0] + (int)blockIdx.x;
     for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) {
         const int begin = first[i], end = first[i + 1];

@@ -1,7 +1,8 @@
 // Small kernels with a planted mistake each, and their correct twins: what test_faults.c proves the simulator by.
 //     faults NAME wrong|right
 // runs one of them; a result that is not what it should be prints "wrong result" and ends with status 1.
-// Built in every mode of the simulator. WRONG is known to the compiler, so the right twin holds nothing of the mistake.
+// Built by nvcc for sm_90 and run in every mode of the simulator. WRONG is known to the compiler, so the right twin
+// holds nothing of the mistake.
 #include "llmc/cuda/intrinsics.cuh"
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +53,7 @@ template <bool WRONG> __global__ void global_read_kernel(float *out, const float
 }
 template <bool WRONG> static void global_read() {
     float *in = device_floats(N), *out = device_floats(N);
-    LAUNCH(global_read_kernel<WRONG>, 1, N, 0, 0)(out, (const float *)in);
+    global_read_kernel<WRONG><<<1, N>>>(out, (const float *)in);
     require(cudaFree(in));
     require(cudaFree(out));
 }
@@ -63,7 +64,7 @@ template <bool WRONG> __global__ void global_write_kernel(float *out) {
 }
 template <bool WRONG> static void global_write() {
     float *out = device_floats(N);
-    LAUNCH(global_write_kernel<WRONG>, 2, N, 0, 0)(out);
+    global_write_kernel<WRONG><<<2, N>>>(out);
     require(cudaFree(out));
 }
 
@@ -71,7 +72,7 @@ template <bool WRONG> static void use_after_free() {
     float *out = device_floats(N), *again = out;
     cudaStream_t stream = new_stream();
     require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    LAUNCH(fill_kernel, 1, N, 0, stream)(again, 1.0f);
+    fill_kernel<<<1, N, 0, stream>>>(again, 1.0f);
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     require(cudaStreamEndCapture(stream, &graph));
@@ -85,39 +86,39 @@ template <bool WRONG> static void use_after_free() {
 }
 
 template <bool WRONG> __global__ void static_shared_kernel(float *out) {
-    SHARED(float, tile, [N]);
+    __shared__ float tile[N];
     float *p = tile; // UBSan knows the bounds of the array, AddressSanitizer those of the memory
     p[threadIdx.x + (WRONG ? 1 : 0)] = 1.0f;
     __syncthreads();
     out[threadIdx.x] = tile[threadIdx.x / 2];
 }
-template <bool WRONG> static void static_shared() { LAUNCH(static_shared_kernel<WRONG>, 1, N, 0, 0)(device_floats(N)); }
+template <bool WRONG> static void static_shared() { static_shared_kernel<WRONG><<<1, N>>>(device_floats(N)); }
 
 template <bool WRONG> __global__ void dynamic_shared_kernel(float *out) {
-    DYN_SHARED(float, tile);
+    float *tile = reinterpret_cast<float *>(dynamic_shared_memory);
     tile[threadIdx.x] = 1.0f;
     __syncthreads();
     out[threadIdx.x] = tile[N - 1 - threadIdx.x + (WRONG ? 1 : 0)];
 }
 template <bool WRONG> static void dynamic_shared() {
-    LAUNCH(dynamic_shared_kernel<WRONG>, 1, N, N * sizeof(float), 0)(device_floats(N));
+    dynamic_shared_kernel<WRONG><<<1, N, N * sizeof(float)>>>(device_floats(N));
 }
 
 template <bool WRONG> __global__ void misaligned_kernel(float *out) {
     reinterpret_cast<float4 *>(out + (WRONG ? 1 : 0))[threadIdx.x] = make_float4(1.0f, 2.0f, 3.0f, 4.0f);
 }
-template <bool WRONG> static void misaligned() { LAUNCH(misaligned_kernel<WRONG>, 1, 4, 0, 0)(device_floats(N)); }
+template <bool WRONG> static void misaligned() { misaligned_kernel<WRONG><<<1, 4>>>(device_floats(N)); }
 
 // Thread 0 leaves its element of shared memory, or of global memory, as it is.
 template <bool WRONG> __global__ void uninitialised_shared_kernel(float *out) {
-    SHARED(float, tile, [N]);
+    __shared__ float tile[N];
     if (!WRONG || threadIdx.x > 0) tile[threadIdx.x] = 1.0f;
     __syncthreads();
     out[threadIdx.x] = tile[threadIdx.x] > 0.5f ? 1.0f : 0.0f;
 }
 template <bool WRONG> static void uninitialised_shared() {
     float *out = device_floats(N);
-    LAUNCH(uninitialised_shared_kernel<WRONG>, 1, N, 0, 0)(out);
+    uninitialised_shared_kernel<WRONG><<<1, N>>>(out);
     expect(device_value(out), 1.0f);
 }
 template <bool WRONG> __global__ void uninitialised_global_kernel(float *out, const float *in) {
@@ -126,8 +127,8 @@ template <bool WRONG> __global__ void uninitialised_global_kernel(float *out, co
 template <bool WRONG> static void uninitialised_global() {
     float *in, *out = device_floats(N);
     require(cudaMalloc((void **)&in, N * sizeof(float)));
-    if (!WRONG) LAUNCH(fill_kernel, 1, N, 0, 0)(in, 1.0f);
-    LAUNCH(uninitialised_global_kernel<WRONG>, 1, N, 0, 0)(out, (const float *)in);
+    if (!WRONG) fill_kernel<<<1, N>>>(in, 1.0f);
+    uninitialised_global_kernel<WRONG><<<1, N>>>(out, (const float *)in);
     expect(device_value(out), 1.0f);
 }
 
@@ -137,7 +138,7 @@ template <bool WRONG> static void host_touches_device() {
 }
 template <bool WRONG> static void host_pointer() {
     float on_host[N] = {0};
-    LAUNCH(fill_kernel, 1, N, 0, 0)(WRONG ? on_host : device_floats(N), 1.0f);
+    fill_kernel<<<1, N>>>(WRONG ? on_host : device_floats(N), 1.0f);
 }
 template <bool WRONG> static void copy_direction() {
     float on_host[N] = {0}, *p = device_floats(N);
@@ -147,34 +148,33 @@ template <bool WRONG> static void copy_direction() {
 // --------------------------------------------------------------------------------------------- threads of one block
 
 template <bool WRONG> __global__ void missing_barrier_kernel(float *out) {
-    SHARED(float, tile, [N]);
+    __shared__ float tile[N];
     tile[threadIdx.x] = (float)threadIdx.x;
     if (!WRONG) __syncthreads();
     out[threadIdx.x] = tile[(threadIdx.x + N - 1) % N];
 }
 template <bool WRONG> static void missing_barrier() {
     float *out = device_floats(N);
-    LAUNCH(missing_barrier_kernel<WRONG>, 1, N, 0, 0)(out);
+    missing_barrier_kernel<WRONG><<<1, N>>>(out);
     expect(device_value(out), N - 1);
     expect(device_value(out + 1), 0.0f);
 }
 
 // Each thread copies 2 x 4 floats into shared memory with cp.async. The wrong twin waits when they have been read.
 template <bool WRONG> __global__ void missing_copy_wait_kernel(float *out, const float *in) {
-    SHARED(float4, tile, [2 * N]);
+    __shared__ float4 tile[2 * N];
     const float4 *source = reinterpret_cast<const float4 *>(in);
-    AsyncCopies copies;
-    copies.copy(&tile[threadIdx.x], &source[threadIdx.x], true);
-    copies.copy(&tile[N + threadIdx.x], &source[N + threadIdx.x], true);
-    copies.commit();
-    if (!WRONG) copies.wait<0>();
+    copy_async(&tile[threadIdx.x], &source[threadIdx.x], true);
+    copy_async(&tile[N + threadIdx.x], &source[N + threadIdx.x], true);
+    copy_async_commit();
+    if (!WRONG) copy_async_wait<0>();
     __syncthreads();
     out[threadIdx.x] = tile[threadIdx.x].x + tile[N + threadIdx.x].x;
-    if (WRONG) copies.wait<0>();
+    if (WRONG) copy_async_wait<0>();
 }
 template <bool WRONG> static void missing_copy_wait() {
     float *in = device_floats(8 * N), *out = device_floats(N);
-    LAUNCH(missing_copy_wait_kernel<WRONG>, 1, N, 0, 0)(out, (const float *)in);
+    missing_copy_wait_kernel<WRONG><<<1, N>>>(out, (const float *)in);
     expect(device_value(out), 0.0f);
 }
 
@@ -188,16 +188,14 @@ template <bool WRONG> __global__ void divergent_barrier_kernel(float *out) {
     }
     out[threadIdx.x] = 1.0f;
 }
-template <bool WRONG> static void divergent_barrier() {
-    LAUNCH(divergent_barrier_kernel<WRONG>, 1, N, 0, 0)(device_floats(N));
-}
+template <bool WRONG> static void divergent_barrier() { divergent_barrier_kernel<WRONG><<<1, N>>>(device_floats(N)); }
 
 template <bool WRONG> __global__ void early_exit_kernel(float *out) {
     if (WRONG && threadIdx.x >= 40) return;
     __syncthreads();
     out[threadIdx.x] = 1.0f;
 }
-template <bool WRONG> static void early_exit() { LAUNCH(early_exit_kernel<WRONG>, 1, N, 0, 0)(device_floats(N)); }
+template <bool WRONG> static void early_exit() { early_exit_kernel<WRONG><<<1, N>>>(device_floats(N)); }
 
 template <bool WRONG> __global__ void deadlock_kernel(float *out) {
     float v = 1.0f;
@@ -205,17 +203,17 @@ template <bool WRONG> __global__ void deadlock_kernel(float *out) {
     __syncthreads();
     out[threadIdx.x] = v;
 }
-template <bool WRONG> static void deadlock() { LAUNCH(deadlock_kernel<WRONG>, 1, 32, 0, 0)(device_floats(N)); }
+template <bool WRONG> static void deadlock() { deadlock_kernel<WRONG><<<1, 32>>>(device_floats(N)); }
 
 template <bool WRONG> __global__ void endless_loop_kernel(float *out) {
     volatile unsigned step = WRONG ? 0 : 1; // volatile: the compiler must not conclude that the loop ends
     for (unsigned i = threadIdx.x; i < N; i += step) out[i] = 1.0f;
 }
-template <bool WRONG> static void endless_loop() { LAUNCH(endless_loop_kernel<WRONG>, 1, 32, 0, 0)(device_floats(N)); }
+template <bool WRONG> static void endless_loop() { endless_loop_kernel<WRONG><<<1, 32>>>(device_floats(N)); }
 
 // Lane i of a warp hands its value to lane i + 1 through shared memory.
 template <bool WRONG> __global__ void shuffle_as_barrier_kernel(float *out) {
-    SHARED(float, tile, [32]);
+    __shared__ float tile[32];
     tile[threadIdx.x] = 1.0f;
     if (WRONG)
         (void)__shfl_sync(~0u, 0.0f, 0); // brings the lanes together, but orders no memory
@@ -224,7 +222,7 @@ template <bool WRONG> __global__ void shuffle_as_barrier_kernel(float *out) {
     out[threadIdx.x] = tile[(threadIdx.x + 31) % 32];
 }
 template <bool WRONG> static void shuffle_as_barrier() {
-    LAUNCH(shuffle_as_barrier_kernel<WRONG>, 1, 32, 0, 0)(device_floats(N));
+    shuffle_as_barrier_kernel<WRONG><<<1, 32>>>(device_floats(N));
 }
 
 // ---------------------------------------------------------------------------------------------------- warp operations
@@ -232,14 +230,12 @@ template <bool WRONG> static void shuffle_as_barrier() {
 template <bool WRONG> __global__ void shuffle_mask_kernel(float *out) {
     out[threadIdx.x] = __shfl_sync(WRONG ? 0xffffu : ~0u, 1.0f, 0);
 }
-template <bool WRONG> static void shuffle_mask() { LAUNCH(shuffle_mask_kernel<WRONG>, 1, 32, 0, 0)(device_floats(N)); }
+template <bool WRONG> static void shuffle_mask() { shuffle_mask_kernel<WRONG><<<1, 32>>>(device_floats(N)); }
 
 template <bool WRONG> __global__ void inactive_source_kernel(float *out) {
     if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xffffu, 1.0f, WRONG ? 20 : 2);
 }
-template <bool WRONG> static void inactive_source() {
-    LAUNCH(inactive_source_kernel<WRONG>, 1, 32, 0, 0)(device_floats(N));
-}
+template <bool WRONG> static void inactive_source() { inactive_source_kernel<WRONG><<<1, 32>>>(device_floats(N)); }
 
 template <bool WRONG> __global__ void different_operations_kernel(float *out) {
     float v = 1.0f;
@@ -250,10 +246,40 @@ template <bool WRONG> __global__ void different_operations_kernel(float *out) {
     out[threadIdx.x] = v;
 }
 template <bool WRONG> static void different_operations() {
-    LAUNCH(different_operations_kernel<WRONG>, 1, 32, 0, 0)(device_floats(N));
+    different_operations_kernel<WRONG><<<1, 32>>>(device_floats(N));
+}
+
+template <bool WRONG> __global__ void missing_lanes_kernel(uint32_t *out) {
+    __shared__ uint4 tile[32];
+    uint32_t m[4] = {0, 0, 0, 0};
+    tile[threadIdx.x] = make_uint4(1, 1, 1, 1);
+    __syncwarp();
+    if (!WRONG || threadIdx.x < 31) ldmatrix_x4(m, &tile[threadIdx.x]);
+    out[threadIdx.x] = m[0];
+}
+template <bool WRONG> static void missing_lanes() {
+    missing_lanes_kernel<WRONG><<<1, 32>>>((uint32_t *)device_floats(32));
 }
 
 // ------------------------------------------------------------------------------------------------- blocks and streams
+
+// Every block leaves a number, the last one to come adds them up. A fence makes a number visible before the ticket is
+// drawn; without it another multiprocessor may still see what was there before.
+template <bool WRONG> __global__ void missing_fence_kernel(float *numbers, unsigned *tickets, float *sum) {
+    if (threadIdx.x > 0) return;
+    numbers[blockIdx.x] = 1.0f;
+    if (!WRONG) __threadfence();
+    if (atomicInc(tickets, gridDim.x - 1) < gridDim.x - 1) return;
+    __threadfence();
+    float total = 0.0f;
+    for (unsigned i = 0; i < gridDim.x; i++) total += __ldcg(&numbers[i]);
+    *sum = total;
+}
+template <bool WRONG> static void missing_fence() {
+    float *numbers = device_floats(8), *sum = device_floats(1);
+    missing_fence_kernel<WRONG><<<8, 32>>>(numbers, (unsigned *)device_floats(1), sum);
+    expect(device_value(sum), 8.0f);
+}
 
 template <bool WRONG> __global__ void block_race_kernel(int *count) {
     if (threadIdx.x > 0) return;
@@ -264,7 +290,7 @@ template <bool WRONG> __global__ void block_race_kernel(int *count) {
 }
 template <bool WRONG> static void block_race() {
     int *count = reinterpret_cast<int *>(device_floats(1));
-    LAUNCH(block_race_kernel<WRONG>, 8, 32, 0, 0)(count);
+    block_race_kernel<WRONG><<<8, 32>>>(count);
 }
 
 // 1 + 1e8 is 1e8 in fp32: a sum in the order of arrival has other bits in another order.
@@ -277,7 +303,7 @@ template <bool WRONG> __global__ void float_atomics_kernel(float *sum, float *pa
 }
 template <bool WRONG> static void float_atomics() {
     float *sum = device_floats(1), *parts = device_floats(3);
-    LAUNCH(float_atomics_kernel<WRONG>, 3, 1, 0, 0)(sum, parts);
+    float_atomics_kernel<WRONG><<<3, 1>>>(sum, parts);
     expect(WRONG ? device_value(sum) : device_value(parts) + device_value(parts + 1) + device_value(parts + 2), 0.0f);
 }
 
@@ -286,7 +312,7 @@ template <bool WRONG> static void missing_event() {
     cudaStream_t producer = new_stream(), consumer = new_stream();
     cudaEvent_t filled;
     require(cudaEventCreateWithFlags(&filled, cudaEventDisableTiming));
-    LAUNCH(fill_kernel, 1, N, 0, producer)(p, 5.0f);
+    fill_kernel<<<1, N, 0, producer>>>(p, 5.0f);
     require(cudaEventRecord(filled, producer));
     if (!WRONG) require(cudaStreamWaitEvent(consumer, filled, 0));
     require(cudaMemcpyAsync(out, p, N * sizeof(float), cudaMemcpyDeviceToHost, consumer));
@@ -297,7 +323,7 @@ template <bool WRONG> static void missing_event() {
 template <bool WRONG> static void missing_wait() {
     float *p = device_floats(N), *out = pinned_floats(N);
     cudaStream_t stream = new_stream();
-    LAUNCH(fill_kernel, 1, N, 0, stream)(p, 5.0f);
+    fill_kernel<<<1, N, 0, stream>>>(p, 5.0f);
     require(cudaMemcpyAsync(out, p, N * sizeof(float), cudaMemcpyDeviceToHost, stream));
     if (!WRONG) require(cudaStreamSynchronize(stream));
     expect(out[0], 5.0f);
@@ -306,18 +332,64 @@ template <bool WRONG> static void missing_wait() {
 // ------------------------------------------------------------------------------------------------------------ limits
 
 __global__ void shared_hungry_kernel(float *out) {
-    DYN_SHARED(float, tile);
-    tile[threadIdx.x] = 1.0f;
-    out[threadIdx.x] = tile[threadIdx.x];
+    __shared__ float fixed[128];
+    float *tile = reinterpret_cast<float *>(dynamic_shared_memory);
+    tile[threadIdx.x] = fixed[threadIdx.x] = 1.0f;
+    out[threadIdx.x] = tile[threadIdx.x] + fixed[threadIdx.x];
+}
+// 512 static bytes leave 48 KB less 512 for the dynamic ones, unless the kernel is allowed more.
+template <bool WRONG> static void shared_without_asking() {
+    shared_hungry_kernel<<<1, N, 48 * 1024 - (WRONG ? 0 : 512)>>>(device_floats(N));
+    require(cudaGetLastError());
+}
+template <bool WRONG> static void shared_asked_too_little() {
+    require(cudaFuncSetAttribute(shared_hungry_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 * 1024));
+    shared_hungry_kernel<<<1, N, (WRONG ? 65 : 64) * 1024>>>(device_floats(N));
+    require(cudaGetLastError());
 }
 template <bool WRONG> static void too_much_shared() {
-    LAUNCH(shared_hungry_kernel, 1, N, WRONG ? 228 * 1024 : 227 * 1024, 0)(device_floats(N));
-    require(cudaGetLastError());
+    require(cudaFuncSetAttribute(shared_hungry_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 227 * 1024 - (WRONG ? 0 : 512)));
 }
 template <bool WRONG> static void too_many_threads() {
-    LAUNCH(fill_kernel, 1, WRONG ? 1025 : 1024, 0, 0)(device_floats(1024), 1.0f);
+    fill_kernel<<<1, WRONG ? 1025 : 1024>>>(device_floats(1024), 1.0f);
     require(cudaGetLastError());
 }
+template <bool WRONG> __global__ void __launch_bounds__(WRONG ? 64 : 128) launch_bounds_kernel(float *out) {
+    out[threadIdx.x] = 1.0f;
+}
+template <bool WRONG> static void launch_bounds() {
+    launch_bounds_kernel<WRONG><<<1, 128>>>(device_floats(128));
+    require(cudaGetLastError());
+}
+// This program holds code for sm_90: run as another GPU it has none.
+template <bool WRONG> static void no_code_for_gpu() {
+    fill_kernel<<<1, N>>>(device_floats(N), 1.0f);
+    require(cudaGetLastError());
+}
+template <bool WRONG> __global__ void trap_kernel(float *out) {
+    if (WRONG && threadIdx.x == 5) __trap();
+    out[threadIdx.x] = 1.0f;
+}
+template <bool WRONG> static void trap() { trap_kernel<WRONG><<<1, N>>>(device_floats(N)); }
+
+template <bool WRONG> __global__ void local_memory_kernel(float *out, int i) {
+    float table[8];
+    for (int k = 0; k < 8; k++) table[k] = out[k];
+    table[i + (int)threadIdx.x % 2] = 2.0f;
+    out[threadIdx.x] = table[i] + table[(i + 3) % 8];
+}
+template <bool WRONG> static void local_memory() {
+    local_memory_kernel<WRONG><<<1, N>>>(device_floats(N), WRONG ? 7 : 6);
+}
+template <bool WRONG> __global__ void misaligned_shared_kernel(float *out) {
+    __shared__ float tile[N + 4];
+    tile[threadIdx.x] = 1.0f;
+    __syncthreads();
+    const float2 pair = reinterpret_cast<float2 *>(tile + (WRONG ? 1 : 0))[threadIdx.x / 2];
+    out[threadIdx.x] = pair.x + pair.y;
+}
+template <bool WRONG> static void misaligned_shared() { misaligned_shared_kernel<WRONG><<<1, N>>>(device_floats(N)); }
 
 // --------------------------------------------------------------------------------------------------------------- main
 
@@ -328,13 +400,42 @@ static const struct {
     void (*wrong)();
     void (*right)();
 } faults[] = {
-    FAULT(global_read),          FAULT(global_write),       FAULT(use_after_free),       FAULT(static_shared),
-    FAULT(dynamic_shared),       FAULT(misaligned),         FAULT(uninitialised_shared), FAULT(uninitialised_global),
-    FAULT(host_touches_device),  FAULT(host_pointer),       FAULT(copy_direction),       FAULT(missing_barrier),
-    FAULT(missing_copy_wait),    FAULT(divergent_barrier),  FAULT(early_exit),           FAULT(deadlock),
-    FAULT(endless_loop),         FAULT(shuffle_as_barrier), FAULT(shuffle_mask),         FAULT(inactive_source),
-    FAULT(different_operations), FAULT(block_race),         FAULT(float_atomics),        FAULT(missing_event),
-    FAULT(missing_wait),         FAULT(too_much_shared),    FAULT(too_many_threads),
+    FAULT(block_race),
+    FAULT(copy_direction),
+    FAULT(deadlock),
+    FAULT(different_operations),
+    FAULT(divergent_barrier),
+    FAULT(dynamic_shared),
+    FAULT(early_exit),
+    FAULT(endless_loop),
+    FAULT(float_atomics),
+    FAULT(global_read),
+    FAULT(global_write),
+    FAULT(host_pointer),
+    FAULT(host_touches_device),
+    FAULT(inactive_source),
+    FAULT(launch_bounds),
+    FAULT(local_memory),
+    FAULT(misaligned),
+    FAULT(misaligned_shared),
+    FAULT(missing_barrier),
+    FAULT(missing_copy_wait),
+    FAULT(missing_event),
+    FAULT(missing_fence),
+    FAULT(missing_lanes),
+    FAULT(missing_wait),
+    FAULT(no_code_for_gpu),
+    FAULT(shared_asked_too_little),
+    FAULT(shared_without_asking),
+    FAULT(shuffle_as_barrier),
+    FAULT(shuffle_mask),
+    FAULT(static_shared),
+    FAULT(too_many_threads),
+    FAULT(too_much_shared),
+    FAULT(trap),
+    FAULT(uninitialised_global),
+    FAULT(uninitialised_shared),
+    FAULT(use_after_free),
 };
 
 int main(int argc, char **argv) {

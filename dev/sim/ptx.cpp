@@ -1,0 +1,242 @@
+// The operations of ptx.h that are not inline: conversions, approximate instructions, warps, matrices, faults.
+#include "dev/sim/ptx.h"
+#include "dev/sim/block.h"
+#include "dev/sim/runtime.h"
+
+#include <stdlib.h>
+
+namespace ptx {
+// -------------------------------------------------------------------------------------------------------------- floats
+
+// Rounded down: exactly a*b + c = sum + error, with the product and the sum of doubles.
+float fma_rm(float a, float b, float c) {
+    const double product = (double)a * (double)b, sum = product + (double)c, other = sum - product;
+    const double error = (product - (sum - other)) + ((double)c - other);
+    if (sum == 0 && error == 0) // of zeros of one sign that sign, else -0
+        return product == 0 && c == 0 && !__builtin_signbit(product) && !__builtin_signbit(c) ? 0.0f : -0.0f;
+    const float f = (float)sum;
+    if (!((double)f > sum || ((double)f == sum && error < 0))) return f; // also NaN and infinities
+    if (f == 0) return f32_of(0x80000001);
+    return f32_of(f > 0 ? bits(f) - 1 : bits(f) + 1);
+}
+
+// SIM_NUMERICS=hardware: approximate instructions are off by a unit in the last place, up or down by the bits of the
+// argument, and tensor cores cut off as an A100 was measured to.
+static bool hardware() {
+    static const bool on = [] {
+        const char *text = sim::setting("SIM_NUMERICS");
+        if (text && strcmp(text, "hardware") != 0) sim::fatal("SIM_NUMERICS=%s: there is hardware", text);
+        return text != nullptr;
+    }();
+    return on;
+}
+static float inexact(double value, float argument) {
+    const float f = (float)value;
+    if (!hardware() || f == 0 || f != f || __builtin_isinf(f) || bits(argument) * 0x9E3779B1u >> 30 == 0) return f;
+    return f32_of(bits(f) + (bits(argument) * 0x9E3779B1u >> 31 ? 1 : -1u)); // one unit in the last place
+}
+float ex2_approx(float v) { return inexact(exp2((double)v), v); }
+float lg2_approx(float v) { return inexact(log2((double)v), v); }
+float rsqrt_approx(float v) { return inexact(1.0 / sqrt((double)v), v); }
+float tanh_approx(float v) { return inexact(tanh((double)v), v); }
+// At most 2 ulp off; for |b| between 2^126 and 2^128 the result is 0, or NaN for an infinite a.
+float divide_approx(float a, float b) {
+    const float size = __builtin_fabsf(b);
+    if (size > 0x1p126f && size < INFINITY)
+        return a != a || __builtin_isinf(a) ? f32_of(CANONICAL_NAN)
+                                            : f32_of((bits(a) ^ bits(b)) & 0x80000000u);
+    const float q = a / b;
+    return __builtin_fabsf(q) < 0x1p-126f ? q : inexact(q, a);
+}
+
+float half_to_float(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h >> 15) << 31, exponent = h >> 10 & 31, fraction = h & 1023;
+    if (exponent == 31) return f32_of(sign | 0x7f800000u | fraction << 13);
+    if (exponent == 0) return __builtin_copysignf((float)fraction * 0x1p-24f, f32_of(sign));
+    return f32_of(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+// |f| rounded to nearest even to a format of so many exponent and fraction bits, as its code without the sign; codes may
+// come out larger than the format has.
+static uint32_t narrow(float f, int exponent_bits, int fraction_bits) {
+    const double size = fabs((double)f);
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    int e = size > 0 ? ilogb(size) : -bias;
+    if (e < 1 - bias) e = 1 - bias;
+    // In units of the last place at e, rounded to an integer. The code of e with fraction 0 counts 2^fraction_bits
+    // units; a carry goes up into the exponent by itself.
+    const double units = nearbyint(ldexp(size, fraction_bits - e));
+    const double code = units + ldexp((double)(e + bias - 1), fraction_bits);
+    return code > 0x7fffffff ? 0x7fffffff : (uint32_t)code;
+}
+uint16_t float_to_half(float f) {
+    if (f != f) return 0x7fff;
+    const uint32_t sign = bits(f) >> 31 << 15, code = __builtin_isinf(f) ? 0x7c00 : narrow(f, 5, 10);
+    return (uint16_t)(sign | (code > 0x7c00 ? 0x7c00 : code));
+}
+static uint8_t saturated(float f, uint32_t largest, int exponent_bits, int fraction_bits) {
+    const uint32_t code = __builtin_isinf(f) ? largest : narrow(f, exponent_bits, fraction_bits);
+    return (uint8_t)(bits(f) >> 31 << 7 | (code > largest ? largest : code));
+}
+uint8_t float_to_e4m3(float f) { return f != f ? 0x7f : saturated(f, 0x7e, 4, 3); }
+uint8_t float_to_e5m2(float f) { return f != f ? 0x7f : saturated(f, 0x7b, 5, 2); }
+
+// --------------------------------------------------------------------------------------------------------------- warps
+
+static void take_from(const uint64_t *value, const unsigned *source, unsigned lanes, uint64_t *result) {
+    for (unsigned left = lanes; left; left &= left - 1) {
+        const int lane = __builtin_ctz(left);
+        if (!(lanes >> source[lane] & 1))
+            sim::fatal("shuffle: lane %d reads lane %u, which does not take part (lanes %08x)", lane, source[lane],
+                       lanes);
+        result[lane] = value[source[lane]];
+    }
+}
+uint32_t shfl_meet(uint32_t mask, uint32_t value, uint32_t source, int line, const char *file) {
+    return (uint32_t)sim::warp_op(mask, value, source, take_from, line, file);
+}
+uint32_t warp_meet(uint32_t value, Complete f, int line, const char *file) {
+    return (uint32_t)sim::warp_op(~0u, value, 0, f, line, file);
+}
+
+static void gather_votes(const uint64_t *value, const unsigned *, unsigned lanes, uint64_t *result) {
+    uint64_t votes = 0;
+    for (unsigned left = lanes; left; left &= left - 1) votes |= value[__builtin_ctz(left)] << __builtin_ctz(left);
+    for (int lane = 0; lane < 32; lane++) result[lane] = votes;
+}
+uint32_t vote_ballot(bool p, uint32_t mask, int line, const char *file) {
+    return (uint32_t)sim::warp_op(mask, p, 0, gather_votes, line, file);
+}
+
+static void gather_equal(const uint64_t *value, const unsigned *, unsigned lanes, uint64_t *result) {
+    for (int lane = 0; lane < 32; lane++) {
+        result[lane] = 0;
+        for (int other = 0; other < 32; other++)
+            if (lanes >> other & 1 && value[lane] == value[other]) result[lane] |= 1u << other;
+    }
+}
+uint32_t match_any(uint32_t value, uint32_t mask, int line, const char *file) {
+    return (uint32_t)sim::warp_op(mask, value, 0, gather_equal, line, file);
+}
+
+static void nothing(const uint64_t *, const unsigned *, unsigned, uint64_t *) {}
+void bar_warp(uint32_t mask, int line, const char *file) { sim::warp_op(mask, 0, 0, nothing, line, file, true); }
+void bar_sync(int line, const char *file) { sim::block_op(0, sim::BLOCK_SYNC, line, file); }
+uint32_t bar_popc(bool p, int line, const char *file) {
+    return (uint32_t)sim::block_op(p, sim::BLOCK_COUNT, line, file);
+}
+bool bar_and(bool p, int line, const char *file) { return sim::block_op(p, sim::BLOCK_AND, line, file); }
+bool bar_or(bool p, int line, const char *file) { return sim::block_op(p, sim::BLOCK_OR, line, file); }
+
+void fence() {
+#ifdef SIM_TSAN
+    static char all;
+    sim::tsan_acquire(&all);
+    sim::tsan_release(&all);
+#else
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------------------ matrices
+
+// ldmatrix: lane 8 i + r has the address of row r of matrix i, 8 elements of 16 bits. Lane l gets of every matrix the
+// elements 2 (l % 4) and the next of row l / 4; transposed, of column l / 4 the rows 2 (l % 4) and the next.
+template <bool TRANS> static void deal_matrices(const uint64_t *value, const unsigned *, unsigned lanes, uint64_t *) {
+    sim::expect_whole_warp(lanes, "ldmatrix");
+    uint16_t row[32][8];
+    for (int lane = 0; lane < 32; lane++) memcpy(row[lane], (const void *)value[lane], 16);
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) {
+            const uint16_t(*m)[8] = row + 8 * i;
+            const int first = 2 * (lane % 4), other = lane / 4;
+            ((uint32_t *)value[lane])[i] =
+                TRANS ? pack2(m[first + 1][other], m[first][other]) : pack2(m[other][first + 1], m[other][first]);
+        }
+}
+template <bool TRANS> void ldmatrix_x4(uint32_t *m, int line, const char *file) {
+    sim::warp_op(~0u, (uint64_t)(uintptr_t)m, 0, deal_matrices<TRANS>, line, file);
+}
+template void ldmatrix_x4<false>(uint32_t *, int, const char *);
+template void ldmatrix_x4<true>(uint32_t *, int, const char *);
+
+// As measured on an A100 (Fasi, Higham, Mikaitis, Pranesh 2021): 8 exact products and the accumulator are aligned to the
+// largest of them and cut off one bit below its 24, then the sum is cut off to a float.
+static double cut(double v, int lowest) { return ldexp(trunc(ldexp(v, -lowest)), lowest); }
+template <int K> static double truncating_sum(const float *a, const float *b, double c) {
+    for (int first = 0; first < K; first += 8) {
+        double term[9], sum = 0, largest = 0;
+        for (int k = 0; k < 8; k++) term[k] = (double)a[first + k] * (double)b[8 * (first + k)];
+        term[8] = c;
+        for (double t : term) largest = fmax(largest, fabs(t));
+        if (!(largest > 0 && largest < (double)INFINITY)) { // zeros, infinities, NaN
+            for (double t : term) sum += t;
+            c = sum;
+            continue;
+        }
+        for (double t : term) sum += cut(t, ilogb(largest) - 24);
+        c = sum == 0 ? 0 : cut(sum, ilogb(sum) - 23);
+    }
+    return c;
+}
+
+// mma.m16n8kK, K = 8 or 16, g = lane / 4, t = lane % 4: A (16 x K) register r holds row g + 8 (r % 2), columns
+// 2 t + 8 (r / 2) and the next; B (K x 8) register r rows 2 t + 8 r and the next of column g; C and D (16 x 8) element i
+// row g + 8 (i / 2), column 2 t + i % 2. The ISA leaves the order of the additions open: here in double, rounded once.
+template <class T, int K> static void multiply(const uint64_t *value, const unsigned *, unsigned lanes, uint64_t *) {
+    sim::expect_whole_warp(lanes, "mma");
+    alignas(64) float a[16][K], b[K][8];
+    alignas(64) double c[16][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const MmaFragments *m = (const MmaFragments *)value[lane];
+        const int g = lane / 4, t = lane % 4;
+        for (int r = 0; r < K / 4; r++)
+            for (int h = 0; h < 2; h++)
+                a[g + 8 * (r % 2)][2 * t + 8 * (r / 2) + h] = T::number((uint16_t)(m->a[r] >> 16 * h));
+        for (int r = 0; r < K / 8; r++)
+            for (int h = 0; h < 2; h++) b[2 * t + 8 * r + h][g] = T::number((uint16_t)(m->b[r] >> 16 * h));
+        for (int i = 0; i < 4; i++) c[g + 8 * (i / 2)][2 * t + i % 2] = (double)m->c[i];
+    }
+    if (hardware()) {
+        for (int i = 0; i < 16; i++)
+            for (int j = 0; j < 8; j++) c[i][j] = truncating_sum<K>(a[i], &b[0][j], c[i][j]);
+    } else {
+        for (int i = 0; i < 16; i++)
+            for (int k = 0; k < K; k++)
+                for (int j = 0; j < 8; j++) c[i][j] += (double)a[i][k] * (double)b[k][j];
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        MmaFragments *m = (MmaFragments *)value[lane];
+        for (int i = 0; i < 4; i++) m->c[i] = (float)c[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+    }
+}
+template <class T, int K> void mma_m16n8(MmaFragments &m, int line, const char *file) {
+    sim::warp_op(~0u, (uint64_t)(uintptr_t)&m, 0, multiply<T, K>, line, file);
+}
+template void mma_m16n8<Half, 8>(MmaFragments &, int, const char *);
+template void mma_m16n8<Half, 16>(MmaFragments &, int, const char *);
+template void mma_m16n8<BFloat, 16>(MmaFragments &, int, const char *);
+
+// -------------------------------------------------------------------------------------------------------------- faults
+
+__thread char *shared_bytes;
+__thread uint32_t shared_end;
+__thread Range found[64];
+
+static const char *reason(uint64_t address, uint32_t size) { return address % size ? "misaligned" : "out of bounds"; }
+void shared_fault(uint32_t a, uint32_t size, int line, const char *file) {
+    sim::fatal("%s: %u bytes of shared memory at %u, which has %u, at %s:%d", reason(a, size), size, a - SHARED_BASE,
+               shared_end - SHARED_BASE, file, line);
+}
+void window_fault(uint64_t a, uint32_t size, int line, const char *file) {
+    sim::fatal("%s: %u bytes of local memory or of parameters at 0x%lx, at %s:%d", reason(a, size), size, a, file, line);
+}
+char *global_lookup(uint64_t a, uint32_t size, int number, int line, const char *file) {
+    if (a % size == 0 && sim::find_device_memory(a, size, &found[number].begin, &found[number].bytes))
+        return (char *)(uintptr_t)a;
+    sim::fatal("%s: %u bytes at 0x%lx, at %s:%d", a % size ? "misaligned" : "outside of the device's memory", size, a,
+               file, line);
+}
+void division_by_zero(int line, const char *file) { sim::fatal("integer division by zero at %s:%d", file, line); }
+void trap(int line, const char *file) { sim::fatal("trap at %s:%d", file, line); }
+} // namespace ptx
