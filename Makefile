@@ -4,7 +4,8 @@
 # is compiled twice: by nvcc for the device, and by g++ with the simulator of dev/sim for the host.
 #   SIMD=avx512bf16|avx512|none   vector code of the CPU backend; default: what this processor has
 #   MODE=release|sanitize         sanitize: AddressSanitizer + UBSan. For the simulator also tsan and msan (clang)
-#   CUDA=DIR                      the CUDA toolkit; default: that of the nvcc on the PATH, or /usr/local/cuda
+#   CUDA=DIR                      the CUDA toolkit; default: that of the nvcc on the PATH, /usr/local/cuda, or .cuda,
+#                                 which `make cuda-toolkit` makes
 #   VERBOSE=1                     shows the whole commands
 
 SHELL := /bin/bash
@@ -39,7 +40,7 @@ HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libllmc.a
 
 # The CUDA toolkit, if there is one: for the device (llmc/cuda/cuda.mk) and for the simulator (dev/sim/sim.mk).
-CUDA     ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+CUDA     ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc .cuda/bin/nvcc)))
 CUDA_SRC := $(filter-out llmc/cuda/sizes.c,$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
 
 TEST_SRC := $(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c)
@@ -125,6 +126,13 @@ include dev/sim/sim.mk
 deps: ## install what building and testing need (Debian, Ubuntu)
 	scripts/install_deps.sh build test lint
 
+.PHONY: cuda-toolkit cuda-toolkit-if-missing
+cuda-toolkit: ## nvcc and what else it takes from NVIDIA's Python wheels into .cuda. LIBRARIES=1: to link without a GPU, too
+	$(PYTHON) scripts/install_cuda.py $(if $(filter 1,$(LIBRARIES)),--libraries)
+
+# For the CI. One that is there but older than this checkout is made anew.
+cuda-toolkit-if-missing: $(if $(filter-out .cuda,$(CUDA)),,cuda-toolkit)
+
 quickstart: ## install, build, train a minute on real text, sample, plot. TEXT=path for your own text
 	scripts/quickstart.sh $(TEXT)
 
@@ -163,11 +171,11 @@ test: ## install what is missing, build, run all tests
 	$(SUBMAKE) all test-programs
 	$(SUBMAKE) SIMD=none op-test-programs
 	$(if $(CUDA),$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs,@echo "$(NO_CUDA)")
-	$(if $(NVCC),$(SUBMAKE) train_gpt2cu kernel-report ARCHS="75 90")
+	$(if $(NVCC),$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) kernel-report ARCHS="75 90")
 	@scripts/run_tests.py --jobs $(shell nproc) --pytest test/e2e --pytest test/tools \
 		$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN)) $(SIM_TEST_BIN) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
 
-NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not tested (CUDA=DIR says where one is)
+NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not tested (make cuda-toolkit fetches one, 75 MB; CUDA=DIR says where one is)
 
 # The test programs and the end-to-end tests that are marked `sanitize`, with the trainers built the same way. Under
 # ThreadSanitizer and MemorySanitizer in all dtypes.

@@ -212,7 +212,7 @@ def gpu_facts():
 
 def machine():
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    nvcc = shutil.which("nvcc", path=f"{os.environ['PATH']}:/usr/local/cuda/bin:{ROOT}/.cuda/bin") or "nvcc"
     release = re.search(r"release [\d.]+", output_of(nvcc, "--version"))
     system = re.search(r'PRETTY_NAME="(.*)"', Path("/etc/os-release").read_text())
     return {

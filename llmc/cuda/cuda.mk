@@ -74,20 +74,27 @@ $(CUDA_LIB): $(HOST_OBJ) $(CUDA_OBJ)
 	$(QUIET)ar rcs $@ $^
 
 # rpath: cuBLASLt is found where it was at build time, without LD_LIBRARY_PATH.
-LINK_CUDA = $(CXX) $(CFLAGS_$(MODE)) -fopenmp $^ -o $@ $(LDFLAGS) -L$(CUDA_LIBS) -Wl,-rpath,$(CUDA_LIBS) \
+LINK_CUDA = $(CXX) $(CFLAGS_$(MODE)) -fopenmp $^ -o $@ $(LDFLAGS) -L$(CUDA_LIBS) -Wl,-rpath,'$(abspath $(CUDA_LIBS))' \
             -lcublasLt -lcudart_static $(1) -lcjson -lxxhash -lpcre2-8 -lz -lzstd -ldl -lrt -lpthread -lm
 
 $(CUDA_BUILD)/train_gpt2cu: $(CUDA_BUILD)/train_gpt2.o $(CUDA_LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_CUDA)
 
-.PHONY: train_gpt2cu cuda-test-programs kernel-report need-nvcc
-train_gpt2cu: need-nvcc $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer. ARCHS="80 90": for these GPUs; default: this machine's
+.PHONY: train_gpt2cu cuda-test-programs cuda-library kernel-report need-nvcc need-cublaslt
+train_gpt2cu: need-nvcc need-cublaslt $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer. ARCHS="80 90": for these GPUs; default: this machine's
 	@cp -f $(CUDA_BUILD)/$@ $@
 
 need-nvcc:
-	@test -n "$(NVCC)" || { echo 'no nvcc: install a CUDA toolkit (12.4 or newer), or say where one is: make train_gpt2cu CUDA=/usr/local/cuda' >&2; exit 1; }
+	@test -n "$(NVCC)" || { echo 'no nvcc: make cuda-toolkit fetches it; a CUDA toolkit (12.4 or newer) elsewhere is given by make train_gpt2cu CUDA=DIR' >&2; exit 1; }
 	@test -n "$(CUDA_LIBS)" || { echo 'no libcudart_static.a under $(CUDA): the toolkit is not whole (package cuda-cudart-dev)' >&2; exit 1; }
+
+# `make cuda-toolkit` fetches cuBLASLt, five times the rest, only where there is a GPU.
+NO_CUBLASLT := $(if $(wildcard $(CUDA)/wheels.txt),$(if $(wildcard $(CUDA)/lib/libcublasLt.so),,yes))
+need-cublaslt:
+	@test -z "$(NO_CUBLASLT)" || { echo 'no libcublasLt.so in $(CUDA): make cuda-toolkit LIBRARIES=1 fetches it (375 MB)' >&2; exit 1; }
+
+cuda-library: need-nvcc $(CUDA_LIB)
 
 # Where there are a GPU and a compiler for it, plain `make` builds for it, too.
 ifneq ($(and $(NVCC),$(GPU_ARCHS)),)
@@ -96,7 +103,7 @@ endif
 
 # The tests of ops and model, and the step benchmark, for the device: what `make check-gpu` and `make bench-gpu` run.
 CUDA_TEST_BIN := $(patsubst %.c,$(CUDA_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c) dev/bench/bench_step.c)
-cuda-test-programs: need-nvcc $(CUDA_TEST_BIN)
+cuda-test-programs: need-nvcc need-cublaslt $(CUDA_TEST_BIN)
 
 $(CUDA_BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(CUDA_LIB)
 	@mkdir -p $(@D)
