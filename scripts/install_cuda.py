@@ -40,7 +40,6 @@ WHEELS = [
     ("nvidia-cuda-crt", "13.0.88", "include/", "689d1847121911088437dfce899d26daccdb29f0e46d21e04de5ba3a2f1871bb"),
     ("nvidia-cuda-runtime", "13.0.96", "include/|lib/.*[.]a", "34c7a65651597fd8a376b049b69bb26db399a9ea443a7a142ccd34f5a10f79c4"),
     ("nvidia-cuda-cccl", "13.0.85", "include/", "7a0a2577268c4080833dbb7d7cde0949261e9b6eadac014a8409be1b885c9725"),
-    ("nvidia-nvtx", "13.0.85", "include/", "2a8c8921f0a28790c1ef3c6f4c7f2ee5972f94a3818b1bbe12d99030afb72a66"),
     ("nvidia-cudnn-cu13", "9.19.0.56", "include/", "f3d7140798fccda99fb75841ff41c5dd88de4bc6bd5bffb49200c9b7bf791ca8"),
     ("nvidia-cublas", "13.1.0.3", "include/", "35a31bf9f5d4fa709c63a127c3b0651f3ccfec462c422cf8bf5d9e964301de59"),
 ]

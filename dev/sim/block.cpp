@@ -319,8 +319,8 @@ static void tsan_end_grid(Block *b) {
     tsan_acquire(&b->sync_end);
 }
 
-// Shared memory: static variables, then the dynamic part. What it holds when a block begins is not known: 0xFF is NaN in
-// every floating type.
+// Shared memory: static variables, then the dynamic part. What it holds when a block begins is not known: 0xFF is NaN
+// in every floating type.
 static void fresh_shared_memory(Block *b) {
     const Kernel *k = b->launch->kernel;
     const size_t bytes = b->launch->shared_bytes ? k->dynamic_at + b->launch->shared_bytes : k->static_shared;

@@ -71,8 +71,8 @@ struct Block {
     int idle_fibers, fibers;
     Fiber *own_stack[MAX_THREADS]; // by TSan's fiber, with OWN_STACKS
 
-    const Launch *launch; // null while no kernel runs
-    uint64_t random;      // state of the generator of this block
+    const Launch *launch;  // null while no kernel runs
+    uint64_t random;       // state of the generator of this block
     uint64_t known_memory; // memory_changes when this OS thread last looked
 
     char *memory; // of the block: SHARED_ARENA bytes of shared memory, then the stacks

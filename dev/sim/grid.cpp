@@ -1,4 +1,5 @@
-// Grids: runs the blocks of a launch on OS threads in the order that the schedule asks for, and ends the program with the place when something is wrong or takes too long.
+// Grids: runs the blocks of a launch on OS threads in the order that the schedule asks for, and ends the program with
+// the place when something is wrong or takes too long.
 #include "dev/sim/block.h"
 #include "dev/sim/runtime.h"
 #include "dev/sim/sim_control.h"
@@ -180,8 +181,7 @@ static void destroy_launch(void *p) {
 void submit(const Launch &launch) {
     Launch now = launch;
     if (stream_runs_at_once(launch.stream)) {
-        stream_enqueue(launch.stream,
-                       {cudaGraphNodeTypeKernel, launch.kernel->name, run_launch, &now, [](void *) {}});
+        stream_enqueue(launch.stream, {cudaGraphNodeTypeKernel, launch.kernel->name, run_launch, &now, [](void *) {}});
         return;
     }
     char *params = new char[launch.kernel->param_bytes + 1];

@@ -1,16 +1,16 @@
 // The kernels of the program: what nvcc's host code registers and launches, in terms of translated PTX, and what the
-// runtime knows of a kernel. Which code of a fat binary a GPU takes is decided as the driver does it: machine code of its
-// own generation, else PTX of the newest architecture that is not newer than the GPU.
+// runtime knows of a kernel. Which code of a fat binary a GPU takes is decided as the driver does it: machine code of
+// its own generation, else PTX of the newest architecture that is not newer than the GPU.
 #include "dev/sim/block.h"
 #include "dev/sim/ptx.h"
 #include "dev/sim/runtime.h"
 #include "dev/sim/sim_control.h"
 
+#include <algorithm>
 #include <cxxabi.h>
-#include <map>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string>
+#include <string.h>
 #include <vector>
 
 namespace sim {
@@ -20,21 +20,34 @@ struct Binary { // a fat binary: the code of one .cu file for several GPUs
     std::vector<int> machine_code, ptx;
 };
 struct Stub { // the host function that stands for a kernel
-    Kernel *kernel; // null: the binary holds nothing for this GPU
-    std::string name;
+    const void *function;
+    const char *name; // mangled
+    Kernel *kernel;   // null: the binary holds nothing for this GPU
     int ptx_version, binary_version;
 };
+// Vectors, searched by hand: maps and strings of the standard library are partly compiled into it, where
+// MemorySanitizer does not see what they write.
 struct Registry {
     std::vector<Module *> modules;
-    std::map<std::string, Kernel *> kernels[256]; // by architecture: name
-    std::map<const void *, Stub> stubs;
+    std::vector<Stub> stubs; // by address of the function
 };
 static Registry &registry() {
     static Registry *r = new Registry;
     return *r;
 }
+static Kernel *kernel_named(const char *name, int arch) {
+    for (const Module *m : registry().modules)
+        for (int i = 0; m->arch == arch && i < m->kernel_count; i++)
+            if (strcmp(m->kernels[i].name, name) == 0) return &m->kernels[i];
+    return nullptr;
+}
+static std::vector<Stub>::iterator place_of(const void *function) {
+    return std::lower_bound(registry().stubs.begin(), registry().stubs.end(), function,
+                            [](const Stub &s, const void *f) { return s.function < f; });
+}
 
-// SIM_KERNELS=FILE: at exit a line for every kernel that ran is added to the file: module, architecture, name, launches.
+// SIM_KERNELS=FILE: at exit a line for every kernel that ran is added to the file: module, architecture, name,
+// launches.
 static void write_kernels() {
     FILE *f = fopen(setting("SIM_KERNELS"), "a");
     if (!f) return;
@@ -46,16 +59,14 @@ static void write_kernels() {
 }
 static void add_module(Module *m) {
     if (setting("SIM_KERNELS") && registry().modules.empty()) atexit(write_kernels);
-    registry().modules.push_back(m);
     for (int i = 0; i < m->kernel_count; i++) {
         Kernel *k = &m->kernels[i];
+        if (kernel_named(k->name, m->arch)) fatal("two kernels have the name %s", k->name);
         k->arch = m->arch;
         k->module = m->name;
-        if (!registry().kernels[m->arch & 255].insert({k->name, k}).second)
-            fatal("two kernels have the name %s", k->name);
     }
-    for (int i = 0; i < m->variable_count; i++)
-        add_device_variable(m->variables[i].address, m->variables[i].bytes);
+    registry().modules.push_back(m);
+    for (int i = 0; i < m->variable_count; i++) add_device_variable(m->variables[i].address, m->variables[i].bytes);
 }
 
 const char *readable_name(Kernel *k) {
@@ -63,23 +74,17 @@ const char *readable_name(Kernel *k) {
     int status;
     char *name = abi::__cxa_demangle(k->name, nullptr, nullptr, &status);
     if (!name) return k->readable = strdup(k->name);
-    // "void scale<float, (int)4>(float*)" -> "scale<float, 4>"
-    std::string text = name;
+    // "void scale<float, 4>(float*)" -> "scale<float, 4>"
+    const char *begin = strncmp(name, "void ", 5) == 0 ? name + 5 : name, *end = begin;
+    for (int depth = 0; *end && (*end != '(' || depth > 0); end++) depth += (*end == '<') - (*end == '>');
+    k->readable = strndup(begin, (size_t)(end - begin));
     free(name);
-    int depth = 0;
-    for (size_t i = 0; i < text.size(); i++) {
-        depth += (text[i] == '<') - (text[i] == '>');
-        if (text[i] == '(' && depth == 0) text.resize(i);
-    }
-    if (text.compare(0, 5, "void ") == 0) text.erase(0, 5);
-    for (const char *cast : {"(int)", "(bool)"})
-        for (size_t at; (at = text.find(cast)) != std::string::npos;) text.erase(at, strlen(cast));
-    return k->readable = strdup(text.c_str());
+    return k->readable;
 }
 
 // Prints the reason and returns the error, as a refused launch does.
 static cudaError_t refuse(const Stub &stub, cudaError_t error, const char *reason) {
-    return set_error(error, "launch of %s: %s", stub.kernel ? readable_name(stub.kernel) : stub.name.c_str(), reason);
+    return set_error(error, "launch of %s: %s", stub.kernel ? readable_name(stub.kernel) : stub.name, reason);
 }
 
 // ------------------------------------------------------------------------------------------------------- fat binaries
@@ -127,20 +132,16 @@ static int newest(const std::vector<int> &architectures, bool same_generation) {
         if (a <= gpu && a > best && (!same_generation || a / 10 == gpu / 10)) best = a;
     return best;
 }
-static Stub find_kernel(const Binary &binary, const char *name) {
+static Stub find_kernel(const Binary &binary, const char *name, const void *function) {
     const int code = newest(binary.machine_code, true), ptx = newest(binary.ptx, false), arch = code ? code : ptx;
-    Stub stub = {nullptr, name, arch, code ? code : device_model().compute_capability};
-    if (arch == 0) return stub;
-    const auto &kernels = registry().kernels[arch & 255];
-    const auto at = kernels.find(name);
-    if (at == kernels.end()) fatal("no translated PTX of sm_%d of the kernel %s in this program", arch, name);
-    stub.kernel = at->second;
-    return stub;
+    Kernel *kernel = arch ? kernel_named(name, arch) : nullptr;
+    if (arch && !kernel) fatal("no translated PTX of sm_%d of the kernel %s in this program", arch, name);
+    return {function, name, kernel, ptx ? ptx : arch, code ? code : device_model().compute_capability};
 }
 
 static const Stub *stub_of(const void *function) {
-    const auto at = registry().stubs.find(function);
-    return at == registry().stubs.end() ? nullptr : &at->second;
+    const auto at = place_of(function);
+    return at == registry().stubs.end() || at->function != function ? nullptr : &*at;
 }
 
 // ------------------------------------------------------------------------------------------------------------ launches
@@ -160,8 +161,8 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
     if (threads == 0 || threads > MAX_THREADS || block.z > 64 || grid.x == 0 || grid.y == 0 || grid.z == 0 ||
         grid.x > 2147483647u || grid.y > 65535 || grid.z > 65535) {
-        snprintf(reason, sizeof reason, "<<<(%u,%u,%u), (%u,%u,%u)>>> is no grid that a GPU has", grid.x, grid.y, grid.z,
-                 block.x, block.y, block.z);
+        snprintf(reason, sizeof reason, "<<<(%u,%u,%u), (%u,%u,%u)>>> is no grid that a GPU has", grid.x, grid.y,
+                 grid.z, block.x, block.y, block.z);
         return refuse(*stub, cudaErrorInvalidConfiguration, reason);
     }
     if (threads > k->max_threads) {
@@ -176,7 +177,8 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
     k->launches++;
     Launch now = {k, grid, block, shared, stream, nullptr};
     std::vector<char> params(k->param_bytes + 1);
-    for (uint32_t i = 0; i < k->param_count; i++) quiet_copy(&params[k->params[i].at], arguments[i], k->params[i].bytes);
+    for (uint32_t i = 0; i < k->param_count; i++)
+        quiet_copy(&params[k->params[i].at], arguments[i], k->params[i].bytes);
     msan_initialised(params.data(), params.size()); // they come from code that is not instrumented
     now.params = params.data();
     submit(now);
@@ -190,19 +192,19 @@ using namespace sim;
 
 extern "C" {
 const void *sim_kernel(const char *name) {
-    for (const auto &[function, stub] : registry().stubs)
-        if (stub.kernel && stub.name == name) return function;
-    // A kernel of PTX alone, without host code: its own stub.
-    for (int arch = device_model().compute_capability; arch > 0; arch--) {
-        const auto at = registry().kernels[arch & 255].find(name);
-        if (at == registry().kernels[arch & 255].end()) continue;
-        registry().stubs[at->second] = {at->second, name, arch, arch};
-        return at->second;
-    }
+    for (const Stub &stub : registry().stubs)
+        if (stub.kernel && strcmp(stub.name, name) == 0) return stub.function;
+    // A kernel of PTX alone, without host code, stands for itself.
+    for (int arch = device_model().compute_capability; arch > 0; arch--)
+        if (Kernel *k = kernel_named(name, arch)) {
+            registry().stubs.insert(place_of(k), {k, k->name, k, arch, arch});
+            return k;
+        }
     return nullptr;
 }
 
-// -------------------------------------------------------------------------------------------- what nvcc's host code calls
+// -------------------------------------------------------------------------------------------- what nvcc's host code
+// calls
 
 struct CallConfiguration {
     dim3 grid, block;
@@ -218,7 +220,7 @@ void __cudaUnregisterFatBinary(void **) {}
 char __cudaInitModule(void **) { return 0; }
 void __cudaRegisterFunction(void **binary, const char *stub, char *, const char *name, int, uint3 *, uint3 *, dim3 *,
                             dim3 *, int *) {
-    registry().stubs[stub] = find_kernel(*(Binary *)binary, name);
+    registry().stubs.insert(place_of(stub), find_kernel(*(Binary *)binary, name, stub));
 }
 // Modules bring their variables themselves; the host's copies by symbol are not simulated (and not linked).
 void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
@@ -254,7 +256,8 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute which, 
     if (!stub->kernel) return set_error(cudaErrorNoKernelImageForDevice);
     if (which != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     if (value < 0 || value + (int)stub->kernel->static_shared > device_model().shared_per_block)
-        return set_error(cudaErrorInvalidValue, "%s: %d bytes of dynamic shared memory asked for beside %u static ones, a block may have %d",
+        return set_error(cudaErrorInvalidValue,
+                         "%s: %d bytes of dynamic shared memory asked for beside %u static ones, a block may have %d",
                          readable_name(stub->kernel), value, stub->kernel->static_shared,
                          device_model().shared_per_block);
     stub->kernel->max_dynamic = value;
@@ -274,7 +277,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *function) {
     a->binaryVersion = stub->binary_version;
     return cudaSuccess;
 }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads,
+                                                          size_t shared) {
     const Stub *stub = stub_of(function);
     if (!stub || !stub->kernel || threads < 1)
         return set_error(cudaErrorInvalidValue, "occupancy of %d threads of an unknown kernel", threads);

@@ -43,8 +43,7 @@ float tanh_approx(float v) { return inexact(tanh((double)v), v); }
 float divide_approx(float a, float b) {
     const float size = __builtin_fabsf(b);
     if (size > 0x1p126f && size < INFINITY)
-        return a != a || __builtin_isinf(a) ? f32_of(CANONICAL_NAN)
-                                            : f32_of((bits(a) ^ bits(b)) & 0x80000000u);
+        return a != a || __builtin_isinf(a) ? f32_of(CANONICAL_NAN) : f32_of((bits(a) ^ bits(b)) & 0x80000000u);
     const float q = a / b;
     return __builtin_fabsf(q) < 0x1p-126f ? q : inexact(q, a);
 }
@@ -56,8 +55,8 @@ float half_to_float(uint16_t h) {
     return f32_of(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-// |f| rounded to nearest even to a format of so many exponent and fraction bits, as its code without the sign; codes may
-// come out larger than the format has.
+// |f| rounded to nearest even to a format of so many exponent and fraction bits, as its code without the sign; codes
+// may come out larger than the format has.
 static uint32_t narrow(float f, int exponent_bits, int fraction_bits) {
     const double size = fabs((double)f);
     const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -160,8 +159,8 @@ template <bool TRANS> void ldmatrix_x4(uint32_t *m, int line, const char *file) 
 template void ldmatrix_x4<false>(uint32_t *, int, const char *);
 template void ldmatrix_x4<true>(uint32_t *, int, const char *);
 
-// As measured on an A100 (Fasi, Higham, Mikaitis, Pranesh 2021): 8 exact products and the accumulator are aligned to the
-// largest of them and cut off one bit below its 24, then the sum is cut off to a float.
+// As measured on an A100 (Fasi, Higham, Mikaitis, Pranesh 2021): 8 exact products and the accumulator are aligned to
+// the largest of them and cut off one bit below its 24, then the sum is cut off to a float.
 static double cut(double v, int lowest) { return ldexp(trunc(ldexp(v, -lowest)), lowest); }
 template <int K> static double truncating_sum(const float *a, const float *b, double c) {
     for (int first = 0; first < K; first += 8) {
@@ -181,8 +180,9 @@ template <int K> static double truncating_sum(const float *a, const float *b, do
 }
 
 // mma.m16n8kK, K = 8 or 16, g = lane / 4, t = lane % 4: A (16 x K) register r holds row g + 8 (r % 2), columns
-// 2 t + 8 (r / 2) and the next; B (K x 8) register r rows 2 t + 8 r and the next of column g; C and D (16 x 8) element i
-// row g + 8 (i / 2), column 2 t + i % 2. The ISA leaves the order of the additions open: here in double, rounded once.
+// 2 t + 8 (r / 2) and the next; B (K x 8) register r rows 2 t + 8 r and the next of column g; C and D (16 x 8) element
+// i row g + 8 (i / 2), column 2 t + i % 2. The ISA leaves the order of the additions open: here in double, rounded
+// once.
 template <class T, int K> static void multiply(const uint64_t *value, const unsigned *, unsigned lanes, uint64_t *) {
     sim::expect_whole_warp(lanes, "mma");
     alignas(64) float a[16][K], b[K][8];
@@ -229,7 +229,8 @@ void shared_fault(uint32_t a, uint32_t size, int line, const char *file) {
                shared_end - SHARED_BASE, file, line);
 }
 void window_fault(uint64_t a, uint32_t size, int line, const char *file) {
-    sim::fatal("%s: %u bytes of local memory or of parameters at 0x%lx, at %s:%d", reason(a, size), size, a, file, line);
+    sim::fatal("%s: %u bytes of local memory or of parameters at 0x%lx, at %s:%d", reason(a, size), size, a, file,
+               line);
 }
 char *global_lookup(uint64_t a, uint32_t size, int number, int line, const char *file) {
     if (a % size == 0 && sim::find_device_memory(a, size, &found[number].begin, &found[number].bytes))

@@ -14,8 +14,8 @@
 #define PTX_WANTED(arch) 1
 #endif
 
-#define SITE         int line = __builtin_LINE(), const char *file = __builtin_FILE()
-#define UNLIKELY(x)  __builtin_expect(!!(x), 0)
+#define SITE        int line = __builtin_LINE(), const char *file = __builtin_FILE()
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 namespace ptx {
 using sim::Kernel;
@@ -103,7 +103,8 @@ template <class T, class F> static inline T atomic_update(char *p, F f) {
     Raw old = __atomic_load_n((Raw *)p, ATOMIC_ORDER);
     for (;;) {
         const T now = load<T>((const char *)&old), next = f(now);
-        if (__atomic_compare_exchange_n((Raw *)p, &old, load<Raw>((const char *)&next), false, ATOMIC_ORDER, ATOMIC_ORDER))
+        if (__atomic_compare_exchange_n((Raw *)p, &old, load<Raw>((const char *)&next), false, ATOMIC_ORDER,
+                                        ATOMIC_ORDER))
             return now;
     }
 }
@@ -152,7 +153,7 @@ template <class T> static inline T bfi(T a, T b, uint32_t at, uint32_t length) {
     at &= 255, length &= 255;
     const uint32_t width = 8 * sizeof(T);
     if (at >= width || length == 0) return b;
-    const T mask = (T)((length >= width ? (T)~(T)0 : (T)(((T)1 << length) - 1)) << at);
+    const T mask = (T)((length >= width ? (T) ~(T)0 : (T)(((T)1 << length) - 1)) << at);
     return (T)((b & ~mask) | ((T)(a << at) & mask));
 }
 static inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t c) {
@@ -252,8 +253,8 @@ template <int MODE> static inline Shuffled shfl(uint32_t a, uint32_t b, uint32_t
 typedef sim::CompleteFn Complete;
 uint32_t warp_meet(uint32_t value, Complete f, int line, const char *file);
 template <bool IS_MAX, int... OFFSETS>
-static __attribute__((no_sanitize("thread"))) void butterfly_all(const uint64_t *value, const unsigned *, unsigned lanes,
-                                                                 uint64_t *result) {
+static __attribute__((no_sanitize("thread"))) void butterfly_all(const uint64_t *value, const unsigned *,
+                                                                 unsigned lanes, uint64_t *result) {
     sim::expect_whole_warp(lanes, "shfl.sync");
     float v[32], w[32];
     for (int i = 0; i < 32; i++) v[i] = f32_of((uint32_t)value[i]);
@@ -277,7 +278,8 @@ uint32_t bar_popc(bool p, SITE);
 bool bar_and(bool p, SITE);
 bool bar_or(bool p, SITE);
 
-// m: the row that this lane has the address of, and afterwards its part of every matrix. Orders no memory, nor does mma.
+// m: the row that this lane has the address of, and afterwards its part of every matrix. Orders no memory, nor does
+// mma.
 template <bool TRANS> void ldmatrix_x4(uint32_t *m, SITE);
 struct Half {
     static float number(uint16_t v) { return half_to_float(v); }
@@ -291,8 +293,8 @@ struct MmaFragments {
 };
 template <class T, int K> void mma_m16n8(MmaFragments &m, SITE);
 
-// cp.async of one thread. A copy happens as late as the ISA allows, in the wait for it; in the reverse schedule as early
-// as it may, when it is issued: then a tile that somebody still reads is overwritten.
+// cp.async of one thread. A copy happens as late as the ISA allows, in the wait for it; in the reverse schedule as
+// early as it may, when it is issued: then a tile that somebody still reads is overwritten.
 struct AsyncCopies {
     enum { MOST = 256 };
     struct Copy {
@@ -307,7 +309,8 @@ struct AsyncCopies {
     }
 
     void issue(char *to, uint64_t from, int bytes, uint32_t read, int number, SITE) {
-        if (UNLIKELY(read > (uint32_t)bytes)) sim::fatal("cp.async reads %u of %d bytes at %s:%d", read, bytes, file, line);
+        if (UNLIKELY(read > (uint32_t)bytes))
+            sim::fatal("cp.async reads %u of %d bytes at %s:%d", read, bytes, file, line);
         if (read)
             global_at(from, (uint32_t)bytes, number, line, file);
         else if (UNLIKELY(from % (uint64_t)bytes))

@@ -97,6 +97,22 @@ $(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: $(SIM_BUILD)/%: build/n
 	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(KERNEL_FLAGS) -c $< -o $@.o
 	$(QUIET)$(CXX) $(CFLAGS_$(MODE)) $@.o $(<:.cpp=.o) $(SIM_CORE_OBJ) -o $@ -lpthread
 
+# The forms of PTX instructions, each with worked-out results, as a module that no host code launches.
+SIM_FORMS := $(SIM_KERNELS)/test/sim
+$(SIM_FORMS)/forms.cpp: test/sim/ptx_forms.py test/sim/ptx_forms_table.py dev/sim/translate.py
+	@mkdir -p $(@D)
+	$(SAY) PTX test/sim/ptx_forms.py
+	$(QUIET)for a in $(SIM_ARCHS); do $(PYTHON) $< --ptx $$a >$(@D)/forms.compute_$$a.ptx || exit; done
+	$(QUIET)$(PYTHON) $< --table >$(@D)/forms_table.h
+	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(SIM_ARCHS:%=$(@D)/forms.compute_%.ptx)
+$(SIM_BUILD)/test/sim/forms.o: $(SIM_FORMS)/forms.cpp
+	@mkdir -p $(@D)
+	$(SAY) SIM $<
+	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(KERNEL_FLAGS) -MMD -MP -c $< -o $@
+$(BUILD)/test/sim/test_ptx_forms.o: CFLAGS += -I$(SIM_FORMS)
+$(BUILD)/test/sim/test_ptx_forms.o: $(SIM_FORMS)/forms.cpp
+$(SIM_BUILD)/test/sim/test_ptx_forms: $(SIM_BUILD)/test/sim/forms.o
+
 # cuDNN's own library judges our graphs, with a driver that only says yes.
 CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o pass.o plan.o) \
 	$(BUILD)/llmc/base/error.o $(BUILD)/llmc/tensor.o

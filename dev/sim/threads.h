@@ -1,5 +1,5 @@
-// What a CUDA thread on the CPU may ask for: its place in the grid, and the meetings of threads in operations of a warp or
-// a block. And what a translated kernel is. block.cpp runs the threads.
+// What a CUDA thread on the CPU may ask for: its place in the grid, and the meetings of threads in operations of a warp
+// or a block. And what a translated kernel is. block.cpp runs the threads.
 #pragma once
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -48,8 +48,8 @@ struct Module { // of one architecture
 // What the last lane that arrives computes for all: value and argument of the participating lanes -> result of each.
 typedef void (*CompleteFn)(const uint64_t *value, const unsigned *argument, unsigned lanes, uint64_t *result);
 
-// The lanes of mask meet; the last one to arrive runs f; every lane returns its result. orders_memory: what a lane wrote
-// before is visible to the others afterwards (true of bar.warp.sync, not of shuffles; only TSan can tell).
+// The lanes of mask meet; the last one to arrive runs f; every lane returns its result. orders_memory: what a lane
+// wrote before is visible to the others afterwards (true of bar.warp.sync, not of shuffles; only TSan can tell).
 uint64_t warp_op(unsigned mask, uint64_t value, unsigned argument, CompleteFn f, int line, const char *file,
                  bool orders_memory = false);
 enum BlockOp { BLOCK_SYNC, BLOCK_COUNT, BLOCK_AND, BLOCK_OR };
@@ -62,10 +62,6 @@ bool copies_at_once();
 
 // The unsigned integer of a size.
 template <int BYTES> struct Bits;
-template <> struct Bits<4> {
-    typedef uint32_t type;
-};
-template <> struct Bits<8> {
-    typedef uint64_t type;
-};
+template <> struct Bits<4> { typedef uint32_t type; };
+template <> struct Bits<8> { typedef uint64_t type; };
 } // namespace sim

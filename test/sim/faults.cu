@@ -121,6 +121,18 @@ template <bool WRONG> static void uninitialised_shared() {
     uninitialised_shared_kernel<WRONG><<<1, N>>>(out);
     expect(device_value(out), 1.0f);
 }
+// An index out of shared or global memory that nobody wrote; masked, so that it does no other harm.
+template <bool WRONG> __global__ void uninitialised_index_kernel(float *out, const int *index) {
+    __shared__ int of_block[N];
+    if (!WRONG) of_block[threadIdx.x] = 0;
+    __syncthreads();
+    out[threadIdx.x] = (float)((of_block[threadIdx.x] & 31) + index[0]);
+    out[(of_block[threadIdx.x] & 31) + (index[0] & 31)] = 0.0f;
+}
+template <bool WRONG> static void uninitialised_index() {
+    uninitialised_index_kernel<WRONG><<<1, N>>>(device_floats(N), (const int *)device_floats(1));
+}
+
 template <bool WRONG> __global__ void uninitialised_global_kernel(float *out, const float *in) {
     out[threadIdx.x] = in[threadIdx.x] > 0.5f ? 1.0f : 0.0f;
 }
@@ -435,6 +447,7 @@ static const struct {
     FAULT(trap),
     FAULT(uninitialised_global),
     FAULT(uninitialised_shared),
+    FAULT(uninitialised_index),
     FAULT(use_after_free),
 };
 

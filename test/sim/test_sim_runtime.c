@@ -317,9 +317,12 @@ static void the_device_is_the_one_asked_for(void **state) {
     const char *asked = getenv("SIM_CC");
     assert_int_equal(10 * major + minor, asked ? atoi(asked) : 90);
     assert_true(units > 0);
-    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, NULL, 256, 0));
+    const void *kernel = sim_kernel("_Z12probe_kernelPi");
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 256, 0));
     assert_in_range(blocks, 4, 8);
-    FAILS(cudaErrorInvalidValue, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, NULL, 256, 1 << 20));
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 256, 1 << 20));
+    assert_int_equal(blocks, 0);
+    FAILS(cudaErrorInvalidValue, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, NULL, 256, 0));
 }
 
 static void memory_ends(void **state) {
