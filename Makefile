@@ -1,7 +1,7 @@
 # pretrain.cu: `make help` lists the targets.
 #
-# Host code and the CPU backend are C11; every object is compiled once per variant into build/VARIANT/. The CUDA backend
-# is compiled twice: by nvcc for the device, and by g++ with the simulator of dev/sim for the host.
+# Host code and the CPU backend are C11; every object is compiled once per variant into build/VARIANT/. CUDA kernels are
+# compiled by nvcc; the simulator of dev/sim runs the PTX that it leaves, translated to C++.
 #   SIMD=avx512bf16|avx512|none   vector code of the CPU backend; default: what this processor has
 #   MODE=release|sanitize         sanitize: AddressSanitizer + UBSan. For the simulator also tsan and msan (clang)
 #   CUDA=DIR                      the CUDA toolkit; default: that of the nvcc on the PATH, /usr/local/cuda, or .cuda,
@@ -165,13 +165,14 @@ bench-gpu: ## speed tables of the GPU, and PyTorch beside them, into dev/bench/r
 SUBMAKE := $(MAKE) --no-print-directory -s -j$(shell nproc)
 
 # Every test program, the op tests a second time in plain C (SIMD=none), and pytest. With a CUDA toolkit: the CUDA trainer
-# is compiled for the oldest GPUs and for Hopper, and its kernels run in the simulator, also under the sanitizers.
+# is compiled for every generation of GPUs, and what nvcc made of its kernels runs in the simulator, also under the
+# sanitizers.
 test: ## install what is missing, build, run all tests
 	scripts/install_deps.sh build test
 	$(SUBMAKE) all test-programs
 	$(SUBMAKE) SIMD=none op-test-programs
-	$(if $(CUDA),$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs,@echo "$(NO_CUDA)")
-	$(if $(NVCC),$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) kernel-report ARCHS="75 90")
+	$(if $(NVCC),$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs,@echo "$(NO_CUDA)")
+	$(if $(NVCC),$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) kernel-report ARCHS="$(SIM_ARCHS)")
 	@scripts/run_tests.py --jobs $(shell nproc) --pytest test/e2e --pytest test/tools \
 		$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN)) $(SIM_TEST_BIN) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
 
@@ -182,8 +183,8 @@ NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not 
 test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernels also under TSan and MSan
 	scripts/install_deps.sh build test
 	$(SUBMAKE) MODE=sanitize test-programs sanitized-trainer
-	$(if $(CUDA),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
-	$(if $(CUDA),$(SUBMAKE) sim-sanitize-programs sim-faults)
+	$(if $(NVCC),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
+	$(if $(NVCC),$(SUBMAKE) sim-sanitize-programs sim-faults)
 	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' CUDNN_GRAPHS=all scripts/run_tests.py \
 		--jobs $(shell nproc) --program-seconds 900 --pytest test/e2e --mark sanitize \
@@ -199,7 +200,7 @@ sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)
 # ----------------------------------------------------------------------------------------------------------------- style
 
 SOURCES := $(sort $(wildcard *.cu llmc/*.[ch] llmc/*/*.[ch] llmc/*/*.cu llmc/*/*.cuh data/*.[ch] dev/*/*.[ch] \
-           dev/sim/*.cpp dev/sim/include/*/*.h dev/sim/*.cu test/*/*.[ch] test/*/*.cu))
+           dev/sim/*.cpp dev/sim/*.cu test/*/*.[ch] test/*/*.cu))
 # What clang-tidy reads: the C of it; without a CUDA toolkit not what includes its headers.
 TIDIED := $(filter %.c train_gpt2.cu,$(if $(CUDA),$(SOURCES),$(filter-out llmc/cuda/% test/sim/%,$(SOURCES))))
 # clang 14 knows _Float16 only where AVX512-FP16 is switched on; nothing is compiled here, only read.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Registers, shared memory and spills of every CUDA kernel, from what ptxas said when it was built (nvcc -Xptxas -v).
 
-    scripts/kernel_report.py build/release-cuda-90/llmc/cuda/*.ptxas          (make kernel-report)
+    scripts/kernel_report.py build/nvcc-90/llmc/cuda/*.ptxas          (make kernel-report)
 
 One line a kernel, one column an architecture: registers a thread; then "+N spill" bytes stored to local memory because
 the registers did not reach, or "+N local" bytes of arrays that are kept there. Spills cost memory traffic in the inner
