@@ -306,6 +306,16 @@ double op_tolerance(DType dtype) { return dtype == DTYPE_FP32 ? 1e-5 : dtype == 
 
 double op_limit(DType dtype, int64_t n) { return (n < FEW_VALUES ? 2.0 : 1.0) * op_tolerance(dtype); }
 
+double op_limit_of_values(DType dtype, const double *values, int64_t n) {
+    double squares = 0.0, fourths = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const double square = values[i] * values[i];
+        squares += square, fourths += square * square;
+    }
+    const double count = fourths > 0.0 ? 3.0 * squares * squares / fourths : (double)n;
+    return op_limit(dtype, count < (double)n ? (int64_t)count : n);
+}
+
 double op_relative_error(const double *got, const double *want, int64_t n) {
     double error = 0.0, norm = 0.0;
     for (int64_t i = 0; i < n; i++) {
@@ -327,10 +337,32 @@ void op_expect_share(int64_t up, int64_t n, double f) {
 
 void op_check_scaled(OpTensor x, DType precision, double factor) {
     int64_t n = tensor_numel(x.t);
-    op_expect(x.t.name, op_relative_error(op_download(x), x.v, n), factor * op_limit(precision, n));
+    op_expect(x.t.name, op_relative_error(op_download(x), x.v, n), factor * op_limit_of_values(precision, x.v, n));
 }
 
 void op_check(OpTensor x, DType precision) { op_check_scaled(x, precision, 1.0); }
+
+void op_check_scaled_terms(OpTensor x, DType precision, DType of_terms, double size, double factor) {
+    const int64_t n = tensor_numel(x.t);
+    const double *got = op_download(x), norm = sqrt(ref_sumsq(x.v, n));
+    const double of_size = op_limit(of_terms, n) * size * sqrt((double)n);
+    const double limit = factor * fmax(op_limit_of_values(precision, x.v, n) * norm, of_size);
+    double error = 0.0;
+    for (int64_t i = 0; i < n; i++) error += (got[i] - x.v[i]) * (got[i] - x.v[i]);
+    if (!(sqrt(error) <= limit)) // also when error is NaN
+        op_fail("%s: error %.3g of %.3g, at most %.3g", x.t.name, sqrt(error), norm, limit);
+}
+
+void op_check_terms(OpTensor x, DType precision, DType of_terms, double size) {
+    op_check_scaled_terms(x, precision, of_terms, size, 1.0);
+}
+
+void op_check_values(OpTensor x) {
+    const double *got = op_download(x);
+    for (int64_t i = 0; i < tensor_numel(x.t); i++)
+        if (!(got[i] == x.v[i]) && !(isnan(got[i]) && isnan(x.v[i])))
+            op_fail("%s: element %lld is %.9g, expected %.9g", x.t.name, (long long)i, got[i], x.v[i]);
+}
 
 void op_check_logarithms(OpTensor x, DType precision, double factor) {
     int64_t n = tensor_numel(x.t);

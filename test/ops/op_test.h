@@ -66,10 +66,18 @@ void op_write(Tensor t, const void *host);
 // fewer than 256 values two worst roundings may meet, 2 * 2^-8 = 7.8e-3 in bf16, and checks allow twice as much.
 double op_tolerance(DType dtype);
 double op_limit(DType dtype, int64_t n); // op_tolerance, doubled for few values
+// op_limit of as many normal values as would make as little of an average as these: 3 (sum w^2)^2 / sum w^4, at most n.
+// One value that outweighs all others brings the error of its own rounding, however many they are.
+double op_limit_of_values(DType dtype, const double *values, int64_t n);
 double op_relative_error(const double *got, const double *want, int64_t n);
 void op_expect(const char *name, double error, double tolerance); // fails unless error <= tolerance
 void op_check(OpTensor x, DType precision);                       // device against .v
-void op_check_scaled(OpTensor x, DType precision, double factor); // with a tolerance of factor * op_tolerance
+void op_check_scaled(OpTensor x, DType precision, double factor); // with a limit of factor * op_limit_of_values
+// Where few terms are added they may cancel, and what is left is no more exact than they were: op_check, or an error of
+// op_limit(of_terms) per element of terms of this root mean square. DTYPE_FP32 where they are added before rounding.
+void op_check_terms(OpTensor x, DType precision, DType of_terms, double size);
+void op_check_scaled_terms(OpTensor x, DType precision, DType of_terms, double size, double factor); // both limits
+void op_check_values(OpTensor x); // each value as it is, NaN as NaN
 // Of logarithms (lse, losses) the absolute error counts, since they are used as exp(x): a value near 0 is as good as 1.
 void op_check_logarithms(OpTensor x, DType precision, double factor);
 void op_check_same_bits(OpTensor a, OpTensor b);

@@ -248,7 +248,7 @@ static inline void expect_neighbours(OpTensor x, const double *exact, const doub
 static inline void expect_nearest8(OpTensor codes, OpTensor scales, const double *exact, const double *size,
                                    bool is_signed) {
     const int64_t n = tensor_numel(codes.t);
-    double *got = malloc((size_t)n * sizeof *got), *scale = op_values(scales.t);
+    double *got = calloc((size_t)n, sizeof *got), *scale = op_values(scales.t);
     download8(got, codes, scales, is_signed);
     for (int64_t begin = 0; begin < n; begin += STATE_BLOCK) {
         const int64_t end = n - begin < STATE_BLOCK ? n : begin + STATE_BLOCK;
@@ -273,8 +273,10 @@ static inline void expect_moment(OpTensor x, OpTensor scales, double *exact, con
         expect_nearest8(x, scales, exact, size, is_signed);
     else if (x.t.dtype == DTYPE_BF16)
         expect_neighbours(x, exact, size);
-    else
-        op_check((OpTensor){.t = x.t, .v = exact}, DTYPE_FP32);
+    else {
+        const int64_t n = tensor_numel(x.t); // a gradient may cancel the moment of a tensor of one element
+        op_check_terms((OpTensor){.t = x.t, .v = exact}, DTYPE_FP32, DTYPE_FP32, sqrt(ref_sumsq(size, n) / (double)n));
+    }
 }
 
 // weight + lost against w, and the weight is w rounded to nearest.
@@ -293,15 +295,6 @@ static inline void expect_lost(const Parameter *p, double factor) {
     free(weight), free(lost);
 }
 
-// How many normal values would make as little of an average as these: 3 (sum w^2)^2 / sum w^4, at most n. A second
-// moment near 0 gives one weight of 257 an update that outweighs all others, and then its rounding is the error.
-static inline int64_t values_of_weight(const double *w, int64_t n) {
-    double squares = 0.0, fourths = 0.0;
-    for (int64_t i = 0; i < n; i++) squares += w[i] * w[i], fourths += w[i] * w[i] * w[i] * w[i];
-    const double values = fourths > 0.0 ? 3.0 * squares * squares / fourths : (double)n;
-    return values < (double)n ? (int64_t)values : n;
-}
-
 // before: the norm of the weights before the update. What is smaller after it was left by a difference, which is as
 // exact as the numbers it was taken of.
 static inline void expect_weight(const Parameter *p, double before) {
@@ -318,7 +311,8 @@ static inline void expect_weight(const Parameter *p, double before) {
     } else {
         // Stochastic rounding is off by up to an ulp instead of half of one, sqrt(2) times the error of nearest.
         double *weight = op_values(p->weight.t);
-        const double limit = op_limit(dtype, values_of_weight(p->w, p->n)) * (dtype == DTYPE_FP32 ? 1.0 : 1.5);
+        // A second moment near 0 gives one weight of 257 an update that outweighs all others.
+        const double limit = op_limit_of_values(dtype, p->w, p->n) * (dtype == DTYPE_FP32 ? 1.0 : 1.5);
         op_expect("weight", op_relative_error(weight, p->w, p->n), factor * limit);
         free(weight);
     }

@@ -1,14 +1,10 @@
 // attention_forward and attention_backward against the specification.
-#include "test/ops/op_test.h"
-#include <math.h>
-#include <stdlib.h>
+#include "test/ops/op_cases.h"
 
 // B T C NH: one token; one head; head sizes 5, 7, 8, 12, 16, 32, 40, 64, 128; T beyond one block and not a multiple.
 // Then what a GPU kernel cuts differently: head sizes from 48 to 128 that do or do not fill its tiles, 256, which fills
 // several; T one below, at and one above tiles of 64 and 128; three blocks of 128; more heads than run at once.
-static const struct Case {
-    int64_t B, T, C, NH;
-} cases[] = {
+static const HeadsShape cases[] = {
     {1, 1, 16, 1},    {2, 7, 24, 3},   {1, 65, 40, 1},  {2, 130, 64, 2},  {1, 200, 48, 4},  {3, 33, 21, 3},
     {1, 5, 5, 1},     {1, 130, 64, 1}, {1, 70, 128, 1}, {2, 64, 64, 4},   {1, 129, 192, 3}, {1, 63, 96, 2},
     {1, 64, 144, 2},  {2, 65, 80, 1},  {1, 127, 96, 1}, {1, 128, 104, 1}, {1, 129, 120, 1}, {1, 128, 64, 1},
@@ -16,78 +12,29 @@ static const struct Case {
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
-static void begin(const struct Case *c, DType dtype, const char *what) {
-    op_begin((OpsShape){.B = c->B, .T = c->T, .C = c->C, .NH = c->NH, .Vp = 128, .num_tensors = 1, .dtype = dtype},
-             "%s B=%d T=%d C=%d NH=%d", what, (int)c->B, (int)c->T, (int)c->C, (int)c->NH);
-}
-
-static void forward_case(const struct Case *c, DType dtype, double scale, double slack) {
-    begin(c, dtype, "attention_forward");
-    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, 3 * c->C), scale);
-    OpTensor out = op_output(dtype, "out", DIMS(c->B, c->T, c->C));
-    OpTensor lse = op_output(DTYPE_FP32, "lse", DIMS(c->B, c->NH, c->T));
-    attention_forward(out.t, lse.t, qkv.t, (int)c->NH);
-    ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->C, c->NH);
-    op_check_scaled(out, dtype, slack);
-    op_check_logarithms(lse, dtype, slack);
-    op_end();
-}
-
 static void attention_forward_matches(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < NUM_CASES; i++) forward_case(&cases[i], dtype, 1.0, 1.0);
+    for (int i = 0; i < NUM_CASES; i++) attention_forward_case(&cases[i], dtype, 1.0, 1.0);
 }
 
 // Scores of size 5^2 * sqrt(HS) / sqrt(HS) = 25, up to 100: exp overflows in fp32 without the running maximum. A
 // relative error of 2^-24 in a score of 100 is 6e-6 in its exponential, so the fp32 tolerance is doubled.
 static void large_scores_do_not_overflow(void **state) {
     DType dtype = op_dtype(state);
-    forward_case(&cases[3], dtype, 5.0, 2.0);
-    forward_case(&cases[8], dtype, 5.0, 2.0);
-}
-
-// The gradients of q, k and v apart: dv is the largest and would hide the others.
-static void check_parts(OpTensor dqkv, const struct Case *c, DType dtype) {
-    static const char *const names[3] = {"dq", "dk", "dv"};
-    const double *values = op_download(dqkv);
-    int64_t N = c->B * c->T, C = c->C;
-    double *got = malloc((size_t)(N * C) * sizeof *got), *want = malloc((size_t)(N * C) * sizeof *want), error[3];
-    for (int part = 0; part < 3; part++) {
-        for (int64_t i = 0; i < N * C; i++) {
-            int64_t at = (i / C) * 3 * C + part * C + i % C;
-            got[i] = values[at], want[i] = dqkv.v[at];
-        }
-        error[part] = op_relative_error(got, want, N * C);
-    }
-    free(got), free(want);
-    for (int part = 0; part < 3; part++) op_expect(names[part], error[part], op_limit(dtype, N * C));
+    attention_forward_case(&cases[3], dtype, 5.0, 2.0);
+    attention_forward_case(&cases[8], dtype, 5.0, 2.0);
 }
 
 static void attention_backward_matches(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < NUM_CASES; i++) {
-        const struct Case *c = &cases[i];
-        begin(c, dtype, "attention_backward");
-        OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, 3 * c->C), 1.0);
-        OpTensor dout = op_input(dtype, "dout", DIMS(c->B, c->T, c->C), 1.0);
-        OpTensor out = op_input(dtype, "out", DIMS(c->B, c->T, c->C), 1.0);
-        OpTensor lse = op_input(DTYPE_FP32, "lse", DIMS(c->B, c->NH, c->T), 1.0);
-        OpTensor dqkv = op_output(dtype, "dqkv", DIMS(c->B, c->T, 3 * c->C));
-        ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->C, c->NH);
-        op_upload(&out), op_upload(&lse); // both sides see them as the forward pass stores them: rounded
-        attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, (int)c->NH);
-        ref_attention_backward(dqkv.v, dout.v, out.v, lse.v, qkv.v, c->B, c->T, c->C, c->NH);
-        op_check(dqkv, dtype);
-        if (c->T > 1) check_parts(dqkv, c, dtype); // at T = 1 dq and dk are zero but for rounding
-        op_end();
-    }
+    for (int i = 0; i < NUM_CASES; i++) attention_backward_case(&cases[i], dtype);
 }
 
 // Twice the same inputs, into memory that held something else.
 static void attention_gives_the_same_bits_again(void **state) {
     DType dtype = op_dtype(state);
-    const struct Case *c = &(const struct Case){2, 150, 192, 3};
-    begin(c, dtype, "attention");
+    const HeadsShape *c = &(const HeadsShape){2, 150, 192, 3};
+    attention_begin(c, dtype, "attention");
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, 3 * c->C), 1.0);
     OpTensor dout = op_input(dtype, "dout", DIMS(c->B, c->T, c->C), 1.0);
     OpTensor out[2], lse[2], dqkv[2];

@@ -1,58 +1,26 @@
 // batch_unpack, embedding_forward and embedding_backward against the specification.
-#include "test/ops/op_test.h"
+#include "test/ops/op_cases.h"
 
 // B T C V Vp maxT: one token; rows that are no multiple of 8 and a vocabulary of 7 (every token repeated); odd C;
 // more rows than one block; rows longer than one block; the same token everywhere, 9,000 times; large vocabularies.
-static const struct Case {
-    int64_t B, T, C, V, Vp, maxT;
-} cases[] = {
+static const EmbeddingShape cases[] = {
     {1, 1, 24, 7, 128, 1},      {3, 7, 40, 7, 128, 9},        {2, 65, 16, 200, 256, 128},
     {5, 3, 21, 61, 128, 3},     {1, 200, 48, 7, 128, 200},    {2, 65, 2080, 5, 128, 65},
     {9, 1000, 8, 1, 128, 1000}, {6, 300, 8, 1000, 1024, 300}, {2, 35, 8, 100000, 100096, 40},
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
-static void begin(const struct Case *c, DType dtype, const char *what) {
-    op_begin((OpsShape){.B = c->B, .T = c->T, .C = c->C, .NH = 1, .Vp = c->Vp, .num_tensors = 1, .dtype = dtype},
-             "%s B=%d T=%d C=%d V=%d", what, (int)c->B, (int)c->T, (int)c->C, (int)c->V);
-}
-
 static void embedding_forward_matches(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < NUM_CASES; i++) {
-        const struct Case *c = &cases[i];
-        begin(c, dtype, "embedding_forward");
-        OpTensor tokens = op_tokens("tokens", DIMS(c->B, c->T), c->V);
-        OpTensor wte = op_input(dtype, "wte", DIMS(c->Vp, c->C), 1.0);
-        OpTensor wpe = op_input(dtype, "wpe", DIMS(c->maxT, c->C), 1.0);
-        OpTensor out = op_output(dtype, "out", DIMS(c->B, c->T, c->C));
-        embedding_forward(out.t, tokens.t, wte.t, wpe.t);
-        ref_embedding_forward(out.v, tokens.tokens, wte.v, wpe.v, c->B, c->T, c->C);
-        op_check(out, dtype);
-        op_end();
-    }
-}
-
-static void backward_case(const struct Case *c, DType dtype, DType grad, bool accumulate) {
-    begin(c, dtype, accumulate ? "embedding_backward +=" : "embedding_backward =");
-    OpTensor tokens = op_tokens("tokens", DIMS(c->B, c->T), c->V);
-    OpTensor dout = op_input(dtype, "dout", DIMS(c->B, c->T, c->C), 1.0);
-    OpTensor dwte = op_inout(grad, "dwte", DIMS(c->Vp, c->C), 1.0);
-    OpTensor dwpe = op_inout(grad, "dwpe", DIMS(c->maxT, c->C), 1.0);
-    if (!accumulate) op_poison(dwpe); // what stood there must not leak
-    embedding_backward(dwte.t, dwpe.t, dout.t, tokens.t, accumulate);
-    ref_embedding_backward(dwte.v, dwpe.v, dout.v, tokens.tokens, c->B, c->T, c->C, c->maxT, accumulate);
-    op_check(dwte, grad);
-    op_check(dwpe, grad);
-    op_end();
+    for (int i = 0; i < NUM_CASES; i++) embedding_forward_case(&cases[i], dtype);
 }
 
 static void embedding_backward_matches(void **state) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) {
         for (int accumulate = 0; accumulate <= 1; accumulate++) {
-            backward_case(&cases[i], dtype, DTYPE_FP32, accumulate);
-            if (dtype != DTYPE_FP32) backward_case(&cases[i], dtype, dtype, accumulate);
+            embedding_backward_case(&cases[i], dtype, DTYPE_FP32, accumulate);
+            if (dtype != DTYPE_FP32) embedding_backward_case(&cases[i], dtype, dtype, accumulate);
         }
     }
 }

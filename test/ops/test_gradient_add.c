@@ -1,12 +1,8 @@
 // Gradients accumulated in the compute dtype: gradient_add against its specification, bit for bit; that its rounding
 // is unbiased; and what it does to a sum of 64 micro-steps (the table of doc/numerics.md: TEST_TABLE=1 prints it).
 #include "llmc/base/rng.h"
-#include "test/ops/op_test.h"
-#include "test/reference/gradient_add.h"
-#include <math.h>
+#include "test/ops/op_cases.h"
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static OpsShape shape(DType dtype) {
     return (OpsShape){.B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype};
@@ -18,34 +14,13 @@ static Tensor control_at(uint32_t micro_steps) {
     return op_control(c);
 }
 
-static void assert_values(const char *what, OpTensor dst) {
-    const double *got = op_download(dst);
-    for (int64_t e = 0; e < tensor_numel(dst.t); e++)
-        if (!(got[e] == dst.v[e]) && !(isnan(got[e]) && isnan(dst.v[e])))
-            op_fail("%s: element %lld is %.9g, expected %.9g", what, (long long)e, got[e], dst.v[e]);
-}
-
 // ------------------------------------------------------------------------------------------------------- the same bits
 
 // One element; less than a vector; no multiple of anything; more than one task; a matrix.
 static void gradient_add_gives_the_bits_of_the_specification(void **state) {
     const DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 7, 130, 4099, 70001};
-    for (int i = 0; i < 5; i++) {
-        const int64_t n = sizes[i];
-        const uint32_t micro_steps = i == 4 ? 0x80000001u : (uint32_t)(3 * i);
-        op_begin(shape(dtype), "gradient_add to %lld elements", (long long)n);
-        const Tensor control = control_at(micro_steps);
-        OpTensor src = op_input(DTYPE_FP32, "src", DIMS(n), 0.3), more = op_input(DTYPE_FP32, "more", DIMS(n), 1e-3);
-        OpTensor dst = op_output(dtype, "dst", DIMS(n)); // NaN, which the first micro-step must not read
-        gradient_add(dst.t, src.t, false, 42, i, control);
-        ref_gradient_add(dst.v, src.v, n, false, dtype, 42, i, micro_steps);
-        assert_values("overwritten", dst);
-        gradient_add(dst.t, more.t, true, 42, i, control);
-        ref_gradient_add(dst.v, more.v, n, true, dtype, 42, i, micro_steps);
-        assert_values("added to", dst);
-        op_end();
-    }
+    for (int i = 0; i < 5; i++) gradient_add_case(dtype, sizes[i], i, i == 4 ? 0x80000001u : (uint32_t)(3 * i));
 }
 
 // fp32 values around every power of two of a wide range, exact ones and ones beyond the largest of the dtype.
@@ -64,7 +39,7 @@ static void every_size_of_number_is_rounded_to_a_neighbour(void **state) {
     op_upload(&src);
     gradient_add(dst.t, src.t, false, op_seed(), 5, control_at(9));
     ref_gradient_add(dst.v, src.v, N, false, dtype, op_seed(), 5, 9);
-    assert_values("of all sizes", dst);
+    op_check_values(dst);
     op_end();
 }
 

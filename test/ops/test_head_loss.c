@@ -1,83 +1,23 @@
 // head_loss_forward, head_loss_backward and sequence_losses against the specification.
-#include "test/ops/op_test.h"
-#include <math.h>
+#include "test/ops/op_cases.h"
 
 // N C V Vp R: one row; R that does not divide N; more rows in a chunk than there are; V = Vp; odd C; a vocabulary of 7.
-static const struct Case {
-    int64_t N, C, V, Vp, R;
-} cases[] = {
+static const HeadLossShape cases[] = {
     {1, 24, 7, 128, 1},    {13, 40, 61, 128, 5}, {33, 64, 200, 256, 33},  {21, 21, 7, 128, 4},
     {10, 48, 128, 128, 3}, {5, 16, 61, 128, 8},  {130, 32, 300, 384, 65},
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
-typedef struct {
-    OpTensor in, wte, targets, logits, losses;
-} Head;
-
-// Rows V..Vp-1 of wte hold large numbers here: a backend that lets the padding take part is far off.
-static Head begin(const struct Case *c, DType dtype, double logit_size, const char *what) {
-    op_begin((OpsShape){.B = 1, .T = c->N, .C = c->C, .NH = 1, .Vp = c->Vp, .num_tensors = 1, .dtype = dtype},
-             "%s N=%d C=%d V=%d R=%d", what, (int)c->N, (int)c->C, (int)c->V, (int)c->R);
-    Head h = {
-        .in = op_input(dtype, "in", DIMS(c->N, c->C), logit_size),
-        .wte = op_input(dtype, "wte", DIMS(c->Vp, c->C), 1.0 / sqrt((double)c->C)),
-        .targets = op_tokens("targets", DIMS(c->N), c->V),
-        .logits = op_output(dtype, "logits", DIMS(c->R, c->Vp)),
-        .losses = op_output(DTYPE_FP32, "losses", DIMS(c->N)),
-    };
-    for (int64_t i = c->V * c->C; i < c->Vp * c->C; i++) h.wte.v[i] = 8.0;
-    op_upload(&h.wte);
-    h.targets.tokens[0] = (int32_t)c->V - 1, h.targets.tokens[c->N - 1] = 0;
-    op_upload(&h.targets);
-    return h;
-}
-
-static void forward_case(const struct Case *c, DType dtype, double logit_size) {
-    Head h = begin(c, dtype, logit_size, "head_loss_forward");
-    head_loss_forward(h.losses.t, h.logits.t, h.in.t, h.wte.t, h.targets.t, c->V);
-    ref_head_loss_forward(h.losses.v, h.in.v, h.wte.v, h.targets.tokens, c->N, c->C, c->V);
-    op_check_logarithms(h.losses, dtype, 1.0); // logits are stored in the compute dtype
-    op_end();
-}
-
 static void head_loss_forward_matches(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < NUM_CASES; i++) forward_case(&cases[i], dtype, 1.0);
+    for (int i = 0; i < NUM_CASES; i++) head_loss_forward_case(&cases[i], dtype, 1.0);
 }
 
 // Logits of size 60, up to 200 and more: exp overflows in fp32 without the maximum taken out.
 static void large_logits_do_not_overflow(void **state) {
     DType dtype = op_dtype(state);
-    forward_case(&cases[1], dtype, 60.0);
-    forward_case(&cases[6], dtype, 60.0);
-}
-
-static void backward_case(const struct Case *c, DType dtype, DType grad, bool accumulate, float loss_scale) {
-    Head h = begin(c, dtype, 1.0, accumulate ? "head_loss_backward +=" : "head_loss_backward =");
-    float scale = 1.0f / (float)c->N;
-    OpTensor din = op_output(dtype, "din", DIMS(c->N, c->C));
-    OpTensor dwte = op_inout(grad, "dwte", DIMS(c->Vp, c->C), 1.0 / (double)c->N);
-    Tensor control = loss_scale != 1.0f ? op_control(step_control_initial(loss_scale)) : tensor_none();
-    if (!accumulate) op_poison(dwte);
-    head_loss_backward(h.losses.t, din.t, dwte.t, h.logits.t, h.in.t, h.wte.t, h.targets.t, c->V, scale, control,
-                       accumulate);
-    ref_head_loss_backward(h.losses.v, din.v, dwte.v, h.in.v, h.wte.v, h.targets.tokens, c->N, c->C, c->V, c->Vp,
-                           (double)scale * (double)loss_scale, accumulate);
-    op_check_logarithms(h.losses, dtype, 1.0);
-    // A logit of size 4, rounded, makes its probability wrong by 4 * 2^-8 in bf16, and with it the whole row: four
-    // times the tolerance where few rows share the average.
-    double few = c->N < 32 ? 4.0 : 1.0;
-    op_check_scaled(din, dtype, few);
-    // dlogits are stored in the compute dtype. A gradient of the compute dtype is rounded after every chunk as well,
-    // each time by 0.4 of the tolerance (1.6e-3 in bf16): errors add as squares.
-    double chunks = grad == DTYPE_FP32 ? 0.0 : ceil((double)c->N / (double)c->R);
-    op_check_scaled(dwte, dtype, few * sqrt(1.0 + 0.16 * chunks));
-    if (!accumulate) {
-        const double *values = op_download(dwte);
-        for (int64_t i = c->V * c->C; i < c->Vp * c->C; i++) assert_true(values[i] == 0.0);
-    }
-    op_end();
+    head_loss_forward_case(&cases[1], dtype, 60.0);
+    head_loss_forward_case(&cases[6], dtype, 60.0);
 }
 
 static void head_loss_backward_matches(void **state) {
@@ -85,27 +25,27 @@ static void head_loss_backward_matches(void **state) {
     for (int i = 0; i < NUM_CASES; i++) {
         for (int flags = 0; flags < 4; flags++) {
             float loss_scale = flags & 2 ? 16.0f : 1.0f;
-            backward_case(&cases[i], dtype, DTYPE_FP32, flags & 1, loss_scale);
-            if (dtype != DTYPE_FP32) backward_case(&cases[i], dtype, dtype, flags & 1, loss_scale);
+            head_loss_backward_case(&cases[i], dtype, DTYPE_FP32, flags & 1, loss_scale);
+            if (dtype != DTYPE_FP32) head_loss_backward_case(&cases[i], dtype, dtype, flags & 1, loss_scale);
         }
     }
 }
 
 // Vocabularies of real models, which backends may treat in ways of their own, and one without padding.
-static const struct Case large[] = {
+static const HeadLossShape large[] = {
     {2, 16, 5000, 5120, 2}, {3, 8, 50257, 50304, 2}, {2, 8, 70000, 70016, 2}, {5, 16, 61, 61, 8}};
 enum { NUM_LARGE = sizeof large / sizeof *large };
 
 static void head_loss_of_large_vocabularies_matches(void **state) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_LARGE; i++) {
-        forward_case(&large[i], dtype, 1.0);
-        backward_case(&large[i], dtype, DTYPE_FP32, false, 16.0f);
+        head_loss_forward_case(&large[i], dtype, 1.0);
+        head_loss_backward_case(&large[i], dtype, DTYPE_FP32, false, 16.0f);
     }
 }
 
-static void same_losses(const struct Case *c, DType dtype) {
-    Head h = begin(c, dtype, 1.0, "losses of both passes");
+static void same_losses(const HeadLossShape *c, DType dtype) {
+    HeadLoss h = head_loss_begin(c, dtype, 1.0, "losses of both passes");
     OpTensor din = op_output(dtype, "din", DIMS(c->N, c->C)), dwte = op_output(dtype, "dwte", DIMS(c->Vp, c->C));
     OpTensor losses = op_output(DTYPE_FP32, "losses of backward", DIMS(c->N));
     head_loss_forward(h.losses.t, h.logits.t, h.in.t, h.wte.t, h.targets.t, c->V);

@@ -1,53 +1,28 @@
 // The matmul family and GELU against the specification.
 #include "dev/sim/sim_control.h"
-#include "test/ops/op_test.h"
-#include <math.h>
-#include <string.h>
+#include "test/ops/op_cases.h"
 
 // N IC OC: one row; extents that are no multiple of 8 or 16; odd ones; more than one block in each direction.
-static const struct Case {
-    int64_t N, IC, OC;
-} cases[] = {{1, 24, 40}, {13, 40, 24}, {65, 64, 192}, {200, 96, 24}, {7, 21, 63}, {130, 128, 384}, {33, 192, 48}};
+static const MatmulShape cases[] = {{1, 24, 40}, {13, 40, 24},    {65, 64, 192}, {200, 96, 24},
+                                    {7, 21, 63}, {130, 128, 384}, {33, 192, 48}};
 enum { NUM_CASES = sizeof cases / sizeof *cases };
-
-static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
-
-static void begin(const struct Case *c, DType dtype, const char *what) {
-    OpsShape shape = {.B = 1, .T = c->N, .C = max(c->IC, c->OC), .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype};
-    op_begin(shape, "%s N=%d IC=%d OC=%d", what, (int)c->N, (int)c->IC, (int)c->OC);
-}
-
-// Entries of size 1 / sqrt(terms), so that a product of them with values of size 1 has size 1.
-static OpTensor matrix(DType dtype, const char *name, const struct Case *c, int64_t terms) {
-    return op_input(dtype, name, DIMS(c->OC, c->IC), 1.0 / sqrt((double)terms));
-}
 
 static void matmul_forward_matches(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < 2 * NUM_CASES; i++) {
-        const struct Case *c = &cases[i / 2];
-        bool with_bias = i % 2;
-        begin(c, dtype, with_bias ? "matmul_forward" : "matmul_forward without bias");
-        OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matrix(dtype, "weight", c, c->IC);
-        OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0), out = op_output(dtype, "out", DIMS(c->N, c->OC));
-        matmul_forward(out.t, in.t, weight.t, with_bias ? bias.t : tensor_none());
-        ref_matmul_forward(out.v, in.v, weight.v, with_bias ? bias.v : NULL, c->N, c->IC, c->OC);
-        op_check(out, dtype);
-        op_end();
-    }
+    for (int i = 0; i < 2 * NUM_CASES; i++) matmul_forward_case(&cases[i / 2], dtype, i % 2);
 }
 
 // What decoding multiplies: from one row to more than the CPU's kernel for few rows takes; rows of the weight that end
 // in parts of its 16 columns and of its pairs of bf16, and many of them. Where products do not depend on how many rows
 // there are (a GPU's library may choose by that), each row has the bits it has alone.
 static void matmul_forward_of_few_rows_matches(void **state) {
-    static const struct Case few[] = {{1, 768, 70}, {2, 31, 5}, {5, 70, 33}, {8, 96, 16}, {16, 65, 17}, {17, 64, 20}};
+    static const MatmulShape few[] = {{1, 768, 70}, {2, 31, 5}, {5, 70, 33}, {8, 96, 16}, {16, 65, 17}, {17, 64, 20}};
     DType dtype = op_dtype(state);
     const bool alike = strcmp(device_facts()->backend, "cpu") == 0 || sim_set_schedule != NULL;
     for (int i = 0; i < 6; i++) {
-        const struct Case *c = &few[i];
-        begin(c, dtype, "matmul_forward of few rows");
-        OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matrix(dtype, "weight", c, c->IC);
+        const MatmulShape *c = &few[i];
+        matmul_begin(c, dtype, "matmul_forward of few rows");
+        OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matmul_weight(dtype, c, c->IC);
         OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0), out = op_output(dtype, "out", DIMS(c->N, c->OC));
         OpTensor alone = op_output(dtype, "alone", DIMS(1, c->OC));
         matmul_forward(out.t, in.t, weight.t, bias.t);
@@ -61,93 +36,32 @@ static void matmul_forward_of_few_rows_matches(void **state) {
     }
 }
 
-// gelu may be applied before pre is rounded: |gelu'| <= 1.13, so that out is wrong by two roundings at most.
 static void matmul_gelu_forward_matches(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < NUM_CASES; i++) {
-        const struct Case *c = &cases[i];
-        begin(c, dtype, "matmul_gelu_forward");
-        OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matrix(dtype, "weight", c, c->IC);
-        OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0);
-        OpTensor out = op_output(dtype, "out", DIMS(c->N, c->OC)), pre = op_output(dtype, "pre", DIMS(c->N, c->OC));
-        matmul_gelu_forward(out.t, pre.t, in.t, weight.t, bias.t);
-        ref_matmul_gelu_forward(out.v, pre.v, in.v, weight.v, bias.v, c->N, c->IC, c->OC, dtype);
-        op_check(pre, dtype);
-        op_check(out, dtype);
-        op_end();
-    }
+    for (int i = 0; i < NUM_CASES; i++) matmul_gelu_forward_case(&cases[i], dtype, false);
 }
 
 static void gelu_forward_repeats_the_bits_of_matmul_gelu_forward(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < NUM_CASES; i++) {
-        const struct Case *c = &cases[i];
-        begin(c, dtype, "matmul_gelu_forward and gelu_forward");
-        OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matrix(dtype, "weight", c, c->IC);
-        OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0);
-        OpTensor out = op_output(dtype, "out", DIMS(c->N, c->OC)), pre = op_output(dtype, "pre", DIMS(c->N, c->OC));
-        OpTensor again = op_output(dtype, "gelu_forward(pre)", DIMS(c->N, c->OC));
-        matmul_gelu_forward(out.t, pre.t, in.t, weight.t, bias.t);
-        gelu_forward(again.t, pre.t);
-        ref_matmul_gelu_forward(out.v, pre.v, in.v, weight.v, bias.v, c->N, c->IC, c->OC, dtype);
-        op_check(pre, dtype);
-        op_check(out, dtype);
-        op_check_same_bits(out, again);
-        op_end();
-    }
+    for (int i = 0; i < NUM_CASES; i++) matmul_gelu_forward_case(&cases[i], dtype, true);
 }
 
 static void matmul_backward_input_matches(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < NUM_CASES; i++) {
-        const struct Case *c = &cases[i];
-        begin(c, dtype, "matmul_backward_input");
-        OpTensor dout = op_input(dtype, "dout", DIMS(c->N, c->OC), 1.0), weight = matrix(dtype, "weight", c, c->OC);
-        OpTensor din = op_output(dtype, "din", DIMS(c->N, c->IC));
-        matmul_backward_input(din.t, dout.t, weight.t);
-        ref_matmul_backward_input(din.v, dout.v, weight.v, c->N, c->IC, c->OC);
-        op_check(din, dtype);
-        op_end();
-    }
+    for (int i = 0; i < NUM_CASES; i++) matmul_backward_input_case(&cases[i], dtype);
 }
 
-// dout @ weight may be rounded to the compute dtype before it is multiplied by gelu': two roundings of half an ulp,
-// sqrt(2) * 1.6e-3 = 2.3e-3 in bf16, still inside the tolerance.
 static void matmul_gelu_backward_input_matches(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < NUM_CASES; i++) {
-        const struct Case *c = &cases[i];
-        begin(c, dtype, "matmul_gelu_backward_input");
-        OpTensor dout = op_input(dtype, "dout", DIMS(c->N, c->OC), 1.0), weight = matrix(dtype, "weight", c, c->OC);
-        OpTensor pre = op_input(dtype, "pre", DIMS(c->N, c->IC), 2.0);
-        OpTensor dpre = op_output(dtype, "dpre", DIMS(c->N, c->IC));
-        matmul_gelu_backward_input(dpre.t, dout.t, weight.t, pre.t);
-        ref_matmul_gelu_backward_input(dpre.v, dout.v, weight.v, pre.v, c->N, c->IC, c->OC);
-        op_check(dpre, dtype);
-        op_end();
-    }
-}
-
-static void backward_weight_case(const struct Case *c, DType dtype, DType grad, bool with_bias, bool accumulate) {
-    begin(c, dtype, accumulate ? "matmul_backward_weight +=" : "matmul_backward_weight =");
-    OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), dout = op_input(dtype, "dout", DIMS(c->N, c->OC), 1.0);
-    OpTensor dweight = op_inout(grad, "dweight", DIMS(c->OC, c->IC), 3.0);
-    OpTensor dbias = op_inout(grad, "dbias", DIMS(c->OC), 3.0);
-    if (!accumulate) op_poison(dweight);
-    if (!accumulate && with_bias) op_poison(dbias);
-    matmul_backward_weight(dweight.t, with_bias ? dbias.t : tensor_none(), dout.t, in.t, accumulate);
-    ref_matmul_backward_weight(dweight.v, with_bias ? dbias.v : NULL, dout.v, in.v, c->N, c->IC, c->OC, accumulate);
-    op_check(dweight, grad);
-    op_check(dbias, grad); // unchanged when the op was told that there is none
-    op_end();
+    for (int i = 0; i < NUM_CASES; i++) matmul_gelu_backward_input_case(&cases[i], dtype);
 }
 
 static void matmul_backward_weight_matches(void **state) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) {
         for (int flags = 0; flags < 4; flags++) {
-            backward_weight_case(&cases[i], dtype, DTYPE_FP32, flags & 1, flags & 2);
-            if (dtype != DTYPE_FP32) backward_weight_case(&cases[i], dtype, dtype, flags & 1, flags & 2);
+            matmul_backward_weight_case(&cases[i], dtype, DTYPE_FP32, flags & 1, flags & 2);
+            if (dtype != DTYPE_FP32) matmul_backward_weight_case(&cases[i], dtype, dtype, flags & 1, flags & 2);
         }
     }
 }
@@ -155,13 +69,13 @@ static void matmul_backward_weight_matches(void **state) {
 // Slices of rows, as chunks of the head take them: operands that begin at any element, here at the second row.
 static void rows_that_begin_anywhere_give_the_same_values(void **state) {
     DType dtype = op_dtype(state);
-    static const struct Case slices[] = {{12, 21, 63}, {9, 24, 40}, {17, 33, 1}};
+    static const MatmulShape slices[] = {{12, 21, 63}, {9, 24, 40}, {17, 33, 1}};
     for (int i = 0; i < 3; i++) {
-        const struct Case *c = &slices[i];
-        begin(c, dtype, "slices of rows");
+        const MatmulShape *c = &slices[i];
+        matmul_begin(c, dtype, "slices of rows");
         OpTensor in = op_input(dtype, "in", DIMS(c->N + 1, c->IC), 1.0);
         OpTensor out = op_output(dtype, "out", DIMS(c->N + 1, c->OC));
-        OpTensor dout = op_input(dtype, "dout", DIMS(c->N + 1, c->OC), 1.0), weight = matrix(dtype, "weight", c, c->IC);
+        OpTensor dout = op_input(dtype, "dout", DIMS(c->N + 1, c->OC), 1.0), weight = matmul_weight(dtype, c, c->IC);
         OpTensor din = op_output(dtype, "din", DIMS(c->N + 1, c->IC));
         OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(c->OC, c->IC));
         for (int j = 0; j < 2; j++) { // the whole, then all but the first row over it
@@ -186,8 +100,8 @@ static void rows_that_begin_anywhere_give_the_same_values(void **state) {
 static void gelu_and_its_derivative_hold_far_from_zero(void **state) {
     DType dtype = op_dtype(state);
     static const double far[] = {0.0, -0.0, 3.0, -3.0, 5.0, -5.0, 10.0, -10.0, 30.0, -30.0, 1000.0, -1000.0, 30000.0};
-    struct Case c = {1, 64, 64};
-    begin(&c, dtype, "gelu far from zero");
+    MatmulShape c = {1, 64, 64};
+    matmul_begin(&c, dtype, "gelu far from zero");
     OpTensor pre = op_input(dtype, "pre", DIMS(1, 64), 1.0), out = op_output(dtype, "out", DIMS(1, 64));
     for (int i = 0; i < 64; i++) pre.v[i] = far[(size_t)i % (sizeof far / sizeof *far)];
     op_upload(&pre);

@@ -1,8 +1,5 @@
 // The end of the step before the update, against the specification: gradient_sumsq, step_control_update.
-#include "test/ops/op_test.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
+#include "test/ops/op_cases.h"
 
 enum { NUM_TENSORS = 5 };
 // One element; less than a vector; no multiple of anything; beyond one block of any partial sum.
@@ -14,21 +11,7 @@ static OpsShape shape(DType dtype) {
 
 // ----------------------------------------------------------------------------------------------------- gradient_sumsq
 
-static void gradient_sumsq_matches(void **state) {
-    DType dtype = op_dtype(state);
-    op_begin(shape(dtype), "gradient_sumsq");
-    Tensor grads[NUM_TENSORS];
-    OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_TENSORS));
-    for (int i = 0; i < NUM_TENSORS; i++) {
-        OpTensor grad = op_input(dtype, "grad", DIMS(sizes[i]), pow(10.0, 2 - i)); // of very different sizes
-        grads[i] = grad.t;
-        sumsq.v[i] = ref_sumsq(grad.v, sizes[i]);
-    }
-    gradient_sumsq(sumsq.t, grads, NUM_TENSORS);
-    const double *got = op_download(sumsq); // fp32 whatever the gradients are: each entry for itself
-    for (int i = 0; i < NUM_TENSORS; i++) op_expect("sumsq", fabs(got[i] / sumsq.v[i] - 1.0), op_tolerance(DTYPE_FP32));
-    op_end();
-}
+static void gradient_sumsq_matches(void **state) { sumsq_case(op_dtype(state), sizes, NUM_TENSORS); }
 
 // The bad element is the first, the last, or in the middle of a tensor; the other entries are as before.
 static void a_nonfinite_gradient_shows_in_its_entry_only(void **state) {

@@ -1,45 +1,9 @@
 // tensor_statistics against the specification: counts and amax to the last bit, on numbers of every size, at every
 // alignment, added to what is there.
-#include "test/ops/op_test.h"
-#include "test/reference/statistics.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
+#include "test/ops/op_cases.h"
 
 static const DType formats[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16, DTYPE_E4M3, DTYPE_E5M2};
 enum { NUM_FORMATS = sizeof formats / sizeof *formats };
-
-static OpsShape shape(void) { return (OpsShape){.B = 1, .T = 1, .C = 16, .NH = 1, .Vp = 128, .num_tensors = 16}; }
-
-static OpTensor stats_tensor(TensorStats initial) {
-    OpTensor stats = op_output(DTYPE_U8, "stats", DIMS(sizeof initial));
-    op_write(stats.t, &initial);
-    return stats;
-}
-
-// Counts and amax are exact. Squares are summed in fp64 in another order: n roundings of 2^-53 each at most.
-static void expect(const TensorStats *got, const TensorStats *want, double n) {
-    const bool same = got->count == want->count && got->zero == want->zero && got->underflow == want->underflow &&
-                      got->overflow == want->overflow && got->amax == want->amax;
-    if (!same)
-        op_fail("got count %g zero %g under %g over %g amax %a, not %g %g %g %g %a", got->count, got->zero,
-                got->underflow, got->overflow, (double)got->amax, want->count, want->zero, want->underflow,
-                want->overflow, (double)want->amax);
-    op_expect("sumsq", fabs(got->sumsq - want->sumsq), n * 0x1p-52 * want->sumsq);
-}
-
-// What stands in x counted by op and specification, on top of what another tensor had left.
-static void compare(Tensor x, const double *values, DType format) {
-    const int64_t n = tensor_numel(x);
-    const TensorStats before = {
-        .count = 5, .sumsq = 3.5, .zero = 1, .underflow = 2, .overflow = 1, .amax = 0x1.8p-100f};
-    TensorStats want = before, got;
-    OpTensor stats = stats_tensor(before);
-    tensor_statistics(stats.t, x, format);
-    ref_tensor_statistics(&want, values, n, format);
-    op_read(&got, stats.t);
-    expect(&got, &want, (double)n + 2.0);
-}
 
 // Normal numbers with bits of every size among them: exponents from the smallest denormal to infinity, NaN, zeros of
 // both signs, and the neighbours of every limit.
@@ -83,7 +47,7 @@ static void numbers_of_every_size_are_counted_to_the_last_one(void **state) {
     for (int s = 0; s < 5; s++) {
         const int64_t n = sizes[s];
         for (int f = 0; f < NUM_FORMATS; f++) {
-            op_begin(shape(), "%d elements as %s", (int)n, dtype_name(formats[f]));
+            op_begin(elements_shape(dtype), "%d elements as %s", (int)n, dtype_name(formats[f]));
             OpTensor x = op_output(dtype, "x", DIMS(n));
             float *hard = malloc((size_t)n * sizeof *hard);
             void *bytes = malloc((size_t)n * sizeof *hard);
@@ -91,7 +55,7 @@ static void numbers_of_every_size_are_counted_to_the_last_one(void **state) {
             convert_elements(bytes, dtype, hard, DTYPE_FP32, n);
             op_write(x.t, bytes);
             double *values = values_of(bytes, dtype, n);
-            compare(x.t, values, formats[f]);
+            stats_compare(x.t, values, formats[f]);
             free(hard), free(bytes), free(values);
             op_end();
         }
@@ -101,9 +65,9 @@ static void numbers_of_every_size_are_counted_to_the_last_one(void **state) {
 static void tensors_may_begin_anywhere(void **state) {
     const DType dtype = op_dtype(state);
     for (int64_t first = 1; first < 9; first++) {
-        op_begin(shape(), "from element %d", (int)first);
+        op_begin(elements_shape(dtype), "from element %d", (int)first);
         OpTensor x = op_input(dtype, "x", DIMS(5000), 0.02);
-        compare(tensor_slice_elements(x.t, first, 5000 - 2 * first), x.v + first, dtype);
+        stats_compare(tensor_slice_elements(x.t, first, 5000 - 2 * first), x.v + first, dtype);
         op_end();
     }
 }
@@ -113,7 +77,7 @@ static void a_large_tensor_has_the_same_bits_each_time(void **state) {
     const DType dtype = op_dtype(state);
     const int64_t n = 300001;
     TensorStats got[2];
-    op_begin(shape(), "%d elements", (int)n);
+    op_begin(elements_shape(dtype), "%d elements", (int)n);
     OpTensor x = op_input(dtype, "x", DIMS(n), 3.0);
     for (int i = 0; i < 2; i++) {
         OpTensor stats = stats_tensor((TensorStats){0});
@@ -121,7 +85,7 @@ static void a_large_tensor_has_the_same_bits_each_time(void **state) {
         op_read(&got[i], stats.t);
     }
     assert_memory_equal(&got[0], &got[1], sizeof got[0]);
-    compare(x.t, x.v, DTYPE_E4M3);
+    stats_compare(x.t, x.v, DTYPE_E4M3);
     op_end();
 }
 
