@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Runs the test programs and pytest, and ends with one line: N passed, N failed[, N skipped].
 
-    scripts/run_tests.py [--jobs N] [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] PROGRAM ...
+    scripts/run_tests.py [--jobs N] [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] [--check COMMAND] PROGRAM ...
 
-A program is a cmocka binary, run from the repository root with a time limit, N of them at a time. What a program prints
+A program is a cmocka binary, run from the repository root with a time limit, N of them at a time; SIM_CC=75@PROGRAM runs
+it with that environment variable. --check: a command that is run at the end and counts as one test. What a program prints
 is shown only when it fails. A program that crashes, hangs or holds no test counts as a failure. Skipped tests are listed with their
 reasons. Exit code 0 only when nothing failed. Needs nothing but Python itself.
 """
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,7 +65,7 @@ def count_cmocka(program, output, status):
     """Counts what cmocka printed: '[ RUN      ] name', then '[       OK ] name', '[  FAILED  ] name' or
     '[  SKIPPED ] name'; what a skipped test printed in between is its reason."""
     counts, running, began = Counts(), None, 0
-    for match in re.finditer(r"\[\s+(RUN|OK|FAILED|SKIPPED)\s+\] (\w+)$", output, re.MULTILINE):
+    for match in re.finditer(r"\[\s+(RUN|OK|FAILED|SKIPPED)\s+\] (.+)$", output, re.MULTILINE):
         tag, name = match.groups()
         if tag == "RUN":
             running, began = name, match.end()
@@ -85,18 +87,25 @@ def count_cmocka(program, output, status):
     return counts
 
 
-def test_environment(**more):
+KERNELS = "build/kernels"  # programs on the simulator leave lists of the kernels that they ran here
+
+
+def test_environment(name, **more):
     """Tests neither read nor write the user's file of measured choices (llmc/cuda/tuning_cache.h)."""
+    if os.path.isdir(KERNELS):
+        more["SIM_KERNELS"] = os.path.abspath(os.path.join(KERNELS, name))
     # Idle OpenMP threads that spin would take the processor from the tests beside them.
     return {"PRETRAIN_CACHE": "off", "OMP_WAIT_POLICY": "passive", **os.environ, **more}
 
 
 def run_program(program, seconds):
     began = time.monotonic()
+    setting, at, path = program.rpartition("@")
+    more = dict([setting.split("=")] if at else [])
     with tempfile.TemporaryFile() as captured:
         try:
-            status = run_limited([os.path.join(".", program)], seconds, stdout=captured, stderr=subprocess.STDOUT,
-                                 env=test_environment())
+            status = run_limited([os.path.join(".", path)], seconds, stdout=captured, stderr=subprocess.STDOUT,
+                                 env=test_environment(os.path.basename(path), **more))
         except OSError as error:
             status, message = 127, str(error)
             captured.write(message.encode())
@@ -143,8 +152,20 @@ def run_pytest(paths, mark, seconds):
         report = os.path.join(directory, "report.xml")
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         command += (["-m", mark] if mark else []) + paths
-        status = run_limited(command, seconds, env=test_environment(PYTHONDONTWRITEBYTECODE="1"))
+        status = run_limited(command, seconds, env=test_environment("pytest", PYTHONDONTWRITEBYTECODE="1"))
         return count_junit(report, status)
+
+
+def run_check(command):
+    """A command that counts as one test; what it prints is its last line, or all where it fails."""
+    result = subprocess.run(command, shell=True, capture_output=True, text=True)
+    counts, lines = Counts(), (result.stdout + result.stderr).splitlines()
+    if result.returncode == 0:
+        counts.passed = 1
+    else:
+        counts.fail(command)
+    print("\n".join(lines[-1:] if result.returncode == 0 else lines), flush=True)
+    return counts
 
 
 def main():
@@ -152,17 +173,23 @@ def main():
     parser.add_argument("programs", nargs="*", metavar="PROGRAM")
     parser.add_argument("--pytest", action="append", default=[], metavar="PATH")
     parser.add_argument("--mark", default="", help="run only pytest tests with this mark")
+    parser.add_argument("--check", action="append", default=[], metavar="COMMAND")
     parser.add_argument("--jobs", type=int, default=1, help="programs that run at the same time")
     parser.add_argument("--program-seconds", type=int, default=PROGRAM_SECONDS)
     parser.add_argument("--pytest-seconds", type=int, default=PYTEST_SECONDS)
     options = parser.parse_args()
 
     started, total = time.monotonic(), Counts()
+    shutil.rmtree(KERNELS, ignore_errors=True)
+    if os.path.isdir(os.path.dirname(KERNELS)):
+        os.mkdir(KERNELS)
     with ThreadPoolExecutor(options.jobs) as pool:
         for counts in pool.map(lambda program: run_program(program, options.program_seconds), options.programs):
             total.add(counts)
     if options.pytest:
         total.add(run_pytest(options.pytest, options.mark, options.pytest_seconds))
+    for command in options.check:
+        total.add(run_check(command))
 
     for reason in sorted({reason for reason, _ in total.skips}):
         names = [name for other, name in total.skips if other == reason]

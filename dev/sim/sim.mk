@@ -130,6 +130,8 @@ train_gpt2sim: $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the simulator, 
 
 # What the tests run, by mode. Without nvcc there is no simulator; without clang no MemorySanitizer.
 SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c test/sim/test_*.c)))
+# The tests of instructions and of every kernel as other GPUs; what a plain run simulates is an sm_90.
+SIM_OTHER_GPUS := $(if $(NVCC),$(foreach a,75 80 120,$(patsubst %,SIM_CC=$(a)@$(SIM_BUILD)/test/%,$(SIM_SHORT) sim/test_ptx_forms)))
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)

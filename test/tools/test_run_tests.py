@@ -60,3 +60,18 @@ def test_pytest_results_are_added(tmp_path):
     (tmp_path / "test_x.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
     code, lines = run(tmp_path, OK, "--pytest", "test_x.py")
     assert (code, lines[-1]) == (1, "2 passed, 1 failed")
+
+
+def test_a_program_runs_with_the_setting_before_its_name(tmp_path):
+    script = "[ \"$SIM_CC\" = 75 ] && " + OK
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n" + script)
+    program.chmod(0o755)
+    for name, code in (("SIM_CC=75@program", 0), ("SIM_CC=80@program", 1)):
+        assert subprocess.run([sys.executable, RUN_TESTS, name], capture_output=True, cwd=tmp_path).returncode == code
+
+
+def test_a_check_counts_as_a_test(tmp_path):
+    assert run(tmp_path, OK, "--check", "true")[1][-1] == "2 passed, 0 failed"
+    code, lines = run(tmp_path, OK, "--check", "echo reason; exit 3")
+    assert (code, lines[-1]) == (1, "1 passed, 1 failed") and "reason" in lines
