@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What the Makefile compiled the kernels for: "80 90". The simulator takes every GPU it is told to be.
+// What the Makefile compiled the kernels for: "80 90".
 #ifndef CUDA_ARCHS
 #define CUDA_ARCHS ""
 #endif
