@@ -2,8 +2,8 @@
 #include "test/ops/op_test.h"
 
 // B T C V Vp maxT: one token; rows that are no multiple of 8 and a vocabulary of 7 (every token repeated); odd C;
-// more rows than one block; rows longer than one block; the same token everywhere, 9,000 times; large vocabularies; odd
-// C and so few tokens that their runs cross blocks.
+// more rows than one block; rows longer than one block; the same token everywhere, 9,000 times; large vocabularies;
+// odd C and so few tokens that their runs cross blocks.
 static const struct Case {
     int64_t B, T, C, V, Vp, maxT;
 } cases[] = {
