@@ -3,9 +3,10 @@
 
 // N C: one row; rows that are no multiple of 8; C that is no multiple of 16, odd, wide; more rows than one block. Then
 // the widths at which a GPU cuts rows another way: a warp's last pack partly filled, rows of a block, rows of no fixed
-// size.
-static const RowsShape cases[] = {{1, 24},  {3, 40},   {13, 64},  {7, 21},   {65, 768}, {200, 48}, {130, 16},
-                                  {5, 300}, {3, 1600}, {2, 2048}, {3, 2560}, {2, 4104}, {35, 257}};
+// size. Then the widths of GPT-2 medium and large, and others that give a warp's lane 16, 32, 40 and 48 columns.
+static const RowsShape cases[] = {{1, 24},   {3, 40},  {13, 64},  {7, 21},   {65, 768}, {200, 48},
+                                  {130, 16}, {5, 300}, {3, 1600}, {2, 2048}, {3, 2560}, {2, 4104},
+                                  {35, 257}, {6, 512}, {5, 1024}, {6, 1280}, {5, 1536}, {3, 1400}};
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
 static void layernorm_forward_matches(void **state) {

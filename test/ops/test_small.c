@@ -14,10 +14,9 @@ static void tensor_fill_takes_any_alignment(void **state) { fill_case(op_dtype(s
 static void tensor_cast_rounds_to_nearest_even(void **state) {
     DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 23, 70001};
-    for (int i = 0; i < 6; i++) {
-        cast_case(dtype, DTYPE_FP32, sizes[i % 3], i / 3);
-        cast_case(DTYPE_FP32, dtype, sizes[i % 3], i / 3);
-        cast_case(dtype, dtype, sizes[i % 3], i / 3);
+    for (int from = 0; from < 3; from++) {
+        if (!device_facts()->supports[op_dtypes[from]]) continue;
+        for (int i = 0; i < 6; i++) cast_case(dtype, op_dtypes[from], sizes[i % 3], i / 3);
     }
 }
 

@@ -124,6 +124,26 @@ static void what_the_library_refuses_is_done_by_kernels(void **state) {
     }
 }
 
+// Rows that are a multiple of 16 bytes, and rows that are none.
+static void a_refused_bias_is_added_at_any_width(void **state) {
+    DType dtype = op_dtype(state);
+    static const int64_t widths[] = {1, 63, 128};
+    start("", "bias", GELU_FUSION_AUTO);
+    for (int i = 0; i < 3; i++) {
+        const int64_t width = widths[i];
+        op_begin((OpsShape){.B = 1, .T = N, .C = OC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype},
+                 "bias of %d", (int)width);
+        OpTensor in = op_input(dtype, "in", DIMS(N, IC), 1.0),
+                 weight = op_input(dtype, "weight", DIMS(width, IC), 0.125);
+        OpTensor bias = op_input(dtype, "bias", DIMS(width), 1.0), out = op_output(dtype, "out", DIMS(N, width));
+        matmul_forward(out.t, in.t, weight.t, bias.t);
+        ref_matmul_forward(out.v, in.v, weight.v, bias.v, N, IC, width);
+        op_check(out, dtype);
+        op_end();
+    }
+    assert_int_equal(sim_cublaslt_counts.bias, 0);
+}
+
 static void the_choice_by_measurement_matches(void **state) {
     DType dtype = op_dtype(state);
     check_all(dtype, "measured");
@@ -283,6 +303,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST_DTYPES(fused_epilogues_match),
         TEST_DTYPES(what_the_library_refuses_is_done_by_kernels),
+        TEST_DTYPES(a_refused_bias_is_added_at_any_width),
         TEST_DTYPES(the_choice_by_measurement_matches),
         TEST(fusion_is_done_where_it_was_asked_for),
         TEST(algorithms_that_do_not_repeat_are_not_taken),
