@@ -132,7 +132,7 @@ static void rows_and_columns_of_zeros_do_not_move(void **state) {
 // and of the size of the terms, |m| + |g|, because these may cancel. A tensor of one element once had a grad of 5.9e-6,
 // left by terms of 0.084; the 1.1e-9 that momentum m was wrong by, a sixth of an ulp, were 1.9e-4 of it.
 static void expect_momentum(Parameter *p, float grad_factor) {
-    double *size = malloc((size_t)p->n * sizeof *size);
+    double *size = calloc((size_t)p->n, sizeof *size);
     for (int64_t i = 0; i < p->n; i++)
         size[i] = 2.0 * (fabs(p->m_values[i]) + fabs(p->grad.v[i] * (double)grad_factor));
     expect_moments(p, ref_momentum_update, update_params, grad_factor);
