@@ -135,7 +135,7 @@ int main(void) {
     for (int i = 0; i < CASES; i++)
         if (form_cases[i].minimum_arch <= 10 * major + minor)
             tests[count++] = (struct CMUnitTest){form_cases[i].form, form_gives_what_the_isa_says, NULL, NULL,
-                                                 (void *)(uintptr_t)&form_cases[i]};
+                                                 (void *)&form_cases[i]};
     // cmocka's macro wants an array; this is the function below it.
     return _cmocka_run_group_tests("ptx_forms", tests, (size_t)count, NULL, NULL);
 }
