@@ -83,12 +83,10 @@ static inline char *generic_at(uint64_t a, uint32_t size, int number, const char
 #define FRESH_LOCAL(local) memset(local, 0xff, sizeof local)
 #endif
 
-template <class T> static inline T load(const char *p) {
-    T v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-template <class T> static inline void store(char *p, T v) { memcpy(p, &v, sizeof v); }
+// Aligned accesses of their type, so that sanitizers see them whole; the type may alias any other.
+template <class T> struct Alias { typedef T type __attribute__((may_alias)); };
+template <class T> static inline T load(const char *p) { return *(const typename Alias<T>::type *)p; }
+template <class T> static inline void store(char *p, T v) { *(typename Alias<T>::type *)p = v; }
 
 // Orders the memory of this thread with that of others; an atomic operation alone does not. ThreadSanitizer knows no
 // fences: for it all fences meet at one address, and atomics order nothing, so that a missing fence is a race.
