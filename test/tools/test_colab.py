@@ -17,7 +17,7 @@ needs_jupyter = pytest.mark.skipif(not JUPYTER.exists(), reason=".venv has no ju
 
 # What a session's machine has and loses with it: sources, and what was built of them, so that make finds it done.
 TREE = ["Makefile", "README.md", "train_gpt2.cu", "doc", "llmc", "scripts", "dev/sim", "build"]
-NOT_THESE = shutil.ignore_patterns("test", "sanitize-*", "*-cuda-*", "release-sim*", "*-none", "__pycache__")
+NOT_THESE = shutil.ignore_patterns("test", "sanitize-*", "*-cuda-*", "nvcc-*", "*-sim", "tsan-*", "msan-*", "*-none", "kernels", "__pycache__")
 
 
 def make_machine(directory):
