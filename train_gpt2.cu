@@ -218,6 +218,22 @@ static bool sample(Run *run, Error *err) {
     return true;
 }
 
+// What was chosen by timing stands in the log, and in every checkpoint: a resume takes the same.
+static void log_tuning(Run *run) {
+    char *tuning = device_tuning(), *old = run->setup.state.tuning, *event = NULL;
+    size_t bytes;
+    const bool is_new = tuning && *tuning && (!old || strcmp(old, tuning) != 0);
+    FILE *out = is_new ? open_memstream(&event, &bytes) : NULL;
+    if (out) {
+        fputs("\"tuning\":", out);
+        format_json_string(out, tuning, strlen(tuning));
+        if (fclose(out) == 0) runlog_event(run->log, "tuning", event);
+        free(event);
+    }
+    run->setup.state.tuning = tuning;
+    free(old);
+}
+
 static bool save(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (!*o->output) return true;
@@ -227,6 +243,7 @@ static bool save(Run *run, Error *err) {
     free(run->setup.state.options_json);
     run->setup.state.options_json = options_to_json(o);
     run->setup.state.tokenizer = run->setup.tokenizer;
+    log_tuning(run);
     if (!checkpoint_save(o->output, run->model, &run->setup.state, err)) return false;
     runlog_text(run->log, "saved       %s/step_%08lld in %.1f s", o->output, (long long)run->setup.state.step,
                 now_seconds() - began);

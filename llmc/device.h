@@ -47,6 +47,13 @@ bool device_init(const DeviceOptions *options, Error *err);
 void device_shutdown(void);
 const DeviceFacts *device_facts(void);
 
+// What this process chose by timing, or took over: algorithms and epilogues of matmuls, who computes attention. A line
+// each, malloced; "" where a backend chooses nothing. Other choices may mean other bits.
+char *device_tuning(void);
+// Chooses the same again, without timing; before the first op. False: they were made for another GPU, driver or library
+// and count for nothing here.
+bool device_restore_tuning(const char *lines);
+
 // What the device says of its own state, now. Fields it does not tell are 0.
 typedef struct {
     double sm_clock_mhz, memory_clock_mhz;

@@ -72,7 +72,11 @@ bool device_graph_replay(DeviceGraph *graph) {
 void device_graph_begin(DeviceGraph *graph) { (void)graph; }
 void device_graph_end(DeviceGraph *graph) { (void)graph; }
 
-// ------------------------------------------------------------------------------------------------------------ sensors
+// ------------------------------------------------------------------------------------------------- tuning and sensors
+
+// oneDNN's choices depend on the processor alone.
+char *device_tuning(void) { return calloc(1, 1); }
+bool device_restore_tuning(const char *lines) { return *lines == '\0'; }
 
 bool device_sensors(DeviceSensors *sensors) {
     memset(sensors, 0, sizeof *sensors);

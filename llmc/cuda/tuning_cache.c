@@ -18,6 +18,7 @@ enum { MAX_ENTRIES = 2000, MAX_FILE_BYTES = 4 << 20 };
 typedef struct Entry {
     struct Entry *next;
     size_t size;
+    bool used;
     unsigned char value[TUNING_VALUE_MAX];
     char key[TUNING_KEY_MAX];
 } Entry;
@@ -48,6 +49,7 @@ static Entry *insert(Entry **link, const char *key, size_t length, const void *v
     e->key[length] = 0;
     memcpy(e->value, value, size);
     e->size = size;
+    e->used = false;
     e->next = *link;
     return *link = e;
 }
@@ -79,30 +81,41 @@ static uint64_t big_endian(const unsigned char *bytes) {
     return number;
 }
 
-// key TAB value TAB checksum of what stands before the second TAB. Appends the entry at *end, unless the line is
-// damaged or the key is known: what this process measured, and what stands further up, is newer.
-static void parse_line(Entry **end, const char *line, size_t length) {
-    const char *first = memchr(line, '\t', length);
-    if (!first) return;
-    const char *second = memchr(first + 1, '\t', length - (size_t)(first + 1 - line));
-    if (!second) return;
-    const size_t key_length = (size_t)(first - line), digits = (size_t)(second - first - 1);
-    const size_t sum_digits = length - (size_t)(second + 1 - line);
-    unsigned char value[TUNING_VALUE_MAX], sum[8];
-    if (!key_is_valid(line, key_length) || digits % 2 != 0 || digits > 2 * TUNING_VALUE_MAX || sum_digits != 16) return;
-    if (!parse_hex(value, first + 1, digits / 2) || !parse_hex(sum, second + 1, 8)) return;
-    if (big_endian(sum) != checksum(line, (size_t)(second - line))) return;
+// key TAB value. Appends the entry at *end, unless the text is damaged or the key is known: what this process measured,
+// and what stands further up, is newer.
+static void parse_entry(Entry **end, const char *text, size_t length) {
+    const char *tab = memchr(text, '\t', length);
+    if (!tab) return;
+    const size_t key_length = (size_t)(tab - text), digits = length - key_length - 1;
+    unsigned char value[TUNING_VALUE_MAX];
+    if (!key_is_valid(text, key_length) || digits % 2 != 0 || digits > 2 * TUNING_VALUE_MAX) return;
+    if (!parse_hex(value, tab + 1, digits / 2)) return;
     char key[TUNING_KEY_MAX];
-    memcpy(key, line, key_length);
+    memcpy(key, text, key_length);
     key[key_length] = 0;
-    if (!*find(key)) insert(end, line, key_length, value, digits / 2);
+    if (!*find(key)) insert(end, text, key_length, value, digits / 2);
 }
 
+// An entry, TAB, checksum of it.
+static void parse_line(Entry **end, const char *line, size_t length) {
+    enum { SUM_DIGITS = 16 };
+    unsigned char sum[SUM_DIGITS / 2];
+    if (length < SUM_DIGITS + 1 || line[length - SUM_DIGITS - 1] != '\t') return;
+    length -= SUM_DIGITS + 1;
+    if (parse_hex(sum, line + length + 1, sizeof sum) && big_endian(sum) == checksum(line, length))
+        parse_entry(end, line, length);
+}
+
+enum { ENTRY_TEXT = TUNING_KEY_MAX + 2 * TUNING_VALUE_MAX + 1 };
+static size_t print_entry(char text[ENTRY_TEXT], const Entry *e) {
+    int n = snprintf(text, ENTRY_TEXT, "%s\t", e->key);
+    for (size_t i = 0; i < e->size; i++) n += snprintf(text + n, (size_t)(ENTRY_TEXT - n), "%02x", e->value[i]);
+    return (size_t)n;
+}
 static void print_line(FILE *file, const Entry *e) {
-    char line[TUNING_KEY_MAX + 2 * TUNING_VALUE_MAX + 1];
-    int n = snprintf(line, sizeof line, "%s\t", e->key);
-    for (size_t i = 0; i < e->size; i++) n += snprintf(line + n, sizeof line - (size_t)n, "%02x", e->value[i]);
-    fprintf(file, "%s\t%016llx\n", line, (unsigned long long)checksum(line, (size_t)n));
+    char text[ENTRY_TEXT];
+    const size_t length = print_entry(text, e);
+    fprintf(file, "%s\t%016llx\n", text, (unsigned long long)checksum(text, length));
 }
 
 // ------------------------------------------------------------------------------------------------------------ the file
@@ -201,10 +214,10 @@ static void save(void) {
 
 bool tuning_cache_get(const char *key, void *value, size_t size) {
     if (!cache.loaded) load();
-    const Entry *e = *find(key);
+    Entry *e = *find(key);
     if (!e || e->size != size) return false;
     memcpy(value, e->value, size);
-    return true;
+    return e->used = true;
 }
 
 void tuning_cache_put(const char *key, const void *value, size_t size) {
@@ -215,7 +228,33 @@ void tuning_cache_put(const char *key, const void *value, size_t size) {
         *link = old->next;
         free(old);
     }
-    if (insert(&cache.newest, key, strlen(key), value, size)) save();
+    Entry *e = insert(&cache.newest, key, strlen(key), value, size);
+    if (!e) return;
+    e->used = true;
+    save();
+}
+
+char *tuning_cache_used(void) {
+    size_t size = 1, length = 0;
+    for (const Entry *e = cache.newest; e; e = e->next) size += e->used ? ENTRY_TEXT : 0;
+    char *text = malloc(size);
+    for (const Entry *e = cache.newest; text && e; e = e->next) {
+        if (!e->used) continue;
+        length += print_entry(text + length, e);
+        text[length++] = '\n';
+    }
+    if (text) text[length] = 0;
+    return text;
+}
+
+void tuning_cache_restore(const char *lines) {
+    tuning_cache_close();
+    Entry **end = &cache.newest;
+    for (size_t length; *lines; lines += length + (lines[length] == '\n')) {
+        length = strcspn(lines, "\n");
+        parse_entry(end, lines, length);
+        while (*end) end = &(*end)->next;
+    }
 }
 
 void tuning_cache_close(void) {

@@ -27,6 +27,10 @@ const char *tuning_machine(void);
 bool tuning_cache_get(const char *key, void *value, size_t size);
 // Adds or replaces an entry, in memory and in the file.
 void tuning_cache_put(const char *key, const void *value, size_t size);
+// What this process asked for and got, or put: the lines of the file, without their checksums; malloced.
+char *tuning_cache_used(void);
+// Takes such lines before those of the file; damaged ones are skipped.
+void tuning_cache_restore(const char *lines);
 // Forgets everything; the next call reads the file again.
 void tuning_cache_close(void);
 

@@ -257,6 +257,10 @@ static bool check_export(const RunSetup *s, Error *err) {
 }
 
 bool run_setup_choose(RunSetup *s, Error *err) {
+    if (s->resume_path && !device_restore_tuning(s->state.tuning))
+        fprintf(stderr,
+                "-y 1: matmuls and attention of this run were chosen for another GPU, driver or library; they are "
+                "chosen anew here, and bits may differ from those of the run going on there\n");
     return choose_model(s, err) && choose_context(s, err) && open_data(s, err) && choose_dtype(s, err) &&
            choose_optimizer(s, err) && choose_memory(s, err) && choose_lengths(s, err) && choose_tokenizer(s, err) &&
            open_choices(s, err) && check_export(s, err);

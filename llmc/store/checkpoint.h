@@ -23,6 +23,7 @@ typedef struct {
     OptimizerKind optimizer;    // whose state is saved; set by load, save takes the model's
     int64_t optimizer_start;    // updates that were done when its state began: 0, or where --reset-optimizer was given
     char *options_json;         // the options in force, one JSON object; malloced by load, given by save
+    char *tuning;               // device_tuning; malloced by load, given by save, NULL: none
     const Tokenizer *tokenizer; // given by save: written beside the weights; NULL: not known. load leaves NULL
 } TrainerState;
 

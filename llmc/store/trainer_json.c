@@ -86,6 +86,12 @@ static void print_state(FILE *out, const TrainerState *state, const Gpt2Options 
             (long long)state->optimizer_start);
     print_control(out, &state->control);
     fprintf(out, "  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
+    cJSON *tuning = cJSON_CreateString(state->tuning ? state->tuning : "");
+    char *text = tuning ? cJSON_PrintUnformatted(tuning) : NULL;
+    REQUIRE(text != NULL, "out of memory for trainer.json");
+    fprintf(out, "  \"tuning\": %s,\n", text);
+    cJSON_Delete(tuning);
+    free(text);
 }
 
 static void print_manifest(FILE *out, const FileFacts *facts) {
@@ -161,6 +167,16 @@ static bool read_optimizer(const cJSON *root, TrainerState *state, Error *err) {
         return error_set(err, "\"optimizer\" is %s, which this version does not know",
                          json_describe(item, found, sizeof found));
     return read_later_int(root, "optimizer_start", 0, state->step, &state->optimizer_start, err);
+}
+
+// Checkpoints of older versions have none.
+static bool read_tuning(const cJSON *root, TrainerState *state, Error *err) {
+    const cJSON *item;
+    const char *text = "";
+    if (!json_find(root, "tuning", &item, err) || (item && !json_get_string(root, "tuning", &text, err))) return false;
+    state->tuning = strdup(text);
+    REQUIRE(state->tuning != NULL, "out of memory for the tuning");
+    return true;
 }
 
 static bool read_control(const cJSON *root, StepControl *c, Error *err) {
@@ -242,7 +258,7 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
     if (!ok) return false;
     state->options_json = cJSON_PrintUnformatted(options);
     REQUIRE(state->options_json != NULL, "out of memory for the options");
-    return true;
+    return read_tuning(root, state, err);
 }
 
 bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err) {
@@ -255,5 +271,6 @@ bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CH
 
 void trainer_state_free(TrainerState *state) {
     free(state->options_json);
-    state->options_json = NULL;
+    free(state->tuning);
+    state->options_json = state->tuning = NULL;
 }

@@ -2,8 +2,13 @@
 
 Without the headers of a CUDA toolkit there is no such binary, and these tests are skipped.
 """
+import json
+import os
+import re
+
 import pytest
-from conftest import SIMULATOR, TRAINER, checkpoints, cut_back, losses, needs_simulator, run_tiny, same_state
+from conftest import (QUIET, SIMULATOR, TINY, TRAINER, checkpoints, cut_back, events, losses, needs_simulator, run_tiny,
+                      same_state, train)
 
 pytestmark = needs_simulator
 
@@ -48,6 +53,24 @@ def test_a_short_last_micro_batch_and_recomputation_give_the_same_losses(data, t
     assert losses(run_tiny(SIMULATOR, tmp_path / "4", data, *fp32, "-b", 4)) == pytest.approx(expected, rel=1e-5)
     for level in (1, 2, 3):
         assert losses(run_tiny(SIMULATOR, tmp_path / f"r{level}", data, *fp32, "-b", 6, "-r", level)) == expected
+
+
+def test_a_resume_takes_what_the_run_chose_by_timing_and_says_where_it_cannot(data, tmp_path):
+    out = run_tiny(SIMULATOR, tmp_path / "run", data, "-x", 3, "-n", 3, PRETRAIN_CACHE="off")
+    manifest = checkpoints(out)[0] / "trainer.json"
+    state = json.loads(manifest.read_text())
+    assert [event["tuning"] for event in events(out, "tuning")] == [state["tuning"]]
+    # The other verdict on each epilogue: nothing but the checkpoint can tell it to the resumed run.
+    other = re.sub(r"(faster than unfused\t0)([01])", lambda verdict: verdict[1] + "10"[int(verdict[2])], state["tuning"])
+    assert other != state["tuning"]
+    manifest.write_text(json.dumps(state | {"tuning": other}))
+    run_tiny(SIMULATOR, out, data, "-y", 1, "-x", 5, "-n", 5, PRETRAIN_CACHE="off")
+    again = json.loads((checkpoints(out)[-1] / "trainer.json").read_text())["tuning"]
+    assert sorted(again.splitlines()) == sorted(other.splitlines())
+    for units, told in (("2", False), ("3", True)):  # multiprocessors: another GPU
+        result = train("-o", out, "-y", 1, "-x", 6, *TINY, *QUIET, *data.flags, trainer=SIMULATOR,
+                       env={**os.environ, "PRETRAIN_CACHE": "off", "SIM_SMS": units})
+        assert ("chosen for another GPU" in result.stderr) == told
 
 
 # nvcc makes the same instructions of a kernel for these: fp32 does not know the tensor cores of sm_80, and sm_100 and
