@@ -125,7 +125,7 @@ $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
 	$(SAY) LINK $@
 	$(QUIET)$(CC) -std=c11 $(WARNINGS) -shared -fPIC -Wl,-soname,libcuda.so.1 $< -o $@
 
-train_gpt2sim: $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the simulator, for tests
+train_gpt2sim: need-nvcc $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the simulator, for tests
 	@cp -f $< $@
 
 # What the tests run, by mode. Without nvcc there is no simulator; without clang no MemorySanitizer.
