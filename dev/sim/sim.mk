@@ -43,7 +43,7 @@ SIM_CPU := $(if $(and $(findstring avx2,$(CPU_FLAGS)),$(findstring fma,$(CPU_FLA
 CXXFLAGS_SIM = -std=c++17 -D_GNU_SOURCE $(SIM_CPU) -I. -isystem $(CUDA)/include -fno-strict-aliasing -ffp-contract=off
 CORE_FLAGS  := $(if $(filter tsan,$(MODE)),-O2 -g1 -DSIM_TSAN,$(CFLAGS_$(MODE))) -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror
 # Translated kernels. -O1: more takes longer to compile than the tests take to run.
-KERNEL_FLAGS := $(if $(filter release,$(MODE)),-O1 -g1,$(CFLAGS_$(MODE)) -O1 -DONLY_ARCH=90) -w
+KERNEL_FLAGS := $(if $(filter release,$(MODE)),,$(CFLAGS_$(MODE)) -DONLY_ARCH=90) -O1 -g1 -w
 
 .PRECIOUS: $(SIM_KERNELS)/%.cpp build/nvcc-90/%.cpp build/nvcc-90/%.o
 $(SIM_KERNELS)/%.cpp: $(SIM_KERNELS)/%.o dev/sim/translate.py
