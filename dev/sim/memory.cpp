@@ -175,6 +175,12 @@ static cudaError_t check_copy(const char *call, void *dst, const void *src, size
     return set_error(cudaErrorInvalidValue, "%s: direction or range does not fit the pointers", call);
 }
 
+// What comes from the host may have been written by code that is not instrumented: it counts as initialised.
+static void copy_bytes(void *dst, const void *src, size_t bytes, bool from_host) {
+    quiet_copy(dst, src, bytes);
+    if (from_host) msan_initialised(dst, bytes);
+}
+
 // Synchronous. As in CUDA it runs in the legacy stream.
 static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {
     if (cudaError_t error = capture_forbids(call)) return error;
@@ -183,7 +189,7 @@ static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t
     if (cudaError_t error = check_copy(call, dst, src, bytes, direction)) return error;
     streams_drain_all();
     memory_open();
-    quiet_copy(dst, src, bytes);
+    copy_bytes(dst, src, bytes, memory_kind(src, bytes) != DEVICE);
     memory_close();
     return cudaSuccess;
 }
@@ -191,6 +197,7 @@ static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t
 static cudaError_t copy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction, cudaStream_t stream) {
     if (bytes == 0) return cudaSuccess;
     if (cudaError_t error = check_copy("cudaMemcpyAsync", dst, src, bytes, direction)) return error;
+    const bool from_host = memory_kind(src, bytes) != DEVICE;
     const bool staged = memory_kind(src, bytes) == PAGEABLE, blocks = memory_kind(dst, bytes) == PAGEABLE;
     if (staged || blocks) {
         if (stream_is_captured(stream)) return capture_forbids("cudaMemcpyAsync with pageable memory");
@@ -201,12 +208,12 @@ static cudaError_t copy_async(void *dst, const void *src, size_t bytes, cudaMemc
         if (!copy) return set_error(cudaErrorMemoryAllocation);
         quiet_copy(copy, src, bytes);
         if (cudaError_t error = stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "staged copy", [=] {
-                quiet_copy(dst, copy, bytes);
+                copy_bytes(dst, copy, bytes, true);
                 free(copy);
             }))
             return error;
-    } else if (cudaError_t error =
-                   stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "copy", [=] { quiet_copy(dst, src, bytes); })) {
+    } else if (cudaError_t error = stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "copy",
+                                                  [=] { copy_bytes(dst, src, bytes, from_host); })) {
         return error;
     }
     return blocks ? cudaStreamSynchronize(stream) : cudaSuccess;
