@@ -257,7 +257,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     sim_cublaslt_counts.bias += epilogue == CUBLASLT_EPILOGUE_BIAS;
     sim_cublaslt_counts.fp8 += sim::is_fp8(p.a->type);
     sim_cublaslt_counts.fast_sums += p.op->fast_sums != 0;
-    const sim::Operation operation = {cudaGraphNodeTypeKernel, "cublasLtMatmul", run, job,
+    const sim::Operation operation = {"cublasLtMatmul", run, job,
                                       [](void *argument) { delete static_cast<Job *>(argument); }};
     return sim::stream_enqueue(stream, operation) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                                                  : CUBLAS_STATUS_EXECUTION_FAILED;

@@ -26,15 +26,15 @@ static int number(const char *name, int otherwise) {
 
 // Clocks in kHz (the highest), shared memory in KB, from NVIDIA's data sheets and the CUDA programming guide.
 static const struct {
-    int compute_capability, clock, memory_clock, bus_bits, l2_mb, shared_per_unit, shared_per_block, threads, blocks;
+    int compute_capability, clock, memory_clock, bus_bits, shared_per_unit, shared_per_block, threads, blocks;
 } models[] = {
-    {75, 1590000, 5001000, 256, 4, 64, 64, 1024, 16},       // T4
-    {80, 1410000, 1593000, 5120, 40, 164, 163, 2048, 32},   // A100 80 GB
-    {86, 1695000, 9751000, 384, 6, 100, 99, 1536, 16},      // RTX 3090
-    {89, 2520000, 10501000, 384, 72, 100, 99, 1536, 24},    // RTX 4090
-    {90, 1980000, 2619000, 5120, 50, 228, 227, 2048, 32},   // H100
-    {100, 1965000, 3996000, 8192, 126, 228, 227, 2048, 32}, // B200
-    {120, 2407000, 14001000, 512, 96, 100, 99, 1536, 24},   // RTX 5090
+    {75, 1590000, 5001000, 256, 64, 64, 1024, 16},     // T4
+    {80, 1410000, 1593000, 5120, 164, 163, 2048, 32},  // A100 80 GB
+    {86, 1695000, 9751000, 384, 100, 99, 1536, 16},    // RTX 3090
+    {89, 2520000, 10501000, 384, 100, 99, 1536, 24},   // RTX 4090
+    {90, 1980000, 2619000, 5120, 228, 227, 2048, 32},  // H100
+    {100, 1965000, 3996000, 8192, 228, 227, 2048, 32}, // B200
+    {120, 2407000, 14001000, 512, 100, 99, 1536, 24},  // RTX 5090
 };
 
 static DeviceModel read_model() {
@@ -47,7 +47,6 @@ static DeviceModel read_model() {
         model.clock_khz = m.clock;
         model.memory_clock_khz = m.memory_clock;
         model.bus_bits = m.bus_bits;
-        model.l2_bytes = m.l2_mb << 20;
         model.shared_per_unit = m.shared_per_unit << 10;
         model.shared_per_block = m.shared_per_block << 10;
         model.threads_per_unit = m.threads;
@@ -60,118 +59,6 @@ static DeviceModel read_model() {
 const DeviceModel &device_model() {
     static const DeviceModel model = read_model();
     return model;
-}
-
-static bool read_attribute(cudaDeviceAttr attribute, int *value) {
-    const DeviceModel &m = device_model();
-    switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor:
-        *value = m.compute_capability / 10;
-        return true;
-    case cudaDevAttrComputeCapabilityMinor:
-        *value = m.compute_capability % 10;
-        return true;
-    case cudaDevAttrMultiProcessorCount:
-        *value = m.units;
-        return true;
-    case cudaDevAttrClockRate:
-        *value = m.clock_khz;
-        return true;
-    case cudaDevAttrMemoryClockRate:
-        *value = m.memory_clock_khz;
-        return true;
-    case cudaDevAttrGlobalMemoryBusWidth:
-        *value = m.bus_bits;
-        return true;
-    case cudaDevAttrL2CacheSize:
-        *value = m.l2_bytes;
-        return true;
-    case cudaDevAttrMaxPersistingL2CacheSize:
-        *value = m.compute_capability >= 80 ? m.l2_bytes / 4 * 3 : 0;
-        return true;
-    case cudaDevAttrWarpSize:
-        *value = 32;
-        return true;
-    case cudaDevAttrMaxThreadsPerBlock:
-        *value = 1024;
-        return true;
-    case cudaDevAttrMaxBlockDimX:
-        *value = 1024;
-        return true;
-    case cudaDevAttrMaxBlockDimY:
-        *value = 1024;
-        return true;
-    case cudaDevAttrMaxBlockDimZ:
-        *value = 64;
-        return true;
-    case cudaDevAttrMaxGridDimX:
-        *value = 2147483647;
-        return true;
-    case cudaDevAttrMaxGridDimY:
-        *value = 65535;
-        return true;
-    case cudaDevAttrMaxGridDimZ:
-        *value = 65535;
-        return true;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-        *value = m.threads_per_unit;
-        return true;
-    case cudaDevAttrMaxBlocksPerMultiprocessor:
-        *value = m.blocks_per_unit;
-        return true;
-    case cudaDevAttrMaxRegistersPerBlock:
-        *value = 65536;
-        return true;
-    case cudaDevAttrMaxRegistersPerMultiprocessor:
-        *value = 65536;
-        return true;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-        *value = 48 << 10;
-        return true;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = m.shared_per_block;
-        return true;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-        *value = m.shared_per_unit;
-        return true;
-    case cudaDevAttrReservedSharedMemoryPerBlock:
-        *value = m.reserved_shared;
-        return true;
-    case cudaDevAttrAsyncEngineCount:
-        *value = 2;
-        return true;
-    case cudaDevAttrUnifiedAddressing:
-        *value = 1;
-        return true;
-    case cudaDevAttrConcurrentKernels:
-        *value = 1;
-        return true;
-    case cudaDevAttrEccEnabled:
-        *value = 0;
-        return true;
-    case cudaDevAttrIntegrated:
-        *value = 0;
-        return true;
-    case cudaDevAttrMemoryPoolsSupported:
-        *value = 0;
-        return true;
-    case cudaDevAttrPciDomainId:
-        *value = 0;
-        return true;
-    case cudaDevAttrPciBusId:
-        *value = 0;
-        return true;
-    case cudaDevAttrPciDeviceId:
-        *value = 0;
-        return true;
-    default:
-        return false;
-    }
-}
-static int attribute(cudaDeviceAttr which) {
-    int value = 0;
-    read_attribute(which, &value);
-    return value;
 }
 
 // ------------------------------------------------------------------------------------------------------------- errors
@@ -254,17 +141,7 @@ cudaError_t cudaGetDevice(int *device) {
     *device = 0;
     return cudaSuccess;
 }
-cudaError_t cudaInitDevice(int device, unsigned, unsigned) { return cudaSetDevice(device); }
-cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
-cudaError_t cudaDeviceReset(void) { return cudaDeviceSynchronize(); }
-cudaError_t cudaDeviceSetLimit(cudaLimit, size_t) { return cudaSuccess; }
-cudaError_t cudaProfilerStart(void) { return cudaSuccess; }
-cudaError_t cudaProfilerStop(void) { return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) {
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
-cudaError_t cudaRuntimeGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
@@ -273,37 +150,37 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int) {
     return cudaSuccess;
 }
 
+// The attributes that somebody asks for.
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int) {
-    if (read_attribute(which, value)) return cudaSuccess;
+    const DeviceModel &m = device_model();
+    const struct {
+        cudaDeviceAttr attribute;
+        int value;
+    } attributes[] = {
+        {cudaDevAttrComputeCapabilityMajor, m.compute_capability / 10},
+        {cudaDevAttrComputeCapabilityMinor, m.compute_capability % 10},
+        {cudaDevAttrMultiProcessorCount, m.units},
+        {cudaDevAttrClockRate, m.clock_khz},
+        {cudaDevAttrMemoryClockRate, m.memory_clock_khz},
+        {cudaDevAttrGlobalMemoryBusWidth, m.bus_bits},
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, m.shared_per_block},
+    };
+    for (const auto &a : attributes) {
+        if (a.attribute != which) continue;
+        *value = a.value;
+        return cudaSuccess;
+    }
     return set_error(cudaErrorInvalidValue, "cudaDeviceGetAttribute: attribute %d is not simulated", (int)which);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (device != 0) return set_error(cudaErrorInvalidDevice);
     const DeviceModel &m = device_model();
-    memset((void *)p, 0, sizeof *p);
+    memset((void *)p, 0xff, sizeof *p); // whoever asks for another property sees that it is not simulated
     snprintf(p->name, sizeof p->name, "CUDA simulator (CPU)");
     p->totalGlobalMem = m.memory_bytes;
     p->major = m.compute_capability / 10;
     p->minor = m.compute_capability % 10;
     p->multiProcessorCount = m.units;
-    p->warpSize = 32;
-    p->maxThreadsPerBlock = 1024;
-    p->maxThreadsPerMultiProcessor = m.threads_per_unit;
-    p->maxBlocksPerMultiProcessor = m.blocks_per_unit;
-    p->regsPerBlock = p->regsPerMultiprocessor = 65536;
-    p->sharedMemPerBlock = 48 << 10;
-    p->sharedMemPerBlockOptin = (size_t)m.shared_per_block;
-    p->sharedMemPerMultiprocessor = (size_t)m.shared_per_unit;
-    p->reservedSharedMemPerBlock = (size_t)m.reserved_shared;
-    p->memoryBusWidth = m.bus_bits;
-    p->l2CacheSize = m.l2_bytes;
-    p->persistingL2CacheMaxSize = attribute(cudaDevAttrMaxPersistingL2CacheSize);
-    p->asyncEngineCount = 2;
-    p->unifiedAddressing = p->concurrentKernels = 1;
-    for (int i = 0; i < 3; i++) {
-        p->maxThreadsDim[i] = attribute((cudaDeviceAttr)(cudaDevAttrMaxBlockDimX + i));
-        p->maxGridSize[i] = attribute((cudaDeviceAttr)(cudaDevAttrMaxGridDimX + i));
-    }
     return cudaSuccess;
 }
 }

@@ -183,10 +183,6 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
     if (!nodes || *count > graph->nodes.size()) *count = graph->nodes.size();
     return cudaSuccess;
 }
-cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType *type) {
-    *type = node->operation.type;
-    return cudaSuccess;
-}
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
     if (cudaError_t error = capture_forbids("cudaGraphInstantiate")) return error;
     *exec = new CUgraphExec_st{std::make_shared<const Nodes>(graph->nodes), run_order(graph->nodes)};
@@ -207,9 +203,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     if (stream_is_captured(stream)) return capture_forbids("cudaGraphLaunch");
     for (const auto &node : *exec->nodes)
         if (node->event) event_follows(node->event, stream_of(stream));
-    return stream_enqueue(stream, cudaGraphNodeTypeGraph, "cudaGraphLaunch",
-                          [nodes = exec->nodes, order = exec->order] {
-                              for (size_t i : order) (*nodes)[i]->operation.run((*nodes)[i]->operation.argument);
-                          });
+    return stream_enqueue(stream, "cudaGraphLaunch", [nodes = exec->nodes, order = exec->order] {
+        for (size_t i : order) (*nodes)[i]->operation.run((*nodes)[i]->operation.argument);
+    });
 }
 }

@@ -181,14 +181,13 @@ static void destroy_launch(void *p) {
 void submit(const Launch &launch) {
     Launch now = launch;
     if (stream_runs_at_once(launch.stream)) {
-        stream_enqueue(launch.stream, {cudaGraphNodeTypeKernel, launch.kernel->name, run_launch, &now, [](void *) {}});
+        stream_enqueue(launch.stream, {launch.kernel->name, run_launch, &now, [](void *) {}});
         return;
     }
     char *params = new char[launch.kernel->param_bytes + 1];
     memcpy(params, launch.params, launch.kernel->param_bytes);
     now.params = params;
-    stream_enqueue(launch.stream,
-                   {cudaGraphNodeTypeKernel, launch.kernel->name, run_launch, new Launch(now), destroy_launch});
+    stream_enqueue(launch.stream, {launch.kernel->name, run_launch, new Launch(now), destroy_launch});
 }
 } // namespace sim
 

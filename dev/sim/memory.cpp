@@ -207,13 +207,12 @@ static cudaError_t copy_async(void *dst, const void *src, size_t bytes, cudaMemc
         void *copy = malloc(bytes);
         if (!copy) return set_error(cudaErrorMemoryAllocation);
         quiet_copy(copy, src, bytes);
-        if (cudaError_t error = stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "staged copy", [=] {
+        if (cudaError_t error = stream_enqueue(stream, "staged copy", [=] {
                 copy_bytes(dst, copy, bytes, true);
                 free(copy);
             }))
             return error;
-    } else if (cudaError_t error = stream_enqueue(stream, cudaGraphNodeTypeMemcpy, "copy",
-                                                  [=] { copy_bytes(dst, src, bytes, from_host); })) {
+    } else if (cudaError_t error = stream_enqueue(stream, "copy", [=] { copy_bytes(dst, src, bytes, from_host); })) {
         return error;
     }
     return blocks ? cudaStreamSynchronize(stream) : cudaSuccess;
@@ -223,7 +222,7 @@ static cudaError_t set_async(const char *call, void *dst, int value, size_t byte
     if (bytes == 0) return cudaSuccess;
     if (memory_kind(dst, bytes) == PAGEABLE)
         return set_error(cudaErrorInvalidValue, "%s: range is not the device's", call);
-    return stream_enqueue(stream, cudaGraphNodeTypeMemset, "memset", [=] { quiet_fill(dst, value, bytes); });
+    return stream_enqueue(stream, "memset", [=] { quiet_fill(dst, value, bytes); });
 }
 } // namespace sim
 
@@ -231,7 +230,6 @@ using namespace sim;
 
 extern "C" {
 cudaError_t cudaMalloc(void **p, size_t bytes) { return allocate("cudaMalloc", p, bytes, DEVICE); }
-cudaError_t cudaMallocHost(void **p, size_t bytes) { return allocate("cudaMallocHost", p, bytes, PINNED); }
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { return allocate("cudaHostAlloc", p, bytes, PINNED); }
 cudaError_t cudaFree(void *p) { return release("cudaFree", p, DEVICE); }
 cudaError_t cudaFreeHost(void *p) { return release("cudaFreeHost", p, PINNED); }
@@ -239,16 +237,6 @@ cudaError_t cudaFreeHost(void *p) { return release("cudaFreeHost", p, PINNED); }
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     *total = device_model().memory_bytes;
     *available = *total - device_bytes;
-    return cudaSuccess;
-}
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *p) {
-    memset((void *)attributes, 0, sizeof *attributes);
-    const MemoryKind kind = memory_kind(p, 0);
-    attributes->type = kind == DEVICE   ? cudaMemoryTypeDevice
-                       : kind == PINNED ? cudaMemoryTypeHost
-                                        : cudaMemoryTypeUnregistered;
-    attributes->devicePointer = kind == PAGEABLE ? nullptr : (void *)p;
-    attributes->hostPointer = kind == PINNED ? (void *)p : nullptr;
     return cudaSuccess;
 }
 

@@ -34,7 +34,6 @@ void memory_close();
 // Something that happens in stream order. run(argument) does it, every time a graph is replayed; destroy(argument)
 // frees the argument when nobody will run it any more.
 struct Operation {
-    cudaGraphNodeType type;
     const char *name;
     void (*run)(void *argument);
     void *argument;
@@ -46,8 +45,8 @@ struct Operation {
 // what the API call must return.
 cudaError_t stream_enqueue(cudaStream_t stream, const Operation &operation);
 // The same for a function object.
-template <class F> cudaError_t stream_enqueue(cudaStream_t stream, cudaGraphNodeType type, const char *name, F f) {
-    return stream_enqueue(stream, {type, name, [](void *p) { (*static_cast<F *>(p))(); }, new F(f),
+template <class F> cudaError_t stream_enqueue(cudaStream_t stream, const char *name, F f) {
+    return stream_enqueue(stream, {name, [](void *p) { (*static_cast<F *>(p))(); }, new F(f),
                                    [](void *p) { delete static_cast<F *>(p); }});
 }
 // A library call, as of cuBLASLt: one kernel node when captured.
@@ -72,7 +71,7 @@ void step_forbids(const char *call, const char *why);
 struct DeviceModel {
     int compute_capability; // 90
     int units;              // SIM_SMS
-    int clock_khz, memory_clock_khz, bus_bits, l2_bytes;
+    int clock_khz, memory_clock_khz, bus_bits;
     int shared_per_unit, shared_per_block, threads_per_unit, blocks_per_unit;
     int reserved_shared; // bytes of shared memory that the system takes of every block
     size_t memory_bytes; // SIM_MEMORY_MB

@@ -71,7 +71,7 @@ cudaError_t stream_enqueue(cudaStream_t handle, const Operation &operation) {
 }
 
 void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument, void (*destroy)(void *)) {
-    stream_enqueue(stream, {cudaGraphNodeTypeKernel, "library call", run, argument, destroy});
+    stream_enqueue(stream, {"library call", run, argument, destroy});
 }
 
 // --------------------------------------------------------------------------------------- the promise of a step
@@ -111,8 +111,8 @@ static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned
     }
     respect_legacy(stream);
     if (!stream->capture) event_follows(event, stream);
-    const cudaError_t error = stream_enqueue(handle, cudaGraphNodeTypeEventRecord, "cudaEventRecord",
-                                             [=] { event->time = std::chrono::steady_clock::now(); });
+    const cudaError_t error =
+        stream_enqueue(handle, "cudaEventRecord", [=] { event->time = std::chrono::steady_clock::now(); });
     if (stream->capture) stream->capture->nodes.back()->event = event;
     return error;
 }
@@ -128,7 +128,7 @@ static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned f
     if (stream->capture && flags != cudaEventWaitExternal)
         return capture_break(stream->capture.get(), cudaErrorStreamCaptureIsolation,
                              "cudaStreamWaitEvent for an event recorded outside");
-    return stream_enqueue(handle, cudaGraphNodeTypeWaitEvent, "cudaStreamWaitEvent", [=] { drain(source, position); });
+    return stream_enqueue(handle, "cudaStreamWaitEvent", [=] { drain(source, position); });
 }
 } // namespace sim
 
@@ -154,14 +154,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     *stream = new CUstream_st;
     (*stream)->blocking = !(flags & cudaStreamNonBlocking);
     streams().push_back(*stream);
-    return cudaSuccess;
-}
-cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
-    return cudaStreamCreateWithFlags(stream, flags);
-}
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-    *least = *greatest = 0;
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -198,9 +190,6 @@ cudaError_t cudaDeviceSynchronize(void) {
     for (CUstream_st *stream : streams()) step_waits("cudaDeviceSynchronize", stream, stream->queued);
     streams_drain_all();
     return cudaSuccess;
-}
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void *argument) {
-    return stream_enqueue(stream, cudaGraphNodeTypeHost, "cudaLaunchHostFunc", [=] { f(argument); });
 }
 
 // ------------------------------------------------------------------------------------------------------------- events
