@@ -189,6 +189,12 @@ cudaError_t set_error(cudaError_t error, const char *format, ...) {
     return last_error = error;
 }
 
+static const char *refused; // the kernel of a launch whose error nobody has asked for
+void note_refused_launch(const char *kernel) { refused = kernel; }
+void expect_refusal_seen(const char *call) {
+    if (refused) fatal("the launch of %s was refused and nobody looked at it before %s", refused, call);
+}
+
 static const struct {
     cudaError_t error;
     const char *name, *text;
@@ -231,9 +237,13 @@ extern "C" {
 cudaError_t cudaGetLastError(void) {
     const cudaError_t error = last_error;
     last_error = cudaSuccess;
+    refused = nullptr;
     return error;
 }
-cudaError_t cudaPeekAtLastError(void) { return last_error; }
+cudaError_t cudaPeekAtLastError(void) {
+    refused = nullptr;
+    return last_error;
+}
 const char *cudaGetErrorName(cudaError_t error) {
     for (const auto &e : error_texts)
         if (e.error == error) return e.name;

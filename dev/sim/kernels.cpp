@@ -84,7 +84,9 @@ const char *readable_name(Kernel *k) {
 
 // Prints the reason and returns the error, as a refused launch does.
 static cudaError_t refuse(const Stub &stub, cudaError_t error, const char *reason) {
-    return set_error(error, "launch of %s: %s", stub.kernel ? readable_name(stub.kernel) : stub.name, reason);
+    const char *name = stub.kernel ? readable_name(stub.kernel) : stub.name;
+    note_refused_launch(name);
+    return set_error(error, "launch of %s: %s", name, reason);
 }
 
 // ------------------------------------------------------------------------------------------------------- fat binaries
@@ -153,6 +155,7 @@ static int max_dynamic(const Kernel *k) {
 
 static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
                           cudaStream_t stream) {
+    expect_refusal_seen("the next launch");
     const Stub *stub = stub_of(function);
     if (!stub) return set_error(cudaErrorInvalidDeviceFunction, "launch of a function that is no kernel");
     Kernel *k = stub->kernel;

@@ -178,6 +178,7 @@ static cudaError_t check_copy(const char *call, void *dst, const void *src, size
 // Synchronous. As in CUDA it runs in the legacy stream.
 static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {
     if (cudaError_t error = capture_forbids(call)) return error;
+    expect_refusal_seen(call);
     step_forbids(call, "waits for the device");
     if (bytes == 0) return cudaSuccess;
     if (cudaError_t error = check_copy(call, dst, src, bytes, direction)) return error;

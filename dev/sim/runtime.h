@@ -11,6 +11,9 @@ namespace sim {
 // Remembers the error for cudaGetLastError and returns it. With a format: prints "sim: ..." as well.
 cudaError_t set_error(cudaError_t error);
 cudaError_t set_error(cudaError_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// A launch that is refused tells only who asks for the error. Who launches or waits before that ends the program.
+void note_refused_launch(const char *kernel);
+void expect_refusal_seen(const char *call);
 [[noreturn]] void fatal(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void print_place();                    // "in kernel K launched at F:L, block B, thread T", when a kernel runs
 const char *setting(const char *name); // an environment variable, null when unset or empty

@@ -178,6 +178,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     if (stream->capture)
         return capture_break(stream->capture.get(), cudaErrorStreamCaptureUnsupported,
                              "cudaStreamSynchronize of a captured stream");
+    expect_refusal_seen("cudaStreamSynchronize");
     step_waits("cudaStreamSynchronize", stream, stream->queued);
     respect_legacy(stream);
     drain(stream);
@@ -195,6 +196,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 }
 cudaError_t cudaDeviceSynchronize(void) {
     if (cudaError_t error = capture_forbids("cudaDeviceSynchronize")) return error;
+    expect_refusal_seen("cudaDeviceSynchronize");
     for (CUstream_st *stream : streams()) step_waits("cudaDeviceSynchronize", stream, stream->queued);
     streams_drain_all();
     return cudaSuccess;
@@ -229,6 +231,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (event->capture) return captured_event("cudaEventSynchronize of a captured event", event);
     if (!event->recorded) return cudaSuccess;
+    expect_refusal_seen("cudaEventSynchronize");
     step_waits("cudaEventSynchronize", event->stream, event->position);
     drain(event->stream, event->position);
     return cudaSuccess;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum { N = 64 };
+CudaBackend cuda_backend; // LAUNCH asks it whether a step is being recorded
 
 static void require(cudaError_t status) {
     if (status == cudaSuccess) return;
@@ -367,6 +368,16 @@ template <bool WRONG> static void too_many_threads() {
     fill_kernel<<<1, WRONG ? 1025 : 1024>>>(device_floats(1024), 1.0f);
     require(cudaGetLastError());
 }
+// What llmc/cuda launches by ends the program; who launches without it has to ask.
+template <bool WRONG> static void refused_launch() {
+    LAUNCH(fill_kernel, 1, WRONG ? 1025 : 1024, 0, nullptr)(device_floats(1024), 1.0f);
+}
+template <bool WRONG> static void unseen_refusal() {
+    float *p = device_floats(1024);
+    fill_kernel<<<1, 1025>>>(p, 1.0f);
+    if (!WRONG) (void)cudaGetLastError();
+    fill_kernel<<<1, 1024>>>(p, 1.0f);
+}
 template <bool WRONG> __global__ void __launch_bounds__(WRONG ? 64 : 128) launch_bounds_kernel(float *out) {
     out[threadIdx.x] = 1.0f;
 }
@@ -437,6 +448,7 @@ static const struct {
     FAULT(missing_lanes),
     FAULT(missing_wait),
     FAULT(no_code_for_gpu),
+    FAULT(refused_launch),
     FAULT(shared_asked_too_little),
     FAULT(shared_without_asking),
     FAULT(shuffle_as_barrier),
@@ -448,6 +460,7 @@ static const struct {
     FAULT(uninitialised_global),
     FAULT(uninitialised_shared),
     FAULT(uninitialised_index),
+    FAULT(unseen_refusal),
     FAULT(use_after_free),
 };
 
