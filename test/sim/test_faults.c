@@ -61,7 +61,8 @@ static const Case cases[] = {
      "232448 bytes of dynamic shared memory asked for beside 512 static ones, a block may have 232448", ON_HOST},
     {"too_many_threads", "release", "", "cudaErrorInvalidConfiguration", ON_HOST},
     {"refused_launch", "release", "", "launch of fill_kernel: invalid configuration argument", ON_HOST},
-    {"unseen_refusal", "release", "", "fill_kernel was refused and nobody looked at it before the next launch", ON_HOST},
+    {"unseen_refusal", "release", "", "fill_kernel was refused and nobody looked at it before the next launch",
+     ON_HOST},
     {"launch_bounds", "release", "", "128 threads, __launch_bounds__ says 64", ON_HOST},
     {"no_code_for_gpu", "release", "SIM_CC=80", "cudaErrorNoKernelImageForDevice", ON_HOST},
     // another order of things
