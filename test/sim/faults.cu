@@ -342,6 +342,15 @@ template <bool WRONG> static void missing_wait() {
     expect(out[0], 5.0f);
 }
 
+// cudaMemcpy waits for blocking streams alone.
+template <bool WRONG> static void copy_beside_stream() {
+    float *p = device_floats(N);
+    cudaStream_t stream = new_stream();
+    fill_kernel<<<1, N, 0, stream>>>(p, 5.0f);
+    if (!WRONG) require(cudaStreamSynchronize(stream));
+    expect(device_value(p), 5.0f);
+}
+
 // ------------------------------------------------------------------------------------------------------------ limits
 
 __global__ void shared_hungry_kernel(float *out) {
@@ -423,6 +432,7 @@ static const struct {
     void (*right)();
 } faults[] = {
     FAULT(block_race),
+    FAULT(copy_beside_stream),
     FAULT(copy_direction),
     FAULT(deadlock),
     FAULT(different_operations),

@@ -73,6 +73,7 @@ static const Case cases[] = {
     {"missing_copy_wait", "release", "", "wrong result: -nan instead of 0", ON_HOST},
     {"missing_event", "release", "SIM_STREAMS=lazy", "wrong result: 0 instead of 5", ON_HOST},
     {"missing_wait", "release", "SIM_STREAMS=lazy", "wrong result: 0 instead of 5", ON_HOST},
+    {"copy_beside_stream", "release", "SIM_STREAMS=lazy", "wrong result: 0 instead of 5", ON_HOST},
     // fresh memory is NaN
     {"uninitialised_shared", "release", "", "wrong result: 0 instead of 1", ON_HOST},
     {"uninitialised_global", "release", "", "wrong result: 0 instead of 1", ON_HOST},
