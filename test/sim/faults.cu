@@ -153,6 +153,26 @@ template <bool WRONG> static void host_pointer() {
     float on_host[N] = {0};
     fill_kernel<<<1, N>>>(WRONG ? on_host : device_floats(N), 1.0f);
 }
+// The same pointer where the host cannot see that it is one: in a struct, and in a table of the device.
+struct Rows {
+    const float *in;
+    float *out;
+};
+static __device__ void copy_row(const Rows &rows) { rows.out[threadIdx.x] = rows.in[threadIdx.x]; }
+template <bool WRONG> __global__ void pointer_in_struct_kernel(Rows rows) { copy_row(rows); }
+template <bool WRONG> __global__ void pointer_in_table_kernel(const Rows *table) { copy_row(*table); }
+static Rows some_rows(bool wrong) {
+    static float on_host[N];
+    return {wrong ? on_host : device_floats(N), device_floats(N)};
+}
+template <bool WRONG> static void pointer_in_struct() { pointer_in_struct_kernel<WRONG><<<1, N>>>(some_rows(WRONG)); }
+template <bool WRONG> static void pointer_in_table() {
+    const Rows rows = some_rows(WRONG);
+    Rows *table;
+    require(cudaMalloc((void **)&table, sizeof rows));
+    require(cudaMemcpy(table, &rows, sizeof rows, cudaMemcpyHostToDevice));
+    pointer_in_table_kernel<WRONG><<<1, N>>>((const Rows *)table);
+}
 template <bool WRONG> static void copy_direction() {
     float on_host[N] = {0}, *p = device_floats(N);
     require(cudaMemcpy(on_host, p, sizeof on_host, WRONG ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost));
@@ -458,6 +478,8 @@ static const struct {
     FAULT(missing_wait),
     FAULT(no_code_for_gpu),
     FAULT(refused_launch),
+    FAULT(pointer_in_struct),
+    FAULT(pointer_in_table),
     FAULT(shared_asked_too_little),
     FAULT(shared_without_asking),
     FAULT(shuffle_as_barrier),

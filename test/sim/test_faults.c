@@ -32,6 +32,8 @@ static const Case cases[] = {
     {"global_write", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
     {"use_after_free", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
     {"host_pointer", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
+    {"pointer_in_struct", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
+    {"pointer_in_table", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
     {"static_shared", "release", "", "out of bounds: 4 bytes of shared memory at 256, which has 256", IN_KERNEL},
     {"dynamic_shared", "release", "", "out of bounds: 4 bytes of shared memory at 256, which has 256", IN_KERNEL},
     {"local_memory", "release", "", "out of bounds: 4 bytes of local memory", IN_KERNEL},
