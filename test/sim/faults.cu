@@ -442,6 +442,27 @@ template <bool WRONG> __global__ void misaligned_shared_kernel(float *out) {
 }
 template <bool WRONG> static void misaligned_shared() { misaligned_shared_kernel<WRONG><<<1, N>>>(device_floats(N)); }
 
+// An array of floats is aligned as a float is. Dynamic memory is aligned to 16 and begins after the static variables.
+template <bool WRONG> __global__ void shared_alignment_kernel(float *out) {
+    __shared__ float first;
+    __shared__ alignas(WRONG ? 4 : 16) float tile[4 * N];
+    if (threadIdx.x == 0) first = 1.0f;
+    for (int i = (int)threadIdx.x; i < 4 * N; i += N) tile[i] = 1.0f;
+    __syncthreads();
+    out[threadIdx.x] = first + reinterpret_cast<const float4 *>(tile)[threadIdx.x].y;
+}
+template <bool WRONG> static void shared_alignment() { shared_alignment_kernel<WRONG><<<1, N>>>(device_floats(N)); }
+template <bool WRONG> __global__ void dynamic_alignment_kernel(float *out) {
+    __shared__ float4 fixed[N + 1];
+    fixed[threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    out[threadIdx.x] = fixed[threadIdx.x].x + (float)(shared_address(dynamic_shared_memory) % (WRONG ? 32 : 16));
+}
+template <bool WRONG> static void dynamic_alignment() {
+    float *out = device_floats(N);
+    dynamic_alignment_kernel<WRONG><<<1, N, 64>>>(out);
+    expect(device_value(out), 0.0f);
+}
+
 // --------------------------------------------------------------------------------------------------------------- main
 
 #define FAULT(name)                                                                                                    \
@@ -457,6 +478,7 @@ static const struct {
     FAULT(deadlock),
     FAULT(different_operations),
     FAULT(divergent_barrier),
+    FAULT(dynamic_alignment),
     FAULT(dynamic_shared),
     FAULT(early_exit),
     FAULT(endless_loop),
@@ -480,6 +502,7 @@ static const struct {
     FAULT(refused_launch),
     FAULT(pointer_in_struct),
     FAULT(pointer_in_table),
+    FAULT(shared_alignment),
     FAULT(shared_asked_too_little),
     FAULT(shared_without_asking),
     FAULT(shuffle_as_barrier),
