@@ -24,6 +24,7 @@ struct Stub { // the host function that stands for a kernel
     const char *name; // mangled
     Kernel *kernel;   // null: the binary holds nothing for this GPU
     int ptx_version, binary_version;
+    bool loaded;
 };
 // Vectors, searched by hand: maps and strings of the standard library are partly compiled into it, where
 // MemorySanitizer does not see what they write.
@@ -138,12 +139,22 @@ static Stub find_kernel(const Binary &binary, const char *name, const void *func
     const int code = newest(binary.machine_code, true), ptx = newest(binary.ptx, false), arch = code ? code : ptx;
     Kernel *kernel = arch ? kernel_named(name, arch) : nullptr;
     if (arch && !kernel) fatal("no translated PTX of sm_%d of the kernel %s in this program", arch, name);
-    return {function, name, kernel, ptx ? ptx : arch, code ? code : device_model().compute_capability};
+    return {function, name, kernel, ptx ? ptx : arch, code ? code : device_model().compute_capability, false};
 }
 
-static const Stub *stub_of(const void *function) {
+static Stub *stub_of(const void *function) {
     const auto at = place_of(function);
     return at == registry().stubs.end() || at->function != function ? nullptr : &*at;
+}
+
+// The driver loads the code of a kernel when it is first used; that may take memory and wait for the device.
+static cudaError_t load(Stub *stub) {
+    if (stub->loaded) return cudaSuccess;
+    char call[200];
+    snprintf(call, sizeof call, "loading the kernel %s", readable_name(stub->kernel));
+    if (cudaError_t error = capture_forbids(call)) return error;
+    stub->loaded = true;
+    return cudaSuccess;
 }
 
 // ------------------------------------------------------------------------------------------------------------ launches
@@ -156,7 +167,7 @@ static int max_dynamic(const Kernel *k) {
 static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
                           cudaStream_t stream) {
     expect_refusal_seen("the next launch");
-    const Stub *stub = stub_of(function);
+    Stub *stub = stub_of(function);
     if (!stub) return set_error(cudaErrorInvalidDeviceFunction, "launch of a function that is no kernel");
     Kernel *k = stub->kernel;
     if (!k) return refuse(*stub, cudaErrorNoKernelImageForDevice, "the program holds no code for this GPU");
@@ -177,6 +188,7 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
                  k->static_shared, shared, max_dynamic(k));
         return refuse(*stub, cudaErrorInvalidValue, reason);
     }
+    if (cudaError_t error = load(stub)) return error;
     k->launches++;
     Launch now = {k, grid, block, shared, stream, nullptr};
     std::vector<char> params(k->param_bytes + 1);
@@ -200,7 +212,7 @@ const void *sim_kernel(const char *name) {
     // A kernel of PTX alone, without host code, stands for itself.
     for (int arch = device_model().compute_capability; arch > 0; arch--)
         if (Kernel *k = kernel_named(name, arch)) {
-            registry().stubs.insert(place_of(k), {k, k->name, k, arch, arch});
+            registry().stubs.insert(place_of(k), {k, k->name, k, arch, arch, false});
             return k;
         }
     return nullptr;
@@ -254,9 +266,10 @@ cudaError_t cudaLaunchKernel(const void *stub, dim3 grid, dim3 block, void **arg
 // -------------------------------------------------------------------------------------------------- facts of a kernel
 
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute which, int value) {
-    const Stub *stub = stub_of(function);
+    Stub *stub = stub_of(function);
     if (!stub) return set_error(cudaErrorInvalidDeviceFunction);
     if (!stub->kernel) return set_error(cudaErrorNoKernelImageForDevice);
+    if (cudaError_t error = load(stub)) return error;
     if (which != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     if (value < 0 || value + (int)stub->kernel->static_shared > device_model().shared_per_block)
         return set_error(cudaErrorInvalidValue,
@@ -269,10 +282,11 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute which, 
 // Registers are not simulated.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *function) {
     memset((void *)a, 0, sizeof *a);
-    const Stub *stub = stub_of(function);
+    Stub *stub = stub_of(function);
     if (!stub) return set_error(cudaErrorInvalidDeviceFunction);
     const Kernel *k = stub->kernel;
     if (!k) return set_error(cudaErrorNoKernelImageForDevice);
+    if (cudaError_t error = load(stub)) return error;
     a->sharedSizeBytes = k->static_shared;
     a->maxThreadsPerBlock = (int)k->max_threads;
     a->maxDynamicSharedSizeBytes = max_dynamic(k);

@@ -46,6 +46,17 @@ static cudaStream_t new_stream() {
 }
 
 __global__ void fill_kernel(float *out, float value) { out[threadIdx.x] = value; }
+static cudaGraphExec_t captured_fill(cudaStream_t stream, float *p) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    fill_kernel<<<1, N, 0, stream>>>(p, 1.0f);
+    require(cudaGetLastError());
+    require(cudaStreamEndCapture(stream, &graph));
+    require(cudaGraphInstantiate(&exec, graph, 0));
+    require(cudaGraphDestroy(graph));
+    return exec;
+}
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
@@ -70,20 +81,23 @@ template <bool WRONG> static void global_write() {
 }
 
 template <bool WRONG> static void use_after_free() {
-    float *out = device_floats(N), *again = out;
+    float *out = device_floats(N);
     cudaStream_t stream = new_stream();
-    require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    fill_kernel<<<1, N, 0, stream>>>(again, 1.0f);
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    require(cudaStreamEndCapture(stream, &graph));
-    require(cudaGraphInstantiate(&exec, graph, 0));
+    fill_kernel<<<1, N, 0, stream>>>(out, 1.0f);
+    cudaGraphExec_t exec = captured_fill(stream, out);
     if (WRONG) require(cudaFree(out));
     require(cudaGraphLaunch(exec, stream));
     require(cudaStreamSynchronize(stream));
     if (!WRONG) require(cudaFree(out));
-    require(cudaGraphDestroy(graph));
     require(cudaGraphExecDestroy(exec));
+}
+
+// The first use of a kernel loads its code.
+template <bool WRONG> static void first_use_in_capture() {
+    float *out = device_floats(N);
+    cudaStream_t stream = new_stream();
+    if (!WRONG) fill_kernel<<<1, N, 0, stream>>>(out, 1.0f);
+    require(cudaGraphExecDestroy(captured_fill(stream, out)));
 }
 
 template <bool WRONG> __global__ void static_shared_kernel(float *out) {
@@ -482,6 +496,7 @@ static const struct {
     FAULT(dynamic_shared),
     FAULT(early_exit),
     FAULT(endless_loop),
+    FAULT(first_use_in_capture),
     FAULT(float_atomics),
     FAULT(global_read),
     FAULT(global_write),

@@ -68,6 +68,7 @@ static const Case cases[] = {
     {"unseen_refusal", "release", "", "fill_kernel was refused and nobody looked at it before the next launch",
      ON_HOST},
     {"launch_bounds", "release", "", "128 threads, __launch_bounds__ says 64", ON_HOST},
+    {"first_use_in_capture", "release", "", "loading the kernel fill_kernel: forbidden during a capture", ON_HOST},
     {"no_code_for_gpu", "release", "SIM_CC=80", "cudaErrorNoKernelImageForDevice", ON_HOST},
     // another order of things
     {"missing_barrier", "release", "SIM_SCHED=fwd", "wrong result: -nan instead of 63", ON_HOST},
