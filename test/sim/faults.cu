@@ -271,6 +271,18 @@ template <bool WRONG> __global__ void shuffle_as_barrier_kernel(float *out) {
 template <bool WRONG> static void shuffle_as_barrier() {
     shuffle_as_barrier_kernel<WRONG><<<1, 32>>>(device_floats(N));
 }
+// ldmatrix reads rows that other lanes wrote; it brings the lanes together and orders no memory either.
+template <bool WRONG> __global__ void ldmatrix_as_barrier_kernel(uint32_t *out) {
+    __shared__ uint4 tile[32];
+    uint32_t m[4];
+    tile[threadIdx.x] = make_uint4(1, 1, 1, 1);
+    if (!WRONG) __syncwarp();
+    ldmatrix_x4(m, &tile[(threadIdx.x + 31) % 32]);
+    out[threadIdx.x] = m[0];
+}
+template <bool WRONG> static void ldmatrix_as_barrier() {
+    ldmatrix_as_barrier_kernel<WRONG><<<1, 32>>>((uint32_t *)device_floats(32));
+}
 
 // ---------------------------------------------------------------------------------------------------- warp operations
 
@@ -504,6 +516,7 @@ static const struct {
     FAULT(host_touches_device),
     FAULT(inactive_source),
     FAULT(launch_bounds),
+    FAULT(ldmatrix_as_barrier),
     FAULT(local_memory),
     FAULT(misaligned),
     FAULT(misaligned_shared),

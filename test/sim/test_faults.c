@@ -86,6 +86,7 @@ static const Case cases[] = {
     {"missing_barrier", "tsan", "", "data race", IN_KERNEL},
     {"missing_fence", "tsan", "", "data race", IN_KERNEL},
     {"shuffle_as_barrier", "tsan", "", "data race", IN_KERNEL},
+    {"ldmatrix_as_barrier", "tsan", "", "data race", IN_KERNEL},
     {"block_race", "tsan", "", "data race", IN_KERNEL},
     // MemorySanitizer, which speaks where the value first decides something
     {"uninitialised_index", "msan", "", "use-of-uninitialized-value", IN_KERNEL},
