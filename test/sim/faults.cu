@@ -225,6 +225,23 @@ template <bool WRONG> static void missing_copy_wait() {
     expect(device_value(out), 0.0f);
 }
 
+// Groups are counted by thread, whichever array they fill: all but the last one has landed.
+template <bool WRONG> __global__ void copy_groups_kernel(float *out, const float4 *in) {
+    __shared__ float4 first[N], second[N];
+    copy_async(&first[threadIdx.x], &in[threadIdx.x], true);
+    copy_async_commit();
+    copy_async(&second[threadIdx.x], &in[threadIdx.x], true);
+    copy_async_commit();
+    copy_async_wait<1>();
+    out[threadIdx.x] = (WRONG ? second : first)[threadIdx.x].x;
+    copy_async_wait<0>();
+}
+template <bool WRONG> static void copy_groups() {
+    float *in = device_floats(4 * N), *out = device_floats(N);
+    copy_groups_kernel<WRONG><<<1, N>>>(out, (const float4 *)in);
+    expect(device_value(out), 0.0f);
+}
+
 template <bool WRONG> __global__ void divergent_barrier_kernel(float *out) {
     if (!WRONG) {
         __syncthreads();
@@ -501,6 +518,7 @@ static const struct {
     FAULT(block_race),
     FAULT(copy_beside_stream),
     FAULT(copy_direction),
+    FAULT(copy_groups),
     FAULT(deadlock),
     FAULT(different_operations),
     FAULT(divergent_barrier),
