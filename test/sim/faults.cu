@@ -467,6 +467,14 @@ template <bool WRONG> __global__ void trap_kernel(float *out) {
 }
 template <bool WRONG> static void trap() { trap_kernel<WRONG><<<1, N>>>(device_floats(N)); }
 
+// A GPU goes on with some number.
+template <bool WRONG> __global__ void division_by_zero_kernel(float *out, int divisor) {
+    out[threadIdx.x] = (float)((int)threadIdx.x / divisor);
+}
+template <bool WRONG> static void division_by_zero() {
+    division_by_zero_kernel<WRONG><<<1, N>>>(device_floats(N), WRONG ? 0 : 3);
+}
+
 template <bool WRONG> __global__ void local_memory_kernel(float *out, int i) {
     float table[8];
     for (int k = 0; k < 8; k++) table[k] = out[k];
@@ -523,6 +531,7 @@ static const struct {
     FAULT(different_operations),
     FAULT(divergent_barrier),
     FAULT(dynamic_alignment),
+    FAULT(division_by_zero),
     FAULT(dynamic_shared),
     FAULT(early_exit),
     FAULT(endless_loop),

@@ -55,6 +55,7 @@ static const Case cases[] = {
     {"missing_lanes", "release", "", "ldmatrix takes all lanes of a warp, here are 7fffffff", IN_KERNEL},
     {"different_operations", "release", "", "lanes of a warp meet in different warp operations", IN_KERNEL},
     {"trap", "release", "", "trap at test/sim/faults.cu:", IN_KERNEL},
+    {"division_by_zero", "release", "", "integer division by zero at test/sim/faults.cu:", IN_KERNEL},
     {"host_touches_device", "release", "SIM_PROTECT=1", "host code touches device memory", ON_HOST},
     // launches that a GPU refuses
     {"shared_without_asking", "release", "",
