@@ -497,7 +497,7 @@ template <bool WRONG> static void misaligned_shared() { misaligned_shared_kernel
 template <bool WRONG> __global__ void shared_alignment_kernel(float *out) {
     __shared__ float first;
     __shared__ alignas(WRONG ? 4 : 16) float tile[4 * N];
-    if (threadIdx.x == 0) first = 1.0f;
+    if (threadIdx.x == 0) first = out[0];
     for (int i = (int)threadIdx.x; i < 4 * N; i += N) tile[i] = 1.0f;
     __syncthreads();
     out[threadIdx.x] = first + reinterpret_cast<const float4 *>(tile)[threadIdx.x].y;
