@@ -13,7 +13,7 @@ const char *setting(const char *name) {
     const char *value = getenv(name);
     return value && *value ? value : nullptr;
 }
-static int number(const char *name, int otherwise) {
+int setting_number(const char *name, int otherwise) {
     const char *text = setting(name);
     if (!text) return otherwise;
     char *end;
@@ -37,11 +37,15 @@ static const struct {
     {120, 2407000, 14001000, 512, 96, 100, 99, 1536, 24},   // RTX 5090
 };
 
+enum { CONTEXT_MB = 477 }; // what the planner leaves for it, half a GB
+
 static DeviceModel read_model() {
     DeviceModel model = {};
-    model.compute_capability = number("SIM_CC", 90);
-    model.units = number("SIM_SMS", 2);
-    model.memory_bytes = (size_t)number("SIM_MEMORY_MB", 4096) << 20;
+    model.compute_capability = setting_number("SIM_CC", 90);
+    model.units = setting_number("SIM_SMS", 2);
+    model.memory_bytes = (size_t)setting_number("SIM_MEMORY_MB", 4096) << 20;
+    model.context_bytes = (size_t)setting_number("SIM_CONTEXT_MB", CONTEXT_MB) << 20;
+    if (model.context_bytes >= model.memory_bytes) fatal("SIM_MEMORY_MB: the context alone takes SIM_CONTEXT_MB");
     for (const auto &m : models) {
         if (m.compute_capability != model.compute_capability) continue;
         model.clock_khz = m.clock;
