@@ -193,6 +193,10 @@ cudaError_t set_error(cudaError_t error, const char *format, ...) {
     return last_error = error;
 }
 
+static cudaError_t sticky;
+cudaError_t sticky_error() { return sticky; }
+void launch_fails() { sticky = set_error(cudaErrorIllegalAddress, "a launch fails, as SIM_STICKY asks"); }
+
 static const char *refused; // the kernel of a launch whose error nobody has asked for
 void note_refused_launch(const char *kernel) { refused = kernel; }
 void expect_refusal_seen(const char *call) {
@@ -215,6 +219,7 @@ static const struct {
      "no kernel image is available for execution on the device"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
@@ -240,7 +245,7 @@ using namespace sim;
 extern "C" {
 cudaError_t cudaGetLastError(void) {
     const cudaError_t error = last_error;
-    last_error = cudaSuccess;
+    last_error = sticky;
     refused = nullptr;
     return error;
 }

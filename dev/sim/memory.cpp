@@ -239,7 +239,7 @@ cudaError_t cudaFreeHost(void *p) { return release("cudaFreeHost", p, PINNED); }
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     *total = device_model().memory_bytes;
     *available = free_bytes();
-    return cudaSuccess;
+    return sticky_error();
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *p) {
     memset((void *)attributes, 0, sizeof *attributes);

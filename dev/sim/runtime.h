@@ -11,6 +11,9 @@ namespace sim {
 // Remembers the error for cudaGetLastError and returns it. With a format: prints "sim: ..." as well.
 cudaError_t set_error(cudaError_t error);
 cudaError_t set_error(cudaError_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// What every call returns once a kernel has failed: errors of kernels come late and stay. SIM_STICKY=n: launch n fails.
+cudaError_t sticky_error();
+void launch_fails();
 // A launch that is refused tells only who asks for the error. Who launches or waits before that ends the program.
 void note_refused_launch(const char *kernel);
 void expect_refusal_seen(const char *call);
