@@ -500,7 +500,8 @@ template <bool WRONG> __global__ void shared_alignment_kernel(float *out) {
     if (threadIdx.x == 0) first = out[0];
     for (int i = (int)threadIdx.x; i < 4 * N; i += N) tile[i] = 1.0f;
     __syncthreads();
-    out[threadIdx.x] = first + reinterpret_cast<const float4 *>(tile)[threadIdx.x].y;
+    const float4 v = reinterpret_cast<const float4 *>(tile)[threadIdx.x];
+    out[threadIdx.x] = first + v.x + v.y + v.z + v.w;
 }
 template <bool WRONG> static void shared_alignment() { shared_alignment_kernel<WRONG><<<1, N>>>(device_floats(N)); }
 template <bool WRONG> __global__ void dynamic_alignment_kernel(float *out) {
