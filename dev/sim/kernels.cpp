@@ -24,7 +24,9 @@ struct Stub { // the host function that stands for a kernel
     const char *name; // mangled
     Kernel *kernel;   // null: the binary holds nothing for this GPU
     int ptx_version, binary_version;
-    bool loaded;
+    bool loaded = false;
+    uint64_t threads = 0;      // of the largest block launched
+    size_t dynamic_shared = 0; // the most of a launch
 };
 // Vectors, searched by hand: maps and strings of the standard library are partly compiled into it, where
 // MemorySanitizer does not see what they write.
@@ -48,14 +50,14 @@ static std::vector<Stub>::iterator place_of(const void *function) {
 }
 
 // SIM_KERNELS=FILE: at exit a line for every kernel that ran is added to the file: module, architecture, name,
-// launches.
+// launches, threads of the largest block, the most dynamic shared memory.
 static void write_kernels() {
     FILE *f = fopen(setting("SIM_KERNELS"), "a");
     if (!f) return;
-    for (const Module *m : registry().modules)
-        for (int i = 0; i < m->kernel_count; i++)
-            if (m->kernels[i].launches)
-                fprintf(f, "%s %d %s %lu\n", m->name, m->arch, m->kernels[i].name, m->kernels[i].launches);
+    for (const Stub &s : registry().stubs)
+        if (s.kernel && s.kernel->launches)
+            fprintf(f, "%s %d %s %lu %lu %zu\n", s.kernel->module, s.kernel->arch, s.name, s.kernel->launches,
+                    s.threads, s.dynamic_shared);
     fclose(f);
 }
 static void add_module(Module *m) {
@@ -139,7 +141,7 @@ static Stub find_kernel(const Binary &binary, const char *name, const void *func
     const int code = newest(binary.machine_code, true), ptx = newest(binary.ptx, false), arch = code ? code : ptx;
     Kernel *kernel = arch ? kernel_named(name, arch) : nullptr;
     if (arch && !kernel) fatal("no translated PTX of sm_%d of the kernel %s in this program", arch, name);
-    return {function, name, kernel, ptx ? ptx : arch, code ? code : device_model().compute_capability, false};
+    return {function, name, kernel, ptx ? ptx : arch, code ? code : device_model().compute_capability};
 }
 
 static Stub *stub_of(const void *function) {
@@ -190,6 +192,8 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
     }
     if (cudaError_t error = load(stub)) return error;
     k->launches++;
+    stub->threads = std::max(stub->threads, threads);
+    stub->dynamic_shared = std::max(stub->dynamic_shared, shared);
     Launch now = {k, grid, block, shared, stream, nullptr};
     std::vector<char> params(k->param_bytes + 1);
     for (uint32_t i = 0; i < k->param_count; i++)
@@ -212,7 +216,7 @@ const void *sim_kernel(const char *name) {
     // A kernel of PTX alone, without host code, stands for itself.
     for (int arch = device_model().compute_capability; arch > 0; arch--)
         if (Kernel *k = kernel_named(name, arch)) {
-            registry().stubs.insert(place_of(k), {k, k->name, k, arch, arch, false});
+            registry().stubs.insert(place_of(k), {k, k->name, k, arch, arch});
             return k;
         }
     return nullptr;
