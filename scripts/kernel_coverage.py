@@ -28,7 +28,7 @@ def main():
     archs, programs = {}, {}
     for path in options.ran.iterdir():
         for line in path.read_text().splitlines():
-            _, arch, name, _ = line.split()
+            _, arch, name = line.split()[:3]
             archs.setdefault(name, set()).add(int(arch))
             programs.setdefault(name, set()).add(path.name)
     names = demangled(sorted(kernels))

@@ -13,7 +13,7 @@ const char *setting(const char *name) {
     const char *value = getenv(name);
     return value && *value ? value : nullptr;
 }
-static int number(const char *name, int otherwise) {
+int setting_number(const char *name, int otherwise) {
     const char *text = setting(name);
     if (!text) return otherwise;
     char *end;
@@ -37,11 +37,15 @@ static const struct {
     {120, 2407000, 14001000, 512, 100, 99, 1536, 24},  // RTX 5090
 };
 
+enum { CONTEXT_MB = 477 }; // what the planner leaves for it, half a GB
+
 static DeviceModel read_model() {
     DeviceModel model = {};
-    model.compute_capability = number("SIM_CC", 90);
-    model.units = number("SIM_SMS", 2);
-    model.memory_bytes = (size_t)number("SIM_MEMORY_MB", 4096) << 20;
+    model.compute_capability = setting_number("SIM_CC", 90);
+    model.units = setting_number("SIM_SMS", 2);
+    model.memory_bytes = (size_t)setting_number("SIM_MEMORY_MB", 4096) << 20;
+    model.context_bytes = (size_t)setting_number("SIM_CONTEXT_MB", CONTEXT_MB) << 20;
+    if (model.context_bytes >= model.memory_bytes) fatal("SIM_MEMORY_MB: the context alone takes SIM_CONTEXT_MB");
     for (const auto &m : models) {
         if (m.compute_capability != model.compute_capability) continue;
         model.clock_khz = m.clock;
@@ -76,6 +80,16 @@ cudaError_t set_error(cudaError_t error, const char *format, ...) {
     return last_error = error;
 }
 
+static cudaError_t sticky;
+cudaError_t sticky_error() { return sticky; }
+void launch_fails() { sticky = set_error(cudaErrorIllegalAddress, "a launch fails, as SIM_STICKY asks"); }
+
+static const char *refused; // the kernel of a launch whose error nobody has asked for
+void note_refused_launch(const char *kernel) { refused = kernel; }
+void expect_refusal_seen(const char *call) {
+    if (refused) fatal("the launch of %s was refused and nobody looked at it before %s", refused, call);
+}
+
 static const struct {
     cudaError_t error;
     const char *name, *text;
@@ -92,6 +106,7 @@ static const struct {
      "no kernel image is available for execution on the device"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
@@ -117,10 +132,14 @@ using namespace sim;
 extern "C" {
 cudaError_t cudaGetLastError(void) {
     const cudaError_t error = last_error;
-    last_error = cudaSuccess;
+    last_error = sticky;
+    refused = nullptr;
     return error;
 }
-cudaError_t cudaPeekAtLastError(void) { return last_error; }
+cudaError_t cudaPeekAtLastError(void) {
+    refused = nullptr;
+    return last_error;
+}
 const char *cudaGetErrorName(cudaError_t error) {
     for (const auto &e : error_texts)
         if (e.error == error) return e.name;

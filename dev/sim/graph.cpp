@@ -37,7 +37,7 @@ static bool concerns_this_thread(const Capture &capture) {
     return capture.mode == cudaStreamCaptureModeGlobal || capture.thread == std::this_thread::get_id();
 }
 cudaError_t capture_forbids(const char *call) {
-    cudaError_t error = cudaSuccess;
+    cudaError_t error = sticky_error();
     for (auto &capture : captures())
         if (concerns_this_thread(*capture))
             error = capture_break(capture.get(), cudaErrorStreamCaptureUnsupported, call);

@@ -152,6 +152,9 @@ static void run_blocks(void *argument) {
 }
 
 static void run_grid(const Launch &l) {
+    static const uint64_t failing = (uint64_t)setting_number("SIM_STICKY", 0);
+    if (++launches == failing) launch_fails();
+    if (sticky_error()) return;
     Grid grid = {&l, (uint64_t)l.grid.x * l.grid.y * l.grid.z, 7919, 1, {0}};
     while (std::gcd(grid.stride, grid.blocks) != 1) grid.stride++;
     const auto begin = std::chrono::steady_clock::now();
@@ -162,7 +165,6 @@ static void run_grid(const Launch &l) {
     if (time_limit > 0) alarm((unsigned)time_limit);
     run_on_workers(workers, run_blocks, &grid);
     if (time_limit > 0) alarm(0);
-    launches++;
     if (!profiling()) return;
     KernelTime &time = (*kernel_times)[readable_name(l.kernel)];
     time.launches++;

@@ -24,6 +24,9 @@ struct Stub { // the host function that stands for a kernel
     const char *name; // mangled
     Kernel *kernel;   // null: the binary holds nothing for this GPU
     int ptx_version, binary_version;
+    bool loaded = false;
+    uint64_t threads = 0;      // of the largest block launched
+    size_t dynamic_shared = 0; // the most of a launch
 };
 // Vectors, searched by hand: maps and strings of the standard library are partly compiled into it, where
 // MemorySanitizer does not see what they write.
@@ -47,14 +50,14 @@ static std::vector<Stub>::iterator place_of(const void *function) {
 }
 
 // SIM_KERNELS=FILE: at exit a line for every kernel that ran is added to the file: module, architecture, name,
-// launches.
+// launches, threads of the largest block, the most dynamic shared memory.
 static void write_kernels() {
     FILE *f = fopen(setting("SIM_KERNELS"), "a");
     if (!f) return;
-    for (const Module *m : registry().modules)
-        for (int i = 0; i < m->kernel_count; i++)
-            if (m->kernels[i].launches)
-                fprintf(f, "%s %d %s %lu\n", m->name, m->arch, m->kernels[i].name, m->kernels[i].launches);
+    for (const Stub &s : registry().stubs)
+        if (s.kernel && s.kernel->launches)
+            fprintf(f, "%s %d %s %lu %lu %zu\n", s.kernel->module, s.kernel->arch, s.name, s.kernel->launches,
+                    s.threads, s.dynamic_shared);
     fclose(f);
 }
 static void add_module(Module *m) {
@@ -84,7 +87,9 @@ const char *readable_name(Kernel *k) {
 
 // Prints the reason and returns the error, as a refused launch does.
 static cudaError_t refuse(const Stub &stub, cudaError_t error, const char *reason) {
-    return set_error(error, "launch of %s: %s", stub.kernel ? readable_name(stub.kernel) : stub.name, reason);
+    const char *name = stub.kernel ? readable_name(stub.kernel) : stub.name;
+    note_refused_launch(name);
+    return set_error(error, "launch of %s: %s", name, reason);
 }
 
 // ------------------------------------------------------------------------------------------------------- fat binaries
@@ -139,9 +144,19 @@ static Stub find_kernel(const Binary &binary, const char *name, const void *func
     return {function, name, kernel, ptx ? ptx : arch, code ? code : device_model().compute_capability};
 }
 
-static const Stub *stub_of(const void *function) {
+static Stub *stub_of(const void *function) {
     const auto at = place_of(function);
     return at == registry().stubs.end() || at->function != function ? nullptr : &*at;
+}
+
+// The driver loads the code of a kernel when it is first used; that may take memory and wait for the device.
+static cudaError_t load(Stub *stub) {
+    if (stub->loaded) return cudaSuccess;
+    char call[200];
+    snprintf(call, sizeof call, "loading the kernel %s", readable_name(stub->kernel));
+    if (cudaError_t error = capture_forbids(call)) return error;
+    stub->loaded = true;
+    return cudaSuccess;
 }
 
 // ------------------------------------------------------------------------------------------------------------ launches
@@ -153,7 +168,8 @@ static int max_dynamic(const Kernel *k) {
 
 static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
                           cudaStream_t stream) {
-    const Stub *stub = stub_of(function);
+    expect_refusal_seen("the next launch");
+    Stub *stub = stub_of(function);
     if (!stub) return set_error(cudaErrorInvalidDeviceFunction, "launch of a function that is no kernel");
     Kernel *k = stub->kernel;
     if (!k) return refuse(*stub, cudaErrorNoKernelImageForDevice, "the program holds no code for this GPU");
@@ -174,7 +190,10 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
                  k->static_shared, shared, max_dynamic(k));
         return refuse(*stub, cudaErrorInvalidValue, reason);
     }
+    if (cudaError_t error = load(stub)) return error;
     k->launches++;
+    stub->threads = std::max(stub->threads, threads);
+    stub->dynamic_shared = std::max(stub->dynamic_shared, shared);
     Launch now = {k, grid, block, shared, stream, nullptr};
     std::vector<char> params(k->param_bytes + 1);
     for (uint32_t i = 0; i < k->param_count; i++)
@@ -251,9 +270,10 @@ cudaError_t cudaLaunchKernel(const void *stub, dim3 grid, dim3 block, void **arg
 // -------------------------------------------------------------------------------------------------- facts of a kernel
 
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute which, int value) {
-    const Stub *stub = stub_of(function);
+    Stub *stub = stub_of(function);
     if (!stub) return set_error(cudaErrorInvalidDeviceFunction);
     if (!stub->kernel) return set_error(cudaErrorNoKernelImageForDevice);
+    if (cudaError_t error = load(stub)) return error;
     if (which != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     if (value < 0 || value + (int)stub->kernel->static_shared > device_model().shared_per_block)
         return set_error(cudaErrorInvalidValue,
@@ -266,10 +286,11 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute which, 
 // Registers are not simulated.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *function) {
     memset((void *)a, 0, sizeof *a);
-    const Stub *stub = stub_of(function);
+    Stub *stub = stub_of(function);
     if (!stub) return set_error(cudaErrorInvalidDeviceFunction);
     const Kernel *k = stub->kernel;
     if (!k) return set_error(cudaErrorNoKernelImageForDevice);
+    if (cudaError_t error = load(stub)) return error;
     a->sharedSizeBytes = k->static_shared;
     a->maxThreadsPerBlock = (int)k->max_threads;
     a->maxDynamicSharedSizeBytes = max_dynamic(k);

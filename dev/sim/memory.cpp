@@ -24,7 +24,10 @@ static std::vector<Allocation> &allocations() {
     static auto *table = new std::vector<Allocation>;
     return *table;
 }
-static size_t device_bytes; // allocated now
+static size_t device_bytes; // allocated now, in pieces of 512
+
+static size_t device_room(size_t bytes) { return (bytes + 511) / 512 * 512; }
+static size_t free_bytes() { return device_model().memory_bytes - device_model().context_bytes - device_bytes; }
 
 static std::vector<Allocation>::iterator first_behind(const void *p) {
     return std::upper_bound(allocations().begin(), allocations().end(), (const char *)p,
@@ -115,7 +118,11 @@ static cudaError_t allocate(const char *call, void **p, size_t bytes, MemoryKind
     if (!p) return set_error(cudaErrorInvalidValue);
     *p = nullptr;
     if (bytes == 0) return cudaSuccess;
-    if (kind == DEVICE && device_bytes + bytes > device_model().memory_bytes)
+    static const int failing = setting_number("SIM_FAIL_ALLOC", 0);
+    static int number;
+    if (++number == failing)
+        return set_error(cudaErrorMemoryAllocation, "allocation %d, %s of %zu bytes, fails", number, call, bytes);
+    if (kind == DEVICE && (bytes > free_bytes() || device_room(bytes) > free_bytes()))
         return set_error(cudaErrorMemoryAllocation);
     void *fresh = nullptr;
     const bool in_region = kind == DEVICE && is_protected();
@@ -130,7 +137,7 @@ static cudaError_t allocate(const char *call, void **p, size_t bytes, MemoryKind
     msan_uninitialised(fresh, bytes);
     allocations().insert(first_behind(fresh), {(char *)fresh, bytes, kind});
     memory_changes++;
-    if (kind == DEVICE) device_bytes += bytes;
+    if (kind == DEVICE) device_bytes += device_room(bytes);
     *p = fresh;
     return cudaSuccess;
 }
@@ -143,7 +150,7 @@ static cudaError_t release(const char *call, void *p, MemoryKind kind) {
     Allocation *a = find(p, 0);
     if (!a || a->begin != p || a->kind != kind)
         return set_error(cudaErrorInvalidValue, "%s: %p was not allocated this way", call, p);
-    if (kind == DEVICE) device_bytes -= a->bytes;
+    if (kind == DEVICE) device_bytes -= device_room(a->bytes);
     if (kind == DEVICE && is_protected())
         madvise(p, a->bytes, MADV_DONTNEED);
     else
@@ -181,13 +188,13 @@ static void copy_bytes(void *dst, const void *src, size_t bytes, bool from_host)
     if (from_host) msan_initialised(dst, bytes);
 }
 
-// Synchronous. As in CUDA it runs in the legacy stream.
+// Synchronous. As in CUDA it runs in the legacy stream: it does not wait for non-blocking streams.
 static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {
     if (cudaError_t error = capture_forbids(call)) return error;
     step_forbids(call, "waits for the device");
     if (bytes == 0) return cudaSuccess;
     if (cudaError_t error = check_copy(call, dst, src, bytes, direction)) return error;
-    streams_drain_all();
+    if (cudaError_t error = cudaStreamSynchronize(nullptr)) return error;
     memory_open();
     copy_bytes(dst, src, bytes, memory_kind(src, bytes) != DEVICE);
     memory_close();
@@ -236,8 +243,8 @@ cudaError_t cudaFreeHost(void *p) { return release("cudaFreeHost", p, PINNED); }
 
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     *total = device_model().memory_bytes;
-    *available = *total - device_bytes;
-    return cudaSuccess;
+    *available = free_bytes();
+    return sticky_error();
 }
 
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {

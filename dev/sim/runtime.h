@@ -11,9 +11,16 @@ namespace sim {
 // Remembers the error for cudaGetLastError and returns it. With a format: prints "sim: ..." as well.
 cudaError_t set_error(cudaError_t error);
 cudaError_t set_error(cudaError_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// What every call returns once a kernel has failed: errors of kernels come late and stay. SIM_STICKY=n: launch n fails.
+cudaError_t sticky_error();
+void launch_fails();
+// A launch that is refused tells only who asks for the error. Who launches or waits before that ends the program.
+void note_refused_launch(const char *kernel);
+void expect_refusal_seen(const char *call);
 [[noreturn]] void fatal(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void print_place();                    // "in kernel K launched at F:L, block B, thread T", when a kernel runs
 const char *setting(const char *name); // an environment variable, null when unset or empty
+int setting_number(const char *name, int otherwise); // one that is a positive number
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
@@ -73,8 +80,8 @@ struct DeviceModel {
     int units;              // SIM_SMS
     int clock_khz, memory_clock_khz, bus_bits;
     int shared_per_unit, shared_per_block, threads_per_unit, blocks_per_unit;
-    int reserved_shared; // bytes of shared memory that the system takes of every block
-    size_t memory_bytes; // SIM_MEMORY_MB
+    int reserved_shared;                // bytes of shared memory that the system takes of every block
+    size_t memory_bytes, context_bytes; // SIM_MEMORY_MB; what of it is gone before anything is allocated
 };
 const DeviceModel &device_model();
 } // namespace sim

@@ -91,11 +91,11 @@ $(eval $(call KERNEL_RULE,90))
 endif
 build/nvcc-90/%.cpp: build/nvcc-90/%.o dev/sim/translate.py
 	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(@:.cpp=.compute_90.ptx)
-$(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: $(SIM_BUILD)/%: build/nvcc-90/%.cpp $(SIM_CORE_OBJ)
+$(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: $(SIM_BUILD)/%: build/nvcc-90/%.cpp $(SIM_CORE_OBJ) $(BUILD)/llmc/base/error.o
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(KERNEL_FLAGS) -c $< -o $@.o
-	$(QUIET)$(CXX) $(CFLAGS_$(MODE)) $@.o $(<:.cpp=.o) $(SIM_CORE_OBJ) -o $@ -lpthread
+	$(QUIET)$(CXX) $(CFLAGS_$(MODE)) $@.o $(<:.cpp=.o) $(filter %.o,$^) -o $@ -lpthread
 
 # The forms of PTX instructions, each with worked-out results, as a module that no host code launches.
 SIM_FORMS := $(SIM_KERNELS)/test/sim

@@ -24,9 +24,11 @@ static bool lazy = setting("SIM_STREAMS") && strcmp(setting("SIM_STREAMS"), "laz
 static void run_next(CUstream_st *stream) {
     const Operation operation = stream->waiting.front();
     stream->waiting.pop_front();
-    memory_open();
-    operation.run(operation.argument); // may run other streams, up to events that this one waits for
-    memory_close();
+    if (!sticky_error()) {
+        memory_open();
+        operation.run(operation.argument); // may run other streams, up to events that this one waits for
+        memory_close();
+    }
     operation.destroy(operation.argument);
     stream->done++;
 }
@@ -57,6 +59,10 @@ bool stream_runs_at_once(cudaStream_t stream) {
 
 cudaError_t stream_enqueue(cudaStream_t handle, const Operation &operation) {
     CUstream_st *stream = stream_of(handle);
+    if (cudaError_t error = sticky_error()) {
+        operation.destroy(operation.argument);
+        return error;
+    }
     if (stream->capture) return capture_add(stream, operation);
     if (stream == &legacy_stream)
         if (cudaError_t error = capture_forbids_legacy(operation.name)) {
@@ -170,10 +176,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     if (stream->capture)
         return capture_break(stream->capture.get(), cudaErrorStreamCaptureUnsupported,
                              "cudaStreamSynchronize of a captured stream");
+    expect_refusal_seen("cudaStreamSynchronize");
     step_waits("cudaStreamSynchronize", stream, stream->queued);
     respect_legacy(stream);
     drain(stream);
-    return cudaSuccess;
+    return sticky_error();
 }
 // Not ready means: one more operation has run meanwhile. So who polls gets there.
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
@@ -181,15 +188,16 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     if (stream->capture)
         return capture_break(stream->capture.get(), cudaErrorStreamCaptureUnsupported,
                              "cudaStreamQuery of a captured stream");
-    if (stream->done == stream->queued) return cudaSuccess;
+    if (stream->done == stream->queued || sticky_error()) return sticky_error();
     run_next(stream);
     return cudaErrorNotReady;
 }
 cudaError_t cudaDeviceSynchronize(void) {
     if (cudaError_t error = capture_forbids("cudaDeviceSynchronize")) return error;
+    expect_refusal_seen("cudaDeviceSynchronize");
     for (CUstream_st *stream : streams()) step_waits("cudaDeviceSynchronize", stream, stream->queued);
     streams_drain_all();
-    return cudaSuccess;
+    return sticky_error();
 }
 
 // ------------------------------------------------------------------------------------------------------------- events
@@ -218,17 +226,19 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (event->capture) return captured_event("cudaEventSynchronize of a captured event", event);
     if (!event->recorded) return cudaSuccess;
+    expect_refusal_seen("cudaEventSynchronize");
     step_waits("cudaEventSynchronize", event->stream, event->position);
     drain(event->stream, event->position);
-    return cudaSuccess;
+    return sticky_error();
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->capture) return captured_event("cudaEventQuery of a captured event", event);
-    if (!event->recorded || event->stream->done >= event->position) return cudaSuccess;
+    if (!event->recorded || event->stream->done >= event->position || sticky_error()) return sticky_error();
     run_next(event->stream);
     return cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t stop) {
+    if (cudaError_t error = sticky_error()) return error;
     for (const CUevent_st *event : {start, stop}) {
         if (event->capture) return captured_event("cudaEventElapsedTime of a captured event", event);
         if (!event->recorded || !event->keeps_time) return set_error(cudaErrorInvalidResourceHandle);

@@ -2,13 +2,15 @@
 
 Without the headers of a CUDA toolkit there is no such binary, and these tests are skipped.
 """
+import itertools
 import json
 import os
 import re
+import subprocess
 
 import pytest
-from conftest import (QUIET, SIMULATOR, TINY, TRAINER, checkpoints, cut_back, events, losses, needs_simulator, run_tiny,
-                      same_state, train)
+from conftest import (EXIT_RUN_FAILED, QUIET, SIMULATOR, TINY, TRAINER, checkpoints, command, cut_back, events, losses,
+                      needs_simulator, run_tiny, same_state, train)
 
 pytestmark = needs_simulator
 
@@ -88,3 +90,46 @@ def test_other_gpus_train_too(capability, data, tmp_path):
     on_cpu = losses(run_tiny(TRAINER, tmp_path / "cpu", data, "-x", 5, "--dtype", "fp32"))
     simulated = losses(run_tiny(SIMULATOR, tmp_path / "sim", data, "-x", 5, SIM_CC=capability))  # its default dtype
     assert simulated == pytest.approx(on_cpu, rel=TOLERANCE[dtype])
+
+
+def run_broken(out, data, *arguments, **environment):
+    """The exit code, and the last line of stderr; the simulator says before it what it broke."""
+    env = {**os.environ, "PRETRAIN_CACHE": str(out.parent / "tuning"), **environment}
+    run = subprocess.run(command(*TINY, *QUIET, *data.flags, "-o", out, *arguments, trainer=SIMULATOR), env=env,
+                         capture_output=True, text=True, timeout=300)
+    lines = run.stderr.splitlines()
+    assert run.returncode == 0 or (len(lines) == 2 and lines[0].startswith("sim: ")), run.stderr
+    return run.returncode, lines
+
+
+# Allocations for measuring may fail: something is then not measured. An op has no way to return an error: where the
+# tables of the optimizer (llmc/cuda/update_table.c), made in the first step, find no memory, the program stops.
+def test_each_allocation_of_a_start_may_fail(data, tmp_path):
+    stopped = 0
+    for n in itertools.count(1):
+        out = tmp_path / str(n)
+        code, lines = run_broken(out, data, "-x", 1, "-n", 1, PRETRAIN_CACHE="off", SIM_FAIL_ALLOC=str(n))
+        if not lines:
+            break
+        assert lines[0].startswith(f"sim: allocation {n}, ")
+        if code == 0:
+            continue
+        stopped += 1
+        assert "out of memory: " in lines[1] and not list(out.glob("*step_*"))
+        assert code == EXIT_RUN_FAILED or lines[1].startswith("bug: llmc/cuda/update_table.c:")
+    assert code == 0 and stopped >= 10 and n > stopped
+
+
+def test_a_kernel_that_fails_leaves_whole_checkpoints_only(data, tmp_path):
+    arguments = ["-x", 4, "-n", 2, "-nk", 0]
+    whole = run_tiny(SIMULATOR, tmp_path / "whole", data, *arguments)
+    kept = []
+    for n in itertools.count(1, 29):
+        out = tmp_path / str(n)
+        code, lines = run_broken(out, data, *arguments, SIM_STICKY=str(n))
+        if code == 0:
+            break
+        assert lines[1].endswith("an illegal memory access was encountered")
+        kept.append(len(list(out.glob("*step_*"))))
+        assert all(same_state(path, whole / path.name) for path in out.glob("*step_*"))
+    assert {0, 1} <= set(kept), "no kernel failed before the first checkpoint, or none after it"

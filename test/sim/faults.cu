@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum { N = 64 };
+CudaBackend cuda_backend; // LAUNCH asks it whether a step is being recorded
 
 static void require(cudaError_t status) {
     if (status == cudaSuccess) return;
@@ -45,6 +46,17 @@ static cudaStream_t new_stream() {
 }
 
 __global__ void fill_kernel(float *out, float value) { out[threadIdx.x] = value; }
+static cudaGraphExec_t captured_fill(cudaStream_t stream, float *p) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    fill_kernel<<<1, N, 0, stream>>>(p, 1.0f);
+    require(cudaGetLastError());
+    require(cudaStreamEndCapture(stream, &graph));
+    require(cudaGraphInstantiate(&exec, graph, 0));
+    require(cudaGraphDestroy(graph));
+    return exec;
+}
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
@@ -69,20 +81,23 @@ template <bool WRONG> static void global_write() {
 }
 
 template <bool WRONG> static void use_after_free() {
-    float *out = device_floats(N), *again = out;
+    float *out = device_floats(N);
     cudaStream_t stream = new_stream();
-    require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    fill_kernel<<<1, N, 0, stream>>>(again, 1.0f);
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    require(cudaStreamEndCapture(stream, &graph));
-    require(cudaGraphInstantiate(&exec, graph, 0));
+    fill_kernel<<<1, N, 0, stream>>>(out, 1.0f);
+    cudaGraphExec_t exec = captured_fill(stream, out);
     if (WRONG) require(cudaFree(out));
     require(cudaGraphLaunch(exec, stream));
     require(cudaStreamSynchronize(stream));
     if (!WRONG) require(cudaFree(out));
-    require(cudaGraphDestroy(graph));
     require(cudaGraphExecDestroy(exec));
+}
+
+// The first use of a kernel loads its code.
+template <bool WRONG> static void first_use_in_capture() {
+    float *out = device_floats(N);
+    cudaStream_t stream = new_stream();
+    if (!WRONG) fill_kernel<<<1, N, 0, stream>>>(out, 1.0f);
+    require(cudaGraphExecDestroy(captured_fill(stream, out)));
 }
 
 template <bool WRONG> __global__ void static_shared_kernel(float *out) {
@@ -152,6 +167,26 @@ template <bool WRONG> static void host_pointer() {
     float on_host[N] = {0};
     fill_kernel<<<1, N>>>(WRONG ? on_host : device_floats(N), 1.0f);
 }
+// The same pointer where the host cannot see that it is one: in a struct, and in a table of the device.
+struct Rows {
+    const float *in;
+    float *out;
+};
+static __device__ void copy_row(const Rows &rows) { rows.out[threadIdx.x] = rows.in[threadIdx.x]; }
+template <bool WRONG> __global__ void pointer_in_struct_kernel(Rows rows) { copy_row(rows); }
+template <bool WRONG> __global__ void pointer_in_table_kernel(const Rows *table) { copy_row(*table); }
+static Rows some_rows(bool wrong) {
+    static float on_host[N];
+    return {wrong ? on_host : device_floats(N), device_floats(N)};
+}
+template <bool WRONG> static void pointer_in_struct() { pointer_in_struct_kernel<WRONG><<<1, N>>>(some_rows(WRONG)); }
+template <bool WRONG> static void pointer_in_table() {
+    const Rows rows = some_rows(WRONG);
+    Rows *table;
+    require(cudaMalloc((void **)&table, sizeof rows));
+    require(cudaMemcpy(table, &rows, sizeof rows, cudaMemcpyHostToDevice));
+    pointer_in_table_kernel<WRONG><<<1, N>>>((const Rows *)table);
+}
 template <bool WRONG> static void copy_direction() {
     float on_host[N] = {0}, *p = device_floats(N);
     require(cudaMemcpy(on_host, p, sizeof on_host, WRONG ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost));
@@ -187,6 +222,23 @@ template <bool WRONG> __global__ void missing_copy_wait_kernel(float *out, const
 template <bool WRONG> static void missing_copy_wait() {
     float *in = device_floats(8 * N), *out = device_floats(N);
     missing_copy_wait_kernel<WRONG><<<1, N>>>(out, (const float *)in);
+    expect(device_value(out), 0.0f);
+}
+
+// Groups are counted by thread, whichever array they fill: all but the last one has landed.
+template <bool WRONG> __global__ void copy_groups_kernel(float *out, const float4 *in) {
+    __shared__ float4 first[N], second[N];
+    copy_async(&first[threadIdx.x], &in[threadIdx.x], true);
+    copy_async_commit();
+    copy_async(&second[threadIdx.x], &in[threadIdx.x], true);
+    copy_async_commit();
+    copy_async_wait<1>();
+    out[threadIdx.x] = (WRONG ? second : first)[threadIdx.x].x;
+    copy_async_wait<0>();
+}
+template <bool WRONG> static void copy_groups() {
+    float *in = device_floats(4 * N), *out = device_floats(N);
+    copy_groups_kernel<WRONG><<<1, N>>>(out, (const float4 *)in);
     expect(device_value(out), 0.0f);
 }
 
@@ -235,6 +287,18 @@ template <bool WRONG> __global__ void shuffle_as_barrier_kernel(float *out) {
 }
 template <bool WRONG> static void shuffle_as_barrier() {
     shuffle_as_barrier_kernel<WRONG><<<1, 32>>>(device_floats(N));
+}
+// ldmatrix reads rows that other lanes wrote; it brings the lanes together and orders no memory either.
+template <bool WRONG> __global__ void ldmatrix_as_barrier_kernel(uint32_t *out) {
+    __shared__ uint4 tile[32];
+    uint32_t m[4];
+    tile[threadIdx.x] = make_uint4(1, 1, 1, 1);
+    if (!WRONG) __syncwarp();
+    ldmatrix_x4(m, &tile[(threadIdx.x + 31) % 32]);
+    out[threadIdx.x] = m[0];
+}
+template <bool WRONG> static void ldmatrix_as_barrier() {
+    ldmatrix_as_barrier_kernel<WRONG><<<1, 32>>>((uint32_t *)device_floats(32));
 }
 
 // ---------------------------------------------------------------------------------------------------- warp operations
@@ -341,6 +405,15 @@ template <bool WRONG> static void missing_wait() {
     expect(out[0], 5.0f);
 }
 
+// cudaMemcpy waits for blocking streams alone.
+template <bool WRONG> static void copy_beside_stream() {
+    float *p = device_floats(N);
+    cudaStream_t stream = new_stream();
+    fill_kernel<<<1, N, 0, stream>>>(p, 5.0f);
+    if (!WRONG) require(cudaStreamSynchronize(stream));
+    expect(device_value(p), 5.0f);
+}
+
 // ------------------------------------------------------------------------------------------------------------ limits
 
 __global__ void shared_hungry_kernel(float *out) {
@@ -367,6 +440,15 @@ template <bool WRONG> static void too_many_threads() {
     fill_kernel<<<1, WRONG ? 1025 : 1024>>>(device_floats(1024), 1.0f);
     require(cudaGetLastError());
 }
+// What llmc/cuda launches by ends the program; who launches without it has to ask.
+template <bool WRONG> static void refused_launch() {
+    LAUNCH(fill_kernel, 1, WRONG ? 1025 : 1024, 0, nullptr)(device_floats(1024), 1.0f);
+}
+template <bool WRONG> static void unseen_refusal() {
+    float *p = device_floats(1024);
+    fill_kernel<<<1, WRONG ? 1025 : 1024>>>(p, 1.0f);
+    fill_kernel<<<1, 1024>>>(p, 1.0f);
+}
 template <bool WRONG> __global__ void __launch_bounds__(WRONG ? 64 : 128) launch_bounds_kernel(float *out) {
     out[threadIdx.x] = 1.0f;
 }
@@ -384,6 +466,14 @@ template <bool WRONG> __global__ void trap_kernel(float *out) {
     out[threadIdx.x] = 1.0f;
 }
 template <bool WRONG> static void trap() { trap_kernel<WRONG><<<1, N>>>(device_floats(N)); }
+
+// A GPU goes on with some number.
+template <bool WRONG> __global__ void division_by_zero_kernel(float *out, int divisor) {
+    out[threadIdx.x] = (float)((int)threadIdx.x / divisor);
+}
+template <bool WRONG> static void division_by_zero() {
+    division_by_zero_kernel<WRONG><<<1, N>>>(device_floats(N), WRONG ? 0 : 3);
+}
 
 template <bool WRONG> __global__ void local_memory_kernel(float *out, int i) {
     float table[8];
@@ -403,6 +493,28 @@ template <bool WRONG> __global__ void misaligned_shared_kernel(float *out) {
 }
 template <bool WRONG> static void misaligned_shared() { misaligned_shared_kernel<WRONG><<<1, N>>>(device_floats(N)); }
 
+// An array of floats is aligned as a float is. Dynamic memory is aligned to 16 and begins after the static variables.
+template <bool WRONG> __global__ void shared_alignment_kernel(float *out) {
+    __shared__ float first;
+    __shared__ alignas(WRONG ? 4 : 16) float tile[4 * N];
+    if (threadIdx.x == 0) first = out[0];
+    for (int i = (int)threadIdx.x; i < 4 * N; i += N) tile[i] = 1.0f;
+    __syncthreads();
+    const float4 v = reinterpret_cast<const float4 *>(tile)[threadIdx.x];
+    out[threadIdx.x] = first + v.x + v.y + v.z + v.w;
+}
+template <bool WRONG> static void shared_alignment() { shared_alignment_kernel<WRONG><<<1, N>>>(device_floats(N)); }
+template <bool WRONG> __global__ void dynamic_alignment_kernel(float *out) {
+    __shared__ float4 fixed[N + 1];
+    fixed[threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    out[threadIdx.x] = fixed[threadIdx.x].x + (float)(shared_address(dynamic_shared_memory) % (WRONG ? 32 : 16));
+}
+template <bool WRONG> static void dynamic_alignment() {
+    float *out = device_floats(N);
+    dynamic_alignment_kernel<WRONG><<<1, N, 64>>>(out);
+    expect(device_value(out), 0.0f);
+}
+
 // --------------------------------------------------------------------------------------------------------------- main
 
 #define FAULT(name)                                                                                                    \
@@ -413,13 +525,18 @@ static const struct {
     void (*right)();
 } faults[] = {
     FAULT(block_race),
+    FAULT(copy_beside_stream),
     FAULT(copy_direction),
+    FAULT(copy_groups),
     FAULT(deadlock),
     FAULT(different_operations),
     FAULT(divergent_barrier),
+    FAULT(dynamic_alignment),
+    FAULT(division_by_zero),
     FAULT(dynamic_shared),
     FAULT(early_exit),
     FAULT(endless_loop),
+    FAULT(first_use_in_capture),
     FAULT(float_atomics),
     FAULT(global_read),
     FAULT(global_write),
@@ -427,6 +544,7 @@ static const struct {
     FAULT(host_touches_device),
     FAULT(inactive_source),
     FAULT(launch_bounds),
+    FAULT(ldmatrix_as_barrier),
     FAULT(local_memory),
     FAULT(misaligned),
     FAULT(misaligned_shared),
@@ -437,6 +555,10 @@ static const struct {
     FAULT(missing_lanes),
     FAULT(missing_wait),
     FAULT(no_code_for_gpu),
+    FAULT(refused_launch),
+    FAULT(pointer_in_struct),
+    FAULT(pointer_in_table),
+    FAULT(shared_alignment),
     FAULT(shared_asked_too_little),
     FAULT(shared_without_asking),
     FAULT(shuffle_as_barrier),
@@ -448,6 +570,7 @@ static const struct {
     FAULT(uninitialised_global),
     FAULT(uninitialised_shared),
     FAULT(uninitialised_index),
+    FAULT(unseen_refusal),
     FAULT(use_after_free),
 };
 
