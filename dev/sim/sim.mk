@@ -126,7 +126,7 @@ $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
 	$(QUIET)$(CC) -std=c11 $(WARNINGS) -shared -fPIC -Wl,-soname,libcuda.so.1 $< -o $@
 
 train_gpt2sim: need-nvcc $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the simulator, for tests
-	@cp -f $< $@
+	@cp -f $(SIM_BUILD)/train_gpt2sim $@
 
 # What the tests run, by mode. Without nvcc there is no simulator; without clang no MemorySanitizer.
 SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c test/sim/test_*.c)))

@@ -290,8 +290,9 @@ def test_a_kill_in_the_middle_leaves_no_half_file_and_a_rerun_goes_on(hub, out):
 def test_ctrl_c_says_that_the_download_can_go_on(hub, out):
     add_tokenizer(hub, 300000)
     hub.delay = 0.05  # 15 s in all: not over before the signal, however busy the machine
+    heed_sigint = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # jobs in the background are born without
     process = subprocess.Popen([sys.executable, GET, "gpt2-tokenizer", "-o", out], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True, env=environment(hub))
+                               stderr=subprocess.PIPE, text=True, env=environment(hub), preexec_fn=heed_sigint)
     assert wait_for(lambda: out.exists() and len(os.listdir(out)) == 3, process)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=20)[1] == "get: stopped; the same command goes on where it was\n"
