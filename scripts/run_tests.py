@@ -20,8 +20,8 @@ import time
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 
-PROGRAM_SECONDS = 180
-PYTEST_SECONDS = 1500
+PROGRAM_SECONDS = 600
+PYTEST_SECONDS = 2400
 SKIPS_SHOWN = 3  # names beside each reason
 
 

@@ -240,7 +240,7 @@ uint64_t warp_op(unsigned mask, uint64_t value, unsigned argument, CompleteFn f,
     m->arrived |= 1u << lane;
     warp->value[lane] = value;
     warp->argument[lane] = argument;
-    char *sync = &b->sync_meeting[w][key][m->round & 1];
+    char *sync = &b->sync->meeting[w][key][m->round & 1];
     if (orders_memory) tsan_release(sync);
     if (m->arrived == (mask & warp->live)) {
         if (orders_memory) tsan_acquire(sync);
@@ -268,7 +268,7 @@ int block_op(int predicate, BlockOp op, int line, const char *file) {
     b->barrier_sum[BLOCK_COUNT] += predicate != 0;
     b->barrier_sum[BLOCK_AND] &= predicate != 0;
     b->barrier_sum[BLOCK_OR] |= predicate != 0;
-    char *sync = &b->sync_barrier[b->barriers & 1];
+    char *sync = &b->sync->barrier[b->barriers & 1];
     tsan_release(sync);
     if (++b->barrier_arrived == b->threads) {
         pass_barrier(b);
@@ -292,6 +292,7 @@ Block *block_of_this_thread() {
         (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!b || memory == MAP_FAILED) fatal("no memory for a block");
     b->memory = memory;
+    b->sync = (SyncPoints *)(memory + SHARED_ARENA - sizeof(SyncPoints));
     tsan_heap(memory, bytes);
     return own_block = b;
 }
@@ -301,7 +302,8 @@ static void tsan_begin_grid(Block *b) {
     if (!b->tsan_caller) b->tsan_caller = tsan_current_fiber();
     if (!b->tsan_caller) return;
     tsan_release(&b->sync_launch);
-    b->tsan_fibers = b->threads < MIN_TSAN_FIBERS ? (int)MIN_TSAN_FIBERS : b->threads;
+    const int wanted = 2 * b->threads < MIN_TSAN_FIBERS ? (int)MIN_TSAN_FIBERS : 2 * b->threads;
+    b->tsan_fibers = wanted < MAX_THREADS ? wanted : (int)MAX_THREADS;
     b->tsan_first = 0;
     for (int i = 0; i < b->tsan_fibers; i++) {
         if (!b->tsan_fiber[i]) b->tsan_fiber[i] = tsan_new_fiber();
@@ -371,7 +373,10 @@ void block_run(Block *b, uint64_t index) {
     fresh_shared_memory(b);
     b->random = schedule.seed ^ (index + 1) * 0xD1B54A32D192ED03u;
     if (b->random == 0) b->random = 1;
-    if (b->tsan_fibers) b->tsan_first = (b->tsan_first + 7) % b->tsan_fibers;
+    if (b->tsan_fibers) {
+        b->tsan_first = (b->tsan_first + (b->threads < b->tsan_fibers ? b->threads : 7)) % b->tsan_fibers;
+        tsan_forget(b->sync, sizeof *b->sync);
+    }
     b->counts.blocks++;
     b->counts.threads += (uint64_t)b->threads;
     const int first = schedule.order == ORDER_FORWARD   ? 0

@@ -14,7 +14,8 @@ enum { STACK_BYTES = 256 << 10 };
 enum { STACK_BYTES = 64 << 10 };
 #endif
 // Under ThreadSanitizer every one of its fibers has a stack of its own: two CUDA threads on one stack would look like a
-// race. And there are at least this many fibers, so that small blocks do not share them either.
+// race. There are at least this many fibers, and twice as many as threads where that is possible: blocks that follow
+// each other share none.
 #ifdef SIM_TSAN
 constexpr bool OWN_STACKS = true;
 #else
@@ -51,6 +52,12 @@ struct Launch {
 void submit(const Launch &launch); // runs it in its stream; keeps a copy where that is later
 const char *readable_name(Kernel *k);
 
+// Addresses that stand for "what happened before" in ThreadSanitizer. Two of each kind, by parity: who wakes late must
+// not see the next round. In memory that TSan forgets: blocks that follow each other are not ordered by them.
+struct alignas(8) SyncPoints {
+    char barrier[2], meeting[MAX_WARPS][WARP_LANES][2];
+};
+
 struct Counts {
     uint64_t blocks, threads, switches, warp_ops, barriers;
 };
@@ -79,9 +86,9 @@ struct Block {
 
     Counts counts;
 
-    // Addresses that stand for "what happened before" in ThreadSanitizer, and its view of the threads. Two of each
-    // kind, by parity: who wakes late must not see the next round.
-    char sync_barrier[2], sync_meeting[MAX_WARPS][WARP_LANES][2], sync_launch, sync_end;
+    // What ThreadSanitizer knows of the order of things, and its view of the threads.
+    SyncPoints *sync; // at the end of the shared memory
+    char sync_launch, sync_end;
     // Thread t is fiber (tsan_first + t) % tsan_fibers of it. tsan_first is another one in every block: if the threads
     // 0 of all blocks were one fiber, races between them would not show.
     void *tsan_caller, *tsan_fiber[MAX_THREADS];

@@ -127,15 +127,23 @@ uint32_t bar_popc(bool p, int line, const char *file) {
 bool bar_and(bool p, int line, const char *file) { return sim::block_op(p, sim::BLOCK_AND, line, file); }
 bool bar_or(bool p, int line, const char *file) { return sim::block_op(p, sim::BLOCK_OR, line, file); }
 
-void fence() {
 #ifdef SIM_TSAN
-    static char all;
-    sim::tsan_acquire(&all);
-    sim::tsan_release(&all);
-#else
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-#endif
+static char published;
+// By thread: the number of the block in which it had a fence, and no atomic operation since.
+static __thread uint64_t fenced[sim::MAX_THREADS];
+static uint64_t number_of_block() { return sim::running_block->counts.blocks + 1; }
+void fence() {
+    sim::tsan_acquire(&published);
+    fenced[sim::running_block->current] = number_of_block();
 }
+void publish() {
+    uint64_t *mine = &fenced[sim::running_block->current];
+    if (*mine == number_of_block()) sim::tsan_release(&published);
+    *mine = 0;
+}
+#else
+void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+#endif
 
 // ------------------------------------------------------------------------------------------------------------ matrices
 

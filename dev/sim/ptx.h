@@ -89,15 +89,20 @@ template <class T> static inline T load(const char *p) { return *(const typename
 template <class T> static inline void store(char *p, T v) { *(typename Alias<T>::type *)p = v; }
 
 // Orders the memory of this thread with that of others; an atomic operation alone does not. ThreadSanitizer knows no
-// fences: for it all fences meet at one address, and atomics order nothing, so that a missing fence is a race.
+// fences. For it, an atomic operation publishes what its thread saw and did, but only the first one after a fence; a
+// fence takes over everything that was published. So a fence that is missing, or comes after the atomic operation, is a
+// race.
 void fence();
-#ifdef __SANITIZE_THREAD__
+#if defined(__SANITIZE_THREAD__) || defined(SIM_TSAN)
 #define ATOMIC_ORDER __ATOMIC_RELAXED
+void publish();
 #else
 #define ATOMIC_ORDER __ATOMIC_SEQ_CST
+static inline void publish() {}
 #endif
 template <class T, class F> static inline T atomic_update(char *p, F f) {
     typedef typename sim::Bits<sizeof(T)>::type Raw;
+    publish();
     Raw old = __atomic_load_n((Raw *)p, ATOMIC_ORDER);
     for (;;) {
         const T now = load<T>((const char *)&old), next = f(now);

@@ -150,3 +150,7 @@ sim-faults:
 
 sim-bench: $(SIM_BUILD)/dev/sim/bench ## what a thread, a barrier and a shuffle cost in the simulator
 	$<
+
+.PHONY: mutation
+mutation: need-nvcc ## plant mistakes in kernels and their PTX, one at a time, and show which test catches each (dev/mutation)
+	$(PYTHON) dev/mutation/mutate.py

@@ -357,6 +357,26 @@ template <bool WRONG> static void missing_fence() {
     expect(device_value(sum), 8.0f);
 }
 
+// The same with whole blocks, and where it is wrong, a fence comes after the ticket.
+template <bool WRONG> __global__ void late_fence_kernel(float *numbers, unsigned *tickets, float *sum) {
+    __shared__ bool last[1];
+    numbers[blockIdx.x * 32 + threadIdx.x] = 1.0f;
+    if (!WRONG) __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last[0] = atomicInc(tickets, gridDim.x - 1) == gridDim.x - 1;
+    __syncthreads();
+    __threadfence();
+    if (!last[0] || threadIdx.x > 0) return;
+    float total = 0.0f;
+    for (unsigned i = 0; i < gridDim.x * 32; i++) total += __ldcg(&numbers[i]);
+    *sum = total;
+}
+template <bool WRONG> static void late_fence() {
+    float *numbers = device_floats(8 * 32), *sum = device_floats(1);
+    late_fence_kernel<WRONG><<<8, 32>>>(numbers, (unsigned *)device_floats(1), sum);
+    expect(device_value(sum), 256.0f);
+}
+
 template <bool WRONG> __global__ void block_race_kernel(int *count) {
     if (threadIdx.x > 0) return;
     if (WRONG)
@@ -543,6 +563,7 @@ static const struct {
     FAULT(host_pointer),
     FAULT(host_touches_device),
     FAULT(inactive_source),
+    FAULT(late_fence),
     FAULT(launch_bounds),
     FAULT(ldmatrix_as_barrier),
     FAULT(local_memory),

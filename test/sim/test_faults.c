@@ -87,6 +87,7 @@ static const Case cases[] = {
     // ThreadSanitizer
     {"missing_barrier", "tsan", "", "data race", IN_KERNEL},
     {"missing_fence", "tsan", "", "data race", IN_KERNEL},
+    {"late_fence", "tsan", "", "data race", IN_KERNEL},
     {"shuffle_as_barrier", "tsan", "", "data race", IN_KERNEL},
     {"ldmatrix_as_barrier", "tsan", "", "data race", IN_KERNEL},
     {"block_race", "tsan", "", "data race", IN_KERNEL},

@@ -113,7 +113,7 @@ static void a_synchronous_copy_waits_for_blocking_streams(void **state) {
     (void)state;
     cudaStream_t blocking;
     char got = 0;
-    OK(cudaStreamCreate(&blocking));
+    OK(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault));
     set(x.device, 6, blocking);
     OK(cudaMemcpy(&got, x.device, 1, cudaMemcpyDeviceToHost));
     assert_int_equal(got, 6);

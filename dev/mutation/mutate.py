@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Plants mistakes in the kernels, one at a time, and shows which test catches each.
+
+    dev/mutation/mutate.py [--list] [NAME...]
+
+The mistakes are listed in mutations.py. A mutant is built in build/mutation/NAME/ with the commands that make would run,
+on other paths; the working tree is never edited. Every test must first pass without a mistake. Exit status 1: a mistake
+was not caught, or the text to be edited was not found.
+"""
+import argparse
+import glob
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+from mutations import ALL, MUTATIONS, Ptx
+
+SECONDS = 900  # that a test may run
+
+
+def fail(message):
+    sys.exit("mutate.py: " + message)
+
+
+def run(command, env=""):
+    """-> exit status, stdout and stderr together"""
+    settings = dict(os.environ, TEST_SEED="1", SIM_TIMEOUT="60", TSAN_OPTIONS="halt_on_error=1 atexit_sleep_ms=0")
+    settings.update(setting.split("=", 1) for setting in env.split())
+    settings.pop("MAKEFLAGS", None)  # of the make that runs this
+    try:
+        p = subprocess.run(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
+    except subprocess.TimeoutExpired as x:
+        return 124, (x.stdout or b"").decode(errors="replace")
+    return p.returncode, p.stdout.decode(errors="replace")
+
+
+def program(m):
+    return f"build/{m.mode}-sim/test/{m.test}"
+
+
+def make(m, *arguments):
+    status, text = run(["make", "--no-print-directory", "-s", f"MODE={m.mode}", *arguments, program(m)])
+    if status:
+        fail(f"make {program(m)}:\n{text}")
+    return text
+
+
+class Commands:
+    """What make runs to get a module into a test program: nvcc, the C++ compiler, the linker."""
+
+    def __init__(self, m):
+        source = f"llmc/cuda/{m.module}.cu"
+        lines = [shlex.split(line.split(" >")[0]) for line in make(m, "-n", "VERBOSE=1", "-W", source).splitlines()
+                 if " -c " in line or f" -o {program(m)} " in line]
+        self.nvcc = self.one(lines, lambda c: source in c)
+        self.compile = self.one(lines, lambda c: c[-3].endswith(f"llmc/cuda/{m.module}.cpp"))
+        self.link = self.one(lines, lambda c: program(m) in c)
+        self.ptx = self.compile[-3][:-len(".cpp")] + f".compute_{m.arch}.ptx"
+        self.object = self.compile[-1]
+
+    @staticmethod
+    def one(lines, wanted):
+        found = [c for c in lines if wanted(c)]
+        if len(found) != 1:
+            fail(f"make -n has {len(found)} of the commands that a mutant needs, not one of each")
+        return found[0]
+
+
+# -------------------------------------------------------------------------------------------------------------- mutants
+
+def kernel_text(m, text):
+    """-> begin and end of the kernel in the text of a PTX file"""
+    begins = [e.start() for e in re.finditer(r"^(?:\.(?:visible|weak)\s+)*\.entry ", text, re.M)] + [len(text)]
+    found = [(b, e) for b, e in zip(begins, begins[1:]) if m.kernel in text[b:text.index("(", b)]]
+    if len(found) != 1:
+        fail(f"{m.name}: {len(found)} kernels are named {m.kernel}")
+    return found[0]
+
+
+def edited_ptx(m, text):
+    begin, end = kernel_text(m, text)
+    places = list(re.finditer(m.pattern, text[begin:end]))
+    if not places or (m.at != ALL and m.at >= len(places)):
+        fail(f"{m.name}: place {m.at} of {len(places)} does not exist: {m.pattern}")
+    for place in reversed(places if m.at == ALL else [places[m.at]]):
+        new = place.expand(m.replacement)
+        if new == place[0]:
+            fail(f"{m.name}: changes nothing: {new}")
+        text = text[:begin + place.start()] + new + text[begin + place.end():]
+    return text
+
+
+def edited_source(m, text):
+    if m.old and text.count(m.old) != 1:
+        fail(f"{m.name}: {m.file} has this text {text.count(m.old)} times: {m.old}")
+    return text.replace(m.old, m.new) if m.old else text
+
+
+class Refused(Exception):
+    """A mutant that a tool does not build, as it should."""
+
+
+def tool(m, who, command):
+    status, text = run(command)
+    if status == 0:
+        return
+    reason = next((line for line in text.splitlines() if "error" in line.lower() or "unknown" in line), text)
+    if who != m.refused_by:
+        fail(f"{m.name}: {who} does not take it: {reason}")
+    raise Refused(f"{who}: " + reason.split(": ", 1)[-1])
+
+
+def build(m):
+    """-> the mutant's test program"""
+    here, c = f"build/mutation/{m.name}", Commands(m)
+    base = f"{here}/llmc/cuda/{m.module}"
+    subprocess.run(["rm", "-rf", here], check=True)
+    os.makedirs(os.path.dirname(base))
+    ptx, objects = f"{base}.compute_{m.arch}.ptx", [f"{base}.sim.o"]
+    if isinstance(m, Ptx):
+        with open(ptx, "w") as out:
+            out.write(edited_ptx(m, open(c.ptx).read()))
+        ptxas = os.path.join(os.path.dirname(c.nvcc[0]), "ptxas")
+        tool(m, "ptxas", [ptxas, f"-arch=sm_{m.arch}", "-O0", ptx, "-o", "/dev/null"])
+    else:
+        for file in {m.file, m.module + ".cu"}:
+            text = open("llmc/cuda/" + file).read()
+            with open(f"{here}/llmc/cuda/{file}", "w") as out:
+                out.write(edited_source(m, text) if file == m.file else text)
+        code = m.gencode or f"-gencode arch=compute_{m.arch},code=sm_{m.arch}"
+        flags = re.sub(r" -gencode \S+| --keep-dir \S+| -MMD| -MP| -[co] \S+", "", shlex.join(c.nvcc))
+        tool(m, "nvcc", shlex.split(flags.replace(" -I.", f" -I{here} -I. {code}")) +
+             ["--keep-dir", os.path.dirname(base), "-c", base + ".cu", "-o", base + ".o"])
+        for found in glob.glob(f"{here}/llmc/cuda/{m.module}*.ptx"):
+            os.replace(found, ptx)
+        objects.append(base + ".o")
+    tool(m, "translate.py", [sys.executable, "dev/sim/translate.py", base + ".cpp", ptx])
+    tool(m, "g++", c.compile[:-4] + ["-c", base + ".cpp", "-o", objects[0]])
+    link, at = list(c.link), c.link.index(c.object)  # what stands before the library takes the place of what it holds
+    link[at:at + 1] = objects
+    link[link.index(program(m))] = here + "/test"
+    tool(m, "ld", link)
+    return here + "/test"
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+# Messages in the order in which they are looked for, and what the table calls them.
+SIGNS = [(r"(no translated PTX of \w+)", "{}"),
+         (r"WARNING: ThreadSanitizer: (data race)", "{}"),
+         (r"MemorySanitizer: ([\w-]+)", "{}"),
+         (r"launch of [^\n]*?: ([^:\n]+?)(?: \(cuda\w+\))?\n", "refused launch: {}"),
+         (r"bug: [^\n]*: ([^:\n]+?)(?: \(cuda\w+\))?\n", "refused launch: {}"),
+         (r"sim: (?:ERROR: )?([^\n]*)", "{}")]
+
+
+def verdict(status, text):
+    """-> the test case that failed (None if none did) and how"""
+    if status == 0:
+        return None, ""
+    failed = (re.findall(r"\[  FAILED  \] (\w+)", text) or re.findall(r"\[ RUN      \] (\w+)", text)[-1:] or
+              ["program start"])
+    for pattern, name in SIGNS:
+        if found := re.search(pattern, text):
+            return failed[0], name.format(re.sub(r"0x[0-9a-f]+", "0x..", re.sub(r"\S*/(llmc/)", r"\1", found[1])))
+    return failed[0], "wrong values" if "FAILED" in text else f"exit status {status}"
+
+
+def row(m):
+    began = time.monotonic()
+    try:
+        status, text = run([build(m)], m.env)
+        with open(f"build/mutation/{m.name}/output", "w") as out:
+            out.write(text)
+        case, how = verdict(status, text)
+    except Refused as x:
+        case, how = "the build", str(x)
+    where = " ".join([m.test, m.mode, m.env]) if case != "the build" else ""
+    if case is None:
+        case, how = "-", "not caught: " + m.unseen if m.unseen else "NOT CAUGHT"
+    print(f"| {m.name} | {m.what} | {where.strip()} | {case} | {how} |", flush=True)
+    print(f"  {m.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return case != "-" or bool(m.unseen)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of mutations; default: all")
+    parser.add_argument("--list", action="store_true", help="print the names and what they are")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - {m.name for m in MUTATIONS}
+    if unknown:
+        fail("no mutation is named " + " ".join(unknown))
+    chosen = [m for m in MUTATIONS if not arguments.names or m.name in arguments.names]
+    if arguments.list:
+        return [print(f"{m.name:26} {m.what}") for m in chosen] and 0
+    for m in {(m.test, m.mode, m.env): m for m in chosen}.values():
+        make(m)
+        status, text = run([program(m)], m.env)
+        if status:
+            fail(f"{program(m)} {m.env} fails without any mistake:\n{text}")
+    print("| mutation | what | test | caught by | how |\n| --- | --- | --- | --- | --- |", flush=True)
+    survivors = [m.name for m in chosen if not row(m)]
+    if survivors:
+        fail("not caught: " + " ".join(survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
