@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 PROGRAM_SECONDS = 600
 PYTEST_SECONDS = 2400
 SKIPS_SHOWN = 3  # names beside each reason
+LINES_SHOWN = 15  # of what a failed test printed, in the summary
 
 
 class Counts:
@@ -37,9 +38,9 @@ class Counts:
         self.failures += other.failures
         self.skips += other.skips
 
-    def fail(self, name):
+    def fail(self, name, output=""):
         self.failed += 1
-        self.failures.append(name)
+        self.failures.append((name, output.strip().splitlines()))
 
     def skip(self, name, reason):
         self.skipped += 1
@@ -74,16 +75,16 @@ def count_cmocka(program, output, status):
             if tag == "OK":
                 counts.passed += 1
             elif tag == "FAILED":
-                counts.fail(f"{program}: {name}")
+                counts.fail(f"{program}: {name}", output[began : match.start()])
             else:
                 counts.skip(f"{program}: {name}", " ".join(output[began : match.start()].split()))
     ended = "ran out of time" if status is None else f"ended with status {status}"
     if running:
-        counts.fail(f"{program}: {running} ({ended})")
+        counts.fail(f"{program}: {running} ({ended})", output[began:])
     elif status != 0 and counts.failed == 0:
-        counts.fail(f"{program} ({ended})")
+        counts.fail(f"{program} ({ended})", output)
     elif counts.passed + counts.failed + counts.skipped == 0:
-        counts.fail(f"{program} (no test ran)")
+        counts.fail(f"{program} (no test ran)", output)
     return counts
 
 
@@ -126,7 +127,8 @@ def count_junit(path, status):
             name = f"{case.get('classname')}.{case.get('name')}"
             kinds = {child.tag for child in case}
             if kinds & {"failure", "error"}:
-                seen[name] = ("failed", "")
+                failure = next(child for child in case if child.tag in ("failure", "error"))
+                seen[name] = ("failed", failure.get("message") or failure.text or "")
             elif "skipped" in kinds:
                 seen.setdefault(name, ("skipped", case.find("skipped").get("message", "")))
             else:
@@ -140,7 +142,7 @@ def count_junit(path, status):
         elif result == "skipped":
             counts.skip(name, reason)
         else:
-            counts.fail(name)
+            counts.fail(name, reason)
     if status != 0 and counts.failed == 0:
         counts.fail(f"pytest (ended with status {status})")
     return counts
@@ -163,7 +165,7 @@ def run_check(command):
     if result.returncode == 0:
         counts.passed = 1
     else:
-        counts.fail(command)
+        counts.fail(command, result.stdout + result.stderr)
     print("\n".join(lines[-1:] if result.returncode == 0 else lines), flush=True)
     return counts
 
@@ -195,8 +197,9 @@ def main():
         names = [name for other, name in total.skips if other == reason]
         shown = ", ".join(names[:SKIPS_SHOWN]) + (", ..." if len(names) > SKIPS_SHOWN else "")
         print(f"SKIPPED  {len(names)} x {reason}: {shown}")
-    for name in total.failures:
-        print(f"FAILED   {name}")
+    for name, lines in total.failures:
+        # Where a sanitizer's report or an assertion begins says more than where it ends.
+        print("\n".join([f"FAILED   {name}"] + [f"         | {line[:200]}" for line in lines[:LINES_SHOWN]]))
     print(f"in {time.monotonic() - started:.0f} s")
     if total.passed == 0 and total.failed == 0:
         total.fail("no test ran")

@@ -4,6 +4,7 @@
 #include "dev/sim/block.h"
 #include "dev/sim/ptx.h"
 #include "dev/sim/runtime.h"
+#include "dev/sim/sanitizers.h"
 #include "dev/sim/sim_control.h"
 
 #include <algorithm>
@@ -75,8 +76,10 @@ static void add_module(Module *m) {
 const char *readable_name(Kernel *k) {
     if (k->readable) return k->readable;
     int status;
-    char *name = abi::__cxa_demangle(k->name, nullptr, nullptr, &status);
+    size_t bytes = 0;
+    char *name = abi::__cxa_demangle(k->name, nullptr, &bytes, &status);
     if (!name) return k->readable = strdup(k->name);
+    msan_initialised(name, bytes); // written by libstdc++, which is not instrumented
     // "void scale<float, 4>(float*)" -> "scale<float, 4>"
     const char *begin = strncmp(name, "void ", 5) == 0 ? name + 5 : name, *end = begin;
     for (int depth = 0; *end && (*end != '(' || depth > 0); end++) depth += (*end == '<') - (*end == '>');
