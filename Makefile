@@ -172,9 +172,9 @@ test: ## install what is missing, build, run all tests
 	$(SUBMAKE) all test-programs
 	$(SUBMAKE) SIMD=none op-test-programs
 	$(if $(NVCC),$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs,@echo "$(NO_CUDA)")
-	$(if $(NVCC),$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) kernel-report ARCHS="$(SIM_ARCHS)")
+	$(if $(NVCC),$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)")
 	@scripts/run_tests.py --jobs $(shell nproc) --pytest test/e2e --pytest test/tools \
-		$(if $(NVCC),--check "scripts/kernel_coverage.py --ptx $(SIM_KERNELS) --ran build/kernels") \
+		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN)) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
 
 NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not tested (make cuda-toolkit fetches one, 75 MB; CUDA=DIR says where one is)

@@ -2,16 +2,23 @@
 """Registers, shared memory and spills of every CUDA kernel, from what ptxas said when it was built (nvcc -Xptxas -v).
 
     scripts/kernel_report.py build/nvcc-90/llmc/cuda/*.ptxas          (make kernel-report)
+    scripts/kernel_report.py --ran build/kernels FILE.ptxas ...       (a part of make test)
 
 One line a kernel, one column an architecture: registers a thread; then "+N spill" bytes stored to local memory because
 the registers did not reach, or "+N local" bytes of arrays that are kept there. Spills cost memory traffic in the inner
 loop, so they are an error: exit code 1. Kernels that may spill stand in MAY_SPILL, each with a limit and its reason.
-Needs nothing but Python; c++filt, where it is installed, makes the names readable.
+--ran: a folder of lists that programs on the simulator wrote (SIM_KERNELS), one file a program. Then the line also has
+the largest block, the most dynamic shared memory and the programs, and it is an error when no program ran a kernel, or
+when a launch does not fit a GPU: its shared memory, its registers, or the kernel's __launch_bounds__ (from the PTX
+beside FILE.ptxas). Needs nothing but Python; c++filt, where it is installed, makes the names readable.
 """
+import argparse
+import math
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 # Kernel name (without template arguments) -> why a spill there costs nothing.
 MAY_SPILL = {  # kernel: (bytes a thread, reason)
@@ -20,18 +27,31 @@ MAY_SPILL = {  # kernel: (bytes a thread, reason)
     "flash_backward_keys_kernel": (8, "on sm_120: two registers, stored before the loop over the queries and read after it"),
 }
 
-COMPILING = re.compile(r"Compiling entry function '(\S+)' for '(sm_\w+)'")
+NEVER = {"probe_kernel": "only asked for its attributes, when the program starts"}  # launched
+
+# Shared memory of a block in KB, registers of a block (CUDA C++ Programming Guide, technical specifications).
+SHARED_KB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+REGISTERS = 65536
+
+BOUNDS = re.compile(r"\.entry\s+(\w+)\s*\([^)]*\)[^{]*?\.maxntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?")
+COMPILING = re.compile(r"Compiling entry function '(\S+)' for 'sm_(\d+)\w*'")
 PROPERTIES = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
 def read(path):
-    """{((path, mangled name), architecture): {registers, shared, stack, spill}} of one file."""
-    found, current = {}, None
-    for line in open(path, encoding="utf-8", errors="replace"):
+    """{((module, mangled name), architecture): {registers, shared, stack, spill, bounds}} of one file; bounds: threads."""
+    found, current, bounds = {}, None, {}
+    for ptx in path.parent.glob(path.stem + ".compute_*.ptx"):
+        arch = int(re.search(r"compute_(\d+)", ptx.name)[1])
+        for name, *size in BOUNDS.findall(ptx.read_text()):
+            bounds[name, arch] = math.prod(int(n or 1) for n in size)
+    for line in path.open(encoding="utf-8", errors="replace"):
         if match := COMPILING.search(line):
-            key = ((path, match[1]), match[2])  # kernels are static: another file may have one of the same name
-            current = found.setdefault(key, {"registers": 0, "shared": 0, "stack": 0, "spill": 0})
+            name, arch = match[1], int(match[2])
+            key = ((path.stem, name), arch)  # kernels are static: another file may have one of the same name
+            current = found.setdefault(key, {"registers": 0, "shared": 0, "stack": 0, "spill": 0,
+                                             "bounds": bounds.get((name, arch))})
         elif current is not None and (match := PROPERTIES.search(line)):
             stack, stores, loads = map(int, match.groups())
             current["stack"] = max(current["stack"], stack)
@@ -40,6 +60,33 @@ def read(path):
             current["registers"], current["shared"] = int(match[1]), int(match[2] or 0)
             current = None
     return found
+
+
+def read_launches(folder):
+    """{(module, mangled name): {architecture: (threads, dynamic shared memory)}}, {(module, mangled name): programs}"""
+    launches, programs = {}, {}
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            module, arch, name, _, *size = line.split()
+            largest = launches.setdefault((module, name), {})
+            largest[int(arch)] = tuple(map(max, map(int, size), largest.get(int(arch), (0, 0))))
+            programs.setdefault((module, name), set()).add(path.name)
+    return launches, programs
+
+
+def misfits(kernel, arch, launches):
+    """Why a GPU of this architecture would refuse the kernel's largest launch. Where none was recorded there, those of
+    GPUs with no more shared memory count."""
+    limit = SHARED_KB.get(arch, 99)
+    counted = [launches[arch]] if arch in launches else [l for a, l in launches.items() if SHARED_KB.get(a, 99) <= limit]
+    threads, dynamic = (max(l[i] for l in counted) for i in (0, 1)) if counted else (kernel["bounds"] or 0, 0)
+    registers = -(-kernel["registers"] // 8) * 8 * -(-threads // 32) * 32  # in units of 8, by whole warps
+    if kernel["shared"] + dynamic > limit << 10:
+        yield f"{kernel['shared']} static + {dynamic} dynamic bytes of shared memory, sm_{arch} has {limit << 10}"
+    if registers > REGISTERS:
+        yield f"{threads} threads of {kernel['registers']} registers on sm_{arch}: {registers} of {REGISTERS}"
+    if kernel["bounds"] and threads > kernel["bounds"]:
+        yield f"{threads} threads, __launch_bounds__ says {kernel['bounds']}"
 
 
 def demangled(names):
@@ -72,33 +119,46 @@ def cell(kernel):
     return f"{text} +{kernel['stack']} local" if kernel["stack"] else text
 
 
-def main(paths):
-    if not paths:
-        sys.exit(__doc__)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.ptxas")
+    parser.add_argument("--ran", type=Path)
+    options = parser.parse_args()
     kernels = {}
-    for path in paths:
+    for path in options.files:
         kernels.update(read(path))
     if not kernels:
-        sys.exit(f"no kernels in {len(paths)} file(s): were they built with -Xptxas -v?")
+        sys.exit(f"no kernels in {len(options.files)} file(s): were they built with -Xptxas -v?")
+    launches, programs = read_launches(options.ran) if options.ran else ({}, {})
     readable = demangled(sorted({mangled for (_, mangled), _ in kernels}))
     names = {key: readable[key[1]] for key, _ in kernels}
-    archs = sorted({arch for _, arch in kernels}, key=lambda arch: int(re.sub(r"\D", "", arch)))
+    archs = sorted({arch for _, arch in kernels})
     width = max(len(name) for name in names.values())
-    print(f"{'kernel':{width}}  {'shared':>6}  " + "  ".join(f"{arch:>14}" for arch in archs) + "   (registers a thread)")
+    print(f"{'kernel':{width}}  {'shared':>6}  " + "  ".join(f"{f'sm_{arch}':>14}" for arch in archs) + "   (registers a thread)")
     failures = []
     for key, name in sorted(names.items(), key=lambda item: item[1]):
-        row = [kernels.get((key, arch)) for arch in archs]
-        shared = max(kernel["shared"] for kernel in row if kernel)
-        print(f"{name:{width}}  {shared:6}  " + "  ".join(f"{cell(kernel):>14}" for kernel in row))
+        row = {arch: kernels[key, arch] for arch in archs if (key, arch) in kernels}
+        shared = max(kernel["shared"] for kernel in row.values())
+        line = f"{name:{width}}  {shared:6}  " + "  ".join(f"{cell(row.get(arch)):>14}" for arch in archs)
+        if ran := launches.get(key):
+            line += f"   {max(t for t, _ in ran.values()):4} threads + {max(d for _, d in ran.values()):6} bytes  "
+            line += ", ".join(sorted(programs[key]))
+        print(line)
         allowed, _ = MAY_SPILL.get(name.split("<")[0], (0, ""))
-        if any(kernel and kernel["spill"] > allowed for kernel in row):
-            failures.append(name)
+        if any(kernel["spill"] > allowed for kernel in row.values()):
+            failures.append(f"{name}: spills more than it may")
+        if options.ran and not ran and name not in NEVER:
+            failures.append(f"{name}: not run by any test")
+        failures += [f"{name}: {why}" for arch in row for why in misfits(row[arch], arch, ran or {})]
     for name, (allowed, reason) in MAY_SPILL.items():
         print(f"may spill up to {allowed} bytes: {name}: {reason}")
-    print(f"{len(names)} kernels for {', '.join(archs)}; {len(failures)} spill more than they may")
+    for name, reason in NEVER.items():
+        print(f"never launched: {name}: {reason}")
+    print(f"{len(names)} kernels for " + ", ".join(f"sm_{arch}" for arch in archs) +
+          (f", {len(names.keys() & launches)} run by tests" if options.ran else "") + f": {len(failures)} failures")
     if failures:
-        sys.exit("spills in: " + ", ".join(failures))
+        sys.exit("\n".join(failures))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

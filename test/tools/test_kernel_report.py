@@ -1,4 +1,5 @@
-"""scripts/kernel_report.py: a hot kernel that spills fails the report, one that may spill does so within its limit."""
+"""scripts/kernel_report.py: a hot kernel that spills fails the report, one that may spill does so within its limit; so do
+kernels that no test ran, and launches that a GPU would refuse."""
 import os
 import subprocess
 import sys
@@ -7,15 +8,26 @@ REPORT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "sc
 PTXAS = """ptxas info    : Compiling entry function '{name}' for 'sm_{arch}'
 ptxas info    : Function properties for {name}
     {spill} bytes stack frame, {spill} bytes spill stores, {spill} bytes spill loads
-ptxas info    : Used 40 registers, used 1 barriers, 512 bytes smem
+ptxas info    : Used {registers} registers, used 1 barriers, 512 bytes smem
 """
+PTX = ".visible .entry {name}(\n\t.param .u64 {name}_param_0\n)\n.maxntid {bounds}, 1, 1\n{{\n\tret;\n}}\n"
 
 
-def report(tmp_path, *kernels):
+def report(tmp_path, *kernels, registers=40, options=()):
     path = tmp_path / "a.ptxas"
-    path.write_text("".join(PTXAS.format(name=name, arch=arch, spill=spill) for name, arch, spill in kernels))
-    result = subprocess.run([sys.executable, REPORT, str(path)], capture_output=True, text=True)
+    path.write_text("".join(PTXAS.format(name=name, arch=arch, spill=spill, registers=registers)
+                            for name, arch, spill in kernels))
+    result = subprocess.run([sys.executable, REPORT, *options, str(path)], capture_output=True, text=True)
     return result.returncode, result.stdout, result.stderr
+
+
+def report_launches(tmp_path, *launches, arch=90, registers=40, bounds=1024):
+    """adamw_kernel, with 512 bytes of static shared memory, and launches as (architecture, threads, dynamic bytes)."""
+    (tmp_path / "ran").mkdir(exist_ok=True)
+    for i, (ran_on, threads, dynamic) in enumerate(launches):
+        (tmp_path / "ran" / f"test_{i}").write_text(f"a {ran_on} adamw_kernel 3 {threads} {dynamic}\n")
+    (tmp_path / f"a.compute_{arch}.ptx").write_text(PTX.format(name="adamw_kernel", bounds=bounds))
+    return report(tmp_path, ("adamw_kernel", arch, 0), registers=registers, options=("--ran", tmp_path / "ran"))
 
 
 def test_kernels_without_spills_are_listed_by_architecture(tmp_path):
@@ -36,3 +48,36 @@ def test_a_kernel_that_may_spill_has_a_limit(tmp_path):
 
 def test_files_without_kernels_are_no_success(tmp_path):
     assert report(tmp_path)[0] != 0
+
+
+def test_launches_that_fit_are_listed_with_their_programs(tmp_path):
+    code, out, _ = report_launches(tmp_path, (90, 256, 0), (90, 128, 1024))
+    assert code == 0 and " 256 threads +   1024 bytes  test_0, test_1" in out
+
+
+def test_a_kernel_that_no_test_ran_fails(tmp_path):
+    code, _, err = report_launches(tmp_path)
+    assert code == 1 and "adamw_kernel: not run by any test" in err
+
+
+def test_static_and_dynamic_shared_memory_must_fit_the_gpu(tmp_path):
+    assert report_launches(tmp_path, (75, 256, 65536 - 512), arch=75)[0] == 0
+    code, _, err = report_launches(tmp_path, (75, 256, 65536), arch=75)
+    assert code == 1 and "512 static + 65536 dynamic bytes of shared memory, sm_75 has 65536" in err
+
+
+def test_a_launch_on_a_gpu_with_less_shared_memory_counts_where_none_was_recorded(tmp_path):
+    assert report_launches(tmp_path, (90, 256, 200 << 10), arch=75)[0] == 0
+    assert report_launches(tmp_path, (90, 256, 227 << 10), arch=100)[0] == 1
+
+
+def test_registers_must_be_enough_for_all_threads(tmp_path):
+    assert report_launches(tmp_path, (90, 1024, 0), registers=64)[0] == 0
+    code, _, err = report_launches(tmp_path, (90, 1024, 0), registers=65)  # 72 are taken
+    assert code == 1 and "1024 threads of 65 registers on sm_90: 73728 of 65536" in err
+    assert report_launches(tmp_path, (90, 1000, 0), registers=65)[0] == 1  # by whole warps
+
+
+def test_a_block_larger_than_its_launch_bounds_fails(tmp_path):
+    code, _, err = report_launches(tmp_path, (90, 256, 0), bounds=128)
+    assert code == 1 and "256 threads, __launch_bounds__ says 128" in err
