@@ -113,6 +113,16 @@ $(BUILD)/test/sim/test_ptx_forms.o: CFLAGS += -I$(SIM_FORMS)
 $(BUILD)/test/sim/test_ptx_forms.o: $(SIM_FORMS)/forms.cpp
 $(SIM_BUILD)/test/sim/test_ptx_forms: $(SIM_BUILD)/test/sim/forms.o
 
+# A program of which one file was built for sm_75 alone.
+ifneq ($(filter-out 75,$(CUDA_ARCHS)),)
+$(eval $(call KERNEL_RULE,75))
+endif
+$(SIM_BUILD)/test/sim/test_old_image: build/nvcc-75/llmc/cuda/probe.o $(BUILD)/test/sim/test_old_image.o \
+		$(SIM_KERNEL_OBJ) $(SIM_LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(QUIET)$(LINK_SIM)
+
 # cuDNN's own library judges our graphs, with a driver that only says yes.
 CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o pass.o plan.o) \
 	$(BUILD)/llmc/base/error.o $(BUILD)/llmc/tensor.o
