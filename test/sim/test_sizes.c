@@ -58,7 +58,7 @@ static void a_plan_by_the_formulas_is_the_plan_of_the_backend(void **state) {
 static void with_cudnn_the_formulas_are_an_upper_bound(void **state) {
     (void)state;
     start("132", ATTENTION_AUTO);
-    const GpuSpec gpu = {.memory = (double)device_facts()->memory_free + planner_reserve(),
+    const GpuSpec gpu = {.memory = (double)device_facts()->memory_free,
                          .units = device_facts()->units,
                          .compute_capability = cuda_backend.compute_capability};
     const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
