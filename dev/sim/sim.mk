@@ -136,6 +136,13 @@ $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
 	$(SAY) LINK $@
 	$(QUIET)$(CC) -std=c11 $(WARNINGS) -shared -fPIC -Wl,-soname,libcuda.so.1 $< -o $@
 
+# NVML of three drivers, which differ in a name.
+$(SIM_BUILD)/test/sim/test_facts: | $(patsubst %,$(SIM_BUILD)/test/sim/fake_nvml_%.so,EventReasons ThrottleReasons Nothing)
+$(SIM_BUILD)/test/sim/fake_nvml_%.so: test/sim/fake_nvml.c
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) -std=c11 $(WARNINGS) -shared -fPIC -DTHROTTLE=nvmlDeviceGetCurrentClocks$* $< -o $@
+
 train_gpt2sim: $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the simulator, for tests
 	@cp -f $< $@
 
