@@ -75,7 +75,10 @@ $(SIM_LIB): $(SIM_LIB_OBJ)
 LINK_SIM = $(CXX) $(CFLAGS_$(MODE)) $(if $(filter msan,$(MODE)),,-fopenmp) $^ -o $@ $(LDFLAGS) $(SIM_LDFLAGS) \
 	-lcmocka -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
-$(SIM_BUILD)/train_gpt2sim: $(BUILD)/train_gpt2.o $(SIM_KERNEL_OBJ) $(SIM_LIB)
+# PLAN_APART=1 of the simulated trainer: test/sim/plan_apart.c.
+APART := memory_plan_offset memory_plan_total gpt2_create gpt2_forward_backward gpt2_forward
+$(SIM_BUILD)/train_gpt2sim: LDFLAGS += $(APART:%=-Wl,--wrap=%)
+$(SIM_BUILD)/train_gpt2sim: $(BUILD)/train_gpt2.o $(BUILD)/test/sim/plan_apart.o $(SIM_KERNEL_OBJ) $(SIM_LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
 
