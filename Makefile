@@ -6,6 +6,8 @@
 #   MODE=release|sanitize         sanitize: AddressSanitizer + UBSan. For the simulator also tsan and msan (clang)
 #   CUDA=DIR                      the CUDA toolkit; default: that of the nvcc on the PATH, /usr/local/cuda, or .cuda,
 #                                 which `make cuda-toolkit` makes
+#   WERROR=1                      a warning ends the build; make test, test-sanitize and lint set it: they run here, users
+#                                 have other compilers
 #   VERBOSE=1                     shows the whole commands
 
 SHELL := /bin/bash
@@ -20,7 +22,8 @@ CPU_FLAGS := $(shell grep -m1 '^flags' /proc/cpuinfo 2>/dev/null)
 SIMD   ?= $(if $(findstring avx512_bf16,$(CPU_FLAGS)),avx512bf16,$(if $(and $(findstring avx512f,$(CPU_FLAGS)),$(findstring avx512bw,$(CPU_FLAGS)),$(findstring avx512vl,$(CPU_FLAGS)),$(findstring avx512dq,$(CPU_FLAGS))),avx512,none))
 BUILD  := build/$(MODE)-$(SIMD)
 
-WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wno-format-truncation -Werror
+WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wno-format-truncation \
+            $(if $(filter 1,$(WERROR)),-Werror)
 CFLAGS_release  := -O3 -g1
 CFLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SIMD_FLAGS_avx512bf16 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=znver3
@@ -162,7 +165,7 @@ bench-gpu: ## speed tables of the GPU, and PyTorch beside them, into dev/bench/r
 
 # ---------------------------------------------------------------------------------------------------------------- tests
 
-SUBMAKE := $(MAKE) --no-print-directory -s -j$(shell nproc)
+SUBMAKE := $(MAKE) --no-print-directory -s -j$(shell nproc) WERROR=1
 
 # Every test program, the op tests a second time in plain C (SIMD=none), and pytest. With a CUDA toolkit: the CUDA trainer
 # is compiled for every generation of GPUs, and what nvcc made of its kernels runs in the simulator, also under the

@@ -104,7 +104,12 @@ static bool build_training(Run *run, Error *err) {
 }
 
 static bool build(Run *run, Error *err) {
-    if (!build_model(run, err) || !device_measure_speed(run->setup.dtype, &run->speed, err)) return false;
+    Error unmeasured;
+    if (!build_model(run, err)) return false;
+    if (!device_measure_speed(run->setup.dtype, &run->speed, &unmeasured)) { // too little memory is left
+        fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
+        memset(&run->speed, 0, sizeof run->speed);
+    }
     const double datasheet = device_facts()->peak_flops[run->setup.dtype];
     run->peak_is_measured = datasheet <= 0;
     run->peak_flops = run->peak_is_measured ? run->speed.matmul_flops : datasheet;

@@ -31,6 +31,7 @@ typedef struct {
     int64_t sequences;   // B of attention_decode, with maxT = T; 0: it is not called
     int64_t factored;    // elements of all tensors handed to adafactor_statistics; 0: it is not called
     bool fp8;            // fp8_* will be called, with N up to B * T, K up to 4 C
+    bool forward_only;   // no backward op will be called, and nothing of the optimizer
     DType dtype;         // compute dtype
 } OpsShape;
 int64_t ops_workspace_bytes(OpsShape shape);

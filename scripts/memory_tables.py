@@ -7,8 +7,8 @@ way to keep weights, gradients and the optimizer's state.
   scripts/memory_tables.py --check    fails when the one there is stale: each model must fit, and the next must not
 
 A model of the family has C channels in steps of 64, heads of 64 and C / 32 blocks, nearly as GPT-2 of 1558M (48 blocks
-of 1600 channels); context 1024, GPT-2's vocabulary, bf16, one sequence at a time, -r auto, no samples. 0.5 GB of the
-memory stay free for the CUDA context. TRAINER names the program that plans; default: ./train_gpt2.
+of 1600 channels); context 1024, GPT-2's vocabulary, bf16, one sequence at a time, -r auto, no samples. 1 GB of the
+memory, at most 6%, stays free for the CUDA context. TRAINER names the program that plans; default: ./train_gpt2.
 """
 import json
 import os

@@ -20,7 +20,7 @@
 #   limit RTX PRO 6000   96 GB  bf16  503.8 TFLOP/s  1792 GB/s  yes       25  >= 22 s    <= 47.66K  >= 8d03h   16d07h
 #   limit H100 PCIe      80 GB  bf16    756 TFLOP/s  2000 GB/s  yes       19  >= 15 s    <= 69.76K  >= 5d13h   11d03h
 #   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes       19  >= 11.2 s  <= 93.25K  >= 4d03h   8d07h
-#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes       43  >= 11 s    <= 95.44K  >= 4d01h   8d03h
+#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes       42  >= 11 s    <= 95.44K  >= 4d01h   8d03h
 #   limit B200          180 GB  bf16   2250 TFLOP/s  8000 GB/s  yes       59  >= 4.93 s  <= 212.8K  >= 1d19h   3d15h
 # shellcheck disable=SC2034
 NAME=gpt2_1558M CORPUS=fineweb-edu-100B-gpt2 B=${B:-16}

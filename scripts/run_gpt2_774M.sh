@@ -15,13 +15,13 @@
 #   limit RTX 4090       24 GB  bf16  165.2 TFLOP/s  1008 GB/s  no         5  >= 16.5 s  <= 31.75K  >= 54d16h  109d08h
 #   limit RTX 5090       32 GB  bf16  209.5 TFLOP/s  1792 GB/s  no        10  >= 12.8 s  <= 40.91K  >= 42d10h  84d20h
 #   limit A100 40GB      40 GB  bf16    312 TFLOP/s  1555 GB/s  no        15  >= 8.85 s  <= 59.24K  >= 29d07h  58d14h
-#   limit L40S           48 GB  bf16    362 TFLOP/s   864 GB/s  no        21  >= 8.18 s  <= 64.09K  >= 27d02h  54d04h
-#   limit A100 80GB      80 GB  bf16    312 TFLOP/s  2039 GB/s  yes       41  >= 8.71 s  <= 60.19K  >= 28d20h  57d16h
+#   limit L40S           48 GB  bf16    362 TFLOP/s   864 GB/s  no        20  >= 8.18 s  <= 64.09K  >= 27d02h  54d04h
+#   limit A100 80GB      80 GB  bf16    312 TFLOP/s  2039 GB/s  yes       40  >= 8.71 s  <= 60.19K  >= 28d20h  57d16h
 #   limit RTX PRO 6000   96 GB  bf16  503.8 TFLOP/s  1792 GB/s  yes       51  >= 5.63 s  <= 93.17K  >= 18d15h  37d06h
 #   limit H100 PCIe      80 GB  bf16    756 TFLOP/s  2000 GB/s  yes       41  >= 3.87 s  <= 135.6K  >= 12d19h  25d14h
 #   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes       41  >= 2.88 s  <= 182.1K  >= 9d12h   19d01h
 #   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes       80  >= 2.8 s   <= 187.5K  >= 9d06h   18d12h
-#   limit B200          180 GB  bf16   2250 TFLOP/s  8000 GB/s  yes      108  >= 1.26 s  <= 416.1K  >= 4d04h   8d08h
+#   limit B200          180 GB  bf16   2250 TFLOP/s  8000 GB/s  yes      107  >= 1.26 s  <= 416.1K  >= 4d04h   8d08h
 # shellcheck disable=SC2034
 NAME=gpt2_774M CORPUS=fineweb-100B-gpt2 B=${B:-32}
 OPTIONS=(-e d36 -t 1024 -d 524288 -x 286102 -l 2.5e-4 -u 700 -q 0 -c 0.1 -v 250 -s 300000 -g 144)

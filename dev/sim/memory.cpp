@@ -2,6 +2,7 @@
 // every access of a kernel and every copy is checked. Fresh memory holds 0xFF: NaN in every floating type.
 #include "dev/sim/runtime.h"
 #include "dev/sim/sanitizers.h"
+#include "dev/sim/sim_control.h"
 
 #include <algorithm>
 #include <malloc.h>
@@ -24,7 +25,8 @@ static std::vector<Allocation> &allocations() {
     static auto *table = new std::vector<Allocation>;
     return *table;
 }
-static size_t device_bytes; // allocated now, in pieces of 512
+static size_t device_bytes;                            // allocated now, in pieces of 512
+static auto &forbidden = *new std::vector<Allocation>; // parts of allocations: sim_forbid
 
 static size_t device_room(size_t bytes) { return (bytes + 511) / 512 * 512; }
 static size_t free_bytes() { return device_model().memory_bytes - device_model().context_bytes - device_bytes; }
@@ -37,7 +39,10 @@ static Allocation *find(const void *p, size_t bytes) {
     auto it = first_behind(p);
     if (it == allocations().begin()) return nullptr;
     --it;
-    return (const char *)p + bytes <= it->begin + it->bytes ? &*it : nullptr;
+    if ((const char *)p + bytes > it->begin + it->bytes) return nullptr;
+    for (const Allocation &gap : forbidden)
+        if ((const char *)p < gap.begin + gap.bytes && gap.begin < (const char *)p + bytes) return nullptr;
+    return &*it;
 }
 MemoryKind memory_kind(const void *p, size_t bytes) {
     const Allocation *a = find(p, bytes);
@@ -49,8 +54,14 @@ uint64_t memory_changes;
 bool find_device_memory(uint64_t address, uint64_t size, uint64_t *begin, uint64_t *bytes) {
     const Allocation *a = find((const void *)(uintptr_t)address, size);
     if (!a) return false;
-    *begin = (uint64_t)(uintptr_t)a->begin;
-    *bytes = a->bytes;
+    const char *low = a->begin, *high = a->begin + a->bytes; // from the gap before it to the one behind it
+    for (const Allocation &gap : forbidden)
+        if ((uint64_t)(uintptr_t)gap.begin > address)
+            high = std::min<const char *>(high, gap.begin);
+        else
+            low = std::max<const char *>(low, gap.begin + gap.bytes);
+    *begin = (uint64_t)(uintptr_t)low;
+    *bytes = (uint64_t)(high - low);
     return true;
 }
 void add_device_variable(char *address, uint64_t bytes) {
@@ -151,6 +162,10 @@ static cudaError_t release(const char *call, void *p, MemoryKind kind) {
     if (!a || a->begin != p || a->kind != kind)
         return set_error(cudaErrorInvalidValue, "%s: %p was not allocated this way", call, p);
     if (kind == DEVICE) device_bytes -= device_room(a->bytes);
+    forbidden.erase(
+        std::remove_if(forbidden.begin(), forbidden.end(),
+                       [=](const Allocation &f) { return f.begin >= a->begin && f.begin < a->begin + a->bytes; }),
+        forbidden.end());
     if (kind == DEVICE && is_protected())
         madvise(p, a->bytes, MADV_DONTNEED);
     else
@@ -236,6 +251,13 @@ static cudaError_t set_async(const char *call, void *dst, int value, size_t byte
 using namespace sim;
 
 extern "C" {
+void sim_forbid(void *begin, uint64_t bytes) {
+    const Allocation *a = find(begin, bytes);
+    if (!a) fatal("sim_forbid: these bytes are in no allocation, or forbidden already");
+    forbidden.push_back({(char *)begin, bytes, a->kind});
+    memory_changes++;
+}
+
 cudaError_t cudaMalloc(void **p, size_t bytes) { return allocate("cudaMalloc", p, bytes, DEVICE); }
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { return allocate("cudaHostAlloc", p, bytes, PINNED); }
 cudaError_t cudaFree(void *p) { return release("cudaFree", p, DEVICE); }

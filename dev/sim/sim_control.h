@@ -13,6 +13,7 @@ extern "C" {
 #pragma weak sim_step_unmark
 #pragma weak sim_step_violations
 #pragma weak sim_kernel
+#pragma weak sim_forbid
 
 // The order in which the blocks of a grid and the threads of a block run from now on. Correct kernels give the same
 // bits in all of them. Blocks then run on one OS thread: the same order gives the same run. SIM_SCHED=fwd|rev|rand:N
@@ -32,6 +33,9 @@ int sim_step_violations(void);
 
 // What cudaLaunchKernel takes for the kernel of this (mangled) name; null when the program has none.
 const void *sim_kernel(const char *name);
+
+// From now on nothing may touch these bytes of an allocation, until that is freed.
+void sim_forbid(void *begin, uint64_t bytes);
 
 #ifdef __cplusplus
 }

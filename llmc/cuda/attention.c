@@ -22,6 +22,7 @@
 typedef enum { BY_OWN_KERNELS, BY_CUDNN, NOT_KNOWN_YET } Choice;
 
 typedef struct {
+    bool planned; // not the backward pass of a model that only evaluates
     Choice choice;
     bool to_measure;       // NOT_KNOWN_YET: by measurement; otherwise cuDNN, if its kernel compiles
     CudnnAttention *cudnn; // NULL when it takes no part
@@ -91,6 +92,7 @@ static void remember(AttentionPass pass, AttentionShape shape, Choice choice) {
 static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     const AttentionChoice asked = cuda_backend.options.attention;
     Choice known = NOT_KNOWN_YET;
+    p->planned = true;
     if (asked == ATTENTION_OWN || !cudnn_attention_open(&p->why_not)) return;
     if (asked == ATTENTION_AUTO && remembered(pass, shape, &known) && known == BY_OWN_KERNELS) {
         error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[pass], cudnn_attention_version_text());
@@ -108,22 +110,22 @@ static PlannedShape *find_planned(AttentionShape shape) {
     return p;
 }
 
-static PlannedShape *plan_shape(AttentionShape shape) {
+static PlannedShape *add_shape(AttentionShape shape) {
     PlannedShape *p = (PlannedShape *)calloc(1, sizeof *p);
     REQUIRE(p, "attention: out of memory");
     p->shape = shape;
     p->next = planned;
     planned = p;
-    for (int pass = 0; pass < ATTENTION_PASSES; pass++) plan_pass(&p->passes[pass], (AttentionPass)pass, shape);
     return p;
 }
 
 int64_t cuda_cudnn_workspace(OpsShape ops) {
     const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops.C / ops.NH, .dtype = ops.dtype};
     PlannedShape *p = find_planned(shape);
-    if (!p) p = plan_shape(shape);
+    if (!p) p = add_shape(shape);
     int64_t bytes = 0;
-    for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
+    for (int pass = 0; pass <= (ops.forward_only ? ATTENTION_FORWARD : ATTENTION_BACKWARD); pass++) {
+        if (!p->passes[pass].planned) plan_pass(&p->passes[pass], (AttentionPass)pass, shape);
         const CudnnAttention *cudnn = p->passes[pass].cudnn;
         if (cudnn && cudnn_attention_workspace(cudnn) > bytes) bytes = cudnn_attention_workspace(cudnn);
     }
@@ -288,7 +290,7 @@ const char *cuda_attention_description(void) {
     char names[ATTENTION_PASSES][128];
     const char *why_not = "";
     for (int pass = ATTENTION_PASSES - 1; pass >= 0; pass--) {
-        const Pass *p = &planned->passes[pass];
+        const Pass *p = &planned->passes[planned->passes[pass].planned ? pass : ATTENTION_FORWARD];
         name_choice(names[pass], sizeof names[pass], p);
         if (p->choice == BY_OWN_KERNELS && p->why_not.text[0]) why_not = p->why_not.text;
     }

@@ -1,7 +1,8 @@
 # The CUDA backend for a device: `make train_gpt2cu`. Included by the Makefile, whose variables it uses.
 #   ARCHS="80 90"   the GPUs to build for, as compute capabilities: machine code for each, and PTX of the newest, which
 #                   newer GPUs compile when the program starts. Default: the GPUs of this machine; without one,
-#                   DEFAULT_ARCHS as far as this nvcc knows them.
+#                   DEFAULT_ARCHS as far as this nvcc knows them. No PTX of 75, which lacks what is taken from 80 on:
+#                   a program for 75 alone refuses newer GPUs.
 # C files are compiled by $(CC), .cu files by nvcc; objects of every list of architectures have a directory of their own.
 # cuDNN is loaded when the program starts (its headers are used where they are), NVML likewise, NCCL not at all: there is
 # one process. cudart is linked statically and looks for the driver when it is first called, so that the program starts,
@@ -32,7 +33,7 @@ space := $(subst ,, )
 arch_list   = $(shell printf '%s\n' $(subst $(comma), ,$(1)) | sort -nu)
 CUDA_ARCHS  := $(call arch_list,$(ARCHS))
 gencode     = $(foreach a,$(1),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
-              -gencode arch=compute_$(lastword $(1))$(comma)code=compute_$(lastword $(1))
+              $(foreach a,$(filter-out 75,$(lastword $(1))),-gencode arch=compute_$(a)$(comma)code=compute_$(a))
 
 CUDA_BUILD := build/$(MODE)-cuda-$(subst $(space),-,$(CUDA_ARCHS))
 # What nvcc makes of a .cu file does not depend on MODE: one directory for each list of architectures.
@@ -46,8 +47,9 @@ CUDA_LIBS  := $(patsubst %/libcudart_static.a,%,$(firstword $(wildcard \
 
 # -Wextra stays away: the code that nvcc generates around kernels does not pass it. Several architectures at a time, as
 # many as there are cores to spare.
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 -Werror all-warnings -Xptxas -v \
-              -Xcompiler -Wall$(comma)-Wshadow$(comma)-Werror$(comma)-ffp-contract=off$(comma)-D_GNU_SOURCE
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 -Xptxas -v \
+              $(if $(filter 1,$(WERROR)),-Werror all-warnings -Xcompiler -Werror) \
+              -Xcompiler -Wall$(comma)-Wshadow$(comma)-ffp-contract=off$(comma)-D_GNU_SOURCE
 
 $(CUDA_BUILD)/llmc/cuda/%.o: llmc/cuda/%.c
 	@mkdir -p $(@D)

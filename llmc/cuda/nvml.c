@@ -21,7 +21,7 @@ struct CudaNvml {
     int (*power)(NvmlGpu, unsigned *milliwatts);
     int (*energy)(NvmlGpu, unsigned long long *millijoules); // since the driver was loaded; Volta and newer
     int (*temperature)(NvmlGpu, int sensor, unsigned *celsius);
-    int (*throttle)(NvmlGpu, unsigned long long *reasons);
+    int (*throttle)(NvmlGpu, unsigned long long *reasons); // NULL where the driver has neither name
 };
 
 // Reads the address of a function into a pointer to one, as POSIX has it.
@@ -39,8 +39,9 @@ static bool start(CudaNvml *nvml, const char *pci_bus_id) {
                     load(library, "nvmlDeviceGetClockInfo", &nvml->clock) &&
                     load(library, "nvmlDeviceGetPowerUsage", &nvml->power) &&
                     load(library, "nvmlDeviceGetTotalEnergyConsumption", &nvml->energy) &&
-                    load(library, "nvmlDeviceGetTemperature", &nvml->temperature) &&
-                    load(library, "nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle);
+                    load(library, "nvmlDeviceGetTemperature", &nvml->temperature);
+    if (!load(library, "nvmlDeviceGetCurrentClocksEventReasons", &nvml->throttle)) // since driver 535; the older name:
+        load(library, "nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle);
     if (!ok || init() != 0) return false;
     if (find(pci_bus_id, &nvml->gpu) == 0) return true;
     nvml->shutdown();
@@ -88,7 +89,8 @@ void cuda_nvml_read(const CudaNvml *nvml, DeviceSensors *sensors) {
     if (nvml->power(nvml->gpu, &value) == 0) sensors->power_watts = value * 1e-3;
     if (nvml->temperature(nvml->gpu, NVML_TEMPERATURE_GPU, &value) == 0) sensors->temperature_c = value;
     if (nvml->energy(nvml->gpu, &wide) == 0) sensors->energy_joules = (double)wide * 1e-3;
-    if (nvml->throttle(nvml->gpu, &wide) == 0) cuda_throttle_text(wide, sensors->throttle, sizeof sensors->throttle);
+    if (nvml->throttle && nvml->throttle(nvml->gpu, &wide) == 0)
+        cuda_throttle_text(wide, sensors->throttle, sizeof sensors->throttle);
 }
 
 bool device_sensors(DeviceSensors *sensors) {

@@ -59,7 +59,7 @@ int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
     const int64_t HS = shape.C / shape.NH, heads = shape.B * shape.NH, rows = heads * shape.T * (int64_t)sizeof(float);
     const int64_t sums = rows + 1024, squares = sums + heads * shape.T * shape.T * 2, collected = sums + rows * HS;
     if (compute_capability < 80 || dtype_size(shape.dtype) != 2 || HS % 8 != 0) return 0;
-    if (compute_capability >= 100 && compute_capability <= 103) return sums;
+    if (shape.forward_only || (compute_capability >= 100 && compute_capability <= 103)) return sums;
     if (squares <= limit) return squares;
     return compute_capability == 90 && collected <= limit ? collected : 0;
 }
@@ -115,15 +115,17 @@ int64_t cuda_size_workspace(OpsShape shape) {
     const int64_t N = shape.B * shape.T;
     const int64_t needs[] = {
         cuda_size_matmul(shape).end,
+        cuda_size_decode(shape.sequences, shape.NH, shape.C / shape.NH, shape.T),
+        cuda_size_statistics(),
+        // of backward passes and the update
         cuda_size_bias_gradient(N, 4 * shape.C), // after the product, in the same place
         cuda_size_layernorm(N, shape.C),
         cuda_size_embedding(N, shape.C).end,
         cuda_size_flash(shape),
-        cuda_size_decode(shape.sequences, shape.NH, shape.C / shape.NH, shape.T),
         cuda_size_optimizer(shape),
-        cuda_size_statistics(),
     };
+    const int count = shape.forward_only ? 3 : (int)(sizeof needs / sizeof *needs);
     int64_t largest = 0;
-    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) largest = max_i64(largest, needs[i]);
+    for (int i = 0; i < count; i++) largest = max_i64(largest, needs[i]);
     return round_up(largest, 256);
 }

@@ -89,6 +89,7 @@ OpsShape gpt2_ops_shape(const Gpt2Options *o) {
                       .sequences = o->sequences,
                       .factored = o->train && o->optimizer == OPTIMIZER_ADAFACTOR ? parameter_total(&o->config) : 0,
                       .fp8 = o->fp8,
+                      .forward_only = !o->train,
                       .dtype = o->dtype};
     return shape;
 }

@@ -41,11 +41,13 @@ StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tok
 
 // -------------------------------------------------------------------------------------------------------------- memory
 
-// Bytes of a GPU that the plan leaves free: the CUDA context, kernels and the libraries' own buffers, about 0.5 GB.
-double planner_reserve(void);
-// Bytes of this machine's device memory for -b auto and -r auto: of a GPU what is free now less planner_reserve; of a
-// CPU's memory what is available now less 5%, at least 256 MiB, for the program, oneDNN's buffers and the loader.
-double planner_room(void);
+// Bytes of a GPU with so much memory that the plan leaves free: 1 GB, at most 6%, for the CUDA context, kernels and the
+// libraries' own buffers.
+double planner_reserve(double memory);
+// Bytes of this machine's device memory for a plan: of a GPU what is free now less planner_reserve; of a CPU's memory
+// what is available now, with -b auto or -r auto less 5%, at least 256 MiB, for the program, oneDNN's buffers and the
+// loader.
+double planner_room(bool automatic);
 
 // What the ops of the CUDA backend ask for on this GPU, for Gpt2Options.sizes: exact but for attention by cuDNN, whose
 // workspace is an upper bound and 0 without (attention own). gpu must live as long as what is planned with it. Of a GPU

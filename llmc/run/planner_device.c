@@ -9,7 +9,7 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
     GpuSpec *spec = &plan->gpu.spec;
     if (*gpu->name) spec->name = plan->gpu.name;
     plan->sizes = planner_sizes(spec, attention);
-    plan->room = spec->memory - planner_reserve();
+    plan->room = spec->memory - planner_reserve(spec->memory);
     plan->model.sizes = &plan->sizes;
     plan->model.dtype = gpu_spec_dtype(spec, plan->model.dtype);
     if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
@@ -30,7 +30,7 @@ void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
 bool planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
     memset(plan, 0, sizeof *plan);
     plan->model = r->model;
-    plan->room = planner_room();
+    plan->room = planner_room(true);
     if (!planner_check_recompute(r, err)) return false;
     if (gpu) move_to(plan, gpu, r->attention);
     plan->fits = planner_fit(&plan->model, r->any_batch, r->recompute, plan->room, r->step_windows, &plan->why_not);

@@ -63,7 +63,7 @@ static void add_memory(cJSON *to, const DevicePlan *p) {
         if (c < MEM_ACTIVATIONS) a_parameter += p->memory.classes[c] / N;
     }
     add_number(memory, "total", p->memory.total);
-    add_number(memory, "context", p->gpu.spec.memory > 0 ? planner_reserve() : 0);
+    add_number(memory, "context", planner_reserve(p->gpu.spec.memory));
     add_number(memory, "host", p->memory.host);
     add_number(memory, "room", p->room);
     add_number(memory, "bytes_per_parameter", a_parameter);

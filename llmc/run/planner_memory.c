@@ -2,6 +2,7 @@
 #include "llmc/run/planner.h"
 
 #include "llmc/cuda/sizes.h"
+#include <math.h>
 #include <string.h>
 
 // ------------------------------------------------------------------------------------------------------- a GPU's sizes
@@ -22,7 +23,7 @@ static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
     enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest form is taken
     const GpuSpec *gpu = as_gpu(machine);
     const int capability = gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
-    const int64_t limit = cuda_size_cudnn_limit((int64_t)(gpu->memory - planner_reserve()));
+    const int64_t limit = cuda_size_cudnn_limit((int64_t)gpu->memory);
     const int64_t own = cuda_size_workspace(shape), cudnn = cuda_size_cudnn(shape, capability, limit);
     return own > cudnn ? own : cudnn;
 }
@@ -33,11 +34,15 @@ PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention) {
 
 // --------------------------------------------------------------------------------------------------- how much there is
 
-double planner_reserve(void) { return 0.5e9; }
+// Not measured yet. Beside the arena stand the kernels of this program, those that cuBLASLt and cuDNN load when they
+// first run, cuDNN's handle, the tables of updates, recorded graphs, and the buffers of device_measure_speed.
+double planner_reserve(double memory) { return fmin(1e9, 0.06 * memory); }
 
-double planner_room(void) {
+double planner_room(bool automatic) {
     const double available = (double)device_facts()->memory_free;
-    if (strcmp(device_facts()->backend, "cpu") != 0) return available - planner_reserve();
+    if (strcmp(device_facts()->backend, "cpu") != 0)
+        return fmax(0, available - planner_reserve((double)device_facts()->memory_total));
+    if (!automatic) return available;
     const double least = 0x1p28, share = 0.05 * available;
     return available - (share > least ? share : least);
 }

@@ -70,7 +70,8 @@ static void print_memory(FILE *out, const DevicePlan *p) {
             format_bytes(p->memory.total, bytes, TEXT), (long long)p->model.B,
             set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
     if (p->gpu.spec.memory > 0)
-        fprintf(out, "; beside it %s for the CUDA context\n", format_bytes(planner_reserve(), more, TEXT));
+        fprintf(out, "; beside it %s for the CUDA context\n",
+                format_bytes(planner_reserve(p->gpu.spec.memory), more, TEXT));
     else
         fprintf(out, ", as the %s backend of this machine lays it out\n", device_facts()->backend);
     if (p->memory.host > 0)
@@ -188,8 +189,8 @@ static bool print_table(FILE *out, const PlanRequest *r, Error *err) {
     planner_alternatives(&p, r);
     print_memory(out, &p);
     print_most(out, &p);
-    fprintf(out, "planned     for a GPU --gpu shows the same; %.1f GB of each stay free for the CUDA context\n",
-            planner_reserve() / 1e9);
+    fprintf(out,
+            "planned     for a GPU --gpu shows the same; 1 GB of each, at most 6%%, stays free for the CUDA context\n");
     if (p.model.train) {
         const StepLimit s = planner_step(&gpus[0], &p.model, p.windows * p.model.T);
         print_floors(out, &p.model, &s, p.windows * p.model.T);

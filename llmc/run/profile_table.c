@@ -9,6 +9,7 @@
 // ---------------------------------------------------------------------------------------------------------------- rows
 
 double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed) {
+    if (speed.matmul_flops <= 0) return 0; // it was not measured
     return fmax(cost->flops / speed.matmul_flops, cost->bytes / speed.copy_bandwidth);
 }
 

@@ -22,8 +22,12 @@ static void machine_lines(RunLog *log, const RunFacts *f) {
     if (!f->peak_is_measured)
         snprintf(datasheet, sizeof datasheet, " | datasheet: %.4g TFLOP/s, %.4g GB/s", f->peak_flops / 1e12,
                  device->peak_bandwidth / 1e9);
-    runlog_text(log, "limits      measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s",
-                f->speed.matmul_flops / 1e12, dtype_name(f->model->dtype), f->speed.copy_bandwidth / 1e9, datasheet);
+    if (f->speed.matmul_flops > 0)
+        runlog_text(log, "limits      measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s",
+                    f->speed.matmul_flops / 1e12, dtype_name(f->model->dtype), f->speed.copy_bandwidth / 1e9,
+                    datasheet);
+    else
+        runlog_text(log, "limits      not measured%s", datasheet);
 }
 
 // What becomes of the bits that a weight of 16 bits cannot hold.

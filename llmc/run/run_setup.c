@@ -180,8 +180,8 @@ static bool choose_memory(RunSetup *s, Error *err) {
     Gpt2Options model = run_setup_model(s);
     const int64_t most = o->total_batch > 0 ? o->total_batch / s->T : 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
-    const double room = automatic ? planner_room() : (double)device_facts()->memory_free;
-    if (!gpt2_check_options(&model, err) || !planner_fit(&model, o->B == 0, o->recompute, room, most, err))
+    if (!gpt2_check_options(&model, err) ||
+        !planner_fit(&model, o->B == 0, o->recompute, planner_room(automatic), most, err))
         return false;
     o->B = model.B; // what was chosen is what a checkpoint states
     s->recompute = model.recompute;

@@ -1,6 +1,7 @@
 """--plan, -b auto and -r auto of the trainer: what is planned is what is taken, on every machine the same plan for a
 GPU, valid JSON, and messages that say what would fit."""
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, events, kill, losses, needs_simulator, start, train,
                       wait_for, write_shard)
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def plan(*arguments):
@@ -80,6 +81,24 @@ def test_a_run_with_auto_trains_and_its_checkpoint_states_what_was_chosen(data, 
     train(*options, "-b", 4, "-x", 3, "-o", tmp_path / "four")  # 5 micro-batches of 4 and one of 1
     ours, theirs = losses(tmp_path / "auto"), losses(tmp_path / "four")
     assert ours[1] == pytest.approx(theirs[1], rel=1e-5)  # the same windows, summed in another order
+
+
+# A GPU needs memory beside the plan: for kernels, the libraries, the measurement of its speed.
+@needs_simulator
+def test_a_gpu_with_room_for_the_plan_alone_is_refused_before_the_run(data):
+    options = ["-e", "L=2,C=512,NH=8,V=8192,T=32", "-t", 32, "-b", 4, "-x", 1, *data.flags, *QUIET]
+    planned = json.loads(train("--plan", "json", *options, trainer=SIMULATOR).stdout)["devices"][0]["memory"]["total"]
+
+    def run(megabytes, expect):
+        environment = {**os.environ, "SIM_MEMORY_MB": str(int(megabytes))}
+        return train(*options, trainer=SIMULATOR, expect=expect, env=environment)
+
+    assert "not enough memory: -b 4 -r 0 needs" in run(planned / MIB + 1, EXIT_BAD_INPUT).stderr
+    # With the reserve it trains, though not even the 32 MiB are left that the measurement of its speed wants.
+    little = planned / 0.94 / MIB + 2
+    assert little * MIB - planned < 32 * MIB
+    result = run(little, 0)
+    assert "was not measured: out of memory" in result.stderr and "limits      not measured" in result.stdout
 
 
 def test_nothing_fits_says_what_would(data):

@@ -3,6 +3,7 @@
 // runs one of them; a result that is not what it should be prints "wrong result" and ends with status 1.
 // Built by nvcc for sm_90 and run in every mode of the simulator. WRONG is known to the compiler, so the right twin
 // holds nothing of the mistake.
+#include "dev/sim/sim_control.h"
 #include "llmc/cuda/intrinsics.cuh"
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,6 +79,11 @@ template <bool WRONG> static void global_write() {
     float *out = device_floats(N);
     global_write_kernel<WRONG><<<2, N>>>(out);
     require(cudaFree(out));
+}
+template <bool WRONG> static void forbidden_gap() {
+    float *out = device_floats(2 * N);
+    sim_forbid(out + N, 64);
+    global_write_kernel<WRONG><<<2, N>>>(out);
 }
 
 template <bool WRONG> static void use_after_free() {
@@ -558,6 +564,7 @@ static const struct {
     FAULT(endless_loop),
     FAULT(first_use_in_capture),
     FAULT(float_atomics),
+    FAULT(forbidden_gap),
     FAULT(global_read),
     FAULT(global_write),
     FAULT(host_pointer),

@@ -181,6 +181,17 @@ static void a_workspace_beyond_an_eighth_of_the_memory_is_not_taken(void **state
     device_shutdown();
 }
 
+static void evaluation_plans_the_forward_pass_alone(void **state) {
+    (void)state;
+    start(ATTENTION_AUTO);
+    OpsShape shape = {.B = 8, .T = 1024, .C = 64, .NH = 1, .Vp = 128, .dtype = DTYPE_BF16, .forward_only = true};
+    assert_true(ops_workspace_bytes(shape) < 2 << 20);
+    expect_text(cuda_attention_description(), "cuDNN 9.19.0 or own kernels, to be measured");
+    shape.forward_only = false; // a model of the same shape that trains
+    assert_true(ops_workspace_bytes(shape) >= shape.B * shape.NH * shape.T * shape.T * 2);
+    device_shutdown();
+}
+
 static ApartTest tests[] = {
     APART(the_faster_one_is_taken_and_remembered, "1", "90"),
     APART(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90"),
@@ -191,6 +202,7 @@ static ApartTest tests[] = {
     APART(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90"),
     APART(a_graph_without_an_engine_takes_own_kernels, "1,engineless", "90"),
     APART(a_workspace_beyond_an_eighth_of_the_memory_is_not_taken, "1", "90"),
+    APART(evaluation_plans_the_forward_pass_alone, "1", "90"),
     APART(with_attention_own_cudnn_is_not_asked, "1", "90"),
     APART(attention_cudnn_is_refused_where_there_is_none, NULL, "90"),
     APART(attention_cudnn_is_refused_on_turing, "1", "75"),

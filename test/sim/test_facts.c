@@ -5,7 +5,9 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -117,6 +119,26 @@ static void a_machine_without_nvml_has_no_sensors(void **state) {
     cuda_nvml_close(NULL);
 }
 
+// The libraries that sim.mk builds beside this program.
+static void why_clocks_are_held_down_is_optional_and_has_two_names(void **state) {
+    (void)state;
+    static const char *const libraries[] = {"EventReasons", "ThrottleReasons", "Nothing"};
+    for (int i = 0; i < 3; i++) {
+        char path[4096];
+        const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 64);
+        assert_true(length > 0);
+        path[length] = '\0';
+        snprintf(strrchr(path, '/'), 64, "/fake_nvml_%s.so", libraries[i]);
+        CudaNvml *nvml = cuda_nvml_open(path, "0000:00:00.0");
+        if (!nvml) fail_msg("no sensors by %s", path);
+        DeviceSensors sensors;
+        cuda_nvml_read(nvml, &sensors);
+        assert_string_equal(sensors.throttle, i < 2 ? "power cap" : "");
+        assert_true(sensors.sm_clock_mhz == 1001 && sensors.power_watts == 700 && sensors.temperature_c == 60);
+        cuda_nvml_close(nvml);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(peaks_are_those_of_the_datasheets),
@@ -126,6 +148,7 @@ int main(void) {
         cmocka_unit_test(versions_and_architectures_read_well),
         cmocka_unit_test(throttling_is_told_in_words),
         cmocka_unit_test(a_machine_without_nvml_has_no_sensors),
+        cmocka_unit_test(why_clocks_are_held_down_is_optional_and_has_two_names),
     };
     return cmocka_run_group_tests_name("facts", tests, NULL, NULL);
 }

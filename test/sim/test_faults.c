@@ -30,6 +30,7 @@ static const Case cases[] = {
     // the simulator itself, in any build
     {"global_read", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
     {"global_write", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
+    {"forbidden_gap", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
     {"use_after_free", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
     {"host_pointer", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},
     {"pointer_in_struct", "release", "", "outside of the device's memory: 4 bytes at 0x", IN_KERNEL},

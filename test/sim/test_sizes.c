@@ -29,6 +29,7 @@ static Gpt2Options model_of(const char *descriptor, int64_t B, int variant) {
     if (o.config.max_T < o.T) o.T = o.config.max_T;
     o.recompute = recompute_all(variant % 3 == 2 ? AGAIN_BLOCK : 0);
     o.gradients_in_dtype = variant % 2;
+    o.train = variant % 5 != 4;
     o.optimizer = variant % 4 == 3 ? OPTIMIZER_ADAFACTOR : OPTIMIZER_ADAMW;
     return o;
 }
@@ -58,7 +59,7 @@ static void a_plan_by_the_formulas_is_the_plan_of_the_backend(void **state) {
 static void with_cudnn_the_formulas_are_an_upper_bound(void **state) {
     (void)state;
     start("132", ATTENTION_AUTO);
-    const GpuSpec gpu = {.memory = (double)device_facts()->memory_free + planner_reserve(),
+    const GpuSpec gpu = {.memory = (double)device_facts()->memory_free,
                          .units = device_facts()->units,
                          .compute_capability = cuda_backend.compute_capability};
     const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
@@ -68,6 +69,31 @@ static void with_cudnn_the_formulas_are_an_upper_bound(void **state) {
         model.sizes = &sizes;
         assert_true(plan_total(&model) >= backend);
     }
+    device_shutdown();
+}
+
+static int64_t workspace_of(Gpt2Options *model, bool train) {
+    model->train = train;
+    MemoryPlan *plan = gpt2_plan(model);
+    int64_t bytes = -1;
+    for (int i = 0; i < memory_plan_count(plan); i++)
+        if (strcmp(memory_plan_tensor(plan, i).name, "workspace") == 0) bytes = memory_plan_bytes(plan, i);
+    memory_plan_destroy(plan);
+    return bytes;
+}
+
+static void evaluation_takes_no_workspace_of_backward_passes(void **state) {
+    (void)state;
+    const GpuSpec gpu = {.memory = 80e9, .units = 132, .compute_capability = 90};
+    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+    Gpt2Options model = model_of("d12", 64, 0);
+    model.sizes = &sizes;
+    assert_true(workspace_of(&model, true) > model.B * model.config.NH * model.T * model.T * 2); // cuDNN's
+    assert_true(workspace_of(&model, false) < 40 << 20);
+
+    start("132", ATTENTION_OWN);
+    model = model_of("L=2,C=64,NH=2,V=257,T=1024", 64, 0); // a matmul of few channels needs little
+    assert_true(workspace_of(&model, true) > workspace_of(&model, false));
     device_shutdown();
 }
 
@@ -87,6 +113,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_by_the_formulas_is_the_plan_of_the_backend),
         cmocka_unit_test(with_cudnn_the_formulas_are_an_upper_bound),
+        cmocka_unit_test(evaluation_takes_no_workspace_of_backward_passes),
         cmocka_unit_test(the_choice_is_checked_with_the_backend),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
