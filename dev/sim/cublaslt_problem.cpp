@@ -71,7 +71,7 @@ static cublasStatus_t check_types(const Problem &p) {
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "types %d x %d -> %d", p.a->type, p.b->type, p.d->type);
     const bool tf32 = p.op->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     if (p.op->scale != CUDA_R_32F || (!tf32 && p.op->compute != CUBLAS_COMPUTE_32F) ||
-        (tf32 && p.a->type != CUDA_R_32F))
+        (tf32 && (p.a->type != CUDA_R_32F || device_model().compute_capability < 80)))
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "compute type %d, scale type %d", p.op->compute, p.op->scale);
     return CUBLAS_STATUS_SUCCESS;
 }

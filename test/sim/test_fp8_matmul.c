@@ -242,6 +242,16 @@ static void an_older_gpu_has_no_fp8(void **state) {
 static void ampere_has_no_fp8(void **state) { an_older_gpu_has_no_fp8(state); }
 static void turing_has_no_fp8(void **state) { an_older_gpu_has_no_fp8(state); }
 
+// The speed of fp32 is measured without TF32 too, which the library refuses here.
+static void turing_multiplies_fp32_without_tf32(void **state) {
+    (void)state;
+    Error err;
+    DeviceSpeed speed;
+    device_shutdown();
+    if (!device_init(&(DeviceOptions){.tf32 = true}, &err)) op_fail("%s", err.text);
+    if (!device_measure_speed(DTYPE_FP32, &speed, &err)) op_fail("%s", err.text);
+}
+
 static void operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_program(void **state) {
     (void)state;
     start("", "");
@@ -398,6 +408,7 @@ static ApartTest tests[] = {
     APART(ada_has_fp8, NULL, "89"),
     APART(hopper_has_fp8, NULL, "90"),
     APART(blackwell_has_fp8, NULL, "100"),
+    APART(turing_multiplies_fp32_without_tf32, NULL, "75"),
     APART(geforce_blackwell_has_fp8, NULL, "120"),
     APART(operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_program, NULL, "90"),
     APART(forward_products_may_sum_fast_and_gradients_may_not, NULL, "89"),
