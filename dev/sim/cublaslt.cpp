@@ -229,6 +229,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)p.op->epilogue;
     const bool split = splits_of(algorithm.which) > 1;
+    // Documented for cublasLtMatmul, not for the search: fp32 is the type of aux only where none is set.
+    if (p.op->aux_type == CUDA_R_32F) return INVALID("aux type set to fp32");
+    if (has_vice(algorithm.which, epilogue, "fails")) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (has_vice(algorithm.which, epilogue, "half")) p.n = (p.n + 1) / 2;
+    const float factor = has_vice(algorithm.which, epilogue, "wrong") ? 1.5f : 1.0f;
     Job *job = new Job;
     job->gemm = {p.m,
                  p.n,
@@ -237,7 +242,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
                  {const_cast<void *>(b), p.b->type, p.b->ld, p.op->transb != CUBLAS_OP_N},
                  {const_cast<void *>(c), p.c->type, p.c->ld, false},
                  {d, p.d->type, p.d->ld, false},
-                 *static_cast<const float *>(alpha),
+                 factor * *static_cast<const float *>(alpha),
                  *static_cast<const float *>(beta),
                  epilogue,
                  {p.op->bias, p.d->type, 0, false},

@@ -2,7 +2,11 @@
 //   SIM_CUBLASLT_REFUSE=gelu,dgelu,bgrad,bias  no algorithm for these epilogues
 //   SIM_CUBLASLT_ALGOS=all                     offers all of SimAlgorithm that fit a problem, not only the first: then
 //                                              callers time them, and what they choose may differ from run to run
-// Both are read at every search.
+//   SIM_CUBLASLT_VICES=tiled:half,dgelu:fails  what an algorithm or an epilogue of the list above does to a product:
+//     half    writes the first half of the columns of D only, in half the time
+//     wrong   D is half as large again
+//     fails   was offered, but cublasLtMatmul returns CUBLAS_STATUS_NOT_SUPPORTED
+// Read at every search, the vices at every product.
 #pragma once
 
 #ifdef __cplusplus

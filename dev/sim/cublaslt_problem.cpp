@@ -71,7 +71,7 @@ static cublasStatus_t check_types(const Problem &p) {
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "types %d x %d -> %d", p.a->type, p.b->type, p.d->type);
     const bool tf32 = p.op->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     if (p.op->scale != CUDA_R_32F || (!tf32 && p.op->compute != CUBLAS_COMPUTE_32F) ||
-        (tf32 && p.a->type != CUDA_R_32F))
+        (tf32 && (p.a->type != CUDA_R_32F || device_model().compute_capability < 80)))
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "compute type %d, scale type %d", p.op->compute, p.op->scale);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -128,19 +128,32 @@ bool fits(SimAlgorithm which, const Problem &p, const uint32_t alignment[4]) {
     return splits_of(which) == 1 || p.k >= 32;
 }
 
-bool is_refused(uint32_t epilogue) {
-    const char *list = setting("SIM_CUBLASLT_REFUSE");
-    const char *name = epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? "gelu"
-                       : epilogue == CUBLASLT_EPILOGUE_DGELU       ? "dgelu"
-                       : epilogue == CUBLASLT_EPILOGUE_BGRADB      ? "bgrad"
-                       : epilogue == CUBLASLT_EPILOGUE_BIAS        ? "bias"
-                                                                   : "default";
+static const char *name_of(uint32_t epilogue) {
+    return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? "gelu"
+           : epilogue == CUBLASLT_EPILOGUE_DGELU       ? "dgelu"
+           : epilogue == CUBLASLT_EPILOGUE_BGRADB      ? "bgrad"
+           : epilogue == CUBLASLT_EPILOGUE_BIAS        ? "bias"
+                                                       : "default";
+}
+
+static bool is_listed(const char *list, const char *name) {
     for (const char *at = list; at && *at; at += *at == ',') {
         const size_t length = strcspn(at, ",");
         if (length == strlen(name) && strncmp(at, name, length) == 0) return true;
         at += length;
     }
     return false;
+}
+
+bool is_refused(uint32_t epilogue) { return is_listed(setting("SIM_CUBLASLT_REFUSE"), name_of(epilogue)); }
+
+bool has_vice(SimAlgorithm which, uint32_t epilogue, const char *vice) {
+    static const char *const algorithms[] = {"unrepeatable", "in_place", "tiled", "split", "scalar"};
+    char of_algorithm[64], of_epilogue[64];
+    snprintf(of_algorithm, sizeof of_algorithm, "%s:%s", algorithms[which], vice);
+    snprintf(of_epilogue, sizeof of_epilogue, "%s:%s", name_of(epilogue), vice);
+    const char *list = setting("SIM_CUBLASLT_VICES");
+    return is_listed(list, of_algorithm) || is_listed(list, of_epilogue);
 }
 
 Algorithm unpack(const cublasLtMatmulAlgo_t *algo) {

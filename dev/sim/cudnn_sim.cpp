@@ -357,11 +357,12 @@ cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnn
     const Descriptor *p = (const Descriptor *)plan, *pack = (const Descriptor *)variant;
     if (!handle || !p || !p->finalized || !pack || !pack->finalized) return CUDNN_STATUS_BAD_PARAM;
     auto launch = std::unique_ptr<Launch>(new Launch{p->program, {}, {}, nullptr, 0, false, false});
+    const float factor = asked_for("wrong") ? 1.5f : 1.0f;
     for (const Tensor4 &t : p->program->tensors) {
         char *pointer = t.is_virtual ? nullptr : pointer_of(pack, t.id);
         if (!t.is_virtual && !fits(t, pointer)) return CUDNN_STATUS_BAD_PARAM;
         launch->memory.push_back(pointer);
-        launch->constants.push_back(t.by_value ? *(const float *)pointer : NAN); // read at the call
+        launch->constants.push_back(t.by_value ? factor * *(const float *)pointer : NAN); // read at the call
     }
     launch->workspace = pack->value<char *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, nullptr);
     launch->workspace_bytes = (size_t)p->workspace;

@@ -3,9 +3,10 @@
 //
 // A choice belongs to a shape for which ops_workspace_bytes was asked: the micro-batch of a run, whose workspace is
 // planned. It is made separately for forward and backward, which may be mixed since both sides store the same lse. With
-// --attention auto both are timed the first time that a pass runs, and the faster is kept, in the tuning cache too, so
-// that the next run has the same bits. Every other shape (samples, a short last batch) takes the own kernels. fp32,
-// sm_75 and head sizes that cuDNN does not take have only those.
+// --attention auto both are compared and timed the first time that a pass runs, and the faster is kept, in the tuning
+// cache too, so that the next run has the same bits; with --attention cudnn they are compared. Every other shape
+// (samples, a short last batch) takes the own kernels. fp32, sm_75 and head sizes that cuDNN does not take have only
+// those.
 #include "llmc/cuda/attention.h"
 
 #include "llmc/cuda/backend.h"
@@ -13,10 +14,10 @@
 #include "llmc/cuda/flash_attention.h"
 #include "llmc/cuda/timing.h"
 #include "llmc/cuda/tuning_cache.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 // Own kernels are always there; cuDNN must be asked for, compiled and, with --attention auto, measured.
 typedef enum { BY_OWN_KERNELS, BY_CUDNN, NOT_KNOWN_YET } Choice;
@@ -161,34 +162,73 @@ static bool run_cudnn(const Call *c, CudnnAttention *cudnn, Error *why) {
 
 // ----------------------------------------------------------------------------------------------------------- measuring
 
-enum { DIGEST_CHUNK = 16 << 20 };
+// What cuDNN's results may differ by, as ||x - own|| / ||own||. Both sum in fp32 and round P, dS and the result: each
+// by 2^-9 on average in bf16. In fp16 small dS are rounded to multiples of 2^-24, by a per cent of themselves. What is
+// wrong is wrong by tens of per cent.
+static const double TOLERANCE = 5e-2;
 
-static void digest_tensor(XXH3_state_t *digest, char *chunk, Tensor t) {
-    const size_t bytes = tensor_bytes(t);
-    for (size_t at = 0; at < bytes; at += DIGEST_CHUNK) {
-        const size_t n = bytes - at < DIGEST_CHUNK ? bytes - at : DIGEST_CHUNK;
-        CUDA_CHECK(cudaMemcpy(chunk, (const char *)t.data + at, n, cudaMemcpyDeviceToHost));
-        XXH3_64bits_update(digest, chunk, n);
-    }
+typedef struct {
+    Tensor tensors[2]; // what the call writes
+    int count;
+    size_t bytes;
+} Outputs;
+
+static Outputs outputs_of(const Call *c) {
+    if (c->pass == ATTENTION_BACKWARD) return (Outputs){{c->dqkv}, 1, tensor_bytes(c->dqkv)};
+    return (Outputs){{c->out, c->lse}, 2, tensor_bytes(c->out) + tensor_bytes(c->lse)};
 }
 
-// A digest of what the call wrote.
-static uint64_t digest_outputs(const Call *c) {
-    XXH3_state_t *digest = XXH3_createState();
-    char *chunk = (char *)malloc(DIGEST_CHUNK);
-    REQUIRE(digest && chunk, "attention: out of memory for a digest");
-    XXH3_64bits_reset(digest);
+// What the call has written, on the host: memory on the device may be short. Free it.
+static char *download(const Outputs *o) {
+    char *host = (char *)malloc(o->bytes), *at = host;
+    REQUIRE(host, "attention: out of memory for %zu bytes of results", o->bytes);
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
-    if (c->pass == ATTENTION_FORWARD) {
-        digest_tensor(digest, chunk, c->out);
-        digest_tensor(digest, chunk, c->lse);
-    } else {
-        digest_tensor(digest, chunk, c->dqkv);
+    for (int i = 0; i < o->count; i++) {
+        const size_t n = tensor_bytes(o->tensors[i]);
+        CUDA_CHECK(cudaMemcpy(at, o->tensors[i].data, n, cudaMemcpyDeviceToHost));
+        at += n;
     }
-    const uint64_t result = XXH3_64bits_digest(digest);
-    free(chunk);
-    XXH3_freeState(digest);
-    return result;
+    return host;
+}
+
+// Infinite when x is not finite where expected is.
+static double relative_difference(const char *x, const char *expected, DType dtype, int64_t n) {
+    enum { CHUNK = 4096 };
+    const int64_t size = (int64_t)dtype_size(dtype);
+    double difference = 0.0, norm = 0.0;
+    for (int64_t at = 0; at < n; at += CHUNK) {
+        float a[CHUNK], b[CHUNK];
+        const int64_t count = n - at < CHUNK ? n - at : CHUNK;
+        convert_elements(a, DTYPE_FP32, x + at * size, dtype, count);
+        convert_elements(b, DTYPE_FP32, expected + at * size, dtype, count);
+        for (int64_t i = 0; i < count; i++) {
+            if (!isfinite(b[i])) continue; // fp16 overflows by any way
+            difference += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+            norm += (double)b[i] * b[i];
+        }
+    }
+    return difference == 0.0 ? 0.0 : isfinite(difference) ? sqrt(difference / norm) : INFINITY;
+}
+
+// Whether cuDNN runs and gives what the own kernels give. *bits: what it wrote; free it.
+static bool cudnn_agrees(const Call *call, Pass *p, char **bits) {
+    const Outputs o = outputs_of(call);
+    double worst = 0.0;
+    size_t at = 0;
+    *bits = NULL;
+    run_own(call);
+    char *expected = download(&o);
+    for (int i = 0; i < o.count; i++) cuda_poison(o.tensors[i]);
+    const bool runs = run_cudnn(call, p->cudnn, &p->why_not);
+    if (runs) *bits = download(&o);
+    for (int i = 0; runs && i < o.count; i++) {
+        const Tensor t = o.tensors[i];
+        worst = fmax(worst, relative_difference(*bits + at, expected + at, t.dtype, tensor_numel(t)));
+        at += tensor_bytes(t);
+    }
+    free(expected);
+    return runs && (worst <= TOLERANCE || error_set(&p->why_not, "cuDNN %s differs %s by %.2g",
+                                                    cudnn_attention_version_text(), pass_names[call->pass], worst));
 }
 
 typedef struct {
@@ -203,29 +243,36 @@ static bool contend(void *context, int choice) {
     return true;
 }
 
-// Whether cuDNN runs, is faster and writes the same bits again.
-static bool cudnn_wins(const Call *call, Pass *p) {
+// Whether cuDNN is faster and writes the same bits again.
+static bool cudnn_wins(const Call *call, Pass *p, const char *bits) {
     const char *name = pass_names[call->pass];
-    if (!run_cudnn(call, p->cudnn, &p->why_not)) return false;
-    const uint64_t bits = digest_outputs(call);
     Contest contest = {call, p};
     if (cuda_fastest(2, contend, &contest) != BY_CUDNN) {
         if (p->why_not.text[0]) return false; // it failed
         return error_set(&p->why_not, "faster %s than cuDNN %s", name, cudnn_attention_version_text());
     }
     if (!run_cudnn(call, p->cudnn, &p->why_not)) return false;
-    return digest_outputs(call) == bits ||
+    const Outputs o = outputs_of(call);
+    char *again = download(&o);
+    const bool same = memcmp(again, bits, o.bytes) == 0;
+    free(again);
+    return same ||
            error_set(&p->why_not, "cuDNN %s gives other bits %s each time", cudnn_attention_version_text(), name);
 }
 
-// The first call of a pass: the kernel is compiled, and the choice made. That cuDNN does not compile is not remembered:
-// the reason, a library that is missing or memory that is short, may be gone the next time.
+// The first call of a pass: the kernel is compiled, compared with the own ones, and the choice made. That cuDNN does
+// not compile or agree is not remembered: the reason may be gone the next time, and if not is said again.
 static void decide(const Call *c, Pass *p) {
     REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture", pass_names[c->pass]);
-    const bool compiled = cudnn_attention_compile(p->cudnn, &p->why_not);
-    REQUIRE(compiled || cuda_backend.options.attention != ATTENTION_CUDNN, "--attention cudnn: %s", p->why_not.text);
-    p->choice = compiled && (!p->to_measure || cudnn_wins(c, p)) ? BY_CUDNN : BY_OWN_KERNELS;
-    if (compiled && p->to_measure) remember(c->pass, c->shape, p->choice);
+    const bool asked = cuda_backend.options.attention == ATTENTION_CUDNN;
+    char *bits = NULL;
+    bool right = cudnn_attention_compile(p->cudnn, &p->why_not);
+    if (right) p->why_not.text[0] = '\0'; // of engines before the one that compiled
+    if (asked || p->to_measure) right = right && cudnn_agrees(c, p, &bits);
+    REQUIRE(right || !asked, "--attention cudnn: %s", p->why_not.text);
+    p->choice = right && (!p->to_measure || cudnn_wins(c, p, bits)) ? BY_CUDNN : BY_OWN_KERNELS;
+    if (right && p->to_measure) remember(c->pass, c->shape, p->choice);
+    free(bits);
 }
 
 // ----------------------------------------------------------------------------------------------------------------- ops

@@ -95,7 +95,7 @@ static bool choose_algorithm(Product *p) {
 // out = a^T b in column-major terms: the form of matmul_forward, rows times rows.
 static void make_product(Product *p, DType dtype, int64_t side) {
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    const bool tf32 = dtype == DTYPE_FP32 && cuda_backend.options.tf32;
+    const bool tf32 = dtype == DTYPE_FP32 && cuda_backend.options.tf32 && cuda_backend.compute_capability >= 80;
     const uint64_t n = (uint64_t)side;
     LT_CHECK(cublasLtMatmulDescCreate(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
     LT_CHECK(cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));

@@ -111,10 +111,8 @@ static void set_operations(const GemmDescriptors *p, const GemmKey *key) {
     set_operation(p, key, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     if (fast_sums) set_operation(p, key, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast_sums, sizeof fast_sums);
     if (key->align_bias) set_operation(p, key, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
-    if (key->align_aux) {
-        set_operation(p, key, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &key->m, sizeof key->m);
-        set_operation(p, key, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, &type, sizeof type);
-    }
+    // aux has the type of D when none is set; fp32 must not be set.
+    if (key->align_aux) set_operation(p, key, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &key->m, sizeof key->m);
 }
 
 static void make_layout(const GemmKey *key, cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t cols) {

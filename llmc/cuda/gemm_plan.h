@@ -3,7 +3,8 @@
 // ops onto this; gemm_library.h speaks with the library.
 //
 // Only algorithms that repeat their bits are used: k in one piece, or split with fp32 parts that are added in a fixed
-// order, and then only after two runs on the real operands gave the same bits.
+// order, and then only after two runs on the real operands gave the same bits. And only those that ran, and whose
+// results agree: an algorithm that leaves out part of its work is the fastest.
 #pragma once
 #include "llmc/cuda/backend.h"
 
@@ -48,15 +49,25 @@ GemmPlan *gemm_plan(const Gemm *g);
 // Launches the product on the compute stream.
 void gemm_run(const GemmPlan *plan, const Gemm *g);
 
-// Whether the product of this plan, which does in its epilogue what a plain product and a kernel can do as well, is
-// faster than those. The first call measures: work(context, 0) the plain way, work(context, 1) the fused way, both
-// repeatable; acceptable (may be NULL) is asked first, and where it says no the answer is no.
-bool gemm_is_faster(GemmPlan *plan, bool (*work)(void *context, int fused), void *context,
-                    bool (*acceptable)(void *context));
-bool gemm_is_known(GemmPlan *plan); // the next gemm_is_faster will not measure
+// What an epilogue does and what a plain product and a kernel can do as well.
+enum { GEMM_MAX_OUTPUTS = 2 };
+typedef struct {
+    bool (*work)(void *context, int fused); // 0: the plain way, 1: the fused way; both repeatable
+    void *context;
+    bool (*repeats)(void *context);   // asked first, may be NULL: false is a no
+    bool timed;                       // the fused way must be faster too
+    bool adds;                        // work adds to its outputs
+    Tensor outputs[GEMM_MAX_OUTPUTS]; // lost
+    int num_outputs;
+} GemmContest;
+
+// Whether the fused way is to be taken. The first call compares the outputs of both ways, and measures. An output
+// without data, or no memory to compare: not where time decides.
+bool gemm_fuses(GemmPlan *plan, const GemmContest *contest);
+bool gemm_is_known(GemmPlan *plan, bool timed); // the next gemm_fuses will run nothing
 
 // Device memory of this size in which p + i is as aligned as *p is, zeroed; for measurements that must not touch the
-// real thing. NULL when there is none to be had. Free *block with cudaFree.
+// real thing. NULL when there is none to be had, or under capture. Free *block with cudaFree.
 void *gemm_memory_like(const void *p, size_t bytes, void **block);
 
 // Frees the plans and the library handle, forgets the tuning file.

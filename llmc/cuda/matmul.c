@@ -91,14 +91,29 @@ static void run_plain(Gemm g) {
     gemm_run(plan, &g);
 }
 
-void cuda_matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
-    const GemmPlan *plan = bias.data && fuse ? plan_of(&g, GEMM_BIAS, bias.data, NULL) : NULL;
-    if (plan) {
+typedef struct {
+    Gemm product;
+    Tensor out, bias;
+} BiasForward;
+
+static bool run_bias(void *context, int fused) {
+    const BiasForward *b = context;
+    Gemm g = b->product;
+    if (fused) {
+        const GemmPlan *plan = plan_of(&g, GEMM_BIAS, b->bias.data, NULL);
         gemm_run(plan, &g);
-        return;
+    } else {
+        run_plain(g);
+        if (b->bias.data) cuda_add_bias(b->out, b->bias);
     }
-    run_plain(g);
-    if (bias.data) cuda_add_bias(out, bias);
+    return true;
+}
+
+void cuda_matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
+    BiasForward b = {g, out, bias};
+    GemmPlan *plan = bias.data && fuse ? plan_of(&g, GEMM_BIAS, bias.data, NULL) : NULL;
+    const GemmContest contest = {.work = run_bias, .context = &b, .outputs = {out}, .num_outputs = 1};
+    run_bias(&b, plan && gemm_fuses(plan, &contest));
 }
 
 // ------------------------------------------------------------------------------------------------------------- forward
@@ -122,7 +137,8 @@ typedef struct {
     Tensor out, pre, in, weight, bias;
 } GeluForward;
 
-static void run_gelu_forward(const GeluForward *f, bool fused) {
+static bool run_gelu_forward(void *context, int fused) {
+    const GeluForward *f = context;
     if (fused) {
         Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
         const GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
@@ -131,15 +147,18 @@ static void run_gelu_forward(const GeluForward *f, bool fused) {
         matmul_forward(f->pre, f->in, f->weight, f->bias);
         gelu_forward(f->out, f->pre);
     }
+    return true;
 }
 
 // Only where it was asked for: an epilogue takes GELU before its input is rounded, and gelu_forward, which computes
 // it again for the backward pass, could not give the same bits.
-static bool fuses_gelu_forward(const GeluForward *f) {
+static bool fuses_gelu_forward(GeluForward *f) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
     if (choice != GELU_FUSION_FORWARD && choice != GELU_FUSION_BOTH) return false;
     Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
-    return plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data) != NULL;
+    GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
+    const GemmContest contest = {.work = run_gelu_forward, .context = f, .outputs = {f->pre, f->out}, .num_outputs = 2};
+    return plan && gemm_fuses(plan, &contest);
 }
 
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
@@ -147,7 +166,7 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
     check_layer(op, out, in, weight);
     tensor_check(op, pre, out.dtype, tensor_numel(out));
     tensor_check(op, bias, weight.dtype, tensor_rows(weight));
-    const GeluForward f = {out, pre, in, weight, bias};
+    GeluForward f = {out, pre, in, weight, bias};
     run_gelu_forward(&f, fuses_gelu_forward(&f));
 }
 
@@ -180,7 +199,12 @@ static bool fuses_gelu_backward(GeluBackward *b) {
     if (choice == GELU_FUSION_NONE || choice == GELU_FUSION_FORWARD) return false;
     Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
     GemmPlan *plan = plan_of(&g, GEMM_DGELU, NULL, b->pre.data);
-    return plan && (choice != GELU_FUSION_AUTO || gemm_is_faster(plan, run_gelu_backward, b, NULL));
+    const GemmContest contest = {.work = run_gelu_backward,
+                                 .context = b,
+                                 .timed = choice == GELU_FUSION_AUTO,
+                                 .outputs = {b->dpre},
+                                 .num_outputs = 1};
+    return plan && gemm_fuses(plan, &contest);
 }
 
 void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
@@ -237,16 +261,24 @@ static bool dbias_repeats(void *context) {
     return same;
 }
 
-// gemm_is_faster with gradients that are to be added to kept out of it.
+// gemm_fuses with gradients that are to be added to kept out of it.
 static bool fused_dbias_is_faster(GemmPlan *plan, const WeightGradient *w) {
     WeightGradient trial = *w;
-    if (!w->accumulate || gemm_is_known(plan)) return gemm_is_faster(plan, run_weight_gradient, &trial, dbias_repeats);
     void *blocks[2] = {NULL, NULL};
-    trial.dweight.data = gemm_memory_like(w->dweight.data, tensor_bytes(w->dweight), &blocks[0]);
-    trial.dbias.data = gemm_memory_like(w->dbias.data, tensor_bytes(w->dbias), &blocks[1]);
-    const bool faster =
-        trial.dweight.data && trial.dbias.data && gemm_is_faster(plan, run_weight_gradient, &trial, dbias_repeats);
-    for (int i = 0; i < 2; i++) CUDA_CHECK(cudaFree(blocks[i]));
+    if (w->accumulate && !gemm_is_known(plan, true)) {
+        trial.dweight.data = gemm_memory_like(w->dweight.data, tensor_bytes(w->dweight), &blocks[0]);
+        trial.dbias.data = gemm_memory_like(w->dbias.data, tensor_bytes(w->dbias), &blocks[1]);
+    }
+    const GemmContest contest = {.work = run_weight_gradient,
+                                 .context = &trial,
+                                 .repeats = dbias_repeats,
+                                 .timed = true,
+                                 .adds = w->accumulate,
+                                 .outputs = {trial.dweight, trial.dbias},
+                                 .num_outputs = 2};
+    const bool faster = gemm_fuses(plan, &contest);
+    for (int i = 0; i < 2; i++)
+        if (blocks[i]) CUDA_CHECK(cudaFree(blocks[i]));
     return faster;
 }
 

@@ -3,6 +3,8 @@
 #include "llmc/cuda/timing.h"
 
 #include "llmc/cuda/backend.h"
+#include "llmc/ops.h"
+#include <math.h>
 #include <stdlib.h>
 
 // A median wants three; beyond 50 ms for all choices of one shape together (some twenty shapes make a model) more
@@ -88,4 +90,29 @@ int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
         CUDA_CHECK(cudaEventDestroy(choices[i].stop));
     }
     return fastest;
+}
+
+void cuda_poison(Tensor t) { CUDA_CHECK(cudaMemsetAsync(t.data, 0xFF, tensor_bytes(t), cuda_compute_stream())); }
+
+double cuda_difference(Tensor t, Tensor expected) {
+    enum { GOT, EXPECTED, DIFFERENCE, COUNT };
+    TensorStats stats[COUNT];
+    void *device;
+    if (cudaMalloc(&device, sizeof stats) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return INFINITY;
+    }
+    CUDA_CHECK(cudaMemsetAsync(device, 0, sizeof stats, cuda_compute_stream()));
+    for (int i = 0; i < COUNT; i++) {
+        if (i == DIFFERENCE) tensor_axpby(t, 1.0f, t, -1.0f, expected);
+        const Tensor one =
+            tensor_make((TensorStats *)device + i, DTYPE_U8, "statistics", (int64_t)sizeof *stats, 0, 0, 0);
+        tensor_statistics(one, i == EXPECTED ? expected : t, t.dtype);
+    }
+    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
+    CUDA_CHECK(cudaMemcpy(stats, device, sizeof stats, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaFree(device));
+    if (stats[GOT].overflow != stats[EXPECTED].overflow || stats[DIFFERENCE].overflow > stats[EXPECTED].overflow)
+        return INFINITY;
+    return stats[DIFFERENCE].sumsq == 0.0 ? 0.0 : sqrt(stats[DIFFERENCE].sumsq / stats[EXPECTED].sumsq);
 }

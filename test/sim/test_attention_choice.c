@@ -6,6 +6,7 @@
 #include "dev/sim/cudnn_sim.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/tuning_cache.h"
+#include <signal.h>
 
 static void run_once(const char *what) {
     Case c = begin(small, what);
@@ -61,6 +62,72 @@ static void a_kernel_whose_bits_change_is_not_taken(void **state) {
     device_shutdown();
 }
 
+static void expect_start(const char *got, const char *expected) {
+    if (strncmp(got, expected, strlen(expected)) != 0) op_fail("\"%s\", expected \"%s...", got, expected);
+}
+
+static void a_kernel_that_computes_something_else_is_not_taken_and_not_remembered(void **state) {
+    (void)state;
+    static const char reason[] = "own kernels (cuDNN 9.19.0 differs forward by 0.";
+    start(ATTENTION_AUTO);
+    run_once("wrong");
+    expect_start(cuda_attention_description(), reason);
+    device_shutdown();
+    start(ATTENTION_AUTO);
+    run_once("wrong again");
+    expect_start(cuda_attention_description(), reason);
+    device_shutdown();
+
+    static const char backward_reason[] =
+        "forward cuDNN 9.19.0, backward own kernels (cuDNN 9.19.0 differs backward by ";
+    setenv("SIM_CUDNN", "1", 1);
+    start(ATTENTION_AUTO);
+    Case c = begin(small, "wrong backward");
+    forward(&c);
+    setenv("SIM_CUDNN", "1,wrong", 1);
+    backward(&c);
+    specify(&c);
+    check(&c);
+    expect_start(cuda_attention_description(), backward_reason);
+    op_end();
+    device_shutdown();
+}
+
+static void attention_cudnn_ends_the_program_when_its_kernel_computes_something_else(void **state) {
+    (void)state;
+    char text[2048];
+    int ends[2], status;
+    assert_int_equal(pipe(ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        signal(SIGABRT, SIG_DFL); // cmocka's handler would report a failed test
+        dup2(ends[1], STDERR_FILENO);
+        start(ATTENTION_CUDNN);
+        run_once("wrong");
+        _exit(0);
+    }
+    close(ends[1]);
+    FILE *words = fdopen(ends[0], "r");
+    text[fread(text, 1, sizeof text - 1, words)] = '\0';
+    fclose(words);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFSIGNALED(status) || !strstr(text, "--attention cudnn: cuDNN 9.19.0 differs forward by 0."))
+        op_fail("status %d: %s", status, text);
+}
+
+// The first graph of the backward pass needs too much memory, which is no reason any more when the second is slower.
+static void the_reason_is_that_of_the_kernel_that_was_measured(void **state) {
+    (void)state;
+    start(ATTENTION_AUTO);
+    cuda_backend.facts.memory_free = 48000; // an eighth is less than 64 * 64 * 2 bytes
+    Case c = begin((AttentionShape){1, 64, 1, 8, DTYPE_BF16}, "little memory");
+    backward(&c);
+    expect_text(cuda_attention_description(), "forward cuDNN 9.25.0 or own kernels, to be measured, backward own "
+                                              "kernels (faster backward than cuDNN 9.25.0)");
+    op_end();
+    device_shutdown();
+}
+
 static void what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run(void **state) {
     (void)state;
     start(ATTENTION_AUTO);
@@ -92,11 +159,11 @@ static void shapes_without_a_plan_take_own_kernels(void **state) {
     start(ATTENTION_CUDNN);
     Case planned = begin(small, "planned"), other = planned;
     forward(&planned);
-    assert_int_equal(sim_cudnn_counts.launched, 1);
-    other.shape.T = small.T / 2; // the first half of the context
+    assert_int_equal(sim_cudnn_counts.launched, 2); // once to compare
+    other.shape.T = small.T / 2;                    // the first half of the context
     other.qkv.t.shape[1] = other.out.t.shape[1] = other.lse.t.shape[2] = other.shape.T;
     forward(&other);
-    assert_int_equal(sim_cudnn_counts.launched, 1);
+    assert_int_equal(sim_cudnn_counts.launched, 2);
     op_end();
     device_shutdown();
 }
@@ -197,6 +264,9 @@ static ApartTest tests[] = {
     APART(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90"),
     APART(a_kernel_whose_bits_change_is_not_taken, "1,unrepeatable", "90"),
     APART(what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run, "1,uncompilable", "90"),
+    APART(a_kernel_that_computes_something_else_is_not_taken_and_not_remembered, "1,wrong", "90"),
+    APART(attention_cudnn_ends_the_program_when_its_kernel_computes_something_else, "1,wrong", "90"),
+    APART(the_reason_is_that_of_the_kernel_that_was_measured, "92500,slow", "90"),
     APART(before_the_first_step_the_choice_is_open, "1", "90"),
     APART(shapes_without_a_plan_take_own_kernels, "1", "90"),
     APART(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90"),

@@ -7,6 +7,7 @@
 #include "llmc/cuda/tuning_cache.h"
 #include "llmc/device.h"
 #include "test/unit/tmpdir.h"
+#include <cuda_runtime_api.h>
 #include <string.h>
 
 static TmpDir tmp;
@@ -16,6 +17,7 @@ static void start(const char *algorithms, const char *refused, GeluFusion gelu_f
     Error err;
     setenv("SIM_CUBLASLT_ALGOS", algorithms, 1);
     setenv("SIM_CUBLASLT_REFUSE", refused, 1);
+    setenv("SIM_CUBLASLT_VICES", "", 1);
     device_shutdown();
     if (!device_init(&(DeviceOptions){.gelu_fusion = gelu_fusion}, &err)) op_fail("%s", err.text);
     memset(&sim_cublaslt_counts, 0, sizeof sim_cublaslt_counts);
@@ -170,6 +172,94 @@ static void algorithms_that_do_not_repeat_are_not_taken(void **state) {
     op_end();
 }
 
+// A library with a vice, and an empty file of choices.
+static void start_with(const char *vice, const char *algorithms, GeluFusion gelu_fusion) {
+    unlink(tmpdir_file(&tmp, "tuning"));
+    start(algorithms, "", gelu_fusion);
+    setenv("SIM_CUBLASLT_VICES", vice, 1);
+}
+
+// Whichever algorithm is wrong, the library's favourite or a later one, results are right.
+static void what_computes_something_else_is_not_taken(void **state) {
+    DType dtype = op_dtype(state);
+    static const char *const vices[] = {"tiled:half",  "split:half", "scalar:half",  "unrepeatable:half", "tiled:wrong",
+                                        "split:wrong", "bias:wrong", "scalar:wrong", "unrepeatable:wrong"};
+    for (int i = 0; i < 9; i++) {
+        start_with(vices[i], "all", GELU_FUSION_AUTO);
+        check_all(dtype, vices[i]);
+    }
+}
+
+static void an_epilogue_that_computes_something_else_is_left_to_kernels(void **state) {
+    DType dtype = op_dtype(state);
+    static const char *const vices[] = {"bias:wrong", "bias:half", "gelu:wrong", "dgelu:half", "bgrad:wrong"};
+    for (int i = 0; i < 5; i++) {
+        const GeluFusion fusion = i < 2 ? GELU_FUSION_AUTO : GELU_FUSION_BOTH; // without GELU there is a bias alone
+        start_with(vices[i], "", fusion);
+        check_all(dtype, vices[i]);
+        start("", "", fusion); // the next process
+        setenv("SIM_CUBLASLT_VICES", vices[i], 1);
+        check_all(dtype, vices[i]);
+    }
+}
+
+// The heuristic offered it, the product does not take it.
+static void what_fails_at_its_first_run_is_not_taken(void **state) {
+    (void)state;
+    static const char *const vices[] = {"gelu:fails", "dgelu:fails", "bgrad:fails", "bias:fails"};
+    for (int i = 0; i < 4; i++) {
+        start_with(vices[i], "", i < 3 ? GELU_FUSION_BOTH : GELU_FUSION_AUTO); // one candidate for each epilogue
+        check_all(DTYPE_BF16, vices[i]);
+    }
+    assert_int_equal(sim_cublaslt_counts.bias, 0);
+    start_with("", "all", GELU_FUSION_BOTH);
+    check_all(DTYPE_BF16, "good");
+    start("all", "", GELU_FUSION_BOTH);
+    setenv("SIM_CUBLASLT_VICES", "tiled:fails,split:fails", 1); // what stands in the file, too
+    check_all(DTYPE_BF16, "failing");
+    assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_SCALAR] > 0);
+    assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_TILED] + sim_cublaslt_counts.runs[SIM_ALGORITHM_SPLIT], 0);
+}
+
+// Takes what memory there is left, in ever smaller blocks.
+enum { MAX_BLOCKS = 64 };
+static int take_memory(void *blocks[MAX_BLOCKS]) {
+    int count = 0;
+    for (size_t bytes = (size_t)1 << 40; bytes >= 256; bytes /= 2)
+        while (count < MAX_BLOCKS && cudaMalloc(&blocks[count], bytes) == cudaSuccess) count++;
+    (void)cudaGetLastError();
+    return count;
+}
+
+static void a_choice_made_without_memory_is_made_once(void **state) {
+    (void)state;
+    void *blocks[MAX_BLOCKS];
+    start("", "", GELU_FUSION_AUTO);
+    Layer l = layer_make(DTYPE_FP16, DTYPE_FP32, "no memory");
+    const int count = take_memory(blocks);
+    layer_run(&l, true);
+    layer_check(&l, true);
+    for (int i = 0; i < count; i++) assert_int_equal(cudaFree(blocks[i]), cudaSuccess);
+    const int64_t before = runs();
+    layer_run(&l, true);
+    assert_int_equal(runs() - before, 3);
+    op_end();
+}
+
+static void no_memory_is_taken_for_a_choice_under_capture(void **state) {
+    (void)state;
+    Error err;
+    void *block;
+    DeviceGraph *graph = device_graph_create(&err);
+    for (int i = 0; i < 2; i++) {
+        assert_false(device_graph_replay(graph));
+        device_graph_begin(graph);
+        if (cuda_backend.capturing) assert_null(gemm_memory_like(NULL, 256, &block));
+        device_graph_end(graph);
+    }
+    device_graph_destroy(graph);
+}
+
 static void the_second_use_searches_and_measures_nothing(void **state) {
     (void)state;
     start("all", "", GELU_FUSION_AUTO);
@@ -203,7 +293,7 @@ static void the_next_process_takes_the_choices_from_the_file(void **state) {
         if (process > 0) {
             assert_int_equal(gemm_counts().timed, 0);
             assert_int_equal(sim_cublaslt_counts.searches, 0);
-            assert_int_equal(runs(), 6);
+            assert_int_equal(runs(), 6 + gemm_counts().plans); // each algorithm once before it is trusted
             if (digests[process] != digests[0]) op_fail("process %d gives other bits", process);
         }
         op_end();
@@ -306,6 +396,11 @@ int main(void) {
         TEST_DTYPES(a_refused_bias_is_added_at_any_width),
         TEST_DTYPES(the_choice_by_measurement_matches),
         TEST(fusion_is_done_where_it_was_asked_for),
+        TEST_DTYPES(what_computes_something_else_is_not_taken),
+        TEST_DTYPES(an_epilogue_that_computes_something_else_is_left_to_kernels),
+        TEST(what_fails_at_its_first_run_is_not_taken),
+        TEST(a_choice_made_without_memory_is_made_once),
+        TEST(no_memory_is_taken_for_a_choice_under_capture),
         TEST(algorithms_that_do_not_repeat_are_not_taken),
         TEST(the_second_use_searches_and_measures_nothing),
         TEST(the_next_process_takes_the_choices_from_the_file),
