@@ -116,6 +116,9 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
 
+# It counts the plans that a search makes.
+$(BUILD)/test/unit/test_planner_fit: LDFLAGS += -Wl,--wrap=gpt2_plan
+
 # The one part of llmc/cuda that needs no CUDA.
 $(BUILD)/test/unit/test_tuning_cache: $(BUILD)/llmc/cuda/tuning_cache.o
 
