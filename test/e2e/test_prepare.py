@@ -20,7 +20,7 @@ NEW_FILES = ["manifest.json", "tokenizer.json", "train_000000.bin", "val_000000.
 
 
 def prepare(*arguments, expect=0):
-    result = subprocess.run([PREPARE, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([PREPARE, *map(str, arguments)], capture_output=True, text=True, timeout=300)
     assert result.returncode == expect, result.stderr
     if expect != 0:
         assert result.stderr.startswith("prepare: ") and result.stderr.count("\n") == 1

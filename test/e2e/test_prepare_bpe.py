@@ -153,7 +153,7 @@ def high_water(arguments):
     measure = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
                "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
     result = subprocess.run([sys.executable, "-c", measure, PREPARE, *map(str, arguments)], check=True, text=True,
-                            capture_output=True, timeout=60)
+                            capture_output=True, timeout=300)
     return int(result.stdout)
 
 

@@ -223,7 +223,7 @@ def test_watch_draws_again_until_it_is_interrupted(tmp_path):
         log.write(json.dumps(step_event(51, 160.0)) + "\n")
     assert "steps 1..51" in process.stdout.readline() and "drawn" in process.stdout.readline()
     process.send_signal(2)
-    assert process.wait(10) == 0 and process.stderr.read() == ""
+    assert process.wait(300) == 0 and process.stderr.read() == ""
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
@@ -311,7 +311,7 @@ def test_in_a_browser_curves_are_drawn_values_shown_and_runs_switched_off(tmp_pa
     (tmp_path / "probe.html").write_text(text.replace("</body>", PROBE))
     result = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1200",
                              f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", tmp_path / "probe.html"],
-                            capture_output=True, text=True, timeout=60)
+                            capture_output=True, text=True, timeout=300)
     title = re.search(r"<title>(.*?)</title>", result.stdout)
     assert title, result.stderr[-2000:]
     seen = json.loads(title[1].replace("&lt;", "<").replace("&amp;", "&"))
