@@ -116,6 +116,9 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
 
+# It compiles the sampler itself, to count what that does.
+$(BUILD)/test/unit/test_sampler.o: CFLAGS += -finstrument-functions
+
 # It counts the plans that a search makes.
 $(BUILD)/test/unit/test_planner_fit: LDFLAGS += -Wl,--wrap=gpt2_plan
 

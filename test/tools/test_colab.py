@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_run import ROOT, checkpoints, clean_environment, events, last_step
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else jobs in the background pass on that they ignore it
 NOTEBOOK = ROOT / "scripts" / "colab.ipynb"
 JUPYTER = ROOT / ".venv" / "bin" / "jupyter"
 PYTHON = ROOT / ".venv" / "bin" / "python"

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else jobs in the background pass on that they ignore it
 SCRIPT = os.path.join(os.path.dirname(__file__), "..", "..", "scripts", "wandb_upload.py")
 
 RUN_EVENT = {"event": "run", "time": 1.0, "options": {"lr": 6e-4}, "model": {"L": 12}, "train": {"tokens": 9},
