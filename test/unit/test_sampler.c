@@ -1,7 +1,8 @@
 // Sampling from logits: temperature, top-k, top-p, reproducibility, logits that are not finite, cost.
 // Frequencies are held against exact probabilities, computed here by sorting; where chance is involved the bound is
 // five standard deviations of the binomial count, which a right sampler misses once in 1.7 million comparisons.
-#include "llmc/train/sampler.c" // itself, not the library: its calls are counted
+// Itself, not the library: its calls are counted.
+#include "llmc/train/sampler.c" // NOLINT(bugprone-suspicious-include)
 
 // clang-format off
 #include <setjmp.h>
