@@ -116,6 +116,12 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
 
+# It compiles the sampler itself, to count what that does.
+$(BUILD)/test/unit/test_sampler.o: CFLAGS += -finstrument-functions
+
+# It counts the plans that a search makes.
+$(BUILD)/test/unit/test_planner_fit: LDFLAGS += -Wl,--wrap=gpt2_plan
+
 # The one part of llmc/cuda that needs no CUDA.
 $(BUILD)/test/unit/test_tuning_cache: $(BUILD)/llmc/cuda/tuning_cache.o
 
@@ -191,7 +197,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	$(if $(NVCC),$(SUBMAKE) sim-sanitize-programs sim-faults)
 	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' CUDNN_GRAPHS=all scripts/run_tests.py \
-		--jobs $(shell nproc) --program-seconds 900 --pytest test/e2e --mark sanitize \
+		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
 		$(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
 
 OP_TEST_BIN_PLAIN := $(patsubst %.c,build/$(MODE)-none/%,$(wildcard test/ops/test_*.c))

@@ -30,6 +30,7 @@ CONFIGURATIONS = [
 ]
 LOADER_TARGET = 200e6  # tokens/s of one thread, files in the page cache
 START_TARGET = 3.0  # seconds from launch to the first step, 124M
+PLAN_TARGET = 1.0  # seconds of --plan with -b auto and -r auto, 1558M
 
 
 def output_of(command):
@@ -115,6 +116,16 @@ def bench_start(directory, runs=3):
     return {"command": " ".join(command).replace(directory, "DIR"), "seconds": statistics.median(times), "runs": times}
 
 
+def bench_plan(runs=5):
+    """Seconds of a search for -b and -r, from launch to end: what stands between a user and the first line of a run."""
+    command, times = ["./train_gpt2", "--plan", "json", "-e", "d48", "-b", "auto", "-r", "auto", "--gpu", "80G"], []
+    for _ in range(runs):
+        began = time.monotonic()
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        times.append(time.monotonic() - began)
+    return {"command": " ".join(command), "seconds": statistics.median(times), "runs": times}
+
+
 def torch_version(rows):
     versions = [row["torch"]["torch"] for row in rows if row["torch"]]
     return f"version {versions[0]}" if versions else "not installed"
@@ -132,15 +143,16 @@ def markdown(result):
         f"{torch_version(result['steps'])}, bf16 by autocast (dev/bench/torch_step.py), measured right after.",
         "",
         "| model | B | T | dtype | ms/step | tok/s (target) | step GFLOP/s | matmul GFLOP/s | ratio (target) | "
-        "PyTorch tok/s |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "PyTorch tok/s | resident GiB (planned) |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in result["steps"]:
         ratio_target = f" ({row['target_ratio']:.0%})" if row["target_ratio"] else ""
         lines.append(
             f"| {row['name']} | {row['B']} | {row['T']} | {row['dtype']} | {row['step_seconds'] * 1e3:.0f} | "
             f"{row['tokens_per_second']:.0f} ({row['target']}) | {row['step_flops'] / 1e9:.0f} | "
-            f"{row['matmul_flops'] / 1e9:.0f} | {row['ratio']:.1%}{ratio_target} | {torch_speed(row)} |"
+            f"{row['matmul_flops'] / 1e9:.0f} | {row['ratio']:.1%}{ratio_target} | {torch_speed(row)} | "
+            f"{row['memory_peak'] / 2**30:.2f} ({row['memory_planned'] / 2**30:.2f}) |"
         )
     lines += ["", "| what | measured | target |", "| --- | --- | --- |"]
     for name, value, target in result["other"]:
@@ -158,14 +170,17 @@ def main():
     steps = bench_steps(options.build, options.seconds)
     with tempfile.TemporaryDirectory() as directory:
         start = bench_start(directory)
+    plan = bench_plan()
     loader = json.loads(output_of([f"{options.build}/dev/bench/bench_loader"]))
     loader_speed = f"{loader['tokens_per_second'] / 1e6:.0f}M tok/s"
     other = [
         ("loader, one thread, page cache", loader_speed, f">= {LOADER_TARGET / 1e6:.0f}M tok/s"),
         ("launch to first step, 124M", f"{start['seconds']:.2f} s", f"<= {START_TARGET:.0f} s"),
+        ("a plan for -b auto -r auto, 1558M", f"{plan['seconds']:.2f} s", f"<= {PLAN_TARGET:.0f} s"),
     ]
     date = datetime.date.today().isoformat()
-    result = {"date": date, "machine": machine(), "steps": steps, "start": start, "loader": loader, "other": other}
+    result = {"date": date, "machine": machine(), "steps": steps, "start": start, "plan": plan, "loader": loader,
+              "other": other}
     print("\n" + markdown(result))
     if not options.dry_run:
         base = f"dev/bench/results/cpu_{slug(result['machine']['cpu'])}_{date}"

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string>
+#include <sys/time.h>
 #include <unistd.h>
 
 namespace sim {
@@ -44,8 +45,14 @@ static void on_abort(int) {
     print_place();
     signal(SIGABRT, SIG_DFL);
 }
-static int time_limit; // seconds a grid may take, 0: no limit
-static void on_alarm(int) { fatal("a kernel ran for longer than SIM_TIMEOUT = %d seconds", time_limit); }
+static int time_limit; // seconds of its processors that a grid may take, 0: no limit
+static void on_timer(int) { fatal("a kernel ran for longer than SIM_TIMEOUT = %d seconds", time_limit); }
+
+// Counts what this process computes: on a busy machine a kernel may take as long as it needs.
+static void set_timer(int seconds) {
+    const struct itimerval timer = {{0, 0}, {seconds, 0}};
+    if (time_limit > 0) setitimer(ITIMER_PROF, &timer, nullptr);
+}
 
 // Sanitizers print the kernel, block and thread beside their reports.
 #ifdef SIM_TSAN
@@ -69,7 +76,7 @@ static void read_settings() {
 #endif
     signal(SIGABRT, on_abort); // also for assert() in a kernel
     time_limit = setting("SIM_TIMEOUT") ? atoi(setting("SIM_TIMEOUT")) : 100;
-    if (time_limit > 0) signal(SIGALRM, on_alarm);
+    signal(SIGPROF, on_timer);
     const char *order = setting("SIM_SCHED");
     if (!order) return;
     if (strcmp(order, "fwd") == 0)
@@ -162,9 +169,9 @@ static void run_grid(const Launch &l) {
     int workers = schedule.asked_for || threads < 4096 ? 1 : worker_count();
     if ((uint64_t)workers > grid.blocks) workers = (int)grid.blocks;
     grid.per_turn = grid.blocks / (16 * (uint64_t)workers) + 1;
-    if (time_limit > 0) alarm((unsigned)time_limit);
+    set_timer(time_limit * workers);
     run_on_workers(workers, run_blocks, &grid);
-    if (time_limit > 0) alarm(0);
+    set_timer(0);
     if (!profiling()) return;
     KernelTime &time = (*kernel_times)[readable_name(l.kernel)];
     time.launches++;

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -18,19 +19,22 @@ static void say(const char *line) {
 }
 
 static void on_signal(int signal_number) {
-    int saved_errno = errno;
-    if (signal_number == SIGINT && interrupted) {
+    const int saved_errno = errno;
+    const bool again = signal_number == SIGINT && interrupted;
+    const bool is_news = !pending || (signal_number == SIGINT && !interrupted);
+    // First of all: as soon as the line is out, another thread may be given the next signal.
+    if (signal_number == SIGINT) interrupted = 1;
+    if (!pending) pending = signal_number;
+    if (again) {
         // The default action, so that the exit status tells the shell that SIGINT ended us. The signal is blocked
         // while its handler runs and takes effect on return.
         signal(SIGINT, SIG_DFL);
         raise(SIGINT);
-    } else if (!pending || (signal_number == SIGINT && !interrupted)) {
+    } else if (is_news) {
         say(signal_number == SIGINT ? "\nSIGINT: stopping after this step; Ctrl-C again ends at once, without saving\n"
             : signal_number == SIGTERM ? "\nSIGTERM: stopping after this step\n"
                                        : "\nSIGUSR1: stopping after this step\n");
     }
-    if (signal_number == SIGINT) interrupted = 1;
-    if (!pending) pending = signal_number;
     errno = saved_errno;
 }
 

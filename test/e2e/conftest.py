@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+# Jobs in the background are born ignoring it, and so would be all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
 SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
@@ -59,7 +62,7 @@ def data(tmp_path_factory):
     """Byte-level shards of some text, made by data/prepare."""
     text = make_text(tmp_path_factory.mktemp("text"))
     out = tmp_path_factory.mktemp("shards")
-    subprocess.run([PREPARE, "-o", out, text], check=True, capture_output=True, timeout=60)
+    subprocess.run([PREPARE, "-o", out, text], check=True, capture_output=True, timeout=300)
     return Data(out)
 
 
@@ -67,7 +70,7 @@ def command(*arguments, trainer=TRAINER):
     return [str(trainer), *map(str, arguments)]
 
 
-def train(*arguments, trainer=TRAINER, expect=0, timeout=120, **options):
+def train(*arguments, trainer=TRAINER, expect=0, timeout=300, **options):
     """Runs the trainer to its end and checks the exit code."""
     result = subprocess.run(command(*arguments, trainer=trainer), capture_output=True, text=True, errors="replace",
                             timeout=timeout, cwd=ROOT, stdin=subprocess.DEVNULL, **options)
@@ -89,7 +92,7 @@ def start(*arguments):
                             stdin=subprocess.DEVNULL, cwd=ROOT)
 
 
-def wait_for(condition, process=None, seconds=60):
+def wait_for(condition, process=None, seconds=300):
     """Polls until condition() is true; False when the process ended before."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -128,7 +128,7 @@ def test_sums_of_losses_are_those_of_transformers(model, token_losses, tmp_path)
         pytest.skip("test_choices is not built: make test-programs")
     examples = random_examples(60)
     path = choice_file(tmp_path / "words.bin", examples)
-    said = subprocess.run([program, model, path, str(T), "5"], capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run([program, model, path, str(T), "5"], capture_output=True, text=True, check=True, timeout=300)
     ours = [line.split() for line in said.stdout.splitlines()]
     expected = losses_by_transformers(token_losses, examples)
     assert len(ours) == len(expected)

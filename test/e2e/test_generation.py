@@ -40,7 +40,7 @@ def text(model, tmp_path, prompt, tokens, *more, samples=1):
 def talk(model, lines, tokens, *more, expect=0):
     """stdout of --interactive for these bytes on stdin."""
     result = subprocess.run(command("-e", model, *GREEDY, "--interactive", "-g", tokens, *more), input=lines,
-                            capture_output=True, timeout=60, cwd=ROOT)
+                            capture_output=True, timeout=300, cwd=ROOT)
     assert result.returncode == expect, result.stderr
     return result
 
@@ -98,7 +98,7 @@ def test_samples_that_do_not_fit_into_memory_are_refused(tmp_path):
     """A cache of 1024 sequences of 1024 tokens for 124M: 2 x 12 x 768 x 4 bytes each, 77 GB."""
     limited = ["bash", "-c", 'ulimit -v 30000000; exec "$@"', "bash"]
     arguments = command("-e", "L=12,C=768,NH=12,V=257,T=1024", *GREEDY, "-s", 1, "--samples", 1024)
-    result = subprocess.run(limited + arguments, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    result = subprocess.run(limited + arguments, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert result.returncode == EXIT_BAD_INPUT, result.stderr
     assert "not enough memory" in result.stderr and "it fits with --samples 1 (" in result.stderr
 
@@ -156,7 +156,7 @@ def test_a_reader_that_goes_away_is_an_error_and_no_crash(model):
     reader, writer = os.pipe()
     os.close(reader)
     result = subprocess.run(command("-e", model, *GREEDY, "--interactive", "-g", 5), input=b"the\n", stdout=writer,
-                            stderr=subprocess.PIPE, timeout=60, cwd=ROOT)
+                            stderr=subprocess.PIPE, timeout=300, cwd=ROOT)
     os.close(writer)
     assert result.returncode == EXIT_RUN_FAILED
     assert b"stdout: cannot be written: Broken pipe" in result.stderr
@@ -172,11 +172,10 @@ def test_a_signal_ends_the_conversation(model, when, number):
         seen = process.stdout.read(1)
         while when == "at the prompt" and len(seen) < 9:  # 8 tokens of a byte, and the end of the answer
             seen += process.stdout.read(1)
-        time.sleep(0.3)  # now it waits for a line, or draws
         process.send_signal(number)
-        said, complaint = process.communicate(timeout=60)  # a million tokens would take longer
+        said, complaint = process.communicate(timeout=300)
         assert process.returncode == EXIT_INTERRUPTED, complaint
-        assert (seen + said).endswith(b"\n")
+        assert (seen + said).endswith(b"\n") and len(seen + said) < 1000000  # tokens of a byte
 
 
 # ---------------------------------------------------------------------------------------------- --interactive, terminal
@@ -193,7 +192,7 @@ class Terminal:
             os.execv(arguments[0], arguments)
         self.said = ""
 
-    def wait_for(self, pattern, seconds=60):
+    def wait_for(self, pattern, seconds=300):
         """Reads until the pattern appears in what was not matched before; returns what stands up to it."""
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.said)):
@@ -211,7 +210,8 @@ class Terminal:
         os.write(self.fd, keys)
 
     def exit_code(self):
-        for _ in range(400):
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 os.close(self.fd)

@@ -144,7 +144,7 @@ def our_logits(directory, tokens, tmp_path):
     if not built:
         pytest.skip("build/*/test/unit/test_export is not built: make test does it")
     (tmp_path / "tokens").write_bytes(struct.pack(f"<{len(tokens)}i", *tokens))
-    subprocess.run([built[-1], "logits", directory, tmp_path / "tokens", tmp_path / "logits"], check=True, timeout=120)
+    subprocess.run([built[-1], "logits", directory, tmp_path / "tokens", tmp_path / "logits"], check=True, timeout=300)
     return torch.frombuffer(bytearray((tmp_path / "logits").read_bytes()), dtype=torch.float32).view(len(tokens), -1)
 
 

@@ -143,7 +143,7 @@ def test_standard_input_gives_what_the_file_gives(tmp_path, out, form, packing):
     path = compress(tmp_path / f"corpus.{form}", data, packing)
     prepare("-o", out, path)
     subprocess.run([PREPARE, "-o", tmp_path / "piped", "--format", form, "-"], input=path.read_bytes(), check=True,
-                   capture_output=True, timeout=60)
+                   capture_output=True, timeout=300)
     for name in ("train_000000.bin", "val_000000.bin"):
         assert (out / name).read_bytes() == (tmp_path / "piped" / name).read_bytes()
 
@@ -152,7 +152,7 @@ def test_more_standard_input_than_is_kept_is_read_on(out):
     """64 MiB are kept for a second pass; what comes behind goes straight through."""
     numbered = b"".join(json.dumps({"text": f"{i} " * 2000}).encode() + b"\n" for i in range(8000))
     subprocess.run([PREPARE, "-o", out, "--format", "jsonl", "-"], input=numbered, check=True,
-                   capture_output=True, timeout=60)
+                   capture_output=True, timeout=300)
     assert len(numbered) > 64 << 20
     assert json.loads((out / "manifest.json").read_text())["documents"] == 8000
 

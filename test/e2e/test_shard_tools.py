@@ -24,7 +24,7 @@ T, V, C = 32, 256, 64
 def tool(name, *arguments, expect=0, warns=False):
     beside = TRAINER.with_name(name)
     path = beside if beside.is_file() else ROOT / "data" / name
-    result = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, errors="replace", timeout=60)
+    result = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, errors="replace", timeout=300)
     assert result.returncode == expect, f"exit code {result.returncode}\n{result.stdout[-1000:]}{result.stderr}"
     if expect == 0 and not warns:
         assert result.stderr == ""

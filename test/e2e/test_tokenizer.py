@@ -316,7 +316,7 @@ def test_the_forms_of_one_vocabulary_have_one_fingerprint_and_one_export(gpt2, l
 
 def run_training(*arguments):
     return subprocess.run([sys.executable, ROOT / "data/train_tokenizer.py", "--quiet", *map(str, arguments)],
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=300)
 
 
 def test_training_reads_text_and_jsonl_and_always_makes_the_same_vocabulary(library, tmp_path):
@@ -358,5 +358,5 @@ def test_training_without_the_package_says_how_to_get_it(tmp_path):
     script.parent.mkdir()
     script.write_bytes((ROOT / "data/train_tokenizer.py").read_bytes())
     result = subprocess.run([sys.executable, "-S", "-I", script, "x.txt", "--vocab-size", "300", "-o", "t.json"],
-                            capture_output=True, text=True, timeout=60, cwd=tmp_path)
+                            capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert result.returncode == 2 and "scripts/install_deps.sh data" in result.stderr

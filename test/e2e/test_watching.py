@@ -270,7 +270,7 @@ def on_a_terminal(*arguments, **environment):
     process = subprocess.Popen(command(*arguments), stdout=slave, stderr=slave, stdin=subprocess.DEVNULL,
                                env={**os.environ, "LC_ALL": "C.UTF-8", "COLUMNS": "", **environment})
     os.close(slave)
-    output, deadline = b"", time.monotonic() + 60
+    output, deadline = b"", time.monotonic() + 300
     while time.monotonic() < deadline:
         if select.select([master], [], [], 0.1)[0]:
             try:
@@ -304,7 +304,7 @@ def test_a_notebook_gets_plain_lines_though_its_cells_look_like_a_terminal(data,
     run = " ".join(command(*TINY, "-v", 2, "-s", 0, *data.flags, "-x", 4))
     cells = ["!" + run.replace("*", r"\*"), "!tty"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     texts = ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
     assert texts[1].startswith("/dev/"), "this Jupyter runs its commands without a terminal: the test shows nothing"
     lines = texts[0].replace("\r\n", "\n")

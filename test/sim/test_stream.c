@@ -153,8 +153,7 @@ static void an_event_is_done_when_its_work_is(void **state) {
     device_event_done(stop); // whatever the answer, it leaves no error for the next call
     device_event_wait(stop);
     assert_true(device_event_done(stop) && device_event_done(start));
-    const double seconds = device_event_seconds(start, stop);
-    assert_true(seconds >= 0.0 && seconds < 60.0);
+    assert_true(device_event_seconds(start, stop) >= 0.0);
     device_event_destroy(start), device_event_destroy(stop);
 }
 

@@ -122,7 +122,7 @@ install_cuda.main()"""
 
 def installed(*arguments, **options):
     process = install(*arguments, **options)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -202,7 +202,7 @@ def test_killed_halfway_it_leaves_no_toolkit_and_the_next_call_makes_one(tmp_pat
     server, toolkit = Index(parts), tmp_path / "cuda"
     server.stalled = "nvidia-dnn"  # the last one
     process = install(toolkit, server.url)
-    assert server.reached.wait(60)
+    assert server.reached.wait(300)
     assert not toolkit.exists()
     status, _, err = installed(toolkit, server.url)
     assert status == 1 and "another process" in err

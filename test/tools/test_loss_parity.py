@@ -35,7 +35,7 @@ def call(directory, *options):
                "--model=-e L=1,C=64,NH=1,T=32 -t 32 -b 4", "--steps", 5, "--seeds", 1, 2, "--tuning-seeds", 3,
                "--val-sequences", 4,
                "--only", "adamw-fp32,adamw-bf16-sr", *options]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
 
 
 def test_two_configurations_are_tuned_compared_and_remembered_and_one_may_fail(tmp_path):

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import xml.dom.minidom
@@ -18,6 +19,7 @@ import plot_log  # noqa: E402
 
 # The Python that matplotlib is installed for: Debian's, as in the Makefile.
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else jobs in the background pass on that they ignore it
 WITHOUT = "raise ImportError('No module named matplotlib')\n"
 
 
@@ -222,8 +224,8 @@ def test_watch_draws_again_until_it_is_interrupted(tmp_path):
     with open(run / "main.log", "a") as log:
         log.write(json.dumps(step_event(51, 160.0)) + "\n")
     assert "steps 1..51" in process.stdout.readline() and "drawn" in process.stdout.readline()
-    process.send_signal(2)
-    assert process.wait(10) == 0 and process.stderr.read() == ""
+    process.send_signal(signal.SIGINT)
+    assert process.wait(300) == 0 and process.stderr.read() == ""
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
@@ -311,7 +313,7 @@ def test_in_a_browser_curves_are_drawn_values_shown_and_runs_switched_off(tmp_pa
     (tmp_path / "probe.html").write_text(text.replace("</body>", PROBE))
     result = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1200",
                              f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", tmp_path / "probe.html"],
-                            capture_output=True, text=True, timeout=60)
+                            capture_output=True, text=True, timeout=300)
     title = re.search(r"<title>(.*?)</title>", result.stdout)
     assert title, result.stderr[-2000:]
     seen = json.loads(title[1].replace("&lt;", "<").replace("&amp;", "&"))

@@ -61,7 +61,7 @@ def test_a_second_call_goes_on_and_a_third_finds_the_run_done(root):
     try:
         wait_until(lambda: last_step(run) > 5, process)
         process.send_signal(signal.SIGTERM)  # reaches the trainer, whose exit code is the recipe's
-        assert process.wait(60) == INTERRUPTED
+        assert process.wait(300) == INTERRUPTED
     finally:
         process.kill()
     stopped = last_step(run)

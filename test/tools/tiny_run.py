@@ -47,7 +47,7 @@ def clean_environment(**more):
     return kept | {name: str(value) for name, value in more.items()}
 
 
-def call(root, *command, environment=None, timeout=60, **options):
+def call(root, *command, environment=None, timeout=300, **options):
     """Runs a command in root; relative names are those of root."""
     return subprocess.run([str(part) for part in command], cwd=root, env=environment or clean_environment(),
                           capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, **options)
@@ -80,7 +80,7 @@ def same_weights(a, b):
     return all((checkpoints(a)[-1] / n).read_bytes() == (checkpoints(b)[-1] / n).read_bytes() for n in names)
 
 
-def wait_until(condition, process, seconds=60):
+def wait_until(condition, process, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, f"ended with {process.returncode} before"

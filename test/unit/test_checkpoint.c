@@ -16,11 +16,14 @@
 #include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -380,6 +383,17 @@ static int save_until_killed(const char *directory) {
             if (!checkpoint_save(directory, model, &s, &err) || !checkpoint_rotate(directory, 2, 0, &err)) return 1;
 }
 
+// The highest step that a checkpoint is named after.
+static int64_t last_name(void) {
+    long long step = 0, found;
+    DIR *directory = opendir(tmp.path);
+    assert_non_null(directory);
+    for (struct dirent *entry; (entry = readdir(directory));)
+        if (sscanf(entry->d_name, "step_%lld", &found) == 1 && found > step) step = found;
+    closedir(directory);
+    return step;
+}
+
 static void a_kill_at_any_moment_leaves_a_checkpoint_that_verifies(void **state) {
     (void)state;
     char self[PATH_MAX] = {0};
@@ -387,13 +401,15 @@ static void a_kill_at_any_moment_leaves_a_checkpoint_that_verifies(void **state)
     save(0);
     int64_t last = 0;
     for (int round = 0; round < 12; round++) {
-        pid_t child = fork();
-        if (child == 0) execl(self, self, tmp.path, (char *)NULL), _exit(1);
-        char next[32]; // it must get one step further, and then a random part of a few saves
-        snprintf(next, sizeof next, "step_%08d", (int)last + 1);
-        for (int wait = 0; wait < 20000 && !file_exists(tmpdir_file(&tmp, next)); wait++) usleep(1000);
-        usleep(philox(7, 7, (uint64_t)round).v[0] % 20000);
         int status;
+        pid_t child = fork();
+        if (child == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); // it does not outlive a test that failed
+            execl(self, self, tmp.path, (char *)NULL), _exit(1);
+        }
+        // It must get one step further, and then a random part of a few saves.
+        while (last_name() <= last && waitpid(child, &status, WNOHANG) == 0) usleep(1000);
+        usleep(philox(7, 7, (uint64_t)round).v[0] % 20000);
         kill(child, SIGKILL);
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFSIGNALED(status)); // it did not end by itself, with an error

@@ -279,6 +279,6 @@ int main(void) {
         TEST(a_loader_can_be_destroyed_at_any_moment),
         TEST(the_time_spent_waiting_is_counted),
     };
-    alarm(120); // a deadlock ends the program
+    alarm(1200); // a deadlock ends the program
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

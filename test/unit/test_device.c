@@ -1,11 +1,14 @@
 // device.h and comm.h on the CPU backend: memory, copies, events, facts, the measured speed, one-process collectives.
 #include "llmc/comm.h"
+#include "llmc/cpu/host_memory.h"
 #include "llmc/device.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -115,14 +118,18 @@ static void events_measure_time_and_are_done_at_once(void **state) {
     Error err;
     DeviceEvent *start = device_event_create(&err), *stop = device_event_create(&err);
     assert_true(start && stop);
+    struct timespec before, after;
+    clock_gettime(CLOCK_MONOTONIC, &before);
     device_event_record(start, STREAM_COMPUTE);
     void *work = device_alloc(8 << 20, &err);
     device_event_record(stop, STREAM_COMPUTE);
     device_event_wait(stop);
     device_stream_wait(STREAM_COPY, stop);
     assert_true(device_event_done(stop));
-    double seconds = device_event_seconds(start, stop);
-    assert_true(seconds > 0.0 && seconds < 60.0);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    const double seconds = device_event_seconds(start, stop);
+    assert_true(seconds > 0.0);
+    assert_true(seconds <= (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec));
     device_free(work), device_event_destroy(start), device_event_destroy(stop);
 }
 
@@ -151,11 +158,13 @@ static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
     for (int i = 0; i < 2; i++) {
         Error err;
         DeviceSpeed speed;
-        size_t before = device_memory_peak();
+        // What libraries and allocator keep is there after the first time; 64 MiB of buffers come and go each time.
         assert_true(device_measure_speed(dtypes[i], &speed, &err));
-        assert_true(speed.matmul_flops > 1e8 && speed.copy_bandwidth > 1e7);
-        // 64 MB of copy buffers came and went; primitives and the allocator may keep a little.
-        assert_true(device_memory_peak() <= before + (32 << 20));
+        assert_true(speed.matmul_flops > 0 && isfinite(speed.matmul_flops));
+        assert_true(speed.copy_bandwidth > 0 && isfinite(speed.copy_bandwidth));
+        const size_t kept = host_memory_resident();
+        assert_true(device_measure_speed(dtypes[i], &speed, &err));
+        assert_true(host_memory_resident_peak() < kept + (32 << 20));
     }
 }
 
