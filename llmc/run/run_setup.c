@@ -32,7 +32,7 @@ bool run_setup_start(RunSetup *s, Error *err) {
     s->state.eot = -1;
     s->state.control = step_control_initial(1.0f);
     if (!*o->output) return true;
-    if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o %s", o->output);
+    if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
     if (!o->resume)
         return !checkpoint_exists(o->output) || o->max_steps == 0 ||
                error_set(err,
@@ -65,9 +65,11 @@ bool run_setup_start(RunSetup *s, Error *err) {
 static bool choose_model(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *path = s->resume_path ? s->resume_path : o->model;
-    const bool descriptor = model_config_is_descriptor(o->model);
+    // A word that is neither: the message of the descriptors lists all that -e may be.
+    const bool descriptor =
+        model_config_is_descriptor(o->model) || (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));
     ModelConfig asked = {0, 0, 0, 0, 0, 0};
-    if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e %s", o->model);
+    if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e");
     if (descriptor && !s->resume_path) {
         s->config = asked;
         snprintf(s->source, sizeof s->source, "%s, new weights from seed %lld", o->model, (long long)o->seed);

@@ -249,6 +249,7 @@ static void tidy_up(Run *r, int status, Error *err) {
         corpus_output_discard(&r->output, NULL);
     else if (r->state.position.bytes_read > 0)
         error_set(err, "%s; what is done is kept, the same command goes on from there", cause.text);
+    directory_unmake(r->output.directory, r->output.existing); // unless something is kept in it
 }
 
 int corpus_run(const CorpusRunOptions *options, CorpusResult *result, Error *err) {
