@@ -119,8 +119,8 @@ def test_the_tokens_are_those_of_hugging_face(tmp_path, out, request, vocabulary
 
 def test_more_than_65536_tokens_take_four_bytes(tmp_path, out, trained):
     model = json.loads(trained.read_text())
-    for i in range(70_000):  # tokens that no merge makes: they only fill the vocabulary
-        model["model"]["vocab"].setdefault(f"filler{i}", len(model["model"]["vocab"]))
+    for i in range(70_000):  # special tokens: they only fill the vocabulary
+        model["model"]["vocab"].setdefault(f"<filler{i}>", len(model["model"]["vocab"]))
     big = tmp_path / "tokenizer.json"
     big.write_text(json.dumps(model))
     text = mixed_text(300_000, 5)
