@@ -435,6 +435,12 @@ static void end_lines(Run *run) {
         runlog_text(run->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()),
                     (long long)run->setup.state.step,
                     *run->setup.options.output ? "-o and -y go on from there" : "nothing was saved (no -o)");
+    else if (run->setup.options.max_steps != 0 && steps == 0 && run->setup.options.profile == 0)
+        runlog_text(
+            run->log,
+            "done        nothing is left: the run is at step %lld of %lld; a larger -x goes on, such as -x %lld",
+            (long long)run->setup.state.step, (long long)run->setup.total_steps,
+            (long long)(2 * run->setup.state.step));
     else if (run->setup.options.max_steps != 0)
         runlog_text(run->log, "done        %lld steps, %s tokens in %s%s", (long long)steps, tokens, time,
                     run->setup.state.step < run->setup.total_steps ? " (time limit; -o and -y go on)" : "");

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 static const int64_t MIN_SHARD_TOKENS = 1024, DEFAULT_SHARD_TOKENS = 100000000, MAX_SHARD_TOKENS = 1000000000000;
-static const double DEFAULT_VAL_FRACTION = 0.1, DEFAULT_JOURNAL_SECONDS = 5;
+static const double DEFAULT_VAL_FRACTION = 0.1, NOT_GIVEN = -1, DEFAULT_JOURNAL_SECONDS = 5;
 enum { MAX_THREADS = 1024, MAX_FIELD_BYTES = 255 };
 
 static const char HELP[] =
@@ -35,7 +35,8 @@ static const char HELP[] =
     "names\n"
     "                           on .jsonl and .ndjson, txt for all others\n"
     "      --field NAME         which field of the JSON objects holds the text (default text)\n"
-    "      --val-fraction F     share of the text that is kept for validation, 0 < F < 1 (default 0.1)\n"
+    "      --val-fraction F     share of the text that is kept for validation, below 1 (default 0.1); 0: none\n"
+    "      --split train|val    all of the text goes there: for a corpus that is divided already, a directory each\n"
     "      --shard-tokens N     tokens in a shard, at least 1024; K, M, G are understood (default 100M)\n"
     "      --threads N          that encode (default: all cores); the result does not depend on it\n"
     "      --skip-bad           count and skip lines that are bad, and compressed files from their damage on\n"
@@ -59,7 +60,7 @@ static const char HELP[] =
 // ------------------------------------------------------------------------------------------------------------- options
 
 typedef struct {
-    const char *output, *tokenizer, *field;
+    const char *output, *tokenizer, *field, *split;
     CorpusFormat format;
     double val_fraction, journal_seconds;
     int64_t shard_tokens, threads;
@@ -71,8 +72,8 @@ typedef struct {
 static bool parse_fraction(const char *text, double *out, Error *err) {
     char *end;
     *out = strtod(text, &end);
-    if (end != text && *end == '\0' && *out > 0 && *out < 1) return true;
-    return error_set(err, "--val-fraction %s: expected a number above 0 and below 1", text);
+    if (end != text && *end == '\0' && *out >= 0 && *out < 1) return true;
+    return error_set(err, "--val-fraction %s: expected a number below 1, or 0 for none", text);
 }
 
 static bool parse_seconds(const char *text, double *out, Error *err) {
@@ -103,6 +104,15 @@ static bool parse_format(const char *text, CorpusFormat *out, Error *err) {
            error_set(err, "--format %s: expected txt or jsonl", text);
 }
 
+static bool choose_sides(PrepareOptions *o, Error *err) {
+    const bool given = o->val_fraction != NOT_GIVEN, val = o->split && strcmp(o->split, "val") == 0;
+    if (o->split && !val && strcmp(o->split, "train") != 0)
+        return error_set(err, "--split %s: expected train or val", o->split);
+    if (o->split && given) return error_set(err, "--split takes all of the text, --val-fraction a share: give one");
+    if (!given) o->val_fraction = val ? 1 : o->split ? 0 : DEFAULT_VAL_FRACTION;
+    return true;
+}
+
 static bool check_options(PrepareOptions *o, Error *err) {
     if (!*o->output) return error_set(err, "-o DIR is missing: where the shards go");
     if (o->num_inputs == 0) return error_set(err, "no FILE or DIR to read; data/prepare --help shows the usage");
@@ -113,10 +123,10 @@ static bool check_options(PrepareOptions *o, Error *err) {
     if (times > 1) return error_set(err, "- stands for standard input and can be given once");
     if (times == 1 && o->format == FORMAT_BY_NAME)
         return error_set(err, "-: standard input has no name; say --format jsonl or --format txt");
-    return true;
+    return choose_sides(o, err);
 }
 
-enum { TOKENIZER = 256, FORMAT, FIELD, VAL_FRACTION, SHARD_TOKENS, THREADS, SKIP_BAD, FORCE, JOURNAL_SECONDS };
+enum { TOKENIZER = 256, FORMAT, FIELD, VAL_FRACTION, SPLIT, SHARD_TOKENS, THREADS, SKIP_BAD, FORCE, JOURNAL_SECONDS };
 
 static bool take_option(PrepareOptions *o, int option, Error *err) {
     switch (option) {
@@ -132,6 +142,8 @@ static bool take_option(PrepareOptions *o, int option, Error *err) {
         return o->field = optarg, true;
     case VAL_FRACTION:
         return parse_fraction(optarg, &o->val_fraction, err);
+    case SPLIT:
+        return o->split = optarg, true;
     case SHARD_TOKENS:
         return parse_int("--shard-tokens", optarg, MIN_SHARD_TOKENS, MAX_SHARD_TOKENS, &o->shard_tokens, err);
     case THREADS:
@@ -158,6 +170,7 @@ static bool parse_options(PrepareOptions *o, int argc, char **argv, Error *err) 
         {"format", required_argument, NULL, FORMAT},
         {"field", required_argument, NULL, FIELD},
         {"val-fraction", required_argument, NULL, VAL_FRACTION},
+        {"split", required_argument, NULL, SPLIT},
         {"shard-tokens", required_argument, NULL, SHARD_TOKENS},
         {"threads", required_argument, NULL, THREADS},
         {"skip-bad", no_argument, NULL, SKIP_BAD},
@@ -169,7 +182,7 @@ static bool parse_options(PrepareOptions *o, int argc, char **argv, Error *err) 
     *o = (PrepareOptions){.output = "",
                           .tokenizer = "bytes",
                           .field = "text",
-                          .val_fraction = DEFAULT_VAL_FRACTION,
+                          .val_fraction = NOT_GIVEN,
                           .shard_tokens = DEFAULT_SHARD_TOKENS,
                           .threads = cores(),
                           .journal_seconds = DEFAULT_JOURNAL_SECONDS};
@@ -253,8 +266,8 @@ static void print_summary(const PrepareOptions *o, const CorpusResult *result, d
     print_skipped(c);
     if (result->cut_all)
         printf("  few, short documents: each was cut into a part for training and one for validation\n");
-    print_side(o, result, CORPUS_TRAIN);
-    print_side(o, result, CORPUS_VAL);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
+        if (result->num_shards[side] > 0) print_side(o, result, side);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- main

@@ -179,9 +179,10 @@ typedef struct {
     Tensor rms;              // (1) fp32, Adafactor: root mean square of the update before it is clipped
     UpdateRule rule;
     float weight_decay;
-    float rate;     // its learning rate as a multiple of UpdateParams.learning_rate
-    int stream;     // number of the parameter in its table: names its random bits
-    int64_t offset; // where a slice begins in its parameter, in elements; a multiple of STATE_BLOCK
+    float rate;      // its learning rate as a multiple of UpdateParams.learning_rate
+    int stream;      // number of the parameter in its table: names its random bits
+    int64_t offset;  // where a slice begins in its parameter, in elements; a multiple of STATE_BLOCK
+    int64_t padding; // last elements of the parameter that pad the vocabulary: weight and gradient are 0
 } UpdateTensor;
 
 typedef struct {
@@ -214,7 +215,9 @@ void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, 
 // Before optimizer_update, for the tensors of RULE_ADAFACTOR, which must be whole; the others are left alone. With
 // g2 = g^2 + 1e-30 and b = 1 - step^-0.8:
 //   row_i = b row_i + (1-b) mean_j g2;  col_j = b col_j + (1-b) mean_i g2;  of a vector v = b v + (1-b) g2
-//   rms = sqrt(mean(u^2)) with the u of optimizer_update.   Nothing is written when control.skip is set.
+//   rms = sqrt(mean(u^2)) with the u of optimizer_update, over the elements that are no padding.
+// Rows of padding count in mean_i and in mean(row) alike: u is what it were without them, and 0 in them.
+// Nothing is written when control.skip is set.
 void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control);
 
 // Before Muon's orthogonalisation, for the tensors of RULE_DIRECTION; the others are left alone:

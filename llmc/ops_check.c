@@ -45,6 +45,8 @@ void check_adafactor(const char *op, const UpdateTensor *t) {
 void check_is_whole(const char *op, const UpdateTensor *t) {
     const bool covers = !t->row.data || tensor_numel(t->weight) == tensor_numel(t->row) * tensor_numel(t->col);
     REQUIRE(t->offset == 0 && covers, "%s: %s is a slice", op, t->weight.name);
+    REQUIRE(t->padding >= 0 && t->padding < tensor_numel(t->weight), "%s: %lld elements of %s are padding", op,
+            (long long)t->padding, t->weight.name);
 }
 
 void check_update_step(const char *op, UpdateParams params, Tensor control) {

@@ -268,19 +268,52 @@ bool directory_make(const char *path, Error *err) {
     return true;
 }
 
+size_t directory_existing(const char *path) {
+    char *prefix = strdup(path);
+    REQUIRE(prefix != NULL, "out of memory for a path");
+    size_t n = strlen(path);
+    for (; n > 0; n--) {
+        if (path[n] != '/' && path[n] != '\0') continue;
+        prefix[n] = '\0';
+        if (file_exists(prefix)) break;
+    }
+    free(prefix);
+    return n;
+}
+
+void directory_unmake(const char *path, size_t existing) {
+    char *prefix = strdup(path);
+    REQUIRE(prefix != NULL, "out of memory for a path");
+    for (size_t n = strlen(path); n > existing; n--) {
+        if (path[n] != '/' && path[n] != '\0') continue;
+        prefix[n] = '\0';
+        rmdir(prefix);
+    }
+    free(prefix);
+}
+
+static bool write_probe(const char *path, int fd) {
+    const bool written = fd >= 0 && write(fd, "?", 1) == 1;
+    const int reason = errno;
+    if (fd >= 0) close(fd);
+    if (fd >= 0 && path) unlink(path);
+    errno = reason;
+    return written;
+}
+
 bool directory_check_writable(const char *path, Error *err) {
-    if (!directory_make(path, err)) return false;
+    const size_t existing = directory_existing(path);
+    bool ok = directory_make(path, err);
     // A file without a name leaves nothing behind when the process is killed, and nobody else can remove it.
-    const int unnamed = open(path, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-    const bool written = unnamed >= 0 && write(unnamed, "?", 1) == 1;
-    if (unnamed >= 0) close(unnamed);
-    if (written) return true;
-    // Not every file system has them; where it has, this finds the reason.
-    char *probe = path_join(path, ".tmp-probe");
-    bool ok = file_write_atomic(probe, "?", 1, err);
-    if (ok) unlink(probe);
-    free(probe);
-    return ok || error_prefix(err, "%s is not writable", path);
+    if (ok && !write_probe(NULL, open(path, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600))) {
+        // Not every file system has them; where it has, this finds the reason.
+        char *probe = path_join(path, ".tmp-probe");
+        ok = write_probe(probe, open(probe, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600)) ||
+             error_set(err, "%s is not writable: %s", path, strerror(errno));
+        free(probe);
+    }
+    directory_unmake(path, existing);
+    return ok;
 }
 
 bool directory_remove(const char *path, Error *err) {

@@ -29,7 +29,9 @@ bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n,
 int64_t file_size(int fd); // -1: not a plain file
 
 bool directory_make(const char *path, Error *err);           // with parents; existing is fine
-bool directory_check_writable(const char *path, Error *err); // makes it if needed and proves a file can be written
+bool directory_check_writable(const char *path, Error *err); // proves that it can be made and written; leaves nothing
+size_t directory_existing(const char *path);                 // bytes of the longest beginning of path that exists
+void directory_unmake(const char *path, size_t existing);    // removes what was made beyond, while it is empty
 bool directory_remove(const char *path, Error *err);         // a directory of plain files
 // fsync from, rename, fsync the parent. A directory that stands at `to` is replaced: the two are exchanged in one step
 // where the file system can do that, and the old one is removed afterwards.

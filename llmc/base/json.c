@@ -109,7 +109,10 @@ bool json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max
     if (!json_find(object, key, &item, err)) return false;
     if (json_int_value(item, min, max, value)) return true;
     char expected[80];
-    snprintf(expected, sizeof expected, "an integer from %lld to %lld", (long long)min, (long long)max);
+    if (min == max)
+        snprintf(expected, sizeof expected, "%lld", (long long)min);
+    else
+        snprintf(expected, sizeof expected, "an integer from %lld to %lld", (long long)min, (long long)max);
     return mismatch(item, key, expected, err);
 }
 

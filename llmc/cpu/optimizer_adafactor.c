@@ -148,7 +148,7 @@ static void tensor_statistics_of(const UpdateTensor *t, StatisticsStep s, Parts 
         if (!t->row.data) vector_moments(t, s, part);
         parts.sums[number] = part_size(t, s.grad_factor, mean_row, part);
     }
-    *(float *)t->rms.data = (float)sqrt(parts_sum(parts, tensor) / (double)tensor_numel(t->weight));
+    *(float *)t->rms.data = (float)sqrt(parts_sum(parts, tensor) / (double)(tensor_numel(t->weight) - t->padding));
 }
 
 void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {

@@ -25,6 +25,7 @@ typedef struct {
     float *row, *col, *rms;     // of a vector: row NULL, col is v
     int64_t rows, cols;         // of the whole matrix
     int64_t begin;              // of a slice of a matrix: its first element
+    int64_t counted;            // elements of the whole tensor that are no padding
     int64_t first_row, end_row; // the rows that a slice has elements of
     int64_t col_tiles;          // tiles side by side
     int64_t tiles;              // in all
@@ -204,7 +205,7 @@ static __global__ void adafactor_rms_sums_kernel(const float *partials, const Ad
     if (control->skip != SKIP_NONE) return;
     const AdafactorEntry *a = &entries[blockIdx.x];
     const double sum = sum_of_parts(partials, first[blockIdx.x] - first[0], first[blockIdx.x + 1] - first[0]);
-    if (threadIdx.x == 0) a->rms[0] = (float)sqrt(sum / (double)a->t.numel);
+    if (threadIdx.x == 0) a->rms[0] = (float)sqrt(sum / (double)a->counted);
 }
 
 // The columns c .. c + N - 1 of a tile.
@@ -263,6 +264,7 @@ static AdafactorEntry adafactor_entry(const UpdateTensor *t, int tensor) {
     a.row = (float *)t->row.data, a.col = (float *)(a.row ? t->col.data : t->v.data), a.rms = (float *)t->rms.data;
     a.rows = a.row ? tensor_numel(t->row) : 1, a.cols = a.row ? tensor_numel(t->col) : a.t.numel;
     a.begin = a.row ? t->offset : 0;
+    a.counted = a.rows * a.cols - t->padding;
     a.first_row = a.begin / a.cols, a.end_row = ceil_div(a.begin + a.t.numel, a.cols);
     a.t.packed = a.t.packed && a.cols % NEIGHBOURS == 0 && a.t.numel % NEIGHBOURS == 0;
     a.col_tiles = ceil_div(a.cols, TILE_COLS), a.tiles = tile_rows(a.end_row - a.first_row) * a.col_tiles;

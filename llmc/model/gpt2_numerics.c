@@ -54,6 +54,12 @@ static void count(const Gpt2 *model, int class, Tensor t) {
     tensor_statistics(one, t, model->options.dtype);
 }
 
+// A parameter's weight, gradient or update, without the rows that pad the vocabulary: these are 0 for ever.
+static void count_parameter(const Gpt2 *model, int index, Part part, Tensor t) {
+    const Tensor used = tensor_slice_elements(t, 0, tensor_numel(t) - model->tensors[index].padding);
+    count(model, parameter_class(spec_of(model, index), part), used);
+}
+
 void gpt2_observe(Gpt2 *model, bool on) {
     REQUIRE(!on || model->layout.stats >= 0, "gpt2_observe of a model without Gpt2Options.numerics");
     model->observing = on;
@@ -67,9 +73,8 @@ void observe(const Gpt2 *model, LinearLayer layer, Role role, Tensor t) {
 
 void gpt2_numerics_gradients(Gpt2 *model) {
     for (int i = 0; i < model->num_tensors; i++) {
-        const int spec = spec_of(model, i);
-        count(model, parameter_class(spec, PART_WEIGHT), model->tensors[i].weight);
-        count(model, parameter_class(spec, PART_GRADIENT), model->gradients[i]);
+        count_parameter(model, i, PART_WEIGHT, model->tensors[i].weight);
+        count_parameter(model, i, PART_GRADIENT, model->gradients[i]);
     }
 }
 
@@ -97,7 +102,7 @@ void gpt2_numerics_update_begin(Gpt2 *model, int index) {
 void gpt2_numerics_update_end(Gpt2 *model, int index) {
     const Tensor after = watched_tensor(model, index), copy = copy_of(model, after);
     tensor_axpby(copy, 1.0f, after, -1.0f, copy);
-    count(model, parameter_class(spec_of(model, index), PART_UPDATE), copy);
+    count_parameter(model, index, PART_UPDATE, copy);
 }
 
 // ------------------------------------------------------------------------------------------------------------- results

@@ -107,6 +107,7 @@ static void make_tensors(Gpt2 *model) {
         t->rate = optimizer_rate(o->optimizer, p);
         t->weight_decay = p->spec->weight_decay ? 1.0f : 0.0f;
         t->stream = i;
+        t->padding = (p->rows - p->file_rows) * p->cols;
         model->gradients[i] = t->grad;
         n += round_up(parameter_numel(p), PLAN_ALIGNMENT);
     }

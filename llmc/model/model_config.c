@@ -48,10 +48,10 @@ static bool apply_preset(ModelConfig *config, const char *name) {
     return false;
 }
 
-// "KEY=NUMBER" into the field it names.
-static bool apply_field(ModelConfig *config, const char *part, Error *err) {
+// "KEY=NUMBER" into the field it names, which must not be one of those given before (a bit each).
+static bool apply_field(ModelConfig *config, const char *part, unsigned *given, Error *err) {
     const char *equals = strchr(part, '=');
-    if (!equals) return error_set(err, "'%s' is no model: %s", part, forms);
+    if (!equals) return error_set(err, "'%.200s' is no model: %s", part, forms);
     size_t key_length = (size_t)(equals - part);
     const struct {
         const char *key;
@@ -64,6 +64,8 @@ static bool apply_field(ModelConfig *config, const char *part, Error *err) {
         long long value = strtoll(equals + 1, &end, 10);
         if (!isdigit((unsigned char)equals[1]) || *end || errno || value < 1)
             return error_set(err, "'%s': expected a whole number from 1 after %s=", part, fields[i].key);
+        if (*given >> i & 1) return error_set(err, "'%s': %s was given before; leave one out", part, fields[i].key);
+        *given |= 1U << i;
         *fields[i].field = value;
         return true;
     }
@@ -78,9 +80,10 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
     char *copy = strdup(descriptor);
     if (!copy) return error_set(err, "out of memory");
     bool ok = true, first = true;
+    unsigned given = 0;
     char *rest = copy;
     for (char *part; ok && (part = strsep(&rest, ",")) != NULL; first = false)
-        ok = (first && apply_preset(config, part)) || apply_field(config, part, err);
+        ok = (first && apply_preset(config, part)) || apply_field(config, part, &given, err);
     free(copy);
     if (!ok) return false;
     if (config->NH == 0) config->NH = config->C % 64 == 0 ? config->C / 64 : 1;

@@ -42,30 +42,36 @@ bool recompute_gelu_alone(const Recompute *r, int64_t L) {
 
 // ------------------------------------------------------------------------------------------------------------- reading
 
-// Reads the name of an op at *at, moves *at behind it and adds the op to *set; false where none stands.
-static bool read_op(const char **at, int *set) {
+static bool not_understood(const char *text, const char *at, Error *err) {
+    return error_set(err, "-r %.80s: '%.20s' is not understood; %s", text, at, FORMS);
+}
+
+// The op whose name is at *at, which moves after it; -1 where there is none.
+static int read_op(const char **at) {
     for (int i = 0; i < NUM_OPS; i++) {
         const size_t length = strlen(OPS[i].name);
         if (strncmp(*at, OPS[i].name, length) != 0) continue;
         *at += length;
-        *set |= OPS[i].set;
-        return true;
+        return i;
     }
-    return false;
+    return -1;
 }
 
-// A level, or ops joined by +.
-static bool read_set(const char **at, int *set) {
+// A level, or ops joined by +, at *at in text.
+static bool read_set(const char *text, const char **at, int *set, Error *err) {
     *set = 0;
     if (**at >= '0' && **at < '0' + NUM_LEVELS) {
         *set = recompute_level_set(*(*at)++ - '0');
         return true;
     }
-    while (read_op(at, set)) {
+    unsigned named = 0;
+    for (int op; (op = read_op(at)) >= 0; ++*at) {
+        if (named >> op & 1) return error_set(err, "-r %.80s: %s is there twice; leave one out", text, OPS[op].name);
+        named |= 1U << op;
+        *set |= OPS[op].set;
         if (**at != '+') return true;
-        ++*at;
     }
-    return false;
+    return not_understood(text, *at, err);
 }
 
 // A number from 1 to `most`.
@@ -83,17 +89,17 @@ static bool read_items(Recompute *r, const char *text, const char *at, int set, 
         int64_t count = L - done;
         const bool counted = *at == 'x', last = *at == '\0';
         if (count == 0) return error_set(err, "-r %.80s: the model has %lld blocks, and no more", text, (long long)L);
-        if (!counted && !last) return error_set(err, "-r %.80s: '%.20s' is not understood; %s", text, at, FORMS);
+        if (!counted && !last) return not_understood(text, at, err);
         if (counted && (++at, !read_number(&at, count, &count)))
-            return error_set(err, "-r %.80s: expected a count of blocks behind x, at most %lld of %lld", text,
-                             (long long)(L - done), (long long)L);
+            return error_set(err, "-r %.80s: the count of blocks after x must be 1 or more, and at most %lld of %lld",
+                             text, (long long)(L - done), (long long)L);
         memset(r->blocks + done, set, (size_t)count);
         done += count;
         if (*at == '\0')
             return done == L || error_set(err, "-r %.80s: that is %lld blocks, the model has %lld", text,
                                           (long long)done, (long long)L);
-        if (*at != ',' || (++at, !read_set(&at, &set)))
-            return error_set(err, "-r %.80s: '%.20s' is not understood; %s", text, at, FORMS);
+        if (*at != ',') return not_understood(text, at, err);
+        if (++at, !read_set(text, &at, &set, err)) return false;
     }
 }
 
@@ -102,11 +108,13 @@ bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
     int set;
     int64_t every = 1;
     if (L < 1 || L > MAX_BLOCKS) return error_set(err, "-r: a model of %lld blocks", (long long)L);
-    if (!read_set(&at, &set)) return error_set(err, "-r %.80s: %s", text, FORMS);
+    if (!read_set(text, &at, &set, err)) return false;
     *r = recompute_all(0);
     if (*at != '\0' && *at != '/') return read_items(r, text, at, set, L, err);
     if (*at == '/' && (++at, !read_number(&at, L, &every) || *at != '\0'))
-        return error_set(err, "-r %.80s: expected a number from 1 to %lld, the blocks, behind /", text, (long long)L);
+        return L == 1
+                   ? error_set(err, "-r %.80s: the model has 1 block, and / needs more; leave it out", text)
+                   : error_set(err, "-r %.80s: expected a number of blocks from 1 to %lld after /", text, (long long)L);
     for (int64_t l = 0; l < L; l += every) r->blocks[l] = (uint8_t)set;
     return true;
 }

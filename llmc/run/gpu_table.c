@@ -66,10 +66,12 @@ static void plain_name(char plain[NAME], const char *text, size_t length) {
     if (n > 2 && strcmp(plain + n - 2, "gb") == 0) plain[n - 2] = '\0';
 }
 
-// "24G", "16 GB", "11.5gb", "80GiB": bytes; 0: it is no size.
+enum { MOST_GIGABYTES = 100000 };
+
+// "24G", "16 GB", "11.5gb", "80GiB": bytes; 0: it is no size; negative: it is none that memory has.
 static double size_of(const char *text, size_t length) {
     char copy[NAME], *unit;
-    if (length >= sizeof copy || length == 0 || !isdigit((unsigned char)text[0])) return 0;
+    if (length >= sizeof copy || length == 0 || !isdigit((unsigned char)text[text[0] == '-'])) return 0;
     memcpy(copy, text, length);
     copy[length] = '\0';
     const double n = strtod(copy, &unit);
@@ -78,7 +80,7 @@ static double size_of(const char *text, size_t length) {
     const char *word = plain + strspn(plain, " ");
     const bool binary = strcmp(word, "gib") == 0;
     if (!binary && strcmp(word, "g") != 0 && strcmp(word, "gb") != 0) return 0;
-    return n > 0 && n <= 1e5 ? n * (binary ? 0x1p30 : 1e9) : 0;
+    return n > 0 && n <= MOST_GIGABYTES ? n * (binary ? 0x1p30 : 1e9) : -1;
 }
 
 // Levenshtein's distance: insertions, deletions and substitutions that make one of the other.
@@ -105,16 +107,20 @@ static bool unknown(const char *text, size_t length, const GpuSpec *nearest, Err
         const size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", TABLE[i].name);
     }
-    return error_set(err, "--gpu %.*s: no such GPU; did you mean %s? There are %s, and sizes such as 24G",
-                     (int)(length < 80 ? length : 80), text, nearest->name, names);
+    return error_set(err, "--gpu %.*s: no such GPU; %s%s%s %s, and sizes such as 24G", (int)(length < 80 ? length : 80),
+                     text, nearest ? "did you mean " : "", nearest ? nearest->name : "",
+                     nearest ? "? There are" : "there are", names);
 }
 
 bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
     char asked[NAME], plain[NAME];
-    const GpuSpec *nearest = TABLE;
+    const GpuSpec *nearest = NULL;
     int least = NAME;
     memset(gpu, 0, sizeof *gpu);
     gpu->spec.memory = size_of(text, length);
+    if (gpu->spec.memory < 0)
+        return error_set(err, "--gpu %.*s: the size must be above 0 and at most %dG", (int)length, text,
+                         MOST_GIGABYTES);
     if (gpu->spec.memory > 0) {
         snprintf(gpu->name, sizeof gpu->name, "%.*s", (int)length, text);
         gpu->spec.name = gpu->name;
@@ -125,7 +131,8 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
         plain_name(plain, TABLE[i].name, strlen(TABLE[i].name));
         const bool also = TABLE[i].also && strcmp(asked, TABLE[i].also) == 0;
         const int d = also ? 0 : distance(asked, plain);
-        if (d < least) least = d, nearest = &TABLE[i];
+        const size_t longer = strlen(asked) > strlen(plain) ? strlen(asked) : strlen(plain);
+        if (d < least && 2 * d <= (int)longer) least = d, nearest = &TABLE[i]; // half of the letters, as of options
     }
     if (least > 0 || length >= NAME) return unknown(text, length, nearest, err);
     gpu->spec = *nearest;

@@ -3,6 +3,7 @@
 
 #include "llmc/run/format.h"
 
+#include <ctype.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,10 +223,12 @@ const OptionRow *option_find(const char *name, size_t length) {
     return NULL;
 }
 
+static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
 static int min3(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
 
 // Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions and swaps of
-// neighbours, each 1. Damerau, "A technique for computer detection and correction of spelling errors", 1964.
+// neighbours, each 1; capitals do not matter. Damerau, "A technique for computer detection and correction of spelling
+// errors", 1964.
 enum { LONGEST_NAME = 32 };
 static int edit_distance(const char *a, const char *b) {
     int n = (int)strlen(a), m = (int)strlen(b);
@@ -234,8 +237,8 @@ static int edit_distance(const char *a, const char *b) {
     for (int j = 0; j <= m; j++) d[0][j] = j;
     for (int i = 1; i <= n; i++) {
         for (int j = 1; j <= m; j++) {
-            d[i][j] = min3(d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
-            bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            d[i][j] = min3(d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + !same_letter(a[i - 1], b[j - 1]));
+            bool swapped = i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]);
             if (swapped && d[i - 2][j - 2] + 1 < d[i][j]) d[i][j] = d[i - 2][j - 2] + 1;
         }
     }
@@ -243,13 +246,14 @@ static int edit_distance(const char *a, const char *b) {
 }
 
 // A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
-// the same first letter ("--lr": -l, not -r).
+// the same first letter ("--lr": -l, not -r). INT_MAX: they have less than half of their letters in common.
 static int name_distance(const char *typo, const char *name) {
-    int edits = strlen(typo) >= 3 && strstr(name, typo) ? 1 : edit_distance(typo, name);
-    return 2 * edits + (typo[0] != name[0]);
+    const int edits = strlen(typo) >= 3 && strcasestr(name, typo) ? 1 : edit_distance(typo, name);
+    const size_t longer = strlen(typo) > strlen(name) ? strlen(typo) : strlen(name);
+    return 2 * edits > (int)longer ? INT_MAX : 2 * edits + !same_letter(typo[0], name[0]);
 }
 
-const char *option_nearest(const char *typo, char *buf, int size) {
+bool option_nearest(const char *typo, char *buf, int size) {
     char word[LONGEST_NAME + 1];
     snprintf(word, sizeof word, "%s", typo);
     int nearest = INT_MAX;
@@ -263,7 +267,7 @@ const char *option_nearest(const char *typo, char *buf, int size) {
             snprintf(buf, (size_t)size, "%s%s", k == 0 ? "--" : "-", names[k]);
         }
     }
-    return buf;
+    return nearest < INT_MAX;
 }
 
 // ------------------------------------------------------------------------------------------------------------ values

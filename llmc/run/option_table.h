@@ -25,8 +25,9 @@ typedef struct {
 const OptionRow *option_table(int *count);
 // The row with exactly this long or short name (`length` bytes, no dashes), or NULL.
 const OptionRow *option_find(const char *name, size_t length);
-// The option whose name is nearest to a mistyped one (no dashes), as "--batch-size" or "-nk" into buf; returns buf.
-const char *option_nearest(const char *typo, char *buf, int size);
+// The option whose name is nearest to a mistyped one (no dashes), as "--batch-size" or "-nk" into buf; false: none has
+// half of its letters.
+bool option_nearest(const char *typo, char *buf, int size);
 
 bool option_is_flag(const OptionRow *row); // the value may be left out
 // The value of a flag that is left out: 1, or the first word of its list, which goes into buf.

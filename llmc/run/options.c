@@ -152,10 +152,10 @@ static bool names_an_option(const char *text) {
 }
 
 static bool unknown_option(Argument a, const char *typed, Error *err) {
-    if (a.length == 0) return error_set(err, "unknown option %s; --help lists them", typed);
     char nearest[64];
-    return error_set(err, "unknown option %s; did you mean %s?", typed,
-                     option_nearest(shown(a.name, a.length).text, nearest, sizeof nearest));
+    if (!option_nearest(shown(a.name, a.length).text, nearest, sizeof nearest))
+        return error_set(err, "unknown option %s; --help lists them", typed);
+    return error_set(err, "unknown option %s; did you mean %s?", typed, nearest);
 }
 
 // Reads argv[*i] and, where it belongs to it, argv[*i + 1]; moves *i on.
@@ -227,6 +227,8 @@ static bool check_together(const Options *o, Error *err) {
                          o->hellaswag ? "-h 1" : "--choices", o->hellaswag ? "-h (-h 0)" : "--choices");
     if ((*o->gpu || o->price > 0) && !*o->plan)
         return error_set(err, "%s: says what a plan is for; give --plan as well", *o->gpu ? "--gpu" : "--price");
+    if (options_given(o, "fp8-scaling") && !o->fp8 && !o->resume) // -y: the run may have it
+        return error_set(err, "--fp8-scaling: says how fp8 tensors are scaled; give --fp8 as well");
     if (o->tokens > 0 && options_given(o, "max-steps"))
         return error_set(err, "--tokens and -x both say how long the run is: give one of them");
     if (options_given(o, "master-weights") && o->master && optimizer_parse(&optimizer, o->optimizer, err) &&

@@ -239,11 +239,14 @@ bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
     GpuChoice gpus[MOST_GPUS];
     int count = 0;
     if (!planner_check_recompute(r, err)) return false;
-    for (const char *at = r->gpus; *at; at += strspn(at, ",")) {
+    for (const char *at = r->gpus; *r->gpus; at++) {
         const size_t length = strcspn(at, ",");
+        if (length == 0)
+            return error_set(err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", r->gpus);
         if (count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
-        if (!gpu_find(&gpus[count], at, length, err)) return false;
-        count++, at += length;
+        if (!gpu_find(&gpus[count++], at, length, err)) return false;
+        at += length;
+        if (!*at) break;
     }
     return r->json ? planner_print_json(out, r, gpus, count, err) : planner_print_text(out, r, gpus, count, err);
 }

@@ -3,6 +3,7 @@
 #include "llmc/run/run_setup.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/json.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/export.h"
@@ -24,6 +25,26 @@ static DType dtype_named(const char *name, DType otherwise) {
 
 // ---------------------------------------------------------------------------------------- what to train, on which data
 
+// -e CHECKPOINT -x 0: it is evaluated at its step, on the data of its run where -j names no other. Weights of others
+// have neither.
+static void take_step_and_data(RunSetup *s) {
+    Options *o = &s->options;
+    TrainerState state;
+    Error none;
+    const char *own = "";
+    if (!checkpoint_load_state(o->model, &state, &none)) return;
+    s->state.step = state.step;
+    cJSON *then = json_parse(state.options_json, strlen(state.options_json), &none);
+    if (then && !options_given(o, "val-data") && json_get_string(then, "val-data", &own, &none) && *own) {
+        char *copy = strdup(own);
+        REQUIRE(copy, "out of memory for a name");
+        free(o->val_data);
+        o->val_data = copy;
+    }
+    cJSON_Delete(then);
+    trainer_state_free(&state);
+}
+
 // -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
 bool run_setup_start(RunSetup *s, Error *err) {
     const Options *o = &s->options;
@@ -31,8 +52,9 @@ bool run_setup_start(RunSetup *s, Error *err) {
     s->state.best_val_loss = INFINITY;
     s->state.eot = -1;
     s->state.control = step_control_initial(1.0f);
+    if (o->max_steps == 0 && !o->resume) take_step_and_data(s);
     if (!*o->output) return true;
-    if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o %s", o->output);
+    if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
     if (!o->resume)
         return !checkpoint_exists(o->output) || o->max_steps == 0 ||
                error_set(err,
@@ -65,9 +87,11 @@ bool run_setup_start(RunSetup *s, Error *err) {
 static bool choose_model(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *path = s->resume_path ? s->resume_path : o->model;
-    const bool descriptor = model_config_is_descriptor(o->model);
+    // A word that is neither: the message of the descriptors lists all that -e may be.
+    const bool descriptor =
+        model_config_is_descriptor(o->model) || (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));
     ModelConfig asked = {0, 0, 0, 0, 0, 0};
-    if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e %s", o->model);
+    if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e");
     if (descriptor && !s->resume_path) {
         s->config = asked;
         snprintf(s->source, sizeof s->source, "%s, new weights from seed %lld", o->model, (long long)o->seed);
@@ -101,18 +125,25 @@ static bool choose_context(RunSetup *s, Error *err) {
     return true;
 }
 
-// -i and -j, and with them the vocabulary.
+// Without -j a run trains without validation; an evaluation is for it.
+static bool open_validation(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    const bool given = options_given(o, "val-data");
+    if (o->val_every == 0 || o->interactive) return true;
+    s->has_val = shards_open(&s->val, o->val_data, s->T, err);
+    if (s->has_val || (!given && o->max_steps != 0)) return true;
+    return given ? error_prefix(err, "-j") : error_set(err, "-j: %s; or leave validation out: -v 0", err->text);
+}
+
+// -i and -j, and with them the vocabulary: new weights that are not trained (-x 0) take that of the data, too.
 static bool open_data(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (o->max_steps != 0) {
-        if (!shards_open(&s->train, o->train_data, s->T, err)) return error_prefix(err, "-i");
-        s->has_train = true;
-    }
-    if (o->val_every > 0 && !o->interactive) {
-        s->has_val = shards_open(&s->val, o->val_data, s->T, err);
-        if (!s->has_val && (options_given(o, "val-data") || o->max_steps == 0)) return error_prefix(err, "-j");
-    }
-    const ShardSet *stated = s->has_train ? &s->train : s->has_val ? &s->val : NULL;
+    s->has_train = o->max_steps != 0;
+    if ((s->has_train || s->config.V == 0) && !shards_open(&s->train, o->train_data, s->T, err) &&
+        (s->has_train || options_given(o, "train-data")))
+        return error_prefix(err, "-i");
+    if (!open_validation(s, err)) return false;
+    const ShardSet *stated = s->train.count > 0 ? &s->train : s->has_val ? &s->val : NULL;
     const int64_t vocab = stated ? stated->vocab : 0;
     if (s->config.V == 0) model_config_set_vocab(&s->config, vocab > 0 ? vocab : (int64_t)GPT2_VOCAB);
     if (stated && vocab > s->config.V)
@@ -120,7 +151,7 @@ static bool open_data(RunSetup *s, Error *err) {
                          "%s holds tokens of a vocabulary of %lld, the model has %lld: make the shards with the "
                          "model's tokenizer (data/prepare --tokenizer PATH)",
                          stated->shards[0].path, (long long)vocab, (long long)s->config.V);
-    if (s->has_train && s->has_val && s->val.vocab > 0 && vocab > 0 && s->val.vocab != vocab)
+    if (s->train.count > 0 && s->has_val && s->val.vocab > 0 && vocab > 0 && s->val.vocab != vocab)
         return error_set(err, "-i and -j were made with different vocabularies: %lld and %lld tokens", (long long)vocab,
                          (long long)s->val.vocab);
     if (stated && stated->eot >= 0) s->state.eot = stated->eot;
@@ -229,8 +260,9 @@ static bool choose_lengths(RunSetup *s, Error *err) {
 static bool choose_tokenizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *weights = s->resume_path ? s->resume_path : model_config_is_descriptor(o->model) ? NULL : o->model;
-    const ShardSet *data = s->has_train ? &s->train : s->has_val ? &s->val : NULL;
-    const char *shards = s->has_train ? o->train_data : s->has_val ? o->val_data : NULL;
+    const bool has_train = s->train.count > 0;
+    const ShardSet *data = has_train ? &s->train : s->has_val ? &s->val : NULL;
+    const char *shards = has_train ? o->train_data : s->has_val ? o->val_data : NULL;
     if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, shards, data ? data->vocab : 0, s->config.V, err))
         return false;
     if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);

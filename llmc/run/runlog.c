@@ -82,7 +82,7 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     log->utf8 = terminal_is_utf8();
     if (!directory || !*directory) return log;
     if (!open_file(log, directory, append, first_step, err)) {
-        error_prefix(err, "-o %s", directory);
+        error_prefix(err, "-o");
         runlog_close(log);
         return NULL;
     }

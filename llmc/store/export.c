@@ -90,11 +90,12 @@ static bool check_directory_target(const Target *t, const struct stat *st, Error
 
 // That the place can be written is shown by writing there.
 static bool check_writable(const Target *t, Error *err) {
-    if (!directory_check_writable(t->parent, err)) return false;
+    if (!directory_check_writable(t->parent, err) || !directory_make(t->parent, err)) return false;
     if (t->is_bin) {
-        AtomicFile *probe = atomic_file_create(t->path, err);
-        if (probe) atomic_file_abandon(probe);
-        return probe != NULL;
+        AtomicFile *probe = atomic_file_create(t->path, NULL);
+        if (!probe) return error_set(err, "cannot be created: %s", strerror(errno));
+        atomic_file_abandon(probe);
+        return true;
     }
     directory_remove(t->temporary, NULL); // what a killed export left
     if (mkdir(t->temporary, 0755) != 0)
@@ -120,7 +121,9 @@ static bool check_target(const Target *t, DType dtype, Error *err) {
 
 bool export_check(const char *path, DType dtype, Error *err) {
     Target t = target_of(path);
+    const size_t existing = directory_existing(t.parent);
     const bool ok = check_target(&t, dtype, err) || error_prefix(err, "--export %s", path);
+    directory_unmake(t.parent, existing);
     target_free(&t);
     return ok;
 }
@@ -140,9 +143,9 @@ bool export_model(const char *path, const Gpt2 *model, DType dtype, int64_t eot,
                   Error *err) {
     const HuggingFaceModel m = {.model = model, .dtype = dtype, .eot = eot, .tokenizer = tokenizer};
     Target t = target_of(path);
-    const bool ok = (check_target(&t, dtype, err) &&
-                     (t.is_bin ? llmc_bin_write(t.path, model, dtype, err) : write_directory(&t, &m, err))) ||
-                    error_prefix(err, "--export %s", path);
+    const bool ok = (check_target(&t, dtype, err) || error_prefix(err, "--export %s", path)) &&
+                    ((t.is_bin ? llmc_bin_write(t.path, model, dtype, err) : write_directory(&t, &m, err)) ||
+                     error_prefix(err, "--export"));
     target_free(&t);
     return ok;
 }

@@ -139,22 +139,31 @@ int64_t pieces_next(const uint8_t *table, const char *text, int64_t n) {
     return stop - begin;
 }
 
-// The kind of the character that ends before p; begin < p.
-static CharKind kind_before(const uint8_t *table, const unsigned char *begin, const unsigned char *p) {
-    int length;
+// The kind of the character that ends before p, and its length; begin < p.
+static CharKind kind_before(const uint8_t *table, const unsigned char *begin, const unsigned char *p, int *length) {
     for (int back = 2; back <= 4 && p - back >= begin; back++) {
-        CharKind kind = kind_at(table, p - back, p, &length);
-        if (length == back) return kind;
+        CharKind kind = kind_at(table, p - back, p, length);
+        if (*length == back) return kind;
     }
-    return kind_at(table, p - 1, p, &length);
+    return kind_at(table, p - 1, p, length);
+}
+
+// Does the character at p lie within the text whatever follows?
+static bool is_whole(const unsigned char *p, const unsigned char *end) {
+    return p < end && (*p < 0x80 || end - p >= 4);
 }
 
 bool pieces_always_cut(const uint8_t *table, const char *text, int64_t n, int64_t m) {
     const unsigned char *begin = (const unsigned char *)text, *p = begin + m, *end = begin + n;
-    if ((*p & 0xC0) == 0x80 || (*p >= 0x80 && end - p < 4)) return false; // inside a character, or it may go on
-    int length;
-    CharKind before = kind_before(table, begin, p), after = kind_at(table, p, end, &length);
-    // The pattern never mixes kinds, except that the last of several spaces belongs to what follows, and that an
-    // apostrophe may begin a contraction with the letters behind it.
-    return before != CHAR_SPACE && before != after && !(p[-1] == '\'' && after == CHAR_LETTER);
+    if ((*p & 0xC0) == 0x80 || !is_whole(p, end)) return false; // inside a character, or it may go on
+    int length, back, ignored;
+    CharKind before = kind_before(table, begin, p, &back), after = kind_at(table, p, end, &length);
+    // The pattern never mixes kinds, except that ' ' goes with the word behind it, and that an apostrophe may begin a
+    // contraction with the letters behind it.
+    if (before != CHAR_SPACE) return before != after && !(p[-1] == '\'' && after == CHAR_LETTER);
+    // Of several spaces before a word the last is a piece by itself, or goes with the word. So is one that stands
+    // alone.
+    if (after == CHAR_SPACE)
+        return is_whole(p + length, end) && kind_at(table, p + length, end, &ignored) != CHAR_SPACE;
+    return p[-1] != ' ' && p - back > begin && kind_before(table, begin, p - back, &ignored) != CHAR_SPACE;
 }

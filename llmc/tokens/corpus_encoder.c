@@ -85,7 +85,7 @@ static bool put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const ch
 static bool put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n) {
     const CorpusEncoderOptions *o = &e->options;
     b->counts.documents++;
-    if (n <= SHORT_DOCUMENT && !o->cut_all) {
+    if ((n <= SHORT_DOCUMENT && !o->cut_all) || corpus_is_one_sided(o->val_fraction)) {
         CorpusSide side = corpus_side(text, n, o->val_fraction);
         return begin_part(e, b, side) && put_text(e, b, side, text, n);
     }

@@ -15,6 +15,7 @@
 
 bool corpus_output_claim(CorpusOutput *o, const char *directory, Error *err) {
     *o = (CorpusOutput){.directory = directory, .staging = path_join(directory, ".tmp-prepare"), .lock = -1};
+    o->existing = directory_existing(directory);
     o->journal = path_join(o->staging, "journal.json");
     o->spool = path_join(o->staging, "stdin");
     if (!directory_make(directory, err)) return false;

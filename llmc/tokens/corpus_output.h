@@ -13,6 +13,7 @@ typedef struct {
     char *staging;         // DIR/.tmp-prepare
     char *journal;         // DIR/.tmp-prepare/journal.json
     char *spool;           // DIR/.tmp-prepare/stdin
+    size_t existing;       // bytes of its name that were a directory before
     int lock;              // descriptor of DIR, -1 while it is not ours
 } CorpusOutput;
 

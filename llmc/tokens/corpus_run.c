@@ -130,7 +130,7 @@ static bool spool_stdin(Run *r, Error *err) {
 static bool is_lopsided(const Run *r) {
     double train = (double)r->state.counts.side[CORPUS_TRAIN].tokens;
     double val = (double)r->state.counts.side[CORPUS_VAL].tokens, f = r->options->val_fraction;
-    return val < (train + val) * f / 4 || train < (train + val) * (1 - f) / 4;
+    return !corpus_is_one_sided(f) && (val < (train + val) * f / 4 || train < (train + val) * (1 - f) / 4);
 }
 
 static int convert_once(Run *r, Error *err) {
@@ -162,7 +162,7 @@ static bool has_both_sides(const Run *r, Error *err) {
     if (c->documents == 0)
         return error_set(err, "no text to read: %" PRId64 " binary, %" PRId64 " empty, %" PRId64 " unreadable files",
                          c->binary, c->empty, c->unreadable);
-    if (train->tokens == 0 || val->tokens == 0)
+    if (!corpus_is_one_sided(r->options->val_fraction) && (train->tokens == 0 || val->tokens == 0))
         return error_set(err, "%" PRId64 " bytes of text cannot be divided into training and validation; give more",
                          train->bytes + val->bytes);
     return true;
@@ -249,6 +249,7 @@ static void tidy_up(Run *r, int status, Error *err) {
         corpus_output_discard(&r->output, NULL);
     else if (r->state.position.bytes_read > 0)
         error_set(err, "%s; what is done is kept, the same command goes on from there", cause.text);
+    directory_unmake(r->output.directory, r->output.existing); // unless something is kept in it
 }
 
 int corpus_run(const CorpusRunOptions *options, CorpusResult *result, Error *err) {

@@ -1,5 +1,5 @@
 // See corpus_split.h. The hash is XXH3 of the document's bytes; a cut is tried at every start of a line in turn,
-// because after some (a line that begins with a space, an empty one) the tokenizer would have made another token of the
+// because at some (a line that is indented by several spaces) the tokenizer would have made another token of the
 // newline.
 #include "llmc/tokens/corpus_split.h"
 
@@ -15,6 +15,7 @@ CorpusSide corpus_side(const char *text, int64_t n, double val_fraction) {
 
 int64_t corpus_cut_target(int64_t size, double val_fraction) {
     int64_t tail = (int64_t)((double)size * val_fraction);
+    if (corpus_is_one_sided(val_fraction)) return size;
     if (tail < 1) tail = 1;
     if (tail > size - 1) tail = size - 1; // a single byte is for training
     return size - tail;
@@ -22,25 +23,17 @@ int64_t corpus_cut_target(int64_t size, double val_fraction) {
 
 static bool is_inside_character(const char *text, int64_t at) { return ((unsigned char)text[at] & 0xC0) == 0x80; }
 
-// The last safe place up to the one behind the character at `at`. The tokenizer answers for texts that may go on in any
-// way; so it must see what follows a cut to call it safe.
-static int64_t safe_near(const Tokenizer *t, const char *text, int64_t n, int64_t at) {
-    do at++;
-    while (at < n && is_inside_character(text, at));
-    return tokenizer_safe_cut(t, text, at);
-}
-
 int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from) {
     if (n - from > CUT_SEARCH) n = from + CUT_SEARCH;
-    for (int64_t at = from - 1; at + 1 < n; at++) {
-        const char *newline = memchr(text + at, '\n', (size_t)(n - 1 - at));
-        if (!newline) break;
-        at = newline - text;
-        if (at + 1 >= from && safe_near(t, text, n, at + 1) >= at + 1) return at + 1;
-    }
+    const char *end = text + n - 1;
+    for (const char *at = text + from - 1; (at = memchr(at, '\n', (size_t)(end - at))); at++)
+        if (tokenizer_may_cut(t, text, n, at + 1 - text)) return at + 1 - text;
     while (from < n - 1 && is_inside_character(text, from)) from++;
-    int64_t safe = safe_near(t, text, n, from);
-    return safe > 0 && safe < from ? safe : from;
+    for (int64_t at = from; at > 0; at--)
+        if (tokenizer_may_cut(t, text, n, at)) return at;
+    for (int64_t at = from + 1; at < n; at++)
+        if (tokenizer_may_cut(t, text, n, at)) return at;
+    return from;
 }
 
 int64_t corpus_character_end(const char *text, int64_t n) {

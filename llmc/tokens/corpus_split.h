@@ -17,9 +17,12 @@ extern const char *const corpus_side_names[CORPUS_SIDES]; // "train", "val"
 // Bytes. A cut is looked for in CUT_SEARCH bytes: the reader of a long document has as many before it at any place.
 enum { SHORT_DOCUMENT = 64 * 1024, CUT_SEARCH = 64 * 1024 };
 
-// The side of a short document that is not cut.
+// Does all of the corpus go to one side?
+static inline bool corpus_is_one_sided(double val_fraction) { return val_fraction <= 0 || val_fraction >= 1; }
+// The side of a document that is not cut.
 CorpusSide corpus_side(const char *text, int64_t n, double val_fraction);
-// Where validation is to begin in a document of `size` bytes: at least one byte from either end; size if it has one.
+// Where validation is to begin in a document of `size` bytes: at least one byte from either end; size if it has one, or
+// if all of the corpus goes to one side (val_fraction 0 or 1).
 int64_t corpus_cut_target(int64_t size, double val_fraction);
 // Where it does begin, in text[1..n): the first start of a line at or behind `from` (0 < from < n) where the tokens are
 // the same on both sides as in the whole; failing that such a place near `from`; failing that the end of a character.

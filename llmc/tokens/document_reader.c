@@ -267,7 +267,7 @@ static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) 
     const Tokenizer *t = r->options.tokenizer;
     int64_t whole = is_all ? b->n : piece_end(r, b->text, b->n);
     int64_t from = corpus_cut_target(r->at.size, r->options.val_fraction) - r->at.offset;
-    if (r->at.cut > 0 || from >= b->n) return whole;
+    if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->options.val_fraction)) return whole;
     if (from < 1) from = 1; // the piece before had no safe place and ran on
     int64_t head = is_all || b->n - from >= CUT_SEARCH ? 0 : tokenizer_safe_cut(t, b->text, from - 1);
     if (head > 0) return head;
@@ -294,7 +294,7 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     b->kind = BLOCK_TEXT;
     b->is_document = r->at.offset == 0;
     b->begins = b->is_document || r->at.offset == r->at.cut;
-    b->side = r->at.cut > 0 ? CORPUS_VAL : CORPUS_TRAIN;
+    b->side = r->at.cut > 0 || r->options.val_fraction >= 1 ? CORPUS_VAL : CORPUS_TRAIN;
     b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->options.cut_all;
     int64_t n = b->is_short ? b->n : choose_end(r, b, is_all);
     if (!hand_out(r, b, n)) return false;

@@ -17,6 +17,7 @@ enum {
 typedef struct {
     const char *weights, *shards; // "" if none
     int64_t vocab, V;
+    bool given; // by --tokenizer
 } Question;
 
 // ------------------------------------------------------------------------------------------------------ where to look
@@ -118,7 +119,8 @@ static bool check_untold(const Question *q, Error *err) {
 // Opens the tokenizer at path, or the built-in one of that name, if it agrees with the question.
 static bool take(Tokenizer **tokenizer, const Question *q, const char *path, Error *err) {
     Tokenizer *t = strcmp(path, "bytes") == 0 ? tokenizer_bytes(err) : tokenizer_open(path, err);
-    if (!t) return error_prefix(err, "the tokenizer (--tokenizer none goes on without one)");
+    if (!t && !q->given) error_prefix(err, "the tokenizer (--tokenizer none goes on without one)");
+    if (!t) return false;
     if (check_tokenizer(q, path, t, err)) {
         *tokenizer = t;
         return true;
@@ -137,7 +139,11 @@ static bool take_usual(Tokenizer **tokenizer, const Question *q, Error *err) {
 
 bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weights, const char *shards, int64_t vocab,
                     int64_t V, Error *err) {
-    const Question q = {.weights = weights ? weights : "", .shards = shards ? shards : "", .vocab = vocab, .V = V};
+    const Question q = {.weights = weights ? weights : "",
+                        .shards = shards ? shards : "",
+                        .vocab = vocab,
+                        .V = V,
+                        .given = given && *given};
     *tokenizer = NULL;
     if (given && strcmp(given, "none") == 0) return true;
     if (given && *given) return take(tokenizer, &q, given, err) || error_prefix(err, "--tokenizer");

@@ -48,10 +48,12 @@ int64_t encoder_encode(Encoder *e, const char *text, int64_t n, int32_t *out);
 // The same, but the spelling of a special token becomes that token: for prompts, never for corpora.
 int64_t encoder_encode_special(Encoder *e, const char *text, int64_t n, int32_t *out);
 
-// The last place m <= n where the text may be cut: text[0..m) and text[m..) encoded one after the other give the tokens
-// of the whole, whatever follows text[n - 1]. 0 if there is none. For texts that are read block by block. A cut is
-// certain where two kinds of characters meet (letter, number, space, other), unless the first is a space, or an
-// apostrophe before a letter: between a word and a space, for one.
+// May the text be cut at m, 0 < m < n: do text[0..m) and text[m..) encoded one after the other give the tokens of the
+// whole, whatever follows text[n - 1]? Certain where two kinds of characters meet (letter, number, space, other), but
+// not behind ' ' or an apostrophe before a letter; where a newline alone ends a line; and before the last of several
+// spaces, which may be the newline of an empty line.
+bool tokenizer_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m);
+// The last such place m <= n, 0 if there is none. For texts that are read block by block.
 int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n);
 
 // The tokenizer as a Hugging Face tokenizer.json (loads with AutoTokenizer and tokenizers), malloced. Deterministic.

@@ -127,12 +127,22 @@ static bool added_across(const Tokenizer *t, const char *text, int64_t n, int64_
     return false;
 }
 
+// Is m the beginning of a line after "\r\n"? Before a word these are two pieces, at the end of a text they are one: the
+// same tokens, if there is none of both.
+static bool follows_windows_line(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
+    return m > 2 && text[m - 2] == '\r' && text[m - 1] == '\n' && pieces_always_cut(t->char_table, text, n, m - 2) &&
+           pieces_always_cut(t->char_table, text, n, m - 1) && vocabulary_find(t, "\r\n", 2) < 0;
+}
+
+bool tokenizer_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
+    return ((t->merges.count == 0 && !t->whole_pieces) || pieces_always_cut(t->char_table, text, n, m) ||
+            follows_windows_line(t, text, n, m)) &&
+           (t->all_added_special || !added_across(t, text, n, m));
+}
+
 int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n) {
-    bool any = t->merges.count == 0 && !t->whole_pieces;
-    if (any && t->all_added_special) return n;
-    for (int64_t m = n - 1; m > 0; m--)
-        if ((any || pieces_always_cut(t->char_table, text, n, m)) &&
-            (t->all_added_special || !added_across(t, text, n, m)))
-            return m;
-    return 0;
+    if (t->merges.count == 0 && !t->whole_pieces && t->all_added_special) return n;
+    int64_t m = n - 1;
+    while (m > 0 && !tokenizer_may_cut(t, text, n, m)) m--;
+    return m > 0 ? m : 0;
 }

@@ -218,7 +218,8 @@ static bool read_tokenizer_json(Tokenizer *t, const cJSON *root, Error *err) {
     const cJSON *model;
     return json_get_object(root, "model", &model, err) && check_off(root, "", "normalizer", err) &&
            check_pre_tokenizer(root, err) && read_model(t, model, err) && read_added_tokens(t, root, err) &&
-           check_spellings(t, err) && (vocabulary_finish(t, err) || error_prefix(err, "model.vocab"));
+           check_spellings(t, err) &&
+           ((vocabulary_finish(t, err) && vocabulary_check_merges(t, err)) || error_prefix(err, "model.vocab"));
 }
 
 // ------------------------------------------------------------------------------------------- vocab.json and merges.txt
@@ -256,9 +257,11 @@ static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, E
     char *text = file_read_all(merges, MAX_MERGES_BYTES, &n, err);
     bool ok = text && (read_merges_text(t, text, n, err) || error_prefix(err, "%s", merges));
     if (!text) error_prefix(err, "%s needs its merges", path);
+    ok = ok && (vocabulary_finish(t, err) || error_prefix(err, "%s", path)) &&
+         (vocabulary_check_merges(t, err) || error_prefix(err, "%s", merges));
     free(text);
     free(merges);
-    return ok && (vocabulary_finish(t, err) || error_prefix(err, "%s", path));
+    return ok;
 }
 
 // ----------------------------------------------------------------------------------------------------------- the files

@@ -189,6 +189,43 @@ static bool check_complete(Tokenizer *t, Error *err) {
     return true;
 }
 
+// Special tokens that a vocab.json does not call so: <s>, [PAD].
+static bool looks_special(const char *bytes, size_t length) {
+    const char last = bytes[length - 1];
+    return (bytes[0] == '<' && last == '>') || (bytes[0] == '[' && last == ']');
+}
+
+// Two tokens that make this one together.
+static bool has_parts(const Tokenizer *t, const char *bytes, size_t length) {
+    for (size_t cut = 1; cut < length; cut++)
+        if (vocabulary_find(t, bytes, cut) >= 0 && vocabulary_find(t, bytes + cut, length - cut) >= 0) return true;
+    return false;
+}
+
+bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
+    bool *made = calloc((size_t)t->count + 1, sizeof *made);
+    if (!made) return error_set(err, "out of memory for %d tokens", t->count);
+    for (int64_t i = 0; i < t->merges.capacity; i++)
+        if (t->merges.slots[i].pair != MERGE_NO_PAIR) made[t->merges.slots[i].merged] = true;
+    int32_t missing = 0, first = -1;
+    for (int32_t i = 0; i < t->count; i++) {
+        const Token *k = &t->tokens[i];
+        const char *bytes = t->bytes + k->offset;
+        if (made[i] || !k->ordinary || k->added || k->length == 1 || looks_special(bytes, k->length)) continue;
+        if (t->whole_pieces && !has_parts(t, bytes, k->length)) continue; // a piece becomes it, and no merge could
+        if (missing++ == 0) first = i;
+    }
+    free(made);
+    if (missing == 0) return true;
+    char shown[SHOWN];
+    const Token *k = &t->tokens[first];
+    return error_set(
+        err,
+        "no merge makes %d of the %d tokens, such as \"%s\" (token %d): the merges are cut short, or those "
+        "of another vocabulary",
+        missing, t->count, vocabulary_show(t->bytes + k->offset, k->length, shown, sizeof shown), first);
+}
+
 // The order of added_tokens: where two begin at the same place of a text, the longer one is found first.
 static int compare_added(const void *a, const void *b, void *tokenizer) {
     const Tokenizer *t = tokenizer;

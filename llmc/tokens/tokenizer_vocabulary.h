@@ -57,7 +57,12 @@ bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, 
 // All merges of a vocabulary whose numbers are ranks: any two neighbours that make a token together, lowest first.
 bool vocabulary_merge_by_rank(Tokenizer *t, Error *err);
 
-// Checks the whole (no number is free, every byte has a token) and makes what encoding needs. Last step.
+// Every token of several bytes must be the result of a merge, unless it is a special one: where merges are missing,
+// texts become other tokens.
+bool vocabulary_check_merges(const Tokenizer *t, Error *err);
+
+// Checks the whole (no number is free, every byte has a token) and makes what encoding needs.
+// Last step.
 bool vocabulary_finish(Tokenizer *t, Error *err);
 
 // Spelling for messages: what is not printable ASCII as \xNN, cut to the buffer. Returns buf.

@@ -1,5 +1,6 @@
 """Bad options and bad files: one clear line on stderr, exit code 2, nothing started and nothing left behind."""
 import os
+import re
 
 import pytest
 from conftest import EXIT_BAD_INPUT, EXIT_RUN_FAILED, QUIET, TINY, train, write_shard
@@ -20,6 +21,11 @@ OPTIONS = {
     "heads that do not divide the channels": (["-e", "L=1,C=64,NH=5,T=32"], ["64", "5"]),
     "a vocabulary smaller than the data's": (["-e", "L=1,C=64,NH=2,T=32,V=100"], ["100", "257"]),
     "no such shard": (["-i", "no/such_*.bin"], ["no/such_*.bin"]),
+    "a model by no name": (["-e", "d0"], ["'d0' is no model", "d12"]),
+    "no model": (["-e", ""], ["the model is empty", "d12"]),
+    "a part of a shape twice": (["-e", "L=1,L=2"], ["L=2", "given before"]),
+    "a comma after the last GPU": (["--plan", "--gpu", "h200,"], ["--gpu h200,", "comma"]),
+    "a tokenizer that is not there": (["--tokenizer", "/no/such/file"], ["--tokenizer: /no/such/file"]),
     "no such model directory": (["-e", "./no/such/model"], ["no/such/model"]),
 }
 
@@ -28,6 +34,8 @@ def refused(*arguments, words, expect=EXIT_BAD_INPUT):
     result = train(*arguments, expect=expect)
     lines = result.stderr.splitlines()
     assert len(lines) == 1, result.stderr
+    paths = re.findall(r"/[^\s:;,']+", lines[0].partition(": ")[2])
+    assert len(paths) == len(set(paths)), f"a path is there twice: {lines[0]}"
     for word in words:
         assert word in lines[0], f"'{word}' is missing in: {lines[0]}"
 
@@ -36,7 +44,7 @@ def refused(*arguments, words, expect=EXIT_BAD_INPUT):
 def test_option(name, data, tmp_path):
     arguments, words = OPTIONS[name]
     refused(*TINY, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run", *arguments, words=words)
-    assert not (tmp_path / "run" / "main.log").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_output_directory_that_cannot_be_written(data, tmp_path):

@@ -61,6 +61,30 @@ def token_losses(model):
     return losses
 
 
+# --------------------------------------------------------------------------------------------------- which step and data
+
+
+def test_a_checkpoint_is_evaluated_at_its_step_on_the_data_of_its_run(data, tmp_path):
+    own = tmp_path / "own"
+    shutil.copytree(data.directory, own)
+    train("-e", "L=1,C=64,NH=2,T=32", "-x", 2, *QUIET, *Data(own).flags, "-o", tmp_path / "run")
+    checkpoint = checkpoints(tmp_path / "run")[-1]
+    said = train("-e", checkpoint, "-x", 0, "-s", 1, "--samples", 2, "-g", 4).stdout
+    assert "validation at step 2 |" in said and "sample 2 at step 2:" in said
+    shutil.rmtree(own)
+    refusal = train("-e", checkpoint, "-x", 0, expect=EXIT_BAD_INPUT).stderr
+    assert f"-j: no token shards match '{Data(own).val}'" in refusal and "-v 0" in refusal
+    train("-e", checkpoint, "-x", 0, *QUIET)
+
+
+def test_new_weights_that_are_not_trained_take_the_vocabulary_of_the_data(data, tmp_path):
+    new = ["-e", "L=1,C=64,NH=2,T=32", "-x", 0, *QUIET, "--export"]
+    train(*new, tmp_path / "new", "-i", data.train)
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["vocab_size"] == BYTE_VOCAB
+    assert (tmp_path / "new" / "tokenizer.json").exists()
+    assert "-i: no token shards" in train(*new, tmp_path / "no", "-i", "no/such", expect=EXIT_BAD_INPUT).stderr
+
+
 # ------------------------------------------------------------------------------------------------------- bits per byte
 
 

@@ -102,6 +102,18 @@ def test_a_single_large_document_gives_its_end_to_validation(tmp_path, out):
     assert 0.199 < len(val) / len(text) <= 0.2
 
 
+@pytest.mark.parametrize("options, side, other", [
+    (["--val-fraction", "0"], "train", "val"), (["--split", "train"], "train", "val"), (["--split", "val"], "val", "train")])
+def test_all_of_the_text_may_go_to_one_side(tmp_path, out, options, side, other):
+    texts = make_documents(tmp_path / "text", 30)
+    texts.append(b"a line of a long text\n" * 20000)
+    (tmp_path / "text" / "long.txt").write_bytes(texts[-1])
+    prepare("-o", out, *options, tmp_path / "text")
+    assert documents(out, side) == texts and not list(out.glob(f"{other}_*"))
+    assert json.loads((out / "manifest.json").read_text())[other] == {"documents": 0, "bytes": 0, "tokens": 0,
+                                                                      "shards": []}
+
+
 def test_few_short_documents_are_each_cut(tmp_path, out):
     (tmp_path / "a").write_bytes(b"hello\nworld\n" * 20)
     result = prepare("-o", out, tmp_path / "a")
@@ -165,6 +177,8 @@ def test_shards_of_an_earlier_run_are_kept_unless_forced(tmp_path, out):
     (["-o"], ["-o needs a value"]),
     (["-o", "new", "--frobnicate", "text"], ["--frobnicate", "--help"]),
     (["-o", "new", "--val-fraction", "1", "text"], ["--val-fraction 1", "below 1"]),
+    (["-o", "new", "--split", "test", "text"], ["--split test: expected train or val"]),
+    (["-o", "new", "--split", "val", "--val-fraction", "0", "text"], ["give one"]),
     (["-o", "new", "--val-fraction", "nan", "text"], ["--val-fraction nan"]),
     (["-o", "new", "--shard-tokens", "12Q", "text"], ["--shard-tokens 12Q", "from 1024"]),
     (["-o", "new", "--shard-tokens", "99999999999999999999", "text"], ["--shard-tokens"]),
@@ -183,7 +197,7 @@ def test_bad_input_is_named_in_one_line_and_nothing_is_made(tmp_path, monkeypatc
     os.mkfifo(tmp_path / "fifo")
     stderr = prepare(*arguments, expect=2).stderr
     assert all(word in stderr for word in words), stderr
-    assert not (tmp_path / "new").exists() or os.listdir(tmp_path / "new") == []
+    assert not (tmp_path / "new").exists()
 
 
 def test_help_is_printed():

@@ -51,6 +51,13 @@ def test_o_and_y_alone_go_on_as_the_run_was_started(data, tmp_path):
     assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
 
 
+def test_of_a_finished_run_nothing_is_left_and_what_goes_on_with_it_is_named(data, tmp_path):
+    train(*TINY, *QUIET, *data.flags, "-o", tmp_path / "run", "-x", 3)
+    said = train("-o", tmp_path / "run", *RESUME).stdout
+    assert "nothing is left: the run is at step 3 of 3; a larger -x goes on, such as -x 6" in said
+    assert "done        3 steps" in train("-o", tmp_path / "run", *RESUME, "-x", 6).stdout
+
+
 def test_resume_without_a_checkpoint_starts_at_the_beginning(data, tmp_path):
     train(*SAVE_EACH_STEP, *data.flags, "-o", tmp_path / "run", "-x", 2, *RESUME)
     assert sorted(losses(tmp_path / "run")) == [1, 2]

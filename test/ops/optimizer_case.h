@@ -348,6 +348,7 @@ static inline RefUpdate parameter_reference(const Parameter *p) {
                        .rate = (double)p->spec.rate,
                        .n = p->n,
                        .cols = p->spec.cols,
+                       .padding = p->update.padding,
                        .w = p->w,
                        .grad = p->grad.v,
                        .m = p->m_values,

@@ -85,6 +85,29 @@ static void adafactor_of_a_large_matrix_matches(void **state) {
     op_end();
 }
 
+// What pads the vocabulary has no gradient, and changes nothing: u, rms and with them the update are those of the
+// matrix without it.
+static void padding_does_not_count(void **state) {
+    DType dtype = op_dtype(state);
+    enum { USED = 257, ROWS = 384, COLS = 20 };
+    op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %d rows, %d of them padding", ROWS, ROWS - USED);
+    Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
+    p.update.padding = (ROWS - USED) * COLS;
+    memset(p.grad.v + USED * COLS, 0, (ROWS - USED) * COLS * sizeof *p.grad.v);
+    op_upload(&p.grad);
+    UpdateParams params = update_params;
+    params.step = 1; // row and col are of this gradient alone
+    double row[USED], col[COLS], rms;
+    RefUpdate used = parameter_reference(&p);
+    used.n = USED * COLS, used.padding = 0, used.row = row, used.col = col, used.rms = &rms;
+    memset(row, 0, sizeof row), memset(col, 0, sizeof col);
+    ref_adafactor_statistics(&used, params, 1.0);
+    adafactor_statistics(&p.update, 1, params, control_with(1.0f, SKIP_NONE));
+    expect_statistics(&p, params, 1.0f);
+    op_expect("rms against that of the rows alone", fabs(p.rms.v[0] / rms - 1.0), op_limit(DTYPE_FP32, 1));
+    op_end();
+}
+
 // The update is u / rms where rms is above 1: as long as the statistics lag behind gradients that grew.
 static void an_update_beyond_one_is_scaled_back_to_it(void **state) {
     DType dtype = op_dtype(state);
@@ -206,6 +229,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         OP_TEST(adafactor_matches_in_all_shapes),
         OP_TEST(adafactor_of_a_large_matrix_matches),
+        OP_TEST(padding_does_not_count),
         OP_TEST(an_update_beyond_one_is_scaled_back_to_it),
         OP_TEST(rows_and_columns_of_zeros_do_not_move),
         OP_TEST(momentum_update_matches_with_every_state),

@@ -77,7 +77,7 @@ void ref_adafactor_statistics(const RefUpdate *t, UpdateParams params, double gr
         const double g = t->grad[i] * grad_factor;
         sum += g * g / adafactor_second_moment(t, mean_row, i);
     }
-    t->rms[0] = sqrt(sum / (double)t->n);
+    t->rms[0] = sqrt(sum / (double)(t->n - t->padding));
 }
 
 void ref_momentum_update(const RefUpdate *t, UpdateParams params, double grad_factor) {

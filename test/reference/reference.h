@@ -74,7 +74,7 @@ void ref_adamw_update(double *weight, double *m, double *v, const double *grad, 
 typedef struct {
     UpdateRule rule;
     double weight_decay, rate;
-    int64_t n, cols;
+    int64_t n, cols, padding; // padding: of the last elements, which do not count in rms
     double *w, *grad, *m, *v; // (n)
     double *row, *col, *rms;  // (rows), (cols), (1)
 } RefUpdate;

@@ -167,10 +167,16 @@ static void a_file_in_the_way_of_a_directory_is_named(void **state) {
     assert_message("file/below: cannot make the directory: Not a directory");
 }
 
-static void a_writable_directory_is_left_empty_by_the_proof(void **state) {
+static void the_proof_that_a_directory_is_writable_leaves_nothing(void **state) {
     (void)state;
+    const int before = entries_of(tmpdir_file(&tmp, ""));
     assert_true(directory_check_writable(tmpdir_file(&tmp, "out"), &err));
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "out")), 0);
+    assert_true(directory_check_writable(tmpdir_file(&tmp, "out/deep/er//"), &err));
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "")), before);
+    assert_true(directory_make(tmpdir_file(&tmp, "there"), &err));
+    assert_true(directory_check_writable(tmpdir_file(&tmp, "there"), &err));
+    assert_true(directory_check_writable(tmpdir_file(&tmp, "there//below"), &err));
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "there")), 0); // and it is there
     assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
     assert_false(directory_check_writable(tmpdir_file(&tmp, "file"), &err));
 }
@@ -234,7 +240,7 @@ int main(void) {
         TEST(a_file_that_ends_early_is_an_error),
         TEST(directories_are_made_with_their_parents),
         TEST(a_file_in_the_way_of_a_directory_is_named),
-        TEST(a_writable_directory_is_left_empty_by_the_proof),
+        TEST(the_proof_that_a_directory_is_writable_leaves_nothing),
         TEST(a_committed_directory_takes_its_name),
         TEST(a_committed_directory_replaces_the_one_before),
         TEST(a_directory_is_not_committed_over_a_file),

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "llmc/tokens/corpus_split.h"
+#include "tokenizer_fixture.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -55,6 +56,40 @@ static void a_cut_without_lines_is_between_characters(void **state) {
     tokenizer_free(t);
 }
 
+// The toy has a token for two newlines.
+static void a_cut_changes_no_token_and_is_in_no_word(void **state) {
+    (void)state;
+    TmpDir dir = tmpdir_make();
+    toy_write_json(tmpdir_file(&dir, "tokenizer.json"), false);
+    Tokenizer *t = tokenizer_open(dir.path, NULL);
+    assert_non_null(t);
+    const struct {
+        const char *text;
+        int64_t from, cut;
+    } cases[] = {
+        {"hello\nworld hello", 2, 6},      // a line that ends in one newline
+        {"hello\n\nworld hello", 2, 6},    // before the empty line: behind it two newlines would be one token
+        {"hello\n\n\nworld hello", 2, 7},  //
+        {"hello\n world\nhello", 2, 6},    // an indent of one space goes with the word
+        {"hello\n  world\nhello", 2, 14},  // of the others, but the last, with the newline
+        {"hello\r\nworld\r\nhello", 2, 7}, // "\r\n" is no token
+        {"hello world hello", 7, 5},       // no line: the place before
+        {"world hello", 2, 5},             // there is none: the one behind
+        {"world's hello", 2, 5},           //
+        {"hello", 2, 2},                   // one long word
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int64_t cut = corpus_cut(t, cases[i].text, (int64_t)strlen(cases[i].text), cases[i].from);
+        if (cut != cases[i].cut) fail_msg("\"%s\": cut at %d", cases[i].text, (int)cut);
+    }
+    static char newlines[CUT_SEARCH]; // one look at each, not at all before it
+    memset(newlines, '\n', sizeof newlines);
+    newlines[CUT_SEARCH - 1] = 'a';
+    assert_int_equal(corpus_cut(t, newlines, CUT_SEARCH, 2), CUT_SEARCH - 2);
+    tokenizer_free(t);
+    tmpdir_remove(&dir);
+}
+
 static void a_block_ends_between_characters(void **state) {
     (void)state;
     const char *text = "ab\u00e9\u20ac\U0001F600z";
@@ -69,6 +104,7 @@ int main(void) {
         cmocka_unit_test(the_target_leaves_both_sides_a_byte),
         cmocka_unit_test(a_cut_is_the_first_start_of_a_line_from_the_target_on),
         cmocka_unit_test(a_cut_without_lines_is_between_characters),
+        cmocka_unit_test(a_cut_changes_no_token_and_is_in_no_word),
         cmocka_unit_test(a_block_ends_between_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -122,7 +122,7 @@ static void a_size_is_a_GPU_of_which_nothing_else_is_known(void **state) {
 static void an_unknown_name_gets_the_nearest_and_the_list(void **state) {
     (void)state;
     const char *const wrong[][2] = {
-        {"rtx4900", "RTX 4090"}, {"h2000", "H200"}, {"a100-8", "A100 80GB"}, {"t5", "T4"}, {"24", "T4"}, {"", "T4"}};
+        {"rtx4900", "RTX 4090"}, {"h2000", "H200"}, {"a100-8", "A100 80GB"}, {"t5", "T4"}, {"24", "T4"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         GpuChoice gpu;
         Error err;
@@ -130,6 +130,21 @@ static void an_unknown_name_gets_the_nearest_and_the_list(void **state) {
         assert_false(gpu_find(&gpu, wrong[i][0], strlen(wrong[i][0]), &err));
         snprintf(nearest, sizeof nearest, "did you mean %s? There are T4, L4,", wrong[i][1]);
         if (!strstr(err.text, nearest) || !strstr(err.text, "B200, and sizes such as 24G")) fail_msg("%s", err.text);
+    }
+}
+
+static void a_name_like_none_gets_the_list_and_no_size_that_memory_cannot_have(void **state) {
+    (void)state;
+    GpuChoice gpu;
+    Error err;
+    assert_false(gpu_find(&gpu, "zzzzz", 5, &err));
+    assert_non_null(strstr(err.text, "--gpu zzzzz: no such GPU; there are T4, L4,"));
+    const char *const sizes[] = {"-5G", "0G", "1e9G", "-1.5 GiB"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char told[80];
+        snprintf(told, sizeof told, "--gpu %s: the size must be above 0 and at most 100000G", sizes[i]);
+        assert_false(gpu_find(&gpu, sizes[i], strlen(sizes[i]), &err));
+        assert_string_equal(err.text, told);
     }
 }
 
@@ -160,6 +175,7 @@ int main(void) {
         cmocka_unit_test(case_spaces_dashes_and_gb_do_not_matter),
         cmocka_unit_test(a_size_is_a_GPU_of_which_nothing_else_is_known),
         cmocka_unit_test(an_unknown_name_gets_the_nearest_and_the_list),
+        cmocka_unit_test(a_name_like_none_gets_the_list_and_no_size_that_memory_cannot_have),
         cmocka_unit_test(hostile_names_are_refused),
         cmocka_unit_test(a_gpu_without_bf16_computes_in_fp16),
     };

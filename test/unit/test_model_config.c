@@ -67,10 +67,11 @@ static void heads_default_to_64_channels_each(void **state) {
 
 static void wrong_descriptors_are_refused_with_a_message(void **state) {
     (void)state;
-    const char *wrong[] = {"",        "d13",     "gpt2",          "L=0",
-                           "L=",      "L=x",     "L=2,",          "C=64,NH=5",
-                           "L=-1",    "L=2,Q=3", "V=99999999999", "C=99999999999999999999",
-                           "d12,d24", "L=1e3",   "T=2000000",     "L= 3"};
+    const char *wrong[] = {"",        "d13",        "gpt2",          "L=0",
+                           "L=",      "L=x",        "L=2,",          "C=64,NH=5",
+                           "L=-1",    "L=2,Q=3",    "V=99999999999", "C=99999999999999999999",
+                           "d12,d24", "L=1e3",      "T=2000000",     "L= 3",
+                           "L=1,L=2", "d12,T=8,T=8"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         ModelConfig c;
         Error err = {""};

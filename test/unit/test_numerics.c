@@ -137,6 +137,8 @@ static void weights_and_gradients_are_counted_by_kind(void **state) {
     const TensorStats weight = row_named(model, "fcw.weight")->stats, none = row_named(model, "fcw.gradient")->stats,
                       broken = row_named(model, "lnfb.gradient")->stats;
     assert_true(weight.count == L * 4.0 * C * C && weight.amax == 3.0f && weight.sumsq == 4.0 * C * C * (1 + 4 + 9));
+    const TensorStats wte = row_named(model, "wte.weight")->stats; // without the rows that pad the vocabulary
+    assert_true(wte.count == (double)(options.config.V * C) && options.config.V < options.config.Vp);
     assert_true(none.zero == none.count && none.sumsq == 0.0 && none.overflow == 0.0);
     assert_true(broken.overflow == C && broken.count == C && broken.amax == 0.0f);
     gpt2_destroy(model);

@@ -253,6 +253,9 @@ static void a_plan_is_text_unless_it_is_to_be_json(void **state) {
 static void options_that_exclude_each_other_are_refused(void **state) {
     (void)state;
     assert_refused("--tokens 1e9 -x 10", "--tokens and -x both say how long the run is: give one of them");
+    assert_refused("--fp8-scaling delayed", "--fp8-scaling: says how fp8 tensors are scaled; give --fp8 as well");
+    Options o = parsed("-y -o d --fp8-scaling delayed"); // the run may have fp8
+    options_free(&o);
     assert_refused("--reset-optimizer", "--reset-optimizer: a new run has a new optimizer; it is for going on with -y");
 }
 
@@ -313,6 +316,9 @@ static void an_unknown_option_names_the_nearest(void **state) {
         {"--weight-deacy", "--weight-decay"},
         {"-nl", "-n"},
         {"--tf23", "--tf32"},
+        {"--BATCH-SIZE", "--batch-size"},
+        {"--LR", "-l"},
+        {"-B", "-b"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char message[160], line[64];
@@ -322,6 +328,8 @@ static void an_unknown_option_names_the_nearest(void **state) {
         assert_refused(line, message);
     }
     assert_refused("--", "unknown option --; --help lists them");
+    assert_refused("--xyzzy", "unknown option --xyzzy; --help lists them"); // nothing is like it, not even -x
+    assert_refused("-9=1", "unknown option -9; --help lists them");
 }
 
 static void beginnings_of_names_are_not_accepted(void **state) {

@@ -51,7 +51,6 @@ static void one_set_goes_for_all_blocks(void **state) {
         {"gelu+qkv", 9},
         {"attention+gelu+layernorm", 19},
         {"gelu+layernorm+fc+qkv+attention+attproj", 63},
-        {"qkv+qkv", 8},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Recompute r = parsed(cases[i].text, L);
@@ -98,6 +97,8 @@ static void a_wrong_text_is_refused_with_what_is_expected(void **state) {
         {"3/99999999999999999999999", "from 1 to 12"},
         {"3/2x4", "from 1 to 12"},
         {"3/-2", "from 1 to 12"},
+        {"gelu+gelu", "gelu is there twice"},
+        {"3x2,qkv+fc+qkv", "qkv is there twice"},
         {"3x", "at most 12 of 12"},
         {"3x0,0", "at most 12 of 12"},
         {"3x13", "at most 12 of 12"},
@@ -117,6 +118,10 @@ static void a_wrong_text_is_refused_with_what_is_expected(void **state) {
         if (recompute_parse(&r, cases[i].text, L, &err)) fail_msg("'%s' was taken", cases[i].text);
         if (!strstr(err.text, cases[i].told)) fail_msg("'%s': %s", cases[i].text, err.text);
     }
+    Recompute r;
+    Error err;
+    assert_false(recompute_parse(&r, "3/0", 1, &err));
+    assert_string_equal(err.text, "-r 3/0: the model has 1 block, and / needs more; leave it out");
 }
 
 // ------------------------------------------------------------------------------------------------------------- writing
