@@ -49,9 +49,19 @@ static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Err
     return error_set(err, "%s: no %s", row->long_name, row->type == OPTION_STRING ? "text" : "number");
 }
 
+// An option under a name that nobody knows would be silently the default.
+static bool check_names(const cJSON *then, Error *err) {
+    char nearest[64];
+    for (const cJSON *item = then->child; item; item = item->next)
+        if (!option_find(item->string, strlen(item->string)))
+            return error_set(err, "there is no option \"%.64s\"; is it %s?", item->string,
+                             option_nearest(item->string, nearest, sizeof nearest));
+    return true;
+}
+
 bool options_adopt_json(Options *options, const char *json, Error *err) {
     cJSON *then = cJSON_Parse(json);
-    bool ok = cJSON_IsObject(then) || error_set(err, "no JSON object");
+    bool ok = (cJSON_IsObject(then) || error_set(err, "no JSON object")) && check_names(then, err);
     int count;
     const OptionRow *rows = option_table(&count);
     for (int i = 0; ok && i < count; i++) {

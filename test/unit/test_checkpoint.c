@@ -375,7 +375,7 @@ static int save_until_killed(const char *directory) {
         if (!checkpoint_load_state(path, &s, &err)) return 1;
         free(path);
     }
-    for (;; s.step++)
+    for (;; s.step++, s.position++)
         for (int again = 0; again < 2; again++) // the second one replaces the first
             if (!checkpoint_save(directory, model, &s, &err) || !checkpoint_rotate(directory, 2, 0, &err)) return 1;
 }
@@ -451,29 +451,90 @@ static void rotation_never_removes_the_one_written_last(void **state) {
 
 // --------------------------------------------------------------------------------------------------------- any bytes
 
-static void damaged_trainer_files_are_read_or_refused_with_a_message(void **state) {
+// The bytes as the trainer.json of step 1: does the state load?
+static bool state_loads(const unsigned char *bytes, size_t n) {
+    TrainerState s;
+    write_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), bytes, n);
+    err.text[0] = '\0';
+    const bool ok = checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &s, &err);
+    if (!ok) assert_message("trainer.json: ");
+    if (ok) trainer_state_free(&s);
+    return ok;
+}
+
+static void no_damage_to_a_trainer_file_is_taken(void **state) {
+    (void)state;
+    enum { ROUNDS = 3000, HOLE = 300 };
+    save(1);
+    size_t n;
+    unsigned char *good = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n),
+                  *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    assert_true(state_loads(good, n));
+    for (size_t at = 0; at < n; at++) { // each byte by itself, to another digit or letter, and not at all
+        memcpy(bytes, good, n);
+        bytes[at] ^= 1;
+        if (state_loads(bytes, n)) fail_msg("byte %zu was changed, and nobody noticed", at);
+        if (state_loads(good, at)) fail_msg("%zu bytes were taken for the whole file", at);
+    }
+    for (size_t at = 0; at + HOLE <= n; at += 37) { // a block that was never written
+        memcpy(bytes, good, n);
+        memset(bytes + at, 0, HOLE);
+        if (state_loads(bytes, n)) fail_msg("%d bytes of 0 at byte %zu were taken", HOLE, at);
+    }
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        memcpy(bytes, good, n);
+        const size_t length = mutate(bytes, n, 400, round);
+        const bool same = length == n && memcmp(bytes, good, n) == 0;
+        if (state_loads(bytes, length) && !same) fail_msg("the damage of round %d was taken", (int)round);
+    }
+    free(bytes);
+    free(good);
+}
+
+static void damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message(void **state) {
     (void)state;
     enum { ROUNDS = 3000 };
     save(1);
-    char path[PATH_MAX], directory[PATH_MAX];
-    snprintf(path, sizeof path, "%s", tmpdir_file(&tmp, "step_00000001/trainer.json"));
-    snprintf(directory, sizeof directory, "%s", tmpdir_file(&tmp, "step_00000001"));
+    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
     size_t n;
-    unsigned char *good = read_bytes(path, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    unsigned char *good = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n),
+                  *bytes = malloc(n + MUTATE_MAX_GROWTH);
     int accepted = 0;
     for (uint64_t round = 0; round < ROUNDS; round++) {
-        TrainerState s;
         memcpy(bytes, good, n);
-        write_bytes(path, bytes, mutate(bytes, n, 400, round));
-        err.text[0] = '\0';
-        bool ok = checkpoint_load_state(directory, &s, &err);
-        if (!ok) assert_message("trainer.json: ");
-        if (ok) trainer_state_free(&s);
-        accepted += ok;
+        accepted += state_loads(bytes, mutate(bytes, n, 400, round));
     }
     assert_in_range(accepted, 1, ROUNDS / 2); // both kinds happened
     free(bytes);
     free(good);
+}
+
+static void a_trainer_file_of_the_format_before_names_what_cannot_be(void **state) {
+    (void)state;
+    static const struct {
+        const char *found, *changed, *message;
+    } cases[] = {
+        {"\"eot\":", "\"eit\":", "\"eit\" is no field that this version knows"},
+        {"\"loss_z\":", "\"lots_z\":", "\"control\": \"lots_z\" is no field"},
+        {"\"position\": 3,", "\"position\": 0,", "\"position\" is 0, expected an integer from 1 to"},
+        {"\"good_steps\": 0", "\"good_steps\": 2", "\"good_steps\" is 2, expected at most 1"},
+        {"\"best_val_loss\": 3.25", "\"best_val_loss\": -3.2", "expected a finite number from 0"},
+        {"\"next\": 0", "\"next\": 5", "\"loss_window\": \"next\" is 5, expected an integer from 0 to 0"},
+        {"\"format\": 1", "\"format\": 2", "trainer.json: damaged: its bytes have the checksum"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n;
+        save(1);
+        unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
+        unsigned char *text = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n);
+        text[n] = '\0';
+        char *at = strstr((char *)text, cases[i].found);
+        assert_non_null(at);
+        memcpy(at, cases[i].changed, strlen(cases[i].changed));
+        assert_false(state_loads(text, n));
+        assert_message(cases[i].message);
+        free(text);
+    }
 }
 
 static void damaged_moments_are_read_or_refused_with_a_message(void **state) {
@@ -522,7 +583,9 @@ int main(int argc, char **argv) {
         TEST(rotation_keeps_the_newest_and_the_majors),
         TEST(rotation_does_not_count_what_is_no_checkpoint),
         TEST(rotation_never_removes_the_one_written_last),
-        TEST(damaged_trainer_files_are_read_or_refused_with_a_message),
+        TEST(no_damage_to_a_trainer_file_is_taken),
+        TEST(damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message),
+        TEST(a_trainer_file_of_the_format_before_names_what_cannot_be),
         TEST(damaged_moments_are_read_or_refused_with_a_message),
     };
     return cmocka_run_group_tests(tests, start, stop);
