@@ -156,15 +156,30 @@ static bool open_log(Run *run, Error *err) {
 
 // ----------------------------------------------------------------------------------------------- evaluation and saving
 
+// How often the log of a resumed run has it for the step that the run goes on from. What a signal kept it from is made
+// up for there.
+static int64_t logged(const Run *run, const char *event, const char *name) {
+    const bool goes_on = run->setup.options.max_steps != 0 && run->setup.state.step == run->first_step;
+    return goes_on ? runlog_count(run->log, event, name) : 0;
+}
+
+static bool new_best(Run *run, double loss, Error *err) {
+    if (!(loss < run->setup.state.best_val_loss)) return true;
+    run->setup.state.best_val_loss = loss;
+    const bool is_saved =
+        run->setup.resume_path && run->setup.options.max_steps != 0 && run->setup.state.step == run->first_step;
+    return !is_saved || checkpoint_set_best_val_loss(run->setup.resume_path, run->model, loss, err);
+}
+
 static bool validate(Run *run, Error *err) {
     const double began = now_seconds();
     ValidationScore score;
-    if (!run->setup.has_val) return true;
+    if (!run->setup.has_val || logged(run, "validation", NULL) > 0) return true;
     if (!evaluate_loss(run->model, &run->setup.val, run->setup.options.val_sequences, run->setup.tokenizer, &score,
                        err))
         return false;
     if (score.tokens == 0) return true; // a signal came
-    if (score.loss < run->setup.state.best_val_loss) run->setup.state.best_val_loss = score.loss;
+    if (!new_best(run, score.loss, err)) return false;
     run_summary_validation(run->summary, run->setup.state.step, score.loss);
     runlog_validation(run->log, run->setup.state.step, score.loss, score.bits_per_byte, (double)score.tokens,
                       now_seconds() - began);
@@ -176,6 +191,7 @@ static bool answer_choices(Run *run, Error *err) {
         const double began = now_seconds();
         const ChoiceSet *set = run->setup.choices.sets[i];
         ChoiceScore score;
+        if (logged(run, "choices", choices_name(set)) > 0) continue;
         if (!evaluate_choices(run->model, set, run->setup.options.choice_examples, &score, err)) return false;
         if (score.examples == 0) return true; // a signal came
         runlog_choices(run->log, run->setup.state.step, choices_name(set), score.examples, score.correct,
@@ -200,15 +216,18 @@ static GenerateOptions generate_options(Run *run) {
 static bool sample(Run *run, Error *err) {
     const bool alone = run->setup.options.max_steps == 0, streamed = alone && run->setup.options.samples == 1;
     GenerateOptions options = generate_options(run);
+    const int64_t begun = logged(run, "sample", NULL);
     Generated drawn;
+    if (begun >= options.samples) return true;
     if (streamed) {
         options.sink = runlog_stream, options.context = run->log;
         runlog_stream(run->log, options.prompt, (int64_t)strlen(options.prompt));
     }
     if (!generate(run->model, &options, &drawn, err)) return false;
     if (streamed) runlog_stream(run->log, "\n", 1);
-    for (int64_t i = 0; i < drawn.samples; i++)
-        runlog_sample(run->log, run->setup.state.step, drawn.texts[i], drawn.bytes[i], streamed);
+    const bool again = drawn.cut && !alone; // by the run that goes on, and whole
+    for (int64_t i = begun; i < drawn.samples && !again; i++)
+        runlog_sample(run->log, run->setup.state.step, drawn.texts[i], drawn.bytes[i], streamed, drawn.cut);
     if (drawn.prompt_cut > 0)
         runlog_text(run->log, "prompt      longer than the context: its last %lld tokens count, %lld do not",
                     (long long)drawn.prompt_tokens, (long long)drawn.prompt_cut);
@@ -365,6 +384,16 @@ static bool train_step(Run *run, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------ the loop
 
+// What is due after this step: each looks whether the log of a resumed run has it already.
+static bool evaluate(Run *run, bool last, Error *err) {
+    const Options *o = &run->setup.options;
+    const int64_t step = run->setup.state.step;
+    if ((due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0))) &&
+        !(validate(run, err) && answer_choices(run, err)))
+        return false;
+    return !((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) || sample(run, err);
+}
+
 // Steps with evaluation, samples and checkpoints between them, until the last one, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
@@ -372,16 +401,9 @@ static bool loop(Run *run, Error *err) {
         const int64_t step = run->setup.state.step;
         const bool timed_out =
             o->max_minutes > 0 && now_seconds() - run->started > o->max_minutes * 60 && step > run->first_step;
-        const bool interrupted = signals_pending() != 0;
         const bool last = step >= run->setup.total_steps || timed_out;
-        const bool here = step > run->first_step || step == 0 || o->max_steps == 0; // not again right after a resume
-        if (here && !interrupted && !o->interactive) {
-            if ((due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0))) &&
-                !(validate(run, err) && answer_choices(run, err)))
-                return false;
-            if (((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) && !sample(run, err))
-                return false;
-        }
+        if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
+        const bool interrupted = signals_pending() != 0; // also while it was evaluated: the resume does the rest
         if (step > run->first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
         if (last || interrupted) return true;

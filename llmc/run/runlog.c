@@ -18,17 +18,18 @@ static const char WHITESPACE[] = " \t\r\n";
 
 // ---------------------------------------------------------------------------------------------------------- opening
 
-// Is this whole line about a step beyond `step`? Lines that are no JSON are not ours to judge: they stay.
-static bool line_is_beyond(const char *line, size_t length, int64_t step) {
+// Is this whole line about a step beyond `step`? Lines that are no JSON are not ours to judge: they stay. What is of
+// `step` itself is remembered.
+static bool line_is_beyond(RunLog *log, const char *line, size_t length, int64_t step) {
     cJSON *object = cJSON_ParseWithLength(line, length);
     const cJSON *n = cJSON_GetObjectItemCaseSensitive(object, "step");
-    bool beyond = cJSON_IsNumber(n) && n->valuedouble > (double)step;
-    cJSON_Delete(object);
+    const bool known = cJSON_IsNumber(n), beyond = known && n->valuedouble > (double)step;
+    if (!known || n->valuedouble != (double)step || !cJSON_AddItemToArray(log->begun, object)) cJSON_Delete(object);
     return beyond;
 }
 
 // Bytes of the log that a run which goes on after `step` keeps; 0 if there is no log yet.
-static bool bytes_to_keep(const char *path, int64_t step, off_t *keep, Error *err) {
+static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *keep, Error *err) {
     *keep = 0;
     FILE *f = fopen(path, "re");
     if (!f) return errno == ENOENT || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
@@ -36,7 +37,7 @@ static bool bytes_to_keep(const char *path, int64_t step, off_t *keep, Error *er
     size_t room = 0;
     ssize_t length;
     while ((length = getline(&line, &room, f)) > 0) {
-        if (line[length - 1] != '\n' || line_is_beyond(line, (size_t)length, step)) break;
+        if (line[length - 1] != '\n' || line_is_beyond(log, line, (size_t)length, step)) break;
         *keep += length;
     }
     bool ok = !ferror(f) || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
@@ -47,12 +48,27 @@ static bool bytes_to_keep(const char *path, int64_t step, off_t *keep, Error *er
 
 static bool open_file(RunLog *log, const char *directory, bool append, int64_t first_step, Error *err) {
     off_t keep = 0;
+    log->begun = cJSON_CreateArray();
     if (!directory_make(directory, err)) return false;
     char *path = path_join(directory, "main.log");
     const bool ok = append_file_open(&log->file, path, false, err) &&
-                    (!append || bytes_to_keep(path, first_step, &keep, err)) && append_file_cut(&log->file, keep, err);
+                    (!append || bytes_to_keep(log, path, first_step, &keep, err)) &&
+                    append_file_cut(&log->file, keep, err);
+    log->sample_step = first_step;
+    log->sample_index = runlog_count(log, "sample", NULL);
     free(path);
     return ok;
+}
+
+int64_t runlog_count(const RunLog *log, const char *event, const char *name) {
+    int64_t count = 0;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, log->begun) {
+        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "event"));
+        const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "name"));
+        count += kind && strcmp(kind, event) == 0 && (!name || (file && strcmp(file, name) == 0));
+    }
+    return count;
 }
 
 // Events are a copy for the eye: without them the run goes on. An evaluation has a directory of its own: TensorBoard
@@ -132,6 +148,7 @@ void runlog_close(RunLog *log) {
     fflush(stdout);
     append_file_close(&log->file);
     tensorboard_close(log->tensorboard);
+    cJSON_Delete(log->begun);
     free(log);
 }
 

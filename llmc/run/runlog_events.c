@@ -241,7 +241,7 @@ static void print_sample(RunLog *log, int64_t step, const char *text, int64_t by
     free(out);
 }
 
-void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown) {
+void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut) {
     log->sample_index = log->sample_step == step ? log->sample_index + 1 : 1;
     log->sample_step = step;
     if (!shown) print_sample(log, step, text, bytes);
@@ -250,6 +250,7 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
     if (!entry_begin(&e, log, "sample", "", step)) return;
     fprintf(e.json, ",\"index\":%lld", (long long)log->sample_index);
     entry_text(&e, "text", text, (size_t)bytes);
+    if (cut) fputs(",\"cut\":true", e.json);
     // A tag of its own for each: of one tag TensorBoard keeps one value a step.
     snprintf(tag, sizeof tag, "sample/%lld", (long long)log->sample_index);
     tensorboard_text(log->tensorboard, tag, text, bytes);

@@ -70,6 +70,19 @@ bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *sta
     return ok;
 }
 
+bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double best, Error *err) {
+    TrainerState state;
+    FileFacts facts[CHECKPOINT_FILES];
+    Gpt2Options options = *gpt2_options(model);
+    char *manifest = path_join(path, manifest_name);
+    bool ok = trainer_json_read(manifest, &state, facts, err);
+    options.optimizer = state.optimizer, state.best_val_loss = best;
+    ok = ok && trainer_json_write(manifest, &state, &options, facts, err);
+    trainer_state_free(&state);
+    free(manifest);
+    return ok;
+}
+
 // ----------------------------------------------------------------------------------------------------------- finding
 
 // The step of a directory name, if it is one that step_path makes.

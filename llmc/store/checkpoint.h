@@ -30,6 +30,10 @@ typedef struct {
 // Writes DIR/step_XXXXXXXX. A failure (disk full) leaves the previous checkpoints as they are and removes its own rest.
 bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *state, Error *err);
 
+// Writes the best validation loss into the trainer.json of a checkpoint that is there already, for a validation that
+// was made up for after a resume. model: the one that goes on from it.
+bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double best, Error *err);
+
 // Finds the newest checkpoint of DIR that verifies (manifest, sizes, checksums); each one that does not is named in
 // *skipped (malloced lines, or NULL). False with an empty message: there is none; with a message: DIR cannot be read.
 bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err);

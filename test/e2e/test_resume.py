@@ -100,6 +100,46 @@ def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     assert max(losses(tmp_path / "run")) == last + 2
 
 
+def evaluations(run):
+    """What a run says of its model besides losses: validations and samples by step, without times."""
+    validations = [(entry["step"], entry["loss"]) for entry in events(run, "validation")]
+    return sorted(validations), sorted((entry["step"], entry["index"], entry["text"]) for entry in events(run, "sample"))
+
+
+def best_val_loss(run):
+    return json.loads((checkpoints(run)[-1] / "trainer.json").read_text())["best_val_loss"]
+
+
+def test_what_is_due_at_a_signal_is_done_by_the_resume(data, tmp_path):
+    # Steps long enough for a signal to fall into the last one, after which the one validation and the one sample are due.
+    flags = ["-e", "L=4,C=256,NH=4,T=256", "-t", 256, "-b", 16, *data.flags, "-x", 3, "-v", 3, "-m", 4, "-s", 3,
+             "-g", 20, "--samples", 2]
+    train(*flags, "-o", tmp_path / "whole")
+    process = start(*flags, "-o", tmp_path / "parts")
+    assert wait_for(lambda: len(losses(tmp_path / "parts")) == 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == EXIT_INTERRUPTED
+    assert checkpoints(tmp_path / "parts")[-1].name == "step_00000003"
+    assert [step for step, loss in evaluations(tmp_path / "parts")[0]] == [0]
+    for _ in range(2):  # the second one finds nothing to do
+        train("-o", tmp_path / "parts", *RESUME)
+        assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
+        assert best_val_loss(tmp_path / "parts") == best_val_loss(tmp_path / "whole")
+    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+
+
+def test_a_sample_that_a_signal_cut_is_not_logged_and_drawn_again(data, tmp_path):
+    flags = [*TINY, *data.flags, "-x", 4, "-v", 2, "-m", 4, "-s", 2, "-g", 800]
+    train(*flags, "-o", tmp_path / "whole")
+    process = start(*flags, "-o", tmp_path / "parts")
+    assert wait_for(lambda: [e for e in events(tmp_path / "parts", "validation") if e["step"] == 2], process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == EXIT_INTERRUPTED
+    assert events(tmp_path / "parts", "sample") == []
+    train("-o", tmp_path / "parts", *RESUME)
+    assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
+
+
 def test_a_second_sigint_ends_the_run_at_once(data, tmp_path):
     out = tmp_path / "run"
     # Steps of about a second, so that both signals fall into one.
