@@ -354,6 +354,14 @@ static void report_numerics(Run *run) {
     runlog_numerics(run->log, run->setup.state.step, rows, count);
 }
 
+// A signal came between two micro-steps. Weights and moments are still those of the last whole step; with the rest of
+// its state a resume reads this step's windows again and computes the same bits.
+static void abandon_step(Run *run) {
+    const int64_t step = run->setup.state.step;
+    report_all(run);
+    if (step > run->first_step) gpt2_abandon_step(run->model, run->records[step % 2].control);
+}
+
 // loader -> [forward -> backward] x accumulation -> norm -> decision -> update. Nothing here waits for the device; the
 // step before is reported while this one computes.
 static bool train_step(Run *run, Error *err) {
@@ -364,6 +372,7 @@ static bool train_step(Run *run, Error *err) {
     device_event_record(record->start, STREAM_COMPUTE);
     for (int64_t done = 0, count = 0; done < run->setup.step_windows; done += count) {
         const void *windows;
+        if (signals_pending()) return abandon_step(run), true;
         if (!dataloader_next(run->loader, &windows, &count, err)) return false;
         gpt2_load_batch(run->model, windows, count, run->setup.train.token_bytes);
         gpt2_forward_backward(run->model, tokens, done == 0);

@@ -100,6 +100,23 @@ def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     assert max(losses(tmp_path / "run")) == last + 2
 
 
+@pytest.mark.parametrize("flags", [["--grad-dtype", "compute"], ["--fp8", 1, "--fp8-scaling", "delayed"]],
+                         ids=["stochastic", "fp8"])
+def test_a_signal_drops_the_step_that_is_not_finished(flags, data, tmp_path):
+    # 200 micro-steps a step, so that the signal comes between two. Their random bits and their scales are state too.
+    flags = [*TINY[:-1], 1, *QUIET, *SCHEDULE, *data.flags, "--dtype", "bf16", "-d", 32 * 200, "-x", 3, *flags]
+    train(*flags, "-o", tmp_path / "whole")
+    process = start(*flags, "-o", tmp_path / "parts")
+    assert wait_for(lambda: len(losses(tmp_path / "parts")) == 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == EXIT_INTERRUPTED
+    assert checkpoints(tmp_path / "parts")[-1].name == "step_00000002"
+    assert sorted(losses(tmp_path / "parts")) == [1, 2]
+    train("-o", tmp_path / "parts", *RESUME)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+
+
 def evaluations(run):
     """What a run says of its model besides losses: validations and samples by step, without times."""
     validations = [(entry["step"], entry["loss"]) for entry in events(run, "validation")]
