@@ -501,7 +501,8 @@ static void close_run(Run *run) {
 
 static int run_all(Run *run, Error *err) {
     if (!run_setup_start(&run->setup, err))
-        return EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
+        return run->setup.is_locked ? EXIT_RUN_FAILED
+                                    : EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
     run->first_step = run->setup.state.step;
     const DeviceOptions device = options_device(&run->setup.options);
     if (!device_init(&device, err)) return EXIT_RUN_FAILED; // before any data: without a GPU they are of no use

@@ -3,6 +3,7 @@
 #include "llmc/run/run_setup.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/run/append_file.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/export.h"
@@ -11,6 +12,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // Where llm.c's script and data/get.py put it.
 static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
@@ -33,6 +35,8 @@ bool run_setup_start(RunSetup *s, Error *err) {
     s->state.control = step_control_initial(1.0f);
     if (!*o->output) return true;
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o %s", o->output);
+    s->is_locked = !*o->plan && !directory_hold(o->output, &s->lock, err); // a plan changes nothing there
+    if (s->is_locked) return error_prefix(err, "-o %s", o->output);
     if (!o->resume)
         return !checkpoint_exists(o->output) || o->max_steps == 0 ||
                error_set(err,
@@ -297,4 +301,5 @@ void run_setup_close(RunSetup *s) {
     trainer_state_free(&s->state);
     free(s->resume_path);
     options_free(&s->options);
+    if (s->lock > 0) close(s->lock);
 }

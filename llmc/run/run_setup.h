@@ -28,10 +28,13 @@ typedef struct {
     Recompute recompute;
     Tokenizer *tokenizer; // NULL: samples are shown as token numbers
     ChoiceSets choices;
+    int lock;       // of the directory of -o, until the end; 0: none
+    bool is_locked; // run_setup_start failed because another process runs there
 } RunSetup;
 
-// -o and -y: a fresh directory, or the newest checkpoint in it that verifies, whose options then hold where none was
-// given. First, because the device is opened with what the options say.
+// -o and -y: the directory is taken for this process before anything in it is read. A fresh directory, or the newest
+// checkpoint in it that verifies, whose options then hold where none was given. First, because the device is opened
+// with what the options say.
 bool run_setup_start(RunSetup *setup, Error *err);
 
 // Everything else, in the order in which one thing needs another. After device_init.
