@@ -44,6 +44,7 @@ typedef struct {
     float loss_scale;             // after the last step that was reported
     char attention[256];          // who computes it, as the header said
     int64_t first_step;           // where this process began
+    char kept[1024];              // what was said of an old checkpoint that could not be removed
 } Run;
 
 // ---------------------------------------------------------------------------------------------------- memory and model
@@ -271,7 +272,11 @@ static bool save(Run *run, Error *err) {
     if (!checkpoint_save(o->output, run->model, &run->setup.state, err)) return false;
     runlog_text(run->log, "saved       %s/step_%08lld in %.1f s", o->output, (long long)run->setup.state.step,
                 now_seconds() - began);
-    return checkpoint_rotate(o->output, (int)o->keep, o->major, err);
+    Error kept; // what is old and stays takes space, and nothing else
+    if (checkpoint_rotate(o->output, (int)o->keep, o->major, &kept)) return true;
+    if (strcmp(kept.text, run->kept) != 0) runlog_text(run->log, "warning     %s", kept.text);
+    snprintf(run->kept, sizeof run->kept, "%s", kept.text);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------------------ one step

@@ -30,9 +30,12 @@ int64_t file_size(int fd); // -1: not a plain file
 
 bool directory_make(const char *path, Error *err);           // with parents; existing is fine
 bool directory_check_writable(const char *path, Error *err); // makes it if needed and proves a file can be written
-bool directory_remove(const char *path, Error *err);         // a directory of plain files
+// The names in a directory but for . and .., malloced; false, and nothing to free, where it cannot be read to its end.
+bool directory_list(const char *path, char ***names, int *count, Error *err);
+void directory_list_free(char **names, int count);
+bool directory_remove(const char *path, Error *err); // a directory of plain files
 // fsync from, rename, fsync the parent. A directory that stands at `to` is replaced: the two are exchanged in one step
-// where the file system can do that, and the old one is removed afterwards.
+// where the file system can do that, and the old one then is at `from`, for the caller to remove.
 bool directory_commit(const char *from, const char *to, Error *err);
 
 char *path_join(const char *directory, const char *name); // "directory/name", malloced

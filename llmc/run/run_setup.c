@@ -37,6 +37,7 @@ bool run_setup_start(RunSetup *s, Error *err) {
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o %s", o->output);
     s->is_locked = !*o->plan && !directory_hold(o->output, &s->lock, err); // a plan changes nothing there
     if (s->is_locked) return error_prefix(err, "-o %s", o->output);
+    if (!*o->plan) checkpoint_clean(o->output);
     if (!o->resume)
         return !checkpoint_exists(o->output) || o->max_steps == 0 ||
                error_set(err,

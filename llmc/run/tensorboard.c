@@ -9,7 +9,6 @@
 #include "llmc/run/format.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <float.h>
 #include <math.h>
@@ -212,14 +211,16 @@ static const long LAST_SECONDS = 9999999998;
 
 // The SECONDS of the newest event file in the directory; 0: there is none.
 static long newest_seconds(const char *directory) {
-    DIR *dir = opendir(directory);
+    char **names;
+    int count;
     long newest = 0;
-    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
-        if (strncmp(entry->d_name, PREFIX, sizeof PREFIX - 1) != 0) continue;
-        const long seconds = strtol(entry->d_name + sizeof PREFIX - 1, NULL, 10);
+    if (!directory_list(directory, &names, &count, NULL)) return 0; // opening a file there says why
+    for (int i = 0; i < count; i++) {
+        if (strncmp(names[i], PREFIX, sizeof PREFIX - 1) != 0) continue;
+        const long seconds = strtol(names[i] + sizeof PREFIX - 1, NULL, 10);
         if (seconds > newest && seconds <= LAST_SECONDS) newest = seconds;
     }
-    if (dir) closedir(dir);
+    directory_list_free(names, count);
     return newest;
 }
 

@@ -49,8 +49,12 @@ bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err);
 // False, and a message that names both, unless the optimizer whose state was saved is the one that is wanted.
 bool checkpoint_check_optimizer(OptimizerKind saved, OptimizerKind wanted, Error *err);
 
+// Removes what a killed run left half written or half removed. For whoever holds dir alone; saving does it too.
+void checkpoint_clean(const char *dir);
+
 // Keeps the newest `keep` checkpoints (0 = all) and every one whose step is a multiple of `major` (0 = none).
-// Directories whose manifest or sizes do not verify are neither counted nor removed; the one written last always stays.
+// Directories whose manifest or sizes do not verify are neither counted nor removed; the one written last always stays. So
+// does one that holds files of somebody else. False: one that should go could not be removed, and why; the others are.
 bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err);
 
 #ifdef __cplusplus

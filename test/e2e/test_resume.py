@@ -252,6 +252,24 @@ def test_rotation_keeps_the_newest_and_the_major_ones(data, tmp_path):
     assert [int(p.name.split("_")[1]) for p in checkpoints(tmp_path / "run")] == [4, 8, 9, 10]
 
 
+def test_an_old_checkpoint_with_a_users_files_stays_and_the_run_goes_on(data, tmp_path):
+    run = tmp_path / "run"
+    train(*SAVE_EACH_STEP, *data.flags, "-o", run, "-x", 2)
+    (run / "step_00000002" / "eval").mkdir()
+    result = train("-o", run, *RESUME, "-nk", 1, "-x", 5)
+    assert result.stdout.count("step_00000002 is kept: eval in it is of no checkpoint") == 1
+    assert [path.name for path in checkpoints(run)] == ["step_00000002", "step_00000005"]
+    assert (run / "step_00000002" / "eval").is_dir()
+
+
+def test_a_start_clears_what_a_kill_in_a_rotation_left(data, tmp_path):
+    run = tmp_path / "run"
+    train(*SAVE_EACH_STEP, *data.flags, "-o", run, "-x", 2)
+    (run / "step_00000001").rename(run / ".tmp-step_00000001")
+    train("-o", run, *RESUME)  # there is nothing to do or to save
+    assert not list(run.glob(".tmp-*"))
+
+
 def test_the_log_of_a_resumed_run_says_how_it_ended(data, tmp_path):
     train(*SAVE_EACH_STEP, *data.flags, "-o", tmp_path / "run", "-x", 2)
     assert len(events(tmp_path / "run", "end")) == 1

@@ -449,6 +449,39 @@ static void rotation_never_removes_the_one_written_last(void **state) {
     free(assert_latest("step_00000002"));
 }
 
+static void rotation_leaves_what_holds_files_of_others_and_removes_the_rest(void **state) {
+    (void)state;
+    for (int64_t step = 1; step <= 5; step++) save(step);
+    assert_ok(directory_make(tmpdir_file(&tmp, "step_00000002/eval"), &err));
+    write_bytes(tmpdir_file(&tmp, "step_00000003/notes.txt"), "mine", 4);
+    assert_false(checkpoint_rotate(tmp.path, 1, 0, &err));
+    assert_message("step_00000003 is kept: notes.txt in it is of no checkpoint");
+    assert_int_equal(entries_of(tmp.path), 3);
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000002")), 5);
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000003")), 5);
+    free(assert_latest("step_00000005"));
+}
+
+static void files_of_others_stay_in_sight_where_their_checkpoint_is_replaced(void **state) {
+    (void)state;
+    save(1);
+    write_bytes(tmpdir_file(&tmp, "step_00000001/notes.txt"), "mine", 4);
+    save(1);
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
+    assert_true(file_exists(tmpdir_file(&tmp, "step_00000001.1/notes.txt")));
+    assert_int_equal(entries_of(tmp.path), 2);
+    free(assert_latest("step_00000001"));
+}
+
+static void cleaning_removes_what_a_killed_rotation_left(void **state) {
+    (void)state;
+    save(1);
+    save(2);
+    assert_int_equal(rename(tmpdir_file(&tmp, "step_00000001"), tmpdir_file(&tmp, ".tmp-step_00000001")), 0);
+    checkpoint_clean(tmp.path);
+    assert_int_equal(entries_of(tmp.path), 1);
+}
+
 // --------------------------------------------------------------------------------------------------------- any bytes
 
 // The bytes as the trainer.json of step 1: does the state load?
@@ -583,6 +616,9 @@ int main(int argc, char **argv) {
         TEST(rotation_keeps_the_newest_and_the_majors),
         TEST(rotation_does_not_count_what_is_no_checkpoint),
         TEST(rotation_never_removes_the_one_written_last),
+        TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest),
+        TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced),
+        TEST(cleaning_removes_what_a_killed_rotation_left),
         TEST(no_damage_to_a_trainer_file_is_taken),
         TEST(damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message),
         TEST(a_trainer_file_of_the_format_before_names_what_cannot_be),
