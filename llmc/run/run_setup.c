@@ -17,6 +17,8 @@
 // Where llm.c's script and data/get.py put it.
 static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 
+static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
+
 static DType dtype_named(const char *name, DType otherwise) {
     const DType named[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     for (int i = 0; i < 3; i++)
@@ -25,6 +27,32 @@ static DType dtype_named(const char *name, DType otherwise) {
 }
 
 // ---------------------------------------------------------------------------------------- what to train, on which data
+
+// A run that ended before its first checkpoint goes on, from its beginning, as it was started.
+static bool adopt_remembered(RunSetup *s, Error *err) {
+    enum { MAX_BYTES = 16 << 20 }; // the options may hold a long prompt
+    char *path = path_join(s->options.output, OPTIONS_FILE);
+    const bool known = file_exists(path);
+    char *json = known ? file_read_all(path, MAX_BYTES, NULL, err) : NULL;
+    const bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
+    if (ok)
+        fprintf(stderr, "-y 1: no checkpoint in %s yet: starting from the beginning%s%s\n", s->options.output,
+                known ? ", with the options of " : "", known ? path : "");
+    s->state.seed = (uint64_t)s->options.seed;
+    free(json);
+    free(path);
+    return ok;
+}
+
+bool run_setup_remember(const RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    if (!*o->output || o->max_steps == 0 || o->profile > 0) return true; // nothing will be saved there
+    char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o);
+    const bool ok = json ? file_write_atomic(path, json, strlen(json), err) : error_set(err, "out of memory");
+    free(json);
+    free(path);
+    return ok;
+}
 
 // -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
 bool run_setup_start(RunSetup *s, Error *err) {
@@ -54,8 +82,7 @@ bool run_setup_start(RunSetup *s, Error *err) {
         if (damaged)
             return error_set(err, "-y 1: no checkpoint in %s is whole: repair them, or move them away to start over",
                              o->output);
-        fprintf(stderr, "-y 1: no checkpoint in %s yet: starting from the beginning\n", o->output);
-        return true;
+        return adopt_remembered(s, err);
     }
     if (!checkpoint_load_state(s->resume_path, &s->state, err) ||
         !options_adopt_json(&s->options, s->state.options_json, err))

@@ -33,12 +33,15 @@ typedef struct {
 } RunSetup;
 
 // -o and -y: the directory is taken for this process before anything in it is read. A fresh directory, or the newest
-// checkpoint in it that verifies, whose options then hold where none was given. First, because the device is opened
-// with what the options say.
+// checkpoint in it that verifies, whose options then hold where none was given. Without a checkpoint those of
+// DIR/options.json do. First, because the device is opened with what the options say.
 bool run_setup_start(RunSetup *setup, Error *err);
 
 // Everything else, in the order in which one thing needs another. After device_init.
 bool run_setup_choose(RunSetup *setup, Error *err);
+
+// Keeps the options in force in DIR/options.json, for a resume before there is a checkpoint. After run_setup_choose.
+bool run_setup_remember(const RunSetup *setup, Error *err);
 
 // --plan instead: no data is opened, the plan goes to stdout.
 bool run_setup_plan(RunSetup *setup, Error *err);

@@ -46,14 +46,31 @@ static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *ke
     return ok;
 }
 
+// Gives the log of an earlier run the first free name of main.log.1, main.log.2, ..., and opens a new one.
+static bool move_aside(RunLog *log, const char *path, Error *err) {
+    char *aside = NULL;
+    int i = 0;
+    do {
+        free(aside);
+        if (asprintf(&aside, "%s.%d", path, ++i) < 0) return error_set(err, "out of memory");
+    } while (file_exists(aside));
+    const bool ok = rename(path, aside) == 0 || error_set(err, "%s: cannot be renamed: %s", path, strerror(errno));
+    if (ok) fprintf(stderr, "%s is of an earlier run: it is %s now\n", path, aside);
+    free(aside);
+    if (!ok) return false;
+    append_file_close(&log->file);
+    return append_file_open(&log->file, path, true, err);
+}
+
 static bool open_file(RunLog *log, const char *directory, bool append, int64_t first_step, Error *err) {
     off_t keep = 0;
     log->begun = cJSON_CreateArray();
     if (!directory_make(directory, err)) return false;
     char *path = path_join(directory, "main.log");
-    const bool ok = append_file_open(&log->file, path, false, err) &&
-                    (!append || bytes_to_keep(log, path, first_step, &keep, err)) &&
-                    append_file_cut(&log->file, keep, err);
+    bool ok = append_file_open(&log->file, path, false, err) &&
+              (file_size(log->file.fd) == 0 || bytes_to_keep(log, path, append ? first_step : -1, &keep, err));
+    if (ok && !append && keep < file_size(log->file.fd)) ok = move_aside(log, path, err); // it tells of steps
+    ok = ok && append_file_cut(&log->file, append ? keep : 0, err);
     log->sample_step = first_step;
     log->sample_index = runlog_count(log, "sample", NULL);
     free(path);

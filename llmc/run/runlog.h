@@ -44,7 +44,8 @@ typedef struct RunLog RunLog;
 // directory NULL or "": no file; it is made if it is missing. Two processes cannot write into one: the second gets an
 // error. append: continue main.log of a resumed run, cutting off
 // everything from the first line of a step > first_step on (those will be run again) and a last line that was not
-// finished; first_step INT64_MAX keeps every step (a run that only evaluates). append false: a new file.
+// finished; first_step INT64_MAX keeps every step (a run that only evaluates). append false: a new file; one
+// that tells of steps is renamed to main.log.1, or the first number that is free.
 // progress: -1 = when stdout is a terminal, but not that of a notebook, which would keep every redrawing; 0, 1.
 // tensorboard: the same numbers also go to an event file in directory, those of a run that only evaluates to one in
 // directory/evaluation, a curve of its own. NULL on error.

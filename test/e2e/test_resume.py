@@ -56,6 +56,20 @@ def test_resume_without_a_checkpoint_starts_at_the_beginning(data, tmp_path):
     assert sorted(losses(tmp_path / "run")) == [1, 2]
 
 
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_options_and_its_log(data, tmp_path):
+    run = tmp_path / "run"
+    process = start(*TINY, *QUIET, *SCHEDULE, *data.flags, "--seed", 7, "-o", run, "-x", 1000000)
+    assert wait_for(lambda: len(losses(run)) >= 3, process)
+    kill(process)
+    log = (run / "main.log").read_text()
+    result = train("-o", run, *RESUME, "-x", 3)
+    assert f"starting from the beginning, with the options of {run}/options.json" in result.stderr
+    assert (run / "main.log.1").read_text() == log
+    train(*TINY, *QUIET, *SCHEDULE, *data.flags, "--seed", 7, "-o", tmp_path / "whole", "-x", 3)
+    assert same_state(checkpoints(run)[-1], checkpoints(tmp_path / "whole")[-1])
+    assert losses(run) == losses(tmp_path / "whole")
+
+
 def in_a_write(out):
     """Is a checkpoint being written that is newer than all there are? (Rests of a killed write are not.)"""
     newest = max((path.name for path in checkpoints(out)), default="")

@@ -513,9 +513,15 @@ static void a_new_run_starts_a_new_log(void **state) {
     (void)state;
     TmpDir dir = tmpdir_make();
     write_text(&dir, "main.log", EARLIER);
-    char *text = logged(&dir, false, 0, one_event);
-    assert_null(strstr(text, "start"));
-    free(text);
+    for (int i = 1; i <= 2; i++) { // and leaves those of runs before: the second start finds a step 2 too
+        char *text = logged(&dir, false, 0, one_event), name[32];
+        assert_null(strstr(text, "start"));
+        free(text);
+        snprintf(name, sizeof name, "main.log.%d", i);
+        text = file_text(&dir, name);
+        assert_true((strcmp(text, EARLIER) == 0) == (i == 1));
+        free(text);
+    }
     tmpdir_remove(&dir);
 }
 
