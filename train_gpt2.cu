@@ -3,6 +3,8 @@
 //
 // One text, three builds: nvcc makes train_gpt2cu of it, the C compiler (-x c) train_gpt2, the simulator's build
 // train_gpt2sim; so it keeps to what C and C++ share. Which backend stands behind device.h and ops.h it does not know.
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2_numerics.h"
 #include "llmc/run/profile.h"
@@ -248,11 +250,11 @@ static void log_tuning(Run *run) {
     char *tuning = device_tuning(), *old = run->setup.state.tuning, *event = NULL;
     size_t bytes;
     const bool is_new = tuning && *tuning && (!old || strcmp(old, tuning) != 0);
-    FILE *out = is_new ? open_memstream(&event, &bytes) : NULL;
+    FILE *out = is_new ? memory_stream_open(&event, &bytes) : NULL;
     if (out) {
         fputs("\"tuning\":", out);
         format_json_string(out, tuning, strlen(tuning));
-        if (fclose(out) == 0) runlog_event(run->log, "tuning", event);
+        if (memory_stream_close(out)) runlog_event(run->log, "tuning", event);
         free(event);
     }
     run->setup.state.tuning = tuning;
@@ -267,6 +269,7 @@ static bool save(Run *run, Error *err) {
     run->setup.state.T = run->setup.T;
     free(run->setup.state.options_json);
     run->setup.state.options_json = options_to_json(o);
+    if (!run->setup.state.options_json) return error_set(err, "out of memory for the options of a checkpoint");
     run->setup.state.tokenizer = run->setup.tokenizer;
     log_tuning(run);
     if (!checkpoint_save(o->output, run->model, &run->setup.state, err)) return false;
@@ -525,6 +528,7 @@ static int run_all(Run *run, Error *err) {
 int main(int argc, char **argv) {
     Run run;
     Error err;
+    standard_files_open();
     device_prepare_process(argv);
     memset(&run, 0, sizeof run);
     run.started = now_seconds();

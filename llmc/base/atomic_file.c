@@ -164,6 +164,13 @@ bool file_write_atomic(const char *path, const void *data, size_t bytes, Error *
 
 // ----------------------------------------------------------------------------------------------------------- reading
 
+void standard_files_open(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR); // the lowest number that is free
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
+}
+
 int64_t file_size(int fd) {
     struct stat st;
     return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? (int64_t)st.st_size : -1;

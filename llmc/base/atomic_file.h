@@ -38,6 +38,10 @@ bool directory_remove(const char *path, Error *err); // a directory of plain fil
 // where the file system can do that, and the old one then is at `from`, for the caller to remove.
 bool directory_commit(const char *from, const char *to, Error *err);
 
+// Opens /dev/null in place of what of stdin, stdout and stderr is closed: the next file that is opened would get its
+// number, and lines for the terminal with it. The first thing that a program does.
+void standard_files_open(void);
+
 char *path_join(const char *directory, const char *name); // "directory/name", malloced
 
 #ifdef __cplusplus

@@ -66,11 +66,13 @@ bool run_setup_start(RunSetup *s, Error *err) {
     s->is_locked = !*o->plan && !directory_hold(o->output, &s->lock, err); // a plan changes nothing there
     if (s->is_locked) return error_prefix(err, "-o %s", o->output);
     if (!*o->plan) checkpoint_clean(o->output);
+    bool exists;
     if (!o->resume)
-        return !checkpoint_exists(o->output) || o->max_steps == 0 ||
-               error_set(err,
-                         "-o %s: checkpoints of an earlier run are there: go on with -y 1, or name another directory",
-                         o->output);
+        return checkpoint_exists(o->output, &exists, err) &&
+               (!exists || o->max_steps == 0 ||
+                error_set(err,
+                          "-o %s: checkpoints of an earlier run are there: go on with -y 1, or name another directory",
+                          o->output));
     char *skipped = NULL;
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);

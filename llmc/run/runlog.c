@@ -3,6 +3,7 @@
 // Owns stdout and main.log while the run lasts. Every line for the reader leaves in one flush together with the bar
 // that is cleared above and drawn again below it, so that nothing flickers.
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/runlog_internal.h"
 
@@ -191,7 +192,7 @@ void runlog_write(RunLog *log, const char *event, const char *inner, size_t leng
     clock_gettime(CLOCK_REALTIME, &now);
     char *line = NULL;
     size_t bytes = 0;
-    FILE *f = open_memstream(&line, &bytes);
+    FILE *f = memory_stream_open(&line, &bytes);
     if (!f) return;
     fprintf(f, "{\"event\":\"%s\",\"time\":%lld.%03ld", event, (long long)now.tv_sec, now.tv_nsec / 1000000);
     if (length > 0) fputc(',', f);
@@ -199,7 +200,7 @@ void runlog_write(RunLog *log, const char *event, const char *inner, size_t leng
         fputc(inner[i] == '\n' || inner[i] == '\r' ? ' ' : inner[i], f); // only ever layout
     fputs("}\n", f);
     Error err;
-    if (fclose(f) == 0 && !append_file_write(&log->file, line, bytes, &err))
+    if (memory_stream_close(f) && !append_file_write(&log->file, line, bytes, &err))
         complain_once(log, &log->file_failed, &err, "this log misses lines");
     free(line);
 }

@@ -3,6 +3,7 @@
 #include "llmc/store/checkpoint.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/store/checkpoint_parts.h"
 #include <errno.h>
 #include <stdio.h>
@@ -196,7 +197,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
     int count;
     if (!list_steps(dir, &steps, &count, err)) return false;
     size_t length = 0;
-    FILE *lines = open_memstream(skipped, &length);
+    FILE *lines = memory_stream_open(skipped, &length);
     REQUIRE(lines != NULL, "out of memory");
     for (int i = 0; i < count && !*path; i++) {
         Error reason;
@@ -205,11 +206,11 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
             *path = candidate;
             break;
         }
-        fprintf(lines, "%s%s", ftell(lines) > 0 ? "\n" : "", reason.text);
+        fprintf(lines, "%s%s", i > 0 ? "\n" : "", reason.text);
         free(candidate);
     }
     free(steps);
-    REQUIRE(fclose(lines) == 0, "out of memory");
+    REQUIRE(memory_stream_close(lines), "out of memory");
     if (length == 0) {
         free(*skipped);
         *skipped = NULL;
@@ -217,19 +218,19 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
     return *path != NULL;
 }
 
-bool checkpoint_exists(const char *dir) {
+bool checkpoint_exists(const char *dir, bool *exists, Error *err) {
     int64_t *steps;
     int count;
-    bool found = false;
-    if (!list_steps(dir, &steps, &count, NULL)) return false;
-    for (int i = 0; i < count && !found; i++) {
+    *exists = false;
+    if (!list_steps(dir, &steps, &count, err)) return false;
+    for (int i = 0; i < count && !*exists; i++) {
         char *directory = step_path(dir, steps[i], false), *manifest = path_join(directory, manifest_name);
-        found = file_exists(manifest);
+        *exists = file_exists(manifest);
         free(manifest);
         free(directory);
     }
     free(steps);
-    return found;
+    return true;
 }
 
 bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {

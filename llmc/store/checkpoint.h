@@ -37,7 +37,8 @@ bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double be
 // Finds the newest checkpoint of DIR that verifies (manifest, sizes, checksums); each one that does not is named in
 // *skipped (malloced lines, or NULL). False with an empty message: there is none; with a message: DIR cannot be read.
 bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err);
-bool checkpoint_exists(const char *dir); // any step_* directory with a trainer.json
+// Whether there is any step_* directory with a trainer.json. False: dir cannot be read.
+bool checkpoint_exists(const char *dir, bool *exists, Error *err);
 
 // The state alone (path is a step directory): what the trainer must know before it builds the model.
 bool checkpoint_load_state(const char *path, TrainerState *state, Error *err);
@@ -53,8 +54,9 @@ bool checkpoint_check_optimizer(OptimizerKind saved, OptimizerKind wanted, Error
 void checkpoint_clean(const char *dir);
 
 // Keeps the newest `keep` checkpoints (0 = all) and every one whose step is a multiple of `major` (0 = none).
-// Directories whose manifest or sizes do not verify are neither counted nor removed; the one written last always stays. So
-// does one that holds files of somebody else. False: one that should go could not be removed, and why; the others are.
+// Directories whose manifest or sizes do not verify are neither counted nor removed; the one written last always stays.
+// So does one that holds files of somebody else. False: one that should go could not be removed, and why; the others
+// are.
 bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err);
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
 // the other files. Its fields are described in doc/file_formats.md.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/store/checkpoint_parts.h"
 #include <ctype.h>
 #include <errno.h>
@@ -125,7 +126,7 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2O
     }
     char *text = NULL;
     size_t bytes = 0;
-    FILE *out = open_memstream(&text, &bytes);
+    FILE *out = memory_stream_open(&text, &bytes);
     REQUIRE(out != NULL, "out of memory for trainer.json");
     fputs("{\n", out);
     print_state(out, state, model);
@@ -134,8 +135,8 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2O
     char seal[SEAL_BYTES + 1];
     make_seal(seal, text, bytes);
     fputs(seal, out);
-    REQUIRE(fclose(out) == 0, "out of memory for trainer.json");
-    bool ok = file_write_atomic(path, text, bytes, err);
+    const bool whole = memory_stream_close(out) || error_set(err, "%s: out of memory for its text", path);
+    const bool ok = whole && file_write_atomic(path, text, bytes, err);
     free(text);
     return ok;
 }

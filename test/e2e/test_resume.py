@@ -9,8 +9,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, cut_back, events, kill, losses,
-                      same_state, start, train, wait_for, write_shard)
+from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, ROOT, TINY, checkpoints, command, cut_back, events,
+                      kill, losses, same_state, start, train, wait_for, write_shard)
 
 # Constant, and its warm-up given: so that the weights after step N do not depend on -x.
 SCHEDULE = ["-k", "constant", "-u", 2]
@@ -282,6 +282,18 @@ def test_a_start_clears_what_a_kill_in_a_rotation_left(data, tmp_path):
     (run / "step_00000001").rename(run / ".tmp-step_00000001")
     train("-o", run, *RESUME)  # there is nothing to do or to save
     assert not list(run.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 1), (0, 1, 2)])
+def test_lines_for_a_terminal_that_is_closed_do_not_end_up_in_a_file(closed, data, tmp_path):
+    def close_them():
+        for descriptor in closed:
+            os.close(descriptor)
+
+    subprocess.run(command(*SAVE_EACH_STEP, *data.flags, "-x", 3, "-o", tmp_path / "run"), preexec_fn=close_them,
+                   cwd=ROOT, timeout=60, check=True)
+    assert sorted(losses(tmp_path / "run")) == [1, 2, 3]  # every line is an event
+    assert (tmp_path / "run" / ".lock").read_text().count("\n") == 1
 
 
 def test_the_log_of_a_resumed_run_says_how_it_ended(data, tmp_path):

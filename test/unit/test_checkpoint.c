@@ -16,12 +16,18 @@
 #include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <malloc.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -287,13 +293,17 @@ static void a_directory_without_checkpoints_has_none(void **state) {
     char *path, *skipped;
     assert_int_equal(mkdir(tmpdir_file(&tmp, "step_12"), 0755), 0); // not a name of ours
     assert_int_equal(mkdir(tmpdir_file(&tmp, "step_00000012"), 0755), 0);
-    assert_false(checkpoint_exists(tmp.path));
-    assert_false(checkpoint_exists(tmpdir_file(&tmp, "none")));
+    bool exists = true;
+    assert_ok(checkpoint_exists(tmp.path, &exists, &err));
+    assert_false(exists);
+    assert_ok(checkpoint_exists(tmpdir_file(&tmp, "none"), &exists, &err));
+    assert_false(exists);
     assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "none"), &path, &skipped, &err));
     assert_string_equal(err.text, "");
     assert_null(skipped);
     save(13);
-    assert_true(checkpoint_exists(tmp.path));
+    assert_ok(checkpoint_exists(tmp.path, &exists, &err));
+    assert_true(exists);
 }
 
 static void a_directory_that_cannot_be_read_is_an_error(void **state) {
@@ -302,6 +312,37 @@ static void a_directory_that_cannot_be_read_is_an_error(void **state) {
     write_bytes(tmpdir_file(&tmp, "file"), "x", 1);
     assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "file"), &path, &skipped, &err));
     assert_message("file: cannot open the directory: Not a directory");
+}
+
+// From here on no directory can be read to its end, as on a disk that fails.
+static void fail_to_read_directories(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getdents64, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        _exit(77);
+}
+
+static void a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty(void **state) {
+    (void)state;
+    save(1);
+    int status;
+    const pid_t child = fork();
+    if (child == 0) {
+        char *path, *skipped;
+        bool exists;
+        static const char expected[] = ": cannot read the directory: Input/output error";
+        fail_to_read_directories();
+        const bool found = checkpoint_find_latest(tmp.path, &path, &skipped, &err) || !strstr(err.text, expected);
+        _exit(found || checkpoint_exists(tmp.path, &exists, &err) || !strstr(err.text, expected));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WEXITSTATUS(status) == 77) skip(); // no seccomp here
+    assert_int_equal(status, 0);
 }
 
 static void a_renamed_checkpoint_is_not_taken_for_a_newer_one(void **state) {
@@ -363,6 +404,47 @@ static void a_failed_save_leaves_the_checkpoints_before_it(void **state) {
         assert_int_equal(entries_of(tmp.path), 1);
         free(assert_latest("step_00000001"));
     }
+}
+
+// Saves with so much more address space than is in use now; 0: it is saved, or there was an error, or a bug report.
+static int status_of_a_save_within(TrainerState *s, rlim_t more) {
+    int status;
+    const pid_t child = fork();
+    if (child == 0) {
+        long pages = 0;
+        TrainerState back;
+        malloc_trim(0); // what earlier tests have freed counts as in use
+        FILE *f = fopen("/proc/self/statm", "r");
+        if (!f || fscanf(f, "%ld", &pages) != 1) _exit(2);
+        fclose(f);
+        dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);
+        struct rlimit before, little;
+        getrlimit(RLIMIT_AS, &before);
+        little = before, little.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + more;
+        setrlimit(RLIMIT_AS, &little);
+        const bool ok = checkpoint_save(tmp.path, model, s, &err);
+        setrlimit(RLIMIT_AS, &before);
+        _exit(ok && !checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status) == SIGABRT ? 0 : 3;
+}
+
+static void a_save_that_runs_out_of_memory_never_claims_to_be_one(void **state) {
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); // it needs the address space for itself
+#endif
+    enum { PROMPT = 12 << 20 }; // its text is put together in memory that doubles
+    TrainerState s = make_state(1);
+    char *json = malloc(PROMPT + 64);
+    const int n = sprintf(json, "{\"prompt\": \"");
+    memset(json + n, 'x', PROMPT);
+    strcpy(json + n + PROMPT, "\"}");
+    s.options_json = json;
+    for (rlim_t more = 0; more < 48u << 20; more += 1u << 19)
+        if (status_of_a_save_within(&s, more) != 0) fail_msg("with %lld bytes to spare", (long long)more);
+    free(json);
 }
 
 // This program, started again as "test_checkpoint DIR": saves one step after the other until it is killed.
@@ -608,10 +690,12 @@ int main(int argc, char **argv) {
         TEST(one_flipped_bit_in_any_file_is_noticed),
         TEST(a_directory_without_checkpoints_has_none),
         TEST(a_directory_that_cannot_be_read_is_an_error),
+        TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty),
         TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one),
         TEST(saving_removes_what_killed_runs_left),
         TEST(the_same_step_may_be_saved_again),
         TEST(a_failed_save_leaves_the_checkpoints_before_it),
+        TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one),
         TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies),
         TEST(rotation_keeps_the_newest_and_the_majors),
         TEST(rotation_does_not_count_what_is_no_checkpoint),
