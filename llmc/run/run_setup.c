@@ -135,6 +135,18 @@ static bool choose_context(RunSetup *s, Error *err) {
     return true;
 }
 
+// What the run goes on with, against what its checkpoint read. Other data are no error: a corpus may grow.
+static void compare_data(const char *option, const ShardSet *set, DataFacts *then) {
+    const DataFacts now = {set->num_tokens, set->fingerprint};
+    if (then->tokens > 0 && (then->tokens != now.tokens || then->fingerprint != now.fingerprint))
+        fprintf(stderr,
+                "%s: other shards than before: the checkpoint is of %lld tokens (checksum %016llx), these are %lld "
+                "(%016llx); the run goes on with them\n",
+                option, (long long)then->tokens, (unsigned long long)then->fingerprint, (long long)now.tokens,
+                (unsigned long long)now.fingerprint);
+    *then = now;
+}
+
 // -i and -j, and with them the vocabulary.
 static bool open_data(RunSetup *s, Error *err) {
     const Options *o = &s->options;
@@ -158,6 +170,8 @@ static bool open_data(RunSetup *s, Error *err) {
         return error_set(err, "-i and -j were made with different vocabularies: %lld and %lld tokens", (long long)vocab,
                          (long long)s->val.vocab);
     if (stated && stated->eot >= 0) s->state.eot = stated->eot;
+    if (s->has_train) compare_data("-i", &s->train, &s->state.train);
+    if (s->has_val) compare_data("-j", &s->val, &s->state.val);
     // One window of each is read now, so that tokens of another vocabulary show before anything is started.
     void *window = malloc((size_t)(s->T + 1) * 4);
     if (!window) return error_set(err, "out of memory");

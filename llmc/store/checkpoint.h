@@ -11,14 +11,21 @@
 extern "C" {
 #endif
 
+// What the shards of a run were, to say so when it goes on with others. tokens 0: not known.
+typedef struct {
+    int64_t tokens;
+    uint64_t fingerprint; // ShardSet's
+} DataFacts;
+
 // What a run needs besides weights and moments to go on with the same bits.
 typedef struct {
     int64_t step;     // updates done
     int64_t position; // data windows consumed, in windows of T tokens
     int64_t T;        // context of those windows
     uint64_t seed;
-    double best_val_loss;       // infinity before the first validation
-    int64_t eot;                // end-of-text token of the data, -1 if not known
+    double best_val_loss; // infinity before the first validation
+    int64_t eot;          // end-of-text token of the data, -1 if not known
+    DataFacts train, val;
     StepControl control;        // windows of the outlier detector, loss scale
     OptimizerKind optimizer;    // whose state is saved; set by load, save takes the model's
     int64_t optimizer_start;    // updates that were done when its state began: 0, or where --reset-optimizer was given

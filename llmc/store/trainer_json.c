@@ -82,6 +82,22 @@ static void print_control(FILE *out, const StepControl *control) {
     fputs("\n  },\n", out);
 }
 
+static void print_data(FILE *out, const TrainerState *state) {
+    const struct {
+        const char *name;
+        DataFacts facts;
+    } sets[] = {{"train", state->train}, {"val", state->val}};
+    const char *comma = "";
+    fputs("  \"data\": {", out);
+    for (int i = 0; i < 2; i++) {
+        if (sets[i].facts.tokens == 0) continue;
+        fprintf(out, "%s\"%s\": {\"tokens\": %lld, \"xxh3\": \"%016llx\"}", comma, sets[i].name,
+                (long long)sets[i].facts.tokens, (unsigned long long)sets[i].facts.fingerprint);
+        comma = ", ";
+    }
+    fputs("},\n", out);
+}
+
 static void print_state(FILE *out, const TrainerState *state, const Gpt2Options *model) {
     const ModelConfig *config = &model->config;
     char loss[40] = "null";
@@ -95,6 +111,7 @@ static void print_state(FILE *out, const TrainerState *state, const Gpt2Options 
             (long long)config->C);
     fprintf(out, "  \"optimizer\": \"%s\",\n  \"optimizer_start\": %lld,\n", optimizer_name(model->optimizer),
             (long long)state->optimizer_start);
+    print_data(out, state);
     print_control(out, &state->control);
     fprintf(out, "  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
     cJSON *tuning = cJSON_CreateString(state->tuning ? state->tuning : "");
@@ -277,6 +294,24 @@ static bool check_model(const cJSON *root, Error *err) {
     return ok || error_prefix(err, "\"model\"");
 }
 
+// Older checkpoints do not say, and those of runs without validation say nothing of val.
+static bool read_data(const cJSON *root, TrainerState *state, Error *err) {
+    static const char *const names[] = {"train", "val", NULL}, *const keys[] = {"tokens", "xxh3", NULL};
+    DataFacts *facts[] = {&state->train, &state->val};
+    const cJSON *data, *set;
+    if (!json_find(root, "data", &data, err)) return false;
+    if (!data) return true;
+    bool ok = json_get_object(root, "data", &data, err) && json_check_keys(data, names, err);
+    for (int i = 0; ok && names[i]; i++) {
+        ok = json_find(data, names[i], &set, err);
+        if (!ok || !set) continue;
+        ok = json_get_object(data, names[i], &set, err) && json_check_keys(set, keys, err) &&
+             json_get_int(set, "tokens", 1, JSON_MAX_INT, &facts[i]->tokens, err) &&
+             read_u64(set, "xxh3", 16, &facts[i]->fingerprint, err);
+    }
+    return ok || error_prefix(err, "\"data\"");
+}
+
 static bool read_facts(const cJSON *files, int i, FileFacts *facts, Error *err) {
     static const char *const keys[] = {"bytes", "xxh3", NULL};
     const cJSON *file;
@@ -302,8 +337,8 @@ static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
 
 static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts, Error *err) {
     static const char *const keys[] = {
-        "format",          "step",    "position", "T",      "seed",  "best_val_loss", "eot", "model", "optimizer",
-        "optimizer_start", "control", "options",  "tuning", "files", "xxh3",          NULL};
+        "format",          "step",    "position", "T",      "seed",  "best_val_loss", "eot",  "model", "optimizer",
+        "optimizer_start", "control", "options",  "tuning", "files", "data",          "xxh3", NULL};
     const cJSON *options;
     bool ok = json_check_keys(root, keys, err) && json_get_int(root, "step", 0, JSON_MAX_INT, &state->step, err) &&
               json_get_int(root, "position", state->step, JSON_MAX_INT, &state->position, err) &&
@@ -311,7 +346,8 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
               read_best_val_loss(root, &state->best_val_loss, err) &&
               json_get_int(root, "eot", -1, INT32_MAX, &state->eot, err) && check_model(root, err) &&
               read_optimizer(root, state, err) && read_control(root, state->step, &state->control, err) &&
-              read_manifest(root, facts, err) && json_get_object(root, "options", &options, err);
+              read_data(root, state, err) && read_manifest(root, facts, err) &&
+              json_get_object(root, "options", &options, err);
     if (!ok) return false;
     state->options_json = cJSON_PrintUnformatted(options);
     REQUIRE(state->options_json != NULL, "out of memory for the options");

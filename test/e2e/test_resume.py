@@ -296,6 +296,18 @@ def test_lines_for_a_terminal_that_is_closed_do_not_end_up_in_a_file(closed, dat
     assert (tmp_path / "run" / ".lock").read_text().count("\n") == 1
 
 
+def test_a_resume_on_other_shards_says_so(tmp_path):
+    tokens = [[(7 * i + k) % 200 for i in range(4000)] for k in (0, 1)]
+    shard = write_shard(tmp_path / "train_0.bin", tokens[0], vocab=257, eot=256)
+    flags = [*SAVE_EACH_STEP, "-i", shard, "-o", tmp_path / "run"]
+    train(*flags, "-x", 1)
+    assert "other shards" not in train(*flags, "-x", 2, *RESUME).stderr
+    write_shard(shard, tokens[1], vocab=257, eot=256)  # the same header
+    assert "-i: other shards than before: the checkpoint is of 4000 tokens" in train(*flags, "-x", 3, *RESUME).stderr
+    write_shard(shard, tokens[1] + [5], vocab=257, eot=256)
+    assert "these are 4001 (" in train(*flags, "-x", 4, *RESUME).stderr
+
+
 def test_the_log_of_a_resumed_run_says_how_it_ended(data, tmp_path):
     train(*SAVE_EACH_STEP, *data.flags, "-o", tmp_path / "run", "-x", 2)
     assert len(events(tmp_path / "run", "end")) == 1

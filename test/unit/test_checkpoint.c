@@ -141,6 +141,7 @@ static void the_trainers_state_comes_back_exactly(void **state) {
     s.control.good_steps = 99;
     s.control.micro_steps = UINT32_MAX;
     s.optimizer_start = 12345678901;
+    s.train = (DataFacts){((int64_t)1 << 53) - 1, UINT64_MAX};
     for (int i = 0; i < 200; i++)
         outlier_window_push(&s.control.loss_window, philox_uniform(philox(1, 2, (uint64_t)i).v[0]));
     for (int i = 0; i < 5; i++) outlier_window_push(&s.control.norm_window, 1.0f / (float)(i + 3));
@@ -155,6 +156,8 @@ static void the_trainers_state_comes_back_exactly(void **state) {
     assert_int_equal(back.eot, s.eot);
     assert_int_equal(back.optimizer, OPTIMIZER_ADAMW);
     assert_int_equal(back.optimizer_start, s.optimizer_start);
+    assert_memory_equal(&back.train, &s.train, sizeof s.train);
+    assert_int_equal(back.val.tokens, 0);
     assert_true(isnan(back.control.loss));
     back.control.loss = s.control.loss; // which NaN it is does not matter
     assert_memory_equal(&back.control, &s.control, sizeof s.control);
