@@ -76,31 +76,6 @@ def in_a_write(out):
     return any(path.name.removeprefix(".tmp-") > newest for path in out.glob(".tmp-step_*"))
 
 
-def test_kill_9_at_50_random_moments_loses_nothing(data, tmp_path):
-    out, choose, kills_in_a_write = tmp_path / "run", random.Random(7), 0
-    flags = [*SAVE_EACH_STEP, *data.flags]
-    for i in range(50):
-        saved = len(losses(out))
-        process = start(*flags, "-nk", 3, "-o", out, "-x", 100000, *RESUME)
-        if i % 2 == 0:  # somewhere in the writing of a checkpoint, some steps later
-            assert wait_for(lambda: len(losses(out)) > saved + 1, process)
-            assert wait_for(lambda: in_a_write(out), process)
-            time.sleep(choose.uniform(0, 0.01))
-        else:  # anywhere, also while starting
-            time.sleep(choose.uniform(0.0, 0.8))
-        assert process.poll() is None, f"the trainer ended by itself with {process.returncode}"
-        kill(process)
-        kills_in_a_write += in_a_write(out)
-    assert kills_in_a_write >= 10
-    reached = int(checkpoints(out)[-1].name.split("_")[1])
-    assert reached > 25
-    train(*flags, "-nk", 3, "-o", out, "-x", reached + 2, *RESUME)
-    train(*flags, "-n", 0, "-o", tmp_path / "whole", "-x", reached + 2)
-    assert same_state(checkpoints(out)[-1], checkpoints(tmp_path / "whole")[-1])
-    assert losses(out) == losses(tmp_path / "whole")
-    assert not list(out.glob(".tmp-*")), "rests of writes that were killed are still there"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
 def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "-o", tmp_path / "run"]
@@ -169,6 +144,51 @@ def test_a_sample_that_a_signal_cut_is_not_logged_and_drawn_again(data, tmp_path
     assert events(tmp_path / "parts", "sample") == []
     train("-o", tmp_path / "parts", *RESUME)
     assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
+
+
+# KILLS=300 SIGNALS=60 python -m pytest test/e2e/test_resume.py -k random_moments   for a longer one.
+KILLS, SIGNALS = int(os.environ.get("KILLS", 40)), int(os.environ.get("SIGNALS", 16))
+
+
+def test_kills_and_signals_at_random_moments_lose_nothing(data, tmp_path):
+    out, choose, kills_in_a_write, ended_by_signal = tmp_path / "run", random.Random(7), 0, 0
+    # Eight micro-steps a step, whose random bits are state; evaluations and saves that take as long as the steps.
+    flags = ["-e", "L=2,C=64,NH=2,T=32", "-t", 32, "-b", 2, "-d", 32 * 16, "--dtype", "bf16", "--grad-dtype", "compute",
+             *SCHEDULE, *data.flags, "-v", 3, "-m", 64, "-s", 4, "-g", 40, "--samples", 2, "-n", 2]
+    moments = [signal.SIGKILL] * KILLS + [signal.SIGTERM] * SIGNALS
+    choose.shuffle(moments)
+    for i, number in enumerate(moments):
+        known = (out / "options.json").exists()  # from then on -o and -y are enough, also without a checkpoint
+        step = max(losses(out), default=0)
+        process = start(*([] if known else flags), "-o", out, "-x", 1000000, *RESUME)
+        if i % 3 == 0:  # somewhere in the writing of a checkpoint
+            assert wait_for(lambda: max(losses(out), default=0) > step, process)
+            assert wait_for(lambda: in_a_write(out), process)
+            time.sleep(choose.uniform(0, 0.01))
+        elif i % 3 == 1:  # in a step, a validation, a sample
+            assert wait_for(lambda: max(losses(out), default=0) > step, process)
+            time.sleep(choose.uniform(0, 0.3))
+        else:  # anywhere, also while starting
+            time.sleep(choose.uniform(0.0, 0.8))
+        assert process.poll() is None, f"the trainer ended by itself with {process.returncode}"
+        process.send_signal(number)
+        code = process.wait(timeout=60)
+        assert code in ((-number,) if number == signal.SIGKILL else (EXIT_INTERRUPTED, -number))  # -: while starting
+        ended_by_signal += code == EXIT_INTERRUPTED
+        if code == EXIT_INTERRUPTED and max(losses(out), default=0) > 0:
+            assert checkpoints(out)[-1].name == f"step_{max(losses(out)):08d}"
+        kills_in_a_write += number == signal.SIGKILL and in_a_write(out)
+    reached = max(losses(out)) + 2
+    train("-o", out, "-x", reached, *RESUME)
+    train(*flags, "-n", 0, "-o", tmp_path / "whole", "-x", reached)
+    assert losses(out) == losses(tmp_path / "whole")
+    assert evaluations(out) == evaluations(tmp_path / "whole")
+    assert same_state(checkpoints(out)[-1], checkpoints(tmp_path / "whole")[-1])
+    assert best_val_loss(out) == best_val_loss(tmp_path / "whole")
+    assert not list(out.glob(".tmp-*")), "rests of writes that were killed are still there"
+    print(f"{KILLS} kills, {kills_in_a_write} in a write; {SIGNALS} signals, {ended_by_signal} to a running step loop; "
+          f"{reached} steps")
+    assert kills_in_a_write >= KILLS / 10 and ended_by_signal >= SIGNALS / 4
 
 
 def test_a_second_sigint_ends_the_run_at_once(data, tmp_path):
