@@ -3,6 +3,8 @@
 //
 // One text, three builds: nvcc makes train_gpt2cu of it, the C compiler (-x c) train_gpt2, the simulator's build
 // train_gpt2sim; so it keeps to what C and C++ share. Which backend stands behind device.h and ops.h it does not know.
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2_numerics.h"
 #include "llmc/run/profile.h"
@@ -44,6 +46,7 @@ typedef struct {
     float loss_scale;             // after the last step that was reported
     char attention[256];          // who computes it, as the header said
     int64_t first_step;           // where this process began
+    char kept[1024];              // what was said of an old checkpoint that could not be removed
 } Run;
 
 // ---------------------------------------------------------------------------------------------------- memory and model
@@ -156,15 +159,30 @@ static bool open_log(Run *run, Error *err) {
 
 // ----------------------------------------------------------------------------------------------- evaluation and saving
 
+// How often the log of a resumed run has it for the step that the run goes on from. What a signal kept it from is made
+// up for there.
+static int64_t logged(const Run *run, const char *event, const char *name) {
+    const bool goes_on = run->setup.options.max_steps != 0 && run->setup.state.step == run->first_step;
+    return goes_on ? runlog_count(run->log, event, name) : 0;
+}
+
+static bool new_best(Run *run, double loss, Error *err) {
+    if (!(loss < run->setup.state.best_val_loss)) return true;
+    run->setup.state.best_val_loss = loss;
+    const bool is_saved =
+        run->setup.resume_path && run->setup.options.max_steps != 0 && run->setup.state.step == run->first_step;
+    return !is_saved || checkpoint_set_best_val_loss(run->setup.resume_path, run->model, loss, err);
+}
+
 static bool validate(Run *run, Error *err) {
     const double began = now_seconds();
     ValidationScore score;
-    if (!run->setup.has_val) return true;
+    if (!run->setup.has_val || logged(run, "validation", NULL) > 0) return true;
     if (!evaluate_loss(run->model, &run->setup.val, run->setup.options.val_sequences, run->setup.tokenizer, &score,
                        err))
         return false;
     if (score.tokens == 0) return true; // a signal came
-    if (score.loss < run->setup.state.best_val_loss) run->setup.state.best_val_loss = score.loss;
+    if (!new_best(run, score.loss, err)) return false;
     run_summary_validation(run->summary, run->setup.state.step, score.loss);
     runlog_validation(run->log, run->setup.state.step, score.loss, score.bits_per_byte, (double)score.tokens,
                       now_seconds() - began);
@@ -176,6 +194,7 @@ static bool answer_choices(Run *run, Error *err) {
         const double began = now_seconds();
         const ChoiceSet *set = run->setup.choices.sets[i];
         ChoiceScore score;
+        if (logged(run, "choices", choices_name(set)) > 0) continue;
         if (!evaluate_choices(run->model, set, run->setup.options.choice_examples, &score, err)) return false;
         if (score.examples == 0) return true; // a signal came
         runlog_choices(run->log, run->setup.state.step, choices_name(set), score.examples, score.correct,
@@ -200,15 +219,18 @@ static GenerateOptions generate_options(Run *run) {
 static bool sample(Run *run, Error *err) {
     const bool alone = run->setup.options.max_steps == 0, streamed = alone && run->setup.options.samples == 1;
     GenerateOptions options = generate_options(run);
+    const int64_t begun = logged(run, "sample", NULL);
     Generated drawn;
+    if (begun >= options.samples) return true;
     if (streamed) {
         options.sink = runlog_stream, options.context = run->log;
         runlog_stream(run->log, options.prompt, (int64_t)strlen(options.prompt));
     }
     if (!generate(run->model, &options, &drawn, err)) return false;
     if (streamed) runlog_stream(run->log, "\n", 1);
-    for (int64_t i = 0; i < drawn.samples; i++)
-        runlog_sample(run->log, run->setup.state.step, drawn.texts[i], drawn.bytes[i], streamed);
+    const bool again = drawn.cut && !alone; // by the run that goes on, and whole
+    for (int64_t i = begun; i < drawn.samples && !again; i++)
+        runlog_sample(run->log, run->setup.state.step, drawn.texts[i], drawn.bytes[i], streamed, drawn.cut);
     if (drawn.prompt_cut > 0)
         runlog_text(run->log, "prompt      longer than the context: its last %lld tokens count, %lld do not",
                     (long long)drawn.prompt_tokens, (long long)drawn.prompt_cut);
@@ -228,11 +250,11 @@ static void log_tuning(Run *run) {
     char *tuning = device_tuning(), *old = run->setup.state.tuning, *event = NULL;
     size_t bytes;
     const bool is_new = tuning && *tuning && (!old || strcmp(old, tuning) != 0);
-    FILE *out = is_new ? open_memstream(&event, &bytes) : NULL;
+    FILE *out = is_new ? memory_stream_open(&event, &bytes) : NULL;
     if (out) {
         fputs("\"tuning\":", out);
         format_json_string(out, tuning, strlen(tuning));
-        if (fclose(out) == 0) runlog_event(run->log, "tuning", event);
+        if (memory_stream_close(out)) runlog_event(run->log, "tuning", event);
         free(event);
     }
     run->setup.state.tuning = tuning;
@@ -247,12 +269,17 @@ static bool save(Run *run, Error *err) {
     run->setup.state.T = run->setup.T;
     free(run->setup.state.options_json);
     run->setup.state.options_json = options_to_json(o);
+    if (!run->setup.state.options_json) return error_set(err, "out of memory for the options of a checkpoint");
     run->setup.state.tokenizer = run->setup.tokenizer;
     log_tuning(run);
     if (!checkpoint_save(o->output, run->model, &run->setup.state, err)) return false;
     runlog_text(run->log, "saved       %s/step_%08lld in %.1f s", o->output, (long long)run->setup.state.step,
                 now_seconds() - began);
-    return checkpoint_rotate(o->output, (int)o->keep, o->major, err);
+    Error kept; // what is old and stays takes space, and nothing else
+    if (checkpoint_rotate(o->output, (int)o->keep, o->major, &kept)) return true;
+    if (strcmp(kept.text, run->kept) != 0) runlog_text(run->log, "warning     %s", kept.text);
+    snprintf(run->kept, sizeof run->kept, "%s", kept.text);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------------------ one step
@@ -335,6 +362,14 @@ static void report_numerics(Run *run) {
     runlog_numerics(run->log, run->setup.state.step, rows, count);
 }
 
+// A signal came between two micro-steps. Weights and moments are still those of the last whole step; with the rest of
+// its state a resume reads this step's windows again and computes the same bits.
+static void abandon_step(Run *run) {
+    const int64_t step = run->setup.state.step;
+    report_all(run);
+    if (step > run->first_step) gpt2_abandon_step(run->model, run->records[step % 2].control);
+}
+
 // loader -> [forward -> backward] x accumulation -> norm -> decision -> update. Nothing here waits for the device; the
 // step before is reported while this one computes.
 static bool train_step(Run *run, Error *err) {
@@ -345,6 +380,7 @@ static bool train_step(Run *run, Error *err) {
     device_event_record(record->start, STREAM_COMPUTE);
     for (int64_t done = 0, count = 0; done < run->setup.step_windows; done += count) {
         const void *windows;
+        if (signals_pending()) return abandon_step(run), true;
         if (!dataloader_next(run->loader, &windows, &count, err)) return false;
         gpt2_load_batch(run->model, windows, count, run->setup.train.token_bytes);
         gpt2_forward_backward(run->model, tokens, done == 0);
@@ -365,6 +401,16 @@ static bool train_step(Run *run, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------ the loop
 
+// What is due after this step: each looks whether the log of a resumed run has it already.
+static bool evaluate(Run *run, bool last, Error *err) {
+    const Options *o = &run->setup.options;
+    const int64_t step = run->setup.state.step;
+    if ((due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0))) &&
+        !(validate(run, err) && answer_choices(run, err)))
+        return false;
+    return !((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) || sample(run, err);
+}
+
 // Steps with evaluation, samples and checkpoints between them, until the last one, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
@@ -372,16 +418,9 @@ static bool loop(Run *run, Error *err) {
         const int64_t step = run->setup.state.step;
         const bool timed_out =
             o->max_minutes > 0 && now_seconds() - run->started > o->max_minutes * 60 && step > run->first_step;
-        const bool interrupted = signals_pending() != 0;
         const bool last = step >= run->setup.total_steps || timed_out;
-        const bool here = step > run->first_step || step == 0 || o->max_steps == 0; // not again right after a resume
-        if (here && !interrupted && !o->interactive) {
-            if ((due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0))) &&
-                !(validate(run, err) && answer_choices(run, err)))
-                return false;
-            if (((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) && !sample(run, err))
-                return false;
-        }
+        if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
+        const bool interrupted = signals_pending() != 0; // also while it was evaluated: the resume does the rest
         if (step > run->first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
         if (last || interrupted) return true;
@@ -476,13 +515,14 @@ static void close_run(Run *run) {
 
 static int run_all(Run *run, Error *err) {
     if (!run_setup_start(&run->setup, err))
-        return EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
+        return run->setup.is_locked ? EXIT_RUN_FAILED
+                                    : EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
     run->first_step = run->setup.state.step;
     const DeviceOptions device = options_device(&run->setup.options);
     if (!device_init(&device, err)) return EXIT_RUN_FAILED; // before any data: without a GPU they are of no use
     if (*run->setup.options.plan) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
     if (!run_setup_choose(&run->setup, err)) return EXIT_BAD_INPUT;
-    if (!build(run, err) || !open_log(run, err)) return EXIT_RUN_FAILED;
+    if (!run_setup_remember(&run->setup, err) || !build(run, err) || !open_log(run, err)) return EXIT_RUN_FAILED;
     signals_install();
     if (!(run->setup.options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     report_all(run);
@@ -494,6 +534,7 @@ static int run_all(Run *run, Error *err) {
 int main(int argc, char **argv) {
     Run run;
     Error err;
+    standard_files_open();
     device_prepare_process(argv);
     memset(&run, 0, sizeof run);
     run.started = now_seconds();

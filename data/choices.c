@@ -3,6 +3,7 @@
 // The format is llm.c's for HellaSwag (llmc/train/choices.h).
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/tokens/tokenizer.h"
 
 #include <errno.h>
@@ -225,7 +226,7 @@ static bool allocate(Choices *c, Error *err) {
     c->line = malloc(MAX_LINE + 2);
     c->text = malloc(MAX_LINE + 2);
     c->tokens = malloc((MAX_LINE + 2) * sizeof *c->tokens);
-    c->stream = open_memstream(&c->data, &c->bytes);
+    c->stream = memory_stream_open(&c->data, &c->bytes);
     return (c->line && c->text && c->tokens && c->stream) || error_set(err, "out of memory");
 }
 
@@ -252,6 +253,7 @@ int main(int argc, char **argv) {
     static Choices c;
     Error err;
     int code = EXIT_BAD_INPUT;
+    standard_files_open();
     if (parse_options(&options, argc, argv, &err)) {
         if (options.help) return fputs(HELP, stdout), EXIT_OK;
         c.options = &options;

@@ -2,6 +2,7 @@
 // options, its progress and what it says. The work is done by llmc/tokens/corpus_run.h: inputs -> reader -> encoders ->
 // writer (corpus_pipeline.h), a journal to go on with (corpus_journal.h), the way to the final names (corpus_output.h).
 // Never changes an input and never mixes shards of two runs.
+#include "llmc/base/atomic_file.h"
 #include "llmc/base/clock.h"
 #include "llmc/run/format.h"
 #include "llmc/run/progress.h"
@@ -311,6 +312,7 @@ int main(int argc, char **argv) {
     PrepareOptions options;
     Error err;
     int status = EXIT_BAD_INPUT;
+    standard_files_open();
     if (parse_options(&options, argc, argv, &err)) {
         if (options.help) {
             fputs(HELP, stdout);

@@ -329,6 +329,7 @@ static bool print_file(Look *look, const ShardSet *set, Error *err) {
 int main(int argc, char **argv) {
     ShardOptions options;
     Error err;
+    standard_files_open();
     bool ok = parse_options(&options, argc, argv, &err);
     if (ok && options.help) {
         fputs(HELP, stdout);

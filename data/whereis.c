@@ -1,6 +1,8 @@
 // data/whereis: which bytes did step N of a run read? (`data/whereis --help`)
 // Asks the run's log for seed, batch and corpus, the shuffle for the windows and the shards for the places: the very
 // functions with which the trainer reads. Changes nothing.
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/run/format.h"
 #include "llmc/run/run_order.h"
 #include "llmc/tokens/shard_inspect.h"
@@ -71,7 +73,7 @@ static bool print_text(const ShardSet *set, int64_t window, const Tokenizer *t, 
     char *text = NULL;
     size_t bytes = 0;
     if (!shards_read_window(set, window, (int64_t)UINT32_MAX + 1, room, err)) return false;
-    FILE *out = open_memstream(&text, &bytes);
+    FILE *out = memory_stream_open(&text, &bytes);
     if (!out) return error_set(err, "out of memory for the text of a window");
     for (int64_t i = 0; i <= set->T; i++) {
         const uint32_t token = set->token_bytes == 2 ? ((const uint16_t *)room)[i] : ((const uint32_t *)room)[i];
@@ -79,11 +81,10 @@ static bool print_text(const ShardSet *set, int64_t window, const Tokenizer *t, 
         const char *piece = tokenizer_decode(t, token <= INT32_MAX ? (int32_t)token : -1, &length);
         fwrite(piece, 1, length, out);
     }
-    fclose(out);
-    format_visible(stdout, text, bytes, "    ");
-    putchar('\n');
+    const bool whole = memory_stream_close(out);
+    if (whole) format_visible(stdout, text, bytes, "    "), putchar('\n');
     free(text);
-    return true;
+    return whole || error_set(err, "out of memory for the text of a window");
 }
 
 static bool print_windows(const RunSegment *s, const ShardSet *set, int64_t position, const Tokenizer *t, Error *err) {
@@ -143,6 +144,7 @@ int main(int argc, char **argv) {
     WhereisOptions options;
     RunOrder order = {0};
     Error err;
+    standard_files_open();
     bool ok = parse_options(&options, argc, argv, &err);
     if (ok && options.help) return fputs(HELP, stdout), EXIT_OK;
     ok = ok && run_order_read(&order, options.run, &err) && print_step(&options, &order, &err);

@@ -164,6 +164,13 @@ bool file_write_atomic(const char *path, const void *data, size_t bytes, Error *
 
 // ----------------------------------------------------------------------------------------------------------- reading
 
+void standard_files_open(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR); // the lowest number that is free
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
+}
+
 int64_t file_size(int fd) {
     struct stat st;
     return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? (int64_t)st.st_size : -1;
@@ -316,46 +323,67 @@ bool directory_check_writable(const char *path, Error *err) {
     return ok;
 }
 
-bool directory_remove(const char *path, Error *err) {
+bool directory_list(const char *path, char ***names, int *count, Error *err) {
+    *names = NULL, *count = 0;
     DIR *dir = opendir(path);
     if (!dir) return error_set(err, "%s: cannot open the directory: %s", path, strerror(errno));
-    bool ok = true;
-    for (struct dirent *entry; ok && (entry = readdir(dir));) {
+    errno = 0; // readdir says by errno alone whether it failed or is through
+    for (struct dirent *entry; (entry = readdir(dir)); errno = 0) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        if (unlinkat(dirfd(dir), entry->d_name, 0) != 0)
-            ok = error_set(err, "%s/%s: cannot remove: %s", path, entry->d_name, strerror(errno));
+        char **grown = realloc(*names, (size_t)(*count + 1) * sizeof **names), *name = strdup(entry->d_name);
+        REQUIRE(grown && name, "out of memory for the names in a directory");
+        *names = grown, (*names)[(*count)++] = name;
     }
+    const int reason = errno;
     closedir(dir);
+    if (reason == 0) return true;
+    directory_list_free(*names, *count);
+    *names = NULL, *count = 0;
+    return error_set(err, "%s: cannot read the directory: %s", path, strerror(reason));
+}
+
+void directory_list_free(char **names, int count) {
+    for (int i = 0; i < count; i++) free(names[i]);
+    free(names);
+}
+
+bool directory_remove(const char *path, Error *err) {
+    char **names;
+    int count;
+    if (!directory_list(path, &names, &count, err)) return false;
+    bool ok = true;
+    for (int i = 0; ok && i < count; i++) {
+        char *entry = path_join(path, names[i]);
+        if (unlink(entry) != 0) ok = error_set(err, "%s: cannot remove: %s", entry, strerror(errno));
+        free(entry);
+    }
+    directory_list_free(names, count);
     if (ok && rmdir(path) != 0) ok = error_set(err, "%s: cannot remove the directory: %s", path, strerror(errno));
     return ok;
 }
 
 // For file systems without RENAME_EXCHANGE: the old directory steps aside under a temporary name first. A kill between
-// the two renames leaves no directory at `to`, only the complete one at `from`.
-static bool replace_in_two_steps(const char *from, const char *to, const char *aside) {
-    if (rename(to, aside) != 0) return false;
-    if (rename(from, to) == 0) return true;
-    int reason = errno;
-    rename(aside, to);
-    errno = reason;
-    return false;
+// the renames leaves no directory at `to`, only the complete one at `from`.
+static bool exchange_in_three_steps(const char *from, const char *to) {
+    char *aside = NULL;
+    REQUIRE(asprintf(&aside, "%s.old", from) >= 0, "out of memory for a path");
+    bool ok = rename(to, aside) == 0;
+    if (ok && rename(from, to) != 0) {
+        const int reason = errno;
+        rename(aside, to);
+        errno = reason, ok = false;
+    }
+    if (ok) rename(aside, from); // else it stays where it is, under a name that is temporary too
+    free(aside);
+    return ok;
 }
 
 bool directory_commit(const char *from, const char *to, Error *err) {
     if (!sync_directory(from, err)) return false;
-    char *aside = NULL; // where the old directory stands in the end
     bool ok = rename(from, to) == 0;
     if (!ok && (errno == ENOTEMPTY || errno == EEXIST)) {
         ok = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0;
-        bool exchanged = ok;
-        REQUIRE(asprintf(&aside, exchanged ? "%s" : "%s.old", from) >= 0, "out of memory for a path");
-        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)) ok = replace_in_two_steps(from, to, aside);
+        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)) ok = exchange_in_three_steps(from, to);
     }
-    if (!ok)
-        error_set(err, "%s: cannot rename into place: %s", to, strerror(errno));
-    else
-        ok = sync_parent(to, err);
-    if (ok && aside) directory_remove(aside, NULL); // a rest of it has a temporary name and harms nobody
-    free(aside);
-    return ok;
+    return ok ? sync_parent(to, err) : error_set(err, "%s: cannot rename into place: %s", to, strerror(errno));
 }

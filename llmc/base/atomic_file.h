@@ -32,10 +32,17 @@ bool directory_make(const char *path, Error *err);           // with parents; ex
 bool directory_check_writable(const char *path, Error *err); // proves that it can be made and written; leaves nothing
 size_t directory_existing(const char *path);                 // bytes of the longest beginning of path that exists
 void directory_unmake(const char *path, size_t existing);    // removes what was made beyond, while it is empty
-bool directory_remove(const char *path, Error *err);         // a directory of plain files
+// The names in a directory but for . and .., malloced; false, and nothing to free, where it cannot be read to its end.
+bool directory_list(const char *path, char ***names, int *count, Error *err);
+void directory_list_free(char **names, int count);
+bool directory_remove(const char *path, Error *err); // a directory of plain files
 // fsync from, rename, fsync the parent. A directory that stands at `to` is replaced: the two are exchanged in one step
-// where the file system can do that, and the old one is removed afterwards.
+// where the file system can do that, and the old one then is at `from`, for the caller to remove.
 bool directory_commit(const char *from, const char *to, Error *err);
+
+// Opens /dev/null in place of what of stdin, stdout and stderr is closed: the next file that is opened would get its
+// number, and lines for the terminal with it. The first thing that a program does.
+void standard_files_open(void);
 
 char *path_join(const char *directory, const char *name); // "directory/name", malloced
 

@@ -65,6 +65,15 @@ bool json_find(const cJSON *object, const char *key, const cJSON **item, Error *
     return true;
 }
 
+bool json_check_keys(const cJSON *object, const char *const *known, Error *err) {
+    for (const cJSON *child = object->child; child; child = child->next) {
+        int i = 0;
+        while (known[i] && strcmp(known[i], child->string) != 0) i++;
+        if (!known[i]) return error_set(err, "\"%.64s\" is no field that this version knows", child->string);
+    }
+    return true;
+}
+
 static bool mismatch(const cJSON *item, const char *key, const char *expected, Error *err) {
     char found[64];
     return error_set(err, "\"%s\" is %s, expected %s", key, json_describe(item, found, sizeof found), expected);

@@ -23,6 +23,8 @@ bool json_get_double(const cJSON *object, const char *key, double *value, Error 
 bool json_get_string(const cJSON *object, const char *key, const char **value, Error *err);
 bool json_get_object(const cJSON *object, const char *key, const cJSON **value, Error *err);
 bool json_get_array(const cJSON *object, const char *key, int length, const cJSON **value, Error *err);
+// False, and the key in the message, where the object has one that is not in this list, which ends with NULL.
+bool json_check_keys(const cJSON *object, const char *const *known, Error *err);
 
 // The value of an item: an integer in [min, max]; a number or one of "nan", "inf", "-inf", which JSON numbers cannot
 // be.

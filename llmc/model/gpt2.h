@@ -104,6 +104,10 @@ void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t 
 // tokens (those of all micro-steps of the step) into the gradient tensors. first: overwrite instead of accumulate.
 void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first);
 
+// The micro-steps since the last update are dropped: what they have left outside the gradients is undone. last: the
+// control after that update. Synchronises.
+void gpt2_abandon_step(Gpt2 *model, const StepControl *last);
+
 // While this is on, each tensor that goes through a linear layer is counted as it passes, in micro-steps that run op
 // by op. Needs Gpt2Options.numerics. Counts begin at 0 when it is switched on.
 void gpt2_observe(Gpt2 *model, bool on);

@@ -3,6 +3,8 @@
 // that the forward pass found, so to the same values.
 #include "llmc/model/gpt2_linear.h"
 
+#include <stddef.h>
+
 static Tensor weight_of(const BlockParams *p, LinearLayer layer) {
     const Tensor weights[NUM_LINEARS] = {p->qkvw, p->attprojw, p->fcw, p->fcprojw};
     return weights[layer];
@@ -97,6 +99,16 @@ static void prepare(Gpt2 *model, bool evaluating) {
 
 void linear_prepare_weights(Gpt2 *model) { prepare(model, false); }
 void linear_prepare_evaluation(Gpt2 *model) { prepare(model, true); }
+
+// The scales have moved on at the first micro-step. A run that goes on from here moves them on once more, and that does
+// nothing to a slot whose amax is 0.
+void linear_abandon_step(Gpt2 *model) {
+    const Gpt2Options *o = &model->options;
+    const float zero = 0.0f;
+    if (!o->fp8 || !o->fp8_delayed) return;
+    for (int64_t i = 0; i < num_slots(o, NUM_STEP_ROLES); i++)
+        gpt2_write_bytes(model, slots_from(model, i, 1), offsetof(Fp8Slot, amax), sizeof zero, &zero);
+}
 
 // ------------------------------------------------------------------------------------------------------ fp8, one layer
 

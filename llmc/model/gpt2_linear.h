@@ -21,5 +21,7 @@ void linear_gelu_backward(const Block *b, Tensor dpre, Tensor dout, Tensor in, T
 void linear_prepare_weights(Gpt2 *model);
 // The same before a pass that belongs to no step. It leaves no trace in the scales of the run, whatever it sees.
 void linear_prepare_evaluation(Gpt2 *model);
+// Forgets what the micro-steps since the last update have seen.
+void linear_abandon_step(Gpt2 *model);
 // What --fp8 adds to the plan, and what it costs in the arena; nothing without.
 void linear_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);

@@ -1,6 +1,7 @@
 // Weights and optimizer state between device and host: initial values, checkpoints, import. Everything passes through
 // one staging buffer, so that host memory stays small whatever the model.
 #include "llmc/model/gpt2_internal.h"
+#include "llmc/model/gpt2_linear.h"
 
 #include "llmc/base/checked.h"
 #include <stdlib.h>
@@ -132,4 +133,9 @@ void gpt2_set_control(Gpt2 *model, const StepControl *control) {
     memcpy(model->staging, control, sizeof *control);
     device_copy_to_device(gpt2_control(model).data, model->staging, sizeof *control, STREAM_COMPUTE);
     device_sync();
+}
+
+void gpt2_abandon_step(Gpt2 *model, const StepControl *last) {
+    linear_abandon_step(model);
+    gpt2_set_control(model, last); // its number of micro-steps
 }

@@ -1,4 +1,5 @@
 // Options as JSON, for checkpoints and logs, and what differs when a run goes on with others.
+#include "llmc/base/memory_stream.h"
 #include "llmc/run/format.h"
 #include "llmc/run/option_table.h"
 
@@ -9,7 +10,7 @@
 char *options_to_json(const Options *options) {
     char *json = NULL;
     size_t bytes = 0;
-    FILE *f = open_memstream(&json, &bytes);
+    FILE *f = memory_stream_open(&json, &bytes);
     if (!f) return NULL;
     int count;
     const OptionRow *rows = option_table(&count);
@@ -24,8 +25,9 @@ char *options_to_json(const Options *options) {
         }
     }
     fputc('}', f);
-    fclose(f);
-    return json;
+    if (memory_stream_close(f)) return json;
+    free(json);
+    return NULL;
 }
 
 // They say how this process is started, limited and watched, not what the run computes.
@@ -49,9 +51,19 @@ static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Err
     return error_set(err, "%s: no %s", row->long_name, row->type == OPTION_STRING ? "text" : "number");
 }
 
+// An option under a name that nobody knows would be silently the default.
+static bool check_names(const cJSON *then, Error *err) {
+    char nearest[64];
+    for (const cJSON *item = then->child; item; item = item->next)
+        if (!option_find(item->string, strlen(item->string)))
+            return error_set(err, "there is no option \"%.64s\"; is it %s?", item->string,
+                             option_nearest(item->string, nearest, sizeof nearest));
+    return true;
+}
+
 bool options_adopt_json(Options *options, const char *json, Error *err) {
     cJSON *then = cJSON_Parse(json);
-    bool ok = cJSON_IsObject(then) || error_set(err, "no JSON object");
+    bool ok = (cJSON_IsObject(then) || error_set(err, "no JSON object")) && check_names(then, err);
     int count;
     const OptionRow *rows = option_table(&count);
     for (int i = 0; ok && i < count; i++) {
@@ -98,7 +110,7 @@ char *options_diff_json(const Options *options, const char *json) {
     }
     char *lines = NULL;
     size_t bytes = 0;
-    FILE *f = open_memstream(&lines, &bytes);
+    FILE *f = memory_stream_open(&lines, &bytes);
     if (!f) {
         cJSON_Delete(then);
         return NULL;
@@ -111,9 +123,9 @@ char *options_diff_json(const Options *options, const char *json) {
             print_difference(f, &rows[i], options, value);
         }
     }
-    fclose(f);
+    const bool whole = memory_stream_close(f);
     cJSON_Delete(then);
-    if (bytes > 0) return lines;
+    if (whole && bytes > 0) return lines;
     free(lines);
     return NULL;
 }

@@ -2,6 +2,7 @@
 #include "llmc/run/profile_table.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/memory_stream.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,7 +137,7 @@ bool profile_print(RunLog *log, const Profile *profile, Error *err) {
 
 // Writes the text that f has gathered to path; closes and frees.
 static bool commit_text(FILE *f, char **text, size_t *bytes, const char *path, Error *err) {
-    const bool ok = fclose(f) == 0 || error_set(err, "--profile: out of memory");
+    const bool ok = memory_stream_close(f) || error_set(err, "--profile: out of memory");
     const bool written = ok && file_write_atomic(path, *text, *bytes, err);
     free(*text);
     return written;
@@ -153,7 +154,7 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     char *text = NULL;
     size_t bytes = 0;
     ProfileRow *rows = profile_rows(profile, &count);
-    FILE *f = rows ? open_memstream(&text, &bytes) : NULL;
+    FILE *f = rows ? memory_stream_open(&text, &bytes) : NULL;
     if (!f) {
         free(rows);
         return error_set(err, "--profile: out of memory");
@@ -199,7 +200,7 @@ static void put_event(FILE *f, int track, const char *name, double start, double
 bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
     char *text = NULL, label[128];
     size_t bytes = 0;
-    FILE *f = open_memstream(&text, &bytes);
+    FILE *f = memory_stream_open(&text, &bytes);
     if (!f) return error_set(err, "--profile: out of memory");
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", f);
     put_track(f, TRACK_STEPS, "steps");

@@ -4,6 +4,7 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/run/append_file.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/export.h"
@@ -12,9 +13,12 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // Where llm.c's script and data/get.py put it.
 static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
+
+static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
 
 static DType dtype_named(const char *name, DType otherwise) {
     const DType named[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
@@ -45,6 +49,43 @@ static void take_step_and_data(RunSetup *s) {
     trainer_state_free(&state);
 }
 
+// A run that ended before its first checkpoint goes on, from its beginning, as it was started.
+static bool adopt_remembered(RunSetup *s, Error *err) {
+    enum { MAX_BYTES = 16 << 20 }; // the options may hold a long prompt
+    char *path = path_join(s->options.output, OPTIONS_FILE);
+    const bool known = file_exists(path);
+    char *json = known ? file_read_all(path, MAX_BYTES, NULL, err) : NULL;
+    const bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
+    if (ok)
+        fprintf(stderr, "-y 1: no checkpoint in %s yet: starting from the beginning%s%s\n", s->options.output,
+                known ? ", with the options of " : "", known ? path : "");
+    s->state.seed = (uint64_t)s->options.seed;
+    free(json);
+    free(path);
+    return ok;
+}
+
+bool run_setup_remember(const RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    if (!*o->output || o->max_steps == 0 || o->profile > 0) return true; // nothing will be saved there
+    char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o);
+    const bool ok = json ? file_write_atomic(path, json, strlen(json), err) : error_set(err, "out of memory");
+    free(json);
+    free(path);
+    return ok;
+}
+
+// The directory of -o is this process's from here on.
+static bool take_directory(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    s->existing = directory_existing(o->output);
+    if (!directory_make(o->output, err)) return error_prefix(err, "-o");
+    s->is_locked = !directory_hold(o->output, &s->lock, err);
+    if (s->is_locked) return error_prefix(err, "-o %s", o->output);
+    checkpoint_clean(o->output);
+    return true;
+}
+
 // -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
 bool run_setup_start(RunSetup *s, Error *err) {
     const Options *o = &s->options;
@@ -55,11 +96,14 @@ bool run_setup_start(RunSetup *s, Error *err) {
     if (o->max_steps == 0 && !o->resume) take_step_and_data(s);
     if (!*o->output) return true;
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
+    if (!*o->plan && !take_directory(s, err)) return false; // a plan changes nothing there
+    bool exists;
     if (!o->resume)
-        return !checkpoint_exists(o->output) || o->max_steps == 0 ||
-               error_set(err,
-                         "-o %s: checkpoints of an earlier run are there: go on with -y 1, or name another directory",
-                         o->output);
+        return checkpoint_exists(o->output, &exists, err) &&
+               (!exists || o->max_steps == 0 ||
+                error_set(err,
+                          "-o %s: checkpoints of an earlier run are there: go on with -y 1, or name another directory",
+                          o->output));
     char *skipped = NULL;
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
@@ -71,8 +115,7 @@ bool run_setup_start(RunSetup *s, Error *err) {
         if (damaged)
             return error_set(err, "-y 1: no checkpoint in %s is whole: repair them, or move them away to start over",
                              o->output);
-        fprintf(stderr, "-y 1: no checkpoint in %s yet: starting from the beginning\n", o->output);
-        return true;
+        return adopt_remembered(s, err);
     }
     if (!checkpoint_load_state(s->resume_path, &s->state, err) ||
         !options_adopt_json(&s->options, s->state.options_json, err))
@@ -125,6 +168,18 @@ static bool choose_context(RunSetup *s, Error *err) {
     return true;
 }
 
+// What the run goes on with, against what its checkpoint read. Other data are no error: a corpus may grow.
+static void compare_data(const char *option, const ShardSet *set, DataFacts *then) {
+    const DataFacts now = {set->num_tokens, set->fingerprint};
+    if (then->tokens > 0 && (then->tokens != now.tokens || then->fingerprint != now.fingerprint))
+        fprintf(stderr,
+                "%s: other shards than before: the checkpoint is of %lld tokens (checksum %016llx), these are %lld "
+                "(%016llx); the run goes on with them\n",
+                option, (long long)then->tokens, (unsigned long long)then->fingerprint, (long long)now.tokens,
+                (unsigned long long)now.fingerprint);
+    *then = now;
+}
+
 // Without -j a run trains without validation; an evaluation is for it.
 static bool open_validation(RunSetup *s, Error *err) {
     const Options *o = &s->options;
@@ -155,6 +210,8 @@ static bool open_data(RunSetup *s, Error *err) {
         return error_set(err, "-i and -j were made with different vocabularies: %lld and %lld tokens", (long long)vocab,
                          (long long)s->val.vocab);
     if (stated && stated->eot >= 0) s->state.eot = stated->eot;
+    if (s->has_train) compare_data("-i", &s->train, &s->state.train);
+    if (s->has_val) compare_data("-j", &s->val, &s->state.val);
     // One window of each is read now, so that tokens of another vocabulary show before anything is started.
     void *window = malloc((size_t)(s->T + 1) * 4);
     if (!window) return error_set(err, "out of memory");
@@ -328,5 +385,6 @@ void run_setup_close(RunSetup *s) {
     shards_close(&s->val);
     trainer_state_free(&s->state);
     free(s->resume_path);
+    if (s->lock > 0) directory_release(s->options.output, s->lock, s->existing);
     options_free(&s->options);
 }

@@ -3,6 +3,7 @@
 // Owns stdout and main.log while the run lasts. Every line for the reader leaves in one flush together with the bar
 // that is cleared above and drawn again below it, so that nothing flickers.
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/runlog_internal.h"
 
@@ -18,17 +19,18 @@ static const char WHITESPACE[] = " \t\r\n";
 
 // ---------------------------------------------------------------------------------------------------------- opening
 
-// Is this whole line about a step beyond `step`? Lines that are no JSON are not ours to judge: they stay.
-static bool line_is_beyond(const char *line, size_t length, int64_t step) {
+// Is this whole line about a step beyond `step`? Lines that are no JSON are not ours to judge: they stay. What is of
+// `step` itself is remembered.
+static bool line_is_beyond(RunLog *log, const char *line, size_t length, int64_t step) {
     cJSON *object = cJSON_ParseWithLength(line, length);
     const cJSON *n = cJSON_GetObjectItemCaseSensitive(object, "step");
-    bool beyond = cJSON_IsNumber(n) && n->valuedouble > (double)step;
-    cJSON_Delete(object);
+    const bool known = cJSON_IsNumber(n), beyond = known && n->valuedouble > (double)step;
+    if (!known || n->valuedouble != (double)step || !cJSON_AddItemToArray(log->begun, object)) cJSON_Delete(object);
     return beyond;
 }
 
 // Bytes of the log that a run which goes on after `step` keeps; 0 if there is no log yet.
-static bool bytes_to_keep(const char *path, int64_t step, off_t *keep, Error *err) {
+static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *keep, Error *err) {
     *keep = 0;
     FILE *f = fopen(path, "re");
     if (!f) return errno == ENOENT || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
@@ -36,7 +38,7 @@ static bool bytes_to_keep(const char *path, int64_t step, off_t *keep, Error *er
     size_t room = 0;
     ssize_t length;
     while ((length = getline(&line, &room, f)) > 0) {
-        if (line[length - 1] != '\n' || line_is_beyond(line, (size_t)length, step)) break;
+        if (line[length - 1] != '\n' || line_is_beyond(log, line, (size_t)length, step)) break;
         *keep += length;
     }
     bool ok = !ferror(f) || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
@@ -45,14 +47,46 @@ static bool bytes_to_keep(const char *path, int64_t step, off_t *keep, Error *er
     return ok;
 }
 
+// Gives the log of an earlier run the first free name of main.log.1, main.log.2, ..., and opens a new one.
+static bool move_aside(RunLog *log, const char *path, Error *err) {
+    char *aside = NULL;
+    int i = 0;
+    do {
+        free(aside);
+        if (asprintf(&aside, "%s.%d", path, ++i) < 0) return error_set(err, "out of memory");
+    } while (file_exists(aside));
+    const bool ok = rename(path, aside) == 0 || error_set(err, "%s: cannot be renamed: %s", path, strerror(errno));
+    if (ok) fprintf(stderr, "%s is of an earlier run: it is %s now\n", path, aside);
+    free(aside);
+    if (!ok) return false;
+    append_file_close(&log->file);
+    return append_file_open(&log->file, path, true, err);
+}
+
 static bool open_file(RunLog *log, const char *directory, bool append, int64_t first_step, Error *err) {
     off_t keep = 0;
+    log->begun = cJSON_CreateArray();
     if (!directory_make(directory, err)) return false;
     char *path = path_join(directory, "main.log");
-    const bool ok = append_file_open(&log->file, path, false, err) &&
-                    (!append || bytes_to_keep(path, first_step, &keep, err)) && append_file_cut(&log->file, keep, err);
+    bool ok = append_file_open(&log->file, path, false, err) &&
+              (file_size(log->file.fd) == 0 || bytes_to_keep(log, path, append ? first_step : -1, &keep, err));
+    if (ok && !append && keep < file_size(log->file.fd)) ok = move_aside(log, path, err); // it tells of steps
+    ok = ok && append_file_cut(&log->file, append ? keep : 0, err);
+    log->sample_step = first_step;
+    log->sample_index = runlog_count(log, "sample", NULL);
     free(path);
     return ok;
+}
+
+int64_t runlog_count(const RunLog *log, const char *event, const char *name) {
+    int64_t count = 0;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, log->begun) {
+        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "event"));
+        const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "name"));
+        count += kind && strcmp(kind, event) == 0 && (!name || (file && strcmp(file, name) == 0));
+    }
+    return count;
 }
 
 // Events are a copy for the eye: without them the run goes on. An evaluation has a directory of its own: TensorBoard
@@ -132,6 +166,7 @@ void runlog_close(RunLog *log) {
     fflush(stdout);
     append_file_close(&log->file);
     tensorboard_close(log->tensorboard);
+    cJSON_Delete(log->begun);
     free(log);
 }
 
@@ -157,7 +192,7 @@ void runlog_write(RunLog *log, const char *event, const char *inner, size_t leng
     clock_gettime(CLOCK_REALTIME, &now);
     char *line = NULL;
     size_t bytes = 0;
-    FILE *f = open_memstream(&line, &bytes);
+    FILE *f = memory_stream_open(&line, &bytes);
     if (!f) return;
     fprintf(f, "{\"event\":\"%s\",\"time\":%lld.%03ld", event, (long long)now.tv_sec, now.tv_nsec / 1000000);
     if (length > 0) fputc(',', f);
@@ -165,7 +200,7 @@ void runlog_write(RunLog *log, const char *event, const char *inner, size_t leng
         fputc(inner[i] == '\n' || inner[i] == '\r' ? ' ' : inner[i], f); // only ever layout
     fputs("}\n", f);
     Error err;
-    if (fclose(f) == 0 && !append_file_write(&log->file, line, bytes, &err))
+    if (memory_stream_close(f) && !append_file_write(&log->file, line, bytes, &err))
         complain_once(log, &log->file_failed, &err, "this log misses lines");
     free(line);
 }

@@ -14,7 +14,8 @@
 //                                                                    val/loss, val/perplexity, val/bits_per_byte, ...
 //   choices     step, name, examples, correct, correct_normalised, accuracy, accuracy_normalised, seconds
 //                                                                    choices/NAME/accuracy, ...
-//   sample      step, index (1 .. within the step), text (bytes that are not UTF-8 as U+FFFD)
+//   sample      step, index (1 .. within the step), text (bytes that are not UTF-8 as U+FFFD); cut (true) where a
+//               signal ended it
 //                                                                    texts sample/1, sample/2, ...
 //   gpu         step, sm_clock_mhz, memory_clock_mhz, power_watts, energy_joules (since the driver was loaded),
 //               temperature_c (null = not known), throttle ("power cap", ...; "" = nothing holds the clocks down)
@@ -43,11 +44,15 @@ typedef struct RunLog RunLog;
 // directory NULL or "": no file; it is made if it is missing. Two processes cannot write into one: the second gets an
 // error. append: continue main.log of a resumed run, cutting off
 // everything from the first line of a step > first_step on (those will be run again) and a last line that was not
-// finished; first_step INT64_MAX keeps every step (a run that only evaluates). append false: a new file.
+// finished; first_step INT64_MAX keeps every step (a run that only evaluates). append false: a new file; one
+// that tells of steps is renamed to main.log.1, or the first number that is free.
 // progress: -1 = when stdout is a terminal, but not that of a notebook, which would keep every redrawing; 0, 1.
 // tensorboard: the same numbers also go to an event file in directory, those of a run that only evaluates to one in
 // directory/evaluation, a curve of its own. NULL on error.
 RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard, Error *err);
+// How many events of first_step ("validation", "choices", "sample") the log that is continued holds; name: of the file
+// of choices, NULL: any.
+int64_t runlog_count(const RunLog *log, const char *event, const char *name);
 void runlog_close(RunLog *log); // clears the bar; NULL is fine
 
 // A line for the reader (stdout only), above the progress bar; the newline is added.
@@ -81,9 +86,10 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, int64_t example
                     int64_t correct_normalised, double seconds);
 // What the sensors of the device said after this step.
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *sensors);
-// A text sample, indented, control characters made visible. The samples of one step are numbered as they come. shown:
-// it went through runlog_stream; only the files are left.
-void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown);
+// A text sample, indented, control characters made visible. The samples of one step are numbered as they come, behind
+// those that the log has of it already. shown: it went through runlog_stream; only the files are left. cut: a signal
+// ended it, and the file says so.
+void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut);
 // Text as it is drawn, control characters but newline and tab made visible; a GenerateSink whose context is the RunLog.
 bool runlog_stream(void *log, const char *bytes, int64_t n);
 

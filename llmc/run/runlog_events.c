@@ -1,6 +1,7 @@
 // The events with numbers: steps, validation, multiple choice, sensors, samples. See runlog.h for the forms.
 // Each is a line for the reader, a JSON line of main.log and a record for TensorBoard; the latter two are filled by the
 // same calls, so that they cannot disagree.
+#include "llmc/base/memory_stream.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/runlog_internal.h"
 
@@ -28,7 +29,7 @@ static bool entry_begin(Entry *e, RunLog *log, const char *event, const char *gr
     e->event = event;
     snprintf(e->group, sizeof e->group, "%s", group);
     e->text = NULL;
-    e->json = open_memstream(&e->text, &e->bytes);
+    e->json = memory_stream_open(&e->text, &e->bytes);
     if (!e->json) return false;
     fprintf(e->json, "\"step\":%lld", (long long)step);
     tensorboard_begin(log->tensorboard, step);
@@ -36,7 +37,7 @@ static bool entry_begin(Entry *e, RunLog *log, const char *event, const char *gr
 }
 
 static void entry_end(Entry *e) {
-    if (fclose(e->json) == 0) runlog_write(e->log, e->event, e->text, e->bytes);
+    if (memory_stream_close(e->json)) runlog_write(e->log, e->event, e->text, e->bytes);
     free(e->text);
     runlog_end_record(e->log);
 }
@@ -156,16 +157,16 @@ void runlog_step(RunLog *log, const StepReport *r) {
 
     char *line = NULL;
     size_t bytes = 0;
-    FILE *f = open_memstream(&line, &bytes);
+    FILE *f = memory_stream_open(&line, &bytes);
     if (!f) return;
     fprintf(f, "step %*lld/%s | loss %s | norm %s | lr %.2e | %s ms | %6s tok/s", width, (long long)r->step, total,
             loss, norm, r->lr, ms, rate);
     if (r->mfu > 0.0) fprintf(f, " | mfu %4.1f%% hfu %4.1f%%", 100.0 * r->mfu, 100.0 * r->hfu);
     fprintf(f, " | eta %s", eta);
     put_decision(f, r);
-    fclose(f);
+    const bool whole = memory_stream_close(f);
     set_bar(log, r, loss, rate, eta);
-    runlog_print(log, line, bytes);
+    if (whole) runlog_print(log, line, bytes);
     free(line);
     step_entry(log, r);
 }
@@ -230,18 +231,17 @@ void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
 static void print_sample(RunLog *log, int64_t step, const char *text, int64_t bytes) {
     char *out = NULL;
     size_t length = 0;
-    FILE *f = open_memstream(&out, &length);
+    FILE *f = memory_stream_open(&out, &length);
     if (!f) return;
     fputs("sample ", f);
     if (log->sample_index > 1) fprintf(f, "%lld ", (long long)log->sample_index);
     fprintf(f, "at step %lld:\n", (long long)step);
     format_visible(f, text, (size_t)bytes, "    ");
-    fclose(f);
-    runlog_print(log, out, length);
+    if (memory_stream_close(f)) runlog_print(log, out, length);
     free(out);
 }
 
-void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown) {
+void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut) {
     log->sample_index = log->sample_step == step ? log->sample_index + 1 : 1;
     log->sample_step = step;
     if (!shown) print_sample(log, step, text, bytes);
@@ -250,6 +250,7 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
     if (!entry_begin(&e, log, "sample", "", step)) return;
     fprintf(e.json, ",\"index\":%lld", (long long)log->sample_index);
     entry_text(&e, "text", text, (size_t)bytes);
+    if (cut) fputs(",\"cut\":true", e.json);
     // A tag of its own for each: of one tag TensorBoard keeps one value a step.
     snprintf(tag, sizeof tag, "sample/%lld", (long long)log->sample_index);
     tensorboard_text(log->tensorboard, tag, text, bytes);

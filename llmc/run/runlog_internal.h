@@ -4,6 +4,7 @@
 #include "llmc/run/append_file.h"
 #include "llmc/run/runlog.h"
 #include "llmc/run/tensorboard.h"
+#include <cjson/cJSON.h>
 #include <stdio.h>
 
 struct RunLog {
@@ -14,6 +15,7 @@ struct RunLog {
     char bar[1024];                    // "" until the first step
     double bar_time;                   // now_seconds of its text
     int64_t sample_step, sample_index; // of the last text sample
+    cJSON *begun;                      // the events of the step that the log goes on from; NULL: none
 };
 
 // A line on stdout, above the bar.

@@ -1,6 +1,6 @@
 // Signals that ask a run to stop. The handler only sets flags and writes one fixed line (async-signal-safe calls);
-// the loop looks at signals_pending between steps. System calls that a signal interrupts are restarted, so neither
-// file writes nor reads see EINTR because of us.
+// the loop looks at signals_pending between micro-steps. System calls that a signal interrupts are restarted, so
+// neither file writes nor reads see EINTR because of us.
 #include "llmc/run/signals.h"
 
 #include <errno.h>
@@ -31,9 +31,9 @@ static void on_signal(int signal_number) {
         signal(SIGINT, SIG_DFL);
         raise(SIGINT);
     } else if (is_news) {
-        say(signal_number == SIGINT ? "\nSIGINT: stopping after this step; Ctrl-C again ends at once, without saving\n"
-            : signal_number == SIGTERM ? "\nSIGTERM: stopping after this step\n"
-                                       : "\nSIGUSR1: stopping after this step\n");
+        say(signal_number == SIGINT    ? "\nSIGINT: stopping; Ctrl-C again ends at once, without saving\n"
+            : signal_number == SIGTERM ? "\nSIGTERM: stopping\n"
+                                       : "\nSIGUSR1: stopping\n");
     }
     errno = saved_errno;
 }

@@ -1,6 +1,7 @@
 // What a run amounted to. See summary.h.
 #include "llmc/run/summary.h"
 
+#include "llmc/base/memory_stream.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,7 +126,7 @@ void run_summary_print(const RunSummary *s, RunLog *log) {
 char *run_summary_json(const RunSummary *s) {
     char *json = NULL;
     size_t bytes = 0;
-    FILE *f = open_memstream(&json, &bytes);
+    FILE *f = memory_stream_open(&json, &bytes);
     if (!f) return NULL;
     if (s && s->steps > 0) {
         const Spread spread = step_spread(s);
@@ -139,6 +140,7 @@ char *run_summary_json(const RunSummary *s) {
             fprintf(f, ",\"best_val_loss\":%.17g,\"best_val_step\":%lld", s->best_loss, (long long)s->best_step);
         if (energy(s) > 0.0) fprintf(f, ",\"energy_joules\":%.9g", energy(s));
     }
-    fclose(f);
-    return json;
+    if (memory_stream_close(f)) return json;
+    free(json);
+    return NULL;
 }

@@ -5,11 +5,11 @@
 #include "llmc/run/tensorboard.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/run/append_file.h"
 #include "llmc/run/format.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <float.h>
 #include <math.h>
@@ -174,10 +174,13 @@ void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_
     // The Text tab reads Markdown: lines behind four blanks are shown as they are.
     char *shown = NULL;
     size_t length = 0;
-    FILE *f = open_memstream(&shown, &length);
+    FILE *f = memory_stream_open(&shown, &length);
     if (!f) return;
     format_visible(f, text, (size_t)bytes, "    ");
-    fclose(f);
+    if (!memory_stream_close(f)) {
+        free(shown);
+        return;
+    }
 
     Bytes tensor = {0};
     put_int(&tensor, 1, 7);
@@ -212,14 +215,16 @@ static const long LAST_SECONDS = 9999999998;
 
 // The SECONDS of the newest event file in the directory; 0: there is none.
 static long newest_seconds(const char *directory) {
-    DIR *dir = opendir(directory);
+    char **names;
+    int count;
     long newest = 0;
-    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
-        if (strncmp(entry->d_name, PREFIX, sizeof PREFIX - 1) != 0) continue;
-        const long seconds = strtol(entry->d_name + sizeof PREFIX - 1, NULL, 10);
+    if (!directory_list(directory, &names, &count, NULL)) return 0; // opening a file there says why
+    for (int i = 0; i < count; i++) {
+        if (strncmp(names[i], PREFIX, sizeof PREFIX - 1) != 0) continue;
+        const long seconds = strtol(names[i] + sizeof PREFIX - 1, NULL, 10);
         if (seconds > newest && seconds <= LAST_SECONDS) newest = seconds;
     }
-    if (dir) closedir(dir);
+    directory_list_free(names, count);
     return newest;
 }
 

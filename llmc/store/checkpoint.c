@@ -3,8 +3,8 @@
 #include "llmc/store/checkpoint.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/store/checkpoint_parts.h"
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,17 +29,59 @@ static char *step_path(const char *dir, int64_t step, bool temporary) {
 
 // ------------------------------------------------------------------------------------------------------------ saving
 
-// What a killed run left behind. A rest that cannot be removed shows when its name is needed.
-static void remove_stale(const char *dir) {
-    DIR *d = opendir(dir);
-    if (!d) return;
-    for (struct dirent *entry; (entry = readdir(d));) {
-        char *path = path_join(dir, entry->d_name);
-        if (strncmp(entry->d_name, temporary_prefix, strlen(temporary_prefix)) == 0) directory_remove(path, NULL);
-        if (strncmp(entry->d_name, probe_prefix, strlen(probe_prefix)) == 0) unlink(path);
+// A file of a checkpoint, whole or being written, or what NFS keeps of one that somebody still reads.
+static bool is_ours(const char *name) {
+    if (strncmp(name, ".nfs", 4) == 0) return true;
+    for (int i = 0; i <= CHECKPOINT_FILES; i++) {
+        const char *file = i < CHECKPOINT_FILES ? checkpoint_file_name(i) : manifest_name;
+        const size_t n = strlen(file);
+        if (strncmp(name, file, n) == 0 && (name[n] == '\0' || strncmp(name + n, ".tmp-", 5) == 0)) return true;
+    }
+    return false;
+}
+
+// False where somebody else has put something into a directory of ours: that is not ours to remove, nor to hide.
+static bool holds_only_ours(const char *directory, Error *err) {
+    char **names;
+    int count;
+    bool ok = directory_list(directory, &names, &count, err);
+    for (int i = 0; ok && i < count; i++)
+        if (!is_ours(names[i]))
+            ok = error_set(err, "%s is kept: %.100s in it is of no checkpoint", directory, names[i]);
+    directory_list_free(names, count);
+    return ok;
+}
+
+// Removes a directory of a temporary name, which belongs to a write or a removal that is over. With files of somebody
+// else in it, it gets a name that is seen and free instead, such as step_00001000.1.
+static void discard(const char *dir, const char *name) {
+    char *path = path_join(dir, name), *step = path_join(dir, name + strlen(".tmp-")), *seen = NULL;
+    if (holds_only_ours(path, NULL)) {
+        directory_remove(path, NULL); // what cannot be removed yet is tried again at the next save
+    } else {
+        int i = 0;
+        do {
+            free(seen);
+            REQUIRE(asprintf(&seen, "%s.%d", step, ++i) >= 0, "out of memory for a path");
+        } while (file_exists(seen));
+        rename(path, seen);
+    }
+    free(seen);
+    free(step);
+    free(path);
+}
+
+void checkpoint_clean(const char *dir) {
+    char **names;
+    int count;
+    if (!directory_list(dir, &names, &count, NULL)) return;
+    for (int i = 0; i < count; i++) {
+        char *path = path_join(dir, names[i]);
+        if (strncmp(names[i], temporary_prefix, strlen(temporary_prefix)) == 0) discard(dir, names[i]);
+        if (strncmp(names[i], probe_prefix, strlen(probe_prefix)) == 0) unlink(path);
         free(path);
     }
-    closedir(d);
+    directory_list_free(names, count);
 }
 
 static bool write_parts(const char *directory, const Gpt2 *model, const TrainerState *state, Error *err) {
@@ -59,14 +101,28 @@ static bool write_parts(const char *directory, const Gpt2 *model, const TrainerS
 bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *state, Error *err) {
     REQUIRE(gpt2_options(model)->train, "a model without optimizer state has no checkpoint");
     if (!directory_make(dir, err)) return false;
-    remove_stale(dir);
+    checkpoint_clean(dir);
     char *temporary = step_path(dir, state->step, true), *final = step_path(dir, state->step, false);
     bool made = mkdir(temporary, 0755) == 0;
     bool ok = made || error_set(err, "%s: cannot make the directory: %s", temporary, strerror(errno));
     ok = ok && write_parts(temporary, model, state, err) && directory_commit(temporary, final, err);
-    if (made && !ok) directory_remove(temporary, NULL); // what failed is in err already
+    // What stood under the name before; or what could be written, and what failed is in err already.
+    if (made && file_exists(temporary)) discard(dir, strrchr(temporary, '/') + 1);
     free(temporary);
     free(final);
+    return ok;
+}
+
+bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double best, Error *err) {
+    TrainerState state;
+    FileFacts facts[CHECKPOINT_FILES];
+    Gpt2Options options = *gpt2_options(model);
+    char *manifest = path_join(path, manifest_name);
+    bool ok = trainer_json_read(manifest, &state, facts, err);
+    options.optimizer = state.optimizer, state.best_val_loss = best;
+    ok = ok && trainer_json_write(manifest, &state, &options, facts, err);
+    trainer_state_free(&state);
+    free(manifest);
     return ok;
 }
 
@@ -89,21 +145,18 @@ static int newest_first(const void *a, const void *b) {
 // The steps of all step_* directories of dir, newest first, malloced. A directory that is not there has none.
 static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err) {
     *steps = NULL, *count = 0;
-    DIR *d = opendir(dir);
-    if (!d) return errno == ENOENT || error_set(err, "%s: cannot open the directory: %s", dir, strerror(errno));
-    int room = 0;
-    for (struct dirent *entry; (entry = readdir(d));) {
+    char **names;
+    int found;
+    if (access(dir, F_OK) != 0 && errno == ENOENT) return true;
+    if (!directory_list(dir, &names, &found, err)) return false;
+    *steps = malloc((size_t)(found + 1) * sizeof **steps);
+    REQUIRE(*steps != NULL, "out of memory");
+    for (int i = 0; i < found; i++) {
         int64_t step;
-        if (!parse_step(entry->d_name, &step)) continue;
-        if (*count == room) {
-            room = room ? 2 * room : 16;
-            *steps = realloc(*steps, (size_t)room * sizeof **steps);
-            REQUIRE(*steps != NULL, "out of memory");
-        }
-        (*steps)[(*count)++] = step;
+        if (parse_step(names[i], &step)) (*steps)[(*count)++] = step;
     }
-    closedir(d);
-    if (*count > 0) qsort(*steps, (size_t)*count, sizeof **steps, newest_first);
+    directory_list_free(names, found);
+    qsort(*steps, (size_t)*count, sizeof **steps, newest_first);
     return true;
 }
 
@@ -144,7 +197,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
     int count;
     if (!list_steps(dir, &steps, &count, err)) return false;
     size_t length = 0;
-    FILE *lines = open_memstream(skipped, &length);
+    FILE *lines = memory_stream_open(skipped, &length);
     REQUIRE(lines != NULL, "out of memory");
     for (int i = 0; i < count && !*path; i++) {
         Error reason;
@@ -153,11 +206,11 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
             *path = candidate;
             break;
         }
-        fprintf(lines, "%s%s", ftell(lines) > 0 ? "\n" : "", reason.text);
+        fprintf(lines, "%s%s", i > 0 ? "\n" : "", reason.text);
         free(candidate);
     }
     free(steps);
-    REQUIRE(fclose(lines) == 0, "out of memory");
+    REQUIRE(memory_stream_close(lines), "out of memory");
     if (length == 0) {
         free(*skipped);
         *skipped = NULL;
@@ -165,19 +218,19 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
     return *path != NULL;
 }
 
-bool checkpoint_exists(const char *dir) {
+bool checkpoint_exists(const char *dir, bool *exists, Error *err) {
     int64_t *steps;
     int count;
-    bool found = false;
-    if (!list_steps(dir, &steps, &count, NULL)) return false;
-    for (int i = 0; i < count && !found; i++) {
+    *exists = false;
+    if (!list_steps(dir, &steps, &count, err)) return false;
+    for (int i = 0; i < count && !*exists; i++) {
         char *directory = step_path(dir, steps[i], false), *manifest = path_join(directory, manifest_name);
-        found = file_exists(manifest);
+        *exists = file_exists(manifest);
         free(manifest);
         free(directory);
     }
     free(steps);
-    return found;
+    return true;
 }
 
 bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {
@@ -202,7 +255,8 @@ static int64_t written_at(const char *directory) {
 // Renamed first: a kill in between leaves a temporary directory, not half a checkpoint.
 static bool remove_step(const char *dir, int64_t step, Error *err) {
     char *path = step_path(dir, step, false), *temporary = step_path(dir, step, true);
-    bool ok = rename(path, temporary) == 0 || error_set(err, "%s: cannot remove: %s", path, strerror(errno));
+    bool ok = holds_only_ours(path, err);
+    if (ok && rename(path, temporary) != 0) ok = error_set(err, "%s: cannot remove: %s", path, strerror(errno));
     ok = ok && directory_remove(temporary, err);
     free(temporary);
     free(path);
@@ -213,7 +267,7 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err) {
     if (keep <= 0) return true;
     int64_t *steps, last_written = -1, last_time = -1;
     int count, whole = 0;
-    remove_stale(dir);
+    checkpoint_clean(dir);
     if (!list_steps(dir, &steps, &count, err)) return false;
     for (int i = 0; i < count; i++) { // what is no checkpoint takes nobody's place, and is left for the user to see
         char *path = step_path(dir, steps[i], false);
@@ -225,11 +279,11 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err) {
         free(path);
     }
     bool ok = true;
-    for (int i = keep; ok && i < whole; i++) {
+    for (int i = keep; i < whole; i++) {
         // After a resume from an older checkpoint the last one written is not the one with the highest step, and it
         // may be the only good one.
         if (steps[i] == last_written || (major > 0 && steps[i] % major == 0)) continue;
-        ok = remove_step(dir, steps[i], err);
+        if (!remove_step(dir, steps[i], ok ? err : NULL)) ok = false; // the first one is what is told
     }
     free(steps);
     return ok;

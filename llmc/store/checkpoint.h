@@ -11,14 +11,21 @@
 extern "C" {
 #endif
 
+// What the shards of a run were, to say so when it goes on with others. tokens 0: not known.
+typedef struct {
+    int64_t tokens;
+    uint64_t fingerprint; // ShardSet's
+} DataFacts;
+
 // What a run needs besides weights and moments to go on with the same bits.
 typedef struct {
     int64_t step;     // updates done
     int64_t position; // data windows consumed, in windows of T tokens
     int64_t T;        // context of those windows
     uint64_t seed;
-    double best_val_loss;       // infinity before the first validation
-    int64_t eot;                // end-of-text token of the data, -1 if not known
+    double best_val_loss; // infinity before the first validation
+    int64_t eot;          // end-of-text token of the data, -1 if not known
+    DataFacts train, val;
     StepControl control;        // windows of the outlier detector, loss scale
     OptimizerKind optimizer;    // whose state is saved; set by load, save takes the model's
     int64_t optimizer_start;    // updates that were done when its state began: 0, or where --reset-optimizer was given
@@ -30,10 +37,15 @@ typedef struct {
 // Writes DIR/step_XXXXXXXX. A failure (disk full) leaves the previous checkpoints as they are and removes its own rest.
 bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *state, Error *err);
 
+// Writes the best validation loss into the trainer.json of a checkpoint that is there already, for a validation that
+// was made up for after a resume. model: the one that goes on from it.
+bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double best, Error *err);
+
 // Finds the newest checkpoint of DIR that verifies (manifest, sizes, checksums); each one that does not is named in
 // *skipped (malloced lines, or NULL). False with an empty message: there is none; with a message: DIR cannot be read.
 bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err);
-bool checkpoint_exists(const char *dir); // any step_* directory with a trainer.json
+// Whether there is any step_* directory with a trainer.json. False: dir cannot be read.
+bool checkpoint_exists(const char *dir, bool *exists, Error *err);
 
 // The state alone (path is a step directory): what the trainer must know before it builds the model.
 bool checkpoint_load_state(const char *path, TrainerState *state, Error *err);
@@ -45,8 +57,13 @@ bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err);
 // False, and a message that names both, unless the optimizer whose state was saved is the one that is wanted.
 bool checkpoint_check_optimizer(OptimizerKind saved, OptimizerKind wanted, Error *err);
 
+// Removes what a killed run left half written or half removed. For whoever holds dir alone; saving does it too.
+void checkpoint_clean(const char *dir);
+
 // Keeps the newest `keep` checkpoints (0 = all) and every one whose step is a multiple of `major` (0 = none).
 // Directories whose manifest or sizes do not verify are neither counted nor removed; the one written last always stays.
+// So does one that holds files of somebody else. False: one that should go could not be removed, and why; the others
+// are.
 bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err);
 
 #ifdef __cplusplus

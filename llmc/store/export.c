@@ -5,7 +5,6 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/store/huggingface.h"
 #include "llmc/store/llmc_bin.h"
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -58,22 +57,20 @@ static bool check_file_target(const Target *t, const struct stat *st, Error *err
 
 // Only a directory that an export could have written is replaced. Its other entry, if it has one, is named.
 static bool check_entries(const Target *t, Error *err) {
-    DIR *d = opendir(t->path);
-    if (!d) return error_set(err, "cannot open the directory: %s", strerror(errno));
+    char **names;
+    int count;
+    if (!directory_list(t->path, &names, &count, err)) return false;
     bool seen[HF_FILES] = {false}, ok = true;
-    int count = 0;
-    for (struct dirent *entry; ok && (entry = readdir(d));) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+    for (int i = 0; ok && i < count; i++) {
         int file = 0;
-        while (file < HF_FILES && strcmp(entry->d_name, huggingface_file_names[file]) != 0) file++;
-        count++;
+        while (file < HF_FILES && strcmp(names[i], huggingface_file_names[file]) != 0) file++;
         if (file < HF_FILES)
             seen[file] = true;
         else
             ok = error_set(err, "the directory holds %.100s, which is not of an exported model: name another one",
-                           entry->d_name);
+                           names[i]);
     }
-    closedir(d);
+    directory_list_free(names, count);
     if (!ok || count == 0 || (seen[HF_WEIGHTS] && seen[HF_CONFIG])) return ok;
     return error_set(err, "the directory is neither empty nor an exported model: name another one");
 }
@@ -135,7 +132,8 @@ static bool write_directory(const Target *t, const HuggingFaceModel *m, Error *e
     const bool made = mkdir(t->temporary, 0755) == 0;
     bool ok = made || error_set(err, "%s: cannot make the directory: %s", t->temporary, strerror(errno));
     ok = ok && huggingface_write(t->temporary, m, facts, err) && directory_commit(t->temporary, t->path, err);
-    if (made && !ok) directory_remove(t->temporary, NULL); // what failed is in err already
+    // The model that was replaced; or what could be written of the new one, and what failed is in err already.
+    if (made && file_exists(t->temporary)) directory_remove(t->temporary, NULL);
     return ok;
 }
 

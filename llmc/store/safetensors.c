@@ -5,6 +5,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/checked.h"
 #include "llmc/base/json.h"
+#include "llmc/base/memory_stream.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -301,12 +302,12 @@ static char *make_header(SafetensorsEntry *entries, int count, const char *const
     }
     char *text = NULL;
     size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
+    FILE *out = memory_stream_open(&text, &size);
     REQUIRE(out != NULL, "out of memory for a safetensors header");
     print_header(out, entries, count, metadata);
     fflush(out); // brings size up to date
     for (size_t n = size; n % 8 != 0; n++) fputc(' ', out);
-    REQUIRE(fclose(out) == 0, "out of memory for a safetensors header");
+    REQUIRE(memory_stream_close(out), "out of memory for a safetensors header");
     *length = size;
     return text;
 }

@@ -2,6 +2,7 @@
 // the other files. Its fields are described in doc/file_formats.md.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/memory_stream.h"
 #include "llmc/store/checkpoint_parts.h"
 #include <ctype.h>
 #include <errno.h>
@@ -11,11 +12,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 enum {
-    FORMAT_VERSION = 1,
+    FORMAT_VERSION = 2,
+    UNSEALED_FORMAT = 1,          // the one before: without a checksum of the file itself
     MAX_TRAINER_BYTES = 16 << 20, // the options may hold a long prompt
+    SEAL_BYTES = 33,
 };
+
+// How a file ends: the checksum of all bytes before it. So every byte of the file is either covered or fixed.
+static void make_seal(char seal[SEAL_BYTES + 1], const char *text, size_t bytes) {
+    const int n =
+        snprintf(seal, SEAL_BYTES + 1, ",\n  \"xxh3\": \"%016llx\"\n}\n", (unsigned long long)XXH3_64bits(text, bytes));
+    REQUIRE(n == SEAL_BYTES, "the seal has %d bytes", n);
+}
 
 // The scalar fields of StepControl.
 static const struct {
@@ -71,6 +82,22 @@ static void print_control(FILE *out, const StepControl *control) {
     fputs("\n  },\n", out);
 }
 
+static void print_data(FILE *out, const TrainerState *state) {
+    const struct {
+        const char *name;
+        DataFacts facts;
+    } sets[] = {{"train", state->train}, {"val", state->val}};
+    const char *comma = "";
+    fputs("  \"data\": {", out);
+    for (int i = 0; i < 2; i++) {
+        if (sets[i].facts.tokens == 0) continue;
+        fprintf(out, "%s\"%s\": {\"tokens\": %lld, \"xxh3\": \"%016llx\"}", comma, sets[i].name,
+                (long long)sets[i].facts.tokens, (unsigned long long)sets[i].facts.fingerprint);
+        comma = ", ";
+    }
+    fputs("},\n", out);
+}
+
 static void print_state(FILE *out, const TrainerState *state, const Gpt2Options *model) {
     const ModelConfig *config = &model->config;
     char loss[40] = "null";
@@ -84,6 +111,7 @@ static void print_state(FILE *out, const TrainerState *state, const Gpt2Options 
             (long long)config->C);
     fprintf(out, "  \"optimizer\": \"%s\",\n  \"optimizer_start\": %lld,\n", optimizer_name(model->optimizer),
             (long long)state->optimizer_start);
+    print_data(out, state);
     print_control(out, &state->control);
     fprintf(out, "  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
     cJSON *tuning = cJSON_CreateString(state->tuning ? state->tuning : "");
@@ -103,7 +131,7 @@ static void print_manifest(FILE *out, const FileFacts *facts) {
                 (long long)facts[i].bytes, (unsigned long long)facts[i].checksum);
         comma = ",";
     }
-    fputs("\n  }\n", out);
+    fputs("\n  }", out);
 }
 
 bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2Options *model,
@@ -115,14 +143,17 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2O
     }
     char *text = NULL;
     size_t bytes = 0;
-    FILE *out = open_memstream(&text, &bytes);
+    FILE *out = memory_stream_open(&text, &bytes);
     REQUIRE(out != NULL, "out of memory for trainer.json");
     fputs("{\n", out);
     print_state(out, state, model);
     print_manifest(out, facts);
-    fputs("}\n", out);
-    REQUIRE(fclose(out) == 0, "out of memory for trainer.json");
-    bool ok = file_write_atomic(path, text, bytes, err);
+    fflush(out); // brings text and bytes up to date
+    char seal[SEAL_BYTES + 1];
+    make_seal(seal, text, bytes);
+    fputs(seal, out);
+    const bool whole = memory_stream_close(out) || error_set(err, "%s: out of memory for its text", path);
+    const bool ok = whole && file_write_atomic(path, text, bytes, err);
     free(text);
     return ok;
 }
@@ -136,18 +167,22 @@ static bool read_float(const cJSON *item, float *value) {
     return true;
 }
 
+// A ring: until it is full, the next one goes behind those that are there. Only finite values ever enter.
 static bool read_window(const cJSON *control, const char *name, OutlierWindow *w, Error *err) {
+    static const char *const keys[] = {"count", "next", "values", NULL};
     const cJSON *window, *values;
     int64_t count, next;
     if (!json_get_object(control, name, &window, err)) return false;
-    if (!json_get_int(window, "count", 0, OUTLIER_WINDOW, &count, err) ||
-        !json_get_int(window, "next", 0, OUTLIER_WINDOW - 1, &next, err) ||
+    if (!json_check_keys(window, keys, err) || !json_get_int(window, "count", 0, OUTLIER_WINDOW, &count, err) ||
+        !json_get_int(window, "next", count < OUTLIER_WINDOW ? count : 0,
+                      count < OUTLIER_WINDOW ? count : OUTLIER_WINDOW - 1, &next, err) ||
         !json_get_array(window, "values", OUTLIER_WINDOW, &values, err))
         return error_prefix(err, "\"%s\"", name);
     w->count = (int32_t)count, w->next = (int32_t)next;
     const cJSON *item = values->child;
     for (int i = 0; i < OUTLIER_WINDOW; i++, item = item->next)
-        if (!read_float(item, &w->values[i])) return error_set(err, "\"%s\": value %d is no float", name, i);
+        if (!read_float(item, &w->values[i]) || !isfinite(w->values[i]))
+            return error_set(err, "\"%s\": value %d is no finite float", name, i);
     return true;
 }
 
@@ -179,9 +214,31 @@ static bool read_tuning(const cJSON *root, TrainerState *state, Error *err) {
     return true;
 }
 
-static bool read_control(const cJSON *root, StepControl *c, Error *err) {
+static bool check_control_keys(const cJSON *control, Error *err) {
+    const char *keys[NUM_FLOATS + NUM_INTS + 4] = {"micro_steps", "loss_window", "norm_window"}; // and a NULL
+    for (int i = 0; i < NUM_FLOATS; i++) keys[3 + i] = control_floats[i].name;
+    for (int i = 0; i < NUM_INTS; i++) keys[3 + NUM_FLOATS + i] = control_ints[i].name;
+    return json_check_keys(control, keys, err) || error_prefix(err, "\"control\"");
+}
+
+// What outlives the step it is of must be what step_control_decide can have left.
+static bool check_control(const StepControl *c, int64_t step, Error *err) {
+    const struct {
+        const char *name;
+        double value, max;
+    } most[] = {{"loss_scale", (double)c->loss_scale, 0x1p24},
+                {"skipped", (double)c->skipped, (double)step},
+                {"good_steps", (double)c->good_steps, (double)step}};
+    for (size_t i = 0; i < sizeof most / sizeof *most; i++)
+        if (!(most[i].value <= most[i].max))
+            return error_set(err, "\"%s\" is %.17g, expected at most %.17g", most[i].name, most[i].value, most[i].max);
+    return c->loss_scale > 0.0f ||
+           error_set(err, "\"loss_scale\" is %g, expected a positive number", (double)c->loss_scale);
+}
+
+static bool read_control(const cJSON *root, int64_t step, StepControl *c, Error *err) {
     const cJSON *control, *item;
-    if (!json_get_object(root, "control", &control, err)) return false;
+    if (!json_get_object(root, "control", &control, err) || !check_control_keys(control, err)) return false;
     for (int i = 0; i < NUM_FLOATS; i++) {
         const char *name = control_floats[i].name;
         if (!json_find(control, name, &item, err)) return false;
@@ -197,9 +254,7 @@ static bool read_control(const cJSON *root, StepControl *c, Error *err) {
     int64_t micro_steps = 0;
     if (!read_later_int(control, "micro_steps", 0, UINT32_MAX, &micro_steps, err)) return false;
     c->micro_steps = (uint32_t)micro_steps;
-    if (!isfinite(c->loss_scale) || c->loss_scale <= 0.0f)
-        return error_set(err, "\"loss_scale\" is %g, expected a positive number", (double)c->loss_scale);
-    return read_window(control, "loss_window", &c->loss_window, err) &&
+    return check_control(c, step, err) && read_window(control, "loss_window", &c->loss_window, err) &&
            read_window(control, "norm_window", &c->norm_window, err);
 }
 
@@ -222,38 +277,76 @@ static bool read_best_val_loss(const cJSON *root, double *value, Error *err) {
     const cJSON *item;
     if (!json_find(root, "best_val_loss", &item, err)) return false;
     *value = (double)INFINITY;
-    return cJSON_IsNull(item) || json_get_double(root, "best_val_loss", value, err);
+    if (cJSON_IsNull(item)) return true;
+    return json_get_double(root, "best_val_loss", value, err) &&
+           ((isfinite(*value) && *value >= 0.0) ||
+            error_set(err, "\"best_val_loss\" is %g, expected a finite number from 0", *value));
+}
+
+// The shape, which config.json states too: for the eye, but not for any nonsense.
+static bool check_model(const cJSON *root, Error *err) {
+    static const char *const keys[] = {"max_T", "V", "L", "NH", "C", NULL};
+    const cJSON *model;
+    int64_t ignored;
+    if (!json_get_object(root, "model", &model, err)) return false;
+    bool ok = json_check_keys(model, keys, err);
+    for (int i = 0; ok && keys[i]; i++) ok = json_get_int(model, keys[i], 1, INT32_MAX, &ignored, err);
+    return ok || error_prefix(err, "\"model\"");
+}
+
+// Older checkpoints do not say, and those of runs without validation say nothing of val.
+static bool read_data(const cJSON *root, TrainerState *state, Error *err) {
+    static const char *const names[] = {"train", "val", NULL}, *const keys[] = {"tokens", "xxh3", NULL};
+    DataFacts *facts[] = {&state->train, &state->val};
+    const cJSON *data, *set;
+    if (!json_find(root, "data", &data, err)) return false;
+    if (!data) return true;
+    bool ok = json_get_object(root, "data", &data, err) && json_check_keys(data, names, err);
+    for (int i = 0; ok && names[i]; i++) {
+        ok = json_find(data, names[i], &set, err);
+        if (!ok || !set) continue;
+        ok = json_get_object(data, names[i], &set, err) && json_check_keys(set, keys, err) &&
+             json_get_int(set, "tokens", 1, JSON_MAX_INT, &facts[i]->tokens, err) &&
+             read_u64(set, "xxh3", 16, &facts[i]->fingerprint, err);
+    }
+    return ok || error_prefix(err, "\"data\"");
 }
 
 static bool read_facts(const cJSON *files, int i, FileFacts *facts, Error *err) {
+    static const char *const keys[] = {"bytes", "xxh3", NULL};
     const cJSON *file;
     const bool optional = i == HF_TOKENIZER || i == HF_TOKENIZER_CONFIG;
     *facts = (FileFacts){.bytes = -1};
     if (!json_find(files, checkpoint_file_name(i), &file, err)) return false;
     if (!file && optional) return true;
-    return json_get_object(files, checkpoint_file_name(i), &file, err) &&
+    return json_get_object(files, checkpoint_file_name(i), &file, err) && json_check_keys(file, keys, err) &&
            json_get_int(file, "bytes", 0, JSON_MAX_INT, &facts->bytes, err) &&
            read_u64(file, "xxh3", 16, &facts->checksum, err);
 }
 
 static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
     const cJSON *files;
+    const char *names[CHECKPOINT_FILES + 1] = {NULL};
     if (!json_get_object(root, "files", &files, err)) return false;
+    for (int i = 0; i < CHECKPOINT_FILES; i++) names[i] = checkpoint_file_name(i);
+    if (!json_check_keys(files, names, err)) return error_prefix(err, "\"files\"");
     for (int i = 0; i < CHECKPOINT_FILES; i++)
         if (!read_facts(files, i, &facts[i], err)) return error_prefix(err, "\"files\"");
     return true;
 }
 
 static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts, Error *err) {
-    int64_t format;
+    static const char *const keys[] = {
+        "format",          "step",    "position", "T",      "seed",  "best_val_loss", "eot",  "model", "optimizer",
+        "optimizer_start", "control", "options",  "tuning", "files", "data",          "xxh3", NULL};
     const cJSON *options;
-    bool ok = json_get_int(root, "format", FORMAT_VERSION, FORMAT_VERSION, &format, err) &&
-              json_get_int(root, "step", 0, JSON_MAX_INT, &state->step, err) &&
-              json_get_int(root, "position", 0, JSON_MAX_INT, &state->position, err) &&
+    bool ok = json_check_keys(root, keys, err) && json_get_int(root, "step", 0, JSON_MAX_INT, &state->step, err) &&
+              json_get_int(root, "position", state->step, JSON_MAX_INT, &state->position, err) &&
               json_get_int(root, "T", 1, INT32_MAX, &state->T, err) && read_u64(root, "seed", 10, &state->seed, err) &&
               read_best_val_loss(root, &state->best_val_loss, err) &&
-              json_get_int(root, "eot", -1, INT32_MAX, &state->eot, err) && read_optimizer(root, state, err) &&
-              read_control(root, &state->control, err) && read_manifest(root, facts, err) &&
+              json_get_int(root, "eot", -1, INT32_MAX, &state->eot, err) && check_model(root, err) &&
+              read_optimizer(root, state, err) && read_control(root, state->step, &state->control, err) &&
+              read_data(root, state, err) && read_manifest(root, facts, err) &&
               json_get_object(root, "options", &options, err);
     if (!ok) return false;
     state->options_json = cJSON_PrintUnformatted(options);
@@ -261,11 +354,31 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
     return read_tuning(root, state, err);
 }
 
+// A file of the unsealed format that has a seal is one of today whose format was damaged.
+static bool check_seal(const cJSON *root, const char *text, size_t bytes, Error *err) {
+    const size_t body = bytes > SEAL_BYTES ? bytes - SEAL_BYTES : 0;
+    char seal[SEAL_BYTES + 1];
+    int64_t format;
+    if (!json_get_int(root, "format", UNSEALED_FORMAT, FORMAT_VERSION, &format, err)) return false;
+    if (format == UNSEALED_FORMAT)
+        return !cJSON_GetObjectItemCaseSensitive(root, "xxh3") ||
+               error_set(err, "\"xxh3\" is stated, and format %d has none", UNSEALED_FORMAT);
+    make_seal(seal, text, body);
+    return memcmp(text + body, seal, bytes - body) == 0 ||
+           error_set(err, "damaged: its bytes have the checksum %016llx, and it does not end with that",
+                     (unsigned long long)XXH3_64bits(text, body));
+}
+
 bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err) {
     *state = (TrainerState){0};
-    cJSON *root = json_parse_file(path, MAX_TRAINER_BYTES, err);
-    bool ok = root && (read_state(root, state, facts, err) || error_prefix(err, "%s", path));
+    size_t bytes = 0;
+    char *text = file_read_all(path, MAX_TRAINER_BYTES, &bytes, err);
+    if (!text) return false;
+    cJSON *root = json_parse(text, bytes, err);
+    bool ok = (root && check_seal(root, text, bytes, err) && read_state(root, state, facts, err)) ||
+              error_prefix(err, "%s", path);
     cJSON_Delete(root);
+    free(text);
     return ok;
 }
 

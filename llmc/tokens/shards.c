@@ -15,13 +15,18 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 typedef struct {
     int token_bytes;
     int64_t num_tokens;
     int64_t vocab; // 0: not stated
     int64_t eot;   // -1: not stated
+    uint64_t head; // XXH3 of the first HEAD_BYTES of the file
 } ShardHeader;
+
+// The header, and tokens beside it: corpora are cut into shards of equal length, whose headers are all the same.
+enum { HEAD_BYTES = 4 * SHARD_HEADER_BYTES };
 
 // ---------------------------------------------------------------------------------------------------------- checking
 
@@ -112,16 +117,17 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
         return error_set(err, "%s: is a directory, expected a shard; to name the shards in it: '%s/*.bin'", path, path);
     }
     if (!S_ISREG(st.st_mode)) return error_set(err, "%s: is not a regular file, expected a shard", path);
-    int32_t h[SHARD_HEADER_INTS];
+    int32_t h[HEAD_BYTES / sizeof(int32_t)];
     int64_t got = pread_all(shard->fd, h, sizeof h, 0);
     if (got < 0) return error_set(err, "%s: cannot read the header: %s", path, strerror(errno));
-    if (got < (int64_t)sizeof h) {
+    if (got < SHARD_HEADER_BYTES) {
         return error_set(err, "%s: not a token shard: header: the file has %" PRId64 " bytes, expected at least %d",
                          path, got, SHARD_HEADER_BYTES);
     }
     if (!parse_header(path, h, (int64_t)st.st_size, header, err)) return false;
     shard->token_bytes = header->token_bytes;
     shard->num_tokens = header->num_tokens;
+    header->head = XXH3_64bits(h, (size_t)got);
     return true;
 }
 
@@ -161,6 +167,7 @@ static bool add_shard(ShardSet *set, const char *path, Statements *statements, E
         !agree("end-of-text token", header.eot, shard->path, &set->eot, &statements->eot_file, err)) {
         return false;
     }
+    set->fingerprint = XXH3_64bits_withSeed(&header.head, sizeof header.head, set->fingerprint);
     shard->first_window = set->num_windows;
     shard->num_windows = shard->num_tokens > 0 ? (shard->num_tokens - 1) / set->T : 0;
     set->num_windows += shard->num_windows; // at most num_tokens, which is checked

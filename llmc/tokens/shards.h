@@ -46,9 +46,10 @@ typedef struct {
     int64_t T;
     int64_t num_windows;
     int64_t num_tokens;
-    int64_t vocab;   // stated by the files, 0 if none does; files that contradict each other are refused
-    int64_t eot;     // end-of-text token stated by the files, -1 if none does
-    int token_bytes; // 2 or 4, the same in all files
+    int64_t vocab;        // stated by the files, 0 if none does; files that contradict each other are refused
+    int64_t eot;          // end-of-text token stated by the files, -1 if none does
+    int token_bytes;      // 2 or 4, the same in all files
+    uint64_t fingerprint; // of the headers and the first tokens of all files, in their order: other data, other number
 } ShardSet;
 
 // Opens and checks every file that matches pattern, a glob(7) pattern or the name of one file; T >= 1. All files stay

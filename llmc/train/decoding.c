@@ -166,7 +166,9 @@ static void run(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Dr
         if (i > 0) drawn->slides += append(d);
         draw(d, first + i, drawn);
         if (i == 0) drawn->prompt_seconds = now_seconds() - began;
-        if (d->running == 0 || d->refused || signals_pending()) break;
+        if (d->running == 0 || d->refused) break;
+        drawn->cut = i + 1 < d->options->tokens && signals_pending();
+        if (drawn->cut) break;
     }
     drawn->decode_seconds = now_seconds() - began - drawn->prompt_seconds;
     if (d->options->sink) show_rest(d);

@@ -13,6 +13,7 @@ typedef struct {
     int64_t *counts; // of each sample: how many there are. End-of-text that ended a sample is not among them
     int64_t prompt_tokens, prompt_cut, slides;
     double prompt_seconds, decode_seconds;
+    bool cut; // a signal came before all of them were drawn
 } Drawn;
 
 // Goes on with n >= 1 tokens of prompt as generate() says; options->prompt is not looked at. first: number of the

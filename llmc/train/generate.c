@@ -47,7 +47,7 @@ static char *text_of(const GenerateOptions *o, const int32_t *tokens, int64_t n,
 static bool fill(Generated *g, const GenerateOptions *o, const Drawn *drawn, Error *err) {
     g->samples = o->samples;
     g->prompt_tokens = drawn->prompt_tokens, g->prompt_cut = drawn->prompt_cut, g->slides = drawn->slides;
-    g->prompt_seconds = drawn->prompt_seconds, g->decode_seconds = drawn->decode_seconds;
+    g->prompt_seconds = drawn->prompt_seconds, g->decode_seconds = drawn->decode_seconds, g->cut = drawn->cut;
     g->texts = calloc((size_t)o->samples, sizeof *g->texts);
     g->bytes = calloc((size_t)o->samples, sizeof *g->bytes);
     bool ok = g->texts && g->bytes;

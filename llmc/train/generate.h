@@ -37,6 +37,7 @@ typedef struct {
     int64_t new_tokens;    // of all samples
     double prompt_seconds; // until the first new token
     double decode_seconds; // for the others
+    bool cut;              // a signal ended the texts before their time
 } Generated;
 
 // After a failure *result is all zero. A tokenizer without end-of-text: the text begins with the prompt, an empty one

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import EXIT_BAD_INPUT, QUIET, ROOT, TRAINER, checkpoints, train, write_shard
+from conftest import EXIT_BAD_INPUT, QUIET, ROOT, TRAINER, checkpoints, train, write_shard, write_state
 
 pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test")
 torch = pytest.importorskip("torch")
@@ -227,7 +227,7 @@ def test_a_damaged_tokenizer_makes_a_checkpoint_invalid_and_an_old_one_without_i
     for name in ("tokenizer.json", "tokenizer_config.json"):  # as checkpoints were before they had tokenizers
         del manifest["files"][name]
         (old / name).unlink()
-    (old / "trainer.json").write_text(json.dumps(manifest))
+    write_state(old, manifest)
     result = train("-o", run, "-y", 1, "-x", 3)
     assert "step_00000002/tokenizer.json: 2 bytes, expected" in result.stderr
     assert "going on after step 1" in result.stdout

@@ -9,8 +9,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, command, cut_back, events, kill,
-                      losses, same_state, start, train, wait_for, write_shard)
+from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, ROOT, TINY, checkpoints, command, cut_back, events,
+                      kill, losses, same_state, start, train, wait_for, write_shard)
 
 # Constant, and its warm-up given: so that the weights after step N do not depend on -x.
 SCHEDULE = ["-k", "constant", "-u", 2]
@@ -63,6 +63,20 @@ def test_resume_without_a_checkpoint_starts_at_the_beginning(data, tmp_path):
     assert sorted(losses(tmp_path / "run")) == [1, 2]
 
 
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_options_and_its_log(data, tmp_path):
+    run = tmp_path / "run"
+    process = start(*TINY, *QUIET, *SCHEDULE, *data.flags, "--seed", 7, "-o", run, "-x", 1000000)
+    assert wait_for(lambda: len(losses(run)) >= 3, process)
+    kill(process)
+    log = (run / "main.log").read_text()
+    result = train("-o", run, *RESUME, "-x", 3)
+    assert f"starting from the beginning, with the options of {run}/options.json" in result.stderr
+    assert (run / "main.log.1").read_text() == log
+    train(*TINY, *QUIET, *SCHEDULE, *data.flags, "--seed", 7, "-o", tmp_path / "whole", "-x", 3)
+    assert same_state(checkpoints(run)[-1], checkpoints(tmp_path / "whole")[-1])
+    assert losses(run) == losses(tmp_path / "whole")
+
+
 def in_a_write(out):
     """Is a checkpoint being written that is newer than all there are? (Rests of a killed write are not.)"""
     newest = max((path.name for path in checkpoints(out)), default="")
@@ -82,28 +96,6 @@ def kill_in_a_write(process, out, delay):
         delay /= 2
 
 
-def test_kill_9_at_50_random_moments_loses_nothing(data, tmp_path):
-    out, choose = tmp_path / "run", random.Random(7)
-    flags = [*SAVE_EACH_STEP, *data.flags]
-    for i in range(50):
-        saved = len(losses(out))
-        process = start(*flags, "-nk", 3, "-o", out, "-x", 100000, *RESUME)
-        if i % 2 == 0:  # somewhere in the writing of a checkpoint, some steps later
-            assert wait_for(lambda: len(losses(out)) > saved + 1, process)
-            kill_in_a_write(process, out, choose.uniform(0, 0.01))
-        else:  # anywhere, also while starting
-            time.sleep(choose.uniform(0.0, 0.8))
-            kill(process)
-        assert process.returncode == -signal.SIGKILL, "the trainer ended by itself"
-    reached = int(checkpoints(out)[-1].name.split("_")[1])
-    assert reached >= 25
-    train(*flags, "-nk", 3, "-o", out, "-x", reached + 2, *RESUME)
-    train(*flags, "-n", 0, "-o", tmp_path / "whole", "-x", reached + 2)
-    assert same_state(checkpoints(out)[-1], checkpoints(tmp_path / "whole")[-1])
-    assert losses(out) == losses(tmp_path / "whole")
-    assert not list(out.glob(".tmp-*")), "rests of writes that were killed are still there"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
 def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "-o", tmp_path / "run"]
@@ -117,10 +109,115 @@ def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     assert max(losses(tmp_path / "run")) == last + 2
 
 
+@pytest.mark.parametrize("flags", [["--grad-dtype", "compute"], ["--fp8", 1, "--fp8-scaling", "delayed"]],
+                         ids=["stochastic", "fp8"])
+def test_a_signal_drops_the_step_that_is_not_finished(flags, data, tmp_path):
+    # 200 micro-steps a step, so that the signal comes between two. Their random bits and their scales are state too.
+    flags = [*TINY[:-1], 1, *QUIET, *SCHEDULE, *data.flags, "--dtype", "bf16", "-d", 32 * 200, "-x", 3, *flags]
+    train(*flags, "-o", tmp_path / "whole")
+    process = start(*flags, "-o", tmp_path / "parts")
+    assert wait_for(lambda: len(losses(tmp_path / "parts")) == 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=3600) == EXIT_INTERRUPTED
+    assert checkpoints(tmp_path / "parts")[-1].name == "step_00000002"
+    assert sorted(losses(tmp_path / "parts")) == [1, 2]
+    train("-o", tmp_path / "parts", *RESUME)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+
+
+def evaluations(run):
+    """What a run says of its model besides losses: validations and samples by step, without times."""
+    validations = [(entry["step"], entry["loss"]) for entry in events(run, "validation")]
+    return sorted(validations), sorted((entry["step"], entry["index"], entry["text"]) for entry in events(run, "sample"))
+
+
+def best_val_loss(run):
+    return json.loads((checkpoints(run)[-1] / "trainer.json").read_text())["best_val_loss"]
+
+
+def test_what_is_due_at_a_signal_is_done_by_the_resume(data, tmp_path):
+    # Steps long enough for a signal to fall into the last one, after which the one validation and the one sample are due.
+    flags = ["-e", "L=4,C=256,NH=4,T=256", "-t", 256, "-b", 16, *data.flags, "-x", 3, "-v", 3, "-m", 4, "-s", 3,
+             "-g", 20, "--samples", 2]
+    train(*flags, "-o", tmp_path / "whole")
+    process = start(*flags, "-o", tmp_path / "parts")
+    assert wait_for(lambda: len(losses(tmp_path / "parts")) == 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=3600) == EXIT_INTERRUPTED
+    assert checkpoints(tmp_path / "parts")[-1].name == "step_00000003"
+    assert [step for step, loss in evaluations(tmp_path / "parts")[0]] == [0]
+    for _ in range(2):  # the second one finds nothing to do
+        train("-o", tmp_path / "parts", *RESUME)
+        assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
+        assert best_val_loss(tmp_path / "parts") == best_val_loss(tmp_path / "whole")
+    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+
+
+def test_a_sample_that_a_signal_cut_is_not_logged_and_drawn_again(data, tmp_path):
+    flags = [*TINY, *data.flags, "-x", 4, "-v", 2, "-m", 4, "-s", 2, "-g", 800]
+    train(*flags, "-o", tmp_path / "whole")
+    process = start(*flags, "-o", tmp_path / "parts")
+    assert wait_for(lambda: [e for e in events(tmp_path / "parts", "validation") if e["step"] == 2], process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=3600) == EXIT_INTERRUPTED
+    assert events(tmp_path / "parts", "sample") == []
+    train("-o", tmp_path / "parts", *RESUME)
+    assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
+
+
+# KILLS=300 SIGNALS=60 python -m pytest test/e2e/test_resume.py -k random_moments   for a longer one.
+KILLS, SIGNALS = int(os.environ.get("KILLS", 40)), int(os.environ.get("SIGNALS", 16))
+
+
+def test_kills_and_signals_at_random_moments_lose_nothing(data, tmp_path):
+    out, choose, kills_in_a_write, ended_by_signal = tmp_path / "run", random.Random(7), 0, 0
+    # Eight micro-steps a step, whose random bits are state; evaluations and saves that take as long as the steps.
+    flags = ["-e", "L=2,C=64,NH=2,T=32", "-t", 32, "-b", 2, "-d", 32 * 16, "--dtype", "bf16", "--grad-dtype", "compute",
+             *SCHEDULE, *data.flags, "-v", 3, "-m", 64, "-s", 4, "-g", 40, "--samples", 2, "-n", 2]
+    moments = [signal.SIGKILL] * KILLS + [signal.SIGTERM] * SIGNALS
+    choose.shuffle(moments)
+    for i, number in enumerate(moments):
+        known = (out / "options.json").exists()  # from then on -o and -y are enough, also without a checkpoint
+        step = max(losses(out), default=0)
+        process = start(*([] if known else flags), "-o", out, "-x", 1000000, *RESUME)
+        if i % 3 == 0:  # somewhere in the writing of a checkpoint
+            assert wait_for(lambda: max(losses(out), default=0) > step, process)
+            if number == signal.SIGKILL:
+                kill_in_a_write(process, out, choose.uniform(0, 0.01))
+            else:
+                assert wait_for(lambda: in_a_write(out), process)
+        elif i % 3 == 1:  # in a step, a validation, a sample
+            assert wait_for(lambda: max(losses(out), default=0) > step, process)
+            time.sleep(choose.uniform(0, 0.3))
+        else:  # anywhere, also while starting
+            time.sleep(choose.uniform(0.0, 0.8))
+        if process.returncode != -signal.SIGKILL:
+            assert process.poll() is None, f"the trainer ended by itself with {process.returncode}"
+            process.send_signal(number)
+        code = process.wait(timeout=3600)
+        assert code in ((-number,) if number == signal.SIGKILL else (EXIT_INTERRUPTED, -number))  # -: while starting
+        ended_by_signal += code == EXIT_INTERRUPTED
+        if code == EXIT_INTERRUPTED and max(losses(out), default=0) > 0:
+            assert checkpoints(out)[-1].name == f"step_{max(losses(out)):08d}"
+        kills_in_a_write += number == signal.SIGKILL and in_a_write(out)
+    reached = max(losses(out)) + 2
+    train("-o", out, "-x", reached, *RESUME)
+    train(*flags, "-n", 0, "-o", tmp_path / "whole", "-x", reached)
+    assert losses(out) == losses(tmp_path / "whole")
+    assert evaluations(out) == evaluations(tmp_path / "whole")
+    assert same_state(checkpoints(out)[-1], checkpoints(tmp_path / "whole")[-1])
+    assert best_val_loss(out) == best_val_loss(tmp_path / "whole")
+    assert not list(out.glob(".tmp-*")), "rests of writes that were killed are still there"
+    print(f"{KILLS} kills, {kills_in_a_write} in a write; {SIGNALS} signals, {ended_by_signal} to a running step loop; "
+          f"{reached} steps")
+    assert kills_in_a_write >= KILLS / 10 and ended_by_signal >= SIGNALS / 4
+
+
 def test_a_second_sigint_ends_the_run_at_once(data, tmp_path):
-    """Both signals fall into the first step, whose 80000 micro-batches take minutes."""
+    """Both signals fall into the first micro-step, which takes seconds."""
     out = tmp_path / "run"
-    arguments = command(*TINY, "-d", 128 * 80000, *QUIET, *data.flags, "-o", out, "-x", 1)
+    arguments = command("-e", "L=8,C=512,NH=8,T=256", "-t", 256, "-b", 64, *QUIET, *data.flags, "-o", out, "-x", 1)
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert wait_for(lambda: events(out, "run"), process)
         process.send_signal(signal.SIGINT)
@@ -212,6 +309,48 @@ def test_a_step_that_fails_midway_is_read_again(data, tmp_path):
 def test_rotation_keeps_the_newest_and_the_major_ones(data, tmp_path):
     train(*SAVE_EACH_STEP, *data.flags, "-nk", 2, "-nm", 4, "-o", tmp_path / "run", "-x", 10)
     assert [int(p.name.split("_")[1]) for p in checkpoints(tmp_path / "run")] == [4, 8, 9, 10]
+
+
+def test_an_old_checkpoint_with_a_users_files_stays_and_the_run_goes_on(data, tmp_path):
+    run = tmp_path / "run"
+    train(*SAVE_EACH_STEP, *data.flags, "-o", run, "-x", 2)
+    (run / "step_00000002" / "eval").mkdir()
+    result = train("-o", run, *RESUME, "-nk", 1, "-x", 5)
+    assert result.stdout.count("step_00000002 is kept: eval in it is of no checkpoint") == 1
+    assert [path.name for path in checkpoints(run)] == ["step_00000002", "step_00000005"]
+    assert (run / "step_00000002" / "eval").is_dir()
+
+
+def test_a_start_clears_what_a_kill_in_a_rotation_left(data, tmp_path):
+    run = tmp_path / "run"
+    train(*SAVE_EACH_STEP, *data.flags, "-o", run, "-x", 2)
+    (run / "step_00000001").rename(run / ".tmp-step_00000001")
+    train("-o", run, *RESUME)  # there is nothing to do or to save
+    assert not list(run.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 1), (0, 1, 2)])
+def test_lines_for_a_terminal_that_is_closed_do_not_end_up_in_a_file(closed, data, tmp_path):
+    def close_them():
+        for descriptor in closed:
+            os.close(descriptor)
+
+    subprocess.run(command(*SAVE_EACH_STEP, *data.flags, "-x", 3, "-o", tmp_path / "run"), preexec_fn=close_them,
+                   cwd=ROOT, timeout=60, check=True)
+    assert sorted(losses(tmp_path / "run")) == [1, 2, 3]  # every line is an event
+    assert (tmp_path / "run" / ".lock").read_text().count("\n") == 1
+
+
+def test_a_resume_on_other_shards_says_so(tmp_path):
+    tokens = [[(7 * i + k) % 200 for i in range(4000)] for k in (0, 1)]
+    shard = write_shard(tmp_path / "train_0.bin", tokens[0], vocab=257, eot=256)
+    flags = [*SAVE_EACH_STEP, "-i", shard, "-o", tmp_path / "run"]
+    train(*flags, "-x", 1)
+    assert "other shards" not in train(*flags, "-x", 2, *RESUME).stderr
+    write_shard(shard, tokens[1], vocab=257, eot=256)  # the same header
+    assert "-i: other shards than before: the checkpoint is of 4000 tokens" in train(*flags, "-x", 3, *RESUME).stderr
+    write_shard(shard, tokens[1] + [5], vocab=257, eot=256)
+    assert "these are 4001 (" in train(*flags, "-x", 4, *RESUME).stderr
 
 
 def test_the_log_of_a_resumed_run_says_how_it_ended(data, tmp_path):

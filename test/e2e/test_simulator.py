@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 from conftest import (EXIT_RUN_FAILED, QUIET, SIMULATOR, TINY, TRAINER, checkpoints, command, cut_back, events, losses,
-                      needs_simulator, run_tiny, same_state, train)
+                      needs_simulator, run_tiny, same_state, train, write_state)
 
 pytestmark = needs_simulator
 
@@ -59,13 +59,13 @@ def test_a_short_last_micro_batch_and_recomputation_give_the_same_losses(data, t
 
 def test_a_resume_takes_what_the_run_chose_by_timing_and_says_where_it_cannot(data, tmp_path):
     out = run_tiny(SIMULATOR, tmp_path / "run", data, "-x", 3, "-n", 3, PRETRAIN_CACHE="off")
-    manifest = checkpoints(out)[0] / "trainer.json"
-    state = json.loads(manifest.read_text())
+    (checkpoint,) = checkpoints(out)
+    state = json.loads((checkpoint / "trainer.json").read_text())
     assert [event["tuning"] for event in events(out, "tuning")] == [state["tuning"]]
     # The other verdict on each epilogue: nothing but the checkpoint can tell it to the resumed run.
     other = re.sub(r"(faster than unfused\t0)([01])", lambda verdict: verdict[1] + "10"[int(verdict[2])], state["tuning"])
     assert other != state["tuning"]
-    manifest.write_text(json.dumps(state | {"tuning": other}))
+    write_state(checkpoint, state | {"tuning": other})
     run_tiny(SIMULATOR, out, data, "-y", 1, "-x", 5, "-n", 5, PRETRAIN_CACHE="off")
     again = json.loads((checkpoints(out)[-1] / "trainer.json").read_text())["tuning"]
     assert sorted(again.splitlines()) == sorted(other.splitlines())

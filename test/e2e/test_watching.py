@@ -217,13 +217,27 @@ def test_a_second_process_in_the_same_directory_is_refused(data, tmp_path):
     flags = [*TINY, *QUIET, *data.flags, "-n", 5, "-o", run]
     first = start(*flags, "-x", 1000000)
     try:
+        wait_for((run / ".lock").exists, first)  # while it still starts: there is nothing to resume from yet
+        seconds = [train(*flags, "-x", 1000000, "-y", 1, expect=EXIT_RUN_FAILED)]
         wait_for(lambda: checkpoints(run), first)
-        second = train(*flags, "-x", 1000000, "-y", 1, expect=EXIT_RUN_FAILED)
+        seconds += [train(*flags, "-x", 1000000, *resume, expect=EXIT_RUN_FAILED) for resume in ([], ["-y"])]
     finally:
         kill(first)
-    assert re.search(r"main.log: another process is writing it: is this run going on already\?$", second.stderr.strip())
+    for second in seconds:
+        assert f"-o {run}: process {first.pid} on " in second.stderr and "is running there: wait" in second.stderr
     steps = [entry["step"] for entry in events(run, "step")]
     assert steps == list(range(1, len(steps) + 1))
+
+
+def test_of_many_starts_at_once_one_runs_and_its_log_stays(data, tmp_path):
+    run = tmp_path / "run"
+    flags = [*TINY, *QUIET, *data.flags, "-n", 5, "-o", run, "-x", 20]
+    processes = []
+    for _ in range(8):
+        processes.append(start(*flags))
+        time.sleep(0.1)
+    assert sorted(process.wait(timeout=60) != 0 for process in processes) == [False] + 7 * [True]
+    assert [entry["step"] for entry in events(run, "step")] == list(range(1, 21))
 
 
 def test_the_last_lines_sum_up_the_run(data, tmp_path):

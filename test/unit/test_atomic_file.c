@@ -203,7 +203,8 @@ static void a_committed_directory_replaces_the_one_before(void **state) {
     make_directory_with(".tmp-a", "new");
     assert_true(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
     assert_content(tmpdir_file(&tmp, "a/file"), "new");
-    assert_int_equal(entries_of(tmp.path), 1);
+    assert_content(tmpdir_file(&tmp, ".tmp-a/file"), "old");
+    assert_int_equal(entries_of(tmp.path), 2);
 }
 
 static void a_directory_is_not_committed_over_a_file(void **state) {

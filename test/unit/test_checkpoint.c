@@ -17,7 +17,11 @@
 #include "test/unit/store_fixture.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <malloc.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -25,6 +29,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -138,6 +143,7 @@ static void the_trainers_state_comes_back_exactly(void **state) {
     s.control.good_steps = 99;
     s.control.micro_steps = UINT32_MAX;
     s.optimizer_start = 12345678901;
+    s.train = (DataFacts){((int64_t)1 << 53) - 1, UINT64_MAX};
     for (int i = 0; i < 200; i++)
         outlier_window_push(&s.control.loss_window, philox_uniform(philox(1, 2, (uint64_t)i).v[0]));
     for (int i = 0; i < 5; i++) outlier_window_push(&s.control.norm_window, 1.0f / (float)(i + 3));
@@ -152,6 +158,8 @@ static void the_trainers_state_comes_back_exactly(void **state) {
     assert_int_equal(back.eot, s.eot);
     assert_int_equal(back.optimizer, OPTIMIZER_ADAMW);
     assert_int_equal(back.optimizer_start, s.optimizer_start);
+    assert_memory_equal(&back.train, &s.train, sizeof s.train);
+    assert_int_equal(back.val.tokens, 0);
     assert_true(isnan(back.control.loss));
     back.control.loss = s.control.loss; // which NaN it is does not matter
     assert_memory_equal(&back.control, &s.control, sizeof s.control);
@@ -290,13 +298,17 @@ static void a_directory_without_checkpoints_has_none(void **state) {
     char *path, *skipped;
     assert_int_equal(mkdir(tmpdir_file(&tmp, "step_12"), 0755), 0); // not a name of ours
     assert_int_equal(mkdir(tmpdir_file(&tmp, "step_00000012"), 0755), 0);
-    assert_false(checkpoint_exists(tmp.path));
-    assert_false(checkpoint_exists(tmpdir_file(&tmp, "none")));
+    bool exists = true;
+    assert_ok(checkpoint_exists(tmp.path, &exists, &err));
+    assert_false(exists);
+    assert_ok(checkpoint_exists(tmpdir_file(&tmp, "none"), &exists, &err));
+    assert_false(exists);
     assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "none"), &path, &skipped, &err));
     assert_string_equal(err.text, "");
     assert_null(skipped);
     save(13);
-    assert_true(checkpoint_exists(tmp.path));
+    assert_ok(checkpoint_exists(tmp.path, &exists, &err));
+    assert_true(exists);
 }
 
 static void a_directory_that_cannot_be_read_is_an_error(void **state) {
@@ -305,6 +317,37 @@ static void a_directory_that_cannot_be_read_is_an_error(void **state) {
     write_bytes(tmpdir_file(&tmp, "file"), "x", 1);
     assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "file"), &path, &skipped, &err));
     assert_message("file: cannot open the directory: Not a directory");
+}
+
+// From here on no directory can be read to its end, as on a disk that fails.
+static void fail_to_read_directories(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getdents64, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        _exit(77);
+}
+
+static void a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty(void **state) {
+    (void)state;
+    save(1);
+    int status;
+    const pid_t child = fork();
+    if (child == 0) {
+        char *path, *skipped;
+        bool exists;
+        static const char expected[] = ": cannot read the directory: Input/output error";
+        fail_to_read_directories();
+        const bool found = checkpoint_find_latest(tmp.path, &path, &skipped, &err) || !strstr(err.text, expected);
+        _exit(found || checkpoint_exists(tmp.path, &exists, &err) || !strstr(err.text, expected));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WEXITSTATUS(status) == 77) skip(); // no seccomp here
+    assert_int_equal(status, 0);
 }
 
 static void a_renamed_checkpoint_is_not_taken_for_a_newer_one(void **state) {
@@ -368,6 +411,47 @@ static void a_failed_save_leaves_the_checkpoints_before_it(void **state) {
     }
 }
 
+// Saves with so much more address space than is in use now; 0: it is saved, or there was an error, or a bug report.
+static int status_of_a_save_within(TrainerState *s, rlim_t more) {
+    int status;
+    const pid_t child = fork();
+    if (child == 0) {
+        long pages = 0;
+        TrainerState back;
+        malloc_trim(0); // what earlier tests have freed counts as in use
+        FILE *f = fopen("/proc/self/statm", "r");
+        if (!f || fscanf(f, "%ld", &pages) != 1) _exit(2);
+        fclose(f);
+        dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);
+        struct rlimit before, little;
+        getrlimit(RLIMIT_AS, &before);
+        little = before, little.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + more;
+        setrlimit(RLIMIT_AS, &little);
+        const bool ok = checkpoint_save(tmp.path, model, s, &err);
+        setrlimit(RLIMIT_AS, &before);
+        _exit(ok && !checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status) == SIGABRT ? 0 : 3;
+}
+
+static void a_save_that_runs_out_of_memory_never_claims_to_be_one(void **state) {
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); // it needs the address space for itself
+#endif
+    enum { PROMPT = 12 << 20 }; // its text is put together in memory that doubles
+    TrainerState s = make_state(1);
+    char *json = malloc(PROMPT + 64);
+    const int n = sprintf(json, "{\"prompt\": \"");
+    memset(json + n, 'x', PROMPT);
+    strcpy(json + n + PROMPT, "\"}");
+    s.options_json = json;
+    for (rlim_t more = 0; more < 48u << 20; more += 1u << 19)
+        if (status_of_a_save_within(&s, more) != 0) fail_msg("with %lld bytes to spare", (long long)more);
+    free(json);
+}
+
 // This program, started again as "test_checkpoint DIR": saves one step after the other until it is killed.
 static int save_until_killed(const char *directory) {
     if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return 1;
@@ -378,7 +462,7 @@ static int save_until_killed(const char *directory) {
         if (!checkpoint_load_state(path, &s, &err)) return 1;
         free(path);
     }
-    for (;; s.step++)
+    for (;; s.step++, s.position++)
         for (int again = 0; again < 2; again++) // the second one replaces the first
             if (!checkpoint_save(directory, model, &s, &err) || !checkpoint_rotate(directory, 2, 0, &err)) return 1;
 }
@@ -465,31 +549,125 @@ static void rotation_never_removes_the_one_written_last(void **state) {
     free(assert_latest("step_00000002"));
 }
 
+static void rotation_leaves_what_holds_files_of_others_and_removes_the_rest(void **state) {
+    (void)state;
+    for (int64_t step = 1; step <= 5; step++) save(step);
+    assert_ok(directory_make(tmpdir_file(&tmp, "step_00000002/eval"), &err));
+    write_bytes(tmpdir_file(&tmp, "step_00000003/notes.txt"), "mine", 4);
+    assert_false(checkpoint_rotate(tmp.path, 1, 0, &err));
+    assert_message("step_00000003 is kept: notes.txt in it is of no checkpoint");
+    assert_int_equal(entries_of(tmp.path), 3);
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000002")), 5);
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000003")), 5);
+    free(assert_latest("step_00000005"));
+}
+
+static void files_of_others_stay_in_sight_where_their_checkpoint_is_replaced(void **state) {
+    (void)state;
+    save(1);
+    write_bytes(tmpdir_file(&tmp, "step_00000001/notes.txt"), "mine", 4);
+    save(1);
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
+    assert_true(file_exists(tmpdir_file(&tmp, "step_00000001.1/notes.txt")));
+    assert_int_equal(entries_of(tmp.path), 2);
+    free(assert_latest("step_00000001"));
+}
+
+static void cleaning_removes_what_a_killed_rotation_left(void **state) {
+    (void)state;
+    save(1);
+    save(2);
+    assert_int_equal(rename(tmpdir_file(&tmp, "step_00000001"), tmpdir_file(&tmp, ".tmp-step_00000001")), 0);
+    checkpoint_clean(tmp.path);
+    assert_int_equal(entries_of(tmp.path), 1);
+}
+
 // --------------------------------------------------------------------------------------------------------- any bytes
 
-static void damaged_trainer_files_are_read_or_refused_with_a_message(void **state) {
+// The bytes as the trainer.json of step 1: does the state load?
+static bool state_loads(const unsigned char *bytes, size_t n) {
+    TrainerState s;
+    write_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), bytes, n);
+    err.text[0] = '\0';
+    const bool ok = checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &s, &err);
+    if (!ok) assert_message("trainer.json: ");
+    if (ok) trainer_state_free(&s);
+    return ok;
+}
+
+static void no_damage_to_a_trainer_file_is_taken(void **state) {
+    (void)state;
+    enum { ROUNDS = 3000, HOLE = 300 };
+    save(1);
+    size_t n;
+    unsigned char *good = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n),
+                  *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    assert_true(state_loads(good, n));
+    for (size_t at = 0; at < n; at++) { // each byte by itself, to another digit or letter, and not at all
+        memcpy(bytes, good, n);
+        bytes[at] ^= 1;
+        if (state_loads(bytes, n)) fail_msg("byte %zu was changed, and nobody noticed", at);
+        if (state_loads(good, at)) fail_msg("%zu bytes were taken for the whole file", at);
+    }
+    for (size_t at = 0; at + HOLE <= n; at += 37) { // a block that was never written
+        memcpy(bytes, good, n);
+        memset(bytes + at, 0, HOLE);
+        if (state_loads(bytes, n)) fail_msg("%d bytes of 0 at byte %zu were taken", HOLE, at);
+    }
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        memcpy(bytes, good, n);
+        const size_t length = mutate(bytes, n, 400, round);
+        const bool same = length == n && memcmp(bytes, good, n) == 0;
+        if (state_loads(bytes, length) && !same) fail_msg("the damage of round %d was taken", (int)round);
+    }
+    free(bytes);
+    free(good);
+}
+
+static void damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message(void **state) {
     (void)state;
     enum { ROUNDS = 3000 };
     save(1);
-    char path[PATH_MAX], directory[PATH_MAX];
-    snprintf(path, sizeof path, "%s", tmpdir_file(&tmp, "step_00000001/trainer.json"));
-    snprintf(directory, sizeof directory, "%s", tmpdir_file(&tmp, "step_00000001"));
+    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
     size_t n;
-    unsigned char *good = read_bytes(path, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    unsigned char *good = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n),
+                  *bytes = malloc(n + MUTATE_MAX_GROWTH);
     int accepted = 0;
     for (uint64_t round = 0; round < ROUNDS; round++) {
-        TrainerState s;
         memcpy(bytes, good, n);
-        write_bytes(path, bytes, mutate(bytes, n, 400, round));
-        err.text[0] = '\0';
-        bool ok = checkpoint_load_state(directory, &s, &err);
-        if (!ok) assert_message("trainer.json: ");
-        if (ok) trainer_state_free(&s);
-        accepted += ok;
+        accepted += state_loads(bytes, mutate(bytes, n, 400, round));
     }
     assert_in_range(accepted, 1, ROUNDS / 2); // both kinds happened
     free(bytes);
     free(good);
+}
+
+static void a_trainer_file_of_the_format_before_names_what_cannot_be(void **state) {
+    (void)state;
+    static const struct {
+        const char *found, *changed, *message;
+    } cases[] = {
+        {"\"eot\":", "\"eit\":", "\"eit\" is no field that this version knows"},
+        {"\"loss_z\":", "\"lots_z\":", "\"control\": \"lots_z\" is no field"},
+        {"\"position\": 3,", "\"position\": 0,", "\"position\" is 0, expected an integer from 1 to"},
+        {"\"good_steps\": 0", "\"good_steps\": 2", "\"good_steps\" is 2, expected at most 1"},
+        {"\"best_val_loss\": 3.25", "\"best_val_loss\": -3.2", "expected a finite number from 0"},
+        {"\"next\": 0", "\"next\": 5", "\"loss_window\": \"next\" is 5, expected an integer from 0 to 0"},
+        {"\"format\": 1", "\"format\": 2", "trainer.json: damaged: its bytes have the checksum"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n;
+        save(1);
+        unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
+        unsigned char *text = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n);
+        text[n] = '\0';
+        char *at = strstr((char *)text, cases[i].found);
+        assert_non_null(at);
+        memcpy(at, cases[i].changed, strlen(cases[i].changed));
+        assert_false(state_loads(text, n));
+        assert_message(cases[i].message);
+        free(text);
+    }
 }
 
 static void damaged_moments_are_read_or_refused_with_a_message(void **state) {
@@ -530,15 +708,22 @@ int main(int argc, char **argv) {
         TEST(one_flipped_bit_in_any_file_is_noticed),
         TEST(a_directory_without_checkpoints_has_none),
         TEST(a_directory_that_cannot_be_read_is_an_error),
+        TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty),
         TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one),
         TEST(saving_removes_what_killed_runs_left),
         TEST(the_same_step_may_be_saved_again),
         TEST(a_failed_save_leaves_the_checkpoints_before_it),
+        TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one),
         TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies),
         TEST(rotation_keeps_the_newest_and_the_majors),
         TEST(rotation_does_not_count_what_is_no_checkpoint),
         TEST(rotation_never_removes_the_one_written_last),
-        TEST(damaged_trainer_files_are_read_or_refused_with_a_message),
+        TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest),
+        TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced),
+        TEST(cleaning_removes_what_a_killed_rotation_left),
+        TEST(no_damage_to_a_trainer_file_is_taken),
+        TEST(damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message),
+        TEST(a_trainer_file_of_the_format_before_names_what_cannot_be),
         TEST(damaged_moments_are_read_or_refused_with_a_message),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -96,7 +96,7 @@ static void fill_model(Gpt2 *model, uint64_t seed) {
 }
 
 static const char *save(Gpt2 *model) {
-    const TrainerState s = {.step = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
+    const TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     return tmpdir_file(&tmp, "step_00000001");
 }
@@ -251,9 +251,10 @@ static void a_checkpoint_that_names_no_optimizer_is_adamws(void **state) {
     const char *path = save(adamw);
     TrainerState s;
     replace_in_file("step_00000001/optimizer.safetensors", "\"optimizer\"", "\"something\"");
-    replace_in_file("step_00000001/trainer.json", "\"optimizer\"", "\"something\"");
-    replace_in_file("step_00000001/trainer.json", "\"optimizer_start\"", "\"somewhere_start\"");
-    replace_in_file("step_00000001/trainer.json", "\"micro_steps\"", "\"macro_steps\"");
+    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
+    replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"adamw\",", "                     ");
+    replace_in_file("step_00000001/trainer.json", "\"optimizer_start\": 0,", "                     ");
+    replace_in_file("step_00000001/trainer.json", "\"micro_steps\": 0,", "                 ");
     assert_ok(checkpoint_load_moments(adamw, path, &err));
     assert_ok(checkpoint_load_state(path, &s, &err));
     assert_int_equal(s.optimizer, OPTIMIZER_ADAMW);
@@ -274,6 +275,7 @@ static void an_optimizer_that_nobody_knows_is_refused(void **state) {
     replace_in_file("step_00000001/optimizer.safetensors", "\"adamw\"", "\"admaw\"");
     assert_false(checkpoint_load_moments(model, path, &err));
     assert_message("none that this version knows");
+    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
     replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"adamw\"", "\"optimizer\": \"admaw\"");
     assert_false(checkpoint_load_state(path, &s, &err));
     assert_message("trainer.json: \"optimizer\" is \"admaw\", which this version does not know");
@@ -288,6 +290,7 @@ static void a_state_from_behind_the_step_is_refused(void **state) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     const char *path = save(model);
     TrainerState s;
+    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
     replace_in_file("step_00000001/trainer.json", "\"optimizer_start\": 0", "\"optimizer_start\": 2");
     assert_false(checkpoint_load_state(path, &s, &err));
     assert_message("\"optimizer_start\" is 2, expected an integer from 0 to 1");

@@ -139,7 +139,7 @@ static void a_checkpoint_between_changes_no_bit(void **state) {
     Gpt2 *m = make_model(DTYPE_BF16, true), *back = make_model(DTYPE_BF16, true);
     const DType files[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     for (int d = 0; d < 3; d++) {
-        TrainerState s = {.step = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
+        TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
         fill_model(m, files[d]);
         export_to(tmpdir_file(&tmp, "given"), m, files[d]);
         assert_ok(checkpoint_save(tmp.path, m, &s, &err));
@@ -346,7 +346,7 @@ static void an_earlier_export_is_replaced_as_a_whole(void **state) {
 static void a_checkpoint_is_never_replaced(void **state) {
     (void)state;
     Gpt2 *m = make_model(DTYPE_FP32, true);
-    TrainerState s = {.step = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
+    TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, m, &s, &err));
     assert_false(export_model(tmpdir_file(&tmp, "step_00000001"), m, DTYPE_FP32, -1, NULL, &err));
     assert_message("which is not of an exported model");

@@ -552,7 +552,9 @@ static void foreign_values_are_not_adopted(void **state) {
         options_free(&o);
     }
     Options o = parsed("");
-    assert_true(options_adopt_json(&o, "{\"of-a-later-version\": 3}", NULL));
+    Error err = {""};
+    assert_false(options_adopt_json(&o, "{\"bach-size\": 3}", &err)); // it would be 4, the default
+    assert_non_null(strstr(err.text, "there is no option \"bach-size\"; is it --batch-size?"));
     options_free(&o);
 }
 

@@ -205,10 +205,10 @@ static void validation_samples_and_text_are_plain_lines(void **state) {
     runlog_validation(log, 250, log1p(1.0), 0.98123, 65536, 1.25);
     runlog_choices(log, 250, "hellaswag_val", 10042, 2822, 2968, 12.34);
     runlog_choices(log, 250, "none", 0, 0, 0, 0.0);
-    runlog_sample(log, 250, "Once\nupon\x1b[2J", 13, false);
-    runlog_sample(log, 250, "again", 5, false);
-    runlog_sample(log, 250, "streamed", 8, true);
-    runlog_sample(log, 500, "later", 5, false);
+    runlog_sample(log, 250, "Once\nupon\x1b[2J", 13, false, false);
+    runlog_sample(log, 250, "again", 5, false, false);
+    runlog_sample(log, 250, "streamed", 8, true, false);
+    runlog_sample(log, 500, "later", 5, false, false);
     DeviceSensors sensors = {1754.6, 3201.0, 689.7, 1e9, 61.0, ""};
     runlog_sensors(log, 250, &sensors);
     strcpy(sensors.throttle, "power cap, thermal");
@@ -334,7 +334,7 @@ static void two_steps_and_more(RunLog *log) {
     runlog_step(log, &r);
     runlog_validation(log, 2, 4.25, 0, 1e6, 2.0);
     runlog_validation(log, 2, 1e4, 0, 1e6, 2.0); // exp overflows
-    runlog_sample(log, 2, "a\xFF\nb", 4, false);
+    runlog_sample(log, 2, "a\xFF\nb", 4, false, false);
     const DeviceSensors sensors = {1755.0, 3201.0, 690.5, 123456789.25, 61.0, "power cap"};
     runlog_sensors(log, 2, &sensors);
     const DeviceSensors silent = {1755.0, 0.0, 0.0, 0.0, 0.0, ""};
@@ -513,9 +513,15 @@ static void a_new_run_starts_a_new_log(void **state) {
     (void)state;
     TmpDir dir = tmpdir_make();
     write_text(&dir, "main.log", EARLIER);
-    char *text = logged(&dir, false, 0, one_event);
-    assert_null(strstr(text, "start"));
-    free(text);
+    for (int i = 1; i <= 2; i++) { // and leaves those of runs before: the second start finds a step 2 too
+        char *text = logged(&dir, false, 0, one_event), name[32];
+        assert_null(strstr(text, "start"));
+        free(text);
+        snprintf(name, sizeof name, "main.log.%d", i);
+        text = file_text(&dir, name);
+        assert_true((strcmp(text, EARLIER) == 0) == (i == 1));
+        free(text);
+    }
     tmpdir_remove(&dir);
 }
 

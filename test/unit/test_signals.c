@@ -129,7 +129,7 @@ static void the_first_sigint_asks_to_stop_and_says_so(void **state) {
     int status = status_of_child(sigint_once, said, sizeof said);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
-    assert_non_null(strstr(said, "SIGINT: stopping after this step; Ctrl-C again ends at once"));
+    assert_non_null(strstr(said, "SIGINT: stopping; Ctrl-C again ends at once"));
 }
 
 static void a_second_sigint_ends_the_process_as_sigint_does(void **state) {
