@@ -103,13 +103,21 @@ static bool build_training(Run *run, Error *err) {
     return run->loader != NULL;
 }
 
-static bool build(Run *run, Error *err) {
+// Before the model, so that what is taken for it is there again.
+static void measure_speed(Run *run) {
     Error unmeasured;
-    if (!build_model(run, err)) return false;
-    if (!device_measure_speed(run->setup.dtype, &run->speed, &unmeasured)) { // too little memory is left
+    const Gpt2Options model = run_setup_model(&run->setup);
+    MemoryPlan *plan = gpt2_plan(&model);
+    if (!device_measure_speed(run->setup.dtype, (size_t)memory_plan_total(plan), &run->speed, &unmeasured)) {
         fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
         memset(&run->speed, 0, sizeof run->speed);
     }
+    memory_plan_destroy(plan);
+}
+
+static bool build(Run *run, Error *err) {
+    measure_speed(run);
+    if (!build_model(run, err)) return false;
     const double datasheet = device_facts()->peak_flops[run->setup.dtype];
     run->peak_is_measured = datasheet <= 0;
     run->peak_flops = run->peak_is_measured ? run->speed.matmul_flops : datasheet;
@@ -282,8 +290,8 @@ static void first_step_report(Run *run, const StepControl *control) {
 static void raise_measured_peak(Run *run, double step_flops) {
     DeviceSpeed again;
     Error ignored;
-    if (!run->peak_is_measured || step_flops <= run->peak_flops) return;
-    if (device_measure_speed(run->setup.dtype, &again, &ignored) && again.matmul_flops > run->peak_flops)
+    if (!run->peak_is_measured || run->peak_flops <= 0 || step_flops <= run->peak_flops) return;
+    if (device_measure_speed(run->setup.dtype, 0, &again, &ignored) && again.matmul_flops > run->peak_flops)
         run->peak_flops = again.matmul_flops;
     if (step_flops > run->peak_flops) run->peak_flops = step_flops;
     runlog_text(run->log, "limits      matmul now %.4g TFLOP/s: the machine was busy before", run->peak_flops / 1e12);
@@ -308,8 +316,8 @@ static void report(Run *run, StepRecord *r) {
     const double all_flops =
         tokens_per_second * flops_per_token_hardware(&run->setup.config, run->setup.T, &run->setup.recompute);
     raise_measured_peak(run, fmax(model_flops, all_flops));
-    line.mfu = model_flops / run->peak_flops;
-    line.hfu = all_flops / run->peak_flops;
+    line.mfu = run->peak_flops > 0 ? model_flops / run->peak_flops : 0;
+    line.hfu = run->peak_flops > 0 ? all_flops / run->peak_flops : 0;
     run->step_seconds = run->step_seconds > 0 ? 0.9 * run->step_seconds + 0.1 * line.seconds : line.seconds;
     line.eta_seconds = run->step_seconds * (double)(run->setup.total_steps - r->step);
     runlog_step(run->log, &line);

@@ -30,7 +30,7 @@ char *path_join(const char *directory, const char *name) {
     char *path = NULL;
     size_t n = strlen(directory);
     int length = asprintf(&path, n > 0 && directory[n - 1] == '/' ? "%s%s" : "%s/%s", directory, name);
-    REQUIRE(length >= 0, "out of memory for a path");
+    REQUIRE_MEMORY(length >= 0, "a path");
     return path;
 }
 
@@ -41,7 +41,7 @@ static char *parent_of(const char *path) {
     while (n > 0 && path[n - 1] != '/') n--;
     while (n > 1 && path[n - 1] == '/') n--;
     char *parent = n == 0 ? strdup(".") : strndup(path, n);
-    REQUIRE(parent != NULL, "out of memory for a path");
+    REQUIRE_MEMORY(parent != NULL, "a path");
     return parent;
 }
 
@@ -76,12 +76,12 @@ static void atomic_file_free(AtomicFile *f) {
 
 AtomicFile *atomic_file_create(const char *path, Error *err) {
     AtomicFile *f = calloc(1, sizeof *f);
-    REQUIRE(f != NULL, "out of memory for a file buffer");
+    REQUIRE_MEMORY(f != NULL, "a file buffer");
     f->path = strdup(path);
     f->hash = XXH3_createState();
     f->buffer = malloc(BUFFER_BYTES);
     bool named = asprintf(&f->temporary, "%s.tmp-%ld", path, (long)getpid()) >= 0;
-    REQUIRE(named && f->path && f->hash && f->buffer, "out of memory for a file buffer");
+    REQUIRE_MEMORY(named && f->path && f->hash && f->buffer, "a file buffer");
     XXH3_64bits_reset(f->hash);
     f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (f->fd < 0) {
@@ -223,7 +223,7 @@ bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *
     if (fd < 0) return false;
     XXH3_state_t *hash = XXH3_createState();
     char *buffer = malloc(BUFFER_BYTES);
-    REQUIRE(hash && buffer, "out of memory for a file buffer");
+    REQUIRE_MEMORY(hash && buffer, "a file buffer");
     XXH3_64bits_reset(hash);
     bool ok = true;
     for (int64_t at = 0; ok && at < size; at += BUFFER_BYTES) {
@@ -249,7 +249,7 @@ bool file_exists(const char *path) {
 bool directory_make(const char *path, Error *err) {
     if (*path == '\0') return error_set(err, "the name of a directory is empty");
     char *prefix = strdup(path);
-    REQUIRE(prefix != NULL, "out of memory for a path");
+    REQUIRE_MEMORY(prefix != NULL, "a path");
     int reason = 0;
     for (char *p = prefix + 1; reason == 0; p++) {
         if (*p != '/' && *p != '\0') continue;
@@ -315,7 +315,7 @@ bool directory_commit(const char *from, const char *to, Error *err) {
     if (!ok && (errno == ENOTEMPTY || errno == EEXIST)) {
         ok = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0;
         bool exchanged = ok;
-        REQUIRE(asprintf(&aside, exchanged ? "%s" : "%s.old", from) >= 0, "out of memory for a path");
+        REQUIRE_MEMORY(asprintf(&aside, exchanged ? "%s" : "%s.old", from) >= 0, "a path");
         if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)) ok = replace_in_two_steps(from, to, aside);
     }
     if (!ok)

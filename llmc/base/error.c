@@ -1,9 +1,11 @@
 #include "llmc/base/error.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 bool error_set(Error *err, const char *format, ...) {
     if (!err) return false;
@@ -38,4 +40,16 @@ void bug_report(const char *file, int line, const char *format, ...) {
     va_end(args);
     fputc('\n', stderr);
     abort();
+}
+
+// Without exit(): destructors of libraries would ask for memory again.
+void out_of_memory(const char *what, ...) {
+    Error text;
+    va_list args;
+    va_start(args, what);
+    vsnprintf(text.text, sizeof text.text, what, args);
+    va_end(args);
+    fflush(stdout);
+    fprintf(stderr, "%s: out of memory for %s\n", program_invocation_name, text.text);
+    _exit(EXIT_RUN_FAILED);
 }

@@ -126,7 +126,7 @@ static bool open_data(RunSetup *s, Error *err) {
     if (stated && stated->eot >= 0) s->state.eot = stated->eot;
     // One window of each is read now, so that tokens of another vocabulary show before anything is started.
     void *window = malloc((size_t)(s->T + 1) * 4);
-    if (!window) return error_set(err, "out of memory");
+    REQUIRE_MEMORY(window, "a window of tokens");
     const bool ok = (!s->has_train || shards_read_window(&s->train, 0, s->config.V, window, err)) &&
                     (!s->has_val || shards_read_window(&s->val, 0, s->config.V, window, err));
     free(window);
@@ -192,7 +192,7 @@ static bool choose_memory(RunSetup *s, Error *err) {
                          "bits; leave out -ge, or take fc or block in -r instead of gelu",
                          o->gelu_fusion, text);
     recompute = strdup(text);
-    if (!recompute) return error_set(err, "out of memory");
+    REQUIRE_MEMORY(recompute, "an option");
     free(o->recompute);
     o->recompute = recompute;
     return true;

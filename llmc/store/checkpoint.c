@@ -98,7 +98,7 @@ static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err)
         if (*count == room) {
             room = room ? 2 * room : 16;
             *steps = realloc(*steps, (size_t)room * sizeof **steps);
-            REQUIRE(*steps != NULL, "out of memory");
+            REQUIRE_MEMORY(*steps != NULL, "the list of checkpoints");
         }
         (*steps)[(*count)++] = step;
     }
@@ -145,7 +145,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
     if (!list_steps(dir, &steps, &count, err)) return false;
     size_t length = 0;
     FILE *lines = open_memstream(skipped, &length);
-    REQUIRE(lines != NULL, "out of memory");
+    REQUIRE_MEMORY(lines != NULL, "the list of checkpoints");
     for (int i = 0; i < count && !*path; i++) {
         Error reason;
         char *candidate = step_path(dir, steps[i], false);
@@ -157,7 +157,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
         free(candidate);
     }
     free(steps);
-    REQUIRE(fclose(lines) == 0, "out of memory");
+    REQUIRE_MEMORY(fclose(lines) == 0, "the list of checkpoints");
     if (length == 0) {
         free(*skipped);
         *skipped = NULL;

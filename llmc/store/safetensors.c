@@ -192,7 +192,7 @@ static bool read_header(SafetensorsFile *f, Error *err) {
 
 SafetensorsFile *safetensors_open(const char *path, Error *err) {
     SafetensorsFile *f = calloc(1, sizeof *f);
-    REQUIRE(f && (f->path = strdup(path)), "out of memory");
+    REQUIRE_MEMORY(f && (f->path = strdup(path)), "a safetensors file");
     f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool ok = f->fd >= 0 || error_set(err, "%s: cannot open: %s", path, strerror(errno));
     if (ok && read_header(f, err)) return f;
@@ -302,11 +302,11 @@ static char *make_header(SafetensorsEntry *entries, int count, const char *const
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    REQUIRE(out != NULL, "out of memory for a safetensors header");
+    REQUIRE_MEMORY(out != NULL, "a safetensors header");
     print_header(out, entries, count, metadata);
     fflush(out); // brings size up to date
     for (size_t n = size; n % 8 != 0; n++) fputc(' ', out);
-    REQUIRE(fclose(out) == 0, "out of memory for a safetensors header");
+    REQUIRE_MEMORY(fclose(out) == 0, "a safetensors header");
     *length = size;
     return text;
 }
@@ -316,7 +316,7 @@ SafetensorsWriter *safetensors_writer_open(const char *path, SafetensorsEntry *e
     AtomicFile *file = atomic_file_create(path, err);
     if (!file) return NULL;
     SafetensorsWriter *w = calloc(1, sizeof *w);
-    REQUIRE(w && (w->path = strdup(path)), "out of memory");
+    REQUIRE_MEMORY(w && (w->path = strdup(path)), "a safetensors file");
     w->file = file;
     uint64_t length;
     char *header = make_header(entries, count, metadata, &length);

@@ -88,7 +88,7 @@ static void print_state(FILE *out, const TrainerState *state, const Gpt2Options 
     fprintf(out, "  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
     cJSON *tuning = cJSON_CreateString(state->tuning ? state->tuning : "");
     char *text = tuning ? cJSON_PrintUnformatted(tuning) : NULL;
-    REQUIRE(text != NULL, "out of memory for trainer.json");
+    REQUIRE_MEMORY(text != NULL, "trainer.json");
     fprintf(out, "  \"tuning\": %s,\n", text);
     cJSON_Delete(tuning);
     free(text);
@@ -116,12 +116,12 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2O
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
-    REQUIRE(out != NULL, "out of memory for trainer.json");
+    REQUIRE_MEMORY(out != NULL, "trainer.json");
     fputs("{\n", out);
     print_state(out, state, model);
     print_manifest(out, facts);
     fputs("}\n", out);
-    REQUIRE(fclose(out) == 0, "out of memory for trainer.json");
+    REQUIRE_MEMORY(fclose(out) == 0, "trainer.json");
     bool ok = file_write_atomic(path, text, bytes, err);
     free(text);
     return ok;
@@ -175,7 +175,7 @@ static bool read_tuning(const cJSON *root, TrainerState *state, Error *err) {
     const char *text = "";
     if (!json_find(root, "tuning", &item, err) || (item && !json_get_string(root, "tuning", &text, err))) return false;
     state->tuning = strdup(text);
-    REQUIRE(state->tuning != NULL, "out of memory for the tuning");
+    REQUIRE_MEMORY(state->tuning != NULL, "the tuning");
     return true;
 }
 
@@ -257,7 +257,7 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
               json_get_object(root, "options", &options, err);
     if (!ok) return false;
     state->options_json = cJSON_PrintUnformatted(options);
-    REQUIRE(state->options_json != NULL, "out of memory for the options");
+    REQUIRE_MEMORY(state->options_json != NULL, "the options");
     return read_tuning(root, state, err);
 }
 

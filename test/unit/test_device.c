@@ -152,7 +152,7 @@ static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
         Error err;
         DeviceSpeed speed;
         size_t before = device_memory_peak();
-        assert_true(device_measure_speed(dtypes[i], &speed, &err));
+        assert_true(device_measure_speed(dtypes[i], 64 << 20, &speed, &err));
         assert_true(speed.matmul_flops > 1e8 && speed.copy_bandwidth > 1e7);
         // 64 MB of copy buffers came and went; primitives and the allocator may keep a little.
         assert_true(device_memory_peak() <= before + (32 << 20));
@@ -163,7 +163,7 @@ static void the_speed_of_an_unsupported_dtype_is_refused(void **state) {
     (void)state;
     Error err;
     DeviceSpeed speed;
-    assert_false(device_measure_speed(DTYPE_FP16, &speed, &err));
+    assert_false(device_measure_speed(DTYPE_FP16, 0, &speed, &err));
     assert_non_null(strstr(err.text, "fp16"));
 }
 
