@@ -380,7 +380,7 @@ static bool loop(Run *run, Error *err) {
         const int64_t step = run->setup.state.step;
         const bool timed_out =
             o->max_minutes > 0 && now_seconds() - run->started > o->max_minutes * 60 && step > run->first_step;
-        const bool interrupted = signals_pending() != 0;
+        const bool interrupted = signals_pending() != 0, there = runlog_is_there(run->log, err);
         const bool last = step >= run->setup.total_steps || timed_out;
         const bool here = step > run->first_step || step == 0 || o->max_steps == 0; // not again right after a resume
         if (here && !interrupted && !o->interactive) {
@@ -392,9 +392,9 @@ static bool loop(Run *run, Error *err) {
         }
         if (step > run->first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
-        if (last || interrupted) return true;
-        if (!train_step(run, err)) {
-            Error unsaved; // the data failed, not the model: what was trained is kept
+        if (last || interrupted) return there;
+        if (!there || !train_step(run, err)) {
+            Error unsaved; // the directory or the data failed, not the model: what was trained is kept
             report_all(run);
             if (step > run->first_step && !save(run, &unsaved)) runlog_text(run->log, "%s", unsaved.text);
             return false;

@@ -6,11 +6,13 @@
 #include "llmc/tokens/tokenizer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char HELP[] =
     "usage: data/choices --tokenizer PATH [options] FILE.jsonl -o OUT.bin\n"
@@ -35,7 +37,8 @@ enum {
     MAX_EXAMPLES = 65535,     // the index is 16 bits wide
     MAX_RECORD_BYTES = 65534, // and so is the length of a record
     MAX_LINE = 1 << 20,
-    SHOWN_BAD = 3, // of the lines that --skip-bad leaves out
+    MAX_SKIPPED = 1 << 30, // of a line that is too long
+    SHOWN_BAD = 3,         // of the lines that --skip-bad leaves out
 };
 
 typedef struct {
@@ -168,14 +171,22 @@ static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------- files
 
-// The next line without its end, terminated; of one that is too long MAX_LINE + 1 bytes. False: there is none.
+// The next line without its end, terminated; of one that is too long the first MAX_LINE + 1 bytes. False: there is
+// none.
 static bool read_line(FILE *file, char *line, size_t *length) {
-    int ch;
+    int ch = 0;
     *length = 0;
-    while ((ch = getc_unlocked(file)) != EOF && ch != '\n')
-        if (*length <= MAX_LINE) line[(*length)++] = (char)ch;
+    while (*length <= MAX_LINE && (ch = getc_unlocked(file)) != EOF && ch != '\n') line[(*length)++] = (char)ch;
     line[*length] = '\0';
     return ch != EOF || *length > 0;
+}
+
+static bool skip_line(FILE *file) {
+    for (int64_t n = 0; n < MAX_SKIPPED; n++) {
+        const int ch = getc_unlocked(file);
+        if (ch == EOF || ch == '\n') return true;
+    }
+    return false;
 }
 
 static bool read_lines(Choices *c, FILE *file, Error *err) {
@@ -185,14 +196,23 @@ static bool read_lines(Choices *c, FILE *file, Error *err) {
         error_prefix(err, "%s: line %" PRId64, c->options->input, number);
         if (!c->options->skip_bad) return false;
         if (c->bad++ < SHOWN_BAD) fprintf(stderr, "choices: skipped: %s\n", err->text);
+        if (length > MAX_LINE && !skip_line(file))
+            return error_set(err, "%s: line %" PRId64 " does not end within %d bytes", c->options->input, number,
+                             MAX_SKIPPED);
     }
     if (ferror(file)) return error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
     return c->examples > 0 || error_set(err, "%s: no example in it", c->options->input);
 }
 
 static bool read_input(Choices *c, Error *err) {
-    FILE *file = fopen(c->options->input, "re");
-    if (!file) return error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
+    // O_NONBLOCK: opening a pipe without a writer must not hold the program; it then has no example in it.
+    const int fd = open(c->options->input, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    FILE *file = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 ? fdopen(fd, "r") : NULL;
+    if (!file) {
+        error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
+        if (fd >= 0) close(fd);
+        return false;
+    }
     const bool ok = read_lines(c, file, err);
     fclose(file);
     return ok;

@@ -83,9 +83,11 @@ AtomicFile *atomic_file_create(const char *path, Error *err) {
     bool named = asprintf(&f->temporary, "%s.tmp-%ld", path, (long)getpid()) >= 0;
     REQUIRE_MEMORY(named && f->path && f->hash && f->buffer, "a file buffer");
     XXH3_64bits_reset(f->hash);
-    f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    struct stat old; // a device or a pipe must not be replaced
+    const bool special = stat(path, &old) == 0 && !S_ISREG(old.st_mode) && !S_ISDIR(old.st_mode);
+    f->fd = special ? -1 : open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (f->fd < 0) {
-        error_set(err, "%s: cannot create: %s", path, strerror(errno));
+        error_set(err, "%s: cannot create: %s", path, special ? "it is there and no plain file" : strerror(errno));
         atomic_file_free(f);
         return NULL;
     }

@@ -52,7 +52,19 @@ static bool open_file(RunLog *log, const char *directory, bool append, int64_t f
     const bool ok = append_file_open(&log->file, path, false, err) &&
                     (!append || bytes_to_keep(path, first_step, &keep, err)) && append_file_cut(&log->file, keep, err);
     free(path);
-    return ok;
+    if (ok) log->directory = strdup(directory);
+    REQUIRE_MEMORY(!ok || log->directory, "a path");
+    return ok &&
+           (stat(directory, &log->place) == 0 || error_set(err, "%s: cannot be read: %s", directory, strerror(errno)));
+}
+
+bool runlog_is_there(const RunLog *log, Error *err) {
+    struct stat now;
+    if (!log->directory) return true;
+    if (stat(log->directory, &now) != 0 ? errno != ENOENT && errno != ENOTDIR
+                                        : now.st_ino == log->place.st_ino && now.st_dev == log->place.st_dev)
+        return true;
+    return error_set(err, "-o %s: the directory was removed or renamed while this run wrote into it", log->directory);
 }
 
 // Events are a copy for the eye: without them the run goes on. An evaluation has a directory of its own: TensorBoard
@@ -132,6 +144,7 @@ void runlog_close(RunLog *log) {
     fflush(stdout);
     append_file_close(&log->file);
     tensorboard_close(log->tensorboard);
+    free(log->directory);
     free(log);
 }
 

@@ -48,6 +48,8 @@ typedef struct RunLog RunLog;
 // tensorboard: the same numbers also go to an event file in directory, those of a run that only evaluates to one in
 // directory/evaluation, a curve of its own. NULL on error.
 RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard, Error *err);
+// false: the directory is no longer the one that was opened, and what is written goes nowhere.
+bool runlog_is_there(const RunLog *log, Error *err);
 void runlog_close(RunLog *log); // clears the bar; NULL is fine
 
 // A line for the reader (stdout only), above the progress bar; the newline is added.

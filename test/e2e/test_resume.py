@@ -9,8 +9,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, cut_back, events, kill, losses,
-                      same_state, start, train, wait_for, write_shard)
+from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, ROOT, TINY, checkpoints, command, cut_back, events,
+                      kill, losses, same_state, start, train, wait_for, write_shard)
 
 # Constant, and its warm-up given: so that the weights after step N do not depend on -x.
 SCHEDULE = ["-k", "constant", "-u", 2]
@@ -87,7 +87,7 @@ def test_kill_9_at_50_random_moments_loses_nothing(data, tmp_path):
     assert not list(out.glob(".tmp-*")), "rests of writes that were killed are still there"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP], ids=lambda n: n.name)
 def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "-o", tmp_path / "run"]
     process = start(*flags, "-x", 1000000)
@@ -98,6 +98,32 @@ def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     assert checkpoints(tmp_path / "run")[-1].name == f"step_{last:08d}"
     train(*flags, "-x", last + 2, *RESUME)
     assert max(losses(tmp_path / "run")) == last + 2
+
+
+def test_under_nohup_a_closed_terminal_does_not_end_the_run(data, tmp_path):
+    process = subprocess.Popen(["nohup", *command(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", tmp_path / "run")],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    assert wait_for(lambda: losses(tmp_path / "run"), process)
+    process.send_signal(signal.SIGHUP)
+    now = len(losses(tmp_path / "run"))
+    assert wait_for(lambda: len(losses(tmp_path / "run")) > now + 3, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == EXIT_INTERRUPTED
+
+
+@pytest.mark.parametrize("what", ["removed", "renamed"])
+def test_a_run_whose_directory_is_gone_says_so_and_saves_where_it_was(what, data, tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(command(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", out), stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert wait_for(lambda: len(losses(out)) > 3, process)
+    out.rename(tmp_path / "elsewhere")
+    if what == "removed":
+        shutil.rmtree(tmp_path / "elsewhere")
+    assert process.wait(timeout=30) == EXIT_RUN_FAILED
+    assert process.stderr.read().count("was removed or renamed while this run wrote into it") == 1
+    assert len(checkpoints(out)) == 1
+    train(*TINY, *QUIET, *data.flags, "-o", out, "-x", int(checkpoints(out)[0].name[5:]) + 1, *RESUME)
 
 
 def test_a_second_sigint_ends_the_run_at_once(data, tmp_path):
