@@ -9,10 +9,18 @@
 #   WERROR=1                      a warning ends the build; make test, test-sanitize and lint set it: they run here, users
 #                                 have other compilers
 #   VERBOSE=1                     shows the whole commands
+#   -j N                          N commands at a time; default: as many as there are cores
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
+
+# A build takes all cores, unless -j says otherwise (make 4.3 shows it neither here nor in the sub-makes). Not where the
+# order of goals counts, or a goal starts make itself.
+ONE_BY_ONE := clean deps cuda-toolkit cuda-toolkit-if-missing quickstart test test-sanitize lint check-gpu bench-gpu
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS) $(shell echo "$$MAKEFLAGS"))$(filter $(ONE_BY_ONE),$(MAKECMDGOALS)),0)
+MAKEFLAGS += -j$(shell nproc)
+endif
 
 ifeq ($(origin CC),default)
 CC := gcc
