@@ -6,6 +6,7 @@
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2_numerics.h"
 #include "llmc/run/profile.h"
+#include "llmc/run/progress.h"
 #include "llmc/run/run_header.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
@@ -40,10 +41,11 @@ typedef struct {
     RunLog *log;
     RunSummary *summary;
     StepRecord records[2];
-    double started, step_seconds; // launch; smoothed time of a step
-    float loss_scale;             // after the last step that was reported
-    char attention[256];          // who computes it, as the header said
-    int64_t first_step;           // where this process began
+    double started; // launch
+    StepTime step_time;
+    float loss_scale;    // after the last step that was reported
+    char attention[256]; // who computes it, as the header said
+    int64_t first_step;  // where this process began
 } Run;
 
 // ---------------------------------------------------------------------------------------------------- memory and model
@@ -318,8 +320,8 @@ static void report(Run *run, StepRecord *r) {
     raise_measured_peak(run, fmax(model_flops, all_flops));
     line.mfu = run->peak_flops > 0 ? model_flops / run->peak_flops : 0;
     line.hfu = run->peak_flops > 0 ? all_flops / run->peak_flops : 0;
-    run->step_seconds = run->step_seconds > 0 ? 0.9 * run->step_seconds + 0.1 * line.seconds : line.seconds;
-    line.eta_seconds = run->step_seconds * (double)(run->setup.total_steps - r->step);
+    step_time_add(&run->step_time, line.seconds);
+    line.eta_seconds = run->step_time.mean * (double)(run->setup.total_steps - r->step);
     runlog_step(run->log, &line);
     run_summary_step(run->summary, line.seconds, line.tokens, line.mfu);
     if (r->step == run->first_step + 1) first_step_report(run, r->control);
