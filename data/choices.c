@@ -165,7 +165,7 @@ static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
     const int64_t bytes = c->record[1];
     if (bytes > c->longest) c->longest = bytes;
     c->examples++;
-    fwrite(c->record, 2, c->length, c->stream); // memory: finish() sees a failure
+    fwrite(c->record, 2, c->length, c->stream);
     return true;
 }
 
@@ -220,7 +220,7 @@ static bool read_input(Choices *c, Error *err) {
 
 static bool write_output(Choices *c, Error *err) {
     const int32_t header[HEADER_INTS] = {CHOICES_MAGIC, CHOICES_VERSION, (int32_t)c->examples, (int32_t)c->longest};
-    if (fflush(c->stream) != 0 || ferror(c->stream)) return error_set(err, "out of memory");
+    fflush(c->stream); // brings data and bytes up to date
     AtomicFile *out = atomic_file_create(c->options->output, err);
     if (!out) return false;
     atomic_file_write(out, header, sizeof header, err); // commit reports a failure
@@ -245,8 +245,8 @@ static bool allocate(Choices *c, Error *err) {
     c->line = malloc(MAX_LINE + 2);
     c->text = malloc(MAX_LINE + 2);
     c->tokens = malloc((MAX_LINE + 2) * sizeof *c->tokens);
-    c->stream = open_memstream(&c->data, &c->bytes);
-    return (c->line && c->text && c->tokens && c->stream) || error_set(err, "out of memory");
+    c->stream = text_open(&c->data, &c->bytes);
+    return (c->line && c->text && c->tokens) || error_set(err, "out of memory");
 }
 
 static void free_all(Choices *c) {

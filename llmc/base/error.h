@@ -5,6 +5,7 @@
 // the project prints an error or calls exit.
 #pragma once
 #include <stdbool.h>
+#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,6 +42,10 @@ __attribute__((noreturn)) void bug_report(const char *file, int line, const char
 
 // "PROGRAM: out of memory for WHAT" on stderr, and EXIT_RUN_FAILED. What is large is reported by an Error instead.
 __attribute__((noreturn)) void out_of_memory(const char *what, ...) __attribute__((format(printf, 1, 2)));
+
+// open_memstream for text that is saved, and which ends the program where that would leave out what it has no memory
+// for: glibc's says so neither by ferror nor at fclose. Cannot be asked for its position.
+FILE *text_open(char **text, size_t *bytes);
 
 #define REQUIRE_MEMORY(condition, ...)                                                                                 \
     do {                                                                                                               \

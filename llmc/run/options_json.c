@@ -9,8 +9,7 @@
 char *options_to_json(const Options *options) {
     char *json = NULL;
     size_t bytes = 0;
-    FILE *f = open_memstream(&json, &bytes);
-    if (!f) return NULL;
+    FILE *f = text_open(&json, &bytes);
     int count;
     const OptionRow *rows = option_table(&count);
     for (int i = 0; i < count; i++) {

@@ -144,8 +144,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
     int count;
     if (!list_steps(dir, &steps, &count, err)) return false;
     size_t length = 0;
-    FILE *lines = open_memstream(skipped, &length);
-    REQUIRE_MEMORY(lines != NULL, "the list of checkpoints");
+    FILE *lines = text_open(skipped, &length);
     for (int i = 0; i < count && !*path; i++) {
         Error reason;
         char *candidate = step_path(dir, steps[i], false);
@@ -153,11 +152,11 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
             *path = candidate;
             break;
         }
-        fprintf(lines, "%s%s", ftell(lines) > 0 ? "\n" : "", reason.text);
+        fprintf(lines, "%s%s", i > 0 ? "\n" : "", reason.text);
         free(candidate);
     }
     free(steps);
-    REQUIRE_MEMORY(fclose(lines) == 0, "the list of checkpoints");
+    fclose(lines);
     if (length == 0) {
         free(*skipped);
         *skipped = NULL;

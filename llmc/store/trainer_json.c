@@ -115,13 +115,12 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2O
     }
     char *text = NULL;
     size_t bytes = 0;
-    FILE *out = open_memstream(&text, &bytes);
-    REQUIRE_MEMORY(out != NULL, "trainer.json");
+    FILE *out = text_open(&text, &bytes);
     fputs("{\n", out);
     print_state(out, state, model);
     print_manifest(out, facts);
     fputs("}\n", out);
-    REQUIRE_MEMORY(fclose(out) == 0, "trainer.json");
+    fclose(out);
     bool ok = file_write_atomic(path, text, bytes, err);
     free(text);
     return ok;
