@@ -105,11 +105,28 @@ static bool build_training(Run *run, Error *err) {
     return run->loader != NULL;
 }
 
+// --interactive into a pipe or a file: nothing but the answers goes there.
+static bool answers_only(const Run *run) { return run->setup.options.interactive && !isatty(STDOUT_FILENO); }
+
+static bool on_gpu(void) { return strcmp(device_facts()->backend, "cpu") != 0; }
+
+// What takes more than a second is said before: on a GPU always, on a CPU from a GiB on, whose first touch takes that.
+static void say_what_is_started(const Run *run, int64_t bytes) {
+    char memory[64];
+    if (answers_only(run) || (!on_gpu() && bytes < 1 << 30)) return;
+    printf("starting    %s: measuring its speed, then taking %s of memory and %s the weights\n", device_facts()->name,
+           format_bytes((double)bytes, memory, 64),
+           run->setup.resume_path || !model_config_is_descriptor(run->setup.options.model) ? "reading"
+                                                                                           : "initialising");
+    fflush(stdout);
+}
+
 // Before the model, so that what is taken for it is there again.
 static void measure_speed(Run *run) {
     Error unmeasured;
     const Gpt2Options model = run_setup_model(&run->setup);
     MemoryPlan *plan = gpt2_plan(&model);
+    say_what_is_started(run, memory_plan_total(plan));
     if (!device_measure_speed(run->setup.dtype, (size_t)memory_plan_total(plan), &run->speed, &unmeasured)) {
         fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
         memset(&run->speed, 0, sizeof run->speed);
@@ -125,9 +142,6 @@ static bool build(Run *run, Error *err) {
     run->peak_flops = run->peak_is_measured ? run->speed.matmul_flops : datasheet;
     return run->setup.options.max_steps == 0 || build_training(run, err);
 }
-
-// --interactive into a pipe or a file: nothing but the answers goes there.
-static bool answers_only(const Run *run) { return run->setup.options.interactive && !isatty(STDOUT_FILENO); }
 
 static bool open_log(Run *run, Error *err) {
     const Options *o = &run->setup.options;
@@ -166,10 +180,30 @@ static bool open_log(Run *run, Error *err) {
 
 // ----------------------------------------------------------------------------------------------- evaluation and saving
 
+// Seconds that these tokens take at the measured rate, forward or forward and backward; 0: not known.
+static double least_seconds(const Run *run, double tokens, bool train) {
+    const double flops = train ? flops_per_token_hardware(&run->setup.config, run->setup.T, &run->setup.recompute)
+                               : flops_per_token_llmc(&run->setup.config, run->setup.T) / 3;
+    return run->speed.matmul_flops > 0 ? tokens * flops / run->speed.matmul_flops : 0;
+}
+
+static void say_what_the_first_step_takes(const Run *run) {
+    const double seconds = least_seconds(run, (double)(run->setup.step_windows * run->setup.T), true);
+    if (on_gpu())
+        runlog_text(run->log,
+                    "first step  loads kernels and chooses them by measuring: it takes longer than the others");
+    else if (seconds >= 1)
+        runlog_text(run->log, "first step  takes at least %.3g s at the measured matmul rate", seconds);
+}
+
 static bool validate(Run *run, Error *err) {
     const double began = now_seconds();
     ValidationScore score;
     if (!run->setup.has_val) return true;
+    const int64_t most = run->setup.options.val_sequences, all = run->setup.val.num_windows;
+    const double seconds = least_seconds(run, (double)((most > 0 && most < all ? most : all) * run->setup.T), false);
+    if (run->setup.state.step == run->first_step && seconds >= 1)
+        runlog_text(run->log, "validating  takes at least %.3g s at the measured matmul rate", seconds);
     if (!evaluate_loss(run->model, &run->setup.val, run->setup.options.val_sequences, run->setup.tokenizer, &score,
                        err))
         return false;
@@ -378,6 +412,7 @@ static bool train_step(Run *run, Error *err) {
 // Steps with evaluation, samples and checkpoints between them, until the last one, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
+    if (run->first_step < run->setup.total_steps) say_what_the_first_step_takes(run);
     for (;;) {
         const int64_t step = run->setup.state.step;
         const bool timed_out =
@@ -410,6 +445,7 @@ static bool loop(Run *run, Error *err) {
 // --profile: steps and nothing else; nothing is saved.
 static bool profile_loop(Run *run, Error *err) {
     profile_start(run->setup.options.profile);
+    say_what_the_first_step_takes(run);
     while (profile_next_step()) {
         if (signals_pending()) return true;
         if (!train_step(run, err)) return false;

@@ -3,6 +3,7 @@
 #include "llmc/run/run_setup.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/run/format.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/export.h"
@@ -38,7 +39,10 @@ bool run_setup_start(RunSetup *s, Error *err) {
                error_set(err,
                          "-o %s: checkpoints of an earlier run are there: go on with -y 1, or name another directory",
                          o->output);
-    char *skipped = NULL;
+    char *skipped = NULL, size[64];
+    const double bytes = checkpoint_newest_bytes(o->output);
+    if (bytes >= 0x1p30) // more than a second
+        fprintf(stderr, "-y 1: checking the newest checkpoint in %s, %s\n", o->output, format_bytes(bytes, size, 64));
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
     const bool damaged = skipped != NULL;

@@ -137,6 +137,24 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
     return ok;
 }
 
+double checkpoint_newest_bytes(const char *dir) {
+    static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors"};
+    int64_t *steps;
+    int count;
+    double bytes = 0;
+    if (!list_steps(dir, &steps, &count, NULL)) return 0;
+    char *newest = count > 0 ? step_path(dir, steps[0], false) : NULL;
+    for (int i = 0; newest && i < 2; i++) {
+        char *path = path_join(newest, FILES[i]);
+        struct stat st;
+        if (stat(path, &st) == 0) bytes += (double)st.st_size;
+        free(path);
+    }
+    free(newest);
+    free(steps);
+    return bytes;
+}
+
 bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err) {
     *path = *skipped = NULL;
     error_set(err, "%s", "");

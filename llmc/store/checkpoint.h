@@ -30,6 +30,9 @@ typedef struct {
 // Writes DIR/step_XXXXXXXX. A failure (disk full) leaves the previous checkpoints as they are and removes its own rest.
 bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *state, Error *err);
 
+// Bytes of the newest checkpoint of DIR, which checkpoint_find_latest reads; 0: there is none.
+double checkpoint_newest_bytes(const char *dir);
+
 // Finds the newest checkpoint of DIR that verifies (manifest, sizes, checksums); each one that does not is named in
 // *skipped (malloced lines, or NULL). False with an empty message: there is none; with a message: DIR cannot be read.
 bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err);
