@@ -9,10 +9,18 @@
 #   WERROR=1                      a warning ends the build; make test, test-sanitize and lint set it: they run here, users
 #                                 have other compilers
 #   VERBOSE=1                     shows the whole commands
+#   -j N                          N commands at a time; default: as many as there are cores
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
+
+# A build takes all cores, unless -j says otherwise (make 4.3 shows it neither here nor in the sub-makes). Not where the
+# order of goals counts, or a goal starts make itself.
+ONE_BY_ONE := clean deps cuda-toolkit cuda-toolkit-if-missing quickstart test test-sanitize lint check-gpu bench-gpu
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS) $(shell echo "$$MAKEFLAGS"))$(filter $(ONE_BY_ONE),$(MAKECMDGOALS)),0)
+MAKEFLAGS += -j$(shell nproc)
+endif
 
 ifeq ($(origin CC),default)
 CC := gcc
@@ -32,7 +40,7 @@ SIMD_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
 SIMD_FLAGS_none       := -Wno-psabi
 # -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
 CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off $(WARNINGS) $(CFLAGS_$(MODE))
-LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -lm
+LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
 # llmc/cuda/sizes.c is arithmetic of shapes, without CUDA: the planner of every build asks it.

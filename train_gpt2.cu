@@ -4,10 +4,10 @@
 // One text, three builds: nvcc makes train_gpt2cu of it, the C compiler (-x c) train_gpt2, the simulator's build
 // train_gpt2sim; so it keeps to what C and C++ share. Which backend stands behind device.h and ops.h it does not know.
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/memory_stream.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2_numerics.h"
 #include "llmc/run/profile.h"
+#include "llmc/run/progress.h"
 #include "llmc/run/run_header.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
@@ -42,11 +42,12 @@ typedef struct {
     RunLog *log;
     RunSummary *summary;
     StepRecord records[2];
-    double started, step_seconds; // launch; smoothed time of a step
-    float loss_scale;             // after the last step that was reported
-    char attention[256];          // who computes it, as the header said
-    int64_t first_step;           // where this process began
-    char kept[1024];              // what was said of an old checkpoint that could not be removed
+    double started; // launch
+    StepTime step_time;
+    float loss_scale;    // after the last step that was reported
+    char attention[256]; // who computes it, as the header said
+    int64_t first_step;  // where this process began
+    char kept[1024];     // what was said of an old checkpoint that could not be removed
 } Run;
 
 // ---------------------------------------------------------------------------------------------------- memory and model
@@ -106,21 +107,43 @@ static bool build_training(Run *run, Error *err) {
     return run->loader != NULL;
 }
 
-static bool build(Run *run, Error *err) {
+// --interactive into a pipe or a file: nothing but the answers goes there.
+static bool answers_only(const Run *run) { return run->setup.options.interactive && !isatty(STDOUT_FILENO); }
+
+static bool on_gpu(void) { return strcmp(device_facts()->backend, "cpu") != 0; }
+
+// What takes more than a second is said before: on a GPU always, on a CPU from a GiB on, whose first touch takes that.
+static void say_what_is_started(const Run *run, int64_t bytes) {
+    char memory[64];
+    if (answers_only(run) || (!on_gpu() && bytes < 1 << 30)) return;
+    printf("starting    %s: measuring its speed, then taking %s of memory and %s the weights\n", device_facts()->name,
+           format_bytes((double)bytes, memory, 64),
+           run->setup.resume_path || !model_config_is_descriptor(run->setup.options.model) ? "reading"
+                                                                                           : "initialising");
+    fflush(stdout);
+}
+
+// Before the model, so that what is taken for it is there again.
+static void measure_speed(Run *run) {
     Error unmeasured;
-    if (!build_model(run, err)) return false;
-    if (!device_measure_speed(run->setup.dtype, &run->speed, &unmeasured)) { // too little memory is left
+    const Gpt2Options model = run_setup_model(&run->setup);
+    MemoryPlan *plan = gpt2_plan(&model);
+    say_what_is_started(run, memory_plan_total(plan));
+    if (!device_measure_speed(run->setup.dtype, (size_t)memory_plan_total(plan), &run->speed, &unmeasured)) {
         fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
         memset(&run->speed, 0, sizeof run->speed);
     }
+    memory_plan_destroy(plan);
+}
+
+static bool build(Run *run, Error *err) {
+    measure_speed(run);
+    if (!build_model(run, err)) return false;
     const double datasheet = device_facts()->peak_flops[run->setup.dtype];
     run->peak_is_measured = datasheet <= 0;
     run->peak_flops = run->peak_is_measured ? run->speed.matmul_flops : datasheet;
     return run->setup.options.max_steps == 0 || build_training(run, err);
 }
-
-// --interactive into a pipe or a file: nothing but the answers goes there.
-static bool answers_only(const Run *run) { return run->setup.options.interactive && !isatty(STDOUT_FILENO); }
 
 static bool open_log(Run *run, Error *err) {
     const Options *o = &run->setup.options;
@@ -174,10 +197,30 @@ static bool new_best(Run *run, double loss, Error *err) {
     return !is_saved || checkpoint_set_best_val_loss(run->setup.resume_path, run->model, loss, err);
 }
 
+// Seconds that these tokens take at the measured rate, forward or forward and backward; 0: not known.
+static double least_seconds(const Run *run, double tokens, bool train) {
+    const double flops = train ? flops_per_token_hardware(&run->setup.config, run->setup.T, &run->setup.recompute)
+                               : flops_per_token_llmc(&run->setup.config, run->setup.T) / 3;
+    return run->speed.matmul_flops > 0 ? tokens * flops / run->speed.matmul_flops : 0;
+}
+
+static void say_what_the_first_step_takes(const Run *run) {
+    const double seconds = least_seconds(run, (double)(run->setup.step_windows * run->setup.T), true);
+    if (on_gpu())
+        runlog_text(run->log,
+                    "first step  loads kernels and chooses them by measuring: it takes longer than the others");
+    else if (seconds >= 1)
+        runlog_text(run->log, "first step  takes at least %.3g s at the measured matmul rate", seconds);
+}
+
 static bool validate(Run *run, Error *err) {
     const double began = now_seconds();
     ValidationScore score;
     if (!run->setup.has_val || logged(run, "validation", NULL) > 0) return true;
+    const int64_t most = run->setup.options.val_sequences, all = run->setup.val.num_windows;
+    const double seconds = least_seconds(run, (double)((most > 0 && most < all ? most : all) * run->setup.T), false);
+    if (run->setup.state.step == run->first_step && seconds >= 1)
+        runlog_text(run->log, "validating  takes at least %.3g s at the measured matmul rate", seconds);
     if (!evaluate_loss(run->model, &run->setup.val, run->setup.options.val_sequences, run->setup.tokenizer, &score,
                        err))
         return false;
@@ -250,11 +293,12 @@ static void log_tuning(Run *run) {
     char *tuning = device_tuning(), *old = run->setup.state.tuning, *event = NULL;
     size_t bytes;
     const bool is_new = tuning && *tuning && (!old || strcmp(old, tuning) != 0);
-    FILE *out = is_new ? memory_stream_open(&event, &bytes) : NULL;
-    if (out) {
+    if (is_new) {
+        FILE *out = text_open(&event, &bytes);
         fputs("\"tuning\":", out);
         format_json_string(out, tuning, strlen(tuning));
-        if (memory_stream_close(out)) runlog_event(run->log, "tuning", event);
+        fclose(out);
+        runlog_event(run->log, "tuning", event);
         free(event);
     }
     run->setup.state.tuning = tuning;
@@ -269,7 +313,6 @@ static bool save(Run *run, Error *err) {
     run->setup.state.T = run->setup.T;
     free(run->setup.state.options_json);
     run->setup.state.options_json = options_to_json(o);
-    if (!run->setup.state.options_json) return error_set(err, "out of memory for the options of a checkpoint");
     run->setup.state.tokenizer = run->setup.tokenizer;
     log_tuning(run);
     if (!checkpoint_save(o->output, run->model, &run->setup.state, err)) return false;
@@ -309,8 +352,8 @@ static void first_step_report(Run *run, const StepControl *control) {
 static void raise_measured_peak(Run *run, double step_flops) {
     DeviceSpeed again;
     Error ignored;
-    if (!run->peak_is_measured || step_flops <= run->peak_flops) return;
-    if (device_measure_speed(run->setup.dtype, &again, &ignored) && again.matmul_flops > run->peak_flops)
+    if (!run->peak_is_measured || run->peak_flops <= 0 || step_flops <= run->peak_flops) return;
+    if (device_measure_speed(run->setup.dtype, 0, &again, &ignored) && again.matmul_flops > run->peak_flops)
         run->peak_flops = again.matmul_flops;
     if (step_flops > run->peak_flops) run->peak_flops = step_flops;
     runlog_text(run->log, "limits      matmul now %.4g TFLOP/s: the machine was busy before", run->peak_flops / 1e12);
@@ -335,10 +378,10 @@ static void report(Run *run, StepRecord *r) {
     const double all_flops =
         tokens_per_second * flops_per_token_hardware(&run->setup.config, run->setup.T, &run->setup.recompute);
     raise_measured_peak(run, fmax(model_flops, all_flops));
-    line.mfu = model_flops / run->peak_flops;
-    line.hfu = all_flops / run->peak_flops;
-    run->step_seconds = run->step_seconds > 0 ? 0.9 * run->step_seconds + 0.1 * line.seconds : line.seconds;
-    line.eta_seconds = run->step_seconds * (double)(run->setup.total_steps - r->step);
+    line.mfu = run->peak_flops > 0 ? model_flops / run->peak_flops : 0;
+    line.hfu = run->peak_flops > 0 ? all_flops / run->peak_flops : 0;
+    step_time_add(&run->step_time, line.seconds);
+    line.eta_seconds = run->step_time.mean * (double)(run->setup.total_steps - r->step);
     runlog_step(run->log, &line);
     run_summary_step(run->summary, line.seconds, line.tokens, line.mfu);
     if (r->step == run->first_step + 1) first_step_report(run, r->control);
@@ -414,18 +457,20 @@ static bool evaluate(Run *run, bool last, Error *err) {
 // Steps with evaluation, samples and checkpoints between them, until the last one, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
+    if (run->first_step < run->setup.total_steps) say_what_the_first_step_takes(run);
     for (;;) {
         const int64_t step = run->setup.state.step;
         const bool timed_out =
             o->max_minutes > 0 && now_seconds() - run->started > o->max_minutes * 60 && step > run->first_step;
+        const bool there = runlog_is_there(run->log, err);
         const bool last = step >= run->setup.total_steps || timed_out;
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool interrupted = signals_pending() != 0; // also while it was evaluated: the resume does the rest
         if (step > run->first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
-        if (last || interrupted) return true;
-        if (!train_step(run, err)) {
-            Error unsaved; // the data failed, not the model: what was trained is kept
+        if (last || interrupted) return there;
+        if (!there || !train_step(run, err)) {
+            Error unsaved; // the directory or the data failed, not the model: what was trained is kept
             report_all(run);
             if (step > run->first_step && !save(run, &unsaved)) runlog_text(run->log, "%s", unsaved.text);
             return false;
@@ -439,6 +484,7 @@ static bool loop(Run *run, Error *err) {
 // --profile: steps and nothing else; nothing is saved.
 static bool profile_loop(Run *run, Error *err) {
     profile_start(run->setup.options.profile);
+    say_what_the_first_step_takes(run);
     while (profile_next_step()) {
         if (signals_pending()) return true;
         if (!train_step(run, err)) return false;

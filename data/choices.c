@@ -3,15 +3,16 @@
 // The format is llm.c's for HellaSwag (llmc/train/choices.h).
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/base/memory_stream.h"
 #include "llmc/tokens/tokenizer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char HELP[] =
     "usage: data/choices --tokenizer PATH [options] FILE.jsonl -o OUT.bin\n"
@@ -36,7 +37,8 @@ enum {
     MAX_EXAMPLES = 65535,     // the index is 16 bits wide
     MAX_RECORD_BYTES = 65534, // and so is the length of a record
     MAX_LINE = 1 << 20,
-    SHOWN_BAD = 3, // of the lines that --skip-bad leaves out
+    MAX_SKIPPED = 1 << 30, // of a line that is too long
+    SHOWN_BAD = 3,         // of the lines that --skip-bad leaves out
 };
 
 typedef struct {
@@ -163,20 +165,28 @@ static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
     const int64_t bytes = c->record[1];
     if (bytes > c->longest) c->longest = bytes;
     c->examples++;
-    fwrite(c->record, 2, c->length, c->stream); // memory: finish() sees a failure
+    fwrite(c->record, 2, c->length, c->stream);
     return true;
 }
 
 // ------------------------------------------------------------------------------------------------------------- files
 
-// The next line without its end, terminated; of one that is too long MAX_LINE + 1 bytes. False: there is none.
+// The next line without its end, terminated; of one that is too long the first MAX_LINE + 1 bytes. False: there is
+// none.
 static bool read_line(FILE *file, char *line, size_t *length) {
-    int ch;
+    int ch = 0;
     *length = 0;
-    while ((ch = getc_unlocked(file)) != EOF && ch != '\n')
-        if (*length <= MAX_LINE) line[(*length)++] = (char)ch;
+    while (*length <= MAX_LINE && (ch = getc_unlocked(file)) != EOF && ch != '\n') line[(*length)++] = (char)ch;
     line[*length] = '\0';
     return ch != EOF || *length > 0;
+}
+
+static bool skip_line(FILE *file) {
+    for (int64_t n = 0; n < MAX_SKIPPED; n++) {
+        const int ch = getc_unlocked(file);
+        if (ch == EOF || ch == '\n') return true;
+    }
+    return false;
 }
 
 static bool read_lines(Choices *c, FILE *file, Error *err) {
@@ -186,14 +196,23 @@ static bool read_lines(Choices *c, FILE *file, Error *err) {
         error_prefix(err, "%s: line %" PRId64, c->options->input, number);
         if (!c->options->skip_bad) return false;
         if (c->bad++ < SHOWN_BAD) fprintf(stderr, "choices: skipped: %s\n", err->text);
+        if (length > MAX_LINE && !skip_line(file))
+            return error_set(err, "%s: line %" PRId64 " does not end within %d bytes", c->options->input, number,
+                             MAX_SKIPPED);
     }
     if (ferror(file)) return error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
     return c->examples > 0 || error_set(err, "%s: no example in it", c->options->input);
 }
 
 static bool read_input(Choices *c, Error *err) {
-    FILE *file = fopen(c->options->input, "re");
-    if (!file) return error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
+    // O_NONBLOCK: opening a pipe without a writer must not hold the program; it then has no example in it.
+    const int fd = open(c->options->input, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    FILE *file = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 ? fdopen(fd, "r") : NULL;
+    if (!file) {
+        error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
+        if (fd >= 0) close(fd);
+        return false;
+    }
     const bool ok = read_lines(c, file, err);
     fclose(file);
     return ok;
@@ -201,7 +220,7 @@ static bool read_input(Choices *c, Error *err) {
 
 static bool write_output(Choices *c, Error *err) {
     const int32_t header[HEADER_INTS] = {CHOICES_MAGIC, CHOICES_VERSION, (int32_t)c->examples, (int32_t)c->longest};
-    if (fflush(c->stream) != 0 || ferror(c->stream)) return error_set(err, "out of memory");
+    fflush(c->stream); // brings data and bytes up to date
     AtomicFile *out = atomic_file_create(c->options->output, err);
     if (!out) return false;
     atomic_file_write(out, header, sizeof header, err); // commit reports a failure
@@ -226,8 +245,8 @@ static bool allocate(Choices *c, Error *err) {
     c->line = malloc(MAX_LINE + 2);
     c->text = malloc(MAX_LINE + 2);
     c->tokens = malloc((MAX_LINE + 2) * sizeof *c->tokens);
-    c->stream = memory_stream_open(&c->data, &c->bytes);
-    return (c->line && c->text && c->tokens && c->stream) || error_set(err, "out of memory");
+    c->stream = text_open(&c->data, &c->bytes);
+    return (c->line && c->text && c->tokens) || error_set(err, "out of memory");
 }
 
 static void free_all(Choices *c) {

@@ -37,6 +37,9 @@ def find_files(inputs):
         found = sorted(name.glob("*.parquet")) if name.is_dir() else [name]
         if not found:
             raise BadFile(f"{name}: no *.parquet files in this directory")
+        for path in found:
+            if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+                raise BadFile(f"{path}: is no plain file")
         files += found
     return files
 
@@ -55,11 +58,13 @@ class Reader:
     def open(self, path):
         try:
             file = self.pyarrow.parquet.ParquetFile(path)
-        except (self.pyarrow.ArrowException, OSError) as error:
+            schema = file.schema_arrow
+        except Exception as error:  # of damaged files pyarrow raises what its parts happen to raise
             raise BadFile(f"{path}: cannot be read as Parquet: {one_line(error)}") from None
-        schema = file.schema_arrow
         if self.column not in schema.names:
             raise BadFile(f"{path}: has no column {self.column}; there are: {', '.join(schema.names)} (--column)")
+        if schema.names.count(self.column) > 1:
+            raise BadFile(f"{path}: has several columns {self.column}")
         kind, types = schema.field(self.column).type, self.pyarrow.types
         if not (types.is_string(kind) or types.is_large_string(kind)):
             raise BadFile(f"{path}: column {self.column} holds {kind}, expected text (--column)")
@@ -71,7 +76,7 @@ class Reader:
             try:
                 # to_pylist checks that the text is UTF-8, which Parquet only promises.
                 texts = file.read_row_group(group, columns=[self.column], use_threads=False).column(0).to_pylist()
-            except (self.pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            except Exception as error:
                 raise BadFile(f"{path}: row group {group} of {file.num_row_groups} is damaged: "
                               f"{one_line(error)}") from None
             for text in texts:
@@ -115,6 +120,9 @@ def main():
     except BrokenPipeError:  # whoever read this ended first, and says why
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print("read_parquet: interrupted", file=sys.stderr)
+        return 130
     except OSError as error:
         print(f"read_parquet: cannot write: {error.strerror or error}", file=sys.stderr)
         return 1

@@ -227,7 +227,7 @@ static bool check_manifest(Look *look, const Shard *shard, const ShardScan *scan
     const char *slash = strrchr(shard->path, '/'), *name = slash ? slash + 1 : shard->path;
     char *directory =
         !slash ? strdup(".") : strndup(shard->path, (size_t)(slash - shard->path) + (slash == shard->path));
-    REQUIRE(directory, "out of memory for a path");
+    REQUIRE_MEMORY(directory, "a path");
     bool ok = open_manifest(look, directory, err);
     free(directory);
     if (!ok) return false;

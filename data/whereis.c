@@ -2,7 +2,6 @@
 // Asks the run's log for seed, batch and corpus, the shuffle for the windows and the shards for the places: the very
 // functions with which the trainer reads. Changes nothing.
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/memory_stream.h"
 #include "llmc/run/format.h"
 #include "llmc/run/run_order.h"
 #include "llmc/tokens/shard_inspect.h"
@@ -73,18 +72,17 @@ static bool print_text(const ShardSet *set, int64_t window, const Tokenizer *t, 
     char *text = NULL;
     size_t bytes = 0;
     if (!shards_read_window(set, window, (int64_t)UINT32_MAX + 1, room, err)) return false;
-    FILE *out = memory_stream_open(&text, &bytes);
-    if (!out) return error_set(err, "out of memory for the text of a window");
+    FILE *out = text_open(&text, &bytes);
     for (int64_t i = 0; i <= set->T; i++) {
         const uint32_t token = set->token_bytes == 2 ? ((const uint16_t *)room)[i] : ((const uint32_t *)room)[i];
         size_t length;
         const char *piece = tokenizer_decode(t, token <= INT32_MAX ? (int32_t)token : -1, &length);
         fwrite(piece, 1, length, out);
     }
-    const bool whole = memory_stream_close(out);
-    if (whole) format_visible(stdout, text, bytes, "    "), putchar('\n');
+    fclose(out);
+    format_visible(stdout, text, bytes, "    "), putchar('\n');
     free(text);
-    return whole || error_set(err, "out of memory for the text of a window");
+    return true;
 }
 
 static bool print_windows(const RunSegment *s, const ShardSet *set, int64_t position, const Tokenizer *t, Error *err) {

@@ -65,12 +65,14 @@ bool device_sensors(DeviceSensors *sensors); // false where there are none (the 
 
 // The measured speed of light: plain library matmul (CPU: M=1024, N=3072, K=768, hot operands; GPU: a square one of
 // random numbers that takes at least 0.5 ms; the median) and copy bandwidth (bytes read + bytes written per second,
-// buffers larger than the caches). Takes about 0.3 s.
+// buffers larger than the caches). Takes about 0.3 s, and no more memory than `memory` bytes, that of the run which it
+// comes before, or 32 MB if that is more: the copy of a small run may stay in the caches, as the run does. On a GPU,
+// which refuses memory before it is short, a quarter of what is free.
 typedef struct {
     double matmul_flops;   // FLOP/s in dtype
     double copy_bandwidth; // bytes/s
 } DeviceSpeed;
-bool device_measure_speed(DType dtype, DeviceSpeed *speed, Error *err);
+bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error *err);
 
 // ------------------------------------------------------------------------------------------------------------ memory
 

@@ -204,6 +204,20 @@ def limits(lists, log=False, high=0.975, share=0.35):
     return (math.exp(first - room), math.exp(last + room)) if log else (first - room, last + room)
 
 
+def clipped(values, top):
+    """Where values leave an axis that ends at `top`: the index of the highest of each group, groups that almost touch
+    being one."""
+    groups, gap = [], max(1, len(values) // 100)
+    for i, value in enumerate(values):
+        if not value > top:
+            continue
+        if groups and i - groups[-1][-1] <= gap:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return [max(group, key=lambda i: values[i]) for group in groups]
+
+
 def time_unit(seconds):
     """What a span of time is best counted in: its name and its seconds."""
     for name, size, longest in (("seconds", 1, 180), ("minutes", 60, 180), ("hours", 3600, 72)):

@@ -72,9 +72,11 @@ class Picture:
         self.loss.set_title(", ".join(run.label for run in self.runs) if len(self.runs) <= 2
                             else f"{len(self.runs)} runs")
         self.loss.set_ylabel("loss (nats per token)")
-        # Several runs are compared by how they end.
-        high, share = (0.93, 0.65) if several else (0.975, 0.35)
+        # Runs are compared by how they end; the steep beginning of one is left out where it would squash what follows.
+        high, share = (0.93, 0.65) if several else (0.95, 0.5)
         self.set_limits(self.loss, [run.train["loss"].y or run.val.y for run in self.runs], self.log_loss, high, share)
+        for i, run in enumerate(self.runs):
+            self.mark_clipped(self.loss, i, run.train["loss"])
         # Loss falls: its upper right corner is free.
         self.loss.legend(loc="upper right", framealpha=0.85, edgecolor="none",
                          title="lines: training, smoothed; circles: validation" if several else None,
@@ -86,6 +88,12 @@ class Picture:
         x = [where[place] / size for where, why in run.skipped]
         self.loss.plot(x, [0.02] * len(x), "x", color=color, markersize=6, markeredgewidth=1.4,
                        transform=self.loss.get_xaxis_transform())
+
+    def mark_clipped(self, axis, i, series):
+        """A triangle at the upper edge where values lie beyond it."""
+        x, where = self.x(series), plot_log.clipped(series.y, axis.get_ylim()[1])
+        axis.plot([x[k] for k in where], [0.985] * len(where), "^", color=self.style(i)["color"], markersize=6,
+                  transform=axis.get_xaxis_transform())
 
     def set_limits(self, axis, lists, log=False, high=0.975, share=0.35):
         bounds = plot_log.limits(lists, log, high, share)
@@ -113,6 +121,8 @@ class Picture:
         axis.set_title(title)
         if kind == "log":
             self.set_limits(axis, lists, log=True)
+            for i, run in enumerate(self.runs):
+                self.mark_clipped(axis, i, series_of(run))
         elif kind in ("count", "share", "lr"):
             tops = [plot_log.quantile(y, 1.0 if kind == "lr" else 0.99) for y in lists]
             axis.set_ylim(0, 1.12 * max([top for top in tops if top > 0], default=1.0))
@@ -134,7 +144,7 @@ class Picture:
             axis.spines[["top", "right"]].set_visible(False)
             axis.set_xlabel(X_NAMES.get(self.axis, f"time of training ({self.time_name})"))
             axis.margins(x=0.01)
-            axis.xaxis.set_major_locator(MaxNLocator(8 if axis is self.loss else 5))
+            axis.xaxis.set_major_locator(MaxNLocator(8 if axis is self.loss else 5, integer=self.axis != "time"))
             if self.axis != "time":
                 axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plot_log.short_count(value)))
         self.figure.savefig(output)

@@ -7,7 +7,7 @@ learning rate, tokens per second, MFU; bits per byte and multiple-choice accurac
 A RUN is a main.log or a directory that holds one; one that is still being written is fine. The picture goes beside the
 first log as curve.png unless -o says otherwise. --html writes a page instead (with -o: too): one file that needs no
 network, with values under the pointer and runs to switch on and off. Limits of axes leave out the few highest values
-(first steps, spikes); updates that were skipped are crosses at the bottom. Also prints one line a run.
+(first steps, spikes), and triangles at the upper edge show where; updates that were skipped are crosses at the bottom. Also prints one line a run.
 """
 import argparse
 import os

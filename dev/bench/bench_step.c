@@ -59,12 +59,13 @@ typedef struct {
 // Steps until `seconds` of them are timed, at least 5, with the matmul rate measured after each.
 static bool measure(Measurement *m, Gpt2 *model, Optimizer *optimizer, const uint16_t *windows, double seconds,
                     Error *err) {
+    const size_t memory = (size_t)memory_plan_total(gpt2_memory(model));
     double total = 0.0;
     for (int64_t step = 1; step <= WARMUP_STEPS || m->step.count < 5 || total < seconds; step++) {
         double t = timed_step(model, optimizer, windows, step);
         if (step <= WARMUP_STEPS) continue;
         DeviceSpeed speed;
-        if (!device_measure_speed(gpt2_options(model)->dtype, &speed, err)) return false;
+        if (!device_measure_speed(gpt2_options(model)->dtype, memory, &speed, err)) return false;
         samples_add(&m->step, t);
         samples_add(&m->matmul, speed.matmul_flops);
         samples_add(&m->bandwidth, speed.copy_bandwidth);

@@ -30,7 +30,7 @@ char *path_join(const char *directory, const char *name) {
     char *path = NULL;
     size_t n = strlen(directory);
     int length = asprintf(&path, n > 0 && directory[n - 1] == '/' ? "%s%s" : "%s/%s", directory, name);
-    REQUIRE(length >= 0, "out of memory for a path");
+    REQUIRE_MEMORY(length >= 0, "a path");
     return path;
 }
 
@@ -41,7 +41,7 @@ static char *parent_of(const char *path) {
     while (n > 0 && path[n - 1] != '/') n--;
     while (n > 1 && path[n - 1] == '/') n--;
     char *parent = n == 0 ? strdup(".") : strndup(path, n);
-    REQUIRE(parent != NULL, "out of memory for a path");
+    REQUIRE_MEMORY(parent != NULL, "a path");
     return parent;
 }
 
@@ -76,16 +76,18 @@ static void atomic_file_free(AtomicFile *f) {
 
 AtomicFile *atomic_file_create(const char *path, Error *err) {
     AtomicFile *f = calloc(1, sizeof *f);
-    REQUIRE(f != NULL, "out of memory for a file buffer");
+    REQUIRE_MEMORY(f != NULL, "a file buffer");
     f->path = strdup(path);
     f->hash = XXH3_createState();
     f->buffer = malloc(BUFFER_BYTES);
     bool named = asprintf(&f->temporary, "%s.tmp-%ld", path, (long)getpid()) >= 0;
-    REQUIRE(named && f->path && f->hash && f->buffer, "out of memory for a file buffer");
+    REQUIRE_MEMORY(named && f->path && f->hash && f->buffer, "a file buffer");
     XXH3_64bits_reset(f->hash);
-    f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    struct stat old; // a device or a pipe must not be replaced
+    const bool special = stat(path, &old) == 0 && !S_ISREG(old.st_mode) && !S_ISDIR(old.st_mode);
+    f->fd = special ? -1 : open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (f->fd < 0) {
-        error_set(err, "%s: cannot create: %s", path, strerror(errno));
+        error_set(err, "%s: cannot create: %s", path, special ? "it is there and no plain file" : strerror(errno));
         atomic_file_free(f);
         return NULL;
     }
@@ -230,7 +232,7 @@ bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *
     if (fd < 0) return false;
     XXH3_state_t *hash = XXH3_createState();
     char *buffer = malloc(BUFFER_BYTES);
-    REQUIRE(hash && buffer, "out of memory for a file buffer");
+    REQUIRE_MEMORY(hash && buffer, "a file buffer");
     XXH3_64bits_reset(hash);
     bool ok = true;
     for (int64_t at = 0; ok && at < size; at += BUFFER_BYTES) {
@@ -256,7 +258,7 @@ bool file_exists(const char *path) {
 bool directory_make(const char *path, Error *err) {
     if (*path == '\0') return error_set(err, "the name of a directory is empty");
     char *prefix = strdup(path);
-    REQUIRE(prefix != NULL, "out of memory for a path");
+    REQUIRE_MEMORY(prefix != NULL, "a path");
     int reason = 0;
     for (char *p = prefix + 1; reason == 0; p++) {
         if (*p != '/' && *p != '\0') continue;
@@ -277,7 +279,7 @@ bool directory_make(const char *path, Error *err) {
 
 size_t directory_existing(const char *path) {
     char *prefix = strdup(path);
-    REQUIRE(prefix != NULL, "out of memory for a path");
+    REQUIRE_MEMORY(prefix, "a path");
     size_t n = strlen(path);
     for (; n > 0; n--) {
         if (path[n] != '/' && path[n] != '\0') continue;
@@ -290,7 +292,7 @@ size_t directory_existing(const char *path) {
 
 void directory_unmake(const char *path, size_t existing) {
     char *prefix = strdup(path);
-    REQUIRE(prefix != NULL, "out of memory for a path");
+    REQUIRE_MEMORY(prefix, "a path");
     for (size_t n = strlen(path); n > existing; n--) {
         if (path[n] != '/' && path[n] != '\0') continue;
         prefix[n] = '\0';
@@ -331,7 +333,7 @@ bool directory_list(const char *path, char ***names, int *count, Error *err) {
     for (struct dirent *entry; (entry = readdir(dir)); errno = 0) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         char **grown = realloc(*names, (size_t)(*count + 1) * sizeof **names), *name = strdup(entry->d_name);
-        REQUIRE(grown && name, "out of memory for the names in a directory");
+        REQUIRE_MEMORY(grown && name, "the names in a directory");
         *names = grown, (*names)[(*count)++] = name;
     }
     const int reason = errno;
@@ -366,7 +368,7 @@ bool directory_remove(const char *path, Error *err) {
 // the renames leaves no directory at `to`, only the complete one at `from`.
 static bool exchange_in_three_steps(const char *from, const char *to) {
     char *aside = NULL;
-    REQUIRE(asprintf(&aside, "%s.old", from) >= 0, "out of memory for a path");
+    REQUIRE_MEMORY(asprintf(&aside, "%s.old", from) >= 0, "a path");
     bool ok = rename(to, aside) == 0;
     if (ok && rename(from, to) != 0) {
         const int reason = errno;

@@ -1,9 +1,11 @@
 #include "llmc/base/error.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 bool error_set(Error *err, const char *format, ...) {
     if (!err) return false;
@@ -38,4 +40,50 @@ void bug_report(const char *file, int line, const char *format, ...) {
     va_end(args);
     fputc('\n', stderr);
     abort();
+}
+
+// Without exit(): destructors of libraries would ask for memory again.
+void out_of_memory(const char *what, ...) {
+    Error text;
+    va_list args;
+    va_start(args, what);
+    vsnprintf(text.text, sizeof text.text, what, args);
+    va_end(args);
+    fflush(stdout);
+    fprintf(stderr, "%s: out of memory for %s\n", program_invocation_name, text.text);
+    _exit(EXIT_RUN_FAILED);
+}
+
+typedef struct {
+    char **text;
+    size_t *bytes, room;
+} Text;
+
+static ssize_t text_write(void *cookie, const char *data, size_t n) {
+    Text *t = cookie;
+    if (*t->bytes + n >= t->room) {
+        t->room = 2 * (*t->bytes + n) + 1;
+        *t->text = realloc(*t->text, t->room);
+        REQUIRE_MEMORY(*t->text, "a text of %zu bytes", t->room);
+    }
+    memcpy(*t->text + *t->bytes, data, n);
+    *t->bytes += n;
+    (*t->text)[*t->bytes] = '\0';
+    return (ssize_t)n;
+}
+
+static int text_close(void *cookie) {
+    free(cookie);
+    return 0;
+}
+
+FILE *text_open(char **text, size_t *bytes) {
+    Text *t = malloc(sizeof *t);
+    *text = calloc(1, 1);
+    REQUIRE_MEMORY(t && *text, "a text");
+    *t = (Text){text, bytes, 1};
+    *bytes = 0;
+    FILE *stream = fopencookie(t, "w", (cookie_io_functions_t){.write = text_write, .close = text_close});
+    REQUIRE_MEMORY(stream, "a text");
+    return stream;
 }

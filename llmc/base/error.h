@@ -1,8 +1,11 @@
 // Errors. Outside causes (files, options, memory) are reported: a function returns false and fills an Error,
 // and only main decides to end. Broken contracts (a wrong shape handed to an op) are bugs: REQUIRE stops the
-// program at once and says where. Nothing else in the project prints an error or calls exit.
+// program at once and says where. A few bytes that cannot be had end it too (REQUIRE_MEMORY), as nothing could be done
+// without them: files are written beside their place and renamed, so what was saved before is whole. Nothing else in
+// the project prints an error or calls exit.
 #pragma once
 #include <stdbool.h>
+#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,6 +38,18 @@ __attribute__((noreturn)) void bug_report(const char *file, int line, const char
 #define REQUIRE(condition, ...)                                                                                        \
     do {                                                                                                               \
         if (!(condition)) bug_report(__FILE__, __LINE__, __VA_ARGS__);                                                 \
+    } while (0)
+
+// "PROGRAM: out of memory for WHAT" on stderr, and EXIT_RUN_FAILED. What is large is reported by an Error instead.
+__attribute__((noreturn)) void out_of_memory(const char *what, ...) __attribute__((format(printf, 1, 2)));
+
+// open_memstream for text that is saved, and which ends the program where that would leave out what it has no memory
+// for: glibc's says so neither by ferror nor at fclose. Cannot be asked for its position.
+FILE *text_open(char **text, size_t *bytes);
+
+#define REQUIRE_MEMORY(condition, ...)                                                                                 \
+    do {                                                                                                               \
+        if (!(condition)) out_of_memory(__VA_ARGS__);                                                                  \
     } while (0)
 
 #ifdef __cplusplus

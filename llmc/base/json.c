@@ -7,6 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+// To cJSON, text that it has no memory to read is text that is not JSON, and a checkpoint would seem damaged.
+static void *allocate(size_t bytes) {
+    void *p = malloc(bytes);
+    REQUIRE_MEMORY(p, "JSON");
+    return p;
+}
+
+__attribute__((constructor)) static void set_allocation(void) { cJSON_InitHooks(&(cJSON_Hooks){allocate, free}); }
+
 cJSON *json_parse(const char *text, size_t bytes, Error *err) {
     const char *end = text;
     cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);

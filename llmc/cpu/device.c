@@ -118,7 +118,8 @@ bool device_init(const DeviceOptions *options, Error *err) {
     if (!start_threads(options->threads, err)) return false;
     cpu_backend.onednn = onednn_create(err);
     if (!cpu_backend.onednn) return false;
-    if (posix_memalign((void **)&cpu_backend.gemm_tiles, 64, GEMM_TILES_BYTES) != 0) {
+    cpu_backend.gemm_tiles = aligned_alloc(64, GEMM_TILES_BYTES);
+    if (!cpu_backend.gemm_tiles) {
         device_shutdown();
         return error_set(err, "out of memory: %d bytes for matmul tiles", GEMM_TILES_BYTES);
     }
@@ -153,10 +154,10 @@ static void touch(char *p, size_t bytes) {
 void *device_alloc(size_t bytes, Error *err) {
     HostMemory memory;
     if (!host_memory_read("", &memory, err)) return NULL;
-    void *p = NULL;
     bool large = bytes >= 2 * HUGE_PAGE;
     // Linux hands out more than it has and kills later: what does not fit is refused here.
-    if (bytes > memory.available || posix_memalign(&p, large ? HUGE_PAGE : ALIGNMENT, bytes ? bytes : 1) != 0) {
+    void *p = bytes > memory.available ? NULL : aligned_alloc(large ? HUGE_PAGE : ALIGNMENT, bytes ? bytes : 1);
+    if (!p) {
         error_set(err,
                   "out of memory: %zu bytes (%.2f GB) asked, %zu (%.2f GB) free of %zu; use a smaller micro-batch "
                   "or model, or end other programs",
@@ -183,11 +184,8 @@ size_t device_memory_peak(void) {
 }
 
 void *host_alloc(size_t bytes, Error *err) {
-    void *p = NULL;
-    if (posix_memalign(&p, 64, bytes ? bytes : 1) != 0) {
-        error_set(err, "out of memory: %zu bytes of host memory", bytes);
-        return NULL;
-    }
+    void *p = aligned_alloc(64, bytes ? bytes : 1);
+    if (!p) error_set(err, "out of memory: %zu bytes of host memory", bytes);
     return p;
 }
 

@@ -84,7 +84,7 @@ typedef struct {
     size_t bytes;
 } Copy;
 
-enum { COPY_PIECE = 1 << 20 };
+enum { COPY_PIECE = 1 << 20, SMALLEST_COPY = 16 << 20 };
 
 static void run_copy(void *arg) {
     const Copy *c = arg;
@@ -92,10 +92,11 @@ static void run_copy(void *arg) {
     for (size_t i = 0; i < c->bytes; i += COPY_PIECE) memcpy(c->dst + i, c->src + i, COPY_PIECE);
 }
 
-static bool measure_copy(double *bandwidth, Error *err) {
+static bool measure_copy(size_t most, double *bandwidth, Error *err) {
     long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
     size_t bytes = cache > 32 << 20 ? (size_t)cache : 32 << 20; // twice this passes through: larger than the caches
-    bytes = (bytes + COPY_PIECE - 1) / COPY_PIECE * COPY_PIECE;
+    if (bytes > most / 2) bytes = most / 2 > SMALLEST_COPY ? most / 2 : SMALLEST_COPY;
+    bytes = bytes / COPY_PIECE * COPY_PIECE;
     char *memory = device_alloc(2 * bytes, err);
     if (!memory) return false;
     Copy c = {memory, memory + bytes, bytes};
@@ -104,11 +105,11 @@ static bool measure_copy(double *bandwidth, Error *err) {
     return true;
 }
 
-bool device_measure_speed(DType dtype, DeviceSpeed *speed, Error *err) {
+bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error *err) {
     if (!device_facts()->supports[dtype])
         return error_set(err, "%s: the CPU computes in fp32 or bf16", dtype_name(dtype));
     device_memory_peak(); // remembers the peak so far: the buffers below are not to be part of it
-    bool ok = measure_matmul(dtype, &speed->matmul_flops, err) && measure_copy(&speed->copy_bandwidth, err);
+    bool ok = measure_matmul(dtype, &speed->matmul_flops, err) && measure_copy(memory, &speed->copy_bandwidth, err);
     host_memory_reset_peak();
     return ok;
 }

@@ -1,5 +1,6 @@
 #include "llmc/cpu/host_memory.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdint.h>
@@ -87,9 +88,11 @@ static void apply_control_groups(const char *root, HostMemory *memory) {
 bool host_memory_read(const char *root, HostMemory *memory, Error *err) {
     char path[PATH_MAX];
     uint64_t total, available;
+    errno = 0;
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
     if (!read_number(path, "MemTotal:", &total) || !read_number(path, "MemAvailable:", &available))
-        return error_set(err, "%s: no MemTotal and MemAvailable; is /proc mounted?", path);
+        return error_set(
+            err, errno == ENOMEM ? "%s: out of memory" : "%s: no MemTotal and MemAvailable; is /proc mounted?", path);
     *memory = (HostMemory){.total = total * 1024, .available = available * 1024};
     apply_control_groups(root, memory);
     return true;

@@ -1,9 +1,12 @@
 #include "llmc/cpu/onednn.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 // What a primitive is made for. All fields are 64 bits wide, so that keys compare as bytes.
 typedef struct {
@@ -53,10 +56,39 @@ static const char *status_text(dnnl_status_t status) {
 #define DNNL_REQUIRE(call)                                                                                             \
     do {                                                                                                               \
         dnnl_status_t status_ = (call);                                                                                \
+        REQUIRE_MEMORY(status_ != dnnl_out_of_memory, "oneDNN: %s", #call);                                            \
         REQUIRE(status_ == dnnl_success, "oneDNN: %s (%d) from %s", status_text(status_), (int)status_, #call);        \
     } while (0)
 
+// oneDNN is C++: where new fails, it throws through its C functions; it constructs its own objects at what
+// posix_memalign gave and writes its code to what mmap gave, be it NULL (2.6: c_compatible, Xbyak's allocator). So each
+// of them ends the program first. These two are the functions of the whole process: whoever wants an answer calls
+// aligned_alloc.
+static void new_failed(void) { out_of_memory("oneDNN"); }
+
+int posix_memalign(void **p, size_t alignment, size_t bytes) {
+    *p = aligned_alloc(alignment, bytes);
+    if (!*p) new_failed();
+    return 0;
+}
+
+void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    static void *(*next)(void *, size_t, int, int, int, off_t);
+    if (!next) *(void **)&next = dlsym(RTLD_NEXT, "mmap");
+    void *p = next(address, bytes, protection, flags, fd, offset);
+    if (p == MAP_FAILED && errno == ENOMEM) new_failed();
+    return p;
+}
+
+static void end_without_memory(void) {
+    typedef void (*Handler)(void);
+    Handler (*set_new_handler)(Handler);
+    *(void **)&set_new_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE"); // std::set_new_handler
+    if (set_new_handler) set_new_handler(new_failed);
+}
+
 Onednn *onednn_create(Error *err) {
+    end_without_memory();
     Onednn *dnn = calloc(1, sizeof *dnn);
     if (!dnn) {
         error_set(err, "out of memory for oneDNN's primitive cache");
@@ -193,6 +225,7 @@ static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
 
     e->key = *k;
     dnnl_status_t status = matmul_descriptor(&pd, engine, &a, &b, k->bias ? &bias : NULL, &dst, attr);
+    REQUIRE_MEMORY(status != dnnl_out_of_memory, "a matmul of oneDNN");
     REQUIRE(status == dnnl_success || status == dnnl_unimplemented, "oneDNN: matmul %lldx%lldx%lld: %s",
             (long long)k->M, (long long)k->N, (long long)k->K, status_text(status));
     if (status == dnnl_success) {
@@ -234,8 +267,8 @@ static void *scratch_for(Onednn *dnn, int64_t bytes) {
     if (bytes > dnn->own_scratch_bytes) {
         free(dnn->own_scratch);
         dnn->own_scratch_bytes = bytes;
-        REQUIRE(posix_memalign(&dnn->own_scratch, 64, (size_t)bytes) == 0,
-                "out of memory: %lld bytes of scratch for a matmul", (long long)bytes);
+        dnn->own_scratch = aligned_alloc(64, (size_t)bytes);
+        REQUIRE_MEMORY(dnn->own_scratch, "%lld bytes of scratch for a matmul", (long long)bytes);
     }
     return dnn->own_scratch;
 }

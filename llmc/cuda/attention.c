@@ -113,7 +113,7 @@ static PlannedShape *find_planned(AttentionShape shape) {
 
 static PlannedShape *add_shape(AttentionShape shape) {
     PlannedShape *p = (PlannedShape *)calloc(1, sizeof *p);
-    REQUIRE(p, "attention: out of memory");
+    REQUIRE_MEMORY(p, "a shape of attention");
     p->shape = shape;
     p->next = planned;
     planned = p;
@@ -181,7 +181,7 @@ static Outputs outputs_of(const Call *c) {
 // What the call has written, on the host: memory on the device may be short. Free it.
 static char *download(const Outputs *o) {
     char *host = (char *)malloc(o->bytes), *at = host;
-    REQUIRE(host, "attention: out of memory for %zu bytes of results", o->bytes);
+    REQUIRE_MEMORY(host, "%zu bytes of results of attention", o->bytes);
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
     for (int i = 0; i < o->count; i++) {
         const size_t n = tensor_bytes(o->tensors[i]);

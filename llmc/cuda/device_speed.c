@@ -218,7 +218,8 @@ static bool measure_copy(double *bandwidth, Error *err) {
     return ok;
 }
 
-bool device_measure_speed(DType dtype, DeviceSpeed *speed, Error *err) {
+bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error *err) {
+    (void)memory;
     if (!device_facts()->supports[dtype])
         return error_set(err, "%s: %s does not compute in it", dtype_name(dtype), device_facts()->name);
     const size_t peak = cuda_backend.allocated_peak; // these buffers are no part of the training

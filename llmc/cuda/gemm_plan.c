@@ -315,7 +315,7 @@ static GemmPlan **place(GemmPlan **table, int64_t size, const GemmKey *key) {
 static void grow_table(void) {
     const int64_t size = state.table_size ? 2 * state.table_size : 64;
     GemmPlan **table = calloc((size_t)size, sizeof *table);
-    REQUIRE(table != NULL, "out of memory for %lld matmul plans", (long long)size);
+    REQUIRE_MEMORY(table != NULL, "%lld matmul plans", (long long)size);
     for (int64_t i = 0; i < state.table_size; i++)
         if (state.table[i]) *place(table, size, &state.table[i]->key) = state.table[i];
     free(state.table);
@@ -327,7 +327,7 @@ static GemmPlan *make_plan(const Gemm *g, const GemmKey *key) {
     REQUIRE(!cuda_backend.capturing, "%s: matmul %s is met for the first time while a graph is captured", g->op,
             gemm_describe(key).text);
     GemmPlan *p = calloc(1, sizeof *p);
-    REQUIRE(p != NULL, "out of memory for a matmul plan");
+    REQUIRE_MEMORY(p != NULL, "a matmul plan");
     p->key = *key;
     state.counts.plans++;
     if (!epilogue_is_allowed(key)) return p;

@@ -30,7 +30,7 @@ static CachedTable cache[MAX_TABLES];
 static uint64_t look_ups;
 
 static void *checked(const char *op, void *memory) {
-    REQUIRE(memory != NULL, "%s: out of memory", op);
+    REQUIRE_MEMORY(memory != NULL, "the tables of %s", op);
     return memory;
 }
 

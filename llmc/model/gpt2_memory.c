@@ -258,7 +258,7 @@ MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
     const size_t L = (size_t)o->config.L;
     layout->forward = malloc(L * sizeof *layout->forward);
     layout->backward = malloc(L * sizeof *layout->backward);
-    REQUIRE(layout->forward && layout->backward, "no memory for the layout");
+    REQUIRE_MEMORY(layout->forward && layout->backward, "the layout");
     plan_permanent(plan, layout, o);
     gradients_plan(plan, layout, o);
     plan_model_acts(plan, layout, o);

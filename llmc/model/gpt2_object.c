@@ -115,7 +115,7 @@ static void make_tensors(Gpt2 *model) {
 
 Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
     Gpt2 *model = calloc(1, sizeof *model);
-    REQUIRE(model, "no memory for the model");
+    REQUIRE_MEMORY(model, "the model");
     model->options = effective(options);
     const Gpt2Options *o = &model->options;
     model->plan = gpt2_plan_all(&model->layout, o);
@@ -123,7 +123,7 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
     model->parameters = parameter_table(&o->config);
     model->tensors = calloc((size_t)model->num_tensors, sizeof *model->tensors);
     model->gradients = calloc((size_t)model->num_tensors, sizeof *model->gradients);
-    REQUIRE(model->tensors && model->gradients, "no memory for the model");
+    REQUIRE_MEMORY(model->tensors && model->gradients, "the model");
     bool ok = (model->arena = device_alloc((size_t)memory_plan_total(model->plan), err)) != NULL &&
               (model->staging = host_alloc(STAGING_BYTES, err)) != NULL &&
               (model->layout.host_bytes == 0 ||

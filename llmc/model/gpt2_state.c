@@ -81,7 +81,7 @@ void gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t ro
     read_floats(model, t->master.data ? t->master : t->weight, first, n, out);
     if (!t->lost.data) return;
     float *lost = calloc((size_t)n, sizeof *lost);
-    REQUIRE(lost, "no memory for the rows of a weight");
+    REQUIRE_MEMORY(lost, "the rows of a weight");
     read_floats(model, t->lost, first, n, lost);
     for (int64_t i = 0; i < n; i++) out[i] += lost[i];
     free(lost);
@@ -94,7 +94,7 @@ static void set_values(Gpt2 *model, int index, int64_t first, int64_t n, const f
     gpt2_weights_changed(model);
     if (!t->lost.data) return;
     float *lost = calloc((size_t)n, sizeof *lost);
-    REQUIRE(lost, "no memory for the rows of a weight");
+    REQUIRE_MEMORY(lost, "the rows of a weight");
     read_floats(model, t->weight, first, n, lost);
     for (int64_t i = 0; i < n; i++) lost[i] = in[i] - lost[i];
     write_floats(model, t->lost, first, n, lost);
@@ -109,7 +109,7 @@ void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, co
 void gpt2_init_weights(Gpt2 *model, uint64_t seed) {
     enum { CHUNK = 1 << 18 };
     float *values = malloc(CHUNK * sizeof *values);
-    REQUIRE(values, "no memory for initial values");
+    REQUIRE_MEMORY(values, "initial values");
     for (int i = 0; i < model->num_tensors; i++) {
         const int64_t n = parameter_numel(&model->parameters[i]);
         for (int64_t done = 0; done < n; done += CHUNK) {

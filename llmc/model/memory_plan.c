@@ -26,7 +26,7 @@ const char *memory_class_name(MemoryClass c) { return class_names[c]; }
 
 MemoryPlan *memory_plan_create(void) {
     MemoryPlan *plan = (MemoryPlan *)calloc(1, sizeof *plan);
-    REQUIRE(plan, "no memory for a memory plan");
+    REQUIRE_MEMORY(plan, "a memory plan");
     return plan;
 }
 
@@ -40,7 +40,7 @@ int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t b
     if (plan->count == plan->capacity) {
         plan->capacity = plan->capacity ? 2 * plan->capacity : 256;
         plan->entries = (Entry *)realloc(plan->entries, (size_t)plan->capacity * sizeof(Entry));
-        REQUIRE(plan->entries, "no memory for a memory plan");
+        REQUIRE_MEMORY(plan->entries, "a memory plan");
     }
     plan->entries[plan->count] = (Entry){c, name, round_up(bytes, PLAN_ALIGNMENT), -1, first_use, last_use};
     return plan->count++;
@@ -88,7 +88,7 @@ static void insert(Placed *placed, int n, const Entry *e) {
 // n entries that come and go, from offset base on.
 static void lay_out(MemoryPlan *plan, Entry **entries, int n, int64_t base) {
     Placed *placed = (Placed *)malloc(((size_t)n + 1) * sizeof *placed);
-    REQUIRE(placed, "no memory for a memory plan");
+    REQUIRE_MEMORY(placed, "a memory plan");
     qsort(entries, (size_t)n, sizeof *entries, by_size);
     for (int i = 0; i < n; i++) {
         Entry *e = entries[i];
@@ -103,7 +103,7 @@ void memory_plan_solve(MemoryPlan *plan) {
     plan->total = 0;
     for (int c = 0; c < MEM_CLASS_COUNT; c++) plan->class_bytes[c] = 0;
     Entry **passing = (Entry **)malloc(((size_t)plan->count + 1) * sizeof *passing);
-    REQUIRE(passing, "no memory for a memory plan");
+    REQUIRE_MEMORY(passing, "a memory plan");
     int n = 0;
     for (int i = 0; i < plan->count; i++) {
         Entry *e = &plan->entries[i];
@@ -140,7 +140,7 @@ static int64_t find_peak(const MemoryPlan *plan, int *tick) {
     for (int i = 0; i < plan->count; i++)
         if (plan->entries[i].last_use + 2 > ticks) ticks = plan->entries[i].last_use + 2;
     int64_t *change = (int64_t *)calloc((size_t)ticks, sizeof *change);
-    REQUIRE(change, "no memory for a memory plan");
+    REQUIRE_MEMORY(change, "a memory plan");
     for (int i = 0; i < plan->count; i++) {
         const Entry *e = &plan->entries[i];
         if (e->first_use == PLAN_ALWAYS) {

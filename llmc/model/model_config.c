@@ -78,7 +78,7 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
     config->NH = 0; // unless a preset or the shape says so: C / 64
     if (!*descriptor) return error_set(err, "the model is empty: %s", forms);
     char *copy = strdup(descriptor);
-    if (!copy) return error_set(err, "out of memory");
+    REQUIRE_MEMORY(copy, "a model description");
     bool ok = true, first = true;
     unsigned given = 0;
     char *rest = copy;

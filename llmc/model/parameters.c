@@ -64,7 +64,7 @@ int parameter_index(const ModelConfig *config, int spec, int block) {
 
 Parameter *parameter_table(const ModelConfig *config) {
     Parameter *table = (Parameter *)calloc((size_t)parameter_count(config), sizeof *table);
-    REQUIRE(table, "no memory for the parameter table");
+    REQUIRE_MEMORY(table, "the parameter table");
     Parameter *p = table;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const ParameterSpec *spec = &parameter_specs[s];

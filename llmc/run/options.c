@@ -33,13 +33,12 @@ static Shown shown(const char *text, size_t length) {
 // ------------------------------------------------------------------------------------------------------------ values
 // `name` is the option as it was typed, for messages.
 
-static bool set_string(const OptionRow *row, Options *options, const char *value, Error *err) {
+static void set_string(const OptionRow *row, Options *options, const char *value) {
     char **field = (char **)((char *)options + row->offset);
     char *copy = strdup(value);
-    if (!copy) return error_set(err, "out of memory");
+    REQUIRE_MEMORY(copy, "an option");
     free(*field);
     *field = copy;
-    return true;
 }
 
 static bool check_choice(const OptionRow *row, const char *name, const char *value, Error *err) {
@@ -109,7 +108,8 @@ bool option_set(const OptionRow *row, Options *options, const char *name, const 
     if (row->type == OPTION_STRING) {
         if (option_is_choice(row) && strcmp(value, row->fallback) != 0 && !check_choice(row, name, value, err))
             return false;
-        return set_string(row, options, value, err);
+        set_string(row, options, value);
+        return true;
     }
     if (!*value) return error_set(err, "%s: the value is empty", name);
     if (option_may_be_auto(row) && strcmp(value, "auto") == 0) {

@@ -1,5 +1,4 @@
 // Options as JSON, for checkpoints and logs, and what differs when a run goes on with others.
-#include "llmc/base/memory_stream.h"
 #include "llmc/run/format.h"
 #include "llmc/run/option_table.h"
 
@@ -10,8 +9,7 @@
 char *options_to_json(const Options *options) {
     char *json = NULL;
     size_t bytes = 0;
-    FILE *f = memory_stream_open(&json, &bytes);
-    if (!f) return NULL;
+    FILE *f = text_open(&json, &bytes);
     int count;
     const OptionRow *rows = option_table(&count);
     for (int i = 0; i < count; i++) {
@@ -25,9 +23,8 @@ char *options_to_json(const Options *options) {
         }
     }
     fputc('}', f);
-    if (memory_stream_close(f)) return json;
-    free(json);
-    return NULL;
+    fclose(f);
+    return json;
 }
 
 // They say how this process is started, limited and watched, not what the run computes.
@@ -54,10 +51,12 @@ static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Err
 // An option under a name that nobody knows would be silently the default.
 static bool check_names(const cJSON *then, Error *err) {
     char nearest[64];
-    for (const cJSON *item = then->child; item; item = item->next)
-        if (!option_find(item->string, strlen(item->string)))
-            return error_set(err, "there is no option \"%.64s\"; is it %s?", item->string,
-                             option_nearest(item->string, nearest, sizeof nearest));
+    for (const cJSON *item = then->child; item; item = item->next) {
+        if (option_find(item->string, strlen(item->string))) continue;
+        const bool is_alike = option_nearest(item->string, nearest, sizeof nearest);
+        return error_set(err, "there is no option \"%.64s\"%s%s", item->string, is_alike ? "; is it " : "",
+                         is_alike ? nearest : "");
+    }
     return true;
 }
 
@@ -110,11 +109,7 @@ char *options_diff_json(const Options *options, const char *json) {
     }
     char *lines = NULL;
     size_t bytes = 0;
-    FILE *f = memory_stream_open(&lines, &bytes);
-    if (!f) {
-        cJSON_Delete(then);
-        return NULL;
-    }
+    FILE *f = text_open(&lines, &bytes);
     int count;
     const OptionRow *rows = option_table(&count);
     for (int i = 0; i < count; i++) { // an option that did not exist then is no difference
@@ -123,9 +118,9 @@ char *options_diff_json(const Options *options, const char *json) {
             print_difference(f, &rows[i], options, value);
         }
     }
-    const bool whole = memory_stream_close(f);
+    fclose(f);
     cJSON_Delete(then);
-    if (whole && bytes > 0) return lines;
+    if (bytes > 0) return lines;
     free(lines);
     return NULL;
 }

@@ -62,7 +62,7 @@ static double fp8_bytes_per_token(const Gpt2Options *model) {
 static UpdateTensor *update_tensors(const Gpt2Options *model, const Parameter *table, int count) {
     static char there;
     UpdateTensor *tensors = calloc((size_t)count, sizeof *tensors);
-    REQUIRE(tensors, "no memory for a plan");
+    REQUIRE_MEMORY(tensors, "a plan");
     const DType grad = model->gradients_in_dtype ? model->dtype : DTYPE_FP32;
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];

@@ -96,7 +96,7 @@ static int by_cost(const void *a, const void *b) {
 // The blocks that drop more come first: they run backward last, when the others have given back what they kept.
 int planner_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) {
     RecomputeChoice *c = malloc((size_t)(NUM_SETS * NUM_SETS * config->L) * sizeof *c);
-    REQUIRE(c, "no memory for a plan");
+    REQUIRE_MEMORY(c, "a plan");
     int n = 0;
     for (int s = 0; s < NUM_SETS; s++)
         for (int more = s; more < NUM_SETS; more++)

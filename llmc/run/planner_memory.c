@@ -35,7 +35,7 @@ PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention) {
 // --------------------------------------------------------------------------------------------------- how much there is
 
 // Not measured yet. Beside the arena stand the kernels of this program, those that cuBLASLt and cuDNN load when they
-// first run, cuDNN's handle, the tables of updates, recorded graphs, and the buffers of device_measure_speed.
+// first run, cuDNN's handle, the tables of updates and recorded graphs.
 double planner_reserve(double memory) { return fmin(1e9, 0.06 * memory); }
 
 double planner_room(bool automatic) {

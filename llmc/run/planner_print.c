@@ -207,8 +207,38 @@ static bool print_table(FILE *out, const PlanRequest *r, Error *err) {
     return true;
 }
 
+// The answer in one sentence: whether it fits, with which -b and -r, in how much memory, and for how long at least.
+static bool print_answer(FILE *out, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
+    char set[SET_TEXT], bytes[TEXT], there[TEXT], text[TEXT];
+    const char *where = gpu ? gpu->spec.name : "this machine";
+    DevicePlan p;
+    if (!planner_device(&p, r, gpu, err)) return false;
+    if (gpu && *gpu->name) where = gpu->name;
+    if (!p.fits) {
+        fprintf(out, "plan        %s: %s\n", where, p.why_not.text);
+        return true;
+    }
+    fprintf(out, "plan        %s: it fits with -b %lld -r %s and takes %s of %s", where, (long long)p.model.B,
+            set_text(&p.model.recompute, &p.model, set), format_bytes(p.memory.total, bytes, TEXT),
+            format_bytes(p.room, there, TEXT));
+    const double tokens = planner_tokens(r, p.windows), seconds = p.step.seconds;
+    if (seconds > 0 && tokens > 0) {
+        const double all = seconds * planner_steps(tokens, p.windows * p.model.T);
+        fprintf(out, "; all steps take at least %s", format_duration(all, text, TEXT));
+        fprintf(out, ", at half the speed of the datasheet %s", format_duration(2 * all, text, TEXT));
+    } else if (seconds > 0) {
+        fprintf(out, "; a step takes at least %.3g s", seconds);
+    } else if (p.model.train) {
+        fprintf(out, "; its first steps will tell how long they take");
+    }
+    fprintf(out, "\n");
+    return true;
+}
+
 bool planner_print_text(FILE *out, const PlanRequest *r, const GpuChoice *gpus, int count, Error *err) {
     DevicePlan p;
+    for (int i = 0; i < count || i == 0; i++)
+        if (!print_answer(out, r, count ? &gpus[i] : NULL, err)) return false;
     print_run(out, r);
     if (count == 0) return print_table(out, r, err);
     for (int i = 0; i < count; i++) {

@@ -2,7 +2,6 @@
 #include "llmc/run/profile_table.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/memory_stream.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,8 +136,8 @@ bool profile_print(RunLog *log, const Profile *profile, Error *err) {
 
 // Writes the text that f has gathered to path; closes and frees.
 static bool commit_text(FILE *f, char **text, size_t *bytes, const char *path, Error *err) {
-    const bool ok = memory_stream_close(f) || error_set(err, "--profile: out of memory");
-    const bool written = ok && file_write_atomic(path, *text, *bytes, err);
+    fclose(f);
+    const bool written = file_write_atomic(path, *text, *bytes, err);
     free(*text);
     return written;
 }
@@ -154,11 +153,8 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     char *text = NULL;
     size_t bytes = 0;
     ProfileRow *rows = profile_rows(profile, &count);
-    FILE *f = rows ? memory_stream_open(&text, &bytes) : NULL;
-    if (!f) {
-        free(rows);
-        return error_set(err, "--profile: out of memory");
-    }
+    REQUIRE_MEMORY(rows, "the rows of a profile");
+    FILE *f = text_open(&text, &bytes);
     const double n = (double)profile->num_steps;
     const ProfileRow ops = sum_rows(rows, count);
     fprintf(f, "{\"steps\":%lld,\"dtype\":\"%s\",\"matmul_flops\":%.9g,\"copy_bandwidth\":%.9g,\n",
@@ -200,8 +196,7 @@ static void put_event(FILE *f, int track, const char *name, double start, double
 bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
     char *text = NULL, label[128];
     size_t bytes = 0;
-    FILE *f = memory_stream_open(&text, &bytes);
-    if (!f) return error_set(err, "--profile: out of memory");
+    FILE *f = text_open(&text, &bytes);
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", f);
     put_track(f, TRACK_STEPS, "steps");
     put_track(f, TRACK_OPS, "compute stream");

@@ -18,7 +18,7 @@ enum { MAX_LINE_BYTES = 16 << 20 };
 
 static char *copy_text(const char *text) {
     char *copy = strdup(text);
-    REQUIRE(copy, "out of memory for a name");
+    REQUIRE_MEMORY(copy, "a name");
     return copy;
 }
 
@@ -31,7 +31,7 @@ static void append(RunOrder *order, RunSegment segment) {
     if (order->count == order->room) {
         order->room = order->room ? 2 * order->room : 8;
         order->segments = realloc(order->segments, (size_t)order->room * sizeof *order->segments);
-        REQUIRE(order->segments, "out of memory for the segments of a run");
+        REQUIRE_MEMORY(order->segments, "the segments of a run");
     }
     order->segments[order->count++] = segment;
 }

@@ -5,6 +5,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/run/append_file.h"
+#include "llmc/run/format.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/export.h"
@@ -41,7 +42,7 @@ static void take_step_and_data(RunSetup *s) {
     cJSON *then = json_parse(state.options_json, strlen(state.options_json), &none);
     if (then && !options_given(o, "val-data") && json_get_string(then, "val-data", &own, &none) && *own) {
         char *copy = strdup(own);
-        REQUIRE(copy, "out of memory for a name");
+        REQUIRE_MEMORY(copy, "a name");
         free(o->val_data);
         o->val_data = copy;
     }
@@ -69,7 +70,7 @@ bool run_setup_remember(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!*o->output || o->max_steps == 0 || o->profile > 0) return true; // nothing will be saved there
     char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o);
-    const bool ok = json ? file_write_atomic(path, json, strlen(json), err) : error_set(err, "out of memory");
+    const bool ok = file_write_atomic(path, json, strlen(json), err);
     free(json);
     free(path);
     return ok;
@@ -104,7 +105,10 @@ bool run_setup_start(RunSetup *s, Error *err) {
                 error_set(err,
                           "-o %s: checkpoints of an earlier run are there: go on with -y 1, or name another directory",
                           o->output));
-    char *skipped = NULL;
+    char *skipped = NULL, size[64];
+    const double bytes = checkpoint_newest_bytes(o->output);
+    if (bytes >= 0x1p30) // more than a second
+        fprintf(stderr, "-y 1: checking the newest checkpoint in %s, %s\n", o->output, format_bytes(bytes, size, 64));
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
     const bool damaged = skipped != NULL;
@@ -214,7 +218,7 @@ static bool open_data(RunSetup *s, Error *err) {
     if (s->has_val) compare_data("-j", &s->val, &s->state.val);
     // One window of each is read now, so that tokens of another vocabulary show before anything is started.
     void *window = malloc((size_t)(s->T + 1) * 4);
-    if (!window) return error_set(err, "out of memory");
+    REQUIRE_MEMORY(window, "a window of tokens");
     const bool ok = (!s->has_train || shards_read_window(&s->train, 0, s->config.V, window, err)) &&
                     (!s->has_val || shards_read_window(&s->val, 0, s->config.V, window, err));
     free(window);
@@ -280,7 +284,7 @@ static bool choose_memory(RunSetup *s, Error *err) {
                          "bits; leave out -ge, or take fc or block in -r instead of gelu",
                          o->gelu_fusion, text);
     recompute = strdup(text);
-    if (!recompute) return error_set(err, "out of memory");
+    REQUIRE_MEMORY(recompute, "an option");
     free(o->recompute);
     o->recompute = recompute;
     return true;

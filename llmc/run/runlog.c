@@ -3,7 +3,6 @@
 // Owns stdout and main.log while the run lasts. Every line for the reader leaves in one flush together with the bar
 // that is cleared above and drawn again below it, so that nothing flickers.
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/memory_stream.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/runlog_internal.h"
 
@@ -53,7 +52,7 @@ static bool move_aside(RunLog *log, const char *path, Error *err) {
     int i = 0;
     do {
         free(aside);
-        if (asprintf(&aside, "%s.%d", path, ++i) < 0) return error_set(err, "out of memory");
+        REQUIRE_MEMORY(asprintf(&aside, "%s.%d", path, ++i) >= 0, "a path");
     } while (file_exists(aside));
     const bool ok = rename(path, aside) == 0 || error_set(err, "%s: cannot be renamed: %s", path, strerror(errno));
     if (ok) fprintf(stderr, "%s is of an earlier run: it is %s now\n", path, aside);
@@ -75,7 +74,19 @@ static bool open_file(RunLog *log, const char *directory, bool append, int64_t f
     log->sample_step = first_step;
     log->sample_index = runlog_count(log, "sample", NULL);
     free(path);
-    return ok;
+    if (ok) log->directory = strdup(directory);
+    REQUIRE_MEMORY(!ok || log->directory, "a path");
+    return ok &&
+           (stat(directory, &log->place) == 0 || error_set(err, "%s: cannot be read: %s", directory, strerror(errno)));
+}
+
+bool runlog_is_there(const RunLog *log, Error *err) {
+    struct stat now;
+    if (!log->directory) return true;
+    if (stat(log->directory, &now) != 0 ? errno != ENOENT && errno != ENOTDIR
+                                        : now.st_ino == log->place.st_ino && now.st_dev == log->place.st_dev)
+        return true;
+    return error_set(err, "-o %s: the directory was removed or renamed while this run wrote into it", log->directory);
 }
 
 int64_t runlog_count(const RunLog *log, const char *event, const char *name) {
@@ -167,6 +178,7 @@ void runlog_close(RunLog *log) {
     append_file_close(&log->file);
     tensorboard_close(log->tensorboard);
     cJSON_Delete(log->begun);
+    free(log->directory);
     free(log);
 }
 
@@ -192,15 +204,15 @@ void runlog_write(RunLog *log, const char *event, const char *inner, size_t leng
     clock_gettime(CLOCK_REALTIME, &now);
     char *line = NULL;
     size_t bytes = 0;
-    FILE *f = memory_stream_open(&line, &bytes);
-    if (!f) return;
+    FILE *f = text_open(&line, &bytes);
     fprintf(f, "{\"event\":\"%s\",\"time\":%lld.%03ld", event, (long long)now.tv_sec, now.tv_nsec / 1000000);
     if (length > 0) fputc(',', f);
     for (size_t i = 0; i < length; i++)
         fputc(inner[i] == '\n' || inner[i] == '\r' ? ' ' : inner[i], f); // only ever layout
     fputs("}\n", f);
     Error err;
-    if (memory_stream_close(f) && !append_file_write(&log->file, line, bytes, &err))
+    fclose(f);
+    if (!append_file_write(&log->file, line, bytes, &err))
         complain_once(log, &log->file_failed, &err, "this log misses lines");
     free(line);
 }

@@ -53,6 +53,8 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
 // How many events of first_step ("validation", "choices", "sample") the log that is continued holds; name: of the file
 // of choices, NULL: any.
 int64_t runlog_count(const RunLog *log, const char *event, const char *name);
+// false: the directory is no longer the one that was opened, and what is written goes nowhere.
+bool runlog_is_there(const RunLog *log, Error *err);
 void runlog_close(RunLog *log); // clears the bar; NULL is fine
 
 // A line for the reader (stdout only), above the progress bar; the newline is added.

@@ -1,7 +1,6 @@
 // The events with numbers: steps, validation, multiple choice, sensors, samples. See runlog.h for the forms.
 // Each is a line for the reader, a JSON line of main.log and a record for TensorBoard; the latter two are filled by the
 // same calls, so that they cannot disagree.
-#include "llmc/base/memory_stream.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/runlog_internal.h"
 
@@ -24,20 +23,19 @@ typedef struct {
     size_t bytes;
 } Entry;
 
-static bool entry_begin(Entry *e, RunLog *log, const char *event, const char *group, int64_t step) {
+static void entry_begin(Entry *e, RunLog *log, const char *event, const char *group, int64_t step) {
     e->log = log;
     e->event = event;
     snprintf(e->group, sizeof e->group, "%s", group);
     e->text = NULL;
-    e->json = memory_stream_open(&e->text, &e->bytes);
-    if (!e->json) return false;
+    e->json = text_open(&e->text, &e->bytes);
     fprintf(e->json, "\"step\":%lld", (long long)step);
     tensorboard_begin(log->tensorboard, step);
-    return true;
 }
 
 static void entry_end(Entry *e) {
-    if (memory_stream_close(e->json)) runlog_write(e->log, e->event, e->text, e->bytes);
+    fclose(e->json);
+    runlog_write(e->log, e->event, e->text, e->bytes);
     free(e->text);
     runlog_end_record(e->log);
 }
@@ -114,7 +112,7 @@ static void put_decision(FILE *f, const StepReport *r) {
 static void step_entry(RunLog *log, const StepReport *r) {
     const StepControl *c = &r->control;
     Entry e;
-    if (!entry_begin(&e, log, "step", "train", r->step)) return;
+    entry_begin(&e, log, "step", "train", r->step);
     entry_number(&e, "loss", (double)c->loss, FLOAT_DIGITS);
     entry_number(&e, "norm", (double)c->norm, FLOAT_DIGITS);
     entry_number(&e, "lr", r->lr, DOUBLE_DIGITS);
@@ -157,16 +155,15 @@ void runlog_step(RunLog *log, const StepReport *r) {
 
     char *line = NULL;
     size_t bytes = 0;
-    FILE *f = memory_stream_open(&line, &bytes);
-    if (!f) return;
+    FILE *f = text_open(&line, &bytes);
     fprintf(f, "step %*lld/%s | loss %s | norm %s | lr %.2e | %s ms | %6s tok/s", width, (long long)r->step, total,
             loss, norm, r->lr, ms, rate);
     if (r->mfu > 0.0) fprintf(f, " | mfu %4.1f%% hfu %4.1f%%", 100.0 * r->mfu, 100.0 * r->hfu);
     fprintf(f, " | eta %s", eta);
     put_decision(f, r);
-    const bool whole = memory_stream_close(f);
+    fclose(f);
     set_bar(log, r, loss, rate, eta);
-    if (whole) runlog_print(log, line, bytes);
+    runlog_print(log, line, bytes);
     free(line);
     step_entry(log, r);
 }
@@ -181,7 +178,7 @@ void runlog_validation(RunLog *log, int64_t step, double loss, double bits_per_b
                 perplexity, bits, format_count(tokens, count, sizeof count),
                 format_duration(seconds, duration, sizeof duration));
     Entry e;
-    if (!entry_begin(&e, log, "validation", "val", step)) return;
+    entry_begin(&e, log, "validation", "val", step);
     entry_number(&e, "loss", loss, DOUBLE_DIGITS);
     entry_named(&e, "ppl", "perplexity", perplexity, DOUBLE_DIGITS);
     if (bits_per_byte > 0.0) entry_number(&e, "bits_per_byte", bits_per_byte, DOUBLE_DIGITS);
@@ -200,7 +197,7 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, int64_t example
     char group[128];
     Entry e;
     snprintf(group, sizeof group, "choices/%s", name);
-    if (!entry_begin(&e, log, "choices", group, step)) return;
+    entry_begin(&e, log, "choices", group, step);
     entry_text(&e, "name", name, strlen(name));
     entry_number(&e, "examples", (double)examples, DOUBLE_DIGITS);
     entry_number(&e, "correct", (double)correct, DOUBLE_DIGITS);
@@ -218,7 +215,7 @@ void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
                 s->sm_clock_mhz, s->memory_clock_mhz, s->power_watts, s->temperature_c,
                 *s->throttle ? " | held down by: " : "", s->throttle);
     Entry e;
-    if (!entry_begin(&e, log, "gpu", "gpu", step)) return;
+    entry_begin(&e, log, "gpu", "gpu", step);
     entry_if_known(&e, "sm_clock_mhz", s->sm_clock_mhz, MEASURED_DIGITS);
     entry_if_known(&e, "memory_clock_mhz", s->memory_clock_mhz, MEASURED_DIGITS);
     entry_if_known(&e, "power_watts", s->power_watts, MEASURED_DIGITS);
@@ -231,13 +228,13 @@ void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
 static void print_sample(RunLog *log, int64_t step, const char *text, int64_t bytes) {
     char *out = NULL;
     size_t length = 0;
-    FILE *f = memory_stream_open(&out, &length);
-    if (!f) return;
+    FILE *f = text_open(&out, &length);
     fputs("sample ", f);
     if (log->sample_index > 1) fprintf(f, "%lld ", (long long)log->sample_index);
     fprintf(f, "at step %lld:\n", (long long)step);
     format_visible(f, text, (size_t)bytes, "    ");
-    if (memory_stream_close(f)) runlog_print(log, out, length);
+    fclose(f);
+    runlog_print(log, out, length);
     free(out);
 }
 
@@ -247,7 +244,7 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
     if (!shown) print_sample(log, step, text, bytes);
     Entry e;
     char tag[32];
-    if (!entry_begin(&e, log, "sample", "", step)) return;
+    entry_begin(&e, log, "sample", "", step);
     fprintf(e.json, ",\"index\":%lld", (long long)log->sample_index);
     entry_text(&e, "text", text, (size_t)bytes);
     if (cut) fputs(",\"cut\":true", e.json);
@@ -325,7 +322,7 @@ void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int cou
     Entry e;
     if (count == 0) return;
     numerics_text(log, step, rows, count);
-    if (!entry_begin(&e, log, "numerics", "numerics", step)) return;
+    entry_begin(&e, log, "numerics", "numerics", step);
     for (int i = 0; i < count; i++) numerics_class(&e, &rows[i]);
     entry_end(&e);
 }

@@ -6,9 +6,12 @@
 #include "llmc/run/tensorboard.h"
 #include <cjson/cJSON.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 struct RunLog {
     AppendFile file;                      // main.log
+    char *directory;                      // NULL: none
+    struct stat place;                    // what it was when the log was opened
     bool file_failed, tensorboard_failed; // reported already
     TensorBoard *tensorboard;             // NULL: none
     bool progress, utf8;

@@ -33,6 +33,7 @@ static void on_signal(int signal_number) {
     } else if (is_news) {
         say(signal_number == SIGINT    ? "\nSIGINT: stopping; Ctrl-C again ends at once, without saving\n"
             : signal_number == SIGTERM ? "\nSIGTERM: stopping\n"
+            : signal_number == SIGHUP  ? "\nSIGHUP: stopping\n"
                                        : "\nSIGUSR1: stopping\n");
     }
     errno = saved_errno;
@@ -42,13 +43,16 @@ void signals_install(void) {
     pending = interrupted = 0;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
-    // The handler is one critical section: none of the three interrupts it.
+    // The handler is one critical section: none of the four interrupts it.
     sigaddset(&action.sa_mask, SIGINT);
     sigaddset(&action.sa_mask, SIGTERM);
     sigaddset(&action.sa_mask, SIGUSR1);
+    sigaddset(&action.sa_mask, SIGHUP);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
+    struct sigaction before; // nohup started us with SIGHUP ignored: so it stays
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, NULL);
 
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     sigemptyset(&ignore.sa_mask);
@@ -65,6 +69,8 @@ const char *signals_name(int signal_number) {
         return "SIGTERM";
     case SIGUSR1:
         return "SIGUSR1";
+    case SIGHUP:
+        return "SIGHUP";
     default:
         return "no signal";
     }

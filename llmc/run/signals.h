@@ -1,7 +1,7 @@
-// SIGINT, SIGTERM and SIGUSR1 ask the run to save its last whole step and exit with EXIT_INTERRUPTED; a second SIGINT
-// ends the process at once, as it would have without us. The first one is answered with a line on stderr, so that
-// nobody presses Ctrl-C again because saving takes long. SIGPIPE is ignored: a reader such as `| head` that goes away
-// must not take the run with it.
+// SIGINT, SIGTERM, SIGUSR1 and SIGHUP (unless it is ignored, as under nohup) ask the run to save its last whole step
+// and exit with EXIT_INTERRUPTED; a second SIGINT ends the process at once, as it would have without us. The first one
+// is answered with a line on stderr, so that nobody presses Ctrl-C again because saving takes long. SIGPIPE is ignored:
+// a reader such as `| head` that goes away must not take the run with it.
 #pragma once
 #ifdef __cplusplus
 extern "C" {

@@ -1,7 +1,6 @@
 // What a run amounted to. See summary.h.
 #include "llmc/run/summary.h"
 
-#include "llmc/base/memory_stream.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,8 +125,7 @@ void run_summary_print(const RunSummary *s, RunLog *log) {
 char *run_summary_json(const RunSummary *s) {
     char *json = NULL;
     size_t bytes = 0;
-    FILE *f = memory_stream_open(&json, &bytes);
-    if (!f) return NULL;
+    FILE *f = text_open(&json, &bytes);
     if (s && s->steps > 0) {
         const Spread spread = step_spread(s);
         fprintf(f, "\"steps\":%zu,\"tokens\":%.17g,\"step_seconds\":%.6g", s->steps, s->tokens, s->seconds);
@@ -140,7 +138,6 @@ char *run_summary_json(const RunSummary *s) {
             fprintf(f, ",\"best_val_loss\":%.17g,\"best_val_step\":%lld", s->best_loss, (long long)s->best_step);
         if (energy(s) > 0.0) fprintf(f, ",\"energy_joules\":%.9g", energy(s));
     }
-    if (memory_stream_close(f)) return json;
-    free(json);
-    return NULL;
+    fclose(f);
+    return json;
 }

@@ -5,7 +5,6 @@
 #include "llmc/run/tensorboard.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/memory_stream.h"
 #include "llmc/run/append_file.h"
 #include "llmc/run/format.h"
 
@@ -174,13 +173,9 @@ void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_
     // The Text tab reads Markdown: lines behind four blanks are shown as they are.
     char *shown = NULL;
     size_t length = 0;
-    FILE *f = memory_stream_open(&shown, &length);
-    if (!f) return;
+    FILE *f = text_open(&shown, &length);
     format_visible(f, text, (size_t)bytes, "    ");
-    if (!memory_stream_close(f)) {
-        free(shown);
-        return;
-    }
+    fclose(f);
 
     Bytes tensor = {0};
     put_int(&tensor, 1, 7);

@@ -3,7 +3,6 @@
 #include "llmc/store/checkpoint.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/memory_stream.h"
 #include "llmc/store/checkpoint_parts.h"
 #include <errno.h>
 #include <stdio.h>
@@ -62,7 +61,7 @@ static void discard(const char *dir, const char *name) {
         int i = 0;
         do {
             free(seen);
-            REQUIRE(asprintf(&seen, "%s.%d", step, ++i) >= 0, "out of memory for a path");
+            REQUIRE_MEMORY(asprintf(&seen, "%s.%d", step, ++i) >= 0, "a path");
         } while (file_exists(seen));
         rename(path, seen);
     }
@@ -150,7 +149,7 @@ static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err)
     if (access(dir, F_OK) != 0 && errno == ENOENT) return true;
     if (!directory_list(dir, &names, &found, err)) return false;
     *steps = malloc((size_t)(found + 1) * sizeof **steps);
-    REQUIRE(*steps != NULL, "out of memory");
+    REQUIRE_MEMORY(*steps, "the list of checkpoints");
     for (int i = 0; i < found; i++) {
         int64_t step;
         if (parse_step(names[i], &step)) (*steps)[(*count)++] = step;
@@ -190,6 +189,24 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
     return ok;
 }
 
+double checkpoint_newest_bytes(const char *dir) {
+    static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors"};
+    int64_t *steps;
+    int count;
+    double bytes = 0;
+    if (!list_steps(dir, &steps, &count, NULL)) return 0;
+    char *newest = count > 0 ? step_path(dir, steps[0], false) : NULL;
+    for (int i = 0; newest && i < 2; i++) {
+        char *path = path_join(newest, FILES[i]);
+        struct stat st;
+        if (stat(path, &st) == 0) bytes += (double)st.st_size;
+        free(path);
+    }
+    free(newest);
+    free(steps);
+    return bytes;
+}
+
 bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err) {
     *path = *skipped = NULL;
     error_set(err, "%s", "");
@@ -197,8 +214,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
     int count;
     if (!list_steps(dir, &steps, &count, err)) return false;
     size_t length = 0;
-    FILE *lines = memory_stream_open(skipped, &length);
-    REQUIRE(lines != NULL, "out of memory");
+    FILE *lines = text_open(skipped, &length);
     for (int i = 0; i < count && !*path; i++) {
         Error reason;
         char *candidate = step_path(dir, steps[i], false);
@@ -210,7 +226,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
         free(candidate);
     }
     free(steps);
-    REQUIRE(memory_stream_close(lines), "out of memory");
+    fclose(lines);
     if (length == 0) {
         free(*skipped);
         *skipped = NULL;

@@ -40,6 +40,8 @@ bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *sta
 // Writes the best validation loss into the trainer.json of a checkpoint that is there already, for a validation that
 // was made up for after a resume. model: the one that goes on from it.
 bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double best, Error *err);
+// Bytes of the newest checkpoint of DIR, which checkpoint_find_latest reads; 0: there is none.
+double checkpoint_newest_bytes(const char *dir);
 
 // Finds the newest checkpoint of DIR that verifies (manifest, sizes, checksums); each one that does not is named in
 // *skipped (malloced lines, or NULL). False with an empty message: there is none; with a message: DIR cannot be read.

@@ -13,7 +13,7 @@
 
 static float *allocate_floats(int64_t n) {
     float *values = malloc((size_t)n * sizeof *values);
-    REQUIRE(values != NULL, "no memory for %lld floats of a checkpoint", (long long)n);
+    REQUIRE_MEMORY(values != NULL, "%lld floats of a checkpoint", (long long)n);
     return values;
 }
 
@@ -64,7 +64,7 @@ static bool append_tensor(SafetensorsWriter *w, const Gpt2 *model, Tensor t, int
 static SafetensorsEntry *list_entries(const Gpt2 *model, int *n) {
     const int count = gpt2_num_tensors(model);
     SafetensorsEntry *entries = calloc((size_t)(NUM_STATE_SLOTS * count + 1), sizeof *entries);
-    REQUIRE(entries != NULL, "out of memory");
+    REQUIRE_MEMORY(entries != NULL, "the tensors of a checkpoint");
     *n = 0;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
         for (int i = 0; i < count; i++) {

@@ -35,13 +35,13 @@ static Target target_of(const char *path) {
     Target t = {.is_bin = ends_in(path, ".bin")};
     t.path = t.is_bin ? strdup(path) : realpath(path, NULL);
     if (!t.path) t.path = strdup(path); // not there yet
-    REQUIRE(t.path != NULL, "out of memory for a path");
+    REQUIRE_MEMORY(t.path != NULL, "a path");
     for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
     const char *slash = strrchr(t.path, '/'), *name = slash ? slash + 1 : t.path;
     t.parent = !slash ? strdup(".") : slash == t.path ? strdup("/") : strndup(t.path, (size_t)(slash - t.path));
     char hidden[NAME_MAX + 16];
     snprintf(hidden, sizeof hidden, ".tmp-%.*s", NAME_MAX, name);
-    REQUIRE(t.parent != NULL, "out of memory for a path");
+    REQUIRE_MEMORY(t.parent != NULL, "a path");
     t.temporary = path_join(t.parent, hidden);
     return t;
 }

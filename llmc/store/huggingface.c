@@ -167,7 +167,7 @@ static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
     Parameter *table = parameter_table(&f->config);
     f->places = calloc((size_t)parameter_count(&f->config), sizeof *f->places);
     bool *used = calloc((size_t)weight_shards_count(f->shards) + 1, sizeof *used);
-    REQUIRE(f->places && used, "out of memory");
+    REQUIRE_MEMORY(f->places && used, "the files of a model");
     bool ok = match_tensors(f, table, used, err);
     free(used);
     free(table);
@@ -178,7 +178,7 @@ static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
 
 HuggingFace *huggingface_open(const char *directory, ModelConfig *config, Error *err) {
     HuggingFace *f = calloc(1, sizeof *f);
-    REQUIRE(f != NULL, "out of memory");
+    REQUIRE_MEMORY(f != NULL, "the files of a model");
     f->matrix_index = -1;
     if (read_config(directory, &f->config, &f->eot, err) && open_tensors(f, directory, err)) {
         *config = f->config;

@@ -34,7 +34,7 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     const Parameter *table = gpt2_parameters(m->model);
     const int count = gpt2_num_tensors(m->model);
     SafetensorsEntry *entries = calloc((size_t)count, sizeof *entries);
-    REQUIRE(entries != NULL, "out of memory");
+    REQUIRE_MEMORY(entries != NULL, "the files of a model");
     for (int i = 0; i < count; i++) entries[i] = describe(&table[i], m->dtype);
     SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
     free(entries);
@@ -85,7 +85,7 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eo
                           "}\n",
                           (long long)config->max_T, (long long)config->max_T, (long long)config->V,
                           (long long)config->L, (long long)config->NH, (long long)config->C, token, token, torch_dtype);
-    REQUIRE(length >= 0, "out of memory");
+    REQUIRE_MEMORY(length >= 0, "the files of a model");
     return text;
 }
 
@@ -119,7 +119,7 @@ static bool write_tokenizer_config(const char *path, const HuggingFaceModel *m, 
         made = cJSON_AddStringToObject(root, "bos_token", token) && cJSON_AddStringToObject(root, "eos_token", token);
     made = made && cJSON_AddFalseToObject(root, "clean_up_tokenization_spaces");
     char *text = made ? cJSON_Print(root) : NULL;
-    REQUIRE(text != NULL, "out of memory");
+    REQUIRE_MEMORY(text != NULL, "the files of a model");
     const bool ok = write_text(path, text, strlen(text), facts, err);
     free(text);
     free(token);

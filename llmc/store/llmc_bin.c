@@ -71,7 +71,7 @@ static bool lay_out(LlmcBin *f, int64_t size, Error *err) {
     int count = parameter_count(&f->config);
     Parameter *table = parameter_table(&f->config);
     f->offsets = malloc((size_t)count * sizeof *f->offsets);
-    REQUIRE(f->offsets != NULL, "out of memory");
+    REQUIRE_MEMORY(f->offsets != NULL, "a weight file of llm.c");
     int64_t offset = HEADER_BYTES;
     for (int i = 0; i < count; i++) {
         f->offsets[i] = offset;
@@ -98,7 +98,7 @@ static bool read_header(LlmcBin *f, Error *err) {
 
 LlmcBin *llmc_bin_open(const char *path, ModelConfig *config, Error *err) {
     LlmcBin *f = calloc(1, sizeof *f);
-    REQUIRE(f && (f->path = strdup(path)), "out of memory");
+    REQUIRE_MEMORY(f && (f->path = strdup(path)), "a weight file of llm.c");
     f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (read_header(f, err)) {
         *config = f->config;
@@ -139,7 +139,7 @@ static bool append(void *file, const void *data, size_t bytes, Error *err) {
 static bool append_padding(AtomicFile *file, const Parameter *p, DType dtype, Error *err) {
     const size_t bytes = (size_t)((p->rows - p->file_rows) * p->cols) * dtype_size(dtype);
     void *zeros = calloc(1, bytes + 1);
-    REQUIRE(zeros != NULL, "out of memory");
+    REQUIRE_MEMORY(zeros != NULL, "a weight file of llm.c");
     const bool ok = atomic_file_write(file, zeros, bytes, err);
     free(zeros);
     return ok;

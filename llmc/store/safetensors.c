@@ -5,7 +5,6 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/checked.h"
 #include "llmc/base/json.h"
-#include "llmc/base/memory_stream.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -193,7 +192,7 @@ static bool read_header(SafetensorsFile *f, Error *err) {
 
 SafetensorsFile *safetensors_open(const char *path, Error *err) {
     SafetensorsFile *f = calloc(1, sizeof *f);
-    REQUIRE(f && (f->path = strdup(path)), "out of memory");
+    REQUIRE_MEMORY(f && (f->path = strdup(path)), "a safetensors file");
     f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool ok = f->fd >= 0 || error_set(err, "%s: cannot open: %s", path, strerror(errno));
     if (ok && read_header(f, err)) return f;
@@ -302,12 +301,11 @@ static char *make_header(SafetensorsEntry *entries, int count, const char *const
     }
     char *text = NULL;
     size_t size = 0;
-    FILE *out = memory_stream_open(&text, &size);
-    REQUIRE(out != NULL, "out of memory for a safetensors header");
+    FILE *out = text_open(&text, &size);
     print_header(out, entries, count, metadata);
     fflush(out); // brings size up to date
     for (size_t n = size; n % 8 != 0; n++) fputc(' ', out);
-    REQUIRE(memory_stream_close(out), "out of memory for a safetensors header");
+    fclose(out);
     *length = size;
     return text;
 }
@@ -317,7 +315,7 @@ SafetensorsWriter *safetensors_writer_open(const char *path, SafetensorsEntry *e
     AtomicFile *file = atomic_file_create(path, err);
     if (!file) return NULL;
     SafetensorsWriter *w = calloc(1, sizeof *w);
-    REQUIRE(w && (w->path = strdup(path)), "out of memory");
+    REQUIRE_MEMORY(w && (w->path = strdup(path)), "a safetensors file");
     w->file = file;
     uint64_t length;
     char *header = make_header(entries, count, metadata, &length);

@@ -18,7 +18,7 @@ typedef struct {
 
 static void *allocate(int64_t count, size_t size) {
     void *memory = malloc((size_t)count * size);
-    REQUIRE(memory != NULL, "no memory for %lld values of a model", (long long)count);
+    REQUIRE_MEMORY(memory != NULL, "%lld values of a model", (long long)count);
     return memory;
 }
 

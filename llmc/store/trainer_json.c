@@ -2,7 +2,6 @@
 // the other files. Its fields are described in doc/file_formats.md.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/base/memory_stream.h"
 #include "llmc/store/checkpoint_parts.h"
 #include <ctype.h>
 #include <errno.h>
@@ -116,7 +115,7 @@ static void print_state(FILE *out, const TrainerState *state, const Gpt2Options 
     fprintf(out, "  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
     cJSON *tuning = cJSON_CreateString(state->tuning ? state->tuning : "");
     char *text = tuning ? cJSON_PrintUnformatted(tuning) : NULL;
-    REQUIRE(text != NULL, "out of memory for trainer.json");
+    REQUIRE_MEMORY(text != NULL, "trainer.json");
     fprintf(out, "  \"tuning\": %s,\n", text);
     cJSON_Delete(tuning);
     free(text);
@@ -143,8 +142,7 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2O
     }
     char *text = NULL;
     size_t bytes = 0;
-    FILE *out = memory_stream_open(&text, &bytes);
-    REQUIRE(out != NULL, "out of memory for trainer.json");
+    FILE *out = text_open(&text, &bytes);
     fputs("{\n", out);
     print_state(out, state, model);
     print_manifest(out, facts);
@@ -152,8 +150,8 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2O
     char seal[SEAL_BYTES + 1];
     make_seal(seal, text, bytes);
     fputs(seal, out);
-    const bool whole = memory_stream_close(out) || error_set(err, "%s: out of memory for its text", path);
-    const bool ok = whole && file_write_atomic(path, text, bytes, err);
+    fclose(out);
+    const bool ok = file_write_atomic(path, text, bytes, err);
     free(text);
     return ok;
 }
@@ -210,7 +208,7 @@ static bool read_tuning(const cJSON *root, TrainerState *state, Error *err) {
     const char *text = "";
     if (!json_find(root, "tuning", &item, err) || (item && !json_get_string(root, "tuning", &text, err))) return false;
     state->tuning = strdup(text);
-    REQUIRE(state->tuning != NULL, "out of memory for the tuning");
+    REQUIRE_MEMORY(state->tuning != NULL, "the tuning");
     return true;
 }
 
@@ -350,7 +348,7 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
               json_get_object(root, "options", &options, err);
     if (!ok) return false;
     state->options_json = cJSON_PrintUnformatted(options);
-    REQUIRE(state->options_json != NULL, "out of memory for the options");
+    REQUIRE_MEMORY(state->options_json != NULL, "the options");
     return read_tuning(root, state, err);
 }
 

@@ -135,7 +135,7 @@ static bool explain_missing(const char *directory, Error *err) {
 
 static bool open_files(WeightShards *s, Error *err) {
     s->first = calloc((size_t)s->num_files + 1, sizeof *s->first);
-    REQUIRE(s->first != NULL, "out of memory");
+    REQUIRE_MEMORY(s->first != NULL, "the files of a model");
     for (int i = 0; i < s->num_files; i++) {
         if (s->index && !file_exists(s->paths[i]))
             return error_set(err, "%s: this file is missing; the weights are in %d files, which %s lists", s->paths[i],
@@ -155,10 +155,10 @@ static bool open_index(WeightShards *s, const char *directory, Error *err) {
 
 WeightShards *weight_shards_open(const char *directory, Error *err) {
     WeightShards *s = calloc(1, sizeof *s);
-    REQUIRE(s != NULL, "out of memory");
+    REQUIRE_MEMORY(s != NULL, "the files of a model");
     s->paths = calloc(MAX_FILES, sizeof *s->paths);
     s->files = calloc(MAX_FILES, sizeof(SafetensorsFile *));
-    REQUIRE(s->paths && s->files, "out of memory");
+    REQUIRE_MEMORY(s->paths && s->files, "the files of a model");
     s->list = path_join(directory, "model.safetensors");
     bool ok;
     if (file_exists(s->list)) {

@@ -21,7 +21,7 @@ WeightsFile *weights_file_open(const char *path, Error *err) {
         return NULL;
     }
     WeightsFile *f = calloc(1, sizeof *f);
-    REQUIRE(f != NULL, "out of memory");
+    REQUIRE_MEMORY(f != NULL, "the weights");
     if (S_ISDIR(st.st_mode))
         f->directory = huggingface_open(path, &f->config, err);
     else

@@ -104,7 +104,7 @@ static void heap_push(Heap *h, uint64_t entry) {
     if (h->count == h->capacity) {
         h->capacity += h->capacity / 2 + SHORT_PIECE;
         h->entries = realloc(h->entries, (size_t)h->capacity * sizeof *h->entries);
-        REQUIRE(h->entries, "out of memory for a piece of text with %lld pairs", (long long)h->capacity);
+        REQUIRE_MEMORY(h->entries, "a piece of text with %lld pairs", (long long)h->capacity);
     }
     int64_t i = h->count++;
     for (; i > 0 && entry < h->entries[(i - 1) / 2]; i = (i - 1) / 2) h->entries[i] = h->entries[(i - 1) / 2];
@@ -145,7 +145,7 @@ static void merge_chain(const MergeTable *t, int32_t *tokens, Link *links, Heap 
 static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint32_t below) {
     Link *links = malloc(n * sizeof *links);
     Heap heap = {.entries = malloc(n * sizeof *heap.entries), .capacity = n};
-    REQUIRE(links && heap.entries, "out of memory for a piece of text of %u bytes", n);
+    REQUIRE_MEMORY(links && heap.entries, "a piece of text of %u bytes", n);
     for (uint32_t i = 0; i < n; i++) {
         links[i] = (Link){.previous = i - 1, .next = i + 1, .pair = {NO_RANK, -1}};
         if (i + 1 < n) links[i].pair = candidate(t, tokens[i], tokens[i + 1], below);

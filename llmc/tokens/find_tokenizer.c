@@ -32,14 +32,14 @@ static char *directory_of(const char *pattern) {
     glob_t found;
     const bool matched = !is_directory(pattern) && glob(pattern, 0, NULL, &found) == 0;
     char *path = strdup(matched ? found.gl_pathv[0] : pattern);
-    REQUIRE(path != NULL, "out of memory for a path");
+    REQUIRE_MEMORY(path != NULL, "a path");
     if (matched) globfree(&found);
     if (is_directory(path)) return path;
     char *slash = strrchr(path, '/');
     if (!slash) {
         free(path);
         path = strdup(".");
-        REQUIRE(path != NULL, "out of memory for a path");
+        REQUIRE_MEMORY(path != NULL, "a path");
     } else {
         slash[slash == path] = '\0';
     }

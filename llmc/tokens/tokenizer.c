@@ -37,7 +37,7 @@ const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *length) 
 
 uint64_t tokenizer_fingerprint(const Tokenizer *t) {
     XXH3_state_t *hash = XXH3_createState();
-    REQUIRE(hash, "out of memory for a hash");
+    REQUIRE_MEMORY(hash, "a hash");
     XXH3_64bits_reset(hash);
     for (int32_t i = 0; i < t->count; i++) {
         size_t length;

@@ -228,7 +228,7 @@ static bool read_tokenizer_json(Tokenizer *t, const cJSON *root, Error *err) {
 static char *merges_path(const char *path) {
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     char *directory = slash ? strndup(path, (size_t)(slash - path + 1)) : strdup(".");
-    REQUIRE(directory, "out of memory for a path");
+    REQUIRE_MEMORY(directory, "a path");
     char *merges = path_join(directory, "merges.txt"), *openai = path_join(directory, "vocab.bpe");
     bool prefer_openai = strcmp(file, "encoder.json") == 0 ? file_exists(openai) : !file_exists(merges);
     free(directory);

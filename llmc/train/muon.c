@@ -16,14 +16,14 @@ struct Muon {
 
 Muon *muon_create(const UpdateTensor *tensors, const Parameter *parameters, int count, Tensor scratch) {
     Muon *m = calloc(1, sizeof *m);
-    REQUIRE(m && count > 0, "no memory for Muon's matrices");
+    REQUIRE_MEMORY(m, "Muon's matrices");
     m->tensors = tensors, m->count = count, m->dtype = tensors[0].weight.dtype;
     m->layout = optimizer_muon_scratch(parameters, count, m->dtype);
     m->scratch = scratch.data;
     REQUIRE((int64_t)tensor_bytes(scratch) >= m->layout.bytes, "Muon's scratch has %zu bytes, %lld are needed",
             tensor_bytes(scratch), (long long)m->layout.bytes);
     m->matrices = calloc((size_t)m->layout.matrices, sizeof *m->matrices);
-    REQUIRE(m->matrices, "no memory for Muon's matrices");
+    REQUIRE_MEMORY(m->matrices, "Muon's matrices");
     int n = 0;
     for (int i = 0; i < count; i++) {
         const int64_t rows = parameters[i].rows / parameters[i].spec->stacked;

@@ -39,7 +39,7 @@ struct Offload {
 static void *with_room(void *array, int count, size_t size) {
     if ((count & (count - 1)) != 0) return array; // 0, 1, 2, 4, ...: full
     array = realloc(array, (size_t)(count ? 2 * count : 1) * size);
-    REQUIRE(array, "no memory for the slices of the optimizer state");
+    REQUIRE_MEMORY(array, "the slices of the optimizer state");
     return array;
 }
 
@@ -138,7 +138,7 @@ static void cut(Offload *o, const UpdateTensor *tensors, int count) {
 
 Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, Error *err) {
     Offload *o = calloc(1, sizeof *o);
-    REQUIRE(o, "no memory for the slices of the optimizer state");
+    REQUIRE_MEMORY(o, "the slices of the optimizer state");
     int64_t bytes;
     o->buffer = gpt2_offload_buffer(model, &bytes);
     REQUIRE(o->buffer, "offload_create of a model whose state is on the device");

@@ -110,7 +110,7 @@ static Candidate at(const Candidate *c, int64_t n, double place, Candidate other
 
 int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions *options, uint64_t index) {
     Candidate *c = malloc((size_t)V * sizeof *c), best;
-    REQUIRE(c, "no memory for the %lld candidates of a token", (long long)V);
+    REQUIRE_MEMORY(c, "the %lld candidates of a token", (long long)V);
     int64_t n = collect(c, logits, V, &best);
     if (options->temperature > 0.0) {
         if (options->top_k > 0 && options->top_k < n) n = select_mass(c, n, (double)options->top_k);

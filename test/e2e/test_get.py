@@ -654,6 +654,27 @@ def test_a_damaged_file_is_named_and_skipped_when_that_is_wanted(tmp_path):
 
 
 @needs_pyarrow
+def test_what_is_no_file_and_what_no_reader_expects_are_one_line(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        assert read_parquet(path, expect=2).stderr == f"read_parquet: {path}: is no plain file\n"
+    code = ("import sys, pyarrow, pyarrow.parquet as p; "
+            "p.write_table(pyarrow.table([['a'], ['b']], names=['text', 'text']), sys.argv[1])")
+    subprocess.run([ROOT / ".venv/bin/python", "-c", code, tmp_path / "twice.parquet"], check=True, timeout=60)
+    assert "several columns text" in read_parquet(tmp_path / "twice.parquet", expect=2).stderr
+
+
+@needs_pyarrow
+def test_an_interrupted_reader_says_one_line(tmp_path):
+    write_parquet(tmp_path / "a.parquet", ["text " * 1000] * 2000)
+    process = subprocess.Popen([READ_PARQUET, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()  # it writes, and waits at the full pipe
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+    assert process.stderr.read() in (b"read_parquet: interrupted\n", b"") and process.wait() in (130, 1)
+
+
+@needs_pyarrow
 def test_a_reader_that_ends_early_is_no_error_of_ours(tmp_path):
     write_parquet(tmp_path / "a.parquet", ["text " * 1000] * 200)
     process = subprocess.Popen([READ_PARQUET, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

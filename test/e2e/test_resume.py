@@ -96,7 +96,7 @@ def kill_in_a_write(process, out, delay):
         delay /= 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP], ids=lambda n: n.name)
 def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "-o", tmp_path / "run"]
     process = start(*flags, "-x", 1000000)
@@ -212,6 +212,32 @@ def test_kills_and_signals_at_random_moments_lose_nothing(data, tmp_path):
     print(f"{KILLS} kills, {kills_in_a_write} in a write; {SIGNALS} signals, {ended_by_signal} to a running step loop; "
           f"{reached} steps")
     assert kills_in_a_write >= KILLS / 10 and ended_by_signal >= SIGNALS / 4
+
+
+def test_under_nohup_a_closed_terminal_does_not_end_the_run(data, tmp_path):
+    process = subprocess.Popen(["nohup", *command(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", tmp_path / "run")],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    assert wait_for(lambda: losses(tmp_path / "run"), process)
+    process.send_signal(signal.SIGHUP)
+    now = len(losses(tmp_path / "run"))
+    assert wait_for(lambda: len(losses(tmp_path / "run")) > now + 3, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=3600) == EXIT_INTERRUPTED
+
+
+@pytest.mark.parametrize("what", ["removed", "renamed"])
+def test_a_run_whose_directory_is_gone_says_so_and_saves_where_it_was(what, data, tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(command(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", out), stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert wait_for(lambda: len(losses(out)) > 3, process)
+    out.rename(tmp_path / "elsewhere")
+    if what == "removed":
+        shutil.rmtree(tmp_path / "elsewhere")
+    assert process.wait(timeout=3600) == EXIT_RUN_FAILED
+    assert process.stderr.read().count("was removed or renamed while this run wrote into it") == 1
+    assert len(checkpoints(out)) == 1
+    train(*TINY, *QUIET, *data.flags, "-o", out, "-x", int(checkpoints(out)[0].name[5:]) + 1, *RESUME)
 
 
 def test_a_second_sigint_ends_the_run_at_once(data, tmp_path):

@@ -288,6 +288,21 @@ def test_wrong_usage_of_the_tools_is_one_line(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- choices
 
 
+def test_choices_ends_on_pipes_and_on_lines_without_an_end(tmp_path):
+    """A pipe without a writer, endless zeros; and a device is not replaced by what is written."""
+    os.mkfifo(tmp_path / "pipe")
+    choices = ["choices", "--tokenizer", "bytes", "-o", tmp_path / "q.bin"]
+    assert "no example in it" in tool(*choices, tmp_path / "pipe", expect=2).stderr
+    assert "line 1: the line is longer than" in tool(*choices, "/dev/zero", expect=2).stderr
+    said = tool(*choices, "/dev/zero", "--skip-bad", expect=2).stderr.splitlines()
+    assert len(said) == 2 and "line 1 does not end within 1073741824 bytes" in said[1]
+    (tmp_path / "q.jsonl").write_text('{"ctx": "a", "endings": ["b", "c"], "label": 0}\n')
+    piped = f"data/choices --tokenizer bytes -o {tmp_path}/q.bin <(sleep 0.2; cat {tmp_path}/q.jsonl)"
+    subprocess.run(["bash", "-c", piped], check=True, cwd=ROOT, capture_output=True, timeout=60)
+    result = tool("choices", "--tokenizer", "bytes", "-o", tmp_path / "pipe", tmp_path / "q.jsonl", expect=1)
+    assert "it is there and no plain file" in result.stderr and (tmp_path / "pipe").is_fifo()
+
+
 def read_choices(path):
     """The examples of a multiple-choice file: (label, context, endings), after every length has been checked."""
     data = path.read_bytes()

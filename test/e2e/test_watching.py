@@ -13,7 +13,7 @@ import sys
 import time
 
 import pytest
-from conftest import EXIT_RUN_FAILED, QUIET, TINY, checkpoints, command, events, kill, start, train, wait_for
+from conftest import EXIT_RUN_FAILED, QUIET, ROOT, TINY, checkpoints, command, events, kill, start, train, wait_for
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: scripts/install_deps.sh test")
 from tensorboard.backend.event_processing import plugin_event_multiplexer  # noqa: E402
@@ -304,6 +304,24 @@ def test_on_a_terminal_the_bar_leaves_nothing_behind(data):
     assert [line.split("/")[0] for line in steps] == [f"step {i}" for i in range(1, 7)]
     assert all("[" not in line for line in shown if line.startswith(("step", "validation", "done", "summary")))
     assert shown[-1] == ""
+
+
+def test_what_takes_long_at_the_start_is_said_before(data):
+    """1.5 GB of memory; and 8 TFLOP on one core, which take more than a second on any."""
+    process = subprocess.Popen(command("-e", "L=12,C=768,NH=12,T=64", "-t", 64, "-b", 1, "-d", 64 * 256, *QUIET,
+                                       *data.flags), stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                               env={**os.environ, "OMP_NUM_THREADS": "1"})
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(("first step", "step")):
+            break
+    kill(process)
+    assert re.fullmatch(r"starting    .*: measuring its speed, then taking 1\.[0-9]+ GiB of memory and initialising the "
+                        r"weights\n", lines[0])
+    assert re.fullmatch(r"first step  takes at least \S+ s at the measured matmul rate\n", lines[-1])
+    said = train(*TINY, *QUIET, *data.flags, "-x", 1).stdout
+    assert "starting" not in said and "first step  " not in said and "validating" not in said
 
 
 def test_through_a_pipe_there_are_plain_lines(data):

@@ -249,7 +249,7 @@ static void turing_multiplies_fp32_without_tf32(void **state) {
     DeviceSpeed speed;
     device_shutdown();
     if (!device_init(&(DeviceOptions){.tf32 = true}, &err)) op_fail("%s", err.text);
-    if (!device_measure_speed(DTYPE_FP32, &speed, &err)) op_fail("%s", err.text);
+    if (!device_measure_speed(DTYPE_FP32, 0, &speed, &err)) op_fail("%s", err.text);
 }
 
 static void operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_program(void **state) {

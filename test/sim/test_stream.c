@@ -312,11 +312,11 @@ static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
         Error err;
         DeviceSpeed speed;
         if (!device_facts()->supports[dtypes[i]]) {
-            assert_false(device_measure_speed(dtypes[i], &speed, &err));
+            assert_false(device_measure_speed(dtypes[i], 0, &speed, &err));
             assert_non_null(strstr(err.text, dtype_name(dtypes[i])));
             continue;
         }
-        assert_true(device_measure_speed(dtypes[i], &speed, &err));
+        assert_true(device_measure_speed(dtypes[i], 0, &speed, &err));
         assert_true(speed.matmul_flops > 1e6 && speed.copy_bandwidth > 1e6);
         assert_int_equal(device_memory_peak(), before);
     }

@@ -1,5 +1,6 @@
 """What the Makefile asks of the compilers, read from the commands that make would run."""
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,11 +12,35 @@ NVCC = shutil.which("nvcc", path=f"{os.environ['PATH']}:/usr/local/cuda/bin:{ROO
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
 
 
+def make(*arguments, **environment):
+    kept = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "WERROR")}
+    return subprocess.run(["make", *arguments], cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True)
+
+
 def commands(*arguments):
     """The lines that `make` with these arguments would run, whatever is built."""
-    clean = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "WERROR")}
-    return subprocess.run(["make", "-nB", "VERBOSE=1", *arguments], cwd=ROOT, env=clean, check=True,
-                          capture_output=True, text=True).stdout.splitlines()
+    result = make("-nB", "VERBOSE=1", *arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def jobs(*arguments, **environment):
+    """How many commands make would run at a time."""
+    (flags,) = re.findall(r"^MAKEFLAGS = (.*)", make("-npq", *arguments, **environment).stdout, re.MULTILINE)
+    (number,) = re.findall(r"-j(\d+)", flags) or [1]
+    return int(number)
+
+
+def test_a_build_takes_all_cores_unless_j_says_otherwise():
+    every = int(subprocess.run(["nproc"], capture_output=True, text=True, check=True).stdout)
+    for goals in ([], ["train_gpt2"], ["train_gpt2", "data/prepare"], ["test-programs"]):
+        assert jobs(*goals) == every
+        assert [jobs("-j1", *goals), jobs("-j", "3", *goals), jobs(*goals, MAKEFLAGS="-j3")] == [1, 3, 3]
+    for goals in (["clean", "all"], ["test"], ["check-gpu"]):  # in their order; these start make themselves
+        assert jobs(*goals) == 1
+    assert jobs("train_gpt2", MAKELEVEL="1") == 1  # below another make its -j counts
+    failed = make("no_such_goal")
+    assert failed.returncode == 2 and len(failed.stderr.splitlines()) == 1
 
 
 @needs_nvcc

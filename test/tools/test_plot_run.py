@@ -139,6 +139,12 @@ def test_an_axis_ends_below_first_steps_and_spikes_that_would_squash_it():
     assert 0.9 < low < 1.0 and 1.09 < high < 1.2
 
 
+def test_values_beyond_an_axis_are_marked_once_a_group():
+    values = [9.0, 8.0, 7.0] + [1.0] * 300 + [6.0, 7.0, 6.0, 1.0, 8.0] + [math.nan] * 200 + [2.0]
+    assert plot_log.clipped(values, 5.0) == [0, 307]
+    assert plot_log.clipped(values, 1.5) == [0, 307, 508] and plot_log.clipped(values, 9.0) == []
+
+
 def test_an_axis_shows_everything_where_nothing_is_squashed():
     low, high = plot_log.limits([[5.5 - i / 100 for i in range(400)]])
     assert low < 1.51 and high > 5.5
@@ -187,6 +193,26 @@ def test_the_panels_do_not_lie_on_each_other(tmp_path):
     boxes = json.loads(result.stdout.replace("(", "[").replace(")", "]"))
     assert len(boxes) == 5 and boxes[0][2] > 0.85 and boxes[0][3] > 0.3
     assert all(width > 0.2 and height > 0.1 for x, y, width, height in boxes)
+
+
+def test_the_loss_ends_below_its_beginning_and_spikes_are_marked(tmp_path):
+    """The text of an SVG: ticks at round numbers; a triangle for the beginning and one for each spike."""
+    run = tmp_path / "run"
+    run.mkdir()
+    loss = [3.2 + 7.7 * math.exp(-s / 40) + (6.0 if s in (700, 1300) else 0.0) for s in range(2000)]
+    events = [run_event(0.0), *(step_event(s + 1, s + 1.0, y) for s, y in enumerate(loss))]
+    (run / "main.log").write_text("".join(json.dumps(event) + "\n" for event in events))
+    script = ("import sys; sys.path.insert(0, sys.argv[1]); import plot_log, plot_png\n"
+              "plot_png.plt.rcParams['svg.fonttype'] = 'none'\n"
+              "picture = plot_png.Picture(plot_log.load(sys.argv[3:]), 'steps', False); picture.draw(sys.argv[2])\n"
+              "[marks] = [line for line in picture.loss.lines if line.get_marker() == '^']\n"
+              "print([*map(float, marks.get_xdata())], picture.loss.get_ylim()[1])")
+    result = subprocess.run([PYTHON, "-c", script, SCRIPTS, tmp_path / "run.svg", run], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    marks, top = result.stdout.rsplit(maxsplit=1)
+    assert marks == "[1.0, 701.0, 1301.0]" and 3.2 < float(top) < 5.5
+    ticks = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "run.svg").read_text())
+    assert {"0", "500", "1K", "1.5K", "2K"} <= set(ticks)
 
 
 def test_a_missing_log_and_an_empty_log_get_one_line(tmp_path):

@@ -159,11 +159,11 @@ static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
         Error err;
         DeviceSpeed speed;
         // What libraries and allocator keep is there after the first time; 64 MiB of buffers come and go each time.
-        assert_true(device_measure_speed(dtypes[i], &speed, &err));
+        assert_true(device_measure_speed(dtypes[i], 64 << 20, &speed, &err));
         assert_true(speed.matmul_flops > 0 && isfinite(speed.matmul_flops));
         assert_true(speed.copy_bandwidth > 0 && isfinite(speed.copy_bandwidth));
         const size_t kept = host_memory_resident();
-        assert_true(device_measure_speed(dtypes[i], &speed, &err));
+        assert_true(device_measure_speed(dtypes[i], 64 << 20, &speed, &err));
         assert_true(host_memory_resident_peak() < kept + (32 << 20));
     }
 }
@@ -172,7 +172,7 @@ static void the_speed_of_an_unsupported_dtype_is_refused(void **state) {
     (void)state;
     Error err;
     DeviceSpeed speed;
-    assert_false(device_measure_speed(DTYPE_FP16, &speed, &err));
+    assert_false(device_measure_speed(DTYPE_FP16, 0, &speed, &err));
     assert_non_null(strstr(err.text, "fp16"));
 }
 

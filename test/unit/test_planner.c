@@ -283,6 +283,34 @@ static void every_line_says_that_it_is_computed(void **state) {
     }
 }
 
+static void assert_first_line(PlanRequest request, const char *gpus, const char *const *parts) {
+    request.gpus = gpus;
+    char *text = printed(&request);
+    text[strcspn(text, "\n")] = '\0';
+    for (; *parts; parts++)
+        if (!strstr(text, *parts)) fail_msg("'%s' is not in: %s", *parts, text);
+    free(text);
+}
+
+static void the_first_line_is_the_answer(void **state) {
+    (void)state;
+    PlanRequest request = request_of(model_of("d12", 8, 1024), 8, 1000);
+    assert_first_line(request, "h200",
+                      (const char *[]){"plan        H200: it fits with -b 8 -r 0 and takes ", " of ",
+                                       "; all steps take at least ", ", at half the speed", NULL});
+    request.steps = 0;
+    assert_first_line(request, "h200,t4",
+                      (const char *[]){"plan        H200: it fits", "; a step takes at least ", NULL});
+    request.model.B = 60000;
+    assert_first_line(
+        request, "t4",
+        (const char *[]){"plan        T4: not enough memory: -b 60000 -r 0 needs ", "; it fits with -b ", NULL});
+    request.model.B = 1;
+    assert_first_line(request, "",
+                      (const char *[]){"plan        this machine: it fits with -b 1 -r 0 and takes ",
+                                       "; its first steps will tell how long", NULL});
+}
+
 static void without_a_known_length_no_time_of_all_steps_is_shown(void **state) {
     (void)state;
     PlanRequest request = request_of(model_of("d12", 4, 1024), 4, 1000);
@@ -371,6 +399,7 @@ int main(void) {
         cmocka_unit_test(the_context_is_left_free),
         cmocka_unit_test(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind),
         cmocka_unit_test(every_line_says_that_it_is_computed),
+        cmocka_unit_test(the_first_line_is_the_answer),
         cmocka_unit_test(without_a_known_length_no_time_of_all_steps_is_shown),
         cmocka_unit_test(a_token_budget_has_its_time_and_cost),
         cmocka_unit_test(the_json_has_the_figures_of_the_plan),

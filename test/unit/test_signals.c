@@ -54,6 +54,19 @@ static int sigusr1_once(void) {
     return signals_pending() == SIGUSR1 ? 0 : 1;
 }
 
+static int sighup_once(void) {
+    signals_install();
+    raise(SIGHUP);
+    return signals_pending() == SIGHUP ? 0 : 1;
+}
+
+static int sighup_under_nohup(void) {
+    signal(SIGHUP, SIG_IGN);
+    signals_install();
+    raise(SIGHUP);
+    return signals_pending();
+}
+
 static int sigint_once(void) {
     signals_install();
     errno = 77;
@@ -123,6 +136,12 @@ static void sigusr1_asks_to_stop(void **state) {
     assert_exits_well(sigusr1_once);
 }
 
+static void sighup_asks_to_stop_unless_it_was_ignored(void **state) {
+    (void)state;
+    assert_exits_well(sighup_once);
+    assert_exits_well(sighup_under_nohup);
+}
+
 static void the_first_sigint_asks_to_stop_and_says_so(void **state) {
     (void)state;
     char said[512];
@@ -160,6 +179,7 @@ static void signals_have_their_names(void **state) {
     assert_string_equal(signals_name(SIGINT), "SIGINT");
     assert_string_equal(signals_name(SIGTERM), "SIGTERM");
     assert_string_equal(signals_name(SIGUSR1), "SIGUSR1");
+    assert_string_equal(signals_name(SIGHUP), "SIGHUP");
     assert_string_equal(signals_name(0), "no signal");
 }
 
@@ -168,6 +188,7 @@ int main(void) {
         cmocka_unit_test(without_a_signal_nothing_is_pending),
         cmocka_unit_test(sigterm_stays_graceful_however_often_it_comes),
         cmocka_unit_test(sigusr1_asks_to_stop),
+        cmocka_unit_test(sighup_asks_to_stop_unless_it_was_ignored),
         cmocka_unit_test(the_first_sigint_asks_to_stop_and_says_so),
         cmocka_unit_test(a_second_sigint_ends_the_process_as_sigint_does),
         cmocka_unit_test(the_first_sigint_after_sigterm_is_not_a_second_one),
