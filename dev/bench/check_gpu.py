@@ -129,7 +129,7 @@ class Check:
         reasons = sorted({reason for reason, _ in counts.skips})
         detail = counts.line() + (f" ({'; '.join(reasons)})" if reasons else "")
         if counts.failed:
-            raise Failed(detail + ": " + ", ".join(counts.failures))
+            raise Failed(detail + ": " + ", ".join(name for name, _ in counts.failures))
         return detail
 
     def reference_losses(self, model, dtype, limit):
@@ -238,7 +238,7 @@ class Check:
         counts, unfinished = self.run_programs(self.programs("ops", SANITIZED), limit, prefix)
         detail = counts.line() + (f"; no end in {limit:.0f} s: {', '.join(unfinished)}" if unfinished else "")
         if counts.failed:
-            raise Failed(detail + ": " + ", ".join(counts.failures))
+            raise Failed(detail + ": " + ", ".join(name for name, _ in counts.failures))
         if counts.passed == 0:
             raise Skipped(detail)
         return detail

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants mistakes in the kernels, one at a time, and shows which test catches each.
+"""Plants mistakes in the kernels, their host side and the simulator, one at a time, and shows which test catches each.
 
     dev/mutation/mutate.py [--list] [NAME...]
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from mutations import ALL, MUTATIONS, Ptx
+from mutations import ALL, MUTATIONS, Host, Ptx
 
 SECONDS = 900  # that a test may run
 
@@ -48,25 +48,30 @@ def make(m, *arguments):
     return text
 
 
+def compiler_calls(m, changed):
+    """What make would run for the test program after a change of that file."""
+    text = make(m, "-n", "VERBOSE=1", "-W", changed)
+    return [shlex.split(line.split(" >")[0]) for line in text.splitlines() if " -c " in line or f" -o {program(m)} " in line]
+
+
+def one(lines, wanted):
+    found = [c for c in lines if wanted(c)]
+    if len(found) != 1:
+        fail(f"make -n has {len(found)} of the commands that a mutant needs, not one of each")
+    return found[0]
+
+
 class Commands:
     """What make runs to get a module into a test program: nvcc, the C++ compiler, the linker."""
 
     def __init__(self, m):
         source = f"llmc/cuda/{m.module}.cu"
-        lines = [shlex.split(line.split(" >")[0]) for line in make(m, "-n", "VERBOSE=1", "-W", source).splitlines()
-                 if " -c " in line or f" -o {program(m)} " in line]
-        self.nvcc = self.one(lines, lambda c: source in c)
-        self.compile = self.one(lines, lambda c: c[-3].endswith(f"llmc/cuda/{m.module}.cpp"))
-        self.link = self.one(lines, lambda c: program(m) in c)
+        lines = compiler_calls(m, source)
+        self.nvcc = one(lines, lambda c: source in c)
+        self.compile = one(lines, lambda c: c[-3].endswith(f"llmc/cuda/{m.module}.cpp"))
+        self.link = one(lines, lambda c: program(m) in c)
         self.ptx = self.compile[-3][:-len(".cpp")] + f".compute_{m.arch}.ptx"
         self.object = self.compile[-1]
-
-    @staticmethod
-    def one(lines, wanted):
-        found = [c for c in lines if wanted(c)]
-        if len(found) != 1:
-            fail(f"make -n has {len(found)} of the commands that a mutant needs, not one of each")
-        return found[0]
 
 
 # -------------------------------------------------------------------------------------------------------------- mutants
@@ -113,8 +118,38 @@ def tool(m, who, command):
     raise Refused(f"{who}: " + reason.split(": ", 1)[-1])
 
 
+def linked(m, command, old, objects):
+    """-> the mutant's test program; what stands before the library takes the place of what it holds"""
+    link, at = list(command), command.index(old)
+    link[at:at + 1] = objects
+    link[link.index(program(m))] = f"build/mutation/{m.name}/test"
+    tool(m, "ld", link)
+    return f"build/mutation/{m.name}/test"
+
+
+def build_host(m):
+    here, unit = f"build/mutation/{m.name}", m.unit or m.file
+    calls = compiler_calls(m, unit)
+    compile = list(one(calls, lambda c: unit in c and "-c" in c))
+    link = one(calls, lambda c: program(m) in c and "-c" not in c)
+    old = compile[compile.index("-o") + 1]
+    subprocess.run(["rm", "-rf", here], check=True)
+    os.makedirs(os.path.dirname(f"{here}/{m.file}"))
+    with open(f"{here}/{m.file}", "w") as out:
+        out.write(edited_source(m, open(m.file).read()))
+    compile[compile.index("-o") + 1] = f"{here}/mutant.o"
+    if unit == m.file:
+        compile[compile.index(unit)] = f"{here}/{m.file}"
+    compile.insert(compile.index("-I."), f"-I{here}")
+    tool(m, compile[0], [c for c in compile if c not in ("-MMD", "-MP")])
+    library = next((c for c in link if c.endswith("libllmc.a")), old)
+    return linked(m, link, old if old in link else library, [f"{here}/mutant.o"] + [library] * (old not in link))
+
+
 def build(m):
     """-> the mutant's test program"""
+    if isinstance(m, Host):
+        return build_host(m)
     here, c = f"build/mutation/{m.name}", Commands(m)
     base = f"{here}/llmc/cuda/{m.module}"
     subprocess.run(["rm", "-rf", here], check=True)
@@ -139,11 +174,7 @@ def build(m):
         objects.append(base + ".o")
     tool(m, "translate.py", [sys.executable, "dev/sim/translate.py", base + ".cpp", ptx])
     tool(m, "g++", c.compile[:-4] + ["-c", base + ".cpp", "-o", objects[0]])
-    link, at = list(c.link), c.link.index(c.object)  # what stands before the library takes the place of what it holds
-    link[at:at + 1] = objects
-    link[link.index(program(m))] = here + "/test"
-    tool(m, "ld", link)
-    return here + "/test"
+    return linked(m, c.link, c.object, objects)
 
 
 # -------------------------------------------------------------------------------------------------------------- results
@@ -169,13 +200,23 @@ def verdict(status, text):
     return failed[0], "wrong values" if "FAILED" in text else f"exit status {status}"
 
 
+def planted(m):
+    """The fault's message in the table of test_faults.c: without the rule it is not printed."""
+    found = re.search(r'\{"%s", "%s", "[^"]*",\s*"([^"]*)"' % (m.fault, m.mode), open("test/sim/test_faults.c").read())
+    return found[1] if found else fail(f"{m.name}: test_faults.c has no {m.fault} under {m.mode}")
+
+
 def row(m):
     began = time.monotonic()
+    fault = getattr(m, "fault", "")
     try:
-        status, text = run([build(m)], m.env)
+        status, text = run([build(m)] + [fault, "wrong"] * bool(fault), m.env)
         with open(f"build/mutation/{m.name}/output", "w") as out:
             out.write(text)
         case, how = verdict(status, text)
+        if fault:
+            last = (text.splitlines() or ["nothing"])[-1] if status else "it passes"
+            case, how = (None, "") if planted(m) in text else (fault, "no longer refused: " + last)
     except Refused as x:
         case, how = "the build", str(x)
     where = " ".join([m.test, m.mode, m.env]) if case != "the build" else ""
@@ -199,7 +240,7 @@ def main():
         return [print(f"{m.name:26} {m.what}") for m in chosen] and 0
     for m in {(m.test, m.mode, m.env): m for m in chosen}.values():
         make(m)
-        status, text = run([program(m)], m.env)
+        status, text = run([program(m)], m.env) if not getattr(m, "fault", "") else (0, "")
         if status:
             fail(f"{program(m)} {m.env} fails without any mistake:\n{text}")
     print("| mutation | what | test | caught by | how |\n| --- | --- | --- | --- | --- |", flush=True)

@@ -1,7 +1,9 @@
 """The mistakes that mutate.py plants, and the test program that is to catch each of them.
 
 Ptx: `pattern` becomes `replacement` (as in re.sub) in the PTX of the kernel whose name contains `kernel`, at match number
-`at` or at ALL of them. Source: `old`, which occurs once in the file, becomes `new`, and the module is compiled again.
+`at` or at ALL of them. Source: `old`, which occurs once in the file, becomes `new`, and the module is compiled again. Host:
+the same in a C file, or in the simulator, where a rule of the device is left out; `fault` is then the planted fault of
+test/sim/faults.cu that nobody refuses any more.
 Patterns name no registers, since every release of nvcc numbers them differently.
 """
 from dataclasses import dataclass
@@ -13,8 +15,8 @@ ALL = -1
 class Mutation:
     name: str
     what: str
-    module: str               # llmc/cuda/MODULE.cu
-    test: str                 # below test/
+    module: str = ""          # llmc/cuda/MODULE.cu
+    test: str = ""            # below test/
     mode: str = "release"     # MODE of the Makefile: release, tsan, msan
     env: str = ""             # settings of the simulator and of the test
     arch: int = 90            # the GPU it is compiled for
@@ -38,6 +40,15 @@ class Source(Mutation):
     gencode: str = ""         # instead of the GPU's own
 
 
+@dataclass(frozen=True)
+class Host(Mutation):
+    file: str = ""            # from the root
+    unit: str = ""            # what is compiled, where the file is a header
+    old: str = ""
+    new: str = ""
+    fault: str = ""           # of test/sim/faults.cu
+
+
 # Kernels, as the compiler writes their names.
 FORWARD = "flash_forward_kernelI6Ampere13__nv_bfloat16Li64E"
 FORWARD_128 = "flash_forward_kernelI6Ampere13__nv_bfloat16Li128E"
@@ -57,6 +68,12 @@ BACK = dict(module="flash_backward", test="ops/test_attention")
 FP8 = dict(module="fp8_quantize", test="ops/test_fp8")
 DECODING = dict(module="decode_attention", test="ops/test_decode")
 TSAN = dict(mode="tsan")
+FAULTS = dict(test="sim/faults")
+KERNELS = dict(**FAULTS, file="dev/sim/kernels.cpp")
+MEMORY = dict(file="dev/sim/memory.cpp")
+IN_FAULTS = dict(**FAULTS, unit="build/nvcc-90/test/sim/faults.cpp")
+GEMM = dict(test="sim/test_gemm_plan", file="llmc/cuda/gemm_plan.c")
+ATTENTION = dict(test="sim/test_attention_choice", file="llmc/cuda/attention.c")
 
 MUTATIONS = [
     # ------------------------------------------------------------------------------------ fragments of matrix products
@@ -185,4 +202,49 @@ MUTATIONS = [
     Source("counts_not_cleared", "a sort counts in shared memory that nobody cleared", module="token_sort",
            test="ops/test_embedding", mode="msan", file="token_sort.cu",
            old="    for (int w = 0; w < SORT_WARPS; w++) next[w][threadIdx.x] = 0;\n", new=""),
+    # ------------------------------------------------------------------------------------------- rules of the device
+    Host("rule_static_shared", "static shared memory does not count in the 48 KB", **KERNELS, fault="shared_without_asking",
+         old="(int)WITHOUT_ASKING - (int)k->static_shared", new="(int)WITHOUT_ASKING"),
+    Host("rule_opt_in", "a launch may take more than its kernel was allowed", **KERNELS, fault="shared_asked_too_little",
+         old="if ((int64_t)shared > max_dynamic(k)) {", new="if ((int)shared > device_model().shared_per_block) {"),
+    Host("rule_opt_in_limit", "a kernel may be allowed more than a block has", **KERNELS, fault="too_much_shared",
+         old="value + (int)stub->kernel->static_shared >", new="value >"),
+    Host("rule_launch_bounds", "__launch_bounds__ bounds nothing", **KERNELS, fault="launch_bounds",
+         old="if (threads > k->max_threads) {", new="if (threads > MAX_THREADS) {"),
+    Host("rule_threads", "a block of any size", **KERNELS, fault="too_many_threads",
+         old="threads == 0 || threads > MAX_THREADS ||", new="threads == 0 ||"),
+    Host("rule_refusal_seen", "the next launch forgets a refused one", **KERNELS, fault="unseen_refusal",
+         old='    expect_refusal_seen("the next launch");\n', new=""),
+    Host("rule_no_code", "code for a newer GPU runs", **KERNELS, fault="no_code_for_gpu", env="SIM_CC=80",
+         old="if (a <= gpu && a > best", new="if (a > best"),
+    Host("rule_first_use", "the first launch of a kernel may be under capture", **KERNELS, fault="first_use_in_capture",
+         old="    if (cudaError_t error = capture_forbids(call)) return error;\n    stub->loaded", new="    stub->loaded"),
+    Host("rule_synchronous_copy", "cudaMemcpy waits for all streams", **MEMORY, **FAULTS, fault="copy_beside_stream",
+         env="SIM_STREAMS=lazy", old="if (cudaError_t error = cudaStreamSynchronize(nullptr)) return error;",
+         new="if (cudaError_t error = cudaDeviceSynchronize()) return error;"),
+    Host("rule_gap", "tensors of one allocation may be overrun", **MEMORY, **FAULTS, fault="forbidden_gap",
+         old="    *begin = (uint64_t)(uintptr_t)low;\n    *bytes = (uint64_t)(high - low);\n",
+         new="    *begin = (uint64_t)(uintptr_t)a->begin + 0 * (low != high);\n    *bytes = a->bytes;\n"),
+    Host("rule_pointer", "a pointer in a struct may lead to the host", **MEMORY, **FAULTS, fault="pointer_in_struct",
+         old="    if (!a) return false;\n", new="    if (!a) return *begin = 0, *bytes = ~0ull, true;\n"),
+    Host("rule_piece", "allocations are not rounded to 512 bytes", **MEMORY, test="sim/test_sim_runtime",
+         old="return (bytes + 511) / 512 * 512;", new="return bytes;"),
+    Host("rule_context", "the context takes no memory", **MEMORY, test="sim/test_sim_runtime",
+         old="device_model().memory_bytes - device_model().context_bytes -", new="device_model().memory_bytes -"),
+    Host("rule_collective", "shuffles and mma order memory between lanes", **FAULTS, **TSAN, fault="shuffle_as_barrier",
+         file="dev/sim/block.cpp", old="    char *sync = &b->sync->meeting[w][key][m->round & 1];\n",
+         new="    char *sync = &b->sync->meeting[w][key][m->round & 1];\n    orders_memory = true;\n"),
+    Host("rule_copy_groups", "cp.async.wait_group n waits for everything", **IN_FAULTS, fault="copy_groups",
+         file="dev/sim/ptx.h", old="count && (pending_groups < 0 ||", new="count && (true || pending_groups < 0 ||"),
+    Host("choice_untried", "an algorithm that does not run is a candidate", **GEMM,
+         old="        if (!run_candidate(t, i)) drop(t, i);\n", new="        (void)drop;\n"),
+    Host("choice_wrong", "algorithms are not compared", **GEMM, old="if (differences[i] <= limit) continue;",
+         new="if (differences[i] <= limit || limit > 0.0) continue;"),
+    Host("choice_epilogue", "epilogues are not compared with a plain product", **GEMM,
+         old="const bool right = worst <= UNFUSED_FACTOR * tolerance(&p->key);",
+         new="const bool right = worst <= 1e30 * UNFUSED_FACTOR * tolerance(&p->key);"),
+    Host("choice_cudnn", "cuDNN is not compared with the own kernels", **ATTENTION,
+         old="(worst <= TOLERANCE ||", new="(worst <= 1e30 * TOLERANCE ||"),
+    Host("tf32_turing", "the speed of fp32 is measured in TF32 on Turing", test="sim/test_fp8_matmul",
+         file="llmc/cuda/device_speed.c", old=" && cuda_backend.compute_capability >= 80;", new=";"),
 ]

@@ -37,7 +37,7 @@ static const struct {
     {120, 2407000, 14001000, 512, 100, 99, 1536, 24},  // RTX 5090
 };
 
-enum { CONTEXT_MB = 477 }; // what the planner leaves for it, half a GB
+enum { CONTEXT_MB = 477 }; // half a GB, as a context with its modules may take
 
 static DeviceModel read_model() {
     DeviceModel model = {};
