@@ -54,8 +54,8 @@ static bool check_names(const cJSON *then, Error *err) {
     for (const cJSON *item = then->child; item; item = item->next) {
         if (option_find(item->string, strlen(item->string))) continue;
         const bool is_alike = option_nearest(item->string, nearest, sizeof nearest);
-        return error_set(err, "there is no option \"%.64s\"%s%s", item->string, is_alike ? "; is it " : "",
-                         is_alike ? nearest : "");
+        return error_set(err, "there is no option \"%.64s\"%s%s%s", item->string, is_alike ? "; is it " : "",
+                         is_alike ? nearest : "", is_alike ? "?" : "");
     }
     return true;
 }
