@@ -45,7 +45,7 @@ static inline void unseal(const char *path) {
     assert_non_null(format);
     assert_non_null(seal);
     format[strlen("\"format\": ")] = '1';
-    strcpy(seal, "\n  }\n}\n");
+    memcpy(seal, "\n  }\n}\n", sizeof "\n  }\n}\n");
     write_bytes(path, text, strlen(text));
     free(text);
 }

@@ -447,7 +447,7 @@ static void a_save_that_runs_out_of_memory_never_claims_to_be_one(void **state) 
     char *json = malloc(PROMPT + 64);
     const int n = sprintf(json, "{\"prompt\": \"");
     memset(json + n, 'x', PROMPT);
-    strcpy(json + n + PROMPT, "\"}");
+    memcpy(json + n + PROMPT, "\"}", sizeof "\"}");
     s.options_json = json;
     for (rlim_t more = 0; more < 48u << 20; more += 1u << 19)
         if (status_of_a_save_within(&s, more) > OUT_OF_MEMORY) fail_msg("with %lld bytes to spare", (long long)more);
