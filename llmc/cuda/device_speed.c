@@ -42,7 +42,7 @@ static double median_seconds(void (*work)(void *), void *arg, double warmup, dou
     int rounds = 0;
     Error err;
     DeviceEvent *start = device_event_create(&err), *stop = device_event_create(&err);
-    REQUIRE(start && stop, "%s", err.text);
+    REQUIRE_MEMORY(start && stop, "events");
     do warmup -= one_round(work, arg, start, stop);
     while (warmup > 0);
     while (rounds < MAX_ROUNDS && (rounds < MIN_ROUNDS || spent < budget)) {

@@ -112,7 +112,7 @@ static void build(CachedTable *c, TensorArray array, size_t entry_bytes, TableDe
     group_entries(c, &draft, sorted);
     Error err;
     char *device = device_alloc(bytes + first_bytes, &err);
-    REQUIRE(device != NULL, "%s: %s", array.op, err.text);
+    REQUIRE_MEMORY(device != NULL, "the tables of %s: %s", array.op, err.text);
     c->table.entry_bytes = entry_bytes;
     c->table.entries = device, c->table.first = (int32_t *)(void *)(device + bytes);
     const cudaStream_t stream = cuda_compute_stream();
