@@ -63,7 +63,7 @@ class Bench:
         self.sweep_shapes = TINY_SWEEP if options.tiny else FULL_SWEEP
         self.env = {"PRETRAIN_CACHE": str(directory / "tuning")}  # empty at first, and nobody else's
         self.trainer = tools.Trainer(self.env)
-        self.runs, self.torch, self.start = [], [], []
+        self.runs, self.torch, self.start, self.alone = [], [], [], []
         self.table = ""
         vocab = 257 if options.tiny else 50257
         self.shards = tools.write_random(directory, 1 << (16 if options.tiny else 23), vocab)
@@ -215,6 +215,29 @@ class Bench:
             self.start.append({"name": name, "seconds": float(match.group(1)), "process_seconds": finished.seconds})
         return "; ".join(f"{row['name']}: {row['seconds']:.2f} s" for row in self.start)
 
+    def ops_alone(self, limit):
+        """Each op in a loop (bench_ops), with our attention, then with cuDNN's."""
+        budget, sizes = tools.Budget(limit), dict(part.split("=") for part in self.shapes[0].torch.split(","))
+        B, T = self.fitting(), self.shapes[0].T
+        for kind in ("own", "cudnn"):
+            command = [self.options.program_of_ops, B, T, sizes["C"], sizes["NH"], sizes["V"], self.runs[0]["dtype"], kind,
+                       0.01 if self.options.tiny else 0.15]
+            finished = tools.run(command, budget.left(), self.env)
+            for line in finished.stdout.splitlines():  # as far as it came
+                row = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
+                if "matmul_flops" in row:
+                    rates = row
+                elif "op" in row:
+                    row.update(attention=kind, of_matmul_rate=ratio(row["flops"] / row["seconds"], rates["matmul_flops"]),
+                               of_copy_rate=ratio(row["bytes"] / row["seconds"], rates["copy_bandwidth"]))
+                    self.alone.append(row)
+            if kind == "cudnn" and finished.status == 1 and "--attention cudnn: " in finished.stderr:
+                break
+            must(finished)
+        if not self.alone:
+            raise Failed(f"it printed no figures: {finished.last_words()}")
+        return f"{len(self.alone)} rows; the slowest op takes {1e3 * max(row['seconds'] for row in self.alone):.3f} ms"
+
     def pytorch(self, shape, limit, sdpa="default"):
         python, device = find_torch(self.options.tiny)
         ours = [row for row in self.runs if row["group"] == "models" and row["name"] == shape.name]
@@ -233,6 +256,10 @@ class Bench:
         fewer = "" if row["B"] == ours[0]["B"] else f" at B={row['B']}, where it fits"
         return (f"{row['tokens_per_second']:,.0f} tok/s{fewer} ({row['torch']}, "
                 f"{'compiled' if row['compiled'] else 'eager'}, SDPA {sdpa}); ours is {row['ratio']:.2f} times that")
+
+
+def ratio(rate, of):
+    return rate / of if rate > 0 and of > 0 else None
 
 
 def hidden_between_steps(row):
@@ -347,6 +374,13 @@ def markdown(bench, sections, info):
         first = bench.runs[0]
         lines += ["## Op by op", "", f"{summary(first)}; waiting for the loader: {first['loader_wait']:.3%}.", "",
                   "```", bench.table, "```", "", "## Matmuls and attention", "", *matmul_table(first["profile"]), ""]
+    if bench.alone:
+        lines += ["## Ops alone", "", "In a loop on random numbers (bench_ops); rates as measured in the same process.", ""]
+        shown = [[f"{part:.1%}" if part else "-" for part in (row["of_matmul_rate"], row["of_copy_rate"])]
+                 for row in bench.alone]
+        lines += tools.table(["op", "attention", "ms", "TFLOP/s", "of matmul rate", "of copy rate"], [
+            (row["op"], row["attention"], f"{1e3 * row['seconds']:.4f}", f"{row['flops'] / row['seconds'] / 1e12:.4g}", *parts)
+            for row, parts in zip(bench.alone, shown)]) + [""]  # fmt: skip
     if bench.choices():
         lines += ["## Choices by measurement", "", "Products as m, n, k of cuBLASLt (column-major).", ""]
         lines += tools.table(["product or pass", "taken"], bench.choices()) + [""]
@@ -363,7 +397,7 @@ def writer(bench, info, base):
     def write(sections):
         result = {"date": tools.today(), "machine": info, "command": command_line(),
                   "runs": [{k: v for k, v in row.items() if k != "table"} for row in bench.runs], "torch": bench.torch,
-                  "start": bench.start, "choices": bench.choices(), "sections": sections.rows}  # fmt: skip
+                  "start": bench.start, "choices": bench.choices(), "alone": bench.alone, "sections": sections.rows}  # fmt: skip
         tools.write_report(base, result, markdown(bench, sections, info))
 
     return write

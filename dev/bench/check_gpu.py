@@ -139,7 +139,7 @@ class Check:
         if counts.failed:
             said = ["\n".join(lines) for _, lines in counts.failures]
             if more.get("TEST_ATTENTION") == "cudnn" and all("--attention cudnn: " in text for text in said):
-                raise Skipped(said[0].splitlines()[-1])  # refused, before any test
+                raise Skipped(next(line for line in said[0].splitlines() if "--attention cudnn: " in line))
             raise Failed(detail + ": " + ", ".join(name for name, _ in counts.failures))
         return detail
 

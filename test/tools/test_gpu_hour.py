@@ -21,7 +21,7 @@ FAULTS = {
     "hangs": "sleep 1000",
     "garbage": "head -c 300000 /dev/urandom",
 }
-PARTS = {"run": 12, "check": 20, "why": 8}  # sections of each, at least
+PARTS = {"run": 12, "check": 20, "why": 10}  # sections of each, at least
 
 sys.path.insert(0, str(GPU_HOUR.parent))
 import gpu_hour  # noqa: E402
@@ -46,9 +46,15 @@ def machine(tmp_path):
     return tmp_path
 
 
+def program_of_ops():
+    """That of the newest build for a CPU."""
+    found = sorted(ROOT.glob("build/release-*/dev/bench/bench_ops"), key=lambda path: path.stat().st_mtime)
+    return next((path for path in found[::-1] if "-cuda-" not in str(path)), "not built")
+
+
 def command(machine, part, *options, trainer=TRAINER):
     return [GPU_HOUR, part, "--tiny", "--trainer", trainer, "--reference", "/nonexistent", "--tests", machine / "tests",
-            "--output", machine / "out", *map(str, options)]
+            "--output", machine / "out", "--program-of-ops", program_of_ops(), *map(str, options)]
 
 
 def hour(machine, part, *options, path=None, trainer=TRAINER, **environment):
@@ -76,6 +82,9 @@ def test_all_parts_pass_where_all_is_well_and_share_one_page(machine):
                  "| the same with --attention own -ge 0"):
         assert lines[what][3] != "-" and lines[what][1] == "-"  # nothing was predicted for this machine
     assert len(page.splitlines()) < 70
+    alone = json.loads((machine / "out" / "why.json").read_text())["alone"]
+    assert len(alone) == 2 * 22 and all(row["seconds"] > 0 for row in alone)
+    assert "## Ops alone" in (machine / "out" / "why.md").read_text()
     assert len(list((machine / "out").iterdir())) == 7  # three parts of two files, and the page
     # A page is made of whatever came back, at any later time.
     (machine / "out" / "why.json").write_text("\x00 damaged")
@@ -163,6 +172,16 @@ def test_ncu_is_read_and_its_failures_are_said(machine):
         script(machine / "bin" / "ncu", FAULTS[fault])
         _, rows, _ = hour(machine, "why", "--only", "its ops|ncu")
         assert rows["kernels under ncu"]["result"] == "FAILED" and words in rows["kernels under ncu"]["detail"]
+
+
+def test_of_a_program_that_breaks_off_the_figures_so_far_are_kept(machine):
+    first = '{"device": "x", "matmul_flops": 1e12, "copy_bandwidth": 0}'
+    program = script(machine / "ops", f"""echo '{first}'; echo '{{"op": "qkv forward", "seconds": 0.5, "flops": 1e11, "bytes": 0}}'
+        echo '{{"op": "att'; {FAULTS["aborts"]} """)
+    _, rows, _ = hour(machine, "why", "--only", "its ops|alone", "--program-of-ops", program)
+    assert "CUDNN_STATUS_EXECUTION_FAILED" in rows["ops alone"]["detail"]
+    (row,) = json.loads((machine / "out" / "why.json").read_text())["alone"]
+    assert row["of_matmul_rate"] == pytest.approx(0.2) and row["of_copy_rate"] is None
 
 
 def test_measured_is_held_against_predicted_on_the_gpu_it_was_predicted_for():
