@@ -156,7 +156,6 @@ CHECK_GPU := --tests $(CUDA_BUILD)/test --build train_gpt2cu cuda-test-programs
 BENCH_GPU := --build train_gpt2cu
 endif
 
-export OUT
 .PHONY: check-gpu bench-gpu
 check-gpu: ## op tests, training, resume, sanitizers on the GPU, into OUT=DIR or dev/bench/results; under 10 minutes
 	$(PYTHON) dev/bench/check_gpu.py $(GPU_FLAGS) $(CHECK_GPU)
