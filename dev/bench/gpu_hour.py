@@ -21,6 +21,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import bench_gpu
@@ -370,7 +371,7 @@ def main():
     options = parser.parse_args()
     folder = options.output = options.output.absolute()
 
-    failed = False
+    began, failed = time.monotonic(), False
     if options.part != "verdict":
         info = tools.machine()
         print(tools.describe(info), flush=True)
@@ -386,7 +387,7 @@ def main():
                 write_part(sections)
                 write_verdict(folder)
 
-            sections = tools.Sections(options.seconds, options.only, write_all)
+            sections = tools.Sections(options.seconds - (time.monotonic() - began), options.only, write_all)
             if options.part != "check":
                 work.trainer.note = sections.note
             run(work, sections)

@@ -27,7 +27,9 @@ LIBRARIES = [
 
 
 def folders(variable):
-    return [Path(folder) for folder in os.environ.get(variable, "").split(":") if folder]
+    """Without our own, which is made anew."""
+    found = [Path(folder) for folder in os.environ.get(variable, "").split(":") if folder]
+    return [folder for folder in found if FOLDER not in folder.parents]
 
 
 def python_folders():
@@ -84,6 +86,9 @@ class Libraries:
         return f"{library.header} not found"
 
     def find_loaded(self, library):
+        chosen = os.environ.get("CUDNN_LIBRARY")
+        if library.name == "cuDNN" and chosen and Path(chosen).exists():
+            return f"{chosen} (CUDNN_LIBRARY)"
         in_toolkit = self.toolkit_folders(["lib64", "lib", "targets/*/lib"])
         to_link = library.linked and not any((folder / library.linked).exists()
                                              for folder in folders("LIBRARY_PATH") + in_toolkit)

@@ -153,7 +153,7 @@ def gpu_libraries(tmp_path, monkeypatch):
     import gpu_libraries as module
 
     for variable in ("CPATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CUDNN_LIBRARY"):
-        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv(variable, "")  # and put back after the test, whatever it sets
     monkeypatch.setenv("CUDA", str(tmp_path / "cuda"))
     monkeypatch.setattr(module, "FOLDER", tmp_path / "links")
     lay(tmp_path / "cuda", "bin/nvcc", "include/cublasLt.h", "lib64/libcublasLt.so", "lib64/libcublasLt.so.13",
@@ -178,6 +178,10 @@ def test_cudnn_and_cublaslt_are_found_in_the_wheels(tmp_path, gpu_libraries):
         "CUDNN_LIBRARY": str(tmp_path / "site/nvidia/cudnn/lib/libcudnn.so.9"), "CPATH": str(tmp_path / "links/include"),
         "LIBRARY_PATH": str(tmp_path / "links/lib"), "LD_LIBRARY_PATH": str(tmp_path / "links/lib")}
     assert "site/nvidia/cudnn/lib" in found.report()
+    os.environ.update(found.environment)  # a second look, with what the first one set
+    again = gpu_libraries.Libraries([tmp_path / "site"], "", [])
+    assert {**found.environment, **again.environment} == found.environment and "(CUDNN_LIBRARY)" in again.report()
+    assert all(path.exists() for path in links.values()) and (tmp_path / "links/include/cudnn.h").exists()
 
 
 def test_what_is_where_compiler_and_loader_look_is_left_there(tmp_path, gpu_libraries):
