@@ -171,10 +171,10 @@ BENCH_GPU := --build train_gpt2cu
 endif
 
 .PHONY: check-gpu bench-gpu
-check-gpu: ## op tests, training, resume, sanitizers on the GPU, into dev/bench/results; under 10 minutes
+check-gpu: ## op tests, training, resume, sanitizers on the GPU, into OUT=DIR or dev/bench/results; under 10 minutes
 	$(PYTHON) dev/bench/check_gpu.py $(GPU_FLAGS) $(CHECK_GPU)
 
-bench-gpu: ## speed tables of the GPU, and PyTorch beside them, into dev/bench/results; under 10 minutes
+bench-gpu: ## speed tables of the GPU, and PyTorch beside them, into OUT=DIR or dev/bench/results; under 10 minutes
 	$(PYTHON) dev/bench/bench_gpu.py $(GPU_FLAGS) $(BENCH_GPU)
 
 # ---------------------------------------------------------------------------------------------------------------- tests
@@ -211,7 +211,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 OP_TEST_BIN_PLAIN := $(patsubst %.c,build/$(MODE)-none/%,$(wildcard test/ops/test_*.c))
 
 .PHONY: test-programs op-test-programs sanitized-trainer
-test-programs: $(TEST_BIN)
+test-programs: $(TEST_BIN) $(BUILD)/dev/bench/bench_ops
 op-test-programs: $(OP_TEST_BIN_PLAIN)
 sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Measures the GPU trainer and, where it is installed, PyTorch on the same shapes, in less than ten minutes:
-`make bench-gpu`. Writes dev/bench/results/gpu_NAME_DATE.{json,md} after every section.
+`make bench-gpu`. Writes gpu_NAME_DATE.{json,md} after every section, into DIR, $OUT or dev/bench/results.
 
-    dev/bench/bench_gpu.py [--trainer ./train_gpt2cu] [--build TARGET ...] [--tiny] [--seconds 570] [--output DIR]
+    dev/bench/bench_gpu.py [--trainer ./train_gpt2cu] [--build TARGET ...] [--tiny] [--no-cudnn] [--seconds 570]
+                           [--output DIR]
 
 Every figure is the median over steps of one process of the trainer, taken from its main.log: `--profile N` makes N
 steps as they always are and then N with every op timed; the first give the times, the others the tables. Sections are
-in the order of their worth; what the time does not suffice for is left out and said.
+in the order of their worth; what the time does not suffice for is left out and said. A run that breaks is repeated with
+--attention own -ge 0, and so are those after it.
 """
 import argparse
 import json
@@ -16,6 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import gpu_libraries
 import gpu_tools as tools
 from gpu_tools import Failed, Skipped, must
 
@@ -59,7 +62,8 @@ class Bench:
         self.shapes = TINY if options.tiny else FULL
         self.sweep_shapes = TINY_SWEEP if options.tiny else FULL_SWEEP
         self.env = {"PRETRAIN_CACHE": str(directory / "tuning")}  # empty at first, and nobody else's
-        self.runs, self.torch, self.start = [], [], []
+        self.trainer = tools.Trainer(self.env)
+        self.runs, self.torch, self.start, self.alone = [], [], [], []
         self.table = ""
         vocab = 257 if options.tiny else 50257
         self.shards = tools.write_random(directory, 1 << (16 if options.tiny else 23), vocab)
@@ -73,20 +77,24 @@ class Bench:
         """One row; DoesNotFit when memory is short."""
         output = tools.fresh(self.directory / "run")
         # Two looks at the sensors in the steps that count.
-        command = self.command(model, B, T, "--profile", steps, "-lg", (WARMUP_STEPS + steps) // 2, "-o", output, *more)
-        finished = tools.run(command, limit, self.env)
-        if finished.status == 1 and "does not fit" in finished.stderr:
+        command = self.command(model, B, T, "--profile", steps, "-lg", (WARMUP_STEPS + steps) // 2, "-o", output)
+        finished = self.trainer.run(command, more, limit)
+        if finished.status == 2 and "not enough memory" in finished.stderr:
             raise DoesNotFit(f"{name}: B={B} T={T} does not fit")
         if finished.status in (1, 2) and re.search("not available on|cudnn", finished.stderr, re.IGNORECASE):
             raise Skipped(finished.last_words())
         must(finished)
         row = self.read(output, steps)
-        shown = " ".join(str(part) for part in command).replace(str(self.directory), "DIR")
-        row.update(group=group, name=name, model=model, B=B, T=T, options=" ".join(map(str, more)), command=shown)
+        shown = " ".join(finished.command).replace(str(self.directory), "DIR")
+        row.update(group=group, name=name, model=model, B=B, T=T, command=shown,
+                   options=" ".join(map(str, [*(tools.SAFE if self.trainer.safe else []), *more])))
         match = re.search(r"first step done ([\d.]+) s after launch", finished.stdout)
         row["first_step_done_seconds"] = float(match.group(1)) if match else None
         row["table"] = profile_table(finished.stdout)
         self.runs.append(row)
+        hidden = hidden_between_steps(row)
+        if hidden and not self.options.tiny:
+            self.trainer.note(f"{name}: {hidden}")
         return row
 
     @staticmethod
@@ -98,7 +106,7 @@ class Bench:
         tokens = header["tokens_per_step"]
         return {
             "dtype": header["model"]["dtype"], "device": header["device"], "parameters": header["model"]["parameters"],
-            "ms": 1e3 * seconds, "tokens_per_second": tokens / seconds,
+            "ms": 1e3 * seconds, "boundary_ms": profile["median_plain_step_ms"], "tokens_per_second": tokens / seconds,
             "mfu": tools.median(step["mfu"] or 0 for step in plain),
             "hfu": tools.median(step["hfu"] or 0 for step in plain),
             "of_matmul_rate": profile["flops"] / seconds / profile["matmul_flops"],
@@ -129,6 +137,17 @@ class Bench:
         must(tools.run(["make", f"-j{jobs}", *self.options.build], limit))
         return "make " + " ".join(self.options.build)
 
+    def choices(self):
+        """What was measured and chosen, as the tuning file tells: (which product or pass, what won)."""
+        file, rows = Path(self.env["PRETRAIN_CACHE"]), []
+        for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
+            found = re.match(r".*?(?:cuBLASLt|cuDNN) \d+, (.*?)(?:, (faster than unfused|as unfused))?\t0([01])\t", line)
+            if found and found.group(2):
+                rows.append((found.group(1), ("kernels of our own after it", "in the epilogue")[int(found.group(3))]))
+            elif found and found.group(1).startswith("attention"):
+                rows.append((found.group(1), ("own kernels", "cuDNN")[int(found.group(3))]))
+        return rows
+
     def first_model(self, limit):
         row = self.largest(self.shapes[0], limit)
         self.table = row["table"]
@@ -148,6 +167,10 @@ class Bench:
         shape = self.shapes[0]
         return self.rows("attention", limit,
                          [(shape, self.fitting(), shape.T, ["--attention", kind]) for kind in ("own", "cudnn")])
+
+    def gelu(self, limit):
+        shape = self.shapes[0]
+        return self.rows("gelu", limit, [(shape, self.fitting(), shape.T, ["-ge", level]) for level in (0, 1, 2)])
 
     def dtypes(self, limit):
         shape, first = self.shapes[0], self.runs[0]
@@ -173,14 +196,16 @@ class Bench:
                 done.append(f"{name}: {row['ms']:.2f} ms")
             except (Skipped, DoesNotFit) as reason:
                 left_out.append(f"{name} left out ({reason})")
-        if not done:
+            except Failed as reason:
+                self.trainer.note(f"{name}: {reason}")
+        if not done and left_out:
             raise Skipped("; ".join(left_out))
         return "; ".join(done + left_out)
 
     def cold_start(self, limit):
         """Seconds from launch to the end of the first step: with no tuning cache, then with the one that it left."""
         shape, budget = self.shapes[0], tools.Budget(limit)
-        command = self.command(shape.model, self.fitting(), shape.T, "-x", 1)
+        command = self.command(shape.model, self.fitting(), shape.T, "-x", 1, *(tools.SAFE if self.trainer.safe else []))
         cache = self.directory / "tuning_start"
         for name in ("without tuning cache", "with it", "again with it"):
             finished = must(tools.run(command, budget.left(), {"PRETRAIN_CACHE": str(cache)}))
@@ -190,21 +215,58 @@ class Bench:
             self.start.append({"name": name, "seconds": float(match.group(1)), "process_seconds": finished.seconds})
         return "; ".join(f"{row['name']}: {row['seconds']:.2f} s" for row in self.start)
 
-    def pytorch(self, shape, limit):
+    def ops_alone(self, limit):
+        """Each op in a loop (bench_ops), with our attention, then with cuDNN's."""
+        budget, sizes = tools.Budget(limit), dict(part.split("=") for part in self.shapes[0].torch.split(","))
+        B, T = self.fitting(), self.shapes[0].T
+        for kind in ("own", "cudnn"):
+            command = [self.options.program_of_ops, B, T, sizes["C"], sizes["NH"], sizes["V"], self.runs[0]["dtype"], kind,
+                       0.01 if self.options.tiny else 0.15]
+            finished = tools.run(command, budget.left(), self.env)
+            for line in finished.stdout.splitlines():  # as far as it came
+                row = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
+                if "matmul_flops" in row:
+                    rates = row
+                elif "op" in row:
+                    row.update(attention=kind, of_matmul_rate=ratio(row["flops"] / row["seconds"], rates["matmul_flops"]),
+                               of_copy_rate=ratio(row["bytes"] / row["seconds"], rates["copy_bandwidth"]))
+                    self.alone.append(row)
+            if kind == "cudnn" and finished.status == 1 and "--attention cudnn: " in finished.stderr:
+                break
+            must(finished)
+        if not self.alone:
+            raise Failed(f"it printed no figures: {finished.last_words()}")
+        return f"{len(self.alone)} rows; the slowest op takes {1e3 * max(row['seconds'] for row in self.alone):.3f} ms"
+
+    def pytorch(self, shape, limit, sdpa="default"):
         python, device = find_torch(self.options.tiny)
         ours = [row for row in self.runs if row["group"] == "models" and row["name"] == shape.name]
         if not ours:
             raise Skipped("our own trainer was not measured on it")
         command = [python, "dev/bench/torch_gpu.py", shape.torch, ours[0]["B"], shape.T, "--steps", shape.steps,
-                   "--device", device]
-        finished = must(tools.run(command, limit))
+                   "--device", device, "--sdpa", sdpa]
+        finished = tools.run(command, limit)
+        if finished.status == 1 and "cannot be told" in finished.stderr:
+            raise Skipped(finished.last_words())
+        must(finished)
         row = json.loads(finished.stdout.strip().splitlines()[-1])
         row.update(name=shape.name, command=" ".join(map(str, command)),
                    ratio=ours[0]["tokens_per_second"] / row["tokens_per_second"])
         self.torch.append(row)
         fewer = "" if row["B"] == ours[0]["B"] else f" at B={row['B']}, where it fits"
         return (f"{row['tokens_per_second']:,.0f} tok/s{fewer} ({row['torch']}, "
-                f"{'compiled' if row['compiled'] else 'eager'}); ours is {row['ratio']:.2f} times that")
+                f"{'compiled' if row['compiled'] else 'eager'}, SDPA {sdpa}); ours is {row['ratio']:.2f} times that")
+
+
+def ratio(rate, of):
+    return rate / of if rate > 0 and of > 0 else None
+
+
+def hidden_between_steps(row):
+    """The steps' own times do not see what happens between two of them."""
+    if row["boundary_ms"] <= 1.01 * row["ms"]:
+        return None
+    return f"{row['boundary_ms']:.2f} ms from step to step, but {row['ms']:.2f} ms in the steps"
 
 
 def sensors(output, last_step):
@@ -252,10 +314,10 @@ def summary(row):
 
 
 def run_table(rows):
-    columns = ["model", "B", "T", "dtype", "options", "ms/step", "tok/s", "mfu", "hfu", "of matmul rate", "of floor",
+    columns = ["model", "B", "T", "dtype", "options", "ms/step", "step to step", "tok/s", "mfu", "hfu", "of matmul rate", "of floor",
                "memory GiB (planned)", "spread", "GPU"]  # fmt: skip
     return tools.table(columns, [
-        (row["name"], row["B"], row["T"], row["dtype"], row["options"] or "-", f"{row['ms']:.2f}",
+        (row["name"], row["B"], row["T"], row["dtype"], row["options"] or "-", f"{row['ms']:.2f}", f"{row['boundary_ms']:.2f}",
          f"{row['tokens_per_second']:,.0f}", f"{row['mfu']:.1%}", f"{row['hfu']:.1%}", f"{row['of_matmul_rate']:.1%}",
          f"{row['of_floor']:.1%}", f"{row['memory_peak'] / 2**30:.2f} ({row['memory_planned'] / 2**30:.2f})",
          f"{row['spread']:.1%}", state(row["sensors"]))
@@ -271,7 +333,8 @@ def matmul_table(profile):
 
 
 EXPLANATION = """\
-Medians of whole training steps: loader, forward, backward, norm, AdamW. mfu: (6 N + 6 L C T) FLOP a token; hfu: what
+Medians of whole training steps: loader, forward, backward, norm, AdamW; step to step: the same with what is between two
+of them. mfu: (6 N + 6 L C T) FLOP a token; hfu: what
 the machine computes (llmc/model/flops.h). Of matmul rate: the same FLOP against the measured rate. Floor: the sum over
 ops of the longer of FLOP and bytes at the measured rates. Spread: slowest less fastest step, as a fraction of the
 median. GPU: clock, mean power and temperature during these steps."""
@@ -290,7 +353,7 @@ def markdown(bench, sections, info):
                   f"{device['peak_flops'] / 1e12:.4g} TFLOP/s.", ""]
     lines += [EXPLANATION, ""]
     titles = {"models": "Models", "sweep": "Micro-batch and context", "recompute": "Recomputation",
-              "attention": "Attention kernels", "dtype": "Precision"}  # fmt: skip
+              "attention": "Attention kernels", "gelu": "GELU in epilogues", "dtype": "Precision"}  # fmt: skip
     for group, title in titles.items():
         rows = [row for row in bench.runs if row["group"] == group]
         if rows:
@@ -298,9 +361,9 @@ def markdown(bench, sections, info):
     if bench.torch:
         lines += ["## PyTorch", "", "The same step, right after ours: compile, SDPA, bf16 autocast, fused AdamW",
                   "(dev/bench/torch_gpu.py).", ""]
-        columns = ["model", "B", "T", "version", "ms/step", "tok/s", "ours / PyTorch", "memory GiB", "first step s"]
+        columns = ["model", "B", "T", "version", "SDPA", "ms/step", "tok/s", "ours / PyTorch", "memory GiB", "first step s"]
         lines += tools.table(columns, [
-            (row["name"], row["B"], row["T"], row["torch"] + ("" if row["compiled"] else " (eager)"),
+            (row["name"], row["B"], row["T"], row["torch"] + ("" if row["compiled"] else " (eager)"), row["sdpa"],
              f"{1e3 * row['step_seconds']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{row['ratio']:.2f}",
              f"{(row['memory_peak'] or 0) / 2**30:.2f}", f"{row['first_step_seconds']:.1f}")
             for row in bench.torch]) + [""]  # fmt: skip
@@ -311,6 +374,16 @@ def markdown(bench, sections, info):
         first = bench.runs[0]
         lines += ["## Op by op", "", f"{summary(first)}; waiting for the loader: {first['loader_wait']:.3%}.", "",
                   "```", bench.table, "```", "", "## Matmuls and attention", "", *matmul_table(first["profile"]), ""]
+    if bench.alone:
+        lines += ["## Ops alone", "", "In a loop on random numbers (bench_ops); rates as measured in the same process.", ""]
+        shown = [[f"{part:.1%}" if part else "-" for part in (row["of_matmul_rate"], row["of_copy_rate"])]
+                 for row in bench.alone]
+        lines += tools.table(["op", "attention", "ms", "TFLOP/s", "of matmul rate", "of copy rate"], [
+            (row["op"], row["attention"], f"{1e3 * row['seconds']:.4f}", f"{row['flops'] / row['seconds'] / 1e12:.4g}", *parts)
+            for row, parts in zip(bench.alone, shown)]) + [""]  # fmt: skip
+    if bench.choices():
+        lines += ["## Choices by measurement", "", "Products as m, n, k of cuBLASLt (column-major).", ""]
+        lines += tools.table(["product or pass", "taken"], bench.choices()) + [""]
     lines += ["## Sections", "", *tools.table(["section", "result", "seconds", "detail"],
               [(row["name"], row["result"], row["seconds"], row["detail"]) for row in sections.rows])]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -324,7 +397,7 @@ def writer(bench, info, base):
     def write(sections):
         result = {"date": tools.today(), "machine": info, "command": command_line(),
                   "runs": [{k: v for k, v in row.items() if k != "table"} for row in bench.runs], "torch": bench.torch,
-                  "start": bench.start, "sections": sections.rows}  # fmt: skip
+                  "start": bench.start, "choices": bench.choices(), "alone": bench.alone, "sections": sections.rows}  # fmt: skip
         tools.write_report(base, result, markdown(bench, sections, info))
 
     return write
@@ -332,13 +405,18 @@ def writer(bench, info, base):
 
 def run_all(bench, sections):
     first, others = bench.shapes[0], bench.shapes[1:]
-    if bench.options.build and not sections.run("build", 300, bench.build):
-        return
-    if not sections.run(f"{first.name} and its ops", 90, bench.first_model):
-        return
+    bench.trainer.note = sections.note
+    if not bench.options.tiny:
+        libraries = gpu_libraries.prepare()
+        sections.run("libraries", 60, lambda limit: libraries.report(bench.options.no_cudnn))
+    if bench.options.build:
+        sections.run("build", 300, bench.build)
+    sections.run(f"{first.name} and its ops", 90, bench.first_model)
     sections.run(f"PyTorch, {first.name}", 150, lambda limit: bench.pytorch(first, limit))
     sections.run("start", 60, bench.cold_start)
     sections.run("attention kernels", 40, bench.attention)
+    sections.run("GELU in epilogues", 40, bench.gelu)
+    sections.run(f"PyTorch, {first.name}, cuDNN's attention", 90, lambda limit: bench.pytorch(first, limit, "cudnn"))
     for shape in reversed(others):
         sections.run(shape.name, 80, lambda limit, s=shape: bench.model(s, limit), needs=20)
     sections.run("recomputation", 40, bench.recompute)
@@ -353,9 +431,10 @@ def main():
     parser.add_argument("--trainer", default="./train_gpt2cu")
     parser.add_argument("--build", nargs="*", default=[], metavar="TARGET", help="what make builds first")
     parser.add_argument("--tiny", action="store_true", help="shapes for the CPU trainer and the simulator")
+    parser.add_argument("--no-cudnn", action="store_true", help="that cuDNN is not there is no failure")
     parser.add_argument("--only", default="", metavar="REGEX", help="only sections whose names match")
     parser.add_argument("--seconds", type=float, default=570)
-    parser.add_argument("--output", type=Path, default=tools.RESULTS)
+    parser.add_argument("--output", type=Path, default=tools.output_folder())
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as directory:

@@ -2,13 +2,15 @@
 """Proves the CUDA backend on this machine's GPU, in less than ten minutes: `make check-gpu`.
 
     dev/bench/check_gpu.py --tests build/release-cuda-90/test [--trainer ./train_gpt2cu] [--reference ./train_gpt2]
-                           [--build TARGET ...] [--tiny]  [--seconds 570] [--jobs N] [--output DIR]
+                           [--build TARGET ...] [--tiny] [--no-cudnn] [--seconds 570] [--jobs N] [--output DIR]
 
-Builds; runs the op and golden tests in every dtype; trains a small GPT-2 and the 124M model and holds the losses
+Finds the libraries (gpu_libraries.py); builds, the trainer first; runs the op and golden tests in every dtype, those of
+the attention with our kernels and with cuDNN's; trains a small GPT-2 and the 124M model and holds the losses
 against those of the CPU trainer (or, where that is not there, against dev/bench/expected_losses.json); checks resume,
-repetition and recomputation bit for bit, fp16 with its loss scale, our attention against cuDNN's, the profile; and runs
-the op tests under compute-sanitizer where that is installed. What is not there is skipped and said. Writes
-check_GPU_DATE.{json,md} after every check. Exit code 1 when anything failed.
+repetition and recomputation bit for bit, GELU in the epilogues of matmuls, fp16 with its loss scale, our attention
+against cuDNN's, the profile; and runs the op tests under compute-sanitizer where that is installed. What is not there is
+skipped and said. A training run that breaks is repeated with --attention own -ge 0, and so are those after it. Writes
+check_GPU_DATE.{json,md} after every check, into DIR, $OUT or dev/bench/results. Exit code 1 when anything failed.
 
 --tiny: sizes that the simulator manages (`make check-gpu BACKEND=sim`).
 --write-expected: runs only the CPU trainer (--reference) and writes expected_losses.json anew.
@@ -23,6 +25,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gpu_libraries
 import gpu_tools as tools
 from gpu_tools import Failed, Skipped, must
 
@@ -47,13 +50,17 @@ HALF_TOLERANCE = {"bf16": 5, "fp16": 3}
 
 # Kernels of our own only: inside cuBLASLt the tools find what is not ours to mend.
 SANITIZED = ["test_layernorm", "test_embedding", "test_attention", "test_decode", "test_optimizer", "test_small"]
-SANITIZERS = {"memcheck": [], "racecheck": [], "initcheck": [], "synccheck": []}
+SANITIZERS = {"memcheck": 120, "racecheck": 60, "initcheck": 60, "synccheck": 60}  # and their seconds
+SANITIZED_JOBS = 4
+# Whose results depend on whose attention it is.
+ATTENTION_PROGRAMS = {"ops": ["test_attention", "test_model"], "golden": None}
 
 
 class Check:
     def __init__(self, options, directory):
         self.options, self.directory, self.data = options, directory, {}
         self.env = {"PRETRAIN_CACHE": str(directory / "tuning")}  # choices by timing: made once, kept for all runs
+        self.trainer = tools.Trainer(self.env)
         self.main = "tiny" if options.tiny else "medium"
 
     # ------------------------------------------------------------------------------------------------------- training
@@ -71,8 +78,8 @@ class Check:
         descriptor, B, T, _, options = MODELS[model]
         output = self.directory / run
         command = [trainer or self.options.trainer, "-e", descriptor, "-b", B, "-t", T, "-x", STEPS, "--dtype", dtype,
-                   "-i", self.shards(model), "-v", 0, "-s", 0, "-f", 0, "-o", output, *options, *more]
-        finished = tools.run(command, limit, self.env)
+                   "-i", self.shards(model), "-v", 0, "-s", 0, "-f", 0, "-o", output, *options]
+        finished = tools.run([*command, *more], limit, self.env) if trainer else self.trainer.run(command, more, limit)
         if finished.status == 2 and "not available on" in finished.stderr:
             raise Skipped(finished.last_words())
         must(finished)
@@ -86,8 +93,8 @@ class Check:
 
     # --------------------------------------------------------------------------------------------------------- checks
 
-    def build(self, limit):
-        targets = self.options.build
+    @staticmethod
+    def build(limit, *targets):
         must(tools.run(["make", f"-j{os.cpu_count() or 1}", *targets], limit))
         return "make " + " ".join(targets)
 
@@ -105,15 +112,16 @@ class Check:
             raise Failed(f"no test programs in {folder}")
         return found
 
-    def run_programs(self, programs, limit, prefix=()):
+    def run_programs(self, programs, limit, prefix=(), jobs=None, **more):
         """Runs them side by side; returns the counts and those that did not finish in time."""
-        threads, budget = str(max(1, len(os.sched_getaffinity(0)) // self.options.jobs)), tools.Budget(limit)
+        jobs, budget = jobs or self.options.jobs, tools.Budget(limit)
+        threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
 
         def one(program):
-            return program, tools.run([*prefix, program], budget.left(), {"OMP_NUM_THREADS": threads})
+            return program, tools.run([*prefix, program], budget.left(), {"OMP_NUM_THREADS": threads, **self.env, **more})
 
         total, unfinished = run_tests.Counts(), []
-        with ThreadPoolExecutor(self.options.jobs) as pool:
+        with ThreadPoolExecutor(jobs) as pool:
             for program, finished in pool.map(one, programs):
                 if finished.status is None and prefix:
                     unfinished.append(program.name)
@@ -124,13 +132,30 @@ class Check:
                 total.add(counts)
         return total, unfinished
 
-    def test_programs(self, group, limit):
-        counts, _ = self.run_programs(self.programs(group), limit)
+    def test_programs(self, group, limit, names=None, **more):
+        counts, _ = self.run_programs(self.programs(group, names), limit, **more)
         reasons = sorted({reason for reason, _ in counts.skips})
         detail = counts.line() + (f" ({'; '.join(reasons)})" if reasons else "")
         if counts.failed:
+            said = ["\n".join(lines) for _, lines in counts.failures]
+            if more.get("TEST_ATTENTION") == "cudnn" and all("--attention cudnn: " in text for text in said):
+                raise Skipped(next(line for line in said[0].splitlines() if "--attention cudnn: " in line))
             raise Failed(detail + ": " + ", ".join(name for name, _ in counts.failures))
         return detail
+
+    def attention_programs(self, kind, limit):
+        """By one attention alone: left to itself the trainer takes for each shape the faster one."""
+        budget, details = tools.Budget(limit), []
+        for group, names in ATTENTION_PROGRAMS.items():
+            details.append(self.test_programs(group, budget.left(), names, TEST_ATTENTION=kind))
+        return "; ".join(details)
+
+    def gelu(self, level, limit):
+        """With GELU in the epilogue it is of sums that were not rounded: other bits, the same losses."""
+        dtype = self.half(limit)
+        plain = self.once(dtype, limit, "-ge", 0)
+        run = self.train(f"gelu_{level}", self.main, dtype, limit, "-ge", level)
+        return self.compare(tools.losses(run), tools.losses(plain), tolerance(self.main, dtype), f"{dtype}, from -ge 0")
 
     def reference_losses(self, model, dtype, limit):
         """The curve of the CPU trainer, or the committed one, and which it is."""
@@ -234,8 +259,9 @@ class Check:
 
     def sanitizer(self, tool, limit):
         command = find_sanitizer()
-        prefix = [command, "--tool", tool, "--error-exitcode", "99", *SANITIZERS[tool]]
-        counts, unfinished = self.run_programs(self.programs("ops", SANITIZED), limit, prefix)
+        prefix = [command, "--tool", tool, "--error-exitcode", "99"]
+        counts, unfinished = self.run_programs(self.programs("ops", SANITIZED), limit, prefix, SANITIZED_JOBS,
+                                               TEST_FILTER="*_bf16")
         detail = counts.line() + (f"; no end in {limit:.0f} s: {', '.join(unfinished)}" if unfinished else "")
         if counts.failed:
             raise Failed(detail + ": " + ", ".join(name for name, _ in counts.failures))
@@ -274,18 +300,30 @@ def find_sanitizer():
 
 def run_all(check, sections):
     options = check.options
-    if options.build and not sections.run("build", 300, check.build):
-        return
-    if options.build and not shutil.which(options.reference):
+    check.trainer.note = sections.note
+    if not options.tiny:
+        libraries = gpu_libraries.prepare()
+        sections.run("libraries", 60, lambda limit: libraries.report(options.no_cudnn))
+    # What is there is checked, whatever of it could not be built: a test program, say, for want of cmocka.
+    trainer, *others = options.build or [None]
+    if trainer:
+        sections.run("build", 300, lambda limit: check.build(limit, trainer))
+    if others:
+        sections.run("build the tests", 300, lambda limit: check.build(limit, "-k", *others))
+    if trainer and not shutil.which(options.reference):
         sections.run("build the CPU trainer", 90, check.build_reference)
     sections.run("op tests", 300 if options.tiny else 180, lambda limit: check.test_programs("ops", limit))
     sections.run("golden test", 60, lambda limit: check.test_programs("golden", limit))
     for dtype in ("fp32", "bf16"):
         sections.run(f"losses of 20 steps, {dtype}", 60, lambda limit, d=dtype: check.loss_curve(check.main, d, limit))
+    for kind in ("own", "cudnn"):
+        sections.run(f"attention tests, {kind}", 90, lambda limit, k=kind: check.attention_programs(k, limit))
     for dtype in ("fp32", "fp16", "bf16"):
         repeated = sections.run(f"two runs, {dtype}", 60, lambda limit, d=dtype: check.repetition(d, limit))
         if repeated:
             sections.run(f"resume, {dtype}", 60, lambda limit, d=dtype: check.resume(d, limit))
+    for level in (1, 2):
+        sections.run(f"GELU in epilogues, -ge {level}", 60, lambda limit, g=level: check.gelu(g, limit))
     sections.run("fp16 with loss scale", 60, check.fp16)
     for level in (1, 2, 3):
         sections.run(f"recompute level {level}", 60, lambda limit, r=level: check.recompute(r, limit))
@@ -295,8 +333,8 @@ def run_all(check, sections):
         for dtype in ("fp32", "bf16"):
             sections.run(f"losses of 20 steps, 124M, {dtype}", 60,
                          lambda limit, d=dtype: check.loss_curve("124M", d, limit))
-    for tool in SANITIZERS:
-        sections.run(f"compute-sanitizer {tool}", 60, lambda limit, t=tool: check.sanitizer(t, limit))
+    for tool, seconds in SANITIZERS.items():
+        sections.run(f"compute-sanitizer {tool}", seconds, lambda limit, t=tool: check.sanitizer(t, limit))
 
 
 def writer(base, info, options):
@@ -330,11 +368,12 @@ def main():
     parser.add_argument("--tests", default="build/release-cuda/test", help="folder of the test programs")
     parser.add_argument("--build", nargs="*", default=[], metavar="TARGET", help="what make builds first")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--no-cudnn", action="store_true", help="that cuDNN is not there is no failure")
     parser.add_argument("--write-expected", action="store_true")
     parser.add_argument("--only", default="", metavar="REGEX", help="only sections whose names match")
     parser.add_argument("--seconds", type=float, default=570)
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
-    parser.add_argument("--output", type=Path, default=tools.RESULTS)
+    parser.add_argument("--output", type=Path, default=tools.output_folder())
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as directory:

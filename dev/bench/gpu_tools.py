@@ -32,7 +32,15 @@ class Failed(Exception):
     """A section that found something wrong."""
 
 
+def output_folder():
+    """Where reports go unless --output says otherwise: $OUT, or beside the others."""
+    return Path(os.environ.get("OUT") or RESULTS)
+
+
 # ---------------------------------------------------------------------------------------------------------- processes
+
+
+MAX_OUTPUT = 1 << 24  # bytes kept of what a program prints: the last ones
 
 
 class Finished:
@@ -42,7 +50,7 @@ class Finished:
 
     def last_words(self):
         lines = [line for line in (self.stdout + "\n" + self.stderr).splitlines() if line.strip()]
-        return " / ".join(lines[-3:])[-400:]
+        return "".join(c if c.isprintable() else "?" for c in " / ".join(lines[-3:])[-400:])
 
 
 def run(command, seconds, env=None):
@@ -66,17 +74,21 @@ def run(command, seconds, env=None):
             process.wait()
         texts = []
         for file in (out, err):
-            file.seek(0)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_OUTPUT))
             texts.append(file.read().decode(errors="replace"))
     return Finished(command, status, *texts, time.monotonic() - began)
 
 
+def reason(finished):
+    if finished.status is None:
+        return f"{finished.command[0]} ran out of time after {finished.seconds:.0f} s"
+    return f"{finished.command[0]} ended with status {finished.status}: {finished.last_words()}"
+
+
 def must(finished):
     """Raises Failed unless the command ended well."""
-    if finished.status is None:
-        raise Failed(f"{' '.join(finished.command[:1])} ran out of time after {finished.seconds:.0f} s")
     if finished.status != 0:
-        raise Failed(f"{' '.join(finished.command[:1])} ended with status {finished.status}: {finished.last_words()}")
+        raise Failed(reason(finished))
     return finished
 
 
@@ -103,6 +115,11 @@ class Sections:
         """only: a regular expression; sections whose names do not match are left out without a word."""
         self.budget, self.only, self.write = Budget(seconds), re.compile(only), write
         self.rows = []  # name, result, seconds, detail
+        self.notes = []  # of the section that runs
+
+    def note(self, text):
+        """Makes the section that runs a failed one, which goes on to its end all the same."""
+        self.notes.append(text)
 
     def run(self, name, seconds, work, needs=5.0):
         """work(limit) returns a line of detail. needs: not begun with less time than this. Returns whether what builds
@@ -110,7 +127,7 @@ class Sections:
         if not self.only.search(name):
             return True
         limit = min(seconds, self.budget.left())
-        began = time.monotonic()
+        began, self.notes = time.monotonic(), []
         if limit < needs:
             result, detail = "skipped", f"the time was up ({max(limit, 0):.0f} s left)"
         else:
@@ -122,11 +139,14 @@ class Sections:
                 result, detail = "FAILED", str(reason)
             except Exception as error:  # a slip in one section must not cost the others
                 result, detail = "FAILED", f"{type(error).__name__}: {error}"
+        goes_on = result == "passed"
+        if self.notes:
+            result, detail = "FAILED", "; ".join([*self.notes, detail])
         self.rows.append({"name": name, "result": result, "seconds": round(time.monotonic() - began, 1),
                           "detail": " ".join(detail.split())})
         print(f"{self.rows[-1]['seconds']:7.1f} s  {result:7s}  {name}: {self.rows[-1]['detail']}", flush=True)
         self.write(self)
-        return result == "passed"
+        return goes_on
 
     def count(self, result):
         return sum(row["result"] == result for row in self.rows)
@@ -175,6 +195,37 @@ def events(directory, kind):
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     whole = [json.loads(line) for line in lines if line.endswith("\n")]
     return [entry for entry in whole if entry["event"] == kind]
+
+
+# Nothing of cuDNN's, no epilogue with GELU, no choice that another run left.
+SAFE, SAFE_CACHE = ["--attention", "own", "-ge", 0], "off"
+
+
+class Trainer:
+    """Runs a trainer. Where it breaks or hangs with what it chooses itself, it is run once more with SAFE, so that one bad
+    library does not cost every measurement; if that helps, so are all runs after it, and `note` is told why."""
+
+    def __init__(self, env):
+        self.env, self.safe, self.note = env, False, print
+        self.proven = False  # that a run ends: until then each leaves time for a second one
+
+    def run(self, command, more, limit):
+        """more: the options of this run, which win over SAFE."""
+        budget, chosen = Budget(limit), any(option in more for option in ("--attention", "-ge", "-y"))
+        if self.safe:
+            return run([*command, *SAFE, *more], limit, dict(self.env, PRETRAIN_CACHE=SAFE_CACHE))
+        finished = run([*command, *more], limit if self.proven or chosen else 0.6 * limit, self.env)
+        self.proven = self.proven or finished.status == 0
+        if chosen or finished.status in (0, 2, 127) or budget.left() < 1:  # 2: refused, 127: not there
+            return finished
+        if "-o" in command:
+            fresh(command[command.index("-o") + 1])
+        again = run([*command, *more, *SAFE], budget.left(), dict(self.env, PRETRAIN_CACHE=SAFE_CACHE))
+        if again.status != 0:
+            return finished
+        self.safe = True
+        self.note(f"{reason(finished)}; it works with {' '.join(map(str, SAFE))}, which all runs from here on have")
+        return again
 
 
 def losses(directory):

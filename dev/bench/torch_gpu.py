@@ -2,12 +2,14 @@
 """The same training step in PyTorch on a GPU, as one would write it today: torch.compile, scaled_dot_product_attention,
 bf16 autocast over fp32 weights, fused AdamW, clipping. The model is that of torch_step.py.
 
-    dev/bench/torch_gpu.py L=12,C=768,NH=12,V=50257 B T [--dtype bf16|fp32] [--steps 20] [--eager] [--device cpu]
+    dev/bench/torch_gpu.py L=12,C=768,NH=12,V=50257 B T [--dtype bf16|fp32] [--steps 20] [--eager]
+                           [--sdpa default|cudnn] [--device cpu]
 
 Prints one JSON object: the median of the steps after the warm-up, by device events. Where B does not fit it is halved
 until it does. --device cpu is for trying the script out.
 """
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -30,6 +32,17 @@ def make(shape, T, device):
               {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}]
     fused = {"fused": True} if device == "cuda" else {}
     return model, torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), **fused)
+
+
+def attention(kind):
+    """default: what PyTorch takes by itself, on Hopper FlashAttention-2; cudnn: cuDNN's, or an error."""
+    if kind == "default":
+        return contextlib.nullcontext()
+    try:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+    except ImportError:
+        sys.exit(f"PyTorch {torch.__version__} cannot be told to take cuDNN's attention")
+    return sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
 
 
 class Clock:
@@ -71,7 +84,7 @@ def measure(options, shape, B):
     times = clock.seconds()
     seconds = statistics.median(times[WARMUP_STEPS:])
     peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else None
-    return {"torch": torch.__version__, "compiled": compiled, "B": B, "T": options.T, "dtype": options.dtype,
+    return {"torch": torch.__version__, "compiled": compiled, "sdpa": options.sdpa, "B": B, "T": options.T, "dtype": options.dtype,
             "step_seconds": seconds, "tokens_per_second": B * options.T / seconds, "first_step_seconds": times[0],
             "loss": float(loss.detach()), "memory_peak": peak}
 
@@ -84,6 +97,7 @@ def main():
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp32"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--sdpa", default="default", choices=["default", "cudnn"])
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     shape = {key: int(value) for key, value in (part.split("=") for part in options.shape.split(","))}
@@ -92,7 +106,8 @@ def main():
     B = options.B
     while B >= 1:
         try:
-            print(json.dumps(measure(options, shape, B)))
+            with attention(options.sdpa):
+                print(json.dumps(measure(options, shape, B)))
             return 0
         except torch.cuda.OutOfMemoryError:
             B //= 2

@@ -103,9 +103,11 @@ ifneq ($(and $(NVCC),$(GPU_ARCHS)),)
 all: train_gpt2cu
 endif
 
-# The tests of ops and model, and the step benchmark, for the device: what `make check-gpu` and `make bench-gpu` run.
-CUDA_TEST_BIN := $(patsubst %.c,$(CUDA_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c) dev/bench/bench_step.c)
+# The tests of ops and model for the device: what `make check-gpu` runs. The ops alone: for dev/bench/gpu_hour.py.
+CUDA_TEST_BIN := $(patsubst %.c,$(CUDA_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c))
 cuda-test-programs: need-nvcc need-cublaslt $(CUDA_TEST_BIN)
+build/bench_ops_cu: need-nvcc need-cublaslt $(CUDA_BUILD)/dev/bench/bench_ops
+	@cp -f $(CUDA_BUILD)/dev/bench/bench_ops $@
 
 $(CUDA_BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(CUDA_LIB)
 	@mkdir -p $(@D)

@@ -41,6 +41,7 @@ def test_rows_hold_time_utilisation_memory_and_the_command(whole):
     _, report, _ = whole
     groups = [row["group"] for row in report["runs"]]
     assert groups.count("models") == 2 and groups.count("recompute") == 3 and groups.count("sweep") == 2
+    assert [row["options"] for row in report["runs"] if row["group"] == "gelu"] == ["-ge 0", "-ge 1", "-ge 2"]
     for row in report["runs"]:
         assert row["ms"] > 0 and row["mfu"] > 0 and row["memory_peak"] > 0 and "--profile" in row["command"]
         assert row["tokens_per_second"] == pytest.approx(row["B"] * row["T"] / row["ms"] * 1e3)
@@ -84,27 +85,62 @@ def test_the_largest_micro_batch_that_fits_is_found(tmp_path):
     # The stand-in has no room for more than 2 sequences.
     trainer = stub(tmp_path / "trainer", f"""
         B=$(echo "$@" | sed 's/.* -b \\([0-9]*\\) .*/\\1/')
-        [ $B -gt 2 ] && echo "the model does not fit (try a smaller -b, or -r 3)" >&2 && exit 1
+        [ $B -gt 2 ] && exec {ROOT / "train_gpt2"} "$@" -e d48 -b 60000 -t 1024  # a real refusal
         exec {ROOT / "train_gpt2"} "$@" """)
     _, report, _ = bench(tmp_path / "out", "--only", "ops|context", trainer=trainer)
     assert {row["B"] for row in report["runs"] if row["group"] == "models"} == {2}
     assert "B=8 T=16 left out" in sections(report)["micro-batch and context"]["detail"]
 
 
-def test_a_trainer_that_fails_ends_the_benchmark_with_its_words(tmp_path):
+def test_a_trainer_that_always_fails_fails_every_section_with_its_words(tmp_path):
     trainer = stub(tmp_path / "trainer", "echo 'no CUDA device was found' >&2; exit 1")
-    result, report, _ = bench(tmp_path / "out", trainer=trainer)
-    (section,) = report["sections"]
-    assert result.returncode == 1 and section["result"] == "FAILED" and "no CUDA device" in section["detail"]
+    result, report, _ = bench(tmp_path / "out", "--only", "^tiny|start", trainer=trainer)
+    rows = sections(report)
+    assert result.returncode == 1 and rows["start"]["result"] == "skipped"
+    for name in ("tiny and its ops", "tiny, 3 blocks"):
+        assert rows[name]["result"] == "FAILED" and "no CUDA device" in rows[name]["detail"]
 
 
-def test_a_trainer_that_hangs_is_ended(tmp_path):
-    trainer = stub(tmp_path / "trainer", "sleep 1000")
-    for seconds in (7, 30, 100):  # the shortest budget that leaves this machine time to begin
-        result, report, _ = bench(tmp_path / f"out{seconds}", "--seconds", seconds, trainer=trainer)
-        if report["sections"][0]["result"] != "skipped":
+@pytest.mark.parametrize("fault", ["kill -ABRT $$", "sleep 1000", "head -c 100000 /dev/urandom; exit 139"])
+def test_a_trainer_that_breaks_with_cudnn_is_measured_with_our_kernels(tmp_path, fault):
+    trainer = stub(tmp_path / "trainer", f"""
+        case "$* " in *"--attention own -ge 0 "*) exec {ROOT / "train_gpt2"} "$@" ;; esac
+        {fault} """)
+    for seconds in (40, 160):  # the shortest budget that leaves this machine time for both
+        result, report, page = bench(tmp_path / f"out{seconds}", "--only", "^tiny", "--seconds", seconds, trainer=trainer)
+        if report["runs"]:
             break
-    assert result.returncode == 1 and "ran out of time" in report["sections"][0]["detail"]
+    rows = sections(report)
+    assert result.returncode == 1
+    assert rows["tiny and its ops"]["result"] == "FAILED"
+    assert "it works with --attention own -ge 0" in rows["tiny and its ops"]["detail"]
+    assert rows["tiny, 3 blocks"]["result"] != "FAILED"  # no second fault: the runs after it are all safe
+    assert {row["options"] for row in report["runs"]} == {"--attention own -ge 0"}
+    assert all(letter.isprintable() or letter == "\n" for letter in page)
+
+
+def test_the_choices_by_measurement_are_read_from_the_tuning_file(tmp_path):
+    sys.path.insert(0, str(BENCH_GPU.parent))
+    import bench_gpu
+
+    machine = "NVIDIA H200, cc 90, 132 SMs, driver 13000"
+    product = "NT m 768 n 2304 k 65536, bf16 to fp32, bgradb"
+    passes = "attention backward B 64 T 1024 NH 12 HS 64 bf16"
+    (tmp_path / "tuning").write_text(
+        f"{machine}, cuBLASLt 130100, {product}, faster than unfused\t01\tabc\n"
+        f"{machine}, cuBLASLt 130100, {product}, algorithm\t0123456789\tabc\n"
+        f"{machine}, cuDNN 91900, {passes}\t01\tabc\ngarbage \udcff\n", errors="surrogateescape")
+    bench = bench_gpu.Bench.__new__(bench_gpu.Bench)
+    bench.env = {"PRETRAIN_CACHE": str(tmp_path / "tuning")}
+    assert bench.choices() == [(product, "in the epilogue"), (passes, "cuDNN")]
+
+
+def test_time_between_the_steps_does_not_go_unseen(tmp_path):
+    sys.path.insert(0, str(BENCH_GPU.parent))
+    import bench_gpu
+
+    assert bench_gpu.hidden_between_steps({"ms": 100.0, "boundary_ms": 100.9}) is None
+    assert "102.00 ms from step to step" in bench_gpu.hidden_between_steps({"ms": 100.0, "boundary_ms": 102.0})
 
 
 def test_the_pytorch_step_learns(tmp_path):

@@ -27,7 +27,7 @@ def script(path, body):
 @pytest.fixture
 def tests(tmp_path):
     """A folder of test programs that take no time."""
-    for program in ("ops/test_layernorm", "ops/test_small", "golden/test_golden"):
+    for program in ("ops/test_layernorm", "ops/test_small", "ops/test_attention", "golden/test_golden"):
         script(tmp_path / "tests" / program, PASSES)
     return tmp_path / "tests"
 
@@ -54,7 +54,7 @@ def test_a_good_trainer_passes_what_this_machine_can_check(tmp_path, tests):
     assert result.returncode == 0, result.stdout
     passed = {name for name, row in rows.items() if row["result"] == "passed"}
     assert {"op tests", "golden test", "losses of 20 steps, fp32", "two runs, fp32", "resume, fp32",
-            "recompute level 1", "recompute level 2", "recompute level 3", "profile"} <= passed
+            "GELU in epilogues, -ge 1", "GELU in epilogues, -ge 2", "attention tests, own", "recompute level 1", "recompute level 2", "recompute level 3", "profile"} <= passed
     assert result.stdout.splitlines()[-1].startswith(f"{len(passed)} passed, 0 failed")
     assert rows["compute-sanitizer memcheck"]["result"] in ("passed", "skipped")
 
@@ -86,6 +86,120 @@ def test_without_the_cpu_trainer_the_committed_losses_are_the_reference(tmp_path
     _, rows = check(tmp_path, tests, "--reference", tmp_path / "none", "--only", "losses")
     row = rows["losses of 20 steps, fp32"]
     assert row["result"] == "passed" and "expected_losses.json" in row["detail"]
+
+
+def test_what_could_be_built_is_checked(tmp_path, tests):
+    # make: the trainer is there, of the tests not all.
+    tools = script(tmp_path / "bin" / "make", 'case "$*" in *-k*) echo "fatal error: cmocka.h" >&2; exit 2;; esac')
+    result = subprocess.run(command(tmp_path, tests, "--trainer", ROOT / "train_gpt2", "--reference", "sh", "--build",
+                                    "train_gpt2cu", "cuda-test-programs", "--only", "build|op tests|losses.*fp32"),
+                            env={**os.environ, "PATH": f"{tools.parent}:{os.environ['PATH']}"}, capture_output=True,
+                            text=True, timeout=300)
+    rows = report(tmp_path)
+    assert result.returncode == 1 and "cmocka.h" in rows["build the tests"]["detail"]
+    assert [rows[name]["result"] for name in ("build", "build the tests", "op tests", "losses of 20 steps, fp32")] == [
+        "passed", "FAILED", "passed", "passed"]
+
+
+def test_a_trainer_that_aborts_with_cudnn_is_checked_with_our_kernels(tmp_path, tests):
+    trainer = script(tmp_path / "trainer", f"""
+        case "$* " in *"--attention own -ge 0 "*) exec {ROOT / "train_gpt2"} "$@" ;; esac
+        echo 'cudnn_pass.c:77: cudnnBackendExecute: CUDNN_STATUS_EXECUTION_FAILED' >&2; kill -ABRT $$ """)
+    result, rows = check(tmp_path, tests, "--only", "losses|runs, fp32|resume, fp32", trainer=trainer)
+    first = rows["losses of 20 steps, fp32"]
+    assert result.returncode == 1 and first["result"] == "FAILED"
+    assert "CUDNN_STATUS_EXECUTION_FAILED" in first["detail"] and "it works with --attention own" in first["detail"]
+    assert all(rows[name]["result"] == "passed" for name in rows if name != "losses of 20 steps, fp32")
+    assert "two runs, fp32" in rows and "resume, fp32" in rows
+
+
+def test_both_attentions_are_tested_apart_and_leave_no_choices_behind(tmp_path, tests):
+    script(tests / "ops" / "test_attention", f'echo "$TEST_ATTENTION $PRETRAIN_CACHE" >>{tmp_path}/seen\n' + PASSES)
+    _, rows = check(tmp_path, tests, "--only", "op tests|attention tests")
+    seen = [line.split(" ") for line in (tmp_path / "seen").read_text().splitlines()]
+    assert [kind for kind, _ in seen] == ["", "own", "cudnn"]
+    assert all(cache.startswith("/") and not cache.startswith(str(Path.home() / ".cache")) for _, cache in seen)
+    script(tests / "ops" / "test_attention", 'echo "--attention $TEST_ATTENTION: cuDNN not found" >&2; exit 255')
+    _, rows = check(tmp_path, tests, "--only", "attention tests")
+    assert [row["result"] for row in rows.values()] == ["FAILED", "skipped"]
+
+
+def test_sanitizers_see_one_dtype_of_four_programs_at_a_time(tmp_path, tests):
+    script(tests / "ops" / "test_small", f'echo "$TEST_FILTER" >>{tmp_path}/seen\n' + PASSES)
+    tool = script(tmp_path / "bin" / "compute-sanitizer", 'shift 4; exec "$@"')
+    result = subprocess.run(command(tmp_path, tests, "--only", "sanitizer"), capture_output=True, text=True, timeout=100,
+                            env={**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"})
+    assert result.returncode == 0, result.stdout
+    assert (tmp_path / "seen").read_text().splitlines() == 4 * ["*_bf16"]
+
+
+def test_the_report_goes_into_the_folder_that_the_environment_names(tmp_path, tests):
+    options = command(tmp_path, tests, "--only", "op tests")
+    at = options.index("--output")
+    subprocess.run(options[:at] + options[at + 2:], env={**os.environ, "OUT": str(tmp_path / "out")}, timeout=100,
+                   capture_output=True, check=True)
+    assert report(tmp_path)["op tests"]["result"] == "passed"
+
+
+def lay(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+
+
+@pytest.fixture
+def gpu_libraries(tmp_path, monkeypatch):
+    sys.path.insert(0, str(CHECK_GPU.parent))
+    import gpu_libraries as module
+
+    for variable in ("CPATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CUDNN_LIBRARY"):
+        monkeypatch.setenv(variable, "")  # and put back after the test, whatever it sets
+    monkeypatch.setenv("CUDA", str(tmp_path / "cuda"))
+    monkeypatch.setattr(module, "FOLDER", tmp_path / "links")
+    lay(tmp_path / "cuda", "bin/nvcc", "include/cublasLt.h", "lib64/libcublasLt.so", "lib64/libcublasLt.so.13",
+        "lib64/libnvrtc.so.13")
+    return module
+
+
+WHEELS = ("nvidia/cudnn/include/cudnn.h", "nvidia/cudnn/include/cudnn_graph.h", "nvidia/cudnn/lib/libcudnn.so.9",
+          "nvidia/cu13/include/cublasLt.h", "nvidia/cu13/include/cuda.h", "nvidia/cu13/lib/libcublasLt.so.13")
+
+
+def test_cudnn_and_cublaslt_are_found_in_the_wheels(tmp_path, gpu_libraries):
+    lay(tmp_path / "site", *WHEELS)
+    for name in ("include/cublasLt.h", "lib64/libcublasLt.so", "lib64/libcublasLt.so.13"):
+        (tmp_path / "cuda" / name).unlink()
+    found = gpu_libraries.Libraries([tmp_path / "site"], "", [])
+    links = {path.name: path.resolve() for kind in ("include", "lib") for path in (tmp_path / "links" / kind).iterdir()}
+    assert set(links) == {"cudnn.h", "cudnn_graph.h", "cublasLt.h", "libcublasLt.so", "libcublasLt.so.13",
+                          "libnvrtc.so.13"}  # and not the wheel's cuda.h, which need not be that of this nvcc
+    assert all(path.exists() for path in links.values())
+    assert found.environment == {
+        "CUDNN_LIBRARY": str(tmp_path / "site/nvidia/cudnn/lib/libcudnn.so.9"), "CPATH": str(tmp_path / "links/include"),
+        "LIBRARY_PATH": str(tmp_path / "links/lib"), "LD_LIBRARY_PATH": str(tmp_path / "links/lib")}
+    assert "site/nvidia/cudnn/lib" in found.report()
+    os.environ.update(found.environment)  # a second look, with what the first one set
+    again = gpu_libraries.Libraries([tmp_path / "site"], "", [])
+    assert {**found.environment, **again.environment} == found.environment and "(CUDNN_LIBRARY)" in again.report()
+    assert all(path.exists() for path in links.values()) and (tmp_path / "links/include/cudnn.h").exists()
+
+
+def test_what_is_where_compiler_and_loader_look_is_left_there(tmp_path, gpu_libraries):
+    lay(tmp_path / "usr", "cudnn.h")
+    loader = "".join(f"\t{name} (libc6,x86-64) => /usr/lib/{name}\n"
+                     for name in ("libcudnn.so.9", "libcublasLt.so.13", "libnvrtc.so.13"))
+    found = gpu_libraries.Libraries([], loader, [tmp_path / "usr"])
+    assert found.environment == {} and "/usr/lib/libcudnn.so.9" in found.report()
+
+
+def test_a_missing_cudnn_fails_unless_it_is_meant(tmp_path, gpu_libraries):
+    found = gpu_libraries.Libraries([], "", [])
+    with pytest.raises(gpu_libraries.tools.Failed, match="cudnn.h, libcudnn.so.9.*--no-cudnn"):
+        found.report()
+    assert "libcudnn.so.9 not found" in found.report(without_cudnn=True)
+    (tmp_path / "cuda" / "bin" / "nvcc").unlink()
+    with pytest.raises(gpu_libraries.tools.Failed, match="missing: nvcc"):
+        gpu_libraries.Libraries([], "", []).report(without_cudnn=True)
 
 
 def test_what_the_time_does_not_suffice_for_is_skipped_and_said(tmp_path, tests):

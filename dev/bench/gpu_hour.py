@@ -1,0 +1,401 @@
+#!/usr/bin/env python3
+"""The first half hour on a GPU that this code has not seen: does it run, is it right, and where does the time go?
+
+    dev/bench/gpu_hour.sh PART [--output DIR] [--seconds 570] [--no-cudnn] [--only REGEX] [--tiny --trainer PATH]
+
+run      tools and libraries; the build; first steps, the safest first; the 124M model in every form; PyTorch beside it
+check    all of check_gpu.py
+why      each op alone, start, kernels under ncu, our attention against cuDNN's in the order ABBA, GELU, the large models
+verdict  nothing but the page, from the parts whose files are in DIR
+
+Each part fits one command of 9.5 minutes and needs nothing from another: a machine may be fresh each time, without a
+network, with what scripts/pack_deps.sh packed (gpu_hour.sh finds it). Nothing that fails ends a part. A part writes
+PART.json and PART.md into DIR ($OUT, or dev/bench/results/hour), and verdict.md, one page on all parts found there, after
+every section; it is printed at the end. --tiny: sizes for the CPU trainer and the simulator, to try it out.
+"""
+import argparse
+import csv
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import bench_gpu
+import check_gpu
+import gpu_libraries
+import gpu_tools as tools
+from bench_gpu import Bench
+from gpu_tools import Failed, Skipped, must
+
+PARTS = ["run", "check", "why"]
+
+# What the build takes besides the CUDA toolkit: a program, or a header that the compiler must find.
+PROGRAMS = ["gcc", "g++", "make", "nvidia-smi", "compute-sanitizer", "ncu", "python3"]
+HEADERS = ["cjson/cJSON.h", "xxhash.h", "pcre2.h", "zlib.h", "zstd.h", "cmocka.h"]
+
+KERNELS = ["layernorm_forward_kernel", "layernorm_backward_kernel", "shared_memory_kernel", "registers_kernel",
+           "gelu_forward_kernel", "gelu_backward_kernel", "flash_forward_kernel", "flash_backward_queries_kernel",
+           "flash_backward_keys_kernel", "update_kernel", "part_sums_kernel", "embedding_forward_kernel"]  # fmt: skip
+NCU_METRICS = {"gpu__time_duration.sum": "us", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": "% of memory",
+               "sm__throughput.avg.pct_of_peak_sustained_elapsed": "% of SMs"}  # fmt: skip
+NCU_LAUNCHES = 40
+
+
+# ----------------------------------------------------------------------------------------------------------- predicted
+
+
+def first(rows, **wanted):
+    return next((row for row in rows if all(row.get(key) == value for key, value in wanted.items())), None)
+
+
+def main_row(report):
+    """That of the model that the parts begin with: 124M, or what stands in for it with --tiny."""
+    return first(report.get("runs", []), group="models")
+
+
+def of_main(key, factor=1.0):
+    def find(report):
+        row = main_row(report)
+        return row and row[key] * factor
+
+    return find
+
+
+def of_model(name, key):
+    def find(report):
+        row = first(report.get("runs", []), group="models", name=name)
+        return row and row[key]
+
+    return find
+
+
+def of_ops(names, tensor=None):
+    """Milliseconds a step in these ops, all blocks and tensors."""
+
+    def find(report):
+        row = main_row(report)
+        ops = row["profile"]["ops"] if row else []
+        return sum(op["ms"] for op in ops if op["op"] in names.split() and tensor in (None, op["tensor"])) or None
+
+    return find
+
+
+def outside_ops(report):
+    row = main_row(report)
+    return row and row["boundary_ms"] - sum(op["ms"] for op in row["profile"]["ops"])
+
+
+def of_torch(sdpa, key):
+    def find(report):
+        row = first(report.get("torch", []), sdpa=sdpa)
+        return row and row[key]
+
+    return find
+
+
+def of_option(options):
+    def find(report):
+        row = first(report.get("runs", []), group="attention", options=options)
+        return row and row["ms"]
+
+    return find
+
+
+def of_start(name):
+    def find(report):
+        row = first(report.get("start", []), name=name)
+        return row and row["seconds"]
+
+    return find
+
+
+# For one H200, bf16, 124M at B=64, T=1024, from bytes, FLOP and what others measured on it; none of it was measured with
+# this code. (what, predicted, range, where it is found)
+PREDICTED_FOR = "H200"
+PREDICTED = [
+    ("124M, tokens/s", 552e3, 517e3, 593e3, of_main("tokens_per_second")),
+    ("124M, ms a step", 118.7, 110, 127, of_main("ms")),
+    ("the same with --attention own -ge 0", 121.7, 112, 132, of_option("--attention own -ge 0")),
+    ("memory, GiB", 22.4, 21.5, 23.5, of_main("memory_peak", 2.0**-30)),
+    ("PyTorch, tokens/s", 450e3, 400e3, 520e3, of_torch("default", "tokens_per_second")),
+    ("ours / PyTorch", 1.2, 1.05, 1.4, of_torch("default", "ratio")),
+    ("ours / PyTorch with cuDNN's attention", 1.1, 1.0, 1.3, of_torch("cudnn", "ratio")),
+    ("1558M, tokens/s", 52e3, 47e3, 57e3, of_model("1558M", "tokens_per_second")),
+    ("start without tuning file, s", 5.5, 5, 6, of_start("without tuning cache")),
+    ("start with it, s", 2.8, 2.5, 3, of_start("again with it")),
+    ("ms: qkv forward", 4.35, 4.0, 4.8, of_ops("matmul_forward", "qkvw")),
+    ("ms: attention forward", 4.70, 4.3, 6.6, of_ops("attention_forward")),
+    ("ms: attproj forward", 1.57, 1.4, 1.8, of_ops("matmul_forward", "attprojw")),
+    ("ms: residual + layernorm forward", 2.55, 2.4, 2.8, of_ops("residual_layernorm_forward")),
+    ("ms: fc forward, GELU", 8.31, 7.7, 9.2, of_ops("matmul_gelu_forward")),
+    ("ms: fcproj forward", 5.46, 5.1, 6.0, of_ops("matmul_forward", "fcprojw")),
+    ("ms: head, cross-entropy, their gradients", 26.6, 24.5, 30.0, of_ops("head_loss_backward")),
+    ("ms: layernorm backward", 3.31, 2.8, 4.1, of_ops("layernorm_backward")),
+    ("ms: fcproj input gradient, GELU backward", 7.42, 6.6, 9.6, of_ops("matmul_gelu_backward_input")),
+    ("ms: other input gradients", 11.2, 10.4, 12.4, of_ops("matmul_backward_input")),
+    ("ms: weight and bias gradients", 21.3, 17.5, 24.4, of_ops("matmul_backward_weight")),
+    ("ms: attention backward", 19.2, 15.5, 23.5, of_ops("attention_backward")),
+    ("ms: embedding backward", 0.12, 0.1, 0.2, of_ops("embedding_backward")),
+    ("ms: norm, decision, AdamW", 1.19, 1.1, 1.4, of_ops("gradient_sumsq step_control_update optimizer_update")),
+    ("ms: step to step less the sum of the ops", 1.2, 0.7, 2.2, outside_ops),
+]
+
+
+# ------------------------------------------------------------------------------------------------------------- verdict
+
+
+def load(folder, part):
+    """What a part found, {} when it did not run; its file may be of an older checkout, or damaged."""
+    try:
+        report = json.loads((folder / f"{part}.json").read_text())
+        return report if isinstance(report, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def shown(value):
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def compared(reports):
+    """Rows (what, predicted, range, measured, judgement). Predictions for another GPU are left out."""
+    gpu = next((report["machine"]["gpu"].get("name", "") for report in reports if report.get("machine")), "")
+    rows = []
+    for what, predicted, low, high, find in PREDICTED:
+        measured = next((value for value in map(find, reports) if value is not None), None)
+        judgement = "not measured" if measured is None else ""
+        if measured is not None and PREDICTED_FOR in gpu:
+            judgement = "as predicted" if low <= measured <= high else "above" if measured > high else "below"
+        there = (shown(predicted), f"{shown(low)} to {shown(high)}") if PREDICTED_FOR in gpu else ("-", "-")
+        rows.append((what, *there, shown(measured), judgement))
+    return rows
+
+
+def short(text, length=220):
+    return text if len(text) <= length else text[: length // 2 - 2] + " ... " + text[-(length // 2 - 2):]
+
+
+def verdict(folder):
+    """One page: what ran, what differed, predicted and measured."""
+    reports = {part: load(folder, part) for part in PARTS}
+    sections = {part: report.get("sections") or report.get("checks") or [] for part, report in reports.items()}
+    machine = next((report["machine"] for report in reports.values() if report.get("machine")), None)
+    lines = ["# The first half hour on a GPU", "", tools.describe(machine) + "." if machine else "No part has run.", ""]
+    counts = []
+    for part, rows in sections.items():
+        results = [row["result"] for row in rows]
+        numbers = [results.count(result) for result in ("passed", "FAILED", "skipped")] if rows else ["-", "-", "-"]
+        counts.append((part, *numbers, f"{sum(row['seconds'] for row in rows):.0f}" if rows else "did not run"))
+    lines += ["## What ran", "", *tools.table(["part", "passed", "failed", "skipped", "seconds"], counts), ""]
+    lines += ["## What differed", ""]
+    failed = [(part, row) for part, rows in sections.items() for row in rows if row["result"] == "FAILED"]
+    lines += [f"- {part}, {row['name']}: {short(row['detail'])}" for part, row in failed] or ["Nothing."]
+    left = [f"{row['name']} ({short(row['detail'], 60)})" for rows in sections.values() for row in rows
+            if row["result"] == "skipped"]
+    lines += ["", "Left out: " + ("; ".join(left) or "nothing") + ".", "", "## Predicted and measured", ""]
+    lines += tools.table(["what", "predicted", "range", "measured", ""], compared(list(reports.values())))
+    return "\n".join(lines) + "\n"
+
+
+def write_verdict(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / "verdict.md.tmp"
+    unfinished.write_text(verdict(folder))
+    unfinished.replace(folder / "verdict.md")
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def inventory(_limit):
+    """What is installed. Fails for what the trainer cannot be built without."""
+    missing = [f"{name} not found" for name in PROGRAMS if not shutil.which(name) and name in ("gcc", "g++", "make")]
+    lines = [f"{name}: {shutil.which(name) or 'not found'}" for name in PROGRAMS]
+    for header in HEADERS:
+        with tempfile.NamedTemporaryFile("w", suffix=".c") as source:
+            source.write(f"#define PCRE2_CODE_UNIT_WIDTH 8\n#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n"
+                         f"#include <setjmp.h>\n#include <{header}>\n")
+            source.flush()
+            if tools.run(["gcc", "-fsyntax-only", source.name], 20).status != 0:
+                missing.append(f"{header} not found (scripts/pack_deps.sh)")
+    clocks = tools.output_of("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu",
+                             "--format=csv,noheader")
+    try:
+        python, device = bench_gpu.find_torch(True)
+        code = "import torch; print(torch.__version__, 'cuDNN', torch.backends.cudnn.version())"
+        lines.append(f"PyTorch: {tools.output_of(python, '-c', code)} on {device}, {python}")
+    except Skipped:
+        lines.append("PyTorch: not found")
+    text = "; ".join([f"clocks, power, temperature: {clocks}" if clocks else "no GPU that nvidia-smi knows", *lines])
+    if missing:
+        raise Failed("; ".join(missing) + "; " + text)
+    return text
+
+
+def first_steps(bench, limit, prefix, *more):
+    """Five steps of a model of two blocks, with nothing that would hide why they fail."""
+    vocab = bench.shapes[0].model if bench.options.tiny else "L=2,C=64,NH=1,V=50257,T=32"
+    command = [*prefix, *bench.command(vocab, 2, 32, "-x", 5, *more)]
+    finished = tools.run(command, limit, {"PRETRAIN_CACHE": "off"})
+    if finished.status == 1 and "--attention cudnn: " in finished.stderr:
+        raise Skipped(finished.last_words())
+    must(finished)
+    losses = [line for line in finished.stdout.splitlines() if "loss" in line]
+    if not losses:
+        raise Failed(f"it ended well, but printed no loss: {finished.last_words()}")
+    return " ".join(losses[-1].split())
+
+
+def memcheck(bench, limit):
+    prefix = [check_gpu.find_sanitizer(), "--tool", "memcheck", "--error-exitcode", "99"]
+    return first_steps(bench, limit, prefix, *tools.SAFE)
+
+
+def prepare(options, sections):
+    libraries = gpu_libraries.prepare()
+    sections.run("tools", 60, inventory)
+    sections.run("libraries", 60, lambda limit: libraries.report(options.no_cudnn or options.tiny))
+    if options.build:
+        sections.run("build", 300, lambda limit: check_gpu.Check.build(limit, options.build[0]))
+
+
+def run_part(bench, sections):
+    options, model = bench.options, bench.shapes[0]
+    name = model.name
+    prepare(options, sections)
+    sections.run("first steps, --attention own -ge 0", 40, lambda limit: first_steps(bench, limit, [], *tools.SAFE))
+    sections.run("first steps under memcheck", 60, lambda limit: memcheck(bench, limit))
+    for more in ([], ["-ge", 2], ["--attention", "cudnn"]):
+        title = " ".join(map(str, more)) or "by choice"
+        sections.run(f"first steps, {title}", 40, lambda limit, m=more: first_steps(bench, limit, [], *m))
+    sections.run(f"{name} and its ops", 120, bench.first_model)
+    sections.run(f"{name}, own kernels and cuDNN", 60, lambda limit: bench.rows("attention", limit, [
+        (model, bench.fitting(), model.T, more) for more in (tools.SAFE, ["--attention", "cudnn"])]))
+    sections.run(f"PyTorch, {name}", 150, lambda limit: bench.pytorch(model, limit))
+    sections.run("GELU in epilogues", 40, bench.gelu)
+    sections.run(f"PyTorch, {name}, cuDNN's attention", 120, lambda limit: bench.pytorch(model, limit, "cudnn"))
+    for target in options.build[1:]:
+        sections.run(f"build {target}", 200, lambda limit, t=target: check_gpu.Check.build(limit, "-k", t))
+
+
+def abba(bench, limit):
+    """Our attention and cuDNN's in the order ABBA: a clock that sinks meets both."""
+    shape, budget, times = bench.shapes[0], tools.Budget(limit), {"own": [], "cudnn": []}
+    for kind in ("own", "cudnn", "cudnn", "own"):
+        row = bench.measure("abba", shape.name, shape.model, bench.fitting(), shape.T, shape.steps, budget.left(),
+                            "--attention", kind)
+        times[kind].append(row["ms"])
+    return "; ".join(f"{kind}: {a:.2f} and {b:.2f} ms" for kind, (a, b) in times.items())
+
+
+def ncu_rows(text):
+    """Kernel -> metric -> [values] of ncu --csv, whatever stands around it."""
+    lines, found = text.splitlines(), {}
+    start = next((i for i, line in enumerate(lines) if '"Kernel Name"' in line), len(lines))
+    for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))):
+        try:
+            value = float((row.get("Metric Value") or "").replace(",", ""))
+        except ValueError:
+            continue
+        if row.get("Metric Unit") in ("nsecond", "ns"):
+            value /= 1e3
+        name = (row.get("Kernel Name") or "").split("(")[0].split("<")[0].split()[-1:]
+        found.setdefault("".join(name), {}).setdefault(row.get("Metric Name"), []).append(value)
+    return found
+
+
+def ncu(bench, limit):
+    """The first step launches its kernels one by one; later ones replay a recording."""
+    program = shutil.which("ncu") or shutil.which("/usr/local/cuda/bin/ncu")
+    if not program:
+        raise Skipped("ncu is not installed")
+    shape = bench.shapes[0]
+    finished = must(tools.run(
+        [program, "--csv", "--print-units", "base", "--clock-control", "none", "--metrics", ",".join(NCU_METRICS), "--launch-count", NCU_LAUNCHES,
+         "-k", "regex:" + "|".join(KERNELS),
+         *bench.command(shape.model, min(16, bench.fitting()), shape.T, "-x", 1, *tools.SAFE)], limit, bench.env))
+    rows = ncu_rows(finished.stdout)
+    if not rows:
+        raise Failed(f"ncu printed no figures: {finished.last_words()}")
+    return "; ".join(f"{kernel} " + ", ".join(f"{tools.median(values[metric]):.4g} {unit}"
+                                              for metric, unit in NCU_METRICS.items() if metric in values)
+                     for kernel, values in rows.items())
+
+
+def why_part(bench, sections):
+    shape, others = bench.shapes[0], bench.shapes[1:]
+    prepare(bench.options, sections)
+    sections.run(f"{shape.name} and its ops", 120, bench.first_model)
+    if bench.options.build:
+        sections.run("build bench_ops", 100, lambda limit: check_gpu.Check.build(limit, "build/bench_ops_cu"))
+    sections.run("ops alone", 80, bench.ops_alone)
+    sections.run("start", 60, bench.cold_start)
+    sections.run("attention, ours and cuDNN's, ABBA", 80, lambda limit: abba(bench, limit))
+    sections.run("kernels under ncu", 90, lambda limit: ncu(bench, limit))
+    if others:
+        sections.run(others[-1].name, 80, lambda limit: bench.model(others[-1], limit), needs=20)
+    sections.run("recomputation", 40, bench.recompute)
+    sections.run("micro-batch and context", 70, bench.sweep)
+    sections.run("precision", 40, bench.dtypes)
+    for other in others[-2::-1]:
+        sections.run(other.name, 60, lambda limit, s=other: bench.model(s, limit), needs=20)
+
+
+class NewestTests(os.PathLike):
+    """The folder of test programs, looked for when it is asked for: it is named after the GPU that was built for."""
+
+    def __fspath__(self):
+        found = sorted(tools.ROOT.glob("build/release-cuda-*/test"), key=lambda path: path.stat().st_mtime)
+        return str(found[-1] if found else tools.ROOT / "build/release-cuda/test")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=[*PARTS, "verdict"])
+    parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or tools.RESULTS / "hour"))
+    parser.add_argument("--seconds", type=float, default=570)
+    parser.add_argument("--only", default="", metavar="REGEX", help="only sections whose names match")
+    parser.add_argument("--no-cudnn", action="store_true", help="that cuDNN is not there is no failure")
+    parser.add_argument("--tiny", action="store_true", help="shapes for the CPU trainer and the simulator")
+    parser.add_argument("--trainer", default="./train_gpt2cu")
+    parser.add_argument("--reference", default="./train_gpt2")
+    parser.add_argument("--tests", default=NewestTests(), help="folder of the test programs")
+    parser.add_argument("--build", nargs="*", default=["train_gpt2cu", "cuda-test-programs"], metavar="TARGET",
+                        help="what make builds: the trainer, then the tests")
+    parser.add_argument("--program-of-ops", default="build/bench_ops_cu", help="bench_ops for this device")
+    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
+    options = parser.parse_args()
+    folder = options.output = options.output.absolute()
+
+    began, failed = time.monotonic(), False
+    if options.part != "verdict":
+        info = tools.machine()
+        print(tools.describe(info), flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            if options.part == "check":
+                work, run = check_gpu.Check(options, Path(directory)), check_gpu.run_all
+                write_part = check_gpu.writer(folder / "check", info, options)
+            else:
+                work, run = Bench(options, Path(directory)), {"run": run_part, "why": why_part}[options.part]
+                write_part = bench_gpu.writer(work, info, folder / options.part)
+
+            def write_all(sections):
+                write_part(sections)
+                write_verdict(folder)
+
+            sections = tools.Sections(options.seconds - (time.monotonic() - began), options.only, write_all)
+            if options.part != "check":
+                work.trainer.note = sections.note
+            run(work, sections)
+            failed = sections.count("FAILED") > 0 or not sections.count("passed")
+    write_verdict(folder)
+    print("\n" + (folder / "verdict.md").read_text() + f"\nwritten: {folder}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

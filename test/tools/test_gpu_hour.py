@@ -1,0 +1,210 @@
+"""dev/bench/gpu_hour.sh, rehearsed with the CPU trainer: every part on a machine where all is well, where tools are missing,
+and where programs fail, hang or print garbage. A part always comes to its end, and the page says what happened."""
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU_HOUR = ROOT / "dev" / "bench" / "gpu_hour.sh"
+TRAINER = ROOT / "train_gpt2"
+PASSES = "echo '[ RUN      ] a'; echo '[       OK ] a'"
+FAULTS = {
+    "fails": "echo 'no CUDA device was found' >&2; exit 1",
+    "aborts": "echo 'CUDNN_STATUS_EXECUTION_FAILED' >&2; kill -ABRT $$",
+    "hangs": "sleep 1000",
+    "garbage": "head -c 300000 /dev/urandom",
+}
+PARTS = {"run": 12, "check": 20, "why": 10}  # sections of each, at least
+
+sys.path.insert(0, str(GPU_HOUR.parent))
+import gpu_hour  # noqa: E402
+
+
+def script(path, body):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/bash\n" + body + "\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A toolkit, test programs, and a folder of stubs before everything else on the PATH."""
+    for name in ("bin/nvcc", "include/cublasLt.h", "lib64/libcublasLt.so", "lib64/libcublasLt.so.13",
+                 "lib64/libnvrtc.so.13"):
+        script(tmp_path / "cuda" / name, "true")
+    for program in ("ops/test_layernorm", "ops/test_attention", "golden/test_golden"):
+        script(tmp_path / "tests" / program, PASSES)
+    script(tmp_path / "bin" / "make", "true")
+    return tmp_path
+
+
+def program_of_ops():
+    """That of the newest build for a CPU."""
+    found = sorted(ROOT.glob("build/release-*/dev/bench/bench_ops"), key=lambda path: path.stat().st_mtime)
+    return next((path for path in found[::-1] if "-cuda-" not in str(path)), "not built")
+
+
+def command(machine, part, *options, trainer=TRAINER):
+    return [GPU_HOUR, part, "--tiny", "--trainer", trainer, "--reference", "/nonexistent", "--tests", machine / "tests",
+            "--output", machine / "out", "--program-of-ops", program_of_ops(), *map(str, options)]
+
+
+def hour(machine, part, *options, path=None, trainer=TRAINER, **environment):
+    environment = {**os.environ, "CUDA": str(machine / "cuda"), "PATH": path or f"{machine}/bin:{os.environ['PATH']}",
+                   **environment}
+    result = subprocess.run(command(machine, part, *options, trainer=trainer), env=environment, capture_output=True,
+                            text=True, timeout=600)
+    assert "Traceback" not in result.stderr, result.stderr
+    page = (machine / "out" / "verdict.md").read_text()
+    assert page in result.stdout
+    rows = {}
+    if part != "verdict":
+        report = json.loads((machine / "out" / f"{part}.json").read_text())
+        rows = {row["name"]: row for row in report.get("sections") or report["checks"]}
+    return result, rows, page
+
+
+def test_all_parts_pass_where_all_is_well_and_share_one_page(machine):
+    for part in ("run", "why", "check"):
+        result, rows, page = hour(machine, part)
+        assert result.returncode == 0, result.stdout
+    assert "Nothing." in page and "did not run" not in page
+    lines = {line.split(" | ")[0]: line.split(" | ") for line in page.splitlines()}
+    for what in ("| 124M, tokens/s", "| start with it, s", "| ms: attention backward", "| ms: norm, decision, AdamW",
+                 "| the same with --attention own -ge 0"):
+        assert lines[what][3] != "-" and lines[what][1] == "-"  # nothing was predicted for this machine
+    assert len(page.splitlines()) < 70
+    alone = json.loads((machine / "out" / "why.json").read_text())["alone"]
+    assert len(alone) == 2 * 22 and all(row["seconds"] > 0 for row in alone)
+    assert "## Ops alone" in (machine / "out" / "why.md").read_text()
+    assert len(list((machine / "out").iterdir())) == 7  # three parts of two files, and the page
+    # A page is made of whatever came back, at any later time.
+    (machine / "out" / "why.json").write_text("\x00 damaged")
+    _, _, page = hour(machine, "verdict")
+    assert "| why | - | - | - | did not run |" in page and "| 124M, tokens/s" in page
+
+
+@pytest.mark.parametrize("part, fault", [(part, fault) for part in PARTS for fault in FAULTS
+                                         if (part, fault) != ("why", "hangs")])  # as in run
+def test_a_part_outlives_a_trainer_that(machine, part, fault):
+    trainer = script(machine / "trainer", FAULTS[fault])
+    result, rows, page = hour(machine, part, "--seconds", 20 if fault == "hangs" else 570, trainer=trainer)
+    assert result.returncode == 1 and len(rows) >= PARTS[part]
+    assert "FAILED" in {row["result"] for row in rows.values()} and f"- {part}, " in page
+    assert not any(name.startswith(("tiny", "losses", "two runs")) and row["result"] == "passed"
+                   for name, row in rows.items())
+    assert all(letter.isprintable() or letter == "\n" for letter in page)
+
+
+def test_a_part_goes_on_with_our_kernels_where_cudnn_aborts(machine):
+    trainer = script(machine / "trainer", f"""
+        case "$* " in *"--attention own -ge 0 "*) exec {TRAINER} "$@" ;; esac
+        {FAULTS["aborts"]} """)
+    _, rows, page = hour(machine, "run", trainer=trainer)
+    assert rows["first steps, --attention own -ge 0"]["result"] == "passed"
+    assert rows["first steps, by choice"]["result"] == "FAILED"
+    assert "it works with --attention own -ge 0" in rows["tiny and its ops"]["detail"]
+    assert "| 124M, tokens/s | - | - | - |" not in page  # measured all the same
+    assert "CUDNN_STATUS_EXECUTION_FAILED" in page
+
+
+@pytest.mark.parametrize("fault", ["fails", "hangs", "garbage"])
+def test_a_build_that_does_not_end_well_leaves_what_is_there_to_be_tried(machine, fault):
+    script(machine / "bin" / "make", FAULTS[fault] + "; exit 2")
+    _, rows, _ = hour(machine, "run", "--seconds", 30 if fault == "hangs" else 570, "--only",
+                      "^build$" if fault == "hangs" else "build|first steps, by")
+    assert rows["build"]["result"] == "FAILED"
+    if fault != "hangs":
+        assert rows["first steps, by choice"]["result"] == "passed"
+        assert rows["build cuda-test-programs"]["result"] == "FAILED"
+
+
+def test_what_is_missing_is_named(machine):
+    """Neither compiler nor nvcc, no header, no library, no PyTorch."""
+    for tool in ("bash", "sh", "dirname", "env", "git", "cat", "sed", "head", "kill"):
+        found = [folder for folder in ("/usr/bin", "/bin") if Path(folder, tool).exists()]
+        if found:
+            (machine / "bare").mkdir(exist_ok=True)
+            (machine / "bare" / tool).symlink_to(Path(found[0], tool))
+    (machine / "bare" / "python3").symlink_to(sys.executable)
+    result, rows, page = hour(machine, "run", "--only", "tools|libraries|build|memcheck", path=str(machine / "bare"),
+                              CUDA=str(machine / "none"))
+    assert result.returncode == 1
+    for name in ("gcc not found", "make not found", "cmocka.h not found (scripts/pack_deps.sh)", "ncu: not found"):
+        assert name in rows["tools"]["detail"]
+    assert "missing: nvcc" in rows["libraries"]["detail"] and "missing: nvcc" in page
+    assert rows["build"]["result"] == "FAILED" and rows["first steps under memcheck"]["result"] == "skipped"
+
+
+def test_packed_dependencies_are_used_and_a_damaged_folder_is_no_end(machine):
+    seen = machine / "seen"
+    script(machine / "bin" / "make", f'echo "$PACKED" >>{seen}')
+    for text in ("export PACKED=here", "export PACKED=damaged; return 1"):
+        (machine / "deps").mkdir(exist_ok=True)
+        (machine / "deps" / "env.sh").write_text(text + "\n")
+        hour(machine, "run", "--only", "^build$", DEPS=str(machine / "deps"))
+    hour(machine, "run", "--only", "^build$", DEPS=str(machine / "nowhere"), PACKED="none")
+    assert seen.read_text().split() == ["here", "damaged", "none"]
+
+
+NCU = """==PROF== Connected to process 7
+"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","void layernorm_forward_kernel<__nv_bfloat16, (bool)0>(Forward)","gpu__time_duration.sum","nsecond","52,448"
+"0","void layernorm_forward_kernel<__nv_bfloat16, (bool)0>(Forward)","gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed","%","81.5"
+"1","gelu_forward_kernel","gpu__time_duration.sum","ns","(!) n/a"
+"""
+
+
+def test_ncu_is_read_and_its_failures_are_said(machine):
+    (machine / "ncu.csv").write_text(NCU)
+    script(machine / "bin" / "ncu", f"cat {machine}/ncu.csv")
+    _, rows, _ = hour(machine, "why", "--only", "its ops|ncu")
+    assert rows["kernels under ncu"]["detail"] == "layernorm_forward_kernel 52.45 us, 81.5 % of memory"
+    for fault, words in (("garbage", "no figures"), ("fails", "no CUDA device")):
+        script(machine / "bin" / "ncu", FAULTS[fault])
+        _, rows, _ = hour(machine, "why", "--only", "its ops|ncu")
+        assert rows["kernels under ncu"]["result"] == "FAILED" and words in rows["kernels under ncu"]["detail"]
+
+
+def test_of_a_program_that_breaks_off_the_figures_so_far_are_kept(machine):
+    first = '{"device": "x", "matmul_flops": 1e12, "copy_bandwidth": 0}'
+    program = script(machine / "ops", f"""echo '{first}'; echo '{{"op": "qkv forward", "seconds": 0.5, "flops": 1e11, "bytes": 0}}'
+        echo '{{"op": "att'; {FAULTS["aborts"]} """)
+    _, rows, _ = hour(machine, "why", "--only", "its ops|alone", "--program-of-ops", program)
+    assert "CUDNN_STATUS_EXECUTION_FAILED" in rows["ops alone"]["detail"]
+    (row,) = json.loads((machine / "out" / "why.json").read_text())["alone"]
+    assert row["of_matmul_rate"] == pytest.approx(0.2) and row["of_copy_rate"] is None
+
+
+def test_measured_is_held_against_predicted_on_the_gpu_it_was_predicted_for():
+    run = {"group": "models", "name": "124M", "tokens_per_second": 560e3, "ms": 100.0, "boundary_ms": 101.0,
+           "memory_peak": 23 * 2**30,
+           "profile": {"ops": [{"op": "attention_backward", "tensor": "qkv", "ms": 30.0}]}}  # fmt: skip
+    report = {"machine": {"gpu": {"name": "NVIDIA H200"}}, "runs": [run]}
+    rows = {row[0]: row for row in gpu_hour.compared([{}, report])}
+    assert rows["124M, tokens/s"] == ("124M, tokens/s", "552,000", "517,000 to 593,000", "560,000", "as predicted")
+    assert rows["124M, ms a step"][-1] == "below" and rows["ms: attention backward"][-1] == "above"
+    assert rows["ms: step to step less the sum of the ops"][3] == "71" and rows["1558M, tokens/s"][-1] == "not measured"
+    report["machine"]["gpu"]["name"] = "Tesla T4"
+    assert {row[1] for row in gpu_hour.compared([report])} == {"-"}
+
+
+def test_a_part_that_is_killed_leaves_its_page(machine):
+    trainer = script(machine / "trainer", FAULTS["hangs"])
+    process = subprocess.Popen(command(machine, "run", trainer=trainer), stdout=subprocess.DEVNULL, start_new_session=True,
+                               env={**os.environ, "CUDA": str(machine / "cuda")})
+    deadline = time.monotonic() + 300
+    while not (machine / "out" / "verdict.md").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert "| run | " in (machine / "out" / "verdict.md").read_text()
