@@ -10,6 +10,7 @@ pyarrow; if this Python has none, the one of .venv (scripts/install_deps.sh data
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -104,7 +105,14 @@ def read_all(arguments):
               f"{reader.bad_files} damaged files", file=sys.stderr)
 
 
+def interrupted(*_):
+    os.write(sys.stderr.fileno(), b"read_parquet: interrupted\n")
+    os._exit(130)
+
+
 def main():
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # an exception could come in the midst of another
+        signal.signal(signal.SIGINT, interrupted)
     parser = argparse.ArgumentParser(prog="data/read_parquet.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="FILE|DIR")
@@ -120,9 +128,6 @@ def main():
     except BrokenPipeError:  # whoever read this ended first, and says why
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        print("read_parquet: interrupted", file=sys.stderr)
-        return 130
     except OSError as error:
         print(f"read_parquet: cannot write: {error.strerror or error}", file=sys.stderr)
         return 1
