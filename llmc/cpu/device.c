@@ -7,6 +7,7 @@
 #include "llmc/cpu/host_memory.h"
 
 #include <limits.h>
+#include <malloc.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,7 +119,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
     if (!start_threads(options->threads, err)) return false;
     cpu_backend.onednn = onednn_create(err);
     if (!cpu_backend.onednn) return false;
-    cpu_backend.gemm_tiles = aligned_alloc(64, GEMM_TILES_BYTES);
+    cpu_backend.gemm_tiles = memalign(64, GEMM_TILES_BYTES);
     if (!cpu_backend.gemm_tiles) {
         device_shutdown();
         return error_set(err, "out of memory: %d bytes for matmul tiles", GEMM_TILES_BYTES);
@@ -156,7 +157,7 @@ void *device_alloc(size_t bytes, Error *err) {
     if (!host_memory_read("", &memory, err)) return NULL;
     bool large = bytes >= 2 * HUGE_PAGE;
     // Linux hands out more than it has and kills later: what does not fit is refused here.
-    void *p = bytes > memory.available ? NULL : aligned_alloc(large ? HUGE_PAGE : ALIGNMENT, bytes ? bytes : 1);
+    void *p = bytes > memory.available ? NULL : memalign(large ? HUGE_PAGE : ALIGNMENT, bytes ? bytes : 1);
     if (!p) {
         error_set(err,
                   "out of memory: %zu bytes (%.2f GB) asked, %zu (%.2f GB) free of %zu; use a smaller micro-batch "
@@ -184,7 +185,7 @@ size_t device_memory_peak(void) {
 }
 
 void *host_alloc(size_t bytes, Error *err) {
-    void *p = aligned_alloc(64, bytes ? bytes : 1);
+    void *p = memalign(64, bytes ? bytes : 1);
     if (!p) error_set(err, "out of memory: %zu bytes of host memory", bytes);
     return p;
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <malloc.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,11 +64,12 @@ static const char *status_text(dnnl_status_t status) {
 // oneDNN is C++: where new fails, it throws through its C functions; it constructs its own objects at what
 // posix_memalign gave and writes its code to what mmap gave, be it NULL (2.6: c_compatible, Xbyak's allocator). So each
 // of them ends the program first. These two are the functions of the whole process: whoever wants an answer calls
-// aligned_alloc.
+// memalign. AddressSanitizer has its own, which it needs.
 static void new_failed(void) { out_of_memory("oneDNN"); }
 
+#ifndef __SANITIZE_ADDRESS__
 int posix_memalign(void **p, size_t alignment, size_t bytes) {
-    *p = aligned_alloc(alignment, bytes);
+    *p = memalign(alignment, bytes);
     if (!*p) new_failed();
     return 0;
 }
@@ -79,6 +81,7 @@ void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t
     if (p == MAP_FAILED && errno == ENOMEM) new_failed();
     return p;
 }
+#endif
 
 static void end_without_memory(void) {
     typedef void (*Handler)(void);
@@ -267,7 +270,7 @@ static void *scratch_for(Onednn *dnn, int64_t bytes) {
     if (bytes > dnn->own_scratch_bytes) {
         free(dnn->own_scratch);
         dnn->own_scratch_bytes = bytes;
-        dnn->own_scratch = aligned_alloc(64, (size_t)bytes);
+        dnn->own_scratch = memalign(64, (size_t)bytes);
         REQUIRE_MEMORY(dnn->own_scratch, "%lld bytes of scratch for a matmul", (long long)bytes);
     }
     return dnn->own_scratch;

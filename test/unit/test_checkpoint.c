@@ -440,7 +440,8 @@ static int status_of_a_save_within(TrainerState *s, rlim_t more) {
 static void a_save_that_runs_out_of_memory_never_claims_to_be_one(void **state) {
     (void)state;
 #ifdef __SANITIZE_ADDRESS__
-    skip(); // it needs the address space for itself
+    print_message("AddressSanitizer needs the address space for itself\n");
+    skip();
 #endif
     enum { PROMPT = 12 << 20 }; // its text is put together in memory that doubles
     TrainerState s = make_state(1);
