@@ -17,6 +17,7 @@ import pytest
 
 # Jobs in the background are born ignoring it, and so would be all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and those under nohup
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
