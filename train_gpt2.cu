@@ -536,8 +536,7 @@ static void end_lines(Run *run) {
             "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,\"wait_seconds\":%.4f%s%s",
             (long long)run->setup.state.step, now_seconds() - run->started, (long long)device_memory_peak(),
             (long long)memory_plan_total(gpt2_memory(run->model)),
-            run->loader ? dataloader_wait_seconds(run->loader) : 0.0, summary && *summary ? "," : "",
-            summary ? summary : "") >= 0)
+            run->loader ? dataloader_wait_seconds(run->loader) : 0.0, *summary ? "," : "", summary) >= 0)
         runlog_event(run->log, "end", event);
     free(event);
     free(summary);

@@ -290,6 +290,16 @@ size_t directory_existing(const char *path) {
     return n;
 }
 
+char *path_unused(const char *path) {
+    char *unused = NULL;
+    int i = 0;
+    do {
+        free(unused);
+        REQUIRE_MEMORY(asprintf(&unused, "%s.%d", path, ++i) >= 0, "a path");
+    } while (file_exists(unused));
+    return unused;
+}
+
 void directory_unmake(const char *path, size_t existing) {
     char *prefix = strdup(path);
     REQUIRE_MEMORY(prefix, "a path");

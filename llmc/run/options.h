@@ -106,7 +106,7 @@ bool options_given(const Options *options, const char *long_name);
 // the trainer, which knows T when -t left it to the model.
 bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err);
 
-// All options as one JSON object, malloced; keys are the long names. NULL without memory.
+// All options as one JSON object, malloced; keys are the long names.
 char *options_to_json(const Options *options);
 // For resume: takes from that JSON the value of every option that was not given on the command line, so that -o and -y
 // alone go on as the run was started. What only says where it is written or how it is watched (-o, -y, --progress)

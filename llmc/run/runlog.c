@@ -48,12 +48,7 @@ static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *ke
 
 // Gives the log of an earlier run the first free name of main.log.1, main.log.2, ..., and opens a new one.
 static bool move_aside(RunLog *log, const char *path, Error *err) {
-    char *aside = NULL;
-    int i = 0;
-    do {
-        free(aside);
-        REQUIRE_MEMORY(asprintf(&aside, "%s.%d", path, ++i) >= 0, "a path");
-    } while (file_exists(aside));
+    char *aside = path_unused(path);
     const bool ok = rename(path, aside) == 0 || error_set(err, "%s: cannot be renamed: %s", path, strerror(errno));
     if (ok) fprintf(stderr, "%s is of an earlier run: it is %s now\n", path, aside);
     free(aside);

@@ -54,18 +54,14 @@ static bool holds_only_ours(const char *directory, Error *err) {
 // Removes a directory of a temporary name, which belongs to a write or a removal that is over. With files of somebody
 // else in it, it gets a name that is seen and free instead, such as step_00001000.1.
 static void discard(const char *dir, const char *name) {
-    char *path = path_join(dir, name), *step = path_join(dir, name + strlen(".tmp-")), *seen = NULL;
+    char *path = path_join(dir, name), *step = path_join(dir, name + strlen(".tmp-"));
     if (holds_only_ours(path, NULL)) {
         directory_remove(path, NULL); // what cannot be removed yet is tried again at the next save
     } else {
-        int i = 0;
-        do {
-            free(seen);
-            REQUIRE_MEMORY(asprintf(&seen, "%s.%d", step, ++i) >= 0, "a path");
-        } while (file_exists(seen));
+        char *seen = path_unused(step);
         rename(path, seen);
+        free(seen);
     }
-    free(seen);
     free(step);
     free(path);
 }
@@ -190,14 +186,13 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
 }
 
 double checkpoint_newest_bytes(const char *dir) {
-    static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors"};
     int64_t *steps;
     int count;
     double bytes = 0;
     if (!list_steps(dir, &steps, &count, NULL)) return 0;
     char *newest = count > 0 ? step_path(dir, steps[0], false) : NULL;
-    for (int i = 0; newest && i < 2; i++) {
-        char *path = path_join(newest, FILES[i]);
+    for (int i = 0; newest && i < CHECKPOINT_FILES; i++) {
+        char *path = path_join(newest, checkpoint_file_name(i));
         struct stat st;
         if (stat(path, &st) == 0) bytes += (double)st.st_size;
         free(path);
