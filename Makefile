@@ -72,7 +72,7 @@ SAY    = $(if $(VERBOSE),@:,@printf '  %-5s%s\n')
 # Debian's own Python: the one that Debian's numpy, matplotlib and torch are for.
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
-.PHONY: all quickstart test test-sanitize bench lint format help clean deps
+.PHONY: all quickstart test test-sanitize bench lint format help clean deps FORCE
 
 # Each C file of data/ is a program of that name.
 DATA_TOOLS := $(patsubst %.c,%,$(wildcard data/*.c))
@@ -105,11 +105,17 @@ $(DATA_TOOLS:data/%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/data/%.o $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
 
-train_gpt2: $(BUILD)/train_gpt2 ## the CPU trainer
-	@cp -f $< $@
+# Programs outside of build/ are copies, of the variant that was asked for last. Times do not tell: one built a week ago
+# is the right one now.
+COPY = $(QUIET)cmp -s $< $@ || cp -f $< $@
 
-$(DATA_TOOLS): data/%: $(BUILD)/%
-	@cp -f $< $@
+train_gpt2: $(BUILD)/train_gpt2 FORCE ## the CPU trainer
+	$(COPY)
+
+$(DATA_TOOLS): data/%: $(BUILD)/% FORCE
+	$(COPY)
+
+FORCE:
 
 $(REF_LIB): $(REF_OBJ)
 	@rm -f $@

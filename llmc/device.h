@@ -27,7 +27,8 @@ typedef struct {
 typedef struct {
     const char *backend;            // "cpu" or "cuda"
     char name[128];                 // "AMD EPYC, 2 threads" or "NVIDIA H200"
-    char libraries[256];            // "oneDNN 2.6.3, OpenMP"
+    char libraries[256];            // "vector code avx512bf16, oneDNN 2.6.3, OpenMP"
+    char advice[128];               // how this machine would be faster with another build of this program; or ""
     char attention[256];            // who computes attention, once a model is planned; "" on the CPU: no choice
     int units;                      // threads or SMs in use
     size_t memory_total;            // bytes of device memory

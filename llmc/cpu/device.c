@@ -47,14 +47,21 @@ static bool processor_has(CpuSimd simd) {
 #endif
 }
 
+// As the Makefile's SIMD calls them.
+static const char *const simd_names[] = {"none", "avx512", "avx512bf16"};
+
+static CpuSimd best_simd(void) {
+    return processor_has(CPU_SIMD_AVX512_BF16) ? CPU_SIMD_AVX512_BF16
+           : processor_has(CPU_SIMD_AVX512)    ? CPU_SIMD_AVX512
+                                               : CPU_SIMD_NONE;
+}
+
 static bool check_processor(const char *name, Error *err) {
     if (processor_has(cpu_compiled_simd)) return true;
-    const char *built = cpu_compiled_simd == CPU_SIMD_AVX512_BF16 ? "avx512bf16" : "avx512";
-    const char *fits = processor_has(CPU_SIMD_AVX512) ? "avx512" : "none";
     return error_set(err,
                      "this program was built with SIMD=%s, which this processor (%s) does not have; build it with "
                      "`make SIMD=%s`",
-                     built, name, fits);
+                     simd_names[cpu_compiled_simd], name, simd_names[best_simd()]);
 }
 
 // Denormals to zero, in and out, in every worker: AdamW's moments decay into them, and each one costs over a hundred
@@ -86,7 +93,14 @@ static void fill_facts(DeviceFacts *f, const char *name, HostMemory memory) {
     f->backend = "cpu";
     f->units = cpu_backend.threads;
     snprintf(f->name, sizeof f->name, "%.100s, %d thread%s", name, f->units, f->units == 1 ? "" : "s");
-    snprintf(f->libraries, sizeof f->libraries, "oneDNN %s, OpenMP", onednn_version());
+    snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP", simd_names[cpu_compiled_simd],
+             onednn_version());
+    const CpuSimd best = best_simd();
+    f->advice[0] = '\0';
+    if (best > cpu_compiled_simd)
+        snprintf(f->advice, sizeof f->advice,
+                 "this processor has %s, this program was built with SIMD=%s: plain `make` builds the faster one",
+                 simd_names[best], simd_names[cpu_compiled_simd]);
     f->memory_total = memory.total;
     f->memory_free = memory.available;
     f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = f->supports[DTYPE_E4M3] = true;

@@ -14,6 +14,7 @@ static void machine_lines(RunLog *log, const RunFacts *f) {
     char memory[TEXT];
     format_bytes((double)device->memory_free, memory, TEXT);
     runlog_text(log, "machine     %s: %s, %s free | %s", device->backend, device->name, memory, device->libraries);
+    if (*device->advice) runlog_text(log, "warning     %s", device->advice);
     if (*device->attention) runlog_text(log, "            attention: %s", device->attention);
     DeviceSensors sensors;
     if (f->options->log_gpu_every > 0 && !device_sensors(&sensors))

@@ -53,6 +53,40 @@ def test_ptx_is_embedded_for_newer_gpus_but_none_of_sm_75(archs, machine_code, p
     assert codes == [f"sm_{a}" for a in machine_code.split()] + [f"compute_{a}" for a in ptx.split()]
 
 
+def test_programs_outside_of_build_are_of_the_variant_asked_for_last(tmp_path):
+    """The real Makefile and compiler, over a trainer and a tool that know nothing but how they were compiled."""
+    tells = '''#include <stdio.h>
+        extern const char variant[];
+        int main(void) { printf("%s ", variant);
+        #ifdef __SANITIZE_ADDRESS__
+            puts("sanitize");
+        #else
+            puts("release");
+        #endif
+        }'''
+    sources = {"train_gpt2.cu": tells, "data/shard.c": tells, "llmc/cuda/sizes.c": "extern int unused;", "llmc/run/op_table.def": "",
+               "llmc/cpu/variant.c": '''extern const char variant[];
+                   #ifdef __AVX512F__
+                       const char variant[] = "avx512";
+                   #else
+                       const char variant[] = "none";
+                   #endif
+                   '''}
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name in ("Makefile", "llmc/cuda/cuda.mk", "dev/sim/sim.mk"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    wider = "avx512" if os.uname().machine == "x86_64" else "none"  # compiled and read; the processor need not have it
+    for simd, mode in (("none", "release"), (wider, "release"), ("none", "release"), ("none", "sanitize"), ("none", "release")):
+        result = make("-C", str(tmp_path), "CUDA=none", f"SIMD={simd}", f"MODE={mode}", "train_gpt2", "data/shard")
+        assert result.returncode == 0, result.stderr
+        for program in ("train_gpt2", "data/shard"):
+            said = subprocess.run([tmp_path / program], capture_output=True, text=True, check=True).stdout
+            assert said == f"{simd} {mode}\n", program
+
+
 def test_only_the_tests_and_lint_make_warnings_errors():
     programs = ["train_gpt2", *(["train_gpt2cu", "train_gpt2sim"] if NVCC else [])]
     compiled = [line for line in commands(*programs) if " -c " in line and "-w" not in line.split()]

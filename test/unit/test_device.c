@@ -20,12 +20,31 @@ static bool all_zero(const unsigned char *p, size_t n) {
     return true;
 }
 
+// By another way than the backend's: what the kernel says.
+static const char *best_vector_code(void) {
+    bool avx512 = false, bf16 = false;
+    char flags[8192];
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(flags, sizeof flags, f)) {
+        if (strncmp(flags, "flags", 5) != 0) continue;
+        avx512 = strstr(flags, " avx512f ") && strstr(flags, " avx512bw ") && strstr(flags, " avx512vl ") &&
+                 strstr(flags, " avx512dq ") && strstr(flags, " fma ");
+        bf16 = strstr(flags, " avx512_bf16 ");
+        break;
+    }
+    if (f) fclose(f);
+    return bf16 && avx512 ? "vector code avx512bf16," : avx512 ? "vector code avx512," : "vector code none,";
+}
+
 static void the_facts_name_the_machine(void **state) {
     (void)state;
     const DeviceFacts *f = device_facts();
     assert_string_equal(f->backend, "cpu");
     assert_non_null(strstr(f->name, "2 threads"));
     assert_non_null(strstr(f->libraries, "oneDNN"));
+    assert_non_null(strstr(f->libraries, "vector code "));
+    // Advice is the exception: the Makefile builds for the best that the processor has, unless told otherwise.
+    assert_int_equal(*f->advice == '\0', strstr(f->libraries, best_vector_code()) != NULL);
     assert_int_equal(f->units, 2);
     assert_true(f->memory_free > 0 && f->memory_free <= f->memory_total);
     assert_true(f->supports[DTYPE_FP32] && f->supports[DTYPE_BF16] && !f->supports[DTYPE_FP16]);
