@@ -1,14 +1,21 @@
 #!/usr/bin/env python3
 """Runs the test programs and pytest, and ends with one line: N passed, N failed[, N skipped].
 
-    scripts/run_tests.py [--jobs N] [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] [--check COMMAND] PROGRAM ...
+    scripts/run_tests.py [--jobs N] [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] [--check COMMAND] [--tally FILE] PROGRAM ...
 
 A program is a cmocka binary, run from the repository root with a time limit, N of them at a time; SIM_CC=75@PROGRAM runs
-it with that environment variable. --check: a command that is run at the end and counts as one test. What a program prints
-is shown only when it fails. A program that crashes, hangs or holds no test counts as a failure. Skipped tests are listed with their
-reasons. Exit code 0 only when nothing failed. Needs nothing but Python itself.
+it with that environment variable. pytest runs N files at a time where it has xdist, and gives each its share of the cores.
+--check: a command that is run at the end and counts as one test. What a program prints is shown only when it fails. A
+program that crashes, hangs or holds no test counts as a failure. Skipped tests are listed with their reasons, then the
+ten slowest, then what each phase took. Exit code 0 only when nothing failed. Needs nothing but Python itself.
+
+--tally FILE: the results go there, too, one object of JSON, and those that are there count as well: the parts of a long
+test end with one line. Lines {"phase": NAME, "seconds": N} are what came before the tests. --status N: of a `make` that has
+ended; not 0 is a failure, if there was no other.
 """
 import argparse
+import contextlib
+import json
 import os
 import re
 import shutil
@@ -24,12 +31,14 @@ PROGRAM_SECONDS = 3600  # ends what hangs; what a busy machine needs is far belo
 PYTEST_SECONDS = 6 * 3600
 SKIPS_SHOWN = 3  # names beside each reason
 LINES_SHOWN = 15  # of what a failed test printed, in the summary
+SLOWEST_SHOWN = 10
 
 
 class Counts:
     def __init__(self):
         self.passed, self.failed, self.skipped = 0, 0, 0
         self.failures, self.skips = [], []
+        self.times, self.phases = [], []  # (name, seconds), of tests and programs, and of what ran one after another
 
     def add(self, other):
         self.passed += other.passed
@@ -37,6 +46,8 @@ class Counts:
         self.skipped += other.skipped
         self.failures += other.failures
         self.skips += other.skips
+        self.times += other.times
+        self.phases += other.phases
 
     def fail(self, name, output=""):
         self.failed += 1
@@ -49,6 +60,20 @@ class Counts:
     def line(self):
         text = f"{self.passed} passed, {self.failed} failed"
         return text + (f", {self.skipped} skipped" if self.skipped else "")
+
+
+def read_tally(path):
+    """What earlier parts left there."""
+    total = Counts()
+    with open(path) as file:
+        for entry in map(json.loads, file):
+            part = Counts()
+            if "phase" in entry:
+                part.phases = [(entry["phase"], entry["seconds"])]
+            else:
+                vars(part).update(entry)
+            total.add(part)
+    return total
 
 
 def run_limited(command, seconds, **options):
@@ -113,7 +138,8 @@ def run_program(program, seconds):
         captured.seek(0)
         output = captured.read().decode(errors="replace")
     counts = count_cmocka(program, output, status)
-    print((output if counts.failed else "") + f"{time.monotonic() - began:7.1f} s  {program}: {counts.line()}", flush=True)
+    counts.times.append((program, time.monotonic() - began))
+    print((output if counts.failed else "") + f"{counts.times[0][1]:7.1f} s  {program}: {counts.line()}", flush=True)
     return counts
 
 
@@ -126,6 +152,7 @@ def count_junit(path, status):
         for case in cases:
             name = f"{case.get('classname')}.{case.get('name')}"
             kinds = {child.tag for child in case}
+            counts.times.append((name, float(case.get("time", 0))))
             if kinds & {"failure", "error"}:
                 failure = next(child for child in case if child.tag in ("failure", "error"))
                 seen[name] = ("failed", failure.get("message") or failure.text or "")
@@ -148,13 +175,18 @@ def count_junit(path, status):
     return counts
 
 
-def run_pytest(paths, mark, seconds):
+def run_pytest(paths, mark, jobs, seconds):
     python = ".venv/bin/python" if os.access(".venv/bin/python", os.X_OK) else "/usr/bin/python3"
+    if subprocess.run([python, "-c", "import xdist"], capture_output=True).returncode != 0:
+        jobs = 1  # one after another, each with all cores
     with tempfile.TemporaryDirectory() as directory:
         report = os.path.join(directory, "report.xml")
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        command += (["-m", mark] if mark else []) + paths
-        status = run_limited(command, seconds, env=test_environment("pytest", PYTHONDONTWRITEBYTECODE="1"))
+        command += (["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []) + (["-m", mark] if mark else []) + paths
+        more = {"PYTHONDONTWRITEBYTECODE": "1"}
+        if jobs > 1:
+            more["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+        status = run_limited(command, seconds, env=test_environment("pytest", **more))
         return count_junit(report, status)
 
 
@@ -170,29 +202,14 @@ def run_check(command):
     return counts
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("programs", nargs="*", metavar="PROGRAM")
-    parser.add_argument("--pytest", action="append", default=[], metavar="PATH")
-    parser.add_argument("--mark", default="", help="run only pytest tests with this mark")
-    parser.add_argument("--check", action="append", default=[], metavar="COMMAND")
-    parser.add_argument("--jobs", type=int, default=1, help="programs that run at the same time")
-    parser.add_argument("--program-seconds", type=int, default=PROGRAM_SECONDS)
-    parser.add_argument("--pytest-seconds", type=int, default=PYTEST_SECONDS)
-    options = parser.parse_args()
+@contextlib.contextmanager
+def timed(counts, phase):
+    began = time.monotonic()
+    yield
+    counts.phases.append((phase, time.monotonic() - began))
 
-    started, total = time.monotonic(), Counts()
-    shutil.rmtree(KERNELS, ignore_errors=True)
-    if os.path.isdir(os.path.dirname(KERNELS)):
-        os.mkdir(KERNELS)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for counts in pool.map(lambda program: run_program(program, options.program_seconds), options.programs):
-            total.add(counts)
-    if options.pytest:
-        total.add(run_pytest(options.pytest, options.mark, options.pytest_seconds))
-    for command in options.check:
-        total.add(run_check(command))
 
+def print_summary(total):
     for reason in sorted({reason for reason, _ in total.skips}):
         names = [name for other, name in total.skips if other == reason]
         shown = ", ".join(names[:SKIPS_SHOWN]) + (", ..." if len(names) > SKIPS_SHOWN else "")
@@ -200,11 +217,56 @@ def main():
     for name, lines in total.failures:
         # Where a sanitizer's report or an assertion begins says more than where it ends.
         print("\n".join([f"FAILED   {name}"] + [f"         | {line[:200]}" for line in lines[:LINES_SHOWN]]))
-    print(f"in {time.monotonic() - started:.0f} s")
-    if total.passed == 0 and total.failed == 0:
-        total.fail("no test ran")
-    print(total.line())
-    return 1 if total.failed else 0
+    print("the slowest, in seconds:")
+    for name, seconds in sorted(total.times, key=lambda entry: -entry[1])[:SLOWEST_SHOWN]:
+        print(f"{seconds:7.1f}  {name}")
+    phases = {}
+    for name, seconds in total.phases:
+        phases[name] = phases.get(name, 0) + seconds
+    each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in phases.items())
+    print(f"in {sum(phases.values()):.0f} s" + (f": {each}" if each else ""))
+    print(total.line(), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM")
+    parser.add_argument("--pytest", action="append", default=[], metavar="PATH")
+    parser.add_argument("--mark", default="", help="run only pytest tests with this mark")
+    parser.add_argument("--check", action="append", default=[], metavar="COMMAND")
+    parser.add_argument("--tally", metavar="FILE", help="results of all parts of a test")
+    parser.add_argument("--status", type=int, default=0, help="exit status of the make that has ended")
+    parser.add_argument("--jobs", type=int, default=1, help="programs, or files of pytest, that run at the same time")
+    parser.add_argument("--program-seconds", type=int, default=PROGRAM_SECONDS)
+    parser.add_argument("--pytest-seconds", type=int, default=PYTEST_SECONDS)
+    options = parser.parse_args()
+
+    earlier = read_tally(options.tally) if options.tally and os.path.exists(options.tally) else Counts()
+    if options.programs and not earlier.times:  # the lists of an earlier part count
+        shutil.rmtree(KERNELS, ignore_errors=True)
+        if os.path.isdir(os.path.dirname(KERNELS)):
+            os.mkdir(KERNELS)
+
+    total = Counts()
+    with timed(total, "programs"), ThreadPoolExecutor(options.jobs) as pool:
+        for counts in pool.map(lambda program: run_program(program, options.program_seconds), options.programs):
+            total.add(counts)
+    if options.pytest:
+        with timed(total, "pytest"):
+            total.add(run_pytest(options.pytest, options.mark, options.jobs, options.pytest_seconds))
+    for command in options.check:
+        total.add(run_check(command))
+    if options.tally and (options.programs or options.pytest):
+        with open(options.tally, "a") as file:
+            file.write(json.dumps(vars(total)) + "\n")
+
+    earlier.add(total)
+    if options.status and not earlier.failed:
+        earlier.fail(f"make (ended with status {options.status})")
+    if earlier.passed == 0 and earlier.failed == 0:
+        earlier.fail("no test ran")
+    print_summary(earlier)
+    return 1 if earlier.failed else 0
 
 
 if __name__ == "__main__":

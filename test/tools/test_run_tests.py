@@ -1,8 +1,11 @@
 """scripts/run_tests.py: a failure, a crash, a hang or an empty program never looks like success."""
 import os
+import re
 import stat
 import subprocess
 import sys
+
+import pytest
 
 RUN_TESTS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "scripts", "run_tests.py"))
 OK = "echo '[ RUN      ] a'; echo '[       OK ] a'\n"
@@ -79,3 +82,34 @@ def test_a_check_counts_as_a_test(tmp_path):
     assert run(tmp_path, OK, "--check", "true")[1][-1] == "2 passed, 0 failed"
     code, lines = run(tmp_path, OK, "--check", "echo reason; exit 3")
     assert (code, lines[-1]) == (1, "1 passed, 1 failed") and "reason" in lines
+
+
+def test_files_of_pytest_run_side_by_side_and_share_the_cores(tmp_path):
+    pytest.importorskip("xdist", reason="xdist is not installed: scripts/install_deps.sh test")
+    cores = len(os.sched_getaffinity(0))
+    for name, other in (("a", "b"), ("b", "a")):  # each waits for the other: one after another, they never end
+        (tmp_path / f"test_{name}.py").write_text(
+            f"import os, pathlib, time\ndef test_{name}():\n    assert os.environ['OMP_NUM_THREADS'] == '{max(1, cores // 2)}'\n"
+            f"    pathlib.Path('{name}').touch()\n    while not pathlib.Path('{other}').exists(): time.sleep(0.01)\n")
+    code, lines = run(tmp_path, OK, "--jobs", "2", "--pytest", "test_a.py", "--pytest", "test_b.py", "--pytest-seconds", "600")
+    assert (code, lines[-1]) == (0, "3 passed, 0 failed")
+
+
+def test_the_parts_of_a_test_end_with_one_line_and_their_times(tmp_path):
+    (tmp_path / "test_x.py").write_text("import time\ndef test_slow(): time.sleep(1.5)\n")
+    (tmp_path / "tally").write_text('{"phase": "install", "seconds": 3}\n{"phase": "build", "seconds": 40}\n')
+    code, lines = run(tmp_path, OK, "--tally", "tally", "--pytest", "test_x.py")
+    assert (code, lines[-1]) == (0, "2 passed, 0 failed")
+    assert re.fullmatch(r"in \d+ s: install 3 s, build 40 s, programs \d+ s, pytest \d+ s", lines[-2])
+    slowest = lines[lines.index("the slowest, in seconds:") + 1:-2]
+    assert [line.split()[1] for line in slowest] == ["test_x.test_slow", "program"] and float(slowest[0].split()[0]) >= 1.5
+    with open(tmp_path / "tally", "a") as file:
+        file.write('{"phase": "build", "seconds": 2}\n')
+    code, lines = run(tmp_path, OK + "echo '[ RUN      ] b'; echo because; echo '[  FAILED  ] b'; exit 1", "--tally", "tally")
+    assert (code, lines[-1]) == (1, "3 passed, 1 failed") and ": install 3 s, build 42 s, " in lines[-2]
+    # What is said after a build that failed, or after a test that did.
+    again = subprocess.run([sys.executable, RUN_TESTS, "--tally", "tally", "--status", "2"], capture_output=True, text=True, cwd=tmp_path)
+    assert again.stdout.splitlines()[-1] == "3 passed, 1 failed" and "FAILED   program: b" in again.stdout
+    (tmp_path / "tally").write_text('{"phase": "install", "seconds": 3}\n')
+    again = subprocess.run([sys.executable, RUN_TESTS, "--tally", "tally", "--status", "2"], capture_output=True, text=True, cwd=tmp_path)
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (1, "0 passed, 1 failed")
