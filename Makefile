@@ -6,8 +6,8 @@
 #   MODE=release|sanitize         sanitize: AddressSanitizer + UBSan. For the simulator also tsan and msan (clang)
 #   CUDA=DIR                      the CUDA toolkit; default: that of the nvcc on the PATH, /usr/local/cuda, or .cuda,
 #                                 which `make cuda-toolkit` makes
-#   WERROR=1                      a warning ends the build; make test, test-sanitize and lint set it: they run here, users
-#                                 have other compilers
+#   WERROR=1                      a warning ends the build; the tests and lint set it: they run here, users have other
+#                                 compilers
 #   VERBOSE=1                     shows the whole commands
 #   -j N                          N commands at a time; default: as many as there are cores
 
@@ -17,7 +17,7 @@ SHELL := /bin/bash
 
 # A build takes all cores, unless -j says otherwise (make 4.3 shows it neither here nor in the sub-makes). Not where the
 # order of goals counts, or a goal starts make itself.
-ONE_BY_ONE := clean deps cuda-toolkit cuda-toolkit-if-missing quickstart test test-sanitize lint check-gpu bench-gpu
+ONE_BY_ONE := clean deps cuda-toolkit cuda-toolkit-if-missing quickstart test test-all test-rest test-sanitize lint check-gpu bench-gpu
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS) $(shell echo "$$MAKEFLAGS"))$(filter $(ONE_BY_ONE),$(MAKECMDGOALS)),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
@@ -72,7 +72,7 @@ SAY    = $(if $(VERBOSE),@:,@printf '  %-5s%s\n')
 # Debian's own Python: the one that Debian's numpy, matplotlib and torch are for.
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
-.PHONY: all quickstart test test-sanitize bench lint format help clean deps FORCE
+.PHONY: all quickstart test test-all test-sanitize bench lint format help clean deps FORCE
 
 # Each C file of data/ is a program of that name.
 DATA_TOOLS := $(patsubst %.c,%,$(wildcard data/*.c))
@@ -147,7 +147,7 @@ include dev/sim/sim.mk
 # ------------------------------------------------------------------------------------------------- install, try, measure
 
 deps: ## install what building and testing need (Debian, Ubuntu)
-	scripts/install_deps.sh build test lint
+	scripts/install_deps.sh build test test-all lint
 
 .PHONY: cuda-toolkit cuda-toolkit-if-missing
 cuda-toolkit: ## nvcc and what else it takes from NVIDIA's Python wheels into .cuda. LIBRARIES=1: to link without a GPU, too
@@ -187,25 +187,50 @@ bench-gpu: ## speed tables of the GPU, and PyTorch beside them, into OUT=DIR or 
 
 SUBMAKE := $(MAKE) --no-print-directory -s -j$(shell nproc) WERROR=1
 
-# Every test program, the op tests a second time in plain C (SIMD=none), and pytest. With a CUDA toolkit: the CUDA trainer
-# is compiled for every generation of GPUs, and what nvcc made of its kernels runs in the simulator, also under the
-# sanitizers.
-test: ## install what is missing, build, run all tests
-	scripts/install_deps.sh build test
-	$(SUBMAKE) all test-programs
-	$(SUBMAKE) SIMD=none op-test-programs
-	$(if $(NVCC),$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs,@echo "$(NO_CUDA)")
-	$(if $(NVCC),$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)")
-	@scripts/run_tests.py --jobs $(shell nproc) --pytest test/e2e --pytest test/tools \
+RUN_TESTS = scripts/run_tests.py --jobs $(shell nproc) --tally $(TALLY) --pytest test/e2e --pytest test/tools
+
+# What the parts of a test took and found; run_tests.py sums it up. $(call phase,NAME,COMMAND)
+TALLY := build/tally
+phase  = @mkdir -p build; SECONDS=0; $(2) && printf '{"phase": "%s", "seconds": %d}\n' $(1) $$SECONDS >>$(TALLY)
+
+# For who has just cloned this: some of everything, in at most eight minutes on two cores with nothing installed and
+# nothing built. What takes long for what it finds is in SLOW_TESTS, in SIM_SLOW_TESTS (dev/sim/sim.mk), or marked `slow`
+# in pytest. With a CUDA toolkit: the CUDA trainer for one GPU, and what nvcc made of its kernels in the simulator.
+test: ## install what is missing, build, test: some of everything, under 8 minutes on 2 cores
+	@rm -f $(TALLY)
+	$(call phase,install,scripts/install_deps.sh build test)
+	$(call phase,build,$(SUBMAKE) all test-programs)
+	$(if $(NVCC),$(call phase,build,$(SUBMAKE) ARCHS=$(QUICK_ARCH) SIM_ARCHS=$(QUICK_ARCH) train_gpt2sim sim-quick-programs $(QUICK_CUDA)),@echo "$(NO_CUDA)")
+	@$(RUN_TESTS) --mark 'not slow' $(QUICK_TEST_BIN) $(SIM_QUICK_BIN)
+
+# Then the rest: what `make test` leaves out, the op tests a second time in plain C (SIMD=none), the CUDA trainer for every
+# generation of GPUs, all of the simulator's tests with the PTX of each, also as other GPUs and under the sanitizers.
+test-all: ## make test, and then slow runs, plain C, all GPUs, sanitizers, thread and memory checkers: under an hour
+	@$(MAKE) -s test || grep -qs passed $(TALLY) # a test that failed keeps none from running
+	$(call phase,install,scripts/install_deps.sh build test test-all)
+	@$(MAKE) -s test-rest
+
+.PHONY: test-rest
+test-rest: # make looks for clang anew: it may have come just now
+	$(call phase,build,$(SUBMAKE) SIMD=none op-test-programs)
+	$(if $(NVCC),$(call phase,build,$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs))
+	$(if $(NVCC),$(call phase,build,$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)"))
+	@$(RUN_TESTS) --mark slow \
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
-		$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN)) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
+		$(filter-out $(QUICK_TEST_BIN),$(TEST_BIN)) $(OP_TEST_BIN_PLAIN) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
+		$(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
+
+SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_planner_fit ops/test_random_shapes)
+QUICK_TEST_BIN := $(filter-out $(SLOW_TESTS),$(sort $(TEST_BIN)))
+# Not over the trainer of a machine that has a GPU, perhaps another one.
+QUICK_CUDA     := $(if $(NO_CUBLASLT),cuda-library,$(if $(GPU_ARCHS),build/$(MODE)-cuda-$(QUICK_ARCH)/train_gpt2cu,train_gpt2cu))
 
 NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not tested (make cuda-toolkit fetches one, 75 MB; CUDA=DIR says where one is)
 
 # The test programs and the end-to-end tests that are marked `sanitize`, with the trainers built the same way. Under
 # ThreadSanitizer and MemorySanitizer in all dtypes.
-test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernels also under TSan and MSan
-	scripts/install_deps.sh build test
+test-sanitize: ## all of it under AddressSanitizer, UBSan and leak detection; kernels in all dtypes under TSan and MSan
+	scripts/install_deps.sh build test test-all
 	$(SUBMAKE) MODE=sanitize test-programs sanitized-trainer
 	$(if $(NVCC),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
 	$(if $(NVCC),$(SUBMAKE) sim-sanitize-programs sim-faults)

@@ -1,21 +1,22 @@
 #!/bin/bash
 # Installs what pretrain.cu needs and this machine lacks. Debian and Ubuntu; elsewhere it lists what is needed.
-#   scripts/install_deps.sh [build] [data] [test] [lint]        default: build
+#   scripts/install_deps.sh [build] [data] [test] [test-all] [lint]        default: build
 # Asks dpkg first: where everything is there, apt and the network are never touched.
-# The groups data (Parquet files, training a tokenizer) and test make a Python environment, .venv; without a network the
+# The groups data (Parquet files, training a tokenizer), test and test-all make a Python environment, .venv; without a network the
 # tests that need it are skipped and say so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 BUILD_PACKAGES=(gcc libc6-dev make libdnnl-dev libcjson-dev libxxhash-dev libpcre2-dev zlib1g-dev libzstd-dev
     python3 python3-numpy python3-matplotlib)
-TEST_PACKAGES=(g++ clang libclang-rt-dev libcmocka-dev python3-pytest python3-torch libopenblas0-pthread python3-venv)
+TEST_PACKAGES=(g++ libcmocka-dev python3-pytest python3-pytest-xdist python3-venv)
+TEST_ALL_PACKAGES=(clang libclang-rt-dev python3-torch libopenblas0-pthread python3-venv)
 LINT_PACKAGES=(g++ libcmocka-dev clang-format clang-tidy)
 # pyarrow 18 takes Debian 12's numpy; later ones want numpy 2.
 DATA_PYTHON=(tokenizers==0.15.2 pyarrow==18.1.0)
+TEST_PYTHON=(tiktoken==0.14.0 tensorboard==2.21.0 zstandard==0.25.0)
 # transformers 4.36 takes Debian 12's torch 1.13; later ones want a newer torch.
-TEST_PYTHON=(transformers==4.36.2 tiktoken==0.14.0 tensorboard==2.21.0 zstandard==0.25.0
-    nbconvert==7.17.2 ipykernel==7.4.0)
+TEST_ALL_PYTHON=(transformers==4.36.2 nbconvert==7.17.2 ipykernel==7.4.0)
 
 say() { echo "install_deps: $*"; }
 
@@ -26,8 +27,9 @@ for group in "${@:-build}"; do
     build) wanted+=("${BUILD_PACKAGES[@]}") ;;
     data) wanted+=(python3-venv) && python+=("${DATA_PYTHON[@]}") ;;
     test) wanted+=("${TEST_PACKAGES[@]}") && python+=("${DATA_PYTHON[@]}" "${TEST_PYTHON[@]}") ;;
+    test-all) wanted+=("${TEST_ALL_PACKAGES[@]}") && python+=("${TEST_ALL_PYTHON[@]}") ;;
     lint) wanted+=("${LINT_PACKAGES[@]}") ;;
-    *) say "unknown group '$group'; there are: build data test lint" >&2 && exit 2 ;;
+    *) say "unknown group '$group'; there are: build data test test-all lint" >&2 && exit 2 ;;
     esac
 done
 

@@ -3,7 +3,7 @@
 #   scripts/pack_deps.sh DIR [cuda] [cpu]      default: cuda
 #     cuda   cJSON, xxHash, PCRE2, zlib, zstd, cmocka: what train_gpt2cu and the CUDA test programs need besides the CUDA toolkit (0.5 MB)
 #     cpu    oneDNN as well: for train_gpt2 (40 MB)
-# Run it on a Debian or Ubuntu where they are installed (scripts/install_deps.sh build test). Take DIR along; there:
+# Run it on a Debian or Ubuntu where they are installed (make deps). Take DIR along; there:
 #   . DIR/env.sh && make train_gpt2cu
 # The other machine needs the same processor architecture and a C library that is not older.
 set -euo pipefail
@@ -42,7 +42,7 @@ copy_needed() {
 mkdir -p "$target/include" "$target/lib"
 for package in "${packages[@]}"; do
     if ! files=$(dpkg-query -L "$package" 2>/dev/null); then
-        echo "pack_deps: $package is not installed here: scripts/install_deps.sh build test" >&2
+        echo "pack_deps: $package is not installed here: make deps" >&2
         exit 1
     fi
     while read -r file; do

@@ -9,14 +9,17 @@
 SIM_SHORT := $(addprefix ops/test_,attention decode embedding fp8 gradient_add head_loss layernorm matmul optimizer \
 	optimizer_adafactor optimizer_rounding optimizer_update small statistics)
 
-# All GPUs that the simulator can be, as far as this nvcc knows them.
-SIM_ARCHS   := $(if $(NVCC),$(filter $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)),$(DEFAULT_ARCHS)))
+# All GPUs that the simulator can be, as far as this nvcc knows them; and the one of `make test`, which sets ARCHS and SIM_ARCHS
+# to it and so has a build of its own.
+QUICK_ARCH  := 90
+SIM_ALL_ARCHS := $(if $(NVCC),$(filter $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)),$(DEFAULT_ARCHS)))
+SIM_ARCHS   := $(SIM_ALL_ARCHS)
 SIM_KERNELS := $(call kernel_dir,$(SIM_ARCHS))
 ifneq ($(SIM_ARCHS),$(CUDA_ARCHS))
 $(eval $(call KERNEL_RULE,$(SIM_ARCHS)))
 endif
 
-SIM_BUILD := build/$(MODE)-sim
+SIM_BUILD := build/$(MODE)-sim$(if $(filter-out $(SIM_ARCHS),$(SIM_ALL_ARCHS)),-$(subst $(space),-,$(SIM_ARCHS)))
 # The simulator without the libraries: what a program of kernels alone needs.
 SIM_CORE_OBJ   := $(addprefix $(SIM_BUILD)/dev/sim/,$(addsuffix .o,block device graph grid kernels memory ptx stream workers))
 SIM_KERNEL_OBJ := $(KERNEL_SRC:%.cu=$(SIM_BUILD)/%.o)
@@ -151,7 +154,12 @@ train_gpt2sim: need-nvcc $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the s
 
 # What the tests run, by mode. Without nvcc there is no simulator; without clang no MemorySanitizer.
 SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c test/sim/test_*.c)))
-# The tests of instructions and of every kernel as other GPUs; what a plain run simulates is an sm_90.
+# What `make test` does not run of them: it takes long, or needs other GPUs or modes.
+SIM_SLOW_TESTS := $(addprefix ops/test_,fp8_model generation model offload random_shapes recompute threads) \
+	$(addprefix sim/test_,attention_choice cudnn_graphs faults fp8_matmul gemm_plan step)
+SIM_QUICK_BIN := $(patsubst $(SIM_BUILD)/%,build/$(MODE)-sim-$(QUICK_ARCH)/%,$(filter-out $(SIM_SLOW_TESTS:%=$(SIM_BUILD)/test/%),$(SIM_TEST_BIN)))
+# Tests under a setting of the simulator, SETTING=VALUE@PROGRAM: a short list of them would join SIM_QUICK_BIN. Here the
+# tests of instructions and of every kernel as other GPUs; what a plain run simulates is an sm_90.
 SIM_OTHER_GPUS := $(if $(NVCC),$(foreach a,75 80 120,$(patsubst %,SIM_CC=$(a)@$(SIM_BUILD)/test/%,$(SIM_SHORT) sim/test_ptx_forms)))
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
@@ -160,8 +168,9 @@ SIM_TSAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/tsan-sim/test/%))
 SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
 SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
-.PHONY: sim-test-programs sim-sanitize-programs sim-faults sim-bench
+.PHONY: sim-test-programs sim-quick-programs sim-sanitize-programs sim-faults sim-bench
 sim-test-programs: $(SIM_TEST_BIN) sim-faults
+sim-quick-programs: $(SIM_QUICK_BIN)
 sim-sanitize-programs:
 	$(MAKE) --no-print-directory -s MODE=sanitize $(SIM_ASAN_BIN)
 	$(MAKE) --no-print-directory -s MODE=tsan $(SIM_TSAN_BIN)

@@ -49,7 +49,7 @@ def model(data, tmp_path_factory):
 def token_losses(model):
     """tokens -> the loss of each but the first, by transformers in fp64."""
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test installs it")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test-all")
     hf = transformers.GPT2LMHeadModel.from_pretrained(model).double().eval()
 
     def losses(tokens):
@@ -88,6 +88,7 @@ def test_new_weights_that_are_not_trained_take_the_vocabulary_of_the_data(data, 
 # ------------------------------------------------------------------------------------------------------- bits per byte
 
 
+@pytest.mark.slow
 def test_bits_per_byte_are_those_of_the_text(model, token_losses, tmp_path):
     choose, windows = random.Random(9), 12
     tokens = [choose.choice([BYTE_EOT, *b"the of and "]) for _ in range(windows * T + 1)]
@@ -127,6 +128,7 @@ def right_answers(sums, examples):
     return by_sum, by_mean
 
 
+@pytest.mark.slow
 def test_choices_are_those_that_transformers_makes(model, token_losses, tmp_path):
     examples = random_examples(60)
     sums = losses_by_transformers(token_losses, examples)
@@ -145,6 +147,7 @@ def test_choices_are_those_that_transformers_makes(model, token_losses, tmp_path
         assert (point["correct"], point["correct_normalised"]) == right_answers(sums, examples[:n])
 
 
+@pytest.mark.slow
 def test_sums_of_losses_are_those_of_transformers(model, token_losses, tmp_path):
     """The unit test program prints them; make test builds it before it comes here."""
     program = next(ROOT.glob("build/release-*/test/unit/test_choices"), None)

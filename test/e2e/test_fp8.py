@@ -26,6 +26,7 @@ def check_curve(in_fp8, in_bf16):
     assert in_fp8[100] < in_fp8[1] - 1, "nothing was learnt, so nothing was compared"
 
 
+@pytest.mark.slow
 def test_each_of_a_hundred_losses_is_within_a_percent_of_bf16(trainer, data, tmp_path):
     in_bf16 = losses(run(trainer, tmp_path / "bf16", data, *CURVE))
     check_curve(losses(run(trainer, tmp_path / "fp8", data, *CURVE, "--fp8", 1)), in_bf16)

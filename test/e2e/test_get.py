@@ -660,7 +660,7 @@ def test_what_is_no_file_and_what_no_reader_expects_are_one_line(tmp_path):
         assert read_parquet(path, expect=2).stderr == f"read_parquet: {path}: is no plain file\n"
     code = ("import sys, pyarrow, pyarrow.parquet as p; "
             "p.write_table(pyarrow.table([['a'], ['b']], names=['text', 'text']), sys.argv[1])")
-    subprocess.run([ROOT / ".venv/bin/python", "-c", code, tmp_path / "twice.parquet"], check=True, timeout=60)
+    subprocess.run([ROOT / ".venv/bin/python", "-c", code, tmp_path / "twice.parquet"], check=True, timeout=300)
     assert "several columns text" in read_parquet(tmp_path / "twice.parquet", expect=2).stderr
 
 

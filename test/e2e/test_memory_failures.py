@@ -63,6 +63,7 @@ def check_failures(failing, directory, data, first, every):
         return sum(pool.map(check, range(first, int(counted.read_text()) + 1, every)))
 
 
+@pytest.mark.slow
 def test_every_failed_allocation_is_one_line_and_leaves_whole_checkpoints(failing, data, tmp_path):
     assert check_failures(failing, tmp_path, data.flags, 7, 173) > 10
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import EXIT_BAD_INPUT, QUIET, ROOT, TRAINER, checkpoints, train, write_shard, write_state
 
-pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test")
+pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test-all")
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow  # for what make test does not install
 
 T, VOCAB = 32, 257
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

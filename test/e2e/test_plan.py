@@ -40,6 +40,7 @@ def limited(megabytes, *arguments, **options):
 
 # Parameters outweigh all else, activations do, the logits do. Outside the plan stand, whatever the model, the stacks of
 # threads, of which 8 MiB each count, libraries and what they generate, the ring of the loader: 40 to 64 MiB here.
+@pytest.mark.slow
 @pytest.mark.parametrize("model, batch, context", [("L=2,C=1024,NH=16", 1, 64), ("L=12,C=256,NH=4", 8, 512),
                                                    ("d6", 32, 128)])
 def test_a_run_takes_what_was_planned_and_little_beside_it(gpt2_tokens, model, batch, context):

@@ -234,6 +234,7 @@ def test_progress_is_shown_on_a_terminal(tmp_path, out):
     assert b"\n" not in shown
 
 
+@pytest.mark.slow
 def test_a_line_every_ten_seconds_where_there_is_no_terminal(tmp_path, out):
     """The run is stopped for ten seconds, so that it is long enough; again, if it was nearly through by then."""
     (tmp_path / "large.txt").write_bytes(b"some words of a long text\n" * 6_000_000)

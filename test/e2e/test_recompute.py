@@ -110,6 +110,7 @@ def test_gradients_in_the_compute_dtype_go_on_from_a_checkpoint(data, tmp_path):
     assert control[0] == control[1] and control[0]["micro_steps"] == 4 * 3  # names the next random bits
 
 
+@pytest.mark.slow
 def test_64_micro_steps_train_as_well_as_in_fp32(data, tmp_path):
     """Step by step the loss is nearer to that with fp32 gradients than runs of other seeds are to each other."""
     flags = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "1", "-d", 64 * 32, *QUIET]

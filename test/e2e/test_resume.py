@@ -136,6 +136,7 @@ def best_val_loss(run):
     return json.loads((checkpoints(run)[-1] / "trainer.json").read_text())["best_val_loss"]
 
 
+@pytest.mark.slow
 def test_what_is_due_at_a_signal_is_done_by_the_resume(data, tmp_path):
     # Steps long enough for a signal to fall into the last one, after which the one validation and the one sample are due.
     flags = ["-e", "L=4,C=256,NH=4,T=256", "-t", 256, "-b", 16, *data.flags, "-x", 3, "-v", 3, "-m", 4, "-s", 3,
@@ -170,6 +171,7 @@ def test_a_sample_that_a_signal_cut_is_not_logged_and_drawn_again(data, tmp_path
 KILLS, SIGNALS = int(os.environ.get("KILLS", 40)), int(os.environ.get("SIGNALS", 16))
 
 
+@pytest.mark.slow
 def test_kills_and_signals_at_random_moments_lose_nothing(data, tmp_path):
     out, choose, kills_in_a_write, ended_by_signal = tmp_path / "run", random.Random(7), 0, 0
     # Eight micro-steps a step, whose random bits are state; evaluations and saves that take as long as the steps.
@@ -362,7 +364,7 @@ def test_lines_for_a_terminal_that_is_closed_do_not_end_up_in_a_file(closed, dat
             os.close(descriptor)
 
     subprocess.run(command(*SAVE_EACH_STEP, *data.flags, "-x", 3, "-o", tmp_path / "run"), preexec_fn=close_them,
-                   cwd=ROOT, timeout=60, check=True)
+                   cwd=ROOT, timeout=300, check=True)
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3]  # every line is an event
     assert (tmp_path / "run" / ".lock").read_text().count("\n") == 1
 

@@ -298,7 +298,7 @@ def test_choices_ends_on_pipes_and_on_lines_without_an_end(tmp_path):
     assert len(said) == 2 and "line 1 does not end within 1073741824 bytes" in said[1]
     (tmp_path / "q.jsonl").write_text('{"ctx": "a", "endings": ["b", "c"], "label": 0}\n')
     piped = f"data/choices --tokenizer bytes -o {tmp_path}/q.bin <(sleep 0.2; cat {tmp_path}/q.jsonl)"
-    subprocess.run(["bash", "-c", piped], check=True, cwd=ROOT, capture_output=True, timeout=60)
+    subprocess.run(["bash", "-c", piped], check=True, cwd=ROOT, capture_output=True, timeout=300)
     result = tool("choices", "--tokenizer", "bytes", "-o", tmp_path / "pipe", tmp_path / "q.jsonl", expect=1)
     assert "it is there and no plain file" in result.stderr and (tmp_path / "pipe").is_fifo()
 

@@ -77,6 +77,7 @@ def test_a_resume_takes_what_the_run_chose_by_timing_and_says_where_it_cannot(da
 
 # nvcc makes the same instructions of a kernel for these: fp32 does not know the tensor cores of sm_80, and sm_100 and
 # sm_120 share a compiler that contracts a*b+c elsewhere than that of the others.
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, capabilities", [("fp32", "75 80 90"), ("bf16", "80 89 90"), ("bf16", "100 120")])
 def test_gpus_with_the_same_code_give_the_same_bits(dtype, capabilities, data, tmp_path):
     arguments = ["-x", 3, "-n", 3, "-ge", 0, "--dtype", dtype]
@@ -84,6 +85,7 @@ def test_gpus_with_the_same_code_give_the_same_bits(dtype, capabilities, data, t
     assert all(same_state(checkpoints(out[0])[-1], checkpoints(other)[-1]) for other in out[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["75", "80", "120"])
 def test_other_gpus_train_too(capability, data, tmp_path):
     dtype = "fp16" if capability == "75" else "bf16"
@@ -103,6 +105,7 @@ def run_broken(out, data, *arguments, **environment):
 
 
 # Allocations for measuring may fail: something is then not measured.
+@pytest.mark.slow
 def test_each_allocation_of_a_start_may_fail(data, tmp_path):
     stopped = 0
     for n in itertools.count(1):

@@ -126,10 +126,12 @@ def test_gpt2_as_a_rank_file_gives_tiktokens_tokens(gpt2, texts):
     assert_equal_to_tiktoken(gpt2.ours_by_rank, gpt2.tiktoken, texts[::4])
 
 
+@pytest.mark.slow
 def test_gpt2_gives_huggingfaces_tokens(gpt2, texts, newer_characters):
     assert_equal_to_huggingface(gpt2.ours, gpt2.huggingface, corpus.without(texts, newer_characters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", TRAINED_SIZES)
 def test_a_trained_vocabulary_gives_huggingfaces_tokens(trained, texts, newer_characters, size):
     part = texts if EVERYTHING else texts[TRAINED_SIZES.index(size)::4]
@@ -278,6 +280,7 @@ def test_a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole(gpt2, trained
         assert cuts > len(texts) // 8 / 2
 
 
+@pytest.mark.slow
 def test_the_exported_tokenizer_loads_in_transformers(gpt2, trained, library, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is missing")
     text = "It's 1776: naïve café,\n\n    return x  # 世界 👍🏽<|endoftext|>"

@@ -89,6 +89,7 @@ def planned_activations(out, data, level):
     return events(out, "run")[0]["memory_planned"]["activations"]
 
 
+@pytest.mark.slow
 def test_recomputing_blocks_halves_the_activations_of_124M(data, tmp_path):
     everything, least = (planned_activations(tmp_path / str(level), data, level) for level in (0, 3))
     assert least <= everything / 2

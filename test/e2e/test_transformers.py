@@ -4,9 +4,10 @@ import struct
 import pytest
 from conftest import QUIET, Data, checkpoints, events, train
 
-# make test brings transformers into .venv; where that was not possible, this is skipped and the runner says so.
-pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test")
+# make test-all brings transformers into .venv; where that was not possible, this is skipped and the runner says so.
+pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test-all")
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow  # for what make test does not install
 
 T, WINDOWS = 64, 16
 

@@ -29,6 +29,7 @@ def sections(report):
     return {row["name"]: row for row in report["sections"]}
 
 
+@pytest.mark.slow
 def test_every_section_that_this_machine_can_do_passes(whole):
     result, report, _ = whole
     results = {name: row["result"] for name, row in sections(report).items()}
@@ -101,6 +102,7 @@ def test_a_trainer_that_always_fails_fails_every_section_with_its_words(tmp_path
         assert rows[name]["result"] == "FAILED" and "no CUDA device" in rows[name]["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill -ABRT $$", "sleep 1000", "head -c 100000 /dev/urandom; exit 139"])
 def test_a_trainer_that_breaks_with_cudnn_is_measured_with_our_kernels(tmp_path, fault):
     trainer = stub(tmp_path / "trainer", f"""
@@ -143,6 +145,7 @@ def test_time_between_the_steps_does_not_go_unseen(tmp_path):
     assert "102.00 ms from step to step" in bench_gpu.hidden_between_steps({"ms": 100.0, "boundary_ms": 102.0})
 
 
+@pytest.mark.slow
 def test_the_pytorch_step_learns(tmp_path):
     pytest.importorskip("torch")
     command = ["/usr/bin/python3", TORCH_GPU, "L=2,C=32,NH=2,V=61", "4", "16", "--device", "cpu", "--dtype", "fp32"]

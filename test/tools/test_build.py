@@ -31,6 +31,7 @@ def jobs(*arguments, **environment):
     return int(number)
 
 
+@pytest.mark.slow
 def test_a_build_takes_all_cores_unless_j_says_otherwise():
     every = int(subprocess.run(["nproc"], capture_output=True, text=True, check=True).stdout)
     for goals in ([], ["train_gpt2"], ["train_gpt2", "data/prepare"], ["test-programs"]):
@@ -93,6 +94,6 @@ def test_only_the_tests_and_lint_make_warnings_errors():
     assert len(compiled) > 50 and not any("-Werror" in line for line in compiled)
     compiled = [line for line in commands(*programs, "WERROR=1") if " -c " in line and "-w" not in line.split()]
     assert all("-Werror" in line for line in compiled)
-    for target in ("test", "test-sanitize", "lint"):
+    for target in ("test", "test-all", "test-sanitize", "lint"):
         made = [line for line in commands(target) if "--no-print-directory" in line]
         assert made and all("WERROR=1" in line for line in made), target

@@ -127,7 +127,7 @@ def test_both_attentions_are_tested_apart_and_leave_no_choices_behind(tmp_path, 
 def test_sanitizers_see_one_dtype_of_four_programs_at_a_time(tmp_path, tests):
     script(tests / "ops" / "test_small", f'echo "$TEST_FILTER" >>{tmp_path}/seen\n' + PASSES)
     tool = script(tmp_path / "bin" / "compute-sanitizer", 'shift 4; exec "$@"')
-    result = subprocess.run(command(tmp_path, tests, "--only", "sanitizer"), capture_output=True, text=True, timeout=100,
+    result = subprocess.run(command(tmp_path, tests, "--only", "sanitizer"), capture_output=True, text=True, timeout=300,
                             env={**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"})
     assert result.returncode == 0, result.stdout
     assert (tmp_path / "seen").read_text().splitlines() == 4 * ["*_bf16"]
@@ -136,7 +136,7 @@ def test_sanitizers_see_one_dtype_of_four_programs_at_a_time(tmp_path, tests):
 def test_the_report_goes_into_the_folder_that_the_environment_names(tmp_path, tests):
     options = command(tmp_path, tests, "--only", "op tests")
     at = options.index("--output")
-    subprocess.run(options[:at] + options[at + 2:], env={**os.environ, "OUT": str(tmp_path / "out")}, timeout=100,
+    subprocess.run(options[:at] + options[at + 2:], env={**os.environ, "OUT": str(tmp_path / "out")}, timeout=300,
                    capture_output=True, check=True)
     assert report(tmp_path)["op tests"]["result"] == "passed"
 

@@ -14,7 +14,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # else jobs in the bac
 NOTEBOOK = ROOT / "scripts" / "colab.ipynb"
 JUPYTER = ROOT / ".venv" / "bin" / "jupyter"
 PYTHON = ROOT / ".venv" / "bin" / "python"
-needs_jupyter = pytest.mark.skipif(not JUPYTER.exists(), reason=".venv has no jupyter: scripts/install_deps.sh test")
+needs_jupyter = pytest.mark.skipif(not JUPYTER.exists(), reason=".venv has no jupyter: scripts/install_deps.sh test-all")
 
 # What a session's machine has and loses with it: sources, and what was built of them, so that make finds it done.
 TREE = ["Makefile", "README.md", "train_gpt2.cu", "doc", "llmc", "scripts", "dev/sim", "build"]
@@ -64,6 +64,7 @@ def execute(machine, kept, **settings):
             for cell in cells if cell["cell_type"] == "code"}
 
 
+@pytest.mark.slow
 @needs_jupyter
 def test_the_notebook_trains_and_a_new_machine_goes_on(tmp_path):
     kept = tmp_path / "drive"
@@ -95,6 +96,7 @@ def code_cells():
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 @needs_jupyter
 def test_the_stop_button_saves_and_keeps_what_was_trained(tmp_path):
     machine, kept = make_machine(tmp_path / "machine"), tmp_path / "drive"

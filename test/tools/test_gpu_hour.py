@@ -72,6 +72,7 @@ def hour(machine, part, *options, path=None, trainer=TRAINER, **environment):
     return result, rows, page
 
 
+@pytest.mark.slow
 def test_all_parts_pass_where_all_is_well_and_share_one_page(machine):
     for part in ("run", "why", "check"):
         result, rows, page = hour(machine, part)
@@ -92,6 +93,7 @@ def test_all_parts_pass_where_all_is_well_and_share_one_page(machine):
     assert "| why | - | - | - | did not run |" in page and "| 124M, tokens/s" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part, fault", [(part, fault) for part in PARTS for fault in FAULTS
                                          if (part, fault) != ("why", "hangs")])  # as in run
 def test_a_part_outlives_a_trainer_that(machine, part, fault):
@@ -104,6 +106,7 @@ def test_a_part_outlives_a_trainer_that(machine, part, fault):
     assert all(letter.isprintable() or letter == "\n" for letter in page)
 
 
+@pytest.mark.slow
 def test_a_part_goes_on_with_our_kernels_where_cudnn_aborts(machine):
     trainer = script(machine / "trainer", f"""
         case "$* " in *"--attention own -ge 0 "*) exec {TRAINER} "$@" ;; esac
@@ -116,6 +119,7 @@ def test_a_part_goes_on_with_our_kernels_where_cudnn_aborts(machine):
     assert "CUDNN_STATUS_EXECUTION_FAILED" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["fails", "hangs", "garbage"])
 def test_a_build_that_does_not_end_well_leaves_what_is_there_to_be_tried(machine, fault):
     script(machine / "bin" / "make", FAULTS[fault] + "; exit 2")

@@ -38,6 +38,7 @@ def call(directory, *options):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_two_configurations_are_tuned_compared_and_remembered_and_one_may_fail(tmp_path):
     result = call(tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -3,10 +3,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "memory_tables.py"
 
 
+@pytest.mark.slow
 def test_the_table_of_the_largest_models_is_not_stale():
     result = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
