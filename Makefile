@@ -217,7 +217,7 @@ test-rest: # make looks for clang anew: it may have come just now
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)"))
 	@$(RUN_TESTS) --mark slow \
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
-		$(filter-out $(QUICK_TEST_BIN),$(TEST_BIN)) $(OP_TEST_BIN_PLAIN) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
+		$(filter-out $(QUICK_TEST_BIN),$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
 		$(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_planner_fit ops/test_random_shapes)

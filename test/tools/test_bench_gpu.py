@@ -38,6 +38,7 @@ def test_every_section_that_this_machine_can_do_passes(whole):
         assert results[name] == "passed", sections(report)[name]["detail"]
 
 
+@pytest.mark.slow
 def test_rows_hold_time_utilisation_memory_and_the_command(whole):
     _, report, _ = whole
     groups = [row["group"] for row in report["runs"]]
@@ -49,12 +50,14 @@ def test_rows_hold_time_utilisation_memory_and_the_command(whole):
         assert row["loader_wait"] >= 0 and row["profile"]["ops"] and row["device"]["matmul_flops"] > 0
 
 
+@pytest.mark.slow
 def test_the_start_is_measured_without_and_with_the_tuning_cache(whole):
     _, report, _ = whole
     assert [row["name"] for row in report["start"]][:2] == ["without tuning cache", "with it"]
     assert all(0 < row["seconds"] < row["process_seconds"] + 1 for row in report["start"])
 
 
+@pytest.mark.slow
 def test_the_page_has_every_table(whole):
     _, report, page = whole
     for title in ("## Models", "## Recomputation", "## Op by op", "## Matmuls and attention", "## Sections"):
