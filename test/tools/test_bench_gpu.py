@@ -1,12 +1,12 @@
 """dev/bench/bench_gpu.py with the CPU trainer and tiny shapes: every section gives its figures, a lack of memory or of
 time is said, and a report stands after every section."""
 import json
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tiny_run import script
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH_GPU = ROOT / "dev" / "bench" / "bench_gpu.py"
@@ -75,15 +75,9 @@ def test_power_is_the_mean_between_two_readings_of_the_energy(tmp_path):
     assert found["power_watts"] == 600 and bench_gpu.state(found) == "1980 MHz, 600 W, 60 C"
 
 
-def stub(path, body):
-    path.write_text("#!/bin/sh\n" + body + "\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
 def test_the_largest_micro_batch_that_fits_is_found(tmp_path):
     # The stand-in has no room for more than 2 sequences.
-    trainer = stub(tmp_path / "trainer", f"""
+    trainer = script(tmp_path / "trainer", f"""
         B=$(echo "$@" | sed 's/.* -b \\([0-9]*\\) .*/\\1/')
         [ $B -gt 2 ] && exec {ROOT / "train_gpt2"} "$@" -e d48 -b 60000 -t 1024  # a real refusal
         exec {ROOT / "train_gpt2"} "$@" """)
@@ -93,7 +87,7 @@ def test_the_largest_micro_batch_that_fits_is_found(tmp_path):
 
 
 def test_a_trainer_that_always_fails_fails_every_section_with_its_words(tmp_path):
-    trainer = stub(tmp_path / "trainer", "echo 'no CUDA device was found' >&2; exit 1")
+    trainer = script(tmp_path / "trainer", "echo 'no CUDA device was found' >&2; exit 1")
     result, report, _ = bench(tmp_path / "out", "--only", "^tiny|start", trainer=trainer)
     rows = sections(report)
     assert result.returncode == 1 and rows["start"]["result"] == "skipped"
@@ -103,7 +97,7 @@ def test_a_trainer_that_always_fails_fails_every_section_with_its_words(tmp_path
 
 @pytest.mark.parametrize("fault", ["kill -ABRT $$", "sleep 1000", "head -c 100000 /dev/urandom; exit 139"])
 def test_a_trainer_that_breaks_with_cudnn_is_measured_with_our_kernels(tmp_path, fault):
-    trainer = stub(tmp_path / "trainer", f"""
+    trainer = script(tmp_path / "trainer", f"""
         case "$* " in *"--attention own -ge 0 "*) exec {ROOT / "train_gpt2"} "$@" ;; esac
         {fault} """)
     for seconds in (40, 160):  # the shortest budget that leaves this machine time for both
