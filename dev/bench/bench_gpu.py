@@ -64,6 +64,7 @@ class Bench:
         self.env = {"PRETRAIN_CACHE": str(directory / "tuning")}  # empty at first, and nobody else's
         self.trainer = tools.Trainer(self.env)
         self.runs, self.torch, self.start, self.alone = [], [], [], []
+        self.plans = {}  # of models by name, where predictions are made
         self.table = ""
         vocab = 257 if options.tiny else 50257
         self.shards = tools.write_random(directory, 1 << (16 if options.tiny else 23), vocab)
@@ -397,7 +398,8 @@ def writer(bench, info, base):
     def write(sections):
         result = {"date": tools.today(), "machine": info, "command": command_line(),
                   "runs": [{k: v for k, v in row.items() if k != "table"} for row in bench.runs], "torch": bench.torch,
-                  "start": bench.start, "choices": bench.choices(), "alone": bench.alone, "sections": sections.rows}  # fmt: skip
+                  "start": bench.start, "choices": bench.choices(), "alone": bench.alone,
+                  "plans": bench.plans, "sections": sections.rows}  # fmt: skip
         tools.write_report(base, result, markdown(bench, sections, info))
 
     return write
