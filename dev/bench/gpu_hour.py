@@ -283,19 +283,20 @@ def memcheck(bench, limit):
     return first_steps(bench, limit, prefix, *tools.SAFE)
 
 
-def prepare(options, sections):
-    libraries = gpu_libraries.prepare()
+def prepare(bench, sections):
+    options, libraries = bench.options, gpu_libraries.prepare()
+    bench.enums = bench_gpu.Enums(libraries.headers.get("cublasLt.h"))
     sections.run("tools", 60, inventory)
     sections.run("libraries", 60, lambda limit: libraries.report(options.no_cudnn or options.tiny))
     if options.build:
         sections.run("build", 300, lambda limit: check_gpu.Check.build(limit, options.build[0]))
+    sections.run("prediction", 15, lambda limit: plans_of(bench, limit))
 
 
 def run_part(bench, sections):
     options, model = bench.options, bench.shapes[0]
     name = model.name
-    prepare(options, sections)
-    sections.run("prediction", 15, lambda limit: plans_of(bench, limit))
+    prepare(bench, sections)
     sections.run("first steps, --attention own -ge 0", 40, lambda limit: first_steps(bench, limit, [], *tools.SAFE))
     sections.run("first steps under memcheck", 60, lambda limit: memcheck(bench, limit))
     for more in ([], ["-ge", 2], ["--attention", "cudnn"]):
@@ -357,8 +358,7 @@ def ncu(bench, limit):
 
 def why_part(bench, sections):
     shape, others = bench.shapes[0], bench.shapes[1:]
-    prepare(bench.options, sections)
-    sections.run("prediction", 15, lambda limit: plans_of(bench, limit))
+    prepare(bench, sections)
     sections.run(f"{shape.name} and its ops", 120, bench.first_model)
     if bench.options.build:
         sections.run("build bench_ops", 100, lambda limit: check_gpu.Check.build(limit, "build/bench_ops_cu"))

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import ROOT, TRAINER, call, script, write_shard
+from tiny_run import ROOT, TRAINER, bench_ops, call, script, write_shard
 
 SCRIPT = ROOT / "dev" / "bench" / "predict.py"
 sys.path.insert(0, str(SCRIPT.parent))
@@ -110,11 +110,11 @@ def test_a_profile_is_laid_beside_row_by_row(profiles, plan, tmp_path):
 
 
 def test_what_bench_ops_prints_is_laid_beside_as_well(tmp_path):
-    programs = sorted(ROOT.glob("build/release-*/dev/bench/bench_ops"), key=lambda path: path.stat().st_mtime)
-    if not programs:
+    program = bench_ops()
+    if not program:
         pytest.skip("bench_ops is not built")
-    output = subprocess.run([programs[-1], *map(str, (B, T, 64, 2, 257, "bf16", "own", 0.001))], capture_output=True,
-                            text=True, timeout=300)
+    output = subprocess.run([program, *map(str, (B, T, 64, 2, 257, "bf16", "own", 0.001))], capture_output=True, text=True,
+                            timeout=300)
     assert output.returncode == 0, output.stderr
     file = tmp_path / "ops"
     file.write_text(output.stdout + '{"op": "broken o')
@@ -122,7 +122,7 @@ def test_what_bench_ops_prints_is_laid_beside_as_well(tmp_path):
     assert result.returncode == 0, result.stderr
     cells = [line.strip("| ").split(" | ") for line in result.stdout.splitlines()[2:]]
     assert [row[0] for row in cells if row[1] == "-"] == ["200 launches"]
-    assert len(cells) == len(output.stdout.splitlines()) - 1
+    assert len(cells) == len(output.stdout.splitlines()) - 2  # without the first and the last
 
 
 OP = '{"op": "attention_forward", "tensor": "qkv", "ms": 1, "flops": 0}'
