@@ -106,8 +106,8 @@ class Bench:
         match = re.search(r"first step done ([\d.]+) s after launch", finished.stdout)
         row["first_step_done_seconds"] = float(match.group(1)) if match else None
         row["table"] = profile_table(finished.stdout)
-        for event in tools.events(output, "choices"):
-            self.note_choices(event["choices"])
+        for event in tools.events(output, "candidates"):
+            self.note_choices(event["candidates"])
         self.runs.append(row)
         hidden = hidden_between_steps(row)
         if hidden and not self.options.tiny:
