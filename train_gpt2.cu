@@ -343,6 +343,11 @@ static void first_step_report(Run *run, const StepControl *control) {
                 now_seconds() - run->started);
     snprintf(event, sizeof event, "\"measured\":%lld,\"planned\":%lld", peak, arena);
     runlog_event(run->log, "memory", event);
+    char *choices = device_choices(), *chosen = NULL;
+    if (*choices && asprintf(&chosen, "\"candidates\":[%s]", choices) >= 0)
+        runlog_event(run->log, "candidates", chosen);
+    free(choices);
+    free(chosen);
     if (strcmp(run->attention, device_facts()->attention) != 0) // it was chosen by measurement
         runlog_text(run->log, "attention   %s", device_facts()->attention);
 }

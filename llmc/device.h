@@ -11,7 +11,9 @@ extern "C" {
 
 // ---------------------------------------------------------------------------------------------------- life and facts
 
-typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionChoice;
+// The last, for measurements alone (dev/bench/bench_ops.c): cuDNN, backward in the form that adds dQ as blocks come to
+// it. Its bits need not repeat.
+typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN, ATTENTION_CUDNN_COLLECTED } AttentionChoice;
 typedef enum { GELU_FUSION_AUTO, GELU_FUSION_NONE, GELU_FUSION_FORWARD, GELU_FUSION_BOTH } GeluFusion;
 
 // All zero is a good choice on every machine.
@@ -51,6 +53,10 @@ const DeviceFacts *device_facts(void);
 // What this process chose by timing, or took over: algorithms and epilogues of matmuls, who computes attention. A line
 // each, malloced; "" where a backend chooses nothing. Other choices may mean other bits.
 char *device_tuning(void);
+// What they were chosen from, for the log: JSON objects with commas between them,
+//   {"what":"...","taken":1,"ways":[["the way 0",0.412],["the way 1",null]]}    times in ms; null: not measured
+// malloced; "" where a backend chooses nothing.
+char *device_choices(void);
 // Chooses the same again, without timing; before the first op. False: they were made for another GPU, driver or library
 // and count for nothing here.
 bool device_restore_tuning(const char *lines);

@@ -56,6 +56,19 @@ class DoesNotFit(Exception):
     pass
 
 
+class Enums:
+    """cuBLASLt's names of tiles and stages, read from its header (None: it was not found)."""
+
+    def __init__(self, header):
+        text = Path(header).read_text(errors="replace") if header else ""
+        found = re.findall(r"CUBLASLT_MATMUL_(TILE|STAGES)_(\w+) = (\d+)", text)
+        self.names = {f"{kind.lower()} {number}": f"{kind.lower()} {name}" for kind, name, number in found}
+
+    def named(self, text):
+        """With "tile 23" as "tile 128x256"."""
+        return re.sub(r"(tile|stages) \d+", lambda match: self.names.get(match[0], match[0]), text)
+
+
 class Bench:
     def __init__(self, options, directory):
         self.options, self.directory = options, directory
@@ -64,6 +77,8 @@ class Bench:
         self.env = {"PRETRAIN_CACHE": str(directory / "tuning")}  # empty at first, and nobody else's
         self.trainer = tools.Trainer(self.env)
         self.runs, self.torch, self.start, self.alone = [], [], [], []
+        self.plans = {}  # of models by name, where predictions are made
+        self.chosen, self.enums = {}, Enums(None)
         self.table = ""
         vocab = 257 if options.tiny else 50257
         self.shards = tools.write_random(directory, 1 << (16 if options.tiny else 23), vocab)
@@ -91,6 +106,8 @@ class Bench:
         match = re.search(r"first step done ([\d.]+) s after launch", finished.stdout)
         row["first_step_done_seconds"] = float(match.group(1)) if match else None
         row["table"] = profile_table(finished.stdout)
+        for event in tools.events(output, "candidates"):
+            self.note_choices(event["candidates"])
         self.runs.append(row)
         hidden = hidden_between_steps(row)
         if hidden and not self.options.tiny:
@@ -137,15 +154,20 @@ class Bench:
         must(tools.run(["make", f"-j{jobs}", *self.options.build], limit))
         return "make " + " ".join(self.options.build)
 
+    def note_choices(self, found):
+        """What a process says of its choices by measurement (device_choices in llmc/device.h): those with times stay."""
+        for choice in found:
+            known = self.chosen.get(choice["what"])
+            if not known or all(ms is None for _, ms in known["ways"]):
+                self.chosen[choice["what"]] = choice
+
     def choices(self):
-        """What was measured and chosen, as the tuning file tells: (which product or pass, what won)."""
-        file, rows = Path(self.env["PRETRAIN_CACHE"]), []
-        for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
-            found = re.match(r".*?(?:cuBLASLt|cuDNN) \d+, (.*?)(?:, (faster than unfused|as unfused))?\t0([01])\t", line)
-            if found and found.group(2):
-                rows.append((found.group(1), ("kernels of our own after it", "in the epilogue")[int(found.group(3))]))
-            elif found and found.group(1).startswith("attention"):
-                rows.append((found.group(1), ("own kernels", "cuDNN")[int(found.group(3))]))
+        """Rows (product or pass, the way taken, its ms, the others and theirs)."""
+        rows = []
+        for what, choice in sorted(self.chosen.items()):
+            ways = [(self.enums.named(way), "-" if ms is None else f"{ms:.4f}") for way, ms in choice["ways"]]
+            way, ms = ways.pop(choice["taken"])
+            rows.append((what, way, ms, "; ".join(f"{other}: {time}" for other, time in ways)))
         return rows
 
     def first_model(self, limit):
@@ -216,10 +238,11 @@ class Bench:
         return "; ".join(f"{row['name']}: {row['seconds']:.2f} s" for row in self.start)
 
     def ops_alone(self, limit):
-        """Each op in a loop (bench_ops), with our attention, then with cuDNN's."""
+        """Each op in a loop (bench_ops), with our attention, then with cuDNN's; its backward pass also in the form whose
+        bits need not repeat."""
         budget, sizes = tools.Budget(limit), dict(part.split("=") for part in self.shapes[0].torch.split(","))
         B, T = self.fitting(), self.shapes[0].T
-        for kind in ("own", "cudnn"):
+        for kind in ("own", "cudnn", "collected"):
             command = [self.options.program_of_ops, B, T, sizes["C"], sizes["NH"], sizes["V"], self.runs[0]["dtype"], kind,
                        0.01 if self.options.tiny else 0.15]
             finished = tools.run(command, budget.left(), self.env)
@@ -231,6 +254,10 @@ class Bench:
                     row.update(attention=kind, of_matmul_rate=ratio(row["flops"] / row["seconds"], rates["matmul_flops"]),
                                of_copy_rate=ratio(row["bytes"] / row["seconds"], rates["copy_bandwidth"]))
                     self.alone.append(row)
+                elif "choices" in row:
+                    self.note_choices(row["choices"])
+                    if kind != "own" and "own kernels" in row["attention"]:
+                        self.trainer.note(f"{kind}: attention {row['attention']}")
             if kind == "cudnn" and finished.status == 1 and "--attention cudnn: " in finished.stderr:
                 break
             must(finished)
@@ -383,7 +410,7 @@ def markdown(bench, sections, info):
             for row, parts in zip(bench.alone, shown)]) + [""]  # fmt: skip
     if bench.choices():
         lines += ["## Choices by measurement", "", "Products as m, n, k of cuBLASLt (column-major).", ""]
-        lines += tools.table(["product or pass", "taken"], bench.choices()) + [""]
+        lines += tools.table(["product or pass", "taken", "ms", "the others, ms"], bench.choices()) + [""]
     lines += ["## Sections", "", *tools.table(["section", "result", "seconds", "detail"],
               [(row["name"], row["result"], row["seconds"], row["detail"]) for row in sections.rows])]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -397,7 +424,8 @@ def writer(bench, info, base):
     def write(sections):
         result = {"date": tools.today(), "machine": info, "command": command_line(),
                   "runs": [{k: v for k, v in row.items() if k != "table"} for row in bench.runs], "torch": bench.torch,
-                  "start": bench.start, "choices": bench.choices(), "alone": bench.alone, "sections": sections.rows}  # fmt: skip
+                  "start": bench.start, "choices": bench.choices(), "alone": bench.alone,
+                  "plans": bench.plans, "sections": sections.rows}  # fmt: skip
         tools.write_report(base, result, markdown(bench, sections, info))
 
     return write
@@ -408,6 +436,7 @@ def run_all(bench, sections):
     bench.trainer.note = sections.note
     if not bench.options.tiny:
         libraries = gpu_libraries.prepare()
+        bench.enums = Enums(libraries.headers.get("cublasLt.h"))
         sections.run("libraries", 60, lambda limit: libraries.report(bench.options.no_cudnn))
     if bench.options.build:
         sections.run("build", 300, bench.build)

@@ -1,7 +1,7 @@
 // Times the ops of a training step alone, each in a loop on random numbers: matrix products, attention, what is bound
 // by memory, the head in chunks of the size that is used and larger, and a launch. For dev/bench/gpu_hour.py: what of a
 // step is lost between these times and those of --profile is caches, clocks and the order. Prints one JSON object a
-// line.
+// line; the last one tells who computed attention and what was chosen by measurement.
 #include "llmc/base/rng.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
@@ -178,10 +178,23 @@ static bool time_products(Error *err) {
     return true;
 }
 
-static bool time_all(Error *err) {
+// The backward pass as llm.c and PyTorch run it: what repeatable bits cost.
+static bool time_collected(double flops, Error *err) {
+    attention();
+    return timed("attention backward, collected", attention_gradient, flops, 0.0, err);
+}
+
+static void print_choices(void) {
+    char *choices = device_choices();
+    printf("{\"attention\": \"%s\", \"choices\": [%s]}\n", device_facts()->attention, choices);
+    free(choices);
+}
+
+static bool time_all(AttentionChoice kind, Error *err) {
     const double N = (double)b.N, C = (double)b.C, unit = N * C * (double)dtype_size(b.x.dtype);
     const double scores = 2.0 * N * C * ((double)b.T + 1.0); // FLOP of both products below the diagonal
     const double logits = 2.0 * N * C * (double)b.Vp;
+    if (kind == ATTENTION_CUDNN_COLLECTED) return time_collected(2.5 * scores, err);
     bool ok = time_products(err) && timed("attention forward", attention, scores, 0.0, err) &&
               timed("attention backward", attention_gradient, 2.5 * scores, 0.0, err) &&
               timed("residual + layernorm forward", layernorm, 0.0, 4.0 * unit, err) &&
@@ -202,8 +215,9 @@ static bool time_all(Error *err) {
 int main(int argc, char **argv) {
     if (argc != 9) {
         fprintf(stderr,
-                "usage: bench_ops B T C NH V fp32|fp16|bf16 auto|own|cudnn SECONDS     e.g. 64 1024 768 12 50257 bf16 "
-                "auto 0.2\n");
+                "usage: bench_ops B T C NH V fp32|fp16|bf16 auto|own|cudnn|collected SECONDS     e.g. 64 1024 768 12 "
+                "50257 bf16 auto 0.2\ncollected: the backward pass of attention alone, by cuDNN in the form whose bits "
+                "need not repeat\n");
         return EXIT_BAD_INPUT;
     }
     device_prepare_process(argv);
@@ -216,13 +230,15 @@ int main(int argc, char **argv) {
     DeviceOptions device = {0};
     if (strcmp(argv[7], "own") == 0) device.attention = ATTENTION_OWN;
     if (strcmp(argv[7], "cudnn") == 0) device.attention = ATTENTION_CUDNN;
+    if (strcmp(argv[7], "collected") == 0) device.attention = ATTENTION_CUDNN_COLLECTED;
     bool ok = device_init(&device, &err);
     DeviceSpeed speed = {0};
     ok = ok && device_measure_speed(dtype, (size_t)1 << 30, &speed, &err);
     if (ok) {
         printf("{\"device\": \"%s\", \"matmul_flops\": %.9g, \"copy_bandwidth\": %.9g}\n", device_facts()->name,
                speed.matmul_flops, speed.copy_bandwidth);
-        ok = make_all(dtype, &err) && time_all(&err); // what was allocated goes with the process
+        ok = make_all(dtype, &err) && time_all(device.attention, &err); // what was allocated goes with the process
+        print_choices();
     }
     if (!ok) fprintf(stderr, "bench_ops: %s\n", err.text);
     return ok ? EXIT_OK : EXIT_RUN_FAILED;

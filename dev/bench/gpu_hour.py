@@ -28,6 +28,7 @@ import bench_gpu
 import check_gpu
 import gpu_libraries
 import gpu_tools as tools
+import predict
 from bench_gpu import Bench
 from gpu_tools import Failed, Skipped, must
 
@@ -45,7 +46,7 @@ NCU_METRICS = {"gpu__time_duration.sum": "us", "gpu__dram_throughput.avg.pct_of_
 NCU_LAUNCHES = 40
 
 
-# ----------------------------------------------------------------------------------------------------------- predicted
+# ---------------------------------------------------------------------------------------------- predicted and measured
 
 
 def first(rows, **wanted):
@@ -73,22 +74,6 @@ def of_model(name, key):
     return find
 
 
-def of_ops(names, tensor=None):
-    """Milliseconds a step in these ops, all blocks and tensors."""
-
-    def find(report):
-        row = main_row(report)
-        ops = row["profile"]["ops"] if row else []
-        return sum(op["ms"] for op in ops if op["op"] in names.split() and tensor in (None, op["tensor"])) or None
-
-    return find
-
-
-def outside_ops(report):
-    row = main_row(report)
-    return row and row["boundary_ms"] - sum(op["ms"] for op in row["profile"]["ops"])
-
-
 def of_torch(sdpa, key):
     def find(report):
         row = first(report.get("torch", []), sdpa=sdpa)
@@ -113,36 +98,61 @@ def of_start(name):
     return find
 
 
-# For one H200, bf16, 124M at B=64, T=1024, from bytes, FLOP and what others measured on it; none of it was measured with
-# this code. (what, predicted, range, where it is found)
-PREDICTED_FOR = "H200"
-PREDICTED = [
-    ("124M, tokens/s", 552e3, 517e3, 593e3, of_main("tokens_per_second")),
-    ("124M, ms a step", 118.7, 110, 127, of_main("ms")),
-    ("the same with --attention own -ge 0", 121.7, 112, 132, of_option("--attention own -ge 0")),
-    ("memory, GiB", 22.4, 21.5, 23.5, of_main("memory_peak", 2.0**-30)),
-    ("PyTorch, tokens/s", 450e3, 400e3, 520e3, of_torch("default", "tokens_per_second")),
-    ("ours / PyTorch", 1.2, 1.05, 1.4, of_torch("default", "ratio")),
-    ("ours / PyTorch with cuDNN's attention", 1.1, 1.0, 1.3, of_torch("cudnn", "ratio")),
-    ("1558M, tokens/s", 52e3, 47e3, 57e3, of_model("1558M", "tokens_per_second")),
-    ("start without tuning file, s", 5.5, 5, 6, of_start("without tuning cache")),
-    ("start with it, s", 2.8, 2.5, 3, of_start("again with it")),
-    ("ms: qkv forward", 4.35, 4.0, 4.8, of_ops("matmul_forward", "qkvw")),
-    ("ms: attention forward", 4.70, 4.3, 6.6, of_ops("attention_forward")),
-    ("ms: attproj forward", 1.57, 1.4, 1.8, of_ops("matmul_forward", "attprojw")),
-    ("ms: residual + layernorm forward", 2.55, 2.4, 2.8, of_ops("residual_layernorm_forward")),
-    ("ms: fc forward, GELU", 8.31, 7.7, 9.2, of_ops("matmul_gelu_forward")),
-    ("ms: fcproj forward", 5.46, 5.1, 6.0, of_ops("matmul_forward", "fcprojw")),
-    ("ms: head, cross-entropy, their gradients", 26.6, 24.5, 30.0, of_ops("head_loss_backward")),
-    ("ms: layernorm backward", 3.31, 2.8, 4.1, of_ops("layernorm_backward")),
-    ("ms: fcproj input gradient, GELU backward", 7.42, 6.6, 9.6, of_ops("matmul_gelu_backward_input")),
-    ("ms: other input gradients", 11.2, 10.4, 12.4, of_ops("matmul_backward_input")),
-    ("ms: weight and bias gradients", 21.3, 17.5, 24.4, of_ops("matmul_backward_weight")),
-    ("ms: attention backward", 19.2, 15.5, 23.5, of_ops("attention_backward")),
-    ("ms: embedding backward", 0.12, 0.1, 0.2, of_ops("embedding_backward")),
-    ("ms: norm, decision, AdamW", 1.19, 1.1, 1.4, of_ops("gradient_sumsq step_control_update optimizer_update")),
-    ("ms: step to step less the sum of the ops", 1.2, 0.7, 2.2, outside_ops),
-]
+def plans_of(bench, limit):
+    """The plans that predictions are made from: of the first model and of the largest, at a micro-batch that fits."""
+    budget, gpu = tools.Budget(limit), tools.gpu_facts().get("name", "no GPU")
+    name = predict.gpu_named(gpu)
+    if not name:
+        raise Skipped(f"no rates are assumed for this machine ({gpu}), only for {', '.join(predict.RATES)}")
+    said = []
+    for shape in (bench.shapes[0], bench.shapes[-1]):
+        try:
+            plan = predict.plan_of(bench.options.trainer, name, shape.model, shape.B, shape.T, budget.left())
+            fits = plan["devices"][0]["largest_batch"]["0"]
+            if fits < shape.B:
+                smaller = next((B for B in bench_gpu.SMALLER if B <= fits), 1)
+                plan = predict.plan_of(bench.options.trainer, name, shape.model, smaller, shape.T, budget.left())
+            bench.plans[shape.name] = plan
+            said.append(f"{shape.name}: {predict.Predicted(plan, plan['devices'][0]).ms[0]:.4g} ms")
+        except predict.Refused as why:
+            raise Failed(str(why)) from None
+    return "; ".join(said)
+
+
+def predictions(plans):
+    """What the page says of whole steps, {what: (likely, worst, best)}, and the first model's step, op by op."""
+    (name, plan), (last, large) = list(plans.items())[0], list(plans.items())[-1]
+    step, safe = (predict.Predicted(plan, plan["devices"][0], safe) for safe in (False, True))
+    memory, rate = step.device["memory"]["total"] / 2**30, step.tokens_per_second()
+    found = {
+        f"{name}, tokens/s": rate, f"{name}, ms a step": [step.ms[0], step.range[1], step.range[0]],
+        OWN: [safe.ms[0], safe.range[1], safe.range[0]], "memory, GiB": [memory, 1.05 * memory, 0.96 * memory],
+        f"{last}, tokens/s": predict.Predicted(large, large["devices"][0]).tokens_per_second(),
+        **step.stated(),
+    }  # fmt: skip
+    for what in ("PyTorch", "PyTorch with cuDNN's attention"):
+        other = found.get(f"{what}, tokens/s")
+        if other:
+            found[f"ours / {what}"] = [rate[0] / other[0], rate[1] / other[2], rate[2] / other[1]]
+    return found, step
+
+
+OWN = "the same with --attention own -ge 0"
+
+
+def whole(name, last):
+    """What the page says of whole steps of these models and of what is around them: (what, where it is measured)."""
+    return [
+        (f"{name}, tokens/s", of_main("tokens_per_second")), (f"{name}, ms a step", of_main("ms")),
+        (OWN, of_option("--attention own -ge 0")), ("memory, GiB", of_main("memory_peak", 2.0**-30)),
+        ("PyTorch, tokens/s", of_torch("default", "tokens_per_second")),
+        ("PyTorch with cuDNN's attention, tokens/s", of_torch("cudnn", "tokens_per_second")),
+        ("ours / PyTorch", of_torch("default", "ratio")),
+        ("ours / PyTorch with cuDNN's attention", of_torch("cudnn", "ratio")),
+        (f"{last}, tokens/s", of_model(last, "tokens_per_second")),
+        ("start without tuning file, s", of_start("without tuning cache")),
+        ("start with it, s", of_start("again with it")),
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- verdict
@@ -161,18 +171,36 @@ def shown(value):
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def judged(what, ranges, measured):
+    """A row: what, predicted, range, measured, measured / predicted, judgement."""
+    likely, worst, best = ranges or (None, None, None)
+    judgement = "not measured" if measured is None else ""
+    if measured is not None and ranges:
+        low, high = min(worst, best), max(worst, best)
+        judgement = "as predicted" if low <= measured <= high else "above" if measured > high else "below"
+    there = (shown(likely), f"{shown(min(worst, best))} to {shown(max(worst, best))}") if ranges else ("-", "-")
+    return (what, *there, shown(measured), predict.ratio(measured, ranges), judgement)
+
+
 def compared(reports):
-    """Rows (what, predicted, range, measured, judgement). Predictions for another GPU are left out."""
-    gpu = next((report["machine"]["gpu"].get("name", "") for report in reports if report.get("machine")), "")
+    """Rows of the page: whole steps, then the first model's ops in ms."""
+    plans = next((report["plans"] for report in reports if report.get("plans")), {})
+    try:
+        found, step = predictions(plans)
+    except (predict.Refused, KeyError, TypeError, ValueError, IndexError, AttributeError):
+        plans, found, step = {}, {}, None  # none were made, or by another checkout
+    main = next(filter(None, map(main_row, reports)), None)
+    name = next(iter(plans), main["name"] if main else bench_gpu.FULL[0].name)
+    last = list(plans)[-1] if plans else bench_gpu.FULL[-1].name
     rows = []
-    for what, predicted, low, high, find in PREDICTED:
+    for what, find in whole(name, last):
         measured = next((value for value in map(find, reports) if value is not None), None)
-        judgement = "not measured" if measured is None else ""
-        if measured is not None and PREDICTED_FOR in gpu:
-            judgement = "as predicted" if low <= measured <= high else "above" if measured > high else "below"
-        there = (shown(predicted), f"{shown(low)} to {shown(high)}") if PREDICTED_FOR in gpu else ("-", "-")
-        rows.append((what, *there, shown(measured), judgement))
-    return rows
+        rows.append(judged(what, found.get(what), measured))
+    try:
+        ops = predict.beside(step, main and main["profile"])
+    except predict.Refused as why:  # the micro-batch did not fit
+        return rows + [(short(str(why)), "-", "-", "-", "-", "")]
+    return rows + [judged(f"ms: {what}", ranges, measured) for what, ranges, measured in ops if what != "step"]
 
 
 def short(text, length=220):
@@ -197,7 +225,7 @@ def verdict(folder):
     left = [f"{row['name']} ({short(row['detail'], 60)})" for rows in sections.values() for row in rows
             if row["result"] == "skipped"]
     lines += ["", "Left out: " + ("; ".join(left) or "nothing") + ".", "", "## Predicted and measured", ""]
-    lines += tools.table(["what", "predicted", "range", "measured", ""], compared(list(reports.values())))
+    lines += tools.table(["what", "predicted", "range", "measured", "ratio", ""], compared(list(reports.values())))
     return "\n".join(lines) + "\n"
 
 
@@ -255,18 +283,20 @@ def memcheck(bench, limit):
     return first_steps(bench, limit, prefix, *tools.SAFE)
 
 
-def prepare(options, sections):
-    libraries = gpu_libraries.prepare()
+def prepare(bench, sections):
+    options, libraries = bench.options, gpu_libraries.prepare()
+    bench.enums = bench_gpu.Enums(libraries.headers.get("cublasLt.h"))
     sections.run("tools", 60, inventory)
     sections.run("libraries", 60, lambda limit: libraries.report(options.no_cudnn or options.tiny))
     if options.build:
         sections.run("build", 300, lambda limit: check_gpu.Check.build(limit, options.build[0]))
+    sections.run("prediction", 15, lambda limit: plans_of(bench, limit))
 
 
 def run_part(bench, sections):
     options, model = bench.options, bench.shapes[0]
     name = model.name
-    prepare(options, sections)
+    prepare(bench, sections)
     sections.run("first steps, --attention own -ge 0", 40, lambda limit: first_steps(bench, limit, [], *tools.SAFE))
     sections.run("first steps under memcheck", 60, lambda limit: memcheck(bench, limit))
     for more in ([], ["-ge", 2], ["--attention", "cudnn"]):
@@ -328,7 +358,7 @@ def ncu(bench, limit):
 
 def why_part(bench, sections):
     shape, others = bench.shapes[0], bench.shapes[1:]
-    prepare(bench.options, sections)
+    prepare(bench, sections)
     sections.run(f"{shape.name} and its ops", 120, bench.first_model)
     if bench.options.build:
         sections.run("build bench_ops", 100, lambda limit: check_gpu.Check.build(limit, "build/bench_ops_cu"))

@@ -58,6 +58,7 @@ class Libraries:
         self.loader = tools.output_of("/sbin/ldconfig", "-p") if loader is None else loader
         self.system = [Path(path) for path in (SYSTEM_HEADERS if system is None else system)]
         self.links = {"include": {}, "lib": {}}
+        self.headers = {}  # name -> where it is
         for library in LIBRARIES:
             self.find(library)
         self.make_links()
@@ -75,9 +76,11 @@ class Libraries:
         known = folders("CPATH") + self.toolkit_folders(["include", "targets/*/include"]) + self.system
         for folder in known:
             if (folder / library.header).exists():
+                self.headers[library.header] = folder / library.header
                 return f"{library.header} in {folder}"
         for wheel in self.wheels:
             for header in sorted(wheel.glob(f"*/include/{library.header}")):
+                self.headers[library.header] = header
                 # Not the whole folder: it may hold another CUDA's headers as well.
                 prefix = "cudnn" if library.name == "cuDNN" else "cublas"
                 self.links["include"].update({path.name: path for path in header.parent.glob(f"{prefix}*.h")})

@@ -199,11 +199,16 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *
     const uint32_t scheme = splits == 1                                 ? CUBLASLT_REDUCTION_SCHEME_NONE
                             : algorithm.which == SIM_ALGORITHM_IN_PLACE ? CUBLASLT_REDUCTION_SCHEME_INPLACE
                                                                         : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const bool is_splits = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
-    if (!is_splits && attribute != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME)
+    const uint32_t tile = algorithm.which == SIM_ALGORITHM_SCALAR ? 0 : CUBLASLT_MATMUL_TILE_128x128, stages = 0;
+    const void *values[CUBLASLT_ALGO_CONFIG_STAGES_ID + 1] = {};
+    values[CUBLASLT_ALGO_CONFIG_TILE_ID] = &tile;
+    values[CUBLASLT_ALGO_CONFIG_SPLITK_NUM] = &splits;
+    values[CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME] = &scheme;
+    values[CUBLASLT_ALGO_CONFIG_STAGES_ID] = &stages;
+    if (attribute > CUBLASLT_ALGO_CONFIG_STAGES_ID || !values[attribute])
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "attribute %d of an algorithm", attribute);
     if (size != 4) return INVALID("attribute %d of an algorithm: %zu bytes", attribute, size);
-    memcpy(value, is_splits ? (const void *)&splits : &scheme, size);
+    memcpy(value, values[attribute], size);
     if (written) *written = size;
     return CUBLAS_STATUS_SUCCESS;
 }

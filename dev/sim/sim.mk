@@ -92,6 +92,12 @@ $(SIM_BUILD)/test/%: $(BUILD)/test/%.o $(SIM_KERNEL_OBJ) $(REF_LIB) $(SIM_LIB)
 
 $(BUILD)/test/sim/%.o: CFLAGS += -isystem $(CUDA)/include
 
+# The ops alone, as dev/bench/gpu_hour.py times them on a GPU.
+$(SIM_BUILD)/dev/bench/bench_ops: $(BUILD)/dev/bench/bench_ops.o $(SIM_KERNEL_OBJ) $(SIM_LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(QUIET)$(LINK_SIM)
+
 # Programs of kernels that need nothing but the simulator, for sm_90: mistakes planted for test_faults, the benchmark.
 ifneq ($(filter-out 90,$(CUDA_ARCHS)),)
 $(eval $(call KERNEL_RULE,90))
@@ -169,7 +175,7 @@ SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
 SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
 .PHONY: sim-test-programs sim-quick-programs sim-sanitize-programs sim-faults sim-bench
-sim-test-programs: $(SIM_TEST_BIN) sim-faults
+sim-test-programs: $(SIM_TEST_BIN) $(SIM_BUILD)/dev/bench/bench_ops sim-faults
 sim-quick-programs: $(SIM_QUICK_BIN)
 sim-sanitize-programs:
 	$(MAKE) --no-print-directory -s MODE=sanitize $(SIM_ASAN_BIN)

@@ -76,6 +76,7 @@ void device_graph_end(DeviceGraph *graph) { (void)graph; }
 
 // oneDNN's choices depend on the processor alone.
 char *device_tuning(void) { return calloc(1, 1); }
+char *device_choices(void) { return calloc(1, 1); }
 bool device_restore_tuning(const char *lines) { return *lines == '\0'; }
 
 bool device_sensors(DeviceSensors *sensors) {

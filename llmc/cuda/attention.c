@@ -50,8 +50,10 @@ typedef struct {
 
 // ------------------------------------------------------------------------------------------------------------ planning
 
+static bool is_cudnn(AttentionChoice asked) { return asked == ATTENTION_CUDNN || asked == ATTENTION_CUDNN_COLLECTED; }
+
 bool cuda_attention_check(const DeviceOptions *options, Error *err) {
-    if (options->attention != ATTENTION_CUDNN || cudnn_attention_open(err)) return true;
+    if (!is_cudnn(options->attention) || cudnn_attention_open(err)) return true;
     error_prefix(err, "--attention cudnn");
     const size_t length = strlen(err->text);
     snprintf(err->text + length, sizeof err->text - length, "; use --attention own, or auto to take cuDNN where it is");
@@ -65,13 +67,17 @@ static bool same_shape(AttentionShape a, AttentionShape b) {
 // What cuDNN's deterministic backward pass may take, unless cuDNN is what was asked for: see cuda_size_cudnn.
 static int64_t workspace_limit(void) {
     const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
-    return cuda_backend.options.attention == ATTENTION_CUDNN ? bytes : cuda_size_cudnn_limit(bytes);
+    return is_cudnn(cuda_backend.options.attention) ? bytes : cuda_size_cudnn_limit(bytes);
+}
+
+static void describe_call(char *text, size_t size, AttentionPass pass, AttentionShape s) {
+    snprintf(text, size, "attention %s B %lld T %lld NH %lld HS %lld %s", pass_names[pass], (long long)s.B,
+             (long long)s.T, (long long)s.NH, (long long)s.HS, dtype_name(s.dtype));
 }
 
 static void choice_key(char *key, size_t size, AttentionPass pass, AttentionShape s) {
-    snprintf(key, size, "%s, cuDNN %d, attention %s B %lld T %lld NH %lld HS %lld %s", tuning_machine(),
-             cudnn_attention_version(), pass_names[pass], (long long)s.B, (long long)s.T, (long long)s.NH,
-             (long long)s.HS, dtype_name(s.dtype));
+    const int n = snprintf(key, size, "%s, cuDNN %d, ", tuning_machine(), cudnn_attention_version());
+    describe_call(key + n, size - (size_t)n, pass, s);
 }
 
 static bool remembered(AttentionPass pass, AttentionShape shape, Choice *choice) {
@@ -243,11 +249,11 @@ static bool contend(void *context, int choice) {
     return true;
 }
 
-// Whether cuDNN is faster and writes the same bits again.
-static bool cudnn_wins(const Call *call, Pass *p, const char *bits) {
+// Whether cuDNN is faster and writes the same bits again. ms: the times of both.
+static bool cudnn_wins(const Call *call, Pass *p, const char *bits, float ms[2]) {
     const char *name = pass_names[call->pass];
     Contest contest = {call, p};
-    if (cuda_fastest(2, contend, &contest) != BY_CUDNN) {
+    if (cuda_fastest(2, contend, &contest, ms) != BY_CUDNN) {
         if (p->why_not.text[0]) return false; // it failed
         return error_set(&p->why_not, "faster %s than cuDNN %s", name, cudnn_attention_version_text());
     }
@@ -264,14 +270,18 @@ static bool cudnn_wins(const Call *call, Pass *p, const char *bits) {
 // not compile or agree is not remembered: the reason may be gone the next time, and if not is said again.
 static void decide(const Call *c, Pass *p) {
     REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture", pass_names[c->pass]);
-    const bool asked = cuda_backend.options.attention == ATTENTION_CUDNN;
-    char *bits = NULL;
+    const bool asked = is_cudnn(cuda_backend.options.attention);
+    const char *const ways[] = {"own kernels", "cuDNN"};
+    char *bits = NULL, what[TUNING_KEY_MAX];
+    float ms[2] = {-1.0f, -1.0f};
     bool right = cudnn_attention_compile(p->cudnn, &p->why_not);
     if (right) p->why_not.text[0] = '\0'; // of engines before the one that compiled
     if (asked || p->to_measure) right = right && cudnn_agrees(c, p, &bits);
     REQUIRE(right || !asked, "--attention cudnn: %s", p->why_not.text);
-    p->choice = right && (!p->to_measure || cudnn_wins(c, p, bits)) ? BY_CUDNN : BY_OWN_KERNELS;
+    p->choice = right && (!p->to_measure || cudnn_wins(c, p, bits, ms)) ? BY_CUDNN : BY_OWN_KERNELS;
     if (right && p->to_measure) remember(c->pass, c->shape, p->choice);
+    describe_call(what, sizeof what, c->pass, c->shape);
+    cuda_note_choice(what, 2, ways, ms, (int)p->choice);
     free(bits);
 }
 

@@ -15,7 +15,8 @@ typedef struct {
     int first_capability, last_capability;
     int first_version, last_version;
     CudnnGraphKind kind;
-    bool pinned; // to this engine; otherwise by the heuristics
+    bool collected; // taken where it is asked for, and not otherwise
+    bool pinned;    // to this engine; otherwise by the heuristics
     CudnnEngine engine;
 } Form;
 
@@ -75,6 +76,13 @@ static const Form forms[] = {
                           {CUDNN_KNOB_TYPE_STREAM_K, 0},
                           {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
                           {CUDNN_KNOB_TYPE_STAGES, 4}}}},
+    // What llm.c and PyTorch run: blocks add to dQ in the order in which they get there.
+    {.pass = ATTENTION_BACKWARD,
+     .first_capability = 80,
+     .last_capability = ANY_CAPABILITY,
+     .last_version = ANY_VERSION,
+     .kind = CUDNN_BACKWARD_COLLECTED,
+     .collected = true},
 };
 
 static int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -114,7 +122,7 @@ static CudnnPass *create(const Form *form, AttentionShape shape, cudnnBackendDes
 }
 
 CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBackendDescriptor_t device,
-                             int compute_capability, int64_t max_workspace, Error *err) {
+                             int compute_capability, bool collected, int64_t max_workspace, Error *err) {
     const int version = cudnn_library_version();
     if (compute_capability < 80)
         error_set(err, "cuDNN has no fused attention for sm_%d, only for sm_80 and newer", compute_capability);
@@ -125,8 +133,9 @@ CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBack
     else
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
             const Form *f = &forms[i];
-            if (f->pass != pass || compute_capability < f->first_capability ||
-                compute_capability > f->last_capability || version < f->first_version || version > f->last_version)
+            if (f->pass != pass || (pass == ATTENTION_BACKWARD && f->collected != collected) ||
+                compute_capability < f->first_capability || compute_capability > f->last_capability ||
+                version < f->first_version || version > f->last_version)
                 continue;
             CudnnPass *p = create(f, shape, device, max_workspace, err);
             if (p) return p;

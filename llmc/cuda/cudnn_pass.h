@@ -26,9 +26,10 @@ typedef struct {
 } CudnnPass;
 
 // NULL and a message when cuDNN has nothing for this shape on this device that repeats and fits into max_workspace
-// bytes. compute_capability: of the device, 80, 90, 103, 120. Not compiled yet: see cudnn_plan_compile.
+// bytes. compute_capability: of the device, 80, 90, 103, 120. collected: backward, the form that need not repeat, for
+// measurements. Not compiled yet: see cudnn_plan_compile.
 CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBackendDescriptor_t device,
-                             int compute_capability, int64_t max_workspace, Error *err);
+                             int compute_capability, bool collected, int64_t max_workspace, Error *err);
 void cudnn_pass_destroy(CudnnPass *pass); // NULL is fine
 
 #ifdef __cplusplus

@@ -150,6 +150,18 @@ int gemm_splits(const GemmKey *key, const cublasLtMatmulAlgo_t *algorithm) {
     return scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE ? 2 : 0;
 }
 
+GemmText gemm_describe_algorithm(const cublasLtMatmulAlgo_t *algorithm) {
+    static const cublasLtMatmulAlgoConfigAttributes_t attributes[] = {
+        CUBLASLT_ALGO_CONFIG_TILE_ID, CUBLASLT_ALGO_CONFIG_STAGES_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM};
+    uint32_t values[3] = {0}; // what an algorithm does not have stays 0, "undefined"
+    size_t written;
+    GemmText d;
+    for (int i = 0; i < 3; i++)
+        (void)cublasLtMatmulAlgoConfigGetAttribute(algorithm, attributes[i], &values[i], sizeof values[i], &written);
+    snprintf(d.text, sizeof d.text, "tile %u, stages %u, split %u", values[0], values[1], values[2]);
+    return d;
+}
+
 static void set_preference(const GemmKey *key, cublasLtMatmulPreference_t preference,
                            cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t size) {
     LT_CHECK(key, cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, size));

@@ -41,6 +41,8 @@ enum { GEMM_MAX_CANDIDATES = TIMING_MAX_CHOICES };
 int gemm_search(const GemmDescriptors *p, const GemmKey *key, cublasLtMatmulAlgo_t candidates[GEMM_MAX_CANDIDATES]);
 // In how many parts k is split; 0 when the parts would not be added in fp32 and in a fixed order.
 int gemm_splits(const GemmKey *key, const cublasLtMatmulAlgo_t *algorithm);
+// "tile 23, stages 36, split 1": the library's numbers of its enums (cublasLt.h), and the parts of k.
+GemmText gemm_describe_algorithm(const cublasLtMatmulAlgo_t *algorithm);
 // Whether the library takes an algorithm that was found elsewhere.
 bool gemm_takes(const GemmDescriptors *p, const GemmKey *key, const cublasLtMatmulAlgo_t *algorithm);
 

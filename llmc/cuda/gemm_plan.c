@@ -205,10 +205,22 @@ static int untried(const Trial *t) {
     return i < t->count ? i : -1;
 }
 
+static void note_algorithms(const Trial *t, int count, const float *ms, int taken) {
+    GemmText ways[GEMM_MAX_CANDIDATES];
+    const char *texts[GEMM_MAX_CANDIDATES];
+    for (int i = 0; i < count; i++) {
+        ways[i] = gemm_describe_algorithm(&t->algorithms[i]);
+        texts[i] = ways[i].text;
+    }
+    cuda_note_choice(gemm_describe(&t->plan->key).text, count, texts, ms, taken);
+}
+
 // The fastest of those that are right and repeat, into p->algorithm. False: there is none.
 static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
     Trial t = {.plan = p, .gemm = *g};
     char text[TUNING_KEY_MAX];
+    float ms[GEMM_MAX_CANDIDATES];
+    bool timed = false;
     void *block = NULL;
     int best = 0;
     // beta is no part of the choice: what is tried stores, where the real product adds in place.
@@ -224,18 +236,29 @@ static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
         best = !t.gemm.d ? untried(&t) : t.count - 1;
         if (t.gemm.d && t.count > 1) {
             state.counts.timed += t.count;
-            best = cuda_fastest(t.count, run_candidate, &t);
+            best = cuda_fastest(t.count, run_candidate, &t, ms);
+            timed = true;
             if (best >= 0) tuning_cache_put(text, &t.algorithms[best], sizeof t.algorithms[best]);
         }
     }
     CUDA_CHECK(cudaFree(block));
-    if (best >= 0) p->algorithm = t.algorithms[best];
-    return best >= 0;
+    if (best < 0) return false;
+    p->algorithm = t.algorithms[best];
+    t.count = t.count ? t.count : 1; // that of the file
+    note_algorithms(&t, t.count, timed ? ms : NULL, best);
+    return true;
 }
 
 // The key of the tuning file for the verdict on an epilogue.
 static void verdict_key(char text[TUNING_KEY_MAX], const GemmPlan *p, bool timed) {
     tuning_key(text, &p->key, timed ? "faster than unfused" : "as unfused");
+}
+
+static void note_verdict(const GemmPlan *p, const float *ms, int fused) {
+    static const char *const ways[] = {"plain and a kernel after it", "in the epilogue"};
+    char what[sizeof(GemmText) + 32];
+    snprintf(what, sizeof what, "epilogue of %s", gemm_describe(&p->key).text);
+    cuda_note_choice(what, 2, ways, ms, fused);
 }
 
 bool gemm_is_known(GemmPlan *p, bool timed) {
@@ -245,6 +268,7 @@ bool gemm_is_known(GemmPlan *p, bool timed) {
     verdict_key(text, p, timed);
     if (!tuning_cache_get(text, &fused, sizeof fused) || fused > 1) return false;
     p->verdict = fused ? FUSED : UNFUSED;
+    note_verdict(p, NULL, fused);
     return true;
 }
 
@@ -288,9 +312,11 @@ bool gemm_fuses(GemmPlan *p, const GemmContest *c) {
     uint8_t fused = right && (room || !c->timed);
     if (right && room) { // otherwise not kept in the file: the next run looks again, and says so again
         char text[TUNING_KEY_MAX];
-        fused = (!c->repeats || c->repeats(c->context)) && (!c->timed || cuda_fastest(2, c->work, c->context) == 1);
+        float ms[2] = {-1.0f, -1.0f};
+        fused = (!c->repeats || c->repeats(c->context)) && (!c->timed || cuda_fastest(2, c->work, c->context, ms) == 1);
         verdict_key(text, p, c->timed);
         tuning_cache_put(text, &fused, sizeof fused);
+        note_verdict(p, ms, fused);
     }
     p->verdict = fused ? FUSED : UNFUSED;
     return fused;
@@ -352,6 +378,7 @@ void gemm_shutdown(void) {
     }
     free(state.table);
     gemm_library_shutdown();
+    cuda_forget_choices();
     memset(&state, 0, sizeof state);
     tuning_cache_close();
 }

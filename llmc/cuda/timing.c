@@ -3,9 +3,12 @@
 #include "llmc/cuda/timing.h"
 
 #include "llmc/cuda/backend.h"
+#include "llmc/device.h"
 #include "llmc/ops.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 // A median wants three; beyond 50 ms for all choices of one shape together (some twenty shapes make a model) more
 // rounds only polish it. A choice 1.3 times slower than the best after two rounds does not win any more.
@@ -65,7 +68,7 @@ static void drop_the_slow(Choice *choices, int count) {
         if (choices[i].alive && shortest(&choices[i]) > GIVE_UP_FACTOR * best) choices[i].alive = false;
 }
 
-int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
+int cuda_fastest(int count, bool (*work)(void *context, int i), void *context, float *ms) {
     Choice choices[TIMING_MAX_CHOICES] = {0};
     REQUIRE(!cuda_backend.capturing, "a choice is measured while a graph is captured: no eager run came first");
     REQUIRE(count <= TIMING_MAX_CHOICES, "%d choices to measure, at most %d", count, TIMING_MAX_CHOICES);
@@ -82,15 +85,38 @@ int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
     int fastest = -1;
     float best = 0.0f;
     for (int i = 0; i < count; i++) {
-        if (choices[i].alive && choices[i].rounds > 0) {
-            const float ms = median(&choices[i]);
-            if (fastest < 0 || ms < WORTH_CHANGING * best) fastest = i, best = ms;
-        }
+        const float time = choices[i].rounds > 0 ? median(&choices[i]) : -1.0f;
+        if (ms) ms[i] = time;
+        if (choices[i].alive && choices[i].rounds > 0 && (fastest < 0 || time < WORTH_CHANGING * best))
+            fastest = i, best = time;
         CUDA_CHECK(cudaEventDestroy(choices[i].start));
         CUDA_CHECK(cudaEventDestroy(choices[i].stop));
     }
     return fastest;
 }
+
+// JSON objects with commas between them. Some thirty choices make a model, at most 16 ways each; what comes when it is
+// full, of shapes that a long run meets later, is not noted.
+static char notes[1 << 17];
+
+void cuda_note_choice(const char *what, int count, const char *const *ways, const float *ms, int taken) {
+    char *line;
+    size_t bytes, used = strlen(notes);
+    FILE *f = text_open(&line, &bytes);
+    fprintf(f, "%s{\"what\":\"%s\",\"taken\":%d,\"ways\":[", used ? "," : "", what, taken);
+    for (int i = 0; i < count; i++) {
+        fprintf(f, "%s[\"%s\",", i ? "," : "", ways[i]);
+        fprintf(f, ms && ms[i] >= 0.0f ? "%.6g]" : "null]", ms ? (double)ms[i] : 0.0);
+    }
+    fputs("]}", f);
+    fclose(f);
+    if (used + bytes < sizeof notes) memcpy(notes + used, line, bytes + 1);
+    free(line);
+}
+
+void cuda_forget_choices(void) { notes[0] = '\0'; }
+
+char *device_choices(void) { return strdup(notes); }
 
 void cuda_poison(Tensor t) { CUDA_CHECK(cudaMemsetAsync(t.data, 0xFF, tensor_bytes(t), cuda_compute_stream())); }
 

@@ -14,7 +14,13 @@ enum { TIMING_MAX_CHOICES = 16 };
 // a clock that rises or a neighbour that comes meets all of them; and returns the i with the smallest median time. What
 // is not at least 2 % faster does not take the place of a lower i: noise is no reason to choose. A work that returns
 // false cannot be done here and is left out; -1 when none can.
-int cuda_fastest(int count, bool (*work)(void *context, int i), void *context);
+// ms (count; may be NULL): the median times, negative for what cannot be done.
+int cuda_fastest(int count, bool (*work)(void *context, int i), void *context, float *ms);
+
+// For the log (device_choices): what was chosen, its ways, their times (NULL: none was measured) and the one taken.
+// Names are plain ASCII without quotes.
+void cuda_note_choice(const char *what, int count, const char *const *ways, const float *ms, int taken);
+void cuda_forget_choices(void); // the device goes
 
 // Fills t with NaN, as bytes 0xFF: what is not written after it shows in cuda_difference.
 void cuda_poison(Tensor t);

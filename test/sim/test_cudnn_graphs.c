@@ -212,8 +212,8 @@ static void a_run_gets_plans_that_repeat_on_every_architecture(void **state) {
             Error err = {"?"};
             cudnnBackendDescriptor_t device = describe(&devices[d]);
             const double start = seconds();
-            CudnnPass *p =
-                cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability, NO_LIMIT, &err);
+            CudnnPass *p = cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability, false,
+                                             NO_LIMIT, &err);
             if (!p) fail_msg("%s: %s", devices[d].name, err.text);
             if (!p) return; // fail_msg jumps; the analyzer is not told
             const double chosen = seconds();
@@ -231,13 +231,33 @@ static void a_run_gets_plans_that_repeat_on_every_architecture(void **state) {
         }
 }
 
+// What bench_ops times beside the form that repeats: no squares of T in the workspace, sums of dQ instead.
+static void the_form_that_need_not_repeat_is_made_where_it_is_asked_for(void **state) {
+    (void)state;
+    need_cudnn();
+    const AttentionShape shape = {4, 1024, 12, 64, DTYPE_BF16};
+    for (int d = 0; d < NUM_DEVICES; d++)
+        for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
+            Error err = {"?"};
+            cudnnBackendDescriptor_t device = describe(&devices[d]);
+            CudnnPass *p = cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability, true,
+                                             NO_LIMIT, &err);
+            if (!p) fail_msg("%s: %s", devices[d].name, err.text);
+            if (!p) return; // fail_msg jumps; the analyzer is not told
+            assert_true(p->kind == (pass ? CUDNN_BACKWARD_COLLECTED : CUDNN_FORWARD));
+            assert_true(cudnn_graph_has(p->graph, CUDNN_DQ_SUMS) == (pass == ATTENTION_BACKWARD));
+            cudnn_pass_destroy(p);
+            cudnn_device_destroy(device);
+        }
+}
+
 static void a_plan_keeps_to_the_workspace_it_is_allowed(void **state) {
     (void)state;
     need_cudnn();
     const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
     Error err = {""};
     cudnnBackendDescriptor_t device = describe(&devices[H200]);
-    CudnnPass *p = cudnn_pass_create(ATTENTION_BACKWARD, shape, device, 90, 1 << 30, &err);
+    CudnnPass *p = cudnn_pass_create(ATTENTION_BACKWARD, shape, device, 90, false, 1 << 30, &err);
     if (p && p->kind == CUDNN_BACKWARD) fail_msg("1 GB were enough");
     if (!p && !strstr(err.text, "bytes of workspace")) fail_msg("%s", err.text);
     cudnn_pass_destroy(p);
@@ -328,7 +348,7 @@ static void turing_has_no_engine(void **state) {
     CudnnGraph *graph = cudnn_graph_create(CUDNN_FORWARD, shape, &err);
     assert_non_null(graph);
     assert_null(cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err));
-    assert_null(cudnn_pass_create(ATTENTION_FORWARD, shape, device, 75, NO_LIMIT, &err));
+    assert_null(cudnn_pass_create(ATTENTION_FORWARD, shape, device, 75, false, NO_LIMIT, &err));
     assert_string_equal(err.text, "cuDNN has no fused attention for sm_75, only for sm_80 and newer");
     cudnn_graph_destroy(graph);
     cudnn_device_destroy(device);
@@ -342,6 +362,7 @@ int main(void) {
         cmocka_unit_test(graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context),
         cmocka_unit_test(small_shapes_and_other_head_sizes_are_recognised),
         cmocka_unit_test(a_run_gets_plans_that_repeat_on_every_architecture),
+        cmocka_unit_test(the_form_that_need_not_repeat_is_made_where_it_is_asked_for),
         cmocka_unit_test(a_plan_keeps_to_the_workspace_it_is_allowed),
         cmocka_unit_test(a_graph_that_lacks_an_operation_is_refused),
         cmocka_unit_test(a_wrong_stride_or_operation_is_refused),

@@ -7,6 +7,7 @@
 #include "llmc/cuda/tuning_cache.h"
 #include "llmc/device.h"
 #include "test/unit/tmpdir.h"
+#include <cjson/cJSON.h>
 #include <cuda_runtime_api.h>
 #include <string.h>
 
@@ -279,6 +280,44 @@ static void the_second_use_searches_and_measures_nothing(void **state) {
     op_end();
 }
 
+// Each plan says its candidates with their times, and each epilogue both ways; what comes from the file has no times.
+static void choices_tell_what_was_compared(void **state) {
+    (void)state;
+    for (int process = 0; process < 2; process++) {
+        start("all", "", GELU_FUSION_AUTO);
+        Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "choices");
+        layer_run(&l, false);
+        char *text = device_choices(), *json = NULL;
+        assert_true(asprintf(&json, "[%s]", text) > 0);
+        cJSON *all = cJSON_Parse(json), *choice;
+        assert_non_null(all);
+        int plans = 0, epilogues = 0;
+        cJSON_ArrayForEach(choice, all) {
+            const char *what = cJSON_GetObjectItem(choice, "what")->valuestring;
+            const cJSON *ways = cJSON_GetObjectItem(choice, "ways");
+            const cJSON *way = cJSON_GetArrayItem(ways, cJSON_GetObjectItem(choice, "taken")->valueint);
+            assert_non_null(way);
+            const bool is_plan = strncmp(what, "epilogue of ", 12) != 0;
+            if (is_plan)
+                plans++;
+            else
+                epilogues++;
+            assert_true(is_plan ? strncmp(cJSON_GetArrayItem(way, 0)->valuestring, "tile ", 5) == 0
+                                : cJSON_GetArraySize(ways) == 2);
+            if (process == 1) assert_true(cJSON_IsNull(cJSON_GetArrayItem(way, 1)));
+            const bool timed = cJSON_GetArraySize(ways) > 1 && (is_plan || !strstr(what, ", bias")); // the bias is not
+            if (process == 0) assert_int_equal(cJSON_IsNumber(cJSON_GetArrayItem(way, 1)), timed);
+        }
+        assert_int_equal(plans, gemm_counts().plans);
+        assert_int_equal(epilogues, 3); // the bias, GELU's derivative, the bias gradient
+        assert_true(strstr(text, "tile 20, stages 0, split 3") || process == 1);
+        cJSON_Delete(all);
+        free(json);
+        free(text);
+        op_end();
+    }
+}
+
 // Another process is a device that starts anew. Whatever the first one chose, the second one repeats, bit by bit.
 static void the_next_process_takes_the_choices_from_the_file(void **state) {
     (void)state;
@@ -403,6 +442,7 @@ int main(void) {
         TEST(no_memory_is_taken_for_a_choice_under_capture),
         TEST(algorithms_that_do_not_repeat_are_not_taken),
         TEST(the_second_use_searches_and_measures_nothing),
+        TEST(choices_tell_what_was_compared),
         TEST(the_next_process_takes_the_choices_from_the_file),
         TEST(damaged_choices_are_measured_again),
         TEST(an_algorithm_that_the_library_does_not_take_is_replaced),

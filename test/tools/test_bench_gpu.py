@@ -1,12 +1,12 @@
 """dev/bench/bench_gpu.py with the CPU trainer and tiny shapes: every section gives its figures, a lack of memory or of
 time is said, and a report stands after every section."""
 import json
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tiny_run import script
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH_GPU = ROOT / "dev" / "bench" / "bench_gpu.py"
@@ -79,15 +79,9 @@ def test_power_is_the_mean_between_two_readings_of_the_energy(tmp_path):
     assert found["power_watts"] == 600 and bench_gpu.state(found) == "1980 MHz, 600 W, 60 C"
 
 
-def stub(path, body):
-    path.write_text("#!/bin/sh\n" + body + "\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
 def test_the_largest_micro_batch_that_fits_is_found(tmp_path):
     # The stand-in has no room for more than 2 sequences.
-    trainer = stub(tmp_path / "trainer", f"""
+    trainer = script(tmp_path / "trainer", f"""
         B=$(echo "$@" | sed 's/.* -b \\([0-9]*\\) .*/\\1/')
         [ $B -gt 2 ] && exec {ROOT / "train_gpt2"} "$@" -e d48 -b 60000 -t 1024  # a real refusal
         exec {ROOT / "train_gpt2"} "$@" """)
@@ -97,7 +91,7 @@ def test_the_largest_micro_batch_that_fits_is_found(tmp_path):
 
 
 def test_a_trainer_that_always_fails_fails_every_section_with_its_words(tmp_path):
-    trainer = stub(tmp_path / "trainer", "echo 'no CUDA device was found' >&2; exit 1")
+    trainer = script(tmp_path / "trainer", "echo 'no CUDA device was found' >&2; exit 1")
     result, report, _ = bench(tmp_path / "out", "--only", "^tiny|start", trainer=trainer)
     rows = sections(report)
     assert result.returncode == 1 and rows["start"]["result"] == "skipped"
@@ -108,7 +102,7 @@ def test_a_trainer_that_always_fails_fails_every_section_with_its_words(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill -ABRT $$", "sleep 1000", "head -c 100000 /dev/urandom; exit 139"])
 def test_a_trainer_that_breaks_with_cudnn_is_measured_with_our_kernels(tmp_path, fault):
-    trainer = stub(tmp_path / "trainer", f"""
+    trainer = script(tmp_path / "trainer", f"""
         case "$* " in *"--attention own -ge 0 "*) exec {ROOT / "train_gpt2"} "$@" ;; esac
         {fault} """)
     for seconds in (40, 160):  # the shortest budget that leaves this machine time for both
@@ -124,20 +118,24 @@ def test_a_trainer_that_breaks_with_cudnn_is_measured_with_our_kernels(tmp_path,
     assert all(letter.isprintable() or letter == "\n" for letter in page)
 
 
-def test_the_choices_by_measurement_are_read_from_the_tuning_file(tmp_path):
+def test_choices_by_measurement_are_shown_with_the_times_of_all_ways(tmp_path):
     sys.path.insert(0, str(BENCH_GPU.parent))
     import bench_gpu
 
-    machine = "NVIDIA H200, cc 90, 132 SMs, driver 13000"
-    product = "NT m 768 n 2304 k 65536, bf16 to fp32, bgradb"
-    passes = "attention backward B 64 T 1024 NH 12 HS 64 bf16"
-    (tmp_path / "tuning").write_text(
-        f"{machine}, cuBLASLt 130100, {product}, faster than unfused\t01\tabc\n"
-        f"{machine}, cuBLASLt 130100, {product}, algorithm\t0123456789\tabc\n"
-        f"{machine}, cuDNN 91900, {passes}\t01\tabc\ngarbage \udcff\n", errors="surrogateescape")
+    header = tmp_path / "cublasLt.h"
+    header.write_text("  CUBLASLT_MATMUL_TILE_128x256 = 23,\n  CUBLASLT_MATMUL_STAGES_64xAUTO = 35,\n")
     bench = bench_gpu.Bench.__new__(bench_gpu.Bench)
-    bench.env = {"PRETRAIN_CACHE": str(tmp_path / "tuning")}
-    assert bench.choices() == [(product, "in the epilogue"), (passes, "cuDNN")]
+    bench.chosen, bench.enums = {}, bench_gpu.Enums(header)
+    ways = [["tile 23, stages 35, split 1", 0.41], ["tile 7, stages 0, split 3", None]]
+    product = "NT m 768 n 2304 k 65536, bf16 to fp32, bgradb"
+    bench.note_choices([{"what": product, "taken": 0, "ways": ways}])
+    later = [["tile 23, stages 35, split 1", None]]  # a process that took it from the file
+    bench.note_choices([{"what": product, "taken": 0, "ways": later}, {"what": "a pass", "taken": 0, "ways": later}])
+    assert bench.choices() == [
+        (product, "tile 128x256, stages 64xAUTO, split 1", "0.4100", "tile 7, stages 0, split 3: -"),
+        ("a pass", "tile 128x256, stages 64xAUTO, split 1", "-", "")]
+    bench.enums = bench_gpu.Enums(None)
+    assert bench.choices()[0][1] == "tile 23, stages 35, split 1"
 
 
 def test_time_between_the_steps_does_not_go_unseen(tmp_path):

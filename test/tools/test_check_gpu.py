@@ -3,25 +3,18 @@ stands whatever happens."""
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from tiny_run import script
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK_GPU = ROOT / "dev" / "bench" / "check_gpu.py"
 PASSES = "echo '[ RUN      ] a'; echo '[       OK ] a'"
 FAILS = "echo '[ RUN      ] b'; echo because; echo '[  FAILED  ] b'; exit 1"
-
-
-def script(path, body):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n" + body + "\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""What the tests of recipes and batch scripts share: a directory that looks like the repository to them (its scripts,
-the trainer, tiny shards under data/), the options of a quick run, and readers for what it leaves.
+"""What the tests of recipes, batch scripts and measuring scripts share: a directory that looks like the repository to
+them (its scripts, the trainer, tiny shards under data/), stand-ins for programs, the options of a quick run, and readers
+for what it leaves.
 
 Owns no test. TRAINER names the trainer (default: ./train_gpt2).
 """
@@ -38,6 +39,21 @@ def make_root(directory):
         write_shard(data / f"{prefix}_train_000001.bin", 4000, 1)
         write_shard(data / f"{prefix}_val_000000.bin", 500, 2)
     return directory
+
+
+def script(path, body):
+    """An executable stand-in for a program."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def bench_ops(backend=""):
+    """dev/bench/bench_ops of the newest build for a CPU, or of that for the simulator ("-sim"); None: not built."""
+    found = sorted(ROOT.glob("build/release-*/dev/bench/bench_ops"), key=lambda path: path.stat().st_mtime)
+    names = [(path.parents[2].name, path) for path in found]
+    return next((path for name, path in names[::-1] if name.endswith("-sim") == bool(backend) and "-cuda" not in name), None)
 
 
 def clean_environment(**more):

@@ -1,0 +1,167 @@
+"""dev/bench/predict.py: its ops are those of the trainer, the page shows what it computes, and files that hold no
+measurements are refused in one line."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_run import ROOT, TRAINER, bench_ops, call, script, write_shard
+
+SCRIPT = ROOT / "dev" / "bench" / "predict.py"
+sys.path.insert(0, str(SCRIPT.parent))
+import predict  # noqa: E402
+
+MODEL, B, T = "L=3,C=64,NH=2,V=257,T=48", 4, 32
+
+
+def run(*options):
+    return subprocess.run([sys.executable, SCRIPT, *map(str, options)], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory):
+    """What the trainer measures of one shape, by dtype."""
+    found, folder = {}, tmp_path_factory.mktemp("profiles")
+    write_shard(folder / "train_0.bin", 2000, 1)
+    for dtype in ("fp32", "bf16"):
+        command = [TRAINER, "-e", MODEL, "-b", B, "-t", T, "-i", folder / "train_*.bin", "-v", 0, "-s", 0, "--profile", 1,
+                   "--dtype", dtype, "-o", folder / dtype]
+        result = call(ROOT, *command)
+        assert result.returncode == 0, result.stderr
+        found[dtype] = json.loads((folder / dtype / "profile.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return predict.plan_of(TRAINER, "H200", MODEL, B, T)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_ops_calls_flops_and_bytes_are_those_of_the_trainer(profiles, plan, dtype):
+    ours = {(row.op, row.tensor): (row.calls, row.flops, row.bytes) for row in predict.step(predict.Model(plan, dtype))}
+    theirs = {(row["op"], row["tensor"]): (row["calls"], row["flops"], row["bytes"]) for row in profiles[dtype]["ops"]}
+    control = ("step_control_update", "sumsq")  # its bytes are those of a structure of the device
+    assert ours.pop(control)[:2] == theirs.pop(control)[:2]
+    assert ours == theirs
+
+
+def test_the_table_of_the_page_is_not_stale():
+    result = run("--check")
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_stale_table_is_noticed(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "gpu.md"
+    monkeypatch.setattr(predict, "DOC", page)
+    monkeypatch.setattr(sys, "argv", ["predict.py", "--check"])
+    text = predict.tools.ROOT.joinpath("doc/gpu.md").read_text()
+    for wrong in (text.replace("| `attention_backward` | 12 |", "| `attention_backward` | 13 |"), "no table"):
+        page.write_text(wrong)
+        assert wrong != text and predict.main() == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(page) in line
+
+
+def test_rates_and_ranges_make_the_time(plan):
+    predicted = predict.Predicted(plan, plan["devices"][0])
+    rows = {(row.op, row.tensor): row for row in predicted.rows}
+    qkv = rows["matmul_forward", "qkvw"]
+    rate = predict.RATES["H200"]["matmul"][0] * predict.SHAPES["qkvw"][predict.FORWARD] * 989.4e12
+    assert predicted.total(qkv.parts) == pytest.approx(1e3 * 3 * 2 * B * T * 64 * 192 / rate)
+    everything = sum(predicted.total(row.parts) for row in predicted.rows) + predicted.total([predicted.gaps])
+    assert predicted.ms[0] == pytest.approx(everything)
+    best, worst = predicted.ms[2], predicted.ms[1]
+    assert best < predicted.range[0] < predicted.ms[0] < predicted.range[1] < worst
+    safe = predict.Predicted(plan, plan["devices"][0], safe=True)
+    assert safe.ms[0] > predicted.ms[0]  # our attention, and a kernel more
+
+
+@pytest.mark.parametrize("name, gpu", [("NVIDIA H200", "H200"), ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+                                       ("NVIDIA A100-SXM4-80GB", None), ("Tesla T4", None), ("", None)])  # fmt: skip
+def test_the_gpu_is_told_by_the_name_that_its_driver_gives(name, gpu):
+    assert predict.gpu_named(name) == gpu
+
+
+def shape(*options):
+    return run("-e", MODEL, "-b", B, "-t", T, *options)
+
+
+def test_a_profile_is_laid_beside_row_by_row(profiles, plan, tmp_path):
+    profile = dict(profiles["bf16"], median_plain_step_ms=5000.0)
+    step = predict.Predicted(plan, plan["devices"][0])
+    expected = {name: step.total([part for row in rows for part in row.parts]) for name, rows in predict.grouped(step.rows)}
+    for op in profile["ops"]:
+        op["ms"] = 1000.0 if (op["op"], op["tensor"]) == ("attention_forward", "qkv") else 1.0
+    profile["ops"].append({"op": "new_op", "tensor": "x\x1b[31m", "ms": 7.0, "flops": 0})
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(profile))
+    result = shape("--measured", file)
+    assert result.returncode == 0, result.stderr
+    cells = [line.strip("| ").split(" | ") for line in result.stdout.splitlines()]
+    rows = {row[0]: row[1:] for row in cells}
+    assert rows["attention_forward"][2:] == ["1000.000", f"{1000 / expected['attention_forward']:.2f}"]
+    assert rows["layernorm_backward"][2] == "3.000"  # three weights' rows
+    assert rows["new_op x?[31m"] == ["-", "-", "7.000", "-"]
+    assert rows["step"][2] == "5000.000"
+    assert rows["between ops"][2] == f"{5000 - 1000 - (len(profile['ops']) - 2) - 7:.3f}"
+    assert set(expected) <= set(rows) and len(cells) == 2 + len(expected) + 3
+
+
+def test_what_bench_ops_prints_is_laid_beside_as_well(tmp_path):
+    program = bench_ops()
+    if not program:
+        pytest.skip("bench_ops is not built")
+    output = subprocess.run([program, *map(str, (B, T, 64, 2, 257, "bf16", "own", 0.001))], capture_output=True, text=True,
+                            timeout=300)
+    assert output.returncode == 0, output.stderr
+    file = tmp_path / "ops"
+    file.write_text(output.stdout + '{"op": "broken o')
+    result = shape("--measured", file)
+    assert result.returncode == 0, result.stderr
+    cells = [line.strip("| ").split(" | ") for line in result.stdout.splitlines()[2:]]
+    assert [row[0] for row in cells if row[1] == "-"] == ["200 launches"]
+    assert len(cells) == len(output.stdout.splitlines()) - 2  # without the first and the last
+
+
+OP = '{"op": "attention_forward", "tensor": "qkv", "ms": 1, "flops": 0}'
+HOSTILE = {
+    "nothing": "", "garbage": "\x00\udcff\x1b[31m{}", "a number": "7", "no ops": "{}", "ops of another kind": '{"ops": {"a": 1}}',
+    "an op that is none": '{"ops": [3]}', "an op without a name": '{"ops": [{"op": 3, "tensor": ""}]}',
+    "no step": f'{{"ops": [{OP.replace("1", "NaN")}]}}', "a time that is none": f'{{"ops": [{OP}], "median_plain_step_ms": "x"}}',
+    "too large a time": f'{{"ops": [{OP.replace("1", "1e999")}]}}', "a negative time": f'{{"ops": [{OP.replace("1", "-1")}]}}',
+    "an integer of many digits": f'{{"ops": [{OP.replace("1", "9" * 5000)}]}}',
+    "another shape": f'{{"ops": [{OP.replace("1", "1").replace(": 0", ": 12345")}], "median_plain_step_ms": 1}}',
+    "nested": "[" * 100000, "a line nested": '{"op": ' + "[" * 100000 + "}",
+    "lines of another kind": '{"op": 3}\n{"op": null}', "a line without a time": '{"op": "qkv forward"}',
+    "a line of another shape": '{"op": "qkv forward", "seconds": 1, "flops": 3}',
+}  # fmt: skip
+
+
+def test_what_is_no_measurement_is_refused_in_a_line(tmp_path, monkeypatch, capsys, plan):
+    monkeypatch.setattr(predict, "plan_of", lambda *_: plan)
+    files = {name: tmp_path / str(i) for i, name in enumerate(HOSTILE)}
+    for name, file in files.items():
+        file.write_bytes(HOSTILE[name].encode(errors="surrogateescape"))
+    for name, file in {**files, "missing": tmp_path / "none", "folder": tmp_path, "endless": Path("/dev/zero")}.items():
+        monkeypatch.setattr(sys, "argv", ["predict.py", "--measured", str(file)])
+        assert predict.main() == 1, name
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(file) in line and line.isprintable() and len(line) < 300, name
+
+
+def test_what_cannot_be_predicted_is_said_in_a_line(tmp_path):
+    trainer = script(tmp_path / "trainer", "echo '{}'")
+    for options, words in ((["--gpu", "T4"], "no rates are assumed for T4, only for H200, A100 40GB"),
+                           (["--trainer", trainer], "--plan json printed something else"),
+                           (["--trainer", tmp_path / "none"], "no plan to predict from"),
+                           (["-e", "d13x"], "d13x")):  # fmt: skip
+        result = run(*options)
+        (line,) = result.stderr.splitlines()
+        assert result.returncode == 1 and words in line and result.stdout == ""
+
+
+def test_a_trainer_that_hangs_is_given_up(tmp_path):
+    with pytest.raises(predict.Refused, match="ran out of time"):
+        predict.plan_of(script(tmp_path / "trainer", "sleep 1000"), "H200", MODEL, B, T, seconds=0.2)
