@@ -201,7 +201,7 @@ test: ## install what is missing, build, test: some of everything, under 8 minut
 	$(call phase,install,scripts/install_deps.sh build test)
 	$(call phase,build,$(SUBMAKE) all test-programs)
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) ARCHS=$(QUICK_ARCH) SIM_ARCHS=$(QUICK_ARCH) train_gpt2sim sim-quick-programs $(QUICK_CUDA)),@echo "$(NO_CUDA)")
-	@$(RUN_TESTS) --mark 'not slow' $(QUICK_TEST_BIN) $(SIM_QUICK_BIN)
+	@$(RUN_TESTS) --mark 'not slow' $(QUICK_TEST_BIN) $(SIM_QUICK_BIN) $(SIM_HARDWARE)
 
 # Then the rest: what `make test` leaves out, the op tests a second time in plain C (SIMD=none), the CUDA trainer for every
 # generation of GPUs, all of the simulator's tests with the PTX of each, also as other GPUs and under the sanitizers.
@@ -218,7 +218,7 @@ test-rest: # make looks for clang anew: it may have come just now
 	@$(RUN_TESTS) --mark slow \
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(filter-out $(QUICK_TEST_BIN),$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
-		$(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
+		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_planner_fit ops/test_random_shapes)
 QUICK_TEST_BIN := $(filter-out $(SLOW_TESTS),$(sort $(TEST_BIN)))

@@ -4,7 +4,8 @@
     scripts/run_tests.py [--jobs N] [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] [--check COMMAND] [--tally FILE] PROGRAM ...
 
 A program is a cmocka binary, run from the repository root with a time limit, N of them at a time; SIM_CC=75@PROGRAM runs
-it with that environment variable. pytest runs N files at a time where it has xdist, and gives each its share of the cores.
+it with that environment variable, A=1@B=2@PROGRAM with both. pytest runs N files at a time where it has xdist, and gives each
+its share of the cores.
 --check: a command that is run at the end and counts as one test. What a program prints is shown only when it fails. A
 program that crashes, hangs or holds no test counts as a failure. Skipped tests are listed with their reasons, then the
 ten slowest, then what each phase took. Exit code 0 only when nothing failed. Needs nothing but Python itself.
@@ -126,8 +127,8 @@ def test_environment(name, **more):
 
 def run_program(program, seconds):
     began = time.monotonic()
-    setting, at, path = program.rpartition("@")
-    more = dict([setting.split("=")] if at else [])
+    *settings, path = program.split("@")
+    more = dict(setting.split("=") for setting in settings)
     with tempfile.TemporaryFile() as captured:
         try:
             status = run_limited([os.path.join(".", path)], seconds, stdout=captured, stderr=subprocess.STDOUT,

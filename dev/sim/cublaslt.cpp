@@ -256,7 +256,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
                  split ? reinterpret_cast<float *>(static_cast<char *>(workspace) + 4096) : nullptr,
                  false,
                  p.op->scale_a,
-                 p.op->scale_b};
+                 p.op->scale_b,
+                 p.op->fast_sums != 0};
     job->workspace = workspace;
     job->workspace_bytes = needed;
     job->unrepeatable = algorithm.which == SIM_ALGORITHM_UNREPEATABLE || algorithm.which == SIM_ALGORITHM_IN_PLACE;

@@ -21,6 +21,14 @@ int setting_number(const char *name, int otherwise) {
     if (*end || value < 1 || value > 1 << 30) fatal("%s=%s is no positive number", name, text);
     return (int)value;
 }
+bool hardware_numbers() {
+    static const bool on = [] {
+        const char *text = setting("SIM_NUMERICS");
+        if (text && strcmp(text, "hardware") != 0) fatal("SIM_NUMERICS=%s: there is hardware", text);
+        return text != nullptr;
+    }();
+    return on;
+}
 
 // ------------------------------------------------------------------------------------------------------------- model
 

@@ -2,6 +2,7 @@
 // 8 x 4 sums stay in registers over all of k, and the epilogue runs over each finished tile. 40 GFLOP/s on one core of
 // an AMD EPYC of 2024; a second thread costs small matrices more than it gives large ones.
 #include "dev/sim/gemm.h"
+#include "dev/sim/runtime.h"
 #include <algorithm>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -98,6 +99,45 @@ __attribute__((no_sanitize("address", "undefined", "thread"))) static void tile(
     memcpy(sums, sum, sizeof sum);
 }
 
+typedef double Wide __attribute__((vector_size(32)));
+typedef uint64_t WideBits __attribute__((vector_size(32)));
+// The same as a GPU might add them: from the last k to the first, fp32 numbers one by one, others in groups of a tensor
+// core's instruction, whose sum is cut off to a float. A group of fp8 numbers is cut off to 14 bits before Blackwell;
+// where they are not fast, sums of 128 products are added up in fp32.
+__attribute__((no_sanitize("address", "undefined", "thread"))) static void add_groups(Wide sums[COLUMNS][2],
+                                                                                      const float *a, const float *b,
+                                                                                      int64_t from, int64_t to,
+                                                                                      int64_t count, int kept) {
+    Wide sum[COLUMNS][2];
+    memcpy(sum, sums, sizeof sum);
+    for (int64_t end = to; end > from; end -= count) {
+        for (int64_t p = std::max(from, end - count); p < end; p++) {
+            Vector left[2];
+            memcpy(left, a + p * ROWS, sizeof left);
+            for (int j = 0; j < COLUMNS; j++)
+                for (int i = 0; i < 2; i++)
+                    sum[j][i] += __builtin_convertvector(left[i], Wide) * (double)b[p * COLUMNS + j];
+        }
+        for (int j = 0; j < COLUMNS; j++)
+            for (int i = 0; i < 2; i++)
+                sum[j][i] = kept ? (Wide)((WideBits)sum[j][i] & ~0ull << (53 - kept))
+                                 : __builtin_convertvector(__builtin_convertvector(sum[j][i], Vector), Wide);
+    }
+    memcpy(sums, sum, sizeof sum);
+}
+static void hardware_tile(const Gemm &g, float sums[COLUMNS][ROWS], const float *a, const float *b, int64_t k) {
+    static const int gpu = device_model().compute_capability;
+    const bool fp8 = is_fp8(g.a.type), fp32 = g.a.type == CUDA_R_32F;
+    const int64_t count = fp32 ? 1 : fp8 ? 32 : gpu < 80 ? 4 : gpu < 90 ? 8 : 16;
+    const int64_t promoted = fp8 && !g.fast_sums ? 128 : k;
+    for (int i = 0; i < COLUMNS * ROWS; i++) sums[i / ROWS][i % ROWS] = 0;
+    for (int64_t end = k; end > 0; end -= promoted) {
+        Wide part[COLUMNS][2] = {};
+        add_groups(part, a, b, std::max<int64_t>(0, end - promoted), end, count, fp32 ? 0 : fp8 && gpu < 100 ? 14 : 24);
+        for (int i = 0; i < COLUMNS * ROWS; i++) sums[i / ROWS][i % ROWS] += (float)part[i / ROWS][i % ROWS / 4][i % 4];
+    }
+}
+
 static float gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x))); }
 static float gelu_derivative(float x) {
     const float t = tanhf(0.7978845608f * (x + 0.044715f * x * x * x));
@@ -135,8 +175,12 @@ static void block_of_columns(const Gemm &g, const float *panels, int64_t first, 
             float sums[COLUMNS][ROWS];
             for (int s = 0; s < g.splits; s++) {
                 const int64_t begin = part_begin(g, s);
-                tile(sums, panels + i * g.k + begin * ROWS, &b[j * g.k + begin * COLUMNS],
-                     part_begin(g, s + 1) - begin);
+                const float *left = panels + i * g.k + begin * ROWS, *right = &b[j * g.k + begin * COLUMNS];
+                const int64_t k = part_begin(g, s + 1) - begin;
+                if (hardware_numbers())
+                    hardware_tile(g, sums, left, right, k);
+                else
+                    tile(sums, left, right, k);
                 for (int64_t column = 0; column < columns && g.splits > 1; column++)
                     memcpy(g.partials + (s * g.n + first + j + column) * g.m + i, sums[column], rows * sizeof(float));
             }

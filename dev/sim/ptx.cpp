@@ -20,32 +20,39 @@ float fma_rm(float a, float b, float c) {
     return f32_of(f > 0 ? bits(f) - 1 : bits(f) + 1);
 }
 
-// SIM_NUMERICS=hardware: approximate instructions are off by a unit in the last place, up or down by the bits of the
-// argument, and tensor cores cut off as an A100 was measured to.
-static bool hardware() {
-    static const bool on = [] {
-        const char *text = sim::setting("SIM_NUMERICS");
-        if (text && strcmp(text, "hardware") != 0) sim::fatal("SIM_NUMERICS=%s: there is hardware", text);
-        return text != nullptr;
-    }();
-    return on;
-}
-static float inexact(double value, float argument) {
+// The value of an approximate instruction: exact, or, in the numbers of hardware, off by up to `error` and so many
+// units in the last place, by how much says a hash of the argument.
+static float inexact(double value, double error, double ulps, uint32_t argument) {
     const float f = (float)value;
-    if (!hardware() || f == 0 || f != f || __builtin_isinf(f) || bits(argument) * 0x9E3779B1u >> 30 == 0) return f;
-    return f32_of(bits(f) + (bits(argument) * 0x9E3779B1u >> 31 ? 1 : -1u)); // one unit in the last place
+    if (!sim::hardware_numbers() || f == 0 || !(fabs(value) < (double)INFINITY)) return f;
+    error += ldexp(ulps, (ilogb(value) < -126 ? -126 : ilogb(value)) - 23);
+    argument = (argument ^ argument >> 16) * 0x7feb352du;
+    argument = (argument ^ argument >> 15) * 0x846ca68bu;
+    const float moved = (float)(value + error * 0x1p-31 * (double)(int32_t)(argument ^ argument >> 16));
+    const bool flushed = ftz(moved) == 0 && ftz(f) != 0, same_sign = (bits(moved) ^ bits(f)) >> 31 == 0;
+    return fabs((double)moved - value) <= error && same_sign && !flushed ? moved : f;
 }
-float ex2_approx(float v) { return inexact(exp2((double)v), v); }
-float lg2_approx(float v) { return inexact(log2((double)v), v); }
-float rsqrt_approx(float v) { return inexact(1.0 / sqrt((double)v), v); }
-float tanh_approx(float v) { return inexact(tanh((double)v), v); }
-// At most 2 ulp off; for |b| between 2^126 and 2^128 the result is 0, or NaN for an infinite a.
+// The bounds are those of the PTX ISA. ex2 of zeros is 1, of subnormal numbers too.
+float ex2_approx(float v) { return inexact(exp2((double)v), 0, ftz(v) == 0 ? 0 : 2, bits(v)); }
+float lg2_approx(float v) {
+    const double value = log2((double)v), scale = v > 0.5f && v < 2.0f ? 1 : fabs(value);
+    return inexact(value, 0x1.5p-23 * scale, 0, bits(v)); // 2^-22.6
+}
+float rsqrt_approx(float v) {
+    const double value = 1.0 / sqrt((double)v);
+    return inexact(value, 0x1.12p-23 * value, 0, bits(v)); // 2^-22.9
+}
+float tanh_approx(float v) {
+    const double value = tanh((double)v);
+    return inexact(value, 0x1p-11 * fabs(value), 0, bits(v));
+}
+// For |b| between 2^126 and 2^128 the result is 0, or NaN for an infinite a.
 float divide_approx(float a, float b) {
     const float size = __builtin_fabsf(b);
     if (size > 0x1p126f && size < INFINITY)
         return a != a || __builtin_isinf(a) ? f32_of(CANONICAL_NAN) : f32_of((bits(a) ^ bits(b)) & 0x80000000u);
-    const float q = a / b;
-    return __builtin_fabsf(q) < 0x1p-126f ? q : inexact(q, a);
+    const double q = (double)a / (double)b;
+    return inexact(q, 0, 2, bits(a) + 0x9E3779B1u * bits(b));
 }
 
 float half_to_float(uint16_t h) {
@@ -167,22 +174,30 @@ template <bool TRANS> void ldmatrix_x4(uint32_t *m, int line, const char *file) 
 template void ldmatrix_x4<false>(uint32_t *, int, const char *);
 template void ldmatrix_x4<true>(uint32_t *, int, const char *);
 
-// As measured on an A100 (Fasi, Higham, Mikaitis, Pranesh 2021): 8 exact products and the accumulator are aligned to
-// the largest of them and cut off one bit below its 24, then the sum is cut off to a float.
-static double cut(double v, int lowest) { return ldexp(trunc(ldexp(v, -lowest)), lowest); }
+// Tensor cores as they were measured (Fasi, Higham, Mikaitis, Pranesh 2021; Khattak, Mikaitis 2025): some exact
+// products and the accumulator are aligned to the largest of them and cut off so many bits below its 24, then the sum
+// is cut off to a float. Turing 4 products and no bit more, as Volta; Ampere and Ada 8 and 1, Hopper and later 16
+// and 2.
+static int exponent_of(double v) { return (int)(bits(v) >> 52 & 2047) - 1023; }
+static double power_of_two(int exponent) { return f64_of((uint64_t)(exponent + 1023) << 52); }
 template <int K> static double truncating_sum(const float *a, const float *b, double c) {
-    for (int first = 0; first < K; first += 8) {
-        double term[9], sum = 0, largest = 0;
-        for (int k = 0; k < 8; k++) term[k] = (double)a[first + k] * (double)b[8 * (first + k)];
-        term[8] = c;
-        for (double t : term) largest = fmax(largest, fabs(t));
-        if (!(largest > 0 && largest < (double)INFINITY)) { // zeros, infinities, NaN
-            for (double t : term) sum += t;
-            c = sum;
-            continue;
+    static const int gpu = sim::device_model().compute_capability;
+    const int most = gpu < 80 ? 4 : gpu < 90 ? 8 : 16, more_bits = gpu < 80 ? 0 : gpu < 90 ? 1 : 2;
+    const int count = most < K ? most : K;
+    for (int first = 0; first < K; first += count) {
+        double term[17], plain = c, largest = fabs(c);
+        for (int k = 0; k < count; k++) {
+            term[k] = (double)a[first + k] * (double)b[8 * (first + k)];
+            largest = fmax(largest, fabs(term[k]));
+            plain += term[k];
         }
-        for (double t : term) sum += cut(t, ilogb(largest) - 24);
-        c = sum == 0 ? 0 : cut(sum, ilogb(sum) - 23);
+        term[count] = c;
+        c = plain;
+        if (!(largest > 0 && fabs(plain) < (double)INFINITY)) continue; // zeros, infinities, NaN
+        const int lowest = exponent_of(largest) - 23 - more_bits;
+        int64_t sum = 0; // in units of 2^lowest
+        for (int k = 0; k <= count; k++) sum += (int64_t)(term[k] * power_of_two(-lowest));
+        c = f64_of(bits((double)sum * power_of_two(lowest)) & ~0ull << 29);
     }
     return c;
 }
@@ -205,7 +220,7 @@ template <class T, int K> static void multiply(const uint64_t *value, const unsi
             for (int h = 0; h < 2; h++) b[2 * t + 8 * r + h][g] = T::number((uint16_t)(m->b[r] >> 16 * h));
         for (int i = 0; i < 4; i++) c[g + 8 * (i / 2)][2 * t + i % 2] = (double)m->c[i];
     }
-    if (hardware()) {
+    if (sim::hardware_numbers()) {
         for (int i = 0; i < 16; i++)
             for (int j = 0; j < 8; j++) c[i][j] = truncating_sum<K>(a[i], &b[0][j], c[i][j]);
     } else {

@@ -205,7 +205,7 @@ template <> inline float max_of<float>(float a, float b) {
 }
 static inline float saturate(float v) { return v > 0.0f ? v < 1.0f ? v : 1.0f : 0.0f; }
 float fma_rm(float a, float b, float c); // rounded down
-// Approximate instructions: correctly rounded, or, with SIM_NUMERICS=hardware, off by a unit in the last place.
+// Approximate instructions: correctly rounded, or, with SIM_NUMERICS=hardware, off by what the PTX ISA allows.
 float ex2_approx(float v);
 float lg2_approx(float v);
 float rsqrt_approx(float v);

@@ -84,4 +84,6 @@ struct DeviceModel {
     size_t memory_bytes, context_bytes; // SIM_MEMORY_MB; what of it is gone before anything is allocated
 };
 const DeviceModel &device_model();
+// SIM_NUMERICS=hardware: arithmetic as inexact as a GPU's may be, where it is else exact or rounded to nearest.
+bool hardware_numbers();
 } // namespace sim

@@ -164,9 +164,15 @@ SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/t
 SIM_SLOW_TESTS := $(addprefix ops/test_,fp8_model generation model offload random_shapes recompute threads) \
 	$(addprefix sim/test_,attention_choice cudnn_graphs faults fp8_matmul gemm_plan step)
 SIM_QUICK_BIN := $(patsubst $(SIM_BUILD)/%,build/$(MODE)-sim-$(QUICK_ARCH)/%,$(filter-out $(SIM_SLOW_TESTS:%=$(SIM_BUILD)/test/%),$(SIM_TEST_BIN)))
-# Tests under a setting of the simulator, SETTING=VALUE@PROGRAM: a short list of them would join SIM_QUICK_BIN. Here the
-# tests of instructions and of every kernel as other GPUs; what a plain run simulates is an sm_90.
+# Tests under a setting of the simulator, SETTING=VALUE@PROGRAM. Those of instructions and of every kernel as other GPUs;
+# what a plain run simulates is an sm_90.
 SIM_OTHER_GPUS := $(if $(NVCC),$(foreach a,75 80 120,$(patsubst %,SIM_CC=$(a)@$(SIM_BUILD)/test/%,$(SIM_SHORT) sim/test_ptx_forms)))
+# With numbers as inexact as hardware may give them: in `make test` kernels that rest on approximate instructions and on
+# sums of products; in `make test-all` everything, and the tensor cores of the other GPUs.
+SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@build/$(MODE)-sim-$(QUICK_ARCH)/test/%,ops/test_attention \
+	ops/test_head_loss ops/test_small golden/test_golden))
+SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter %/ops/% %/golden/% %/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN)) \
+	$(SIM_OTHER_GPUS))
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)

@@ -12,16 +12,23 @@
 #define TWO_SQRT_2_OVER_PI 1.5957691216f
 #define GELU_CUBIC         0.044715f
 
-// s above. exp = inf gives 0.
-static __device__ __forceinline__ float gelu_gate(float x) {
-    const float minus_2u = x * (-TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x - TWO_SQRT_2_OVER_PI);
-    return __fdividef(1.0f, 1.0f + __expf(minus_2u));
+// s above, and s (1 - s). With e = exp(-|2u|), which does not overflow, they are 1 / (1 + e), or e / (1 + e) for
+// negative x, and e / (1 + e)^2. Not from 1 - s, which for large x is the error of s, times x^3 in the derivative.
+static __device__ __forceinline__ float gelu_gate(float x, float *product) {
+    const float two_u = x * (TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x + TWO_SQRT_2_OVER_PI);
+    const float e = __expf(-fabsf(two_u)), r = __fdividef(1.0f, 1.0f + e);
+    *product = e * r * r;
+    return two_u < 0.0f ? e * r : r;
 }
 
-static __device__ __forceinline__ float gelu(float x) { return x * gelu_gate(x); }
+static __device__ __forceinline__ float gelu(float x) {
+    float product;
+    return x * gelu_gate(x, &product);
+}
 
 static __device__ __forceinline__ float gelu_derivative(float x) {
-    const float s = gelu_gate(x);
+    float product;
+    const float s = gelu_gate(x, &product);
     const float slope = 3.0f * TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x + TWO_SQRT_2_OVER_PI;
-    return x * s * (1.0f - s) * slope + s;
+    return x * product * slope + s;
 }

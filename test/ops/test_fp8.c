@@ -213,8 +213,8 @@ static void inf_and_nan_come_out_of_a_product_as_nan(void **state) {
 // output. Tensor cores cut fp8 products to about 14 bits below the largest of a sum (DeepSeek-AI, "DeepSeek-V3
 // Technical Report", 2024, section 3.3.2): on a GPU it is never under that of fp16, which has 11.
 static DType precision_of(DType out) {
-    const bool gpu = strcmp(device_facts()->backend, "cpu") != 0 && sim_set_schedule == NULL;
-    return gpu && out == DTYPE_FP32 ? DTYPE_FP16 : out;
+    const bool exact = strcmp(device_facts()->backend, "cpu") == 0 || (sim_set_schedule && !getenv("SIM_NUMERICS"));
+    return !exact && out == DTYPE_FP32 ? DTYPE_FP16 : out;
 }
 
 struct Product {

@@ -440,6 +440,32 @@ template <bool WRONG> static void copy_beside_stream() {
     expect(device_value(p), 5.0f);
 }
 
+// ------------------------------------------------------------------------------------------------------------ numbers
+
+// A quotient of equal numbers is 1, but not from an approximate division.
+template <bool WRONG> __global__ void exact_quotient_kernel(float *inexact, const float *zeros) {
+    const float x = (float)(threadIdx.x + 1), y = x + zeros[threadIdx.x];
+    if ((WRONG ? __fdividef(x, y) : x / y) != 1.0f) atomicAdd(inexact, 1.0f);
+}
+template <bool WRONG> static void exact_quotient() {
+    float *inexact = device_floats(1);
+    exact_quotient_kernel<WRONG><<<1, N>>>(inexact, (const float *)device_floats(N));
+    expect(device_value(inexact), 0.0f);
+}
+// 16 products of 2^-26 and 1 are 1 + 2^-22; a tensor core cuts each of them off.
+template <bool WRONG> __global__ void exact_sum_kernel(float *sum) {
+    const uint32_t two = 0x39003900; // 2^-13 as bf16, twice
+    const uint32_t a[4] = {two, two, two, two};
+    float c[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    mma_m16n8k16<bf16>(c, a, two, two);
+    if (threadIdx.x == 0) *sum = WRONG ? c[0] : c[0] > 1.0f - 1e-6f && c[0] < 1.0f + 1e-6f ? 1.0f + 0x1p-22f : 0.0f;
+}
+template <bool WRONG> static void exact_sum() {
+    float *sum = device_floats(1);
+    exact_sum_kernel<WRONG><<<1, 32>>>(sum);
+    expect(device_value(sum), 1.0f + 0x1p-22f);
+}
+
 // ------------------------------------------------------------------------------------------------------------ limits
 
 __global__ void shared_hungry_kernel(float *out) {
@@ -562,6 +588,8 @@ static const struct {
     FAULT(dynamic_shared),
     FAULT(early_exit),
     FAULT(endless_loop),
+    FAULT(exact_quotient),
+    FAULT(exact_sum),
     FAULT(first_use_in_capture),
     FAULT(float_atomics),
     FAULT(forbidden_gap),

@@ -82,6 +82,9 @@ static const Case cases[] = {
     {"missing_event", "release", "SIM_STREAMS=lazy", "wrong result: 0 instead of 5", ON_HOST},
     {"missing_wait", "release", "SIM_STREAMS=lazy", "wrong result: 0 instead of 5", ON_HOST},
     {"copy_beside_stream", "release", "SIM_STREAMS=lazy", "wrong result: 0 instead of 5", ON_HOST},
+    // other numbers
+    {"exact_quotient", "release", "SIM_NUMERICS=hardware", "wrong result", ON_HOST},
+    {"exact_sum", "release", "SIM_NUMERICS=hardware", "wrong result: 1 instead of 1", ON_HOST},
     // fresh memory is NaN
     {"uninitialised_shared", "release", "", "wrong result: 0 instead of 1", ON_HOST},
     {"uninitialised_global", "release", "", "wrong result: 0 instead of 1", ON_HOST},

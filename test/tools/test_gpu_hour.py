@@ -194,6 +194,7 @@ def test_ncu_is_read_and_its_failures_are_said(machine):
         assert rows["kernels under ncu"]["result"] == "FAILED" and words in rows["kernels under ncu"]["detail"]
 
 
+@pytest.mark.slow
 def test_choices_and_each_way_to_compute_attention_are_measured_in_the_simulator(machine):
     program, trainer = bench_ops("-sim"), ROOT / "train_gpt2sim"
     if not program or not trainer.exists():

@@ -69,12 +69,12 @@ def test_pytest_results_are_added(tmp_path):
     assert (code, lines[-1]) == (1, "2 passed, 1 failed")
 
 
-def test_a_program_runs_with_the_setting_before_its_name(tmp_path):
-    script = "[ \"$SIM_CC\" = 75 ] && " + OK
+def test_a_program_runs_with_the_settings_before_its_name(tmp_path):
+    script = "[ \"$SIM_CC$SIM_B\" = 75 ] && " + OK
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\n" + script)
     program.chmod(0o755)
-    for name, code in (("SIM_CC=75@program", 0), ("SIM_CC=80@program", 1)):
+    for name, code in (("SIM_CC=75@program", 0), ("SIM_CC=80@program", 1), ("SIM_B=5@SIM_CC=7@program", 0)):
         assert subprocess.run([sys.executable, RUN_TESTS, name], capture_output=True, cwd=tmp_path).returncode == code
 
 
