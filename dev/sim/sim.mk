@@ -171,8 +171,8 @@ SIM_OTHER_GPUS := $(if $(NVCC),$(foreach a,75 80 120,$(patsubst %,SIM_CC=$(a)@$(
 # sums of products; in `make test-all` everything, and the tensor cores of the other GPUs.
 SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@build/$(MODE)-sim-$(QUICK_ARCH)/test/%,ops/test_attention \
 	ops/test_head_loss ops/test_small golden/test_golden))
-SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter %/ops/% %/golden/% %/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN)) \
-	$(SIM_OTHER_GPUS))
+SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter $(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/% \
+	%/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN)) $(SIM_OTHER_GPUS))
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
