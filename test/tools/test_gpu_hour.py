@@ -2,6 +2,7 @@
 and where programs fail, hang or print garbage. A part always comes to its end, and the page says what happened."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -211,7 +212,8 @@ def test_choices_and_each_way_to_compute_attention_are_measured_in_the_simulator
     for kind in kinds:  # the three products, epilogues, and who computes attention
         timed = [ms for what, (_, ms, _) in choices.items() if what.startswith(kind)]
         assert timed and set(timed) != {"-"}, kind
-    assert any(way.startswith("tile 128x128, ") and "split 3: 0." in others for way, _, others in choices.values())
+    ways = [f"{way}: {ms}; {others}" for way, ms, others in choices.values()]
+    assert any(re.search(r"tile 128x128, stages \d+, split 3: \d", text) for text in ways)
     assert "## Choices by measurement" in (machine / "out" / "why.md").read_text()
 
 
@@ -234,8 +236,9 @@ def test_on_a_gpu_with_rates_every_row_has_its_prediction_beside_it(machine):
     assert rows["prediction"]["result"] == "passed" and "tiny, 3 blocks: " in rows["prediction"]["detail"]
     cells = {line.split(" | ")[0]: line.strip("| ").split(" | ") for line in page.splitlines()}
     for what in ("tiny, tokens/s", "ms: matmul_backward_weight fcprojw", "ms: head_loss_backward", "ms: between ops"):
-        assert "-" not in cells[f"| {what}"][1:5], what
-    assert cells["| tiny, tokens/s"][5] == "below" and cells["| ms: head_loss_backward"][5] == "above"  # a CPU's
+        predicted, _, measured, ratio, judgement = cells[f"| {what}"][1:6]
+        assert float(predicted.replace(",", "")) > 0 and float(measured.replace(",", "")) >= 0 and float(ratio) >= 0
+        assert judgement in ("below", "above", "as predicted")
     assert cells["| tiny, 3 blocks, tokens/s"][3:] == ["-", "-", "not measured"]
     # A plan that another checkout has left, or that is damaged, is as good as none.
     report = json.loads((machine / "out" / "run.json").read_text())
