@@ -229,7 +229,7 @@ NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not 
 
 # The test programs and the end-to-end tests that are marked `sanitize`, with the trainers built the same way. Under
 # ThreadSanitizer and MemorySanitizer in all dtypes.
-test-sanitize: ## all of it under AddressSanitizer, UBSan and leak detection; kernels in all dtypes under TSan and MSan
+test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernels in all dtypes under TSan and MSan
 	scripts/install_deps.sh build test test-all
 	$(SUBMAKE) MODE=sanitize test-programs sanitized-trainer
 	$(if $(NVCC),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
