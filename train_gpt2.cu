@@ -572,8 +572,9 @@ static int run_all(Run *run, Error *err) {
     if (!device_init(&device, err)) return EXIT_RUN_FAILED; // before any data: without a GPU they are of no use
     if (*run->setup.options.plan) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
     if (!run_setup_choose(&run->setup, err)) return EXIT_BAD_INPUT;
-    if (!run_setup_remember(&run->setup, err) || !build(run, err) || !open_log(run, err)) return EXIT_RUN_FAILED;
-    signals_install();
+    if (!run_setup_remember(&run->setup, err) || !build(run, err)) return EXIT_RUN_FAILED;
+    signals_install(); // from here on there is a log that shall be whole
+    if (!open_log(run, err)) return EXIT_RUN_FAILED;
     if (!(run->setup.options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     report_all(run);
     if (!signals_pending() && !use_weights(run, err)) return EXIT_RUN_FAILED;
