@@ -1,26 +1,23 @@
 // data/prepare: text -> token shards for training and validation (`data/prepare --help`). This file is the tool: its
-// options, its progress and what it says. The work is done by llmc/tokens/corpus_run.h: inputs -> reader -> encoders ->
-// writer (corpus_pipeline.h), a journal to go on with (corpus_journal.h), the way to the final names (corpus_output.h).
-// Never changes an input and never mixes shards of two runs.
+// options and what it says (llmc/run/corpus_tool.h: what it shares with data/train_tokenizer). The work is done by
+// llmc/tokens/corpus_run.h: inputs -> reader -> encoders -> writer (corpus_pipeline.h), before that a vocabulary of the
+// corpus' own if asked for (corpus_vocabulary.h), a journal to go on with (corpus_journal.h), the way to the final
+// names (corpus_output.h). Never changes an input and never mixes shards of two runs.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/clock.h"
+#include "llmc/run/corpus_tool.h"
 #include "llmc/run/format.h"
-#include "llmc/run/progress.h"
+#include "llmc/tokens/bpe_trainer.h"
 #include "llmc/tokens/corpus_run.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 static const int64_t MIN_SHARD_TOKENS = 1024, DEFAULT_SHARD_TOKENS = 100000000, MAX_SHARD_TOKENS = 1000000000000;
 static const double DEFAULT_VAL_FRACTION = 0.1, NOT_GIVEN = -1, DEFAULT_JOURNAL_SECONDS = 5;
-enum { MAX_THREADS = 1024, MAX_FIELD_BYTES = 255 };
 
 static const char HELP[] =
     "usage: data/prepare -o DIR [options] FILE|DIR|-...\n"
@@ -31,7 +28,8 @@ static const char HELP[] =
     "  -o, --output DIR         where the shards go; made if needed\n"
     "      --tokenizer PATH     tokenizer.json, a directory that has one (or vocab.json and merges.txt), a tiktoken "
     "rank\n"
-    "                           file; or bytes: 256 of them and end-of-text (default)\n"
+    "                           file; bytes: 256 of them and end-of-text (default); train:N: a new one of N tokens,\n"
+    "                           257 to 1048576, made from the text that goes to training\n"
     "      --format FORMAT      of all inputs: txt, a file is a document; jsonl, a line is one. Default: jsonl for "
     "names\n"
     "                           on .jsonl and .ndjson, txt for all others\n"
@@ -61,13 +59,12 @@ static const char HELP[] =
 // ------------------------------------------------------------------------------------------------------------- options
 
 typedef struct {
-    const char *output, *tokenizer, *field, *split;
-    CorpusFormat format;
+    CorpusToolOptions tool;
+    const char *output, *tokenizer, *split;
+    int64_t vocab; // train:N; else 0
     double val_fraction, journal_seconds;
-    int64_t shard_tokens, threads;
-    bool force, skip_bad, help;
-    char **inputs;
-    int num_inputs;
+    int64_t shard_tokens;
+    bool force, help;
 } PrepareOptions;
 
 static bool parse_fraction(const char *text, double *out, Error *err) {
@@ -84,25 +81,12 @@ static bool parse_seconds(const char *text, double *out, Error *err) {
     return error_set(err, "--journal-seconds %s: expected seconds, from 0 to 86400", text);
 }
 
-static bool parse_int(const char *name, const char *text, int64_t min, int64_t max, int64_t *out, Error *err) {
-    char *end;
-    errno = 0;
-    long long n = strtoll(text, &end, 10);
-    const char *suffixes = "KMG", *suffix = *end ? strchr(suffixes, *end) : NULL;
-    int64_t unit = 1;
-    for (const char *s = suffixes; suffix && s <= suffix; s++) unit *= 1000;
-    bool is_number = end != text && errno == 0 && end[suffix ? 1 : 0] == '\0';
-    if (is_number && n > 0 && n <= max / unit && n * unit >= min) {
-        *out = n * unit;
-        return true;
-    }
-    return error_set(err, "%s %s: expected a number from %" PRId64 " to %" PRId64, name, text, min, max);
-}
-
-static bool parse_format(const char *text, CorpusFormat *out, Error *err) {
-    *out = strcmp(text, "txt") == 0 ? FORMAT_TEXT : FORMAT_LINES;
-    return *out == FORMAT_TEXT || strcmp(text, "jsonl") == 0 ||
-           error_set(err, "--format %s: expected txt or jsonl", text);
+static bool take_tokenizer(PrepareOptions *o, const char *text, Error *err) {
+    const char *number = strncmp(text, "train:", 6) == 0 ? text + 6 : NULL;
+    o->tokenizer = text, o->vocab = 0;
+    return !number || corpus_tool_parse_int("train:", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &o->vocab, NULL) ||
+           error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d", text,
+                     MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB);
 }
 
 static bool choose_sides(PrepareOptions *o, Error *err) {
@@ -114,20 +98,7 @@ static bool choose_sides(PrepareOptions *o, Error *err) {
     return true;
 }
 
-static bool check_options(PrepareOptions *o, Error *err) {
-    if (!*o->output) return error_set(err, "-o DIR is missing: where the shards go");
-    if (o->num_inputs == 0) return error_set(err, "no FILE or DIR to read; data/prepare --help shows the usage");
-    if (strlen(o->field) > MAX_FIELD_BYTES)
-        return error_set(err, "--field: a name has at most %d bytes", MAX_FIELD_BYTES);
-    int times = 0;
-    for (int i = 0; i < o->num_inputs; i++) times += strcmp(o->inputs[i], "-") == 0;
-    if (times > 1) return error_set(err, "- stands for standard input and can be given once");
-    if (times == 1 && o->format == FORMAT_BY_NAME)
-        return error_set(err, "-: standard input has no name; say --format jsonl or --format txt");
-    return choose_sides(o, err);
-}
-
-enum { TOKENIZER = 256, FORMAT, FIELD, VAL_FRACTION, SPLIT, SHARD_TOKENS, THREADS, SKIP_BAD, FORCE, JOURNAL_SECONDS };
+enum { TOKENIZER = 256, VAL_FRACTION, SPLIT, SHARD_TOKENS, FORCE, JOURNAL_SECONDS };
 
 static bool take_option(PrepareOptions *o, int option, Error *err) {
     switch (option) {
@@ -136,104 +107,50 @@ static bool take_option(PrepareOptions *o, int option, Error *err) {
     case 'h':
         return o->help = true;
     case TOKENIZER:
-        return o->tokenizer = optarg, true;
-    case FORMAT:
-        return parse_format(optarg, &o->format, err);
-    case FIELD:
-        return o->field = optarg, true;
+        return take_tokenizer(o, optarg, err);
     case VAL_FRACTION:
         return parse_fraction(optarg, &o->val_fraction, err);
     case SPLIT:
         return o->split = optarg, true;
     case SHARD_TOKENS:
-        return parse_int("--shard-tokens", optarg, MIN_SHARD_TOKENS, MAX_SHARD_TOKENS, &o->shard_tokens, err);
-    case THREADS:
-        return parse_int("--threads", optarg, 1, MAX_THREADS, &o->threads, err);
-    case SKIP_BAD:
-        return o->skip_bad = true;
+        return corpus_tool_parse_int("--shard-tokens", optarg, MIN_SHARD_TOKENS, MAX_SHARD_TOKENS, &o->shard_tokens,
+                                     err);
     case FORCE:
         return o->force = true;
-    default:
+    case JOURNAL_SECONDS:
         return parse_seconds(optarg, &o->journal_seconds, err);
+    default:
+        return corpus_tool_take(&o->tool, option, optarg, err);
     }
-}
-
-static int64_t cores(void) {
-    cpu_set_t set;
-    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    return count < 1 ? 1 : count > MAX_THREADS ? MAX_THREADS : count;
 }
 
 static bool parse_options(PrepareOptions *o, int argc, char **argv, Error *err) {
     static const struct option table[] = {
         {"output", required_argument, NULL, 'o'},
         {"tokenizer", required_argument, NULL, TOKENIZER},
-        {"format", required_argument, NULL, FORMAT},
-        {"field", required_argument, NULL, FIELD},
         {"val-fraction", required_argument, NULL, VAL_FRACTION},
         {"split", required_argument, NULL, SPLIT},
         {"shard-tokens", required_argument, NULL, SHARD_TOKENS},
-        {"threads", required_argument, NULL, THREADS},
-        {"skip-bad", no_argument, NULL, SKIP_BAD},
         {"force", no_argument, NULL, FORCE},
         {"journal-seconds", required_argument, NULL, JOURNAL_SECONDS},
         {"help", no_argument, NULL, 'h'},
+        CORPUS_TOOL_OPTIONS,
         {0},
     };
-    *o = (PrepareOptions){.output = "",
+    *o = (PrepareOptions){.tool = corpus_tool_defaults("prepare"),
+                          .output = "",
                           .tokenizer = "bytes",
-                          .field = "text",
                           .val_fraction = NOT_GIVEN,
                           .shard_tokens = DEFAULT_SHARD_TOKENS,
-                          .threads = cores(),
                           .journal_seconds = DEFAULT_JOURNAL_SECONDS};
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, ":o:h", table, NULL)) != -1;) {
-        if (c == ':')
-            return error_set(err, "%s needs a value; data/prepare --help lists the options", argv[optind - 1]);
-        if (c == '?') return error_set(err, "unknown option %s; data/prepare --help lists them", argv[optind - 1]);
+        if (c == ':' || c == '?') return corpus_tool_refuse(&o->tool, c, argv[optind - 1], err);
         if (!take_option(o, c, err)) return false;
         if (o->help) return true;
     }
-    o->inputs = argv + optind, o->num_inputs = argc - optind;
-    return check_options(o, err);
-}
-
-// ------------------------------------------------------------------------------------------------------------ progress
-
-typedef struct {
-    double start, last_shown;
-    bool is_terminal;
-} Display;
-
-// On a terminal a bar that is drawn ten times a second, elsewhere a line every ten seconds.
-static void show_progress(void *user, const CorpusProgress *p) {
-    Display *d = user;
-    double now = now_seconds(), interval = d->is_terminal ? 0.1 : 10;
-    if (now - d->last_shown < interval) return;
-    d->last_shown = now;
-    double rate = (double)(p->bytes_read - p->start_bytes) / (now - d->start);
-    double left = p->total_bytes >= p->bytes_read && rate > 0 ? (double)(p->total_bytes - p->bytes_read) / rate : -1;
-    double fraction = p->total_bytes > 0 ? (double)p->bytes_read / (double)p->total_bytes : 0;
-    char bytes[32], tokens[32], speed[32], eta[32], right[160], line[512];
-    snprintf(right, sizeof right, "%s, %s tokens, %s/s, eta %s",
-             format_bytes((double)p->bytes_read, bytes, sizeof bytes),
-             format_count((double)p->tokens, tokens, sizeof tokens), format_bytes(rate, speed, sizeof speed),
-             format_duration(left, eta, sizeof eta));
-    if (d->is_terminal)
-        fprintf(stderr, "\r%s\033[K",
-                progress_render(fraction, "prepare", right, terminal_width(), terminal_is_utf8(), line, sizeof line));
-    else
-        fprintf(stderr, "prepare: %.1f%% | %s\n", 100 * fraction, right);
-}
-
-static void clear_progress(const Display *d) {
-    if (d->is_terminal && d->last_shown > d->start) fprintf(stderr, "\r\033[K");
-}
-
-static void show_notice(void *user, const char *text) {
-    clear_progress(user);
-    fprintf(stderr, "prepare: %s\n", text);
+    if (!*o->output) return error_set(err, "-o DIR is missing: where the shards go");
+    return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err) && choose_sides(o, err);
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary
@@ -246,17 +163,6 @@ static void print_side(const PrepareOptions *o, const CorpusResult *result, Corp
            o->output, corpus_side_names[side]);
 }
 
-static void print_skipped(const CorpusCounts *c) {
-    if (c->binary + c->empty + c->unreadable > 0) {
-        printf("  skipped %" PRId64 " binary, %" PRId64 " empty, %" PRId64 " unreadable files\n", c->binary, c->empty,
-               c->unreadable);
-    }
-    for (int k = 0; k < BAD_KINDS; k++) {
-        if (c->bad.count[k] == 0) continue;
-        printf("  skipped %" PRId64 " x %s, the first: %s\n", c->bad.count[k], bad_kind_phrases[k], c->bad.first[k]);
-    }
-}
-
 static void print_summary(const PrepareOptions *o, const CorpusResult *result, double seconds) {
     const CorpusCounts *c = &result->counts;
     int64_t bytes = c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes;
@@ -264,7 +170,7 @@ static void print_summary(const PrepareOptions *o, const CorpusResult *result, d
     printf("prepare: %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n", c->documents,
            c->documents == 1 ? "" : "s", bytes, format_bytes((double)bytes, size, sizeof size),
            format_duration(seconds, duration, sizeof duration));
-    print_skipped(c);
+    corpus_tool_print_skipped(c);
     if (result->cut_all)
         printf("  few, short documents: each was cut into a part for training and one for validation\n");
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
@@ -282,28 +188,30 @@ static Tokenizer *open_tokenizer(const char *path, Error *err) {
     return NULL;
 }
 
+// tokenizer: NULL if one is to be trained.
 static int prepare(const PrepareOptions *o, const Tokenizer *tokenizer, Error *err) {
-    Display display = {.start = now_seconds(), .is_terminal = isatty(STDERR_FILENO)};
-    display.last_shown = display.start;
+    CorpusDisplay display = corpus_display("prepare");
+    const double start = now_seconds();
     const CorpusRunOptions options = {.output = o->output,
-                                      .arguments = o->inputs,
-                                      .num_arguments = o->num_inputs,
-                                      .format = o->format,
+                                      .arguments = o->tool.inputs,
+                                      .num_arguments = o->tool.num_inputs,
+                                      .format = o->tool.format,
                                       .tokenizer = tokenizer,
-                                      .field = o->field,
+                                      .vocab = o->vocab,
+                                      .field = o->tool.field,
                                       .val_fraction = o->val_fraction,
                                       .journal_seconds = o->journal_seconds,
                                       .shard_tokens = o->shard_tokens,
-                                      .threads = (int)o->threads,
-                                      .skip_bad = o->skip_bad,
+                                      .threads = (int)o->tool.threads,
+                                      .skip_bad = o->tool.skip_bad,
                                       .force = o->force,
-                                      .on_progress = show_progress,
-                                      .on_notice = show_notice,
+                                      .on_progress = corpus_display_progress,
+                                      .on_notice = corpus_display_notice,
                                       .user = &display};
     CorpusResult result;
     int status = corpus_run(&options, &result, err);
-    clear_progress(&display);
-    if (status == EXIT_OK) print_summary(o, &result, now_seconds() - display.start);
+    corpus_display_clear(&display);
+    if (status == EXIT_OK) print_summary(o, &result, now_seconds() - start);
     corpus_result_free(&result);
     return status;
 }
@@ -318,8 +226,8 @@ int main(int argc, char **argv) {
             fputs(HELP, stdout);
             return EXIT_OK;
         }
-        Tokenizer *tokenizer = open_tokenizer(options.tokenizer, &err);
-        if (tokenizer) status = prepare(&options, tokenizer, &err);
+        Tokenizer *tokenizer = options.vocab ? NULL : open_tokenizer(options.tokenizer, &err);
+        if (tokenizer || options.vocab) status = prepare(&options, tokenizer, &err);
         tokenizer_free(tokenizer);
     }
     if (status != EXIT_OK) fprintf(stderr, "prepare: %s\n", err.text);

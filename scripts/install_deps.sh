@@ -2,7 +2,7 @@
 # Installs what pretrain.cu needs and this machine lacks. Debian and Ubuntu; elsewhere it lists what is needed.
 #   scripts/install_deps.sh [build] [data] [test] [test-all] [lint]        default: build
 # Asks dpkg first: where everything is there, apt and the network are never touched.
-# The groups data (Parquet files, training a tokenizer), test and test-all make a Python environment, .venv; without a network the
+# The groups data (Parquet files), test and test-all make a Python environment, .venv; without a network the
 # tests that need it are skipped and say so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,8 +13,8 @@ TEST_PACKAGES=(g++ libcmocka-dev python3-pytest python3-pytest-xdist python3-ven
 TEST_ALL_PACKAGES=(clang libclang-rt-dev python3-torch libopenblas0-pthread python3-venv)
 LINT_PACKAGES=(g++ libcmocka-dev clang-format clang-tidy)
 # pyarrow 18 takes Debian 12's numpy; later ones want numpy 2.
-DATA_PYTHON=(tokenizers==0.15.2 pyarrow==18.1.0)
-TEST_PYTHON=(tiktoken==0.14.0 tensorboard==2.21.0 zstandard==0.25.0)
+DATA_PYTHON=(pyarrow==18.1.0)
+TEST_PYTHON=(tokenizers==0.15.2 tiktoken==0.14.0 tensorboard==2.21.0 zstandard==0.25.0)
 # transformers 4.36 takes Debian 12's torch 1.13; later ones want a newer torch.
 TEST_ALL_PYTHON=(transformers==4.36.2 nbconvert==7.17.2 ipykernel==7.4.0)
 

@@ -4,14 +4,18 @@ in one run, on one and on two threads. Prints a Markdown table with machine, ver
 
   .venv/bin/python dev/bench/bench_tokenizer.py                      # GPT-2's vocabulary of $PRETRAIN_DATA, its texts
   .venv/bin/python dev/bench/bench_tokenizer.py --vocabulary tokenizer.json my.txt
+  .venv/bin/python dev/bench/bench_tokenizer.py --train              # data/train_tokenizer against BpeTrainer
 
 Every result is compared: a line of the table means that the tokens were equal. A cell is 10^6 bytes of text per second
 of wall time and, behind it, per second of processor time, which tells more where others work on the machine; each the
-best of the rounds.
+best of the rounds. --train: wall time, processor time and peak memory of a process that reads JSON lines and trains on
+all cores, in turns.
 """
 import argparse
+import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import threading
@@ -23,6 +27,7 @@ DATA = Path(os.environ.get("PRETRAIN_DATA", ROOT / ".." / "shared" / "data"))
 PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DOCUMENT = 50_000  # characters
 THREADS = (1, 2)
+TRAINED = (1024, 8192, 50257)
 sys.path[:0] = [str(ROOT / "dev" / "bench"), str(ROOT / "test" / "e2e")]
 import native_tokenizer  # noqa: E402
 import tokenizer_corpus as corpus  # noqa: E402
@@ -142,11 +147,85 @@ def measure(contestants, texts, rounds):
     return best, len(tokens)
 
 
+# ------------------------------------------------------------------------------------------------------------ training
+
+# A process of its own, so that its memory is Hugging Face's and nobody else's.
+HUGGINGFACE_TRAINING = """
+import json, sys, tokenizers
+tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+trainer = tokenizers.trainers.BpeTrainer(vocab_size=int(sys.argv[2]) - 1, min_frequency=2, show_progress=False,
+                                         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+                                         max_token_length=128)
+with open(sys.argv[1]) as file:
+    tokenizer.train_from_iterator((json.loads(line)["text"] for line in file), trainer)
+tokenizer.save(sys.argv[3])
+"""
+
+
+# Runs a command and prints wall seconds, processor seconds and peak bytes. A small process: what one forks begins with
+# the memory of its parent, and the peak would be that.
+MEASURE = """
+import os, sys, time
+begin = time.perf_counter()
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[
+    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)])
+_, status, usage = os.wait4(child, 0)
+print(time.perf_counter() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+sys.exit(status != 0)
+"""
+
+
+def run_measured(command):
+    """Wall seconds, processor seconds and peak MB of a process."""
+    result = subprocess.run([sys.executable, "-S", "-c", MEASURE, *map(str, command)], stdout=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        sys.exit(f"bench_tokenizer: {command[0]} failed")
+    wall, processor, peak = map(float, result.stdout.split())
+    return wall, processor, peak / 1e6
+
+
+def merges_of(path):
+    merges = json.loads(path.read_text())["model"]["merges"]
+    return [" ".join(merge) if isinstance(merge, list) else merge for merge in merges]
+
+
+def bench_training(tokenizers, options, directory):
+    texts = corpus.take(corpus.real_documents(), int(options.megabytes * 1e6)) if not options.files else \
+        [text for name in options.files for text in corpus.blocks(Path(name))]
+    if not options.files:
+        left = int(options.megabytes * 1e6) - sum(len(text.encode()) for text in texts)
+        texts += corpus.take(corpus.system_documents(), left)
+    texts = corpus.without(texts, corpus.newer_characters())
+    lines, out = directory / "texts.jsonl", directory / "tokenizer.json"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    size = sum(len(text.encode()) for text in texts)
+    print(f"{machine()}; {size / 1e6:.1f} MB; best of {options.rounds}; `{' '.join(sys.argv)}`\n")
+    print("| tokens | pretrain.cu: s (processor s) | MB | "
+          f"tokenizers {tokenizers.__version__}: s (processor s) | MB | times as fast | of the memory |")
+    print("| ---: " * 7 + "|")
+    for vocab in TRAINED:
+        commands = {"ours": [ROOT / "data/train_tokenizer", "--vocab-size", str(vocab), "-o", out, lines],
+                    "theirs": [sys.executable, "-c", HUGGINGFACE_TRAINING, lines, str(vocab), out]}
+        best, merges = {}, None
+        for _ in range(options.rounds):
+            for name, command in commands.items():
+                figures = run_measured(command)
+                merges = merges or merges_of(out)
+                if merges_of(out) != merges:
+                    sys.exit(f"bench_tokenizer: the merges for {vocab} tokens differ")
+                best[name] = tuple(map(min, best.get(name, figures), figures))
+        ours, theirs = best["ours"], best["theirs"]
+        print(f"| {vocab} | {ours[0]:.2f} ({ours[1]:.2f}) | {ours[2]:.0f} | {theirs[0]:.1f} ({theirs[1]:.1f}) | "
+              f"{theirs[2]:.0f} | {theirs[0] / ours[0]:.0f} | {ours[2] / theirs[2]:.2f} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", metavar="FILE", help="UTF-8 text; default: English, code and mixed scripts")
     parser.add_argument("--vocabulary", default=DATA / "gpt2", type=Path, help="as for tokenizer_open (%(default)s)")
-    parser.add_argument("--megabytes", type=float, default=8, help="of each text at most (%(default)s)")
+    parser.add_argument("--train", action="store_true", help="measure training, not encoding")
+    parser.add_argument("--megabytes", type=float, help="of each text at most (8; --train: 40)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     options = parser.parse_args()
     try:
@@ -154,6 +233,10 @@ def main():
         import tokenizers
     except ImportError as error:
         sys.exit(f"bench_tokenizer: {error}; install it: scripts/install_deps.sh test, then run .venv/bin/python")
+    options.megabytes = options.megabytes or (40 if options.train else 8)
+    if options.train:
+        with tempfile.TemporaryDirectory() as directory:
+            return bench_training(tokenizers, options, Path(directory))
     with tempfile.TemporaryDirectory() as directory:
         library = native_tokenizer.Library(native_tokenizer.build(directory))
         try:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [*sorted(ROOT.glob("llmc/tokens/bpe_*.c")), *sorted(ROOT.glob("llmc/tokens/tokenizer*.c")),
-           *(ROOT / "llmc/base" / name for name in ("error.c", "json.c", "atomic_file.c"))]
+           *(ROOT / "llmc" / name for name in ("tokens/word_counts.c", "base/error.c", "base/json.c",
+                                               "base/atomic_file.c"))]
 
 
 class Error(ctypes.Structure):

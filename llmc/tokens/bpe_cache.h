@@ -37,15 +37,18 @@ static inline PieceKey piece_key(const char *piece, int64_t n, int64_t readable)
     return key;
 }
 
-// The first of the two entries that a key may have; the other is the one behind it.
-static inline CacheEntry *cache_find_set(CacheEntry *cache, const PieceKey *key) {
+static inline uint64_t piece_hash(const PieceKey *key) {
     uint64_t h = key->words[0] ^ (key->words[1] * 0x9E3779B97F4A7C15u) ^ (key->words[2] * 0xC2B2AE3D27D4EB4Fu) ^
                  (key->words[3] * 0x165667B19E3779F9u);
-    h = (h ^ h >> 32) * 0xD6E8FEB86659FD93u;
-    return &cache[h >> 32 & (CACHE_ENTRIES - 2)];
+    return ((h ^ h >> 32) * 0xD6E8FEB86659FD93u) >> 32;
 }
 
-static inline int cache_entry_is(const CacheEntry *entry, const PieceKey *key) {
-    return entry->key.words[0] == key->words[0] && entry->key.words[1] == key->words[1] &&
-           entry->key.words[2] == key->words[2] && entry->key.words[3] == key->words[3];
+// The first of the two entries that a key may have; the other is the one behind it.
+static inline CacheEntry *cache_find_set(CacheEntry *cache, const PieceKey *key) {
+    return &cache[piece_hash(key) & (CACHE_ENTRIES - 2)];
+}
+
+static inline int piece_key_is(const PieceKey *a, const PieceKey *b) {
+    return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] &&
+           a->words[3] == b->words[3];
 }

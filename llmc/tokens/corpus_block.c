@@ -2,6 +2,7 @@
 // made large is given back. Sums are plain; of bad input the first of each kind is kept in words.
 #include "llmc/tokens/corpus_block.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +45,26 @@ void corpus_counts_add(CorpusCounts *sum, const CorpusCounts *more) {
     }
     sum->binary += more->binary, sum->empty += more->empty, sum->unreadable += more->unreadable;
     bad_report_merge(&sum->bad, &more->bad);
+}
+
+bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction) {
+    double train = (double)c->side[CORPUS_TRAIN].tokens, val = (double)c->side[CORPUS_VAL].tokens, f = val_fraction;
+    return !corpus_is_one_sided(f) && (val < (train + val) * f / 4 || train < (train + val) * (1 - f) / 4);
+}
+
+bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err) {
+    const CorpusCount *train = &c->side[CORPUS_TRAIN], *val = &c->side[CORPUS_VAL];
+    int64_t bad = bad_report_total(&c->bad);
+    if (c->documents == 0 && bad > 0)
+        return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", bad,
+                         c->bad.first[c->bad.earliest]);
+    if (c->documents == 0)
+        return error_set(err, "no text to read: %" PRId64 " binary, %" PRId64 " empty, %" PRId64 " unreadable files",
+                         c->binary, c->empty, c->unreadable);
+    if (!corpus_is_one_sided(val_fraction) && (train->tokens == 0 || val->tokens == 0))
+        return error_set(err, "%" PRId64 " bytes of text cannot be divided into training and validation; give more",
+                         train->bytes + val->bytes);
+    return true;
 }
 
 bool corpus_block_reserve(CorpusBlock *b, int64_t bytes) {

@@ -55,6 +55,10 @@ typedef struct {
 } CorpusCounts;
 
 void corpus_counts_add(CorpusCounts *sum, const CorpusCounts *more);
+// Has a side less than a quarter of its share? Only chance can do that, with few documents to draw from.
+bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction);
+// Is there text at all, and on both sides?
+bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err);
 
 // A place in the inputs: what stands before it has been handed out.
 typedef struct {
@@ -65,6 +69,15 @@ typedef struct {
     int64_t cut;        // where its last part, for validation, begins; 0: not decided yet
     int64_t bytes_read; // of all files, packed as they are: for the progress
 } CorpusPosition;
+
+typedef enum { STAGE_ENCODE, STAGE_COUNT, STAGE_MERGE } CorpusStage; // the last two: training a vocabulary
+
+typedef struct {
+    CorpusStage stage;
+    int64_t bytes_read, total_bytes; // of the input files as they are; total 0: not known
+    int64_t start_bytes;             // where this run began: behind 0 when it goes on with another one's work
+    int64_t tokens, vocab;           // merging: of the vocabulary so far and in the end
+} CorpusProgress;
 
 // -------------------------------------------------------------------------------------------------------------- blocks
 

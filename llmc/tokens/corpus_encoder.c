@@ -11,7 +11,8 @@
 struct CorpusEncoder {
     CorpusEncoderOptions options;
     int token_bytes;
-    Encoder *encoder;
+    Encoder *encoder; // one of the two
+    WordCounter *counter;
     int32_t tokens[BLOCK_BYTES];
 };
 
@@ -26,8 +27,9 @@ CorpusEncoder *corpus_encoder_create(const CorpusEncoderOptions *options, Error 
     }
     e->options = *options;
     e->token_bytes = corpus_token_bytes(options->tokenizer);
-    e->encoder = encoder_create(options->tokenizer, err);
-    if (e->encoder) return e;
+    e->encoder = options->words ? NULL : encoder_create(options->tokenizer, err);
+    e->counter = options->words ? word_counter_create(options->words, err) : NULL;
+    if (e->encoder || e->counter) return e;
     free(e);
     return NULL;
 }
@@ -35,11 +37,14 @@ CorpusEncoder *corpus_encoder_create(const CorpusEncoderOptions *options, Error 
 void corpus_encoder_free(CorpusEncoder *e) {
     if (!e) return;
     encoder_free(e->encoder);
+    word_counter_free(e->counter);
     free(e);
 }
 
 // Appends tokens to a side of the block, in the width of the shards.
 static bool put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const int32_t *tokens, int64_t n) {
+    b->counts.side[side].tokens += n;
+    if (e->counter) return true;
     int64_t have = b->num_tokens[side];
     if (have + n > b->token_room[side]) {
         int64_t room = 2 * (have + n);
@@ -54,7 +59,6 @@ static bool put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side, 
         memcpy((int32_t *)b->tokens[side] + have, tokens, (size_t)n * sizeof *tokens);
     }
     b->num_tokens[side] += n;
-    b->counts.side[side].tokens += n;
     return true;
 }
 
@@ -74,7 +78,11 @@ static bool put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const ch
             piece = tokenizer_safe_cut(e->options.tokenizer, text, BLOCK_BYTES);
             if (piece == 0) piece = corpus_character_end(text, BLOCK_BYTES);
         }
-        if (!put_tokens(e, b, side, e->tokens, encoder_encode(e->encoder, text, piece, e->tokens))) return false;
+        if (e->counter && side == CORPUS_TRAIN &&
+            !word_counter_add(e->counter, e->options.tokenizer, text, piece, &b->error))
+            return false;
+        const int64_t tokens = e->counter ? piece : encoder_encode(e->encoder, text, piece, e->tokens);
+        if (!put_tokens(e, b, side, e->tokens, tokens)) return false;
         text += piece, n -= piece;
     }
     return true;
@@ -90,7 +98,7 @@ static bool put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int
         return begin_part(e, b, side) && put_text(e, b, side, text, n);
     }
     int64_t cut = corpus_cut_target(n, o->val_fraction);
-    if (cut < n) cut = corpus_cut(o->tokenizer, text, n, cut);
+    if (cut < n) cut = corpus_cut(o->cuts, text, n, cut);
     if (!begin_part(e, b, CORPUS_TRAIN) || !put_text(e, b, CORPUS_TRAIN, text, cut)) return false;
     return cut == n || (begin_part(e, b, CORPUS_VAL) && put_text(e, b, CORPUS_VAL, text + cut, n - cut));
 }
@@ -132,6 +140,8 @@ static bool put_piece(CorpusEncoder *e, CorpusBlock *b) {
     b->counts.documents += b->is_document;
     return (!b->begins || begin_part(e, b, b->side)) && put_text(e, b, b->side, b->text, b->n);
 }
+
+bool corpus_encoder_finish(CorpusEncoder *e, Error *err) { return !e->counter || word_counter_finish(e->counter, err); }
 
 void corpus_encoder_run(CorpusEncoder *e, CorpusBlock *b) {
     if (b->failed || b->n == 0) return;

@@ -41,7 +41,8 @@ cJSON *corpus_request_json(const CorpusRequest *r) {
         [FORMAT_BY_NAME] = "by name", [FORMAT_TEXT] = "txt", [FORMAT_LINES] = "jsonl"};
     cJSON *request = cJSON_CreateObject();
     cJSON *tokenizer = cJSON_AddObjectToObject(request, "tokenizer"); // by what it does: its path may change
-    add_hex(tokenizer, "fingerprint", tokenizer_fingerprint(r->tokenizer));
+    if (r->tokenizer) add_hex(tokenizer, "fingerprint", tokenizer_fingerprint(r->tokenizer));
+    if (!r->tokenizer) add_int(tokenizer, "train", r->vocab);
     cJSON *options = cJSON_AddObjectToObject(request, "options");
     cJSON_AddNumberToObject(options, "val_fraction", r->val_fraction);
     add_int(options, "shard_tokens", r->shard_tokens);

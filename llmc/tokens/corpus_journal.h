@@ -29,7 +29,8 @@ typedef struct {
 typedef struct {
     const InputOptions *inputs;
     const InputSummary *summaries; // one for each argument
-    const Tokenizer *tokenizer;
+    const Tokenizer *tokenizer;    // NULL: to be trained, of `vocab` tokens
+    int64_t vocab;
     const char *field;
     double val_fraction;
     int64_t shard_tokens;

@@ -124,7 +124,7 @@ static int write_block(const CorpusJob *job, CorpusWriter *writer, const CorpusB
         error_set(err, "%s; --skip-bad counts and skips what is bad", b->counts.bad.first[b->counts.bad.earliest]);
         return EXIT_BAD_INPUT;
     }
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
+    for (CorpusSide side = 0; writer && side < CORPUS_SIDES; side++)
         if (!corpus_writer_append(writer, side, b->tokens[side], b->num_tokens[side], err)) return EXIT_RUN_FAILED;
     return EXIT_OK;
 }
@@ -153,14 +153,16 @@ static bool set_up(Pipeline *p, const CorpusPosition *from, Error *err) {
     for (int i = 0; ok && i < p->num_blocks; i++) ok = corpus_block_init(&p->blocks[i]);
     if (!ok) return error_set(err, "out of memory for %d threads", job->threads);
 
-    const CorpusEncoderOptions encoder_options = {
-        .tokenizer = job->tokenizer, .field = job->field, .val_fraction = job->val_fraction, .cut_all = job->cut_all};
+    const CorpusEncoderOptions encoder_options = {.tokenizer = job->tokenizer,
+                                                  .cuts = job->cuts,
+                                                  .words = job->words,
+                                                  .field = job->field,
+                                                  .val_fraction = job->val_fraction,
+                                                  .cut_all = job->cut_all};
     for (int i = 0; i < job->threads; i++)
         if (!(p->encoders[i] = corpus_encoder_create(&encoder_options, err))) return false;
-    const ReaderOptions reader_options = {.inputs = &job->inputs,
-                                          .tokenizer = job->tokenizer,
-                                          .val_fraction = job->val_fraction,
-                                          .cut_all = job->cut_all};
+    const ReaderOptions reader_options = {
+        .inputs = &job->inputs, .tokenizer = job->cuts, .val_fraction = job->val_fraction, .cut_all = job->cut_all};
     return (p->reader = document_reader_open(&reader_options, from, err)) != NULL;
 }
 
@@ -183,6 +185,8 @@ int corpus_convert(const CorpusJob *job, CorpusWriter *writer, CorpusPosition *p
     for (int i = 0; ok && i < job->threads; i++) ok = start_thread(&p, encoder_thread, err);
     if (ok && start_thread(&p, reader_thread, err)) status = write_blocks(&p, writer, position, counts, err);
     stop_threads(&p);
+    for (int i = 0; status == EXIT_OK && i < job->threads; i++)
+        if (!corpus_encoder_finish(p.encoders[i], err)) status = EXIT_RUN_FAILED;
     tear_down(&p);
     return status;
 }

@@ -11,13 +11,14 @@ extern "C" {
 
 typedef struct {
     InputOptions inputs;
-    const Tokenizer *tokenizer;
-    const char *field; // of the objects in lines
+    const Tokenizer *tokenizer, *cuts; // as in CorpusEncoderOptions
+    WordCounts *words;                 // likewise; then there is no writer
+    const char *field;                 // of the objects in lines
     double val_fraction;
     bool cut_all;
     bool skip_bad; // count bad input and go on
     int threads;   // that encode
-    // Called after each block that was written, with all that is written so far; false ends the run with its error.
+    // Called after each block that was written or counted, with all that is so far; false ends the run with its error.
     bool (*on_written)(void *user, const CorpusPosition *position, const CorpusCounts *counts, Error *err);
     void *user;
 } CorpusJob;

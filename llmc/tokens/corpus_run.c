@@ -9,6 +9,8 @@
 #include "llmc/tokens/corpus_output.h"
 #include "llmc/tokens/corpus_pipeline.h"
 #include "llmc/tokens/corpus_spool.h"
+#include "llmc/tokens/corpus_vocabulary.h"
+#include "llmc/tokens/tokenizer_vocabulary.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -23,6 +25,9 @@ typedef struct {
     const CorpusRunOptions *options;
     CorpusOutput output;
     InputSummary *summaries;
+    const Tokenizer *tokenizer; // NULL: not trained yet
+    Tokenizer *trained, *cuts;  // NULL unless it is trained
+    char *trained_path;         // of it in .tmp-prepare
     CorpusRequest request;
     cJSON *request_json;
     CorpusJob job;
@@ -86,12 +91,18 @@ static void load_journal(Run *r) {
     if (!ok) notice(r, "cannot go on with the unfinished run in %s: %s; starting over", r->output.directory, why.text);
 }
 
+// The pipeline and the manifest have the tokenizer from here on.
+static void set_tokenizer(Run *r, const Tokenizer *t) {
+    r->tokenizer = r->request.tokenizer = r->job.tokenizer = t;
+    r->job.cuts = r->cuts ? r->cuts : t;
+}
+
 // The writer at the place where r->state is.
 static bool open_writer(Run *r, Error *err) {
     const CorpusWriterOptions options = {.directory = r->output.staging,
-                                         .token_bytes = corpus_token_bytes(r->options->tokenizer),
-                                         .vocab = tokenizer_vocab(r->options->tokenizer),
-                                         .eot = tokenizer_eot(r->options->tokenizer),
+                                         .token_bytes = corpus_token_bytes(r->tokenizer),
+                                         .vocab = tokenizer_vocab(r->tokenizer),
+                                         .eot = tokenizer_eot(r->tokenizer),
                                          .shard_tokens = r->options->shard_tokens};
     r->writer = corpus_writer_open(&options, r->state.shards, err);
     if (!r->writer) return false;
@@ -100,19 +111,32 @@ static bool open_writer(Run *r, Error *err) {
     return true;
 }
 
-static bool begin_or_go_on(Run *r, Error *err) {
+// The tokenizer that the unfinished run trained.
+static bool open_trained(Run *r, Error *err) {
+    if (r->tokenizer) return true;
+    size_t bytes;
+    char *json = file_read_all(r->trained_path, MAX_TOKENIZER_BYTES, &bytes, err), name[32];
+    if (!json) return false;
+    snprintf(name, sizeof name, "train:%" PRId64, r->options->vocab);
+    r->trained = tokenizer_read_json(name, json, bytes, err);
+    free(json);
+    if (r->trained) set_tokenizer(r, r->trained);
+    return r->trained != NULL;
+}
+
+// Takes the unfinished run up where it was, if there is one.
+static bool go_on(Run *r) {
     Error why;
-    bool goes_on = r->state.position.bytes_read > 0;
-    if (goes_on && open_writer(r, &why)) {
-        r->progress.start_bytes = r->state.position.bytes_read;
-        notice(r, "going on with an unfinished run, behind %" PRId64 " of %" PRId64 " bytes (%.1f%%)",
-               r->progress.start_bytes, r->progress.total_bytes,
-               100.0 * (double)r->progress.start_bytes / (double)r->progress.total_bytes);
-        return true;
+    if (r->state.position.bytes_read == 0) return false;
+    if (!open_trained(r, &why) || !open_writer(r, &why)) {
+        notice(r, "cannot go on with the unfinished run: %s; starting over", why.text);
+        return false;
     }
-    if (goes_on) notice(r, "cannot go on with the unfinished run: %s; starting over", why.text);
-    forget_state(r);
-    return corpus_output_clear(&r->output, err) && open_writer(r, err);
+    r->progress.start_bytes = r->state.position.bytes_read;
+    notice(r, "going on with an unfinished run, behind %" PRId64 " of %" PRId64 " bytes (%.1f%%)",
+           r->progress.start_bytes, r->progress.total_bytes,
+           100.0 * (double)r->progress.start_bytes / (double)r->progress.total_bytes);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------- conversion
@@ -120,17 +144,44 @@ static bool begin_or_go_on(Run *r, Error *err) {
 static bool spool_stdin(Run *r, Error *err) {
     if (!r->has_stdin) return true;
     InputStdin *in = &r->job.inputs.standard_input;
-    int64_t bytes, limit = r->options->format == FORMAT_LINES ? STDIN_SPOOL_BYTES : INT64_MAX;
+    int64_t bytes, limit = INT64_MAX;
+    if (r->options->format == FORMAT_LINES && r->tokenizer) limit = STDIN_SPOOL_BYTES;
     if (!corpus_spool_stdin(r->output.spool, limit, in, &bytes, err)) return false;
     r->progress.total_bytes = in->then_fd < 0 ? r->progress.total_bytes + bytes : 0; // 0: nobody knows
     return true;
 }
 
-// Has a side less than a quarter of its share? Only chance can do that, with few documents to draw from.
-static bool is_lopsided(const Run *r) {
-    double train = (double)r->state.counts.side[CORPUS_TRAIN].tokens;
-    double val = (double)r->state.counts.side[CORPUS_VAL].tokens, f = r->options->val_fraction;
-    return !corpus_is_one_sided(f) && (val < (train + val) * f / 4 || train < (train + val) * (1 - f) / 4);
+// Trains the tokenizer, and decides how the corpus is divided.
+static int train(Run *r, Error *err) {
+    const CorpusRunOptions *o = r->options;
+    const VocabularyOptions options = {.inputs = r->job.inputs,
+                                       .field = o->field,
+                                       .val_fraction = o->val_fraction,
+                                       .skip_bad = o->skip_bad,
+                                       .threads = o->threads,
+                                       .vocab = o->vocab,
+                                       .option = "--tokenizer train:",
+                                       .total_bytes = r->progress.total_bytes,
+                                       .on_progress = o->on_progress,
+                                       .user = o->user};
+    CorpusVocabulary v;
+    int status = corpus_vocabulary(&options, &v, err);
+    bad_report_clear(&v.counts.bad);
+    r->trained = v.tokenizer;
+    r->state.cut_all = v.cut_all;
+    if (status != EXIT_OK) return status;
+    set_tokenizer(r, r->trained);
+    return tokenizer_write(r->trained, r->trained_path, err) ? EXIT_OK : EXIT_RUN_FAILED;
+}
+
+static int begin(Run *r, Error *err) {
+    forget_state(r);
+    tokenizer_free(r->trained);
+    r->trained = NULL;
+    set_tokenizer(r, r->options->tokenizer);
+    if (!corpus_output_clear(&r->output, err) || !spool_stdin(r, err)) return EXIT_RUN_FAILED;
+    int status = r->options->tokenizer ? EXIT_OK : train(r, err);
+    return status == EXIT_OK && !open_writer(r, err) ? EXIT_RUN_FAILED : status;
 }
 
 static int convert_once(Run *r, Error *err) {
@@ -140,8 +191,9 @@ static int convert_once(Run *r, Error *err) {
 
 static int convert(Run *r, Error *err) {
     int status = convert_once(r, err);
-    bool can_repeat = r->job.inputs.standard_input.then_fd < 0;
-    if (status == EXIT_OK && !r->state.cut_all && can_repeat && r->state.counts.documents > 0 && is_lopsided(r)) {
+    bool can_repeat = !r->trained && r->job.inputs.standard_input.then_fd < 0;
+    if (status == EXIT_OK && !r->state.cut_all && can_repeat && r->state.counts.documents > 0 &&
+        corpus_is_lopsided(&r->state.counts, r->options->val_fraction)) {
         forget_state(r);
         r->state.cut_all = true;
         corpus_writer_free(r->writer);
@@ -152,32 +204,14 @@ static int convert(Run *r, Error *err) {
     return status;
 }
 
-static bool has_both_sides(const Run *r, Error *err) {
-    const CorpusCounts *c = &r->state.counts;
-    const CorpusCount *train = &c->side[CORPUS_TRAIN], *val = &c->side[CORPUS_VAL];
-    int64_t bad = bad_report_total(&c->bad);
-    if (c->documents == 0 && bad > 0)
-        return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", bad,
-                         c->bad.first[c->bad.earliest]);
-    if (c->documents == 0)
-        return error_set(err, "no text to read: %" PRId64 " binary, %" PRId64 " empty, %" PRId64 " unreadable files",
-                         c->binary, c->empty, c->unreadable);
-    if (!corpus_is_one_sided(r->options->val_fraction) && (train->tokens == 0 || val->tokens == 0))
-        return error_set(err, "%" PRId64 " bytes of text cannot be divided into training and validation; give more",
-                         train->bytes + val->bytes);
-    return true;
-}
-
 // ----------------------------------------------------------------------------------------------------- the final names
 
 static bool write_descriptions(const Run *r, Error *err) {
-    size_t bytes;
-    char *json = tokenizer_to_json(r->options->tokenizer, &bytes, err);
     char *tokenizer = path_join(r->output.staging, "tokenizer.json");
     char *manifest = path_join(r->output.staging, "manifest.json");
-    bool ok = json && file_write_atomic(tokenizer, json, bytes, err) &&
-              corpus_manifest_write(manifest, &r->request, &r->state, err);
-    free(json), free(tokenizer), free(manifest);
+    bool ok =
+        tokenizer_write(r->tokenizer, tokenizer, err) && corpus_manifest_write(manifest, &r->request, &r->state, err);
+    free(tokenizer), free(manifest);
     return ok;
 }
 
@@ -200,7 +234,6 @@ static bool set_up(Run *r, Error *err) {
                                     .format = o->format,
                                     .output = o->output,
                                     .standard_input.then_fd = -1},
-                         .tokenizer = o->tokenizer,
                          .field = o->field,
                          .val_fraction = o->val_fraction,
                          .skip_bad = o->skip_bad,
@@ -214,23 +247,24 @@ static bool set_up(Run *r, Error *err) {
     for (int i = 0; i < o->num_arguments; i++) r->progress.total_bytes += r->summaries[i].bytes;
     r->request = (CorpusRequest){.inputs = &r->job.inputs,
                                  .summaries = r->summaries,
-                                 .tokenizer = o->tokenizer,
+                                 .vocab = o->vocab,
                                  .field = o->field,
                                  .val_fraction = o->val_fraction,
                                  .shard_tokens = o->shard_tokens};
+    set_tokenizer(r, o->tokenizer);
     r->request_json = corpus_request_json(&r->request);
-    return true;
+    return o->tokenizer || (r->cuts = tokenizer_for_cuts(err)) != NULL;
 }
 
 static int run_claimed(Run *r, Error *err) {
     load_journal(r);
     if (r->state.phase == PHASE_ENCODE) {
         if (!r->options->force && !corpus_output_refuse_old(&r->output, err)) return EXIT_BAD_INPUT;
-        if (!begin_or_go_on(r, err) || !spool_stdin(r, err)) return EXIT_RUN_FAILED;
-        r->last_saved = now_seconds();
-        int status = convert(r, err);
+        int status = go_on(r) ? EXIT_OK : begin(r, err);
+        r->last_saved = r->trained ? 0 : now_seconds(); // 0: what was trained is kept from the first block on
+        if (status == EXIT_OK) status = convert(r, err);
         if (status != EXIT_OK) return status;
-        if (!has_both_sides(r, err)) return EXIT_BAD_INPUT;
+        if (!corpus_check_sides(&r->state.counts, r->options->val_fraction, err)) return EXIT_BAD_INPUT;
     }
     return publish(r, err) ? EXIT_OK : EXIT_RUN_FAILED;
 }
@@ -256,12 +290,16 @@ int corpus_run(const CorpusRunOptions *options, CorpusResult *result, Error *err
     Run r = {.options = options, .output.lock = -1};
     *result = (CorpusResult){0};
     int status = EXIT_BAD_INPUT;
-    if (set_up(&r, err) && corpus_output_claim(&r.output, options->output, err)) status = run_claimed(&r, err);
+    if (set_up(&r, err) && corpus_output_claim(&r.output, options->output, err)) {
+        r.trained_path = path_join(r.output.staging, "tokenizer.json");
+        status = run_claimed(&r, err);
+    }
     corpus_writer_free(r.writer); // before the directory may go: closes its shards
     tidy_up(&r, status, err);
     if (status == EXIT_OK) take_result(&r, result);
     forget_state(&r);
     corpus_output_release(&r.output);
+    tokenizer_free(r.trained), tokenizer_free(r.cuts), free(r.trained_path);
     cJSON_Delete(r.request_json);
     free(r.summaries);
     return status;

@@ -9,23 +9,18 @@ extern "C" {
 #endif
 
 typedef struct {
-    int64_t bytes_read, total_bytes; // of the input files as they are; total 0: not known
-    int64_t start_bytes;             // where this run began: behind 0 when it goes on with another one's work
-    int64_t tokens;
-} CorpusProgress;
-
-typedef struct {
     const char *output; // the directory
     char *const *arguments;
     int num_arguments;
     CorpusFormat format;
-    const Tokenizer *tokenizer;
+    const Tokenizer *tokenizer; // NULL: one of `vocab` tokens is trained on what goes to training
+    int64_t vocab;
     const char *field;
     double val_fraction, journal_seconds;
     int64_t shard_tokens;
     int threads;
     bool skip_bad, force;
-    void (*on_progress)(void *user, const CorpusProgress *progress); // after each block
+    void (*on_progress)(void *user, const CorpusProgress *progress); // after each block, and while merging
     void (*on_notice)(void *user, const char *text);                 // goes on with an unfinished run, starts over
     void *user;
 } CorpusRunOptions;

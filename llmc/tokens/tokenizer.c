@@ -11,7 +11,6 @@
 #include <xxhash.h>
 
 enum { LLMC_MAGIC = 20240328 };
-static const size_t MAX_FILE_BYTES = (size_t)64 << 20; // the largest tokenizer.json in use has 33 MB
 
 Tokenizer *tokenizer_bytes(Error *err) {
     Tokenizer *t = vocabulary_new("bytes", err);
@@ -102,7 +101,7 @@ static bool check_head(const char *path, Error *err) {
 static Tokenizer *open_file(const char *path, Error *err) {
     size_t n;
     if (!check_head(path, err)) return NULL;
-    char *text = file_read_all(path, MAX_FILE_BYTES, &n, err);
+    char *text = file_read_all(path, MAX_TOKENIZER_BYTES, &n, err);
     if (!text) return NULL;
     Tokenizer *t = read_file(path, text, n, err);
     free(text);

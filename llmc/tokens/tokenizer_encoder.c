@@ -46,7 +46,7 @@ static inline int64_t encode_piece(Encoder *e, const char *piece, int64_t n, int
     PieceKey key = piece_key(piece, n, readable);
     CacheEntry *set = cache_find_set(e->cache, &key);
     for (int way = 0; way < 2; way++) {
-        if (!cache_entry_is(&set[way], &key)) continue;
+        if (!piece_key_is(&set[way].key, &key)) continue;
         for (int i = 0; i < set[way].count; i++) out[i] = set[way].tokens[i];
         return set[way].count;
     }

@@ -1,4 +1,5 @@
 // Writes a tokenizer as a Hugging Face tokenizer.json: one line per token and merge, the same bytes every time.
+#include "llmc/base/atomic_file.h"
 #include "llmc/tokens/bpe_alphabet.h"
 #include "llmc/tokens/tokenizer_vocabulary.h"
 
@@ -172,4 +173,12 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
     free(text.data);
     error_set(err, "%s: out of memory for its tokenizer.json", t->name);
     return NULL;
+}
+
+bool tokenizer_write(const Tokenizer *t, const char *path, Error *err) {
+    size_t bytes;
+    char *json = tokenizer_to_json(t, &bytes, err);
+    bool ok = json && file_write_atomic(path, json, bytes, err);
+    free(json);
+    return ok;
 }

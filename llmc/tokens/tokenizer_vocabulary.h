@@ -1,11 +1,14 @@
-// What a Tokenizer is made of, for the files tokenizer*.c alone: the tokens, the rules that merge them, and the steps
-// in which a reader of some format builds one. Every step checks what it is given, because it comes from a file.
+// What a Tokenizer is made of, for the files tokenizer*.c and those that train one: the tokens, the rules that merge
+// them, and the steps in which a reader of some format builds one. Every step checks what it is given, because it comes
+// from a file.
 #pragma once
 #include "llmc/tokens/bpe_merge.h"
 #include "llmc/tokens/tokenizer.h"
 
 // Bounds on what a file may claim. The largest vocabulary in use has 262,144 tokens, GPT-2's longest token 128 bytes.
 enum { MAX_TOKENS = 1 << 20, MAX_TOKEN_BYTES = 1024 };
+// The largest tokenizer.json in use has 33 MB; one of MAX_TOKENS, trained on Chinese, may have 90.
+enum { MAX_TOKENIZER_BYTES = 128 << 20 };
 
 #define END_OF_TEXT "<|endoftext|>"
 

@@ -25,6 +25,7 @@ SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve(
 needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),
                                      reason="train_gpt2sim is not built: that takes a CUDA toolkit")
 PREPARE = TRAINER.with_name("prepare") if TRAINER.with_name("prepare").is_file() else ROOT / "data" / "prepare"
+TRAIN_TOKENIZER = PREPARE.with_name("train_tokenizer")
 
 BYTE_VOCAB, BYTE_EOT = 257, 256
 WORDS = "the of and to in that it was for on are with as his they at be this from have or by one had not but".split()

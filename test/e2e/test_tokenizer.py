@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import tokenizer_corpus as corpus
+from conftest import ROOT, TRAIN_TOKENIZER
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "dev" / "bench"))
 import native_tokenizer as native  # noqa: E402
 
@@ -26,7 +26,7 @@ tiktoken = pytest.importorskip("tiktoken", reason="tiktoken is missing: scripts/
 
 MEGABYTES = float(os.environ.get("TOKENIZER_MB", "4"))
 EVERYTHING = MEGABYTES >= 50
-TRAINED_SIZES = [512, 4096, 50257 if EVERYTHING else 10000]  # 50,257 take 10 MB of text and 10 s of training
+TRAINED_SIZES = [512, 4096, 50257 if EVERYTHING else 10000]  # 50,257 take 10 MB of text
 GPT2 = corpus.DATA / "gpt2"
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
@@ -74,14 +74,15 @@ def gpt2(library, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(library, tmp_path_factory):
-    """Vocabularies of data/train_tokenizer.py, by size."""
+    """Vocabularies of data/train_tokenizer, by size."""
     directory, made = tmp_path_factory.mktemp("trained"), {}
     for size in TRAINED_SIZES:
         (directory / str(size)).mkdir()
-        text, path = directory / str(size) / "corpus.txt", directory / f"{size}.json"
-        text.write_text("\n".join(corpus.documents(12 if EVERYTHING else 1 if size <= 4096 else 2)), newline="")
-        subprocess.run([sys.executable, ROOT / "data/train_tokenizer.py", "--quiet", "--vocab-size", str(size), "-o",
-                        path, text], check=True, capture_output=True, timeout=600)
+        text, path = directory / str(size) / "corpus.jsonl", directory / f"{size}.json"
+        texts = corpus.documents(12 if EVERYTHING else 1 if size <= 4096 else 2)
+        text.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        subprocess.run([TRAIN_TOKENIZER, "--vocab-size", str(size), "-o", path, text], check=True, capture_output=True,
+                       timeout=600)
         made[size] = Vocabulary(library, directory / str(size), path)
     return made
 
@@ -313,53 +314,3 @@ def test_the_forms_of_one_vocabulary_have_one_fingerprint_and_one_export(gpt2, l
         assert other.fingerprint == ours.fingerprint == gpt2.ours_by_rank.fingerprint
         assert other.to_json() == ours.to_json() == gpt2.ours_by_rank.to_json()
         assert other.encode("Hello world").tolist() == [15496, 995]
-
-
-# ------------------------------------------------------------------------------------------------------------ training
-
-def run_training(*arguments):
-    return subprocess.run([sys.executable, ROOT / "data/train_tokenizer.py", "--quiet", *map(str, arguments)],
-                          capture_output=True, text=True, timeout=300)
-
-
-def test_training_reads_text_and_jsonl_and_always_makes_the_same_vocabulary(library, tmp_path):
-    choose = random.Random(8)
-    words = ["quick", "brown", "fox"] * 9 + ["".join(choose.choices("aeioulnrst", k=5)) for _ in range(50)]
-    text = [" ".join(choose.choice(words) for _ in range(50)) for _ in range(200)]
-    (tmp_path / "in" / "deep").mkdir(parents=True)
-    (tmp_path / "in" / "a.txt").write_text("\n".join(text[:100]))
-    (tmp_path / "in" / "deep" / "b.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in text[100:]))
-    for name in ("one.json", "two.json"):
-        result = run_training(tmp_path / "in", "--vocab-size", 400, "-o", tmp_path / name)
-        assert result.returncode == 0 and "400 tokens" in result.stdout and "in 2 files" in result.stdout, result
-    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
-    tokenizer = library.open(tmp_path / "one.json")
-    assert (tokenizer.vocab, tokenizer.eot) == (400, 399)
-    assert len(tokenizer.encode(" quick brown fox")) == 3
-
-
-@pytest.mark.parametrize("name, content, arguments, message", [
-    ("a.txt", "too short", [], "gives only"),
-    ("a.txt", "", [], "no text to train on"),
-    ("a.jsonl", '{"text": "x"}\n{"text"', [], "a.jsonl: line 2: not valid JSON"),
-    ("a.jsonl", '{"content": "x"}\n', [], 'line 1: no field "text"; --field'),
-    ("a.jsonl", '{"text": 5}\n', [], '"text" is int, expected a string'),
-    ("a.gz", "x", [], "not a text file; unpack it first"),
-    ("a.txt", "x", ["--vocab-size", "100"], "100 is out of range, expected 257"),
-    ("a.txt", "x", ["-o", "nowhere/t.json"], "no such directory"),
-])
-def test_training_refuses_bad_input_in_one_line(tmp_path, name, content, arguments, message):
-    (tmp_path / name).write_text(content)
-    result = run_training(tmp_path / name, "--vocab-size", 300, "-o", tmp_path / "out.json", *arguments)
-    assert result.returncode == 2 and message in result.stderr, result
-    assert "Traceback" not in result.stderr
-    assert sorted(p.name for p in tmp_path.iterdir()) == [name]
-
-
-def test_training_without_the_package_says_how_to_get_it(tmp_path):
-    script = tmp_path / "data" / "train_tokenizer.py"  # in a repository without .venv
-    script.parent.mkdir()
-    script.write_bytes((ROOT / "data/train_tokenizer.py").read_bytes())
-    result = subprocess.run([sys.executable, "-S", "-I", script, "x.txt", "--vocab-size", "300", "-o", "t.json"],
-                            capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert result.returncode == 2 and "scripts/install_deps.sh data" in result.stderr

@@ -305,7 +305,7 @@ static void places_without_a_tokenizer_are_named(void **state) {
     const char *large = tmpdir_file(&dir, "large");
     write_bytes(large, "{", 1);
     assert_int_equal(truncate(large, (off_t)3 << 30), 0);
-    assert_refused(large, large, "3221225472 bytes, expected at most 67108864");
+    assert_refused(large, large, "3221225472 bytes, expected at most 134217728");
 }
 
 // Whatever the damage: refused with a message, or opened and then able to encode.

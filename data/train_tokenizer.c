@@ -1,0 +1,186 @@
+// data/train_tokenizer: text -> a vocabulary (`data/train_tokenizer --help`). This file is the tool; the work is done
+// by llmc/tokens/corpus_vocabulary.h, which reads what data/prepare reads. Never leaves half a file.
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/clock.h"
+#include "llmc/run/corpus_tool.h"
+#include "llmc/run/format.h"
+#include "llmc/tokens/bpe_trainer.h"
+#include "llmc/tokens/corpus_spool.h"
+#include "llmc/tokens/corpus_vocabulary.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char HELP[] =
+    "usage: data/train_tokenizer --vocab-size N -o tokenizer.json [options] FILE|DIR|-...\n"
+    "\n"
+    "Makes a byte-level BPE vocabulary, as GPT-2 has, of your own text: the 256 bytes, N - 257 merges and "
+    "<|endoftext|>,\n"
+    "in a Hugging Face tokenizer.json. To train on the same text: data/prepare --tokenizer train:N does both, and "
+    "keeps\n"
+    "the validation text out of the vocabulary.\n"
+    "\n"
+    "  -o, --output FILE        the tokenizer.json\n"
+    "      --vocab-size N       tokens in all, 257 to 1048576; a multiple of 128 wastes no row of the model's table\n"
+    "      --format FORMAT      of all inputs: txt, a file is a document; jsonl, a line is one. Default: jsonl for "
+    "names\n"
+    "                           on .jsonl and .ndjson, txt for all others\n"
+    "      --field NAME         which field of the JSON objects holds the text (default text)\n"
+    "      --threads N          that count words (default: all cores); the result does not depend on it\n"
+    "      --skip-bad           count and skip lines that are bad, and compressed files from their damage on\n"
+    "  -h, --help               this text\n"
+    "\n"
+    "What is read, and how, is as for data/prepare: directories, .gz and .zst, - for standard input. The result does "
+    "not\n"
+    "depend on the order of the inputs. A pair of tokens must occur twice to be merged.\n";
+
+typedef struct {
+    CorpusToolOptions tool;
+    const char *output;
+    int64_t vocab;
+    bool help;
+} TrainOptions;
+
+enum { VOCAB_SIZE = 256 };
+
+static bool take_option(TrainOptions *o, int option, Error *err) {
+    switch (option) {
+    case 'o':
+        return o->output = optarg, true;
+    case 'h':
+        return o->help = true;
+    case VOCAB_SIZE:
+        return corpus_tool_parse_int("--vocab-size", optarg, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &o->vocab, err);
+    default:
+        return corpus_tool_take(&o->tool, option, optarg, err);
+    }
+}
+
+static bool parse_options(TrainOptions *o, int argc, char **argv, Error *err) {
+    static const struct option table[] = {{"output", required_argument, NULL, 'o'},
+                                          {"vocab-size", required_argument, NULL, VOCAB_SIZE},
+                                          {"help", no_argument, NULL, 'h'},
+                                          CORPUS_TOOL_OPTIONS,
+                                          {0}};
+    *o = (TrainOptions){.tool = corpus_tool_defaults("train_tokenizer"), .output = ""};
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, ":o:h", table, NULL)) != -1;) {
+        if (c == ':' || c == '?') return corpus_tool_refuse(&o->tool, c, argv[optind - 1], err);
+        if (!take_option(o, c, err)) return false;
+        if (o->help) return true;
+    }
+    if (!*o->output) return error_set(err, "-o FILE is missing: where the tokenizer.json goes");
+    if (o->vocab == 0) return error_set(err, "--vocab-size N is missing: tokens in all, such as 8192");
+    return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err);
+}
+
+// The directory of the output, malloced; NULL if no file can be made there.
+static char *output_directory(const char *path, Error *err) {
+    struct stat st;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        error_set(err, "%s: cannot be written: it is a directory", path);
+        return NULL;
+    }
+    const char *slash = strrchr(path, '/');
+    char *directory = slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
+    REQUIRE_MEMORY(directory, "a path");
+    if (access(directory, W_OK | X_OK) == 0) return directory;
+    error_set(err, "%s: cannot be written: %s: %s", path, directory, strerror(errno));
+    free(directory);
+    return NULL;
+}
+
+// Standard input, which is read from a file: one that has no name, so that nothing stays whatever happens.
+// path: of at least 32 bytes. -1: failed.
+static int spool_stdin(const char *directory, char *path, size_t size, InputStdin *in, int64_t *bytes, Error *err) {
+    char *name = path_join(directory, ".tmp-train_tokenizer-XXXXXX");
+    int fd = mkostemp(name, O_CLOEXEC);
+    if (fd < 0)
+        error_set(err, "%s: cannot write: %s", name, strerror(errno));
+    else
+        unlink(name);
+    free(name);
+    if (fd < 0) return -1;
+    snprintf(path, size, "/proc/self/fd/%d", fd);
+    if (corpus_spool_stdin(path, INT64_MAX, in, bytes, err)) return fd;
+    close(fd);
+    return -1;
+}
+
+static void print_summary(const TrainOptions *o, const CorpusVocabulary *v, double seconds) {
+    char size[32], duration[32];
+    const int64_t bytes = v->counts.side[CORPUS_TRAIN].bytes;
+    printf("%s: %" PRId64 " tokens (<|endoftext|> is %d) from %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n",
+           o->output, tokenizer_vocab(v->tokenizer), (int)tokenizer_eot(v->tokenizer), v->counts.documents,
+           v->counts.documents == 1 ? "" : "s", bytes, format_bytes((double)bytes, size, sizeof size),
+           format_duration(seconds, duration, sizeof duration));
+    corpus_tool_print_skipped(&v->counts);
+}
+
+static int train(const TrainOptions *o, const char *directory, Error *err) {
+    CorpusDisplay display = corpus_display("train_tokenizer");
+    const double start = now_seconds();
+    const CorpusToolOptions *tool = &o->tool;
+    VocabularyOptions options = {.inputs = {.arguments = tool->inputs,
+                                            .count = tool->num_inputs,
+                                            .format = tool->format,
+                                            .standard_input.then_fd = -1},
+                                 .field = tool->field,
+                                 .skip_bad = tool->skip_bad,
+                                 .threads = (int)tool->threads,
+                                 .vocab = o->vocab,
+                                 .option = "--vocab-size ",
+                                 .on_progress = corpus_display_progress,
+                                 .user = &display};
+    InputSummary *summaries = calloc((size_t)tool->num_inputs, sizeof *summaries);
+    REQUIRE_MEMORY(summaries, "the list of inputs");
+    bool ok = inputs_summarize(&options.inputs, summaries, err);
+    bool has_stdin = false;
+    for (int i = 0; i < tool->num_inputs; i++) {
+        options.total_bytes += summaries[i].bytes;
+        has_stdin |= strcmp(tool->inputs[i], "-") == 0;
+    }
+    free(summaries);
+    char spool[32];
+    int spool_fd = -1;
+    int64_t bytes = 0;
+    if (ok && has_stdin)
+        ok = (spool_fd = spool_stdin(directory, spool, sizeof spool, &options.inputs.standard_input, &bytes, err)) >= 0;
+    if (!ok) return EXIT_BAD_INPUT;
+    options.total_bytes += bytes;
+
+    CorpusVocabulary v;
+    int status = corpus_vocabulary(&options, &v, err);
+    corpus_display_clear(&display);
+    if (status == EXIT_OK && !tokenizer_write(v.tokenizer, o->output, err)) status = EXIT_RUN_FAILED;
+    if (status == EXIT_OK) print_summary(o, &v, now_seconds() - start);
+    tokenizer_free(v.tokenizer);
+    bad_report_clear(&v.counts.bad);
+    if (spool_fd >= 0) close(spool_fd);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    TrainOptions options;
+    Error err;
+    int status = EXIT_BAD_INPUT;
+    standard_files_open();
+    if (parse_options(&options, argc, argv, &err)) {
+        if (options.help) {
+            fputs(HELP, stdout);
+            return EXIT_OK;
+        }
+        char *directory = output_directory(options.output, &err);
+        if (directory) status = train(&options, directory, &err);
+        free(directory);
+    }
+    if (status != EXIT_OK) fprintf(stderr, "train_tokenizer: %s\n", err.text);
+    return status;
+}
