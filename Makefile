@@ -192,7 +192,7 @@ test: ## install what is missing, build, run all tests
 	$(if $(NVCC),$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)")
 	@scripts/run_tests.py --jobs $(shell nproc) --pytest test/e2e --pytest test/tools \
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
-		$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN)) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) $(SIM_HARDWARE) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
+		$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN)) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) $(SIM_HARDWARE) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
 NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not tested (make cuda-toolkit fetches one, 75 MB; CUDA=DIR says where one is)
 
@@ -206,7 +206,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' CUDNN_GRAPHS=all scripts/run_tests.py \
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
-		$(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
+		$(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
 OP_TEST_BIN_PLAIN := $(patsubst %.c,build/$(MODE)-none/%,$(wildcard test/ops/test_*.c))
 
