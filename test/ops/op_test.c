@@ -58,12 +58,18 @@ static DeviceOptions options_of_environment(void) {
     return options;
 }
 
+uint64_t op_seed_of_environment(void) {
+    const char *text = getenv("TEST_SEED");
+    const bool random = text && strcmp(text, "random") == 0;
+    const uint64_t seed = random ? (uint64_t)time(NULL) : text ? strtoull(text, NULL, 0) : 1;
+    printf("TEST_SEED=%llu\n", (unsigned long long)seed);
+    return seed;
+}
+
 int op_group_setup(void **state) {
     (void)state;
     Error err;
-    const char *seed = getenv("TEST_SEED");
-    test.seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
-    printf("TEST_SEED=%llu\n", (unsigned long long)test.seed);
+    test.seed = op_seed_of_environment();
     const DeviceOptions options = options_of_environment();
     if (!device_init(&options, &err)) {
         print_error("%s\n", err.text);

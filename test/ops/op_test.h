@@ -2,8 +2,9 @@
 //
 // A test builds OpTensors, calls the op with their .t and the specification with their .v, and compares. Every device
 // tensor stands between guard bytes; outputs and the workspace start as NaN, so that reading what nobody wrote shows;
-// op_end proves that guards and inputs are as they were. Inputs are fresh random numbers from TEST_SEED (default: the
-// clock; printed), rounded to their dtype first, so that op and specification see the same values.
+// op_end proves that guards and inputs are as they were. Inputs are random numbers from TEST_SEED (default 1, so that
+// a run of the tests can be repeated; "random" takes the clock; printed), rounded to their dtype first, so that op and
+// specification see the same values.
 // Nothing here knows a backend: memory and copies go through device.h, dtypes a device lacks are skipped.
 #pragma once
 // cmocka needs these four before its own header.
@@ -92,5 +93,6 @@ __attribute__((noreturn, format(printf, 1, 2))) void op_fail(const char *format,
 uint64_t op_digest(uint64_t digest, OpTensor x);
 
 uint64_t op_seed(void);
-void op_random_restart(void); // the next tensors are those that the program made first
+uint64_t op_seed_of_environment(void); // TEST_SEED, which it prints
+void op_random_restart(void);          // the next tensors are those that the program made first
 void op_restart_device(DeviceOptions options);

@@ -241,9 +241,11 @@ static inline double slack_of(double size) { return 0x1p-22 * size; }
 // few correct digits, and of a single element no limit relative to the sum holds for all seeds.
 static inline void expect_within(OpTensor x, const double *exact, const double *size, double ulps) {
     double *got = op_values(x.t);
-    for (int64_t i = 0; i < tensor_numel(x.t); i++)
-        if (!(fabs(got[i] - exact[i]) <= ulps * ulp_of(exact[i], x.t.dtype) + slack_of(size[i])))
+    for (int64_t i = 0; i < tensor_numel(x.t); i++) {
+        const double slack = slack_of(size[i]), ulp = ulp_of(fabs(exact[i]) + slack, x.t.dtype); // beyond a power of 2
+        if (!(fabs(got[i] - exact[i]) <= ulps * ulp + slack))
             op_fail("%s[%lld] is %.9g, not within %g ulp of %.9g", x.t.name, (long long)i, got[i], ulps, exact[i]);
+    }
     free(got);
 }
 
@@ -275,45 +277,6 @@ static inline void expect_moment(OpTensor x, OpTensor scales, double *exact, con
         expect_nearest8(x, scales, exact, size, is_signed);
     else
         expect_within(x, exact, size, x.t.dtype == DTYPE_BF16 ? 1.0 : 0.5);
-}
-
-// weight + lost against w, and the weight is w rounded to nearest.
-static inline void expect_lost(const Parameter *p, double factor) {
-    const DType dtype = p->spec.dtype;
-    double *weight = op_values(p->weight.t), *lost = op_values(p->lost.t);
-    for (int64_t i = 0; i < p->n; i++) {
-        // lost itself is rounded by half of one of its own ulps at most.
-        const double w = weight[i] + lost[i] * (1.0 - 0x1p-7);
-        if (dtype != DTYPE_FP32 && ref_round(w, dtype) != weight[i])
-            op_fail("%g + %g is not the weight %g", weight[i], lost[i], weight[i]);
-        weight[i] += lost[i];
-    }
-    // lost is half an ulp of the weight at most, and so off by 2^-p of 2^-p of it: 2^-16 / 2 in bf16, 0.4 of it rms.
-    op_expect("weight + lost", op_relative_error(weight, p->w, p->n), factor * op_limit(DTYPE_FP32, p->n));
-    free(weight), free(lost);
-}
-
-// before: the norm of the weights before the update. What is smaller after it was left by a difference, which is as
-// exact as the numbers it was taken of.
-static inline void expect_weight(const Parameter *p, double before) {
-    const double factor = fmax(1.0, before / sqrt(ref_sumsq(p->w, p->n)));
-    const DType dtype = p->spec.dtype;
-    if (p->spec.keep == WEIGHT_AND_LOST) {
-        expect_lost(p, factor);
-    } else if (p->spec.keep == WEIGHT_AND_MASTER) {
-        op_check_scaled(p->master, DTYPE_FP32, factor);
-        double *master = op_values(p->master.t), *weight = op_values(p->weight.t);
-        for (int64_t i = 0; i < p->n; i++)
-            if (weight[i] != ref_round(master[i], dtype)) op_fail("%g is not %g rounded", weight[i], master[i]);
-        free(master), free(weight);
-    } else {
-        // Stochastic rounding is off by up to an ulp instead of half of one, sqrt(2) times the error of nearest.
-        double *weight = op_values(p->weight.t);
-        // A second moment near 0 gives one weight of 257 an update that outweighs all others.
-        const double limit = op_limit_of_values(dtype, p->w, p->n) * (dtype == DTYPE_FP32 ? 1.0 : 1.5);
-        op_expect("weight", op_relative_error(weight, p->w, p->n), factor * limit);
-        free(weight);
-    }
 }
 
 static inline void take_over(double *values, Tensor t) {
@@ -358,6 +321,50 @@ static inline RefUpdate parameter_reference(const Parameter *p) {
                        .rms = p->rms.v};
 }
 
+// How large the terms are that each weight is summed from: the specification with every term of one sign. A weight is
+// off by the roundings of these, however few correct digits terms that cancel leave of it.
+static inline double *weight_sizes(const Parameter *p, UpdateParams params, double grad_factor) {
+    const double *from[] = {p->w, p->grad.v, p->m_values, p->v_values};
+    double *copy[4] = {0};
+    for (int i = 0; i < 4; i++) {
+        if (!from[i]) continue;
+        copy[i] = malloc((size_t)p->n * sizeof **copy);
+        for (int64_t e = 0; e < p->n; e++) copy[i][e] = fabs(from[i][e]) * (i == 1 || i == 2 ? -1.0 : 1.0);
+    }
+    RefUpdate t = parameter_reference(p);
+    t.w = copy[0], t.grad = copy[1], t.m = copy[2], t.v = copy[3], t.weight_decay = -t.weight_decay;
+    ref_optimizer_update(&t, params, grad_factor);
+    free(copy[1]), free(copy[2]), free(copy[3]);
+    return copy[0];
+}
+
+// w, and the weight made of it. AdamW is the longest way to a w: g, two products and a sum for m, as many for v and its
+// g^2, two corrections, a root, eps, a quotient, the decay, the rate and the difference, 16 roundings of at most 2^-24
+// of `size` each, four times slack_of.
+static inline void expect_weight(const Parameter *p, double *size) {
+    const DType dtype = p->spec.dtype;
+    for (int64_t i = 0; i < p->n; i++) size[i] *= 4.0;
+    if (p->spec.keep == WEIGHT_ALONE) {
+        expect_within(p->weight, p->w, size, dtype == DTYPE_FP32 ? 0.5 : 1.0);
+        return;
+    }
+    if (p->spec.keep == WEIGHT_AND_MASTER) expect_within(p->master, p->w, size, 0.5);
+    double *weight = op_values(p->weight.t), *rest = op_values((p->lost.t.data ? p->lost : p->master).t);
+    for (int64_t i = 0; i < p->n; i++) {
+        if (p->spec.keep == WEIGHT_AND_MASTER) {
+            if (weight[i] != ref_round(rest[i], dtype)) op_fail("%g is not %g rounded", weight[i], rest[i]);
+            continue;
+        }
+        // lost was rounded too: by half of one of its own ulps, under 2^-p of itself.
+        const double bound = 0.5 * ulp_of(rest[i], dtype) + slack_of(size[i]), got = weight[i] + rest[i];
+        if (!(fabs(got - p->w[i]) <= bound))
+            op_fail("weight + lost [%lld] is %.9g, not within %.3g of %.9g", (long long)i, got, bound, p->w[i]);
+        if (ref_round(weight[i] + rest[i] * (1.0 - 0x1p-7), dtype) != weight[i])
+            op_fail("%g + %g is not the weight %g", weight[i], rest[i], weight[i]);
+    }
+    free(weight), free(rest);
+}
+
 typedef void (*Specification)(const RefUpdate *t, UpdateParams params, double grad_factor);
 
 // The specification from the values before, and its moments against what stands on the device.
@@ -377,8 +384,9 @@ static inline void expect_moments(Parameter *p, Specification specification, Upd
 
 // After optimizer_update.
 static inline void parameter_expect_update(Parameter *p, UpdateParams params, float grad_factor) {
-    const double before = sqrt(ref_sumsq(p->w, p->n));
+    double *size = weight_sizes(p, params, (double)grad_factor);
     expect_moments(p, ref_optimizer_update, params, grad_factor);
-    expect_weight(p, before);
+    expect_weight(p, size);
+    free(size);
     parameter_read(p);
 }

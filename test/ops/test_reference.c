@@ -9,16 +9,13 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const double step = 1e-5, tolerance = 1e-7;
 static uint64_t seed, stream;
 
 static int choose_seed(void **state) {
     (void)state;
-    const char *text = getenv("TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
-    print_message("TEST_SEED=%llu\n", (unsigned long long)seed);
+    seed = op_seed_of_environment();
     return 0;
 }
 
