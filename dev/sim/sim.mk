@@ -155,11 +155,11 @@ SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/t
 SIM_OTHER_GPUS := $(if $(NVCC),$(foreach a,75 80 120,$(patsubst %,SIM_CC=$(a)@$(SIM_BUILD)/test/%,$(SIM_SHORT) sim/test_ptx_forms)))
 # With numbers as inexact as hardware may give them: in `make test` what rests on approximate instructions and on sums of
 # products, on the plain simulator's sm_90; in SIM_HARDWARE_ALL everything, and the tensor cores of the other GPUs.
-SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@$(SIM_BUILD)/test/%,ops/test_attention ops/test_decode \
-	ops/test_fp8 ops/test_head_loss ops/test_layernorm ops/test_matmul ops/test_small golden/test_golden \
-	sim/test_gemm_plan sim/test_ptx_forms))
-SIM_HARDWARE_ALL := $(sort $(SIM_HARDWARE) $(patsubst %,SIM_NUMERICS=hardware@%,$(filter %/ops/% %/golden/%,$(SIM_TEST_BIN))) \
-	$(patsubst %,SIM_NUMERICS=hardware@%,$(SIM_OTHER_GPUS)))
+SIM_HARDWARE_SHORT := $(addprefix ops/test_,attention decode fp8 head_loss layernorm matmul small) golden/test_golden \
+	sim/test_gemm_plan sim/test_ptx_forms
+SIM_HARDWARE     := $(if $(NVCC),$(SIM_HARDWARE_SHORT:%=SIM_NUMERICS=hardware@$(SIM_BUILD)/test/%))
+SIM_HARDWARE_ALL := $(sort $(SIM_HARDWARE) $(patsubst %,SIM_NUMERICS=hardware@%,$(SIM_OTHER_GPUS) \
+	$(filter $(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/%,$(SIM_TEST_BIN))))
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
