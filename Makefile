@@ -218,7 +218,7 @@ test-rest: # make looks for clang anew: it may have come just now
 	@$(RUN_TESTS) --mark slow \
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(filter-out $(QUICK_TEST_BIN),$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
-		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
+		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_planner_fit ops/test_random_shapes)
 QUICK_TEST_BIN := $(filter-out $(SLOW_TESTS),$(sort $(TEST_BIN)))
@@ -237,7 +237,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' CUDNN_GRAPHS=all scripts/run_tests.py \
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
-		$(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_MSAN_BIN)
+		$(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
 OP_TEST_BIN_PLAIN := $(patsubst %.c,build/$(MODE)-none/%,$(wildcard test/ops/test_*.c))
 

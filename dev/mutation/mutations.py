@@ -74,6 +74,9 @@ MEMORY = dict(file="dev/sim/memory.cpp")
 IN_FAULTS = dict(**FAULTS, unit="build/nvcc-90/test/sim/faults.cpp")
 GEMM = dict(test="sim/test_gemm_plan", file="llmc/cuda/gemm_plan.c")
 ATTENTION = dict(test="sim/test_attention_choice", file="llmc/cuda/attention.c")
+STEP = dict(**TSAN, test="sim/test_step", file="llmc/model/gpt2.c",
+            env="OMP_NUM_THREADS=1 TEST_FILTER=a_step_makes_no_synchronising_call")
+OFFLOAD = dict(**TSAN, test="ops/test_offload", file="llmc/train/offload.c")
 
 MUTATIONS = [
     # ------------------------------------------------------------------------------------ fragments of matrix products
@@ -247,4 +250,19 @@ MUTATIONS = [
          old="(worst <= TOLERANCE ||", new="(worst <= 1e30 * TOLERANCE ||"),
     Host("tf32_turing", "the speed of fp32 is measured in TF32 on Turing", test="sim/test_fp8_matmul",
          file="llmc/cuda/device_speed.c", old=" && cuda_backend.compute_capability >= 80;", new=";"),
+    # -------------------------------------------------------------------------------- waits between streams, seen by TSan
+    Host("wait_uploaded", "the host overwrites a batch that may not be copied yet", **STEP,
+         old="    if (model->copy_in_flight) device_event_wait(model->copied);\n", new=""),
+    Host("wait_unpacked", "a batch is copied over one that may not be unpacked yet", **STEP,
+         old="    device_stream_wait(STREAM_COPY, model->unpacked);\n", new=""),
+    Host("wait_copied", "a batch is unpacked before it is copied", **STEP,
+         old="    device_stream_wait(STREAM_COMPUTE, model->copied);\n", new=""),
+    Host("wait_back", "states come in over those that may not be back on the host", **OFFLOAD,
+         old="    device_stream_wait(STREAM_COPY, part->back);\n", new=""),
+    Host("wait_in", "states are updated before they have come in", **OFFLOAD,
+         old="    device_stream_wait(STREAM_COMPUTE, o->parts[c % OFFLOAD_PARTS].in);\n", new=""),
+    Host("wait_updated", "states go back before they are updated", **OFFLOAD,
+         old="    device_stream_wait(STREAM_COPY_BACK, part->updated);\n", new=""),
+    Host("rule_streams", "the kernels of all streams share threads", **FAULTS, **TSAN, fault="kernels_of_two_streams",
+         file="dev/sim/block.cpp", old="        if (threads.stream == stream) b->tsan", new="        b->tsan"),
 ]

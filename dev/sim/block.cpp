@@ -68,7 +68,7 @@ static int tsan_fiber_of(const Block *b, int thread) {
 static inline void set_current(Block *b, int thread) {
     b->current = thread;
     threadIdx = b->thread_index[thread];
-    tsan_switch(b->tsan_fiber[tsan_fiber_of(b, thread)]);
+    if (b->tsan) tsan_switch(b->tsan->fiber[tsan_fiber_of(b, thread)]);
 }
 static inline void wake(Block *b, int warp, unsigned lanes) {
     b->warp[warp].ready |= lanes;
@@ -104,7 +104,7 @@ static void run_threads();
 // The stacks lie behind one another, each above a page that must not be touched.
 static Fiber *make_fiber(Block *b, int index) {
     char *guard = b->memory + SHARED_ARENA + (size_t)index * (STACK_BYTES + GUARD_BYTES);
-    if (index >= MAX_THREADS || mprotect(guard, GUARD_BYTES, PROT_NONE)) fatal("no memory for the stack of a thread");
+    if (index >= MAX_STACKS || mprotect(guard, GUARD_BYTES, PROT_NONE)) fatal("no memory for the stack of a thread");
     Fiber *fiber = new Fiber;
     fiber->stack = guard + GUARD_BYTES;
     fiber->stack_bytes = STACK_BYTES;
@@ -113,7 +113,7 @@ static Fiber *make_fiber(Block *b, int index) {
 }
 static Fiber *take_fiber(Block *b, int thread) {
     if (!OWN_STACKS) return b->idle_fibers > 0 ? b->idle[--b->idle_fibers] : make_fiber(b, b->fibers++);
-    Fiber **own = &b->own_stack[tsan_fiber_of(b, thread)];
+    Fiber **own = &b->tsan->own_stack[tsan_fiber_of(b, thread)];
     if (!*own) *own = make_fiber(b, b->fibers++);
     return *own;
 }
@@ -204,7 +204,7 @@ static void run_threads() {
         Fiber *to = next < 0 ? &b->caller : fiber_to_run(b, next);
         give_back_fiber(b, self);
         if (next < 0) {
-            tsan_switch(b->tsan_caller);
+            if (b->tsan) tsan_switch(b->tsan->stream);
         } else {
             b->counts.switches++;
             set_current(b, next);
@@ -286,7 +286,7 @@ static __thread Block *own_block;
 
 Block *block_of_this_thread() {
     if (own_block) return own_block;
-    const size_t bytes = SHARED_ARENA + MAX_THREADS * (STACK_BYTES + GUARD_BYTES);
+    const size_t bytes = SHARED_ARENA + (size_t)MAX_STACKS * (STACK_BYTES + GUARD_BYTES);
     Block *b = (Block *)calloc(1, sizeof(Block));
     char *memory =
         (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -297,28 +297,34 @@ Block *block_of_this_thread() {
     return own_block = b;
 }
 
-// What the host did before the launch is visible to all threads, what they do is visible to the host afterwards.
+// What the stream did before the launch is visible to all threads, what they do is visible to the stream afterwards.
 static void tsan_begin_grid(Block *b) {
-    if (!b->tsan_caller) b->tsan_caller = tsan_current_fiber();
-    if (!b->tsan_caller) return;
-    tsan_release(&b->sync_launch);
+    void *stream = tsan_current_fiber();
+    if (!stream) return;
+    b->tsan = nullptr;
+    for (TsanThreads &threads : b->tsan_threads)
+        if (threads.stream == stream) b->tsan = &threads;
+    if (!b->tsan) b->tsan = &b->tsan_threads[b->tsan_next++ % TSAN_STREAMS];
+    b->tsan->stream = stream;
+    tsan_release(&b->tsan->launch);
     const int wanted = 2 * b->threads < MIN_TSAN_FIBERS ? (int)MIN_TSAN_FIBERS : 2 * b->threads;
     b->tsan_fibers = wanted < MAX_THREADS ? wanted : (int)MAX_THREADS;
     b->tsan_first = 0;
     for (int i = 0; i < b->tsan_fibers; i++) {
-        if (!b->tsan_fiber[i]) b->tsan_fiber[i] = tsan_new_fiber();
-        tsan_switch(b->tsan_fiber[i]);
-        tsan_acquire(&b->sync_launch);
+        if (!b->tsan->fiber[i]) b->tsan->fiber[i] = tsan_new_fiber();
+        tsan_switch(b->tsan->fiber[i]);
+        tsan_acquire(&b->tsan->launch);
     }
-    tsan_switch(b->tsan_caller);
+    tsan_switch(stream);
 }
 static void tsan_end_grid(Block *b) {
+    if (!b->tsan) return;
     for (int i = 0; i < b->tsan_fibers; i++) {
-        tsan_switch(b->tsan_fiber[i]);
-        tsan_release(&b->sync_end);
+        tsan_switch(b->tsan->fiber[i]);
+        tsan_release(&b->tsan->end);
     }
-    tsan_switch(b->tsan_caller);
-    tsan_acquire(&b->sync_end);
+    tsan_switch(b->tsan->stream);
+    tsan_acquire(&b->tsan->end);
 }
 
 // Shared memory: static variables, then the dynamic part. What it holds when a block begins is not known: 0xFF is NaN

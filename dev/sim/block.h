@@ -21,7 +21,8 @@ constexpr bool OWN_STACKS = true;
 #else
 constexpr bool OWN_STACKS = false;
 #endif
-enum { MIN_TSAN_FIBERS = 64 };
+// Kernels of different streams share none either, as long as no more than TSAN_STREAMS have any.
+enum { MIN_TSAN_FIBERS = 64, TSAN_STREAMS = 4, MAX_STACKS = OWN_STACKS ? TSAN_STREAMS * MAX_THREADS : MAX_THREADS };
 
 // A meeting of lanes in a warp operation. A warp holds 32 of them, keyed by the lowest lane of the mask, so that
 // disjoint groups of lanes may meet at the same time.
@@ -58,6 +59,15 @@ struct alignas(8) SyncPoints {
     char barrier[2], meeting[MAX_WARPS][WARP_LANES][2];
 };
 
+// What ThreadSanitizer takes for the threads of a stream's kernels, and three addresses that stand for what happened
+// before a launch, in a grid, and before the fences of its kernels.
+struct TsanThreads {
+    void *stream; // its fiber
+    void *fiber[MAX_THREADS];
+    Fiber *own_stack[MAX_THREADS];
+    char launch, end, published;
+};
+
 struct Counts {
     uint64_t blocks, threads, switches, warp_ops, barriers;
 };
@@ -76,7 +86,6 @@ struct Block {
     Fiber caller;              // the OS thread's own stack
     Fiber *idle[MAX_THREADS + 1];
     int idle_fibers, fibers;
-    Fiber *own_stack[MAX_THREADS]; // by TSan's fiber, with OWN_STACKS
 
     const Launch *launch;  // null while no kernel runs
     uint64_t random;       // state of the generator of this block
@@ -88,11 +97,10 @@ struct Block {
 
     // What ThreadSanitizer knows of the order of things, and its view of the threads.
     SyncPoints *sync; // at the end of the shared memory
-    char sync_launch, sync_end;
     // Thread t is fiber (tsan_first + t) % tsan_fibers of it. tsan_first is another one in every block: if the threads
     // 0 of all blocks were one fiber, races between them would not show.
-    void *tsan_caller, *tsan_fiber[MAX_THREADS];
-    int tsan_fibers, tsan_first;
+    TsanThreads tsan_threads[TSAN_STREAMS], *tsan; // tsan: those of the stream that runs
+    int tsan_fibers, tsan_first, tsan_next;
 };
 
 extern __thread Block *running_block; // null on the host side

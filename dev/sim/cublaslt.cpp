@@ -8,6 +8,7 @@
 // whose contents do not survive; no search under capture; for fp8 what check_fp8 of cublaslt_problem.cpp lists.
 #include "dev/sim/cublaslt_problem.h"
 #include "dev/sim/gemm.h"
+#include "dev/sim/sanitizers.h"
 #include <string.h>
 
 SimCublasLtCounts sim_cublaslt_counts;
@@ -37,11 +38,33 @@ struct Job {
     bool unrepeatable;
 };
 
+// Columns of an operand, told to ThreadSanitizer; written: D and what goes with it.
+void see(const sim::GemmMatrix &x, int64_t rows, int64_t columns, bool written) {
+    for (int64_t j = 0; j < columns; j++) {
+        char *column = static_cast<char *>(x.data) + j * x.ld * sim::width(x.type);
+        if (written)
+            sim::tsan_writes(column, rows * sim::width(x.type));
+        else
+            sim::tsan_reads(column, rows * sim::width(x.type));
+    }
+}
+void see_operands(const sim::Gemm &g) {
+    see(g.a, g.a.transposed ? g.k : g.m, g.a.transposed ? g.m : g.k, false);
+    see(g.b, g.b.transposed ? g.n : g.k, g.b.transposed ? g.k : g.n, false);
+    if (g.beta != 0.0f) see(g.c, g.m, g.n, false);
+    if (g.epilogue == CUBLASLT_EPILOGUE_BIAS || g.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+        see(g.bias, g.m, 1, false);
+    if (g.epilogue == CUBLASLT_EPILOGUE_BGRADB) see(g.bias, g.n, 1, true);
+    if (g.aux.data) see(g.aux, g.m, g.n, g.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
+    see(g.d, g.m, g.n, true);
+}
+
 void run(void *argument) {
     static bool other_order;
     sim::Gemm gemm = static_cast<Job *>(argument)->gemm;
     const Job &job = *static_cast<Job *>(argument);
     if (job.workspace_bytes > 0) memset(job.workspace, 0xff, job.workspace_bytes);
+    see_operands(gemm);
     if (job.unrepeatable) gemm.other_order = other_order = !other_order;
     sim::gemm_run(gemm);
 }

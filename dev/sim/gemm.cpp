@@ -108,6 +108,7 @@ __attribute__((no_sanitize("address", "undefined", "thread"))) static void add_g
                                                                                       const float *a, const float *b,
                                                                                       int64_t from, int64_t to,
                                                                                       int64_t count, int kept) {
+    const uint64_t mask = ~(uint64_t)0 << (53 - kept);
     Wide sum[COLUMNS][2];
     memcpy(sum, sums, sizeof sum);
     for (int64_t end = to; end > from; end -= count) {
@@ -120,7 +121,7 @@ __attribute__((no_sanitize("address", "undefined", "thread"))) static void add_g
         }
         for (int j = 0; j < COLUMNS; j++)
             for (int i = 0; i < 2; i++)
-                sum[j][i] = kept ? (Wide)((WideBits)sum[j][i] & ~0ull << (53 - kept))
+                sum[j][i] = kept ? (Wide)((WideBits)sum[j][i] & mask)
                                  : __builtin_convertvector(__builtin_convertvector(sum[j][i], Vector), Wide);
     }
     memcpy(sums, sum, sizeof sum);

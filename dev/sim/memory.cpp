@@ -199,6 +199,7 @@ static cudaError_t check_copy(const char *call, void *dst, const void *src, size
 
 // What comes from the host may have been written by code that is not instrumented: it counts as initialised.
 static void copy_bytes(void *dst, const void *src, size_t bytes, bool from_host) {
+    tsan_reads(src, bytes), tsan_writes(dst, bytes);
     quiet_copy(dst, src, bytes);
     if (from_host) msan_initialised(dst, bytes);
 }
@@ -228,6 +229,7 @@ static cudaError_t copy_async(void *dst, const void *src, size_t bytes, cudaMemc
     if (staged) { // the source is read during the call
         void *copy = malloc(bytes);
         if (!copy) return set_error(cudaErrorMemoryAllocation);
+        tsan_reads(src, bytes);
         quiet_copy(copy, src, bytes);
         if (cudaError_t error = stream_enqueue(stream, "staged copy", [=] {
                 copy_bytes(dst, copy, bytes, true);
@@ -244,7 +246,10 @@ static cudaError_t set_async(const char *call, void *dst, int value, size_t byte
     if (bytes == 0) return cudaSuccess;
     if (memory_kind(dst, bytes) == PAGEABLE)
         return set_error(cudaErrorInvalidValue, "%s: range is not the device's", call);
-    return stream_enqueue(stream, "memset", [=] { quiet_fill(dst, value, bytes); });
+    return stream_enqueue(stream, "memset", [=] {
+        tsan_writes(dst, bytes);
+        quiet_fill(dst, value, bytes);
+    });
 }
 } // namespace sim
 

@@ -135,17 +135,16 @@ bool bar_and(bool p, int line, const char *file) { return sim::block_op(p, sim::
 bool bar_or(bool p, int line, const char *file) { return sim::block_op(p, sim::BLOCK_OR, line, file); }
 
 #ifdef SIM_TSAN
-static char published;
 // By thread: the number of the block in which it had a fence, and no atomic operation since.
 static __thread uint64_t fenced[sim::MAX_THREADS];
 static uint64_t number_of_block() { return sim::running_block->counts.blocks + 1; }
 void fence() {
-    sim::tsan_acquire(&published);
+    sim::tsan_acquire(&sim::running_block->tsan->published);
     fenced[sim::running_block->current] = number_of_block();
 }
 void publish() {
     uint64_t *mine = &fenced[sim::running_block->current];
-    if (*mine == number_of_block()) sim::tsan_release(&published);
+    if (*mine == number_of_block()) sim::tsan_release(&sim::running_block->tsan->published);
     *mine = 0;
 }
 #else

@@ -30,6 +30,8 @@ extern "C" {
 void *__tsan_get_current_fiber();
 void *__tsan_create_fiber(unsigned flags);
 void __tsan_switch_to_fiber(void *fiber, unsigned flags);
+void __tsan_read_range(void *address, unsigned long bytes);
+void __tsan_write_range(void *address, unsigned long bytes);
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
 void __tsan_java_init(unsigned long begin, unsigned long size);
@@ -89,6 +91,19 @@ inline void tsan_release(char *sync) {
     __tsan_release(sync);
 #endif
 }
+// What a library or a copy reads or writes, as an access of the stream that it runs in.
+inline void tsan_reads(const void *p, size_t bytes) {
+    (void)p, (void)bytes;
+#ifdef SIM_TSAN
+    __tsan_read_range(const_cast<void *>(p), bytes);
+#endif
+}
+inline void tsan_writes(void *p, size_t bytes) {
+    (void)p, (void)bytes;
+#ifdef SIM_TSAN
+    __tsan_write_range(p, bytes);
+#endif
+}
 // Memory that from now on belongs to another CUDA thread or block: TSan forgets its past. The calls for the heap of a
 // Java machine are the ones that do this.
 inline void tsan_heap(void *p, size_t bytes) {
@@ -105,8 +120,8 @@ inline void tsan_forget(void *p, size_t bytes) {
 #endif
 }
 
-// memset and memcpy that ThreadSanitizer does not see. It would count them as accesses, which takes longer than a test
-// where it is tens of MB; and what they do is ordered with kernels anyway, by the launch.
+// memset and memcpy that ThreadSanitizer does not see by itself: fresh memory is nobody's access, and copies say whose
+// they are.
 inline void quiet_fill(void *p, int value, size_t bytes) {
 #ifdef SIM_TSAN
     for (size_t i = 0; i < bytes; i++) ((volatile char *)p)[i] = (char)value;

@@ -176,7 +176,9 @@ SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter $(SIM_BUILD)/t
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
-SIM_TSAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/tsan-sim/test/%))
+# Also what several streams do. An OpenMP that is not instrumented looks like a race where it has several threads.
+SIM_TSAN_BIN  := $(if $(NVCC),$(SIM_SHORT:%=build/tsan-sim/test/%) build/tsan-sim/test/ops/test_offload)
+SIM_TSAN_STEP := $(if $(NVCC),OMP_NUM_THREADS=1@TEST_FILTER=a_step_makes_no_synchronising_call@build/tsan-sim/test/sim/test_step)
 SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
 SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
@@ -185,7 +187,7 @@ sim-test-programs: $(SIM_TEST_BIN) $(SIM_BUILD)/dev/bench/bench_ops sim-faults
 sim-quick-programs: $(SIM_QUICK_BIN)
 sim-sanitize-programs:
 	$(MAKE) --no-print-directory -s MODE=sanitize $(SIM_ASAN_BIN)
-	$(MAKE) --no-print-directory -s MODE=tsan $(SIM_TSAN_BIN)
+	$(MAKE) --no-print-directory -s MODE=tsan $(SIM_TSAN_BIN) $(lastword $(subst @, ,$(SIM_TSAN_STEP)))
 	$(if $(SIM_MSAN_BIN),$(MAKE) --no-print-directory -s MODE=msan $(SIM_MSAN_BIN))
 sim-faults:
 	$(foreach f,$(SIM_FAULTS),$(MAKE) --no-print-directory -s MODE=$(patsubst build/%-sim/test/sim/faults,%,$f) $f &&) true

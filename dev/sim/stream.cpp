@@ -1,12 +1,17 @@
 // Streams and events. An operation runs at once, or with SIM_STREAMS=lazy as late as the API allows: when the host
 // waits for it, or when something that is waited for needs it. What an eager run hides (a missing event between two
 // streams, a result read too early) shows in a lazy one.
+// For ThreadSanitizer each stream is a thread. It is ordered with others by nothing but what CUDA promises: an
+// operation comes after what the host did before it was enqueued; events, legacy stream and synchronisation do the
+// rest.
 #include "dev/sim/stream.h"
+#include "dev/sim/sanitizers.h"
 #include "dev/sim/sim_control.h"
 
 #include <algorithm>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 namespace sim {
 static CUstream_st legacy_stream;
@@ -21,15 +26,64 @@ CUstream_st *stream_of(cudaStream_t handle) {
 
 static bool lazy = setting("SIM_STREAMS") && strcmp(setting("SIM_STREAMS"), "lazy") == 0;
 
-static void run_next(CUstream_st *stream) {
-    const Operation operation = stream->waiting.front();
-    stream->waiting.pop_front();
+static void run_operation(const Operation &operation) {
     if (!sticky_error()) {
         memory_open();
         operation.run(operation.argument); // may run other streams, up to events that this one waits for
         memory_close();
     }
     operation.destroy(operation.argument);
+}
+
+#ifdef SIM_TSAN
+static CUstream_st *entered; // the one that begins to run on its stack
+static void run_on_own_stack() {
+    CUstream_st *stream = entered;
+    for (;;) {
+        tsan_acquire(stream->tsan_before.front().get());
+        stream->tsan_before.pop_front();
+        run_operation(*stream->running);
+        tsan_release(&stream->tsan_after);
+        tsan_switch(stream->tsan_caller);
+        fiber_switch(&stream->stack, &stream->caller);
+    }
+}
+static void *fiber_of(CUstream_st *stream) {
+    if (stream->tsan_fiber) return stream->tsan_fiber;
+    stream->stack.stack_bytes = 1 << 20;
+    stream->stack.stack = (char *)mmap(nullptr, stream->stack.stack_bytes, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stream->stack.stack == MAP_FAILED) fatal("no memory for the stack of a stream");
+    fiber_prepare(&stream->stack, run_on_own_stack, 0);
+    return stream->tsan_fiber = tsan_new_fiber();
+}
+static void run_as_thread(CUstream_st *stream, const Operation &operation) {
+    void *fiber = fiber_of(stream);
+    entered = stream;
+    stream->running = &operation;
+    stream->tsan_caller = tsan_current_fiber();
+    tsan_switch(fiber);
+    fiber_switch(&stream->caller, &stream->stack);
+}
+// What the stream does next comes after what `sync` stands for.
+static void comes_after(CUstream_st *stream, char *sync) {
+    void *caller = tsan_current_fiber();
+    tsan_switch(fiber_of(stream));
+    tsan_acquire(sync);
+    tsan_switch(caller);
+}
+#else
+static void run_as_thread(CUstream_st *stream, const Operation &operation) {
+    stream->tsan_before.pop_front();
+    run_operation(operation);
+}
+static void comes_after(CUstream_st *, char *) {}
+#endif
+
+static void run_next(CUstream_st *stream) {
+    const Operation operation = stream->waiting.front();
+    stream->waiting.pop_front();
+    run_as_thread(stream, operation);
     stream->done++;
 }
 static void drain(CUstream_st *stream, uint64_t position) {
@@ -37,16 +91,19 @@ static void drain(CUstream_st *stream, uint64_t position) {
 }
 static void drain(CUstream_st *stream) { drain(stream, stream->queued); }
 void streams_drain_all() {
-    for (CUstream_st *stream : streams()) drain(stream);
+    for (CUstream_st *stream : streams()) {
+        drain(stream);
+        tsan_acquire(&stream->tsan_after);
+    }
 }
 
 // The legacy stream and blocking streams wait for each other.
 static void respect_legacy(CUstream_st *stream) {
-    if (stream == &legacy_stream) {
-        for (CUstream_st *other : streams())
-            if (other->blocking) drain(other);
-    } else if (stream->blocking) {
-        drain(&legacy_stream);
+    for (CUstream_st *other : streams()) {
+        if (other == stream || !other->blocking || !stream->blocking) continue;
+        if (other != &legacy_stream && stream != &legacy_stream) continue;
+        drain(other);
+        comes_after(stream, &other->tsan_after);
     }
 }
 
@@ -54,6 +111,9 @@ bool stream_is_captured(cudaStream_t stream) { return stream_of(stream)->capture
 
 bool stream_runs_at_once(cudaStream_t stream) {
     const CUstream_st *s = stream_of(stream);
+#ifdef SIM_TSAN
+    return false; // what the host has on its stack it may change
+#endif
     return !lazy && !s->capture && s->waiting.empty();
 }
 
@@ -72,6 +132,8 @@ cudaError_t stream_enqueue(cudaStream_t handle, const Operation &operation) {
     respect_legacy(stream);
     stream->waiting.push_back(operation);
     stream->queued++;
+    stream->tsan_before.push_back(std::make_unique<char>());
+    tsan_release(stream->tsan_before.back().get());
     if (!lazy) drain(stream);
     return cudaSuccess;
 }
@@ -117,8 +179,12 @@ static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned
     }
     respect_legacy(stream);
     if (!stream->capture) event_follows(event, stream);
-    const cudaError_t error =
-        stream_enqueue(handle, "cudaEventRecord", [=] { event->time = std::chrono::steady_clock::now(); });
+    // One that is recorded at every replay speaks for the last one.
+    const std::shared_ptr<char> sync = event->tsan_sync = std::make_shared<char>();
+    const cudaError_t error = stream_enqueue(handle, "cudaEventRecord", [=] {
+        event->time = std::chrono::steady_clock::now();
+        tsan_release((external ? event->tsan_sync : sync).get());
+    });
     if (stream->capture) stream->capture->nodes.back()->event = event;
     return error;
 }
@@ -134,7 +200,10 @@ static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned f
     if (stream->capture && flags != cudaEventWaitExternal)
         return capture_break(stream->capture.get(), cudaErrorStreamCaptureIsolation,
                              "cudaStreamWaitEvent for an event recorded outside");
-    return stream_enqueue(handle, "cudaStreamWaitEvent", [=] { drain(source, position); });
+    return stream_enqueue(handle, "cudaStreamWaitEvent", [source, position, sync = event->tsan_sync] {
+        drain(source, position);
+        tsan_acquire(sync.get());
+    });
 }
 } // namespace sim
 
@@ -180,6 +249,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     step_waits("cudaStreamSynchronize", stream, stream->queued);
     respect_legacy(stream);
     drain(stream);
+    tsan_acquire(&stream->tsan_after);
     return sticky_error();
 }
 // Not ready means: one more operation has run meanwhile. So who polls gets there.
@@ -188,6 +258,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     if (stream->capture)
         return capture_break(stream->capture.get(), cudaErrorStreamCaptureUnsupported,
                              "cudaStreamQuery of a captured stream");
+    if (stream->done == stream->queued) tsan_acquire(&stream->tsan_after);
     if (stream->done == stream->queued || sticky_error()) return sticky_error();
     run_next(stream);
     return cudaErrorNotReady;
@@ -229,10 +300,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     expect_refusal_seen("cudaEventSynchronize");
     step_waits("cudaEventSynchronize", event->stream, event->position);
     drain(event->stream, event->position);
+    tsan_acquire(event->tsan_sync.get());
     return sticky_error();
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->capture) return captured_event("cudaEventQuery of a captured event", event);
+    if (event->recorded && event->stream->done >= event->position) tsan_acquire(event->tsan_sync.get());
     if (!event->recorded || event->stream->done >= event->position || sticky_error()) return sticky_error();
     run_next(event->stream);
     return cudaErrorNotReady;

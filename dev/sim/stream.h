@@ -1,5 +1,6 @@
 // Streams, events and captures: what stream.cpp and graph.cpp share. Internal to the simulator.
 #pragma once
+#include "dev/sim/fiber.h"
 #include "dev/sim/runtime.h"
 #include <chrono>
 #include <deque>
@@ -42,6 +43,14 @@ struct CUstream_st {
     bool destroyed = false;
     std::shared_ptr<sim::Capture> capture; // null unless it is being captured
     std::vector<size_t> last;              // then: the nodes that the next one comes after
+
+    // ThreadSanitizer takes a stream for a thread, with a stack of its own. Addresses stand for what the host did
+    // before it enqueued an operation, one for each that waits, and for what the operations did.
+    void *tsan_fiber = nullptr, *tsan_caller = nullptr;
+    sim::Fiber stack, caller;
+    const sim::Operation *running = nullptr;
+    std::deque<std::unique_ptr<char>> tsan_before;
+    char tsan_after = 0;
 };
 
 struct CUevent_st {
@@ -51,6 +60,7 @@ struct CUevent_st {
     std::chrono::steady_clock::time_point time;
     std::shared_ptr<sim::Capture> capture; // when the last record was captured
     std::vector<size_t> last;              // then: the nodes it stands behind
+    std::shared_ptr<char> tsan_sync;       // its address stands for what came before the last record
 };
 
 namespace sim {

@@ -422,6 +422,28 @@ template <bool WRONG> static void missing_event() {
     expect(out[0], 5.0f);
 }
 
+// The same between kernels, behind one that both streams wait for.
+template <bool WRONG> static void kernels_of_two_streams() {
+    float *p = device_floats(N);
+    cudaStream_t streams[2] = {new_stream(), new_stream()};
+    cudaEvent_t event;
+    require(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    for (int i = 0; i < 4; i++) {
+        fill_kernel<<<1, N, 0, streams[i % 2]>>>(p, 5.0f);
+        if (WRONG && i == 2) continue;
+        require(cudaEventRecord(event, streams[i % 2]));
+        require(cudaStreamWaitEvent(streams[1 - i % 2], event, 0));
+    }
+}
+// A copy may still have to read what is overwritten behind it: here by a copy of the host.
+template <bool WRONG> static void source_changed() {
+    float *p = device_floats(N), *in = pinned_floats(N), *other = pinned_floats(N);
+    cudaStream_t stream = new_stream();
+    require(cudaMemcpyAsync(p, in, N * sizeof(float), cudaMemcpyHostToDevice, stream));
+    if (!WRONG) require(cudaStreamSynchronize(stream));
+    require(cudaMemcpy(in, other, N * sizeof(float), cudaMemcpyHostToHost));
+}
+
 template <bool WRONG> static void missing_wait() {
     float *p = device_floats(N), *out = pinned_floats(N);
     cudaStream_t stream = new_stream();
@@ -598,6 +620,7 @@ static const struct {
     FAULT(host_pointer),
     FAULT(host_touches_device),
     FAULT(inactive_source),
+    FAULT(kernels_of_two_streams),
     FAULT(late_fence),
     FAULT(launch_bounds),
     FAULT(ldmatrix_as_barrier),
@@ -619,6 +642,7 @@ static const struct {
     FAULT(shared_without_asking),
     FAULT(shuffle_as_barrier),
     FAULT(shuffle_mask),
+    FAULT(source_changed),
     FAULT(static_shared),
     FAULT(too_many_threads),
     FAULT(too_much_shared),

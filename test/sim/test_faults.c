@@ -90,6 +90,10 @@ static const Case cases[] = {
     {"uninitialised_global", "release", "", "wrong result: 0 instead of 1", ON_HOST},
     // ThreadSanitizer
     {"missing_barrier", "tsan", "", "data race", IN_KERNEL},
+    {"missing_event", "tsan", "", "data race", ON_HOST},
+    {"kernels_of_two_streams", "tsan", "", "data race", IN_KERNEL},
+    {"copy_beside_stream", "tsan", "", "data race", ON_HOST},
+    {"source_changed", "tsan", "", "data race", ON_HOST},
     {"missing_fence", "tsan", "", "data race", IN_KERNEL},
     {"late_fence", "tsan", "", "data race", IN_KERNEL},
     {"shuffle_as_barrier", "tsan", "", "data race", IN_KERNEL},
