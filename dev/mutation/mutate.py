@@ -1,24 +1,31 @@
 #!/usr/bin/env python3
 """Plants mistakes in the kernels, their host side and the simulator, one at a time, and shows which test catches each.
 
-    dev/mutation/mutate.py [--list] [NAME...]
+    dev/mutation/mutate.py [--list] [--readme] [NAME...]
 
 The mistakes are listed in mutations.py. A mutant is built in build/mutation/NAME/ with the commands that make would run,
-on other paths; the working tree is never edited. Every test must first pass without a mistake. Exit status 1: a mistake
-was not caught, or the text to be edited was not found.
+on other paths; the working tree is never edited. Every test must first pass without a mistake, and ends at the first
+case that fails with one. Results are kept: what was stopped goes on, and a mistake is planted again when it, the file it
+is in or its test is another. Exit status 1: a mistake was not caught, or the text to be edited was not found.
 """
 import argparse
 import glob
+import hashlib
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import threading
 import time
 
 from mutations import ALL, MUTATIONS, Host, Ptx
 
 SECONDS = 900  # that a test may run
+RESULTS = "build/mutation/results.json"
+README = "dev/mutation/README.md"
+HEADER = "| mutation | what | test | caught by | how |\n| --- | --- | --- | --- | --- |\n"
 
 
 def fail(message):
@@ -26,15 +33,26 @@ def fail(message):
 
 
 def run(command, env=""):
-    """-> exit status, stdout and stderr together"""
+    """-> exit status, stdout and stderr together, up to the first failed test case"""
     settings = dict(os.environ, TEST_SEED="1", SIM_TIMEOUT="60", TSAN_OPTIONS="halt_on_error=1 atexit_sleep_ms=0")
     settings.update(setting.split("=", 1) for setting in env.split())
     settings.pop("MAKEFLAGS", None)  # of the make that runs this
-    try:
-        p = subprocess.run(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
-    except subprocess.TimeoutExpired as x:
-        return 124, (x.stdout or b"").decode(errors="replace")
-    return p.returncode, p.stdout.decode(errors="replace")
+    p = subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    timer = threading.Timer(SECONDS, p.kill)
+    timer.start()
+    lines = []
+    for line in p.stdout:
+        lines.append(line.decode(errors="replace"))
+        if lines[-1].startswith("[  FAILED  ] "):
+            p.kill()
+    timer.cancel()
+    return p.wait(), "".join(lines)
+
+
+def run_test(m, test):
+    env = " ".join([m.env] + ["TEST_FILTER=" + m.only] * bool(m.only))
+    fault = getattr(m, "fault", "")
+    return run([test] + [fault, "wrong"] * bool(fault), env)
 
 
 def program(m):
@@ -165,7 +183,7 @@ def build(m):
             text = open("llmc/cuda/" + file).read()
             with open(f"{here}/llmc/cuda/{file}", "w") as out:
                 out.write(edited_source(m, text) if file == m.file else text)
-        code = m.gencode or f"-gencode arch=compute_{m.arch},code=sm_{m.arch}"
+        code = m.gencode or f"-gencode arch=compute_{m.arch},code=compute_{m.arch}"
         flags = re.sub(r" -gencode \S+| --keep-dir \S+| -MMD| -MP| -[co] \S+", "", shlex.join(c.nvcc))
         tool(m, "nvcc", shlex.split(flags.replace(" -I.", f" -I{here} -I. {code}")) +
              ["--keep-dir", os.path.dirname(base), "-c", base + ".cu", "-o", base + ".o"])
@@ -173,7 +191,9 @@ def build(m):
             os.replace(found, ptx)
         objects.append(base + ".o")
     tool(m, "translate.py", [sys.executable, "dev/sim/translate.py", base + ".cpp", ptx])
-    tool(m, "g++", c.compile[:-4] + ["-c", base + ".cpp", "-o", objects[0]])
+    # Without optimisation, which takes longer than the tests that it makes faster.
+    compile = ["-O0" if x == "-O1" and m.mode == "release" else x for x in c.compile[:-4]]
+    tool(m, "g++", compile + ["-c", base + ".cpp", "-o", objects[0]])
     return linked(m, c.link, c.object, objects)
 
 
@@ -206,11 +226,25 @@ def planted(m):
     return found[1] if found else fail(f"{m.name}: test_faults.c has no {m.fault} under {m.mode}")
 
 
-def row(m):
-    began = time.monotonic()
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
+def digest(m):
+    """Of what the result depends on, as far as this is about a single mistake."""
+    cuda = getattr(m, "module", "") and [f"llmc/cuda/{m.module}.cu"]
+    file = getattr(m, "file", "") and [m.file if isinstance(m, Host) else "llmc/cuda/" + m.file]
+    tests = glob.glob(f"test/{m.test}.c*") + glob.glob("test/ops/*.h") * m.test.startswith("ops/")
+    text = repr(m) + "".join(read(path) for path in sorted({*(cuda or []), *(file or []), *tests}))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def result(m):
+    """-> what the table says, and whether the mistake was caught"""
     fault = getattr(m, "fault", "")
     try:
-        status, text = run([build(m)] + [fault, "wrong"] * bool(fault), m.env)
+        status, text = run_test(m, build(m))
         with open(f"build/mutation/{m.name}/output", "w") as out:
             out.write(text)
         case, how = verdict(status, text)
@@ -220,17 +254,75 @@ def row(m):
     except Refused as x:
         case, how = "the build", str(x)
     where = " ".join([m.test, m.mode, m.env]) if case != "the build" else ""
+    return dict(where=where.strip(), case=case, how=how)
+
+
+def line_of(m, r):
+    case, how = r["case"], r["how"]
     if case is None:
-        case, how = "-", "not caught: " + m.unseen if m.unseen else "NOT CAUGHT"
-    print(f"| {m.name} | {m.what} | {where.strip()} | {case} | {how} |", flush=True)
-    print(f"  {m.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    return case != "-" or bool(m.unseen)
+        case, how = "-", "equivalent: " + m.same if m.same else "not caught: " + m.unseen if m.unseen else "NOT CAUGHT"
+    return f"| {m.name} | {m.what} | {r['where']} | {case} | {how} |"
+
+
+def clean(m):
+    """Only what was printed is of interest later."""
+    here = f"build/mutation/{m.name}"
+    for name in os.listdir(here) if os.path.isdir(here) else []:
+        if name != "output":
+            subprocess.run(["rm", "-rf", f"{here}/{name}"], check=True)
+
+
+def check_unchanged(m, passed):
+    """The test without the mistake."""
+    make(m)
+    key = (m.test, m.mode, m.env, m.only)
+    if key in passed or getattr(m, "fault", ""):
+        return
+    status, text = run_test(m, program(m))
+    if status or (m.only and "[       OK ]" not in text):
+        fail(f"{program(m)} {m.env} {m.only} fails without any mistake:\n{text}")
+    passed.add(key)
+
+
+def plant(chosen, results):
+    """The results of all, of which those in `results` are known. -> what could not be planted"""
+    passed, failed = set(), []
+    for m in chosen:
+        began = time.monotonic()
+        try:
+            if results.get(m.name, {}).get("digest") != digest(m):
+                check_unchanged(m, passed)
+                results[m.name] = dict(result(m), digest=digest(m))
+                clean(m)
+                with open(RESULTS + ".new", "w") as f:
+                    json.dump(results, f, indent=1)
+                os.replace(RESULTS + ".new", RESULTS)
+                print(f"  {m.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+            print(line_of(m, results[m.name]), flush=True)
+        except SystemExit as x:
+            results.pop(m.name, None)
+            failed.append(m.name)
+            print(x, file=sys.stderr)
+    return failed
+
+
+def write_readme(results):
+    lines = [line_of(m, results[m.name]) for m in MUTATIONS]
+    same = sum(bool(m.same) for m in MUTATIONS)
+    caught = sum(results[m.name]["case"] is not None for m in MUTATIONS)
+    count = len(MUTATIONS) - same
+    text = read(README)
+    with open(README, "w") as out:
+        out.write(text[:text.index("Caught: ")] + f"Caught: {caught} of {count}, {100 * caught / count:.1f}%"
+                  f"{f'; {same} more that no program could tell apart' if same else ''} (`make mutation`).\n\n" +
+                  HEADER + "\n".join(lines) + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="of mutations; default: all")
     parser.add_argument("--list", action="store_true", help="print the names and what they are")
+    parser.add_argument("--readme", action="store_true", help="put the table and the score into the README")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - {m.name for m in MUTATIONS}
     if unknown:
@@ -238,13 +330,15 @@ def main():
     chosen = [m for m in MUTATIONS if not arguments.names or m.name in arguments.names]
     if arguments.list:
         return [print(f"{m.name:26} {m.what}") for m in chosen] and 0
-    for m in {(m.test, m.mode, m.env): m for m in chosen}.values():
-        make(m)
-        status, text = run([program(m)], m.env) if not getattr(m, "fault", "") else (0, "")
-        if status:
-            fail(f"{program(m)} {m.env} fails without any mistake:\n{text}")
-    print("| mutation | what | test | caught by | how |\n| --- | --- | --- | --- | --- |", flush=True)
-    survivors = [m.name for m in chosen if not row(m)]
+    os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
+    results = json.loads(read(RESULTS)) if os.path.exists(RESULTS) else {}
+    print(HEADER, end="", flush=True)
+    failed = plant(chosen, results)
+    if failed:
+        fail("not planted: " + " ".join(failed))
+    if arguments.readme:
+        write_readme(results)
+    survivors = [m.name for m in chosen if results[m.name]["case"] is None and not m.unseen and not m.same]
     if survivors:
         fail("not caught: " + " ".join(survivors))
 

@@ -5,7 +5,7 @@
 // The rules it enforces: sizes of attributes; layouts that fit the operation; types that go together; one layout for C
 // and D; bias and aux of D's type, aux with a leading dimension that is a multiple of 8 and at 16 bytes; pointers as
 // aligned as the search was promised, with all of the operand behind them; a workspace as large as the algorithm needs,
-// whose contents do not survive; no search under capture; for fp8 what check_fp8 of cublaslt_problem.cpp lists.
+// which no operand lies in; no search under capture; for fp8 what check_fp8 of cublaslt_problem.cpp lists.
 #include "dev/sim/cublaslt_problem.h"
 #include "dev/sim/gemm.h"
 #include "dev/sim/sanitizers.h"
@@ -253,7 +253,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     if (workspace_bytes < needed || (needed > 0 && (!workspace || !is_aligned(workspace, 256))))
         return INVALID("workspace %p of %zu bytes, the algorithm needs %lu", workspace, workspace_bytes, needed);
     const void *const pointers[4] = {a, b, c, d};
-    status = check_operands(p, algorithm, pointers);
+    status = check_operands(p, algorithm, pointers, workspace, workspace_bytes);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)p.op->epilogue;
     const bool split = splits_of(algorithm.which) > 1;

@@ -162,15 +162,22 @@ Algorithm unpack(const cublasLtMatmulAlgo_t *algo) {
     return x;
 }
 
-static cublasStatus_t check_memory(const char *what, const void *p, int64_t elements, int32_t type,
-                                   uint32_t alignment) {
+struct Workspace {
+    const char *begin, *end;
+};
+static cublasStatus_t check_memory(const char *what, const void *p, int64_t elements, int32_t type, uint32_t alignment,
+                                   Workspace w) {
+    const char *begin = (const char *)p, *end = begin + elements * width(type);
     if (memory_kind(p, elements * width(type)) != DEVICE)
         return INVALID("%s: %p is not device memory for %ld elements", what, p, elements);
     if (!is_aligned(p, alignment)) return INVALID("%s = %p is less aligned than at the search: %u", what, p, alignment);
+    if (begin < w.end && w.begin < end) return INVALID("%s lies in the workspace", what);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, const void *const pointers[4]) {
+cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, const void *const pointers[4],
+                              const void *workspace, uint64_t workspace_bytes) {
+    const Workspace w = {(const char *)workspace, (const char *)workspace + workspace_bytes};
     static const char *const names[] = {"A", "B", "C", "D"};
     const Layout *all[] = {p.a, p.b, p.c, p.d};
     const uint32_t e = p.op->epilogue, alignment = algorithm.which == SIM_ALGORITHM_SCALAR ? 2 : 16;
@@ -178,15 +185,15 @@ cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, cons
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++) {
         const int64_t elements = (all[i]->cols - 1) * all[i]->ld + all[i]->rows;
-        status = check_memory(names[i], pointers[i], elements, all[i]->type, algorithm.alignment[i]);
+        status = check_memory(names[i], pointers[i], elements, all[i]->type, algorithm.alignment[i], w);
     }
     if (status == CUBLAS_STATUS_SUCCESS && (has_bias(e) || is_gradient))
-        status = check_memory("bias", p.op->bias, is_gradient ? p.n : p.m, p.d->type, alignment);
+        status = check_memory("bias", p.op->bias, is_gradient ? p.n : p.m, p.d->type, alignment, w);
     const float *const scales[] = {p.op->scale_a, p.op->scale_b};
     for (int i = 0; i < 2 && status == CUBLAS_STATUS_SUCCESS; i++)
-        if (scales[i]) status = check_memory(i ? "scale of B" : "scale of A", scales[i], 1, CUDA_R_32F, 4);
+        if (scales[i]) status = check_memory(i ? "scale of B" : "scale of A", scales[i], 1, CUDA_R_32F, 4, w);
     if (status == CUBLAS_STATUS_SUCCESS && has_aux(e))
-        status = check_memory("aux", p.op->aux, (p.n - 1) * p.op->aux_ld + p.m, p.d->type, alignment);
+        status = check_memory("aux", p.op->aux, (p.n - 1) * p.op->aux_ld + p.m, p.d->type, alignment, w);
     return status;
 }
 

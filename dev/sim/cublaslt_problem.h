@@ -70,7 +70,8 @@ inline bool is_aligned(const void *p, size_t bytes) { return (uintptr_t)p % byte
 cublasStatus_t make_problem(Problem *p, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                             cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d);
 // The same for the memory behind the operands A, B, C, D and behind bias and aux.
-cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, const void *const pointers[4]);
+cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, const void *const pointers[4],
+                              const void *workspace, uint64_t workspace_bytes);
 
 Algorithm unpack(const cublasLtMatmulAlgo_t *algo);
 int splits_of(SimAlgorithm which);                                            // parts of k

@@ -162,10 +162,7 @@ static cudaError_t release(const char *call, void *p, MemoryKind kind) {
     if (!a || a->begin != p || a->kind != kind)
         return set_error(cudaErrorInvalidValue, "%s: %p was not allocated this way", call, p);
     if (kind == DEVICE) device_bytes -= device_room(a->bytes);
-    forbidden.erase(
-        std::remove_if(forbidden.begin(), forbidden.end(),
-                       [=](const Allocation &f) { return f.begin >= a->begin && f.begin < a->begin + a->bytes; }),
-        forbidden.end());
+    sim_allow(a->begin, a->bytes);
     if (kind == DEVICE && is_protected())
         madvise(p, a->bytes, MADV_DONTNEED);
     else
@@ -260,6 +257,13 @@ void sim_forbid(void *begin, uint64_t bytes) {
     const Allocation *a = find(begin, bytes);
     if (!a) fatal("sim_forbid: these bytes are in no allocation, or forbidden already");
     forbidden.push_back({(char *)begin, bytes, a->kind});
+    memory_changes++;
+}
+void sim_allow(void *begin, uint64_t bytes) {
+    const char *low = (const char *)begin, *high = low + bytes;
+    forbidden.erase(std::remove_if(forbidden.begin(), forbidden.end(),
+                                   [=](const Allocation &f) { return f.begin >= low && f.begin < high; }),
+                    forbidden.end());
     memory_changes++;
 }
 

@@ -85,6 +85,10 @@ $(SIM_BUILD)/train_gpt2sim: $(BUILD)/train_gpt2.o $(BUILD)/test/sim/plan_apart.o
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
 
+# An op that overruns its part of the workspace: test/sim/scratch_apart.c.
+$(SIM_SHORT:%=$(SIM_BUILD)/test/%) $(SIM_BUILD)/test/ops/test_random_shapes: LDFLAGS += -Wl,--wrap=cuda_scratch
+$(SIM_SHORT:%=$(SIM_BUILD)/test/%) $(SIM_BUILD)/test/ops/test_random_shapes: $(BUILD)/test/sim/scratch_apart.o
+
 $(SIM_BUILD)/test/%: $(BUILD)/test/%.o $(SIM_KERNEL_OBJ) $(REF_LIB) $(SIM_LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@

@@ -14,6 +14,8 @@ extern "C" {
 #pragma weak sim_step_violations
 #pragma weak sim_kernel
 #pragma weak sim_forbid
+#pragma weak sim_allow
+#pragma weak sim_set_clock
 
 // The order in which the blocks of a grid and the threads of a block run from now on. Correct kernels give the same
 // bits in all of them. Blocks then run on one OS thread: the same order gives the same run. SIM_SCHED=fwd|rev|rand:N
@@ -34,8 +36,12 @@ int sim_step_violations(void);
 // What cudaLaunchKernel takes for the kernel of this (mangled) name; null when the program has none.
 const void *sim_kernel(const char *name);
 
-// From now on nothing may touch these bytes of an allocation, until that is freed.
+// From now on nothing may touch these bytes of an allocation, until that is freed, or these bytes are allowed again.
 void sim_forbid(void *begin, uint64_t bytes);
+void sim_allow(void *begin, uint64_t bytes); // all that was forbidden in them
+
+// From now on events take the time from this clock, which stands still; a negative number: from that of the machine.
+void sim_set_clock(double milliseconds);
 
 #ifdef __cplusplus
 }

@@ -168,6 +168,12 @@ void event_follows(CUevent_st *event, CUstream_st *stream) {
     event->capture = nullptr;
 }
 
+static double clock_set = -1.0; // sim_set_clock
+static double clock_milliseconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return clock_set < 0.0 ? std::chrono::duration<double, std::milli>(now).count() : clock_set;
+}
+
 static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
     CUstream_st *stream = stream_of(handle);
     const bool external = flags == cudaEventRecordExternal;
@@ -182,7 +188,7 @@ static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned
     // One that is recorded at every replay speaks for the last one.
     const std::shared_ptr<char> sync = event->tsan_sync = std::make_shared<char>();
     const cudaError_t error = stream_enqueue(handle, "cudaEventRecord", [=] {
-        event->time = std::chrono::steady_clock::now();
+        event->milliseconds = clock_milliseconds();
         tsan_release((external ? event->tsan_sync : sync).get());
     });
     if (stream->capture) stream->capture->nodes.back()->event = event;
@@ -222,6 +228,7 @@ void sim_step_mark(void) {
 }
 void sim_step_unmark(void) { marked = false; }
 int sim_step_violations(void) { return violations; }
+void sim_set_clock(double milliseconds) { clock_set = milliseconds; }
 
 // ------------------------------------------------------------------------------------------------------------ streams
 
@@ -261,7 +268,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     if (stream->done == stream->queued) tsan_acquire(&stream->tsan_after);
     if (stream->done == stream->queued || sticky_error()) return sticky_error();
     run_next(stream);
-    return cudaErrorNotReady;
+    return set_error(cudaErrorNotReady);
 }
 cudaError_t cudaDeviceSynchronize(void) {
     if (cudaError_t error = capture_forbids("cudaDeviceSynchronize")) return error;
@@ -308,7 +315,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->recorded && event->stream->done >= event->position) tsan_acquire(event->tsan_sync.get());
     if (!event->recorded || event->stream->done >= event->position || sticky_error()) return sticky_error();
     run_next(event->stream);
-    return cudaErrorNotReady;
+    return set_error(cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t stop) {
     if (cudaError_t error = sticky_error()) return error;
@@ -317,7 +324,7 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
         if (!event->recorded || !event->keeps_time) return set_error(cudaErrorInvalidResourceHandle);
         if (event->stream->done < event->position) return set_error(cudaErrorNotReady);
     }
-    *milliseconds = std::chrono::duration<float, std::milli>(stop->time - start->time).count();
+    *milliseconds = (float)(stop->milliseconds - start->milliseconds);
     return cudaSuccess;
 }
 }

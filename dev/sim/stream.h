@@ -57,7 +57,7 @@ struct CUevent_st {
     CUstream_st *stream = nullptr; // of the last record outside captures
     uint64_t position = 0;         // the number of that record in its stream
     bool keeps_time = true, recorded = false;
-    std::chrono::steady_clock::time_point time;
+    double milliseconds = 0.0;             // of the clock
     std::shared_ptr<sim::Capture> capture; // when the last record was captured
     std::vector<size_t> last;              // then: the nodes it stands behind
     std::shared_ptr<char> tsan_sync;       // its address stands for what came before the last record

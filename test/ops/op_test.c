@@ -25,6 +25,7 @@ static struct {
     Entry entries[MAX_ENTRIES];
     double *scratch[MAX_SCRATCH];
     int num_entries, num_scratch;
+    int64_t offset; // op_begin_tensors_at
     char label[256];
 } test;
 
@@ -98,6 +99,7 @@ static void release(void) {
     }
     for (int i = 0; i < test.num_scratch; i++) free(test.scratch[i]);
     test.num_entries = test.num_scratch = 0;
+    test.offset = 0;
     test.label[0] = 0;
 }
 
@@ -178,7 +180,7 @@ static Entry *entry_make(DType dtype, const char *name, OpDims dims, bool may_ch
     size_t bytes = tensor_bytes(t), total = bytes + 2 * GUARD_BYTES;
     Entry *e = &test.entries[test.num_entries++];
     *e = (Entry){.x.t = t, .may_change = may_change};
-    e->block = device_alloc(total, &err);
+    e->block = device_alloc(total + (size_t)test.offset, &err);
     e->bytes = host_alloc(total, &err);
     if (!e->block || !e->bytes) op_fail("%s", err.text);
     uint16_t guard[GUARD_BYTES / 2];
@@ -186,10 +188,10 @@ static Entry *entry_make(DType dtype, const char *name, OpDims dims, bool may_ch
     memcpy(e->bytes, guard, GUARD_BYTES);
     memset((char *)e->bytes + GUARD_BYTES, 0xFF, bytes);
     memcpy((char *)e->bytes + GUARD_BYTES + bytes, guard, GUARD_BYTES);
-    device_copy_to_device(e->block, e->bytes, total, STREAM_COMPUTE);
+    e->x.t.data = e->block + test.offset + GUARD_BYTES;
+    device_copy_to_device(e->block + test.offset, e->bytes, total, STREAM_COMPUTE);
     device_sync();
     memset(e->bytes, 0xFF, bytes);
-    e->x.t.data = e->block + GUARD_BYTES;
     if (t.dtype != DTYPE_U8) e->x.v = calloc((size_t)tensor_numel(t) + 1, sizeof(double)); // bytes have no values
     return e;
 }
@@ -277,17 +279,21 @@ void op_begin(OpsShape shape, const char *format, ...) {
     va_start(args, format);
     vsnprintf(test.label, sizeof test.label, format, args);
     va_end(args);
-    int64_t bytes = ops_workspace_bytes(shape);
+    int64_t bytes = ops_workspace_bytes(shape), offset = test.offset;
+    test.offset = 0; // the workspace is aligned
     if (bytes > 0) ops_set_workspace(entry_make(DTYPE_U8, "workspace", DIMS(bytes), true)->x.t.data, bytes);
+    test.offset = offset;
 }
+
+void op_begin_tensors_at(int64_t bytes) { test.offset = bytes; }
 
 static void check_guards(const Entry *e) {
     uint16_t expected[GUARD_BYTES / 2], guard[GUARD_BYTES / 2];
-    size_t bytes = tensor_bytes(e->x.t);
+    const char *data = e->x.t.data;
     fill_guard(expected);
-    read_device(guard, e->block, GUARD_BYTES);
+    read_device(guard, data - GUARD_BYTES, GUARD_BYTES);
     if (memcmp(guard, expected, GUARD_BYTES) != 0) op_fail("bytes before %s were written", e->x.t.name);
-    read_device(guard, e->block + GUARD_BYTES + bytes, GUARD_BYTES);
+    read_device(guard, data + tensor_bytes(e->x.t), GUARD_BYTES);
     if (memcmp(guard, expected, GUARD_BYTES) != 0) op_fail("bytes after %s were written", e->x.t.name);
 }
 

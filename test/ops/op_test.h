@@ -47,6 +47,9 @@ int op_teardown(void **state);       // frees what a failed test left behind
 // The description (printf) stands in front of every failure of the case.
 void op_begin(OpsShape shape, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void op_end(void);
+// The tensors of the next case begin this many bytes behind a multiple of 256, as slices of others do: 8 is what the
+// accesses of 16 bytes cannot take.
+void op_begin_tensors_at(int64_t bytes);
 
 OpTensor op_input(DType dtype, const char *name, OpDims dims, double scale); // N(0, scale^2); must not change
 OpTensor op_inout(DType dtype, const char *name, OpDims dims, double scale); // the same, may change

@@ -51,19 +51,20 @@ static void check_cache(OpTensor cache) {
             op_fail("cache element %lld is %g, not %g", (long long)i, got[i], cache.v[i]);
 }
 
+static void store_case(const struct Case *c, DType dtype) {
+    const int64_t first = c->position / 3, n = c->position + 1 - first;
+    begin(c, dtype, "kv_cache_store");
+    OpTensor cache = partly_filled_cache(c, dtype, "cache", first, 1.0);
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, n, 3 * c->C), 1.0);
+    kv_cache_store(cache.t, qkv.t, first);
+    ref_kv_cache_store(cache.v, qkv.v, c->B, n, c->C, c->NH, c->maxT, first);
+    check_cache(cache);
+    op_end();
+}
+
 static void prompts_are_stored_where_they_belong_and_nothing_else_changes(void **state) {
     DType dtype = op_dtype(state);
-    for (int i = 0; i < NUM_CASES; i++) {
-        const struct Case *c = &cases[i];
-        const int64_t first = c->position / 3, n = c->position + 1 - first;
-        begin(c, dtype, "kv_cache_store");
-        OpTensor cache = partly_filled_cache(c, dtype, "cache", first, 1.0);
-        OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, n, 3 * c->C), 1.0);
-        kv_cache_store(cache.t, qkv.t, first);
-        ref_kv_cache_store(cache.v, qkv.v, c->B, n, c->C, c->NH, c->maxT, first);
-        check_cache(cache);
-        op_end();
-    }
+    for (int i = 0; i < NUM_CASES; i++) store_case(&cases[i], dtype);
 }
 
 // slack: see large_scores_do_not_overflow.
@@ -88,6 +89,25 @@ static void attention_decode_matches(void **state) {
 static void large_scores_do_not_overflow(void **state) {
     decode_case(&cases[5], op_dtype(state), 5.0, 2.0);
     decode_case(&cases[7], op_dtype(state), 5.0, 2.0);
+}
+
+// Equal scores of 152, whose exponentials no float can hold, in five chunks: the average of the values. The terms of
+// that are exact, and 300 of them are added.
+static void chunks_of_large_equal_scores_are_averaged(void **state) {
+    const struct Case *c = &cases[7];
+    const DType dtype = op_dtype(state);
+    begin(c, dtype, "attention_decode of equal scores");
+    OpTensor cache = partly_filled_cache(c, dtype, "cache", c->position, 1.0);
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, 3 * c->C), 1.0);
+    for (int64_t i = 0; i < c->C * c->maxT; i++) // the keys of one sequence
+        if (!isnan(cache.v[i])) cache.v[i] = 4.75;
+    for (int64_t i = 0; i < 2 * c->C; i++) qkv.v[i] = i < c->C ? 4.0 : 4.75;
+    op_upload(&cache), op_upload(&qkv);
+    OpTensor position = position_tensor(c->position), out = op_output(dtype, "out", DIMS(c->B, c->C));
+    attention_decode(out.t, cache.t, qkv.t, position.t);
+    ref_attention_decode(out.v, cache.v, qkv.v, c->B, c->C, c->NH, c->maxT, c->position);
+    op_check(out, dtype);
+    op_end();
 }
 
 // One query after the other is what attention_forward computes at once. Both round the result once, 16-bit
@@ -151,11 +171,23 @@ static void a_sequence_has_the_same_bits_alone_beside_others_and_in_a_longer_cac
     op_end();
 }
 
+static void slices_of_tensors_match(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 4; i < 7; i++) {
+        op_begin_tensors_at(8);
+        store_case(&cases[i], dtype);
+        op_begin_tensors_at(8);
+        decode_case(&cases[i], dtype, 1.0, 1.0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         OP_TEST(prompts_are_stored_where_they_belong_and_nothing_else_changes),
         OP_TEST(attention_decode_matches),
+        OP_TEST(slices_of_tensors_match),
         OP_TEST(large_scores_do_not_overflow),
+        OP_TEST(chunks_of_large_equal_scores_are_averaged),
         OP_TEST(decoding_token_by_token_is_causal_attention),
         OP_TEST(a_sequence_has_the_same_bits_alone_beside_others_and_in_a_longer_cache),
     };

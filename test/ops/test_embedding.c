@@ -26,6 +26,16 @@ static void embedding_backward_matches(void **state) {
     }
 }
 
+static void slices_of_tensors_match(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 1; i < 4; i++) {
+        op_begin_tensors_at(8);
+        embedding_forward_case(&cases[i], dtype);
+        op_begin_tensors_at(8);
+        embedding_backward_case(&cases[i], dtype, i == 2 ? DTYPE_FP32 : dtype, i % 2);
+    }
+}
+
 // Tokens cross as u16, or as i32 for vocabularies beyond 65,536; both are values up to the largest.
 static void unpack_case(DType from) {
     enum { B = 3, T = 13 };
@@ -59,6 +69,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         OP_TEST(embedding_forward_matches),
         OP_TEST(embedding_backward_matches),
+        OP_TEST(slices_of_tensors_match),
         cmocka_unit_test_teardown(batch_unpack_shifts_the_targets_by_one, op_teardown),
     };
     return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);

@@ -21,6 +21,8 @@ static void gradient_add_gives_the_bits_of_the_specification(void **state) {
     const DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 7, 130, 4099, 70001};
     for (int i = 0; i < 5; i++) gradient_add_case(dtype, sizes[i], i, i == 4 ? 0x80000001u : (uint32_t)(3 * i));
+    op_begin_tensors_at(8);
+    gradient_add_case(dtype, sizes[3], 3, 9);
 }
 
 // fp32 values around every power of two of a wide range, exact ones and ones beyond the largest of the dtype.
@@ -35,8 +37,16 @@ static void every_size_of_number_is_rounded_to_a_neighbour(void **state) {
         src.v[e] = ldexp(e % 5 == 0 ? copysign(1.0, src.v[e]) : src.v[e], exponent);
         if (fabs(src.v[e]) > 0x1.FFFFFEp127) src.v[e] = copysign(0x1.FFFFFEp127, src.v[e]);
     }
-    src.v[0] = 0.0, src.v[1] = (double)INFINITY, src.v[2] = -(double)INFINITY, src.v[3] = (double)NAN;
+    // NaN as a GPU computes it, as poison, and with few bits: added to, its bits would be those of a number.
+    static const uint32_t nans[] = {0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001};
+    enum { NANS = sizeof nans / sizeof *nans };
+    src.v[0] = 0.0, src.v[1] = (double)INFINITY, src.v[2] = -(double)INFINITY;
+    for (int i = 3; i < 3 + 8 * NANS; i++) src.v[i] = (double)NAN;
     op_upload(&src);
+    float values[N];
+    op_read(values, src.t);
+    for (int i = 0; i < 8 * NANS; i++) memcpy(&values[3 + i], &nans[i % NANS], sizeof *nans);
+    op_write(src.t, values);
     gradient_add(dst.t, src.t, false, op_seed(), 5, control_at(9));
     ref_gradient_add(dst.v, src.v, N, false, dtype, op_seed(), 5, 9);
     op_check_values(dst);

@@ -61,6 +61,16 @@ static void head_loss_forward_and_backward_give_the_same_losses(void **state) {
     for (int i = 0; i < NUM_LARGE; i++) same_losses(&large[i], dtype);
 }
 
+static void slices_of_tensors_match(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 1; i < 4; i++) {
+        op_begin_tensors_at(8);
+        head_loss_forward_case(&cases[i], dtype, 1.0);
+        op_begin_tensors_at(8);
+        head_loss_backward_case(&cases[i], dtype, DTYPE_FP32, i % 2, 16.0f);
+    }
+}
+
 static void sequence_losses_matches(void **state) {
     (void)state;
     static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {2, 200}, {5, 1030}};
@@ -88,6 +98,7 @@ int main(void) {
         OP_TEST(head_loss_backward_matches),
         OP_TEST(head_loss_of_large_vocabularies_matches),
         OP_TEST(head_loss_forward_and_backward_give_the_same_losses),
+        OP_TEST(slices_of_tensors_match),
         cmocka_unit_test_teardown(sequence_losses_matches, op_teardown),
     };
     return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);

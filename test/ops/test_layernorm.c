@@ -3,10 +3,11 @@
 
 // N C: one row; rows that are no multiple of 8; C that is no multiple of 16, odd, wide; more rows than one block. Then
 // the widths at which a GPU cuts rows another way: a warp's last pack partly filled, rows of a block, rows of no fixed
-// size. Then the widths of GPT-2 medium and large, and others that give a warp's lane 16, 32, 40 and 48 columns.
-static const RowsShape cases[] = {{1, 24},   {3, 40},  {13, 64},  {7, 21},   {65, 768}, {200, 48},
-                                  {130, 16}, {5, 300}, {3, 1600}, {2, 2048}, {3, 2560}, {2, 4104},
-                                  {35, 257}, {6, 512}, {5, 1024}, {6, 1280}, {5, 1536}, {3, 1400}};
+// size. Then the widths of GPT-2 medium and large, and others that give a warp's lane 16, 32, 40 and 48 columns;
+// 16 blocks, as many as a block has warps that add their sums.
+static const RowsShape cases[] = {{1, 24},   {3, 40},   {13, 64},  {7, 21},   {65, 768}, {200, 48}, {130, 16},
+                                  {5, 300},  {3, 1600}, {2, 2048}, {3, 2560}, {2, 4104}, {35, 257}, {6, 512},
+                                  {5, 1024}, {6, 1280}, {5, 1536}, {3, 1400}, {250, 40}};
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
 static void layernorm_forward_matches(void **state) {
@@ -50,12 +51,57 @@ static void layernorm_backward_matches(void **state) {
     }
 }
 
+static void slices_of_tensors_match(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < 3; i++) {
+        op_begin_tensors_at(8);
+        layernorm_forward_case(&cases[i], dtype);
+        op_begin_tensors_at(8);
+        residual_layernorm_case(&cases[i], dtype, i % 2);
+        op_begin_tensors_at(8);
+        layernorm_backward_case(&cases[i], dtype, i ? DTYPE_FP32 : dtype, i % 2, true);
+    }
+}
+
+// More rows than all blocks of a GPU's backward pass have at first: blocks take turns, and their partial sums have an
+// end. Ones everywhere, rows of xhat = 1: both gradients count the rows.
+static void more_rows_than_blocks_are_counted_once(void **state) {
+    (void)state;
+    enum { N = 16500, C = 768 };
+    const DType dtype = device_facts()->supports[DTYPE_BF16] ? DTYPE_BF16 : DTYPE_FP16;
+    Error err;
+    Tensor rows[3], dweight[2], of_row[2];
+    layernorm_begin(&(RowsShape){N, C}, dtype, "layernorm_backward of many rows");
+    const size_t bytes = (size_t)N * C * dtype_size(dtype);
+    char *memory = device_alloc(3 * bytes + 2 * (C + N) * sizeof(float), &err);
+    assert_non_null(memory);
+    float *at = (float *)(void *)(memory + 3 * bytes);
+    for (size_t i = 0; i < 3; i++) rows[i] = tensor_make(memory + i * bytes, dtype, "rows", N, C, 0, 0);
+    for (int i = 0; i < 2; i++) {
+        dweight[i] = tensor_make(at + i * C, DTYPE_FP32, "dweight", C, 0, 0, 0);
+        of_row[i] = tensor_make(at + 2 * C + i * N, DTYPE_FP32, "mean, rstd", N, 0, 0, 0);
+        tensor_fill(rows[i], 1.0f);
+    }
+    OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0);
+    tensor_fill(of_row[1], 1.0f); // the mean is 0
+    layernorm_backward(rows[2], dweight[0], dweight[1], rows[0], rows[1], of_row[0], of_row[1], weight.t, false, false);
+    for (int i = 0; i < 2; i++) {
+        double *got = op_values(dweight[i]);
+        for (int c = 0; c < C; c++) assert_true(got[c] == N);
+        free(got);
+    }
+    device_free(memory);
+    op_end();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         OP_TEST(layernorm_forward_matches),
         OP_TEST(residual_layernorm_forward_matches),
         OP_TEST(constant_rows_give_the_bias),
         OP_TEST(layernorm_backward_matches),
+        OP_TEST(slices_of_tensors_match),
+        cmocka_unit_test_teardown(more_rows_than_blocks_are_counted_once, op_teardown),
     };
     return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

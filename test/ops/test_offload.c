@@ -1,5 +1,6 @@
 // Optimizer state in host memory against the same state on the device: the same bits, step after step, whatever the
 // optimizer, also where a step is skipped, or watched; and what is cut is the whole of it, once.
+#include "dev/sim/sim_control.h"
 #include "llmc/train/offload.h"
 #include "llmc/train/optimizer.h"
 #include "test/ops/random_model.h"
@@ -21,16 +22,25 @@ static Gpt2 *make(OptimizerKind optimizer, DType dtype, bool offload) {
     return make_model_of(o);
 }
 
+static DeviceEvent *back; // all copies back are done
+
 static uint16_t *windows; // (STEPS, 1, T + 1), memory the device can copy from
 
 static int setup(void **state) {
     if (op_group_setup(state) != 0) return -1;
+    Error err;
     windows = random_windows(STREAM_TOKENS, STEPS * (SPAN + 1), V);
-    return windows ? 0 : -1;
+    back = device_event_create(&err);
+    return windows && back ? 0 : -1;
+}
+
+static void run_streams_late(bool late) {
+    if (sim_set_lazy_streams) sim_set_lazy_streams(late);
 }
 
 static int teardown(void **state) {
     host_free(windows);
+    device_event_destroy(back);
     return op_group_teardown(state);
 }
 
@@ -42,6 +52,8 @@ static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
     gpt2_forward_backward(model, SPAN, true);
     if (number == 2) gpt2_write_bytes(model, gpt2_gradients(model)[3], 4, 4, &bad);
     optimizer_step(optimizer, number, 1e-3, SPAN, watched);
+    device_event_record(back, STREAM_COPY_BACK); // waited for before the updates are, as if these were slow
+    device_event_wait(back);
     if (watched) gpt2_observe(model, false);
 }
 
@@ -57,12 +69,14 @@ static void state_in_host_memory_has_the_bits_of_state_on_the_device(void **stat
             optimizers[offload] = optimizer_create(models[offload], &options, &err);
             assert_non_null(optimizers[offload]);
         }
+        run_streams_late(true); // a wait that is missing shows in the bits
         for (int number = 1; number <= STEPS; number++) {
             step(models[0], optimizers[0], number, false);
             step(models[1], optimizers[1], number, number == 3);
             assert_same_model(models[0], models[1]);
             assert_int_equal(gpt2_get_control(models[1]).skip, number == 2 ? SKIP_NONFINITE : SKIP_NONE);
         }
+        run_streams_late(false);
         for (int offload = 0; offload < 2; offload++) {
             optimizer_destroy(optimizers[offload]);
             gpt2_destroy(models[offload]);

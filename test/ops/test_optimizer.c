@@ -1,4 +1,5 @@
 // The end of the step before the update, against the specification: gradient_sumsq, step_control_update.
+#include "dev/sim/sim_control.h"
 #include "test/ops/op_cases.h"
 
 enum { NUM_TENSORS = 5 };
@@ -11,7 +12,29 @@ static OpsShape shape(DType dtype) {
 
 // ----------------------------------------------------------------------------------------------------- gradient_sumsq
 
-static void gradient_sumsq_matches(void **state) { sumsq_case(op_dtype(state), sizes, NUM_TENSORS); }
+// The last tensor has more parts than a warp has lanes.
+static void gradient_sumsq_matches(void **state) {
+    static const int64_t large[] = {3, 600001};
+    sumsq_case(op_dtype(state), sizes, NUM_TENSORS);
+    op_begin_tensors_at(8);
+    sumsq_case(op_dtype(state), sizes, NUM_TENSORS);
+    sumsq_case(op_dtype(state), large, 2);
+}
+
+// Gradients of two dtypes in one call, as models with fp32 gradients of some tensors have them.
+static void gradient_sumsq_of_both_dtypes_matches(void **state) {
+    DType dtype = op_dtype(state);
+    op_begin(shape(dtype), "gradient_sumsq of both dtypes");
+    Tensor grads[NUM_TENSORS];
+    OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_TENSORS));
+    for (int i = 0; i < NUM_TENSORS; i++) {
+        OpTensor grad = op_input(i % 2 ? DTYPE_FP32 : dtype, "grad", DIMS(sizes[i]), 1.0);
+        grads[i] = grad.t, sumsq.v[i] = ref_sumsq(grad.v, sizes[i]);
+    }
+    gradient_sumsq(sumsq.t, grads, NUM_TENSORS);
+    op_check(sumsq, DTYPE_FP32);
+    op_end();
+}
 
 // The bad element is the first, the last, or in the middle of a tensor; the other entries are as before.
 static void a_nonfinite_gradient_shows_in_its_entry_only(void **state) {
@@ -65,11 +88,10 @@ static void gradient_sumsq_of_many_unaligned_tensors_matches(void **state) {
 // ------------------------------------------------------------------------------------------------ step_control_update
 
 // What the op leaves behind is what the shared function decides, on every path: plain, clipped, outlier, not finite.
-static void step_control_update_decides_as_the_host_would(void **state) {
-    (void)state;
-    enum { B = 8, STEPS = OUTLIER_WINDOW + 8 };
+static void step_control_case(int B) {
+    enum { STEPS = OUTLIER_WINDOW + 8 };
     const StepLimits limits = {.clip = 1.5f, .loss_z_limit = 4.0f, .norm_z_limit = 4.0f, .scale_growth_interval = 50};
-    op_begin(shape(DTYPE_FP32), "step_control_update");
+    op_begin(shape(DTYPE_FP32), "step_control_update of %d sequences", B);
     StepControl want = step_control_initial(1024.0f), got;
     Tensor control = op_control(want);
     OpTensor sumsq = op_inout(DTYPE_FP32, "sumsq", DIMS(NUM_TENSORS), 1.0);
@@ -100,9 +122,22 @@ static void step_control_update_decides_as_the_host_would(void **state) {
     op_end();
 }
 
+// As many sequences as in tests, and more than a block has threads.
+static void step_control_update_decides_as_the_host_would(void **state) {
+    (void)state;
+    step_control_case(8);
+    step_control_case(300);
+    for (uint64_t seed = 1; sim_set_schedule && seed <= 3; seed++) { // the order of the threads does not count
+        sim_set_schedule(SIM_RANDOM, seed);
+        step_control_case(300);
+    }
+    if (sim_set_schedule) sim_set_schedule(SIM_ANY_ORDER, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         OP_TEST(gradient_sumsq_matches),
+        OP_TEST(gradient_sumsq_of_both_dtypes_matches),
         OP_TEST(gradient_sumsq_of_many_unaligned_tensors_matches),
         OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only),
         cmocka_unit_test_teardown(step_control_update_decides_as_the_host_would, op_teardown),

@@ -78,11 +78,15 @@ static void adafactor_matches_in_all_shapes(void **state) {
 
 static void adafactor_of_a_large_matrix_matches(void **state) {
     DType dtype = op_dtype(state);
-    enum { ROWS = 1030, COLS = 97 };
-    op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %dx%d", ROWS, COLS);
-    Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
-    adafactor_steps(&p, 1, 1.0f, 2);
-    op_end();
+    enum { ROWS = 1030 };
+    for (int i = 0; i < 3; i++) { // rows that begin anywhere, rows of whole vectors in two tiles, and these as slices
+        const int cols = i == 0 ? 97 : 200;
+        op_begin_tensors_at(i == 2 ? 8 : 0);
+        op_begin(optimizer_shape(dtype, 1, ROWS * cols), "adafactor of %dx%d", ROWS, cols);
+        Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, cols));
+        adafactor_steps(&p, 1, 1.0f, 2);
+        op_end();
+    }
 }
 
 // What pads the vocabulary has no gradient, and changes nothing: u, rms and with them the update are those of the

@@ -26,6 +26,22 @@ static void gelu_forward_matches(void **state) {
     for (int i = 0; i < 6; i++) gelu_case(dtype, sizes[i % 3], i / 3);
 }
 
+// Far from zero the gate is 1 or 0: what comes out are the bits that went in, whatever the other half of their word is.
+static void gelu_leaves_large_numbers_as_they_are(void **state) {
+    DType dtype = op_dtype(state);
+    enum { N = 100 };
+    op_begin(elements_shape(dtype), "gelu_forward of large numbers");
+    OpTensor pre = op_input(dtype, "pre", DIMS(N), 1.0), out = op_output(dtype, "out", DIMS(N));
+    for (int i = 0; i < N; i++) {
+        pre.v[i] = i % 4 == 0 ? -1000.0 : 8.0 + 0.125 * (i * 37 % N);
+        out.v[i] = fmax(pre.v[i], 0.0);
+    }
+    op_upload(&pre);
+    gelu_forward(out.t, pre.t);
+    op_check_values(out);
+    op_end();
+}
+
 // a x + b y into a third tensor, into x and into y.
 static void axpby_case(DType dtype, int64_t n, int64_t skipped, int into) {
     op_begin(elements_shape(dtype), "tensor_axpby of %d elements from %d into tensor %d", (int)n, (int)skipped, into);
@@ -77,12 +93,35 @@ static void a_tensor_of_zeros_normalizes_to_zeros(void **state) {
     op_end();
 }
 
+static void slices_of_tensors_match(void **state) {
+    DType dtype = op_dtype(state);
+    for (int i = 0; i < 3; i++) {
+        op_begin_tensors_at(8);
+        cast_case(dtype, op_dtypes[i], 999, 0);
+        op_begin_tensors_at(8);
+        axpby_case(dtype, 999, 0, i);
+    }
+    op_begin_tensors_at(8);
+    fill_case(dtype, 999, 0.1f, 0);
+    op_begin_tensors_at(8);
+    gelu_case(dtype, 999, 0);
+    op_begin_tensors_at(8);
+    normalize_case(dtype, DTYPE_FP32, 999);
+    op_begin_tensors_at(8);
+    normalize_case(dtype, dtype, 999);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        OP_TEST(tensor_fill_writes_every_element),      OP_TEST(tensor_fill_takes_any_alignment),
-        OP_TEST(tensor_cast_rounds_to_nearest_even),    OP_TEST(gelu_forward_matches),
-        OP_TEST(tensor_axpby_matches_also_in_place),    OP_TEST(tensor_normalize_matches),
+        OP_TEST(tensor_fill_writes_every_element),
+        OP_TEST(tensor_fill_takes_any_alignment),
+        OP_TEST(tensor_cast_rounds_to_nearest_even),
+        OP_TEST(gelu_forward_matches),
+        OP_TEST(gelu_leaves_large_numbers_as_they_are),
+        OP_TEST(tensor_axpby_matches_also_in_place),
+        OP_TEST(tensor_normalize_matches),
         OP_TEST(a_tensor_of_zeros_normalizes_to_zeros),
+        OP_TEST(slices_of_tensors_match),
     };
     return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

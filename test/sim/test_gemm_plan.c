@@ -24,6 +24,13 @@ static void start(const char *algorithms, const char *refused, GeluFusion gelu_f
     memset(&sim_cublaslt_counts, 0, sizeof sim_cublaslt_counts);
 }
 
+// A library with a vice, and an empty file of choices.
+static void start_with(const char *vice, const char *algorithms, GeluFusion gelu_fusion) {
+    unlink(tmpdir_file(&tmp, "tuning"));
+    start(algorithms, "", gelu_fusion);
+    setenv("SIM_CUBLASLT_VICES", vice, 1);
+}
+
 static int setup(void **state) {
     (void)state;
     tmp = tmpdir_make();
@@ -130,10 +137,11 @@ static void what_the_library_refuses_is_done_by_kernels(void **state) {
 // Rows that are a multiple of 16 bytes, and rows that are none.
 static void a_refused_bias_is_added_at_any_width(void **state) {
     DType dtype = op_dtype(state);
-    static const int64_t widths[] = {1, 63, 128};
+    static const int64_t widths[] = {1, 63, 128, 128};
     start("", "bias", GELU_FUSION_AUTO);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         const int64_t width = widths[i];
+        op_begin_tensors_at(i == 3 ? 8 : 0);
         op_begin((OpsShape){.B = 1, .T = N, .C = OC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype},
                  "bias of %d", (int)width);
         OpTensor in = op_input(dtype, "in", DIMS(N, IC), 1.0),
@@ -165,19 +173,13 @@ static void algorithms_that_do_not_repeat_are_not_taken(void **state) {
     assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE] > 0); // had to be tried
     assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_SPLIT] > 0);
     long tried = sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE];
+    assert_true(tried <= 4 * gemm_counts().plans); // runs, compared, repeated twice; never timed
     for (int i = 0; i < 5; i++) {
         layer_run(&l, false);
         if (layer_digest(&l) != digest) op_fail("run %d differs", i);
     }
     assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE], tried);
     op_end();
-}
-
-// A library with a vice, and an empty file of choices.
-static void start_with(const char *vice, const char *algorithms, GeluFusion gelu_fusion) {
-    unlink(tmpdir_file(&tmp, "tuning"));
-    start(algorithms, "", gelu_fusion);
-    setenv("SIM_CUBLASLT_VICES", vice, 1);
 }
 
 // Whichever algorithm is wrong, the library's favourite or a later one, results are right.
@@ -339,6 +341,26 @@ static void the_next_process_takes_the_choices_from_the_file(void **state) {
     }
 }
 
+// What a run chose, as its checkpoint keeps it: taken by the same machine, by no other.
+static void the_choices_of_a_run_are_restored_on_its_machine_alone(void **state) {
+    (void)state;
+    start("all", "", GELU_FUSION_AUTO);
+    check_all(DTYPE_BF16, "first run");
+    char *chosen = device_tuning();
+    assert_true(chosen && *chosen);
+    start_with("", "all", GELU_FUSION_AUTO);
+    assert_true(device_restore_tuning(chosen));
+    check_all(DTYPE_BF16, "restored");
+    assert_int_equal(gemm_counts().timed, 0);
+    start_with("", "all", GELU_FUSION_AUTO);
+    char *sms = strstr(chosen, " SMs");
+    sms[-1] = sms[-1] == '2' ? '3' : '2';
+    assert_false(device_restore_tuning(chosen));
+    check_all(DTYPE_BF16, "another machine");
+    assert_true(gemm_counts().timed > 0);
+    free(chosen);
+}
+
 static void damaged_choices_are_measured_again(void **state) {
     (void)state;
     const char *path = tmpdir_file(&tmp, "tuning");
@@ -471,6 +493,7 @@ int main(void) {
         TEST(the_second_use_searches_and_measures_nothing),
         TEST(choices_tell_what_was_compared),
         TEST(the_next_process_takes_the_choices_from_the_file),
+        TEST(the_choices_of_a_run_are_restored_on_its_machine_alone),
         TEST(damaged_choices_are_measured_again),
         TEST(an_algorithm_that_the_library_does_not_take_is_replaced),
         TEST(products_can_be_captured_and_replayed),

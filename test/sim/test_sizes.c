@@ -1,6 +1,8 @@
 // The plan that any build makes for a GPU is the one that the CUDA build makes there: what the backend asks for, with
 // its own attention, is what sizes.h says.
+#include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
+#include "llmc/cuda/cudnn_library.h"
 #include "llmc/run/planner.h"
 
 // clang-format off
@@ -58,6 +60,7 @@ static void a_plan_by_the_formulas_is_the_plan_of_the_backend(void **state) {
 // The emulated cuDNN asks for what NVIDIA's does: see test_cudnn_graphs for theirs.
 static void with_cudnn_the_formulas_are_an_upper_bound(void **state) {
     (void)state;
+    setenv("SIM_CUDNN", "1", 1);
     start("132", ATTENTION_AUTO);
     const GpuSpec gpu = {.memory = (double)device_facts()->memory_free,
                          .units = device_facts()->units,
@@ -66,10 +69,16 @@ static void with_cudnn_the_formulas_are_an_upper_bound(void **state) {
     for (int64_t B = 1; B <= 64; B *= 4) {
         Gpt2Options model = model_of("d12", B, 1);
         const double backend = plan_total(&model);
+        const bool with_cudnn = strstr(cuda_attention_description(), "cuDNN") != NULL;
         model.sizes = &sizes;
         assert_true(plan_total(&model) >= backend);
+#ifdef HAVE_CUDNN
+        assert_true(with_cudnn);
+#endif
+        (void)with_cudnn;
     }
     device_shutdown();
+    unsetenv("SIM_CUDNN");
 }
 
 static int64_t workspace_of(Gpt2Options *model, bool train) {

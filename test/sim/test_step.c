@@ -32,6 +32,7 @@ typedef struct {
     StepControl *records[2];
     DeviceEvent *done[2];
     int64_t step, batch; // how many there were
+    int64_t tokens;      // of a step, by which its losses are divided
     bool marked;         // waits are counted
 } Trainer;
 
@@ -44,7 +45,7 @@ typedef struct {
 } Setup;
 
 static Trainer trainer_make(Setup setup) {
-    Trainer t = {0};
+    Trainer t = {.tokens = TOKENS};
     Error err;
     Gpt2Options options = {.dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T, .sequences = SEQUENCES};
     options.gradients_in_dtype = setup.gradients_in_dtype;
@@ -115,10 +116,10 @@ static void train_step(Trainer *t, Manner manner) {
             for (int i = 0; i < 4; i++) t->model->graphs[i].B = 0;
         if (t->marked) sim_step_mark();
         gpt2_load_batch(t->model, batch, count, sizeof *batch);
-        gpt2_forward_backward(t->model, TOKENS, first == 0);
+        gpt2_forward_backward(t->model, t->tokens, first == 0);
         do_what_is_forbidden(manner);
     }
-    optimizer_step(t->optimizer, t->step + 1, 1e-2, TOKENS, false);
+    optimizer_step(t->optimizer, t->step + 1, 1e-2, t->tokens, false);
     device_copy_to_host(t->records[t->step % 2], gpt2_control(t->model).data, sizeof(StepControl), STREAM_COMPUTE);
     device_event_record(t->done[t->step % 2], STREAM_COMPUTE);
     t->step++;
@@ -236,6 +237,23 @@ static void recorded_steps_give_the_bits_of_those_run_op_by_op(void **state) {
         assert_same_bits(recorded, late);
         free(recorded.values), free(eager.values), free(late.values);
     }
+}
+
+// The mean is over more tokens from the fourth step on: what was recorded divides by another number.
+static void a_step_of_other_tokens_is_recorded_anew(void **state) {
+    (void)state;
+    State states[2];
+    for (int manner = AS_IT_IS; manner <= WITHOUT_GRAPHS; manner++) {
+        Trainer t = trainer_make(fp32);
+        for (int i = 0; i < 6; i++) {
+            if (i == 3) t.tokens = 2 * TOKENS;
+            train_step(&t, (Manner)manner);
+        }
+        states[manner] = state_of(&t);
+        trainer_destroy(&t);
+    }
+    assert_same_bits(states[AS_IT_IS], states[WITHOUT_GRAPHS]);
+    free(states[0].values), free(states[1].values);
 }
 
 // Whole steps with their updates, as a run makes them unless it is told otherwise (-ge -1).
@@ -374,6 +392,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_step_makes_no_synchronising_call, leave_the_mark),
         cmocka_unit_test_teardown(a_planted_wait_or_allocation_is_caught, leave_the_mark),
         cmocka_unit_test_teardown(recorded_steps_give_the_bits_of_those_run_op_by_op, leave_the_mark),
+        cmocka_unit_test_teardown(a_step_of_other_tokens_is_recorded_anew, leave_the_mark),
         cmocka_unit_test_teardown(recomputation_changes_no_bit, leave_the_mark),
         cmocka_unit_test_teardown(an_overflow_is_skipped_and_the_run_goes_on, leave_the_mark),
         cmocka_unit_test_teardown(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale, leave_the_mark),

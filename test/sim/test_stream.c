@@ -5,6 +5,7 @@
 #include "llmc/comm.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/device.h"
+#include "llmc/ops.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -61,6 +62,9 @@ static void assert_arrived(int value) {
     for (int i = 0; i < COUNT; i++) assert_int_equal(buffers.host[i], value + i);
 }
 
+// A launch reports what is pending: an error that was an answer must not be.
+static void launch(void) { tensor_fill(tensor_make(buffers.between, DTYPE_FP32, "between", COUNT, 0, 0, 0), 1.0f); }
+
 // ---------------------------------------------------------------------------------------------------- life and memory
 
 static void the_facts_name_the_gpu(void **state) {
@@ -85,6 +89,8 @@ static void the_device_starts_again_after_a_shutdown(void **state) {
 static void allocated_memory_is_zeroed_and_aligned(void **state) {
     (void)state;
     const size_t sizes[] = {1, 4097, (1 << 20) + 3};
+    Error error;
+    DeviceEvent *copied = device_event_create(&error);
     for (int round = 0; round < 2; round++) // the second round may get memory that was written
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             Error err;
@@ -95,13 +101,15 @@ static void allocated_memory_is_zeroed_and_aligned(void **state) {
             memset(host, 0xAB, sizes[i]);
             // The copy stream did not see the zeroing: it is done when device_alloc returns.
             device_copy_to_host(host, p, sizes[i], STREAM_COPY);
-            device_sync();
+            device_event_record(copied, STREAM_COPY);
+            device_event_wait(copied);
             for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(host[j], 0);
             memset(host, 0xAB, sizes[i]);
             device_copy_to_device(p, host, sizes[i], STREAM_COPY);
             device_sync();
             device_free(p), host_free(host);
         }
+    device_event_destroy(copied);
     device_free(NULL), host_free(NULL);
 }
 
@@ -111,6 +119,10 @@ static void what_does_not_fit_is_refused_naming_the_bytes(void **state) {
     assert_null(device_alloc((size_t)1 << 55, &err));
     assert_non_null(strstr(err.text, "36028797018963968 bytes"));
     assert_non_null(strstr(err.text, "free of"));
+    launch();
+    assert_null(host_alloc((size_t)1 << 55, &err));
+    assert_non_null(strstr(err.text, "pinned"));
+    launch();
     send(2, STREAM_COMPUTE), work(), assert_arrived(2); // nothing of it stays behind as an error
 }
 
@@ -151,6 +163,7 @@ static void an_event_is_done_when_its_work_is(void **state) {
     send(3, STREAM_COMPUTE), work();
     device_event_record(stop, STREAM_COMPUTE);
     device_event_done(stop); // whatever the answer, it leaves no error for the next call
+    launch();
     device_event_wait(stop);
     assert_true(device_event_done(stop) && device_event_done(start));
     assert_true(device_event_seconds(start, stop) >= 0.0);
@@ -293,6 +306,17 @@ static void record_inside_a_recording(void) {
 }
 static void free_what_is_not_ours(void) { device_free(buffers.host); }
 
+static void launch_after_an_error(void) {
+    void *p;
+    (void)cudaMalloc(&p, (size_t)1 << 55); // by a library, say
+    launch();
+}
+
+static void a_launch_with_an_error_pending_stops_and_is_named(void **state) {
+    (void)state;
+    assert_stops(launch_after_an_error, "launch of fill_kernel", "out of memory");
+}
+
 static void errors_while_recording_name_the_call(void **state) {
     (void)state;
     assert_stops(record_a_sync, "cudaDeviceSynchronize()", "while recording a graph");
@@ -344,6 +368,7 @@ int main(void) {
         cmocka_unit_test(other_work_starts_over),
         cmocka_unit_test(a_recording_may_be_dropped_while_it_runs),
         cmocka_unit_test(capturing_is_told_to_the_ops),
+        cmocka_unit_test(a_launch_with_an_error_pending_stops_and_is_named),
         cmocka_unit_test(errors_while_recording_name_the_call),
         cmocka_unit_test(the_measured_speed_is_positive_and_leaves_no_peak),
         cmocka_unit_test(sensors_that_are_not_there_read_as_nothing),

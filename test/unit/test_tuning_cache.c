@@ -176,6 +176,22 @@ static void the_default_place_is_made(void **state) {
     unsetenv("XDG_CACHE_HOME");
 }
 
+// One that has read the file before another wrote to it keeps what that one found.
+static void what_another_process_found_meanwhile_stays(void **state) {
+    (void)state;
+    int status;
+    put("ours", 1);
+    const pid_t other = fork();
+    if (other == 0) {
+        put("theirs", 2);
+        _exit(0);
+    }
+    assert_true(waitpid(other, &status, 0) == other && status == 0);
+    put("ours again", 3);
+    assert_int_equal(get_again("theirs"), 2);
+    assert_true(get_again("ours") == 1 && get_again("ours again") == 3);
+}
+
 // Writers at the same time: at every moment the file is whole. What one replaced by the other's view may be lost, but
 // the last writer's own entries stand.
 static void processes_share_the_file(void **state) {
@@ -220,6 +236,7 @@ int main(void) {
         TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept),
         TEST(a_file_that_cannot_be_used_is_no_error),
         TEST(the_default_place_is_made),
+        TEST(what_another_process_found_meanwhile_stays),
         TEST(processes_share_the_file),
     };
     return cmocka_run_group_tests_name("tuning_cache", tests, NULL, NULL);
