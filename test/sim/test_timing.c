@@ -33,7 +33,7 @@ static bool work(void *context, int i) {
 
 static int fastest(Choices *c, int count) {
     sim_set_clock(0.0);
-    const int choice = cuda_fastest(count, work, c);
+    const int choice = cuda_fastest(count, work, c, NULL);
     sim_set_clock(-1.0);
     return choice;
 }
