@@ -26,7 +26,8 @@ static void gelu_forward_matches(void **state) {
     for (int i = 0; i < 6; i++) gelu_case(dtype, sizes[i % 3], i / 3);
 }
 
-// Far from zero the gate is 1 or 0: what comes out are the bits that went in, whatever the other half of their word is.
+// Far from zero the gate is 1 or 0: what comes out is what went in, whatever the other half of their word is; in 16
+// bits exactly. A GPU's quotient may miss 1 by two ulp, 2^-22, and the product is rounded once more, by 2^-24.
 static void gelu_leaves_large_numbers_as_they_are(void **state) {
     DType dtype = op_dtype(state);
     enum { N = 100 };
@@ -38,7 +39,10 @@ static void gelu_leaves_large_numbers_as_they_are(void **state) {
     }
     op_upload(&pre);
     gelu_forward(out.t, pre.t);
-    op_check_values(out);
+    const double *got = op_download(out);
+    for (int i = 0; i < N; i++)
+        if (!(fabs(got[i] - out.v[i]) <= (dtype == DTYPE_FP32 ? 0x1.4p-22 * out.v[i] : 0.0)))
+            op_fail("gelu(%g) is %.9g", pre.v[i], got[i]);
     op_end();
 }
 
