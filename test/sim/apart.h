@@ -37,6 +37,12 @@ static inline void apart_run(void **state) {
         skip();
     }
 #endif
+#ifdef __SANITIZE_ADDRESS__
+    if (strcmp(t->capability, "90") != 0) {
+        print_message("the sanitizers' builds hold PTX of sm_90 only\n");
+        skip();
+    }
+#endif
     char cache[] = P_tmpdir "/tuning.XXXXXX", program[4096];
     const int file = mkstemp(cache);
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
