@@ -21,10 +21,13 @@ pytestmark = pytest.mark.sanitize
 T, V, C = 32, 256, 64
 
 
-def tool(name, *arguments, expect=0, warns=False):
+def program(name):
     beside = TRAINER.with_name(name)
-    path = beside if beside.is_file() else ROOT / "data" / name
-    result = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, errors="replace", timeout=300)
+    return beside if beside.is_file() else ROOT / "data" / name
+
+
+def tool(name, *arguments, expect=0, warns=False):
+    result = subprocess.run([program(name), *map(str, arguments)], capture_output=True, text=True, errors="replace", timeout=300)
     assert result.returncode == expect, f"exit code {result.returncode}\n{result.stdout[-1000:]}{result.stderr}"
     if expect == 0 and not warns:
         assert result.stderr == ""
@@ -297,7 +300,7 @@ def test_choices_ends_on_pipes_and_on_lines_without_an_end(tmp_path):
     said = tool(*choices, "/dev/zero", "--skip-bad", expect=2).stderr.splitlines()
     assert len(said) == 2 and "line 1 does not end within 1073741824 bytes" in said[1]
     (tmp_path / "q.jsonl").write_text('{"ctx": "a", "endings": ["b", "c"], "label": 0}\n')
-    piped = f"data/choices --tokenizer bytes -o {tmp_path}/q.bin <(sleep 0.2; cat {tmp_path}/q.jsonl)"
+    piped = f"{program('choices')} --tokenizer bytes -o {tmp_path}/q.bin <(sleep 0.2; cat {tmp_path}/q.jsonl)"
     subprocess.run(["bash", "-c", piped], check=True, cwd=ROOT, capture_output=True, timeout=300)
     result = tool("choices", "--tokenizer", "bytes", "-o", tmp_path / "pipe", tmp_path / "q.jsonl", expect=1)
     assert "it is there and no plain file" in result.stderr and (tmp_path / "pipe").is_fifo()
