@@ -142,16 +142,12 @@ static int train(const TrainOptions *o, const char *directory, Error *err) {
     InputSummary *summaries = calloc((size_t)tool->num_inputs, sizeof *summaries);
     REQUIRE_MEMORY(summaries, "the list of inputs");
     bool ok = inputs_summarize(&options.inputs, summaries, err);
-    bool has_stdin = false;
-    for (int i = 0; i < tool->num_inputs; i++) {
-        options.total_bytes += summaries[i].bytes;
-        has_stdin |= strcmp(tool->inputs[i], "-") == 0;
-    }
+    for (int i = 0; i < tool->num_inputs; i++) options.total_bytes += summaries[i].bytes;
     free(summaries);
     char spool[32];
     int spool_fd = -1;
     int64_t bytes = 0;
-    if (ok && has_stdin)
+    if (ok && tool->has_stdin)
         ok = (spool_fd = spool_stdin(directory, spool, sizeof spool, &options.inputs.standard_input, &bytes, err)) >= 0;
     if (!ok) return EXIT_BAD_INPUT;
     options.total_bytes += bytes;

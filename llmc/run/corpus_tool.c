@@ -68,8 +68,9 @@ bool corpus_tool_take_inputs(CorpusToolOptions *o, char **inputs, int count, Err
     if (count == 0) return error_set(err, "no FILE or DIR to read; data/%s --help shows the usage", o->program);
     int times = 0;
     for (int i = 0; i < count; i++) times += strcmp(inputs[i], "-") == 0;
+    o->has_stdin = times > 0;
     if (times > 1) return error_set(err, "- stands for standard input and can be given once");
-    if (times == 1 && o->format == FORMAT_BY_NAME)
+    if (o->has_stdin && o->format == FORMAT_BY_NAME)
         return error_set(err, "-: standard input has no name; say --format jsonl or --format txt");
     return true;
 }

@@ -12,7 +12,7 @@ typedef struct {
     const char *field;
     CorpusFormat format;
     int64_t threads;
-    bool skip_bad;
+    bool skip_bad, has_stdin;
     char **inputs;
     int num_inputs;
 } CorpusToolOptions;
