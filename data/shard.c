@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,19 +101,19 @@ static bool visit_file(Look *look, const char *path, VisitShard *visit, Error *e
 // Every file of every pattern, in the order of their names; a problem is printed and counted, and the next file comes.
 static void visit_all(Look *look, VisitShard *visit) {
     for (int i = 0; i < look->options->num_patterns; i++) {
-        glob_t found = {0};
-        const char *name = look->options->patterns[i];
-        const bool plain = file_exists(name) || glob(name, 0, NULL, &found) != 0; // what matches nothing is a name, too
-        const size_t count = plain ? 1 : found.gl_pathc;
-        for (size_t k = 0; k < count; k++) {
+        char **names;
+        int count;
+        // What matches nothing, or cannot be looked for, is a name too: opening it says why not.
+        files_match(look->options->patterns[i], &names, &count, NULL);
+        for (int k = 0; k < (count > 0 ? count : 1); k++) {
             Error err;
             look->files++;
-            if (visit_file(look, plain ? name : found.gl_pathv[k], visit, &err)) continue;
+            if (visit_file(look, count > 0 ? names[k] : look->options->patterns[i], visit, &err)) continue;
             fflush(stdout);
             fprintf(stderr, "shard: %s\n", err.text);
             look->bad++;
         }
-        globfree(&found);
+        directory_list_free(names, count);
     }
 }
 

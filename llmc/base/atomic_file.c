@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -357,6 +358,35 @@ bool directory_list(const char *path, char ***names, int *count, Error *err) {
 void directory_list_free(char **names, int count) {
     for (int i = 0; i < count; i++) free(names[i]);
     free(names);
+}
+
+static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+// What glob could not read; it has no other way to hand that on.
+static _Thread_local Error unread;
+static int on_unread(const char *directory, int reason) {
+    if (reason == ENOENT || reason == ENOTDIR) return 0;
+    error_set(&unread, "%s: cannot read the directory: %s", directory, strerror(reason));
+    return 1;
+}
+
+bool files_match(const char *pattern, char ***names, int *count, Error *err) {
+    glob_t found = {.gl_pathc = 1, .gl_pathv = &(char *){(char *)pattern}};
+    const bool name = file_exists(pattern);
+    const int status = name ? 0 : glob(pattern, GLOB_NOSORT, on_unread, &found);
+    *names = NULL, *count = 0;
+    if (status == GLOB_NOMATCH) return true;
+    if (status == GLOB_ABORTED) return error_set(err, "%s", unread.text);
+    if (status != 0 || found.gl_pathc > INT32_MAX) return error_set(err, "%s: out of memory", pattern);
+    *names = malloc(found.gl_pathc * sizeof **names);
+    REQUIRE_MEMORY(*names, "the names of files");
+    for (; *count < (int)found.gl_pathc; ++*count) {
+        (*names)[*count] = strdup(found.gl_pathv[*count]);
+        REQUIRE_MEMORY((*names)[*count], "the names of files");
+    }
+    qsort(*names, found.gl_pathc, sizeof **names, by_bytes);
+    if (!name) globfree(&found);
+    return true;
 }
 
 bool directory_remove(const char *path, Error *err) {

@@ -35,6 +35,10 @@ void directory_unmake(const char *path, size_t existing);    // removes what was
 // The names in a directory but for . and .., malloced; false, and nothing to free, where it cannot be read to its end.
 bool directory_list(const char *path, char ***names, int *count, Error *err);
 void directory_list_free(char **names, int count);
+// The files that a glob(7) pattern names, in the order of their bytes, whatever the locale; a pattern under which a
+// file stands is that file's name. None is no error, a directory that is there and cannot be read is. For
+// directory_list_free.
+bool files_match(const char *pattern, char ***names, int *count, Error *err);
 bool directory_remove(const char *path, Error *err); // a directory of plain files
 // fsync from, rename, fsync the parent. A directory that stands at `to` is replaced: the two are exchanged in one step
 // where the file system can do that, and the old one then is at `from`, for the caller to remove.

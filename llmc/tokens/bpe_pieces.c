@@ -65,6 +65,7 @@ static bool fill_table(uint8_t *table, Error *err) {
     size_t where, n = 0;
     pcre2_code *code = pcre2_compile((PCRE2_SPTR) "(\\p{L}+)|(\\p{N}+)", PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
                                      &error, &where, NULL);
+    if (!code && error == PCRE2_ERROR_HEAP_FAILED) return error_set(err, "out of memory for PCRE2");
     if (!code) return error_set(err, "PCRE2 was built without Unicode properties (error %d)", error);
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // without JIT it takes longer, and no more than that
     char *all = malloc((size_t)4 * CHAR_TABLE_SIZE);

@@ -2,7 +2,6 @@
 #include "llmc/tokens/find_tokenizer.h"
 
 #include "llmc/base/atomic_file.h"
-#include <glob.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -27,13 +26,14 @@ static bool is_directory(const char *path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-// The directory that a path or the first match of a pattern is, or is in; malloced.
-static char *directory_of(const char *pattern) {
-    glob_t found;
-    const bool matched = !is_directory(pattern) && glob(pattern, 0, NULL, &found) == 0;
-    char *path = strdup(matched ? found.gl_pathv[0] : pattern);
+// The directory that a path or the first match of a pattern is, or is in; malloced; NULL: it could not be found out.
+static char *directory_of(const char *pattern, Error *err) {
+    char **names;
+    int count;
+    if (!files_match(pattern, &names, &count, err)) return NULL;
+    char *path = strdup(count > 0 ? names[0] : pattern);
     REQUIRE_MEMORY(path != NULL, "a path");
-    if (matched) globfree(&found);
+    directory_list_free(names, count);
     if (is_directory(path)) return path;
     char *slash = strrchr(path, '/');
     if (!slash) {
@@ -46,20 +46,22 @@ static char *directory_of(const char *pattern) {
     return path;
 }
 
-// The tokenizer beside a path or pattern, malloced; NULL: there is none.
-static char *tokenizer_beside(const char *pattern) {
+// *found: the tokenizer beside a path or pattern, malloced; NULL: there is none.
+static bool tokenizer_beside(const char *pattern, char **found, Error *err) {
     static const char *const names[] = {"tokenizer.json", "vocab.json", "encoder.json"};
-    if (!*pattern) return NULL;
-    char *directory = directory_of(pattern), *found = NULL;
-    for (size_t i = 0; !found && i < sizeof names / sizeof names[0]; i++) {
-        found = path_join(directory, names[i]);
-        if (!file_exists(found)) {
-            free(found);
-            found = NULL;
-        }
+    *found = NULL;
+    if (!*pattern) return true;
+    char *directory = directory_of(pattern, err);
+    if (!directory) return false;
+    for (size_t i = 0; !*found && i < sizeof names / sizeof names[0]; i++) {
+        char *path = path_join(directory, names[i]);
+        if (file_exists(path))
+            *found = path;
+        else
+            free(path);
     }
     free(directory);
-    return found;
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------- does it fit to them
@@ -73,8 +75,8 @@ static bool wrong_data(const Question *q, const char *path, const char *what, Er
 }
 
 static bool check_against_shards(const Question *q, const char *path, const Tokenizer *t, Error *err) {
-    char *theirs = tokenizer_beside(q->shards);
-    bool ok = true;
+    char *theirs;
+    bool ok = tokenizer_beside(q->shards, &theirs, err);
     if (theirs && strcmp(theirs, path) != 0) {
         Tokenizer *other = tokenizer_open(theirs, err);
         ok = other != NULL;
@@ -104,7 +106,9 @@ static bool check_tokenizer(const Question *q, const char *path, const Tokenizer
 // difference within the padding is none, and our own checkpoints may have any vocabulary that was asked for.
 static bool check_untold(const Question *q, Error *err) {
     if (!*q->weights || q->vocab == 0 || (q->V >= q->vocab && q->V - q->vocab <= MODEL_PADDING)) return true;
-    char *directory = directory_of(q->weights), *manifest = path_join(directory, "trainer.json");
+    char *directory = directory_of(q->weights, err);
+    if (!directory) return false;
+    char *manifest = path_join(directory, "trainer.json");
     const bool ours = file_exists(manifest);
     free(manifest);
     free(directory);
@@ -147,11 +151,9 @@ bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weight
     *tokenizer = NULL;
     if (given && strcmp(given, "none") == 0) return true;
     if (given && *given) return take(tokenizer, &q, given, err) || error_prefix(err, "--tokenizer");
-    char *found = tokenizer_beside(q.weights);
-    if (!found) {
-        if (!check_untold(&q, err)) return false;
-        found = tokenizer_beside(q.shards);
-    }
+    char *found;
+    if (!tokenizer_beside(q.weights, &found, err)) return false;
+    if (!found && (!check_untold(&q, err) || !tokenizer_beside(q.shards, &found, err))) return false;
     const bool ok = found ? take(tokenizer, &q, found, err) : take_usual(tokenizer, &q, err);
     free(found);
     return ok;

@@ -3,11 +3,12 @@
 // no token in memory, and knows nothing of batches or of their order.
 #include "llmc/tokens/shards.h"
 
+#include "llmc/base/atomic_file.h"
+
 #include "llmc/base/checked.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -206,9 +207,6 @@ static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
         longest->path, longest->num_tokens, set->count > 1 ? ", the most of all shards" : "", set->T, set->T + 1);
 }
 
-// strcmp, not the locale's order: the order of the data must not depend on the environment.
-static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
 static bool no_match(const char *pattern, Error *err) {
     const char *slash = strrchr(pattern, '/');
     int directory = slash ? (int)(slash - pattern) : 1;
@@ -219,23 +217,11 @@ static bool no_match(const char *pattern, Error *err) {
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
     REQUIRE(T >= 1, "shards_open: T = %" PRId64, T);
     *set = (ShardSet){.T = T, .eot = -1};
-    struct stat st;
-    if (stat(pattern, &st) == 0) { // a name, whatever characters it has
-        char *path = (char *)pattern;
-        if (open_paths(set, &path, 1, err)) return true;
-        shards_close(set);
-        return false;
-    }
-    glob_t found;
-    int status = glob(pattern, GLOB_NOSORT, NULL, &found);
-    if (status == GLOB_NOMATCH) return no_match(pattern, err);
-    if (status != 0) {
-        return error_set(err, "cannot look for shards '%s': %s", pattern,
-                         status == GLOB_NOSPACE ? "out of memory" : "reading a directory failed");
-    }
-    qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, by_name);
-    bool ok = open_paths(set, found.gl_pathv, found.gl_pathc, err);
-    globfree(&found);
+    char **paths;
+    int count;
+    if (!files_match(pattern, &paths, &count, err)) return false;
+    const bool ok = count > 0 ? open_paths(set, paths, (size_t)count, err) : no_match(pattern, err);
+    directory_list_free(paths, count);
     if (!ok) shards_close(set);
     return ok;
 }

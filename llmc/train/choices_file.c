@@ -4,11 +4,9 @@
 
 #include "llmc/base/atomic_file.h"
 #include <errno.h>
-#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum { MAGIC = 20240522, VERSION = 1, HEADER_BYTES = 1024, EXAMPLE_BEGIN = 65535 };
 // Words of a record before the context's tokens, and the fewest a record may have: contexts and completions of one.
@@ -162,26 +160,17 @@ static bool open_paths(ChoiceSets *sets, char **paths, size_t count, int64_t V, 
     return true;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
 bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) {
-    struct stat st;
+    char **paths;
+    int count;
     memset(sets, 0, sizeof *sets);
-    if (stat(pattern, &st) == 0) { // a name, whatever characters it has
-        char *path = (char *)pattern;
-        return open_paths(sets, &path, 1, V, err);
-    }
-    glob_t found;
-    const int status = glob(pattern, GLOB_NOSORT, NULL, &found);
-    if (status == GLOB_NOMATCH)
-        return error_set(err,
-                         "no multiple-choice files match '%s'; data/choices makes them, and data/get fetches "
-                         "HellaSwag",
-                         pattern);
-    if (status != 0) return error_set(err, "cannot look for multiple-choice files '%s'", pattern);
-    qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, by_name);
-    const bool ok = open_paths(sets, found.gl_pathv, found.gl_pathc, V, err);
-    globfree(&found);
+    if (!files_match(pattern, &paths, &count, err)) return false;
+    const bool ok = count > 0 ? open_paths(sets, paths, (size_t)count, V, err)
+                              : error_set(err,
+                                          "no multiple-choice files match '%s'; data/choices makes them, and data/get "
+                                          "fetches HellaSwag",
+                                          pattern);
+    directory_list_free(paths, count);
     return ok;
 }
 

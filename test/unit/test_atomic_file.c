@@ -227,6 +227,38 @@ static void a_directory_of_plain_files_is_removed_and_no_more(void **state) {
     assert_content(tmpdir_file(&tmp, "b/nested/file"), "x");
 }
 
+// A pattern below which something cannot be read is no pattern that matches nothing.
+static void a_pattern_names_files_in_the_order_of_their_bytes(void **state) {
+    (void)state;
+    char **names;
+    int count;
+    for (const char *const *name = (const char *const[]){"b_1", "B_1", "a_1", "a_[1]", "c", NULL}; *name; name++)
+        assert_true(file_write_atomic(tmpdir_file(&tmp, *name), "", 0, &err));
+    assert_true(files_match(tmpdir_file(&tmp, "*_1"), &names, &count, &err));
+    assert_int_equal(count, 3);
+    assert_string_equal(strrchr(names[0], '/'), "/B_1");
+    assert_string_equal(strrchr(names[1], '/'), "/a_1");
+    assert_string_equal(strrchr(names[2], '/'), "/b_1");
+    directory_list_free(names, count);
+    assert_true(files_match(tmpdir_file(&tmp, "a_[1]"), &names, &count, &err)); // a name, not the pattern of a_1
+    assert_int_equal(count, 1);
+    assert_string_equal(strrchr(names[0], '/'), "/a_[1]");
+    directory_list_free(names, count);
+    for (const char *const *none = (const char *const[]){"d*", "no/*", "c/*", NULL}; *none; none++) {
+        assert_true(files_match(tmpdir_file(&tmp, *none), &names, &count, &err));
+        assert_int_equal(count, 0);
+    }
+    struct rlimit limit, few;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    few = limit, few.rlim_cur = 0; // no directory can be opened
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const bool found = files_match(tmpdir_file(&tmp, "*_1"), &names, &count, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_false(found);
+    assert_message("cannot read the directory: Too many open files");
+    assert_int_equal(count, 0);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void) {
@@ -239,6 +271,7 @@ int main(void) {
         TEST(modes_follow_the_umask),
         TEST(reading_refuses_large_missing_and_special_files),
         TEST(a_file_that_ends_early_is_an_error),
+        TEST(a_pattern_names_files_in_the_order_of_their_bytes),
         TEST(directories_are_made_with_their_parents),
         TEST(a_file_in_the_way_of_a_directory_is_named),
         TEST(the_proof_that_a_directory_is_writable_leaves_nothing),
