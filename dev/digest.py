@@ -27,12 +27,12 @@ OPTIMIZERS = "adamw adamw8bit adamw-bf16 adamw-kahan lion adafactor sgd muon".sp
 
 # Times, rates and what else a run measures; the JSON of logs and checkpoints names them.
 MEASURED = re.compile(
-    r'"(time|ms|\w*seconds|tokens_per_second|\w*per_second|mfu|hfu|measured|\w*_flops|\w*_bandwidth|libraries|name|date|'
+    r'"(time|ms\w*|\w*seconds|\w*per_second\w*|[mh]fu\w*|measured|memory_peak|\w*_flops|\w*_bandwidth|libraries|name|date|'
     r'step_seconds|free|written)": ?("[^"]*"|[^,}\n]*)')
 SPOKEN = [(re.compile(p, re.M), r) for p, r in [
     (r"^(limits|starting|summary|machine|memory      measured).*\n", ""),
     (r"\| +[\d.]+ m?s \|.*", ""),
-    (r"\b\d[\d.]*[KMGT]? ?(ms|s|m|tok/s|GB/s|MB/s|TFLOP/s|GiB free|MiB/s)\b", "#"),
+    (r"\b\d[\d.]*[KMGT]? ?(ms|s|m|tokens?/s|tok/s|GB/s|MB/s|TFLOP/s|GiB free|MiB/s)\b", "#"),
 ]]
 
 
