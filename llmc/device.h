@@ -1,5 +1,5 @@
 // The machine behind the ops: memory, streams, events, graphs and facts. A backend (llmc/cpu, llmc/cuda) implements
-// this header, ops.h and comm.h, and keeps its state in one private handle. One device per process.
+// this header and ops.h, and keeps its state in one private handle. One device per process.
 // On the CPU, streams run at once, events are done when recorded, and graphs are not captured.
 #pragma once
 #include "llmc/base/error.h"

@@ -582,8 +582,6 @@ MUTATIONS = [
          old="p.of[CUDNN_Q + part] = part_of(qkv, s, part);",
          new="p.of[CUDNN_Q + part] = part_of(qkv, s, part ? 3 - part : 0);"),
     # ---------------------------------------------------------------------------------------------- the device, streams
-    Host("shards", "a copy onto itself, and none where there are two", **STREAM, file="llmc/cuda/comm.c",
-         old="if (dst.data != src.data) cuda_copy", new="if (dst.data == src.data) cuda_copy"),
     Host("zeroed_late", "memory is handed out while it is being zeroed", **STREAM, file="llmc/cuda/device.c",
          old="    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream())); // the copy stream may be the first to use it\n",
          new=""),

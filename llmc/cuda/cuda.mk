@@ -4,8 +4,8 @@
 #                   DEFAULT_ARCHS as far as this nvcc knows them. No PTX of 75, which lacks what is taken from 80 on:
 #                   a program for 75 alone refuses newer GPUs.
 # C files are compiled by $(CC), .cu files by nvcc; objects of every list of architectures have a directory of their own.
-# cuDNN is loaded when the program starts (its headers are used where they are), NVML likewise, NCCL not at all: there is
-# one process. cudart is linked statically and looks for the driver when it is first called, so that the program starts,
+# cuDNN is loaded when the program starts (its headers are used where they are), NVML likewise.
+# cudart is linked statically and looks for the driver when it is first called, so that the program starts,
 # and can say what is missing, on any machine.
 
 NVCC := $(wildcard $(CUDA)/bin/nvcc)

@@ -2,7 +2,6 @@
 // stop the program while a graph is recorded. Streams run lazily, as late as the API allows, so that a wait that is
 // missing shows.
 #include "dev/sim/sim_control.h"
-#include "llmc/comm.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
@@ -174,20 +173,6 @@ static void an_event_is_done_when_its_work_is(void **state) {
     assert_true(device_event_done(stop) && device_event_done(start));
     assert_true(device_event_seconds(start, stop) >= 0.0);
     device_event_destroy(start), device_event_destroy(stop);
-}
-
-static void one_process_leaves_its_data_as_it_is(void **state) {
-    (void)state;
-    Tensor full = tensor_make(buffers.there, DTYPE_I32, "full", COUNT, 0, 0, 0);
-    Tensor shard = tensor_make(buffers.here, DTYPE_I32, "shard", COUNT, 0, 0, 0);
-    assert_true(comm_rank() == 0 && comm_size() == 1);
-    send(4, STREAM_COMPUTE);
-    comm_all_reduce_sum(full), comm_broadcast(full, 0), comm_barrier();
-    comm_reduce_scatter_sum(shard, full);
-    assert_arrived(4);
-    send(5, STREAM_COMPUTE);
-    comm_all_gather(shard, full), comm_all_gather(shard, shard);
-    assert_arrived(5);
 }
 
 // -------------------------------------------------------------------------------------------------------------- graphs
@@ -369,7 +354,6 @@ int main(void) {
         cmocka_unit_test(the_peak_counts_what_is_held_at_once),
         cmocka_unit_test(a_stream_waits_for_the_copy_of_the_other),
         cmocka_unit_test(an_event_is_done_when_its_work_is),
-        cmocka_unit_test(one_process_leaves_its_data_as_it_is),
         cmocka_unit_test(the_first_pass_runs_the_second_records_the_others_replay),
         cmocka_unit_test(other_work_starts_over),
         cmocka_unit_test(a_recording_may_be_dropped_while_it_runs),

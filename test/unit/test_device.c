@@ -1,5 +1,4 @@
-// device.h and comm.h on the CPU backend: memory, copies, events, facts, the measured speed, one-process collectives.
-#include "llmc/comm.h"
+// device.h on the CPU backend: memory, copies, events, facts, the measured speed.
 #include "llmc/cpu/host_memory.h"
 #include "llmc/device.h"
 
@@ -195,24 +194,6 @@ static void the_speed_of_an_unsupported_dtype_is_refused(void **state) {
     assert_non_null(strstr(err.text, "fp16"));
 }
 
-static void one_process_leaves_its_data_as_it_is(void **state) {
-    (void)state;
-    float full[3] = {1.0f, 2.0f, 3.0f}, shard[3] = {0};
-    Tensor f = tensor_make(full, DTYPE_FP32, "full", 3, 0, 0, 0),
-           s = tensor_make(shard, DTYPE_FP32, "shard", 3, 0, 0, 0);
-    assert_int_equal(comm_rank(), 0);
-    assert_int_equal(comm_size(), 1);
-    comm_all_reduce_sum(f);
-    comm_broadcast(f, 0);
-    comm_barrier();
-    comm_reduce_scatter_sum(s, f);
-    assert_true(full[0] == 1.0f && full[1] == 2.0f && full[2] == 3.0f);
-    assert_memory_equal(full, shard, sizeof full);
-    full[1] = -5.0f;
-    comm_all_gather(s, f);
-    assert_memory_equal(full, shard, sizeof full);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_facts_name_the_machine),
@@ -228,7 +209,6 @@ int main(void) {
         cmocka_unit_test(a_cpu_has_no_sensors),
         cmocka_unit_test(the_measured_speed_is_positive_and_leaves_no_peak),
         cmocka_unit_test(the_speed_of_an_unsupported_dtype_is_refused),
-        cmocka_unit_test(one_process_leaves_its_data_as_it_is),
     };
     return cmocka_run_group_tests_name("device", tests, start_device, stop_device);
 }
