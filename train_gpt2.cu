@@ -1,8 +1,8 @@
 // The trainer. Read it from top to bottom: the model is built -> the loop -> one step; what is trained on which data is
 // decided in llmc/run/run_setup.c. Everything it calls explains itself in the header of that name under llmc/.
 //
-// One text, three builds: nvcc makes train_gpt2cu of it, the C compiler (-x c) train_gpt2, the simulator's build
-// train_gpt2sim; so it keeps to what C and C++ share. Which backend stands behind device.h and ops.h it does not know.
+// It is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and train_gpt2sim.
+// It never knows which backend implements device.h and ops.h.
 #include "llmc/base/atomic_file.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2_numerics.h"
@@ -76,30 +76,33 @@ static bool build_model(Run *run, Error *err) {
 
 static bool build_training(Run *run, Error *err) {
     const Options *o = &run->setup.options;
-    OptimizerOptions optimizer;
-    optimizer.beta1 = (float)o->beta1, optimizer.beta2 = (float)o->beta2, optimizer.eps = (float)o->eps;
-    optimizer.momentum = (float)o->momentum;
-    optimizer.weight_decay = (float)o->weight_decay;
-    optimizer.seed = run->setup.state.seed;
-    optimizer.limits.clip = (float)o->grad_clip;
-    optimizer.limits.loss_z_limit = (float)o->loss_outlier;
-    optimizer.limits.norm_z_limit = (float)o->norm_outlier;
-    optimizer.limits.scale_growth_interval = optimizer_scale_growth_interval(run->setup.dtype);
+    const OptimizerOptions optimizer = {
+        .beta1 = (float)o->beta1,
+        .beta2 = (float)o->beta2,
+        .eps = (float)o->eps,
+        .momentum = (float)o->momentum,
+        .weight_decay = (float)o->weight_decay,
+        .seed = run->setup.state.seed,
+        .limits = {.clip = (float)o->grad_clip,
+                   .loss_z_limit = (float)o->loss_outlier,
+                   .norm_z_limit = (float)o->norm_outlier,
+                   .scale_growth_interval = optimizer_scale_growth_interval(run->setup.dtype)},
+    };
+    const DataLoaderOptions loader = {
+        .shards = &run->setup.train,
+        .vocab = run->setup.config.V,
+        .batch_windows = o->B,
+        .step_windows = run->setup.step_windows,
+        .position = run->setup.state.position,
+        .seed = run->setup.state.seed,
+        .shuffle = true,
+        .repeat_first_step = o->overfit != 0,
+    };
     run->optimizer = optimizer_create(run->model, &optimizer, err);
-    DataLoaderOptions loader;
-    memset(&loader, 0, sizeof loader);
-    loader.shards = &run->setup.train;
-    loader.vocab = run->setup.config.V;
-    loader.batch_windows = o->B;
-    loader.step_windows = run->setup.step_windows;
-    loader.position = run->setup.state.position;
-    loader.seed = run->setup.state.seed;
-    loader.shuffle = true;
-    loader.repeat_first_step = o->overfit != 0;
     run->loader = run->optimizer ? dataloader_create(&loader, err) : NULL;
     for (int i = 0; run->loader && i < 2; i++) {
         StepRecord *r = &run->records[i];
-        r->control = (StepControl *)host_alloc(sizeof *r->control, err);
+        r->control = host_alloc(sizeof *r->control, err);
         r->start = device_event_create(err);
         r->stop = device_event_create(err);
         if (!r->control || !r->start || !r->stop) return false;
@@ -131,7 +134,7 @@ static void measure_speed(Run *run) {
     say_what_is_started(run, memory_plan_total(plan));
     if (!device_measure_speed(run->setup.dtype, (size_t)memory_plan_total(plan), &run->speed, &unmeasured)) {
         fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
-        memset(&run->speed, 0, sizeof run->speed);
+        run->speed = (DeviceSpeed){0};
     }
     memory_plan_destroy(plan);
 }
@@ -154,20 +157,23 @@ static bool open_log(Run *run, Error *err) {
     run->summary = run_summary_create();
     DeviceSensors sensors; // where the energy of the run is counted from
     if (device_sensors(&sensors)) run_summary_energy(run->summary, sensors.energy_joules);
-    RunFacts facts;
-    memset(&facts, 0, sizeof facts);
-    facts.options = o;
-    facts.model = gpt2_options(run->model);
-    facts.plan = gpt2_memory(run->model);
-    facts.source = run->setup.source;
-    facts.train = run->setup.has_train ? &run->setup.train : NULL;
-    facts.val = run->setup.has_val ? &run->setup.val : NULL;
-    facts.T = run->setup.T, facts.step_windows = run->setup.step_windows;
-    facts.start_step = run->setup.state.step, facts.total_steps = run->setup.total_steps;
-    facts.schedule = &run->setup.schedule;
-    facts.speed = run->speed;
-    facts.peak_flops = run->peak_flops, facts.peak_is_measured = run->peak_is_measured;
-    facts.loss_scale = run->loss_scale;
+    const RunFacts facts = {
+        .options = o,
+        .model = gpt2_options(run->model),
+        .plan = gpt2_memory(run->model),
+        .source = run->setup.source,
+        .train = run->setup.has_train ? &run->setup.train : NULL,
+        .val = run->setup.has_val ? &run->setup.val : NULL,
+        .T = run->setup.T,
+        .step_windows = run->setup.step_windows,
+        .start_step = run->setup.state.step,
+        .total_steps = run->setup.total_steps,
+        .schedule = &run->setup.schedule,
+        .speed = run->speed,
+        .peak_flops = run->peak_flops,
+        .peak_is_measured = run->peak_is_measured,
+        .loss_scale = run->loss_scale,
+    };
     if (!answers_only(run)) run_header(run->log, &facts);
     snprintf(run->attention, sizeof run->attention, "%s", device_facts()->attention);
     if (!run->setup.resume_path) return true;
@@ -248,14 +254,17 @@ static bool answer_choices(Run *run, Error *err) {
 
 static GenerateOptions generate_options(Run *run) {
     const Options *o = &run->setup.options;
-    GenerateOptions g;
-    memset(&g, 0, sizeof g);
-    g.tokenizer = run->setup.tokenizer;
-    g.prompt = o->prompt;
-    g.samples = o->samples, g.tokens = o->sample_tokens;
-    g.sampler.temperature = o->temperature, g.sampler.top_k = o->top_k, g.sampler.top_p = o->top_p;
-    g.sampler.seed = run->setup.state.seed, g.sampler.stream = (uint64_t)run->setup.state.step;
-    return g;
+    return (GenerateOptions){
+        .tokenizer = run->setup.tokenizer,
+        .prompt = o->prompt,
+        .samples = o->samples,
+        .tokens = o->sample_tokens,
+        .sampler = {.temperature = o->temperature,
+                    .top_k = o->top_k,
+                    .top_p = o->top_p,
+                    .seed = run->setup.state.seed,
+                    .stream = (uint64_t)run->setup.state.step},
+    };
 }
 
 // Between steps a text is shown when it is whole; with -x 0 as it is drawn, with its speed.
@@ -368,16 +377,17 @@ static void raise_measured_peak(Run *run, double step_flops) {
 static void report(Run *run, StepRecord *r) {
     if (r->step == 0) return;
     device_event_wait(r->stop);
-    StepReport line;
-    memset(&line, 0, sizeof line);
-    line.step = r->step, line.total = run->setup.total_steps;
-    line.control = *r->control;
-    line.last_loss_scale = run->loss_scale;
+    StepReport line = {
+        .step = r->step,
+        .total = run->setup.total_steps,
+        .control = *r->control,
+        .last_loss_scale = run->loss_scale,
+        .bad_tensor = r->control->bad_tensor >= 0 ? gpt2_parameters(run->model)[r->control->bad_tensor].name : NULL,
+        .lr = r->lr,
+        .seconds = device_event_seconds(r->start, r->stop),
+        .tokens = (double)(run->setup.step_windows * run->setup.T),
+    };
     run->loss_scale = r->control->loss_scale;
-    line.bad_tensor = r->control->bad_tensor >= 0 ? gpt2_parameters(run->model)[r->control->bad_tensor].name : NULL;
-    line.lr = r->lr;
-    line.seconds = device_event_seconds(r->start, r->stop);
-    line.tokens = (double)(run->setup.step_windows * run->setup.T);
     const double tokens_per_second = line.tokens / line.seconds;
     const double model_flops = tokens_per_second * flops_per_token_llmc(&run->setup.config, run->setup.T);
     const double all_flops =
@@ -583,12 +593,10 @@ static int run_all(Run *run, Error *err) {
 }
 
 int main(int argc, char **argv) {
-    Run run;
+    Run run = {.started = now_seconds()};
     Error err;
     standard_files_open();
     device_prepare_process(argv);
-    memset(&run, 0, sizeof run);
-    run.started = now_seconds();
     const OptionsResult parsed = options_parse(&run.setup.options, argc, argv, &err);
     int code = EXIT_OK;
     if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;

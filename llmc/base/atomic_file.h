@@ -7,10 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // A file being written. Errors are sticky: a failed write is remembered and reported by commit.
 typedef struct AtomicFile AtomicFile;
 AtomicFile *atomic_file_create(const char *path, Error *err); // opens path + ".tmp-PID"
@@ -50,7 +46,3 @@ void standard_files_open(void);
 
 char *path_join(const char *directory, const char *name); // "directory/name", malloced
 char *path_unused(const char *path); // path.1, or with the first number under which nothing stands; malloced
-
-#ifdef __cplusplus
-}
-#endif

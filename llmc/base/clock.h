@@ -2,17 +2,9 @@
 #pragma once
 #include <time.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Seconds of the monotonic clock; only differences mean anything.
 static inline double now_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-
-#ifdef __cplusplus
-}
-#endif

@@ -4,10 +4,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // The character at p, of n >= 1 bytes: its length in bytes, or 0 if no well-formed sequence begins there (Unicode 15,
 // table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
 static inline int utf8_decode(const unsigned char *p, int64_t n, uint32_t *code_point) {
@@ -55,7 +51,3 @@ typedef struct {
 int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out);
 // The text is over: what is still held back, an unfinished character, goes to out as it is.
 int64_t utf8_stream_end(Utf8Stream *s, char *out);
-
-#ifdef __cplusplus
-}
-#endif

@@ -2,10 +2,6 @@
 #pragma once
 #include "llmc/model/recompute.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Per token of context T, forward + backward:
 //   llm.c's, what mfu prints:    6 N + 6 L C T
 //   exact (causal half):         72 L C^2 + 6 Vp C + 6 L C (T + 1)
@@ -14,7 +10,3 @@ double flops_per_token_exact(const ModelConfig *config, int64_t T);
 // What the machine computes, for hfu: exact + attention / 6 (the backward pass computes QK^T again) + recomputation
 // (recompute_flops_per_token).
 double flops_per_token_hardware(const ModelConfig *config, int64_t T, const Recompute *recompute);
-
-#ifdef __cplusplus
-}
-#endif

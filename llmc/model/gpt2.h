@@ -8,10 +8,6 @@
 #include "llmc/model/recompute.h"
 #include "llmc/ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // What the ops of another machine ask for, in the place of ops_workspace_bytes and ops_head_chunk_rows: a plan for a
 // machine that is not here. machine is handed to both.
 typedef struct {
@@ -126,7 +122,3 @@ void gpt2_decode_start(Gpt2 *model, const int32_t *prompts, int64_t n, int64_t s
 // One token more for each sequence, at most T in all; logits (sequences, V) after it. Synchronises.
 void gpt2_decode_step(Gpt2 *model, const int32_t *tokens, float *logits);
 int64_t gpt2_decode_length(const Gpt2 *model); // tokens read so far
-
-#ifdef __cplusplus
-}
-#endif

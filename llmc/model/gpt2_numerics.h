@@ -5,10 +5,6 @@
 #pragma once
 #include "llmc/model/gpt2.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     char name[48]; // "qkv.in", "fc.gradient", "qkvw.weight", "wte.gradient", "wte.update"
     TensorStats stats;
@@ -27,7 +23,3 @@ void gpt2_numerics_update_end(Gpt2 *model, int index);
 // All that was counted since gpt2_observe(model, true); returns the number of rows: classes that nothing was counted of
 // have none. Synchronises.
 int gpt2_numerics_read(Gpt2 *model, NumericsRow rows[NUMERICS_MAX_ROWS]);
-
-#ifdef __cplusplus
-}
-#endif

@@ -25,7 +25,7 @@ static const char *const class_names[MEM_CLASS_COUNT] = {"weights",   "master", 
 const char *memory_class_name(MemoryClass c) { return class_names[c]; }
 
 MemoryPlan *memory_plan_create(void) {
-    MemoryPlan *plan = (MemoryPlan *)calloc(1, sizeof *plan);
+    MemoryPlan *plan = calloc(1, sizeof *plan);
     REQUIRE_MEMORY(plan, "a memory plan");
     return plan;
 }
@@ -87,7 +87,7 @@ static void insert(Placed *placed, int n, const Entry *e) {
 
 // n entries that come and go, from offset base on.
 static void lay_out(MemoryPlan *plan, Entry **entries, int n, int64_t base) {
-    Placed *placed = (Placed *)malloc(((size_t)n + 1) * sizeof *placed);
+    Placed *placed = malloc(((size_t)n + 1) * sizeof *placed);
     REQUIRE_MEMORY(placed, "a memory plan");
     qsort(entries, (size_t)n, sizeof *entries, by_size);
     for (int i = 0; i < n; i++) {
@@ -102,7 +102,7 @@ static void lay_out(MemoryPlan *plan, Entry **entries, int n, int64_t base) {
 void memory_plan_solve(MemoryPlan *plan) {
     plan->total = 0;
     for (int c = 0; c < MEM_CLASS_COUNT; c++) plan->class_bytes[c] = 0;
-    Entry **passing = (Entry **)malloc(((size_t)plan->count + 1) * sizeof *passing);
+    Entry **passing = malloc(((size_t)plan->count + 1) * sizeof *passing);
     REQUIRE_MEMORY(passing, "a memory plan");
     int n = 0;
     for (int i = 0; i < plan->count; i++) {
@@ -139,7 +139,7 @@ static int64_t find_peak(const MemoryPlan *plan, int *tick) {
     int64_t live = 0, peak = 0;
     for (int i = 0; i < plan->count; i++)
         if (plan->entries[i].last_use + 2 > ticks) ticks = plan->entries[i].last_use + 2;
-    int64_t *change = (int64_t *)calloc((size_t)ticks, sizeof *change);
+    int64_t *change = calloc((size_t)ticks, sizeof *change);
     REQUIRE_MEMORY(change, "a memory plan");
     for (int i = 0; i < plan->count; i++) {
         const Entry *e = &plan->entries[i];

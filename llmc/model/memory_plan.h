@@ -7,10 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum {
     MEM_WEIGHTS,
     MEM_MASTER,
@@ -56,7 +52,3 @@ typedef struct {
 } PlannedTensor;
 int memory_plan_count(const MemoryPlan *plan);
 PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle);
-
-#ifdef __cplusplus
-}
-#endif

@@ -3,10 +3,6 @@
 #include "llmc/base/error.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     int64_t max_T; // longest context: rows of the position embedding
     int64_t V;     // vocabulary; 0 in a descriptor that leaves it to the data
@@ -33,7 +29,3 @@ void model_config_set_vocab(ModelConfig *config, int64_t V);
 
 // Checks ranges and divisibility (1 <= L, C a multiple of NH, ...) of a shape that came from outside.
 bool model_config_check(const ModelConfig *config, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

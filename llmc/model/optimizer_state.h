@@ -4,10 +4,6 @@
 #include "llmc/model/parameters.h"
 #include "llmc/ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum {
     OPTIMIZER_ADAMW,       // fp32 moments
     OPTIMIZER_ADAMW_8BIT,  // moments of matrices and embeddings in 8 bits, block-wise (Dettmers et al., 2021)
@@ -78,7 +74,3 @@ MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType
 // Device memory that the update needs besides the state, at the end of a step: Muon's products; numerics: a copy of the
 // largest parameter, in fp32. One after the other, in the same bytes.
 int64_t optimizer_scratch_bytes(OptimizerKind kind, const ModelConfig *config, DType compute, bool numerics);
-
-#ifdef __cplusplus
-}
-#endif

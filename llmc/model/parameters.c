@@ -63,7 +63,7 @@ int parameter_index(const ModelConfig *config, int spec, int block) {
 }
 
 Parameter *parameter_table(const ModelConfig *config) {
-    Parameter *table = (Parameter *)calloc((size_t)parameter_count(config), sizeof *table);
+    Parameter *table = calloc((size_t)parameter_count(config), sizeof *table);
     REQUIRE_MEMORY(table, "the parameter table");
     Parameter *p = table;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {

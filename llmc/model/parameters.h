@@ -5,10 +5,6 @@
 #include "llmc/model/model_config.h"
 #include "llmc/tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } InitKind;
 
 // What optimizers tell apart.
@@ -76,7 +72,3 @@ int64_t parameter_total(const ModelConfig *config);
 // wte beyond V are 0.
 void parameter_init_values(float *out, const ModelConfig *config, const Parameter *p, int index, uint64_t seed,
                            int64_t first, int64_t n);
-
-#ifdef __cplusplus
-}
-#endif

@@ -7,10 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // The ops of a block that can run again; a set of them for each block. An op that needs what another one in the set
 // leaves finds it there: no op runs twice.
 enum {
@@ -52,7 +48,3 @@ double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, 
 // Elements of the compute dtype a token that the other ops of the repetition read and write, for the planner: gelu 8 C
 // (with the matmul before it none: it counts as part of that), a layernorm 2 C, one with its residual addition 4 C.
 double recompute_elements_per_token(const Recompute *r, const ModelConfig *config);
-
-#ifdef __cplusplus
-}
-#endif

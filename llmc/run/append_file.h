@@ -6,10 +6,6 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     char *path;
     int fd;    // -1: not open
@@ -29,7 +25,3 @@ bool directory_hold(const char *directory, int *fd, Error *err);
 // A directory in which nothing but the lock was made is removed, with those made around it: directory_unmake.
 void directory_release(const char *directory, int fd, size_t existing);
 void append_file_close(AppendFile *f); // also after a failed open
-
-#ifdef __cplusplus
-}
-#endif

@@ -3,10 +3,6 @@
 #pragma once
 #include "llmc/tokens/corpus_block.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const char *program; // for messages: "prepare"
     const char *field;
@@ -45,7 +41,3 @@ void corpus_display_notice(void *display, const char *text);
 void corpus_display_clear(const CorpusDisplay *d);
 
 void corpus_tool_print_skipped(const CorpusCounts *c);
-
-#ifdef __cplusplus
-}
-#endif

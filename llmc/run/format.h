@@ -5,10 +5,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 const char *format_bytes(double bytes, char *buf, int size);      // 512 B   1.50 GiB   12.5 MiB
 const char *format_count(double n, char *buf, int size);          // 950   1.017K   666.6K   124.5M   10.00B
 const char *format_duration(double seconds, char *buf, int size); // 8.2s   12s   8m11s   2h03m   1d04h   "?" below 0
@@ -24,7 +20,3 @@ void format_json_string(FILE *out, const char *text, size_t n);
 void format_visible(FILE *out, const char *text, size_t n, const char *indent);
 // The same for a piece of a longer text: no indent, and its last newline counts.
 void format_visible_stream(FILE *out, const char *text, size_t n);
-
-#ifdef __cplusplus
-}
-#endif

@@ -4,10 +4,6 @@
 #include "llmc/base/error.h"
 #include "llmc/tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const char *name;                     // "A100 80GB"
     const char *also;                     // another name for it on the command line: "a100"; NULL: none
@@ -36,7 +32,3 @@ double gpu_spec_peak(const GpuSpec *gpu, DType dtype);
 
 // dtype, or fp16 where the GPU has no bf16.
 DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype);
-
-#ifdef __cplusplus
-}
-#endif

@@ -3,10 +3,6 @@
 #pragma once
 #include "llmc/ops.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Which call of an op this is: calls with the same op, tensor name (blocks apart) and shape cost the same.
 typedef struct {
     const char *tensor; // the weight of a matmul or layernorm, else an input or output
@@ -29,7 +25,3 @@ typedef struct {
 const char *op_tensor(const OpCost *cost);
 // "matmul_forward qkvw 65536x768x2304" into buf; returns buf.
 const char *op_label(const OpCost *cost, char *buf, int size);
-
-#ifdef __cplusplus
-}
-#endif

@@ -7,10 +7,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     // data
     char *train_data; // -i  glob of shards
@@ -115,7 +111,3 @@ bool options_adopt_json(Options *options, const char *json, Error *err);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
 // NULL if none does. -y, --progress and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
-
-#ifdef __cplusplus
-}
-#endif

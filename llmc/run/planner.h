@@ -8,10 +8,6 @@
 #include "llmc/run/gpu_table.h"
 #include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // ---------------------------------------------------------------------------------------------------------- arithmetic
 
 // What the matmuls and attention of a step of `tokens` tokens must compute: the exact count of flops.h (causal
@@ -145,7 +141,3 @@ void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
 
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
 bool planner_print(FILE *out, const PlanRequest *request, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -2,10 +2,6 @@
 #pragma once
 #include "llmc/run/planner.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Tokens of the whole run with so many windows a step, 0: not known; and in how many steps.
 double planner_tokens(const PlanRequest *request, int64_t step_windows);
 double planner_steps(double tokens, int64_t tokens_per_step);
@@ -20,7 +16,3 @@ bool planner_choose(Gpt2Options *model, double room, int64_t most);
 // gpus: those of --gpu; count 0: all of the table, and this machine.
 bool planner_print_text(FILE *out, const PlanRequest *request, const GpuChoice *gpus, int count, Error *err);
 bool planner_print_json(FILE *out, const PlanRequest *request, const GpuChoice *gpus, int count, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

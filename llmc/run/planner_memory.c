@@ -80,8 +80,7 @@ ActivationKind activation_kind(const char *name) {
 }
 
 PlannedMemory planner_memory(const Gpt2Options *model) {
-    PlannedMemory m;
-    memset(&m, 0, sizeof m);
+    PlannedMemory m = {0};
     MemoryPlan *plan = gpt2_plan(model);
     const int peak = memory_plan_peak_tick(plan);
     for (int c = 0; c < MEM_CLASS_COUNT; c++) m.classes[c] = (double)memory_plan_class_bytes(plan, (MemoryClass)c);

@@ -10,10 +10,6 @@
 #pragma once
 #include "llmc/run/profile_table.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 int64_t profile_total_steps(int64_t n); // of the run that --profile n makes
 
 // Use:
@@ -23,7 +19,3 @@ void profile_start(int64_t n);
 bool profile_next_step(void);
 // Waits for the device, prints the table; in directory (NULL: nowhere) writes profile.json and profile_trace.json.
 bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed speed, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -5,10 +5,6 @@
 #include "llmc/run/op_costs.h"
 #include "llmc/run/runlog.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // One call of an op. start: seconds after the first profiled step began.
 typedef struct {
     OpCost cost;
@@ -41,7 +37,3 @@ double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed);
 bool profile_print(RunLog *log, const Profile *profile, Error *err);
 bool profile_write_json(const char *path, const Profile *profile, Error *err);
 bool profile_write_trace(const char *path, const Profile *profile, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -3,10 +3,6 @@
 #pragma once
 #include <stdbool.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 int terminal_width(void);    // columns of stdout's terminal; else $COLUMNS, else 80
 bool terminal_is_utf8(void); // by $LC_ALL, $LC_CTYPE, $LANG, in their order of precedence
 
@@ -24,7 +20,3 @@ typedef struct {
     bool after_first;
 } StepTime;
 void step_time_add(StepTime *t, double seconds);
-
-#ifdef __cplusplus
-}
-#endif

@@ -7,10 +7,6 @@
 #include "llmc/tokens/shards.h"
 #include "llmc/train/schedule.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const Options *options;
     const Gpt2Options *model;
@@ -28,7 +24,3 @@ typedef struct {
 } RunFacts;
 
 void run_header(RunLog *log, const RunFacts *facts);
-
-#ifdef __cplusplus
-}
-#endif

@@ -6,10 +6,6 @@
 #include "llmc/base/error.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // The steps from one start of the trainer to the next.
 typedef struct {
     char *train_data;     // -i of then, relative to where the trainer was started
@@ -39,7 +35,3 @@ const RunSegment *run_order_find(const RunOrder *order, int64_t step, int64_t *p
 
 // The window at a position, as the loader reads it (dataloader.h) from a corpus of so many windows.
 int64_t run_order_window(const RunSegment *segment, int64_t position, int64_t num_windows);
-
-#ifdef __cplusplus
-}
-#endif

@@ -237,22 +237,23 @@ static bool choose_dtype(RunSetup *s, Error *err) {
 
 Gpt2Options run_setup_model(const RunSetup *s) {
     const Options *o = &s->options;
-    Gpt2Options model;
-    memset(&model, 0, sizeof model);
-    model.config = s->config;
-    model.dtype = s->dtype;
-    model.master = o->master != 0;
-    model.train = o->max_steps != 0;
-    model.B = o->B, model.T = s->T;
-    model.recompute = s->recompute;
-    model.optimizer = s->optimizer;
-    model.gradients_in_dtype = strcmp(o->grad_dtype, "compute") == 0 && s->dtype != DTYPE_FP32;
-    model.seed = s->state.seed;
-    model.offload = strcmp(o->offload, "optimizer") == 0;
-    model.fp8 = o->fp8 != 0, model.fp8_delayed = strcmp(o->fp8_scaling, "delayed") == 0;
-    model.numerics = o->numerics_every > 0;
-    model.sequences = o->sample_every > 0 || o->interactive ? o->samples : 0;
-    return model;
+    return (Gpt2Options){
+        .config = s->config,
+        .dtype = s->dtype,
+        .master = o->master != 0,
+        .train = o->max_steps != 0,
+        .B = o->B,
+        .T = s->T,
+        .recompute = s->recompute,
+        .optimizer = s->optimizer,
+        .gradients_in_dtype = strcmp(o->grad_dtype, "compute") == 0 && s->dtype != DTYPE_FP32,
+        .seed = s->state.seed,
+        .offload = strcmp(o->offload, "optimizer") == 0,
+        .fp8 = o->fp8 != 0,
+        .fp8_delayed = strcmp(o->fp8_scaling, "delayed") == 0,
+        .numerics = o->numerics_every > 0,
+        .sequences = o->sample_every > 0 || o->interactive ? o->samples : 0,
+    };
 }
 
 // --optimizer: that of the checkpoint, unless its state is to begin anew.
@@ -368,15 +369,18 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     if (strcmp(o->dtype, "auto") == 0) s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
-    PlanRequest request;
-    memset(&request, 0, sizeof request);
-    request.model = run_setup_model(s);
-    request.any_batch = o->B == 0, request.recompute = o->recompute;
-    request.step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
-    request.tokens = o->tokens, request.steps = o->max_steps > 0 ? o->max_steps : 0;
-    request.attention = options_device(o).attention;
-    request.gpus = o->gpu, request.price = o->price;
-    request.json = strcmp(o->plan, "json") == 0;
+    const PlanRequest request = {
+        .model = run_setup_model(s),
+        .any_batch = o->B == 0,
+        .recompute = o->recompute,
+        .step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0,
+        .tokens = o->tokens,
+        .steps = o->max_steps > 0 ? o->max_steps : 0,
+        .attention = options_device(o).attention,
+        .gpus = o->gpu,
+        .price = o->price,
+        .json = strcmp(o->plan, "json") == 0,
+    };
     return gpt2_check_options(&request.model, err) && planner_print(stdout, &request, err);
 }
 

@@ -9,10 +9,6 @@
 #include "llmc/train/choices.h"
 #include "llmc/train/schedule.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     Options options;
     TrainerState state; // step, position, control: what a checkpoint holds besides weights
@@ -51,7 +47,3 @@ Gpt2Options run_setup_model(const RunSetup *setup); // what gpt2_create is to ma
 DType run_setup_export_dtype(const RunSetup *setup);
 
 void run_setup_close(RunSetup *setup);
-
-#ifdef __cplusplus
-}
-#endif

@@ -35,10 +35,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct RunLog RunLog;
 
 // directory NULL or "": no file; it is made if it is missing. Two processes cannot write into one: the second gets an
@@ -99,7 +95,3 @@ bool runlog_stream(void *log, const char *bytes, int64_t n);
 //   numerics at step 100 | underflow up to 0.31% (fc.gradient) | no overflow | update/weight 2.1e-04 (lnfw) to 1.8e-02
 //   (wpe)
 void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count);
-
-#ifdef __cplusplus
-}
-#endif

@@ -3,14 +3,6 @@
 // is answered with a line on stderr, so that nobody presses Ctrl-C again because saving takes long. SIGPIPE is ignored:
 // a reader such as `| head` that goes away must not take the run with it.
 #pragma once
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 void signals_install(void);
 int signals_pending(void);            // the signal that asked to stop, or 0
 const char *signals_name(int signal); // "SIGTERM"
-
-#ifdef __cplusplus
-}
-#endif

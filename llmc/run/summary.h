@@ -3,10 +3,6 @@
 #pragma once
 #include "llmc/run/runlog.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct RunSummary RunSummary;
 RunSummary *run_summary_create(void); // NULL: out of memory; every function takes it and does nothing
 void run_summary_free(RunSummary *s);
@@ -28,7 +24,3 @@ void run_summary_print(const RunSummary *s, RunLog *log);
 //   steps, tokens, step_seconds (sum), tokens_per_second_p50, mfu_p50, ms_p50, ms_p99, best_val_loss, best_val_step,
 //   energy_joules. What is not known is left out.
 char *run_summary_json(const RunSummary *s);
-
-#ifdef __cplusplus
-}
-#endif

@@ -7,10 +7,6 @@
 #include "llmc/base/error.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct TensorBoard TensorBoard;
 // first_step: events of steps beyond it that an interrupted run left in DIR are void from here on (SessionLog START).
 // -1: all of them; INT64_MAX: none. NULL on error; DIR must be there.
@@ -24,7 +20,3 @@ void tensorboard_scalar(TensorBoard *tb, const char *tag, double value);
 // Shown in the Text tab, letter by letter in one width: control characters and what is no UTF-8 as \x1B.
 void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_t bytes);
 bool tensorboard_end(TensorBoard *tb, Error *err); // false: this record was lost
-
-#ifdef __cplusplus
-}
-#endif

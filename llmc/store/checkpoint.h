@@ -7,10 +7,6 @@
 #include "llmc/step_control.h"
 #include "llmc/tokens/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // What the shards of a run were, to say so when it goes on with others. tokens 0: not known.
 typedef struct {
     int64_t tokens;
@@ -67,7 +63,3 @@ void checkpoint_clean(const char *dir);
 // So does one that holds files of somebody else. False: one that should go could not be removed, and why; the others
 // are.
 bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -5,17 +5,9 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/tokens/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // dtype: DTYPE_FP32, DTYPE_BF16, or, for directories, DTYPE_FP16 (values beyond its range are an error that names the
 // tensor). eot: -1 if not known. tokenizer NULL: none is written.
 bool export_model(const char *path, const Gpt2 *model, DType dtype, int64_t eot, const Tokenizer *tokenizer,
                   Error *err);
 // What can be said before anything is trained: may this path and dtype be written?
 bool export_check(const char *path, DType dtype, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

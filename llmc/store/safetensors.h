@@ -5,10 +5,6 @@
 #include "llmc/base/error.h"
 #include "llmc/tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     char name[128];
     const char *stored; // the dtype as the file spells it: "F32", "I8", ...; static. Ignored by the writer
@@ -44,7 +40,3 @@ bool safetensors_writer_append(SafetensorsWriter *w, const void *data, size_t by
 // Checks that all declared bytes came; commits as atomic_file_commit does. Frees w in any case.
 bool safetensors_writer_commit(SafetensorsWriter *w, int64_t *bytes, uint64_t *checksum, Error *err);
 void safetensors_writer_abandon(SafetensorsWriter *w);
-
-#ifdef __cplusplus
-}
-#endif

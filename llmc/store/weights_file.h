@@ -5,10 +5,6 @@
 #include "llmc/base/error.h"
 #include "llmc/model/parameters.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct WeightsFile WeightsFile;
 
 // path: a directory with config.json, or a file. Checks everything that can be checked before memory is taken:
@@ -20,7 +16,3 @@ int64_t weights_file_eot(const WeightsFile *f); // the end-of-text token that th
 // Rows [first, first + rows) of tensor p (of a parameter_table for the file's config) in our (out, in) layout; rows
 // beyond V give 0.
 bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

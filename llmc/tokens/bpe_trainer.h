@@ -5,10 +5,6 @@
 #include "llmc/tokens/tokenizer.h"
 #include "llmc/tokens/word_counts.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { MIN_TRAINED_VOCAB = 257, MAX_TRAINED_VOCAB = 1 << 20 };
 
 // A vocabulary without merges but one: "\r" and "\n". Where it may cut a text, every vocabulary may: for the text that
@@ -20,7 +16,3 @@ Tokenizer *tokenizer_for_cuts(Error *err);
 // the way. on_progress: after some of the merges, with the number of tokens so far.
 Tokenizer *bpe_train(WordCounts *words, int64_t vocab, void (*on_progress)(void *user, int64_t tokens), void *user,
                      Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -6,10 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { PACKED_NOT, PACKED_GZIP, PACKED_ZSTD } Packing;
 
 Packing packing_of_name(const char *path);                      // by .gz, .zst
@@ -25,7 +21,3 @@ bool byte_source_skip(ByteSource *s, int64_t n, Error *err);
 bool byte_source_is_damaged(const ByteSource *s);  // a read failed because of what the file holds, not of the machine
 int64_t byte_source_consumed(const ByteSource *s); // bytes of the file that were read so far
 void byte_source_close(ByteSource *s);             // NULL is fine
-
-#ifdef __cplusplus
-}
-#endif

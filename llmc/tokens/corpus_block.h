@@ -4,10 +4,6 @@
 #include "llmc/tokens/corpus_inputs.h"
 #include "llmc/tokens/corpus_split.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum {
     BLOCK_BYTES = 256 * 1024,          // of text in a block, when no line is longer
     LINE_MAX_BYTES = 32 * 1024 * 1024, // a longer line of a .jsonl file is refused
@@ -110,7 +106,3 @@ void corpus_block_free(CorpusBlock *b);
 bool corpus_block_reserve(CorpusBlock *b, int64_t bytes); // room for so many bytes of text; false: out of memory
 // Empty, ready to be filled again. Buffers that a long line made large are given back.
 void corpus_block_reset(CorpusBlock *b);
-
-#ifdef __cplusplus
-}
-#endif

@@ -6,10 +6,6 @@
 #include "llmc/tokens/bpe_trainer.h"
 #include "llmc/tokens/corpus_block.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const Tokenizer *tokenizer; // must outlive the encoder, as do the next two
     const Tokenizer *cuts;      // which says where a document may be cut
@@ -27,7 +23,3 @@ bool corpus_encoder_finish(CorpusEncoder *e, Error *err); // all that was counte
 void corpus_encoder_free(CorpusEncoder *e);               // NULL is fine
 
 int corpus_token_bytes(const Tokenizer *t); // 2 up to a vocabulary of 65536, then 4
-
-#ifdef __cplusplus
-}
-#endif

@@ -8,10 +8,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { FORMAT_BY_NAME, FORMAT_TEXT, FORMAT_LINES } CorpusFormat; // .jsonl and .ndjson are lines
 
 typedef struct {
@@ -58,7 +54,3 @@ bool inputs_summarize(const InputOptions *options, InputSummary *summaries, Erro
 // Is this the name of a file that data/prepare makes?
 bool is_corpus_shard(const char *name); // train_000000.bin, val_000000.bin
 bool is_corpus_file(const char *name);  // or manifest.json, tokenizer.json
-
-#ifdef __cplusplus
-}
-#endif

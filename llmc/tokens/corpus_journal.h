@@ -6,10 +6,6 @@
 #include "llmc/tokens/corpus_writer.h"
 #include <cjson/cJSON.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum {
     PHASE_ENCODE,  // up to position
     PHASE_REPLACE, // all is encoded; shards of an earlier run are being removed
@@ -43,7 +39,3 @@ bool corpus_journal_save(const char *path, const cJSON *request, const CorpusJou
 // False: there is nothing to go on with, and why: another request, changed inputs, a file that does not hold together.
 bool corpus_journal_load(const char *path, const cJSON *request, CorpusJournal *j, Error *why);
 void corpus_journal_clear(CorpusJournal *j); // frees what load put into it
-
-#ifdef __cplusplus
-}
-#endif

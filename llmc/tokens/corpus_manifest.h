@@ -3,13 +3,5 @@
 #pragma once
 #include "llmc/tokens/corpus_journal.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Writes path. j: the finished run.
 bool corpus_manifest_write(const char *path, const CorpusRequest *request, const CorpusJournal *j, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

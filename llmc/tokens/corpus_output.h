@@ -4,10 +4,6 @@
 #pragma once
 #include "llmc/tokens/corpus_journal.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const char *directory; // must outlive it
     char *staging;         // DIR/.tmp-prepare
@@ -30,7 +26,3 @@ bool corpus_output_discard(const CorpusOutput *o, Error *err); // none
 // stop in between, no complete-looking corpus of two halves stands there.
 bool corpus_output_remove_old(const CorpusOutput *o, Error *err);
 bool corpus_output_move_new(const CorpusOutput *o, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

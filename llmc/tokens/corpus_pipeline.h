@@ -5,10 +5,6 @@
 #include "llmc/tokens/corpus_encoder.h"
 #include "llmc/tokens/corpus_writer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     InputOptions inputs;
     const Tokenizer *tokenizer, *cuts; // as in CorpusEncoderOptions
@@ -27,7 +23,3 @@ typedef struct {
 // read or is bad) or EXIT_RUN_FAILED.
 int corpus_convert(const CorpusJob *job, CorpusWriter *writer, CorpusPosition *position, CorpusCounts *counts,
                    Error *err);
-
-#ifdef __cplusplus
-}
-#endif

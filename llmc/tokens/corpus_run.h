@@ -4,10 +4,6 @@
 #pragma once
 #include "llmc/tokens/corpus_block.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const char *output; // the directory
     char *const *arguments;
@@ -34,7 +30,3 @@ typedef struct {
 // Returns EXIT_OK, EXIT_BAD_INPUT or EXIT_RUN_FAILED. The result is complete with EXIT_OK; free it in any case.
 int corpus_run(const CorpusRunOptions *options, CorpusResult *result, Error *err);
 void corpus_result_free(CorpusResult *result);
-
-#ifdef __cplusplus
-}
-#endif

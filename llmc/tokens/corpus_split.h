@@ -7,10 +7,6 @@
 #pragma once
 #include "llmc/tokens/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { CORPUS_TRAIN, CORPUS_VAL, CORPUS_SIDES } CorpusSide;
 extern const char *const corpus_side_names[CORPUS_SIDES]; // "train", "val"
 
@@ -29,7 +25,3 @@ int64_t corpus_cut_target(int64_t size, double val_fraction);
 int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from);
 // The last place in text[1..n] where a UTF-8 character ends: for blocks in which the tokenizer has no safe place.
 int64_t corpus_character_end(const char *text, int64_t n);
-
-#ifdef __cplusplus
-}
-#endif

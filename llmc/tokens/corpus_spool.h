@@ -3,14 +3,6 @@
 #pragma once
 #include "llmc/tokens/corpus_inputs.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Copies standard input into the file `path`, up to its end or to `limit` bytes; what is behind the limit is left to be
 // read from the descriptor that *in names. path must outlive it. *bytes: of the file.
 bool corpus_spool_stdin(const char *path, int64_t limit, InputStdin *in, int64_t *bytes, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

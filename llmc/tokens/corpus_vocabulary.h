@@ -3,10 +3,6 @@
 #pragma once
 #include "llmc/tokens/corpus_pipeline.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     InputOptions inputs; // standard input in its spool
     const char *field;
@@ -28,7 +24,3 @@ typedef struct {
 
 // Returns EXIT_OK, EXIT_BAD_INPUT (also for a text that gives fewer tokens) or EXIT_RUN_FAILED.
 int corpus_vocabulary(const VocabularyOptions *options, CorpusVocabulary *vocabulary, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -3,10 +3,6 @@
 #pragma once
 #include "llmc/tokens/corpus_split.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const char *directory; // exists; must outlive the writer
     int token_bytes;       // 2 or 4
@@ -38,7 +34,3 @@ void corpus_writer_free(CorpusWriter *w); // open shards stay as they are, to be
 
 // "train_000012.bin", in a buffer of at least 40 bytes.
 const char *corpus_shard_name(CorpusSide side, int64_t number, char *buf, size_t size);
-
-#ifdef __cplusplus
-}
-#endif

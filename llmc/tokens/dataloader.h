@@ -8,10 +8,6 @@
 #include "llmc/base/error.h"
 #include "llmc/tokens/shards.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const ShardSet *shards; // must outlive the loader
     int64_t vocab;          // tokens must be below
@@ -38,7 +34,3 @@ bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, E
 int64_t dataloader_position(const DataLoader *loader);
 // Seconds dataloader_next has spent waiting.
 double dataloader_wait_seconds(const DataLoader *loader);
-
-#ifdef __cplusplus
-}
-#endif

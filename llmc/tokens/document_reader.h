@@ -4,10 +4,6 @@
 #pragma once
 #include "llmc/tokens/corpus_block.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     const InputOptions *inputs;
     const Tokenizer *tokenizer; // for the places where it may be cut
@@ -23,7 +19,3 @@ DocumentReader *document_reader_open(const ReaderOptions *options, const CorpusP
 // empty but for that. A file that grows meanwhile is read up to the size it had.
 bool document_reader_next(DocumentReader *r, CorpusBlock *block);
 void document_reader_close(DocumentReader *r); // NULL is fine
-
-#ifdef __cplusplus
-}
-#endif

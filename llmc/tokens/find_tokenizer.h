@@ -3,10 +3,6 @@
 #pragma once
 #include "llmc/tokens/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // The first that is there, of
 //   given (--tokenizer): a path, which must open; "bytes": the built-in one; "none": none is looked for, so that
 //     weights can be trained whose tokenizer is of a kind that cannot be read
@@ -20,7 +16,3 @@ extern "C" {
 // tokenizer whose vocabulary is not that of the data.
 bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weights, const char *shards, int64_t vocab,
                     int64_t V, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -6,10 +6,6 @@
 #include "llmc/base/error.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { JSON_LINE_MAX_DEPTH = 512 };
 
 typedef enum {
@@ -25,7 +21,3 @@ typedef enum {
 // line: n bytes and one more that may be read, a control character such as '\n'. OK: *text points to the unescaped
 // text of *length bytes, inside line, whose bytes are overwritten. Otherwise (but for BLANK) err says what is wrong.
 JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

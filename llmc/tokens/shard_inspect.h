@@ -5,10 +5,6 @@
 #include "llmc/tokens/shards.h"
 #include "llmc/tokens/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // n tokens from token `first` on; first + n is at most shard->num_tokens.
 bool shard_read(const Shard *shard, int64_t first, int64_t n, uint32_t *out, Error *err);
 
@@ -29,7 +25,3 @@ bool shard_scan(const Shard *shard, int64_t vocab, int64_t eot, ShardScan *scan,
 // implied by their vocabulary (find_tokenizer.h); shards that state none are taken for GPT-2's, as the trainer does.
 // NULL and an error where there is none.
 Tokenizer *shard_tokenizer(const char *given, const char *pattern, const ShardSet *set, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -4,10 +4,6 @@
 #include "llmc/base/error.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // token_bytes 2 or 4. Version 1 of the format unless token_bytes is 4 or the count needs 64 bits. vocab 0 and eot -1:
 // not stated.
 typedef struct ShardWriter ShardWriter;
@@ -21,7 +17,3 @@ bool shard_writer_sync(ShardWriter *w, Error *err);   // what was appended is on
 bool shard_writer_commit(ShardWriter *w, Error *err); // writes the header, fsync, rename; frees w in any case
 void shard_writer_leave(ShardWriter *w);              // keeps the unfinished file; frees w; NULL is fine
 void shard_writer_abandon(ShardWriter *w);            // removes the unfinished file; frees w; NULL is fine
-
-#ifdef __cplusplus
-}
-#endif

@@ -12,10 +12,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { SHARD_MAGIC = 20240520, SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 1024 };
 
 // Places in the header, in int32.
@@ -64,7 +60,3 @@ bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out
 
 // File and first token of window w: what a step read.
 void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *token_offset);
-
-#ifdef __cplusplus
-}
-#endif

@@ -3,17 +3,9 @@
 #pragma once
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // A pseudo-random permutation of [0, n) for this key: an 8-round Feistel network over the next power of four,
 // walked until it lands inside (Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). 1 <= n < 2^62.
 int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key);
 
 // The window at position p of an endless stream over n windows: every epoch is a new permutation.
 int64_t shuffle_window(int64_t p, int64_t n, uint64_t seed);
-
-#ifdef __cplusplus
-}
-#endif

@@ -10,10 +10,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { BYTE_VOCAB = 257, BYTE_EOT = 256 };
 
 typedef struct Tokenizer Tokenizer;
@@ -62,7 +58,3 @@ bool tokenizer_write(const Tokenizer *t, const char *path, Error *err); // this,
 // A number that is equal for two tokenizers that give the same tokens, whatever their files' form: XXH3 of all tokens'
 // bytes and numbers.
 uint64_t tokenizer_fingerprint(const Tokenizer *t);
-
-#ifdef __cplusplus
-}
-#endif

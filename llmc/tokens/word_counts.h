@@ -5,10 +5,6 @@
 #include "llmc/tokens/tokenizer.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct WordCounts WordCounts;
 WordCounts *word_counts_create(Error *err);
 void word_counts_free(WordCounts *w); // NULL is fine
@@ -26,7 +22,3 @@ int64_t word_counts_bytes(const WordCounts *w); // of all distinct words togethe
 // Calls visit with each word and its count, in no particular order, and frees the words on the way.
 void word_counts_drain(WordCounts *w, void (*visit)(void *user, const char *word, uint32_t length, int64_t count),
                        void *user);
-
-#ifdef __cplusplus
-}
-#endif

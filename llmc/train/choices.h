@@ -9,10 +9,6 @@
 #pragma once
 #include "llmc/model/gpt2.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { CHOICES_MOST = 16 };
 
 typedef struct ChoiceSet ChoiceSet;
@@ -42,7 +38,3 @@ bool evaluate_choices(Gpt2 *model, const ChoiceSet *set, int64_t examples, Choic
 // room for all examples that are scored, or are NULL.
 bool evaluate_choices_losses(Gpt2 *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
                              int64_t *tokens, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

@@ -2,10 +2,6 @@
 #pragma once
 #include "llmc/train/choices.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // A view of one example; the tokens belong to the set.
 typedef struct {
     int label, completions; // label < completions, 2 .. CHOICES_MOST of them
@@ -16,7 +12,3 @@ typedef struct {
 } ChoiceExample;
 
 ChoiceExample choices_example(const ChoiceSet *set, int64_t i);
-
-#ifdef __cplusplus
-}
-#endif

@@ -4,10 +4,6 @@
 #pragma once
 #include "llmc/train/generate.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     int32_t *tokens; // (samples, options->tokens): those of sample i at tokens + i * options->tokens
     int64_t *counts; // of each sample: how many there are. End-of-text that ended a sample is not among them
@@ -36,7 +32,3 @@ bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_t bytes
 
 // The token before every text: end-of-text, or what generate() says where there is none; -1: none.
 int32_t text_begin(const Tokenizer *tokenizer, int64_t V);
-
-#ifdef __cplusplus
-}
-#endif

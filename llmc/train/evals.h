@@ -5,10 +5,6 @@
 #include "llmc/tokens/shards.h"
 #include "llmc/tokens/tokenizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Losses of models with different tokenizers cannot be compared, bits per byte can: what it takes to write the text
 // down. The bytes are those of the text, that is of the targets' spellings; a special token (end-of-text) is no text
 // and counts 0 bytes, but what predicting it cost is part of the loss.
@@ -22,7 +18,3 @@ typedef struct {
 // Mean loss over `windows` windows of val (0 = all), spread evenly over it. tokenizer: for the bytes, may be NULL.
 bool evaluate_loss(Gpt2 *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
                    ValidationScore *score, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

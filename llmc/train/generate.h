@@ -8,10 +8,6 @@
 #include "llmc/tokens/tokenizer.h"
 #include "llmc/train/sampler.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Called with whole UTF-8 characters as they appear (a character whose bytes come in several tokens is held back until
 // it is whole; bytes that are no UTF-8 come as they are). false: stop generating.
 typedef bool GenerateSink(void *context, const char *bytes, int64_t n);
@@ -52,7 +48,3 @@ void generated_free(Generated *result); // all zero is fine
 // With a terminal on both sides: a prompt sign, tokens/s behind each answer, control characters made visible.
 // Otherwise stdout gets the answers and nothing else, as they are, a newline behind each.
 bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *err);
-
-#ifdef __cplusplus
-}
-#endif

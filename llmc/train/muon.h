@@ -8,10 +8,6 @@
 #pragma once
 #include "llmc/model/optimizer_state.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct Muon Muon;
 // Of those among tensors[0 .. count) whose rule is RULE_DIRECTION; parameters: the same order. tensors must stay as
 // they are. scratch: u8, what optimizer_muon_scratch asks for.
@@ -22,7 +18,3 @@ void muon_destroy(Muon *muon);
 // gradients. When the step is skipped momentum and weights stay as they are, and what the gradients hold then is not
 // used.
 void muon_directions(Muon *muon, UpdateParams params, Tensor control);
-
-#ifdef __cplusplus
-}
-#endif

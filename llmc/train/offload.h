@@ -10,10 +10,6 @@
 #pragma once
 #include "llmc/model/gpt2.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct Offload Offload;
 // tensors: those of the model, in its order, with state in host memory; not kept.
 Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, Error *err);
@@ -30,7 +26,3 @@ void offload_begin(Offload *offload);
 void offload_take(Offload *offload, int c, int *first, int *count);
 // ... and has updated it: it is copied back, and the next chunk of its part of the buffer is copied in.
 void offload_return(Offload *offload, int c);
-
-#ifdef __cplusplus
-}
-#endif

@@ -4,10 +4,6 @@
 #pragma once
 #include "llmc/model/gpt2.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     float beta1, beta2, eps;
     float momentum;     // SGD, Muon
@@ -31,7 +27,3 @@ void optimizer_destroy(Optimizer *optimizer);
 // gradients of a step of tokens_in_step tokens. What was decided stands in gpt2_control. Queued on the compute stream;
 // does not wait. watched: --numerics-every wants to see it: one parameter after the other, the same bits.
 void optimizer_step(Optimizer *optimizer, int64_t step, double learning_rate, int64_t tokens_in_step, bool watched);
-
-#ifdef __cplusplus
-}
-#endif

@@ -8,10 +8,6 @@
 #pragma once
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     double temperature; // 0 = always the most likely token
     int64_t top_k;      // 0 = all
@@ -23,7 +19,3 @@ typedef struct {
 // The next token from logits (V); index: position in the text and sample, for the generator. Takes O(V) expected time:
 // 0.1 ms (top_k = 50) to 0.7 ms (all of them, or top_p) at V = 50,257.
 int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions *options, uint64_t index);
-
-#ifdef __cplusplus
-}
-#endif

@@ -4,10 +4,6 @@
 #include "llmc/base/error.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
 
 typedef struct {
@@ -30,7 +26,3 @@ const char *schedule_name(ScheduleKind kind);
 // The last step has max * f to the last bit (constant: max), unless the warm-up still covers it.
 // s >= total gives the lr of the last step, s < 0 that of the first.
 double schedule_lr(const Schedule *schedule, int64_t step);
-
-#ifdef __cplusplus
-}
-#endif
