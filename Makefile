@@ -44,7 +44,7 @@ LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
 # llmc/cuda/sizes.c is arithmetic of shapes, without CUDA: the planner of every build asks it.
-HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/tokens/*.c llmc/store/*.c llmc/run/*.c) \
+HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/run/*.c) \
             llmc/cuda/sizes.c
 CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/%.o)
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)

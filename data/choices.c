@@ -3,7 +3,7 @@
 // The format is llm.c's for HellaSwag (llmc/train/choices.h).
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 
 #include <errno.h>
 #include <fcntl.h>

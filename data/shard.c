@@ -3,8 +3,8 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
+#include "llmc/data/shard_inspect.h"
 #include "llmc/run/format.h"
-#include "llmc/tokens/shard_inspect.h"
 
 #include <errno.h>
 #include <getopt.h>

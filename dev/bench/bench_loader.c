@@ -2,8 +2,8 @@
 // the vocabulary), the bare pread of the same windows for comparison, and the whole data loader. Makes a temporary
 // shard and removes it. One line of JSON to stdout ("tokens_per_second": the loader's), one for people to stderr.
 // usage: bench_loader [T [MEGABYTES]]
-#include "llmc/tokens/dataloader.h"
-#include "llmc/tokens/shuffle.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/data/shuffle.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,12 +1,12 @@
-"""The tokenizer of llmc/tokens as a Python object, for tests and measurements: compiled into a shared library, called
+"""The tokenizer of llmc/text as a Python object, for tests and measurements: compiled into a shared library, called
 by ctypes. Several Encoders may work at a time: ctypes releases Python's lock during a call."""
 import ctypes
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [*sorted(ROOT.glob("llmc/tokens/bpe_*.c")), *sorted(ROOT.glob("llmc/tokens/tokenizer*.c")),
-           *(ROOT / "llmc" / name for name in ("tokens/word_counts.c", "base/error.c", "base/json.c",
+SOURCES = [*sorted(ROOT.glob("llmc/text/bpe_*.c")), *sorted(ROOT.glob("llmc/tokens/tokenizer*.c")),
+           *(ROOT / "llmc" / name for name in ("text/word_counts.c", "base/error.c", "base/json.c",
                                                "base/atomic_file.c"))]
 
 

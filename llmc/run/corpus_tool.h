@@ -1,7 +1,7 @@
 // What data/prepare and data/train_tokenizer have in common on the command line: the options that say what is read, the
-// progress, and what was skipped. Prints; the work is done in llmc/tokens.
+// progress, and what was skipped. Prints; the work is done in llmc/text.
 #pragma once
-#include "llmc/tokens/corpus_block.h"
+#include "llmc/text/corpus_block.h"
 
 typedef struct {
     const char *program; // for messages: "prepare"

@@ -1,10 +1,10 @@
 // What a run says of itself before it begins: machine, model, precision, batch, memory, data, schedule, speed of light.
 // The same facts go to the terminal as a table and to main.log as the "run" event. Decides nothing, measures nothing.
 #pragma once
+#include "llmc/data/shards.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/options.h"
 #include "llmc/run/runlog.h"
-#include "llmc/tokens/shards.h"
 #include "llmc/train/schedule.h"
 
 typedef struct {

@@ -6,8 +6,8 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/checked.h"
 #include "llmc/base/json.h"
+#include "llmc/data/shuffle.h"
 #include "llmc/store/checkpoint.h"
-#include "llmc/tokens/shuffle.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -10,7 +10,7 @@
 #include "llmc/run/profile.h"
 #include "llmc/store/export.h"
 #include "llmc/store/weights_file.h"
-#include "llmc/tokens/find_tokenizer.h"
+#include "llmc/text/find_tokenizer.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

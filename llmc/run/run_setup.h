@@ -2,10 +2,10 @@
 // of it follows from the options, from the checkpoint that the run goes on from, and from what the files say. Owns what
 // it opens; takes no device memory.
 #pragma once
+#include "llmc/data/dataloader.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/options.h"
 #include "llmc/store/checkpoint.h"
-#include "llmc/tokens/dataloader.h"
 #include "llmc/train/choices.h"
 #include "llmc/train/schedule.h"
 

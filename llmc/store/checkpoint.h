@@ -5,7 +5,7 @@
 #include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/step_control.h"
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 
 // What the shards of a run were, to say so when it goes on with others. tokens 0: not known.
 typedef struct {

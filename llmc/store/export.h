@@ -3,7 +3,7 @@
 // bf16 and fp16 round to nearest even, and keep every bit of weights that were read from a file of that type.
 #pragma once
 #include "llmc/model/gpt2.h"
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 
 // dtype: DTYPE_FP32, DTYPE_BF16, or, for directories, DTYPE_FP16 (values beyond its range are an error that names the
 // tensor). eot: -1 if not known. tokenizer NULL: none is written.

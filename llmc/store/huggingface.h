@@ -3,7 +3,7 @@
 // checkpoints and exports share: the files one by one, into a directory that somebody else commits.
 #pragma once
 #include "llmc/model/gpt2.h"
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 
 typedef struct HuggingFace HuggingFace;
 HuggingFace *huggingface_open(const char *directory, ModelConfig *config, Error *err);

@@ -1,9 +1,9 @@
 // Validation: the mean loss over a fixed set of windows. Which windows, and how their losses add up, does not depend on
 // the micro-batch: window by window, sequence sums added in fp64 in window order.
 #pragma once
+#include "llmc/data/shards.h"
 #include "llmc/model/gpt2.h"
-#include "llmc/tokens/shards.h"
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 
 // Losses of models with different tokenizers cannot be compared, bits per byte can: what it takes to write the text
 // down. The bytes are those of the text, that is of the targets' spellings; a special token (end-of-text) is no text

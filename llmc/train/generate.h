@@ -5,7 +5,7 @@
 // same whatever their number is. A signal (signals.h) ends a text at the token it has reached; that is no error.
 #pragma once
 #include "llmc/model/gpt2.h"
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 #include "llmc/train/sampler.h"
 
 // Called with whole UTF-8 characters as they appear (a character whose bytes come in several tokens is held back until

@@ -9,8 +9,8 @@
 #include <cmocka.h>
 
 #include "llmc/base/rng.h"
-#include "llmc/tokens/bpe_trainer.h"
-#include "llmc/tokens/tokenizer_vocabulary.h"
+#include "llmc/text/bpe_trainer.h"
+#include "llmc/text/tokenizer_vocabulary.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

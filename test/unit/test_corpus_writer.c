@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "llmc/tokens/corpus_writer.h"
-#include "llmc/tokens/shards.h"
+#include "llmc/data/shards.h"
+#include "llmc/text/corpus_writer.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
 

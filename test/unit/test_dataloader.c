@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "llmc/tokens/dataloader.h"
-#include "llmc/tokens/shuffle.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/data/shuffle.h"
 #include "test/unit/tmpdir.h"
 
 #include <string.h>

@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
+#include "llmc/data/dataloader.h"
 #include "llmc/run/run_order.h"
-#include "llmc/tokens/dataloader.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "llmc/base/rng.h"
-#include "llmc/tokens/shards.h"
+#include "llmc/data/shards.h"
 #include "test/unit/tmpdir.h"
 
 #include <dirent.h>

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 #include "tokenizer_fixture.h"
 
 static Tokenizer *open_bytes(void) {

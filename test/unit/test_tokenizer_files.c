@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/tokens/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 #include "tokenizer_fixture.h"
 
 static TmpDir dir;

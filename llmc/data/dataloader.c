@@ -1,0 +1,198 @@
+// The reader thread and its ring of batches. Two counters carry the whole protocol: `filled` batches have been read,
+// the buffers of the first `released` may be overwritten; batch k lives in buffer k mod ring.
+// Owns the buffers and the thread. Never computes, never copies to the device, never touches a buffer that the caller
+// may still be reading.
+#include "llmc/data/dataloader.h"
+
+#include "llmc/base/checked.h"
+#include "llmc/base/clock.h"
+#include "llmc/data/shuffle.h"
+#include "llmc/device.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { DEFAULT_RING = 4 };
+
+typedef struct {
+    void *windows; // (batch_windows, T+1) tokens
+    int64_t count;
+} Batch;
+
+struct DataLoader {
+    DataLoaderOptions options;
+    Batch *ring;
+    pthread_t reader;
+    pthread_mutex_t mutex; // guards filled, released and failed
+    pthread_cond_t changed;
+    int64_t filled, released;
+    bool failed;      // reading batch `filled` failed, and the reader has ended
+    Error error;      // why
+    atomic_bool stop; // also looked at between windows, so that destroy does not wait for a large batch
+
+    // Of the thread that calls next, no lock needed.
+    int64_t handed_out; // batches
+    int64_t position;   // windows
+    double wait_seconds;
+};
+
+// ------------------------------------------------------------------------------------------------------------ reader
+
+// Which window stands at this position of the stream.
+static int64_t window_at(const DataLoaderOptions *o, int64_t position) {
+    int64_t p = o->repeat_first_step ? position % o->step_windows : position;
+    return o->shuffle ? shuffle_window(p, o->shards->num_windows, o->seed) : p % o->shards->num_windows;
+}
+
+static bool read_batch(DataLoader *loader, Batch *batch, int64_t position, Error *err) {
+    const DataLoaderOptions *o = &loader->options;
+    const int64_t window_bytes = (o->shards->T + 1) * o->shards->token_bytes;
+    for (int64_t i = 0; i < batch->count && !atomic_load(&loader->stop); i++) {
+        char *out = (char *)batch->windows + i * window_bytes;
+        if (!shards_read_window(o->shards, window_at(o, position + i), o->vocab, out, err)) return false;
+    }
+    return true;
+}
+
+// Blocks while the ring is full. False: the loader is being destroyed.
+static bool wait_for_buffer(DataLoader *loader) {
+    pthread_mutex_lock(&loader->mutex);
+    while (!atomic_load(&loader->stop) && loader->filled - loader->released >= loader->options.ring) {
+        pthread_cond_wait(&loader->changed, &loader->mutex);
+    }
+    pthread_mutex_unlock(&loader->mutex);
+    return !atomic_load(&loader->stop);
+}
+
+static void *reader_main(void *context) {
+    DataLoader *loader = context;
+    const DataLoaderOptions *o = &loader->options;
+    int64_t position = o->position;
+    int64_t left_in_step = o->step_windows;
+    bool ok = true;
+    for (int64_t k = 0; ok && wait_for_buffer(loader); k++) {
+        Batch *batch = &loader->ring[k % o->ring];
+        batch->count = left_in_step < o->batch_windows ? left_in_step : o->batch_windows;
+        Error error;
+        ok = read_batch(loader, batch, position, &error);
+        position += batch->count;
+        left_in_step -= batch->count;
+        if (left_in_step == 0) left_in_step = o->step_windows;
+
+        pthread_mutex_lock(&loader->mutex);
+        if (ok)
+            loader->filled++;
+        else
+            loader->failed = true, loader->error = error;
+        pthread_cond_broadcast(&loader->changed);
+        pthread_mutex_unlock(&loader->mutex);
+    }
+    return NULL;
+}
+
+// ------------------------------------------------------------------------------------------------------ life and use
+
+static bool allocate_ring(DataLoader *loader, Error *err) {
+    const DataLoaderOptions *o = &loader->options;
+    int64_t batch = o->batch_windows < o->step_windows ? o->batch_windows : o->step_windows;
+    int64_t bytes;
+    if (!checked_mul(batch, (o->shards->T + 1) * o->shards->token_bytes, &bytes)) {
+        return error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory", (long long)batch,
+                         (long long)o->shards->T);
+    }
+    loader->ring = calloc((size_t)o->ring, sizeof *loader->ring);
+    if (!loader->ring) return error_set(err, "data loader: out of memory");
+    for (int i = 0; i < o->ring; i++) {
+        loader->ring[i].windows = host_alloc((size_t)bytes, err);
+        if (!loader->ring[i].windows) return error_prefix(err, "data loader, buffer %d of %d", i + 1, o->ring);
+    }
+    return true;
+}
+
+static void free_loader(DataLoader *loader) {
+    for (int i = 0; loader->ring && i < loader->options.ring; i++) {
+        if (loader->ring[i].windows) host_free(loader->ring[i].windows);
+    }
+    free(loader->ring);
+    free(loader);
+}
+
+// Signals are for the main thread, which finishes the step and saves: the reader takes none.
+static int start_reader(DataLoader *loader) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int status = pthread_create(&loader->reader, NULL, reader_main, loader);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
+DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
+    REQUIRE(options->shards->num_windows > 0 && options->batch_windows > 0 && options->step_windows > 0 &&
+                options->position >= 0 && (options->ring == 0 || options->ring >= 2),
+            "dataloader_create: a size is out of range");
+    DataLoader *loader = calloc(1, sizeof *loader);
+    if (!loader) {
+        error_set(err, "data loader: out of memory");
+        return NULL;
+    }
+    loader->options = *options;
+    if (loader->options.ring == 0) loader->options.ring = DEFAULT_RING;
+    loader->position = options->position;
+    if (!allocate_ring(loader, err)) {
+        free_loader(loader);
+        return NULL;
+    }
+    pthread_mutex_init(&loader->mutex, NULL);
+    pthread_cond_init(&loader->changed, NULL);
+    int status = start_reader(loader);
+    if (status != 0) {
+        error_set(err, "data loader: cannot start the reader thread: %s", strerror(status));
+        free_loader(loader);
+        return NULL;
+    }
+    return loader;
+}
+
+void dataloader_destroy(DataLoader *loader) {
+    if (!loader) return;
+    pthread_mutex_lock(&loader->mutex); // so that the reader is either before its check of stop or already waiting
+    atomic_store(&loader->stop, true);
+    pthread_cond_broadcast(&loader->changed);
+    pthread_mutex_unlock(&loader->mutex);
+    pthread_join(loader->reader, NULL);
+    pthread_cond_destroy(&loader->changed);
+    pthread_mutex_destroy(&loader->mutex);
+    free_loader(loader);
+}
+
+bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, Error *err) {
+    const int64_t k = loader->handed_out;
+    pthread_mutex_lock(&loader->mutex);
+    if (k >= 2) { // the caller is done with batch k-2 and may still copy from batch k-1
+        loader->released = k - 1;
+        pthread_cond_broadcast(&loader->changed);
+    }
+    if (loader->filled <= k && !loader->failed) {
+        double start = now_seconds();
+        while (loader->filled <= k && !loader->failed) pthread_cond_wait(&loader->changed, &loader->mutex);
+        loader->wait_seconds += now_seconds() - start;
+    }
+    bool ready = loader->filled > k;
+    pthread_mutex_unlock(&loader->mutex);
+    if (!ready) return error_set(err, "%s", loader->error.text); // the reader has ended: its message stays
+    const Batch *batch = &loader->ring[k % loader->options.ring];
+    *windows = batch->windows;
+    *count = batch->count;
+    loader->handed_out++;
+    loader->position += batch->count;
+    return true;
+}
+
+int64_t dataloader_position(const DataLoader *loader) { return loader->position; }
+
+double dataloader_wait_seconds(const DataLoader *loader) { return loader->wait_seconds; }

@@ -1,0 +1,36 @@
+// A reader thread that keeps a ring of host buffers full of windows, in the order of (seed, position).
+// Owns the ring (pinned where the device needs it) and the thread. Never decides what a batch is for.
+//
+// The loader walks an endless stream: stream position p holds window shuffle_window(p, num_windows, seed), or window
+// p mod num_windows without shuffle. The stream does not depend on batch_windows, and a loader created with the
+// dataloader_position of another at the end of a step goes on where that one stood.
+#pragma once
+#include "llmc/base/error.h"
+#include "llmc/data/shards.h"
+
+typedef struct {
+    const ShardSet *shards; // must outlive the loader
+    int64_t vocab;          // tokens must be below
+    int64_t batch_windows;  // windows in a full micro-batch (B)
+    int64_t step_windows;   // windows in a step (total batch / T); the last micro-batch of a step may be smaller
+    int64_t position;       // windows consumed before the first batch; a step begins here
+    uint64_t seed;
+    bool shuffle;           // false: in file order, starting over at the end
+    bool repeat_first_step; // -a: every step reads the first step's windows again (p mod step_windows of the stream)
+    int ring;               // buffers in flight, at least 2; 0 = 4
+} DataLoaderOptions;
+
+typedef struct DataLoader DataLoader;
+DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err);
+void dataloader_destroy(DataLoader *loader); // stops the thread, whatever it is doing; NULL is fine
+
+// The next micro-batch: *windows is (count, T+1) tokens of shards->token_bytes each, in host memory from host_alloc.
+// It stays valid until the second-next call: call k may still copy from the buffer of call k-1, not of call k-2.
+// Blocks while the ring is empty. False: reading failed (the message names file and offset). The error comes when the
+// failing batch is due, after all batches before it, and on every call from then on.
+bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, Error *err);
+
+// Windows handed out so far plus options.position: what a checkpoint stores after whole steps.
+int64_t dataloader_position(const DataLoader *loader);
+// Seconds dataloader_next has spent waiting.
+double dataloader_wait_seconds(const DataLoader *loader);

@@ -1,0 +1,294 @@
+// Token shards: opening and checking the files of a glob pattern, reading windows, writing shards atomically.
+// Owns the descriptors of a ShardSet and the temporary file of a ShardWriter. Never trusts a number it has read, keeps
+// no token in memory, and knows nothing of batches or of their order.
+#include "llmc/data/shards.h"
+
+#include "llmc/base/atomic_file.h"
+
+#include "llmc/base/checked.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+typedef struct {
+    int token_bytes;
+    int64_t num_tokens;
+    int64_t vocab; // 0: not stated
+    int64_t eot;   // -1: not stated
+    uint64_t head; // XXH3 of the first HEAD_BYTES of the file
+} ShardHeader;
+
+// The header, and tokens beside it: corpora are cut into shards of equal length, whose headers are all the same.
+enum { HEAD_BYTES = 4 * SHARD_HEADER_BYTES };
+
+// ---------------------------------------------------------------------------------------------------------- checking
+
+// Reads until n bytes or the end of the file; returns how many, -1 on error (errno).
+static int64_t pread_all(int fd, void *out, int64_t n, int64_t offset) {
+    int64_t done = 0;
+    while (done < n) {
+        ssize_t got = pread(fd, (char *)out + done, (size_t)(n - done), (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) break;
+        done += got;
+    }
+    return done;
+}
+
+static bool parse_vocab(const char *path, const int32_t *h, ShardHeader *header, Error *err) {
+    int64_t most = header->token_bytes == 2 ? 65536 : INT32_MAX;
+    header->vocab = h[SHARD_FIELD_VOCAB];
+    header->eot = (int64_t)h[SHARD_FIELD_EOT] - 1;
+    if (header->vocab < 0 || header->vocab > most) {
+        return error_set(err, "%s: vocabulary (header field 3) is %" PRId64 ", expected 0 (not stated) to %" PRId64,
+                         path, header->vocab, most);
+    }
+    if (header->eot < -1 || (header->vocab > 0 && header->eot >= header->vocab) || header->eot >= most) {
+        return error_set(err,
+                         "%s: end-of-text token + 1 (header field 6) is %" PRId64
+                         ", expected 0 (not stated) to the vocabulary size, %" PRId64,
+                         path, header->eot + 1, header->vocab ? header->vocab : most);
+    }
+    return true;
+}
+
+// The token count must be exactly what the file has room for.
+static bool parse_count(const char *path, const int32_t *h, int64_t file_bytes, ShardHeader *header, Error *err) {
+    bool is_v1 = h[SHARD_FIELD_VERSION] == 1;
+    int field = is_v1 ? SHARD_FIELD_COUNT_V1 : SHARD_FIELD_COUNT_V2;
+    if (is_v1)
+        header->num_tokens = h[field];
+    else
+        memcpy(&header->num_tokens, &h[field], sizeof header->num_tokens);
+    int64_t bytes;
+    if (header->num_tokens < 0 || !checked_mul(header->num_tokens, header->token_bytes, &bytes) ||
+        !checked_add(bytes, SHARD_HEADER_BYTES, &bytes)) {
+        return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file has room for %" PRId64,
+                         path, field, header->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / header->token_bytes);
+    }
+    if (bytes != file_bytes) {
+        return error_set(err,
+                         "%s: the file has %" PRId64 " bytes, but its token count (header field %d), %" PRId64
+                         ", needs %" PRId64 "; %s: copy or make it again",
+                         path, file_bytes, field, header->num_tokens, bytes,
+                         file_bytes < bytes ? "it is truncated" : "something was appended to it");
+    }
+    return true;
+}
+
+static bool parse_header(const char *path, const int32_t *h, int64_t file_bytes, ShardHeader *header, Error *err) {
+    if (h[SHARD_FIELD_MAGIC] != SHARD_MAGIC) {
+        return error_set(err, "%s: not a token shard: magic number (header field 0) is %d, expected %d", path,
+                         h[SHARD_FIELD_MAGIC], SHARD_MAGIC);
+    }
+    int version = h[SHARD_FIELD_VERSION];
+    if (version != 1 && version != 2) {
+        return error_set(err, "%s: shard version (header field 1) is %d, expected 1 or 2", path, version);
+    }
+    header->token_bytes = version == 1 ? 2 : h[SHARD_FIELD_TOKEN_BYTES_V2];
+    if (header->token_bytes != 2 && header->token_bytes != 4) {
+        return error_set(err, "%s: bytes per token (header field 2) is %d, expected 2 or 4", path, header->token_bytes);
+    }
+    return parse_count(path, h, file_bytes, header, err) && parse_vocab(path, h, header, err);
+}
+
+// Opens the file at path and reads its header. The shard owns fd and path even when this fails.
+static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Error *err) {
+    shard->path = strdup(path);
+    // O_NONBLOCK: a FIFO among the matches must not hang the program.
+    shard->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (shard->fd < 0) {
+        const char *hint = errno == EMFILE ? "; raise the limit of open files with ulimit -n" : "";
+        return error_set(err, "%s: cannot open the shard: %s%s", path, strerror(errno), hint);
+    }
+    struct stat st;
+    if (!shard->path || fstat(shard->fd, &st) != 0) {
+        return error_set(err, "%s: cannot inspect the shard: %s", path, strerror(errno));
+    }
+    if (S_ISDIR(st.st_mode)) {
+        return error_set(err, "%s: is a directory, expected a shard; to name the shards in it: '%s/*.bin'", path, path);
+    }
+    if (!S_ISREG(st.st_mode)) return error_set(err, "%s: is not a regular file, expected a shard", path);
+    int32_t h[HEAD_BYTES / sizeof(int32_t)];
+    int64_t got = pread_all(shard->fd, h, sizeof h, 0);
+    if (got < 0) return error_set(err, "%s: cannot read the header: %s", path, strerror(errno));
+    if (got < SHARD_HEADER_BYTES) {
+        return error_set(err, "%s: not a token shard: header: the file has %" PRId64 " bytes, expected at least %d",
+                         path, got, SHARD_HEADER_BYTES);
+    }
+    if (!parse_header(path, h, (int64_t)st.st_size, header, err)) return false;
+    shard->token_bytes = header->token_bytes;
+    shard->num_tokens = header->num_tokens;
+    header->head = XXH3_64bits(h, (size_t)got);
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------------------------- opening
+
+// What the files agree on, each with the first file that states it.
+typedef struct {
+    const char *token_bytes_file, *vocab_file, *eot_file;
+} Statements;
+
+static bool agree(const char *what, int64_t value, const char *path, int64_t *common, const char **common_file,
+                  Error *err) {
+    if (*common_file && *common != value) {
+        return error_set(
+            err, "%s: %s is %" PRId64 ", but %s states %" PRId64 "; shards of one run must come from one tokenizer",
+            path, what, value, *common_file, *common);
+    }
+    *common = value;
+    if (!*common_file) *common_file = path;
+    return true;
+}
+
+static bool add_shard(ShardSet *set, const char *path, Statements *statements, Error *err) {
+    Shard *shard = &set->shards[set->count++];
+    ShardHeader header = {0};
+    if (!open_shard(shard, path, &header, err)) return false;
+    int64_t token_bytes = set->token_bytes;
+    if (!agree("bytes per token", header.token_bytes, shard->path, &token_bytes, &statements->token_bytes_file, err)) {
+        return false;
+    }
+    set->token_bytes = (int)token_bytes;
+    if (header.vocab > 0 &&
+        !agree("vocabulary", header.vocab, shard->path, &set->vocab, &statements->vocab_file, err)) {
+        return false;
+    }
+    if (header.eot >= 0 &&
+        !agree("end-of-text token", header.eot, shard->path, &set->eot, &statements->eot_file, err)) {
+        return false;
+    }
+    set->fingerprint = XXH3_64bits_withSeed(&header.head, sizeof header.head, set->fingerprint);
+    shard->first_window = set->num_windows;
+    shard->num_windows = shard->num_tokens > 0 ? (shard->num_tokens - 1) / set->T : 0;
+    set->num_windows += shard->num_windows; // at most num_tokens, which is checked
+    if (!checked_add(set->num_tokens, shard->num_tokens, &set->num_tokens)) {
+        return error_set(err, "%s: the token counts up to this file do not fit in 64 bits", path);
+    }
+    return true;
+}
+
+// Room for n more descriptors: 1024 is a common soft limit, and a corpus may have more shards than that. Where even the
+// hard limit is too low, open() says so.
+static void raise_descriptor_limit(size_t n) {
+    enum { OTHERS = 128 }; // libraries, logs, checkpoints
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= n + OTHERS) return;
+    limit.rlim_cur = n + OTHERS < limit.rlim_max ? n + OTHERS : limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
+    set->shards = calloc(count, sizeof *set->shards);
+    if (!set->shards || count > INT32_MAX) return error_set(err, "%zu shards: out of memory", count);
+    raise_descriptor_limit(count);
+    Statements statements = {0};
+    for (size_t i = 0; i < count; i++) {
+        if (!add_shard(set, paths[i], &statements, err)) return false;
+    }
+    if (set->num_windows > 0) return true;
+    const Shard *longest = &set->shards[0];
+    for (int i = 1; i < set->count; i++) {
+        if (set->shards[i].num_tokens > longest->num_tokens) longest = &set->shards[i];
+    }
+    return error_set(
+        err,
+        "%s: has %" PRId64 " tokens%s, but T = %" PRId64 " needs at least %" PRId64 "; use a shorter T or more text",
+        longest->path, longest->num_tokens, set->count > 1 ? ", the most of all shards" : "", set->T, set->T + 1);
+}
+
+static bool no_match(const char *pattern, Error *err) {
+    const char *slash = strrchr(pattern, '/');
+    int directory = slash ? (int)(slash - pattern) : 1;
+    return error_set(err, "no token shards match '%s'; make some from text with: data/prepare -o %.*s FILE...", pattern,
+                     directory, slash ? pattern : ".");
+}
+
+bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
+    REQUIRE(T >= 1, "shards_open: T = %" PRId64, T);
+    *set = (ShardSet){.T = T, .eot = -1};
+    char **paths;
+    int count;
+    if (!files_match(pattern, &paths, &count, err)) return false;
+    const bool ok = count > 0 ? open_paths(set, paths, (size_t)count, err) : no_match(pattern, err);
+    directory_list_free(paths, count);
+    if (!ok) shards_close(set);
+    return ok;
+}
+
+void shards_close(ShardSet *set) {
+    for (int i = 0; i < set->count; i++) {
+        if (set->shards[i].fd >= 0) close(set->shards[i].fd);
+        free(set->shards[i].path);
+    }
+    free(set->shards);
+    *set = (ShardSet){.eot = -1};
+}
+
+// ----------------------------------------------------------------------------------------------------------- windows
+
+static const Shard *shard_of_window(const ShardSet *set, int64_t w) {
+    REQUIRE(w >= 0 && w < set->num_windows, "window %" PRId64 " of %" PRId64, w, set->num_windows);
+    int low = 0, high = set->count - 1; // the last shard with first_window <= w; it is not an empty one
+    while (low < high) {
+        int middle = low + (high - low + 1) / 2;
+        if (set->shards[middle].first_window <= w)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return &set->shards[low];
+}
+
+// The largest token, in loops without an exit so that the compiler turns them into vector maxima: the check costs a
+// small part of the copy out of the page cache.
+static uint32_t largest_token(const void *tokens, int token_bytes, int64_t n) {
+    if (token_bytes == 2) {
+        const uint16_t *t = tokens;
+        uint16_t most = 0;
+        for (int64_t i = 0; i < n; i++) most = t[i] > most ? t[i] : most;
+        return most;
+    }
+    const uint32_t *t = tokens;
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) most = t[i] > most ? t[i] : most;
+    return most;
+}
+
+static uint32_t token_at(const void *tokens, int token_bytes, int64_t i) {
+    return token_bytes == 2 ? ((const uint16_t *)tokens)[i] : ((const uint32_t *)tokens)[i];
+}
+
+bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out, Error *err) {
+    const Shard *shard = shard_of_window(set, w);
+    int64_t n = set->T + 1, first = (w - shard->first_window) * set->T;
+    int64_t bytes = n * set->token_bytes;
+    int64_t got = pread_all(shard->fd, out, bytes, SHARD_HEADER_BYTES + first * set->token_bytes);
+    if (got != bytes) {
+        return error_set(err, "%s: cannot read %" PRId64 " tokens at token %" PRId64 ": %s", shard->path, n, first,
+                         got < 0 ? strerror(errno) : "the file has become shorter since it was opened");
+    }
+    if (largest_token(out, set->token_bytes, n) < vocab) return true;
+    int64_t i = 0;
+    while (token_at(out, set->token_bytes, i) < vocab) i++;
+    return error_set(err,
+                     "%s: token %" PRId64 " is %" PRIu32 ", expected below the vocabulary size %" PRId64
+                     "; the shard comes from another tokenizer or is damaged",
+                     shard->path, first + i, token_at(out, set->token_bytes, i), vocab);
+}
+
+void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *token_offset) {
+    const Shard *shard = shard_of_window(set, w);
+    *path = shard->path;
+    *token_offset = (w - shard->first_window) * set->T;
+}

@@ -1,0 +1,62 @@
+// Token shards: files of tokens, read as windows. Two formats, little-endian, 1024 bytes of header and then tokens:
+//   version 1 (llm.c's): 256 int32: [0] 20240520, [1] 1, [2] token count; then uint16
+//   version 2 (ours):    256 int32: [0] 20240520, [1] 2, [2] bytes per token (2 or 4), [4..5] int64 token count; then
+//   uint16 or uint32
+// In both [3] is the vocabulary size the tokens come from, 0 when not stated (llm.c leaves 0), and [6] its end-of-text
+// token + 1 (0: not stated). Files may pass 2 GiB. Every file is hostile: magic, version, counts against the file size.
+// Files are read with pread, never mapped: one that is truncated under a running training is an error message, not a
+// SIGBUS, and 1 KiB to 4 KiB windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c).
+#pragma once
+#include "llmc/base/error.h"
+#include "llmc/data/shard_writer.h"
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SHARD_MAGIC = 20240520, SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 1024 };
+
+// Places in the header, in int32.
+enum {
+    SHARD_FIELD_MAGIC = 0,
+    SHARD_FIELD_VERSION = 1,
+    SHARD_FIELD_COUNT_V1 = 2,
+    SHARD_FIELD_TOKEN_BYTES_V2 = 2,
+    SHARD_FIELD_VOCAB = 3,
+    SHARD_FIELD_COUNT_V2 = 4,
+    SHARD_FIELD_EOT = 6,
+};
+
+typedef struct {
+    char *path;
+    int fd;
+    int token_bytes; // 2 or 4
+    int64_t num_tokens;
+    int64_t first_window; // number of windows in the shards before this one (for the T of shards_open)
+    int64_t num_windows;  // (num_tokens - 1) / T
+} Shard;
+
+// All shards of a glob pattern, sorted by name, as one sequence of windows: window w holds T + 1 tokens, starts T after
+// window w-1, and never crosses a file.
+typedef struct {
+    Shard *shards;
+    int count;
+    int64_t T;
+    int64_t num_windows;
+    int64_t num_tokens;
+    int64_t vocab;        // stated by the files, 0 if none does; files that contradict each other are refused
+    int64_t eot;          // end-of-text token stated by the files, -1 if none does
+    int token_bytes;      // 2 or 4, the same in all files
+    uint64_t fingerprint; // of the headers and the first tokens of all files, in their order: other data, other number
+} ShardSet;
+
+// Opens and checks every file that matches pattern, a glob(7) pattern or the name of one file; T >= 1. All files stay
+// open: the process's soft limit of descriptors is raised when there are more files than it allows.
+// No match, a foreign or truncated file, no file with T + 1 tokens: false, with the file and the field named.
+bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err);
+void shards_close(ShardSet *set); // also after a failed shards_open
+
+// Reads window w: T + 1 tokens of token_bytes each into out. Tokens >= vocab (the model's) are refused with file and
+// offset in tokens. Any number of threads may read from one set.
+bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out, Error *err);
+
+// File and first token of window w: what a step read.
+void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *token_offset);

@@ -1,0 +1,468 @@
+// See bpe_trainer.h. Every distinct word is a row of tokens; for every pair of tokens there is its count, and a list of
+// the words that had it when it came into being. A queue gives the pair of the largest count, the smaller one of two
+// equals; a count that went down since the pair was put there is seen when it is its turn, and it is put back. So a
+// merge looks only at words of its own pair, and what it changes is added up by neighbour before the table of pairs is
+// asked. A token is only ever made by one merge: which merges take place inside a stretch of text that becomes a token
+// depends on that stretch alone.
+#include "llmc/text/bpe_trainer.h"
+
+#include "llmc/text/bpe_alphabet.h"
+#include "llmc/text/tokenizer_vocabulary.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MIN_COUNT = 2,
+    LENGTH_BOUND = 128,  // what is as long is no token
+    HEADER = 3,          // of a word: count (2), length
+    PREFETCH = 8,        // words ahead
+    REPORT_TOKENS = 256, // between two reports
+};
+
+// ------------------------------------------------------------------------------------------------------------- pairs
+
+typedef struct {
+    uint64_t key; // pair + 1; 0: free
+    int64_t count;
+} PairCount;
+
+// A hash table, at most three quarters full.
+typedef struct {
+    PairCount *slots;
+    int64_t used, capacity;
+    int shift; // 64 - log2(capacity)
+} PairTable;
+
+static PairCount *find_pair(const PairTable *t, uint64_t pair) {
+    uint64_t mask = (uint64_t)t->capacity - 1, i = (pair * 0x9E3779B97F4A7C15u) >> t->shift;
+    while (t->slots[i].key != 0 && t->slots[i].key != pair + 1) i = (i + 1) & mask;
+    return &t->slots[i];
+}
+
+static void prefetch_pair(const PairTable *t, uint64_t pair) {
+    __builtin_prefetch(&t->slots[(pair * 0x9E3779B97F4A7C15u) >> t->shift]);
+}
+
+// Room for so many more; slots stay where they are until the next call.
+static bool reserve_pairs(PairTable *t, int64_t more) {
+    int64_t capacity = t->capacity ? t->capacity : 1 << 12;
+    while (4 * (t->used + more) > 3 * capacity) capacity *= 2;
+    if (capacity == t->capacity) return true;
+    PairTable grown = {.capacity = capacity, .used = t->used, .shift = 64 - __builtin_ctzll((uint64_t)capacity)};
+    grown.slots = calloc((size_t)capacity, sizeof *grown.slots);
+    if (!grown.slots) return false;
+    for (int64_t i = 0; i < t->capacity; i++)
+        if (t->slots[i].key != 0) *find_pair(&grown, t->slots[i].key - 1) = t->slots[i];
+    free(t->slots);
+    *t = grown;
+    return true;
+}
+
+// Adds to a pair that is there, or makes it.
+static PairCount *add_to_pair(PairTable *t, uint64_t pair, int64_t count) {
+    PairCount *p = find_pair(t, pair);
+    if (p->key == 0) p->key = pair + 1, t->used++;
+    p->count += count;
+    return p;
+}
+
+// ------------------------------------------------------------------------------------------------------------- queue
+
+typedef struct {
+    int64_t count; // when it was put here
+    uint64_t pair;
+    union {
+        uint32_t *words; // owned
+        uint32_t word;   // the only one
+    };
+    uint32_t num_words;
+} Candidate;
+
+typedef struct {
+    Candidate *heap;
+    int64_t n, room;
+} Queue;
+
+static bool comes_before(const Candidate *a, const Candidate *b) {
+    return a->count != b->count ? a->count > b->count : a->pair < b->pair;
+}
+
+static bool push(Queue *q, Candidate c) {
+    if (q->n == q->room) {
+        int64_t room = q->room + q->room / 2 + 1024;
+        Candidate *heap = realloc(q->heap, (size_t)room * sizeof *heap);
+        if (!heap) return false;
+        q->heap = heap, q->room = room;
+    }
+    int64_t at = q->n++;
+    for (int64_t up; at > 0 && comes_before(&c, &q->heap[up = (at - 1) / 2]); at = up) q->heap[at] = q->heap[up];
+    q->heap[at] = c;
+    return true;
+}
+
+// The queue is not empty.
+static Candidate pop(Queue *q) {
+    const Candidate top = q->heap[0], last = q->heap[--q->n];
+    int64_t at = 0;
+    for (int64_t down; (down = 2 * at + 1) < q->n; at = down) {
+        if (down + 1 < q->n && comes_before(&q->heap[down + 1], &q->heap[down])) down++;
+        if (!comes_before(&q->heap[down], &last)) break;
+        q->heap[at] = q->heap[down];
+    }
+    q->heap[at] = last;
+    return top;
+}
+
+static const uint32_t *words_of(const Candidate *c) {
+    return c->num_words == 1 ? &c->word : c->words; // NOLINT(clang-analyzer-unix.Malloc): it is not in the queue now
+}
+
+static void free_candidate(const Candidate *c) {
+    if (c->num_words > 1) free(c->words); // NOLINT(clang-analyzer-unix.Malloc): likewise
+}
+
+// ----------------------------------------------------------------------------------------------------------- trainer
+
+// What one merge does to the pairs with one neighbour.
+typedef struct {
+    int64_t lost, won; // occurrences of the pair with the old token, with the new one
+    PairCount *pair;   // with the new one
+    uint32_t num_words, last_word, next;
+    uint32_t *words; // of the new pair
+} Neighbour;
+
+typedef struct {
+    uint32_t neighbour, word;
+} Event;
+
+// One side of the merged pair: its neighbours there, and the words in which they got a new pair.
+typedef struct {
+    Neighbour *of;     // by token; all zero between merges
+    uint32_t *touched; // those that are not
+    Event *events;
+    int64_t num_touched, num_events, event_room;
+} Side;
+
+typedef struct {
+    uint32_t *words; // count (two halves), length, tokens; and so on
+    int64_t num_words, used, room;
+    PairTable pairs;
+    Queue queue;
+    Side left, right;
+    Tokenizer *tokenizer; // as far as it is
+    bool failed;          // out of memory
+} Trainer;
+
+static int64_t word_count(const uint32_t *word) { return (int64_t)((uint64_t)word[1] << 32 | word[0]); }
+
+static void trainer_free(Trainer *t) {
+    for (int64_t i = 0; i < t->queue.n; i++) free_candidate(&t->queue.heap[i]);
+    free(t->queue.heap), free(t->pairs.slots), free(t->words);
+    for (int i = 0; i < 2; i++) {
+        Side *s = i ? &t->right : &t->left;
+        free(s->of), free(s->touched), free(s->events);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- before
+// merging
+
+static void take_word(void *user, const char *word, uint32_t length, int64_t count) {
+    Trainer *t = user;
+    uint32_t *out = t->words + t->used;
+    out[0] = (uint32_t)count, out[1] = (uint32_t)((uint64_t)count >> 32), out[2] = length;
+    for (uint32_t i = 0; i < length; i++) out[HEADER + i] = (uint32_t)t->tokenizer->byte_tokens[(unsigned char)word[i]];
+    t->used += HEADER + length;
+}
+
+static bool take_words(Trainer *t, WordCounts *words, Error *err) {
+    const int64_t size = HEADER * word_counts_words(words) + word_counts_bytes(words);
+    if (size > UINT32_MAX)
+        return error_set(err, "%lld distinct words of %lld bytes: too many to train on",
+                         (long long)word_counts_words(words), (long long)word_counts_bytes(words));
+    t->words = malloc((size_t)size * sizeof *t->words + 1);
+    if (!t->words) return error_set(err, "out of memory for %lld words", (long long)word_counts_words(words));
+    word_counts_drain(words, take_word, t);
+    return true;
+}
+
+// Pairs of bytes: what they count, and in how many words they are.
+typedef struct {
+    int64_t count;
+    uint32_t num_words, last_word;
+    uint32_t *words;
+} BytePair;
+
+static void count_byte_pairs(const Trainer *t, BytePair *pairs) {
+    for (int64_t at = 0; at < t->used; at += HEADER + t->words[at + 2]) {
+        const uint32_t *word = t->words + at, *tokens = word + HEADER;
+        for (uint32_t i = 0; i + 1 < word[2]; i++) {
+            BytePair *p = &pairs[tokens[i] << 8 | tokens[i + 1]];
+            p->count += word_count(word);
+            p->num_words += p->num_words == 0 || p->last_word != at;
+            p->last_word = (uint32_t)at;
+        }
+    }
+}
+
+static void list_byte_pairs(const Trainer *t, BytePair *pairs) {
+    for (int64_t at = 0; at < t->used; at += HEADER + t->words[at + 2]) {
+        const uint32_t *word = t->words + at, *tokens = word + HEADER;
+        for (uint32_t i = 0; i + 1 < word[2]; i++) {
+            BytePair *p = &pairs[tokens[i] << 8 | tokens[i + 1]];
+            if (!p->words || (p->num_words > 0 && p->last_word == at)) continue;
+            p->words[p->num_words++] = p->last_word = (uint32_t)at;
+        }
+    }
+}
+
+static bool queue_byte_pairs(Trainer *t) {
+    BytePair *pairs = calloc(1 << 16, sizeof *pairs);
+    bool ok = pairs && reserve_pairs(&t->pairs, 1 << 16);
+    if (ok) count_byte_pairs(t, pairs);
+    for (uint32_t i = 0; ok && i < 1 << 16; i++) {
+        if (pairs[i].num_words > 1) ok = (pairs[i].words = malloc(pairs[i].num_words * sizeof(uint32_t))) != NULL;
+        if (pairs[i].num_words > 1) pairs[i].num_words = 0;
+    }
+    if (ok) list_byte_pairs(t, pairs);
+    for (uint32_t i = 0; ok && i < 1 << 16; i++) {
+        const BytePair *p = &pairs[i];
+        if (p->num_words == 0) continue;
+        Candidate c = {
+            .count = p->count, .pair = merge_pair((int32_t)(i >> 8), (int32_t)(i & 255)), .num_words = p->num_words};
+        if (p->words)
+            c.words = p->words;
+        else
+            c.word = p->last_word;
+        add_to_pair(&t->pairs, c.pair, c.count);
+        ok = push(&t->queue, c);
+        if (ok) pairs[i].words = NULL;
+    }
+    for (uint32_t i = 0; pairs && i < 1 << 16; i++) free(pairs[i].words);
+    free(pairs);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------- one merge
+
+static Neighbour *touch(Side *s, uint32_t token) {
+    Neighbour *n = &s->of[token];
+    if (n->lost == 0 && n->won == 0) s->touched[s->num_touched++] = token;
+    return n;
+}
+
+// A pair of the new token with a neighbour occurs in a word.
+static void win(Trainer *t, Side *s, uint32_t token, uint32_t word, int64_t count) {
+    Neighbour *n = touch(s, token);
+    n->won += count;
+    if (n->num_words > 0 && n->last_word == word) return;
+    n->num_words++;
+    n->last_word = word;
+    if (s->num_events == s->event_room) {
+        int64_t room = 2 * s->event_room + 1024;
+        Event *events = realloc(s->events, (size_t)room * sizeof *events);
+        t->failed |= !events;
+        if (!events) return;
+        s->events = events, s->event_room = room;
+    }
+    s->events[s->num_events++] = (Event){token, word};
+}
+
+// The first place of the pair a, b among n tokens, or n.
+static uint32_t find_in_word(const uint32_t *tokens, uint32_t n, uint32_t a, uint32_t b) {
+    enum { BLOCK = 16 };
+    uint32_t i = 0;
+    for (; i + BLOCK < n; i += BLOCK) { // for long words: without a branch inside
+        uint32_t found = 0;
+        for (uint32_t k = 0; k < BLOCK; k++)
+            found |= (uint32_t)(tokens[i + k] == a) & (uint32_t)(tokens[i + k + 1] == b);
+        if (found) break;
+    }
+    for (; i + 1 < n; i++)
+        if (tokens[i] == a && tokens[i + 1] == b) return i;
+    return n;
+}
+
+// In one word, from left to right.
+static void merge_in_word(Trainer *t, uint32_t at, uint32_t a, uint32_t b, uint32_t merged) {
+    uint32_t *word = t->words + at, *tokens = word + HEADER;
+    const uint32_t n = word[2], first = find_in_word(tokens, n, a, b);
+    if (first == n) return;
+    const int64_t count = word_count(word);
+    const Token *spelled = t->tokenizer->tokens;
+    const uint32_t bound = LENGTH_BOUND - spelled[merged].length;
+    uint32_t out = first;
+    for (uint32_t i = first; i < n;) {
+        if (i + 1 == n || tokens[i] != a || tokens[i + 1] != b) {
+            tokens[out++] = tokens[i++];
+            continue;
+        }
+        if (out > 0) {
+            const uint32_t before = tokens[out - 1];
+            touch(&t->left, before)->lost += count;
+            if (spelled[before].length < bound) win(t, &t->left, before, at, count);
+        }
+        if (i + 2 < n) {
+            const uint32_t after = tokens[i + 2];
+            touch(&t->right, after)->lost += count;
+            if (spelled[after].length < bound) win(t, &t->right, after, at, count);
+        }
+        tokens[out++] = merged;
+        i += 2;
+    }
+    word[2] = out;
+}
+
+static uint64_t pair_at(bool is_left, uint32_t neighbour, uint32_t token) {
+    return is_left ? merge_pair((int32_t)neighbour, (int32_t)token) : merge_pair((int32_t)token, (int32_t)neighbour);
+}
+
+// Adds what a side's new pairs count, before anything is taken from them: of "aaaa" both "aa a" and "aa aa" are new,
+// and "aa a" is gone again.
+static void add_won(Trainer *t, Side *s, bool is_left, uint32_t merged) {
+    for (int64_t i = 0; i < s->num_touched; i++)
+        if (s->of[s->touched[i]].won) prefetch_pair(&t->pairs, pair_at(is_left, s->touched[i], merged));
+    for (int64_t i = 0; i < s->num_touched; i++) {
+        Neighbour *n = &s->of[s->touched[i]];
+        if (n->won) n->pair = add_to_pair(&t->pairs, pair_at(is_left, s->touched[i], merged), n->won);
+    }
+}
+
+// old: the token of the merged pair on this side.
+static void subtract_lost(Trainer *t, Side *s, bool is_left, uint32_t old) {
+    for (int64_t i = 0; i < s->num_touched; i++) prefetch_pair(&t->pairs, pair_at(is_left, s->touched[i], old));
+    for (int64_t i = 0; i < s->num_touched; i++) {
+        PairCount *pair = find_pair(&t->pairs, pair_at(is_left, s->touched[i], old));
+        if (pair->key != 0) pair->count -= s->of[s->touched[i]].lost; // else it would be too long for a token
+    }
+}
+
+// Queues a side's new pairs, and clears the side.
+static void queue_pairs(Trainer *t, Side *s, bool is_left, uint32_t merged) {
+    for (int64_t i = 0; i < s->num_touched; i++) {
+        Neighbour *n = &s->of[s->touched[i]];
+        n->next = 0;
+        if (n->num_words < 2 || n->pair->count < MIN_COUNT) continue;
+        n->words = malloc(n->num_words * sizeof *n->words);
+        t->failed |= !n->words;
+    }
+    for (int64_t i = 0; i < s->num_events; i++) {
+        Neighbour *n = &s->of[s->events[i].neighbour];
+        if (n->words) n->words[n->next++] = s->events[i].word;
+    }
+    for (int64_t i = 0; i < s->num_touched; i++) {
+        Neighbour *n = &s->of[s->touched[i]];
+        if (n->won && n->pair->count >= MIN_COUNT && (n->words || n->num_words == 1)) {
+            Candidate c = {
+                .count = n->pair->count, .pair = pair_at(is_left, s->touched[i], merged), .num_words = n->num_words};
+            if (n->words)
+                c.words = n->words;
+            else
+                c.word = n->last_word;
+            if (!push(&t->queue, c)) t->failed = true, free_candidate(&c);
+        }
+        *n = (Neighbour){0};
+    }
+    s->num_touched = s->num_events = 0;
+}
+
+// The rule that merges two tokens, and the token of both.
+static bool add_merge(Tokenizer *t, int32_t left, int32_t right, Error *err) {
+    char both[2 * LENGTH_BOUND];
+    const Token *a = &t->tokens[left], *b = &t->tokens[right];
+    memcpy(both, t->bytes + a->offset, a->length);
+    memcpy(both + a->length, t->bytes + b->offset, b->length);
+    const int32_t merged = t->count;
+    const MergeRule rule = {.pair = merge_pair(left, right), .rank = (uint32_t)merged, .merged = merged}, *known;
+    return vocabulary_add(t, merged, both, (size_t)a->length + b->length, true, err) &&
+           merge_table_add(&t->merges, rule, &known, err);
+}
+
+static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
+    const int32_t a = (int32_t)(c->pair >> 32), b = (int32_t)c->pair, merged = t->tokenizer->count;
+    if (!add_merge(t->tokenizer, a, b, err)) return false;
+    const uint32_t *words = words_of(c);
+    for (uint32_t i = 0; i < c->num_words; i++) {
+        if (i + PREFETCH < c->num_words) __builtin_prefetch(t->words + words[i + PREFETCH]);
+        merge_in_word(t, words[i], (uint32_t)a, (uint32_t)b, (uint32_t)merged);
+    }
+    if (!reserve_pairs(&t->pairs, t->left.num_touched + t->right.num_touched)) t->failed = true;
+    if (!t->failed) {
+        add_won(t, &t->left, true, (uint32_t)merged);
+        add_won(t, &t->right, false, (uint32_t)merged);
+        subtract_lost(t, &t->left, true, (uint32_t)a);
+        subtract_lost(t, &t->right, false, (uint32_t)b);
+        queue_pairs(t, &t->left, true, (uint32_t)merged);
+        queue_pairs(t, &t->right, false, (uint32_t)merged);
+    }
+    return !t->failed || error_set(err, "out of memory for the pairs of %d tokens", t->tokenizer->count);
+}
+
+// ----------------------------------------------------------------------------------------------------------- all
+// merges
+
+static bool prepare_side(Side *s, int64_t vocab) {
+    s->of = calloc((size_t)vocab, sizeof *s->of);
+    s->touched = malloc((size_t)vocab * sizeof *s->touched);
+    return s->of && s->touched;
+}
+
+static bool find_merges(Trainer *t, int64_t tokens, void (*on_progress)(void *user, int64_t tokens), void *user,
+                        Error *err) {
+    if (!prepare_side(&t->left, tokens) || !prepare_side(&t->right, tokens) || !queue_byte_pairs(t))
+        return error_set(err, "out of memory for the pairs of %lld bytes of words", (long long)t->used);
+    while (t->tokenizer->count < tokens && t->queue.n > 0) {
+        Candidate c = pop(&t->queue);
+        const int64_t queued = c.count;
+        c.count = find_pair(&t->pairs, c.pair)->count;
+        if (c.count == queued || c.count < MIN_COUNT) {
+            const bool ok = c.count < MIN_COUNT || merge_candidate(t, &c, err);
+            free_candidate(&c);
+            if (!ok) return false;
+            if (t->tokenizer->count % REPORT_TOKENS == 0) on_progress(user, t->tokenizer->count);
+        } else if (!push(&t->queue, c)) {
+            free_candidate(&c);
+            return error_set(err, "out of memory for pairs");
+        }
+    }
+    return true;
+}
+
+static bool add_bytes(Tokenizer *t, Error *err) {
+    int32_t number = 0;
+    for (uint32_t c = 0; c < 0x200; c++) { // by character; none is above
+        for (int byte = 0; byte < 256; byte++)
+            if (alphabet_character((unsigned char)byte) == c &&
+                !vocabulary_add(t, number++, &(char){(char)byte}, 1, true, err))
+                return false;
+    }
+    for (int byte = 0; byte < 256; byte++) t->byte_tokens[byte] = vocabulary_find(t, &(char){(char)byte}, 1);
+    return true;
+}
+
+static bool finish(Tokenizer *t, Error *err) {
+    return vocabulary_add_added(t, t->count, END_OF_TEXT, true, false, err) && vocabulary_finish(t, err);
+}
+
+Tokenizer *bpe_train(WordCounts *words, int64_t vocab, void (*on_progress)(void *user, int64_t tokens), void *user,
+                     Error *err) {
+    REQUIRE(vocab >= MIN_TRAINED_VOCAB && vocab <= MAX_TRAINED_VOCAB, "a vocabulary of %lld", (long long)vocab);
+    char name[64];
+    snprintf(name, sizeof name, "byte-level BPE of train:%lld", (long long)vocab);
+    Trainer t = {.tokenizer = vocabulary_new(name, err)};
+    bool ok = t.tokenizer && add_bytes(t.tokenizer, err) && take_words(&t, words, err) &&
+              find_merges(&t, vocab - 1, on_progress, user, err) && finish(t.tokenizer, err);
+    trainer_free(&t);
+    if (ok) return t.tokenizer;
+    tokenizer_free(t.tokenizer);
+    return NULL;
+}
+
+Tokenizer *tokenizer_for_cuts(Error *err) {
+    Tokenizer *t = vocabulary_new("cuts", err);
+    if (t && add_bytes(t, err) && add_merge(t, t->byte_tokens['\r'], t->byte_tokens['\n'], err) && finish(t, err))
+        return t;
+    tokenizer_free(t);
+    return NULL;
+}

@@ -1,0 +1,326 @@
+// See document_reader.h. Files are read block by block: lines up to the last whole one, text up to a place where the
+// tokenizer may be interrupted. What was read behind the end of a block is kept in `rest` and begins the next one.
+// Where a block ends depends on the text and on the block before it alone, so that reading can go on at the end of any
+// of them.
+#include "llmc/text/document_reader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct DocumentReader {
+    ReaderOptions options;
+    InputWalk *walk;
+    InputFile file;
+    ByteSource *source;   // of file; NULL: the next file is to be opened
+    CorpusPosition at;    // everything before it was handed out
+    int64_t bytes_before; // sizes of the files before this one
+    char *rest;           // read, not handed out
+    int64_t rest_n, rest_room;
+    bool ended;           // nothing comes behind rest
+    bool is_damaged;      // because the file is damaged there
+    bool is_done, failed; // with all; failed: error says why
+    bool is_input_error;
+    Error error;
+    CorpusCounts pending; // what was skipped since the last block
+};
+
+DocumentReader *document_reader_open(const ReaderOptions *options, const CorpusPosition *from, Error *err) {
+    DocumentReader *r = calloc(1, sizeof *r);
+    if (!r) {
+        error_set(err, "reader: out of memory");
+        return NULL;
+    }
+    r->options = *options;
+    r->at = *from;
+    r->walk = inputs_open(options->inputs, err);
+    if (r->walk) return r;
+    free(r);
+    return NULL;
+}
+
+void document_reader_close(DocumentReader *r) {
+    if (!r) return;
+    byte_source_close(r->source);
+    inputs_close(r->walk);
+    bad_report_clear(&r->pending.bad);
+    free(r->rest);
+    free(r);
+}
+
+static bool fail(DocumentReader *r, bool is_input_error) {
+    r->failed = true;
+    r->is_input_error = is_input_error;
+    return false;
+}
+
+static bool fail_memory(DocumentReader *r) {
+    error_set(&r->error, "%s: cannot read: out of memory", r->file.path);
+    return fail(r, false);
+}
+
+// --------------------------------------------------------------------------------------------------------------- files
+
+static bool open_source(DocumentReader *r) {
+    int fd = open(r->file.path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && !r->file.is_argument) {
+        r->pending.unreadable++;
+        return false;
+    }
+    if (fd < 0) {
+        error_set(&r->error, "%s: cannot read: %s", r->file.path, strerror(errno));
+        return fail(r, true);
+    }
+    r->source = byte_source_open(fd, r->file.then_fd, r->file.packing, &r->error);
+    return r->source != NULL || fail(r, false);
+}
+
+// Opens the next file, at the place where reading goes on. False: there is none, or reading failed.
+static bool next_file(DocumentReader *r) {
+    while (!r->source && !r->failed) {
+        int found = inputs_next(r->walk, &r->file, &r->error);
+        if (found < 0) return fail(r, true);
+        if (found == 0) return false;
+        if (r->file.index >= r->at.file) {
+            bool goes_on = r->file.index == r->at.file && r->at.offset > 0;
+            if (!goes_on) r->at = (CorpusPosition){.file = r->file.index};
+            r->ended = r->is_damaged = false;
+            if (r->file.is_unreadable)
+                r->pending.unreadable++;
+            else if (open_source(r) && goes_on && !byte_source_skip(r->source, r->at.offset, &r->error))
+                return error_prefix(&r->error, "%s", r->file.path), fail(r, false);
+        }
+        if (r->source) continue;
+        r->bytes_before += r->file.size;
+        if (r->file.index >= r->at.file && !r->failed) r->at = (CorpusPosition){.file = r->file.index + 1};
+    }
+    return !r->failed;
+}
+
+static void close_file(DocumentReader *r) {
+    byte_source_close(r->source);
+    r->source = NULL;
+    r->rest_n = 0;
+    r->bytes_before += r->file.size;
+    r->at = (CorpusPosition){.file = r->file.index + 1};
+}
+
+// What the source says when it cannot go on. Damage is a matter of this file, anything else ends the reading.
+static bool source_failed(DocumentReader *r, const ByteSource *source) {
+    if (!byte_source_is_damaged(source)) {
+        error_prefix(&r->error, "%s", r->file.path);
+        return fail(r, false);
+    }
+    r->ended = r->is_damaged = true;
+    return true;
+}
+
+static void report(DocumentReader *r, BadKind kind, int64_t line, const char *what) {
+    Error message;
+    error_set(&message, "%s: line %" PRId64 ": %s", r->file.path, line, what);
+    bad_report_add(&r->pending.bad, kind, message.text);
+}
+
+static int64_t count_lines(const char *text, int64_t n) {
+    int64_t lines = 0;
+    for (const char *end = text + n; (text = memchr(text, '\n', (size_t)(end - text))); text++) lines++;
+    return lines;
+}
+
+// -------------------------------------------------------------------------------------------------------------- blocks
+
+// Text of the file behind what b has, until it has n bytes or the file ends.
+static bool fill(DocumentReader *r, CorpusBlock *b, int64_t n) {
+    if (!corpus_block_reserve(b, n)) return fail_memory(r);
+    int64_t from_rest = r->rest_n < n - b->n ? r->rest_n : n - b->n;
+    if (from_rest > 0) {
+        memcpy(b->text + b->n, r->rest, (size_t)from_rest);
+        memmove(r->rest, r->rest + from_rest, (size_t)(r->rest_n - from_rest));
+        r->rest_n -= from_rest, b->n += from_rest;
+    }
+    while (b->n < n && !r->ended) {
+        int64_t got = byte_source_read(r->source, b->text + b->n, n - b->n, &r->error);
+        if (got < 0 && !source_failed(r, r->source)) return false;
+        if (got > 0) b->n += got;
+        if (got == 0) r->ended = true;
+    }
+    return true;
+}
+
+// Hands out the first n bytes of the block and keeps the others for the next one.
+static bool hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
+    int64_t left = b->n - n;
+    if (r->rest_room < left + r->rest_n || r->rest_room > KEPT_BYTES) {
+        int64_t room = left + r->rest_n < BLOCK_BYTES ? BLOCK_BYTES : left + r->rest_n;
+        char *rest = realloc(r->rest, (size_t)room);
+        if (!rest) return fail_memory(r);
+        r->rest = rest, r->rest_room = room;
+    }
+    if (left > 0) {
+        memmove(r->rest + left, r->rest, (size_t)r->rest_n);
+        memcpy(r->rest, b->text + n, (size_t)left);
+    }
+    r->rest_n += left;
+    b->n = n;
+    b->text[n] = '\n';
+    r->at.offset += n;
+    r->at.bytes_read = r->bytes_before + byte_source_consumed(r->source);
+    return true;
+}
+
+// --------------------------------------------------------------------------------------------------------------- lines
+
+// Passes over the line that b begins with, to the byte behind its end.
+static bool skip_line(DocumentReader *r, CorpusBlock *b) {
+    report(r, BAD_TOO_LONG, r->at.line + 1, "the line has more than 32 MiB");
+    const char *newline = NULL;
+    while (!newline && (b->n > 0 || !r->ended)) {
+        r->at.offset += b->n;
+        b->n = 0;
+        if (!fill(r, b, BLOCK_BYTES)) return false;
+        newline = memchr(b->text, '\n', (size_t)b->n);
+    }
+    r->at.line++;
+    // The line's end is handed out as an empty block would be: it moves the position and gives no text.
+    bool ok = hand_out(r, b, newline ? newline + 1 - b->text : 0);
+    b->n = 0;
+    return ok;
+}
+
+// As many whole lines as a block takes, at least one. False: none this time.
+static bool next_lines(DocumentReader *r, CorpusBlock *b) {
+    const char *last;
+    int64_t searched = 0;
+    do {
+        int64_t want = searched == 0 ? BLOCK_BYTES : 2 * searched;
+        if (!fill(r, b, want < LINE_MAX_BYTES ? want : LINE_MAX_BYTES)) return false;
+        last = memrchr(b->text + searched, '\n', (size_t)(b->n - searched));
+        searched = b->n;
+    } while (!last && !r->ended && b->n < LINE_MAX_BYTES);
+    if (!last && !r->ended) return skip_line(r, b) && false;
+
+    bool is_all = r->ended && r->rest_n == 0;
+    int64_t n = is_all && !r->is_damaged ? b->n : last ? last + 1 - b->text : 0;
+    b->kind = BLOCK_LINES;
+    b->first_line = r->at.line + 1;
+    r->at.line += count_lines(b->text, n);
+    if (is_all && r->is_damaged) report(r, BAD_FILE, r->at.line + 1, r->error.text);
+    if (is_all && !r->is_damaged && r->at.offset + n == 0) r->pending.empty++;
+    if (!hand_out(r, b, n)) return false;
+    if (is_all) close_file(r);
+    return n > 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- text
+
+// The unpacked size of the compressed file, up to its end or to damage, which is reported.
+static bool measure(DocumentReader *r, int64_t *size) {
+    int fd = open(r->file.path, O_RDONLY | O_CLOEXEC);
+    ByteSource *s = fd < 0 ? NULL : byte_source_open(fd, -1, r->file.packing, NULL);
+    char *buffer = malloc(BLOCK_BYTES);
+    if (!s || !buffer) {
+        byte_source_close(s), free(buffer);
+        return fail_memory(r);
+    }
+    int64_t got, lines = 0;
+    for (*size = 0; (got = byte_source_read(s, buffer, BLOCK_BYTES, &r->error)) > 0; *size += got)
+        lines += count_lines(buffer, got);
+    bool ok = got == 0 || source_failed(r, s);
+    if (got < 0 && ok) report(r, BAD_FILE, lines + 1, r->error.text);
+    r->ended = r->is_damaged = false; // this was another source
+    byte_source_close(s);
+    free(buffer);
+    return ok;
+}
+
+// Is the file a document at all? Decides by its first block, and finds the size.
+static bool begin_document(DocumentReader *r, CorpusBlock *b) {
+    bool is_all = r->ended;
+    if (is_all && r->is_damaged) report(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
+    if (r->file.is_argument && b->n >= 4 && memcmp(b->text, "PAR1", 4) == 0) {
+        error_set(&r->error, "%s: is Parquet; try data/read_parquet.py %s | data/prepare --format jsonl -o DIR -",
+                  r->file.path, r->file.path);
+        return fail(r, true);
+    }
+    if (b->n == 0 || memchr(b->text, '\0', (size_t)(b->n < SHORT_DOCUMENT ? b->n : SHORT_DOCUMENT))) {
+        if (!r->is_damaged || b->n > 0) *(b->n == 0 ? &r->pending.empty : &r->pending.binary) += 1;
+        return false;
+    }
+    r->at.size = is_all || b->n > r->file.size ? b->n : r->file.size;
+    return is_all || r->file.packing == PACKED_NOT || measure(r, &r->at.size);
+}
+
+// Where a piece ends that is not all that is left: at a safe place, or where there is none in a whole block, between
+// two characters.
+static int64_t piece_end(const DocumentReader *r, const char *text, int64_t n) {
+    int64_t safe = tokenizer_safe_cut(r->options.tokenizer, text, n);
+    return safe > 0 ? safe : corpus_character_end(text, n);
+}
+
+// How much of the block's text the next piece takes. The cut for validation is made where there is text enough behind
+// it to look for the end of a line; a piece that has it too near its end is ended before.
+static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) {
+    const Tokenizer *t = r->options.tokenizer;
+    int64_t whole = is_all ? b->n : piece_end(r, b->text, b->n);
+    int64_t from = corpus_cut_target(r->at.size, r->options.val_fraction) - r->at.offset;
+    if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->options.val_fraction)) return whole;
+    if (from < 1) from = 1; // the piece before had no safe place and ran on
+    int64_t head = is_all || b->n - from >= CUT_SEARCH ? 0 : tokenizer_safe_cut(t, b->text, from - 1);
+    if (head > 0) return head;
+    if (b->n < 2) return whole;
+    int64_t cut = corpus_cut(t, b->text, b->n, from);
+    r->at.cut = r->at.offset + cut;
+    return cut;
+}
+
+// The next piece of a document. False: none this time.
+static bool next_piece(DocumentReader *r, CorpusBlock *b) {
+    int64_t left = r->at.size > 0 ? r->at.size - r->at.offset : BLOCK_BYTES;
+    if (!fill(r, b, left < BLOCK_BYTES ? left : BLOCK_BYTES)) return false;
+    if (r->at.offset == 0 && !begin_document(r, b)) {
+        if (!r->failed) close_file(r);
+        return false;
+    }
+    if (b->n == 0) { // shorter than it was
+        close_file(r);
+        return false;
+    }
+    if (b->n > r->at.size - r->at.offset) b->n = r->at.size - r->at.offset; // longer than it was
+    bool is_all = b->n == r->at.size - r->at.offset;
+    b->kind = BLOCK_TEXT;
+    b->is_document = r->at.offset == 0;
+    b->begins = b->is_document || r->at.offset == r->at.cut;
+    b->side = r->at.cut > 0 || r->options.val_fraction >= 1 ? CORPUS_VAL : CORPUS_TRAIN;
+    b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->options.cut_all;
+    int64_t n = b->is_short ? b->n : choose_end(r, b, is_all);
+    if (!hand_out(r, b, n)) return false;
+    if (r->at.offset == r->at.size) close_file(r);
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------------------------- interface
+
+bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
+    if (r->is_done) return false;
+    corpus_block_reset(b);
+    bool has_text = false;
+    while (!has_text && next_file(r)) {
+        b->n = 0;
+        has_text = r->file.format == FORMAT_LINES ? next_lines(r, b) : next_piece(r, b);
+        if (r->failed) break;
+    }
+    r->is_done = r->failed || !has_text;
+    if (!has_text) b->n = 0, b->kind = BLOCK_TEXT, b->is_short = b->is_document = b->begins = false;
+    b->failed = r->failed, b->is_input_error = r->is_input_error;
+    if (r->failed) b->error = r->error;
+    memcpy(b->path, r->file.path, strlen(r->file.path) + 1);
+    b->counts = r->pending;
+    r->pending = (CorpusCounts){0};
+    b->after = r->at;
+    b->after.bytes_read = r->source ? r->at.bytes_read : r->bytes_before;
+    return true;
+}

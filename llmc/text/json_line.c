@@ -1,0 +1,285 @@
+// See json_line.h. The scanner walks once over the line and remembers where the value of the field stands; only that
+// value is unescaped, in place. What is nested is walked with a stack of one bit a level, not by recursion.
+#include "llmc/text/json_line.h"
+
+#include "llmc/base/utf8.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct {
+    const unsigned char *begin, *p, *end;
+    const char *wrong; // what is wrong at p; NULL: nothing
+} Scan;
+
+// -------------------------------------------------------------------------------------------------------------- UTF-8
+
+// The first byte that is not UTF-8; end if all is well.
+static const unsigned char *utf8_error(const unsigned char *p, const unsigned char *end) {
+    while (p < end) {
+        uint64_t eight;
+        for (; end - p >= 8; p += 8) {
+            memcpy(&eight, p, sizeof eight);
+            if (eight & 0x8080808080808080u) break;
+        }
+        while (p < end && *p < 0x80) p++;
+        while (p < end && *p >= 0x80) {
+            uint32_t c;
+            int length = utf8_decode(p, end - p, &c);
+            if (length == 0) return p;
+            p += length;
+        }
+    }
+    return end;
+}
+
+// ------------------------------------------------------------------------------------------------------------ the scan
+
+static bool fail(Scan *s, const char *wrong) {
+    s->wrong = wrong;
+    return false;
+}
+
+static void skip_space(Scan *s) {
+    while (s->p < s->end && (*s->p == ' ' || *s->p == '\t' || *s->p == '\r' || *s->p == '\n')) s->p++;
+}
+
+// The byte at p, 0 at the end; a NUL in the line is an error wherever it stands.
+static unsigned char peek(const Scan *s) { return s->p < s->end ? *s->p : 0; }
+
+static int hex_digit(unsigned char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+// The number of four hexadecimal digits, -1 if they are not.
+static int hex4(const unsigned char *p) {
+    int value = 0;
+    for (int i = 0; i < 4; i++) {
+        int digit = hex_digit(p[i]);
+        if (digit < 0) return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+// From the opening quote to behind the closing one; escapes are checked, not resolved.
+static bool scan_string(Scan *s) {
+    const unsigned char *p = s->p + 1;
+    for (;;) {
+        while (*p >= 0x20 && *p != '"' && *p != '\\')
+            p++; // ends at the control character behind the line at the latest
+        s->p = p;
+        if (p >= s->end) return fail(s, "a string without its closing quote");
+        if (*p == '"') break;
+        if (*p < 0x20) return fail(s, "a control character in a string");
+        unsigned char escape = p + 1 < s->end ? p[1] : 0;
+        if (escape == 'u') {
+            if (s->end - p < 6 || hex4(p + 2) < 0) return fail(s, "\\u without four hexadecimal digits");
+            p += 6;
+        } else if (escape != 0 && strchr("\"\\/bfnrt", escape)) {
+            p += 2;
+        } else {
+            return fail(s, "an unknown escape");
+        }
+    }
+    s->p = p + 1;
+    return true;
+}
+
+static bool scan_digits(Scan *s) {
+    const unsigned char *begin = s->p;
+    while (peek(s) >= '0' && peek(s) <= '9') s->p++;
+    return s->p > begin;
+}
+
+static bool scan_number(Scan *s) {
+    if (peek(s) == '-') s->p++;
+    if (peek(s) == '0')
+        s->p++;
+    else if (!scan_digits(s))
+        return fail(s, "neither a value nor a number");
+    if (peek(s) == '.') {
+        s->p++;
+        if (!scan_digits(s)) return fail(s, "a number without digits behind the point");
+    }
+    if ((peek(s) | 0x20) == 'e') {
+        s->p++;
+        if (peek(s) == '+' || peek(s) == '-') s->p++;
+        if (!scan_digits(s)) return fail(s, "a number without digits in the exponent");
+    }
+    return true;
+}
+
+static bool scan_word(Scan *s) {
+    static const char *const words[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        size_t n = strlen(words[i]);
+        if ((size_t)(s->end - s->p) < n || memcmp(s->p, words[i], n) != 0) continue;
+        s->p += n;
+        return true;
+    }
+    return false;
+}
+
+static bool scan_scalar(Scan *s) {
+    if (peek(s) == '"') return scan_string(s);
+    return scan_word(s) || scan_number(s);
+}
+
+// A key and its colon.
+static bool scan_key(Scan *s) {
+    skip_space(s);
+    if (peek(s) != '"') return fail(s, "expected a key in quotes");
+    if (!scan_string(s)) return false;
+    skip_space(s);
+    if (peek(s) != ':') return fail(s, "expected ':' behind the key");
+    s->p++;
+    return true;
+}
+
+// What begins at p: an array or an object, with all that is in it.
+static bool scan_nested(Scan *s) {
+    bool is_object[JSON_LINE_MAX_DEPTH];
+    int depth = 0;
+    do {
+        skip_space(s); // here a value begins
+        unsigned char c = peek(s);
+        if (c == '{' || c == '[') {
+            if (depth == JSON_LINE_MAX_DEPTH) return fail(s, "nested too deeply");
+            is_object[depth++] = c == '{';
+            s->p++;
+            skip_space(s);
+            if (peek(s) != (c == '{' ? '}' : ']')) {
+                if (c == '{' && !scan_key(s)) return false;
+                continue;
+            }
+        } else if (!scan_scalar(s)) {
+            return false;
+        }
+        for (skip_space(s); depth > 0 && peek(s) == (is_object[depth - 1] ? '}' : ']'); skip_space(s)) s->p++, depth--;
+        if (depth == 0) break;
+        if (peek(s) != ',') return fail(s, "expected ',' or the end of the list");
+        s->p++;
+        if (is_object[depth - 1] && !scan_key(s)) return false;
+    } while (true);
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------------------------- unescape
+
+static unsigned char short_escape(unsigned char c) {
+    static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
+    const char *at = strchr(from, c);
+    return at ? (unsigned char)to[at - from] : c;
+}
+
+// The characters of a scanned string, without quotes, in place; returns how many bytes there are, -1 if half a
+// surrogate pair is among them.
+static int64_t unescape(unsigned char *text, int64_t n) {
+    unsigned char *in = text, *out = text, *end = text + n;
+    while (in < end) {
+        unsigned char *slash = memchr(in, '\\', (size_t)(end - in));
+        size_t plain = (size_t)((slash ? slash : end) - in);
+        if (out != in) memmove(out, in, plain);
+        out += plain, in += plain;
+        if (!slash) break;
+        if (in[1] != 'u') {
+            *out++ = short_escape(in[1]);
+            in += 2;
+            continue;
+        }
+        int c = hex4(in + 2);
+        in += 6;
+        if (c >= 0xD800 && c <= 0xDBFF && end - in >= 6 && in[0] == '\\' && in[1] == 'u') {
+            int low = hex4(in + 2);
+            if (low < 0xDC00 || low > 0xDFFF) return -1;
+            c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
+            in += 6;
+        }
+        if (c >= 0xD800 && c <= 0xDFFF) return -1;
+        out += utf8_encode((uint32_t)c, (char *)out);
+    }
+    return out - text;
+}
+
+// Is the scanned key, without quotes, the field? Keys that are spelled with escapes are resolved in a copy; a field
+// has at most 255 bytes, which is at most 1530 when every one is escaped.
+static bool key_is(const unsigned char *key, int64_t n, const char *field) {
+    unsigned char copy[6 * 256];
+    size_t length = strlen(field);
+    if (!memchr(key, '\\', (size_t)n)) return (size_t)n == length && memcmp(key, field, length) == 0;
+    if ((size_t)n > sizeof copy) return false;
+    memcpy(copy, key, (size_t)n);
+    return unescape(copy, n) == (int64_t)length && memcmp(copy, field, length) == 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------- interface
+
+// The members of the object that the line is; *value is where the last one named field begins, NULL: there is none.
+static bool scan_members(Scan *s, const char *field, const unsigned char **value, const unsigned char **value_end) {
+    *value = NULL;
+    skip_space(s);
+    if (peek(s) != '{') return fail(s, "expected an object, {\"field\": \"text\", ...}");
+    s->p++;
+    skip_space(s);
+    if (peek(s) == '}') {
+        s->p++;
+        return true;
+    }
+    for (;;) {
+        skip_space(s);
+        const unsigned char *key = s->p + 1;
+        if (!scan_key(s)) return false;
+        const unsigned char *key_end = s->p - 1;
+        while (*key_end != '"') key_end--; // back over the colon and the space before it
+        bool is_field = key_is(key, key_end - key, field);
+        skip_space(s);
+        const unsigned char *begin = s->p;
+        if (!(peek(s) == '{' || peek(s) == '[' ? scan_nested(s) : scan_scalar(s))) return false;
+        if (is_field) *value = begin, *value_end = s->p;
+        skip_space(s);
+        if (peek(s) == '}') break;
+        if (peek(s) != ',') return fail(s, "expected ',' or '}'");
+        s->p++;
+    }
+    s->p++;
+    return true;
+}
+
+JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err) {
+    const unsigned char *begin = (unsigned char *)line, *end = begin + n;
+    Scan s = {.begin = begin, .p = begin, .end = end};
+    skip_space(&s);
+    if (s.p == end) return JSON_LINE_BLANK;
+    const unsigned char *bad = utf8_error(begin, end);
+    if (bad < end) {
+        error_set(err, "byte %td of the line, 0x%02X, is not UTF-8", bad - begin + 1, *bad);
+        return JSON_LINE_NOT_UTF8;
+    }
+    const unsigned char *value, *value_end;
+    bool ok = scan_members(&s, field, &value, &value_end);
+    if (ok) {
+        skip_space(&s);
+        ok = s.p == end || fail(&s, "something behind the object");
+    }
+    if (!ok) {
+        error_set(err, "not valid JSON: %s at byte %td of the line", s.wrong, s.p - begin + 1);
+        return JSON_LINE_NOT_JSON;
+    }
+    if (!value) {
+        error_set(err, "has no field \"%s\"; --field NAME names another", field);
+        return JSON_LINE_NO_FIELD;
+    }
+    if (*value != '"') {
+        error_set(err, "field \"%s\" is not a string", field);
+        return JSON_LINE_NO_STRING;
+    }
+    *text = line + (value + 1 - begin);
+    *length = unescape((unsigned char *)*text, value_end - value - 2);
+    if (*length >= 0) return JSON_LINE_OK;
+    error_set(err, "field \"%s\" has a \\u escape that is half of a surrogate pair", field);
+    return JSON_LINE_SURROGATE;
+}

@@ -1,0 +1,318 @@
+// Reads a Hugging Face tokenizer.json, and vocab.json with merges.txt (OpenAI: encoder.json with vocab.bpe). Whatever
+// would make other tokens than GPT-2's scheme does is refused by name; what has no say in it (padding, truncation, the
+// decoder, the post-processor) is not looked at.
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/json.h"
+#include "llmc/text/bpe_alphabet.h"
+#include "llmc/text/tokenizer_vocabulary.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const size_t MAX_MERGES_BYTES = (size_t)64 << 20;
+static const char GPT2_PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+static bool is_text(const cJSON *item, const char *expected) {
+    return cJSON_IsString(item) && strcmp(item->valuestring, expected) == 0;
+}
+
+static bool refuse(const char *field, const cJSON *item, const char *expected, Error *err) {
+    char found[64];
+    return error_set(err, "%s is %s, expected %s", field, json_describe(item, found, sizeof found), expected);
+}
+
+// ----------------------------------------------------------------------------------------------- vocabulary and merges
+
+// All of "token": number. The spellings of added tokens are not in GPT-2's alphabet but plain text, and added is told
+// later which these are: a name that the alphabet does not spell is kept for it as it stands.
+static bool read_vocabulary(Tokenizer *t, const cJSON *vocab, bool plain_allowed, Error *err) {
+    for (const cJSON *item = vocab->child; item; item = item->next) {
+        char bytes[2 * MAX_TOKEN_BYTES + 1], shown[64];
+        size_t n = strlen(item->string), length = 0;
+        int64_t number;
+        vocabulary_show(item->string, n, shown, sizeof shown);
+        if (!json_int_value(item, 0, MAX_TOKENS - 1, &number)) {
+            char found[64];
+            return error_set(err, "\"%s\" is %s, expected a number from 0 to %d", shown,
+                             json_describe(item, found, sizeof found), MAX_TOKENS - 1);
+        }
+        if (n >= sizeof bytes) return error_set(err, "\"%s...\" is longer than %d bytes", shown, MAX_TOKEN_BYTES);
+        bool ordinary = alphabet_decode(item->string, n, bytes, &length);
+        if (!ordinary && !plain_allowed)
+            return error_set(err,
+                             "\"%s\" (token %lld) is not spelled in GPT-2's alphabet of bytes: expected a byte-level "
+                             "vocabulary",
+                             shown, (long long)number);
+        if (!ordinary) memcpy(bytes, item->string, length = n);
+        if (!vocabulary_add(t, number, bytes, length, ordinary, err)) return false;
+    }
+    return true;
+}
+
+// One side of a merge, spelled in the alphabet.
+static bool find_part(const Tokenizer *t, const char *text, size_t n, int32_t *token, Error *err) {
+    char bytes[2 * MAX_TOKEN_BYTES], shown[64];
+    size_t length = 0;
+    bool spelled = n > 0 && n <= sizeof bytes && alphabet_decode(text, n, bytes, &length);
+    *token = spelled ? vocabulary_find(t, bytes, length) : -1;
+    return *token >= 0 ||
+           error_set(err, "\"%s\" is no token of the vocabulary", vocabulary_show(text, n, shown, sizeof shown));
+}
+
+static bool add_merge(Tokenizer *t, const char *left, size_t left_n, const char *right, size_t right_n, uint32_t rank,
+                      Error *err) {
+    int32_t a, b;
+    return find_part(t, left, left_n, &a, err) && find_part(t, right, right_n, &b, err) &&
+           vocabulary_merge(t, a, b, rank, err);
+}
+
+// "left right", n bytes.
+static bool add_merge_line(Tokenizer *t, const char *line, size_t n, uint32_t rank, Error *err) {
+    char shown[64];
+    const char *space = memchr(line, ' ', n);
+    if (!space || memchr(space + 1, ' ', (size_t)(line + n - space - 1)))
+        return error_set(err, "\"%s\", expected two tokens and a space between them",
+                         vocabulary_show(line, n, shown, sizeof shown));
+    return add_merge(t, line, (size_t)(space - line), space + 1, (size_t)(line + n - space - 1), rank, err);
+}
+
+static bool read_merges(Tokenizer *t, const cJSON *merges, Error *err) {
+    uint32_t rank = 0;
+    for (const cJSON *item = merges->child; item; item = item->next, rank++) {
+        const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
+        bool ok = false;
+        if (cJSON_IsString(item))
+            ok = add_merge_line(t, item->valuestring, strlen(item->valuestring), rank, err);
+        else if (right && cJSON_IsString(left) && cJSON_IsString(right) && !right->next)
+            ok = add_merge(t, left->valuestring, strlen(left->valuestring), right->valuestring,
+                           strlen(right->valuestring), rank, err);
+        else
+            error_set(err, "expected \"left right\" or [\"left\", \"right\"]");
+        if (!ok) return error_prefix(err, "model.merges[%u]", rank);
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------ tokenizer.json
+
+// Fields that, if they are there, must hold this: null, false, "" or 0 all mean that nothing is done.
+static bool check_off(const cJSON *object, const char *where, const char *key, Error *err) {
+    const cJSON *item;
+    char field[80];
+    if (!json_find(object, key, &item, err)) return false;
+    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item) || is_text(item, "")) return true;
+    if (cJSON_IsNumber(item) && item->valuedouble == 0) return true;
+    snprintf(field, sizeof field, "%s%s", where, key);
+    return refuse(field, item, "none", err);
+}
+
+static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
+    const cJSON *type, *vocab, *merges, *whole;
+    if (!json_find(model, "type", &type, err)) return error_prefix(err, "model");
+    if (type && !is_text(type, "BPE")) return refuse("model.type", type, "\"BPE\"", err);
+    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
+    for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
+        if (!check_off(model, "model.", off[i], err)) return false;
+    if (!json_get_object(model, "vocab", &vocab, err) || !json_find(model, "ignore_merges", &whole, err))
+        return error_prefix(err, "model");
+    t->whole_pieces = cJSON_IsTrue(whole);
+    if (!read_vocabulary(t, vocab, true, err)) return error_prefix(err, "model.vocab");
+    if (!json_find(model, "merges", &merges, err)) return error_prefix(err, "model");
+    if (!cJSON_IsArray(merges)) return refuse("model.merges", merges, "an array", err);
+    return read_merges(t, merges, err);
+}
+
+// ByteLevel, with or without GPT-2's pattern of its own.
+static bool check_byte_level(const cJSON *step, const char *where, bool pattern, Error *err) {
+    const cJSON *type, *prefix, *own;
+    char field[80];
+    if (!json_find(step, "type", &type, err) || !json_find(step, "add_prefix_space", &prefix, err) ||
+        !json_find(step, "use_regex", &own, err))
+        return error_prefix(err, "%s", where);
+    snprintf(field, sizeof field, "%s.type", where);
+    if (!is_text(type, "ByteLevel")) return refuse(field, type, "\"ByteLevel\", as GPT-2 has", err);
+    snprintf(field, sizeof field, "%s.add_prefix_space", where);
+    if (!cJSON_IsFalse(prefix)) return refuse(field, prefix, "false", err);
+    snprintf(field, sizeof field, "%s.use_regex", where);
+    if (pattern ? own && !cJSON_IsTrue(own) : !cJSON_IsFalse(own))
+        return refuse(field, own, pattern ? "true (GPT-2's pattern)" : "false behind a Split", err);
+    return true;
+}
+
+// {"type": "Split", "pattern": {"Regex": GPT-2's}, "behavior": "Isolated", "invert": false}
+static bool check_split(const cJSON *step, Error *err) {
+    static const char *const where = "pre_tokenizer.pretokenizers[0]";
+    const cJSON *type, *pattern, *regex = NULL, *behavior, *invert;
+    if (!json_find(step, "type", &type, err) || !json_find(step, "pattern", &pattern, err) ||
+        !json_find(step, "behavior", &behavior, err) || !json_find(step, "invert", &invert, err))
+        return error_prefix(err, "%s", where);
+    if (!is_text(type, "Split")) return refuse("pre_tokenizer.pretokenizers[0].type", type, "\"Split\"", err);
+    if (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)) return error_prefix(err, "%s", where);
+    if (!is_text(regex, GPT2_PATTERN))
+        return refuse("pre_tokenizer.pretokenizers[0].pattern.Regex", regex, "GPT-2's, the only one supported", err);
+    if (!is_text(behavior, "Isolated"))
+        return refuse("pre_tokenizer.pretokenizers[0].behavior", behavior, "\"Isolated\"", err);
+    if (!cJSON_IsFalse(invert)) return refuse("pre_tokenizer.pretokenizers[0].invert", invert, "false", err);
+    return true;
+}
+
+static bool check_pre_tokenizer(const cJSON *root, Error *err) {
+    const cJSON *step, *type, *steps;
+    if (!json_find(root, "pre_tokenizer", &step, err)) return false;
+    if (!cJSON_IsObject(step)) return refuse("pre_tokenizer", step, "ByteLevel, as GPT-2 has", err);
+    if (!json_find(step, "type", &type, err)) return error_prefix(err, "pre_tokenizer");
+    if (!is_text(type, "Sequence")) return check_byte_level(step, "pre_tokenizer", true, err);
+    if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "pre_tokenizer");
+    const cJSON *split = steps->child, *byte_level = split ? split->next : NULL;
+    if (!cJSON_IsObject(split)) return refuse("pre_tokenizer.pretokenizers[0]", split, "an object", err);
+    if (!cJSON_IsObject(byte_level)) return refuse("pre_tokenizer.pretokenizers[1]", byte_level, "an object", err);
+    return check_split(split, err) && check_byte_level(byte_level, "pre_tokenizer.pretokenizers[1]", false, err);
+}
+
+static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
+    const cJSON *special, *normalized;
+    const char *content;
+    int64_t number;
+    char bytes[2 * MAX_TOKEN_BYTES];
+    size_t length;
+    if (!cJSON_IsObject(item)) return error_set(err, "not an object");
+    if (!json_get_int(item, "id", 0, MAX_TOKENS - 1, &number, err) ||
+        !json_get_string(item, "content", &content, err) || !check_off(item, "", "single_word", err) ||
+        !check_off(item, "", "lstrip", err) || !check_off(item, "", "rstrip", err) ||
+        !json_find(item, "special", &special, err) || !json_find(item, "normalized", &normalized, err))
+        return false;
+    // Hugging Face takes the number of the vocabulary for it, whatever is stated here.
+    bool spelled = strlen(content) <= sizeof bytes && alphabet_decode(content, strlen(content), bytes, &length);
+    int32_t same = spelled ? vocabulary_find(t, bytes, length) : -1;
+    if (same >= 0 && same != number)
+        return error_set(err, "\"id\" is %lld, but model.vocab has it as %d", (long long)number, same);
+    return vocabulary_add_added(t, number, content, cJSON_IsTrue(special), !cJSON_IsFalse(normalized), err);
+}
+
+static bool read_added_tokens(Tokenizer *t, const cJSON *root, Error *err) {
+    const cJSON *added;
+    if (!json_find(root, "added_tokens", &added, err)) return false;
+    if (!added || cJSON_IsNull(added)) return true;
+    if (!cJSON_IsArray(added)) return refuse("added_tokens", added, "an array", err);
+    int i = 0;
+    for (const cJSON *item = added->child; item; item = item->next, i++)
+        if (!read_added_token(t, item, err)) return error_prefix(err, "added_tokens[%d]", i);
+    return true;
+}
+
+// What is neither made of bytes nor added can never come out of a text: the vocabulary is of another kind.
+static bool check_spellings(const Tokenizer *t, Error *err) {
+    char shown[64];
+    for (int32_t i = 0; i < t->count; i++) {
+        const Token *k = &t->tokens[i];
+        if (k->known && !k->ordinary && !k->added)
+            return error_set(err,
+                             "model.vocab: \"%s\" (token %d) is not spelled in GPT-2's alphabet of bytes: expected a "
+                             "byte-level vocabulary",
+                             vocabulary_show(t->bytes + k->offset, k->length, shown, sizeof shown), i);
+    }
+    return true;
+}
+
+static bool read_tokenizer_json(Tokenizer *t, const cJSON *root, Error *err) {
+    const cJSON *model;
+    return json_get_object(root, "model", &model, err) && check_off(root, "", "normalizer", err) &&
+           check_pre_tokenizer(root, err) && read_model(t, model, err) && read_added_tokens(t, root, err) &&
+           check_spellings(t, err) &&
+           ((vocabulary_finish(t, err) && vocabulary_check_merges(t, err)) || error_prefix(err, "model.vocab"));
+}
+
+// ------------------------------------------------------------------------------------------- vocab.json and merges.txt
+
+// The file of merges beside a vocab.json or encoder.json; malloced.
+static char *merges_path(const char *path) {
+    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
+    char *directory = slash ? strndup(path, (size_t)(slash - path + 1)) : strdup(".");
+    REQUIRE_MEMORY(directory, "a path");
+    char *merges = path_join(directory, "merges.txt"), *openai = path_join(directory, "vocab.bpe");
+    bool prefer_openai = strcmp(file, "encoder.json") == 0 ? file_exists(openai) : !file_exists(merges);
+    free(directory);
+    free(prefer_openai ? merges : openai);
+    return prefer_openai ? openai : merges;
+}
+
+static bool read_merges_text(Tokenizer *t, const char *text, size_t n, Error *err) {
+    uint32_t rank = 0, line = 1;
+    for (size_t at = 0; at < n; line++) {
+        const char *newline = memchr(text + at, '\n', n - at);
+        size_t length = newline ? (size_t)(newline - (text + at)) : n - at, next = at + length + 1;
+        if (length > 0 && text[at + length - 1] == '\r') length--;
+        bool header = line == 1 && length >= 8 && memcmp(text, "#version", 8) == 0, blank = length == 0 && next >= n;
+        if (!header && !blank && !add_merge_line(t, text + at, length, rank++, err))
+            return error_prefix(err, "line %u", line);
+        at = next;
+    }
+    return true;
+}
+
+static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
+    if (!read_vocabulary(t, root, false, err)) return error_prefix(err, "%s", path);
+    char *merges = merges_path(path);
+    size_t n;
+    char *text = file_read_all(merges, MAX_MERGES_BYTES, &n, err);
+    bool ok = text && (read_merges_text(t, text, n, err) || error_prefix(err, "%s", merges));
+    if (!text) error_prefix(err, "%s needs its merges", path);
+    ok = ok && (vocabulary_finish(t, err) || error_prefix(err, "%s", path)) &&
+         (vocabulary_check_merges(t, err) || error_prefix(err, "%s", merges));
+    free(text);
+    free(merges);
+    return ok;
+}
+
+// ----------------------------------------------------------------------------------------------------------- the files
+
+// JSON strings may hold a NUL, C strings may not: "a\u0000b" would be read as "a".
+static bool has_nul(const char *text, size_t n) {
+    if (memchr(text, '\0', n)) return true;
+    for (const char *p = text; (p = strstr(p, "\\u0000")); p++) {
+        size_t backslashes = 0;
+        while (p - backslashes > text && p[-1 - (ptrdiff_t)backslashes] == '\\') backslashes++;
+        if (backslashes % 2 == 0) return true;
+    }
+    return false;
+}
+
+// What an object is that is no tokenizer.
+static const char *foreign_object(const cJSON *root) {
+    if (cJSON_GetObjectItemCaseSensitive(root, "model_type") || cJSON_GetObjectItemCaseSensitive(root, "n_embd"))
+        return "a model's config.json";
+    if (cJSON_GetObjectItemCaseSensitive(root, "tokenizer_class"))
+        return "a tokenizer_config.json, which has no vocabulary";
+    if (cJSON_GetObjectItemCaseSensitive(root, "weight_map")) return "the index of sharded weights";
+    return "a JSON file without \"model\" (tokenizer.json) and without numbered tokens (vocab.json)";
+}
+
+static bool read_object(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
+    // A vocabulary may well have a token "model", but then that is a number.
+    if (model && !cJSON_IsNumber(model)) return read_tokenizer_json(t, root, err) || error_prefix(err, "%s", path);
+    if (cJSON_IsNumber(root->child) && !cJSON_GetObjectItemCaseSensitive(root, "model_type"))
+        return read_vocab_json(t, path, root, err);
+    return error_set(err, "%s: not a tokenizer but %s", path, foreign_object(root));
+}
+
+Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes, Error *err) {
+    if (has_nul(text, bytes)) {
+        error_set(err, "%s: damaged, or no tokenizer: it holds a NUL character", path);
+        return NULL;
+    }
+    cJSON *root = json_parse(text, bytes, err);
+    if (!root) {
+        error_prefix(err, "%s", path);
+        return NULL;
+    }
+    char name[4096 + 32];
+    snprintf(name, sizeof name, "byte-level BPE of %s", path);
+    Tokenizer *t = vocabulary_new(name, err);
+    if (t && !read_object(t, path, root, err)) {
+        tokenizer_free(t);
+        t = NULL;
+    }
+    cJSON_Delete(root);
+    return t;
+}

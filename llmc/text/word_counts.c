@@ -1,0 +1,231 @@
+// See word_counts.h. Text repeats its words: most are found in the thread's table, which fits into the processor's
+// cache. When that is three quarters full its words go to the shared table, sorted by the part of it that they belong
+// to; each part has a lock.
+#include "llmc/text/word_counts.h"
+
+#include "llmc/text/bpe_cache.h"
+#include "llmc/text/bpe_pieces.h"
+#include "llmc/text/tokenizer_vocabulary.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <xxhash.h>
+
+enum {
+    NUM_PARTS = 64,
+    LOCAL_SLOTS = 1 << 15, // 1.3 MB
+    LOCAL_FULL = LOCAL_SLOTS / 4 * 3,
+};
+
+typedef struct {
+    int64_t count, offset; // offset: of its bytes
+    uint32_t length, hash;
+} Word;
+
+typedef struct {
+    pthread_mutex_t lock;
+    Word *words;
+    uint32_t *slots; // a word's number + 1; 0: free
+    char *bytes;
+    int64_t num_words, word_room, num_slots, num_bytes, byte_room;
+} Part;
+
+struct WordCounts {
+    Part parts[NUM_PARTS];
+};
+
+typedef struct {
+    PieceKey key; // all zero: free
+    int64_t count;
+} LocalWord;
+
+struct WordCounter {
+    WordCounts *shared;
+    LocalWord *slots;
+    int64_t used;
+    struct {
+        uint64_t hash;
+        uint32_t slot;
+    } moved[LOCAL_FULL];        // the words that are being handed over
+    uint32_t order[LOCAL_FULL]; // of moved: by part
+};
+
+// ------------------------------------------------------------------------------------------------------ the shared
+// table
+
+WordCounts *word_counts_create(Error *err) {
+    WordCounts *w = calloc(1, sizeof *w);
+    if (!w) {
+        error_set(err, "out of memory for words");
+        return NULL;
+    }
+    for (int i = 0; i < NUM_PARTS; i++) pthread_mutex_init(&w->parts[i].lock, NULL);
+    return w;
+}
+
+static void clear_part(Part *p) {
+    free(p->words), free(p->slots), free(p->bytes);
+    p->words = NULL, p->slots = NULL, p->bytes = NULL;
+    p->num_words = p->word_room = p->num_slots = p->num_bytes = p->byte_room = 0;
+}
+
+void word_counts_free(WordCounts *w) {
+    if (!w) return;
+    for (int i = 0; i < NUM_PARTS; i++) {
+        clear_part(&w->parts[i]);
+        pthread_mutex_destroy(&w->parts[i].lock);
+    }
+    free(w);
+}
+
+static bool grow_slots(Part *p) {
+    int64_t count = p->num_slots ? 2 * p->num_slots : 256;
+    uint32_t *slots = calloc((size_t)count, sizeof *slots);
+    if (!slots) return false;
+    for (int64_t i = 0; i < p->num_words; i++) {
+        int64_t at = p->words[i].hash & (count - 1);
+        while (slots[at]) at = (at + 1) & (count - 1);
+        slots[at] = (uint32_t)i + 1;
+    }
+    free(p->slots);
+    p->slots = slots, p->num_slots = count;
+    return true;
+}
+
+// Room for one more word of this length.
+static bool reserve(Part *p, int64_t length) {
+    if (4 * (p->num_words + 1) > 3 * p->num_slots && !grow_slots(p)) return false;
+    if (p->num_words == p->word_room) {
+        int64_t room = p->word_room + p->word_room / 2 + 64;
+        Word *words = realloc(p->words, (size_t)room * sizeof *words);
+        if (!words) return false;
+        p->words = words, p->word_room = room;
+    }
+    if (p->num_bytes + length > p->byte_room) {
+        int64_t room = p->byte_room + p->byte_room / 2 + length + 1024;
+        char *bytes = realloc(p->bytes, (size_t)room);
+        if (!bytes) return false;
+        p->bytes = bytes, p->byte_room = room;
+    }
+    return p->num_words < UINT32_MAX;
+}
+
+// The part is locked.
+static bool add_word(Part *p, const char *word, uint32_t length, uint64_t hash, int64_t count, Error *err) {
+    if (!reserve(p, length)) return error_set(err, "out of memory for %lld distinct words", (long long)p->num_words);
+    const uint32_t tag = (uint32_t)hash;
+    int64_t at = tag & (p->num_slots - 1);
+    for (; p->slots[at]; at = (at + 1) & (p->num_slots - 1)) {
+        Word *known = &p->words[p->slots[at] - 1];
+        if (known->hash != tag || known->length != length || memcmp(p->bytes + known->offset, word, length) != 0)
+            continue;
+        known->count += count;
+        return true;
+    }
+    memcpy(p->bytes + p->num_bytes, word, length);
+    p->words[p->num_words++] = (Word){.count = count, .offset = p->num_bytes, .length = length, .hash = tag};
+    p->slots[at] = (uint32_t)p->num_words;
+    p->num_bytes += length;
+    return true;
+}
+
+static int part_number(uint64_t hash) { return (int)(hash >> 58); }
+
+int64_t word_counts_words(const WordCounts *w) {
+    int64_t words = 0;
+    for (int i = 0; i < NUM_PARTS; i++) words += w->parts[i].num_words;
+    return words;
+}
+
+int64_t word_counts_bytes(const WordCounts *w) {
+    int64_t bytes = 0;
+    for (int i = 0; i < NUM_PARTS; i++) bytes += w->parts[i].num_bytes;
+    return bytes;
+}
+
+void word_counts_drain(WordCounts *w, void (*visit)(void *user, const char *word, uint32_t length, int64_t count),
+                       void *user) {
+    for (int i = 0; i < NUM_PARTS; i++) {
+        Part *p = &w->parts[i];
+        for (int64_t k = 0; k < p->num_words; k++)
+            visit(user, p->bytes + p->words[k].offset, p->words[k].length, p->words[k].count);
+        clear_part(p);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ a thread's
+// table
+
+WordCounter *word_counter_create(WordCounts *w, Error *err) {
+    WordCounter *c = malloc(sizeof *c);
+    if (c) c->shared = w, c->used = 0, c->slots = calloc(LOCAL_SLOTS, sizeof *c->slots);
+    if (c && c->slots) return c;
+    word_counter_free(c);
+    error_set(err, "out of memory for words");
+    return NULL;
+}
+
+void word_counter_free(WordCounter *c) {
+    if (!c) return;
+    free(c->slots);
+    free(c);
+}
+
+static uint32_t key_length(const PieceKey *key) { return (uint32_t)(key->words[3] >> 56); }
+
+bool word_counter_finish(WordCounter *c, Error *err) {
+    uint32_t begin[NUM_PARTS + 1] = {0}, n = 0;
+    for (uint32_t i = 0; i < LOCAL_SLOTS; i++) {
+        const PieceKey *key = &c->slots[i].key;
+        if (c->slots[i].count == 0) continue;
+        const uint64_t hash = XXH3_64bits(key->words, key_length(key));
+        c->moved[n].hash = hash, c->moved[n++].slot = i;
+        begin[part_number(hash) + 1]++;
+    }
+    for (int i = 0; i < NUM_PARTS; i++) begin[i + 1] += begin[i];
+    uint32_t next[NUM_PARTS];
+    memcpy(next, begin, sizeof next);
+    for (uint32_t k = 0; k < n; k++) c->order[next[part_number(c->moved[k].hash)]++] = k;
+    bool ok = true;
+    for (int i = 0; i < NUM_PARTS && ok; i++) {
+        Part *p = &c->shared->parts[i];
+        pthread_mutex_lock(&p->lock);
+        for (uint32_t j = begin[i]; j < begin[i + 1] && ok; j++) {
+            const LocalWord *word = &c->slots[c->moved[c->order[j]].slot];
+            ok = add_word(p, (const char *)word->key.words, key_length(&word->key), c->moved[c->order[j]].hash,
+                          word->count, err);
+        }
+        pthread_mutex_unlock(&p->lock);
+    }
+    memset(c->slots, 0, LOCAL_SLOTS * sizeof *c->slots);
+    c->used = 0;
+    return ok;
+}
+
+static bool add_long(WordCounter *c, const char *word, int64_t n, Error *err) {
+    const uint64_t hash = XXH3_64bits(word, (size_t)n);
+    Part *p = &c->shared->parts[part_number(hash)];
+    pthread_mutex_lock(&p->lock);
+    bool ok = add_word(p, word, (uint32_t)n, hash, 1, err);
+    pthread_mutex_unlock(&p->lock);
+    return ok;
+}
+
+bool word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int64_t n, Error *err) {
+    for (int64_t at = 0, length; at < n; at += length) {
+        length = pieces_next(t->char_table, text + at, n - at);
+        if (length == 1) continue; // no pair
+        if (length > CACHE_PIECE_BYTES) {
+            if (!add_long(c, text + at, length, err)) return false;
+            continue;
+        }
+        const PieceKey key = piece_key(text + at, length, n - at);
+        LocalWord *slot = &c->slots[piece_hash(&key) & (LOCAL_SLOTS - 1)];
+        while (slot->count != 0 && !piece_key_is(&slot->key, &key))
+            if (++slot == c->slots + LOCAL_SLOTS) slot = c->slots;
+        if (slot->count++ != 0) continue;
+        slot->key = key;
+        if (++c->used == LOCAL_FULL && !word_counter_finish(c, err)) return false;
+    }
+    return true;
+}
