@@ -3,7 +3,6 @@
 
 #include "llmc/base/clock.h"
 #include "llmc/run/format.h"
-#include "llmc/run/progress.h"
 
 #include <errno.h>
 #include <inttypes.h>

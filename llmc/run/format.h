@@ -1,6 +1,8 @@
-// Numbers, durations and text in forms for readers (people and JSON parsers). Pure functions: nothing is printed,
+// Numbers, durations and text in forms for readers (people and JSON parsers), and the text of the progress bar, one
+// line that fits the terminal (runlog draws it). Pure functions but for the width of the terminal: nothing is printed,
 // nothing depends on the locale. Those that fill a buffer return it.
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,3 +22,21 @@ void format_json_string(FILE *out, const char *text, size_t n);
 void format_visible(FILE *out, const char *text, size_t n, const char *indent);
 // The same for a piece of a longer text: no indent, and its last newline counts.
 void format_visible_stream(FILE *out, const char *text, size_t n);
+
+int terminal_width(void);    // columns of stdout's terminal; else $COLUMNS, else 80
+bool terminal_is_utf8(void); // by $LC_ALL, $LC_CTYPE, $LANG, in their order of precedence
+
+// "left [####......]  41.7% | right" in at most width - 1 columns: the last one stays free, where some terminals wrap.
+// Where there is little room, right goes first, then the bar. fraction is clamped to [0, 1]. utf8: block characters in
+// eighths; else '#'. left and right are plain ASCII.
+const char *progress_render(double fraction, const char *left, const char *right, int width, bool utf8, char *buf,
+                            int size);
+
+// The mean time of a step over about the last 30 s: each step counts e times less when 30 s have passed, so that one
+// that is slow (a busy disk, a neighbour) moves it by little. The first step, which pays for starting, counts only
+// while it is the only one. Zero before it.
+typedef struct {
+    double steps, seconds, mean;
+    bool after_first;
+} StepTime;
+void step_time_add(StepTime *t, double seconds);

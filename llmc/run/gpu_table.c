@@ -1,7 +1,7 @@
 // The table of GPUs. Figures are NVIDIA's: dense (without sparsity, which datasheets often count in) and with fp32
 // accumulation, which GeForce cards do at half their 16-bit and fp8 rate. test_gpu_table derives each peak a second
 // time, from units x clock x operations a clock.
-#include "llmc/run/gpu_table.h"
+#include "llmc/run/planner.h"
 
 #include <ctype.h>
 #include <stdio.h>

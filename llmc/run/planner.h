@@ -1,12 +1,47 @@
 // --plan: what a run would take, before any memory is: bytes by class and kind, what fits, and for each GPU of a table
 // the least time a step can take; and what -b auto and -r auto choose. Needs no GPU and no data. It runs the allocator
 // itself: what it says of memory is what gpt2_create takes. Times are limits computed from datasheets, not
-// measurements, and every line says so. What is computed (here) and what is printed (planner_print.c, planner_json.c)
-// are apart. doc/memory.md describes the output.
+// measurements, and every line says so. What is computed (planner.c, planner_fit.c) and what is printed
+// (planner_print.c) are apart. doc/memory.md describes the output.
 #pragma once
+#include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
-#include "llmc/run/gpu_table.h"
+#include "llmc/tensor.h"
+
 #include <stdio.h>
+
+// ----------------------------------------------------------------------------- GPUs and their datasheets (gpu_table.c)
+
+typedef struct {
+    const char *name;                     // "A100 80GB"
+    const char *also;                     // another name for it on the command line: "a100"; NULL: none
+    double memory;                        // bytes; a GB of a datasheet counted as 10^9: never more than there is
+    double peak_bf16, peak_fp16, peak_32; // FLOP/s, dense, fp32 accumulation; 0: none. 32: on TF32 tensor cores
+    double peak_fp8;                      // e4m3; 0: none
+    double bandwidth;                     // bytes/s
+    double link;                          // bytes/s from or to the host, one way: PCIe x16
+    int units;                            // multiprocessors
+    int compute_capability;               // 75, 80, 86, ...
+} GpuSpec;
+
+const GpuSpec *gpu_table(int *count);
+
+// The GPU that a user means: by its name, whatever the case, spaces, dashes and "GB" (h200, rtx-4090, a100-80), or by
+// its memory alone (24G, 16GB, 80GiB), which leaves everything else 0 and lends name as it was typed. text is `length`
+// bytes. False and a message that names the nearest one and all there are.
+typedef struct {
+    GpuSpec spec;
+    char name[32]; // spec.name of one that is only a size
+} GpuChoice;
+bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err);
+
+// FLOP/s of the datasheet; 0: the GPU cannot compute in dtype, or nothing but its memory is known.
+double gpu_spec_peak(const GpuSpec *gpu, DType dtype);
+
+// dtype, or fp16 where the GPU has no bf16.
+DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype);
+
+// ------------------------------------------------------------------------------------------------------------ the plan
 
 // ---------------------------------------------------------------------------------------------------------- arithmetic
 
@@ -141,3 +176,20 @@ void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
 
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
 bool planner_print(FILE *out, const PlanRequest *request, Error *err);
+
+// ---------------------------------------------------------------------------------- shared by the two ways of printing
+
+// Tokens of the whole run with so many windows a step, 0: not known; and in how many steps.
+double planner_tokens(const PlanRequest *request, int64_t step_windows);
+double planner_steps(double tokens, int64_t tokens_per_step);
+// Whether -b or -r is chosen for each device.
+bool planner_is_auto(const PlanRequest *request);
+// Whether -r can be read.
+bool planner_check_recompute(const PlanRequest *request, Error *err);
+
+// -b auto -r auto, as planner_fit has it, without a message.
+bool planner_choose(Gpt2Options *model, double room, int64_t most);
+
+// gpus: those of --gpu; count 0: all of the table, and this machine.
+bool planner_print_text(FILE *out, const PlanRequest *request, const GpuChoice *gpus, int count, Error *err);
+bool planner_print_json(FILE *out, const PlanRequest *request, const GpuChoice *gpus, int count, Error *err);

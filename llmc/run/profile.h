@@ -1,14 +1,18 @@
 // --profile N: where the time of a step goes, op by op.
 //
 // The run takes a few steps to warm up, then N steps as they are, then N steps with a device event before and after
-// every op and without graphs, then it ends. The table that follows (profile_table.h) puts beside the time of each op
-// its floor: what it must compute and move at least, at the rates measured on this device. Time in no op stands in a
-// row of its own, so that the rows add up to the step; the N steps before tell what the events cost.
+// every op and without graphs, then it ends. The table that follows puts beside the time of each op its floor: what it
+// must compute and move at least (op_cost_NAME, one function for each op of ops.h), at the rates measured on this
+// device. Time in no op stands in a row of its own, so that the rows add up to the step; the N steps before tell what
+// the events cost.
 //
 // Neither the ops nor the model know of it: the linker puts the wrappers of profile.c before the ops of ops.h (--wrap,
 // PROFILE_OPS in the Makefile). When nothing is profiled a wrapper costs one comparison, and inside a graph nothing.
+// profile_table.c measures nothing and knows no device.
 #pragma once
-#include "llmc/run/profile_table.h"
+#include "llmc/device.h"
+#include "llmc/ops.h"
+#include "llmc/run/runlog.h"
 
 int64_t profile_total_steps(int64_t n); // of the run that --profile n makes
 
@@ -19,3 +23,63 @@ void profile_start(int64_t n);
 bool profile_next_step(void);
 // Waits for the device, prints the table; in directory (NULL: nowhere) writes profile.json and profile_trace.json.
 bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed speed, Error *err);
+
+// ----------------------------------------------------------------------------------- what a call must compute and move
+
+// Which call of an op this is: calls with the same op, tensor name (blocks apart) and shape cost the same.
+typedef struct {
+    const char *tensor; // the weight of a matmul or layernorm, else an input or output
+    int rank;
+    int64_t shape[TENSOR_MAX_RANK]; // N, IC, OC of a matmul; N, C of a layernorm; else the shape of that tensor
+} CallShape;
+
+typedef struct {
+    const char *op; // "matmul_forward"
+    CallShape shape;
+    double flops; // matmuls and attention
+    double bytes; // read + written, every tensor once
+} OpCost;
+
+#define OP(name, parameters, ...) OpCost op_cost_##name parameters;
+#include "llmc/run/op_table.def"
+#undef OP
+
+// The tensor of the call without its block: weights by their short names of parameters.h ("qkvw").
+const char *op_tensor(const OpCost *cost);
+// "matmul_forward qkvw 65536x768x2304" into buf; returns buf.
+const char *op_label(const OpCost *cost, char *buf, int size);
+
+// ----------------------------------------------------------------------------------------------------------- the table
+
+// One call of an op. start: seconds after the first profiled step began.
+typedef struct {
+    OpCost cost;
+    double start, seconds;
+} TimedOp;
+
+typedef struct {
+    const TimedOp *ops; // in the order of the calls
+    int64_t num_ops;
+    int64_t num_steps;         // profiled
+    const double *step_start;  // num_steps + 1: start of each step; the last is the end
+    const double *plain_start; // the same for as many steps right before, with nothing timed inside
+    DType dtype;
+    DeviceSpeed speed; // the rates that floors are derived from
+} Profile;
+
+// Calls of one op with one tensor (blocks apart) and shape, summed over the steps.
+typedef struct {
+    char label[128]; // "matmul_forward qkvw 65536x768x2304"
+    const OpCost *cost;
+    int64_t calls;
+    double seconds, flops, bytes, floor_seconds;
+} ProfileRow;
+
+// The rows, slowest first, malloced; *count of them. NULL: out of memory.
+ProfileRow *profile_rows(const Profile *profile, int *count);
+// The longer of the time to compute the FLOPs and the time to move the bytes.
+double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed);
+
+bool profile_print(RunLog *log, const Profile *profile, Error *err);
+bool profile_write_json(const char *path, const Profile *profile, Error *err);
+bool profile_write_trace(const char *path, const Profile *profile, Error *err);

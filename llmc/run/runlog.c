@@ -1,18 +1,38 @@
-// What a run says: the log is opened, lines go to stdout and main.log. See runlog.h for the forms; the events with
-// numbers are made in runlog_events.c.
+// What a run says: stdout, main.log and the events with numbers. See runlog.h for the forms.
 // Owns stdout and main.log while the run lasts. Every line for the reader leaves in one flush together with the bar
-// that is cleared above and drawn again below it, so that nothing flickers.
+// that is cleared above and drawn again below it, so that nothing flickers. An event is a line for the reader, a JSON
+// line of main.log and a record for TensorBoard; the latter two are filled by the same calls, so that they cannot
+// disagree.
+#include "llmc/run/runlog.h"
+
 #include "llmc/base/atomic_file.h"
-#include "llmc/run/progress.h"
-#include "llmc/run/runlog_internal.h"
+#include "llmc/run/append_file.h"
+#include "llmc/run/format.h"
+#include "llmc/run/tensorboard.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+struct RunLog {
+    AppendFile file;                      // main.log
+    char *directory;                      // NULL: none
+    struct stat place;                    // what it was when the log was opened
+    bool file_failed, tensorboard_failed; // reported already
+    TensorBoard *tensorboard;             // NULL: none
+    bool progress, utf8;
+    char bar[1024];                    // "" until the first step
+    double bar_time;                   // now_seconds of its text
+    int64_t sample_step, sample_index; // of the last text sample
+    cJSON *begun;                      // the events of the step that the log goes on from; NULL: none
+};
 
 static const char WHITESPACE[] = " \t\r\n";
 
@@ -134,11 +154,12 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
 
 static const char CLEAR_LINE[] = "\r\x1b[K"; // to the first column, erase to the end of the line
 
-void runlog_clear_bar(RunLog *log) {
+static void runlog_clear_bar(RunLog *log) {
     if (*log->bar) fputs(CLEAR_LINE, stdout);
 }
 
-void runlog_print(RunLog *log, const char *text, size_t length) {
+// A line on stdout, above the bar.
+static void runlog_print(RunLog *log, const char *text, size_t length) {
     runlog_clear_bar(log);
     fwrite(text, 1, length, stdout);
     fputc('\n', stdout);
@@ -187,13 +208,15 @@ static void complain_once(RunLog *log, bool *complained, const Error *err, const
     fprintf(stderr, "%s; the run goes on, %s\n", err->text, what);
 }
 
-void runlog_end_record(RunLog *log) {
+// Ends the record that tensorboard_begin started; a failure is said once.
+static void runlog_end_record(RunLog *log) {
     Error err;
     if (!tensorboard_end(log->tensorboard, &err))
         complain_once(log, &log->tensorboard_failed, &err, "TensorBoard misses values");
 }
 
-void runlog_write(RunLog *log, const char *event, const char *inner, size_t length) {
+// A line of main.log, and nothing else: {"event":EVENT,"time":...,INNER}.
+static void runlog_write(RunLog *log, const char *event, const char *inner, size_t length) {
     if (log->file.fd < 0) return;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -248,4 +271,325 @@ void runlog_event(RunLog *log, const char *event, const char *json) {
     const size_t length = inner < end ? (size_t)(end - inner) : 0;
     runlog_write(log, event, inner, length);
     if (length > 0) show_event(log, event, inner, length);
+}
+
+// -------------------------------------------------------------------------------------------------------------- events
+
+// How often the bar's text is made anew. The eye does not follow more.
+static const double BAR_SECONDS = 0.1;
+
+// ---------------------------------------------------------------------------------------------------------- the files
+
+// An event on its way into both files.
+typedef struct {
+    RunLog *log;
+    const char *event; // its name in main.log
+    char group[128];   // the first part of its tags in TensorBoard
+    FILE *json;        // NULL: out of memory; the run matters more
+    char *text;
+    size_t bytes;
+} Entry;
+
+static void entry_begin(Entry *e, RunLog *log, const char *event, const char *group, int64_t step) {
+    e->log = log;
+    e->event = event;
+    snprintf(e->group, sizeof e->group, "%s", group);
+    e->text = NULL;
+    e->json = text_open(&e->text, &e->bytes);
+    fprintf(e->json, "\"step\":%lld", (long long)step);
+    tensorboard_begin(log->tensorboard, step);
+}
+
+static void entry_end(Entry *e) {
+    fclose(e->json);
+    runlog_write(e->log, e->event, e->text, e->bytes);
+    free(e->text);
+    runlog_end_record(e->log);
+}
+
+static void entry_text(Entry *e, const char *key, const char *text, size_t bytes) {
+    fprintf(e->json, ",\"%s\":", key);
+    format_json_string(e->json, text, bytes);
+}
+
+// As many digits as the type of the number has.
+enum { FLOAT_DIGITS = 9, DOUBLE_DIGITS = 17, MEASURED_DIGITS = 6 };
+
+// "key":x and the scalar GROUP/name, which is what a reader of the JSON gets. In JSON inf and nan are null.
+static void entry_named(Entry *e, const char *key, const char *name, double x, int digits) {
+    char text[32], tag[192];
+    snprintf(text, sizeof text, "%.*g", digits, x);
+    fprintf(e->json, ",\"%s\":%s", key, isfinite(x) ? text : "null");
+    snprintf(tag, sizeof tag, "%s/%s", e->group, name);
+    tensorboard_scalar(e->log->tensorboard, tag, isfinite(x) ? strtod(text, NULL) : x);
+}
+
+static void entry_number(Entry *e, const char *key, double x, int digits) { entry_named(e, key, key, x, digits); }
+
+// 0 is how these say that they are not known: null, and nothing to draw.
+static void entry_if_known(Entry *e, const char *key, double x, int digits) {
+    if (x > 0.0) {
+        entry_number(e, key, x, digits);
+    } else {
+        fprintf(e->json, ",\"%s\":null", key);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- steps
+
+static const char *skip_name(int32_t skip) {
+    switch (skip) {
+    case SKIP_NONFINITE:
+        return "nonfinite";
+    case SKIP_LOSS_OUTLIER:
+        return "loss_outlier";
+    case SKIP_NORM_OUTLIER:
+        return "norm_outlier";
+    default:
+        return NULL;
+    }
+}
+
+// " | SKIPPED: why" and what became of the loss scale, or nothing.
+static void put_decision(FILE *f, const StepReport *r) {
+    const StepControl *c = &r->control;
+    const bool scale_known = r->last_loss_scale > 0.0f, scale_fell = scale_known && c->loss_scale < r->last_loss_scale;
+    switch (c->skip) {
+    case SKIP_LOSS_OUTLIER:
+        fprintf(f, " | SKIPPED: loss outlier z %.1f", (double)c->loss_z);
+        break;
+    case SKIP_NORM_OUTLIER:
+        fprintf(f, " | SKIPPED: gradient norm outlier z %.1f", (double)c->norm_z);
+        break;
+    case SKIP_NONFINITE:
+        if (scale_fell && isfinite(c->loss)) {
+            fprintf(f, " | skipped: overflow, normal in fp16");
+        } else if (c->bad_tensor >= 0) {
+            fprintf(f, " | SKIPPED: gradient of %s is not finite", r->bad_tensor ? r->bad_tensor : "a tensor");
+        } else {
+            fprintf(f, " | SKIPPED: %s is not finite", isfinite(c->loss) ? "gradient norm" : "loss");
+        }
+        break;
+    default:
+        break;
+    }
+    if (scale_known && c->loss_scale != r->last_loss_scale) fprintf(f, " | loss scale now %g", (double)c->loss_scale);
+}
+
+static void step_entry(RunLog *log, const StepReport *r) {
+    const StepControl *c = &r->control;
+    Entry e;
+    entry_begin(&e, log, "step", "train", r->step);
+    entry_number(&e, "loss", (double)c->loss, FLOAT_DIGITS);
+    entry_number(&e, "norm", (double)c->norm, FLOAT_DIGITS);
+    entry_number(&e, "lr", r->lr, DOUBLE_DIGITS);
+    entry_number(&e, "ms", 1e3 * r->seconds, MEASURED_DIGITS);
+    entry_number(&e, "tokens_per_second", r->tokens / r->seconds, MEASURED_DIGITS);
+    entry_if_known(&e, "mfu", r->mfu, MEASURED_DIGITS);
+    entry_if_known(&e, "hfu", r->hfu, MEASURED_DIGITS);
+    if (c->loss_z != 0.0f || c->norm_z != 0.0f) {
+        entry_number(&e, "loss_z", (double)c->loss_z, MEASURED_DIGITS);
+        entry_number(&e, "norm_z", (double)c->norm_z, MEASURED_DIGITS);
+    }
+    if (c->loss_scale != 1.0f) entry_number(&e, "loss_scale", (double)c->loss_scale, FLOAT_DIGITS);
+    if (c->skipped > 0) entry_number(&e, "skipped", c->skipped, DOUBLE_DIGITS);
+    if (skip_name(c->skip)) fprintf(e.json, ",\"skip\":\"%s\"", skip_name(c->skip));
+    if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0 && r->bad_tensor)
+        entry_text(&e, "bad_tensor", r->bad_tensor, strlen(r->bad_tensor));
+    entry_end(&e);
+}
+
+static void set_bar(RunLog *log, const StepReport *r, const char *loss, const char *rate, const char *eta) {
+    double now = now_seconds();
+    bool fresh = *log->bar && r->step < r->total && now - log->bar_time < BAR_SECONDS;
+    if (!log->progress || fresh) return;
+    char left[64], right[128];
+    snprintf(left, sizeof left, "step %lld/%lld", (long long)r->step, (long long)r->total);
+    snprintf(right, sizeof right, "loss %s | %s tok/s | eta %s", loss, rate, eta);
+    double fraction = r->total > 0 ? (double)r->step / (double)r->total : 0.0;
+    progress_render(fraction, left, right, terminal_width(), log->utf8, log->bar, sizeof log->bar);
+    log->bar_time = now;
+}
+
+void runlog_step(RunLog *log, const StepReport *r) {
+    char loss[32], norm[32], ms[32], rate[32], eta[32], total[32];
+    format_fixed((double)r->control.loss, 6, 4, loss, sizeof loss);
+    format_fixed((double)r->control.norm, 6, 4, norm, sizeof norm);
+    format_fixed(1e3 * r->seconds, 5, 3, ms, sizeof ms);
+    format_count(r->tokens / r->seconds, rate, sizeof rate);
+    format_duration(r->eta_seconds, eta, sizeof eta);
+    int width = snprintf(total, sizeof total, "%lld", (long long)r->total);
+
+    char *line = NULL;
+    size_t bytes = 0;
+    FILE *f = text_open(&line, &bytes);
+    fprintf(f, "step %*lld/%s | loss %s | norm %s | lr %.2e | %s ms | %6s tok/s", width, (long long)r->step, total,
+            loss, norm, r->lr, ms, rate);
+    if (r->mfu > 0.0) fprintf(f, " | mfu %4.1f%% hfu %4.1f%%", 100.0 * r->mfu, 100.0 * r->hfu);
+    fprintf(f, " | eta %s", eta);
+    put_decision(f, r);
+    fclose(f);
+    set_bar(log, r, loss, rate, eta);
+    runlog_print(log, line, bytes);
+    free(line);
+    step_entry(log, r);
+}
+
+// --------------------------------------------------------------------------------------------------------- evaluation
+
+void runlog_validation(RunLog *log, int64_t step, double loss, double bits_per_byte, double tokens, double seconds) {
+    char bits[48] = "", count[32], duration[32];
+    const double perplexity = exp(loss);
+    if (bits_per_byte > 0.0) snprintf(bits, sizeof bits, "%.4f bits/byte | ", bits_per_byte);
+    runlog_text(log, "validation at step %lld | loss %.4f | perplexity %.2f | %s%s tokens in %s", (long long)step, loss,
+                perplexity, bits, format_count(tokens, count, sizeof count),
+                format_duration(seconds, duration, sizeof duration));
+    Entry e;
+    entry_begin(&e, log, "validation", "val", step);
+    entry_number(&e, "loss", loss, DOUBLE_DIGITS);
+    entry_named(&e, "ppl", "perplexity", perplexity, DOUBLE_DIGITS);
+    if (bits_per_byte > 0.0) entry_number(&e, "bits_per_byte", bits_per_byte, DOUBLE_DIGITS);
+    entry_number(&e, "tokens", tokens, DOUBLE_DIGITS);
+    entry_number(&e, "seconds", seconds, MEASURED_DIGITS);
+    entry_end(&e);
+}
+
+void runlog_choices(RunLog *log, int64_t step, const char *name, int64_t examples, int64_t correct,
+                    int64_t correct_normalised, double seconds) {
+    const double all = examples > 0 ? (double)examples : 1.0; // of none, none is right
+    const double accuracy = (double)correct / all, normalised = (double)correct_normalised / all;
+    runlog_text(log, "%s at step %lld | accuracy %.2f%% (normalised), %.2f%% | %lld/%lld | %.1f s", name,
+                (long long)step, 100.0 * normalised, 100.0 * accuracy, (long long)correct_normalised,
+                (long long)examples, seconds);
+    char group[128];
+    Entry e;
+    snprintf(group, sizeof group, "choices/%s", name);
+    entry_begin(&e, log, "choices", group, step);
+    entry_text(&e, "name", name, strlen(name));
+    entry_number(&e, "examples", (double)examples, DOUBLE_DIGITS);
+    entry_number(&e, "correct", (double)correct, DOUBLE_DIGITS);
+    entry_number(&e, "correct_normalised", (double)correct_normalised, DOUBLE_DIGITS);
+    entry_number(&e, "accuracy", accuracy, DOUBLE_DIGITS);
+    entry_number(&e, "accuracy_normalised", normalised, DOUBLE_DIGITS);
+    entry_number(&e, "seconds", seconds, MEASURED_DIGITS);
+    entry_end(&e);
+}
+
+// -------------------------------------------------------------------------------------------------- sensors and texts
+
+void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
+    runlog_text(log, "gpu at step %lld | %.0f MHz, memory %.0f MHz | %.0f W | %.0f C%s%s", (long long)step,
+                s->sm_clock_mhz, s->memory_clock_mhz, s->power_watts, s->temperature_c,
+                *s->throttle ? " | held down by: " : "", s->throttle);
+    Entry e;
+    entry_begin(&e, log, "gpu", "gpu", step);
+    entry_if_known(&e, "sm_clock_mhz", s->sm_clock_mhz, MEASURED_DIGITS);
+    entry_if_known(&e, "memory_clock_mhz", s->memory_clock_mhz, MEASURED_DIGITS);
+    entry_if_known(&e, "power_watts", s->power_watts, MEASURED_DIGITS);
+    entry_if_known(&e, "energy_joules", s->energy_joules, DOUBLE_DIGITS);
+    entry_if_known(&e, "temperature_c", s->temperature_c, MEASURED_DIGITS);
+    entry_text(&e, "throttle", s->throttle, strlen(s->throttle));
+    entry_end(&e);
+}
+
+static void print_sample(RunLog *log, int64_t step, const char *text, int64_t bytes) {
+    char *out = NULL;
+    size_t length = 0;
+    FILE *f = text_open(&out, &length);
+    fputs("sample ", f);
+    if (log->sample_index > 1) fprintf(f, "%lld ", (long long)log->sample_index);
+    fprintf(f, "at step %lld:\n", (long long)step);
+    format_visible(f, text, (size_t)bytes, "    ");
+    fclose(f);
+    runlog_print(log, out, length);
+    free(out);
+}
+
+void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut) {
+    log->sample_index = log->sample_step == step ? log->sample_index + 1 : 1;
+    log->sample_step = step;
+    if (!shown) print_sample(log, step, text, bytes);
+    Entry e;
+    char tag[32];
+    entry_begin(&e, log, "sample", "", step);
+    fprintf(e.json, ",\"index\":%lld", (long long)log->sample_index);
+    entry_text(&e, "text", text, (size_t)bytes);
+    if (cut) fputs(",\"cut\":true", e.json);
+    // A tag of its own for each: of one tag TensorBoard keeps one value a step.
+    snprintf(tag, sizeof tag, "sample/%lld", (long long)log->sample_index);
+    tensorboard_text(log->tensorboard, tag, text, bytes);
+    entry_end(&e);
+}
+
+// ----------------------------------------------------------------------------------------------------------- numerics
+
+static double share(const NumericsRow *row, double elements) {
+    return row->stats.count > 0.0 ? elements / row->stats.count : 0.0;
+}
+static double underflow(const NumericsRow *row) { return share(row, row->stats.underflow); }
+static double overflow(const NumericsRow *row) { return share(row, row->stats.overflow); }
+static double ratio(const NumericsRow *row) { return row->ratio; }
+
+// The row for which `of` is largest, or smallest, among those where it is above 0; NULL: it is 0 everywhere.
+static const NumericsRow *extreme(const NumericsRow *rows, int count, double (*of)(const NumericsRow *), bool largest) {
+    const NumericsRow *found = NULL;
+    for (int i = 0; i < count; i++) {
+        if (!(of(&rows[i]) > 0.0)) continue;
+        if (!found || (of(&rows[i]) > of(found)) == largest) found = &rows[i];
+    }
+    return found;
+}
+
+// The length of "wte" in "wte.update".
+static int kind_length(const NumericsRow *row) { return (int)strcspn(row->name, "."); }
+
+static void numerics_text(RunLog *log, int64_t step, const NumericsRow *rows, int count) {
+    const struct {
+        const char *name;
+        double (*of)(const NumericsRow *);
+    } shares[] = {{"underflow", underflow}, {"overflow", overflow}};
+    char text[512];
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
+        const NumericsRow *worst = extreme(rows, count, shares[i].of, true);
+        if (worst)
+            used += (size_t)snprintf(text + used, sizeof text - used, " | %s up to %.3g%% (%s)", shares[i].name,
+                                     100.0 * shares[i].of(worst), worst->name);
+        else
+            used += (size_t)snprintf(text + used, sizeof text - used, " | no %s", shares[i].name);
+    }
+    const NumericsRow *least = extreme(rows, count, ratio, false), *most = extreme(rows, count, ratio, true);
+    if (most)
+        snprintf(text + used, sizeof text - used, " | update/weight %.1e (%.*s) to %.1e (%.*s)", least->ratio,
+                 kind_length(least), least->name, most->ratio, kind_length(most), most->name);
+    runlog_text(log, "numerics at step %lld%s", (long long)step, text);
+}
+
+// The numbers of one class, under its name.
+static void numerics_class(Entry *e, const NumericsRow *row) {
+    const struct {
+        const char *name;
+        double value;
+    } fields[] = {{"amax", (double)row->stats.amax},
+                  {"rms", sqrt(share(row, row->stats.sumsq))},
+                  {"zero", share(row, row->stats.zero)},
+                  {"underflow", underflow(row)},
+                  {"overflow", overflow(row)}};
+    char key[80];
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        snprintf(key, sizeof key, "%s/%s", row->name, fields[i].name);
+        entry_number(e, key, fields[i].value, FLOAT_DIGITS);
+    }
+    if (!(row->ratio > 0.0)) return;
+    snprintf(key, sizeof key, "update_ratio/%.*s", kind_length(row), row->name);
+    entry_number(e, key, row->ratio, FLOAT_DIGITS);
+}
+
+void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count) {
+    Entry e;
+    if (count == 0) return;
+    numerics_text(log, step, rows, count);
+    entry_begin(&e, log, "numerics", "numerics", step);
+    for (int i = 0; i < count; i++) numerics_class(&e, &rows[i]);
+    entry_end(&e);
 }

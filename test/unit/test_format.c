@@ -1,7 +1,6 @@
 // Numbers, durations, text and the progress bar, by tables of input and output.
 #include "llmc/base/utf8.h"
 #include "llmc/run/format.h"
-#include "llmc/run/progress.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 // The table of GPUs: its peaks a second time, from units, clocks and widths; and how a user may name one.
-#include "llmc/run/gpu_table.h"
+#include "llmc/run/planner.h"
 
 // clang-format off
 #include <setjmp.h>

@@ -3,7 +3,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/parameters.h"
-#include "llmc/run/profile_table.h"
+#include "llmc/run/profile.h"
 #include "test/unit/tmpdir.h"
 
 #include <cjson/cJSON.h>

@@ -1,5 +1,5 @@
 // The command line: every form of a value, every way to get one wrong, help and JSON from the one table.
-#include "llmc/run/option_table.h"
+#include "llmc/run/options.h"
 #include "llmc/train/schedule.h"
 
 #include <cjson/cJSON.h>

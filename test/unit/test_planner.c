@@ -1,8 +1,8 @@
 // The planner's figures against independent ways to the same numbers: bytes from the profile's table of ops and by
 // hand, memory from the plan itself. What it chooses is test_planner_fit's, the table of GPUs test_gpu_table's.
 #include "llmc/model/parameters.h"
-#include "llmc/run/op_costs.h"
 #include "llmc/run/planner.h"
+#include "llmc/run/profile.h"
 #include <cjson/cJSON.h>
 
 // clang-format off

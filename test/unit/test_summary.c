@@ -1,5 +1,5 @@
 // The summary at the end of a run: which steps count, exact order statistics, what is left out when it is not known.
-#include "llmc/run/summary.h"
+#include "llmc/run/report.h"
 
 #include <cjson/cJSON.h>
 #include <setjmp.h>

@@ -1,7 +1,33 @@
-// What a run amounted to: tokens, time, speed, the spread of step times, best validation, energy. The last lines of a
-// run, and fields of the "end" event. Collects; measures nothing. Of a resumed run it counts what this process did.
+// What a run says before its first step and after its last one.
+//   run_header   machine, model, precision, batch, memory, data, schedule, speed of light: a table on the terminal, the
+//                "run" event in main.log
+//   run_summary  tokens, time, speed, the spread of step times, best validation, energy: the last lines, and fields of
+//                the "end" event. Of a resumed run it counts what this process did
+// Decides nothing, measures nothing.
 #pragma once
+#include "llmc/data/shards.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/run/options.h"
 #include "llmc/run/runlog.h"
+#include "llmc/train/schedule.h"
+
+typedef struct {
+    const Options *options;
+    const Gpt2Options *model;
+    const MemoryPlan *plan;
+    const char *source;    // where the weights come from, a sentence
+    const ShardSet *train; // NULL: not used by this run
+    const ShardSet *val;
+    int64_t T, step_windows;
+    int64_t start_step, total_steps;
+    const Schedule *schedule;
+    DeviceSpeed speed;
+    double peak_flops;     // what mfu is a fraction of
+    bool peak_is_measured; // it is the measured matmul rate, not a datasheet's
+    float loss_scale;      // that the first step will use; 1 = none
+} RunFacts;
+
+void run_header(RunLog *log, const RunFacts *facts);
 
 typedef struct RunSummary RunSummary;
 RunSummary *run_summary_create(void); // NULL: out of memory; every function takes it and does nothing
