@@ -4,15 +4,15 @@
 // It is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and train_gpt2sim.
 // It never knows which backend implements device.h and ops.h.
 #include "llmc/base/atomic_file.h"
-#include "llmc/model/flops.h"
-#include "llmc/model/gpt2_numerics.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/model/recompute.h"
 #include "llmc/run/format.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/report.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
 #include "llmc/run/signals.h"
-#include "llmc/store/export.h"
+#include "llmc/store/weights_file.h"
 #include "llmc/train/evals.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/optimizer.h"

@@ -1,6 +1,6 @@
 // data/choices: multiple-choice questions as JSON lines -> the file that `-h 1` and `--choices` read
 // (`data/choices --help`). One example a line, in memory until all are read; the file is written at once and whole.
-// The format is llm.c's for HellaSwag (llmc/train/choices.h).
+// The format is llm.c's for HellaSwag (llmc/train/evals.h).
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/text/tokenizer.h"

@@ -362,7 +362,7 @@ def matmul_table(profile):
 EXPLANATION = """\
 Medians of whole training steps: loader, forward, backward, norm, AdamW; step to step: the same with what is between two
 of them. mfu: (6 N + 6 L C T) FLOP a token; hfu: what
-the machine computes (llmc/model/flops.h). Of matmul rate: the same FLOP against the measured rate. Floor: the sum over
+the machine computes (llmc/model/recompute.h). Of matmul rate: the same FLOP against the measured rate. Floor: the sum over
 ops of the longer of FLOP and bytes at the measured rates. Spread: slowest less fastest step, as a fraction of the
 median. GPU: clock, mean power and temperature during these steps."""
 

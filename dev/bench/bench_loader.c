@@ -3,7 +3,6 @@
 // shard and removes it. One line of JSON to stdout ("tokens_per_second": the loader's), one for people to stderr.
 // usage: bench_loader [T [MEGABYTES]]
 #include "llmc/data/dataloader.h"
-#include "llmc/data/shuffle.h"
 
 #include <stdio.h>
 #include <stdlib.h>

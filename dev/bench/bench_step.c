@@ -2,8 +2,8 @@
 // plain library matmul measured in the same process, between the steps: on a shared machine only their ratio is steady.
 // Prints one JSON object. Never reads data or writes files; dev/bench/bench_cpu.py runs it and makes the table.
 #include "llmc/base/rng.h"
-#include "llmc/model/flops.h"
 #include "llmc/model/gpt2.h"
+#include "llmc/model/recompute.h"
 #include "llmc/run/runlog.h"
 #include "llmc/train/optimizer.h"
 #include <stdio.h>

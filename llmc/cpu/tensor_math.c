@@ -1,4 +1,4 @@
-// Sums and scalings of whole tensors, as Muon's orthogonalisation needs them (llmc/train/muon.h).
+// Sums and scalings of whole tensors, as Muon's orthogonalisation needs them (llmc/train/optimizer.c).
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/cpu_ops.h"
 #include "llmc/cpu/simd.h"

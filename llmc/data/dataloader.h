@@ -1,12 +1,25 @@
 // A reader thread that keeps a ring of host buffers full of windows, in the order of (seed, position).
 // Owns the ring (pinned where the device needs it) and the thread. Never decides what a batch is for.
+// Data order has no state: which window a run reads at position p is a pure function of (seed, p), so resume needs
+// only the position, and the order does not depend on how a batch is cut into micro-batches.
 //
 // The loader walks an endless stream: stream position p holds window shuffle_window(p, num_windows, seed), or window
 // p mod num_windows without shuffle. The stream does not depend on batch_windows, and a loader created with the
-// dataloader_position of another at the end of a step goes on where that one stood.
+// dataloader_position of another at the end of a step goes on where that one was.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/data/shards.h"
+
+#include <stdint.h>
+
+// A pseudo-random permutation of [0, n) for this key: an 8-round Feistel network over the next power of four,
+// walked until it lands inside (Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). 1 <= n < 2^62.
+int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key);
+
+// The window at position p of an endless stream over n windows: every epoch is a new permutation.
+int64_t shuffle_window(int64_t p, int64_t n, uint64_t seed);
+
+// ---------------------------------------------------------------------------------------------------------- the loader
 
 typedef struct {
     const ShardSet *shards; // must outlive the loader

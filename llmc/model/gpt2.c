@@ -3,7 +3,7 @@
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
 // What of a block is kept in between is chosen block by block (recompute.h); the rest is computed again.
-#include "llmc/model/gpt2_linear.h"
+#include "llmc/model/gpt2_internal.h"
 
 static int num_heads(const Block *b) { return (int)b->model->options.config.NH; }
 

@@ -1,5 +1,5 @@
-// Private to the gpt2*.c files: the Gpt2 object, and the views of weights and activations that the pass reads as p->
-// and a->.
+// Private to the gpt2*.c files: the Gpt2 object, the views of weights and activations that the pass reads as p-> and
+// a->, and the linear layers of a block.
 #pragma once
 #include "llmc/model/gpt2.h"
 
@@ -173,3 +173,26 @@ void *gpt2_at(const Gpt2 *model, int handle);                                // 
 bool gpt2_decoder_create(Gpt2 *model, Error *err);
 void gpt2_decoder_destroy(Gpt2 *model);
 int64_t gpt2_decoder_tokens(const Gpt2Options *o); // how many i32 it keeps on the device
+
+// ------------------------------------------------------------------------------------------------------- linear layers
+
+// out (B,T,OC) = in (B,T,IC) @ weight^T + bias.
+void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in);
+// pre = in @ weight^T + bias; out = gelu(pre). For LINEAR_FC.
+void linear_gelu_forward(const Block *b, Tensor out, Tensor pre, Tensor in);
+
+// From dout (B,T,OC): the gradients of weight and bias into b->g, and din (B,T,IC). in is what the forward pass took.
+void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate);
+// The same through the GELU in front of LINEAR_FCPROJ: dpre = (dout @ weight) * gelu'(pre); in is gelu(pre), which
+// dpre may overlap.
+void linear_gelu_backward(const Block *b, Tensor dpre, Tensor dout, Tensor in, Tensor pre, bool accumulate);
+
+// With --fp8: quantises the weights of all layers unless they are as they were at the last call; the scales of delayed
+// scaling move on when they are not. Before the first pass of a micro-step, outside its graph.
+void linear_prepare_weights(Gpt2 *model);
+// The same before a pass that belongs to no step. It leaves no trace in the scales of the run, whatever it sees.
+void linear_prepare_evaluation(Gpt2 *model);
+// Forgets what the micro-steps since the last update have seen.
+void linear_abandon_step(Gpt2 *model);
+// What --fp8 adds to the plan, and what it costs in the arena; nothing without.
+void linear_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);

@@ -1,7 +1,7 @@
 // --numerics-every: a TensorStats on the device for each class, counted by tensor_statistics as the tensors pass. See
-// gpt2_numerics.h. Nothing here changes a tensor of the model, and nothing runs, or takes memory, unless it was asked
+// gpt2.h. Nothing here changes a tensor of the model, and nothing runs, or takes memory, unless it was asked
 // for; what is counted is no part of the recorded graphs.
-#include "llmc/model/gpt2_numerics.h"
+#include "llmc/model/gpt2.h"
 
 #include "llmc/base/checked.h"
 #include "llmc/model/gpt2_internal.h"

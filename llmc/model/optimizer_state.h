@@ -62,7 +62,7 @@ int64_t optimizer_offload_buffer(int64_t host_bytes);
 enum { MUON_STEPS = 5 }; // of Newton-Schulz, for each matrix
 
 // Where Muon's intermediate results lie in its scratch memory: for the largest matrix X, in the compute dtype, X and a
-// product of its shape, and two of X X^T (X^T X where X is tall); one fp32 for each matrix. See llmc/train/muon.h.
+// product of its shape, and two of X X^T (X^T X where X is tall); one fp32 for each matrix. See llmc/train/optimizer.c.
 typedef struct {
     int64_t x, product, gram, square; // offsets, in bytes
     int64_t sumsq;

@@ -1,5 +1,8 @@
-// Sets of ops that run again: their text, and what they cost. What they save is gpt2_memory.c's business.
+// Sets of ops that run again, their text and what they cost, and the FLOPs of a step. What they save is gpt2_memory.c's
+// business.
 #include "llmc/model/recompute.h"
+
+#include "llmc/model/parameters.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -208,4 +211,21 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
             elements += 2.0 * C;
     }
     return elements;
+}
+
+// ----------------------------------------------------------------------------------------------------- FLOPs of a step
+
+double flops_per_token_llmc(const ModelConfig *config, int64_t T) {
+    double N = (double)parameter_total(config), L = (double)config->L, C = (double)config->C;
+    return 6.0 * N + 6.0 * L * C * (double)T;
+}
+
+double flops_per_token_exact(const ModelConfig *config, int64_t T) {
+    double L = (double)config->L, C = (double)config->C, Vp = (double)config->Vp;
+    return 72.0 * L * C * C + 6.0 * Vp * C + 6.0 * L * C * (double)(T + 1);
+}
+
+double flops_per_token_hardware(const ModelConfig *config, int64_t T, const Recompute *recompute) {
+    const double attention = 6.0 * (double)config->L * (double)config->C * (double)(T + 1);
+    return flops_per_token_exact(config, T) + attention / 6.0 + recompute_flops_per_token(recompute, config, T);
 }

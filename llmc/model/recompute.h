@@ -1,9 +1,12 @@
 // What the backward pass computes again instead of keeping it, block by block: less memory, more time. Gradients are
 // the same bits whatever is chosen, because an op on the same inputs gives the same bits.
 // Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+// And the FLOPs of a training step, with the formulas stated, because numbers from different formulas cannot be
+// compared.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/model_config.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -48,3 +51,14 @@ double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, 
 // Elements of the compute dtype a token that the other ops of the repetition read and write, for the planner: gelu 8 C
 // (with the matmul before it none: it counts as part of that), a layernorm 2 C, one with its residual addition 4 C.
 double recompute_elements_per_token(const Recompute *r, const ModelConfig *config);
+
+// ----------------------------------------------------------------------------------------------------- FLOPs of a step
+
+// Per token of context T, forward + backward:
+//   llm.c's, what mfu prints:    6 N + 6 L C T
+//   exact (causal half):         72 L C^2 + 6 Vp C + 6 L C (T + 1)
+double flops_per_token_llmc(const ModelConfig *config, int64_t T);
+double flops_per_token_exact(const ModelConfig *config, int64_t T);
+// What the machine computes, for hfu: exact + attention / 6 (the backward pass computes QK^T again) + recomputation
+// (recompute_flops_per_token).
+double flops_per_token_hardware(const ModelConfig *config, int64_t T, const Recompute *recompute);

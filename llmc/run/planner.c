@@ -4,8 +4,8 @@
 
 #include "llmc/base/checked.h"
 #include "llmc/cuda/sizes.h"
-#include "llmc/model/flops.h"
 #include "llmc/model/parameters.h"
+#include "llmc/model/recompute.h"
 #include "llmc/run/profile.h"
 
 #include <math.h>
@@ -109,7 +109,7 @@ PlannedMemory planner_memory(const Gpt2Options *model) {
 
 // --------------------------------------------------------------------------------------------------------------- FLOPs
 
-// Newton-Schulz, as llmc/train/muon.h has it: X X^T, its square, their product with X, MUON_STEPS times.
+// Newton-Schulz, as llmc/train/optimizer.c has it: X X^T, its square, their product with X, MUON_STEPS times.
 static double muon_flops(const Gpt2Options *model) {
     const int count = parameter_count(&model->config);
     Parameter *table = parameter_table(&model->config);

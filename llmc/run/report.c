@@ -1,7 +1,7 @@
 // What a run says before its first step and after its last one. See report.h.
 #include "llmc/run/report.h"
 
-#include "llmc/model/flops.h"
+#include "llmc/model/recompute.h"
 #include "llmc/train/optimizer.h"
 
 #include <cjson/cJSON.h>

@@ -9,7 +9,7 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/run/options.h"
 #include "llmc/run/runlog.h"
-#include "llmc/train/schedule.h"
+#include "llmc/train/optimizer.h"
 
 typedef struct {
     const Options *options;

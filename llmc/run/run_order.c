@@ -6,7 +6,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/checked.h"
 #include "llmc/base/json.h"
-#include "llmc/data/shuffle.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/store/checkpoint.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 // Which windows did step N of a run read? Answered from what the run left behind: the "run" events of its main.log, one
 // for every time it was started or resumed, or, without a log, its newest checkpoint. The order itself is that of
-// llmc/data/shuffle.h, which the loader walks: position p of the stream holds window shuffle_window(p, windows,
+// llmc/data/dataloader.h, which the loader walks: position p of the stream holds window shuffle_window(p, windows,
 // seed). Reads only; opens no shard.
 #pragma once
 #include "llmc/base/error.h"

@@ -8,7 +8,6 @@
 #include "llmc/run/format.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
-#include "llmc/store/export.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/text/find_tokenizer.h"
 #include <math.h>

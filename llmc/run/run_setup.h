@@ -6,8 +6,8 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/run/options.h"
 #include "llmc/store/checkpoint.h"
-#include "llmc/train/choices.h"
-#include "llmc/train/schedule.h"
+#include "llmc/train/evals.h"
+#include "llmc/train/optimizer.h"
 
 typedef struct {
     Options options;

@@ -20,7 +20,7 @@
 //   gpu         step, sm_clock_mhz, memory_clock_mhz, power_watts, energy_joules (since the driver was loaded),
 //               temperature_c (null = not known), throttle ("power cap", ...; "" = nothing holds the clocks down)
 //                                                                    gpu/power_watts, ...
-//   numerics    step; of each class of tensors (gpt2_numerics.h) CLASS/amax, CLASS/rms, and as shares of its elements
+//   numerics    step; of each class of tensors (gpt2.h) CLASS/amax, CLASS/rms, and as shares of its elements
 //               CLASS/zero, CLASS/underflow, CLASS/overflow; of each kind of parameter update_ratio/KIND, the norm of
 //               its update over that of the weight; left out where the update or the weight is 0
 //                                                                    numerics/qkv.in/amax, numerics/update_ratio/wte
@@ -29,7 +29,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
-#include "llmc/model/gpt2_numerics.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/run/format.h"
 #include "llmc/step_control.h"
 #include <stdbool.h>

@@ -1,15 +1,237 @@
-// See huggingface.h: reading. Accepts what GPT2LMHeadModel saves: tensor names with and without "transformer.", the
-// tied lm_head.weight and the causal mask buffers beside the weights (neither is read), F32, F16 and BF16.
+// See huggingface.h. Accepts what GPT2LMHeadModel saves: tensor names with and without "transformer.", the tied
+// lm_head.weight and the causal mask buffers (neither is read), F32, F16 and BF16. The index of several files is a file
+// from outside like any other: it may name only files of its own directory. Each file is written atomically and
+// checksummed on the way; the directory as a whole is its caller's to commit.
 #include "llmc/store/huggingface.h"
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/store/transpose.h"
-#include "llmc/store/weight_shards.h"
+#include "llmc/store/safetensors.h"
+#include "llmc/store/weights_file.h"
+
+#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// ------------------------------------------------------------------------------------ one or several safetensors files
+
+enum {
+    MAX_INDEX_BYTES = 16 << 20,
+    MAX_FILES = 1000, // all stay open; the largest models that are published have fewer
+};
+
+typedef struct {
+    const char *name; // of a tensor, in the parsed index
+    int file;         // where the index says it is
+} Place;
+
+struct WeightShards {
+    char *list; // path of the one file or of the index
+    char **paths;
+    SafetensorsFile **files;
+    int *first; // tensors in the files before this one; files + 1 entries
+    int num_files;
+    cJSON *index; // what follows is of the index; NULL without one
+    Place *places;
+    int num_places;
+};
+
+// ----------------------------------------------------------------------------------------------------------- the index
+
+static int compare_place(const void *a, const void *b) {
+    return strcmp(((const Place *)a)->name, ((const Place *)b)->name);
+}
+
+static const Place *find_place(const WeightShards *s, const char *name) {
+    const Place key = {.name = name};
+    return bsearch(&key, s->places, (size_t)s->num_places, sizeof *s->places, compare_place);
+}
+
+static bool is_printable(const char *text, size_t less_than) {
+    for (const char *p = text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) return false;
+    return *text && strlen(text) < less_than;
+}
+
+// One member of "weight_map". A file may be named, and nothing else: no directory, no way out of this one.
+static bool check_member(const cJSON *item, Error *err) {
+    char found[64];
+    if (!is_printable(item->string, sizeof((SafetensorsEntry *)0)->name))
+        return error_set(err, "\"weight_map\" holds what cannot be the name of a tensor");
+    const char *file = cJSON_IsString(item) ? item->valuestring : "";
+    const size_t n = strlen(file), suffix = strlen(".safetensors");
+    if (n > suffix && strcmp(file + n - suffix, ".safetensors") == 0 && !strchr(file, '/') && is_printable(file, 256))
+        return true;
+    return error_set(err,
+                     "\"weight_map\" puts tensor %s into %s, expected the name of a .safetensors file in the same "
+                     "directory",
+                     item->string, json_describe(item, found, sizeof found));
+}
+
+// The number of the file of that name, which is added if it is new.
+static int file_number(WeightShards *s, const char *directory, const char *name, Error *err) {
+    for (int i = 0; i < s->num_files; i++)
+        if (strcmp(strrchr(s->paths[i], '/') + 1, name) == 0) return i;
+    if (s->num_files == MAX_FILES) {
+        error_set(err, "\"weight_map\" names more than %d files", MAX_FILES);
+        return -1;
+    }
+    s->paths[s->num_files] = path_join(directory, name);
+    return s->num_files++;
+}
+
+static bool parse_index(WeightShards *s, const char *directory, Error *err) {
+    const cJSON *map;
+    if (!json_get_object(s->index, "weight_map", &map, err)) return false;
+    const int count = cJSON_GetArraySize(map);
+    s->places = calloc((size_t)count + 1, sizeof *s->places);
+    if (!s->places) return error_set(err, "no memory for its %d tensors", count);
+    for (const cJSON *item = map->child; item; item = item->next) {
+        if (!check_member(item, err)) return false;
+        const int file = file_number(s, directory, item->valuestring, err);
+        if (file < 0) return false;
+        s->places[s->num_places++] = (Place){.name = item->string, .file = file};
+    }
+    qsort(s->places, (size_t)count, sizeof *s->places, compare_place);
+    for (int i = 1; i < count; i++)
+        if (strcmp(s->places[i - 1].name, s->places[i].name) == 0)
+            return error_set(err, "\"weight_map\" holds tensor %s twice", s->places[i].name);
+    return count > 0 || error_set(err, "\"weight_map\" is empty");
+}
+
+// Each tensor stands in the file that the index says.
+static bool check_places(const WeightShards *s, Error *err) {
+    for (int i = 0; i < s->num_places; i++) {
+        const Place *p = &s->places[i];
+        if (safetensors_find(s->files[p->file], p->name)) continue;
+        const int elsewhere = weight_shards_find(s, p->name);
+        if (elsewhere >= 0)
+            return error_set(err,
+                             "%s: tensor %s stands in %s, but the index puts it into this file: download the "
+                             "directory again",
+                             s->paths[p->file], p->name, weight_shards_path(s, elsewhere));
+        return error_set(err, "%s: there is no tensor %s in it, where the index puts it: download the directory again",
+                         s->paths[p->file], p->name);
+    }
+    return true;
+}
+
+// No file has a tensor that the index does not put there.
+static bool check_strangers(const WeightShards *s, Error *err) {
+    for (int i = 0; i < weight_shards_count(s); i++) {
+        const SafetensorsEntry *e = weight_shards_entry(s, i);
+        const Place *p = find_place(s, e->name);
+        if (!p) return error_set(err, "%s: tensor %s is not in the index", weight_shards_path(s, i), e->name);
+        if (s->paths[p->file] != weight_shards_path(s, i))
+            return error_set(err, "%s: tensor %s stands in it, but the index puts it into %s", weight_shards_path(s, i),
+                             e->name, s->paths[p->file]);
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------ open and close
+
+// There are no weights that can be read: what to do depends on what is there.
+static bool explain_missing(const char *directory, Error *err) {
+    char *pickle = path_join(directory, "pytorch_model.bin");
+    char *pickles = path_join(directory, "pytorch_model.bin.index.json");
+    const bool old = file_exists(pickle) || file_exists(pickles);
+    free(pickle);
+    free(pickles);
+    return error_set(err, "%s: no model.safetensors beside its config.json%s", directory,
+                     old ? "; save pytorch_model.bin again with save_pretrained(..., safe_serialization=True)" : "");
+}
+
+static bool open_files(WeightShards *s, Error *err) {
+    s->first = calloc((size_t)s->num_files + 1, sizeof *s->first);
+    REQUIRE_MEMORY(s->first != NULL, "the files of a model");
+    for (int i = 0; i < s->num_files; i++) {
+        if (s->index && !file_exists(s->paths[i]))
+            return error_set(err, "%s: this file is missing; the weights are in %d files, which %s lists", s->paths[i],
+                             s->num_files, s->list);
+        s->files[i] = safetensors_open(s->paths[i], err);
+        if (!s->files[i]) return false;
+        s->first[i + 1] = s->first[i] + safetensors_count(s->files[i]);
+    }
+    return true;
+}
+
+static bool open_index(WeightShards *s, const char *directory, Error *err) {
+    s->index = json_parse_file(s->list, MAX_INDEX_BYTES, err);
+    return s->index && (parse_index(s, directory, err) || error_prefix(err, "%s", s->list)) && open_files(s, err) &&
+           check_places(s, err) && check_strangers(s, err);
+}
+
+WeightShards *weight_shards_open(const char *directory, Error *err) {
+    WeightShards *s = calloc(1, sizeof *s);
+    REQUIRE_MEMORY(s != NULL, "the files of a model");
+    s->paths = calloc(MAX_FILES, sizeof *s->paths);
+    s->files = calloc(MAX_FILES, sizeof(SafetensorsFile *));
+    REQUIRE_MEMORY(s->paths && s->files, "the files of a model");
+    s->list = path_join(directory, "model.safetensors");
+    bool ok;
+    if (file_exists(s->list)) {
+        s->paths[s->num_files++] = path_join(directory, "model.safetensors");
+        ok = open_files(s, err);
+    } else {
+        free(s->list);
+        s->list = path_join(directory, "model.safetensors.index.json");
+        ok = file_exists(s->list) ? open_index(s, directory, err) : explain_missing(directory, err);
+    }
+    if (ok) return s;
+    weight_shards_close(s);
+    return NULL;
+}
+
+void weight_shards_close(WeightShards *s) {
+    if (!s) return;
+    for (int i = 0; i < s->num_files; i++) {
+        if (s->files[i]) safetensors_close(s->files[i]);
+        free(s->paths[i]);
+    }
+    cJSON_Delete(s->index);
+    free(s->places);
+    free(s->first);
+    free(s->files);
+    free(s->paths);
+    free(s->list);
+    free(s);
+}
+
+// ------------------------------------------------------------------------------------------------------------- tensors
+
+static int file_of(const WeightShards *s, int i) {
+    int file = 0;
+    while (i >= s->first[file + 1]) file++;
+    return file;
+}
+
+int weight_shards_count(const WeightShards *s) { return s->first[s->num_files]; }
+
+const SafetensorsEntry *weight_shards_entry(const WeightShards *s, int i) {
+    const int file = file_of(s, i);
+    return safetensors_entry(s->files[file], i - s->first[file]);
+}
+
+int weight_shards_find(const WeightShards *s, const char *name) {
+    for (int file = 0; file < s->num_files; file++) {
+        const SafetensorsEntry *e = safetensors_find(s->files[file], name);
+        if (e) return s->first[file] + (int)(e - safetensors_entry(s->files[file], 0));
+    }
+    return -1;
+}
+
+const char *weight_shards_path(const WeightShards *s, int i) { return s->paths[file_of(s, i)]; }
+
+const char *weight_shards_list(const WeightShards *s) { return s->list; }
+
+bool weight_shards_read_fp32(WeightShards *s, int i, int64_t first, int64_t n, float *out, Error *err) {
+    return safetensors_read_fp32(s->files[file_of(s, i)], weight_shards_entry(s, i), first, n, out, err);
+}
+
+// ------------------------------------------------------------------------------------------------------------- reading
 
 enum { MAX_CONFIG_BYTES = 1 << 20 };
 
@@ -231,4 +453,140 @@ bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int
     if (f->matrix_index != index && !load_transposed(f, p, index, err)) return false;
     memcpy(out, f->matrix + first_row * p->cols, (size_t)(rows * p->cols) * sizeof *out);
     return true;
+}
+
+// ------------------------------------------------------------------------------------------------------------- writing
+
+const char *const huggingface_file_names[HF_FILES] = {
+    [HF_WEIGHTS] = "model.safetensors",
+    [HF_CONFIG] = "config.json",
+    [HF_TOKENIZER] = "tokenizer.json",
+    [HF_TOKENIZER_CONFIG] = "tokenizer_config.json",
+};
+
+// ------------------------------------------------------------------------------------------------------------- weights
+
+static SafetensorsEntry describe(const Parameter *p, DType dtype) {
+    SafetensorsEntry e = {.dtype = dtype, .rank = p->rank, .shape = {p->file_rows, p->rank == 2 ? p->cols : 0}};
+    if (p->spec->transposed) e.shape[0] = p->cols, e.shape[1] = p->file_rows;
+    snprintf(e.name, sizeof e.name, "%s", p->name);
+    return e;
+}
+
+static bool append(void *writer, const void *data, size_t bytes, Error *err) {
+    return safetensors_writer_append(writer, data, bytes, err);
+}
+
+static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
+    static const char *const metadata[] = {"format", "pt", NULL}; // transformers refuses files without it
+    const Parameter *table = gpt2_parameters(m->model);
+    const int count = gpt2_num_tensors(m->model);
+    SafetensorsEntry *entries = calloc((size_t)count, sizeof *entries);
+    REQUIRE_MEMORY(entries != NULL, "the files of a model");
+    for (int i = 0; i < count; i++) entries[i] = describe(&table[i], m->dtype);
+    SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
+    free(entries);
+    bool ok = w != NULL;
+    for (int i = 0; ok && i < count; i++) {
+        const StateForm form = {m->dtype, table[i].spec->transposed};
+        ok = state_write(m->model, i, form, append, w, err);
+    }
+    if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
+    safetensors_writer_abandon(w);
+    return false;
+}
+
+// ----------------------------------------------------------------------------------------------------- the small files
+
+static bool write_text(const char *path, const char *text, size_t bytes, FileFacts *facts, Error *err) {
+    AtomicFile *f = atomic_file_create(path, err);
+    if (!f) return false;
+    atomic_file_write(f, text, bytes, err); // commit reports a failure
+    return atomic_file_commit(f, &facts->bytes, &facts->checksum, err);
+}
+
+char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eot) {
+    const char *torch_dtype = dtype == DTYPE_BF16 ? "bfloat16" : dtype == DTYPE_FP16 ? "float16" : "float32";
+    char token[32] = "null", *text = NULL;
+    if (eot >= 0) snprintf(token, sizeof token, "%lld", (long long)eot);
+    int length = asprintf(&text,
+                          "{\n"
+                          "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
+                          "  \"model_type\": \"gpt2\",\n"
+                          "  \"activation_function\": \"gelu_new\",\n"
+                          "  \"n_positions\": %lld,\n"
+                          "  \"n_ctx\": %lld,\n"
+                          "  \"vocab_size\": %lld,\n"
+                          "  \"n_layer\": %lld,\n"
+                          "  \"n_head\": %lld,\n"
+                          "  \"n_embd\": %lld,\n"
+                          "  \"n_inner\": null,\n"
+                          "  \"layer_norm_epsilon\": 1e-05,\n"
+                          "  \"initializer_range\": 0.02,\n"
+                          "  \"attn_pdrop\": 0.0,\n"
+                          "  \"embd_pdrop\": 0.0,\n"
+                          "  \"resid_pdrop\": 0.0,\n"
+                          "  \"tie_word_embeddings\": true,\n"
+                          "  \"bos_token_id\": %s,\n"
+                          "  \"eos_token_id\": %s,\n"
+                          "  \"torch_dtype\": \"%s\"\n"
+                          "}\n",
+                          (long long)config->max_T, (long long)config->max_T, (long long)config->V,
+                          (long long)config->L, (long long)config->NH, (long long)config->C, token, token, torch_dtype);
+    REQUIRE_MEMORY(length >= 0, "the files of a model");
+    return text;
+}
+
+static bool write_config(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
+    char *text = huggingface_config_json(&gpt2_options(m->model)->config, m->dtype, m->eot);
+    const bool ok = write_text(path, text, strlen(text), facts, err);
+    free(text);
+    return ok;
+}
+
+static bool write_tokenizer(const char *path, const Tokenizer *t, FileFacts *facts, Error *err) {
+    size_t bytes;
+    char *text = tokenizer_to_json(t, &bytes, err);
+    if (!text) return error_prefix(err, "%s", path);
+    const bool ok = write_text(path, text, bytes, facts, err);
+    free(text);
+    return ok;
+}
+
+// What transformers wants to know besides tokenizer.json. The general class takes everything from that file; without
+// the last line, decode would take spaces out of the text ("a ." -> "a.").
+static bool write_tokenizer_config(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
+    cJSON *root = cJSON_CreateObject();
+    const int32_t eot = tokenizer_eot(m->tokenizer);
+    size_t length = 0;
+    const char *spelling = eot >= 0 ? tokenizer_decode(m->tokenizer, eot, &length) : "";
+    char *token = strndup(spelling, length);
+    bool made = root && token && cJSON_AddStringToObject(root, "tokenizer_class", "PreTrainedTokenizerFast") &&
+                cJSON_AddNumberToObject(root, "model_max_length", (double)gpt2_options(m->model)->config.max_T);
+    if (made && eot >= 0)
+        made = cJSON_AddStringToObject(root, "bos_token", token) && cJSON_AddStringToObject(root, "eos_token", token);
+    made = made && cJSON_AddFalseToObject(root, "clean_up_tokenization_spaces");
+    char *text = made ? cJSON_Print(root) : NULL;
+    REQUIRE_MEMORY(text != NULL, "the files of a model");
+    const bool ok = write_text(path, text, strlen(text), facts, err);
+    free(text);
+    free(token);
+    cJSON_Delete(root);
+    return ok;
+}
+
+bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFacts facts[HF_FILES], Error *err) {
+    bool ok = true;
+    for (int file = 0; ok && file < HF_FILES; file++) {
+        facts[file] = (FileFacts){.bytes = -1};
+        const bool of_tokenizer = file == HF_TOKENIZER || file == HF_TOKENIZER_CONFIG;
+        if (of_tokenizer && !m->tokenizer) continue;
+        char *path = path_join(directory, huggingface_file_names[file]);
+        ok = file == HF_WEIGHTS     ? write_weights(path, m, &facts[file], err)
+             : file == HF_CONFIG    ? write_config(path, m, &facts[file], err)
+             : file == HF_TOKENIZER ? write_tokenizer(path, m->tokenizer, &facts[file], err)
+                                    : write_tokenizer_config(path, m, &facts[file], err);
+        free(path);
+    }
+    return ok;
 }

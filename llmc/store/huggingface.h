@@ -1,8 +1,9 @@
 // Hugging Face GPT-2 directories: config.json, the weights as safetensors (one file, or several with an index), and
-// the tokenizer. Reading (huggingface.c) is what weights_file.h needs; writing (huggingface_write.c) is what
-// checkpoints and exports share: the files one by one, into a directory that somebody else commits.
+// the tokenizer. Reading is what weights_file.h needs; writing is what checkpoints and exports share: the files one by
+// one, into a directory that somebody else commits.
 #pragma once
 #include "llmc/model/gpt2.h"
+#include "llmc/store/safetensors.h"
 #include "llmc/text/tokenizer.h"
 
 typedef struct HuggingFace HuggingFace;
@@ -34,3 +35,18 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
 
 // config.json as transformers reads it; malloced.
 char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eot);
+
+// ------------------------------------------------------------------------------------------ the tensors of a directory
+
+typedef struct WeightShards WeightShards;
+// A model.safetensors is taken before an index, as transformers does.
+WeightShards *weight_shards_open(const char *directory, Error *err);
+void weight_shards_close(WeightShards *s); // NULL is fine
+
+int weight_shards_count(const WeightShards *s);
+const SafetensorsEntry *weight_shards_entry(const WeightShards *s, int i);
+int weight_shards_find(const WeightShards *s, const char *name); // its place in the set, -1: not there
+const char *weight_shards_path(const WeightShards *s, int i);    // the file that holds tensor i
+const char *weight_shards_list(const WeightShards *s);           // the one file, or the index: what lists all tensors
+// Elements [first, first + n) of tensor i, converted to fp32.
+bool weight_shards_read_fp32(WeightShards *s, int i, int64_t first, int64_t n, float *out, Error *err);

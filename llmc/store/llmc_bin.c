@@ -1,8 +1,7 @@
 // See llmc_bin.h.
-#include "llmc/store/llmc_bin.h"
+#include "llmc/store/weights_file.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/store/state_writer.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "llmc/text/corpus_writer.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/data/shard_writer.h"
+#include "llmc/data/shards.h"
 
 #include <dirent.h>
 #include <errno.h>

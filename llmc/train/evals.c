@@ -1,9 +1,17 @@
-// Validation. See evals.h.
-// Owns the buffers of one evaluation: a batch of windows, their losses, the bytes of every token of the vocabulary.
+// Validation and multiple choice. See evals.h.
+// Validation owns the buffers of one evaluation: a batch of windows, their losses, the bytes of every token of the
+// vocabulary. Multiple choice owns the bytes of every file; a record that was not checked is never handed out. Every
+// completion is a sequence of its own, context and completion in one window; only the losses of the completion count.
+// Sequences are sorted by length, so that a batch is little longer than what it holds, and the length is rounded up to
+// one of a few, so that matmuls of few shapes are planned. Both depend on the sequence alone, not on the batch.
 #include "llmc/train/evals.h"
 
+#include "llmc/base/atomic_file.h"
 #include "llmc/run/signals.h"
+
+#include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,4 +98,372 @@ bool evaluate_loss(Gpt2 *model, const ShardSet *val, int64_t windows, const Toke
     score->loss = e.sum / (double)score->tokens;
     if (e.bytes > 0) score->bits_per_byte = e.sum / (log(2.0) * (double)e.bytes);
     return true;
+}
+
+// ------------------------------------------------------------------------------------------ multiple choice: the files
+
+enum { MAGIC = 20240522, VERSION = 1, HEADER_BYTES = 1024, EXAMPLE_BEGIN = 65535 };
+// Words of a record before the context's tokens, and the fewest a record may have: contexts and completions of one.
+enum { W_BEGIN, W_BYTES, W_INDEX, W_LABEL, W_COMPLETIONS, W_CONTEXT, RECORD_HEAD, RECORD_LEAST = RECORD_HEAD + 5 };
+// Far above any benchmark (HellaSwag has 4 MB), far below the memory of any machine.
+enum { MOST_BYTES = 1 << 30 };
+
+struct ChoiceSet {
+    char *name;
+    char *bytes;     // the file
+    uint16_t *words; // behind the header
+    int64_t *starts; // (count) in words
+    int64_t count;
+};
+
+const char *choices_name(const ChoiceSet *set) { return set->name; }
+int64_t choices_count(const ChoiceSet *set) { return set->count; }
+
+ChoiceExample choices_example(const ChoiceSet *set, int64_t i) {
+    const uint16_t *w = set->words + set->starts[i];
+    ChoiceExample e = {.label = w[W_LABEL], .completions = w[W_COMPLETIONS]};
+    e.context_tokens = w[W_CONTEXT], e.context = w + RECORD_HEAD;
+    w = e.context + e.context_tokens;
+    for (int k = 0; k < e.completions; k++) {
+        e.completion_tokens[k] = *w, e.completion[k] = w + 1;
+        w += 1 + *w;
+    }
+    return e;
+}
+
+// ----------------------------------------------------------------------------------------------------------- checking
+
+// What a message says first: the file and the example.
+typedef struct {
+    const char *path;
+    int64_t example;
+    Error *err;
+} Place;
+
+#define WRONG(place, format, ...)                                                                                      \
+    error_set((place)->err, "%s: example %lld: " format, (place)->path, (long long)(place)->example, __VA_ARGS__)
+
+static bool check_head(const uint16_t *w, int64_t words_left, int64_t longest, const Place *at) {
+    if (words_left < RECORD_LEAST)
+        return WRONG(at, "the file ends here, %lld bytes are left: it is cut; copy or make it again",
+                     (long long)words_left * 2);
+    if (w[W_BEGIN] != EXAMPLE_BEGIN)
+        return WRONG(at, "begins with %d, expected %d: the file is damaged", w[W_BEGIN], EXAMPLE_BEGIN);
+    if (w[W_BYTES] % 2 != 0 || w[W_BYTES] < RECORD_LEAST * 2)
+        return WRONG(at, "bytes of the record: %d, expected an even number from %d on", w[W_BYTES], RECORD_LEAST * 2);
+    if (w[W_BYTES] > words_left * 2)
+        return WRONG(at, "bytes of the record: %d, but %lld are left: the file is cut; copy or make it again",
+                     w[W_BYTES], (long long)words_left * 2);
+    if (w[W_BYTES] > longest)
+        return WRONG(at, "bytes of the record: %d, but header field 3 says that the longest has %lld", w[W_BYTES],
+                     (long long)longest);
+    if (w[W_INDEX] != (at->example & 0xFFFF))
+        return WRONG(at, "index: %d, expected %lld", w[W_INDEX], (long long)(at->example & 0xFFFF));
+    if (w[W_COMPLETIONS] < 2 || w[W_COMPLETIONS] > CHOICES_MOST)
+        return WRONG(at, "number of completions: %d, expected 2 to %d", w[W_COMPLETIONS], CHOICES_MOST);
+    if (w[W_LABEL] >= w[W_COMPLETIONS])
+        return WRONG(at, "label: %d, expected less than the number of completions, %d", w[W_LABEL], w[W_COMPLETIONS]);
+    return true;
+}
+
+// One text of the record, a count and that many tokens, at *w; moves *w behind it.
+static bool check_tokens(const char *what, const uint16_t **w, const uint16_t *end, int64_t V, const Place *at) {
+    const int64_t left = end - *w - 1, n = left < 0 ? 0 : **w;
+    if (left < 0 || n > left)
+        return WRONG(at, "tokens of the %s: %lld, but the record has room for %lld", what, (long long)n,
+                     (long long)(left < 0 ? 0 : left));
+    if (n == 0) return WRONG(at, "tokens of the %s: 0, expected at least 1", what);
+    for (int64_t i = 1; i <= n; i++)
+        if ((*w)[i] >= V)
+            return WRONG(at,
+                         "token %d in the %s, but the model's vocabulary ends at %lld: the file was made with another "
+                         "tokenizer; make it again with the model's",
+                         (*w)[i], what, (long long)V - 1);
+    *w += 1 + n;
+    return true;
+}
+
+static bool check_record(const uint16_t *record, int64_t words_left, int64_t longest, int64_t V, const Place *at) {
+    if (!check_head(record, words_left, longest, at)) return false;
+    const uint16_t *w = record + W_CONTEXT, *end = record + record[W_BYTES] / 2;
+    if (!check_tokens("context", &w, end, V, at)) return false;
+    for (int k = 0; k < record[W_COMPLETIONS]; k++) {
+        char what[24];
+        snprintf(what, sizeof what, "completion %d", k);
+        if (!check_tokens(what, &w, end, V, at)) return false;
+    }
+    return w == end || WRONG(at, "bytes of the record: %d, but its tokens end %lld bytes before", record[W_BYTES],
+                             (long long)(end - w) * 2);
+}
+
+static bool check_header(const char *path, const int32_t *header, int64_t file_bytes, Error *err) {
+    if (header[0] != MAGIC)
+        return error_set(err, "%s: not a multiple-choice file: magic number (header field 0) is %d, expected %d", path,
+                         header[0], MAGIC);
+    if (header[1] != VERSION)
+        return error_set(err, "%s: version (header field 1) is %d, expected %d", path, header[1], VERSION);
+    const int64_t room = (file_bytes - HEADER_BYTES) / (RECORD_LEAST * 2);
+    if (header[2] < 1 || header[2] > room)
+        return error_set(err, "%s: number of examples (header field 2) is %d, but the file has room for 1 to %lld",
+                         path, header[2], (long long)room);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------------ opening
+
+static bool check_all(ChoiceSet *set, const char *path, int64_t longest, int64_t words, int64_t V, Error *err) {
+    int64_t start = 0;
+    for (int64_t i = 0; i < set->count; i++) {
+        const Place at = {path, i, err};
+        if (!check_record(set->words + start, words - start, longest, V, &at)) return false;
+        set->starts[i] = start;
+        start += set->words[start + W_BYTES] / 2;
+    }
+    return start == words || error_set(err, "%s: %lld bytes behind the last of %lld examples (header field 2)", path,
+                                       (long long)(words - start) * 2, (long long)set->count);
+}
+
+static bool read_set(ChoiceSet *set, const char *path, int64_t V, Error *err) {
+    int32_t header[HEADER_BYTES / 4];
+    size_t bytes;
+    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    const size_t length = strlen(name), shorter = length > 4 && strcmp(name + length - 4, ".bin") == 0 ? 4 : 0;
+    set->name = strndup(name, length - shorter);
+    set->bytes = file_read_all(path, MOST_BYTES, &bytes, err);
+    if (!set->bytes || !set->name) return set->bytes != NULL && error_set(err, "%s: out of memory", path);
+    if (bytes < HEADER_BYTES || bytes % 2 != 0)
+        return error_set(err, "%s: not a multiple-choice file, or cut: %zu bytes, expected an even number from %d on",
+                         path, bytes, HEADER_BYTES);
+    memcpy(header, set->bytes, HEADER_BYTES);
+    if (!check_header(path, header, (int64_t)bytes, err)) return false;
+    set->words = (uint16_t *)(void *)(set->bytes + HEADER_BYTES);
+    set->count = header[2];
+    set->starts = malloc((size_t)set->count * sizeof *set->starts);
+    if (!set->starts) return error_set(err, "%s: out of memory", path);
+    return check_all(set, path, header[3], ((int64_t)bytes - HEADER_BYTES) / 2, V, err);
+}
+
+static bool open_paths(ChoiceSets *sets, char **paths, size_t count, int64_t V, Error *err) {
+    sets->sets = calloc(count, sizeof(ChoiceSet *));
+    if (!sets->sets || count > INT32_MAX) return error_set(err, "%zu multiple-choice files: out of memory", count);
+    for (size_t i = 0; i < count; i++) {
+        ChoiceSet *set = sets->sets[sets->count++] = calloc(1, sizeof *set);
+        if (!set) return error_set(err, "%s: out of memory", paths[i]);
+        if (!read_set(set, paths[i], V, err)) return false;
+    }
+    return true;
+}
+
+bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) {
+    char **paths;
+    int count;
+    memset(sets, 0, sizeof *sets);
+    if (!files_match(pattern, &paths, &count, err)) return false;
+    const bool ok = count > 0 ? open_paths(sets, paths, (size_t)count, V, err)
+                              : error_set(err,
+                                          "no multiple-choice files match '%s'; data/choices makes them, and data/get "
+                                          "fetches HellaSwag",
+                                          pattern);
+    directory_list_free(paths, count);
+    return ok;
+}
+
+void choices_close(ChoiceSets *sets) {
+    for (int i = 0; i < sets->count; i++) {
+        ChoiceSet *set = sets->sets[i];
+        if (set) free(set->name), free(set->bytes), free(set->starts);
+        free(set);
+    }
+    free(sets->sets);
+    memset(sets, 0, sizeof *sets);
+}
+
+// ----------------------------------------------------------------------------------------- multiple choice: the scores
+
+typedef struct {
+    int64_t example;
+    int completion;
+    int64_t tokens;       // that go into the model
+    int64_t rounded;      // length of the batch that holds it
+    int64_t cut;          // of the context, on the left
+    int64_t first_scored; // position whose loss is that of the completion's first token
+} Sequence;
+
+typedef struct {
+    Gpt2 *model;
+    const ChoiceSet *set;
+    Sequence *sequences;
+    int64_t count;
+    uint16_t *windows;   // (B, T+1), memory the device can copy from
+    float *token_losses; // (B, T), the same
+    double *losses;      // (examples, CHOICES_MOST): sums
+    int64_t *tokens;     // (examples, CHOICES_MOST): of each completion
+} Scoring;
+
+// ---------------------------------------------------------------------------------------------------------- sequences
+
+// 32, 48, 64, 96, 128, 192, ... T: at most a half is wasted, on average a fifth, and T = 1024 has 11 of them.
+static int64_t round_length(int64_t n, int64_t T) {
+    int64_t rounded = 32;
+    while (rounded < n) rounded += (rounded & (rounded - 1)) == 0 ? rounded / 2 : rounded / 3;
+    return rounded < T ? rounded : T;
+}
+
+// The model reads all tokens but the last and predicts all but the first: T + 1 fit.
+static Sequence sequence_of(const ChoiceExample *e, int64_t example, int k, int64_t T) {
+    const int64_t all = e->context_tokens + e->completion_tokens[k];
+    Sequence s = {.example = example, .completion = k};
+    s.cut = all > T + 1 ? all - (T + 1) : 0;
+    s.tokens = all - s.cut - 1;
+    s.rounded = round_length(s.tokens, T);
+    s.first_scored = e->context_tokens - s.cut - 1;
+    return s;
+}
+
+static int shortest_first(const void *a, const void *b) {
+    const Sequence *x = a, *y = b;
+    if (x->rounded != y->rounded) return x->rounded < y->rounded ? -1 : 1;
+    if (x->example != y->example) return x->example < y->example ? -1 : 1;
+    return x->completion - y->completion;
+}
+
+static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *examples_cut) {
+    for (int64_t i = 0; i < examples; i++) {
+        const ChoiceExample e = choices_example(s->set, i);
+        bool cut = false;
+        for (int k = 0; k < e.completions; k++) {
+            s->sequences[s->count] = sequence_of(&e, i, k, T);
+            cut = cut || s->sequences[s->count].cut > 0;
+            s->tokens[i * CHOICES_MOST + k] = e.completion_tokens[k];
+            s->count++;
+        }
+        *examples_cut += cut;
+    }
+    qsort(s->sequences, (size_t)s->count, sizeof *s->sequences, shortest_first);
+}
+
+// ------------------------------------------------------------------------------------------------------------- losses
+
+// Context, completion, and zeros, which come later and so change nothing.
+static void fill_window(const ChoiceSet *set, const Sequence *s, uint16_t *window) {
+    const ChoiceExample e = choices_example(set, s->example);
+    const int64_t context = e.context_tokens - s->cut, n = e.completion_tokens[s->completion];
+    memcpy(window, e.context + s->cut, (size_t)context * sizeof *window);
+    memcpy(window + context, e.completion[s->completion], (size_t)n * sizeof *window);
+    memset(window + context + n, 0, (size_t)(s->rounded + 1 - context - n) * sizeof *window);
+}
+
+// Sequences [first, first + count), all of one rounded length. The batch always has B rows, the last sequence standing
+// for those that are missing: another number of rows would be another shape.
+static void score_batch(Scoring *s, int64_t first, int64_t count) {
+    const int64_t B = gpt2_options(s->model)->B, T = s->sequences[first].rounded;
+    for (int64_t b = 0; b < B; b++) {
+        const int64_t i = first + (b < count ? b : count - 1);
+        fill_window(s->set, &s->sequences[i], s->windows + b * (T + 1));
+    }
+    gpt2_load_short_batch(s->model, s->windows, B, T, sizeof *s->windows);
+    gpt2_forward(s->model);
+    device_copy_to_host(s->token_losses, gpt2_token_losses(s->model).data, (size_t)(B * T) * sizeof *s->token_losses,
+                        STREAM_COMPUTE);
+    device_sync();
+    for (int64_t b = 0; b < count; b++) {
+        const Sequence *q = &s->sequences[first + b];
+        double sum = 0.0;
+        for (int64_t t = q->first_scored; t < q->tokens; t++) sum += s->token_losses[b * T + t];
+        s->losses[q->example * CHOICES_MOST + q->completion] = sum;
+    }
+}
+
+// false: a signal came.
+static bool score_all(Scoring *s) {
+    const int64_t B = gpt2_options(s->model)->B;
+    for (int64_t first = 0, count; first < s->count; first += count) {
+        if (signals_pending()) return false;
+        for (count = 1; count < B && first + count < s->count; count++)
+            if (s->sequences[first + count].rounded != s->sequences[first].rounded) break;
+        score_batch(s, first, count);
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------------- answers
+
+// The completion with the smallest loss, by sum or by mean; -1 where none is a number.
+static int chosen(const double *losses, const int64_t *tokens, int completions, bool mean) {
+    int best = -1;
+    double smallest = INFINITY;
+    for (int k = 0; k < completions; k++) {
+        const double loss = mean ? losses[k] / (double)tokens[k] : losses[k];
+        if (loss < smallest) best = k, smallest = loss;
+    }
+    return best;
+}
+
+static void count_correct(const Scoring *s, int64_t examples, ChoiceScore *score) {
+    for (int64_t i = 0; i < examples; i++) {
+        const ChoiceExample e = choices_example(s->set, i);
+        const double *losses = s->losses + i * CHOICES_MOST;
+        const int64_t *tokens = s->tokens + i * CHOICES_MOST;
+        score->correct += chosen(losses, tokens, e.completions, false) == e.label;
+        score->correct_normalised += chosen(losses, tokens, e.completions, true) == e.label;
+    }
+    score->examples = examples;
+}
+
+static bool example_fits(const ChoiceSet *set, int64_t i, int64_t T, Error *err) {
+    const ChoiceExample e = choices_example(set, i);
+    for (int k = 0; k < e.completions; k++)
+        if (e.completion_tokens[k] > T)
+            return error_set(err,
+                             "%s: example %lld: completion %d has %lld tokens, but the context is %lld; use a "
+                             "longer -t or other examples",
+                             choices_name(set), (long long)i, k, (long long)e.completion_tokens[k], (long long)T);
+    return true;
+}
+
+bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err) {
+    for (int s = 0; s < sets->count; s++)
+        for (int64_t i = 0; i < choices_count(sets->sets[s]); i++)
+            if (!example_fits(sets->sets[s], i, T, err)) return false;
+    return true;
+}
+
+// --------------------------------------------------------------------------------------------------------- evaluation
+
+static bool allocate(Scoring *s, int64_t examples, Error *err) {
+    const Gpt2Options *o = gpt2_options(s->model);
+    const size_t cells = (size_t)examples * CHOICES_MOST;
+    s->sequences = malloc(cells * sizeof *s->sequences);
+    if (!s->losses) s->losses = calloc(cells, sizeof *s->losses);
+    if (!s->tokens) s->tokens = calloc(cells, sizeof *s->tokens);
+    s->windows = host_alloc((size_t)(o->B * (o->T + 1)) * sizeof *s->windows, err);
+    if (s->windows) s->token_losses = host_alloc((size_t)(o->B * o->T) * sizeof *s->token_losses, err);
+    if (!s->token_losses) return false;
+    return (s->sequences && s->losses && s->tokens) ||
+           error_set(err, "%s: %lld examples: out of memory", choices_name(s->set), (long long)examples);
+}
+
+bool evaluate_choices_losses(Gpt2 *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
+                             int64_t *tokens, Error *err) {
+    Scoring s = {.model = model, .set = set, .losses = losses, .tokens = tokens};
+    const int64_t T = gpt2_options(model)->T, all = choices_count(set);
+    memset(score, 0, sizeof *score);
+    if (examples <= 0 || examples > all) examples = all;
+    for (int64_t i = 0; i < examples; i++)
+        if (!example_fits(set, i, T, err)) return false;
+    const bool ok = allocate(&s, examples, err);
+    if (ok) {
+        make_sequences(&s, examples, T, &score->cut);
+        if (score_all(&s)) count_correct(&s, examples, score);
+    }
+    if (s.token_losses) host_free(s.token_losses);
+    if (s.windows) host_free(s.windows);
+    if (!tokens) free(s.tokens);
+    if (!losses) free(s.losses);
+    free(s.sequences);
+    return ok;
+}
+
+bool evaluate_choices(Gpt2 *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, Error *err) {
+    return evaluate_choices_losses(model, set, examples, score, NULL, NULL, err);
 }

@@ -3,7 +3,7 @@
 // be started again after it (signals.h), and Ctrl-C at the prompt would do nothing until the next line.
 #include "llmc/run/format.h"
 #include "llmc/run/signals.h"
-#include "llmc/train/decoding.h"
+#include "llmc/train/generate.h"
 
 #include <errno.h>
 #include <poll.h>

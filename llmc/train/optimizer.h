@@ -1,8 +1,51 @@
-// The end of a step: gradient norm, the decision (clip, skip), the update, by the optimizer that the model was planned
-// for. Owns the list of tensors it hands to the ops; the state itself (moments, master) is the model's. Which rules an
-// optimizer uses: llmc/model/optimizer_state.c; Muon and offload have files of their own beside this one.
+// The end of a step: the learning rate, then gradient norm, the decision (clip, skip), the update, by the optimizer
+// that the model was planned for. The learning rate is a linear warm-up, then one of four shapes, each reaching its end
+// exactly: a pure function of the step, so resume needs nothing.
+// Owns the list of tensors it hands to the ops; the state itself (moments, master) is the model's. Which rules an
+// optimizer uses: llmc/model/optimizer_state.c.
+//
+// Muon: the update of a matrix is its momentum, orthogonalised: every direction in which the matrix acts gets the same
+// size. What takes the place of M = U S V^T is about U V^T, found by five steps of a polynomial in X = M / |M|:
+//   X = a X + (b A + c A A) X,  A = X X^T      (a, b, c) = (3.4445, -4.7750, 2.0315)
+// which brings singular values between 0.01 and 1 to about 0.7 .. 1.2; exactly 1 is not needed. Momentum is Nesterov's.
+// Jordan et al., "Muon: An optimizer for hidden layers in neural networks", https://kellerjordan.github.io/posts/muon/,
+// 2024. Scale and weight decay: Liu et al., "Muon is Scalable for LLM Training", 2025.
+//
+// Optimizer state in host memory (--offload optimizer), on its way through the device: each parameter is cut into
+// slices, slices that fit into one part of the device's buffer are a chunk, and while one chunk is updated the next
+// ones are copied in and the last one is copied back. Never waits on the host. After Ren et al., "ZeRO-Offload:
+// Democratizing Billion-Scale Model Training", 2021; the update itself stays on the device.
 #pragma once
+#include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
+#include "llmc/model/optimizer_state.h"
+
+#include <stdint.h>
+
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
+
+typedef struct {
+    ScheduleKind kind;
+    double max_lr;
+    double final_fraction; // final lr / max lr: reached at the last step
+    int64_t warmup;        // steps: step s < warmup has max_lr * (s + 1) / warmup
+    int64_t total;         // steps of the run
+} Schedule;
+
+// "cosine", "linear", "constant", "wsd"; false and a message that lists them otherwise.
+bool schedule_parse(ScheduleKind *kind, const char *name, Error *err);
+const char *schedule_name(ScheduleKind kind);
+
+// lr of step 0 .. total-1. With p = (s - warmup) / (total - 1 - warmup) in [0, 1] after the warm-up:
+//   cosine   max * (f + (1 - f) (1 + cos(pi p)) / 2)       Loshchilov, Hutter, "SGDR", 2016
+//   linear   max * (f + (1 - f) (1 - p))
+//   constant max
+//   wsd      max, then over the last 20% of all steps down with 1 - sqrt to f   (Haegele et al., 2024)
+// The last step has max * f to the last bit (constant: max), unless the warm-up still covers it.
+// s >= total gives the lr of the last step, s < 0 that of the first.
+double schedule_lr(const Schedule *schedule, int64_t step);
+
+// ---------------------------------------------------------------------------------------------------------- the update
 
 typedef struct {
     float beta1, beta2, eps;
@@ -27,3 +70,35 @@ void optimizer_destroy(Optimizer *optimizer);
 // gradients of a step of tokens_in_step tokens. What was decided stands in gpt2_control. Queued on the compute stream;
 // does not wait. watched: --numerics-every wants to see it: one parameter after the other, the same bits.
 void optimizer_step(Optimizer *optimizer, int64_t step, double learning_rate, int64_t tokens_in_step, bool watched);
+
+// ---------------------------------------------------------------------------------------------------------------- Muon
+
+typedef struct Muon Muon;
+// Of those among tensors[0 .. count) whose rule is RULE_DIRECTION; parameters: the same order. tensors must stay as
+// they are. scratch: u8, what optimizer_muon_scratch asks for.
+Muon *muon_create(const UpdateTensor *tensors, const Parameter *parameters, int count, Tensor scratch);
+void muon_destroy(Muon *muon);
+
+// Between the decision of the step and its update: from gradients and momentum to directions, which replace the
+// gradients. When the step is skipped momentum and weights stay as they are, and what the gradients hold then is not
+// used.
+void muon_directions(Muon *muon, UpdateParams params, Tensor control);
+
+// -------------------------------------------------------------------------------------- optimizer state in host memory
+
+typedef struct Offload Offload;
+// tensors: those of the model, in its order, with state in host memory; not kept.
+Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, Error *err);
+void offload_destroy(Offload *offload);
+
+// All slices of all parameters, in order, with their state in the buffer: the same array for the whole run.
+const UpdateTensor *offload_slices(const Offload *offload, int *count);
+int offload_chunks(const Offload *offload);
+
+// Queues the copies of the first chunks, which wait for nothing that computes: called before the gradient norm, they
+// run beside the backward pass.
+void offload_begin(Offload *offload);
+// Chunks in order: the compute stream waits for chunk c, slices [first, first + count) ...
+void offload_take(Offload *offload, int c, int *first, int *count);
+// ... and has updated it: it is copied back, and the next chunk of its part of the buffer is copied in.
+void offload_return(Offload *offload, int c);

@@ -1,7 +1,7 @@
 // Drawing the next token from logits. See sampler.h.
 // The tokens that may be drawn are found by partial selection, never by sorting all: top-k and top-p are the same
 // question, "which likeliest tokens weigh this much together?", with weights of 1 and with probabilities.
-#include "llmc/train/sampler.h"
+#include "llmc/train/generate.h"
 
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"

@@ -14,7 +14,7 @@ def profiled(data, run, *options):
 
 
 def hardware_flops(run, recompute):
-    """Of a step: flops_per_token_hardware of llmc/model/flops.h."""
+    """Of a step: flops_per_token_hardware of llmc/model/recompute.h."""
     header = events(run, "run")[0]
     L, C, Vp, T = (header["model"][key] for key in ("L", "C", "Vp", "T"))
     per_token = 72 * L * C * C + 6 * Vp * C + 7 * L * C * (T + 1)

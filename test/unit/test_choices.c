@@ -1,7 +1,7 @@
 // Multiple choice: the form of the files and damage to it, and the scores against a plain pass for every completion.
 // With arguments CHECKPOINT FILE T B it is a program that prints what the trainer sums up, "example completion tokens
 // loss" a line, for the comparison with transformers in test/e2e/test_evaluation.py.
-#include "llmc/train/choices.h"
+#include "llmc/train/evals.h"
 
 // clang-format off
 #include <setjmp.h>
@@ -19,7 +19,7 @@
 #include "llmc/run/signals.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/weights_file.h"
-#include "llmc/train/choices_file.h"
+#include "llmc/train/evals.c"
 #include "test/unit/mutate.h"
 #include "test/unit/tiny_model.h"
 #include "test/unit/tmpdir.h"

@@ -8,7 +8,6 @@
 #include <cmocka.h>
 
 #include "llmc/data/dataloader.h"
-#include "llmc/data/shuffle.h"
 #include "test/unit/tmpdir.h"
 
 #include <string.h>

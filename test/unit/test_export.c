@@ -11,7 +11,6 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/rng.h"
 #include "llmc/store/checkpoint.h"
-#include "llmc/store/export.h"
 #include "llmc/store/huggingface.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/model/gpt2_numerics.h"
+#include "llmc/model/gpt2.h"
 #include "test/unit/device_fixture.h"
 #include <math.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 // The profile's arithmetic: FLOPs and bytes of ops, their sum over a step against flops.h, the table made of timed ops,
 // and that no op of ops.h is missing from it.
 #include "llmc/base/atomic_file.h"
-#include "llmc/model/flops.h"
 #include "llmc/model/parameters.h"
+#include "llmc/model/recompute.h"
 #include "llmc/run/profile.h"
 #include "test/unit/tmpdir.h"
 

@@ -1,6 +1,6 @@
 // The command line: every form of a value, every way to get one wrong, help and JSON from the one table.
 #include "llmc/run/options.h"
-#include "llmc/train/schedule.h"
+#include "llmc/train/optimizer.h"
 
 #include <cjson/cJSON.h>
 #include <setjmp.h>

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/data/shuffle.h"
+#include "llmc/data/dataloader.h"
 
 #include <math.h>
 #include <stdlib.h>
