@@ -1,14 +1,14 @@
 // data/prepare: text -> token shards for training and validation (`data/prepare --help`). This file is the tool: its
-// options and what it says (llmc/run/corpus_tool.h: what it shares with data/train_tokenizer). The work is done by
-// llmc/text/corpus_run.h: inputs -> reader -> encoders -> writer (corpus_pipeline.h), before that a vocabulary of the
-// corpus' own if asked for (corpus_vocabulary.h), a journal to go on with (corpus_journal.h), the way to the final
-// names (corpus_output.h). Never changes an input and never mixes shards of two runs.
+// options and what it says (llmc/run/data_tools.h: what it shares with data/train_tokenizer). The work is done by
+// llmc/text/corpus.h: inputs -> reader -> encoders -> writer (corpus_pipeline.c), before that a vocabulary of the
+// corpus' own if asked for (corpus_run.c), a journal to resume with (corpus_journal.c), the way to the final
+// names (corpus_journal.c). Never changes an input and never mixes shards of two runs.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/clock.h"
-#include "llmc/run/corpus_tool.h"
+#include "llmc/run/data_tools.h"
 #include "llmc/run/format.h"
 #include "llmc/text/bpe_trainer.h"
-#include "llmc/text/corpus_run.h"
+#include "llmc/text/corpus.h"
 
 #include <getopt.h>
 #include <inttypes.h>

@@ -3,7 +3,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
-#include "llmc/data/shard_inspect.h"
+#include "llmc/run/data_tools.h"
 #include "llmc/run/format.h"
 
 #include <errno.h>

@@ -1,12 +1,11 @@
 // data/train_tokenizer: text -> a vocabulary (`data/train_tokenizer --help`). This file is the tool; the work is done
-// by llmc/text/corpus_vocabulary.h, which reads what data/prepare reads. Never leaves half a file.
+// by llmc/text/corpus.h, which reads what data/prepare reads. Never leaves half a file.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/clock.h"
-#include "llmc/run/corpus_tool.h"
+#include "llmc/run/data_tools.h"
 #include "llmc/run/format.h"
 #include "llmc/text/bpe_trainer.h"
-#include "llmc/text/corpus_spool.h"
-#include "llmc/text/corpus_vocabulary.h"
+#include "llmc/text/corpus.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,9 +2,8 @@
 // Asks the run's log for seed, batch and corpus, the shuffle for the windows and the shards for the places: the very
 // functions with which the trainer reads. Changes nothing.
 #include "llmc/base/atomic_file.h"
-#include "llmc/data/shard_inspect.h"
+#include "llmc/run/data_tools.h"
 #include "llmc/run/format.h"
-#include "llmc/run/run_order.h"
 
 #include <errno.h>
 #include <getopt.h>

@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [*sorted(ROOT.glob("llmc/text/bpe_*.c")), *sorted(ROOT.glob("llmc/tokens/tokenizer*.c")),
-           *(ROOT / "llmc" / name for name in ("text/word_counts.c", "base/error.c", "base/json.c",
-                                               "base/atomic_file.c"))]
+SOURCES = [ROOT / "llmc" / f"{name}.c" for name in (
+    "text/bpe", "text/bpe_trainer", "text/tokenizer", "text/tokenizer_files", "text/word_counts",
+    "base/error", "base/json", "base/utf8", "base/atomic_file")]
 
 
 class Error(ctypes.Structure):

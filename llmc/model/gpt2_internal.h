@@ -53,7 +53,7 @@ typedef enum {
 // Handles of the memory plan; -1 where a tensor does not exist.
 typedef struct {
     int weights, gradients;                   // each one block: all tensors of the table behind one another
-    int micro_gradients[NUM_PARAMETER_SPECS]; // gpt2_gradients.c: of one block, or outside blocks
+    int micro_gradients[NUM_PARAMETER_SPECS]; // gpt2_memory.c: of one block, or outside blocks
     int state[NUM_STATE_SLOTS]; // the same of each slot of the optimizer; under offload -1: they are in host memory
     int64_t host_bytes;         // of the state in host memory
     int offload_buffer, optimizer_scratch;
@@ -150,7 +150,7 @@ void numerics_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
 typedef enum { ROLE_IN, ROLE_OUT, ROLE_GRADIENT, NUM_ROLES } Role;
 void observe(const Gpt2 *model, LinearLayer layer, Role role, Tensor t);
 
-// gpt2_gradients.c
+// gpt2_memory.c
 void gradients_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
 DType gpt2_gradient_dtype(const Gpt2Options *o); // in which gradients are accumulated
 // Where the ops of a micro-step write the gradient of parameter `index`: the gradient tensor itself, or fp32 memory

@@ -1,6 +1,6 @@
-// See gpt2_linear.h. Activations and weights are e4m3, gradients e5m2; a tensor is quantised where it is used, into
-// memory that all layers share, and the backward pass quantises `in` once more instead of keeping it: with the scale
-// that the forward pass found, so to the same values.
+// The linear layers of a block (gpt2_internal.h). Activations and weights are e4m3, gradients e5m2; a tensor is
+// quantised where it is used, into memory that all layers share, and the backward pass quantises `in` once more instead
+// of keeping it: with the scale that the forward pass found, so to the same values.
 #include "llmc/model/gpt2_internal.h"
 
 #include <stddef.h>

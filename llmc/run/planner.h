@@ -45,7 +45,7 @@ DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype);
 
 // ---------------------------------------------------------------------------------------------------------- arithmetic
 
-// What the matmuls and attention of a step of `tokens` tokens must compute: the exact count of flops.h (causal
+// What the matmuls and attention of a step of `tokens` tokens must compute: the exact count of recompute.h (causal
 // attention), what -r computes again, and Muon's products: five times 4 m^2 n + 2 m^3 for a matrix of m x n, m <= n.
 double planner_step_flops(const Gpt2Options *model, int64_t tokens);
 // How much of that is in fp8: the linear layers of the blocks, with --fp8.

@@ -9,7 +9,7 @@
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/weights_file.h"
-#include "llmc/text/find_tokenizer.h"
+#include "llmc/text/tokenizer.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-// See llmc_bin.h.
+// llm.c's .bin models: 256 int32 (magic 20240326; version 3: fp32, 5: bf16; max_T, V, L, NH, C, Vp), then the tensors
+// of parameter_specs in that order, blocks inside, without gaps. Rows of padding of wte are 0. See weights_file.h.
 #include "llmc/store/weights_file.h"
 
 #include "llmc/base/atomic_file.h"

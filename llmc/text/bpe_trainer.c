@@ -6,8 +6,7 @@
 // depends on that stretch alone.
 #include "llmc/text/bpe_trainer.h"
 
-#include "llmc/text/bpe_alphabet.h"
-#include "llmc/text/tokenizer_vocabulary.h"
+#include "llmc/text/tokenizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 // Plain, gzip and zstd files as one sequence of bytes. Decompression goes through zlib and libzstd; this file adds what
 // they leave to the caller: members and frames one after the other, padding, and files that end too early.
-#include "llmc/text/byte_source.h"
+#include "llmc/text/documents.h"
 
 #include <errno.h>
 #include <stdlib.h>

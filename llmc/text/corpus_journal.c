@@ -1,14 +1,122 @@
-// See corpus_journal.h. The numbers of the state are listed once, by name, for both directions. Of the request the
-// parts are compared one by one, so that a refusal can say what has changed.
-#include "llmc/text/corpus_journal.h"
+// The output directory of a corpus. Everything is made in DIR/.tmp-prepare and moved into DIR when all of it is whole,
+// so that no half corpus is there under final names. The lock is flock(2) on the directory itself: it goes with the
+// process, however that ends.
+//
+// The journal is a small JSON file next to the unfinished shards, written after what it counts is on the disk: a later
+// run of the same job reads it and resumes there. The numbers of the state are listed once, by name, for both
+// directions. Of the request the parts are compared one by one, so that a refusal can say what has changed. A journal
+// that does not hold together is refused, and the run starts over.
+//
+// The manifest states what the shards were made from, and no times: the same run gives the same file. doc/data.md lists
+// its fields. Counts are exact up to 2^53, checksums are hexadecimal digits in strings.
+#include "llmc/text/corpus_internal.h"
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+// ---------------------------------------------------------------------------------------------------- output directory
+
+bool corpus_output_claim(CorpusOutput *o, const char *directory, Error *err) {
+    *o = (CorpusOutput){.directory = directory, .staging = path_join(directory, ".tmp-prepare"), .lock = -1};
+    o->existing = directory_existing(directory);
+    o->journal = path_join(o->staging, "journal.json");
+    o->spool = path_join(o->staging, "stdin");
+    if (!directory_make(directory, err)) return false;
+    int lock = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock < 0) return error_set(err, "%s: cannot open the directory: %s", directory, strerror(errno));
+    if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: no locks on this file system
+        close(lock);
+        return error_set(err, "%s: another data/prepare is writing there", directory);
+    }
+    o->lock = lock;
+    return directory_make(o->staging, err);
+}
+
+void corpus_output_release(CorpusOutput *o) {
+    if (o->lock >= 0) close(o->lock);
+    free(o->staging), free(o->journal), free(o->spool);
+}
+
+bool corpus_output_discard(const CorpusOutput *o, Error *err) {
+    return !file_exists(o->staging) || directory_remove(o->staging, err);
+}
+
+bool corpus_output_clear(const CorpusOutput *o, Error *err) {
+    return corpus_output_discard(o, err) && directory_make(o->staging, err);
+}
+
+static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->d_name); }
+static int is_train_shard(const struct dirent *entry) { return is_shard(entry) && entry->d_name[0] == 't'; }
+static int is_val_shard(const struct dirent *entry) { return is_shard(entry) && entry->d_name[0] == 'v'; }
+
+bool corpus_output_refuse_old(const CorpusOutput *o, Error *err) {
+    struct dirent **old;
+    int n = scandir(o->directory, &old, is_shard, alphasort);
+    if (n < 0) return error_set(err, "%s: cannot list the directory: %s", o->directory, strerror(errno));
+    if (n > 0) {
+        error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them", o->directory, n,
+                  n == 1 ? "" : "s", old[0]->d_name);
+    }
+    for (int i = 0; i < n; i++) free(old[i]);
+    free(old);
+    return n == 0;
+}
+
+static bool move_file(const char *from, const char *to, const char *name, Error *err) {
+    char *source = path_join(from, name), *target = path_join(to, name);
+    bool ok = rename(source, target) == 0 || errno == ENOENT || // it was moved before an interruption
+              error_set(err, "%s: cannot move into place: %s", source, strerror(errno));
+    free(source), free(target);
+    return ok;
+}
+
+static bool remove_file(const char *directory, const char *name, Error *err) {
+    char *path = path_join(directory, name);
+    bool ok = unlink(path) == 0 || errno == ENOENT || error_set(err, "%s: cannot remove: %s", path, strerror(errno));
+    free(path);
+    return ok;
+}
+
+// Moves the files of `from` that the filter takes into `to`, by name; to NULL: removes them.
+static bool each_file(const char *from, const char *to, int (*filter)(const struct dirent *), Error *err) {
+    struct dirent **list;
+    int n = scandir(from, &list, filter, alphasort);
+    if (n < 0) return error_set(err, "%s: cannot list the directory: %s", from, strerror(errno));
+    bool ok = true;
+    for (int i = 0; i < n; i++) {
+        if (ok) ok = to ? move_file(from, to, list[i]->d_name, err) : remove_file(from, list[i]->d_name, err);
+        free(list[i]);
+    }
+    free(list);
+    return ok;
+}
+
+bool corpus_output_remove_old(const CorpusOutput *o, Error *err) {
+    return remove_file(o->directory, "manifest.json", err) && each_file(o->directory, NULL, is_val_shard, err) &&
+           each_file(o->directory, NULL, is_train_shard, err);
+}
+
+bool corpus_output_move_new(const CorpusOutput *o, Error *err) {
+    bool ok = each_file(o->staging, o->directory, is_train_shard, err) &&
+              move_file(o->staging, o->directory, "tokenizer.json", err) &&
+              each_file(o->staging, o->directory, is_val_shard, err) &&
+              move_file(o->staging, o->directory, "manifest.json", err);
+    if (!ok) return false;
+    fsync(o->lock);
+    return corpus_output_discard(o, err);
+}
+
+// ------------------------------------------------------------------------------------------------------------- journal
 
 enum { JOURNAL_FORMAT = 1, MAX_JOURNAL_BYTES = 64 << 20 };
 
@@ -250,4 +358,62 @@ void corpus_journal_clear(CorpusJournal *j) {
     bad_report_clear(&j->counts.bad);
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++) free(j->shards[side].shards);
     *j = (CorpusJournal){0};
+}
+
+// ------------------------------------------------------------------------------------------------------------ manifest
+
+enum { MANIFEST_FORMAT = 1 };
+
+static void add_count(cJSON *object, const char *key, int64_t value) {
+    cJSON_AddNumberToObject(object, key, (double)value);
+}
+
+static void add_shard(cJSON *list, CorpusSide side, int64_t number, const CorpusShard *shard) {
+    char text[40];
+    cJSON *item = cJSON_CreateObject();
+    cJSON_AddStringToObject(item, "file", corpus_shard_name(side, number, text, sizeof text));
+    add_count(item, "tokens", shard->tokens);
+    add_count(item, "bytes", shard->bytes);
+    snprintf(text, sizeof text, "%016" PRIx64, shard->xxh3);
+    cJSON_AddStringToObject(item, "xxh3", text);
+    cJSON_AddItemToArray(list, item);
+}
+
+static void add_side(cJSON *root, const CorpusJournal *j, CorpusSide side) {
+    const CorpusCount *count = &j->counts.side[side];
+    cJSON *object = cJSON_AddObjectToObject(root, corpus_side_names[side]);
+    add_count(object, "documents", count->documents);
+    add_count(object, "bytes", count->bytes);
+    add_count(object, "tokens", count->tokens);
+    cJSON *shards = cJSON_AddArrayToObject(object, "shards");
+    for (int64_t i = 0; i < j->shards[side].num_shards; i++) add_shard(shards, side, i, &j->shards[side].shards[i]);
+}
+
+static void add_skipped(cJSON *root, const CorpusCounts *counts) {
+    cJSON *skipped = cJSON_AddObjectToObject(root, "skipped");
+    add_count(skipped, "binary", counts->binary);
+    add_count(skipped, "empty", counts->empty);
+    add_count(skipped, "unreadable", counts->unreadable);
+    for (int k = 0; k < BAD_KINDS; k++) add_count(skipped, bad_kind_names[k], counts->bad.count[k]);
+}
+
+bool corpus_manifest_write(const char *path, const CorpusRequest *request, const CorpusJournal *j, Error *err) {
+    cJSON *root = cJSON_CreateObject(), *asked = corpus_request_json(request), *input;
+    add_count(root, "format", MANIFEST_FORMAT);
+    cJSON_AddItemToObject(root, "tokenizer", corpus_tokenizer_json(request->tokenizer));
+    cJSON *options = cJSON_DetachItemFromObject(asked, "options"),
+          *inputs = cJSON_DetachItemFromObject(asked, "inputs");
+    cJSON_AddBoolToObject(options, "cut_all", j->cut_all);
+    cJSON_AddItemToObject(root, "options", options);
+    cJSON_ArrayForEach(input, inputs) cJSON_DeleteItemFromObject(input, "fingerprint"); // has times in it
+    cJSON_AddItemToObject(root, "inputs", inputs);
+    add_count(root, "documents", j->counts.documents);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) add_side(root, j, side);
+    add_skipped(root, &j->counts);
+    cJSON_Delete(asked);
+    char *text = cJSON_Print(root);
+    cJSON_Delete(root);
+    bool ok = text ? file_write_atomic(path, text, strlen(text), err) : error_set(err, "%s: out of memory", path);
+    cJSON_free(text);
+    return ok;
 }

@@ -1,23 +1,327 @@
-// See corpus_run.h. The order of events: look at the inputs, claim the directory, go on with an unfinished run or
-// begin, convert (twice if it must be), describe, remove what is old, move what is new. From the first journal on, an
-// interruption at any place is made good by the next run.
-#include "llmc/text/corpus_run.h"
+// A corpus from its inputs to its shards under their final names. See corpus.h. The order of events: look at the
+// inputs, claim the directory, resume an unfinished run or begin, convert (twice if it must be), describe, remove what
+// is old, move what is new. From the first journal on, an interruption at any place is made good by the next run.
+//
+// Inputs: the walk is fts(3)'s, which sorts one directory at a time. Every regular file and every entry that cannot be
+// read takes one number, so that a place in the inputs is the same in every walk over the same files.
+// Standard input is copied into a file as it comes, packed or not, where it has to be read twice.
+// A vocabulary of the corpus: the words are counted a second time if the first division left a side with too little:
+// who encodes the corpus later must not decide again, with other numbers.
+#include "llmc/text/corpus.h"
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/clock.h"
-#include "llmc/text/corpus_manifest.h"
-#include "llmc/text/corpus_output.h"
-#include "llmc/text/corpus_pipeline.h"
-#include "llmc/text/corpus_spool.h"
-#include "llmc/text/corpus_vocabulary.h"
-#include "llmc/text/tokenizer_vocabulary.h"
+#include "llmc/text/corpus_internal.h"
+#include "llmc/text/tokenizer_internal.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <fts.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+// -------------------------------------------------------------------------------------------------------------- inputs
+
+struct InputWalk {
+    const InputOptions *options;
+    int argument; // the current one, -1 before the first
+    FTS *fts;     // of the current argument; NULL between arguments
+    int64_t next_index;
+    bool has_output; // the output directory exists: its place on the disk
+    dev_t output_dev;
+    ino_t output_ino;
+    struct timespec changed; // the last file's
+};
+
+bool is_corpus_shard(const char *name) {
+    return fnmatch("train_[0-9][0-9][0-9][0-9][0-9][0-9].bin", name, 0) == 0 ||
+           fnmatch("val_[0-9][0-9][0-9][0-9][0-9][0-9].bin", name, 0) == 0;
+}
+
+bool is_corpus_file(const char *name) {
+    return is_corpus_shard(name) || strcmp(name, "manifest.json") == 0 || strcmp(name, "tokenizer.json") == 0;
+}
+
+static CorpusFormat format_of_name(const char *path) {
+    size_t n = strlen(path);
+    if (packing_of_name(path) != PACKED_NOT) n = (size_t)(strrchr(path, '.') - path);
+    static const char *const suffixes[] = {".jsonl", ".ndjson"};
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
+        size_t length = strlen(suffixes[i]);
+        if (n >= length && strncasecmp(path + n - length, suffixes[i], length) == 0) return FORMAT_LINES;
+    }
+    return FORMAT_TEXT;
+}
+
+static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
+
+InputWalk *inputs_open(const InputOptions *options, Error *err) {
+    InputWalk *w = calloc(1, sizeof *w);
+    if (!w) {
+        error_set(err, "list of inputs: out of memory");
+        return NULL;
+    }
+    w->options = options;
+    w->argument = -1;
+    struct stat st;
+    if (options->output && stat(options->output, &st) == 0)
+        w->has_output = true, w->output_dev = st.st_dev, w->output_ino = st.st_ino;
+    return w;
+}
+
+void inputs_close(InputWalk *w) {
+    if (w && w->fts) fts_close(w->fts);
+    free(w);
+}
+
+int inputs_argument(const InputWalk *w) { return w->argument; }
+
+static bool is_our_own(const InputWalk *w, const FTSENT *e) {
+    return w->has_output && e->fts_level > FTS_ROOTLEVEL && e->fts_parent->fts_dev == w->output_dev &&
+           e->fts_parent->fts_ino == w->output_ino && is_corpus_file(e->fts_name);
+}
+
+static int give(InputWalk *w, InputFile *file, const char *path, Error *err) {
+    if (strlen(path) >= sizeof file->path) return error_set(err, "%.200s...: the path is too long", path), -1;
+    *file = (InputFile){.index = w->next_index++, .then_fd = -1};
+    memcpy(file->path, path, strlen(path) + 1);
+    CorpusFormat stated = w->options->format;
+    file->format = stated == FORMAT_BY_NAME ? format_of_name(path) : stated;
+    file->packing = packing_of_name(path);
+    return 1;
+}
+
+// One entry of the walk: 1, it is a file; 0, it is nothing to read; -1, it must be readable and is not.
+static int visit(InputWalk *w, FTSENT *e, InputFile *file, Error *err) {
+    bool is_argument = e->fts_level == FTS_ROOTLEVEL;
+    if (!is_argument && e->fts_name[0] == '.') {
+        if (e->fts_info == FTS_D) fts_set(w->fts, e, FTS_SKIP);
+        return 0;
+    }
+    switch (e->fts_info) {
+    case FTS_F:
+        if (is_our_own(w, e)) return 0;
+        if (give(w, file, e->fts_path, err) < 0) return -1;
+        file->size = (int64_t)e->fts_statp->st_size;
+        file->is_argument = is_argument;
+        w->changed = e->fts_statp->st_mtim;
+        return 1;
+    case FTS_DNR:
+    case FTS_ERR:
+    case FTS_NS:
+    case FTS_SLNONE:
+        if (is_argument) return error_set(err, "%s: cannot read: %s", e->fts_path, strerror(e->fts_errno)), -1;
+        if (give(w, file, e->fts_path, err) < 0) return -1;
+        file->is_unreadable = true;
+        return 1;
+    case FTS_DEFAULT:
+        if (is_argument) return error_set(err, "%s: is neither a file nor a directory", e->fts_path), -1;
+        return 0;
+    default:
+        return 0;
+    }
+}
+
+static int give_stdin(InputWalk *w, InputFile *file, Error *err) {
+    const InputStdin *in = &w->options->standard_input;
+    struct stat st;
+    if (!in->path) return 0;
+    if (stat(in->path, &st) != 0) return error_set(err, "%s: cannot read: %s", in->path, strerror(errno)), -1;
+    if (give(w, file, in->path, err) < 0) return -1;
+    file->size = (int64_t)st.st_size;
+    file->is_argument = true;
+    file->packing = in->packing;
+    file->then_fd = in->then_fd;
+    return 1;
+}
+
+static int next_argument(InputWalk *w, InputFile *file, Error *err) {
+    char *const roots[] = {w->options->arguments[++w->argument], NULL};
+    if (strcmp(roots[0], "-") == 0) return give_stdin(w, file, err);
+    w->fts = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
+    return w->fts ? 0 : (error_set(err, "%s: cannot read: %s", roots[0], strerror(errno)), -1);
+}
+
+int inputs_next(InputWalk *w, InputFile *file, Error *err) {
+    for (;;) {
+        int found = 0;
+        if (!w->fts) {
+            if (w->argument + 1 >= w->options->count) return 0;
+            found = next_argument(w, file, err);
+        } else {
+            errno = 0;
+            FTSENT *entry = fts_read(w->fts);
+            if (entry) {
+                found = visit(w, entry, file, err);
+            } else if (errno != 0) {
+                found = -1;
+                error_set(err, "%s: cannot read: %s", w->options->arguments[w->argument], strerror(errno));
+            } else {
+                fts_close(w->fts);
+                w->fts = NULL;
+            }
+        }
+        if (found != 0) return found;
+    }
+}
+
+bool inputs_summarize(const InputOptions *options, InputSummary *summaries, Error *err) {
+    memset(summaries, 0, (size_t)options->count * sizeof *summaries);
+    InputWalk *w = inputs_open(options, err);
+    InputFile *file = w ? malloc(sizeof *file) : NULL;
+    int found = file ? 1 : (error_set(err, "list of inputs: out of memory"), -1);
+    while (found > 0 && (found = inputs_next(w, file, err)) > 0) {
+        InputSummary *s = &summaries[inputs_argument(w)];
+        // Chained: the hash so far is the seed of the next file's.
+        const int64_t facts[4] = {file->size, w->changed.tv_sec, w->changed.tv_nsec, file->is_unreadable};
+        s->fingerprint = XXH3_64bits_withSeed(file->path, strlen(file->path), s->fingerprint);
+        s->fingerprint = XXH3_64bits_withSeed(facts, file->is_unreadable ? 0 : sizeof facts, s->fingerprint);
+        s->files += !file->is_unreadable;
+        s->bytes += file->size;
+    }
+    free(file);
+    inputs_close(w);
+    return found == 0;
+}
+
+// ------------------------------------------------------------------------------------------------------ standard input
+
+enum { CHUNK = 1 << 20 };
+
+static ssize_t read_some(int fd, void *out, size_t n) {
+    ssize_t got;
+    do got = read(fd, out, n);
+    while (got < 0 && errno == EINTR);
+    return got;
+}
+
+static bool write_all(int fd, const char *data, ssize_t n) {
+    for (ssize_t done = 0; done < n;) {
+        ssize_t put = write(fd, data + done, (size_t)(n - done));
+        if (put < 0 && errno != EINTR) return false;
+        if (put > 0) done += put;
+    }
+    return true;
+}
+
+static bool copy(int to, const char *path, int64_t limit, char *chunk, InputStdin *in, int64_t *bytes, Error *err) {
+    unsigned char magic[4];
+    int64_t done = 0;
+    while (done < limit) {
+        ssize_t got = read_some(STDIN_FILENO, chunk, CHUNK);
+        if (got < 0) return error_set(err, "standard input: cannot read: %s", strerror(errno));
+        if (got == 0) break;
+        for (int64_t i = done; i < 4 && i - done < got; i++) magic[i] = (unsigned char)chunk[i - done];
+        if (!write_all(to, chunk, got)) return error_set(err, "%s: cannot write: %s", path, strerror(errno));
+        done += got;
+    }
+    *bytes = done;
+    in->path = path;
+    in->then_fd = done < limit ? -1 : STDIN_FILENO;
+    in->packing = packing_of_bytes(magic, done < 4 ? (size_t)done : 4);
+    return true;
+}
+
+bool corpus_spool_stdin(const char *path, int64_t limit, InputStdin *in, int64_t *bytes, Error *err) {
+    int to = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (to < 0) return error_set(err, "%s: cannot write: %s", path, strerror(errno));
+    char *chunk = malloc(CHUNK);
+    bool ok = chunk ? copy(to, path, limit, chunk, in, bytes, err) : error_set(err, "standard input: out of memory");
+    free(chunk);
+    if (close(to) != 0 && ok) ok = error_set(err, "%s: cannot write: %s", path, strerror(errno));
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------- vocabulary
+
+typedef struct {
+    const VocabularyOptions *options;
+    CorpusProgress progress;
+} Report;
+
+static bool on_counted(void *user, const CorpusPosition *at, const CorpusCounts *counts, Error *err) {
+    (void)err;
+    Report *r = user;
+    r->progress.bytes_read = at->bytes_read;
+    r->progress.tokens = counts->side[CORPUS_TRAIN].tokens + counts->side[CORPUS_VAL].tokens;
+    r->options->on_progress(r->options->user, &r->progress);
+    return true;
+}
+
+static void on_merged(void *user, int64_t tokens) {
+    Report *r = user;
+    r->progress.stage = STAGE_MERGE;
+    r->progress.tokens = tokens;
+    r->options->on_progress(r->options->user, &r->progress);
+}
+
+static int count_words(Report *r, const Tokenizer *cuts, WordCounts **words, CorpusVocabulary *v, Error *err) {
+    const VocabularyOptions *o = r->options;
+    word_counts_free(*words);
+    bad_report_clear(&v->counts.bad);
+    v->counts = (CorpusCounts){0};
+    if (!(*words = word_counts_create(err))) return EXIT_RUN_FAILED;
+    const CorpusJob job = {.inputs = o->inputs,
+                           .tokenizer = cuts,
+                           .cuts = cuts,
+                           .words = *words,
+                           .field = o->field,
+                           .val_fraction = o->val_fraction,
+                           .cut_all = v->cut_all,
+                           .skip_bad = o->skip_bad,
+                           .threads = o->threads,
+                           .on_written = on_counted,
+                           .user = r};
+    CorpusPosition position = {0};
+    return corpus_convert(&job, NULL, &position, &v->counts, err);
+}
+
+static int count_and_merge(Report *r, const Tokenizer *cuts, WordCounts **words, CorpusVocabulary *v, Error *err) {
+    const VocabularyOptions *o = r->options;
+    int status = count_words(r, cuts, words, v, err);
+    if (status == EXIT_OK && v->counts.documents > 0 && corpus_is_lopsided(&v->counts, o->val_fraction)) {
+        v->cut_all = true;
+        status = count_words(r, cuts, words, v, err);
+    }
+    if (status != EXIT_OK) return status;
+    if (!corpus_check_sides(&v->counts, o->val_fraction, err)) return EXIT_BAD_INPUT;
+    const int64_t distinct = word_counts_words(*words), bytes = v->counts.side[CORPUS_TRAIN].bytes;
+    v->tokenizer = bpe_train(*words, o->vocab, on_merged, r, err);
+    if (!v->tokenizer) return EXIT_RUN_FAILED;
+    const int64_t tokens = tokenizer_vocab(v->tokenizer);
+    if (tokens == o->vocab) return EXIT_OK;
+    error_set(err,
+              "the text for training (%" PRId64 " bytes, %" PRId64 " distinct words) gives only %" PRId64
+              " tokens, as no other pair occurs twice: take more text, or %s%" PRId64,
+              bytes, distinct, tokens, o->option, tokens);
+    return EXIT_BAD_INPUT;
+}
+
+int corpus_vocabulary(const VocabularyOptions *options, CorpusVocabulary *v, Error *err) {
+    Report r = {.options = options,
+                .progress = {.stage = STAGE_COUNT, .total_bytes = options->total_bytes, .vocab = options->vocab}};
+    WordCounts *words = NULL;
+    *v = (CorpusVocabulary){0};
+    Tokenizer *cuts = tokenizer_for_cuts(err);
+    int status = cuts ? count_and_merge(&r, cuts, &words, v, err) : EXIT_RUN_FAILED;
+    word_counts_free(words);
+    tokenizer_free(cuts);
+    if (status == EXIT_OK) return status;
+    tokenizer_free(v->tokenizer);
+    v->tokenizer = NULL;
+    return status;
+}
+
+// ------------------------------------------------------------------------------------------------------------- the run
 
 static const int64_t STDIN_SPOOL_BYTES = 64 << 20; // lines: a corpus up to there can be cut in a second pass
 

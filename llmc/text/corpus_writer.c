@@ -1,7 +1,14 @@
-// See corpus_writer.h. A shard is one ShardWriter; it gets its checksum when it is complete, read back from the page
-// cache, because its header, which states the count, is written last. A shard that was completed after the last sync is
-// taken up again like an open one.
-#include "llmc/text/corpus_writer.h"
+// The division of a corpus into training and validation, and the shards of both sides.
+//
+// Where a document's text goes depends on the document alone, so that a corpus that grows moves none of its older
+// documents from one side to the other. The hash is XXH3 of the document's bytes; a cut is tried at every start of a
+// line in turn, because at some (a line that is indented by several spaces) the tokenizer would have made another token
+// of the newline.
+//
+// A shard is one ShardWriter; it gets its checksum when it is complete, read back from the page cache, because its
+// header, which states the count, is written last. A shard that was completed after the last sync is taken up again
+// like an open one. Owns the open shard of each side. Never reads a text.
+#include "llmc/text/corpus_internal.h"
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/data/shards.h"
@@ -14,6 +21,51 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
+
+const char *const corpus_side_names[CORPUS_SIDES] = {"train", "val"};
+
+CorpusSide corpus_side(const char *text, int64_t n, double val_fraction) {
+    double uniform = (double)(XXH3_64bits(text, (size_t)n) >> 11) * 0x1p-53; // in [0, 1)
+    return uniform < val_fraction ? CORPUS_VAL : CORPUS_TRAIN;
+}
+
+int64_t corpus_cut_target(int64_t size, double val_fraction) {
+    int64_t tail = (int64_t)((double)size * val_fraction);
+    if (corpus_is_one_sided(val_fraction)) return size;
+    if (tail < 1) tail = 1;
+    if (tail > size - 1) tail = size - 1; // a single byte is for training
+    return size - tail;
+}
+
+static bool is_inside_character(const char *text, int64_t at) { return ((unsigned char)text[at] & 0xC0) == 0x80; }
+
+int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from) {
+    if (n - from > CUT_SEARCH) n = from + CUT_SEARCH;
+    const char *end = text + n - 1;
+    for (const char *at = text + from - 1; (at = memchr(at, '\n', (size_t)(end - at))); at++)
+        if (tokenizer_may_cut(t, text, n, at + 1 - text)) return at + 1 - text;
+    while (from < n - 1 && is_inside_character(text, from)) from++;
+    for (int64_t at = from; at > 0; at--)
+        if (tokenizer_may_cut(t, text, n, at)) return at;
+    for (int64_t at = from + 1; at < n; at++)
+        if (tokenizer_may_cut(t, text, n, at)) return at;
+    return from;
+}
+
+int64_t corpus_character_end(const char *text, int64_t n) {
+    // A character has at most three bytes behind its first; what has more is no UTF-8 and may be cut anywhere.
+    for (int64_t at = n - 1; at > 0 && at >= n - 4; at--) {
+        unsigned char c = (unsigned char)text[at];
+        if (c < 0x80) return n;
+        if (c < 0xC0) continue;
+        int length = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+        return at + length <= n ? n : at;
+    }
+    return n;
+}
+
+// -------------------------------------------------------------------------------------------------------------- shards
 
 typedef struct {
     ShardWriter *writer; // the open shard; NULL: the next token opens one

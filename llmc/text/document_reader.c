@@ -1,8 +1,8 @@
-// See document_reader.h. Files are read block by block: lines up to the last whole one, text up to a place where the
+// See corpus_internal.h. Files are read block by block: lines up to the last whole one, text up to a place where the
 // tokenizer may be interrupted. What was read behind the end of a block is kept in `rest` and begins the next one.
 // Where a block ends depends on the text and on the block before it alone, so that reading can go on at the end of any
 // of them.
-#include "llmc/text/document_reader.h"
+#include "llmc/text/corpus_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

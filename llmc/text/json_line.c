@@ -1,6 +1,6 @@
-// See json_line.h. The scanner walks once over the line and remembers where the value of the field stands; only that
+// See documents.h. The scanner walks once over the line and remembers where the value of the field stands; only that
 // value is unescaped, in place. What is nested is walked with a stack of one bit a level, not by recursion.
-#include "llmc/text/json_line.h"
+#include "llmc/text/documents.h"
 
 #include "llmc/base/utf8.h"
 

@@ -1,11 +1,9 @@
-// See word_counts.h. Text repeats its words: most are found in the thread's table, which fits into the processor's
+// See bpe_trainer.h. Text repeats its words: most are found in the thread's table, which fits into the processor's
 // cache. When that is three quarters full its words go to the shared table, sorted by the part of it that they belong
 // to; each part has a lock.
-#include "llmc/text/word_counts.h"
+#include "llmc/text/bpe_trainer.h"
 
-#include "llmc/text/bpe_cache.h"
-#include "llmc/text/bpe_pieces.h"
-#include "llmc/text/tokenizer_vocabulary.h"
+#include "llmc/text/tokenizer_internal.h"
 
 #include <pthread.h>
 #include <stdlib.h>

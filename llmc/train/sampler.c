@@ -1,4 +1,4 @@
-// Drawing the next token from logits. See sampler.h.
+// Drawing the next token from logits. See generate.h.
 // The tokens that may be drawn are found by partial selection, never by sorting all: top-k and top-p are the same
 // question, "which likeliest tokens weigh this much together?", with weights of 1 and with probabilities.
 #include "llmc/train/generate.h"

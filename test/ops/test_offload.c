@@ -1,7 +1,6 @@
 // Optimizer state in host memory against the same state on the device: the same bits, step after step, whatever the
 // optimizer, also where a step is skipped, or watched; and what is cut is the whole of it, once.
 #include "dev/sim/sim_control.h"
-#include "llmc/train/optimizer.c"
 #include "llmc/train/optimizer.h"
 #include "test/ops/random_model.h"
 #include "test/unit/same_model.h"

@@ -9,9 +9,7 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/base/utf8.h"
-#include "llmc/text/bpe_alphabet.h"
-#include "llmc/text/bpe_merge.h"
-#include "llmc/text/bpe_pieces.h"
+#include "llmc/text/tokenizer_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/text/bpe_trainer.h"
-#include "llmc/text/tokenizer_vocabulary.h"
+#include "llmc/text/tokenizer_internal.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

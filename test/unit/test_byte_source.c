@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/text/byte_source.h"
+#include "llmc/text/documents.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
 

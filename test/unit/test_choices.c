@@ -19,7 +19,7 @@
 #include "llmc/run/signals.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/weights_file.h"
-#include "llmc/train/evals.c"
+#include "llmc/train/evals.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tiny_model.h"
 #include "test/unit/tmpdir.h"

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/text/corpus_journal.h"
+#include "llmc/text/corpus_internal.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
 

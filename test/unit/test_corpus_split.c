@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/text/corpus_split.h"
+#include "llmc/text/corpus_internal.h"
 #include "tokenizer_fixture.h"
 
 #include <stdio.h>

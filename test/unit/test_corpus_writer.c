@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "llmc/data/shards.h"
-#include "llmc/text/corpus_writer.h"
+#include "llmc/text/corpus_internal.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
 

@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/text/find_tokenizer.h"
+#include "llmc/text/tokenizer.h"
 #include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 

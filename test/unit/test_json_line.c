@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/text/json_line.h"
+#include "llmc/text/documents.h"
 #include "test/unit/mutate.h"
 
 #include <stdlib.h>

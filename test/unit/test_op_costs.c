@@ -1,5 +1,5 @@
-// The profile's arithmetic: FLOPs and bytes of ops, their sum over a step against flops.h, the table made of timed ops,
-// and that no op of ops.h is missing from it.
+// The profile's arithmetic: FLOPs and bytes of ops, their sum over a step against recompute.h, the table made of timed
+// ops, and that no op of ops.h is missing from it.
 #include "llmc/base/atomic_file.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "llmc/data/dataloader.h"
-#include "llmc/run/run_order.h"
+#include "llmc/run/data_tools.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
 

@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/data/shard_inspect.h"
+#include "llmc/run/data_tools.h"
 #include "test/unit/tmpdir.h"
 
 #include <string.h>

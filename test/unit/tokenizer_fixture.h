@@ -1,8 +1,8 @@
 // A small vocabulary of known merges, in every form that tokenizer_open reads: token b < 256 is the byte b, then these,
 // then end-of-text.
 #pragma once
-#include "llmc/text/bpe_alphabet.h"
 #include "llmc/text/tokenizer.h"
+#include "llmc/text/tokenizer_internal.h"
 #include "mutate.h"
 #include "tmpdir.h"
 #include <string.h>

@@ -1,13 +1,20 @@
-// Reads a Hugging Face tokenizer.json, and vocab.json with merges.txt (OpenAI: encoder.json with vocab.bpe). Whatever
-// would make other tokens than GPT-2's scheme does is refused by name; what has no say in it (padding, truncation, the
-// decoder, the post-processor) is not looked at.
+// Files of tokenizers. Reads a Hugging Face tokenizer.json, and vocab.json with merges.txt (OpenAI: encoder.json with
+// vocab.bpe). Whatever would make other tokens than GPT-2's scheme does is refused by name; what has no say in it
+// (padding, truncation, the decoder, the post-processor) is not looked at.
+// Reads vocabularies whose numbers are ranks: tiktoken's files (lines of base64 and rank) and llm.c's
+// gpt2_tokenizer.bin (256 words: 20240328, version, tokens, end-of-text; then for each token a byte of length and its
+// bytes). They carry no merges: any two neighbours that make a token together merge, the lowest number first.
+// Writes a tokenizer.json: one line per token and merge, the same bytes every time.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/text/bpe_alphabet.h"
-#include "llmc/text/tokenizer_vocabulary.h"
+#include "llmc/text/tokenizer_internal.h"
+
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// --------------------------------------------------------------------------- tokenizer.json; vocab.json and merges.txt
 
 static const size_t MAX_MERGES_BYTES = (size_t)64 << 20;
 static const char GPT2_PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
@@ -315,4 +322,322 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
     }
     cJSON_Delete(root);
     return t;
+}
+
+// --------------------------------------------------------------------------------------------------------------- ranks
+
+enum { LLMC_HEADER_BYTES = 1024, GPT2_EOT = 50256, P50K_RANKS = 50280 };
+
+static Tokenizer *finish(Tokenizer *t, const char *path, bool ok, Error *err) {
+    if (ok && vocabulary_finish(t, err) && vocabulary_merge_by_rank(t, err)) return t;
+    error_prefix(err, "%s", path);
+    tokenizer_free(t);
+    return NULL;
+}
+
+static Tokenizer *named(const char *path, Error *err) {
+    char name[4096 + 32];
+    snprintf(name, sizeof name, "byte-level BPE of %s", path);
+    return vocabulary_new(name, err);
+}
+
+// ------------------------------------------------------------------------------------------------- tiktoken rank files
+
+static int base64_value(char c) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const char *found = c ? strchr(digits, c) : NULL;
+    return found ? (int)(found - digits) : -1;
+}
+
+// n characters, a multiple of four, with "=" as filling; out has room for 3 n / 4. -1: not base64.
+static int base64_decode(const char *text, size_t n, char *out) {
+    int length = 0;
+    if (n == 0 || n % 4 != 0) return -1;
+    size_t filling = text[n - 1] != '=' ? 0 : text[n - 2] != '=' ? 1 : 2;
+    for (size_t at = 0; at < n; at += 4) {
+        uint32_t bits = 0;
+        for (size_t i = at; i < at + 4; i++) {
+            int value = i >= n - filling ? 0 : base64_value(text[i]);
+            if (value < 0) return -1;
+            bits = bits << 6 | (uint32_t)value;
+        }
+        for (int i = 2; i >= 0; i--) out[length++] = (char)(bits >> (8 * i));
+    }
+    return length - (int)filling;
+}
+
+// "base64 rank", n bytes.
+static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
+    char bytes[MAX_TOKEN_BYTES + 4], shown[64];
+    const char *space = memchr(line, ' ', n);
+    size_t encoded = space ? (size_t)(space - line) : n;
+    if (encoded > MAX_TOKEN_BYTES / 3 * 4) return error_set(err, "longer than a token of %d bytes", MAX_TOKEN_BYTES);
+    int length = space ? base64_decode(line, encoded, bytes) : -1;
+    int64_t rank = 0;
+    const char *digit = space ? space + 1 : line + n;
+    bool number = digit < line + n && line + n - digit <= 9;
+    for (; number && digit < line + n; digit++) {
+        number = *digit >= '0' && *digit <= '9';
+        rank = 10 * rank + (*digit - '0');
+    }
+    if (length < 0 || !number)
+        return error_set(err, "\"%s\", expected base64, a space and a rank, as in a tiktoken file",
+                         vocabulary_show(line, n, shown, sizeof shown));
+    return vocabulary_add(t, rank, bytes, (size_t)length, true, err);
+}
+
+static bool read_lines(Tokenizer *t, const char *text, size_t n, Error *err) {
+    int64_t line = 1;
+    for (size_t at = 0; at < n; line++) {
+        const char *newline = memchr(text + at, '\n', n - at);
+        size_t length = newline ? (size_t)(newline - (text + at)) : n - at, next = at + length + 1;
+        if (length > 0 && text[at + length - 1] == '\r') length--;
+        if (length > 0 && !read_rank(t, text + at, length, err)) return error_prefix(err, "line %lld", (long long)line);
+        at = next;
+    }
+    return t->count > 0 || error_set(err, "empty, expected a tokenizer");
+}
+
+// Files of this many ranks are cut into pieces by other patterns than GPT-2's.
+static bool check_pattern(int64_t ranks, Error *err) {
+    static const struct {
+        int64_t ranks;
+        const char *name;
+    } others[] = {{100256, "cl100k_base"}, {199998, "o200k_base"}, {200000, "o200k_base"}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (ranks == others[i].ranks)
+            return error_set(err,
+                             "%lld ranks: this is %s, whose pattern is not GPT-2's; expected gpt2, r50k_base or "
+                             "p50k_base, or ranks of your own",
+                             (long long)ranks, others[i].name);
+    return true;
+}
+
+Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err) {
+    Tokenizer *t = named(path, err);
+    if (!t) return NULL;
+    bool ok = read_lines(t, text, bytes, err) && check_pattern(t->ordinary_count, err);
+    // p50k_base keeps GPT-2's end-of-text and goes on behind it; else it is the number after the last rank.
+    bool p50k = ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known;
+    ok = ok && vocabulary_add_added(t, p50k ? GPT2_EOT : t->count, END_OF_TEXT, true, false, err);
+    return finish(t, path, ok, err);
+}
+
+// -------------------------------------------------------------------------------------------------------------- llm.c
+
+static bool read_header(const char *text, size_t n, int64_t *tokens, int64_t *eot, Error *err) {
+    uint32_t header[4];
+    if (n < LLMC_HEADER_BYTES)
+        return error_set(err, "%zu bytes, expected a header of %d: truncated", n, LLMC_HEADER_BYTES);
+    memcpy(header, text, sizeof header);
+    if (header[1] != 1 && header[1] != 2)
+        return error_set(err, "header: llm.c tokenizer version %u, expected 1 or 2", header[1]);
+    *tokens = header[2], *eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 knew GPT-2's only
+    if (*tokens < 257 || *tokens > MAX_TOKENS)
+        return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)*tokens, MAX_TOKENS);
+    if (*eot >= *tokens)
+        return error_set(err, "header: end-of-text is %lld, expected a number below %lld", (long long)*eot,
+                         (long long)*tokens);
+    return true;
+}
+
+static bool read_tokens(Tokenizer *t, const char *text, size_t n, Error *err) {
+    int64_t tokens = 0, eot = 0;
+    if (!read_header(text, n, &tokens, &eot, err)) return false;
+    size_t at = LLMC_HEADER_BYTES;
+    for (int64_t i = 0; i < tokens; i++) {
+        size_t length = at < n ? (unsigned char)text[at] : 0;
+        if (at >= n || length > n - at - 1)
+            return error_set(err, "token %lld of %lld at byte %zu: the file ends there", (long long)i,
+                             (long long)tokens, at);
+        // The spelling of end-of-text is free; whatever it is, it never comes out of a text.
+        bool ok = i == eot ? vocabulary_add_added(t, i, END_OF_TEXT, true, false, err)
+                           : vocabulary_add(t, i, text + at + 1, length, true, err);
+        if (!ok) return error_prefix(err, "byte %zu", at);
+        at += 1 + length;
+    }
+    return at == n || error_set(err, "%zu bytes behind the last of %lld tokens", n - at, (long long)tokens);
+}
+
+Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes, Error *err) {
+    Tokenizer *t = named(path, err);
+    if (!t) return NULL;
+    return finish(t, path, read_tokens(t, text, bytes, err), err);
+}
+
+// ------------------------------------------------------------------------------------------------------------- writing
+
+// Growing text; out of memory is remembered.
+typedef struct {
+    char *data;
+    size_t length, capacity;
+    bool failed;
+} Text;
+
+static void append(Text *text, const char *bytes, size_t n) {
+    if (!text->failed && text->length + n + 1 > text->capacity) {
+        size_t capacity = 2 * text->capacity + n + 4096;
+        char *grown = realloc(text->data, capacity);
+        text->failed = !grown;
+        if (grown) text->data = grown, text->capacity = capacity;
+    }
+    if (text->failed) return;
+    memcpy(text->data + text->length, bytes, n);
+    text->length += n;
+    text->data[text->length] = '\0';
+}
+
+__attribute__((format(printf, 2, 3))) static void append_format(Text *text, const char *format, ...) {
+    char line[256];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    REQUIRE(n >= 0 && n < (int)sizeof line, "a line of %d characters", n);
+    append(text, line, (size_t)n);
+}
+
+// The inside of a JSON string.
+static void append_escaped(Text *text, const char *bytes, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)bytes[i];
+        if (c == '"' || c == '\\')
+            append_format(text, "\\%c", c);
+        else if (c < 0x20)
+            append_format(text, "\\u%04x", c);
+        else
+            append(text, bytes + i, 1);
+    }
+}
+
+// A token as the vocabulary has it: in the alphabet of bytes, or, if it is not made of bytes, as it is.
+static void append_token(Text *text, const Tokenizer *t, int32_t token) {
+    const Token *k = &t->tokens[token];
+    char spelled[2 * MAX_TOKEN_BYTES];
+    size_t n = k->length;
+    if (k->ordinary)
+        n = alphabet_encode(t->bytes + k->offset, k->length, spelled);
+    else
+        memcpy(spelled, t->bytes + k->offset, k->length);
+    append_escaped(text, spelled, n);
+}
+
+static void append_added_tokens(Text *text, const Tokenizer *t) {
+    append_format(text, "  \"added_tokens\": [");
+    const char *separator = "\n";
+    for (int32_t i = 0; i < t->count; i++) {
+        const Token *k = &t->tokens[i];
+        if (!k->added) continue;
+        append_format(text, "%s    {\"id\": %d, \"content\": \"", separator, i);
+        append_escaped(text, t->bytes + k->offset, k->length);
+        append_format(text,
+                      "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": %s, "
+                      "\"special\": %s}",
+                      k->normalized ? "true" : "false", k->special ? "true" : "false");
+        separator = ",\n";
+    }
+    append_format(text, "\n  ],\n");
+}
+
+static void append_vocabulary(Text *text, const Tokenizer *t) {
+    append_format(text, "    \"vocab\": {");
+    for (int32_t i = 0; i < t->count; i++) {
+        append_format(text, "%s      \"", i ? ",\n" : "\n");
+        append_token(text, t, i);
+        append_format(text, "\": %d", i);
+    }
+    append_format(text, "\n    },\n");
+}
+
+// ------------------------------------------------------------------------------------------------------------- merges
+
+static int compare_rules(const void *a, const void *b) {
+    const MergeRule *x = a, *y = b;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+// The two tokens that token is made of when it is merged from its bytes by the rules before it; false: not two.
+static bool last_merge(const Tokenizer *t, int32_t token, MergeRule *rule) {
+    const Token *k = &t->tokens[token];
+    int32_t parts[MAX_TOKEN_BYTES];
+    for (uint32_t i = 0; i < k->length; i++) parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
+    int64_t n = merge_tokens(&t->merges, parts, k->length, (uint32_t)token);
+    if (n == 2) *rule = (MergeRule){.pair = merge_pair(parts[0], parts[1]), .rank = (uint32_t)token, .merged = token};
+    return n == 2;
+}
+
+// The merges in their order, malloced. Of a vocabulary of ranks these are one for each token; *unreachable: some token
+// is not made by merging, only found as a whole piece.
+static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unreachable) {
+    int64_t most = t->by_rank ? t->count : t->merges.count;
+    MergeRule *rules = malloc(((size_t)most + 1) * sizeof *rules);
+    *count = 0, *unreachable = false;
+    if (!rules) return NULL;
+    if (!t->by_rank) {
+        for (int64_t i = 0; i < t->merges.capacity; i++)
+            if (t->merges.slots[i].pair != MERGE_NO_PAIR) rules[(*count)++] = t->merges.slots[i];
+        qsort(rules, (size_t)*count, sizeof *rules, compare_rules);
+        return rules;
+    }
+    for (int32_t i = 0; i < t->count; i++) {
+        if (!t->tokens[i].ordinary || t->tokens[i].length < 2) continue;
+        if (last_merge(t, i, &rules[*count]))
+            ++*count;
+        else
+            *unreachable = true;
+    }
+    return rules;
+}
+
+static bool append_model(Text *text, const Tokenizer *t) {
+    int64_t count;
+    bool unreachable;
+    MergeRule *rules = ordered_merges(t, &count, &unreachable);
+    if (!rules) return false;
+    append_format(text, "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
+                        "    \"continuing_subword_prefix\": \"\",\n    \"end_of_word_suffix\": \"\",\n"
+                        "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n");
+    // Only where it is needed: tokenizers before 0.19 does not read a file that has it.
+    if (unreachable || (t->whole_pieces && !t->by_rank)) append_format(text, "    \"ignore_merges\": true,\n");
+    append_vocabulary(text, t);
+    append_format(text, "    \"merges\": [");
+    for (int64_t i = 0; i < count; i++) {
+        append_format(text, "%s      \"", i ? ",\n" : "\n");
+        append_token(text, t, (int32_t)(rules[i].pair >> 32));
+        append(text, " ", 1);
+        append_token(text, t, (int32_t)rules[i].pair);
+        append(text, "\"", 1);
+    }
+    append_format(text, "%s]\n  }\n}\n", count ? "\n    " : "");
+    free(rules);
+    return true;
+}
+
+char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
+    Text text = {0};
+    append_format(&text, "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n");
+    append_added_tokens(&text, t);
+    append_format(&text,
+                  "  \"normalizer\": null,\n  \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": "
+                  "false, \"trim_offsets\": true, \"use_regex\": true},\n");
+    append_format(&text,
+                  "  \"post_processor\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": "
+                  "false, \"use_regex\": true},\n");
+    append_format(&text, "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, "
+                         "\"use_regex\": true},\n");
+    if (append_model(&text, t) && !text.failed) {
+        *bytes = text.length;
+        return text.data;
+    }
+    free(text.data);
+    error_set(err, "%s: out of memory for its tokenizer.json", t->name);
+    return NULL;
+}
+
+bool tokenizer_write(const Tokenizer *t, const char *path, Error *err) {
+    size_t bytes;
+    char *json = tokenizer_to_json(t, &bytes, err);
+    bool ok = json && file_write_atomic(path, json, bytes, err);
+    free(json);
+    return ok;
 }
