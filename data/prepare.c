@@ -4,7 +4,7 @@
 // corpus' own if asked for (corpus_run.c), a journal to resume with (corpus_journal.c), the way to the final
 // names (corpus_journal.c). Never changes an input and never mixes shards of two runs.
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/clock.h"
+#include "llmc/base/checked.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/run/format.h"
 #include "llmc/text/bpe_trainer.h"

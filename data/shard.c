@@ -2,7 +2,6 @@
 // (`data/shard --help`). Reads llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/base/utf8.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/run/format.h"
 

@@ -6,7 +6,7 @@
 // One text for all backends: plain fp32 operations in a stated order, in which no product is added to anything, so that
 // fma or no fma makes no difference and the codes are the same everywhere.
 #pragma once
-#include "llmc/base/host_device.h"
+#include "llmc/base/checked.h"
 #include <stdint.h>
 
 enum { DYNAMIC8_DECADES = 7, DYNAMIC8_ZERO_SIGNED = 127 };

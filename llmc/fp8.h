@@ -4,7 +4,7 @@
 // Both are exact in bf16, and stay so when they are divided by their scale.
 // Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 #pragma once
-#include "llmc/base/host_device.h"
+#include "llmc/base/checked.h"
 #include "llmc/tensor.h"
 #include <math.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
 // several tensors of a class (all blocks, all micro-steps) stand in one TensorStats. Shared by all backends and the
 // tests.
 #pragma once
-#include "llmc/base/host_device.h"
+#include "llmc/base/checked.h"
 #include "llmc/tensor.h"
 #include <stdint.h>
 

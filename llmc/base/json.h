@@ -1,8 +1,14 @@
-// Reading fields of JSON that came from outside (config.json, trainer.json, safetensors headers): every field is
-// looked up once, checked for presence, type and range, and the message says what was found. Parsing is cJSON's.
-// Owns nothing: items belong to the tree that json_parse returned.
+// JSON and UTF-8 that came from outside.
+//
+// Fields of JSON (config.json, trainer.json, safetensors headers): every field is looked up once, checked for presence,
+// type and range, and the message says what was found. Parsing is cJSON's. Owns nothing: items belong to the tree that
+// json_parse returned.
+//
+// UTF-8, one character at a time, for text that may hold anything: what is not well-formed is noticed, never read past.
+// And text that arrives in pieces which know nothing of characters, such as tokens: whole characters are passed on.
 #pragma once
 #include "llmc/base/error.h"
+
 #include <cjson/cJSON.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -36,3 +42,53 @@ bool json_double_value(const cJSON *item, double *value);
 const char *json_format_double(double value, int digits, char *buf, size_t size);
 // What an item holds, for messages: 7.5, "text", an object, ... Control characters are replaced. Returns buf.
 const char *json_describe(const cJSON *item, char *buf, size_t size);
+
+// --------------------------------------------------------------------------------------------------------------- UTF-8
+
+// The character at p, of n >= 1 bytes: its length in bytes, or 0 if no well-formed sequence begins there (Unicode 15,
+// table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
+static inline int utf8_decode(const unsigned char *p, int64_t n, uint32_t *code_point) {
+    unsigned char lead = p[0];
+    if (lead < 0x80) return *code_point = lead, 1;
+    if (lead < 0xC2 || lead > 0xF4) return 0;
+    int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    if (n < length) return 0;
+    uint32_t c = (uint32_t)lead & (0x7Fu >> length);
+    for (int i = 1; i < length; i++) {
+        if ((p[i] & 0xC0) != 0x80) return 0;
+        c = c << 6 | (p[i] & 0x3Fu);
+    }
+    if (length == 3 && (c < 0x800 || (c >= 0xD800 && c < 0xE000))) return 0;
+    if (length == 4 && (c < 0x10000 || c > 0x10FFFF)) return 0;
+    *code_point = c;
+    return length;
+}
+
+// Writes the character, at most 4 bytes; returns how many.
+static inline int utf8_encode(uint32_t c, char *out) {
+    int length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (int i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));
+    out[0] = (char)(length == 1 ? c : ((0xF0u << (4 - length)) & 0xFF) | c);
+    return length;
+}
+
+// The length of the character at text, 0 if there is none (n = 0 included).
+static inline int utf8_length(const char *text, size_t n) {
+    uint32_t c;
+    return n == 0 ? 0 : utf8_decode((const unsigned char *)text, (int64_t)n, &c);
+}
+
+// Text that arrives in pieces.
+// A character whose bytes come in several pieces is held back until its last one is there; bytes that are no UTF-8 are
+// passed on as soon as that is certain. Nothing is ever lost, changed or reordered. Allocates nothing.
+enum { UTF8_MOST_HELD = 3 }; // a character has up to four bytes
+
+typedef struct {
+    char held[UTF8_MOST_HELD];
+    int count;
+} Utf8Stream; // all zero: nothing is held back
+
+// Takes n bytes; what can be shown now goes to out (room for n + UTF8_MOST_HELD). Returns how many bytes that is.
+int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out);
+// The text is over: what is still held back, an unfinished character, goes to out as it is.
+int64_t utf8_stream_end(Utf8Stream *s, char *out);

@@ -2,7 +2,7 @@
 // data order, sampling and stochastic rounding need no state and are the same for any thread count.
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11.
 #pragma once
-#include "llmc/base/host_device.h"
+#include "llmc/base/checked.h"
 #include <math.h>
 #include <stdint.h>
 

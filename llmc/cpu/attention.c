@@ -1,10 +1,46 @@
-// Causal attention: its shape, the views of its heads and the workspace. The work is done in attention_forward.c,
-// attention_backward.c and attention_decode.c.
-#include "llmc/cpu/attention.h"
+// Causal attention: its shape, the views of its heads and the workspace; forward, backward, and one query a sequence
+// for decoding. ops.h says what attention computes.
+//
+// In all of them one task is one head of one sequence, and a thread has scratch for one task. Within a task the order
+// of work is fixed, and tasks write to different places: the bits do not depend on the number of threads.
+
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/tile_matmul.h"
 
 #include <math.h>
+#include <omp.h>
 
-AttentionShape attention_shape(const char *op, Tensor qkv, int num_heads) {
+typedef struct {
+    int64_t B, T, NH, HS;
+    DType dtype;
+    float scale; // of the scores: 1 / sqrt(HS)
+} AttentionShape;
+
+// Takes the next `bytes` bytes of base, aligned to 64, and moves *end behind them. With base NULL it only counts.
+static inline void *scratch_take(char *base, int64_t *end, int64_t bytes) {
+    int64_t offset = cpu_part(end, bytes);
+    return base ? base + offset : NULL;
+}
+
+// e^x for x <= 0 or barely above, as softmax needs it: two thirds of the instructions of vexp, 3% of the time of
+// attention. Relative error 2e-7 + 2e-8 |x| (without fma 2e-7 + 7e-8 |x|): what is far below the maximum is less exact
+// and matters less. 0 below -104, so also for -inf; NaN for NaN.
+//   x log2(e) = k + r with |r| <= 1/2;  e^x = 2^k 2^r, 2^r by a polynomial fitted to the relative error.
+static ALWAYS_INLINE V vexp_nonpositive(V x) {
+    const V log2_e = vsplat(0x1.715476p+0f);
+    x = vmax(vsplat(-104.0f), x); // in this order of arguments NaN passes through
+    V k = vround(x * log2_e);
+    V r = vfma(x, log2_e, -k);
+    V p = vsplat(0x1.5bba14p-10f);
+    p = vfma(p, r, vsplat(0x1.3cea88p-7f));
+    p = vfma(p, r, vsplat(0x1.c6b752p-5f));
+    p = vfma(p, r, vsplat(0x1.ebf9bcp-3f));
+    p = vfma(p, r, vsplat(0x1.62e42ap-1f));
+    return vscale_pow2(vfma(p, r, vsplat(1.0f)), k);
+}
+
+// Checks that qkv is (B,T,3C), of a type that ops accept, and that C splits into num_heads heads.
+static AttentionShape attention_shape(const char *op, Tensor qkv, int num_heads) {
     cpu_check_float(op, qkv);
     REQUIRE(qkv.rank == 3, "%s: %s has rank %d, expected (B,T,3C)", op, qkv.name, qkv.rank);
     REQUIRE(num_heads > 0 && qkv.shape[2] % (3 * num_heads) == 0, "%s: %s has %lld columns, not 3 * HS for %d heads",
@@ -18,7 +54,9 @@ AttentionShape attention_shape(const char *op, Tensor qkv, int num_heads) {
                             .scale = 1.0f / sqrtf((float)HS)};
 }
 
-MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t h, int part, int parts) {
+// The (T,HS) matrix of head h of sequence b in t: in (B,T,C) with part 0 of 1, in (B,T,3C) q, k, v as part 0, 1, 2
+// of 3.
+static MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t h, int part, int parts) {
     int64_t C = s.NH * s.HS, stride = parts * C;
     int64_t first = b * s.T * stride + part * C + h * s.HS;
     return (MatrixView){.data = (char *)t.data + (size_t)first * dtype_size(s.dtype),
@@ -27,6 +65,537 @@ MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t h, int 
                         .stride = stride,
                         .dtype = s.dtype};
 }
+
+// ------------------------------------------------------------------------------------------------------------- forward
+
+// attention_forward: softmax(Q K^T * scale) V for one head at a time, in panels of 8 queries.
+//
+//                  keys ->                       one panel, 8 queries x keys:
+//                +---------------------+             scores = Q K^T
+//      queries   |x..                  |             P      = exp(scores * scale - maximum of the row)
+//         |      |xx..                 |             out    = P V / sum of the row
+//         v      |xxx..                |
+//                |xxxx..               |         A panel ends with the group of 16 keys that holds its diagonal: that
+//         panel  |xxxxx..              |         group (.) is computed in full and masked. What lies further right is
+//                |                     |         no work.
+//
+// A row of scores is whole when its softmax runs, so there is no running maximum and nothing to rescale. 8 x T scores
+// stay in the cache; T x T never exist. K and V are packed 32 keys at a time, just before the first panel that sees
+// them, and stay packed for all panels below.
+
+enum { PACK_KEYS = 32 };
+_Static_assert(PACK_KEYS % PANEL_ROWS == 0 && PACK_KEYS % LANES == 0, "panels and their last groups end inside");
+
+typedef struct {
+    MatrixView q, k, v, out; // (T,HS)
+    float *lse;              // (T)
+    float scale;
+} Head;
+
+typedef struct {
+    RightOperand keys_t; // K^T: HS x T
+    RightOperand values; // V: T x HS
+    // one panel
+    LeftOperand queries; // Q: 8 x HS
+    TileResult scores;   // 8 x T
+    LeftOperand probs;   // P: 8 x T, each row over its row of scores
+    TileResult out;      // P V: 8 x HS
+} Scratch;
+
+static int64_t scratch_layout(Scratch *s, char *base, int64_t T, int64_t HS, DType dtype) {
+    int64_t T_padded = round_up(T, PACK_KEYS), HS_padded = round_up(HS, LANES);
+    int64_t head_words = round_up(depth_words(HS, dtype), LANES), key_words = depth_words(T_padded, dtype);
+    int64_t row = T_padded + LANES; // one vector more than a power of two: rows do not share their cache sets
+    int64_t end = 0;
+    s->keys_t = (RightOperand){scratch_take(base, &end, T_padded * head_words * 4), head_words * LANES};
+    s->values = (RightOperand){scratch_take(base, &end, HS_padded * key_words * 4), key_words * LANES};
+    s->queries = (LeftOperand){scratch_take(base, &end, PANEL_ROWS * head_words * 4), head_words};
+    s->scores = (TileResult){scratch_take(base, &end, PANEL_ROWS * row * 4), row, LANES};
+    s->probs = (LeftOperand){(uint32_t *)s->scores.data, row};
+    s->out = (TileResult){scratch_take(base, &end, PANEL_ROWS * HS_padded * 4), HS_padded, LANES};
+    return end;
+}
+
+// Bytes of workspace that one thread needs.
+static int64_t attention_forward_scratch(int64_t T, int64_t HS, DType dtype) {
+    Scratch counted;
+    return scratch_layout(&counted, NULL, T, HS, dtype);
+}
+
+// scores -> P in place, with the maximum (times scale) and the sum of each row. The panel's first query is q0, its last
+// group of keys begins with the key `diagonal`.
+static ALWAYS_INLINE void softmax_panel(const Scratch *s, int64_t q0, int64_t diagonal, float scale,
+                                        float max[PANEL_ROWS], float sum[PANEL_ROWS], DType E) {
+    V lane_max[PANEL_ROWS];
+    for (int r = 0; r < PANEL_ROWS; r++) {
+        float *group = s->scores.data + r * s->scores.row_stride + diagonal;
+        int seen = lanes(q0 + r + 1 - diagonal);
+        lane_max[r] = vfirst(seen, vload_f32(group), vsplat(-INFINITY));
+        vstore_f32(group, lane_max[r]);
+    }
+    for (int64_t j = 0; j < diagonal; j += LANES) // all rows at once: 8 chains of maxima hide each other's latency
+        for (int r = 0; r < PANEL_ROWS; r++)
+            lane_max[r] = vmax(lane_max[r], vload_f32(s->scores.data + r * s->scores.row_stride + j));
+
+    for (int r = 0; r < PANEL_ROWS; r++) {
+        float *row = s->scores.data + r * s->scores.row_stride;
+        V lane_sum = vzero();
+        max[r] = vmax_lane(lane_max[r]) * scale;
+        for (int64_t j = 0; j <= diagonal; j += LANES) {
+            V p = vexp_nonpositive(vfma(vload_f32(row + j), vsplat(scale), vsplat(-max[r])));
+            lane_sum += p;
+            vstore(row, j, p, E); // elements of E are no wider than scores: the store never overtakes the load
+        }
+        sum[r] = vsum(lane_sum);
+    }
+}
+
+static ALWAYS_INLINE void forward_panel(const Scratch *s, const Head *head, int64_t q0, DType E) {
+    int64_t T = head->q.rows, HS = head->q.columns;
+    int64_t diagonal = q0 / LANES * LANES, num_keys = diagonal + LANES;
+    float max[PANEL_ROWS], sum[PANEL_ROWS];
+
+    pack_left(s->queries, head->q, q0, PANEL_ROWS);
+    tile_matmul(s->scores, s->queries, s->keys_t, PANEL_ROWS, num_keys, depth_words(HS, E), false, E);
+    softmax_panel(s, q0, diagonal, head->scale, max, sum, E);
+    tile_matmul(s->out, s->probs, s->values, PANEL_ROWS, round_up(HS, LANES), depth_words(num_keys, E), false, E);
+
+    for (int r = 0; r < PANEL_ROWS && q0 + r < T; r++) {
+        head->lse[q0 + r] = max[r] + logf(sum[r]);
+        V inverse = vsplat(1.0f / sum[r]);
+        for (int64_t j = 0; j < HS; j += LANES)
+            vstore_first(lanes(HS - j), head->out.data, (q0 + r) * head->out.stride + j,
+                         vload_f32(s->out.data + r * s->out.row_stride + j) * inverse, E);
+    }
+}
+
+static ALWAYS_INLINE void forward_head(const Scratch *s, const Head *head, DType E) {
+    for (int64_t q0 = 0; q0 < head->q.rows; q0 += PANEL_ROWS) {
+        if (q0 % PACK_KEYS == 0) {
+            pack_right_transposed(right_from_column(s->keys_t, q0), head->k, q0, PACK_KEYS);
+            pack_right(right_from_word(s->values, depth_words(q0, E)), head->v, q0, PACK_KEYS);
+        }
+        forward_panel(s, head, q0, E);
+    }
+}
+
+void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    const char *op = "attention_forward";
+    AttentionShape s = attention_shape(op, qkv, num_heads);
+    tensor_check(op, out, s.dtype, s.B * s.T * s.NH * s.HS);
+    tensor_check(op, lse, DTYPE_FP32, s.B * s.NH * s.T);
+    int64_t scratch_bytes = attention_forward_scratch(s.T, s.HS, s.dtype);
+    char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
+
+#pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
+    for (int64_t task = 0; task < s.B * s.NH; task++) {
+        int64_t b = task / s.NH, h = task % s.NH;
+        Scratch mine;
+        scratch_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
+        REQUIRE(mine.scores.data, "%s: no scratch memory", op);
+        const Head head = {
+            .q = attention_head(s, qkv, b, h, 0, 3),
+            .k = attention_head(s, qkv, b, h, 1, 3),
+            .v = attention_head(s, qkv, b, h, 2, 3),
+            .out = attention_head(s, out, b, h, 0, 1),
+            .lse = (float *)lse.data + task * s.T,
+            .scale = s.scale,
+        };
+        WITH_DTYPE(E, s.dtype, forward_head(&mine, &head, E));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ backward
+
+// attention_backward: gradients of one head at a time, in blocks of keys x queries. All is computed transposed, keys by
+// queries, so that P^T and dS^T come out as the left operands that dV and dK need.
+//
+//                  queries ->                    one panel, 8 keys x the queries of a block:
+//                +---------+---------+---            scores^T = K Q^T                  dP^T = V dO^T
+//         keys   |..xxxxxxx|         |               P^T  = exp(scores^T * scale - lse)
+//          |     |  ..xxxxx|         |               dS^T = P^T * (dP^T - delta),      delta = rowsum(dO * out)
+//          v     |    ..xxx|         |               dV  += P^T dO                     dK += dS^T Q
+//                |      ..x|         |           one block, BLOCK_KEYS x BLOCK_QUERIES:
+//                +---------+---------+---            dQ^T += K^T dS^T
+//                |         |..xxxxxxx|
+//
+// A panel begins with the group of 16 queries that holds its diagonal: that group (.) is computed in full and masked.
+// What lies further left is no work. dV and dK of a block of keys are complete before the next block of keys begins;
+// dQ^T collects from all blocks, in the order of the keys. The factor scale of dQ and dK comes at the end.
+
+// Larger blocks of keys add to dQ^T less often, larger blocks of queries to dK and dV. With 256 queries two panels in
+// fp32 (17 KB) and a block of dS^T in bf16 (32 KB) still lie near the core; 128 are 1 to 4% slower, 512 are no faster.
+enum {
+    BLOCK_KEYS = 64,
+    BLOCK_QUERIES = 256,
+    PANEL_STRIDE = BLOCK_QUERIES + LANES, // one vector more than a power of two: rows do not share their cache sets
+};
+_Static_assert(BLOCK_KEYS % 32 == 0 && BLOCK_QUERIES >= BLOCK_KEYS, "a diagonal lies in one block of queries");
+
+typedef struct {
+    MatrixView q, k, v, out, dout, dq, dk, dv; // (T,HS)
+    const float *lse;                          // (T)
+    float scale;
+} BackwardHead;
+
+typedef struct {
+    // the whole head
+    RightOperand queries_t, douts_t; // Q^T, dO^T: HS x T
+    RightOperand queries, douts;     // Q, dO: T x HS
+    TileResult dqueries_t;           // dQ^T: HS x T, by groups of queries
+    float *lse, *delta;              // (T), padded with 0
+    // one block of keys
+    LeftOperand keys, values;  // K, V: BLOCK_KEYS x HS
+    LeftOperand keys_t;        // K^T: HS x BLOCK_KEYS
+    TileResult dkeys, dvalues; // dK, dV: BLOCK_KEYS x HS
+    RightOperand dscores_t;    // dS^T: BLOCK_KEYS x BLOCK_QUERIES
+    // one panel: 8 x BLOCK_QUERIES
+    TileResult scores_panel, dprobs_panel;  // scores^T, dP^T
+    LeftOperand probs_panel, dscores_panel; // P^T over scores^T, dS^T over dP^T
+} BackwardScratch;
+
+static LeftOperand take_left(char *base, int64_t *end, int64_t rows, int64_t depth) {
+    return (LeftOperand){scratch_take(base, end, rows * depth * 4), depth};
+}
+static RightOperand take_right(char *base, int64_t *end, int64_t depth, int64_t columns) {
+    return (RightOperand){scratch_take(base, end, depth * columns * 4), depth * LANES};
+}
+static TileResult take_result(char *base, int64_t *end, int64_t rows, int64_t columns) {
+    return (TileResult){scratch_take(base, end, rows * columns * 4), columns, LANES};
+}
+
+static int64_t backward_layout(BackwardScratch *s, char *base, int64_t T, int64_t HS, DType dtype) {
+    int64_t T_padded = round_up(T, LANES), HS_padded = round_up(HS, LANES);
+    int64_t head_words = round_up(depth_words(HS, dtype), LANES), query_words = depth_words(T_padded, dtype);
+    int64_t block_words = depth_words(BLOCK_KEYS, dtype);
+    int64_t end = 0;
+    s->queries_t = take_right(base, &end, head_words, T_padded);
+    s->douts_t = take_right(base, &end, head_words, T_padded);
+    s->queries = take_right(base, &end, query_words, HS_padded);
+    s->douts = take_right(base, &end, query_words, HS_padded);
+    s->dqueries_t = (TileResult){scratch_take(base, &end, T_padded * HS_padded * 4), LANES, HS_padded * LANES};
+    s->lse = scratch_take(base, &end, T_padded * 4);
+    s->delta = scratch_take(base, &end, T_padded * 4);
+
+    s->keys = take_left(base, &end, BLOCK_KEYS, head_words);
+    s->values = take_left(base, &end, BLOCK_KEYS, head_words);
+    s->keys_t = take_left(base, &end, HS_padded, block_words);
+    s->dkeys = take_result(base, &end, BLOCK_KEYS, HS_padded);
+    s->dvalues = take_result(base, &end, BLOCK_KEYS, HS_padded);
+    s->dscores_t = take_right(base, &end, block_words, BLOCK_QUERIES);
+
+    s->scores_panel = take_result(base, &end, PANEL_ROWS, PANEL_STRIDE);
+    s->dprobs_panel = take_result(base, &end, PANEL_ROWS, PANEL_STRIDE);
+    s->probs_panel = (LeftOperand){(uint32_t *)s->scores_panel.data, PANEL_STRIDE};
+    s->dscores_panel = (LeftOperand){(uint32_t *)s->dprobs_panel.data, PANEL_STRIDE};
+    return end;
+}
+
+static int64_t attention_backward_scratch(int64_t T, int64_t HS, DType dtype) {
+    BackwardScratch counted;
+    return backward_layout(&counted, NULL, T, HS, dtype);
+}
+
+// ----------------------------------------------------------------------------------------------------- a panel of keys
+
+// Rows r and r + 1 of one group of dS^T as words of the right operand.
+static ALWAYS_INLINE void store_two_rows(uint32_t *group, int r, V row, V next_row, DType E) {
+    if (E == DTYPE_BF16) {
+        vstore_bits(group + r / 2 * LANES, vpair_bf16(row, next_row));
+    } else {
+        vstore_bits(group + r * LANES, (VU)row);
+        vstore_bits(group + (r + 1) * LANES, (VU)next_row);
+    }
+}
+
+// scores^T -> P^T and dP^T -> dS^T, in place, for 16 queries: column j of the panel and one group of dS^T. On the
+// diagonal the first `unseeing` + r queries stand before the key of row r; elsewhere unseeing is negative.
+static ALWAYS_INLINE void dscores_group(const BackwardScratch *s, uint32_t *group, int64_t j, V lse, V delta,
+                                        float scale, int64_t unseeing, DType E) {
+    for (int r = 0; r < PANEL_ROWS; r += 2) {
+        V ds[2];
+        for (int i = 0; i < 2; i++) {
+            float *score = s->scores_panel.data + (r + i) * PANEL_STRIDE;
+            float *dprob = s->dprobs_panel.data + (r + i) * PANEL_STRIDE;
+            V p = vexp_nonpositive(vfma(vload_f32(score + j), vsplat(scale), -lse));
+            if (unseeing >= 0) p = vfirst(lanes(unseeing + r + i), vzero(), p);
+            ds[i] = p * (vload_f32(dprob + j) - delta);
+            vstore(score, j, p, E);
+            vstore(dprob, j, ds[i], E);
+        }
+        store_two_rows(group, r, ds[0], ds[1], E);
+    }
+}
+
+// Rows key .. key + 7 of the block of keys that begins with k0, against queries [q_first, q_end).
+static ALWAYS_INLINE void backward_panel(const BackwardScratch *s, const BackwardHead *head, int64_t k0, int64_t key,
+                                         int64_t q_first, int64_t q_end, DType E) {
+    int64_t HS = head->q.columns, diagonal = (k0 + key) / LANES * LANES;
+    int64_t q0 = q_first > diagonal ? q_first : diagonal, num_queries = q_end - q0;
+
+    tile_matmul(s->scores_panel, left_from_row(s->keys, key), right_from_column(s->queries_t, q0), PANEL_ROWS,
+                num_queries, depth_words(HS, E), false, E);
+    tile_matmul(s->dprobs_panel, left_from_row(s->values, key), right_from_column(s->douts_t, q0), PANEL_ROWS,
+                num_queries, depth_words(HS, E), false, E);
+
+    RightOperand dscores = right_from_word(s->dscores_t, depth_words(key, E));
+    for (int64_t q = q_first; q < q_end; q += LANES) {
+        uint32_t *group = right_from_column(dscores, q - q_first).words;
+        V lse = vload_f32(s->lse + q), delta = vload_f32(s->delta + q);
+        if (q < q0) // left of the diagonal: other panels of this block have work there
+            memset(group, 0, (size_t)(depth_words(PANEL_ROWS, E) * LANES) * sizeof *group);
+        else if (q == diagonal)
+            dscores_group(s, group, q - q0, lse, delta, head->scale, k0 + key - q, E);
+        else
+            dscores_group(s, group, q - q0, lse, delta, head->scale, -1, E);
+    }
+
+    bool accumulate = q_first > k0;
+    int64_t first_word = depth_words(q0, E), depth = depth_words(num_queries, E);
+    tile_matmul(result_from_row(s->dvalues, key), s->probs_panel, right_from_word(s->douts, first_word), PANEL_ROWS,
+                round_up(HS, LANES), depth, accumulate, E);
+    tile_matmul(result_from_row(s->dkeys, key), s->dscores_panel, right_from_word(s->queries, first_word), PANEL_ROWS,
+                round_up(HS, LANES), depth, accumulate, E);
+}
+
+// ----------------------------------------------------------------------------------------------------- a block of keys
+
+static ALWAYS_INLINE void store_rows(MatrixView m, int64_t first, int64_t count, TileResult from, float scale,
+                                     DType E) {
+    for (int64_t r = 0; r < count && first + r < m.rows; r++)
+        for (int64_t j = 0; j < m.columns; j += LANES)
+            vstore_first(lanes(m.columns - j), m.data, (first + r) * m.stride + j,
+                         vload_f32(from.data + r * from.row_stride + j) * scale, E);
+}
+
+static ALWAYS_INLINE void backward_key_block(const BackwardScratch *s, const BackwardHead *head, int64_t k0, DType E) {
+    int64_t T = head->q.rows, T_padded = round_up(T, LANES);
+    int64_t num_keys = T - k0 < BLOCK_KEYS ? round_up(T - k0, PANEL_ROWS) : BLOCK_KEYS;
+
+    pack_left(s->keys, head->k, k0, num_keys);
+    pack_left(s->values, head->v, k0, num_keys);
+    pack_left_transposed(s->keys_t, head->k, k0, BLOCK_KEYS);
+    for (int64_t q0 = k0; q0 < T_padded; q0 += BLOCK_QUERIES) {
+        int64_t q_end = T_padded - q0 < BLOCK_QUERIES ? T_padded : q0 + BLOCK_QUERIES;
+        for (int64_t key = 0; key < num_keys; key += PANEL_ROWS) backward_panel(s, head, k0, key, q0, q_end, E);
+        tile_matmul(result_from_column(s->dqueries_t, q0), s->keys_t, s->dscores_t,
+                    round_up(head->q.columns, PANEL_ROWS), q_end - q0, depth_words(num_keys, E), k0 > 0, E);
+    }
+    store_rows(head->dk, k0, BLOCK_KEYS, s->dkeys, head->scale, E);
+    store_rows(head->dv, k0, BLOCK_KEYS, s->dvalues, 1.0f, E);
+}
+
+// ------------------------------------------------------------------------------------------------------------- a head
+
+static ALWAYS_INLINE float dot_row(MatrixView a, MatrixView b, int64_t row, DType E) {
+    V sum = vzero();
+    for (int64_t j = 0; j < a.columns; j += LANES) {
+        int n = lanes(a.columns - j);
+        sum = vfma(vload_first(n, a.data, row * a.stride + j, E), vload_first(n, b.data, row * b.stride + j, E), sum);
+    }
+    return vsum(sum);
+}
+
+// Packs what all blocks of keys read, 16 queries at a time. The queries beyond T that fill the last group have Q, dO,
+// lse and delta 0: P = 1 there, but dP = dS = 0 and dO = 0, so they add nothing to any gradient.
+static ALWAYS_INLINE void prepare_queries(const BackwardScratch *s, const BackwardHead *head, DType E) {
+    for (int64_t t0 = 0; t0 < head->q.rows; t0 += LANES) {
+        int64_t word = depth_words(t0, E);
+        pack_right_transposed(right_from_column(s->queries_t, t0), head->q, t0, LANES);
+        pack_right(right_from_word(s->queries, word), head->q, t0, LANES);
+        pack_right_transposed(right_from_column(s->douts_t, t0), head->dout, t0, LANES);
+        pack_right(right_from_word(s->douts, word), head->dout, t0, LANES);
+        for (int64_t t = t0; t < t0 + LANES; t++) {
+            bool inside = t < head->q.rows;
+            s->delta[t] = inside ? dot_row(head->dout, head->out, t, E) : 0.0f;
+            s->lse[t] = inside ? head->lse[t] : 0.0f;
+            prefetch_row(head->out, t + LANES);
+            if (t < BLOCK_KEYS) { // the first block of keys has no block before it that could ask
+                prefetch_row(head->k, t);
+                prefetch_row(head->v, t);
+            }
+        }
+    }
+}
+
+static ALWAYS_INLINE void store_dqueries(const BackwardScratch *s, const BackwardHead *head, DType E) {
+    MatrixView dq = head->dq;
+    for (int64_t q = 0; q < dq.rows; q += LANES)
+        for (int64_t j = 0; j < dq.columns; j += LANES) {
+            const float *from = result_from_row(result_from_column(s->dqueries_t, q), j).data;
+            VU block[LANES];
+            for (int i = 0; i < LANES; i++) block[i] = vload_bits(from + i * LANES);
+            transpose_16x16(block);
+            for (int i = 0; i < LANES && q + i < dq.rows; i++)
+                vstore_first(lanes(dq.columns - j), dq.data, (q + i) * dq.stride + j, (V)block[i] * head->scale, E);
+        }
+}
+
+static ALWAYS_INLINE void backward_head(const BackwardScratch *s, const BackwardHead *head, DType E) {
+    prepare_queries(s, head, E);
+    for (int64_t k0 = 0; k0 < head->q.rows; k0 += BLOCK_KEYS) backward_key_block(s, head, k0, E);
+    store_dqueries(s, head, E);
+}
+
+void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    const char *op = "attention_backward";
+    AttentionShape s = attention_shape(op, qkv, num_heads);
+    int64_t numel = s.B * s.T * s.NH * s.HS;
+    tensor_check(op, dqkv, s.dtype, 3 * numel);
+    tensor_check(op, dout, s.dtype, numel);
+    tensor_check(op, out, s.dtype, numel);
+    tensor_check(op, lse, DTYPE_FP32, s.B * s.NH * s.T);
+    int64_t scratch_bytes = attention_backward_scratch(s.T, s.HS, s.dtype);
+    char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
+
+#pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
+    for (int64_t task = 0; task < s.B * s.NH; task++) {
+        int64_t b = task / s.NH, h = task % s.NH;
+        BackwardScratch mine;
+        backward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
+        REQUIRE(mine.dqueries_t.data, "%s: no scratch memory", op);
+        const BackwardHead head = {
+            .q = attention_head(s, qkv, b, h, 0, 3),
+            .k = attention_head(s, qkv, b, h, 1, 3),
+            .v = attention_head(s, qkv, b, h, 2, 3),
+            .out = attention_head(s, out, b, h, 0, 1),
+            .dout = attention_head(s, dout, b, h, 0, 1),
+            .dq = attention_head(s, dqkv, b, h, 0, 3),
+            .dk = attention_head(s, dqkv, b, h, 1, 3),
+            .dv = attention_head(s, dqkv, b, h, 2, 3),
+            .lse = (const float *)lse.data + task * s.T,
+            .scale = s.scale,
+        };
+        WITH_DTYPE(E, s.dtype, backward_head(&mine, &head, E));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ decoding
+
+// The cache of keys and values, and attention of one new token to it: q k^T and p V for one head of one sequence at a
+// time. Memory-bound: the keys and values of a head lie one after the other and are read once. Scores of a head stay
+// in the workspace, so that its softmax sees them all. One task is one head, its order of work fixed: the bits depend
+// neither on the number of threads nor on what else is in the batch.
+
+typedef struct {
+    int64_t B, NH, maxT, HS;
+    DType dtype;
+} CacheShape;
+
+static CacheShape cache_shape(const char *op, Tensor cache, Tensor qkv) {
+    cpu_check_float(op, cache);
+    REQUIRE(cache.rank == 4 && cache.shape[1] % 2 == 0, "%s: %s is not (B,2NH,maxT,HS)", op, cache.name);
+    CacheShape s = {cache.shape[0], cache.shape[1] / 2, cache.shape[2], cache.shape[3], cache.dtype};
+    tensor_check(op, qkv, s.dtype, tensor_numel(qkv) / (3 * s.B * s.NH * s.HS) * 3 * s.B * s.NH * s.HS);
+    return s;
+}
+
+static char *element(Tensor t, int64_t i) { return (char *)t.data + (size_t)i * dtype_size(t.dtype); }
+
+// Position t of head h of sequence b: of the keys (part 0) or of the values (part 1).
+static char *cache_row(CacheShape s, Tensor cache, int64_t b, int part, int64_t h, int64_t t) {
+    return element(cache, (((b * 2 + part) * s.NH + h) * s.maxT + t) * s.HS);
+}
+
+void kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
+    const char *op = "kv_cache_store";
+    const CacheShape s = cache_shape(op, cache, qkv);
+    const int64_t C = s.NH * s.HS, n = tensor_numel(qkv) / (3 * s.B * C);
+    REQUIRE(first >= 0 && first + n <= s.maxT, "%s: positions %lld to %lld in a cache of %lld", op, (long long)first,
+            (long long)(first + n), (long long)s.maxT);
+    const size_t row_bytes = (size_t)s.HS * dtype_size(s.dtype);
+#pragma omp parallel for schedule(static)
+    for (int64_t task = 0; task < s.B * 2 * s.NH; task++) {
+        const int64_t b = task / (2 * s.NH), h = task % s.NH;
+        const int part = (int)(task / s.NH % 2);
+        for (int64_t t = 0; t < n; t++)
+            memcpy(cache_row(s, cache, b, part, h, first + t),
+                   element(qkv, ((b * n + t) * 3 + 1 + part) * C + h * s.HS), row_bytes);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ decoding
+
+// One head: q (HS), keys and values (length, HS), out (HS).
+typedef struct {
+    const void *q, *keys, *values;
+    void *out;
+    int64_t length, HS;
+    float scale;
+} DecodeHead;
+
+static ALWAYS_INLINE float score(const DecodeHead *a, int64_t j, DType E) {
+    V sum = vzero();
+    EACH_LANES(i, k, a->HS, sum = vfma(vload_first(k, a->q, i, E), vload_first(k, a->keys, j * a->HS + i, E), sum));
+    return vsum(sum);
+}
+
+// scores (length) become exponentials; returns their sum. Lanes beyond the last key hold -inf, then 0.
+static ALWAYS_INLINE float softmax(float *scores, int64_t length, float scale) {
+    V largest = vsplat(-INFINITY), sum = vzero();
+    EACH_LANES(j, k, length, largest = vmax(largest, vfirst(k, vload_first_f32(k, scores + j), largest)));
+    const float max = vmax_lane(largest) * scale;
+    EACH_LANES(j, k, length, {
+        V p = vexp_nonpositive(vfma(vload_first_f32(k, scores + j), vsplat(scale), vsplat(-max)));
+        sum += vfirst(k, p, vzero());
+        vstore_first_f32(k, scores + j, p);
+    });
+    return vsum(sum);
+}
+
+// Columns of out that one walk over the values adds up.
+enum { WALK = 4 * LANES };
+
+static ALWAYS_INLINE void weighted_values(const DecodeHead *a, const float *p, float factor, int64_t first, DType E) {
+    int used[WALK / LANES];
+    V sum[WALK / LANES] = {0};
+    for (int g = 0; g < WALK / LANES; g++) used[g] = lanes(a->HS - first - g * LANES);
+    for (int64_t j = 0; j < a->length; j++)
+        for (int g = 0; g < WALK / LANES; g++)
+            sum[g] = vfma(vsplat(p[j]), vload_first(used[g], a->values, j * a->HS + first + g * LANES, E), sum[g]);
+    for (int g = 0; g < WALK / LANES; g++) vstore_first(used[g], a->out, first + g * LANES, sum[g] * vsplat(factor), E);
+}
+
+static ALWAYS_INLINE void decode_head(const DecodeHead *a, float *scores, DType E) {
+    for (int64_t j = 0; j < a->length; j++) scores[j] = score(a, j, E);
+    const float sum = softmax(scores, a->length, a->scale);
+    for (int64_t i = 0; i < a->HS; i += WALK) weighted_values(a, scores, 1.0f / sum, i, E);
+}
+
+static int64_t attention_decode_scratch(int64_t T) { return round_up(T, LANES) * (int64_t)sizeof(float); }
+
+void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
+    const char *op = "attention_decode";
+    const CacheShape s = cache_shape(op, cache, qkv);
+    const int64_t C = s.NH * s.HS, scratch_bytes = attention_decode_scratch(s.maxT);
+    tensor_check(op, qkv, s.dtype, s.B * 3 * C);
+    tensor_check(op, out, s.dtype, s.B * C);
+    tensor_check(op, position, DTYPE_I32, 1);
+    const int64_t at = *(const int32_t *)position.data;
+    REQUIRE(at >= 0 && at < s.maxT, "%s: position %lld in a cache of %lld", op, (long long)at, (long long)s.maxT);
+    const size_t row_bytes = (size_t)s.HS * dtype_size(s.dtype);
+    char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
+
+#pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
+    for (int64_t task = 0; task < s.B * s.NH; task++) {
+        const int64_t b = task / s.NH, h = task % s.NH;
+        for (int part = 0; part < 2; part++)
+            memcpy(cache_row(s, cache, b, part, h, at), element(qkv, (b * 3 + 1 + part) * C + h * s.HS), row_bytes);
+        const DecodeHead head = {
+            .q = element(qkv, b * 3 * C + h * s.HS),
+            .keys = cache_row(s, cache, b, 0, h, 0),
+            .values = cache_row(s, cache, b, 1, h, 0),
+            .out = element(out, b * C + h * s.HS),
+            .length = at + 1,
+            .HS = s.HS,
+            .scale = 1.0f / sqrtf((float)s.HS),
+        };
+        float *scores = (float *)(void *)(scratch + omp_get_thread_num() * scratch_bytes);
+        WITH_DTYPE(E, s.dtype, decode_head(&head, scores, E));
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- workspace
 
 int64_t cpu_attention_workspace(OpsShape shape) {
     int64_t HS = shape.C / shape.NH;

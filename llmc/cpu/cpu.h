@@ -1,13 +1,18 @@
-// The private header of the CPU backend: its one handle, the workspace, and the helpers that the files of llmc/cpu
-// share. Nothing outside llmc/cpu includes it.
+// The private header of the CPU backend: its one handle, the workspace, what the operating system says about memory,
+// and the helpers that the files of llmc/cpu share. Nothing outside llmc/cpu includes it, but for tests.
 //
 // How an op is run here: the one thread that called device_init calls the ops; each op opens its own OpenMP parallel
 // regions over cpu_threads() workers (oneDNN uses the same pool), and is done when it returns. Ops run one at a time,
 // so every op may use the whole workspace, from its start. What an op needs does not outlive the call.
 #pragma once
-#include "llmc/cpu/onednn.h"
+#include "llmc/base/checked.h"
+#include "llmc/base/error.h"
+#include "llmc/cpu/gemm.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
+#include "llmc/ops_check.h"
+
+#include <stddef.h>
 
 // The vector code this build contains; the files of llmc/cpu are compiled with it, device.c is not.
 typedef enum { CPU_SIMD_NONE, CPU_SIMD_AVX512, CPU_SIMD_AVX512_BF16 } CpuSimd;
@@ -55,3 +60,33 @@ static inline int64_t cpu_part(int64_t *end, int64_t bytes) {
 
 // Stops the program, naming op and tensor, unless t is a floating tensor that ops accept here (fp32 or bf16).
 void cpu_check_float(const char *op, Tensor t);
+
+// ---------------------------------------------------------------------------------------------------- element-wise ops
+
+// Elements of one task of an element-wise op: 16 to 64 KiB, long enough to hide what a task costs, and a multiple of
+// the vector length, so that only the last task of a tensor has a tail.
+enum { TASK_ELEMENTS = 8192 };
+
+static inline int64_t task_end(int64_t begin, int64_t n) {
+    return n - begin < TASK_ELEMENTS ? n : begin + TASK_ELEMENTS;
+}
+
+// ------------------------------------------------------------------------------------ memory of the machine (device.c)
+
+// What the operating system says about memory: how much there is, how much this process may still take, how much it has
+// taken. Linux: /proc and control groups (version 1 and 2), so that a container's limit counts as the machine's size.
+// Takes no memory itself.
+
+typedef struct {
+    size_t total;     // bytes: RAM, or the control group's limit where that is less
+    size_t available; // bytes that can be taken now without swapping or being killed; the page cache counts as free
+} HostMemory;
+
+// root: "" for this machine; tests give a directory with proc/ and sys/ in it.
+bool host_memory_read(const char *root, HostMemory *memory, Error *err);
+
+// Bytes of RAM that this process holds now, and held at most so far (VmRSS, VmHWM); 0 where that is not known.
+size_t host_memory_resident(void);
+size_t host_memory_resident_peak(void);
+// Lets the peak start again from what is held now; without effect where the kernel does not offer it.
+void host_memory_reset_peak(void);

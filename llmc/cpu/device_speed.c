@@ -2,7 +2,6 @@
 // times are held against. Keeps nothing: its buffers are gone when it returns.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
-#include "llmc/cpu/host_memory.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,11 @@
-// The small ops: fill, cast, and the sums of losses by sequence.
+// The small ops, bound by memory: the batch, sums and scalings of whole tensors, gradients added to gradients, and what
+// a tensor holds.
 #include "llmc/base/error.h"
+#include "llmc/base/rng.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/cpu_ops.h"
 #include "llmc/cpu/simd.h"
+
+// The small ops: fill, cast, and the sums of losses by sequence.
 
 static bool is_float(Tensor t) {
     return t.data && (t.dtype == DTYPE_FP32 || t.dtype == DTYPE_FP16 || t.dtype == DTYPE_BF16);
@@ -60,4 +63,159 @@ void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
         for (int64_t t = 0; t < T; t++) total += loss[b * T + t];
         sum[b] = (float)total;
     }
+}
+
+// ----------------------------------------------------------------------------------------- sums and scalings, for Muon
+
+static ALWAYS_INLINE void axpby_span(void *out, float a, const void *x, float b, const void *y, int64_t begin,
+                                     int64_t end, DType E) {
+    EACH_LANES(i, k, end - begin, {
+        const V product = b * vload_first(k, y, begin + i, E);
+        vstore_first(k, out, begin + i, vfma(vsplat(a), vload_first(k, x, begin + i, E), product), E);
+    });
+}
+
+void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
+    const char *op = "tensor_axpby";
+    const int64_t n = tensor_numel(out);
+    cpu_check_float(op, out);
+    tensor_check(op, x, out.dtype, n);
+    tensor_check(op, y, out.dtype, n);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
+        WITH_DTYPE(E, out.dtype, axpby_span(out.data, a, x.data, b, y.data, i, task_end(i, n), E));
+}
+
+static ALWAYS_INLINE void scale_span(void *out, const void *in, float factor, int64_t begin, int64_t end, DType E,
+                                     DType S) {
+    EACH_LANES(i, k, end - begin, vstore_first(k, out, begin + i, vload_first(k, in, begin + i, S) * factor, E));
+}
+
+void tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
+    const char *op = "tensor_normalize";
+    const int64_t n = tensor_numel(out);
+    cpu_check_float(op, out);
+    tensor_check(op, in, in.dtype == DTYPE_FP32 ? DTYPE_FP32 : out.dtype, n);
+    tensor_check(op, sumsq, DTYPE_FP32, 1);
+    const float factor = (float)(1.0 / (sqrt((double)*(const float *)sumsq.data) + 1e-7));
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
+        WITH_DTYPE(E, out.dtype,
+                   WITH_DTYPE(S, in.dtype, scale_span(out.data, in.data, factor, i, task_end(i, n), E, S)));
+}
+
+// -------------------------------------------------------------------------------------------------------- gradient_add
+
+// Gradients of a micro-step, in fp32, into gradients that are accumulated in the compute dtype: the sum is rounded
+// stochastically, because to the nearest a small gradient would never change a large sum. Bound by memory: 6 bytes an
+// element for the first micro-step, 8 for the others.
+
+// Elements [begin, end) of dst, which has dtype D; begin is a multiple of RANDOM_BLOCK. index: the counter of element
+// 0.
+static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, int64_t end, bool accumulate,
+                                   uint64_t seed, uint64_t stream, uint64_t index, DType D) {
+    uint32_t words[LANES][4];
+    for (int64_t e = begin; e < end; e += RANDOM_BLOCK) {
+        const int64_t n = end - e < RANDOM_BLOCK ? end - e : RANDOM_BLOCK;
+        if (D != DTYPE_FP32) rounding_bits(words, seed, stream, index + (uint64_t)e / 8);
+        EACH_LANES(i, k, n, {
+            V x = vload_first(k, src, e + i, DTYPE_FP32);
+            if (accumulate) x += vload_first(k, dst, e + i, D);
+            if (D != DTYPE_FP32) x = round_stochastically(x, rounding_bits_at(words, i));
+            vstore_first(k, dst, e + i, x, D);
+        });
+    }
+}
+
+void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
+    const char *op = "gradient_add";
+    const int64_t n = tensor_numel(dst);
+    cpu_check_float(op, dst);
+    tensor_check(op, src, DTYPE_FP32, n);
+    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+    const uint64_t index = (uint64_t)((const StepControl *)control.data)->micro_steps << 32;
+    const uint64_t name = (uint64_t)STREAM_GRADIENT + (uint64_t)stream;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
+        WITH_DTYPE(D, dst.dtype, add_span(dst.data, src.data, i, task_end(i, n), accumulate, seed, name, index, D));
+}
+
+void micro_step_count(Tensor control) {
+    tensor_check("micro_step_count", control, DTYPE_U8, (int64_t)sizeof(StepControl));
+    ((StepControl *)control.data)->micro_steps++;
+}
+
+// --------------------------------------------------------------------------------------------------- tensor_statistics
+
+// tensor_statistics: what a tensor holds, counted in one pass over its bits. Magnitudes are compared as integers: the
+// ops run with small numbers flushed to 0, and a comparison of floats would not see them. Owns nothing; the counts do
+// not depend on the number of threads.
+
+// A tensor is cut into this many parts, each counted by itself and added in their order: the sum of squares has the
+// same bits whatever the number of threads.
+enum { PARTS = 64 };
+
+typedef double VD __attribute__((vector_size(128)));
+
+// Sixteen lanes of everything that is counted. A part of less than 2^34 elements fits: 2^30 to a lane.
+typedef struct {
+    VD sumsq;
+    VU zero, small, large, amax;
+} Lanes;
+
+// The first k lanes of x: the others are 0 and taken out again where zeros are counted.
+static ALWAYS_INLINE void count_lanes(Lanes *c, V x, FormatLimits limits) {
+    const VU size = (VU)x & (uint32_t)FLOAT_MAGNITUDE;
+    const VU finite = vless_bits(size, vsplat_bits(FLOAT_INFINITY));
+    const VU larger = vless_bits(c->amax, size & finite);
+    const VD value = __builtin_convertvector((V)((VU)x & finite), VD);
+    c->sumsq += value * value;
+    c->zero -= vless_bits(size, vsplat_bits(1)); // -1 in each lane that is meant
+    c->small -= vless_bits(size, vsplat_bits(limits.smallest));
+    c->large -= vless_bits(vsplat_bits(limits.largest), size);
+    c->amax = (larger & size) | (~larger & c->amax);
+}
+
+static ALWAYS_INLINE void count_span(TensorStats *stats, const void *x, int64_t begin, int64_t end, FormatLimits limits,
+                                     DType E) {
+    Lanes c = {0};
+    const int64_t missing = (LANES - (end - begin) % LANES) % LANES; // lanes of the last vector, which read as 0
+    EACH_LANES(i, k, end - begin, count_lanes(&c, vload_first(k, x, begin + i, E), limits));
+    uint32_t amax = 0;
+    int64_t zero = -missing, small = -missing;
+    for (int i = 0; i < LANES; i++) {
+        stats->sumsq += c.sumsq[i];
+        zero += c.zero[i], small += c.small[i];
+        stats->overflow += c.large[i];
+        amax = c.amax[i] > amax ? c.amax[i] : amax;
+    }
+    stats->count = (double)(end - begin);
+    stats->zero = (double)zero;
+    stats->underflow = (double)(small - zero);
+    memcpy(&stats->amax, &amax, sizeof amax);
+}
+
+static void add(TensorStats *sum, const TensorStats *part) {
+    sum->count += part->count;
+    sum->sumsq += part->sumsq;
+    sum->zero += part->zero;
+    sum->underflow += part->underflow;
+    sum->overflow += part->overflow;
+    uint32_t a, b; // as bits: see above
+    memcpy(&a, &sum->amax, sizeof a), memcpy(&b, &part->amax, sizeof b);
+    if (b > a) sum->amax = part->amax;
+}
+
+void tensor_statistics(Tensor stats, Tensor t, DType format) {
+    const int64_t n = tensor_numel(t), length = round_up(ceil_div(n, PARTS), LANES);
+    const FormatLimits limits = format_limits(format);
+    TensorStats parts[PARTS] = {0};
+    tensor_check("tensor_statistics", stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
+    cpu_check_float("tensor_statistics", t);
+#pragma omp parallel for schedule(static)
+    for (int p = 0; p < PARTS; p++) {
+        const int64_t begin = p * length < n ? p * length : n, end = n - begin < length ? n : begin + length;
+        if (begin < end) WITH_DTYPE(E, t.dtype, count_span(&parts[p], t.data, begin, end, limits, E));
+    }
+    for (int p = 0; p < PARTS; p++) add(stats.data, &parts[p]);
 }

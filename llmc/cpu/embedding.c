@@ -6,7 +6,6 @@
 #include "llmc/base/checked.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/cpu_ops.h"
 #include "llmc/cpu/simd.h"
 
 // --------------------------------------------------------------------------------------------------------------- batch

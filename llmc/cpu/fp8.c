@@ -2,12 +2,10 @@
 // are bf16 products of the same numbers. That is exact: a power of two times an fp8 number is a bf16 number (Fp8Slot),
 // so that operands are widened to their true values and nothing is left to scale.
 // Owns nothing: operands are widened into the workspace.
-#include "llmc/cpu/fp8.h"
+#include "llmc/cpu/gemm.h"
 
 #include "llmc/base/checked.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/cpu_ops.h"
-#include "llmc/cpu/gemm.h"
 #include "llmc/cpu/tile_matmul.h"
 
 #include <string.h>

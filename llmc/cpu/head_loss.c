@@ -1,10 +1,116 @@
 // The LM head with its loss, in chunks of rows, as many as the caller's logits buffer holds: logits of one chunk exist
 // at a time, and its dlogits take their place.
 #include "llmc/base/checked.h"
+#include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/cpu_ops.h"
-#include "llmc/cpu/cross_entropy.h"
 #include "llmc/cpu/gemm.h"
+#include "llmc/cpu/simd.h"
+#include "llmc/tensor.h"
+
+#include <omp.h>
+
+// ------------------------------------------------------------------------------------------------------- cross-entropy
+
+// One row in cache at a time, three passes: maximum, exponentials and their sum, gradient.
+
+static ALWAYS_INLINE float row_max(const void *row, int64_t vocab, DType E) {
+    V lowest = vsplat(-INFINITY), m0 = lowest, m1 = lowest; // two chains hide the latency of max
+    int64_t i = 0;
+    for (; i + 2 * LANES <= vocab; i += 2 * LANES) {
+        m0 = vmax(vload(row, i, E), m0);
+        m1 = vmax(vload(row, i + LANES, E), m1);
+    }
+    for (; i < vocab; i += LANES) {
+        int k = lanes(vocab - i);
+        m0 = vmax(vfirst(k, vload_first(k, row, i, E), lowest), m0);
+    }
+    return vmax_lane(vmax(m0, m1));
+}
+
+// Returns sum exp(row - max); the terms into exps, which may be NULL (a constant where this is inlined).
+static ALWAYS_INLINE float row_exps(float *exps, const void *row, int64_t vocab, float max, DType E) {
+    V shift = vsplat(max), s0 = vzero(), s1 = vzero();
+    int64_t i = 0;
+    for (; i + 2 * LANES <= vocab; i += 2 * LANES) {
+        V e0 = vexp(vload(row, i, E) - shift), e1 = vexp(vload(row, i + LANES, E) - shift);
+        s0 += e0;
+        s1 += e1;
+        if (exps) vstore_f32(exps + i, e0), vstore_f32(exps + i + LANES, e1);
+    }
+    for (; i < vocab; i += LANES) {
+        int k = lanes(vocab - i);
+        V e = vfirst(k, vexp(vload_first(k, row, i, E) - shift), vzero());
+        s0 += e;
+        if (exps) vstore_first_f32(k, exps + i, e);
+    }
+    return vsum(s0 + s1);
+}
+
+// log(sum) is small where the target is the maximum, so the two large terms are subtracted first.
+static ALWAYS_INLINE float row_loss(const void *row, int32_t target, float max, float sum, DType E) {
+    return logf(sum) + (max - load_element(row, target, E));
+}
+
+static ALWAYS_INLINE float row_forward(const void *row, int32_t target, int64_t vocab, DType E) {
+    float max = row_max(row, vocab, E);
+    return row_loss(row, target, max, row_exps(NULL, row, vocab, max, E), E);
+}
+
+static ALWAYS_INLINE float row_backward(void *row, float *exps, int32_t target, int64_t vocab, int64_t Vp, float scale,
+                                        DType E) {
+    float max = row_max(row, vocab, E);
+    float sum = row_exps(exps, row, vocab, max, E);
+    float loss = row_loss(row, target, max, sum, E);
+    exps[target] -= sum; // softmax - onehot, times sum
+    V factor = vsplat(scale / sum);
+    int64_t i = 0;
+    for (; i + LANES <= vocab; i += LANES) vstore(row, i, vload_f32(exps + i) * factor, E);
+    for (; i < Vp; i += LANES) {
+        V d = vload_first_f32(lanes(vocab - i), exps + (i < vocab ? i : 0)) * factor;
+        vstore_first(lanes(Vp - i), row, i, d, E);
+    }
+    return loss;
+}
+
+static void check_target(const int32_t *targets, int64_t r, int64_t vocab) {
+    REQUIRE(targets[r] >= 0 && targets[r] < vocab, "cross entropy: target %d in row %lld, vocabulary %lld", targets[r],
+            (long long)r, (long long)vocab);
+}
+
+static char *row_of(Tensor logits, int64_t r) {
+    return (char *)logits.data + (size_t)(r * tensor_cols(logits)) * dtype_size(logits.dtype);
+}
+
+// losses (R) fp32 = log sum_{v<vocab} exp(logits[r,v]) - logits[r,targets[r]], in nats. logits (R,Vp) fp32 or bf16.
+static void cross_entropy_forward(float *losses, Tensor logits, const int32_t *targets, int64_t vocab) {
+    int64_t rows = tensor_rows(logits);
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        check_target(targets, r, vocab);
+        WITH_DTYPE(E, logits.dtype, losses[r] = row_forward(row_of(logits, r), targets[r], vocab, E));
+    }
+}
+
+static int64_t scratch_row(int64_t vocab) { return round_up(vocab, LANES); }
+
+static int64_t cross_entropy_scratch(int64_t vocab, int threads) {
+    return scratch_row(vocab) * threads * (int64_t)sizeof(float);
+}
+
+// The same losses, and logits[r] = scale * (softmax(logits[r]) - onehot(targets[r])) in its place, 0 from vocab on.
+// scratch: cross_entropy_scratch(vocab, threads) bytes.
+static void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets, int64_t vocab, float scale,
+                                   float *scratch) {
+    int64_t rows = tensor_rows(logits), Vp = tensor_cols(logits);
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        float *exps = scratch + omp_get_thread_num() * scratch_row(vocab);
+        check_target(targets, r, vocab);
+        WITH_DTYPE(E, logits.dtype, losses[r] = row_backward(row_of(logits, r), exps, targets[r], vocab, Vp, scale, E));
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- chunks
 
 // din sums over the vocabulary in pieces of at most this, 50304 / 16: one call over all of it runs at 731..754 GFLOP/s,
 // calls of this size at 870..930.
@@ -39,7 +145,7 @@ static Scratch scratch_get(int64_t N, int64_t C, int64_t Vp, DType dtype) {
 }
 
 static void check_shapes(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets,
-                         int64_t V) {
+                         int64_t vocab) {
     cpu_check_float(op, in);
     int64_t N = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(wte);
     tensor_check(op, wte, in.dtype, Vp * C);
@@ -47,7 +153,8 @@ static void check_shapes(const char *op, Tensor losses, Tensor logits, Tensor in
     REQUIRE(tensor_rows(logits) >= 1 && tensor_cols(logits) == Vp, "%s: logits are not (R, %lld)", op, (long long)Vp);
     tensor_check(op, targets, DTYPE_I32, N);
     tensor_check(op, losses, DTYPE_FP32, N);
-    REQUIRE(V >= 1 && V <= Vp, "%s: vocabulary %lld of %lld padded columns", op, (long long)V, (long long)Vp);
+    REQUIRE(vocab >= 1 && vocab <= Vp, "%s: vocabulary %lld of %lld padded columns", op, (long long)vocab,
+            (long long)Vp);
 }
 
 // logits (R,Vp) = in (R,C) @ wte^T.
@@ -56,15 +163,15 @@ static void logits_forward(Tensor logits, Tensor in, Tensor wte) {
     gemm(R, Vp, C, matrix_of(logits, Vp), matrix_of(in, C), matrix_transposed(matrix_of(wte, C)), NULL, false);
 }
 
-void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
-    check_shapes("head_loss_forward", losses, logits, in, wte, targets, V);
+void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t vocab) {
+    check_shapes("head_loss_forward", losses, logits, in, wte, targets, vocab);
     int64_t N = tensor_rows(in), R = tensor_rows(logits);
     cpu_scratch("head_loss_forward", 0);
     for (int64_t first = 0; first < N; first += R) {
         int64_t count = min_i64(N - first, R);
         Tensor chunk = tensor_slice_rows(logits, 0, count);
         logits_forward(chunk, tensor_slice_rows(in, first, count), wte);
-        cross_entropy_forward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V);
+        cross_entropy_forward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, vocab);
     }
 }
 
@@ -90,9 +197,9 @@ static void weight_gradient(Tensor dwte, Tensor dlogits, Tensor in, bool accumul
 }
 
 void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
-                        int64_t V, float scale, Tensor control, bool accumulate) {
+                        int64_t vocab, float scale, Tensor control, bool accumulate) {
     const char *op = "head_loss_backward";
-    check_shapes(op, losses, logits, in, wte, targets, V);
+    check_shapes(op, losses, logits, in, wte, targets, vocab);
     tensor_check(op, din, in.dtype, tensor_numel(in));
     check_weight_gradient(op, dwte, in.dtype, tensor_numel(wte));
     if (control.data) {
@@ -105,7 +212,7 @@ void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, T
         int64_t count = min_i64(N - first, R);
         Tensor chunk = tensor_slice_rows(logits, 0, count), in_rows = tensor_slice_rows(in, first, count);
         logits_forward(chunk, in_rows, wte);
-        cross_entropy_backward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V, scale,
+        cross_entropy_backward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, vocab, scale,
                                scratch.exps);
         input_gradient(tensor_slice_rows(din, first, count), chunk, wte, scratch.sums);
         weight_gradient(dwte, chunk, in_rows, accumulate || first > 0);

@@ -6,7 +6,6 @@
 // do not depend on the number of threads.
 #include "llmc/base/checked.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/cpu_ops.h"
 #include "llmc/cpu/simd.h"
 
 #define EPSILON 1e-5f

@@ -1,4 +1,4 @@
-#include "llmc/cpu/onednn.h"
+#include "llmc/cpu/gemm.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,10 +1,74 @@
-// The end of the step before the update: gradient norm and the decision. Bound by memory: the norm reads the gradients
-// once.
+// The end of the step: gradient norm and the decision; the update of the parameters, by any rule; Muon's momentum.
+// Bound by memory: the norm reads the gradients once; in bf16 with fp32 gradients AdamW moves 30 bytes a parameter with
+// master and fp32 moments, 18 with 8-bit moments, 16 with bf16 moments and Kahan's term.
+//
+// An array of tensors is cut into parts; tables and sums are in the workspace. An update is one parallel region over
+// the parts of all tensors. A part goes through block by block (optimizer_block.h): gradient, moments and parameter are
+// loaded into fp32 lanes, the rule computes, all is stored; the rule and the dtypes are looked at once a block.
+#include "llmc/cpu/optimizer.h"
+
+#include "llmc/base/checked.h"
+#include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/cpu_ops.h"
-#include "llmc/cpu/optimizer_adafactor.h"
-#include "llmc/cpu/optimizer_parts.h"
+#include "llmc/cpu/optimizer_block.h"
 #include "llmc/cpu/simd.h"
+
+// --------------------------------------------------------------------------------------------------------------- parts
+
+static int64_t part_elements(int64_t numel) {
+    int64_t n = round_up(ceil_div(numel, MAX_PARTS), STATE_BLOCK);
+    return n < MIN_PART_ELEMENTS ? MIN_PART_ELEMENTS : n;
+}
+
+// Where everything lies in the workspace; returns the bytes it takes. first[] lies at the start.
+static int64_t parts_layout(int n, int64_t scratch_bytes, int64_t *numel, int64_t *sums, int64_t *scratch) {
+    int64_t end = 0;
+    cpu_part(&end, (n + 1) * (int64_t)sizeof(int64_t));
+    *numel = cpu_part(&end, n * (int64_t)sizeof(int64_t));
+    *sums = cpu_part(&end, n * (int64_t)MAX_PARTS * (int64_t)sizeof(double));
+    *scratch = cpu_part(&end, scratch_bytes);
+    return end;
+}
+
+int64_t parts_workspace(int n, int64_t scratch_bytes) {
+    int64_t numel, sums, scratch;
+    return parts_layout(n, scratch_bytes, &numel, &sums, &scratch);
+}
+
+Parts parts_begin(const char *op, int n, int64_t scratch_bytes) {
+    int64_t numel, sums, scratch;
+    char *workspace = cpu_scratch(op, parts_layout(n, scratch_bytes, &numel, &sums, &scratch));
+    Parts p = {n, (int64_t *)(void *)workspace, (int64_t *)(void *)(workspace + numel),
+               (double *)(void *)(workspace + sums), workspace + scratch};
+    p.first[0] = 0;
+    return p;
+}
+
+void parts_add(Parts p, int tensor, int64_t numel) {
+    p.numel[tensor] = numel;
+    p.first[tensor + 1] = p.first[tensor] + ceil_div(numel, part_elements(numel));
+}
+
+Part parts_get(Parts p, int64_t number) {
+    int low = 0, high = p.n; // first[low] <= number < first[high]
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (p.first[middle] <= number)
+            low = middle;
+        else
+            high = middle;
+    }
+    int64_t size = part_elements(p.numel[low]), begin = (number - p.first[low]) * size;
+    return (Part){low, begin, p.numel[low] - begin < size ? p.numel[low] : begin + size};
+}
+
+double parts_sum(Parts p, int tensor) {
+    double sum = 0.0;
+    for (int64_t number = p.first[tensor]; number < p.first[tensor + 1]; number++) sum += p.sums[number];
+    return sum;
+}
+
+// --------------------------------------------------------------------------------------------------- norm and decision
 
 int64_t cpu_optimizer_workspace(OpsShape shape) {
     return parts_workspace((int)shape.num_tensors, adafactor_scratch_bytes(shape.factored));
@@ -67,4 +131,245 @@ void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t nu
     double loss_sum = 0.0;
     for (int64_t b = 0; b < tensor_numel(losses); b++) loss_sum += loss[b];
     step_control_decide(control.data, sumsq.data, num_tensors, loss_sum, num_tokens, limits);
+}
+
+// -------------------------------------------------------------------------------------------------------------- update
+
+// The constants of one step, as the inner loops take them.
+typedef struct {
+    float grad_factor, learning_rate, eps, momentum;
+    float beta1, beta2, one_minus_beta1, one_minus_beta2;
+    float m_correction, v_correction; // 1 / (1 - beta^step)
+    uint64_t seed, step;
+    Dynamic8 signed_map, unsigned_map;
+} Step;
+
+static Step step_begin(UpdateParams p, float grad_factor) {
+    const double beta1 = p.beta1, beta2 = p.beta2, step = (double)p.step;
+    return (Step){.grad_factor = grad_factor,
+                  .learning_rate = p.learning_rate,
+                  .eps = p.eps,
+                  .momentum = p.momentum,
+                  .beta1 = p.beta1,
+                  .beta2 = p.beta2,
+                  .one_minus_beta1 = (float)(1.0 - beta1),
+                  .one_minus_beta2 = (float)(1.0 - beta2),
+                  .m_correction = (float)(1.0 / (1.0 - pow(beta1, step))),
+                  .v_correction = (float)(1.0 / (1.0 - pow(beta2, step))),
+                  .seed = p.seed,
+                  .step = (uint64_t)p.step,
+                  .signed_map = dynamic8_map(1),
+                  .unsigned_map = dynamic8_map(2)};
+}
+
+enum { OF_WEIGHT, OF_M, OF_V }; // the streams of random bits: k of ops.h
+
+static RandomBits random_bits(const UpdateTensor *t, const Step *s, int k) {
+    return (RandomBits){s->seed, STREAM_ROUNDING + (uint64_t)t->stream + ((uint64_t)k << 20), s->step, t->offset};
+}
+
+static ALWAYS_INLINE void open_m(Moment *m, const UpdateTensor *t, const Step *s, Span at, DType S) {
+    moment_open(m, t->m, t->m_scale, at, &s->signed_map, true, random_bits(t, s, OF_M), S);
+}
+static ALWAYS_INLINE void open_v(Moment *v, const UpdateTensor *t, const Step *s, Span at, DType S) {
+    moment_open(v, t->v, t->v_scale, at, &s->unsigned_map, false, random_bits(t, s, OF_V), S);
+}
+static ALWAYS_INLINE V load_gradient(const UpdateTensor *t, const Step *s, int64_t e, int k, DType G) {
+    return vload_first(k, t->grad.data, e, G) * s->grad_factor;
+}
+
+// --------------------------------------------------------------------------------------------------------------- rules
+
+// Each updates its moments and leaves the direction of the update: what the learning rate multiplies beside the decay.
+// G and S, the dtypes of gradient and moments, are constants.
+
+static ALWAYS_INLINE void adamw_direction(V *direction, const UpdateTensor *t, const Step *s, Span at, DType S,
+                                          DType G) {
+    Moment first, second;
+    open_m(&first, t, s, at, S);
+    open_v(&second, t, s, at, S);
+    EACH_LANES(i, k, at.count, {
+        const V g = load_gradient(t, s, at.begin + i, k, G);
+        const V m = vfma(vsplat(s->beta1), moment_load(&first, i, k, S), s->one_minus_beta1 * g);
+        const V v = vfma(vsplat(s->beta2), moment_load(&second, i, k, S), s->one_minus_beta2 * (g * g));
+        direction[i / LANES] = m * s->m_correction / (vsqrt(v * s->v_correction) + s->eps);
+        moment_store(&first, i, k, m, S);
+        moment_store(&second, i, k, v, S);
+    });
+    moment_close(&first, at, S);
+    moment_close(&second, at, S);
+}
+
+static ALWAYS_INLINE void lion_direction(V *direction, const UpdateTensor *t, const Step *s, Span at, DType S,
+                                         DType G) {
+    Moment first;
+    open_m(&first, t, s, at, S);
+    EACH_LANES(i, k, at.count, {
+        const V g = load_gradient(t, s, at.begin + i, k, G);
+        const V m = moment_load(&first, i, k, S);
+        const V x = vfma(vsplat(s->beta1), m, s->one_minus_beta1 * g);
+        const V negative = vwhere_greater(vzero(), x, vsplat(-1.0f), vzero());
+        direction[i / LANES] = vwhere_greater(x, vzero(), vsplat(1.0f), negative);
+        moment_store(&first, i, k, vfma(vsplat(s->beta2), m, s->one_minus_beta2 * g), S);
+    });
+    moment_close(&first, at, S);
+}
+
+static ALWAYS_INLINE void sgd_direction(V *direction, const UpdateTensor *t, const Step *s, Span at, DType S, DType G) {
+    Moment first;
+    open_m(&first, t, s, at, S);
+    EACH_LANES(i, k, at.count, {
+        const V g = load_gradient(t, s, at.begin + i, k, G);
+        direction[i / LANES] = vfma(vsplat(s->momentum), moment_load(&first, i, k, S), g);
+        moment_store(&first, i, k, direction[i / LANES], S);
+    });
+    moment_close(&first, at, S);
+}
+
+static void clipped_adafactor_direction(V *u, const UpdateTensor *t, const Step *s, double mean_row, Span at) {
+    Block g;
+    const float rms = *(const float *)t->rms.data;
+    block_load_scaled(g, t->grad, s->grad_factor, at);
+    adafactor_direction(u, g, t, mean_row, at);
+    for (int i = 0; i < at.vectors && rms > 1.0f; i++) u[i] /= rms;
+}
+
+// The direction by the rule of the tensor. Only the three with moments are compiled for each dtype.
+static void find_direction(V *direction, const UpdateTensor *t, const Step *s, double mean_row, Span at) {
+#define WITH_MOMENTS(f) WITH_STATE(S, t->m.dtype, WITH_DTYPE(G, t->grad.dtype, f(direction, t, s, at, S, G)))
+    if (t->rule == RULE_ADAMW)
+        WITH_MOMENTS(adamw_direction);
+    else if (t->rule == RULE_LION)
+        WITH_MOMENTS(lion_direction);
+    else if (t->rule == RULE_SGD)
+        WITH_MOMENTS(sgd_direction);
+    else if (t->rule == RULE_ADAFACTOR)
+        clipped_adafactor_direction(direction, t, s, mean_row, at);
+    else
+        block_load(direction, t->grad, at);
+#undef WITH_MOMENTS
+}
+
+// ------------------------------------------------------------------------------------------------------------- weights
+
+// w - lr (direction + decay w).
+static ALWAYS_INLINE V descend(V w, V direction, const UpdateTensor *t, const Step *s) {
+    return w - t->rate * s->learning_rate * vfma(vsplat(t->weight_decay), w, direction);
+}
+
+static ALWAYS_INLINE void move_master(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
+    EACH_LANES(i, k, at.count, {
+        const int64_t e = at.begin + i;
+        const V w = descend(vload_first(k, t->master.data, e, DTYPE_FP32), direction[i / LANES], t, s);
+        vstore_first(k, t->master.data, e, w, DTYPE_FP32);
+        vstore_first(k, t->weight.data, e, w, E);
+    });
+}
+
+// What the weight cannot hold is kept for the next step. Kahan, "Further remarks on reducing truncation errors", 1965.
+static ALWAYS_INLINE void move_compensated(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
+    EACH_LANES(i, k, at.count, {
+        const int64_t e = at.begin + i;
+        const V before = vload_first(k, t->weight.data, e, E) + vload_first(k, t->lost.data, e, E);
+        const V w = descend(before, direction[i / LANES], t, s);
+        vstore_first(k, t->weight.data, e, w, E);
+        vstore_first(k, t->lost.data, e, w - vload_first(k, t->weight.data, e, E), E);
+    });
+}
+
+static ALWAYS_INLINE void move_weight(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
+    HalfWords random;
+    if (E == DTYPE_BF16) half_words_make(&random, random_bits(t, s, OF_WEIGHT), at);
+    EACH_LANES(i, k, at.count, {
+        const int64_t e = at.begin + i;
+        V w = descend(vload_first(k, t->weight.data, e, E), direction[i / LANES], t, s);
+        if (E == DTYPE_BF16) w = round_lanes(&random, i, w);
+        vstore_first(k, t->weight.data, e, w, E);
+    });
+}
+
+static void update_block(const UpdateTensor *t, const Step *s, double mean_row, Span at) {
+    Block direction;
+    find_direction(direction, t, s, mean_row, at);
+    if (t->master.data)
+        WITH_DTYPE(E, t->weight.dtype, move_master(direction, t, s, at, E));
+    else if (t->lost.data)
+        WITH_DTYPE(E, t->weight.dtype, move_compensated(direction, t, s, at, E));
+    else
+        WITH_DTYPE(E, t->weight.dtype, move_weight(direction, t, s, at, E));
+}
+
+// ----------------------------------------------------------------------------------------------------------------- ops
+
+static void update_check(const char *op, const UpdateTensor *t) {
+    cpu_check_float(op, t->weight);
+    check_update_tensor(op, t);
+    if (t->rule == RULE_ADAMW || t->rule == RULE_LION || t->rule == RULE_SGD)
+        check_moments(op, t, t->rule == RULE_ADAMW);
+    if (t->rule == RULE_ADAFACTOR) check_adafactor(op, t);
+}
+
+void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
+    const char *op = "optimizer_update";
+    check_update_step(op, params, control);
+    REQUIRE(first >= 0 && count >= 0 && first + count <= n, "%s: tensors %d .. %d of %d", op, first, first + count, n);
+    const Parts parts = parts_begin(op, count, 0);
+    tensors += first;
+    for (int i = 0; i < count; i++) {
+        update_check(op, &tensors[i]);
+        parts_add(parts, i, tensor_numel(tensors[i].weight));
+    }
+    const StepControl *decided = control.data;
+    if (decided->skip != SKIP_NONE) return;
+    const Step step = step_begin(params, decided->grad_factor);
+    double *mean_rows = parts.sums;
+    for (int i = 0; i < count; i++) mean_rows[i] = adafactor_mean_row(&tensors[i]);
+#pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
+    for (int64_t number = 0; number < parts_count(parts); number++) {
+        const Part part = parts_get(parts, number);
+        const UpdateTensor *t = &tensors[part.tensor];
+        for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK)
+            update_block(t, &step, mean_rows[part.tensor], span_at(e, part.end));
+    }
+}
+
+static ALWAYS_INLINE void momentum_block(const UpdateTensor *t, const Step *s, Span at, DType S, DType G) {
+    Moment first;
+    open_m(&first, t, s, at, S);
+    EACH_LANES(i, k, at.count, {
+        const V g = load_gradient(t, s, at.begin + i, k, G);
+        const V m = vfma(vsplat(s->momentum), moment_load(&first, i, k, S), g);
+        vstore_first(k, t->grad.data, at.begin + i, vfma(vsplat(s->momentum), m, g), G);
+        moment_store(&first, i, k, m, S);
+    });
+    moment_close(&first, at, S);
+}
+
+static void momentum_part(const UpdateTensor *t, const Step *s, Part part) {
+    for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK) {
+        const Span at = span_at(e, part.end);
+        WITH_STATE(S, t->m.dtype, WITH_DTYPE(G, t->grad.dtype, momentum_block(t, s, at, S, G)));
+    }
+}
+
+void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+    const char *op = "momentum_update";
+    check_update_step(op, params, control);
+    const Parts parts = parts_begin(op, n, 0);
+    for (int i = 0; i < n; i++) {
+        const UpdateTensor *t = &tensors[i];
+        const int64_t numel = t->rule == RULE_DIRECTION ? tensor_numel(t->weight) : 0;
+        parts_add(parts, i, numel);
+        if (t->rule != RULE_DIRECTION) continue;
+        check_weight_gradient(op, t->grad, t->weight.dtype, numel);
+        check_moments(op, t, false);
+    }
+    const StepControl *decided = control.data;
+    if (decided->skip != SKIP_NONE) return;
+    const Step step = step_begin(params, decided->grad_factor);
+#pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
+    for (int64_t number = 0; number < parts_count(parts); number++) {
+        const Part part = parts_get(parts, number);
+        momentum_part(&tensors[part.tensor], &step, part);
+    }
 }

@@ -20,10 +20,11 @@
 #pragma once
 #include "llmc/tensor.h"
 
+#include <immintrin.h>
 #include <math.h>
 #include <string.h>
+
 #ifdef __AVX512F__
-#include <immintrin.h>
 #endif
 
 enum { LANES = 16 };
@@ -378,4 +379,52 @@ static ALWAYS_INLINE VU vpair_bf16(V low, V high) {
 #else
     return vround_bf16_bits(low) >> 16 | (vround_bf16_bits(high) & 0xFFFF0000u);
 #endif
+}
+
+// ------------------------------------------------------------------------------------------------- stochastic rounding
+
+// Stochastic rounding to bf16: a value goes up with the probability of what is cut off, so that the mean of many
+// roundings is the value. The random bits are a pure function of (seed, stream, element), by the scheme of ops.h: eight
+// elements share the 128 bits of one Philox counter (llmc/base/rng.h).
+// Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.
+
+// Elements whose random bits are made at a time: 16 counters side by side.
+enum { RANDOM_BLOCK = 8 * LANES };
+
+// Eight counters, a 64-bit lane each: the number of the lane's counter and its four words.
+static ALWAYS_INLINE void eight_counters(uint32_t words[8][4], uint64_t seed, uint64_t stream, uint64_t index) {
+    // In the order in which the halves of vunpack put them back side by side. The last 3 bits of index are 0: adding
+    // carries nothing into the upper word. Upper halves of lanes fill with what nobody reads.
+    VWide c0 = (VWide){0, 4, 1, 5, 2, 6, 3, 7} + (index & 0xFFFFFFFFu), c1 = vsplat_wide(index >> 32);
+    VWide c2 = vsplat_wide(stream), c3 = vsplat_wide(stream >> 32);
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        const VWide p0 = vmul_low(c0, 0xD2511F53u), p2 = vmul_low(c2, 0xCD9E8D57u);
+        c0 = p2 >> 32 ^ c1 ^ k0, c1 = p2;
+        c2 = p0 >> 32 ^ c3 ^ k1, c3 = p0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    const VWide low = (c0 & 0xFFFFFFFFu) | c1 << 32, high = (c2 & 0xFFFFFFFFu) | c3 << 32;
+    vstore_bits(words[0], (VU)vunpack_low(low, high));
+    vstore_bits(words[4], (VU)vunpack_high(low, high));
+}
+
+// 16 random bits for each of 128 elements: element e has half-word e % 8, lower halves first, of
+// philox(seed, stream, index + e / 8). index must be a multiple of 16. The rounds of eight counters run in step: one
+// counter at a time took three times as long as the whole of AdamW.
+static ALWAYS_INLINE void rounding_bits(uint32_t words[LANES][4], uint64_t seed, uint64_t stream, uint64_t index) {
+    eight_counters(words, seed, stream, index);
+    eight_counters(words + 8, seed, stream, index + 8);
+}
+
+// The bits of elements i .. i + 15 of the 128 (i a multiple of 16), one element a lane.
+static ALWAYS_INLINE VU rounding_bits_at(uint32_t words[LANES][4], int64_t i) {
+    return (VU)vload_bf16((const uint16_t *)words + i) >> 16; // pairs of half-words, lower first, as in memory
+}
+
+// x rounded to bf16 by 16 random bits a lane. Infinity stays as it is, NaN stays NaN.
+static ALWAYS_INLINE V round_stochastically(V x, VU random) {
+    VU u = (VU)x;
+    VU nan = (VU)((VI)((u & 0x7FFFFFFFu) + 0x7FFFFFu) >> 31); // all ones where the magnitude is above infinity's
+    return (V)((nan & u) | (~nan & (u + random) & 0xFFFF0000u));
 }

@@ -9,7 +9,6 @@
 #include "llmc/data/dataloader.h"
 
 #include "llmc/base/checked.h"
-#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/base/rng.h"
 #include "llmc/device.h"

@@ -3,7 +3,6 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/checked.h"
-#include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/format.h"

@@ -1,7 +1,7 @@
 // Numbers, durations, text and the progress bar in forms for readers. See format.h.
 #include "llmc/run/format.h"
 
-#include "llmc/base/utf8.h"
+#include "llmc/base/json.h"
 
 #include <math.h>
 #include <stdbool.h>

@@ -4,7 +4,6 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/run/append_file.h"
 #include "llmc/run/format.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"

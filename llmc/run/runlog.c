@@ -6,9 +6,7 @@
 #include "llmc/run/runlog.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/run/append_file.h"
 #include "llmc/run/format.h"
-#include "llmc/run/tensorboard.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>

@@ -26,12 +26,13 @@
 //                                                                    numerics/qkv.in/amax, numerics/update_ratio/wte
 // A log that cannot be written (disk full) is reported once on stderr and never stops the run.
 #pragma once
-#include "llmc/base/clock.h"
+#include "llmc/base/checked.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/format.h"
 #include "llmc/step_control.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -95,3 +96,25 @@ bool runlog_stream(void *log, const char *bytes, int64_t n);
 //   numerics at step 100 | underflow up to 0.31% (fc.gradient) | no overflow | update/weight 2.1e-04 (lnfw) to 1.8e-02
 //   (wpe)
 void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count);
+
+// ----------------------------------------------------------------------------------------- TensorBoard (tensorboard.c)
+
+// TensorBoard event files: DIR/events.out.tfevents.SECONDS.HOST.PID.N, TFRecords of Event protocol buffers
+// (https://github.com/tensorflow/tensorboard, tensorflow/core/util/event.proto), written without a library.
+// A record is one write(2) and holds all numbers of one step; a file that cannot be written never stops the run.
+// One file a process. TensorBoard reads those of a directory in the order of their names, which is that of the runs:
+// SECONDS is the time, or one more than the newest file has, should the clock be behind.
+
+typedef struct TensorBoard TensorBoard;
+// first_step: events of steps beyond it that an interrupted run left in DIR are void from here on (SessionLog START).
+// -1: all of them; INT64_MAX: none. NULL on error; DIR must be there.
+TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *err);
+void tensorboard_close(TensorBoard *tb); // NULL is fine
+
+// Scalars and texts of one step. Call begin, then scalar or text for each, then end: one record. NULL tb: nothing
+// happens. A value keeps the precision of a float; nan and inf are shown as such.
+void tensorboard_begin(TensorBoard *tb, int64_t step);
+void tensorboard_scalar(TensorBoard *tb, const char *tag, double value);
+// Shown in the Text tab, letter by letter in one width: control characters and what is no UTF-8 as \x1B.
+void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_t bytes);
+bool tensorboard_end(TensorBoard *tb, Error *err); // false: this record was lost

@@ -2,10 +2,9 @@
 // From the inside out: a Summary holds Values (tag and number, or tag and text), an Event a Summary with its step and
 // time, a TFRecord an Event between its length and checksums. Messages are built as bytes, with the few field numbers
 // of event.proto and summary.proto that are used here; nothing is ever read back.
-#include "llmc/run/tensorboard.h"
+#include "llmc/run/runlog.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/run/append_file.h"
 #include "llmc/run/format.h"
 
 #include <ctype.h>

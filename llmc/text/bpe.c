@@ -5,7 +5,7 @@
 // The encoder finds added tokens by their spelling, cuts what is between them into pieces and merges the bytes of each,
 // unless its cache knows what comes out. The cache has a fixed number of entries of one cache line each, two candidates
 // per piece; the older of the two gives way. Owns one thread's cache.
-#include "llmc/base/utf8.h"
+#include "llmc/base/json.h"
 #include "llmc/text/tokenizer_internal.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

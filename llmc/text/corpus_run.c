@@ -10,7 +10,7 @@
 #include "llmc/text/corpus.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/clock.h"
+#include "llmc/base/checked.h"
 #include "llmc/text/corpus_internal.h"
 #include "llmc/text/tokenizer_internal.h"
 

@@ -2,7 +2,7 @@
 // value is unescaped, in place. What is nested is walked with a stack of one bit a level, not by recursion.
 #include "llmc/text/documents.h"
 
-#include "llmc/base/utf8.h"
+#include "llmc/base/json.h"
 
 #include <inttypes.h>
 #include <stdio.h>

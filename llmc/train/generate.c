@@ -3,7 +3,7 @@
 // the last half of it becomes a new prompt, so that a text of any length costs one prompt pass every T/2 tokens.
 #include "llmc/train/generate.h"
 
-#include "llmc/base/utf8.h"
+#include "llmc/base/json.h"
 #include "llmc/run/runlog.h"
 #include "llmc/run/signals.h"
 

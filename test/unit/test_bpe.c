@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
+#include "llmc/base/json.h"
 #include "llmc/base/rng.h"
-#include "llmc/base/utf8.h"
 #include "llmc/text/tokenizer_internal.h"
 #include <stdio.h>
 #include <stdlib.h>

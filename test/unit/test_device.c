@@ -1,5 +1,5 @@
 // device.h on the CPU backend: memory, copies, events, facts, the measured speed.
-#include "llmc/cpu/host_memory.h"
+#include "llmc/cpu/cpu.h"
 #include "llmc/device.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 // Numbers, durations, text and the progress bar, by tables of input and output.
-#include "llmc/base/utf8.h"
+#include "llmc/base/json.h"
 #include "llmc/run/format.h"
 
 #include <math.h>

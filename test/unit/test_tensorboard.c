@@ -1,6 +1,6 @@
 // Event files for TensorBoard: framing and checksums against a reader written here from the format's description, what
 // a full disk leaves, the names that files get. That the real TensorBoard reads them: test/e2e/test_watching.py.
-#include "llmc/run/tensorboard.h"
+#include "llmc/run/runlog.h"
 #include "test/unit/tmpdir.h"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
 // UTF-8 in pieces: whatever the cuts, characters arrive whole, bytes that are none arrive at once, nothing is lost.
-#include "llmc/base/utf8.h"
+#include "llmc/base/json.h"
 
 #include "llmc/base/rng.h"
 #include "llmc/run/format.h"

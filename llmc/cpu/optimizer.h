@@ -1,9 +1,11 @@
+// What the optimizer*.c files share: how work on an array of tensors is cut, and Adafactor's direction.
+#pragma once
+#include "llmc/ops.h"
+
 // How work on an array of tensors is cut: each tensor into at most 128 parts, numbered through over all tensors, which
 // the threads of one parallel loop take as they come free. So the hundred small tensors of a model cost nothing apart,
 // and the last thread does not wait long for the largest. The cut depends on sizes alone, and what parts compute is
 // added in their order: the bits do not depend on the number of threads. Shared by the files llmc/cpu/optimizer*.c.
-#pragma once
-#include "llmc/ops.h"
 
 // A part ends at a multiple of STATE_BLOCK, which is one of the vector length, too.
 enum { MAX_PARTS = 128, MIN_PART_ELEMENTS = 16384 };
