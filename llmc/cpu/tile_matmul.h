@@ -10,7 +10,7 @@
 //      right:   words  [group of 16 columns][depth][16]       16 words are one vector
 //      result:  floats [row][column], or by groups like the right operand
 //
-// Owns no memory, starts no threads. Large products belong to onednn.h.
+// Owns no memory, starts no threads. Large products belong to gemm.h.
 #pragma once
 #include "llmc/base/checked.h"
 #include "llmc/cpu/simd.h"

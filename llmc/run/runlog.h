@@ -1,5 +1,5 @@
 // What a run says: lines and a progress bar on the terminal, one JSON object a line in DIR/main.log, and the same
-// numbers for TensorBoard (tensorboard.h) beside it. The step line:
+// numbers for TensorBoard (tensorboard.c) beside it. The step line:
 //   step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | mfu 54.1% hfu 54.1% | eta 12s
 // On a terminal a one-line progress bar follows below it; in a file plain lines. No colours, anywhere. Errors go to
 // stderr, all else to stdout, flushed line by line, so that `| tee` and a notebook show it at once.

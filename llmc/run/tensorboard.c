@@ -1,4 +1,4 @@
-// TensorBoard event files. See tensorboard.h.
+// TensorBoard event files. See runlog.h.
 // From the inside out: a Summary holds Values (tag and number, or tag and text), an Event a Summary with its step and
 // time, a TFRecord an Event between its length and checksums. Messages are built as bytes, with the few field numbers
 // of event.proto and summary.proto that are used here; nothing is ever read back.
