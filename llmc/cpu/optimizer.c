@@ -3,14 +3,13 @@
 // master and fp32 moments, 18 with 8-bit moments, 16 with bf16 moments and Kahan's term.
 //
 // An array of tensors is cut into parts; tables and sums are in the workspace. An update is one parallel region over
-// the parts of all tensors. A part goes through block by block (optimizer_block.h): gradient, moments and parameter are
+// the parts of all tensors. A part goes through block by block (optimizer.h): gradient, moments and parameter are
 // loaded into fp32 lanes, the rule computes, all is stored; the rule and the dtypes are looked at once a block.
 #include "llmc/cpu/optimizer.h"
 
 #include "llmc/base/checked.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/optimizer_block.h"
 #include "llmc/cpu/simd.h"
 
 // --------------------------------------------------------------------------------------------------------------- parts

@@ -1,6 +1,15 @@
-// What the optimizer*.c files share: how work on an array of tensors is cut, and Adafactor's direction.
+// What the optimizer*.c files share: how work on an array of tensors is cut, and a block of a parameter, at most
+// STATE_BLOCK elements, between memory and the arithmetic of an update: loaded from any dtype into fp32 lanes, and
+// stored from there, rounded as ops.h says. A rule then sees fp32 alone, and states in 8 bits have their block in one
+// place. Blocks are in the first-level cache; what goes to memory and back is what the tensors hold. Elements beyond
+// the end of a block are 0 when loaded and are not stored.
 #pragma once
+#include "llmc/base/rng.h"
+#include "llmc/cpu/simd.h"
+#include "llmc/dynamic8.h"
 #include "llmc/ops.h"
+
+// --------------------------------------------------------------------------------------------------------------- parts
 
 // How work on an array of tensors is cut: each tensor into at most 128 parts, numbered through over all tensors, which
 // the threads of one parallel loop take as they come free. So the hundred small tensors of a model cost nothing apart,
@@ -34,3 +43,201 @@ Part parts_get(Parts p, int64_t number);
 
 // The sum of p.sums over the parts of a tensor, in order.
 double parts_sum(Parts p, int tensor);
+
+// -------------------------------------------------------------------------------------------------------------- blocks
+
+// -------------------------------------------------------------------------------------------------------- 8-bit states
+
+// llmc/dynamic8.h sixteen lanes at a time: the same operations in the same order, so the same codes and numbers. Its
+// loops over the decades become counts, its arrays lookups in a register.
+
+// One of the two maps: signed (first_cells 1) or unsigned (first_cells 2). Lane d of a V belongs to decade d.
+typedef struct {
+    int first_cells;
+    float border[DYNAMIC8_DECADES + 1];
+    V begin, slope, last_cell; // encoding
+    V width, half_cell;        // decoding
+} Dynamic8;
+
+static inline Dynamic8 dynamic8_map(int first_cells) {
+    Dynamic8 map = {.first_cells = first_cells};
+    for (int d = 0; d <= DYNAMIC8_DECADES; d++) map.border[d] = dynamic8_border(d, first_cells);
+    for (int d = 0; d < DYNAMIC8_DECADES; d++) {
+        const float cells = (float)(first_cells << d), width = dynamic8_decade_width(d);
+        map.begin[d] = dynamic8_decade_begin(d), map.slope[d] = cells / width, map.last_cell[d] = cells - 1.0f;
+        map.width[d] = width, map.half_cell[d] = 0.5f / cells;
+    }
+    return map;
+}
+
+// The number of each magnitude code: 0 and 1, or (cell / cells + half a cell + 1/9) of the width of its decade. With q
+// = code + first_cells - 1 = cells + cell, and cells a power of two, the bits of q as a float are the decade and cell /
+// cells.
+static ALWAYS_INLINE V dynamic8_magnitudes(const Dynamic8 *map, VI code) {
+    const VI q = code + (map->first_cells - 1);
+    const VU bits = (VU) __builtin_convertvector(q, V);
+    const VU decade = (bits >> 23) - (127u + (uint32_t)(map->first_cells - 1)); // first_cells 2: one binade higher
+    const V fraction = (V)((bits & 0x7FFFFFu) | 0x3F800000u) - 1.0f;
+    const V number = (fraction + vlookup(map->half_cell, decade) + 1.0f / 9.0f) * vlookup(map->width, decade);
+    const V p = __builtin_convertvector(code, V);
+    const V or_one = vwhere_greater(p, vsplat((float)(127 * map->first_cells) + 0.5f), vsplat(1.0f), number);
+    return vwhere_greater(p, vzero(), or_one, vzero());
+}
+
+// The codes of magnitudes in [0, 1]; what is nearer to 0 than to the first number becomes below_first.
+static ALWAYS_INLINE VI dynamic8_codes(const Dynamic8 *map, V x, VI below_first) {
+    VI decade = {0};
+    for (int d = 1; d < DYNAMIC8_DECADES; d++) decade = vcount_greater(decade, x, vsplat(map->border[d]));
+    const V cell = (x - vlookup(map->begin, (VU)decade)) * vlookup(map->slope, (VU)decade);
+    const V last = vlookup(map->last_cell, (VU)decade); // cells - 1
+    VI code = __builtin_convertvector(vmin(cell, last), VI) + __builtin_convertvector(last, VI);
+    code += 2 - map->first_cells;
+    const VI one = (VI)vsplat_bits((uint32_t)(127 * map->first_cells + 1));
+    code = (VI)vwhere_greater(x, vsplat(map->border[DYNAMIC8_DECADES]), (V)one, (V)code);
+    return (VI)vwhere_greater(x, vsplat(map->border[0]), (V)code, (V)below_first);
+}
+
+static ALWAYS_INLINE V dynamic8_decode_lanes(const Dynamic8 *map, VI code, bool is_signed) {
+    if (!is_signed) return dynamic8_magnitudes(map, code);
+    const VI p = code - DYNAMIC8_ZERO_SIGNED, sign = p >> 31; // all ones where p is negative
+    return (V)((VU)dynamic8_magnitudes(map, (p ^ sign) - sign) | ((VU)sign & 0x80000000u));
+}
+
+static ALWAYS_INLINE VI dynamic8_encode_lanes(const Dynamic8 *map, V x, bool is_signed) {
+    const VI zero = {0};
+    if (is_signed) {
+        const VI negative = (VI)x >> 31; // all ones
+        VI p = dynamic8_codes(map, (V)((VU)x & 0x7FFFFFFFu), zero);
+        p -= (p >> 7) & negative; // -1 has no code: 128 becomes 127
+        return DYNAMIC8_ZERO_SIGNED + ((p ^ negative) - negative);
+    }
+    return dynamic8_codes(map, x, vcount_greater(zero, x, vzero())); // what is above 0 never becomes 0
+}
+
+// -------------------------------------------------------------------------------------------------------------- blocks
+
+enum { BLOCK_VECTORS = STATE_BLOCK / LANES };
+
+typedef V Block[BLOCK_VECTORS];
+
+// Where a block lies.
+typedef struct {
+    int64_t begin; // its first element in the tensor
+    int count;     // elements, 1 .. STATE_BLOCK
+    int vectors;   // lanes in use / LANES
+} Span;
+
+static ALWAYS_INLINE Span span_at(int64_t begin, int64_t end) {
+    const int count = end - begin < STATE_BLOCK ? (int)(end - begin) : STATE_BLOCK;
+    return (Span){begin, count, (count + LANES - 1) / LANES};
+}
+
+// ----------------------------------------------------------------------------------------------------------- as it is
+
+static ALWAYS_INLINE void block_load(V *x, Tensor t, Span at) {
+    WITH_DTYPE(E, t.dtype, EACH_LANES(i, k, at.count, x[i / LANES] = vload_first(k, t.data, at.begin + i, E)));
+}
+
+static ALWAYS_INLINE void block_load_scaled(V *x, Tensor t, float factor, Span at) {
+    block_load(x, t, at);
+    for (int i = 0; i < at.vectors; i++) x[i] *= factor;
+}
+
+// Rounded to nearest.
+static ALWAYS_INLINE void block_store(Tensor t, const V *x, Span at) {
+    WITH_DTYPE(E, t.dtype, EACH_LANES(i, k, at.count, vstore_first(k, t.data, at.begin + i, x[i / LANES], E)));
+}
+
+// ------------------------------------------------------------------------------------------------ stochastic rounding
+
+// What a tensor's random bits are named by.
+typedef struct {
+    uint64_t seed, stream, step;
+    int64_t offset; // of the tensor in its parameter
+} RandomBits;
+
+// 16 bits for each element of a block.
+typedef struct {
+    uint32_t words[STATE_BLOCK / RANDOM_BLOCK][LANES][4];
+} HalfWords;
+
+static ALWAYS_INLINE void half_words_make(HalfWords *h, RandomBits r, Span at) {
+    const uint64_t first = (r.step << 40) + (uint64_t)(r.offset + at.begin) / 8;
+    for (int e = 0; e < at.count; e += RANDOM_BLOCK)
+        rounding_bits(h->words[e / RANDOM_BLOCK], r.seed, r.stream, first + (uint64_t)e / 8);
+}
+
+// Lanes i .. i + 15 of the block, rounded to bf16.
+static ALWAYS_INLINE V round_lanes(HalfWords *h, int64_t i, V x) {
+    return round_stochastically(x, rounding_bits_at(h->words[i / RANDOM_BLOCK], i % RANDOM_BLOCK));
+}
+
+// ------------------------------------------------------------------------------------------------------------- moments
+
+// The statements with S, a constant: the dtype that moments are kept in.
+#define WITH_STATE(S, dtype_, ...)                                                                                     \
+    do {                                                                                                               \
+        if ((dtype_) == DTYPE_U8) {                                                                                    \
+            const DType S = DTYPE_U8;                                                                                  \
+            __VA_ARGS__;                                                                                               \
+        } else                                                                                                         \
+            WITH_DTYPE(S, dtype_, __VA_ARGS__);                                                                        \
+    } while (0)
+
+// A block of a first moment (signed) or a second one while an update runs over it, in the dtype S. 8-bit states are
+// stored when the whole block is known: the largest magnitude is its scale.
+typedef struct {
+    void *data; // of the block
+    float *scale;
+    const Dynamic8 *map;
+    bool is_signed;
+    HalfWords random; // bf16
+    Block next;       // 8 bits
+} Moment;
+
+static ALWAYS_INLINE void moment_open(Moment *m, Tensor t, Tensor scales, Span at, const Dynamic8 *map, bool is_signed,
+                                      RandomBits random, DType S) {
+    m->data = (char *)t.data + (size_t)at.begin * (S == DTYPE_FP32 ? 4 : S == DTYPE_BF16 ? 2 : 1);
+    if (S == DTYPE_U8) {
+        m->scale = (float *)scales.data + at.begin / STATE_BLOCK; // a block begins where a scale does
+        m->map = map;
+        m->is_signed = is_signed;
+    }
+    if (S == DTYPE_BF16) half_words_make(&m->random, random, at);
+}
+
+// Lanes i .. i + k - 1 of the block.
+static ALWAYS_INLINE V moment_load(const Moment *m, int64_t i, int k, DType S) {
+    if (S != DTYPE_U8) return vload_first(k, m->data, i, S);
+    const VI codes = vload_first_u8(k, (const uint8_t *)m->data + i);
+    return vfirst(k, dynamic8_decode_lanes(m->map, codes, m->is_signed) * *m->scale, vzero());
+}
+static ALWAYS_INLINE void moment_store(Moment *m, int64_t i, int k, V x, DType S) {
+    if (S == DTYPE_U8)
+        m->next[i / LANES] = x;
+    else
+        vstore_first(k, m->data, i, S == DTYPE_BF16 ? round_lanes(&m->random, i, x) : x, S);
+}
+
+static ALWAYS_INLINE void moment_close(Moment *m, Span at, DType S) {
+    if (S != DTYPE_U8) return;
+    V largest = vzero();
+    for (int i = 0; i < at.vectors; i++) largest = vmax((V)((VU)m->next[i] & 0x7FFFFFFFu), largest);
+    const float scale = vmax_lane(largest);
+    const V divisor = vsplat(scale > 0.0f ? scale : 1.0f);
+    EACH_LANES(i, k, at.count,
+               vstore_first_u8(k, (uint8_t *)m->data + i,
+                               dynamic8_encode_lanes(m->map, m->next[i / LANES] / divisor, m->is_signed)));
+    *m->scale = scale;
+}
+
+// ----------------------------------------------------------------------------------- Adafactor (optimizer_adafactor.c)
+
+// For tensors of so many elements altogether.
+int64_t adafactor_scratch_bytes(int64_t factored);
+
+// The mean of the rows' second moments; 0 of a vector.
+double adafactor_mean_row(const UpdateTensor *t);
+
+// u = g / sqrt(row_i col_j / mean_row), of a vector g / sqrt(v).
+void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double mean_row, Span at);

@@ -4,12 +4,11 @@
 // Statistics go through the gradient twice: for the sums of squares, then, when rows and columns are known, for the
 // size of the update. A matrix is cut into groups of rows, which the threads take as they come free; each adds up its
 // columns for itself, and the groups are added in order.
-#include "llmc/cpu/optimizer_block.h"
+#include "llmc/cpu/optimizer.h"
 
 #include "llmc/base/checked.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/optimizer.h"
 
 static const float SMALLEST = 1e-30f; // added to the square of a gradient
 

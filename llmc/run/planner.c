@@ -1,5 +1,9 @@
-// The arithmetic of planner.h: how many bytes each kind takes and how much memory there is, what a step computes and
-// moves and the least time that takes, and all of it for one device.
+// The arithmetic of planner.h: the table of GPUs, how many bytes each kind takes and how much memory there is, what a
+// step computes and moves and the least time that takes, and all of it for one device.
+//
+// Figures of GPUs are NVIDIA's: dense (without sparsity, which datasheets often count in) and with fp32 accumulation,
+// which GeForce cards do at half their 16-bit and fp8 rate. test_gpu_table derives each peak a second time, from
+// units x clock x operations a clock.
 #include "llmc/run/planner.h"
 
 #include "llmc/base/checked.h"
@@ -8,9 +12,144 @@
 #include "llmc/model/recompute.h"
 #include "llmc/run/profile.h"
 
+#include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// ---------------------------------------------------------------------------------------------------------------- GPUs
+
+#define GB     *1e9
+#define TFLOPS *1e12
+
+// PCIe x16 of generations 3, 4 and 5: 8, 16 and 32 GT/s a lane, 128 of 130 bits.
+#define PCIE3 (15.754 GB)
+#define PCIE4 (31.508 GB)
+#define PCIE5 (63.015 GB)
+
+// clang-format off
+static const GpuSpec TABLE[] = {
+    // name           also      memory  bf16           fp16           fp32 or TF32   fp8           bandwidth  link   SMs  sm_
+    {"T4",           NULL,       16 GB, 0,             65 TFLOPS,     8.1 TFLOPS,    0,            320 GB,  PCIE3,  40,  75},
+    {"L4",           NULL,       24 GB, 121 TFLOPS,    121 TFLOPS,    60.5 TFLOPS,   242 TFLOPS,   300 GB,  PCIE4,  58,  89},
+    {"A10",          "a10g",     24 GB, 125 TFLOPS,    125 TFLOPS,    62.5 TFLOPS,   0,            600 GB,  PCIE4,  72,  86},
+    {"RTX 3090",     "3090",     24 GB, 71 TFLOPS,     71 TFLOPS,     35.6 TFLOPS,   0,            936 GB,  PCIE4,  82,  86},
+    {"RTX 4090",     "4090",     24 GB, 165.2 TFLOPS,  165.2 TFLOPS,  82.6 TFLOPS,   330.3 TFLOPS, 1008 GB, PCIE4, 128,  89},
+    {"RTX 5090",     "5090",     32 GB, 209.5 TFLOPS,  209.5 TFLOPS,  104.8 TFLOPS,  419 TFLOPS,   1792 GB, PCIE5, 170, 120},
+    {"A100 40GB",    NULL,       40 GB, 312 TFLOPS,    312 TFLOPS,    156 TFLOPS,    0,            1555 GB, PCIE4, 108,  80},
+    {"L40S",         NULL,       48 GB, 362 TFLOPS,    362 TFLOPS,    183 TFLOPS,    733 TFLOPS,   864 GB,  PCIE4, 142,  89},
+    {"A100 80GB",    "a100",     80 GB, 312 TFLOPS,    312 TFLOPS,    156 TFLOPS,    0,            2039 GB, PCIE4, 108,  80},
+    {"RTX PRO 6000", "pro6000",  96 GB, 503.8 TFLOPS,  503.8 TFLOPS,  251.9 TFLOPS,  1007.6 TFLOPS, 1792 GB, PCIE5, 188, 120},
+    {"H100 PCIe",    NULL,       80 GB, 756 TFLOPS,    756 TFLOPS,    378 TFLOPS,    1513 TFLOPS,  2000 GB, PCIE5, 114,  90},
+    {"H100 SXM",     "h100",     80 GB, 989.4 TFLOPS,  989.4 TFLOPS,  494.7 TFLOPS,  1978.9 TFLOPS, 3350 GB, PCIE5, 132,  90},
+    {"H200",         NULL,      141 GB, 989.4 TFLOPS,  989.4 TFLOPS,  494.7 TFLOPS,  1978.9 TFLOPS, 4800 GB, PCIE5, 132,  90},
+    {"B200",         NULL,      180 GB, 2250 TFLOPS,   2250 TFLOPS,   1125 TFLOPS,   4500 TFLOPS,  8000 GB, PCIE5, 148, 100},
+};
+// clang-format on
+
+enum { COUNT = sizeof TABLE / sizeof TABLE[0], NAME = 32 };
+
+const GpuSpec *gpu_table(int *count) {
+    *count = COUNT;
+    return TABLE;
+}
+
+double gpu_spec_peak(const GpuSpec *gpu, DType dtype) {
+    return dtype == DTYPE_BF16   ? gpu->peak_bf16
+           : dtype == DTYPE_FP16 ? gpu->peak_fp16
+           : dtype == DTYPE_FP32 ? gpu->peak_32
+           : dtype == DTYPE_E4M3 ? gpu->peak_fp8
+                                 : 0.0;
+}
+
+DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype) {
+    return dtype == DTYPE_BF16 && gpu->peak_bf16 == 0 && gpu->peak_fp16 > 0 ? DTYPE_FP16 : dtype;
+}
+
+// --------------------------------------------------------------------------------------------------------------- names
+
+// Letters and digits alone, small, without "gb" at the end: what two spellings of a name have in common.
+static void plain_name(char plain[NAME], const char *text, size_t length) {
+    size_t n = 0;
+    for (size_t i = 0; i < length && n < NAME - 1; i++)
+        if (isalnum((unsigned char)text[i])) plain[n++] = (char)tolower((unsigned char)text[i]);
+    plain[n] = '\0';
+    if (n > 2 && strcmp(plain + n - 2, "gb") == 0) plain[n - 2] = '\0';
+}
+
+enum { MOST_GIGABYTES = 100000 };
+
+// "24G", "16 GB", "11.5gb", "80GiB": bytes; 0: it is no size; negative: it is none that memory has.
+static double size_of(const char *text, size_t length) {
+    char copy[NAME], *unit;
+    if (length >= sizeof copy || length == 0 || !isdigit((unsigned char)text[text[0] == '-'])) return 0;
+    memcpy(copy, text, length);
+    copy[length] = '\0';
+    const double n = strtod(copy, &unit);
+    char plain[NAME] = "";
+    for (size_t i = 0; unit[i]; i++) plain[i] = (char)tolower((unsigned char)unit[i]), plain[i + 1] = '\0';
+    const char *word = plain + strspn(plain, " ");
+    const bool binary = strcmp(word, "gib") == 0;
+    if (!binary && strcmp(word, "g") != 0 && strcmp(word, "gb") != 0) return 0;
+    return n > 0 && n <= MOST_GIGABYTES ? n * (binary ? 0x1p30 : 1e9) : -1;
+}
+
+// Levenshtein's distance: insertions, deletions and substitutions that make one of the other.
+static int distance(const char *a, const char *b) {
+    const int n = (int)strlen(b);
+    int row[NAME + 1];
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            const int change = diagonal + (a[i - 1] != b[j - 1]), above = row[j] + 1, left = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = change < above ? change : above;
+            if (left < row[j]) row[j] = left;
+        }
+    }
+    return row[n];
+}
+
+static bool unknown(const char *text, size_t length, const GpuSpec *nearest, Error *err) {
+    char names[400] = "";
+    for (int i = 0; i < COUNT; i++) {
+        const size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", TABLE[i].name);
+    }
+    return error_set(err, "--gpu %.*s: no such GPU; %s%s%s %s, and sizes such as 24G", (int)(length < 80 ? length : 80),
+                     text, nearest ? "did you mean " : "", nearest ? nearest->name : "",
+                     nearest ? "? There are" : "there are", names);
+}
+
+bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
+    char asked[NAME], plain[NAME];
+    const GpuSpec *nearest = NULL;
+    int least = NAME;
+    memset(gpu, 0, sizeof *gpu);
+    gpu->spec.memory = size_of(text, length);
+    if (gpu->spec.memory < 0)
+        return error_set(err, "--gpu %.*s: the size must be above 0 and at most %dG", (int)length, text,
+                         MOST_GIGABYTES);
+    if (gpu->spec.memory > 0) {
+        snprintf(gpu->name, sizeof gpu->name, "%.*s", (int)length, text);
+        gpu->spec.name = gpu->name;
+        return true;
+    }
+    plain_name(asked, text, length);
+    for (int i = 0; i < COUNT; i++) {
+        plain_name(plain, TABLE[i].name, strlen(TABLE[i].name));
+        const bool also = TABLE[i].also && strcmp(asked, TABLE[i].also) == 0;
+        const int d = also ? 0 : distance(asked, plain);
+        const size_t longer = strlen(asked) > strlen(plain) ? strlen(asked) : strlen(plain);
+        if (d < least && 2 * d <= (int)longer) least = d, nearest = &TABLE[i]; // half of the letters, as of options
+    }
+    if (least > 0 || length >= NAME) return unknown(text, length, nearest, err);
+    gpu->spec = *nearest;
+    return true;
+}
 
 // -------------------------------------------------------------------------------------------------------------- memory
 

@@ -10,7 +10,7 @@
 
 #include <stdio.h>
 
-// ----------------------------------------------------------------------------- GPUs and their datasheets (gpu_table.c)
+// ----------------------------------------------------------------------------- GPUs and their datasheets (planner.c)
 
 typedef struct {
     const char *name;                     // "A100 80GB"

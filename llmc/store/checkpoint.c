@@ -6,7 +6,6 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/checked.h"
-#include "llmc/store/checkpoint_parts.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 

@@ -5,6 +5,7 @@
 #include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/step_control.h"
+#include "llmc/store/huggingface.h"
 #include "llmc/text/tokenizer.h"
 
 // What the shards of a run were, to say so when it goes on with others. tokens 0: not known.
@@ -63,3 +64,21 @@ void checkpoint_clean(const char *dir);
 // So does one that holds files of somebody else. False: one that should go could not be removed, and why; the others
 // are.
 bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err);
+
+// ----------------------------------------------------------------------------- between checkpoint.c and trainer_json.c
+
+// The files that the manifest vouches for: those of a Hugging Face directory, and the optimizer's state. trainer.json,
+// which holds the manifest, is written after them. A file whose bytes are -1 is not part of the checkpoint: those of a
+// tokenizer that is not known, as in all checkpoints that are older than they are.
+enum { CHECKPOINT_OPTIMIZER = HF_FILES, CHECKPOINT_FILES };
+const char *checkpoint_file_name(int file);
+
+// optimizer.safetensors: every tensor of the optimizer's state that has a prefix, as PREFIX NAME in its own dtype, in
+// our (out, in) layout; wte has V rows, but for 8-bit states; the scales of fp8 as fp8.slots. The metadata names the
+// optimizer.
+bool checkpoint_write_optimizer(const char *path, const Gpt2 *model, FileFacts *facts, Error *err);
+
+bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2Options *model,
+                        const FileFacts facts[CHECKPOINT_FILES], Error *err);
+// False leaves nothing to free. The caller frees *state with trainer_state_free.
+bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err);

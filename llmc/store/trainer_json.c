@@ -2,7 +2,7 @@
 // the other files. Its fields are described in doc/file_formats.md.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/store/checkpoint_parts.h"
+#include "llmc/store/checkpoint.h"
 #include <ctype.h>
 #include <errno.h>
 #include <float.h>

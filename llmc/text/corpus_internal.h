@@ -8,7 +8,7 @@
 
 #include <cjson/cJSON.h>
 
-// --------------------------------------------------------------------------------------- documents (document_reader.c)
+// --------------------------------------------------------------------------------------- documents (documents.c)
 
 // The inputs as blocks of text: long documents in pieces cut where the tokenizer allows it, lines of JSON by the
 // hundred. Owns the walk over the inputs and the open file. Reads ahead of the encoders on one thread; never encodes,

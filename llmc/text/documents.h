@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// ----------------------------------------------------------------------------------------------- bytes (byte_source.c)
+// ----------------------------------------------------------------------------------------------- bytes (documents.c)
 
 // The bytes of an input, whatever it is packed in: plain, gzip (any number of members), zstd (any number of frames).
 // Owns the decompressor and a buffer of 256 KiB. Never knows what the bytes mean, and never returns bytes that stand

@@ -1,7 +1,12 @@
-// See corpus_internal.h. Files are read block by block: lines up to the last whole one, text up to a place where the
-// tokenizer may be interrupted. What was read behind the end of a block is kept in `rest` and begins the next one.
-// Where a block ends depends on the text and on the block before it alone, so that reading can go on at the end of any
-// of them.
+// From files to documents. Plain, gzip and zstd files as one sequence of bytes: decompression goes through zlib and
+// libzstd; this file adds what they leave to the caller: members and frames one after the other, padding, and files
+// that end too early.
+//
+// Files are read block by block: lines up to the last whole one, text up to a place where the tokenizer may be
+// interrupted. What was read after the end of a block is kept in `rest` and begins the next one. Where a block ends
+// depends on the text and on the block before it alone, so that reading can resume at the end of any of them.
+#include "llmc/text/documents.h"
+
 #include "llmc/text/corpus_internal.h"
 
 #include <errno.h>
@@ -10,7 +15,184 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+
+// --------------------------------------------------------------------------------------------------------------- bytes
+
+enum { INPUT_BYTES = 256 * 1024 };
+
+struct ByteSource {
+    int fd, then_fd;
+    Packing packing;
+    int64_t consumed;
+    bool damaged, failed;
+    Error error;   // what the next read reports, once failed
+    bool ended;    // the file, not the unpacked bytes
+    bool in_frame; // between the first byte of a member or frame and its end
+    bool had_member;
+    z_stream zlib;
+    ZSTD_DStream *zstd;
+    unsigned char *input;
+    size_t begin, end; // of what is not unpacked yet, in input
+};
+
+Packing packing_of_name(const char *path) {
+    const char *dot = strrchr(path, '.');
+    if (dot && strcasecmp(dot, ".gz") == 0) return PACKED_GZIP;
+    if (dot && strcasecmp(dot, ".zst") == 0) return PACKED_ZSTD;
+    return PACKED_NOT;
+}
+
+Packing packing_of_bytes(const unsigned char *bytes, size_t n) {
+    static const unsigned char gzip[] = {0x1f, 0x8b}, zstd[] = {0x28, 0xb5, 0x2f, 0xfd};
+    if (n >= sizeof gzip && memcmp(bytes, gzip, sizeof gzip) == 0) return PACKED_GZIP;
+    if (n >= sizeof zstd && memcmp(bytes, zstd, sizeof zstd) == 0) return PACKED_ZSTD;
+    return PACKED_NOT;
+}
+
+ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err) {
+    ByteSource *s = calloc(1, sizeof *s);
+    bool ok = s && (s->input = malloc(INPUT_BYTES));
+    if (ok && packing == PACKED_GZIP) ok = inflateInit2(&s->zlib, 15 + 16) == Z_OK; // 16: a gzip header, none other
+    if (ok && packing == PACKED_ZSTD) ok = (s->zstd = ZSTD_createDStream()) != NULL;
+    if (!ok) {
+        error_set(err, "cannot read: out of memory");
+        if (s) free(s->input);
+        free(s);
+        close(fd);
+        return NULL;
+    }
+    s->fd = fd, s->then_fd = then_fd, s->packing = packing;
+    return s;
+}
+
+void byte_source_close(ByteSource *s) {
+    if (!s) return;
+    if (s->packing == PACKED_GZIP) inflateEnd(&s->zlib);
+    ZSTD_freeDStream(s->zstd);
+    close(s->fd);
+    free(s->input);
+    free(s);
+}
+
+bool byte_source_is_damaged(const ByteSource *s) { return s->damaged; }
+int64_t byte_source_consumed(const ByteSource *s) { return s->consumed; }
+
+// Up to n bytes of the file itself; 0 at its end, -1 on error.
+static int64_t read_file(ByteSource *s, void *out, int64_t n) {
+    for (;;) {
+        ssize_t got = read(s->fd, out, (size_t)n);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            s->failed = true;
+            error_set(&s->error, "cannot read: %s", strerror(errno));
+            return -1;
+        }
+        s->consumed += got;
+        if (got > 0 || s->then_fd < 0) return got;
+        close(s->fd);
+        s->fd = dup(s->then_fd);
+        s->then_fd = -1;
+    }
+}
+
+static void damage(ByteSource *s, const char *what) {
+    s->failed = s->damaged = true;
+    error_set(&s->error, "damaged: %s near byte %lld of the file", what,
+              (long long)(s->consumed - (int64_t)(s->end - s->begin)));
+}
+
+// gzip pads with zeros on tapes and block devices; anything else behind the last member is damage.
+static bool only_zeros_left(const ByteSource *s) {
+    for (size_t i = s->begin; i < s->end; i++)
+        if (s->input[i] != 0) return false;
+    return true;
+}
+
+static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
+    if (!s->in_frame) {
+        if (s->had_member && only_zeros_left(s)) {
+            s->begin = s->end;
+            return 0;
+        }
+        inflateReset(&s->zlib);
+        s->in_frame = s->had_member = true;
+    }
+    s->zlib.next_in = s->input + s->begin, s->zlib.avail_in = (uInt)(s->end - s->begin);
+    s->zlib.next_out = out, s->zlib.avail_out = (uInt)n;
+    int status = inflate(&s->zlib, Z_NO_FLUSH);
+    s->begin = s->end - s->zlib.avail_in;
+    if (status == Z_STREAM_END)
+        s->in_frame = false;
+    else if (status != Z_OK && status != Z_BUF_ERROR)
+        damage(s, s->zlib.msg ? s->zlib.msg : "not gzip");
+    return n - (int64_t)s->zlib.avail_out;
+}
+
+static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
+    ZSTD_inBuffer in = {s->input + s->begin, s->end - s->begin, 0};
+    ZSTD_outBuffer to = {out, (size_t)n, 0};
+    size_t status = ZSTD_decompressStream(s->zstd, &to, &in);
+    s->begin += in.pos;
+    s->in_frame = status != 0;
+    if (ZSTD_isError(status)) damage(s, ZSTD_getErrorName(status));
+    return (int64_t)to.pos;
+}
+
+// Some bytes of the next ones; 0: the end, or a failure that is in s.
+static int64_t unpack(ByteSource *s, unsigned char *out, int64_t n) {
+    for (int64_t got = 0; got == 0 && !s->failed;) {
+        if (s->begin == s->end && !s->ended) {
+            int64_t more = read_file(s, s->input, INPUT_BYTES);
+            if (more < 0) return 0;
+            s->begin = 0, s->end = (size_t)more, s->ended = more == 0;
+        }
+        // Behind the end of the file, zstd may still hold back bytes of a frame that it has read.
+        bool drained = s->begin == s->end && s->ended;
+        if (drained && !s->in_frame) return 0;
+        got = s->packing == PACKED_GZIP ? unpack_gzip(s, out, n) : unpack_zstd(s, out, n);
+        if (drained && got == 0 && s->in_frame && !s->failed) damage(s, "it ends in the middle");
+        if (got > 0) return got;
+    }
+    return 0;
+}
+
+int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
+    int64_t done = 0;
+    while (done < n && !s->failed) {
+        unsigned char *to = (unsigned char *)out + done;
+        int64_t room = n - done < INT32_MAX ? n - done : INT32_MAX;
+        int64_t got = s->packing == PACKED_NOT ? read_file(s, to, room) : unpack(s, to, room);
+        if (got <= 0) break;
+        done += got;
+    }
+    if (done > 0 || !s->failed) return done;
+    error_set(err, "%s", s->error.text);
+    return -1;
+}
+
+bool byte_source_skip(ByteSource *s, int64_t n, Error *err) {
+    if (s->packing == PACKED_NOT && s->then_fd < 0 && lseek(s->fd, n, SEEK_CUR) >= 0) {
+        s->consumed += n;
+        return true;
+    }
+    enum { CHUNK = 64 * 1024 };
+    char *buffer = malloc(CHUNK);
+    bool ok = buffer != NULL || error_set(err, "cannot read: out of memory");
+    while (ok && n > 0) {
+        int64_t got = byte_source_read(s, buffer, n < CHUNK ? n : CHUNK, err);
+        if (got == 0) error_set(err, "ends earlier than before");
+        ok = got > 0;
+        n -= got;
+    }
+    free(buffer);
+    return ok;
+}
+
+// -------------------------------------------------------------------------------------------------------------- blocks
 
 struct DocumentReader {
     ReaderOptions options;
