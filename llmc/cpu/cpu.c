@@ -1,8 +1,15 @@
-// The handle of the CPU backend and the workspace that all ops share.
-// Owns no memory: the workspace belongs to the caller. Runs no vector code: see cpu_compiled_simd.
+// The handle of the CPU backend and the workspace that all ops share; it owns no memory: the workspace belongs to the
+// caller. And the speed of light of this machine, measured: one plain library matmul and one large copy, the figures
+// that step times are held against. Keeps nothing: its buffers are gone when it returns.
 #include "llmc/cpu/cpu.h"
 
 #include "llmc/base/checked.h"
+#include "llmc/cpu/gemm.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 // Data only: device_init reads it before any instruction of that kind has run.
 #if defined(__AVX512BF16__)
@@ -48,4 +55,111 @@ void *cpu_scratch(const char *op, int64_t bytes) {
 void cpu_check_float(const char *op, Tensor t) {
     REQUIRE(t.dtype == DTYPE_FP32 || t.dtype == DTYPE_BF16, "%s: %s is %s, the CPU takes fp32 or bf16", op, t.name,
             dtype_name(t.dtype));
+}
+
+// --------------------------------------------------------------------------------------------------------------- speed
+
+enum { M = 1024, N = 3072, K = 768 };
+
+// Repetitions: at least the first, then until the budget or the second is used up.
+enum { MIN_RUNS = 3, MAX_RUNS = 25 };
+static const double MATMUL_SECONDS = 0.15, COPY_SECONDS = 0.08;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Median seconds of work(arg), after one call that is not counted.
+static double median_seconds(void (*work)(void *), void *arg, double budget) {
+    double seconds[MAX_RUNS], start = now();
+    int runs = 0;
+    work(arg);
+    while (runs < MAX_RUNS && (runs < MIN_RUNS || now() - start < budget)) {
+        double begin = now();
+        work(arg);
+        seconds[runs++] = now() - begin;
+    }
+    qsort(seconds, (size_t)runs, sizeof *seconds, by_value);
+    return seconds[runs / 2];
+}
+
+// ------------------------------------------------------------------------------------------------------------- matmul
+
+typedef struct {
+    Matrix dst, a, b;
+} Operands;
+
+// One library call where the library has one: no pieces, no bias. As in matmul_forward, b is a transposed view.
+static void run_matmul(void *arg) {
+    const Operands *o = arg;
+    if (!onednn_matmul(cpu_backend.onednn, M, N, K, o->dst, o->a, o->b, NULL, false))
+        gemm(M, N, K, o->dst, o->a, o->b, NULL, false);
+}
+
+// Small varied values: multiplying zeros draws less power and flatters the clock.
+static void fill(Tensor t) {
+    float values[K];
+    for (int64_t i = 0; i < tensor_rows(t); i++) {
+        for (int j = 0; j < K; j++) values[j] = (float)((i * 31 + j * 17) % 61 - 30) * 0x1p-5f;
+        Tensor row = tensor_slice_rows(t, i, 1);
+        convert_elements(row.data, row.dtype, values, DTYPE_FP32, K);
+    }
+}
+
+static bool measure_matmul(DType dtype, double *flops, Error *err) {
+    size_t size = dtype_size(dtype);
+    char *memory = device_alloc((size_t)(M * K + N * K + M * N) * size, err);
+    if (!memory) return false;
+    Tensor a = tensor_make(memory, dtype, "a", M, K, 0, 0);
+    Tensor b = tensor_make(memory + (size_t)(M * K) * size, dtype, "b", N, K, 0, 0);
+    Tensor dst = tensor_make(memory + (size_t)(M * K + N * K) * size, dtype, "dst", M, N, 0, 0);
+    fill(a), fill(b);
+    Operands o = {matrix_of(dst, N), matrix_of(a, K), matrix_transposed(matrix_of(b, K))};
+    *flops = 2.0 * M * N * K / median_seconds(run_matmul, &o, MATMUL_SECONDS);
+    device_free(memory);
+    return true;
+}
+
+// --------------------------------------------------------------------------------------------------------------- copy
+
+typedef struct {
+    char *dst, *src;
+    size_t bytes;
+} Copy;
+
+enum { COPY_PIECE = 1 << 20, SMALLEST_COPY = 16 << 20 };
+
+static void run_copy(void *arg) {
+    const Copy *c = arg;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < c->bytes; i += COPY_PIECE) memcpy(c->dst + i, c->src + i, COPY_PIECE);
+}
+
+static bool measure_copy(size_t most, double *bandwidth, Error *err) {
+    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    size_t bytes = cache > 32 << 20 ? (size_t)cache : 32 << 20; // twice this passes through: larger than the caches
+    if (bytes > most / 2) bytes = most / 2 > SMALLEST_COPY ? most / 2 : SMALLEST_COPY;
+    bytes = bytes / COPY_PIECE * COPY_PIECE;
+    char *memory = device_alloc(2 * bytes, err);
+    if (!memory) return false;
+    Copy c = {memory, memory + bytes, bytes};
+    *bandwidth = 2.0 * (double)bytes / median_seconds(run_copy, &c, COPY_SECONDS);
+    device_free(memory);
+    return true;
+}
+
+bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error *err) {
+    if (!device_facts()->supports[dtype])
+        return error_set(err, "%s: the CPU computes in fp32 or bf16", dtype_name(dtype));
+    device_memory_peak(); // remembers the peak so far: the buffers below are not to be part of it
+    bool ok = measure_matmul(dtype, &speed->matmul_flops, err) && measure_copy(memory, &speed->copy_bandwidth, err);
+    host_memory_reset_peak();
+    return ok;
 }

@@ -1,4 +1,4 @@
-// device.h on a CPU, but for its speed (device_speed.c): memory, facts, and streams, which run at once, so that an
+// device.h on a CPU, but for its speed (cpu.c): memory, facts, and streams, which run at once, so that an
 // event is a time and a graph is nothing. What the operating system says about memory comes from /proc and control
 // groups. No vector code: it runs before it is known whether the processor has it.
 #include "llmc/device.h"

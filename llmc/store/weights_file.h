@@ -36,7 +36,7 @@ bool export_model(const char *path, const Gpt2 *model, DType dtype, int64_t eot,
 // What can be said before anything is trained: may this path and dtype be written?
 bool export_check(const char *path, DType dtype, Error *err);
 
-// ------------------------------------------------------------------------------------ for huggingface.c and llmc_bin.c
+// ------------------------------------------------------------------------------------------------ for huggingface.c
 
 typedef struct {
     DType dtype;     // fp32; fp16 and bf16 are rounded to nearest even
@@ -71,7 +71,7 @@ static inline void transpose(float *out, int64_t out_stride, const float *in, in
 
 enum { TRANSPOSE_STRIP = 64 }; // rows of the (in, out) side that are read or written at a time
 
-// -------------------------------------------------------------------------------------------------- llm.c (llmc_bin.c)
+// --------------------------------------------------------------------------------------------------------------- llm.c
 
 typedef struct LlmcBin LlmcBin;
 LlmcBin *llmc_bin_open(const char *path, ModelConfig *config, Error *err);
