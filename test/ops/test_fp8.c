@@ -4,7 +4,8 @@
 #include "llmc/base/rng.h"
 #include "test/ops/fp8_case.h"
 #include <math.h>
-#include <string.h>
+
+TestFixture test_all = {op_group_setup, op_group_teardown};
 
 // Multiples of 16, mostly none of 64; more than one block in each direction.
 static const struct Size { int64_t N, K; } sizes[] = {{16, 16}, {48, 80}, {176, 336}, {64, 128}, {272, 208}};
@@ -77,7 +78,7 @@ static void quantize_case(DType dtype, DType format, struct Size s, double size,
     op_end();
 }
 
-static void a_tensor_is_quantised_by_its_own_amax_bit_for_bit(void **state) {
+OP_TEST(a_tensor_is_quantised_by_its_own_amax_bit_for_bit) {
     const DType dtype = fp8_dtype(state);
     const Fp8Slot none = {0};
     for (int f = 0; f < 2; f++)
@@ -104,7 +105,7 @@ static void hard_bits(void *bits, int64_t n, DType dtype, DType format) {
     }
 }
 
-static void every_number_is_rounded_to_the_nearest_even_and_saturates(void **state) {
+OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates) {
     const DType dtype = fp8_dtype(state);
     enum { N = 256 };
     Fp8Slot one = {.scale = 1.0f, .inverse = 1.0f, .history = {1.0f}};
@@ -124,7 +125,7 @@ static void every_number_is_rounded_to_the_nearest_even_and_saturates(void **sta
 
 // The history says 1, or 0.01, when values reach 4: the scale fits with its factor of 2 to spare, saturates, or wastes
 // range. Then an amax of an earlier micro-step, smaller or larger than this one's.
-static void delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax(void **state) {
+OP_TEST(delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax) {
     const DType dtype = fp8_dtype(state);
     const double before[] = {1.0, 0.01, 100.0};
     for (int f = 0; f < 2; f++) {
@@ -137,7 +138,7 @@ static void delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax
 }
 
 // A slot without history has the scale of each tensor that comes, in every micro-step of the first step.
-static void delayed_scaling_begins_with_current_scaling(void **state) {
+OP_TEST(delayed_scaling_begins_with_current_scaling) {
     const DType dtype = fp8_dtype(state);
     Fp8Slot slot = {0};
     quantize_case(dtype, DTYPE_E5M2, sizes[1], 1.0, slot, FP8_DELAYED, 3);
@@ -145,7 +146,7 @@ static void delayed_scaling_begins_with_current_scaling(void **state) {
     quantize_case(dtype, DTYPE_E5M2, sizes[1], 1.0, slot, FP8_DELAYED, 3);
 }
 
-static void kept_scales_give_the_same_values_once_more(void **state) {
+OP_TEST(kept_scales_give_the_same_values_once_more) {
     const DType dtype = fp8_dtype(state);
     for (int f = 0; f < 2; f++) {
         Fp8Slot slot = slot_of_history(1.5, formats[f]);
@@ -154,7 +155,7 @@ static void kept_scales_give_the_same_values_once_more(void **state) {
     }
 }
 
-static void zeros_are_quantised_with_scale_1(void **state) {
+OP_TEST(zeros_are_quantised_with_scale_1) {
     const DType dtype = fp8_dtype(state);
     const Fp8Slot none = {0};
     for (int f = 0; f < 2; f++) {
@@ -164,7 +165,7 @@ static void zeros_are_quantised_with_scale_1(void **state) {
 }
 
 // Magnitudes at the ends of what the scale can do: 2^-100 is beyond it, and so is 2^100. (fp16 has neither.)
-static void very_small_and_very_large_tensors_keep_a_finite_scale(void **state) {
+OP_TEST(very_small_and_very_large_tensors_keep_a_finite_scale) {
     const DType dtype = fp8_dtype(state);
     const Fp8Slot none = {0};
     if (dtype == DTYPE_FP16) {
@@ -178,7 +179,7 @@ static void very_small_and_very_large_tensors_keep_a_finite_scale(void **state) 
 }
 
 // The finite check of the step must find them: they come out of the product as NaN, in the row that has them.
-static void inf_and_nan_come_out_of_a_product_as_nan(void **state) {
+OP_TEST(inf_and_nan_come_out_of_a_product_as_nan) {
     const DType dtype = fp8_dtype(state);
     enum { N = 48, K = 80, OC = 32 };
     const double bad[] = {INFINITY, -INFINITY, NAN};
@@ -239,7 +240,7 @@ static void matmul_case(DType dtype, struct Product p, int64_t M, int64_t N, int
     op_end();
 }
 
-static void products_of_fp8_tensors_match(void **state) {
+OP_TEST(products_of_fp8_tensors_match) {
     const DType dtype = fp8_dtype(state);
     static const int64_t shapes[][3] = {{16, 16, 16}, {48, 80, 112}, {176, 48, 208}, {272, 144, 96}, {64, 192, 64}};
     const struct Product products[] = {
@@ -253,7 +254,7 @@ static void products_of_fp8_tensors_match(void **state) {
 }
 
 // 256 codes as a (16,16), times a matrix of ones on the diagonal: the values themselves, without any error.
-static void every_code_means_its_number(void **state) {
+OP_TEST_BF16(every_code_means_its_number) {
     (void)fp8_dtype(state);
     enum { N = 16 };
     const Fp8Slot half = {.scale = 0.5f, .inverse = 2.0f}, eight = {.scale = 8.0f, .inverse = 0.125f};
@@ -279,7 +280,7 @@ static void every_code_means_its_number(void **state) {
 }
 
 // More than a block of rows, of columns and of depth of any backend.
-static void a_large_product_matches_and_has_the_same_bits_twice(void **state) {
+OP_TEST(a_large_product_matches_and_has_the_same_bits_twice) {
     const DType dtype = fp8_dtype(state);
     enum { M = 1104, N = 1616, K = 16 };
     Fp8Slot a_slot, b_slot;
@@ -300,7 +301,7 @@ static void a_large_product_matches_and_has_the_same_bits_twice(void **state) {
 // -------------------------------------------------------------------------------------------- scales from step to step
 
 // 40 steps: the ring goes round twice, with amax that rises, falls, is zero, inf and nan.
-static void the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen(void **state) {
+OP_TEST_BF16(the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen) {
     (void)fp8_dtype(state);
     enum { SLOTS = 5, STEPS = 40 };
     begin(16, 16, DTYPE_FP32, "forty steps", DTYPE_E4M3);
@@ -324,7 +325,7 @@ static void the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen(vo
 
 // ------------------------------------------------------------------------------------------ what a product does not do
 
-static void gelu_backward_matches_also_in_place(void **state) {
+OP_TEST(gelu_backward_matches_also_in_place) {
     const DType dtype = op_dtype(state);
     const int64_t counts[] = {16, 70000};
     for (int i = 0; i < 2; i++) {
@@ -351,7 +352,7 @@ static void bias_case(DType dtype, DType grad, struct Size s, bool accumulate) {
     op_end();
 }
 
-static void bias_backward_matches(void **state) {
+OP_TEST(bias_backward_matches) {
     const DType dtype = op_dtype(state);
     const struct Size odd[] = {{1, 7}, {33, 100}, {300, 272}};
     for (int i = 0; i < 3; i++) {
@@ -360,25 +361,4 @@ static void bias_backward_matches(void **state) {
             bias_case(dtype, dtype, odd[i], accumulate);
         }
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(a_tensor_is_quantised_by_its_own_amax_bit_for_bit),
-        OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates),
-        OP_TEST(delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax),
-        OP_TEST(delayed_scaling_begins_with_current_scaling),
-        OP_TEST(kept_scales_give_the_same_values_once_more),
-        OP_TEST(zeros_are_quantised_with_scale_1),
-        OP_TEST(very_small_and_very_large_tensors_keep_a_finite_scale),
-        OP_TEST(inf_and_nan_come_out_of_a_product_as_nan),
-        OP_TEST(products_of_fp8_tensors_match),
-        {"every_code_means_its_number_bf16", every_code_means_its_number, NULL, op_teardown, (void *)&op_dtypes[2]},
-        OP_TEST(a_large_product_matches_and_has_the_same_bits_twice),
-        {"the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen_bf16",
-         the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen, NULL, op_teardown, (void *)&op_dtypes[2]},
-        OP_TEST(gelu_backward_matches_also_in_place),
-        OP_TEST(bias_backward_matches),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -2,6 +2,8 @@
 // specification, over matrices of odd shapes, vectors, and arrays in which other rules stand between.
 #include "test/ops/optimizer_case.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 enum { MAX_PARAMETERS = 7 };
 
 // A row, a column, fewer than a vector, beyond one part in both directions, GPT-2's 3C x C; then vectors.
@@ -53,7 +55,7 @@ static ParameterSpec adafactor_spec(DType dtype, DType grad, Keep keep, int64_t 
                            .rate = 0.5f};
 }
 
-static void adafactor_matches_in_all_shapes(void **state) {
+OP_TEST(adafactor_matches_in_all_shapes) {
     DType dtype = op_dtype(state);
     for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++)
         for (int same = 0; same < (dtype == DTYPE_FP32 ? 1 : 2); same++)
@@ -76,7 +78,7 @@ static void adafactor_matches_in_all_shapes(void **state) {
             }
 }
 
-static void adafactor_of_a_large_matrix_matches(void **state) {
+OP_TEST(adafactor_of_a_large_matrix_matches) {
     DType dtype = op_dtype(state);
     enum { ROWS = 1030 };
     for (int i = 0; i < 3; i++) { // rows that begin anywhere, rows of whole vectors in two tiles, and these as slices
@@ -91,7 +93,7 @@ static void adafactor_of_a_large_matrix_matches(void **state) {
 
 // What pads the vocabulary has no gradient, and changes nothing: u, rms and with them the update are those of the
 // matrix without it.
-static void padding_does_not_count(void **state) {
+OP_TEST(padding_does_not_count) {
     DType dtype = op_dtype(state);
     enum { USED = 257, ROWS = 384, COLS = 20 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %d rows, %d of them padding", ROWS, ROWS - USED);
@@ -113,7 +115,7 @@ static void padding_does_not_count(void **state) {
 }
 
 // The update is u / rms where rms is above 1: as long as the statistics lag behind gradients that grew.
-static void an_update_beyond_one_is_scaled_back_to_it(void **state) {
+OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
     DType dtype = op_dtype(state);
     op_begin(optimizer_shape(dtype, 1, 64 * 64), "gradients that grow a hundredfold");
     Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, 64, 64));
@@ -135,7 +137,7 @@ static void an_update_beyond_one_is_scaled_back_to_it(void **state) {
 
 // Rows and columns without any gradient: only the 1e-30 keeps 0 / 0 away, in a place where a product of a row and a
 // column is far below the range of fp32.
-static void rows_and_columns_of_zeros_do_not_move(void **state) {
+OP_TEST(rows_and_columns_of_zeros_do_not_move) {
     DType dtype = op_dtype(state);
     enum { ROWS = 40, COLS = 50 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor with zero gradients");
@@ -188,7 +190,7 @@ static void momentum_case(DType dtype, DType grad, DType state) {
     op_end();
 }
 
-static void momentum_update_matches_with_every_state(void **state) {
+OP_TEST(momentum_update_matches_with_every_state) {
     DType dtype = op_dtype(state);
     static const DType states[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_U8};
     for (int i = 0; i < 3; i++) {
@@ -200,7 +202,7 @@ static void momentum_update_matches_with_every_state(void **state) {
 // ------------------------------------------------------------------------------------------------------- other rules
 
 // Both ops go through the whole array and touch what is theirs.
-static void statistics_and_momentum_leave_tensors_of_other_rules(void **state) {
+OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {
     DType dtype = op_dtype(state);
     static const UpdateRule rules[] = {RULE_ADAMW, RULE_ADAFACTOR, RULE_DIRECTION, RULE_ADAFACTOR, RULE_SGD};
     enum { N = 5 };
@@ -227,17 +229,4 @@ static void statistics_and_momentum_leave_tensors_of_other_rules(void **state) {
     for (int i = 0; i < N; i++)
         if (rules[i] == RULE_ADAFACTOR) expect_statistics(&p[i], update_params, 0.5f);
     op_end();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(adafactor_matches_in_all_shapes),
-        OP_TEST(adafactor_of_a_large_matrix_matches),
-        OP_TEST(padding_does_not_count),
-        OP_TEST(an_update_beyond_one_is_scaled_back_to_it),
-        OP_TEST(rows_and_columns_of_zeros_do_not_move),
-        OP_TEST(momentum_update_matches_with_every_state),
-        OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -3,6 +3,8 @@
 // matter: ranges, slices, alignment, a skipped step. Adafactor has a file of its own, rounding another one.
 #include "test/ops/optimizer_case.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 enum { MAX_PARAMETERS = 7 };
 
 // One element; less than a vector; around a block of 8-bit states; no multiple of anything; beyond one part of a
@@ -60,7 +62,7 @@ static const struct {
 enum { NUM_RULES = sizeof rules / sizeof *rules };
 
 // Everything that the dtype of weights allows: beside fp32 there is no master, nothing is lost.
-static void every_rule_matches_with_every_state_weight_and_gradient(void **state) {
+OP_TEST(every_rule_matches_with_every_state_weight_and_gradient) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_RULES; i++)
         for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++)
@@ -75,7 +77,7 @@ static void every_rule_matches_with_every_state_weight_and_gradient(void **state
             }
 }
 
-static void large_tensors_match(void **state) {
+OP_TEST(large_tensors_match) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_RULES; i++) {
         const Keep keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)(i % NUM_KEEPS);
@@ -88,7 +90,7 @@ static void large_tensors_match(void **state) {
     }
 }
 
-static void slices_of_tensors_match(void **state) {
+OP_TEST(slices_of_tensors_match) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_RULES; i++) {
         const Keep keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)(i % NUM_KEEPS);
@@ -102,7 +104,7 @@ static void slices_of_tensors_match(void **state) {
     }
 }
 
-static void five_steps_in_a_row_match(void **state) {
+OP_TEST(five_steps_in_a_row_match) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < 3; i++)
         update_case((ParameterSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = rules[i].state}, 3,
@@ -113,7 +115,7 @@ static void five_steps_in_a_row_match(void **state) {
 
 // Muon's array: matrices by their direction, all else by AdamW. Adafactor's and that of 8-bit states: vectors keep
 // fp32.
-static void tensors_of_unequal_rules_and_states_stand_in_one_array(void **state) {
+OP_TEST(tensors_of_unequal_rules_and_states_stand_in_one_array) {
     DType dtype = op_dtype(state);
     static const struct {
         UpdateRule rule;
@@ -144,7 +146,7 @@ static void tensors_of_unequal_rules_and_states_stand_in_one_array(void **state)
 enum { NUM_SMALL = 300 };
 static int64_t small_size(int i) { return 1 + 13 * (i % 7) + (i == 200 ? 5000 : 0); }
 
-static void many_small_unaligned_tensors_match(void **state) {
+OP_TEST(many_small_unaligned_tensors_match) {
     DType dtype = op_dtype(state);
     int64_t n = 0;
     for (int i = 0; i < NUM_SMALL; i++) n += small_size(i);
@@ -171,7 +173,7 @@ static void many_small_unaligned_tensors_match(void **state) {
 }
 
 // The same block of states again and again, shifted by one element in memory: no alignment is needed.
-static void unaligned_8bit_states_match(void **state) {
+OP_TEST(unaligned_8bit_states_match) {
     DType dtype = op_dtype(state);
     enum { N = 1000 };
     const ParameterSpec spec = {
@@ -234,7 +236,7 @@ static uint64_t bits_of_ranges(DType dtype, int spec, int cut_a, int cut_b) {
     return digest;
 }
 
-static void ranges_of_an_array_give_the_bits_of_one_call(void **state) {
+OP_TEST(ranges_of_an_array_give_the_bits_of_one_call) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_BIT_CASES; i++) {
         const uint64_t whole = bits_of_ranges(dtype, i, 4, 4);
@@ -244,7 +246,7 @@ static void ranges_of_an_array_give_the_bits_of_one_call(void **state) {
 }
 
 // A range updates no tensor outside it.
-static void a_range_leaves_the_other_tensors(void **state) {
+OP_TEST(a_range_leaves_the_other_tensors) {
     DType dtype = op_dtype(state);
     op_begin(optimizer_shape(dtype, 3, 0), "a range");
     Parameter p[3];
@@ -272,7 +274,7 @@ static uint64_t bits_of_slices(DType dtype, int spec, int64_t slice) {
     return digest;
 }
 
-static void slices_of_a_parameter_give_the_bits_of_the_whole(void **state) {
+OP_TEST(slices_of_a_parameter_give_the_bits_of_the_whole) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_BIT_CASES; i++) {
         const uint64_t whole = bits_of_slices(dtype, i, 1 << 20);
@@ -282,7 +284,7 @@ static void slices_of_a_parameter_give_the_bits_of_the_whole(void **state) {
     }
 }
 
-static void a_skipped_step_leaves_every_byte(void **state) {
+OP_TEST(a_skipped_step_leaves_every_byte) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_BIT_CASES; i++)
         for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++) {
@@ -302,21 +304,4 @@ static void a_skipped_step_leaves_every_byte(void **state) {
             assert_true(parameter_digest(&p, 0) == before);
             op_end();
         }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(every_rule_matches_with_every_state_weight_and_gradient),
-        OP_TEST(large_tensors_match),
-        OP_TEST(slices_of_tensors_match),
-        OP_TEST(five_steps_in_a_row_match),
-        OP_TEST(tensors_of_unequal_rules_and_states_stand_in_one_array),
-        OP_TEST(many_small_unaligned_tensors_match),
-        OP_TEST(unaligned_8bit_states_match),
-        OP_TEST(ranges_of_an_array_give_the_bits_of_one_call),
-        OP_TEST(a_range_leaves_the_other_tensors),
-        OP_TEST(slices_of_a_parameter_give_the_bits_of_the_whole),
-        OP_TEST(a_skipped_step_leaves_every_byte),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -2,16 +2,18 @@
 // at an odd element.
 #include "test/ops/op_cases.h"
 
-static void tensor_fill_writes_every_element(void **state) {
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
+OP_TEST(tensor_fill_writes_every_element) {
     DType dtype = op_dtype(state);
     static const float fill[] = {0.0f, -1.0f, 0.1f, INFINITY};
     static const int64_t sizes[] = {1, 7, 70001, 64};
     for (int i = 0; i < 4; i++) fill_case(dtype, sizes[i], fill[i], 0);
 }
 
-static void tensor_fill_takes_any_alignment(void **state) { fill_case(op_dtype(state), 999, 0.1f, 1); }
+OP_TEST(tensor_fill_takes_any_alignment) { fill_case(op_dtype(state), 999, 0.1f, 1); }
 
-static void tensor_cast_rounds_to_nearest_even(void **state) {
+OP_TEST(tensor_cast_rounds_to_nearest_even) {
     DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 23, 70001};
     for (int from = 0; from < 3; from++) {
@@ -20,7 +22,7 @@ static void tensor_cast_rounds_to_nearest_even(void **state) {
     }
 }
 
-static void gelu_forward_matches(void **state) {
+OP_TEST(gelu_forward_matches) {
     DType dtype = op_dtype(state);
     static const int64_t sizes[] = {7, 512, 10007};
     for (int i = 0; i < 6; i++) gelu_case(dtype, sizes[i % 3], i / 3);
@@ -28,7 +30,7 @@ static void gelu_forward_matches(void **state) {
 
 // Far from zero the gate is 1 or 0: what comes out is what went in, whatever the other half of their word is; in 16
 // bits exactly. A GPU's quotient may miss 1 by two ulp, 2^-22, and the product is rounded once more, by 2^-24.
-static void gelu_leaves_large_numbers_as_they_are(void **state) {
+OP_TEST(gelu_leaves_large_numbers_as_they_are) {
     DType dtype = op_dtype(state);
     enum { N = 100 };
     op_begin(elements_shape(dtype), "gelu_forward of large numbers");
@@ -58,7 +60,7 @@ static void axpby_case(DType dtype, int64_t n, int64_t skipped, int into) {
     op_end();
 }
 
-static void tensor_axpby_matches_also_in_place(void **state) {
+OP_TEST(tensor_axpby_matches_also_in_place) {
     DType dtype = op_dtype(state);
     static const int64_t sizes[] = {7, 512, 70001};
     for (int i = 0; i < 18; i++) axpby_case(dtype, sizes[i % 3], i / 9, i / 3 % 3);
@@ -76,7 +78,7 @@ static void normalize_case(DType dtype, DType from, int64_t n) {
     op_end();
 }
 
-static void tensor_normalize_matches(void **state) {
+OP_TEST(tensor_normalize_matches) {
     DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 7, 70001};
     for (int i = 0; i < 3; i++) {
@@ -86,7 +88,7 @@ static void tensor_normalize_matches(void **state) {
 }
 
 // The 1e-7 keeps 0 / 0 away.
-static void a_tensor_of_zeros_normalizes_to_zeros(void **state) {
+OP_TEST(a_tensor_of_zeros_normalizes_to_zeros) {
     DType dtype = op_dtype(state);
     op_begin(elements_shape(dtype), "tensor_normalize of zeros");
     OpTensor in = op_input(dtype, "in", DIMS(100), 0.0), out = op_output(dtype, "out", DIMS(100));
@@ -97,7 +99,7 @@ static void a_tensor_of_zeros_normalizes_to_zeros(void **state) {
     op_end();
 }
 
-static void slices_of_tensors_match(void **state) {
+OP_TEST(slices_of_tensors_match) {
     DType dtype = op_dtype(state);
     for (int i = 0; i < 3; i++) {
         op_begin_tensors_at(8);
@@ -113,19 +115,4 @@ static void slices_of_tensors_match(void **state) {
     normalize_case(dtype, DTYPE_FP32, 999);
     op_begin_tensors_at(8);
     normalize_case(dtype, dtype, 999);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(tensor_fill_writes_every_element),
-        OP_TEST(tensor_fill_takes_any_alignment),
-        OP_TEST(tensor_cast_rounds_to_nearest_even),
-        OP_TEST(gelu_forward_matches),
-        OP_TEST(gelu_leaves_large_numbers_as_they_are),
-        OP_TEST(tensor_axpby_matches_also_in_place),
-        OP_TEST(tensor_normalize_matches),
-        OP_TEST(a_tensor_of_zeros_normalizes_to_zeros),
-        OP_TEST(slices_of_tensors_match),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

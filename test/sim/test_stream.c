@@ -6,19 +6,12 @@
 #include "llmc/cuda/backend.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
+#include "test/test.h"
+#include "test/unit/device_fixture.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-
-#include "test/unit/device_fixture.h"
 
 enum { COUNT = 1000 };
 enum { BYTES = COUNT * (int)sizeof(int) };
@@ -42,6 +35,7 @@ static int tear_down(void **state) {
     device_free(buffers.there), device_free(buffers.between), device_free(buffers.here);
     return stop_device(state);
 }
+TestFixture test_all = {set_up, tear_down};
 
 static void send(int value, Stream stream) {
     device_sync(); // the host buffer is free
@@ -67,8 +61,7 @@ static void launch(void) { tensor_fill(tensor_make(buffers.between, DTYPE_FP32, 
 
 // ---------------------------------------------------------------------------------------------------- life and memory
 
-static void the_facts_name_the_gpu(void **state) {
-    (void)state;
+TEST(the_facts_name_the_gpu) {
     const DeviceFacts *f = device_facts();
     assert_string_equal(f->backend, "cuda");
     assert_true(*f->name && f->units > 0);
@@ -79,15 +72,14 @@ static void the_facts_name_the_gpu(void **state) {
     assert_true(f->peak_flops[f->default_dtype] > 1e12 && f->peak_bandwidth > 1e11);
 }
 
-static void the_device_starts_again_after_a_shutdown(void **state) {
+TEST(the_device_starts_again_after_a_shutdown) {
     assert_int_equal(tear_down(state), 0);
     device_shutdown(); // a second one is harmless
     assert_int_equal(set_up(state), 0);
     send(1, STREAM_COMPUTE), work(), assert_arrived(1);
 }
 
-static void allocated_memory_is_zeroed_and_aligned(void **state) {
-    (void)state;
+TEST(allocated_memory_is_zeroed_and_aligned) {
     const size_t sizes[] = {1, 4097, (1 << 20) + 3};
     Error error;
     DeviceEvent *copied = device_event_create(&error);
@@ -119,8 +111,7 @@ const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 #endif
 
-static void what_does_not_fit_is_refused_naming_the_bytes(void **state) {
-    (void)state;
+TEST(what_does_not_fit_is_refused_naming_the_bytes) {
     Error err;
     assert_null(device_alloc((size_t)1 << 55, &err));
     assert_non_null(strstr(err.text, "36028797018963968 bytes"));
@@ -132,8 +123,7 @@ static void what_does_not_fit_is_refused_naming_the_bytes(void **state) {
     send(2, STREAM_COMPUTE), work(), assert_arrived(2); // nothing of it stays behind as an error
 }
 
-static void the_peak_counts_what_is_held_at_once(void **state) {
-    (void)state;
+TEST(the_peak_counts_what_is_held_at_once) {
     Error err;
     const size_t before = device_memory_peak();
     void *a = device_alloc(before + 1000, &err), *b = device_alloc(500, &err);
@@ -147,8 +137,7 @@ static void the_peak_counts_what_is_held_at_once(void **state) {
 
 // --------------------------------------------------------------------------------------------------- copies and events
 
-static void a_stream_waits_for_the_copy_of_the_other(void **state) {
-    (void)state;
+TEST(a_stream_waits_for_the_copy_of_the_other) {
     Error err;
     DeviceEvent *copied = device_event_create(&err);
     for (int round = 0; round < 3; round++) {
@@ -161,8 +150,7 @@ static void a_stream_waits_for_the_copy_of_the_other(void **state) {
     device_event_destroy(copied);
 }
 
-static void an_event_is_done_when_its_work_is(void **state) {
-    (void)state;
+TEST(an_event_is_done_when_its_work_is) {
     Error err;
     DeviceEvent *start = device_event_create(&err), *stop = device_event_create(&err);
     device_event_record(start, STREAM_COMPUTE);
@@ -176,8 +164,7 @@ static void an_event_is_done_when_its_work_is(void **state) {
     device_event_destroy(start), device_event_destroy(stop);
 }
 
-static void one_process_leaves_its_data_as_it_is(void **state) {
-    (void)state;
+TEST(one_process_leaves_its_data_as_it_is) {
     Tensor full = tensor_make(buffers.there, DTYPE_I32, "full", COUNT, 0, 0, 0);
     Tensor shard = tensor_make(buffers.here, DTYPE_I32, "shard", COUNT, 0, 0, 0);
     assert_true(comm_rank() == 0 && comm_size() == 1);
@@ -199,8 +186,7 @@ static bool pass(DeviceGraph *graph) {
     return false;
 }
 
-static void the_first_pass_runs_the_second_records_the_others_replay(void **state) {
-    (void)state;
+TEST(the_first_pass_runs_the_second_records_the_others_replay) {
     Error err;
     DeviceGraph *graph = device_graph_create(&err);
     for (int i = 0; i < 5; i++) {
@@ -212,8 +198,7 @@ static void the_first_pass_runs_the_second_records_the_others_replay(void **stat
     device_graph_destroy(graph);
 }
 
-static void other_work_starts_over(void **state) {
-    (void)state;
+TEST(other_work_starts_over) {
     Error err;
     DeviceGraph *graph = device_graph_create(&err);
     for (int i = 0; i < 3; i++) pass(graph);
@@ -229,8 +214,7 @@ static void other_work_starts_over(void **state) {
     device_graph_destroy(graph);
 }
 
-static void a_recording_may_be_dropped_while_it_runs(void **state) {
-    (void)state;
+TEST(a_recording_may_be_dropped_while_it_runs) {
     Error err;
     DeviceGraph *graph = device_graph_create(&err);
     pass(graph), pass(graph);
@@ -240,8 +224,7 @@ static void a_recording_may_be_dropped_while_it_runs(void **state) {
     assert_arrived(8);
 }
 
-static void capturing_is_told_to_the_ops(void **state) {
-    (void)state;
+TEST(capturing_is_told_to_the_ops) {
     Error err;
     DeviceGraph *graph = device_graph_create(&err);
     for (int i = 0; i < 2; i++) {
@@ -318,13 +301,11 @@ static void launch_after_an_error(void) {
     launch();
 }
 
-static void a_launch_with_an_error_pending_stops_and_is_named(void **state) {
-    (void)state;
+TEST(a_launch_with_an_error_pending_stops_and_is_named) {
     assert_stops(launch_after_an_error, "launch of fill_kernel", "out of memory");
 }
 
-static void errors_while_recording_name_the_call(void **state) {
-    (void)state;
+TEST(errors_while_recording_name_the_call) {
     assert_stops(record_a_sync, "cudaDeviceSynchronize()", "while recording a graph");
     assert_stops(record_an_allocation, "device_alloc", "while recording a graph");
     assert_stops(record_what_breaks_silently, "cudaStreamEndCapture", "while recording a graph");
@@ -334,8 +315,7 @@ static void errors_while_recording_name_the_call(void **state) {
 
 // -------------------------------------------------------------------------------------------------- speed and sensors
 
-static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
-    (void)state;
+TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     const size_t before = device_memory_peak();
     for (int i = 0; i < 3; i++) {
@@ -352,32 +332,9 @@ static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
     }
 }
 
-static void sensors_that_are_not_there_read_as_nothing(void **state) {
-    (void)state;
+TEST(sensors_that_are_not_there_read_as_nothing) {
     DeviceSensors sensors = {.power_watts = 1.0};
     if (device_sensors(&sensors)) skip(); // a machine with NVIDIA's library
     assert_true(sensors.power_watts == 0.0);
     assert_false(device_sensors(&sensors)); // looked for once
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_facts_name_the_gpu),
-        cmocka_unit_test(the_device_starts_again_after_a_shutdown),
-        cmocka_unit_test(allocated_memory_is_zeroed_and_aligned),
-        cmocka_unit_test(what_does_not_fit_is_refused_naming_the_bytes),
-        cmocka_unit_test(the_peak_counts_what_is_held_at_once),
-        cmocka_unit_test(a_stream_waits_for_the_copy_of_the_other),
-        cmocka_unit_test(an_event_is_done_when_its_work_is),
-        cmocka_unit_test(one_process_leaves_its_data_as_it_is),
-        cmocka_unit_test(the_first_pass_runs_the_second_records_the_others_replay),
-        cmocka_unit_test(other_work_starts_over),
-        cmocka_unit_test(a_recording_may_be_dropped_while_it_runs),
-        cmocka_unit_test(capturing_is_told_to_the_ops),
-        cmocka_unit_test(a_launch_with_an_error_pending_stops_and_is_named),
-        cmocka_unit_test(errors_while_recording_name_the_call),
-        cmocka_unit_test(the_measured_speed_is_positive_and_leaves_no_peak),
-        cmocka_unit_test(sensors_that_are_not_there_read_as_nothing),
-    };
-    return cmocka_run_group_tests_name("stream", tests, set_up, tear_down);
 }

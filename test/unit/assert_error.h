@@ -1,4 +1,4 @@
-// What a call that takes an Error said into `err`, the test program's own. Included after cmocka.h.
+// What a call that takes an Error said into `err`, the test program's own.
 #pragma once
 #include <string.h>
 

@@ -1,6 +1,7 @@
 // Deterministic damage to files, for the tests of readers: bytes flipped, overwritten, inserted, removed, cut off.
 #pragma once
 #include "llmc/base/rng.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

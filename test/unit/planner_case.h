@@ -1,6 +1,7 @@
-// What the tests of the planner share: GPUs by name, figures that agree, and what a plan takes. After cmocka.h.
+// What the tests of the planner share: GPUs by name, figures that agree, and what a plan takes.
 #pragma once
 #include "llmc/run/planner.h"
+
 #include <math.h>
 #include <string.h>
 

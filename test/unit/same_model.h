@@ -1,6 +1,7 @@
-// Two models bit by bit: weights, and what their optimizer keeps. After cmocka.h.
+// Two models bit by bit: weights, and what their optimizer keeps.
 #pragma once
 #include "llmc/model/gpt2.h"
+
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,4 @@
 // Any bytes for the optimizer's state of a checkpoint: read or refused with a word about the file, never worse.
-// Included after cmocka.h.
 #pragma once
 #include "llmc/store/checkpoint.h"
 #include "test/unit/mutate.h"

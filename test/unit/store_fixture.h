@@ -1,5 +1,5 @@
 // What the tests of llmc/store share: an empty directory and a cleared error for each test, and looks at what a call
-// left. Included once by a test program, after cmocka.h.
+// left. Included once by a test program.
 #pragma once
 #include "llmc/base/error.h"
 #include "test/unit/assert_error.h"

@@ -1,20 +1,16 @@
 // Files and directories that are whole or not there, and the messages when they cannot be made.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
+#include "test/test.h"
 #include "test/unit/store_fixture.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <xxhash.h>
+
+TestFixture test_each = {setup, teardown};
 
 static void assert_content(const char *path, const char *expected) {
     size_t n;
@@ -25,8 +21,7 @@ static void assert_content(const char *path, const char *expected) {
     free(text);
 }
 
-static void a_file_appears_only_when_it_is_committed(void **state) {
-    (void)state;
+TEST(a_file_appears_only_when_it_is_committed) {
     const char *path = tmpdir_file(&tmp, "file");
     AtomicFile *f = atomic_file_create(path, &err);
     assert_non_null(f);
@@ -38,8 +33,7 @@ static void a_file_appears_only_when_it_is_committed(void **state) {
     assert_int_equal(entries_of(tmp.path), 1);
 }
 
-static void an_abandoned_file_leaves_the_old_one(void **state) {
-    (void)state;
+TEST(an_abandoned_file_leaves_the_old_one) {
     const char *path = tmpdir_file(&tmp, "file");
     assert_true(file_write_atomic(path, "old", 3, &err));
     AtomicFile *f = atomic_file_create(path, &err);
@@ -50,8 +44,7 @@ static void an_abandoned_file_leaves_the_old_one(void **state) {
 }
 
 // Pieces around the buffer's 1 MiB, so that every path of the buffer is taken.
-static void bytes_and_checksum_are_those_of_the_content(void **state) {
-    (void)state;
+TEST(bytes_and_checksum_are_those_of_the_content) {
     const char *path = tmpdir_file(&tmp, "file");
     const size_t pieces[] = {1, 1 << 20, 17, (1 << 20) - 18, 3, (3 << 20) + 5, 0, (1 << 20) - 1, 100};
     size_t total = 0;
@@ -78,8 +71,7 @@ static void bytes_and_checksum_are_those_of_the_content(void **state) {
 }
 
 // RLIMIT_FSIZE makes write(2) fail as a full disk does: at some byte, after a short write.
-static void a_failed_write_is_remembered_and_cleaned_up(void **state) {
-    (void)state;
+TEST(a_failed_write_is_remembered_and_cleaned_up) {
     const char *path = tmpdir_file(&tmp, "file");
     assert_true(file_write_atomic(path, "old", 3, &err));
     struct rlimit limit, small;
@@ -103,14 +95,12 @@ static void a_failed_write_is_remembered_and_cleaned_up(void **state) {
     assert_int_equal(entries_of(tmp.path), 1);
 }
 
-static void a_file_in_a_missing_directory_names_path_and_reason(void **state) {
-    (void)state;
+TEST(a_file_in_a_missing_directory_names_path_and_reason) {
     assert_null(atomic_file_create(tmpdir_file(&tmp, "no/file"), &err));
     assert_message("no/file: cannot create: No such file");
 }
 
-static void modes_follow_the_umask(void **state) {
-    (void)state;
+TEST(modes_follow_the_umask) {
     struct stat st;
     mode_t old = umask(0027);
     assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
@@ -122,8 +112,7 @@ static void modes_follow_the_umask(void **state) {
     assert_int_equal(st.st_mode & 0777, 0750);
 }
 
-static void reading_refuses_large_missing_and_special_files(void **state) {
-    (void)state;
+TEST(reading_refuses_large_missing_and_special_files) {
     const char *path = tmpdir_file(&tmp, "file"), *pipe_path = tmpdir_file(&tmp, "pipe");
     assert_true(file_write_atomic(path, "12345", 5, &err));
     assert_null(file_read_all(path, 4, NULL, &err));
@@ -137,8 +126,7 @@ static void reading_refuses_large_missing_and_special_files(void **state) {
     assert_message("not a plain file");
 }
 
-static void a_file_that_ends_early_is_an_error(void **state) {
-    (void)state;
+TEST(a_file_that_ends_early_is_an_error) {
     const char *path = tmpdir_file(&tmp, "file");
     assert_true(file_write_atomic(path, "12345", 5, &err));
     int fd = open(path, O_RDONLY);
@@ -150,86 +138,8 @@ static void a_file_that_ends_early_is_an_error(void **state) {
     close(fd);
 }
 
-static void directories_are_made_with_their_parents(void **state) {
-    (void)state;
-    assert_true(directory_make(tmpdir_file(&tmp, "a/b/c"), &err));
-    assert_true(directory_make(tmpdir_file(&tmp, "a/b/c/"), &err));
-    assert_true(file_exists(tmpdir_file(&tmp, "a/b/c")));
-    assert_false(directory_make("", &err));
-}
-
-static void a_file_in_the_way_of_a_directory_is_named(void **state) {
-    (void)state;
-    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
-    assert_false(directory_make(tmpdir_file(&tmp, "file"), &err));
-    assert_message("file: cannot make the directory: Not a directory");
-    assert_false(directory_make(tmpdir_file(&tmp, "file/below"), &err));
-    assert_message("file/below: cannot make the directory: Not a directory");
-}
-
-static void the_proof_that_a_directory_is_writable_leaves_nothing(void **state) {
-    (void)state;
-    const int before = entries_of(tmpdir_file(&tmp, ""));
-    assert_true(directory_check_writable(tmpdir_file(&tmp, "out"), &err));
-    assert_true(directory_check_writable(tmpdir_file(&tmp, "out/deep/er//"), &err));
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "")), before);
-    assert_true(directory_make(tmpdir_file(&tmp, "there"), &err));
-    assert_true(directory_check_writable(tmpdir_file(&tmp, "there"), &err));
-    assert_true(directory_check_writable(tmpdir_file(&tmp, "there//below"), &err));
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "there")), 0); // and it is there
-    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
-    assert_false(directory_check_writable(tmpdir_file(&tmp, "file"), &err));
-}
-
-static void make_directory_with(const char *name, const char *content) {
-    char *directory = path_join(tmp.path, name), *file = path_join(directory, "file");
-    assert_true(directory_make(directory, &err));
-    assert_true(file_write_atomic(file, content, strlen(content), &err));
-    free(file);
-    free(directory);
-}
-
-static void a_committed_directory_takes_its_name(void **state) {
-    (void)state;
-    make_directory_with(".tmp-a", "new");
-    assert_true(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
-    assert_content(tmpdir_file(&tmp, "a/file"), "new");
-    assert_int_equal(entries_of(tmp.path), 1);
-}
-
-static void a_committed_directory_replaces_the_one_before(void **state) {
-    (void)state;
-    make_directory_with("a", "old");
-    make_directory_with(".tmp-a", "new");
-    assert_true(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
-    assert_content(tmpdir_file(&tmp, "a/file"), "new");
-    assert_content(tmpdir_file(&tmp, ".tmp-a/file"), "old");
-    assert_int_equal(entries_of(tmp.path), 2);
-}
-
-static void a_directory_is_not_committed_over_a_file(void **state) {
-    (void)state;
-    make_directory_with(".tmp-a", "new");
-    assert_true(file_write_atomic(tmpdir_file(&tmp, "a"), "file", 4, &err));
-    assert_false(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
-    assert_message("a: cannot rename into place: Not a directory");
-    assert_content(tmpdir_file(&tmp, "a"), "file");
-}
-
-static void a_directory_of_plain_files_is_removed_and_no_more(void **state) {
-    (void)state;
-    make_directory_with("a", "x");
-    make_directory_with("b/nested", "x");
-    assert_true(directory_remove(tmpdir_file(&tmp, "a"), &err));
-    assert_false(file_exists(tmpdir_file(&tmp, "a")));
-    assert_false(directory_remove(tmpdir_file(&tmp, "b"), &err));
-    assert_message("b/nested: cannot remove");
-    assert_content(tmpdir_file(&tmp, "b/nested/file"), "x");
-}
-
 // A pattern below which something cannot be read is no pattern that matches nothing.
-static void a_pattern_names_files_in_the_order_of_their_bytes(void **state) {
-    (void)state;
+TEST(a_pattern_names_files_in_the_order_of_their_bytes) {
     char **names;
     int count;
     for (const char *const *name = (const char *const[]){"b_1", "B_1", "a_1", "a_[1]", "c", NULL}; *name; name++)
@@ -259,26 +169,72 @@ static void a_pattern_names_files_in_the_order_of_their_bytes(void **state) {
     assert_int_equal(count, 0);
 }
 
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+TEST(directories_are_made_with_their_parents) {
+    assert_true(directory_make(tmpdir_file(&tmp, "a/b/c"), &err));
+    assert_true(directory_make(tmpdir_file(&tmp, "a/b/c/"), &err));
+    assert_true(file_exists(tmpdir_file(&tmp, "a/b/c")));
+    assert_false(directory_make("", &err));
+}
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(a_file_appears_only_when_it_is_committed),
-        TEST(an_abandoned_file_leaves_the_old_one),
-        TEST(bytes_and_checksum_are_those_of_the_content),
-        TEST(a_failed_write_is_remembered_and_cleaned_up),
-        TEST(a_file_in_a_missing_directory_names_path_and_reason),
-        TEST(modes_follow_the_umask),
-        TEST(reading_refuses_large_missing_and_special_files),
-        TEST(a_file_that_ends_early_is_an_error),
-        TEST(a_pattern_names_files_in_the_order_of_their_bytes),
-        TEST(directories_are_made_with_their_parents),
-        TEST(a_file_in_the_way_of_a_directory_is_named),
-        TEST(the_proof_that_a_directory_is_writable_leaves_nothing),
-        TEST(a_committed_directory_takes_its_name),
-        TEST(a_committed_directory_replaces_the_one_before),
-        TEST(a_directory_is_not_committed_over_a_file),
-        TEST(a_directory_of_plain_files_is_removed_and_no_more),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+TEST(a_file_in_the_way_of_a_directory_is_named) {
+    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
+    assert_false(directory_make(tmpdir_file(&tmp, "file"), &err));
+    assert_message("file: cannot make the directory: Not a directory");
+    assert_false(directory_make(tmpdir_file(&tmp, "file/below"), &err));
+    assert_message("file/below: cannot make the directory: Not a directory");
+}
+
+TEST(the_proof_that_a_directory_is_writable_leaves_nothing) {
+    const int before = entries_of(tmpdir_file(&tmp, ""));
+    assert_true(directory_check_writable(tmpdir_file(&tmp, "out"), &err));
+    assert_true(directory_check_writable(tmpdir_file(&tmp, "out/deep/er//"), &err));
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "")), before);
+    assert_true(directory_make(tmpdir_file(&tmp, "there"), &err));
+    assert_true(directory_check_writable(tmpdir_file(&tmp, "there"), &err));
+    assert_true(directory_check_writable(tmpdir_file(&tmp, "there//below"), &err));
+    assert_int_equal(entries_of(tmpdir_file(&tmp, "there")), 0); // and it is there
+    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
+    assert_false(directory_check_writable(tmpdir_file(&tmp, "file"), &err));
+}
+
+static void make_directory_with(const char *name, const char *content) {
+    char *directory = path_join(tmp.path, name), *file = path_join(directory, "file");
+    assert_true(directory_make(directory, &err));
+    assert_true(file_write_atomic(file, content, strlen(content), &err));
+    free(file);
+    free(directory);
+}
+
+TEST(a_committed_directory_takes_its_name) {
+    make_directory_with(".tmp-a", "new");
+    assert_true(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
+    assert_content(tmpdir_file(&tmp, "a/file"), "new");
+    assert_int_equal(entries_of(tmp.path), 1);
+}
+
+TEST(a_committed_directory_replaces_the_one_before) {
+    make_directory_with("a", "old");
+    make_directory_with(".tmp-a", "new");
+    assert_true(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
+    assert_content(tmpdir_file(&tmp, "a/file"), "new");
+    assert_content(tmpdir_file(&tmp, ".tmp-a/file"), "old");
+    assert_int_equal(entries_of(tmp.path), 2);
+}
+
+TEST(a_directory_is_not_committed_over_a_file) {
+    make_directory_with(".tmp-a", "new");
+    assert_true(file_write_atomic(tmpdir_file(&tmp, "a"), "file", 4, &err));
+    assert_false(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
+    assert_message("a: cannot rename into place: Not a directory");
+    assert_content(tmpdir_file(&tmp, "a"), "file");
+}
+
+TEST(a_directory_of_plain_files_is_removed_and_no_more) {
+    make_directory_with("a", "x");
+    make_directory_with("b/nested", "x");
+    assert_true(directory_remove(tmpdir_file(&tmp, "a"), &err));
+    assert_false(file_exists(tmpdir_file(&tmp, "a")));
+    assert_false(directory_remove(tmpdir_file(&tmp, "b"), &err));
+    assert_message("b/nested: cannot remove");
+    assert_content(tmpdir_file(&tmp, "b/nested/file"), "x");
 }

@@ -1,18 +1,11 @@
 // Plain, gzip and zstd files as bytes: whole, in many parts, cut at every byte, and with damage.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/tokens/byte_source.h"
+#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -32,6 +25,7 @@ static int tear_down(void **state) {
     tmpdir_remove(&dir);
     return 0;
 }
+TestFixture test_each = {set_up, tear_down};
 
 static size_t pack_gzip(const unsigned char *from, size_t n, unsigned char *out) {
     z_stream z = {0};
@@ -86,8 +80,7 @@ static int64_t read_through(ByteSource *s, int64_t step, bool *failed, Error *er
     return done;
 }
 
-static void all_forms_give_the_same_bytes_in_pieces_of_any_size(void **state) {
-    (void)state;
+TEST(all_forms_give_the_same_bytes_in_pieces_of_any_size) {
     static const int64_t steps[] = {1, 7, 1000, TEXT_BYTES, TEXT_BYTES + 64};
     for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
         for (int parts = 1; parts <= 4; parts++) {
@@ -107,8 +100,7 @@ static void all_forms_give_the_same_bytes_in_pieces_of_any_size(void **state) {
     }
 }
 
-static void a_part_can_be_passed_over(void **state) {
-    (void)state;
+TEST(a_part_can_be_passed_over) {
     for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
         unsigned char packed[2 * PACKED_ROOM], out[10];
         size_t n = packing == PACKED_NOT ? 0 : pack(packing, 3, packed);
@@ -124,8 +116,7 @@ static void a_part_can_be_passed_over(void **state) {
     }
 }
 
-static void a_file_cut_anywhere_is_damaged_behind_what_it_still_gives(void **state) {
-    (void)state;
+TEST(a_file_cut_anywhere_is_damaged_behind_what_it_still_gives) {
     for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++) {
         unsigned char packed[2 * PACKED_ROOM];
         size_t n = pack(packing, 1, packed);
@@ -144,8 +135,7 @@ static void a_file_cut_anywhere_is_damaged_behind_what_it_still_gives(void **sta
     }
 }
 
-static void a_file_without_bytes_is_empty_and_not_damaged(void **state) {
-    (void)state;
+TEST(a_file_without_bytes_is_empty_and_not_damaged) {
     for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
         ByteSource *s = open_bytes("", 0, packing);
         bool failed;
@@ -157,8 +147,7 @@ static void a_file_without_bytes_is_empty_and_not_damaged(void **state) {
 }
 
 // Damage that the check sums see only at the end of a member lets other bytes pass before; it is seen, though.
-static void flipped_bits_are_seen(void **state) {
-    (void)state;
+TEST(flipped_bits_are_seen) {
     for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++) {
         unsigned char packed[2 * PACKED_ROOM], out[4 * TEXT_BYTES];
         size_t n = pack(packing, 1, packed);
@@ -178,8 +167,7 @@ static void flipped_bits_are_seen(void **state) {
     }
 }
 
-static void names_and_first_bytes_tell_the_packing(void **state) {
-    (void)state;
+TEST(names_and_first_bytes_tell_the_packing) {
     assert_int_equal(packing_of_name("a/b.jsonl.gz"), PACKED_GZIP);
     assert_int_equal(packing_of_name("b.txt.ZST"), PACKED_ZSTD);
     assert_int_equal(packing_of_name("gz"), PACKED_NOT);
@@ -189,8 +177,7 @@ static void names_and_first_bytes_tell_the_packing(void **state) {
     assert_int_equal(packing_of_bytes((const unsigned char *)"\x1f", 1), PACKED_NOT);
 }
 
-static void a_second_descriptor_goes_on_where_the_first_ends(void **state) {
-    (void)state;
+TEST(a_second_descriptor_goes_on_where_the_first_ends) {
     write_bytes(tmpdir_file(&dir, "head"), text, 1000);
     write_bytes(tmpdir_file(&dir, "tail"), text + 1000, TEXT_BYTES - 1000);
     int tail = open(tmpdir_file(&dir, "tail"), O_RDONLY);
@@ -200,19 +187,4 @@ static void a_second_descriptor_goes_on_where_the_first_ends(void **state) {
     assert_int_equal(read_through(s, 300, &failed, &err), TEXT_BYTES);
     byte_source_close(s);
     assert_int_equal(close(tail), 0); // it was the caller's
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(all_forms_give_the_same_bytes_in_pieces_of_any_size),
-        TEST(a_part_can_be_passed_over),
-        TEST(a_file_cut_anywhere_is_damaged_behind_what_it_still_gives),
-        TEST(a_file_without_bytes_is_empty_and_not_damaged),
-        TEST(flipped_bits_are_seen),
-        TEST(names_and_first_bytes_tell_the_packing),
-        TEST(a_second_descriptor_goes_on_where_the_first_ends),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 // Checkpoints: what is saved comes back to the same bits, and whatever happens to the files or to the process, there is
 // either a checkpoint that verifies or a clear word about why not.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/rng.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
+#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/same_model.h"
 #include "test/unit/store_damage.h"
@@ -24,9 +19,6 @@
 #include <malloc.h>
 #include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -103,8 +95,7 @@ static char *assert_latest(const char *name) {
 
 // ------------------------------------------------------------------------------------------------------- the content
 
-static void weights_and_moments_come_back_to_the_same_bits(void **state) {
-    (void)state;
+TEST(weights_and_moments_come_back_to_the_same_bits) {
     const struct {
         DType dtype;
         bool master;
@@ -125,8 +116,7 @@ static void weights_and_moments_come_back_to_the_same_bits(void **state) {
     }
 }
 
-static void the_trainers_state_comes_back_exactly(void **state) {
-    (void)state;
+TEST(the_trainers_state_comes_back_exactly) {
     TrainerState s = make_state(123456789012), back;
     s.position = ((int64_t)1 << 53) - 1;
     s.seed = UINT64_MAX;
@@ -167,8 +157,7 @@ static void the_trainers_state_comes_back_exactly(void **state) {
     trainer_state_free(&back);
 }
 
-static void no_validation_yet_is_a_loss_of_infinity(void **state) {
-    (void)state;
+TEST(no_validation_yet_is_a_loss_of_infinity) {
     TrainerState s = make_state(1), back;
     s.best_val_loss = (double)INFINITY;
     s.eot = -1;
@@ -181,8 +170,7 @@ static void no_validation_yet_is_a_loss_of_infinity(void **state) {
     trainer_state_free(&back);
 }
 
-static void options_that_are_no_json_object_are_refused_before_they_are_written(void **state) {
-    (void)state;
+TEST(options_that_are_no_json_object_are_refused_before_they_are_written) {
     TrainerState s = make_state(1);
     s.options_json = (char *)"{\"a\": 1}, \"step\": 5";
     assert_false(checkpoint_save(tmp.path, model, &s, &err));
@@ -190,8 +178,7 @@ static void options_that_are_no_json_object_are_refused_before_they_are_written(
     assert_int_equal(entries_of(tmp.path), 0);
 }
 
-static void tensors_stand_under_hugging_faces_names_and_layouts(void **state) {
-    (void)state;
+TEST(tensors_stand_under_hugging_faces_names_and_layouts) {
     fill_model(model, 3);
     save(1);
     SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "step_00000001/model.safetensors"), &err);
@@ -212,8 +199,7 @@ static void tensors_stand_under_hugging_faces_names_and_layouts(void **state) {
     safetensors_close(f);
 }
 
-static void a_model_of_another_shape_is_refused(void **state) {
-    (void)state;
+TEST(a_model_of_another_shape_is_refused) {
     Gpt2Options options = *gpt2_options(model);
     options.config.max_T = 32;
     options.T = 32;
@@ -228,8 +214,7 @@ static void a_model_of_another_shape_is_refused(void **state) {
 
 // ------------------------------------------------------------------------------------------------ which one is taken
 
-static void the_newest_that_verifies_is_found_and_the_others_named(void **state) {
-    (void)state;
+TEST(the_newest_that_verifies_is_found_and_the_others_named) {
     for (int64_t step = 1; step <= 5; step++) save(step);
     flip(tmpdir_file(&tmp, "step_00000005/optimizer.safetensors"), 5000);
     assert_int_equal(truncate(tmpdir_file(&tmp, "step_00000004/model.safetensors"), 1000), 0);
@@ -255,8 +240,7 @@ static void save_with_tokenizer(int64_t step) {
     tokenizer_free(bytes);
 }
 
-static void the_tokenizer_is_part_of_a_checkpoint_that_has_one(void **state) {
-    (void)state;
+TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
     save(1);
     save_with_tokenizer(2);
     assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
@@ -275,8 +259,7 @@ static void the_tokenizer_is_part_of_a_checkpoint_that_has_one(void **state) {
     assert_true(file_exists(tmpdir_file(&tmp, "step_00000001")));
 }
 
-static void one_flipped_bit_in_any_file_is_noticed(void **state) {
-    (void)state;
+TEST(one_flipped_bit_in_any_file_is_noticed) {
     static const char *const files[] = {"step_00000001/model.safetensors", "step_00000001/optimizer.safetensors",
                                         "step_00000001/config.json", "step_00000001/tokenizer.json",
                                         "step_00000001/tokenizer_config.json"};
@@ -293,8 +276,7 @@ static void one_flipped_bit_in_any_file_is_noticed(void **state) {
         }
 }
 
-static void a_directory_without_checkpoints_has_none(void **state) {
-    (void)state;
+TEST(a_directory_without_checkpoints_has_none) {
     char *path, *skipped;
     assert_int_equal(mkdir(tmpdir_file(&tmp, "step_12"), 0755), 0); // not a name of ours
     assert_int_equal(mkdir(tmpdir_file(&tmp, "step_00000012"), 0755), 0);
@@ -311,8 +293,7 @@ static void a_directory_without_checkpoints_has_none(void **state) {
     assert_true(exists);
 }
 
-static void a_directory_that_cannot_be_read_is_an_error(void **state) {
-    (void)state;
+TEST(a_directory_that_cannot_be_read_is_an_error) {
     char *path, *skipped;
     write_bytes(tmpdir_file(&tmp, "file"), "x", 1);
     assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "file"), &path, &skipped, &err));
@@ -332,8 +313,7 @@ static void fail_to_read_directories(void) {
         _exit(77);
 }
 
-static void a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty(void **state) {
-    (void)state;
+TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty) {
     save(1);
     int status;
     const pid_t child = fork();
@@ -350,8 +330,7 @@ static void a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty(vo
     assert_int_equal(status, 0);
 }
 
-static void a_renamed_checkpoint_is_not_taken_for_a_newer_one(void **state) {
-    (void)state;
+TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one) {
     save(1);
     save(2);
     assert_int_equal(rename(tmpdir_file(&tmp, "step_00000001"), tmpdir_file(&tmp, "step_00000003")), 0);
@@ -362,8 +341,7 @@ static void a_renamed_checkpoint_is_not_taken_for_a_newer_one(void **state) {
 
 // ------------------------------------------------------------------------------------------------------------ saving
 
-static void saving_removes_what_killed_runs_left(void **state) {
-    (void)state;
+TEST(saving_removes_what_killed_runs_left) {
     assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000001"), &err));
     assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000007"), &err));
     write_bytes(tmpdir_file(&tmp, ".tmp-step_00000007/model.safetensors"), "half", 4);
@@ -373,8 +351,7 @@ static void saving_removes_what_killed_runs_left(void **state) {
     assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
 }
 
-static void the_same_step_may_be_saved_again(void **state) {
-    (void)state;
+TEST(the_same_step_may_be_saved_again) {
     save(1);
     TrainerState s = make_state(1), back;
     s.position = 77;
@@ -387,8 +364,7 @@ static void the_same_step_may_be_saved_again(void **state) {
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does; each limit stops in another file.
-static void a_failed_save_leaves_the_checkpoints_before_it(void **state) {
-    (void)state;
+TEST(a_failed_save_leaves_the_checkpoints_before_it) {
     save(1);
     struct stat model_file;
     assert_int_equal(stat(tmpdir_file(&tmp, "step_00000001/model.safetensors"), &model_file), 0);
@@ -437,8 +413,7 @@ static int status_of_a_save_within(TrainerState *s, rlim_t more) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-static void a_save_that_runs_out_of_memory_never_claims_to_be_one(void **state) {
-    (void)state;
+TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
 #ifdef __SANITIZE_ADDRESS__
     print_message("AddressSanitizer needs the address space for itself\n");
     skip();
@@ -481,8 +456,7 @@ static int64_t last_name(void) {
     return step;
 }
 
-static void a_kill_at_any_moment_leaves_a_checkpoint_that_verifies(void **state) {
-    (void)state;
+TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies) {
     char self[PATH_MAX] = {0};
     assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     save(0);
@@ -514,8 +488,7 @@ static void a_kill_at_any_moment_leaves_a_checkpoint_that_verifies(void **state)
 
 // ---------------------------------------------------------------------------------------------------------- rotation
 
-static void rotation_keeps_the_newest_and_the_majors(void **state) {
-    (void)state;
+TEST(rotation_keeps_the_newest_and_the_majors) {
     for (int64_t step = 1; step <= 8; step++) save(step);
     assert_ok(checkpoint_rotate(tmp.path, 0, 0, &err));
     assert_int_equal(entries_of(tmp.path), 8);
@@ -528,8 +501,7 @@ static void rotation_keeps_the_newest_and_the_majors(void **state) {
     }
 }
 
-static void rotation_does_not_count_what_is_no_checkpoint(void **state) {
-    (void)state;
+TEST(rotation_does_not_count_what_is_no_checkpoint) {
     for (int64_t step = 1; step <= 4; step++) save(step);
     unlink(tmpdir_file(&tmp, "step_00000004/trainer.json"));
     assert_int_equal(truncate(tmpdir_file(&tmp, "step_00000003/model.safetensors"), 10), 0);
@@ -539,8 +511,7 @@ static void rotation_does_not_count_what_is_no_checkpoint(void **state) {
 }
 
 // A resume skipped step 9, which only its checksum gives away, and went on from step 1.
-static void rotation_never_removes_the_one_written_last(void **state) {
-    (void)state;
+TEST(rotation_never_removes_the_one_written_last) {
     save(9);
     flip(tmpdir_file(&tmp, "step_00000009/model.safetensors"), 5000);
     save(1);
@@ -552,8 +523,7 @@ static void rotation_never_removes_the_one_written_last(void **state) {
     free(assert_latest("step_00000002"));
 }
 
-static void rotation_leaves_what_holds_files_of_others_and_removes_the_rest(void **state) {
-    (void)state;
+TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     for (int64_t step = 1; step <= 5; step++) save(step);
     assert_ok(directory_make(tmpdir_file(&tmp, "step_00000002/eval"), &err));
     write_bytes(tmpdir_file(&tmp, "step_00000003/notes.txt"), "mine", 4);
@@ -565,8 +535,7 @@ static void rotation_leaves_what_holds_files_of_others_and_removes_the_rest(void
     free(assert_latest("step_00000005"));
 }
 
-static void files_of_others_stay_in_sight_where_their_checkpoint_is_replaced(void **state) {
-    (void)state;
+TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced) {
     save(1);
     write_bytes(tmpdir_file(&tmp, "step_00000001/notes.txt"), "mine", 4);
     save(1);
@@ -576,8 +545,7 @@ static void files_of_others_stay_in_sight_where_their_checkpoint_is_replaced(voi
     free(assert_latest("step_00000001"));
 }
 
-static void cleaning_removes_what_a_killed_rotation_left(void **state) {
-    (void)state;
+TEST(cleaning_removes_what_a_killed_rotation_left) {
     save(1);
     save(2);
     assert_int_equal(rename(tmpdir_file(&tmp, "step_00000001"), tmpdir_file(&tmp, ".tmp-step_00000001")), 0);
@@ -598,8 +566,7 @@ static bool state_loads(const unsigned char *bytes, size_t n) {
     return ok;
 }
 
-static void no_damage_to_a_trainer_file_is_taken(void **state) {
-    (void)state;
+TEST(no_damage_to_a_trainer_file_is_taken) {
     enum { ROUNDS = 3000, HOLE = 300 };
     save(1);
     size_t n;
@@ -627,8 +594,7 @@ static void no_damage_to_a_trainer_file_is_taken(void **state) {
     free(good);
 }
 
-static void damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message(void **state) {
-    (void)state;
+TEST(damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message) {
     enum { ROUNDS = 3000 };
     save(1);
     unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
@@ -645,8 +611,7 @@ static void damaged_trainer_files_of_the_format_before_are_read_or_refused_with_
     free(good);
 }
 
-static void a_trainer_file_of_the_format_before_names_what_cannot_be(void **state) {
-    (void)state;
+TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
     static const struct {
         const char *found, *changed, *message;
     } cases[] = {
@@ -673,8 +638,7 @@ static void a_trainer_file_of_the_format_before_names_what_cannot_be(void **stat
     }
 }
 
-static void damaged_moments_are_read_or_refused_with_a_message(void **state) {
-    (void)state;
+TEST(damaged_moments_are_read_or_refused_with_a_message) {
     save(1);
     load_damaged_moments(model, tmpdir_file(&tmp, "step_00000001"), 200);
 }
@@ -694,40 +658,9 @@ static int stop(void **state) {
     device_shutdown();
     return 0;
 }
-
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+TestFixture test_each = {setup, teardown}, test_all = {start, stop};
 
 int main(int argc, char **argv) {
     if (argc > 1) return save_until_killed(argv[1]);
-    const struct CMUnitTest tests[] = {
-        TEST(weights_and_moments_come_back_to_the_same_bits),
-        TEST(the_trainers_state_comes_back_exactly),
-        TEST(no_validation_yet_is_a_loss_of_infinity),
-        TEST(options_that_are_no_json_object_are_refused_before_they_are_written),
-        TEST(tensors_stand_under_hugging_faces_names_and_layouts),
-        TEST(a_model_of_another_shape_is_refused),
-        TEST(the_newest_that_verifies_is_found_and_the_others_named),
-        TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one),
-        TEST(one_flipped_bit_in_any_file_is_noticed),
-        TEST(a_directory_without_checkpoints_has_none),
-        TEST(a_directory_that_cannot_be_read_is_an_error),
-        TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty),
-        TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one),
-        TEST(saving_removes_what_killed_runs_left),
-        TEST(the_same_step_may_be_saved_again),
-        TEST(a_failed_save_leaves_the_checkpoints_before_it),
-        TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one),
-        TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies),
-        TEST(rotation_keeps_the_newest_and_the_majors),
-        TEST(rotation_does_not_count_what_is_no_checkpoint),
-        TEST(rotation_never_removes_the_one_written_last),
-        TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest),
-        TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced),
-        TEST(cleaning_removes_what_a_killed_rotation_left),
-        TEST(no_damage_to_a_trainer_file_is_taken),
-        TEST(damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message),
-        TEST(a_trainer_file_of_the_format_before_names_what_cannot_be),
-        TEST(damaged_moments_are_read_or_refused_with_a_message),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
+    return test_run();
 }

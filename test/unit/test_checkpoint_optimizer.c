@@ -1,23 +1,17 @@
 // The optimizer's state in a checkpoint: whatever an optimizer keeps, in whatever dtype and wherever it lives, comes
 // back to the same bits; older checkpoints are read; another optimizer's state, and a file that is not what it should
 // be, is refused with a word about why.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/rng.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
+#include "test/test.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/same_model.h"
 #include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
 
-#include <stdlib.h>
-#include <string.h>
+TestFixture test_each = {setup, teardown}, test_all = {start_device, stop_device};
 
 // V = 130 leaves rows of padding; C = 40 makes tensors that are no whole blocks of 8-bit states.
 static Gpt2Options model_options(OptimizerKind optimizer, DType dtype) {
@@ -131,16 +125,14 @@ static void check_round_trip(Gpt2Options options) {
     gpt2_destroy(loaded);
 }
 
-static void every_optimizers_state_comes_back_to_the_same_bits(void **state) {
-    (void)state;
+TEST(every_optimizers_state_comes_back_to_the_same_bits) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         check_round_trip(model_options((OptimizerKind)kind, DTYPE_FP32));
         check_round_trip(model_options((OptimizerKind)kind, DTYPE_BF16));
     }
 }
 
-static void state_in_host_memory_comes_back_to_the_same_bits(void **state) {
-    (void)state;
+TEST(state_in_host_memory_comes_back_to_the_same_bits) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Gpt2Options options = model_options((OptimizerKind)kind, DTYPE_BF16);
         options.offload = true;
@@ -149,8 +141,7 @@ static void state_in_host_memory_comes_back_to_the_same_bits(void **state) {
 }
 
 // Where the state lives is no business of the file's.
-static void a_run_may_begin_to_offload_at_a_checkpoint(void **state) {
-    (void)state;
+TEST(a_run_may_begin_to_offload_at_a_checkpoint) {
     Gpt2Options options = model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16);
     Gpt2 *saved = make_model(options);
     fill_model(saved, 1);
@@ -164,8 +155,7 @@ static void a_run_may_begin_to_offload_at_a_checkpoint(void **state) {
 }
 
 // The trap of Kahan's pair: the file's value, weight + lost, may round to the other neighbour.
-static void a_value_half_way_between_two_weights_keeps_its_weight(void **state) {
-    (void)state;
+TEST(a_value_half_way_between_two_weights_keeps_its_weight) {
     int halfway = 0;
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_KAHAN, DTYPE_BF16));
     fill_model(model, 1);
@@ -182,8 +172,7 @@ static void a_value_half_way_between_two_weights_keeps_its_weight(void **state) 
     gpt2_destroy(model);
 }
 
-static void a_new_state_is_all_zero(void **state) {
-    (void)state;
+TEST(a_new_state_is_all_zero) {
     for (int offload = 0; offload < 2; offload++) {
         Gpt2Options options = model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16);
         options.offload = offload;
@@ -203,8 +192,7 @@ static void a_new_state_is_all_zero(void **state) {
 
 // ------------------------------------------------------------------------------------------------------------ the file
 
-static void codes_stand_there_whole_and_numbers_without_the_padding(void **state) {
-    (void)state;
+TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
     save(model);
     SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "step_00000001/optimizer.safetensors"), &err);
@@ -231,8 +219,7 @@ static void codes_stand_there_whole_and_numbers_without_the_padding(void **state
     gpt2_destroy(model);
 }
 
-static void another_optimizers_state_is_refused_by_both_names(void **state) {
-    (void)state;
+TEST(another_optimizers_state_is_refused_by_both_names) {
     Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));
     Gpt2 *muon = make_model(model_options(OPTIMIZER_MUON, DTYPE_BF16));
     const char *path = save(lion);
@@ -244,8 +231,7 @@ static void another_optimizers_state_is_refused_by_both_names(void **state) {
     gpt2_destroy(muon);
 }
 
-static void a_checkpoint_that_names_no_optimizer_is_adamws(void **state) {
-    (void)state;
+TEST(a_checkpoint_that_names_no_optimizer_is_adamws) {
     Gpt2 *adamw = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));
     const char *path = save(adamw);
@@ -267,8 +253,7 @@ static void a_checkpoint_that_names_no_optimizer_is_adamws(void **state) {
     gpt2_destroy(lion);
 }
 
-static void an_optimizer_that_nobody_knows_is_refused(void **state) {
-    (void)state;
+TEST(an_optimizer_that_nobody_knows_is_refused) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     const char *path = save(model);
     TrainerState s;
@@ -285,8 +270,7 @@ static void an_optimizer_that_nobody_knows_is_refused(void **state) {
     gpt2_destroy(model);
 }
 
-static void a_state_from_behind_the_step_is_refused(void **state) {
-    (void)state;
+TEST(a_state_from_behind_the_step_is_refused) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     const char *path = save(model);
     TrainerState s;
@@ -297,8 +281,7 @@ static void a_state_from_behind_the_step_is_refused(void **state) {
     gpt2_destroy(model);
 }
 
-static void tensors_of_another_dtype_or_shape_are_refused(void **state) {
-    (void)state;
+TEST(tensors_of_another_dtype_or_shape_are_refused) {
     static const char wte[] = "exp_avg.transformer.wte.weight";
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
     const char *path = save(model);
@@ -320,8 +303,7 @@ static void tensors_of_another_dtype_or_shape_are_refused(void **state) {
 }
 
 // The state of 8 bits and of Kahan's pair.
-static void damaged_states_are_read_or_refused_with_a_message(void **state) {
-    (void)state;
+TEST(damaged_states_are_read_or_refused_with_a_message) {
     static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW_8BIT, OPTIMIZER_ADAMW_KAHAN};
     for (int k = 0; k < 2; k++) {
         Gpt2 *model = make_model(model_options(kinds[k], DTYPE_BF16));
@@ -332,8 +314,7 @@ static void damaged_states_are_read_or_refused_with_a_message(void **state) {
 
 // ----------------------------------------------------------------------------------------------------------------- fp8
 
-static void the_scales_of_fp8_come_back(void **state) {
-    (void)state;
+TEST(the_scales_of_fp8_come_back) {
     Gpt2Options options = model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
     options.config.C = 64, options.fp8 = true;
     if (!gpt2_check_options(&options, &err)) {
@@ -357,24 +338,4 @@ static void the_scales_of_fp8_come_back(void **state) {
     assert_ok(checkpoint_load_moments(loaded, path, &err)); // of no use here, and no harm
     gpt2_destroy(saved);
     gpt2_destroy(loaded);
-}
-
-int main(void) {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        TEST(every_optimizers_state_comes_back_to_the_same_bits),
-        TEST(state_in_host_memory_comes_back_to_the_same_bits),
-        TEST(a_run_may_begin_to_offload_at_a_checkpoint),
-        TEST(a_value_half_way_between_two_weights_keeps_its_weight),
-        TEST(a_new_state_is_all_zero),
-        TEST(codes_stand_there_whole_and_numbers_without_the_padding),
-        TEST(another_optimizers_state_is_refused_by_both_names),
-        TEST(a_checkpoint_that_names_no_optimizer_is_adamws),
-        TEST(an_optimizer_that_nobody_knows_is_refused),
-        TEST(a_state_from_behind_the_step_is_refused),
-        TEST(tensors_of_another_dtype_or_shape_are_refused),
-        TEST(damaged_states_are_read_or_refused_with_a_message),
-        TEST(the_scales_of_fp8_come_back),
-    };
-    return cmocka_run_group_tests(tests, start_device, stop_device);
 }

@@ -1,18 +1,10 @@
 // The journal of data/prepare: comes back as it was saved, is refused for another request, and never believed when it
 // does not hold together.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/tokens/corpus_journal.h"
+#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 static TmpDir dir;
 static Tokenizer *tokenizer;
@@ -29,6 +21,7 @@ static int tear_down(void **state) {
     tmpdir_remove(&dir);
     return 0;
 }
+TestFixture test_each = {set_up, tear_down};
 
 static cJSON *make_request(double val_fraction, uint64_t fingerprint) {
     static char *const arguments[] = {"a.txt", "b"};
@@ -61,8 +54,7 @@ static const char *save(const cJSON *request) {
     return path;
 }
 
-static void a_journal_comes_back_as_it_was_saved(void **state) {
-    (void)state;
+TEST(a_journal_comes_back_as_it_was_saved) {
     cJSON *request = make_request(0.1, 5);
     const char *path = save(request);
     CorpusJournal j;
@@ -91,8 +83,7 @@ static void assert_another(cJSON *then, cJSON *now, const char *words) {
     cJSON_Delete(then), cJSON_Delete(now);
 }
 
-static void what_differs_from_the_request_is_named(void **state) {
-    (void)state;
+TEST(what_differs_from_the_request_is_named) {
     assert_another(make_request(0.1, 5), make_request(0.2, 5), "the options are others");
     assert_another(make_request(0.1, 5), make_request(0.1, 6), "a.txt has changed");
     cJSON *other = make_request(0.1, 5);
@@ -107,8 +98,7 @@ static void what_differs_from_the_request_is_named(void **state) {
     assert_another(cJSON_CreateArray(), make_request(0.1, 5), "the tokenizer is another one");
 }
 
-static void a_damaged_journal_is_refused_or_holds_together(void **state) {
-    (void)state;
+TEST(a_damaged_journal_is_refused_or_holds_together) {
     cJSON *request = make_request(0.1, 5);
     size_t n;
     const char *path = save(request);
@@ -134,15 +124,4 @@ static void a_damaged_journal_is_refused_or_holds_together(void **state) {
     assert_true(refused > 1000);
     free(whole), free(damaged);
     cJSON_Delete(request);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(a_journal_comes_back_as_it_was_saved),
-        TEST(what_differs_from_the_request_is_named),
-        TEST(a_damaged_journal_is_refused_or_holds_together),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,12 @@
 // The corpus writer: every token lands in its side's shards in order, and a writer that died can be taken up at the
 // place where it was last synced, whatever it did after that.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/tokens/corpus_writer.h"
 #include "llmc/tokens/shards.h"
+#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <xxhash.h>
 
 enum { SHARD_TOKENS = 100, VOCAB = 5000 };
@@ -30,6 +23,7 @@ static int tear_down(void **state) {
     tmpdir_remove(&dir);
     return 0;
 }
+TestFixture test_each = {set_up, tear_down};
 
 static CorpusWriter *open_writer(int token_bytes, const CorpusShards *synced) {
     const CorpusWriterOptions options = {.directory = dir.path,
@@ -94,8 +88,7 @@ static void free_shards(CorpusShards shards[CORPUS_SIDES]) {
     for (int side = 0; side < CORPUS_SIDES; side++) free(shards[side].shards);
 }
 
-static void full_shards_are_followed_by_others(void **state) {
-    (void)state;
+TEST(full_shards_are_followed_by_others) {
     CorpusWriter *w = open_writer(2, NULL);
     append(w, CORPUS_TRAIN, 0, 350);
     append(w, CORPUS_VAL, 0, 100);
@@ -104,8 +97,7 @@ static void full_shards_are_followed_by_others(void **state) {
     assert_side_counts_up_to(CORPUS_VAL, 100);
 }
 
-static void the_checksum_is_that_of_the_file(void **state) {
-    (void)state;
+TEST(the_checksum_is_that_of_the_file) {
     CorpusWriter *w = open_writer(2, NULL);
     append(w, CORPUS_TRAIN, 0, 150);
     Error err;
@@ -122,8 +114,7 @@ static void the_checksum_is_that_of_the_file(void **state) {
     corpus_writer_free(w);
 }
 
-static void tokens_of_large_vocabularies_take_four_bytes(void **state) {
-    (void)state;
+TEST(tokens_of_large_vocabularies_take_four_bytes) {
     CorpusWriter *w = open_writer(4, NULL);
     const uint32_t tokens[] = {7, 65536, 69999};
     Error err;
@@ -160,8 +151,7 @@ static void die_and_continue(int synced, int died) {
     free_shards(noted);
 }
 
-static void a_writer_that_died_is_continued_where_it_was_synced(void **state) {
-    (void)state;
+TEST(a_writer_that_died_is_continued_where_it_was_synced) {
     // Inside a shard, at its end, in the next one, several further on; for both sides, of which one is half as long.
     static const int moments[][2] = {{0, 0},     {0, 30},    {20, 20},   {20, 90},   {40, 100},  {60, 340}, {100, 100},
                                      {100, 180}, {200, 200}, {200, 260}, {240, 300}, {300, 340}, {340, 340}};
@@ -172,8 +162,7 @@ static void a_writer_that_died_is_continued_where_it_was_synced(void **state) {
     }
 }
 
-static void a_shard_that_is_missing_or_too_short_is_not_continued(void **state) {
-    (void)state;
+TEST(a_shard_that_is_missing_or_too_short_is_not_continued) {
     Error err;
     CorpusShards noted[CORPUS_SIDES];
     CorpusWriter *w = open_writer(2, NULL);
@@ -193,8 +182,7 @@ static void a_shard_that_is_missing_or_too_short_is_not_continued(void **state) 
     free_shards(noted);
 }
 
-static void a_missing_directory_is_named(void **state) {
-    (void)state;
+TEST(a_missing_directory_is_named) {
     CorpusWriter *w = open_writer(2, NULL);
     tmpdir_remove(&dir);
     Error err;
@@ -202,18 +190,4 @@ static void a_missing_directory_is_named(void **state) {
     assert_false(corpus_writer_append(w, CORPUS_TRAIN, &token, 1, &err));
     assert_non_null(strstr(err.text, "train_000000.bin: cannot write the shard: No such file or directory"));
     corpus_writer_free(w);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(full_shards_are_followed_by_others),
-        TEST(the_checksum_is_that_of_the_file),
-        TEST(tokens_of_large_vocabularies_take_four_bytes),
-        TEST(a_writer_that_died_is_continued_where_it_was_synced),
-        TEST(a_shard_that_is_missing_or_too_short_is_not_continued),
-        TEST(a_missing_directory_is_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

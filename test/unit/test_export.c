@@ -1,12 +1,6 @@
 // Models as others read them: what comes in goes out with the same bits, nothing is overwritten that is no model, and
 // an export that fails leaves nothing. Started as "test_export logits MODEL TOKENS OUT" it writes a model's logits for
 // test/e2e/test_models.py.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/rng.h"
@@ -15,15 +9,16 @@
 #include "llmc/store/huggingface.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
+#include "test/test.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 
 #include <math.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
+
+TestFixture test_each = {setup, teardown}, test_all = {start_device, stop_device};
 
 // V = 130 leaves rows of padding, C = 80 is no multiple of the transposition's strips.
 static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
@@ -93,8 +88,7 @@ static void assert_tensor(SafetensorsFile *f, const unsigned char *bytes, const 
         }
 }
 
-static void every_tensor_stands_in_the_directory_with_its_bits(void **state) {
-    (void)state;
+TEST(every_tensor_stands_in_the_directory_with_its_bits) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     Gpt2 *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
@@ -114,8 +108,7 @@ static void every_tensor_stands_in_the_directory_with_its_bits(void **state) {
 }
 
 // A model that trains in bf16 keeps fp32 beside it.
-static void directories_come_in_and_go_out_with_the_same_bytes(void **state) {
-    (void)state;
+TEST(directories_come_in_and_go_out_with_the_same_bytes) {
     const DType files[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16}, runs[] = {DTYPE_FP32, DTYPE_BF16};
     Gpt2 *source = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
@@ -134,8 +127,7 @@ static void directories_come_in_and_go_out_with_the_same_bytes(void **state) {
     gpt2_destroy(source);
 }
 
-static void a_checkpoint_between_changes_no_bit(void **state) {
-    (void)state;
+TEST(a_checkpoint_between_changes_no_bit) {
     Gpt2 *m = make_model(DTYPE_BF16, true), *back = make_model(DTYPE_BF16, true);
     const DType files[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     for (int d = 0; d < 3; d++) {
@@ -167,8 +159,7 @@ static void write_llmc(const char *path, DType dtype) {
     free(table);
 }
 
-static void llmc_models_come_in_and_go_out_byte_by_byte(void **state) {
-    (void)state;
+TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
     const char *given = tmpdir_file(&tmp, "given.bin"), *made = tmpdir_file(&tmp, "made.bin");
     Gpt2 *m = make_model(DTYPE_BF16, true), *through = make_model(DTYPE_FP32, true);
@@ -186,8 +177,7 @@ static void llmc_models_come_in_and_go_out_byte_by_byte(void **state) {
     gpt2_destroy(through);
 }
 
-static void rounding_is_to_nearest_even(void **state) {
-    (void)state;
+TEST(rounding_is_to_nearest_even) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     // Halfway between two neighbours of bf16 (8 bits) and of fp16 (11 bits): to the even one.
     const float values[4] = {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f + 0x1p-11f, 1.0f + 0x3p-11f};
@@ -207,8 +197,7 @@ static void rounding_is_to_nearest_even(void **state) {
     gpt2_destroy(m);
 }
 
-static void values_beyond_a_type_are_an_error_that_names_the_tensor(void **state) {
-    (void)state;
+TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     const int index = parameter_index(&config, PARAM_FCW, 1);
     float row[80] = {0};
@@ -237,8 +226,7 @@ static char *text_of(const char *name) {
     return text;
 }
 
-static void the_configuration_states_type_shape_and_end_of_text(void **state) {
-    (void)state;
+TEST(the_configuration_states_type_shape_and_end_of_text) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
     const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     Gpt2 *m = make_model(DTYPE_FP32, false);
@@ -254,8 +242,7 @@ static void the_configuration_states_type_shape_and_end_of_text(void **state) {
     gpt2_destroy(m);
 }
 
-static void the_tokenizer_is_written_beside_the_weights(void **state) {
-    (void)state;
+TEST(the_tokenizer_is_written_beside_the_weights) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     Tokenizer *bytes = tokenizer_bytes(&err);
     assert_ok(export_model(tmpdir_file(&tmp, "model"), m, DTYPE_FP32, BYTE_EOT, bytes, &err));
@@ -281,8 +268,7 @@ static void the_tokenizer_is_written_beside_the_weights(void **state) {
         assert_message(message);                                                                                       \
     } while (0)
 
-static void what_cannot_be_is_said_before_anything_is_trained(void **state) {
-    (void)state;
+TEST(what_cannot_be_is_said_before_anything_is_trained) {
     write_bytes(tmpdir_file(&tmp, "file"), "text", 4);
     write_bytes(tmpdir_file(&tmp, "shard.bin"), "not a model", 11);
     assert_ok(directory_make(tmpdir_file(&tmp, "photos"), &err));
@@ -311,8 +297,7 @@ static void what_cannot_be_is_said_before_anything_is_trained(void **state) {
     REFUSED(tmpdir_file(&tmp, name), DTYPE_FP32, "File name too long");
 }
 
-static void a_check_leaves_nothing_behind(void **state) {
-    (void)state;
+TEST(a_check_leaves_nothing_behind) {
     assert_ok(export_check(tmpdir_file(&tmp, "model"), DTYPE_FP16, &err));
     assert_ok(export_check(tmpdir_file(&tmp, "model.bin"), DTYPE_BF16, &err));
     assert_int_equal(entries_of(tmp.path), 0);
@@ -320,8 +305,7 @@ static void a_check_leaves_nothing_behind(void **state) {
     assert_int_equal(entries_of(tmp.path), 0);
 }
 
-static void an_earlier_export_is_replaced_as_a_whole(void **state) {
-    (void)state;
+TEST(an_earlier_export_is_replaced_as_a_whole) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     const char *slashes = tmpdir_file(&tmp, "model//"), *bin = tmpdir_file(&tmp, "model.bin");
     for (int round = 0; round < 2; round++) { // with a tokenizer, then without one
@@ -343,8 +327,7 @@ static void an_earlier_export_is_replaced_as_a_whole(void **state) {
     gpt2_destroy(m);
 }
 
-static void a_checkpoint_is_never_replaced(void **state) {
-    (void)state;
+TEST(a_checkpoint_is_never_replaced) {
     Gpt2 *m = make_model(DTYPE_FP32, true);
     TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, m, &s, &err));
@@ -353,8 +336,7 @@ static void a_checkpoint_is_never_replaced(void **state) {
     gpt2_destroy(m);
 }
 
-static void what_a_killed_export_left_is_no_obstacle(void **state) {
-    (void)state;
+TEST(what_a_killed_export_left_is_no_obstacle) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-model"), &err));
     write_bytes(tmpdir_file(&tmp, ".tmp-model/model.safetensors"), "half", 4);
@@ -364,8 +346,7 @@ static void what_a_killed_export_left_is_no_obstacle(void **state) {
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does.
-static void an_export_that_fails_leaves_nothing_and_keeps_the_one_before(void **state) {
-    (void)state;
+TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     fill_model(m, DTYPE_BF16);
     export_to(tmpdir_file(&tmp, "model"), m, DTYPE_FP32);
@@ -420,8 +401,6 @@ static bool write_logits(const char *model, const char *tokens_path, const char 
     return ok;
 }
 
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-
 int main(int argc, char **argv) {
     device_prepare_process(argv);
     if (argc == 5 && strcmp(argv[1], "logits") == 0) {
@@ -429,21 +408,5 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%s: %s\n", argv[0], err.text);
         return 1;
     }
-    const struct CMUnitTest tests[] = {
-        TEST(every_tensor_stands_in_the_directory_with_its_bits),
-        TEST(directories_come_in_and_go_out_with_the_same_bytes),
-        TEST(a_checkpoint_between_changes_no_bit),
-        TEST(llmc_models_come_in_and_go_out_byte_by_byte),
-        TEST(rounding_is_to_nearest_even),
-        TEST(values_beyond_a_type_are_an_error_that_names_the_tensor),
-        TEST(the_configuration_states_type_shape_and_end_of_text),
-        TEST(the_tokenizer_is_written_beside_the_weights),
-        TEST(what_cannot_be_is_said_before_anything_is_trained),
-        TEST(a_check_leaves_nothing_behind),
-        TEST(an_earlier_export_is_replaced_as_a_whole),
-        TEST(a_checkpoint_is_never_replaced),
-        TEST(what_a_killed_export_left_is_no_obstacle),
-        TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before),
-    };
-    return cmocka_run_group_tests(tests, start_device, stop_device);
+    return test_run();
 }

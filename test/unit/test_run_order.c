@@ -1,14 +1,9 @@
 // What a step read, from what the run left behind: the same windows as the loader reads, whatever happened to the run;
 // and logs of every kind of damage.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/run/run_order.h"
 #include "llmc/tokens/dataloader.h"
+#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tmpdir.h"
 
@@ -27,6 +22,7 @@ static int teardown(void **state) {
     tmpdir_remove(&dir);
     return 0;
 }
+TestFixture test_all = {setup, teardown};
 
 // A run event: started after start_step, step_windows a step, B at a time.
 static int run_event(char *out, size_t size, int start_step, int step_windows, int B, int overfit) {
@@ -58,8 +54,7 @@ static void assert_position(const RunOrder *order, int64_t step, int64_t expecte
     assert_int_equal(s->step_windows, step_windows);
 }
 
-static void positions_add_up_over_resumes_with_other_batches(void **state) {
-    (void)state;
+TEST(positions_add_up_over_resumes_with_other_batches) {
     char log[16384];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += step_events(log + n, sizeof log - (size_t)n, 1, 10);
@@ -83,8 +78,7 @@ static void positions_add_up_over_resumes_with_other_batches(void **state) {
     run_order_free(&order);
 }
 
-static void steps_that_were_taken_back_are_forgotten(void **state) {
-    (void)state;
+TEST(steps_that_were_taken_back_are_forgotten) {
     char log[8192]; // after step 10 with 7 a step to 20; step 20's checkpoint was damaged, so on from 10 again
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 10, 7, 2, 0);
@@ -99,8 +93,7 @@ static void steps_that_were_taken_back_are_forgotten(void **state) {
     run_order_free(&order);
 }
 
-static void an_unfinished_last_line_is_no_error(void **state) {
-    (void)state;
+TEST(an_unfinished_last_line_is_no_error) {
     char log[4096];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += step_events(log + n, sizeof log - (size_t)n, 1, 3);
@@ -152,16 +145,14 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
     shards_close(&set);
 }
 
-static void the_windows_are_those_of_the_loader(void **state) {
-    (void)state;
+TEST(the_windows_are_those_of_the_loader) {
     compare_with_loader(3, 7, 12, false); // over three epochs
     compare_with_loader(8, 5, 12, false); // B larger than a step
     compare_with_loader(3, 7, 12, true);
     compare_with_loader(5, 30, 4, true); // more windows a step than there are
 }
 
-static void what_is_missing_or_makes_no_sense_is_named(void **state) {
-    (void)state;
+TEST(what_is_missing_or_makes_no_sense_is_named) {
     const struct {
         const char *from, *to, *message;
     } cases[] = {
@@ -190,8 +181,7 @@ static void what_is_missing_or_makes_no_sense_is_named(void **state) {
     }
 }
 
-static void steps_before_the_first_and_beyond_all_numbers_are_refused(void **state) {
-    (void)state;
+TEST(steps_before_the_first_and_beyond_all_numbers_are_refused) {
     char log[4096];
     RunOrder order;
     Error err;
@@ -203,8 +193,7 @@ static void steps_before_the_first_and_beyond_all_numbers_are_refused(void **sta
     run_order_free(&order);
 }
 
-static void damaged_logs_are_read_or_refused_but_never_believed_blindly(void **state) {
-    (void)state;
+TEST(damaged_logs_are_read_or_refused_but_never_believed_blindly) {
     char log[8192];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += step_events(log + n, sizeof log - (size_t)n, 1, 3);
@@ -224,17 +213,4 @@ static void damaged_logs_are_read_or_refused_but_never_believed_blindly(void **s
         }
         run_order_free(&order);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(positions_add_up_over_resumes_with_other_batches),
-        cmocka_unit_test(steps_that_were_taken_back_are_forgotten),
-        cmocka_unit_test(an_unfinished_last_line_is_no_error),
-        cmocka_unit_test(the_windows_are_those_of_the_loader),
-        cmocka_unit_test(what_is_missing_or_makes_no_sense_is_named),
-        cmocka_unit_test(steps_before_the_first_and_beyond_all_numbers_are_refused),
-        cmocka_unit_test(damaged_logs_are_read_or_refused_but_never_believed_blindly),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

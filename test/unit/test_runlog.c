@@ -1,19 +1,13 @@
 // The run log: the lines on stdout to the letter, main.log as JSON that survives kills, resumes and full disks.
 #include "llmc/run/runlog.h"
+#include "test/test.h"
 #include "test/unit/tmpdir.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 // ------------------------------------------------------------------------------------------------------------ helpers
 
@@ -128,15 +122,13 @@ static bool is_null(const cJSON *object, const char *key) {
 
 // -------------------------------------------------------------------------------------------------------- the terminal
 
-static void the_step_line_is_the_one_of_the_design(void **state) {
-    (void)state;
+TEST(the_step_line_is_the_one_of_the_design) {
     StepReport r = report(12);
     assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | "
                          "mfu 54.1% hfu 54.1% | eta 8m11s");
 }
 
-static void columns_stay_in_place_over_a_long_run(void **state) {
-    (void)state;
+TEST(columns_stay_in_place_over_a_long_run) {
     StepReport first = report(1), late = report(5000), slow = report(77);
     first.control.loss = 10.98765f, first.control.norm = 123.4f;
     late.control.loss = 2.5f, late.control.norm = 0.04f, late.mfu = 0.098;
@@ -149,8 +141,7 @@ static void columns_stay_in_place_over_a_long_run(void **state) {
     free(a), free(b), free(c);
 }
 
-static void what_is_not_known_is_left_out(void **state) {
-    (void)state;
+TEST(what_is_not_known_is_left_out) {
     StepReport r = report(12);
     r.mfu = r.hfu = 0.0, r.eta_seconds = -1.0;
     assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | eta ?");
@@ -165,8 +156,7 @@ static void assert_line_ends(const StepReport *r, const char *end) {
     free(line);
 }
 
-static void skipped_steps_say_why(void **state) {
-    (void)state;
+TEST(skipped_steps_say_why) {
     StepReport r = report(12);
     r.control.skip = SKIP_LOSS_OUTLIER, r.control.loss_z = 5.12f;
     assert_line_ends(&r, "| SKIPPED: loss outlier z 5.1");
@@ -181,8 +171,7 @@ static void skipped_steps_say_why(void **state) {
     assert_line_ends(&r, "| SKIPPED: gradient norm is not finite");
 }
 
-static void a_loss_scale_that_moves_is_told(void **state) {
-    (void)state;
+TEST(a_loss_scale_that_moves_is_told) {
     StepReport r = report(12);
     r.control.loss_scale = 65536.0f, r.last_loss_scale = 32768.0f;
     assert_line_ends(&r, "| loss scale now 65536");
@@ -196,8 +185,7 @@ static void a_loss_scale_that_moves_is_told(void **state) {
     assert_line_ends(&r, "| SKIPPED: gradient of wte is not finite");
 }
 
-static void validation_samples_and_text_are_plain_lines(void **state) {
-    (void)state;
+TEST(validation_samples_and_text_are_plain_lines) {
     Capture c = capture_start(stdout);
     RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
     runlog_text(log, "model %s, %d layers", "d12", 12);
@@ -231,8 +219,30 @@ static void validation_samples_and_text_are_plain_lines(void **state) {
     free(text);
 }
 
-static void the_bar_is_cleared_above_a_line_and_drawn_again_below(void **state) {
-    (void)state;
+static const NumericsRow ROWS[] = {
+    {"qkv.in", {.count = 200, .sumsq = 800, .amax = 7.5f}, 0.0},
+    {"fc.gradient", {.count = 1000, .sumsq = 0.1, .zero = 10, .underflow = 31, .overflow = 2, .amax = 1e-3f}, 0.0},
+    {"fcprojw.gradient", {.count = 8, .underflow = 0.01, .amax = INFINITY}, 0.0},
+    {"wte.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 3.26e-4},
+    {"lnfw.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0},
+    {"wpe.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0187},
+};
+
+TEST(the_line_of_numerics_names_the_worst) {
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
+    runlog_numerics(log, 100, ROWS, 6);
+    runlog_numerics(log, 200, ROWS, 1);
+    runlog_numerics(log, 300, ROWS, 0); // nothing was counted
+    runlog_close(log);
+    char *text = capture_end(&c);
+    assert_string_equal(text, "numerics at step 100 | underflow up to 3.1% (fc.gradient) | overflow up to 0.2% "
+                              "(fc.gradient) | update/weight 3.3e-04 (wte) to 1.9e-02 (wpe)\n"
+                              "numerics at step 200 | no underflow | no overflow\n");
+    free(text);
+}
+
+TEST(the_bar_is_cleared_above_a_line_and_drawn_again_below) {
     unsetenv("LC_ALL"), unsetenv("LC_CTYPE"), unsetenv("LANG");
     setenv("COLUMNS", "80", 1);
     Capture c = capture_start(stdout);
@@ -254,8 +264,7 @@ static void the_bar_is_cleared_above_a_line_and_drawn_again_below(void **state) 
     free(text);
 }
 
-static void a_text_that_is_drawn_takes_the_place_of_the_bar(void **state) {
-    (void)state;
+TEST(a_text_that_is_drawn_takes_the_place_of_the_bar) {
     setenv("COLUMNS", "80", 1);
     Capture c = capture_start(stdout);
     RunLog *log = runlog_open(NULL, false, 0, 1, false, NULL);
@@ -272,8 +281,7 @@ static void a_text_that_is_drawn_takes_the_place_of_the_bar(void **state) {
     free(text);
 }
 
-static void in_a_file_there_is_no_bar(void **state) {
-    (void)state;
+TEST(in_a_file_there_is_no_bar) {
     Capture c = capture_start(stdout);
     RunLog *log = runlog_open(NULL, false, 0, -1, false, NULL);
     StepReport r = report(1);
@@ -281,30 +289,6 @@ static void in_a_file_there_is_no_bar(void **state) {
     runlog_close(log);
     char *text = capture_end(&c);
     assert_null(strpbrk(text, "\r\x1b"));
-    free(text);
-}
-
-static const NumericsRow ROWS[] = {
-    {"qkv.in", {.count = 200, .sumsq = 800, .amax = 7.5f}, 0.0},
-    {"fc.gradient", {.count = 1000, .sumsq = 0.1, .zero = 10, .underflow = 31, .overflow = 2, .amax = 1e-3f}, 0.0},
-    {"fcprojw.gradient", {.count = 8, .underflow = 0.01, .amax = INFINITY}, 0.0},
-    {"wte.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 3.26e-4},
-    {"lnfw.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0},
-    {"wpe.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0187},
-};
-
-static void the_line_of_numerics_names_the_worst(void **state) {
-    (void)state;
-    Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
-    runlog_numerics(log, 100, ROWS, 6);
-    runlog_numerics(log, 200, ROWS, 1);
-    runlog_numerics(log, 300, ROWS, 0); // nothing was counted
-    runlog_close(log);
-    char *text = capture_end(&c);
-    assert_string_equal(text, "numerics at step 100 | underflow up to 3.1% (fc.gradient) | overflow up to 0.2% "
-                              "(fc.gradient) | update/weight 3.3e-04 (wte) to 1.9e-02 (wpe)\n"
-                              "numerics at step 200 | no underflow | no overflow\n");
     free(text);
 }
 
@@ -343,8 +327,7 @@ static void two_steps_and_more(RunLog *log) {
     runlog_validation(log, 2, 4.25, 1.125, 1e6, 2.0);
 }
 
-static void every_line_is_one_json_object(void **state) {
-    (void)state;
+TEST(every_line_is_one_json_object) {
     TmpDir dir = tmpdir_make();
     char *text = logged(&dir, false, 0, two_steps_and_more);
 
@@ -403,8 +386,7 @@ static void every_line_is_one_json_object(void **state) {
 
 static void numerics_of_a_step(RunLog *log) { runlog_numerics(log, 100, ROWS, 6); }
 
-static void numerics_are_shares_by_class(void **state) {
-    (void)state;
+TEST(numerics_are_shares_by_class) {
     TmpDir dir = tmpdir_make();
     char *text = logged(&dir, false, 0, numerics_of_a_step);
     cJSON *event = event_at(text, 0);
@@ -428,8 +410,7 @@ static void three_events(RunLog *log) {
     runlog_event(log, "none", NULL);
 }
 
-static void events_take_inner_json_whole_objects_or_nothing(void **state) {
-    (void)state;
+TEST(events_take_inner_json_whole_objects_or_nothing) {
     TmpDir dir = tmpdir_make();
     char *text = logged(&dir, false, 0, three_events);
     cJSON *event = event_at(text, 0);
@@ -464,8 +445,7 @@ static void assert_goes_on_after_earlier(const char *text) {
     assert_string_equal(end, "\n");
 }
 
-static void a_resumed_log_loses_the_steps_that_are_run_again(void **state) {
-    (void)state;
+TEST(a_resumed_log_loses_the_steps_that_are_run_again) {
     const char *const tails[] = {
         "",
         "{\"event\":\"step\",\"time\":1,\"step\":3}\n{\"event\":\"sample\",\"time\":1,\"step\":3}\n",
@@ -486,8 +466,7 @@ static void a_resumed_log_loses_the_steps_that_are_run_again(void **state) {
     }
 }
 
-static void a_resumed_log_may_be_missing_or_empty(void **state) {
-    (void)state;
+TEST(a_resumed_log_may_be_missing_or_empty) {
     TmpDir dir = tmpdir_make();
     char *text = logged(&dir, true, 2, one_event);
     cJSON_Delete(event_at(text, 0));
@@ -499,8 +478,7 @@ static void a_resumed_log_may_be_missing_or_empty(void **state) {
     tmpdir_remove(&dir);
 }
 
-static void a_run_that_only_evaluates_keeps_every_step(void **state) {
-    (void)state;
+TEST(a_run_that_only_evaluates_keeps_every_step) {
     TmpDir dir = tmpdir_make();
     write_text(&dir, "main.log", EARLIER);
     char *text = logged(&dir, true, INT64_MAX, one_event);
@@ -509,8 +487,7 @@ static void a_run_that_only_evaluates_keeps_every_step(void **state) {
     tmpdir_remove(&dir);
 }
 
-static void a_new_run_starts_a_new_log(void **state) {
-    (void)state;
+TEST(a_new_run_starts_a_new_log) {
     TmpDir dir = tmpdir_make();
     write_text(&dir, "main.log", EARLIER);
     for (int i = 1; i <= 2; i++) { // and leaves those of runs before: the second start finds a step 2 too
@@ -525,8 +502,7 @@ static void a_new_run_starts_a_new_log(void **state) {
     tmpdir_remove(&dir);
 }
 
-static void a_log_that_cannot_be_opened_is_an_error_with_its_path(void **state) {
-    (void)state;
+TEST(a_log_that_cannot_be_opened_is_an_error_with_its_path) {
     TmpDir dir = tmpdir_make();
     Error err;
     assert_int_equal(mkdir(tmpdir_file(&dir, "main.log"), 0777), 0);
@@ -538,8 +514,7 @@ static void a_log_that_cannot_be_opened_is_an_error_with_its_path(void **state) 
     tmpdir_remove(&dir);
 }
 
-static void a_second_process_is_refused_and_touches_nothing(void **state) {
-    (void)state;
+TEST(a_second_process_is_refused_and_touches_nothing) {
     TmpDir dir = tmpdir_make();
     Error err;
     RunLog *log = runlog_open(dir.path, false, 0, 0, false, &err);
@@ -560,8 +535,7 @@ static void a_second_process_is_refused_and_touches_nothing(void **state) {
     tmpdir_remove(&dir);
 }
 
-static void without_a_file_for_tensorboard_the_run_goes_on(void **state) {
-    (void)state;
+TEST(without_a_file_for_tensorboard_the_run_goes_on) {
     TmpDir dir = tmpdir_make();
     Error err;
     // One more descriptor and no second one: main.log can be opened, an event file cannot.
@@ -604,8 +578,7 @@ static void many_events(RunLog *log) {
     runlog_event(log, "last", json); // there is room again
 }
 
-static void a_full_disk_costs_whole_lines_only_and_is_reported_once(void **state) {
-    (void)state;
+TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
     TmpDir dir = tmpdir_make();
     // Both captures end before anything is asserted.
     Capture errors = capture_start(stderr);
@@ -619,31 +592,4 @@ static void a_full_disk_costs_whole_lines_only_and_is_reported_once(void **state
     assert_non_null(strstr(text, "\"last\""));
     free(text), free(complaints);
     tmpdir_remove(&dir);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_step_line_is_the_one_of_the_design),
-        cmocka_unit_test(columns_stay_in_place_over_a_long_run),
-        cmocka_unit_test(what_is_not_known_is_left_out),
-        cmocka_unit_test(skipped_steps_say_why),
-        cmocka_unit_test(a_loss_scale_that_moves_is_told),
-        cmocka_unit_test(validation_samples_and_text_are_plain_lines),
-        cmocka_unit_test(the_line_of_numerics_names_the_worst),
-        cmocka_unit_test(the_bar_is_cleared_above_a_line_and_drawn_again_below),
-        cmocka_unit_test(a_text_that_is_drawn_takes_the_place_of_the_bar),
-        cmocka_unit_test(in_a_file_there_is_no_bar),
-        cmocka_unit_test(every_line_is_one_json_object),
-        cmocka_unit_test(numerics_are_shares_by_class),
-        cmocka_unit_test(events_take_inner_json_whole_objects_or_nothing),
-        cmocka_unit_test(a_resumed_log_loses_the_steps_that_are_run_again),
-        cmocka_unit_test(a_resumed_log_may_be_missing_or_empty),
-        cmocka_unit_test(a_run_that_only_evaluates_keeps_every_step),
-        cmocka_unit_test(a_new_run_starts_a_new_log),
-        cmocka_unit_test(a_log_that_cannot_be_opened_is_an_error_with_its_path),
-        cmocka_unit_test(a_second_process_is_refused_and_touches_nothing),
-        cmocka_unit_test(without_a_file_for_tensorboard_the_run_goes_on),
-        cmocka_unit_test(a_full_disk_costs_whole_lines_only_and_is_reported_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,14 @@
 // safetensors files: what is written is what is read, and no bytes at all make the reader do anything but say no.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/store/safetensors.h"
+#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 
 #include <math.h>
-#include <string.h>
+
+TestFixture test_each = {setup, teardown};
 
 static const float matrix[6] = {1.0f, -2.5f, 0.0f, 3.0e-5f, 65504.0f, -0.0f};
 static const uint16_t bf16_vector[4] = {0x3F80, 0xC020, 0x7F80, 0x0001}; // 1, -2.5, inf, 2^-133
@@ -35,8 +31,7 @@ static void write_example(const char *path) {
     assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
 }
 
-static void what_was_written_is_read(void **state) {
-    (void)state;
+TEST(what_was_written_is_read) {
     const char *path = tmpdir_file(&tmp, "x");
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
@@ -60,8 +55,7 @@ static void what_was_written_is_read(void **state) {
     safetensors_close(f);
 }
 
-static void data_starts_at_a_multiple_of_eight(void **state) {
-    (void)state;
+TEST(data_starts_at_a_multiple_of_eight) {
     const char *path = tmpdir_file(&tmp, "x");
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
@@ -69,8 +63,7 @@ static void data_starts_at_a_multiple_of_eight(void **state) {
     safetensors_close(f);
 }
 
-static void a_writer_that_got_too_few_bytes_commits_nothing(void **state) {
-    (void)state;
+TEST(a_writer_that_got_too_few_bytes_commits_nothing) {
     const char *path = tmpdir_file(&tmp, "x");
     SafetensorsEntry entry = {.name = "a", .dtype = DTYPE_FP32, .rank = 1, .shape = {4}};
     SafetensorsWriter *w = safetensors_writer_open(path, &entry, 1, NULL, &err);
@@ -98,8 +91,7 @@ static const char *write_header(const char *header, size_t n) {
         assert_message(message);                                                                                       \
     } while (0)
 
-static void a_header_longer_than_the_file_is_refused(void **state) {
-    (void)state;
+TEST(a_header_longer_than_the_file_is_refused) {
     const char *path = tmpdir_file(&tmp, "x");
     for (int bit = 5; bit < 64; bit++) {
         uint64_t words[2] = {(uint64_t)1 << bit, 0};
@@ -112,8 +104,7 @@ static void a_header_longer_than_the_file_is_refused(void **state) {
     assert_message("too short");
 }
 
-static void headers_that_are_not_one_object_are_refused(void **state) {
-    (void)state;
+TEST(headers_that_are_not_one_object_are_refused) {
     REFUSED("", 0, "not valid JSON");
     REFUSED("[]", 0, "not an object");
     REFUSED("{\"a\":", 0, "not valid JSON");
@@ -123,8 +114,7 @@ static void headers_that_are_not_one_object_are_refused(void **state) {
     REFUSED(deep, 0, "not valid JSON");
 }
 
-static void offsets_that_leave_gaps_or_overlap_are_refused(void **state) {
-    (void)state;
+TEST(offsets_that_leave_gaps_or_overlap_are_refused) {
 #define ONE(name, offsets) "\"" name "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":" offsets "}"
     REFUSED("{" ONE("a", "[0,8]") "," ONE("b", "[4,12]") "}", 12, "begins at 4, expected 8");
     REFUSED("{" ONE("a", "[0,8]") "," ONE("b", "[12,20]") "}", 20, "begins at 12, expected 8");
@@ -138,16 +128,14 @@ static void offsets_that_leave_gaps_or_overlap_are_refused(void **state) {
     REFUSED("{" ONE("a", "[0,8]") "," ONE("a", "[8,16]") "}", 16, "described twice");
 }
 
-static void data_in_another_order_than_the_header_is_read(void **state) {
-    (void)state;
+TEST(data_in_another_order_than_the_header_is_read) {
     SafetensorsFile *f = safetensors_open(write_header("{" ONE("b", "[8,16]") "," ONE("a", "[0,8]") "}", 16), &err);
     assert_non_null(f);
     assert_string_equal(safetensors_entry(f, 0)->name, "a");
     safetensors_close(f);
 }
 
-static void shapes_and_types_out_of_range_are_refused(void **state) {
-    (void)state;
+TEST(shapes_and_types_out_of_range_are_refused) {
 #define SHAPED(shape, rest) "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape rest ",\"data_offsets\":[0,0]}}"
     REFUSED(SHAPED("[4294967296,4294967296]", ""), 0, "overflows");
     REFUSED(SHAPED("[1073741824,4294967296]", ""), 0, "overflows");
@@ -162,8 +150,7 @@ static void shapes_and_types_out_of_range_are_refused(void **state) {
     REFUSED("{\"a\\u001b[2J\":{}}", 0, "control characters");
 }
 
-static void other_dtypes_are_listed_but_not_read(void **state) {
-    (void)state;
+TEST(other_dtypes_are_listed_but_not_read) {
     const char *header = "{\"__metadata__\":{\"format\":\"pt\"},"
                          "\"mask\":{\"dtype\":\"BOOL\",\"shape\":[1,1,2,2],\"data_offsets\":[0,4]},"
                          "\"scalar\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[4,8]}}";
@@ -177,8 +164,7 @@ static void other_dtypes_are_listed_but_not_read(void **state) {
     safetensors_close(f);
 }
 
-static void bytes_come_back_as_they_are(void **state) {
-    (void)state;
+TEST(bytes_come_back_as_they_are) {
     static const uint8_t codes[5] = {0, 127, 128, 200, 255};
     static const char *const metadata[] = {"format", "pt", "optimizer", "adamw8bit", NULL};
     SafetensorsEntry entries[] = {{.name = "codes", .dtype = DTYPE_U8, .rank = 1, .shape = {5}},
@@ -209,8 +195,7 @@ static void bytes_come_back_as_they_are(void **state) {
 }
 
 // What stands there may be anything: only a text in an object is a value.
-static void metadata_of_any_form_is_survived(void **state) {
-    (void)state;
+TEST(metadata_of_any_form_is_survived) {
     static const char *const headers[] = {"{}", "{\"__metadata__\":7}", "{\"__metadata__\":[1,\"optimizer\"]}",
                                           "{\"__metadata__\":{\"optimizer\":7}}",
                                           "{\"__metadata__\":{\"optimizer\":\"a\",\"optimizer\":\"b\"}}"};
@@ -222,8 +207,7 @@ static void metadata_of_any_form_is_survived(void **state) {
     }
 }
 
-static void a_file_that_shrinks_after_opening_gives_a_message(void **state) {
-    (void)state;
+TEST(a_file_that_shrinks_after_opening_gives_a_message) {
     const char *path = tmpdir_file(&tmp, "x");
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
@@ -256,8 +240,7 @@ static bool survive(const char *path) {
     return true;
 }
 
-static void damaged_files_are_read_or_refused_with_a_message(void **state) {
-    (void)state;
+TEST(damaged_files_are_read_or_refused_with_a_message) {
     enum { ROUNDS = 4000 };
     const char *path = tmpdir_file(&tmp, "x"), *damaged = tmpdir_file(&tmp, "damaged");
     write_example(path);
@@ -274,25 +257,4 @@ static void damaged_files_are_read_or_refused_with_a_message(void **state) {
     assert_in_range(accepted, ROUNDS / 100, ROUNDS / 2);
     free(bytes);
     free(good);
-}
-
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(what_was_written_is_read),
-        TEST(data_starts_at_a_multiple_of_eight),
-        TEST(a_writer_that_got_too_few_bytes_commits_nothing),
-        TEST(a_header_longer_than_the_file_is_refused),
-        TEST(headers_that_are_not_one_object_are_refused),
-        TEST(offsets_that_leave_gaps_or_overlap_are_refused),
-        TEST(data_in_another_order_than_the_header_is_read),
-        TEST(shapes_and_types_out_of_range_are_refused),
-        TEST(other_dtypes_are_listed_but_not_read),
-        TEST(bytes_come_back_as_they_are),
-        TEST(metadata_of_any_form_is_survived),
-        TEST(a_file_that_shrinks_after_opening_gives_a_message),
-        TEST(damaged_files_are_read_or_refused_with_a_message),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,9 @@
 // Looking into one shard: tokens from anywhere, counts, the first bad token and the checksum in one pass.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/tokens/shard_inspect.h"
+#include "test/test.h"
 #include "test/unit/tmpdir.h"
-
-#include <string.h>
 
 enum { BLOCK = 1 << 18, TOKENS = 2 * BLOCK + 5 }; // shard_scan reads BLOCK tokens at a time
 
@@ -29,6 +22,7 @@ static int teardown(void **state) {
     tmpdir_remove(&dir);
     return 0;
 }
+TestFixture test_all = {setup, teardown};
 
 static const char *write_shard(int token_bytes, int64_t vocab, int64_t eot) {
     const char *path = tmpdir_file(&dir, "a.bin");
@@ -42,8 +36,7 @@ static const char *write_shard(int token_bytes, int64_t vocab, int64_t eot) {
     return path;
 }
 
-static void tokens_of_both_widths_are_read_from_anywhere(void **state) {
-    (void)state;
+TEST(tokens_of_both_widths_are_read_from_anywhere) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         ShardSet set;
         Error err;
@@ -62,8 +55,7 @@ static void tokens_of_both_widths_are_read_from_anywhere(void **state) {
     }
 }
 
-static void one_pass_counts_documents_and_gives_the_checksum_of_the_file(void **state) {
-    (void)state;
+TEST(one_pass_counts_documents_and_gives_the_checksum_of_the_file) {
     int64_t documents = 0, bytes;
     uint32_t largest = 0;
     for (int i = 0; i < TOKENS; i++) {
@@ -92,8 +84,7 @@ static void one_pass_counts_documents_and_gives_the_checksum_of_the_file(void **
     }
 }
 
-static void the_first_bad_token_is_found_wherever_it_stands(void **state) {
-    (void)state;
+TEST(the_first_bad_token_is_found_wherever_it_stands) {
     const int places[] = {0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 4};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         const uint32_t before = tokens[places[i]], last = tokens[TOKENS - 1];
@@ -110,8 +101,7 @@ static void the_first_bad_token_is_found_wherever_it_stands(void **state) {
     }
 }
 
-static void a_file_that_shrinks_under_the_scan_is_named(void **state) {
-    (void)state;
+TEST(a_file_that_shrinks_under_the_scan_is_named) {
     const char *path = write_shard(2, 0, -1);
     ShardSet set;
     ShardScan scan;
@@ -123,8 +113,7 @@ static void a_file_that_shrinks_under_the_scan_is_named(void **state) {
     shards_close(&set);
 }
 
-static void the_tokenizer_is_the_one_given_or_the_one_that_the_vocabulary_implies(void **state) {
-    (void)state;
+TEST(the_tokenizer_is_the_one_given_or_the_one_that_the_vocabulary_implies) {
     ShardSet set;
     Error err;
     const char *path = write_shard(4, 60000, 42);
@@ -138,15 +127,4 @@ static void the_tokenizer_is_the_one_given_or_the_one_that_the_vocabulary_implie
     assert_int_equal(tokenizer_vocab(t), BYTE_VOCAB);
     tokenizer_free(t);
     shards_close(&set);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_of_both_widths_are_read_from_anywhere),
-        cmocka_unit_test(one_pass_counts_documents_and_gives_the_checksum_of_the_file),
-        cmocka_unit_test(the_first_bad_token_is_found_wherever_it_stands),
-        cmocka_unit_test(a_file_that_shrinks_under_the_scan_is_named),
-        cmocka_unit_test(the_tokenizer_is_the_one_given_or_the_one_that_the_vocabulary_implies),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,21 +1,14 @@
 // Token shards: what is written is read back, windows tile the files, and no file, however broken, does more than
 // leave a message.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/rng.h"
 #include "llmc/tokens/shards.h"
+#include "test/test.h"
 #include "test/unit/tmpdir.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -35,6 +28,7 @@ static int remove_dir(void **state) {
     tmpdir_remove(&dir);
     return 0;
 }
+TestFixture test_each = {make_dir, remove_dir};
 
 static const char *in_dir(const char *name) { return tmpdir_file(&dir, name); }
 
@@ -119,8 +113,7 @@ static ShardSet open_shards(const char *pattern, int64_t T) {
 
 // ----------------------------------------------------------------------------------------------------------- reading
 
-static void a_written_shard_is_read_back(void **state) {
-    (void)state;
+TEST(a_written_shard_is_read_back) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         const char *path = commit_shard("a.bin", token_bytes, 50257, 50256, 1000, 7);
         ShardSet set = open_shards(path, 9);
@@ -142,8 +135,7 @@ static void a_written_shard_is_read_back(void **state) {
     }
 }
 
-static void two_byte_shards_are_version_1_of_llm_c(void **state) {
-    (void)state;
+TEST(two_byte_shards_are_version_1_of_llm_c) {
     const char *path = commit_shard("a.bin", 2, 0, -1, 3, 500);
     unsigned char bytes[2000];
     assert_int_equal(read_bytes(path, bytes, sizeof bytes), 1024 + 6);
@@ -153,8 +145,7 @@ static void two_byte_shards_are_version_1_of_llm_c(void **state) {
     assert_memory_equal(bytes + 1024, tokens, 6);
 }
 
-static void a_shard_that_states_nothing_is_read(void **state) {
-    (void)state;
+TEST(a_shard_that_states_nothing_is_read) {
     ShardSet set = open_shards(write_header("a.bin", (int32_t[8]){SHARD_MAGIC, 1, 64}, 1024 + 128), 16);
     assert_int_equal(set.vocab, 0);
     assert_int_equal(set.eot, -1);
@@ -162,8 +153,7 @@ static void a_shard_that_states_nothing_is_read(void **state) {
     shards_close(&set);
 }
 
-static void shards_are_sorted_by_name_and_windows_never_cross_a_file(void **state) {
-    (void)state;
+TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
     make_shard("s_002.bin", 2, 0, -1, 25, 2000); // 2 windows of T = 10
     make_shard("s_000.bin", 2, 300, -1, 31, 0);  // 3 windows
     make_shard("s_003.bin", 2, 0, 7, 11, 3000);  // 1 window
@@ -190,15 +180,13 @@ static void shards_are_sorted_by_name_and_windows_never_cross_a_file(void **stat
     shards_close(&set);
 }
 
-static void a_plain_name_with_glob_characters_is_a_file(void **state) {
-    (void)state;
+TEST(a_plain_name_with_glob_characters_is_a_file) {
     ShardSet set = open_shards(make_shard("odd [1]*.bin", 2, 0, -1, 100, 0), 10);
     assert_int_equal(set.count, 1);
     shards_close(&set);
 }
 
-static void a_token_beyond_the_vocabulary_is_named_with_file_and_offset(void **state) {
-    (void)state;
+TEST(a_token_beyond_the_vocabulary_is_named_with_file_and_offset) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         ShardSet set = open_shards(make_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
         uint32_t out[101];
@@ -212,8 +200,7 @@ static void a_token_beyond_the_vocabulary_is_named_with_file_and_offset(void **s
     }
 }
 
-static void a_negative_four_byte_token_is_beyond_every_vocabulary(void **state) {
-    (void)state;
+TEST(a_negative_four_byte_token_is_beyond_every_vocabulary) {
     ShardSet set = open_shards(make_shard("n.bin", 4, 0, -1, 100, -1), 10); // the first token is 0xFFFFFFFF
     uint32_t out[11];
     Error err;
@@ -222,8 +209,7 @@ static void a_negative_four_byte_token_is_beyond_every_vocabulary(void **state) 
     shards_close(&set);
 }
 
-static void a_shard_beyond_2_gib_is_read_to_its_end(void **state) {
-    (void)state;
+TEST(a_shard_beyond_2_gib_is_read_to_its_end) {
     const int64_t tokens = 2500000001; // 5 GB, all hole but the header and the last 8 bytes; windows of 1000 fit
     int32_t h[8] = {SHARD_MAGIC, 2, 2};
     memcpy(&h[4], &tokens, sizeof tokens);
@@ -250,8 +236,7 @@ static void a_shard_beyond_2_gib_is_read_to_its_end(void **state) {
     shards_close(&set);
 }
 
-static void more_shards_than_the_soft_limit_of_descriptors_are_opened(void **state) {
-    (void)state;
+TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
     struct rlimit before, low;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     low = before;
@@ -271,55 +256,45 @@ static void more_shards_than_the_soft_limit_of_descriptors_are_opened(void **sta
 
 // ----------------------------------------------------------------------------------------------------- hostile files
 
-static void an_empty_glob_says_how_to_make_shards(void **state) {
-    (void)state;
+TEST(an_empty_glob_says_how_to_make_shards) {
     ASSERT_OPEN_FAILS("no/such/dir/train_*.bin", 8, "no/such/dir/train_*.bin", "data/prepare -o no/such/dir FILE...");
     ASSERT_OPEN_FAILS("nothing_*.bin", 8, "nothing_*.bin", "data/prepare -o . FILE...");
 }
 
-static void a_directory_is_refused(void **state) {
-    (void)state;
-    ASSERT_OPEN_FAILS(dir.path, 8, dir.path, "is a directory", "/*.bin'");
-}
+TEST(a_directory_is_refused) { ASSERT_OPEN_FAILS(dir.path, 8, dir.path, "is a directory", "/*.bin'"); }
 
-static void a_fifo_is_refused_without_waiting_for_a_writer(void **state) {
-    (void)state;
+TEST(a_fifo_is_refused_without_waiting_for_a_writer) {
     assert_int_equal(mkfifo(in_dir("fifo.bin"), 0600), 0);
     ASSERT_OPEN_FAILS(in_dir("fifo.bin"), 8, "fifo.bin", "not a regular file");
 }
 
-static void a_foreign_file_is_refused(void **state) {
-    (void)state;
+TEST(a_foreign_file_is_refused) {
     char text[4096];
     memset(text, 'x', sizeof text);
     write_bytes(in_dir("foreign.bin"), text, sizeof text);
     ASSERT_OPEN_FAILS(in_dir("foreign.bin"), 8, "foreign.bin", "magic", "2021161080", "20240520");
 }
 
-static void a_truncated_header_is_refused(void **state) {
-    (void)state;
+TEST(a_truncated_header_is_refused) {
     ASSERT_OPEN_FAILS(write_header("short.bin", (int32_t[8]){SHARD_MAGIC, 1, 0}, 1023), 8, "short.bin", "header",
                       "1023", "1024");
     ASSERT_OPEN_FAILS(write_header("short.bin", (int32_t[8]){0}, 0), 8, "short.bin", "has 0 bytes");
 }
 
-static void a_count_that_is_not_the_size_of_the_file_is_refused(void **state) {
-    (void)state;
+TEST(a_count_that_is_not_the_size_of_the_file_is_refused) {
     const int32_t *h = (int32_t[8]){SHARD_MAGIC, 1, 100};
     ASSERT_OPEN_FAILS(write_header("size.bin", h, 1024 + 199), 8, "size.bin", "1223", "100", "1224", "truncated");
     ASSERT_OPEN_FAILS(write_header("size.bin", h, 1024 + 202), 8, "size.bin", "1226", "1224", "appended");
 }
 
-static void an_unknown_version_or_token_size_is_refused(void **state) {
-    (void)state;
+TEST(an_unknown_version_or_token_size_is_refused) {
     ASSERT_OPEN_FAILS(write_header("ver.bin", (int32_t[8]){SHARD_MAGIC, 3, 0}, 1024), 8, "ver.bin", "version", "is 3",
                       "1 or 2");
     ASSERT_OPEN_FAILS(write_header("ver.bin", (int32_t[8]){SHARD_MAGIC, 2, 3}, 1024), 8, "ver.bin", "bytes per token",
                       "is 3", "2 or 4");
 }
 
-static void counts_that_overflow_are_refused(void **state) {
-    (void)state;
+TEST(counts_that_overflow_are_refused) {
     // Times 2 or 4 these wrap to small or negative sizes.
     const uint64_t counts[] = {1ull << 63, 1ull << 62, 1ull << 61, (1ull << 63) - 1, UINT64_MAX, (1ull << 62) + 64};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
@@ -332,8 +307,7 @@ static void counts_that_overflow_are_refused(void **state) {
     ASSERT_OPEN_FAILS(write_header("huge.bin", (int32_t[8]){SHARD_MAGIC, 1, -1}, 1024), 8, "token count", "is -1");
 }
 
-static void an_impossible_vocabulary_or_end_of_text_is_refused(void **state) {
-    (void)state;
+TEST(an_impossible_vocabulary_or_end_of_text_is_refused) {
     ASSERT_OPEN_FAILS(write_header("vocab.bin", (int32_t[8]){SHARD_MAGIC, 1, 0, -5}, 1024), 8, "vocabulary", "-5");
     ASSERT_OPEN_FAILS(write_header("vocab.bin", (int32_t[8]){SHARD_MAGIC, 1, 0, 65537}, 1024), 8, "vocabulary", "65537",
                       "65536");
@@ -344,8 +318,7 @@ static void an_impossible_vocabulary_or_end_of_text_is_refused(void **state) {
     ASSERT_OPEN_FAILS(write_header("vocab.bin", h, 1024), 8, "end-of-text");
 }
 
-static void shards_that_contradict_each_other_are_refused(void **state) {
-    (void)state;
+TEST(shards_that_contradict_each_other_are_refused) {
     make_shard("c_0.bin", 2, 300, 5, 100, 0);
     make_shard("c_1.bin", 2, 301, 5, 100, 0);
     ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: vocabulary is 301", "c_0.bin states 300");
@@ -355,8 +328,7 @@ static void shards_that_contradict_each_other_are_refused(void **state) {
     ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: bytes per token is 4", "c_0.bin states 2");
 }
 
-static void a_T_longer_than_every_file_is_refused(void **state) {
-    (void)state;
+TEST(a_T_longer_than_every_file_is_refused) {
     make_shard("t_0.bin", 2, 0, -1, 40, 0);
     make_shard("t_1.bin", 2, 0, -1, 64, 0);
     ASSERT_OPEN_FAILS(in_dir("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
@@ -366,8 +338,7 @@ static void a_T_longer_than_every_file_is_refused(void **state) {
     shards_close(&set);
 }
 
-static void a_file_that_shrinks_while_open_is_an_error_and_no_crash(void **state) {
-    (void)state;
+TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash) {
     const char *path = make_shard("shrink.bin", 2, 0, -1, 1000, 0);
     ShardSet set = open_shards(path, 100);
     assert_int_equal(truncate(path, 1024 + 300), 0);
@@ -390,8 +361,7 @@ static int64_t entries_in_dir(void) {
     return n;
 }
 
-static void until_commit_the_old_file_stays_and_abandon_leaves_nothing(void **state) {
-    (void)state;
+TEST(until_commit_the_old_file_stays_and_abandon_leaves_nothing) {
     const char *path = make_shard("w.bin", 2, 0, -1, 50, 0);
     int64_t before = entries_in_dir();
     Error err;
@@ -406,15 +376,13 @@ static void until_commit_the_old_file_stays_and_abandon_leaves_nothing(void **st
     assert_int_equal(entries_in_dir(), before);
 }
 
-static void an_unwritable_place_is_named(void **state) {
-    (void)state;
+TEST(an_unwritable_place_is_named) {
     Error err;
     assert_null(shard_writer_open(in_dir("no/such/w.bin"), 2, 0, -1, &err));
     assert_non_null(strstr(err.text, "no/such/w.bin: cannot write the shard: No such file or directory"));
 }
 
-static void a_full_disk_is_reported_and_leaves_nothing(void **state) {
-    (void)state;
+TEST(a_full_disk_is_reported_and_leaves_nothing) {
     int64_t before = entries_in_dir();
     struct rlimit unlimited, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
@@ -479,8 +447,7 @@ static bool read_everything(const char *pattern, int64_t T) {
     return true;
 }
 
-static void random_corruptions_never_crash_the_reader(void **state) {
-    (void)state;
+TEST(random_corruptions_never_crash_the_reader) {
     int64_t opened = 0, rounds = 6000;
     static unsigned char original[2][4096], bytes[4096 + 64];
     make_shard("fuzz_1.bin", 2, 257, 256, 40, 0); // an intact one, which may now contradict the other
@@ -497,37 +464,4 @@ static void random_corruptions_never_crash_the_reader(void **state) {
     }
     // Corruptions of tokens and of unused header words pass, the others do not: both kinds must have been tried.
     assert_in_range(opened, rounds / 10, rounds * 6 / 10);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, make_dir, remove_dir)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(a_written_shard_is_read_back),
-        TEST(two_byte_shards_are_version_1_of_llm_c),
-        TEST(a_shard_that_states_nothing_is_read),
-        TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file),
-        TEST(a_plain_name_with_glob_characters_is_a_file),
-        TEST(a_token_beyond_the_vocabulary_is_named_with_file_and_offset),
-        TEST(a_negative_four_byte_token_is_beyond_every_vocabulary),
-        TEST(a_shard_beyond_2_gib_is_read_to_its_end),
-        TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened),
-        TEST(an_empty_glob_says_how_to_make_shards),
-        TEST(a_directory_is_refused),
-        TEST(a_fifo_is_refused_without_waiting_for_a_writer),
-        TEST(a_foreign_file_is_refused),
-        TEST(a_truncated_header_is_refused),
-        TEST(a_count_that_is_not_the_size_of_the_file_is_refused),
-        TEST(an_unknown_version_or_token_size_is_refused),
-        TEST(counts_that_overflow_are_refused),
-        TEST(an_impossible_vocabulary_or_end_of_text_is_refused),
-        TEST(shards_that_contradict_each_other_are_refused),
-        TEST(a_T_longer_than_every_file_is_refused),
-        TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash),
-        TEST(until_commit_the_old_file_stays_and_abandon_leaves_nothing),
-        TEST(an_unwritable_place_is_named),
-        TEST(a_full_disk_is_reported_and_leaves_nothing),
-        TEST(random_corruptions_never_crash_the_reader),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,9 @@
 // The summary at the end of a run: which steps count, exact order statistics, what is left out when it is not known.
 #include "llmc/run/summary.h"
+#include "test/test.h"
 
 #include <cjson/cJSON.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 // What run_summary_print says, malloced.
 static char *printed(const RunSummary *s) {
@@ -56,8 +50,7 @@ static void assert_near(double x, double expected) { // step times are kept as f
     assert_true(x > expected * (1 - 1e-6) && x < expected * (1 + 1e-6));
 }
 
-static void the_lines_are_those_of_the_header(void **state) {
-    (void)state;
+TEST(the_lines_are_those_of_the_header) {
     RunSummary *s = run_summary_create();
     run_summary_energy(s, 1e9);
     for (int i = 0; i < 5000; i++)
@@ -72,8 +65,7 @@ static void the_lines_are_those_of_the_header(void **state) {
     run_summary_free(s);
 }
 
-static void order_statistics_are_exact_and_pass_over_the_first_step(void **state) {
-    (void)state;
+TEST(order_statistics_are_exact_and_pass_over_the_first_step) {
     RunSummary *s = run_summary_create();
     run_summary_step(s, 99.0, 10, 0.5);                                                        // warms up
     for (int i = 0; i < 2000; i++) run_summary_step(s, (i * 7919 % 2000 + 1) * 1e-3, 10, 0.5); // 1 .. 2000 ms, shuffled
@@ -87,8 +79,7 @@ static void order_statistics_are_exact_and_pass_over_the_first_step(void **state
     run_summary_free(s);
 }
 
-static void a_single_step_is_all_there_is(void **state) {
-    (void)state;
+TEST(a_single_step_is_all_there_is) {
     RunSummary *s = run_summary_create();
     run_summary_step(s, 0.25, 1000, 0);
     assert_printed(s, "summary     1 step, 1.000K tokens, 0.2s in steps | median 4.000K tok/s | step p50 250.0 ms, p99 "
@@ -99,8 +90,7 @@ static void a_single_step_is_all_there_is(void **state) {
     run_summary_free(s);
 }
 
-static void what_is_not_known_is_left_out(void **state) {
-    (void)state;
+TEST(what_is_not_known_is_left_out) {
     RunSummary *s = run_summary_create();
     run_summary_step(s, 0.25, 1000, 0);
     run_summary_energy(s, 0);   // the sensor has no counter
@@ -113,8 +103,7 @@ static void what_is_not_known_is_left_out(void **state) {
     run_summary_free(s);
 }
 
-static void a_counter_that_starts_anew_gives_no_energy(void **state) {
-    (void)state;
+TEST(a_counter_that_starts_anew_gives_no_energy) {
     RunSummary *s = run_summary_create();
     run_summary_step(s, 0.25, 1000, 0);
     run_summary_energy(s, 5000);
@@ -125,8 +114,7 @@ static void a_counter_that_starts_anew_gives_no_energy(void **state) {
     run_summary_free(s);
 }
 
-static void without_steps_nothing_is_said(void **state) {
-    (void)state;
+TEST(without_steps_nothing_is_said) {
     RunSummary *s = run_summary_create();
     run_summary_validation(s, 0, 3.5);
     assert_printed(s, "");
@@ -136,8 +124,7 @@ static void without_steps_nothing_is_said(void **state) {
     run_summary_free(s);
 }
 
-static void without_memory_for_a_summary_the_run_goes_on(void **state) {
-    (void)state;
+TEST(without_memory_for_a_summary_the_run_goes_on) {
     run_summary_step(NULL, 1, 1, 1);
     run_summary_validation(NULL, 1, 1);
     run_summary_energy(NULL, 1);
@@ -146,17 +133,4 @@ static void without_memory_for_a_summary_the_run_goes_on(void **state) {
     assert_string_equal(json, "");
     free(json);
     run_summary_free(NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_lines_are_those_of_the_header),
-        cmocka_unit_test(order_statistics_are_exact_and_pass_over_the_first_step),
-        cmocka_unit_test(a_single_step_is_all_there_is),
-        cmocka_unit_test(what_is_not_known_is_left_out),
-        cmocka_unit_test(a_counter_that_starts_anew_gives_no_energy),
-        cmocka_unit_test(without_steps_nothing_is_said),
-        cmocka_unit_test(without_memory_for_a_summary_the_run_goes_on),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

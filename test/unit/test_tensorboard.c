@@ -1,19 +1,14 @@
 // Event files for TensorBoard: framing and checksums against a reader written here from the format's description, what
 // a full disk leaves, the names that files get. That the real TensorBoard reads them: test/e2e/test_watching.py.
 #include "llmc/run/tensorboard.h"
+#include "test/test.h"
 #include "test/unit/tmpdir.h"
 
 #include <dirent.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 // ------------------------------------------------------------------------------------------------------------ helpers
 
@@ -98,15 +93,13 @@ static void one_scalar(TensorBoard *tb, int64_t step, const char *tag, double va
 
 // --------------------------------------------------------------------------------------------------------------- tests
 
-static void the_checksum_of_this_test_is_castagnoli(void **state) {
-    (void)state;
+TEST(the_checksum_of_this_test_is_castagnoli) {
     assert_int_equal(crc32c((const uint8_t *)"123456789", 9), 0xE3069283u); // the check value of the CRC catalogue
     const uint8_t zeros[32] = {0};
     assert_int_equal(crc32c(zeros, 32), 0x8A9136AAu); // RFC 3720, B.4
 }
 
-static void a_file_begins_with_its_version_and_the_step_it_starts_at(void **state) {
-    (void)state;
+TEST(a_file_begins_with_its_version_and_the_step_it_starts_at) {
     TmpDir dir = tmpdir_make();
     const time_t before = time(NULL);
     TensorBoard *tb = open_in(&dir, 299);
@@ -130,8 +123,7 @@ static void a_file_begins_with_its_version_and_the_step_it_starts_at(void **stat
     tmpdir_remove(&dir);
 }
 
-static void a_record_holds_all_scalars_of_a_step(void **state) {
-    (void)state;
+TEST(a_record_holds_all_scalars_of_a_step) {
     TmpDir dir = tmpdir_make();
     Error err;
     TensorBoard *tb = open_in(&dir, -1);
@@ -158,8 +150,7 @@ static void a_record_holds_all_scalars_of_a_step(void **state) {
     tmpdir_remove(&dir);
 }
 
-static void a_text_is_shown_letter_by_letter(void **state) {
-    (void)state;
+TEST(a_text_is_shown_letter_by_letter) {
     TmpDir dir = tmpdir_make();
     Error err;
     TensorBoard *tb = open_in(&dir, 0);
@@ -179,8 +170,7 @@ static void a_text_is_shown_letter_by_letter(void **state) {
     tmpdir_remove(&dir);
 }
 
-static void without_tensorboard_nothing_happens(void **state) {
-    (void)state;
+TEST(without_tensorboard_nothing_happens) {
     tensorboard_begin(NULL, 1);
     tensorboard_scalar(NULL, "a", 1.0);
     tensorboard_text(NULL, "b", "text", 4);
@@ -188,8 +178,7 @@ static void without_tensorboard_nothing_happens(void **state) {
     tensorboard_close(NULL);
 }
 
-static void files_sort_in_the_order_of_the_runs(void **state) {
-    (void)state;
+TEST(files_sort_in_the_order_of_the_runs) {
     TmpDir dir = tmpdir_make();
     // A run on a machine whose clock is an hour ahead, and a name of somebody else's.
     const long ahead = (long)time(NULL) + 3600;
@@ -207,8 +196,7 @@ static void files_sort_in_the_order_of_the_runs(void **state) {
     tmpdir_remove(&dir);
 }
 
-static void a_directory_that_is_not_there_is_an_error_with_the_path(void **state) {
-    (void)state;
+TEST(a_directory_that_is_not_there_is_an_error_with_the_path) {
     TmpDir dir = tmpdir_make();
     Error err;
     assert_null(tensorboard_open(tmpdir_file(&dir, "none"), 0, &err));
@@ -218,8 +206,7 @@ static void a_directory_that_is_not_there_is_an_error_with_the_path(void **state
 }
 
 // A limit on the file size stands for a full disk.
-static void a_full_disk_costs_whole_records_only(void **state) {
-    (void)state;
+TEST(a_full_disk_costs_whole_records_only) {
     TmpDir dir = tmpdir_make();
     Error err;
     struct rlimit before, small;
@@ -249,18 +236,4 @@ static void a_full_disk_costs_whole_records_only(void **state) {
     assert_non_null(strstr(err.text, "cannot be written"));
     free(file.data);
     tmpdir_remove(&dir);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_checksum_of_this_test_is_castagnoli),
-        cmocka_unit_test(a_file_begins_with_its_version_and_the_step_it_starts_at),
-        cmocka_unit_test(a_record_holds_all_scalars_of_a_step),
-        cmocka_unit_test(a_text_is_shown_letter_by_letter),
-        cmocka_unit_test(without_tensorboard_nothing_happens),
-        cmocka_unit_test(files_sort_in_the_order_of_the_runs),
-        cmocka_unit_test(a_directory_that_is_not_there_is_an_error_with_the_path),
-        cmocka_unit_test(a_full_disk_costs_whole_records_only),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,7 @@
 // Tokenizers as the rest of the project uses them: bytes, and one small vocabulary of known merges in every form.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/tokens/tokenizer.h"
+#include "test/test.h"
 #include "tokenizer_fixture.h"
 
 static Tokenizer *open_bytes(void) {
@@ -25,8 +20,7 @@ static int64_t encode(const Tokenizer *t, const char *text, int64_t n, int32_t *
     return count;
 }
 
-static void every_byte_becomes_its_own_token_and_comes_back(void **state) {
-    (void)state;
+TEST(every_byte_becomes_its_own_token_and_comes_back) {
     Tokenizer *t = open_bytes();
     char text[256];
     int32_t tokens[256];
@@ -42,16 +36,14 @@ static void every_byte_becomes_its_own_token_and_comes_back(void **state) {
     tokenizer_free(t);
 }
 
-static void the_vocabulary_is_the_bytes_and_end_of_text(void **state) {
-    (void)state;
+TEST(the_vocabulary_is_the_bytes_and_end_of_text) {
     Tokenizer *t = open_bytes();
     assert_int_equal(tokenizer_vocab(t), 257);
     assert_int_equal(tokenizer_eot(t), 256);
     tokenizer_free(t);
 }
 
-static void an_empty_text_has_no_tokens(void **state) {
-    (void)state;
+TEST(an_empty_text_has_no_tokens) {
     Tokenizer *t = open_bytes();
     int32_t untouched = -7;
     assert_int_equal(encode(t, "", 0, &untouched), 0);
@@ -59,8 +51,7 @@ static void an_empty_text_has_no_tokens(void **state) {
     tokenizer_free(t);
 }
 
-static void unknown_tokens_have_no_bytes(void **state) {
-    (void)state;
+TEST(unknown_tokens_have_no_bytes) {
     Tokenizer *t = open_bytes();
     const int32_t tokens[] = {257, 50256, INT32_MAX, -1, INT32_MIN};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
@@ -71,8 +62,7 @@ static void unknown_tokens_have_no_bytes(void **state) {
     tokenizer_free(t);
 }
 
-static void the_spelling_of_end_of_text_is_a_token_in_prompts_only(void **state) {
-    (void)state;
+TEST(the_spelling_of_end_of_text_is_a_token_in_prompts_only) {
     Tokenizer *t = open_bytes();
     Encoder *e = encoder_create(t, NULL);
     int32_t tokens[64];
@@ -84,8 +74,7 @@ static void the_spelling_of_end_of_text_is_a_token_in_prompts_only(void **state)
     tokenizer_free(t);
 }
 
-static void bytes_may_be_cut_anywhere(void **state) {
-    (void)state;
+TEST(bytes_may_be_cut_anywhere) {
     Tokenizer *t = open_bytes();
     assert_int_equal(tokenizer_safe_cut(t, "ab c", 4), 4);
     assert_int_equal(tokenizer_safe_cut(t, "", 0), 0);
@@ -118,6 +107,7 @@ static int remove_files(void **state) {
     tmpdir_remove(&dir);
     return 0;
 }
+TestFixture test_all = {make_files, remove_files};
 
 static const char *const forms[] = {
     "json",           "json/tokenizer.json", "pairs.json", "vocab", "openai", "vocab/vocab.json", "openai/encoder.json",
@@ -137,8 +127,7 @@ static void assert_tokens(const Tokenizer *t, const char *text, int count, const
     assert_memory_equal(tokens, expected, (size_t)count * sizeof *tokens);
 }
 
-static void every_form_of_a_vocabulary_gives_the_same_tokens(void **state) {
-    (void)state;
+TEST(every_form_of_a_vocabulary_gives_the_same_tokens) {
     for (int i = 0; i < NUM_FORMS; i++) {
         Tokenizer *t = open_form(forms[i]);
         assert_int_equal(tokenizer_vocab(t), TOY_VOCAB);
@@ -155,8 +144,7 @@ static void every_form_of_a_vocabulary_gives_the_same_tokens(void **state) {
     }
 }
 
-static void every_form_of_a_vocabulary_has_the_same_fingerprint_and_export(void **state) {
-    (void)state;
+TEST(every_form_of_a_vocabulary_has_the_same_fingerprint_and_export) {
     Tokenizer *first = open_form(forms[0]);
     size_t length, other_length;
     char *text = tokenizer_to_json(first, &length, NULL);
@@ -174,8 +162,7 @@ static void every_form_of_a_vocabulary_has_the_same_fingerprint_and_export(void 
     tokenizer_free(first);
 }
 
-static void an_export_is_the_same_tokenizer_again(void **state) {
-    (void)state;
+TEST(an_export_is_the_same_tokenizer_again) {
     Tokenizer *originals[] = {open_bytes(), open_form("ranks.tiktoken")};
     for (int i = 0; i < 2; i++) {
         size_t length;
@@ -192,16 +179,14 @@ static void an_export_is_the_same_tokenizer_again(void **state) {
     }
 }
 
-static void other_tokens_have_another_fingerprint(void **state) {
-    (void)state;
+TEST(other_tokens_have_another_fingerprint) {
     Tokenizer *bytes = open_bytes(), *toy = open_form("json");
     assert_true(tokenizer_fingerprint(bytes) != tokenizer_fingerprint(toy));
     tokenizer_free(bytes);
     tokenizer_free(toy);
 }
 
-static void llmcs_first_version_means_gpt2s_end_of_text(void **state) {
-    (void)state;
+TEST(llmcs_first_version_means_gpt2s_end_of_text) {
     Error err;
     const char *path = tmpdir_file(&dir, "version1.bin");
     toy_write_llmc(path, 1);
@@ -220,8 +205,7 @@ static int64_t toy_text(uint64_t round, char *text, int64_t most) {
     return n;
 }
 
-static void what_is_decoded_is_what_was_encoded(void **state) {
-    (void)state;
+TEST(what_is_decoded_is_what_was_encoded) {
     Tokenizer *t = open_form("json");
     Encoder *e = encoder_create(t, NULL);
     for (uint64_t round = 0; round < 3000; round++) {
@@ -241,8 +225,7 @@ static void what_is_decoded_is_what_was_encoded(void **state) {
     tokenizer_free(t);
 }
 
-static void an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one(void **state) {
-    (void)state;
+TEST(an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one) {
     Tokenizer *t = open_form("json");
     Encoder *old = encoder_create(t, NULL);
     for (uint64_t round = 0; round < 200; round++) {
@@ -257,8 +240,7 @@ static void an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one(void **s
 }
 
 // Around the lengths that the cache takes, at the end of the text and before more of it, seen first and again.
-static void a_piece_of_any_length_is_encoded_alike_wherever_it_stands(void **state) {
-    (void)state;
+TEST(a_piece_of_any_length_is_encoded_alike_wherever_it_stands) {
     Tokenizer *t = open_form("json");
     for (int64_t n = 1; n <= 70; n++) {
         Encoder *e = encoder_create(t, NULL);
@@ -283,8 +265,7 @@ static void a_piece_of_any_length_is_encoded_alike_wherever_it_stands(void **sta
     tokenizer_free(t);
 }
 
-static void a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole(void **state) {
-    (void)state;
+TEST(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole) {
     Tokenizer *t = open_form("json");
     int cuts = 0;
     for (uint64_t round = 0; round < 3000; round++) {
@@ -302,8 +283,7 @@ static void a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole(void **sta
     tokenizer_free(t);
 }
 
-static void a_long_word_has_no_safe_cut(void **state) {
-    (void)state;
+TEST(a_long_word_has_no_safe_cut) {
     Tokenizer *t = open_form("json");
     assert_int_equal(tokenizer_safe_cut(t, "hellohellohello", 15), 0);
     assert_int_equal(tokenizer_safe_cut(t, "          ", 10), 0);
@@ -312,8 +292,7 @@ static void a_long_word_has_no_safe_cut(void **state) {
     tokenizer_free(t);
 }
 
-static void megabytes_without_an_end_of_piece_are_merged_in_little_time(void **state) {
-    (void)state;
+TEST(megabytes_without_an_end_of_piece_are_merged_in_little_time) {
     enum { LENGTH = 4 << 20 };
     Tokenizer *t = open_form("json");
     char *text = malloc(LENGTH);
@@ -328,27 +307,4 @@ static void megabytes_without_an_end_of_piece_are_merged_in_little_time(void **s
     free(text);
     free(tokens);
     tokenizer_free(t);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_byte_becomes_its_own_token_and_comes_back),
-        cmocka_unit_test(the_vocabulary_is_the_bytes_and_end_of_text),
-        cmocka_unit_test(an_empty_text_has_no_tokens),
-        cmocka_unit_test(unknown_tokens_have_no_bytes),
-        cmocka_unit_test(the_spelling_of_end_of_text_is_a_token_in_prompts_only),
-        cmocka_unit_test(bytes_may_be_cut_anywhere),
-        cmocka_unit_test(every_form_of_a_vocabulary_gives_the_same_tokens),
-        cmocka_unit_test(every_form_of_a_vocabulary_has_the_same_fingerprint_and_export),
-        cmocka_unit_test(an_export_is_the_same_tokenizer_again),
-        cmocka_unit_test(other_tokens_have_another_fingerprint),
-        cmocka_unit_test(llmcs_first_version_means_gpt2s_end_of_text),
-        cmocka_unit_test(what_is_decoded_is_what_was_encoded),
-        cmocka_unit_test(an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one),
-        cmocka_unit_test(a_piece_of_any_length_is_encoded_alike_wherever_it_stands),
-        cmocka_unit_test(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole),
-        cmocka_unit_test(a_long_word_has_no_safe_cut),
-        cmocka_unit_test(megabytes_without_an_end_of_piece_are_merged_in_little_time),
-    };
-    return cmocka_run_group_tests(tests, make_files, remove_files);
 }

@@ -1,13 +1,8 @@
 // Tokenizer files are hostile: each kind of damage and each kind of foreign file is refused with a line that names the
 // file and the place; random damage never does more than that.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/tokens/tokenizer.h"
+#include "test/test.h"
 #include "tokenizer_fixture.h"
 
 static TmpDir dir;
@@ -23,6 +18,7 @@ static int remove_dir(void **state) {
     tmpdir_remove(&dir);
     return 0;
 }
+TestFixture test_all = {make_dir, remove_dir};
 
 // Opening path must fail with a message of one line that begins with the file's path and holds `message`.
 static void assert_refused(const char *path, const char *named, const char *message) {
@@ -50,8 +46,7 @@ static void replace(const char *path, const char *from, const char *to) {
     free(text);
 }
 
-static void a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field(void **state) {
-    (void)state;
+TEST(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field) {
     static const struct {
         const char *from, *to, *message;
     } cases[] = {
@@ -82,8 +77,7 @@ static void a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field(vo
     }
 }
 
-static void a_damaged_tokenizer_json_is_refused_by_place(void **state) {
-    (void)state;
+TEST(a_damaged_tokenizer_json_is_refused_by_place) {
     static const struct {
         const char *from, *to, *message;
     } cases[] = {
@@ -131,8 +125,7 @@ static void a_damaged_tokenizer_json_is_refused_by_place(void **state) {
     }
 }
 
-static void a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line(void **state) {
-    (void)state;
+TEST(a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line) {
     static const struct {
         bool in_merges;
         const char *from, *to, *message;
@@ -159,8 +152,7 @@ static void a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line(void 
     assert_refused(vocab, vocab, "needs its merges");
 }
 
-static void a_damaged_rank_file_is_refused_by_line(void **state) {
-    (void)state;
+TEST(a_damaged_rank_file_is_refused_by_line) {
     static const struct {
         const char *from, *to, *message;
     } cases[] = {
@@ -196,15 +188,13 @@ static void write_many_ranks(const char *path, int count, int hole) {
     toy_close(f);
 }
 
-static void rank_files_with_another_pattern_are_refused_by_name(void **state) {
-    (void)state;
+TEST(rank_files_with_another_pattern_are_refused_by_name) {
     const char *path = tmpdir_file(&dir, "other.tiktoken");
     write_many_ranks(path, 100256, -1);
     assert_refused(path, path, "100256 ranks: this is cl100k_base, whose pattern is not GPT-2's");
 }
 
-static void p50k_base_has_gpt2s_end_of_text_in_its_midst(void **state) {
-    (void)state;
+TEST(p50k_base_has_gpt2s_end_of_text_in_its_midst) {
     const char *path = tmpdir_file(&dir, "p50k_base.tiktoken");
     Error err;
     write_many_ranks(path, 50281, 50256);
@@ -217,8 +207,7 @@ static void p50k_base_has_gpt2s_end_of_text_in_its_midst(void **state) {
     assert_refused(path, path, "no token has number 50255");
 }
 
-static void a_damaged_llmc_file_is_refused_by_token(void **state) {
-    (void)state;
+TEST(a_damaged_llmc_file_is_refused_by_token) {
     static const struct {
         size_t at;
         uint32_t word;
@@ -246,8 +235,7 @@ static void a_damaged_llmc_file_is_refused_by_token(void **state) {
     }
 }
 
-static void a_file_that_ends_too_early_is_refused(void **state) {
-    (void)state;
+TEST(a_file_that_ends_too_early_is_refused) {
     const char *json = tmpdir_file(&dir, "cut.json"), *llmc = tmpdir_file(&dir, "cut.bin");
     toy_write_json(json, true);
     toy_write_llmc(llmc, 2);
@@ -264,8 +252,7 @@ static void a_file_that_ends_too_early_is_refused(void **state) {
     }
 }
 
-static void a_file_of_another_kind_is_called_by_its_name(void **state) {
-    (void)state;
+TEST(a_file_of_another_kind_is_called_by_its_name) {
     static const struct {
         const char *content;
         size_t n;
@@ -295,8 +282,7 @@ static void a_file_of_another_kind_is_called_by_its_name(void **state) {
     }
 }
 
-static void places_without_a_tokenizer_are_named(void **state) {
-    (void)state;
+TEST(places_without_a_tokenizer_are_named) {
     const char *empty = tmpdir_file(&dir, "empty"), *nothing = tmpdir_file(&dir, "nothing");
     assert_int_equal(mkdir(empty, 0700), 0);
     assert_refused(empty, empty, "no tokenizer in this directory, expected tokenizer.json, or vocab.json");
@@ -309,8 +295,7 @@ static void places_without_a_tokenizer_are_named(void **state) {
 }
 
 // Whatever the damage: refused with a message, or opened and then able to encode.
-static void random_damage_is_refused_or_harmless(void **state) {
-    (void)state;
+TEST(random_damage_is_refused_or_harmless) {
     enum { ROUNDS = 400 };
     const char *names[] = {"fuzz.json", "fuzz.tiktoken", "fuzz.bin", "vocab.json", "merges.txt"};
     toy_write_json(tmpdir_file(&dir, names[0]), false);
@@ -343,21 +328,4 @@ static void random_damage_is_refused_or_harmless(void **state) {
         free(damaged);
     }
     assert_in_range(refused, 5 * ROUNDS / 4, 5 * ROUNDS);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field),
-        cmocka_unit_test(a_damaged_tokenizer_json_is_refused_by_place),
-        cmocka_unit_test(a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line),
-        cmocka_unit_test(a_damaged_rank_file_is_refused_by_line),
-        cmocka_unit_test(rank_files_with_another_pattern_are_refused_by_name),
-        cmocka_unit_test(p50k_base_has_gpt2s_end_of_text_in_its_midst),
-        cmocka_unit_test(a_damaged_llmc_file_is_refused_by_token),
-        cmocka_unit_test(a_file_that_ends_too_early_is_refused),
-        cmocka_unit_test(a_file_of_another_kind_is_called_by_its_name),
-        cmocka_unit_test(places_without_a_tokenizer_are_named),
-        cmocka_unit_test(random_damage_is_refused_or_harmless),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

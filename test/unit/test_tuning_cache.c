@@ -1,16 +1,10 @@
 // The file of measured choices: it remembers, it forgives damage, and it never gets in the way.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/cuda/tuning_cache.h"
+#include "test/test.h"
 #include "test/unit/tmpdir.h"
 
 #include <fcntl.h>
-#include <string.h>
 #include <sys/wait.h>
 
 static TmpDir tmp;
@@ -30,6 +24,7 @@ static int remove_directory(void **state) {
     tmpdir_remove(&tmp);
     return 0;
 }
+TestFixture test_each = {fresh_directory, remove_directory};
 
 static void put(const char *key, int value) { tuning_cache_put(key, &value, sizeof value); }
 
@@ -56,8 +51,7 @@ static void write_text(const char *text, size_t size) {
     fclose(f);
 }
 
-static void entries_survive_the_process_and_are_replaced(void **state) {
-    (void)state;
+TEST(entries_survive_the_process_and_are_replaced) {
     assert_int_equal(get_again("a"), -1);
     put("a", 1), put("b, with spaces", 2), put("a", 3);
     assert_int_equal(get_again("a"), 3);
@@ -67,8 +61,7 @@ static void entries_survive_the_process_and_are_replaced(void **state) {
 }
 
 // Cut at every length, the file gives whole entries or none, and takes new ones.
-static void a_truncated_file_loses_only_what_was_cut(void **state) {
-    (void)state;
+TEST(a_truncated_file_loses_only_what_was_cut) {
     put("first", 1), put("second", 2), put("third", 3);
     size_t size;
     char *text = read_text(&size);
@@ -85,8 +78,7 @@ static void a_truncated_file_loses_only_what_was_cut(void **state) {
     free(text);
 }
 
-static void a_flipped_bit_spoils_one_line(void **state) {
-    (void)state;
+TEST(a_flipped_bit_spoils_one_line) {
     put("first", 1), put("second", 2), put("third", 3);
     size_t size;
     char *text = read_text(&size);
@@ -105,8 +97,7 @@ static void a_flipped_bit_spoils_one_line(void **state) {
     free(text);
 }
 
-static void garbage_is_skipped(void **state) {
-    (void)state;
+TEST(garbage_is_skipped) {
     put("good", 7);
     size_t size;
     char *line = read_text(&size);
@@ -123,8 +114,7 @@ static void garbage_is_skipped(void **state) {
     free(line);
 }
 
-static void keys_that_would_break_lines_and_values_too_large_are_not_kept(void **state) {
-    (void)state;
+TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept) {
     put("tab\there", 1), put("line\nbreak", 1), put("", 1), put("fine", 2);
     char long_key[TUNING_KEY_MAX + 1] = {0}, large[TUNING_VALUE_MAX + 1] = {0};
     memset(long_key, 'k', TUNING_KEY_MAX);
@@ -139,8 +129,7 @@ static void keys_that_would_break_lines_and_values_too_large_are_not_kept(void *
     assert_true(tuning_cache_get(long_key, large, TUNING_VALUE_MAX));
 }
 
-static void a_file_that_cannot_be_used_is_no_error(void **state) {
-    (void)state;
+TEST(a_file_that_cannot_be_used_is_no_error) {
     const char *places[] = {"off", "/dev/null", "/nonexistent/directory/tuning", tmp.path};
     for (int i = 0; i < 4; i++) {
         setenv("PRETRAIN_CACHE", places[i], 1);
@@ -159,8 +148,7 @@ static void a_file_that_cannot_be_used_is_no_error(void **state) {
     assert_int_equal(get_again("anything"), -1);
 }
 
-static void the_default_place_is_made(void **state) {
-    (void)state;
+TEST(the_default_place_is_made) {
     unsetenv("PRETRAIN_CACHE");
     setenv("XDG_CACHE_HOME", tmpdir_file(&tmp, "cache"), 1);
     put("a", 1);
@@ -177,8 +165,7 @@ static void the_default_place_is_made(void **state) {
 }
 
 // One that has read the file before another wrote to it keeps what that one found.
-static void what_another_process_found_meanwhile_stays(void **state) {
-    (void)state;
+TEST(what_another_process_found_meanwhile_stays) {
     int status;
     put("ours", 1);
     const pid_t other = fork();
@@ -194,8 +181,7 @@ static void what_another_process_found_meanwhile_stays(void **state) {
 
 // Writers at the same time: at every moment the file is whole. What one replaced by the other's view may be lost, but
 // the last writer's own entries stand.
-static void processes_share_the_file(void **state) {
-    (void)state;
+TEST(processes_share_the_file) {
     enum { WRITERS = 4, ENTRIES = 25 };
     pid_t writers[WRITERS];
     for (int w = 0; w < WRITERS; w++) {
@@ -224,20 +210,4 @@ static void processes_share_the_file(void **state) {
     assert_int_equal(found, lines); // every line is whole
     assert_true(found >= ENTRIES);  // a process keeps its own in memory, so the last writer wrote all of its own
     free(text);
-}
-
-int main(void) {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, fresh_directory, remove_directory)
-    const struct CMUnitTest tests[] = {
-        TEST(entries_survive_the_process_and_are_replaced),
-        TEST(a_truncated_file_loses_only_what_was_cut),
-        TEST(a_flipped_bit_spoils_one_line),
-        TEST(garbage_is_skipped),
-        TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept),
-        TEST(a_file_that_cannot_be_used_is_no_error),
-        TEST(the_default_place_is_made),
-        TEST(what_another_process_found_meanwhile_stays),
-        TEST(processes_share_the_file),
-    };
-    return cmocka_run_group_tests_name("tuning_cache", tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include "llmc/tokens/tokenizer.h"
 #include "mutate.h"
 #include "tmpdir.h"
+
 #include <string.h>
 
 static const struct {
