@@ -1,12 +1,12 @@
 // Who computes attention: own kernels or cuDNN, as asked, as measured, as remembered, as far as cuDNN can. With the
 // simulator's cuDNN (dev/sim/cudnn_sim.h).
+#include "test/fixture.h"
 #include "test/sim/apart.h"
 #include "test/sim/attention_case.h"
 
 #include "dev/sim/cudnn_sim.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/tuning_cache.h"
-#include <signal.h>
 
 static void run_once(const char *what) {
     Case c = begin(small, what);
@@ -97,23 +97,15 @@ APART_TEST(a_kernel_that_writes_nothing_is_not_taken, "1,idle", "90") {
     device_shutdown();
 }
 
+static int start_with_cudnn(void *what) {
+    start(ATTENTION_CUDNN);
+    run_once(what);
+    return 0;
+}
+
 APART_TEST(attention_cudnn_ends_the_program_when_its_kernel_computes_something_else, "1,wrong", "90") {
     char text[2048];
-    int ends[2], status;
-    assert_int_equal(pipe(ends), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-        signal(SIGABRT, SIG_DFL); // cmocka's handler would report a failed test
-        dup2(ends[1], STDERR_FILENO);
-        start(ATTENTION_CUDNN);
-        run_once("wrong");
-        _exit(0);
-    }
-    close(ends[1]);
-    FILE *words = fdopen(ends[0], "r");
-    text[fread(text, 1, sizeof text - 1, words)] = '\0';
-    fclose(words);
-    assert_int_equal(waitpid(child, &status, 0), child);
+    const int status = status_of_child(start_with_cudnn, "wrong", text, sizeof text);
     if (!WIFSIGNALED(status) || !strstr(text, "--attention cudnn: cuDNN 9.19.0 differs forward by 0."))
         op_fail("status %d: %s", status, text);
 }

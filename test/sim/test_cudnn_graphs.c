@@ -11,7 +11,7 @@
 // compiled and the rest goes up to the choice of the engine, which is where a graph is recognised or not.
 
 #include "llmc/cuda/cudnn_pass.h"
-#include "test/test.h"
+#include "test/fixture.h"
 
 #ifndef HAVE_CUDNN
 
@@ -24,11 +24,7 @@ TEST(everything_needs_the_headers_of_cudnn) {
 #include "test/sim/cudnn_faults.h"
 #include <dlfcn.h>
 #include <libgen.h>
-#include <limits.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 // cuDNN and NVRTC leave memory behind, and their code is gone when leaks are reported, so that they cannot be told from
 // ours. That ours does not leak is shown with the simulator's cuDNN (test_cudnn_attention).
@@ -107,25 +103,18 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static int open_library(void *file) {
+    Error err;
+    setenv("CUDNN_LIBRARY", file, 1);
+    if (cudnn_library_open(&err)) snprintf(err.text, sizeof err.text, "opened");
+    fputs(err.text, stderr);
+    return 0;
+}
+
 // What loading the library says when CUDNN_LIBRARY is set to file, asked in a process of its own.
-static void expect_refusal(const char *file, const char *expected) {
-    int ends[2];
-    char said[sizeof(Error)] = "";
-    assert_int_equal(pipe(ends), 0);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        Error err;
-        setenv("CUDNN_LIBRARY", file, 1);
-        if (cudnn_library_open(&err)) snprintf(err.text, sizeof err.text, "opened");
-        const ssize_t written = write(ends[1], err.text, strlen(err.text));
-        _exit(written > 0 ? 0 : 1);
-    }
-    close(ends[1]);
-    for (ssize_t n, at = 0; (n = read(ends[0], said + at, sizeof said - 1 - (size_t)at)) > 0; at += n) {}
-    close(ends[0]);
-    int status;
-    waitpid(child, &status, 0);
+static void expect_refusal(char *file, const char *expected) {
+    char said[sizeof(Error)];
+    status_of_child(open_library, file, said, sizeof said);
     if (!strstr(said, expected)) fail_msg("CUDNN_LIBRARY=%s: \"%s\", expected \"%s\"", file, said, expected);
 }
 
@@ -243,32 +232,25 @@ TEST(a_plan_keeps_to_the_workspace_it_is_allowed) {
 
 // ----------------------------------------------------------------------------------------------------- what is refused
 
+static int plan_with(void *context) {
+    const Fault *fault = context;
+    static const int signals[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT}; // cmocka's handlers would go on
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
+    const AttentionShape shape = {2, 256, 3, 64, DTYPE_BF16};
+    Error err = {""};
+    cudnnBackendDescriptor_t device = describe(&devices[H200]);
+    plant(*fault);
+    CudnnGraph *graph = cudnn_graph_create(fault->kind, shape, &err);
+    CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err) : NULL;
+    const bool ok = plan && compiles(plan, &err);
+    fputs(err.text, stderr);
+    return ok ? 0 : 1;
+}
+
 // Whether cuDNN makes a plan of the graph with the fault; if not, why. In a process of its own, because cuDNN 9.19
 // divides by zero or reads through NULL on some graphs that make no sense.
 static bool accepted(Fault fault, Error *why) {
-    int ends[2], status = 0;
-    assert_int_equal(pipe(ends), 0);
-    fflush(stdout);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        static const int signals[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT}; // cmocka's handlers would go on
-        for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
-        const AttentionShape shape = {2, 256, 3, 64, DTYPE_BF16};
-        Error err = {""};
-        cudnnBackendDescriptor_t device = describe(&devices[H200]);
-        plant(fault);
-        CudnnGraph *graph = cudnn_graph_create(fault.kind, shape, &err);
-        CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err) : NULL;
-        const bool ok = plan && compiles(plan, &err);
-        const ssize_t written = write(ends[1], err.text, strlen(err.text));
-        _exit(ok ? 0 : written > 0 ? 1 : 2);
-    }
-    close(ends[1]);
-    memset(why, 0, sizeof *why);
-    for (ssize_t n, at = 0; (n = read(ends[0], why->text + at, sizeof why->text - 1 - (size_t)at)) > 0; at += n) {}
-    close(ends[0]);
-    assert_int_equal(waitpid(child, &status, 0), child);
+    const int status = status_of_child(plan_with, &fault, why->text, sizeof why->text);
     if (WIFSIGNALED(status)) error_set(why, "signal %d inside cuDNN", WTERMSIG(status));
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }

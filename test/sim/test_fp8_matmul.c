@@ -1,6 +1,7 @@
 // fp8 products on the simulated cuBLASLt: what the library refuses, on which GPUs there are any, how sums and biases
 // are asked for, what is planned, tuned and remembered, and that scales are read when a product runs. That the products
 // are right is tested in test/ops/test_fp8.c. Each test is a process of its own: SIM_CC is read when it starts.
+#include "test/fixture.h"
 #include "test/sim/apart.h"
 
 #include "dev/sim/cublaslt.h"
@@ -8,7 +9,6 @@
 #include "test/ops/fp8_case.h"
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
-#include <sys/wait.h>
 
 static void start(const char *algorithms, const char *refused) {
     Error err;
@@ -203,26 +203,16 @@ static void product_check(Product *p, bool with_bias, bool accumulate) {
     op_check(p->out, p->out.t.dtype);
 }
 
+static int run_product(void *p) {
+    product_run(p, false, false);
+    return 0;
+}
+
 // Runs the product in a process of its own and returns what it says on stderr; it must end by a signal or with an
 // error.
 static const char *last_words(Product *p) {
     static char text[2048];
-    int ends[2], status = 0;
-    assert_int_equal(pipe(ends), 0);
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        product_run(p, false, false);
-        _exit(0);
-    }
-    close(ends[1]);
-    size_t length = 0;
-    for (ssize_t got; (got = read(ends[0], text + length, sizeof text - 1 - length)) > 0;) length += (size_t)got;
-    text[length] = '\0';
-    close(ends[0]);
-    assert_int_equal(waitpid(child, &status, 0), child);
+    const int status = status_of_child(run_product, p, text, sizeof text);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) op_fail("the product ran");
     return text;
 }

@@ -6,11 +6,9 @@
 #include "llmc/cuda/gemm_plan.h"
 #include "llmc/cuda/tuning_cache.h"
 #include "llmc/device.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 #include <cjson/cJSON.h>
 #include <cuda_runtime_api.h>
-
-static TmpDir tmp;
 
 // A device whose libraries behave as the variables say, with an empty file of measured choices.
 static void start(const char *algorithms, const char *refused, GeluFusion gelu_fusion) {
@@ -25,23 +23,21 @@ static void start(const char *algorithms, const char *refused, GeluFusion gelu_f
 
 // A library with a vice, and an empty file of choices.
 static void start_with(const char *vice, const char *algorithms, GeluFusion gelu_fusion) {
-    unlink(tmpdir_file(&tmp, "tuning"));
+    unlink(tmp_file("tuning"));
     start(algorithms, "", gelu_fusion);
     setenv("SIM_CUBLASLT_VICES", vice, 1);
 }
 
 static int setup(void **state) {
-    (void)state;
-    tmp = tmpdir_make();
-    setenv("PRETRAIN_CACHE", tmpdir_file(&tmp, "tuning"), 1);
+    tmp_setup(state);
+    setenv("PRETRAIN_CACHE", tmp_file("tuning"), 1);
     start("", "", GELU_FUSION_AUTO);
     return 0;
 }
 
 static int teardown(void **state) {
     op_teardown(state);
-    tmpdir_remove(&tmp);
-    return 0;
+    return tmp_teardown(state);
 }
 TestFixture test_each = {setup, teardown}, test_all = {op_group_setup, op_group_teardown};
 
@@ -353,19 +349,15 @@ TEST(the_choices_of_a_run_are_restored_on_its_machine_alone) {
 }
 
 TEST(damaged_choices_are_measured_again) {
-    const char *path = tmpdir_file(&tmp, "tuning");
+    const char *path = tmp_file("tuning");
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_FP32, "before");
-    FILE *f = fopen(path, "r+b");
-    assert_non_null(f);
-    assert_int_equal(fseek(f, 0, SEEK_END), 0);
-    assert_int_equal(ftruncate(fileno(f), ftell(f) / 2), 0);
-    fclose(f);
+    size_t size;
+    free(read_bytes(path, &size));
+    assert_int_equal(truncate(path, (off_t)size / 2), 0);
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_FP32, "half of the file");
-    f = fopen(path, "wb");
-    fputs("this is not\ta tuning\tfile\n", f);
-    fclose(f);
+    write_text(path, "this is not\ta tuning\tfile\n");
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_FP32, "another file");
     assert_true(gemm_counts().timed > 0);
@@ -376,7 +368,7 @@ TEST(an_algorithm_that_the_library_does_not_take_is_replaced) {
     start("all", "", GELU_FUSION_NONE);
     check_all(DTYPE_FP32, "before");
     char line[2048], keys[32][TUNING_KEY_MAX];
-    FILE *f = fopen(tmpdir_file(&tmp, "tuning"), "r");
+    FILE *f = fopen(tmp_file("tuning"), "r");
     assert_non_null(f);
     int spoiled = 0;
     unsigned char wrong[64];

@@ -8,9 +8,8 @@
 #include "llmc/model/gpt2_internal.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/train/optimizer.h"
-#include "test/test.h"
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
-#include "test/unit/tmpdir.h"
 
 #include <math.h>
 
@@ -166,10 +165,9 @@ static const Setup bf16 = {DTYPE_BF16, "0", 1.0f, 0, false}, fp32 = {DTYPE_FP32,
 static const Setup rounded = {DTYPE_BF16, "fcx1,layernorm+qkv", 1.0f, 0, true};
 
 static int leave_the_mark(void **state) {
-    (void)state;
     sim_step_unmark();
     sim_set_lazy_streams(false);
-    return 0;
+    return tmp_teardown(state);
 }
 
 // ----------------------------------------------------------------------------------------------------------- the tests
@@ -279,7 +277,6 @@ TEST(an_overflow_is_skipped_and_the_run_goes_on) {
 TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
     enum { AT = 7, ALL = 14 };
     Error err = {""};
-    TmpDir dir = tmpdir_make();
     Trainer t = trainer_make(overflowing);
     char options[] = "{}";
     for (int step = 0; step < AT; step++) train_step(&t, AS_IT_IS);
@@ -289,13 +286,13 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
                                 .eot = -1,
                                 .control = gpt2_get_control(t.model),
                                 .options_json = options};
-    assert_true(checkpoint_save(dir.path, t.model, &saved, &err));
+    assert_true(checkpoint_save(tmp.path, t.model, &saved, &err));
     for (int step = AT; step < ALL; step++) train_step(&t, AS_IT_IS);
     State whole = state_of(&t);
     trainer_destroy(&t);
 
     TrainerState loaded = {0};
-    const char *path = tmpdir_file(&dir, "step_00000007");
+    const char *path = tmp_file("step_00000007");
     t = trainer_make(overflowing);
     assert_true(checkpoint_load_state(path, &loaded, &err));
     assert_true(loaded.control.loss_scale != overflowing.loss_scale && loaded.control.skipped > 0);
@@ -307,7 +304,6 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
     assert_same_bits(whole, resumed);
     trainer_destroy(&t);
     trainer_state_free(&loaded);
-    tmpdir_remove(&dir);
     free(whole.values), free(resumed.values);
 }
 
@@ -369,7 +365,7 @@ static int start(void **state) {
     setenv("PRETRAIN_CACHE", "off", 1); // what is measured here is of no use to anybody else
     return start_device(state);
 }
-TestFixture test_each = {NULL, leave_the_mark}, test_all = {start, stop_device};
+TestFixture test_each = {tmp_setup, leave_the_mark}, test_all = {start, stop_device};
 
 int main(void) {
     cmocka_set_test_filter(NULL); // under ThreadSanitizer, too: these names end in no dtype

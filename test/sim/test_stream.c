@@ -6,12 +6,8 @@
 #include "llmc/cuda/backend.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
-#include "test/test.h"
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
-
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { COUNT = 1000 };
 enum { BYTES = COUNT * (int)sizeof(int) };
@@ -240,27 +236,15 @@ TEST(capturing_is_told_to_the_ops) {
 
 // ------------------------------------------------------------------------------------- what stops the program, and how
 
+static int run(void *broken) {
+    (*(void (**)(void))broken)();
+    return 0;
+}
+
 // Runs `broken` in a child process; it must abort, with these words on stderr.
 static void assert_stops(void (*broken)(void), const char *words, const char *more_words) {
-    int ends[2];
-    assert_int_equal(pipe(ends), 0);
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) {
-        signal(SIGABRT, SIG_DFL); // cmocka's handler would report a failed test
-        dup2(ends[1], STDERR_FILENO);
-        broken();
-        _exit(0);
-    }
-    close(ends[1]);
     char text[8192];
-    size_t used = 0;
-    for (ssize_t n = 1; n > 0 && used<sizeof text - 1; used += n> 0 ? (size_t)n : 0)
-        n = read(ends[0], text + used, sizeof text - 1 - used);
-    text[used] = '\0';
-    close(ends[0]);
-    int status;
-    waitpid(child, &status, 0);
+    const int status = status_of_child(run, &broken, text, sizeof text);
     if (!WIFSIGNALED(status) || !strstr(text, words) || !strstr(text, more_words))
         fail_msg("status %d, stderr: %s", status, text);
 }

@@ -1,31 +1,23 @@
 // Plain, gzip and zstd files as bytes: whole, in many parts, cut at every byte, and with damage.
 
+#include "llmc/base/rng.h"
 #include "llmc/tokens/byte_source.h"
-#include "test/test.h"
-#include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 #include <fcntl.h>
 #include <zlib.h>
 #include <zstd.h>
 
 enum { TEXT_BYTES = 3000, PACKED_ROOM = 8192 };
-static TmpDir dir;
 static unsigned char text[TEXT_BYTES];
 
 static int set_up(void **state) {
-    (void)state;
-    dir = tmpdir_make();
+    tmp_setup(state);
     for (size_t i = 0; i < TEXT_BYTES; i++) text[i] = (unsigned char)("abcdefgh \n"[philox(1, 2, i).v[0] % 10]);
     return 0;
 }
 
-static int tear_down(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
-TestFixture test_each = {set_up, tear_down};
+TestFixture test_each = {set_up, tmp_teardown};
 
 static size_t pack_gzip(const unsigned char *from, size_t n, unsigned char *out) {
     z_stream z = {0};
@@ -59,9 +51,9 @@ static size_t pack(Packing packing, int parts, unsigned char *out) {
 }
 
 static ByteSource *open_bytes(const void *bytes, size_t n, Packing packing) {
-    write_bytes(tmpdir_file(&dir, "file"), bytes, n);
+    write_bytes(tmp_file("file"), bytes, n);
     Error err;
-    ByteSource *s = byte_source_open(open(tmpdir_file(&dir, "file"), O_RDONLY), -1, packing, &err);
+    ByteSource *s = byte_source_open(open(tmp_file("file"), O_RDONLY), -1, packing, &err);
     assert_non_null(s);
     return s;
 }
@@ -178,12 +170,12 @@ TEST(names_and_first_bytes_tell_the_packing) {
 }
 
 TEST(a_second_descriptor_goes_on_where_the_first_ends) {
-    write_bytes(tmpdir_file(&dir, "head"), text, 1000);
-    write_bytes(tmpdir_file(&dir, "tail"), text + 1000, TEXT_BYTES - 1000);
-    int tail = open(tmpdir_file(&dir, "tail"), O_RDONLY);
+    write_bytes(tmp_file("head"), text, 1000);
+    write_bytes(tmp_file("tail"), text + 1000, TEXT_BYTES - 1000);
+    int tail = open(tmp_file("tail"), O_RDONLY);
     Error err;
     bool failed;
-    ByteSource *s = byte_source_open(open(tmpdir_file(&dir, "head"), O_RDONLY), tail, PACKED_NOT, &err);
+    ByteSource *s = byte_source_open(open(tmp_file("head"), O_RDONLY), tail, PACKED_NOT, &err);
     assert_int_equal(read_through(s, 300, &failed, &err), TEXT_BYTES);
     byte_source_close(s);
     assert_int_equal(close(tail), 0); // it was the caller's

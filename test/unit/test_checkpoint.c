@@ -5,26 +5,21 @@
 #include "llmc/base/rng.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
-#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/same_model.h"
 #include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
 #include <math.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 static Gpt2 *model; // a small one in fp32, for tests that are not about its values
 
@@ -88,7 +83,7 @@ static void flip(const char *path, size_t byte) {
 static char *assert_latest(const char *name) {
     char *path, *skipped;
     assert_ok(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
-    assert_string_equal(path, tmpdir_file(&tmp, name));
+    assert_string_equal(path, tmp_file(name));
     free(path);
     return skipped;
 }
@@ -108,8 +103,8 @@ TEST(weights_and_moments_come_back_to_the_same_bits) {
         fill_model(loaded, 2); // must all be overwritten
         TrainerState s = make_state(1);
         assert_ok(checkpoint_save(tmp.path, saved, &s, &err));
-        assert_ok(checkpoint_load_weights(loaded, tmpdir_file(&tmp, "step_00000001"), &err));
-        assert_ok(checkpoint_load_moments(loaded, tmpdir_file(&tmp, "step_00000001"), &err));
+        assert_ok(checkpoint_load_weights(loaded, tmp_file("step_00000001"), &err));
+        assert_ok(checkpoint_load_moments(loaded, tmp_file("step_00000001"), &err));
         assert_same_model(saved, loaded);
         gpt2_destroy(saved);
         gpt2_destroy(loaded);
@@ -139,7 +134,7 @@ TEST(the_trainers_state_comes_back_exactly) {
     for (int i = 0; i < 5; i++) outlier_window_push(&s.control.norm_window, 1.0f / (float)(i + 3));
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     free(assert_latest("step_123456789012"));
-    assert_ok(checkpoint_load_state(tmpdir_file(&tmp, "step_123456789012"), &back, &err));
+    assert_ok(checkpoint_load_state(tmp_file("step_123456789012"), &back, &err));
     assert_int_equal(back.step, s.step);
     assert_int_equal(back.position, s.position);
     assert_int_equal(back.T, s.T);
@@ -163,7 +158,7 @@ TEST(no_validation_yet_is_a_loss_of_infinity) {
     s.eot = -1;
     s.options_json = NULL;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-    assert_ok(checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err));
+    assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &back, &err));
     assert_true(isinf(back.best_val_loss) && back.best_val_loss > 0);
     assert_int_equal(back.eot, -1);
     assert_string_equal(back.options_json, "{}");
@@ -181,7 +176,7 @@ TEST(options_that_are_no_json_object_are_refused_before_they_are_written) {
 TEST(tensors_stand_under_hugging_faces_names_and_layouts) {
     fill_model(model, 3);
     save(1);
-    SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "step_00000001/model.safetensors"), &err);
+    SafetensorsFile *f = safetensors_open(tmp_file("step_00000001/model.safetensors"), &err);
     assert_non_null(f);
     assert_int_equal(safetensors_count(f), 12 * config.L + 4);
     const SafetensorsEntry *wte = safetensors_find(f, "transformer.wte.weight");
@@ -205,9 +200,9 @@ TEST(a_model_of_another_shape_is_refused) {
     options.T = 32;
     Gpt2 *other = gpt2_create(&options, &err);
     save(1);
-    assert_false(checkpoint_load_weights(other, tmpdir_file(&tmp, "step_00000001"), &err));
+    assert_false(checkpoint_load_weights(other, tmp_file("step_00000001"), &err));
     assert_message("a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
-    assert_false(checkpoint_load_moments(other, tmpdir_file(&tmp, "step_00000001"), &err));
+    assert_false(checkpoint_load_moments(other, tmp_file("step_00000001"), &err));
     assert_message("optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
     gpt2_destroy(other);
 }
@@ -216,10 +211,10 @@ TEST(a_model_of_another_shape_is_refused) {
 
 TEST(the_newest_that_verifies_is_found_and_the_others_named) {
     for (int64_t step = 1; step <= 5; step++) save(step);
-    flip(tmpdir_file(&tmp, "step_00000005/optimizer.safetensors"), 5000);
-    assert_int_equal(truncate(tmpdir_file(&tmp, "step_00000004/model.safetensors"), 1000), 0);
-    unlink(tmpdir_file(&tmp, "step_00000003/trainer.json"));
-    unlink(tmpdir_file(&tmp, "step_00000002/config.json"));
+    flip(tmp_file("step_00000005/optimizer.safetensors"), 5000);
+    assert_int_equal(truncate(tmp_file("step_00000004/model.safetensors"), 1000), 0);
+    unlink(tmp_file("step_00000003/trainer.json"));
+    unlink(tmp_file("step_00000002/config.json"));
     char *skipped = assert_latest("step_00000001");
     assert_non_null(skipped);
     assert_non_null(strstr(skipped, "step_00000005/optimizer.safetensors: checksum "));
@@ -243,20 +238,20 @@ static void save_with_tokenizer(int64_t step) {
 TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
     save(1);
     save_with_tokenizer(2);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000002")), 6);
-    Tokenizer *bytes = tokenizer_bytes(&err), *back = tokenizer_open(tmpdir_file(&tmp, "step_00000002"), &err);
+    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
+    assert_int_equal(entries_of(tmp_file("step_00000002")), 6);
+    Tokenizer *bytes = tokenizer_bytes(&err), *back = tokenizer_open(tmp_file("step_00000002"), &err);
     if (!back) fail_msg("%s", err.text);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
     tokenizer_free(back);
     tokenizer_free(bytes);
     assert_null(assert_latest("step_00000002"));
-    unlink(tmpdir_file(&tmp, "step_00000002/tokenizer_config.json"));
+    unlink(tmp_file("step_00000002/tokenizer_config.json"));
     char *skipped = assert_latest("step_00000001"); // which never had one, and is valid
     assert_non_null(strstr(skipped, "step_00000002/tokenizer_config.json: No such file"));
     free(skipped);
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err)); // what is not whole takes nobody's place
-    assert_true(file_exists(tmpdir_file(&tmp, "step_00000001")));
+    assert_true(file_exists(tmp_file("step_00000001")));
 }
 
 TEST(one_flipped_bit_in_any_file_is_noticed) {
@@ -266,7 +261,7 @@ TEST(one_flipped_bit_in_any_file_is_noticed) {
     for (int i = 0; i < 5; i++)
         for (size_t byte = 0; byte < (i < 4 ? 400 : 150); byte += 99) {
             save_with_tokenizer(1);
-            flip(tmpdir_file(&tmp, files[i]), byte);
+            flip(tmp_file(files[i]), byte);
             char *path, *skipped;
             assert_false(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
             assert_string_equal(err.text, "");
@@ -278,14 +273,14 @@ TEST(one_flipped_bit_in_any_file_is_noticed) {
 
 TEST(a_directory_without_checkpoints_has_none) {
     char *path, *skipped;
-    assert_int_equal(mkdir(tmpdir_file(&tmp, "step_12"), 0755), 0); // not a name of ours
-    assert_int_equal(mkdir(tmpdir_file(&tmp, "step_00000012"), 0755), 0);
+    assert_int_equal(mkdir(tmp_file("step_12"), 0755), 0); // not a name of ours
+    assert_int_equal(mkdir(tmp_file("step_00000012"), 0755), 0);
     bool exists = true;
     assert_ok(checkpoint_exists(tmp.path, &exists, &err));
     assert_false(exists);
-    assert_ok(checkpoint_exists(tmpdir_file(&tmp, "none"), &exists, &err));
+    assert_ok(checkpoint_exists(tmp_file("none"), &exists, &err));
     assert_false(exists);
-    assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "none"), &path, &skipped, &err));
+    assert_false(checkpoint_find_latest(tmp_file("none"), &path, &skipped, &err));
     assert_string_equal(err.text, "");
     assert_null(skipped);
     save(13);
@@ -295,8 +290,8 @@ TEST(a_directory_without_checkpoints_has_none) {
 
 TEST(a_directory_that_cannot_be_read_is_an_error) {
     char *path, *skipped;
-    write_bytes(tmpdir_file(&tmp, "file"), "x", 1);
-    assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "file"), &path, &skipped, &err));
+    write_bytes(tmp_file("file"), "x", 1);
+    assert_false(checkpoint_find_latest(tmp_file("file"), &path, &skipped, &err));
     assert_message("file: cannot open the directory: Not a directory");
 }
 
@@ -333,7 +328,7 @@ TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty) {
 TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one) {
     save(1);
     save(2);
-    assert_int_equal(rename(tmpdir_file(&tmp, "step_00000001"), tmpdir_file(&tmp, "step_00000003")), 0);
+    assert_int_equal(rename(tmp_file("step_00000001"), tmp_file("step_00000003")), 0);
     char *skipped = assert_latest("step_00000002");
     assert_non_null(strstr(skipped, "written at step 1, not at this directory's"));
     free(skipped);
@@ -342,13 +337,13 @@ TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one) {
 // ------------------------------------------------------------------------------------------------------------ saving
 
 TEST(saving_removes_what_killed_runs_left) {
-    assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000001"), &err));
-    assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000007"), &err));
-    write_bytes(tmpdir_file(&tmp, ".tmp-step_00000007/model.safetensors"), "half", 4);
-    write_bytes(tmpdir_file(&tmp, ".tmp-probe.tmp-123"), "", 0); // of directory_check_writable, killed
+    assert_ok(directory_make(tmp_file(".tmp-step_00000001"), &err));
+    assert_ok(directory_make(tmp_file(".tmp-step_00000007"), &err));
+    write_bytes(tmp_file(".tmp-step_00000007/model.safetensors"), "half", 4);
+    write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0); // of directory_check_writable, killed
     save(1);
     assert_int_equal(entries_of(tmp.path), 1);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
+    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
 }
 
 TEST(the_same_step_may_be_saved_again) {
@@ -356,7 +351,7 @@ TEST(the_same_step_may_be_saved_again) {
     TrainerState s = make_state(1), back;
     s.position = 77;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-    assert_ok(checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err));
+    assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &back, &err));
     assert_int_equal(back.position, 77);
     trainer_state_free(&back);
     free(assert_latest("step_00000001"));
@@ -367,7 +362,7 @@ TEST(the_same_step_may_be_saved_again) {
 TEST(a_failed_save_leaves_the_checkpoints_before_it) {
     save(1);
     struct stat model_file;
-    assert_int_equal(stat(tmpdir_file(&tmp, "step_00000001/model.safetensors"), &model_file), 0);
+    assert_int_equal(stat(tmp_file("step_00000001/model.safetensors"), &model_file), 0);
     const rlim_t limits[] = {0, (rlim_t)model_file.st_size / 2, (rlim_t)model_file.st_size + 100};
     const char *const files[] = {"model.safetensors: cannot write", "model.safetensors: cannot write",
                                  "optimizer.safetensors: cannot write"};
@@ -407,7 +402,7 @@ static int status_of_a_save_within(TrainerState *s, rlim_t more) {
         setrlimit(RLIMIT_AS, &little);
         const bool ok = checkpoint_save(tmp.path, model, s, &err);
         setrlimit(RLIMIT_AS, &before);
-        _exit(ok && !checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err) ? CLAIMED : 0);
+        _exit(ok && !checkpoint_load_state(tmp_file("step_00000001"), &back, &err) ? CLAIMED : 0);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -497,50 +492,50 @@ TEST(rotation_keeps_the_newest_and_the_majors) {
     for (int64_t step = 1; step <= 8; step++) {
         char name[32];
         snprintf(name, sizeof name, "step_%08d", (int)step);
-        assert_int_equal(file_exists(tmpdir_file(&tmp, name)), step == 3 || step >= 6);
+        assert_int_equal(file_exists(tmp_file(name)), step == 3 || step >= 6);
     }
 }
 
 TEST(rotation_does_not_count_what_is_no_checkpoint) {
     for (int64_t step = 1; step <= 4; step++) save(step);
-    unlink(tmpdir_file(&tmp, "step_00000004/trainer.json"));
-    assert_int_equal(truncate(tmpdir_file(&tmp, "step_00000003/model.safetensors"), 10), 0);
+    unlink(tmp_file("step_00000004/trainer.json"));
+    assert_int_equal(truncate(tmp_file("step_00000003/model.safetensors"), 10), 0);
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
-    assert_false(file_exists(tmpdir_file(&tmp, "step_00000001")));
+    assert_false(file_exists(tmp_file("step_00000001")));
     free(assert_latest("step_00000002"));
 }
 
 // A resume skipped step 9, which only its checksum gives away, and went on from step 1.
 TEST(rotation_never_removes_the_one_written_last) {
     save(9);
-    flip(tmpdir_file(&tmp, "step_00000009/model.safetensors"), 5000);
+    flip(tmp_file("step_00000009/model.safetensors"), 5000);
     save(1);
     struct timespec later[2] = {{.tv_sec = time(NULL) + 10}, {.tv_sec = time(NULL) + 10}};
     save(2);
-    assert_int_equal(utimensat(AT_FDCWD, tmpdir_file(&tmp, "step_00000002/trainer.json"), later, 0), 0);
+    assert_int_equal(utimensat(AT_FDCWD, tmp_file("step_00000002/trainer.json"), later, 0), 0);
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
-    assert_false(file_exists(tmpdir_file(&tmp, "step_00000001")));
+    assert_false(file_exists(tmp_file("step_00000001")));
     free(assert_latest("step_00000002"));
 }
 
 TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     for (int64_t step = 1; step <= 5; step++) save(step);
-    assert_ok(directory_make(tmpdir_file(&tmp, "step_00000002/eval"), &err));
-    write_bytes(tmpdir_file(&tmp, "step_00000003/notes.txt"), "mine", 4);
+    assert_ok(directory_make(tmp_file("step_00000002/eval"), &err));
+    write_bytes(tmp_file("step_00000003/notes.txt"), "mine", 4);
     assert_false(checkpoint_rotate(tmp.path, 1, 0, &err));
     assert_message("step_00000003 is kept: notes.txt in it is of no checkpoint");
     assert_int_equal(entries_of(tmp.path), 3);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000002")), 5);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000003")), 5);
+    assert_int_equal(entries_of(tmp_file("step_00000002")), 5);
+    assert_int_equal(entries_of(tmp_file("step_00000003")), 5);
     free(assert_latest("step_00000005"));
 }
 
 TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced) {
     save(1);
-    write_bytes(tmpdir_file(&tmp, "step_00000001/notes.txt"), "mine", 4);
+    write_bytes(tmp_file("step_00000001/notes.txt"), "mine", 4);
     save(1);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
-    assert_true(file_exists(tmpdir_file(&tmp, "step_00000001.1/notes.txt")));
+    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
+    assert_true(file_exists(tmp_file("step_00000001.1/notes.txt")));
     assert_int_equal(entries_of(tmp.path), 2);
     free(assert_latest("step_00000001"));
 }
@@ -548,7 +543,7 @@ TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced) {
 TEST(cleaning_removes_what_a_killed_rotation_left) {
     save(1);
     save(2);
-    assert_int_equal(rename(tmpdir_file(&tmp, "step_00000001"), tmpdir_file(&tmp, ".tmp-step_00000001")), 0);
+    assert_int_equal(rename(tmp_file("step_00000001"), tmp_file(".tmp-step_00000001")), 0);
     checkpoint_clean(tmp.path);
     assert_int_equal(entries_of(tmp.path), 1);
 }
@@ -558,9 +553,9 @@ TEST(cleaning_removes_what_a_killed_rotation_left) {
 // The bytes as the trainer.json of step 1: does the state load?
 static bool state_loads(const unsigned char *bytes, size_t n) {
     TrainerState s;
-    write_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), bytes, n);
+    write_bytes(tmp_file("step_00000001/trainer.json"), bytes, n);
     err.text[0] = '\0';
-    const bool ok = checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &s, &err);
+    const bool ok = checkpoint_load_state(tmp_file("step_00000001"), &s, &err);
     if (!ok) assert_message("trainer.json: ");
     if (ok) trainer_state_free(&s);
     return ok;
@@ -570,7 +565,7 @@ TEST(no_damage_to_a_trainer_file_is_taken) {
     enum { ROUNDS = 3000, HOLE = 300 };
     save(1);
     size_t n;
-    unsigned char *good = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n),
+    unsigned char *good = read_bytes(tmp_file("step_00000001/trainer.json"), &n),
                   *bytes = malloc(n + MUTATE_MAX_GROWTH);
     assert_true(state_loads(good, n));
     for (size_t at = 0; at < n; at++) { // each byte by itself, to another digit or letter, and not at all
@@ -597,9 +592,9 @@ TEST(no_damage_to_a_trainer_file_is_taken) {
 TEST(damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message) {
     enum { ROUNDS = 3000 };
     save(1);
-    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
+    unseal(tmp_file("step_00000001/trainer.json"));
     size_t n;
-    unsigned char *good = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n),
+    unsigned char *good = read_bytes(tmp_file("step_00000001/trainer.json"), &n),
                   *bytes = malloc(n + MUTATE_MAX_GROWTH);
     int accepted = 0;
     for (uint64_t round = 0; round < ROUNDS; round++) {
@@ -626,8 +621,8 @@ TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t n;
         save(1);
-        unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
-        unsigned char *text = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n);
+        unseal(tmp_file("step_00000001/trainer.json"));
+        unsigned char *text = read_bytes(tmp_file("step_00000001/trainer.json"), &n);
         text[n] = '\0';
         char *at = strstr((char *)text, cases[i].found);
         assert_non_null(at);
@@ -640,7 +635,7 @@ TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
 
 TEST(damaged_moments_are_read_or_refused_with_a_message) {
     save(1);
-    load_damaged_moments(model, tmpdir_file(&tmp, "step_00000001"), 200);
+    load_damaged_moments(model, tmp_file("step_00000001"), 200);
 }
 
 // -------------------------------------------------------------------------------------------------------------- main
@@ -658,7 +653,7 @@ static int stop(void **state) {
     device_shutdown();
     return 0;
 }
-TestFixture test_each = {setup, teardown}, test_all = {start, stop};
+TestFixture test_each = {setup, tmp_teardown}, test_all = {start, stop};
 
 int main(int argc, char **argv) {
     if (argc > 1) return save_until_killed(argv[1]);

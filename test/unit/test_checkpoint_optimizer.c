@@ -5,13 +5,12 @@
 #include "llmc/base/rng.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
-#include "test/test.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/same_model.h"
 #include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
 
-TestFixture test_each = {setup, teardown}, test_all = {start_device, stop_device};
+TestFixture test_each = {setup, tmp_teardown}, test_all = {start_device, stop_device};
 
 // V = 130 leaves rows of padding; C = 40 makes tensors that are no whole blocks of 8-bit states.
 static Gpt2Options model_options(OptimizerKind optimizer, DType dtype) {
@@ -92,20 +91,7 @@ static void fill_model(Gpt2 *model, uint64_t seed) {
 static const char *save(Gpt2 *model) {
     const TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-    return tmpdir_file(&tmp, "step_00000001");
-}
-
-// Replaces a text by one of the same length, at its first place.
-static void replace_in_file(const char *name, const char *from, const char *to) {
-    size_t n;
-    const char *path = tmpdir_file(&tmp, name);
-    char *bytes = (char *)read_bytes(path, &n), *place = memmem(bytes, n, from, strlen(from));
-    assert_non_null(place);
-    const size_t length = strlen(from);
-    assert_int_equal(strlen(to), length);
-    memcpy(place, to, length);
-    write_bytes(path, bytes, n);
-    free(bytes);
+    return tmp_file("step_00000001");
 }
 
 // ------------------------------------------------------------------------------------------------------------ the same
@@ -195,7 +181,7 @@ TEST(a_new_state_is_all_zero) {
 TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
     save(model);
-    SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "step_00000001/optimizer.safetensors"), &err);
+    SafetensorsFile *f = safetensors_open(tmp_file("step_00000001/optimizer.safetensors"), &err);
     assert_non_null(f);
     assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
     const SafetensorsEntry *codes = safetensors_find(f, "exp_avg.transformer.wte.weight");
@@ -211,7 +197,7 @@ TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     gpt2_destroy(model);
     model = make_model(model_options(OPTIMIZER_ADAMW_BF16, DTYPE_BF16));
     save(model);
-    f = safetensors_open(tmpdir_file(&tmp, "step_00000001/optimizer.safetensors"), &err);
+    f = safetensors_open(tmp_file("step_00000001/optimizer.safetensors"), &err);
     const SafetensorsEntry *moment = safetensors_find(f, "exp_avg.transformer.wte.weight");
     assert_int_equal(moment->dtype, DTYPE_BF16);
     assert_int_equal(moment->shape[0], 130);
@@ -236,11 +222,11 @@ TEST(a_checkpoint_that_names_no_optimizer_is_adamws) {
     Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));
     const char *path = save(adamw);
     TrainerState s;
-    replace_in_file("step_00000001/optimizer.safetensors", "\"optimizer\"", "\"something\"");
-    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
-    replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"adamw\",", "                     ");
-    replace_in_file("step_00000001/trainer.json", "\"optimizer_start\": 0,", "                     ");
-    replace_in_file("step_00000001/trainer.json", "\"micro_steps\": 0,", "                 ");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "\"optimizer\"", "\"something\"");
+    unseal(tmp_file("step_00000001/trainer.json"));
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer\": \"adamw\",", "                     ");
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer_start\": 0,", "                     ");
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"micro_steps\": 0,", "                 ");
     assert_ok(checkpoint_load_moments(adamw, path, &err));
     assert_ok(checkpoint_load_state(path, &s, &err));
     assert_int_equal(s.optimizer, OPTIMIZER_ADAMW);
@@ -257,14 +243,14 @@ TEST(an_optimizer_that_nobody_knows_is_refused) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     const char *path = save(model);
     TrainerState s;
-    replace_in_file("step_00000001/optimizer.safetensors", "\"adamw\"", "\"admaw\"");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "\"adamw\"", "\"admaw\"");
     assert_false(checkpoint_load_moments(model, path, &err));
     assert_message("none that this version knows");
-    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
-    replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"adamw\"", "\"optimizer\": \"admaw\"");
+    unseal(tmp_file("step_00000001/trainer.json"));
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer\": \"adamw\"", "\"optimizer\": \"admaw\"");
     assert_false(checkpoint_load_state(path, &s, &err));
     assert_message("trainer.json: \"optimizer\" is \"admaw\", which this version does not know");
-    replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"admaw\"", "\"optimizer\":       7");
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer\": \"admaw\"", "\"optimizer\":       7");
     assert_false(checkpoint_load_state(path, &s, &err));
     assert_message("\"optimizer\" is 7");
     gpt2_destroy(model);
@@ -274,8 +260,8 @@ TEST(a_state_from_behind_the_step_is_refused) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     const char *path = save(model);
     TrainerState s;
-    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
-    replace_in_file("step_00000001/trainer.json", "\"optimizer_start\": 0", "\"optimizer_start\": 2");
+    unseal(tmp_file("step_00000001/trainer.json"));
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer_start\": 0", "\"optimizer_start\": 2");
     assert_false(checkpoint_load_state(path, &s, &err));
     assert_message("\"optimizer_start\" is 2, expected an integer from 0 to 1");
     gpt2_destroy(model);
@@ -287,15 +273,16 @@ TEST(tensors_of_another_dtype_or_shape_are_refused) {
     const char *path = save(model);
     char name[64];
     snprintf(name, sizeof name, "tensor %s is not the u8 tensor", wte);
-    replace_in_file("step_00000001/optimizer.safetensors", "\"U8\"", "\"I8\"");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "\"U8\"", "\"I8\"");
     assert_false(checkpoint_load_moments(model, path, &err));
     assert_message(name);
     save(model);
-    replace_in_file("step_00000001/optimizer.safetensors", "[256,40]", "[40,256]");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "[256,40]", "[40,256]");
     assert_false(checkpoint_load_moments(model, path, &err));
     assert_message(name);
     save(model);
-    replace_in_file("step_00000001/optimizer.safetensors", "exp_avg.transformer.wte", "exp_avg.transformer.etw");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "exp_avg.transformer.wte",
+                    "exp_avg.transformer.etw");
     assert_false(checkpoint_load_moments(model, path, &err));
     snprintf(name, sizeof name, "tensor %s is missing", wte);
     assert_message(name);
@@ -329,7 +316,7 @@ TEST(the_scales_of_fp8_come_back) {
     assert_ok(checkpoint_load_moments(loaded, path, &err));
     assert_same_bytes(saved, slots, loaded, gpt2_fp8_slots(loaded), "the scales");
     // Other layers' scales are not these; none at all are new ones.
-    replace_in_file("step_00000001/optimizer.safetensors", "fp8.slots", "fp8.stols");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "fp8.slots", "fp8.stols");
     assert_ok(checkpoint_load_moments(loaded, path, &err));
     gpt2_destroy(loaded);
     options.fp8 = false;

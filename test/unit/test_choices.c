@@ -6,19 +6,14 @@
 #include "llmc/store/weights_file.h"
 #include "llmc/train/choices.h"
 #include "llmc/train/choices_file.h"
-#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tiny_model.h"
-#include "test/unit/tmpdir.h"
 
 #include <fcntl.h>
 #include <math.h>
-#include <signal.h>
-#include <unistd.h>
 
 enum { V = 80, T = 100, EXAMPLES = 23, HEADER = 1024, MOST_WORDS = 40000 };
 
-static TmpDir tmp;
 static Error err;
 
 static int setup(void **state) {
@@ -80,7 +75,7 @@ static File *file_of_all_kinds(void) {
 }
 
 static const char *write_file(const File *f, const char *name) {
-    const char *path = tmpdir_file(&tmp, name);
+    const char *path = tmp_file(name);
     char *content = malloc(HEADER + (size_t)f->n * 2);
     memcpy(content, f->header, HEADER);
     memcpy(content + HEADER, f->words, (size_t)f->n * 2);
@@ -160,7 +155,7 @@ TEST(wrong_headers_are_refused) {
     f = file_of_all_kinds(), f->header[2]++, refused(f, "example 23: the file ends here");
     f = file_of_all_kinds(), f->header[3]--, refused(f, "header field 3 says that the longest has");
     f = file_of_all_kinds(), f->n = 0, refused(f, "room for 1 to 0");
-    const char *path = tmpdir_file(&tmp, "short.bin");
+    const char *path = tmp_file("short.bin");
     ChoiceSets sets;
     write_bytes(path, "text", 4);
     assert_false(choices_open(&sets, path, V, &err));
@@ -207,7 +202,7 @@ TEST(a_file_that_is_cut_anywhere_is_refused) {
     const File *whole = file_of_all_kinds();
     size_t n;
     unsigned char *content = read_bytes(write_file(whole, "whole.bin"), &n);
-    const char *path = tmpdir_file(&tmp, "cut.bin");
+    const char *path = tmp_file("cut.bin");
     for (size_t length = 0; length < n; length += length < 1100 ? 53 : 97) {
         ChoiceSets sets;
         write_bytes(path, content, length);
@@ -221,7 +216,7 @@ TEST(a_file_that_is_cut_anywhere_is_refused) {
 // Under the sanitizers: no damage makes the reader look outside the file. What still opens has valid examples.
 TEST(damaged_files_are_refused_or_hold_valid_examples) {
     const File *whole = file_of_all_kinds();
-    const char *path = tmpdir_file(&tmp, "damaged.bin");
+    const char *path = tmp_file("damaged.bin");
     write_file(whole, "damaged.bin");
     size_t n;
     unsigned char *content = read_bytes(path, &n), *copy = malloc(n + MUTATE_MAX_GROWTH);
@@ -400,14 +395,12 @@ TEST(after_a_signal_there_is_no_score) {
     ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 2, T, 0);
     ChoiceScore s;
-    const int saved = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
-    dup2(nowhere, STDERR_FILENO); // the handler says a line
+    Capture line = capture_start(stderr); // of the handler
     signals_install();
     raise(SIGTERM);
     const bool ok = evaluate_choices(model, sets.sets[0], 0, &s, &err);
     signals_install(); // forgets it
-    dup2(saved, STDERR_FILENO);
-    close(saved), close(nowhere);
+    free(capture_end(&line));
     assert_true(ok);
     assert_int_equal(s.examples, 0);
     gpt2_destroy(model);

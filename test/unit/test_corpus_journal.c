@@ -2,24 +2,18 @@
 // does not hold together.
 
 #include "llmc/tokens/corpus_journal.h"
-#include "test/test.h"
 #include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
 
-static TmpDir dir;
 static Tokenizer *tokenizer;
 
 static int set_up(void **state) {
-    (void)state;
-    dir = tmpdir_make();
+    tmp_setup(state);
     return (tokenizer = tokenizer_bytes(NULL)) ? 0 : -1;
 }
 
 static int tear_down(void **state) {
-    (void)state;
     tokenizer_free(tokenizer);
-    tmpdir_remove(&dir);
-    return 0;
+    return tmp_teardown(state);
 }
 TestFixture test_each = {set_up, tear_down};
 
@@ -48,7 +42,7 @@ static const char *save(const cJSON *request) {
     bad_report_add(&j.counts.bad, BAD_JSON, "a.jsonl: line 4");
     bad_report_add(&j.counts.bad, BAD_UTF8, "a.jsonl: line 5");
     Error err;
-    const char *path = tmpdir_file(&dir, "journal.json");
+    const char *path = tmp_file("journal.json");
     if (!corpus_journal_save(path, request, &j, &err)) fail_msg("%s", err.text);
     bad_report_clear(&j.counts.bad);
     return path;

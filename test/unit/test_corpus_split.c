@@ -2,7 +2,9 @@
 
 #include "llmc/tokens/corpus_split.h"
 #include "test/test.h"
-#include "tokenizer_fixture.h"
+#include "test/unit/tokenizer_fixture.h"
+
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 TEST(short_documents_are_drawn_with_the_stated_share) {
     enum { N = 4000 };
@@ -46,9 +48,8 @@ TEST(a_cut_without_lines_is_between_characters) {
 
 // The toy has a token for two newlines.
 TEST(a_cut_changes_no_token_and_is_in_no_word) {
-    TmpDir dir = tmpdir_make();
-    toy_write_json(tmpdir_file(&dir, "tokenizer.json"), false);
-    Tokenizer *t = tokenizer_open(dir.path, NULL);
+    toy_write_json(tmp_file("tokenizer.json"), false);
+    Tokenizer *t = tokenizer_open(tmp.path, NULL);
     assert_non_null(t);
     const struct {
         const char *text;
@@ -74,7 +75,6 @@ TEST(a_cut_changes_no_token_and_is_in_no_word) {
     newlines[CUT_SEARCH - 1] = 'a';
     assert_int_equal(corpus_cut(t, newlines, CUT_SEARCH, 2), CUT_SEARCH - 2);
     tokenizer_free(t);
-    tmpdir_remove(&dir);
 }
 
 TEST(a_block_ends_between_characters) {

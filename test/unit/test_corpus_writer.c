@@ -3,30 +3,16 @@
 
 #include "llmc/tokens/corpus_writer.h"
 #include "llmc/tokens/shards.h"
-#include "test/test.h"
-#include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 #include <xxhash.h>
 
 enum { SHARD_TOKENS = 100, VOCAB = 5000 };
-static TmpDir dir;
 
-static int set_up(void **state) {
-    (void)state;
-    dir = tmpdir_make();
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
-TestFixture test_each = {set_up, tear_down};
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 static CorpusWriter *open_writer(int token_bytes, const CorpusShards *synced) {
-    const CorpusWriterOptions options = {.directory = dir.path,
+    const CorpusWriterOptions options = {.directory = tmp.path,
                                          .token_bytes = token_bytes,
                                          .vocab = token_bytes == 4 ? 70000 : VOCAB,
                                          .eot = 7,
@@ -57,7 +43,7 @@ static void assert_side_counts_up_to(CorpusSide side, int count) {
     snprintf(pattern, sizeof pattern, "%s_*.bin", corpus_side_names[side]);
     ShardSet set;
     Error err;
-    if (!shards_open(&set, tmpdir_file(&dir, pattern), 1, &err)) fail_msg("%s", err.text);
+    if (!shards_open(&set, tmp_file(pattern), 1, &err)) fail_msg("%s", err.text);
     assert_int_equal(set.num_tokens, count);
     assert_int_equal(set.count, (count + SHARD_TOKENS - 1) / SHARD_TOKENS);
     assert_int_equal(set.vocab, VOCAB);
@@ -107,7 +93,7 @@ TEST(the_checksum_is_that_of_the_file) {
     assert_int_equal(shards->shards[1].tokens, 50);
     assert_int_equal(shards->shards[1].bytes, 1024 + 2 * 50);
     size_t bytes;
-    unsigned char *file = read_bytes(tmpdir_file(&dir, "train_000000.bin"), &bytes);
+    unsigned char *file = read_bytes(tmp_file("train_000000.bin"), &bytes);
     assert_int_equal(shards->shards[0].bytes, bytes);
     assert_true(shards->shards[0].xxh3 == XXH3_64bits(file, bytes));
     free(file);
@@ -121,7 +107,7 @@ TEST(tokens_of_large_vocabularies_take_four_bytes) {
     assert_true(corpus_writer_append(w, CORPUS_TRAIN, tokens, 3, &err));
     finish(w);
     ShardSet set;
-    if (!shards_open(&set, tmpdir_file(&dir, "train_*.bin"), 2, &err)) fail_msg("%s", err.text);
+    if (!shards_open(&set, tmp_file("train_*.bin"), 2, &err)) fail_msg("%s", err.text);
     uint32_t back[3];
     assert_int_equal(set.token_bytes, 4);
     assert_int_equal(set.vocab, 70000);
@@ -157,8 +143,8 @@ TEST(a_writer_that_died_is_continued_where_it_was_synced) {
                                      {100, 180}, {200, 200}, {200, 260}, {240, 300}, {300, 340}, {340, 340}};
     for (size_t i = 0; i < sizeof moments / sizeof moments[0]; i++) {
         die_and_continue(moments[i][0], moments[i][1]);
-        tmpdir_remove(&dir);
-        dir = tmpdir_make();
+        tmpdir_remove(&tmp);
+        tmp = tmpdir_make();
     }
 }
 
@@ -171,12 +157,12 @@ TEST(a_shard_that_is_missing_or_too_short_is_not_continued) {
     note_shards(w, noted);
     corpus_writer_free(w);
     const CorpusWriterOptions options = {
-        .directory = dir.path, .token_bytes = 2, .vocab = VOCAB, .eot = 7, .shard_tokens = SHARD_TOKENS};
+        .directory = tmp.path, .token_bytes = 2, .vocab = VOCAB, .eot = 7, .shard_tokens = SHARD_TOKENS};
     noted[CORPUS_TRAIN].open_tokens = 60;
     assert_null(corpus_writer_open(&options, noted, &err));
     assert_non_null(strstr(err.text, "holds fewer than the 60 tokens"));
     noted[CORPUS_TRAIN].open_tokens = 0;
-    assert_int_equal(truncate(tmpdir_file(&dir, "train_000001.bin"), 1000), 0);
+    assert_int_equal(truncate(tmp_file("train_000001.bin"), 1000), 0);
     assert_null(corpus_writer_open(&options, noted, &err));
     assert_non_null(strstr(err.text, "train_000001.bin: is not the 1224 bytes"));
     free_shards(noted);
@@ -184,7 +170,7 @@ TEST(a_shard_that_is_missing_or_too_short_is_not_continued) {
 
 TEST(a_missing_directory_is_named) {
     CorpusWriter *w = open_writer(2, NULL);
-    tmpdir_remove(&dir);
+    tmpdir_remove(&tmp);
     Error err;
     const uint16_t token = 1;
     assert_false(corpus_writer_append(w, CORPUS_TRAIN, &token, 1, &err));

@@ -3,15 +3,12 @@
 
 #include "llmc/tokens/dataloader.h"
 #include "llmc/tokens/shuffle.h"
-#include "test/test.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 #include <time.h>
-#include <unistd.h>
 
 enum { T = 4, WINDOWS_PER_FILE = 25, FILES = 2, WINDOWS = FILES * WINDOWS_PER_FILE };
 
-static TmpDir dir;
 static ShardSet shards; // window w begins with token w * T, all below 65536
 
 static void write_shard(const char *path, int first_token) {
@@ -25,19 +22,16 @@ static void write_shard(const char *path, int first_token) {
 }
 
 static int open_data(void **state) {
-    (void)state;
-    dir = tmpdir_make();
-    write_shard(tmpdir_file(&dir, "a.bin"), 0);
-    write_shard(tmpdir_file(&dir, "b.bin"), WINDOWS_PER_FILE * T);
+    tmp_setup(state);
+    write_shard(tmp_file("a.bin"), 0);
+    write_shard(tmp_file("b.bin"), WINDOWS_PER_FILE * T);
     Error err;
-    return shards_open(&shards, tmpdir_file(&dir, "*.bin"), T, &err) ? 0 : -1;
+    return shards_open(&shards, tmp_file("*.bin"), T, &err) ? 0 : -1;
 }
 
 static int close_data(void **state) {
-    (void)state;
     shards_close(&shards);
-    tmpdir_remove(&dir);
-    return 0;
+    return tmp_teardown(state);
 }
 TestFixture test_each = {open_data, close_data};
 
@@ -205,7 +199,7 @@ TEST(an_error_comes_when_its_batch_is_due_and_stays) {
 
 TEST(a_file_cut_under_the_loader_ends_in_an_error) {
     DataLoader *loader = create(options_of(8, 8));
-    assert_int_equal(truncate(tmpdir_file(&dir, "a.bin"), 1024), 0);
+    assert_int_equal(truncate(tmp_file("a.bin"), 1024), 0);
     Error err;
     const void *windows;
     int64_t count;

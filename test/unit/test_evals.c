@@ -1,18 +1,14 @@
 // Validation: the mean over the right windows, the same for every micro-batch, and the bytes of what was scored.
 #include "llmc/run/signals.h"
 #include "llmc/train/evals.h"
-#include "test/test.h"
+#include "test/fixture.h"
 #include "test/unit/tiny_model.h"
-#include "test/unit/tmpdir.h"
 
 #include <fcntl.h>
 #include <math.h>
-#include <signal.h>
-#include <unistd.h>
 
 enum { T = 24, WINDOWS = 21, TOKENS = WINDOWS * T + 1 };
 
-static TmpDir tmp;
 static Error err;
 static Tokenizer *bytes;
 static uint32_t tokens[TOKENS]; // bytes, and end-of-text now and then
@@ -39,7 +35,7 @@ static int teardown(void **state) {
 TestFixture test_all = {setup, teardown};
 
 static ShardSet shard_of(int token_bytes) {
-    const char *path = tmpdir_file(&tmp, token_bytes == 2 ? "narrow.bin" : "wide.bin");
+    const char *path = tmp_file(token_bytes == 2 ? "narrow.bin" : "wide.bin");
     uint16_t narrow[TOKENS];
     for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
     ShardWriter *w = shard_writer_open(path, token_bytes, BYTE_VOCAB, BYTE_EOT, &err);
@@ -141,14 +137,12 @@ TEST(after_a_signal_there_is_no_score) {
     Gpt2 *model = tiny_random(BYTE_VOCAB, 2, T, 0);
     ShardSet set = shard_of(2);
     ValidationScore score;
-    const int saved = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
-    dup2(nowhere, STDERR_FILENO); // the handler says a line
+    Capture line = capture_start(stderr); // of the handler
     signals_install();
     raise(SIGTERM);
     const bool ok = evaluate_loss(model, &set, 0, bytes, &score, &err);
     signals_install(); // forgets it
-    dup2(saved, STDERR_FILENO);
-    close(saved), close(nowhere);
+    free(capture_end(&line));
     assert_true(ok && isnan(score.loss));
     assert_int_equal(score.tokens, 0);
     shards_close(&set);

@@ -2,18 +2,16 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/tokens/find_tokenizer.h"
-#include "test/test.h"
-#include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 
-TestFixture test_each = {setup, teardown};
+TestFixture test_each = {setup, tmp_teardown};
 
 static char home[PATH_MAX]; // where the tests were started
 
 // A tokenizer.json of the 256 bytes, `pairs` tokens of two letters each that begin with `letter`, and end-of-text.
 static int64_t write_tokenizer(const char *name, char letter, int pairs) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const char *ranks = tmpdir_file(&tmp, "ranks");
+    const char *ranks = tmp_file("ranks");
     FILE *f = fopen(ranks, "w"); // as tiktoken has them
     for (unsigned i = 0; i < 256; i++) fprintf(f, "%c%c== %u\n", digits[i >> 2], digits[(i & 3) << 4], i);
     for (unsigned i = 0; i < (unsigned)pairs; i++) {
@@ -25,7 +23,7 @@ static int64_t write_tokenizer(const char *name, char letter, int pairs) {
     if (!t) fail_msg("%s", err.text);
     size_t bytes;
     char *text = tokenizer_to_json(t, &bytes, &err);
-    write_bytes(tmpdir_file(&tmp, name), text, bytes);
+    write_bytes(tmp_file(name), text, bytes);
     free(text);
     const int64_t vocab = tokenizer_vocab(t);
     tokenizer_free(t);
@@ -35,13 +33,13 @@ static int64_t write_tokenizer(const char *name, char letter, int pairs) {
 }
 
 static void make_places(void) {
-    assert_true(directory_make(tmpdir_file(&tmp, "model"), &err));
-    assert_true(directory_make(tmpdir_file(&tmp, "data"), &err));
-    write_bytes(tmpdir_file(&tmp, "data/train_000000.bin"), "", 0);
+    assert_true(directory_make(tmp_file("model"), &err));
+    assert_true(directory_make(tmp_file("data"), &err));
+    write_bytes(tmp_file("data/train_000000.bin"), "", 0);
 }
 
-#define MODEL  tmpdir_file(&tmp, "model")
-#define SHARDS tmpdir_file(&tmp, "data/train_*.bin")
+#define MODEL  tmp_file("model")
+#define SHARDS tmp_file("data/train_*.bin")
 
 // The tokenizer that is found must be the one at `name` ("": bytes, NULL: none).
 static void assert_found(const char *name, const char *given, const char *weights, const char *shards, int64_t vocab,
@@ -76,16 +74,16 @@ TEST(the_given_one_comes_first_then_that_of_the_weights_then_that_of_the_shards)
     write_tokenizer("model/tokenizer.json", 'x', 3);
     assert_found("model/tokenizer.json", "", MODEL, SHARDS, vocab, vocab);
     write_tokenizer("mine.json", 'x', 3);
-    assert_found("mine.json", tmpdir_file(&tmp, "mine.json"), MODEL, SHARDS, vocab, vocab);
-    assert_found("model/tokenizer.json", tmpdir_file(&tmp, "model"), MODEL, SHARDS, vocab, vocab);
+    assert_found("mine.json", tmp_file("mine.json"), MODEL, SHARDS, vocab, vocab);
+    assert_found("model/tokenizer.json", tmp_file("model"), MODEL, SHARDS, vocab, vocab);
 }
 
 TEST(weights_may_be_a_file_beside_their_tokenizer) {
     make_places();
     const int64_t vocab = write_tokenizer("model/tokenizer.json", 'x', 3);
-    write_bytes(tmpdir_file(&tmp, "model/model.bin"), "", 0);
-    assert_found("model/tokenizer.json", "", tmpdir_file(&tmp, "model/model.bin"), SHARDS, 0, vocab);
-    assert_int_equal(chdir(tmpdir_file(&tmp, "model")), 0);
+    write_bytes(tmp_file("model/model.bin"), "", 0);
+    assert_found("model/tokenizer.json", "", tmp_file("model/model.bin"), SHARDS, 0, vocab);
+    assert_int_equal(chdir(tmp_file("model")), 0);
     assert_found("tokenizer.json", "", "model.bin", SHARDS, 0, vocab);
     assert_int_equal(chdir(home), 0);
 }
@@ -93,8 +91,8 @@ TEST(weights_may_be_a_file_beside_their_tokenizer) {
 TEST(a_pattern_of_directories_leads_to_the_first_of_them) {
     make_places();
     const int64_t vocab = write_tokenizer("data/tokenizer.json", 'x', 3);
-    assert_found("data/tokenizer.json", "", "", tmpdir_file(&tmp, "d*a/train_*.bin"), vocab, vocab);
-    assert_found(NULL, "", "", tmpdir_file(&tmp, "none/train_*.bin"), 300, 300);
+    assert_found("data/tokenizer.json", "", "", tmp_file("d*a/train_*.bin"), vocab, vocab);
+    assert_found(NULL, "", "", tmp_file("none/train_*.bin"), 300, 300);
 }
 
 TEST(vocabularies_that_speak_for_themselves_need_no_file) {
@@ -129,20 +127,20 @@ TEST(bytes_is_the_name_of_the_built_in_one) {
 
 TEST(none_looks_for_none) {
     make_places();
-    write_bytes(tmpdir_file(&tmp, "model/tokenizer.json"), "{\"model\": {\"type\": \"Unigram\"}}", 30);
+    write_bytes(tmp_file("model/tokenizer.json"), "{\"model\": {\"type\": \"Unigram\"}}", 30);
     REFUSED("", MODEL, SHARDS, 0, 300, "model/tokenizer.json", "--tokenizer none");
     assert_found(NULL, "none", MODEL, SHARDS, 0, 300);
 }
 
 TEST(what_is_given_must_open_and_fit) {
     make_places();
-    REFUSED(tmpdir_file(&tmp, "nowhere"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "nowhere", "No such file");
-    write_bytes(tmpdir_file(&tmp, "text"), "this is no tokenizer\n", 21);
-    REFUSED(tmpdir_file(&tmp, "text"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "text");
+    REFUSED(tmp_file("nowhere"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "nowhere", "No such file");
+    write_bytes(tmp_file("text"), "this is no tokenizer\n", 21);
+    REFUSED(tmp_file("text"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "text");
     const int64_t vocab = write_tokenizer("mine.json", 'x', 3);
-    REFUSED(tmpdir_file(&tmp, "mine.json"), MODEL, SHARDS, 300, 300, "--tokenizer: ", "mine.json has 260 tokens",
+    REFUSED(tmp_file("mine.json"), MODEL, SHARDS, 300, 300, "--tokenizer: ", "mine.json has 260 tokens",
             "data/train_*.bin were made with 300");
-    assert_found("mine.json", tmpdir_file(&tmp, "mine.json"), MODEL, SHARDS, vocab, 300);
+    assert_found("mine.json", tmp_file("mine.json"), MODEL, SHARDS, vocab, 300);
 }
 
 TEST(a_tokenizer_with_more_tokens_than_the_model_is_refused_with_both_numbers) {
@@ -165,8 +163,8 @@ TEST(data_of_another_tokenizer_of_the_same_size_are_refused_with_both_files) {
     write_tokenizer("data/tokenizer.json", 'y', 3);
     REFUSED("", MODEL, SHARDS, vocab, vocab, "model/tokenizer.json: ", "data/tokenizer.json",
             "data/prepare --tokenizer ");
-    REFUSED(tmpdir_file(&tmp, "model/tokenizer.json"), NULL, SHARDS, 0, vocab, "data/tokenizer.json");
-    write_bytes(tmpdir_file(&tmp, "data/tokenizer.json"), "{", 1); // what is there must open
+    REFUSED(tmp_file("model/tokenizer.json"), NULL, SHARDS, 0, vocab, "data/tokenizer.json");
+    write_bytes(tmp_file("data/tokenizer.json"), "{", 1); // what is there must open
     REFUSED("", MODEL, SHARDS, vocab, vocab, "data/tokenizer.json");
 }
 
@@ -177,7 +175,7 @@ TEST(weights_of_others_without_a_tokenizer_must_have_the_size_of_the_data) {
     assert_found(NULL, "", MODEL, SHARDS, 50257, 50304); // padded, as many models are
     assert_found(NULL, "", MODEL, SHARDS, 0, 50257);     // llm.c's shards do not say
     assert_found(NULL, "", NULL, SHARDS, 257, 50257);    // new weights may have any vocabulary
-    write_bytes(tmpdir_file(&tmp, "model/trainer.json"), "{}", 2);
+    write_bytes(tmp_file("model/trainer.json"), "{}", 2);
     assert_found(NULL, "", MODEL, SHARDS, 257, 50257); // and so may the checkpoints of their runs
 }
 

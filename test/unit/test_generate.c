@@ -3,12 +3,10 @@
 #include "llmc/run/format.h"
 #include "llmc/run/signals.h"
 #include "llmc/train/generate.h"
-#include "test/test.h"
+#include "test/fixture.h"
 #include "test/unit/tiny_model.h"
 
 #include <fcntl.h>
-#include <signal.h>
-#include <unistd.h>
 
 enum { T = 32, SEQUENCES = 6, MOST = 400 };
 
@@ -266,15 +264,13 @@ TEST(a_sink_that_refuses_ends_the_text) {
 }
 
 TEST(a_signal_ends_the_text_at_the_token_it_has_reached) {
-    const int saved = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
-    dup2(nowhere, STDERR_FILENO); // the handler says a line
+    Capture line = capture_start(stderr); // of the handler
     signals_install();
     raise(SIGTERM);
     GenerateOptions o = some_options("ab", 100);
     Generated g = generated(&o);
     signals_install(); // forgets it
-    dup2(saved, STDERR_FILENO);
-    close(saved), close(nowhere);
+    free(capture_end(&line));
     assert_int_equal(g.new_tokens, 1);
     assert_int_equal(signals_pending(), 0);
     generated_free(&g);

@@ -1,48 +1,36 @@
 // host_memory: what is read from /proc and from control groups, on made-up machines, and on this one.
 #include "llmc/cpu/host_memory.h"
-#include "test/test.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 #include <errno.h>
-
-static TmpDir root;
 
 // Writes text to root/path, making its directories.
 static void put(const char *path, const char *text) {
     char full[PATH_MAX];
-    snprintf(full, sizeof full, "%s/%s", root.path, path);
-    for (char *slash = strchr(full + strlen(root.path) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    snprintf(full, sizeof full, "%s/%s", tmp.path, path);
+    for (char *slash = strchr(full + strlen(tmp.path) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         assert_true(mkdir(full, 0700) == 0 || errno == EEXIST);
         *slash = '/';
     }
-    FILE *f = fopen(full, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
+    write_text(full, text);
 }
 
 // A machine of 64 GiB with 60 GiB available.
 static int make_machine(void **state) {
-    (void)state;
-    root = tmpdir_make();
+    tmp_setup(state);
     put("proc/meminfo", "MemTotal:       67108864 kB\nMemFree:         1000000 kB\nMemAvailable:   62914560 kB\n");
     return 0;
 }
 
-static int remove_machine(void **state) {
-    (void)state;
-    tmpdir_remove(&root);
-    return 0;
-}
-TestFixture test_each = {make_machine, remove_machine};
+TestFixture test_each = {make_machine, tmp_teardown};
 
 static const size_t GiB = (size_t)1 << 30;
 
 static HostMemory read_memory(void) {
     HostMemory memory;
     Error err = {""};
-    if (!host_memory_read(root.path, &memory, &err)) fail_msg("%s", err.text);
+    if (!host_memory_read(tmp.path, &memory, &err)) fail_msg("%s", err.text);
     return memory;
 }
 
@@ -98,7 +86,7 @@ TEST(a_machine_without_meminfo_is_reported) {
     HostMemory memory;
     Error err;
     put("proc/meminfo", "MemTotal: many kB\n");
-    assert_false(host_memory_read(root.path, &memory, &err));
+    assert_false(host_memory_read(tmp.path, &memory, &err));
     assert_non_null(strstr(err.text, "meminfo"));
 }
 

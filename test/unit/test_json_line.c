@@ -2,7 +2,6 @@
 // Python's json is shown by test/e2e/test_prepare_lines.py.
 
 #include "llmc/tokens/json_line.h"
-#include "test/test.h"
 #include "test/unit/mutate.h"
 
 // A copy with exactly the one byte behind it that the scanner may read, so that a sanitizer sees every other one.

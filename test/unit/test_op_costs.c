@@ -4,11 +4,12 @@
 #include "llmc/model/flops.h"
 #include "llmc/model/parameters.h"
 #include "llmc/run/profile_table.h"
-#include "test/test.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
+
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 static void assert_near(double x, double expected, double tolerance) {
     if (!(fabs(x - expected) <= tolerance)) fail_msg("%.17g, not %.17g", x, expected);
@@ -242,12 +243,11 @@ static cJSON *read_json(const char *path) {
 }
 
 TEST(the_rows_and_the_time_between_ops_add_up_to_the_step) {
-    TmpDir dir = tmpdir_make();
     TimedOp ops[6];
     const Profile profile = example(ops);
     Error err;
-    assert_true(profile_write_json(tmpdir_file(&dir, "profile.json"), &profile, &err));
-    cJSON *json = read_json(tmpdir_file(&dir, "profile.json")), *row;
+    assert_true(profile_write_json(tmp_file("profile.json"), &profile, &err));
+    cJSON *json = read_json(tmp_file("profile.json")), *row;
     double sum = number(json, "between_ops_ms");
     cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(json, "ops")) sum += number(row, "ms");
     assert_near(number(json, "step_ms"), 1000, 1e-6);
@@ -256,16 +256,14 @@ TEST(the_rows_and_the_time_between_ops_add_up_to_the_step) {
     assert_near(number(json, "median_plain_step_ms"), 900, 1e-6);
     assert_near(number(json, "flops"), 1024, 0);
     cJSON_Delete(json);
-    tmpdir_remove(&dir);
 }
 
 TEST(the_trace_holds_every_call_with_its_time) {
-    TmpDir dir = tmpdir_make();
     TimedOp ops[6];
     const Profile profile = example(ops);
     Error err;
-    assert_true(profile_write_trace(tmpdir_file(&dir, "trace.json"), &profile, &err));
-    cJSON *json = read_json(tmpdir_file(&dir, "trace.json")), *event;
+    assert_true(profile_write_trace(tmp_file("trace.json"), &profile, &err));
+    cJSON *json = read_json(tmp_file("trace.json")), *event;
     int calls = 0, steps = 0;
     cJSON_ArrayForEach(event, cJSON_GetObjectItemCaseSensitive(json, "traceEvents")) {
         if (strcmp(cJSON_GetObjectItemCaseSensitive(event, "ph")->valuestring, "X") != 0) continue;
@@ -279,5 +277,4 @@ TEST(the_trace_holds_every_call_with_its_time) {
     assert_int_equal(calls, 6);
     assert_int_equal(steps, 2);
     cJSON_Delete(json);
-    tmpdir_remove(&dir);
 }

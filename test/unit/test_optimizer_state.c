@@ -2,8 +2,7 @@
 // it is taken, saved or refused.
 
 #include "llmc/model/gpt2.h"
-#include "test/test.h"
-#include "test/unit/assert_error.h"
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 
 #include <math.h>

@@ -1,60 +1,16 @@
 // The run log: the lines on stdout to the letter, main.log as JSON that survives kills, resumes and full disks.
 #include "llmc/run/runlog.h"
-#include "test/test.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <signal.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 // ------------------------------------------------------------------------------------------------------------ helpers
 
-static char *read_text(FILE *f) {
-    char *text = calloc(1, 1 << 16);
-    rewind(f);
-    size_t n = fread(text, 1, (1 << 16) - 1, f);
-    text[n] = '\0';
-    return text;
-}
+static char *file_text(const char *name) { return read_text(tmp_file(name)); }
 
-static char *file_text(const TmpDir *dir, const char *name) {
-    FILE *f = fopen(tmpdir_file(dir, name), "r");
-    assert_non_null(f);
-    char *text = read_text(f);
-    fclose(f);
-    return text;
-}
-
-static void write_text(const TmpDir *dir, const char *name, const char *text) {
-    FILE *f = fopen(tmpdir_file(dir, name), "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
-}
-
-// stdout or stderr goes into a file between capture_start and capture_end, which gives the text (malloced).
-typedef struct {
-    FILE *file, *stream;
-    int saved;
-} Capture;
-
-static Capture capture_start(FILE *stream) {
-    fflush(stream);
-    Capture c = {.file = tmpfile(), .stream = stream, .saved = dup(fileno(stream))};
-    dup2(fileno(c.file), fileno(stream));
-    return c;
-}
-
-static char *capture_end(Capture *c) {
-    fflush(c->stream);
-    dup2(c->saved, fileno(c->stream));
-    close(c->saved);
-    char *text = read_text(c->file);
-    fclose(c->file);
-    return text;
-}
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 static StepReport report(int64_t step) {
     StepReport r = {.step = step,
@@ -295,15 +251,15 @@ TEST(in_a_file_there_is_no_bar) {
 // ------------------------------------------------------------------------------------------------------------ main.log
 
 // Opens the log of dir, does `body` with stdout captured away, closes it, gives main.log.
-static char *logged(const TmpDir *dir, bool append, int64_t first_step, void (*body)(RunLog *)) {
+static char *logged(bool append, int64_t first_step, void (*body)(RunLog *)) {
     Error err;
     Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(dir->path, append, first_step, 0, false, &err);
+    RunLog *log = runlog_open(tmp.path, append, first_step, 0, false, &err);
     if (log) body(log);
     runlog_close(log);
     free(capture_end(&c));
     if (!log) fail_msg("%s", err.text);
-    return file_text(dir, "main.log");
+    return file_text("main.log");
 }
 
 static void two_steps_and_more(RunLog *log) {
@@ -328,8 +284,7 @@ static void two_steps_and_more(RunLog *log) {
 }
 
 TEST(every_line_is_one_json_object) {
-    TmpDir dir = tmpdir_make();
-    char *text = logged(&dir, false, 0, two_steps_and_more);
+    char *text = logged(false, 0, two_steps_and_more);
 
     cJSON *step = event_at(text, 0);
     assert_string_equal(string(step, "event"), "step");
@@ -381,14 +336,12 @@ TEST(every_line_is_one_json_object) {
     cJSON_Delete(validation);
     assert_int_equal(text[strlen(text) - 1], '\n');
     free(text);
-    tmpdir_remove(&dir);
 }
 
 static void numerics_of_a_step(RunLog *log) { runlog_numerics(log, 100, ROWS, 6); }
 
 TEST(numerics_are_shares_by_class) {
-    TmpDir dir = tmpdir_make();
-    char *text = logged(&dir, false, 0, numerics_of_a_step);
+    char *text = logged(false, 0, numerics_of_a_step);
     cJSON *event = event_at(text, 0);
     assert_string_equal(string(event, "event"), "numerics");
     assert_true(number(event, "step") == 100);
@@ -400,7 +353,6 @@ TEST(numerics_are_shares_by_class) {
     assert_false(cJSON_HasObjectItem(event, "update_ratio/lnfw"));
     cJSON_Delete(event);
     free(text);
-    tmpdir_remove(&dir);
 }
 
 static void three_events(RunLog *log) {
@@ -411,8 +363,7 @@ static void three_events(RunLog *log) {
 }
 
 TEST(events_take_inner_json_whole_objects_or_nothing) {
-    TmpDir dir = tmpdir_make();
-    char *text = logged(&dir, false, 0, three_events);
+    char *text = logged(false, 0, three_events);
     cJSON *event = event_at(text, 0);
     assert_true(number(event, "a") == 1);
     cJSON_Delete(event);
@@ -425,7 +376,6 @@ TEST(events_take_inner_json_whole_objects_or_nothing) {
         cJSON_Delete(event);
     }
     free(text);
-    tmpdir_remove(&dir);
 }
 
 static void one_event(RunLog *log) { runlog_event(log, "resume", "\"step\":2"); }
@@ -455,88 +405,76 @@ TEST(a_resumed_log_loses_the_steps_that_are_run_again) {
         "{\"event\":\"step\",\"time\":1,\"step\":3}\nxy", // both
     };
     for (size_t i = 0; i < sizeof tails / sizeof tails[0]; i++) {
-        TmpDir dir = tmpdir_make();
         char content[1024];
         snprintf(content, sizeof content, "%s%s", EARLIER, tails[i]);
-        write_text(&dir, "main.log", content);
-        char *text = logged(&dir, true, 2, one_event);
+        write_text(tmp_file("main.log"), content);
+        char *text = logged(true, 2, one_event);
         assert_goes_on_after_earlier(text);
         free(text);
-        tmpdir_remove(&dir);
+        tmp_teardown(NULL), tmp_setup(NULL);
     }
 }
 
 TEST(a_resumed_log_may_be_missing_or_empty) {
-    TmpDir dir = tmpdir_make();
-    char *text = logged(&dir, true, 2, one_event);
+    char *text = logged(true, 2, one_event);
     cJSON_Delete(event_at(text, 0));
     free(text);
-    write_text(&dir, "main.log", "");
-    text = logged(&dir, true, 2, one_event);
+    write_text(tmp_file("main.log"), "");
+    text = logged(true, 2, one_event);
     cJSON_Delete(event_at(text, 0));
     free(text);
-    tmpdir_remove(&dir);
 }
 
 TEST(a_run_that_only_evaluates_keeps_every_step) {
-    TmpDir dir = tmpdir_make();
-    write_text(&dir, "main.log", EARLIER);
-    char *text = logged(&dir, true, INT64_MAX, one_event);
+    write_text(tmp_file("main.log"), EARLIER);
+    char *text = logged(true, INT64_MAX, one_event);
     assert_goes_on_after_earlier(text);
     free(text);
-    tmpdir_remove(&dir);
 }
 
 TEST(a_new_run_starts_a_new_log) {
-    TmpDir dir = tmpdir_make();
-    write_text(&dir, "main.log", EARLIER);
+    write_text(tmp_file("main.log"), EARLIER);
     for (int i = 1; i <= 2; i++) { // and leaves those of runs before: the second start finds a step 2 too
-        char *text = logged(&dir, false, 0, one_event), name[32];
+        char *text = logged(false, 0, one_event), name[32];
         assert_null(strstr(text, "start"));
         free(text);
         snprintf(name, sizeof name, "main.log.%d", i);
-        text = file_text(&dir, name);
+        text = file_text(name);
         assert_true((strcmp(text, EARLIER) == 0) == (i == 1));
         free(text);
     }
-    tmpdir_remove(&dir);
 }
 
 TEST(a_log_that_cannot_be_opened_is_an_error_with_its_path) {
-    TmpDir dir = tmpdir_make();
     Error err;
-    assert_int_equal(mkdir(tmpdir_file(&dir, "main.log"), 0777), 0);
-    assert_null(runlog_open(dir.path, false, 0, 0, false, &err));
+    assert_int_equal(mkdir(tmp_file("main.log"), 0777), 0);
+    assert_null(runlog_open(tmp.path, false, 0, 0, false, &err));
     assert_non_null(strstr(err.text, "/main.log: cannot be written: Is a directory"));
-    write_text(&dir, "file", "x");
-    assert_null(runlog_open(tmpdir_file(&dir, "file"), false, 0, 0, false, &err));
+    write_text(tmp_file("file"), "x");
+    assert_null(runlog_open(tmp_file("file"), false, 0, 0, false, &err));
     assert_non_null(strstr(err.text, "/file"));
-    tmpdir_remove(&dir);
 }
 
 TEST(a_second_process_is_refused_and_touches_nothing) {
-    TmpDir dir = tmpdir_make();
     Error err;
-    RunLog *log = runlog_open(dir.path, false, 0, 0, false, &err);
+    RunLog *log = runlog_open(tmp.path, false, 0, 0, false, &err);
     assert_non_null(log);
     runlog_event(log, "first", "\"step\":7");
     // A second descriptor counts as another process does.
-    assert_null(runlog_open(dir.path, true, 3, 0, true, &err));
+    assert_null(runlog_open(tmp.path, true, 3, 0, true, &err));
     assert_non_null(strstr(err.text, "/main.log: another process is writing it"));
-    assert_null(runlog_open(dir.path, false, 0, 0, true, &err));
+    assert_null(runlog_open(tmp.path, false, 0, 0, true, &err));
     runlog_event(log, "second", NULL);
     runlog_close(log);
-    log = runlog_open(dir.path, true, 7, 0, false, &err);
+    log = runlog_open(tmp.path, true, 7, 0, false, &err);
     assert_non_null(log);
     runlog_close(log);
-    char *text = file_text(&dir, "main.log");
+    char *text = file_text("main.log");
     cJSON_Delete(event_at(text, 1)); // both lines are there
     free(text);
-    tmpdir_remove(&dir);
 }
 
 TEST(without_a_file_for_tensorboard_the_run_goes_on) {
-    TmpDir dir = tmpdir_make();
     Error err;
     // One more descriptor and no second one: main.log can be opened, an event file cannot.
     struct rlimit before, few;
@@ -547,7 +485,7 @@ TEST(without_a_file_for_tensorboard_the_run_goes_on) {
     few = before;
     few.rlim_cur = (rlim_t)next + 1;
     setrlimit(RLIMIT_NOFILE, &few);
-    RunLog *log = runlog_open(dir.path, false, 0, 0, true, &err);
+    RunLog *log = runlog_open(tmp.path, false, 0, 0, true, &err);
     setrlimit(RLIMIT_NOFILE, &before);
     char *complaint = capture_end(&errors);
     assert_non_null(log);
@@ -555,10 +493,9 @@ TEST(without_a_file_for_tensorboard_the_run_goes_on) {
     runlog_close(log);
     assert_non_null(strstr(complaint, "events.out.tfevents."));
     assert_non_null(strstr(complaint, "; the run goes on without TensorBoard\n"));
-    char *text = file_text(&dir, "main.log");
+    char *text = file_text("main.log");
     cJSON_Delete(event_at(text, 0));
     free(text), free(complaint);
-    tmpdir_remove(&dir);
 }
 
 // A limit on the file size stands for a full disk: the third line is written in part.
@@ -579,10 +516,9 @@ static void many_events(RunLog *log) {
 }
 
 TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
-    TmpDir dir = tmpdir_make();
     // Both captures end before anything is asserted.
     Capture errors = capture_start(stderr);
-    char *text = logged(&dir, false, 0, many_events);
+    char *text = logged(false, 0, many_events);
     char *complaints = capture_end(&errors);
     assert_non_null(strstr(complaints, "main.log: cannot be written: "));
     assert_ptr_equal(strchr(complaints, '\n'), complaints + strlen(complaints) - 1);
@@ -591,5 +527,4 @@ TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
     assert_int_equal(lines, 3);
     assert_non_null(strstr(text, "\"last\""));
     free(text), free(complaints);
-    tmpdir_remove(&dir);
 }

@@ -2,13 +2,12 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/store/safetensors.h"
-#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 
 #include <math.h>
 
-TestFixture test_each = {setup, teardown};
+TestFixture test_each = {setup, tmp_teardown};
 
 static const float matrix[6] = {1.0f, -2.5f, 0.0f, 3.0e-5f, 65504.0f, -0.0f};
 static const uint16_t bf16_vector[4] = {0x3F80, 0xC020, 0x7F80, 0x0001}; // 1, -2.5, inf, 2^-133
@@ -32,7 +31,7 @@ static void write_example(const char *path) {
 }
 
 TEST(what_was_written_is_read) {
-    const char *path = tmpdir_file(&tmp, "x");
+    const char *path = tmp_file("x");
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
     assert_non_null(f);
@@ -56,7 +55,7 @@ TEST(what_was_written_is_read) {
 }
 
 TEST(data_starts_at_a_multiple_of_eight) {
-    const char *path = tmpdir_file(&tmp, "x");
+    const char *path = tmp_file("x");
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
     assert_int_equal(safetensors_entry(f, 0)->offset % 8, 0);
@@ -64,7 +63,7 @@ TEST(data_starts_at_a_multiple_of_eight) {
 }
 
 TEST(a_writer_that_got_too_few_bytes_commits_nothing) {
-    const char *path = tmpdir_file(&tmp, "x");
+    const char *path = tmp_file("x");
     SafetensorsEntry entry = {.name = "a", .dtype = DTYPE_FP32, .rank = 1, .shape = {4}};
     SafetensorsWriter *w = safetensors_writer_open(path, &entry, 1, NULL, &err);
     assert_true(safetensors_writer_append(w, matrix, 8, &err));
@@ -75,7 +74,7 @@ TEST(a_writer_that_got_too_few_bytes_commits_nothing) {
 
 // A file with this header and n zero bytes of data.
 static const char *write_header(const char *header, size_t n) {
-    const char *path = tmpdir_file(&tmp, "x");
+    const char *path = tmp_file("x");
     uint64_t length = strlen(header);
     char *bytes = calloc(1, 8 + length + n + 1);
     memcpy(bytes, &length, 8);
@@ -92,7 +91,7 @@ static const char *write_header(const char *header, size_t n) {
     } while (0)
 
 TEST(a_header_longer_than_the_file_is_refused) {
-    const char *path = tmpdir_file(&tmp, "x");
+    const char *path = tmp_file("x");
     for (int bit = 5; bit < 64; bit++) {
         uint64_t words[2] = {(uint64_t)1 << bit, 0};
         write_bytes(path, words, sizeof words);
@@ -169,7 +168,7 @@ TEST(bytes_come_back_as_they_are) {
     static const char *const metadata[] = {"format", "pt", "optimizer", "adamw8bit", NULL};
     SafetensorsEntry entries[] = {{.name = "codes", .dtype = DTYPE_U8, .rank = 1, .shape = {5}},
                                   {.name = "b", .dtype = DTYPE_BF16, .rank = 1, .shape = {4}}};
-    const char *path = tmpdir_file(&tmp, "x");
+    const char *path = tmp_file("x");
     SafetensorsWriter *w = safetensors_writer_open(path, entries, 2, metadata, &err);
     assert_non_null(w);
     assert_true(safetensors_writer_append(w, codes, sizeof codes, &err));
@@ -208,7 +207,7 @@ TEST(metadata_of_any_form_is_survived) {
 }
 
 TEST(a_file_that_shrinks_after_opening_gives_a_message) {
-    const char *path = tmpdir_file(&tmp, "x");
+    const char *path = tmp_file("x");
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
     const SafetensorsEntry *a = safetensors_find(f, "a.weight");
@@ -242,7 +241,7 @@ static bool survive(const char *path) {
 
 TEST(damaged_files_are_read_or_refused_with_a_message) {
     enum { ROUNDS = 4000 };
-    const char *path = tmpdir_file(&tmp, "x"), *damaged = tmpdir_file(&tmp, "damaged");
+    const char *path = tmp_file("x"), *damaged = tmp_file("damaged");
     write_example(path);
     size_t size;
     unsigned char *good = read_bytes(path, &size), *bytes = malloc(size + MUTATE_MAX_GROWTH);

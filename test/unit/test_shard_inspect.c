@@ -2,30 +2,22 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/tokens/shard_inspect.h"
-#include "test/test.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 enum { BLOCK = 1 << 18, TOKENS = 2 * BLOCK + 5 }; // shard_scan reads BLOCK tokens at a time
 
-static TmpDir dir;
 static uint32_t tokens[TOKENS];
 
 static int setup(void **state) {
-    (void)state;
-    dir = tmpdir_make();
+    tmp_setup(state);
     for (int i = 0; i < TOKENS; i++) tokens[i] = (uint32_t)i * 7919u % 50000;
     return 0;
 }
 
-static int teardown(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
-TestFixture test_all = {setup, teardown};
+TestFixture test_all = {setup, tmp_teardown};
 
 static const char *write_shard(int token_bytes, int64_t vocab, int64_t eot) {
-    const char *path = tmpdir_file(&dir, "a.bin");
+    const char *path = tmp_file("a.bin");
     Error err;
     ShardWriter *w = shard_writer_open(path, token_bytes, vocab, eot, &err);
     assert_non_null(w);
@@ -120,7 +112,7 @@ TEST(the_tokenizer_is_the_one_given_or_the_one_that_the_vocabulary_implies) {
     assert_true(shards_open(&set, path, 1, &err));
     assert_null(shard_tokenizer("", path, &set, &err));
     assert_non_null(strstr(err.text, "no tokenizer stands beside the shards"));
-    assert_null(shard_tokenizer(tmpdir_file(&dir, "missing.json"), path, &set, &err));
+    assert_null(shard_tokenizer(tmp_file("missing.json"), path, &set, &err));
     set.vocab = BYTE_VOCAB;
     Tokenizer *t = shard_tokenizer("", path, &set, &err);
     assert_non_null(t);

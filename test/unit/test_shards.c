@@ -3,54 +3,18 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/tokens/shards.h"
-#include "test/test.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 // ----------------------------------------------------------------------------------------------------------- helpers
 
-static TmpDir dir;
-
-static int make_dir(void **state) {
-    (void)state;
-    dir = tmpdir_make();
-    return 0;
-}
-
-static int remove_dir(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
-TestFixture test_each = {make_dir, remove_dir};
-
-static const char *in_dir(const char *name) { return tmpdir_file(&dir, name); }
-
-static void write_bytes(const char *path, const void *data, size_t bytes) {
-    unlink(path); // ext4 flushes a file that is rewritten in place when it is closed: slow
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(data, 1, bytes, f), bytes);
-    fclose(f);
-}
-
-static size_t read_bytes(const char *path, void *data, size_t room) {
-    FILE *f = fopen(path, "rb");
-    assert_non_null(f);
-    size_t n = fread(data, 1, room, f);
-    fclose(f);
-    return n;
-}
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 // The first words of a header, zeros up to file_bytes.
 static const char *write_header(const char *name, const int32_t header[8], off_t file_bytes) {
-    const char *path = in_dir(name);
+    const char *path = tmp_file(name);
     int32_t h[SHARD_HEADER_INTS] = {0};
     memcpy(h, header, 8 * sizeof *h);
     write_bytes(path, h, sizeof h);
@@ -76,20 +40,20 @@ static const char *make_shard(const char *name, int token_bytes, int64_t vocab, 
     if (token_bytes == 4) memcpy(&h[4], &n, sizeof n);
     memcpy(bytes, h, sizeof h);
     memcpy(bytes + SHARD_HEADER_BYTES, counting_tokens(token_bytes, n, first), (size_t)(n * token_bytes));
-    write_bytes(in_dir(name), bytes, SHARD_HEADER_BYTES + (size_t)(n * token_bytes));
-    return in_dir(name);
+    write_bytes(tmp_file(name), bytes, SHARD_HEADER_BYTES + (size_t)(n * token_bytes));
+    return tmp_file(name);
 }
 
 static const char *commit_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n,
                                 int64_t first) {
     Error err;
-    ShardWriter *w = shard_writer_open(in_dir(name), token_bytes, vocab, eot, &err);
+    ShardWriter *w = shard_writer_open(tmp_file(name), token_bytes, vocab, eot, &err);
     assert_non_null(w);
     const char *tokens = counting_tokens(token_bytes, n, first);
     assert_true(shard_writer_append(w, tokens, n / 3, &err));
     assert_true(shard_writer_append(w, tokens + n / 3 * token_bytes, n - n / 3, &err));
     assert_true(shard_writer_commit(w, &err));
-    return in_dir(name);
+    return tmp_file(name);
 }
 
 static void assert_open_fails(const char *pattern, int64_t T, const char *const *words) {
@@ -137,12 +101,14 @@ TEST(a_written_shard_is_read_back) {
 
 TEST(two_byte_shards_are_version_1_of_llm_c) {
     const char *path = commit_shard("a.bin", 2, 0, -1, 3, 500);
-    unsigned char bytes[2000];
-    assert_int_equal(read_bytes(path, bytes, sizeof bytes), 1024 + 6);
+    size_t n;
+    unsigned char *bytes = read_bytes(path, &n);
+    assert_int_equal(n, 1024 + 6);
     int32_t expected[256] = {20240520, 1, 3};
     const uint16_t tokens[3] = {500, 501, 502};
     assert_memory_equal(bytes, expected, 1024);
     assert_memory_equal(bytes + 1024, tokens, 6);
+    free(bytes);
 }
 
 TEST(a_shard_that_states_nothing_is_read) {
@@ -158,7 +124,7 @@ TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
     make_shard("s_000.bin", 2, 300, -1, 31, 0);  // 3 windows
     make_shard("s_003.bin", 2, 0, 7, 11, 3000);  // 1 window
     make_shard("s_001.bin", 2, 300, 7, 5, 1000); // none
-    ShardSet set = open_shards(in_dir("s_*.bin"), 10);
+    ShardSet set = open_shards(tmp_file("s_*.bin"), 10);
     assert_int_equal(set.count, 4);
     assert_int_equal(set.num_tokens, 72);
     assert_int_equal(set.num_windows, 6);
@@ -174,7 +140,7 @@ TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
         const char *path;
         int64_t offset;
         shards_locate(&set, w, &path, &offset);
-        assert_string_equal(path, in_dir(name[w]));
+        assert_string_equal(path, tmp_file(name[w]));
         assert_int_equal(offset, first_token[w] % 1000);
     }
     shards_close(&set);
@@ -248,7 +214,7 @@ TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
         write_header(name, (int32_t[8]){SHARD_MAGIC, 1, 11}, 1024 + 22);
     }
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
-    ShardSet set = open_shards(in_dir("many_*.bin"), 10);
+    ShardSet set = open_shards(tmp_file("many_*.bin"), 10);
     assert_int_equal(set.num_windows, 100);
     shards_close(&set);
     setrlimit(RLIMIT_NOFILE, &before);
@@ -261,18 +227,18 @@ TEST(an_empty_glob_says_how_to_make_shards) {
     ASSERT_OPEN_FAILS("nothing_*.bin", 8, "nothing_*.bin", "data/prepare -o . FILE...");
 }
 
-TEST(a_directory_is_refused) { ASSERT_OPEN_FAILS(dir.path, 8, dir.path, "is a directory", "/*.bin'"); }
+TEST(a_directory_is_refused) { ASSERT_OPEN_FAILS(tmp.path, 8, tmp.path, "is a directory", "/*.bin'"); }
 
 TEST(a_fifo_is_refused_without_waiting_for_a_writer) {
-    assert_int_equal(mkfifo(in_dir("fifo.bin"), 0600), 0);
-    ASSERT_OPEN_FAILS(in_dir("fifo.bin"), 8, "fifo.bin", "not a regular file");
+    assert_int_equal(mkfifo(tmp_file("fifo.bin"), 0600), 0);
+    ASSERT_OPEN_FAILS(tmp_file("fifo.bin"), 8, "fifo.bin", "not a regular file");
 }
 
 TEST(a_foreign_file_is_refused) {
     char text[4096];
     memset(text, 'x', sizeof text);
-    write_bytes(in_dir("foreign.bin"), text, sizeof text);
-    ASSERT_OPEN_FAILS(in_dir("foreign.bin"), 8, "foreign.bin", "magic", "2021161080", "20240520");
+    write_bytes(tmp_file("foreign.bin"), text, sizeof text);
+    ASSERT_OPEN_FAILS(tmp_file("foreign.bin"), 8, "foreign.bin", "magic", "2021161080", "20240520");
 }
 
 TEST(a_truncated_header_is_refused) {
@@ -321,19 +287,19 @@ TEST(an_impossible_vocabulary_or_end_of_text_is_refused) {
 TEST(shards_that_contradict_each_other_are_refused) {
     make_shard("c_0.bin", 2, 300, 5, 100, 0);
     make_shard("c_1.bin", 2, 301, 5, 100, 0);
-    ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: vocabulary is 301", "c_0.bin states 300");
+    ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: vocabulary is 301", "c_0.bin states 300");
     make_shard("c_1.bin", 2, 300, 6, 100, 0);
-    ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: end-of-text token is 6", "c_0.bin states 5");
+    ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: end-of-text token is 6", "c_0.bin states 5");
     make_shard("c_1.bin", 4, 300, 5, 100, 0);
-    ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: bytes per token is 4", "c_0.bin states 2");
+    ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: bytes per token is 4", "c_0.bin states 2");
 }
 
 TEST(a_T_longer_than_every_file_is_refused) {
     make_shard("t_0.bin", 2, 0, -1, 40, 0);
     make_shard("t_1.bin", 2, 0, -1, 64, 0);
-    ASSERT_OPEN_FAILS(in_dir("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
-    ASSERT_OPEN_FAILS(in_dir("t_0.bin"), INT64_MAX / 2, "t_0.bin", "40 tokens");
-    ShardSet set = open_shards(in_dir("t_*.bin"), 63);
+    ASSERT_OPEN_FAILS(tmp_file("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
+    ASSERT_OPEN_FAILS(tmp_file("t_0.bin"), INT64_MAX / 2, "t_0.bin", "40 tokens");
+    ShardSet set = open_shards(tmp_file("t_*.bin"), 63);
     assert_int_equal(set.num_windows, 1);
     shards_close(&set);
 }
@@ -352,18 +318,9 @@ TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash) {
 
 // ----------------------------------------------------------------------------------------------------------- writing
 
-static int64_t entries_in_dir(void) {
-    DIR *d = opendir(dir.path);
-    assert_non_null(d);
-    int64_t n = 0;
-    while (readdir(d)) n++;
-    closedir(d);
-    return n;
-}
-
 TEST(until_commit_the_old_file_stays_and_abandon_leaves_nothing) {
     const char *path = make_shard("w.bin", 2, 0, -1, 50, 0);
-    int64_t before = entries_in_dir();
+    int before = entries_of(tmp.path);
     Error err;
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_non_null(w);
@@ -373,24 +330,24 @@ TEST(until_commit_the_old_file_stays_and_abandon_leaves_nothing) {
     shards_close(&set);
     shard_writer_abandon(w);
     shard_writer_abandon(NULL);
-    assert_int_equal(entries_in_dir(), before);
+    assert_int_equal(entries_of(tmp.path), before);
 }
 
 TEST(an_unwritable_place_is_named) {
     Error err;
-    assert_null(shard_writer_open(in_dir("no/such/w.bin"), 2, 0, -1, &err));
+    assert_null(shard_writer_open(tmp_file("no/such/w.bin"), 2, 0, -1, &err));
     assert_non_null(strstr(err.text, "no/such/w.bin: cannot write the shard: No such file or directory"));
 }
 
 TEST(a_full_disk_is_reported_and_leaves_nothing) {
-    int64_t before = entries_in_dir();
+    int before = entries_of(tmp.path);
     struct rlimit unlimited, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
     small = unlimited;
     small.rlim_cur = 8192; // stands for the end of the disk: writes beyond it fail with EFBIG
     signal(SIGXFSZ, SIG_IGN);
     Error err;
-    ShardWriter *w = shard_writer_open(in_dir("full.bin"), 2, 0, -1, &err);
+    ShardWriter *w = shard_writer_open(tmp_file("full.bin"), 2, 0, -1, &err);
     assert_non_null(w);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     const uint16_t tokens[512] = {0};
@@ -399,7 +356,7 @@ TEST(a_full_disk_is_reported_and_leaves_nothing) {
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
     assert_false(committed);
     assert_non_null(strstr(err.text, "full.bin: cannot write the shard"));
-    assert_int_equal(entries_in_dir(), before);
+    assert_int_equal(entries_of(tmp.path), before);
 }
 
 // ----------------------------------------------------------------------------------------------------------- fuzzing
@@ -449,19 +406,20 @@ static bool read_everything(const char *pattern, int64_t T) {
 
 TEST(random_corruptions_never_crash_the_reader) {
     int64_t opened = 0, rounds = 6000;
-    static unsigned char original[2][4096], bytes[4096 + 64];
+    static unsigned char bytes[4096 + 64];
     make_shard("fuzz_1.bin", 2, 257, 256, 40, 0); // an intact one, which may now contradict the other
     size_t n[2];
-    n[0] = read_bytes(make_shard("whole.bin", 2, 257, 256, FUZZ_TOKENS, 0), original[0], sizeof original[0]);
-    n[1] = read_bytes(make_shard("whole.bin", 4, 257, 256, FUZZ_TOKENS, 0), original[1], sizeof original[1]);
+    unsigned char *const original[] = {read_bytes(make_shard("whole.bin", 2, 257, 256, FUZZ_TOKENS, 0), &n[0]),
+                                       read_bytes(make_shard("whole.bin", 4, 257, 256, FUZZ_TOKENS, 0), &n[1])};
     for (int64_t i = 0; i < rounds; i++) {
         memset(bytes, 0, sizeof bytes);
         memcpy(bytes, original[i % 2], n[i % 2]);
         size_t length = corrupt(bytes, n[i % 2], (uint64_t)i);
         if (i % 7 == 0 && length == n[i % 2]) length = corrupt(bytes, length, (uint64_t)(rounds + i));
-        write_bytes(in_dir("fuzz_0.bin"), bytes, length);
-        opened += read_everything(in_dir(i % 3 ? "fuzz_0.bin" : "fuzz_*.bin"), 1 + i % 37);
+        write_bytes(tmp_file("fuzz_0.bin"), bytes, length);
+        opened += read_everything(tmp_file(i % 3 ? "fuzz_0.bin" : "fuzz_*.bin"), 1 + i % 37);
     }
+    free(original[0]), free(original[1]);
     // Corruptions of tokens and of unused header words pass, the others do not: both kinds must have been tried.
     assert_in_range(opened, rounds / 10, rounds * 6 / 10);
 }

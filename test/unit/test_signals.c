@@ -1,34 +1,8 @@
 // Signals, each case in a child process: what it asks for, and how the process ends.
 #include "llmc/run/signals.h"
-#include "test/test.h"
+#include "test/fixture.h"
 
 #include <errno.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-// The wait status of a child that runs `body` and, if it returns, exits with its result. stderr goes into `said`.
-static int status_of_child(int (*body)(void), char *said, size_t size) {
-    int pipe_ends[2];
-    assert_int_equal(pipe(pipe_ends), 0);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        dup2(pipe_ends[1], STDERR_FILENO);
-        close(pipe_ends[0]);
-        close(pipe_ends[1]);
-        _exit(body());
-    }
-    close(pipe_ends[1]);
-    size_t used = 0;
-    ssize_t n;
-    while (used + 1 < size && (n = read(pipe_ends[0], said + used, size - used - 1)) > 0) used += (size_t)n;
-    said[used] = '\0';
-    close(pipe_ends[0]);
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return status;
-}
 
 static int nothing_happens(void) {
     signals_install();
@@ -108,9 +82,15 @@ static int read_across_a_signal(void) {
     return n == 1 && signals_pending() == SIGUSR1 ? 0 : 1;
 }
 
-static void assert_exits_well(int (*body)(void)) {
+typedef int Body(void);
+
+static int run(void *body) { return (*(Body **)body)(); }
+
+static int status_of(Body *body, char said[512]) { return status_of_child(run, &body, said, 512); }
+
+static void assert_exits_well(Body *body) {
     char said[512];
-    int status = status_of_child(body, said, sizeof said);
+    int status = status_of(body, said);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
 }
@@ -128,7 +108,7 @@ TEST(sighup_asks_to_stop_unless_it_was_ignored) {
 
 TEST(the_first_sigint_asks_to_stop_and_says_so) {
     char said[512];
-    int status = status_of_child(sigint_once, said, sizeof said);
+    int status = status_of(sigint_once, said);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
     assert_non_null(strstr(said, "SIGINT: stopping; Ctrl-C again ends at once"));
@@ -136,7 +116,7 @@ TEST(the_first_sigint_asks_to_stop_and_says_so) {
 
 TEST(a_second_sigint_ends_the_process_as_sigint_does) {
     char said[512];
-    int status = status_of_child(sigint_twice, said, sizeof said);
+    int status = status_of(sigint_twice, said);
     assert_true(WIFSIGNALED(status));
     assert_int_equal(WTERMSIG(status), SIGINT);
 }

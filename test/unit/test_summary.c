@@ -1,27 +1,16 @@
 // The summary at the end of a run: which steps count, exact order statistics, what is left out when it is not known.
 #include "llmc/run/summary.h"
-#include "test/test.h"
+#include "test/fixture.h"
 
 #include <cjson/cJSON.h>
-#include <unistd.h>
 
 // What run_summary_print says, malloced.
 static char *printed(const RunSummary *s) {
-    fflush(stdout);
-    FILE *file = tmpfile();
-    const int saved = dup(STDOUT_FILENO);
-    dup2(fileno(file), STDOUT_FILENO);
+    Capture c = capture_start(stdout);
     RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
     run_summary_print(s, log);
     runlog_close(log);
-    dup2(saved, STDOUT_FILENO);
-    close(saved);
-    char *text = calloc(1, 4096);
-    rewind(file);
-    const size_t n = fread(text, 1, 4095, file);
-    text[n] = '\0';
-    fclose(file);
-    return text;
+    return capture_end(&c);
 }
 
 static void assert_printed(const RunSummary *s, const char *expected) {

@@ -1,8 +1,9 @@
 // Tokenizers as the rest of the project uses them: bytes, and one small vocabulary of known merges in every form.
 
+#include "llmc/base/rng.h"
 #include "llmc/tokens/tokenizer.h"
 #include "test/test.h"
-#include "tokenizer_fixture.h"
+#include "test/unit/tokenizer_fixture.h"
 
 static Tokenizer *open_bytes(void) {
     Error err;
@@ -83,31 +84,23 @@ TEST(bytes_may_be_cut_anywhere) {
 
 // ------------------------------------------------------------------------------------------------ the small vocabulary
 
-static TmpDir dir;
-
 static int make_files(void **state) {
-    (void)state;
-    dir = tmpdir_make();
+    tmp_setup(state);
     static const char *const directories[] = {"json", "vocab", "openai"};
     for (size_t i = 0; i < 3; i++)
-        if (mkdir(tmpdir_file(&dir, directories[i]), 0700) != 0) return -1;
-    toy_write_json(tmpdir_file(&dir, "json/tokenizer.json"), false);
-    toy_write_json(tmpdir_file(&dir, "pairs.json"), true);
-    toy_write_vocab_json(tmpdir_file(&dir, "vocab/vocab.json"));
-    toy_write_merges(tmpdir_file(&dir, "vocab/merges.txt"));
-    toy_write_vocab_json(tmpdir_file(&dir, "openai/encoder.json"));
-    toy_write_merges(tmpdir_file(&dir, "openai/vocab.bpe"));
-    toy_write_ranks(tmpdir_file(&dir, "ranks.tiktoken"));
-    toy_write_llmc(tmpdir_file(&dir, "gpt2_tokenizer.bin"), 2);
+        if (mkdir(tmp_file(directories[i]), 0700) != 0) return -1;
+    toy_write_json(tmp_file("json/tokenizer.json"), false);
+    toy_write_json(tmp_file("pairs.json"), true);
+    toy_write_vocab_json(tmp_file("vocab/vocab.json"));
+    toy_write_merges(tmp_file("vocab/merges.txt"));
+    toy_write_vocab_json(tmp_file("openai/encoder.json"));
+    toy_write_merges(tmp_file("openai/vocab.bpe"));
+    toy_write_ranks(tmp_file("ranks.tiktoken"));
+    toy_write_llmc(tmp_file("gpt2_tokenizer.bin"), 2);
     return 0;
 }
 
-static int remove_files(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
-TestFixture test_all = {make_files, remove_files};
+TestFixture test_all = {make_files, tmp_teardown};
 
 static const char *const forms[] = {
     "json",           "json/tokenizer.json", "pairs.json", "vocab", "openai", "vocab/vocab.json", "openai/encoder.json",
@@ -116,7 +109,7 @@ enum { NUM_FORMS = sizeof forms / sizeof forms[0] };
 
 static Tokenizer *open_form(const char *name) {
     Error err;
-    Tokenizer *t = tokenizer_open(tmpdir_file(&dir, name), &err);
+    Tokenizer *t = tokenizer_open(tmp_file(name), &err);
     if (!t) fail_msg("%s", err.text);
     return t;
 }
@@ -167,7 +160,7 @@ TEST(an_export_is_the_same_tokenizer_again) {
     for (int i = 0; i < 2; i++) {
         size_t length;
         char *text = tokenizer_to_json(originals[i], &length, NULL), *again;
-        const char *path = tmpdir_file(&dir, "again.json");
+        const char *path = tmp_file("again.json");
         write_bytes(path, text, length);
         Tokenizer *t = open_form("again.json");
         assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(originals[i]));
@@ -188,7 +181,7 @@ TEST(other_tokens_have_another_fingerprint) {
 
 TEST(llmcs_first_version_means_gpt2s_end_of_text) {
     Error err;
-    const char *path = tmpdir_file(&dir, "version1.bin");
+    const char *path = tmp_file("version1.bin");
     toy_write_llmc(path, 1);
     assert_null(tokenizer_open(path, &err)); // the toy has not as many tokens
     assert_non_null(strstr(err.text, "end-of-text is 50256, expected a number below 269"));

@@ -3,22 +3,10 @@
 
 #include "llmc/tokens/tokenizer.h"
 #include "test/test.h"
-#include "tokenizer_fixture.h"
+#include "test/unit/mutate.h"
+#include "test/unit/tokenizer_fixture.h"
 
-static TmpDir dir;
-
-static int make_dir(void **state) {
-    (void)state;
-    dir = tmpdir_make();
-    return 0;
-}
-
-static int remove_dir(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
-TestFixture test_all = {make_dir, remove_dir};
+TestFixture test_all = {tmp_setup, tmp_teardown};
 
 // Opening path must fail with a message of one line that begins with the file's path and holds `message`.
 static void assert_refused(const char *path, const char *named, const char *message) {
@@ -28,22 +16,6 @@ static void assert_refused(const char *path, const char *named, const char *mess
     if (strncmp(err.text, named, strlen(named)) != 0) fail_msg("\"%s\" does not begin with %s", err.text, named);
     if (!strstr(err.text, message)) fail_msg("\"%s\" does not say \"%s\"", err.text, message);
     assert_null(strchr(err.text, '\n'));
-}
-
-// The file with the first `from` replaced by `to`.
-static void replace(const char *path, const char *from, const char *to) {
-    size_t n;
-    char *text = (char *)read_bytes(path, &n);
-    const char *found = memmem(text, n, from, strlen(from));
-    if (!found) fail_msg("%s does not hold %s", path, from);
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    fwrite(text, 1, (size_t)(found - text), f);
-    fputs(to, f);
-    found += strlen(from);
-    fwrite(found, 1, (size_t)(text + n - found), f);
-    fclose(f);
-    free(text);
 }
 
 TEST(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field) {
@@ -69,10 +41,10 @@ TEST(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field) {
         {"\"lstrip\": false", "\"lstrip\": true", "added_tokens[0]: lstrip is true, expected none"},
         {"\"single_word\": false", "\"single_word\": true", "added_tokens[0]: single_word is true"},
     };
-    const char *path = tmpdir_file(&dir, "tokenizer.json");
+    const char *path = tmp_file("tokenizer.json");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_json(path, false);
-        replace(path, cases[i].from, cases[i].to);
+        replace_in_file(path, cases[i].from, cases[i].to);
         assert_refused(path, path, cases[i].message);
     }
 }
@@ -117,10 +89,10 @@ TEST(a_damaged_tokenizer_json_is_refused_by_place) {
         {"]}}", "]}", "not valid JSON near byte"},
         {"]}}", "]}} x", "bytes after the JSON value"},
     };
-    const char *path = tmpdir_file(&dir, "tokenizer.json");
+    const char *path = tmp_file("tokenizer.json");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_json(path, false);
-        replace(path, cases[i].from, cases[i].to);
+        replace_in_file(path, cases[i].from, cases[i].to);
         assert_refused(path, path, cases[i].message);
     }
 }
@@ -139,12 +111,12 @@ TEST(a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line) {
         {false, "\"A\": 65", "\"A\": []", "\"A\" is an array, expected a number"},
         {false, "\"A\": 65", "\"[UNK] x\": 65", "\"[UNK] x\" (token 65) is not spelled in GPT-2's alphabet"},
     };
-    const char *vocab = tmpdir_file(&dir, "vocab.json"), *merges = tmpdir_file(&dir, "merges.txt");
+    const char *vocab = tmp_file("vocab.json"), *merges = tmp_file("merges.txt");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_vocab_json(vocab);
         toy_write_merges(merges);
         const char *changed = cases[i].in_merges ? merges : vocab;
-        replace(changed, cases[i].from, cases[i].to);
+        replace_in_file(changed, cases[i].from, cases[i].to);
         assert_refused(vocab, changed, cases[i].message);
     }
     toy_write_vocab_json(vocab);
@@ -169,10 +141,10 @@ TEST(a_damaged_rank_file_is_refused_by_line) {
         {"QQ== 65\n", "", "no token has number 65"},
         {"QQ== 65\n", "QUE= 65\n", "no token for the byte 0x41"},
     };
-    const char *path = tmpdir_file(&dir, "ranks.tiktoken");
+    const char *path = tmp_file("ranks.tiktoken");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_ranks(path);
-        replace(path, cases[i].from, cases[i].to);
+        replace_in_file(path, cases[i].from, cases[i].to);
         assert_refused(path, path, cases[i].message);
     }
 }
@@ -189,13 +161,13 @@ static void write_many_ranks(const char *path, int count, int hole) {
 }
 
 TEST(rank_files_with_another_pattern_are_refused_by_name) {
-    const char *path = tmpdir_file(&dir, "other.tiktoken");
+    const char *path = tmp_file("other.tiktoken");
     write_many_ranks(path, 100256, -1);
     assert_refused(path, path, "100256 ranks: this is cl100k_base, whose pattern is not GPT-2's");
 }
 
 TEST(p50k_base_has_gpt2s_end_of_text_in_its_midst) {
-    const char *path = tmpdir_file(&dir, "p50k_base.tiktoken");
+    const char *path = tmp_file("p50k_base.tiktoken");
     Error err;
     write_many_ranks(path, 50281, 50256);
     Tokenizer *t = tokenizer_open(path, &err);
@@ -223,7 +195,7 @@ TEST(a_damaged_llmc_file_is_refused_by_token) {
         {1024, 0x01010000, "byte 1024: token 0 is empty"},
         {1024 + 256 * 2, 0x656800FF, "byte 1536: "},
     };
-    const char *path = tmpdir_file(&dir, "gpt2_tokenizer.bin");
+    const char *path = tmp_file("gpt2_tokenizer.bin");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_llmc(path, 2);
         size_t n;
@@ -236,7 +208,7 @@ TEST(a_damaged_llmc_file_is_refused_by_token) {
 }
 
 TEST(a_file_that_ends_too_early_is_refused) {
-    const char *json = tmpdir_file(&dir, "cut.json"), *llmc = tmpdir_file(&dir, "cut.bin");
+    const char *json = tmp_file("cut.json"), *llmc = tmp_file("cut.bin");
     toy_write_json(json, true);
     toy_write_llmc(llmc, 2);
     for (int which = 0; which < 2; which++) {
@@ -275,7 +247,7 @@ TEST(a_file_of_another_kind_is_called_by_its_name) {
         {"", 0, "empty, expected a tokenizer"},
         {"\xc8\xd7\x34\x01", 4, "4 bytes, expected a header of 1024: truncated"},
     };
-    const char *path = tmpdir_file(&dir, "some.file");
+    const char *path = tmp_file("some.file");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_bytes(path, cases[i].content, cases[i].n);
         assert_refused(path, path, cases[i].message);
@@ -283,12 +255,12 @@ TEST(a_file_of_another_kind_is_called_by_its_name) {
 }
 
 TEST(places_without_a_tokenizer_are_named) {
-    const char *empty = tmpdir_file(&dir, "empty"), *nothing = tmpdir_file(&dir, "nothing");
+    const char *empty = tmp_file("empty"), *nothing = tmp_file("nothing");
     assert_int_equal(mkdir(empty, 0700), 0);
     assert_refused(empty, empty, "no tokenizer in this directory, expected tokenizer.json, or vocab.json");
     assert_refused(nothing, nothing, "cannot open: No such file");
     assert_refused("/dev/null", "/dev/null", "not a plain file");
-    const char *large = tmpdir_file(&dir, "large");
+    const char *large = tmp_file("large");
     write_bytes(large, "{", 1);
     assert_int_equal(truncate(large, (off_t)3 << 30), 0);
     assert_refused(large, large, "3221225472 bytes, expected at most 134217728");
@@ -298,14 +270,14 @@ TEST(places_without_a_tokenizer_are_named) {
 TEST(random_damage_is_refused_or_harmless) {
     enum { ROUNDS = 400 };
     const char *names[] = {"fuzz.json", "fuzz.tiktoken", "fuzz.bin", "vocab.json", "merges.txt"};
-    toy_write_json(tmpdir_file(&dir, names[0]), false);
-    toy_write_ranks(tmpdir_file(&dir, names[1]));
-    toy_write_llmc(tmpdir_file(&dir, names[2]), 2);
-    toy_write_vocab_json(tmpdir_file(&dir, names[3]));
-    toy_write_merges(tmpdir_file(&dir, names[4]));
+    toy_write_json(tmp_file(names[0]), false);
+    toy_write_ranks(tmp_file(names[1]));
+    toy_write_llmc(tmp_file(names[2]), 2);
+    toy_write_vocab_json(tmp_file(names[3]));
+    toy_write_merges(tmp_file(names[4]));
     int refused = 0;
     for (int kind = 0; kind < 5; kind++) {
-        const char *path = tmpdir_file(&dir, names[kind]), *opened = kind == 4 ? tmpdir_file(&dir, "vocab.json") : path;
+        const char *path = tmp_file(names[kind]), *opened = kind == 4 ? tmp_file("vocab.json") : path;
         size_t n, length, header = kind == 2 ? 32 : kind == 0 ? 900 : SIZE_MAX;
         unsigned char *data = read_bytes(path, &n), *damaged = malloc(n + MUTATE_MAX_GROWTH);
         assert_non_null(damaged);
@@ -315,7 +287,7 @@ TEST(random_damage_is_refused_or_harmless) {
             Error err = {""};
             Tokenizer *t = tokenizer_open(opened, &err);
             refused += !t;
-            if (!t) assert_memory_equal(err.text, dir.path, strlen(dir.path));
+            if (!t) assert_memory_equal(err.text, tmp.path, strlen(tmp.path));
             Encoder *e = t ? encoder_create(t, &err) : NULL;
             int32_t tokens[64];
             if (e) assert_true(encoder_encode_special(e, "hello world<|endoftext|>\xff", 25, tokens) <= 25);

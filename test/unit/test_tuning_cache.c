@@ -1,28 +1,22 @@
 // The file of measured choices: it remembers, it forgives damage, and it never gets in the way.
 
 #include "llmc/cuda/tuning_cache.h"
-#include "test/test.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 #include <fcntl.h>
-#include <sys/wait.h>
 
-static TmpDir tmp;
 static const char *cache_file;
 
 static int fresh_directory(void **state) {
-    (void)state;
-    tmp = tmpdir_make();
-    cache_file = tmpdir_file(&tmp, "tuning");
+    tmp_setup(state);
+    cache_file = tmp_file("tuning");
     setenv("PRETRAIN_CACHE", cache_file, 1);
     return 0;
 }
 
 static int remove_directory(void **state) {
-    (void)state;
     tuning_cache_close();
-    tmpdir_remove(&tmp);
-    return 0;
+    return tmp_teardown(state);
 }
 TestFixture test_each = {fresh_directory, remove_directory};
 
@@ -33,22 +27,6 @@ static int get_again(const char *key) {
     int value = -1;
     tuning_cache_close();
     return tuning_cache_get(key, &value, sizeof value) ? value : -1;
-}
-
-static char *read_text(size_t *size) {
-    char *text = calloc(1, 1 << 20);
-    FILE *f = fopen(cache_file, "rb");
-    assert_non_null(f);
-    *size = fread(text, 1, (1 << 20) - 1, f);
-    fclose(f);
-    return text;
-}
-
-static void write_text(const char *text, size_t size) {
-    FILE *f = fopen(cache_file, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, size, f), size);
-    fclose(f);
 }
 
 TEST(entries_survive_the_process_and_are_replaced) {
@@ -64,14 +42,14 @@ TEST(entries_survive_the_process_and_are_replaced) {
 TEST(a_truncated_file_loses_only_what_was_cut) {
     put("first", 1), put("second", 2), put("third", 3);
     size_t size;
-    char *text = read_text(&size);
+    char *text = (char *)read_bytes(cache_file, &size);
     for (size_t length = 0; length <= size; length++) {
-        write_text(text, length);
+        write_bytes(cache_file, text, length);
         const int found[] = {get_again("first"), get_again("second"), get_again("third")};
         for (int i = 0; i < 3; i++) assert_true(found[i] == i + 1 || found[i] == -1);
         if (length == size) assert_int_equal(found[0], 1);
     }
-    write_text(text, size / 2);
+    write_bytes(cache_file, text, size / 2);
     put("fourth", 4);
     assert_int_equal(get_again("third"), 3); // the newest stands first
     assert_int_equal(get_again("fourth"), 4);
@@ -81,10 +59,10 @@ TEST(a_truncated_file_loses_only_what_was_cut) {
 TEST(a_flipped_bit_spoils_one_line) {
     put("first", 1), put("second", 2), put("third", 3);
     size_t size;
-    char *text = read_text(&size);
+    char *text = (char *)read_bytes(cache_file, &size);
     for (size_t bit = 0; bit < 8 * size; bit++) {
         text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
-        write_text(text, size);
+        write_bytes(cache_file, text, size);
         const int found[] = {get_again("first"), get_again("second"), get_again("third")};
         int lost = 0;
         for (int i = 0; i < 3; i++) {
@@ -100,7 +78,7 @@ TEST(a_flipped_bit_spoils_one_line) {
 TEST(garbage_is_skipped) {
     put("good", 7);
     size_t size;
-    char *line = read_text(&size);
+    char *line = (char *)read_bytes(cache_file, &size);
     static const char empty_fields[] = {'\n', '\t', '\t', '\n', '\n', 0, '\n', '\t', '0', '0', '\n'};
     static char file[300000];
     size_t n = 0;
@@ -109,7 +87,7 @@ TEST(garbage_is_skipped) {
     for (int i = 0; i < 3000; i++) file[n++] = (char)(i * 7919 >> 3);
     file[n++] = '\n';
     memcpy(file + n, line, size), n += size;
-    write_text(file, n);
+    write_bytes(cache_file, file, n);
     assert_int_equal(get_again("good"), 7);
     free(line);
 }
@@ -150,14 +128,14 @@ TEST(a_file_that_cannot_be_used_is_no_error) {
 
 TEST(the_default_place_is_made) {
     unsetenv("PRETRAIN_CACHE");
-    setenv("XDG_CACHE_HOME", tmpdir_file(&tmp, "cache"), 1);
+    setenv("XDG_CACHE_HOME", tmp_file("cache"), 1);
     put("a", 1);
     assert_int_equal(get_again("a"), 1);
-    assert_int_equal(access(tmpdir_file(&tmp, "cache/pretrain.cu/tuning"), R_OK), 0);
+    assert_int_equal(access(tmp_file("cache/pretrain.cu/tuning"), R_OK), 0);
     setenv("XDG_CACHE_HOME", "relative", 1); // to be ignored
     setenv("HOME", tmp.path, 1);
     put("b", 2);
-    assert_int_equal(access(tmpdir_file(&tmp, ".cache/pretrain.cu/tuning"), R_OK), 0);
+    assert_int_equal(access(tmp_file(".cache/pretrain.cu/tuning"), R_OK), 0);
     unsetenv("HOME");
     assert_int_equal(get_again("b"), -1);
     put("c", 3);
@@ -199,7 +177,7 @@ TEST(processes_share_the_file) {
     for (int w = 0; w < WRITERS; w++) failed += waitpid(writers[w], &status, 0) != writers[w] || status != 0;
     assert_int_equal(failed, 0);
     size_t size;
-    char *text = read_text(&size), key[32];
+    char *text = (char *)read_bytes(cache_file, &size), key[32];
     int lines = 0, found = 0;
     for (size_t i = 0; i < size; i++) lines += text[i] == '\n';
     for (int w = 0; w < WRITERS; w++)

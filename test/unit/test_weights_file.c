@@ -5,11 +5,10 @@
 #include "llmc/store/huggingface.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
-#include "test/test.h"
 #include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 
-TestFixture test_each = {setup, teardown};
+TestFixture test_each = {setup, tmp_teardown};
 
 // C = 80 and max_T = 70 are no multiples of the transposition's tiles and strips.
 static const ModelConfig config = {.max_T = 70, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
@@ -90,12 +89,12 @@ static void write_shard(const char *path, Variant v, int shard) {
 static const char *shard_path(int shard, int shards) {
     char name[64];
     snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", shard + 1, shards);
-    return tmpdir_file(&tmp, name);
+    return tmp_file(name);
 }
 
 static void write_index(Variant v) {
     Parameter *table = parameter_table(&config);
-    FILE *f = fopen(tmpdir_file(&tmp, "model.safetensors.index.json"), "w");
+    FILE *f = fopen(tmp_file("model.safetensors.index.json"), "w");
     assert_non_null(f);
     fputs("{\"metadata\": {\"total_size\": 0}, \"weight_map\": {", f);
     const char *comma = "";
@@ -112,19 +111,19 @@ static void write_index(Variant v) {
 
 static const char *write_huggingface(Variant v) {
     char *text = huggingface_config_json(&config, v.dtype, -1);
-    write_bytes(tmpdir_file(&tmp, "config.json"), text, strlen(text));
+    write_bytes(tmp_file("config.json"), text, strlen(text));
     free(text);
     for (int shard = 0; shard < v.shards; shard++) write_shard(shard_path(shard, v.shards), v, shard);
     if (v.shards)
         write_index(v);
     else
-        write_shard(tmpdir_file(&tmp, "model.safetensors"), v, 0);
+        write_shard(tmp_file("model.safetensors"), v, 0);
     return tmp.path;
 }
 
 // An llm.c model; rows of padding hold 9, which no reader may hand out. Returns its path.
 static const char *write_llmc(int version) {
-    const char *path = tmpdir_file(&tmp, "model.bin");
+    const char *path = tmp_file("model.bin");
     int32_t header[256] = {20240326, version, 70, 130, 2, 4, 80, 256};
     Parameter *table = parameter_table(&config);
     FILE *f = fopen(path, "wb");
@@ -196,15 +195,15 @@ TEST(llmc_models_of_versions_3_and_5_are_read) {
     } while (0)
 
 TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
-    const char *file = tmpdir_file(&tmp, "file");
-    REFUSED(tmpdir_file(&tmp, "none"), "none: cannot open the model: No such file");
+    const char *file = tmp_file("file");
+    REFUSED(tmp_file("none"), "none: cannot open the model: No such file");
     REFUSED(tmp.path, "no config.json in it");
     int32_t shard[512] = {20240520, 1, 512};
     write_bytes(file, shard, sizeof shard);
     REFUSED(file, "not a model but a token shard");
     write_bytes(file, "", 0);
     REFUSED(file, "its first word is 0, expected 20240326");
-    const char *weights = tmpdir_file(&tmp, "w.safetensors");
+    const char *weights = tmp_file("w.safetensors");
     write_shard(weights, (Variant){.dtype = DTYPE_FP32}, 0);
     REFUSED(weights, "give the directory that holds this file");
 }
@@ -222,32 +221,32 @@ TEST(a_tensor_too_few_or_too_many_is_named) {
 
 TEST(a_directory_without_safetensors_says_what_to_do) {
     write_huggingface((Variant){.dtype = DTYPE_FP32});
-    unlink(tmpdir_file(&tmp, "model.safetensors"));
+    unlink(tmp_file("model.safetensors"));
     REFUSED(tmp.path, "no model.safetensors beside its config.json");
-    write_bytes(tmpdir_file(&tmp, "pytorch_model.bin"), "", 0);
+    write_bytes(tmp_file("pytorch_model.bin"), "", 0);
     REFUSED(tmp.path, "safe_serialization=True");
 }
 
 // The text of a file with one piece of it replaced.
 static void edit(const char *name, const char *from, const char *to) {
     size_t n;
-    unsigned char *text = read_bytes(tmpdir_file(&tmp, name), &n);
+    unsigned char *text = read_bytes(tmp_file(name), &n);
     text[n] = '\0';
     char edited[1 << 14], *at = strstr((char *)text, from);
     assert_non_null(at);
     int length =
         snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - (char *)text), (char *)text, to, at + strlen(from));
-    write_bytes(tmpdir_file(&tmp, name), edited, (size_t)length);
+    write_bytes(tmp_file(name), edited, (size_t)length);
     free(text);
 }
 
 // A directory of that shape whose weights take no room on the disk: a header, and a hole for the data.
 static void write_hole(const ModelConfig *shape) {
     char *text = huggingface_config_json(shape, DTYPE_FP32, 50256);
-    write_bytes(tmpdir_file(&tmp, "config.json"), text, strlen(text));
+    write_bytes(tmp_file("config.json"), text, strlen(text));
     free(text);
     Parameter *table = parameter_table(shape);
-    FILE *f = fopen(tmpdir_file(&tmp, "model.safetensors"), "w");
+    FILE *f = fopen(tmp_file("model.safetensors"), "w");
     long long end = 0;
     fprintf(f, "LENGTH__{");
     for (int i = 0; i < parameter_count(shape); i++) {
@@ -298,7 +297,7 @@ TEST(weights_in_several_files_are_read_by_their_index) {
     assert_reads_the_model(write_huggingface((Variant){.dtype = DTYPE_FP16, .extras = true, .shards = 2}), 7);
     assert_reads_the_model(write_huggingface((Variant){.dtype = DTYPE_FP32, .shards = 1}), 1000);
     write_huggingface((Variant){.dtype = DTYPE_FP32}); // one file beside the index: transformers takes that one
-    write_bytes(tmpdir_file(&tmp, INDEX), "rubbish", 7);
+    write_bytes(tmp_file(INDEX), "rubbish", 7);
     assert_reads_the_model(tmp.path, 1000);
 }
 
@@ -367,10 +366,10 @@ TEST(an_index_that_is_none_is_refused) {
     };
     write_huggingface(in_three);
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        write_bytes(tmpdir_file(&tmp, INDEX), texts[i].text, strlen(texts[i].text));
+        write_bytes(tmp_file(INDEX), texts[i].text, strlen(texts[i].text));
         REFUSED(tmp.path, texts[i].message);
     }
-    FILE *f = fopen(tmpdir_file(&tmp, INDEX), "w"); // more files than anybody has
+    FILE *f = fopen(tmp_file(INDEX), "w"); // more files than anybody has
     fputs("{\"weight_map\": {\"a\": \"a.safetensors\"", f);
     for (int i = 0; i < 1001; i++) fprintf(f, ", \"t%d\": \"%d.safetensors\"", i, i);
     fputs("}}", f);
@@ -382,23 +381,21 @@ TEST(tensors_of_another_type_are_refused_by_name_and_type) {
     static const char header[] = "\"transformer.wpe.weight\":{\"dtype\":\"F16\"";
     write_huggingface((Variant){.dtype = DTYPE_FP16, .prefix = true});
     size_t n;
-    unsigned char *bytes = read_bytes(tmpdir_file(&tmp, "model.safetensors"), &n);
+    unsigned char *bytes = read_bytes(tmp_file("model.safetensors"), &n);
     char *at = memmem(bytes, n, header, strlen(header));
     assert_non_null(at);
     at[strlen(header) - strlen("F16\"")] = 'I'; // as many bytes
-    write_bytes(tmpdir_file(&tmp, "model.safetensors"), bytes, n);
+    write_bytes(tmp_file("model.safetensors"), bytes, n);
     free(bytes);
     REFUSED(tmp.path, "model.safetensors: tensor transformer.wpe.weight is I16, only F32, F16 and BF16 are read");
 }
 
 // The config.json of the model with one piece of text replaced.
 static void edit_config(const char *from, const char *to) {
-    char *text = huggingface_config_json(&config, DTYPE_FP32, 0), edited[4096];
-    char *at = strstr(text, from);
-    assert_non_null(at);
-    int n = snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
-    write_bytes(tmpdir_file(&tmp, "config.json"), edited, (size_t)n);
+    char *text = huggingface_config_json(&config, DTYPE_FP32, 0);
+    write_text(tmp_file("config.json"), text);
     free(text);
+    replace_in_file(tmp_file("config.json"), from, to);
 }
 
 TEST(the_end_of_text_token_is_that_of_the_configuration) {
@@ -472,7 +469,7 @@ TEST(llmc_headers_that_do_not_fit_are_refused) {
         {6, 0, "channels"},
         {7, 130, "padded vocabulary 130, expected 256 (130 rounded up to a multiple of 128)"},
     };
-    const char *path = write_llmc(3), *edited = tmpdir_file(&tmp, "edited.bin");
+    const char *path = write_llmc(3), *edited = tmp_file("edited.bin");
     size_t n;
     unsigned char *good = read_bytes(path, &n), saved[4];
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
@@ -527,24 +524,24 @@ static void damage(const char *path, const char *where, const char *model, size_
 }
 
 TEST(damaged_llmc_models_are_read_or_refused_with_a_message) {
-    const char *edited = tmpdir_file(&tmp, "edited.bin");
+    const char *edited = tmp_file("edited.bin");
     damage(write_llmc(5), edited, edited, 32, 300);
 }
 
 TEST(damaged_configurations_are_read_or_refused_with_a_message) {
     write_huggingface((Variant){.dtype = DTYPE_BF16, .prefix = true});
-    const char *path = tmpdir_file(&tmp, "config.json");
+    const char *path = tmp_file("config.json");
     damage(path, path, tmp.path, SIZE_MAX, 3000);
 }
 
 TEST(damaged_indices_are_read_or_refused_with_a_message) {
     write_huggingface(in_three);
-    const char *path = tmpdir_file(&tmp, INDEX);
+    const char *path = tmp_file(INDEX);
     damage(path, path, tmp.path, SIZE_MAX, 1000);
 }
 
 TEST(damaged_weights_are_read_or_refused_with_a_message) {
     write_huggingface((Variant){.dtype = DTYPE_BF16, .prefix = true, .extras = true});
-    const char *path = tmpdir_file(&tmp, "model.safetensors");
+    const char *path = tmp_file("model.safetensors");
     damage(path, path, tmp.path, 2500, 300);
 }

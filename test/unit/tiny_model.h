@@ -3,9 +3,7 @@
 #pragma once
 #include "llmc/base/rng.h"
 #include "llmc/model/gpt2.h"
-
-#include <stdlib.h>
-#include <string.h>
+#include "test/test.h"
 
 enum { TINY_C = 64, TINY_L = 2, TINY_STREAM = 4711 };
 

@@ -3,8 +3,7 @@
 #pragma once
 #include "llmc/tokens/bpe_alphabet.h"
 #include "llmc/tokens/tokenizer.h"
-#include "mutate.h"
-#include "tmpdir.h"
+#include "test/fixture.h"
 
 #include <string.h>
 
