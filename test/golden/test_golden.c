@@ -164,7 +164,6 @@ static void micro_step(Gpt2 *model, int step) {
 
 // The decoder from prompts of every length, and token by token from one: row t of the logits each time.
 OP_TEST(logits_agree_with_pytorch) {
-    DType dtype = op_dtype(state);
     Gpt2 *model = load_model(dtype);
     int64_t V = golden.config.V, n;
     double *want = expected("", "logits", &n), *got = malloc((size_t)n * sizeof *got);
@@ -190,7 +189,6 @@ OP_TEST(logits_agree_with_pytorch) {
 }
 
 OP_TEST(losses_agree_with_pytorch) {
-    DType dtype = op_dtype(state);
     Gpt2 *model = load_model(dtype);
     int64_t n;
     double *want = expected("", "losses", &n), sums[B];
@@ -208,7 +206,6 @@ OP_TEST(losses_agree_with_pytorch) {
 }
 
 OP_TEST(every_gradient_agrees_with_pytorch) {
-    DType dtype = op_dtype(state);
     Gpt2 *model = load_model(dtype);
     micro_step(model, 0);
     for (int i = 0; i < golden.count; i++) {
@@ -266,7 +263,6 @@ static void check_final_weights(const Gpt2 *model, double tolerance) {
 }
 
 OP_TEST(ten_adamw_steps_agree_with_pytorch) {
-    DType dtype = op_dtype(state);
     Limits limits = limits_of(dtype);
     Gpt2 *model = load_model(dtype);
     Optimizer *optimizer = make_optimizer(model);

@@ -15,26 +15,22 @@ static const HeadsShape cases[] = {
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
 OP_TEST(attention_forward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) attention_forward_case(&cases[i], dtype, 1.0, 1.0);
 }
 
 // Scores of size 5^2 * sqrt(HS) / sqrt(HS) = 25, up to 100: exp overflows in fp32 without the running maximum. A
 // relative error of 2^-24 in a score of 100 is 6e-6 in its exponential, so the fp32 tolerance is doubled.
 OP_TEST(large_scores_do_not_overflow) {
-    DType dtype = op_dtype(state);
     attention_forward_case(&cases[3], dtype, 5.0, 2.0);
     attention_forward_case(&cases[8], dtype, 5.0, 2.0);
 }
 
 OP_TEST(attention_backward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) attention_backward_case(&cases[i], dtype);
 }
 
 // Twice the same inputs, into memory that held something else.
 OP_TEST(attention_gives_the_same_bits_again) {
-    DType dtype = op_dtype(state);
     const HeadsShape *c = &(const HeadsShape){2, 150, 192, 3};
     attention_begin(c, dtype, "attention");
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, 3 * c->C), 1.0);

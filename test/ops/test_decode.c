@@ -64,7 +64,6 @@ static void store_case(const struct Case *c, DType dtype) {
 }
 
 OP_TEST(prompts_are_stored_where_they_belong_and_nothing_else_changes) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) store_case(&cases[i], dtype);
 }
 
@@ -82,11 +81,10 @@ static void decode_case(const struct Case *c, DType dtype, double scale, double 
 }
 
 OP_TEST(attention_decode_matches) {
-    for (int i = 0; i < NUM_CASES; i++) decode_case(&cases[i], op_dtype(state), 1.0, 1.0);
+    for (int i = 0; i < NUM_CASES; i++) decode_case(&cases[i], dtype, 1.0, 1.0);
 }
 
 OP_TEST(slices_of_tensors_match) {
-    DType dtype = op_dtype(state);
     for (int i = 4; i < 7; i++) {
         op_begin_tensors_at(8);
         store_case(&cases[i], dtype);
@@ -98,15 +96,14 @@ OP_TEST(slices_of_tensors_match) {
 // Scores of size 5^2 * sqrt(HS) / sqrt(HS) = 25, up to 100: exp overflows in fp32 without the maximum. A relative error
 // of 2^-24 in a score of 100 is 6e-6 in its exponential, so the fp32 tolerance is doubled.
 OP_TEST(large_scores_do_not_overflow) {
-    decode_case(&cases[5], op_dtype(state), 5.0, 2.0);
-    decode_case(&cases[7], op_dtype(state), 5.0, 2.0);
+    decode_case(&cases[5], dtype, 5.0, 2.0);
+    decode_case(&cases[7], dtype, 5.0, 2.0);
 }
 
 // Equal scores of 152, whose exponentials no float can hold, in five chunks: the average of the values. The terms of
 // that are exact, and 300 of them are added.
 OP_TEST(chunks_of_large_equal_scores_are_averaged) {
     const struct Case *c = &cases[7];
-    const DType dtype = op_dtype(state);
     begin(c, dtype, "attention_decode of equal scores");
     OpTensor cache = partly_filled_cache(c, dtype, "cache", c->position, 1.0);
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, 3 * c->C), 1.0);
@@ -124,7 +121,6 @@ OP_TEST(chunks_of_large_equal_scores_are_averaged) {
 // One query after the other is what attention_forward computes at once. Both round the result once, 16-bit
 // probabilities in attention_forward add one more: the tolerance of an op on either side.
 OP_TEST(decoding_token_by_token_is_causal_attention) {
-    DType dtype = op_dtype(state);
     const struct Case c = {2, 128, 2, 80, 79};
     const int64_t T = c.maxT;
     begin(&c, dtype, "attention_decode after attention_forward");
@@ -169,7 +165,6 @@ static OpTensor decode_last(const struct Case *c, OpTensor cache, OpTensor qkv, 
 }
 
 OP_TEST(a_sequence_has_the_same_bits_alone_beside_others_and_in_a_longer_cache) {
-    DType dtype = op_dtype(state);
     const struct Case c = {3, 128, 2, 150, 140}, largest = {3, 128, 2, 333, 140};
     begin(&largest, dtype, "attention_decode in any company");
     OpTensor cache = partly_filled_cache(&c, dtype, "cache", c.position, 1.0);

@@ -14,12 +14,10 @@ static const EmbeddingShape cases[] = {
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
 OP_TEST(embedding_forward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) embedding_forward_case(&cases[i], dtype);
 }
 
 OP_TEST(embedding_backward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) {
         for (int accumulate = 0; accumulate <= 1; accumulate++) {
             embedding_backward_case(&cases[i], dtype, DTYPE_FP32, accumulate);
@@ -29,7 +27,6 @@ OP_TEST(embedding_backward_matches) {
 }
 
 OP_TEST(slices_of_tensors_match) {
-    DType dtype = op_dtype(state);
     for (int i = 1; i < 4; i++) {
         op_begin_tensors_at(8);
         embedding_forward_case(&cases[i], dtype);

@@ -12,13 +12,10 @@ static const struct Size { int64_t N, K; } sizes[] = {{16, 16}, {48, 80}, {176, 
 enum { NUM_SIZES = sizeof sizes / sizeof *sizes };
 static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
 
-static DType fp8_dtype(void **state) {
-    const DType dtype = op_dtype(state);
-    if (!device_facts()->supports[DTYPE_E4M3]) {
-        print_message("the device has no fp8\n");
-        skip();
-    }
-    return dtype;
+static void need_fp8(void) {
+    if (device_facts()->supports[DTYPE_E4M3]) return;
+    print_message("the device has no fp8\n");
+    skip();
 }
 
 static void begin(int64_t N, int64_t K, DType dtype, const char *what, DType format) {
@@ -79,7 +76,7 @@ static void quantize_case(DType dtype, DType format, struct Size s, double size,
 }
 
 OP_TEST(a_tensor_is_quantised_by_its_own_amax_bit_for_bit) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     const Fp8Slot none = {0};
     for (int f = 0; f < 2; f++)
         for (int i = 0; i < NUM_SIZES; i++)
@@ -106,7 +103,7 @@ static void hard_bits(void *bits, int64_t n, DType dtype, DType format) {
 }
 
 OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     enum { N = 256 };
     Fp8Slot one = {.scale = 1.0f, .inverse = 1.0f, .history = {1.0f}};
     for (int f = 0; f < 2; f++) {
@@ -126,7 +123,7 @@ OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates) {
 // The history says 1, or 0.01, when values reach 4: the scale fits with its factor of 2 to spare, saturates, or wastes
 // range. Then an amax of an earlier micro-step, smaller or larger than this one's.
 OP_TEST(delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     const double before[] = {1.0, 0.01, 100.0};
     for (int f = 0; f < 2; f++) {
         for (int i = 0; i < 3; i++) {
@@ -139,7 +136,7 @@ OP_TEST(delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax) {
 
 // A slot without history has the scale of each tensor that comes, in every micro-step of the first step.
 OP_TEST(delayed_scaling_begins_with_current_scaling) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     Fp8Slot slot = {0};
     quantize_case(dtype, DTYPE_E5M2, sizes[1], 1.0, slot, FP8_DELAYED, 3);
     fp8_slot_record(&slot, 1000.0f, DTYPE_E5M2, true);
@@ -147,7 +144,7 @@ OP_TEST(delayed_scaling_begins_with_current_scaling) {
 }
 
 OP_TEST(kept_scales_give_the_same_values_once_more) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     for (int f = 0; f < 2; f++) {
         Fp8Slot slot = slot_of_history(1.5, formats[f]);
         slot.amax = 0.25f;
@@ -156,7 +153,7 @@ OP_TEST(kept_scales_give_the_same_values_once_more) {
 }
 
 OP_TEST(zeros_are_quantised_with_scale_1) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     const Fp8Slot none = {0};
     for (int f = 0; f < 2; f++) {
         quantize_case(dtype, formats[f], sizes[1], 0.0, none, FP8_CURRENT, 3);
@@ -166,7 +163,7 @@ OP_TEST(zeros_are_quantised_with_scale_1) {
 
 // Magnitudes at the ends of what the scale can do: 2^-100 is beyond it, and so is 2^100. (fp16 has neither.)
 OP_TEST(very_small_and_very_large_tensors_keep_a_finite_scale) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     const Fp8Slot none = {0};
     if (dtype == DTYPE_FP16) {
         print_message("fp16 has no numbers so small and so large\n");
@@ -180,7 +177,7 @@ OP_TEST(very_small_and_very_large_tensors_keep_a_finite_scale) {
 
 // The finite check of the step must find them: they come out of the product as NaN, in the row that has them.
 OP_TEST(inf_and_nan_come_out_of_a_product_as_nan) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     enum { N = 48, K = 80, OC = 32 };
     const double bad[] = {INFINITY, -INFINITY, NAN};
     for (int i = 0; i < 12; i++) {
@@ -241,7 +238,7 @@ static void matmul_case(DType dtype, struct Product p, int64_t M, int64_t N, int
 }
 
 OP_TEST(products_of_fp8_tensors_match) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     static const int64_t shapes[][3] = {{16, 16, 16}, {48, 80, 112}, {176, 48, 208}, {272, 144, 96}, {64, 192, 64}};
     const struct Product products[] = {
         {DTYPE_E4M3, DTYPE_E4M3, dtype, true, false},      {DTYPE_E4M3, DTYPE_E4M3, dtype, false, false},
@@ -255,7 +252,7 @@ OP_TEST(products_of_fp8_tensors_match) {
 
 // 256 codes as a (16,16), times a matrix of ones on the diagonal: the values themselves, without any error.
 OP_TEST_BF16(every_code_means_its_number) {
-    (void)fp8_dtype(state);
+    need_fp8();
     enum { N = 16 };
     const Fp8Slot half = {.scale = 0.5f, .inverse = 2.0f}, eight = {.scale = 8.0f, .inverse = 0.125f};
     for (int f = 0; f < 2; f++) {
@@ -281,7 +278,7 @@ OP_TEST_BF16(every_code_means_its_number) {
 
 // More than a block of rows, of columns and of depth of any backend.
 OP_TEST(a_large_product_matches_and_has_the_same_bits_twice) {
-    const DType dtype = fp8_dtype(state);
+    need_fp8();
     enum { M = 1104, N = 1616, K = 16 };
     Fp8Slot a_slot, b_slot;
     begin(N, N, dtype, "a large product", DTYPE_E4M3);
@@ -302,7 +299,7 @@ OP_TEST(a_large_product_matches_and_has_the_same_bits_twice) {
 
 // 40 steps: the ring goes round twice, with amax that rises, falls, is zero, inf and nan.
 OP_TEST_BF16(the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen) {
-    (void)fp8_dtype(state);
+    need_fp8();
     enum { SLOTS = 5, STEPS = 40 };
     begin(16, 16, DTYPE_FP32, "forty steps", DTYPE_E4M3);
     Fp8Slot want[SLOTS] = {{0}};
@@ -326,7 +323,6 @@ OP_TEST_BF16(the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen) 
 // ------------------------------------------------------------------------------------------ what a product does not do
 
 OP_TEST(gelu_backward_matches_also_in_place) {
-    const DType dtype = op_dtype(state);
     const int64_t counts[] = {16, 70000};
     for (int i = 0; i < 2; i++) {
         begin(counts[i], 16, dtype, "gelu_backward", DTYPE_E5M2);
@@ -353,7 +349,6 @@ static void bias_case(DType dtype, DType grad, struct Size s, bool accumulate) {
 }
 
 OP_TEST(bias_backward_matches) {
-    const DType dtype = op_dtype(state);
     const struct Size odd[] = {{1, 7}, {33, 100}, {300, 272}};
     for (int i = 0; i < 3; i++) {
         for (int accumulate = 0; accumulate < 2; accumulate++) {

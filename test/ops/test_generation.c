@@ -76,7 +76,6 @@ static void assert_same_logits(const float *a, const float *b, int rows) {
 // --------------------------------------------------------------------------------------------------------------- tests
 
 OP_TEST(every_position_has_the_logits_of_the_specification) {
-    const DType dtype = op_dtype(state);
     Gpt2 *model = make_model(dtype, false, 1, S);
     double *want = specified_logits(model);
     float logits[S * V];
@@ -105,7 +104,6 @@ static bool rows_are_computed_alike(void) {
 
 OP_TEST(a_sequence_has_the_same_bits_alone_and_beside_others) {
     enum { PROMPT = 40, GROWN = 6 };
-    const DType dtype = op_dtype(state);
     if (!rows_are_computed_alike()) {
         print_message("the library chooses how it multiplies by the number of rows\n");
         skip();
@@ -128,7 +126,6 @@ OP_TEST(a_sequence_has_the_same_bits_alone_and_beside_others) {
 // Samples of one prompt: it is read once, and they part when their tokens do.
 OP_TEST(sequences_with_one_prompt_are_alike_until_their_tokens_differ) {
     enum { PROMPT = 37 };
-    const DType dtype = op_dtype(state);
     Gpt2 *model = make_model(dtype, false, 1, S);
     int32_t prompts[S * PROMPT];
     float logits[S * V], first[V];
@@ -158,7 +155,6 @@ static uint64_t micro_step(Gpt2 *model) {
 }
 
 OP_TEST(training_and_decoding_share_memory_and_do_not_see_each_other) {
-    const DType dtype = op_dtype(state);
     float logits[2][2 * V], expected[2][2 * V];
     Gpt2 *model = make_model(dtype, false, 1, 2); // never trains
     start(model, 0, 2, 50, expected[0]);
@@ -185,7 +181,6 @@ OP_TEST(training_and_decoding_share_memory_and_do_not_see_each_other) {
 }
 
 OP_TEST(an_evaluation_ends_what_was_begun_and_takes_nothing_along) {
-    const DType dtype = op_dtype(state);
     Gpt2 *model = make_model(dtype, false, S, S);
     float before[S * V], after[S * V];
     gpt2_load_batch(model, windows, S, sizeof *windows);

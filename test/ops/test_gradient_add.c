@@ -19,7 +19,6 @@ static Tensor control_at(uint32_t micro_steps) {
 
 // One element; less than a vector; no multiple of anything; more than one task; a matrix.
 OP_TEST(gradient_add_gives_the_bits_of_the_specification) {
-    const DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 7, 130, 4099, 70001};
     for (int i = 0; i < 5; i++) gradient_add_case(dtype, sizes[i], i, i == 4 ? 0x80000001u : (uint32_t)(3 * i));
     op_begin_tensors_at(8);
@@ -28,7 +27,6 @@ OP_TEST(gradient_add_gives_the_bits_of_the_specification) {
 
 // fp32 values around every power of two of a wide range, exact ones and ones beyond the largest of the dtype.
 OP_TEST(every_size_of_number_is_rounded_to_a_neighbour) {
-    const DType dtype = op_dtype(state);
     enum { N = 4096 };
     op_begin(shape(dtype), "gradient_add of numbers of all sizes");
     OpTensor src = op_input(DTYPE_FP32, "src", DIMS(N), 1.0), dst = op_output(dtype, "dst", DIMS(N));
@@ -72,7 +70,6 @@ static void round_many(DType dtype, double fraction, uint64_t seed, int stream, 
 }
 
 OP_TEST(the_rounding_is_unbiased) {
-    const DType dtype = op_dtype(state);
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double values[NUM_ROUNDED];
     static const double fractions[] = {0.0625, 0.3, 0.5, 0.9};
@@ -85,7 +82,6 @@ OP_TEST(the_rounding_is_unbiased) {
 }
 
 OP_TEST(seed_parameter_and_micro_step_name_the_bits) {
-    const DType dtype = op_dtype(state);
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double first[NUM_ROUNDED], second[NUM_ROUNDED];
     round_many(dtype, 0.5, 1, 2, 3, first);
@@ -190,7 +186,6 @@ static Errors sum_of_64(DType dtype, Kind kind) {
 // them has crossed a power of two and the other has not: a tenth covers it. To the nearest, gradients that
 // are smaller than half a step of a sum are lost each time, and no mean brings them back.
 OP_TEST(the_error_of_64_sums_is_chance_without_bias) {
-    const DType dtype = op_dtype(state);
     const bool table = getenv("TEST_TABLE") != NULL;
     for (Kind kind = EQUAL; kind < NUM_KINDS; kind++) {
         const Errors e = sum_of_64(dtype, kind);

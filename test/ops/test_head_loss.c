@@ -11,19 +11,16 @@ static const HeadLossShape cases[] = {
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
 OP_TEST(head_loss_forward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) head_loss_forward_case(&cases[i], dtype, 1.0);
 }
 
 // Logits of size 60, up to 200 and more: exp overflows in fp32 without the maximum taken out.
 OP_TEST(large_logits_do_not_overflow) {
-    DType dtype = op_dtype(state);
     head_loss_forward_case(&cases[1], dtype, 60.0);
     head_loss_forward_case(&cases[6], dtype, 60.0);
 }
 
 OP_TEST(head_loss_backward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) {
         for (int flags = 0; flags < 4; flags++) {
             float loss_scale = flags & 2 ? 16.0f : 1.0f;
@@ -39,7 +36,6 @@ static const HeadLossShape large[] = {
 enum { NUM_LARGE = sizeof large / sizeof *large };
 
 OP_TEST(head_loss_of_large_vocabularies_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_LARGE; i++) {
         head_loss_forward_case(&large[i], dtype, 1.0);
         head_loss_backward_case(&large[i], dtype, DTYPE_FP32, false, 16.0f);
@@ -58,13 +54,11 @@ static void same_losses(const HeadLossShape *c, DType dtype) {
 }
 
 OP_TEST(head_loss_forward_and_backward_give_the_same_losses) {
-    DType dtype = op_dtype(state);
     same_losses(&cases[1], dtype);
     for (int i = 0; i < NUM_LARGE; i++) same_losses(&large[i], dtype);
 }
 
 OP_TEST(slices_of_tensors_match) {
-    DType dtype = op_dtype(state);
     for (int i = 1; i < 4; i++) {
         op_begin_tensors_at(8);
         head_loss_forward_case(&cases[i], dtype, 1.0);

@@ -13,12 +13,10 @@ static const RowsShape cases[] = {{1, 24},   {3, 40},   {13, 64},  {7, 21},   {6
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
 OP_TEST(layernorm_forward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) layernorm_forward_case(&cases[i], dtype);
 }
 
 OP_TEST(residual_layernorm_forward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) {
         residual_layernorm_case(&cases[i], dtype, false);
         residual_layernorm_case(&cases[i], dtype, true);
@@ -26,7 +24,6 @@ OP_TEST(residual_layernorm_forward_matches) {
 }
 
 OP_TEST(constant_rows_give_the_bias) {
-    DType dtype = op_dtype(state);
     RowsShape c = {5, 40};
     layernorm_begin(&c, dtype, "layernorm_forward of constant rows");
     OpTensor in = op_input(dtype, "in", DIMS(c.N, c.C), 1.0);
@@ -44,7 +41,6 @@ OP_TEST(constant_rows_give_the_bias) {
 }
 
 OP_TEST(layernorm_backward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) {
         for (int flags = 0; flags < 4; flags++) {
             layernorm_backward_case(&cases[i], dtype, DTYPE_FP32, flags & 1, flags & 2);
@@ -54,7 +50,6 @@ OP_TEST(layernorm_backward_matches) {
 }
 
 OP_TEST(slices_of_tensors_match) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < 3; i++) {
         op_begin_tensors_at(8);
         layernorm_forward_case(&cases[i], dtype);

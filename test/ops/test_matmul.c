@@ -10,7 +10,6 @@ static const MatmulShape cases[] = {{1, 24, 40}, {13, 40, 24},    {65, 64, 192},
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
 OP_TEST(matmul_forward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < 2 * NUM_CASES; i++) matmul_forward_case(&cases[i / 2], dtype, i % 2);
 }
 
@@ -19,7 +18,6 @@ OP_TEST(matmul_forward_matches) {
 // there are (a GPU's library may choose by that), each row has the bits it has alone.
 OP_TEST(matmul_forward_of_few_rows_matches) {
     static const MatmulShape few[] = {{1, 768, 70}, {2, 31, 5}, {5, 70, 33}, {8, 96, 16}, {16, 65, 17}, {17, 64, 20}};
-    DType dtype = op_dtype(state);
     const bool alike = strcmp(device_facts()->backend, "cpu") == 0 || sim_set_schedule != NULL;
     for (int i = 0; i < 6; i++) {
         const MatmulShape *c = &few[i];
@@ -39,27 +37,22 @@ OP_TEST(matmul_forward_of_few_rows_matches) {
 }
 
 OP_TEST(matmul_gelu_forward_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) matmul_gelu_forward_case(&cases[i], dtype, false);
 }
 
 OP_TEST(gelu_forward_repeats_the_bits_of_matmul_gelu_forward) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) matmul_gelu_forward_case(&cases[i], dtype, true);
 }
 
 OP_TEST(matmul_backward_input_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) matmul_backward_input_case(&cases[i], dtype);
 }
 
 OP_TEST(matmul_gelu_backward_input_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) matmul_gelu_backward_input_case(&cases[i], dtype);
 }
 
 OP_TEST(matmul_backward_weight_matches) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_CASES; i++) {
         for (int flags = 0; flags < 4; flags++) {
             matmul_backward_weight_case(&cases[i], dtype, DTYPE_FP32, flags & 1, flags & 2);
@@ -70,7 +63,6 @@ OP_TEST(matmul_backward_weight_matches) {
 
 // Slices of rows, as chunks of the head take them: operands that begin at any element, here at the second row.
 OP_TEST(rows_that_begin_anywhere_give_the_same_values) {
-    DType dtype = op_dtype(state);
     static const MatmulShape slices[] = {{12, 21, 63}, {9, 24, 40}, {17, 33, 1}};
     for (int i = 0; i < 3; i++) {
         const MatmulShape *c = &slices[i];
@@ -100,7 +92,6 @@ OP_TEST(rows_that_begin_anywhere_give_the_same_values) {
 
 // Where tanh saturates, x^2 sech^2 is infinity times zero and exp(2u) overflows for careless formulas.
 OP_TEST(gelu_and_its_derivative_hold_far_from_zero) {
-    DType dtype = op_dtype(state);
     static const double far[] = {0.0, -0.0, 3.0, -3.0, 5.0, -5.0, 10.0, -10.0, 30.0, -30.0, 1000.0, -1000.0, 30000.0};
     MatmulShape c = {1, 64, 64};
     matmul_begin(&c, dtype, "gelu far from zero");

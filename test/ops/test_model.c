@@ -67,7 +67,7 @@ static void check_same(Gpt2Options options, Digests kept) {
 
 // Every set in some block beside two other ones, in each dtype in another; and the levels as they are.
 OP_TEST(every_set_of_ops_gives_the_same_bits) {
-    Gpt2Options options = model_options(op_dtype(state), true, 1, 0);
+    Gpt2Options options = model_options(dtype, true, 1, 0);
     const Digests kept = digests_of(options);
     for (int first = 0; first <= AGAIN_BLOCK; first += L) {
         recompute_mixed(&options, first);
@@ -80,7 +80,7 @@ OP_TEST(every_set_of_ops_gives_the_same_bits) {
 }
 
 OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
-    Gpt2Options options = model_options(op_dtype(state), true, 1, 0);
+    Gpt2Options options = model_options(dtype, true, 1, 0);
     options.gradients_in_dtype = true;
     const Digests kept = digests_of(options);
     const char *const sets[] = {"1", "2", "3", "fc+qkv", "layernorm+attention", "fc+qkvx1,3x1,attproj"};
@@ -103,7 +103,6 @@ static double sum_of(Tensor t) {
 // The sums are the same up to the order of summation and, below fp32, up to matmuls that were cut differently for
 // another number of rows: the tolerance of one op. Gradients themselves are summed in fp32.
 OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
-    DType dtype = op_dtype(state);
     double *once[MAX_TENSORS];
     Gpt2 *model = make_model(dtype, true, B, 0);
     int count = gpt2_num_tensors(model);
@@ -138,7 +137,6 @@ static void micro_step(Gpt2 *model, int number, bool first) {
 // What stands there after each micro-step is the specification's sum of what stood there and of the gradient that the
 // micro-step alone gives in fp32: nothing else is rounded. The bits go on from step to step.
 OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
-    const DType dtype = op_dtype(state);
     Gpt2Options options = model_options(dtype, true, 1, 0);
     Gpt2 *alone = make_model_of(options);
     options.gradients_in_dtype = true;
@@ -171,7 +169,6 @@ OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
 }
 
 OP_TEST(a_model_for_forward_only_gives_the_losses_of_training) {
-    DType dtype = op_dtype(state);
     Gpt2 *model = make_model(dtype, true, B, 0);
     run_step(model, B);
     uint64_t trained = digest_of(gpt2_sequence_losses(model));

@@ -139,7 +139,6 @@ static void directions_match(DType dtype, DType grad_dtype) {
 }
 
 OP_TEST(directions_are_those_of_the_iteration_in_fp64) {
-    const DType dtype = op_dtype(state);
     directions_match(dtype, DTYPE_FP32);
     if (dtype != DTYPE_FP32) directions_match(dtype, dtype);
 }
@@ -174,7 +173,6 @@ static double iterated(double s) {
 // and Pastur found, so after division by the norm all are between 0.06 and 0.3 for 40 of them: where the polynomial,
 // five times applied, gives 0.68 .. 1.14 (asserted here). Rounding to 16 bits moves singular values by a few 2^-8.
 OP_TEST(singular_values_come_close_to_one) {
-    const DType dtype = op_dtype(state);
     static double gram[SIDE * SIDE], values[SIDE];
     for (double s = 0.06; s < 0.3; s += 1e-4) assert_true(iterated(s) > 0.68 && iterated(s) < 1.14);
     Case c;
@@ -196,7 +194,6 @@ OP_TEST(singular_values_come_close_to_one) {
 
 // Three matrices that stand in one tensor are orthogonalised each by itself: a large one takes nothing from the others.
 OP_TEST(stacked_matrices_are_apart) {
-    const DType dtype = op_dtype(state);
     Case c;
     make_case(&c, dtype, DTYPE_FP32, "stacked matrices");
     for (int64_t e = 0; e < SIDE * SIDE; e++) c.grad[4].v[e] *= 1000, c.m[4].v[e] *= 1000;
@@ -212,7 +209,6 @@ OP_TEST(stacked_matrices_are_apart) {
 }
 
 OP_TEST(a_skipped_step_leaves_momentum_and_weights) {
-    const DType dtype = op_dtype(state);
     Case c;
     make_case(&c, dtype, DTYPE_FP32, "a skipped step");
     c.grad[0].v[7] = (double)NAN, c.grad[3].v[0] = (double)INFINITY;
@@ -232,7 +228,6 @@ OP_TEST(a_skipped_step_leaves_momentum_and_weights) {
 
 // A gradient of zeros has no direction: the result is 0, not NaN.
 OP_TEST(a_gradient_of_zeros_stays_zero) {
-    const DType dtype = op_dtype(state);
     Case c;
     make_case(&c, dtype, DTYPE_FP32, "zeros");
     memset(c.grad[3].v, 0, SIDE * SIDE * sizeof(double));

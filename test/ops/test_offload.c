@@ -59,7 +59,6 @@ static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
 }
 
 OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
-    const DType dtype = op_dtype(state);
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Error err;
         if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;
@@ -87,7 +86,6 @@ OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
 
 // Each element of each parameter in one slice, in order; slices of a chunk inside one part of the buffer, apart.
 OP_TEST(slices_cover_every_parameter_once) {
-    const DType dtype = op_dtype(state);
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Error err;
         if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;

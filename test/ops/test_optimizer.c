@@ -17,15 +17,14 @@ static OpsShape shape(DType dtype) {
 // The last tensor has more parts than a warp has lanes.
 OP_TEST(gradient_sumsq_matches) {
     static const int64_t large[] = {3, 600001};
-    sumsq_case(op_dtype(state), sizes, NUM_TENSORS);
+    sumsq_case(dtype, sizes, NUM_TENSORS);
     op_begin_tensors_at(8);
-    sumsq_case(op_dtype(state), sizes, NUM_TENSORS);
-    sumsq_case(op_dtype(state), large, 2);
+    sumsq_case(dtype, sizes, NUM_TENSORS);
+    sumsq_case(dtype, large, 2);
 }
 
 // Gradients of two dtypes in one call, as models with fp32 gradients of some tensors have them.
 OP_TEST(gradient_sumsq_of_both_dtypes_matches) {
-    DType dtype = op_dtype(state);
     op_begin(shape(dtype), "gradient_sumsq of both dtypes");
     Tensor grads[NUM_TENSORS];
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_TENSORS));
@@ -49,7 +48,6 @@ static int64_t slices_size(void) {
 }
 
 OP_TEST(gradient_sumsq_of_many_unaligned_tensors_matches) {
-    DType dtype = op_dtype(state);
     OpsShape s = shape(dtype);
     s.num_tensors = NUM_SLICES;
     op_begin(s, "gradient_sumsq of slices");
@@ -67,7 +65,6 @@ OP_TEST(gradient_sumsq_of_many_unaligned_tensors_matches) {
 
 // The bad element is the first, the last, or in the middle of a tensor; the other entries are as before.
 OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only) {
-    DType dtype = op_dtype(state);
     static const float bad[3] = {INFINITY, -INFINITY, NAN};
     for (int which = 0; which < NUM_TENSORS; which++) {
         op_begin(shape(dtype), "gradient_sumsq with tensor %d not finite", which);

@@ -56,7 +56,6 @@ static ParameterSpec adafactor_spec(DType dtype, DType grad, Keep keep, int64_t 
 }
 
 OP_TEST(adafactor_matches_in_all_shapes) {
-    DType dtype = op_dtype(state);
     for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++)
         for (int same = 0; same < (dtype == DTYPE_FP32 ? 1 : 2); same++)
             for (int half = 0; half < 2; half++) {
@@ -79,7 +78,6 @@ OP_TEST(adafactor_matches_in_all_shapes) {
 }
 
 OP_TEST(adafactor_of_a_large_matrix_matches) {
-    DType dtype = op_dtype(state);
     enum { ROWS = 1030 };
     for (int i = 0; i < 3; i++) { // rows that begin anywhere, rows of whole vectors in two tiles, and these as slices
         const int cols = i == 0 ? 97 : 200;
@@ -94,7 +92,6 @@ OP_TEST(adafactor_of_a_large_matrix_matches) {
 // What pads the vocabulary has no gradient, and changes nothing: u, rms and with them the update are those of the
 // matrix without it.
 OP_TEST(padding_does_not_count) {
-    DType dtype = op_dtype(state);
     enum { USED = 257, ROWS = 384, COLS = 20 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %d rows, %d of them padding", ROWS, ROWS - USED);
     Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
@@ -116,7 +113,6 @@ OP_TEST(padding_does_not_count) {
 
 // The update is u / rms where rms is above 1: as long as the statistics lag behind gradients that grew.
 OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
-    DType dtype = op_dtype(state);
     op_begin(optimizer_shape(dtype, 1, 64 * 64), "gradients that grow a hundredfold");
     Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, 64, 64));
     Tensor control = control_with(1.0f, SKIP_NONE);
@@ -138,7 +134,6 @@ OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
 // Rows and columns without any gradient: only the 1e-30 keeps 0 / 0 away, in a place where a product of a row and a
 // column is far below the range of fp32.
 OP_TEST(rows_and_columns_of_zeros_do_not_move) {
-    DType dtype = op_dtype(state);
     enum { ROWS = 40, COLS = 50 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor with zero gradients");
     Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
@@ -191,7 +186,6 @@ static void momentum_case(DType dtype, DType grad, DType state) {
 }
 
 OP_TEST(momentum_update_matches_with_every_state) {
-    DType dtype = op_dtype(state);
     static const DType states[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_U8};
     for (int i = 0; i < 3; i++) {
         momentum_case(dtype, DTYPE_FP32, states[i]);
@@ -203,7 +197,6 @@ OP_TEST(momentum_update_matches_with_every_state) {
 
 // Both ops go through the whole array and touch what is theirs.
 OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {
-    DType dtype = op_dtype(state);
     static const UpdateRule rules[] = {RULE_ADAMW, RULE_ADAFACTOR, RULE_DIRECTION, RULE_ADAFACTOR, RULE_SGD};
     enum { N = 5 };
     op_begin(optimizer_shape(dtype, N, 64 * 33 + 64), "mixed rules");

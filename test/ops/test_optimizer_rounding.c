@@ -51,7 +51,6 @@ static int64_t round_many(DType dtype, double fraction, UpdateParams p, double *
 }
 
 OP_TEST(stochastic_rounding_is_unbiased) {
-    DType dtype = op_dtype(state);
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double values[NUM_ROUNDED];
     UpdateParams p = without_memory();
@@ -61,7 +60,6 @@ OP_TEST(stochastic_rounding_is_unbiased) {
 }
 
 OP_TEST(stochastic_rounding_depends_on_seed_and_step_alone) {
-    DType dtype = op_dtype(state);
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double first[NUM_ROUNDED], second[NUM_ROUNDED];
     UpdateParams p = without_memory();
@@ -78,7 +76,6 @@ OP_TEST(stochastic_rounding_depends_on_seed_and_step_alone) {
 
 // 1 + 5/16 ulp is exact in fp32: it goes up exactly where the element's half-word is at least 11/16 of 2^16.
 OP_TEST(stochastic_rounding_adds_the_documented_bits) {
-    DType dtype = op_dtype(state);
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double values[NUM_ROUNDED];
     const UpdateParams p = without_memory();
@@ -100,7 +97,6 @@ static uint16_t bf16_with_bits(float x, uint32_t random) {
 
 // m = g and v = g^2, with the bits of k = 1 and 2, each for itself.
 OP_TEST(bf16_moments_add_the_documented_bits) {
-    DType dtype = op_dtype(state);
     enum { N = 20011, STREAM = 9 };
     op_begin(optimizer_shape(dtype, 1, 0), "bits of bf16 moments");
     Parameter x = parameter_make((ParameterSpec){.rule = RULE_ADAMW,
@@ -123,7 +119,6 @@ OP_TEST(bf16_moments_add_the_documented_bits) {
 }
 
 OP_TEST(bf16_moments_are_unbiased) {
-    DType dtype = op_dtype(state);
     static const double fractions[] = {0.125, 0.5, 0.75};
     for (int i = 0; i < 3; i++) {
         op_begin(optimizer_shape(dtype, 1, 0), "moments of 1 + %g ulp", fractions[i]);
@@ -172,7 +167,6 @@ static void kahan_steps(DType dtype, double size, double *sums, int64_t n) {
 }
 
 OP_TEST(kahan_keeps_what_a_thousand_small_updates_add_up_to) {
-    DType dtype = op_dtype(state);
     if (dtype == DTYPE_FP32) return; // nothing is lost
     enum { N = 257 };
     double sums[N];
@@ -209,7 +203,6 @@ static int64_t hard_values(float *x, int64_t n) {
 
 // The largest number of each block is 1 (once 3), at its start: m / scale and v / scale are the hard values themselves.
 OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header) {
-    DType dtype = op_dtype(state);
     enum { ROOM = 1 << 13, N = ROOM / 256 * 257 };
     static float hard[ROOM];
     const int64_t count = hard_values(hard, ROOM);
@@ -241,7 +234,6 @@ OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header) {
 }
 
 OP_TEST(a_block_of_zeros_stays_zero) {
-    DType dtype = op_dtype(state);
     enum { N = 300 };
     op_begin(optimizer_shape(dtype, 1, 0), "8-bit states of zeros");
     Parameter x = parameter_make((ParameterSpec){
@@ -264,7 +256,6 @@ OP_TEST(a_block_of_zeros_stays_zero) {
 // sqrt(b2). A first moment is rounded up by 5.5 at most (0.1 to 0.55, in the decade of a single cell), a second moment
 // down by 0.55 / 0.325 (in the decade of two cells), its root by 1.3: no update is larger than 7.2 times AdamW's first.
 OP_TEST(updates_under_8_bit_states_stay_bounded_when_gradients_stop) {
-    DType dtype = op_dtype(state);
     if (dtype != DTYPE_FP32) return; // the weight tells the update exactly
     enum { N = STATE_BLOCK, STEPS = 200 };
     op_begin(optimizer_shape(dtype, 1, 0), "gradients that stop");

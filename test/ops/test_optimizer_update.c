@@ -63,7 +63,6 @@ enum { NUM_RULES = sizeof rules / sizeof *rules };
 
 // Everything that the dtype of weights allows: beside fp32 there is no master, nothing is lost.
 OP_TEST(every_rule_matches_with_every_state_weight_and_gradient) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_RULES; i++)
         for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++)
             for (int same = 0; same < (dtype == DTYPE_FP32 ? 1 : 2); same++) {
@@ -78,7 +77,6 @@ OP_TEST(every_rule_matches_with_every_state_weight_and_gradient) {
 }
 
 OP_TEST(large_tensors_match) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_RULES; i++) {
         const Keep keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)(i % NUM_KEEPS);
         update_case((ParameterSpec){.rule = rules[i].rule,
@@ -91,7 +89,6 @@ OP_TEST(large_tensors_match) {
 }
 
 OP_TEST(slices_of_tensors_match) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_RULES; i++) {
         const Keep keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)(i % NUM_KEEPS);
         op_begin_tensors_at(8);
@@ -105,7 +102,6 @@ OP_TEST(slices_of_tensors_match) {
 }
 
 OP_TEST(five_steps_in_a_row_match) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < 3; i++)
         update_case((ParameterSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = rules[i].state}, 3,
                     5, 5);
@@ -116,7 +112,6 @@ OP_TEST(five_steps_in_a_row_match) {
 // Muon's array: matrices by their direction, all else by AdamW. Adafactor's and that of 8-bit states: vectors keep
 // fp32.
 OP_TEST(tensors_of_unequal_rules_and_states_stand_in_one_array) {
-    DType dtype = op_dtype(state);
     static const struct {
         UpdateRule rule;
         DType state;
@@ -147,7 +142,6 @@ enum { NUM_SMALL = 300 };
 static int64_t small_size(int i) { return 1 + 13 * (i % 7) + (i == 200 ? 5000 : 0); }
 
 OP_TEST(many_small_unaligned_tensors_match) {
-    DType dtype = op_dtype(state);
     int64_t n = 0;
     for (int i = 0; i < NUM_SMALL; i++) n += small_size(i);
     for (int s = 0; s < 2; s++) { // 8-bit states have blocks, and scales, of their own: see the next test
@@ -174,7 +168,6 @@ OP_TEST(many_small_unaligned_tensors_match) {
 
 // The same block of states again and again, shifted by one element in memory: no alignment is needed.
 OP_TEST(unaligned_8bit_states_match) {
-    DType dtype = op_dtype(state);
     enum { N = 1000 };
     const ParameterSpec spec = {
         .rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = DTYPE_U8, .rows = N, .rate = 1.0f};
@@ -237,7 +230,6 @@ static uint64_t bits_of_ranges(DType dtype, int spec, int cut_a, int cut_b) {
 }
 
 OP_TEST(ranges_of_an_array_give_the_bits_of_one_call) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_BIT_CASES; i++) {
         const uint64_t whole = bits_of_ranges(dtype, i, 4, 4);
         if (bits_of_ranges(dtype, i, 1, 3) != whole || bits_of_ranges(dtype, i, 0, 2) != whole)
@@ -247,7 +239,6 @@ OP_TEST(ranges_of_an_array_give_the_bits_of_one_call) {
 
 // A range updates no tensor outside it.
 OP_TEST(a_range_leaves_the_other_tensors) {
-    DType dtype = op_dtype(state);
     op_begin(optimizer_shape(dtype, 3, 0), "a range");
     Parameter p[3];
     make_parameters(p, (ParameterSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = dtype, .state = DTYPE_FP32}, 1, 4);
@@ -275,7 +266,6 @@ static uint64_t bits_of_slices(DType dtype, int spec, int64_t slice) {
 }
 
 OP_TEST(slices_of_a_parameter_give_the_bits_of_the_whole) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_BIT_CASES; i++) {
         const uint64_t whole = bits_of_slices(dtype, i, 1 << 20);
         for (int64_t blocks = 1; blocks <= 9; blocks += 4)
@@ -285,7 +275,6 @@ OP_TEST(slices_of_a_parameter_give_the_bits_of_the_whole) {
 }
 
 OP_TEST(a_skipped_step_leaves_every_byte) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_BIT_CASES; i++)
         for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++) {
             const int64_t n = bit_cases[i].cols ? 600 * bit_cases[i].cols : 4099; // a tall matrix

@@ -97,7 +97,7 @@ static uint64_t digest_of_step(Gpt2Options options) {
 
 OP_TEST(nothing_is_read_that_was_not_kept) {
     char text[RECOMPUTE_TEXT];
-    Gpt2Options options = model_options(op_dtype(state), true, 1, 0);
+    Gpt2Options options = model_options(dtype, true, 1, 0);
     for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
         options.gradients_in_dtype = in_dtype;
         options.recompute = recompute_all(0);

@@ -5,16 +5,14 @@
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
 OP_TEST(tensor_fill_writes_every_element) {
-    DType dtype = op_dtype(state);
     static const float fill[] = {0.0f, -1.0f, 0.1f, INFINITY};
     static const int64_t sizes[] = {1, 7, 70001, 64};
     for (int i = 0; i < 4; i++) fill_case(dtype, sizes[i], fill[i], 0);
 }
 
-OP_TEST(tensor_fill_takes_any_alignment) { fill_case(op_dtype(state), 999, 0.1f, 1); }
+OP_TEST(tensor_fill_takes_any_alignment) { fill_case(dtype, 999, 0.1f, 1); }
 
 OP_TEST(tensor_cast_rounds_to_nearest_even) {
-    DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 23, 70001};
     for (int from = 0; from < 3; from++) {
         if (!device_facts()->supports[op_dtypes[from]]) continue;
@@ -23,7 +21,6 @@ OP_TEST(tensor_cast_rounds_to_nearest_even) {
 }
 
 OP_TEST(gelu_forward_matches) {
-    DType dtype = op_dtype(state);
     static const int64_t sizes[] = {7, 512, 10007};
     for (int i = 0; i < 6; i++) gelu_case(dtype, sizes[i % 3], i / 3);
 }
@@ -31,7 +28,6 @@ OP_TEST(gelu_forward_matches) {
 // Far from zero the gate is 1 or 0: what comes out is what went in, whatever the other half of their word is; in 16
 // bits exactly. A GPU's quotient may miss 1 by two ulp, 2^-22, and the product is rounded once more, by 2^-24.
 OP_TEST(gelu_leaves_large_numbers_as_they_are) {
-    DType dtype = op_dtype(state);
     enum { N = 100 };
     op_begin(elements_shape(dtype), "gelu_forward of large numbers");
     OpTensor pre = op_input(dtype, "pre", DIMS(N), 1.0), out = op_output(dtype, "out", DIMS(N));
@@ -61,7 +57,6 @@ static void axpby_case(DType dtype, int64_t n, int64_t skipped, int into) {
 }
 
 OP_TEST(tensor_axpby_matches_also_in_place) {
-    DType dtype = op_dtype(state);
     static const int64_t sizes[] = {7, 512, 70001};
     for (int i = 0; i < 18; i++) axpby_case(dtype, sizes[i % 3], i / 9, i / 3 % 3);
 }
@@ -79,7 +74,6 @@ static void normalize_case(DType dtype, DType from, int64_t n) {
 }
 
 OP_TEST(tensor_normalize_matches) {
-    DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 7, 70001};
     for (int i = 0; i < 3; i++) {
         normalize_case(dtype, DTYPE_FP32, sizes[i]);
@@ -89,7 +83,6 @@ OP_TEST(tensor_normalize_matches) {
 
 // The 1e-7 keeps 0 / 0 away.
 OP_TEST(a_tensor_of_zeros_normalizes_to_zeros) {
-    DType dtype = op_dtype(state);
     op_begin(elements_shape(dtype), "tensor_normalize of zeros");
     OpTensor in = op_input(dtype, "in", DIMS(100), 0.0), out = op_output(dtype, "out", DIMS(100));
     OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0);
@@ -100,7 +93,6 @@ OP_TEST(a_tensor_of_zeros_normalizes_to_zeros) {
 }
 
 OP_TEST(slices_of_tensors_match) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < 3; i++) {
         op_begin_tensors_at(8);
         cast_case(dtype, op_dtypes[i], 999, 0);

@@ -44,7 +44,6 @@ static double *values_of(const void *bytes, DType dtype, int64_t n) {
 }
 
 OP_TEST(numbers_of_every_size_are_counted_to_the_last_one) {
-    const DType dtype = op_dtype(state);
     static const int64_t sizes[] = {1, 7, 100, 16384, 70001};
     for (int s = 0; s < 5; s++) {
         const int64_t n = sizes[s];
@@ -65,7 +64,6 @@ OP_TEST(numbers_of_every_size_are_counted_to_the_last_one) {
 }
 
 OP_TEST(tensors_may_begin_anywhere) {
-    const DType dtype = op_dtype(state);
     for (int64_t first = 1; first < 9; first++) {
         op_begin(elements_shape(dtype), "from element %d", (int)first);
         OpTensor x = op_input(dtype, "x", DIMS(5000), 0.02);
@@ -76,7 +74,6 @@ OP_TEST(tensors_may_begin_anywhere) {
 
 // More elements than a part of any backend has, and more parts than one; twice, with the same bits.
 OP_TEST(a_large_tensor_has_the_same_bits_each_time) {
-    const DType dtype = op_dtype(state);
     const int64_t n = 300001;
     TensorStats got[2];
     op_begin(elements_shape(dtype), "%d elements", (int)n);

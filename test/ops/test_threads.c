@@ -185,7 +185,6 @@ static uint64_t run(int family, DType dtype) {
 }
 
 OP_TEST(every_op_gives_the_same_bits_twice) {
-    DType dtype = op_dtype(state);
     for (int i = 0; i < NUM_FAMILIES; i++) {
         uint64_t first = run(i, dtype);
         if (run(i, dtype) != first) op_fail("%s: other bits on the second call", families[i].name);
@@ -216,7 +215,6 @@ static void execute_in_usual_order(void) {
 }
 
 OP_TEST(ops_give_the_same_bits_in_any_order_of_execution) {
-    DType dtype = op_dtype(state);
     if (num_orders() == 0) {
         print_message("a GPU runs threads in its own order\n");
         skip();

@@ -59,7 +59,6 @@ static void case_matches(const struct Case *c, DType dtype, int shared_per_block
 }
 
 OP_TEST(cross_entropy_matches) {
-    const DType dtype = op_dtype(state);
     const int available = cuda_backend.shared_per_block;
     for (int i = 0; i < NUM_CASES; i++) {
         case_matches(&cases[i], dtype, available);

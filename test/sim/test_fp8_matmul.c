@@ -162,18 +162,17 @@ APART_TEST(what_cublaslt_refuses_in_fp8_is_refused, NULL, "90") {
 
 // ------------------------------------------------------------------------------------------------------ which GPUs
 
-static void fp8_is_there(void **state) {
-    (void)state;
+static void fp8_is_there(void) {
     start("", "");
     const DeviceFacts *f = device_facts();
     assert_true(f->supports[DTYPE_E4M3] && f->supports[DTYPE_E5M2]);
     assert_true(f->peak_flops[DTYPE_E4M3] == 2.0 * f->peak_flops[DTYPE_BF16] && f->peak_flops[DTYPE_BF16] > 0.0);
     expect_taken(good, f->name);
 }
-APART_TEST(ada_has_fp8, NULL, "89") { fp8_is_there(state); }
-APART_TEST(hopper_has_fp8, NULL, "90") { fp8_is_there(state); }
-APART_TEST(blackwell_has_fp8, NULL, "100") { fp8_is_there(state); }
-APART_TEST(geforce_blackwell_has_fp8, NULL, "120") { fp8_is_there(state); }
+APART_TEST(ada_has_fp8, NULL, "89") { fp8_is_there(); }
+APART_TEST(hopper_has_fp8, NULL, "90") { fp8_is_there(); }
+APART_TEST(blackwell_has_fp8, NULL, "100") { fp8_is_there(); }
+APART_TEST(geforce_blackwell_has_fp8, NULL, "120") { fp8_is_there(); }
 
 // One layer: its operands in all three roles, of 16-bit values.
 typedef struct {
@@ -217,8 +216,7 @@ static const char *last_words(Product *p) {
     return text;
 }
 
-static void an_older_gpu_has_no_fp8(void **state) {
-    (void)state;
+static void an_older_gpu_has_no_fp8(void) {
     start("", "");
     assert_true(!device_facts()->supports[DTYPE_E4M3] && !device_facts()->supports[DTYPE_E5M2]);
     assert_true(device_facts()->peak_flops[DTYPE_E4M3] == 0.0);
@@ -228,8 +226,8 @@ static void an_older_gpu_has_no_fp8(void **state) {
     if (!strstr(words, "has no fp8")) op_fail("said: %s", words);
     op_end();
 }
-APART_TEST(ampere_has_no_fp8, NULL, "80") { an_older_gpu_has_no_fp8(state); }
-APART_TEST(turing_has_no_fp8, NULL, "75") { an_older_gpu_has_no_fp8(state); }
+APART_TEST(ampere_has_no_fp8, NULL, "80") { an_older_gpu_has_no_fp8(); }
+APART_TEST(turing_has_no_fp8, NULL, "75") { an_older_gpu_has_no_fp8(); }
 
 // The speed of fp32 is measured without TF32 too, which the library refuses here.
 APART_TEST(turing_multiplies_fp32_without_tf32, NULL, "75") {

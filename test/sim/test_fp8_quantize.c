@@ -74,7 +74,6 @@ static void tile_case(DType dtype, int64_t N, int64_t K, int64_t first) {
 
 // A tile has 128 rows and 64 columns, pieces of 16; the last case is more than two tiles in each direction.
 OP_TEST(tiles_end_anywhere_and_tensors_begin_anywhere) {
-    const DType dtype = op_dtype(state);
     static const int64_t sizes[][2] = {{1, 1},    {3, 5},    {16, 16},  {15, 17},   {127, 63},
                                        {128, 64}, {129, 65}, {144, 80}, {112, 272}, {273, 145}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -97,7 +96,6 @@ static uint64_t bits_of(const OpTensor *in, Fp8Slot slot, Fp8Scaling scaling, fl
 }
 
 OP_TEST(any_order_of_blocks_and_threads_gives_the_same_bits) {
-    const DType dtype = op_dtype(state);
     const Fp8Slot fresh = {0}, known = {.scale = 4.0f, .inverse = 0.25f, .amax = 0.5f, .history = {1.0f}, .next = 1};
     enum { N = 400, K = 208 };
     op_begin(fp8_shape(N, K, dtype), "orders");
@@ -121,7 +119,6 @@ OP_TEST(any_order_of_blocks_and_threads_gives_the_same_bits) {
 
 // The maximum is collected in a place that all calls share.
 OP_TEST(a_small_tensor_after_a_large_one_has_its_own_amax) {
-    const DType dtype = op_dtype(state);
     const double magnitudes[] = {100.0, 1.0, NAN, 1.0};
     op_begin(fp8_shape(64, 64, dtype), "large, small");
     for (int i = 0; i < 4; i++) {

@@ -100,7 +100,6 @@ static void check_all(DType dtype, const char *what) {
 }
 
 OP_TEST_WITH(fused_epilogues_match, setup, teardown) {
-    DType dtype = op_dtype(state);
     start("", "", GELU_FUSION_BOTH);
     check_all(dtype, "fused");
     assert_true(sim_cublaslt_counts.gelu > 0 && sim_cublaslt_counts.dgelu > 0 && sim_cublaslt_counts.bgrad > 0);
@@ -109,7 +108,6 @@ OP_TEST_WITH(fused_epilogues_match, setup, teardown) {
 }
 
 OP_TEST_WITH(what_the_library_refuses_is_done_by_kernels, setup, teardown) {
-    DType dtype = op_dtype(state);
     static const char *const refused[] = {"gelu", "dgelu", "bgrad", "gelu,dgelu,bgrad,bias"};
     for (int i = 0; i < 4; i++) {
         start("", refused[i], GELU_FUSION_BOTH);
@@ -122,7 +120,6 @@ OP_TEST_WITH(what_the_library_refuses_is_done_by_kernels, setup, teardown) {
 
 // Rows that are a multiple of 16 bytes, and rows that are none.
 OP_TEST_WITH(a_refused_bias_is_added_at_any_width, setup, teardown) {
-    DType dtype = op_dtype(state);
     static const int64_t widths[] = {1, 63, 128, 128};
     start("", "bias", GELU_FUSION_AUTO);
     for (int i = 0; i < 4; i++) {
@@ -142,7 +139,6 @@ OP_TEST_WITH(a_refused_bias_is_added_at_any_width, setup, teardown) {
 }
 
 OP_TEST_WITH(the_choice_by_measurement_matches, setup, teardown) {
-    DType dtype = op_dtype(state);
     check_all(dtype, "measured");
     start("all", "", GELU_FUSION_AUTO);
     check_all(dtype, "measured, all algorithms");
@@ -159,7 +155,6 @@ TEST(fusion_is_done_where_it_was_asked_for) {
 
 // Whichever algorithm is wrong, the library's favourite or a later one, results are right.
 OP_TEST_WITH(what_computes_something_else_is_not_taken, setup, teardown) {
-    DType dtype = op_dtype(state);
     static const char *const vices[] = {"tiled:half",  "split:half", "scalar:half",  "unrepeatable:half", "tiled:wrong",
                                         "split:wrong", "bias:wrong", "scalar:wrong", "unrepeatable:wrong"};
     for (int i = 0; i < 9; i++) {
@@ -169,7 +164,6 @@ OP_TEST_WITH(what_computes_something_else_is_not_taken, setup, teardown) {
 }
 
 OP_TEST_WITH(an_epilogue_that_computes_something_else_is_left_to_kernels, setup, teardown) {
-    DType dtype = op_dtype(state);
     static const char *const vices[] = {"bias:wrong", "bias:half", "gelu:wrong", "dgelu:half", "bgrad:wrong"};
     for (int i = 0; i < 5; i++) {
         const GeluFusion fusion = i < 2 ? GELU_FUSION_AUTO : GELU_FUSION_BOTH; // without GELU there is a bias alone
