@@ -344,8 +344,10 @@ static void first_step_report(Run *run, const StepControl *control) {
     snprintf(event, sizeof event, "\"measured\":%lld,\"planned\":%lld", peak, arena);
     runlog_event(run->log, "memory", event);
     char *choices = device_choices(), *chosen = NULL;
-    if (*choices && asprintf(&chosen, "\"candidates\":[%s]", choices) >= 0)
+    if (*choices) {
+        REQUIRE_MEMORY(asprintf(&chosen, "\"candidates\":[%s]", choices) >= 0, "the log");
         runlog_event(run->log, "candidates", chosen);
+    }
     free(choices);
     free(chosen);
     if (strcmp(run->attention, device_facts()->attention) != 0) // it was chosen by measurement

@@ -76,7 +76,11 @@ void device_graph_end(DeviceGraph *graph) { (void)graph; }
 
 // oneDNN's choices depend on the processor alone.
 char *device_tuning(void) { return calloc(1, 1); }
-char *device_choices(void) { return calloc(1, 1); }
+char *device_choices(void) {
+    char *none = calloc(1, 1);
+    REQUIRE_MEMORY(none, "the choices of this device");
+    return none;
+}
 bool device_restore_tuning(const char *lines) { return *lines == '\0'; }
 
 bool device_sensors(DeviceSensors *sensors) {

@@ -116,7 +116,11 @@ void cuda_note_choice(const char *what, int count, const char *const *ways, cons
 
 void cuda_forget_choices(void) { notes[0] = '\0'; }
 
-char *device_choices(void) { return strdup(notes); }
+char *device_choices(void) {
+    char *copy = strdup(notes);
+    REQUIRE_MEMORY(copy, "the choices of this device");
+    return copy;
+}
 
 void cuda_poison(Tensor t) { CUDA_CHECK(cudaMemsetAsync(t.data, 0xFF, tensor_bytes(t), cuda_compute_stream())); }
 
