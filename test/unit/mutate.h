@@ -47,3 +47,11 @@ static inline size_t mutate(unsigned char *data, size_t n, size_t header, uint64
     }
     return n;
 }
+
+// Writes the n bytes to the file with the damage of this round.
+static inline void write_damaged(const char *path, const unsigned char *good, size_t n, size_t header, uint64_t round) {
+    unsigned char *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    memcpy(bytes, good, n);
+    write_bytes(path, bytes, mutate(bytes, n, header, round));
+    free(bytes);
+}

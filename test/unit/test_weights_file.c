@@ -511,15 +511,13 @@ static bool survive(const char *path) {
 // opened.
 static void damage(const char *path, const char *where, const char *model, size_t header, int rounds) {
     size_t n;
-    unsigned char *good = read_bytes(path, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    unsigned char *good = read_bytes(path, &n);
     int accepted = 0;
     for (int round = 0; round < rounds; round++) {
-        memcpy(bytes, good, n);
-        write_bytes(where, bytes, mutate(bytes, n, header, (uint64_t)round));
+        write_damaged(where, good, n, header, (uint64_t)round);
         accepted += survive(model);
     }
     assert_in_range(accepted, 1, rounds / 2); // both kinds happened
-    free(bytes);
     free(good);
 }
 
