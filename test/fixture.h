@@ -1,8 +1,9 @@
-// What tests share around files and processes: an empty directory, whole files, what a stream or a child process says.
+// What tests share: an empty directory, whole files, what a stream or a child process says, numbers in JSON, errors.
 // Every program includes it for itself.
 #pragma once
 #include "test/test.h"
 
+#include <cjson/cJSON.h>
 #include <dirent.h>
 #include <ftw.h>
 #include <limits.h>
@@ -153,6 +154,20 @@ static inline int status_of_child(int (*body)(void *), void *context, char *said
     free(text);
     assert_true(child > 0 && ended == child);
     return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- JSON
+
+static inline double json_number(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    if (!cJSON_IsNumber(item)) fail_msg("%s is no number", key);
+    return item->valuedouble;
+}
+
+static inline const char *json_string(const cJSON *object, const char *key) {
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
+    if (!text) fail_msg("%s is no string", key);
+    return text;
 }
 
 // -------------------------------------------------------------------------------------------------------------- errors

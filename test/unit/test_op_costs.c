@@ -6,7 +6,6 @@
 #include "llmc/run/profile_table.h"
 #include "test/fixture.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 
 TestFixture test_each = {tmp_setup, tmp_teardown};
@@ -226,12 +225,6 @@ TEST(rows_sum_the_calls_of_all_blocks_and_come_slowest_first) {
     free(rows);
 }
 
-static double number(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    assert_true(cJSON_IsNumber(item));
-    return item->valuedouble;
-}
-
 static cJSON *read_json(const char *path) {
     Error err;
     char *text = file_read_all(path, 1 << 20, NULL, &err);
@@ -248,13 +241,13 @@ TEST(the_rows_and_the_time_between_ops_add_up_to_the_step) {
     Error err;
     assert_true(profile_write_json(tmp_file("profile.json"), &profile, &err));
     cJSON *json = read_json(tmp_file("profile.json")), *row;
-    double sum = number(json, "between_ops_ms");
-    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(json, "ops")) sum += number(row, "ms");
-    assert_near(number(json, "step_ms"), 1000, 1e-6);
+    double sum = json_number(json, "between_ops_ms");
+    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(json, "ops")) sum += json_number(row, "ms");
+    assert_near(json_number(json, "step_ms"), 1000, 1e-6);
     assert_near(sum, 1000, 1e-6);
-    assert_near(number(json, "between_ops_ms"), 200, 1e-6);
-    assert_near(number(json, "median_plain_step_ms"), 900, 1e-6);
-    assert_near(number(json, "flops"), 1024, 0);
+    assert_near(json_number(json, "between_ops_ms"), 200, 1e-6);
+    assert_near(json_number(json, "median_plain_step_ms"), 900, 1e-6);
+    assert_near(json_number(json, "flops"), 1024, 0);
     cJSON_Delete(json);
 }
 
@@ -267,11 +260,11 @@ TEST(the_trace_holds_every_call_with_its_time) {
     int calls = 0, steps = 0;
     cJSON_ArrayForEach(event, cJSON_GetObjectItemCaseSensitive(json, "traceEvents")) {
         if (strcmp(cJSON_GetObjectItemCaseSensitive(event, "ph")->valuestring, "X") != 0) continue;
-        if (number(event, "tid") == 1) {
-            assert_near(number(event, "ts"), 1e6 * steps++, 1e-3);
+        if (json_number(event, "tid") == 1) {
+            assert_near(json_number(event, "ts"), 1e6 * steps++, 1e-3);
         } else {
-            assert_near(number(event, "ts"), 1e6 * ops[calls].start, 1e-3);
-            assert_near(number(event, "dur"), 1e6 * ops[calls++].seconds, 1e-3);
+            assert_near(json_number(event, "ts"), 1e6 * ops[calls].start, 1e-3);
+            assert_near(json_number(event, "dur"), 1e6 * ops[calls++].seconds, 1e-3);
         }
     }
     assert_int_equal(calls, 6);

@@ -3,11 +3,9 @@
 #include "llmc/model/parameters.h"
 #include "llmc/run/op_costs.h"
 #include "llmc/run/planner.h"
-#include "test/test.h"
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"
-
-#include <cjson/cJSON.h>
 
 TestFixture test_all = {start_device, stop_device};
 
@@ -318,12 +316,6 @@ TEST(a_token_budget_has_its_time_and_cost) {
     free(text);
 }
 
-static double number_at(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    if (!cJSON_IsNumber(item)) fail_msg("%s is no number", key);
-    return item->valuedouble;
-}
-
 TEST(the_json_has_the_figures_of_the_plan) {
     PlanRequest request = request_of(model_of("d12", 1, 1024), 512, 100);
     request.any_batch = true, request.recompute = "auto", request.gpus = "T4", request.json = true;
@@ -335,10 +327,10 @@ TEST(the_json_has_the_figures_of_the_plan) {
     assert_int_equal(cJSON_GetArraySize(devices), 1);
     const cJSON *t4 = cJSON_GetArrayItem(devices, 0), *memory = cJSON_GetObjectItemCaseSensitive(t4, "memory"),
                 *limit = cJSON_GetObjectItemCaseSensitive(t4, "limit");
-    assert_true(number_at(t4, "batch_size") == (double)p.model.B && p.model.B == p.auto_batch);
-    assert_true(number_at(memory, "total") == p.memory.total && number_at(memory, "room") == 15.04e9);
-    assert_near("step", number_at(limit, "step_seconds"), p.step.seconds, 1e-14);
-    assert_near("run", number_at(limit, "run_seconds"), 100 * p.step.seconds, 1e-14);
+    assert_true(json_number(t4, "batch_size") == (double)p.model.B && p.model.B == p.auto_batch);
+    assert_true(json_number(memory, "total") == p.memory.total && json_number(memory, "room") == 15.04e9);
+    assert_near("step", json_number(limit, "step_seconds"), p.step.seconds, 1e-14);
+    assert_near("run", json_number(limit, "run_seconds"), 100 * p.step.seconds, 1e-14);
     assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(limit, "run_cost")));
     cJSON_Delete(plan);
     free(text);

@@ -2,7 +2,6 @@
 #include "llmc/run/runlog.h"
 #include "test/fixture.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <sys/resource.h>
 
@@ -58,18 +57,6 @@ static cJSON *event_at(const char *text, int n) {
     assert_non_null(object);
     assert_true(cJSON_IsNumber(cJSON_GetObjectItem(object, "time")));
     return object;
-}
-
-static double number(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    assert_true(cJSON_IsNumber(item));
-    return item->valuedouble;
-}
-
-static const char *string(const cJSON *object, const char *key) {
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
-    assert_non_null(text);
-    return text;
 }
 
 static bool is_null(const cJSON *object, const char *key) {
@@ -287,24 +274,26 @@ TEST(every_line_is_one_json_object) {
     char *text = logged(false, 0, two_steps_and_more);
 
     cJSON *step = event_at(text, 0);
-    assert_string_equal(string(step, "event"), "step");
-    assert_true(number(step, "step") == 1 && number(step, "lr") == 0.1 + 0.2 && number(step, "mfu") == 0.541);
-    assert_true((float)number(step, "loss") == 9.1234f && (float)number(step, "norm") == 1.2345f);
-    assert_true(number(step, "ms") == 98.31 && number(step, "tokens_per_second") == 666600);
+    assert_string_equal(json_string(step, "event"), "step");
+    assert_true(json_number(step, "step") == 1 && json_number(step, "lr") == 0.1 + 0.2 &&
+                json_number(step, "mfu") == 0.541);
+    assert_true((float)json_number(step, "loss") == 9.1234f && (float)json_number(step, "norm") == 1.2345f);
+    assert_true(json_number(step, "ms") == 98.31 && json_number(step, "tokens_per_second") == 666600);
     assert_false(cJSON_HasObjectItem(step, "skip") || cJSON_HasObjectItem(step, "loss_z") ||
                  cJSON_HasObjectItem(step, "loss_scale") || cJSON_HasObjectItem(step, "skipped"));
     cJSON_Delete(step);
 
     step = event_at(text, 1);
     assert_true(is_null(step, "loss") && is_null(step, "norm") && is_null(step, "mfu"));
-    assert_string_equal(string(step, "skip"), "nonfinite");
-    assert_string_equal(string(step, "bad_tensor"), "wte \"x\"");
-    assert_true(number(step, "loss_z") == 1.5 && number(step, "loss_scale") == 512 && number(step, "skipped") == 1);
+    assert_string_equal(json_string(step, "skip"), "nonfinite");
+    assert_string_equal(json_string(step, "bad_tensor"), "wte \"x\"");
+    assert_true(json_number(step, "loss_z") == 1.5 && json_number(step, "loss_scale") == 512 &&
+                json_number(step, "skipped") == 1);
     cJSON_Delete(step);
 
     cJSON *validation = event_at(text, 2);
-    assert_string_equal(string(validation, "event"), "validation");
-    assert_true(number(validation, "loss") == 4.25 && number(validation, "ppl") == exp(4.25));
+    assert_string_equal(json_string(validation, "event"), "validation");
+    assert_true(json_number(validation, "loss") == 4.25 && json_number(validation, "ppl") == exp(4.25));
     assert_false(cJSON_HasObjectItem(validation, "bits_per_byte"));
     cJSON_Delete(validation);
     validation = event_at(text, 3);
@@ -312,27 +301,29 @@ TEST(every_line_is_one_json_object) {
     cJSON_Delete(validation);
 
     cJSON *sample = event_at(text, 4);
-    assert_true(number(sample, "index") == 1);
-    assert_string_equal(string(sample, "text"), "a\xEF\xBF\xBD\nb");
+    assert_true(json_number(sample, "index") == 1);
+    assert_string_equal(json_string(sample, "text"), "a\xEF\xBF\xBD\nb");
     cJSON_Delete(sample);
     cJSON *gpu = event_at(text, 5);
-    assert_string_equal(string(gpu, "event"), "gpu");
-    assert_true(number(gpu, "step") == 2 && number(gpu, "sm_clock_mhz") == 1755 && number(gpu, "power_watts") == 690.5);
-    assert_true(number(gpu, "energy_joules") == 123456789.25);
-    assert_string_equal(string(gpu, "throttle"), "power cap");
+    assert_string_equal(json_string(gpu, "event"), "gpu");
+    assert_true(json_number(gpu, "step") == 2 && json_number(gpu, "sm_clock_mhz") == 1755 &&
+                json_number(gpu, "power_watts") == 690.5);
+    assert_true(json_number(gpu, "energy_joules") == 123456789.25);
+    assert_string_equal(json_string(gpu, "throttle"), "power cap");
     cJSON_Delete(gpu);
     gpu = event_at(text, 6);
-    assert_true(number(gpu, "sm_clock_mhz") == 1755 && is_null(gpu, "power_watts") && is_null(gpu, "energy_joules"));
+    assert_true(json_number(gpu, "sm_clock_mhz") == 1755 && is_null(gpu, "power_watts") &&
+                is_null(gpu, "energy_joules"));
     cJSON_Delete(gpu);
     cJSON *choices = event_at(text, 7);
-    assert_string_equal(string(choices, "event"), "choices");
-    assert_string_equal(string(choices, "name"), "my \"set\"");
-    assert_true(number(choices, "examples") == 4 && number(choices, "correct") == 1 &&
-                number(choices, "correct_normalised") == 3 && number(choices, "accuracy") == 0.25 &&
-                number(choices, "accuracy_normalised") == 0.75 && number(choices, "seconds") == 0.5);
+    assert_string_equal(json_string(choices, "event"), "choices");
+    assert_string_equal(json_string(choices, "name"), "my \"set\"");
+    assert_true(json_number(choices, "examples") == 4 && json_number(choices, "correct") == 1 &&
+                json_number(choices, "correct_normalised") == 3 && json_number(choices, "accuracy") == 0.25 &&
+                json_number(choices, "accuracy_normalised") == 0.75 && json_number(choices, "seconds") == 0.5);
     cJSON_Delete(choices);
     validation = event_at(text, 8);
-    assert_true(number(validation, "bits_per_byte") == 1.125);
+    assert_true(json_number(validation, "bits_per_byte") == 1.125);
     cJSON_Delete(validation);
     assert_int_equal(text[strlen(text) - 1], '\n');
     free(text);
@@ -343,13 +334,14 @@ static void numerics_of_a_step(RunLog *log) { runlog_numerics(log, 100, ROWS, 6)
 TEST(numerics_are_shares_by_class) {
     char *text = logged(false, 0, numerics_of_a_step);
     cJSON *event = event_at(text, 0);
-    assert_string_equal(string(event, "event"), "numerics");
-    assert_true(number(event, "step") == 100);
-    assert_true(number(event, "qkv.in/amax") == 7.5 && number(event, "qkv.in/rms") == 2.0);
-    assert_true(number(event, "fc.gradient/zero") == 0.01 && number(event, "fc.gradient/underflow") == 0.031 &&
-                number(event, "fc.gradient/overflow") == 0.002);
+    assert_string_equal(json_string(event, "event"), "numerics");
+    assert_true(json_number(event, "step") == 100);
+    assert_true(json_number(event, "qkv.in/amax") == 7.5 && json_number(event, "qkv.in/rms") == 2.0);
+    assert_true(json_number(event, "fc.gradient/zero") == 0.01 &&
+                json_number(event, "fc.gradient/underflow") == 0.031 &&
+                json_number(event, "fc.gradient/overflow") == 0.002);
     assert_true(is_null(event, "fcprojw.gradient/amax"));
-    assert_true(number(event, "update_ratio/wte") == 3.26e-4 && number(event, "update_ratio/wpe") == 0.0187);
+    assert_true(json_number(event, "update_ratio/wte") == 3.26e-4 && json_number(event, "update_ratio/wpe") == 0.0187);
     assert_false(cJSON_HasObjectItem(event, "update_ratio/lnfw"));
     cJSON_Delete(event);
     free(text);
@@ -365,10 +357,10 @@ static void three_events(RunLog *log) {
 TEST(events_take_inner_json_whole_objects_or_nothing) {
     char *text = logged(false, 0, three_events);
     cJSON *event = event_at(text, 0);
-    assert_true(number(event, "a") == 1);
+    assert_true(json_number(event, "a") == 1);
     cJSON_Delete(event);
     event = event_at(text, 1);
-    assert_true(number(cJSON_GetObjectItem(event, "a"), "b") == 2);
+    assert_true(json_number(cJSON_GetObjectItem(event, "a"), "b") == 2);
     cJSON_Delete(event);
     for (int i = 2; i < 4; i++) {
         event = event_at(text, i);
@@ -389,7 +381,7 @@ static const char EARLIER[] = "{\"event\":\"start\",\"time\":1}\n"
 static void assert_goes_on_after_earlier(const char *text) {
     assert_memory_equal(text, EARLIER, strlen(EARLIER));
     cJSON *event = event_at(text + strlen(EARLIER), 0);
-    assert_string_equal(string(event, "event"), "resume");
+    assert_string_equal(json_string(event, "event"), "resume");
     cJSON_Delete(event);
     const char *end = strchr(text + strlen(EARLIER), '\n');
     assert_string_equal(end, "\n");

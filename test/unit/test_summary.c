@@ -2,8 +2,6 @@
 #include "llmc/run/summary.h"
 #include "test/fixture.h"
 
-#include <cjson/cJSON.h>
-
 // What run_summary_print says, malloced.
 static char *printed(const RunSummary *s) {
     Capture c = capture_start(stdout);
@@ -27,12 +25,6 @@ static cJSON *json_of(const RunSummary *s) {
     cJSON *object = cJSON_Parse(text);
     assert_non_null(object);
     return object;
-}
-
-static double number(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    assert_true(cJSON_IsNumber(item));
-    return item->valuedouble;
 }
 
 static void assert_near(double x, double expected) { // step times are kept as floats
@@ -59,11 +51,11 @@ TEST(order_statistics_are_exact_and_pass_over_the_first_step) {
     run_summary_step(s, 99.0, 10, 0.5);                                                        // warms up
     for (int i = 0; i < 2000; i++) run_summary_step(s, (i * 7919 % 2000 + 1) * 1e-3, 10, 0.5); // 1 .. 2000 ms, shuffled
     cJSON *object = json_of(s);
-    assert_near(number(object, "ms_p50"), 1000.0); // the 1000th of 2000
-    assert_near(number(object, "ms_p99"), 1980.0);
-    assert_near(number(object, "tokens_per_second_p50"), 10.0);
-    assert_true(number(object, "steps") == 2001 && number(object, "tokens") == 20010);
-    assert_near(number(object, "step_seconds"), 99.0 + 2001.0);
+    assert_near(json_number(object, "ms_p50"), 1000.0); // the 1000th of 2000
+    assert_near(json_number(object, "ms_p99"), 1980.0);
+    assert_near(json_number(object, "tokens_per_second_p50"), 10.0);
+    assert_true(json_number(object, "steps") == 2001 && json_number(object, "tokens") == 20010);
+    assert_near(json_number(object, "step_seconds"), 99.0 + 2001.0);
     cJSON_Delete(object);
     run_summary_free(s);
 }
@@ -74,7 +66,7 @@ TEST(a_single_step_is_all_there_is) {
     assert_printed(s, "summary     1 step, 1.000K tokens, 0.2s in steps | median 4.000K tok/s | step p50 250.0 ms, p99 "
                       "250.0 ms\n");
     cJSON *object = json_of(s);
-    assert_near(number(object, "ms_p99"), 250.0);
+    assert_near(json_number(object, "ms_p99"), 250.0);
     cJSON_Delete(object);
     run_summary_free(s);
 }
