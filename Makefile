@@ -153,7 +153,7 @@ cuda-toolkit: ## nvcc and what else it takes from NVIDIA's Python wheels into .c
 cuda-toolkit-if-missing: $(if $(filter-out .cuda,$(CUDA)),,cuda-toolkit)
 
 quickstart: ## install, build, train a minute on real text, sample, plot. TEXT=path for your own text
-	scripts/quickstart.sh $(TEXT)
+	scripts/quickstart.sh "$(TEXT)"
 
 bench: all $(BUILD)/dev/bench/bench_step $(BUILD)/dev/bench/bench_loader ## speed tables into dev/bench/results
 	$(PYTHON) dev/bench/bench_cpu.py --build $(BUILD)

@@ -7,14 +7,21 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 TEXT=${1:-${TEXT:-}}
-OUT=quickstart
-SECONDS_TO_TRAIN=60
-MODEL=(-e "L=6,C=256,NH=4,T=128") # 4.9M parameters on bytes
-# Many small steps: of 1.35M tokens, batches of 2,048 made a validation loss of 2.26, batches of 768 one of 1.75 after 75% of them.
-TRAIN=(-b 6 -t 128 -l 1e-3 -q 0.05 --beta2 0.99)
+OUT=${QUICKSTART_DIR:-quickstart}
+SECONDS_TO_TRAIN=${QUICKSTART_SECONDS:-60}
+# Chosen by measurement: doc/recipes.md has the table.
+MODEL=(-e "L=4,C=128,NH=2,T=128")
+TRAIN=(-b 12 -t 128 --optimizer muon -l 1e-2 -q 0 --beta2 0.99)
+TOKENS_A_STEP=1536
+MOST_PASSES=12
 DATA=(-i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin")
 
 say() { printf '\n== %s\n' "$*"; }
+
+if [[ -n $TEXT && ! -r $TEXT ]]; then
+    echo "quickstart: $TEXT: no such file or directory, or it may not be read" >&2
+    exit 2
+fi
 
 say "1/5 installing what is missing"
 scripts/install_deps.sh build
@@ -32,24 +39,52 @@ if [[ -n $TEXT ]]; then
     sources=("$TEXT")
 else
     # Copied, so that the corpus can be looked at and used again.
-    find . \( -path './.*' -o -path ./build -o -path "./$OUT" \) -prune -o -type f \
+    find . \( -path './.*' -o -path ./build -o -path ./quickstart \) -prune -o -type f \
         \( -name '*.md' -o -name '*.[ch]' -o -name '*.cu*' -o -name '*.py' -o -name '*.sh' -o -name Makefile \) \
         -exec cp --backup=numbered -t "$OUT/corpus" {} +
     find /usr/share/common-licenses -type f -exec cp -t "$OUT/corpus" {} + 2>/dev/null || true
     sources=("$OUT/corpus")
 fi
-data/prepare -o "$OUT/data" "${sources[@]}"
+# A small text has few words: a token for every 512 bytes, fewer where even they are not there, or the bytes themselves.
+bytes=$(du -sbLc "${sources[@]}" | awk 'END { print $1 }')
+for tokenizer in train:4096 train:2048 train:1024 train:512 bytes; do
+    [[ $tokenizer =~ [0-9]{4} ]] && ((BASH_REMATCH * 512 > bytes)) && continue
+    data/prepare --tokenizer "$tokenizer" -o "$OUT/data" "${sources[@]}" >"$OUT/said" 2>"$OUT/error" && break
+    grep -q "gives only" "$OUT/error" || break # else with fewer tokens
+done
+cat "$OUT/said"
+cat "$OUT/error" >&2
+tokens=$(awk '$1 == "train" { print $2 }' "$OUT/said")
+if (($(awk '$1 == "val" { print $2 }' "$OUT/said") + 0 <= 128)); then
+    echo "quickstart: too little text to learn from; TEXT=PATH names a file of 20 KB or more, or a directory of some" >&2
+    exit 2
+fi
+rm "$OUT/said" "$OUT/error"
 
 say "4/5 training for about a minute"
+echo "what it writes before it has learnt anything:"
+./train_gpt2 "${MODEL[@]}" "${DATA[@]}" -x 0 -v 0 -g 60 | sed -n '/^validation/,/^generated/{//!p}' | sed 's/^ */    /'
 # Some steps without output tell how many fit into the time (the schedule needs to know): the best quarter counts, as
 # this machine may be busy just now.
-mapfile -t milliseconds < <(./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -x 21 -v 0 -s 0 |
+mapfile -t milliseconds < <(./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -x 21 -v 0 -s 0 --progress 0 |
     sed -nE 's/^step .* ([0-9.]+) ms .*/\1/p' | sort -g)
-steps=$(awk -v ms="${milliseconds[5]}" -v s="$SECONDS_TO_TRAIN" \
-    'BEGIN { n = int(s * 1000 / ms / 40) * 40; print (n < 40 ? 40 : n > 4000 ? 4000 : n) }')
-echo "a step takes ${milliseconds[5]} ms here: $steps steps"
-./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -o "$OUT/run" -x "$steps" -u $((steps / 15)) \
-    --max-minutes 1.5 -v $((steps / 8)) -m 64 -s "$steps" -g 400
+steps=$(awk -v ms="${milliseconds[5]}" -v s="$SECONDS_TO_TRAIN" 'BEGIN { print int(s * 1000 / ms / 40) * 40 }')
+echo "a step takes ${milliseconds[5]} ms here"
+if ((steps > MOST_PASSES * tokens / TOKENS_A_STEP)); then
+    steps=$((MOST_PASSES * tokens / TOKENS_A_STEP / 40 * 40))
+    echo "the text is small: more than $MOST_PASSES passes over it would learn it by heart"
+fi
+((steps >= 40)) || steps=40
+echo "$steps steps"
+train() {
+    ./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -o "$OUT/run" -x "$steps" -u $((steps / 15)) \
+        --max-minutes 1.5 -v $((steps / 8)) -m 64 -s $((steps / 4)) -g 120
+}
+if [[ -t 1 ]]; then
+    train # with a progress bar
+else
+    train | awk -v every=$((steps / 20)) '!/^step / || $2 + 0 == 1 || ($2 + 0) % every == 0 { print; fflush() }'
+fi
 
 say "5/5 drawing the curve"
 /usr/bin/python3 scripts/plot_run.py "$OUT/run" -o "$OUT/curve.png"

@@ -4,8 +4,8 @@
     dev/bench/bench_cpu.py [--build build/release-avx512bf16] [--seconds 8] [--dry-run]
 
 Each configuration is one process of bench_step: whole training steps with the rate of a plain library matmul measured
-between them, medians; then the same step in PyTorch (torch_step.py), where it is installed. On a shared machine
-tokens/s moves with the neighbours; the ratio to the matmul rate is steady.
+between them, medians; then the same step in PyTorch (torch_step.py), where it is installed: Debian's, or that of
+PEER_PYTHON=path/to/python. On a shared machine tokens/s moves with the neighbours; the ratio to the matmul rate is steady.
 """
 import argparse
 import datetime
@@ -28,6 +28,7 @@ CONFIGURATIONS = [
     ("6 layers C=384", "L=6,C=384,NH=6,V=50257", 8, 256, "bf16", 4000, None),
     ("124M", "d12,V=50257", 4, 256, "fp32", 480, 0.85),
 ]
+PEER_PYTHON = os.environ.get("PEER_PYTHON", "/usr/bin/python3")
 LOADER_TARGET = 200e6  # tokens/s of one thread, files in the page cache
 START_TARGET = 3.0  # seconds from launch to the first step, 124M
 PLAN_TARGET = 1.0  # seconds of --plan with -b auto and -r auto, 1558M
@@ -67,7 +68,7 @@ def supports_bf16():
 
 def bench_torch(shape, B, T, dtype):
     """The same step in PyTorch; None where there is no PyTorch."""
-    printed = output_of(["/usr/bin/python3", "dev/bench/torch_step.py", shape, str(B), str(T), dtype])
+    printed = output_of([PEER_PYTHON, "dev/bench/torch_step.py", shape, str(B), str(T), dtype])
     return json.loads(printed) if printed else None
 
 
@@ -135,7 +136,7 @@ def markdown(result):
     info = result["machine"]
     lines = [f"# CPU trainer, {info['cpu']}, {result['date']}", ""]
     lines += [f"{info['cores']} cores, {info['memory_gib']} GiB, {info['system']}, {info['compiler']}, "
-              f"{result['steps'][0]['libraries']}; commit {info['commit']}. Command: `make bench`.", ""]
+              f"{result['steps'][0]['libraries']}; commit {info['commit']}. Command: `{'PEER_PYTHON=path/to/python ' * ('PEER_PYTHON' in os.environ)}make bench`.", ""]
     lines += [
         "Medians of whole training steps. FLOP per token: 72 L C^2 + 6 Vp C + 6 L C (T+1). The matmul rate is a plain",
         "library matmul (1024 x 3072 x 768) measured between the steps, in the same process. PyTorch: the same step, "

@@ -1,0 +1,59 @@
+"""`make quickstart TEXT=...` with texts of all kinds: a vocabulary that fits them, samples while it learns, or a clear line.
+Trains for a second; what it learns in sixty is in doc/recipes.md."""
+import os
+import random
+import re
+import subprocess
+
+import pytest
+from conftest import EXIT_BAD_INPUT, ROOT, WORDS
+
+pytestmark = pytest.mark.slow
+
+
+def quickstart(directory, text):
+    """Into a directory of its own: quickstart/ may be somebody's."""
+    env = {**os.environ, "QUICKSTART_DIR": str(directory / "out"), "QUICKSTART_SECONDS": "1"}
+    for name in ("MODE", "SIMD", "MAKEFLAGS", "MAKELEVEL", "TEXT"):
+        env.pop(name, None)  # of the make that runs the tests
+    return subprocess.run(["scripts/quickstart.sh", text], cwd=ROOT, env=env, capture_output=True, text=True,
+                          errors="replace", timeout=600, stdin=subprocess.DEVNULL)
+
+
+def english(choose, count):
+    return " ".join(choose.choice(WORDS) for _ in range(count))
+
+
+def chinese(choose, count):
+    return "".join(chr(choose.randrange(0x4E00, 0x4E00 + 600)) if i % 12 else "\u3002\n" for i in range(1, count))
+
+
+@pytest.mark.parametrize("write, count, vocabulary", [(english, 5000, 257), (chinese, 60000, 512)],
+                         ids=["20KB", "chinese"])
+def test_a_text_of_your_own(tmp_path, write, count, vocabulary):
+    text = tmp_path / "text.txt"
+    text.write_text(write(random.Random(1), count))
+    result = quickstart(tmp_path, text)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"vocabulary {vocabulary}" in result.stdout
+    steps = int(re.search(r"^(\d+) steps$", result.stdout, re.M)[1])
+    before, training = result.stdout.split("before it has learnt anything:\n")[1].split("a step takes", 1)
+    assert before.startswith("    ")
+    samples = [int(n) for n in re.findall(r"^sample at step (\d+)", training, re.M)]
+    assert samples == [steps // 4, steps // 2, steps * 3 // 4, steps]
+    assert len(re.findall(r"^step ", training, re.M)) <= 22  # no terminal: some of the steps only
+    for name in ("curve.png", "run/main.log", f"run/step_{steps:08d}/tokenizer.json"):
+        assert (tmp_path / "out" / name).exists(), name
+
+
+@pytest.mark.parametrize("kind", ["binary", "empty", "short", "missing"])
+def test_nothing_to_learn_from_is_a_line(tmp_path, kind):
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    if kind == "binary":
+        (directory / "picture.png").write_bytes(bytes(range(256)) * 100)
+    if kind == "short":
+        (directory / "text.txt").write_text("to be or not to be")
+    result = quickstart(tmp_path, directory if kind != "missing" else tmp_path / "no")
+    assert result.returncode == EXIT_BAD_INPUT, result.stdout + result.stderr
+    assert "quickstart: " in result.stderr and len(result.stderr.splitlines()) <= 2
