@@ -56,9 +56,9 @@ CUDA_SRC := $(filter-out llmc/cuda/sizes.c,$(wildcard llmc/cuda/*.c llmc/cuda/*.
 
 TEST_SRC := $(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c)
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
-# What op, model and golden tests link besides the library: the fp64 specification and the helper around op calls.
-REF_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard test/reference/*.c) test/ops/op_test.c)
-REF_LIB  := $(BUILD)/libreference.a
+# What tests link besides the library: their main, the fp64 specification and the helper around op calls.
+TEST_OBJ := $(patsubst %.c,$(BUILD)/%.o,test/test.c $(wildcard test/reference/*.c) test/ops/op_test.c)
+TEST_LIB := $(BUILD)/libtest.a
 
 # --profile: in the trainers, calls of these functions go through the wrappers of llmc/run/profile.c.
 PROFILE_OPS := $(shell sed -n 's/^OP.\([a-z0-9_]*\),.*/\1/p' llmc/run/op_table.def) \
@@ -117,16 +117,12 @@ $(DATA_TOOLS): data/%: $(BUILD)/% FORCE
 
 FORCE:
 
-$(REF_LIB): $(REF_OBJ)
+$(TEST_LIB): $(TEST_OBJ)
 	@rm -f $@
 	$(SAY) AR $@
 	$(QUIET)ar rcs $@ $^
 
-$(BUILD)/test/unit/%: $(BUILD)/test/unit/%.o $(LIB)
-	$(SAY) LINK $@
-	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
-
-$(BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(LIB)
+$(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
 
@@ -249,7 +245,7 @@ sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)
 # ----------------------------------------------------------------------------------------------------------------- style
 
 SOURCES := $(sort $(wildcard *.cu llmc/*.[ch] llmc/*/*.[ch] llmc/*/*.cu llmc/*/*.cuh data/*.[ch] dev/*/*.[ch] \
-           dev/sim/*.cpp dev/sim/*.cu test/*/*.[ch] test/*/*.cu))
+           dev/sim/*.cpp dev/sim/*.cu test/*.[ch] test/*/*.[ch] test/*/*.cu))
 # What clang-tidy reads: the C of it; without a CUDA toolkit not what includes its headers.
 TIDIED := $(filter %.c train_gpt2.cu,$(if $(CUDA),$(SOURCES),$(filter-out llmc/cuda/% test/sim/%,$(SOURCES))))
 # clang 14 knows _Float16 only where AVX512-FP16 is switched on; nothing is compiled here, only read.

@@ -89,7 +89,7 @@ $(SIM_BUILD)/train_gpt2sim: $(BUILD)/train_gpt2.o $(BUILD)/test/sim/plan_apart.o
 $(SIM_SHORT:%=$(SIM_BUILD)/test/%) $(SIM_BUILD)/test/ops/test_random_shapes: LDFLAGS += -Wl,--wrap=cuda_scratch
 $(SIM_SHORT:%=$(SIM_BUILD)/test/%) $(SIM_BUILD)/test/ops/test_random_shapes: $(BUILD)/test/sim/scratch_apart.o
 
-$(SIM_BUILD)/test/%: $(BUILD)/test/%.o $(SIM_KERNEL_OBJ) $(REF_LIB) $(SIM_LIB)
+$(SIM_BUILD)/test/%: $(BUILD)/test/%.o $(SIM_KERNEL_OBJ) $(TEST_LIB) $(SIM_LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
@@ -135,7 +135,7 @@ ifneq ($(filter-out 75,$(CUDA_ARCHS)),)
 $(eval $(call KERNEL_RULE,75))
 endif
 $(SIM_BUILD)/test/sim/test_old_image: build/nvcc-75/llmc/cuda/probe.o $(BUILD)/test/sim/test_old_image.o \
-		$(SIM_KERNEL_OBJ) $(SIM_LIB)
+		$(SIM_KERNEL_OBJ) $(TEST_LIB) $(SIM_LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
@@ -143,7 +143,7 @@ $(SIM_BUILD)/test/sim/test_old_image: build/nvcc-75/llmc/cuda/probe.o $(BUILD)/t
 # cuDNN's own library judges our graphs, with a driver that only says yes.
 CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o pass.o plan.o) \
 	$(BUILD)/llmc/base/error.o $(BUILD)/llmc/tensor.o
-$(SIM_BUILD)/test/sim/test_cudnn_graphs: $(BUILD)/test/sim/test_cudnn_graphs.o $(CUDNN_GRAPH_OBJ) \
+$(SIM_BUILD)/test/sim/test_cudnn_graphs: $(BUILD)/test/sim/test_cudnn_graphs.o $(TEST_LIB) $(CUDNN_GRAPH_OBJ) \
 		| $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)

@@ -109,7 +109,7 @@ cuda-test-programs: need-nvcc need-cublaslt $(CUDA_TEST_BIN)
 build/bench_ops_cu: need-nvcc need-cublaslt $(CUDA_BUILD)/dev/bench/bench_ops
 	@cp -f $(CUDA_BUILD)/dev/bench/bench_ops $@
 
-$(CUDA_BUILD)/test/%: $(BUILD)/test/%.o $(REF_LIB) $(CUDA_LIB)
+$(CUDA_BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(CUDA_LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(QUIET)$(call LINK_CUDA,-lcmocka)

@@ -6,6 +6,8 @@ TRAINER names the binary under test (default: ./train_gpt2), SIM_TRAINER the CUD
 import json
 import os
 import random
+import re
+import resource
 import shutil
 import signal
 import struct
@@ -81,11 +83,31 @@ def train(*arguments, trainer=TRAINER, expect=0, timeout=300, **options):
     return result
 
 
+def refused(*arguments, words, expect=EXIT_BAD_INPUT):
+    """It ends with one line on stderr that holds these words and names no path twice."""
+    result = train(*arguments, expect=expect)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    paths = re.findall(r"/[^\s:;,']+", lines[0].partition(": ")[2])
+    assert len(paths) == len(set(paths)), f"a path is there twice: {lines[0]}"
+    for word in words:
+        assert word in lines[0], f"'{word}' is missing in: {lines[0]}"
+
+
 def run_tiny(trainer, out, data, *arguments, **environment):
     """Runs TRAINER or SIMULATOR on the tiny model, with a cache of tuned matmuls beside the run; returns out."""
     env = {**os.environ, "PRETRAIN_CACHE": str(out.parent / "tuning"), **environment}
     train(*TINY, *QUIET, *data.flags, "-o", out, *arguments, trainer=trainer, timeout=300, env=env)
     return out
+
+
+def limit_file_size(size):
+    """A preexec_fn: files end there, with EFBIG."""
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return limit
 
 
 def start(*arguments):

@@ -1,21 +1,16 @@
 """Bad options and bad files: one clear line on stderr, exit code 2, nothing started and nothing left behind."""
 import os
-import re
 
 import pytest
-from conftest import EXIT_BAD_INPUT, EXIT_RUN_FAILED, QUIET, TINY, train, write_shard
+from conftest import EXIT_RUN_FAILED, QUIET, TINY, refused, train, write_shard
 
 pytestmark = pytest.mark.sanitize
 
-# name: (options after the good ones, words that the message must hold)
+# name: (options after the good ones, words of the message). Every form of a value: test/unit/test_options.c.
 OPTIONS = {
     "an unknown option names the nearest": (["--batchsize", "4"], ["--batchsize", "batch-size"]),
-    "a missing value": (["-l"], ["-l"]),
-    "a batch of 0": (["-b", "0"], ["-b", "0", "1"]),
-    "a word for a number": (["-b", "many"], ["-b", "many"]),
     "a total batch that does not fit names its neighbours": (["-d", "100"], ["100", "96", "128"]),
     "a context longer than the model's": (["-t", "64"], ["64", "32"]),
-    "a learning rate of nan": (["-l", "nan"], ["-l", "nan"]),
     "an unknown schedule": (["-k", "sawtooth"], ["sawtooth", "cosine"]),
     "an unknown model": (["-e", "d13x"], ["d13x"]),
     "heads that do not divide the channels": (["-e", "L=1,C=64,NH=5,T=32"], ["64", "5"]),
@@ -30,16 +25,6 @@ OPTIONS = {
 }
 
 
-def refused(*arguments, words, expect=EXIT_BAD_INPUT):
-    result = train(*arguments, expect=expect)
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    paths = re.findall(r"/[^\s:;,']+", lines[0].partition(": ")[2])
-    assert len(paths) == len(set(paths)), f"a path is there twice: {lines[0]}"
-    for word in words:
-        assert word in lines[0], f"'{word}' is missing in: {lines[0]}"
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_option(name, data, tmp_path):
     arguments, words = OPTIONS[name]
@@ -52,18 +37,11 @@ def test_an_output_directory_that_cannot_be_written(data, tmp_path):
     refused(*TINY, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "file" / "run", words=[str(tmp_path / "file")])
 
 
-# name: (how the shard is written, words)
+# name: (how the shard is written, words). Every other way to be wrong: test/unit/test_shards.c.
 SHARDS = {
     "a foreign file": (lambda path: path.write_text("these are no tokens " * 200), ["magic"]),
-    "an unknown version": (lambda path: write_shard(path, [1] * 500, version=9), ["version", "9"]),
-    "a count larger than the file": (lambda path: write_shard(path, [1] * 500, count=501), ["501"]),
-    "a negative count": (lambda path: write_shard(path, [1] * 500, count=-5), ["-5"]),
     "no tokens": (lambda path: write_shard(path, []), []),
-    "fewer tokens than a window": (lambda path: write_shard(path, [1] * 32), ["33"]),
-    "a truncated header": (lambda path: path.write_bytes(b"\x88\xd9\x34\x01" * 10), []),
     "a token beyond GPT-2's vocabulary": (lambda path: write_shard(path, [1] * 20 + [60000] * 80), ["60000", "50257"]),
-    "an empty file": (lambda path: path.write_bytes(b""), []),
-    "a directory": (lambda path: path.mkdir(), []),
 }
 
 

@@ -3,13 +3,12 @@ import json
 import os
 import random
 import re
-import shutil
 import struct
 import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import EXIT_BAD_INPUT, QUIET, ROOT, TRAINER, checkpoints, train, write_shard, write_state
+from conftest import QUIET, ROOT, TRAINER, checkpoints, refused, train, write_shard, write_state
 
 pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test-all")
 torch = pytest.importorskip("torch")
@@ -56,14 +55,6 @@ def assert_same_bits(a, b):
         assert a[name].dtype == b[name].dtype and a[name].shape == b[name].shape, name
         size = torch.int32 if a[name].dtype == torch.float32 else torch.int16
         assert torch.equal(a[name].view(size), b[name].view(size)), name
-
-
-def refused(*arguments, words, expect=EXIT_BAD_INPUT):
-    result = train(*arguments, expect=expect)
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    for word in words:
-        assert word in lines[0], f"'{word}' is missing in: {lines[0]}"
 
 
 # ---------------------------------------------------------------------------------------------------------- bit by bit
@@ -237,60 +228,13 @@ def test_a_damaged_tokenizer_makes_a_checkpoint_invalid_and_an_old_one_without_i
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
-def stored_as(dtype):
-    def damage(directory):
-        from safetensors.torch import load_file, save_file
-
-        path = directory / "model-00001-of-00004.safetensors"
-        save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path, {"format": "pt"})
-
-    return damage
-
-
-def edit_index(change):
-    def damage(directory):
-        path = directory / "model.safetensors.index.json"
-        index = json.loads(path.read_text())
-        change(index["weight_map"])
-        path.write_text(json.dumps(index))
-
-    return damage
-
-
-WTE = "transformer.wte.weight"
-# name: (what is done to a directory of four files, words of the message)
-DAMAGE = {
-    "fp64": (stored_as(torch.float64), [WTE, "F64", "F32, F16 and BF16"]),
-    "int8": (stored_as(torch.int8), [WTE, "I8", "F32, F16 and BF16"]),
-    "a missing file": (lambda d: (d / "model-00003-of-00004.safetensors").unlink(),
-                       ["model-00003-of-00004.safetensors", "missing", "4 files", "index.json"]),
-    "a cut file": (lambda d: os.truncate(d / "model-00004-of-00004.safetensors", 3000),
-                   ["model-00004-of-00004.safetensors"]),
-    "a tensor in another file": (edit_index(lambda m: m.update({WTE: "model-00002-of-00004.safetensors"})),
-                                 ["model-00002-of-00004.safetensors", WTE, "model-00001-of-00004.safetensors"]),
-    "a way out of the directory": (edit_index(lambda m: m.update({WTE: "../secret.safetensors"})),
-                                   [WTE, "../secret.safetensors", "same directory"]),
-    "a tensor that is not listed": (edit_index(lambda m: m.pop(WTE)), [WTE, "not in the index"]),
-    "an index without files": (lambda d: (d / "model.safetensors.index.json").write_text("{}"), ["weight_map"]),
-    "no weights at all": (lambda d: [path.unlink() for path in d.glob("model*")], ["no model.safetensors"]),
-}
-
-
-@pytest.fixture(scope="module")
-def in_four_files(tmp_path_factory):
-    directory = save(new_model(), tmp_path_factory.mktemp("model"), shard="150KB")
-    assert len(list(directory.glob("model-*-of-00004.safetensors"))) == 4
-    return directory
-
-
+# Every other way to be wrong: test/unit/test_weights_file.c.
 @pytest.mark.sanitize
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_model_that_cannot_be_read(name, in_four_files, data, tmp_path):
-    damage, words = DAMAGE[name]
-    shutil.copytree(in_four_files, tmp_path / "model")
-    damage(tmp_path / "model")
-    refused("-e", tmp_path / "model", "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run",
-            words=words)
+def test_a_model_that_lacks_a_file_is_refused(data, tmp_path):
+    model = save(new_model(), tmp_path / "model", shard="150KB")
+    (model / "model-00003-of-00004.safetensors").unlink()
+    refused("-e", model, "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run",
+            words=["model-00003-of-00004.safetensors", "missing", "4 files", "index.json"])
     assert not (tmp_path / "run" / "main.log").exists()
 
 
@@ -301,14 +245,9 @@ def test_data_of_another_vocabulary_than_the_model(data, tmp_path):
             words=[str(model), "500", "257", "--tokenizer"])
 
 
-# name: (--export, further options, words)
+# name: (--export, further options, words). Every other way to be wrong: test/unit/test_export.c.
 EXPORTS = {
-    "an llm.c file in fp16": ("model.bin", ["--export-dtype", "fp16"], ["fp16", "--export-dtype fp32 or bf16"]),
-    "a path inside a file": ("file/model", [], ["file", "Not a directory"]),
-    "a file where a directory is to be": ("file", [], ["this is a file"]),
-    "a directory that holds something else": (".", [], ["not of an exported model"]),
     "a file that is no llm.c model": ("data.bin", [], ["no llm.c model"]),
-    "a place that cannot be written": ("/proc/model", [], ["not writable"]),
     "an unknown type": ("model", ["--export-dtype", "int8"], ["int8", "fp32"]),
 }
 
@@ -317,9 +256,8 @@ EXPORTS = {
 @pytest.mark.parametrize("name", EXPORTS)
 def test_an_export_that_cannot_be_is_refused_before_training(name, data, tmp_path):
     path, options, words = EXPORTS[name]
-    (tmp_path / "file").write_text("x")
     (tmp_path / "data.bin").write_text("x")
     refused("-e", f"L=1,C=64,NH=2,T={T}", "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run",
             "--export", tmp_path / path, *options, words=words)
-    assert sorted(os.listdir(tmp_path)) in (["data.bin", "file"], ["data.bin", "file", "run"])
+    assert sorted(os.listdir(tmp_path)) in (["data.bin"], ["data.bin", "run"])
     assert not (tmp_path / "run" / "main.log").exists()

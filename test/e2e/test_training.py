@@ -1,5 +1,4 @@
 """What a run computes: it learns, and its numbers do not depend on how the work was cut."""
-import re
 import subprocess
 import sys
 

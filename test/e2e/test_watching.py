@@ -4,16 +4,14 @@ import json
 import os
 import pty
 import re
-import resource
 import select
-import signal
 import struct
 import subprocess
-import sys
 import time
 
 import pytest
-from conftest import EXIT_RUN_FAILED, QUIET, ROOT, TINY, checkpoints, command, events, kill, start, train, wait_for
+from conftest import (EXIT_RUN_FAILED, QUIET, ROOT, TINY, checkpoints, command, events, kill, limit_file_size, start, train,
+                      wait_for)
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: scripts/install_deps.sh test")
 from tensorboard.backend.event_processing import plugin_event_multiplexer  # noqa: E402
@@ -159,13 +157,9 @@ def test_a_bit_that_flipped_anywhere_in_a_record_is_noticed(data, tmp_path):
 
 
 def test_a_file_that_cannot_grow_does_not_stop_the_run(data, tmp_path):
-    def limit_file_size():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes then fail with EFBIG
-        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # the checkpoint's largest file has 300 KB
-
     run = tmp_path / "run"
     result = train("-e", "L=1,C=32,NH=1,T=32", "-t", 32, "-b", 1, *QUIET, "-n", 0, *data.flags, "-x", 2500, "-o", run,
-                   preexec_fn=limit_file_size)
+                   preexec_fn=limit_file_size(400_000))  # the largest file of the checkpoint has 300 KB
     assert len(re.findall("events.out.*: cannot be written: File too large; the run goes on", result.stderr)) == 1
     assert len(re.findall("main.log: cannot be written: File too large; the run goes on", result.stderr)) == 1
     assert "done        2500 steps" in result.stdout

@@ -9,9 +9,6 @@
 #include "llmc/train/optimizer.h"
 #include "test/ops/op_test.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { B = 3, T = 16, STEPS = 10, WINDOWS = B * (T + 1) };
 static const char model_path[] = "test/golden/tiny_gpt2", expected_path[] = "test/golden/expected.safetensors";
@@ -81,6 +78,7 @@ static int close_files(void **state) {
     free(golden.table), host_free(golden.windows);
     return op_group_teardown(state);
 }
+TestFixture test_all = {open_files, close_files};
 
 static void check(const char *name, const double *got, const double *want, int64_t n, double tolerance) {
     double error = op_relative_error(got, want, n);
@@ -89,8 +87,7 @@ static void check(const char *name, const double *got, const double *want, int64
 
 // ----------------------------------------------------------------------------------------------------- specification
 
-static void the_specification_agrees_with_pytorch(void **state) {
-    (void)state;
+TEST(the_specification_agrees_with_pytorch) {
     enum { MAX_TENSORS = 64 };
     double *params[MAX_TENSORS], *grads[MAX_TENSORS], losses[B * T];
     int32_t windows[WINDOWS];
@@ -166,8 +163,7 @@ static void micro_step(Gpt2 *model, int step) {
 }
 
 // The decoder from prompts of every length, and token by token from one: row t of the logits each time.
-static void logits_agree_with_pytorch(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(logits_agree_with_pytorch) {
     Gpt2 *model = load_model(dtype);
     int64_t V = golden.config.V, n;
     double *want = expected("", "logits", &n), *got = malloc((size_t)n * sizeof *got);
@@ -192,8 +188,7 @@ static void logits_agree_with_pytorch(void **state) {
     gpt2_destroy(model);
 }
 
-static void losses_agree_with_pytorch(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(losses_agree_with_pytorch) {
     Gpt2 *model = load_model(dtype);
     int64_t n;
     double *want = expected("", "losses", &n), sums[B];
@@ -210,8 +205,7 @@ static void losses_agree_with_pytorch(void **state) {
     gpt2_destroy(model);
 }
 
-static void every_gradient_agrees_with_pytorch(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(every_gradient_agrees_with_pytorch) {
     Gpt2 *model = load_model(dtype);
     micro_step(model, 0);
     for (int i = 0; i < golden.count; i++) {
@@ -268,8 +262,7 @@ static void check_final_weights(const Gpt2 *model, double tolerance) {
     }
 }
 
-static void ten_adamw_steps_agree_with_pytorch(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(ten_adamw_steps_agree_with_pytorch) {
     Limits limits = limits_of(dtype);
     Gpt2 *model = load_model(dtype);
     Optimizer *optimizer = make_optimizer(model);
@@ -289,15 +282,4 @@ static void ten_adamw_steps_agree_with_pytorch(void **state) {
     free(rates), free(want_losses), free(want_norms);
     optimizer_destroy(optimizer);
     gpt2_destroy(model);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_specification_agrees_with_pytorch),
-        OP_TEST(logits_agree_with_pytorch),
-        OP_TEST(losses_agree_with_pytorch),
-        OP_TEST(every_gradient_agrees_with_pytorch),
-        OP_TEST(ten_adamw_steps_agree_with_pytorch),
-    };
-    return cmocka_run_group_tests(tests, open_files, close_files);
 }

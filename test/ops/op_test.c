@@ -33,7 +33,7 @@ const DType op_dtypes[3] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 
 // ------------------------------------------------------------------------------------------------------ life of a test
 
-// TEST_FILTER names the tests to run. ThreadSanitizer and MemorySanitizer, which are slow, take one dtype unless told.
+// ThreadSanitizer and MemorySanitizer, which are slow, take one dtype unless TEST_FILTER says otherwise.
 #if defined(__SANITIZE_THREAD__)
 #define DEFAULT_FILTER "*_bf16"
 #elif defined(__has_feature)
@@ -41,14 +41,9 @@ const DType op_dtypes[3] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 #define DEFAULT_FILTER "*_bf16"
 #endif
 #endif
-#ifndef DEFAULT_FILTER
-#define DEFAULT_FILTER NULL
+#ifdef DEFAULT_FILTER
+__attribute__((constructor)) static void choose_tests(void) { cmocka_set_test_filter(DEFAULT_FILTER); }
 #endif
-__attribute__((constructor)) static void choose_tests(void) {
-    const char *filter = getenv("TEST_FILTER");
-    if (!filter) filter = DEFAULT_FILTER;
-    if (filter) cmocka_set_test_filter(filter);
-}
 
 // TEST_ATTENTION=cudnn|own: attention of a GPU by this, not by the faster one.
 static DeviceOptions options_of_environment(void) {

@@ -7,18 +7,10 @@
 // specification see the same values.
 // Nothing here knows a backend: memory and copies go through device.h, dtypes a device lacks are skipped.
 #pragma once
-// cmocka needs these four before its own header.
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include "llmc/device.h"
 #include "llmc/ops.h"
 #include "test/reference/reference.h"
+#include "test/test.h"
 
 typedef struct {
     Tensor t;        // on the device
@@ -31,13 +23,29 @@ typedef struct {
 } OpDims;
 #define DIMS(...) ((OpDims){{__VA_ARGS__}})
 
-// One test in the three floating dtypes: op_dtype(state) tells which, and skips what the device does not support.
+// One test in each of the three floating dtypes, skipped where the device does not support it. Its body knows `dtype`.
 extern const DType op_dtypes[3];
-#define OP_TEST(f)                                                                                                     \
-    {#f "_fp32", f, NULL, op_teardown, (void *)&op_dtypes[0]},                                                         \
-        {#f "_fp16", f, NULL, op_teardown, (void *)&op_dtypes[1]}, {                                                   \
-#f "_bf16", f, NULL, op_teardown, (void *)&op_dtypes[2]                                                        \
-    }
+#define OP_TEST(name) OP_TEST_WITH(name, NULL, op_teardown)
+#define OP_TEST_WITH(name, setup, teardown)                                                                            \
+    OP_TEST_BODY(name)                                                                                                 \
+    __attribute__((constructor)) static void name##_registers(void) {                                                  \
+        OP_TEST_ADD(name, "_fp32", setup, teardown, 0);                                                                \
+        OP_TEST_ADD(name, "_fp16", setup, teardown, 1);                                                                \
+        OP_TEST_ADD(name, "_bf16", setup, teardown, 2);                                                                \
+    }                                                                                                                  \
+    static void name(__attribute__((unused)) DType dtype)
+// In one of them alone, by whose name ThreadSanitizer and MemorySanitizer choose.
+#define OP_TEST_BF16(name)                                                                                             \
+    OP_TEST_BODY(name)                                                                                                 \
+    __attribute__((constructor)) static void name##_registers(void) {                                                  \
+        OP_TEST_ADD(name, "_bf16", NULL, op_teardown, 2);                                                              \
+    }                                                                                                                  \
+    static void name(__attribute__((unused)) DType dtype)
+#define OP_TEST_BODY(name)                                                                                             \
+    static void name(DType dtype);                                                                                     \
+    static void name##_in_dtype(void **state) { name(op_dtype(state)); }
+#define OP_TEST_ADD(name, suffix, setup, teardown, i)                                                                  \
+    test_add(__LINE__, (struct CMUnitTest){#name suffix, name##_in_dtype, setup, teardown, (void *)&op_dtypes[i]})
 DType op_dtype(void **state);
 int op_group_setup(void **state);    // device_init, seed
 int op_group_teardown(void **state); // device_shutdown

@@ -1,6 +1,8 @@
 // attention_forward and attention_backward against the specification.
 #include "test/ops/op_cases.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 // B T C NH: one token; one head; head sizes 5, 7, 8, 12, 16, 32, 40, 64, 128; T beyond one block and not a multiple.
 // Then what a GPU kernel cuts differently: head sizes from 48 to 128 that do or do not fill its tiles, 256, which fills
 // several; T one below, at and one above tiles of 64 and 128; three blocks of 128; more heads than run at once.
@@ -12,27 +14,23 @@ static const HeadsShape cases[] = {
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
-static void attention_forward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(attention_forward_matches) {
     for (int i = 0; i < NUM_CASES; i++) attention_forward_case(&cases[i], dtype, 1.0, 1.0);
 }
 
 // Scores of size 5^2 * sqrt(HS) / sqrt(HS) = 25, up to 100: exp overflows in fp32 without the running maximum. A
 // relative error of 2^-24 in a score of 100 is 6e-6 in its exponential, so the fp32 tolerance is doubled.
-static void large_scores_do_not_overflow(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(large_scores_do_not_overflow) {
     attention_forward_case(&cases[3], dtype, 5.0, 2.0);
     attention_forward_case(&cases[8], dtype, 5.0, 2.0);
 }
 
-static void attention_backward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(attention_backward_matches) {
     for (int i = 0; i < NUM_CASES; i++) attention_backward_case(&cases[i], dtype);
 }
 
 // Twice the same inputs, into memory that held something else.
-static void attention_gives_the_same_bits_again(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(attention_gives_the_same_bits_again) {
     const HeadsShape *c = &(const HeadsShape){2, 150, 192, 3};
     attention_begin(c, dtype, "attention");
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, 3 * c->C), 1.0);
@@ -49,14 +47,4 @@ static void attention_gives_the_same_bits_again(void **state) {
     op_check_same_bits(lse[0], lse[1]);
     op_check_same_bits(dqkv[0], dqkv[1]);
     op_end();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(attention_forward_matches),
-        OP_TEST(large_scores_do_not_overflow),
-        OP_TEST(attention_backward_matches),
-        OP_TEST(attention_gives_the_same_bits_again),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -1,7 +1,8 @@
 // kv_cache_store and attention_decode against the specification.
 #include "test/ops/op_test.h"
 #include <math.h>
-#include <stdlib.h>
+
+TestFixture test_all = {op_group_setup, op_group_teardown};
 
 // B C NH maxT position: the first token; one head; head sizes 5, 7, 24, 48, 64, 128 and up to 520, of which a GPU's
 // kernel reads some in one go, some in several, some element by element; the last position of a cache and one in the
@@ -62,8 +63,7 @@ static void store_case(const struct Case *c, DType dtype) {
     op_end();
 }
 
-static void prompts_are_stored_where_they_belong_and_nothing_else_changes(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(prompts_are_stored_where_they_belong_and_nothing_else_changes) {
     for (int i = 0; i < NUM_CASES; i++) store_case(&cases[i], dtype);
 }
 
@@ -80,22 +80,30 @@ static void decode_case(const struct Case *c, DType dtype, double scale, double 
     op_end();
 }
 
-static void attention_decode_matches(void **state) {
-    for (int i = 0; i < NUM_CASES; i++) decode_case(&cases[i], op_dtype(state), 1.0, 1.0);
+OP_TEST(attention_decode_matches) {
+    for (int i = 0; i < NUM_CASES; i++) decode_case(&cases[i], dtype, 1.0, 1.0);
+}
+
+OP_TEST(slices_of_tensors_match) {
+    for (int i = 4; i < 7; i++) {
+        op_begin_tensors_at(8);
+        store_case(&cases[i], dtype);
+        op_begin_tensors_at(8);
+        decode_case(&cases[i], dtype, 1.0, 1.0);
+    }
 }
 
 // Scores of size 5^2 * sqrt(HS) / sqrt(HS) = 25, up to 100: exp overflows in fp32 without the maximum. A relative error
 // of 2^-24 in a score of 100 is 6e-6 in its exponential, so the fp32 tolerance is doubled.
-static void large_scores_do_not_overflow(void **state) {
-    decode_case(&cases[5], op_dtype(state), 5.0, 2.0);
-    decode_case(&cases[7], op_dtype(state), 5.0, 2.0);
+OP_TEST(large_scores_do_not_overflow) {
+    decode_case(&cases[5], dtype, 5.0, 2.0);
+    decode_case(&cases[7], dtype, 5.0, 2.0);
 }
 
 // Equal scores of 152, whose exponentials no float can hold, in five chunks: the average of the values. The terms of
 // that are exact, and 300 of them are added.
-static void chunks_of_large_equal_scores_are_averaged(void **state) {
+OP_TEST(chunks_of_large_equal_scores_are_averaged) {
     const struct Case *c = &cases[7];
-    const DType dtype = op_dtype(state);
     begin(c, dtype, "attention_decode of equal scores");
     OpTensor cache = partly_filled_cache(c, dtype, "cache", c->position, 1.0);
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, 3 * c->C), 1.0);
@@ -112,8 +120,7 @@ static void chunks_of_large_equal_scores_are_averaged(void **state) {
 
 // One query after the other is what attention_forward computes at once. Both round the result once, 16-bit
 // probabilities in attention_forward add one more: the tolerance of an op on either side.
-static void decoding_token_by_token_is_causal_attention(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(decoding_token_by_token_is_causal_attention) {
     const struct Case c = {2, 128, 2, 80, 79};
     const int64_t T = c.maxT;
     begin(&c, dtype, "attention_decode after attention_forward");
@@ -157,8 +164,7 @@ static OpTensor decode_last(const struct Case *c, OpTensor cache, OpTensor qkv, 
     return out;
 }
 
-static void a_sequence_has_the_same_bits_alone_beside_others_and_in_a_longer_cache(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(a_sequence_has_the_same_bits_alone_beside_others_and_in_a_longer_cache) {
     const struct Case c = {3, 128, 2, 150, 140}, largest = {3, 128, 2, 333, 140};
     begin(&largest, dtype, "attention_decode in any company");
     OpTensor cache = partly_filled_cache(&c, dtype, "cache", c.position, 1.0);
@@ -169,27 +175,4 @@ static void a_sequence_has_the_same_bits_alone_beside_others_and_in_a_longer_cac
     op_check_same_bits(last, decode_last(&c, cache, qkv, position, c.maxT, dtype, "out alone"));
     op_check_same_bits(last, decode_last(&c, cache, qkv, position, largest.maxT, dtype, "out of a longer cache"));
     op_end();
-}
-
-static void slices_of_tensors_match(void **state) {
-    DType dtype = op_dtype(state);
-    for (int i = 4; i < 7; i++) {
-        op_begin_tensors_at(8);
-        store_case(&cases[i], dtype);
-        op_begin_tensors_at(8);
-        decode_case(&cases[i], dtype, 1.0, 1.0);
-    }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(prompts_are_stored_where_they_belong_and_nothing_else_changes),
-        OP_TEST(attention_decode_matches),
-        OP_TEST(slices_of_tensors_match),
-        OP_TEST(large_scores_do_not_overflow),
-        OP_TEST(chunks_of_large_equal_scores_are_averaged),
-        OP_TEST(decoding_token_by_token_is_causal_attention),
-        OP_TEST(a_sequence_has_the_same_bits_alone_beside_others_and_in_a_longer_cache),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

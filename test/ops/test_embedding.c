@@ -1,6 +1,8 @@
 // batch_unpack, embedding_forward and embedding_backward against the specification.
 #include "test/ops/op_cases.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 // B T C V Vp maxT: one token; rows that are no multiple of 8 and a vocabulary of 7 (every token repeated); odd C;
 // more rows than one block; rows longer than one block; the same token everywhere, 9,000 times; large vocabularies;
 // odd C and so few tokens that their runs cross blocks.
@@ -11,13 +13,11 @@ static const EmbeddingShape cases[] = {
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
-static void embedding_forward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(embedding_forward_matches) {
     for (int i = 0; i < NUM_CASES; i++) embedding_forward_case(&cases[i], dtype);
 }
 
-static void embedding_backward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(embedding_backward_matches) {
     for (int i = 0; i < NUM_CASES; i++) {
         for (int accumulate = 0; accumulate <= 1; accumulate++) {
             embedding_backward_case(&cases[i], dtype, DTYPE_FP32, accumulate);
@@ -26,8 +26,7 @@ static void embedding_backward_matches(void **state) {
     }
 }
 
-static void slices_of_tensors_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(slices_of_tensors_match) {
     for (int i = 1; i < 4; i++) {
         op_begin_tensors_at(8);
         embedding_forward_case(&cases[i], dtype);
@@ -59,18 +58,7 @@ static void unpack_case(DType from) {
     op_end();
 }
 
-static void batch_unpack_shifts_the_targets_by_one(void **state) {
-    (void)state;
+TEST_WITH(batch_unpack_shifts_the_targets_by_one, NULL, op_teardown) {
     unpack_case(DTYPE_U16);
     unpack_case(DTYPE_I32);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(embedding_forward_matches),
-        OP_TEST(embedding_backward_matches),
-        OP_TEST(slices_of_tensors_match),
-        cmocka_unit_test_teardown(batch_unpack_shifts_the_targets_by_one, op_teardown),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

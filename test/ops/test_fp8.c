@@ -4,20 +4,18 @@
 #include "llmc/base/rng.h"
 #include "test/ops/fp8_case.h"
 #include <math.h>
-#include <string.h>
+
+TestFixture test_all = {op_group_setup, op_group_teardown};
 
 // Multiples of 16, mostly none of 64; more than one block in each direction.
 static const struct Size { int64_t N, K; } sizes[] = {{16, 16}, {48, 80}, {176, 336}, {64, 128}, {272, 208}};
 enum { NUM_SIZES = sizeof sizes / sizeof *sizes };
 static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
 
-static DType fp8_dtype(void **state) {
-    const DType dtype = op_dtype(state);
-    if (!device_facts()->supports[DTYPE_E4M3]) {
-        print_message("the device has no fp8\n");
-        skip();
-    }
-    return dtype;
+static void need_fp8(void) {
+    if (device_facts()->supports[DTYPE_E4M3]) return;
+    print_message("the device has no fp8\n");
+    skip();
 }
 
 static void begin(int64_t N, int64_t K, DType dtype, const char *what, DType format) {
@@ -77,8 +75,8 @@ static void quantize_case(DType dtype, DType format, struct Size s, double size,
     op_end();
 }
 
-static void a_tensor_is_quantised_by_its_own_amax_bit_for_bit(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(a_tensor_is_quantised_by_its_own_amax_bit_for_bit) {
+    need_fp8();
     const Fp8Slot none = {0};
     for (int f = 0; f < 2; f++)
         for (int i = 0; i < NUM_SIZES; i++)
@@ -104,8 +102,8 @@ static void hard_bits(void *bits, int64_t n, DType dtype, DType format) {
     }
 }
 
-static void every_number_is_rounded_to_the_nearest_even_and_saturates(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates) {
+    need_fp8();
     enum { N = 256 };
     Fp8Slot one = {.scale = 1.0f, .inverse = 1.0f, .history = {1.0f}};
     for (int f = 0; f < 2; f++) {
@@ -124,8 +122,8 @@ static void every_number_is_rounded_to_the_nearest_even_and_saturates(void **sta
 
 // The history says 1, or 0.01, when values reach 4: the scale fits with its factor of 2 to spare, saturates, or wastes
 // range. Then an amax of an earlier micro-step, smaller or larger than this one's.
-static void delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax) {
+    need_fp8();
     const double before[] = {1.0, 0.01, 100.0};
     for (int f = 0; f < 2; f++) {
         for (int i = 0; i < 3; i++) {
@@ -137,16 +135,16 @@ static void delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax
 }
 
 // A slot without history has the scale of each tensor that comes, in every micro-step of the first step.
-static void delayed_scaling_begins_with_current_scaling(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(delayed_scaling_begins_with_current_scaling) {
+    need_fp8();
     Fp8Slot slot = {0};
     quantize_case(dtype, DTYPE_E5M2, sizes[1], 1.0, slot, FP8_DELAYED, 3);
     fp8_slot_record(&slot, 1000.0f, DTYPE_E5M2, true);
     quantize_case(dtype, DTYPE_E5M2, sizes[1], 1.0, slot, FP8_DELAYED, 3);
 }
 
-static void kept_scales_give_the_same_values_once_more(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(kept_scales_give_the_same_values_once_more) {
+    need_fp8();
     for (int f = 0; f < 2; f++) {
         Fp8Slot slot = slot_of_history(1.5, formats[f]);
         slot.amax = 0.25f;
@@ -154,8 +152,8 @@ static void kept_scales_give_the_same_values_once_more(void **state) {
     }
 }
 
-static void zeros_are_quantised_with_scale_1(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(zeros_are_quantised_with_scale_1) {
+    need_fp8();
     const Fp8Slot none = {0};
     for (int f = 0; f < 2; f++) {
         quantize_case(dtype, formats[f], sizes[1], 0.0, none, FP8_CURRENT, 3);
@@ -164,8 +162,8 @@ static void zeros_are_quantised_with_scale_1(void **state) {
 }
 
 // Magnitudes at the ends of what the scale can do: 2^-100 is beyond it, and so is 2^100. (fp16 has neither.)
-static void very_small_and_very_large_tensors_keep_a_finite_scale(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(very_small_and_very_large_tensors_keep_a_finite_scale) {
+    need_fp8();
     const Fp8Slot none = {0};
     if (dtype == DTYPE_FP16) {
         print_message("fp16 has no numbers so small and so large\n");
@@ -178,8 +176,8 @@ static void very_small_and_very_large_tensors_keep_a_finite_scale(void **state) 
 }
 
 // The finite check of the step must find them: they come out of the product as NaN, in the row that has them.
-static void inf_and_nan_come_out_of_a_product_as_nan(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(inf_and_nan_come_out_of_a_product_as_nan) {
+    need_fp8();
     enum { N = 48, K = 80, OC = 32 };
     const double bad[] = {INFINITY, -INFINITY, NAN};
     for (int i = 0; i < 12; i++) {
@@ -239,8 +237,8 @@ static void matmul_case(DType dtype, struct Product p, int64_t M, int64_t N, int
     op_end();
 }
 
-static void products_of_fp8_tensors_match(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(products_of_fp8_tensors_match) {
+    need_fp8();
     static const int64_t shapes[][3] = {{16, 16, 16}, {48, 80, 112}, {176, 48, 208}, {272, 144, 96}, {64, 192, 64}};
     const struct Product products[] = {
         {DTYPE_E4M3, DTYPE_E4M3, dtype, true, false},      {DTYPE_E4M3, DTYPE_E4M3, dtype, false, false},
@@ -253,8 +251,8 @@ static void products_of_fp8_tensors_match(void **state) {
 }
 
 // 256 codes as a (16,16), times a matrix of ones on the diagonal: the values themselves, without any error.
-static void every_code_means_its_number(void **state) {
-    (void)fp8_dtype(state);
+OP_TEST_BF16(every_code_means_its_number) {
+    need_fp8();
     enum { N = 16 };
     const Fp8Slot half = {.scale = 0.5f, .inverse = 2.0f}, eight = {.scale = 8.0f, .inverse = 0.125f};
     for (int f = 0; f < 2; f++) {
@@ -279,8 +277,8 @@ static void every_code_means_its_number(void **state) {
 }
 
 // More than a block of rows, of columns and of depth of any backend.
-static void a_large_product_matches_and_has_the_same_bits_twice(void **state) {
-    const DType dtype = fp8_dtype(state);
+OP_TEST(a_large_product_matches_and_has_the_same_bits_twice) {
+    need_fp8();
     enum { M = 1104, N = 1616, K = 16 };
     Fp8Slot a_slot, b_slot;
     begin(N, N, dtype, "a large product", DTYPE_E4M3);
@@ -300,8 +298,8 @@ static void a_large_product_matches_and_has_the_same_bits_twice(void **state) {
 // -------------------------------------------------------------------------------------------- scales from step to step
 
 // 40 steps: the ring goes round twice, with amax that rises, falls, is zero, inf and nan.
-static void the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen(void **state) {
-    (void)fp8_dtype(state);
+OP_TEST_BF16(the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen) {
+    need_fp8();
     enum { SLOTS = 5, STEPS = 40 };
     begin(16, 16, DTYPE_FP32, "forty steps", DTYPE_E4M3);
     Fp8Slot want[SLOTS] = {{0}};
@@ -324,8 +322,7 @@ static void the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen(vo
 
 // ------------------------------------------------------------------------------------------ what a product does not do
 
-static void gelu_backward_matches_also_in_place(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(gelu_backward_matches_also_in_place) {
     const int64_t counts[] = {16, 70000};
     for (int i = 0; i < 2; i++) {
         begin(counts[i], 16, dtype, "gelu_backward", DTYPE_E5M2);
@@ -351,8 +348,7 @@ static void bias_case(DType dtype, DType grad, struct Size s, bool accumulate) {
     op_end();
 }
 
-static void bias_backward_matches(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(bias_backward_matches) {
     const struct Size odd[] = {{1, 7}, {33, 100}, {300, 272}};
     for (int i = 0; i < 3; i++) {
         for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -360,25 +356,4 @@ static void bias_backward_matches(void **state) {
             bias_case(dtype, dtype, odd[i], accumulate);
         }
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(a_tensor_is_quantised_by_its_own_amax_bit_for_bit),
-        OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates),
-        OP_TEST(delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax),
-        OP_TEST(delayed_scaling_begins_with_current_scaling),
-        OP_TEST(kept_scales_give_the_same_values_once_more),
-        OP_TEST(zeros_are_quantised_with_scale_1),
-        OP_TEST(very_small_and_very_large_tensors_keep_a_finite_scale),
-        OP_TEST(inf_and_nan_come_out_of_a_product_as_nan),
-        OP_TEST(products_of_fp8_tensors_match),
-        {"every_code_means_its_number_bf16", every_code_means_its_number, NULL, op_teardown, (void *)&op_dtypes[2]},
-        OP_TEST(a_large_product_matches_and_has_the_same_bits_twice),
-        {"the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen_bf16",
-         the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen, NULL, op_teardown, (void *)&op_dtypes[2]},
-        OP_TEST(gelu_backward_matches_also_in_place),
-        OP_TEST(bias_backward_matches),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -2,7 +2,6 @@
 // whatever is recomputed, evaluated or decoded in between, and after the scales went through a checkpoint.
 #include "test/ops/random_values.h"
 #include <math.h>
-#include <stdlib.h>
 
 // Multiples of 16 that are none of 64.
 enum { L = 2, C = 48, NH = 3, V = 61, T = 16, B = 6, SPAN = T + 1, STEPS = 3, MAX_TENSORS = 64 };
@@ -20,6 +19,7 @@ static int teardown(void **state) {
     host_free(windows);
     return op_group_teardown(state);
 }
+TestFixture test_all = {setup, teardown};
 
 static void need_fp8(void) {
     if (device_facts()->supports[DTYPE_E4M3] && device_facts()->supports[DTYPE_BF16]) return;
@@ -89,8 +89,7 @@ static double mean_loss(Gpt2 *model) {
 // twice that is allowed for layernorm, GELU and softmax, where errors may grow, and for vectors, which average over few
 // of them (8 seeds: 3 to 24%). No less than half a percent is expected: without fp8 the bits would be the same.
 enum { FULL_ROUNDING = 18 }; // percent
-static void gradients_in_fp8_are_those_of_bf16_within_its_rounding(void **state) {
-    (void)state;
+TEST(gradients_in_fp8_are_those_of_bf16_within_its_rounding) {
     need_fp8();
     double *expected[MAX_TENSORS], *gradients[MAX_TENSORS], loss = 0.0;
     for (int precision = IN_BF16; precision <= IN_FP8_DELAYED; precision++) {
@@ -116,8 +115,7 @@ static void gradients_in_fp8_are_those_of_bf16_within_its_rounding(void **state)
 // are sums in bf16, by their last bit; a step of e4m3 is 32 of those, so that one number in 32 may be rounded to the
 // other side, by a whole step, where rounding is wrong by 1 / sqrt(12) steps. That makes sqrt(12 / 32) = 61% of the
 // error of fp8 itself at most, 11%. (Mostly sums do not differ at all: 1e-7, and 2% in one of 8 seeds.)
-static void micro_steps_add_up_to_one(void **state) {
-    (void)state;
+TEST(micro_steps_add_up_to_one) {
     need_fp8();
     double *once[MAX_TENSORS] = {0}, *summed[MAX_TENSORS] = {0};
     Gpt2 *model = make_model(IN_FP8, true, 0);
@@ -175,8 +173,7 @@ static void check_bits(Precision precision, const uint64_t expected[STEPS], Gpt2
             op_fail("%s scaling, %s: other bits in step %d", precision == IN_FP8 ? "current" : "delayed", what, step);
 }
 
-static void steps_have_the_same_bits_whatever_is_recomputed_evaluated_or_decoded(void **state) {
-    (void)state;
+TEST(steps_have_the_same_bits_whatever_is_recomputed_evaluated_or_decoded) {
     need_fp8();
     for (int p = IN_FP8; p <= IN_FP8_DELAYED; p++) {
         const Precision precision = (Precision)p;
@@ -194,8 +191,7 @@ static void steps_have_the_same_bits_whatever_is_recomputed_evaluated_or_decoded
 }
 
 // Delayed scales are set between steps, from the steps before: within a step they stand still.
-static void delayed_scales_move_between_steps_only(void **state) {
-    (void)state;
+TEST(delayed_scales_move_between_steps_only) {
     need_fp8();
     Gpt2 *model = make_model(IN_FP8_DELAYED, true, 0);
     const Tensor slots = gpt2_fp8_slots(model);
@@ -220,8 +216,7 @@ static void delayed_scales_move_between_steps_only(void **state) {
     gpt2_destroy(model);
 }
 
-static void scales_from_a_checkpoint_go_on_with_the_same_bits(void **state) {
-    (void)state;
+TEST(scales_from_a_checkpoint_go_on_with_the_same_bits) {
     need_fp8();
     uint64_t expected[STEPS];
     Gpt2 *whole = make_model(IN_FP8_DELAYED, true, 0);
@@ -244,8 +239,7 @@ static void scales_from_a_checkpoint_go_on_with_the_same_bits(void **state) {
     gpt2_destroy(second);
 }
 
-static void a_model_for_forward_only_gives_the_losses_of_training_in_fp8(void **state) {
-    (void)state;
+TEST(a_model_for_forward_only_gives_the_losses_of_training_in_fp8) {
     need_fp8();
     Gpt2 *model = make_model(IN_FP8, true, 0);
     set_weights(model, 0);
@@ -261,8 +255,7 @@ static void a_model_for_forward_only_gives_the_losses_of_training_in_fp8(void **
     gpt2_destroy(model);
 }
 
-static void the_decoder_stays_in_bf16(void **state) {
-    (void)state;
+TEST(the_decoder_stays_in_bf16) {
     need_fp8();
     float logits[2][2 * V];
     for (int i = 0; i < 2; i++) {
@@ -276,8 +269,7 @@ static void the_decoder_stays_in_bf16(void **state) {
 }
 
 // One weight is inf or nan: the loss and the gradients of its block are not finite, and the update will be skipped.
-static void a_weight_that_is_not_finite_is_found_by_the_check_of_the_step(void **state) {
-    (void)state;
+TEST(a_weight_that_is_not_finite_is_found_by_the_check_of_the_step) {
     need_fp8();
     for (int i = 0; i < 4; i++) {
         Gpt2 *model = make_model(i % 2 ? IN_FP8_DELAYED : IN_FP8, true, 0);
@@ -293,18 +285,4 @@ static void a_weight_that_is_not_finite_is_found_by_the_check_of_the_step(void *
         assert_int_equal(gpt2_get_control(model).skip, SKIP_NONFINITE);
         gpt2_destroy(model);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_in_fp8_are_those_of_bf16_within_its_rounding),
-        cmocka_unit_test(micro_steps_add_up_to_one),
-        cmocka_unit_test(steps_have_the_same_bits_whatever_is_recomputed_evaluated_or_decoded),
-        cmocka_unit_test(delayed_scales_move_between_steps_only),
-        cmocka_unit_test(scales_from_a_checkpoint_go_on_with_the_same_bits),
-        cmocka_unit_test(a_model_for_forward_only_gives_the_losses_of_training_in_fp8),
-        cmocka_unit_test(the_decoder_stays_in_bf16),
-        cmocka_unit_test(a_weight_that_is_not_finite_is_found_by_the_check_of_the_step),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

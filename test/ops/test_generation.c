@@ -4,7 +4,6 @@
 #include "dev/sim/sim_control.h"
 #include "llmc/device.h"
 #include "test/ops/random_model.h"
-#include <string.h>
 
 enum { S = 3, SPAN = T + 1 };
 
@@ -22,6 +21,7 @@ static int teardown(void **state) {
     host_free(windows);
     return op_group_teardown(state);
 }
+TestFixture test_all = {setup, teardown};
 
 // ------------------------------------------------------------------------------------------------------------- helpers
 
@@ -75,8 +75,7 @@ static void assert_same_logits(const float *a, const float *b, int rows) {
 
 // --------------------------------------------------------------------------------------------------------------- tests
 
-static void every_position_has_the_logits_of_the_specification(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(every_position_has_the_logits_of_the_specification) {
     Gpt2 *model = make_model(dtype, false, 1, S);
     double *want = specified_logits(model);
     float logits[S * V];
@@ -103,9 +102,8 @@ static bool rows_are_computed_alike(void) {
     return strcmp(device_facts()->backend, "cpu") == 0 || sim_set_schedule != NULL;
 }
 
-static void a_sequence_has_the_same_bits_alone_and_beside_others(void **state) {
+OP_TEST(a_sequence_has_the_same_bits_alone_and_beside_others) {
     enum { PROMPT = 40, GROWN = 6 };
-    const DType dtype = op_dtype(state);
     if (!rows_are_computed_alike()) {
         print_message("the library chooses how it multiplies by the number of rows\n");
         skip();
@@ -126,9 +124,8 @@ static void a_sequence_has_the_same_bits_alone_and_beside_others(void **state) {
 }
 
 // Samples of one prompt: it is read once, and they part when their tokens do.
-static void sequences_with_one_prompt_are_alike_until_their_tokens_differ(void **state) {
+OP_TEST(sequences_with_one_prompt_are_alike_until_their_tokens_differ) {
     enum { PROMPT = 37 };
-    const DType dtype = op_dtype(state);
     Gpt2 *model = make_model(dtype, false, 1, S);
     int32_t prompts[S * PROMPT];
     float logits[S * V], first[V];
@@ -157,8 +154,7 @@ static uint64_t micro_step(Gpt2 *model) {
     return digest;
 }
 
-static void training_and_decoding_share_memory_and_do_not_see_each_other(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(training_and_decoding_share_memory_and_do_not_see_each_other) {
     float logits[2][2 * V], expected[2][2 * V];
     Gpt2 *model = make_model(dtype, false, 1, 2); // never trains
     start(model, 0, 2, 50, expected[0]);
@@ -184,8 +180,7 @@ static void training_and_decoding_share_memory_and_do_not_see_each_other(void **
     }
 }
 
-static void an_evaluation_ends_what_was_begun_and_takes_nothing_along(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(an_evaluation_ends_what_was_begun_and_takes_nothing_along) {
     Gpt2 *model = make_model(dtype, false, S, S);
     float before[S * V], after[S * V];
     gpt2_load_batch(model, windows, S, sizeof *windows);
@@ -202,15 +197,4 @@ static void an_evaluation_ends_what_was_begun_and_takes_nothing_along(void **sta
     start(model, 0, S, 20, after);
     assert_same_logits(before, after, S);
     gpt2_destroy(model);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(every_position_has_the_logits_of_the_specification),
-        OP_TEST(a_sequence_has_the_same_bits_alone_and_beside_others),
-        OP_TEST(sequences_with_one_prompt_are_alike_until_their_tokens_differ),
-        OP_TEST(training_and_decoding_share_memory_and_do_not_see_each_other),
-        OP_TEST(an_evaluation_ends_what_was_begun_and_takes_nothing_along),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -2,7 +2,8 @@
 // is unbiased; and what it does to a sum of 64 micro-steps (the table of doc/numerics.md: TEST_TABLE=1 prints it).
 #include "llmc/base/rng.h"
 #include "test/ops/op_cases.h"
-#include <stdio.h>
+
+TestFixture test_all = {op_group_setup, op_group_teardown};
 
 static OpsShape shape(DType dtype) {
     return (OpsShape){.B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype};
@@ -17,8 +18,7 @@ static Tensor control_at(uint32_t micro_steps) {
 // ------------------------------------------------------------------------------------------------------- the same bits
 
 // One element; less than a vector; no multiple of anything; more than one task; a matrix.
-static void gradient_add_gives_the_bits_of_the_specification(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(gradient_add_gives_the_bits_of_the_specification) {
     static const int64_t sizes[] = {1, 7, 130, 4099, 70001};
     for (int i = 0; i < 5; i++) gradient_add_case(dtype, sizes[i], i, i == 4 ? 0x80000001u : (uint32_t)(3 * i));
     op_begin_tensors_at(8);
@@ -26,8 +26,7 @@ static void gradient_add_gives_the_bits_of_the_specification(void **state) {
 }
 
 // fp32 values around every power of two of a wide range, exact ones and ones beyond the largest of the dtype.
-static void every_size_of_number_is_rounded_to_a_neighbour(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(every_size_of_number_is_rounded_to_a_neighbour) {
     enum { N = 4096 };
     op_begin(shape(dtype), "gradient_add of numbers of all sizes");
     OpTensor src = op_input(DTYPE_FP32, "src", DIMS(N), 1.0), dst = op_output(dtype, "dst", DIMS(N));
@@ -70,8 +69,7 @@ static void round_many(DType dtype, double fraction, uint64_t seed, int stream, 
     op_end();
 }
 
-static void the_rounding_is_unbiased(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(the_rounding_is_unbiased) {
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double values[NUM_ROUNDED];
     static const double fractions[] = {0.0625, 0.3, 0.5, 0.9};
@@ -83,8 +81,7 @@ static void the_rounding_is_unbiased(void **state) {
     }
 }
 
-static void seed_parameter_and_micro_step_name_the_bits(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(seed_parameter_and_micro_step_name_the_bits) {
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double first[NUM_ROUNDED], second[NUM_ROUNDED];
     round_many(dtype, 0.5, 1, 2, 3, first);
@@ -98,8 +95,7 @@ static void seed_parameter_and_micro_step_name_the_bits(void **state) {
     assert_memory_not_equal(first, second, sizeof first);
 }
 
-static void micro_step_count_adds_one_and_leaves_the_rest(void **state) {
-    (void)state;
+TEST_WITH(micro_step_count_adds_one_and_leaves_the_rest, NULL, op_teardown) {
     op_begin(shape(DTYPE_FP32), "micro_step_count");
     StepControl want = step_control_initial(512.0f), got;
     want.micro_steps = 0xFFFFu, want.good_steps = 7, want.skipped = 3;
@@ -189,8 +185,7 @@ static Errors sum_of_64(DType dtype, Kind kind) {
 // is lost is chance, not bias. The expectation takes the exact sum for the rounded one, whose step differs where one of
 // them has crossed a power of two and the other has not: a tenth covers it. To the nearest, gradients that
 // are smaller than half a step of a sum are lost each time, and no mean brings them back.
-static void the_error_of_64_sums_is_chance_without_bias(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(the_error_of_64_sums_is_chance_without_bias) {
     const bool table = getenv("TEST_TABLE") != NULL;
     for (Kind kind = EQUAL; kind < NUM_KINDS; kind++) {
         const Errors e = sum_of_64(dtype, kind);
@@ -206,16 +201,4 @@ static void the_error_of_64_sums_is_chance_without_bias(void **state) {
         op_expect(kinds[kind], e.mean, e.bias_limit);
         if (kind == FADING && dtype == DTYPE_BF16) assert_true(e.nearest > 10.0 * e.mean);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(gradient_add_gives_the_bits_of_the_specification),
-        OP_TEST(every_size_of_number_is_rounded_to_a_neighbour),
-        OP_TEST(the_rounding_is_unbiased),
-        OP_TEST(seed_parameter_and_micro_step_name_the_bits),
-        cmocka_unit_test_teardown(micro_step_count_adds_one_and_leaves_the_rest, op_teardown),
-        OP_TEST(the_error_of_64_sums_is_chance_without_bias),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

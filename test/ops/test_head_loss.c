@@ -1,6 +1,8 @@
 // head_loss_forward, head_loss_backward and sequence_losses against the specification.
 #include "test/ops/op_cases.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 // N C V Vp R: one row; R that does not divide N; more rows in a chunk than there are; V = Vp; odd C; a vocabulary of 7.
 static const HeadLossShape cases[] = {
     {1, 24, 7, 128, 1},    {13, 40, 61, 128, 5}, {33, 64, 200, 256, 33},  {21, 21, 7, 128, 4},
@@ -8,20 +10,17 @@ static const HeadLossShape cases[] = {
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
-static void head_loss_forward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(head_loss_forward_matches) {
     for (int i = 0; i < NUM_CASES; i++) head_loss_forward_case(&cases[i], dtype, 1.0);
 }
 
 // Logits of size 60, up to 200 and more: exp overflows in fp32 without the maximum taken out.
-static void large_logits_do_not_overflow(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(large_logits_do_not_overflow) {
     head_loss_forward_case(&cases[1], dtype, 60.0);
     head_loss_forward_case(&cases[6], dtype, 60.0);
 }
 
-static void head_loss_backward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(head_loss_backward_matches) {
     for (int i = 0; i < NUM_CASES; i++) {
         for (int flags = 0; flags < 4; flags++) {
             float loss_scale = flags & 2 ? 16.0f : 1.0f;
@@ -36,8 +35,7 @@ static const HeadLossShape large[] = {
     {2, 16, 5000, 5120, 2}, {3, 8, 50257, 50304, 2}, {2, 8, 70000, 70016, 2}, {5, 16, 61, 61, 8}};
 enum { NUM_LARGE = sizeof large / sizeof *large };
 
-static void head_loss_of_large_vocabularies_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(head_loss_of_large_vocabularies_matches) {
     for (int i = 0; i < NUM_LARGE; i++) {
         head_loss_forward_case(&large[i], dtype, 1.0);
         head_loss_backward_case(&large[i], dtype, DTYPE_FP32, false, 16.0f);
@@ -55,14 +53,12 @@ static void same_losses(const HeadLossShape *c, DType dtype) {
     op_end();
 }
 
-static void head_loss_forward_and_backward_give_the_same_losses(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(head_loss_forward_and_backward_give_the_same_losses) {
     same_losses(&cases[1], dtype);
     for (int i = 0; i < NUM_LARGE; i++) same_losses(&large[i], dtype);
 }
 
-static void slices_of_tensors_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(slices_of_tensors_match) {
     for (int i = 1; i < 4; i++) {
         op_begin_tensors_at(8);
         head_loss_forward_case(&cases[i], dtype, 1.0);
@@ -71,8 +67,7 @@ static void slices_of_tensors_match(void **state) {
     }
 }
 
-static void sequence_losses_matches(void **state) {
-    (void)state;
+TEST_WITH(sequence_losses_matches, NULL, op_teardown) {
     static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {2, 200}, {5, 1030}};
     for (int i = 0; i < 8; i++) {
         int64_t B = shapes[i / 2][0], T = shapes[i / 2][1];
@@ -89,17 +84,4 @@ static void sequence_losses_matches(void **state) {
         op_check(sums, DTYPE_FP32);
         op_end();
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(head_loss_forward_matches),
-        OP_TEST(large_logits_do_not_overflow),
-        OP_TEST(head_loss_backward_matches),
-        OP_TEST(head_loss_of_large_vocabularies_matches),
-        OP_TEST(head_loss_forward_and_backward_give_the_same_losses),
-        OP_TEST(slices_of_tensors_match),
-        cmocka_unit_test_teardown(sequence_losses_matches, op_teardown),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

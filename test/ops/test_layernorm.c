@@ -1,6 +1,8 @@
 // layernorm_forward, residual_layernorm_forward and layernorm_backward against the specification.
 #include "test/ops/op_cases.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 // N C: one row; rows that are no multiple of 8; C that is no multiple of 16, odd, wide; more rows than one block. Then
 // the widths at which a GPU cuts rows another way: a warp's last pack partly filled, rows of a block, rows of no fixed
 // size. Then the widths of GPT-2 medium and large, and others that give a warp's lane 16, 32, 40 and 48 columns;
@@ -10,21 +12,18 @@ static const RowsShape cases[] = {{1, 24},   {3, 40},   {13, 64},  {7, 21},   {6
                                   {5, 1024}, {6, 1280}, {5, 1536}, {3, 1400}, {250, 40}};
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
-static void layernorm_forward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(layernorm_forward_matches) {
     for (int i = 0; i < NUM_CASES; i++) layernorm_forward_case(&cases[i], dtype);
 }
 
-static void residual_layernorm_forward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(residual_layernorm_forward_matches) {
     for (int i = 0; i < NUM_CASES; i++) {
         residual_layernorm_case(&cases[i], dtype, false);
         residual_layernorm_case(&cases[i], dtype, true);
     }
 }
 
-static void constant_rows_give_the_bias(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(constant_rows_give_the_bias) {
     RowsShape c = {5, 40};
     layernorm_begin(&c, dtype, "layernorm_forward of constant rows");
     OpTensor in = op_input(dtype, "in", DIMS(c.N, c.C), 1.0);
@@ -41,8 +40,7 @@ static void constant_rows_give_the_bias(void **state) {
     op_end();
 }
 
-static void layernorm_backward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(layernorm_backward_matches) {
     for (int i = 0; i < NUM_CASES; i++) {
         for (int flags = 0; flags < 4; flags++) {
             layernorm_backward_case(&cases[i], dtype, DTYPE_FP32, flags & 1, flags & 2);
@@ -51,8 +49,7 @@ static void layernorm_backward_matches(void **state) {
     }
 }
 
-static void slices_of_tensors_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(slices_of_tensors_match) {
     for (int i = 0; i < 3; i++) {
         op_begin_tensors_at(8);
         layernorm_forward_case(&cases[i], dtype);
@@ -65,8 +62,7 @@ static void slices_of_tensors_match(void **state) {
 
 // More rows than all blocks of a GPU's backward pass have at first: blocks take turns, and their partial sums have an
 // end. Ones everywhere, rows of xhat = 1: both gradients count the rows.
-static void more_rows_than_blocks_are_counted_once(void **state) {
-    (void)state;
+TEST_WITH(more_rows_than_blocks_are_counted_once, NULL, op_teardown) {
     enum { N = 16500, C = 768 };
     const DType dtype = device_facts()->supports[DTYPE_BF16] ? DTYPE_BF16 : DTYPE_FP16;
     Error err;
@@ -92,16 +88,4 @@ static void more_rows_than_blocks_are_counted_once(void **state) {
     }
     device_free(memory);
     op_end();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(layernorm_forward_matches),
-        OP_TEST(residual_layernorm_forward_matches),
-        OP_TEST(constant_rows_give_the_bias),
-        OP_TEST(layernorm_backward_matches),
-        OP_TEST(slices_of_tensors_match),
-        cmocka_unit_test_teardown(more_rows_than_blocks_are_counted_once, op_teardown),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -2,22 +2,22 @@
 #include "dev/sim/sim_control.h"
 #include "test/ops/op_cases.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 // N IC OC: one row; extents that are no multiple of 8 or 16; odd ones; more than one block in each direction.
 static const MatmulShape cases[] = {{1, 24, 40}, {13, 40, 24},    {65, 64, 192}, {200, 96, 24},
                                     {7, 21, 63}, {130, 128, 384}, {33, 192, 48}};
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
-static void matmul_forward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(matmul_forward_matches) {
     for (int i = 0; i < 2 * NUM_CASES; i++) matmul_forward_case(&cases[i / 2], dtype, i % 2);
 }
 
 // What decoding multiplies: from one row to more than the CPU's kernel for few rows takes; rows of the weight that end
 // in parts of its 16 columns and of its pairs of bf16, and many of them. Where products do not depend on how many rows
 // there are (a GPU's library may choose by that), each row has the bits it has alone.
-static void matmul_forward_of_few_rows_matches(void **state) {
+OP_TEST(matmul_forward_of_few_rows_matches) {
     static const MatmulShape few[] = {{1, 768, 70}, {2, 31, 5}, {5, 70, 33}, {8, 96, 16}, {16, 65, 17}, {17, 64, 20}};
-    DType dtype = op_dtype(state);
     const bool alike = strcmp(device_facts()->backend, "cpu") == 0 || sim_set_schedule != NULL;
     for (int i = 0; i < 6; i++) {
         const MatmulShape *c = &few[i];
@@ -36,28 +36,23 @@ static void matmul_forward_of_few_rows_matches(void **state) {
     }
 }
 
-static void matmul_gelu_forward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(matmul_gelu_forward_matches) {
     for (int i = 0; i < NUM_CASES; i++) matmul_gelu_forward_case(&cases[i], dtype, false);
 }
 
-static void gelu_forward_repeats_the_bits_of_matmul_gelu_forward(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(gelu_forward_repeats_the_bits_of_matmul_gelu_forward) {
     for (int i = 0; i < NUM_CASES; i++) matmul_gelu_forward_case(&cases[i], dtype, true);
 }
 
-static void matmul_backward_input_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(matmul_backward_input_matches) {
     for (int i = 0; i < NUM_CASES; i++) matmul_backward_input_case(&cases[i], dtype);
 }
 
-static void matmul_gelu_backward_input_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(matmul_gelu_backward_input_matches) {
     for (int i = 0; i < NUM_CASES; i++) matmul_gelu_backward_input_case(&cases[i], dtype);
 }
 
-static void matmul_backward_weight_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(matmul_backward_weight_matches) {
     for (int i = 0; i < NUM_CASES; i++) {
         for (int flags = 0; flags < 4; flags++) {
             matmul_backward_weight_case(&cases[i], dtype, DTYPE_FP32, flags & 1, flags & 2);
@@ -67,8 +62,7 @@ static void matmul_backward_weight_matches(void **state) {
 }
 
 // Slices of rows, as chunks of the head take them: operands that begin at any element, here at the second row.
-static void rows_that_begin_anywhere_give_the_same_values(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(rows_that_begin_anywhere_give_the_same_values) {
     static const MatmulShape slices[] = {{12, 21, 63}, {9, 24, 40}, {17, 33, 1}};
     for (int i = 0; i < 3; i++) {
         const MatmulShape *c = &slices[i];
@@ -97,8 +91,7 @@ static void rows_that_begin_anywhere_give_the_same_values(void **state) {
 }
 
 // Where tanh saturates, x^2 sech^2 is infinity times zero and exp(2u) overflows for careless formulas.
-static void gelu_and_its_derivative_hold_far_from_zero(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(gelu_and_its_derivative_hold_far_from_zero) {
     static const double far[] = {0.0, -0.0, 3.0, -3.0, 5.0, -5.0, 10.0, -10.0, 30.0, -30.0, 1000.0, -1000.0, 30000.0};
     MatmulShape c = {1, 64, 64};
     matmul_begin(&c, dtype, "gelu far from zero");
@@ -120,19 +113,4 @@ static void gelu_and_its_derivative_hold_far_from_zero(void **state) {
         if (fabs(values[i] - out.v[i]) > 4.0 * op_tolerance(dtype) * fmax(fabs(out.v[i]), 1e-2))
             op_fail("gelu(%g) = %g, expected %g", pre.v[i], values[i], out.v[i]);
     op_end();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(matmul_forward_matches),
-        OP_TEST(matmul_forward_of_few_rows_matches),
-        OP_TEST(matmul_gelu_forward_matches),
-        OP_TEST(gelu_forward_repeats_the_bits_of_matmul_gelu_forward),
-        OP_TEST(matmul_backward_input_matches),
-        OP_TEST(matmul_gelu_backward_input_matches),
-        OP_TEST(matmul_backward_weight_matches),
-        OP_TEST(rows_that_begin_anywhere_give_the_same_values),
-        OP_TEST(gelu_and_its_derivative_hold_far_from_zero),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -21,6 +21,7 @@ static int teardown(void **state) {
     host_free(windows);
     return op_group_teardown(state);
 }
+TestFixture test_all = {setup, teardown};
 
 // One step over all B sequences in micro-batches of `batch`.
 static void run_step(Gpt2 *model, int64_t batch) {
@@ -65,8 +66,8 @@ static void check_same(Gpt2Options options, Digests kept) {
 }
 
 // Every set in some block beside two other ones, in each dtype in another; and the levels as they are.
-static void every_set_of_ops_gives_the_same_bits(void **state) {
-    Gpt2Options options = model_options(op_dtype(state), true, 1, 0);
+OP_TEST(every_set_of_ops_gives_the_same_bits) {
+    Gpt2Options options = model_options(dtype, true, 1, 0);
     const Digests kept = digests_of(options);
     for (int first = 0; first <= AGAIN_BLOCK; first += L) {
         recompute_mixed(&options, first);
@@ -78,8 +79,8 @@ static void every_set_of_ops_gives_the_same_bits(void **state) {
     }
 }
 
-static void what_runs_again_changes_no_gradient_in_the_compute_dtype(void **state) {
-    Gpt2Options options = model_options(op_dtype(state), true, 1, 0);
+OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
+    Gpt2Options options = model_options(dtype, true, 1, 0);
     options.gradients_in_dtype = true;
     const Digests kept = digests_of(options);
     const char *const sets[] = {"1", "2", "3", "fc+qkv", "layernorm+attention", "fc+qkvx1,3x1,attproj"};
@@ -101,8 +102,7 @@ static double sum_of(Tensor t) {
 
 // The sums are the same up to the order of summation and, below fp32, up to matmuls that were cut differently for
 // another number of rows: the tolerance of one op. Gradients themselves are summed in fp32.
-static void eight_micro_steps_of_one_are_one_of_eight(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
     double *once[MAX_TENSORS];
     Gpt2 *model = make_model(dtype, true, B, 0);
     int count = gpt2_num_tensors(model);
@@ -136,8 +136,7 @@ static void micro_step(Gpt2 *model, int number, bool first) {
 
 // What stands there after each micro-step is the specification's sum of what stood there and of the gradient that the
 // micro-step alone gives in fp32: nothing else is rounded. The bits go on from step to step.
-static void they_are_fp32_gradients_of_micro_steps_each_rounded_once(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
     Gpt2Options options = model_options(dtype, true, 1, 0);
     Gpt2 *alone = make_model_of(options);
     options.gradients_in_dtype = true;
@@ -169,8 +168,7 @@ static void they_are_fp32_gradients_of_micro_steps_each_rounded_once(void **stat
     gpt2_destroy(alone);
 }
 
-static void a_model_for_forward_only_gives_the_losses_of_training(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(a_model_for_forward_only_gives_the_losses_of_training) {
     Gpt2 *model = make_model(dtype, true, B, 0);
     run_step(model, B);
     uint64_t trained = digest_of(gpt2_sequence_losses(model));
@@ -203,8 +201,7 @@ static double loss_at(Gpt2 *model, int index, const float *w, const double *d, d
 // extrapolated, so that the truncation is of order h^4 = 2e-7. The mean of 560 fp32 losses carries noise of about 5e-8
 // from all roundings below it, which is 5e-8 / (h |gradient|) of the slope: 5e-5 for the smallest gradients, of size
 // 0.05. Six such errors and some curvature stay below 1e-3; a gradient that misses a term is off by far more.
-static void the_gradient_of_every_tensor_is_the_slope_of_the_loss(void **state) {
-    (void)state;
+TEST(the_gradient_of_every_tensor_is_the_slope_of_the_loss) {
     const double h = 0.02;
     Gpt2 *model = make_model(DTYPE_FP32, true, B, 0);
     run_step(model, B);
@@ -224,16 +221,4 @@ static void the_gradient_of_every_tensor_is_the_slope_of_the_loss(void **state) 
             op_fail("%s: the gradient says %g, the loss rises by %g", p->name, norm, slope);
     }
     gpt2_destroy(model);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(every_set_of_ops_gives_the_same_bits),
-        OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype),
-        OP_TEST(eight_micro_steps_of_one_are_one_of_eight),
-        OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once),
-        OP_TEST(a_model_for_forward_only_gives_the_losses_of_training),
-        cmocka_unit_test(the_gradient_of_every_tensor_is_the_slope_of_the_loss),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

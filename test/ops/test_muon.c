@@ -4,7 +4,8 @@
 #include "llmc/train/optimizer.h"
 #include "test/ops/op_test.h"
 #include <math.h>
-#include <string.h>
+
+TestFixture test_all = {op_group_setup, op_group_teardown};
 
 enum { NUM_TENSORS = 5, SIDE = 40, STEPS = 5, MAX_ELEMENTS = 4 * SIDE * SIDE };
 
@@ -137,8 +138,7 @@ static void directions_match(DType dtype, DType grad_dtype) {
     op_end();
 }
 
-static void directions_are_those_of_the_iteration_in_fp64(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(directions_are_those_of_the_iteration_in_fp64) {
     directions_match(dtype, DTYPE_FP32);
     if (dtype != DTYPE_FP32) directions_match(dtype, dtype);
 }
@@ -172,8 +172,7 @@ static double iterated(double s) {
 // A random matrix that is four times as wide as high has singular values within (1 +- 1/2) of their mean, as Marchenko
 // and Pastur found, so after division by the norm all are between 0.06 and 0.3 for 40 of them: where the polynomial,
 // five times applied, gives 0.68 .. 1.14 (asserted here). Rounding to 16 bits moves singular values by a few 2^-8.
-static void singular_values_come_close_to_one(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(singular_values_come_close_to_one) {
     static double gram[SIDE * SIDE], values[SIDE];
     for (double s = 0.06; s < 0.3; s += 1e-4) assert_true(iterated(s) > 0.68 && iterated(s) < 1.14);
     Case c;
@@ -194,8 +193,7 @@ static void singular_values_come_close_to_one(void **state) {
 }
 
 // Three matrices that stand in one tensor are orthogonalised each by itself: a large one takes nothing from the others.
-static void stacked_matrices_are_apart(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(stacked_matrices_are_apart) {
     Case c;
     make_case(&c, dtype, DTYPE_FP32, "stacked matrices");
     for (int64_t e = 0; e < SIDE * SIDE; e++) c.grad[4].v[e] *= 1000, c.m[4].v[e] *= 1000;
@@ -210,8 +208,7 @@ static void stacked_matrices_are_apart(void **state) {
     op_end();
 }
 
-static void a_skipped_step_leaves_momentum_and_weights(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(a_skipped_step_leaves_momentum_and_weights) {
     Case c;
     make_case(&c, dtype, DTYPE_FP32, "a skipped step");
     c.grad[0].v[7] = (double)NAN, c.grad[3].v[0] = (double)INFINITY;
@@ -230,8 +227,7 @@ static void a_skipped_step_leaves_momentum_and_weights(void **state) {
 }
 
 // A gradient of zeros has no direction: the result is 0, not NaN.
-static void a_gradient_of_zeros_stays_zero(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(a_gradient_of_zeros_stays_zero) {
     Case c;
     make_case(&c, dtype, DTYPE_FP32, "zeros");
     memset(c.grad[3].v, 0, SIDE * SIDE * sizeof(double));
@@ -241,15 +237,4 @@ static void a_gradient_of_zeros_stays_zero(void **state) {
     const double *x = op_download(c.grad[3]);
     for (int e = 0; e < SIDE * SIDE; e++) assert_true(x[e] == 0.0);
     op_end();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(directions_are_those_of_the_iteration_in_fp64),
-        OP_TEST(singular_values_come_close_to_one),
-        OP_TEST(stacked_matrices_are_apart),
-        OP_TEST(a_skipped_step_leaves_momentum_and_weights),
-        OP_TEST(a_gradient_of_zeros_stays_zero),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -42,6 +42,7 @@ static int teardown(void **state) {
     device_event_destroy(back);
     return op_group_teardown(state);
 }
+TestFixture test_all = {setup, teardown};
 
 // In the second step a gradient is not finite: it is skipped.
 static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
@@ -56,8 +57,7 @@ static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
     if (watched) gpt2_observe(model, false);
 }
 
-static void state_in_host_memory_has_the_bits_of_state_on_the_device(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Error err;
         if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;
@@ -84,8 +84,7 @@ static void state_in_host_memory_has_the_bits_of_state_on_the_device(void **stat
 }
 
 // Each element of each parameter in one slice, in order; slices of a chunk inside one part of the buffer, apart.
-static void slices_cover_every_parameter_once(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(slices_cover_every_parameter_once) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Error err;
         if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;
@@ -131,12 +130,4 @@ static void slices_cover_every_parameter_once(void **state) {
         offload_destroy(offload);
         gpt2_destroy(model);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device),
-        OP_TEST(slices_cover_every_parameter_once),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

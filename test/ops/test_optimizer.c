@@ -2,6 +2,8 @@
 #include "dev/sim/sim_control.h"
 #include "test/ops/op_cases.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 enum { NUM_TENSORS = 5 };
 // One element; less than a vector; no multiple of anything; beyond one block of any partial sum.
 static const int64_t sizes[NUM_TENSORS] = {1, 7, 100, 4099, 70001};
@@ -13,17 +15,16 @@ static OpsShape shape(DType dtype) {
 // ----------------------------------------------------------------------------------------------------- gradient_sumsq
 
 // The last tensor has more parts than a warp has lanes.
-static void gradient_sumsq_matches(void **state) {
+OP_TEST(gradient_sumsq_matches) {
     static const int64_t large[] = {3, 600001};
-    sumsq_case(op_dtype(state), sizes, NUM_TENSORS);
+    sumsq_case(dtype, sizes, NUM_TENSORS);
     op_begin_tensors_at(8);
-    sumsq_case(op_dtype(state), sizes, NUM_TENSORS);
-    sumsq_case(op_dtype(state), large, 2);
+    sumsq_case(dtype, sizes, NUM_TENSORS);
+    sumsq_case(dtype, large, 2);
 }
 
 // Gradients of two dtypes in one call, as models with fp32 gradients of some tensors have them.
-static void gradient_sumsq_of_both_dtypes_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(gradient_sumsq_of_both_dtypes_matches) {
     op_begin(shape(dtype), "gradient_sumsq of both dtypes");
     Tensor grads[NUM_TENSORS];
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_TENSORS));
@@ -36,9 +37,34 @@ static void gradient_sumsq_of_both_dtypes_matches(void **state) {
     op_end();
 }
 
+// More tensors than a block has threads, which begin at any element of one buffer.
+enum { NUM_SLICES = 300 };
+static int64_t slice_size(int i) { return 1 + 13 * (i % 7) + (i == 200 ? 5000 : 0); }
+
+static int64_t slices_size(void) {
+    int64_t n = 0;
+    for (int i = 0; i < NUM_SLICES; i++) n += slice_size(i);
+    return n;
+}
+
+OP_TEST(gradient_sumsq_of_many_unaligned_tensors_matches) {
+    OpsShape s = shape(dtype);
+    s.num_tensors = NUM_SLICES;
+    op_begin(s, "gradient_sumsq of slices");
+    OpTensor whole = op_input(dtype, "grad", DIMS(slices_size()), 1.0);
+    OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_SLICES));
+    Tensor grads[NUM_SLICES];
+    for (int64_t i = 0, begin = 0; i < NUM_SLICES; begin += slice_size((int)i++)) {
+        grads[i] = tensor_slice_elements(whole.t, begin, slice_size((int)i));
+        sumsq.v[i] = ref_sumsq(whole.v + begin, slice_size((int)i));
+    }
+    gradient_sumsq(sumsq.t, grads, NUM_SLICES);
+    op_check(sumsq, DTYPE_FP32);
+    op_end();
+}
+
 // The bad element is the first, the last, or in the middle of a tensor; the other entries are as before.
-static void a_nonfinite_gradient_shows_in_its_entry_only(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only) {
     static const float bad[3] = {INFINITY, -INFINITY, NAN};
     for (int which = 0; which < NUM_TENSORS; which++) {
         op_begin(shape(dtype), "gradient_sumsq with tensor %d not finite", which);
@@ -56,33 +82,6 @@ static void a_nonfinite_gradient_shows_in_its_entry_only(void **state) {
         for (int i = 0; i < NUM_TENSORS; i++) assert_true(isfinite(got[i]) == (i != which));
         op_end();
     }
-}
-
-// More tensors than a block has threads, which begin at any element of one buffer.
-enum { NUM_SLICES = 300 };
-static int64_t slice_size(int i) { return 1 + 13 * (i % 7) + (i == 200 ? 5000 : 0); }
-
-static int64_t slices_size(void) {
-    int64_t n = 0;
-    for (int i = 0; i < NUM_SLICES; i++) n += slice_size(i);
-    return n;
-}
-
-static void gradient_sumsq_of_many_unaligned_tensors_matches(void **state) {
-    DType dtype = op_dtype(state);
-    OpsShape s = shape(dtype);
-    s.num_tensors = NUM_SLICES;
-    op_begin(s, "gradient_sumsq of slices");
-    OpTensor whole = op_input(dtype, "grad", DIMS(slices_size()), 1.0);
-    OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_SLICES));
-    Tensor grads[NUM_SLICES];
-    for (int64_t i = 0, begin = 0; i < NUM_SLICES; begin += slice_size((int)i++)) {
-        grads[i] = tensor_slice_elements(whole.t, begin, slice_size((int)i));
-        sumsq.v[i] = ref_sumsq(whole.v + begin, slice_size((int)i));
-    }
-    gradient_sumsq(sumsq.t, grads, NUM_SLICES);
-    op_check(sumsq, DTYPE_FP32);
-    op_end();
 }
 
 // ------------------------------------------------------------------------------------------------ step_control_update
@@ -123,8 +122,7 @@ static void step_control_case(int B) {
 }
 
 // As many sequences as in tests, and more than a block has threads.
-static void step_control_update_decides_as_the_host_would(void **state) {
-    (void)state;
+TEST_WITH(step_control_update_decides_as_the_host_would, NULL, op_teardown) {
     step_control_case(8);
     step_control_case(300);
     for (uint64_t seed = 1; sim_set_schedule && seed <= 3; seed++) { // the order of the threads does not count
@@ -132,15 +130,4 @@ static void step_control_update_decides_as_the_host_would(void **state) {
         step_control_case(300);
     }
     if (sim_set_schedule) sim_set_schedule(SIM_ANY_ORDER, 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(gradient_sumsq_matches),
-        OP_TEST(gradient_sumsq_of_both_dtypes_matches),
-        OP_TEST(gradient_sumsq_of_many_unaligned_tensors_matches),
-        OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only),
-        cmocka_unit_test_teardown(step_control_update_decides_as_the_host_would, op_teardown),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -2,6 +2,8 @@
 // specification, over matrices of odd shapes, vectors, and arrays in which other rules stand between.
 #include "test/ops/optimizer_case.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 enum { MAX_PARAMETERS = 7 };
 
 // A row, a column, fewer than a vector, beyond one part in both directions, GPT-2's 3C x C; then vectors.
@@ -53,8 +55,7 @@ static ParameterSpec adafactor_spec(DType dtype, DType grad, Keep keep, int64_t 
                            .rate = 0.5f};
 }
 
-static void adafactor_matches_in_all_shapes(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(adafactor_matches_in_all_shapes) {
     for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++)
         for (int same = 0; same < (dtype == DTYPE_FP32 ? 1 : 2); same++)
             for (int half = 0; half < 2; half++) {
@@ -76,8 +77,7 @@ static void adafactor_matches_in_all_shapes(void **state) {
             }
 }
 
-static void adafactor_of_a_large_matrix_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(adafactor_of_a_large_matrix_matches) {
     enum { ROWS = 1030 };
     for (int i = 0; i < 3; i++) { // rows that begin anywhere, rows of whole vectors in two tiles, and these as slices
         const int cols = i == 0 ? 97 : 200;
@@ -91,8 +91,7 @@ static void adafactor_of_a_large_matrix_matches(void **state) {
 
 // What pads the vocabulary has no gradient, and changes nothing: u, rms and with them the update are those of the
 // matrix without it.
-static void padding_does_not_count(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(padding_does_not_count) {
     enum { USED = 257, ROWS = 384, COLS = 20 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %d rows, %d of them padding", ROWS, ROWS - USED);
     Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
@@ -113,8 +112,7 @@ static void padding_does_not_count(void **state) {
 }
 
 // The update is u / rms where rms is above 1: as long as the statistics lag behind gradients that grew.
-static void an_update_beyond_one_is_scaled_back_to_it(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
     op_begin(optimizer_shape(dtype, 1, 64 * 64), "gradients that grow a hundredfold");
     Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, 64, 64));
     Tensor control = control_with(1.0f, SKIP_NONE);
@@ -135,8 +133,7 @@ static void an_update_beyond_one_is_scaled_back_to_it(void **state) {
 
 // Rows and columns without any gradient: only the 1e-30 keeps 0 / 0 away, in a place where a product of a row and a
 // column is far below the range of fp32.
-static void rows_and_columns_of_zeros_do_not_move(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(rows_and_columns_of_zeros_do_not_move) {
     enum { ROWS = 40, COLS = 50 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor with zero gradients");
     Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
@@ -188,8 +185,7 @@ static void momentum_case(DType dtype, DType grad, DType state) {
     op_end();
 }
 
-static void momentum_update_matches_with_every_state(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(momentum_update_matches_with_every_state) {
     static const DType states[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_U8};
     for (int i = 0; i < 3; i++) {
         momentum_case(dtype, DTYPE_FP32, states[i]);
@@ -200,8 +196,7 @@ static void momentum_update_matches_with_every_state(void **state) {
 // ------------------------------------------------------------------------------------------------------- other rules
 
 // Both ops go through the whole array and touch what is theirs.
-static void statistics_and_momentum_leave_tensors_of_other_rules(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {
     static const UpdateRule rules[] = {RULE_ADAMW, RULE_ADAFACTOR, RULE_DIRECTION, RULE_ADAFACTOR, RULE_SGD};
     enum { N = 5 };
     op_begin(optimizer_shape(dtype, N, 64 * 33 + 64), "mixed rules");
@@ -227,17 +222,4 @@ static void statistics_and_momentum_leave_tensors_of_other_rules(void **state) {
     for (int i = 0; i < N; i++)
         if (rules[i] == RULE_ADAFACTOR) expect_statistics(&p[i], update_params, 0.5f);
     op_end();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(adafactor_matches_in_all_shapes),
-        OP_TEST(adafactor_of_a_large_matrix_matches),
-        OP_TEST(padding_does_not_count),
-        OP_TEST(an_update_beyond_one_is_scaled_back_to_it),
-        OP_TEST(rows_and_columns_of_zeros_do_not_move),
-        OP_TEST(momentum_update_matches_with_every_state),
-        OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

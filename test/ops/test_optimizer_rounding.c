@@ -3,6 +3,8 @@
 #include "llmc/base/rng.h"
 #include "test/ops/optimizer_case.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 // Half-word e % 8, lower halves first, of philox(seed, stream + k * 2^20, step * 2^40 + e / 8).
 static uint32_t random_bits(UpdateParams p, int stream, int k, int64_t e) {
     const uint64_t number = STREAM_ROUNDING + (uint64_t)stream + (uint64_t)k * (1 << 20);
@@ -48,8 +50,7 @@ static int64_t round_many(DType dtype, double fraction, UpdateParams p, double *
     return up;
 }
 
-static void stochastic_rounding_is_unbiased(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(stochastic_rounding_is_unbiased) {
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double values[NUM_ROUNDED];
     UpdateParams p = without_memory();
@@ -58,8 +59,7 @@ static void stochastic_rounding_is_unbiased(void **state) {
     for (int i = 0; i < 4; i++) op_expect_share(round_many(dtype, fractions[i], p, values), NUM_ROUNDED, fractions[i]);
 }
 
-static void stochastic_rounding_depends_on_seed_and_step_alone(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(stochastic_rounding_depends_on_seed_and_step_alone) {
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double first[NUM_ROUNDED], second[NUM_ROUNDED];
     UpdateParams p = without_memory();
@@ -75,8 +75,7 @@ static void stochastic_rounding_depends_on_seed_and_step_alone(void **state) {
 }
 
 // 1 + 5/16 ulp is exact in fp32: it goes up exactly where the element's half-word is at least 11/16 of 2^16.
-static void stochastic_rounding_adds_the_documented_bits(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(stochastic_rounding_adds_the_documented_bits) {
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double values[NUM_ROUNDED];
     const UpdateParams p = without_memory();
@@ -97,8 +96,7 @@ static uint16_t bf16_with_bits(float x, uint32_t random) {
 }
 
 // m = g and v = g^2, with the bits of k = 1 and 2, each for itself.
-static void bf16_moments_add_the_documented_bits(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(bf16_moments_add_the_documented_bits) {
     enum { N = 20011, STREAM = 9 };
     op_begin(optimizer_shape(dtype, 1, 0), "bits of bf16 moments");
     Parameter x = parameter_make((ParameterSpec){.rule = RULE_ADAMW,
@@ -120,8 +118,7 @@ static void bf16_moments_add_the_documented_bits(void **state) {
     op_end();
 }
 
-static void bf16_moments_are_unbiased(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(bf16_moments_are_unbiased) {
     static const double fractions[] = {0.125, 0.5, 0.75};
     for (int i = 0; i < 3; i++) {
         op_begin(optimizer_shape(dtype, 1, 0), "moments of 1 + %g ulp", fractions[i]);
@@ -169,8 +166,7 @@ static void kahan_steps(DType dtype, double size, double *sums, int64_t n) {
     op_end();
 }
 
-static void kahan_keeps_what_a_thousand_small_updates_add_up_to(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(kahan_keeps_what_a_thousand_small_updates_add_up_to) {
     if (dtype == DTYPE_FP32) return; // nothing is lost
     enum { N = 257 };
     double sums[N];
@@ -206,8 +202,7 @@ static int64_t hard_values(float *x, int64_t n) {
 }
 
 // The largest number of each block is 1 (once 3), at its start: m / scale and v / scale are the hard values themselves.
-static void states_in_8_bits_have_the_codes_of_the_shared_header(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header) {
     enum { ROOM = 1 << 13, N = ROOM / 256 * 257 };
     static float hard[ROOM];
     const int64_t count = hard_values(hard, ROOM);
@@ -238,8 +233,7 @@ static void states_in_8_bits_have_the_codes_of_the_shared_header(void **state) {
     op_end();
 }
 
-static void a_block_of_zeros_stays_zero(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(a_block_of_zeros_stays_zero) {
     enum { N = 300 };
     op_begin(optimizer_shape(dtype, 1, 0), "8-bit states of zeros");
     Parameter x = parameter_make((ParameterSpec){
@@ -261,8 +255,7 @@ static void a_block_of_zeros_stays_zero(void **state) {
 // m / sqrt(v) = (1-b1) / sqrt(1-b2) times the corrections at the first step and shrinks from there on, since b1 <
 // sqrt(b2). A first moment is rounded up by 5.5 at most (0.1 to 0.55, in the decade of a single cell), a second moment
 // down by 0.55 / 0.325 (in the decade of two cells), its root by 1.3: no update is larger than 7.2 times AdamW's first.
-static void updates_under_8_bit_states_stay_bounded_when_gradients_stop(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(updates_under_8_bit_states_stay_bounded_when_gradients_stop) {
     if (dtype != DTYPE_FP32) return; // the weight tells the update exactly
     enum { N = STATE_BLOCK, STEPS = 200 };
     op_begin(optimizer_shape(dtype, 1, 0), "gradients that stop");
@@ -289,19 +282,4 @@ static void updates_under_8_bit_states_stay_bounded_when_gradients_stop(void **s
     }
     if (!(largest <= 7.2)) op_fail("an update of %g times the learning rate", largest);
     op_end();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(stochastic_rounding_is_unbiased),
-        OP_TEST(stochastic_rounding_depends_on_seed_and_step_alone),
-        OP_TEST(stochastic_rounding_adds_the_documented_bits),
-        OP_TEST(bf16_moments_add_the_documented_bits),
-        OP_TEST(bf16_moments_are_unbiased),
-        OP_TEST(kahan_keeps_what_a_thousand_small_updates_add_up_to),
-        OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header),
-        OP_TEST(a_block_of_zeros_stays_zero),
-        OP_TEST(updates_under_8_bit_states_stay_bounded_when_gradients_stop),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -3,6 +3,8 @@
 // matter: ranges, slices, alignment, a skipped step. Adafactor has a file of its own, rounding another one.
 #include "test/ops/optimizer_case.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 enum { MAX_PARAMETERS = 7 };
 
 // One element; less than a vector; around a block of 8-bit states; no multiple of anything; beyond one part of a
@@ -60,8 +62,7 @@ static const struct {
 enum { NUM_RULES = sizeof rules / sizeof *rules };
 
 // Everything that the dtype of weights allows: beside fp32 there is no master, nothing is lost.
-static void every_rule_matches_with_every_state_weight_and_gradient(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(every_rule_matches_with_every_state_weight_and_gradient) {
     for (int i = 0; i < NUM_RULES; i++)
         for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++)
             for (int same = 0; same < (dtype == DTYPE_FP32 ? 1 : 2); same++) {
@@ -75,8 +76,7 @@ static void every_rule_matches_with_every_state_weight_and_gradient(void **state
             }
 }
 
-static void large_tensors_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(large_tensors_match) {
     for (int i = 0; i < NUM_RULES; i++) {
         const Keep keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)(i % NUM_KEEPS);
         update_case((ParameterSpec){.rule = rules[i].rule,
@@ -88,8 +88,7 @@ static void large_tensors_match(void **state) {
     }
 }
 
-static void slices_of_tensors_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(slices_of_tensors_match) {
     for (int i = 0; i < NUM_RULES; i++) {
         const Keep keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)(i % NUM_KEEPS);
         op_begin_tensors_at(8);
@@ -102,8 +101,7 @@ static void slices_of_tensors_match(void **state) {
     }
 }
 
-static void five_steps_in_a_row_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(five_steps_in_a_row_match) {
     for (int i = 0; i < 3; i++)
         update_case((ParameterSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = rules[i].state}, 3,
                     5, 5);
@@ -113,8 +111,7 @@ static void five_steps_in_a_row_match(void **state) {
 
 // Muon's array: matrices by their direction, all else by AdamW. Adafactor's and that of 8-bit states: vectors keep
 // fp32.
-static void tensors_of_unequal_rules_and_states_stand_in_one_array(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(tensors_of_unequal_rules_and_states_stand_in_one_array) {
     static const struct {
         UpdateRule rule;
         DType state;
@@ -144,8 +141,7 @@ static void tensors_of_unequal_rules_and_states_stand_in_one_array(void **state)
 enum { NUM_SMALL = 300 };
 static int64_t small_size(int i) { return 1 + 13 * (i % 7) + (i == 200 ? 5000 : 0); }
 
-static void many_small_unaligned_tensors_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(many_small_unaligned_tensors_match) {
     int64_t n = 0;
     for (int i = 0; i < NUM_SMALL; i++) n += small_size(i);
     for (int s = 0; s < 2; s++) { // 8-bit states have blocks, and scales, of their own: see the next test
@@ -171,8 +167,7 @@ static void many_small_unaligned_tensors_match(void **state) {
 }
 
 // The same block of states again and again, shifted by one element in memory: no alignment is needed.
-static void unaligned_8bit_states_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(unaligned_8bit_states_match) {
     enum { N = 1000 };
     const ParameterSpec spec = {
         .rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = DTYPE_U8, .rows = N, .rate = 1.0f};
@@ -234,8 +229,7 @@ static uint64_t bits_of_ranges(DType dtype, int spec, int cut_a, int cut_b) {
     return digest;
 }
 
-static void ranges_of_an_array_give_the_bits_of_one_call(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(ranges_of_an_array_give_the_bits_of_one_call) {
     for (int i = 0; i < NUM_BIT_CASES; i++) {
         const uint64_t whole = bits_of_ranges(dtype, i, 4, 4);
         if (bits_of_ranges(dtype, i, 1, 3) != whole || bits_of_ranges(dtype, i, 0, 2) != whole)
@@ -244,8 +238,7 @@ static void ranges_of_an_array_give_the_bits_of_one_call(void **state) {
 }
 
 // A range updates no tensor outside it.
-static void a_range_leaves_the_other_tensors(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(a_range_leaves_the_other_tensors) {
     op_begin(optimizer_shape(dtype, 3, 0), "a range");
     Parameter p[3];
     make_parameters(p, (ParameterSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = dtype, .state = DTYPE_FP32}, 1, 4);
@@ -272,8 +265,7 @@ static uint64_t bits_of_slices(DType dtype, int spec, int64_t slice) {
     return digest;
 }
 
-static void slices_of_a_parameter_give_the_bits_of_the_whole(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(slices_of_a_parameter_give_the_bits_of_the_whole) {
     for (int i = 0; i < NUM_BIT_CASES; i++) {
         const uint64_t whole = bits_of_slices(dtype, i, 1 << 20);
         for (int64_t blocks = 1; blocks <= 9; blocks += 4)
@@ -282,8 +274,7 @@ static void slices_of_a_parameter_give_the_bits_of_the_whole(void **state) {
     }
 }
 
-static void a_skipped_step_leaves_every_byte(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(a_skipped_step_leaves_every_byte) {
     for (int i = 0; i < NUM_BIT_CASES; i++)
         for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++) {
             const int64_t n = bit_cases[i].cols ? 600 * bit_cases[i].cols : 4099; // a tall matrix
@@ -302,21 +293,4 @@ static void a_skipped_step_leaves_every_byte(void **state) {
             assert_true(parameter_digest(&p, 0) == before);
             op_end();
         }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(every_rule_matches_with_every_state_weight_and_gradient),
-        OP_TEST(large_tensors_match),
-        OP_TEST(slices_of_tensors_match),
-        OP_TEST(five_steps_in_a_row_match),
-        OP_TEST(tensors_of_unequal_rules_and_states_stand_in_one_array),
-        OP_TEST(many_small_unaligned_tensors_match),
-        OP_TEST(unaligned_8bit_states_match),
-        OP_TEST(ranges_of_an_array_give_the_bits_of_one_call),
-        OP_TEST(a_range_leaves_the_other_tensors),
-        OP_TEST(slices_of_a_parameter_give_the_bits_of_the_whole),
-        OP_TEST(a_skipped_step_leaves_every_byte),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

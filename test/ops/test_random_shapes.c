@@ -281,9 +281,10 @@ static void matches_in_random_shapes(void **state) {
     }
 }
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 int main(void) {
-    struct CMUnitTest tests[NUM_OPS];
     for (int i = 0; i < NUM_OPS; i++)
-        tests[i] = (struct CMUnitTest){ops[i].op, matches_in_random_shapes, NULL, op_teardown, (void *)&ops[i]};
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
+        test_add(i, (struct CMUnitTest){ops[i].op, matches_in_random_shapes, NULL, op_teardown, (void *)&ops[i]});
+    return test_run();
 }

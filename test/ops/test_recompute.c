@@ -9,7 +9,6 @@
 #include "llmc/model/gpt2_internal.h"
 #include "test/ops/random_model.h"
 #include <math.h>
-#include <string.h>
 
 // ------------------------------------------------------------------------------------------ a plan that shares nothing
 
@@ -62,6 +61,7 @@ static int teardown(void **state) {
     host_free(window);
     return op_group_teardown(state);
 }
+TestFixture test_all = {setup, teardown};
 
 // Every tensor that does not live always becomes NaN, in all floating dtypes.
 static void poison(const Gpt2 *model) {
@@ -95,9 +95,9 @@ static uint64_t digest_of_step(Gpt2Options options) {
     return digest;
 }
 
-static void nothing_is_read_that_was_not_kept(void **state) {
+OP_TEST(nothing_is_read_that_was_not_kept) {
     char text[RECOMPUTE_TEXT];
-    Gpt2Options options = model_options(op_dtype(state), true, 1, 0);
+    Gpt2Options options = model_options(dtype, true, 1, 0);
     for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
         options.gradients_in_dtype = in_dtype;
         options.recompute = recompute_all(0);
@@ -109,9 +109,4 @@ static void nothing_is_read_that_was_not_kept(void **state) {
             if (in_dtype && first > 12) break; // the same reads
         }
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {OP_TEST(nothing_is_read_that_was_not_kept)};
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

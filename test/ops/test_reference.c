@@ -7,8 +7,6 @@
 #include "llmc/model/parameters.h"
 #include "test/ops/op_test.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const double step = 1e-5, tolerance = 1e-7;
 static uint64_t seed, stream;
@@ -18,6 +16,7 @@ static int choose_seed(void **state) {
     seed = op_seed_of_environment();
     return 0;
 }
+TestFixture test_all = {choose_seed, NULL};
 
 static void fill(double *x, int64_t n, double scale) {
     stream++;
@@ -68,8 +67,7 @@ static double embedding_objective(void) {
     return dot(rows, drows, N * C);
 }
 
-static void embedding_backward_is_the_derivative(void **state) {
-    (void)state;
+TEST(embedding_backward_is_the_derivative) {
     double dwte[Vp * C] = {0}, dwpe[MAX_T * C];
     fill_tokens(), fill(wte, Vp * C, 1.0), fill(wpe, MAX_T * C, 1.0), fill(drows, N * C, 1.0);
     ref_embedding_backward(dwte, dwpe, drows, tokens, B, T, C, MAX_T, false);
@@ -86,8 +84,7 @@ static double layernorm_objective(void) {
     return dot(rows, drows, N * C);
 }
 
-static void layernorm_backward_is_the_derivative(void **state) {
-    (void)state;
+TEST(layernorm_backward_is_the_derivative) {
     double din[N * C], dweight[C], dbias[C];
     fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(bias, C, 1.0), fill(drows, N * C, 1.0);
     layernorm_objective();
@@ -97,8 +94,7 @@ static void layernorm_backward_is_the_derivative(void **state) {
     check_gradient("dbias", layernorm_objective, bias, dbias, C);
 }
 
-static void layernorm_backward_adds_to_the_residual_gradient_and_accumulates(void **state) {
-    (void)state;
+TEST(layernorm_backward_adds_to_the_residual_gradient_and_accumulates) {
     double once[N * C + 2 * C], twice[N * C + 2 * C];
     fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(bias, C, 1.0), fill(drows, N * C, 1.0);
     layernorm_objective();
@@ -123,8 +119,7 @@ static double gelu_matmul_objective(void) {
     return matmul_objective();
 }
 
-static void matmul_backward_is_the_derivative(void **state) {
-    (void)state;
+TEST(matmul_backward_is_the_derivative) {
     double din[N * IC], dmatrix[OC * IC], dbias[OC];
     fill(in, N * IC, 1.0), fill(matrix, OC * IC, 1.0), fill(matrix_bias, OC, 1.0), fill(dout, N * OC, 1.0);
     ref_matmul_backward_input(din, dout, matrix, N, IC, OC);
@@ -134,16 +129,14 @@ static void matmul_backward_is_the_derivative(void **state) {
     check_gradient("dbias", matmul_objective, matrix_bias, dbias, OC);
 }
 
-static void gelu_backward_is_the_derivative(void **state) {
-    (void)state;
+TEST(gelu_backward_is_the_derivative) {
     double dpre[N * IC];
     fill(pre, N * IC, 2.0), fill(matrix, OC * IC, 1.0), fill(matrix_bias, OC, 1.0), fill(dout, N * OC, 1.0);
     ref_matmul_gelu_backward_input(dpre, dout, matrix, pre, N, IC, OC);
     check_gradient("dpre", gelu_matmul_objective, pre, dpre, N * IC);
 }
 
-static void gelu_is_near_the_exact_gaussian_form(void **state) {
-    (void)state;
+TEST(gelu_is_near_the_exact_gaussian_form) {
     // The tanh form stays within 5e-4 of x Phi(x) (Hendrycks and Gimpel); a wrong constant does not.
     for (int i = -600; i <= 600; i++) {
         double x = 0.01 * i;
@@ -160,8 +153,7 @@ static double attention_objective(void) {
     return dot(rows, drows, N * C);
 }
 
-static void attention_backward_is_the_derivative(void **state) {
-    (void)state;
+TEST(attention_backward_is_the_derivative) {
     double dqkv[N * 3 * C];
     fill(qkv, N * 3 * C, 1.0), fill(drows, N * C, 1.0);
     attention_objective();
@@ -169,8 +161,7 @@ static void attention_backward_is_the_derivative(void **state) {
     check_gradient("dqkv", attention_objective, qkv, dqkv, N * 3 * C);
 }
 
-static void attention_sees_no_later_position(void **state) {
-    (void)state;
+TEST(attention_sees_no_later_position) {
     double first[N * C];
     fill(qkv, N * 3 * C, 1.0);
     ref_attention_forward(first, lse, qkv, B, T, C, NH);
@@ -193,8 +184,7 @@ static double head_objective(void) {
     return sum;
 }
 
-static void head_loss_backward_is_the_derivative(void **state) {
-    (void)state;
+TEST(head_loss_backward_is_the_derivative) {
     double din[N * C], dwte[Vp * C];
     fill_tokens(), fill(in, N * C, 1.0), fill(wte, Vp * C, 1.0);
     ref_head_loss_backward(losses, din, dwte, in, wte, tokens, N, C, V, Vp, factor, false);
@@ -209,8 +199,7 @@ static int32_t windows[B * (T + 1)];
 
 static double model_objective(void) { return ref_gpt2(&config, params, windows, B, T, NULL, NULL, NULL); }
 
-static void the_gradient_of_the_whole_model_is_the_derivative(void **state) {
-    (void)state;
+TEST(the_gradient_of_the_whole_model_is_the_derivative) {
     Parameter *table = parameter_table(&config);
     int count = parameter_count(&config);
     assert_true(count <= MAX_TENSORS);
@@ -230,8 +219,7 @@ static void the_gradient_of_the_whole_model_is_the_derivative(void **state) {
 
 // --------------------------------------------------------------------------------------------------------- optimizer
 
-static void the_first_adamw_step_is_the_learning_rate_against_the_sign(void **state) {
-    (void)state;
+TEST(the_first_adamw_step_is_the_learning_rate_against_the_sign) {
     // m / (1-b1) = g and v / (1-b2) = g^2 at step 1, so the direction is g / (|g| + eps), here 2 / (2 + 2) = 1/2; the
     // decay adds 0.1 * w = 0.3.
     double w[1] = {3.0}, m[1] = {0.0}, v[1] = {0.0}, g[1] = {4.0};
@@ -239,21 +227,4 @@ static void the_first_adamw_step_is_the_learning_rate_against_the_sign(void **st
     ref_adamw_update(w, m, v, g, 1, 0.1, params_1, 0.5);
     assert_true(fabs(w[0] - (3.0 - 0.5 * (0.5 + 0.3))) < 1e-15);
     assert_true(fabs(m[0] - 0.5) < 1e-15 && fabs(v[0] - 0.5) < 1e-15);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(embedding_backward_is_the_derivative),
-        cmocka_unit_test(layernorm_backward_is_the_derivative),
-        cmocka_unit_test(layernorm_backward_adds_to_the_residual_gradient_and_accumulates),
-        cmocka_unit_test(matmul_backward_is_the_derivative),
-        cmocka_unit_test(gelu_backward_is_the_derivative),
-        cmocka_unit_test(gelu_is_near_the_exact_gaussian_form),
-        cmocka_unit_test(attention_backward_is_the_derivative),
-        cmocka_unit_test(attention_sees_no_later_position),
-        cmocka_unit_test(head_loss_backward_is_the_derivative),
-        cmocka_unit_test(the_gradient_of_the_whole_model_is_the_derivative),
-        cmocka_unit_test(the_first_adamw_step_is_the_learning_rate_against_the_sign),
-    };
-    return cmocka_run_group_tests(tests, choose_seed, NULL);
 }

@@ -2,17 +2,17 @@
 // at an odd element.
 #include "test/ops/op_cases.h"
 
-static void tensor_fill_writes_every_element(void **state) {
-    DType dtype = op_dtype(state);
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
+OP_TEST(tensor_fill_writes_every_element) {
     static const float fill[] = {0.0f, -1.0f, 0.1f, INFINITY};
     static const int64_t sizes[] = {1, 7, 70001, 64};
     for (int i = 0; i < 4; i++) fill_case(dtype, sizes[i], fill[i], 0);
 }
 
-static void tensor_fill_takes_any_alignment(void **state) { fill_case(op_dtype(state), 999, 0.1f, 1); }
+OP_TEST(tensor_fill_takes_any_alignment) { fill_case(dtype, 999, 0.1f, 1); }
 
-static void tensor_cast_rounds_to_nearest_even(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(tensor_cast_rounds_to_nearest_even) {
     static const int64_t sizes[] = {1, 23, 70001};
     for (int from = 0; from < 3; from++) {
         if (!device_facts()->supports[op_dtypes[from]]) continue;
@@ -20,16 +20,14 @@ static void tensor_cast_rounds_to_nearest_even(void **state) {
     }
 }
 
-static void gelu_forward_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(gelu_forward_matches) {
     static const int64_t sizes[] = {7, 512, 10007};
     for (int i = 0; i < 6; i++) gelu_case(dtype, sizes[i % 3], i / 3);
 }
 
 // Far from zero the gate is 1 or 0: what comes out is what went in, whatever the other half of their word is; in 16
 // bits exactly. A GPU's quotient may miss 1 by two ulp, 2^-22, and the product is rounded once more, by 2^-24.
-static void gelu_leaves_large_numbers_as_they_are(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(gelu_leaves_large_numbers_as_they_are) {
     enum { N = 100 };
     op_begin(elements_shape(dtype), "gelu_forward of large numbers");
     OpTensor pre = op_input(dtype, "pre", DIMS(N), 1.0), out = op_output(dtype, "out", DIMS(N));
@@ -58,8 +56,7 @@ static void axpby_case(DType dtype, int64_t n, int64_t skipped, int into) {
     op_end();
 }
 
-static void tensor_axpby_matches_also_in_place(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(tensor_axpby_matches_also_in_place) {
     static const int64_t sizes[] = {7, 512, 70001};
     for (int i = 0; i < 18; i++) axpby_case(dtype, sizes[i % 3], i / 9, i / 3 % 3);
 }
@@ -76,8 +73,7 @@ static void normalize_case(DType dtype, DType from, int64_t n) {
     op_end();
 }
 
-static void tensor_normalize_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(tensor_normalize_matches) {
     static const int64_t sizes[] = {1, 7, 70001};
     for (int i = 0; i < 3; i++) {
         normalize_case(dtype, DTYPE_FP32, sizes[i]);
@@ -86,8 +82,7 @@ static void tensor_normalize_matches(void **state) {
 }
 
 // The 1e-7 keeps 0 / 0 away.
-static void a_tensor_of_zeros_normalizes_to_zeros(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(a_tensor_of_zeros_normalizes_to_zeros) {
     op_begin(elements_shape(dtype), "tensor_normalize of zeros");
     OpTensor in = op_input(dtype, "in", DIMS(100), 0.0), out = op_output(dtype, "out", DIMS(100));
     OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0);
@@ -97,8 +92,7 @@ static void a_tensor_of_zeros_normalizes_to_zeros(void **state) {
     op_end();
 }
 
-static void slices_of_tensors_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(slices_of_tensors_match) {
     for (int i = 0; i < 3; i++) {
         op_begin_tensors_at(8);
         cast_case(dtype, op_dtypes[i], 999, 0);
@@ -113,19 +107,4 @@ static void slices_of_tensors_match(void **state) {
     normalize_case(dtype, DTYPE_FP32, 999);
     op_begin_tensors_at(8);
     normalize_case(dtype, dtype, 999);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(tensor_fill_writes_every_element),
-        OP_TEST(tensor_fill_takes_any_alignment),
-        OP_TEST(tensor_cast_rounds_to_nearest_even),
-        OP_TEST(gelu_forward_matches),
-        OP_TEST(gelu_leaves_large_numbers_as_they_are),
-        OP_TEST(tensor_axpby_matches_also_in_place),
-        OP_TEST(tensor_normalize_matches),
-        OP_TEST(a_tensor_of_zeros_normalizes_to_zeros),
-        OP_TEST(slices_of_tensors_match),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -2,6 +2,8 @@
 // alignment, added to what is there.
 #include "test/ops/op_cases.h"
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 static const DType formats[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16, DTYPE_E4M3, DTYPE_E5M2};
 enum { NUM_FORMATS = sizeof formats / sizeof *formats };
 
@@ -41,8 +43,7 @@ static double *values_of(const void *bytes, DType dtype, int64_t n) {
     return values;
 }
 
-static void numbers_of_every_size_are_counted_to_the_last_one(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(numbers_of_every_size_are_counted_to_the_last_one) {
     static const int64_t sizes[] = {1, 7, 100, 16384, 70001};
     for (int s = 0; s < 5; s++) {
         const int64_t n = sizes[s];
@@ -62,8 +63,7 @@ static void numbers_of_every_size_are_counted_to_the_last_one(void **state) {
     }
 }
 
-static void tensors_may_begin_anywhere(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(tensors_may_begin_anywhere) {
     for (int64_t first = 1; first < 9; first++) {
         op_begin(elements_shape(dtype), "from element %d", (int)first);
         OpTensor x = op_input(dtype, "x", DIMS(5000), 0.02);
@@ -73,8 +73,7 @@ static void tensors_may_begin_anywhere(void **state) {
 }
 
 // More elements than a part of any backend has, and more parts than one; twice, with the same bits.
-static void a_large_tensor_has_the_same_bits_each_time(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(a_large_tensor_has_the_same_bits_each_time) {
     const int64_t n = 300001;
     TensorStats got[2];
     op_begin(elements_shape(dtype), "%d elements", (int)n);
@@ -87,13 +86,4 @@ static void a_large_tensor_has_the_same_bits_each_time(void **state) {
     assert_memory_equal(&got[0], &got[1], sizeof got[0]);
     stats_compare(x.t, x.v, DTYPE_E4M3);
     op_end();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(numbers_of_every_size_are_counted_to_the_last_one),
-        OP_TEST(tensors_may_begin_anywhere),
-        OP_TEST(a_large_tensor_has_the_same_bits_each_time),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

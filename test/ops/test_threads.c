@@ -6,7 +6,8 @@
 
 #include "dev/sim/sim_control.h"
 #include "llmc/device.h"
-#include <string.h>
+
+TestFixture test_all = {op_group_setup, op_group_teardown};
 
 enum { B = 3, T = 70, C = 72, NH = 3, N = B * T, V = 200, Vp = 256 };
 
@@ -183,8 +184,7 @@ static uint64_t run(int family, DType dtype) {
     return digest;
 }
 
-static void every_op_gives_the_same_bits_twice(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(every_op_gives_the_same_bits_twice) {
     for (int i = 0; i < NUM_FAMILIES; i++) {
         uint64_t first = run(i, dtype);
         if (run(i, dtype) != first) op_fail("%s: other bits on the second call", families[i].name);
@@ -214,8 +214,7 @@ static void execute_in_usual_order(void) {
         sim_set_schedule(SIM_ANY_ORDER, 0);
 }
 
-static void ops_give_the_same_bits_in_any_order_of_execution(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST(ops_give_the_same_bits_in_any_order_of_execution) {
     if (num_orders() == 0) {
         print_message("a GPU runs threads in its own order\n");
         skip();
@@ -233,12 +232,4 @@ static void ops_give_the_same_bits_in_any_order_of_execution(void **state) {
         for (int i = 0; i < NUM_FAMILIES; i++)
             if ((all || families[i].our_own) && bits[order][i] != bits[0][i])
                 op_fail("%s: other bits in execution order %d than in order 0", families[i].name, order);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        OP_TEST(every_op_gives_the_same_bits_twice),
-        OP_TEST(ops_give_the_same_bits_in_any_order_of_execution),
-    };
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

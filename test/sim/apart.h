@@ -1,12 +1,9 @@
 // Tests that run each in a process of its own, with settings that the simulator reads when it starts, and a tuning
-// cache of its own. main is `return apart_main(tests, count, argc, argv)`; a test runs in this program, started again
-// with its name.
+// cache of its own. It is this program, started again with an argument, which runs the test there. Included once by a
+// program.
 #pragma once
 #include "llmc/cuda/cudnn_library.h"
 #include "test/ops/op_test.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,21 +13,25 @@ typedef struct {
     const char *cudnn;      // SIM_CUDNN; NULL: unset
     const char *capability; // SIM_CC
 } ApartTest;
-#define APART(body, cudnn, capability)                                                                                 \
-    { #body, body, cudnn, capability }
+#define APART_TEST(name, cudnn, capability)                                                                            \
+    static void name(void **state);                                                                                    \
+    __attribute__((constructor)) static void name##_registers(void) {                                                  \
+        static ApartTest test = {#name, name, cudnn, capability};                                                      \
+        test_add(__LINE__, (struct CMUnitTest){#name, apart_run, NULL, apart_teardown, &test});                        \
+    }                                                                                                                  \
+    static void name(__attribute__((unused)) void **state)
+
+static bool apart_here; // in the process of one test
+
+static int apart_teardown(void **state) { return apart_here ? op_teardown(state) : 0; }
 
 // The report goes to the output of the program that started this one.
-static inline int apart_body(const ApartTest *tests, int count, const char *name) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(tests[i].name, name) == 0) {
-            const struct CMUnitTest body[] = {{name, tests[i].body, NULL, op_teardown, NULL}};
-            return cmocka_run_group_tests(body, NULL, NULL);
-        }
-    return 1;
-}
-
-static inline void apart_run(void **state) {
+static void apart_run(void **state) {
     const ApartTest *t = (const ApartTest *)*state;
+    if (apart_here) {
+        t->body(state);
+        return;
+    }
 #ifndef HAVE_CUDNN
     if (t->cudnn) {
         print_message("built without the headers of cuDNN 9.8 or newer: there is no simulated cuDNN\n");
@@ -60,7 +61,8 @@ static inline void apart_run(void **state) {
             setenv("SIM_CUDNN", t->cudnn, 1);
         else
             unsetenv("SIM_CUDNN");
-        execl(program, program, t->name, (char *)NULL);
+        setenv("TEST_FILTER", t->name, 1);
+        execl(program, program, "here", (char *)NULL);
         _exit(127);
     }
     int status = 0;
@@ -69,11 +71,8 @@ static inline void apart_run(void **state) {
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-enum { APART_MAX_TESTS = 64 };
-
-static inline int apart_main(ApartTest *tests, int count, int argc, char **argv) {
-    if (argc > 1) return apart_body(tests, count, argv[1]);
-    struct CMUnitTest all[APART_MAX_TESTS] = {{0}};
-    for (int i = 0; i < count; i++) all[i] = (struct CMUnitTest){tests[i].name, apart_run, NULL, NULL, &tests[i]};
-    return _cmocka_run_group_tests("apart", all, (size_t)count, NULL, NULL);
+int main(int argc, char **argv) {
+    (void)argv;
+    apart_here = argc > 1;
+    return test_run();
 }

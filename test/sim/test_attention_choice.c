@@ -1,12 +1,12 @@
 // Who computes attention: own kernels or cuDNN, as asked, as measured, as remembered, as far as cuDNN can. With the
 // simulator's cuDNN (dev/sim/cudnn_sim.h).
+#include "test/fixture.h"
 #include "test/sim/apart.h"
 #include "test/sim/attention_case.h"
 
 #include "dev/sim/cudnn_sim.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/tuning_cache.h"
-#include <signal.h>
 
 static void run_once(const char *what) {
     Case c = begin(small, what);
@@ -17,8 +17,7 @@ static void run_once(const char *what) {
     op_end();
 }
 
-static void the_faster_one_is_taken_and_remembered(void **state) {
-    (void)state;
+APART_TEST(the_faster_one_is_taken_and_remembered, "1", "90") {
     start(ATTENTION_AUTO);
     run_once("measured");
     expect_text(cuda_attention_description(), "cuDNN 9.19.0");
@@ -35,8 +34,7 @@ static void the_faster_one_is_taken_and_remembered(void **state) {
     device_shutdown();
 }
 
-static void own_kernels_that_are_faster_are_taken_and_remembered(void **state) {
-    (void)state;
+APART_TEST(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90") {
     static const char reason[] = "own kernels (faster forward than cuDNN 9.19.0)";
     start(ATTENTION_AUTO);
     run_once("measured");
@@ -54,8 +52,7 @@ static void own_kernels_that_are_faster_are_taken_and_remembered(void **state) {
     device_shutdown();
 }
 
-static void a_kernel_whose_bits_change_is_not_taken(void **state) {
-    (void)state;
+APART_TEST(a_kernel_whose_bits_change_is_not_taken, "1,unrepeatable", "90") {
     start(ATTENTION_AUTO);
     run_once("unrepeatable");
     expect_text(cuda_attention_description(), "own kernels (cuDNN 9.19.0 gives other bits forward each time)");
@@ -66,8 +63,7 @@ static void expect_start(const char *got, const char *expected) {
     if (strncmp(got, expected, strlen(expected)) != 0) op_fail("\"%s\", expected \"%s...", got, expected);
 }
 
-static void a_kernel_that_computes_something_else_is_not_taken_and_not_remembered(void **state) {
-    (void)state;
+APART_TEST(a_kernel_that_computes_something_else_is_not_taken_and_not_remembered, "1,wrong", "90") {
     static const char reason[] = "own kernels (cuDNN 9.19.0 differs forward by 0.";
     start(ATTENTION_AUTO);
     run_once("wrong");
@@ -94,39 +90,28 @@ static void a_kernel_that_computes_something_else_is_not_taken_and_not_remembere
 }
 
 // Memory that holds right results already is no proof.
-static void a_kernel_that_writes_nothing_is_not_taken(void **state) {
-    (void)state;
+APART_TEST(a_kernel_that_writes_nothing_is_not_taken, "1,idle", "90") {
     start(ATTENTION_AUTO);
     run_once("idle");
     expect_start(cuda_attention_description(), "own kernels (cuDNN 9.19.0 differs forward by inf");
     device_shutdown();
 }
 
-static void attention_cudnn_ends_the_program_when_its_kernel_computes_something_else(void **state) {
-    (void)state;
+static int start_with_cudnn(void *what) {
+    start(ATTENTION_CUDNN);
+    run_once(what);
+    return 0;
+}
+
+APART_TEST(attention_cudnn_ends_the_program_when_its_kernel_computes_something_else, "1,wrong", "90") {
     char text[2048];
-    int ends[2], status;
-    assert_int_equal(pipe(ends), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-        signal(SIGABRT, SIG_DFL); // cmocka's handler would report a failed test
-        dup2(ends[1], STDERR_FILENO);
-        start(ATTENTION_CUDNN);
-        run_once("wrong");
-        _exit(0);
-    }
-    close(ends[1]);
-    FILE *words = fdopen(ends[0], "r");
-    text[fread(text, 1, sizeof text - 1, words)] = '\0';
-    fclose(words);
-    assert_int_equal(waitpid(child, &status, 0), child);
+    const int status = status_of_child(start_with_cudnn, "wrong", text, sizeof text);
     if (!WIFSIGNALED(status) || !strstr(text, "--attention cudnn: cuDNN 9.19.0 differs forward by 0."))
         op_fail("status %d: %s", status, text);
 }
 
 // The first graph of the backward pass needs too much memory, which is no reason any more when the second is slower.
-static void the_reason_is_that_of_the_kernel_that_was_measured(void **state) {
-    (void)state;
+APART_TEST(the_reason_is_that_of_the_kernel_that_was_measured, "92500,slow", "90") {
     start(ATTENTION_AUTO);
     cuda_backend.facts.memory_free = 48000; // an eighth is less than 64 * 64 * 2 bytes
     Case c = begin((AttentionShape){1, 64, 1, 8, DTYPE_BF16}, "little memory");
@@ -137,8 +122,7 @@ static void the_reason_is_that_of_the_kernel_that_was_measured(void **state) {
     device_shutdown();
 }
 
-static void what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run(void **state) {
-    (void)state;
+APART_TEST(what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run, "1,uncompilable", "90") {
     start(ATTENTION_AUTO);
     run_once("uncompilable");
     assert_int_equal(strncmp(cuda_attention_description(), "own kernels (cuDNN kernel for attention: ", 41), 0);
@@ -150,8 +134,7 @@ static void what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run(v
     device_shutdown();
 }
 
-static void before_the_first_step_the_choice_is_open(void **state) {
-    (void)state;
+APART_TEST(before_the_first_step_the_choice_is_open, "1", "90") {
     start(ATTENTION_AUTO);
     expect_text(cuda_attention_description(), "");
     Case c = begin(small, "described");
@@ -163,8 +146,7 @@ static void before_the_first_step_the_choice_is_open(void **state) {
     device_shutdown();
 }
 
-static void shapes_without_a_plan_take_own_kernels(void **state) {
-    (void)state;
+APART_TEST(shapes_without_a_plan_take_own_kernels, "1", "90") {
     start(ATTENTION_CUDNN);
     Case planned = begin(small, "planned"), other = planned;
     forward(&planned);
@@ -177,8 +159,7 @@ static void shapes_without_a_plan_take_own_kernels(void **state) {
     device_shutdown();
 }
 
-static void types_and_head_sizes_that_cudnn_lacks_take_own_kernels(void **state) {
-    (void)state;
+APART_TEST(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90") {
     static const struct {
         AttentionShape shape;
         const char *expected;
@@ -200,16 +181,14 @@ static void types_and_head_sizes_that_cudnn_lacks_take_own_kernels(void **state)
     device_shutdown();
 }
 
-static void a_graph_without_an_engine_takes_own_kernels(void **state) {
-    (void)state;
+APART_TEST(a_graph_without_an_engine_takes_own_kernels, "1,engineless", "90") {
     start(ATTENTION_AUTO);
     run_once("engineless");
     assert_int_equal(strncmp(cuda_attention_description(), "own kernels (cuDNN has no engine", 32), 0);
     device_shutdown();
 }
 
-static void with_attention_own_cudnn_is_not_asked(void **state) {
-    (void)state;
+APART_TEST(with_attention_own_cudnn_is_not_asked, "1", "90") {
     start(ATTENTION_OWN);
     run_once("own");
     expect_text(cuda_attention_description(), "own kernels");
@@ -227,14 +206,12 @@ static void expect_refused(const char *expected) {
     device_shutdown();
 }
 
-static void attention_cudnn_is_refused_where_there_is_none(void **state) {
-    (void)state;
+APART_TEST(attention_cudnn_is_refused_where_there_is_none, NULL, "90") {
     expect_refused("--attention cudnn: cuDNN not found: the simulator has one when SIM_CUDNN is set; use --attention "
                    "own, or auto to take cuDNN where it is");
 }
 
-static void attention_cudnn_is_refused_on_turing(void **state) {
-    (void)state;
+APART_TEST(attention_cudnn_is_refused_on_turing, "1", "75") {
     Error err = {""};
     start(ATTENTION_AUTO);
     assert_false(cuda_attention_check(&(DeviceOptions){.attention = ATTENTION_CUDNN}, &err));
@@ -244,8 +221,7 @@ static void attention_cudnn_is_refused_on_turing(void **state) {
 }
 
 // The backward pass keeps 300 * 300 * 2 bytes here.
-static void a_workspace_beyond_an_eighth_of_the_memory_is_not_taken(void **state) {
-    (void)state;
+APART_TEST(a_workspace_beyond_an_eighth_of_the_memory_is_not_taken, "1", "90") {
     start(ATTENTION_AUTO);
     cuda_backend.facts.memory_free = 1 << 20;
     Case c = begin((AttentionShape){1, 300, 1, 64, DTYPE_BF16}, "little memory");
@@ -257,8 +233,7 @@ static void a_workspace_beyond_an_eighth_of_the_memory_is_not_taken(void **state
     device_shutdown();
 }
 
-static void evaluation_plans_the_forward_pass_alone(void **state) {
-    (void)state;
+APART_TEST(evaluation_plans_the_forward_pass_alone, "1", "90") {
     start(ATTENTION_AUTO);
     OpsShape shape = {.B = 8, .T = 1024, .C = 64, .NH = 1, .Vp = 128, .dtype = DTYPE_BF16, .forward_only = true};
     assert_true(ops_workspace_bytes(shape) < 2 << 20);
@@ -267,25 +242,3 @@ static void evaluation_plans_the_forward_pass_alone(void **state) {
     assert_true(ops_workspace_bytes(shape) >= shape.B * shape.NH * shape.T * shape.T * 2);
     device_shutdown();
 }
-
-static ApartTest tests[] = {
-    APART(the_faster_one_is_taken_and_remembered, "1", "90"),
-    APART(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90"),
-    APART(a_kernel_whose_bits_change_is_not_taken, "1,unrepeatable", "90"),
-    APART(what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run, "1,uncompilable", "90"),
-    APART(a_kernel_that_computes_something_else_is_not_taken_and_not_remembered, "1,wrong", "90"),
-    APART(a_kernel_that_writes_nothing_is_not_taken, "1,idle", "90"),
-    APART(attention_cudnn_ends_the_program_when_its_kernel_computes_something_else, "1,wrong", "90"),
-    APART(the_reason_is_that_of_the_kernel_that_was_measured, "92500,slow", "90"),
-    APART(before_the_first_step_the_choice_is_open, "1", "90"),
-    APART(shapes_without_a_plan_take_own_kernels, "1", "90"),
-    APART(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90"),
-    APART(a_graph_without_an_engine_takes_own_kernels, "1,engineless", "90"),
-    APART(a_workspace_beyond_an_eighth_of_the_memory_is_not_taken, "1", "90"),
-    APART(evaluation_plans_the_forward_pass_alone, "1", "90"),
-    APART(with_attention_own_cudnn_is_not_asked, "1", "90"),
-    APART(attention_cudnn_is_refused_where_there_is_none, NULL, "90"),
-    APART(attention_cudnn_is_refused_on_turing, "1", "75"),
-};
-
-int main(int argc, char **argv) { return apart_main(tests, sizeof tests / sizeof *tests, argc, argv); }

@@ -5,6 +5,8 @@
 #include "test/ops/op_test.h"
 #include <math.h>
 
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
 enum { ROWS = 3 };
 static const float SCALE = 0.25f, LOSS_SCALE = 8.0f;
 
@@ -56,8 +58,7 @@ static void case_matches(const struct Case *c, DType dtype, int shared_per_block
     op_end();
 }
 
-static void cross_entropy_matches(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(cross_entropy_matches) {
     const int available = cuda_backend.shared_per_block;
     for (int i = 0; i < NUM_CASES; i++) {
         case_matches(&cases[i], dtype, available);
@@ -67,9 +68,4 @@ static void cross_entropy_matches(void **state) {
         op_begin_tensors_at(8);
         case_matches(&cases[i], dtype, available);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {OP_TEST(cross_entropy_matches)};
-    return cmocka_run_group_tests(tests, op_group_setup, op_group_teardown);
 }

@@ -9,15 +9,9 @@
 #include "llmc/cuda/cudnn_library.h"
 #ifndef HAVE_CUDNN
 
-static void everything_needs_the_headers_of_cudnn(void **state) {
-    (void)state;
+TEST(everything_needs_the_headers_of_cudnn) {
     print_message("built without the headers of cuDNN 9.8 or newer: its attention is not tested\n");
     skip();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(everything_needs_the_headers_of_cudnn)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #else
@@ -51,19 +45,15 @@ static void a_form_computes_attention(AttentionChoice form) {
     assert_int_equal(sim_cudnn_counts.handles, 0);
 }
 
-static void the_graphs_compute_attention(void **state) {
-    (void)state;
+APART_TEST(the_graphs_compute_attention, "1", "90") { a_form_computes_attention(ATTENTION_CUDNN); }
+APART_TEST(the_graphs_compute_attention_with_the_engine_of_blackwell, "1", "100") {
     a_form_computes_attention(ATTENTION_CUDNN);
 }
 
-static void so_does_the_form_for_measurements(void **state) {
-    (void)state;
-    a_form_computes_attention(ATTENTION_CUDNN_COLLECTED);
-}
+APART_TEST(so_does_the_form_for_measurements, "1", "90") { a_form_computes_attention(ATTENTION_CUDNN_COLLECTED); }
 
 // On an H200 with cuDNN 9.25, where the ordinary form's workspace is too large: dQ collected in the caller's array.
-static void the_graph_that_collects_dq_computes_attention(void **state) {
-    (void)state;
+APART_TEST(the_graph_that_collects_dq_computes_attention, "92500", "90") {
     const AttentionShape s = {.B = 1, .T = 200, .NH = 2, .HS = 16, .dtype = DTYPE_BF16};
     Error why = {""};
     start(ATTENTION_OWN);
@@ -88,8 +78,7 @@ static void the_graph_that_collects_dq_computes_attention(void **state) {
 }
 
 // The second pass through a graph is captured, the third is a replay: same bits, no call that a step may not make.
-static void captured_launches_are_replayed(void **state) {
-    (void)state;
+APART_TEST(captured_launches_are_replayed, "1", "90") {
     Error err;
     start(ATTENTION_CUDNN);
     Case c = begin((AttentionShape){2, 40, 2, 32, DTYPE_BF16}, "captured");
@@ -170,22 +159,14 @@ static void expect_every_operation_counts(CudnnGraphKind kind) {
     expect_seen(faults, num_operations[kind]);
 }
 
-static void every_operation_of_the_forward_graph_counts(void **state) {
-    (void)state;
-    expect_every_operation_counts(CUDNN_FORWARD);
-}
-static void every_operation_of_the_backward_graph_counts(void **state) {
-    (void)state;
-    expect_every_operation_counts(CUDNN_BACKWARD);
-}
-static void every_operation_of_the_graph_that_collects_dq_counts(void **state) {
-    (void)state;
+APART_TEST(every_operation_of_the_forward_graph_counts, "1", "90") { expect_every_operation_counts(CUDNN_FORWARD); }
+APART_TEST(every_operation_of_the_backward_graph_counts, "1", "90") { expect_every_operation_counts(CUDNN_BACKWARD); }
+APART_TEST(every_operation_of_the_graph_that_collects_dq_counts, "92500", "90") {
     expect_every_operation_counts(CUDNN_BACKWARD_COLLECTED);
 }
 
 // All of these have a plan in cuDNN 9.19, most of them that of another computation.
-static void faults_that_cudnn_accepts_show_in_the_values(void **state) {
-    (void)state;
+APART_TEST(faults_that_cudnn_accepts_show_in_the_values, "1", "90") {
     enum { T = 90, NH = 3, HS = 8, C = NH * HS };
     const Fault faults[] = {
         {.what = "rows of K as in (B,T,C)", .tensor = CUDNN_K, .strides = {T * 3 * C, HS, 1, C}},
@@ -200,8 +181,7 @@ static void faults_that_cudnn_accepts_show_in_the_values(void **state) {
     expect_seen(faults, sizeof faults / sizeof *faults);
 }
 
-static void without_a_fault_none_is_seen(void **state) {
-    (void)state;
+APART_TEST(without_a_fault_none_is_seen, "92500", "90") {
     const AttentionShape s = {.B = 2, .T = 90, .NH = 3, .HS = 8, .dtype = DTYPE_BF16};
     start(ATTENTION_OWN);
     Case c = begin(s, "no fault");
@@ -259,8 +239,7 @@ static bool create_and_run(AttentionPass pass, Case *c, void *workspace, Error *
     return ok;
 }
 
-static void every_failing_call_is_reported_and_leaves_nothing_behind(void **state) {
-    (void)state;
+APART_TEST(every_failing_call_is_reported_and_leaves_nothing_behind, "1", "90") {
     start(ATTENTION_OWN);
     Case c = begin(small, "failing calls");
     OpTensor workspace = op_output(DTYPE_U8, "workspace", DIMS(1 << 20));
@@ -296,20 +275,4 @@ static void every_failing_call_is_reported_and_leaves_nothing_behind(void **stat
     op_end();
     device_shutdown();
 }
-
-static ApartTest tests[] = {
-    APART(the_graphs_compute_attention, "1", "90"),
-    APART(so_does_the_form_for_measurements, "1", "90"),
-    {"the_graphs_compute_attention_with_the_engine_of_blackwell", the_graphs_compute_attention, "1", "100"},
-    APART(the_graph_that_collects_dq_computes_attention, "92500", "90"),
-    APART(captured_launches_are_replayed, "1", "90"),
-    APART(without_a_fault_none_is_seen, "92500", "90"),
-    APART(every_operation_of_the_forward_graph_counts, "1", "90"),
-    APART(every_operation_of_the_backward_graph_counts, "1", "90"),
-    APART(every_operation_of_the_graph_that_collects_dq_counts, "92500", "90"),
-    APART(faults_that_cudnn_accepts_show_in_the_values, "1", "90"),
-    APART(every_failing_call_is_reported_and_leaves_nothing_behind, "1", "90"),
-};
-
-int main(int argc, char **argv) { return apart_main(tests, sizeof tests / sizeof *tests, argc, argv); }
 #endif

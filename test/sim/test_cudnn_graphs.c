@@ -10,42 +10,21 @@
 // CUDNN_GRAPHS=all compiles the kernels of the whole matrix, 35 s of processor time; otherwise one of each kind is
 // compiled and the rest goes up to the choice of the engine, which is where a graph is recognised or not.
 
-// cmocka needs these four before its own header.
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include "llmc/cuda/cudnn_pass.h"
+#include "test/fixture.h"
 
 #ifndef HAVE_CUDNN
 
-static void everything_needs_the_headers_of_cudnn(void **state) {
-    (void)state;
+TEST(everything_needs_the_headers_of_cudnn) {
     print_message("built without the headers of cuDNN 9.8 or newer: its graphs are not tested\n");
     skip();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(everything_needs_the_headers_of_cudnn)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #else
 #include "test/sim/cudnn_faults.h"
 #include <dlfcn.h>
 #include <libgen.h>
-#include <limits.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 // cuDNN and NVRTC leave memory behind, and their code is gone when leaks are reported, so that they cannot be told from
 // ours. That ours does not leak is shown with the simulator's cuDNN (test_cudnn_attention).
@@ -124,30 +103,22 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static int open_library(void *file) {
+    Error err;
+    setenv("CUDNN_LIBRARY", file, 1);
+    if (cudnn_library_open(&err)) snprintf(err.text, sizeof err.text, "opened");
+    fputs(err.text, stderr);
+    return 0;
+}
+
 // What loading the library says when CUDNN_LIBRARY is set to file, asked in a process of its own.
-static void expect_refusal(const char *file, const char *expected) {
-    int ends[2];
-    char said[sizeof(Error)] = "";
-    assert_int_equal(pipe(ends), 0);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        Error err;
-        setenv("CUDNN_LIBRARY", file, 1);
-        if (cudnn_library_open(&err)) snprintf(err.text, sizeof err.text, "opened");
-        const ssize_t written = write(ends[1], err.text, strlen(err.text));
-        _exit(written > 0 ? 0 : 1);
-    }
-    close(ends[1]);
-    for (ssize_t n, at = 0; (n = read(ends[0], said + at, sizeof said - 1 - (size_t)at)) > 0; at += n) {}
-    close(ends[0]);
-    int status;
-    waitpid(child, &status, 0);
+static void expect_refusal(char *file, const char *expected) {
+    char said[sizeof(Error)];
+    status_of_child(open_library, file, said, sizeof said);
     if (!strstr(said, expected)) fail_msg("CUDNN_LIBRARY=%s: \"%s\", expected \"%s\"", file, said, expected);
 }
 
-static void a_library_that_is_no_cudnn_is_named_and_not_used(void **state) {
-    (void)state;
+TEST(a_library_that_is_no_cudnn_is_named_and_not_used) {
     expect_refusal("/nowhere/libcudnn.so.9", "cuDNN not found: /nowhere/libcudnn.so.9");
     expect_refusal("libm.so.6", "libm.so.6 has no function cudnnGetVersion");
 }
@@ -170,8 +141,7 @@ static void expect_accepted(const DeviceText *d, CudnnGraphKind kind, AttentionS
     cudnn_device_destroy(device);
 }
 
-static void graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context(void **state) {
-    (void)state;
+TEST(graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context) {
     need_cudnn();
     const char *all = getenv("CUDNN_GRAPHS");
     const bool compile = all && strcmp(all, "all") == 0;
@@ -186,8 +156,7 @@ static void graphs_are_recognised_on_every_architecture_type_head_size_and_odd_c
             }
 }
 
-static void small_shapes_and_other_head_sizes_are_recognised(void **state) {
-    (void)state;
+TEST(small_shapes_and_other_head_sizes_are_recognised) {
     need_cudnn();
     static const AttentionShape shapes[] = {
         {1, 1, 1, 64, DTYPE_BF16},   {1, 1000, 25, 64, DTYPE_FP16}, {3, 33, 2, 8, DTYPE_BF16},
@@ -202,8 +171,7 @@ static void small_shapes_and_other_head_sizes_are_recognised(void **state) {
 
 // The plans of a run: GPT-2 124M at B=64. Which engine serves, and in how much workspace, is the table of
 // cudnn_pass.c: an engine made for the architecture on sm_90 and sm_100, the one for sm_80 elsewhere.
-static void a_run_gets_plans_that_repeat_on_every_architecture(void **state) {
-    (void)state;
+TEST(a_run_gets_plans_that_repeat_on_every_architecture) {
     need_cudnn();
     const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
     const int64_t rows = shape.B * shape.NH * shape.T, squares = rows * shape.T * 2;
@@ -232,8 +200,7 @@ static void a_run_gets_plans_that_repeat_on_every_architecture(void **state) {
 }
 
 // What bench_ops times beside the form that repeats: no squares of T in the workspace, sums of dQ instead.
-static void the_form_that_need_not_repeat_is_made_where_it_is_asked_for(void **state) {
-    (void)state;
+TEST(the_form_that_need_not_repeat_is_made_where_it_is_asked_for) {
     need_cudnn();
     const AttentionShape shape = {4, 1024, 12, 64, DTYPE_BF16};
     for (int d = 0; d < NUM_DEVICES; d++)
@@ -251,8 +218,7 @@ static void the_form_that_need_not_repeat_is_made_where_it_is_asked_for(void **s
         }
 }
 
-static void a_plan_keeps_to_the_workspace_it_is_allowed(void **state) {
-    (void)state;
+TEST(a_plan_keeps_to_the_workspace_it_is_allowed) {
     need_cudnn();
     const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
     Error err = {""};
@@ -266,32 +232,25 @@ static void a_plan_keeps_to_the_workspace_it_is_allowed(void **state) {
 
 // ----------------------------------------------------------------------------------------------------- what is refused
 
+static int plan_with(void *context) {
+    const Fault *fault = context;
+    static const int signals[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT}; // cmocka's handlers would go on
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
+    const AttentionShape shape = {2, 256, 3, 64, DTYPE_BF16};
+    Error err = {""};
+    cudnnBackendDescriptor_t device = describe(&devices[H200]);
+    plant(*fault);
+    CudnnGraph *graph = cudnn_graph_create(fault->kind, shape, &err);
+    CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err) : NULL;
+    const bool ok = plan && compiles(plan, &err);
+    fputs(err.text, stderr);
+    return ok ? 0 : 1;
+}
+
 // Whether cuDNN makes a plan of the graph with the fault; if not, why. In a process of its own, because cuDNN 9.19
 // divides by zero or reads through NULL on some graphs that make no sense.
 static bool accepted(Fault fault, Error *why) {
-    int ends[2], status = 0;
-    assert_int_equal(pipe(ends), 0);
-    fflush(stdout);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        static const int signals[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT}; // cmocka's handlers would go on
-        for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
-        const AttentionShape shape = {2, 256, 3, 64, DTYPE_BF16};
-        Error err = {""};
-        cudnnBackendDescriptor_t device = describe(&devices[H200]);
-        plant(fault);
-        CudnnGraph *graph = cudnn_graph_create(fault.kind, shape, &err);
-        CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err) : NULL;
-        const bool ok = plan && compiles(plan, &err);
-        const ssize_t written = write(ends[1], err.text, strlen(err.text));
-        _exit(ok ? 0 : written > 0 ? 1 : 2);
-    }
-    close(ends[1]);
-    memset(why, 0, sizeof *why);
-    for (ssize_t n, at = 0; (n = read(ends[0], why->text + at, sizeof why->text - 1 - (size_t)at)) > 0; at += n) {}
-    close(ends[0]);
-    assert_int_equal(waitpid(child, &status, 0), child);
+    const int status = status_of_child(plan_with, &fault, why->text, sizeof why->text);
     if (WIFSIGNALED(status)) error_set(why, "signal %d inside cuDNN", WTERMSIG(status));
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
@@ -299,8 +258,7 @@ static bool accepted(Fault fault, Error *why) {
 // cuDNN looks only as closely as it must to tell attention from other graphs: 9.19 accepts a mask without its column
 // index, and dQ without the reshape of K. That such graphs would compute something else is seen in the simulator, by
 // test_cudnn_attention. Here: most operations are missed, and without a fault none is.
-static void a_graph_that_lacks_an_operation_is_refused(void **state) {
-    (void)state;
+TEST(a_graph_that_lacks_an_operation_is_refused) {
     need_cudnn();
     for (int kind = CUDNN_FORWARD; kind <= CUDNN_BACKWARD_COLLECTED; kind++) {
         Fault fault = {.kind = (CudnnGraphKind)kind};
@@ -317,8 +275,7 @@ static void a_graph_that_lacks_an_operation_is_refused(void **state) {
     }
 }
 
-static void a_wrong_stride_or_operation_is_refused(void **state) {
-    (void)state;
+TEST(a_wrong_stride_or_operation_is_refused) {
     need_cudnn();
     enum { T = 256, C = 3 * 64, HS = 64 }; // as in accepted
     const Fault faults[] = {
@@ -339,8 +296,7 @@ static void a_wrong_stride_or_operation_is_refused(void **state) {
 }
 
 // What cudnn_pass_create says before it asks, and what cuDNN itself says when it is asked all the same.
-static void turing_has_no_engine(void **state) {
-    (void)state;
+TEST(turing_has_no_engine) {
     need_cudnn();
     const AttentionShape shape = {2, 256, 3, 64, DTYPE_FP16};
     Error err = {""};
@@ -357,17 +313,6 @@ static void turing_has_no_engine(void **state) {
 int main(void) {
     Error err;
     if (!load_fake_driver(&err)) print_message("no stand-in for libcuda: %s\n", err.text);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_library_that_is_no_cudnn_is_named_and_not_used),
-        cmocka_unit_test(graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context),
-        cmocka_unit_test(small_shapes_and_other_head_sizes_are_recognised),
-        cmocka_unit_test(a_run_gets_plans_that_repeat_on_every_architecture),
-        cmocka_unit_test(the_form_that_need_not_repeat_is_made_where_it_is_asked_for),
-        cmocka_unit_test(a_plan_keeps_to_the_workspace_it_is_allowed),
-        cmocka_unit_test(a_graph_that_lacks_an_operation_is_refused),
-        cmocka_unit_test(a_wrong_stride_or_operation_is_refused),
-        cmocka_unit_test(turing_has_no_engine),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }
 #endif

@@ -1,15 +1,10 @@
 // What the CUDA backend says a GPU can do, against the datasheets; and the sensors' library, which is not linked.
 #include "llmc/cuda/facts.h"
 #include "llmc/cuda/nvml.h"
+#include "test/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 // Attributes as the driver reports them, and the figures of the datasheet: TFLOP/s of the tensor cores in 16 bits and
 // in fp8 with fp32 accumulation, without sparsity, and GB/s.
@@ -39,8 +34,7 @@ static void assert_near(const char *gpu, const char *what, double got, double ex
     if (!(fabs(got / expected - 1.0) <= TOLERANCE)) fail_msg("%s: %s %g, expected %g", gpu, what, got, expected);
 }
 
-static void peaks_are_those_of_the_datasheets(void **state) {
-    (void)state;
+TEST(peaks_are_those_of_the_datasheets) {
     for (size_t i = 0; i < sizeof datasheets / sizeof *datasheets; i++) {
         const GpuAttributes *gpu = &datasheets[i].gpu;
         assert_near(gpu->name, "fp16 TFLOP/s", gpu_peak_flops(gpu, DTYPE_FP16, true) * 1e-12, datasheets[i].tflops);
@@ -58,8 +52,7 @@ static void peaks_are_those_of_the_datasheets(void **state) {
     }
 }
 
-static void fp8_needs_tensor_cores_and_a_library_that_know_it(void **state) {
-    (void)state;
+TEST(fp8_needs_tensor_cores_and_a_library_that_know_it) {
     static const struct {
         int compute_capability;
         size_t cublaslt;
@@ -72,8 +65,7 @@ static void fp8_needs_tensor_cores_and_a_library_that_know_it(void **state) {
         assert_true(gpu_has_fp8(cases[i].compute_capability, cases[i].cublaslt) == cases[i].has_fp8);
 }
 
-static void fp32_counts_on_tensor_cores_only_when_tf32_is_allowed(void **state) {
-    (void)state;
+TEST(fp32_counts_on_tensor_cores_only_when_tf32_is_allowed) {
     const GpuAttributes h100 = {"NVIDIA H100 80GB HBM3", 90, 132, 1980000, 2619000, 5120};
     const GpuAttributes t4 = {"Tesla T4", 75, 40, 1590000, 5001000, 256};
     assert_near(h100.name, "TF32", gpu_peak_flops(&h100, DTYPE_FP32, true) * 1e-12, 494.7);
@@ -81,8 +73,7 @@ static void fp32_counts_on_tensor_cores_only_when_tf32_is_allowed(void **state) 
     assert_near(t4.name, "fp32", gpu_peak_flops(&t4, DTYPE_FP32, true) * 1e-12, 8.1); // it has no TF32
 }
 
-static void what_is_not_known_is_zero(void **state) {
-    (void)state;
+TEST(what_is_not_known_is_zero) {
     const GpuAttributes silent = {"GPU", 90, 132, 0, 0, 0}, of_the_future = {"GPU", 140, 200, 2000000, 1, 1};
     const GpuAttributes nearly_known = {"GPU", 103, 160, 1965000, 1, 1};
     assert_true(gpu_peak_flops(&silent, DTYPE_BF16, true) == 0.0 && gpu_peak_bandwidth(&silent) == 0.0);
@@ -91,8 +82,7 @@ static void what_is_not_known_is_zero(void **state) {
     assert_true(gpu_peak_flops(&nearly_known, DTYPE_I32, true) == 0.0);
 }
 
-static void versions_and_architectures_read_well(void **state) {
-    (void)state;
+TEST(versions_and_architectures_read_well) {
     char text[64];
     assert_string_equal(cuda_version_text(13000, text, sizeof text), "13.0");
     assert_string_equal(cuda_version_text(12040, text, sizeof text), "12.4");
@@ -102,8 +92,7 @@ static void versions_and_architectures_read_well(void **state) {
     assert_string_equal(gpu_list_text("80 90 100", text, 8), "sm_80, "); // cut, not overrun
 }
 
-static void throttling_is_told_in_words(void **state) {
-    (void)state;
+TEST(throttling_is_told_in_words) {
     char text[128];
     assert_string_equal(cuda_throttle_text(0, text, sizeof text), "");
     assert_string_equal(cuda_throttle_text(0x1 | 0x2 | 0x100, text, sizeof text), ""); // idle, chosen by the user
@@ -112,16 +101,14 @@ static void throttling_is_told_in_words(void **state) {
     assert_string_equal(cuda_throttle_text(~0ull, text, 12), "power cap, "); // cut, not overrun
 }
 
-static void a_machine_without_nvml_has_no_sensors(void **state) {
-    (void)state;
+TEST(a_machine_without_nvml_has_no_sensors) {
     assert_null(cuda_nvml_open("libno-such-library.so.1", "0000:00:00.0"));
     assert_null(cuda_nvml_open("libm.so.6", "0000:00:00.0")); // a library, but another one
     cuda_nvml_close(NULL);
 }
 
 // The libraries that sim.mk builds beside this program.
-static void why_clocks_are_held_down_is_optional_and_has_two_names(void **state) {
-    (void)state;
+TEST(why_clocks_are_held_down_is_optional_and_has_two_names) {
     static const char *const libraries[] = {"EventReasons", "ThrottleReasons", "Nothing"};
     for (int i = 0; i < 3; i++) {
         char path[4096];
@@ -137,18 +124,4 @@ static void why_clocks_are_held_down_is_optional_and_has_two_names(void **state)
         assert_true(sensors.sm_clock_mhz == 1001 && sensors.power_watts == 700 && sensors.temperature_c == 60);
         cuda_nvml_close(nvml);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(peaks_are_those_of_the_datasheets),
-        cmocka_unit_test(fp8_needs_tensor_cores_and_a_library_that_know_it),
-        cmocka_unit_test(fp32_counts_on_tensor_cores_only_when_tf32_is_allowed),
-        cmocka_unit_test(what_is_not_known_is_zero),
-        cmocka_unit_test(versions_and_architectures_read_well),
-        cmocka_unit_test(throttling_is_told_in_words),
-        cmocka_unit_test(a_machine_without_nvml_has_no_sensors),
-        cmocka_unit_test(why_clocks_are_held_down_is_optional_and_has_two_names),
-    };
-    return cmocka_run_group_tests_name("facts", tests, NULL, NULL);
 }

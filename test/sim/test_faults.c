@@ -1,18 +1,10 @@
 // The simulator proven by planted faults: every mistake of faults.cu is caught by the tool that this table names, with
 // the message that it names, and the correct twin passes under the same tool. A fault runs in a process of its own,
 // built in the mode that catches it (`make sim-test-programs` builds all of them).
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
+
+#include "test/test.h"
 
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -148,12 +140,12 @@ static void correct_twin_passes(void **state) {
 }
 
 int main(void) {
-    static struct CMUnitTest tests[2 * NUM_CASES];
     static char names[2 * NUM_CASES][128];
     for (int i = 0; i < 2 * NUM_CASES; i++) {
         const Case *c = &cases[i / 2];
         snprintf(names[i], sizeof names[i], "%s_%s_%s_%d", c->mode, c->fault, i % 2 ? "right" : "wrong", i / 2);
-        tests[i] = (struct CMUnitTest){names[i], i % 2 ? correct_twin_passes : fault_is_caught, NULL, NULL, (void *)c};
+        test_add(i,
+                 (struct CMUnitTest){names[i], i % 2 ? correct_twin_passes : fault_is_caught, NULL, NULL, (void *)c});
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

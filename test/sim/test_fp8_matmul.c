@@ -1,6 +1,7 @@
 // fp8 products on the simulated cuBLASLt: what the library refuses, on which GPUs there are any, how sums and biases
 // are asked for, what is planned, tuned and remembered, and that scales are read when a product runs. That the products
 // are right is tested in test/ops/test_fp8.c. Each test is a process of its own: SIM_CC is read when it starts.
+#include "test/fixture.h"
 #include "test/sim/apart.h"
 
 #include "dev/sim/cublaslt.h"
@@ -8,7 +9,6 @@
 #include "test/ops/fp8_case.h"
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
-#include <sys/wait.h>
 
 static void start(const char *algorithms, const char *refused) {
     Error err;
@@ -133,8 +133,7 @@ static void expect_refused(Direct p, const char *what) {
 }
 
 // Each row is the good product but for one thing.
-static void what_cublaslt_refuses_in_fp8_is_refused(void **state) {
-    (void)state;
+APART_TEST(what_cublaslt_refuses_in_fp8_is_refused, NULL, "90") {
     start("", "");
     expect_taken(good, "e4m3 x e5m2");
     Direct p = good;
@@ -163,18 +162,17 @@ static void what_cublaslt_refuses_in_fp8_is_refused(void **state) {
 
 // ------------------------------------------------------------------------------------------------------ which GPUs
 
-static void fp8_is_there(void **state) {
-    (void)state;
+static void fp8_is_there(void) {
     start("", "");
     const DeviceFacts *f = device_facts();
     assert_true(f->supports[DTYPE_E4M3] && f->supports[DTYPE_E5M2]);
     assert_true(f->peak_flops[DTYPE_E4M3] == 2.0 * f->peak_flops[DTYPE_BF16] && f->peak_flops[DTYPE_BF16] > 0.0);
     expect_taken(good, f->name);
 }
-static void ada_has_fp8(void **state) { fp8_is_there(state); }
-static void hopper_has_fp8(void **state) { fp8_is_there(state); }
-static void blackwell_has_fp8(void **state) { fp8_is_there(state); }
-static void geforce_blackwell_has_fp8(void **state) { fp8_is_there(state); }
+APART_TEST(ada_has_fp8, NULL, "89") { fp8_is_there(); }
+APART_TEST(hopper_has_fp8, NULL, "90") { fp8_is_there(); }
+APART_TEST(blackwell_has_fp8, NULL, "100") { fp8_is_there(); }
+APART_TEST(geforce_blackwell_has_fp8, NULL, "120") { fp8_is_there(); }
 
 // One layer: its operands in all three roles, of 16-bit values.
 typedef struct {
@@ -204,32 +202,21 @@ static void product_check(Product *p, bool with_bias, bool accumulate) {
     op_check(p->out, p->out.t.dtype);
 }
 
+static int run_product(void *p) {
+    product_run(p, false, false);
+    return 0;
+}
+
 // Runs the product in a process of its own and returns what it says on stderr; it must end by a signal or with an
 // error.
 static const char *last_words(Product *p) {
     static char text[2048];
-    int ends[2], status = 0;
-    assert_int_equal(pipe(ends), 0);
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        product_run(p, false, false);
-        _exit(0);
-    }
-    close(ends[1]);
-    size_t length = 0;
-    for (ssize_t got; (got = read(ends[0], text + length, sizeof text - 1 - length)) > 0;) length += (size_t)got;
-    text[length] = '\0';
-    close(ends[0]);
-    assert_int_equal(waitpid(child, &status, 0), child);
+    const int status = status_of_child(run_product, p, text, sizeof text);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) op_fail("the product ran");
     return text;
 }
 
-static void an_older_gpu_has_no_fp8(void **state) {
-    (void)state;
+static void an_older_gpu_has_no_fp8(void) {
     start("", "");
     assert_true(!device_facts()->supports[DTYPE_E4M3] && !device_facts()->supports[DTYPE_E5M2]);
     assert_true(device_facts()->peak_flops[DTYPE_E4M3] == 0.0);
@@ -239,12 +226,11 @@ static void an_older_gpu_has_no_fp8(void **state) {
     if (!strstr(words, "has no fp8")) op_fail("said: %s", words);
     op_end();
 }
-static void ampere_has_no_fp8(void **state) { an_older_gpu_has_no_fp8(state); }
-static void turing_has_no_fp8(void **state) { an_older_gpu_has_no_fp8(state); }
+APART_TEST(ampere_has_no_fp8, NULL, "80") { an_older_gpu_has_no_fp8(); }
+APART_TEST(turing_has_no_fp8, NULL, "75") { an_older_gpu_has_no_fp8(); }
 
 // The speed of fp32 is measured without TF32 too, which the library refuses here.
-static void turing_multiplies_fp32_without_tf32(void **state) {
-    (void)state;
+APART_TEST(turing_multiplies_fp32_without_tf32, NULL, "75") {
     Error err;
     DeviceSpeed speed;
     device_shutdown();
@@ -252,8 +238,7 @@ static void turing_multiplies_fp32_without_tf32(void **state) {
     if (!device_measure_speed(DTYPE_FP32, 0, &speed, &err)) op_fail("%s", err.text);
 }
 
-static void operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_program(void **state) {
-    (void)state;
+APART_TEST(operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_program, NULL, "90") {
     start("", "");
     Product p = product_make(DTYPE_E5M2, DTYPE_E5M2, DTYPE_BF16, "both e5m2");
     const char *words = last_words(&p);
@@ -273,8 +258,7 @@ static void operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_progr
 
 // ------------------------------------------------------------------------------------------ how products are asked for
 
-static void forward_products_may_sum_fast_and_gradients_may_not(void **state) {
-    (void)state;
+APART_TEST(forward_products_may_sum_fast_and_gradients_may_not, NULL, "89") {
     static const struct {
         DType a, b, out;
     } products[] = {
@@ -296,8 +280,7 @@ static void forward_products_may_sum_fast_and_gradients_may_not(void **state) {
     }
 }
 
-static void biases_of_16_bits_are_in_the_epilogue_and_others_are_added_after_it(void **state) {
-    (void)state;
+APART_TEST(biases_of_16_bits_are_in_the_epilogue_and_others_are_added_after_it, NULL, "90") {
     static const struct {
         DType out;
         const char *refused;
@@ -325,8 +308,7 @@ static int64_t runs(void) {
 }
 
 // Another process is a device that starts anew. Formats and kind of sum tell plans apart.
-static void fp8_plans_are_timed_once_and_kept_for_the_next_process(void **state) {
-    (void)state;
+APART_TEST(fp8_plans_are_timed_once_and_kept_for_the_next_process, NULL, "90") {
     uint64_t digests[2] = {0, 0};
     for (int process = 0; process < 2; process++) {
         start("all", "");
@@ -358,8 +340,7 @@ static void fp8_plans_are_timed_once_and_kept_for_the_next_process(void **state)
 }
 
 // A weight gradient: the first use of its shape adds, and measures on memory of its own.
-static void a_first_use_that_accumulates_adds_once_and_takes_what_repeats(void **state) {
-    (void)state;
+APART_TEST(a_first_use_that_accumulates_adds_once_and_takes_what_repeats, NULL, "90") {
     start("all", "");
     Product p = product_make(DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32, "first use accumulates");
     product_run(&p, false, true);
@@ -378,8 +359,7 @@ static void a_first_use_that_accumulates_adds_once_and_takes_what_repeats(void *
 }
 
 // The scale of a tensor changes from step to step; the recorded launch stays.
-static void a_replayed_product_reads_the_scales_of_its_time(void **state) {
-    (void)state;
+APART_TEST(a_replayed_product_reads_the_scales_of_its_time, NULL, "90") {
     Error err;
     start("", "");
     Product p = product_make(DTYPE_E4M3, DTYPE_E4M3, DTYPE_FP32, "replayed");
@@ -404,22 +384,3 @@ static void a_replayed_product_reads_the_scales_of_its_time(void **state) {
     device_graph_destroy(graph);
     op_end();
 }
-
-static ApartTest tests[] = {
-    APART(what_cublaslt_refuses_in_fp8_is_refused, NULL, "90"),
-    APART(turing_has_no_fp8, NULL, "75"),
-    APART(turing_multiplies_fp32_without_tf32, NULL, "75"),
-    APART(ampere_has_no_fp8, NULL, "80"),
-    APART(ada_has_fp8, NULL, "89"),
-    APART(hopper_has_fp8, NULL, "90"),
-    APART(blackwell_has_fp8, NULL, "100"),
-    APART(geforce_blackwell_has_fp8, NULL, "120"),
-    APART(operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_program, NULL, "90"),
-    APART(forward_products_may_sum_fast_and_gradients_may_not, NULL, "89"),
-    APART(biases_of_16_bits_are_in_the_epilogue_and_others_are_added_after_it, NULL, "90"),
-    APART(fp8_plans_are_timed_once_and_kept_for_the_next_process, NULL, "90"),
-    APART(a_first_use_that_accumulates_adds_once_and_takes_what_repeats, NULL, "90"),
-    APART(a_replayed_product_reads_the_scales_of_its_time, NULL, "90"),
-};
-
-int main(int argc, char **argv) { return apart_main(tests, sizeof tests / sizeof *tests, argc, argv); }

@@ -8,7 +8,8 @@
 #include "llmc/base/rng.h"
 #include <cuda_fp8.h>
 #include <math.h>
-#include <string.h>
+
+TestFixture test_all = {op_group_setup, op_group_teardown};
 
 static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
 static const __nv_fp8_interpretation_t kinds[] = {__NV_E4M3, __NV_E5M2};
@@ -28,16 +29,14 @@ static void check_encode(float x, int f) {
     if (got != want) op_fail("%a to %s: 0x%02X, expected 0x%02X", (double)x, dtype_name(formats[f]), got, want);
 }
 
-static void codes_are_those_of_nvidias_conversion(void **state) {
-    (void)state;
+TEST(codes_are_those_of_nvidias_conversion) {
     for (int f = 0; f < 2; f++) {
         for (uint32_t i = 0; i < 1 << 16; i++) check_encode(float_of(i << 16), f); // every bf16
         for (uint32_t i = 0; i < 1 << 20; i++) check_encode(float_of(philox(op_seed(), 5, i).v[0]), f);
     }
 }
 
-static void values_are_those_of_nvidias_conversion(void **state) {
-    (void)state;
+TEST(values_are_those_of_nvidias_conversion) {
     for (int f = 0; f < 2; f++)
         for (int code = 0; code < 256; code++) {
             const __half_raw half = __nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, kinds[f]);
@@ -74,8 +73,7 @@ static void tile_case(DType dtype, int64_t N, int64_t K, int64_t first) {
 }
 
 // A tile has 128 rows and 64 columns, pieces of 16; the last case is more than two tiles in each direction.
-static void tiles_end_anywhere_and_tensors_begin_anywhere(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(tiles_end_anywhere_and_tensors_begin_anywhere) {
     static const int64_t sizes[][2] = {{1, 1},    {3, 5},    {16, 16},  {15, 17},   {127, 63},
                                        {128, 64}, {129, 65}, {144, 80}, {112, 272}, {273, 145}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -97,8 +95,7 @@ static uint64_t bits_of(const OpTensor *in, Fp8Slot slot, Fp8Scaling scaling, fl
     return op_digest(op_digest(op_digest(0, q), transposed), slots);
 }
 
-static void any_order_of_blocks_and_threads_gives_the_same_bits(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(any_order_of_blocks_and_threads_gives_the_same_bits) {
     const Fp8Slot fresh = {0}, known = {.scale = 4.0f, .inverse = 0.25f, .amax = 0.5f, .history = {1.0f}, .next = 1};
     enum { N = 400, K = 208 };
     op_begin(fp8_shape(N, K, dtype), "orders");
@@ -121,8 +118,7 @@ static void any_order_of_blocks_and_threads_gives_the_same_bits(void **state) {
 }
 
 // The maximum is collected in a place that all calls share.
-static void a_small_tensor_after_a_large_one_has_its_own_amax(void **state) {
-    const DType dtype = op_dtype(state);
+OP_TEST(a_small_tensor_after_a_large_one_has_its_own_amax) {
     const double magnitudes[] = {100.0, 1.0, NAN, 1.0};
     op_begin(fp8_shape(64, 64, dtype), "large, small");
     for (int i = 0; i < 4; i++) {
@@ -135,15 +131,4 @@ static void a_small_tensor_after_a_large_one_has_its_own_amax(void **state) {
             op_fail("amax %g, expected %g", (double)amax, magnitudes[i]);
     }
     op_end();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(codes_are_those_of_nvidias_conversion),
-        cmocka_unit_test(values_are_those_of_nvidias_conversion),
-        OP_TEST(tiles_end_anywhere_and_tensors_begin_anywhere),
-        OP_TEST(any_order_of_blocks_and_threads_gives_the_same_bits),
-        OP_TEST(a_small_tensor_after_a_large_one_has_its_own_amax),
-    };
-    return cmocka_run_group_tests_name("fp8_quantize", tests, op_group_setup, op_group_teardown);
 }

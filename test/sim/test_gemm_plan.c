@@ -6,12 +6,9 @@
 #include "llmc/cuda/gemm_plan.h"
 #include "llmc/cuda/tuning_cache.h"
 #include "llmc/device.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 #include <cjson/cJSON.h>
 #include <cuda_runtime_api.h>
-#include <string.h>
-
-static TmpDir tmp;
 
 // A device whose libraries behave as the variables say, with an empty file of measured choices.
 static void start(const char *algorithms, const char *refused, GeluFusion gelu_fusion) {
@@ -26,24 +23,23 @@ static void start(const char *algorithms, const char *refused, GeluFusion gelu_f
 
 // A library with a vice, and an empty file of choices.
 static void start_with(const char *vice, const char *algorithms, GeluFusion gelu_fusion) {
-    unlink(tmpdir_file(&tmp, "tuning"));
+    unlink(tmp_file("tuning"));
     start(algorithms, "", gelu_fusion);
     setenv("SIM_CUBLASLT_VICES", vice, 1);
 }
 
 static int setup(void **state) {
-    (void)state;
-    tmp = tmpdir_make();
-    setenv("PRETRAIN_CACHE", tmpdir_file(&tmp, "tuning"), 1);
+    tmp_setup(state);
+    setenv("PRETRAIN_CACHE", tmp_file("tuning"), 1);
     start("", "", GELU_FUSION_AUTO);
     return 0;
 }
 
 static int teardown(void **state) {
     op_teardown(state);
-    tmpdir_remove(&tmp);
-    return 0;
+    return tmp_teardown(state);
 }
+TestFixture test_each = {setup, teardown}, test_all = {op_group_setup, op_group_teardown};
 
 static int64_t runs(void) {
     int64_t total = 0;
@@ -103,8 +99,7 @@ static void check_all(DType dtype, const char *what) {
     }
 }
 
-static void fused_epilogues_match(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST_WITH(fused_epilogues_match, setup, teardown) {
     start("", "", GELU_FUSION_BOTH);
     check_all(dtype, "fused");
     assert_true(sim_cublaslt_counts.gelu > 0 && sim_cublaslt_counts.dgelu > 0 && sim_cublaslt_counts.bgrad > 0);
@@ -112,18 +107,7 @@ static void fused_epilogues_match(void **state) {
     check_all(dtype, "fused, all algorithms");
 }
 
-static void fusion_is_done_where_it_was_asked_for(void **state) {
-    (void)state;
-    start("", "", GELU_FUSION_NONE);
-    check_all(DTYPE_BF16, "none");
-    assert_true(sim_cublaslt_counts.gelu == 0 && sim_cublaslt_counts.dgelu == 0);
-    start("", "", GELU_FUSION_FORWARD);
-    check_all(DTYPE_BF16, "forward");
-    assert_true(sim_cublaslt_counts.gelu > 0 && sim_cublaslt_counts.dgelu == 0);
-}
-
-static void what_the_library_refuses_is_done_by_kernels(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST_WITH(what_the_library_refuses_is_done_by_kernels, setup, teardown) {
     static const char *const refused[] = {"gelu", "dgelu", "bgrad", "gelu,dgelu,bgrad,bias"};
     for (int i = 0; i < 4; i++) {
         start("", refused[i], GELU_FUSION_BOTH);
@@ -135,8 +119,7 @@ static void what_the_library_refuses_is_done_by_kernels(void **state) {
 }
 
 // Rows that are a multiple of 16 bytes, and rows that are none.
-static void a_refused_bias_is_added_at_any_width(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST_WITH(a_refused_bias_is_added_at_any_width, setup, teardown) {
     static const int64_t widths[] = {1, 63, 128, 128};
     start("", "bias", GELU_FUSION_AUTO);
     for (int i = 0; i < 4; i++) {
@@ -155,36 +138,23 @@ static void a_refused_bias_is_added_at_any_width(void **state) {
     assert_int_equal(sim_cublaslt_counts.bias, 0);
 }
 
-static void the_choice_by_measurement_matches(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST_WITH(the_choice_by_measurement_matches, setup, teardown) {
     check_all(dtype, "measured");
     start("all", "", GELU_FUSION_AUTO);
     check_all(dtype, "measured, all algorithms");
 }
 
-// The first two that the library offers are those that do not repeat their bits.
-static void algorithms_that_do_not_repeat_are_not_taken(void **state) {
-    (void)state;
-    start("all", "", GELU_FUSION_NONE);
-    Layer l = layer_make(DTYPE_FP32, DTYPE_FP32, "repeatable");
-    layer_run(&l, false);
-    uint64_t digest = layer_digest(&l);
-    assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_IN_PLACE], 0); // known by its reduction scheme
-    assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE] > 0); // had to be tried
-    assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_SPLIT] > 0);
-    long tried = sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE];
-    assert_true(tried <= 4 * gemm_counts().plans); // runs, compared, repeated twice; never timed
-    for (int i = 0; i < 5; i++) {
-        layer_run(&l, false);
-        if (layer_digest(&l) != digest) op_fail("run %d differs", i);
-    }
-    assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE], tried);
-    op_end();
+TEST(fusion_is_done_where_it_was_asked_for) {
+    start("", "", GELU_FUSION_NONE);
+    check_all(DTYPE_BF16, "none");
+    assert_true(sim_cublaslt_counts.gelu == 0 && sim_cublaslt_counts.dgelu == 0);
+    start("", "", GELU_FUSION_FORWARD);
+    check_all(DTYPE_BF16, "forward");
+    assert_true(sim_cublaslt_counts.gelu > 0 && sim_cublaslt_counts.dgelu == 0);
 }
 
 // Whichever algorithm is wrong, the library's favourite or a later one, results are right.
-static void what_computes_something_else_is_not_taken(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST_WITH(what_computes_something_else_is_not_taken, setup, teardown) {
     static const char *const vices[] = {"tiled:half",  "split:half", "scalar:half",  "unrepeatable:half", "tiled:wrong",
                                         "split:wrong", "bias:wrong", "scalar:wrong", "unrepeatable:wrong"};
     for (int i = 0; i < 9; i++) {
@@ -193,8 +163,7 @@ static void what_computes_something_else_is_not_taken(void **state) {
     }
 }
 
-static void an_epilogue_that_computes_something_else_is_left_to_kernels(void **state) {
-    DType dtype = op_dtype(state);
+OP_TEST_WITH(an_epilogue_that_computes_something_else_is_left_to_kernels, setup, teardown) {
     static const char *const vices[] = {"bias:wrong", "bias:half", "gelu:wrong", "dgelu:half", "bgrad:wrong"};
     for (int i = 0; i < 5; i++) {
         const GeluFusion fusion = i < 2 ? GELU_FUSION_AUTO : GELU_FUSION_BOTH; // without GELU there is a bias alone
@@ -207,8 +176,7 @@ static void an_epilogue_that_computes_something_else_is_left_to_kernels(void **s
 }
 
 // The heuristic offered it, the product does not take it.
-static void what_fails_at_its_first_run_is_not_taken(void **state) {
-    (void)state;
+TEST(what_fails_at_its_first_run_is_not_taken) {
     static const char *const vices[] = {"gelu:fails", "dgelu:fails", "bgrad:fails", "bias:fails"};
     for (int i = 0; i < 4; i++) {
         start_with(vices[i], "", i < 3 ? GELU_FUSION_BOTH : GELU_FUSION_AUTO); // one candidate for each epilogue
@@ -234,8 +202,7 @@ static int take_memory(void *blocks[MAX_BLOCKS]) {
     return count;
 }
 
-static void a_choice_made_without_memory_is_made_once(void **state) {
-    (void)state;
+TEST(a_choice_made_without_memory_is_made_once) {
     void *blocks[MAX_BLOCKS];
     start("", "", GELU_FUSION_AUTO);
     Layer l = layer_make(DTYPE_FP16, DTYPE_FP32, "no memory");
@@ -249,8 +216,7 @@ static void a_choice_made_without_memory_is_made_once(void **state) {
     op_end();
 }
 
-static void no_memory_is_taken_for_a_choice_under_capture(void **state) {
-    (void)state;
+TEST(no_memory_is_taken_for_a_choice_under_capture) {
     Error err;
     void *block;
     DeviceGraph *graph = device_graph_create(&err);
@@ -263,8 +229,26 @@ static void no_memory_is_taken_for_a_choice_under_capture(void **state) {
     device_graph_destroy(graph);
 }
 
-static void the_second_use_searches_and_measures_nothing(void **state) {
-    (void)state;
+// The first two that the library offers are those that do not repeat their bits.
+TEST(algorithms_that_do_not_repeat_are_not_taken) {
+    start("all", "", GELU_FUSION_NONE);
+    Layer l = layer_make(DTYPE_FP32, DTYPE_FP32, "repeatable");
+    layer_run(&l, false);
+    uint64_t digest = layer_digest(&l);
+    assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_IN_PLACE], 0); // known by its reduction scheme
+    assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE] > 0); // had to be tried
+    assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_SPLIT] > 0);
+    long tried = sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE];
+    assert_true(tried <= 4 * gemm_counts().plans); // runs, compared, repeated twice; never timed
+    for (int i = 0; i < 5; i++) {
+        layer_run(&l, false);
+        if (layer_digest(&l) != digest) op_fail("run %d differs", i);
+    }
+    assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_UNREPEATABLE], tried);
+    op_end();
+}
+
+TEST(the_second_use_searches_and_measures_nothing) {
     start("all", "", GELU_FUSION_AUTO);
     Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "second use");
     layer_run(&l, false);
@@ -283,8 +267,7 @@ static void the_second_use_searches_and_measures_nothing(void **state) {
 }
 
 // Each plan says its candidates with their times, and each epilogue both ways; what comes from the file has no times.
-static void choices_tell_what_was_compared(void **state) {
-    (void)state;
+TEST(choices_tell_what_was_compared) {
     for (int process = 0; process < 2; process++) {
         start("all", "", GELU_FUSION_AUTO);
         Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "choices");
@@ -321,8 +304,7 @@ static void choices_tell_what_was_compared(void **state) {
 }
 
 // Another process is a device that starts anew. Whatever the first one chose, the second one repeats, bit by bit.
-static void the_next_process_takes_the_choices_from_the_file(void **state) {
-    (void)state;
+TEST(the_next_process_takes_the_choices_from_the_file) {
     uint64_t digests[3];
     for (int process = 0; process < 3; process++) {
         start("all", "", GELU_FUSION_AUTO);
@@ -342,8 +324,7 @@ static void the_next_process_takes_the_choices_from_the_file(void **state) {
 }
 
 // What a run chose, as its checkpoint keeps it: taken by the same machine, by no other.
-static void the_choices_of_a_run_are_restored_on_its_machine_alone(void **state) {
-    (void)state;
+TEST(the_choices_of_a_run_are_restored_on_its_machine_alone) {
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_BF16, "first run");
     char *chosen = device_tuning();
@@ -361,33 +342,27 @@ static void the_choices_of_a_run_are_restored_on_its_machine_alone(void **state)
     free(chosen);
 }
 
-static void damaged_choices_are_measured_again(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "tuning");
+TEST(damaged_choices_are_measured_again) {
+    const char *path = tmp_file("tuning");
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_FP32, "before");
-    FILE *f = fopen(path, "r+b");
-    assert_non_null(f);
-    assert_int_equal(fseek(f, 0, SEEK_END), 0);
-    assert_int_equal(ftruncate(fileno(f), ftell(f) / 2), 0);
-    fclose(f);
+    size_t size;
+    free(read_bytes(path, &size));
+    assert_int_equal(truncate(path, (off_t)size / 2), 0);
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_FP32, "half of the file");
-    f = fopen(path, "wb");
-    fputs("this is not\ta tuning\tfile\n", f);
-    fclose(f);
+    write_text(path, "this is not\ta tuning\tfile\n");
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_FP32, "another file");
     assert_true(gemm_counts().timed > 0);
 }
 
 // A well-formed entry that the library does not take: made by another version of it, say.
-static void an_algorithm_that_the_library_does_not_take_is_replaced(void **state) {
-    (void)state;
+TEST(an_algorithm_that_the_library_does_not_take_is_replaced) {
     start("all", "", GELU_FUSION_NONE);
     check_all(DTYPE_FP32, "before");
     char line[2048], keys[32][TUNING_KEY_MAX];
-    FILE *f = fopen(tmpdir_file(&tmp, "tuning"), "r");
+    FILE *f = fopen(tmp_file("tuning"), "r");
     assert_non_null(f);
     int spoiled = 0;
     unsigned char wrong[64];
@@ -405,8 +380,7 @@ static void an_algorithm_that_the_library_does_not_take_is_replaced(void **state
     assert_true(gemm_counts().timed > 0);
 }
 
-static void products_can_be_captured_and_replayed(void **state) {
-    (void)state;
+TEST(products_can_be_captured_and_replayed) {
     Error err;
     start("all", "", GELU_FUSION_AUTO);
     Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "captured");
@@ -435,8 +409,7 @@ static void products_can_be_captured_and_replayed(void **state) {
 }
 
 // An accumulating call that is the first of its shape measures on memory of its own: what stood there counts once.
-static void a_first_use_that_accumulates_adds_once(void **state) {
-    (void)state;
+TEST(a_first_use_that_accumulates_adds_once) {
     start("all", "", GELU_FUSION_AUTO);
     Layer l = layer_make(DTYPE_FP16, DTYPE_FP32, "first use accumulates");
     layer_run(&l, true);
@@ -461,44 +434,11 @@ static double sum_of_rows(DType dtype, int64_t rows, const double *value) {
 // Which is what fp32 does not forgive; SIM_NUMERICS is of the environment. 2^24 + 1 is 2^24 in fp32, so 1 + 2^24 - 2^24
 // is 0 from the first number on and 1 from the last. 48 times 2^-28 is 3/2 units in the last place of 1, but no unit in
 // the groups in which a tensor core adds them to it.
-static void the_library_adds_as_its_hardware_does(void **state) {
-    (void)state;
+TEST(the_library_adds_as_its_hardware_does) {
     const bool hardware = getenv("SIM_NUMERICS") != NULL;
     start("", "", GELU_FUSION_AUTO);
     assert_true(sum_of_rows(DTYPE_FP32, 3, (const double[]){1.0, 4096.0, -4096.0}) == (hardware ? 1.0 : 0.0));
     double few[64] = {[63] = 1.0};
     for (int i = 0; i < 48; i++) few[i] = 0x1p-14;
     assert_true(sum_of_rows(DTYPE_BF16, 64, few) == (hardware ? 1.0 : 1.0 + 0x1p-22));
-}
-
-int main(void) {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-#define TEST_DTYPES(f)                                                                                                 \
-    {#f "_fp32", f, setup, teardown, (void *)&op_dtypes[0]}, {#f "_fp16", f, setup, teardown, (void *)&op_dtypes[1]},  \
-    {                                                                                                                  \
-#f "_bf16", f, setup, teardown, (void *)&op_dtypes[2]                                                          \
-    }
-    const struct CMUnitTest tests[] = {
-        TEST_DTYPES(fused_epilogues_match),
-        TEST_DTYPES(what_the_library_refuses_is_done_by_kernels),
-        TEST_DTYPES(a_refused_bias_is_added_at_any_width),
-        TEST_DTYPES(the_choice_by_measurement_matches),
-        TEST(fusion_is_done_where_it_was_asked_for),
-        TEST_DTYPES(what_computes_something_else_is_not_taken),
-        TEST_DTYPES(an_epilogue_that_computes_something_else_is_left_to_kernels),
-        TEST(what_fails_at_its_first_run_is_not_taken),
-        TEST(a_choice_made_without_memory_is_made_once),
-        TEST(no_memory_is_taken_for_a_choice_under_capture),
-        TEST(algorithms_that_do_not_repeat_are_not_taken),
-        TEST(the_second_use_searches_and_measures_nothing),
-        TEST(choices_tell_what_was_compared),
-        TEST(the_next_process_takes_the_choices_from_the_file),
-        TEST(the_choices_of_a_run_are_restored_on_its_machine_alone),
-        TEST(damaged_choices_are_measured_again),
-        TEST(an_algorithm_that_the_library_does_not_take_is_replaced),
-        TEST(products_can_be_captured_and_replayed),
-        TEST(a_first_use_that_accumulates_adds_once),
-        TEST(the_library_adds_as_its_hardware_does),
-    };
-    return cmocka_run_group_tests_name("gemm_plan", tests, op_group_setup, op_group_teardown);
 }

@@ -1,21 +1,12 @@
 // What the simulator makes of PTX: each form of an instruction that occurs in our kernels gives the bits that the PTX
 // ISA promises. The cases are those of ptx_forms_table.py; forms_table.h and the kernels form_0, form_1... are made of
 // them by ptx_forms.py. A case is one warp; each lane loads a row of inputs, executes the form and stores its outputs.
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
 
 #include "dev/sim/sim_control.h"
+#include "test/test.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 // How an output is compared. FORM_F32, FORM_F64: where a NaN is expected any NaN will do, since the ISA leaves its bits
 // open; all else bit by bit. The two others are results of approximate instructions: the expected value is a double,
@@ -127,15 +118,13 @@ static void form_gives_what_the_isa_says(void **state) {
 }
 
 int main(void) {
-    int major = 0, minor = 0, count = 0;
+    int major = 0, minor = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) ||
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0))
         return 1;
-    static struct CMUnitTest tests[CASES];
     for (int i = 0; i < CASES; i++)
         if (form_cases[i].minimum_arch <= 10 * major + minor)
-            tests[count++] = (struct CMUnitTest){form_cases[i].form, form_gives_what_the_isa_says, NULL, NULL,
-                                                 (void *)&form_cases[i]};
-    // cmocka's macro wants an array; this is the function below it.
-    return _cmocka_run_group_tests("ptx_forms", tests, (size_t)count, NULL, NULL);
+            test_add(i, (struct CMUnitTest){form_cases[i].form, form_gives_what_the_isa_says, NULL, NULL,
+                                            (void *)&form_cases[i]});
+    return test_run();
 }

@@ -1,18 +1,10 @@
 // The simulator's streams, events and graphs: what CUDA allows works, what it forbids fails with CUDA's error, and the
 // promise of a step ("no host synchronisation") is watched. Runs with work at once and with work as late as allowed.
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
 
 #include "dev/sim/sim_control.h"
+#include "test/test.h"
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { BYTES = 256 };
 
@@ -54,6 +46,7 @@ static int tear_down(void **state) {
     OK(cudaStreamDestroy(x.b));
     return 0;
 }
+TestFixture test_each = {set_up, tear_down};
 
 static void begin(void) { OK(cudaStreamBeginCapture(x.a, cudaStreamCaptureModeThreadLocal)); }
 static cudaGraphExec_t end(size_t nodes) {
@@ -78,8 +71,7 @@ static void order(cudaStream_t first, cudaEvent_t event, cudaStream_t second) {
 
 // ------------------------------------------------------------------------------------------------------------ streams
 
-static void an_event_orders_two_streams(void **state) {
-    (void)state;
+TEST(an_event_orders_two_streams) {
     set(x.device, 1, x.a);
     order(x.a, x.event, x.b);
     copy_out(x.device, x.b);
@@ -87,8 +79,7 @@ static void an_event_orders_two_streams(void **state) {
     assert_int_equal(x.pinned[7], 1);
 }
 
-static void polling_an_event_comes_to_an_end(void **state) {
-    (void)state;
+TEST(polling_an_event_comes_to_an_end) {
     set(x.device, 2, x.a);
     copy_out(x.device, x.a);
     OK(cudaEventRecord(x.event, x.a));
@@ -98,8 +89,7 @@ static void polling_an_event_comes_to_an_end(void **state) {
     assert_int_equal(x.pinned[7], 2);
 }
 
-static void pageable_copies_stage_their_source(void **state) {
-    (void)state;
+TEST(pageable_copies_stage_their_source) {
     char pageable[BYTES];
     memset(pageable, 3, BYTES);
     OK(cudaMemcpyAsync(x.device, pageable, BYTES, cudaMemcpyHostToDevice, x.a));
@@ -109,8 +99,7 @@ static void pageable_copies_stage_their_source(void **state) {
     assert_int_equal(x.pinned[7], 3);
 }
 
-static void a_synchronous_copy_waits_for_blocking_streams(void **state) {
-    (void)state;
+TEST(a_synchronous_copy_waits_for_blocking_streams) {
     cudaStream_t blocking;
     char got = 0;
     OK(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault));
@@ -120,8 +109,7 @@ static void a_synchronous_copy_waits_for_blocking_streams(void **state) {
     OK(cudaStreamDestroy(blocking));
 }
 
-static void copies_of_the_wrong_direction_fail(void **state) {
-    (void)state;
+TEST(copies_of_the_wrong_direction_fail) {
     FAILS(cudaErrorInvalidValue, cudaMemcpy(x.device, x.device2, BYTES, cudaMemcpyHostToDevice));
     FAILS(cudaErrorInvalidValue, cudaMemcpy(x.device, x.device2, BYTES + 1, cudaMemcpyDeviceToDevice));
     FAILS(cudaErrorInvalidValue, cudaMemsetAsync(x.device + 1, 0, BYTES, x.a));
@@ -129,8 +117,7 @@ static void copies_of_the_wrong_direction_fail(void **state) {
 
 // ------------------------------------------------------------------------------------------------------------- graphs
 
-static void a_capture_records_and_a_launch_replays(void **state) {
-    (void)state;
+TEST(a_capture_records_and_a_launch_replays) {
     set(x.device, 5, x.a);
     OK(cudaStreamSynchronize(x.a));
     begin();
@@ -146,8 +133,7 @@ static void a_capture_records_and_a_launch_replays(void **state) {
     assert_int_equal(x.pinned[7], 6);
 }
 
-static void a_replay_reads_what_stands_in_memory_then(void **state) {
-    (void)state;
+TEST(a_replay_reads_what_stands_in_memory_then) {
     begin();
     OK(cudaMemcpyAsync(x.device, x.pinned, BYTES, cudaMemcpyHostToDevice, x.a));
     cudaGraphExec_t exec = end(1);
@@ -162,8 +148,7 @@ static void a_replay_reads_what_stands_in_memory_then(void **state) {
     OK(cudaGraphExecDestroy(exec));
 }
 
-static void a_side_stream_forks_and_joins(void **state) {
-    (void)state;
+TEST(a_side_stream_forks_and_joins) {
     begin();
     set(x.device, 1, x.a);
     order(x.a, x.event, x.b); // b takes part from here
@@ -181,8 +166,7 @@ static void a_side_stream_forks_and_joins(void **state) {
 }
 
 // Of two nodes without an order between them the replay runs the later one first.
-static void a_missing_event_inside_a_graph_shows(void **state) {
-    (void)state;
+TEST(a_missing_event_inside_a_graph_shows) {
     OK(cudaMemset(x.device2, 9, BYTES));
     OK(cudaDeviceSynchronize());
     begin();
@@ -197,8 +181,7 @@ static void a_missing_event_inside_a_graph_shows(void **state) {
     OK(cudaGraphExecDestroy(exec));
 }
 
-static void an_external_event_is_recorded_at_every_replay(void **state) {
-    (void)state;
+TEST(an_external_event_is_recorded_at_every_replay) {
     begin();
     copy_out(x.device, x.a);
     OK(cudaEventRecordWithFlags(x.event, x.a, cudaEventRecordExternal));
@@ -224,8 +207,7 @@ static void break_capture(cudaError_t error, cudaError_t status) {
     assert_int_equal(capture, cudaStreamCaptureStatusNone);
 }
 
-static void what_a_capture_forbids_fails_and_invalidates_it(void **state) {
-    (void)state;
+TEST(what_a_capture_forbids_fails_and_invalidates_it) {
     char pageable[BYTES] = {0};
     void *p = NULL;
     begin();
@@ -258,8 +240,7 @@ static void what_a_capture_forbids_fails_and_invalidates_it(void **state) {
     break_capture(cudaErrorStreamCaptureIsolation, cudaStreamWaitEvent(x.a, x.event, 0));
 }
 
-static void other_streams_may_go_on_during_a_capture(void **state) {
-    (void)state;
+TEST(other_streams_may_go_on_during_a_capture) {
     begin();
     set(x.device, 7, x.b);
     OK(cudaStreamSynchronize(x.b));
@@ -267,8 +248,7 @@ static void other_streams_may_go_on_during_a_capture(void **state) {
     OK(cudaGraphExecDestroy(end(1)));
 }
 
-static void unjoined_work_cannot_end_a_capture(void **state) {
-    (void)state;
+TEST(unjoined_work_cannot_end_a_capture) {
     cudaGraph_t graph;
     begin();
     order(x.a, x.event, x.b);
@@ -278,8 +258,7 @@ static void unjoined_work_cannot_end_a_capture(void **state) {
 
 // --------------------------------------------------------------------------------------- the promise of a step
 
-static void waiting_for_the_last_step_is_no_violation(void **state) {
-    (void)state;
+TEST(waiting_for_the_last_step_is_no_violation) {
     const int before = sim_step_violations();
     copy_out(x.device, x.a);
     OK(cudaEventRecord(x.event, x.a));
@@ -290,8 +269,7 @@ static void waiting_for_the_last_step_is_no_violation(void **state) {
     assert_int_equal(sim_step_violations(), before);
 }
 
-static void waiting_allocating_and_pageable_copies_in_a_step_are_counted(void **state) {
-    (void)state;
+TEST(waiting_allocating_and_pageable_copies_in_a_step_are_counted) {
     char pageable[BYTES] = {0};
     void *p = NULL;
     int expected = sim_step_violations();
@@ -319,8 +297,7 @@ static void waiting_allocating_and_pageable_copies_in_a_step_are_counted(void **
 
 // ------------------------------------------------------------------------------------------------------------- device
 
-static void the_device_is_the_one_asked_for(void **state) {
-    (void)state;
+TEST(the_device_is_the_one_asked_for) {
     int major = 0, minor = 0, units = 0, blocks = 0;
     OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
     OK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
@@ -336,8 +313,7 @@ static void the_device_is_the_one_asked_for(void **state) {
     FAILS(cudaErrorInvalidValue, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, NULL, 256, 0));
 }
 
-static void memory_ends(void **state) {
-    (void)state;
+TEST(memory_ends) {
     size_t available = 0, total = 0;
     OK(cudaMemGetInfo(&available, &total));
     assert_int_equal(total - available, ((size_t)477 << 20) + (size_t)2 * 512); // the context, and two allocations
@@ -349,28 +325,8 @@ static void memory_ends(void **state) {
 }
 
 int main(void) {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        TEST(an_event_orders_two_streams),
-        TEST(polling_an_event_comes_to_an_end),
-        TEST(pageable_copies_stage_their_source),
-        TEST(a_synchronous_copy_waits_for_blocking_streams),
-        TEST(copies_of_the_wrong_direction_fail),
-        TEST(a_capture_records_and_a_launch_replays),
-        TEST(a_replay_reads_what_stands_in_memory_then),
-        TEST(a_side_stream_forks_and_joins),
-        TEST(a_missing_event_inside_a_graph_shows),
-        TEST(an_external_event_is_recorded_at_every_replay),
-        TEST(what_a_capture_forbids_fails_and_invalidates_it),
-        TEST(other_streams_may_go_on_during_a_capture),
-        TEST(unjoined_work_cannot_end_a_capture),
-        TEST(waiting_for_the_last_step_is_no_violation),
-        TEST(waiting_allocating_and_pageable_copies_in_a_step_are_counted),
-        TEST(the_device_is_the_one_asked_for),
-        TEST(memory_ends),
-    };
     sim_set_lazy_streams(false);
-    const int failed = cmocka_run_group_tests_name("work at once", tests, NULL, NULL);
+    const int failed = test_run();
     sim_set_lazy_streams(true);
-    return failed + cmocka_run_group_tests_name("work as late as allowed", tests, NULL, NULL);
+    return failed + test_run();
 }

@@ -4,14 +4,9 @@
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/cudnn_library.h"
 #include "llmc/run/planner.h"
+#include "test/test.h"
 
 // clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <cmocka.h>
 // clang-format on
 
 #include "test/unit/planner_case.h"
@@ -36,8 +31,7 @@ static Gpt2Options model_of(const char *descriptor, int64_t B, int variant) {
     return o;
 }
 
-static void a_plan_by_the_formulas_is_the_plan_of_the_backend(void **state) {
-    (void)state;
+TEST(a_plan_by_the_formulas_is_the_plan_of_the_backend) {
     static const char *const models[] = {"d6", "d12", "d24", "d48", "L=2,C=64,NH=2,V=257,T=32"};
     const char *const units[] = {"40", "108", "132"};
     for (int u = 0; u < 3; u++) {
@@ -58,8 +52,7 @@ static void a_plan_by_the_formulas_is_the_plan_of_the_backend(void **state) {
 }
 
 // The emulated cuDNN asks for what NVIDIA's does: see test_cudnn_graphs for theirs.
-static void with_cudnn_the_formulas_are_an_upper_bound(void **state) {
-    (void)state;
+TEST(with_cudnn_the_formulas_are_an_upper_bound) {
     setenv("SIM_CUDNN", "1", 1);
     start("132", ATTENTION_AUTO);
     const GpuSpec gpu = {.memory = (double)device_facts()->memory_free,
@@ -91,8 +84,7 @@ static int64_t workspace_of(Gpt2Options *model, bool train) {
     return bytes;
 }
 
-static void evaluation_takes_no_workspace_of_backward_passes(void **state) {
-    (void)state;
+TEST(evaluation_takes_no_workspace_of_backward_passes) {
     const GpuSpec gpu = {.memory = 80e9, .units = 132, .compute_capability = 90};
     const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
     Gpt2Options model = model_of("d12", 64, 0);
@@ -106,8 +98,7 @@ static void evaluation_takes_no_workspace_of_backward_passes(void **state) {
     device_shutdown();
 }
 
-static void the_choice_is_checked_with_the_backend(void **state) {
-    (void)state;
+TEST(the_choice_is_checked_with_the_backend) {
     start("132", ATTENTION_AUTO);
     Gpt2Options model = model_of("d12", 1, 1);
     Error err;
@@ -116,14 +107,4 @@ static void the_choice_is_checked_with_the_backend(void **state) {
     assert_null(model.sizes);
     assert_true(plan_total(&model) <= room);
     device_shutdown();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_plan_by_the_formulas_is_the_plan_of_the_backend),
-        cmocka_unit_test(with_cudnn_the_formulas_are_an_upper_bound),
-        cmocka_unit_test(evaluation_takes_no_workspace_of_backward_passes),
-        cmocka_unit_test(the_choice_is_checked_with_the_backend),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,18 +8,10 @@
 #include "llmc/model/gpt2_internal.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/train/optimizer.h"
+#include "test/fixture.h"
+#include "test/unit/device_fixture.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "test/unit/device_fixture.h"
-#include "test/unit/tmpdir.h"
 
 // 7 windows a step in micro-batches of 3: the third is short, so a step has all three kinds of micro-steps.
 enum { T = 13, B = 3, STEP_WINDOWS = 7, TOKENS = STEP_WINDOWS * T, WINDOW = T + 1, VOCABULARY = 61, SEQUENCES = 2 };
@@ -173,16 +165,14 @@ static const Setup bf16 = {DTYPE_BF16, "0", 1.0f, 0, false}, fp32 = {DTYPE_FP32,
 static const Setup rounded = {DTYPE_BF16, "fcx1,layernorm+qkv", 1.0f, 0, true};
 
 static int leave_the_mark(void **state) {
-    (void)state;
     sim_step_unmark();
     sim_set_lazy_streams(false);
-    return 0;
+    return tmp_teardown(state);
 }
 
 // ----------------------------------------------------------------------------------------------------------- the tests
 
-static void a_step_makes_no_synchronising_call(void **state) {
-    (void)state;
+TEST(a_step_makes_no_synchronising_call) {
     const Setup setups[] = {
         bf16, fp32, {DTYPE_FP16, "1", 65536.0f, 2000, false}, {DTYPE_BF16, "3", 1.0f, 0, false}, rounded};
 #ifdef __SANITIZE_THREAD__ // slow, and streams do the same in all
@@ -209,8 +199,7 @@ static void a_step_makes_no_synchronising_call(void **state) {
     }
 }
 
-static void a_planted_wait_or_allocation_is_caught(void **state) {
-    (void)state;
+TEST(a_planted_wait_or_allocation_is_caught) {
     const Manner wrong[] = {WITH_A_SYNC, WITH_A_WAIT, WITH_AN_ALLOCATION};
     for (int i = 0; i < 3; i++) {
         Trainer t = trainer_make(bf16);
@@ -224,8 +213,7 @@ static void a_planted_wait_or_allocation_is_caught(void **state) {
     }
 }
 
-static void recorded_steps_give_the_bits_of_those_run_op_by_op(void **state) {
-    (void)state;
+TEST(recorded_steps_give_the_bits_of_those_run_op_by_op) {
     const Setup setups[] = {fp32, bf16, {DTYPE_FP16, "0", 1024.0f, 0, false}, rounded};
     for (int i = 0; i < 4; i++) {
         State recorded = trained(setups[i], 4, AS_IT_IS), eager = trained(setups[i], 4, WITHOUT_GRAPHS);
@@ -240,8 +228,7 @@ static void recorded_steps_give_the_bits_of_those_run_op_by_op(void **state) {
 }
 
 // The mean is over more tokens from the fourth step on: what was recorded divides by another number.
-static void a_step_of_other_tokens_is_recorded_anew(void **state) {
-    (void)state;
+TEST(a_step_of_other_tokens_is_recorded_anew) {
     State states[2];
     for (int manner = AS_IT_IS; manner <= WITHOUT_GRAPHS; manner++) {
         Trainer t = trainer_make(fp32);
@@ -257,8 +244,7 @@ static void a_step_of_other_tokens_is_recorded_anew(void **state) {
 }
 
 // Whole steps with their updates, as a run makes them unless it is told otherwise (-ge -1).
-static void recomputation_changes_no_bit(void **state) {
-    (void)state;
+TEST(recomputation_changes_no_bit) {
     const char *const sets[] = {"1", "2", "3", "3/2", "fc+attentionx1,layernorm+qkv+attproj"};
     State kept = trained(bf16, 3, AS_IT_IS);
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
@@ -274,8 +260,7 @@ static void recomputation_changes_no_bit(void **state) {
 // moves all the time, and so does the number of skipped steps.
 static const Setup overflowing = {DTYPE_FP16, "0", 0x1p24f, 3, false};
 
-static void an_overflow_is_skipped_and_the_run_goes_on(void **state) {
-    (void)state;
+TEST(an_overflow_is_skipped_and_the_run_goes_on) {
     Trainer t = trainer_make(overflowing);
     train_step(&t, AS_IT_IS);
     State first = state_of(&t);
@@ -289,11 +274,9 @@ static void an_overflow_is_skipped_and_the_run_goes_on(void **state) {
     free(first.values), free(last.values);
 }
 
-static void an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale(void **state) {
-    (void)state;
+TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
     enum { AT = 7, ALL = 14 };
     Error err = {""};
-    TmpDir dir = tmpdir_make();
     Trainer t = trainer_make(overflowing);
     char options[] = "{}";
     for (int step = 0; step < AT; step++) train_step(&t, AS_IT_IS);
@@ -303,13 +286,13 @@ static void an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale(void **sta
                                 .eot = -1,
                                 .control = gpt2_get_control(t.model),
                                 .options_json = options};
-    assert_true(checkpoint_save(dir.path, t.model, &saved, &err));
+    assert_true(checkpoint_save(tmp.path, t.model, &saved, &err));
     for (int step = AT; step < ALL; step++) train_step(&t, AS_IT_IS);
     State whole = state_of(&t);
     trainer_destroy(&t);
 
     TrainerState loaded = {0};
-    const char *path = tmpdir_file(&dir, "step_00000007");
+    const char *path = tmp_file("step_00000007");
     t = trainer_make(overflowing);
     assert_true(checkpoint_load_state(path, &loaded, &err));
     assert_true(loaded.control.loss_scale != overflowing.loss_scale && loaded.control.skipped > 0);
@@ -321,7 +304,6 @@ static void an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale(void **sta
     assert_same_bits(whole, resumed);
     trainer_destroy(&t);
     trainer_state_free(&loaded);
-    tmpdir_remove(&dir);
     free(whole.values), free(resumed.values);
 }
 
@@ -348,8 +330,7 @@ static Sample decoded(Trainer *t, int sequences, Manner manner) {
     return sample;
 }
 
-static void recorded_tokens_give_the_bits_of_those_run_op_by_op(void **state) {
-    (void)state;
+TEST(recorded_tokens_give_the_bits_of_those_run_op_by_op) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     for (int i = 0; i < 3; i++) {
         Trainer t = trainer_make((Setup){dtypes[i], "0", 1.0f, 0, false});
@@ -367,8 +348,7 @@ static void recorded_tokens_give_the_bits_of_those_run_op_by_op(void **state) {
     }
 }
 
-static void decoding_between_steps_changes_no_bit_of_the_run(void **state) {
-    (void)state;
+TEST(decoding_between_steps_changes_no_bit_of_the_run) {
     State alone = trained(bf16, 4, AS_IT_IS);
     Trainer t = trainer_make(bf16);
     for (int i = 0; i < 4; i++) {
@@ -385,19 +365,9 @@ static int start(void **state) {
     setenv("PRETRAIN_CACHE", "off", 1); // what is measured here is of no use to anybody else
     return start_device(state);
 }
+TestFixture test_each = {tmp_setup, leave_the_mark}, test_all = {start, stop_device};
 
 int main(void) {
-    cmocka_set_test_filter(getenv("TEST_FILTER"));
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(a_step_makes_no_synchronising_call, leave_the_mark),
-        cmocka_unit_test_teardown(a_planted_wait_or_allocation_is_caught, leave_the_mark),
-        cmocka_unit_test_teardown(recorded_steps_give_the_bits_of_those_run_op_by_op, leave_the_mark),
-        cmocka_unit_test_teardown(a_step_of_other_tokens_is_recorded_anew, leave_the_mark),
-        cmocka_unit_test_teardown(recomputation_changes_no_bit, leave_the_mark),
-        cmocka_unit_test_teardown(an_overflow_is_skipped_and_the_run_goes_on, leave_the_mark),
-        cmocka_unit_test_teardown(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale, leave_the_mark),
-        cmocka_unit_test_teardown(recorded_tokens_give_the_bits_of_those_run_op_by_op, leave_the_mark),
-        cmocka_unit_test_teardown(decoding_between_steps_changes_no_bit_of_the_run, leave_the_mark),
-    };
-    return cmocka_run_group_tests_name("step", tests, start, stop_device);
+    cmocka_set_test_filter(NULL); // under ThreadSanitizer, too: these names end in no dtype
+    return test_run();
 }

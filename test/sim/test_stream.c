@@ -5,18 +5,7 @@
 #include "llmc/cuda/backend.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
-
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 
 enum { COUNT = 1000 };
@@ -41,6 +30,7 @@ static int tear_down(void **state) {
     device_free(buffers.there), device_free(buffers.between), device_free(buffers.here);
     return stop_device(state);
 }
+TestFixture test_all = {set_up, tear_down};
 
 static void send(int value, Stream stream) {
     device_sync(); // the host buffer is free
@@ -66,8 +56,7 @@ static void launch(void) { tensor_fill(tensor_make(buffers.between, DTYPE_FP32, 
 
 // ---------------------------------------------------------------------------------------------------- life and memory
 
-static void the_facts_name_the_gpu(void **state) {
-    (void)state;
+TEST(the_facts_name_the_gpu) {
     const DeviceFacts *f = device_facts();
     assert_string_equal(f->backend, "cuda");
     assert_true(*f->name && f->units > 0);
@@ -78,15 +67,14 @@ static void the_facts_name_the_gpu(void **state) {
     assert_true(f->peak_flops[f->default_dtype] > 1e12 && f->peak_bandwidth > 1e11);
 }
 
-static void the_device_starts_again_after_a_shutdown(void **state) {
+TEST(the_device_starts_again_after_a_shutdown) {
     assert_int_equal(tear_down(state), 0);
     device_shutdown(); // a second one is harmless
     assert_int_equal(set_up(state), 0);
     send(1, STREAM_COMPUTE), work(), assert_arrived(1);
 }
 
-static void allocated_memory_is_zeroed_and_aligned(void **state) {
-    (void)state;
+TEST(allocated_memory_is_zeroed_and_aligned) {
     const size_t sizes[] = {1, 4097, (1 << 20) + 3};
     Error error;
     DeviceEvent *copied = device_event_create(&error);
@@ -118,8 +106,7 @@ const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 #endif
 
-static void what_does_not_fit_is_refused_naming_the_bytes(void **state) {
-    (void)state;
+TEST(what_does_not_fit_is_refused_naming_the_bytes) {
     Error err;
     assert_null(device_alloc((size_t)1 << 55, &err));
     assert_non_null(strstr(err.text, "36028797018963968 bytes"));
@@ -131,8 +118,7 @@ static void what_does_not_fit_is_refused_naming_the_bytes(void **state) {
     send(2, STREAM_COMPUTE), work(), assert_arrived(2); // nothing of it stays behind as an error
 }
 
-static void the_peak_counts_what_is_held_at_once(void **state) {
-    (void)state;
+TEST(the_peak_counts_what_is_held_at_once) {
     Error err;
     const size_t before = device_memory_peak();
     void *a = device_alloc(before + 1000, &err), *b = device_alloc(500, &err);
@@ -146,8 +132,7 @@ static void the_peak_counts_what_is_held_at_once(void **state) {
 
 // --------------------------------------------------------------------------------------------------- copies and events
 
-static void a_stream_waits_for_the_copy_of_the_other(void **state) {
-    (void)state;
+TEST(a_stream_waits_for_the_copy_of_the_other) {
     Error err;
     DeviceEvent *copied = device_event_create(&err);
     for (int round = 0; round < 3; round++) {
@@ -160,8 +145,7 @@ static void a_stream_waits_for_the_copy_of_the_other(void **state) {
     device_event_destroy(copied);
 }
 
-static void an_event_is_done_when_its_work_is(void **state) {
-    (void)state;
+TEST(an_event_is_done_when_its_work_is) {
     Error err;
     DeviceEvent *start = device_event_create(&err), *stop = device_event_create(&err);
     device_event_record(start, STREAM_COMPUTE);
@@ -175,6 +159,19 @@ static void an_event_is_done_when_its_work_is(void **state) {
     device_event_destroy(start), device_event_destroy(stop);
 }
 
+TEST(one_process_leaves_its_data_as_it_is) {
+    Tensor full = tensor_make(buffers.there, DTYPE_I32, "full", COUNT, 0, 0, 0);
+    Tensor shard = tensor_make(buffers.here, DTYPE_I32, "shard", COUNT, 0, 0, 0);
+    assert_true(comm_rank() == 0 && comm_size() == 1);
+    send(4, STREAM_COMPUTE);
+    comm_all_reduce_sum(full), comm_broadcast(full, 0), comm_barrier();
+    comm_reduce_scatter_sum(shard, full);
+    assert_arrived(4);
+    send(5, STREAM_COMPUTE);
+    comm_all_gather(shard, full), comm_all_gather(shard, shard);
+    assert_arrived(5);
+}
+
 // -------------------------------------------------------------------------------------------------------------- graphs
 
 // One pass, as callers write it. Returns whether it was a replay.
@@ -184,8 +181,7 @@ static bool pass(DeviceGraph *graph) {
     return false;
 }
 
-static void the_first_pass_runs_the_second_records_the_others_replay(void **state) {
-    (void)state;
+TEST(the_first_pass_runs_the_second_records_the_others_replay) {
     Error err;
     DeviceGraph *graph = device_graph_create(&err);
     for (int i = 0; i < 5; i++) {
@@ -197,8 +193,7 @@ static void the_first_pass_runs_the_second_records_the_others_replay(void **stat
     device_graph_destroy(graph);
 }
 
-static void other_work_starts_over(void **state) {
-    (void)state;
+TEST(other_work_starts_over) {
     Error err;
     DeviceGraph *graph = device_graph_create(&err);
     for (int i = 0; i < 3; i++) pass(graph);
@@ -214,8 +209,7 @@ static void other_work_starts_over(void **state) {
     device_graph_destroy(graph);
 }
 
-static void a_recording_may_be_dropped_while_it_runs(void **state) {
-    (void)state;
+TEST(a_recording_may_be_dropped_while_it_runs) {
     Error err;
     DeviceGraph *graph = device_graph_create(&err);
     pass(graph), pass(graph);
@@ -225,8 +219,7 @@ static void a_recording_may_be_dropped_while_it_runs(void **state) {
     assert_arrived(8);
 }
 
-static void capturing_is_told_to_the_ops(void **state) {
-    (void)state;
+TEST(capturing_is_told_to_the_ops) {
     Error err;
     DeviceGraph *graph = device_graph_create(&err);
     for (int i = 0; i < 2; i++) {
@@ -242,27 +235,15 @@ static void capturing_is_told_to_the_ops(void **state) {
 
 // ------------------------------------------------------------------------------------- what stops the program, and how
 
+static int run(void *broken) {
+    (*(void (**)(void))broken)();
+    return 0;
+}
+
 // Runs `broken` in a child process; it must abort, with these words on stderr.
 static void assert_stops(void (*broken)(void), const char *words, const char *more_words) {
-    int ends[2];
-    assert_int_equal(pipe(ends), 0);
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) {
-        signal(SIGABRT, SIG_DFL); // cmocka's handler would report a failed test
-        dup2(ends[1], STDERR_FILENO);
-        broken();
-        _exit(0);
-    }
-    close(ends[1]);
     char text[8192];
-    size_t used = 0;
-    for (ssize_t n = 1; n > 0 && used<sizeof text - 1; used += n> 0 ? (size_t)n : 0)
-        n = read(ends[0], text + used, sizeof text - 1 - used);
-    text[used] = '\0';
-    close(ends[0]);
-    int status;
-    waitpid(child, &status, 0);
+    const int status = status_of_child(run, &broken, text, sizeof text);
     if (!WIFSIGNALED(status) || !strstr(text, words) || !strstr(text, more_words))
         fail_msg("status %d, stderr: %s", status, text);
 }
@@ -303,13 +284,11 @@ static void launch_after_an_error(void) {
     launch();
 }
 
-static void a_launch_with_an_error_pending_stops_and_is_named(void **state) {
-    (void)state;
+TEST(a_launch_with_an_error_pending_stops_and_is_named) {
     assert_stops(launch_after_an_error, "launch of fill_kernel", "out of memory");
 }
 
-static void errors_while_recording_name_the_call(void **state) {
-    (void)state;
+TEST(errors_while_recording_name_the_call) {
     assert_stops(record_a_sync, "cudaDeviceSynchronize()", "while recording a graph");
     assert_stops(record_an_allocation, "device_alloc", "while recording a graph");
     assert_stops(record_what_breaks_silently, "cudaStreamEndCapture", "while recording a graph");
@@ -319,8 +298,7 @@ static void errors_while_recording_name_the_call(void **state) {
 
 // -------------------------------------------------------------------------------------------------- speed and sensors
 
-static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
-    (void)state;
+TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     const size_t before = device_memory_peak();
     for (int i = 0; i < 3; i++) {
@@ -337,31 +315,9 @@ static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
     }
 }
 
-static void sensors_that_are_not_there_read_as_nothing(void **state) {
-    (void)state;
+TEST(sensors_that_are_not_there_read_as_nothing) {
     DeviceSensors sensors = {.power_watts = 1.0};
     if (device_sensors(&sensors)) skip(); // a machine with NVIDIA's library
     assert_true(sensors.power_watts == 0.0);
     assert_false(device_sensors(&sensors)); // looked for once
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_facts_name_the_gpu),
-        cmocka_unit_test(the_device_starts_again_after_a_shutdown),
-        cmocka_unit_test(allocated_memory_is_zeroed_and_aligned),
-        cmocka_unit_test(what_does_not_fit_is_refused_naming_the_bytes),
-        cmocka_unit_test(the_peak_counts_what_is_held_at_once),
-        cmocka_unit_test(a_stream_waits_for_the_copy_of_the_other),
-        cmocka_unit_test(an_event_is_done_when_its_work_is),
-        cmocka_unit_test(the_first_pass_runs_the_second_records_the_others_replay),
-        cmocka_unit_test(other_work_starts_over),
-        cmocka_unit_test(a_recording_may_be_dropped_while_it_runs),
-        cmocka_unit_test(capturing_is_told_to_the_ops),
-        cmocka_unit_test(a_launch_with_an_error_pending_stops_and_is_named),
-        cmocka_unit_test(errors_while_recording_name_the_call),
-        cmocka_unit_test(the_measured_speed_is_positive_and_leaves_no_peak),
-        cmocka_unit_test(sensors_that_are_not_there_read_as_nothing),
-    };
-    return cmocka_run_group_tests_name("stream", tests, set_up, tear_down);
 }

@@ -2,16 +2,11 @@
 // runs each, and what it leaves out.
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/timing.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "test/test.h"
 
 #include "test/unit/device_fixture.h"
+
+TestFixture test_all = {start_device, stop_device};
 
 enum { MOST = 4 };
 
@@ -42,8 +37,7 @@ static Choices steady(double a, double b, double c) {
     return (Choices){.first = {a, b, c}, .third = {a, b, c}, .usual = {a, b, c}};
 }
 
-static void the_fastest_is_taken_wherever_it_stands(void **state) {
-    (void)state;
+TEST(the_fastest_is_taken_wherever_it_stands) {
     for (int i = 0; i < 3; i++) {
         Choices c = steady(1.0 - 0.1 * (i == 0), 1.0 - 0.1 * (i == 1), 1.0 - 0.1 * (i == 2));
         assert_int_equal(fastest(&c, 3), i);
@@ -52,23 +46,20 @@ static void the_fastest_is_taken_wherever_it_stands(void **state) {
 }
 
 // A change of less than 2 % is not worth it: the same choice in every run is.
-static void the_first_is_kept_where_others_gain_nothing(void **state) {
-    (void)state;
+TEST(the_first_is_kept_where_others_gain_nothing) {
     Choices c = steady(1.0, 0.99, 0.985), worth = steady(1.0, 0.97, 0.96);
     assert_int_equal(fastest(&c, 3), 0);
     assert_int_equal(fastest(&worth, 3), 1);
 }
 
-static void the_first_round_does_not_count(void **state) {
-    (void)state;
+TEST(the_first_round_does_not_count) {
     Choices c = steady(1.0, 0.5, 1.0);
     c.first[1] = 10.0;
     assert_int_equal(fastest(&c, 3), 1);
 }
 
 // Every third run is disturbed, or lucky.
-static void the_median_counts(void **state) {
-    (void)state;
+TEST(the_median_counts) {
     Choices slowed = steady(1.0, 0.9, 1.0), lucky = steady(1.0, 1.1, 1.1);
     slowed.third[1] = 2.0;
     assert_int_equal(fastest(&slowed, 3), 1);
@@ -76,8 +67,7 @@ static void the_median_counts(void **state) {
     assert_int_equal(fastest(&lucky, 3), 0);
 }
 
-static void what_is_far_behind_after_two_rounds_is_dropped(void **state) {
-    (void)state;
+TEST(what_is_far_behind_after_two_rounds_is_dropped) {
     Choices c = steady(1.4, 1.0, 1.2);
     assert_int_equal(fastest(&c, 3), 1);
     assert_int_equal(c.runs[0], 1 + 2);
@@ -86,8 +76,7 @@ static void what_is_far_behind_after_two_rounds_is_dropped(void **state) {
 }
 
 // 50 ms are enough for all; three rounds are made in any case.
-static void slow_choices_are_measured_three_times(void **state) {
-    (void)state;
+TEST(slow_choices_are_measured_three_times) {
     Choices slow = steady(30.0, 29.0, 31.0), middle = steady(2.5, 2.5, 2.5);
     assert_int_equal(fastest(&slow, 3), 1);
     for (int i = 0; i < 3; i++) assert_int_equal(slow.runs[i], 1 + 3);
@@ -95,25 +84,11 @@ static void slow_choices_are_measured_three_times(void **state) {
     assert_int_equal(middle.runs[0], 1 + 6); // 7.5 ms a round
 }
 
-static void what_does_not_run_is_not_taken(void **state) {
-    (void)state;
+TEST(what_does_not_run_is_not_taken) {
     Choices c = steady(1.0, 0.1, 1.0), none = steady(1.0, 1.0, 1.0);
     c.fails = 1;
     assert_int_equal(fastest(&c, 3), 0);
     assert_int_equal(c.runs[1], 1);
     none.fails = 1;
     assert_int_equal(fastest(&none, 1), 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_fastest_is_taken_wherever_it_stands),
-        cmocka_unit_test(the_first_is_kept_where_others_gain_nothing),
-        cmocka_unit_test(the_first_round_does_not_count),
-        cmocka_unit_test(the_median_counts),
-        cmocka_unit_test(what_is_far_behind_after_two_rounds_is_dropped),
-        cmocka_unit_test(slow_choices_are_measured_three_times),
-        cmocka_unit_test(what_does_not_run_is_not_taken),
-    };
-    return cmocka_run_group_tests_name("timing", tests, start_device, stop_device);
 }

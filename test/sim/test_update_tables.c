@@ -6,15 +6,10 @@
 #include "llmc/base/checked.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/update_table.h"
+#include "test/test.h"
+#include "test/unit/device_fixture.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "test/unit/device_fixture.h"
 
 // One parameter of every kind that a step can hold. N: not a multiple of anything, and more than one part.
 enum { ROWS = 53, COLS = 100, N = ROWS * COLS, NUM_TENSORS = 8, SLICE = 2048, NUM_SLICES = 3 };
@@ -110,6 +105,7 @@ static int tear_down(void **state) {
     device_free(step.arena), device_free(step.workspace), host_free(step.host);
     return stop_device(state);
 }
+TestFixture test_each = {set_up, tear_down};
 
 // The end of a step as trainers make it: norms of all tensors and of Muon's alone, the statistics, the update in
 // ranges; then the slices of another array, one range after the other.
@@ -125,8 +121,7 @@ static void whole_step(void) {
 
 // ----------------------------------------------------------------------------------------------------------- the tests
 
-static void a_step_over_several_arrays_neither_waits_nor_allocates(void **state) {
-    (void)state;
+TEST(a_step_over_several_arrays_neither_waits_nor_allocates) {
     sim_set_lazy_streams(true);
     whole_step(); // the tables are built
     const int before = sim_step_violations();
@@ -140,8 +135,7 @@ static void a_step_over_several_arrays_neither_waits_nor_allocates(void **state)
 }
 
 // The check above can fail: a table that is built inside a step is seen, by its copies and by its wait.
-static void an_array_that_changed_is_built_anew_and_seen(void **state) {
-    (void)state;
+TEST(an_array_that_changed_is_built_anew_and_seen) {
     whole_step();
     const int before = sim_step_violations();
     step.tensors[5].weight_decay = 0.2f;
@@ -158,8 +152,7 @@ static void read_floats(float *values, Tensor t) {
 }
 
 // Another tensor in the same variable, again and again: more of them than tables, and each in two rounds.
-static void more_arrays_than_tables_give_the_right_sums(void **state) {
-    (void)state;
+TEST(more_arrays_than_tables_give_the_right_sums) {
     enum { ARRAYS = 80 };
     float g;
     const Tensor sum = tensor_slice_first(step.sumsq, 1);
@@ -175,8 +168,7 @@ static void more_arrays_than_tables_give_the_right_sums(void **state) {
         }
 }
 
-static void the_tables_are_freed_at_the_end(void **state) {
-    (void)state;
+TEST(the_tables_are_freed_at_the_end) {
     const size_t before = cuda_backend.allocated;
     whole_step();
     assert_true(cuda_backend.allocated > before);
@@ -202,8 +194,7 @@ static int launches(int first, int count) {
     return nodes;
 }
 
-static void a_range_is_one_launch_for_each_rule_and_format_in_it(void **state) {
-    (void)state;
+TEST(a_range_is_one_launch_for_each_rule_and_format_in_it) {
     // Two AdamW tensors in fp32 are one; Adafactor makes the means of its rows first.
     assert_int_equal(launches(0, NUM_TENSORS), 5 + 2);
     assert_int_equal(launches(0, 1), 1);
@@ -211,16 +202,4 @@ static void a_range_is_one_launch_for_each_rule_and_format_in_it(void **state) {
     assert_int_equal(launches(2, 4), 3 + 2); // direction, AdamW, Lion; Adafactor
     assert_int_equal(launches(7, 1), 2);
     assert_int_equal(launches(4, 0), 0);
-}
-
-int main(void) {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        TEST(a_step_over_several_arrays_neither_waits_nor_allocates),
-        TEST(an_array_that_changed_is_built_anew_and_seen),
-        TEST(more_arrays_than_tables_give_the_right_sums),
-        TEST(the_tables_are_freed_at_the_end),
-        TEST(a_range_is_one_launch_for_each_rule_and_format_in_it),
-    };
-    return cmocka_run_group_tests_name("update tables", tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
-// A device for the tests of a group, as cmocka's group setup and teardown. Included once, after cmocka.h.
+// A device for the tests of a group, as cmocka's group setup and teardown. Included once.
 #pragma once
 #include "llmc/device.h"
-#include <stdio.h>
+#include "test/test.h"
 
 static inline int start_device(void **state) {
     (void)state;

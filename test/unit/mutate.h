@@ -1,14 +1,9 @@
 // Deterministic damage to files, for the tests of readers: bytes flipped, overwritten, inserted, removed, cut off.
 #pragma once
 #include "llmc/base/rng.h"
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "test/fixture.h"
 
-enum { MUTATE_MAX_GROWTH = 64 }; // bytes a round may add
+enum { MUTATE_MAX_GROWTH = FILE_ROOM }; // bytes a round may add
 
 // Damages the n bytes at data (which has room for MUTATE_MAX_GROWTH more) and returns how many there are then. Round r
 // does the same damage every time. Most of it falls into the first `header` bytes, where the structure of a file is.
@@ -53,20 +48,10 @@ static inline size_t mutate(unsigned char *data, size_t n, size_t header, uint64
     return n;
 }
 
-static inline void write_bytes(const char *path, const void *data, size_t n) {
-    unlink(path); // some file systems flush a file to disk that is cut to nothing and written again
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, n, f) != n || fclose(f) != 0) perror(path), abort();
-}
-
-// The whole file, with room for one round of damage; malloced.
-static inline unsigned char *read_bytes(const char *path, size_t *n) {
-    FILE *f = fopen(path, "rb");
-    if (!f || fseek(f, 0, SEEK_END) != 0) perror(path), abort();
-    *n = (size_t)ftell(f);
-    rewind(f);
-    unsigned char *data = malloc(*n + MUTATE_MAX_GROWTH);
-    if (!data || fread(data, 1, *n, f) != *n) perror(path), abort();
-    fclose(f);
-    return data;
+// Writes the n bytes to the file with the damage of this round.
+static inline void write_damaged(const char *path, const unsigned char *good, size_t n, size_t header, uint64_t round) {
+    unsigned char *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    memcpy(bytes, good, n);
+    write_bytes(path, bytes, mutate(bytes, n, header, round));
+    free(bytes);
 }

@@ -1,8 +1,9 @@
-// What the tests of the planner share: GPUs by name, figures that agree, and what a plan takes. After cmocka.h.
+// What the tests of the planner share: GPUs by name, figures that agree, and what a plan takes.
 #pragma once
 #include "llmc/run/planner.h"
+#include "test/test.h"
+
 #include <math.h>
-#include <string.h>
 
 static inline const GpuSpec *gpu_named(const char *name) {
     int count;

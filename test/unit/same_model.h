@@ -1,8 +1,7 @@
-// Two models bit by bit: weights, and what their optimizer keeps. After cmocka.h.
+// Two models bit by bit: weights, and what their optimizer keeps.
 #pragma once
 #include "llmc/model/gpt2.h"
-#include <stdlib.h>
-#include <string.h>
+#include "test/test.h"
 
 static inline void assert_same_bytes(Gpt2 *a, Tensor x, Gpt2 *b, Tensor y, const char *what) {
     const size_t bytes = tensor_bytes(x);

@@ -1,5 +1,4 @@
 // Any bytes for the optimizer's state of a checkpoint: read or refused with a word about the file, never worse.
-// Included after cmocka.h.
 #pragma once
 #include "llmc/store/checkpoint.h"
 #include "test/unit/mutate.h"
@@ -11,13 +10,11 @@ static inline void load_damaged_moments(Gpt2 *model, const char *checkpoint, uin
     snprintf(directory, sizeof directory, "%s", checkpoint);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", directory);
     size_t n;
-    unsigned char *good = read_bytes(path, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    unsigned char *good = read_bytes(path, &n);
     for (uint64_t round = 0; round < rounds; round++) {
-        memcpy(bytes, good, n);
-        write_bytes(path, bytes, mutate(bytes, n, 4000, round));
+        write_damaged(path, good, n, 4000, round);
         err.text[0] = '\0';
         if (!checkpoint_load_moments(model, directory, &err)) assert_message("optimizer.safetensors: ");
     }
-    free(bytes);
     free(good);
 }

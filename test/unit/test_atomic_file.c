@@ -1,20 +1,14 @@
 // Files and directories that are whole or not there, and the messages when they cannot be made.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "test/unit/store_fixture.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <xxhash.h>
+
+TestFixture test_each = {setup, tmp_teardown};
 
 static void assert_content(const char *path, const char *expected) {
     size_t n;
@@ -25,9 +19,8 @@ static void assert_content(const char *path, const char *expected) {
     free(text);
 }
 
-static void a_file_appears_only_when_it_is_committed(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "file");
+TEST(a_file_appears_only_when_it_is_committed) {
+    const char *path = tmp_file("file");
     AtomicFile *f = atomic_file_create(path, &err);
     assert_non_null(f);
     assert_true(atomic_file_write(f, "hello ", 6, &err));
@@ -38,9 +31,8 @@ static void a_file_appears_only_when_it_is_committed(void **state) {
     assert_int_equal(entries_of(tmp.path), 1);
 }
 
-static void an_abandoned_file_leaves_the_old_one(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "file");
+TEST(an_abandoned_file_leaves_the_old_one) {
+    const char *path = tmp_file("file");
     assert_true(file_write_atomic(path, "old", 3, &err));
     AtomicFile *f = atomic_file_create(path, &err);
     assert_true(atomic_file_write(f, "new", 3, &err));
@@ -50,9 +42,8 @@ static void an_abandoned_file_leaves_the_old_one(void **state) {
 }
 
 // Pieces around the buffer's 1 MiB, so that every path of the buffer is taken.
-static void bytes_and_checksum_are_those_of_the_content(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "file");
+TEST(bytes_and_checksum_are_those_of_the_content) {
+    const char *path = tmp_file("file");
     const size_t pieces[] = {1, 1 << 20, 17, (1 << 20) - 18, 3, (3 << 20) + 5, 0, (1 << 20) - 1, 100};
     size_t total = 0;
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) total += pieces[i];
@@ -78,9 +69,8 @@ static void bytes_and_checksum_are_those_of_the_content(void **state) {
 }
 
 // RLIMIT_FSIZE makes write(2) fail as a full disk does: at some byte, after a short write.
-static void a_failed_write_is_remembered_and_cleaned_up(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "file");
+TEST(a_failed_write_is_remembered_and_cleaned_up) {
+    const char *path = tmp_file("file");
     assert_true(file_write_atomic(path, "old", 3, &err));
     struct rlimit limit, small;
     getrlimit(RLIMIT_FSIZE, &limit);
@@ -103,32 +93,29 @@ static void a_failed_write_is_remembered_and_cleaned_up(void **state) {
     assert_int_equal(entries_of(tmp.path), 1);
 }
 
-static void a_file_in_a_missing_directory_names_path_and_reason(void **state) {
-    (void)state;
-    assert_null(atomic_file_create(tmpdir_file(&tmp, "no/file"), &err));
+TEST(a_file_in_a_missing_directory_names_path_and_reason) {
+    assert_null(atomic_file_create(tmp_file("no/file"), &err));
     assert_message("no/file: cannot create: No such file");
 }
 
-static void modes_follow_the_umask(void **state) {
-    (void)state;
+TEST(modes_follow_the_umask) {
     struct stat st;
     mode_t old = umask(0027);
-    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
-    assert_true(directory_make(tmpdir_file(&tmp, "directory"), &err));
+    assert_true(file_write_atomic(tmp_file("file"), "", 0, &err));
+    assert_true(directory_make(tmp_file("directory"), &err));
     umask(old);
-    assert_int_equal(stat(tmpdir_file(&tmp, "file"), &st), 0);
+    assert_int_equal(stat(tmp_file("file"), &st), 0);
     assert_int_equal(st.st_mode & 0777, 0640);
-    assert_int_equal(stat(tmpdir_file(&tmp, "directory"), &st), 0);
+    assert_int_equal(stat(tmp_file("directory"), &st), 0);
     assert_int_equal(st.st_mode & 0777, 0750);
 }
 
-static void reading_refuses_large_missing_and_special_files(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "file"), *pipe_path = tmpdir_file(&tmp, "pipe");
+TEST(reading_refuses_large_missing_and_special_files) {
+    const char *path = tmp_file("file"), *pipe_path = tmp_file("pipe");
     assert_true(file_write_atomic(path, "12345", 5, &err));
     assert_null(file_read_all(path, 4, NULL, &err));
     assert_message("5 bytes, expected at most 4");
-    assert_null(file_read_all(tmpdir_file(&tmp, "none"), 4, NULL, &err));
+    assert_null(file_read_all(tmp_file("none"), 4, NULL, &err));
     assert_message("none: cannot open: No such file");
     assert_null(file_read_all(tmp.path, 1 << 20, NULL, &err));
     assert_message("not a plain file");
@@ -137,9 +124,8 @@ static void reading_refuses_large_missing_and_special_files(void **state) {
     assert_message("not a plain file");
 }
 
-static void a_file_that_ends_early_is_an_error(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "file");
+TEST(a_file_that_ends_early_is_an_error) {
+    const char *path = tmp_file("file");
     assert_true(file_write_atomic(path, "12345", 5, &err));
     int fd = open(path, O_RDONLY);
     char out[8];
@@ -150,35 +136,63 @@ static void a_file_that_ends_early_is_an_error(void **state) {
     close(fd);
 }
 
-static void directories_are_made_with_their_parents(void **state) {
-    (void)state;
-    assert_true(directory_make(tmpdir_file(&tmp, "a/b/c"), &err));
-    assert_true(directory_make(tmpdir_file(&tmp, "a/b/c/"), &err));
-    assert_true(file_exists(tmpdir_file(&tmp, "a/b/c")));
+// A pattern below which something cannot be read is no pattern that matches nothing.
+TEST(a_pattern_names_files_in_the_order_of_their_bytes) {
+    char **names;
+    int count;
+    for (const char *const *name = (const char *const[]){"b_1", "B_1", "a_1", "a_[1]", "c", NULL}; *name; name++)
+        assert_true(file_write_atomic(tmp_file(*name), "", 0, &err));
+    assert_true(files_match(tmp_file("*_1"), &names, &count, &err));
+    assert_int_equal(count, 3);
+    assert_string_equal(strrchr(names[0], '/'), "/B_1");
+    assert_string_equal(strrchr(names[1], '/'), "/a_1");
+    assert_string_equal(strrchr(names[2], '/'), "/b_1");
+    directory_list_free(names, count);
+    assert_true(files_match(tmp_file("a_[1]"), &names, &count, &err)); // a name, not the pattern of a_1
+    assert_int_equal(count, 1);
+    assert_string_equal(strrchr(names[0], '/'), "/a_[1]");
+    directory_list_free(names, count);
+    for (const char *const *none = (const char *const[]){"d*", "no/*", "c/*", NULL}; *none; none++) {
+        assert_true(files_match(tmp_file(*none), &names, &count, &err));
+        assert_int_equal(count, 0);
+    }
+    struct rlimit limit, few;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    few = limit, few.rlim_cur = 0; // no directory can be opened
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const bool found = files_match(tmp_file("*_1"), &names, &count, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_false(found);
+    assert_message("cannot read the directory: Too many open files");
+    assert_int_equal(count, 0);
+}
+
+TEST(directories_are_made_with_their_parents) {
+    assert_true(directory_make(tmp_file("a/b/c"), &err));
+    assert_true(directory_make(tmp_file("a/b/c/"), &err));
+    assert_true(file_exists(tmp_file("a/b/c")));
     assert_false(directory_make("", &err));
 }
 
-static void a_file_in_the_way_of_a_directory_is_named(void **state) {
-    (void)state;
-    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
-    assert_false(directory_make(tmpdir_file(&tmp, "file"), &err));
+TEST(a_file_in_the_way_of_a_directory_is_named) {
+    assert_true(file_write_atomic(tmp_file("file"), "", 0, &err));
+    assert_false(directory_make(tmp_file("file"), &err));
     assert_message("file: cannot make the directory: Not a directory");
-    assert_false(directory_make(tmpdir_file(&tmp, "file/below"), &err));
+    assert_false(directory_make(tmp_file("file/below"), &err));
     assert_message("file/below: cannot make the directory: Not a directory");
 }
 
-static void the_proof_that_a_directory_is_writable_leaves_nothing(void **state) {
-    (void)state;
-    const int before = entries_of(tmpdir_file(&tmp, ""));
-    assert_true(directory_check_writable(tmpdir_file(&tmp, "out"), &err));
-    assert_true(directory_check_writable(tmpdir_file(&tmp, "out/deep/er//"), &err));
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "")), before);
-    assert_true(directory_make(tmpdir_file(&tmp, "there"), &err));
-    assert_true(directory_check_writable(tmpdir_file(&tmp, "there"), &err));
-    assert_true(directory_check_writable(tmpdir_file(&tmp, "there//below"), &err));
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "there")), 0); // and it is there
-    assert_true(file_write_atomic(tmpdir_file(&tmp, "file"), "", 0, &err));
-    assert_false(directory_check_writable(tmpdir_file(&tmp, "file"), &err));
+TEST(the_proof_that_a_directory_is_writable_leaves_nothing) {
+    const int before = entries_of(tmp_file(""));
+    assert_true(directory_check_writable(tmp_file("out"), &err));
+    assert_true(directory_check_writable(tmp_file("out/deep/er//"), &err));
+    assert_int_equal(entries_of(tmp_file("")), before);
+    assert_true(directory_make(tmp_file("there"), &err));
+    assert_true(directory_check_writable(tmp_file("there"), &err));
+    assert_true(directory_check_writable(tmp_file("there//below"), &err));
+    assert_int_equal(entries_of(tmp_file("there")), 0); // and it is there
+    assert_true(file_write_atomic(tmp_file("file"), "", 0, &err));
+    assert_false(directory_check_writable(tmp_file("file"), &err));
 }
 
 static void make_directory_with(const char *name, const char *content) {
@@ -189,96 +203,36 @@ static void make_directory_with(const char *name, const char *content) {
     free(directory);
 }
 
-static void a_committed_directory_takes_its_name(void **state) {
-    (void)state;
+TEST(a_committed_directory_takes_its_name) {
     make_directory_with(".tmp-a", "new");
-    assert_true(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
-    assert_content(tmpdir_file(&tmp, "a/file"), "new");
+    assert_true(directory_commit(tmp_file(".tmp-a"), tmp_file("a"), &err));
+    assert_content(tmp_file("a/file"), "new");
     assert_int_equal(entries_of(tmp.path), 1);
 }
 
-static void a_committed_directory_replaces_the_one_before(void **state) {
-    (void)state;
+TEST(a_committed_directory_replaces_the_one_before) {
     make_directory_with("a", "old");
     make_directory_with(".tmp-a", "new");
-    assert_true(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
-    assert_content(tmpdir_file(&tmp, "a/file"), "new");
-    assert_content(tmpdir_file(&tmp, ".tmp-a/file"), "old");
+    assert_true(directory_commit(tmp_file(".tmp-a"), tmp_file("a"), &err));
+    assert_content(tmp_file("a/file"), "new");
+    assert_content(tmp_file(".tmp-a/file"), "old");
     assert_int_equal(entries_of(tmp.path), 2);
 }
 
-static void a_directory_is_not_committed_over_a_file(void **state) {
-    (void)state;
+TEST(a_directory_is_not_committed_over_a_file) {
     make_directory_with(".tmp-a", "new");
-    assert_true(file_write_atomic(tmpdir_file(&tmp, "a"), "file", 4, &err));
-    assert_false(directory_commit(tmpdir_file(&tmp, ".tmp-a"), tmpdir_file(&tmp, "a"), &err));
+    assert_true(file_write_atomic(tmp_file("a"), "file", 4, &err));
+    assert_false(directory_commit(tmp_file(".tmp-a"), tmp_file("a"), &err));
     assert_message("a: cannot rename into place: Not a directory");
-    assert_content(tmpdir_file(&tmp, "a"), "file");
+    assert_content(tmp_file("a"), "file");
 }
 
-static void a_directory_of_plain_files_is_removed_and_no_more(void **state) {
-    (void)state;
+TEST(a_directory_of_plain_files_is_removed_and_no_more) {
     make_directory_with("a", "x");
     make_directory_with("b/nested", "x");
-    assert_true(directory_remove(tmpdir_file(&tmp, "a"), &err));
-    assert_false(file_exists(tmpdir_file(&tmp, "a")));
-    assert_false(directory_remove(tmpdir_file(&tmp, "b"), &err));
+    assert_true(directory_remove(tmp_file("a"), &err));
+    assert_false(file_exists(tmp_file("a")));
+    assert_false(directory_remove(tmp_file("b"), &err));
     assert_message("b/nested: cannot remove");
-    assert_content(tmpdir_file(&tmp, "b/nested/file"), "x");
-}
-
-// A pattern below which something cannot be read is no pattern that matches nothing.
-static void a_pattern_names_files_in_the_order_of_their_bytes(void **state) {
-    (void)state;
-    char **names;
-    int count;
-    for (const char *const *name = (const char *const[]){"b_1", "B_1", "a_1", "a_[1]", "c", NULL}; *name; name++)
-        assert_true(file_write_atomic(tmpdir_file(&tmp, *name), "", 0, &err));
-    assert_true(files_match(tmpdir_file(&tmp, "*_1"), &names, &count, &err));
-    assert_int_equal(count, 3);
-    assert_string_equal(strrchr(names[0], '/'), "/B_1");
-    assert_string_equal(strrchr(names[1], '/'), "/a_1");
-    assert_string_equal(strrchr(names[2], '/'), "/b_1");
-    directory_list_free(names, count);
-    assert_true(files_match(tmpdir_file(&tmp, "a_[1]"), &names, &count, &err)); // a name, not the pattern of a_1
-    assert_int_equal(count, 1);
-    assert_string_equal(strrchr(names[0], '/'), "/a_[1]");
-    directory_list_free(names, count);
-    for (const char *const *none = (const char *const[]){"d*", "no/*", "c/*", NULL}; *none; none++) {
-        assert_true(files_match(tmpdir_file(&tmp, *none), &names, &count, &err));
-        assert_int_equal(count, 0);
-    }
-    struct rlimit limit, few;
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
-    few = limit, few.rlim_cur = 0; // no directory can be opened
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    const bool found = files_match(tmpdir_file(&tmp, "*_1"), &names, &count, &err);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    assert_false(found);
-    assert_message("cannot read the directory: Too many open files");
-    assert_int_equal(count, 0);
-}
-
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(a_file_appears_only_when_it_is_committed),
-        TEST(an_abandoned_file_leaves_the_old_one),
-        TEST(bytes_and_checksum_are_those_of_the_content),
-        TEST(a_failed_write_is_remembered_and_cleaned_up),
-        TEST(a_file_in_a_missing_directory_names_path_and_reason),
-        TEST(modes_follow_the_umask),
-        TEST(reading_refuses_large_missing_and_special_files),
-        TEST(a_file_that_ends_early_is_an_error),
-        TEST(a_pattern_names_files_in_the_order_of_their_bytes),
-        TEST(directories_are_made_with_their_parents),
-        TEST(a_file_in_the_way_of_a_directory_is_named),
-        TEST(the_proof_that_a_directory_is_writable_leaves_nothing),
-        TEST(a_committed_directory_takes_its_name),
-        TEST(a_committed_directory_replaces_the_one_before),
-        TEST(a_directory_is_not_committed_over_a_file),
-        TEST(a_directory_of_plain_files_is_removed_and_no_more),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    assert_content(tmp_file("b/nested/file"), "x");
 }

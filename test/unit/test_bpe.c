@@ -1,18 +1,10 @@
 // The parts of the tokenizer one by one: the pattern against PCRE2's own matching of it, merging against the plainest
 // form of the algorithm, the alphabet of bytes, UTF-8.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/json.h"
 #include "llmc/base/rng.h"
 #include "llmc/text/tokenizer_internal.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "test/test.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -39,11 +31,11 @@ static int free_table(void **state) {
     pcre2_code_free(pattern);
     return 0;
 }
+TestFixture test_all = {make_table, free_table};
 
 // ------------------------------------------------------------------------------------------------------------ alphabet
 
-static void the_alphabet_spells_every_byte_as_gpt2_does(void **state) {
-    (void)state;
+TEST(the_alphabet_spells_every_byte_as_gpt2_does) {
     assert_int_equal(alphabet_character('A'), 'A');
     assert_int_equal(alphabet_character(' '), 0x120);  // Ġ
     assert_int_equal(alphabet_character('\n'), 0x10A); // Ċ
@@ -60,8 +52,7 @@ static void the_alphabet_spells_every_byte_as_gpt2_does(void **state) {
     assert_memory_equal(back, bytes, 256);
 }
 
-static void characters_outside_the_alphabet_spell_nothing(void **state) {
-    (void)state;
+TEST(characters_outside_the_alphabet_spell_nothing) {
     const char *const strange[] = {" ",        "\n",           "\x7f", "\xc2\xa0", "\xc2\xad",
                                    "\xc5\x84", "\xe4\xb8\x96", "\xff", "a b"};
     char out[16];
@@ -72,8 +63,7 @@ static void characters_outside_the_alphabet_spell_nothing(void **state) {
 
 // --------------------------------------------------------------------------------------------------------------- UTF-8
 
-static void every_character_is_read_as_it_was_written(void **state) {
-    (void)state;
+TEST(every_character_is_read_as_it_was_written) {
     for (uint32_t c = 0; c < 0x110000; c++) {
         char text[4];
         uint32_t back = 0;
@@ -85,8 +75,7 @@ static void every_character_is_read_as_it_was_written(void **state) {
     }
 }
 
-static void what_is_not_well_formed_is_no_character(void **state) {
-    (void)state;
+TEST(what_is_not_well_formed_is_no_character) {
     const char *const bad[] = {
         "\x80",         "\xc0\xaf",         "\xc1\xbf",         "\xe0\x80\x80",     "\xe0\x9f\xbf",
         "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff",
@@ -148,8 +137,7 @@ static int64_t random_text(uint64_t round, char *text, int parts) {
     return end - text;
 }
 
-static void pieces_are_what_pcre2_matches(void **state) {
-    (void)state;
+TEST(pieces_are_what_pcre2_matches) {
     pcre2_match_data *match = pcre2_match_data_create(2, NULL);
     const size_t *range = pcre2_get_ovector_pointer(match);
     for (uint64_t round = 0; round < 20000; round++) {
@@ -168,8 +156,7 @@ static void pieces_are_what_pcre2_matches(void **state) {
     pcre2_match_data_free(match);
 }
 
-static void bytes_that_are_no_utf8_part_a_text_as_replacement_characters_do(void **state) {
-    (void)state;
+TEST(bytes_that_are_no_utf8_part_a_text_as_replacement_characters_do) {
     for (uint64_t round = 0; round < 20000; round++) {
         char text[512], replaced[3 * 512];
         int64_t n = random_text(round, text, 20), m = 0, starts[512];
@@ -193,8 +180,7 @@ static void bytes_that_are_no_utf8_part_a_text_as_replacement_characters_do(void
     }
 }
 
-static void a_certain_cut_is_one_whatever_stands_around_it(void **state) {
-    (void)state;
+TEST(a_certain_cut_is_one_whatever_stands_around_it) {
     int64_t cuts = 0;
     for (uint64_t round = 0; round < 5000; round++) {
         char text[3 * 512];
@@ -218,8 +204,7 @@ static void a_certain_cut_is_one_whatever_stands_around_it(void **state) {
     assert_true(cuts > 10000);
 }
 
-static void between_a_word_and_a_space_there_is_always_a_cut(void **state) {
-    (void)state;
+TEST(between_a_word_and_a_space_there_is_always_a_cut) {
     const char *const words[] = {"a", "1", "!", "'", "\xc3\xa9", "\xe4\xb8\x96", "\xff", "\xf0\x9f\x98\x80"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         for (const char *space = " \n\t\r\v\f"; *space; space++) {
@@ -264,8 +249,7 @@ static int64_t merge_plainly(const MergeTable *rules, int32_t *tokens, int64_t n
     }
 }
 
-static void short_and_long_pieces_merge_as_the_plain_algorithm_does(void **state) {
-    (void)state;
+TEST(short_and_long_pieces_merge_as_the_plain_algorithm_does) {
     for (uint64_t round = 0; round < 300; round++) {
         MergeTable rules = {0};
         random_rules(round, &rules);
@@ -282,8 +266,7 @@ static void short_and_long_pieces_merge_as_the_plain_algorithm_does(void **state
     }
 }
 
-static void a_pair_has_one_rule(void **state) {
-    (void)state;
+TEST(a_pair_has_one_rule) {
     MergeTable rules = {0};
     const MergeRule *known;
     for (int32_t i = 0; i < 5000; i++)
@@ -294,20 +277,4 @@ static void a_pair_has_one_rule(void **state) {
     for (int32_t i = 0; i < 5000; i++) assert_int_equal(merge_table_find(&rules, i, 2 * i)->rank, i);
     assert_null(merge_table_find(&rules, 2, 1));
     merge_table_free(&rules);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_alphabet_spells_every_byte_as_gpt2_does),
-        cmocka_unit_test(characters_outside_the_alphabet_spell_nothing),
-        cmocka_unit_test(every_character_is_read_as_it_was_written),
-        cmocka_unit_test(what_is_not_well_formed_is_no_character),
-        cmocka_unit_test(pieces_are_what_pcre2_matches),
-        cmocka_unit_test(bytes_that_are_no_utf8_part_a_text_as_replacement_characters_do),
-        cmocka_unit_test(a_certain_cut_is_one_whatever_stands_around_it),
-        cmocka_unit_test(between_a_word_and_a_space_there_is_always_a_cut),
-        cmocka_unit_test(short_and_long_pieces_merge_as_the_plain_algorithm_does),
-        cmocka_unit_test(a_pair_has_one_rule),
-    };
-    return cmocka_run_group_tests(tests, make_table, free_table);
 }

@@ -1,20 +1,13 @@
 // Training a vocabulary: the merges against the plainest form of the algorithm, which counts all pairs anew for each;
 // the counts of words against the pattern itself, whatever the number of threads. test/e2e/test_train_tokenizer.py
 // holds both against Hugging Face.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/rng.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/tokenizer_internal.h"
+#include "test/test.h"
+
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static Tokenizer *cuts;
 
@@ -28,6 +21,7 @@ static int free_cuts(void **state) {
     tokenizer_free(cuts);
     return 0;
 }
+TestFixture test_all = {make_cuts, free_cuts};
 
 static void ignore_progress(void *user, int64_t tokens) { (void)user, (void)tokens; }
 
@@ -57,8 +51,7 @@ static void assert_token(const Tokenizer *t, int32_t token, const char *expected
 
 // ------------------------------------------------------------------------------------------------------- known merges
 
-static void the_bytes_are_in_the_order_of_their_characters_and_end_of_text_is_last(void **state) {
-    (void)state;
+TEST(the_bytes_are_in_the_order_of_their_characters_and_end_of_text_is_last) {
     static const char text[] = "aa aa";
     Tokenizer *t = train_text(text, sizeof text - 1, 258);
     assert_int_equal(tokenizer_vocab(t), 258);
@@ -71,8 +64,7 @@ static void the_bytes_are_in_the_order_of_their_characters_and_end_of_text_is_la
     tokenizer_free(t);
 }
 
-static void equal_counts_are_merged_in_the_order_of_their_tokens(void **state) {
-    (void)state;
+TEST(equal_counts_are_merged_in_the_order_of_their_tokens) {
     static const char text[] = "zy\nzy\nab\nab\nba\nba";
     Tokenizer *t = train_text(text, sizeof text - 1, 260);
     assert_token(t, 256, "ab");
@@ -81,8 +73,7 @@ static void equal_counts_are_merged_in_the_order_of_their_tokens(void **state) {
     tokenizer_free(t);
 }
 
-static void a_pair_that_occurs_once_is_not_merged(void **state) {
-    (void)state;
+TEST(a_pair_that_occurs_once_is_not_merged) {
     static const char text[] = "ab\nab\ncd";
     Tokenizer *t = train_text(text, sizeof text - 1, 1000);
     assert_int_equal(tokenizer_vocab(t), 258); // only "ab"
@@ -91,8 +82,7 @@ static void a_pair_that_occurs_once_is_not_merged(void **state) {
     tokenizer_free(t);
 }
 
-static void a_run_of_one_letter_is_merged_from_its_left_end(void **state) {
-    (void)state;
+TEST(a_run_of_one_letter_is_merged_from_its_left_end) {
     static const char text[] = "aaaaa\naaaaa"; // aa aa a: then "aa a" and "aa aa" count as much, and "a" comes first
     Tokenizer *t = train_text(text, sizeof text - 1, 1000);
     assert_token(t, 256, "aa");
@@ -102,8 +92,7 @@ static void a_run_of_one_letter_is_merged_from_its_left_end(void **state) {
     tokenizer_free(t);
 }
 
-static void a_token_has_fewer_than_128_bytes(void **state) {
-    (void)state;
+TEST(a_token_has_fewer_than_128_bytes) {
     char text[2 * 993]; // 15 times 64 letters, and 32 more
     memset(text, 'a', sizeof text);
     text[992] = '\n';
@@ -184,8 +173,7 @@ static int64_t random_text(uint64_t round, char *text) {
     return n;
 }
 
-static void the_merges_are_those_of_counting_all_pairs_anew(void **state) {
-    (void)state;
+TEST(the_merges_are_those_of_counting_all_pairs_anew) {
     static Word words[MAX_WORDS];
     static char text[MAX_TEXT];
     for (uint64_t round = 0; round < 200; round++) {
@@ -245,8 +233,7 @@ static void see(void *user, const char *word, uint32_t length, int64_t count) {
 }
 
 // More distinct words than a thread's own table takes, and longer ones than it keeps.
-static void words_are_counted_by_any_number_of_threads(void **state) {
-    (void)state;
+TEST(words_are_counted_by_any_number_of_threads) {
     enum { WORDS = 100000, TIMES = 3, MAX_BYTES = 4 << 20 };
     char *text = malloc(MAX_BYTES);
     int64_t n = 0, expected = 0;
@@ -274,17 +261,4 @@ static void words_are_counted_by_any_number_of_threads(void **state) {
         word_counts_free(words);
     }
     free(text);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_bytes_are_in_the_order_of_their_characters_and_end_of_text_is_last),
-        cmocka_unit_test(equal_counts_are_merged_in_the_order_of_their_tokens),
-        cmocka_unit_test(a_pair_that_occurs_once_is_not_merged),
-        cmocka_unit_test(a_run_of_one_letter_is_merged_from_its_left_end),
-        cmocka_unit_test(a_token_has_fewer_than_128_bytes),
-        cmocka_unit_test(the_merges_are_those_of_counting_all_pairs_anew),
-        cmocka_unit_test(words_are_counted_by_any_number_of_threads),
-    };
-    return cmocka_run_group_tests(tests, make_cuts, free_cuts);
 }

@@ -1,37 +1,23 @@
 // Plain, gzip and zstd files as bytes: whole, in many parts, cut at every byte, and with damage.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "llmc/base/rng.h"
 #include "llmc/text/documents.h"
-#include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <zlib.h>
 #include <zstd.h>
 
 enum { TEXT_BYTES = 3000, PACKED_ROOM = 8192 };
-static TmpDir dir;
 static unsigned char text[TEXT_BYTES];
 
 static int set_up(void **state) {
-    (void)state;
-    dir = tmpdir_make();
+    tmp_setup(state);
     for (size_t i = 0; i < TEXT_BYTES; i++) text[i] = (unsigned char)("abcdefgh \n"[philox(1, 2, i).v[0] % 10]);
     return 0;
 }
 
-static int tear_down(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
+TestFixture test_each = {set_up, tmp_teardown};
 
 static size_t pack_gzip(const unsigned char *from, size_t n, unsigned char *out) {
     z_stream z = {0};
@@ -65,9 +51,9 @@ static size_t pack(Packing packing, int parts, unsigned char *out) {
 }
 
 static ByteSource *open_bytes(const void *bytes, size_t n, Packing packing) {
-    write_bytes(tmpdir_file(&dir, "file"), bytes, n);
+    write_bytes(tmp_file("file"), bytes, n);
     Error err;
-    ByteSource *s = byte_source_open(open(tmpdir_file(&dir, "file"), O_RDONLY), -1, packing, &err);
+    ByteSource *s = byte_source_open(open(tmp_file("file"), O_RDONLY), -1, packing, &err);
     assert_non_null(s);
     return s;
 }
@@ -86,8 +72,7 @@ static int64_t read_through(ByteSource *s, int64_t step, bool *failed, Error *er
     return done;
 }
 
-static void all_forms_give_the_same_bytes_in_pieces_of_any_size(void **state) {
-    (void)state;
+TEST(all_forms_give_the_same_bytes_in_pieces_of_any_size) {
     static const int64_t steps[] = {1, 7, 1000, TEXT_BYTES, TEXT_BYTES + 64};
     for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
         for (int parts = 1; parts <= 4; parts++) {
@@ -107,8 +92,7 @@ static void all_forms_give_the_same_bytes_in_pieces_of_any_size(void **state) {
     }
 }
 
-static void a_part_can_be_passed_over(void **state) {
-    (void)state;
+TEST(a_part_can_be_passed_over) {
     for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
         unsigned char packed[2 * PACKED_ROOM], out[10];
         size_t n = packing == PACKED_NOT ? 0 : pack(packing, 3, packed);
@@ -124,8 +108,7 @@ static void a_part_can_be_passed_over(void **state) {
     }
 }
 
-static void a_file_cut_anywhere_is_damaged_behind_what_it_still_gives(void **state) {
-    (void)state;
+TEST(a_file_cut_anywhere_is_damaged_behind_what_it_still_gives) {
     for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++) {
         unsigned char packed[2 * PACKED_ROOM];
         size_t n = pack(packing, 1, packed);
@@ -144,8 +127,7 @@ static void a_file_cut_anywhere_is_damaged_behind_what_it_still_gives(void **sta
     }
 }
 
-static void a_file_without_bytes_is_empty_and_not_damaged(void **state) {
-    (void)state;
+TEST(a_file_without_bytes_is_empty_and_not_damaged) {
     for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
         ByteSource *s = open_bytes("", 0, packing);
         bool failed;
@@ -157,8 +139,7 @@ static void a_file_without_bytes_is_empty_and_not_damaged(void **state) {
 }
 
 // Damage that the check sums see only at the end of a member lets other bytes pass before; it is seen, though.
-static void flipped_bits_are_seen(void **state) {
-    (void)state;
+TEST(flipped_bits_are_seen) {
     for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++) {
         unsigned char packed[2 * PACKED_ROOM], out[4 * TEXT_BYTES];
         size_t n = pack(packing, 1, packed);
@@ -178,8 +159,7 @@ static void flipped_bits_are_seen(void **state) {
     }
 }
 
-static void names_and_first_bytes_tell_the_packing(void **state) {
-    (void)state;
+TEST(names_and_first_bytes_tell_the_packing) {
     assert_int_equal(packing_of_name("a/b.jsonl.gz"), PACKED_GZIP);
     assert_int_equal(packing_of_name("b.txt.ZST"), PACKED_ZSTD);
     assert_int_equal(packing_of_name("gz"), PACKED_NOT);
@@ -189,30 +169,14 @@ static void names_and_first_bytes_tell_the_packing(void **state) {
     assert_int_equal(packing_of_bytes((const unsigned char *)"\x1f", 1), PACKED_NOT);
 }
 
-static void a_second_descriptor_goes_on_where_the_first_ends(void **state) {
-    (void)state;
-    write_bytes(tmpdir_file(&dir, "head"), text, 1000);
-    write_bytes(tmpdir_file(&dir, "tail"), text + 1000, TEXT_BYTES - 1000);
-    int tail = open(tmpdir_file(&dir, "tail"), O_RDONLY);
+TEST(a_second_descriptor_goes_on_where_the_first_ends) {
+    write_bytes(tmp_file("head"), text, 1000);
+    write_bytes(tmp_file("tail"), text + 1000, TEXT_BYTES - 1000);
+    int tail = open(tmp_file("tail"), O_RDONLY);
     Error err;
     bool failed;
-    ByteSource *s = byte_source_open(open(tmpdir_file(&dir, "head"), O_RDONLY), tail, PACKED_NOT, &err);
+    ByteSource *s = byte_source_open(open(tmp_file("head"), O_RDONLY), tail, PACKED_NOT, &err);
     assert_int_equal(read_through(s, 300, &failed, &err), TEXT_BYTES);
     byte_source_close(s);
     assert_int_equal(close(tail), 0); // it was the caller's
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(all_forms_give_the_same_bytes_in_pieces_of_any_size),
-        TEST(a_part_can_be_passed_over),
-        TEST(a_file_cut_anywhere_is_damaged_behind_what_it_still_gives),
-        TEST(a_file_without_bytes_is_empty_and_not_damaged),
-        TEST(flipped_bits_are_seen),
-        TEST(names_and_first_bytes_tell_the_packing),
-        TEST(a_second_descriptor_goes_on_where_the_first_ends),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,5 @@
 // Checkpoints: what is saved comes back to the same bits, and whatever happens to the files or to the process, there is
 // either a checkpoint that verifies or a clear word about why not.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/rng.h"
@@ -16,23 +10,16 @@
 #include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
 #include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 static Gpt2 *model; // a small one in fp32, for tests that are not about its values
 
@@ -96,15 +83,14 @@ static void flip(const char *path, size_t byte) {
 static char *assert_latest(const char *name) {
     char *path, *skipped;
     assert_ok(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
-    assert_string_equal(path, tmpdir_file(&tmp, name));
+    assert_string_equal(path, tmp_file(name));
     free(path);
     return skipped;
 }
 
 // ------------------------------------------------------------------------------------------------------- the content
 
-static void weights_and_moments_come_back_to_the_same_bits(void **state) {
-    (void)state;
+TEST(weights_and_moments_come_back_to_the_same_bits) {
     const struct {
         DType dtype;
         bool master;
@@ -117,16 +103,15 @@ static void weights_and_moments_come_back_to_the_same_bits(void **state) {
         fill_model(loaded, 2); // must all be overwritten
         TrainerState s = make_state(1);
         assert_ok(checkpoint_save(tmp.path, saved, &s, &err));
-        assert_ok(checkpoint_load_weights(loaded, tmpdir_file(&tmp, "step_00000001"), &err));
-        assert_ok(checkpoint_load_moments(loaded, tmpdir_file(&tmp, "step_00000001"), &err));
+        assert_ok(checkpoint_load_weights(loaded, tmp_file("step_00000001"), &err));
+        assert_ok(checkpoint_load_moments(loaded, tmp_file("step_00000001"), &err));
         assert_same_model(saved, loaded);
         gpt2_destroy(saved);
         gpt2_destroy(loaded);
     }
 }
 
-static void the_trainers_state_comes_back_exactly(void **state) {
-    (void)state;
+TEST(the_trainers_state_comes_back_exactly) {
     TrainerState s = make_state(123456789012), back;
     s.position = ((int64_t)1 << 53) - 1;
     s.seed = UINT64_MAX;
@@ -149,7 +134,7 @@ static void the_trainers_state_comes_back_exactly(void **state) {
     for (int i = 0; i < 5; i++) outlier_window_push(&s.control.norm_window, 1.0f / (float)(i + 3));
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     free(assert_latest("step_123456789012"));
-    assert_ok(checkpoint_load_state(tmpdir_file(&tmp, "step_123456789012"), &back, &err));
+    assert_ok(checkpoint_load_state(tmp_file("step_123456789012"), &back, &err));
     assert_int_equal(back.step, s.step);
     assert_int_equal(back.position, s.position);
     assert_int_equal(back.T, s.T);
@@ -167,22 +152,20 @@ static void the_trainers_state_comes_back_exactly(void **state) {
     trainer_state_free(&back);
 }
 
-static void no_validation_yet_is_a_loss_of_infinity(void **state) {
-    (void)state;
+TEST(no_validation_yet_is_a_loss_of_infinity) {
     TrainerState s = make_state(1), back;
     s.best_val_loss = (double)INFINITY;
     s.eot = -1;
     s.options_json = NULL;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-    assert_ok(checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err));
+    assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &back, &err));
     assert_true(isinf(back.best_val_loss) && back.best_val_loss > 0);
     assert_int_equal(back.eot, -1);
     assert_string_equal(back.options_json, "{}");
     trainer_state_free(&back);
 }
 
-static void options_that_are_no_json_object_are_refused_before_they_are_written(void **state) {
-    (void)state;
+TEST(options_that_are_no_json_object_are_refused_before_they_are_written) {
     TrainerState s = make_state(1);
     s.options_json = (char *)"{\"a\": 1}, \"step\": 5";
     assert_false(checkpoint_save(tmp.path, model, &s, &err));
@@ -190,11 +173,10 @@ static void options_that_are_no_json_object_are_refused_before_they_are_written(
     assert_int_equal(entries_of(tmp.path), 0);
 }
 
-static void tensors_stand_under_hugging_faces_names_and_layouts(void **state) {
-    (void)state;
+TEST(tensors_stand_under_hugging_faces_names_and_layouts) {
     fill_model(model, 3);
     save(1);
-    SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "step_00000001/model.safetensors"), &err);
+    SafetensorsFile *f = safetensors_open(tmp_file("step_00000001/model.safetensors"), &err);
     assert_non_null(f);
     assert_int_equal(safetensors_count(f), 12 * config.L + 4);
     const SafetensorsEntry *wte = safetensors_find(f, "transformer.wte.weight");
@@ -212,29 +194,27 @@ static void tensors_stand_under_hugging_faces_names_and_layouts(void **state) {
     safetensors_close(f);
 }
 
-static void a_model_of_another_shape_is_refused(void **state) {
-    (void)state;
+TEST(a_model_of_another_shape_is_refused) {
     Gpt2Options options = *gpt2_options(model);
     options.config.max_T = 32;
     options.T = 32;
     Gpt2 *other = gpt2_create(&options, &err);
     save(1);
-    assert_false(checkpoint_load_weights(other, tmpdir_file(&tmp, "step_00000001"), &err));
+    assert_false(checkpoint_load_weights(other, tmp_file("step_00000001"), &err));
     assert_message("a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
-    assert_false(checkpoint_load_moments(other, tmpdir_file(&tmp, "step_00000001"), &err));
+    assert_false(checkpoint_load_moments(other, tmp_file("step_00000001"), &err));
     assert_message("optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
     gpt2_destroy(other);
 }
 
 // ------------------------------------------------------------------------------------------------ which one is taken
 
-static void the_newest_that_verifies_is_found_and_the_others_named(void **state) {
-    (void)state;
+TEST(the_newest_that_verifies_is_found_and_the_others_named) {
     for (int64_t step = 1; step <= 5; step++) save(step);
-    flip(tmpdir_file(&tmp, "step_00000005/optimizer.safetensors"), 5000);
-    assert_int_equal(truncate(tmpdir_file(&tmp, "step_00000004/model.safetensors"), 1000), 0);
-    unlink(tmpdir_file(&tmp, "step_00000003/trainer.json"));
-    unlink(tmpdir_file(&tmp, "step_00000002/config.json"));
+    flip(tmp_file("step_00000005/optimizer.safetensors"), 5000);
+    assert_int_equal(truncate(tmp_file("step_00000004/model.safetensors"), 1000), 0);
+    unlink(tmp_file("step_00000003/trainer.json"));
+    unlink(tmp_file("step_00000002/config.json"));
     char *skipped = assert_latest("step_00000001");
     assert_non_null(skipped);
     assert_non_null(strstr(skipped, "step_00000005/optimizer.safetensors: checksum "));
@@ -255,35 +235,33 @@ static void save_with_tokenizer(int64_t step) {
     tokenizer_free(bytes);
 }
 
-static void the_tokenizer_is_part_of_a_checkpoint_that_has_one(void **state) {
-    (void)state;
+TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
     save(1);
     save_with_tokenizer(2);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000002")), 6);
-    Tokenizer *bytes = tokenizer_bytes(&err), *back = tokenizer_open(tmpdir_file(&tmp, "step_00000002"), &err);
+    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
+    assert_int_equal(entries_of(tmp_file("step_00000002")), 6);
+    Tokenizer *bytes = tokenizer_bytes(&err), *back = tokenizer_open(tmp_file("step_00000002"), &err);
     if (!back) fail_msg("%s", err.text);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
     tokenizer_free(back);
     tokenizer_free(bytes);
     assert_null(assert_latest("step_00000002"));
-    unlink(tmpdir_file(&tmp, "step_00000002/tokenizer_config.json"));
+    unlink(tmp_file("step_00000002/tokenizer_config.json"));
     char *skipped = assert_latest("step_00000001"); // which never had one, and is valid
     assert_non_null(strstr(skipped, "step_00000002/tokenizer_config.json: No such file"));
     free(skipped);
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err)); // what is not whole takes nobody's place
-    assert_true(file_exists(tmpdir_file(&tmp, "step_00000001")));
+    assert_true(file_exists(tmp_file("step_00000001")));
 }
 
-static void one_flipped_bit_in_any_file_is_noticed(void **state) {
-    (void)state;
+TEST(one_flipped_bit_in_any_file_is_noticed) {
     static const char *const files[] = {"step_00000001/model.safetensors", "step_00000001/optimizer.safetensors",
                                         "step_00000001/config.json", "step_00000001/tokenizer.json",
                                         "step_00000001/tokenizer_config.json"};
     for (int i = 0; i < 5; i++)
         for (size_t byte = 0; byte < (i < 4 ? 400 : 150); byte += 99) {
             save_with_tokenizer(1);
-            flip(tmpdir_file(&tmp, files[i]), byte);
+            flip(tmp_file(files[i]), byte);
             char *path, *skipped;
             assert_false(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
             assert_string_equal(err.text, "");
@@ -293,17 +271,16 @@ static void one_flipped_bit_in_any_file_is_noticed(void **state) {
         }
 }
 
-static void a_directory_without_checkpoints_has_none(void **state) {
-    (void)state;
+TEST(a_directory_without_checkpoints_has_none) {
     char *path, *skipped;
-    assert_int_equal(mkdir(tmpdir_file(&tmp, "step_12"), 0755), 0); // not a name of ours
-    assert_int_equal(mkdir(tmpdir_file(&tmp, "step_00000012"), 0755), 0);
+    assert_int_equal(mkdir(tmp_file("step_12"), 0755), 0); // not a name of ours
+    assert_int_equal(mkdir(tmp_file("step_00000012"), 0755), 0);
     bool exists = true;
     assert_ok(checkpoint_exists(tmp.path, &exists, &err));
     assert_false(exists);
-    assert_ok(checkpoint_exists(tmpdir_file(&tmp, "none"), &exists, &err));
+    assert_ok(checkpoint_exists(tmp_file("none"), &exists, &err));
     assert_false(exists);
-    assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "none"), &path, &skipped, &err));
+    assert_false(checkpoint_find_latest(tmp_file("none"), &path, &skipped, &err));
     assert_string_equal(err.text, "");
     assert_null(skipped);
     save(13);
@@ -311,11 +288,10 @@ static void a_directory_without_checkpoints_has_none(void **state) {
     assert_true(exists);
 }
 
-static void a_directory_that_cannot_be_read_is_an_error(void **state) {
-    (void)state;
+TEST(a_directory_that_cannot_be_read_is_an_error) {
     char *path, *skipped;
-    write_bytes(tmpdir_file(&tmp, "file"), "x", 1);
-    assert_false(checkpoint_find_latest(tmpdir_file(&tmp, "file"), &path, &skipped, &err));
+    write_bytes(tmp_file("file"), "x", 1);
+    assert_false(checkpoint_find_latest(tmp_file("file"), &path, &skipped, &err));
     assert_message("file: cannot open the directory: Not a directory");
 }
 
@@ -332,8 +308,7 @@ static void fail_to_read_directories(void) {
         _exit(77);
 }
 
-static void a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty(void **state) {
-    (void)state;
+TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty) {
     save(1);
     int status;
     const pid_t child = fork();
@@ -350,11 +325,10 @@ static void a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty(vo
     assert_int_equal(status, 0);
 }
 
-static void a_renamed_checkpoint_is_not_taken_for_a_newer_one(void **state) {
-    (void)state;
+TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one) {
     save(1);
     save(2);
-    assert_int_equal(rename(tmpdir_file(&tmp, "step_00000001"), tmpdir_file(&tmp, "step_00000003")), 0);
+    assert_int_equal(rename(tmp_file("step_00000001"), tmp_file("step_00000003")), 0);
     char *skipped = assert_latest("step_00000002");
     assert_non_null(strstr(skipped, "written at step 1, not at this directory's"));
     free(skipped);
@@ -362,24 +336,22 @@ static void a_renamed_checkpoint_is_not_taken_for_a_newer_one(void **state) {
 
 // ------------------------------------------------------------------------------------------------------------ saving
 
-static void saving_removes_what_killed_runs_left(void **state) {
-    (void)state;
-    assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000001"), &err));
-    assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-step_00000007"), &err));
-    write_bytes(tmpdir_file(&tmp, ".tmp-step_00000007/model.safetensors"), "half", 4);
-    write_bytes(tmpdir_file(&tmp, ".tmp-probe.tmp-123"), "", 0); // of directory_check_writable, killed
+TEST(saving_removes_what_killed_runs_left) {
+    assert_ok(directory_make(tmp_file(".tmp-step_00000001"), &err));
+    assert_ok(directory_make(tmp_file(".tmp-step_00000007"), &err));
+    write_bytes(tmp_file(".tmp-step_00000007/model.safetensors"), "half", 4);
+    write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0); // of directory_check_writable, killed
     save(1);
     assert_int_equal(entries_of(tmp.path), 1);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
+    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
 }
 
-static void the_same_step_may_be_saved_again(void **state) {
-    (void)state;
+TEST(the_same_step_may_be_saved_again) {
     save(1);
     TrainerState s = make_state(1), back;
     s.position = 77;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-    assert_ok(checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err));
+    assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &back, &err));
     assert_int_equal(back.position, 77);
     trainer_state_free(&back);
     free(assert_latest("step_00000001"));
@@ -387,11 +359,10 @@ static void the_same_step_may_be_saved_again(void **state) {
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does; each limit stops in another file.
-static void a_failed_save_leaves_the_checkpoints_before_it(void **state) {
-    (void)state;
+TEST(a_failed_save_leaves_the_checkpoints_before_it) {
     save(1);
     struct stat model_file;
-    assert_int_equal(stat(tmpdir_file(&tmp, "step_00000001/model.safetensors"), &model_file), 0);
+    assert_int_equal(stat(tmp_file("step_00000001/model.safetensors"), &model_file), 0);
     const rlim_t limits[] = {0, (rlim_t)model_file.st_size / 2, (rlim_t)model_file.st_size + 100};
     const char *const files[] = {"model.safetensors: cannot write", "model.safetensors: cannot write",
                                  "optimizer.safetensors: cannot write"};
@@ -431,14 +402,13 @@ static int status_of_a_save_within(TrainerState *s, rlim_t more) {
         setrlimit(RLIMIT_AS, &little);
         const bool ok = checkpoint_save(tmp.path, model, s, &err);
         setrlimit(RLIMIT_AS, &before);
-        _exit(ok && !checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &back, &err) ? CLAIMED : 0);
+        _exit(ok && !checkpoint_load_state(tmp_file("step_00000001"), &back, &err) ? CLAIMED : 0);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-static void a_save_that_runs_out_of_memory_never_claims_to_be_one(void **state) {
-    (void)state;
+TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
 #ifdef __SANITIZE_ADDRESS__
     print_message("AddressSanitizer needs the address space for itself\n");
     skip();
@@ -481,8 +451,7 @@ static int64_t last_name(void) {
     return step;
 }
 
-static void a_kill_at_any_moment_leaves_a_checkpoint_that_verifies(void **state) {
-    (void)state;
+TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies) {
     char self[PATH_MAX] = {0};
     assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     save(0);
@@ -514,8 +483,7 @@ static void a_kill_at_any_moment_leaves_a_checkpoint_that_verifies(void **state)
 
 // ---------------------------------------------------------------------------------------------------------- rotation
 
-static void rotation_keeps_the_newest_and_the_majors(void **state) {
-    (void)state;
+TEST(rotation_keeps_the_newest_and_the_majors) {
     for (int64_t step = 1; step <= 8; step++) save(step);
     assert_ok(checkpoint_rotate(tmp.path, 0, 0, &err));
     assert_int_equal(entries_of(tmp.path), 8);
@@ -524,63 +492,58 @@ static void rotation_keeps_the_newest_and_the_majors(void **state) {
     for (int64_t step = 1; step <= 8; step++) {
         char name[32];
         snprintf(name, sizeof name, "step_%08d", (int)step);
-        assert_int_equal(file_exists(tmpdir_file(&tmp, name)), step == 3 || step >= 6);
+        assert_int_equal(file_exists(tmp_file(name)), step == 3 || step >= 6);
     }
 }
 
-static void rotation_does_not_count_what_is_no_checkpoint(void **state) {
-    (void)state;
+TEST(rotation_does_not_count_what_is_no_checkpoint) {
     for (int64_t step = 1; step <= 4; step++) save(step);
-    unlink(tmpdir_file(&tmp, "step_00000004/trainer.json"));
-    assert_int_equal(truncate(tmpdir_file(&tmp, "step_00000003/model.safetensors"), 10), 0);
+    unlink(tmp_file("step_00000004/trainer.json"));
+    assert_int_equal(truncate(tmp_file("step_00000003/model.safetensors"), 10), 0);
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
-    assert_false(file_exists(tmpdir_file(&tmp, "step_00000001")));
+    assert_false(file_exists(tmp_file("step_00000001")));
     free(assert_latest("step_00000002"));
 }
 
 // A resume skipped step 9, which only its checksum gives away, and went on from step 1.
-static void rotation_never_removes_the_one_written_last(void **state) {
-    (void)state;
+TEST(rotation_never_removes_the_one_written_last) {
     save(9);
-    flip(tmpdir_file(&tmp, "step_00000009/model.safetensors"), 5000);
+    flip(tmp_file("step_00000009/model.safetensors"), 5000);
     save(1);
     struct timespec later[2] = {{.tv_sec = time(NULL) + 10}, {.tv_sec = time(NULL) + 10}};
     save(2);
-    assert_int_equal(utimensat(AT_FDCWD, tmpdir_file(&tmp, "step_00000002/trainer.json"), later, 0), 0);
+    assert_int_equal(utimensat(AT_FDCWD, tmp_file("step_00000002/trainer.json"), later, 0), 0);
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
-    assert_false(file_exists(tmpdir_file(&tmp, "step_00000001")));
+    assert_false(file_exists(tmp_file("step_00000001")));
     free(assert_latest("step_00000002"));
 }
 
-static void rotation_leaves_what_holds_files_of_others_and_removes_the_rest(void **state) {
-    (void)state;
+TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     for (int64_t step = 1; step <= 5; step++) save(step);
-    assert_ok(directory_make(tmpdir_file(&tmp, "step_00000002/eval"), &err));
-    write_bytes(tmpdir_file(&tmp, "step_00000003/notes.txt"), "mine", 4);
+    assert_ok(directory_make(tmp_file("step_00000002/eval"), &err));
+    write_bytes(tmp_file("step_00000003/notes.txt"), "mine", 4);
     assert_false(checkpoint_rotate(tmp.path, 1, 0, &err));
     assert_message("step_00000003 is kept: notes.txt in it is of no checkpoint");
     assert_int_equal(entries_of(tmp.path), 3);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000002")), 5);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000003")), 5);
+    assert_int_equal(entries_of(tmp_file("step_00000002")), 5);
+    assert_int_equal(entries_of(tmp_file("step_00000003")), 5);
     free(assert_latest("step_00000005"));
 }
 
-static void files_of_others_stay_in_sight_where_their_checkpoint_is_replaced(void **state) {
-    (void)state;
+TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced) {
     save(1);
-    write_bytes(tmpdir_file(&tmp, "step_00000001/notes.txt"), "mine", 4);
+    write_bytes(tmp_file("step_00000001/notes.txt"), "mine", 4);
     save(1);
-    assert_int_equal(entries_of(tmpdir_file(&tmp, "step_00000001")), 4);
-    assert_true(file_exists(tmpdir_file(&tmp, "step_00000001.1/notes.txt")));
+    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
+    assert_true(file_exists(tmp_file("step_00000001.1/notes.txt")));
     assert_int_equal(entries_of(tmp.path), 2);
     free(assert_latest("step_00000001"));
 }
 
-static void cleaning_removes_what_a_killed_rotation_left(void **state) {
-    (void)state;
+TEST(cleaning_removes_what_a_killed_rotation_left) {
     save(1);
     save(2);
-    assert_int_equal(rename(tmpdir_file(&tmp, "step_00000001"), tmpdir_file(&tmp, ".tmp-step_00000001")), 0);
+    assert_int_equal(rename(tmp_file("step_00000001"), tmp_file(".tmp-step_00000001")), 0);
     checkpoint_clean(tmp.path);
     assert_int_equal(entries_of(tmp.path), 1);
 }
@@ -590,20 +553,19 @@ static void cleaning_removes_what_a_killed_rotation_left(void **state) {
 // The bytes as the trainer.json of step 1: does the state load?
 static bool state_loads(const unsigned char *bytes, size_t n) {
     TrainerState s;
-    write_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), bytes, n);
+    write_bytes(tmp_file("step_00000001/trainer.json"), bytes, n);
     err.text[0] = '\0';
-    const bool ok = checkpoint_load_state(tmpdir_file(&tmp, "step_00000001"), &s, &err);
+    const bool ok = checkpoint_load_state(tmp_file("step_00000001"), &s, &err);
     if (!ok) assert_message("trainer.json: ");
     if (ok) trainer_state_free(&s);
     return ok;
 }
 
-static void no_damage_to_a_trainer_file_is_taken(void **state) {
-    (void)state;
+TEST(no_damage_to_a_trainer_file_is_taken) {
     enum { ROUNDS = 3000, HOLE = 300 };
     save(1);
     size_t n;
-    unsigned char *good = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n),
+    unsigned char *good = read_bytes(tmp_file("step_00000001/trainer.json"), &n),
                   *bytes = malloc(n + MUTATE_MAX_GROWTH);
     assert_true(state_loads(good, n));
     for (size_t at = 0; at < n; at++) { // each byte by itself, to another digit or letter, and not at all
@@ -627,13 +589,12 @@ static void no_damage_to_a_trainer_file_is_taken(void **state) {
     free(good);
 }
 
-static void damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message(void **state) {
-    (void)state;
+TEST(damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message) {
     enum { ROUNDS = 3000 };
     save(1);
-    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
+    unseal(tmp_file("step_00000001/trainer.json"));
     size_t n;
-    unsigned char *good = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n),
+    unsigned char *good = read_bytes(tmp_file("step_00000001/trainer.json"), &n),
                   *bytes = malloc(n + MUTATE_MAX_GROWTH);
     int accepted = 0;
     for (uint64_t round = 0; round < ROUNDS; round++) {
@@ -645,8 +606,7 @@ static void damaged_trainer_files_of_the_format_before_are_read_or_refused_with_
     free(good);
 }
 
-static void a_trainer_file_of_the_format_before_names_what_cannot_be(void **state) {
-    (void)state;
+TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
     static const struct {
         const char *found, *changed, *message;
     } cases[] = {
@@ -661,8 +621,8 @@ static void a_trainer_file_of_the_format_before_names_what_cannot_be(void **stat
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t n;
         save(1);
-        unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
-        unsigned char *text = read_bytes(tmpdir_file(&tmp, "step_00000001/trainer.json"), &n);
+        unseal(tmp_file("step_00000001/trainer.json"));
+        unsigned char *text = read_bytes(tmp_file("step_00000001/trainer.json"), &n);
         text[n] = '\0';
         char *at = strstr((char *)text, cases[i].found);
         assert_non_null(at);
@@ -673,10 +633,9 @@ static void a_trainer_file_of_the_format_before_names_what_cannot_be(void **stat
     }
 }
 
-static void damaged_moments_are_read_or_refused_with_a_message(void **state) {
-    (void)state;
+TEST(damaged_moments_are_read_or_refused_with_a_message) {
     save(1);
-    load_damaged_moments(model, tmpdir_file(&tmp, "step_00000001"), 200);
+    load_damaged_moments(model, tmp_file("step_00000001"), 200);
 }
 
 // -------------------------------------------------------------------------------------------------------------- main
@@ -694,40 +653,9 @@ static int stop(void **state) {
     device_shutdown();
     return 0;
 }
-
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+TestFixture test_each = {setup, tmp_teardown}, test_all = {start, stop};
 
 int main(int argc, char **argv) {
     if (argc > 1) return save_until_killed(argv[1]);
-    const struct CMUnitTest tests[] = {
-        TEST(weights_and_moments_come_back_to_the_same_bits),
-        TEST(the_trainers_state_comes_back_exactly),
-        TEST(no_validation_yet_is_a_loss_of_infinity),
-        TEST(options_that_are_no_json_object_are_refused_before_they_are_written),
-        TEST(tensors_stand_under_hugging_faces_names_and_layouts),
-        TEST(a_model_of_another_shape_is_refused),
-        TEST(the_newest_that_verifies_is_found_and_the_others_named),
-        TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one),
-        TEST(one_flipped_bit_in_any_file_is_noticed),
-        TEST(a_directory_without_checkpoints_has_none),
-        TEST(a_directory_that_cannot_be_read_is_an_error),
-        TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty),
-        TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one),
-        TEST(saving_removes_what_killed_runs_left),
-        TEST(the_same_step_may_be_saved_again),
-        TEST(a_failed_save_leaves_the_checkpoints_before_it),
-        TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one),
-        TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies),
-        TEST(rotation_keeps_the_newest_and_the_majors),
-        TEST(rotation_does_not_count_what_is_no_checkpoint),
-        TEST(rotation_never_removes_the_one_written_last),
-        TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest),
-        TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced),
-        TEST(cleaning_removes_what_a_killed_rotation_left),
-        TEST(no_damage_to_a_trainer_file_is_taken),
-        TEST(damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message),
-        TEST(a_trainer_file_of_the_format_before_names_what_cannot_be),
-        TEST(damaged_moments_are_read_or_refused_with_a_message),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
+    return test_run();
 }

@@ -1,12 +1,6 @@
 // The optimizer's state in a checkpoint: whatever an optimizer keeps, in whatever dtype and wherever it lives, comes
 // back to the same bits; older checkpoints are read; another optimizer's state, and a file that is not what it should
 // be, is refused with a word about why.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/rng.h"
 #include "llmc/store/checkpoint.h"
@@ -16,8 +10,7 @@
 #include "test/unit/store_damage.h"
 #include "test/unit/store_fixture.h"
 
-#include <stdlib.h>
-#include <string.h>
+TestFixture test_each = {setup, tmp_teardown}, test_all = {start_device, stop_device};
 
 // V = 130 leaves rows of padding; C = 40 makes tensors that are no whole blocks of 8-bit states.
 static Gpt2Options model_options(OptimizerKind optimizer, DType dtype) {
@@ -98,20 +91,7 @@ static void fill_model(Gpt2 *model, uint64_t seed) {
 static const char *save(Gpt2 *model) {
     const TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-    return tmpdir_file(&tmp, "step_00000001");
-}
-
-// Replaces a text by one of the same length, at its first place.
-static void replace_in_file(const char *name, const char *from, const char *to) {
-    size_t n;
-    const char *path = tmpdir_file(&tmp, name);
-    char *bytes = (char *)read_bytes(path, &n), *place = memmem(bytes, n, from, strlen(from));
-    assert_non_null(place);
-    const size_t length = strlen(from);
-    assert_int_equal(strlen(to), length);
-    memcpy(place, to, length);
-    write_bytes(path, bytes, n);
-    free(bytes);
+    return tmp_file("step_00000001");
 }
 
 // ------------------------------------------------------------------------------------------------------------ the same
@@ -131,16 +111,14 @@ static void check_round_trip(Gpt2Options options) {
     gpt2_destroy(loaded);
 }
 
-static void every_optimizers_state_comes_back_to_the_same_bits(void **state) {
-    (void)state;
+TEST(every_optimizers_state_comes_back_to_the_same_bits) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         check_round_trip(model_options((OptimizerKind)kind, DTYPE_FP32));
         check_round_trip(model_options((OptimizerKind)kind, DTYPE_BF16));
     }
 }
 
-static void state_in_host_memory_comes_back_to_the_same_bits(void **state) {
-    (void)state;
+TEST(state_in_host_memory_comes_back_to_the_same_bits) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Gpt2Options options = model_options((OptimizerKind)kind, DTYPE_BF16);
         options.offload = true;
@@ -149,8 +127,7 @@ static void state_in_host_memory_comes_back_to_the_same_bits(void **state) {
 }
 
 // Where the state lives is no business of the file's.
-static void a_run_may_begin_to_offload_at_a_checkpoint(void **state) {
-    (void)state;
+TEST(a_run_may_begin_to_offload_at_a_checkpoint) {
     Gpt2Options options = model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16);
     Gpt2 *saved = make_model(options);
     fill_model(saved, 1);
@@ -164,8 +141,7 @@ static void a_run_may_begin_to_offload_at_a_checkpoint(void **state) {
 }
 
 // The trap of Kahan's pair: the file's value, weight + lost, may round to the other neighbour.
-static void a_value_half_way_between_two_weights_keeps_its_weight(void **state) {
-    (void)state;
+TEST(a_value_half_way_between_two_weights_keeps_its_weight) {
     int halfway = 0;
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_KAHAN, DTYPE_BF16));
     fill_model(model, 1);
@@ -182,8 +158,7 @@ static void a_value_half_way_between_two_weights_keeps_its_weight(void **state) 
     gpt2_destroy(model);
 }
 
-static void a_new_state_is_all_zero(void **state) {
-    (void)state;
+TEST(a_new_state_is_all_zero) {
     for (int offload = 0; offload < 2; offload++) {
         Gpt2Options options = model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16);
         options.offload = offload;
@@ -203,11 +178,10 @@ static void a_new_state_is_all_zero(void **state) {
 
 // ------------------------------------------------------------------------------------------------------------ the file
 
-static void codes_stand_there_whole_and_numbers_without_the_padding(void **state) {
-    (void)state;
+TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
     save(model);
-    SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "step_00000001/optimizer.safetensors"), &err);
+    SafetensorsFile *f = safetensors_open(tmp_file("step_00000001/optimizer.safetensors"), &err);
     assert_non_null(f);
     assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
     const SafetensorsEntry *codes = safetensors_find(f, "exp_avg.transformer.wte.weight");
@@ -223,7 +197,7 @@ static void codes_stand_there_whole_and_numbers_without_the_padding(void **state
     gpt2_destroy(model);
     model = make_model(model_options(OPTIMIZER_ADAMW_BF16, DTYPE_BF16));
     save(model);
-    f = safetensors_open(tmpdir_file(&tmp, "step_00000001/optimizer.safetensors"), &err);
+    f = safetensors_open(tmp_file("step_00000001/optimizer.safetensors"), &err);
     const SafetensorsEntry *moment = safetensors_find(f, "exp_avg.transformer.wte.weight");
     assert_int_equal(moment->dtype, DTYPE_BF16);
     assert_int_equal(moment->shape[0], 130);
@@ -231,8 +205,7 @@ static void codes_stand_there_whole_and_numbers_without_the_padding(void **state
     gpt2_destroy(model);
 }
 
-static void another_optimizers_state_is_refused_by_both_names(void **state) {
-    (void)state;
+TEST(another_optimizers_state_is_refused_by_both_names) {
     Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));
     Gpt2 *muon = make_model(model_options(OPTIMIZER_MUON, DTYPE_BF16));
     const char *path = save(lion);
@@ -244,17 +217,16 @@ static void another_optimizers_state_is_refused_by_both_names(void **state) {
     gpt2_destroy(muon);
 }
 
-static void a_checkpoint_that_names_no_optimizer_is_adamws(void **state) {
-    (void)state;
+TEST(a_checkpoint_that_names_no_optimizer_is_adamws) {
     Gpt2 *adamw = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));
     const char *path = save(adamw);
     TrainerState s;
-    replace_in_file("step_00000001/optimizer.safetensors", "\"optimizer\"", "\"something\"");
-    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
-    replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"adamw\",", "                     ");
-    replace_in_file("step_00000001/trainer.json", "\"optimizer_start\": 0,", "                     ");
-    replace_in_file("step_00000001/trainer.json", "\"micro_steps\": 0,", "                 ");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "\"optimizer\"", "\"something\"");
+    unseal(tmp_file("step_00000001/trainer.json"));
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer\": \"adamw\",", "                     ");
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer_start\": 0,", "                     ");
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"micro_steps\": 0,", "                 ");
     assert_ok(checkpoint_load_moments(adamw, path, &err));
     assert_ok(checkpoint_load_state(path, &s, &err));
     assert_int_equal(s.optimizer, OPTIMIZER_ADAMW);
@@ -267,52 +239,50 @@ static void a_checkpoint_that_names_no_optimizer_is_adamws(void **state) {
     gpt2_destroy(lion);
 }
 
-static void an_optimizer_that_nobody_knows_is_refused(void **state) {
-    (void)state;
+TEST(an_optimizer_that_nobody_knows_is_refused) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     const char *path = save(model);
     TrainerState s;
-    replace_in_file("step_00000001/optimizer.safetensors", "\"adamw\"", "\"admaw\"");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "\"adamw\"", "\"admaw\"");
     assert_false(checkpoint_load_moments(model, path, &err));
     assert_message("none that this version knows");
-    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
-    replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"adamw\"", "\"optimizer\": \"admaw\"");
+    unseal(tmp_file("step_00000001/trainer.json"));
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer\": \"adamw\"", "\"optimizer\": \"admaw\"");
     assert_false(checkpoint_load_state(path, &s, &err));
     assert_message("trainer.json: \"optimizer\" is \"admaw\", which this version does not know");
-    replace_in_file("step_00000001/trainer.json", "\"optimizer\": \"admaw\"", "\"optimizer\":       7");
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer\": \"admaw\"", "\"optimizer\":       7");
     assert_false(checkpoint_load_state(path, &s, &err));
     assert_message("\"optimizer\" is 7");
     gpt2_destroy(model);
 }
 
-static void a_state_from_behind_the_step_is_refused(void **state) {
-    (void)state;
+TEST(a_state_from_behind_the_step_is_refused) {
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     const char *path = save(model);
     TrainerState s;
-    unseal(tmpdir_file(&tmp, "step_00000001/trainer.json"));
-    replace_in_file("step_00000001/trainer.json", "\"optimizer_start\": 0", "\"optimizer_start\": 2");
+    unseal(tmp_file("step_00000001/trainer.json"));
+    replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer_start\": 0", "\"optimizer_start\": 2");
     assert_false(checkpoint_load_state(path, &s, &err));
     assert_message("\"optimizer_start\" is 2, expected an integer from 0 to 1");
     gpt2_destroy(model);
 }
 
-static void tensors_of_another_dtype_or_shape_are_refused(void **state) {
-    (void)state;
+TEST(tensors_of_another_dtype_or_shape_are_refused) {
     static const char wte[] = "exp_avg.transformer.wte.weight";
     Gpt2 *model = make_model(model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
     const char *path = save(model);
     char name[64];
     snprintf(name, sizeof name, "tensor %s is not the u8 tensor", wte);
-    replace_in_file("step_00000001/optimizer.safetensors", "\"U8\"", "\"I8\"");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "\"U8\"", "\"I8\"");
     assert_false(checkpoint_load_moments(model, path, &err));
     assert_message(name);
     save(model);
-    replace_in_file("step_00000001/optimizer.safetensors", "[256,40]", "[40,256]");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "[256,40]", "[40,256]");
     assert_false(checkpoint_load_moments(model, path, &err));
     assert_message(name);
     save(model);
-    replace_in_file("step_00000001/optimizer.safetensors", "exp_avg.transformer.wte", "exp_avg.transformer.etw");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "exp_avg.transformer.wte",
+                    "exp_avg.transformer.etw");
     assert_false(checkpoint_load_moments(model, path, &err));
     snprintf(name, sizeof name, "tensor %s is missing", wte);
     assert_message(name);
@@ -320,8 +290,7 @@ static void tensors_of_another_dtype_or_shape_are_refused(void **state) {
 }
 
 // The state of 8 bits and of Kahan's pair.
-static void damaged_states_are_read_or_refused_with_a_message(void **state) {
-    (void)state;
+TEST(damaged_states_are_read_or_refused_with_a_message) {
     static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW_8BIT, OPTIMIZER_ADAMW_KAHAN};
     for (int k = 0; k < 2; k++) {
         Gpt2 *model = make_model(model_options(kinds[k], DTYPE_BF16));
@@ -332,8 +301,7 @@ static void damaged_states_are_read_or_refused_with_a_message(void **state) {
 
 // ----------------------------------------------------------------------------------------------------------------- fp8
 
-static void the_scales_of_fp8_come_back(void **state) {
-    (void)state;
+TEST(the_scales_of_fp8_come_back) {
     Gpt2Options options = model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
     options.config.C = 64, options.fp8 = true;
     if (!gpt2_check_options(&options, &err)) {
@@ -348,7 +316,7 @@ static void the_scales_of_fp8_come_back(void **state) {
     assert_ok(checkpoint_load_moments(loaded, path, &err));
     assert_same_bytes(saved, slots, loaded, gpt2_fp8_slots(loaded), "the scales");
     // Other layers' scales are not these; none at all are new ones.
-    replace_in_file("step_00000001/optimizer.safetensors", "fp8.slots", "fp8.stols");
+    replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "fp8.slots", "fp8.stols");
     assert_ok(checkpoint_load_moments(loaded, path, &err));
     gpt2_destroy(loaded);
     options.fp8 = false;
@@ -357,24 +325,4 @@ static void the_scales_of_fp8_come_back(void **state) {
     assert_ok(checkpoint_load_moments(loaded, path, &err)); // of no use here, and no harm
     gpt2_destroy(saved);
     gpt2_destroy(loaded);
-}
-
-int main(void) {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        TEST(every_optimizers_state_comes_back_to_the_same_bits),
-        TEST(state_in_host_memory_comes_back_to_the_same_bits),
-        TEST(a_run_may_begin_to_offload_at_a_checkpoint),
-        TEST(a_value_half_way_between_two_weights_keeps_its_weight),
-        TEST(a_new_state_is_all_zero),
-        TEST(codes_stand_there_whole_and_numbers_without_the_padding),
-        TEST(another_optimizers_state_is_refused_by_both_names),
-        TEST(a_checkpoint_that_names_no_optimizer_is_adamws),
-        TEST(an_optimizer_that_nobody_knows_is_refused),
-        TEST(a_state_from_behind_the_step_is_refused),
-        TEST(tensors_of_another_dtype_or_shape_are_refused),
-        TEST(damaged_states_are_read_or_refused_with_a_message),
-        TEST(the_scales_of_fp8_come_back),
-    };
-    return cmocka_run_group_tests(tests, start_device, stop_device);
 }

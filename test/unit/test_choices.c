@@ -1,32 +1,18 @@
 // Multiple choice: the form of the files and damage to it, and the scores against a plain pass for every completion.
 // With arguments CHECKPOINT FILE T B it is a program that prints what the trainer sums up, "example completion tokens
 // loss" a line, for the comparison with transformers in test/e2e/test_evaluation.py.
-#include "llmc/train/evals.h"
-
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <fcntl.h>
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <unistd.h>
-// clang-format on
-
 #include "llmc/run/signals.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/train/evals.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tiny_model.h"
-#include "test/unit/tmpdir.h"
+
+#include <fcntl.h>
+#include <math.h>
 
 enum { V = 80, T = 100, EXAMPLES = 23, HEADER = 1024, MOST_WORDS = 40000 };
 
-static TmpDir tmp;
 static Error err;
 
 static int setup(void **state) {
@@ -42,6 +28,7 @@ static int teardown(void **state) {
     device_shutdown();
     return 0;
 }
+TestFixture test_all = {setup, teardown};
 
 // ----------------------------------------------------------------------------------------------------- files, written
 
@@ -87,7 +74,7 @@ static File *file_of_all_kinds(void) {
 }
 
 static const char *write_file(const File *f, const char *name) {
-    const char *path = tmpdir_file(&tmp, name);
+    const char *path = tmp_file(name);
     char *content = malloc(HEADER + (size_t)f->n * 2);
     memcpy(content, f->header, HEADER);
     memcpy(content + HEADER, f->words, (size_t)f->n * 2);
@@ -111,8 +98,7 @@ static void refused(const File *f, const char *words) {
 
 // -------------------------------------------------------------------------------------------------------- reading them
 
-static void files_are_read_as_they_were_written(void **state) {
-    (void)state;
+TEST(files_are_read_as_they_were_written) {
     const File *f = file_of_all_kinds();
     ChoiceSets sets = opened(f);
     assert_int_equal(sets.count, 1);
@@ -136,8 +122,7 @@ static void files_are_read_as_they_were_written(void **state) {
     choices_close(&sets);
 }
 
-static void a_pattern_opens_its_files_in_the_order_of_names(void **state) {
-    (void)state;
+TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     const char *const names[] = {"zebra.bin", "arc.bin", "arc.challenge.bin", "Upper"};
     const char *const sorted[] = {"Upper", "arc", "arc.challenge", "zebra"};
     char pattern[4096];
@@ -158,8 +143,7 @@ static void a_pattern_opens_its_files_in_the_order_of_names(void **state) {
     tmp = all;
 }
 
-static void wrong_headers_are_refused(void **state) {
-    (void)state;
+TEST(wrong_headers_are_refused) {
     File *f = file_of_all_kinds();
     f->header[0] = 20240520, refused(f, "magic number (header field 0) is 20240520, expected 20240522");
     f = file_of_all_kinds(), f->header[1] = 2, refused(f, "version (header field 1) is 2, expected 1");
@@ -170,7 +154,7 @@ static void wrong_headers_are_refused(void **state) {
     f = file_of_all_kinds(), f->header[2]++, refused(f, "example 23: the file ends here");
     f = file_of_all_kinds(), f->header[3]--, refused(f, "header field 3 says that the longest has");
     f = file_of_all_kinds(), f->n = 0, refused(f, "room for 1 to 0");
-    const char *path = tmpdir_file(&tmp, "short.bin");
+    const char *path = tmp_file("short.bin");
     ChoiceSets sets;
     write_bytes(path, "text", 4);
     assert_false(choices_open(&sets, path, V, &err));
@@ -180,8 +164,7 @@ static void wrong_headers_are_refused(void **state) {
     choices_close(&sets);
 }
 
-static void wrong_records_are_refused(void **state) {
-    (void)state;
+TEST(wrong_records_are_refused) {
     // word of the first record: value, what the message says. 5 words, context of 1 token, 2 completions of 1 and 12.
     const struct {
         int word, value;
@@ -214,12 +197,11 @@ static void wrong_records_are_refused(void **state) {
     }
 }
 
-static void a_file_that_is_cut_anywhere_is_refused(void **state) {
-    (void)state;
+TEST(a_file_that_is_cut_anywhere_is_refused) {
     const File *whole = file_of_all_kinds();
     size_t n;
     unsigned char *content = read_bytes(write_file(whole, "whole.bin"), &n);
-    const char *path = tmpdir_file(&tmp, "cut.bin");
+    const char *path = tmp_file("cut.bin");
     for (size_t length = 0; length < n; length += length < 1100 ? 53 : 97) {
         ChoiceSets sets;
         write_bytes(path, content, length);
@@ -231,17 +213,15 @@ static void a_file_that_is_cut_anywhere_is_refused(void **state) {
 }
 
 // Under the sanitizers: no damage makes the reader look outside the file. What still opens has valid examples.
-static void damaged_files_are_refused_or_hold_valid_examples(void **state) {
-    (void)state;
+TEST(damaged_files_are_refused_or_hold_valid_examples) {
     const File *whole = file_of_all_kinds();
-    const char *path = tmpdir_file(&tmp, "damaged.bin");
+    const char *path = tmp_file("damaged.bin");
     write_file(whole, "damaged.bin");
     size_t n;
-    unsigned char *content = read_bytes(path, &n), *copy = malloc(n + MUTATE_MAX_GROWTH);
+    unsigned char *content = read_bytes(path, &n);
     for (uint64_t round = 0; round < 1500; round++) {
         ChoiceSets sets;
-        memcpy(copy, content, n);
-        write_bytes(path, copy, mutate(copy, n, round % 2 ? 16 : 1200, round));
+        write_damaged(path, content, n, round % 2 ? 16 : 1200, round);
         if (choices_open(&sets, path, V, &err)) {
             for (int64_t i = 0; i < choices_count(sets.sets[0]); i++) {
                 const ChoiceExample e = choices_example(sets.sets[0], i);
@@ -256,7 +236,6 @@ static void damaged_files_are_refused_or_hold_valid_examples(void **state) {
         choices_close(&sets);
     }
     free(content);
-    free(copy);
 }
 
 // ------------------------------------------------------------------------------------------------------------- scores
@@ -294,8 +273,7 @@ static double plain_loss(Gpt2 *model, const ChoiceExample *e, int k, int64_t con
 
 // fp32 losses of other shapes of matmul: 1e-4 of a sum is what the project asks for, 1e-5 what rounding gives
 // (about 10 roundings of 2^-24 on the way of a logit of size 10, each loss below 10 nats, up to 30 of them).
-static void losses_are_those_of_a_plain_pass_for_every_completion(void **state) {
-    (void)state;
+TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
     ChoiceSets sets = opened(file_of_all_kinds());
     const int64_t contexts[] = {T, 33};
     for (int c = 0; c < 2; c++) {
@@ -331,8 +309,7 @@ static void losses_are_those_of_a_plain_pass_for_every_completion(void **state) 
     choices_close(&sets);
 }
 
-static void the_score_does_not_depend_on_the_micro_batch(void **state) {
-    (void)state;
+TEST(the_score_does_not_depend_on_the_micro_batch) {
     static Scored first, s;
     ChoiceSets sets = opened(file_of_all_kinds());
     for (int64_t B = 1; B <= 9; B += 2) {
@@ -348,8 +325,7 @@ static void the_score_does_not_depend_on_the_micro_batch(void **state) {
     choices_close(&sets);
 }
 
-static void fewer_examples_are_the_first_ones(void **state) {
-    (void)state;
+TEST(fewer_examples_are_the_first_ones) {
     ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 3, T, 0);
     int64_t before = 0;
@@ -365,8 +341,7 @@ static void fewer_examples_are_the_first_ones(void **state) {
 }
 
 // Equal logits: every token costs ln V. By sum the shortest completion wins, by mean the first.
-static void by_sum_short_completions_win_and_by_mean_they_do_not(void **state) {
-    (void)state;
+TEST(by_sum_short_completions_win_and_by_mean_they_do_not) {
     File *f = file_begin();
     put_example(f, 1, 3, 4, (int64_t[]){6, 2, 9});
     put_example(f, 0, 3, 4, (int64_t[]){8, 4, 4});
@@ -382,8 +357,7 @@ static void by_sum_short_completions_win_and_by_mean_they_do_not(void **state) {
 }
 
 // A weight of NaN: no completion is likelier than another, so none is right, label 0 neither.
-static void a_model_of_nan_answers_nothing_right(void **state) {
-    (void)state;
+TEST(a_model_of_nan_answers_nothing_right) {
     ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 2, T, 0);
     float nan = NAN;
@@ -397,8 +371,7 @@ static void a_model_of_nan_answers_nothing_right(void **state) {
     choices_close(&sets);
 }
 
-static void a_completion_longer_than_the_context_is_named(void **state) {
-    (void)state;
+TEST(a_completion_longer_than_the_context_is_named) {
     File *f = file_begin();
     put_example(f, 0, 2, 50, (int64_t[]){20, 20});
     put_example(f, 0, 2, 1, (int64_t[]){20, 21});
@@ -415,19 +388,16 @@ static void a_completion_longer_than_the_context_is_named(void **state) {
     choices_close(&sets);
 }
 
-static void after_a_signal_there_is_no_score(void **state) {
-    (void)state;
+TEST(after_a_signal_there_is_no_score) {
     ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 2, T, 0);
     ChoiceScore s;
-    const int saved = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
-    dup2(nowhere, STDERR_FILENO); // the handler says a line
+    Capture line = capture_start(stderr); // of the handler
     signals_install();
     raise(SIGTERM);
     const bool ok = evaluate_choices(model, sets.sets[0], 0, &s, &err);
     signals_install(); // forgets it
-    dup2(saved, STDERR_FILENO);
-    close(saved), close(nowhere);
+    free(capture_end(&line));
     assert_true(ok);
     assert_int_equal(s.examples, 0);
     gpt2_destroy(model);
@@ -462,22 +432,7 @@ static bool print_losses(const char *checkpoint, const char *path, int64_t conte
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_are_read_as_they_were_written),
-        cmocka_unit_test(a_pattern_opens_its_files_in_the_order_of_names),
-        cmocka_unit_test(wrong_headers_are_refused),
-        cmocka_unit_test(wrong_records_are_refused),
-        cmocka_unit_test(a_file_that_is_cut_anywhere_is_refused),
-        cmocka_unit_test(damaged_files_are_refused_or_hold_valid_examples),
-        cmocka_unit_test(losses_are_those_of_a_plain_pass_for_every_completion),
-        cmocka_unit_test(the_score_does_not_depend_on_the_micro_batch),
-        cmocka_unit_test(fewer_examples_are_the_first_ones),
-        cmocka_unit_test(by_sum_short_completions_win_and_by_mean_they_do_not),
-        cmocka_unit_test(a_model_of_nan_answers_nothing_right),
-        cmocka_unit_test(a_completion_longer_than_the_context_is_named),
-        cmocka_unit_test(after_a_signal_there_is_no_score),
-    };
-    if (argc != 5) return cmocka_run_group_tests(tests, setup, teardown);
+    if (argc != 5) return test_run();
     const bool ok = device_init(&(DeviceOptions){.threads = 1}, &err) &&
                     print_losses(argv[1], argv[2], atoll(argv[3]), atoll(argv[4]));
     if (!ok) fprintf(stderr, "%s\n", err.text);

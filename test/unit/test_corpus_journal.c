@@ -1,34 +1,21 @@
 // The journal of data/prepare: comes back as it was saved, is refused for another request, and never believed when it
 // does not hold together.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/text/corpus_internal.h"
 #include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-static TmpDir dir;
 static Tokenizer *tokenizer;
 
 static int set_up(void **state) {
-    (void)state;
-    dir = tmpdir_make();
+    tmp_setup(state);
     return (tokenizer = tokenizer_bytes(NULL)) ? 0 : -1;
 }
 
 static int tear_down(void **state) {
-    (void)state;
     tokenizer_free(tokenizer);
-    tmpdir_remove(&dir);
-    return 0;
+    return tmp_teardown(state);
 }
+TestFixture test_each = {set_up, tear_down};
 
 static cJSON *make_request(double val_fraction, uint64_t fingerprint) {
     static char *const arguments[] = {"a.txt", "b"};
@@ -55,14 +42,13 @@ static const char *save(const cJSON *request) {
     bad_report_add(&j.counts.bad, BAD_JSON, "a.jsonl: line 4");
     bad_report_add(&j.counts.bad, BAD_UTF8, "a.jsonl: line 5");
     Error err;
-    const char *path = tmpdir_file(&dir, "journal.json");
+    const char *path = tmp_file("journal.json");
     if (!corpus_journal_save(path, request, &j, &err)) fail_msg("%s", err.text);
     bad_report_clear(&j.counts.bad);
     return path;
 }
 
-static void a_journal_comes_back_as_it_was_saved(void **state) {
-    (void)state;
+TEST(a_journal_comes_back_as_it_was_saved) {
     cJSON *request = make_request(0.1, 5);
     const char *path = save(request);
     CorpusJournal j;
@@ -91,8 +77,7 @@ static void assert_another(cJSON *then, cJSON *now, const char *words) {
     cJSON_Delete(then), cJSON_Delete(now);
 }
 
-static void what_differs_from_the_request_is_named(void **state) {
-    (void)state;
+TEST(what_differs_from_the_request_is_named) {
     assert_another(make_request(0.1, 5), make_request(0.2, 5), "the options are others");
     assert_another(make_request(0.1, 5), make_request(0.1, 6), "a.txt has changed");
     cJSON *other = make_request(0.1, 5);
@@ -107,8 +92,7 @@ static void what_differs_from_the_request_is_named(void **state) {
     assert_another(cJSON_CreateArray(), make_request(0.1, 5), "the tokenizer is another one");
 }
 
-static void a_damaged_journal_is_refused_or_holds_together(void **state) {
-    (void)state;
+TEST(a_damaged_journal_is_refused_or_holds_together) {
     cJSON *request = make_request(0.1, 5);
     size_t n;
     const char *path = save(request);
@@ -134,15 +118,4 @@ static void a_damaged_journal_is_refused_or_holds_together(void **state) {
     assert_true(refused > 1000);
     free(whole), free(damaged);
     cJSON_Delete(request);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(a_journal_comes_back_as_it_was_saved),
-        TEST(what_differs_from_the_request_is_named),
-        TEST(a_damaged_journal_is_refused_or_holds_together),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,12 @@
 // The rule that divides a corpus: the shares, and cuts where a line ends and where the tokens stay what they were.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "llmc/text/corpus.h"
+#include "test/test.h"
+#include "test/unit/tokenizer_fixture.h"
 
-#include "llmc/text/corpus_internal.h"
-#include "tokenizer_fixture.h"
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
-#include <stdio.h>
-#include <string.h>
-
-static void short_documents_are_drawn_with_the_stated_share(void **state) {
-    (void)state;
+TEST(short_documents_are_drawn_with_the_stated_share) {
     enum { N = 4000 };
     int drawn = 0;
     for (int i = 0; i < N; i++) {
@@ -26,16 +19,14 @@ static void short_documents_are_drawn_with_the_stated_share(void **state) {
     assert_in_range(drawn, 400 - 114, 400 + 114); // binomial: mean 400, standard deviation 19; six of them
 }
 
-static void the_target_leaves_both_sides_a_byte(void **state) {
-    (void)state;
+TEST(the_target_leaves_both_sides_a_byte) {
     assert_int_equal(corpus_cut_target(1000, 0.1), 900);
     assert_int_equal(corpus_cut_target(2, 1e-9), 1);
     assert_int_equal(corpus_cut_target(2, 0.999999), 1);
     assert_int_equal(corpus_cut_target(1, 0.5), 1); // a single byte is for training
 }
 
-static void a_cut_is_the_first_start_of_a_line_from_the_target_on(void **state) {
-    (void)state;
+TEST(a_cut_is_the_first_start_of_a_line_from_the_target_on) {
     Tokenizer *t = tokenizer_bytes(NULL);
     const char *text = "one\ntwo\nthree\nfour";
     const int64_t n = (int64_t)strlen(text);
@@ -46,8 +37,7 @@ static void a_cut_is_the_first_start_of_a_line_from_the_target_on(void **state) 
     tokenizer_free(t);
 }
 
-static void a_cut_without_lines_is_between_characters(void **state) {
-    (void)state;
+TEST(a_cut_without_lines_is_between_characters) {
     Tokenizer *t = tokenizer_bytes(NULL);
     static const char euro[3] = {'\xE2', '\x82', '\xAC'};
     char text[300];
@@ -57,11 +47,9 @@ static void a_cut_without_lines_is_between_characters(void **state) {
 }
 
 // The toy has a token for two newlines.
-static void a_cut_changes_no_token_and_is_in_no_word(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
-    toy_write_json(tmpdir_file(&dir, "tokenizer.json"), false);
-    Tokenizer *t = tokenizer_open(dir.path, NULL);
+TEST(a_cut_changes_no_token_and_is_in_no_word) {
+    toy_write_json(tmp_file("tokenizer.json"), false);
+    Tokenizer *t = tokenizer_open(tmp.path, NULL);
     assert_non_null(t);
     const struct {
         const char *text;
@@ -87,25 +75,11 @@ static void a_cut_changes_no_token_and_is_in_no_word(void **state) {
     newlines[CUT_SEARCH - 1] = 'a';
     assert_int_equal(corpus_cut(t, newlines, CUT_SEARCH, 2), CUT_SEARCH - 2);
     tokenizer_free(t);
-    tmpdir_remove(&dir);
 }
 
-static void a_block_ends_between_characters(void **state) {
-    (void)state;
+TEST(a_block_ends_between_characters) {
     const char *text = "ab\u00e9\u20ac\U0001F600z";
     static const int64_t ends[] = {1, 2, 2, 4, 4, 4, 7, 7, 7, 7, 11, 12};
     for (int64_t n = 1; n <= 12; n++) assert_int_equal(corpus_character_end(text, n), ends[n - 1]);
     assert_int_equal(corpus_character_end("\x80\x80\x80\x80\x80\x80", 6), 6); // no characters: anywhere
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(short_documents_are_drawn_with_the_stated_share),
-        cmocka_unit_test(the_target_leaves_both_sides_a_byte),
-        cmocka_unit_test(a_cut_is_the_first_start_of_a_line_from_the_target_on),
-        cmocka_unit_test(a_cut_without_lines_is_between_characters),
-        cmocka_unit_test(a_cut_changes_no_token_and_is_in_no_word),
-        cmocka_unit_test(a_block_ends_between_characters),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,38 +1,18 @@
 // The corpus writer: every token lands in its side's shards in order, and a writer that died can be taken up at the
 // place where it was last synced, whatever it did after that.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/data/shards.h"
 #include "llmc/text/corpus_internal.h"
-#include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <xxhash.h>
 
 enum { SHARD_TOKENS = 100, VOCAB = 5000 };
-static TmpDir dir;
 
-static int set_up(void **state) {
-    (void)state;
-    dir = tmpdir_make();
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 static CorpusWriter *open_writer(int token_bytes, const CorpusShards *synced) {
-    const CorpusWriterOptions options = {.directory = dir.path,
+    const CorpusWriterOptions options = {.directory = tmp.path,
                                          .token_bytes = token_bytes,
                                          .vocab = token_bytes == 4 ? 70000 : VOCAB,
                                          .eot = 7,
@@ -63,7 +43,7 @@ static void assert_side_counts_up_to(CorpusSide side, int count) {
     snprintf(pattern, sizeof pattern, "%s_*.bin", corpus_side_names[side]);
     ShardSet set;
     Error err;
-    if (!shards_open(&set, tmpdir_file(&dir, pattern), 1, &err)) fail_msg("%s", err.text);
+    if (!shards_open(&set, tmp_file(pattern), 1, &err)) fail_msg("%s", err.text);
     assert_int_equal(set.num_tokens, count);
     assert_int_equal(set.count, (count + SHARD_TOKENS - 1) / SHARD_TOKENS);
     assert_int_equal(set.vocab, VOCAB);
@@ -94,8 +74,7 @@ static void free_shards(CorpusShards shards[CORPUS_SIDES]) {
     for (int side = 0; side < CORPUS_SIDES; side++) free(shards[side].shards);
 }
 
-static void full_shards_are_followed_by_others(void **state) {
-    (void)state;
+TEST(full_shards_are_followed_by_others) {
     CorpusWriter *w = open_writer(2, NULL);
     append(w, CORPUS_TRAIN, 0, 350);
     append(w, CORPUS_VAL, 0, 100);
@@ -104,8 +83,7 @@ static void full_shards_are_followed_by_others(void **state) {
     assert_side_counts_up_to(CORPUS_VAL, 100);
 }
 
-static void the_checksum_is_that_of_the_file(void **state) {
-    (void)state;
+TEST(the_checksum_is_that_of_the_file) {
     CorpusWriter *w = open_writer(2, NULL);
     append(w, CORPUS_TRAIN, 0, 150);
     Error err;
@@ -115,22 +93,21 @@ static void the_checksum_is_that_of_the_file(void **state) {
     assert_int_equal(shards->shards[1].tokens, 50);
     assert_int_equal(shards->shards[1].bytes, 1024 + 2 * 50);
     size_t bytes;
-    unsigned char *file = read_bytes(tmpdir_file(&dir, "train_000000.bin"), &bytes);
+    unsigned char *file = read_bytes(tmp_file("train_000000.bin"), &bytes);
     assert_int_equal(shards->shards[0].bytes, bytes);
     assert_true(shards->shards[0].xxh3 == XXH3_64bits(file, bytes));
     free(file);
     corpus_writer_free(w);
 }
 
-static void tokens_of_large_vocabularies_take_four_bytes(void **state) {
-    (void)state;
+TEST(tokens_of_large_vocabularies_take_four_bytes) {
     CorpusWriter *w = open_writer(4, NULL);
     const uint32_t tokens[] = {7, 65536, 69999};
     Error err;
     assert_true(corpus_writer_append(w, CORPUS_TRAIN, tokens, 3, &err));
     finish(w);
     ShardSet set;
-    if (!shards_open(&set, tmpdir_file(&dir, "train_*.bin"), 2, &err)) fail_msg("%s", err.text);
+    if (!shards_open(&set, tmp_file("train_*.bin"), 2, &err)) fail_msg("%s", err.text);
     uint32_t back[3];
     assert_int_equal(set.token_bytes, 4);
     assert_int_equal(set.vocab, 70000);
@@ -160,20 +137,18 @@ static void die_and_continue(int synced, int died) {
     free_shards(noted);
 }
 
-static void a_writer_that_died_is_continued_where_it_was_synced(void **state) {
-    (void)state;
+TEST(a_writer_that_died_is_continued_where_it_was_synced) {
     // Inside a shard, at its end, in the next one, several further on; for both sides, of which one is half as long.
     static const int moments[][2] = {{0, 0},     {0, 30},    {20, 20},   {20, 90},   {40, 100},  {60, 340}, {100, 100},
                                      {100, 180}, {200, 200}, {200, 260}, {240, 300}, {300, 340}, {340, 340}};
     for (size_t i = 0; i < sizeof moments / sizeof moments[0]; i++) {
         die_and_continue(moments[i][0], moments[i][1]);
-        tmpdir_remove(&dir);
-        dir = tmpdir_make();
+        tmpdir_remove(&tmp);
+        tmp = tmpdir_make();
     }
 }
 
-static void a_shard_that_is_missing_or_too_short_is_not_continued(void **state) {
-    (void)state;
+TEST(a_shard_that_is_missing_or_too_short_is_not_continued) {
     Error err;
     CorpusShards noted[CORPUS_SIDES];
     CorpusWriter *w = open_writer(2, NULL);
@@ -182,38 +157,23 @@ static void a_shard_that_is_missing_or_too_short_is_not_continued(void **state) 
     note_shards(w, noted);
     corpus_writer_free(w);
     const CorpusWriterOptions options = {
-        .directory = dir.path, .token_bytes = 2, .vocab = VOCAB, .eot = 7, .shard_tokens = SHARD_TOKENS};
+        .directory = tmp.path, .token_bytes = 2, .vocab = VOCAB, .eot = 7, .shard_tokens = SHARD_TOKENS};
     noted[CORPUS_TRAIN].open_tokens = 60;
     assert_null(corpus_writer_open(&options, noted, &err));
     assert_non_null(strstr(err.text, "holds fewer than the 60 tokens"));
     noted[CORPUS_TRAIN].open_tokens = 0;
-    assert_int_equal(truncate(tmpdir_file(&dir, "train_000001.bin"), 1000), 0);
+    assert_int_equal(truncate(tmp_file("train_000001.bin"), 1000), 0);
     assert_null(corpus_writer_open(&options, noted, &err));
     assert_non_null(strstr(err.text, "train_000001.bin: is not the 1224 bytes"));
     free_shards(noted);
 }
 
-static void a_missing_directory_is_named(void **state) {
-    (void)state;
+TEST(a_missing_directory_is_named) {
     CorpusWriter *w = open_writer(2, NULL);
-    tmpdir_remove(&dir);
+    tmpdir_remove(&tmp);
     Error err;
     const uint16_t token = 1;
     assert_false(corpus_writer_append(w, CORPUS_TRAIN, &token, 1, &err));
     assert_non_null(strstr(err.text, "train_000000.bin: cannot write the shard: No such file or directory"));
     corpus_writer_free(w);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(full_shards_are_followed_by_others),
-        TEST(the_checksum_is_that_of_the_file),
-        TEST(tokens_of_large_vocabularies_take_four_bytes),
-        TEST(a_writer_that_died_is_continued_where_it_was_synced),
-        TEST(a_shard_that_is_missing_or_too_short_is_not_continued),
-        TEST(a_missing_directory_is_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,22 +1,13 @@
 // The data loader: the right windows in the right order, however they are cut into batches; errors when they are due;
 // an end at any moment.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/data/dataloader.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { T = 4, WINDOWS_PER_FILE = 25, FILES = 2, WINDOWS = FILES * WINDOWS_PER_FILE };
 
-static TmpDir dir;
 static ShardSet shards; // window w begins with token w * T, all below 65536
 
 static void write_shard(const char *path, int first_token) {
@@ -30,20 +21,18 @@ static void write_shard(const char *path, int first_token) {
 }
 
 static int open_data(void **state) {
-    (void)state;
-    dir = tmpdir_make();
-    write_shard(tmpdir_file(&dir, "a.bin"), 0);
-    write_shard(tmpdir_file(&dir, "b.bin"), WINDOWS_PER_FILE * T);
+    tmp_setup(state);
+    write_shard(tmp_file("a.bin"), 0);
+    write_shard(tmp_file("b.bin"), WINDOWS_PER_FILE * T);
     Error err;
-    return shards_open(&shards, tmpdir_file(&dir, "*.bin"), T, &err) ? 0 : -1;
+    return shards_open(&shards, tmp_file("*.bin"), T, &err) ? 0 : -1;
 }
 
 static int close_data(void **state) {
-    (void)state;
     shards_close(&shards);
-    tmpdir_remove(&dir);
-    return 0;
+    return tmp_teardown(state);
 }
+TestFixture test_each = {open_data, close_data};
 
 static DataLoaderOptions options_of(int64_t batch, int64_t step) {
     return (DataLoaderOptions){
@@ -76,8 +65,7 @@ static void read_windows(DataLoader *loader, int64_t *out, int64_t n) {
     }
 }
 
-static void windows_come_in_the_order_of_seed_and_position(void **state) {
-    (void)state;
+TEST(windows_come_in_the_order_of_seed_and_position) {
     enum { N = 3 * WINDOWS }; // three epochs
     int64_t windows[N];
     DataLoader *loader = create(options_of(3, 10));
@@ -86,8 +74,7 @@ static void windows_come_in_the_order_of_seed_and_position(void **state) {
     dataloader_destroy(loader);
 }
 
-static void without_shuffle_windows_come_in_file_order_and_start_over(void **state) {
-    (void)state;
+TEST(without_shuffle_windows_come_in_file_order_and_start_over) {
     enum { N = 2 * WINDOWS + 10 };
     int64_t windows[N];
     DataLoaderOptions options = options_of(5, 5);
@@ -98,8 +85,7 @@ static void without_shuffle_windows_come_in_file_order_and_start_over(void **sta
     dataloader_destroy(loader);
 }
 
-static void the_batch_size_does_not_change_the_order(void **state) {
-    (void)state;
+TEST(the_batch_size_does_not_change_the_order) {
     enum { STEP = 12, N = 10 * STEP };
     int64_t reference[N], windows[N];
     DataLoader *loader = create(options_of(1, STEP));
@@ -114,8 +100,7 @@ static void the_batch_size_does_not_change_the_order(void **state) {
     }
 }
 
-static void the_last_batch_of_a_step_is_the_smaller_one(void **state) {
-    (void)state;
+TEST(the_last_batch_of_a_step_is_the_smaller_one) {
     DataLoader *loader = create(options_of(4, 10));
     const int64_t expected[] = {4, 4, 2, 4, 4, 2};
     for (int i = 0; i < 6; i++) {
@@ -128,8 +113,7 @@ static void the_last_batch_of_a_step_is_the_smaller_one(void **state) {
     dataloader_destroy(loader);
 }
 
-static void a_loader_goes_on_from_the_position_of_another(void **state) {
-    (void)state;
+TEST(a_loader_goes_on_from_the_position_of_another) {
     enum { STEP = 7, STEPS = 12 };
     for (int repeat = 0; repeat < 2; repeat++) {
         DataLoaderOptions options = options_of(3, STEP);
@@ -149,8 +133,7 @@ static void a_loader_goes_on_from_the_position_of_another(void **state) {
     }
 }
 
-static void repeat_first_step_reads_the_same_step_again(void **state) {
-    (void)state;
+TEST(repeat_first_step_reads_the_same_step_again) {
     enum { STEP = 6 };
     int64_t first[STEP], again[STEP];
     DataLoaderOptions options = options_of(4, STEP);
@@ -166,8 +149,7 @@ static void repeat_first_step_reads_the_same_step_again(void **state) {
     dataloader_destroy(loader);
 }
 
-static void a_buffer_stays_untouched_until_the_second_next_call(void **state) {
-    (void)state;
+TEST(a_buffer_stays_untouched_until_the_second_next_call) {
     for (int ring = 2; ring <= 5; ring++) {
         DataLoaderOptions options = options_of(2, 2);
         options.ring = ring;
@@ -191,8 +173,7 @@ static void a_buffer_stays_untouched_until_the_second_next_call(void **state) {
     }
 }
 
-static void an_error_comes_when_its_batch_is_due_and_stays(void **state) {
-    (void)state;
+TEST(an_error_comes_when_its_batch_is_due_and_stays) {
     DataLoaderOptions options = options_of(5, 10);
     options.shuffle = false;
     options.vocab = 33 * T + 1; // window 32 is the last good one: the batch of windows 30 to 34 fails
@@ -215,10 +196,9 @@ static void an_error_comes_when_its_batch_is_due_and_stays(void **state) {
     }
 }
 
-static void a_file_cut_under_the_loader_ends_in_an_error(void **state) {
-    (void)state;
+TEST(a_file_cut_under_the_loader_ends_in_an_error) {
     DataLoader *loader = create(options_of(8, 8));
-    assert_int_equal(truncate(tmpdir_file(&dir, "a.bin"), 1024), 0);
+    assert_int_equal(truncate(tmp_file("a.bin"), 1024), 0);
     Error err;
     const void *windows;
     int64_t count;
@@ -228,8 +208,7 @@ static void a_file_cut_under_the_loader_ends_in_an_error(void **state) {
     dataloader_destroy(loader);
 }
 
-static void a_loader_can_be_destroyed_at_any_moment(void **state) {
-    (void)state;
+TEST(a_loader_can_be_destroyed_at_any_moment) {
     for (int i = 0; i < 300; i++) {
         DataLoaderOptions options = options_of(1 + i % 9, 1 + i % 13);
         options.ring = 2 + i % 4;
@@ -247,8 +226,7 @@ static void a_loader_can_be_destroyed_at_any_moment(void **state) {
     dataloader_destroy(NULL);
 }
 
-static void the_time_spent_waiting_is_counted(void **state) {
-    (void)state;
+TEST(the_time_spent_waiting_is_counted) {
     struct timespec start, end;
     clock_gettime(CLOCK_MONOTONIC, &start);
     DataLoader *loader = create(options_of(1, 1));
@@ -262,22 +240,7 @@ static void the_time_spent_waiting_is_counted(void **state) {
     dataloader_destroy(loader);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, open_data, close_data)
-
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(windows_come_in_the_order_of_seed_and_position),
-        TEST(without_shuffle_windows_come_in_file_order_and_start_over),
-        TEST(the_batch_size_does_not_change_the_order),
-        TEST(the_last_batch_of_a_step_is_the_smaller_one),
-        TEST(a_loader_goes_on_from_the_position_of_another),
-        TEST(repeat_first_step_reads_the_same_step_again),
-        TEST(a_buffer_stays_untouched_until_the_second_next_call),
-        TEST(an_error_comes_when_its_batch_is_due_and_stays),
-        TEST(a_file_cut_under_the_loader_ends_in_an_error),
-        TEST(a_loader_can_be_destroyed_at_any_moment),
-        TEST(the_time_spent_waiting_is_counted),
-    };
     alarm(1200); // a deadlock ends the program
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

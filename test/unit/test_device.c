@@ -1,17 +1,13 @@
 // device.h on the CPU backend: memory, copies, events, facts, the measured speed.
 #include "llmc/cpu/cpu.h"
 #include "llmc/device.h"
+#include "test/test.h"
+#include "test/unit/device_fixture.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
-#include "test/unit/device_fixture.h"
+TestFixture test_all = {start_device, stop_device};
 
 static bool all_zero(const unsigned char *p, size_t n) {
     for (size_t i = 0; i < n; i++)
@@ -35,8 +31,7 @@ static const char *best_vector_code(void) {
     return bf16 && avx512 ? "vector code avx512bf16," : avx512 ? "vector code avx512," : "vector code none,";
 }
 
-static void the_facts_name_the_machine(void **state) {
-    (void)state;
+TEST(the_facts_name_the_machine) {
     const DeviceFacts *f = device_facts();
     assert_string_equal(f->backend, "cpu");
     assert_non_null(strstr(f->name, "2 threads"));
@@ -51,8 +46,7 @@ static void the_facts_name_the_machine(void **state) {
     assert_string_equal(f->attention, ""); // one way only: nothing to tell
 }
 
-static void an_impossible_number_of_threads_is_refused(void **state) {
-    (void)state;
+TEST(an_impossible_number_of_threads_is_refused) {
     Error err;
     device_shutdown();
     assert_false(device_init(&(DeviceOptions){.threads = -3}, &err));
@@ -60,8 +54,7 @@ static void an_impossible_number_of_threads_is_refused(void **state) {
     assert_int_equal(start_device(NULL), 0);
 }
 
-static void the_device_starts_again_after_a_shutdown(void **state) {
-    (void)state;
+TEST(the_device_starts_again_after_a_shutdown) {
     Error err;
     device_shutdown();
     assert_true(device_init(&(DeviceOptions){.threads = 1}, &err));
@@ -71,8 +64,7 @@ static void the_device_starts_again_after_a_shutdown(void **state) {
     assert_int_equal(start_device(NULL), 0);
 }
 
-static void allocated_memory_is_zeroed_and_aligned(void **state) {
-    (void)state;
+TEST(allocated_memory_is_zeroed_and_aligned) {
     const size_t sizes[] = {1, 4097, (2 << 20) + 3, (9 << 20) + 1}; // below and above where huge pages are asked for
     for (int round = 0; round < 2; round++)                         // the second round may get memory that was written
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -86,23 +78,20 @@ static void allocated_memory_is_zeroed_and_aligned(void **state) {
         }
 }
 
-static void an_absurd_size_is_refused_naming_the_bytes(void **state) {
-    (void)state;
+TEST(an_absurd_size_is_refused_naming_the_bytes) {
     Error err;
     assert_null(device_alloc((size_t)1 << 55, &err));
     assert_non_null(strstr(err.text, "36028797018963968 bytes"));
     assert_non_null(strstr(err.text, "free of"));
 }
 
-static void more_than_the_free_memory_is_refused(void **state) {
-    (void)state;
+TEST(more_than_the_free_memory_is_refused) {
     Error err;
     assert_null(device_alloc(device_facts()->memory_total + 1, &err));
     assert_non_null(strstr(err.text, "out of memory"));
 }
 
-static void the_peak_follows_what_was_taken(void **state) {
-    (void)state;
+TEST(the_peak_follows_what_was_taken) {
     Error err;
     size_t bytes = 96 << 20, before = device_memory_peak();
     void *p = device_alloc(bytes, &err);
@@ -115,8 +104,7 @@ static void the_peak_follows_what_was_taken(void **state) {
     assert_true(device_memory_peak() >= during);
 }
 
-static void bytes_survive_a_round_trip(void **state) {
-    (void)state;
+TEST(bytes_survive_a_round_trip) {
     enum { COUNT = 70001 };
     Error err;
     unsigned char *there = host_alloc(COUNT, &err), *back = host_alloc(COUNT, &err);
@@ -131,8 +119,7 @@ static void bytes_survive_a_round_trip(void **state) {
     host_free(there), host_free(back), device_free(device);
 }
 
-static void events_measure_time_and_are_done_at_once(void **state) {
-    (void)state;
+TEST(events_measure_time_and_are_done_at_once) {
     Error err;
     DeviceEvent *start = device_event_create(&err), *stop = device_event_create(&err);
     assert_true(start && stop);
@@ -151,8 +138,7 @@ static void events_measure_time_and_are_done_at_once(void **state) {
     device_free(work), device_event_destroy(start), device_event_destroy(stop);
 }
 
-static void graphs_are_never_replayed(void **state) {
-    (void)state;
+TEST(graphs_are_never_replayed) {
     Error err;
     DeviceGraph *graph = device_graph_create(&err);
     assert_non_null(graph);
@@ -163,15 +149,13 @@ static void graphs_are_never_replayed(void **state) {
     device_graph_destroy(graph);
 }
 
-static void a_cpu_has_no_sensors(void **state) {
-    (void)state;
+TEST(a_cpu_has_no_sensors) {
     DeviceSensors sensors = {.power_watts = 1.0};
     assert_false(device_sensors(&sensors));
     assert_true(sensors.power_watts == 0.0);
 }
 
-static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
-    (void)state;
+TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
     for (int i = 0; i < 2; i++) {
         Error err;
@@ -186,29 +170,26 @@ static void the_measured_speed_is_positive_and_leaves_no_peak(void **state) {
     }
 }
 
-static void the_speed_of_an_unsupported_dtype_is_refused(void **state) {
-    (void)state;
+TEST(the_speed_of_an_unsupported_dtype_is_refused) {
     Error err;
     DeviceSpeed speed;
     assert_false(device_measure_speed(DTYPE_FP16, 0, &speed, &err));
     assert_non_null(strstr(err.text, "fp16"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_facts_name_the_machine),
-        cmocka_unit_test(an_impossible_number_of_threads_is_refused),
-        cmocka_unit_test(the_device_starts_again_after_a_shutdown),
-        cmocka_unit_test(allocated_memory_is_zeroed_and_aligned),
-        cmocka_unit_test(an_absurd_size_is_refused_naming_the_bytes),
-        cmocka_unit_test(more_than_the_free_memory_is_refused),
-        cmocka_unit_test(the_peak_follows_what_was_taken),
-        cmocka_unit_test(bytes_survive_a_round_trip),
-        cmocka_unit_test(events_measure_time_and_are_done_at_once),
-        cmocka_unit_test(graphs_are_never_replayed),
-        cmocka_unit_test(a_cpu_has_no_sensors),
-        cmocka_unit_test(the_measured_speed_is_positive_and_leaves_no_peak),
-        cmocka_unit_test(the_speed_of_an_unsupported_dtype_is_refused),
-    };
-    return cmocka_run_group_tests_name("device", tests, start_device, stop_device);
+TEST(one_process_leaves_its_data_as_it_is) {
+    float full[3] = {1.0f, 2.0f, 3.0f}, shard[3] = {0};
+    Tensor f = tensor_make(full, DTYPE_FP32, "full", 3, 0, 0, 0),
+           s = tensor_make(shard, DTYPE_FP32, "shard", 3, 0, 0, 0);
+    assert_int_equal(comm_rank(), 0);
+    assert_int_equal(comm_size(), 1);
+    comm_all_reduce_sum(f);
+    comm_broadcast(f, 0);
+    comm_barrier();
+    comm_reduce_scatter_sum(s, f);
+    assert_true(full[0] == 1.0f && full[1] == 2.0f && full[2] == 3.0f);
+    assert_memory_equal(full, shard, sizeof full);
+    full[1] = -5.0f;
+    comm_all_gather(s, f);
+    assert_memory_equal(full, shard, sizeof full);
 }

@@ -1,14 +1,9 @@
 // The 8-bit numbers of optimizer states against the map of the paper, made here in fp64 from its own formula.
 #include "llmc/dynamic8.h"
+#include "test/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { CODES = 256 };
 
@@ -41,8 +36,7 @@ static int encode(float x, bool is_signed) {
     return is_signed ? dynamic8_encode_signed(x) : dynamic8_encode_unsigned(x);
 }
 
-static void the_map_is_that_of_the_paper(void **state) {
-    (void)state;
+TEST(the_map_is_that_of_the_paper) {
     for (int is_signed = 0; is_signed < 2; is_signed++) {
         double map[CODES];
         make_map(map, is_signed);
@@ -53,16 +47,14 @@ static void the_map_is_that_of_the_paper(void **state) {
     }
 }
 
-static void numbers_grow_with_their_codes(void **state) {
-    (void)state;
+TEST(numbers_grow_with_their_codes) {
     for (int is_signed = 0; is_signed < 2; is_signed++)
         for (int code = 1; code < CODES; code++) assert_true(decode(code - 1, is_signed) < decode(code, is_signed));
     assert_true(decode(DYNAMIC8_ZERO_SIGNED, true) == 0.0 && decode(0, false) == 0.0);
     assert_true(decode(255, true) == 1.0 && decode(255, false) == 1.0);
 }
 
-static void every_code_comes_back_from_its_number(void **state) {
-    (void)state;
+TEST(every_code_comes_back_from_its_number) {
     for (int is_signed = 0; is_signed < 2; is_signed++)
         for (int code = 0; code < CODES; code++)
             assert_int_equal(encode((float)decode(code, is_signed), is_signed), code);
@@ -70,8 +62,7 @@ static void every_code_comes_back_from_its_number(void **state) {
 
 // Half way between the numbers of two neighbouring codes one becomes the other. The border of a cell is computed with
 // an error of a few 2^-24 of the number, so 2^-21 away from it the code must be right.
-static void a_number_becomes_the_nearest_that_has_a_code(void **state) {
-    (void)state;
+TEST(a_number_becomes_the_nearest_that_has_a_code) {
     for (int is_signed = 0; is_signed < 2; is_signed++)
         for (int code = 1; code < CODES; code++) {
             const double low = decode(code - 1, is_signed), high = decode(code, is_signed), border = 0.5 * (low + high);
@@ -83,8 +74,7 @@ static void a_number_becomes_the_nearest_that_has_a_code(void **state) {
 
 // Numbers up to 1 in steps of 2^-14 of their value, and their negatives. Second moments from half of the first cell on:
 // smaller ones become that cell, see below.
-static void no_number_is_further_from_its_code_than_half_a_cell(void **state) {
-    (void)state;
+TEST(no_number_is_further_from_its_code_than_half_a_cell) {
     for (int is_signed = 0; is_signed < 2; is_signed++) {
         int last = encode(0.0f, is_signed);
         for (float x = is_signed ? 1e-9f : 1.7e-7f; x <= 1.0f; x *= 1.0f + 0x1p-14f) {
@@ -100,8 +90,7 @@ static void no_number_is_further_from_its_code_than_half_a_cell(void **state) {
     }
 }
 
-static void zero_stays_zero_and_minus_one_becomes_the_number_above_it(void **state) {
-    (void)state;
+TEST(zero_stays_zero_and_minus_one_becomes_the_number_above_it) {
     assert_int_equal(dynamic8_encode_signed(0.0f), DYNAMIC8_ZERO_SIGNED);
     assert_int_equal(dynamic8_encode_signed(-0.0f), DYNAMIC8_ZERO_SIGNED);
     assert_int_equal(dynamic8_encode_unsigned(0.0f), 0);
@@ -111,29 +100,13 @@ static void zero_stays_zero_and_minus_one_becomes_the_number_above_it(void **sta
     assert_true(fabs(decode(0, true) + (1.0 - 0.45 / 64)) < 1e-6); // the middle of the last of 64 cells
 }
 
-static void a_second_moment_above_zero_never_becomes_zero(void **state) {
-    (void)state;
+TEST(a_second_moment_above_zero_never_becomes_zero) {
     for (float x = 1.0f; x > 0x1p-126f; x *= 0.5f) assert_true(dynamic8_encode_unsigned(x) >= 1);
     assert_int_equal(dynamic8_encode_unsigned(0x1p-126f), 1);
     assert_int_equal(dynamic8_encode_signed(0x1p-126f), DYNAMIC8_ZERO_SIGNED); // a first moment may
 }
 
-static void nan_becomes_zero(void **state) {
-    (void)state;
+TEST(nan_becomes_zero) {
     assert_int_equal(dynamic8_encode_signed(NAN), DYNAMIC8_ZERO_SIGNED);
     assert_int_equal(dynamic8_encode_unsigned(NAN), 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_map_is_that_of_the_paper),
-        cmocka_unit_test(numbers_grow_with_their_codes),
-        cmocka_unit_test(every_code_comes_back_from_its_number),
-        cmocka_unit_test(a_number_becomes_the_nearest_that_has_a_code),
-        cmocka_unit_test(no_number_is_further_from_its_code_than_half_a_cell),
-        cmocka_unit_test(zero_stays_zero_and_minus_one_becomes_the_number_above_it),
-        cmocka_unit_test(a_second_moment_above_zero_never_becomes_zero),
-        cmocka_unit_test(nan_becomes_zero),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,26 +1,14 @@
 // Validation: the mean over the right windows, the same for every micro-batch, and the bytes of what was scored.
+#include "llmc/run/signals.h"
 #include "llmc/train/evals.h"
+#include "test/fixture.h"
+#include "test/unit/tiny_model.h"
 
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <fcntl.h>
 #include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <unistd.h>
-// clang-format on
-
-#include "llmc/run/signals.h"
-#include "test/unit/tiny_model.h"
-#include "test/unit/tmpdir.h"
 
 enum { T = 24, WINDOWS = 21, TOKENS = WINDOWS * T + 1 };
 
-static TmpDir tmp;
 static Error err;
 static Tokenizer *bytes;
 static uint32_t tokens[TOKENS]; // bytes, and end-of-text now and then
@@ -44,9 +32,10 @@ static int teardown(void **state) {
     device_shutdown();
     return 0;
 }
+TestFixture test_all = {setup, teardown};
 
 static ShardSet shard_of(int token_bytes) {
-    const char *path = tmpdir_file(&tmp, token_bytes == 2 ? "narrow.bin" : "wide.bin");
+    const char *path = tmp_file(token_bytes == 2 ? "narrow.bin" : "wide.bin");
     uint16_t narrow[TOKENS];
     for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
     ShardWriter *w = shard_writer_open(path, token_bytes, BYTE_VOCAB, BYTE_EOT, &err);
@@ -82,8 +71,7 @@ static void expected_score(Gpt2 *model, int64_t windows, double *sum, int64_t *t
 // 10 T, so a window by 10 T^2 2^-24, and its mean by 10 T 2^-24 = 1.4e-5.
 static const double ROUNDING = 10.0 * T * 0x1p-24;
 
-static void the_loss_is_the_mean_over_evenly_spread_windows(void **state) {
-    (void)state;
+TEST(the_loss_is_the_mean_over_evenly_spread_windows) {
     Gpt2 *model = tiny_random(BYTE_VOCAB, 1, T, 0);
     ShardSet set = shard_of(2);
     const int64_t asked[] = {0, 1, 4, 20, WINDOWS, 1000};
@@ -105,8 +93,7 @@ static void the_loss_is_the_mean_over_evenly_spread_windows(void **state) {
     gpt2_destroy(model);
 }
 
-static void the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file(void **state) {
-    (void)state;
+TEST(the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file) {
     ValidationScore first = {0}, score;
     for (int64_t B = 1; B <= 5; B++)
         for (int width = 2; width <= 4; width += 2) {
@@ -121,8 +108,7 @@ static void the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_fil
         }
 }
 
-static void without_a_tokenizer_bits_per_byte_are_not_known(void **state) {
-    (void)state;
+TEST(without_a_tokenizer_bits_per_byte_are_not_known) {
     Gpt2 *model = tiny_random(BYTE_VOCAB, 2, T, 0);
     ShardSet set = shard_of(2);
     ValidationScore with, without;
@@ -135,8 +121,7 @@ static void without_a_tokenizer_bits_per_byte_are_not_known(void **state) {
 }
 
 // Uniform predictions cost ln V a token whatever they are, so the text log2(V) * tokens / bytes a byte.
-static void a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token(void **state) {
-    (void)state;
+TEST(a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token) {
     Gpt2 *model = tiny_create(BYTE_VOCAB, 2, T, 0); // weights of zero: equal logits
     ShardSet set = shard_of(2);
     ValidationScore score;
@@ -148,27 +133,23 @@ static void a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_to
     gpt2_destroy(model);
 }
 
-static void after_a_signal_there_is_no_score(void **state) {
-    (void)state;
+TEST(after_a_signal_there_is_no_score) {
     Gpt2 *model = tiny_random(BYTE_VOCAB, 2, T, 0);
     ShardSet set = shard_of(2);
     ValidationScore score;
-    const int saved = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
-    dup2(nowhere, STDERR_FILENO); // the handler says a line
+    Capture line = capture_start(stderr); // of the handler
     signals_install();
     raise(SIGTERM);
     const bool ok = evaluate_loss(model, &set, 0, bytes, &score, &err);
     signals_install(); // forgets it
-    dup2(saved, STDERR_FILENO);
-    close(saved), close(nowhere);
+    free(capture_end(&line));
     assert_true(ok && isnan(score.loss));
     assert_int_equal(score.tokens, 0);
     shards_close(&set);
     gpt2_destroy(model);
 }
 
-static void a_token_beyond_the_vocabulary_is_refused(void **state) {
-    (void)state;
+TEST(a_token_beyond_the_vocabulary_is_refused) {
     Gpt2 *model = tiny_random(100, 2, T, 0);
     ShardSet set = shard_of(2);
     ValidationScore score;
@@ -176,16 +157,4 @@ static void a_token_beyond_the_vocabulary_is_refused(void **state) {
     assert_non_null(strstr(err.text, "narrow.bin"));
     shards_close(&set);
     gpt2_destroy(model);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_loss_is_the_mean_over_evenly_spread_windows),
-        cmocka_unit_test(the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file),
-        cmocka_unit_test(without_a_tokenizer_bits_per_byte_are_not_known),
-        cmocka_unit_test(a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token),
-        cmocka_unit_test(after_a_signal_there_is_no_score),
-        cmocka_unit_test(a_token_beyond_the_vocabulary_is_refused),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

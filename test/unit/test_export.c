@@ -1,12 +1,6 @@
 // Models as others read them: what comes in goes out with the same bits, nothing is overwritten that is no model, and
 // an export that fails leaves nothing. Started as "test_export logits MODEL TOKENS OUT" it writes a model's logits for
 // test/e2e/test_models.py.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/rng.h"
@@ -15,14 +9,12 @@
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 #include "test/unit/device_fixture.h"
-#include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 
 #include <math.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
+
+TestFixture test_each = {setup, tmp_teardown}, test_all = {start_device, stop_device};
 
 // V = 130 leaves rows of padding, C = 80 is no multiple of the transposition's strips.
 static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
@@ -92,14 +84,13 @@ static void assert_tensor(SafetensorsFile *f, const unsigned char *bytes, const 
         }
 }
 
-static void every_tensor_stands_in_the_directory_with_its_bits(void **state) {
-    (void)state;
+TEST(every_tensor_stands_in_the_directory_with_its_bits) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     Gpt2 *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
         fill_model(m, dtypes[d]);
-        export_to(tmpdir_file(&tmp, "model"), m, dtypes[d]);
-        const char *path = tmpdir_file(&tmp, "model/model.safetensors");
+        export_to(tmp_file("model"), m, dtypes[d]);
+        const char *path = tmp_file("model/model.safetensors");
         SafetensorsFile *f = safetensors_open(path, &err);
         if (!f) fail_msg("%s", err.text);
         assert_int_equal(safetensors_count(f), gpt2_num_tensors(m));
@@ -113,38 +104,35 @@ static void every_tensor_stands_in_the_directory_with_its_bits(void **state) {
 }
 
 // A model that trains in bf16 keeps fp32 beside it.
-static void directories_come_in_and_go_out_with_the_same_bytes(void **state) {
-    (void)state;
+TEST(directories_come_in_and_go_out_with_the_same_bytes) {
     const DType files[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16}, runs[] = {DTYPE_FP32, DTYPE_BF16};
     Gpt2 *source = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
         fill_model(source, files[d]);
-        export_to(tmpdir_file(&tmp, "given"), source, files[d]);
+        export_to(tmp_file("given"), source, files[d]);
         for (int r = 0; r < 2; r++) {
             if (!device_facts()->supports[runs[r]]) continue;
             Gpt2 *m = make_model(runs[r], true);
-            assert_ok(checkpoint_load_weights(m, tmpdir_file(&tmp, "given"), &err));
-            export_to(tmpdir_file(&tmp, "made"), m, files[d]);
-            assert_same_files(tmpdir_file(&tmp, "given/model.safetensors"),
-                              tmpdir_file(&tmp, "made/model.safetensors"));
+            assert_ok(checkpoint_load_weights(m, tmp_file("given"), &err));
+            export_to(tmp_file("made"), m, files[d]);
+            assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
             gpt2_destroy(m);
         }
     }
     gpt2_destroy(source);
 }
 
-static void a_checkpoint_between_changes_no_bit(void **state) {
-    (void)state;
+TEST(a_checkpoint_between_changes_no_bit) {
     Gpt2 *m = make_model(DTYPE_BF16, true), *back = make_model(DTYPE_BF16, true);
     const DType files[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     for (int d = 0; d < 3; d++) {
         TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
         fill_model(m, files[d]);
-        export_to(tmpdir_file(&tmp, "given"), m, files[d]);
+        export_to(tmp_file("given"), m, files[d]);
         assert_ok(checkpoint_save(tmp.path, m, &s, &err));
-        assert_ok(checkpoint_load_weights(back, tmpdir_file(&tmp, "step_00000001"), &err));
-        export_to(tmpdir_file(&tmp, "made"), back, files[d]);
-        assert_same_files(tmpdir_file(&tmp, "given/model.safetensors"), tmpdir_file(&tmp, "made/model.safetensors"));
+        assert_ok(checkpoint_load_weights(back, tmp_file("step_00000001"), &err));
+        export_to(tmp_file("made"), back, files[d]);
+        assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
     }
     gpt2_destroy(m);
     gpt2_destroy(back);
@@ -166,18 +154,17 @@ static void write_llmc(const char *path, DType dtype) {
     free(table);
 }
 
-static void llmc_models_come_in_and_go_out_byte_by_byte(void **state) {
-    (void)state;
+TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
-    const char *given = tmpdir_file(&tmp, "given.bin"), *made = tmpdir_file(&tmp, "made.bin");
+    const char *given = tmp_file("given.bin"), *made = tmp_file("made.bin");
     Gpt2 *m = make_model(DTYPE_BF16, true), *through = make_model(DTYPE_FP32, true);
     for (int d = 0; d < 2; d++) {
         write_llmc(given, dtypes[d]);
         assert_ok(checkpoint_load_weights(m, given, &err));
         export_to(made, m, dtypes[d]);
         assert_same_files(given, made);
-        export_to(tmpdir_file(&tmp, "directory"), m, dtypes[d]); // and by way of Hugging Face
-        assert_ok(checkpoint_load_weights(through, tmpdir_file(&tmp, "directory"), &err));
+        export_to(tmp_file("directory"), m, dtypes[d]); // and by way of Hugging Face
+        assert_ok(checkpoint_load_weights(through, tmp_file("directory"), &err));
         export_to(made, through, dtypes[d]);
         assert_same_files(given, made);
     }
@@ -185,8 +172,7 @@ static void llmc_models_come_in_and_go_out_byte_by_byte(void **state) {
     gpt2_destroy(through);
 }
 
-static void rounding_is_to_nearest_even(void **state) {
-    (void)state;
+TEST(rounding_is_to_nearest_even) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     // Halfway between two neighbours of bf16 (8 bits) and of fp16 (11 bits): to the even one.
     const float values[4] = {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f + 0x1p-11f, 1.0f + 0x3p-11f};
@@ -197,8 +183,8 @@ static void rounding_is_to_nearest_even(void **state) {
     memcpy(row, values, sizeof values);
     gpt2_set_weight(m, index, 0, 1, row);
     for (int d = 0; d < 2; d++) {
-        export_to(tmpdir_file(&tmp, "model"), m, d ? DTYPE_FP16 : DTYPE_BF16);
-        SafetensorsFile *f = safetensors_open(tmpdir_file(&tmp, "model/model.safetensors"), &err);
+        export_to(tmp_file("model"), m, d ? DTYPE_FP16 : DTYPE_BF16);
+        SafetensorsFile *f = safetensors_open(tmp_file("model/model.safetensors"), &err);
         assert_ok(safetensors_read_fp32(f, safetensors_find(f, "transformer.wpe.weight"), 0, 4, out, &err));
         assert_memory_equal(out, expected[d], sizeof out);
         safetensors_close(f);
@@ -206,22 +192,21 @@ static void rounding_is_to_nearest_even(void **state) {
     gpt2_destroy(m);
 }
 
-static void values_beyond_a_type_are_an_error_that_names_the_tensor(void **state) {
-    (void)state;
+TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     const int index = parameter_index(&config, PARAM_FCW, 1);
     float row[80] = {0};
     row[79] = 65519.9f; // rounds down to the largest fp16, 65504
     gpt2_set_weight(m, index, 319, 1, row);
-    export_to(tmpdir_file(&tmp, "model"), m, DTYPE_FP16);
+    export_to(tmp_file("model"), m, DTYPE_FP16);
     row[79] = -65520.0f;
     gpt2_set_weight(m, index, 319, 1, row);
-    assert_false(export_model(tmpdir_file(&tmp, "other"), m, DTYPE_FP16, -1, NULL, &err));
+    assert_false(export_model(tmp_file("other"), m, DTYPE_FP16, -1, NULL, &err));
     assert_message(
         "tensor transformer.h.1.mlp.c_fc.weight holds -65520, which fp16 cannot hold: write the model in bf16");
     row[79] = 3.4e38f;
     gpt2_set_weight(m, index, 319, 1, row);
-    assert_false(export_model(tmpdir_file(&tmp, "other.bin"), m, DTYPE_BF16, -1, NULL, &err));
+    assert_false(export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err));
     assert_message("transformer.h.1.mlp.c_fc.weight holds 3.4e+38, which bf16 cannot hold: write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
     gpt2_destroy(m);
@@ -229,36 +214,29 @@ static void values_beyond_a_type_are_an_error_that_names_the_tensor(void **state
 
 // -------------------------------------------------------------------------------------------------- what else is there
 
-static char *text_of(const char *name) {
-    size_t n;
-    char *text = (char *)read_bytes(tmpdir_file(&tmp, name), &n);
-    text[n] = '\0';
-    return text;
-}
+static char *text_of(const char *name) { return read_text(tmp_file(name)); }
 
-static void the_configuration_states_type_shape_and_end_of_text(void **state) {
-    (void)state;
+TEST(the_configuration_states_type_shape_and_end_of_text) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
     const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     Gpt2 *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
-        assert_ok(export_model(tmpdir_file(&tmp, "model"), m, dtypes[d], 129, NULL, &err));
+        assert_ok(export_model(tmp_file("model"), m, dtypes[d], 129, NULL, &err));
         char *text = text_of("model/config.json");
         assert_non_null(strstr(text, types[d]));
         assert_non_null(strstr(text, "\"eos_token_id\": 129"));
         assert_non_null(strstr(text, "\"vocab_size\": 130"));
         free(text);
-        assert_int_equal(entries_of(tmpdir_file(&tmp, "model")), 2); // no tokenizer is known, none is written
+        assert_int_equal(entries_of(tmp_file("model")), 2); // no tokenizer is known, none is written
     }
     gpt2_destroy(m);
 }
 
-static void the_tokenizer_is_written_beside_the_weights(void **state) {
-    (void)state;
+TEST(the_tokenizer_is_written_beside_the_weights) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     Tokenizer *bytes = tokenizer_bytes(&err);
-    assert_ok(export_model(tmpdir_file(&tmp, "model"), m, DTYPE_FP32, BYTE_EOT, bytes, &err));
-    Tokenizer *back = tokenizer_open(tmpdir_file(&tmp, "model"), &err);
+    assert_ok(export_model(tmp_file("model"), m, DTYPE_FP32, BYTE_EOT, bytes, &err));
+    Tokenizer *back = tokenizer_open(tmp_file("model"), &err);
     if (!back) fail_msg("%s", err.text);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
     char *text = text_of("model/tokenizer_config.json");
@@ -280,49 +258,46 @@ static void the_tokenizer_is_written_beside_the_weights(void **state) {
         assert_message(message);                                                                                       \
     } while (0)
 
-static void what_cannot_be_is_said_before_anything_is_trained(void **state) {
-    (void)state;
-    write_bytes(tmpdir_file(&tmp, "file"), "text", 4);
-    write_bytes(tmpdir_file(&tmp, "shard.bin"), "not a model", 11);
-    assert_ok(directory_make(tmpdir_file(&tmp, "photos"), &err));
-    write_bytes(tmpdir_file(&tmp, "photos/cat.png"), "", 0);
-    assert_ok(directory_make(tmpdir_file(&tmp, "tokenizer"), &err));
-    write_bytes(tmpdir_file(&tmp, "tokenizer/tokenizer.json"), "{}", 2);
-    assert_ok(directory_make(tmpdir_file(&tmp, "directory.bin"), &err));
-    assert_int_equal(symlink("nowhere", tmpdir_file(&tmp, "link")), 0);
+TEST(what_cannot_be_is_said_before_anything_is_trained) {
+    write_bytes(tmp_file("file"), "text", 4);
+    write_bytes(tmp_file("shard.bin"), "not a model", 11);
+    assert_ok(directory_make(tmp_file("photos"), &err));
+    write_bytes(tmp_file("photos/cat.png"), "", 0);
+    assert_ok(directory_make(tmp_file("tokenizer"), &err));
+    write_bytes(tmp_file("tokenizer/tokenizer.json"), "{}", 2);
+    assert_ok(directory_make(tmp_file("directory.bin"), &err));
+    assert_int_equal(symlink("nowhere", tmp_file("link")), 0);
     REFUSED("", DTYPE_FP32, "the path is empty");
-    REFUSED(tmpdir_file(&tmp, "m.bin"), DTYPE_FP16, "llm.c has no models in fp16: take --export-dtype fp32 or bf16");
-    REFUSED(tmpdir_file(&tmp, "file"), DTYPE_FP32, "this is a file; a Hugging Face model is a directory");
-    REFUSED(tmpdir_file(&tmp, "file/model"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
-    REFUSED(tmpdir_file(&tmp, "file/model.bin"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
-    REFUSED(tmpdir_file(&tmp, "shard.bin"), DTYPE_FP32, "there is a file that is no llm.c model");
-    REFUSED(tmpdir_file(&tmp, "directory.bin"), DTYPE_FP32, "this is a directory, and a name in .bin asks for");
-    REFUSED(tmpdir_file(&tmp, "photos"), DTYPE_FP32, "the directory holds cat.png, which is not of an exported model");
-    REFUSED(tmpdir_file(&tmp, "tokenizer"), DTYPE_FP32, "neither empty nor an exported model");
-    REFUSED(tmpdir_file(&tmp, "m.safetensors"), DTYPE_FP32, "name the directory for model.safetensors");
-    REFUSED(tmpdir_file(&tmp, "link"), DTYPE_FP32, "a symbolic link to nothing");
+    REFUSED(tmp_file("m.bin"), DTYPE_FP16, "llm.c has no models in fp16: take --export-dtype fp32 or bf16");
+    REFUSED(tmp_file("file"), DTYPE_FP32, "this is a file; a Hugging Face model is a directory");
+    REFUSED(tmp_file("file/model"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
+    REFUSED(tmp_file("file/model.bin"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
+    REFUSED(tmp_file("shard.bin"), DTYPE_FP32, "there is a file that is no llm.c model");
+    REFUSED(tmp_file("directory.bin"), DTYPE_FP32, "this is a directory, and a name in .bin asks for");
+    REFUSED(tmp_file("photos"), DTYPE_FP32, "the directory holds cat.png, which is not of an exported model");
+    REFUSED(tmp_file("tokenizer"), DTYPE_FP32, "neither empty nor an exported model");
+    REFUSED(tmp_file("m.safetensors"), DTYPE_FP32, "name the directory for model.safetensors");
+    REFUSED(tmp_file("link"), DTYPE_FP32, "a symbolic link to nothing");
     REFUSED("/proc/model", DTYPE_FP32, "is not writable");
     REFUSED("/proc/model.bin", DTYPE_FP32, "is not writable");
     REFUSED("/proc", DTYPE_FP32, "other files are mounted here");
     REFUSED("/", DTYPE_FP32, "other files are mounted here");
     char name[300];
     memset(name, 'n', 299), name[299] = '\0';
-    REFUSED(tmpdir_file(&tmp, name), DTYPE_FP32, "File name too long");
+    REFUSED(tmp_file(name), DTYPE_FP32, "File name too long");
 }
 
-static void a_check_leaves_nothing_behind(void **state) {
-    (void)state;
-    assert_ok(export_check(tmpdir_file(&tmp, "model"), DTYPE_FP16, &err));
-    assert_ok(export_check(tmpdir_file(&tmp, "model.bin"), DTYPE_BF16, &err));
+TEST(a_check_leaves_nothing_behind) {
+    assert_ok(export_check(tmp_file("model"), DTYPE_FP16, &err));
+    assert_ok(export_check(tmp_file("model.bin"), DTYPE_BF16, &err));
     assert_int_equal(entries_of(tmp.path), 0);
-    assert_ok(export_check(tmpdir_file(&tmp, "a/b/model"), DTYPE_FP16, &err)); // parents are made by the export
+    assert_ok(export_check(tmp_file("a/b/model"), DTYPE_FP16, &err)); // parents are made by the export
     assert_int_equal(entries_of(tmp.path), 0);
 }
 
-static void an_earlier_export_is_replaced_as_a_whole(void **state) {
-    (void)state;
+TEST(an_earlier_export_is_replaced_as_a_whole) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
-    const char *slashes = tmpdir_file(&tmp, "model//"), *bin = tmpdir_file(&tmp, "model.bin");
+    const char *slashes = tmp_file("model//"), *bin = tmp_file("model.bin");
     for (int round = 0; round < 2; round++) { // with a tokenizer, then without one
         fill_model(m, round ? DTYPE_BF16 : DTYPE_FP16);
         Tokenizer *t = round ? NULL : tokenizer_bytes(&err);
@@ -330,46 +305,43 @@ static void an_earlier_export_is_replaced_as_a_whole(void **state) {
         assert_ok(export_model(slashes, m, DTYPE_FP32, -1, t, &err));
         assert_ok(export_check(bin, DTYPE_FP32, &err));
         export_to(bin, m, DTYPE_FP32);
-        assert_int_equal(entries_of(tmpdir_file(&tmp, "model")), round ? 2 : 4);
+        assert_int_equal(entries_of(tmp_file("model")), round ? 2 : 4);
         assert_int_equal(entries_of(tmp.path), 2);
         tokenizer_free(t);
     }
     Gpt2 *back = make_model(DTYPE_FP32, false);
     assert_ok(checkpoint_load_weights(back, slashes, &err));
-    export_to(tmpdir_file(&tmp, "other.bin"), back, DTYPE_FP32);
-    assert_same_files(bin, tmpdir_file(&tmp, "other.bin"));
+    export_to(tmp_file("other.bin"), back, DTYPE_FP32);
+    assert_same_files(bin, tmp_file("other.bin"));
     gpt2_destroy(back);
     gpt2_destroy(m);
 }
 
-static void a_checkpoint_is_never_replaced(void **state) {
-    (void)state;
+TEST(a_checkpoint_is_never_replaced) {
     Gpt2 *m = make_model(DTYPE_FP32, true);
     TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, m, &s, &err));
-    assert_false(export_model(tmpdir_file(&tmp, "step_00000001"), m, DTYPE_FP32, -1, NULL, &err));
+    assert_false(export_model(tmp_file("step_00000001"), m, DTYPE_FP32, -1, NULL, &err));
     assert_message("which is not of an exported model");
     gpt2_destroy(m);
 }
 
-static void what_a_killed_export_left_is_no_obstacle(void **state) {
-    (void)state;
+TEST(what_a_killed_export_left_is_no_obstacle) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
-    assert_ok(directory_make(tmpdir_file(&tmp, ".tmp-model"), &err));
-    write_bytes(tmpdir_file(&tmp, ".tmp-model/model.safetensors"), "half", 4);
-    export_to(tmpdir_file(&tmp, "model"), m, DTYPE_FP32);
+    assert_ok(directory_make(tmp_file(".tmp-model"), &err));
+    write_bytes(tmp_file(".tmp-model/model.safetensors"), "half", 4);
+    export_to(tmp_file("model"), m, DTYPE_FP32);
     assert_int_equal(entries_of(tmp.path), 1);
     gpt2_destroy(m);
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does.
-static void an_export_that_fails_leaves_nothing_and_keeps_the_one_before(void **state) {
-    (void)state;
+TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     fill_model(m, DTYPE_BF16);
-    export_to(tmpdir_file(&tmp, "model"), m, DTYPE_FP32);
-    export_to(tmpdir_file(&tmp, "model.bin"), m, DTYPE_FP32);
-    export_to(tmpdir_file(&tmp, "twin.bin"), m, DTYPE_FP32);
+    export_to(tmp_file("model"), m, DTYPE_FP32);
+    export_to(tmp_file("model.bin"), m, DTYPE_FP32);
+    export_to(tmp_file("twin.bin"), m, DTYPE_FP32);
     const rlim_t limits[] = {100, 300000};
     const char *const targets[] = {"model", "model.bin", "new", "new.bin"};
     struct rlimit limit;
@@ -378,12 +350,12 @@ static void an_export_that_fails_leaves_nothing_and_keeps_the_one_before(void **
     for (int i = 0; i < 8; i++) {
         const struct rlimit small = {.rlim_cur = limits[i / 4], .rlim_max = limit.rlim_max};
         setrlimit(RLIMIT_FSIZE, &small);
-        const bool ok = export_model(tmpdir_file(&tmp, targets[i % 4]), m, DTYPE_FP32, -1, NULL, &err);
+        const bool ok = export_model(tmp_file(targets[i % 4]), m, DTYPE_FP32, -1, NULL, &err);
         setrlimit(RLIMIT_FSIZE, &limit);
         assert_false(ok);
         assert_message("cannot write: File too large");
         assert_int_equal(entries_of(tmp.path), 3);
-        assert_same_files(tmpdir_file(&tmp, "model.bin"), tmpdir_file(&tmp, "twin.bin"));
+        assert_same_files(tmp_file("model.bin"), tmp_file("twin.bin"));
     }
     gpt2_destroy(m);
 }
@@ -419,8 +391,6 @@ static bool write_logits(const char *model, const char *tokens_path, const char 
     return ok;
 }
 
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-
 int main(int argc, char **argv) {
     device_prepare_process(argv);
     if (argc == 5 && strcmp(argv[1], "logits") == 0) {
@@ -428,21 +398,5 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%s: %s\n", argv[0], err.text);
         return 1;
     }
-    const struct CMUnitTest tests[] = {
-        TEST(every_tensor_stands_in_the_directory_with_its_bits),
-        TEST(directories_come_in_and_go_out_with_the_same_bytes),
-        TEST(a_checkpoint_between_changes_no_bit),
-        TEST(llmc_models_come_in_and_go_out_byte_by_byte),
-        TEST(rounding_is_to_nearest_even),
-        TEST(values_beyond_a_type_are_an_error_that_names_the_tensor),
-        TEST(the_configuration_states_type_shape_and_end_of_text),
-        TEST(the_tokenizer_is_written_beside_the_weights),
-        TEST(what_cannot_be_is_said_before_anything_is_trained),
-        TEST(a_check_leaves_nothing_behind),
-        TEST(an_earlier_export_is_replaced_as_a_whole),
-        TEST(a_checkpoint_is_never_replaced),
-        TEST(what_a_killed_export_left_is_no_obstacle),
-        TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before),
-    };
-    return cmocka_run_group_tests(tests, start_device, stop_device);
+    return test_run();
 }

@@ -1,25 +1,17 @@
 // Which tokenizer a run takes: the one that belongs to its weights and its data, and none that belongs to others.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/text/tokenizer.h"
-#include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 
-#include <stdlib.h>
-#include <string.h>
+TestFixture test_each = {setup, tmp_teardown};
 
 static char home[PATH_MAX]; // where the tests were started
 
 // A tokenizer.json of the 256 bytes, `pairs` tokens of two letters each that begin with `letter`, and end-of-text.
 static int64_t write_tokenizer(const char *name, char letter, int pairs) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const char *ranks = tmpdir_file(&tmp, "ranks");
+    const char *ranks = tmp_file("ranks");
     FILE *f = fopen(ranks, "w"); // as tiktoken has them
     for (unsigned i = 0; i < 256; i++) fprintf(f, "%c%c== %u\n", digits[i >> 2], digits[(i & 3) << 4], i);
     for (unsigned i = 0; i < (unsigned)pairs; i++) {
@@ -31,7 +23,7 @@ static int64_t write_tokenizer(const char *name, char letter, int pairs) {
     if (!t) fail_msg("%s", err.text);
     size_t bytes;
     char *text = tokenizer_to_json(t, &bytes, &err);
-    write_bytes(tmpdir_file(&tmp, name), text, bytes);
+    write_bytes(tmp_file(name), text, bytes);
     free(text);
     const int64_t vocab = tokenizer_vocab(t);
     tokenizer_free(t);
@@ -41,13 +33,13 @@ static int64_t write_tokenizer(const char *name, char letter, int pairs) {
 }
 
 static void make_places(void) {
-    assert_true(directory_make(tmpdir_file(&tmp, "model"), &err));
-    assert_true(directory_make(tmpdir_file(&tmp, "data"), &err));
-    write_bytes(tmpdir_file(&tmp, "data/train_000000.bin"), "", 0);
+    assert_true(directory_make(tmp_file("model"), &err));
+    assert_true(directory_make(tmp_file("data"), &err));
+    write_bytes(tmp_file("data/train_000000.bin"), "", 0);
 }
 
-#define MODEL  tmpdir_file(&tmp, "model")
-#define SHARDS tmpdir_file(&tmp, "data/train_*.bin")
+#define MODEL  tmp_file("model")
+#define SHARDS tmp_file("data/train_*.bin")
 
 // The tokenizer that is found must be the one at `name` ("": bytes, NULL: none).
 static void assert_found(const char *name, const char *given, const char *weights, const char *shards, int64_t vocab,
@@ -74,8 +66,7 @@ static void assert_found(const char *name, const char *given, const char *weight
         for (size_t w = 0; w < sizeof words / sizeof words[0]; w++) assert_message(words[w]);                          \
     } while (0)
 
-static void the_given_one_comes_first_then_that_of_the_weights_then_that_of_the_shards(void **state) {
-    (void)state;
+TEST(the_given_one_comes_first_then_that_of_the_weights_then_that_of_the_shards) {
     make_places();
     const int64_t vocab = write_tokenizer("data/tokenizer.json", 'x', 3);
     assert_found("data/tokenizer.json", "", MODEL, SHARDS, vocab, vocab);
@@ -83,31 +74,28 @@ static void the_given_one_comes_first_then_that_of_the_weights_then_that_of_the_
     write_tokenizer("model/tokenizer.json", 'x', 3);
     assert_found("model/tokenizer.json", "", MODEL, SHARDS, vocab, vocab);
     write_tokenizer("mine.json", 'x', 3);
-    assert_found("mine.json", tmpdir_file(&tmp, "mine.json"), MODEL, SHARDS, vocab, vocab);
-    assert_found("model/tokenizer.json", tmpdir_file(&tmp, "model"), MODEL, SHARDS, vocab, vocab);
+    assert_found("mine.json", tmp_file("mine.json"), MODEL, SHARDS, vocab, vocab);
+    assert_found("model/tokenizer.json", tmp_file("model"), MODEL, SHARDS, vocab, vocab);
 }
 
-static void weights_may_be_a_file_beside_their_tokenizer(void **state) {
-    (void)state;
+TEST(weights_may_be_a_file_beside_their_tokenizer) {
     make_places();
     const int64_t vocab = write_tokenizer("model/tokenizer.json", 'x', 3);
-    write_bytes(tmpdir_file(&tmp, "model/model.bin"), "", 0);
-    assert_found("model/tokenizer.json", "", tmpdir_file(&tmp, "model/model.bin"), SHARDS, 0, vocab);
-    assert_int_equal(chdir(tmpdir_file(&tmp, "model")), 0);
+    write_bytes(tmp_file("model/model.bin"), "", 0);
+    assert_found("model/tokenizer.json", "", tmp_file("model/model.bin"), SHARDS, 0, vocab);
+    assert_int_equal(chdir(tmp_file("model")), 0);
     assert_found("tokenizer.json", "", "model.bin", SHARDS, 0, vocab);
     assert_int_equal(chdir(home), 0);
 }
 
-static void a_pattern_of_directories_leads_to_the_first_of_them(void **state) {
-    (void)state;
+TEST(a_pattern_of_directories_leads_to_the_first_of_them) {
     make_places();
     const int64_t vocab = write_tokenizer("data/tokenizer.json", 'x', 3);
-    assert_found("data/tokenizer.json", "", "", tmpdir_file(&tmp, "d*a/train_*.bin"), vocab, vocab);
-    assert_found(NULL, "", "", tmpdir_file(&tmp, "none/train_*.bin"), 300, 300);
+    assert_found("data/tokenizer.json", "", "", tmp_file("d*a/train_*.bin"), vocab, vocab);
+    assert_found(NULL, "", "", tmp_file("none/train_*.bin"), 300, 300);
 }
 
-static void vocabularies_that_speak_for_themselves_need_no_file(void **state) {
-    (void)state;
+TEST(vocabularies_that_speak_for_themselves_need_no_file) {
     make_places();
     assert_found("", "", MODEL, SHARDS, 257, 257);
     assert_found("", "", NULL, NULL, 0, 257);
@@ -117,8 +105,7 @@ static void vocabularies_that_speak_for_themselves_need_no_file(void **state) {
 }
 
 // llm.c's file, in the working directory.
-static void gpt2_tokenizer_bin_is_taken_for_gpt2s_vocabulary_only(void **state) {
-    (void)state;
+TEST(gpt2_tokenizer_bin_is_taken_for_gpt2s_vocabulary_only) {
     make_places();
     assert_int_equal(chdir(tmp.path), 0);
     write_bytes("gpt2_tokenizer.bin", "no tokenizer", 12);
@@ -130,8 +117,7 @@ static void gpt2_tokenizer_bin_is_taken_for_gpt2s_vocabulary_only(void **state) 
     assert_int_equal(chdir(home), 0);
 }
 
-static void bytes_is_the_name_of_the_built_in_one(void **state) {
-    (void)state;
+TEST(bytes_is_the_name_of_the_built_in_one) {
     make_places();
     assert_found("", "bytes", MODEL, SHARDS, 257, 257);
     assert_found("", "bytes", MODEL, SHARDS, 0, 384);
@@ -139,83 +125,61 @@ static void bytes_is_the_name_of_the_built_in_one(void **state) {
     REFUSED("bytes", MODEL, SHARDS, 300, 300, "bytes has 257 tokens", "were made with 300");
 }
 
-static void none_looks_for_none(void **state) {
-    (void)state;
+TEST(none_looks_for_none) {
     make_places();
-    write_bytes(tmpdir_file(&tmp, "model/tokenizer.json"), "{\"model\": {\"type\": \"Unigram\"}}", 30);
+    write_bytes(tmp_file("model/tokenizer.json"), "{\"model\": {\"type\": \"Unigram\"}}", 30);
     REFUSED("", MODEL, SHARDS, 0, 300, "model/tokenizer.json", "--tokenizer none");
     assert_found(NULL, "none", MODEL, SHARDS, 0, 300);
 }
 
-static void what_is_given_must_open_and_fit(void **state) {
-    (void)state;
+TEST(what_is_given_must_open_and_fit) {
     make_places();
-    REFUSED(tmpdir_file(&tmp, "nowhere"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "nowhere", "No such file");
-    write_bytes(tmpdir_file(&tmp, "text"), "this is no tokenizer\n", 21);
-    REFUSED(tmpdir_file(&tmp, "text"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "text");
+    REFUSED(tmp_file("nowhere"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "nowhere", "No such file");
+    write_bytes(tmp_file("text"), "this is no tokenizer\n", 21);
+    REFUSED(tmp_file("text"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "text");
     const int64_t vocab = write_tokenizer("mine.json", 'x', 3);
-    REFUSED(tmpdir_file(&tmp, "mine.json"), MODEL, SHARDS, 300, 300, "--tokenizer: ", "mine.json has 260 tokens",
+    REFUSED(tmp_file("mine.json"), MODEL, SHARDS, 300, 300, "--tokenizer: ", "mine.json has 260 tokens",
             "data/train_*.bin were made with 300");
-    assert_found("mine.json", tmpdir_file(&tmp, "mine.json"), MODEL, SHARDS, vocab, 300);
+    assert_found("mine.json", tmp_file("mine.json"), MODEL, SHARDS, vocab, 300);
 }
 
-static void a_tokenizer_with_more_tokens_than_the_model_is_refused_with_both_numbers(void **state) {
-    (void)state;
+TEST(a_tokenizer_with_more_tokens_than_the_model_is_refused_with_both_numbers) {
     make_places();
     write_tokenizer("model/tokenizer.json", 'x', 3);
     REFUSED("", MODEL, SHARDS, 0, 259, "model/tokenizer.json has 260 tokens", "a vocabulary of 259", "--tokenizer");
     assert_found("model/tokenizer.json", "", MODEL, SHARDS, 0, 384); // fewer: models pad theirs
 }
 
-static void data_of_another_size_than_the_models_tokenizer_are_refused_with_both_numbers(void **state) {
-    (void)state;
+TEST(data_of_another_size_than_the_models_tokenizer_are_refused_with_both_numbers) {
     make_places();
     write_tokenizer("model/tokenizer.json", 'x', 3);
     REFUSED("", MODEL, SHARDS, 257, 260, "model/tokenizer.json has 260 tokens", "data/train_*.bin were made with 257",
             "data/prepare --tokenizer ", "model/tokenizer.json)");
 }
 
-static void data_of_another_tokenizer_of_the_same_size_are_refused_with_both_files(void **state) {
-    (void)state;
+TEST(data_of_another_tokenizer_of_the_same_size_are_refused_with_both_files) {
     make_places();
     const int64_t vocab = write_tokenizer("model/tokenizer.json", 'x', 3);
     write_tokenizer("data/tokenizer.json", 'y', 3);
     REFUSED("", MODEL, SHARDS, vocab, vocab, "model/tokenizer.json: ", "data/tokenizer.json",
             "data/prepare --tokenizer ");
-    REFUSED(tmpdir_file(&tmp, "model/tokenizer.json"), NULL, SHARDS, 0, vocab, "data/tokenizer.json");
-    write_bytes(tmpdir_file(&tmp, "data/tokenizer.json"), "{", 1); // what is there must open
+    REFUSED(tmp_file("model/tokenizer.json"), NULL, SHARDS, 0, vocab, "data/tokenizer.json");
+    write_bytes(tmp_file("data/tokenizer.json"), "{", 1); // what is there must open
     REFUSED("", MODEL, SHARDS, vocab, vocab, "data/tokenizer.json");
 }
 
-static void weights_of_others_without_a_tokenizer_must_have_the_size_of_the_data(void **state) {
-    (void)state;
+TEST(weights_of_others_without_a_tokenizer_must_have_the_size_of_the_data) {
     make_places();
     REFUSED("", MODEL, SHARDS, 257, 50257, "model has a vocabulary of 50257",
             "data/train_*.bin were made with 257 tokens", "data/prepare --tokenizer");
     assert_found(NULL, "", MODEL, SHARDS, 50257, 50304); // padded, as many models are
     assert_found(NULL, "", MODEL, SHARDS, 0, 50257);     // llm.c's shards do not say
     assert_found(NULL, "", NULL, SHARDS, 257, 50257);    // new weights may have any vocabulary
-    write_bytes(tmpdir_file(&tmp, "model/trainer.json"), "{}", 2);
+    write_bytes(tmp_file("model/trainer.json"), "{}", 2);
     assert_found(NULL, "", MODEL, SHARDS, 257, 50257); // and so may the checkpoints of their runs
 }
 
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(the_given_one_comes_first_then_that_of_the_weights_then_that_of_the_shards),
-        TEST(weights_may_be_a_file_beside_their_tokenizer),
-        TEST(a_pattern_of_directories_leads_to_the_first_of_them),
-        TEST(vocabularies_that_speak_for_themselves_need_no_file),
-        TEST(gpt2_tokenizer_bin_is_taken_for_gpt2s_vocabulary_only),
-        TEST(bytes_is_the_name_of_the_built_in_one),
-        TEST(none_looks_for_none),
-        TEST(what_is_given_must_open_and_fit),
-        TEST(a_tokenizer_with_more_tokens_than_the_model_is_refused_with_both_numbers),
-        TEST(data_of_another_size_than_the_models_tokenizer_are_refused_with_both_numbers),
-        TEST(data_of_another_tokenizer_of_the_same_size_are_refused_with_both_files),
-        TEST(weights_of_others_without_a_tokenizer_must_have_the_size_of_the_data),
-    };
     if (!getcwd(home, sizeof home)) return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

@@ -1,14 +1,9 @@
 // Numbers, durations, text and the progress bar, by tables of input and output.
 #include "llmc/base/json.h"
 #include "llmc/run/format.h"
+#include "test/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 typedef struct {
     double x;
@@ -23,8 +18,7 @@ static void assert_formats(const char *(*format)(double, char *, int), const Cas
 }
 #define ASSERT_FORMATS(format, cases) assert_formats(format, cases, sizeof(cases) / sizeof(cases)[0])
 
-static void bytes_have_three_digits_and_binary_units(void **state) {
-    (void)state;
+TEST(bytes_have_three_digits_and_binary_units) {
     const Case cases[] = {
         {0, "0 B"},
         {512, "512 B"},
@@ -41,8 +35,7 @@ static void bytes_have_three_digits_and_binary_units(void **state) {
     ASSERT_FORMATS(format_bytes, cases);
 }
 
-static void counts_have_four_digits(void **state) {
-    (void)state;
+TEST(counts_have_four_digits) {
     const Case cases[] = {
         {0, "0"},           {950, "950"},          {999, "999"},       {12.34, "12.34"},   {0.5, "0.500"},
         {1000, "1.000K"},   {1017, "1.017K"},      {666600, "666.6K"}, {999960, "1.000M"}, {99999, "100.0K"},
@@ -51,8 +44,7 @@ static void counts_have_four_digits(void **state) {
     ASSERT_FORMATS(format_count, cases);
 }
 
-static void durations_have_two_units(void **state) {
-    (void)state;
+TEST(durations_have_two_units) {
     const Case cases[] = {
         {0, "0.0s"},       {8.24, "8.2s"}, {9.97, "10s"},     {12, "12s"},     {59.4, "59s"},
         {59.6, "1m00s"},   {491, "8m11s"}, {3599.7, "1h00m"}, {7380, "2h03m"}, {86400, "1d00h"},
@@ -61,8 +53,7 @@ static void durations_have_two_units(void **state) {
     ASSERT_FORMATS(format_duration, cases);
 }
 
-static void fixed_numbers_keep_their_width(void **state) {
-    (void)state;
+TEST(fixed_numbers_keep_their_width) {
     const Case cases[] = {
         {9.1234, "9.1234"}, {10.8249, "10.825"},  {9.99996, "10.000"}, {0.00004, "0.0000"},  {1234.56, "1234.6"},
         {123456, "123456"}, {1234567, "1234567"}, {NAN, "   nan"},     {INFINITY, "   inf"},
@@ -73,8 +64,7 @@ static void fixed_numbers_keep_their_width(void **state) {
     }
 }
 
-static void exact_numbers_read_back_as_the_same_double(void **state) {
-    (void)state;
+TEST(exact_numbers_read_back_as_the_same_double) {
     const Case cases[] = {
         {0.1, "0.1"},  {6e-4, "0.0006"},   {1e-8, "1e-08"},
         {250, "250"},  {-1, "-1"},         {9007199254740991.0, "9007199254740991"},
@@ -88,8 +78,7 @@ static void exact_numbers_read_back_as_the_same_double(void **state) {
     }
 }
 
-static void utf8_is_recognised_as_the_rfc_says(void **state) {
-    (void)state;
+TEST(utf8_is_recognised_as_the_rfc_says) {
     const struct {
         const char *text;
         int length;
@@ -128,22 +117,19 @@ static const char *written(void (*put)(FILE *, const char *, size_t), const char
 
 static void put_indented(FILE *f, const char *text, size_t n) { format_visible(f, text, n, "  "); }
 
-static void json_strings_are_escaped_and_always_utf8(void **state) {
-    (void)state;
+TEST(json_strings_are_escaped_and_always_utf8) {
     assert_string_equal(written(format_json_string, "a\"b\\c", 5), "\"a\\\"b\\\\c\"");
     assert_string_equal(written(format_json_string, "\n\t\x1b\x7f\0z", 6), "\"\\n\\u0009\\u001b\\u007f\\u0000z\"");
     assert_string_equal(written(format_json_string, "\xC3\xA9\xE2\x82", 4), "\"\xC3\xA9\\ufffd\\ufffd\"");
 }
 
-static void samples_cannot_move_the_cursor(void **state) {
-    (void)state;
+TEST(samples_cannot_move_the_cursor) {
     assert_string_equal(written(put_indented, "a\nb\n", 4), "  a\n  b");
     assert_string_equal(written(put_indented, "\x1b[2Jx\ry\0", 8), "  \\x1B[2Jx\\x0Dy\\x00");
     assert_string_equal(written(put_indented, "\xC2\x9B\xC3\xA9\xFF\t.", 7), "  \\xC2\\x9B\xC3\xA9\\xFF\t.");
 }
 
-static void the_bar_fits_the_terminal_and_drops_what_does_not(void **state) {
-    (void)state;
+TEST(the_bar_fits_the_terminal_and_drops_what_does_not) {
     char bar[512];
     assert_string_equal(progress_render(0.5, "step 5/10", "eta 9s", 48, false, bar, sizeof bar),
                         "step 5/10 [#########..........]  50.0% | eta 9s");
@@ -157,8 +143,7 @@ static void the_bar_fits_the_terminal_and_drops_what_does_not(void **state) {
     }
 }
 
-static void the_bar_says_100_percent_only_at_the_end(void **state) {
-    (void)state;
+TEST(the_bar_says_100_percent_only_at_the_end) {
     char bar[512];
     assert_non_null(strstr(progress_render(0.99999, "s", "", 60, false, bar, sizeof bar), "99.9%"));
     assert_non_null(strstr(progress_render(1.0, "s", "", 60, false, bar, sizeof bar), "100.0%"));
@@ -166,16 +151,14 @@ static void the_bar_says_100_percent_only_at_the_end(void **state) {
     assert_non_null(strstr(progress_render(7.0, "s", "", 60, false, bar, sizeof bar), "100.0%"));
 }
 
-static void the_bar_moves_in_eighths_where_the_terminal_can(void **state) {
-    (void)state;
+TEST(the_bar_moves_in_eighths_where_the_terminal_can) {
     char bar[512];
     // 24 columns: 1 free, "s" and " [" "] " and "  50.0%" take 11, so 12 cells: a fraction of 1/16 is 3/4 of a cell
     assert_string_equal(progress_render(1.0 / 16, "s", "", 24, true, bar, sizeof bar), "s [▊           ]   6.2%");
     assert_string_equal(progress_render(0.5, "s", "", 24, true, bar, sizeof bar), "s [██████      ]  50.0%");
 }
 
-static void the_locale_decides_about_utf8(void **state) {
-    (void)state;
+TEST(the_locale_decides_about_utf8) {
     setenv("LC_ALL", "", 1);
     setenv("LC_CTYPE", "C", 1);
     setenv("LANG", "en_US.UTF-8", 1);
@@ -190,8 +173,7 @@ static void the_locale_decides_about_utf8(void **state) {
     assert_false(terminal_is_utf8());
 }
 
-static void the_time_of_a_step_is_that_of_the_last_half_minute(void **state) {
-    (void)state;
+TEST(the_time_of_a_step_is_that_of_the_last_half_minute) {
     StepTime t = {0};
     step_time_add(&t, 9.0); // pays for starting
     assert_float_equal(t.mean, 9.0, 1e-12);
@@ -206,23 +188,4 @@ static void the_time_of_a_step_is_that_of_the_last_half_minute(void **state) {
     const double minutes[] = {100.0, 60.0, 80.0}; // steps longer than the window: the last one counts most
     for (int i = 0; i < 3; i++) step_time_add(&t, minutes[i]);
     assert_true(t.mean > 75.0 && t.mean < 80.0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_have_three_digits_and_binary_units),
-        cmocka_unit_test(counts_have_four_digits),
-        cmocka_unit_test(durations_have_two_units),
-        cmocka_unit_test(fixed_numbers_keep_their_width),
-        cmocka_unit_test(exact_numbers_read_back_as_the_same_double),
-        cmocka_unit_test(utf8_is_recognised_as_the_rfc_says),
-        cmocka_unit_test(json_strings_are_escaped_and_always_utf8),
-        cmocka_unit_test(samples_cannot_move_the_cursor),
-        cmocka_unit_test(the_bar_fits_the_terminal_and_drops_what_does_not),
-        cmocka_unit_test(the_bar_says_100_percent_only_at_the_end),
-        cmocka_unit_test(the_bar_moves_in_eighths_where_the_terminal_can),
-        cmocka_unit_test(the_locale_decides_about_utf8),
-        cmocka_unit_test(the_time_of_a_step_is_that_of_the_last_half_minute),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,7 @@
 // llmc/fp8.h: the numbers of both formats, rounding to them against a search through all of them, and scales.
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
 #include "llmc/fp8.h"
+#include "test/test.h"
+
 #include <float.h>
 
 static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
@@ -44,8 +39,7 @@ static void check_encode(float x, DType format) {
     if (got != want) fail_msg("%a in %s is 0x%02X, expected 0x%02X", (double)x, dtype_name(format), got, want);
 }
 
-static void codes_are_the_numbers_of_the_formats_in_order(void **state) {
-    (void)state;
+TEST(codes_are_the_numbers_of_the_formats_in_order) {
     for (int f = 0; f < 2; f++) {
         double numbers[128];
         const int n = all_numbers(formats[f], numbers);
@@ -63,8 +57,7 @@ static void codes_are_the_numbers_of_the_formats_in_order(void **state) {
     }
 }
 
-static void every_finite_code_comes_back(void **state) {
-    (void)state;
+TEST(every_finite_code_comes_back) {
     for (int f = 0; f < 2; f++)
         for (int code = 0; code < 256; code++) {
             const float x = fp8_decode((uint8_t)code, formats[f]);
@@ -72,8 +65,7 @@ static void every_finite_code_comes_back(void **state) {
         }
 }
 
-static void every_code_is_exact_in_bf16_also_at_the_ends_of_its_scale(void **state) {
-    (void)state;
+TEST(every_code_is_exact_in_bf16_also_at_the_ends_of_its_scale) {
     for (int f = 0; f < 2; f++)
         for (int code = 0; code < 256; code++)
             for (int exponent = -63; exponent <= 63; exponent += 63) {
@@ -82,8 +74,7 @@ static void every_code_is_exact_in_bf16_also_at_the_ends_of_its_scale(void **sta
             }
 }
 
-static void encode_takes_the_nearest_and_of_two_the_even_one(void **state) {
-    (void)state;
+TEST(encode_takes_the_nearest_and_of_two_the_even_one) {
     for (int f = 0; f < 2; f++) {
         double numbers[128];
         const int n = all_numbers(formats[f], numbers);
@@ -99,8 +90,7 @@ static void encode_takes_the_nearest_and_of_two_the_even_one(void **state) {
     }
 }
 
-static void encode_saturates_and_keeps_nan(void **state) {
-    (void)state;
+TEST(encode_saturates_and_keeps_nan) {
     assert_int_equal(fp8_encode(449.0f, DTYPE_E4M3), 0x7E);
     assert_int_equal(fp8_encode(-1e30f, DTYPE_E4M3), 0xFE);
     assert_int_equal(fp8_encode(65536.0f, DTYPE_E5M2), 0x7B);
@@ -111,8 +101,7 @@ static void encode_saturates_and_keeps_nan(void **state) {
 }
 
 // A thousand sizes a decade over the whole range, and those at which the scale changes.
-static void the_scale_is_a_power_of_two_that_fills_the_format(void **state) {
-    (void)state;
+TEST(the_scale_is_a_power_of_two_that_fills_the_format) {
     for (int f = 0; f < 2; f++) {
         const double largest = (double)fp8_largest(formats[f]);
         for (double amax = 1e-13; amax < 1e18; amax *= 1.0023) {
@@ -129,8 +118,7 @@ static void the_scale_is_a_power_of_two_that_fills_the_format(void **state) {
     }
 }
 
-static void the_scale_stays_finite_and_is_1_where_amax_says_nothing(void **state) {
-    (void)state;
+TEST(the_scale_stays_finite_and_is_1_where_amax_says_nothing) {
     const float nothing[] = {0.0f, INFINITY, NAN, 1e-40f};
     for (int f = 0; f < 2; f++) {
         for (int i = 0; i < 4; i++) assert_true(fp8_scale(nothing[i], formats[f]) == 1.0f);
@@ -142,8 +130,7 @@ static void the_scale_stays_finite_and_is_1_where_amax_says_nothing(void **state
 // ----------------------------------------------------------------------------------------------------------------
 // slots
 
-static void a_slot_without_history_follows_every_tensor(void **state) {
-    (void)state;
+TEST(a_slot_without_history_follows_every_tensor) {
     Fp8Slot s = {0};
     fp8_slot_record(&s, 1.0f, DTYPE_E4M3, true);
     assert_true(s.scale == 256.0f && s.inverse == 1.0f / 256.0f && s.amax == 1.0f);
@@ -153,8 +140,7 @@ static void a_slot_without_history_follows_every_tensor(void **state) {
     assert_true(s.scale == 128.0f && s.amax == 3.0f);
 }
 
-static void a_slot_with_history_keeps_its_scale_until_the_step_ends(void **state) {
-    (void)state;
+TEST(a_slot_with_history_keeps_its_scale_until_the_step_ends) {
     Fp8Slot s = {.amax = 1.0f, .format = DTYPE_E4M3};
     fp8_slot_advance(&s);
     assert_true(s.scale == 128.0f && s.inverse == 1.0f / 128.0f && s.amax == 0.0f && s.next == 1); // 2 to spare
@@ -165,8 +151,7 @@ static void a_slot_with_history_keeps_its_scale_until_the_step_ends(void **state
     assert_true(s.scale == 2.0f);
 }
 
-static void an_amax_leaves_the_history_after_sixteen_steps(void **state) {
-    (void)state;
+TEST(an_amax_leaves_the_history_after_sixteen_steps) {
     Fp8Slot s = {.amax = 64.0f, .format = DTYPE_E4M3};
     fp8_slot_advance(&s);
     for (int step = 0; step < FP8_HISTORY; step++) {
@@ -177,8 +162,7 @@ static void an_amax_leaves_the_history_after_sixteen_steps(void **state) {
     assert_true(s.scale == 128.0f);
 }
 
-static void steps_with_nothing_or_inf_or_nan_leave_a_slot_as_it_is(void **state) {
-    (void)state;
+TEST(steps_with_nothing_or_inf_or_nan_leave_a_slot_as_it_is) {
     const float nothing[] = {0.0f, INFINITY, NAN};
     Fp8Slot s = {.amax = 1.0f, .format = DTYPE_E5M2};
     fp8_slot_advance(&s);
@@ -190,21 +174,4 @@ static void steps_with_nothing_or_inf_or_nan_leave_a_slot_as_it_is(void **state)
         fp8_slot_advance(&s);
         assert_memory_equal(&s, &before, sizeof s);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(codes_are_the_numbers_of_the_formats_in_order),
-        cmocka_unit_test(every_finite_code_comes_back),
-        cmocka_unit_test(every_code_is_exact_in_bf16_also_at_the_ends_of_its_scale),
-        cmocka_unit_test(encode_takes_the_nearest_and_of_two_the_even_one),
-        cmocka_unit_test(encode_saturates_and_keeps_nan),
-        cmocka_unit_test(the_scale_is_a_power_of_two_that_fills_the_format),
-        cmocka_unit_test(the_scale_stays_finite_and_is_1_where_amax_says_nothing),
-        cmocka_unit_test(a_slot_without_history_follows_every_tensor),
-        cmocka_unit_test(a_slot_with_history_keeps_its_scale_until_the_step_ends),
-        cmocka_unit_test(an_amax_leaves_the_history_after_sixteen_steps),
-        cmocka_unit_test(steps_with_nothing_or_inf_or_nan_leave_a_slot_as_it_is),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

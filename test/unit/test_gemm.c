@@ -3,16 +3,10 @@
 // results are compared for equality.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "test/test.h"
 #include "test/unit/device_fixture.h"
+
+TestFixture test_all = {start_device, stop_device};
 
 static void put(Tensor t, int64_t i, float x) {
     convert_elements((char *)t.data + (size_t)i * dtype_size(t.dtype), t.dtype, &x, DTYPE_FP32, 1);
@@ -57,21 +51,18 @@ static void check_transposed_sum(DType dtype, DType result, int64_t M, int64_t N
     free(a.data), free(b.data), free(dst.data), free(expected);
 }
 
-static void calls_that_are_split_join_without_seams(void **state) {
-    (void)state;
+TEST(calls_that_are_split_join_without_seams) {
     check_transposed_sum(DTYPE_FP32, DTYPE_FP32, 801, 5, 513);  // M in two pieces
     check_transposed_sum(DTYPE_BF16, DTYPE_FP32, 3, 1601, 520); // N in three
     check_transposed_sum(DTYPE_BF16, DTYPE_BF16, 40, 30, 512);
 }
 
-static void more_shapes_than_the_cache_holds_are_still_right(void **state) {
-    (void)state;
+TEST(more_shapes_than_the_cache_holds_are_still_right) {
     for (int pass = 0; pass < 2; pass++) // the second pass meets shapes that were thrown out
         for (int64_t n = 1; n <= 150; n++) check_transposed_sum(DTYPE_FP32, DTYPE_FP32, 2, n, 3);
 }
 
-static void repeated_calls_give_the_same_bits(void **state) {
-    (void)state;
+TEST(repeated_calls_give_the_same_bits) {
     enum { M = 530, N = 190, K = 700 };
     Tensor a = integers(DTYPE_BF16, M, K, 2), b = integers(DTYPE_BF16, K, N, 2);
     for (int64_t i = 0; i < M * K; i++) put(a, i, get(a, i) * 0.37f + 0.011f * (float)(i % 13)); // sums must round
@@ -86,8 +77,7 @@ static void repeated_calls_give_the_same_bits(void **state) {
 }
 
 // ops.h promises the same bits for a bias gradient whatever the number of threads: rows are summed in fixed blocks.
-static void bias_gradients_do_not_depend_on_the_number_of_threads(void **state) {
-    (void)state;
+TEST(bias_gradients_do_not_depend_on_the_number_of_threads) {
     enum { N = 777, OC = 203, IC = 1 };
     Tensor dout = integers(DTYPE_FP32, N, OC, 2), in = integers(DTYPE_FP32, N, IC, 2);
     for (int64_t i = 0; i < N * OC; i++) put(dout, i, get(dout, i) * 0.37f + 0.011f * (float)(i % 13));
@@ -101,14 +91,4 @@ static void bias_gradients_do_not_depend_on_the_number_of_threads(void **state) 
     }
     assert_memory_equal(dbias[0], dbias[1], sizeof dbias[0]);
     free(dout.data), free(in.data);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_that_are_split_join_without_seams),
-        cmocka_unit_test(more_shapes_than_the_cache_holds_are_still_right),
-        cmocka_unit_test(repeated_calls_give_the_same_bits),
-        cmocka_unit_test(bias_gradients_do_not_depend_on_the_number_of_threads),
-    };
-    return cmocka_run_group_tests_name("gemm", tests, start_device, stop_device);
 }

@@ -1,24 +1,12 @@
 // Generation: the decoder's loop against one that computes every token anew, samples side by side, end-of-text, texts
 // and prompts longer than the context, streaming. generate_interactive is tested as users run it (test/e2e).
-#include "llmc/train/generate.h"
-
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-// clang-format on
-
 #include "llmc/run/format.h"
 #include "llmc/run/signals.h"
+#include "llmc/train/generate.h"
+#include "test/fixture.h"
 #include "test/unit/tiny_model.h"
+
+#include <fcntl.h>
 
 enum { T = 32, SEQUENCES = 6, MOST = 400 };
 
@@ -42,6 +30,7 @@ static int teardown(void **state) {
     (void)state;
     return 0;
 }
+TestFixture test_all = {setup, teardown};
 
 static GenerateOptions some_options(const char *prompt, int64_t tokens) {
     GenerateOptions o = {.tokenizer = bytes, .prompt = prompt, .samples = 1, .tokens = tokens};
@@ -90,8 +79,7 @@ static void assert_texts(const GenerateOptions *o, const Generated *g) {
     }
 }
 
-static void texts_are_those_of_a_pass_over_everything_for_each_token(void **state) {
-    (void)state;
+TEST(texts_are_those_of_a_pass_over_everything_for_each_token) {
     GenerateOptions o = some_options("Once upon", 20);
     Generated g = generated(&o);
     assert_texts(&o, &g);
@@ -103,8 +91,7 @@ static void texts_are_those_of_a_pass_over_everything_for_each_token(void **stat
     generated_free(&g);
 }
 
-static void without_a_prompt_the_text_begins_with_end_of_text(void **state) {
-    (void)state;
+TEST(without_a_prompt_the_text_begins_with_end_of_text) {
     GenerateOptions o = some_options("", 10);
     Generated g = generated(&o);
     assert_texts(&o, &g);
@@ -112,8 +99,7 @@ static void without_a_prompt_the_text_begins_with_end_of_text(void **state) {
     generated_free(&g);
 }
 
-static void temperature_zero_takes_the_likeliest_token_every_time(void **state) {
-    (void)state;
+TEST(temperature_zero_takes_the_likeliest_token_every_time) {
     GenerateOptions o = some_options("ab", 25);
     o.sampler.temperature = 0;
     Generated g = generated(&o);
@@ -121,8 +107,7 @@ static void temperature_zero_takes_the_likeliest_token_every_time(void **state) 
     generated_free(&g);
 }
 
-static void a_sample_is_the_same_whatever_their_number_is(void **state) {
-    (void)state;
+TEST(a_sample_is_the_same_whatever_their_number_is) {
     GenerateOptions all = some_options("side by side ", 30);
     all.samples = SEQUENCES;
     Generated many = generated(&all);
@@ -140,8 +125,7 @@ static void a_sample_is_the_same_whatever_their_number_is(void **state) {
     generated_free(&many);
 }
 
-static void a_text_longer_than_the_context_goes_on_from_its_last_half(void **state) {
-    (void)state;
+TEST(a_text_longer_than_the_context_goes_on_from_its_last_half) {
     GenerateOptions o = some_options("It was a long way ", 150);
     o.samples = 2;
     Generated g = generated(&o);
@@ -151,8 +135,7 @@ static void a_text_longer_than_the_context_goes_on_from_its_last_half(void **sta
     generated_free(&g);
 }
 
-static void of_a_prompt_longer_than_the_context_the_last_tokens_count(void **state) {
-    (void)state;
+TEST(of_a_prompt_longer_than_the_context_the_last_tokens_count) {
     char prompt[101];
     for (int i = 0; i < 100; i++) prompt[i] = (char)('a' + i % 26);
     for (int length = T - 3; length <= 100; length += length < T + 2 ? 1 : 30) {
@@ -167,8 +150,7 @@ static void of_a_prompt_longer_than_the_context_the_last_tokens_count(void **sta
     }
 }
 
-static void contexts_of_one_and_two_tokens_work(void **state) {
-    (void)state;
+TEST(contexts_of_one_and_two_tokens_work) {
     for (int64_t tiny_T = 1; tiny_T <= 3; tiny_T++) {
         Gpt2 *tiny = tiny_random(BYTE_VOCAB, 1, tiny_T, 2);
         GenerateOptions o = some_options("abc", 9);
@@ -184,8 +166,7 @@ static void contexts_of_one_and_two_tokens_work(void **state) {
 
 // Among equally likely tokens end-of-text comes once in 257 draws; this seed has samples that end and one that does
 // not.
-static void a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on(void **state) {
-    (void)state;
+TEST(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on) {
     enum { TOKENS = 150 };
     GenerateOptions o = some_options("x", TOKENS);
     o.samples = SEQUENCES, o.sampler = (SamplerOptions){.temperature = 1e6, .seed = 5};
@@ -209,8 +190,7 @@ static void a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on(void *
     generated_free(&g);
 }
 
-static void generation_ends_when_every_sample_has_ended(void **state) {
-    (void)state;
+TEST(generation_ends_when_every_sample_has_ended) {
     const int32_t script[] = {'o', 'k', BYTE_EOT};
     Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 3);
     GenerateOptions o = some_options("", 1000000);
@@ -240,8 +220,7 @@ static bool see(void *context, const char *piece, int64_t n) {
     return ++seen->calls != seen->calls_allowed;
 }
 
-static void the_sink_gets_the_text_behind_the_prompt(void **state) {
-    (void)state;
+TEST(the_sink_gets_the_text_behind_the_prompt) {
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("The prompt", 120);
     o.samples = 3, o.sink = see, o.context = &seen;
@@ -252,8 +231,7 @@ static void the_sink_gets_the_text_behind_the_prompt(void **state) {
 }
 
 // Every token is a byte here, so every character of more than one is split over tokens.
-static void the_sink_gets_whole_characters(void **state) {
-    (void)state;
+TEST(the_sink_gets_whole_characters) {
     static const char text[] = "a\xC3\xA9\xE6\xBC\xA2\xF0\x9F\x92\xA9z\xE2\x82(\xFF.\xF0\x9F\x98";
     int32_t script[T];
     const int64_t n = (int64_t)strlen(text);
@@ -271,8 +249,7 @@ static void the_sink_gets_whole_characters(void **state) {
     gpt2_destroy(scripted);
 }
 
-static void a_sink_that_refuses_ends_the_text(void **state) {
-    (void)state;
+TEST(a_sink_that_refuses_ends_the_text) {
     Seen seen = {.calls_allowed = 7};
     const int32_t script[] = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'};
     Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 10);
@@ -286,17 +263,14 @@ static void a_sink_that_refuses_ends_the_text(void **state) {
     gpt2_destroy(scripted);
 }
 
-static void a_signal_ends_the_text_at_the_token_it_has_reached(void **state) {
-    (void)state;
-    const int saved = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
-    dup2(nowhere, STDERR_FILENO); // the handler says a line
+TEST(a_signal_ends_the_text_at_the_token_it_has_reached) {
+    Capture line = capture_start(stderr); // of the handler
     signals_install();
     raise(SIGTERM);
     GenerateOptions o = some_options("ab", 100);
     Generated g = generated(&o);
     signals_install(); // forgets it
-    dup2(saved, STDERR_FILENO);
-    close(saved), close(nowhere);
+    free(capture_end(&line));
     assert_int_equal(g.new_tokens, 1);
     assert_int_equal(signals_pending(), 0);
     generated_free(&g);
@@ -304,8 +278,7 @@ static void a_signal_ends_the_text_at_the_token_it_has_reached(void **state) {
 
 // ----------------------------------------------------------------------------------------------------- special cases
 
-static void without_a_tokenizer_texts_are_token_numbers(void **state) {
-    (void)state;
+TEST(without_a_tokenizer_texts_are_token_numbers) {
     const int32_t script[] = {7, 0, 256, 99};
     Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 4);
     Seen seen = {.calls = 0};
@@ -319,8 +292,7 @@ static void without_a_tokenizer_texts_are_token_numbers(void **state) {
     gpt2_destroy(scripted);
 }
 
-static void tokens_that_the_tokenizer_does_not_have_are_never_drawn(void **state) {
-    (void)state;
+TEST(tokens_that_the_tokenizer_does_not_have_are_never_drawn) {
     Gpt2 *larger = tiny_random(2 * BYTE_VOCAB, 1, T, 1);
     GenerateOptions o = some_options("x", 300);
     o.sampler = (SamplerOptions){.temperature = 1e6, .seed = 2};
@@ -336,8 +308,7 @@ static void tokens_that_the_tokenizer_does_not_have_are_never_drawn(void **state
     gpt2_destroy(larger);
 }
 
-static void a_prompt_with_tokens_beyond_the_vocabulary_is_refused(void **state) {
-    (void)state;
+TEST(a_prompt_with_tokens_beyond_the_vocabulary_is_refused) {
     Gpt2 *smaller = tiny_random(100, 1, T, 1);
     GenerateOptions o = some_options("az", 5);
     Generated g;
@@ -348,8 +319,7 @@ static void a_prompt_with_tokens_beyond_the_vocabulary_is_refused(void **state) 
     gpt2_destroy(smaller);
 }
 
-static void more_samples_than_were_planned_are_refused(void **state) {
-    (void)state;
+TEST(more_samples_than_were_planned_are_refused) {
     GenerateOptions o = some_options("", 5);
     Generated g;
     o.samples = SEQUENCES + 1;
@@ -358,8 +328,7 @@ static void more_samples_than_were_planned_are_refused(void **state) {
     assert_null(g.texts);
 }
 
-static void a_prompt_without_a_tokenizer_is_refused(void **state) {
-    (void)state;
+TEST(a_prompt_without_a_tokenizer_is_refused) {
     GenerateOptions o = some_options("text", 5);
     Generated g;
     o.tokenizer = NULL;
@@ -367,28 +336,4 @@ static void a_prompt_without_a_tokenizer_is_refused(void **state) {
     assert_non_null(strstr(err.text, "--tokenizer"));
     assert_false(generate_interactive(model, &o, &err));
     assert_non_null(strstr(err.text, "--tokenizer"));
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts_are_those_of_a_pass_over_everything_for_each_token),
-        cmocka_unit_test(without_a_prompt_the_text_begins_with_end_of_text),
-        cmocka_unit_test(temperature_zero_takes_the_likeliest_token_every_time),
-        cmocka_unit_test(a_sample_is_the_same_whatever_their_number_is),
-        cmocka_unit_test(a_text_longer_than_the_context_goes_on_from_its_last_half),
-        cmocka_unit_test(of_a_prompt_longer_than_the_context_the_last_tokens_count),
-        cmocka_unit_test(contexts_of_one_and_two_tokens_work),
-        cmocka_unit_test(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on),
-        cmocka_unit_test(generation_ends_when_every_sample_has_ended),
-        cmocka_unit_test(the_sink_gets_the_text_behind_the_prompt),
-        cmocka_unit_test(the_sink_gets_whole_characters),
-        cmocka_unit_test(a_sink_that_refuses_ends_the_text),
-        cmocka_unit_test(a_signal_ends_the_text_at_the_token_it_has_reached),
-        cmocka_unit_test(without_a_tokenizer_texts_are_token_numbers),
-        cmocka_unit_test(tokens_that_the_tokenizer_does_not_have_are_never_drawn),
-        cmocka_unit_test(a_prompt_with_tokens_beyond_the_vocabulary_is_refused),
-        cmocka_unit_test(more_samples_than_were_planned_are_refused),
-        cmocka_unit_test(a_prompt_without_a_tokenizer_is_refused),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,16 +1,6 @@
 // The table of GPUs: its peaks a second time, from units, clocks and widths; and how a user may name one.
 #include "llmc/run/planner.h"
-
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "test/test.h"
 #include "test/unit/planner_case.h"
 
 // ------------------------------------------------------------------------------------------------------------- figures
@@ -30,8 +20,7 @@ static const struct {
     {"H200", 1830, 4096, 6402, 6144},      {"B200", 1856, 8192, 7992, 8192},
 };
 
-static void peaks_are_units_times_clock_times_operations(void **state) {
-    (void)state;
+TEST(peaks_are_units_times_clock_times_operations) {
     int count;
     gpu_table(&count);
     assert_int_equal(count, (int)(sizeof chips / sizeof chips[0]));
@@ -52,8 +41,7 @@ static void peaks_are_units_times_clock_times_operations(void **state) {
     }
 }
 
-static void the_link_is_that_of_the_generation(void **state) {
-    (void)state;
+TEST(the_link_is_that_of_the_generation) {
     int count;
     const GpuSpec *gpus = gpu_table(&count);
     for (int i = 0; i < count; i++) {
@@ -75,8 +63,7 @@ static void assert_found(const char *text, const char *name) {
     assert_true(gpu.spec.memory == gpu_named(name)->memory && gpu.spec.units == gpu_named(name)->units);
 }
 
-static void case_spaces_dashes_and_gb_do_not_matter(void **state) {
-    (void)state;
+TEST(case_spaces_dashes_and_gb_do_not_matter) {
     const char *const names[][2] = {
         {"h200", "H200"},
         {"H100", "H100 SXM"},
@@ -102,8 +89,7 @@ static void case_spaces_dashes_and_gb_do_not_matter(void **state) {
     for (int i = 0; i < count; i++) assert_found(gpus[i].name, gpus[i].name);
 }
 
-static void a_size_is_a_GPU_of_which_nothing_else_is_known(void **state) {
-    (void)state;
+TEST(a_size_is_a_GPU_of_which_nothing_else_is_known) {
     const struct {
         const char *text;
         double bytes;
@@ -119,8 +105,7 @@ static void a_size_is_a_GPU_of_which_nothing_else_is_known(void **state) {
     }
 }
 
-static void an_unknown_name_gets_the_nearest_and_the_list(void **state) {
-    (void)state;
+TEST(an_unknown_name_gets_the_nearest_and_the_list) {
     const char *const wrong[][2] = {
         {"rtx4900", "RTX 4090"}, {"h2000", "H200"}, {"a100-8", "A100 80GB"}, {"t5", "T4"}, {"24", "T4"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -133,8 +118,7 @@ static void an_unknown_name_gets_the_nearest_and_the_list(void **state) {
     }
 }
 
-static void a_name_like_none_gets_the_list_and_no_size_that_memory_cannot_have(void **state) {
-    (void)state;
+TEST(a_name_like_none_gets_the_list_and_no_size_that_memory_cannot_have) {
     GpuChoice gpu;
     Error err;
     assert_false(gpu_find(&gpu, "zzzzz", 5, &err));
@@ -148,8 +132,7 @@ static void a_name_like_none_gets_the_list_and_no_size_that_memory_cannot_have(v
     }
 }
 
-static void hostile_names_are_refused(void **state) {
-    (void)state;
+TEST(hostile_names_are_refused) {
     char name[3000];
     GpuChoice gpu;
     Error err;
@@ -160,24 +143,9 @@ static void hostile_names_are_refused(void **state) {
         assert_false(gpu_find(&gpu, wrong[i], strlen(wrong[i]), &err));
 }
 
-static void a_gpu_without_bf16_computes_in_fp16(void **state) {
-    (void)state;
+TEST(a_gpu_without_bf16_computes_in_fp16) {
     assert_int_equal(gpu_spec_dtype(gpu_named("T4"), DTYPE_BF16), DTYPE_FP16);
     assert_int_equal(gpu_spec_dtype(gpu_named("T4"), DTYPE_FP32), DTYPE_FP32);
     assert_int_equal(gpu_spec_dtype(gpu_named("A100 40GB"), DTYPE_BF16), DTYPE_BF16);
     assert_true(gpu_spec_peak(gpu_named("T4"), DTYPE_BF16) == 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(peaks_are_units_times_clock_times_operations),
-        cmocka_unit_test(the_link_is_that_of_the_generation),
-        cmocka_unit_test(case_spaces_dashes_and_gb_do_not_matter),
-        cmocka_unit_test(a_size_is_a_GPU_of_which_nothing_else_is_known),
-        cmocka_unit_test(an_unknown_name_gets_the_nearest_and_the_list),
-        cmocka_unit_test(a_name_like_none_gets_the_list_and_no_size_that_memory_cannot_have),
-        cmocka_unit_test(hostile_names_are_refused),
-        cmocka_unit_test(a_gpu_without_bf16_computes_in_fp16),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

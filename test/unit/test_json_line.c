@@ -1,17 +1,8 @@
 // The scanner of JSON lines: what it takes, what it refuses and with which words. That it gives the same text as
 // Python's json is shown by test/e2e/test_prepare_lines.py.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/text/documents.h"
 #include "test/unit/mutate.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 // A copy with exactly the one byte behind it that the scanner may read, so that a sanitizer sees every other one.
 static JsonLine scan(const char *line, size_t n, const char *field, char *text, int64_t *length, Error *err) {
@@ -47,8 +38,7 @@ static void assert_refused(const char *line, JsonLine expected, const char *word
         fail_msg("%s: status %d, \"%s\" instead of %d, \"%s\"", line, (int)status, err.text, (int)expected, words);
 }
 
-static void the_field_is_found_among_values_of_all_kinds(void **state) {
-    (void)state;
+TEST(the_field_is_found_among_values_of_all_kinds) {
     assert_text("{\"text\":\"abc\"}", "text", "abc");
     assert_text(" {\t\"text\" :\r \"abc\" } ", "text", "abc");
     assert_text("{\"a\": {\"text\": \"inner\", \"b\": [1, [], {}, \"x\"]}, \"text\": \"outer\"}", "text", "outer");
@@ -57,15 +47,13 @@ static void the_field_is_found_among_values_of_all_kinds(void **state) {
     assert_text("{\"text\": \"\"}", "text", "");
 }
 
-static void of_equal_keys_the_last_one_counts(void **state) {
-    (void)state;
+TEST(of_equal_keys_the_last_one_counts) {
     assert_text("{\"text\": \"first\", \"text\": \"last\"}", "text", "last");
     assert_text("{\"text\": 1, \"text\": \"last\"}", "text", "last");
     assert_refused("{\"text\": \"first\", \"text\": 1}", JSON_LINE_NO_STRING, "is not a string");
 }
 
-static void escapes_are_resolved_in_texts_and_in_keys(void **state) {
-    (void)state;
+TEST(escapes_are_resolved_in_texts_and_in_keys) {
     assert_text("{\"text\": \"a\\\"b\\\\c\\/d\\b\\f\\n\\r\\te\"}", "text", "a\"b\\c/d\b\f\n\r\te");
     assert_text("{\"text\": \"\\u0041\\u00e9\\u20ac\\ud83d\\ude00!\"}", "text", "A\u00e9\u20ac\U0001F600!");
     assert_text("{\"te\\u0078t\": \"abc\"}", "text", "abc");
@@ -77,8 +65,7 @@ static void escapes_are_resolved_in_texts_and_in_keys(void **state) {
     assert_memory_equal(text, "a\0b", 3);
 }
 
-static void what_is_no_json_is_refused_with_its_place(void **state) {
-    (void)state;
+TEST(what_is_no_json_is_refused_with_its_place) {
     static const struct {
         const char *line, *words;
     } cases[] = {
@@ -108,8 +95,7 @@ static void what_is_no_json_is_refused_with_its_place(void **state) {
         assert_refused(cases[i].line, JSON_LINE_NOT_JSON, cases[i].words);
 }
 
-static void deep_nesting_is_refused_and_not_a_stack_overflow(void **state) {
-    (void)state;
+TEST(deep_nesting_is_refused_and_not_a_stack_overflow) {
     enum { DEEP = 100000 };
     char *line = malloc(2 * DEEP + 64), text[8];
     assert_non_null(line);
@@ -127,8 +113,7 @@ static void deep_nesting_is_refused_and_not_a_stack_overflow(void **state) {
     free(line);
 }
 
-static void a_line_that_is_no_utf8_is_refused_even_outside_the_text(void **state) {
-    (void)state;
+TEST(a_line_that_is_no_utf8_is_refused_even_outside_the_text) {
     static const char *const bad[] = {"\x80",         "\xC3",         "\xC0\x80",
                                       "\xE0\x80\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80",
                                       "\xFF",         "\xE2\x82",     "\xF0\x9F\x98"};
@@ -142,8 +127,7 @@ static void a_line_that_is_no_utf8_is_refused_even_outside_the_text(void **state
     assert_text("{\"text\": \"\xF4\x8F\xBF\xBF\xED\x9F\xBF\xC2\x80\"}", "text", "\xF4\x8F\xBF\xBF\xED\x9F\xBF\xC2\x80");
 }
 
-static void half_a_surrogate_pair_is_refused_in_the_text_only(void **state) {
-    (void)state;
+TEST(half_a_surrogate_pair_is_refused_in_the_text_only) {
     static const char *const bad[] = {"\\ud800",        "\\udc00",        "\\ud83dx",      "\\ud83d\\n",
                                       "\\ud83d\\u0041", "\\ud83d\\ud83d", "\\ude00\\ud83d"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -155,8 +139,7 @@ static void half_a_surrogate_pair_is_refused_in_the_text_only(void **state) {
     }
 }
 
-static void a_field_that_is_missing_or_no_string_is_named(void **state) {
-    (void)state;
+TEST(a_field_that_is_missing_or_no_string_is_named) {
     assert_refused("{}", JSON_LINE_NO_FIELD, "has no field \"text\"; --field");
     assert_refused("{\"Text\": \"a\", \"tex\": \"b\", \"texts\": \"c\"}", JSON_LINE_NO_FIELD, "has no field");
     static const char *const values[] = {"null", "1", "true", "[\"a\"]", "{\"text\": \"a\"}"};
@@ -167,16 +150,14 @@ static void a_field_that_is_missing_or_no_string_is_named(void **state) {
     }
 }
 
-static void white_space_is_a_blank_line(void **state) {
-    (void)state;
+TEST(white_space_is_a_blank_line) {
     char text[8];
     int64_t length;
     assert_int_equal(scan("", 0, "text", text, &length, NULL), JSON_LINE_BLANK);
     assert_int_equal(scan(" \t\r ", 4, "text", text, &length, NULL), JSON_LINE_BLANK);
 }
 
-static void damaged_lines_never_lead_outside_the_line(void **state) {
-    (void)state;
+TEST(damaged_lines_never_lead_outside_the_line) {
     static const char line[] = "{\"id\": 17, \"meta\": {\"a\": [1.5, null, \"x\\ud83d\\ude00\"], \"b\": {}}, \"text\": "
                                "\"Some \\u00e9 text\\n with \xE2\x82\xAC and \\\"quotes\\\"\", \"end\": true}";
     unsigned char damaged[sizeof line + MUTATE_MAX_GROWTH * 3];
@@ -192,20 +173,4 @@ static void damaged_lines_never_lead_outside_the_line(void **state) {
         assert_true(status == JSON_LINE_OK || status == JSON_LINE_BLANK || err.text[0] != '\0');
     }
     assert_true(refused > 5000);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_field_is_found_among_values_of_all_kinds),
-        cmocka_unit_test(of_equal_keys_the_last_one_counts),
-        cmocka_unit_test(escapes_are_resolved_in_texts_and_in_keys),
-        cmocka_unit_test(what_is_no_json_is_refused_with_its_place),
-        cmocka_unit_test(deep_nesting_is_refused_and_not_a_stack_overflow),
-        cmocka_unit_test(a_line_that_is_no_utf8_is_refused_even_outside_the_text),
-        cmocka_unit_test(half_a_surrogate_pair_is_refused_in_the_text_only),
-        cmocka_unit_test(a_field_that_is_missing_or_no_string_is_named),
-        cmocka_unit_test(white_space_is_a_blank_line),
-        cmocka_unit_test(damaged_lines_never_lead_outside_the_line),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,16 +2,10 @@
 // in the compute dtype save, and what generation takes.
 #include "llmc/base/rng.h"
 #include "llmc/model/gpt2.h"
-
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "test/test.h"
 #include "test/unit/device_fixture.h"
+
+TestFixture test_all = {start_device, stop_device};
 
 typedef struct {
     int handle, first, last;
@@ -33,8 +27,7 @@ static void assert_no_overlap(const MemoryPlan *plan, const Item *items, int n) 
     }
 }
 
-static void random_lifetimes_never_overlap(void **state) {
-    (void)state;
+TEST(random_lifetimes_never_overlap) {
     enum { N = 60 };
     for (uint64_t round = 0; round < 200; round++) {
         MemoryPlan *plan = memory_plan_create();
@@ -54,8 +47,7 @@ static void random_lifetimes_never_overlap(void **state) {
     }
 }
 
-static void tensors_that_never_meet_share_bytes(void **state) {
-    (void)state;
+TEST(tensors_that_never_meet_share_bytes) {
     MemoryPlan *plan = memory_plan_create();
     int a = memory_plan_add(plan, MEM_ACTIVATIONS, "a", 1024, 0, 1);
     int b = memory_plan_add(plan, MEM_ACTIVATIONS, "b", 1024, 2, 3);
@@ -65,8 +57,7 @@ static void tensors_that_never_meet_share_bytes(void **state) {
     memory_plan_destroy(plan);
 }
 
-static void the_last_tick_is_included(void **state) {
-    (void)state;
+TEST(the_last_tick_is_included) {
     MemoryPlan *plan = memory_plan_create();
     memory_plan_add(plan, MEM_ACTIVATIONS, "a", 1024, 0, 2);
     memory_plan_add(plan, MEM_ACTIVATIONS, "b", 1024, 2, 3);
@@ -75,8 +66,7 @@ static void the_last_tick_is_included(void **state) {
     memory_plan_destroy(plan);
 }
 
-static void classes_sum_to_the_total(void **state) {
-    (void)state;
+TEST(classes_sum_to_the_total) {
     MemoryPlan *plan = memory_plan_create();
     memory_plan_add(plan, MEM_WEIGHTS, "w", 1000, PLAN_ALWAYS, PLAN_ALWAYS);
     memory_plan_add(plan, MEM_OPTIMIZER, "m", 3000, PLAN_ALWAYS, PLAN_ALWAYS);
@@ -90,8 +80,7 @@ static void classes_sum_to_the_total(void **state) {
     memory_plan_destroy(plan);
 }
 
-static void an_empty_plan_takes_nothing(void **state) {
-    (void)state;
+TEST(an_empty_plan_takes_nothing) {
     MemoryPlan *plan = memory_plan_create();
     memory_plan_solve(plan);
     assert_int_equal(memory_plan_total(plan), 0);
@@ -125,8 +114,7 @@ static int64_t peak_of(Gpt2Options options, int64_t L) {
 
 // Blocks more keep as much more; what one block needs while it runs is the same. Of 256 tokens every tensor is a
 // multiple of the alignment.
-static void a_block_keeps_what_its_set_leaves(void **state) {
-    (void)state;
+TEST(a_block_keeps_what_its_set_leaves) {
     Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 2, .T = 128};
     options.config = (ModelConfig){.C = 128, .NH = 4, .max_T = 128};
     model_config_set_vocab(&options.config, 500);
@@ -143,8 +131,7 @@ static void a_block_keeps_what_its_set_leaves(void **state) {
 }
 
 // At 124M, laying out costs at most a hundredth over what is alive at once.
-static void no_set_takes_more_than_its_tensors_need(void **state) {
-    (void)state;
+TEST(no_set_takes_more_than_its_tensors_need) {
     Error err;
     Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 4, .T = 1024};
     assert_true(model_config_parse(&options.config, "d12", &err));
@@ -160,8 +147,7 @@ static void no_set_takes_more_than_its_tensors_need(void **state) {
 // -------------------------------------------------------------------------------------- gradients in the compute dtype
 
 // 2 bytes a parameter less; in fp32 remain, while the backward pass runs, the gradients of one block and of wte.
-static void gradients_in_the_compute_dtype_take_half_and_one_block(void **state) {
-    (void)state;
+TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
     Error err;
     Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 1, .T = 64};
     assert_true(model_config_parse(&options.config, "d12", &err));
@@ -197,8 +183,7 @@ static int64_t planned(Gpt2Options options, int64_t sequences) {
     return total;
 }
 
-static void samples_beside_training_cost_no_memory(void **state) {
-    (void)state;
+TEST(samples_beside_training_cost_no_memory) {
     for (int level = 0; level <= 3; level++) {
         const Gpt2Options options = {
             .master = true, .train = true, .B = 4, .T = 1024, .recompute = recompute_all(recompute_level_set(level))};
@@ -209,28 +194,11 @@ static void samples_beside_training_cost_no_memory(void **state) {
 
 // Without training there is little to share: keys and values of every position, 2 L C elements, and the logits. The
 // blocks' own activations are those of one prompt, not of every sequence.
-static void a_model_that_only_generates_takes_weights_and_cache(void **state) {
-    (void)state;
+TEST(a_model_that_only_generates_takes_weights_and_cache) {
     const Gpt2Options options = {.B = 1, .T = 1024};
     const int64_t element = 4, Vp = 50304, cache = 2 * 12 * 768 * 1024 * element, logits = Vp * element;
     const int64_t tokens = 1024 * 4,
                   aligned = 2 * PLAN_ALIGNMENT; // cache and logits are multiples of it; tokens are not
     const int64_t more = planned(options, 9) - planned(options, 8);
     assert_true(more >= cache && more <= cache + logits + tokens + aligned);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_lifetimes_never_overlap),
-        cmocka_unit_test(tensors_that_never_meet_share_bytes),
-        cmocka_unit_test(the_last_tick_is_included),
-        cmocka_unit_test(classes_sum_to_the_total),
-        cmocka_unit_test(an_empty_plan_takes_nothing),
-        cmocka_unit_test(a_block_keeps_what_its_set_leaves),
-        cmocka_unit_test(no_set_takes_more_than_its_tensors_need),
-        cmocka_unit_test(gradients_in_the_compute_dtype_take_half_and_one_block),
-        cmocka_unit_test(samples_beside_training_cost_no_memory),
-        cmocka_unit_test(a_model_that_only_generates_takes_weights_and_cache),
-    };
-    return cmocka_run_group_tests(tests, start_device, stop_device);
 }

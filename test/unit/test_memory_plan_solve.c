@@ -2,17 +2,10 @@
 // that the definition in memory_plan.h gives, found the slow way.
 #include "llmc/base/rng.h"
 #include "llmc/model/gpt2.h"
-
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "test/test.h"
 #include "test/unit/device_fixture.h"
+
+TestFixture test_all = {start_device, stop_device};
 
 static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set) {
     Error err;
@@ -34,8 +27,7 @@ static const int SETS[] = {0,
 enum { NUM_MODELS = 5, NUM_SETS = 6 };
 
 // 2% of the activations are 2 sequences of 100: what -b auto may lose to gaps.
-static void the_gaps_are_less_than_2_percent_of_the_activations(void **state) {
-    (void)state;
+TEST(the_gaps_are_less_than_2_percent_of_the_activations) {
     for (int m = 0; m < NUM_MODELS; m++)
         for (int s = 0; s < NUM_SETS; s++)
             for (int64_t B = 1; B <= 16; B *= 4) {
@@ -99,8 +91,7 @@ static void assert_each_stands_at_the_lowest_offset(const MemoryPlan *plan) {
     free(items);
 }
 
-static void the_layout_is_the_lowest_place_for_each_the_largest_first(void **state) {
-    (void)state;
+TEST(the_layout_is_the_lowest_place_for_each_the_largest_first) {
     for (int s = 0; s < NUM_SETS; s++) {
         MemoryPlan *plan = plan_of(s % 2 ? "d6" : "d12", 3, SETS[s]);
         assert_each_stands_at_the_lowest_offset(plan);
@@ -122,8 +113,7 @@ static void the_layout_is_the_lowest_place_for_each_the_largest_first(void **sta
 
 // --------------------------------------------------------------------------------------------------- what was declared
 
-static void the_live_peak_is_the_largest_sum_of_any_tick(void **state) {
-    (void)state;
+TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
     MemoryPlan *plan = plan_of("d6", 2, AGAIN_BLOCK);
     int64_t peak = 0;
     int at = 0;
@@ -138,13 +128,4 @@ static void the_live_peak_is_the_largest_sum_of_any_tick(void **state) {
     assert_true(memory_plan_live_peak(plan) == peak);
     assert_int_equal(memory_plan_peak_tick(plan), at);
     memory_plan_destroy(plan);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_gaps_are_less_than_2_percent_of_the_activations),
-        cmocka_unit_test(the_layout_is_the_lowest_place_for_each_the_largest_first),
-        cmocka_unit_test(the_live_peak_is_the_largest_sum_of_any_tick),
-    };
-    return cmocka_run_group_tests(tests, start_device, stop_device);
 }

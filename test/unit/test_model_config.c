@@ -1,18 +1,9 @@
 // Model descriptors: what they stand for, and what is refused.
 #include "llmc/model/model_config.h"
 #include "llmc/model/parameters.h"
-#include "llmc/model/recompute.h"
+#include "test/test.h"
 
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <cmocka.h>
 #include <math.h>
-#include <stdlib.h>
-// clang-format on
 
 static ModelConfig parsed(const char *descriptor) {
     ModelConfig c;
@@ -21,8 +12,7 @@ static ModelConfig parsed(const char *descriptor) {
     return c;
 }
 
-static void presets_have_the_published_parameter_counts(void **state) {
-    (void)state;
+TEST(presets_have_the_published_parameter_counts) {
     const struct {
         const char *name;
         double millions; // of REFERENCE: padded vocabulary of 50,304
@@ -36,8 +26,7 @@ static void presets_have_the_published_parameter_counts(void **state) {
     }
 }
 
-static void a_free_shape_takes_every_part_and_pads_the_vocabulary(void **state) {
-    (void)state;
+TEST(a_free_shape_takes_every_part_and_pads_the_vocabulary) {
     ModelConfig c = parsed("L=6,C=384,NH=3,V=257,T=96");
     assert_int_equal(c.L, 6);
     assert_int_equal(c.C, 384);
@@ -47,8 +36,7 @@ static void a_free_shape_takes_every_part_and_pads_the_vocabulary(void **state) 
     assert_int_equal(c.max_T, 96);
 }
 
-static void a_preset_may_be_changed_part_by_part(void **state) {
-    (void)state;
+TEST(a_preset_may_be_changed_part_by_part) {
     ModelConfig c = parsed("d24,V=1000,T=2048");
     assert_int_equal(c.L, 24);
     assert_int_equal(c.NH, 16);
@@ -59,14 +47,12 @@ static void a_preset_may_be_changed_part_by_part(void **state) {
     assert_int_equal(c.NH, 16);
 }
 
-static void heads_default_to_64_channels_each(void **state) {
-    (void)state;
+TEST(heads_default_to_64_channels_each) {
     assert_int_equal(parsed("L=2,C=256").NH, 4);
     assert_int_equal(parsed("L=2,C=100").NH, 1);
 }
 
-static void wrong_descriptors_are_refused_with_a_message(void **state) {
-    (void)state;
+TEST(wrong_descriptors_are_refused_with_a_message) {
     const char *wrong[] = {"",        "d13",        "gpt2",          "L=0",
                            "L=",      "L=x",        "L=2,",          "C=64,NH=5",
                            "L=-1",    "L=2,Q=3",    "V=99999999999", "C=99999999999999999999",
@@ -80,8 +66,7 @@ static void wrong_descriptors_are_refused_with_a_message(void **state) {
     }
 }
 
-static void paths_are_no_descriptors(void **state) {
-    (void)state;
+TEST(paths_are_no_descriptors) {
     assert_true(model_config_is_descriptor("d12"));
     assert_true(model_config_is_descriptor("d12,V=5"));
     assert_true(model_config_is_descriptor("L=3"));
@@ -92,8 +77,7 @@ static void paths_are_no_descriptors(void **state) {
     assert_false(model_config_is_descriptor("./L=3"));
 }
 
-static void flops_are_those_of_the_stated_formulas(void **state) {
-    (void)state;
+TEST(flops_are_those_of_the_stated_formulas) {
     ModelConfig c = parsed("d12");
     model_config_set_vocab(&c, GPT2_VOCAB);
     // The figures of the published formulas at 124M, T = 1024, in MFLOP a token, given to one decimal.
@@ -106,17 +90,4 @@ static void flops_are_those_of_the_stated_formulas(void **state) {
                 1.0);
     assert_true(flops_per_token_hardware(&c, 1024, &two) == flops_per_token_hardware(&c, 1024, &none));
     assert_true(flops_per_token_hardware(&c, 1024, &all) > flops_per_token_hardware(&c, 1024, &two));
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(presets_have_the_published_parameter_counts),
-        cmocka_unit_test(a_free_shape_takes_every_part_and_pads_the_vocabulary),
-        cmocka_unit_test(a_preset_may_be_changed_part_by_part),
-        cmocka_unit_test(heads_default_to_64_channels_each),
-        cmocka_unit_test(wrong_descriptors_are_refused_with_a_message),
-        cmocka_unit_test(paths_are_no_descriptors),
-        cmocka_unit_test(flops_are_those_of_the_stated_formulas),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,13 @@
 // What gpt2_numerics counts of a small model, against tensors whose values are known: every class once, over all blocks
 // and micro-steps; updates as they were made; nothing where it was not asked for.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "llmc/model/gpt2.h"
+#include "test/test.h"
 #include "test/unit/device_fixture.h"
+
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
+
+TestFixture test_all = {start_device, stop_device};
 
 enum { L = 3, C = 64, V = 100, T = 16, B = 4 };
 
@@ -59,8 +56,7 @@ static double count_of(Gpt2 *model, const char *name) {
     return row ? row->stats.count : 0.0;
 }
 
-static void only_a_model_that_wants_numerics_has_room_for_them(void **state) {
-    (void)state;
+TEST(only_a_model_that_wants_numerics_has_room_for_them) {
     Gpt2Options options = options_of(DTYPE_FP32, false);
     MemoryPlan *with = gpt2_plan(&options);
     options.numerics = false;
@@ -104,13 +100,9 @@ static void count_two_micro_steps(int again) {
     gpt2_destroy(model);
 }
 
-static void activations_are_counted_over_blocks_and_micro_steps(void **state) {
-    (void)state;
-    count_two_micro_steps(0);
-}
+TEST(activations_are_counted_over_blocks_and_micro_steps) { count_two_micro_steps(0); }
 
-static void what_is_computed_again_is_counted_once(void **state) {
-    (void)state;
+TEST(what_is_computed_again_is_counted_once) {
     count_two_micro_steps(AGAIN_GELU | AGAIN_QKV);
     count_two_micro_steps(AGAIN_BLOCK);
 }
@@ -125,8 +117,7 @@ static void set_all(Gpt2 *model, int index, float value) {
     free(values);
 }
 
-static void weights_and_gradients_are_counted_by_kind(void **state) {
-    (void)state;
+TEST(weights_and_gradients_are_counted_by_kind) {
     const Gpt2Options options = options_of(DTYPE_FP32, false);
     Gpt2 *model = make(&options);
     for (int l = 0; l < L; l++) set_all(model, parameter_index(&options.config, PARAM_FCW, l), (float)(l + 1));
@@ -146,8 +137,7 @@ static void weights_and_gradients_are_counted_by_kind(void **state) {
 
 // fc of the last block goes from 1 to 1.5, of the others stays at 1: a change of 0.5 / sqrt(3) of the weight's norm, in
 // the master or, without one, in the weight; every number is exact in bf16.
-static void an_update_is_what_changed_against_what_was_there(void **state) {
-    (void)state;
+TEST(an_update_is_what_changed_against_what_was_there) {
     for (int c = 0; c < 3; c++) {
         const Gpt2Options options = options_of(c == 0 ? DTYPE_FP32 : DTYPE_BF16, c == 1);
         Gpt2 *model = make(&options);
@@ -170,8 +160,7 @@ static void an_update_is_what_changed_against_what_was_there(void **state) {
 }
 
 // A change of 2^-10 of a weight is lost in bf16, but not in its master.
-static void an_update_is_seen_in_the_master(void **state) {
-    (void)state;
+TEST(an_update_is_seen_in_the_master) {
     for (int master = 0; master < 2; master++) {
         const Gpt2Options options = options_of(DTYPE_BF16, master);
         Gpt2 *model = make(&options);
@@ -183,16 +172,4 @@ static void an_update_is_seen_in_the_master(void **state) {
         assert_true(row_named(model, "wte.update")->stats.amax == (master ? 0x1p-10f : 0.0f));
         gpt2_destroy(model);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_a_model_that_wants_numerics_has_room_for_them),
-        cmocka_unit_test(activations_are_counted_over_blocks_and_micro_steps),
-        cmocka_unit_test(what_is_computed_again_is_counted_once),
-        cmocka_unit_test(weights_and_gradients_are_counted_by_kind),
-        cmocka_unit_test(an_update_is_what_changed_against_what_was_there),
-        cmocka_unit_test(an_update_is_seen_in_the_master),
-    };
-    return cmocka_run_group_tests(tests, start_device, stop_device);
 }

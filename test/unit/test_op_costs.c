@@ -2,19 +2,12 @@
 // ops, and that no op of ops.h is missing from it.
 #include "llmc/base/atomic_file.h"
 #include "llmc/model/parameters.h"
-#include "llmc/model/recompute.h"
 #include "llmc/run/profile.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 static void assert_near(double x, double expected, double tolerance) {
     if (!(fabs(x - expected) <= tolerance)) fail_msg("%.17g, not %.17g", x, expected);
@@ -42,8 +35,7 @@ static bool is_in_table(const char *name, size_t length) {
 }
 
 // An op is a function of ops.h that returns nothing and takes tensors; ops_set_workspace is none.
-static void every_op_of_the_contract_is_in_the_table(void **state) {
-    (void)state;
+TEST(every_op_of_the_contract_is_in_the_table) {
     FILE *f = fopen("llmc/ops.h", "r");
     assert_non_null(f);
     char line[512];
@@ -90,8 +82,7 @@ static double step_flops(const ModelConfig *c, int64_t B, int64_t T, bool recomp
     return (double)c->L * (forward + last + backward + (recompute_blocks ? forward : 0.0)) + head;
 }
 
-static void the_flops_of_a_step_are_those_of_the_formulas(void **state) {
-    (void)state;
+TEST(the_flops_of_a_step_are_those_of_the_formulas) {
     const char *const models[] = {"d12", "d48", "L=3,C=20,NH=4,V=131,T=64"};
     for (int i = 0; i < 3; i++) {
         ModelConfig c;
@@ -113,8 +104,7 @@ static void the_flops_of_a_step_are_those_of_the_formulas(void **state) {
 
 // --------------------------------------------------------------------------------------------------------------- bytes
 
-static void a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice(void **state) {
-    (void)state;
+TEST(a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice) {
     Tensor out = tensor("out", DTYPE_BF16, 2, 5, 7), in = tensor("in", DTYPE_BF16, 2, 5, 3);
     Tensor w = tensor("w", DTYPE_BF16, 7, 3, 0), b = tensor("b", DTYPE_BF16, 7, 0, 0);
     Tensor dw = tensor("dw", DTYPE_FP32, 7, 3, 0), db = tensor("db", DTYPE_FP32, 7, 0, 0);
@@ -124,8 +114,7 @@ static void a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice(void **st
     assert_near(op_cost_matmul_backward_weight(dw, db, out, in, true).bytes, 2 * (70 + 30) + 8 * 28, 0);
 }
 
-static void adamw_reads_and_writes_the_state_it_keeps(void **state) {
-    (void)state;
+TEST(adamw_reads_and_writes_the_state_it_keeps) {
     UpdateTensor with = {.weight = tensor("w", DTYPE_BF16, 10, 10, 0),
                          .master = tensor("w", DTYPE_FP32, 10, 10, 0),
                          .grad = tensor("g", DTYPE_FP32, 10, 10, 0),
@@ -152,8 +141,7 @@ static double update_bytes(const UpdateTensor *t) {
     return op_cost_optimizer_update(t, 1, 0, 1, (UpdateParams){0}, tensor_none()).bytes;
 }
 
-static void small_states_cost_what_they_keep(void **state) {
-    (void)state;
+TEST(small_states_cost_what_they_keep) {
     enum { N = 512, WEIGHT = 2 * 2 * N, GRAD = 4 * N };
     UpdateTensor t = updated_matrix(RULE_ADAMW);
     t.m = tensor("m", DTYPE_U8, 32, 16, 0), t.v = tensor("v", DTYPE_U8, 32, 16, 0);
@@ -167,8 +155,7 @@ static void small_states_cost_what_they_keep(void **state) {
     assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 4 * N, 0);
 }
 
-static void the_passes_of_a_rule_count_what_each_of_them_touches(void **state) {
-    (void)state;
+TEST(the_passes_of_a_rule_count_what_each_of_them_touches) {
     enum { N = 512, WEIGHT = 2 * 2 * N, GRAD = 4 * N, SUMS = 4 * (32 + 16) };
     const UpdateParams params = {0};
     UpdateTensor both[2] = {updated_matrix(RULE_DIRECTION), updated_matrix(RULE_ADAFACTOR)};
@@ -181,8 +168,7 @@ static void the_passes_of_a_rule_count_what_each_of_them_touches(void **state) {
     assert_near(op_cost_adafactor_statistics(both, 2, params, tensor_none()).bytes, 2 * GRAD + 2 * SUMS + 4, 0);
 }
 
-static void an_embedding_row_is_read_once_at_most(void **state) {
-    (void)state;
+TEST(an_embedding_row_is_read_once_at_most) {
     Tensor wte = tensor("wte", DTYPE_FP32, 100, 8, 0), wpe = tensor("wpe", DTYPE_FP32, 64, 8, 0);
     Tensor few = tensor("tokens", DTYPE_I32, 2, 16, 0), many = tensor("tokens", DTYPE_I32, 8, 16, 0);
     Tensor out = tensor("out", DTYPE_FP32, 2, 16, 8), more = tensor("out", DTYPE_FP32, 8, 16, 8);
@@ -192,8 +178,7 @@ static void an_embedding_row_is_read_once_at_most(void **state) {
 
 // --------------------------------------------------------------------------------------------------------------- table
 
-static void a_label_names_the_op_the_weight_without_its_block_and_the_shape(void **state) {
-    (void)state;
+TEST(a_label_names_the_op_the_weight_without_its_block_and_the_shape) {
     char label[128];
     Tensor in = tensor("ln1", DTYPE_BF16, 64, 1024, 768), out = tensor("qkv", DTYPE_BF16, 64, 1024, 2304);
     Tensor w = tensor("transformer.h.11.attn.c_attn.weight", DTYPE_BF16, 2304, 768, 0);
@@ -223,8 +208,7 @@ static Profile example(TimedOp ops[6]) {
     return (Profile){ops, 6, 2, step_start, plain_start, DTYPE_FP32, {.matmul_flops = 5120, .copy_bandwidth = 1280}};
 }
 
-static void rows_sum_the_calls_of_all_blocks_and_come_slowest_first(void **state) {
-    (void)state;
+TEST(rows_sum_the_calls_of_all_blocks_and_come_slowest_first) {
     TimedOp ops[6];
     const Profile profile = example(ops);
     int count;
@@ -240,12 +224,6 @@ static void rows_sum_the_calls_of_all_blocks_and_come_slowest_first(void **state
     free(rows);
 }
 
-static double number(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    assert_true(cJSON_IsNumber(item));
-    return item->valuedouble;
-}
-
 static cJSON *read_json(const char *path) {
     Error err;
     char *text = file_read_all(path, 1 << 20, NULL, &err);
@@ -256,62 +234,39 @@ static cJSON *read_json(const char *path) {
     return json;
 }
 
-static void the_rows_and_the_time_between_ops_add_up_to_the_step(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(the_rows_and_the_time_between_ops_add_up_to_the_step) {
     TimedOp ops[6];
     const Profile profile = example(ops);
     Error err;
-    assert_true(profile_write_json(tmpdir_file(&dir, "profile.json"), &profile, &err));
-    cJSON *json = read_json(tmpdir_file(&dir, "profile.json")), *row;
-    double sum = number(json, "between_ops_ms");
-    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(json, "ops")) sum += number(row, "ms");
-    assert_near(number(json, "step_ms"), 1000, 1e-6);
+    assert_true(profile_write_json(tmp_file("profile.json"), &profile, &err));
+    cJSON *json = read_json(tmp_file("profile.json")), *row;
+    double sum = json_number(json, "between_ops_ms");
+    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(json, "ops")) sum += json_number(row, "ms");
+    assert_near(json_number(json, "step_ms"), 1000, 1e-6);
     assert_near(sum, 1000, 1e-6);
-    assert_near(number(json, "between_ops_ms"), 200, 1e-6);
-    assert_near(number(json, "median_plain_step_ms"), 900, 1e-6);
-    assert_near(number(json, "flops"), 1024, 0);
+    assert_near(json_number(json, "between_ops_ms"), 200, 1e-6);
+    assert_near(json_number(json, "median_plain_step_ms"), 900, 1e-6);
+    assert_near(json_number(json, "flops"), 1024, 0);
     cJSON_Delete(json);
-    tmpdir_remove(&dir);
 }
 
-static void the_trace_holds_every_call_with_its_time(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(the_trace_holds_every_call_with_its_time) {
     TimedOp ops[6];
     const Profile profile = example(ops);
     Error err;
-    assert_true(profile_write_trace(tmpdir_file(&dir, "trace.json"), &profile, &err));
-    cJSON *json = read_json(tmpdir_file(&dir, "trace.json")), *event;
+    assert_true(profile_write_trace(tmp_file("trace.json"), &profile, &err));
+    cJSON *json = read_json(tmp_file("trace.json")), *event;
     int calls = 0, steps = 0;
     cJSON_ArrayForEach(event, cJSON_GetObjectItemCaseSensitive(json, "traceEvents")) {
         if (strcmp(cJSON_GetObjectItemCaseSensitive(event, "ph")->valuestring, "X") != 0) continue;
-        if (number(event, "tid") == 1) {
-            assert_near(number(event, "ts"), 1e6 * steps++, 1e-3);
+        if (json_number(event, "tid") == 1) {
+            assert_near(json_number(event, "ts"), 1e6 * steps++, 1e-3);
         } else {
-            assert_near(number(event, "ts"), 1e6 * ops[calls].start, 1e-3);
-            assert_near(number(event, "dur"), 1e6 * ops[calls++].seconds, 1e-3);
+            assert_near(json_number(event, "ts"), 1e6 * ops[calls].start, 1e-3);
+            assert_near(json_number(event, "dur"), 1e6 * ops[calls++].seconds, 1e-3);
         }
     }
     assert_int_equal(calls, 6);
     assert_int_equal(steps, 2);
     cJSON_Delete(json);
-    tmpdir_remove(&dir);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_op_of_the_contract_is_in_the_table),
-        cmocka_unit_test(the_flops_of_a_step_are_those_of_the_formulas),
-        cmocka_unit_test(a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice),
-        cmocka_unit_test(adamw_reads_and_writes_the_state_it_keeps),
-        cmocka_unit_test(small_states_cost_what_they_keep),
-        cmocka_unit_test(the_passes_of_a_rule_count_what_each_of_them_touches),
-        cmocka_unit_test(an_embedding_row_is_read_once_at_most),
-        cmocka_unit_test(a_label_names_the_op_the_weight_without_its_block_and_the_shape),
-        cmocka_unit_test(rows_sum_the_calls_of_all_blocks_and_come_slowest_first),
-        cmocka_unit_test(the_rows_and_the_time_between_ops_add_up_to_the_step),
-        cmocka_unit_test(the_trace_holds_every_call_with_its_time),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

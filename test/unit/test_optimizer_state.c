@@ -1,18 +1,11 @@
 // The optimizer table: what each optimizer costs in bytes a parameter, what it keeps for which parameter, and what of
 // it is taken, saved or refused.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/model/gpt2.h"
-#include "test/unit/assert_error.h"
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 // GPT-2 124M: its matrices have sizes that are whole blocks of 8-bit states.
 static const ModelConfig config = {.max_T = 1024, .V = 50257, .Vp = 50304, .L = 12, .NH = 12, .C = 768};
@@ -28,6 +21,7 @@ static int teardown(void **state) {
     free(table);
     return stop_device(state);
 }
+TestFixture test_all = {setup, teardown};
 
 static Parameter *matrix(void) { return &table[parameter_index(&config, PARAM_FCW, 3)]; }
 
@@ -41,8 +35,7 @@ static double bytes_a_parameter(OptimizerKind kind, bool master, DType compute, 
     return bytes;
 }
 
-static void a_parameter_of_a_matrix_costs_what_the_papers_say(void **state) {
-    (void)state;
+TEST(a_parameter_of_a_matrix_costs_what_the_papers_say) {
     static const double SCALES = 2 * 4.0 / STATE_BLOCK;                                // of both 8-bit moments
     static const double FACTORS = 4.0 / 768 + 4.0 / (4 * 768) + 4.0 / (4 * 768 * 768); // row, col and rms of (4C, C)
     const struct {
@@ -76,8 +69,7 @@ static void a_parameter_of_a_matrix_costs_what_the_papers_say(void **state) {
     }
 }
 
-static void names_are_read_and_written_the_same(void **state) {
-    (void)state;
+TEST(names_are_read_and_written_the_same) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         OptimizerKind back;
         assert_true(optimizer_parse(&back, optimizer_name((OptimizerKind)kind), &err));
@@ -91,8 +83,7 @@ static void names_are_read_and_written_the_same(void **state) {
 }
 
 // Every slot that a rule needs is there, and none that it does not know.
-static void each_rule_gets_the_tensors_it_reads(void **state) {
-    (void)state;
+TEST(each_rule_gets_the_tensors_it_reads) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++)
         for (int i = 0; i < parameter_count(&config); i++) {
             const Parameter *p = &table[i];
@@ -111,8 +102,7 @@ static void each_rule_gets_the_tensors_it_reads(void **state) {
         }
 }
 
-static void muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(void **state) {
-    (void)state;
+TEST(muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest) {
     for (int i = 0; i < parameter_count(&config); i++) {
         const Parameter *p = &table[i];
         const bool in_block = p->block >= 0 && p->rank == 2;
@@ -128,8 +118,7 @@ static void muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(void **stat
                 0.2f * sqrtf(3072.0f));
 }
 
-static void vectors_keep_their_moments_in_fp32_beside_8_bit_ones(void **state) {
-    (void)state;
+TEST(vectors_keep_their_moments_in_fp32_beside_8_bit_ones) {
     const Parameter *bias = &table[parameter_index(&config, PARAM_QKVB, 0)], *wte = &table[PARAM_WTE];
     assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, bias, SLOT_V).dtype, DTYPE_FP32);
     assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, bias, SLOT_V_SCALE).rank, 0);
@@ -142,8 +131,7 @@ static void vectors_keep_their_moments_in_fp32_beside_8_bit_ones(void **state) {
     assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, &odd, SLOT_M_SCALE).shape[0], 2);
 }
 
-static void no_two_slots_share_a_name(void **state) {
-    (void)state;
+TEST(no_two_slots_share_a_name) {
     for (int a = 0; a < NUM_STATE_SLOTS; a++)
         for (int b = 0; b < a; b++) {
             const char *x = state_slot_prefix((StateSlot)a), *y = state_slot_prefix((StateSlot)b);
@@ -156,8 +144,7 @@ static void no_two_slots_share_a_name(void **state) {
 
 // -------------------------------------------------------------------------------------------------------------- memory
 
-static void muons_scratch_is_two_of_the_largest_matrix_and_two_of_its_square(void **state) {
-    (void)state;
+TEST(muons_scratch_is_two_of_the_largest_matrix_and_two_of_its_square) {
     const int64_t n = 768, e = 2;
     const MuonScratch s = optimizer_muon_scratch(table, parameter_count(&config), DTYPE_BF16);
     assert_int_equal(s.matrices, 12 * (3 + 1 + 1 + 1));
@@ -169,8 +156,7 @@ static void muons_scratch_is_two_of_the_largest_matrix_and_two_of_its_square(voi
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_MUON, &config, DTYPE_BF16, false), s.bytes);
 }
 
-static void watching_needs_a_copy_of_the_largest_parameter(void **state) {
-    (void)state;
+TEST(watching_needs_a_copy_of_the_largest_parameter) {
     const int64_t wte = 50304 * 768 * 4;
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &config, DTYPE_BF16, false), 0);
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &config, DTYPE_BF16, true), wte);
@@ -179,8 +165,7 @@ static void watching_needs_a_copy_of_the_largest_parameter(void **state) {
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &small_vocabulary, DTYPE_BF16, true), 4 * 128 * 128 * 4);
 }
 
-static void the_offload_buffer_follows_the_state_within_bounds(void **state) {
-    (void)state;
+TEST(the_offload_buffer_follows_the_state_within_bounds) {
     assert_int_equal(optimizer_offload_buffer(0), 3 * (16 << 10));
     assert_int_equal(optimizer_offload_buffer(8 << 20), 3 * (1 << 20));
     assert_int_equal(optimizer_offload_buffer((int64_t)20e9), 3 * (16 << 20));
@@ -198,8 +183,7 @@ static Gpt2Options small_options(OptimizerKind kind) {
 }
 
 // What is planned in host memory is what is missing on the device, but for the buffer.
-static void offload_moves_the_state_to_the_host(void **state) {
-    (void)state;
+TEST(offload_moves_the_state_to_the_host) {
     Gpt2Options options = small_options(OPTIMIZER_ADAMW);
     MemoryPlan *with = gpt2_plan(&options);
     assert_int_equal(gpt2_host_bytes(&options), 0);
@@ -217,8 +201,7 @@ static void offload_moves_the_state_to_the_host(void **state) {
 
 // ------------------------------------------------------------------------------------------------------------ refusals
 
-static void offload_is_refused_where_an_update_needs_whole_matrices(void **state) {
-    (void)state;
+TEST(offload_is_refused_where_an_update_needs_whole_matrices) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Gpt2Options options = small_options((OptimizerKind)kind);
         assert_true(gpt2_check_options(&options, &err));
@@ -233,8 +216,7 @@ static void offload_is_refused_where_an_update_needs_whole_matrices(void **state
     }
 }
 
-static void fp8_is_refused_where_it_does_not_fit(void **state) {
-    (void)state;
+TEST(fp8_is_refused_where_it_does_not_fit) {
     Gpt2Options options = small_options(OPTIMIZER_ADAMW);
     options.fp8 = true;
     options.dtype = DTYPE_FP32;
@@ -255,31 +237,11 @@ static void fp8_is_refused_where_it_does_not_fit(void **state) {
     assert_message("-t 24 is not a multiple of 16; use 32");
 }
 
-static void muon_in_fp16_needs_fp32_gradients(void **state) {
-    (void)state;
+TEST(muon_in_fp16_needs_fp32_gradients) {
     Gpt2Options options = small_options(OPTIMIZER_MUON);
     options.dtype = DTYPE_FP16;
     assert_true(gpt2_check_options(&options, &err));
     options.gradients_in_dtype = true;
     assert_false(gpt2_check_options(&options, &err));
     assert_message("--grad-dtype compute: muon");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_parameter_of_a_matrix_costs_what_the_papers_say),
-        cmocka_unit_test(names_are_read_and_written_the_same),
-        cmocka_unit_test(each_rule_gets_the_tensors_it_reads),
-        cmocka_unit_test(muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest),
-        cmocka_unit_test(vectors_keep_their_moments_in_fp32_beside_8_bit_ones),
-        cmocka_unit_test(no_two_slots_share_a_name),
-        cmocka_unit_test(muons_scratch_is_two_of_the_largest_matrix_and_two_of_its_square),
-        cmocka_unit_test(watching_needs_a_copy_of_the_largest_parameter),
-        cmocka_unit_test(the_offload_buffer_follows_the_state_within_bounds),
-        cmocka_unit_test(offload_moves_the_state_to_the_host),
-        cmocka_unit_test(offload_is_refused_where_an_update_needs_whole_matrices),
-        cmocka_unit_test(fp8_is_refused_where_it_does_not_fit),
-        cmocka_unit_test(muon_in_fp16_needs_fp32_gradients),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

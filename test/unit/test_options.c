@@ -1,16 +1,9 @@
 // The command line: every form of a value, every way to get one wrong, help and JSON from the one table.
 #include "llmc/run/options.h"
 #include "llmc/train/optimizer.h"
+#include "test/fixture.h"
 
 #include <cjson/cJSON.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MAX_ARGUMENTS = 32 };
 
@@ -44,8 +37,7 @@ static void assert_refused(const char *line, const char *message) {
     options_free(&options);
 }
 
-static void without_arguments_the_defaults_hold(void **state) {
-    (void)state;
+TEST(without_arguments_the_defaults_hold) {
     Options o = parsed("");
     assert_string_equal(o.train_data, "data/shards/train_*.bin");
     assert_string_equal(o.val_data, "data/shards/val_*.bin");
@@ -65,8 +57,7 @@ static void without_arguments_the_defaults_hold(void **state) {
     options_free(&o);
 }
 
-static void a_value_may_follow_with_blank_or_equals_one_dash_or_two(void **state) {
-    (void)state;
+TEST(a_value_may_follow_with_blank_or_equals_one_dash_or_two) {
     const char *const forms[] = {"-b 12",          "-b=12",          "--b 12",          "--b=12",
                                  "-batch-size 12", "-batch-size=12", "--batch-size 12", "--batch-size=12"};
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
@@ -78,8 +69,7 @@ static void a_value_may_follow_with_blank_or_equals_one_dash_or_two(void **state
     }
 }
 
-static void every_row_reaches_its_own_field(void **state) {
-    (void)state;
+TEST(every_row_reaches_its_own_field) {
     int count;
     const OptionRow *rows = option_table(&count);
     for (int i = 0; i < count; i++) {
@@ -107,8 +97,7 @@ static void every_row_reaches_its_own_field(void **state) {
     }
 }
 
-static void names_are_unique_and_defaults_lie_in_their_ranges(void **state) {
-    (void)state;
+TEST(names_are_unique_and_defaults_lie_in_their_ranges) {
     int count;
     const OptionRow *rows = option_table(&count);
     for (int i = 0; i < count; i++) {
@@ -123,8 +112,7 @@ static void names_are_unique_and_defaults_lie_in_their_ranges(void **state) {
     }
 }
 
-static void a_command_line_of_llm_c_is_understood(void **state) {
-    (void)state;
+TEST(a_command_line_of_llm_c_is_understood) {
     Options o = parsed("-i dev/data/train_*.bin -j dev/data/val_*.bin -o log124M -v 250 -s 20000 -g 144 -h 0 -b 64 "
                        "-t 1024 -d 524288 -r 0 -z 0");
     assert_string_equal(o.train_data, "dev/data/train_*.bin");
@@ -143,8 +131,7 @@ static void a_command_line_of_llm_c_is_understood(void **state) {
     options_free(&o);
 }
 
-static void the_device_hears_what_the_options_say(void **state) {
-    (void)state;
+TEST(the_device_hears_what_the_options_say) {
     Options o = parsed("--threads 3");
     DeviceOptions device = options_device(&o);
     assert_true(device.threads == 3 && device.tf32);
@@ -165,8 +152,7 @@ static void the_device_hears_what_the_options_say(void **state) {
     options_free(&o);
 }
 
-static void negative_numbers_are_values(void **state) {
-    (void)state;
+TEST(negative_numbers_are_values) {
     Options o = parsed("-x -1 -u -1 --progress -1 -b 3");
     assert_int_equal(o.max_steps, -1);
     assert_int_equal(o.progress, -1);
@@ -174,8 +160,7 @@ static void negative_numbers_are_values(void **state) {
     options_free(&o);
 }
 
-static void flags_take_a_value_or_none(void **state) {
-    (void)state;
+TEST(flags_take_a_value_or_none) {
     const struct {
         const char *line;
         int overfit, resume;
@@ -193,23 +178,20 @@ static void flags_take_a_value_or_none(void **state) {
     }
 }
 
-static void the_last_of_two_equal_options_counts(void **state) {
-    (void)state;
+TEST(the_last_of_two_equal_options_counts) {
     Options o = parsed("-b 2 -e d24 -e d36 --batch-size 7");
     assert_int_equal(o.B, 7);
     assert_string_equal(o.model, "d36");
     options_free(&o);
 }
 
-static void never_and_evaluate_only_are_valid(void **state) {
-    (void)state;
+TEST(never_and_evaluate_only_are_valid) {
     Options o = parsed("-v 0 -s 0 -x 0 -m 0 -n 0 --temperature 0 --top-k 0");
     assert_int_equal(o.val_every + o.sample_every + o.max_steps + o.val_sequences + o.checkpoint_every, 0);
     options_free(&o);
 }
 
-static void numbers_out_of_range_are_refused_with_the_range(void **state) {
-    (void)state;
+TEST(numbers_out_of_range_are_refused_with_the_range) {
     assert_refused("-b 0", "-b 0: must be at least 1 (1 .. 65536)");
     assert_refused("--batch-size=65537", "--batch-size 65537: must be at most 65536 (1 .. 65536)");
     assert_refused("-x -2", "-x -2: must be at least -1 (-1 .. 1000000000000)");
@@ -221,8 +203,7 @@ static void numbers_out_of_range_are_refused_with_the_range(void **state) {
     assert_refused("-a 2", "-a 2: must be 0 or 1");
 }
 
-static void auto_is_a_value_where_the_program_may_choose(void **state) {
-    (void)state;
+TEST(auto_is_a_value_where_the_program_may_choose) {
     Options o = parsed("-b auto -l auto -r auto");
     assert_true(o.B == 0 && o.lr == -1);
     assert_string_equal(o.recompute, "auto");
@@ -236,8 +217,7 @@ static void auto_is_a_value_where_the_program_may_choose(void **state) {
     assert_refused("-t auto", "-t auto: not a whole number (decimal digits only, such as 5000)");
 }
 
-static void a_plan_is_text_unless_it_is_to_be_json(void **state) {
-    (void)state;
+TEST(a_plan_is_text_unless_it_is_to_be_json) {
     const char *const lines[] = {"", "--plan", "--plan json", "--plan=text --gpu h200"}, *const plans[] = {"", "text",
                                                                                                            "json",
                                                                                                            "text"};
@@ -250,8 +230,7 @@ static void a_plan_is_text_unless_it_is_to_be_json(void **state) {
     assert_refused("--gpu t4", "--gpu: says what a plan is for; give --plan as well");
 }
 
-static void options_that_exclude_each_other_are_refused(void **state) {
-    (void)state;
+TEST(options_that_exclude_each_other_are_refused) {
     assert_refused("--tokens 1e9 -x 10", "--tokens and -x both say how long the run is: give one of them");
     assert_refused("--fp8-scaling delayed", "--fp8-scaling: says how fp8 tensors are scaled; give --fp8 as well");
     Options o = parsed("-y -o d --fp8-scaling delayed"); // the run may have fp8
@@ -260,8 +239,7 @@ static void options_that_exclude_each_other_are_refused(void **state) {
 }
 
 // What was a number in older checkpoints.
-static void a_recompute_level_of_an_older_checkpoint_is_adopted(void **state) {
-    (void)state;
+TEST(a_recompute_level_of_an_older_checkpoint_is_adopted) {
     Options o = parsed("");
     assert_true(options_adopt_json(&o, "{\"recompute\": 3}", NULL));
     assert_string_equal(o.recompute, "3");
@@ -272,8 +250,7 @@ static void a_recompute_level_of_an_older_checkpoint_is_adopted(void **state) {
     options_free(&o);
 }
 
-static void what_is_no_number_is_refused(void **state) {
-    (void)state;
+TEST(what_is_no_number_is_refused) {
     const char *const no_integers[] = {"4x", "0x10", "4.5", "5e3", "+4", "--4", "-", "1_000", "4K", "nan"};
     for (size_t i = 0; i < sizeof no_integers / sizeof no_integers[0]; i++) {
         char line[64], message[160];
@@ -295,8 +272,7 @@ static void what_is_no_number_is_refused(void **state) {
     assert_refused("-l=", "-l: the value is empty");
 }
 
-static void a_missing_value_is_named(void **state) {
-    (void)state;
+TEST(a_missing_value_is_named) {
     assert_refused("-t", "-t: a value is missing (tokens in a sequence; 0: the model's longest context, at most 1024)");
     assert_refused("-t -x 5",
                    "-t: a value is missing (tokens in a sequence; 0: the model's longest context, at most 1024)");
@@ -304,8 +280,7 @@ static void a_missing_value_is_named(void **state) {
                    "-o: a value is missing (directory for checkpoints and main.log; default: nothing is written)");
 }
 
-static void an_unknown_option_names_the_nearest(void **state) {
-    (void)state;
+TEST(an_unknown_option_names_the_nearest) {
     const char *const cases[][2] = {
         {"--batchsize", "--batch-size"},
         {"--bacth-size", "--batch-size"},
@@ -332,41 +307,35 @@ static void an_unknown_option_names_the_nearest(void **state) {
     assert_refused("-9=1", "unknown option -9; --help lists them");
 }
 
-static void beginnings_of_names_are_not_accepted(void **state) {
-    (void)state;
+TEST(beginnings_of_names_are_not_accepted) {
     assert_refused("--batch-siz 4", "unknown option --batch-siz; did you mean --batch-size?");
     assert_refused("--val-s 4", "unknown option --val-s; did you mean --val-sequences?");
 }
 
-static void choices_are_listed(void **state) {
-    (void)state;
+TEST(choices_are_listed) {
     assert_refused("-k foo", "-k foo: must be one of cosine, linear, constant, wsd");
     assert_refused("-k cos", "-k cos: must be one of cosine, linear, constant, wsd");
     assert_refused("--dtype=", "--dtype : must be one of auto, bf16, fp16, fp32");
 }
 
-static void the_schedules_of_the_table_are_those_of_the_schedule_module(void **state) {
-    (void)state;
+TEST(the_schedules_of_the_table_are_those_of_the_schedule_module) {
     char joined[128];
     snprintf(joined, sizeof joined, "%s|%s|%s|%s", schedule_name(SCHEDULE_COSINE), schedule_name(SCHEDULE_LINEAR),
              schedule_name(SCHEDULE_CONSTANT), schedule_name(SCHEDULE_WSD));
     assert_string_equal(option_find("schedule", 8)->metavar, joined);
 }
 
-static void words_without_an_option_are_refused(void **state) {
-    (void)state;
+TEST(words_without_an_option_are_refused) {
     assert_refused("-i a.bin b.bin",
                    "b.bin: belongs to no option; patterns must be quoted: -i \"data/shards/train_*.bin\"");
 }
 
-static void what_this_version_cannot_do_is_refused_with_the_reason(void **state) {
-    (void)state;
+TEST(what_this_version_cannot_do_is_refused_with_the_reason) {
     assert_refused("-pn 8", "-pn 8: must be 1 (accepted for llm.c command lines; one process in this version)");
     assert_refused("-z 1", "-z 1: must be 0 (accepted for llm.c command lines; one process in this version)");
 }
 
-static void a_bare_h_is_no_evaluation_but_says_where_help_is(void **state) {
-    (void)state;
+TEST(a_bare_h_is_no_evaluation_but_says_where_help_is) {
     Options options;
     Error err;
     assert_int_equal(parse(&options, "-h", &err), OPTIONS_ERROR);
@@ -382,8 +351,7 @@ static void a_bare_h_is_no_evaluation_but_says_where_help_is(void **state) {
     options_free(&options);
 }
 
-static void a_total_batch_that_does_not_fit_names_the_nearest(void **state) {
-    (void)state;
+TEST(a_total_batch_that_does_not_fit_names_the_nearest) {
     assert_refused("-t 1024 -d 500000", "-d 500000 is not a multiple of T = 1024; nearest: 499712 or 500736");
     assert_refused("-t 1024 -d 1000", "-d 1000 is less than one sequence of T = 1024 tokens; the smallest is 1024");
     Options o = parsed("-d 500000"); // T is not known yet
@@ -393,14 +361,12 @@ static void a_total_batch_that_does_not_fit_names_the_nearest(void **state) {
     assert_false(options_check_total_batch(1024, 0, NULL));
 }
 
-static void resuming_and_saving_need_a_directory(void **state) {
-    (void)state;
+TEST(resuming_and_saving_need_a_directory) {
     assert_refused("-y", "-y: no run to go on with; name its directory with -o DIR");
     assert_refused("-n 5", "-n 5: no place for checkpoints; name a directory with -o DIR");
 }
 
-static void messages_are_one_line_whatever_was_typed(void **state) {
-    (void)state;
+TEST(messages_are_one_line_whatever_was_typed) {
     char value[300] = "-b=4\n\x1b[31m";
     memset(value + strlen(value), 'x', sizeof value - strlen(value) - 1);
     value[sizeof value - 1] = '\0';
@@ -418,8 +384,7 @@ static void messages_are_one_line_whatever_was_typed(void **state) {
     options_free(&options);
 }
 
-static void help_lists_every_row_of_the_table(void **state) {
-    (void)state;
+TEST(help_lists_every_row_of_the_table) {
     char *text = NULL;
     size_t bytes = 0;
     FILE *f = open_memstream(&text, &bytes);
@@ -439,27 +404,19 @@ static void help_lists_every_row_of_the_table(void **state) {
     free(text);
 }
 
-static void help_goes_to_stdout(void **state) {
-    (void)state;
-    FILE *captured = tmpfile();
-    assert_non_null(captured);
-    fflush(stdout);
-    int saved = dup(STDOUT_FILENO);
-    dup2(fileno(captured), STDOUT_FILENO);
+TEST(help_goes_to_stdout) {
     Options options;
     Error err;
+    Capture c = capture_start(stdout);
     OptionsResult result = parse(&options, "-b 8 --help", &err);
-    fflush(stdout);
-    dup2(saved, STDOUT_FILENO);
-    close(saved);
+    char *text = capture_end(&c);
     assert_int_equal(result, OPTIONS_HELP_SHOWN);
-    assert_true(ftell(captured) > 1000 || lseek(fileno(captured), 0, SEEK_END) > 1000);
-    fclose(captured);
+    assert_true(strlen(text) > 1000);
+    free(text);
     options_free(&options);
 }
 
-static void json_holds_every_option_exactly(void **state) {
-    (void)state;
+TEST(json_holds_every_option_exactly) {
     Options o = parsed("-l 0.1234567890123456789 -d 1099511627776 --seed 9007199254740991 --prompt \"a\\b\x80\"");
     char *json = options_to_json(&o);
     cJSON *object = cJSON_Parse(json);
@@ -482,8 +439,7 @@ static void json_holds_every_option_exactly(void **state) {
     options_free(&o);
 }
 
-static void differences_are_one_line_each(void **state) {
-    (void)state;
+TEST(differences_are_one_line_each) {
     Options then = parsed("-b 4 -l 6e-4 -e d12 -o runs/a"),
             now = parsed("-b 8 -l 3e-4 -e d24 -o runs/a -y --progress 0");
     char *json = options_to_json(&then);
@@ -496,8 +452,7 @@ static void differences_are_one_line_each(void **state) {
     options_free(&now);
 }
 
-static void differences_to_foreign_json_are_told_and_never_crash(void **state) {
-    (void)state;
+TEST(differences_to_foreign_json_are_told_and_never_crash) {
     Options o = parsed("");
     assert_null(options_diff_json(&o, "{}"));
     assert_null(options_diff_json(&o, "{\"of-a-later-version\": 3}"));
@@ -513,8 +468,7 @@ static void differences_to_foreign_json_are_told_and_never_crash(void **state) {
     options_free(&o);
 }
 
-static void what_was_not_given_is_adopted_from_the_earlier_run(void **state) {
-    (void)state;
+TEST(what_was_not_given_is_adopted_from_the_earlier_run) {
     Options then = parsed("-b 4 -l 0.1 -e d12 -o runs/a -k wsd -x 500 --max-minutes 3"),
             now = parsed("-o runs/b -y -x 900");
     char *json = options_to_json(&then);
@@ -534,8 +488,7 @@ static void what_was_not_given_is_adopted_from_the_earlier_run(void **state) {
     options_free(&now);
 }
 
-static void foreign_values_are_not_adopted(void **state) {
-    (void)state;
+TEST(foreign_values_are_not_adopted) {
     const char *const foreign[] = {"",
                                    "[]",
                                    "null",
@@ -556,44 +509,4 @@ static void foreign_values_are_not_adopted(void **state) {
     assert_false(options_adopt_json(&o, "{\"bach-size\": 3}", &err)); // it would be 4, the default
     assert_non_null(strstr(err.text, "there is no option \"bach-size\"; is it --batch-size?"));
     options_free(&o);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_arguments_the_defaults_hold),
-        cmocka_unit_test(a_value_may_follow_with_blank_or_equals_one_dash_or_two),
-        cmocka_unit_test(every_row_reaches_its_own_field),
-        cmocka_unit_test(names_are_unique_and_defaults_lie_in_their_ranges),
-        cmocka_unit_test(a_command_line_of_llm_c_is_understood),
-        cmocka_unit_test(the_device_hears_what_the_options_say),
-        cmocka_unit_test(negative_numbers_are_values),
-        cmocka_unit_test(flags_take_a_value_or_none),
-        cmocka_unit_test(the_last_of_two_equal_options_counts),
-        cmocka_unit_test(never_and_evaluate_only_are_valid),
-        cmocka_unit_test(numbers_out_of_range_are_refused_with_the_range),
-        cmocka_unit_test(auto_is_a_value_where_the_program_may_choose),
-        cmocka_unit_test(a_plan_is_text_unless_it_is_to_be_json),
-        cmocka_unit_test(options_that_exclude_each_other_are_refused),
-        cmocka_unit_test(a_recompute_level_of_an_older_checkpoint_is_adopted),
-        cmocka_unit_test(what_is_no_number_is_refused),
-        cmocka_unit_test(a_missing_value_is_named),
-        cmocka_unit_test(an_unknown_option_names_the_nearest),
-        cmocka_unit_test(beginnings_of_names_are_not_accepted),
-        cmocka_unit_test(choices_are_listed),
-        cmocka_unit_test(the_schedules_of_the_table_are_those_of_the_schedule_module),
-        cmocka_unit_test(words_without_an_option_are_refused),
-        cmocka_unit_test(what_this_version_cannot_do_is_refused_with_the_reason),
-        cmocka_unit_test(a_bare_h_is_no_evaluation_but_says_where_help_is),
-        cmocka_unit_test(a_total_batch_that_does_not_fit_names_the_nearest),
-        cmocka_unit_test(resuming_and_saving_need_a_directory),
-        cmocka_unit_test(messages_are_one_line_whatever_was_typed),
-        cmocka_unit_test(help_lists_every_row_of_the_table),
-        cmocka_unit_test(help_goes_to_stdout),
-        cmocka_unit_test(json_holds_every_option_exactly),
-        cmocka_unit_test(differences_are_one_line_each),
-        cmocka_unit_test(differences_to_foreign_json_are_told_and_never_crash),
-        cmocka_unit_test(what_was_not_given_is_adopted_from_the_earlier_run),
-        cmocka_unit_test(foreign_values_are_not_adopted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,8 @@
 // The parameter table: order, names, initial values.
 #include "llmc/model/parameters.h"
+#include "test/test.h"
 
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <cmocka.h>
 #include <math.h>
-#include <stdlib.h>
-// clang-format on
 
 static ModelConfig config_of(const char *descriptor) {
     ModelConfig c;
@@ -18,8 +10,7 @@ static ModelConfig config_of(const char *descriptor) {
     return c;
 }
 
-static void every_tensor_has_its_own_name_and_its_index(void **state) {
-    (void)state;
+TEST(every_tensor_has_its_own_name_and_its_index) {
     ModelConfig c = config_of("L=3,C=8,NH=2,V=7,T=5");
     const int n = parameter_count(&c);
     assert_int_equal(n, 4 + 12 * 3);
@@ -40,8 +31,7 @@ static void every_tensor_has_its_own_name_and_its_index(void **state) {
     free(table);
 }
 
-static void initial_values_do_not_depend_on_how_they_are_asked_for(void **state) {
-    (void)state;
+TEST(initial_values_do_not_depend_on_how_they_are_asked_for) {
     ModelConfig c = config_of("L=2,C=12,NH=3,V=50,T=9");
     Parameter *table = parameter_table(&c);
     const int index = parameter_index(&c, PARAM_FCPROJW, 1);
@@ -57,8 +47,7 @@ static void initial_values_do_not_depend_on_how_they_are_asked_for(void **state)
     free(table);
 }
 
-static void initial_values_have_gpt2s_deviation_and_padding_is_zero(void **state) {
-    (void)state;
+TEST(initial_values_have_gpt2s_deviation_and_padding_is_zero) {
     ModelConfig c = config_of("L=8,C=256,NH=4,V=300,T=64");
     Parameter *table = parameter_table(&c);
     const int specs[] = {PARAM_WTE, PARAM_QKVW, PARAM_ATTPROJW};
@@ -80,8 +69,7 @@ static void initial_values_have_gpt2s_deviation_and_padding_is_zero(void **state
     free(table);
 }
 
-static void tensors_and_seeds_get_different_values(void **state) {
-    (void)state;
+TEST(tensors_and_seeds_get_different_values) {
     ModelConfig c = config_of("L=2,C=16,NH=1,V=20,T=8");
     Parameter *table = parameter_table(&c);
     float a[64], b[64];
@@ -92,14 +80,4 @@ static void tensors_and_seeds_get_different_values(void **state) {
     parameter_init_values(b, &c, &table[first], first, 2, 0, 64);
     assert_memory_not_equal(a, b, sizeof a);
     free(table);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_tensor_has_its_own_name_and_its_index),
-        cmocka_unit_test(initial_values_do_not_depend_on_how_they_are_asked_for),
-        cmocka_unit_test(initial_values_have_gpt2s_deviation_and_padding_is_zero),
-        cmocka_unit_test(tensors_and_seeds_get_different_values),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,21 +2,11 @@
 // hand, memory from the plan itself. What it chooses is test_planner_fit's, the table of GPUs test_gpu_table's.
 #include "llmc/model/parameters.h"
 #include "llmc/run/planner.h"
-#include "llmc/run/profile.h"
-#include <cjson/cJSON.h>
-
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"
+
+TestFixture test_all = {start_device, stop_device};
 
 static Gpt2Options model_of(const char *descriptor, int64_t B, int64_t T) {
     Error err;
@@ -28,8 +18,7 @@ static Gpt2Options model_of(const char *descriptor, int64_t B, int64_t T) {
 
 // ---------------------------------------------------------------------------------------------------------- arithmetic
 
-static void the_least_time_is_flops_over_peak_and_bytes_over_bandwidth(void **state) {
-    (void)state;
+TEST(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth) {
     const int64_t tokens = 512 * 1024;
     Gpt2Options model = model_of("d12", 8, 1024);
     model.dtype = DTYPE_FP16;
@@ -40,8 +29,7 @@ static void the_least_time_is_flops_over_peak_and_bytes_over_bandwidth(void **st
     assert_true(planner_step(gpu_named("T4"), &model, tokens).seconds == 0); // it has no bf16
 }
 
-static void flops_are_the_exact_count(void **state) {
-    (void)state;
+TEST(flops_are_the_exact_count) {
     Gpt2Options model = model_of("d12", 64, 1024);
     const double exact = 72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025; // 798.0 MFLOP a token
     assert_near("a token", planner_step_flops(&model, 1), exact, 1e-12);
@@ -53,8 +41,7 @@ static void flops_are_the_exact_count(void **state) {
 }
 
 // Per block a matrix of 768 x 768 four times (three of them in qkvw) and of 768 x 3072 twice: 5 (4 m^2 n + 2 m^3) each.
-static void muon_adds_its_products_once_a_step(void **state) {
-    (void)state;
+TEST(muon_adds_its_products_once_a_step) {
     Gpt2Options model = model_of("d12", 64, 1024);
     const double adamw = planner_step_flops(&model, 524288), m = 768, n = 3072;
     model.optimizer = OPTIMIZER_MUON;
@@ -63,8 +50,7 @@ static void muon_adds_its_products_once_a_step(void **state) {
     assert_near("muon", planner_step_flops(&model, 0), products, 1e-12);
 }
 
-static void fp8_takes_the_linear_layers_to_its_own_peak(void **state) {
-    (void)state;
+TEST(fp8_takes_the_linear_layers_to_its_own_peak) {
     const int64_t tokens = 524288;
     Gpt2Options model = model_of("d12", 64, 1024);
     assert_true(planner_step_fp8_flops(&model, tokens) == 0);
@@ -107,8 +93,7 @@ static double bytes_by_op_table(const Gpt2Options *o) {
            op_cost_layernorm_backward(act, grad, grad, act, act, stat, stat, weight, false, false).bytes;
 }
 
-static void bytes_of_activations_are_those_of_the_op_table(void **state) {
-    (void)state;
+TEST(bytes_of_activations_are_those_of_the_op_table) {
     // The planner's formula leaves out statistics and parameters (0.3% at C = 768) and counts a row of the embedding
     // table for each token (1 of 200 C, against the rows that occur and their fp32 gradients): together below 2%.
     const Gpt2Options model = model_of("d12", 64, 1024);
@@ -119,8 +104,7 @@ static void bytes_of_activations_are_those_of_the_op_table(void **state) {
 }
 
 // Bytes a parameter that the norm (the gradient once) and the update read and write, by hand.
-static void bytes_of_the_update_are_what_each_optimizer_keeps(void **state) {
-    (void)state;
+TEST(bytes_of_the_update_are_what_each_optimizer_keeps) {
     const struct {
         OptimizerKind kind;
         bool master, compute;
@@ -148,8 +132,7 @@ static void bytes_of_the_update_are_what_each_optimizer_keeps(void **state) {
     }
 }
 
-static void fp32_keeps_no_master_and_moves_more(void **state) {
-    (void)state;
+TEST(fp32_keeps_no_master_and_moves_more) {
     Gpt2Options model = model_of("d12", 1, 64);
     model.dtype = DTYPE_FP32, model.master = false;
     assert_near("fp32", planner_step_bytes(&model, 0), (4 + 4 + 2 * (4 + 8)) * (double)parameter_total(&model.config),
@@ -172,8 +155,7 @@ static DevicePlan device_plan(const PlanRequest *request, const char *name) {
     return plan;
 }
 
-static void no_batch_fits_where_one_sequence_does_not(void **state) {
-    (void)state;
+TEST(no_batch_fits_where_one_sequence_does_not) {
     const Gpt2Options model = model_of("d12", 4, 1024);
     const double one = total_at(&model, 1);
     assert_int_equal(planner_largest_batch(&model, one - 1, 512), 0);
@@ -182,8 +164,7 @@ static void no_batch_fits_where_one_sequence_does_not(void **state) {
     assert_int_equal(planner_largest_batch(&model, 1e18, 512), 512);
 }
 
-static void recomputing_fits_more_and_takes_longer(void **state) {
-    (void)state;
+TEST(recomputing_fits_more_and_takes_longer) {
     PlanRequest request = request_of(model_of("d24", 4, 1024), 512, 0);
     const char *const levels[] = {"0", "1", "2", "3"};
     double seconds = 0;
@@ -197,8 +178,7 @@ static void recomputing_fits_more_and_takes_longer(void **state) {
     }
 }
 
-static void a_gpu_computes_in_what_it_has(void **state) {
-    (void)state;
+TEST(a_gpu_computes_in_what_it_has) {
     PlanRequest request = request_of(model_of("d12", 4, 1024), 512, 0);
     request.model.fp8 = true;
     assert_int_equal(device_plan(&request, "t4").model.dtype, DTYPE_FP16);
@@ -208,8 +188,7 @@ static void a_gpu_computes_in_what_it_has(void **state) {
     assert_true(size.step.seconds == 0 && size.fits && size.batch > 4); // memory alone is known
 }
 
-static void the_context_is_left_free(void **state) {
-    (void)state;
+TEST(the_context_is_left_free) {
     PlanRequest request = request_of(model_of("d12", 8, 1024), 512, 0);
     GpuChoice gpu;
     DevicePlan p;
@@ -224,8 +203,7 @@ static void the_context_is_left_free(void **state) {
     assert_true(planner_room(true) < (double)device_facts()->memory_free);
 }
 
-static void the_memory_is_that_of_the_plan_and_every_activation_has_a_kind(void **state) {
-    (void)state;
+TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
     const int sets[] = {0, AGAIN_GELU | AGAIN_LAYERNORM, AGAIN_BLOCK};
     for (int i = 0; i < 12; i++) {
         Gpt2Options model = model_of("d12", 2, 1024);
@@ -267,8 +245,7 @@ static int count_of(const char *text, const char *what) {
     return n;
 }
 
-static void every_line_says_that_it_is_computed(void **state) {
-    (void)state;
+TEST(every_line_says_that_it_is_computed) {
     const char *const gpus[] = {"", "t4,H200,24G"};
     for (int g = 0; g < 2; g++) {
         PlanRequest request = request_of(model_of("d12", 64, 1024), 512, 19560);
@@ -292,8 +269,7 @@ static void assert_first_line(PlanRequest request, const char *gpus, const char 
     free(text);
 }
 
-static void the_first_line_is_the_answer(void **state) {
-    (void)state;
+TEST(the_first_line_is_the_answer) {
     PlanRequest request = request_of(model_of("d12", 8, 1024), 8, 1000);
     assert_first_line(request, "h200",
                       (const char *[]){"plan        H200: it fits with -b 8 -r 0 and takes ", " of ",
@@ -311,8 +287,7 @@ static void the_first_line_is_the_answer(void **state) {
                                        "; its first steps will tell how long", NULL});
 }
 
-static void without_a_known_length_no_time_of_all_steps_is_shown(void **state) {
-    (void)state;
+TEST(without_a_known_length_no_time_of_all_steps_is_shown) {
     PlanRequest request = request_of(model_of("d12", 4, 1024), 4, 1000);
     char *with = printed(&request);
     request.steps = 0;
@@ -328,8 +303,7 @@ static void without_a_known_length_no_time_of_all_steps_is_shown(void **state) {
     free(evaluation);
 }
 
-static void a_token_budget_has_its_time_and_cost(void **state) {
-    (void)state;
+TEST(a_token_budget_has_its_time_and_cost) {
     PlanRequest request = request_of(model_of("d12", 8, 1024), 512, 0);
     request.gpus = "H200", request.tokens = 10e9, request.price = 3.5;
     const DevicePlan p = device_plan(&request, "H200");
@@ -341,14 +315,7 @@ static void a_token_budget_has_its_time_and_cost(void **state) {
     free(text);
 }
 
-static double number_at(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    if (!cJSON_IsNumber(item)) fail_msg("%s is no number", key);
-    return item->valuedouble;
-}
-
-static void the_json_has_the_figures_of_the_plan(void **state) {
-    (void)state;
+TEST(the_json_has_the_figures_of_the_plan) {
     PlanRequest request = request_of(model_of("d12", 1, 1024), 512, 100);
     request.any_batch = true, request.recompute = "auto", request.gpus = "T4", request.json = true;
     const DevicePlan p = device_plan(&request, "T4");
@@ -359,17 +326,16 @@ static void the_json_has_the_figures_of_the_plan(void **state) {
     assert_int_equal(cJSON_GetArraySize(devices), 1);
     const cJSON *t4 = cJSON_GetArrayItem(devices, 0), *memory = cJSON_GetObjectItemCaseSensitive(t4, "memory"),
                 *limit = cJSON_GetObjectItemCaseSensitive(t4, "limit");
-    assert_true(number_at(t4, "batch_size") == (double)p.model.B && p.model.B == p.auto_batch);
-    assert_true(number_at(memory, "total") == p.memory.total && number_at(memory, "room") == 15.04e9);
-    assert_near("step", number_at(limit, "step_seconds"), p.step.seconds, 1e-14);
-    assert_near("run", number_at(limit, "run_seconds"), 100 * p.step.seconds, 1e-14);
+    assert_true(json_number(t4, "batch_size") == (double)p.model.B && p.model.B == p.auto_batch);
+    assert_true(json_number(memory, "total") == p.memory.total && json_number(memory, "room") == 15.04e9);
+    assert_near("step", json_number(limit, "step_seconds"), p.step.seconds, 1e-14);
+    assert_near("run", json_number(limit, "run_seconds"), 100 * p.step.seconds, 1e-14);
     assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(limit, "run_cost")));
     cJSON_Delete(plan);
     free(text);
 }
 
-static void an_unknown_gpu_and_a_bad_r_are_refused_before_anything_is_printed(void **state) {
-    (void)state;
+TEST(an_unknown_gpu_and_a_bad_r_are_refused_before_anything_is_printed) {
     PlanRequest request = request_of(model_of("d12", 1, 1024), 512, 0);
     char text[16] = "";
     Error err;
@@ -382,28 +348,4 @@ static void an_unknown_gpu_and_a_bad_r_are_refused_before_anything_is_printed(vo
     assert_non_null(strstr(err.text, "-r 7"));
     fclose(out);
     assert_string_equal(text, "");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth),
-        cmocka_unit_test(flops_are_the_exact_count),
-        cmocka_unit_test(muon_adds_its_products_once_a_step),
-        cmocka_unit_test(fp8_takes_the_linear_layers_to_its_own_peak),
-        cmocka_unit_test(bytes_of_activations_are_those_of_the_op_table),
-        cmocka_unit_test(bytes_of_the_update_are_what_each_optimizer_keeps),
-        cmocka_unit_test(fp32_keeps_no_master_and_moves_more),
-        cmocka_unit_test(no_batch_fits_where_one_sequence_does_not),
-        cmocka_unit_test(recomputing_fits_more_and_takes_longer),
-        cmocka_unit_test(a_gpu_computes_in_what_it_has),
-        cmocka_unit_test(the_context_is_left_free),
-        cmocka_unit_test(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind),
-        cmocka_unit_test(every_line_says_that_it_is_computed),
-        cmocka_unit_test(the_first_line_is_the_answer),
-        cmocka_unit_test(without_a_known_length_no_time_of_all_steps_is_shown),
-        cmocka_unit_test(a_token_budget_has_its_time_and_cost),
-        cmocka_unit_test(the_json_has_the_figures_of_the_plan),
-        cmocka_unit_test(an_unknown_gpu_and_a_bad_r_are_refused_before_anything_is_printed),
-    };
-    return cmocka_run_group_tests(tests, start_device, stop_device);
 }

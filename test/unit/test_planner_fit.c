@@ -3,19 +3,11 @@
 #include "llmc/model/parameters.h"
 #include "llmc/run/format.h"
 #include "llmc/run/planner.h"
-
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "test/test.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"
+
+TestFixture test_all = {start_device, stop_device};
 
 static const char *const MODELS[] = {"d6", "d12", "d24", "d36", "d48"}; // 30M to 1558M parameters
 static const double DEVICES[] = {8e9, 16e9, 24e9, 40e9, 80e9, 141e9};
@@ -54,8 +46,7 @@ static int64_t largest_by_search(const Gpt2Options *model, double room, int64_t 
 
 // --------------------------------------------------------------------------------------------------------- micro-batch
 
-static void the_largest_batch_of_all_that_fit_is_taken(void **state) {
-    (void)state;
+TEST(the_largest_batch_of_all_that_fit_is_taken) {
     for (int m = 0; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d++) {
             const int level = (m + d) % 4;
@@ -73,8 +64,7 @@ static void the_largest_batch_of_all_that_fit_is_taken(void **state) {
         }
 }
 
-static void seven_sequences_beat_four(void **state) {
-    (void)state;
+TEST(seven_sequences_beat_four) {
     Gpt2Options model = model_of("d12", 1);
     Error err;
     const double seven = total_at(&model, 7);
@@ -88,8 +78,7 @@ static void seven_sequences_beat_four(void **state) {
 
 // ------------------------------------------------------------------------------------------------------- recomputation
 
-static void the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first(void **state) {
-    (void)state;
+TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
     const Gpt2Options model = model_of("d12", 1);
     const int named[] = {0, AGAIN_GELU, AGAIN_GELU | AGAIN_LAYERNORM, AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC,
                          AGAIN_BLOCK};
@@ -142,8 +131,7 @@ static void check_auto(const char *name, const Gpt2Options *model, const Recompu
     assert_true(recompute_elements_per_token(&chosen.recompute, &model->config) == best->elements);
 }
 
-static void the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken(void **state) {
-    (void)state;
+TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
     const int64_t batches[NUM_MODELS] = {256, 32, 16, 6, 2};
     for (int m = 0; m < NUM_MODELS; m++) {
         RecomputeChoice *ladder;
@@ -181,8 +169,7 @@ static bool fits_without_flops(const Gpt2Options *model, int64_t B, double room,
     return fits;
 }
 
-static void both_auto_take_the_largest_batch_that_repeats_no_matmul(void **state) {
-    (void)state;
+TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul) {
     int with_flops = 0, without = 0;
     for (int m = 0; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d++) {
@@ -213,8 +200,7 @@ static void both_auto_take_the_largest_batch_that_repeats_no_matmul(void **state
 }
 
 // Room for one sequence of 774M with its blocks computed again, and for none without.
-static void where_no_sequence_fits_without_matmuls_again_one_fits_with_them(void **state) {
-    (void)state;
+TEST(where_no_sequence_fits_without_matmuls_again_one_fits_with_them) {
     Gpt2Options model = model_of("d36", 1);
     Error err;
     model.recompute = recompute_all(AGAIN_GELU | AGAIN_LAYERNORM);
@@ -235,8 +221,7 @@ MemoryPlan *__wrap_gpt2_plan(const Gpt2Options *options) {
 }
 
 // The ladder has 1324 choices, -b 1024 values: one plan for each set and a few around the edge are enough.
-static void a_choice_for_1558M_makes_few_plans(void **state) {
-    (void)state;
+TEST(a_choice_for_1558M_makes_few_plans) {
     Gpt2Options model = model_of("d48", 1);
     Error err;
     model.sizes = sizes_of(40e9);
@@ -248,8 +233,7 @@ static void a_choice_for_1558M_makes_few_plans(void **state) {
     assert_in_range(plans, 8, 16); // 9
 }
 
-static void evaluation_has_nothing_to_recompute(void **state) {
-    (void)state;
+TEST(evaluation_has_nothing_to_recompute) {
     Gpt2Options model = model_of("d12", 4);
     Error err;
     model.train = false;
@@ -274,8 +258,7 @@ static bool fits_with(Gpt2Options model, int changes, double room) {
 
 static int bits(int n) { return __builtin_popcount((unsigned)n); }
 
-static void the_message_names_the_first_change_that_would_fit(void **state) {
-    (void)state;
+TEST(the_message_names_the_first_change_that_would_fit) {
     static const char *const words[] = {"fits with -b ", "-r auto", "--optimizer adamw8bit -w 0",
                                         "--grad-dtype compute", "--offload optimizer"};
     int seen = 0;
@@ -300,8 +283,7 @@ static void the_message_names_the_first_change_that_would_fit(void **state) {
     assert_true((seen & (FEWER_B | RECOMPUTE)) == (FEWER_B | RECOMPUTE));
 }
 
-static void the_message_says_what_is_needed_and_what_there_is(void **state) {
-    (void)state;
+TEST(the_message_says_what_is_needed_and_what_there_is) {
     Gpt2Options model = model_of("d12", 8);
     Error err;
     model.recompute = recompute_all(0);
@@ -319,8 +301,7 @@ static void the_message_says_what_is_needed_and_what_there_is(void **state) {
 
 // ----------------------------------------------------------------------------------------------------- the 12 GB claim
 
-static void GPT2_of_1558M_trains_in_12_GB_with_8_bit_states(void **state) {
-    (void)state;
+TEST(GPT2_of_1558M_trains_in_12_GB_with_8_bit_states) {
     Gpt2Options model = model_of("d48", 1);
     Error err;
     model.sizes = sizes_of(12e9);
@@ -328,21 +309,4 @@ static void GPT2_of_1558M_trains_in_12_GB_with_8_bit_states(void **state) {
     assert_true(planner_fit(&model, true, "auto", 12e9 - planner_reserve(12e9), 0, &err));
     assert_true(model.B >= 1 && plan_total(&model) + planner_reserve(12e9) <= 12e9);
     assert_int_equal(parameter_total(&model.config), 1557686400);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_largest_batch_of_all_that_fit_is_taken),
-        cmocka_unit_test(seven_sequences_beat_four),
-        cmocka_unit_test(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first),
-        cmocka_unit_test(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken),
-        cmocka_unit_test(both_auto_take_the_largest_batch_that_repeats_no_matmul),
-        cmocka_unit_test(where_no_sequence_fits_without_matmuls_again_one_fits_with_them),
-        cmocka_unit_test(a_choice_for_1558M_makes_few_plans),
-        cmocka_unit_test(evaluation_has_nothing_to_recompute),
-        cmocka_unit_test(the_message_names_the_first_change_that_would_fit),
-        cmocka_unit_test(the_message_says_what_is_needed_and_what_there_is),
-        cmocka_unit_test(GPT2_of_1558M_trains_in_12_GB_with_8_bit_states),
-    };
-    return cmocka_run_group_tests(tests, start_device, stop_device);
 }

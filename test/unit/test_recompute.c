@@ -1,16 +1,9 @@
 // -r: what it is made of, its text and back, what it costs; and that no text, however wrong, does harm.
 #include "llmc/base/rng.h"
 #include "llmc/model/recompute.h"
+#include "test/test.h"
 
 // clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 // clang-format on
 
 enum { L = 12 };
@@ -30,8 +23,7 @@ static void assert_blocks(const char *text, const int expected[L]) {
 
 // ------------------------------------------------------------------------------------------------------------- reading
 
-static void one_set_goes_for_all_blocks(void **state) {
-    (void)state;
+TEST(one_set_goes_for_all_blocks) {
     const struct {
         const char *text;
         int set;
@@ -58,24 +50,21 @@ static void one_set_goes_for_all_blocks(void **state) {
     }
 }
 
-static void every_nth_block_begins_with_the_first(void **state) {
-    (void)state;
+TEST(every_nth_block_begins_with_the_first) {
     assert_blocks("3/2", (const int[L]){63, 0, 63, 0, 63, 0, 63, 0, 63, 0, 63, 0});
     assert_blocks("qkv+fc/5", (const int[L]){13, 0, 0, 0, 0, 13, 0, 0, 0, 0, 13, 0});
     assert_blocks("1/12", (const int[L]){1});
     assert_blocks("2/1", (const int[L]){3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3});
 }
 
-static void a_list_counts_blocks_and_its_last_item_goes_on_to_the_end(void **state) {
-    (void)state;
+TEST(a_list_counts_blocks_and_its_last_item_goes_on_to_the_end) {
     assert_blocks("3x4,0x8", (const int[L]){63, 63, 63, 63});
     assert_blocks("3x4,0", (const int[L]){63, 63, 63, 63});
     assert_blocks("gelux2,fcx1,0x4,attention+qkv", (const int[L]){1, 1, 5, 0, 0, 0, 0, 24, 24, 24, 24, 24});
     assert_blocks("1x12", (const int[L]){1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1});
 }
 
-static void a_wrong_text_is_refused_with_what_is_expected(void **state) {
-    (void)state;
+TEST(a_wrong_text_is_refused_with_what_is_expected) {
     const struct {
         const char *text, *told;
     } cases[] = {
@@ -132,8 +121,7 @@ static void assert_text(const char *text, int64_t blocks, const char *shortest) 
     assert_string_equal(recompute_text(&r, blocks, buf, sizeof buf), shortest);
 }
 
-static void the_text_is_the_shortest_one(void **state) {
-    (void)state;
+TEST(the_text_is_the_shortest_one) {
     assert_text("0", 12, "0");
     assert_text("gelu", 12, "1");
     assert_text("layernorm+gelu", 12, "2");
@@ -149,8 +137,7 @@ static void the_text_is_the_shortest_one(void **state) {
     assert_text("3x2,3x2,gelux4,1x4", 12, "3x4,1");
 }
 
-static void a_set_without_what_it_implies_reads_as_with_it(void **state) {
-    (void)state;
+TEST(a_set_without_what_it_implies_reads_as_with_it) {
     char buf[RECOMPUTE_TEXT];
     Recompute r = recompute_all(0);
     assert_int_equal(recompute_all(AGAIN_FC).blocks[0], AGAIN_FC | AGAIN_GELU);
@@ -158,8 +145,7 @@ static void a_set_without_what_it_implies_reads_as_with_it(void **state) {
     assert_string_equal(recompute_text(&r, 3, buf, sizeof buf), "fcx2,0");
 }
 
-static void every_pattern_survives_its_text(void **state) {
-    (void)state;
+TEST(every_pattern_survives_its_text) {
     static char buf[RECOMPUTE_TEXT];
     for (uint64_t round = 0; round < 3000; round++) {
         const Philox draw = philox(round, 1, 0);
@@ -176,8 +162,7 @@ static void every_pattern_survives_its_text(void **state) {
     }
 }
 
-static void a_text_that_does_not_fit_ends_in_dots(void **state) {
-    (void)state;
+TEST(a_text_that_does_not_fit_ends_in_dots) {
     Error err;
     Recompute r = parsed("gelu+qkvx4,layernorm+attentionx3,0", L), other;
     const char *whole = "gelu+qkvx4,layernorm+attentionx3,0";
@@ -198,8 +183,7 @@ static void a_text_that_does_not_fit_ends_in_dots(void **state) {
 // --------------------------------------------------------------------------------------------------------------- costs
 
 // The forward pass of a block, op by op, as doc/memory.md has it: what each costs, and the sets in which it runs again.
-static void flops_and_elements_are_those_of_the_ops_that_run_again(void **state) {
-    (void)state;
+TEST(flops_and_elements_are_those_of_the_ops_that_run_again) {
     const ModelConfig c = {.L = L, .C = 96, .NH = 3, .V = 100, .Vp = 128, .max_T = 64};
     enum { CONTEXT = 50 };
     for (int set = 0; set < 64; set++) {
@@ -225,8 +209,7 @@ static void flops_and_elements_are_those_of_the_ops_that_run_again(void **state)
     assert_true(recompute_flops_per_token(&all, &c, CONTEXT) == L * (16.0 * 96 * 96 + 2.0 * 96 * (CONTEXT + 1)));
 }
 
-static void gelu_is_alone_where_the_matmul_before_it_does_not_run_again(void **state) {
-    (void)state;
+TEST(gelu_is_alone_where_the_matmul_before_it_does_not_run_again) {
     const struct {
         const char *text;
         bool alone;
@@ -242,8 +225,7 @@ static void gelu_is_alone_where_the_matmul_before_it_does_not_run_again(void **s
 
 // Pieces of the grammar and any bytes, in any order: what is taken must survive its own text, what is not has a
 // message, and nothing beyond the text is read (the buffer ends with it).
-static void no_text_does_harm(void **state) {
-    (void)state;
+TEST(no_text_does_harm) {
     static const char *const pieces[] = {"0",   "1",         "2",       "3",     "gelu", "layernorm",  "fc",
                                          "qkv", "attention", "attproj", "block", "+",    "x",          "/",
                                          ",",   "x1",        "x4",      ",0",    "12",   "4294967297", " "};
@@ -274,21 +256,4 @@ static void no_text_does_harm(void **state) {
         free(copy);
     }
     assert_true(taken > 1000);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_set_goes_for_all_blocks),
-        cmocka_unit_test(every_nth_block_begins_with_the_first),
-        cmocka_unit_test(a_list_counts_blocks_and_its_last_item_goes_on_to_the_end),
-        cmocka_unit_test(a_wrong_text_is_refused_with_what_is_expected),
-        cmocka_unit_test(the_text_is_the_shortest_one),
-        cmocka_unit_test(a_set_without_what_it_implies_reads_as_with_it),
-        cmocka_unit_test(every_pattern_survives_its_text),
-        cmocka_unit_test(a_text_that_does_not_fit_ends_in_dots),
-        cmocka_unit_test(flops_and_elements_are_those_of_the_ops_that_run_again),
-        cmocka_unit_test(gelu_is_alone_where_the_matmul_before_it_does_not_run_again),
-        cmocka_unit_test(no_text_does_harm),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

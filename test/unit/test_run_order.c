@@ -1,32 +1,13 @@
 // What a step read, from what the run left behind: the same windows as the loader reads, whatever happened to the run;
 // and logs of every kind of damage.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/data/dataloader.h"
 #include "llmc/run/data_tools.h"
 #include "test/unit/mutate.h"
-#include "test/unit/tmpdir.h"
 
 enum { T = 4, WINDOWS = 23, SEED = 1337 };
 
-static TmpDir dir;
-
-static int setup(void **state) {
-    (void)state;
-    dir = tmpdir_make();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
+TestFixture test_all = {tmp_setup, tmp_teardown};
 
 // A run event: started after start_step, step_windows a step, B at a time.
 static int run_event(char *out, size_t size, int start_step, int step_windows, int B, int overfit) {
@@ -44,9 +25,9 @@ static int step_events(char *out, size_t size, int first, int last) {
     return n;
 }
 
-static bool read_text(RunOrder *order, const char *text, size_t n, Error *err) {
-    write_bytes(tmpdir_file(&dir, "main.log"), text, n);
-    return run_order_read(order, dir.path, err);
+static bool read_order(RunOrder *order, const char *text, size_t n, Error *err) {
+    write_bytes(tmp_file("main.log"), text, n);
+    return run_order_read(order, tmp.path, err);
 }
 
 static void assert_position(const RunOrder *order, int64_t step, int64_t expected, int64_t step_windows) {
@@ -58,8 +39,7 @@ static void assert_position(const RunOrder *order, int64_t step, int64_t expecte
     assert_int_equal(s->step_windows, step_windows);
 }
 
-static void positions_add_up_over_resumes_with_other_batches(void **state) {
-    (void)state;
+TEST(positions_add_up_over_resumes_with_other_batches) {
     char log[16384];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += step_events(log + n, sizeof log - (size_t)n, 1, 10);
@@ -72,7 +52,7 @@ static void positions_add_up_over_resumes_with_other_batches(void **state) {
     n += step_events(log + n, sizeof log - (size_t)n, 21, 22);
     RunOrder order;
     Error err;
-    if (!read_text(&order, log, (size_t)n, &err)) fail_msg("%s", err.text);
+    if (!read_order(&order, log, (size_t)n, &err)) fail_msg("%s", err.text);
     assert_int_equal(order.last_step, 22);
     assert_position(&order, 1, 0, 5);
     assert_position(&order, 10, 45, 5);
@@ -83,8 +63,7 @@ static void positions_add_up_over_resumes_with_other_batches(void **state) {
     run_order_free(&order);
 }
 
-static void steps_that_were_taken_back_are_forgotten(void **state) {
-    (void)state;
+TEST(steps_that_were_taken_back_are_forgotten) {
     char log[8192]; // after step 10 with 7 a step to 20; step 20's checkpoint was damaged, so on from 10 again
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 10, 7, 2, 0);
@@ -92,21 +71,20 @@ static void steps_that_were_taken_back_are_forgotten(void **state) {
     n += run_event(log + n, sizeof log - (size_t)n, 10, 2, 2, 0);
     RunOrder order;
     Error err;
-    assert_true(read_text(&order, log, (size_t)n, &err));
+    assert_true(read_order(&order, log, (size_t)n, &err));
     assert_position(&order, 10, 45, 5);
     assert_position(&order, 21, 50 + 20, 2);
     assert_int_equal(order.count, 2);
     run_order_free(&order);
 }
 
-static void an_unfinished_last_line_is_no_error(void **state) {
-    (void)state;
+TEST(an_unfinished_last_line_is_no_error) {
     char log[4096];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += step_events(log + n, sizeof log - (size_t)n, 1, 3);
     RunOrder order;
     Error err;
-    assert_true(read_text(&order, log, (size_t)n - 20, &err));
+    assert_true(read_order(&order, log, (size_t)n - 20, &err));
     assert_int_equal(order.last_step, 2);
     run_order_free(&order);
 }
@@ -115,7 +93,7 @@ static void an_unfinished_last_line_is_no_error(void **state) {
 static void compare_with_loader(int batch, int step_windows, int steps, bool overfit) {
     static uint16_t tokens[WINDOWS * T + 1];
     for (int i = 0; i <= WINDOWS * T; i++) tokens[i] = (uint16_t)i;
-    const char *path = tmpdir_file(&dir, "x.bin");
+    const char *path = tmp_file("x.bin");
     Error err;
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_true(shard_writer_append(w, tokens, WINDOWS * T + 1, &err) && shard_writer_commit(w, &err));
@@ -131,7 +109,7 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
     DataLoader *loader = dataloader_create(&options, &err);
     char log[4096];
     RunOrder order;
-    assert_true(read_text(&order, log, (size_t)run_event(log, sizeof log, 0, step_windows, batch, overfit), &err));
+    assert_true(read_order(&order, log, (size_t)run_event(log, sizeof log, 0, step_windows, batch, overfit), &err));
     for (int step = 1; step <= steps; step++) {
         int64_t position, done = 0;
         const RunSegment *s = run_order_find(&order, step, &position, &err);
@@ -152,16 +130,14 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
     shards_close(&set);
 }
 
-static void the_windows_are_those_of_the_loader(void **state) {
-    (void)state;
+TEST(the_windows_are_those_of_the_loader) {
     compare_with_loader(3, 7, 12, false); // over three epochs
     compare_with_loader(8, 5, 12, false); // B larger than a step
     compare_with_loader(3, 7, 12, true);
     compare_with_loader(5, 30, 4, true); // more windows a step than there are
 }
 
-static void what_is_missing_or_makes_no_sense_is_named(void **state) {
-    (void)state;
+TEST(what_is_missing_or_makes_no_sense_is_named) {
     const struct {
         const char *from, *to, *message;
     } cases[] = {
@@ -184,27 +160,25 @@ static void what_is_missing_or_makes_no_sense_is_named(void **state) {
                                at + strlen(cases[i].from));
         RunOrder order;
         Error err;
-        assert_false(read_text(&order, changed, (size_t)n, &err));
+        assert_false(read_order(&order, changed, (size_t)n, &err));
         if (!strstr(err.text, cases[i].message)) fail_msg("%s\nexpected: %s", err.text, cases[i].message);
         run_order_free(&order);
     }
 }
 
-static void steps_before_the_first_and_beyond_all_numbers_are_refused(void **state) {
-    (void)state;
+TEST(steps_before_the_first_and_beyond_all_numbers_are_refused) {
     char log[4096];
     RunOrder order;
     Error err;
     int64_t position;
-    assert_true(read_text(&order, log, (size_t)run_event(log, sizeof log, 0, 5, 2, 0), &err));
+    assert_true(read_order(&order, log, (size_t)run_event(log, sizeof log, 0, 5, 2, 0), &err));
     assert_null(run_order_find(&order, 0, &position, &err));
     assert_non_null(strstr(err.text, "expected 1 or more"));
     assert_null(run_order_find(&order, INT64_MAX, &position, &err));
     run_order_free(&order);
 }
 
-static void damaged_logs_are_read_or_refused_but_never_believed_blindly(void **state) {
-    (void)state;
+TEST(damaged_logs_are_read_or_refused_but_never_believed_blindly) {
     char log[8192];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += step_events(log + n, sizeof log - (size_t)n, 1, 3);
@@ -216,7 +190,7 @@ static void damaged_logs_are_read_or_refused_but_never_believed_blindly(void **s
         RunOrder order;
         Error err;
         int64_t position;
-        if (read_text(&order, (const char *)damaged, bytes, &err)) {
+        if (read_order(&order, (const char *)damaged, bytes, &err)) {
             const RunSegment *s = run_order_find(&order, order.last_step + 1, &position, &err);
             if (s) assert_in_range(run_order_window(s, position, WINDOWS), 0, WINDOWS - 1);
         } else {
@@ -224,17 +198,4 @@ static void damaged_logs_are_read_or_refused_but_never_believed_blindly(void **s
         }
         run_order_free(&order);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(positions_add_up_over_resumes_with_other_batches),
-        cmocka_unit_test(steps_that_were_taken_back_are_forgotten),
-        cmocka_unit_test(an_unfinished_last_line_is_no_error),
-        cmocka_unit_test(the_windows_are_those_of_the_loader),
-        cmocka_unit_test(what_is_missing_or_makes_no_sense_is_named),
-        cmocka_unit_test(steps_before_the_first_and_beyond_all_numbers_are_refused),
-        cmocka_unit_test(damaged_logs_are_read_or_refused_but_never_believed_blindly),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

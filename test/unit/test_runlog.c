@@ -1,66 +1,15 @@
 // The run log: the lines on stdout to the letter, main.log as JSON that survives kills, resumes and full disks.
 #include "llmc/run/runlog.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 // ------------------------------------------------------------------------------------------------------------ helpers
 
-static char *read_text(FILE *f) {
-    char *text = calloc(1, 1 << 16);
-    rewind(f);
-    size_t n = fread(text, 1, (1 << 16) - 1, f);
-    text[n] = '\0';
-    return text;
-}
+static char *file_text(const char *name) { return read_text(tmp_file(name)); }
 
-static char *file_text(const TmpDir *dir, const char *name) {
-    FILE *f = fopen(tmpdir_file(dir, name), "r");
-    assert_non_null(f);
-    char *text = read_text(f);
-    fclose(f);
-    return text;
-}
-
-static void write_text(const TmpDir *dir, const char *name, const char *text) {
-    FILE *f = fopen(tmpdir_file(dir, name), "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
-}
-
-// stdout or stderr goes into a file between capture_start and capture_end, which gives the text (malloced).
-typedef struct {
-    FILE *file, *stream;
-    int saved;
-} Capture;
-
-static Capture capture_start(FILE *stream) {
-    fflush(stream);
-    Capture c = {.file = tmpfile(), .stream = stream, .saved = dup(fileno(stream))};
-    dup2(fileno(c.file), fileno(stream));
-    return c;
-}
-
-static char *capture_end(Capture *c) {
-    fflush(c->stream);
-    dup2(c->saved, fileno(c->stream));
-    close(c->saved);
-    char *text = read_text(c->file);
-    fclose(c->file);
-    return text;
-}
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 static StepReport report(int64_t step) {
     StepReport r = {.step = step,
@@ -110,33 +59,19 @@ static cJSON *event_at(const char *text, int n) {
     return object;
 }
 
-static double number(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    assert_true(cJSON_IsNumber(item));
-    return item->valuedouble;
-}
-
-static const char *string(const cJSON *object, const char *key) {
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
-    assert_non_null(text);
-    return text;
-}
-
 static bool is_null(const cJSON *object, const char *key) {
     return cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(object, key));
 }
 
 // -------------------------------------------------------------------------------------------------------- the terminal
 
-static void the_step_line_is_the_one_of_the_design(void **state) {
-    (void)state;
+TEST(the_step_line_is_the_one_of_the_design) {
     StepReport r = report(12);
     assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | "
                          "mfu 54.1% hfu 54.1% | eta 8m11s");
 }
 
-static void columns_stay_in_place_over_a_long_run(void **state) {
-    (void)state;
+TEST(columns_stay_in_place_over_a_long_run) {
     StepReport first = report(1), late = report(5000), slow = report(77);
     first.control.loss = 10.98765f, first.control.norm = 123.4f;
     late.control.loss = 2.5f, late.control.norm = 0.04f, late.mfu = 0.098;
@@ -149,8 +84,7 @@ static void columns_stay_in_place_over_a_long_run(void **state) {
     free(a), free(b), free(c);
 }
 
-static void what_is_not_known_is_left_out(void **state) {
-    (void)state;
+TEST(what_is_not_known_is_left_out) {
     StepReport r = report(12);
     r.mfu = r.hfu = 0.0, r.eta_seconds = -1.0;
     assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | eta ?");
@@ -165,8 +99,7 @@ static void assert_line_ends(const StepReport *r, const char *end) {
     free(line);
 }
 
-static void skipped_steps_say_why(void **state) {
-    (void)state;
+TEST(skipped_steps_say_why) {
     StepReport r = report(12);
     r.control.skip = SKIP_LOSS_OUTLIER, r.control.loss_z = 5.12f;
     assert_line_ends(&r, "| SKIPPED: loss outlier z 5.1");
@@ -181,8 +114,7 @@ static void skipped_steps_say_why(void **state) {
     assert_line_ends(&r, "| SKIPPED: gradient norm is not finite");
 }
 
-static void a_loss_scale_that_moves_is_told(void **state) {
-    (void)state;
+TEST(a_loss_scale_that_moves_is_told) {
     StepReport r = report(12);
     r.control.loss_scale = 65536.0f, r.last_loss_scale = 32768.0f;
     assert_line_ends(&r, "| loss scale now 65536");
@@ -196,8 +128,7 @@ static void a_loss_scale_that_moves_is_told(void **state) {
     assert_line_ends(&r, "| SKIPPED: gradient of wte is not finite");
 }
 
-static void validation_samples_and_text_are_plain_lines(void **state) {
-    (void)state;
+TEST(validation_samples_and_text_are_plain_lines) {
     Capture c = capture_start(stdout);
     RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
     runlog_text(log, "model %s, %d layers", "d12", 12);
@@ -231,8 +162,30 @@ static void validation_samples_and_text_are_plain_lines(void **state) {
     free(text);
 }
 
-static void the_bar_is_cleared_above_a_line_and_drawn_again_below(void **state) {
-    (void)state;
+static const NumericsRow ROWS[] = {
+    {"qkv.in", {.count = 200, .sumsq = 800, .amax = 7.5f}, 0.0},
+    {"fc.gradient", {.count = 1000, .sumsq = 0.1, .zero = 10, .underflow = 31, .overflow = 2, .amax = 1e-3f}, 0.0},
+    {"fcprojw.gradient", {.count = 8, .underflow = 0.01, .amax = INFINITY}, 0.0},
+    {"wte.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 3.26e-4},
+    {"lnfw.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0},
+    {"wpe.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0187},
+};
+
+TEST(the_line_of_numerics_names_the_worst) {
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
+    runlog_numerics(log, 100, ROWS, 6);
+    runlog_numerics(log, 200, ROWS, 1);
+    runlog_numerics(log, 300, ROWS, 0); // nothing was counted
+    runlog_close(log);
+    char *text = capture_end(&c);
+    assert_string_equal(text, "numerics at step 100 | underflow up to 3.1% (fc.gradient) | overflow up to 0.2% "
+                              "(fc.gradient) | update/weight 3.3e-04 (wte) to 1.9e-02 (wpe)\n"
+                              "numerics at step 200 | no underflow | no overflow\n");
+    free(text);
+}
+
+TEST(the_bar_is_cleared_above_a_line_and_drawn_again_below) {
     unsetenv("LC_ALL"), unsetenv("LC_CTYPE"), unsetenv("LANG");
     setenv("COLUMNS", "80", 1);
     Capture c = capture_start(stdout);
@@ -254,8 +207,7 @@ static void the_bar_is_cleared_above_a_line_and_drawn_again_below(void **state) 
     free(text);
 }
 
-static void a_text_that_is_drawn_takes_the_place_of_the_bar(void **state) {
-    (void)state;
+TEST(a_text_that_is_drawn_takes_the_place_of_the_bar) {
     setenv("COLUMNS", "80", 1);
     Capture c = capture_start(stdout);
     RunLog *log = runlog_open(NULL, false, 0, 1, false, NULL);
@@ -272,8 +224,7 @@ static void a_text_that_is_drawn_takes_the_place_of_the_bar(void **state) {
     free(text);
 }
 
-static void in_a_file_there_is_no_bar(void **state) {
-    (void)state;
+TEST(in_a_file_there_is_no_bar) {
     Capture c = capture_start(stdout);
     RunLog *log = runlog_open(NULL, false, 0, -1, false, NULL);
     StepReport r = report(1);
@@ -284,42 +235,18 @@ static void in_a_file_there_is_no_bar(void **state) {
     free(text);
 }
 
-static const NumericsRow ROWS[] = {
-    {"qkv.in", {.count = 200, .sumsq = 800, .amax = 7.5f}, 0.0},
-    {"fc.gradient", {.count = 1000, .sumsq = 0.1, .zero = 10, .underflow = 31, .overflow = 2, .amax = 1e-3f}, 0.0},
-    {"fcprojw.gradient", {.count = 8, .underflow = 0.01, .amax = INFINITY}, 0.0},
-    {"wte.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 3.26e-4},
-    {"lnfw.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0},
-    {"wpe.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0187},
-};
-
-static void the_line_of_numerics_names_the_worst(void **state) {
-    (void)state;
-    Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
-    runlog_numerics(log, 100, ROWS, 6);
-    runlog_numerics(log, 200, ROWS, 1);
-    runlog_numerics(log, 300, ROWS, 0); // nothing was counted
-    runlog_close(log);
-    char *text = capture_end(&c);
-    assert_string_equal(text, "numerics at step 100 | underflow up to 3.1% (fc.gradient) | overflow up to 0.2% "
-                              "(fc.gradient) | update/weight 3.3e-04 (wte) to 1.9e-02 (wpe)\n"
-                              "numerics at step 200 | no underflow | no overflow\n");
-    free(text);
-}
-
 // ------------------------------------------------------------------------------------------------------------ main.log
 
 // Opens the log of dir, does `body` with stdout captured away, closes it, gives main.log.
-static char *logged(const TmpDir *dir, bool append, int64_t first_step, void (*body)(RunLog *)) {
+static char *logged(bool append, int64_t first_step, void (*body)(RunLog *)) {
     Error err;
     Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(dir->path, append, first_step, 0, false, &err);
+    RunLog *log = runlog_open(tmp.path, append, first_step, 0, false, &err);
     if (log) body(log);
     runlog_close(log);
     free(capture_end(&c));
     if (!log) fail_msg("%s", err.text);
-    return file_text(dir, "main.log");
+    return file_text("main.log");
 }
 
 static void two_steps_and_more(RunLog *log) {
@@ -343,30 +270,30 @@ static void two_steps_and_more(RunLog *log) {
     runlog_validation(log, 2, 4.25, 1.125, 1e6, 2.0);
 }
 
-static void every_line_is_one_json_object(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
-    char *text = logged(&dir, false, 0, two_steps_and_more);
+TEST(every_line_is_one_json_object) {
+    char *text = logged(false, 0, two_steps_and_more);
 
     cJSON *step = event_at(text, 0);
-    assert_string_equal(string(step, "event"), "step");
-    assert_true(number(step, "step") == 1 && number(step, "lr") == 0.1 + 0.2 && number(step, "mfu") == 0.541);
-    assert_true((float)number(step, "loss") == 9.1234f && (float)number(step, "norm") == 1.2345f);
-    assert_true(number(step, "ms") == 98.31 && number(step, "tokens_per_second") == 666600);
+    assert_string_equal(json_string(step, "event"), "step");
+    assert_true(json_number(step, "step") == 1 && json_number(step, "lr") == 0.1 + 0.2 &&
+                json_number(step, "mfu") == 0.541);
+    assert_true((float)json_number(step, "loss") == 9.1234f && (float)json_number(step, "norm") == 1.2345f);
+    assert_true(json_number(step, "ms") == 98.31 && json_number(step, "tokens_per_second") == 666600);
     assert_false(cJSON_HasObjectItem(step, "skip") || cJSON_HasObjectItem(step, "loss_z") ||
                  cJSON_HasObjectItem(step, "loss_scale") || cJSON_HasObjectItem(step, "skipped"));
     cJSON_Delete(step);
 
     step = event_at(text, 1);
     assert_true(is_null(step, "loss") && is_null(step, "norm") && is_null(step, "mfu"));
-    assert_string_equal(string(step, "skip"), "nonfinite");
-    assert_string_equal(string(step, "bad_tensor"), "wte \"x\"");
-    assert_true(number(step, "loss_z") == 1.5 && number(step, "loss_scale") == 512 && number(step, "skipped") == 1);
+    assert_string_equal(json_string(step, "skip"), "nonfinite");
+    assert_string_equal(json_string(step, "bad_tensor"), "wte \"x\"");
+    assert_true(json_number(step, "loss_z") == 1.5 && json_number(step, "loss_scale") == 512 &&
+                json_number(step, "skipped") == 1);
     cJSON_Delete(step);
 
     cJSON *validation = event_at(text, 2);
-    assert_string_equal(string(validation, "event"), "validation");
-    assert_true(number(validation, "loss") == 4.25 && number(validation, "ppl") == exp(4.25));
+    assert_string_equal(json_string(validation, "event"), "validation");
+    assert_true(json_number(validation, "loss") == 4.25 && json_number(validation, "ppl") == exp(4.25));
     assert_false(cJSON_HasObjectItem(validation, "bits_per_byte"));
     cJSON_Delete(validation);
     validation = event_at(text, 3);
@@ -374,51 +301,50 @@ static void every_line_is_one_json_object(void **state) {
     cJSON_Delete(validation);
 
     cJSON *sample = event_at(text, 4);
-    assert_true(number(sample, "index") == 1);
-    assert_string_equal(string(sample, "text"), "a\xEF\xBF\xBD\nb");
+    assert_true(json_number(sample, "index") == 1);
+    assert_string_equal(json_string(sample, "text"), "a\xEF\xBF\xBD\nb");
     cJSON_Delete(sample);
     cJSON *gpu = event_at(text, 5);
-    assert_string_equal(string(gpu, "event"), "gpu");
-    assert_true(number(gpu, "step") == 2 && number(gpu, "sm_clock_mhz") == 1755 && number(gpu, "power_watts") == 690.5);
-    assert_true(number(gpu, "energy_joules") == 123456789.25);
-    assert_string_equal(string(gpu, "throttle"), "power cap");
+    assert_string_equal(json_string(gpu, "event"), "gpu");
+    assert_true(json_number(gpu, "step") == 2 && json_number(gpu, "sm_clock_mhz") == 1755 &&
+                json_number(gpu, "power_watts") == 690.5);
+    assert_true(json_number(gpu, "energy_joules") == 123456789.25);
+    assert_string_equal(json_string(gpu, "throttle"), "power cap");
     cJSON_Delete(gpu);
     gpu = event_at(text, 6);
-    assert_true(number(gpu, "sm_clock_mhz") == 1755 && is_null(gpu, "power_watts") && is_null(gpu, "energy_joules"));
+    assert_true(json_number(gpu, "sm_clock_mhz") == 1755 && is_null(gpu, "power_watts") &&
+                is_null(gpu, "energy_joules"));
     cJSON_Delete(gpu);
     cJSON *choices = event_at(text, 7);
-    assert_string_equal(string(choices, "event"), "choices");
-    assert_string_equal(string(choices, "name"), "my \"set\"");
-    assert_true(number(choices, "examples") == 4 && number(choices, "correct") == 1 &&
-                number(choices, "correct_normalised") == 3 && number(choices, "accuracy") == 0.25 &&
-                number(choices, "accuracy_normalised") == 0.75 && number(choices, "seconds") == 0.5);
+    assert_string_equal(json_string(choices, "event"), "choices");
+    assert_string_equal(json_string(choices, "name"), "my \"set\"");
+    assert_true(json_number(choices, "examples") == 4 && json_number(choices, "correct") == 1 &&
+                json_number(choices, "correct_normalised") == 3 && json_number(choices, "accuracy") == 0.25 &&
+                json_number(choices, "accuracy_normalised") == 0.75 && json_number(choices, "seconds") == 0.5);
     cJSON_Delete(choices);
     validation = event_at(text, 8);
-    assert_true(number(validation, "bits_per_byte") == 1.125);
+    assert_true(json_number(validation, "bits_per_byte") == 1.125);
     cJSON_Delete(validation);
     assert_int_equal(text[strlen(text) - 1], '\n');
     free(text);
-    tmpdir_remove(&dir);
 }
 
 static void numerics_of_a_step(RunLog *log) { runlog_numerics(log, 100, ROWS, 6); }
 
-static void numerics_are_shares_by_class(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
-    char *text = logged(&dir, false, 0, numerics_of_a_step);
+TEST(numerics_are_shares_by_class) {
+    char *text = logged(false, 0, numerics_of_a_step);
     cJSON *event = event_at(text, 0);
-    assert_string_equal(string(event, "event"), "numerics");
-    assert_true(number(event, "step") == 100);
-    assert_true(number(event, "qkv.in/amax") == 7.5 && number(event, "qkv.in/rms") == 2.0);
-    assert_true(number(event, "fc.gradient/zero") == 0.01 && number(event, "fc.gradient/underflow") == 0.031 &&
-                number(event, "fc.gradient/overflow") == 0.002);
+    assert_string_equal(json_string(event, "event"), "numerics");
+    assert_true(json_number(event, "step") == 100);
+    assert_true(json_number(event, "qkv.in/amax") == 7.5 && json_number(event, "qkv.in/rms") == 2.0);
+    assert_true(json_number(event, "fc.gradient/zero") == 0.01 &&
+                json_number(event, "fc.gradient/underflow") == 0.031 &&
+                json_number(event, "fc.gradient/overflow") == 0.002);
     assert_true(is_null(event, "fcprojw.gradient/amax"));
-    assert_true(number(event, "update_ratio/wte") == 3.26e-4 && number(event, "update_ratio/wpe") == 0.0187);
+    assert_true(json_number(event, "update_ratio/wte") == 3.26e-4 && json_number(event, "update_ratio/wpe") == 0.0187);
     assert_false(cJSON_HasObjectItem(event, "update_ratio/lnfw"));
     cJSON_Delete(event);
     free(text);
-    tmpdir_remove(&dir);
 }
 
 static void three_events(RunLog *log) {
@@ -428,15 +354,13 @@ static void three_events(RunLog *log) {
     runlog_event(log, "none", NULL);
 }
 
-static void events_take_inner_json_whole_objects_or_nothing(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
-    char *text = logged(&dir, false, 0, three_events);
+TEST(events_take_inner_json_whole_objects_or_nothing) {
+    char *text = logged(false, 0, three_events);
     cJSON *event = event_at(text, 0);
-    assert_true(number(event, "a") == 1);
+    assert_true(json_number(event, "a") == 1);
     cJSON_Delete(event);
     event = event_at(text, 1);
-    assert_true(number(cJSON_GetObjectItem(event, "a"), "b") == 2);
+    assert_true(json_number(cJSON_GetObjectItem(event, "a"), "b") == 2);
     cJSON_Delete(event);
     for (int i = 2; i < 4; i++) {
         event = event_at(text, i);
@@ -444,7 +368,6 @@ static void events_take_inner_json_whole_objects_or_nothing(void **state) {
         cJSON_Delete(event);
     }
     free(text);
-    tmpdir_remove(&dir);
 }
 
 static void one_event(RunLog *log) { runlog_event(log, "resume", "\"step\":2"); }
@@ -458,14 +381,13 @@ static const char EARLIER[] = "{\"event\":\"start\",\"time\":1}\n"
 static void assert_goes_on_after_earlier(const char *text) {
     assert_memory_equal(text, EARLIER, strlen(EARLIER));
     cJSON *event = event_at(text + strlen(EARLIER), 0);
-    assert_string_equal(string(event, "event"), "resume");
+    assert_string_equal(json_string(event, "event"), "resume");
     cJSON_Delete(event);
     const char *end = strchr(text + strlen(EARLIER), '\n');
     assert_string_equal(end, "\n");
 }
 
-static void a_resumed_log_loses_the_steps_that_are_run_again(void **state) {
-    (void)state;
+TEST(a_resumed_log_loses_the_steps_that_are_run_again) {
     const char *const tails[] = {
         "",
         "{\"event\":\"step\",\"time\":1,\"step\":3}\n{\"event\":\"sample\",\"time\":1,\"step\":3}\n",
@@ -475,94 +397,76 @@ static void a_resumed_log_loses_the_steps_that_are_run_again(void **state) {
         "{\"event\":\"step\",\"time\":1,\"step\":3}\nxy", // both
     };
     for (size_t i = 0; i < sizeof tails / sizeof tails[0]; i++) {
-        TmpDir dir = tmpdir_make();
         char content[1024];
         snprintf(content, sizeof content, "%s%s", EARLIER, tails[i]);
-        write_text(&dir, "main.log", content);
-        char *text = logged(&dir, true, 2, one_event);
+        write_text(tmp_file("main.log"), content);
+        char *text = logged(true, 2, one_event);
         assert_goes_on_after_earlier(text);
         free(text);
-        tmpdir_remove(&dir);
+        tmp_teardown(NULL), tmp_setup(NULL);
     }
 }
 
-static void a_resumed_log_may_be_missing_or_empty(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
-    char *text = logged(&dir, true, 2, one_event);
+TEST(a_resumed_log_may_be_missing_or_empty) {
+    char *text = logged(true, 2, one_event);
     cJSON_Delete(event_at(text, 0));
     free(text);
-    write_text(&dir, "main.log", "");
-    text = logged(&dir, true, 2, one_event);
+    write_text(tmp_file("main.log"), "");
+    text = logged(true, 2, one_event);
     cJSON_Delete(event_at(text, 0));
     free(text);
-    tmpdir_remove(&dir);
 }
 
-static void a_run_that_only_evaluates_keeps_every_step(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
-    write_text(&dir, "main.log", EARLIER);
-    char *text = logged(&dir, true, INT64_MAX, one_event);
+TEST(a_run_that_only_evaluates_keeps_every_step) {
+    write_text(tmp_file("main.log"), EARLIER);
+    char *text = logged(true, INT64_MAX, one_event);
     assert_goes_on_after_earlier(text);
     free(text);
-    tmpdir_remove(&dir);
 }
 
-static void a_new_run_starts_a_new_log(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
-    write_text(&dir, "main.log", EARLIER);
+TEST(a_new_run_starts_a_new_log) {
+    write_text(tmp_file("main.log"), EARLIER);
     for (int i = 1; i <= 2; i++) { // and leaves those of runs before: the second start finds a step 2 too
-        char *text = logged(&dir, false, 0, one_event), name[32];
+        char *text = logged(false, 0, one_event), name[32];
         assert_null(strstr(text, "start"));
         free(text);
         snprintf(name, sizeof name, "main.log.%d", i);
-        text = file_text(&dir, name);
+        text = file_text(name);
         assert_true((strcmp(text, EARLIER) == 0) == (i == 1));
         free(text);
     }
-    tmpdir_remove(&dir);
 }
 
-static void a_log_that_cannot_be_opened_is_an_error_with_its_path(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(a_log_that_cannot_be_opened_is_an_error_with_its_path) {
     Error err;
-    assert_int_equal(mkdir(tmpdir_file(&dir, "main.log"), 0777), 0);
-    assert_null(runlog_open(dir.path, false, 0, 0, false, &err));
+    assert_int_equal(mkdir(tmp_file("main.log"), 0777), 0);
+    assert_null(runlog_open(tmp.path, false, 0, 0, false, &err));
     assert_non_null(strstr(err.text, "/main.log: cannot be written: Is a directory"));
-    write_text(&dir, "file", "x");
-    assert_null(runlog_open(tmpdir_file(&dir, "file"), false, 0, 0, false, &err));
+    write_text(tmp_file("file"), "x");
+    assert_null(runlog_open(tmp_file("file"), false, 0, 0, false, &err));
     assert_non_null(strstr(err.text, "/file"));
-    tmpdir_remove(&dir);
 }
 
-static void a_second_process_is_refused_and_touches_nothing(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(a_second_process_is_refused_and_touches_nothing) {
     Error err;
-    RunLog *log = runlog_open(dir.path, false, 0, 0, false, &err);
+    RunLog *log = runlog_open(tmp.path, false, 0, 0, false, &err);
     assert_non_null(log);
     runlog_event(log, "first", "\"step\":7");
     // A second descriptor counts as another process does.
-    assert_null(runlog_open(dir.path, true, 3, 0, true, &err));
+    assert_null(runlog_open(tmp.path, true, 3, 0, true, &err));
     assert_non_null(strstr(err.text, "/main.log: another process is writing it"));
-    assert_null(runlog_open(dir.path, false, 0, 0, true, &err));
+    assert_null(runlog_open(tmp.path, false, 0, 0, true, &err));
     runlog_event(log, "second", NULL);
     runlog_close(log);
-    log = runlog_open(dir.path, true, 7, 0, false, &err);
+    log = runlog_open(tmp.path, true, 7, 0, false, &err);
     assert_non_null(log);
     runlog_close(log);
-    char *text = file_text(&dir, "main.log");
+    char *text = file_text("main.log");
     cJSON_Delete(event_at(text, 1)); // both lines are there
     free(text);
-    tmpdir_remove(&dir);
 }
 
-static void without_a_file_for_tensorboard_the_run_goes_on(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(without_a_file_for_tensorboard_the_run_goes_on) {
     Error err;
     // One more descriptor and no second one: main.log can be opened, an event file cannot.
     struct rlimit before, few;
@@ -573,7 +477,7 @@ static void without_a_file_for_tensorboard_the_run_goes_on(void **state) {
     few = before;
     few.rlim_cur = (rlim_t)next + 1;
     setrlimit(RLIMIT_NOFILE, &few);
-    RunLog *log = runlog_open(dir.path, false, 0, 0, true, &err);
+    RunLog *log = runlog_open(tmp.path, false, 0, 0, true, &err);
     setrlimit(RLIMIT_NOFILE, &before);
     char *complaint = capture_end(&errors);
     assert_non_null(log);
@@ -581,10 +485,9 @@ static void without_a_file_for_tensorboard_the_run_goes_on(void **state) {
     runlog_close(log);
     assert_non_null(strstr(complaint, "events.out.tfevents."));
     assert_non_null(strstr(complaint, "; the run goes on without TensorBoard\n"));
-    char *text = file_text(&dir, "main.log");
+    char *text = file_text("main.log");
     cJSON_Delete(event_at(text, 0));
     free(text), free(complaint);
-    tmpdir_remove(&dir);
 }
 
 // A limit on the file size stands for a full disk: the third line is written in part.
@@ -604,12 +507,10 @@ static void many_events(RunLog *log) {
     runlog_event(log, "last", json); // there is room again
 }
 
-static void a_full_disk_costs_whole_lines_only_and_is_reported_once(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
     // Both captures end before anything is asserted.
     Capture errors = capture_start(stderr);
-    char *text = logged(&dir, false, 0, many_events);
+    char *text = logged(false, 0, many_events);
     char *complaints = capture_end(&errors);
     assert_non_null(strstr(complaints, "main.log: cannot be written: "));
     assert_ptr_equal(strchr(complaints, '\n'), complaints + strlen(complaints) - 1);
@@ -618,32 +519,4 @@ static void a_full_disk_costs_whole_lines_only_and_is_reported_once(void **state
     assert_int_equal(lines, 3);
     assert_non_null(strstr(text, "\"last\""));
     free(text), free(complaints);
-    tmpdir_remove(&dir);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_step_line_is_the_one_of_the_design),
-        cmocka_unit_test(columns_stay_in_place_over_a_long_run),
-        cmocka_unit_test(what_is_not_known_is_left_out),
-        cmocka_unit_test(skipped_steps_say_why),
-        cmocka_unit_test(a_loss_scale_that_moves_is_told),
-        cmocka_unit_test(validation_samples_and_text_are_plain_lines),
-        cmocka_unit_test(the_line_of_numerics_names_the_worst),
-        cmocka_unit_test(the_bar_is_cleared_above_a_line_and_drawn_again_below),
-        cmocka_unit_test(a_text_that_is_drawn_takes_the_place_of_the_bar),
-        cmocka_unit_test(in_a_file_there_is_no_bar),
-        cmocka_unit_test(every_line_is_one_json_object),
-        cmocka_unit_test(numerics_are_shares_by_class),
-        cmocka_unit_test(events_take_inner_json_whole_objects_or_nothing),
-        cmocka_unit_test(a_resumed_log_loses_the_steps_that_are_run_again),
-        cmocka_unit_test(a_resumed_log_may_be_missing_or_empty),
-        cmocka_unit_test(a_run_that_only_evaluates_keeps_every_step),
-        cmocka_unit_test(a_new_run_starts_a_new_log),
-        cmocka_unit_test(a_log_that_cannot_be_opened_is_an_error_with_its_path),
-        cmocka_unit_test(a_second_process_is_refused_and_touches_nothing),
-        cmocka_unit_test(without_a_file_for_tensorboard_the_run_goes_on),
-        cmocka_unit_test(a_full_disk_costs_whole_lines_only_and_is_reported_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,4 @@
 // safetensors files: what is written is what is read, and no bytes at all make the reader do anything but say no.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/store/safetensors.h"
@@ -12,7 +6,8 @@
 #include "test/unit/store_fixture.h"
 
 #include <math.h>
-#include <string.h>
+
+TestFixture test_each = {setup, tmp_teardown};
 
 static const float matrix[6] = {1.0f, -2.5f, 0.0f, 3.0e-5f, 65504.0f, -0.0f};
 static const uint16_t bf16_vector[4] = {0x3F80, 0xC020, 0x7F80, 0x0001}; // 1, -2.5, inf, 2^-133
@@ -35,9 +30,8 @@ static void write_example(const char *path) {
     assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
 }
 
-static void what_was_written_is_read(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "x");
+TEST(what_was_written_is_read) {
+    const char *path = tmp_file("x");
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
     assert_non_null(f);
@@ -60,18 +54,16 @@ static void what_was_written_is_read(void **state) {
     safetensors_close(f);
 }
 
-static void data_starts_at_a_multiple_of_eight(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "x");
+TEST(data_starts_at_a_multiple_of_eight) {
+    const char *path = tmp_file("x");
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
     assert_int_equal(safetensors_entry(f, 0)->offset % 8, 0);
     safetensors_close(f);
 }
 
-static void a_writer_that_got_too_few_bytes_commits_nothing(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "x");
+TEST(a_writer_that_got_too_few_bytes_commits_nothing) {
+    const char *path = tmp_file("x");
     SafetensorsEntry entry = {.name = "a", .dtype = DTYPE_FP32, .rank = 1, .shape = {4}};
     SafetensorsWriter *w = safetensors_writer_open(path, &entry, 1, NULL, &err);
     assert_true(safetensors_writer_append(w, matrix, 8, &err));
@@ -82,7 +74,7 @@ static void a_writer_that_got_too_few_bytes_commits_nothing(void **state) {
 
 // A file with this header and n zero bytes of data.
 static const char *write_header(const char *header, size_t n) {
-    const char *path = tmpdir_file(&tmp, "x");
+    const char *path = tmp_file("x");
     uint64_t length = strlen(header);
     char *bytes = calloc(1, 8 + length + n + 1);
     memcpy(bytes, &length, 8);
@@ -98,9 +90,8 @@ static const char *write_header(const char *header, size_t n) {
         assert_message(message);                                                                                       \
     } while (0)
 
-static void a_header_longer_than_the_file_is_refused(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "x");
+TEST(a_header_longer_than_the_file_is_refused) {
+    const char *path = tmp_file("x");
     for (int bit = 5; bit < 64; bit++) {
         uint64_t words[2] = {(uint64_t)1 << bit, 0};
         write_bytes(path, words, sizeof words);
@@ -112,8 +103,7 @@ static void a_header_longer_than_the_file_is_refused(void **state) {
     assert_message("too short");
 }
 
-static void headers_that_are_not_one_object_are_refused(void **state) {
-    (void)state;
+TEST(headers_that_are_not_one_object_are_refused) {
     REFUSED("", 0, "not valid JSON");
     REFUSED("[]", 0, "not an object");
     REFUSED("{\"a\":", 0, "not valid JSON");
@@ -123,8 +113,7 @@ static void headers_that_are_not_one_object_are_refused(void **state) {
     REFUSED(deep, 0, "not valid JSON");
 }
 
-static void offsets_that_leave_gaps_or_overlap_are_refused(void **state) {
-    (void)state;
+TEST(offsets_that_leave_gaps_or_overlap_are_refused) {
 #define ONE(name, offsets) "\"" name "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":" offsets "}"
     REFUSED("{" ONE("a", "[0,8]") "," ONE("b", "[4,12]") "}", 12, "begins at 4, expected 8");
     REFUSED("{" ONE("a", "[0,8]") "," ONE("b", "[12,20]") "}", 20, "begins at 12, expected 8");
@@ -138,16 +127,14 @@ static void offsets_that_leave_gaps_or_overlap_are_refused(void **state) {
     REFUSED("{" ONE("a", "[0,8]") "," ONE("a", "[8,16]") "}", 16, "described twice");
 }
 
-static void data_in_another_order_than_the_header_is_read(void **state) {
-    (void)state;
+TEST(data_in_another_order_than_the_header_is_read) {
     SafetensorsFile *f = safetensors_open(write_header("{" ONE("b", "[8,16]") "," ONE("a", "[0,8]") "}", 16), &err);
     assert_non_null(f);
     assert_string_equal(safetensors_entry(f, 0)->name, "a");
     safetensors_close(f);
 }
 
-static void shapes_and_types_out_of_range_are_refused(void **state) {
-    (void)state;
+TEST(shapes_and_types_out_of_range_are_refused) {
 #define SHAPED(shape, rest) "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape rest ",\"data_offsets\":[0,0]}}"
     REFUSED(SHAPED("[4294967296,4294967296]", ""), 0, "overflows");
     REFUSED(SHAPED("[1073741824,4294967296]", ""), 0, "overflows");
@@ -162,8 +149,7 @@ static void shapes_and_types_out_of_range_are_refused(void **state) {
     REFUSED("{\"a\\u001b[2J\":{}}", 0, "control characters");
 }
 
-static void other_dtypes_are_listed_but_not_read(void **state) {
-    (void)state;
+TEST(other_dtypes_are_listed_but_not_read) {
     const char *header = "{\"__metadata__\":{\"format\":\"pt\"},"
                          "\"mask\":{\"dtype\":\"BOOL\",\"shape\":[1,1,2,2],\"data_offsets\":[0,4]},"
                          "\"scalar\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[4,8]}}";
@@ -177,13 +163,12 @@ static void other_dtypes_are_listed_but_not_read(void **state) {
     safetensors_close(f);
 }
 
-static void bytes_come_back_as_they_are(void **state) {
-    (void)state;
+TEST(bytes_come_back_as_they_are) {
     static const uint8_t codes[5] = {0, 127, 128, 200, 255};
     static const char *const metadata[] = {"format", "pt", "optimizer", "adamw8bit", NULL};
     SafetensorsEntry entries[] = {{.name = "codes", .dtype = DTYPE_U8, .rank = 1, .shape = {5}},
                                   {.name = "b", .dtype = DTYPE_BF16, .rank = 1, .shape = {4}}};
-    const char *path = tmpdir_file(&tmp, "x");
+    const char *path = tmp_file("x");
     SafetensorsWriter *w = safetensors_writer_open(path, entries, 2, metadata, &err);
     assert_non_null(w);
     assert_true(safetensors_writer_append(w, codes, sizeof codes, &err));
@@ -209,8 +194,7 @@ static void bytes_come_back_as_they_are(void **state) {
 }
 
 // What stands there may be anything: only a text in an object is a value.
-static void metadata_of_any_form_is_survived(void **state) {
-    (void)state;
+TEST(metadata_of_any_form_is_survived) {
     static const char *const headers[] = {"{}", "{\"__metadata__\":7}", "{\"__metadata__\":[1,\"optimizer\"]}",
                                           "{\"__metadata__\":{\"optimizer\":7}}",
                                           "{\"__metadata__\":{\"optimizer\":\"a\",\"optimizer\":\"b\"}}"};
@@ -222,9 +206,8 @@ static void metadata_of_any_form_is_survived(void **state) {
     }
 }
 
-static void a_file_that_shrinks_after_opening_gives_a_message(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&tmp, "x");
+TEST(a_file_that_shrinks_after_opening_gives_a_message) {
+    const char *path = tmp_file("x");
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
     const SafetensorsEntry *a = safetensors_find(f, "a.weight");
@@ -256,43 +239,18 @@ static bool survive(const char *path) {
     return true;
 }
 
-static void damaged_files_are_read_or_refused_with_a_message(void **state) {
-    (void)state;
+TEST(damaged_files_are_read_or_refused_with_a_message) {
     enum { ROUNDS = 4000 };
-    const char *path = tmpdir_file(&tmp, "x"), *damaged = tmpdir_file(&tmp, "damaged");
+    const char *path = tmp_file("x"), *damaged = tmp_file("damaged");
     write_example(path);
     size_t size;
-    unsigned char *good = read_bytes(path, &size), *bytes = malloc(size + MUTATE_MAX_GROWTH);
+    unsigned char *good = read_bytes(path, &size);
     int accepted = 0;
     for (uint64_t round = 0; round < ROUNDS; round++) {
-        memcpy(bytes, good, size);
-        size_t n = mutate(bytes, size, size - 38, round); // 38 bytes of data
-        write_bytes(damaged, bytes, n);
+        write_damaged(damaged, good, size, size - 38, round); // 38 bytes of data
         accepted += survive(damaged);
     }
     // Flips in data and names are harmless, most of the rest is not: both kinds must have happened.
     assert_in_range(accepted, ROUNDS / 100, ROUNDS / 2);
-    free(bytes);
     free(good);
-}
-
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(what_was_written_is_read),
-        TEST(data_starts_at_a_multiple_of_eight),
-        TEST(a_writer_that_got_too_few_bytes_commits_nothing),
-        TEST(a_header_longer_than_the_file_is_refused),
-        TEST(headers_that_are_not_one_object_are_refused),
-        TEST(offsets_that_leave_gaps_or_overlap_are_refused),
-        TEST(data_in_another_order_than_the_header_is_read),
-        TEST(shapes_and_types_out_of_range_are_refused),
-        TEST(other_dtypes_are_listed_but_not_read),
-        TEST(bytes_come_back_as_they_are),
-        TEST(metadata_of_any_form_is_survived),
-        TEST(a_file_that_shrinks_after_opening_gives_a_message),
-        TEST(damaged_files_are_read_or_refused_with_a_message),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

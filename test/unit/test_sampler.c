@@ -3,18 +3,9 @@
 // five standard deviations of the binomial count, which a right sampler misses once in 1.7 million comparisons.
 // Itself, not the library: its calls are counted.
 #include "llmc/train/sampler.c" // NOLINT(bugprone-suspicious-include)
+#include "test/test.h"
 
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-// clang-format on
 
 enum { MANY = 64, DRAWS = 20000, GPT2 = 50257 };
 static const float logits[5] = {1.0f, 3.0f, 2.0f, -4.0f, 2.5f};
@@ -62,14 +53,12 @@ static void make_logits(float *l) {
     l[7] = l[40] = l[41];
 }
 
-static void temperature_zero_takes_the_most_likely_token(void **state) {
-    (void)state;
+TEST(temperature_zero_takes_the_most_likely_token) {
     SamplerOptions o = {.temperature = 0.0, .seed = 1, .top_p = 1};
     for (uint64_t i = 0; i < 20; i++) assert_int_equal(sample_from_logits(logits, 5, &o, i), 1);
 }
 
-static void frequencies_follow_the_softmax(void **state) {
-    (void)state;
+TEST(frequencies_follow_the_softmax) {
     float l[MANY];
     make_logits(l);
     const double temperatures[] = {0.3, 1.0, 1.5, 20.0};
@@ -80,8 +69,7 @@ static void frequencies_follow_the_softmax(void **state) {
     }
 }
 
-static void top_k_and_top_p_leave_out_the_rest_and_keep_the_proportions(void **state) {
-    (void)state;
+TEST(top_k_and_top_p_leave_out_the_rest_and_keep_the_proportions) {
     float l[MANY];
     make_logits(l);
     const int64_t top_k[] = {0, 1, 2, 10, 63, 64, 100};
@@ -96,8 +84,7 @@ static void top_k_and_top_p_leave_out_the_rest_and_keep_the_proportions(void **s
 
 // sum over tokens of (seen - expected)^2 / expected has the chi-square distribution with V - 1 degrees of freedom:
 // mean 63, standard deviation sqrt(2 * 63) = 11.2; beyond 63 + 5 * 11.2 = 119 lies 2e-5 of it.
-static void the_whole_distribution_passes_a_chi_square_test(void **state) {
-    (void)state;
+TEST(the_whole_distribution_passes_a_chi_square_test) {
     float l[MANY];
     double p[MANY], chi_square = 0.0;
     int seen[MANY] = {0};
@@ -113,8 +100,7 @@ static void the_whole_distribution_passes_a_chi_square_test(void **state) {
     if (chi_square > 119.0) fail_msg("chi-square is %.1f", chi_square);
 }
 
-static void among_equal_logits_the_lower_tokens_are_kept(void **state) {
-    (void)state;
+TEST(among_equal_logits_the_lower_tokens_are_kept) {
     float equal[MANY];
     for (int i = 0; i < MANY; i++) equal[i] = 1.5f;
     SamplerOptions four = {.temperature = 1.0, .top_k = 4, .top_p = 1.0}, half = {.temperature = 1.0, .top_p = 0.5};
@@ -132,8 +118,7 @@ static void among_equal_logits_the_lower_tokens_are_kept(void **state) {
     assert_int_equal(sample_from_logits(equal, MANY, &greedy, 0), 0);
 }
 
-static void a_tiny_top_p_takes_the_most_likely_token(void **state) {
-    (void)state;
+TEST(a_tiny_top_p_takes_the_most_likely_token) {
     float l[MANY];
     make_logits(l);
     l[3] = l[50] = 9.0f;
@@ -141,8 +126,7 @@ static void a_tiny_top_p_takes_the_most_likely_token(void **state) {
     for (uint64_t i = 0; i < 100; i++) assert_int_equal(sample_from_logits(l, MANY, &o, i), 3);
 }
 
-static void the_order_of_the_logits_does_not_change_the_set(void **state) {
-    (void)state;
+TEST(the_order_of_the_logits_does_not_change_the_set) {
     float rising[MANY], falling[MANY], organ_pipes[MANY];
     for (int i = 0; i < MANY; i++) {
         rising[i] = (float)i, falling[i] = (float)-i;
@@ -155,8 +139,7 @@ static void the_order_of_the_logits_does_not_change_the_set(void **state) {
 }
 
 // The long tail of a vocabulary: each token next to impossible, all of them together 50 of 100,000 draws +- 5 * 7.07.
-static void rare_tokens_together_are_drawn_as_often_as_they_should(void **state) {
-    (void)state;
+TEST(rare_tokens_together_are_drawn_as_often_as_they_should) {
     enum { V = 2000, N = 100000 };
     static float l[V];
     for (int i = 0; i < V; i++) l[i] = logf(2.5e-7f); // 1999 of them: 4.9975e-4
@@ -168,8 +151,7 @@ static void rare_tokens_together_are_drawn_as_often_as_they_should(void **state)
     if (fabs(rare - expected) > 5.0 * sqrt(expected)) fail_msg("%d, expected %.1f", rare, expected);
 }
 
-static void a_sample_is_a_function_of_seed_stream_and_place(void **state) {
-    (void)state;
+TEST(a_sample_is_a_function_of_seed_stream_and_place) {
     SamplerOptions a = {.temperature = 2.0, .seed = 3, .stream = 1, .top_p = 1.0}, b = a, c = a;
     int by_stream = 0, by_seed = 0;
     b.stream = 2, c.seed = 4;
@@ -181,8 +163,7 @@ static void a_sample_is_a_function_of_seed_stream_and_place(void **state) {
     assert_true(by_stream > 0 && by_seed > 0);
 }
 
-static void logits_that_are_not_finite_still_give_a_token(void **state) {
-    (void)state;
+TEST(logits_that_are_not_finite_still_give_a_token) {
     const float bad[3] = {NAN, NAN, NAN}, lowest[3] = {-INFINITY, -INFINITY, -INFINITY};
     const float mixed[4] = {NAN, 0.0f, -INFINITY, NAN}, huge[4] = {0.0f, INFINITY, -INFINITY, INFINITY};
     const double temperatures[] = {0.0, 1.0, 1e-300, 1e300};
@@ -210,8 +191,7 @@ __attribute__((no_instrument_function)) void __cyg_profile_func_exit(void *funct
 }
 
 // A sort of all would compare log2 V = 16 times for each.
-static void top_k_and_top_p_compare_each_token_a_few_times(void **state) {
-    (void)state;
+TEST(top_k_and_top_p_compare_each_token_a_few_times) {
     static float l[GPT2];
     uint32_t x = 1;
     for (int i = 0; i < GPT2; i++) l[i] = (float)((x = x * 1664525u + 1013904223u) >> 8) * 0x1p-20f;
@@ -226,21 +206,4 @@ static void top_k_and_top_p_compare_each_token_a_few_times(void **state) {
             assert_in_range(calls, GPT2, 8 * GPT2); // 1.5 to 6
         }
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(temperature_zero_takes_the_most_likely_token),
-        cmocka_unit_test(frequencies_follow_the_softmax),
-        cmocka_unit_test(top_k_and_top_p_leave_out_the_rest_and_keep_the_proportions),
-        cmocka_unit_test(the_whole_distribution_passes_a_chi_square_test),
-        cmocka_unit_test(among_equal_logits_the_lower_tokens_are_kept),
-        cmocka_unit_test(a_tiny_top_p_takes_the_most_likely_token),
-        cmocka_unit_test(the_order_of_the_logits_does_not_change_the_set),
-        cmocka_unit_test(rare_tokens_together_are_drawn_as_often_as_they_should),
-        cmocka_unit_test(a_sample_is_a_function_of_seed_stream_and_place),
-        cmocka_unit_test(logits_that_are_not_finite_still_give_a_token),
-        cmocka_unit_test(top_k_and_top_p_compare_each_token_a_few_times),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,8 @@
 // The learning rate schedule: its ends are exact, its shape is monotonic, odd cases stay finite.
 #include "llmc/train/optimizer.h"
+#include "test/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static const ScheduleKind KINDS[] = {SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD};
 enum { NUM_KINDS = sizeof KINDS / sizeof KINDS[0] };
@@ -16,8 +11,7 @@ static Schedule schedule(ScheduleKind kind, double f, int64_t warmup, int64_t to
     return (Schedule){.kind = kind, .max_lr = 6e-4, .final_fraction = f, .warmup = warmup, .total = total};
 }
 
-static void the_last_step_has_the_final_lr_to_the_last_bit(void **state) {
-    (void)state;
+TEST(the_last_step_has_the_final_lr_to_the_last_bit) {
     const double fractions[] = {0.0, 0.1, 1.0 / 3.0, 0.7, 1.0};
     const int64_t totals[] = {1, 2, 3, 10, 997, 100000};
     for (int k = 0; k < NUM_KINDS; k++) {
@@ -32,8 +26,7 @@ static void the_last_step_has_the_final_lr_to_the_last_bit(void **state) {
     }
 }
 
-static void warm_up_is_linear_and_reaches_the_maximum_exactly(void **state) {
-    (void)state;
+TEST(warm_up_is_linear_and_reaches_the_maximum_exactly) {
     for (int k = 0; k < NUM_KINDS; k++) {
         Schedule s = schedule(KINDS[k], 0.1, 7, 100);
         assert_true(schedule_lr(&s, -5) == schedule_lr(&s, 0));
@@ -47,8 +40,7 @@ static void warm_up_is_linear_and_reaches_the_maximum_exactly(void **state) {
     }
 }
 
-static void after_the_warm_up_it_never_rises_and_stays_between_its_ends(void **state) {
-    (void)state;
+TEST(after_the_warm_up_it_never_rises_and_stays_between_its_ends) {
     for (int k = 0; k < NUM_KINDS; k++) {
         for (int64_t total = 1; total < 60; total++) {
             for (int64_t warmup = 0; warmup < total; warmup += 1 + total / 7) {
@@ -63,8 +55,7 @@ static void after_the_warm_up_it_never_rises_and_stays_between_its_ends(void **s
     }
 }
 
-static void the_formulas_hold_in_the_middle(void **state) {
-    (void)state;
+TEST(the_formulas_hold_in_the_middle) {
     // 101 steps, no warm-up: step 50 is p = 1/2. A dozen roundings: 1e-15 relative is ample, 1e-12 is asked.
     const double f = 0.2, max = 6e-4, tolerance = 1e-12 * max;
     Schedule cosine = schedule(SCHEDULE_COSINE, f, 0, 101);
@@ -76,8 +67,7 @@ static void the_formulas_hold_in_the_middle(void **state) {
     assert_true(schedule_lr(&constant, 50) == max && schedule_lr(&constant, 100) == max);
 }
 
-static void wsd_decays_over_the_last_fifth(void **state) {
-    (void)state;
+TEST(wsd_decays_over_the_last_fifth) {
     Schedule s = schedule(SCHEDULE_WSD, 0.0, 10, 1000);
     assert_true(schedule_lr(&s, 799) == s.max_lr);
     assert_true(schedule_lr(&s, 800) < s.max_lr);
@@ -85,8 +75,7 @@ static void wsd_decays_over_the_last_fifth(void **state) {
     assert_true(fabs(schedule_lr(&s, 849) - 0.5 * s.max_lr) < 1e-12 * s.max_lr);
 }
 
-static void odd_lengths_give_finite_rates(void **state) {
-    (void)state;
+TEST(odd_lengths_give_finite_rates) {
     const int64_t pairs[][2] = {{0, 0}, {0, 1}, {1, 1}, {5, 1}, {5, 5}, {9, 5}, {5, 6}, {0, 2}, {1, 2}, {700, 0}};
     for (int k = 0; k < NUM_KINDS; k++) {
         for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
@@ -99,15 +88,13 @@ static void odd_lengths_give_finite_rates(void **state) {
     }
 }
 
-static void a_warm_up_beyond_the_run_only_rises(void **state) {
-    (void)state;
+TEST(a_warm_up_beyond_the_run_only_rises) {
     Schedule s = schedule(SCHEDULE_COSINE, 0.0, 10, 5);
     assert_true(schedule_lr(&s, 4) == s.max_lr * 0.5);
     assert_true(schedule_lr(&s, 400) == s.max_lr * 0.5);
 }
 
-static void names_are_parsed_and_unknown_ones_listed(void **state) {
-    (void)state;
+TEST(names_are_parsed_and_unknown_ones_listed) {
     for (int k = 0; k < NUM_KINDS; k++) {
         ScheduleKind kind;
         assert_true(schedule_parse(&kind, schedule_name(KINDS[k]), NULL));
@@ -117,18 +104,4 @@ static void names_are_parsed_and_unknown_ones_listed(void **state) {
     ScheduleKind kind;
     assert_false(schedule_parse(&kind, "foo", &err));
     assert_string_equal(err.text, "schedule \"foo\": must be one of cosine, linear, constant, wsd");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_last_step_has_the_final_lr_to_the_last_bit),
-        cmocka_unit_test(warm_up_is_linear_and_reaches_the_maximum_exactly),
-        cmocka_unit_test(after_the_warm_up_it_never_rises_and_stays_between_its_ends),
-        cmocka_unit_test(the_formulas_hold_in_the_middle),
-        cmocka_unit_test(wsd_decays_over_the_last_fifth),
-        cmocka_unit_test(odd_lengths_give_finite_rates),
-        cmocka_unit_test(a_warm_up_beyond_the_run_only_rises),
-        cmocka_unit_test(names_are_parsed_and_unknown_ones_listed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,37 +1,23 @@
 // Looking into one shard: tokens from anywhere, counts, the first bad token and the checksum in one pass.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/run/data_tools.h"
-#include "test/unit/tmpdir.h"
-
-#include <string.h>
+#include "test/fixture.h"
 
 enum { BLOCK = 1 << 18, TOKENS = 2 * BLOCK + 5 }; // shard_scan reads BLOCK tokens at a time
 
-static TmpDir dir;
 static uint32_t tokens[TOKENS];
 
 static int setup(void **state) {
-    (void)state;
-    dir = tmpdir_make();
+    tmp_setup(state);
     for (int i = 0; i < TOKENS; i++) tokens[i] = (uint32_t)i * 7919u % 50000;
     return 0;
 }
 
-static int teardown(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
+TestFixture test_all = {setup, tmp_teardown};
 
 static const char *write_shard(int token_bytes, int64_t vocab, int64_t eot) {
-    const char *path = tmpdir_file(&dir, "a.bin");
+    const char *path = tmp_file("a.bin");
     Error err;
     ShardWriter *w = shard_writer_open(path, token_bytes, vocab, eot, &err);
     assert_non_null(w);
@@ -42,8 +28,7 @@ static const char *write_shard(int token_bytes, int64_t vocab, int64_t eot) {
     return path;
 }
 
-static void tokens_of_both_widths_are_read_from_anywhere(void **state) {
-    (void)state;
+TEST(tokens_of_both_widths_are_read_from_anywhere) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         ShardSet set;
         Error err;
@@ -62,8 +47,7 @@ static void tokens_of_both_widths_are_read_from_anywhere(void **state) {
     }
 }
 
-static void one_pass_counts_documents_and_gives_the_checksum_of_the_file(void **state) {
-    (void)state;
+TEST(one_pass_counts_documents_and_gives_the_checksum_of_the_file) {
     int64_t documents = 0, bytes;
     uint32_t largest = 0;
     for (int i = 0; i < TOKENS; i++) {
@@ -92,8 +76,7 @@ static void one_pass_counts_documents_and_gives_the_checksum_of_the_file(void **
     }
 }
 
-static void the_first_bad_token_is_found_wherever_it_stands(void **state) {
-    (void)state;
+TEST(the_first_bad_token_is_found_wherever_it_stands) {
     const int places[] = {0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 4};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         const uint32_t before = tokens[places[i]], last = tokens[TOKENS - 1];
@@ -110,8 +93,7 @@ static void the_first_bad_token_is_found_wherever_it_stands(void **state) {
     }
 }
 
-static void a_file_that_shrinks_under_the_scan_is_named(void **state) {
-    (void)state;
+TEST(a_file_that_shrinks_under_the_scan_is_named) {
     const char *path = write_shard(2, 0, -1);
     ShardSet set;
     ShardScan scan;
@@ -123,30 +105,18 @@ static void a_file_that_shrinks_under_the_scan_is_named(void **state) {
     shards_close(&set);
 }
 
-static void the_tokenizer_is_the_one_given_or_the_one_that_the_vocabulary_implies(void **state) {
-    (void)state;
+TEST(the_tokenizer_is_the_one_given_or_the_one_that_the_vocabulary_implies) {
     ShardSet set;
     Error err;
     const char *path = write_shard(4, 60000, 42);
     assert_true(shards_open(&set, path, 1, &err));
     assert_null(shard_tokenizer("", path, &set, &err));
     assert_non_null(strstr(err.text, "no tokenizer stands beside the shards"));
-    assert_null(shard_tokenizer(tmpdir_file(&dir, "missing.json"), path, &set, &err));
+    assert_null(shard_tokenizer(tmp_file("missing.json"), path, &set, &err));
     set.vocab = BYTE_VOCAB;
     Tokenizer *t = shard_tokenizer("", path, &set, &err);
     assert_non_null(t);
     assert_int_equal(tokenizer_vocab(t), BYTE_VOCAB);
     tokenizer_free(t);
     shards_close(&set);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_of_both_widths_are_read_from_anywhere),
-        cmocka_unit_test(one_pass_counts_documents_and_gives_the_checksum_of_the_file),
-        cmocka_unit_test(the_first_bad_token_is_found_wherever_it_stands),
-        cmocka_unit_test(a_file_that_shrinks_under_the_scan_is_named),
-        cmocka_unit_test(the_tokenizer_is_the_one_given_or_the_one_that_the_vocabulary_implies),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,62 +1,20 @@
 // Token shards: what is written is read back, windows tile the files, and no file, however broken, does more than
 // leave a message.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/rng.h"
 #include "llmc/data/shards.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 // ----------------------------------------------------------------------------------------------------------- helpers
 
-static TmpDir dir;
-
-static int make_dir(void **state) {
-    (void)state;
-    dir = tmpdir_make();
-    return 0;
-}
-
-static int remove_dir(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
-
-static const char *in_dir(const char *name) { return tmpdir_file(&dir, name); }
-
-static void write_bytes(const char *path, const void *data, size_t bytes) {
-    unlink(path); // ext4 flushes a file that is rewritten in place when it is closed: slow
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(data, 1, bytes, f), bytes);
-    fclose(f);
-}
-
-static size_t read_bytes(const char *path, void *data, size_t room) {
-    FILE *f = fopen(path, "rb");
-    assert_non_null(f);
-    size_t n = fread(data, 1, room, f);
-    fclose(f);
-    return n;
-}
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 // The first words of a header, zeros up to file_bytes.
 static const char *write_header(const char *name, const int32_t header[8], off_t file_bytes) {
-    const char *path = in_dir(name);
+    const char *path = tmp_file(name);
     int32_t h[SHARD_HEADER_INTS] = {0};
     memcpy(h, header, 8 * sizeof *h);
     write_bytes(path, h, sizeof h);
@@ -82,20 +40,20 @@ static const char *make_shard(const char *name, int token_bytes, int64_t vocab, 
     if (token_bytes == 4) memcpy(&h[4], &n, sizeof n);
     memcpy(bytes, h, sizeof h);
     memcpy(bytes + SHARD_HEADER_BYTES, counting_tokens(token_bytes, n, first), (size_t)(n * token_bytes));
-    write_bytes(in_dir(name), bytes, SHARD_HEADER_BYTES + (size_t)(n * token_bytes));
-    return in_dir(name);
+    write_bytes(tmp_file(name), bytes, SHARD_HEADER_BYTES + (size_t)(n * token_bytes));
+    return tmp_file(name);
 }
 
 static const char *commit_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n,
                                 int64_t first) {
     Error err;
-    ShardWriter *w = shard_writer_open(in_dir(name), token_bytes, vocab, eot, &err);
+    ShardWriter *w = shard_writer_open(tmp_file(name), token_bytes, vocab, eot, &err);
     assert_non_null(w);
     const char *tokens = counting_tokens(token_bytes, n, first);
     assert_true(shard_writer_append(w, tokens, n / 3, &err));
     assert_true(shard_writer_append(w, tokens + n / 3 * token_bytes, n - n / 3, &err));
     assert_true(shard_writer_commit(w, &err));
-    return in_dir(name);
+    return tmp_file(name);
 }
 
 static void assert_open_fails(const char *pattern, int64_t T, const char *const *words) {
@@ -119,8 +77,7 @@ static ShardSet open_shards(const char *pattern, int64_t T) {
 
 // ----------------------------------------------------------------------------------------------------------- reading
 
-static void a_written_shard_is_read_back(void **state) {
-    (void)state;
+TEST(a_written_shard_is_read_back) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         const char *path = commit_shard("a.bin", token_bytes, 50257, 50256, 1000, 7);
         ShardSet set = open_shards(path, 9);
@@ -142,19 +99,19 @@ static void a_written_shard_is_read_back(void **state) {
     }
 }
 
-static void two_byte_shards_are_version_1_of_llm_c(void **state) {
-    (void)state;
+TEST(two_byte_shards_are_version_1_of_llm_c) {
     const char *path = commit_shard("a.bin", 2, 0, -1, 3, 500);
-    unsigned char bytes[2000];
-    assert_int_equal(read_bytes(path, bytes, sizeof bytes), 1024 + 6);
+    size_t n;
+    unsigned char *bytes = read_bytes(path, &n);
+    assert_int_equal(n, 1024 + 6);
     int32_t expected[256] = {20240520, 1, 3};
     const uint16_t tokens[3] = {500, 501, 502};
     assert_memory_equal(bytes, expected, 1024);
     assert_memory_equal(bytes + 1024, tokens, 6);
+    free(bytes);
 }
 
-static void a_shard_that_states_nothing_is_read(void **state) {
-    (void)state;
+TEST(a_shard_that_states_nothing_is_read) {
     ShardSet set = open_shards(write_header("a.bin", (int32_t[8]){SHARD_MAGIC, 1, 64}, 1024 + 128), 16);
     assert_int_equal(set.vocab, 0);
     assert_int_equal(set.eot, -1);
@@ -162,13 +119,12 @@ static void a_shard_that_states_nothing_is_read(void **state) {
     shards_close(&set);
 }
 
-static void shards_are_sorted_by_name_and_windows_never_cross_a_file(void **state) {
-    (void)state;
+TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
     make_shard("s_002.bin", 2, 0, -1, 25, 2000); // 2 windows of T = 10
     make_shard("s_000.bin", 2, 300, -1, 31, 0);  // 3 windows
     make_shard("s_003.bin", 2, 0, 7, 11, 3000);  // 1 window
     make_shard("s_001.bin", 2, 300, 7, 5, 1000); // none
-    ShardSet set = open_shards(in_dir("s_*.bin"), 10);
+    ShardSet set = open_shards(tmp_file("s_*.bin"), 10);
     assert_int_equal(set.count, 4);
     assert_int_equal(set.num_tokens, 72);
     assert_int_equal(set.num_windows, 6);
@@ -184,21 +140,19 @@ static void shards_are_sorted_by_name_and_windows_never_cross_a_file(void **stat
         const char *path;
         int64_t offset;
         shards_locate(&set, w, &path, &offset);
-        assert_string_equal(path, in_dir(name[w]));
+        assert_string_equal(path, tmp_file(name[w]));
         assert_int_equal(offset, first_token[w] % 1000);
     }
     shards_close(&set);
 }
 
-static void a_plain_name_with_glob_characters_is_a_file(void **state) {
-    (void)state;
+TEST(a_plain_name_with_glob_characters_is_a_file) {
     ShardSet set = open_shards(make_shard("odd [1]*.bin", 2, 0, -1, 100, 0), 10);
     assert_int_equal(set.count, 1);
     shards_close(&set);
 }
 
-static void a_token_beyond_the_vocabulary_is_named_with_file_and_offset(void **state) {
-    (void)state;
+TEST(a_token_beyond_the_vocabulary_is_named_with_file_and_offset) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         ShardSet set = open_shards(make_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
         uint32_t out[101];
@@ -212,8 +166,7 @@ static void a_token_beyond_the_vocabulary_is_named_with_file_and_offset(void **s
     }
 }
 
-static void a_negative_four_byte_token_is_beyond_every_vocabulary(void **state) {
-    (void)state;
+TEST(a_negative_four_byte_token_is_beyond_every_vocabulary) {
     ShardSet set = open_shards(make_shard("n.bin", 4, 0, -1, 100, -1), 10); // the first token is 0xFFFFFFFF
     uint32_t out[11];
     Error err;
@@ -222,8 +175,7 @@ static void a_negative_four_byte_token_is_beyond_every_vocabulary(void **state) 
     shards_close(&set);
 }
 
-static void a_shard_beyond_2_gib_is_read_to_its_end(void **state) {
-    (void)state;
+TEST(a_shard_beyond_2_gib_is_read_to_its_end) {
     const int64_t tokens = 2500000001; // 5 GB, all hole but the header and the last 8 bytes; windows of 1000 fit
     int32_t h[8] = {SHARD_MAGIC, 2, 2};
     memcpy(&h[4], &tokens, sizeof tokens);
@@ -250,8 +202,7 @@ static void a_shard_beyond_2_gib_is_read_to_its_end(void **state) {
     shards_close(&set);
 }
 
-static void more_shards_than_the_soft_limit_of_descriptors_are_opened(void **state) {
-    (void)state;
+TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
     struct rlimit before, low;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     low = before;
@@ -263,7 +214,7 @@ static void more_shards_than_the_soft_limit_of_descriptors_are_opened(void **sta
         write_header(name, (int32_t[8]){SHARD_MAGIC, 1, 11}, 1024 + 22);
     }
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
-    ShardSet set = open_shards(in_dir("many_*.bin"), 10);
+    ShardSet set = open_shards(tmp_file("many_*.bin"), 10);
     assert_int_equal(set.num_windows, 100);
     shards_close(&set);
     setrlimit(RLIMIT_NOFILE, &before);
@@ -271,55 +222,45 @@ static void more_shards_than_the_soft_limit_of_descriptors_are_opened(void **sta
 
 // ----------------------------------------------------------------------------------------------------- hostile files
 
-static void an_empty_glob_says_how_to_make_shards(void **state) {
-    (void)state;
+TEST(an_empty_glob_says_how_to_make_shards) {
     ASSERT_OPEN_FAILS("no/such/dir/train_*.bin", 8, "no/such/dir/train_*.bin", "data/prepare -o no/such/dir FILE...");
     ASSERT_OPEN_FAILS("nothing_*.bin", 8, "nothing_*.bin", "data/prepare -o . FILE...");
 }
 
-static void a_directory_is_refused(void **state) {
-    (void)state;
-    ASSERT_OPEN_FAILS(dir.path, 8, dir.path, "is a directory", "/*.bin'");
+TEST(a_directory_is_refused) { ASSERT_OPEN_FAILS(tmp.path, 8, tmp.path, "is a directory", "/*.bin'"); }
+
+TEST(a_fifo_is_refused_without_waiting_for_a_writer) {
+    assert_int_equal(mkfifo(tmp_file("fifo.bin"), 0600), 0);
+    ASSERT_OPEN_FAILS(tmp_file("fifo.bin"), 8, "fifo.bin", "not a regular file");
 }
 
-static void a_fifo_is_refused_without_waiting_for_a_writer(void **state) {
-    (void)state;
-    assert_int_equal(mkfifo(in_dir("fifo.bin"), 0600), 0);
-    ASSERT_OPEN_FAILS(in_dir("fifo.bin"), 8, "fifo.bin", "not a regular file");
-}
-
-static void a_foreign_file_is_refused(void **state) {
-    (void)state;
+TEST(a_foreign_file_is_refused) {
     char text[4096];
     memset(text, 'x', sizeof text);
-    write_bytes(in_dir("foreign.bin"), text, sizeof text);
-    ASSERT_OPEN_FAILS(in_dir("foreign.bin"), 8, "foreign.bin", "magic", "2021161080", "20240520");
+    write_bytes(tmp_file("foreign.bin"), text, sizeof text);
+    ASSERT_OPEN_FAILS(tmp_file("foreign.bin"), 8, "foreign.bin", "magic", "2021161080", "20240520");
 }
 
-static void a_truncated_header_is_refused(void **state) {
-    (void)state;
+TEST(a_truncated_header_is_refused) {
     ASSERT_OPEN_FAILS(write_header("short.bin", (int32_t[8]){SHARD_MAGIC, 1, 0}, 1023), 8, "short.bin", "header",
                       "1023", "1024");
     ASSERT_OPEN_FAILS(write_header("short.bin", (int32_t[8]){0}, 0), 8, "short.bin", "has 0 bytes");
 }
 
-static void a_count_that_is_not_the_size_of_the_file_is_refused(void **state) {
-    (void)state;
+TEST(a_count_that_is_not_the_size_of_the_file_is_refused) {
     const int32_t *h = (int32_t[8]){SHARD_MAGIC, 1, 100};
     ASSERT_OPEN_FAILS(write_header("size.bin", h, 1024 + 199), 8, "size.bin", "1223", "100", "1224", "truncated");
     ASSERT_OPEN_FAILS(write_header("size.bin", h, 1024 + 202), 8, "size.bin", "1226", "1224", "appended");
 }
 
-static void an_unknown_version_or_token_size_is_refused(void **state) {
-    (void)state;
+TEST(an_unknown_version_or_token_size_is_refused) {
     ASSERT_OPEN_FAILS(write_header("ver.bin", (int32_t[8]){SHARD_MAGIC, 3, 0}, 1024), 8, "ver.bin", "version", "is 3",
                       "1 or 2");
     ASSERT_OPEN_FAILS(write_header("ver.bin", (int32_t[8]){SHARD_MAGIC, 2, 3}, 1024), 8, "ver.bin", "bytes per token",
                       "is 3", "2 or 4");
 }
 
-static void counts_that_overflow_are_refused(void **state) {
-    (void)state;
+TEST(counts_that_overflow_are_refused) {
     // Times 2 or 4 these wrap to small or negative sizes.
     const uint64_t counts[] = {1ull << 63, 1ull << 62, 1ull << 61, (1ull << 63) - 1, UINT64_MAX, (1ull << 62) + 64};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
@@ -332,8 +273,7 @@ static void counts_that_overflow_are_refused(void **state) {
     ASSERT_OPEN_FAILS(write_header("huge.bin", (int32_t[8]){SHARD_MAGIC, 1, -1}, 1024), 8, "token count", "is -1");
 }
 
-static void an_impossible_vocabulary_or_end_of_text_is_refused(void **state) {
-    (void)state;
+TEST(an_impossible_vocabulary_or_end_of_text_is_refused) {
     ASSERT_OPEN_FAILS(write_header("vocab.bin", (int32_t[8]){SHARD_MAGIC, 1, 0, -5}, 1024), 8, "vocabulary", "-5");
     ASSERT_OPEN_FAILS(write_header("vocab.bin", (int32_t[8]){SHARD_MAGIC, 1, 0, 65537}, 1024), 8, "vocabulary", "65537",
                       "65536");
@@ -344,30 +284,27 @@ static void an_impossible_vocabulary_or_end_of_text_is_refused(void **state) {
     ASSERT_OPEN_FAILS(write_header("vocab.bin", h, 1024), 8, "end-of-text");
 }
 
-static void shards_that_contradict_each_other_are_refused(void **state) {
-    (void)state;
+TEST(shards_that_contradict_each_other_are_refused) {
     make_shard("c_0.bin", 2, 300, 5, 100, 0);
     make_shard("c_1.bin", 2, 301, 5, 100, 0);
-    ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: vocabulary is 301", "c_0.bin states 300");
+    ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: vocabulary is 301", "c_0.bin states 300");
     make_shard("c_1.bin", 2, 300, 6, 100, 0);
-    ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: end-of-text token is 6", "c_0.bin states 5");
+    ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: end-of-text token is 6", "c_0.bin states 5");
     make_shard("c_1.bin", 4, 300, 5, 100, 0);
-    ASSERT_OPEN_FAILS(in_dir("c_*.bin"), 8, "c_1.bin: bytes per token is 4", "c_0.bin states 2");
+    ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: bytes per token is 4", "c_0.bin states 2");
 }
 
-static void a_T_longer_than_every_file_is_refused(void **state) {
-    (void)state;
+TEST(a_T_longer_than_every_file_is_refused) {
     make_shard("t_0.bin", 2, 0, -1, 40, 0);
     make_shard("t_1.bin", 2, 0, -1, 64, 0);
-    ASSERT_OPEN_FAILS(in_dir("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
-    ASSERT_OPEN_FAILS(in_dir("t_0.bin"), INT64_MAX / 2, "t_0.bin", "40 tokens");
-    ShardSet set = open_shards(in_dir("t_*.bin"), 63);
+    ASSERT_OPEN_FAILS(tmp_file("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
+    ASSERT_OPEN_FAILS(tmp_file("t_0.bin"), INT64_MAX / 2, "t_0.bin", "40 tokens");
+    ShardSet set = open_shards(tmp_file("t_*.bin"), 63);
     assert_int_equal(set.num_windows, 1);
     shards_close(&set);
 }
 
-static void a_file_that_shrinks_while_open_is_an_error_and_no_crash(void **state) {
-    (void)state;
+TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash) {
     const char *path = make_shard("shrink.bin", 2, 0, -1, 1000, 0);
     ShardSet set = open_shards(path, 100);
     assert_int_equal(truncate(path, 1024 + 300), 0);
@@ -381,19 +318,9 @@ static void a_file_that_shrinks_while_open_is_an_error_and_no_crash(void **state
 
 // ----------------------------------------------------------------------------------------------------------- writing
 
-static int64_t entries_in_dir(void) {
-    DIR *d = opendir(dir.path);
-    assert_non_null(d);
-    int64_t n = 0;
-    while (readdir(d)) n++;
-    closedir(d);
-    return n;
-}
-
-static void until_commit_the_old_file_stays_and_abandon_leaves_nothing(void **state) {
-    (void)state;
+TEST(until_commit_the_old_file_stays_and_abandon_leaves_nothing) {
     const char *path = make_shard("w.bin", 2, 0, -1, 50, 0);
-    int64_t before = entries_in_dir();
+    int before = entries_of(tmp.path);
     Error err;
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_non_null(w);
@@ -403,26 +330,24 @@ static void until_commit_the_old_file_stays_and_abandon_leaves_nothing(void **st
     shards_close(&set);
     shard_writer_abandon(w);
     shard_writer_abandon(NULL);
-    assert_int_equal(entries_in_dir(), before);
+    assert_int_equal(entries_of(tmp.path), before);
 }
 
-static void an_unwritable_place_is_named(void **state) {
-    (void)state;
+TEST(an_unwritable_place_is_named) {
     Error err;
-    assert_null(shard_writer_open(in_dir("no/such/w.bin"), 2, 0, -1, &err));
+    assert_null(shard_writer_open(tmp_file("no/such/w.bin"), 2, 0, -1, &err));
     assert_non_null(strstr(err.text, "no/such/w.bin: cannot write the shard: No such file or directory"));
 }
 
-static void a_full_disk_is_reported_and_leaves_nothing(void **state) {
-    (void)state;
-    int64_t before = entries_in_dir();
+TEST(a_full_disk_is_reported_and_leaves_nothing) {
+    int before = entries_of(tmp.path);
     struct rlimit unlimited, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
     small = unlimited;
     small.rlim_cur = 8192; // stands for the end of the disk: writes beyond it fail with EFBIG
     signal(SIGXFSZ, SIG_IGN);
     Error err;
-    ShardWriter *w = shard_writer_open(in_dir("full.bin"), 2, 0, -1, &err);
+    ShardWriter *w = shard_writer_open(tmp_file("full.bin"), 2, 0, -1, &err);
     assert_non_null(w);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     const uint16_t tokens[512] = {0};
@@ -431,7 +356,7 @@ static void a_full_disk_is_reported_and_leaves_nothing(void **state) {
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
     assert_false(committed);
     assert_non_null(strstr(err.text, "full.bin: cannot write the shard"));
-    assert_int_equal(entries_in_dir(), before);
+    assert_int_equal(entries_of(tmp.path), before);
 }
 
 // ----------------------------------------------------------------------------------------------------------- fuzzing
@@ -479,55 +404,22 @@ static bool read_everything(const char *pattern, int64_t T) {
     return true;
 }
 
-static void random_corruptions_never_crash_the_reader(void **state) {
-    (void)state;
+TEST(random_corruptions_never_crash_the_reader) {
     int64_t opened = 0, rounds = 6000;
-    static unsigned char original[2][4096], bytes[4096 + 64];
+    static unsigned char bytes[4096 + 64];
     make_shard("fuzz_1.bin", 2, 257, 256, 40, 0); // an intact one, which may now contradict the other
     size_t n[2];
-    n[0] = read_bytes(make_shard("whole.bin", 2, 257, 256, FUZZ_TOKENS, 0), original[0], sizeof original[0]);
-    n[1] = read_bytes(make_shard("whole.bin", 4, 257, 256, FUZZ_TOKENS, 0), original[1], sizeof original[1]);
+    unsigned char *const original[] = {read_bytes(make_shard("whole.bin", 2, 257, 256, FUZZ_TOKENS, 0), &n[0]),
+                                       read_bytes(make_shard("whole.bin", 4, 257, 256, FUZZ_TOKENS, 0), &n[1])};
     for (int64_t i = 0; i < rounds; i++) {
         memset(bytes, 0, sizeof bytes);
         memcpy(bytes, original[i % 2], n[i % 2]);
         size_t length = corrupt(bytes, n[i % 2], (uint64_t)i);
         if (i % 7 == 0 && length == n[i % 2]) length = corrupt(bytes, length, (uint64_t)(rounds + i));
-        write_bytes(in_dir("fuzz_0.bin"), bytes, length);
-        opened += read_everything(in_dir(i % 3 ? "fuzz_0.bin" : "fuzz_*.bin"), 1 + i % 37);
+        write_bytes(tmp_file("fuzz_0.bin"), bytes, length);
+        opened += read_everything(tmp_file(i % 3 ? "fuzz_0.bin" : "fuzz_*.bin"), 1 + i % 37);
     }
+    free(original[0]), free(original[1]);
     // Corruptions of tokens and of unused header words pass, the others do not: both kinds must have been tried.
     assert_in_range(opened, rounds / 10, rounds * 6 / 10);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, make_dir, remove_dir)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(a_written_shard_is_read_back),
-        TEST(two_byte_shards_are_version_1_of_llm_c),
-        TEST(a_shard_that_states_nothing_is_read),
-        TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file),
-        TEST(a_plain_name_with_glob_characters_is_a_file),
-        TEST(a_token_beyond_the_vocabulary_is_named_with_file_and_offset),
-        TEST(a_negative_four_byte_token_is_beyond_every_vocabulary),
-        TEST(a_shard_beyond_2_gib_is_read_to_its_end),
-        TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened),
-        TEST(an_empty_glob_says_how_to_make_shards),
-        TEST(a_directory_is_refused),
-        TEST(a_fifo_is_refused_without_waiting_for_a_writer),
-        TEST(a_foreign_file_is_refused),
-        TEST(a_truncated_header_is_refused),
-        TEST(a_count_that_is_not_the_size_of_the_file_is_refused),
-        TEST(an_unknown_version_or_token_size_is_refused),
-        TEST(counts_that_overflow_are_refused),
-        TEST(an_impossible_vocabulary_or_end_of_text_is_refused),
-        TEST(shards_that_contradict_each_other_are_refused),
-        TEST(a_T_longer_than_every_file_is_refused),
-        TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash),
-        TEST(until_commit_the_old_file_stays_and_abandon_leaves_nothing),
-        TEST(an_unwritable_place_is_named),
-        TEST(a_full_disk_is_reported_and_leaves_nothing),
-        TEST(random_corruptions_never_crash_the_reader),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,9 @@
 // The data order: a permutation for every n and key, other orders for other keys and epochs, nothing favoured.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/data/dataloader.h"
+#include "test/test.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 // Every value of [0, n) exactly once.
 static void assert_permutation(int64_t n, uint64_t key) {
@@ -23,15 +17,13 @@ static void assert_permutation(int64_t n, uint64_t key) {
     free(seen);
 }
 
-static void every_small_n_is_permuted_for_many_keys(void **state) {
-    (void)state;
+TEST(every_small_n_is_permuted_for_many_keys) {
     for (int64_t n = 1; n <= 70; n++) {
         for (uint64_t key = 0; key < 50; key++) assert_permutation(n, key * 0x123456789ABCDEFu);
     }
 }
 
-static void large_n_are_permuted(void **state) {
-    (void)state;
+TEST(large_n_are_permuted) {
     const int64_t sizes[] = {1000, 4095, 4096, 4097, 65535, 65536, 65537, 1000003};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) assert_permutation(sizes[i], 42 + i);
 }
@@ -41,8 +33,7 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void a_huge_n_stays_inside_and_never_collides(void **state) {
-    (void)state;
+TEST(a_huge_n_stays_inside_and_never_collides) {
     enum { SAMPLES = 50000 };
     const int64_t sizes[] = {((int64_t)1 << 32) + 1, 1000000000007, ((int64_t)1 << 62) - 1};
     int64_t *values = malloc(SAMPLES * sizeof *values);
@@ -62,8 +53,7 @@ static void a_huge_n_stays_inside_and_never_collides(void **state) {
 // has a probability below 1e-13.
 static void assert_unrelated(int64_t same) { assert_in_range(same, 0, 15); }
 
-static void other_keys_give_other_orders(void **state) {
-    (void)state;
+TEST(other_keys_give_other_orders) {
     for (uint64_t key = 0; key < 20; key++) {
         int64_t same = 0, same_high = 0;
         for (int64_t i = 0; i < 5000; i++) {
@@ -76,8 +66,7 @@ static void other_keys_give_other_orders(void **state) {
     }
 }
 
-static void every_epoch_reads_everything_once_in_another_order(void **state) {
-    (void)state;
+TEST(every_epoch_reads_everything_once_in_another_order) {
     enum { N = 3000, EPOCHS = 4 };
     static int64_t order[EPOCHS][N];
     for (int e = 0; e < EPOCHS; e++) {
@@ -96,8 +85,7 @@ static void every_epoch_reads_everything_once_in_another_order(void **state) {
     }
 }
 
-static void other_seeds_give_other_streams(void **state) {
-    (void)state;
+TEST(other_seeds_give_other_streams) {
     int64_t same = 0;
     for (int64_t p = 0; p < 3000; p++) same += shuffle_window(p, 3000, 1) == shuffle_window(p, 3000, 2);
     assert_unrelated(same);
@@ -111,8 +99,7 @@ static void assert_uniform(const int64_t *counts, int64_t n, double expected) {
     assert_true(chi2 < df + 2 * sqrt(20 * df) + 40);
 }
 
-static void a_position_gets_every_window_equally_often(void **state) {
-    (void)state;
+TEST(a_position_gets_every_window_equally_often) {
     enum { KEYS = 20000 };
     const int64_t sizes[] = {2, 3, 5, 7, 10, 17, 64, 100};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
@@ -124,8 +111,7 @@ static void a_position_gets_every_window_equally_often(void **state) {
     }
 }
 
-static void neighbours_in_the_data_are_not_neighbours_in_the_order(void **state) {
-    (void)state;
+TEST(neighbours_in_the_data_are_not_neighbours_in_the_order) {
     // The distance from one position to the next, modulo n, is any of 1..n-1: a shuffle that keeps runs fails here.
     enum { N = 1 << 16, BINS = 64 };
     int64_t counts[BINS] = {0};
@@ -136,24 +122,8 @@ static void neighbours_in_the_data_are_not_neighbours_in_the_order(void **state)
     assert_uniform(counts, BINS, (double)(N - 1) / BINS);
 }
 
-static void the_order_of_earlier_versions_is_kept(void **state) {
-    (void)state;
+TEST(the_order_of_earlier_versions_is_kept) {
     // A checkpoint stores a position only: these values may never change.
     const int64_t expected[] = {436, 673, 202, 156, 190, 731, 322, 675};
     for (int64_t p = 0; p < 8; p++) assert_int_equal(shuffle_window(p + 995, 1000, 1337), expected[p]);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_small_n_is_permuted_for_many_keys),
-        cmocka_unit_test(large_n_are_permuted),
-        cmocka_unit_test(a_huge_n_stays_inside_and_never_collides),
-        cmocka_unit_test(other_keys_give_other_orders),
-        cmocka_unit_test(every_epoch_reads_everything_once_in_another_order),
-        cmocka_unit_test(other_seeds_give_other_streams),
-        cmocka_unit_test(a_position_gets_every_window_equally_often),
-        cmocka_unit_test(neighbours_in_the_data_are_not_neighbours_in_the_order),
-        cmocka_unit_test(the_order_of_earlier_versions_is_kept),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,40 +1,8 @@
 // Signals, each case in a child process: what it asks for, and how the process ends.
 #include "llmc/run/signals.h"
+#include "test/fixture.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-// The wait status of a child that runs `body` and, if it returns, exits with its result. stderr goes into `said`.
-static int status_of_child(int (*body)(void), char *said, size_t size) {
-    int pipe_ends[2];
-    assert_int_equal(pipe(pipe_ends), 0);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        dup2(pipe_ends[1], STDERR_FILENO);
-        close(pipe_ends[0]);
-        close(pipe_ends[1]);
-        _exit(body());
-    }
-    close(pipe_ends[1]);
-    size_t used = 0;
-    ssize_t n;
-    while (used + 1 < size && (n = read(pipe_ends[0], said + used, size - used - 1)) > 0) used += (size_t)n;
-    said[used] = '\0';
-    close(pipe_ends[0]);
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return status;
-}
 
 static int nothing_happens(void) {
     signals_install();
@@ -114,68 +82,52 @@ static int read_across_a_signal(void) {
     return n == 1 && signals_pending() == SIGUSR1 ? 0 : 1;
 }
 
-static void assert_exits_well(int (*body)(void)) {
+typedef int Body(void);
+
+static int run(void *body) { return (*(Body **)body)(); }
+
+static int status_of(Body *body, char said[512]) { return status_of_child(run, &body, said, 512); }
+
+static void assert_exits_well(Body *body) {
     char said[512];
-    int status = status_of_child(body, said, sizeof said);
+    int status = status_of(body, said);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void without_a_signal_nothing_is_pending(void **state) {
-    (void)state;
-    assert_exits_well(nothing_happens);
-}
+TEST(without_a_signal_nothing_is_pending) { assert_exits_well(nothing_happens); }
 
-static void sigterm_stays_graceful_however_often_it_comes(void **state) {
-    (void)state;
-    assert_exits_well(sigterm_many_times);
-}
+TEST(sigterm_stays_graceful_however_often_it_comes) { assert_exits_well(sigterm_many_times); }
 
-static void sigusr1_asks_to_stop(void **state) {
-    (void)state;
-    assert_exits_well(sigusr1_once);
-}
+TEST(sigusr1_asks_to_stop) { assert_exits_well(sigusr1_once); }
 
-static void sighup_asks_to_stop_unless_it_was_ignored(void **state) {
-    (void)state;
+TEST(sighup_asks_to_stop_unless_it_was_ignored) {
     assert_exits_well(sighup_once);
     assert_exits_well(sighup_under_nohup);
 }
 
-static void the_first_sigint_asks_to_stop_and_says_so(void **state) {
-    (void)state;
+TEST(the_first_sigint_asks_to_stop_and_says_so) {
     char said[512];
-    int status = status_of_child(sigint_once, said, sizeof said);
+    int status = status_of(sigint_once, said);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
     assert_non_null(strstr(said, "SIGINT: stopping; Ctrl-C again ends at once"));
 }
 
-static void a_second_sigint_ends_the_process_as_sigint_does(void **state) {
-    (void)state;
+TEST(a_second_sigint_ends_the_process_as_sigint_does) {
     char said[512];
-    int status = status_of_child(sigint_twice, said, sizeof said);
+    int status = status_of(sigint_twice, said);
     assert_true(WIFSIGNALED(status));
     assert_int_equal(WTERMSIG(status), SIGINT);
 }
 
-static void the_first_sigint_after_sigterm_is_not_a_second_one(void **state) {
-    (void)state;
-    assert_exits_well(sigterm_then_sigint);
-}
+TEST(the_first_sigint_after_sigterm_is_not_a_second_one) { assert_exits_well(sigterm_then_sigint); }
 
-static void a_reader_that_goes_away_does_not_end_the_run(void **state) {
-    (void)state;
-    assert_exits_well(write_to_a_closed_pipe);
-}
+TEST(a_reader_that_goes_away_does_not_end_the_run) { assert_exits_well(write_to_a_closed_pipe); }
 
-static void system_calls_are_restarted(void **state) {
-    (void)state;
-    assert_exits_well(read_across_a_signal);
-}
+TEST(system_calls_are_restarted) { assert_exits_well(read_across_a_signal); }
 
-static void signals_have_their_names(void **state) {
-    (void)state;
+TEST(signals_have_their_names) {
     assert_string_equal(signals_name(SIGINT), "SIGINT");
     assert_string_equal(signals_name(SIGTERM), "SIGTERM");
     assert_string_equal(signals_name(SIGUSR1), "SIGUSR1");
@@ -185,17 +137,5 @@ static void signals_have_their_names(void **state) {
 
 int main(void) {
     signal(SIGHUP, SIG_DFL); // ignored where these tests run under nohup
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_a_signal_nothing_is_pending),
-        cmocka_unit_test(sigterm_stays_graceful_however_often_it_comes),
-        cmocka_unit_test(sigusr1_asks_to_stop),
-        cmocka_unit_test(sighup_asks_to_stop_unless_it_was_ignored),
-        cmocka_unit_test(the_first_sigint_asks_to_stop_and_says_so),
-        cmocka_unit_test(a_second_sigint_ends_the_process_as_sigint_does),
-        cmocka_unit_test(the_first_sigint_after_sigterm_is_not_a_second_one),
-        cmocka_unit_test(a_reader_that_goes_away_does_not_end_the_run),
-        cmocka_unit_test(system_calls_are_restarted),
-        cmocka_unit_test(signals_have_their_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

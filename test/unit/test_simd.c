@@ -1,15 +1,9 @@
 // The vector vocabulary of the CPU backend, lane by lane against scalar C: the same test for every SIMD build.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/base/rng.h"
 #include "llmc/cpu/simd.h"
+#include "test/test.h"
 
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -31,8 +25,7 @@ static V random_lanes(uint64_t index) {
 
 // ---------------------------------------------------------------------------------------------------------------- exp
 
-static void exp_is_within_1e_7_of_the_exact_value(void **state) {
-    (void)state;
+TEST(exp_is_within_1e_7_of_the_exact_value) {
     // e^r = 1 + t with t = r + r^2 q(r). The polynomial is fitted to 3e-9. Rounding 1 + t costs half an ulp: 2^-24 =
     // 6e-8 of a result above 1, 2^-25 / 0.70 = 4.3e-8 of one below. t is off by half an ulp of 0.41 itself, 2^-26
     // = 1.5e-8, and by as much again from r. Together 9.3e-8.
@@ -50,16 +43,14 @@ static void exp_is_within_1e_7_of_the_exact_value(void **state) {
     assert_true(vexp(vzero())[0] == 1.0f);
 }
 
-static void exp_saturates_to_zero_and_infinity(void **state) {
-    (void)state;
+TEST(exp_saturates_to_zero_and_infinity) {
     const float low[] = {-104.0f, -105.0f, -1e4f, -1e30f, -INFINITY};
     const float high[] = {88.73f, 89.0f, 90.0f, 1e4f, 1e30f, INFINITY};
     for (size_t i = 0; i < sizeof low / sizeof *low; i++) assert_true(vexp(vsplat(low[i]))[5] == 0.0f);
     for (size_t i = 0; i < sizeof high / sizeof *high; i++) assert_true(vexp(vsplat(high[i]))[5] == INFINITY);
 }
 
-static void exp_of_nan_is_nan_in_that_lane_only(void **state) {
-    (void)state;
+TEST(exp_of_nan_is_nan_in_that_lane_only) {
     V x = vzero();
     x[3] = NAN;
     V y = vexp(x);
@@ -68,8 +59,7 @@ static void exp_of_nan_is_nan_in_that_lane_only(void **state) {
 
 // --------------------------------------------------------------------------------------------------------------- tails
 
-static void each_lanes_visits_every_element_once(void **state) {
-    (void)state;
+TEST(each_lanes_visits_every_element_once) {
     for (int64_t n = 0; n <= 50; n++) {
         int64_t next = 0, tails = 0;
         EACH_LANES(i, k, n, {
@@ -84,8 +74,7 @@ static void each_lanes_visits_every_element_once(void **state) {
     assert_int_equal(lanes(-3), 0);
 }
 
-static void partial_stores_write_the_first_lanes_only(void **state) {
-    (void)state;
+TEST(partial_stores_write_the_first_lanes_only) {
     V x = random_lanes(0) + 2.0f; // never 0
     for (int n = 0; n <= LANES; n++) {
         float f[LANES] = {0};
@@ -99,8 +88,7 @@ static void partial_stores_write_the_first_lanes_only(void **state) {
     }
 }
 
-static void partial_loads_read_zero_beyond(void **state) {
-    (void)state;
+TEST(partial_loads_read_zero_beyond) {
     float f[LANES];
     uint16_t h[LANES];
     for (int i = 0; i < LANES; i++) f[i] = (float)(i + 1), h[i] = float_to_bf16(f[i]);
@@ -115,8 +103,7 @@ static void partial_loads_read_zero_beyond(void **state) {
     }
 }
 
-static void tails_touch_nothing_behind_the_array(void **state) {
-    (void)state;
+TEST(tails_touch_nothing_behind_the_array) {
     // The array ends where a page without access begins: one byte too far is a fault.
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -137,8 +124,7 @@ static uint16_t expected_bf16(float x) { return fabsf(x) < 0x1p-126f ? signbit(x
 
 // Every bf16 pattern with lower halves around nothing, a tie and the next number: all signs, exponents, infinities,
 // NaN.
-static void rounding_to_bf16_is_that_of_the_scalar_code(void **state) {
-    (void)state;
+TEST(rounding_to_bf16_is_that_of_the_scalar_code) {
     const uint32_t lower[] = {0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
     for (uint32_t upper = 0; upper < 0x10000; upper += LANES)
         for (size_t l = 0; l < sizeof lower / sizeof *lower; l++) {
@@ -155,8 +141,7 @@ static void rounding_to_bf16_is_that_of_the_scalar_code(void **state) {
         }
 }
 
-static void every_bf16_widens_exactly(void **state) {
-    (void)state;
+TEST(every_bf16_widens_exactly) {
     for (uint32_t first = 0; first < 0x10000; first += LANES) {
         uint16_t h[LANES];
         for (int i = 0; i < LANES; i++) h[i] = (uint16_t)(first + (uint32_t)i);
@@ -165,8 +150,7 @@ static void every_bf16_widens_exactly(void **state) {
     }
 }
 
-static void dot_products_of_pairs_add_both_products(void **state) {
-    (void)state;
+TEST(dot_products_of_pairs_add_both_products) {
     uint16_t even[LANES], odd[LANES];
     for (uint64_t trial = 0; trial < 100; trial++) {
         V x = random_lanes(4 * trial), y = random_lanes(4 * trial + 1);
@@ -186,8 +170,7 @@ static void dot_products_of_pairs_add_both_products(void **state) {
 
 // ------------------------------------------------------------------------------------------------- sums over the lanes
 
-static void lanes_are_summed_as_a_tree_of_halves(void **state) {
-    (void)state;
+TEST(lanes_are_summed_as_a_tree_of_halves) {
     for (uint64_t trial = 0; trial < 100; trial++) {
         V x = random_lanes(trial) * random_lanes(trial + 1000);
         float tree[LANES];
@@ -203,8 +186,7 @@ static void lanes_are_summed_as_a_tree_of_halves(void **state) {
     assert_true(isnan(vsum(infinite)));
 }
 
-static void the_largest_lane_is_found_wherever_it_is(void **state) {
-    (void)state;
+TEST(the_largest_lane_is_found_wherever_it_is) {
     for (int at = 0; at < LANES; at++) {
         V x = random_lanes(7) - 3.0f;
         x[at] = -1.5f;
@@ -215,8 +197,7 @@ static void the_largest_lane_is_found_wherever_it_is(void **state) {
 
 // ------------------------------------------------------------------------------------------------- lane by lane, exact
 
-static void max_and_min_take_the_second_argument_where_one_is_nan(void **state) {
-    (void)state;
+TEST(max_and_min_take_the_second_argument_where_one_is_nan) {
     V a = random_lanes(1), b = random_lanes(2);
     a[0] = NAN;
     b[1] = NAN;
@@ -226,27 +207,23 @@ static void max_and_min_take_the_second_argument_where_one_is_nan(void **state) 
     for (int i = 2; i < LANES; i++) assert_true(high[i] == fmaxf(a[i], b[i]) && low[i] == fminf(a[i], b[i]));
 }
 
-static void square_roots_are_correctly_rounded(void **state) {
-    (void)state;
+TEST(square_roots_are_correctly_rounded) {
     V x = random_lanes(3) + 1.0f, y = vsqrt(x);
     for (int i = 0; i < LANES; i++) assert_true(y[i] == sqrtf(x[i]));
 }
 
-static void vround_rounds_ties_to_even(void **state) {
-    (void)state;
+TEST(vround_rounds_ties_to_even) {
     const float in[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 3.49f, -149.51f}, want[] = {0, 2, 2, 0, -2, 3, -150};
     for (size_t i = 0; i < sizeof in / sizeof *in; i++) assert_true(vround(vsplat(in[i]))[2] == want[i]);
 }
 
-static void fma_is_the_product_plus_the_third(void **state) {
-    (void)state;
+TEST(fma_is_the_product_plus_the_third) {
     V a = random_lanes(4), b = random_lanes(5), c = random_lanes(6), y = vfma(a, b, c);
     for (int i = 0; i < LANES; i++) // a product and a sum below 2 in magnitude, each rounded at most once
         assert_true(fabs((double)y[i] - ((double)a[i] * (double)b[i] + (double)c[i])) <= 2 * 0x1p-24);
 }
 
-static void the_greater_lanes_are_chosen_and_counted(void **state) {
-    (void)state;
+TEST(the_greater_lanes_are_chosen_and_counted) {
     V a = random_lanes(7), b = random_lanes(8), yes = random_lanes(9), no = random_lanes(10);
     a[0] = b[0], a[1] = NAN, b[2] = NAN, a[3] = -0.0f, b[3] = 0.0f, a[4] = INFINITY;
     const V chosen = vwhere_greater(a, b, yes, no);
@@ -257,16 +234,14 @@ static void the_greater_lanes_are_chosen_and_counted(void **state) {
     }
 }
 
-static void lookups_take_the_index_modulo_the_lanes(void **state) {
-    (void)state;
+TEST(lookups_take_the_index_modulo_the_lanes) {
     const V table = random_lanes(11);
     const VU index = vlane_numbers() * 7u - 3u; // beyond both ends, too
     const V got = vlookup(table, index);
     for (int i = 0; i < LANES; i++) assert_true(got[i] == table[index[i] % LANES]);
 }
 
-static void products_of_lower_words_keep_all_64_bits(void **state) {
-    (void)state;
+TEST(products_of_lower_words_keep_all_64_bits) {
     const uint32_t factors[] = {0, 1, 0xD2511F53u, 0xFFFFFFFFu};
     for (size_t f = 0; f < sizeof factors / sizeof *factors; f++) {
         VWide a;
@@ -276,8 +251,7 @@ static void products_of_lower_words_keep_all_64_bits(void **state) {
     }
 }
 
-static void unpacked_lanes_alternate(void **state) {
-    (void)state;
+TEST(unpacked_lanes_alternate) {
     VWide a, b;
     for (int i = 0; i < 8; i++) a[i] = 100u + (uint64_t)i, b[i] = 200u + (uint64_t)i;
     const VWide low = vunpack_low(a, b), high = vunpack_high(a, b);
@@ -287,8 +261,7 @@ static void unpacked_lanes_alternate(void **state) {
     }
 }
 
-static void bytes_become_integers_and_back(void **state) {
-    (void)state;
+TEST(bytes_become_integers_and_back) {
     for (int first = 0; first < 256; first += LANES)
         for (int n = 0; n <= LANES; n++) {
             uint8_t bytes[LANES + 1], back[LANES + 1];
@@ -300,40 +273,11 @@ static void bytes_become_integers_and_back(void **state) {
         }
 }
 
-static void words_are_loaded_and_stored_at_any_word_address(void **state) {
-    (void)state;
+TEST(words_are_loaded_and_stored_at_any_word_address) {
     uint32_t words[LANES + 3] = {0};
     vstore_bits(words + 1, vlane_numbers() + 1u);
     assert_int_equal(words[0], 0);
     assert_int_equal(words[LANES + 1], 0);
     VU x = vload_bits(words + 1);
     for (int i = 0; i < LANES; i++) assert_int_equal(x[i], i + 1);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exp_is_within_1e_7_of_the_exact_value),
-        cmocka_unit_test(exp_saturates_to_zero_and_infinity),
-        cmocka_unit_test(exp_of_nan_is_nan_in_that_lane_only),
-        cmocka_unit_test(each_lanes_visits_every_element_once),
-        cmocka_unit_test(partial_stores_write_the_first_lanes_only),
-        cmocka_unit_test(partial_loads_read_zero_beyond),
-        cmocka_unit_test(tails_touch_nothing_behind_the_array),
-        cmocka_unit_test(rounding_to_bf16_is_that_of_the_scalar_code),
-        cmocka_unit_test(every_bf16_widens_exactly),
-        cmocka_unit_test(dot_products_of_pairs_add_both_products),
-        cmocka_unit_test(lanes_are_summed_as_a_tree_of_halves),
-        cmocka_unit_test(the_largest_lane_is_found_wherever_it_is),
-        cmocka_unit_test(max_and_min_take_the_second_argument_where_one_is_nan),
-        cmocka_unit_test(square_roots_are_correctly_rounded),
-        cmocka_unit_test(vround_rounds_ties_to_even),
-        cmocka_unit_test(fma_is_the_product_plus_the_third),
-        cmocka_unit_test(the_greater_lanes_are_chosen_and_counted),
-        cmocka_unit_test(lookups_take_the_index_modulo_the_lanes),
-        cmocka_unit_test(products_of_lower_words_keep_all_64_bits),
-        cmocka_unit_test(unpacked_lanes_alternate),
-        cmocka_unit_test(bytes_become_integers_and_back),
-        cmocka_unit_test(words_are_loaded_and_stored_at_any_word_address),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

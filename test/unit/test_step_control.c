@@ -1,14 +1,7 @@
 // The decision at the end of a step: what is skipped, what is clipped, how the windows and the loss scale move.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/step_control.h"
-
-#include <string.h>
+#include "test/test.h"
 
 static const StepLimits NO_LIMITS = {0};
 
@@ -36,8 +29,7 @@ static int window_holds(const OutlierWindow *w, float x) {
 
 // ------------------------------------------------------------------------------------------------- what the host reads
 
-static void the_loss_is_the_mean_and_the_norm_is_global(void **state) {
-    (void)state;
+TEST(the_loss_is_the_mean_and_the_norm_is_global) {
     StepControl c = step_control_initial(1.0f);
     const float sumsq[] = {9.0f, 0.0f, 16.0f};
     step_control_decide(&c, sumsq, 3, 21.0, 7, NO_LIMITS);
@@ -47,16 +39,14 @@ static void the_loss_is_the_mean_and_the_norm_is_global(void **state) {
     assert_true(c.grad_factor == 1.0f);
 }
 
-static void the_loss_scale_is_divided_out(void **state) {
-    (void)state;
+TEST(the_loss_scale_is_divided_out) {
     StepControl c = step_control_initial(1024.0f);
     step(&c, 3.0f, 5.0f, NO_LIMITS);
     assert_true(c.norm == 5.0f);
     assert_true(c.grad_factor == 1.0f / 1024.0f);
 }
 
-static void a_gradient_above_the_limit_is_scaled_to_it(void **state) {
-    (void)state;
+TEST(a_gradient_above_the_limit_is_scaled_to_it) {
     StepControl c = step_control_initial(4.0f);
     const StepLimits limits = {.clip = 1.0f};
     step(&c, 3.0f, 8.0f, limits);
@@ -68,8 +58,7 @@ static void a_gradient_above_the_limit_is_scaled_to_it(void **state) {
 
 // ---------------------------------------------------------------------------------------------------------- not finite
 
-static void a_gradient_that_is_not_finite_skips_and_names_the_first_tensor(void **state) {
-    (void)state;
+TEST(a_gradient_that_is_not_finite_skips_and_names_the_first_tensor) {
     StepControl c = step_control_initial(1.0f);
     const float sumsq[] = {1.0f, 2.0f, NAN, INFINITY};
     step_control_decide(&c, sumsq, 4, 30.0, 10, NO_LIMITS);
@@ -82,16 +71,14 @@ static void a_gradient_that_is_not_finite_skips_and_names_the_first_tensor(void 
     assert_int_equal(c.skipped, 1);
 }
 
-static void a_loss_that_is_not_finite_skips_and_names_no_tensor(void **state) {
-    (void)state;
+TEST(a_loss_that_is_not_finite_skips_and_names_no_tensor) {
     StepControl c = step_control_initial(1.0f);
     step(&c, NAN, 1.0f, NO_LIMITS);
     assert_int_equal(c.skip, SKIP_NONFINITE);
     assert_int_equal(c.bad_tensor, -1);
 }
 
-static void values_that_are_not_finite_stay_out_of_the_windows(void **state) {
-    (void)state;
+TEST(values_that_are_not_finite_stay_out_of_the_windows) {
     StepControl c = with_full_windows(), before = c;
     step(&c, INFINITY, 1.0f, NO_LIMITS);
     step(&c, 3.0f, INFINITY, NO_LIMITS);
@@ -102,8 +89,7 @@ static void values_that_are_not_finite_stay_out_of_the_windows(void **state) {
 
 // ------------------------------------------------------------------------------------------------------------ outliers
 
-static void nothing_is_an_outlier_before_the_window_is_full(void **state) {
-    (void)state;
+TEST(nothing_is_an_outlier_before_the_window_is_full) {
     StepControl c = step_control_initial(1.0f);
     const StepLimits limits = {.loss_z_limit = 1.0f, .norm_z_limit = 1.0f};
     for (int i = 0; i < OUTLIER_WINDOW; i++) {
@@ -113,8 +99,7 @@ static void nothing_is_an_outlier_before_the_window_is_full(void **state) {
     }
 }
 
-static void z_scores_are_taken_against_the_window_before_the_value_enters(void **state) {
-    (void)state;
+TEST(z_scores_are_taken_against_the_window_before_the_value_enters) {
     StepControl c = with_full_windows();
     step(&c, 3.5f, 1.3f, NO_LIMITS);
     // (3.5 - 3) / 0.1 and (1.3 - 1) / 0.1; the window holds fp32 values, 1e-7 of 3 beside a deviation of 0.1: 1e-5.
@@ -122,8 +107,7 @@ static void z_scores_are_taken_against_the_window_before_the_value_enters(void *
     assert_float_equal(c.norm_z, 3.0f, 1e-4f);
 }
 
-static void outliers_of_loss_and_norm_are_skipped_when_asked_for(void **state) {
-    (void)state;
+TEST(outliers_of_loss_and_norm_are_skipped_when_asked_for) {
     StepControl c = with_full_windows();
     step(&c, 3.5f, 1.0f, (StepLimits){.loss_z_limit = 6.0f});
     assert_int_equal(c.skip, SKIP_NONE);
@@ -139,8 +123,7 @@ static void outliers_of_loss_and_norm_are_skipped_when_asked_for(void **state) {
     assert_int_equal(c.skip, SKIP_NONE);
 }
 
-static void skipped_outliers_enter_the_window(void **state) {
-    (void)state;
+TEST(skipped_outliers_enter_the_window) {
     StepControl c = with_full_windows();
     const StepLimits limits = {.loss_z_limit = 4.0f};
     step(&c, 5.0f, 1.0f, limits);
@@ -152,8 +135,7 @@ static void skipped_outliers_enter_the_window(void **state) {
     assert_in_range(steps, 2, OUTLIER_WINDOW / 4);
 }
 
-static void the_oldest_value_leaves_the_window(void **state) {
-    (void)state;
+TEST(the_oldest_value_leaves_the_window) {
     StepControl c = step_control_initial(1.0f);
     step(&c, 7.0f, 1.0f, NO_LIMITS);
     for (int i = 1; i < OUTLIER_WINDOW; i++) step(&c, 3.0f, 1.0f, NO_LIMITS);
@@ -163,8 +145,7 @@ static void the_oldest_value_leaves_the_window(void **state) {
     assert_int_equal(c.loss_window.count, OUTLIER_WINDOW);
 }
 
-static void a_window_of_equal_values_has_no_outliers(void **state) {
-    (void)state;
+TEST(a_window_of_equal_values_has_no_outliers) {
     StepControl c = step_control_initial(1.0f);
     for (int i = 0; i < OUTLIER_WINDOW; i++) step(&c, 3.0f, 1.0f, NO_LIMITS);
     step(&c, 4.0f, 2.0f, (StepLimits){.loss_z_limit = 1.0f, .norm_z_limit = 1.0f}); // deviation 0: z is 0, not inf
@@ -173,8 +154,7 @@ static void a_window_of_equal_values_has_no_outliers(void **state) {
 
 // ---------------------------------------------------------------------------------------------------------- loss scale
 
-static void an_overflow_halves_the_loss_scale_down_to_one(void **state) {
-    (void)state;
+TEST(an_overflow_halves_the_loss_scale_down_to_one) {
     StepControl c = step_control_initial(4.0f);
     const StepLimits limits = {.scale_growth_interval = 3};
     const float want[] = {2.0f, 1.0f, 1.0f};
@@ -185,8 +165,7 @@ static void an_overflow_halves_the_loss_scale_down_to_one(void **state) {
     assert_int_equal(c.skipped, 3);
 }
 
-static void the_loss_scale_doubles_after_enough_finite_steps_in_a_row(void **state) {
-    (void)state;
+TEST(the_loss_scale_doubles_after_enough_finite_steps_in_a_row) {
     StepControl c = step_control_initial(8.0f);
     const StepLimits limits = {.scale_growth_interval = 3};
     step(&c, 3.0f, 1.0f, limits);
@@ -205,40 +184,16 @@ static void the_loss_scale_doubles_after_enough_finite_steps_in_a_row(void **sta
     assert_true(c.loss_scale == 16.0f);
 }
 
-static void a_fixed_loss_scale_never_moves(void **state) {
-    (void)state;
+TEST(a_fixed_loss_scale_never_moves) {
     StepControl c = step_control_initial(8.0f);
     step(&c, 3.0f, INFINITY, NO_LIMITS);
     for (int i = 0; i < 5000; i++) step(&c, 3.0f, 1.0f, NO_LIMITS);
     assert_true(c.loss_scale == 8.0f);
 }
 
-static void the_loss_scale_stops_growing_at_2_to_the_24(void **state) {
-    (void)state;
+TEST(the_loss_scale_stops_growing_at_2_to_the_24) {
     StepControl c = step_control_initial(0x1p23f);
     const StepLimits limits = {.scale_growth_interval = 1};
     for (int i = 0; i < 4; i++) step(&c, 3.0f, 0x1p-20f, limits);
     assert_true(c.loss_scale == 0x1p24f);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_loss_is_the_mean_and_the_norm_is_global),
-        cmocka_unit_test(the_loss_scale_is_divided_out),
-        cmocka_unit_test(a_gradient_above_the_limit_is_scaled_to_it),
-        cmocka_unit_test(a_gradient_that_is_not_finite_skips_and_names_the_first_tensor),
-        cmocka_unit_test(a_loss_that_is_not_finite_skips_and_names_no_tensor),
-        cmocka_unit_test(values_that_are_not_finite_stay_out_of_the_windows),
-        cmocka_unit_test(nothing_is_an_outlier_before_the_window_is_full),
-        cmocka_unit_test(z_scores_are_taken_against_the_window_before_the_value_enters),
-        cmocka_unit_test(outliers_of_loss_and_norm_are_skipped_when_asked_for),
-        cmocka_unit_test(skipped_outliers_enter_the_window),
-        cmocka_unit_test(the_oldest_value_leaves_the_window),
-        cmocka_unit_test(a_window_of_equal_values_has_no_outliers),
-        cmocka_unit_test(an_overflow_halves_the_loss_scale_down_to_one),
-        cmocka_unit_test(the_loss_scale_doubles_after_enough_finite_steps_in_a_row),
-        cmocka_unit_test(a_fixed_loss_scale_never_moves),
-        cmocka_unit_test(the_loss_scale_stops_growing_at_2_to_the_24),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,33 +1,14 @@
 // The summary at the end of a run: which steps count, exact order statistics, what is left out when it is not known.
 #include "llmc/run/report.h"
-
-#include <cjson/cJSON.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
+#include "test/fixture.h"
 
 // What run_summary_print says, malloced.
 static char *printed(const RunSummary *s) {
-    fflush(stdout);
-    FILE *file = tmpfile();
-    const int saved = dup(STDOUT_FILENO);
-    dup2(fileno(file), STDOUT_FILENO);
+    Capture c = capture_start(stdout);
     RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
     run_summary_print(s, log);
     runlog_close(log);
-    dup2(saved, STDOUT_FILENO);
-    close(saved);
-    char *text = calloc(1, 4096);
-    rewind(file);
-    const size_t n = fread(text, 1, 4095, file);
-    text[n] = '\0';
-    fclose(file);
-    return text;
+    return capture_end(&c);
 }
 
 static void assert_printed(const RunSummary *s, const char *expected) {
@@ -46,18 +27,11 @@ static cJSON *json_of(const RunSummary *s) {
     return object;
 }
 
-static double number(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    assert_true(cJSON_IsNumber(item));
-    return item->valuedouble;
-}
-
 static void assert_near(double x, double expected) { // step times are kept as floats
     assert_true(x > expected * (1 - 1e-6) && x < expected * (1 + 1e-6));
 }
 
-static void the_lines_are_those_of_the_header(void **state) {
-    (void)state;
+TEST(the_lines_are_those_of_the_header) {
     RunSummary *s = run_summary_create();
     run_summary_energy(s, 1e9);
     for (int i = 0; i < 5000; i++)
@@ -72,35 +46,32 @@ static void the_lines_are_those_of_the_header(void **state) {
     run_summary_free(s);
 }
 
-static void order_statistics_are_exact_and_pass_over_the_first_step(void **state) {
-    (void)state;
+TEST(order_statistics_are_exact_and_pass_over_the_first_step) {
     RunSummary *s = run_summary_create();
     run_summary_step(s, 99.0, 10, 0.5);                                                        // warms up
     for (int i = 0; i < 2000; i++) run_summary_step(s, (i * 7919 % 2000 + 1) * 1e-3, 10, 0.5); // 1 .. 2000 ms, shuffled
     cJSON *object = json_of(s);
-    assert_near(number(object, "ms_p50"), 1000.0); // the 1000th of 2000
-    assert_near(number(object, "ms_p99"), 1980.0);
-    assert_near(number(object, "tokens_per_second_p50"), 10.0);
-    assert_true(number(object, "steps") == 2001 && number(object, "tokens") == 20010);
-    assert_near(number(object, "step_seconds"), 99.0 + 2001.0);
+    assert_near(json_number(object, "ms_p50"), 1000.0); // the 1000th of 2000
+    assert_near(json_number(object, "ms_p99"), 1980.0);
+    assert_near(json_number(object, "tokens_per_second_p50"), 10.0);
+    assert_true(json_number(object, "steps") == 2001 && json_number(object, "tokens") == 20010);
+    assert_near(json_number(object, "step_seconds"), 99.0 + 2001.0);
     cJSON_Delete(object);
     run_summary_free(s);
 }
 
-static void a_single_step_is_all_there_is(void **state) {
-    (void)state;
+TEST(a_single_step_is_all_there_is) {
     RunSummary *s = run_summary_create();
     run_summary_step(s, 0.25, 1000, 0);
     assert_printed(s, "summary     1 step, 1.000K tokens, 0.2s in steps | median 4.000K tok/s | step p50 250.0 ms, p99 "
                       "250.0 ms\n");
     cJSON *object = json_of(s);
-    assert_near(number(object, "ms_p99"), 250.0);
+    assert_near(json_number(object, "ms_p99"), 250.0);
     cJSON_Delete(object);
     run_summary_free(s);
 }
 
-static void what_is_not_known_is_left_out(void **state) {
-    (void)state;
+TEST(what_is_not_known_is_left_out) {
     RunSummary *s = run_summary_create();
     run_summary_step(s, 0.25, 1000, 0);
     run_summary_energy(s, 0);   // the sensor has no counter
@@ -113,8 +84,7 @@ static void what_is_not_known_is_left_out(void **state) {
     run_summary_free(s);
 }
 
-static void a_counter_that_starts_anew_gives_no_energy(void **state) {
-    (void)state;
+TEST(a_counter_that_starts_anew_gives_no_energy) {
     RunSummary *s = run_summary_create();
     run_summary_step(s, 0.25, 1000, 0);
     run_summary_energy(s, 5000);
@@ -125,8 +95,7 @@ static void a_counter_that_starts_anew_gives_no_energy(void **state) {
     run_summary_free(s);
 }
 
-static void without_steps_nothing_is_said(void **state) {
-    (void)state;
+TEST(without_steps_nothing_is_said) {
     RunSummary *s = run_summary_create();
     run_summary_validation(s, 0, 3.5);
     assert_printed(s, "");
@@ -136,8 +105,7 @@ static void without_steps_nothing_is_said(void **state) {
     run_summary_free(s);
 }
 
-static void without_memory_for_a_summary_the_run_goes_on(void **state) {
-    (void)state;
+TEST(without_memory_for_a_summary_the_run_goes_on) {
     run_summary_step(NULL, 1, 1, 1);
     run_summary_validation(NULL, 1, 1);
     run_summary_energy(NULL, 1);
@@ -146,17 +114,4 @@ static void without_memory_for_a_summary_the_run_goes_on(void **state) {
     assert_string_equal(json, "");
     free(json);
     run_summary_free(NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_lines_are_those_of_the_header),
-        cmocka_unit_test(order_statistics_are_exact_and_pass_over_the_first_step),
-        cmocka_unit_test(a_single_step_is_all_there_is),
-        cmocka_unit_test(what_is_not_known_is_left_out),
-        cmocka_unit_test(a_counter_that_starts_anew_gives_no_energy),
-        cmocka_unit_test(without_steps_nothing_is_said),
-        cmocka_unit_test(without_memory_for_a_summary_the_run_goes_on),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,21 +1,15 @@
 // Event files for TensorBoard: framing and checksums against a reader written here from the format's description, what
 // a full disk leaves, the names that files get. That the real TensorBoard reads them: test/e2e/test_watching.py.
 #include "llmc/run/runlog.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
-#include <dirent.h>
 #include <math.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 // ------------------------------------------------------------------------------------------------------------ helpers
+
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 // CRC-32C one bit at a time, without a table.
 static uint32_t crc32c(const uint8_t *data, size_t n) {
@@ -35,9 +29,9 @@ typedef struct {
 } File;
 
 // The names of the event files of a directory, sorted; returns how many there are.
-static int event_files(const TmpDir *dir, char names[4][256]) {
+static int event_files(char names[4][256]) {
     struct dirent **entries;
-    const int n = scandir(dir->path, &entries, NULL, alphasort);
+    const int n = scandir(tmp.path, &entries, NULL, alphasort);
     int found = 0;
     for (int i = 0; i < n; i++) {
         if (strstr(entries[i]->d_name, "tfevents") && found < 4)
@@ -48,14 +42,11 @@ static int event_files(const TmpDir *dir, char names[4][256]) {
     return found;
 }
 
-static File read_only_file(const TmpDir *dir) {
+static File read_only_file(void) {
     char names[4][256] = {""};
-    assert_int_equal(event_files(dir, names), 1);
-    FILE *f = fopen(tmpdir_file(dir, names[0]), "rb");
-    assert_non_null(f);
-    File file = {.data = malloc(1 << 16)};
-    file.size = fread(file.data, 1, 1 << 16, f);
-    fclose(f);
+    assert_int_equal(event_files(names), 1);
+    File file = {0};
+    file.data = read_bytes(tmp_file(names[0]), &file.size);
     return file;
 }
 
@@ -82,9 +73,9 @@ static bool holds(const uint8_t *event, uint64_t length, const void *bytes, size
     return false;
 }
 
-static TensorBoard *open_in(const TmpDir *dir, int64_t first_step) {
+static TensorBoard *open_in(int64_t first_step) {
     Error err;
-    TensorBoard *tb = tensorboard_open(dir->path, first_step, &err);
+    TensorBoard *tb = tensorboard_open(tmp.path, first_step, &err);
     if (!tb) fail_msg("%s", err.text);
     return tb;
 }
@@ -98,21 +89,18 @@ static void one_scalar(TensorBoard *tb, int64_t step, const char *tag, double va
 
 // --------------------------------------------------------------------------------------------------------------- tests
 
-static void the_checksum_of_this_test_is_castagnoli(void **state) {
-    (void)state;
+TEST(the_checksum_of_this_test_is_castagnoli) {
     assert_int_equal(crc32c((const uint8_t *)"123456789", 9), 0xE3069283u); // the check value of the CRC catalogue
     const uint8_t zeros[32] = {0};
     assert_int_equal(crc32c(zeros, 32), 0x8A9136AAu); // RFC 3720, B.4
 }
 
-static void a_file_begins_with_its_version_and_the_step_it_starts_at(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(a_file_begins_with_its_version_and_the_step_it_starts_at) {
     const time_t before = time(NULL);
-    TensorBoard *tb = open_in(&dir, 299);
+    TensorBoard *tb = open_in(299);
     one_scalar(tb, 300, "train/loss", 3.25);
     tensorboard_close(tb);
-    File file = read_only_file(&dir);
+    File file = read_only_file();
     uint64_t length = 0;
     const uint8_t *event = next_event(&file, &length);
     assert_true(holds(event, length,
@@ -127,14 +115,11 @@ static void a_file_begins_with_its_version_and_the_step_it_starts_at(void **stat
     memcpy(&wall_time, event + 1, 8);
     assert_true(wall_time >= (double)before && wall_time <= (double)time(NULL) + 1);
     free(file.data);
-    tmpdir_remove(&dir);
 }
 
-static void a_record_holds_all_scalars_of_a_step(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(a_record_holds_all_scalars_of_a_step) {
     Error err;
-    TensorBoard *tb = open_in(&dir, -1);
+    TensorBoard *tb = open_in(-1);
     tensorboard_begin(tb, 5);
     tensorboard_scalar(tb, "a", 1.0);
     tensorboard_scalar(tb, "b/c", 1e300); // more than a float holds: inf
@@ -142,7 +127,7 @@ static void a_record_holds_all_scalars_of_a_step(void **state) {
     tensorboard_begin(tb, 6);
     assert_true(tensorboard_end(tb, &err)); // nothing in it: no record
     tensorboard_close(tb);
-    File file = read_only_file(&dir);
+    File file = read_only_file();
     uint64_t length = 0;
     next_event(&file, &length), next_event(&file, &length);
     const uint8_t *event = next_event(&file, &length);
@@ -155,20 +140,17 @@ static void a_record_holds_all_scalars_of_a_step(void **state) {
     assert_memory_equal(event + 9, expected, sizeof expected - 1);
     assert_null(next_event(&file, &length));
     free(file.data);
-    tmpdir_remove(&dir);
 }
 
-static void a_text_is_shown_letter_by_letter(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(a_text_is_shown_letter_by_letter) {
     Error err;
-    TensorBoard *tb = open_in(&dir, 0);
+    TensorBoard *tb = open_in(0);
     tensorboard_begin(tb, 1);
     static const char text[] = "# no title\n\x1b[2J <b>\xFF";
     tensorboard_text(tb, "sample/1", text, sizeof text - 1);
     assert_true(tensorboard_end(tb, &err));
     tensorboard_close(tb);
-    File file = read_only_file(&dir);
+    File file = read_only_file();
     uint64_t length = 0;
     next_event(&file, &length), next_event(&file, &length);
     const uint8_t *event = next_event(&file, &length);
@@ -176,11 +158,9 @@ static void a_text_is_shown_letter_by_letter(void **state) {
     assert_true(holds(event, length, shown, sizeof shown - 1));
     assert_true(holds(event, length, "\x4A\x0A\x0A\x06\x0A\x04text\x20\x02", 12));
     free(file.data);
-    tmpdir_remove(&dir);
 }
 
-static void without_tensorboard_nothing_happens(void **state) {
-    (void)state;
+TEST(without_tensorboard_nothing_happens) {
     tensorboard_begin(NULL, 1);
     tensorboard_scalar(NULL, "a", 1.0);
     tensorboard_text(NULL, "b", "text", 4);
@@ -188,45 +168,37 @@ static void without_tensorboard_nothing_happens(void **state) {
     tensorboard_close(NULL);
 }
 
-static void files_sort_in_the_order_of_the_runs(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(files_sort_in_the_order_of_the_runs) {
     // A run on a machine whose clock is an hour ahead, and a name of somebody else's.
     const long ahead = (long)time(NULL) + 3600;
     char name[128];
     snprintf(name, sizeof name, "events.out.tfevents.%010ld.other.1.0", ahead);
-    fclose(fopen(tmpdir_file(&dir, name), "w"));
-    fclose(fopen(tmpdir_file(&dir, "events.out.tfevents.99999999999999999999.x"), "w"));
-    tensorboard_close(open_in(&dir, 0));
-    tensorboard_close(open_in(&dir, 0)); // within the same second
+    fclose(fopen(tmp_file(name), "w"));
+    fclose(fopen(tmp_file("events.out.tfevents.99999999999999999999.x"), "w"));
+    tensorboard_close(open_in(0));
+    tensorboard_close(open_in(0)); // within the same second
     char names[4][256] = {""};
-    assert_int_equal(event_files(&dir, names), 4);
+    assert_int_equal(event_files(names), 4);
     assert_string_equal(names[0], name);
     for (int i = 1; i < 3; i++)
         assert_int_equal(strtol(names[i] + strlen("events.out.tfevents."), NULL, 10), ahead + i);
-    tmpdir_remove(&dir);
 }
 
-static void a_directory_that_is_not_there_is_an_error_with_the_path(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(a_directory_that_is_not_there_is_an_error_with_the_path) {
     Error err;
-    assert_null(tensorboard_open(tmpdir_file(&dir, "none"), 0, &err));
+    assert_null(tensorboard_open(tmp_file("none"), 0, &err));
     assert_non_null(strstr(err.text, "/none/events.out.tfevents."));
     assert_non_null(strstr(err.text, "cannot be written: No such file"));
-    tmpdir_remove(&dir);
 }
 
 // A limit on the file size stands for a full disk.
-static void a_full_disk_costs_whole_records_only(void **state) {
-    (void)state;
-    TmpDir dir = tmpdir_make();
+TEST(a_full_disk_costs_whole_records_only) {
     Error err;
     struct rlimit before, small;
     getrlimit(RLIMIT_FSIZE, &before);
     small = before;
     signal(SIGXFSZ, SIG_IGN);
-    TensorBoard *tb = open_in(&dir, 0);
+    TensorBoard *tb = open_in(0);
     bool written[12];
     for (int i = 0; i < 12; i++) {
         // First not even the two records at the beginning fit, then some do, then there is room again.
@@ -241,26 +213,11 @@ static void a_full_disk_costs_whole_records_only(void **state) {
     assert_true(!written[0] && !written[1] && written[2] && written[3] && !written[9] && !written[10] && written[11]);
     int expected = 2;
     for (int i = 0; i < 12; i++) expected += written[i];
-    File file = read_only_file(&dir);
+    File file = read_only_file();
     uint64_t length = 0;
     int records = 0;
     while (next_event(&file, &length)) records++;
     assert_int_equal(records, expected);
     assert_non_null(strstr(err.text, "cannot be written"));
     free(file.data);
-    tmpdir_remove(&dir);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_checksum_of_this_test_is_castagnoli),
-        cmocka_unit_test(a_file_begins_with_its_version_and_the_step_it_starts_at),
-        cmocka_unit_test(a_record_holds_all_scalars_of_a_step),
-        cmocka_unit_test(a_text_is_shown_letter_by_letter),
-        cmocka_unit_test(without_tensorboard_nothing_happens),
-        cmocka_unit_test(files_sort_in_the_order_of_the_runs),
-        cmocka_unit_test(a_directory_that_is_not_there_is_an_error_with_the_path),
-        cmocka_unit_test(a_full_disk_costs_whole_records_only),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

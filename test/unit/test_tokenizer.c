@@ -1,13 +1,9 @@
 // Tokenizers as the rest of the project uses them: bytes, and one small vocabulary of known merges in every form.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "llmc/base/rng.h"
 #include "llmc/text/tokenizer.h"
-#include "tokenizer_fixture.h"
+#include "test/test.h"
+#include "test/unit/tokenizer_fixture.h"
 
 static Tokenizer *open_bytes(void) {
     Error err;
@@ -25,8 +21,7 @@ static int64_t encode(const Tokenizer *t, const char *text, int64_t n, int32_t *
     return count;
 }
 
-static void every_byte_becomes_its_own_token_and_comes_back(void **state) {
-    (void)state;
+TEST(every_byte_becomes_its_own_token_and_comes_back) {
     Tokenizer *t = open_bytes();
     char text[256];
     int32_t tokens[256];
@@ -42,16 +37,14 @@ static void every_byte_becomes_its_own_token_and_comes_back(void **state) {
     tokenizer_free(t);
 }
 
-static void the_vocabulary_is_the_bytes_and_end_of_text(void **state) {
-    (void)state;
+TEST(the_vocabulary_is_the_bytes_and_end_of_text) {
     Tokenizer *t = open_bytes();
     assert_int_equal(tokenizer_vocab(t), 257);
     assert_int_equal(tokenizer_eot(t), 256);
     tokenizer_free(t);
 }
 
-static void an_empty_text_has_no_tokens(void **state) {
-    (void)state;
+TEST(an_empty_text_has_no_tokens) {
     Tokenizer *t = open_bytes();
     int32_t untouched = -7;
     assert_int_equal(encode(t, "", 0, &untouched), 0);
@@ -59,8 +52,7 @@ static void an_empty_text_has_no_tokens(void **state) {
     tokenizer_free(t);
 }
 
-static void unknown_tokens_have_no_bytes(void **state) {
-    (void)state;
+TEST(unknown_tokens_have_no_bytes) {
     Tokenizer *t = open_bytes();
     const int32_t tokens[] = {257, 50256, INT32_MAX, -1, INT32_MIN};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
@@ -71,8 +63,7 @@ static void unknown_tokens_have_no_bytes(void **state) {
     tokenizer_free(t);
 }
 
-static void the_spelling_of_end_of_text_is_a_token_in_prompts_only(void **state) {
-    (void)state;
+TEST(the_spelling_of_end_of_text_is_a_token_in_prompts_only) {
     Tokenizer *t = open_bytes();
     Encoder *e = encoder_create(t, NULL);
     int32_t tokens[64];
@@ -84,8 +75,7 @@ static void the_spelling_of_end_of_text_is_a_token_in_prompts_only(void **state)
     tokenizer_free(t);
 }
 
-static void bytes_may_be_cut_anywhere(void **state) {
-    (void)state;
+TEST(bytes_may_be_cut_anywhere) {
     Tokenizer *t = open_bytes();
     assert_int_equal(tokenizer_safe_cut(t, "ab c", 4), 4);
     assert_int_equal(tokenizer_safe_cut(t, "", 0), 0);
@@ -94,30 +84,23 @@ static void bytes_may_be_cut_anywhere(void **state) {
 
 // ------------------------------------------------------------------------------------------------ the small vocabulary
 
-static TmpDir dir;
-
 static int make_files(void **state) {
-    (void)state;
-    dir = tmpdir_make();
+    tmp_setup(state);
     static const char *const directories[] = {"json", "vocab", "openai"};
     for (size_t i = 0; i < 3; i++)
-        if (mkdir(tmpdir_file(&dir, directories[i]), 0700) != 0) return -1;
-    toy_write_json(tmpdir_file(&dir, "json/tokenizer.json"), false);
-    toy_write_json(tmpdir_file(&dir, "pairs.json"), true);
-    toy_write_vocab_json(tmpdir_file(&dir, "vocab/vocab.json"));
-    toy_write_merges(tmpdir_file(&dir, "vocab/merges.txt"));
-    toy_write_vocab_json(tmpdir_file(&dir, "openai/encoder.json"));
-    toy_write_merges(tmpdir_file(&dir, "openai/vocab.bpe"));
-    toy_write_ranks(tmpdir_file(&dir, "ranks.tiktoken"));
-    toy_write_llmc(tmpdir_file(&dir, "gpt2_tokenizer.bin"), 2);
+        if (mkdir(tmp_file(directories[i]), 0700) != 0) return -1;
+    toy_write_json(tmp_file("json/tokenizer.json"), false);
+    toy_write_json(tmp_file("pairs.json"), true);
+    toy_write_vocab_json(tmp_file("vocab/vocab.json"));
+    toy_write_merges(tmp_file("vocab/merges.txt"));
+    toy_write_vocab_json(tmp_file("openai/encoder.json"));
+    toy_write_merges(tmp_file("openai/vocab.bpe"));
+    toy_write_ranks(tmp_file("ranks.tiktoken"));
+    toy_write_llmc(tmp_file("gpt2_tokenizer.bin"), 2);
     return 0;
 }
 
-static int remove_files(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
+TestFixture test_all = {make_files, tmp_teardown};
 
 static const char *const forms[] = {
     "json",           "json/tokenizer.json", "pairs.json", "vocab", "openai", "vocab/vocab.json", "openai/encoder.json",
@@ -126,7 +109,7 @@ enum { NUM_FORMS = sizeof forms / sizeof forms[0] };
 
 static Tokenizer *open_form(const char *name) {
     Error err;
-    Tokenizer *t = tokenizer_open(tmpdir_file(&dir, name), &err);
+    Tokenizer *t = tokenizer_open(tmp_file(name), &err);
     if (!t) fail_msg("%s", err.text);
     return t;
 }
@@ -137,8 +120,7 @@ static void assert_tokens(const Tokenizer *t, const char *text, int count, const
     assert_memory_equal(tokens, expected, (size_t)count * sizeof *tokens);
 }
 
-static void every_form_of_a_vocabulary_gives_the_same_tokens(void **state) {
-    (void)state;
+TEST(every_form_of_a_vocabulary_gives_the_same_tokens) {
     for (int i = 0; i < NUM_FORMS; i++) {
         Tokenizer *t = open_form(forms[i]);
         assert_int_equal(tokenizer_vocab(t), TOY_VOCAB);
@@ -155,8 +137,7 @@ static void every_form_of_a_vocabulary_gives_the_same_tokens(void **state) {
     }
 }
 
-static void every_form_of_a_vocabulary_has_the_same_fingerprint_and_export(void **state) {
-    (void)state;
+TEST(every_form_of_a_vocabulary_has_the_same_fingerprint_and_export) {
     Tokenizer *first = open_form(forms[0]);
     size_t length, other_length;
     char *text = tokenizer_to_json(first, &length, NULL);
@@ -174,13 +155,12 @@ static void every_form_of_a_vocabulary_has_the_same_fingerprint_and_export(void 
     tokenizer_free(first);
 }
 
-static void an_export_is_the_same_tokenizer_again(void **state) {
-    (void)state;
+TEST(an_export_is_the_same_tokenizer_again) {
     Tokenizer *originals[] = {open_bytes(), open_form("ranks.tiktoken")};
     for (int i = 0; i < 2; i++) {
         size_t length;
         char *text = tokenizer_to_json(originals[i], &length, NULL), *again;
-        const char *path = tmpdir_file(&dir, "again.json");
+        const char *path = tmp_file("again.json");
         write_bytes(path, text, length);
         Tokenizer *t = open_form("again.json");
         assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(originals[i]));
@@ -192,18 +172,16 @@ static void an_export_is_the_same_tokenizer_again(void **state) {
     }
 }
 
-static void other_tokens_have_another_fingerprint(void **state) {
-    (void)state;
+TEST(other_tokens_have_another_fingerprint) {
     Tokenizer *bytes = open_bytes(), *toy = open_form("json");
     assert_true(tokenizer_fingerprint(bytes) != tokenizer_fingerprint(toy));
     tokenizer_free(bytes);
     tokenizer_free(toy);
 }
 
-static void llmcs_first_version_means_gpt2s_end_of_text(void **state) {
-    (void)state;
+TEST(llmcs_first_version_means_gpt2s_end_of_text) {
     Error err;
-    const char *path = tmpdir_file(&dir, "version1.bin");
+    const char *path = tmp_file("version1.bin");
     toy_write_llmc(path, 1);
     assert_null(tokenizer_open(path, &err)); // the toy has not as many tokens
     assert_non_null(strstr(err.text, "end-of-text is 50256, expected a number below 269"));
@@ -220,8 +198,7 @@ static int64_t toy_text(uint64_t round, char *text, int64_t most) {
     return n;
 }
 
-static void what_is_decoded_is_what_was_encoded(void **state) {
-    (void)state;
+TEST(what_is_decoded_is_what_was_encoded) {
     Tokenizer *t = open_form("json");
     Encoder *e = encoder_create(t, NULL);
     for (uint64_t round = 0; round < 3000; round++) {
@@ -241,8 +218,7 @@ static void what_is_decoded_is_what_was_encoded(void **state) {
     tokenizer_free(t);
 }
 
-static void an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one(void **state) {
-    (void)state;
+TEST(an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one) {
     Tokenizer *t = open_form("json");
     Encoder *old = encoder_create(t, NULL);
     for (uint64_t round = 0; round < 200; round++) {
@@ -257,8 +233,7 @@ static void an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one(void **s
 }
 
 // Around the lengths that the cache takes, at the end of the text and before more of it, seen first and again.
-static void a_piece_of_any_length_is_encoded_alike_wherever_it_stands(void **state) {
-    (void)state;
+TEST(a_piece_of_any_length_is_encoded_alike_wherever_it_stands) {
     Tokenizer *t = open_form("json");
     for (int64_t n = 1; n <= 70; n++) {
         Encoder *e = encoder_create(t, NULL);
@@ -283,8 +258,7 @@ static void a_piece_of_any_length_is_encoded_alike_wherever_it_stands(void **sta
     tokenizer_free(t);
 }
 
-static void a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole(void **state) {
-    (void)state;
+TEST(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole) {
     Tokenizer *t = open_form("json");
     int cuts = 0;
     for (uint64_t round = 0; round < 3000; round++) {
@@ -302,8 +276,7 @@ static void a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole(void **sta
     tokenizer_free(t);
 }
 
-static void a_long_word_has_no_safe_cut(void **state) {
-    (void)state;
+TEST(a_long_word_has_no_safe_cut) {
     Tokenizer *t = open_form("json");
     assert_int_equal(tokenizer_safe_cut(t, "hellohellohello", 15), 0);
     assert_int_equal(tokenizer_safe_cut(t, "          ", 10), 0);
@@ -312,8 +285,7 @@ static void a_long_word_has_no_safe_cut(void **state) {
     tokenizer_free(t);
 }
 
-static void megabytes_without_an_end_of_piece_are_merged_in_little_time(void **state) {
-    (void)state;
+TEST(megabytes_without_an_end_of_piece_are_merged_in_little_time) {
     enum { LENGTH = 4 << 20 };
     Tokenizer *t = open_form("json");
     char *text = malloc(LENGTH);
@@ -328,27 +300,4 @@ static void megabytes_without_an_end_of_piece_are_merged_in_little_time(void **s
     free(text);
     free(tokens);
     tokenizer_free(t);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_byte_becomes_its_own_token_and_comes_back),
-        cmocka_unit_test(the_vocabulary_is_the_bytes_and_end_of_text),
-        cmocka_unit_test(an_empty_text_has_no_tokens),
-        cmocka_unit_test(unknown_tokens_have_no_bytes),
-        cmocka_unit_test(the_spelling_of_end_of_text_is_a_token_in_prompts_only),
-        cmocka_unit_test(bytes_may_be_cut_anywhere),
-        cmocka_unit_test(every_form_of_a_vocabulary_gives_the_same_tokens),
-        cmocka_unit_test(every_form_of_a_vocabulary_has_the_same_fingerprint_and_export),
-        cmocka_unit_test(an_export_is_the_same_tokenizer_again),
-        cmocka_unit_test(other_tokens_have_another_fingerprint),
-        cmocka_unit_test(llmcs_first_version_means_gpt2s_end_of_text),
-        cmocka_unit_test(what_is_decoded_is_what_was_encoded),
-        cmocka_unit_test(an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one),
-        cmocka_unit_test(a_piece_of_any_length_is_encoded_alike_wherever_it_stands),
-        cmocka_unit_test(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole),
-        cmocka_unit_test(a_long_word_has_no_safe_cut),
-        cmocka_unit_test(megabytes_without_an_end_of_piece_are_merged_in_little_time),
-    };
-    return cmocka_run_group_tests(tests, make_files, remove_files);
 }

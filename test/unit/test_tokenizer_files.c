@@ -1,28 +1,12 @@
 // Tokenizer files are hostile: each kind of damage and each kind of foreign file is refused with a line that names the
 // file and the place; random damage never does more than that.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/text/tokenizer.h"
-#include "tokenizer_fixture.h"
+#include "test/test.h"
+#include "test/unit/mutate.h"
+#include "test/unit/tokenizer_fixture.h"
 
-static TmpDir dir;
-
-static int make_dir(void **state) {
-    (void)state;
-    dir = tmpdir_make();
-    return 0;
-}
-
-static int remove_dir(void **state) {
-    (void)state;
-    tmpdir_remove(&dir);
-    return 0;
-}
+TestFixture test_all = {tmp_setup, tmp_teardown};
 
 // Opening path must fail with a message of one line that begins with the file's path and holds `message`.
 static void assert_refused(const char *path, const char *named, const char *message) {
@@ -34,24 +18,7 @@ static void assert_refused(const char *path, const char *named, const char *mess
     assert_null(strchr(err.text, '\n'));
 }
 
-// The file with the first `from` replaced by `to`.
-static void replace(const char *path, const char *from, const char *to) {
-    size_t n;
-    char *text = (char *)read_bytes(path, &n);
-    const char *found = memmem(text, n, from, strlen(from));
-    if (!found) fail_msg("%s does not hold %s", path, from);
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    fwrite(text, 1, (size_t)(found - text), f);
-    fputs(to, f);
-    found += strlen(from);
-    fwrite(found, 1, (size_t)(text + n - found), f);
-    fclose(f);
-    free(text);
-}
-
-static void a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field(void **state) {
-    (void)state;
+TEST(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field) {
     static const struct {
         const char *from, *to, *message;
     } cases[] = {
@@ -74,16 +41,15 @@ static void a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field(vo
         {"\"lstrip\": false", "\"lstrip\": true", "added_tokens[0]: lstrip is true, expected none"},
         {"\"single_word\": false", "\"single_word\": true", "added_tokens[0]: single_word is true"},
     };
-    const char *path = tmpdir_file(&dir, "tokenizer.json");
+    const char *path = tmp_file("tokenizer.json");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_json(path, false);
-        replace(path, cases[i].from, cases[i].to);
+        replace_in_file(path, cases[i].from, cases[i].to);
         assert_refused(path, path, cases[i].message);
     }
 }
 
-static void a_damaged_tokenizer_json_is_refused_by_place(void **state) {
-    (void)state;
+TEST(a_damaged_tokenizer_json_is_refused_by_place) {
     static const struct {
         const char *from, *to, *message;
     } cases[] = {
@@ -123,16 +89,15 @@ static void a_damaged_tokenizer_json_is_refused_by_place(void **state) {
         {"]}}", "]}", "not valid JSON near byte"},
         {"]}}", "]}} x", "bytes after the JSON value"},
     };
-    const char *path = tmpdir_file(&dir, "tokenizer.json");
+    const char *path = tmp_file("tokenizer.json");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_json(path, false);
-        replace(path, cases[i].from, cases[i].to);
+        replace_in_file(path, cases[i].from, cases[i].to);
         assert_refused(path, path, cases[i].message);
     }
 }
 
-static void a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line(void **state) {
-    (void)state;
+TEST(a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line) {
     static const struct {
         bool in_merges;
         const char *from, *to, *message;
@@ -146,12 +111,12 @@ static void a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line(void 
         {false, "\"A\": 65", "\"A\": []", "\"A\" is an array, expected a number"},
         {false, "\"A\": 65", "\"[UNK] x\": 65", "\"[UNK] x\" (token 65) is not spelled in GPT-2's alphabet"},
     };
-    const char *vocab = tmpdir_file(&dir, "vocab.json"), *merges = tmpdir_file(&dir, "merges.txt");
+    const char *vocab = tmp_file("vocab.json"), *merges = tmp_file("merges.txt");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_vocab_json(vocab);
         toy_write_merges(merges);
         const char *changed = cases[i].in_merges ? merges : vocab;
-        replace(changed, cases[i].from, cases[i].to);
+        replace_in_file(changed, cases[i].from, cases[i].to);
         assert_refused(vocab, changed, cases[i].message);
     }
     toy_write_vocab_json(vocab);
@@ -159,8 +124,7 @@ static void a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line(void 
     assert_refused(vocab, vocab, "needs its merges");
 }
 
-static void a_damaged_rank_file_is_refused_by_line(void **state) {
-    (void)state;
+TEST(a_damaged_rank_file_is_refused_by_line) {
     static const struct {
         const char *from, *to, *message;
     } cases[] = {
@@ -177,10 +141,10 @@ static void a_damaged_rank_file_is_refused_by_line(void **state) {
         {"QQ== 65\n", "", "no token has number 65"},
         {"QQ== 65\n", "QUE= 65\n", "no token for the byte 0x41"},
     };
-    const char *path = tmpdir_file(&dir, "ranks.tiktoken");
+    const char *path = tmp_file("ranks.tiktoken");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_ranks(path);
-        replace(path, cases[i].from, cases[i].to);
+        replace_in_file(path, cases[i].from, cases[i].to);
         assert_refused(path, path, cases[i].message);
     }
 }
@@ -196,16 +160,14 @@ static void write_many_ranks(const char *path, int count, int hole) {
     toy_close(f);
 }
 
-static void rank_files_with_another_pattern_are_refused_by_name(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&dir, "other.tiktoken");
+TEST(rank_files_with_another_pattern_are_refused_by_name) {
+    const char *path = tmp_file("other.tiktoken");
     write_many_ranks(path, 100256, -1);
     assert_refused(path, path, "100256 ranks: this is cl100k_base, whose pattern is not GPT-2's");
 }
 
-static void p50k_base_has_gpt2s_end_of_text_in_its_midst(void **state) {
-    (void)state;
-    const char *path = tmpdir_file(&dir, "p50k_base.tiktoken");
+TEST(p50k_base_has_gpt2s_end_of_text_in_its_midst) {
+    const char *path = tmp_file("p50k_base.tiktoken");
     Error err;
     write_many_ranks(path, 50281, 50256);
     Tokenizer *t = tokenizer_open(path, &err);
@@ -217,8 +179,7 @@ static void p50k_base_has_gpt2s_end_of_text_in_its_midst(void **state) {
     assert_refused(path, path, "no token has number 50255");
 }
 
-static void a_damaged_llmc_file_is_refused_by_token(void **state) {
-    (void)state;
+TEST(a_damaged_llmc_file_is_refused_by_token) {
     static const struct {
         size_t at;
         uint32_t word;
@@ -234,7 +195,7 @@ static void a_damaged_llmc_file_is_refused_by_token(void **state) {
         {1024, 0x01010000, "byte 1024: token 0 is empty"},
         {1024 + 256 * 2, 0x656800FF, "byte 1536: "},
     };
-    const char *path = tmpdir_file(&dir, "gpt2_tokenizer.bin");
+    const char *path = tmp_file("gpt2_tokenizer.bin");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         toy_write_llmc(path, 2);
         size_t n;
@@ -246,9 +207,8 @@ static void a_damaged_llmc_file_is_refused_by_token(void **state) {
     }
 }
 
-static void a_file_that_ends_too_early_is_refused(void **state) {
-    (void)state;
-    const char *json = tmpdir_file(&dir, "cut.json"), *llmc = tmpdir_file(&dir, "cut.bin");
+TEST(a_file_that_ends_too_early_is_refused) {
+    const char *json = tmp_file("cut.json"), *llmc = tmp_file("cut.bin");
     toy_write_json(json, true);
     toy_write_llmc(llmc, 2);
     for (int which = 0; which < 2; which++) {
@@ -264,8 +224,7 @@ static void a_file_that_ends_too_early_is_refused(void **state) {
     }
 }
 
-static void a_file_of_another_kind_is_called_by_its_name(void **state) {
-    (void)state;
+TEST(a_file_of_another_kind_is_called_by_its_name) {
     static const struct {
         const char *content;
         size_t n;
@@ -288,49 +247,45 @@ static void a_file_of_another_kind_is_called_by_its_name(void **state) {
         {"", 0, "empty, expected a tokenizer"},
         {"\xc8\xd7\x34\x01", 4, "4 bytes, expected a header of 1024: truncated"},
     };
-    const char *path = tmpdir_file(&dir, "some.file");
+    const char *path = tmp_file("some.file");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_bytes(path, cases[i].content, cases[i].n);
         assert_refused(path, path, cases[i].message);
     }
 }
 
-static void places_without_a_tokenizer_are_named(void **state) {
-    (void)state;
-    const char *empty = tmpdir_file(&dir, "empty"), *nothing = tmpdir_file(&dir, "nothing");
+TEST(places_without_a_tokenizer_are_named) {
+    const char *empty = tmp_file("empty"), *nothing = tmp_file("nothing");
     assert_int_equal(mkdir(empty, 0700), 0);
     assert_refused(empty, empty, "no tokenizer in this directory, expected tokenizer.json, or vocab.json");
     assert_refused(nothing, nothing, "cannot open: No such file");
     assert_refused("/dev/null", "/dev/null", "not a plain file");
-    const char *large = tmpdir_file(&dir, "large");
+    const char *large = tmp_file("large");
     write_bytes(large, "{", 1);
     assert_int_equal(truncate(large, (off_t)3 << 30), 0);
     assert_refused(large, large, "3221225472 bytes, expected at most 134217728");
 }
 
 // Whatever the damage: refused with a message, or opened and then able to encode.
-static void random_damage_is_refused_or_harmless(void **state) {
-    (void)state;
+TEST(random_damage_is_refused_or_harmless) {
     enum { ROUNDS = 400 };
     const char *names[] = {"fuzz.json", "fuzz.tiktoken", "fuzz.bin", "vocab.json", "merges.txt"};
-    toy_write_json(tmpdir_file(&dir, names[0]), false);
-    toy_write_ranks(tmpdir_file(&dir, names[1]));
-    toy_write_llmc(tmpdir_file(&dir, names[2]), 2);
-    toy_write_vocab_json(tmpdir_file(&dir, names[3]));
-    toy_write_merges(tmpdir_file(&dir, names[4]));
+    toy_write_json(tmp_file(names[0]), false);
+    toy_write_ranks(tmp_file(names[1]));
+    toy_write_llmc(tmp_file(names[2]), 2);
+    toy_write_vocab_json(tmp_file(names[3]));
+    toy_write_merges(tmp_file(names[4]));
     int refused = 0;
     for (int kind = 0; kind < 5; kind++) {
-        const char *path = tmpdir_file(&dir, names[kind]), *opened = kind == 4 ? tmpdir_file(&dir, "vocab.json") : path;
+        const char *path = tmp_file(names[kind]), *opened = kind == 4 ? tmp_file("vocab.json") : path;
         size_t n, length, header = kind == 2 ? 32 : kind == 0 ? 900 : SIZE_MAX;
-        unsigned char *data = read_bytes(path, &n), *damaged = malloc(n + MUTATE_MAX_GROWTH);
-        assert_non_null(damaged);
+        unsigned char *data = read_bytes(path, &n);
         for (uint64_t round = 0; round < ROUNDS; round++) {
-            memcpy(damaged, data, n);
-            write_bytes(path, damaged, mutate(damaged, n, header, round));
+            write_damaged(path, data, n, header, round);
             Error err = {""};
             Tokenizer *t = tokenizer_open(opened, &err);
             refused += !t;
-            if (!t) assert_memory_equal(err.text, dir.path, strlen(dir.path));
+            if (!t) assert_memory_equal(err.text, tmp.path, strlen(tmp.path));
             Encoder *e = t ? encoder_create(t, &err) : NULL;
             int32_t tokens[64];
             if (e) assert_true(encoder_encode_special(e, "hello world<|endoftext|>\xff", 25, tokens) <= 25);
@@ -340,24 +295,6 @@ static void random_damage_is_refused_or_harmless(void **state) {
         }
         write_bytes(path, data, n);
         free(data);
-        free(damaged);
     }
     assert_in_range(refused, 5 * ROUNDS / 4, 5 * ROUNDS);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field),
-        cmocka_unit_test(a_damaged_tokenizer_json_is_refused_by_place),
-        cmocka_unit_test(a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line),
-        cmocka_unit_test(a_damaged_rank_file_is_refused_by_line),
-        cmocka_unit_test(rank_files_with_another_pattern_are_refused_by_name),
-        cmocka_unit_test(p50k_base_has_gpt2s_end_of_text_in_its_midst),
-        cmocka_unit_test(a_damaged_llmc_file_is_refused_by_token),
-        cmocka_unit_test(a_file_that_ends_too_early_is_refused),
-        cmocka_unit_test(a_file_of_another_kind_is_called_by_its_name),
-        cmocka_unit_test(places_without_a_tokenizer_are_named),
-        cmocka_unit_test(random_damage_is_refused_or_harmless),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

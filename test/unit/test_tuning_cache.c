@@ -1,35 +1,24 @@
 // The file of measured choices: it remembers, it forgives damage, and it never gets in the way.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "llmc/cuda/tuning_cache.h"
-#include "test/unit/tmpdir.h"
+#include "test/fixture.h"
 
 #include <fcntl.h>
-#include <string.h>
-#include <sys/wait.h>
 
-static TmpDir tmp;
 static const char *cache_file;
 
 static int fresh_directory(void **state) {
-    (void)state;
-    tmp = tmpdir_make();
-    cache_file = tmpdir_file(&tmp, "tuning");
+    tmp_setup(state);
+    cache_file = tmp_file("tuning");
     setenv("PRETRAIN_CACHE", cache_file, 1);
     return 0;
 }
 
 static int remove_directory(void **state) {
-    (void)state;
     tuning_cache_close();
-    tmpdir_remove(&tmp);
-    return 0;
+    return tmp_teardown(state);
 }
+TestFixture test_each = {fresh_directory, remove_directory};
 
 static void put(const char *key, int value) { tuning_cache_put(key, &value, sizeof value); }
 
@@ -40,24 +29,7 @@ static int get_again(const char *key) {
     return tuning_cache_get(key, &value, sizeof value) ? value : -1;
 }
 
-static char *read_text(size_t *size) {
-    char *text = calloc(1, 1 << 20);
-    FILE *f = fopen(cache_file, "rb");
-    assert_non_null(f);
-    *size = fread(text, 1, (1 << 20) - 1, f);
-    fclose(f);
-    return text;
-}
-
-static void write_text(const char *text, size_t size) {
-    FILE *f = fopen(cache_file, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, size, f), size);
-    fclose(f);
-}
-
-static void entries_survive_the_process_and_are_replaced(void **state) {
-    (void)state;
+TEST(entries_survive_the_process_and_are_replaced) {
     assert_int_equal(get_again("a"), -1);
     put("a", 1), put("b, with spaces", 2), put("a", 3);
     assert_int_equal(get_again("a"), 3);
@@ -67,32 +39,30 @@ static void entries_survive_the_process_and_are_replaced(void **state) {
 }
 
 // Cut at every length, the file gives whole entries or none, and takes new ones.
-static void a_truncated_file_loses_only_what_was_cut(void **state) {
-    (void)state;
+TEST(a_truncated_file_loses_only_what_was_cut) {
     put("first", 1), put("second", 2), put("third", 3);
     size_t size;
-    char *text = read_text(&size);
+    char *text = (char *)read_bytes(cache_file, &size);
     for (size_t length = 0; length <= size; length++) {
-        write_text(text, length);
+        write_bytes(cache_file, text, length);
         const int found[] = {get_again("first"), get_again("second"), get_again("third")};
         for (int i = 0; i < 3; i++) assert_true(found[i] == i + 1 || found[i] == -1);
         if (length == size) assert_int_equal(found[0], 1);
     }
-    write_text(text, size / 2);
+    write_bytes(cache_file, text, size / 2);
     put("fourth", 4);
     assert_int_equal(get_again("third"), 3); // the newest stands first
     assert_int_equal(get_again("fourth"), 4);
     free(text);
 }
 
-static void a_flipped_bit_spoils_one_line(void **state) {
-    (void)state;
+TEST(a_flipped_bit_spoils_one_line) {
     put("first", 1), put("second", 2), put("third", 3);
     size_t size;
-    char *text = read_text(&size);
+    char *text = (char *)read_bytes(cache_file, &size);
     for (size_t bit = 0; bit < 8 * size; bit++) {
         text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
-        write_text(text, size);
+        write_bytes(cache_file, text, size);
         const int found[] = {get_again("first"), get_again("second"), get_again("third")};
         int lost = 0;
         for (int i = 0; i < 3; i++) {
@@ -105,11 +75,10 @@ static void a_flipped_bit_spoils_one_line(void **state) {
     free(text);
 }
 
-static void garbage_is_skipped(void **state) {
-    (void)state;
+TEST(garbage_is_skipped) {
     put("good", 7);
     size_t size;
-    char *line = read_text(&size);
+    char *line = (char *)read_bytes(cache_file, &size);
     static const char empty_fields[] = {'\n', '\t', '\t', '\n', '\n', 0, '\n', '\t', '0', '0', '\n'};
     static char file[300000];
     size_t n = 0;
@@ -118,13 +87,12 @@ static void garbage_is_skipped(void **state) {
     for (int i = 0; i < 3000; i++) file[n++] = (char)(i * 7919 >> 3);
     file[n++] = '\n';
     memcpy(file + n, line, size), n += size;
-    write_text(file, n);
+    write_bytes(cache_file, file, n);
     assert_int_equal(get_again("good"), 7);
     free(line);
 }
 
-static void keys_that_would_break_lines_and_values_too_large_are_not_kept(void **state) {
-    (void)state;
+TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept) {
     put("tab\there", 1), put("line\nbreak", 1), put("", 1), put("fine", 2);
     char long_key[TUNING_KEY_MAX + 1] = {0}, large[TUNING_VALUE_MAX + 1] = {0};
     memset(long_key, 'k', TUNING_KEY_MAX);
@@ -139,8 +107,7 @@ static void keys_that_would_break_lines_and_values_too_large_are_not_kept(void *
     assert_true(tuning_cache_get(long_key, large, TUNING_VALUE_MAX));
 }
 
-static void a_file_that_cannot_be_used_is_no_error(void **state) {
-    (void)state;
+TEST(a_file_that_cannot_be_used_is_no_error) {
     const char *places[] = {"off", "/dev/null", "/nonexistent/directory/tuning", tmp.path};
     for (int i = 0; i < 4; i++) {
         setenv("PRETRAIN_CACHE", places[i], 1);
@@ -159,17 +126,16 @@ static void a_file_that_cannot_be_used_is_no_error(void **state) {
     assert_int_equal(get_again("anything"), -1);
 }
 
-static void the_default_place_is_made(void **state) {
-    (void)state;
+TEST(the_default_place_is_made) {
     unsetenv("PRETRAIN_CACHE");
-    setenv("XDG_CACHE_HOME", tmpdir_file(&tmp, "cache"), 1);
+    setenv("XDG_CACHE_HOME", tmp_file("cache"), 1);
     put("a", 1);
     assert_int_equal(get_again("a"), 1);
-    assert_int_equal(access(tmpdir_file(&tmp, "cache/pretrain.cu/tuning"), R_OK), 0);
+    assert_int_equal(access(tmp_file("cache/pretrain.cu/tuning"), R_OK), 0);
     setenv("XDG_CACHE_HOME", "relative", 1); // to be ignored
     setenv("HOME", tmp.path, 1);
     put("b", 2);
-    assert_int_equal(access(tmpdir_file(&tmp, ".cache/pretrain.cu/tuning"), R_OK), 0);
+    assert_int_equal(access(tmp_file(".cache/pretrain.cu/tuning"), R_OK), 0);
     unsetenv("HOME");
     assert_int_equal(get_again("b"), -1);
     put("c", 3);
@@ -177,8 +143,7 @@ static void the_default_place_is_made(void **state) {
 }
 
 // One that has read the file before another wrote to it keeps what that one found.
-static void what_another_process_found_meanwhile_stays(void **state) {
-    (void)state;
+TEST(what_another_process_found_meanwhile_stays) {
     int status;
     put("ours", 1);
     const pid_t other = fork();
@@ -194,8 +159,7 @@ static void what_another_process_found_meanwhile_stays(void **state) {
 
 // Writers at the same time: at every moment the file is whole. What one replaced by the other's view may be lost, but
 // the last writer's own entries stand.
-static void processes_share_the_file(void **state) {
-    (void)state;
+TEST(processes_share_the_file) {
     enum { WRITERS = 4, ENTRIES = 25 };
     pid_t writers[WRITERS];
     for (int w = 0; w < WRITERS; w++) {
@@ -213,7 +177,7 @@ static void processes_share_the_file(void **state) {
     for (int w = 0; w < WRITERS; w++) failed += waitpid(writers[w], &status, 0) != writers[w] || status != 0;
     assert_int_equal(failed, 0);
     size_t size;
-    char *text = read_text(&size), key[32];
+    char *text = (char *)read_bytes(cache_file, &size), key[32];
     int lines = 0, found = 0;
     for (size_t i = 0; i < size; i++) lines += text[i] == '\n';
     for (int w = 0; w < WRITERS; w++)
@@ -224,20 +188,4 @@ static void processes_share_the_file(void **state) {
     assert_int_equal(found, lines); // every line is whole
     assert_true(found >= ENTRIES);  // a process keeps its own in memory, so the last writer wrote all of its own
     free(text);
-}
-
-int main(void) {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, fresh_directory, remove_directory)
-    const struct CMUnitTest tests[] = {
-        TEST(entries_survive_the_process_and_are_replaced),
-        TEST(a_truncated_file_loses_only_what_was_cut),
-        TEST(a_flipped_bit_spoils_one_line),
-        TEST(garbage_is_skipped),
-        TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept),
-        TEST(a_file_that_cannot_be_used_is_no_error),
-        TEST(the_default_place_is_made),
-        TEST(what_another_process_found_meanwhile_stays),
-        TEST(processes_share_the_file),
-    };
-    return cmocka_run_group_tests_name("tuning_cache", tests, NULL, NULL);
 }

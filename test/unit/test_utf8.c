@@ -1,18 +1,10 @@
 // UTF-8 in pieces: whatever the cuts, characters arrive whole, bytes that are none arrive at once, nothing is lost.
 #include "llmc/base/json.h"
-
 #include "llmc/base/rng.h"
 #include "llmc/run/format.h"
+#include "test/test.h"
 
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <stdbool.h>
-#include <string.h>
-// clang-format on
 
 enum { LONGEST = 64 };
 
@@ -79,8 +71,7 @@ static void push_cut(const char *text, size_t n, uint64_t cuts) {
     assert_memory_equal(out, text, n);
 }
 
-static void every_cut_of_valid_text_shows_whole_characters(void **state) {
-    (void)state;
+TEST(every_cut_of_valid_text_shows_whole_characters) {
     for (int i = 0; i < VALID; i++) {
         const size_t n = strlen(valid[i]);
         assert_true(n <= 17);
@@ -88,8 +79,7 @@ static void every_cut_of_valid_text_shows_whole_characters(void **state) {
     }
 }
 
-static void valid_text_is_shown_as_soon_as_its_last_byte_is_there(void **state) {
-    (void)state;
+TEST(valid_text_is_shown_as_soon_as_its_last_byte_is_there) {
     for (int i = 0; i < VALID; i++) {
         Utf8Stream s = {0};
         char out[LONGEST];
@@ -99,8 +89,7 @@ static void valid_text_is_shown_as_soon_as_its_last_byte_is_there(void **state) 
     }
 }
 
-static void every_cut_of_invalid_text_loses_nothing(void **state) {
-    (void)state;
+TEST(every_cut_of_invalid_text_loses_nothing) {
     for (int i = 0; i < INVALID; i++)
         for (int k = 0; k < INVALID; k++) {
             char text[LONGEST];
@@ -111,8 +100,7 @@ static void every_cut_of_invalid_text_loses_nothing(void **state) {
 }
 
 // Only what can still become a character waits.
-static void bytes_that_can_be_no_character_are_not_held_back(void **state) {
-    (void)state;
+TEST(bytes_that_can_be_no_character_are_not_held_back) {
     for (int i = 0; i < INVALID; i++) {
         Utf8Stream s = {0};
         char out[LONGEST];
@@ -123,8 +111,7 @@ static void bytes_that_can_be_no_character_are_not_held_back(void **state) {
     }
 }
 
-static void random_bytes_in_random_pieces_come_out_as_they_went_in(void **state) {
-    (void)state;
+TEST(random_bytes_in_random_pieces_come_out_as_they_went_in) {
     static const unsigned char likely[] = {0x41, 0x80, 0xBF, 0x9F, 0xA0, 0x8F, 0x90,
                                            0xC3, 0xE0, 0xE2, 0xED, 0xF0, 0xF4};
     for (uint64_t round = 0; round < 20000; round++) {
@@ -135,8 +122,7 @@ static void random_bytes_in_random_pieces_come_out_as_they_went_in(void **state)
     }
 }
 
-static void empty_pieces_change_nothing(void **state) {
-    (void)state;
+TEST(empty_pieces_change_nothing) {
     Utf8Stream s = {0};
     char out[8];
     assert_int_equal(utf8_stream_push(&s, "", 0, out), 0);
@@ -144,16 +130,4 @@ static void empty_pieces_change_nothing(void **state) {
     assert_int_equal(utf8_stream_push(&s, NULL, 0, out), 0);
     assert_int_equal(utf8_stream_push(&s, "\x82\xAC", 2, out), 3);
     assert_memory_equal(out, "\xE2\x82\xAC", 3);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_cut_of_valid_text_shows_whole_characters),
-        cmocka_unit_test(valid_text_is_shown_as_soon_as_its_last_byte_is_there),
-        cmocka_unit_test(every_cut_of_invalid_text_loses_nothing),
-        cmocka_unit_test(bytes_that_can_be_no_character_are_not_held_back),
-        cmocka_unit_test(random_bytes_in_random_pieces_come_out_as_they_went_in),
-        cmocka_unit_test(empty_pieces_change_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,9 @@
 // Small models for the tests of generation and evaluation: one of random weights, and one that writes a given text.
-// Included once by a test program, after cmocka.h; the device must be there.
+// Included once by a test program; the device must be there.
 #pragma once
 #include "llmc/base/rng.h"
 #include "llmc/model/gpt2.h"
-#include <stdlib.h>
-#include <string.h>
+#include "test/test.h"
 
 enum { TINY_C = 64, TINY_L = 2, TINY_STREAM = 4711 };
 

@@ -3,8 +3,8 @@
 #pragma once
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/tokenizer_internal.h"
-#include "mutate.h"
-#include "tmpdir.h"
+#include "test/fixture.h"
+
 #include <string.h>
 
 static const struct {
