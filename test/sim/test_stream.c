@@ -159,19 +159,6 @@ TEST(an_event_is_done_when_its_work_is) {
     device_event_destroy(start), device_event_destroy(stop);
 }
 
-TEST(one_process_leaves_its_data_as_it_is) {
-    Tensor full = tensor_make(buffers.there, DTYPE_I32, "full", COUNT, 0, 0, 0);
-    Tensor shard = tensor_make(buffers.here, DTYPE_I32, "shard", COUNT, 0, 0, 0);
-    assert_true(comm_rank() == 0 && comm_size() == 1);
-    send(4, STREAM_COMPUTE);
-    comm_all_reduce_sum(full), comm_broadcast(full, 0), comm_barrier();
-    comm_reduce_scatter_sum(shard, full);
-    assert_arrived(4);
-    send(5, STREAM_COMPUTE);
-    comm_all_gather(shard, full), comm_all_gather(shard, shard);
-    assert_arrived(5);
-}
-
 // -------------------------------------------------------------------------------------------------------------- graphs
 
 // One pass, as callers write it. Returns whether it was a replay.

@@ -176,20 +176,3 @@ TEST(the_speed_of_an_unsupported_dtype_is_refused) {
     assert_false(device_measure_speed(DTYPE_FP16, 0, &speed, &err));
     assert_non_null(strstr(err.text, "fp16"));
 }
-
-TEST(one_process_leaves_its_data_as_it_is) {
-    float full[3] = {1.0f, 2.0f, 3.0f}, shard[3] = {0};
-    Tensor f = tensor_make(full, DTYPE_FP32, "full", 3, 0, 0, 0),
-           s = tensor_make(shard, DTYPE_FP32, "shard", 3, 0, 0, 0);
-    assert_int_equal(comm_rank(), 0);
-    assert_int_equal(comm_size(), 1);
-    comm_all_reduce_sum(f);
-    comm_broadcast(f, 0);
-    comm_barrier();
-    comm_reduce_scatter_sum(s, f);
-    assert_true(full[0] == 1.0f && full[1] == 2.0f && full[2] == 3.0f);
-    assert_memory_equal(full, shard, sizeof full);
-    full[1] = -5.0f;
-    comm_all_gather(s, f);
-    assert_memory_equal(full, shard, sizeof full);
-}

@@ -2,6 +2,7 @@
 // hand, memory from the plan itself. What it chooses is test_planner_fit's, the table of GPUs test_gpu_table's.
 #include "llmc/model/parameters.h"
 #include "llmc/run/planner.h"
+#include "llmc/run/profile.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"
