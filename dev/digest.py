@@ -61,7 +61,7 @@ def run(*command):
 
 def files(directory, pattern="*"):
     """Name and content of every file; JSON without what was measured."""
-    found = sorted(p for p in Path(directory).rglob(pattern) if p.is_file() and "tfevents" not in p.name)
+    found = sorted(p for p in Path(directory).rglob(pattern) if p.is_file() and "tfevents" not in p.name and p.name != ".lock")
     for p in found:
         data = p.read_bytes()
         yield str(p)

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [ROOT / "llmc" / f"{name}.c" for name in (
     "text/bpe", "text/bpe_trainer", "text/tokenizer", "text/tokenizer_files", "text/word_counts",
-    "base/error", "base/json", "base/utf8", "base/atomic_file")]
+    "base/error", "base/json", "base/atomic_file")]
 
 
 class Error(ctypes.Structure):
