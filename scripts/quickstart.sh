@@ -78,7 +78,7 @@ fi
 echo "$steps steps"
 train() {
     ./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -o "$OUT/run" -x "$steps" -u $((steps / 15)) \
-        --max-minutes 1.5 -v $((steps / 8)) -m 64 -s $((steps / 4)) -g 120
+        --max-minutes 1.5 -v $((steps / 8)) -m 64 -s $((steps / 4)) -g 120 -n 0
 }
 if [[ -t 1 ]]; then
     train # with a progress bar
