@@ -7,13 +7,6 @@
 #include <stdint.h>
 #include <string.h>
 
-// A build may hold the kernels of one architecture only, as those with sanitizers do.
-#ifdef ONLY_ARCH
-#define PTX_WANTED(arch) ((arch) == ONLY_ARCH)
-#else
-#define PTX_WANTED(arch) 1
-#endif
-
 #define SITE        int line = __builtin_LINE(), const char *file = __builtin_FILE()
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 

@@ -13,13 +13,13 @@ SIM_SHORT := $(addprefix ops/test_,attention decode embedding fp8 gradient_add h
 # to it and so has a build of its own.
 QUICK_ARCH  := 90
 SIM_ALL_ARCHS := $(if $(NVCC),$(filter $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)),$(DEFAULT_ARCHS)))
-SIM_ARCHS   := $(SIM_ALL_ARCHS)
+SIM_ARCHS   := $(if $(filter release,$(MODE)),$(SIM_ALL_ARCHS),$(QUICK_ARCH))
 SIM_KERNELS := $(call kernel_dir,$(SIM_ARCHS))
 ifneq ($(SIM_ARCHS),$(CUDA_ARCHS))
 $(eval $(call KERNEL_RULE,$(SIM_ARCHS)))
 endif
 
-SIM_BUILD := build/$(MODE)-sim$(if $(filter-out $(SIM_ARCHS),$(SIM_ALL_ARCHS)),-$(subst $(space),-,$(SIM_ARCHS)))
+SIM_BUILD := build/$(MODE)-sim$(if $(filter release,$(MODE)),$(if $(filter-out $(SIM_ARCHS),$(SIM_ALL_ARCHS)),-$(subst $(space),-,$(SIM_ARCHS))))
 # The simulator without the libraries: what a program of kernels alone needs.
 SIM_CORE_OBJ   := $(addprefix $(SIM_BUILD)/dev/sim/,$(addsuffix .o,block device graph grid kernels memory ptx stream workers))
 SIM_KERNEL_OBJ := $(KERNEL_SRC:%.cu=$(SIM_BUILD)/%.o)
@@ -47,7 +47,7 @@ CXXFLAGS_SIM = -std=c++17 -D_GNU_SOURCE $(SIM_CPU) -I. -isystem $(CUDA)/include 
 CORE_FLAGS  := $(if $(filter tsan,$(MODE)),-O2 -g1 -DSIM_TSAN,$(CFLAGS_$(MODE))) -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
 	$(if $(filter 1,$(WERROR)),-Werror)
 # Translated kernels. -O1: more takes longer to compile than the tests take to run.
-KERNEL_FLAGS := $(if $(filter release,$(MODE)),,$(CFLAGS_$(MODE)) -DONLY_ARCH=90) -O1 -g1 -w
+KERNEL_FLAGS := $(if $(filter release,$(MODE)),,$(CFLAGS_$(MODE))) -O1 -g1 -w
 
 .PRECIOUS: $(SIM_KERNELS)/%.cpp build/nvcc-90/%.cpp build/nvcc-90/%.o
 $(SIM_KERNELS)/%.cpp: $(SIM_KERNELS)/%.o dev/sim/translate.py

@@ -610,40 +610,34 @@ class Kernel:
 
 # -------------------------------------------------------------------------------------------------------------- output
 
-def wanted(archs):
-    return "#if " + " || ".join("PTX_WANTED(%d)" % a for a in archs)
-
-
 def write(module_name, modules):
     translated = {}  # PTX of a kernel, and what else it depends on -> its translation, for several architectures
-    functions = {}   # text of a function -> its number and the architectures that have it
+    functions = {}   # text of a function -> its number
     globals_, tables = [], []
     for m in modules:
         a, rows, variables = m.arch, [], m.variables["global"]
-        tables.append(wanted([a]))
         around = repr((m.files, m.variables, variables and a))
         for i, (name, *heads, begin, end) in enumerate(m.kernels):
             key = (name, *heads, m.text[begin:end], around)
             if key not in translated:
                 translated[key] = Kernel(m, *heads, begin, end)
             k = translated[key]
-            number, archs = functions.setdefault(k.text(), (len(functions), []))
-            archs.append(a)
+            number = functions.setdefault(k.text(), len(functions))
             tables.append("static const Param params%d_%d[] = {%s};" % (
                 a, i, ", ".join("{%d, %d}" % p for p in k.params.values()) or "{0, 0}"))
             rows.append('{"%s", k%d, %d, params%d_%d, %d, %d, %d, %d}' % (
                 name, number, len(k.params), a, i, k.param_bytes, k.static_shared, k.dynamic_at, k.max_threads))
-        globals_ += ["%s\nalignas(%d) static char %s_%d[%d];\n#endif" % (
-            wanted([a]), max(align, 256), variable(n), a, size) for n, align, size in variables]
+        globals_ += ["alignas(%d) static char %s_%d[%d];" % (
+            max(align, 256), variable(n), a, size) for n, align, size in variables]
         tables += ["static Kernel kernels%d[] = {%s};" % (a, ",\n".join(rows) or "{}"),
                    "static const Variable variables%d[] = {%s};" % (
                        a, ", ".join('{"%s", %s_%d, %d}' % (n, variable(n), a, size) for n, _, size in variables) or "{}"),
                    'static Module module%d = {"%s", %d, kernels%d, %d, variables%d, %d};' % (
                        a, module_name, a, a, len(rows), a, len(variables)),
-                   "__attribute__((init_priority(200))) static Register register%d(&module%d);\n#endif" % (a, a)]
+                   "__attribute__((init_priority(200))) static Register register%d(&module%d);" % (a, a)]
     head = ["// Made by dev/sim/translate.py of %s.cu's PTX." % module_name,
             '#include "dev/sim/ptx.h"', "using namespace ptx;"]
-    kernels = ["%s\n%s#endif" % (wanted(archs), text % ("k%d" % number)) for text, (number, archs) in functions.items()]
+    kernels = [text % ("k%d" % number) for text, number in functions.items()]
     return "\n".join(head + globals_ + kernels + tables) + "\n"
 
 
