@@ -10,9 +10,10 @@ TEXT=${1:-${TEXT:-}}
 OUT=${QUICKSTART_DIR:-quickstart}
 SECONDS_TO_TRAIN=${QUICKSTART_SECONDS:-60}
 # Chosen by measurement: doc/recipes.md has the table.
-MODEL=(-e "L=4,C=128,NH=2,T=128")
-TRAIN=(-b 12 -t 128 --optimizer muon -l 1e-2 -q 0 --beta2 0.99)
-TOKENS_A_STEP=1536
+B=12
+T=128
+MODEL=(-e "L=4,C=128,NH=2,T=$T")
+TRAIN=(-b "$B" -t "$T" --optimizer muon -l 1e-2 -q 0 --beta2 0.99)
 MOST_PASSES=12
 DATA=(-i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin")
 
@@ -39,14 +40,14 @@ if [[ -n $TEXT ]]; then
     sources=("$TEXT")
 else
     # Copied, so that the corpus can be looked at and used again.
-    find . \( -path './.*' -o -path ./build -o -path ./quickstart \) -prune -o -type f \
+    find . \( -path './.*' -o -path ./build -o -path ./quickstart -o -path "./$OUT" \) -prune -o -type f \
         \( -name '*.md' -o -name '*.[ch]' -o -name '*.cu*' -o -name '*.py' -o -name '*.sh' -o -name Makefile \) \
         -exec cp --backup=numbered -t "$OUT/corpus" {} +
     find /usr/share/common-licenses -type f -exec cp -t "$OUT/corpus" {} + 2>/dev/null || true
     sources=("$OUT/corpus")
 fi
 # A small text has few words: a token for every 512 bytes, fewer where even they are not there, or the bytes themselves.
-bytes=$(du -sbLc "${sources[@]}" | awk 'END { print $1 }')
+bytes=$({ du -sbLc "${sources[@]}" 2>/dev/null || true; } | awk 'END { print $1 }') # what cannot be read, prepare counts
 for tokenizer in train:4096 train:2048 train:1024 train:512 bytes; do
     [[ $tokenizer =~ [0-9]{4} ]] && ((BASH_REMATCH * 512 > bytes)) && continue
     data/prepare --tokenizer "$tokenizer" -o "$OUT/data" "${sources[@]}" >"$OUT/said" 2>"$OUT/error" && break
@@ -55,7 +56,7 @@ done
 cat "$OUT/said"
 cat "$OUT/error" >&2
 tokens=$(awk '$1 == "train" { print $2 }' "$OUT/said")
-if (($(awk '$1 == "val" { print $2 }' "$OUT/said") + 0 <= 128)); then
+if (($(awk '$1 == "val" { print $2 }' "$OUT/said") + 0 <= T)); then
     echo "quickstart: too little text to learn from; TEXT=PATH names a file of 20 KB or more, or a directory of some" >&2
     exit 2
 fi
@@ -63,15 +64,16 @@ rm "$OUT/said" "$OUT/error"
 
 say "4/5 training for about a minute"
 echo "what it writes before it has learnt anything:"
-./train_gpt2 "${MODEL[@]}" "${DATA[@]}" -x 0 -v 0 -g 60 | sed -n '/^validation/,/^generated/{//!p}' | sed 's/^ */    /'
+./train_gpt2 "${MODEL[@]}" "${DATA[@]}" -x 0 -v 0 -g 60 | sed -n '/^validation/,/^generated/{//!{s/^ */    /;p}}'
 # Some steps without output tell how many fit into the time (the schedule needs to know): the best quarter counts, as
 # this machine may be busy just now.
 mapfile -t milliseconds < <(./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -x 21 -v 0 -s 0 --progress 0 |
     sed -nE 's/^step .* ([0-9.]+) ms .*/\1/p' | sort -g)
 steps=$(awk -v ms="${milliseconds[5]}" -v s="$SECONDS_TO_TRAIN" 'BEGIN { print int(s * 1000 / ms / 40) * 40 }')
 echo "a step takes ${milliseconds[5]} ms here"
-if ((steps > MOST_PASSES * tokens / TOKENS_A_STEP)); then
-    steps=$((MOST_PASSES * tokens / TOKENS_A_STEP / 40 * 40))
+most=$((MOST_PASSES * tokens / (B * T)))
+if ((steps > most)); then
+    steps=$((most / 40 * 40))
     echo "the text is small: more than $MOST_PASSES passes over it would learn it by heart"
 fi
 ((steps >= 40)) || steps=40

@@ -135,8 +135,9 @@ def torch_version(rows):
 def markdown(result):
     info = result["machine"]
     lines = [f"# CPU trainer, {info['cpu']}, {result['date']}", ""]
+    peer = "PEER_PYTHON=path/to/python " if "PEER_PYTHON" in os.environ else ""
     lines += [f"{info['cores']} cores, {info['memory_gib']} GiB, {info['system']}, {info['compiler']}, "
-              f"{result['steps'][0]['libraries']}; commit {info['commit']}. Command: `{'PEER_PYTHON=path/to/python ' * ('PEER_PYTHON' in os.environ)}make bench`.", ""]
+              f"{result['steps'][0]['libraries']}; commit {info['commit']}. Command: `{peer}make bench`.", ""]
     lines += [
         "Medians of whole training steps. FLOP per token: 72 L C^2 + 6 Vp C + 6 L C (T+1). The matmul rate is a plain",
         "library matmul (1024 x 3072 x 768) measured between the steps, in the same process. PyTorch: the same step, "

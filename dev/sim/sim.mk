@@ -103,11 +103,13 @@ $(SIM_BUILD)/dev/bench/bench_ops: $(BUILD)/dev/bench/bench_ops.o $(SIM_KERNEL_OB
 	$(QUIET)$(LINK_SIM)
 
 # Programs of kernels that need nothing but the simulator, for sm_90: mistakes planted for test_faults, the benchmark.
+ifneq ($(SIM_KERNELS),build/nvcc-90)
 ifneq ($(filter-out 90,$(CUDA_ARCHS)),)
 $(eval $(call KERNEL_RULE,90))
 endif
 build/nvcc-90/%.cpp: build/nvcc-90/%.o dev/sim/translate.py
 	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(@:.cpp=.compute_90.ptx)
+endif
 $(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: $(SIM_BUILD)/%: build/nvcc-90/%.cpp $(SIM_CORE_OBJ) $(BUILD)/llmc/base/error.o
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
