@@ -260,19 +260,21 @@ TEST(a_piece_of_any_length_is_encoded_alike_wherever_it_stands) {
 
 TEST(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole) {
     Tokenizer *t = open_form("json");
+    Encoder *e = encoder_create(t, NULL);
     int cuts = 0;
     for (uint64_t round = 0; round < 3000; round++) {
         char text[200];
         int32_t whole[200], parts[200];
         int64_t all = toy_text(round, text, 200), n = all > 0 ? (int64_t)(round % (uint64_t)all) : 0;
-        int64_t cut = tokenizer_safe_cut(t, text, n), count = encode(t, text, cut, parts);
+        int64_t cut = tokenizer_safe_cut(t, text, n), count = encoder_encode(e, text, cut, parts);
         assert_in_range(cut, 0, n);
-        count += encode(t, text + cut, all - cut, parts + count);
-        assert_int_equal(encode(t, text, all, whole), count);
+        count += encoder_encode(e, text + cut, all - cut, parts + count);
+        assert_int_equal(encoder_encode(e, text, all, whole), count);
         assert_memory_equal(whole, parts, (size_t)count * sizeof *parts);
         cuts += cut > 0;
     }
     assert_true(cuts > 2000);
+    encoder_free(e);
     tokenizer_free(t);
 }
 
