@@ -10,7 +10,6 @@
 #include "llmc/run/report.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
-#include "llmc/run/signals.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/train/evals.h"
 #include "llmc/train/generate.h"

@@ -3,7 +3,6 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/model/recompute.h"
-#include "llmc/run/signals.h"
 #include "llmc/train/optimizer.h"
 
 #include <cjson/cJSON.h>
