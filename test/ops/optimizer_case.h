@@ -6,7 +6,7 @@
 // moments are compared as numbers, with the nearest number that has a code.
 #pragma once
 #include "llmc/base/checked.h"
-#include "llmc/dynamic8.h"
+#include "llmc/number.h"
 #include "test/ops/op_test.h"
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // How updated weights and moments are rounded: stochastically, with the documented bits and without bias; by Kahan's
-// compensation, which loses nothing; to 8 bits, with the codes of llmc/dynamic8.h, which never let an update blow up.
+// compensation, which loses nothing; to 8 bits, with the codes of llmc/number.h, which never let an update blow up.
 #include "llmc/base/rng.h"
 #include "test/ops/optimizer_case.h"
 
