@@ -45,7 +45,7 @@ bool run_setup_remember(const RunSetup *setup, Error *err);
 // --plan instead: no data is opened, the plan goes to stdout.
 bool run_setup_plan(RunSetup *setup, Error *err);
 
-// The options of what the trainer creates. All but the model's point into setup.
+// The options of what the trainer creates. Those of the loader and of generation point into setup.
 Gpt2Options run_setup_model(const RunSetup *setup);
 OptimizerOptions run_setup_optimizer(const RunSetup *setup);
 DataLoaderOptions run_setup_loader(const RunSetup *setup); // from where the run is now
