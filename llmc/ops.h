@@ -12,10 +12,9 @@
 // Names: B batch, T context, C channels, NH heads, HS = C / NH, V vocabulary, Vp padded vocabulary, N = B * T rows.
 // Where a tensor is (B,T,C), (N,C) with N = B * T is the same thing.
 #pragma once
-#include "llmc/fp8.h"
+#include "llmc/number.h"
 #include "llmc/step_control.h"
 #include "llmc/tensor.h"
-#include "llmc/tensor_stats.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -173,7 +172,7 @@ typedef struct {
     Tensor master;           // fp32; absent: the weight itself is updated, with stochastic rounding unless it is fp32
     Tensor lost;             // compute dtype, Kahan: what rounding took from the weight; absent: rounding as above
     Tensor grad;             // fp32 or compute dtype
-    Tensor m, v;             // fp32; bf16, rounded stochastically; or u8, codes of llmc/dynamic8.h
+    Tensor m, v;             // fp32; bf16, rounded stochastically; or u8, codes of llmc/number.h
     Tensor m_scale, v_scale; // (ceil(numel / STATE_BLOCK)) fp32, beside u8: the largest magnitude of each block
     Tensor row, col;         // Adafactor, of a matrix (OC,IC): (OC) and (IC) fp32 instead of v
     Tensor rms;              // (1) fp32, Adafactor: root mean square of the update before it is clipped
@@ -206,7 +205,7 @@ typedef struct {
 //   Direction  w -= lr * (grad + weight_decay w): grad as it is, without grad_factor
 // Then the master is rounded to the weight; with `lost`: weight = w rounded to nearest, lost = w - weight rounded; with
 // neither: the weight is w, rounded stochastically. m and v in bf16 are rounded stochastically; in u8 a block's scale
-// is the largest magnitude of its new values and each code the nearest of llmc/dynamic8.h. The update itself uses the
+// is the largest magnitude of its new values and each code the nearest of llmc/number.h. The update itself uses the
 // new m and v before they are rounded.
 // m and v of a tensor have one dtype; row, col and rms stay whole in a slice. tensors[0 .. n) must stay the same array
 // with the same contents from call to call.
@@ -239,7 +238,8 @@ void micro_step_count(Tensor control);
 // ---------------------------------------------------------------------------------------------------------------- fp8
 
 // Tensors of dtype e4m3 or e5m2 hold x * scale, rounded to nearest even, saturated; the scale stands in a slot
-// (Fp8Slot of llmc/fp8.h, one as u8 bytes on the device). Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+// (Fp8Slot of llmc/number.h, one as u8 bytes on the device). Micikevicius et al., "FP8 Formats for Deep Learning",
+// 2022.
 typedef enum {
     FP8_CURRENT, // scale = fp8_scale(amax of in): the largest power of two that fits
     FP8_DELAYED, // scale as fp8_slots_advance left it (FP8_CURRENT without a history); slot.amax = max(slot.amax, amax)
@@ -255,7 +255,7 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
 // are multiples of 16.
 void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate);
 
-// The end of a step under delayed scaling, for all slots (n * sizeof(Fp8Slot) u8): fp8_slot_advance of llmc/fp8.h.
+// The end of a step under delayed scaling, for all slots (n * sizeof(Fp8Slot) u8): fp8_slot_advance of llmc/number.h.
 void fp8_slots_advance(Tensor slots);
 
 // dpre = dout * gelu'(pre), element by element; dpre may be dout. Compute dtype.
@@ -266,7 +266,7 @@ void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
 
 // ----------------------------------------------------------------------------------------------------------- numerics
 
-// Adds what t holds to the TensorStats (llmc/tensor_stats.h) in stats, one as u8 bytes: count, largest magnitude, sum
+// Adds what t holds to the TensorStats (llmc/number.h) in stats, one as u8 bytes: count, largest magnitude, sum
 // of squares, and how many elements a number format cannot hold. Floating dtypes. In a fixed order.
 void tensor_statistics(Tensor stats, Tensor t, DType format);
 
@@ -278,6 +278,32 @@ void tensor_cast(Tensor dst, Tensor src); // element by element, round to neares
 void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y);
 // out = in / (sqrt(sumsq) + 1e-7): a matrix by its Frobenius norm. sumsq (1) fp32; in fp32 or the dtype of out.
 void tensor_normalize(Tensor out, Tensor in, Tensor sumsq);
+
+// ---------------------------------------------------------------------------------------------- for the
+// implementations
+
+// What every backend demands of arguments (ops.c). What is wrong stops the program, as tensor_check does. Which
+// floating dtypes there are, each backend says itself.
+
+// grad can hold the gradient of a weight of dtype compute: numel elements, fp32 or compute.
+void check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel);
+
+// Of what is updated: gradient, master or lost, and where a slice begins.
+void check_update_tensor(const char *op, const UpdateTensor *t);
+// m, or m and v, kept alike: fp32, bf16, or u8 with their scales.
+void check_moments(const char *op, const UpdateTensor *t, bool has_v);
+// What Adafactor keeps. A slice of a matrix comes with the whole row and col, which say what it is a slice of.
+void check_adafactor(const char *op, const UpdateTensor *t);
+// Of a tensor that check_adafactor has seen: it is a whole parameter.
+void check_is_whole(const char *op, const UpdateTensor *t);
+// The number of the step, from 1, and the StepControl.
+void check_update_step(const char *op, UpdateParams params, Tensor control);
+
+// fp8_quantize, but for the dtype of in; a backend may demand more of its shape.
+void check_fp8_quantize(const char *op, Tensor q, Tensor transposed, Tensor in, Tensor slot);
+// fp8_matmul, but for what a backend demands of addresses, of the dtypes of out and bias, and of the device.
+void check_fp8_matmul(const char *op, Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias,
+                      bool accumulate);
 
 #ifdef __cplusplus
 }

@@ -16,7 +16,7 @@ typedef enum {
     DTYPE_I32,
     DTYPE_U16,
     DTYPE_U8,
-    DTYPE_E4M3, // fp8 of matmul operands: 4 bits of exponent, largest 448, no infinity (llmc/fp8.h)
+    DTYPE_E4M3, // fp8 of matmul operands: 4 bits of exponent, largest 448, no infinity (llmc/number.h)
     DTYPE_E5M2, // 5 bits of exponent, largest 57344
     DTYPE_COUNT
 } DType;

@@ -4,8 +4,11 @@ functions that one other file calls. doc/architecture.md quotes the table.
 
     scripts/house.py [--files]      --files: also the names
 
-One step: the files that hold what train_step of train_gpt2.cu and the loader's thread call (functions and macros, by name, through all floors),
-and the headers that these include; bf16 on a GPU, without cuDNN and without what is off unless asked for (OFF)."""
+One step: the files of what train_step of train_gpt2.cu and the loader's thread call, through all floors, and the headers that
+these files include. Followed are names: a call counts for every public function of that name, a static function, template or
+macro only where its file is included, a field never. Branches are not understood, so this is an upper bound of a step in
+bf16 on a GPU without cuDNN, once the first ones have run. Left out (OFF): the other backend and the simulator; what an option
+switches on; kernels for other types and head sizes; choosing by measurement; errors; how a step is reported."""
 import argparse
 import re
 from collections import defaultdict
@@ -15,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("train_gpt2.cu", "llmc", "data", "scripts")
 SMALL = 60
 
-# Not part of a plain step: the other backend and the simulator; what an option switches on; the ends of errors.
-OFF = re.compile(r"llmc/cpu/|llmc/run/|llmc/store/|cudnn|muon|offload|fp8|adafactor|numerics|statistics|decode|decoding|"
-                 r"generate|tuning|tensor_stats|dynamic8|base/(error|json|atomic)|nvml|nvtx|gpu_facts|memory_plan")
-ROOTS = ["train_step", "dataloader_create"]  # the loader reads in a thread of its own
-OFF_FUNCTIONS = {"main", "gpt2_create", "gpt2_destroy", "gpt2_plan"}
+OFF = re.compile(r"llmc/cpu/|llmc/run/|llmc/store/|cudnn|muon|offload|fp8|adafactor|8bit|gradient_add|numerics|decode|decoding|"
+                 r"generate|plain_attention|tuning|timing|llmc/number|base/(error|json|atomic)|nvml|nvtx|cuda/facts|memory_plan")
+OFF_FUNCTIONS = re.compile(r"main|gpt2_(create|destroy|plan|observe)|abandon_step|report_numerics|\w*(muon|offload|fp8|8bit)\w*")
+# The loader reads in a thread of its own.
+ROOTS = [("train_gpt2.cu", "train_step", True), ("llmc/data/dataloader.c", "reader_main", True)]
 KEYWORDS = set("if for while switch return sizeof do else case static const void".split())
 
 
@@ -30,10 +33,10 @@ def strip(text):
 
 
 def functions(text):
-    """(name, is static, body) of every function and macro of a file."""
+    """(name, "public" | "hidden" | "macro", body) of every function and macro of a file."""
     text = strip(text)
     for m in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:.*\\\n)*.*)", text, re.M):
-        yield m[1], True, m[2]
+        yield m[1], "macro", m[2]
     text = re.sub(r"^[ \t]*#(?:.*\\\n)*.*", "", text, flags=re.M)
     text = re.sub(r'extern\s+""\s*\{', "", text)
     depth, start, head = 0, 0, ""
@@ -47,10 +50,17 @@ def functions(text):
             if depth == 0:
                 name = re.search(r"(\w+)\s*\((?:[^()]|\([^()]*\))*\)\s*$", re.sub(r"__\w+__\s*(\([^)]*\)+)?", "", head))
                 if name and name[1] not in KEYWORDS and "=" not in head:
-                    yield name[1], "static" in head.split() or "inline" in head.split(), text[body:m.start()]
+                    hidden = {"static", "inline", "template"} & set(head.split())
+                    yield name[1], "hidden" if hidden else "public", text[body:m.start()]
                 start = m.end()
         elif depth == 0:
             start = m.end()
+
+
+def words_of(body):
+    """The words of a body that may name a function or macro, each with whether it is called there: no fields (a.b, a->b)."""
+    for m in re.finditer(r"(?<![\w.])(?<!->)(\w+)(?=(\s*(?:<[^;{}()]*>\s*)?\()?)", body):
+        yield m[1], m[2] is not None
 
 
 def sources():
@@ -104,8 +114,8 @@ def main():
     for name, defined in found.items():
         if not name.startswith("llmc") or name.startswith("llmc/cpu") or Path(name).suffix not in (".c", ".cu"):
             continue
-        for function, hidden, _ in defined:
-            if hidden:
+        for function, kind, _ in defined:
+            if kind != "public":
                 continue
             public += 1
             callers = [n for n in code if n != name and not n.endswith(".h") and function in words[n]]
@@ -128,18 +138,19 @@ def main():
     visible = {n: seen_by(n) for n in code}
     by_name = defaultdict(list)
     for name, defined in found.items():
-        for function, hidden, body in defined:
-            by_name[function].append((name, hidden, body))
-    reached, todo, bodies = {"train_gpt2.cu"}, [("train_gpt2.cu", r) for r in ROOTS], set()
+        for function, kind, body in defined:
+            by_name[function].append((name, kind, body))
+    reached, todo, bodies = {"train_gpt2.cu"}, list(ROOTS), set()
     while todo:
-        where, function = todo.pop()
-        for name, hidden, body in by_name[function]:
-            if (name, function) in bodies or OFF.search(name) or function in OFF_FUNCTIONS or \
-                    hidden and name not in visible[where]:
+        where, function, is_call = todo.pop()
+        own = [d for d in by_name[function] if d[0] == where]
+        for name, kind, body in own or by_name[function]:
+            is_meant = name == where or (kind == "public" and is_call) or (name in visible[where] and (is_call or kind == "macro"))
+            if not is_meant or (name, function) in bodies or OFF.search(name) or OFF_FUNCTIONS.fullmatch(function):
                 continue
             bodies.add((name, function))
             reached.add(name)
-            todo += [(name, w) for w in set(re.findall(r"\w+", body)) if w in by_name]
+            todo += [(name, w, c) for w, c in words_of(body) if w in by_name]
     headers = {i for n in reached for i in includes[n] if n != "train_gpt2.cu" and not OFF.search(i)}
     step = sorted(reached | headers)
     for title, part in (("host", [n for n in step if "cuda/" not in n]), ("CUDA", [n for n in step if "cuda/" in n])):

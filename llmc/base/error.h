@@ -1,8 +1,9 @@
-// Errors. Outside causes (files, options, memory) are reported: a function returns false and fills an Error,
-// and only main decides to end. Broken contracts (a wrong shape handed to an op) are bugs: REQUIRE stops the
-// program at once and says where. A few bytes that cannot be had end it too (REQUIRE_MEMORY), as nothing could be done
-// without them: files are written beside their place and renamed, so what was saved before is whole. Nothing else in
-// the project prints an error or calls exit.
+// How a program of this project ends: errors, exit codes, and the signals that ask it to stop.
+// Outside causes (files, options, memory) are reported: a function returns false and fills an Error, and only main
+// decides to end. Broken contracts (a wrong shape handed to an op) are bugs: REQUIRE stops the program at once and says
+// where. A few bytes that cannot be had end it too (REQUIRE_MEMORY), as nothing could be done without them: files are
+// written beside their place and renamed, so what was saved before is whole. Nothing else in the project prints an
+// error or calls exit.
 #pragma once
 #include <stdbool.h>
 #include <stdio.h>
@@ -51,6 +52,16 @@ FILE *text_open(char **text, size_t *bytes);
     do {                                                                                                               \
         if (!(condition)) out_of_memory(__VA_ARGS__);                                                                  \
     } while (0)
+
+// ------------------------------------------------------------------------------------------------------------- signals
+
+// SIGINT, SIGTERM, SIGUSR1 and SIGHUP (unless it is ignored, as under nohup) ask the run to save its last whole step
+// and exit with EXIT_INTERRUPTED; a second SIGINT ends the process at once, as it would have without us. The first one
+// is answered with a line on stderr, so that nobody presses Ctrl-C again because saving takes long. SIGPIPE is ignored:
+// a reader such as `| head` that goes away must not take the run with it.
+void signals_install(void);
+int signals_pending(void);                   // the signal that asked to stop, or 0
+const char *signals_name(int signal_number); // "SIGTERM"
 
 #ifdef __cplusplus
 }

@@ -10,7 +10,6 @@
 #include "llmc/cpu/gemm.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
-#include "llmc/ops_check.h"
 
 #include <stddef.h>
 

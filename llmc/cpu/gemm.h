@@ -25,7 +25,7 @@ void onednn_destroy(Onednn *dnn);
 const char *onednn_version(void); // "2.6.3", as found at run time
 
 // bf16 multiplications run on bf16 instructions (AVX512-BF16 or AMX). Without them oneDNN either has none (AVX2) or
-// emulates at half the speed of fp32 (AVX-512): gemm.c then widens to fp32.
+// emulates at half the speed of fp32 (AVX-512): gemm then widens to fp32.
 bool onednn_has_bf16(void);
 
 // Scratch memory for the primitives of the following calls: bytes at p, 64-byte aligned. What needs more gets it from

@@ -1,14 +1,251 @@
-// The linear layers: shapes are checked here and handed to gemm.h; their bias gradients; and GELU, in its tanh form,
-// forward and backward, element by element.
-#include "llmc/cpu/cpu.h"
+// The linear layers: matrix products in pieces that suit the caches, on top of oneDNN; products of a few rows, as
+// decoding has them; bias gradients; and the ops, which check shapes and call these.
 #include "llmc/cpu/gemm.h"
+
+#include "llmc/base/checked.h"
+#include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
+#include "llmc/cpu/tile_matmul.h"
+
+Matrix matrix_of(Tensor t, int64_t cols) {
+    return (Matrix){.data = t.data, .dtype = t.dtype, .row_stride = cols, .col_stride = 1};
+}
+
+Matrix matrix_transposed(Matrix m) {
+    return (Matrix){.data = m.data, .dtype = m.dtype, .row_stride = m.col_stride, .col_stride = m.row_stride};
+}
+
+Matrix matrix_at(Matrix m, int64_t i, int64_t j) {
+    m.data = (char *)m.data + (i * m.row_stride + j * m.col_stride) * (int64_t)dtype_size(m.dtype);
+    return m;
+}
+
+// ------------------------------------------------------------------------------------- bf16 without bf16 instructions
+
+// A tile of m, rows x cols, as fp32 at tile, with its unit stride kept where it is.
+static Matrix widen_tile(float *tile, Matrix m, int64_t rows, int64_t cols) {
+    bool by_rows = m.col_stride == 1;
+    int64_t outer = by_rows ? rows : cols, inner = by_rows ? cols : rows;
+    int64_t stride = by_rows ? m.row_stride : m.col_stride;
+#pragma omp parallel for schedule(static)
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t i = 0; i < inner; i += LANES) {
+            int k = lanes(inner - i);
+            vstore_first_f32(k, tile + o * inner + i, vload_first(k, m.data, o * stride + i, DTYPE_BF16));
+        }
+    return (Matrix){tile, DTYPE_FP32, by_rows ? inner : 1, by_rows ? 1 : inner};
+}
+
+// dst (rows, cols) = or += sum (rows, cols; contiguous) + bias.
+static ALWAYS_INLINE void finish_row(Matrix dst, int64_t row, const float *sum, int64_t cols, const void *bias,
+                                     bool accumulate, DType E) {
+    for (int64_t j = 0; j < cols; j += LANES) {
+        int k = lanes(cols - j);
+        V x = vload_first_f32(k, sum + j);
+        if (bias) x += vload_first(k, bias, j, DTYPE_BF16);
+        if (accumulate) x += vload_first(k, dst.data, row * dst.row_stride + j, E);
+        vstore_first(k, dst.data, row * dst.row_stride + j, x, E);
+    }
+}
+
+static void finish_tile(Matrix dst, const float *sum, int64_t rows, int64_t cols, const void *bias, bool accumulate) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < rows; i++)
+        WITH_DTYPE(E, dst.dtype, finish_row(dst, i, sum + i * cols, cols, bias, accumulate, E));
+}
+
+// Tile by tile through fp32 copies: correct and bound by fp32 speed, for machines that are not meant to train in bf16.
+static void gemm_widened(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, const uint16_t *bias,
+                         bool accumulate) {
+    float *tile_a = cpu_backend.gemm_tiles, *tile_b = tile_a + GEMM_TILE * GEMM_TILE;
+    float *tile_sum = tile_b + GEMM_TILE * GEMM_TILE;
+    for (int64_t i = 0; i < M; i += GEMM_TILE)
+        for (int64_t j = 0; j < N; j += GEMM_TILE) {
+            int64_t m = M - i < GEMM_TILE ? M - i : GEMM_TILE, n = N - j < GEMM_TILE ? N - j : GEMM_TILE;
+            Matrix sum = {tile_sum, DTYPE_FP32, n, 1};
+            for (int64_t k = 0; k < K; k += GEMM_TILE) {
+                int64_t depth = K - k < GEMM_TILE ? K - k : GEMM_TILE;
+                bool done = onednn_matmul(cpu_backend.onednn, m, n, depth, sum,
+                                          widen_tile(tile_a, matrix_at(a, i, k), m, depth),
+                                          widen_tile(tile_b, matrix_at(b, k, j), depth, n), NULL, k > 0);
+                REQUIRE(done, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)m, (long long)n,
+                        (long long)depth);
+            }
+            finish_tile(matrix_at(dst, i, j), tile_sum, m, n, bias ? bias + j : NULL, accumulate);
+        }
+}
+
+// ----------------------------------------------------------------------------------------------- pieces for the caches
+
+static void gemm_piece(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {
+    if (onednn_matmul(cpu_backend.onednn, M, N, K, dst, a, b, bias, accumulate)) return;
+    REQUIRE(a.dtype == DTYPE_BF16, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)M, (long long)N,
+            (long long)K);
+    gemm_widened(M, N, K, dst, a, b, bias, accumulate);
+}
+
+// n in equal pieces of at most `most`, a multiple of 64 elements: whole cache lines, and one shape for oneDNN (or two).
+static int64_t piece_size(int64_t n, int64_t most) {
+    return n <= most ? n : round_up(ceil_div(n, ceil_div(n, most)), 64);
+}
+
+// How large calls are cut. oneDNN walks a large output in an order that leaves the caches when memory is slow or other
+// data compete for them. Measured with 2 threads, bf16, C = 768, GFLOP/s in one call and in pieces:
+//   weight gradients, pieces of 768 rows or, where they are wider than high, 1536 columns: 752..897 -> 896..939
+//   the others from 512 rows on, pieces of 1536 columns: 806..828 -> 897..901 in the slow state of the memory, 940 ->
+//   910 in the fast one; with 256 rows 820 -> 740, so not there.
+// A piece that is narrower than its array costs oneDNN rows x columns fp32 sums of scratch for every thread: therefore
+// also at most 1024 rows, and no cuts with more threads than the measurements can speak for.
+enum { GRADIENT_ROWS = 768, PIECE_COLUMNS = 1536, PIECE_ROWS = 1024, MIN_ROWS = 512, MAX_THREADS = 4 };
+
+static void choose_pieces(int64_t M, int64_t N, bool weight_gradient, int64_t *rows, int64_t *cols) {
+    *rows = M, *cols = N;
+    if (cpu_threads() > MAX_THREADS) return;
+    if (weight_gradient && M >= N) {
+        *rows = piece_size(M, GRADIENT_ROWS);
+    } else if (weight_gradient) {
+        *cols = piece_size(N, PIECE_COLUMNS);
+    } else if (M >= MIN_ROWS && N > PIECE_COLUMNS) {
+        *rows = piece_size(M, PIECE_ROWS);
+        *cols = piece_size(N, PIECE_COLUMNS);
+    }
+}
+
+// oneDNN 2.6: in bf16 the sums of the largest piece for every thread, and up to 0.2 MB each for packed operands. Other
+// versions may take more; they get it from the heap.
+int64_t cpu_gemm_workspace(OpsShape shape) {
+    enum { PACKED_BYTES = 256 << 10 };
+    int64_t N = shape.B * shape.T, widest = shape.Vp > 4 * shape.C ? shape.Vp : 4 * shape.C, sums = 0;
+    if (shape.dtype == DTYPE_BF16 && N >= MIN_ROWS && widest > PIECE_COLUMNS && cpu_threads() <= MAX_THREADS)
+        sums = (N < PIECE_ROWS ? N : PIECE_ROWS) * PIECE_COLUMNS * (int64_t)sizeof(float);
+    return (sums + PACKED_BYTES) * cpu_threads() + cpu_fp8_operand_bytes(shape);
+}
+
+void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {
+    REQUIRE(!(bias && accumulate), "gemm: a bias is added once");
+    bool weight_gradient = a.col_stride != 1; // a = dout^T: K counts rows of the batch, M and N are weight dimensions
+    int64_t rows, cols;
+    choose_pieces(M, N, weight_gradient, &rows, &cols);
+    onednn_set_scratch(cpu_backend.onednn, cpu_backend.workspace + cpu_backend.workspace_used,
+                       cpu_backend.workspace_bytes - cpu_backend.workspace_used);
+    for (int64_t i = 0; i < M; i += rows)
+        for (int64_t j = 0; j < N; j += cols) {
+            char *piece_bias = bias ? (char *)bias + j * (int64_t)dtype_size(a.dtype) : NULL;
+            gemm_piece(M - i < rows ? M - i : rows, N - j < cols ? N - j : cols, K, matrix_at(dst, i, j),
+                       matrix_at(a, i, 0), matrix_at(b, 0, j), piece_bias, accumulate);
+        }
+}
+
+// ------------------------------------------------------------------------------------------------------------ few rows
+
+// Every weight serves M products only, so what counts is to read it once, in the order in which it is in memory, at the
+// speed of memory: nothing is packed, `in` stays in the first-level cache. A task has 16 rows of the weight; 4 of them
+// meet 4 rows of `in` at a time. Each product is a vector of sums along the row, and 16 such vectors make 16
+// neighbouring elements of out. An element is summed in the same order whatever M and the number of threads are.
+
+// 4 x 4 sums and what they are made of stay in 32 registers; 4 rows of the weight cover the latency of a sum at M = 1.
+enum { TILE_WEIGHTS = 4, TILE_ROWS = 4 };
+
+typedef struct {
+    void *out;
+    const void *in, *weight, *bias; // bias may be NULL
+    int64_t M, OC, IC;
+} Product;
+
+// Rows [row, row + rows) of in, rows [column, column + weights) of the weight.
+typedef struct {
+    int64_t row, column;
+    int rows, weights;
+} Tile;
+
+// Nothing happens behind the end of memory.
+static ALWAYS_INLINE void prefetch(const void *p, int64_t i, DType E) {
+    __builtin_prefetch((const char *)p + i * (E == DTYPE_BF16 ? 2 : 4));
+}
+
+// sums += the products of elements [begin, end) of the rows, 16 at a time, or 32 where they are pairs of bf16.
+static ALWAYS_INLINE void add_products(V sums[TILE_ROWS][TILE_WEIGHTS], const Product *p, Tile t, int64_t begin,
+                                       int64_t end, bool pairs, DType E) {
+    const uint16_t *in = p->in, *weight = p->weight;
+    for (int64_t i = begin; i < end; i += pairs ? 2 * LANES : LANES) {
+        const int k = pairs ? LANES : lanes(end - i);
+        VU a[TILE_ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < t.rows; r++) {
+            const int64_t at = (t.row + r) * p->IC + i;
+            a[r] = pairs ? vload_bits(in + at) : (VU)vload_first(k, in, at, E);
+        }
+#pragma GCC unroll 4
+        for (int w = 0; w < t.weights; w++) {
+            const int64_t at = (t.column + w) * p->IC + i;
+            // What the next tile reads: no hardware prefetcher runs ahead of four short streams while rows of `in`
+            // repeat.
+            if (t.row == 0) prefetch(p->weight, at + TILE_WEIGHTS * p->IC, E);
+            const VU b = pairs ? vload_bits(weight + at) : (VU)vload_first(k, weight, at, E);
+#pragma GCC unroll 4
+            for (int r = 0; r < t.rows; r++)
+                sums[r][w] = pairs ? vdot_bf16(sums[r][w], a[r], b) : vfma((V)a[r], (V)b, sums[r][w]);
+        }
+    }
+}
+
+// all[r][c] = the sums of row r of in with row (first + c) of the weight.
+static ALWAYS_INLINE void tile(V all[FEW_ROWS][LANES], const Product *p, Tile t, int64_t first, DType E) {
+    V sums[TILE_ROWS][TILE_WEIGHTS] = {{{0}}};
+    // Pairs of bf16 are read as words, which begin at even elements.
+    const int64_t paired = E == DTYPE_BF16 && p->IC % 2 == 0 ? p->IC / (2 * LANES) * (2 * LANES) : 0;
+    add_products(sums, p, t, 0, paired, true, E);
+    add_products(sums, p, t, paired, p->IC, false, E);
+    for (int r = 0; r < t.rows; r++)
+        for (int w = 0; w < t.weights; w++) all[t.row + r][t.column - first + w] = sums[r][w];
+}
+
+// All rows of in, in tiles whose sizes the compiler knows.
+static ALWAYS_INLINE void tile_rows(V all[FEW_ROWS][LANES], const Product *p, int64_t column, int weights,
+                                    int64_t first, DType E) {
+    int64_t row = 0;
+    for (; row + TILE_ROWS <= p->M; row += TILE_ROWS) tile(all, p, (Tile){row, column, TILE_ROWS, weights}, first, E);
+    if (p->M - row == 3) tile(all, p, (Tile){row, column, 3, weights}, first, E);
+    if (p->M - row == 2) tile(all, p, (Tile){row, column, 2, weights}, first, E);
+    if (p->M - row == 1) tile(all, p, (Tile){row, column, 1, weights}, first, E);
+}
+
+// Lane i of the result: the sum over the lanes of x[i].
+static ALWAYS_INLINE V sums_of_lanes(const V x[LANES]) {
+    VU t[LANES];
+    for (int i = 0; i < LANES; i++) t[i] = (VU)x[i];
+    transpose_16x16(t);
+    for (int half = LANES / 2; half >= 1; half /= 2)
+        for (int i = 0; i < half; i++) t[i] = (VU)((V)t[i] + (V)t[i + half]);
+    return (V)t[0];
+}
+
+// Elements [first, first + 16) of every row of out, as far as there are any.
+static ALWAYS_INLINE void task(const Product *p, int64_t first, DType E) {
+    V all[FEW_ROWS][LANES];
+    const int used = lanes(p->OC - first);
+    int c = 0;
+    for (; c + TILE_WEIGHTS <= used; c += TILE_WEIGHTS) tile_rows(all, p, first + c, TILE_WEIGHTS, first, E);
+    for (; c < used; c++) tile_rows(all, p, first + c, 1, first, E);
+    const V bias = p->bias ? vload_first(used, p->bias, first, E) : vzero();
+    for (int64_t r = 0; r < p->M; r++) {
+        for (int i = used; i < LANES; i++) all[r][i] = vzero();
+        vstore_first(used, p->out, r * p->OC + first, sums_of_lanes(all[r]) + bias, E);
+    }
+}
+
+void few_rows_matmul(Tensor out, Tensor in, Tensor weight, Tensor bias) {
+    const int64_t IC = tensor_cols(weight), OC = tensor_rows(weight);
+    const Product p = {out.data, in.data, weight.data, bias.data, tensor_numel(in) / IC, OC, IC};
+    REQUIRE(p.M <= FEW_ROWS, "few_rows_matmul: %lld rows", (long long)p.M);
+#pragma omp parallel for schedule(static) num_threads(cpu_threads())
+    for (int64_t i = 0; i < OC; i += LANES) WITH_DTYPE(E, weight.dtype, task(&p, i, E));
+}
 
 // ------------------------------------------------------------------------------------------------------- bias gradient
 
-// Bias gradients: sums over the rows of a batch, for matmul.c and for fp8, whose products know nothing of biases.
-// Memory-bound: every element is read once, in the order in which it lies in memory.
-// Owns nothing; writes dbias alone.
+// Sums over the rows of a batch, also for fp8, whose products know nothing of biases. Bound by memory: every element is
+// read once, in the order in which it lies in memory.
 
 // Columns of one task: two cache lines of bf16 in each row.
 enum { STRIP = 4 * LANES };
@@ -49,61 +286,7 @@ void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- GELU
-
-// GELU in its tanh form, forward and backward, element by element.
-//
-// 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh and nothing cancels for negative x:
-//   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
-//   gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
-// Both passes move memory: 2 and 3 elements each; the arithmetic hides behind it.
-
-#define TWO_SQRT_2_OVER_PI 1.5957691216f
-#define CUBIC              0.044715f
-
-static ALWAYS_INLINE V gelu_gate(V x, V xx) {
-    V minus_2u = x * vfma(xx, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC), vsplat(-TWO_SQRT_2_OVER_PI));
-    return 1.0f / (1.0f + vexp(minus_2u)); // exp = inf gives 0
-}
-
-static ALWAYS_INLINE void gelu_span(void *out, const void *pre, int64_t begin, int64_t end, DType E) {
-    EACH_LANES(i, k, end - begin, {
-        V x = vload_first(k, pre, begin + i, E);
-        vstore_first(k, out, begin + i, x * gelu_gate(x, x * x), E);
-    });
-}
-
-static ALWAYS_INLINE void gelu_backward_span(void *dpre, const void *dout, const void *pre, int64_t begin, int64_t end,
-                                             DType E) {
-    EACH_LANES(i, k, end - begin, {
-        V x = vload_first(k, pre, begin + i, E);
-        V s = gelu_gate(x, x * x);
-        V slope = vfma(x * x, vsplat(3.0f * TWO_SQRT_2_OVER_PI * CUBIC), vsplat(TWO_SQRT_2_OVER_PI));
-        V derivative = vfma(x * s * (1.0f - s), slope, s);
-        vstore_first(k, dpre, begin + i, vload_first(k, dout, begin + i, E) * derivative, E);
-    });
-}
-
-void gelu_forward(Tensor out, Tensor pre) {
-    int64_t n = tensor_numel(pre);
-    cpu_check_float("gelu_forward", pre);
-    tensor_check("gelu_forward", out, pre.dtype, n);
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(E, pre.dtype, gelu_span(out.data, pre.data, i, task_end(i, n), E));
-}
-
-void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
-    int64_t n = tensor_numel(pre);
-    cpu_check_float("gelu_backward", pre);
-    tensor_check("gelu_backward", dpre, pre.dtype, n);
-    tensor_check("gelu_backward", dout, pre.dtype, n);
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(E, pre.dtype, gelu_backward_span(dpre.data, dout.data, pre.data, i, task_end(i, n), E));
-}
-
-// -------------------------------------------------------------------------------------------------------------- matmul
+// ----------------------------------------------------------------------------------------------------------------- ops
 
 // out (N,OC), in (N,IC), weight (OC,IC) belong together and have one dtype. The whole workspace is free for gemm.
 static void begin_op(const char *op, Tensor out, Tensor in, Tensor weight) {

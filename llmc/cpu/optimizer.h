@@ -6,7 +6,7 @@
 #pragma once
 #include "llmc/base/rng.h"
 #include "llmc/cpu/simd.h"
-#include "llmc/dynamic8.h"
+#include "llmc/number.h"
 #include "llmc/ops.h"
 
 // --------------------------------------------------------------------------------------------------------------- parts
@@ -48,7 +48,7 @@ double parts_sum(Parts p, int tensor);
 
 // -------------------------------------------------------------------------------------------------------- 8-bit states
 
-// llmc/dynamic8.h sixteen lanes at a time: the same operations in the same order, so the same codes and numbers. Its
+// llmc/number.h sixteen lanes at a time: the same operations in the same order, so the same codes and numbers. Its
 // loops over the decades become counts, its arrays lookups in a register.
 
 // One of the two maps: signed (first_cells 1) or unsigned (first_cells 2). Lane d of a V belongs to decade d.

@@ -10,7 +10,7 @@
 #include "llmc/base/checked.h"
 #include "llmc/cuda/sizes.h"
 #include "llmc/device.h"
-#include "llmc/ops_check.h"
+#include "llmc/ops.h"
 #include <cuda_runtime_api.h>
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 // Quantisation to fp8: the largest magnitude of a tensor, its scale, its codes and their transpose. The matmuls that
-// take them are in fp8_matmul.c; formats, scales and slots in llmc/fp8.h.
+// take them are in fp8_matmul.c; formats, scales and slots in llmc/number.h.
 //
 // An op is two launches: largest_kernel measures and sets the slot, quantize_kernel reads the scale from it. With
 // delayed scaling the first one has nothing to do once a step has passed, and the second one measures as it goes.

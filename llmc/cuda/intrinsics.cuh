@@ -136,8 +136,8 @@ struct E5M2 {
     static constexpr DType dtype = DTYPE_E5M2;
 };
 
-// fp8_encode (llmc/fp8.h) of two floats, low in the lower byte. sm_89+; older GPUs get the same bits from arithmetic.
-// The instruction saturates inf as well, where fp8_encode gives NaN: x + 0 x is x, and NaN for inf.
+// fp8_encode (llmc/number.h) of two floats, low in the lower byte. sm_89+; older GPUs get the same bits from
+// arithmetic. The instruction saturates inf as well, where fp8_encode gives NaN: x + 0 x is x, and NaN for inf.
 template <class F> static __device__ __forceinline__ uint32_t fp8_encode_two(float low, float high) {
 #if HAS_FP8
     uint16_t codes;

@@ -1,4 +1,4 @@
-// The rules with states in 8 bits: codes of llmc/dynamic8.h, a scale for each block of 256 elements. Numbers and codes
+// The rules with states in 8 bits: codes of llmc/number.h, a scale for each block of 256 elements. Numbers and codes
 // are the header's, to the bit.
 // Dettmers, Lewis, Shleifer, Zettlemoyer, "8-bit Optimizers via Block-wise Quantization", 2021.
 //
@@ -7,7 +7,7 @@
 // gradient): AdamW 18 (gradient 4; codes of m and v read and written 4, their scales 1/16; master 8, weight 2); Lion
 // and SGD 16.
 #include "llmc/cuda/optimizer_elements.cuh"
-#include "llmc/dynamic8.h"
+#include "llmc/number.h"
 
 enum {
     BLOCK_THREADS = 256,

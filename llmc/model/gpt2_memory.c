@@ -278,6 +278,78 @@ MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
 
 // ------------------------------------------------------------------------------------------------------------- views
 
+void *gpt2_at(const Gpt2 *model, int handle) {
+    return handle < 0 ? NULL : model->arena + memory_plan_offset(model->plan, handle);
+}
+
+void gpt2_use_workspace(const Gpt2 *model) {
+    ops_set_workspace(gpt2_at(model, model->layout.workspace), ops_workspace_bytes(gpt2_ops_shape(&model->options)));
+}
+
+const Gpt2Options *gpt2_options(const Gpt2 *model) { return &model->options; }
+const MemoryPlan *gpt2_memory(const Gpt2 *model) { return model->plan; }
+int gpt2_num_tensors(const Gpt2 *model) { return model->num_tensors; }
+const Parameter *gpt2_parameters(const Gpt2 *model) { return model->parameters; }
+const UpdateTensor *gpt2_tensors(const Gpt2 *model) { return model->tensors; }
+const Tensor *gpt2_gradients(const Gpt2 *model) { return model->gradients; }
+
+Tensor gpt2_control(const Gpt2 *model) {
+    return tensor_make(gpt2_at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0,
+                       0);
+}
+Tensor gpt2_sequence_losses(const Gpt2 *model) {
+    void *data = gpt2_at(model, model->layout.sequence_losses);
+    return tensor_make(data, DTYPE_FP32, "sequence_losses", model->options.B, 0, 0, 0);
+}
+Tensor gpt2_gradient_sumsq(const Gpt2 *model) {
+    return tensor_make(gpt2_at(model, model->layout.sumsq), DTYPE_FP32, "sumsq", model->num_tensors, 0, 0, 0);
+}
+
+void gpt2_weights_changed(Gpt2 *model) { model->weights_are_new = true; }
+
+void *gpt2_offload_buffer(const Gpt2 *model, int64_t *bytes) {
+    const int handle = model->layout.offload_buffer;
+    *bytes = handle < 0 ? 0 : memory_plan_bytes(model->plan, handle);
+    return gpt2_at(model, handle);
+}
+Tensor gpt2_optimizer_scratch(const Gpt2 *model) {
+    const int handle = model->layout.optimizer_scratch;
+    if (handle < 0) return tensor_none();
+    return tensor_make(gpt2_at(model, handle), DTYPE_U8, "optimizer_scratch", memory_plan_bytes(model->plan, handle), 0,
+                       0, 0);
+}
+
+static BlockParams block_params(const Gpt2 *model, int block, bool gradients) {
+    Tensor t[NUM_PARAMETER_SPECS];
+    for (int s = PARAM_LN1W; s <= PARAM_FCPROJB; s++) {
+        const int index = parameter_index(&model->options.config, s, block);
+        t[s] = gradients ? gpt2_micro_gradient(model, index) : model->tensors[index].weight;
+    }
+    return (BlockParams){
+        .ln1w = t[PARAM_LN1W],
+        .ln1b = t[PARAM_LN1B],
+        .qkvw = t[PARAM_QKVW],
+        .qkvb = t[PARAM_QKVB],
+        .attprojw = t[PARAM_ATTPROJW],
+        .attprojb = t[PARAM_ATTPROJB],
+        .ln2w = t[PARAM_LN2W],
+        .ln2b = t[PARAM_LN2B],
+        .fcw = t[PARAM_FCW],
+        .fcb = t[PARAM_FCB],
+        .fcprojw = t[PARAM_FCPROJW],
+        .fcprojb = t[PARAM_FCPROJB],
+    };
+}
+BlockParams gpt2_block_weights(const Gpt2 *model, int block) { return block_params(model, block, false); }
+BlockParams gpt2_block_gradients(const Gpt2 *model, int block) { return block_params(model, block, true); }
+
+Tensor gpt2_weight(const Gpt2 *model, int spec) {
+    return model->tensors[parameter_index(&model->options.config, spec, 0)].weight;
+}
+Tensor gpt2_gradient(const Gpt2 *model, int spec) {
+    return gpt2_micro_gradient(model, parameter_index(&model->options.config, spec, 0));
+}
+
 BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, int64_t T) {
     const int *handles = pass == PASS_FORWARD    ? model->layout.forward[block]
                          : pass == PASS_BACKWARD ? model->layout.backward[block]

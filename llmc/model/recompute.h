@@ -5,7 +5,7 @@
 // compared.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/model/model_config.h"
+#include "llmc/model/parameters.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -206,12 +206,3 @@ const char *progress_render(double fraction, const char *left, const char *right
     snprintf(buf, (size_t)size, "%s [%s] %s%s%s", left, bar, percent, with_right ? " | " : "", with_right ? right : "");
     return buf;
 }
-
-void step_time_add(StepTime *t, double seconds) {
-    static const double WINDOW = 30.0;
-    const double kept = t->after_first ? exp(-seconds / WINDOW) : 0.0;
-    t->after_first = t->mean > 0.0;
-    t->steps = kept * t->steps + 1;
-    t->seconds = kept * t->seconds + seconds;
-    t->mean = t->seconds / t->steps;
-}

@@ -1,6 +1,7 @@
-// What a run says before its first step and after its last one. See report.h.
+// See report.h. In the order of a run: start, header, steps, evaluation and saving, summary, end.
 #include "llmc/run/report.h"
 
+#include "llmc/base/atomic_file.h"
 #include "llmc/model/recompute.h"
 #include "llmc/train/optimizer.h"
 
@@ -9,31 +10,73 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-// -------------------------------------------------------------------------------------------------------------- header
+struct Report {
+    const RunSetup *setup;
+    const Options *options;
+    const Gpt2 *gpt2;
+    const Gpt2Options *model;
+    RunLog *log;
+    RunSummary *summary;
+    DeviceSpeed speed;
+    double started;        // launch
+    double peak_flops;     // what mfu is a fraction of
+    bool peak_is_measured; // no datasheet peak is known: it is the matmul rate
+    float loss_scale;      // after the last step that was reported
+    StepTime step_time;
+    char attention[256]; // who computes it, as the header said
+    char kept[1024];     // what was said of an old checkpoint that could not be removed
+};
 
 enum { TEXT = 64 };
 
-static void machine_lines(RunLog *log, const RunFacts *f) {
+static bool on_gpu(void) { return strcmp(device_facts()->backend, "cpu") != 0; }
+
+// Seconds that these tokens take at the measured rate, forward or forward and backward; 0: not known.
+static double least_seconds(const Report *r, double tokens, bool train) {
+    const RunSetup *s = r->setup;
+    const double flops =
+        train ? flops_per_token_hardware(&s->config, s->T, &s->recompute) : flops_per_token_llmc(&s->config, s->T) / 3;
+    return r->speed.matmul_flops > 0 ? tokens * flops / r->speed.matmul_flops : 0;
+}
+
+// --------------------------------------------------------------------------------------------------------------- start
+
+bool report_is_silent(const RunSetup *setup) { return setup->options.interactive && !isatty(STDOUT_FILENO); }
+
+// What takes more than a second is said before: on a GPU always, on a CPU from a GiB on, whose first touch takes that.
+void report_starting(const RunSetup *setup, int64_t bytes) {
+    char memory[TEXT];
+    if (report_is_silent(setup) || (!on_gpu() && bytes < 1 << 30)) return;
+    printf("starting    %s: measuring its speed, then taking %s of memory and %s the weights\n", device_facts()->name,
+           format_bytes((double)bytes, memory, TEXT),
+           setup->resume_path || !model_config_is_descriptor(setup->options.model) ? "reading" : "initialising");
+    fflush(stdout);
+}
+
+// -------------------------------------------------------------------------------------------------------------- header
+
+static void machine_lines(const Report *r) {
     const DeviceFacts *device = device_facts();
     char memory[TEXT];
     format_bytes((double)device->memory_free, memory, TEXT);
-    runlog_text(log, "machine     %s: %s, %s free | %s", device->backend, device->name, memory, device->libraries);
-    if (*device->advice) runlog_text(log, "warning     %s", device->advice);
-    if (*device->attention) runlog_text(log, "            attention: %s", device->attention);
+    runlog_text(r->log, "machine     %s: %s, %s free | %s", device->backend, device->name, memory, device->libraries);
+    if (*device->advice) runlog_text(r->log, "warning     %s", device->advice);
+    if (*device->attention) runlog_text(r->log, "            attention: %s", device->attention);
     DeviceSensors sensors;
-    if (f->options->log_gpu_every > 0 && !device_sensors(&sensors))
-        runlog_text(log, "            -lg: this device has no sensors");
+    if (r->options->log_gpu_every > 0 && !device_sensors(&sensors))
+        runlog_text(r->log, "            -lg: this device has no sensors");
     char datasheet[128] = "";
-    if (!f->peak_is_measured)
-        snprintf(datasheet, sizeof datasheet, " | datasheet: %.4g TFLOP/s, %.4g GB/s", f->peak_flops / 1e12,
+    if (!r->peak_is_measured)
+        snprintf(datasheet, sizeof datasheet, " | datasheet: %.4g TFLOP/s, %.4g GB/s", r->peak_flops / 1e12,
                  device->peak_bandwidth / 1e9);
-    if (f->speed.matmul_flops > 0)
-        runlog_text(log, "limits      measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s",
-                    f->speed.matmul_flops / 1e12, dtype_name(f->model->dtype), f->speed.copy_bandwidth / 1e9,
+    if (r->speed.matmul_flops > 0)
+        runlog_text(r->log, "limits      measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s",
+                    r->speed.matmul_flops / 1e12, dtype_name(r->model->dtype), r->speed.copy_bandwidth / 1e9,
                     datasheet);
     else
-        runlog_text(log, "limits      not measured%s", datasheet);
+        runlog_text(r->log, "limits      not measured%s", datasheet);
 }
 
 // What becomes of the bits that a weight of 16 bits cannot hold.
@@ -43,101 +86,108 @@ static const char *weight_keeping(const Gpt2Options *m) {
                                                    : "no master weights (stochastic rounding)";
 }
 
-static void precision_line(RunLog *log, const Gpt2Options *m) {
+static void precision_line(const Report *r) {
+    const Gpt2Options *m = r->model;
     const char *dtype = dtype_name(m->dtype);
     if (m->dtype == DTYPE_FP32) {
-        runlog_text(log, "precision   fp32");
+        runlog_text(r->log, "precision   fp32");
         return;
     }
     if (m->gradients_in_dtype)
-        runlog_text(log,
+        runlog_text(r->log,
                     "precision   %s weights, activations and gradients (stochastic rounding), fp32 accumulation, %s",
                     dtype, weight_keeping(m));
     else
-        runlog_text(log, "precision   %s weights and activations, fp32 accumulation and gradients, %s", dtype,
+        runlog_text(r->log, "precision   %s weights and activations, fp32 accumulation and gradients, %s", dtype,
                     weight_keeping(m));
     if (m->fp8)
-        runlog_text(log, "            matmuls of the blocks in fp8: e4m3, gradients e5m2, %s scaling",
+        runlog_text(r->log, "            matmuls of the blocks in fp8: e4m3, gradients e5m2, %s scaling",
                     m->fp8_delayed ? "delayed" : "current");
 }
 
-static void model_lines(RunLog *log, const RunFacts *f) {
-    const ModelConfig *c = &f->model->config;
+static void model_lines(const Report *r) {
+    const ModelConfig *c = &r->model->config;
     char n[TEXT];
-    runlog_text(log, "model       %s", f->source);
-    runlog_text(log,
+    runlog_text(r->log, "model       %s", r->setup->source);
+    runlog_text(r->log,
                 "            %lld blocks, %lld channels, %lld heads, context %lld, vocabulary %lld (padded to %lld): "
                 "%s parameters",
                 (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->max_T, (long long)c->V,
                 (long long)c->Vp, format_count((double)parameter_total(c), n, TEXT));
-    precision_line(log, f->model);
-    if (f->model->train && f->loss_scale != 1.0f)
-        runlog_text(log, "            loss scale %g, halved by a step that overflows, doubled after %d that do not",
-                    (double)f->loss_scale, optimizer_scale_growth_interval(f->model->dtype));
+    precision_line(r);
+    if (r->model->train && r->loss_scale != 1.0f)
+        runlog_text(r->log, "            loss scale %g, halved by a step that overflows, doubled after %d that do not",
+                    (double)r->loss_scale, optimizer_scale_growth_interval(r->model->dtype));
 }
 
 // hfu - mfu of this run is what the repetition costs.
-static void recompute_line(RunLog *log, const RunFacts *f) {
-    const Recompute *r = &f->model->recompute;
-    const Recompute none = {{0}};
-    const ModelConfig *c = &f->model->config;
+static void recompute_line(const Report *r) {
+    const Recompute *set = &r->model->recompute, none = {{0}};
+    const ModelConfig *c = &r->model->config;
     char text[RECOMPUTE_TEXT];
-    if (!f->model->train || memcmp(r, &none, sizeof none) == 0) return;
-    runlog_text(log, "recompute   -r %s: %.3g%% more FLOPs", recompute_text(r, c->L, text, sizeof text),
-                100 * recompute_flops_per_token(r, c, f->T) / flops_per_token_hardware(c, f->T, &none));
+    if (!r->model->train || memcmp(set, &none, sizeof none) == 0) return;
+    runlog_text(r->log, "recompute   -r %s: %.3g%% more FLOPs", recompute_text(set, c->L, text, sizeof text),
+                100 * recompute_flops_per_token(set, c, r->setup->T) / flops_per_token_hardware(c, r->setup->T, &none));
 }
 
-static void memory_line(RunLog *log, const RunFacts *f) {
+static void memory_line(const Report *r) {
+    const MemoryPlan *plan = gpt2_memory(r->gpt2);
     char line[512], bytes[TEXT];
     int used = snprintf(line, sizeof line, "memory      ");
     for (int c = 0; c < MEM_CLASS_COUNT; c++) {
-        int64_t n = memory_plan_class_bytes(f->plan, (MemoryClass)c);
+        int64_t n = memory_plan_class_bytes(plan, (MemoryClass)c);
         if (n > 0 && used < (int)sizeof line)
             used += snprintf(line + used, sizeof line - (size_t)used, "%s %s, ", memory_class_name((MemoryClass)c),
                              format_bytes((double)n, bytes, TEXT));
     }
-    runlog_text(log, "%splanned in all %s", line, format_bytes((double)memory_plan_total(f->plan), bytes, TEXT));
-    const int64_t host = gpt2_host_bytes(f->model);
+    runlog_text(r->log, "%splanned in all %s", line, format_bytes((double)memory_plan_total(plan), bytes, TEXT));
+    const int64_t host = gpt2_host_bytes(r->model);
     if (host > 0)
-        runlog_text(log, "            %s of the optimizer in host memory", format_bytes((double)host, bytes, TEXT));
-    recompute_line(log, f);
+        runlog_text(r->log, "            %s of the optimizer in host memory", format_bytes((double)host, bytes, TEXT));
+    recompute_line(r);
 }
 
-static void data_lines(RunLog *log, const RunFacts *f) {
+// NULL: this run does not use them.
+static const ShardSet *train_shards(const Report *r) { return r->setup->has_train ? &r->setup->train : NULL; }
+static const ShardSet *val_shards(const Report *r) { return r->setup->has_val ? &r->setup->val : NULL; }
+
+static void data_lines(const Report *r) {
+    const ShardSet *train = train_shards(r), *val = val_shards(r);
     char n[TEXT];
-    if (f->train) {
-        double seen = (double)(f->total_steps * f->step_windows) / (double)f->train->num_windows;
-        runlog_text(log, "data        %s tokens in %d shard%s; %lld steps read %.2f epochs",
-                    format_count((double)f->train->num_tokens, n, TEXT), f->train->count,
-                    f->train->count == 1 ? "" : "s", (long long)f->total_steps, seen);
+    if (train) {
+        double seen = (double)(r->setup->total_steps * r->setup->step_windows) / (double)train->num_windows;
+        runlog_text(r->log, "data        %s tokens in %d shard%s; %lld steps read %.2f epochs",
+                    format_count((double)train->num_tokens, n, TEXT), train->count, train->count == 1 ? "" : "s",
+                    (long long)r->setup->total_steps, seen);
     }
-    if (f->val)
-        runlog_text(log, "validation  %s tokens in %d shard%s", format_count((double)f->val->num_tokens, n, TEXT),
-                    f->val->count, f->val->count == 1 ? "" : "s");
+    if (val)
+        runlog_text(r->log, "validation  %s tokens in %d shard%s", format_count((double)val->num_tokens, n, TEXT),
+                    val->count, val->count == 1 ? "" : "s");
     else
-        runlog_text(log, "validation  off");
-    if (f->train && f->val && f->train->vocab > 0 && f->train->vocab < f->model->config.V)
-        runlog_text(log, "            note: the shards use %lld of the model's %lld tokens", (long long)f->train->vocab,
-                    (long long)f->model->config.V);
+        runlog_text(r->log, "validation  off");
+    if (train && val && train->vocab > 0 && train->vocab < r->model->config.V)
+        runlog_text(r->log, "            note: the shards use %lld of the model's %lld tokens", (long long)train->vocab,
+                    (long long)r->model->config.V);
 }
 
-static void schedule_lines(RunLog *log, const RunFacts *f) {
-    const Schedule *s = f->schedule;
-    if (!f->model->train) return;
-    runlog_text(log, "batch       %lld tokens a step: %lld windows of %lld, %lld at a time",
-                (long long)(f->step_windows * f->T), (long long)f->step_windows, (long long)f->T,
-                (long long)f->model->B);
-    runlog_text(log, "schedule    %s: warm-up over %lld steps to %.3g, %.3g at step %lld; %s, weight decay %g",
-                schedule_name(s->kind), (long long)s->warmup, s->max_lr, schedule_lr(s, f->total_steps - 1),
-                (long long)f->total_steps, optimizer_name(f->model->optimizer), f->options->weight_decay);
-    runlog_text(log, "mfu         (6 N + 6 L C T) FLOP a token against %s",
-                f->peak_is_measured ? "the measured matmul rate" : "the peak of the datasheet");
-    if (!*f->options->output)
-        runlog_text(log, "output      none: nothing is saved (-o DIR saves log and checkpoints)");
-    else if (f->start_step > 0)
-        runlog_text(log, "output      %s, going on after step %lld", f->options->output, (long long)f->start_step);
+static void schedule_lines(const Report *r) {
+    const Schedule *s = &r->setup->schedule;
+    if (!r->model->train) return;
+    runlog_text(r->log, "batch       %lld tokens a step: %lld windows of %lld, %lld at a time",
+                (long long)(r->setup->step_windows * r->setup->T), (long long)r->setup->step_windows,
+                (long long)r->setup->T, (long long)r->model->B);
+    runlog_text(r->log, "schedule    %s: warm-up over %lld steps to %.3g, %.3g at step %lld; %s, weight decay %g",
+                schedule_name(s->kind), (long long)s->warmup, s->max_lr, schedule_lr(s, r->setup->total_steps - 1),
+                (long long)r->setup->total_steps, optimizer_name(r->model->optimizer), r->options->weight_decay);
+    runlog_text(r->log, "mfu         (6 N + 6 L C T) FLOP a token against %s",
+                r->peak_is_measured ? "the measured matmul rate" : "the peak of the datasheet");
+    if (!*r->options->output)
+        runlog_text(r->log, "output      none: nothing is saved (-o DIR saves log and checkpoints)");
+    else if (r->setup->first_step > 0)
+        runlog_text(r->log, "output      %s, going on after step %lld", r->options->output,
+                    (long long)r->setup->first_step);
     else
-        runlog_text(log, "output      %s", f->options->output);
+        runlog_text(r->log, "output      %s", r->options->output);
 }
 
 static void add_shards(cJSON *run, const char *key, const ShardSet *set) {
@@ -148,57 +198,239 @@ static void add_shards(cJSON *run, const char *key, const ShardSet *set) {
     cJSON_AddNumberToObject(object, "shards", set->count);
 }
 
-static void run_event(RunLog *log, const RunFacts *f) {
-    const ModelConfig *c = &f->model->config;
+static void run_event(const Report *r) {
+    const ModelConfig *c = &r->model->config;
+    const MemoryPlan *plan = gpt2_memory(r->gpt2);
     cJSON *run = cJSON_CreateObject();
-    char *options = options_to_json(f->options);
+    char *options = options_to_json(r->options);
     cJSON_AddItemToObject(run, "options", cJSON_Parse(options));
     free(options);
     cJSON *model = cJSON_AddObjectToObject(run, "model");
     const struct {
         const char *key;
         int64_t value;
-    } shape[] = {{"L", c->L}, {"C", c->C},        {"NH", c->NH},
-                 {"V", c->V}, {"Vp", c->Vp},      {"max_T", c->max_T},
-                 {"T", f->T}, {"B", f->model->B}, {"parameters", parameter_total(c)}};
+    } shape[] = {{"L", c->L},        {"C", c->C},        {"NH", c->NH},
+                 {"V", c->V},        {"Vp", c->Vp},      {"max_T", c->max_T},
+                 {"T", r->setup->T}, {"B", r->model->B}, {"parameters", parameter_total(c)}};
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
         cJSON_AddNumberToObject(model, shape[i].key, (double)shape[i].value);
-    cJSON_AddStringToObject(model, "dtype", dtype_name(f->model->dtype));
-    cJSON_AddStringToObject(model, "source", f->source);
+    cJSON_AddStringToObject(model, "dtype", dtype_name(r->model->dtype));
+    cJSON_AddStringToObject(model, "source", r->setup->source);
     cJSON *memory = cJSON_AddObjectToObject(run, "memory_planned");
     for (int i = 0; i < MEM_CLASS_COUNT; i++)
         cJSON_AddNumberToObject(memory, memory_class_name((MemoryClass)i),
-                                (double)memory_plan_class_bytes(f->plan, (MemoryClass)i));
-    cJSON_AddNumberToObject(memory, "total", (double)memory_plan_total(f->plan));
+                                (double)memory_plan_class_bytes(plan, (MemoryClass)i));
+    cJSON_AddNumberToObject(memory, "total", (double)memory_plan_total(plan));
     cJSON *device = cJSON_AddObjectToObject(run, "device");
     cJSON_AddStringToObject(device, "backend", device_facts()->backend);
     cJSON_AddStringToObject(device, "name", device_facts()->name);
     cJSON_AddStringToObject(device, "libraries", device_facts()->libraries);
     cJSON_AddStringToObject(device, "attention", device_facts()->attention);
     cJSON_AddNumberToObject(device, "peak_bandwidth", device_facts()->peak_bandwidth);
-    cJSON_AddNumberToObject(device, "matmul_flops", f->speed.matmul_flops);
-    cJSON_AddNumberToObject(device, "copy_bandwidth", f->speed.copy_bandwidth);
-    cJSON_AddNumberToObject(device, "peak_flops", f->peak_flops);
-    add_shards(run, "train", f->train);
-    add_shards(run, "val", f->val);
-    cJSON_AddNumberToObject(run, "start_step", (double)f->start_step);
-    cJSON_AddNumberToObject(run, "total_steps", (double)f->total_steps);
-    cJSON_AddNumberToObject(run, "tokens_per_step", (double)(f->step_windows * f->T));
-    cJSON_AddNumberToObject(run, "flops_per_token", flops_per_token_llmc(c, f->T));
-    cJSON_AddNumberToObject(run, "flops_per_token_exact", flops_per_token_exact(c, f->T));
+    cJSON_AddNumberToObject(device, "matmul_flops", r->speed.matmul_flops);
+    cJSON_AddNumberToObject(device, "copy_bandwidth", r->speed.copy_bandwidth);
+    cJSON_AddNumberToObject(device, "peak_flops", r->peak_flops);
+    add_shards(run, "train", train_shards(r));
+    add_shards(run, "val", val_shards(r));
+    cJSON_AddNumberToObject(run, "start_step", (double)r->setup->first_step);
+    cJSON_AddNumberToObject(run, "total_steps", (double)r->setup->total_steps);
+    cJSON_AddNumberToObject(run, "tokens_per_step", (double)(r->setup->step_windows * r->setup->T));
+    cJSON_AddNumberToObject(run, "flops_per_token", flops_per_token_llmc(c, r->setup->T));
+    cJSON_AddNumberToObject(run, "flops_per_token_exact", flops_per_token_exact(c, r->setup->T));
     char *text = cJSON_PrintUnformatted(run);
-    if (text) runlog_event(log, "run", text);
+    if (text) runlog_event(r->log, "run", text);
     free(text);
     cJSON_Delete(run);
 }
 
-void run_header(RunLog *log, const RunFacts *facts) {
-    machine_lines(log, facts);
-    model_lines(log, facts);
-    memory_line(log, facts);
-    data_lines(log, facts);
-    schedule_lines(log, facts);
-    run_event(log, facts);
+static void header(const Report *r) {
+    machine_lines(r);
+    model_lines(r);
+    memory_line(r);
+    data_lines(r);
+    schedule_lines(r);
+    run_event(r);
+}
+
+// What a resumed run does differently from the run that it goes on with.
+static void resume_lines(const Report *r) {
+    const RunSetup *s = r->setup;
+    if (r->options->reset_optimizer && r->options->max_steps != 0)
+        runlog_text(r->log, "optimizer   --reset-optimizer: %s begins with a new state after step %lld",
+                    optimizer_name(s->optimizer), (long long)s->state.step);
+    char *changed = options_diff_json(r->options, s->state.options_json);
+    if (changed) runlog_text(r->log, "changed since the checkpoint:\n%.*s", (int)strlen(changed) - 1, changed);
+    free(changed);
+}
+
+Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, DeviceSpeed speed, double started) {
+    Report *r = calloc(1, sizeof *r);
+    REQUIRE_MEMORY(r, "the log");
+    const double datasheet = device_facts()->peak_flops[setup->dtype];
+    *r = (Report){
+        .setup = setup,
+        .options = &setup->options,
+        .gpt2 = model,
+        .model = gpt2_options(model),
+        .log = log,
+        .summary = run_summary_create(),
+        .speed = speed,
+        .started = started,
+        .peak_flops = datasheet > 0 ? datasheet : speed.matmul_flops,
+        .peak_is_measured = datasheet <= 0,
+        .loss_scale = setup->state.control.loss_scale,
+    };
+    DeviceSensors sensors; // where the energy of the run is counted from
+    if (device_sensors(&sensors)) run_summary_energy(r->summary, sensors.energy_joules);
+    if (!report_is_silent(setup)) header(r);
+    snprintf(r->attention, sizeof r->attention, "%s", device_facts()->attention);
+    if (setup->resume_path) resume_lines(r);
+    return r;
+}
+
+void report_close(Report *r) {
+    if (r) run_summary_free(r->summary);
+    free(r);
+}
+
+// --------------------------------------------------------------------------------------------------------------- steps
+
+void report_first_step(const Report *r) {
+    const double seconds = least_seconds(r, (double)(r->setup->step_windows * r->setup->T), true);
+    if (on_gpu())
+        runlog_text(r->log, "first step  loads kernels and chooses them by measuring: it takes longer than the others");
+    else if (seconds >= 1)
+        runlog_text(r->log, "first step  takes at least %.3g s at the measured matmul rate", seconds);
+}
+
+static void after_first_step(Report *r, const StepControl *control) {
+    char measured[TEXT], planned[TEXT], event[128];
+    const long long peak = (long long)device_memory_peak(), arena = (long long)memory_plan_total(gpt2_memory(r->gpt2));
+    const double expected = log((double)r->setup->config.V);
+    if (!r->setup->resume_path && model_config_is_descriptor(r->options->model) && fabs(control->loss - expected) > 0.5)
+        runlog_text(r->log, "warning     the first loss is %.3f; of new weights it should be near ln(V) = %.3f",
+                    control->loss, expected);
+    runlog_text(r->log, "memory      measured %s, planned %s; first step done %.2f s after launch",
+                format_bytes((double)peak, measured, TEXT), format_bytes((double)arena, planned, TEXT),
+                now_seconds() - r->started);
+    snprintf(event, sizeof event, "\"measured\":%lld,\"planned\":%lld", peak, arena);
+    runlog_event(r->log, "memory", event);
+    char *choices = device_choices(), *chosen = NULL;
+    if (*choices) {
+        REQUIRE_MEMORY(asprintf(&chosen, "\"candidates\":[%s]", choices) >= 0, "the log");
+        runlog_event(r->log, "candidates", chosen);
+    }
+    free(choices);
+    free(chosen);
+    if (strcmp(r->attention, device_facts()->attention) != 0) // it was chosen by measurement
+        runlog_text(r->log, "attention   %s", device_facts()->attention);
+}
+
+// Nothing is faster than its limit: a step that seems to be shows that the machine was busy when the limit was
+// measured.
+static void raise_measured_peak(Report *r, double step_flops) {
+    DeviceSpeed again;
+    Error ignored;
+    if (!r->peak_is_measured || r->peak_flops <= 0 || step_flops <= r->peak_flops) return;
+    if (device_measure_speed(r->setup->dtype, 0, &again, &ignored) && again.matmul_flops > r->peak_flops)
+        r->peak_flops = again.matmul_flops;
+    if (step_flops > r->peak_flops) r->peak_flops = step_flops;
+    runlog_text(r->log, "limits      matmul now %.4g TFLOP/s: the machine was busy before", r->peak_flops / 1e12);
+}
+
+void step_time_add(StepTime *t, double seconds) {
+    static const double WINDOW = 30.0;
+    const double kept = t->after_first ? exp(-seconds / WINDOW) : 0.0;
+    t->after_first = t->mean > 0.0;
+    t->steps = kept * t->steps + 1;
+    t->seconds = kept * t->seconds + seconds;
+    t->mean = t->seconds / t->steps;
+}
+
+void report_step(Report *r, StepRecord *record) {
+    const RunSetup *s = r->setup;
+    const StepControl *control = record->control;
+    if (record->step == 0) return;
+    device_event_wait(record->stop);
+    StepReport line = {
+        .step = record->step,
+        .total = s->total_steps,
+        .control = *control,
+        .last_loss_scale = r->loss_scale,
+        .bad_tensor = control->bad_tensor >= 0 ? gpt2_parameters(r->gpt2)[control->bad_tensor].name : NULL,
+        .lr = record->lr,
+        .seconds = device_event_seconds(record->start, record->stop),
+        .tokens = (double)(s->step_windows * s->T),
+    };
+    r->loss_scale = control->loss_scale;
+    const double tokens_per_second = line.tokens / line.seconds;
+    const double model_flops = tokens_per_second * flops_per_token_llmc(&s->config, s->T);
+    const double all_flops = tokens_per_second * flops_per_token_hardware(&s->config, s->T, &s->recompute);
+    raise_measured_peak(r, fmax(model_flops, all_flops));
+    line.mfu = r->peak_flops > 0 ? model_flops / r->peak_flops : 0;
+    line.hfu = r->peak_flops > 0 ? all_flops / r->peak_flops : 0;
+    step_time_add(&r->step_time, line.seconds);
+    line.eta_seconds = r->step_time.mean * (double)(s->total_steps - record->step);
+    runlog_step(r->log, &line);
+    run_summary_step(r->summary, line.seconds, line.tokens, line.mfu);
+    if (record->step == s->first_step + 1) after_first_step(r, control);
+    DeviceSensors sensors;
+    const int64_t every = r->options->log_gpu_every;
+    if (every > 0 && record->step % every == 0 && device_sensors(&sensors))
+        runlog_sensors(r->log, record->step, &sensors);
+    record->step = 0;
+}
+
+// ----------------------------------------------------------------------------------------------- evaluation and saving
+
+void report_validating(const Report *r) {
+    const RunSetup *s = r->setup;
+    const int64_t most = r->options->val_sequences, all = s->val.num_windows;
+    const double seconds = least_seconds(r, (double)((most > 0 && most < all ? most : all) * s->T), false);
+    if (s->state.step == s->first_step && seconds >= 1)
+        runlog_text(r->log, "validating  takes at least %.3g s at the measured matmul rate", seconds);
+}
+
+void report_validation(Report *r, const ValidationScore *score, double seconds) {
+    const int64_t step = r->setup->state.step;
+    run_summary_validation(r->summary, step, score->loss);
+    runlog_validation(r->log, step, score->loss, score->bits_per_byte, (double)score->tokens, seconds);
+}
+
+void report_generated(Report *r, const Generated *drawn, int64_t first, bool shown) {
+    const bool alone = r->options->max_steps == 0;
+    const bool again = drawn->cut && !alone; // by the run that goes on, and whole
+    for (int64_t i = first; i < drawn->samples && !again; i++)
+        runlog_sample(r->log, r->setup->state.step, drawn->texts[i], drawn->bytes[i], shown, drawn->cut);
+    if (drawn->prompt_cut > 0)
+        runlog_text(r->log, "prompt      longer than the context: its last %lld tokens count, %lld do not",
+                    (long long)drawn->prompt_tokens, (long long)drawn->prompt_cut);
+    if (drawn->slides > 0)
+        runlog_text(r->log, "context     filled %lld time%s: each time the text went on from its last half",
+                    (long long)drawn->slides, drawn->slides == 1 ? "" : "s");
+    if (alone)
+        runlog_text(r->log, "generated   %lld tokens after a prompt of %lld; prompt %.0f ms, then %.1f tokens/s",
+                    (long long)drawn->new_tokens, (long long)drawn->prompt_tokens, drawn->prompt_seconds * 1e3,
+                    drawn->decode_seconds > 0 ? (double)(drawn->new_tokens - drawn->samples) / drawn->decode_seconds
+                                              : 0.0);
+}
+
+void report_tuning(Report *r, const char *tuning) {
+    const char *old = r->setup->state.tuning;
+    char *event = NULL;
+    size_t bytes;
+    if (!tuning || !*tuning || (old && strcmp(old, tuning) == 0)) return;
+    FILE *out = text_open(&event, &bytes);
+    fputs("\"tuning\":", out);
+    format_json_string(out, tuning, strlen(tuning));
+    fclose(out);
+    runlog_event(r->log, "tuning", event);
+    free(event);
+}
+
+void report_kept_checkpoint(Report *r, const Error *why) {
+    if (strcmp(why->text, r->kept) != 0) runlog_text(r->log, "warning     %s", why->text);
+    snprintf(r->kept, sizeof r->kept, "%s", why->text);
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary
@@ -338,4 +570,45 @@ char *run_summary_json(const RunSummary *s) {
     }
     fclose(f);
     return json;
+}
+
+// ----------------------------------------------------------------------------------------------------------------- end
+
+static void last_line(const Report *r, int64_t steps) {
+    const RunSetup *s = r->setup;
+    const long long step = (long long)s->state.step, total = (long long)s->total_steps;
+    char tokens[TEXT], time[TEXT];
+    if (signals_pending())
+        runlog_text(r->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()), step,
+                    *r->options->output ? "-o and -y go on from there" : "nothing was saved (no -o)");
+    else if (r->options->max_steps != 0 && steps == 0 && r->options->profile == 0)
+        runlog_text(
+            r->log,
+            "done        nothing is left: the run is at step %lld of %lld; a larger -x goes on, such as -x %lld", step,
+            total, 2 * step);
+    else if (r->options->max_steps != 0)
+        runlog_text(r->log, "done        %lld steps, %s tokens in %s%s", (long long)steps,
+                    format_count((double)(steps * s->step_windows * s->T), tokens, TEXT),
+                    format_duration(now_seconds() - r->started, time, TEXT),
+                    step < total ? " (time limit; -o and -y go on)" : "");
+}
+
+void report_end(Report *r, double wait_seconds) {
+    const RunSetup *s = r->setup;
+    DeviceSensors sensors;
+    if (report_is_silent(s)) return;
+    if (device_sensors(&sensors)) run_summary_energy(r->summary, sensors.energy_joules);
+    last_line(r, s->state.step - s->first_step);
+    run_summary_print(r->summary, r->log);
+    char *summary = run_summary_json(r->summary), *event;
+    const int written =
+        asprintf(&event,
+                 "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,"
+                 "\"wait_seconds\":%.4f%s%s",
+                 (long long)s->state.step, now_seconds() - r->started, (long long)device_memory_peak(),
+                 (long long)memory_plan_total(gpt2_memory(r->gpt2)), wait_seconds, *summary ? "," : "", summary);
+    REQUIRE_MEMORY(written >= 0, "the log");
+    runlog_event(r->log, "end", event);
+    free(event);
+    free(summary);
 }

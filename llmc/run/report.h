@@ -1,33 +1,54 @@
-// What a run says before its first step and after its last one.
-//   run_header   machine, model, precision, batch, memory, data, schedule, speed of light: a table on the terminal, the
-//                "run" event in main.log
-//   run_summary  tokens, time, speed, the spread of step times, best validation, energy: the last lines, and fields of
-//                the "end" event. Of a resumed run it counts what this process did
-// Decides nothing, measures nothing.
+// What is said of a run, on the terminal and in main.log (runlog.h has the forms): the header before its first step, a
+// line a step, what evaluation, samples and checkpoints add, and the summary after its last step.
+//   header    machine, model, precision, batch, memory, data, schedule, speed of light: a table on the terminal, the
+//             "run" event in main.log
+//   summary   tokens, time, speed, the spread of step times, best validation, energy: the last lines, and fields of the
+//             "end" event. Of a resumed run it counts what this process did
+// Owns what only reports need: the mean time of a step, the peak that mfu is a fraction of, the last loss scale, the
+// summary. Never changes the run.
 #pragma once
-#include "llmc/data/shards.h"
 #include "llmc/model/gpt2.h"
-#include "llmc/run/options.h"
+#include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/train/generate.h"
 
+// What the host learns of a step, one step late: the decisions and the times.
 typedef struct {
-    const Options *options;
-    const Gpt2Options *model;
-    const MemoryPlan *plan;
-    const char *source;    // where the weights come from, a sentence
-    const ShardSet *train; // NULL: not used by this run
-    const ShardSet *val;
-    int64_t T, step_windows;
-    int64_t start_step, total_steps;
-    const Schedule *schedule;
-    DeviceSpeed speed;
-    double peak_flops;     // what mfu is a fraction of
-    bool peak_is_measured; // it is the measured matmul rate, not a datasheet's
-    float loss_scale;      // that the first step will use; 1 = none
-} RunFacts;
+    StepControl *control; // host memory the device writes to
+    DeviceEvent *start, *stop;
+    double lr;
+    int64_t step; // 1 .. total; 0: nothing to report
+} StepRecord;
 
-void run_header(RunLog *log, const RunFacts *facts);
+// --interactive into a pipe or a file: nothing but the answers goes there.
+bool report_is_silent(const RunSetup *setup);
+// Before the model is built: that it will be, where it takes more than a second. bytes: of its memory.
+void report_starting(const RunSetup *setup, int64_t bytes);
+
+typedef struct Report Report;
+// Writes the header. What it is given must outlive the report. started: when the process began (now_seconds).
+Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, DeviceSpeed speed, double started);
+void report_close(Report *r); // NULL is fine
+
+// Before the first step: how long it takes at least, where that is a second or more.
+void report_first_step(const Report *r);
+// What became of the step in this record, once the device has got there: waits for it. The record is empty then.
+void report_step(Report *r, StepRecord *record);
+
+// Before a validation, the first of this process: how long it takes at least.
+void report_validating(const Report *r);
+void report_validation(Report *r, const ValidationScore *score, double seconds);
+// The texts that the log does not have yet: from number `first` on. shown: the first one was streamed already. What is
+// cut goes unsaid while the run trains: the resume draws it again, and whole.
+void report_generated(Report *r, const Generated *drawn, int64_t first, bool shown);
+// What was chosen by timing, unless it is what the last checkpoint had.
+void report_tuning(Report *r, const char *tuning);
+// Why an old checkpoint was not removed, unless that was the last thing said of it. It takes space, and nothing else.
+void report_kept_checkpoint(Report *r, const Error *why);
+// The last lines and the "end" event. wait_seconds: how long steps waited for data.
+void report_end(Report *r, double wait_seconds);
+
+// ------------------------------------------------------------------------------------------------------------- summary
 
 typedef struct RunSummary RunSummary;
 RunSummary *run_summary_create(void); // NULL: out of memory; every function takes it and does nothing
@@ -50,3 +71,12 @@ void run_summary_print(const RunSummary *s, RunLog *log);
 //   steps, tokens, step_seconds (sum), tokens_per_second_p50, mfu_p50, ms_p50, ms_p99, best_val_loss, best_val_step,
 //   energy_joules. What is not known is left out.
 char *run_summary_json(const RunSummary *s);
+
+// The mean time of a step over about the last 30 s: each step counts e times less when 30 s have passed, so that one
+// that is slow (a busy disk, a neighbour) moves it by little. The first step, which pays for starting, counts only
+// while it is the only one. Zero before it.
+typedef struct {
+    double steps, seconds, mean;
+    bool after_first;
+} StepTime;
+void step_time_add(StepTime *t, double seconds);

@@ -349,6 +349,7 @@ static bool check_export(const RunSetup *s, Error *err) {
 }
 
 bool run_setup_choose(RunSetup *s, Error *err) {
+    s->first_step = s->state.step;
     if (s->resume_path && !device_restore_tuning(s->state.tuning))
         fprintf(stderr,
                 "-y 1: matmuls and attention of this run were chosen for another GPU, driver or library; they are "
@@ -380,6 +381,50 @@ bool run_setup_plan(RunSetup *s, Error *err) {
         .json = strcmp(o->plan, "json") == 0,
     };
     return gpt2_check_options(&request.model, err) && planner_print(stdout, &request, err);
+}
+
+OptimizerOptions run_setup_optimizer(const RunSetup *s) {
+    const Options *o = &s->options;
+    return (OptimizerOptions){
+        .beta1 = (float)o->beta1,
+        .beta2 = (float)o->beta2,
+        .eps = (float)o->eps,
+        .momentum = (float)o->momentum,
+        .weight_decay = (float)o->weight_decay,
+        .seed = s->state.seed,
+        .limits = {.clip = (float)o->grad_clip,
+                   .loss_z_limit = (float)o->loss_outlier,
+                   .norm_z_limit = (float)o->norm_outlier,
+                   .scale_growth_interval = optimizer_scale_growth_interval(s->dtype)},
+    };
+}
+
+DataLoaderOptions run_setup_loader(const RunSetup *s) {
+    return (DataLoaderOptions){
+        .shards = &s->train,
+        .vocab = s->config.V,
+        .batch_windows = s->options.B,
+        .step_windows = s->step_windows,
+        .position = s->state.position,
+        .seed = s->state.seed,
+        .shuffle = true,
+        .repeat_first_step = s->options.overfit != 0,
+    };
+}
+
+GenerateOptions run_setup_generate(const RunSetup *s) {
+    const Options *o = &s->options;
+    return (GenerateOptions){
+        .tokenizer = s->tokenizer,
+        .prompt = o->prompt,
+        .samples = o->samples,
+        .tokens = o->sample_tokens,
+        .sampler = {.temperature = o->temperature,
+                    .top_k = o->top_k,
+                    .top_p = o->top_p,
+                    .seed = s->state.seed,
+                    .stream = (uint64_t)s->state.step},
+    };
 }
 
 DType run_setup_export_dtype(const RunSetup *s) { return dtype_named(s->options.export_dtype, DTYPE_FP32); }

@@ -7,6 +7,7 @@
 #include "llmc/run/options.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/train/evals.h"
+#include "llmc/train/generate.h"
 #include "llmc/train/optimizer.h"
 
 typedef struct {
@@ -18,6 +19,7 @@ typedef struct {
     ShardSet train, val;
     bool has_train, has_val;
     int64_t T, step_windows, total_steps;
+    int64_t first_step; // where this process begins
     Schedule schedule;
     DType dtype;
     OptimizerKind optimizer;
@@ -43,7 +45,11 @@ bool run_setup_remember(const RunSetup *setup, Error *err);
 // --plan instead: no data is opened, the plan goes to stdout.
 bool run_setup_plan(RunSetup *setup, Error *err);
 
-Gpt2Options run_setup_model(const RunSetup *setup); // what gpt2_create is to make
+// The options of what the trainer creates. Those of the loader and of generation point into setup.
+Gpt2Options run_setup_model(const RunSetup *setup);
+OptimizerOptions run_setup_optimizer(const RunSetup *setup);
+DataLoaderOptions run_setup_loader(const RunSetup *setup); // from where the run is now
+GenerateOptions run_setup_generate(const RunSetup *setup); // for a sample of the step where it is now
 DType run_setup_export_dtype(const RunSetup *setup);
 
 void run_setup_close(RunSetup *setup);

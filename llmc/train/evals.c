@@ -7,7 +7,6 @@
 #include "llmc/train/evals.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/run/signals.h"
 
 #include <errno.h>
 #include <math.h>

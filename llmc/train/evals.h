@@ -21,7 +21,7 @@
 // and counts 0 bytes, but what predicting it cost is part of the loss.
 typedef struct {
     double loss;          // nats per token; perplexity is its exponential
-    int64_t tokens;       // scored; 0: a signal came (signals.h), there is no score and loss is NaN
+    int64_t tokens;       // scored; 0: a signal came (signals_pending), there is no score and loss is NaN
     int64_t bytes;        // of the scored tokens; 0: the tokenizer is not known
     double bits_per_byte; // loss * tokens / (ln 2 * bytes); 0: the tokenizer is not known
 } ValidationScore;
@@ -49,7 +49,7 @@ int64_t choices_count(const ChoiceSet *set);
 bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err);
 
 typedef struct {
-    int64_t examples;                    // scored; 0: a signal came (signals.h) and there is no score
+    int64_t examples;                    // scored; 0: a signal came (signals_pending) and there is no score
     int64_t correct, correct_normalised; // of them
     int64_t cut; // whose context was cut on the left to fit into T tokens, for one completion at least
 } ChoiceScore;

@@ -4,8 +4,6 @@
 #include "llmc/train/generate.h"
 
 #include "llmc/base/json.h"
-#include "llmc/run/runlog.h"
-#include "llmc/run/signals.h"
 
 #include <stdio.h>
 #include <stdlib.h>

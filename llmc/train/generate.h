@@ -2,7 +2,7 @@
 // cache keeps keys and values. A text longer than the context goes on from its last half, computed anew; of a prompt
 // longer than the context the last T-1 tokens count. `Generated` counts both.
 // Samples of one call share the prompt and are drawn side by side, each with its own random numbers: sample i is the
-// same whatever their number is. A signal (signals.h) ends a text at the token it has reached; that is no error.
+// same whatever their number is. A signal (signals_pending) ends a text at the token it has reached; that is no error.
 //
 // The next token (sampler.c) is drawn from logits by temperature, top-k, top-p, from a counter-based generator, so that
 // a sample is a pure function of weights, seed, stream and prompt.

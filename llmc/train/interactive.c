@@ -1,8 +1,7 @@
 // A conversation with the model: generate_interactive of generate.h.
 // Owns the lines of stdin and the tokens said so far. Waits for input with poll, whose wait a signal ends: read would
-// be started again after it (signals.h), and Ctrl-C at the prompt would do nothing until the next line.
+// be started again after it (error.h), and Ctrl-C at the prompt would do nothing until the next line.
 #include "llmc/run/format.h"
-#include "llmc/run/signals.h"
 #include "llmc/train/generate.h"
 
 #include <errno.h>

@@ -6,7 +6,7 @@
 // moments are compared as numbers, with the nearest number that has a code.
 #pragma once
 #include "llmc/base/checked.h"
-#include "llmc/dynamic8.h"
+#include "llmc/number.h"
 #include "test/ops/op_test.h"
 #include <math.h>
 #include <stdlib.h>
@@ -23,17 +23,17 @@ typedef struct {
     int64_t rows, cols; // cols 0: a vector of `rows` elements
     float weight_decay, rate;
     int stream;
-} ParameterSpec;
+} UpdateSpec;
 
 // The values that count stand in the .v of the tensors: weight.v (master.v) holds w as ops.h names it; m_values and
 // v_values the moments, decoded where they are codes.
 typedef struct {
-    ParameterSpec spec;
+    UpdateSpec spec;
     int64_t n;
     OpTensor weight, master, lost, grad, m, v, m_scale, v_scale, row, col, rms;
     double *w, *m_values, *v_values;
     UpdateTensor update;
-} Parameter;
+} UpdateCase;
 
 static const UpdateParams update_params = {
     .learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .momentum = 0.9f, .step = 3, .seed = 42};
@@ -46,7 +46,7 @@ static inline const char *keep_name(Keep keep) {
     return keep == WEIGHT_ALONE ? "weight alone" : keep == WEIGHT_AND_MASTER ? "master" : "lost";
 }
 static inline bool rule_has_m(UpdateRule rule) { return rule != RULE_ADAFACTOR; }
-static inline bool spec_has_v(const ParameterSpec *s) {
+static inline bool spec_has_v(const UpdateSpec *s) {
     return s->rule == RULE_ADAMW || (s->rule == RULE_ADAFACTOR && s->cols == 0);
 }
 
@@ -121,10 +121,10 @@ static inline void upload8(double *values, OpTensor codes, OpTensor *scales, boo
 
 // -------------------------------------------------------------------------------------------------------------- making
 
-static inline OpDims dims_of(const ParameterSpec *s) { return s->cols ? DIMS(s->rows, s->cols) : DIMS(s->rows); }
+static inline OpDims dims_of(const UpdateSpec *s) { return s->cols ? DIMS(s->rows, s->cols) : DIMS(s->rows); }
 
 // A moment: random, a few exactly 0; of second moments the square.
-static inline void make_moment(Parameter *p, bool is_first) {
+static inline void make_moment(UpdateCase *p, bool is_first) {
     const DType dtype = p->spec.rule == RULE_ADAFACTOR ? DTYPE_FP32 : p->spec.state;
     const char *name = is_first ? "m" : "v";
     OpTensor *x = is_first ? &p->m : &p->v, *scale = is_first ? &p->m_scale : &p->v_scale;
@@ -146,7 +146,7 @@ static inline void make_moment(Parameter *p, bool is_first) {
 }
 
 // What rounding took from the weights: up to half an ulp of them. w becomes weight + lost.
-static inline void make_lost(Parameter *p) {
+static inline void make_lost(UpdateCase *p) {
     p->lost = op_inout(p->spec.dtype, "lost", dims_of(&p->spec), 0.25);
     for (int64_t i = 0; i < p->n; i++)
         p->lost.v[i] = fmax(-0.5, fmin(0.5, p->lost.v[i])) * ulp_of(p->weight.v[i], p->spec.dtype);
@@ -155,13 +155,13 @@ static inline void make_lost(Parameter *p) {
 }
 
 // Other gradients than in the step before; in step 0 those that are there.
-static inline void new_gradients(Parameter *p, int step) {
+static inline void new_gradients(UpdateCase *p, int step) {
     for (int64_t e = 0; e < p->n && step > 0; e++) p->grad.v[e] *= (e + step) % 3 == 0 ? -0.5 : 1.25;
     op_upload(&p->grad);
 }
 
 // Lion takes a sign: no sum of fp32 near enough to 0 to have another one than in fp64, but some are 0.
-static inline void keep_signs_clear(Parameter *p, float grad_factor) {
+static inline void keep_signs_clear(UpdateCase *p, float grad_factor) {
     const double b1 = (double)update_params.beta1;
     for (int64_t i = 0; i < p->n; i++) {
         const double sum = b1 * p->m_values[i] + (1 - b1) * p->grad.v[i] * (double)grad_factor;
@@ -172,8 +172,8 @@ static inline void keep_signs_clear(Parameter *p, float grad_factor) {
 }
 
 // Weights are small against the learning rate, so that an error of the update is not hidden by the weight itself.
-static inline Parameter parameter_make(ParameterSpec spec) {
-    Parameter p = {.spec = spec, .n = spec.rows * (spec.cols ? spec.cols : 1)};
+static inline UpdateCase parameter_make(UpdateSpec spec) {
+    UpdateCase p = {.spec = spec, .n = spec.rows * (spec.cols ? spec.cols : 1)};
     p.weight = op_inout(spec.dtype, "weight", dims_of(&spec), 0.02);
     p.w = p.weight.v;
     if (spec.rule == RULE_DIRECTION) // momentum_update writes it
@@ -223,7 +223,7 @@ static inline UpdateTensor update_slice(UpdateTensor t, int64_t begin, int64_t c
     return t;
 }
 
-static inline uint64_t parameter_digest(const Parameter *p, uint64_t digest) {
+static inline uint64_t parameter_digest(const UpdateCase *p, uint64_t digest) {
     const OpTensor all[] = {p->weight,  p->master,  p->lost, p->grad, p->m,  p->v,
                             p->m_scale, p->v_scale, p->row,  p->col,  p->rms};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -286,7 +286,7 @@ static inline void take_over(double *values, Tensor t) {
 }
 
 // The values in fp64 become what stands on the device.
-static inline void parameter_read(Parameter *p) {
+static inline void parameter_read(UpdateCase *p) {
     const OpTensor plain[] = {p->grad, p->row, p->col, p->rms};
     for (int i = 0; i < 4; i++)
         if (plain[i].t.data) take_over(plain[i].v, plain[i].t);
@@ -305,7 +305,7 @@ static inline void parameter_read(Parameter *p) {
         take_over(p->v_values, p->v.t);
 }
 
-static inline RefUpdate parameter_reference(const Parameter *p) {
+static inline RefUpdate parameter_reference(const UpdateCase *p) {
     return (RefUpdate){.rule = p->spec.rule,
                        .weight_decay = (double)p->spec.weight_decay,
                        .rate = (double)p->spec.rate,
@@ -323,7 +323,7 @@ static inline RefUpdate parameter_reference(const Parameter *p) {
 
 // How large the terms are that each weight is summed from: the specification with every term of one sign. A weight is
 // off by the roundings of these, however few correct digits terms that cancel leave of it.
-static inline double *weight_sizes(const Parameter *p, UpdateParams params, double grad_factor) {
+static inline double *weight_sizes(const UpdateCase *p, UpdateParams params, double grad_factor) {
     const double *from[] = {p->w, p->grad.v, p->m_values, p->v_values};
     double *copy[4] = {0};
     for (int i = 0; i < 4; i++) {
@@ -341,7 +341,7 @@ static inline double *weight_sizes(const Parameter *p, UpdateParams params, doub
 // w, and the weight made of it. AdamW is the longest way to a w: g, two products and a sum for m, as many for v and its
 // g^2, two corrections, a root, eps, a quotient, the decay, the rate and the difference, 16 roundings of at most 2^-24
 // of `size` each, four times slack_of.
-static inline void expect_weight(const Parameter *p, double *size) {
+static inline void expect_weight(const UpdateCase *p, double *size) {
     const DType dtype = p->spec.dtype;
     for (int64_t i = 0; i < p->n; i++) size[i] *= 4.0;
     if (p->spec.keep == WEIGHT_ALONE) {
@@ -368,7 +368,7 @@ static inline void expect_weight(const Parameter *p, double *size) {
 typedef void (*Specification)(const RefUpdate *t, UpdateParams params, double grad_factor);
 
 // The specification from the values before, and its moments against what stands on the device.
-static inline void expect_moments(Parameter *p, Specification specification, UpdateParams params, float grad_factor) {
+static inline void expect_moments(UpdateCase *p, Specification specification, UpdateParams params, float grad_factor) {
     double *m_size = calloc((size_t)p->n, sizeof *m_size), *v_size = calloc((size_t)p->n, sizeof *v_size);
     for (int64_t i = 0; i < p->n; i++) {
         const double g = fabs(p->grad.v[i] * (double)grad_factor);
@@ -383,7 +383,7 @@ static inline void expect_moments(Parameter *p, Specification specification, Upd
 }
 
 // After optimizer_update.
-static inline void parameter_expect_update(Parameter *p, UpdateParams params, float grad_factor) {
+static inline void parameter_expect_update(UpdateCase *p, UpdateParams params, float grad_factor) {
     double *size = weight_sizes(p, params, (double)grad_factor);
     expect_moments(p, ref_optimizer_update, params, grad_factor);
     expect_weight(p, size);

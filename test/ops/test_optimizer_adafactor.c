@@ -9,17 +9,17 @@ enum { MAX_PARAMETERS = 7 };
 // A row, a column, fewer than a vector, beyond one part in both directions, GPT-2's 3C x C; then vectors.
 static const int64_t shapes[MAX_PARAMETERS][2] = {{1, 4099}, {4099, 1}, {5, 7}, {4099, 3}, {192, 64}, {257, 0}, {1, 0}};
 
-static void update_tensors(const Parameter *p, int n, UpdateTensor *tensors) {
+static void update_tensors(const UpdateCase *p, int n, UpdateTensor *tensors) {
     for (int i = 0; i < n; i++) tensors[i] = p[i].update;
 }
 
-static int64_t factored_elements(const Parameter *p, int n) {
+static int64_t factored_elements(const UpdateCase *p, int n) {
     int64_t elements = 0;
     for (int i = 0; i < n; i++) elements += p[i].spec.rule == RULE_ADAFACTOR ? p[i].n : 0;
     return elements;
 }
 
-static void expect_statistics(Parameter *p, UpdateParams params, float grad_factor) {
+static void expect_statistics(UpdateCase *p, UpdateParams params, float grad_factor) {
     const RefUpdate reference = parameter_reference(p);
     ref_adafactor_statistics(&reference, params, (double)grad_factor);
     if (p->row.t.data) op_check(p->row, DTYPE_FP32), op_check(p->col, DTYPE_FP32);
@@ -29,7 +29,7 @@ static void expect_statistics(Parameter *p, UpdateParams params, float grad_fact
 }
 
 // The first step (where the running means begin: b = 0) and the ones after it.
-static void adafactor_steps(Parameter *p, int n, float grad_factor, int steps) {
+static void adafactor_steps(UpdateCase *p, int n, float grad_factor, int steps) {
     UpdateTensor tensors[MAX_PARAMETERS];
     update_tensors(p, n, tensors);
     Tensor control = control_with(grad_factor, SKIP_NONE);
@@ -44,15 +44,15 @@ static void adafactor_steps(Parameter *p, int n, float grad_factor, int steps) {
     }
 }
 
-static ParameterSpec adafactor_spec(DType dtype, DType grad, Keep keep, int64_t rows, int64_t cols) {
-    return (ParameterSpec){.rule = RULE_ADAFACTOR,
-                           .dtype = dtype,
-                           .grad = grad,
-                           .keep = keep,
-                           .rows = rows,
-                           .cols = cols,
-                           .weight_decay = 0.1f,
-                           .rate = 0.5f};
+static UpdateSpec adafactor_spec(DType dtype, DType grad, Keep keep, int64_t rows, int64_t cols) {
+    return (UpdateSpec){.rule = RULE_ADAFACTOR,
+                        .dtype = dtype,
+                        .grad = grad,
+                        .keep = keep,
+                        .rows = rows,
+                        .cols = cols,
+                        .weight_decay = 0.1f,
+                        .rate = 0.5f};
 }
 
 OP_TEST(adafactor_matches_in_all_shapes) {
@@ -65,7 +65,7 @@ OP_TEST(adafactor_matches_in_all_shapes) {
                     factored += shapes[first + i][0] * (shapes[first + i][1] ? shapes[first + i][1] : 1);
                 op_begin(optimizer_shape(dtype, n, factored), "adafactor, %s, gradient %s", keep_name((Keep)keep),
                          dtype_name(same ? dtype : DTYPE_FP32));
-                Parameter p[MAX_PARAMETERS];
+                UpdateCase p[MAX_PARAMETERS];
                 for (int i = 0; i < n; i++) {
                     p[i] = parameter_make(adafactor_spec(dtype, same ? dtype : DTYPE_FP32, (Keep)keep,
                                                          shapes[first + i][0], shapes[first + i][1]));
@@ -83,7 +83,7 @@ OP_TEST(adafactor_of_a_large_matrix_matches) {
         const int cols = i == 0 ? 97 : 200;
         op_begin_tensors_at(i == 2 ? 8 : 0);
         op_begin(optimizer_shape(dtype, 1, ROWS * cols), "adafactor of %dx%d", ROWS, cols);
-        Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, cols));
+        UpdateCase p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, cols));
         adafactor_steps(&p, 1, 1.0f, 2);
         op_end();
     }
@@ -94,7 +94,7 @@ OP_TEST(adafactor_of_a_large_matrix_matches) {
 OP_TEST(padding_does_not_count) {
     enum { USED = 257, ROWS = 384, COLS = 20 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %d rows, %d of them padding", ROWS, ROWS - USED);
-    Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
+    UpdateCase p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
     p.update.padding = (ROWS - USED) * COLS;
     memset(p.grad.v + USED * COLS, 0, (ROWS - USED) * COLS * sizeof *p.grad.v);
     op_upload(&p.grad);
@@ -114,7 +114,7 @@ OP_TEST(padding_does_not_count) {
 // The update is u / rms where rms is above 1: as long as the statistics lag behind gradients that grew.
 OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
     op_begin(optimizer_shape(dtype, 1, 64 * 64), "gradients that grow a hundredfold");
-    Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, 64, 64));
+    UpdateCase p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, 64, 64));
     Tensor control = control_with(1.0f, SKIP_NONE);
     UpdateParams params = update_params;
     params.step = 1;
@@ -136,7 +136,7 @@ OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
 OP_TEST(rows_and_columns_of_zeros_do_not_move) {
     enum { ROWS = 40, COLS = 50 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor with zero gradients");
-    Parameter p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
+    UpdateCase p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
     p.update.weight_decay = 0.0f, p.spec.weight_decay = 0.0f;
     for (int64_t i = 0; i < p.n; i++)
         if (i / COLS % 3 == 0 || i % COLS % 5 == 0) p.grad.v[i] = 0.0;
@@ -155,7 +155,7 @@ OP_TEST(rows_and_columns_of_zeros_do_not_move) {
 // m = momentum m + g, then grad = g + momentum m. Two sums, one after the other: grad has twice the slack of a moment,
 // and of the size of the terms, |m| + |g|, because these may cancel. A tensor of one element once had a grad of 5.9e-6,
 // left by terms of 0.084; the 1.1e-9 that momentum m was wrong by, a sixth of an ulp, were 1.9e-4 of it.
-static void expect_momentum(Parameter *p, float grad_factor) {
+static void expect_momentum(UpdateCase *p, float grad_factor) {
     double *size = calloc((size_t)p->n, sizeof *size);
     for (int64_t i = 0; i < p->n; i++)
         size[i] = 2.0 * (fabs(p->m_values[i]) + fabs(p->grad.v[i] * (double)grad_factor));
@@ -169,16 +169,16 @@ static void momentum_case(DType dtype, DType grad, DType state) {
     static const int64_t sizes[N] = {1, 7, 257, 4099};
     op_begin(optimizer_shape(dtype, N, 0), "momentum_update, state %s, gradient %s", dtype_name(state),
              dtype_name(grad));
-    Parameter p[N];
+    UpdateCase p[N];
     UpdateTensor tensors[N];
     for (int i = 0; i < N; i++)
-        p[i] = parameter_make((ParameterSpec){.rule = RULE_DIRECTION,
-                                              .dtype = dtype,
-                                              .grad = grad,
-                                              .state = state,
-                                              .rows = sizes[i],
-                                              .rate = 1.0f,
-                                              .stream = i});
+        p[i] = parameter_make((UpdateSpec){.rule = RULE_DIRECTION,
+                                           .dtype = dtype,
+                                           .grad = grad,
+                                           .state = state,
+                                           .rows = sizes[i],
+                                           .rate = 1.0f,
+                                           .stream = i});
     update_tensors(p, N, tensors);
     momentum_update(tensors, N, update_params, control_with(0.25f, SKIP_NONE));
     for (int i = 0; i < N; i++) expect_momentum(&p[i], 0.25f);
@@ -200,16 +200,16 @@ OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {
     static const UpdateRule rules[] = {RULE_ADAMW, RULE_ADAFACTOR, RULE_DIRECTION, RULE_ADAFACTOR, RULE_SGD};
     enum { N = 5 };
     op_begin(optimizer_shape(dtype, N, 64 * 33 + 64), "mixed rules");
-    Parameter p[N];
+    UpdateCase p[N];
     UpdateTensor tensors[N];
     for (int i = 0; i < N; i++)
-        p[i] = parameter_make((ParameterSpec){.rule = rules[i],
-                                              .dtype = dtype,
-                                              .grad = DTYPE_FP32,
-                                              .rows = 64,
-                                              .cols = i == 1 ? 33 : 0,
-                                              .rate = 1.0f,
-                                              .stream = i});
+        p[i] = parameter_make((UpdateSpec){.rule = rules[i],
+                                           .dtype = dtype,
+                                           .grad = DTYPE_FP32,
+                                           .rows = 64,
+                                           .cols = i == 1 ? 33 : 0,
+                                           .rate = 1.0f,
+                                           .stream = i});
     update_tensors(p, N, tensors);
     Tensor control = control_with(0.5f, SKIP_NONE);
     uint64_t before[N], between[N];

@@ -1,5 +1,5 @@
 // How updated weights and moments are rounded: stochastically, with the documented bits and without bias; by Kahan's
-// compensation, which loses nothing; to 8 bits, with the codes of llmc/dynamic8.h, which never let an update blow up.
+// compensation, which loses nothing; to 8 bits, with the codes of llmc/number.h, which never let an update blow up.
 #include "llmc/base/rng.h"
 #include "test/ops/optimizer_case.h"
 
@@ -28,13 +28,13 @@ enum { NUM_ROUNDED = 65536, ROUNDED_STREAM = 3 };
 static int64_t round_many(DType dtype, double fraction, UpdateParams p, double *values) {
     const double ulp = ulp_of(1.0, dtype);
     op_begin(optimizer_shape(dtype, 1, 0), "stochastic rounding of 1 + %g ulp", fraction);
-    Parameter x = parameter_make((ParameterSpec){.rule = RULE_ADAMW,
-                                                 .dtype = dtype,
-                                                 .grad = DTYPE_FP32,
-                                                 .state = DTYPE_FP32,
-                                                 .rows = NUM_ROUNDED,
-                                                 .rate = 1.0f,
-                                                 .stream = ROUNDED_STREAM});
+    UpdateCase x = parameter_make((UpdateSpec){.rule = RULE_ADAMW,
+                                               .dtype = dtype,
+                                               .grad = DTYPE_FP32,
+                                               .state = DTYPE_FP32,
+                                               .rows = NUM_ROUNDED,
+                                               .rate = 1.0f,
+                                               .stream = ROUNDED_STREAM});
     for (int64_t i = 0; i < NUM_ROUNDED; i++) x.weight.v[i] = 1.0, x.grad.v[i] = -1.0;
     op_upload(&x.weight), op_upload(&x.grad);
     p.learning_rate = (float)(fraction * ulp);
@@ -99,13 +99,13 @@ static uint16_t bf16_with_bits(float x, uint32_t random) {
 OP_TEST(bf16_moments_add_the_documented_bits) {
     enum { N = 20011, STREAM = 9 };
     op_begin(optimizer_shape(dtype, 1, 0), "bits of bf16 moments");
-    Parameter x = parameter_make((ParameterSpec){.rule = RULE_ADAMW,
-                                                 .dtype = dtype,
-                                                 .grad = DTYPE_FP32,
-                                                 .state = DTYPE_BF16,
-                                                 .rows = N,
-                                                 .rate = 1.0f,
-                                                 .stream = STREAM});
+    UpdateCase x = parameter_make((UpdateSpec){.rule = RULE_ADAMW,
+                                               .dtype = dtype,
+                                               .grad = DTYPE_FP32,
+                                               .state = DTYPE_BF16,
+                                               .rows = N,
+                                               .rate = 1.0f,
+                                               .stream = STREAM});
     const UpdateParams p = without_memory();
     optimizer_update(&x.update, 1, 0, 1, p, control_with(1.0f, SKIP_NONE));
     static uint16_t m[N], v[N];
@@ -122,12 +122,12 @@ OP_TEST(bf16_moments_are_unbiased) {
     static const double fractions[] = {0.125, 0.5, 0.75};
     for (int i = 0; i < 3; i++) {
         op_begin(optimizer_shape(dtype, 1, 0), "moments of 1 + %g ulp", fractions[i]);
-        Parameter x = parameter_make((ParameterSpec){.rule = RULE_SGD,
-                                                     .dtype = dtype,
-                                                     .grad = DTYPE_FP32,
-                                                     .state = DTYPE_BF16,
-                                                     .rows = NUM_ROUNDED,
-                                                     .rate = 1.0f});
+        UpdateCase x = parameter_make((UpdateSpec){.rule = RULE_SGD,
+                                                   .dtype = dtype,
+                                                   .grad = DTYPE_FP32,
+                                                   .state = DTYPE_BF16,
+                                                   .rows = NUM_ROUNDED,
+                                                   .rate = 1.0f});
         for (int64_t e = 0; e < NUM_ROUNDED; e++) x.grad.v[e] = 1.0 + fractions[i] * 0x1p-7;
         op_upload(&x.grad);
         UpdateParams p = without_memory();
@@ -146,13 +146,13 @@ OP_TEST(bf16_moments_are_unbiased) {
 // 1000 updates of `size` ulps each from weights of 1; what weight + lost are then.
 static void kahan_steps(DType dtype, double size, double *sums, int64_t n) {
     op_begin(optimizer_shape(dtype, 1, 0), "1000 updates of %g ulp", size);
-    Parameter x = parameter_make((ParameterSpec){.rule = RULE_ADAMW,
-                                                 .dtype = dtype,
-                                                 .grad = dtype,
-                                                 .state = DTYPE_BF16,
-                                                 .keep = WEIGHT_AND_LOST,
-                                                 .rows = n,
-                                                 .rate = 1.0f});
+    UpdateCase x = parameter_make((UpdateSpec){.rule = RULE_ADAMW,
+                                               .dtype = dtype,
+                                               .grad = dtype,
+                                               .state = DTYPE_BF16,
+                                               .keep = WEIGHT_AND_LOST,
+                                               .rows = n,
+                                               .rate = 1.0f});
     for (int64_t i = 0; i < n; i++) x.weight.v[i] = 1.0, x.lost.v[i] = 0.0, x.grad.v[i] = -1.0;
     op_upload(&x.weight), op_upload(&x.lost), op_upload(&x.grad);
     Tensor control = control_with(1.0f, SKIP_NONE);
@@ -208,7 +208,7 @@ OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header) {
     const int64_t count = hard_values(hard, ROOM);
     const int64_t blocks = ceil_div(count, STATE_BLOCK - 1), n = count + blocks;
     op_begin(optimizer_shape(dtype, 1, 0), "codes of 8-bit states");
-    Parameter x = parameter_make((ParameterSpec){
+    UpdateCase x = parameter_make((UpdateSpec){
         .rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = DTYPE_U8, .rows = n, .rate = 1.0f});
     static float g[N];
     int64_t next = 0;
@@ -236,7 +236,7 @@ OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header) {
 OP_TEST(a_block_of_zeros_stays_zero) {
     enum { N = 300 };
     op_begin(optimizer_shape(dtype, 1, 0), "8-bit states of zeros");
-    Parameter x = parameter_make((ParameterSpec){
+    UpdateCase x = parameter_make((UpdateSpec){
         .rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = DTYPE_U8, .rows = N, .rate = 1.0f});
     for (int i = 0; i < N; i++) x.grad.v[i] = x.m_values[i] = x.v_values[i] = 0.0;
     op_upload(&x.grad);
@@ -259,7 +259,7 @@ OP_TEST(updates_under_8_bit_states_stay_bounded_when_gradients_stop) {
     if (dtype != DTYPE_FP32) return; // the weight tells the update exactly
     enum { N = STATE_BLOCK, STEPS = 200 };
     op_begin(optimizer_shape(dtype, 1, 0), "gradients that stop");
-    Parameter x = parameter_make((ParameterSpec){
+    UpdateCase x = parameter_make((UpdateSpec){
         .rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = DTYPE_U8, .rows = N, .rate = 1.0f});
     for (int i = 0; i < N; i++) {
         x.weight.v[i] = x.m_values[i] = x.v_values[i] = 0.0;

@@ -12,7 +12,7 @@ enum { MAX_PARAMETERS = 7 };
 static const int64_t sizes[MAX_PARAMETERS] = {1, 7, 255, 256, 257, 4099, 70001};
 
 // Tensors [first, end) of `sizes`, each with its own decay, rate and random bits.
-static void make_parameters(Parameter *p, ParameterSpec spec, int first, int end) {
+static void make_parameters(UpdateCase *p, UpdateSpec spec, int first, int end) {
     const float decay[MAX_PARAMETERS] = {0.1f, 0.0f, 0.1f, 0.0f, 0.5f, 0.1f, 0.1f};
     const float rate[MAX_PARAMETERS] = {1.0f, 1.0f, 0.5f, 1.0f, 2.0f, 0.75f, 1.0f};
     for (int i = first; i < end; i++) {
@@ -21,25 +21,25 @@ static void make_parameters(Parameter *p, ParameterSpec spec, int first, int end
     }
 }
 
-static void set_gradients(Parameter *p, int n, int step, float grad_factor) {
+static void set_gradients(UpdateCase *p, int n, int step, float grad_factor) {
     for (int i = 0; i < n; i++) {
         new_gradients(&p[i], step);
         if (p[i].spec.rule == RULE_LION) keep_signs_clear(&p[i], grad_factor);
     }
 }
 
-static void update_array(const Parameter *p, int n, int first, int count, UpdateParams params, Tensor control) {
+static void update_array(const UpdateCase *p, int n, int first, int count, UpdateParams params, Tensor control) {
     UpdateTensor tensors[MAX_PARAMETERS];
     for (int i = 0; i < n; i++) tensors[i] = p[i].update;
     optimizer_update(tensors, n, first, count, params, control);
 }
 
-static void update_case(ParameterSpec spec, int first, int end, int steps) {
+static void update_case(UpdateSpec spec, int first, int end, int steps) {
     const float grad_factor = 0.25f;
     const int n = end - first;
     op_begin(optimizer_shape(spec.dtype, n, 0), "%s, state %s, %s, gradient %s, tensors %d .. %d", rule_name(spec.rule),
              dtype_name(spec.state), keep_name(spec.keep), dtype_name(spec.grad), first, end - 1);
-    Parameter p[MAX_PARAMETERS];
+    UpdateCase p[MAX_PARAMETERS];
     make_parameters(p, spec, first, end);
     Tensor control = control_with(grad_factor, SKIP_NONE);
     UpdateParams params = update_params;
@@ -66,11 +66,11 @@ OP_TEST(every_rule_matches_with_every_state_weight_and_gradient) {
     for (int i = 0; i < NUM_RULES; i++)
         for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++)
             for (int same = 0; same < (dtype == DTYPE_FP32 ? 1 : 2); same++) {
-                const ParameterSpec spec = {.rule = rules[i].rule,
-                                            .dtype = dtype,
-                                            .grad = same ? dtype : DTYPE_FP32,
-                                            .state = rules[i].state,
-                                            .keep = (Keep)keep};
+                const UpdateSpec spec = {.rule = rules[i].rule,
+                                         .dtype = dtype,
+                                         .grad = same ? dtype : DTYPE_FP32,
+                                         .state = rules[i].state,
+                                         .keep = (Keep)keep};
                 update_case(spec, 0, 4, 2);
                 update_case(spec, 4, 6, 2);
             }
@@ -79,11 +79,11 @@ OP_TEST(every_rule_matches_with_every_state_weight_and_gradient) {
 OP_TEST(large_tensors_match) {
     for (int i = 0; i < NUM_RULES; i++) {
         const Keep keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)(i % NUM_KEEPS);
-        update_case((ParameterSpec){.rule = rules[i].rule,
-                                    .dtype = dtype,
-                                    .grad = i % 2 ? dtype : DTYPE_FP32,
-                                    .state = rules[i].state,
-                                    .keep = keep},
+        update_case((UpdateSpec){.rule = rules[i].rule,
+                                 .dtype = dtype,
+                                 .grad = i % 2 ? dtype : DTYPE_FP32,
+                                 .state = rules[i].state,
+                                 .keep = keep},
                     5, 7, 1);
     }
 }
@@ -92,19 +92,19 @@ OP_TEST(slices_of_tensors_match) {
     for (int i = 0; i < NUM_RULES; i++) {
         const Keep keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)(i % NUM_KEEPS);
         op_begin_tensors_at(8);
-        update_case((ParameterSpec){.rule = rules[i].rule,
-                                    .dtype = dtype,
-                                    .grad = i % 2 ? dtype : DTYPE_FP32,
-                                    .state = rules[i].state,
-                                    .keep = keep},
+        update_case((UpdateSpec){.rule = rules[i].rule,
+                                 .dtype = dtype,
+                                 .grad = i % 2 ? dtype : DTYPE_FP32,
+                                 .state = rules[i].state,
+                                 .keep = keep},
                     4, 6, 1);
     }
 }
 
 OP_TEST(five_steps_in_a_row_match) {
     for (int i = 0; i < 3; i++)
-        update_case((ParameterSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = rules[i].state}, 3,
-                    5, 5);
+        update_case((UpdateSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = rules[i].state}, 3, 5,
+                    5);
 }
 
 // ----------------------------------------------------------------------------------------------------- unequal tensors
@@ -120,17 +120,17 @@ OP_TEST(tensors_of_unequal_rules_and_states_stand_in_one_array) {
                                {RULE_LION, DTYPE_FP32}};
     const float grad_factor = 0.5f;
     op_begin(optimizer_shape(dtype, MAX_PARAMETERS, 0), "mixed rules");
-    Parameter p[MAX_PARAMETERS];
+    UpdateCase p[MAX_PARAMETERS];
     for (int i = 0; i < MAX_PARAMETERS; i++)
-        p[i] = parameter_make((ParameterSpec){.rule = mixed[i].rule,
-                                              .dtype = dtype,
-                                              .grad = DTYPE_FP32,
-                                              .state = mixed[i].state,
-                                              .keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : WEIGHT_AND_MASTER,
-                                              .rows = sizes[(i + 3) % MAX_PARAMETERS],
-                                              .weight_decay = 0.1f,
-                                              .rate = 1.0f + (float)i,
-                                              .stream = i});
+        p[i] = parameter_make((UpdateSpec){.rule = mixed[i].rule,
+                                           .dtype = dtype,
+                                           .grad = DTYPE_FP32,
+                                           .state = mixed[i].state,
+                                           .keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : WEIGHT_AND_MASTER,
+                                           .rows = sizes[(i + 3) % MAX_PARAMETERS],
+                                           .weight_decay = 0.1f,
+                                           .rate = 1.0f + (float)i,
+                                           .stream = i});
     set_gradients(p, MAX_PARAMETERS, 0, grad_factor);
     update_array(p, MAX_PARAMETERS, 0, MAX_PARAMETERS, update_params, control_with(grad_factor, SKIP_NONE));
     for (int i = 0; i < MAX_PARAMETERS; i++) parameter_expect_update(&p[i], update_params, grad_factor);
@@ -145,16 +145,16 @@ OP_TEST(many_small_unaligned_tensors_match) {
     int64_t n = 0;
     for (int i = 0; i < NUM_SMALL; i++) n += small_size(i);
     for (int s = 0; s < 2; s++) { // 8-bit states have blocks, and scales, of their own: see the next test
-        const ParameterSpec spec = {.rule = RULE_ADAMW,
-                                    .dtype = dtype,
-                                    .grad = DTYPE_FP32,
-                                    .state = s ? DTYPE_BF16 : DTYPE_FP32,
-                                    .keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : WEIGHT_AND_MASTER,
-                                    .rows = n,
-                                    .weight_decay = 0.1f,
-                                    .rate = 1.0f};
+        const UpdateSpec spec = {.rule = RULE_ADAMW,
+                                 .dtype = dtype,
+                                 .grad = DTYPE_FP32,
+                                 .state = s ? DTYPE_BF16 : DTYPE_FP32,
+                                 .keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : WEIGHT_AND_MASTER,
+                                 .rows = n,
+                                 .weight_decay = 0.1f,
+                                 .rate = 1.0f};
         op_begin(optimizer_shape(dtype, NUM_SMALL, 0), "many small tensors, state %s", dtype_name(spec.state));
-        Parameter p = parameter_make(spec);
+        UpdateCase p = parameter_make(spec);
         UpdateTensor tensors[NUM_SMALL];
         for (int64_t i = 0, begin = 0; i < NUM_SMALL; begin += small_size((int)i++)) {
             tensors[i] = update_slice(p.update, begin, small_size((int)i));
@@ -169,10 +169,10 @@ OP_TEST(many_small_unaligned_tensors_match) {
 // The same block of states again and again, shifted by one element in memory: no alignment is needed.
 OP_TEST(unaligned_8bit_states_match) {
     enum { N = 1000 };
-    const ParameterSpec spec = {
+    const UpdateSpec spec = {
         .rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = DTYPE_U8, .rows = N, .rate = 1.0f};
     op_begin(optimizer_shape(dtype, 1, 0), "8-bit states from the second element");
-    Parameter p = parameter_make(spec), shifted = p;
+    UpdateCase p = parameter_make(spec), shifted = p;
     OpTensor *all[] = {&shifted.weight, &shifted.grad, &shifted.m, &shifted.v};
     for (int i = 0; i < 4; i++) all[i]->t = tensor_slice_elements(all[i]->t, 1, N - 1);
     shifted.update = update_slice(p.update, 1, N - 1);
@@ -189,7 +189,7 @@ OP_TEST(unaligned_8bit_states_match) {
 // ----------------------------------------------------------------------------------------------------- the same bits
 
 // The rules and states that the tests of bits go through: all that is rounded at random, and all that has blocks.
-static const ParameterSpec bit_cases[] = {
+static const UpdateSpec bit_cases[] = {
     {.rule = RULE_ADAMW, .state = DTYPE_FP32}, {.rule = RULE_ADAMW, .state = DTYPE_BF16},
     {.rule = RULE_ADAMW, .state = DTYPE_U8},   {.rule = RULE_LION, .state = DTYPE_BF16},
     {.rule = RULE_SGD, .state = DTYPE_U8},     {.rule = RULE_DIRECTION, .state = DTYPE_FP32},
@@ -197,15 +197,15 @@ static const ParameterSpec bit_cases[] = {
 };
 enum { NUM_BIT_CASES = sizeof bit_cases / sizeof *bit_cases };
 
-static ParameterSpec bit_case(int i, DType dtype, int64_t rows) {
-    ParameterSpec spec = bit_cases[i];
+static UpdateSpec bit_case(int i, DType dtype, int64_t rows) {
+    UpdateSpec spec = bit_cases[i];
     spec.dtype = dtype, spec.grad = dtype, spec.weight_decay = 0.1f, spec.rate = 1.0f, spec.stream = 5;
     spec.rows = spec.cols ? ceil_div(rows, spec.cols) : rows;
     return spec;
 }
 
 // As adafactor_statistics leaves it.
-static void set_rms(Parameter *p) {
+static void set_rms(UpdateCase *p) {
     if (!p->rms.t.data) return;
     p->rms.v[0] = 2.5;
     op_upload(&p->rms);
@@ -214,7 +214,7 @@ static void set_rms(Parameter *p) {
 static uint64_t bits_of_ranges(DType dtype, int spec, int cut_a, int cut_b) {
     op_random_restart();
     op_begin(optimizer_shape(dtype, 4, 0), "tensors in ranges, case %d", spec);
-    Parameter p[4];
+    UpdateCase p[4];
     for (int i = 0; i < 4; i++) {
         p[i] = parameter_make(bit_case(spec, dtype, sizes[2 + i]));
         set_rms(&p[i]);
@@ -240,8 +240,8 @@ OP_TEST(ranges_of_an_array_give_the_bits_of_one_call) {
 // A range updates no tensor outside it.
 OP_TEST(a_range_leaves_the_other_tensors) {
     op_begin(optimizer_shape(dtype, 3, 0), "a range");
-    Parameter p[3];
-    make_parameters(p, (ParameterSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = dtype, .state = DTYPE_FP32}, 1, 4);
+    UpdateCase p[3];
+    make_parameters(p, (UpdateSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = dtype, .state = DTYPE_FP32}, 1, 4);
     uint64_t before[3];
     for (int i = 0; i < 3; i++) before[i] = parameter_digest(&p[i], 0);
     update_array(p, 3, 1, 1, update_params, control_with(0.25f, SKIP_NONE));
@@ -252,7 +252,7 @@ OP_TEST(a_range_leaves_the_other_tensors) {
 static uint64_t bits_of_slices(DType dtype, int spec, int64_t slice) {
     op_random_restart();
     op_begin(optimizer_shape(dtype, 1, 0), "slices of %d, case %d", (int)slice, spec);
-    Parameter p = parameter_make(bit_case(spec, dtype, 4099));
+    UpdateCase p = parameter_make(bit_case(spec, dtype, 4099));
     set_rms(&p);
     Tensor control = control_with(0.25f, SKIP_NONE);
     for (int64_t begin = 0; begin < p.n; begin += slice) {
@@ -279,9 +279,9 @@ OP_TEST(a_skipped_step_leaves_every_byte) {
         for (int keep = 0; keep < (dtype == DTYPE_FP32 ? 1 : NUM_KEEPS); keep++) {
             const int64_t n = bit_cases[i].cols ? 600 * bit_cases[i].cols : 4099; // a tall matrix
             op_begin(optimizer_shape(dtype, 1, n), "a skipped step, case %d", i);
-            ParameterSpec spec = bit_case(i, dtype, n);
+            UpdateSpec spec = bit_case(i, dtype, n);
             spec.keep = (Keep)keep;
-            Parameter p = parameter_make(spec);
+            UpdateCase p = parameter_make(spec);
             p.grad.v[17] = (double)NAN;
             op_upload(&p.grad);
             set_rms(&p); // of NaN, NaN would be left

@@ -211,10 +211,10 @@ static void tensor_statistics_random(DType dtype) {
 static void optimizer_update_random(DType dtype) {
     static const DType states[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_U8};
     enum { MOST = 3 };
-    Parameter p[MOST];
+    UpdateCase p[MOST];
     UpdateTensor tensors[MOST];
     const int n = 1 + (int)draw(MOST);
-    ParameterSpec spec = {.rule = RULE_ADAMW, .dtype = dtype, .grad = gradient_dtype(dtype)};
+    UpdateSpec spec = {.rule = RULE_ADAMW, .dtype = dtype, .grad = gradient_dtype(dtype)};
     spec.state = states[draw(3)];
     spec.keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)draw(NUM_KEEPS);
     int64_t sizes[MOST] = {0};

@@ -78,18 +78,18 @@ static uint64_t decoding_bits(DType dtype) {
 
 // The digest of an update by this rule, with moments in dtype `kept`, and of what comes before it.
 static uint64_t update_bits(DType dtype, UpdateRule rule, DType kept) {
-    Parameter p[UPDATED];
+    UpdateCase p[UPDATED];
     UpdateTensor tensors[UPDATED];
     for (int i = 0; i < UPDATED; i++) {
-        p[i] = parameter_make((ParameterSpec){.rule = rule,
-                                              .dtype = dtype,
-                                              .grad = dtype,
-                                              .state = kept,
-                                              .rows = updated_rows[i],
-                                              .cols = UPDATED_COLS,
-                                              .weight_decay = 0.1f,
-                                              .rate = 1.0f,
-                                              .stream = i});
+        p[i] = parameter_make((UpdateSpec){.rule = rule,
+                                           .dtype = dtype,
+                                           .grad = dtype,
+                                           .state = kept,
+                                           .rows = updated_rows[i],
+                                           .cols = UPDATED_COLS,
+                                           .weight_decay = 0.1f,
+                                           .rate = 1.0f,
+                                           .stream = i});
         tensors[i] = p[i].update;
     }
     const Tensor control = control_with(1.0f, SKIP_NONE);

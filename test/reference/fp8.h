@@ -1,6 +1,6 @@
 // Specification of the fp8 ops of llmc/ops.h. It knows the two formats by their definition only, and shares no
-// rounding, no encoding and no scale with llmc/fp8.h: the nearest number is searched for. Codes are bytes, as the
-// device holds them; slots are those of llmc/fp8.h. See reference.h.
+// rounding, no encoding and no scale with llmc/number.h: the nearest number is searched for. Codes are bytes, as the
+// device holds them; slots are those of llmc/number.h. See reference.h.
 #pragma once
 #include "test/reference/reference.h"
 

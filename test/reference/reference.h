@@ -7,7 +7,7 @@
 // rounded to `dtype`, the compute dtype, before they are used. Where ops.h says "= or +=", `accumulate` decides.
 // This module owns nothing and is written to be read: no blocking, no threads, no vector code.
 #pragma once
-#include "llmc/model/model_config.h"
+#include "llmc/model/parameters.h"
 #include "llmc/ops.h"
 
 // x rounded to nearest even in a floating dtype.

@@ -1,7 +1,7 @@
 // The quantisation kernels of llmc/cuda/fp8_quantize.cu where test/ops/test_fp8.c does not look: tiles that end
 // anywhere, tensors that begin anywhere, the same bits in any order of blocks and threads, what one call leaves for the
-// next. And the numbers of llmc/fp8.h against NVIDIA's own conversions (cuda_fp8.h), which stand for the instructions
-// of a GPU.
+// next. And the numbers of llmc/number.h against NVIDIA's own conversions (cuda_fp8.h), which stand for the
+// instructions of a GPU.
 #include "test/ops/fp8_case.h"
 
 #include "dev/sim/sim_control.h"

@@ -1,7 +1,6 @@
 // Multiple choice: the form of the files and damage to it, and the scores against a plain pass for every completion.
 // With arguments CHECKPOINT FILE T B it is a program that prints what the trainer sums up, "example completion tokens
 // loss" a line, for the comparison with transformers in test/e2e/test_evaluation.py.
-#include "llmc/run/signals.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/train/evals.h"

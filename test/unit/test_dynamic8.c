@@ -1,5 +1,5 @@
 // The 8-bit numbers of optimizer states against the map of the paper, made here in fp64 from its own formula.
-#include "llmc/dynamic8.h"
+#include "llmc/number.h"
 #include "test/test.h"
 
 #include <math.h>

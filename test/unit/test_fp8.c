@@ -1,5 +1,5 @@
-// llmc/fp8.h: the numbers of both formats, rounding to them against a search through all of them, and scales.
-#include "llmc/fp8.h"
+// llmc/number.h: the numbers of both formats, rounding to them against a search through all of them, and scales.
+#include "llmc/number.h"
 #include "test/test.h"
 
 #include <float.h>

@@ -1,5 +1,4 @@
 // Model descriptors: what they stand for, and what is refused.
-#include "llmc/model/model_config.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
 #include "test/test.h"

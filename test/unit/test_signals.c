@@ -1,5 +1,5 @@
 // Signals, each case in a child process: what it asks for, and how the process ends.
-#include "llmc/run/signals.h"
+#include "llmc/base/error.h"
 #include "test/fixture.h"
 
 #include <errno.h>

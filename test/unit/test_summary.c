@@ -115,3 +115,20 @@ TEST(without_memory_for_a_summary_the_run_goes_on) {
     free(json);
     run_summary_free(NULL);
 }
+
+TEST(the_time_of_a_step_is_that_of_the_last_half_minute) {
+    StepTime t = {0};
+    step_time_add(&t, 9.0); // pays for starting
+    assert_float_equal(t.mean, 9.0, 1e-12);
+    step_time_add(&t, 0.1);
+    assert_float_equal(t.mean, 0.1, 1e-12);
+    for (int i = 0; i < 3000; i++) step_time_add(&t, 0.1);
+    step_time_add(&t, 3.0); // one slow step is one of 300
+    assert_true(t.mean > 0.1 && t.mean < 0.115);
+    for (int i = 0; i < 600; i++) step_time_add(&t, 0.2); // from now on all are slower: two minutes later that is known
+    assert_float_equal(t.mean, 0.2, 0.005);
+    t = (StepTime){0};
+    const double minutes[] = {100.0, 60.0, 80.0}; // steps longer than the window: the last one counts most
+    for (int i = 0; i < 3; i++) step_time_add(&t, minutes[i]);
+    assert_true(t.mean > 75.0 && t.mean < 80.0);
+}

@@ -1,5 +1,5 @@
-// See ops_check.h.
-#include "llmc/ops_check.h"
+// What every backend demands of the arguments of an op. See ops.h.
+#include "llmc/ops.h"
 
 #include "llmc/base/checked.h"
 #include "llmc/base/error.h"
