@@ -168,8 +168,7 @@ TEST(no_validation_yet_is_a_loss_of_infinity) {
 TEST(options_that_are_no_json_object_are_refused_before_they_are_written) {
     TrainerState s = make_state(1);
     s.options_json = (char *)"{\"a\": 1}, \"step\": 5";
-    assert_false(checkpoint_save(tmp.path, model, &s, &err));
-    assert_message("the options: bytes after the JSON value");
+    assert_error(checkpoint_save(tmp.path, model, &s, &err), "the options: bytes after the JSON value");
     assert_int_equal(entries_of(tmp.path), 0);
 }
 
@@ -200,10 +199,10 @@ TEST(a_model_of_another_shape_is_refused) {
     options.T = 32;
     Gpt2 *other = gpt2_create(&options, &err);
     save(1);
-    assert_false(checkpoint_load_weights(other, tmp_file("step_00000001"), &err));
-    assert_message("a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
-    assert_false(checkpoint_load_moments(other, tmp_file("step_00000001"), &err));
-    assert_message("optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
+    assert_error(checkpoint_load_weights(other, tmp_file("step_00000001"), &err),
+                 "a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
+    assert_error(checkpoint_load_moments(other, tmp_file("step_00000001"), &err),
+                 "optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
     gpt2_destroy(other);
 }
 
@@ -291,8 +290,8 @@ TEST(a_directory_without_checkpoints_has_none) {
 TEST(a_directory_that_cannot_be_read_is_an_error) {
     char *path, *skipped;
     write_bytes(tmp_file("file"), "x", 1);
-    assert_false(checkpoint_find_latest(tmp_file("file"), &path, &skipped, &err));
-    assert_message("file: cannot open the directory: Not a directory");
+    assert_error(checkpoint_find_latest(tmp_file("file"), &path, &skipped, &err),
+                 "file: cannot open the directory: Not a directory");
 }
 
 // From here on no directory can be read to its end, as on a disk that fails.
@@ -522,8 +521,7 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     for (int64_t step = 1; step <= 5; step++) save(step);
     assert_ok(directory_make(tmp_file("step_00000002/eval"), &err));
     write_bytes(tmp_file("step_00000003/notes.txt"), "mine", 4);
-    assert_false(checkpoint_rotate(tmp.path, 1, 0, &err));
-    assert_message("step_00000003 is kept: notes.txt in it is of no checkpoint");
+    assert_error(checkpoint_rotate(tmp.path, 1, 0, &err), "step_00000003 is kept: notes.txt in it is of no checkpoint");
     assert_int_equal(entries_of(tmp.path), 3);
     assert_int_equal(entries_of(tmp_file("step_00000002")), 5);
     assert_int_equal(entries_of(tmp_file("step_00000003")), 5);

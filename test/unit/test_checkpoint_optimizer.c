@@ -209,9 +209,9 @@ TEST(another_optimizers_state_is_refused_by_both_names) {
     Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));
     Gpt2 *muon = make_model(model_options(OPTIMIZER_MUON, DTYPE_BF16));
     const char *path = save(lion);
-    assert_false(checkpoint_load_moments(muon, path, &err));
-    assert_message("optimizer.safetensors: the state of --optimizer lion, and this run is to go on with muon: give "
-                   "--optimizer lion, or --reset-optimizer");
+    assert_error(checkpoint_load_moments(muon, path, &err),
+                 "optimizer.safetensors: the state of --optimizer lion, and this run is to go on with muon: give "
+                 "--optimizer lion, or --reset-optimizer");
     assert_ok(checkpoint_load_moments(lion, path, &err));
     gpt2_destroy(lion);
     gpt2_destroy(muon);
@@ -233,8 +233,8 @@ TEST(a_checkpoint_that_names_no_optimizer_is_adamws) {
     assert_int_equal(s.optimizer_start, 0);
     assert_int_equal(s.control.micro_steps, 0);
     trainer_state_free(&s);
-    assert_false(checkpoint_load_moments(lion, path, &err));
-    assert_message("the state of --optimizer adamw, and this run is to go on with lion");
+    assert_error(checkpoint_load_moments(lion, path, &err),
+                 "the state of --optimizer adamw, and this run is to go on with lion");
     gpt2_destroy(adamw);
     gpt2_destroy(lion);
 }
@@ -244,15 +244,13 @@ TEST(an_optimizer_that_nobody_knows_is_refused) {
     const char *path = save(model);
     TrainerState s;
     replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "\"adamw\"", "\"admaw\"");
-    assert_false(checkpoint_load_moments(model, path, &err));
-    assert_message("none that this version knows");
+    assert_error(checkpoint_load_moments(model, path, &err), "none that this version knows");
     unseal(tmp_file("step_00000001/trainer.json"));
     replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer\": \"adamw\"", "\"optimizer\": \"admaw\"");
-    assert_false(checkpoint_load_state(path, &s, &err));
-    assert_message("trainer.json: \"optimizer\" is \"admaw\", which this version does not know");
+    assert_error(checkpoint_load_state(path, &s, &err),
+                 "trainer.json: \"optimizer\" is \"admaw\", which this version does not know");
     replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer\": \"admaw\"", "\"optimizer\":       7");
-    assert_false(checkpoint_load_state(path, &s, &err));
-    assert_message("\"optimizer\" is 7");
+    assert_error(checkpoint_load_state(path, &s, &err), "\"optimizer\" is 7");
     gpt2_destroy(model);
 }
 
@@ -262,8 +260,7 @@ TEST(a_state_from_behind_the_step_is_refused) {
     TrainerState s;
     unseal(tmp_file("step_00000001/trainer.json"));
     replace_in_file(tmp_file("step_00000001/trainer.json"), "\"optimizer_start\": 0", "\"optimizer_start\": 2");
-    assert_false(checkpoint_load_state(path, &s, &err));
-    assert_message("\"optimizer_start\" is 2, expected an integer from 0 to 1");
+    assert_error(checkpoint_load_state(path, &s, &err), "\"optimizer_start\" is 2, expected an integer from 0 to 1");
     gpt2_destroy(model);
 }
 
@@ -274,12 +271,10 @@ TEST(tensors_of_another_dtype_or_shape_are_refused) {
     char name[64];
     snprintf(name, sizeof name, "tensor %s is not the u8 tensor", wte);
     replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "\"U8\"", "\"I8\"");
-    assert_false(checkpoint_load_moments(model, path, &err));
-    assert_message(name);
+    assert_error(checkpoint_load_moments(model, path, &err), name);
     save(model);
     replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "[256,40]", "[40,256]");
-    assert_false(checkpoint_load_moments(model, path, &err));
-    assert_message(name);
+    assert_error(checkpoint_load_moments(model, path, &err), name);
     save(model);
     replace_in_file(tmp_file("step_00000001/optimizer.safetensors"), "exp_avg.transformer.wte",
                     "exp_avg.transformer.etw");

@@ -6,6 +6,8 @@
 
 #include <time.h>
 
+static Error err;
+
 enum { T = 4, WINDOWS_PER_FILE = 25, FILES = 2, WINDOWS = FILES * WINDOWS_PER_FILE };
 
 static ShardSet shards; // window w begins with token w * T, all below 65536
@@ -13,7 +15,6 @@ static ShardSet shards; // window w begins with token w * T, all below 65536
 static void write_shard(const char *path, int first_token) {
     uint16_t tokens[WINDOWS_PER_FILE * T + 1];
     for (int i = 0; i <= WINDOWS_PER_FILE * T; i++) tokens[i] = (uint16_t)(first_token + i);
-    Error err;
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_non_null(w);
     assert_true(shard_writer_append(w, tokens, WINDOWS_PER_FILE * T + 1, &err));
@@ -24,7 +25,6 @@ static int open_data(void **state) {
     tmp_setup(state);
     write_shard(tmp_file("a.bin"), 0);
     write_shard(tmp_file("b.bin"), WINDOWS_PER_FILE * T);
-    Error err;
     return shards_open(&shards, tmp_file("*.bin"), T, &err) ? 0 : -1;
 }
 
@@ -40,7 +40,6 @@ static DataLoaderOptions options_of(int64_t batch, int64_t step) {
 }
 
 static DataLoader *create(DataLoaderOptions options) {
-    Error err;
     DataLoader *loader = dataloader_create(&options, &err);
     if (!loader) fail_msg("%s", err.text);
     return loader;
@@ -58,7 +57,6 @@ static void read_windows(DataLoader *loader, int64_t *out, int64_t n) {
     for (int64_t done = 0; done < n;) {
         const void *windows;
         int64_t count;
-        Error err;
         if (!dataloader_next(loader, &windows, &count, &err)) fail_msg("%s", err.text);
         assert_in_range(count, 1, n - done);
         for (int64_t i = 0; i < count; i++) out[done++] = window_of((const uint16_t *)windows + i * (T + 1));
@@ -106,7 +104,6 @@ TEST(the_last_batch_of_a_step_is_the_smaller_one) {
     for (int i = 0; i < 6; i++) {
         const void *windows;
         int64_t count;
-        Error err;
         assert_true(dataloader_next(loader, &windows, &count, &err));
         assert_int_equal(count, expected[i]);
     }
@@ -158,7 +155,6 @@ TEST(a_buffer_stays_untouched_until_the_second_next_call) {
         for (int64_t call = 0; call < 200; call++) {
             const void *windows;
             int64_t count;
-            Error err;
             assert_true(dataloader_next(loader, &windows, &count, &err));
             if (call % 20 == 0) usleep(2000); // time for the reader to do harm
             for (int64_t i = 0; i < 2; i++) {
@@ -186,7 +182,6 @@ TEST(an_error_comes_when_its_batch_is_due_and_stays) {
         for (int call = 0; call < 3; call++) {
             const void *pointer;
             int64_t count;
-            Error err;
             assert_false(dataloader_next(loader, &pointer, &count, &err));
             // Token 33 T + 1 of all is token 33 T + 1 - 25 T of the second file.
             assert_non_null(strstr(err.text, "b.bin: token 33 is 133, expected below the vocabulary size 133"));
@@ -199,7 +194,6 @@ TEST(an_error_comes_when_its_batch_is_due_and_stays) {
 TEST(a_file_cut_under_the_loader_ends_in_an_error) {
     DataLoader *loader = create(options_of(8, 8));
     assert_int_equal(truncate(tmp_file("a.bin"), 1024), 0);
-    Error err;
     const void *windows;
     int64_t count;
     int calls = 0;
@@ -218,7 +212,6 @@ TEST(a_loader_can_be_destroyed_at_any_moment) {
         for (int call = 0; call < i % 8; call++) {
             const void *windows;
             int64_t count;
-            Error err;
             if (!dataloader_next(loader, &windows, &count, &err)) break;
         }
         dataloader_destroy(loader);

@@ -206,8 +206,8 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
         "tensor transformer.h.1.mlp.c_fc.weight holds -65520, which fp16 cannot hold: write the model in bf16");
     row[79] = 3.4e38f;
     gpt2_set_weight(m, index, 319, 1, row);
-    assert_false(export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err));
-    assert_message("transformer.h.1.mlp.c_fc.weight holds 3.4e+38, which bf16 cannot hold: write the model in fp32");
+    assert_error(export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err),
+                 "transformer.h.1.mlp.c_fc.weight holds 3.4e+38, which bf16 cannot hold: write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
     gpt2_destroy(m);
 }
@@ -321,8 +321,8 @@ TEST(a_checkpoint_is_never_replaced) {
     Gpt2 *m = make_model(DTYPE_FP32, true);
     TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, m, &s, &err));
-    assert_false(export_model(tmp_file("step_00000001"), m, DTYPE_FP32, -1, NULL, &err));
-    assert_message("which is not of an exported model");
+    assert_error(export_model(tmp_file("step_00000001"), m, DTYPE_FP32, -1, NULL, &err),
+                 "which is not of an exported model");
     gpt2_destroy(m);
 }
 

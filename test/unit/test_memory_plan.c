@@ -5,6 +5,8 @@
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
 
+static Error err;
+
 TestFixture test_all = {start_device, stop_device};
 
 typedef struct {
@@ -132,7 +134,6 @@ TEST(a_block_keeps_what_its_set_leaves) {
 
 // At 124M, laying out costs at most a hundredth over what is alive at once.
 TEST(no_set_takes_more_than_its_tensors_need) {
-    Error err;
     Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 4, .T = 1024};
     assert_true(model_config_parse(&options.config, "d12", &err));
     model_config_set_vocab(&options.config, GPT2_VOCAB);
@@ -148,7 +149,6 @@ TEST(no_set_takes_more_than_its_tensors_need) {
 
 // 2 bytes a parameter less; in fp32 remain, while the backward pass runs, the gradients of one block and of wte.
 TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
-    Error err;
     Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 1, .T = 64};
     assert_true(model_config_parse(&options.config, "d12", &err));
     model_config_set_vocab(&options.config, GPT2_VOCAB);
@@ -172,7 +172,6 @@ TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
 // ---------------------------------------------------------------------------------------------------------- generation
 
 static int64_t planned(Gpt2Options options, int64_t sequences) {
-    Error err;
     assert_true(model_config_parse(&options.config, "d12", &err));
     model_config_set_vocab(&options.config, GPT2_VOCAB);
     options.dtype = DTYPE_FP32;

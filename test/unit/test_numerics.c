@@ -7,6 +7,8 @@
 
 #include <math.h>
 
+static Error err;
+
 TestFixture test_all = {start_device, stop_device};
 
 enum { L = 3, C = 64, V = 100, T = 16, B = 4 };
@@ -24,7 +26,6 @@ static Gpt2Options options_of(DType dtype, bool master) {
 }
 
 static Gpt2 *make(const Gpt2Options *options) {
-    Error err;
     Gpt2 *model = gpt2_create(options, &err);
     if (!model) fail_msg("%s", err.text);
     gpt2_init_weights(model, 1);
@@ -32,7 +33,6 @@ static Gpt2 *make(const Gpt2Options *options) {
 }
 
 static void micro_step(Gpt2 *model, bool first) {
-    Error err;
     uint16_t *windows = host_alloc(sizeof(uint16_t) * B * (T + 1), &err);
     assert_non_null(windows);
     for (int i = 0; i < B * (T + 1); i++) windows[i] = (uint16_t)(i * 7 % V);

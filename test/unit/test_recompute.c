@@ -3,6 +3,8 @@
 #include "llmc/model/recompute.h"
 #include "test/test.h"
 
+static Error err;
+
 // clang-format off
 // clang-format on
 
@@ -10,7 +12,6 @@ enum { L = 12 };
 
 static Recompute parsed(const char *text, int64_t blocks) {
     Recompute r;
-    Error err;
     if (!recompute_parse(&r, text, blocks, &err)) fail_msg("%s: %s", text, err.text);
     return r;
 }
@@ -108,7 +109,6 @@ TEST(a_wrong_text_is_refused_with_what_is_expected) {
         if (!strstr(err.text, cases[i].told)) fail_msg("'%s': %s", cases[i].text, err.text);
     }
     Recompute r;
-    Error err;
     assert_false(recompute_parse(&r, "3/0", 1, &err));
     assert_string_equal(err.text, "-r 3/0: the model has 1 block, and / needs more; leave it out");
 }
@@ -163,7 +163,6 @@ TEST(every_pattern_survives_its_text) {
 }
 
 TEST(a_text_that_does_not_fit_ends_in_dots) {
-    Error err;
     Recompute r = parsed("gelu+qkvx4,layernorm+attentionx3,0", L), other;
     const char *whole = "gelu+qkvx4,layernorm+attentionx3,0";
     for (size_t size = 4; size <= strlen(whole) + 1; size++) {

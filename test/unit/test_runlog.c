@@ -5,6 +5,8 @@
 #include <math.h>
 #include <sys/resource.h>
 
+static Error err;
+
 // ------------------------------------------------------------------------------------------------------------ helpers
 
 static char *file_text(const char *name) { return read_text(tmp_file(name)); }
@@ -239,7 +241,6 @@ TEST(in_a_file_there_is_no_bar) {
 
 // Opens the log of dir, does `body` with stdout captured away, closes it, gives main.log.
 static char *logged(bool append, int64_t first_step, void (*body)(RunLog *)) {
-    Error err;
     Capture c = capture_start(stdout);
     RunLog *log = runlog_open(tmp.path, append, first_step, 0, false, &err);
     if (log) body(log);
@@ -438,23 +439,18 @@ TEST(a_new_run_starts_a_new_log) {
 }
 
 TEST(a_log_that_cannot_be_opened_is_an_error_with_its_path) {
-    Error err;
     assert_int_equal(mkdir(tmp_file("main.log"), 0777), 0);
-    assert_null(runlog_open(tmp.path, false, 0, 0, false, &err));
-    assert_non_null(strstr(err.text, "/main.log: cannot be written: Is a directory"));
+    assert_error(runlog_open(tmp.path, false, 0, 0, false, &err), "/main.log: cannot be written: Is a directory");
     write_text(tmp_file("file"), "x");
-    assert_null(runlog_open(tmp_file("file"), false, 0, 0, false, &err));
-    assert_non_null(strstr(err.text, "/file"));
+    assert_error(runlog_open(tmp_file("file"), false, 0, 0, false, &err), "/file");
 }
 
 TEST(a_second_process_is_refused_and_touches_nothing) {
-    Error err;
     RunLog *log = runlog_open(tmp.path, false, 0, 0, false, &err);
     assert_non_null(log);
     runlog_event(log, "first", "\"step\":7");
     // A second descriptor counts as another process does.
-    assert_null(runlog_open(tmp.path, true, 3, 0, true, &err));
-    assert_non_null(strstr(err.text, "/main.log: another process is writing it"));
+    assert_error(runlog_open(tmp.path, true, 3, 0, true, &err), "/main.log: another process is writing it");
     assert_null(runlog_open(tmp.path, false, 0, 0, true, &err));
     runlog_event(log, "second", NULL);
     runlog_close(log);
@@ -467,7 +463,6 @@ TEST(a_second_process_is_refused_and_touches_nothing) {
 }
 
 TEST(without_a_file_for_tensorboard_the_run_goes_on) {
-    Error err;
     // One more descriptor and no second one: main.log can be opened, an event file cannot.
     struct rlimit before, few;
     getrlimit(RLIMIT_NOFILE, &before);
