@@ -538,14 +538,6 @@ TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced) {
     free(assert_latest("step_00000001"));
 }
 
-TEST(cleaning_removes_what_a_killed_rotation_left) {
-    save(1);
-    save(2);
-    assert_int_equal(rename(tmp_file("step_00000001"), tmp_file(".tmp-step_00000001")), 0);
-    checkpoint_clean(tmp.path);
-    assert_int_equal(entries_of(tmp.path), 1);
-}
-
 // --------------------------------------------------------------------------------------------------------- any bytes
 
 // The bytes as the trainer.json of step 1: does the state load?

@@ -205,18 +205,6 @@ TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     gpt2_destroy(model);
 }
 
-TEST(another_optimizers_state_is_refused_by_both_names) {
-    Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));
-    Gpt2 *muon = make_model(model_options(OPTIMIZER_MUON, DTYPE_BF16));
-    const char *path = save(lion);
-    assert_error(checkpoint_load_moments(muon, path, &err),
-                 "optimizer.safetensors: the state of --optimizer lion, and this run is to go on with muon: give "
-                 "--optimizer lion, or --reset-optimizer");
-    assert_ok(checkpoint_load_moments(lion, path, &err));
-    gpt2_destroy(lion);
-    gpt2_destroy(muon);
-}
-
 TEST(a_checkpoint_that_names_no_optimizer_is_adamws) {
     Gpt2 *adamw = make_model(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     Gpt2 *lion = make_model(model_options(OPTIMIZER_LION, DTYPE_BF16));

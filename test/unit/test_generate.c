@@ -325,11 +325,3 @@ TEST(more_samples_than_were_planned_are_refused) {
     assert_error(generate(model, &o, &g, &err), "--samples 7");
     assert_null(g.texts);
 }
-
-TEST(a_prompt_without_a_tokenizer_is_refused) {
-    GenerateOptions o = some_options("text", 5);
-    Generated g;
-    o.tokenizer = NULL;
-    assert_error(generate(model, &o, &g, &err), "--tokenizer");
-    assert_error(generate_interactive(model, &o, &err), "--tokenizer");
-}

@@ -242,11 +242,12 @@ enum { FEWER_B = 1, RECOMPUTE = 2, OPTIMIZER = 4, GRADIENTS = 8, OFFLOAD = 16 };
 
 // Whether these changes make it fit.
 static bool fits_with(Gpt2Options model, int changes, double room) {
+    Error unused;
     if (changes & OPTIMIZER) model.optimizer = OPTIMIZER_ADAMW_8BIT, model.master = false;
     if (changes & GRADIENTS) model.gradients_in_dtype = true;
     if (changes & OFFLOAD) model.offload = true;
     return planner_fit(&model, (changes & FEWER_B) != 0, changes & RECOMPUTE ? "auto" : "0", room,
-                       changes & FEWER_B ? model.B - 1 : 0, &err);
+                       changes & FEWER_B ? model.B - 1 : 0, &unused);
 }
 
 static int bits(int n) { return __builtin_popcount((unsigned)n); }
@@ -286,15 +287,4 @@ TEST(the_message_says_what_is_needed_and_what_there_is) {
     assert_non_null(strstr(err.text, "there are 4.00 GiB; it fits with -b "));
     assert_error(planner_fit(&model, true, "auto", 1e6, 0, &err), "take a smaller model or context (-e, -t)");
     assert_error(planner_fit(&model, true, "5", 1e12, 0, &err), "-r 5");
-}
-
-// ----------------------------------------------------------------------------------------------------- the 12 GB claim
-
-TEST(GPT2_of_1558M_trains_in_12_GB_with_8_bit_states) {
-    Gpt2Options model = model_of("d48", 1);
-    model.sizes = sizes_of(12e9);
-    model.optimizer = OPTIMIZER_ADAMW_8BIT, model.master = false, model.gradients_in_dtype = true;
-    assert_true(planner_fit(&model, true, "auto", 12e9 - planner_reserve(12e9), 0, &err));
-    assert_true(model.B >= 1 && plan_total(&model) + planner_reserve(12e9) <= 12e9);
-    assert_int_equal(parameter_total(&model.config), 1557686400);
 }

@@ -226,17 +226,6 @@ TEST(a_text_that_is_drawn_takes_the_place_of_the_bar) {
     free(text);
 }
 
-TEST(in_a_file_there_is_no_bar) {
-    Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, -1, false, NULL);
-    StepReport r = report(1);
-    runlog_step(log, &r);
-    runlog_close(log);
-    char *text = capture_end(&c);
-    assert_null(strpbrk(text, "\r\x1b"));
-    free(text);
-}
-
 // ------------------------------------------------------------------------------------------------------------ main.log
 
 // Opens the log of dir, does `body` with stdout captured away, closes it, gives main.log.
@@ -378,16 +367,6 @@ static const char EARLIER[] = "{\"event\":\"start\",\"time\":1}\n"
                               "no json, but a line\n"
                               "{\"event\":\"step\",\"time\":1,\"step\":2}\n";
 
-// The log of dir begins with EARLIER and goes on with the one event of this run.
-static void assert_goes_on_after_earlier(const char *text) {
-    assert_memory_equal(text, EARLIER, strlen(EARLIER));
-    cJSON *event = event_at(text + strlen(EARLIER), 0);
-    assert_string_equal(json_string(event, "event"), "resume");
-    cJSON_Delete(event);
-    const char *end = strchr(text + strlen(EARLIER), '\n');
-    assert_string_equal(end, "\n");
-}
-
 TEST(a_resumed_log_loses_the_steps_that_are_run_again) {
     const char *const tails[] = {
         "",
@@ -402,7 +381,12 @@ TEST(a_resumed_log_loses_the_steps_that_are_run_again) {
         snprintf(content, sizeof content, "%s%s", EARLIER, tails[i]);
         write_text(tmp_file("main.log"), content);
         char *text = logged(true, 2, one_event);
-        assert_goes_on_after_earlier(text);
+        // It begins with EARLIER and goes on with the one event of this run.
+        assert_memory_equal(text, EARLIER, strlen(EARLIER));
+        cJSON *event = event_at(text + strlen(EARLIER), 0);
+        assert_string_equal(json_string(event, "event"), "resume");
+        cJSON_Delete(event);
+        assert_string_equal(strchr(text + strlen(EARLIER), '\n'), "\n");
         free(text);
         tmp_teardown(NULL), tmp_setup(NULL);
     }
@@ -415,13 +399,6 @@ TEST(a_resumed_log_may_be_missing_or_empty) {
     write_text(tmp_file("main.log"), "");
     text = logged(true, 2, one_event);
     cJSON_Delete(event_at(text, 0));
-    free(text);
-}
-
-TEST(a_run_that_only_evaluates_keeps_every_step) {
-    write_text(tmp_file("main.log"), EARLIER);
-    char *text = logged(true, INT64_MAX, one_event);
-    assert_goes_on_after_earlier(text);
     free(text);
 }
 
