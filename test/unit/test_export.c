@@ -10,6 +10,7 @@
 #include "llmc/store/weights_file.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/store_fixture.h"
+#include "test/unit/tiny_model.h"
 
 #include <math.h>
 #include <sys/resource.h>
@@ -20,10 +21,7 @@ TestFixture test_each = {setup, tmp_teardown}, test_all = {start_device, stop_de
 static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 
 static Gpt2 *make_model(DType dtype, bool train) {
-    Gpt2Options options = {.config = config, .dtype = dtype, .master = true, .train = train, .B = 1, .T = 16};
-    Gpt2 *m = gpt2_create(&options, &err);
-    if (!m) fail_msg("%s", err.text);
-    return m;
+    return model_of((Gpt2Options){.config = config, .dtype = dtype, .master = true, .train = train, .B = 1, .T = 16});
 }
 
 // Any finite number of the type, by its bits: -0 and subnormal ones too.
@@ -214,15 +212,13 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
 
 // -------------------------------------------------------------------------------------------------- what else is there
 
-static char *text_of(const char *name) { return read_text(tmp_file(name)); }
-
 TEST(the_configuration_states_type_shape_and_end_of_text) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
     const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     Gpt2 *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
         assert_ok(export_model(tmp_file("model"), m, dtypes[d], 129, NULL, &err));
-        char *text = text_of("model/config.json");
+        char *text = read_text(tmp_file("model/config.json"));
         assert_non_null(strstr(text, types[d]));
         assert_non_null(strstr(text, "\"eos_token_id\": 129"));
         assert_non_null(strstr(text, "\"vocab_size\": 130"));
@@ -239,7 +235,7 @@ TEST(the_tokenizer_is_written_beside_the_weights) {
     Tokenizer *back = tokenizer_open(tmp_file("model"), &err);
     if (!back) fail_msg("%s", err.text);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
-    char *text = text_of("model/tokenizer_config.json");
+    char *text = read_text(tmp_file("model/tokenizer_config.json"));
     assert_non_null(strstr(text, "<|endoftext|>"));
     assert_non_null(strstr(text, "\"model_max_length\":\t16"));
     free(text);

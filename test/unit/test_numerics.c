@@ -4,6 +4,7 @@
 #include "llmc/model/gpt2.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
+#include "test/unit/tiny_model.h"
 
 #include <math.h>
 
@@ -26,8 +27,7 @@ static Gpt2Options options_of(DType dtype, bool master) {
 }
 
 static Gpt2 *make(const Gpt2Options *options) {
-    Gpt2 *model = gpt2_create(options, &err);
-    if (!model) fail_msg("%s", err.text);
+    Gpt2 *model = model_of(*options);
     gpt2_init_weights(model, 1);
     return model;
 }
