@@ -15,21 +15,6 @@ enum { V = 80, T = 100, EXAMPLES = 23, HEADER = 1024, MOST_WORDS = 40000 };
 
 static Error err;
 
-static int setup(void **state) {
-    (void)state;
-    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return -1;
-    tmp = tmpdir_make();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tmpdir_remove(&tmp);
-    device_shutdown();
-    return 0;
-}
-TestFixture test_all = {setup, teardown};
-
 // ----------------------------------------------------------------------------------------------------- files, written
 
 typedef struct {
@@ -126,7 +111,7 @@ TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     const char *const names[] = {"zebra.bin", "arc.bin", "arc.challenge.bin", "Upper"};
     const char *const sorted[] = {"Upper", "arc", "arc.challenge", "zebra"};
     char pattern[4096];
-    const TmpDir all = tmp, own = tmpdir_make();
+    const TmpDir before = tmp, own = tmpdir_make();
     tmp = own;
     for (int i = 0; i < 4; i++) write_file(file_of_all_kinds(), names[i]);
     snprintf(pattern, sizeof pattern, "%s/*", own.path);
@@ -139,7 +124,7 @@ TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     assert_error(choices_open(&sets, pattern, V, &err), "none_*.bin");
     choices_close(&sets);
     tmpdir_remove(&own);
-    tmp = all;
+    tmp = before;
 }
 
 TEST(wrong_headers_are_refused) {
@@ -237,6 +222,25 @@ TEST(damaged_files_are_refused_or_hold_valid_examples) {
 
 // ------------------------------------------------------------------------------------------------------------- scores
 
+static ChoiceSets all; // of all kinds
+
+static int setup(void **state) {
+    (void)state;
+    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return -1;
+    tmp = tmpdir_make();
+    all = opened(file_of_all_kinds());
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    choices_close(&all);
+    tmpdir_remove(&tmp);
+    device_shutdown();
+    return 0;
+}
+TestFixture test_all = {setup, teardown};
+
 typedef struct {
     ChoiceScore score;
     double losses[EXAMPLES * CHOICES_MOST];
@@ -271,15 +275,14 @@ static double plain_loss(Gpt2 *model, const ChoiceExample *e, int k, int64_t con
 // fp32 losses of other shapes of matmul: 1e-4 of a sum is what the project asks for, 1e-5 what rounding gives
 // (about 10 roundings of 2^-24 on the way of a logit of size 10, each loss below 10 nats, up to 30 of them).
 TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
-    ChoiceSets sets = opened(file_of_all_kinds());
     const int64_t contexts[] = {T, 33};
     for (int c = 0; c < 2; c++) {
         Gpt2 *model = tiny_random(V, 4, contexts[c], 0);
         static Scored s;
         int64_t correct = 0, correct_normalised = 0, examples_cut = 0;
-        score(model, sets.sets[0], &s);
+        score(model, all.sets[0], &s);
         for (int i = 0; i < EXAMPLES; i++) {
-            const ChoiceExample e = choices_example(sets.sets[0], i);
+            const ChoiceExample e = choices_example(all.sets[0], i);
             int best = 0, best_mean = 0;
             bool any_cut = false;
             double losses[CHOICES_MOST];
@@ -303,38 +306,33 @@ TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
         assert_true(c == 0 || examples_cut > 0);
         gpt2_destroy(model);
     }
-    choices_close(&sets);
 }
 
 TEST(the_score_does_not_depend_on_the_micro_batch) {
     static Scored first, s;
-    ChoiceSets sets = opened(file_of_all_kinds());
     for (int64_t B = 1; B <= 9; B += 2) {
         Gpt2 *model = tiny_random(V, B, T, 0);
-        score(model, sets.sets[0], &s);
+        score(model, all.sets[0], &s);
         if (B == 1) first = s;
         assert_memory_equal(&s.score, &first.score, sizeof s.score);
         for (int i = 0; i < EXAMPLES; i++)
-            for (int k = 0; k < choices_example(sets.sets[0], i).completions; k++)
+            for (int k = 0; k < choices_example(all.sets[0], i).completions; k++)
                 assert_true(fabs(s.losses[i * CHOICES_MOST + k] / first.losses[i * CHOICES_MOST + k] - 1.0) < 1e-5);
         gpt2_destroy(model);
     }
-    choices_close(&sets);
 }
 
 TEST(fewer_examples_are_the_first_ones) {
-    ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 3, T, 0);
     int64_t before = 0;
     for (int64_t n = 1; n <= EXAMPLES; n++) {
         ChoiceScore s;
-        assert_true(evaluate_choices(model, sets.sets[0], n, &s, &err));
+        assert_true(evaluate_choices(model, all.sets[0], n, &s, &err));
         assert_int_equal(s.examples, n);
         assert_in_range(s.correct, before, before + 1);
         before = s.correct;
     }
     gpt2_destroy(model);
-    choices_close(&sets);
 }
 
 // Equal logits: every token costs ln V. By sum the shortest completion wins, by mean the first.
@@ -355,17 +353,15 @@ TEST(by_sum_short_completions_win_and_by_mean_they_do_not) {
 
 // A weight of NaN: no completion is likelier than another, so none is right, label 0 neither.
 TEST(a_model_of_nan_answers_nothing_right) {
-    ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 2, T, 0);
     float nan = NAN;
     gpt2_set_weight(model, parameter_index(&gpt2_options(model)->config, PARAM_LNFB, -1), 0, 1, &nan);
     ChoiceScore s;
-    assert_true(evaluate_choices(model, sets.sets[0], 0, &s, &err));
+    assert_true(evaluate_choices(model, all.sets[0], 0, &s, &err));
     assert_int_equal(s.examples, EXAMPLES);
     assert_int_equal(s.correct, 0);
     assert_int_equal(s.correct_normalised, 0);
     gpt2_destroy(model);
-    choices_close(&sets);
 }
 
 TEST(a_completion_longer_than_the_context_is_named) {
@@ -386,19 +382,17 @@ TEST(a_completion_longer_than_the_context_is_named) {
 }
 
 TEST(after_a_signal_there_is_no_score) {
-    ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 2, T, 0);
     ChoiceScore s;
     Capture line = capture_start(stderr); // of the handler
     signals_install();
     raise(SIGTERM);
-    const bool ok = evaluate_choices(model, sets.sets[0], 0, &s, &err);
+    const bool ok = evaluate_choices(model, all.sets[0], 0, &s, &err);
     signals_install(); // forgets it
     free(capture_end(&line));
     assert_true(ok);
     assert_int_equal(s.examples, 0);
     gpt2_destroy(model);
-    choices_close(&sets);
 }
 
 // ------------------------------------------------------------------------------------------------------- as a program
@@ -413,18 +407,17 @@ static bool print_losses(const char *checkpoint, const char *path, int64_t conte
     if (!model || !checkpoint_load_weights(model, checkpoint, &err) ||
         !choices_open(&sets, path, options.config.V, &err))
         return false;
-    const int64_t n = choices_count(sets.sets[0]);
+    const int64_t n = choices_count(all.sets[0]);
     ChoiceScore s;
     double *losses = malloc((size_t)n * CHOICES_MOST * sizeof *losses);
     int64_t *tokens = malloc((size_t)n * CHOICES_MOST * sizeof *tokens);
-    if (!evaluate_choices_losses(model, sets.sets[0], 0, &s, losses, tokens, &err)) return false;
+    if (!evaluate_choices_losses(model, all.sets[0], 0, &s, losses, tokens, &err)) return false;
     for (int64_t i = 0; i < n; i++)
-        for (int k = 0; k < choices_example(sets.sets[0], i).completions; k++)
+        for (int k = 0; k < choices_example(all.sets[0], i).completions; k++)
             printf("%lld %d %lld %.9g\n", (long long)i, k, (long long)tokens[i * CHOICES_MOST + k],
                    losses[i * CHOICES_MOST + k]);
     free(losses), free(tokens);
     gpt2_destroy(model);
-    choices_close(&sets);
     return true;
 }
 
