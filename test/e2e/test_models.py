@@ -4,11 +4,10 @@ import os
 import random
 import re
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import QUIET, ROOT, TRAINER, checkpoints, train, write_shard
+from conftest import QUIET, ROOT, checkpoints, train, write_shard
 
 pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test-all")
 torch = pytest.importorskip("torch")
@@ -118,19 +117,8 @@ def test_an_llmc_file_holds_the_tensors_and_comes_back_byte_by_byte(dtype, tmp_p
 # ------------------------------------------------------------------------------------------------ fine-tuning of a 124M
 
 
-def our_logits(directory, tokens, tmp_path):
-    """Our logits after each token, by the decoder of the trainer: test/unit/test_export.c, which `make test` builds."""
-    built = [TRAINER.parent / "test" / "unit" / "test_export"] if TRAINER.parent != ROOT else \
-        sorted(ROOT.glob("build/release-*/test/unit/test_export"), key=lambda path: path.stat().st_mtime)
-    built = [path for path in built if path.exists()]
-    if not built:
-        pytest.skip("build/*/test/unit/test_export is not built: make test does it")
-    (tmp_path / "tokens").write_bytes(struct.pack(f"<{len(tokens)}i", *tokens))
-    subprocess.run([built[-1], "logits", directory, tmp_path / "tokens", tmp_path / "logits"], check=True, timeout=300)
-    return torch.frombuffer(bytearray((tmp_path / "logits").read_bytes()), dtype=torch.float32).view(len(tokens), -1)
-
-
-def test_a_124M_model_of_transformers_is_trained_exported_and_gives_transformers_our_logits(tmp_path):
+# Logits: test/golden.
+def test_a_124M_model_of_transformers_is_trained_exported_and_gives_transformers_our_losses(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(20240520)
@@ -153,9 +141,6 @@ def test_a_124M_model_of_transformers_is_trained_exported_and_gives_transformers
     for loss, logits in (first, before), (last, after):
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).item()
         assert loss == pytest.approx(expected, rel=1e-4)
-    theirs, ours = after[0], our_logits(tmp_path / "made", held_out[:T], tmp_path)
-    assert (ours - theirs).norm(dim=-1).div(theirs.norm(dim=-1)).max() < 1e-4
-    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
     moved = (after - before).norm() / before.norm()
     assert moved > 1e-2, "five steps of AdamW move every weight by about 5e-4: the logits of before are not these"
 

@@ -1,9 +1,6 @@
 // Multiple choice: the form of the files and damage to it, and the scores against a plain pass for every completion.
-// With arguments CHECKPOINT FILE T B it is a program that prints what the trainer sums up, "example completion tokens
-// loss" a line, for the comparison with transformers in test/e2e/test_evaluation.py.
+// What transformers answers: test/e2e/test_evaluation.py.
 #include "llmc/run/signals.h"
-#include "llmc/store/checkpoint.h"
-#include "llmc/store/weights_file.h"
 #include "llmc/train/evals.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tiny_model.h"
@@ -393,39 +390,4 @@ TEST(after_a_signal_there_is_no_score) {
     assert_true(ok);
     assert_int_equal(s.examples, 0);
     gpt2_destroy(model);
-}
-
-// ------------------------------------------------------------------------------------------------------- as a program
-
-static bool print_losses(const char *checkpoint, const char *path, int64_t context, int64_t B) {
-    WeightsFile *weights = weights_file_open(checkpoint, &err);
-    if (!weights) return false;
-    Gpt2Options options = {.config = *weights_file_config(weights), .dtype = DTYPE_FP32, .B = B, .T = context};
-    weights_file_close(weights);
-    ChoiceSets sets;
-    Gpt2 *model = gpt2_create(&options, &err);
-    if (!model || !checkpoint_load_weights(model, checkpoint, &err) ||
-        !choices_open(&sets, path, options.config.V, &err))
-        return false;
-    const int64_t n = choices_count(all.sets[0]);
-    ChoiceScore s;
-    double *losses = malloc((size_t)n * CHOICES_MOST * sizeof *losses);
-    int64_t *tokens = malloc((size_t)n * CHOICES_MOST * sizeof *tokens);
-    if (!evaluate_choices_losses(model, all.sets[0], 0, &s, losses, tokens, &err)) return false;
-    for (int64_t i = 0; i < n; i++)
-        for (int k = 0; k < choices_example(all.sets[0], i).completions; k++)
-            printf("%lld %d %lld %.9g\n", (long long)i, k, (long long)tokens[i * CHOICES_MOST + k],
-                   losses[i * CHOICES_MOST + k]);
-    free(losses), free(tokens);
-    gpt2_destroy(model);
-    return true;
-}
-
-int main(int argc, char **argv) {
-    if (argc != 5) return test_run();
-    const bool ok = device_init(&(DeviceOptions){.threads = 1}, &err) &&
-                    print_losses(argv[1], argv[2], atoll(argv[3]), atoll(argv[4]));
-    if (!ok) fprintf(stderr, "%s\n", err.text);
-    device_shutdown();
-    return ok ? 0 : 1;
 }

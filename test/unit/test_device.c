@@ -97,20 +97,6 @@ TEST(the_peak_follows_what_was_taken) {
     assert_true(device_memory_peak() >= during);
 }
 
-TEST(bytes_survive_a_round_trip) {
-    enum { COUNT = 70001 };
-    unsigned char *there = host_alloc(COUNT, &err), *back = host_alloc(COUNT, &err);
-    void *device = device_alloc(COUNT, &err);
-    assert_true(there && back && device);
-    assert_int_equal((uintptr_t)there % 64, 0);
-    for (int i = 0; i < COUNT; i++) there[i] = (unsigned char)(i * 7);
-    device_copy_to_device(device, there, COUNT, STREAM_COPY);
-    device_copy_to_host(back, device, COUNT, STREAM_COMPUTE);
-    device_sync();
-    assert_memory_equal(there, back, COUNT);
-    host_free(there), host_free(back), device_free(device);
-}
-
 TEST(events_measure_time_and_are_done_at_once) {
     DeviceEvent *start = device_event_create(&err), *stop = device_event_create(&err);
     assert_true(start && stop);
@@ -127,16 +113,6 @@ TEST(events_measure_time_and_are_done_at_once) {
     assert_true(seconds > 0.0);
     assert_true(seconds <= (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec));
     device_free(work), device_event_destroy(start), device_event_destroy(stop);
-}
-
-TEST(graphs_are_never_replayed) {
-    DeviceGraph *graph = device_graph_create(&err);
-    assert_non_null(graph);
-    assert_false(device_graph_replay(graph));
-    device_graph_begin(graph);
-    device_graph_end(graph);
-    assert_false(device_graph_replay(graph));
-    device_graph_destroy(graph);
 }
 
 TEST(a_cpu_has_no_sensors) {

@@ -1,6 +1,5 @@
 // Models as others read them: what comes in goes out with the same bits, nothing is overwritten that is no model, and
-// an export that fails leaves nothing. Started as "test_export logits MODEL TOKENS OUT" it writes a model's logits for
-// test/e2e/test_models.py.
+// an export that fails leaves nothing.
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/rng.h"
@@ -354,45 +353,4 @@ TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
         assert_same_files(tmp_file("model.bin"), tmp_file("twin.bin"));
     }
     gpt2_destroy(m);
-}
-
-// ------------------------------------------------------------------------------------------------- logits, for pytest
-
-// MODEL's logits in fp32 after each token of the file TOKENS (int32) into the file OUT: (tokens, V) floats.
-static bool write_logits(const char *model, const char *tokens_path, const char *out_path) {
-    size_t bytes;
-    int32_t *tokens = (int32_t *)(void *)read_bytes(tokens_path, &bytes);
-    const int64_t n = (int64_t)(bytes / sizeof *tokens);
-    WeightsFile *file = weights_file_open(model, &err);
-    if (!file || !device_init(&(DeviceOptions){0}, &err)) return false;
-    Gpt2Options options = {.config = *weights_file_config(file), .dtype = DTYPE_FP32, .B = 1, .T = n, .sequences = 1};
-    weights_file_close(file);
-    const size_t V = (size_t)options.config.V;
-    Gpt2 *m = gpt2_create(&options, &err);
-    float *logits = malloc(V * sizeof *logits);
-    FILE *out = fopen(out_path, "wb");
-    bool ok = m && logits && out && checkpoint_load_weights(m, model, &err);
-    for (int64_t i = 0; ok && i < n; i++) {
-        if (i == 0)
-            gpt2_decode_start(m, tokens, 1, 1, logits);
-        else
-            gpt2_decode_step(m, &tokens[i], logits);
-        ok = fwrite(logits, sizeof *logits, V, out) == V;
-    }
-    ok = out && fclose(out) == 0 && ok;
-    free(logits);
-    free(tokens);
-    if (m) gpt2_destroy(m);
-    device_shutdown();
-    return ok;
-}
-
-int main(int argc, char **argv) {
-    device_prepare_process(argv);
-    if (argc == 5 && strcmp(argv[1], "logits") == 0) {
-        if (write_logits(argv[2], argv[3], argv[4])) return 0;
-        fprintf(stderr, "%s: %s\n", argv[0], err.text);
-        return 1;
-    }
-    return test_run();
 }

@@ -64,17 +64,6 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
         }
 }
 
-TEST(seven_sequences_beat_four) {
-    Gpt2Options model = model_of("d12", 1);
-    const double seven = total_at(&model, 7);
-    assert_true(planner_fit(&model, true, "0", seven, 16, &err));
-    assert_int_equal(model.B, 7);
-    assert_true(planner_fit(&model, true, "0", seven - 1, 16, &err));
-    assert_int_equal(model.B, 6);
-    assert_true(planner_fit(&model, true, "0", 1e15, 16, &err));
-    assert_int_equal(model.B, 16); // a step has no more windows
-}
-
 // ------------------------------------------------------------------------------------------------------- recomputation
 
 TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
