@@ -433,19 +433,6 @@ TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies) {
 
 // ---------------------------------------------------------------------------------------------------------- rotation
 
-TEST(rotation_keeps_the_newest_and_the_majors) {
-    for (int64_t step = 1; step <= 8; step++) save(step);
-    assert_ok(checkpoint_rotate(tmp.path, 0, 0, &err));
-    assert_int_equal(entries_of(tmp.path), 8);
-    assert_ok(checkpoint_rotate(tmp.path, 2, 3, &err));
-    assert_int_equal(entries_of(tmp.path), 4);
-    for (int64_t step = 1; step <= 8; step++) {
-        char name[32];
-        snprintf(name, sizeof name, "step_%08d", (int)step);
-        assert_int_equal(file_exists(tmp_file(name)), step == 3 || step >= 6);
-    }
-}
-
 TEST(rotation_does_not_count_what_is_no_checkpoint) {
     for (int64_t step = 1; step <= 4; step++) save(step);
     unlink(tmp_file("step_00000004/trainer.json"));

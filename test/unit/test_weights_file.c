@@ -492,18 +492,9 @@ static bool survive(const char *path) {
     return true;
 }
 
-// `rounds` times the file at path, damaged within its first `header` bytes (mostly), is put at `where` and `model` is
-// opened.
+// Opens `model` with its file at path damaged within the first `header` bytes (mostly); both kinds must happen.
 static void damage(const char *path, const char *where, const char *model, size_t header, int rounds) {
-    size_t n;
-    unsigned char *good = read_bytes(path, &n);
-    int accepted = 0;
-    for (int round = 0; round < rounds; round++) {
-        write_damaged(where, good, n, header, (uint64_t)round);
-        accepted += survive(model);
-    }
-    assert_in_range(accepted, 1, rounds / 2); // both kinds happened
-    free(good);
+    assert_in_range(damage_file(path, where, header, rounds, survive, model), 1, rounds / 2);
 }
 
 TEST(damaged_llmc_models_are_read_or_refused_with_a_message) {
