@@ -182,3 +182,11 @@ static inline const char *json_string(const cJSON *object, const char *key) {
     do {                                                                                                               \
         if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
     } while (0)
+
+// A call that must fail, and a part of what it says.
+#define assert_error(call, part)                                                                                       \
+    do {                                                                                                               \
+        err.text[0] = '\0';                                                                                            \
+        if (call) fail_msg("no error: %s", #call);                                                                     \
+        assert_message(part);                                                                                          \
+    } while (0)

@@ -20,6 +20,13 @@ OPTIONS = {
     "no model": (["-e", ""], ["the model is empty", "d12"]),
     "a part of a shape twice": (["-e", "L=1,L=2"], ["L=2", "given before"]),
     "a comma after the last GPU": (["--plan", "--gpu", "h200,"], ["--gpu h200,", "comma"]),
+    "an unknown GPU": (["--plan", "--gpu", "h300,t4"], ["no such GPU; did you mean H200?"]),
+    "blocks that the model has not": (["-r", "3x1"], ["that is 1 blocks, the model has 2"]),
+    "a choice of 5000 letters": (["-r", "x" * 5000], ["expected 0 .. 3"]),
+    "nothing to profile": (["--profile", 3, "-x", 0], ["--profile", "-x 0"]),
+    "state in slices": (["--optimizer", "muon", "--offload", "optimizer"], ["--offload optimizer", "whole matrices"]),
+    "an export over another file": (["--export", "README.md"], ["--export README.md", "this is a file"]),
+    "an export of an unknown type": (["--export", "no/model", "--export-dtype", "int8"], ["int8", "fp32"]),
     "a tokenizer that is not there": (["--tokenizer", "/no/such/file"], ["--tokenizer: /no/such/file"]),
     "no such model directory": (["-e", "./no/such/model"], ["no/such/model"]),
 }

@@ -147,23 +147,6 @@ def test_choices_are_those_that_transformers_makes(model, token_losses, tmp_path
         assert (point["correct"], point["correct_normalised"]) == right_answers(sums, examples[:n])
 
 
-@pytest.mark.slow
-def test_sums_of_losses_are_those_of_transformers(model, token_losses, tmp_path):
-    """The unit test program prints them; make test builds it before it comes here."""
-    program = next(ROOT.glob("build/release-*/test/unit/test_choices"), None)
-    if program is None:
-        pytest.skip("test_choices is not built: make test-programs")
-    examples = random_examples(60)
-    path = choice_file(tmp_path / "words.bin", examples)
-    said = subprocess.run([program, model, path, str(T), "5"], capture_output=True, text=True, check=True, timeout=300)
-    ours = [line.split() for line in said.stdout.splitlines()]
-    expected = losses_by_transformers(token_losses, examples)
-    assert len(ours) == len(expected)
-    for i, k, tokens, loss in ours:
-        assert int(tokens) == len(examples[int(i)][1][int(k)])
-        assert float(loss) == pytest.approx(expected[int(i), int(k)], rel=1e-4)
-
-
 def test_a_model_that_was_trained_to_know_answers_everything_right(tmp_path):
     """A digit is always followed by its letter, three times: 10 facts."""
     choose = random.Random(2)

@@ -71,11 +71,6 @@ def test_texts_and_prompts_longer_than_the_context_are_announced(model):
     assert re.search(rf"context +filled {1 + (2 * T - 3) // (T // 2 + 1)} times", said)
 
 
-def test_of_a_long_prompt_the_last_tokens_count(model, tmp_path):
-    long = "with as his they " * 20
-    assert text(model, tmp_path, long, 20) == text(model, tmp_path, "ignored " + long, 20)
-
-
 @pytest.mark.sanitize
 def test_special_tokens_in_a_prompt_are_tokens(model):
     said = train("-e", model, *GREEDY, "-s", 1, "-g", 5, "--prompt", "one<|endoftext|>two").stdout

@@ -149,6 +149,12 @@ def environment(hub, **extra):
     return {**clean, "HF_ENDPOINT": mirror, "GITHUB_RAW": mirror, **extra}
 
 
+def start(hub, out, *arguments, **options):
+    """data/get.py gpt2-tokenizer, not waited for."""
+    options = {"stdout": subprocess.DEVNULL, "env": environment(hub), **options}
+    return subprocess.Popen([sys.executable, GET, "gpt2-tokenizer", "-o", out, *arguments], **options)
+
+
 def get(hub, *arguments, expect=0, **extra):
     result = subprocess.run([sys.executable, GET, "--retry-wait", "0.01", *map(str, arguments)], capture_output=True,
                             text=True, timeout=300, env=environment(hub, **extra), cwd=ROOT)
@@ -250,25 +256,6 @@ def test_a_real_corpus_is_the_one_whose_checksum_is_in_the_table(hub, out):
 # ------------------------------------------------------------------------------------------------------- going on
 
 
-def test_a_partial_file_is_continued_by_range(hub, out):
-    paths = add_tokenizer(hub)
-    out.mkdir()
-    for name, had in (("merges.txt", 12345), ("tokenizer.json", 19999), ("vocab.json", 20000)):
-        (out / (name + ".part")).write_bytes(hub.files[paths[name]][:had])
-    get(hub, "gpt2-tokenizer", "-o", out)
-    check(hub, out, paths)
-    assert [hub.asked(paths[name]) for name in TOKENIZER_FILES] == [[12345], [19999], []]
-
-
-def test_a_server_without_ranges_starts_over(hub, out):
-    paths = add_tokenizer(hub)
-    hub.no_range = True
-    out.mkdir()
-    (out / "merges.txt.part").write_bytes(hub.files[paths["merges.txt"]][:5000])
-    get(hub, "gpt2-tokenizer", "-o", out)
-    check(hub, out, paths)
-
-
 def test_cut_connections_are_continued_where_they_broke(hub, out):
     paths = add_tokenizer(hub, 50000)
     hub.faults[paths["tokenizer.json"]] = [("cut", 10000), ("cut", 0), ("cut", 7), 503]
@@ -282,8 +269,7 @@ def test_cut_connections_are_continued_where_they_broke(hub, out):
 def test_a_kill_in_the_middle_leaves_no_half_file_and_a_rerun_goes_on(hub, out):
     paths = add_tokenizer(hub, 300000)
     hub.hold = 100000, threading.Event()
-    arguments = [sys.executable, GET, "gpt2-tokenizer", "-o", out, "--connections", "2"]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment(hub))
+    process = start(hub, out, "--connections", "2")
     parts = [out / (name + ".part") for name in TOKENIZER_FILES]
     assert wait_for(lambda: sum(p.stat().st_size > 50000 for p in parts if p.exists()) == 2, process)
     kill(process)
@@ -300,22 +286,34 @@ def test_a_kill_in_the_middle_leaves_no_half_file_and_a_rerun_goes_on(hub, out):
 def test_ctrl_c_says_that_the_download_can_go_on(hub, out):
     add_tokenizer(hub, 300000)
     hub.hold = 100000, threading.Event()
-    process = subprocess.Popen([sys.executable, GET, "gpt2-tokenizer", "-o", out], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True, env=environment(hub))
+    process = start(hub, out, stderr=subprocess.PIPE, text=True)
     assert wait_for(lambda: out.exists() and len(os.listdir(out)) == 3, process)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=300)[1] == "get: stopped; the same command goes on where it was\n"
     assert process.returncode == 130
 
 
-def test_a_part_of_another_version_is_dropped(hub, out):
+# Files of 20,000 bytes: what is there of them (bytes of theirs, or others), and where each request begins.
+PARTS = {
+    "continued by range": ({"merges.txt": 12345, "tokenizer.json": 19999, "vocab.json": 20000}, True,
+                           {"merges.txt": [12345], "tokenizer.json": [19999], "vocab.json": []}),
+    "started over by a server without ranges": ({"merges.txt": 5000}, False, {"merges.txt": [5000]}),
+    "dropped where it is another version's, or too long": ({"merges.txt": b"x" * 500, "vocab.json": b"x" * 20001}, True,
+                                                           {"merges.txt": [500, 0], "vocab.json": [0]}),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_a_file_is(name, hub, out):
+    parts, ranges, asked = PARTS[name]
     paths = add_tokenizer(hub)
+    hub.no_range = not ranges
     out.mkdir()
-    (out / "merges.txt.part").write_bytes(b"x" * 500)  # as long as a part may be, but of something else
-    (out / "vocab.json.part").write_bytes(b"x" * 20001)  # longer than the file
+    for file, had in parts.items():
+        (out / (file + ".part")).write_bytes(had if isinstance(had, bytes) else hub.files[paths[file]][:had])
     get(hub, "gpt2-tokenizer", "-o", out)
     check(hub, out, paths)
-    assert hub.asked(paths["merges.txt"]) == [500, 0] and hub.asked(paths["vocab.json"]) == [0]
+    assert {file: hub.asked(paths[file]) for file in asked} == asked
 
 
 def test_without_a_known_size_a_range_that_the_server_refuses_starts_over(hub, out):
@@ -432,8 +430,7 @@ def test_a_listing_cannot_write_elsewhere(hub, out):
 def test_two_downloads_into_one_directory_do_not_mix(hub, out):
     paths = add_tokenizer(hub, 100000)
     hub.hold = 50000, threading.Event()
-    first = subprocess.Popen([sys.executable, GET, "gpt2-tokenizer", "-o", out], stdout=subprocess.DEVNULL,
-                             env=environment(hub))
+    first = start(hub, out)
     assert wait_for(lambda: out.exists() and len(os.listdir(out)) == 3, first)
     assert "another data/get.py is writing it" in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
     hub.hold[1].set()
@@ -485,8 +482,7 @@ def test_progress_is_a_bar_on_a_terminal(hub, out):
     add_tokenizer(hub, 100000)
     hub.delay = 0.005
     terminal, stderr = pty.openpty()
-    process = subprocess.Popen([sys.executable, GET, "gpt2-tokenizer", "-o", out], stdout=subprocess.DEVNULL,
-                               stderr=stderr, env=environment(hub, COLUMNS="100"))
+    process = start(hub, out, stderr=stderr, env=environment(hub, COLUMNS="100"))
     os.close(stderr)
     shown = b""
     try:
@@ -520,29 +516,6 @@ def test_progress_is_a_line_now_and_then_elsewhere(capsys, monkeypatch):
 # ----------------------------------------------------------------------------------------------------- what comes next
 
 
-def get_with(hub, out, sources, *arguments, tokenizer="gpt2-tokenizer", expect=0):
-    """data/get.py with other entries in its table, for what only the real files would have the checksums of."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT / 'data')!r}); import get; get.SOURCES.update({sources}); " \
-           f"get.TOKENIZER = {tokenizer!r}; sys.exit(get.main())"
-    result = subprocess.run([sys.executable, "-c", code, *map(str, arguments), "-o", out], capture_output=True,
-                            text=True, timeout=300, env=environment(hub), cwd=ROOT)
-    assert result.returncode == expect, f"exit code {result.returncode}\n{result.stdout}{result.stderr}"
-    return result.stdout
-
-
-QUESTIONS = b'{"ctx": "Hello", "endings": ["world", "moon"], "label": 1}\n'
-
-
-def hellaswag_source(hub):
-    hub.files["/q/hellaswag_val.jsonl"] = QUESTIONS
-    url = ("https://raw.githubusercontent.com/q/hellaswag_val.jsonl", hashlib.sha256(QUESTIONS).hexdigest(), None)
-    return {"hellaswag": f"get.Source('choices', '1 MB', 'MIT', 'questions', urls=({url!r},))"}
-
-
-def as_code(sources):
-    return "{" + ", ".join(f"{name!r}: {code}" for name, code in sources.items()) + "}"
-
-
 def write_vocabulary(directory):
     """A tokenizer.json of bytes alone, in GPT-2's alphabet."""
     alphabet = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b]
@@ -560,12 +533,23 @@ def write_vocabulary(directory):
 
 
 def test_hellaswag_becomes_the_file_that_the_trainer_reads_when_there_is_a_tokenizer(hub, tmp_path):
-    out, sources = tmp_path / "hellaswag", as_code(hellaswag_source(hub))
-    said = get_with(hub, out, sources, "hellaswag", tokenizer="is-nowhere")
+    out, questions = tmp_path / "hellaswag", b'{"ctx": "Hello", "endings": ["world", "moon"], "label": 1}\n'
+    hub.files["/q/hellaswag_val.jsonl"] = questions
+    url = ("https://raw.githubusercontent.com/q/hellaswag_val.jsonl", hashlib.sha256(questions).hexdigest(), None)
+
+    def get_with(tokenizer):
+        """Another entry in its table, for what only the real file would have the checksum of."""
+        code = (f"import sys; sys.path.insert(0, {str(ROOT / 'data')!r}); import get; get.SOURCES['hellaswag'] = "
+                f"get.Source('choices', '1 MB', 'MIT', 'questions', urls=({url!r},)); get.TOKENIZER = {tokenizer!r}; "
+                "sys.exit(get.main())")
+        return subprocess.run([sys.executable, "-c", code, "hellaswag", "-o", out], stdout=subprocess.PIPE, text=True,
+                              timeout=300, env=environment(hub), cwd=ROOT, check=True).stdout
+
+    said = get_with("is-nowhere")
     assert os.listdir(out) == ["hellaswag_val.jsonl"]
     assert "\n  data/get.py is-nowhere\n" in said and f"-o {out}/hellaswag_val.bin" in said
     write_vocabulary(tmp_path / "gpt2-tokenizer")
-    said = get_with(hub, out, sources, "hellaswag")
+    said = get_with("gpt2-tokenizer")
     assert sorted(os.listdir(out)) == ["hellaswag_val.bin", "hellaswag_val.jsonl"]
     assert f"./train_gpt2 -e data/gpt2 -x 0 -v 0 -s 0 --choices {out}/hellaswag_val.bin" in said
 

@@ -4,11 +4,10 @@ import os
 import random
 import re
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import QUIET, ROOT, TRAINER, checkpoints, refused, train, write_shard, write_state
+from conftest import QUIET, ROOT, checkpoints, train, write_shard
 
 pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test-all")
 torch = pytest.importorskip("torch")
@@ -70,16 +69,6 @@ def test_a_directory_comes_back_bit_by_bit(dtype, shard, tmp_path):
     assert config["eos_token_id"] == 256 and config["torch_dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
 
 
-@pytest.mark.parametrize("dtype, run", [("bf16", "fp32"), ("fp32", "bf16"), ("bf16", "bf16"), ("fp16", "bf16")])
-def test_a_directory_comes_back_bit_by_bit_through_a_run_and_its_checkpoint(dtype, run, data, tmp_path):
-    given = save(new_model(), tmp_path / "given", dtype)
-    train("-e", given, "-t", T, "-b", 4, *QUIET, *data.flags, "--dtype", run, "-x", 1, "-l", 0, "-o", tmp_path / "run",
-          "--export", tmp_path / "first", "--export-dtype", dtype)  # a learning rate of 0 changes nothing
-    assert_same_bits(given, tmp_path / "first")
-    train("-e", checkpoints(tmp_path / "run")[-1], *CONVERT, "--export", tmp_path / "second", "--export-dtype", dtype)
-    assert_same_bits(given, tmp_path / "second")
-
-
 def llmc_tensors(path, model):
     """The tensors of an llm.c file, read as llm.c's own Python does: in its order, under Hugging Face's names."""
     content, config = path.read_bytes(), model.config
@@ -128,19 +117,8 @@ def test_an_llmc_file_holds_the_tensors_and_comes_back_byte_by_byte(dtype, tmp_p
 # ------------------------------------------------------------------------------------------------ fine-tuning of a 124M
 
 
-def our_logits(directory, tokens, tmp_path):
-    """Our logits after each token, by the decoder of the trainer: test/unit/test_export.c, which `make test` builds."""
-    built = [TRAINER.parent / "test" / "unit" / "test_export"] if TRAINER.parent != ROOT else \
-        sorted(ROOT.glob("build/release-*/test/unit/test_export"), key=lambda path: path.stat().st_mtime)
-    built = [path for path in built if path.exists()]
-    if not built:
-        pytest.skip("build/*/test/unit/test_export is not built: make test does it")
-    (tmp_path / "tokens").write_bytes(struct.pack(f"<{len(tokens)}i", *tokens))
-    subprocess.run([built[-1], "logits", directory, tmp_path / "tokens", tmp_path / "logits"], check=True, timeout=300)
-    return torch.frombuffer(bytearray((tmp_path / "logits").read_bytes()), dtype=torch.float32).view(len(tokens), -1)
-
-
-def test_a_124M_model_of_transformers_is_trained_exported_and_gives_transformers_our_logits(tmp_path):
+# Logits: test/golden.
+def test_a_124M_model_of_transformers_is_trained_exported_and_gives_transformers_our_losses(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(20240520)
@@ -163,9 +141,6 @@ def test_a_124M_model_of_transformers_is_trained_exported_and_gives_transformers
     for loss, logits in (first, before), (last, after):
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).item()
         assert loss == pytest.approx(expected, rel=1e-4)
-    theirs, ours = after[0], our_logits(tmp_path / "made", held_out[:T], tmp_path)
-    assert (ours - theirs).norm(dim=-1).div(theirs.norm(dim=-1)).max() < 1e-4
-    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
     moved = (after - before).norm() / before.norm()
     assert moved > 1e-2, "five steps of AdamW move every weight by about 5e-4: the logits of before are not these"
 
@@ -208,56 +183,3 @@ def test_a_model_with_gpt2s_vocabulary_carries_gpt2s_tokenizer(tmp_path):
     # Who goes on from the checkpoint finds the tokenizer there.
     train("-e", checkpoint, *CONVERT, "--export", tmp_path / "export")
     assert (tmp_path / "export" / "tokenizer.json").read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
-
-
-def test_a_damaged_tokenizer_makes_a_checkpoint_invalid_and_an_old_one_without_is_fine(data, tmp_path):
-    run = tmp_path / "run"
-    train("-e", f"L=1,C=64,NH=2,T={T}", "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 2, "-n", 1, "-o", run)
-    old, damaged = checkpoints(run)
-    (damaged / "tokenizer.json").write_text("{}")
-    manifest = json.loads((old / "trainer.json").read_text())
-    for name in ("tokenizer.json", "tokenizer_config.json"):  # as checkpoints were before they had tokenizers
-        del manifest["files"][name]
-        (old / name).unlink()
-    write_state(old, manifest)
-    result = train("-o", run, "-y", 1, "-x", 3)
-    assert "step_00000002/tokenizer.json: 2 bytes, expected" in result.stderr
-    assert "going on after step 1" in result.stdout
-
-
-# ------------------------------------------------------------------------------------------------------ what is refused
-
-
-# Every other way to be wrong: test/unit/test_weights_file.c.
-@pytest.mark.sanitize
-def test_a_model_that_lacks_a_file_is_refused(data, tmp_path):
-    model = save(new_model(), tmp_path / "model", shard="150KB")
-    (model / "model-00003-of-00004.safetensors").unlink()
-    refused("-e", model, "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run",
-            words=["model-00003-of-00004.safetensors", "missing", "4 files", "index.json"])
-    assert not (tmp_path / "run" / "main.log").exists()
-
-
-@pytest.mark.sanitize
-def test_data_of_another_vocabulary_than_the_model(data, tmp_path):
-    model = save(new_model(vocab_size=500), tmp_path / "model")
-    refused("-e", model, "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 1,
-            words=[str(model), "500", "257", "--tokenizer"])
-
-
-# name: (--export, further options, words). Every other way to be wrong: test/unit/test_export.c.
-EXPORTS = {
-    "a file that is no llm.c model": ("data.bin", [], ["no llm.c model"]),
-    "an unknown type": ("model", ["--export-dtype", "int8"], ["int8", "fp32"]),
-}
-
-
-@pytest.mark.sanitize
-@pytest.mark.parametrize("name", EXPORTS)
-def test_an_export_that_cannot_be_is_refused_before_training(name, data, tmp_path):
-    path, options, words = EXPORTS[name]
-    (tmp_path / "data.bin").write_text("x")
-    refused("-e", f"L=1,C=64,NH=2,T={T}", "-t", T, "-b", 2, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run",
-            "--export", tmp_path / path, *options, words=words)
-    assert sorted(os.listdir(tmp_path)) in (["data.bin"], ["data.bin", "run"])
-    assert not (tmp_path / "run" / "main.log").exists()

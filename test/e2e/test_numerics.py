@@ -1,6 +1,4 @@
 """--numerics-every: what is counted goes to main.log, TensorBoard and the terminal, and training keeps its bits."""
-import re
-
 import pytest
 from conftest import (QUIET, SIMULATOR, TINY, TRAINER, checkpoints, events, losses, needs_simulator, run_tiny,
                       same_state, train)
@@ -95,36 +93,16 @@ def test_fp16_loses_what_the_counts_say_it_loses(data, tmp_path):
     assert entry["qkv.in/underflow"] < 1e-3
 
 
-def test_the_line_names_the_worst_and_tensorboard_has_the_rest(data, tmp_path):
+def test_tensorboard_has_every_number_of_the_log(data, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed: scripts/install_deps.sh test")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     out = tmp_path / "run"
-    result = train(*TINY, *QUIET, *data.flags, "-x", 4, "--numerics-every", 4, "-o", out)
+    said = train(*TINY, *QUIET, *data.flags, "-x", 4, "--numerics-every", 4, "-o", out).stdout
+    assert "\nnumerics at step 4 | " in said  # the line: test/unit/test_runlog.c
     (entry,) = events(out, "numerics")
-    line = re.search(r"^numerics at step 4 \| (?:no underflow|underflow up to \S+% \(\S+\)) \| (?:no overflow|overflow "
-                     r"up to \S+% \(\S+\)) \| update/weight (\S+) \((\w+)\) to (\S+) \((\w+)\)$", result.stdout, re.M)
-    assert line, result.stdout[-1000:]
-    ratios = {key.split("/")[1]: value for key, value in entry.items() if key.startswith("update_ratio/")}
-    assert (line[2], line[4]) == (min(ratios, key=ratios.get), max(ratios, key=ratios.get))
-    assert (line[1], line[3]) == (f"{ratios[line[2]]:.1e}", f"{ratios[line[4]]:.1e}")
     accumulator = EventAccumulator(str(out), size_guidance={"scalars": 0})
     accumulator.Reload()
     tags = {tag for tag in accumulator.Tags()["scalars"] if tag.startswith("numerics/")}
     assert tags == {f"numerics/{key}" for key in entry if key not in ("event", "time", "step")}
     (shown,) = accumulator.Scalars("numerics/qkv.in/rms")
     assert (shown.step, shown.value) == (4, pytest.approx(entry["qkv.in/rms"], rel=1e-7))
-
-
-def test_a_resumed_run_counts_the_same_steps_once(data, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    arguments = ["-x", 6, "-n", 3, "-nk", 0, "--numerics-every", 2, "--dtype", "fp32"]
-    run(TRAINER, whole, data, *arguments)
-    run(TRAINER, parts, data, *arguments)
-    newest = checkpoints(parts)[-1]
-    (newest / "trainer.json").write_text("damaged")  # as if the run had been killed after step 3
-    run(TRAINER, parts, data, *arguments, "-y", 1)
-
-    def numbers(entry):
-        return {key: value for key, value in entry.items() if key != "time"}
-    assert [entry["step"] for entry in events(parts, "numerics")] == [2, 4, 6]
-    assert list(map(numbers, events(parts, "numerics"))) == list(map(numbers, events(whole, "numerics")))

@@ -156,13 +156,6 @@ def test_a_new_state_of_the_same_optimizer_counts_its_steps_from_one(whole, tmp_
     assert changes[len(changes) // 2] == pytest.approx(lr, rel=0.01)
 
 
-def test_offload_of_whole_matrices_is_refused_with_the_reason(data):
-    for optimizer in WHOLE_MATRICES:
-        said = train(*TINY, *QUIET, *data.flags, "-x", 1, "--optimizer", optimizer, "--offload", "optimizer",
-                     expect=EXIT_BAD_INPUT).stderr
-        assert f"--offload optimizer: the state passes through in slices, and {optimizer} needs whole matrices" in said
-
-
 # ---------------------------------------------------------------------------------------------------- CUDA, simulated
 
 

@@ -1,8 +1,7 @@
 """-r and --grad-dtype, from the command line: what is computed again changes no bit of a run, is computed once and is
-accounted for; gradients in the compute dtype go on from a checkpoint and train as well as those in fp32."""
+accounted for; gradients in the compute dtype train as well as those in fp32."""
 import json
 import re
-import shutil
 
 import pytest
 from conftest import EXIT_BAD_INPUT, QUIET, checkpoints, events, losses, same_state, train
@@ -77,13 +76,6 @@ def test_a_run_goes_on_with_another_choice_and_the_same_bits(data, tmp_path):
     assert same_state(checkpoints(tmp_path / "whole")[-1], checkpoints(tmp_path / "changed")[-1])
 
 
-# Every other way to be wrong: test/unit/test_recompute.c.
-@pytest.mark.parametrize("choice, said", [("3x3", "that is 3 blocks, the model has 4"), ("x" * 5000, "expected 0 .. 3")])
-def test_a_wrong_choice_is_refused(data, choice, said):
-    result = train(*RUN, *data.flags, "-r", choice, expect=EXIT_BAD_INPUT)
-    assert said in result.stderr and len(result.stderr) < 1200
-
-
 def test_gelu_in_the_matmul_and_gelu_again_are_refused_together(data):
     result = train(*RUN, *data.flags, "-ge", "1", "-r", "2x1,3", expect=EXIT_BAD_INPUT)
     assert "cannot be computed again with the same bits" in result.stderr
@@ -94,18 +86,6 @@ def test_gelu_in_the_matmul_and_gelu_again_are_refused_together(data):
 # --------------------------------------------------------------------------------------- gradients in the compute dtype
 
 COMPUTE = ["--dtype", "bf16", "--grad-dtype", "compute"]
-
-
-def test_gradients_in_the_compute_dtype_go_on_from_a_checkpoint(data, tmp_path):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train(*RUN, *data.flags, *COMPUTE, "-n", "2", "-o", whole)
-    shutil.copytree(whole, stopped)
-    shutil.rmtree(checkpoints(stopped)[-1])
-    train(*RUN, *data.flags, *COMPUTE, "-n", "2", "-o", stopped, "-y", "1")
-    a, b = checkpoints(whole)[-1], checkpoints(stopped)[-1]
-    assert a.name == b.name == "step_00000004" and same_state(a, b)
-    control = [json.loads((path / "trainer.json").read_text())["control"] for path in (a, b)]
-    assert control[0] == control[1] and control[0]["micro_steps"] == 4 * 3  # names the next random bits
 
 
 @pytest.mark.slow

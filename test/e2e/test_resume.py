@@ -41,15 +41,6 @@ def test_three_steps_and_a_resume(data, tmp_path):
     assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
 
 
-def test_o_and_y_alone_go_on_as_the_run_was_started(data, tmp_path):
-    flags = [*TINY, *QUIET, *data.flags, "-l", 3e-3, "-d", 192, "-n", 2]
-    train(*flags, "-o", tmp_path / "whole", "-x", 6, "-u", 1)
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
-    shutil.rmtree(checkpoints(tmp_path / "parts")[-1])
-    train("-o", tmp_path / "parts", *RESUME)
-    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
-
-
 def test_of_a_finished_run_nothing_is_left_and_what_goes_on_with_it_is_named(data, tmp_path):
     train(*TINY, *QUIET, *data.flags, "-o", tmp_path / "run", "-x", 3)
     said = train("-o", tmp_path / "run", *RESUME).stdout
@@ -364,8 +355,3 @@ def test_a_resume_on_other_shards_says_so(tmp_path):
     assert "-i: other shards than before: the checkpoint is of 4000 tokens" in train(*flags, "-x", 3, *RESUME).stderr
     write_shard(shard, tokens[1] + [5], vocab=257, eot=256)
     assert "these are 4001 (" in train(*flags, "-x", 4, *RESUME).stderr
-
-
-def test_the_log_of_a_resumed_run_says_how_it_ended(data, tmp_path):
-    train(*SAVE_EACH_STEP, *data.flags, "-o", tmp_path / "run", "-x", 2)
-    assert len(events(tmp_path / "run", "end")) == 1

@@ -3,12 +3,10 @@ time is said, and a report stands after every section."""
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from tiny_run import script
+from tiny_run import ROOT, script
 
-ROOT = Path(__file__).resolve().parents[2]
 BENCH_GPU = ROOT / "dev" / "bench" / "bench_gpu.py"
 TORCH_GPU = ROOT / "dev" / "bench" / "torch_gpu.py"
 

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_run import script
+from tiny_run import ROOT, script
 
-ROOT = Path(__file__).resolve().parents[2]
 CHECK_GPU = ROOT / "dev" / "bench" / "check_gpu.py"
 PASSES = "echo '[ RUN      ] a'; echo '[       OK ] a'"
 FAILS = "echo '[ RUN      ] b'; echo because; echo '[  FAILED  ] b'; exit 1"

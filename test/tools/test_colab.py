@@ -5,10 +5,9 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
-from tiny_run import ROOT, checkpoints, clean_environment, events, last_step
+from tiny_run import ROOT, checkpoints, clean_environment, events, last_step, script
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # else jobs in the background pass on that they ignore it
 NOTEBOOK = ROOT / "scripts" / "colab.ipynb"
@@ -45,11 +44,7 @@ def environment(machine, kept, **settings):
 
 
 def path_without_gpu(machine):
-    silent = machine / "no_gpu"
-    silent.mkdir(exist_ok=True)
-    (silent / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (silent / "nvidia-smi").chmod(0o755)
-    return f"{silent}:{os.environ['PATH']}"
+    return f"{script(machine / 'no_gpu' / 'nvidia-smi', 'exit 9').parent}:{os.environ['PATH']}"
 
 
 def execute(machine, kept, **settings):
@@ -123,8 +118,7 @@ def test_the_stop_button_saves_and_keeps_what_was_trained(tmp_path):
                          [("Tesla T4", "7.5", "fp16"), ("NVIDIA A100-SXM4-40GB", "8.0", "bf16"),
                           ("NVIDIA L4", "8.9", "bf16")])
 def test_the_gpu_decides_architecture_and_precision(name, capability, dtype, tmp_path):
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{name}, {capability}'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    script(tmp_path / "nvidia-smi", f"echo '{name}, {capability}'")
     program = "\n".join(code_cells()[:2]) + "\nprint(BUILD, TRAINER, DTYPE)"
     result = subprocess.run([PYTHON if PYTHON.exists() else "python3", "-c", program], capture_output=True, text=True,
                             env=clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}"))

@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_run import bench_ops, script
+from tiny_run import ROOT, bench_ops, script
 
-ROOT = Path(__file__).resolve().parents[2]
 GPU_HOUR = ROOT / "dev" / "bench" / "gpu_hour.sh"
 TRAINER = ROOT / "train_gpt2"
 PASSES = "echo '[ RUN      ] a'; echo '[       OK ] a'"

@@ -2,21 +2,16 @@
 import os
 import subprocess
 
-INSTALL_DEPS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "scripts", "install_deps.sh"))
+from tiny_run import ROOT, script
+
+INSTALL_DEPS = ROOT / "scripts" / "install_deps.sh"
 
 
 def install(tmp_path, dpkg_query, *groups):
     """Runs the script; returns its result and the apt-get calls it made."""
     calls = tmp_path / "calls"
-    stubs = {
-        "dpkg-query": dpkg_query,
-        "apt-get": f'echo "$@" >>{calls}',
-        "sudo": 'exec "$@"',
-    }
-    for name, body in stubs.items():
-        stub = tmp_path / name
-        stub.write_text(f"#!/bin/sh\n{body}\n")
-        stub.chmod(0o755)
+    for name, body in (("dpkg-query", dpkg_query), ("apt-get", f'echo "$@" >>{calls}'), ("sudo", 'exec "$@"')):
+        script(tmp_path / name, body)
     environment = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
     result = subprocess.run([INSTALL_DEPS, *groups], env=environment, capture_output=True, text=True)
     return result, calls.read_text().splitlines() if calls.exists() else []

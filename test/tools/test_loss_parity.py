@@ -6,11 +6,10 @@ import math
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tiny_run import ROOT, script
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "dev/bench/loss_parity.py"
 WORDS = "the of and to in that it was for on are with as his they at be this from have or by one had not but".split()
 
@@ -66,10 +65,7 @@ def test_two_configurations_are_tuned_compared_and_remembered_and_one_may_fail(t
 
     # A configuration that fails is named, and the others are reported.
     (tmp_path / "runs/runs.json").write_text(json.dumps({key: run for key, run in known.items() if "-w 0" not in key}))
-    trainer = tmp_path / "trainer"
-    trainer.write_text('#!/bin/sh\necho "no such precision" >&2\nexit 1\n')
-    trainer.chmod(0o755)
-    result = call(tmp_path, "--trainer", trainer)
+    result = call(tmp_path, "--trainer", script(tmp_path / "trainer", 'echo "no such precision" >&2\nexit 1'))
     assert result.returncode == 1
     assert "adamw-bf16-sr: exit code 1: no such precision" in result.stdout
     page = path.with_suffix(".md").read_text()

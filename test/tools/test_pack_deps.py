@@ -2,7 +2,9 @@
 import os
 import subprocess
 
-PACK_DEPS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "scripts", "pack_deps.sh"))
+from tiny_run import ROOT, script
+
+PACK_DEPS = ROOT / "scripts" / "pack_deps.sh"
 LIBRARIES = {"cjson": "cjson/cJSON.h", "xxhash": "xxhash.h", "cmocka": "cmocka.h"}
 PROGRAM = """
 #include <setjmp.h>
@@ -28,8 +30,8 @@ def pack(*arguments):
 def shell(deps, command, cwd):
     """Runs a command with the packed folder's environment alone."""
     clean = {"PATH": os.environ["PATH"]}
-    script = f". {deps}/env.sh; {command}"
-    return subprocess.run(["bash", "-ec", script], capture_output=True, text=True, cwd=cwd, env=clean)
+    return subprocess.run(["bash", "-ec", f". {deps}/env.sh; {command}"], capture_output=True, text=True, cwd=cwd,
+                          env=clean)
 
 
 def test_a_program_is_built_and_runs_with_the_packed_files(tmp_path):
@@ -60,9 +62,7 @@ def test_an_unknown_group_is_refused(tmp_path):
 
 
 def test_a_missing_package_is_named(tmp_path):
-    stub = tmp_path / "dpkg-query"
-    stub.write_text("#!/bin/sh\nexit 1\n")
-    stub.chmod(0o755)
+    script(tmp_path / "dpkg-query", "exit 1")
     environment = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
     result = subprocess.run([PACK_DEPS, tmp_path / "deps"], env=environment, capture_output=True, text=True)
     assert result.returncode == 1 and "libcjson-dev is not installed" in result.stderr

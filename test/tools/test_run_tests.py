@@ -1,20 +1,19 @@
 """scripts/run_tests.py: a failure, a crash, a hang or an empty program never looks like success."""
 import os
 import re
-import stat
 import subprocess
 import sys
 
 import pytest
+from tiny_run import ROOT
+from tiny_run import script as make_script
 
-RUN_TESTS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "scripts", "run_tests.py"))
+RUN_TESTS = ROOT / "scripts" / "run_tests.py"
 OK = "echo '[ RUN      ] a'; echo '[       OK ] a'\n"
 
 
 def run(tmp_path, script, *options):
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\n" + script)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    make_script(tmp_path / "program", script)
     command = [sys.executable, RUN_TESTS, *options, "program"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     return result.returncode, result.stdout.splitlines()
@@ -70,10 +69,7 @@ def test_pytest_results_are_added(tmp_path):
 
 
 def test_a_program_runs_with_the_settings_before_its_name(tmp_path):
-    script = "[ \"$SIM_CC$SIM_B\" = 75 ] && " + OK
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\n" + script)
-    program.chmod(0o755)
+    make_script(tmp_path / "program", "[ \"$SIM_CC$SIM_B\" = 75 ] && " + OK)
     for name, code in (("SIM_CC=75@program", 0), ("SIM_CC=80@program", 1), ("SIM_B=5@SIM_CC=7@program", 0)):
         assert subprocess.run([sys.executable, RUN_TESTS, name], capture_output=True, cwd=tmp_path).returncode == code
 

@@ -14,17 +14,15 @@ import time
 
 import pytest
 from tiny_run import (BAD_INPUT, INTERRUPTED, TINY, call, checkpoints, clean_environment, events, last_step, make_root,
-                      same_weights, wait_until)
+                      same_weights, script, wait_until)
 
 ATTEMPTS = 3
 
-SRUN = """#!/bin/bash
-while [[ $1 == --* ]]; do shift; done
+SRUN = """while [[ $1 == --* ]]; do shift; done
 exec "$@"
 """
 # The state that `show job` tells is in the file state; a file no_requeue makes requeueing fail.
-SCONTROL = """#!/bin/bash
-cd "$(dirname "$0")"
+SCONTROL = """cd "$(dirname "$0")"
 if [[ $1 == show ]]; then
     echo "JobId=$3 JobName=x JobState=$(cat state) Reason=None"
 else
@@ -39,10 +37,7 @@ class Cluster:
 
     def __init__(self, directory):
         self.root, self.bin = make_root(directory / "root"), directory / "bin"
-        self.bin.mkdir()
-        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-            (self.bin / name).write_text(text)
-            (self.bin / name).chmod(0o755)
+        script(self.bin / "srun", SRUN), script(self.bin / "scontrol", SCONTROL)
         (self.bin / "state").write_text("RUNNING")
         self.run = self.root / "runs" / "gpt2_124M"  # the job's name says so
         self.restarts, self.processes = 0, []
@@ -53,11 +48,11 @@ class Cluster:
             slurm["SLURM_RESTART_COUNT"] = self.restarts
         return clean_environment(**{**slurm, "PATH": f"{self.bin}:{os.environ['PATH']}", **more})
 
-    def start(self, script, *arguments, environment=None, **options):
+    def start(self, batch, *arguments, environment=None, **options):
         """Slurm runs a copy of the script from a directory of its own."""
         self.started = time.time()
         spool = self.bin / "slurm_script"
-        spool.write_bytes((self.root / "scripts" / "slurm" / script).read_bytes())
+        spool.write_bytes((self.root / "scripts" / "slurm" / batch).read_bytes())
         command = ["bash", str(spool), *map(str, arguments)]
         self.processes.append(subprocess.Popen(command, env=environment or self.environment(), cwd="/", text=True,
                                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -255,9 +250,9 @@ def test_the_table_marks_what_is_unfinished_and_has_a_line_for_an_empty_director
 
 
 def test_the_batch_scripts_ask_slurm_for_the_signal_and_for_requeueing(cluster):
-    for script in ("train", "preemptible", "sweep"):
-        text = (cluster.root / "scripts" / "slurm" / f"{script}.sbatch").read_text()
+    for name in ("train", "preemptible", "sweep"):
+        text = (cluster.root / "scripts" / "slurm" / f"{name}.sbatch").read_text()
         asked = re.findall(r"^#SBATCH (\S+)", text, re.MULTILINE)
-        assert "--signal=B:USR1@180" in asked and ("--requeue" in asked) == (script != "train")
+        assert "--signal=B:USR1@180" in asked and ("--requeue" in asked) == (name != "train")
         # Slurm stops to look for #SBATCH at the first command.
         assert text.index("\nset -euo pipefail\n") > text.rindex("#SBATCH")

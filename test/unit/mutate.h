@@ -55,3 +55,18 @@ static inline void write_damaged(const char *path, const unsigned char *good, si
     write_bytes(path, bytes, mutate(bytes, n, header, round));
     free(bytes);
 }
+
+// The file at path, `rounds` times with other damage, is written to `where` and given to `accepts` with its argument;
+// returns how often it is taken. Read before anything is written, so that `where` may be path.
+static inline int damage_file(const char *path, const char *where, size_t header, int rounds,
+                              bool (*accepts)(const char *), const char *argument) {
+    size_t n;
+    unsigned char *good = read_bytes(path, &n);
+    int accepted = 0;
+    for (int round = 0; round < rounds; round++) {
+        write_damaged(where, good, n, header, (uint64_t)round);
+        accepted += accepts(argument);
+    }
+    free(good);
+    return accepted;
+}

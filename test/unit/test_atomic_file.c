@@ -94,8 +94,7 @@ TEST(a_failed_write_is_remembered_and_cleaned_up) {
 }
 
 TEST(a_file_in_a_missing_directory_names_path_and_reason) {
-    assert_null(atomic_file_create(tmp_file("no/file"), &err));
-    assert_message("no/file: cannot create: No such file");
+    assert_error(atomic_file_create(tmp_file("no/file"), &err), "no/file: cannot create: No such file");
 }
 
 TEST(modes_follow_the_umask) {
@@ -113,12 +112,9 @@ TEST(modes_follow_the_umask) {
 TEST(reading_refuses_large_missing_and_special_files) {
     const char *path = tmp_file("file"), *pipe_path = tmp_file("pipe");
     assert_true(file_write_atomic(path, "12345", 5, &err));
-    assert_null(file_read_all(path, 4, NULL, &err));
-    assert_message("5 bytes, expected at most 4");
-    assert_null(file_read_all(tmp_file("none"), 4, NULL, &err));
-    assert_message("none: cannot open: No such file");
-    assert_null(file_read_all(tmp.path, 1 << 20, NULL, &err));
-    assert_message("not a plain file");
+    assert_error(file_read_all(path, 4, NULL, &err), "5 bytes, expected at most 4");
+    assert_error(file_read_all(tmp_file("none"), 4, NULL, &err), "none: cannot open: No such file");
+    assert_error(file_read_all(tmp.path, 1 << 20, NULL, &err), "not a plain file");
     assert_int_equal(mkfifo(pipe_path, 0600), 0);
     assert_null(file_read_all(pipe_path, 1 << 20, NULL, &err)); // and does not wait for a writer
     assert_message("not a plain file");
@@ -131,8 +127,7 @@ TEST(a_file_that_ends_early_is_an_error) {
     char out[8];
     assert_true(file_read_at(fd, path, 1, out, 4, &err));
     assert_memory_equal(out, "2345", 4);
-    assert_false(file_read_at(fd, path, 2, out, 4, &err));
-    assert_message("ends at byte 5, expected 4 bytes at offset 2");
+    assert_error(file_read_at(fd, path, 2, out, 4, &err), "ends at byte 5, expected 4 bytes at offset 2");
     close(fd);
 }
 
@@ -176,10 +171,9 @@ TEST(directories_are_made_with_their_parents) {
 
 TEST(a_file_in_the_way_of_a_directory_is_named) {
     assert_true(file_write_atomic(tmp_file("file"), "", 0, &err));
-    assert_false(directory_make(tmp_file("file"), &err));
-    assert_message("file: cannot make the directory: Not a directory");
-    assert_false(directory_make(tmp_file("file/below"), &err));
-    assert_message("file/below: cannot make the directory: Not a directory");
+    assert_error(directory_make(tmp_file("file"), &err), "file: cannot make the directory: Not a directory");
+    assert_error(directory_make(tmp_file("file/below"), &err),
+                 "file/below: cannot make the directory: Not a directory");
 }
 
 TEST(the_proof_that_a_directory_is_writable_leaves_nothing) {
@@ -222,8 +216,8 @@ TEST(a_committed_directory_replaces_the_one_before) {
 TEST(a_directory_is_not_committed_over_a_file) {
     make_directory_with(".tmp-a", "new");
     assert_true(file_write_atomic(tmp_file("a"), "file", 4, &err));
-    assert_false(directory_commit(tmp_file(".tmp-a"), tmp_file("a"), &err));
-    assert_message("a: cannot rename into place: Not a directory");
+    assert_error(directory_commit(tmp_file(".tmp-a"), tmp_file("a"), &err),
+                 "a: cannot rename into place: Not a directory");
     assert_content(tmp_file("a"), "file");
 }
 
@@ -232,7 +226,6 @@ TEST(a_directory_of_plain_files_is_removed_and_no_more) {
     make_directory_with("b/nested", "x");
     assert_true(directory_remove(tmp_file("a"), &err));
     assert_false(file_exists(tmp_file("a")));
-    assert_false(directory_remove(tmp_file("b"), &err));
-    assert_message("b/nested: cannot remove");
+    assert_error(directory_remove(tmp_file("b"), &err), "b/nested: cannot remove");
     assert_content(tmp_file("b/nested/file"), "x");
 }

@@ -1,8 +1,6 @@
 // Multiple choice: the form of the files and damage to it, and the scores against a plain pass for every completion.
-// With arguments CHECKPOINT FILE T B it is a program that prints what the trainer sums up, "example completion tokens
-// loss" a line, for the comparison with transformers in test/e2e/test_evaluation.py.
-#include "llmc/store/checkpoint.h"
-#include "llmc/store/weights_file.h"
+// What transformers answers: test/e2e/test_evaluation.py.
+#include "llmc/base/error.h"
 #include "llmc/train/evals.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tiny_model.h"
@@ -13,21 +11,6 @@
 enum { V = 80, T = 100, EXAMPLES = 23, HEADER = 1024, MOST_WORDS = 40000 };
 
 static Error err;
-
-static int setup(void **state) {
-    (void)state;
-    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return -1;
-    tmp = tmpdir_make();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    tmpdir_remove(&tmp);
-    device_shutdown();
-    return 0;
-}
-TestFixture test_all = {setup, teardown};
 
 // ----------------------------------------------------------------------------------------------------- files, written
 
@@ -125,7 +108,7 @@ TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     const char *const names[] = {"zebra.bin", "arc.bin", "arc.challenge.bin", "Upper"};
     const char *const sorted[] = {"Upper", "arc", "arc.challenge", "zebra"};
     char pattern[4096];
-    const TmpDir all = tmp, own = tmpdir_make();
+    const TmpDir before = tmp, own = tmpdir_make();
     tmp = own;
     for (int i = 0; i < 4; i++) write_file(file_of_all_kinds(), names[i]);
     snprintf(pattern, sizeof pattern, "%s/*", own.path);
@@ -135,11 +118,10 @@ TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     for (int i = 0; i < 4; i++) assert_string_equal(choices_name(sets.sets[i]), sorted[i]);
     choices_close(&sets);
     snprintf(pattern, sizeof pattern, "%s/none_*.bin", own.path);
-    assert_false(choices_open(&sets, pattern, V, &err));
-    assert_non_null(strstr(err.text, "none_*.bin"));
+    assert_error(choices_open(&sets, pattern, V, &err), "none_*.bin");
     choices_close(&sets);
     tmpdir_remove(&own);
-    tmp = all;
+    tmp = before;
 }
 
 TEST(wrong_headers_are_refused) {
@@ -156,8 +138,7 @@ TEST(wrong_headers_are_refused) {
     const char *path = tmp_file("short.bin");
     ChoiceSets sets;
     write_bytes(path, "text", 4);
-    assert_false(choices_open(&sets, path, V, &err));
-    assert_non_null(strstr(err.text, "4 bytes, expected an even number from 1024 on"));
+    assert_error(choices_open(&sets, path, V, &err), "4 bytes, expected an even number from 1024 on");
     choices_close(&sets);
     assert_false(choices_open(&sets, tmp.path, V, &err)); // a directory
     choices_close(&sets);
@@ -204,8 +185,7 @@ TEST(a_file_that_is_cut_anywhere_is_refused) {
     for (size_t length = 0; length < n; length += length < 1100 ? 53 : 97) {
         ChoiceSets sets;
         write_bytes(path, content, length);
-        assert_false(choices_open(&sets, path, V, &err));
-        assert_non_null(strstr(err.text, "cut.bin"));
+        assert_error(choices_open(&sets, path, V, &err), "cut.bin");
         choices_close(&sets);
     }
     free(content);
@@ -238,6 +218,25 @@ TEST(damaged_files_are_refused_or_hold_valid_examples) {
 }
 
 // ------------------------------------------------------------------------------------------------------------- scores
+
+static ChoiceSets all; // of all kinds
+
+static int setup(void **state) {
+    (void)state;
+    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return -1;
+    tmp = tmpdir_make();
+    all = opened(file_of_all_kinds());
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    choices_close(&all);
+    tmpdir_remove(&tmp);
+    device_shutdown();
+    return 0;
+}
+TestFixture test_all = {setup, teardown};
 
 typedef struct {
     ChoiceScore score;
@@ -273,15 +272,14 @@ static double plain_loss(Gpt2 *model, const ChoiceExample *e, int k, int64_t con
 // fp32 losses of other shapes of matmul: 1e-4 of a sum is what the project asks for, 1e-5 what rounding gives
 // (about 10 roundings of 2^-24 on the way of a logit of size 10, each loss below 10 nats, up to 30 of them).
 TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
-    ChoiceSets sets = opened(file_of_all_kinds());
     const int64_t contexts[] = {T, 33};
     for (int c = 0; c < 2; c++) {
         Gpt2 *model = tiny_random(V, 4, contexts[c], 0);
         static Scored s;
         int64_t correct = 0, correct_normalised = 0, examples_cut = 0;
-        score(model, sets.sets[0], &s);
+        score(model, all.sets[0], &s);
         for (int i = 0; i < EXAMPLES; i++) {
-            const ChoiceExample e = choices_example(sets.sets[0], i);
+            const ChoiceExample e = choices_example(all.sets[0], i);
             int best = 0, best_mean = 0;
             bool any_cut = false;
             double losses[CHOICES_MOST];
@@ -305,38 +303,33 @@ TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
         assert_true(c == 0 || examples_cut > 0);
         gpt2_destroy(model);
     }
-    choices_close(&sets);
 }
 
 TEST(the_score_does_not_depend_on_the_micro_batch) {
     static Scored first, s;
-    ChoiceSets sets = opened(file_of_all_kinds());
     for (int64_t B = 1; B <= 9; B += 2) {
         Gpt2 *model = tiny_random(V, B, T, 0);
-        score(model, sets.sets[0], &s);
+        score(model, all.sets[0], &s);
         if (B == 1) first = s;
         assert_memory_equal(&s.score, &first.score, sizeof s.score);
         for (int i = 0; i < EXAMPLES; i++)
-            for (int k = 0; k < choices_example(sets.sets[0], i).completions; k++)
+            for (int k = 0; k < choices_example(all.sets[0], i).completions; k++)
                 assert_true(fabs(s.losses[i * CHOICES_MOST + k] / first.losses[i * CHOICES_MOST + k] - 1.0) < 1e-5);
         gpt2_destroy(model);
     }
-    choices_close(&sets);
 }
 
 TEST(fewer_examples_are_the_first_ones) {
-    ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 3, T, 0);
     int64_t before = 0;
     for (int64_t n = 1; n <= EXAMPLES; n++) {
         ChoiceScore s;
-        assert_true(evaluate_choices(model, sets.sets[0], n, &s, &err));
+        assert_true(evaluate_choices(model, all.sets[0], n, &s, &err));
         assert_int_equal(s.examples, n);
         assert_in_range(s.correct, before, before + 1);
         before = s.correct;
     }
     gpt2_destroy(model);
-    choices_close(&sets);
 }
 
 // Equal logits: every token costs ln V. By sum the shortest completion wins, by mean the first.
@@ -357,17 +350,15 @@ TEST(by_sum_short_completions_win_and_by_mean_they_do_not) {
 
 // A weight of NaN: no completion is likelier than another, so none is right, label 0 neither.
 TEST(a_model_of_nan_answers_nothing_right) {
-    ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 2, T, 0);
     float nan = NAN;
     gpt2_set_weight(model, parameter_index(&gpt2_options(model)->config, PARAM_LNFB, -1), 0, 1, &nan);
     ChoiceScore s;
-    assert_true(evaluate_choices(model, sets.sets[0], 0, &s, &err));
+    assert_true(evaluate_choices(model, all.sets[0], 0, &s, &err));
     assert_int_equal(s.examples, EXAMPLES);
     assert_int_equal(s.correct, 0);
     assert_int_equal(s.correct_normalised, 0);
     gpt2_destroy(model);
-    choices_close(&sets);
 }
 
 TEST(a_completion_longer_than_the_context_is_named) {
@@ -379,8 +370,8 @@ TEST(a_completion_longer_than_the_context_is_named) {
     ChoiceScore s;
     assert_true(evaluate_choices(model, sets.sets[0], 1, &s, &err));
     assert_int_equal(s.cut, 1);
-    assert_false(evaluate_choices(model, sets.sets[0], 2, &s, &err));
-    assert_non_null(strstr(err.text, "example 1: completion 1 has 21 tokens, but the context is 20"));
+    assert_error(evaluate_choices(model, sets.sets[0], 2, &s, &err),
+                 "example 1: completion 1 has 21 tokens, but the context is 20");
     assert_true(choices_fit(&sets, 21, &err));
     assert_false(choices_fit(&sets, 20, &err));
     gpt2_destroy(model);
@@ -388,53 +379,15 @@ TEST(a_completion_longer_than_the_context_is_named) {
 }
 
 TEST(after_a_signal_there_is_no_score) {
-    ChoiceSets sets = opened(file_of_all_kinds());
     Gpt2 *model = tiny_random(V, 2, T, 0);
     ChoiceScore s;
     Capture line = capture_start(stderr); // of the handler
     signals_install();
     raise(SIGTERM);
-    const bool ok = evaluate_choices(model, sets.sets[0], 0, &s, &err);
+    const bool ok = evaluate_choices(model, all.sets[0], 0, &s, &err);
     signals_install(); // forgets it
     free(capture_end(&line));
     assert_true(ok);
     assert_int_equal(s.examples, 0);
     gpt2_destroy(model);
-    choices_close(&sets);
-}
-
-// ------------------------------------------------------------------------------------------------------- as a program
-
-static bool print_losses(const char *checkpoint, const char *path, int64_t context, int64_t B) {
-    WeightsFile *weights = weights_file_open(checkpoint, &err);
-    if (!weights) return false;
-    Gpt2Options options = {.config = *weights_file_config(weights), .dtype = DTYPE_FP32, .B = B, .T = context};
-    weights_file_close(weights);
-    ChoiceSets sets;
-    Gpt2 *model = gpt2_create(&options, &err);
-    if (!model || !checkpoint_load_weights(model, checkpoint, &err) ||
-        !choices_open(&sets, path, options.config.V, &err))
-        return false;
-    const int64_t n = choices_count(sets.sets[0]);
-    ChoiceScore s;
-    double *losses = malloc((size_t)n * CHOICES_MOST * sizeof *losses);
-    int64_t *tokens = malloc((size_t)n * CHOICES_MOST * sizeof *tokens);
-    if (!evaluate_choices_losses(model, sets.sets[0], 0, &s, losses, tokens, &err)) return false;
-    for (int64_t i = 0; i < n; i++)
-        for (int k = 0; k < choices_example(sets.sets[0], i).completions; k++)
-            printf("%lld %d %lld %.9g\n", (long long)i, k, (long long)tokens[i * CHOICES_MOST + k],
-                   losses[i * CHOICES_MOST + k]);
-    free(losses), free(tokens);
-    gpt2_destroy(model);
-    choices_close(&sets);
-    return true;
-}
-
-int main(int argc, char **argv) {
-    if (argc != 5) return test_run();
-    const bool ok = device_init(&(DeviceOptions){.threads = 1}, &err) &&
-                    print_losses(argv[1], argv[2], atoll(argv[3]), atoll(argv[4]));
-    if (!ok) fprintf(stderr, "%s\n", err.text);
-    device_shutdown();
-    return ok ? 0 : 1;
 }

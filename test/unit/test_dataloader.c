@@ -6,6 +6,10 @@
 
 #include <time.h>
 
+static Error err;
+static const void *got; // of the last call of dataloader_next
+static int64_t count;
+
 enum { T = 4, WINDOWS_PER_FILE = 25, FILES = 2, WINDOWS = FILES * WINDOWS_PER_FILE };
 
 static ShardSet shards; // window w begins with token w * T, all below 65536
@@ -13,7 +17,6 @@ static ShardSet shards; // window w begins with token w * T, all below 65536
 static void write_shard(const char *path, int first_token) {
     uint16_t tokens[WINDOWS_PER_FILE * T + 1];
     for (int i = 0; i <= WINDOWS_PER_FILE * T; i++) tokens[i] = (uint16_t)(first_token + i);
-    Error err;
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_non_null(w);
     assert_true(shard_writer_append(w, tokens, WINDOWS_PER_FILE * T + 1, &err));
@@ -24,7 +27,6 @@ static int open_data(void **state) {
     tmp_setup(state);
     write_shard(tmp_file("a.bin"), 0);
     write_shard(tmp_file("b.bin"), WINDOWS_PER_FILE * T);
-    Error err;
     return shards_open(&shards, tmp_file("*.bin"), T, &err) ? 0 : -1;
 }
 
@@ -40,7 +42,6 @@ static DataLoaderOptions options_of(int64_t batch, int64_t step) {
 }
 
 static DataLoader *create(DataLoaderOptions options) {
-    Error err;
     DataLoader *loader = dataloader_create(&options, &err);
     if (!loader) fail_msg("%s", err.text);
     return loader;
@@ -56,12 +57,9 @@ static int64_t window_of(const uint16_t *tokens) {
 // The next n windows of the loader, which must end with a whole batch.
 static void read_windows(DataLoader *loader, int64_t *out, int64_t n) {
     for (int64_t done = 0; done < n;) {
-        const void *windows;
-        int64_t count;
-        Error err;
-        if (!dataloader_next(loader, &windows, &count, &err)) fail_msg("%s", err.text);
+        if (!dataloader_next(loader, &got, &count, &err)) fail_msg("%s", err.text);
         assert_in_range(count, 1, n - done);
-        for (int64_t i = 0; i < count; i++) out[done++] = window_of((const uint16_t *)windows + i * (T + 1));
+        for (int64_t i = 0; i < count; i++) out[done++] = window_of((const uint16_t *)got + i * (T + 1));
     }
 }
 
@@ -104,10 +102,7 @@ TEST(the_last_batch_of_a_step_is_the_smaller_one) {
     DataLoader *loader = create(options_of(4, 10));
     const int64_t expected[] = {4, 4, 2, 4, 4, 2};
     for (int i = 0; i < 6; i++) {
-        const void *windows;
-        int64_t count;
-        Error err;
-        assert_true(dataloader_next(loader, &windows, &count, &err));
+        assert_true(dataloader_next(loader, &got, &count, &err));
         assert_int_equal(count, expected[i]);
     }
     dataloader_destroy(loader);
@@ -156,18 +151,15 @@ TEST(a_buffer_stays_untouched_until_the_second_next_call) {
         DataLoader *loader = create(options);
         const uint16_t *before = NULL;
         for (int64_t call = 0; call < 200; call++) {
-            const void *windows;
-            int64_t count;
-            Error err;
-            assert_true(dataloader_next(loader, &windows, &count, &err));
+            assert_true(dataloader_next(loader, &got, &count, &err));
             if (call % 20 == 0) usleep(2000); // time for the reader to do harm
             for (int64_t i = 0; i < 2; i++) {
-                assert_int_equal(window_of((const uint16_t *)windows + i * (T + 1)),
+                assert_int_equal(window_of((const uint16_t *)got + i * (T + 1)),
                                  shuffle_window(2 * call + i, WINDOWS, 1337));
                 if (!before) continue;
                 assert_int_equal(window_of(before + i * (T + 1)), shuffle_window(2 * call - 2 + i, WINDOWS, 1337));
             }
-            before = windows;
+            before = got;
         }
         dataloader_destroy(loader);
     }
@@ -184,10 +176,7 @@ TEST(an_error_comes_when_its_batch_is_due_and_stays) {
         int64_t windows[30];
         read_windows(loader, windows, 30);
         for (int call = 0; call < 3; call++) {
-            const void *pointer;
-            int64_t count;
-            Error err;
-            assert_false(dataloader_next(loader, &pointer, &count, &err));
+            assert_false(dataloader_next(loader, &got, &count, &err));
             // Token 33 T + 1 of all is token 33 T + 1 - 25 T of the second file.
             assert_non_null(strstr(err.text, "b.bin: token 33 is 133, expected below the vocabulary size 133"));
             assert_int_equal(dataloader_position(loader), 30);
@@ -199,11 +188,8 @@ TEST(an_error_comes_when_its_batch_is_due_and_stays) {
 TEST(a_file_cut_under_the_loader_ends_in_an_error) {
     DataLoader *loader = create(options_of(8, 8));
     assert_int_equal(truncate(tmp_file("a.bin"), 1024), 0);
-    Error err;
-    const void *windows;
-    int64_t count;
     int calls = 0;
-    while (dataloader_next(loader, &windows, &count, &err)) assert_in_range(++calls, 1, 100);
+    while (dataloader_next(loader, &got, &count, &err)) assert_in_range(++calls, 1, 100);
     assert_non_null(strstr(err.text, "a.bin: cannot read"));
     dataloader_destroy(loader);
 }
@@ -216,10 +202,7 @@ TEST(a_loader_can_be_destroyed_at_any_moment) {
         DataLoader *loader = create(options);
         if (i % 3 == 1) usleep((useconds_t)(i % 11) * 100); // the reader is blocked on a full ring
         for (int call = 0; call < i % 8; call++) {
-            const void *windows;
-            int64_t count;
-            Error err;
-            if (!dataloader_next(loader, &windows, &count, &err)) break;
+            if (!dataloader_next(loader, &got, &count, &err)) break;
         }
         dataloader_destroy(loader);
     }

@@ -11,6 +11,19 @@ enum { T = 24, WINDOWS = 21, TOKENS = WINDOWS * T + 1 };
 static Error err;
 static Tokenizer *bytes;
 static uint32_t tokens[TOKENS]; // bytes, and end-of-text now and then
+static ShardSet set;            // of these
+
+static ShardSet shard_of(int token_bytes) {
+    const char *path = tmp_file(token_bytes == 2 ? "narrow.bin" : "wide.bin");
+    uint16_t narrow[TOKENS];
+    for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
+    ShardWriter *w = shard_writer_open(path, token_bytes, BYTE_VOCAB, BYTE_EOT, &err);
+    assert_true(w && shard_writer_append(w, token_bytes == 2 ? (void *)narrow : (void *)tokens, TOKENS, &err));
+    assert_true(shard_writer_commit(w, &err));
+    ShardSet shard;
+    if (!shards_open(&shard, path, T, &err)) fail_msg("%s", err.text);
+    return shard;
+}
 
 static int setup(void **state) {
     (void)state;
@@ -21,29 +34,19 @@ static int setup(void **state) {
         const uint32_t random = philox(7, 1, i).v[0];
         tokens[i] = random % 10 == 0 ? BYTE_EOT : random / 10 % 256;
     }
+    set = shard_of(2);
     return bytes ? 0 : -1;
 }
 
 static int teardown(void **state) {
     (void)state;
+    shards_close(&set);
     tokenizer_free(bytes);
     tmpdir_remove(&tmp);
     device_shutdown();
     return 0;
 }
 TestFixture test_all = {setup, teardown};
-
-static ShardSet shard_of(int token_bytes) {
-    const char *path = tmp_file(token_bytes == 2 ? "narrow.bin" : "wide.bin");
-    uint16_t narrow[TOKENS];
-    for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
-    ShardWriter *w = shard_writer_open(path, token_bytes, BYTE_VOCAB, BYTE_EOT, &err);
-    assert_true(w && shard_writer_append(w, token_bytes == 2 ? (void *)narrow : (void *)tokens, TOKENS, &err));
-    assert_true(shard_writer_commit(w, &err));
-    ShardSet set;
-    if (!shards_open(&set, path, T, &err)) fail_msg("%s", err.text);
-    return set;
-}
 
 // Window by window, token by token.
 static void expected_score(Gpt2 *model, int64_t windows, double *sum, int64_t *text_bytes) {
@@ -72,7 +75,6 @@ static const double ROUNDING = 10.0 * T * 0x1p-24;
 
 TEST(the_loss_is_the_mean_over_evenly_spread_windows) {
     Gpt2 *model = tiny_random(BYTE_VOCAB, 1, T, 0);
-    ShardSet set = shard_of(2);
     const int64_t asked[] = {0, 1, 4, 20, WINDOWS, 1000};
     for (int i = 0; i < 6; i++) {
         const int64_t windows = asked[i] > 0 && asked[i] < WINDOWS ? asked[i] : WINDOWS;
@@ -88,7 +90,6 @@ TEST(the_loss_is_the_mean_over_evenly_spread_windows) {
         const double bits = score.loss * (double)score.tokens / log(2.0) / (double)text_bytes;
         assert_true(fabs(score.bits_per_byte / bits - 1.0) < 1e-12);
     }
-    shards_close(&set);
     gpt2_destroy(model);
 }
 
@@ -97,44 +98,39 @@ TEST(the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file) {
     for (int64_t B = 1; B <= 5; B++)
         for (int width = 2; width <= 4; width += 2) {
             Gpt2 *model = tiny_random(BYTE_VOCAB, B, T, 0);
-            ShardSet set = shard_of(width);
-            assert_true(evaluate_loss(model, &set, 0, bytes, &score, &err));
+            ShardSet shard = shard_of(width);
+            assert_true(evaluate_loss(model, &shard, 0, bytes, &score, &err));
             if (B == 1 && width == 2) first = score;
             assert_true(fabs(score.loss - first.loss) < ROUNDING);
             assert_int_equal(score.bytes, first.bytes);
-            shards_close(&set);
+            shards_close(&shard);
             gpt2_destroy(model);
         }
 }
 
 TEST(without_a_tokenizer_bits_per_byte_are_not_known) {
     Gpt2 *model = tiny_random(BYTE_VOCAB, 2, T, 0);
-    ShardSet set = shard_of(2);
     ValidationScore with, without;
     assert_true(evaluate_loss(model, &set, 0, bytes, &with, &err));
     assert_true(evaluate_loss(model, &set, 0, NULL, &without, &err));
     assert_true(with.loss == without.loss);
     assert_true(without.bits_per_byte == 0.0 && without.bytes == 0);
-    shards_close(&set);
     gpt2_destroy(model);
 }
 
 // Uniform predictions cost ln V a token whatever they are, so the text log2(V) * tokens / bytes a byte.
 TEST(a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token) {
     Gpt2 *model = tiny_create(BYTE_VOCAB, 2, T, 0); // weights of zero: equal logits
-    ShardSet set = shard_of(2);
     ValidationScore score;
     assert_true(evaluate_loss(model, &set, 0, bytes, &score, &err));
     assert_true(fabs(score.loss - log(BYTE_VOCAB)) < ROUNDING);
     const double bits = log2(BYTE_VOCAB) * (double)score.tokens / (double)score.bytes;
     assert_true(fabs(score.bits_per_byte - bits) < 2 * ROUNDING);
-    shards_close(&set);
     gpt2_destroy(model);
 }
 
 TEST(after_a_signal_there_is_no_score) {
     Gpt2 *model = tiny_random(BYTE_VOCAB, 2, T, 0);
-    ShardSet set = shard_of(2);
     ValidationScore score;
     Capture line = capture_start(stderr); // of the handler
     signals_install();
@@ -144,16 +140,12 @@ TEST(after_a_signal_there_is_no_score) {
     free(capture_end(&line));
     assert_true(ok && isnan(score.loss));
     assert_int_equal(score.tokens, 0);
-    shards_close(&set);
     gpt2_destroy(model);
 }
 
 TEST(a_token_beyond_the_vocabulary_is_refused) {
     Gpt2 *model = tiny_random(100, 2, T, 0);
-    ShardSet set = shard_of(2);
     ValidationScore score;
-    assert_false(evaluate_loss(model, &set, 0, bytes, &score, &err));
-    assert_non_null(strstr(err.text, "narrow.bin"));
-    shards_close(&set);
+    assert_error(evaluate_loss(model, &set, 0, bytes, &score, &err), "narrow.bin");
     gpt2_destroy(model);
 }

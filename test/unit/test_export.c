@@ -1,6 +1,5 @@
 // Models as others read them: what comes in goes out with the same bits, nothing is overwritten that is no model, and
-// an export that fails leaves nothing. Started as "test_export logits MODEL TOKENS OUT" it writes a model's logits for
-// test/e2e/test_models.py.
+// an export that fails leaves nothing.
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/rng.h"
@@ -10,6 +9,7 @@
 #include "llmc/store/weights_file.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/store_fixture.h"
+#include "test/unit/tiny_model.h"
 
 #include <math.h>
 #include <sys/resource.h>
@@ -20,10 +20,7 @@ TestFixture test_each = {setup, tmp_teardown}, test_all = {start_device, stop_de
 static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 
 static Gpt2 *make_model(DType dtype, bool train) {
-    Gpt2Options options = {.config = config, .dtype = dtype, .master = true, .train = train, .B = 1, .T = 16};
-    Gpt2 *m = gpt2_create(&options, &err);
-    if (!m) fail_msg("%s", err.text);
-    return m;
+    return model_of((Gpt2Options){.config = config, .dtype = dtype, .master = true, .train = train, .B = 1, .T = 16});
 }
 
 // Any finite number of the type, by its bits: -0 and subnormal ones too.
@@ -206,15 +203,13 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
         "tensor transformer.h.1.mlp.c_fc.weight holds -65520, which fp16 cannot hold: write the model in bf16");
     row[79] = 3.4e38f;
     gpt2_set_weight(m, index, 319, 1, row);
-    assert_false(export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err));
-    assert_message("transformer.h.1.mlp.c_fc.weight holds 3.4e+38, which bf16 cannot hold: write the model in fp32");
+    assert_error(export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err),
+                 "transformer.h.1.mlp.c_fc.weight holds 3.4e+38, which bf16 cannot hold: write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
     gpt2_destroy(m);
 }
 
 // -------------------------------------------------------------------------------------------------- what else is there
-
-static char *text_of(const char *name) { return read_text(tmp_file(name)); }
 
 TEST(the_configuration_states_type_shape_and_end_of_text) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
@@ -222,7 +217,7 @@ TEST(the_configuration_states_type_shape_and_end_of_text) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
         assert_ok(export_model(tmp_file("model"), m, dtypes[d], 129, NULL, &err));
-        char *text = text_of("model/config.json");
+        char *text = read_text(tmp_file("model/config.json"));
         assert_non_null(strstr(text, types[d]));
         assert_non_null(strstr(text, "\"eos_token_id\": 129"));
         assert_non_null(strstr(text, "\"vocab_size\": 130"));
@@ -239,7 +234,7 @@ TEST(the_tokenizer_is_written_beside_the_weights) {
     Tokenizer *back = tokenizer_open(tmp_file("model"), &err);
     if (!back) fail_msg("%s", err.text);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
-    char *text = text_of("model/tokenizer_config.json");
+    char *text = read_text(tmp_file("model/tokenizer_config.json"));
     assert_non_null(strstr(text, "<|endoftext|>"));
     assert_non_null(strstr(text, "\"model_max_length\":\t16"));
     free(text);
@@ -321,8 +316,8 @@ TEST(a_checkpoint_is_never_replaced) {
     Gpt2 *m = make_model(DTYPE_FP32, true);
     TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, m, &s, &err));
-    assert_false(export_model(tmp_file("step_00000001"), m, DTYPE_FP32, -1, NULL, &err));
-    assert_message("which is not of an exported model");
+    assert_error(export_model(tmp_file("step_00000001"), m, DTYPE_FP32, -1, NULL, &err),
+                 "which is not of an exported model");
     gpt2_destroy(m);
 }
 
@@ -358,45 +353,4 @@ TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
         assert_same_files(tmp_file("model.bin"), tmp_file("twin.bin"));
     }
     gpt2_destroy(m);
-}
-
-// ------------------------------------------------------------------------------------------------- logits, for pytest
-
-// MODEL's logits in fp32 after each token of the file TOKENS (int32) into the file OUT: (tokens, V) floats.
-static bool write_logits(const char *model, const char *tokens_path, const char *out_path) {
-    size_t bytes;
-    int32_t *tokens = (int32_t *)(void *)read_bytes(tokens_path, &bytes);
-    const int64_t n = (int64_t)(bytes / sizeof *tokens);
-    WeightsFile *file = weights_file_open(model, &err);
-    if (!file || !device_init(&(DeviceOptions){0}, &err)) return false;
-    Gpt2Options options = {.config = *weights_file_config(file), .dtype = DTYPE_FP32, .B = 1, .T = n, .sequences = 1};
-    weights_file_close(file);
-    const size_t V = (size_t)options.config.V;
-    Gpt2 *m = gpt2_create(&options, &err);
-    float *logits = malloc(V * sizeof *logits);
-    FILE *out = fopen(out_path, "wb");
-    bool ok = m && logits && out && checkpoint_load_weights(m, model, &err);
-    for (int64_t i = 0; ok && i < n; i++) {
-        if (i == 0)
-            gpt2_decode_start(m, tokens, 1, 1, logits);
-        else
-            gpt2_decode_step(m, &tokens[i], logits);
-        ok = fwrite(logits, sizeof *logits, V, out) == V;
-    }
-    ok = out && fclose(out) == 0 && ok;
-    free(logits);
-    free(tokens);
-    if (m) gpt2_destroy(m);
-    device_shutdown();
-    return ok;
-}
-
-int main(int argc, char **argv) {
-    device_prepare_process(argv);
-    if (argc == 5 && strcmp(argv[1], "logits") == 0) {
-        if (write_logits(argv[2], argv[3], argv[4])) return 0;
-        fprintf(stderr, "%s: %s\n", argv[0], err.text);
-        return 1;
-    }
-    return test_run();
 }

@@ -78,33 +78,6 @@ TEST(exact_numbers_read_back_as_the_same_double) {
     }
 }
 
-TEST(utf8_is_recognised_as_the_rfc_says) {
-    const struct {
-        const char *text;
-        int length;
-    } cases[] = {
-        {"a", 1},
-        {"\xC3\xA9", 2},
-        {"\xE2\x82\xAC", 3},
-        {"\xF0\x9F\x98\x80", 4},
-        {"\x80", 0},
-        {"\xC0\x80", 0},
-        {"\xC1\xBF", 0},
-        {"\xE0\x80\x80", 0}, // overlong
-        {"\xED\xA0\x80", 0}, // a surrogate
-        {"\xF4\x90\x80\x80", 0},
-        {"\xF5\x80\x80\x80", 0}, // above U+10FFFF
-        {"\xE2\x82", 0},
-        {"\xC3", 0},
-        {"\xE2\x28\xA1", 0},
-        {"\xFF", 0},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_int_equal(utf8_length(cases[i].text, strlen(cases[i].text)), cases[i].length);
-    }
-    assert_int_equal(utf8_length("", 0), 0);
-}
-
 // What `put` writes for text, in a static buffer.
 static const char *written(void (*put)(FILE *, const char *, size_t), const char *text, size_t n) {
     static char buf[512];

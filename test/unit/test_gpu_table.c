@@ -1,7 +1,9 @@
 // The table of GPUs: its peaks a second time, from units, clocks and widths; and how a user may name one.
 #include "llmc/run/planner.h"
-#include "test/test.h"
+#include "test/fixture.h"
 #include "test/unit/planner_case.h"
+
+static Error err;
 
 // ------------------------------------------------------------------------------------------------------------- figures
 
@@ -57,36 +59,31 @@ TEST(the_link_is_that_of_the_generation) {
 
 static void assert_found(const char *text, const char *name) {
     GpuChoice gpu;
-    Error err;
     if (!gpu_find(&gpu, text, strlen(text), &err)) fail_msg("%s", err.text);
     assert_string_equal(gpu.spec.name, name);
     assert_true(gpu.spec.memory == gpu_named(name)->memory && gpu.spec.units == gpu_named(name)->units);
 }
 
 TEST(case_spaces_dashes_and_gb_do_not_matter) {
-    const char *const names[][2] = {
-        {"h200", "H200"},
-        {"H100", "H100 SXM"},
-        {"h100-pcie", "H100 PCIe"},
-        {"H100 SXM", "H100 SXM"},
-        {"a100-80", "A100 80GB"},
-        {"A100 40GB", "A100 40GB"},
-        {"a100_40gb", "A100 40GB"},
-        {"a100", "A100 80GB"},
-        {"rtx4090", "RTX 4090"},
-        {"rtx-4090", "RTX 4090"},
-        {"4090", "RTX 4090"},
-        {"t4", "T4"},
-        {"l4", "L4"},
-        {"L40s", "L40S"},
-        {"a10g", "A10"},
-        {"b200", "B200"},
-        {"rtx pro 6000", "RTX PRO 6000"},
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) assert_found(names[i][0], names[i][1]);
+    const struct {
+        const char *name, *given[5];
+    } gpus[] = {{"H200", {"h200"}},
+                {"H100 SXM", {"H100", "H100 SXM"}},
+                {"H100 PCIe", {"h100-pcie"}},
+                {"A100 80GB", {"a100-80", "a100"}},
+                {"A100 40GB", {"A100 40GB", "a100_40gb"}},
+                {"RTX 4090", {"rtx4090", "rtx-4090", "4090"}},
+                {"RTX PRO 6000", {"rtx pro 6000"}},
+                {"T4", {"t4"}},
+                {"L4", {"l4"}},
+                {"L40S", {"L40s"}},
+                {"A10", {"a10g"}},
+                {"B200", {"b200"}}};
+    for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
+        for (int k = 0; k < 5 && gpus[i].given[k]; k++) assert_found(gpus[i].given[k], gpus[i].name);
     int count;
-    const GpuSpec *gpus = gpu_table(&count);
-    for (int i = 0; i < count; i++) assert_found(gpus[i].name, gpus[i].name);
+    const GpuSpec *table = gpu_table(&count);
+    for (int i = 0; i < count; i++) assert_found(table[i].name, table[i].name);
 }
 
 TEST(a_size_is_a_GPU_of_which_nothing_else_is_known) {
@@ -96,7 +93,6 @@ TEST(a_size_is_a_GPU_of_which_nothing_else_is_known) {
     } sizes[] = {{"24G", 24e9}, {"16GB", 16e9}, {"141g", 141e9}, {"11.5 gb", 11.5e9}, {"80GiB", 80 * 0x1p30}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         GpuChoice gpu;
-        Error err;
         assert_true(gpu_find(&gpu, sizes[i].text, strlen(sizes[i].text), &err));
         assert_true(gpu.spec.memory == sizes[i].bytes);
         assert_string_equal(gpu.spec.name, sizes[i].text);
@@ -110,7 +106,6 @@ TEST(an_unknown_name_gets_the_nearest_and_the_list) {
         {"rtx4900", "RTX 4090"}, {"h2000", "H200"}, {"a100-8", "A100 80GB"}, {"t5", "T4"}, {"24", "T4"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         GpuChoice gpu;
-        Error err;
         char nearest[64];
         assert_false(gpu_find(&gpu, wrong[i][0], strlen(wrong[i][0]), &err));
         snprintf(nearest, sizeof nearest, "did you mean %s? There are T4, L4,", wrong[i][1]);
@@ -120,9 +115,7 @@ TEST(an_unknown_name_gets_the_nearest_and_the_list) {
 
 TEST(a_name_like_none_gets_the_list_and_no_size_that_memory_cannot_have) {
     GpuChoice gpu;
-    Error err;
-    assert_false(gpu_find(&gpu, "zzzzz", 5, &err));
-    assert_non_null(strstr(err.text, "--gpu zzzzz: no such GPU; there are T4, L4,"));
+    assert_error(gpu_find(&gpu, "zzzzz", 5, &err), "--gpu zzzzz: no such GPU; there are T4, L4,");
     const char *const sizes[] = {"-5G", "0G", "1e9G", "-1.5 GiB"};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         char told[80];
@@ -135,10 +128,9 @@ TEST(a_name_like_none_gets_the_list_and_no_size_that_memory_cannot_have) {
 TEST(hostile_names_are_refused) {
     char name[3000];
     GpuChoice gpu;
-    Error err;
     memset(name, '9', sizeof name);
     for (size_t n = 1; n <= sizeof name; n = 2 * n + 1) assert_false(gpu_find(&gpu, name, n, &err));
-    const char *const wrong[] = {"0G", "-5G", "1e9G", "nanG", "infG", "24Gx", "24 G B", "0x10G G", "\xff\xfe"};
+    const char *const wrong[] = {"nanG", "infG", "24Gx", "24 G B", "0x10G G", "\xff\xfe"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_false(gpu_find(&gpu, wrong[i], strlen(wrong[i]), &err));
 }

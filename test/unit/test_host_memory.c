@@ -86,8 +86,7 @@ TEST(a_machine_without_meminfo_is_reported) {
     HostMemory memory;
     Error err;
     put("proc/meminfo", "MemTotal: many kB\n");
-    assert_false(host_memory_read(tmp.path, &memory, &err));
-    assert_non_null(strstr(err.text, "meminfo"));
+    assert_error(host_memory_read(tmp.path, &memory, &err), "meminfo");
 }
 
 TEST(this_process_holds_memory) {

@@ -4,8 +4,11 @@
 #include "llmc/model/gpt2.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
+#include "test/unit/tiny_model.h"
 
 #include <math.h>
+
+static Error err;
 
 TestFixture test_all = {start_device, stop_device};
 
@@ -24,15 +27,12 @@ static Gpt2Options options_of(DType dtype, bool master) {
 }
 
 static Gpt2 *make(const Gpt2Options *options) {
-    Error err;
-    Gpt2 *model = gpt2_create(options, &err);
-    if (!model) fail_msg("%s", err.text);
+    Gpt2 *model = model_of(*options);
     gpt2_init_weights(model, 1);
     return model;
 }
 
 static void micro_step(Gpt2 *model, bool first) {
-    Error err;
     uint16_t *windows = host_alloc(sizeof(uint16_t) * B * (T + 1), &err);
     assert_non_null(windows);
     for (int i = 0; i < B * (T + 1); i++) windows[i] = (uint16_t)(i * 7 % V);

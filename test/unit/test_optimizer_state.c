@@ -77,9 +77,9 @@ TEST(names_are_read_and_written_the_same) {
         assert_true(optimizer_default_learning_rate((OptimizerKind)kind) > 0);
     }
     OptimizerKind unused;
-    assert_false(optimizer_parse(&unused, "adam", &err));
-    assert_message("adam: there is no such optimizer; there are adamw, adamw8bit, adamw-bf16, adamw-kahan, lion, "
-                   "adafactor, sgd, muon");
+    assert_error(optimizer_parse(&unused, "adam", &err),
+                 "adam: there is no such optimizer; there are adamw, adamw8bit, adamw-bf16, adamw-kahan, lion, "
+                 "adafactor, sgd, muon");
 }
 
 // Every slot that a rule needs is there, and none that it does not know.
@@ -220,21 +220,17 @@ TEST(fp8_is_refused_where_it_does_not_fit) {
     Gpt2Options options = small_options(OPTIMIZER_ADAMW);
     options.fp8 = true;
     options.dtype = DTYPE_FP32;
-    assert_false(gpt2_check_options(&options, &err));
-    assert_message("--fp8: beside --dtype bf16 only, not fp32");
+    assert_error(gpt2_check_options(&options, &err), "--fp8: beside --dtype bf16 only, not fp32");
     options.dtype = DTYPE_BF16;
     if (!device_facts()->supports[DTYPE_E4M3]) {
-        assert_false(gpt2_check_options(&options, &err));
-        assert_message("has no fp8 matmuls");
+        assert_error(gpt2_check_options(&options, &err), "has no fp8 matmuls");
         return;
     }
     assert_true(gpt2_check_options(&options, &err));
     options.config.C = 72;
-    assert_false(gpt2_check_options(&options, &err));
-    assert_message("C = 72 is not a multiple of 16");
+    assert_error(gpt2_check_options(&options, &err), "C = 72 is not a multiple of 16");
     options.config.C = 64, options.T = 24; // 2 x 24 would do, and the last micro-batch of a step may be 1 x 24
-    assert_false(gpt2_check_options(&options, &err));
-    assert_message("-t 24 is not a multiple of 16; use 32");
+    assert_error(gpt2_check_options(&options, &err), "-t 24 is not a multiple of 16; use 32");
 }
 
 TEST(muon_in_fp16_needs_fp32_gradients) {
@@ -242,6 +238,5 @@ TEST(muon_in_fp16_needs_fp32_gradients) {
     options.dtype = DTYPE_FP16;
     assert_true(gpt2_check_options(&options, &err));
     options.gradients_in_dtype = true;
-    assert_false(gpt2_check_options(&options, &err));
-    assert_message("--grad-dtype compute: muon");
+    assert_error(gpt2_check_options(&options, &err), "--grad-dtype compute: muon");
 }

@@ -7,10 +7,11 @@
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"
 
+static Error err;
+
 TestFixture test_all = {start_device, stop_device};
 
 static Gpt2Options model_of(const char *descriptor, int64_t B, int64_t T) {
-    Error err;
     Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = T};
     assert_true(model_config_parse(&o.config, descriptor, &err));
     if (o.config.V == 0) model_config_set_vocab(&o.config, GPT2_VOCAB);
@@ -149,7 +150,6 @@ static PlanRequest request_of(Gpt2Options model, int64_t windows, int64_t steps)
 static DevicePlan device_plan(const PlanRequest *request, const char *name) {
     static DevicePlan plan; // it stays where it is
     GpuChoice gpu;
-    Error err;
     assert_true(gpu_find(&gpu, name, strlen(name), &err));
     if (!planner_device(&plan, request, &gpu, &err)) fail_msg("%s", err.text);
     planner_alternatives(&plan, request);
@@ -193,7 +193,6 @@ TEST(the_context_is_left_free) {
     PlanRequest request = request_of(model_of("d12", 8, 1024), 512, 0);
     GpuChoice gpu;
     DevicePlan p;
-    Error err;
     assert_true(gpu_find(&gpu, "A100 40GB", 9, &err));
     assert_true(planner_device(&p, &request, &gpu, &err));
     gpu.spec.memory = p.memory.total / 0.94 + 1;
@@ -232,7 +231,6 @@ TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
 static char *printed(const PlanRequest *request) {
     char *text = NULL;
     size_t size = 0;
-    Error err;
     FILE *out = open_memstream(&text, &size);
     assert_non_null(out);
     if (!planner_print(out, request, &err)) fail_msg("%s", err.text);
@@ -339,14 +337,11 @@ TEST(the_json_has_the_figures_of_the_plan) {
 TEST(an_unknown_gpu_and_a_bad_r_are_refused_before_anything_is_printed) {
     PlanRequest request = request_of(model_of("d12", 1, 1024), 512, 0);
     char text[16] = "";
-    Error err;
     FILE *out = fmemopen(text, sizeof text, "w");
     request.gpus = "h200,h300", request.json = true;
-    assert_false(planner_print(out, &request, &err));
-    assert_non_null(strstr(err.text, "--gpu h300: no such GPU; did you mean H200?"));
+    assert_error(planner_print(out, &request, &err), "--gpu h300: no such GPU; did you mean H200?");
     request.gpus = "", request.recompute = "7", request.json = false;
-    assert_false(planner_print(out, &request, &err));
-    assert_non_null(strstr(err.text, "-r 7"));
+    assert_error(planner_print(out, &request, &err), "-r 7");
     fclose(out);
     assert_string_equal(text, "");
 }

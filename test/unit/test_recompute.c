@@ -1,16 +1,14 @@
 // -r: what it is made of, its text and back, what it costs; and that no text, however wrong, does harm.
 #include "llmc/base/rng.h"
 #include "llmc/model/recompute.h"
-#include "test/test.h"
+#include "test/fixture.h"
 
-// clang-format off
-// clang-format on
+static Error err;
 
 enum { L = 12 };
 
 static Recompute parsed(const char *text, int64_t blocks) {
     Recompute r;
-    Error err;
     if (!recompute_parse(&r, text, blocks, &err)) fail_msg("%s: %s", text, err.text);
     return r;
 }
@@ -66,75 +64,58 @@ TEST(a_list_counts_blocks_and_its_last_item_goes_on_to_the_end) {
 
 TEST(a_wrong_text_is_refused_with_what_is_expected) {
     const struct {
-        const char *text, *told;
+        const char *told, *texts[9];
     } cases[] = {
-        {"", "expected 0 .. 3"},
-        {"4", "expected 0 .. 3"},
-        {"-1", "expected 0 .. 3"},
-        {"auto", "expected 0 .. 3"},
-        {"gelu+", "expected 0 .. 3"},
-        {"+gelu", "expected 0 .. 3"},
-        {"gelu qkv", "' qkv' is not understood"},
-        {"gelufc", "'fc' is not understood"},
-        {"GELU", "expected 0 .. 3"},
-        {"3+gelu", "'+gelu' is not understood"},
-        {"33", "'3' is not understood"},
-        {"gelu+3", "expected 0 .. 3"},
-        {"3/", "from 1 to 12"},
-        {"3/0", "from 1 to 12"},
-        {"3/13", "from 1 to 12"},
-        {"3/99999999999999999999999", "from 1 to 12"},
-        {"3/2x4", "from 1 to 12"},
-        {"3/-2", "from 1 to 12"},
-        {"gelu+gelu", "gelu is there twice"},
-        {"3x2,qkv+fc+qkv", "qkv is there twice"},
-        {"3x", "at most 12 of 12"},
-        {"3x0,0", "at most 12 of 12"},
-        {"3x13", "at most 12 of 12"},
-        {"3x18446744073709551617", "at most 12 of 12"},
-        {"3x4,0x9", "at most 8 of 12"},
-        {"3x4", "that is 4 blocks, the model has 12"},
-        {"3x4,0x7", "that is 11 blocks, the model has 12"},
-        {"3x12,0", "12 blocks, and no more"},
-        {"3x4,", "'' is not understood"},
-        {"3,0x11", "',0x11' is not understood"},
-        {"3x4;0", "';0' is not understood"},
-        {"3x4,fish", "'fish' is not understood"},
+        {"expected 0 .. 3", {"", "4", "-1", "auto", "gelu+", "+gelu", "GELU", "gelu+3"}},
+        {"from 1 to 12", {"3/", "3/0", "3/13", "3/99999999999999999999999", "3/2x4", "3/-2"}},
+        {"at most 12 of 12", {"3x", "3x0,0", "3x13", "3x18446744073709551617"}},
+        {"at most 8 of 12", {"3x4,0x9"}},
+        {"' qkv' is not understood", {"gelu qkv"}},
+        {"'fc' is not understood", {"gelufc"}},
+        {"'+gelu' is not understood", {"3+gelu"}},
+        {"'3' is not understood", {"33"}},
+        {"'' is not understood", {"3x4,"}},
+        {"',0x11' is not understood", {"3,0x11"}},
+        {"';0' is not understood", {"3x4;0"}},
+        {"'fish' is not understood", {"3x4,fish"}},
+        {"gelu is there twice", {"gelu+gelu"}},
+        {"qkv is there twice", {"3x2,qkv+fc+qkv"}},
+        {"that is 4 blocks, the model has 12", {"3x4"}},
+        {"that is 11 blocks, the model has 12", {"3x4,0x7"}},
+        {"12 blocks, and no more", {"3x12,0"}},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Recompute r;
-        Error err = {""};
-        if (recompute_parse(&r, cases[i].text, L, &err)) fail_msg("'%s' was taken", cases[i].text);
-        if (!strstr(err.text, cases[i].told)) fail_msg("'%s': %s", cases[i].text, err.text);
-    }
     Recompute r;
-    Error err;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int k = 0; cases[i].texts[k]; k++)
+            assert_error(recompute_parse(&r, cases[i].texts[k], L, &err), cases[i].told);
     assert_false(recompute_parse(&r, "3/0", 1, &err));
     assert_string_equal(err.text, "-r 3/0: the model has 1 block, and / needs more; leave it out");
 }
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
-static void assert_text(const char *text, int64_t blocks, const char *shortest) {
-    char buf[RECOMPUTE_TEXT];
-    const Recompute r = parsed(text, blocks);
-    assert_string_equal(recompute_text(&r, blocks, buf, sizeof buf), shortest);
-}
-
 TEST(the_text_is_the_shortest_one) {
-    assert_text("0", 12, "0");
-    assert_text("gelu", 12, "1");
-    assert_text("layernorm+gelu", 12, "2");
-    assert_text("block", 12, "3");
-    assert_text("gelu+fc", 12, "fc");
-    assert_text("qkv+gelu", 12, "gelu+qkv");
-    assert_text("attention+fc+layernorm+qkv", 12, "layernorm+fc+qkv+attention");
-    assert_text("3x1,0", 12, "3/12");
-    assert_text("3/1", 12, "3");
-    assert_text("3x1,0x1,3x1", 3, "3/2");
-    assert_text("3x4,0x8", 12, "3x4,0");
-    assert_text("0x4,3x8", 12, "0x4,3");
-    assert_text("3x2,3x2,gelux4,1x4", 12, "3x4,1");
+    const struct {
+        const char *text, *shortest;
+        int64_t blocks;
+    } cases[] = {{"0", "0", L},
+                 {"gelu", "1", L},
+                 {"layernorm+gelu", "2", L},
+                 {"block", "3", L},
+                 {"gelu+fc", "fc", L},
+                 {"qkv+gelu", "gelu+qkv", L},
+                 {"attention+fc+layernorm+qkv", "layernorm+fc+qkv+attention", L},
+                 {"3x1,0", "3/12", L},
+                 {"3/1", "3", L},
+                 {"3x1,0x1,3x1", "3/2", 3},
+                 {"3x4,0x8", "3x4,0", L},
+                 {"0x4,3x8", "0x4,3", L},
+                 {"3x2,3x2,gelux4,1x4", "3x4,1", L}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char buf[RECOMPUTE_TEXT];
+        const Recompute r = parsed(cases[i].text, cases[i].blocks);
+        assert_string_equal(recompute_text(&r, cases[i].blocks, buf, sizeof buf), cases[i].shortest);
+    }
 }
 
 TEST(a_set_without_what_it_implies_reads_as_with_it) {
@@ -163,7 +144,6 @@ TEST(every_pattern_survives_its_text) {
 }
 
 TEST(a_text_that_does_not_fit_ends_in_dots) {
-    Error err;
     Recompute r = parsed("gelu+qkvx4,layernorm+attentionx3,0", L), other;
     const char *whole = "gelu+qkvx4,layernorm+attentionx3,0";
     for (size_t size = 4; size <= strlen(whole) + 1; size++) {
@@ -244,7 +224,7 @@ TEST(no_text_does_harm) {
         char *copy = strdup(text);
         const int64_t blocks = 1 + draw.v[1] % 16;
         Recompute r, again;
-        Error err = {""};
+        err.text[0] = '\0';
         if (recompute_parse(&r, copy, blocks, &err)) {
             taken++;
             again = parsed(recompute_text(&r, blocks, buf, sizeof buf), blocks);

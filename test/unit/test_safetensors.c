@@ -38,6 +38,7 @@ TEST(what_was_written_is_read) {
     assert_int_equal(safetensors_count(f), 3);
     const SafetensorsEntry *a = safetensors_find(f, "a.weight"), *b = safetensors_find(f, "b");
     assert_null(safetensors_find(f, "d"));
+    assert_int_equal(safetensors_entry(f, 0)->offset % 8, 0);
     assert_int_equal(a->rank, 2);
     assert_int_equal(a->shape[0], 2);
     assert_int_equal(a->shape[1], 3);
@@ -54,21 +55,12 @@ TEST(what_was_written_is_read) {
     safetensors_close(f);
 }
 
-TEST(data_starts_at_a_multiple_of_eight) {
-    const char *path = tmp_file("x");
-    write_example(path);
-    SafetensorsFile *f = safetensors_open(path, &err);
-    assert_int_equal(safetensors_entry(f, 0)->offset % 8, 0);
-    safetensors_close(f);
-}
-
 TEST(a_writer_that_got_too_few_bytes_commits_nothing) {
     const char *path = tmp_file("x");
     SafetensorsEntry entry = {.name = "a", .dtype = DTYPE_FP32, .rank = 1, .shape = {4}};
     SafetensorsWriter *w = safetensors_writer_open(path, &entry, 1, NULL, &err);
     assert_true(safetensors_writer_append(w, matrix, 8, &err));
-    assert_false(safetensors_writer_commit(w, NULL, NULL, &err));
-    assert_message("8 bytes of data written, expected the 16 declared");
+    assert_error(safetensors_writer_commit(w, NULL, NULL, &err), "8 bytes of data written, expected the 16 declared");
     assert_false(file_exists(path));
 }
 
@@ -95,12 +87,10 @@ TEST(a_header_longer_than_the_file_is_refused) {
     for (int bit = 5; bit < 64; bit++) {
         uint64_t words[2] = {(uint64_t)1 << bit, 0};
         write_bytes(path, words, sizeof words);
-        assert_null(safetensors_open(path, &err));
-        assert_message("say a header of");
+        assert_error(safetensors_open(path, &err), "say a header of");
     }
     write_bytes(path, "1234", 4);
-    assert_null(safetensors_open(path, &err));
-    assert_message("too short");
+    assert_error(safetensors_open(path, &err), "too short");
 }
 
 TEST(headers_that_are_not_one_object_are_refused) {
@@ -157,8 +147,8 @@ TEST(other_dtypes_are_listed_but_not_read) {
     assert_non_null(f);
     float out[4];
     assert_int_equal(safetensors_find(f, "mask")->dtype, DTYPE_COUNT);
-    assert_false(safetensors_read_fp32(f, safetensors_find(f, "mask"), 0, 4, out, &err));
-    assert_message("tensor mask is BOOL, only F32, F16 and BF16 are read");
+    assert_error(safetensors_read_fp32(f, safetensors_find(f, "mask"), 0, 4, out, &err),
+                 "tensor mask is BOOL, only F32, F16 and BF16 are read");
     assert_true(safetensors_read_fp32(f, safetensors_find(f, "scalar"), 0, 1, out, &err));
     safetensors_close(f);
 }
@@ -186,8 +176,7 @@ TEST(bytes_come_back_as_they_are) {
     assert_memory_equal(back, codes + 3, 2);
     assert_true(safetensors_read_bytes(f, safetensors_find(f, "b"), 0, 8, back, &err)); // inf and a denormal, too
     assert_memory_equal(back, bf16_vector, 8);
-    assert_false(safetensors_read_fp32(f, e, 0, 5, out, &err));
-    assert_message("tensor codes is U8, only F32, F16 and BF16 are read");
+    assert_error(safetensors_read_fp32(f, e, 0, 5, out, &err), "tensor codes is U8, only F32, F16 and BF16 are read");
     assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
     assert_null(safetensors_metadata(f, "other"));
     safetensors_close(f);
@@ -213,8 +202,7 @@ TEST(a_file_that_shrinks_after_opening_gives_a_message) {
     const SafetensorsEntry *a = safetensors_find(f, "a.weight");
     assert_int_equal(truncate(path, (off_t)a->offset + 8), 0);
     float out[6];
-    assert_false(safetensors_read_fp32(f, a, 0, 6, out, &err));
-    assert_message("the file ends at byte");
+    assert_error(safetensors_read_fp32(f, a, 0, 6, out, &err), "the file ends at byte");
     safetensors_close(f);
 }
 
@@ -240,17 +228,12 @@ static bool survive(const char *path) {
 }
 
 TEST(damaged_files_are_read_or_refused_with_a_message) {
-    enum { ROUNDS = 4000 };
+    enum { ROUNDS = 4000, DATA = 38 };
+    struct stat st;
     const char *path = tmp_file("x"), *damaged = tmp_file("damaged");
     write_example(path);
-    size_t size;
-    unsigned char *good = read_bytes(path, &size);
-    int accepted = 0;
-    for (uint64_t round = 0; round < ROUNDS; round++) {
-        write_damaged(damaged, good, size, size - 38, round); // 38 bytes of data
-        accepted += survive(damaged);
-    }
+    assert_int_equal(stat(path, &st), 0);
     // Flips in data and names are harmless, most of the rest is not: both kinds must have happened.
-    assert_in_range(accepted, ROUNDS / 100, ROUNDS / 2);
-    free(good);
+    assert_in_range(damage_file(path, damaged, (size_t)st.st_size - DATA, ROUNDS, survive, damaged), ROUNDS / 100,
+                    ROUNDS / 2);
 }

@@ -7,6 +7,8 @@
 #include <sys/resource.h>
 #include <time.h>
 
+static Error err;
+
 // ------------------------------------------------------------------------------------------------------------ helpers
 
 TestFixture test_each = {tmp_setup, tmp_teardown};
@@ -74,14 +76,12 @@ static bool holds(const uint8_t *event, uint64_t length, const void *bytes, size
 }
 
 static TensorBoard *open_in(int64_t first_step) {
-    Error err;
     TensorBoard *tb = tensorboard_open(tmp.path, first_step, &err);
     if (!tb) fail_msg("%s", err.text);
     return tb;
 }
 
 static void one_scalar(TensorBoard *tb, int64_t step, const char *tag, double value) {
-    Error err;
     tensorboard_begin(tb, step);
     tensorboard_scalar(tb, tag, value);
     if (!tensorboard_end(tb, &err)) fail_msg("%s", err.text);
@@ -118,7 +118,6 @@ TEST(a_file_begins_with_its_version_and_the_step_it_starts_at) {
 }
 
 TEST(a_record_holds_all_scalars_of_a_step) {
-    Error err;
     TensorBoard *tb = open_in(-1);
     tensorboard_begin(tb, 5);
     tensorboard_scalar(tb, "a", 1.0);
@@ -143,7 +142,6 @@ TEST(a_record_holds_all_scalars_of_a_step) {
 }
 
 TEST(a_text_is_shown_letter_by_letter) {
-    Error err;
     TensorBoard *tb = open_in(0);
     tensorboard_begin(tb, 1);
     static const char text[] = "# no title\n\x1b[2J <b>\xFF";
@@ -158,14 +156,6 @@ TEST(a_text_is_shown_letter_by_letter) {
     assert_true(holds(event, length, shown, sizeof shown - 1));
     assert_true(holds(event, length, "\x4A\x0A\x0A\x06\x0A\x04text\x20\x02", 12));
     free(file.data);
-}
-
-TEST(without_tensorboard_nothing_happens) {
-    tensorboard_begin(NULL, 1);
-    tensorboard_scalar(NULL, "a", 1.0);
-    tensorboard_text(NULL, "b", "text", 4);
-    assert_true(tensorboard_end(NULL, NULL));
-    tensorboard_close(NULL);
 }
 
 TEST(files_sort_in_the_order_of_the_runs) {
@@ -185,15 +175,12 @@ TEST(files_sort_in_the_order_of_the_runs) {
 }
 
 TEST(a_directory_that_is_not_there_is_an_error_with_the_path) {
-    Error err;
-    assert_null(tensorboard_open(tmp_file("none"), 0, &err));
-    assert_non_null(strstr(err.text, "/none/events.out.tfevents."));
+    assert_error(tensorboard_open(tmp_file("none"), 0, &err), "/none/events.out.tfevents.");
     assert_non_null(strstr(err.text, "cannot be written: No such file"));
 }
 
 // A limit on the file size stands for a full disk.
 TEST(a_full_disk_costs_whole_records_only) {
-    Error err;
     struct rlimit before, small;
     getrlimit(RLIMIT_FSIZE, &before);
     small = before;

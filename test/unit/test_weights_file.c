@@ -111,7 +111,7 @@ static void write_index(Variant v) {
 
 static const char *write_huggingface(Variant v) {
     char *text = huggingface_config_json(&config, v.dtype, -1);
-    write_bytes(tmp_file("config.json"), text, strlen(text));
+    write_text(tmp_file("config.json"), text);
     free(text);
     for (int shard = 0; shard < v.shards; shard++) write_shard(shard_path(shard, v.shards), v, shard);
     if (v.shards)
@@ -227,23 +227,10 @@ TEST(a_directory_without_safetensors_says_what_to_do) {
     REFUSED(tmp.path, "safe_serialization=True");
 }
 
-// The text of a file with one piece of it replaced.
-static void edit(const char *name, const char *from, const char *to) {
-    size_t n;
-    unsigned char *text = read_bytes(tmp_file(name), &n);
-    text[n] = '\0';
-    char edited[1 << 14], *at = strstr((char *)text, from);
-    assert_non_null(at);
-    int length =
-        snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - (char *)text), (char *)text, to, at + strlen(from));
-    write_bytes(tmp_file(name), edited, (size_t)length);
-    free(text);
-}
-
 // A directory of that shape whose weights take no room on the disk: a header, and a hole for the data.
 static void write_hole(const ModelConfig *shape) {
     char *text = huggingface_config_json(shape, DTYPE_FP32, 50256);
-    write_bytes(tmp_file("config.json"), text, strlen(text));
+    write_text(tmp_file("config.json"), text);
     free(text);
     Parameter *table = parameter_table(shape);
     FILE *f = fopen(tmp_file("model.safetensors"), "w");
@@ -310,17 +297,19 @@ TEST(a_missing_shard_is_named_with_the_index) {
 
 TEST(a_tensor_in_another_file_than_the_index_says_is_named_with_both) {
     write_huggingface(in_three); // wte is tensor 0, in the first file
-    edit(INDEX, "\"transformer.wte.weight\": \"model-00001", "\"transformer.wte.weight\": \"model-00002");
+    replace_in_file(tmp_file(INDEX), "\"transformer.wte.weight\": \"model-00001",
+                    "\"transformer.wte.weight\": \"model-00002");
     REFUSED(tmp.path, "model-00002-of-00003.safetensors: tensor transformer.wte.weight stands in ");
     assert_message("model-00001-of-00003.safetensors, but the index puts it into this file");
 }
 
 TEST(tensors_and_index_must_list_the_same) {
     write_huggingface(in_three);
-    edit(INDEX, "\"transformer.wte.weight\": \"model-00001-of-00003.safetensors\", ", "");
+    replace_in_file(tmp_file(INDEX), "\"transformer.wte.weight\": \"model-00001-of-00003.safetensors\", ", "");
     REFUSED(tmp.path, "model-00001-of-00003.safetensors: tensor transformer.wte.weight is not in the index");
     write_huggingface(in_three);
-    edit(INDEX, "{\"transformer", "{\"more\": \"model-00003-of-00003.safetensors\", \"transformer");
+    replace_in_file(tmp_file(INDEX), "{\"transformer",
+                    "{\"more\": \"model-00003-of-00003.safetensors\", \"transformer");
     REFUSED(tmp.path, "model-00003-of-00003.safetensors: there is no tensor more in it");
     Variant cut = in_three;
     cut.omit = "transformer.h.0.ln_1.bias";
@@ -344,7 +333,7 @@ TEST(an_index_names_files_beside_it_and_no_others) {
                                         "\"x\\n.safetensors\""};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         write_huggingface(in_three);
-        edit(INDEX, "\"model-00001-of-00003.safetensors\"", names[i]);
+        replace_in_file(tmp_file(INDEX), "\"model-00001-of-00003.safetensors\"", names[i]);
         REFUSED(tmp.path, INDEX ": \"weight_map\" puts tensor transformer.wte.weight into ");
         assert_message("expected the name of a .safetensors file in the same directory");
     }
@@ -366,7 +355,7 @@ TEST(an_index_that_is_none_is_refused) {
     };
     write_huggingface(in_three);
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        write_bytes(tmp_file(INDEX), texts[i].text, strlen(texts[i].text));
+        write_text(tmp_file(INDEX), texts[i].text);
         REFUSED(tmp.path, texts[i].message);
     }
     FILE *f = fopen(tmp_file(INDEX), "w"); // more files than anybody has
@@ -378,15 +367,11 @@ TEST(an_index_that_is_none_is_refused) {
 }
 
 TEST(tensors_of_another_type_are_refused_by_name_and_type) {
-    static const char header[] = "\"transformer.wpe.weight\":{\"dtype\":\"F16\"";
+    static const char wpe[] = "\"transformer.wpe.weight\":{\"dtype\":";
+    char from[64], to[64];
+    snprintf(from, sizeof from, "%s\"F16\"", wpe), snprintf(to, sizeof to, "%s\"I16\"", wpe); // as many bytes
     write_huggingface((Variant){.dtype = DTYPE_FP16, .prefix = true});
-    size_t n;
-    unsigned char *bytes = read_bytes(tmp_file("model.safetensors"), &n);
-    char *at = memmem(bytes, n, header, strlen(header));
-    assert_non_null(at);
-    at[strlen(header) - strlen("F16\"")] = 'I'; // as many bytes
-    write_bytes(tmp_file("model.safetensors"), bytes, n);
-    free(bytes);
+    replace_in_file(tmp_file("model.safetensors"), from, to);
     REFUSED(tmp.path, "model.safetensors: tensor transformer.wpe.weight is I16, only F32, F16 and BF16 are read");
 }
 
@@ -507,18 +492,9 @@ static bool survive(const char *path) {
     return true;
 }
 
-// `rounds` times the file at path, damaged within its first `header` bytes (mostly), is put at `where` and `model` is
-// opened.
+// Opens `model` with its file at path damaged within the first `header` bytes (mostly); both kinds must happen.
 static void damage(const char *path, const char *where, const char *model, size_t header, int rounds) {
-    size_t n;
-    unsigned char *good = read_bytes(path, &n);
-    int accepted = 0;
-    for (int round = 0; round < rounds; round++) {
-        write_damaged(where, good, n, header, (uint64_t)round);
-        accepted += survive(model);
-    }
-    assert_in_range(accepted, 1, rounds / 2); // both kinds happened
-    free(good);
+    assert_in_range(damage_file(path, where, header, rounds, survive, model), 1, rounds / 2);
 }
 
 TEST(damaged_llmc_models_are_read_or_refused_with_a_message) {

@@ -1,5 +1,4 @@
-// Small models for the tests of generation and evaluation: one of random weights, and one that writes a given text.
-// Included once by a test program; the device must be there.
+// Small models for tests: any, one of random weights, and one that writes a given text. The device must be there.
 #pragma once
 #include "llmc/base/rng.h"
 #include "llmc/model/gpt2.h"
@@ -7,17 +6,21 @@
 
 enum { TINY_C = 64, TINY_L = 2, TINY_STREAM = 4711 };
 
+static inline Gpt2 *model_of(Gpt2Options options) {
+    Error why;
+    Gpt2 *model = gpt2_create(&options, &why);
+    if (!model) fail_msg("%s", why.text);
+    return model;
+}
+
 static inline Gpt2 *tiny_create(int64_t V, int64_t B, int64_t T, int64_t sequences) {
-    Error err;
     Gpt2Options options = {.config = {.max_T = T, .L = TINY_L, .NH = 4, .C = TINY_C},
                            .dtype = DTYPE_FP32,
                            .B = B,
                            .T = T,
                            .sequences = sequences};
     model_config_set_vocab(&options.config, V);
-    Gpt2 *model = gpt2_create(&options, &err);
-    if (!model) fail_msg("%s", err.text);
-    return model;
+    return model_of(options);
 }
 
 // Row r of tensor i: N(0, size^2), around 1 for the weights of layernorms.
