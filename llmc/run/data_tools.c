@@ -24,14 +24,14 @@ enum { MAX_THREADS = 1024, MAX_FIELD_BYTES = 255 };
 
 // ------------------------------------------------------------------------------------------------------------- options
 
-static int64_t cores(void) {
+static int cores(void) {
     cpu_set_t set;
     int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
     return count < 1 ? 1 : count > MAX_THREADS ? MAX_THREADS : count;
 }
 
 CorpusToolOptions corpus_tool_defaults(const char *program) {
-    return (CorpusToolOptions){.program = program, .field = "text", .threads = cores()};
+    return (CorpusToolOptions){.program = program, .corpus = {.field = "text", .threads = cores()}};
 }
 
 bool corpus_tool_parse_int(const char *name, const char *text, int64_t min, int64_t max, int64_t *out, Error *err) {
@@ -56,28 +56,30 @@ static bool parse_format(const char *text, CorpusFormat *out, Error *err) {
 }
 
 bool corpus_tool_take(CorpusToolOptions *o, int option, const char *value, Error *err) {
+    int64_t threads = 0;
     switch (option) {
     case CORPUS_TOOL_FORMAT:
-        return parse_format(value, &o->format, err);
+        return parse_format(value, &o->corpus.inputs.format, err);
     case CORPUS_TOOL_FIELD:
-        o->field = value;
+        o->corpus.field = value;
         return strlen(value) <= MAX_FIELD_BYTES ||
                error_set(err, "--field: a name has at most %d bytes", MAX_FIELD_BYTES);
     case CORPUS_TOOL_THREADS:
-        return corpus_tool_parse_int("--threads", value, 1, MAX_THREADS, &o->threads, err);
+        if (!corpus_tool_parse_int("--threads", value, 1, MAX_THREADS, &threads, err)) return false;
+        o->corpus.threads = (int)threads;
+        return true;
     default:
-        return o->skip_bad = true;
+        return o->corpus.skip_bad = true;
     }
 }
 
 bool corpus_tool_take_inputs(CorpusToolOptions *o, char **inputs, int count, Error *err) {
-    o->inputs = inputs, o->num_inputs = count;
+    o->corpus.inputs.arguments = inputs, o->corpus.inputs.count = count;
     if (count == 0) return error_set(err, "no FILE or DIR to read; data/%s --help shows the usage", o->program);
     int times = 0;
     for (int i = 0; i < count; i++) times += strcmp(inputs[i], "-") == 0;
-    o->has_stdin = times > 0;
     if (times > 1) return error_set(err, "- stands for standard input and can be given once");
-    if (o->has_stdin && o->format == FORMAT_BY_NAME)
+    if (times > 0 && o->corpus.inputs.format == FORMAT_BY_NAME)
         return error_set(err, "-: standard input has no name; say --format jsonl or --format txt");
     return true;
 }

@@ -12,12 +12,7 @@
 
 typedef struct {
     const char *program; // for messages: "prepare"
-    const char *field;
-    CorpusFormat format;
-    int64_t threads;
-    bool skip_bad, has_stdin;
-    char **inputs;
-    int num_inputs;
+    CorpusOptions corpus;
 } CorpusToolOptions;
 
 enum { CORPUS_TOOL_FORMAT = 512, CORPUS_TOOL_FIELD, CORPUS_TOOL_THREADS, CORPUS_TOOL_SKIP_BAD };

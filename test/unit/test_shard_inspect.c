@@ -19,7 +19,7 @@ TestFixture test_all = {setup, tmp_teardown};
 static const char *write_shard(int token_bytes, int64_t vocab, int64_t eot) {
     const char *path = tmp_file("a.bin");
     Error err;
-    ShardWriter *w = shard_writer_open(path, token_bytes, vocab, eot, &err);
+    ShardWriter *w = shard_writer_open(path, token_bytes, vocab, eot, 0, &err);
     assert_non_null(w);
     static uint16_t narrow[TOKENS];
     for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
