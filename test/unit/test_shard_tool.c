@@ -1,10 +1,15 @@
-// Looking into one shard: tokens from anywhere, counts, the first bad token and the checksum in one pass.
+// Looking into one shard with data/shard: tokens from anywhere, counts, the first bad token.
 
-#include "llmc/base/atomic_file.h"
-#include "llmc/run/data_tools.h"
 #include "test/fixture.h"
 
-enum { BLOCK = 1 << 18, TOKENS = 2 * BLOCK + 5 }; // shard_scan reads BLOCK tokens at a time
+int shard_main(int argc, char **argv);
+#define main shard_main
+#include "data/shard.c"
+#undef main
+
+enum { TOKENS = 2 * BLOCK + 5 };
+
+static Look look;
 
 static uint32_t tokens[TOKENS];
 
@@ -33,45 +38,35 @@ TEST(tokens_of_both_widths_are_read_from_anywhere) {
         ShardSet set;
         Error err;
         assert_true(shards_open(&set, write_shard(token_bytes, 0, -1), 1, &err));
-        const int64_t places[][2] = {{0, 1}, {1, 1000}, {TOKENS - 1, 1}, {TOKENS, 0}, {0, TOKENS}, {BLOCK - 3, 7}};
+        const int64_t places[][2] = {{0, 1}, {1, 1000}, {TOKENS - 1, 1}, {TOKENS, 0}, {5, BLOCK - 1}, {BLOCK - 3, 7}};
         for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
             const int64_t first = places[i][0], n = places[i][1];
-            uint32_t *out = malloc((size_t)(n + 1) * sizeof *out);
-            out[n] = 77;
-            assert_true(shard_read(&set.shards[0], first, n, out, &err));
-            for (int64_t k = 0; k < n; k++) assert_int_equal(out[k], tokens[first + k]);
-            assert_int_equal(out[n], 77);
-            free(out);
+            look.block[n] = 77;
+            assert_true(read_block(&look, &set.shards[0], first, n, &err));
+            for (int64_t k = 0; k < n; k++) assert_int_equal(look.block[k], tokens[first + k]);
+            assert_int_equal(look.block[n], 77);
         }
         shards_close(&set);
     }
 }
 
-TEST(one_pass_counts_documents_and_gives_the_checksum_of_the_file) {
-    int64_t documents = 0, bytes;
+TEST(one_pass_counts_documents_and_finds_the_largest) {
+    int64_t documents = 0;
     uint32_t largest = 0;
     for (int i = 0; i < TOKENS; i++) {
         documents += tokens[i] == 42;
         if (tokens[i] > largest) largest = tokens[i];
     }
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
-        const char *path = write_shard(token_bytes, 0, 42);
         ShardSet set;
-        ShardScan scan;
+        Scan scan;
         Error err;
-        uint64_t checksum;
-        assert_true(shards_open(&set, path, 1, &err));
-        assert_true(shard_scan(&set.shards[0], 0, 42, &scan, &err));
-        assert_true(file_checksum(path, &bytes, &checksum, &err));
-        assert_true(scan.xxh3 == checksum);
-        assert_int_equal(scan.bytes, bytes);
-        assert_int_equal(scan.version, token_bytes == 2 ? 1 : 2);
+        assert_true(shards_open(&set, write_shard(token_bytes, 0, 42), 1, &err));
+        assert_true(scan_shard(&look, &set.shards[0], 0, 42, &scan, &err));
         assert_int_equal(scan.documents, documents);
         assert_int_equal(scan.largest, largest);
-        assert_int_equal(scan.first_bad, -1);
-        assert_true(shard_scan(&set.shards[0], largest + 1, -1, &scan, &err));
+        assert_true(scan_shard(&look, &set.shards[0], largest + 1, -1, &scan, &err));
         assert_int_equal(scan.documents, 0);
-        assert_int_equal(scan.first_bad, -1);
         shards_close(&set);
     }
 }
@@ -82,12 +77,14 @@ TEST(the_first_bad_token_is_found_wherever_it_stands) {
         const uint32_t before = tokens[places[i]], last = tokens[TOKENS - 1];
         tokens[places[i]] = 60000, tokens[TOKENS - 1] = 60001;
         ShardSet set;
-        ShardScan scan;
+        Scan scan;
         Error err;
+        char expected[80];
         assert_true(shards_open(&set, write_shard(2, 0, -1), 1, &err));
-        assert_true(shard_scan(&set.shards[0], 50257, -1, &scan, &err));
-        assert_int_equal(scan.first_bad, places[i]);
-        assert_int_equal(scan.bad_value, places[i] == TOKENS - 1 ? 60001 : 60000);
+        assert_false(scan_shard(&look, &set.shards[0], 50257, -1, &scan, &err));
+        snprintf(expected, sizeof expected, "token %d (byte %d) is %d, expected below the vocabulary, 50257", places[i],
+                 1024 + 2 * places[i], places[i] == TOKENS - 1 ? 60001 : 60000);
+        if (!strstr(err.text, expected)) fail_msg("%s", err.text);
         shards_close(&set);
         tokens[places[i]] = before, tokens[TOKENS - 1] = last;
     }
@@ -96,27 +93,11 @@ TEST(the_first_bad_token_is_found_wherever_it_stands) {
 TEST(a_file_that_shrinks_under_the_scan_is_named) {
     const char *path = write_shard(2, 0, -1);
     ShardSet set;
-    ShardScan scan;
+    Scan scan;
     Error err;
     assert_true(shards_open(&set, path, 1, &err));
     assert_int_equal(truncate(path, 1024 + 2 * BLOCK + 10), 0);
-    assert_false(shard_scan(&set.shards[0], 0, -1, &scan, &err));
+    assert_false(scan_shard(&look, &set.shards[0], 0, -1, &scan, &err));
     assert_non_null(strstr(err.text, "a.bin: the file ends at byte"));
-    shards_close(&set);
-}
-
-TEST(the_tokenizer_is_the_one_given_or_the_one_that_the_vocabulary_implies) {
-    ShardSet set;
-    Error err;
-    const char *path = write_shard(4, 60000, 42);
-    assert_true(shards_open(&set, path, 1, &err));
-    assert_null(shard_tokenizer("", path, &set, &err));
-    assert_non_null(strstr(err.text, "no tokenizer stands beside the shards"));
-    assert_null(shard_tokenizer(tmp_file("missing.json"), path, &set, &err));
-    set.vocab = BYTE_VOCAB;
-    Tokenizer *t = shard_tokenizer("", path, &set, &err);
-    assert_non_null(t);
-    assert_int_equal(tokenizer_vocab(t), BYTE_VOCAB);
-    tokenizer_free(t);
     shards_close(&set);
 }
