@@ -1,8 +1,6 @@
 // data/prepare: text -> token shards for training and validation (`data/prepare --help`). This file is the tool: its
 // options and what it says (llmc/run/data_tools.h: what it shares with data/train_tokenizer). The work is done by
-// llmc/text/corpus.h: inputs -> reader -> encoders -> writer (corpus_pipeline.c), before that a vocabulary of the
-// corpus' own if asked for (corpus_run.c), a journal to resume with (corpus_journal.c), the way to the final
-// names (corpus_journal.c). Never changes an input and never mixes shards of two runs.
+// llmc/text/corpus.h. Never changes an input and never mixes shards of two runs.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/checked.h"
 #include "llmc/run/data_tools.h"
@@ -17,7 +15,7 @@
 #include <string.h>
 
 static const int64_t MIN_SHARD_TOKENS = 1024, DEFAULT_SHARD_TOKENS = 100000000, MAX_SHARD_TOKENS = 1000000000000;
-static const double DEFAULT_VAL_FRACTION = 0.1, NOT_GIVEN = -1, DEFAULT_JOURNAL_SECONDS = 5;
+static const double DEFAULT_VAL_FRACTION = 0.1, NOT_GIVEN = -1;
 
 static const char HELP[] =
     "usage: data/prepare -o DIR [options] FILE|DIR|-...\n"
@@ -40,7 +38,6 @@ static const char HELP[] =
     "      --threads N          that encode (default: all cores); the result does not depend on it\n"
     "      --skip-bad           count and skip lines that are bad, and compressed files from their damage on\n"
     "      --force              replace the shards of an earlier run in DIR\n"
-    "      --journal-seconds S  how often a run makes durable how far it is (default 5)\n"
     "  -h, --help               this text\n"
     "\n"
     "Names on .gz and .zst are unpacked. Directories are read recursively, in the order of names; in them, hidden "
@@ -49,7 +46,9 @@ static const char HELP[] =
     "have\n"
     "a NUL byte in their first 64 KiB (binary files) are skipped and counted.\n"
     "\n"
-    "A run that was killed goes on where it was when the same command is given again; the result is the same.\n"
+    "When the same command is given again, a run that was killed continues after the last shard that was complete; "
+    "the\n"
+    "result is the same.\n"
     "\n"
     "Which part is for validation depends on a document alone, so that adding files moves none of the others:\n"
     "a document of up to 64 KiB goes to validation as a whole if the hash of its bytes falls below F (equal documents\n"
@@ -60,11 +59,8 @@ static const char HELP[] =
 
 typedef struct {
     CorpusToolOptions tool;
-    const char *output, *tokenizer, *split;
-    int64_t vocab; // train:N; else 0
-    double val_fraction, journal_seconds;
-    int64_t shard_tokens;
-    bool force, help;
+    const char *tokenizer, *split;
+    bool help;
 } PrepareOptions;
 
 static bool parse_fraction(const char *text, double *out, Error *err) {
@@ -74,51 +70,45 @@ static bool parse_fraction(const char *text, double *out, Error *err) {
     return error_set(err, "--val-fraction %s: expected a number below 1, or 0 for none", text);
 }
 
-static bool parse_seconds(const char *text, double *out, Error *err) {
-    char *end;
-    *out = strtod(text, &end);
-    if (end != text && *end == '\0' && *out >= 0 && *out <= 86400) return true;
-    return error_set(err, "--journal-seconds %s: expected seconds, from 0 to 86400", text);
-}
-
 static bool take_tokenizer(PrepareOptions *o, const char *text, Error *err) {
     const char *number = strncmp(text, "train:", 6) == 0 ? text + 6 : NULL;
-    o->tokenizer = text, o->vocab = 0;
-    return !number || corpus_tool_parse_int("train:", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &o->vocab, NULL) ||
+    int64_t *vocab = &o->tool.corpus.vocab;
+    o->tokenizer = text, *vocab = 0;
+    return !number || corpus_tool_parse_int("train:", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, vocab, NULL) ||
            error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d", text,
                      MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB);
 }
 
 static bool choose_sides(PrepareOptions *o, Error *err) {
-    const bool given = o->val_fraction != NOT_GIVEN, val = o->split && strcmp(o->split, "val") == 0;
+    double *fraction = &o->tool.corpus.val_fraction;
+    const bool given = *fraction != NOT_GIVEN, val = o->split && strcmp(o->split, "val") == 0;
     if (o->split && !val && strcmp(o->split, "train") != 0)
         return error_set(err, "--split %s: expected train or val", o->split);
     if (o->split && given) return error_set(err, "--split takes all of the text, --val-fraction a share: give one");
-    if (!given) o->val_fraction = val ? 1 : o->split ? 0 : DEFAULT_VAL_FRACTION;
+    if (!given) *fraction = val ? 1 : o->split ? 0 : DEFAULT_VAL_FRACTION;
     return true;
 }
 
-enum { TOKENIZER = 256, VAL_FRACTION, SPLIT, SHARD_TOKENS, FORCE, JOURNAL_SECONDS };
+enum { TOKENIZER = 256, VAL_FRACTION, SPLIT, SHARD_TOKENS, FORCE };
 
 static bool take_option(PrepareOptions *o, int option, Error *err) {
+    CorpusOptions *corpus = &o->tool.corpus;
     switch (option) {
     case 'o':
-        return o->output = optarg, true;
+        return corpus->inputs.output = optarg, true;
     case 'h':
         return o->help = true;
     case TOKENIZER:
         return take_tokenizer(o, optarg, err);
     case VAL_FRACTION:
-        return parse_fraction(optarg, &o->val_fraction, err);
+        return parse_fraction(optarg, &corpus->val_fraction, err);
     case SPLIT:
         return o->split = optarg, true;
     case SHARD_TOKENS:
-        return corpus_tool_parse_int("--shard-tokens", optarg, MIN_SHARD_TOKENS, MAX_SHARD_TOKENS, &o->shard_tokens,
-                                     err);
+        return corpus_tool_parse_int("--shard-tokens", optarg, MIN_SHARD_TOKENS, MAX_SHARD_TOKENS,
+                                     &corpus->shard_tokens, err);
     case FORCE:
-        return o->force = true;
-    case JOURNAL_SECONDS:
-        return parse_seconds(optarg, &o->journal_seconds, err);
+        return corpus->force = true;
     default:
         return corpus_tool_take(&o->tool, option, optarg, err);
     }
@@ -132,38 +122,35 @@ static bool parse_options(PrepareOptions *o, int argc, char **argv, Error *err) 
         {"split", required_argument, NULL, SPLIT},
         {"shard-tokens", required_argument, NULL, SHARD_TOKENS},
         {"force", no_argument, NULL, FORCE},
-        {"journal-seconds", required_argument, NULL, JOURNAL_SECONDS},
         {"help", no_argument, NULL, 'h'},
         CORPUS_TOOL_OPTIONS,
         {0},
     };
-    *o = (PrepareOptions){.tool = corpus_tool_defaults("prepare"),
-                          .output = "",
-                          .tokenizer = "bytes",
-                          .val_fraction = NOT_GIVEN,
-                          .shard_tokens = DEFAULT_SHARD_TOKENS,
-                          .journal_seconds = DEFAULT_JOURNAL_SECONDS};
+    *o = (PrepareOptions){.tool = corpus_tool_defaults("prepare"), .tokenizer = "bytes"};
+    CorpusOptions *corpus = &o->tool.corpus;
+    corpus->val_fraction = NOT_GIVEN, corpus->shard_tokens = DEFAULT_SHARD_TOKENS;
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, ":o:h", table, NULL)) != -1;) {
         if (c == ':' || c == '?') return corpus_tool_refuse(&o->tool, c, argv[optind - 1], err);
         if (!take_option(o, c, err)) return false;
         if (o->help) return true;
     }
-    if (!*o->output) return error_set(err, "-o DIR is missing: where the shards go");
+    if (!corpus->inputs.output || !*corpus->inputs.output)
+        return error_set(err, "-o DIR is missing: where the shards go");
     return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err) && choose_sides(o, err);
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary
 
-static void print_side(const PrepareOptions *o, const CorpusResult *result, CorpusSide side) {
-    const CorpusCount *count = result->counts.side;
-    int64_t all = count[CORPUS_TRAIN].tokens + count[CORPUS_VAL].tokens, shards = result->num_shards[side];
+static void print_side(const char *output, const CorpusResult *result, CorpusSide side) {
+    const int64_t all = result->counts.side[CORPUS_TRAIN].tokens + result->counts.side[CORPUS_VAL].tokens,
+                  tokens = result->counts.side[side].tokens, shards = result->num_shards[side];
     printf("  %-5s %13" PRId64 " tokens (%4.1f%%) in %" PRId64 " shard%s: %s/%s_*.bin\n", corpus_side_names[side],
-           count[side].tokens, 100.0 * (double)count[side].tokens / (double)all, shards, shards == 1 ? "" : "s",
-           o->output, corpus_side_names[side]);
+           tokens, 100.0 * (double)tokens / (double)all, shards, shards == 1 ? "" : "s", output,
+           corpus_side_names[side]);
 }
 
-static void print_summary(const PrepareOptions *o, const CorpusResult *result, double seconds) {
+static void print_summary(const char *output, const CorpusResult *result, double seconds) {
     const CorpusCounts *c = &result->counts;
     int64_t bytes = c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes;
     char size[32], duration[32];
@@ -174,7 +161,7 @@ static void print_summary(const PrepareOptions *o, const CorpusResult *result, d
     if (result->cut_all)
         printf("  few, short documents: each was cut into a part for training and one for validation\n");
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
-        if (result->num_shards[side] > 0) print_side(o, result, side);
+        if (result->num_shards[side] > 0) print_side(output, result, side);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- main
@@ -188,31 +175,16 @@ static Tokenizer *open_tokenizer(const char *path, Error *err) {
     return NULL;
 }
 
-// tokenizer: NULL if one is to be trained.
-static int prepare(const PrepareOptions *o, const Tokenizer *tokenizer, Error *err) {
+static int prepare(CorpusOptions *corpus, Error *err) {
     CorpusDisplay display = corpus_display("prepare");
-    const double start = now_seconds();
-    const CorpusRunOptions options = {.output = o->output,
-                                      .arguments = o->tool.inputs,
-                                      .num_arguments = o->tool.num_inputs,
-                                      .format = o->tool.format,
-                                      .tokenizer = tokenizer,
-                                      .vocab = o->vocab,
-                                      .field = o->tool.field,
-                                      .val_fraction = o->val_fraction,
-                                      .journal_seconds = o->journal_seconds,
-                                      .shard_tokens = o->shard_tokens,
-                                      .threads = (int)o->tool.threads,
-                                      .skip_bad = o->tool.skip_bad,
-                                      .force = o->force,
-                                      .on_progress = corpus_display_progress,
-                                      .on_notice = corpus_display_notice,
-                                      .user = &display};
     CorpusResult result;
-    int status = corpus_run(&options, &result, err);
+    const double start = now_seconds();
+    corpus->vocab_option = "--tokenizer train:";
+    corpus->on_progress = corpus_display_progress, corpus->on_notice = corpus_display_notice, corpus->user = &display;
+    const int status = corpus_run(corpus, &result, err);
     corpus_display_clear(&display);
-    if (status == EXIT_OK) print_summary(o, &result, now_seconds() - start);
-    corpus_result_free(&result);
+    if (status == EXIT_OK) print_summary(corpus->inputs.output, &result, now_seconds() - start);
+    bad_report_clear(&result.counts.bad);
     return status;
 }
 
@@ -226,8 +198,10 @@ int main(int argc, char **argv) {
             fputs(HELP, stdout);
             return EXIT_OK;
         }
-        Tokenizer *tokenizer = options.vocab ? NULL : open_tokenizer(options.tokenizer, &err);
-        if (tokenizer || options.vocab) status = prepare(&options, tokenizer, &err);
+        CorpusOptions *corpus = &options.tool.corpus;
+        Tokenizer *tokenizer = corpus->vocab ? NULL : open_tokenizer(options.tokenizer, &err);
+        corpus->tokenizer = tokenizer;
+        if (tokenizer || corpus->vocab) status = prepare(corpus, &err);
         tokenizer_free(tokenizer);
     }
     if (status != EXIT_OK) fprintf(stderr, "prepare: %s\n", err.text);

@@ -1,168 +1,133 @@
-// data/shard: what stands in token shards? Lists them, verifies them, shows their tokens, writes their text
-// (`data/shard --help`). Reads llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
+// data/shard: what is in token shards? Lists them, verifies them, shows their tokens (`data/shard --help`). Reads
+// llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/run/data_tools.h"
-#include "llmc/run/format.h"
+#include "llmc/data/shards.h"
+#include "llmc/text/tokenizer.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const char HELP[] =
     "usage: data/shard list GLOB...               a table: version, tokens, vocabulary, documents\n"
     "       data/shard verify GLOB...             header, size, every token, checksum by manifest.json\n"
-    "       data/shard show FILE                  tokens as numbers with their text\n"
-    "       data/shard decode FILE                the text itself, on stdout\n"
+    "       data/shard show GLOB...               tokens as numbers with their text\n"
     "\n"
-    "      --at TOKEN          show, decode: the first token (default 0)\n"
-    "      --count N           show, decode: how many (default 32 for show, all for decode)\n"
-    "      --tokenizer PATH    the tokenizer of the shards (default: what stands beside them)\n"
+    "      --at TOKEN          show: the first token (default 0)\n"
+    "      --count N           show: how many (default 32)\n"
+    "      --tokenizer PATH    show: the tokenizer of the shards (default: what stands beside them)\n"
     "      --vocab N           verify: tokens must be below N (default: the vocabulary that the file states)\n"
     "      --eot N             list: end-of-text token of files that do not state it (50256 for GPT-2's)\n"
     "  -h, --help              this text\n"
     "\n"
     "Exit code 2: a file is damaged or is no shard; all others are looked at nevertheless.\n";
 
+enum { AT, COUNT, VOCAB, EOT, NUMBERS, BLOCK = 1 << 18, GPT2_TOKENS = 50257, MAX_MANIFEST_BYTES = 64 << 20 };
+
 typedef struct {
     const char *command, *tokenizer;
-    int64_t at, count, vocab, eot; // -1: not given
-    char **patterns;
-    int num_patterns;
-    bool help;
-} ShardOptions;
-
-// ----------------------------------------------------------------------------------------------------------- options
-
-static bool parse_number(const char *option, const char *text, int64_t *out, Error *err) {
-    char *end;
-    errno = 0;
-    *out = strtoll(text, &end, 10);
-    return (end != text && *end == '\0' && errno == 0 && *out >= 0) ||
-           error_set(err, "%s %s: expected a number from 0 on", option, text);
-}
-
-static bool parse_options(ShardOptions *o, int argc, char **argv, Error *err) {
-    enum { AT = 256, COUNT, TOKENIZER, VOCAB, EOT };
-    static const struct option table[] = {
-        {"at", required_argument, NULL, AT},
-        {"count", required_argument, NULL, COUNT},
-        {"tokenizer", required_argument, NULL, TOKENIZER},
-        {"vocab", required_argument, NULL, VOCAB},
-        {"eot", required_argument, NULL, EOT},
-        {"help", no_argument, NULL, 'h'},
-        {0},
-    };
-    *o = (ShardOptions){.command = "", .tokenizer = "", .count = -1, .vocab = -1, .eot = -1, .patterns = argv};
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, ":h", table, NULL)) != -1;) {
-        bool ok = true;
-        if (c == 'h') return o->help = true;
-        if (c == ':') return error_set(err, "%s needs a value; data/shard --help lists the options", argv[optind - 1]);
-        if (c == AT) ok = parse_number("--at", optarg, &o->at, err);
-        if (c == COUNT) ok = parse_number("--count", optarg, &o->count, err);
-        if (c == VOCAB) ok = parse_number("--vocab", optarg, &o->vocab, err);
-        if (c == EOT) ok = parse_number("--eot", optarg, &o->eot, err);
-        if (c == TOKENIZER) o->tokenizer = optarg;
-        if (c == '?') ok = error_set(err, "unknown option %s; data/shard --help lists them", argv[optind - 1]);
-        if (!ok) return false;
-    }
-    if (optind >= argc) return error_set(err, "list, verify, show or decode? data/shard --help shows the usage");
-    o->command = argv[optind];
-    o->patterns = argv + optind + 1, o->num_patterns = argc - optind - 1;
-    return o->num_patterns > 0 || error_set(err, "%s: no file is named; data/shard --help shows the usage", o->command);
-}
-
-// ------------------------------------------------------------------------------------------------------------- files
-
-// What is gathered over all files, and the manifest of the directory that the last file stands in.
-typedef struct {
-    const ShardOptions *options;
+    int64_t number[NUMBERS]; // of the options
     int64_t files, bad, tokens, documents;
-    char *manifest_path; // NULL before the first
-    cJSON *manifest;     // NULL: there is none, or it cannot be read
+    uint32_t block[BLOCK];
 } Look;
 
-typedef bool VisitShard(Look *look, const ShardSet *set, Error *err);
-
-// One file as a set of its own: files are judged one by one, whatever their neighbours are.
-static bool visit_file(Look *look, const char *path, VisitShard *visit, Error *err) {
-    ShardSet set;
-    if (!shards_open(&set, path, 1, err)) return false;
-    const bool ok = visit(look, &set, err);
-    shards_close(&set);
-    return ok;
-}
-
-// Every file of every pattern, in the order of their names; a problem is printed and counted, and the next file comes.
-static void visit_all(Look *look, VisitShard *visit) {
-    for (int i = 0; i < look->options->num_patterns; i++) {
-        char **names;
-        int count;
-        // What matches nothing, or cannot be looked for, is a name too: opening it says why not.
-        files_match(look->options->patterns[i], &names, &count, NULL);
-        for (int k = 0; k < (count > 0 ? count : 1); k++) {
-            Error err;
-            look->files++;
-            if (visit_file(look, count > 0 ? names[k] : look->options->patterns[i], visit, &err)) continue;
-            fflush(stdout);
-            fprintf(stderr, "shard: %s\n", err.text);
-            look->bad++;
-        }
-        directory_list_free(names, count);
+static bool parse_options(Look *l, int argc, char **argv, Error *err) {
+    static const struct option table[] = {{"at", 1, NULL, AT},
+                                          {"count", 1, NULL, COUNT},
+                                          {"vocab", 1, NULL, VOCAB},
+                                          {"eot", 1, NULL, EOT},
+                                          {"tokenizer", 1, NULL, 't'},
+                                          {"help", 0, NULL, 'h'},
+                                          {0}};
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, ":h", table, NULL)) != -1;) {
+        char *end = NULL;
+        errno = 0;
+        if (c == 'h') return fputs(HELP, stdout), exit(EXIT_OK), true;
+        if (c == ':') return error_set(err, "%s needs a value; data/shard --help lists the options", argv[optind - 1]);
+        if (c == '?') return error_set(err, "unknown option %s; data/shard --help lists them", argv[optind - 1]);
+        if (c == 't') l->tokenizer = optarg;
+        if (c < NUMBERS) l->number[c] = strtoll(optarg, &end, 10);
+        if (c < NUMBERS && (end == optarg || *end || errno != 0 || l->number[c] < 0))
+            return error_set(err, "--%s %s: expected a number from 0 on", table[c].name, optarg);
     }
+    l->command = optind < argc ? argv[optind] : "";
+    if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
+        return error_set(err, "list, verify or show? data/shard --help shows the usage");
+    return optind + 1 < argc || error_set(err, "%s: no file is named; data/shard --help shows the usage", l->command);
 }
 
-// -------------------------------------------------------------------------------------------------------------- list
-
-static const char *number_or_dash(int64_t value, bool known, char *buf, size_t size) {
-    snprintf(buf, size, known ? "%" PRId64 : "-", value);
-    return buf;
-}
-
-static bool list_file(Look *look, const ShardSet *set, Error *err) {
-    const Shard *shard = &set->shards[0];
-    const int64_t eot = set->eot >= 0 ? set->eot : look->options->eot;
-    ShardScan scan;
-    if (!shard_scan(shard, 0, eot, &scan, err)) return false;
-    char vocab[24], stated_eot[24], documents[24];
-    printf("%7d %13" PRId64 " %11d %7s %6s %10s  %s\n", scan.version, shard->num_tokens, shard->token_bytes,
-           number_or_dash(set->vocab, set->vocab > 0, vocab, sizeof vocab),
-           number_or_dash(set->eot, set->eot >= 0, stated_eot, sizeof stated_eot),
-           number_or_dash(scan.documents, eot >= 0, documents, sizeof documents), shard->path);
-    look->tokens += shard->num_tokens, look->documents += scan.documents;
+// n tokens from token `first` on into the block, each in 4 bytes.
+static bool read_block(Look *l, const Shard *s, int64_t first, int64_t n, Error *err) {
+    const int64_t offset = SHARD_HEADER_BYTES + first * s->token_bytes;
+    if (!file_read_at(s->fd, s->path, offset, l->block, (size_t)(n * s->token_bytes), err)) return false;
+    for (int64_t i = n - 1; i >= 0 && s->token_bytes == 2; i--) { // from the end on: nothing unread is overwritten
+        uint16_t token;
+        memcpy(&token, (const char *)l->block + 2 * i, sizeof token);
+        l->block[i] = token;
+    }
     return true;
 }
 
-static int list_all(Look *look) {
-    printf("%7s %13s %11s %7s %6s %10s  %s\n", "version", "tokens", "bytes/token", "vocab", "eot", "documents", "file");
-    visit_all(look, list_file);
-    if (look->files - look->bad > 1)
-        printf("%7s %13" PRId64 " %11s %7s %6s %10" PRId64 "  %" PRId64 " files\n", "total", look->tokens, "", "", "",
-               look->documents, look->files - look->bad);
-    return look->bad ? EXIT_BAD_INPUT : EXIT_OK;
+typedef struct {
+    int64_t documents; // tokens that are end-of-text
+    uint32_t largest;
+} Scan;
+
+// Every token; one that is not below vocab (0: no limit) is an error.
+static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Scan *scan, Error *err) {
+    *scan = (Scan){0};
+    for (int64_t at = 0; at < s->num_tokens; at += BLOCK) {
+        const int64_t n = s->num_tokens - at < BLOCK ? s->num_tokens - at : BLOCK;
+        if (!read_block(l, s, at, n, err)) return false;
+        for (int64_t i = 0; i < n; i++) { // without an exit, so that it becomes vectors
+            scan->largest = l->block[i] > scan->largest ? l->block[i] : scan->largest;
+            scan->documents += l->block[i] == eot;
+        }
+        if (vocab == 0 || scan->largest < vocab) continue;
+        int64_t i = 0;
+        while (l->block[i] < vocab) i++;
+        return error_set(err,
+                         "%s: token %" PRId64 " (byte %" PRId64 ") is %" PRIu32
+                         ", expected below the vocabulary, %" PRId64 "; the file is damaged or of another tokenizer",
+                         s->path, at + i, SHARD_HEADER_BYTES + (at + i) * s->token_bytes, l->block[i], vocab);
+    }
+    return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------ verify
-
-enum { MAX_MANIFEST_BYTES = 64 << 20 };
-
-// A manifest lists the shards of both sides: {"train": {"shards": [{"file", "tokens", "bytes", "xxh3"}]}, "val": ...}.
-static const char *const sides[] = {"train", "val"};
-enum { SIDES = 2 };
-
-static const cJSON *shards_of(const cJSON *manifest, int side) {
-    return cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(manifest, sides[side]), "shards");
+static const char *number_or_dash(int64_t value, bool known, char buf[24]) {
+    snprintf(buf, 24, known ? "%" PRId64 : "-", value);
+    return buf;
 }
 
-// Every entry must name a file, and the file must be there.
-static bool check_entries(const char *directory, const cJSON *manifest, Error *err) {
-    for (int side = 0; side < SIDES; side++) {
-        const cJSON *item, *shards = shards_of(manifest, side);
-        if (!cJSON_IsArray(shards)) return error_set(err, "\"%s\" has no array \"shards\"", sides[side]);
+static bool list_file(Look *l, const ShardSet *set, Error *err) {
+    const Shard *s = &set->shards[0];
+    const int64_t eot = set->eot >= 0 ? set->eot : l->number[EOT];
+    int32_t header[2];
+    char vocab[24], stated[24], documents[24];
+    Scan scan;
+    if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) || !scan_shard(l, s, 0, eot, &scan, err))
+        return false;
+    printf("%7d %13" PRId64 " %11d %7s %6s %10s  %s\n", header[SHARD_FIELD_VERSION], s->num_tokens, s->token_bytes,
+           number_or_dash(set->vocab, set->vocab > 0, vocab), number_or_dash(set->eot, set->eot >= 0, stated),
+           number_or_dash(scan.documents, eot >= 0, documents), s->path);
+    l->tokens += s->num_tokens, l->documents += scan.documents;
+    return true;
+}
+
+// The entry of the file in {"train": {"shards": [{"file", "tokens", "bytes", "xxh3"}]}, "val": ...}; every file that is
+// listed must be there. *entry NULL: it is not listed.
+static bool find_entry(const cJSON *manifest, const char *directory, const char *name, const cJSON **entry,
+                       Error *err) {
+    static const char *const sides[] = {"train", "val"};
+    *entry = NULL;
+    for (int i = 0; i < 2; i++) {
+        const cJSON *side, *shards, *item;
+        if (!json_get_object(manifest, sides[i], &side, err) || !json_find(side, "shards", &shards, err)) return false;
+        if (!cJSON_IsArray(shards)) return error_set(err, "\"%s\" has no array \"shards\"", sides[i]);
         cJSON_ArrayForEach(item, shards) {
             const char *file;
             if (!cJSON_IsObject(item)) return error_set(err, "an entry of \"shards\" is no object");
@@ -171,175 +136,135 @@ static bool check_entries(const char *directory, const cJSON *manifest, Error *e
             const bool there = file_exists(path);
             free(path);
             if (!there) return error_set(err, "states %s, which is not there: copy it or prepare again", file);
+            if (strcmp(file, name) == 0) *entry = item;
         }
     }
     return true;
 }
 
-static const cJSON *find_entry(const cJSON *manifest, const char *name) {
-    for (int side = 0; manifest && side < SIDES; side++) {
-        const cJSON *item;
-        cJSON_ArrayForEach(item, shards_of(manifest, side)) {
-            const cJSON *file = cJSON_GetObjectItemCaseSensitive(item, "file");
-            if (cJSON_IsString(file) && strcmp(file->valuestring, name) == 0) return item;
-        }
-    }
-    return NULL;
-}
-
-// The manifest.json that data/prepare wrote beside the file, read once a directory. No file: true.
-static bool open_manifest(Look *look, const char *directory, Error *err) {
-    char *path = path_join(directory, "manifest.json");
-    if (look->manifest_path && strcmp(path, look->manifest_path) == 0) {
-        free(path);
-        return true;
-    }
-    cJSON_Delete(look->manifest);
-    free(look->manifest_path);
-    look->manifest = NULL, look->manifest_path = path;
-    if (!file_exists(path)) return true;
-    look->manifest = json_parse_file(path, MAX_MANIFEST_BYTES, err);
-    if (look->manifest && check_entries(directory, look->manifest, err)) return true;
-    if (look->manifest) error_prefix(err, "%s", path);
-    return false;
-}
-
-static bool compare(const cJSON *entry, const Shard *shard, const ShardScan *scan, Error *err) {
-    int64_t tokens, bytes;
-    const char *xxh3;
+static bool compare(const cJSON *entry, const Shard *s, int64_t bytes, uint64_t xxh3, Error *err) {
+    int64_t stated_tokens, stated_bytes;
+    const char *stated;
     char found[20];
-    if (!json_get_int(entry, "tokens", 0, JSON_MAX_INT, &tokens, err) ||
-        !json_get_int(entry, "bytes", 0, JSON_MAX_INT, &bytes, err) || !json_get_string(entry, "xxh3", &xxh3, err))
+    snprintf(found, sizeof found, "%016" PRIx64, xxh3);
+    if (!json_get_int(entry, "tokens", 0, JSON_MAX_INT, &stated_tokens, err) ||
+        !json_get_int(entry, "bytes", 0, JSON_MAX_INT, &stated_bytes, err) ||
+        !json_get_string(entry, "xxh3", &stated, err))
         return false;
-    if (tokens != shard->num_tokens || bytes != scan->bytes)
+    if (stated_tokens != s->num_tokens || stated_bytes != bytes)
         return error_set(err, "states %" PRId64 " tokens, %" PRId64 " bytes; the file has %" PRId64 " and %" PRId64,
-                         tokens, bytes, shard->num_tokens, scan->bytes);
-    snprintf(found, sizeof found, "%016" PRIx64, scan->xxh3);
-    return strcmp(found, xxh3) == 0 ||
+                         stated_tokens, stated_bytes, s->num_tokens, bytes);
+    return strcmp(found, stated) == 0 ||
            error_set(err, "states checksum %.16s, the file has %s: it was damaged or changed; copy or prepare it again",
-                     xxh3, found);
+                     stated, found);
 }
 
-// *how: what the manifest said of this file.
-static bool check_manifest(Look *look, const Shard *shard, const ShardScan *scan, const char **how, Error *err) {
-    const char *slash = strrchr(shard->path, '/'), *name = slash ? slash + 1 : shard->path;
-    char *directory =
-        !slash ? strdup(".") : strndup(shard->path, (size_t)(slash - shard->path) + (slash == shard->path));
+static bool verify_file(Look *l, const ShardSet *set, Error *err) {
+    const Shard *s = &set->shards[0];
+    const int64_t vocab = l->number[VOCAB] > 0 ? l->number[VOCAB] : set->vocab;
+    Scan scan;
+    int64_t bytes;
+    uint64_t xxh3;
+    if (!scan_shard(l, s, vocab, -1, &scan, err) || !file_checksum(s->path, &bytes, &xxh3, err)) return false;
+    const char *slash = strrchr(s->path, '/'), *how = "no manifest.json beside it";
+    char *directory = slash ? strndup(s->path, (size_t)(slash - s->path) + (slash == s->path)) : strdup(".");
     REQUIRE_MEMORY(directory, "a path");
-    bool ok = open_manifest(look, directory, err);
-    free(directory);
-    if (!ok) return false;
-    const cJSON *entry = find_entry(look->manifest, name);
-    *how = entry ? "as in manifest.json" : look->manifest ? "not in manifest.json" : "no manifest.json beside it";
-    return !entry || compare(entry, shard, scan, err) || error_prefix(err, "%s: %s", shard->path, look->manifest_path);
-}
-
-static bool verify_file(Look *look, const ShardSet *set, Error *err) {
-    const Shard *shard = &set->shards[0];
-    const int64_t vocab = look->options->vocab > 0 ? look->options->vocab : set->vocab;
-    ShardScan scan;
-    const char *how;
-    if (!shard_scan(shard, vocab, set->eot, &scan, err)) return false;
-    if (scan.first_bad >= 0)
-        return error_set(err,
-                         "%s: token %" PRId64 " (byte %" PRId64 ") is %" PRIu32
-                         ", expected below the vocabulary, %" PRId64 "; the file is damaged or of another tokenizer",
-                         shard->path, scan.first_bad, SHARD_HEADER_BYTES + scan.first_bad * shard->token_bytes,
-                         scan.bad_value, vocab);
-    if (!check_manifest(look, shard, &scan, &how, err)) return false;
-    printf("%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", shard->path,
-           shard->num_tokens, scan.largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", scan.xxh3,
-           how);
-    return true;
-}
-
-static int verify_all(Look *look) {
-    visit_all(look, verify_file);
-    printf("%" PRId64 " file%s: ", look->files, look->files == 1 ? "" : "s");
-    look->bad ? printf("%" PRId64 " bad\n", look->bad) : puts("whole");
-    cJSON_Delete(look->manifest);
-    free(look->manifest_path);
-    return look->bad ? EXIT_BAD_INPUT : EXIT_OK;
-}
-
-// --------------------------------------------------------------------------------------------------- show and decode
-
-// The text of a token between quotes, on one line, whatever bytes it has.
-static void print_quoted(const char *text, size_t n) {
-    putchar('"');
-    for (size_t i = 0; i < n;) {
-        const unsigned char c = (unsigned char)text[i];
-        const int length = utf8_length(text + i, n - i);
-        if (c == '\n')
-            fputs("\\n", stdout);
-        else if (c == '\t')
-            fputs("\\t", stdout);
-        else if (c == '"' || c == '\\')
-            printf("\\%c", c);
-        else if (length == 0 || c < 0x20 || c == 0x7f)
-            printf("\\x%02X", c);
-        else
-            fwrite(text + i, 1, (size_t)length, stdout);
-        i += (size_t)(length > 0 ? length : 1);
+    char *path = path_join(directory, "manifest.json");
+    bool ok = true;
+    if (file_exists(path)) {
+        const cJSON *entry = NULL;
+        cJSON *manifest = json_parse_file(path, MAX_MANIFEST_BYTES, err);
+        ok = manifest && (find_entry(manifest, directory, slash ? slash + 1 : s->path, &entry, err) ||
+                          error_prefix(err, "%s", path));
+        ok = ok && (!entry || compare(entry, s, bytes, xxh3, err) || error_prefix(err, "%s: %s", s->path, path));
+        how = entry ? "as in manifest.json" : "not in manifest.json";
+        cJSON_Delete(manifest);
     }
-    putchar('"');
-}
-
-static bool print_tokens(const ShardOptions *o, const Shard *shard, const Tokenizer *t, int64_t count, Error *err) {
-    enum { BLOCK = 4096 };
-    static uint32_t tokens[BLOCK];
-    const bool show = strcmp(o->command, "show") == 0;
-    for (int64_t at = o->at, end = o->at + count; at < end;) {
-        const int64_t n = end - at < BLOCK ? end - at : BLOCK;
-        if (!shard_read(shard, at, n, tokens, err)) return false;
-        for (int64_t i = 0; i < n; i++) {
-            size_t length;
-            const char *text = tokenizer_decode(t, tokens[i] <= INT32_MAX ? (int32_t)tokens[i] : -1, &length);
-            if (!show) {
-                fwrite(text, 1, length, stdout);
-                continue;
-            }
-            printf("%10" PRId64 " %6" PRIu32 "  ", at + i, tokens[i]);
-            print_quoted(text, length);
-            puts(length == 0 ? " (no token of this tokenizer)" : "");
-        }
-        at += n;
-    }
-    return fflush(stdout) == 0 || error_set(err, "cannot write: %s", strerror(errno));
-}
-
-static bool print_file(Look *look, const ShardSet *set, Error *err) {
-    const ShardOptions *o = look->options;
-    const Shard *shard = &set->shards[0];
-    if (o->at >= shard->num_tokens)
-        return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", o->at, shard->path, shard->num_tokens);
-    const int64_t left = shard->num_tokens - o->at;
-    int64_t count = o->count >= 0 ? o->count : strcmp(o->command, "show") == 0 ? 32 : left;
-    if (count > left) count = left;
-    Tokenizer *t = shard_tokenizer(o->tokenizer, shard->path, set, err);
-    const bool ok = t && print_tokens(o, shard, t, count, err);
-    tokenizer_free(t);
+    free(path), free(directory);
+    if (ok)
+        printf("%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path,
+               s->num_tokens, scan.largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", xxh3, how);
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------------------- main
+// The text of a token on one line, whatever bytes it has.
+static void print_quoted(const char *text, size_t n) {
+    for (size_t i = 0, length; i < n; i += length) {
+        const unsigned char c = (unsigned char)text[i];
+        const char *escaped = c == '\n' ? "\\n" : c == '\t' ? "\\t" : c == '"' ? "\\\"" : c == '\\' ? "\\\\" : NULL;
+        length = (size_t)utf8_length(text + i, n - i);
+        if (escaped)
+            fputs(escaped, stdout);
+        else if (length == 0 || c < 0x20 || c == 0x7f)
+            printf("\\x%02X", c);
+        else
+            fwrite(text + i, 1, length, stdout);
+        if (length == 0) length = 1;
+    }
+}
+
+static bool show_file(Look *l, const ShardSet *set, Error *err) {
+    const Shard *s = &set->shards[0];
+    const int64_t V = *l->tokenizer ? INT32_MAX : set->vocab > 0 ? set->vocab : GPT2_TOKENS;
+    Tokenizer *t = NULL;
+    if (l->number[AT] >= s->num_tokens)
+        return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", l->number[AT], s->path, s->num_tokens);
+    // What is given needs no model's limit, nor shards that say of which vocabulary they are.
+    if (*l->tokenizer && set->vocab == 0 ? !(t = tokenizer_open(l->tokenizer, err))
+                                         : !tokenizer_find(&t, l->tokenizer, NULL, s->path, set->vocab, V, err))
+        return false;
+    bool ok = t || error_set(err,
+                             "%s: no tokenizer stands beside the shards; name one with --tokenizer, such as "
+                             "data/gpt2-tokenizer (data/get.py gpt2-tokenizer)",
+                             s->path);
+    const int64_t left = s->num_tokens - l->number[AT],
+                  end = l->number[AT] + (l->number[COUNT] < left ? l->number[COUNT] : left);
+    for (int64_t at = l->number[AT]; ok && at < end; at++) {
+        size_t length;
+        if (!(ok = read_block(l, s, at, 1, err))) break;
+        const char *text = tokenizer_decode(t, l->block[0] <= INT32_MAX ? (int32_t)l->block[0] : -1, &length);
+        printf("%10" PRId64 " %6" PRIu32 "  \"", at, l->block[0]);
+        print_quoted(text, length);
+        puts(length == 0 ? "\" (no token of this tokenizer)" : "\"");
+    }
+    tokenizer_free(t);
+    return ok && (fflush(stdout) == 0 || error_set(err, "cannot write: %s", strerror(errno)));
+}
+
+// Every file of a pattern as a set of its own: a problem is printed and counted, and the next file comes.
+static void visit(Look *l, const char *pattern) {
+    char **names;
+    int count;
+    files_match(pattern, &names, &count, NULL);
+    for (int i = 0; i < (count > 0 ? count : 1); i++) { // what matches nothing is a name too: opening it says why not
+        Error err;
+        ShardSet set;
+        bool ok = shards_open(&set, count > 0 ? names[i] : pattern, 1, &err);
+        if (ok) {
+            ok = *l->command == 'l'   ? list_file(l, &set, &err)
+                 : *l->command == 'v' ? verify_file(l, &set, &err)
+                                      : show_file(l, &set, &err);
+            shards_close(&set);
+        }
+        l->files++, l->bad += !ok;
+        if (!ok) fflush(stdout), fprintf(stderr, "shard: %s\n", err.text);
+    }
+    directory_list_free(names, count);
+}
 
 int main(int argc, char **argv) {
-    ShardOptions options;
+    static Look l = {.tokenizer = "", .number = {[COUNT] = 32, [EOT] = -1}};
     Error err;
     standard_files_open();
-    bool ok = parse_options(&options, argc, argv, &err);
-    if (ok && options.help) {
-        fputs(HELP, stdout);
-        return EXIT_OK;
-    }
-    Look look = {.options = &options};
-    if (ok && strcmp(options.command, "list") == 0) return list_all(&look);
-    if (ok && strcmp(options.command, "verify") == 0) return verify_all(&look);
-    if (ok && strcmp(options.command, "show") != 0 && strcmp(options.command, "decode") != 0)
-        ok = error_set(&err, "%s: expected list, verify, show or decode", options.command);
-    if (ok && options.num_patterns > 1) ok = error_set(&err, "%s: name one file", options.command);
-    if (ok) ok = visit_file(&look, options.patterns[0], print_file, &err);
-    if (!ok) fprintf(stderr, "shard: %s\n", err.text);
-    return ok ? EXIT_OK : EXIT_BAD_INPUT;
+    if (!parse_options(&l, argc, argv, &err)) return fprintf(stderr, "shard: %s\n", err.text), EXIT_BAD_INPUT;
+    if (*l.command == 'l')
+        printf("%7s %13s %11s %7s %6s %10s  %s\n", "version", "tokens", "bytes/token", "vocab", "eot", "documents",
+               "file");
+    for (int i = optind + 1; i < argc; i++) visit(&l, argv[i]);
+    if (*l.command == 'l' && l.files - l.bad > 1)
+        printf("%7s %13" PRId64 " %11s %7s %6s %10" PRId64 "  %" PRId64 " files\n", "total", l.tokens, "", "", "",
+               l.documents, l.files - l.bad);
+    if (*l.command == 'v') printf("%" PRId64 " file%s: ", l.files, l.files == 1 ? "" : "s");
+    if (*l.command == 'v') l.bad ? printf("%" PRId64 " bad\n", l.bad) : puts("whole");
+    return l.bad ? EXIT_BAD_INPUT : EXIT_OK;
 }

@@ -8,7 +8,6 @@
 #include "llmc/text/corpus.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -43,7 +42,6 @@ static const char HELP[] =
 typedef struct {
     CorpusToolOptions tool;
     const char *output;
-    int64_t vocab;
     bool help;
 } TrainOptions;
 
@@ -56,7 +54,8 @@ static bool take_option(TrainOptions *o, int option, Error *err) {
     case 'h':
         return o->help = true;
     case VOCAB_SIZE:
-        return corpus_tool_parse_int("--vocab-size", optarg, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &o->vocab, err);
+        return corpus_tool_parse_int("--vocab-size", optarg, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB,
+                                     &o->tool.corpus.vocab, err);
     default:
         return corpus_tool_take(&o->tool, option, optarg, err);
     }
@@ -76,7 +75,7 @@ static bool parse_options(TrainOptions *o, int argc, char **argv, Error *err) {
         if (o->help) return true;
     }
     if (!*o->output) return error_set(err, "-o FILE is missing: where the tokenizer.json goes");
-    if (o->vocab == 0) return error_set(err, "--vocab-size N is missing: tokens in all, such as 8192");
+    if (o->tool.corpus.vocab == 0) return error_set(err, "--vocab-size N is missing: tokens in all, such as 8192");
     return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err);
 }
 
@@ -96,69 +95,29 @@ static char *output_directory(const char *path, Error *err) {
     return NULL;
 }
 
-// Standard input, which is read from a file: one that has no name, so that nothing stays whatever happens.
-// path: of at least 32 bytes. -1: failed.
-static int spool_stdin(const char *directory, char *path, size_t size, InputStdin *in, int64_t *bytes, Error *err) {
-    char *name = path_join(directory, ".tmp-train_tokenizer-XXXXXX");
-    int fd = mkostemp(name, O_CLOEXEC);
-    if (fd < 0)
-        error_set(err, "%s: cannot write: %s", name, strerror(errno));
-    else
-        unlink(name);
-    free(name);
-    if (fd < 0) return -1;
-    snprintf(path, size, "/proc/self/fd/%d", fd);
-    if (corpus_spool_stdin(path, INT64_MAX, in, bytes, err)) return fd;
-    close(fd);
-    return -1;
-}
-
-static void print_summary(const TrainOptions *o, const CorpusVocabulary *v, double seconds) {
+static void print_summary(const TrainOptions *o, const Tokenizer *t, const CorpusCounts *counts, double seconds) {
     char size[32], duration[32];
-    const int64_t bytes = v->counts.side[CORPUS_TRAIN].bytes;
+    const int64_t bytes = counts->side[CORPUS_TRAIN].bytes;
     printf("%s: %" PRId64 " tokens (<|endoftext|> is %d) from %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n",
-           o->output, tokenizer_vocab(v->tokenizer), (int)tokenizer_eot(v->tokenizer), v->counts.documents,
-           v->counts.documents == 1 ? "" : "s", bytes, format_bytes((double)bytes, size, sizeof size),
-           format_duration(seconds, duration, sizeof duration));
-    corpus_tool_print_skipped(&v->counts);
+           o->output, tokenizer_vocab(t), (int)tokenizer_eot(t), counts->documents, counts->documents == 1 ? "" : "s",
+           bytes, format_bytes((double)bytes, size, sizeof size), format_duration(seconds, duration, sizeof duration));
+    corpus_tool_print_skipped(counts);
 }
 
-static int train(const TrainOptions *o, const char *directory, Error *err) {
+static int train(TrainOptions *o, const char *directory, Error *err) {
     CorpusDisplay display = corpus_display("train_tokenizer");
+    CorpusOptions *corpus = &o->tool.corpus;
+    CorpusCounts counts;
+    Tokenizer *t;
     const double start = now_seconds();
-    const CorpusToolOptions *tool = &o->tool;
-    VocabularyOptions options = {.inputs = {.arguments = tool->inputs,
-                                            .count = tool->num_inputs,
-                                            .format = tool->format,
-                                            .standard_input.then_fd = -1},
-                                 .field = tool->field,
-                                 .skip_bad = tool->skip_bad,
-                                 .threads = (int)tool->threads,
-                                 .vocab = o->vocab,
-                                 .option = "--vocab-size ",
-                                 .on_progress = corpus_display_progress,
-                                 .user = &display};
-    InputSummary *summaries = calloc((size_t)tool->num_inputs, sizeof *summaries);
-    REQUIRE_MEMORY(summaries, "the list of inputs");
-    bool ok = inputs_summarize(&options.inputs, summaries, err);
-    for (int i = 0; i < tool->num_inputs; i++) options.total_bytes += summaries[i].bytes;
-    free(summaries);
-    char spool[32];
-    int spool_fd = -1;
-    int64_t bytes = 0;
-    if (ok && tool->has_stdin)
-        ok = (spool_fd = spool_stdin(directory, spool, sizeof spool, &options.inputs.standard_input, &bytes, err)) >= 0;
-    if (!ok) return EXIT_BAD_INPUT;
-    options.total_bytes += bytes;
-
-    CorpusVocabulary v;
-    int status = corpus_vocabulary(&options, &v, err);
+    corpus->vocab_option = "--vocab-size ";
+    corpus->on_progress = corpus_display_progress, corpus->user = &display;
+    int status = corpus_vocabulary(corpus, directory, &counts, &t, err);
     corpus_display_clear(&display);
-    if (status == EXIT_OK && !tokenizer_write(v.tokenizer, o->output, err)) status = EXIT_RUN_FAILED;
-    if (status == EXIT_OK) print_summary(o, &v, now_seconds() - start);
-    tokenizer_free(v.tokenizer);
-    bad_report_clear(&v.counts.bad);
-    if (spool_fd >= 0) close(spool_fd);
+    if (status == EXIT_OK && !tokenizer_write(t, o->output, err)) status = EXIT_RUN_FAILED;
+    if (status == EXIT_OK) print_summary(o, t, &counts, now_seconds() - start);
+    tokenizer_free(t);
+    bad_report_clear(&counts.bad);
     return status;
 }
 

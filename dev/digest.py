@@ -144,9 +144,9 @@ def tools():
     row("prepare --vocab", run(TOOLS / "prepare", "-o", "p4", "--vocab-size", "400", "text"), *files("p4"))
     row("train_tokenizer", run(TOOLS / "train_tokenizer", "-o", "p5", "--vocab-size", "300", "text"), *files("p5"))
     row("prepare --tokenizer", run(TOOLS / "prepare", "-o", "p6", "--tokenizer", "p4", "text"), *files("p6"))
-    for verb in "list", "show", "verify", "decode":
+    for verb in "list", "show", "verify":
         row(f"shard {verb}", run(TOOLS / "shard", verb, "shards/train_000000.bin"))
-    row("whereis", run(TOOLS / "whereis", "out", "5"), run(TOOLS / "whereis", "out", "7", "--decode"))
+    row("whereis", run(TOOLS / "whereis", "out", "5"), run(TOOLS / "whereis", "out", "7"))
 
 
 def main():

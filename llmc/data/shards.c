@@ -1,7 +1,7 @@
-// Token shards: opening and checking the files of a glob pattern, reading windows, writing shards atomically.
-// Owns the descriptors of a ShardSet and the temporary file of a ShardWriter: the tokens go there, after the space of
-// the header; commit writes the header, makes it durable and renames the file, so that none under a final name is not
-// whole. Never trusts a number it has read, keeps no token in memory, and knows nothing of batches or of their order.
+// Token shards: opening and checking the files of a glob pattern, reading windows, writing shards.
+// Owns the descriptors of a ShardSet and the file of a ShardWriter: the tokens go after the space of the header; commit
+// writes the header, so that no reader takes a file for a shard that is not whole. Never trusts a number it has read,
+// keeps no token in memory, and knows nothing of batches or of their order.
 #include "llmc/data/shards.h"
 
 #include "llmc/base/atomic_file.h"
@@ -296,7 +296,7 @@ void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *t
 // ------------------------------------------------------------------------------------------------------------- writing
 
 struct ShardWriter {
-    char *path, *temporary;
+    char *path;
     FILE *file;
     int token_bytes;
     int64_t num_tokens, vocab, eot;
@@ -306,53 +306,38 @@ static bool write_failed(const ShardWriter *w, Error *err) {
     return error_set(err, "%s: cannot write the shard: %s", w->path, strerror(errno ? errno : EIO));
 }
 
-static ShardWriter *new_writer(const char *path, int token_bytes, int64_t vocab, int64_t eot, Error *err) {
+// To the end of the tokens that stay; what comes after them goes.
+static bool keep_tokens(ShardWriter *w, int64_t num_tokens, Error *err) {
+    const off_t size = SHARD_HEADER_BYTES + (off_t)num_tokens * w->token_bytes;
+    struct stat st;
+    if (fstat(fileno(w->file), &st) == 0 && st.st_size < size)
+        return error_set(err, "%s: holds fewer than the %lld tokens that were written", w->path, (long long)num_tokens);
+    w->num_tokens = num_tokens;
+    return (ftruncate(fileno(w->file), size) == 0 && fseeko(w->file, size, SEEK_SET) == 0) || write_failed(w, err);
+}
+
+ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, int64_t kept,
+                               Error *err) {
     REQUIRE(token_bytes == 2 || token_bytes == 4, "shard writer: %d bytes per token", token_bytes);
     REQUIRE(vocab >= 0 && vocab <= (token_bytes == 2 ? 65536 : INT32_MAX) && eot >= -1 && eot < INT32_MAX,
             "shard writer: vocabulary %lld, end-of-text %lld", (long long)vocab, (long long)eot);
+    const char header[SHARD_HEADER_BYTES] = {0}; // all zero is no shard, should the file be found half written
     ShardWriter *w = calloc(1, sizeof *w);
-    if (!w || !(w->path = strdup(path)) || asprintf(&w->temporary, "%s.tmp-%d", path, (int)getpid()) < 0) {
-        error_set(err, "%s: cannot write the shard: out of memory", path);
-        if (w) free(w->path);
+    if (!w || !(w->path = strdup(path))) {
         free(w);
-        return NULL;
+        return error_set(err, "%s: cannot write the shard: out of memory", path), NULL;
     }
     w->token_bytes = token_bytes, w->vocab = vocab, w->eot = eot;
-    return w;
-}
-
-ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, Error *err) {
-    ShardWriter *w = new_writer(path, token_bytes, vocab, eot, err);
-    if (!w) return NULL;
-    const char header[SHARD_HEADER_BYTES] = {0}; // all zero is no shard, should the file be found half written
-    w->file = fopen(w->temporary, "wb");
-    if (!w->file || fwrite(header, sizeof header, 1, w->file) != 1) {
-        write_failed(w, err);
-        shard_writer_abandon(w);
-        return NULL;
-    }
-    return w;
-}
-
-ShardWriter *shard_writer_continue(const char *found, const char *path, int token_bytes, int64_t vocab, int64_t eot,
-                                   int64_t num_tokens, Error *err) {
-    ShardWriter *w = new_writer(path, token_bytes, vocab, eot, err);
-    if (!w) return NULL;
-    const off_t size = SHARD_HEADER_BYTES + (off_t)num_tokens * token_bytes;
-    struct stat st;
-    bool is_whole = stat(found, &st) == 0 && st.st_size >= size;
     errno = 0;
-    if (!is_whole || rename(found, w->temporary) != 0 || !(w->file = fopen(w->temporary, "r+b")) ||
-        ftruncate(fileno(w->file), size) != 0 || fseeko(w->file, size, SEEK_SET) != 0) {
-        if (is_whole)
-            write_failed(w, err);
-        else
-            error_set(err, "%s: holds fewer than the %lld tokens that were written", found, (long long)num_tokens);
-        shard_writer_leave(w);
-        return NULL;
-    }
-    w->num_tokens = num_tokens;
-    return w;
+    w->file = fopen(path, kept > 0 ? "r+be" : "wbe");
+    bool ok = w->file != NULL || write_failed(w, err);
+    if (ok && kept > 0)
+        ok = keep_tokens(w, kept, err);
+    else if (ok)
+        ok = fwrite(header, sizeof header, 1, w->file) == 1 || write_failed(w, err);
+    if (ok) return w;
+    shard_writer_leave(w);
+    return NULL;
 }
 
 bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *err) {
@@ -383,41 +368,18 @@ static bool write_header(ShardWriter *w) {
     return fseeko(w->file, 0, SEEK_SET) == 0 && fwrite(h, sizeof h, 1, w->file) == 1;
 }
 
-// A rename is durable once its directory is. Some file systems cannot sync a directory: then there is nothing to do.
-static void sync_directory_of(const char *path) {
-    const char *slash = strrchr(path, '/');
-    char *directory = !slash ? strdup(".") : slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
-    int fd = directory ? open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    if (fd >= 0) fsync(fd), close(fd);
-    free(directory);
-}
-
 bool shard_writer_commit(ShardWriter *w, Error *err) {
     errno = 0;
     bool ok = !ferror(w->file) && write_header(w) && fflush(w->file) == 0 && fsync(fileno(w->file)) == 0;
-    int cause = errno;
-    if (fclose(w->file) != 0 && ok) ok = false, cause = errno;
+    if (!ok) write_failed(w, err);
+    if (fclose(w->file) != 0 && ok) ok = write_failed(w, err);
     w->file = NULL;
-    if (ok && rename(w->temporary, w->path) != 0) ok = false, cause = errno;
-    errno = cause;
-    if (!ok) {
-        write_failed(w, err);
-        shard_writer_abandon(w);
-        return false;
-    }
-    sync_directory_of(w->path);
-    free(w->path), free(w->temporary), free(w);
-    return true;
+    shard_writer_leave(w);
+    return ok;
 }
 
 void shard_writer_leave(ShardWriter *w) {
     if (!w) return;
     if (w->file) fclose(w->file);
-    free(w->path), free(w->temporary), free(w);
-}
-
-void shard_writer_abandon(ShardWriter *w) {
-    if (!w) return;
-    unlink(w->temporary);
-    shard_writer_leave(w);
+    free(w->path), free(w);
 }

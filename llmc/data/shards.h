@@ -1,5 +1,5 @@
-// Token shards: files of tokens, read as windows, written whole or not at all. Two formats, little-endian, 1024 bytes
-// of header and then tokens:
+// Token shards: files of tokens, read as windows, and no shards until they are whole. Two formats, little-endian, 1024
+// bytes of header and then tokens:
 //   version 1 (llm.c's): 256 int32: [0] 20240520, [1] 1, [2] token count; then uint16
 //   version 2 (ours):    256 int32: [0] 20240520, [1] 2, [2] bytes per token (2 or 4), [4..5] int64 token count; then
 //   uint16 or uint32
@@ -7,8 +7,7 @@
 // token + 1 (0: not stated). Files may pass 2 GiB. Every file is hostile: magic, version, counts against the file size.
 // Files are read with pread, never mapped: one that is truncated under a running training is an error message, not a
 // SIGBUS, and 1 KiB to 4 KiB windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c).
-// They are written in sittings: what was synced before the process died can be taken up again by another one. The
-// writer owns the unfinished file, PATH.tmp-PID.
+// They are written in sittings: what was synced before the process died can be taken up again by another one.
 #pragma once
 #include "llmc/base/error.h"
 
@@ -67,15 +66,11 @@ void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *t
 // ------------------------------------------------------------------------------------------------------------- writing
 
 // token_bytes 2 or 4. Version 1 of the format unless token_bytes is 4 or the count needs 64 bits. vocab 0 and eot -1:
-// not stated.
+// not stated. kept: the tokens that stay of a file that another writer of the same arguments began, finished or not
+// (fails if it holds fewer); 0: a new file. Until it is committed the file is no shard, or not one of its length.
 typedef struct ShardWriter ShardWriter;
-ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, Error *err);
-// Takes up a shard that another writer of the same arguments began: `found` is the file it left, unfinished or
-// finished. Keeps its first num_tokens tokens; it becomes the file of this writer. Fails if it holds fewer.
-ShardWriter *shard_writer_continue(const char *found, const char *path, int token_bytes, int64_t vocab, int64_t eot,
-                                   int64_t num_tokens, Error *err);
+ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, int64_t kept, Error *err);
 bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *err);
 bool shard_writer_sync(ShardWriter *w, Error *err);   // what was appended is on the disk
-bool shard_writer_commit(ShardWriter *w, Error *err); // writes the header, fsync, rename; frees w in any case
-void shard_writer_leave(ShardWriter *w);              // keeps the unfinished file; frees w; NULL is fine
-void shard_writer_abandon(ShardWriter *w);            // removes the unfinished file; frees w; NULL is fine
+bool shard_writer_commit(ShardWriter *w, Error *err); // writes the header, fsync; frees w in any case
+void shard_writer_leave(ShardWriter *w);              // leaves the file unfinished; frees w; NULL is fine

@@ -1,13 +1,14 @@
-// A corpus: what the tools of data/ call. Its files, its vocabulary, and the way to shards, manifest and tokenizer
-// under their final names: what data/prepare does between its options and its summary. Prints nothing.
+// A corpus: its files, and the way from them to a vocabulary of its own and to shards, manifest and tokenizer under
+// their final names: all that data/prepare and data/train_tokenizer do between their options and their summary.
+//   inputs (corpus_inputs.c) -> documents in blocks (documents.c) -> tokens (corpus_pipeline.c) -> shards
+//   (corpus_shards.c)
+// corpus_run.c brings them together. Nothing here prints.
 #pragma once
-#include "llmc/base/error.h"
+#include "llmc/text/bpe_trainer.h"
 #include "llmc/text/documents.h"
 #include "llmc/text/tokenizer.h"
 
 #include <limits.h>
-#include <stddef.h>
-#include <stdint.h>
 
 // -------------------------------------------------------------------------------------------------------------- inputs
 
@@ -18,53 +19,51 @@
 typedef enum { FORMAT_BY_NAME, FORMAT_TEXT, FORMAT_LINES } CorpusFormat; // .jsonl and .ndjson are lines
 
 typedef struct {
-    char path[PATH_MAX]; // to open it and for messages
-    int64_t index;       // in the walk, from 0
-    int64_t size;        // bytes of the file
-    bool is_argument;    // stands on the command line: must be readable
-    bool is_unreadable;  // in a directory; why is not kept
-    CorpusFormat format; // text or lines
-    Packing packing;
-    int then_fd; // what follows the file in the same sequence of bytes (standard input); -1: nothing
-} InputFile;
-
-// Standard input is read into a file first, up to a limit; what is left of it is read from the descriptor.
-typedef struct {
-    const char *path; // of the spool; NULL: "-" is not among the arguments
-    int then_fd;      // -1: the spool has all of it
-    Packing packing;
-} InputStdin;
-
-typedef struct {
     char *const *arguments; // files, directories, "-" for standard input
     int count;
     CorpusFormat format; // of all files
-    const char *output;  // the output directory
-    InputStdin standard_input;
+    const char *output;  // the output directory; NULL: there is none
+    // Standard input, once inputs_spool_stdin has read it.
+    bool has_stdin;
+    int stdin_fd;       // of a file without a name
+    bool stdin_goes_on; // more is to be read from the descriptor itself
+    Packing stdin_packing;
 } InputOptions;
+
+typedef struct {
+    char path[PATH_MAX]; // to open it and for messages
+    int64_t index;       // in the walk, from 0
+    int64_t size;        // bytes of the file
+    bool is_argument;    // must be readable
+    bool is_unreadable;  // in a directory; why is not kept
+    bool is_stdin;
+    CorpusFormat format; // text or lines
+    Packing packing;
+} InputFile;
 
 typedef struct InputWalk InputWalk;
 InputWalk *inputs_open(const InputOptions *options, Error *err); // the options must outlive the walk
 // The next file: 1; at the end 0; an argument that cannot be read: -1.
 int inputs_next(InputWalk *w, InputFile *file, Error *err);
-int inputs_argument(const InputWalk *w); // the argument that the last file came from
-void inputs_close(InputWalk *w);         // NULL is fine
+void inputs_close(InputWalk *w);                                    // NULL is fine
+int input_open(const InputOptions *options, const InputFile *file); // open(2)
 
 // What one argument stands for. A fingerprint covers names, sizes and times of change.
 typedef struct {
     int64_t files, bytes;
     uint64_t fingerprint;
 } InputSummary;
-// summaries: one for each argument. Standard input that has not been read yet counts as nothing.
-bool inputs_summarize(const InputOptions *options, InputSummary *summaries, Error *err);
+// One for each argument, malloced. Standard input that has not been read yet counts as nothing.
+InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, Error *err);
 
-// Is this the name of a file that data/prepare makes?
+// Copies standard input, up to its end or to `limit` bytes, into a file without a name in `directory`: what is read
+// twice (a text, whose length decides where it is cut; a corpus of few documents) must be somewhere. *bytes: of it.
+bool inputs_spool_stdin(InputOptions *options, const char *directory, int64_t limit, int64_t *bytes, Error *err);
+
 bool is_corpus_shard(const char *name); // train_000000.bin, val_000000.bin
-bool is_corpus_file(const char *name);  // or manifest.json, tokenizer.json
 
 // --------------------------------------------------------------------------------------------- training and validation
 
-// Which part of a corpus is for training and which for validation. The rule; it keeps nothing.
 // Where a document's text goes depends on the document alone, so that a corpus that grows moves none of its older
 // documents from one side to the other:
 //   up to SHORT_DOCUMENT bytes: to validation as a whole if the hash of its bytes falls below val_fraction (equal
@@ -79,41 +78,29 @@ enum { SHORT_DOCUMENT = 64 * 1024, CUT_SEARCH = 64 * 1024 };
 
 // Does all of the corpus go to one side?
 static inline bool corpus_is_one_sided(double val_fraction) { return val_fraction <= 0 || val_fraction >= 1; }
-// The side of a document that is not cut.
-CorpusSide corpus_side(const char *text, int64_t n, double val_fraction);
+CorpusSide corpus_side(const char *text, int64_t n, double val_fraction); // of a document that is not cut
 // Where validation is to begin in a document of `size` bytes: at least one byte from either end; size if it has one, or
-// if all of the corpus goes to one side (val_fraction 0 or 1).
+// if all of the corpus goes to one side.
 int64_t corpus_cut_target(int64_t size, double val_fraction);
-// Where it does begin, in text[1..n): the first start of a line at or behind `from` (0 < from < n) where the tokens are
+// Where it does begin, in text[1..n): the first start of a line at or after `from` (0 < from < n) where the tokens are
 // the same on both sides as in the whole; failing that such a place near `from`; failing that the end of a character.
 int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from);
 // The last place in text[1..n] where a UTF-8 character ends: for blocks in which the tokenizer has no safe place.
 int64_t corpus_character_end(const char *text, int64_t n);
 
-// --------------------------------------------------------------------------------- blocks of text, and what is counted
+// ----------------------------------------------------------------------------------------- bad input, counts, progress
 
-// What the stages of data/prepare hand on: a block of text on its way from the reader through an encoder to the writer,
-// and what is counted on that way. Memory and sums only: nothing here reads, encodes or writes.
-
-enum {
-    BLOCK_BYTES = 256 * 1024,          // of text in a block, when no line is longer
-    LINE_MAX_BYTES = 32 * 1024 * 1024, // a longer line of a .jsonl file is refused
-    KEPT_BYTES = 4 * BLOCK_BYTES,      // larger buffers are given back when their block is done
-};
-
-// ----------------------------------------------------------------------------------------------------------- bad input
-
+// The first ones are lines; the last is damage inside a compressed file.
 typedef enum {
     BAD_JSON,
     BAD_UTF8,
     BAD_SURROGATE,
     BAD_NO_FIELD,
     BAD_NO_STRING,
-    BAD_TOO_LONG, // these are lines
-    BAD_FILE,     // damage inside a compressed file
+    BAD_TOO_LONG,
+    BAD_FILE,
     BAD_KINDS
 } BadKind;
-
 extern const char *const bad_kind_names[BAD_KINDS];   // for the manifest: "not_json", ...
 extern const char *const bad_kind_phrases[BAD_KINDS]; // for people: "not valid JSON", ...
 
@@ -122,147 +109,166 @@ typedef struct {
     char *first[BAD_KINDS]; // "file: line 3: what is wrong", owned; NULL while count is 0
     BadKind earliest;       // whose first was reported before all others
 } BadReport;
-
 void bad_report_add(BadReport *r, BadKind kind, const char *message);
-void bad_report_merge(BadReport *r, const BadReport *later);
 int64_t bad_report_total(const BadReport *r);
 void bad_report_clear(BadReport *r);
 
-// -------------------------------------------------------------------------------------------------------------- counts
-
-typedef struct {
-    int64_t documents, bytes, tokens; // a document that is cut counts on both sides
-} CorpusCount;
-
 typedef struct {
     int64_t documents;
-    CorpusCount side[CORPUS_SIDES];
+    struct {
+        int64_t documents, bytes, tokens; // a document that is cut counts on both sides
+    } side[CORPUS_SIDES];
     int64_t binary, empty, unreadable; // skipped: files, and empty documents in lines
     BadReport bad;
 } CorpusCounts;
-
-void corpus_counts_add(CorpusCounts *sum, const CorpusCounts *more);
 // Has a side less than a quarter of its share? Only chance can do that, with few documents to draw from.
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction);
 // Is there text at all, and on both sides?
 bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err);
 
-// A place in the inputs: what stands before it has been handed out.
+typedef enum { STAGE_ENCODE, STAGE_COUNT, STAGE_MERGE } CorpusStage; // the last two: training a vocabulary
+typedef struct {
+    CorpusStage stage;
+    int64_t bytes_read, total_bytes; // of the input files as they are; total 0: not known
+    int64_t start_bytes;             // where this run began: after 0 when it resumes another one's work
+    int64_t tokens, vocab;           // merging: of the vocabulary so far and in the end
+} CorpusProgress;
+
+// -------------------------------------------------------------------------------------------------- what is asked for
+
+typedef struct {
+    InputOptions inputs;
+    const char *field;          // of the objects in lines, at most 255 bytes
+    double val_fraction;        // 0: all is for training, 1: for validation
+    bool skip_bad;              // count bad input and continue
+    int threads;                // that encode or count
+    const Tokenizer *tokenizer; // NULL: one of `vocab` tokens is trained on what goes to training
+    int64_t vocab;
+    const char *vocab_option; // with which the number of tokens was given, "--vocab-size ": for a message
+    int64_t shard_tokens;
+    bool force;                                                      // replace the shards of an earlier run
+    void (*on_progress)(void *user, const CorpusProgress *progress); // after each block, and while merging
+    void (*on_notice)(void *user, const char *text);                 // resumes an unfinished run, starts over
+    void *user;
+} CorpusOptions;
+
+// All of data/prepare. Returns EXIT_OK, EXIT_BAD_INPUT or EXIT_RUN_FAILED. The result is complete with EXIT_OK.
+typedef struct {
+    CorpusCounts counts; // the caller clears counts.bad, in any case
+    int64_t num_shards[CORPUS_SIDES];
+    bool cut_all; // every document was cut
+} CorpusResult;
+int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err);
+
+// A vocabulary of the corpus: the words of what is for training are counted by the pipeline, and merged; nothing of
+// the part for validation is counted. Writes no file but one without a name in `directory`, for standard input. The
+// same exit codes; EXIT_BAD_INPUT also for too little text. With EXIT_OK counts, in bytes as tokens, and the tokenizer
+// are the caller's.
+int corpus_vocabulary(const CorpusOptions *options, const char *directory, CorpusCounts *counts, Tokenizer **tokenizer,
+                      Error *err);
+
+// -------------------------------------------------------------------------------------------------------------- blocks
+
+// A block of text on its way from the reader through an encoder to the writer.
+
+enum {
+    BLOCK_BYTES = 256 * 1024,          // of text in a block, when no line is longer
+    LINE_MAX_BYTES = 32 * 1024 * 1024, // a longer line of a .jsonl file is refused
+    KEPT_BYTES = 4 * BLOCK_BYTES,      // larger buffers are given back when their block is done
+};
+
+// A place in the inputs: what comes before it has been handed out.
 typedef struct {
     int64_t file;       // number of it in the walk
     int64_t offset;     // in its unpacked bytes
     int64_t line;       // lines before offset
-    int64_t size;       // of the text document that goes on at offset; 0: none does
+    int64_t size;       // of the text document that continues at offset; 0: none does
     int64_t cut;        // where its last part, for validation, begins; 0: not decided yet
     int64_t bytes_read; // of all files, packed as they are: for the progress
 } CorpusPosition;
 
-typedef enum { STAGE_ENCODE, STAGE_COUNT, STAGE_MERGE } CorpusStage; // the last two: training a vocabulary
-
 typedef struct {
-    CorpusStage stage;
-    int64_t bytes_read, total_bytes; // of the input files as they are; total 0: not known
-    int64_t start_bytes;             // where this run began: behind 0 when it goes on with another one's work
-    int64_t tokens, vocab;           // merging: of the vocabulary so far and in the end
-} CorpusProgress;
-
-// -------------------------------------------------------------------------------------------------------------- blocks
-
-typedef enum { BLOCK_TEXT, BLOCK_LINES } BlockKind;
-
-typedef struct {
-    BlockKind kind;
+    CorpusFormat format; // lines, or a piece of a text document
     char path[PATH_MAX]; // of the file, for messages
     char *text;          // n bytes and a newline; owned, as all that follows
     int64_t n, capacity;
     int64_t first_line; // lines: the number of the first one, from 1
-    // Text: a piece of a document.
-    bool begins;      // the document or its last part begins here
-    bool is_document; // counts as a document; its last part does not
-    bool is_short;    // all of a short document: its hash decides on the side
-    CorpusSide side;  // otherwise
+    bool begins;        // text: the document or its last part begins here
+    bool is_document;   // counts as a document; its last part does not
+    bool is_short;      // all of a short document: its hash decides on the side
+    CorpusSide side;    // otherwise
     // Filled by the reader (what it skipped, damage) and by the encoder.
     CorpusCounts counts;
     void *tokens[CORPUS_SIDES];
-    int64_t num_tokens[CORPUS_SIDES], token_room[CORPUS_SIDES];
-    // After this block.
+    int64_t num_tokens[CORPUS_SIDES], token_capacity[CORPUS_SIDES];
     CorpusPosition after;
-    bool failed;         // the reader or the encoder cannot go on; error says why
+    bool is_encoded;
+    bool failed;         // the reader or the encoder cannot continue; error says why
     bool is_input_error; // because of what the user gave it
     Error error;
 } CorpusBlock;
-
-bool corpus_block_init(CorpusBlock *b); // false: out of memory
-void corpus_block_free(CorpusBlock *b);
 bool corpus_block_reserve(CorpusBlock *b, int64_t bytes); // room for so many bytes of text; false: out of memory
-// Empty, ready to be filled again. Buffers that a long line made large are given back.
-void corpus_block_reset(CorpusBlock *b);
+void corpus_block_reset(CorpusBlock *b);                  // empty; gives back buffers that a long line made large
 
-// --------------------------------------------------------------------------------------------- a vocabulary of its own
+// ------------------------------------------------------------------------------------------- shards (corpus_shards.c)
 
-// A corpus -> a vocabulary of its own: the words of what is for training are counted by the pipeline, and merged.
-// Nothing of the part for validation is counted. Writes no file.
+// Tokens -> the shards of a corpus: DIR/train_000000.bin... and DIR/val_000000.bin...
 
 typedef struct {
-    InputOptions inputs; // standard input in its spool
-    const char *field;
-    double val_fraction; // 0: all is for training
-    bool skip_bad;
-    int threads;        // that count
-    int64_t vocab;      // tokens in all
-    const char *option; // with which the number of tokens was given, "--vocab-size ": for a message
-    int64_t total_bytes;
-    void (*on_progress)(void *user, const CorpusProgress *progress);
-    void *user;
-} VocabularyOptions;
+    int64_t tokens, bytes; // bytes: of the file
+    uint64_t xxh3;         // of the file
+} CorpusShard;
+
+static inline int corpus_token_bytes(const Tokenizer *t) { return tokenizer_vocab(t) > 65536 ? 4 : 2; }
+
+// The shards of one side: those that are complete, and how many tokens the open one has. 0: none is open.
+typedef struct {
+    CorpusShard *shards; // malloced, the caller's
+    int64_t count, capacity, open_tokens;
+} CorpusShards;
 
 typedef struct {
-    Tokenizer *tokenizer; // the caller's
-    CorpusCounts counts;  // in bytes as tokens; to be cleared
-    bool cut_all;         // every document was cut: so it must be when the corpus is encoded
-} CorpusVocabulary;
+    const char *directory; // exists; must outlive the writer
+    int token_bytes;       // 2 or 4
+    int64_t vocab, eot;
+    int64_t shard_tokens; // tokens in a full shard
+} CorpusWriterOptions;
 
-// Returns EXIT_OK, EXIT_BAD_INPUT (also for a text that gives fewer tokens) or EXIT_RUN_FAILED.
-int corpus_vocabulary(const VocabularyOptions *options, CorpusVocabulary *vocabulary, Error *err);
+typedef struct CorpusWriter CorpusWriter;
+// shards: of both sides, kept up to date and outliving the writer. All zero, or as they were when another writer of
+// the same directory was synced: continues there, and overwrites what came later.
+CorpusWriter *corpus_writer_open(const CorpusWriterOptions *options, CorpusShards *shards, Error *err);
+bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err);
+bool corpus_writer_sync(CorpusWriter *w, Error *err);   // all that was appended is on the disk
+bool corpus_writer_finish(CorpusWriter *w, Error *err); // completes the open shards; then only free
+void corpus_writer_free(CorpusWriter *w);               // open shards stay as they are; NULL is fine
+char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number); // DIRECTORY/train_000012.bin, malloced
 
-// ------------------------------------------------------------------------------------------------------ standard input
-
-// Standard input as a file: what is read twice (a text, whose length decides where it is cut; a corpus of few
-// documents, which is cut in a second pass) must lie somewhere. Owns nothing but the file it writes.
-
-// Copies standard input into the file `path`, up to its end or to `limit` bytes; what is behind the limit is left to be
-// read from the descriptor that *in names. path must outlive it. *bytes: of the file.
-bool corpus_spool_stdin(const char *path, int64_t limit, InputStdin *in, int64_t *bytes, Error *err);
-
-// ------------------------------------------------------------------------------------------------------------- the run
-
-// A corpus from its files to its shards, manifest and tokenizer under their final names: what data/prepare does between
-// its options and its summary. Brings together the pipeline, the journal (a run that was killed is continued), the
-// second pass over few, short documents, and the output directory. Prints nothing.
+// ---------------------------------------------------------------------------------------- pipeline (corpus_pipeline.c)
 
 typedef struct {
-    const char *output; // the directory
-    char *const *arguments;
-    int num_arguments;
-    CorpusFormat format;
-    const Tokenizer *tokenizer; // NULL: one of `vocab` tokens is trained on what goes to training
-    int64_t vocab;
-    const char *field;
-    double val_fraction, journal_seconds;
-    int64_t shard_tokens;
-    int threads;
-    bool skip_bad, force;
-    void (*on_progress)(void *user, const CorpusProgress *progress); // after each block, and while merging
-    void (*on_notice)(void *user, const char *text);                 // goes on with an unfinished run, starts over
-    void *user;
-} CorpusRunOptions;
-
-typedef struct {
-    CorpusCounts counts;
-    int64_t num_shards[CORPUS_SIDES];
+    const CorpusOptions *options;
+    const Tokenizer *tokenizer; // encodes
+    const Tokenizer *cuts;      // says where a document may be cut: the same one, but while a vocabulary is trained
+    WordCounts *words;          // NULL: encodes; else counts the words for training here, and each byte as a token
+    CorpusWriter *writer;       // NULL with words
     bool cut_all;
-} CorpusResult;
+    // Called after each block that was written or counted; false ends the run with its error.
+    bool (*on_written)(void *user, Error *err);
+    void *user;
+} CorpusJob;
 
-// Returns EXIT_OK, EXIT_BAD_INPUT or EXIT_RUN_FAILED. The result is complete with EXIT_OK; free it in any case.
-int corpus_run(const CorpusRunOptions *options, CorpusResult *result, Error *err);
-void corpus_result_free(CorpusResult *result);
+// From *position on; position and counts are kept up to date. Returns EXIT_OK, EXIT_BAD_INPUT (input that cannot be
+// read or is bad) or EXIT_RUN_FAILED.
+int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts *counts, Error *err);
+
+// The reader (documents.c): the inputs as blocks, long documents in pieces cut where the tokenizer allows it, lines of
+// JSON by the hundred. Reads ahead of the encoders on one thread, and never holds more than a block.
+typedef struct DocumentReader DocumentReader;
+// Begins at a place that an earlier reader of the same inputs and options reported; {0}: at the beginning.
+DocumentReader *document_reader_open(const CorpusJob *job, const CorpusPosition *from, Error *err);
+// The next block. False: there are no more. A block with `failed` set is the last one. What a block counts includes
+// what was skipped before it (binary files, lines that are too long, what comes after damage); the last one may be
+// empty but for that. A file that grows meanwhile is read up to the size it had.
+bool document_reader_next(DocumentReader *r, CorpusBlock *block);
+void document_reader_close(DocumentReader *r); // NULL is fine

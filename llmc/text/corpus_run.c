@@ -1,612 +1,517 @@
-// A corpus from its inputs to its shards under their final names. See corpus.h. The order of events: look at the
-// inputs, claim the directory, resume an unfinished run or begin, convert (twice if it must be), describe, remove what
-// is old, move what is new. From the first journal on, an interruption at any place is made good by the next run.
+// A corpus from its inputs to a vocabulary, and to its shards under their final names. See corpus.h.
 //
-// Inputs: the walk is fts(3)'s, which sorts one directory at a time. Every regular file and every entry that cannot be
-// read takes one number, so that a place in the inputs is the same in every walk over the same files.
-// Standard input is copied into a file as it comes, packed or not, where it has to be read twice.
-// A vocabulary of the corpus: the words are counted a second time if the first division left a side with too little:
-// who encodes the corpus later must not decide again, with other numbers.
-#include "llmc/text/corpus.h"
-
+// All is made in DIR/.tmp-prepare and moved into DIR when it is whole. Whenever a shard is complete, manifest.json
+// there says how far the run is, in an object "resume" that the final one does not have; it is written after what it
+// counts is on the disk, so that a later run of the same request resumes there. One that does not hold together, or is
+// of another request, is refused, and the run starts over. The lock is flock(2) on DIR itself: it goes with the
+// process.
+//
+// The manifest states what the shards were made from, and no times: the same run gives the same file. doc/data.md lists
+// its fields. Counts are exact up to 2^53, checksums are hexadecimal digits in strings.
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/checked.h"
-#include "llmc/text/corpus_internal.h"
+#include "llmc/base/json.h"
+#include "llmc/text/corpus.h"
 #include "llmc/text/tokenizer_internal.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <fnmatch.h>
-#include <fts.h>
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/stat.h>
-#include <time.h>
+#include <sys/file.h>
 #include <unistd.h>
 #include <xxhash.h>
 
-// -------------------------------------------------------------------------------------------------------------- inputs
+enum { REQUEST_PARTS = 3, NUMBERS = 16 + BAD_KINDS, MAX_MANIFEST_BYTES = 64 << 20, MANIFEST_FORMAT = 1 };
 
-struct InputWalk {
-    const InputOptions *options;
-    int argument; // the current one, -1 before the first
-    FTS *fts;     // of the current argument; NULL between arguments
-    int64_t next_index;
-    bool has_output; // the output directory exists: its place on the disk
-    dev_t output_dev;
-    ino_t output_ino;
-    struct timespec changed; // the last file's
-};
+typedef struct {
+    CorpusOptions options;   // its inputs with standard input, once that was read
+    InputSummary *summaries; // one for each argument
+    bool has_stdin;
+    Tokenizer *trained, *cuts; // NULL unless one is trained
+    CorpusProgress progress;
+    const char *output;
+    char *staging, *manifest_path, *tokenizer_path; // .tmp-prepare in it, and files of that
+    size_t existing;                                // bytes of output that were a directory before
+    int lock;                                       // its descriptor, -1 while it is not ours
+    uint64_t request[REQUEST_PARTS];                // of tokenizer, options, inputs
+    CorpusJob job;
+    // How far it is, as the manifest in .tmp-prepare says; job.cut_all belongs to it.
+    CorpusPosition position;
+    CorpusCounts counts;
+    CorpusShards shards[CORPUS_SIDES];
+    bool is_done; // all shards are complete
+    bool is_saved;
+    int64_t saved_shards;
+    cJSON *manifest; // of a run that is done
+} Run;
 
-bool is_corpus_shard(const char *name) {
-    return fnmatch("train_[0-9][0-9][0-9][0-9][0-9][0-9].bin", name, 0) == 0 ||
-           fnmatch("val_[0-9][0-9][0-9][0-9][0-9][0-9].bin", name, 0) == 0;
+static bool open_inputs(Run *r, Error *err) {
+    for (int i = 0; i < r->options.inputs.count; i++) r->has_stdin |= strcmp(r->options.inputs.arguments[i], "-") == 0;
+    r->summaries = inputs_summarize(&r->options.inputs, &r->progress.total_bytes, err);
+    if (r->summaries && !r->options.tokenizer) r->cuts = tokenizer_for_cuts(err);
+    return r->summaries && (r->options.tokenizer || r->cuts);
 }
 
-bool is_corpus_file(const char *name) {
-    return is_corpus_shard(name) || strcmp(name, "manifest.json") == 0 || strcmp(name, "tokenizer.json") == 0;
-}
-
-static CorpusFormat format_of_name(const char *path) {
-    size_t n = strlen(path);
-    if (packing_of_name(path) != PACKED_NOT) n = (size_t)(strrchr(path, '.') - path);
-    static const char *const suffixes[] = {".jsonl", ".ndjson"};
-    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
-        size_t length = strlen(suffixes[i]);
-        if (n >= length && strncasecmp(path + n - length, suffixes[i], length) == 0) return FORMAT_LINES;
-    }
-    return FORMAT_TEXT;
-}
-
-static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
-
-InputWalk *inputs_open(const InputOptions *options, Error *err) {
-    InputWalk *w = calloc(1, sizeof *w);
-    if (!w) {
-        error_set(err, "list of inputs: out of memory");
-        return NULL;
-    }
-    w->options = options;
-    w->argument = -1;
-    struct stat st;
-    if (options->output && stat(options->output, &st) == 0)
-        w->has_output = true, w->output_dev = st.st_dev, w->output_ino = st.st_ino;
-    return w;
-}
-
-void inputs_close(InputWalk *w) {
-    if (w && w->fts) fts_close(w->fts);
-    free(w);
-}
-
-int inputs_argument(const InputWalk *w) { return w->argument; }
-
-static bool is_our_own(const InputWalk *w, const FTSENT *e) {
-    return w->has_output && e->fts_level > FTS_ROOTLEVEL && e->fts_parent->fts_dev == w->output_dev &&
-           e->fts_parent->fts_ino == w->output_ino && is_corpus_file(e->fts_name);
-}
-
-static int give(InputWalk *w, InputFile *file, const char *path, Error *err) {
-    if (strlen(path) >= sizeof file->path) return error_set(err, "%.200s...: the path is too long", path), -1;
-    *file = (InputFile){.index = w->next_index++, .then_fd = -1};
-    memcpy(file->path, path, strlen(path) + 1);
-    CorpusFormat stated = w->options->format;
-    file->format = stated == FORMAT_BY_NAME ? format_of_name(path) : stated;
-    file->packing = packing_of_name(path);
-    return 1;
-}
-
-// One entry of the walk: 1, it is a file; 0, it is nothing to read; -1, it must be readable and is not.
-static int visit(InputWalk *w, FTSENT *e, InputFile *file, Error *err) {
-    bool is_argument = e->fts_level == FTS_ROOTLEVEL;
-    if (!is_argument && e->fts_name[0] == '.') {
-        if (e->fts_info == FTS_D) fts_set(w->fts, e, FTS_SKIP);
-        return 0;
-    }
-    switch (e->fts_info) {
-    case FTS_F:
-        if (is_our_own(w, e)) return 0;
-        if (give(w, file, e->fts_path, err) < 0) return -1;
-        file->size = (int64_t)e->fts_statp->st_size;
-        file->is_argument = is_argument;
-        w->changed = e->fts_statp->st_mtim;
-        return 1;
-    case FTS_DNR:
-    case FTS_ERR:
-    case FTS_NS:
-    case FTS_SLNONE:
-        if (is_argument) return error_set(err, "%s: cannot read: %s", e->fts_path, strerror(e->fts_errno)), -1;
-        if (give(w, file, e->fts_path, err) < 0) return -1;
-        file->is_unreadable = true;
-        return 1;
-    case FTS_DEFAULT:
-        if (is_argument) return error_set(err, "%s: is neither a file nor a directory", e->fts_path), -1;
-        return 0;
-    default:
-        return 0;
-    }
-}
-
-static int give_stdin(InputWalk *w, InputFile *file, Error *err) {
-    const InputStdin *in = &w->options->standard_input;
-    struct stat st;
-    if (!in->path) return 0;
-    if (stat(in->path, &st) != 0) return error_set(err, "%s: cannot read: %s", in->path, strerror(errno)), -1;
-    if (give(w, file, in->path, err) < 0) return -1;
-    file->size = (int64_t)st.st_size;
-    file->is_argument = true;
-    file->packing = in->packing;
-    file->then_fd = in->then_fd;
-    return 1;
-}
-
-static int next_argument(InputWalk *w, InputFile *file, Error *err) {
-    char *const roots[] = {w->options->arguments[++w->argument], NULL};
-    if (strcmp(roots[0], "-") == 0) return give_stdin(w, file, err);
-    w->fts = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
-    return w->fts ? 0 : (error_set(err, "%s: cannot read: %s", roots[0], strerror(errno)), -1);
-}
-
-int inputs_next(InputWalk *w, InputFile *file, Error *err) {
-    for (;;) {
-        int found = 0;
-        if (!w->fts) {
-            if (w->argument + 1 >= w->options->count) return 0;
-            found = next_argument(w, file, err);
-        } else {
-            errno = 0;
-            FTSENT *entry = fts_read(w->fts);
-            if (entry) {
-                found = visit(w, entry, file, err);
-            } else if (errno != 0) {
-                found = -1;
-                error_set(err, "%s: cannot read: %s", w->options->arguments[w->argument], strerror(errno));
-            } else {
-                fts_close(w->fts);
-                w->fts = NULL;
-            }
-        }
-        if (found != 0) return found;
-    }
-}
-
-bool inputs_summarize(const InputOptions *options, InputSummary *summaries, Error *err) {
-    memset(summaries, 0, (size_t)options->count * sizeof *summaries);
-    InputWalk *w = inputs_open(options, err);
-    InputFile *file = w ? malloc(sizeof *file) : NULL;
-    int found = file ? 1 : (error_set(err, "list of inputs: out of memory"), -1);
-    while (found > 0 && (found = inputs_next(w, file, err)) > 0) {
-        InputSummary *s = &summaries[inputs_argument(w)];
-        // Chained: the hash so far is the seed of the next file's.
-        const int64_t facts[4] = {file->size, w->changed.tv_sec, w->changed.tv_nsec, file->is_unreadable};
-        s->fingerprint = XXH3_64bits_withSeed(file->path, strlen(file->path), s->fingerprint);
-        s->fingerprint = XXH3_64bits_withSeed(facts, file->is_unreadable ? 0 : sizeof facts, s->fingerprint);
-        s->files += !file->is_unreadable;
-        s->bytes += file->size;
-    }
-    free(file);
-    inputs_close(w);
-    return found == 0;
-}
-
-// ------------------------------------------------------------------------------------------------------ standard input
-
-enum { CHUNK = 1 << 20 };
-
-static ssize_t read_some(int fd, void *out, size_t n) {
-    ssize_t got;
-    do got = read(fd, out, n);
-    while (got < 0 && errno == EINTR);
-    return got;
-}
-
-static bool write_all(int fd, const char *data, ssize_t n) {
-    for (ssize_t done = 0; done < n;) {
-        ssize_t put = write(fd, data + done, (size_t)(n - done));
-        if (put < 0 && errno != EINTR) return false;
-        if (put > 0) done += put;
-    }
+// Text, and what is counted first, is read twice; of lines so much that a corpus of few of them can be cut.
+static bool take_stdin(Run *r, const char *directory, Error *err) {
+    InputOptions *in = &r->options.inputs;
+    int64_t bytes, limit = in->format == FORMAT_LINES && r->options.tokenizer ? 64 << 20 : INT64_MAX;
+    if (!r->has_stdin || in->has_stdin) return true;
+    if (!inputs_spool_stdin(in, directory, limit, &bytes, err)) return false;
+    r->progress.total_bytes = in->stdin_goes_on ? 0 : r->progress.total_bytes + bytes; // 0: nobody knows
     return true;
 }
 
-static bool copy(int to, const char *path, int64_t limit, char *chunk, InputStdin *in, int64_t *bytes, Error *err) {
-    unsigned char magic[4];
-    int64_t done = 0;
-    while (done < limit) {
-        ssize_t got = read_some(STDIN_FILENO, chunk, CHUNK);
-        if (got < 0) return error_set(err, "standard input: cannot read: %s", strerror(errno));
-        if (got == 0) break;
-        for (int64_t i = done; i < 4 && i - done < got; i++) magic[i] = (unsigned char)chunk[i - done];
-        if (!write_all(to, chunk, got)) return error_set(err, "%s: cannot write: %s", path, strerror(errno));
-        done += got;
+static bool on_written(void *user, Error *err);
+
+static void forget(Run *r) {
+    corpus_writer_free(r->job.writer);
+    r->job = (CorpusJob){.options = &r->options, .on_written = on_written, .user = r};
+    bad_report_clear(&r->counts.bad);
+    r->counts = (CorpusCounts){0};
+    r->position = (CorpusPosition){0};
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
+        free(r->shards[side].shards);
+        r->shards[side] = (CorpusShards){0};
     }
-    *bytes = done;
-    in->path = path;
-    in->then_fd = done < limit ? -1 : STDIN_FILENO;
-    in->packing = packing_of_bytes(magic, done < 4 ? (size_t)done : 4);
-    return true;
+    cJSON_Delete(r->manifest), r->manifest = NULL;
+    r->is_done = r->is_saved = false;
+    r->progress.start_bytes = r->saved_shards = 0;
 }
 
-bool corpus_spool_stdin(const char *path, int64_t limit, InputStdin *in, int64_t *bytes, Error *err) {
-    int to = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (to < 0) return error_set(err, "%s: cannot write: %s", path, strerror(errno));
-    char *chunk = malloc(CHUNK);
-    bool ok = chunk ? copy(to, path, limit, chunk, in, bytes, err) : error_set(err, "standard input: out of memory");
-    free(chunk);
-    if (close(to) != 0 && ok) ok = error_set(err, "%s: cannot write: %s", path, strerror(errno));
-    return ok;
+static void close_run(Run *r) {
+    forget(r);
+    if (r->lock >= 0) close(r->lock);
+    if (r->options.inputs.has_stdin) close(r->options.inputs.stdin_fd);
+    tokenizer_free(r->trained), tokenizer_free(r->cuts);
+    free(r->summaries), free(r->staging), free(r->manifest_path), free(r->tokenizer_path);
 }
 
 // ---------------------------------------------------------------------------------------------------------- vocabulary
 
-typedef struct {
-    const VocabularyOptions *options;
-    CorpusProgress progress;
-} Report;
-
-static bool on_counted(void *user, const CorpusPosition *at, const CorpusCounts *counts, Error *err) {
-    (void)err;
-    Report *r = user;
-    r->progress.bytes_read = at->bytes_read;
-    r->progress.tokens = counts->side[CORPUS_TRAIN].tokens + counts->side[CORPUS_VAL].tokens;
-    r->options->on_progress(r->options->user, &r->progress);
-    return true;
-}
-
 static void on_merged(void *user, int64_t tokens) {
-    Report *r = user;
+    Run *r = user;
     r->progress.stage = STAGE_MERGE;
     r->progress.tokens = tokens;
-    r->options->on_progress(r->options->user, &r->progress);
+    r->options.on_progress(r->options.user, &r->progress);
 }
 
-static int count_words(Report *r, const Tokenizer *cuts, WordCounts **words, CorpusVocabulary *v, Error *err) {
-    const VocabularyOptions *o = r->options;
-    word_counts_free(*words);
-    bad_report_clear(&v->counts.bad);
-    v->counts = (CorpusCounts){0};
-    if (!(*words = word_counts_create(err))) return EXIT_RUN_FAILED;
-    const CorpusJob job = {.inputs = o->inputs,
-                           .tokenizer = cuts,
-                           .cuts = cuts,
-                           .words = *words,
-                           .field = o->field,
-                           .val_fraction = o->val_fraction,
-                           .cut_all = v->cut_all,
-                           .skip_bad = o->skip_bad,
-                           .threads = o->threads,
-                           .on_written = on_counted,
-                           .user = r};
-    CorpusPosition position = {0};
-    return corpus_convert(&job, NULL, &position, &v->counts, err);
+static int count_words(Run *r, bool cut_all, WordCounts *words, Error *err) {
+    forget(r);
+    r->job.tokenizer = r->job.cuts = r->cuts;
+    r->job.words = words, r->job.cut_all = cut_all;
+    return words ? corpus_convert(&r->job, &r->position, &r->counts, err) : EXIT_RUN_FAILED;
 }
 
-static int count_and_merge(Report *r, const Tokenizer *cuts, WordCounts **words, CorpusVocabulary *v, Error *err) {
-    const VocabularyOptions *o = r->options;
-    int status = count_words(r, cuts, words, v, err);
-    if (status == EXIT_OK && v->counts.documents > 0 && corpus_is_lopsided(&v->counts, o->val_fraction)) {
-        v->cut_all = true;
-        status = count_words(r, cuts, words, v, err);
+static int train(Run *r, Error *err) {
+    const CorpusOptions *o = &r->options;
+    tokenizer_free(r->trained), r->trained = NULL;
+    r->progress.stage = STAGE_COUNT, r->progress.vocab = o->vocab;
+    WordCounts *words = word_counts_create(err);
+    int status = count_words(r, false, words, err);
+    // Who encodes the corpus later must not decide again, with other numbers.
+    if (status == EXIT_OK && r->counts.documents > 0 && corpus_is_lopsided(&r->counts, o->val_fraction)) {
+        word_counts_free(words);
+        status = count_words(r, true, words = word_counts_create(err), err);
     }
-    if (status != EXIT_OK) return status;
-    if (!corpus_check_sides(&v->counts, o->val_fraction, err)) return EXIT_BAD_INPUT;
-    const int64_t distinct = word_counts_words(*words), bytes = v->counts.side[CORPUS_TRAIN].bytes;
-    v->tokenizer = bpe_train(*words, o->vocab, on_merged, r, err);
-    if (!v->tokenizer) return EXIT_RUN_FAILED;
-    const int64_t tokens = tokenizer_vocab(v->tokenizer);
-    if (tokens == o->vocab) return EXIT_OK;
+    if (status == EXIT_OK && !corpus_check_sides(&r->counts, o->val_fraction, err)) status = EXIT_BAD_INPUT;
+    const int64_t distinct = words ? word_counts_words(words) : 0;
+    if (status == EXIT_OK && !(r->trained = bpe_train(words, o->vocab, on_merged, r, err))) status = EXIT_RUN_FAILED;
+    word_counts_free(words);
+    r->job.words = NULL;
+    if (status != EXIT_OK || tokenizer_vocab(r->trained) == o->vocab) return status;
     error_set(err,
               "the text for training (%" PRId64 " bytes, %" PRId64 " distinct words) gives only %" PRId64
               " tokens, as no other pair occurs twice: take more text, or %s%" PRId64,
-              bytes, distinct, tokens, o->option, tokens);
+              r->counts.side[CORPUS_TRAIN].bytes, distinct, tokenizer_vocab(r->trained), o->vocab_option,
+              tokenizer_vocab(r->trained));
     return EXIT_BAD_INPUT;
 }
 
-int corpus_vocabulary(const VocabularyOptions *options, CorpusVocabulary *v, Error *err) {
-    Report r = {.options = options,
-                .progress = {.stage = STAGE_COUNT, .total_bytes = options->total_bytes, .vocab = options->vocab}};
-    WordCounts *words = NULL;
-    *v = (CorpusVocabulary){0};
-    Tokenizer *cuts = tokenizer_for_cuts(err);
-    int status = cuts ? count_and_merge(&r, cuts, &words, v, err) : EXIT_RUN_FAILED;
-    word_counts_free(words);
-    tokenizer_free(cuts);
-    if (status == EXIT_OK) return status;
-    tokenizer_free(v->tokenizer);
-    v->tokenizer = NULL;
-    return status;
+// ------------------------------------------------------------------------------------------------------------ manifest
+
+static void add_hex(cJSON *object, const char *key, uint64_t value) {
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, value);
+    cJSON_AddStringToObject(object, key, text);
 }
 
-// ------------------------------------------------------------------------------------------------------------- the run
-
-static const int64_t STDIN_SPOOL_BYTES = 64 << 20; // lines: a corpus up to there can be cut in a second pass
-
-typedef struct {
-    const CorpusRunOptions *options;
-    CorpusOutput output;
-    InputSummary *summaries;
-    const Tokenizer *tokenizer; // NULL: not trained yet
-    Tokenizer *trained, *cuts;  // NULL unless it is trained
-    char *trained_path;         // of it in .tmp-prepare
-    CorpusRequest request;
-    cJSON *request_json;
-    CorpusJob job;
-    CorpusWriter *writer;
-    CorpusJournal state; // its shards are the writer's while there is one
-    CorpusProgress progress;
-    bool has_stdin;
-    double last_saved;
-} Run;
-
-static void notice(const Run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void notice(const Run *r, const char *format, ...) {
-    char text[1200];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    r->options->on_notice(r->options->user, text);
+static void add_int(cJSON *object, const char *key, int64_t value) {
+    cJSON_AddNumberToObject(object, key, (double)value);
 }
 
-// --------------------------------------------------------------------------------------------------------------- state
-
-static void borrow_shards(Run *r) {
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
-        r->state.shards[side] = *corpus_writer_shards(r->writer, side);
+static void add_side(cJSON *root, const Run *r, CorpusSide side) {
+    cJSON *object = cJSON_AddObjectToObject(root, corpus_side_names[side]);
+    add_int(object, "documents", r->counts.side[side].documents);
+    add_int(object, "bytes", r->counts.side[side].bytes);
+    add_int(object, "tokens", r->counts.side[side].tokens);
+    cJSON *shards = cJSON_AddArrayToObject(object, "shards");
+    for (int64_t i = 0; i < r->shards[side].count; i++) {
+        const CorpusShard *shard = &r->shards[side].shards[i];
+        char *path = corpus_shard_path("", side, i);
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddStringToObject(item, "file", path + 1);
+        add_int(item, "tokens", shard->tokens);
+        add_int(item, "bytes", shard->bytes);
+        add_hex(item, "xxh3", shard->xxh3);
+        cJSON_AddItemToArray(shards, item);
+        free(path);
+    }
 }
 
-static void forget_state(Run *r) {
-    if (r->writer) memset(r->state.shards, 0, sizeof r->state.shards);
-    corpus_journal_clear(&r->state);
-    r->progress.start_bytes = 0;
+static cJSON *describe(const Run *r) {
+    static const char *const formats[] = {
+        [FORMAT_BY_NAME] = "by name", [FORMAT_TEXT] = "txt", [FORMAT_LINES] = "jsonl"};
+    const CorpusOptions *o = &r->options;
+    const Tokenizer *t = r->job.tokenizer;
+    cJSON *root = cJSON_CreateObject();
+    add_int(root, "format", MANIFEST_FORMAT);
+    cJSON *tokenizer = cJSON_AddObjectToObject(root, "tokenizer");
+    cJSON_AddStringToObject(tokenizer, "name", tokenizer_name(t));
+    add_hex(tokenizer, "fingerprint", tokenizer_fingerprint(t));
+    add_int(tokenizer, "vocab", tokenizer_vocab(t));
+    add_int(tokenizer, "eot", tokenizer_eot(t));
+    cJSON *options = cJSON_AddObjectToObject(root, "options");
+    cJSON_AddNumberToObject(options, "val_fraction", o->val_fraction);
+    add_int(options, "shard_tokens", o->shard_tokens);
+    cJSON_AddStringToObject(options, "field", o->field);
+    cJSON_AddStringToObject(options, "format", formats[o->inputs.format]);
+    cJSON_AddBoolToObject(options, "cut_all", r->job.cut_all);
+    cJSON *inputs = cJSON_AddArrayToObject(root, "inputs");
+    for (int i = 0; i < o->inputs.count; i++) {
+        cJSON *input = cJSON_CreateObject();
+        cJSON_AddStringToObject(input, "path", o->inputs.arguments[i]);
+        add_int(input, "files", r->summaries[i].files);
+        add_int(input, "bytes", r->summaries[i].bytes);
+        cJSON_AddItemToArray(inputs, input);
+    }
+    add_int(root, "documents", r->counts.documents);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) add_side(root, r, side);
+    cJSON *skipped = cJSON_AddObjectToObject(root, "skipped");
+    add_int(skipped, "binary", r->counts.binary);
+    add_int(skipped, "empty", r->counts.empty);
+    add_int(skipped, "unreadable", r->counts.unreadable);
+    for (int k = 0; k < BAD_KINDS; k++) add_int(skipped, bad_kind_names[k], r->counts.bad.count[k]);
+    return root;
 }
 
-static bool save_journal(Run *r, CorpusPhase phase, Error *err) {
-    r->state.phase = phase;
-    return r->has_stdin || corpus_journal_save(r->output.journal, r->request_json, &r->state, err);
-}
-
-static bool on_written(void *user, const CorpusPosition *at, const CorpusCounts *counts, Error *err) {
-    Run *r = user;
-    r->progress.bytes_read = at->bytes_read;
-    r->progress.tokens = counts->side[CORPUS_TRAIN].tokens + counts->side[CORPUS_VAL].tokens;
-    r->options->on_progress(r->options->user, &r->progress);
-    if (r->has_stdin || now_seconds() - r->last_saved < r->options->journal_seconds) return true;
-    borrow_shards(r);
-    bool ok = corpus_writer_sync(r->writer, err) && save_journal(r, PHASE_ENCODE, err);
-    r->last_saved = now_seconds();
+static bool write_json(const char *path, cJSON *root, Error *err) {
+    char *text = cJSON_Print(root);
+    const bool ok = text ? file_write_atomic(path, text, strlen(text), err) : error_set(err, "%s: out of memory", path);
+    cJSON_free(text);
+    cJSON_Delete(root);
     return ok;
 }
 
-// What a killed run of the same request left, into r->state; otherwise that is as new.
-static void load_journal(Run *r) {
-    Error why;
-    if (!file_exists(r->output.journal)) return;
-    bool ok = !r->has_stdin || error_set(&why, "standard input cannot be read again");
-    if (ok) ok = corpus_journal_load(r->output.journal, r->request_json, &r->state, &why);
-    if (ok && !r->options->skip_bad && bad_report_total(&r->state.counts.bad) > 0) {
-        forget_state(r);
-        ok = error_set(&why, "it had skipped bad input, and --skip-bad is not given now");
+// -------------------------------------------------------------------------------------------------------------- resume
+
+static const char *const request_parts[REQUEST_PARTS] = {"tokenizer", "options", "inputs"};
+
+// What the shards depend on: the tokenizer by what it does, because its path may change.
+static void hash_request(Run *r) {
+    const CorpusOptions *o = &r->options;
+    const int64_t numbers[] = {o->shard_tokens, o->inputs.format};
+    uint64_t h = XXH3_64bits_withSeed(&o->val_fraction, sizeof o->val_fraction, XXH3_64bits(numbers, sizeof numbers));
+    r->request[0] = o->tokenizer ? tokenizer_fingerprint(o->tokenizer) : (uint64_t)o->vocab;
+    r->request[1] = XXH3_64bits_withSeed(o->field, strlen(o->field), h);
+    for (int i = 0; i < o->inputs.count; i++) {
+        h = XXH3_64bits_withSeed(o->inputs.arguments[i], strlen(o->inputs.arguments[i]), r->request[2]);
+        r->request[2] = XXH3_64bits_withSeed(&r->summaries[i], sizeof r->summaries[i], h);
     }
-    if (!ok) notice(r, "cannot go on with the unfinished run in %s: %s; starting over", r->output.directory, why.text);
 }
 
-// The pipeline and the manifest have the tokenizer from here on.
-static void set_tokenizer(Run *r, const Tokenizer *t) {
-    r->tokenizer = r->request.tokenizer = r->job.tokenizer = t;
-    r->job.cuts = r->cuts ? r->cuts : t;
+// Every number of the state, for both directions.
+static void list_numbers(Run *r, int64_t *out[NUMBERS]) {
+    CorpusPosition *at = &r->position;
+    CorpusCounts *c = &r->counts;
+    int64_t *const numbers[] = {&at->file,          &at->offset,           &at->line,         &at->size,
+                                &at->cut,           &at->bytes_read,       &c->documents,     &c->binary,
+                                &c->empty,          &c->unreadable,        &c->side[0].bytes, &c->side[0].documents,
+                                &c->side[0].tokens, &c->side[1].documents, &c->side[1].bytes, &c->side[1].tokens};
+    memcpy(out, numbers, sizeof numbers);
+    for (int k = 0; k < BAD_KINDS; k++) out[NUMBERS - BAD_KINDS + k] = &c->bad.count[k];
 }
 
-// The writer at the place where r->state is.
-static bool open_writer(Run *r, Error *err) {
-    const CorpusWriterOptions options = {.directory = r->output.staging,
-                                         .token_bytes = corpus_token_bytes(r->tokenizer),
-                                         .vocab = tokenizer_vocab(r->tokenizer),
-                                         .eot = tokenizer_eot(r->tokenizer),
-                                         .shard_tokens = r->options->shard_tokens};
-    r->writer = corpus_writer_open(&options, r->state.shards, err);
-    if (!r->writer) return false;
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) free(r->state.shards[side].shards);
-    borrow_shards(r);
-    return true;
+static uint64_t hash_state(Run *r) {
+    uint64_t h = 2 * (uint64_t)r->is_done + r->job.cut_all;
+    int64_t *numbers[NUMBERS];
+    list_numbers(r, numbers);
+    for (int i = 0; i < NUMBERS; i++) h = XXH3_64bits_withSeed(numbers[i], sizeof *numbers[i], h);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
+        h = XXH3_64bits_withSeed(r->shards[side].shards, (size_t)r->shards[side].count * sizeof(CorpusShard), h);
+    return h;
+}
+
+// Of standard input, which cannot be read again, nothing is saved.
+static bool save(Run *r, Error *err) {
+    int64_t *numbers[NUMBERS];
+    if (r->has_stdin) return true;
+    list_numbers(r, numbers);
+    cJSON *root = describe(r), *resume = cJSON_AddObjectToObject(root, "resume");
+    for (int i = 0; i < REQUEST_PARTS; i++) add_hex(resume, request_parts[i], r->request[i]);
+    add_hex(resume, "state", hash_state(r));
+    cJSON_AddBoolToObject(resume, "cut_all", r->job.cut_all);
+    cJSON_AddBoolToObject(resume, "is_done", r->is_done);
+    cJSON *list = cJSON_AddArrayToObject(resume, "numbers"), *first = cJSON_AddObjectToObject(resume, "first");
+    for (int i = 0; i < NUMBERS; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber((double)*numbers[i]));
+    for (int k = 0; k < BAD_KINDS; k++)
+        if (r->counts.bad.first[k]) cJSON_AddStringToObject(first, bad_kind_names[k], r->counts.bad.first[k]);
+    r->saved_shards = r->shards[CORPUS_TRAIN].count + r->shards[CORPUS_VAL].count;
+    return r->is_saved = write_json(r->manifest_path, root, err);
+}
+
+static bool load_shards(Run *r, const cJSON *root, CorpusSide side, Error *err) {
+    CorpusShards *s = &r->shards[side];
+    const cJSON *object, *list, *item;
+    const char *xxh3;
+    if (!json_get_object(root, corpus_side_names[side], &object, err) || !json_find(object, "shards", &list, err))
+        return false;
+    s->capacity = cJSON_GetArraySize(list) + 1;
+    if (!(s->shards = calloc((size_t)s->capacity, sizeof *s->shards))) return error_set(err, "out of memory");
+    s->open_tokens = r->counts.side[side].tokens;
+    cJSON_ArrayForEach(item, list) {
+        CorpusShard *shard = &s->shards[s->count++];
+        if (!cJSON_IsObject(item)) return error_set(err, "\"shards\" has something else than shards");
+        if (!json_get_int(item, "tokens", 1, r->options.shard_tokens, &shard->tokens, err) ||
+            !json_get_int(item, "bytes", 1, JSON_MAX_INT, &shard->bytes, err) ||
+            !json_get_string(item, "xxh3", &xxh3, err))
+            return false;
+        shard->xxh3 = strtoull(xxh3, NULL, 16);
+        s->open_tokens -= shard->tokens;
+    }
+    return (s->open_tokens >= 0 && s->open_tokens < (r->is_done ? 1 : r->options.shard_tokens)) ||
+           error_set(err, "its shards do not have the tokens that were counted");
+}
+
+static bool load_state(Run *r, const cJSON *root, Error *err) {
+    const cJSON *resume, *list, *first;
+    const char *text;
+    int64_t *numbers[NUMBERS];
+    list_numbers(r, numbers);
+    if (!json_get_object(root, "resume", &resume, err)) return false;
+    for (int i = 0; i < REQUEST_PARTS; i++) {
+        if (!json_get_string(resume, request_parts[i], &text, err)) return false;
+        if (strtoull(text, NULL, 16) != r->request[i]) return error_set(err, "the %s changed", request_parts[i]);
+    }
+    if (!json_get_array(resume, "numbers", NUMBERS, &list, err) || !json_get_object(resume, "first", &first, err))
+        return false;
+    for (int i = 0; i < NUMBERS; i++)
+        if (!json_int_value(cJSON_GetArrayItem(list, i), 0, JSON_MAX_INT, numbers[i]))
+            return error_set(err, "\"numbers\" has something else");
+    for (int k = 0; k < BAD_KINDS; k++) {
+        text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(first, bad_kind_names[k]));
+        if (r->counts.bad.count[k] > 0) r->counts.bad.first[k] = strdup(text ? text : "");
+    }
+    r->is_done = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(resume, "is_done"));
+    r->job.cut_all = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(resume, "cut_all"));
+    if (!r->options.skip_bad && bad_report_total(&r->counts.bad) > 0)
+        return error_set(err, "it had skipped bad input, and --skip-bad is not given now");
+    if (!load_shards(r, root, CORPUS_TRAIN, err) || !load_shards(r, root, CORPUS_VAL, err) ||
+        !json_get_string(resume, "state", &text, err))
+        return false;
+    return strtoull(text, NULL, 16) == hash_state(r) || error_set(err, "it does not hold together");
 }
 
 // The tokenizer that the unfinished run trained.
 static bool open_trained(Run *r, Error *err) {
-    if (r->tokenizer) return true;
     size_t bytes;
-    char *json = file_read_all(r->trained_path, MAX_TOKENIZER_BYTES, &bytes, err), name[32];
+    char name[32], *json = file_read_all(r->tokenizer_path, MAX_TOKENIZER_BYTES, &bytes, err);
     if (!json) return false;
-    snprintf(name, sizeof name, "train:%" PRId64, r->options->vocab);
+    snprintf(name, sizeof name, "train:%" PRId64, r->options.vocab);
     r->trained = tokenizer_read_json(name, json, bytes, err);
     free(json);
-    if (r->trained) set_tokenizer(r, r->trained);
     return r->trained != NULL;
 }
 
-// Takes the unfinished run up where it was, if there is one.
-static bool go_on(Run *r) {
-    Error why;
-    if (r->state.position.bytes_read == 0) return false;
-    if (!open_trained(r, &why) || !open_writer(r, &why)) {
-        notice(r, "cannot go on with the unfinished run: %s; starting over", why.text);
-        return false;
-    }
-    r->progress.start_bytes = r->state.position.bytes_read;
-    notice(r, "going on with an unfinished run, behind %" PRId64 " of %" PRId64 " bytes (%.1f%%)",
-           r->progress.start_bytes, r->progress.total_bytes,
-           100.0 * (double)r->progress.start_bytes / (double)r->progress.total_bytes);
-    return true;
+static bool open_writer(Run *r, Error *err) {
+    const Tokenizer *t = r->job.tokenizer = r->trained ? r->trained : r->options.tokenizer;
+    const CorpusWriterOptions options = {.directory = r->staging,
+                                         .token_bytes = corpus_token_bytes(t),
+                                         .vocab = tokenizer_vocab(t),
+                                         .eot = tokenizer_eot(t),
+                                         .shard_tokens = r->options.shard_tokens};
+    r->job.cuts = r->cuts ? r->cuts : t;
+    r->progress.stage = STAGE_ENCODE;
+    return (r->job.writer = corpus_writer_open(&options, r->shards, err)) != NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------- conversion
-
-static bool spool_stdin(Run *r, Error *err) {
-    if (!r->has_stdin) return true;
-    InputStdin *in = &r->job.inputs.standard_input;
-    int64_t bytes, limit = INT64_MAX;
-    if (r->options->format == FORMAT_LINES && r->tokenizer) limit = STDIN_SPOOL_BYTES;
-    if (!corpus_spool_stdin(r->output.spool, limit, in, &bytes, err)) return false;
-    r->progress.total_bytes = in->then_fd < 0 ? r->progress.total_bytes + bytes : 0; // 0: nobody knows
-    return true;
-}
-
-// Trains the tokenizer, and decides how the corpus is divided.
-static int train(Run *r, Error *err) {
-    const CorpusRunOptions *o = r->options;
-    const VocabularyOptions options = {.inputs = r->job.inputs,
-                                       .field = o->field,
-                                       .val_fraction = o->val_fraction,
-                                       .skip_bad = o->skip_bad,
-                                       .threads = o->threads,
-                                       .vocab = o->vocab,
-                                       .option = "--tokenizer train:",
-                                       .total_bytes = r->progress.total_bytes,
-                                       .on_progress = o->on_progress,
-                                       .user = o->user};
-    CorpusVocabulary v;
-    int status = corpus_vocabulary(&options, &v, err);
-    bad_report_clear(&v.counts.bad);
-    r->trained = v.tokenizer;
-    r->state.cut_all = v.cut_all;
-    if (status != EXIT_OK) return status;
-    set_tokenizer(r, r->trained);
-    return tokenizer_write(r->trained, r->trained_path, err) ? EXIT_OK : EXIT_RUN_FAILED;
-}
-
-static int begin(Run *r, Error *err) {
-    forget_state(r);
-    tokenizer_free(r->trained);
-    r->trained = NULL;
-    set_tokenizer(r, r->options->tokenizer);
-    if (!corpus_output_clear(&r->output, err) || !spool_stdin(r, err)) return EXIT_RUN_FAILED;
-    int status = r->options->tokenizer ? EXIT_OK : train(r, err);
-    return status == EXIT_OK && !open_writer(r, err) ? EXIT_RUN_FAILED : status;
-}
-
-static int convert_once(Run *r, Error *err) {
-    r->job.cut_all = r->state.cut_all;
-    return corpus_convert(&r->job, r->writer, &r->state.position, &r->state.counts, err);
-}
-
-static int convert(Run *r, Error *err) {
-    int status = convert_once(r, err);
-    bool can_repeat = !r->trained && r->job.inputs.standard_input.then_fd < 0;
-    if (status == EXIT_OK && !r->state.cut_all && can_repeat && r->state.counts.documents > 0 &&
-        corpus_is_lopsided(&r->state.counts, r->options->val_fraction)) {
-        forget_state(r);
-        r->state.cut_all = true;
-        corpus_writer_free(r->writer);
-        status = open_writer(r, err) ? convert_once(r, err) : EXIT_RUN_FAILED;
-    }
-    if (status == EXIT_OK && !corpus_writer_finish(r->writer, err)) status = EXIT_RUN_FAILED;
-    if (r->writer) borrow_shards(r);
-    return status;
+// Takes up what a killed run of the same request left. False: there is nothing, or it is said why not.
+static bool resume(Run *r) {
+    Error why, said;
+    if (!file_exists(r->manifest_path)) return false;
+    if (r->has_stdin) error_set(&why, "standard input cannot be read again");
+    cJSON *root = r->has_stdin ? NULL : json_parse_file(r->manifest_path, MAX_MANIFEST_BYTES, &why);
+    r->is_saved = root && load_state(r, root, &why) &&
+                  (r->is_done || ((r->options.tokenizer || open_trained(r, &why)) && open_writer(r, &why)));
+    cJSON_DeleteItemFromObject(root, "resume");
+    r->manifest = root;
+    const int64_t done = r->progress.start_bytes = r->position.bytes_read, all = r->progress.total_bytes;
+    if (r->is_saved)
+        error_set(&said, "going on with an unfinished run, behind %" PRId64 " of %" PRId64 " bytes (%.1f%%)", done, all,
+                  100.0 * (double)done / (double)all);
+    else
+        error_set(&said, "cannot go on with the unfinished run in %s: %s; starting over", r->output, why.text);
+    if (!r->is_saved || !r->is_done) r->options.on_notice(r->options.user, said.text);
+    if (r->is_saved) return true;
+    forget(r);
+    return false;
 }
 
 // ----------------------------------------------------------------------------------------------------- the final names
 
-static bool write_descriptions(const Run *r, Error *err) {
-    char *tokenizer = path_join(r->output.staging, "tokenizer.json");
-    char *manifest = path_join(r->output.staging, "manifest.json");
-    bool ok =
-        tokenizer_write(r->tokenizer, tokenizer, err) && corpus_manifest_write(manifest, &r->request, &r->state, err);
-    free(tokenizer), free(manifest);
+// Makes the output directory if needed and locks it; false if another run has it or nothing can be written there.
+static bool claim(Run *r, Error *err) {
+    r->existing = directory_existing(r->output);
+    if (!directory_make(r->output, err)) return false;
+    r->lock = open(r->output, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (r->lock < 0) return error_set(err, "%s: cannot open the directory: %s", r->output, strerror(errno));
+    if (flock(r->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: no locks on this file system
+        close(r->lock), r->lock = -1;
+        return error_set(err, "%s: another data/prepare is writing there", r->output);
+    }
+    return directory_make(r->staging, err);
+}
+
+static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->d_name); }
+
+// The shards in the output directory, the last name first: refused, or removed but for those that this run has moved.
+static bool clear_old(Run *r, bool refuse, Error *err) {
+    struct dirent **old;
+    const int n = scandir(r->output, &old, is_shard, alphasort);
+    if (n < 0) return error_set(err, "%s: cannot list the directory: %s", r->output, strerror(errno));
+    bool ok = n == 0 || !refuse ||
+              error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them", r->output, n,
+                        n == 1 ? "" : "s", old[0]->d_name);
+    for (int i = n; i-- > 0; free(old[i])) {
+        const char *name = old[i]->d_name;
+        const CorpusShards *ours = &r->shards[name[0] == 't' ? CORPUS_TRAIN : CORPUS_VAL];
+        char *path = path_join(r->output, name), *staged = path_join(r->staging, name);
+        if (ok && !refuse && (file_exists(staged) || strtoll(strchr(name, '_') + 1, NULL, 10) >= ours->count))
+            ok = unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, strerror(errno));
+        free(path), free(staged);
+    }
+    free(old);
     return ok;
 }
 
-// From where the state is: everything lies in .tmp-prepare, what is old is gone, or some of it has been moved.
+static bool move(char *from, char *to, Error *err) {
+    const bool ok = rename(from, to) == 0 || (errno == ENOENT && file_exists(to)) || // it was moved before a kill
+                    error_set(err, "%s: cannot move into place: %s", from, strerror(errno));
+    free(from), free(to);
+    return ok;
+}
+
+static bool move_side(const Run *r, CorpusSide side, Error *err) {
+    for (int64_t i = 0; i < r->shards[side].count; i++)
+        if (!move(corpus_shard_path(r->staging, side, i), corpus_shard_path(r->output, side, i), err)) return false;
+    return true;
+}
+
+// What an earlier run left goes, its manifest first and its training last; the new files come, training first and the
+// manifest last. Each step may be done again after a kill, and no complete-looking corpus of two halves is ever there.
 static bool publish(Run *r, Error *err) {
-    if (r->state.phase == PHASE_ENCODE && (!write_descriptions(r, err) || !save_journal(r, PHASE_REPLACE, err)))
-        return false;
-    if (r->state.phase == PHASE_REPLACE &&
-        (!corpus_output_remove_old(&r->output, err) || !save_journal(r, PHASE_MOVE, err)))
-        return false;
-    return corpus_output_move_new(&r->output, err);
+    char *manifest = path_join(r->output, "manifest.json");
+    bool ok =
+        unlink(manifest) == 0 || errno == ENOENT || error_set(err, "%s: cannot remove: %s", manifest, strerror(errno));
+    ok = ok && clear_old(r, false, err) && move_side(r, CORPUS_TRAIN, err) &&
+         move(strdup(r->tokenizer_path), path_join(r->output, "tokenizer.json"), err) && move_side(r, CORPUS_VAL, err);
+    if (ok) {
+        ok = write_json(manifest, r->manifest, err) && directory_remove(r->staging, err);
+        r->manifest = NULL;
+    }
+    free(manifest);
+    return ok;
 }
 
 // ----------------------------------------------------------------------------------------------------------------- run
 
-static bool set_up(Run *r, Error *err) {
-    const CorpusRunOptions *o = r->options;
-    r->job = (CorpusJob){.inputs = {.arguments = o->arguments,
-                                    .count = o->num_arguments,
-                                    .format = o->format,
-                                    .output = o->output,
-                                    .standard_input.then_fd = -1},
-                         .field = o->field,
-                         .val_fraction = o->val_fraction,
-                         .skip_bad = o->skip_bad,
-                         .threads = o->threads,
-                         .on_written = on_written,
-                         .user = r};
-    for (int i = 0; i < o->num_arguments; i++) r->has_stdin |= strcmp(o->arguments[i], "-") == 0;
-    r->summaries = calloc((size_t)o->num_arguments, sizeof *r->summaries);
-    if (!r->summaries) return error_set(err, "out of memory");
-    if (!inputs_summarize(&r->job.inputs, r->summaries, err)) return false;
-    for (int i = 0; i < o->num_arguments; i++) r->progress.total_bytes += r->summaries[i].bytes;
-    r->request = (CorpusRequest){.inputs = &r->job.inputs,
-                                 .summaries = r->summaries,
-                                 .vocab = o->vocab,
-                                 .field = o->field,
-                                 .val_fraction = o->val_fraction,
-                                 .shard_tokens = o->shard_tokens};
-    set_tokenizer(r, o->tokenizer);
-    r->request_json = corpus_request_json(&r->request);
-    return o->tokenizer || (r->cuts = tokenizer_for_cuts(err)) != NULL;
+static bool on_written(void *user, Error *err) {
+    Run *r = user;
+    r->progress.bytes_read = r->position.bytes_read;
+    r->progress.tokens = r->counts.side[CORPUS_TRAIN].tokens + r->counts.side[CORPUS_VAL].tokens;
+    r->options.on_progress(r->options.user, &r->progress);
+    if (r->job.words || r->saved_shards == r->shards[CORPUS_TRAIN].count + r->shards[CORPUS_VAL].count) return true;
+    return corpus_writer_sync(r->job.writer, err) && save(r, err);
+}
+
+static int begin(Run *r, bool cut_all, Error *err) {
+    int status = EXIT_OK;
+    if (!directory_remove(r->staging, err) || !directory_make(r->staging, err) || !take_stdin(r, r->staging, err))
+        return EXIT_RUN_FAILED;
+    if (!r->options.tokenizer) {
+        status = train(r, err);
+        cut_all = r->job.cut_all;
+    }
+    forget(r);
+    r->job.cut_all = cut_all;
+    if (status != EXIT_OK || !open_writer(r, err)) return status != EXIT_OK ? status : EXIT_RUN_FAILED;
+    return !r->trained || (tokenizer_write(r->trained, r->tokenizer_path, err) && save(r, err)) ? EXIT_OK
+                                                                                                : EXIT_RUN_FAILED;
+}
+
+static int convert(Run *r, Error *err) {
+    int status = corpus_convert(&r->job, &r->position, &r->counts, err);
+    if (status == EXIT_OK && !r->job.cut_all && !r->trained && !r->options.inputs.stdin_goes_on &&
+        r->counts.documents > 0 && corpus_is_lopsided(&r->counts, r->options.val_fraction)) {
+        status = begin(r, true, err);
+        if (status == EXIT_OK) status = corpus_convert(&r->job, &r->position, &r->counts, err);
+    }
+    if (status != EXIT_OK) return status;
+    if (!corpus_check_sides(&r->counts, r->options.val_fraction, err)) return EXIT_BAD_INPUT;
+    r->is_done = corpus_writer_finish(r->job.writer, err) && tokenizer_write(r->job.tokenizer, r->tokenizer_path, err);
+    cJSON_Delete(r->manifest);
+    r->manifest = describe(r);
+    return r->is_done && save(r, err) ? EXIT_OK : EXIT_RUN_FAILED;
 }
 
 static int run_claimed(Run *r, Error *err) {
-    load_journal(r);
-    if (r->state.phase == PHASE_ENCODE) {
-        if (!r->options->force && !corpus_output_refuse_old(&r->output, err)) return EXIT_BAD_INPUT;
-        int status = go_on(r) ? EXIT_OK : begin(r, err);
-        r->last_saved = r->trained ? 0 : now_seconds(); // 0: what was trained is kept from the first block on
+    const bool resumed = resume(r);
+    if (!r->is_done) {
+        if (!r->options.force && !clear_old(r, true, err)) return EXIT_BAD_INPUT;
+        int status = resumed ? EXIT_OK : begin(r, false, err);
         if (status == EXIT_OK) status = convert(r, err);
         if (status != EXIT_OK) return status;
-        if (!corpus_check_sides(&r->state.counts, r->options->val_fraction, err)) return EXIT_BAD_INPUT;
     }
     return publish(r, err) ? EXIT_OK : EXIT_RUN_FAILED;
 }
 
-static void take_result(Run *r, CorpusResult *result) {
-    *result = (CorpusResult){.counts = r->state.counts, .cut_all = r->state.cut_all};
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) result->num_shards[side] = r->state.shards[side].num_shards;
-    r->state.counts = (CorpusCounts){0};
-}
-
-// A failed run that has a journal keeps its work for the next one; what cannot be continued goes.
-static void tidy_up(Run *r, int status, Error *err) {
-    if (r->output.lock < 0 || status == EXIT_OK) return;
-    Error cause = *err;
-    if (!file_exists(r->output.journal))
-        corpus_output_discard(&r->output, NULL);
-    else if (r->state.position.bytes_read > 0)
-        error_set(err, "%s; what is done is kept, the same command goes on from there", cause.text);
-    directory_unmake(r->output.directory, r->output.existing); // unless something is kept in it
-}
-
-int corpus_run(const CorpusRunOptions *options, CorpusResult *result, Error *err) {
-    Run r = {.options = options, .output.lock = -1};
-    *result = (CorpusResult){0};
+int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
+    Run r = {.options = *options, .output = options->inputs.output, .lock = -1};
     int status = EXIT_BAD_INPUT;
-    if (set_up(&r, err) && corpus_output_claim(&r.output, options->output, err)) {
-        r.trained_path = path_join(r.output.staging, "tokenizer.json");
-        status = run_claimed(&r, err);
+    *result = (CorpusResult){0};
+    r.staging = path_join(r.output, ".tmp-prepare");
+    r.manifest_path = path_join(r.staging, "manifest.json"), r.tokenizer_path = path_join(r.staging, "tokenizer.json");
+    forget(&r);
+    if (open_inputs(&r, err)) {
+        hash_request(&r);
+        if (claim(&r, err)) status = run_claimed(&r, err);
     }
-    corpus_writer_free(r.writer); // before the directory may go: closes its shards
-    tidy_up(&r, status, err);
-    if (status == EXIT_OK) take_result(&r, result);
-    forget_state(&r);
-    corpus_output_release(&r.output);
-    tokenizer_free(r.trained), tokenizer_free(r.cuts), free(r.trained_path);
-    cJSON_Delete(r.request_json);
-    free(r.summaries);
+    if (status == EXIT_OK) {
+        *result = (CorpusResult){r.counts, {r.shards[CORPUS_TRAIN].count, r.shards[CORPUS_VAL].count}, r.job.cut_all};
+        r.counts = (CorpusCounts){0};
+    } else if (r.lock >= 0) { // what cannot be resumed goes
+        const Error cause = *err;
+        if (r.is_saved) error_set(err, "%s; what is done is kept, the same command goes on from there", cause.text);
+        forget(&r);
+        if (!file_exists(r.manifest_path)) directory_remove(r.staging, NULL);
+        directory_unmake(r.output, r.existing); // unless something is kept in it
+    }
+    close_run(&r);
     return status;
 }
 
-void corpus_result_free(CorpusResult *result) { bad_report_clear(&result->counts.bad); }
+int corpus_vocabulary(const CorpusOptions *options, const char *directory, CorpusCounts *counts, Tokenizer **tokenizer,
+                      Error *err) {
+    Run r = {.options = *options, .lock = -1};
+    forget(&r);
+    *counts = (CorpusCounts){0}, *tokenizer = NULL;
+    const int status = open_inputs(&r, err) && take_stdin(&r, directory, err) ? train(&r, err) : EXIT_BAD_INPUT;
+    if (status == EXIT_OK) {
+        *counts = r.counts, *tokenizer = r.trained;
+        r.counts = (CorpusCounts){0}, r.trained = NULL;
+    }
+    close_run(&r);
+    return status;
+}

@@ -5,9 +5,7 @@
 // Files are read block by block: lines up to the last whole one, text up to a place where the tokenizer may be
 // interrupted. What was read after the end of a block is kept in `rest` and begins the next one. Where a block ends
 // depends on the text and on the block before it alone, so that reading can resume at the end of any of them.
-#include "llmc/text/documents.h"
-
-#include "llmc/text/corpus_internal.h"
+#include "llmc/text/corpus.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -195,7 +193,7 @@ bool byte_source_skip(ByteSource *s, int64_t n, Error *err) {
 // -------------------------------------------------------------------------------------------------------------- blocks
 
 struct DocumentReader {
-    ReaderOptions options;
+    const CorpusJob *job;
     InputWalk *walk;
     InputFile file;
     ByteSource *source;   // of file; NULL: the next file is to be opened
@@ -211,15 +209,12 @@ struct DocumentReader {
     CorpusCounts pending; // what was skipped since the last block
 };
 
-DocumentReader *document_reader_open(const ReaderOptions *options, const CorpusPosition *from, Error *err) {
+DocumentReader *document_reader_open(const CorpusJob *job, const CorpusPosition *from, Error *err) {
     DocumentReader *r = calloc(1, sizeof *r);
-    if (!r) {
-        error_set(err, "reader: out of memory");
-        return NULL;
-    }
-    r->options = *options;
+    if (!r) return error_set(err, "reader: out of memory"), NULL;
+    r->job = job;
     r->at = *from;
-    r->walk = inputs_open(options->inputs, err);
+    r->walk = inputs_open(&job->options->inputs, err);
     if (r->walk) return r;
     free(r);
     return NULL;
@@ -248,7 +243,8 @@ static bool fail_memory(DocumentReader *r) {
 // --------------------------------------------------------------------------------------------------------------- files
 
 static bool open_source(DocumentReader *r) {
-    int fd = open(r->file.path, O_RDONLY | O_CLOEXEC);
+    const InputOptions *inputs = &r->job->options->inputs;
+    int fd = input_open(inputs, &r->file), then_fd = r->file.is_stdin && inputs->stdin_goes_on ? STDIN_FILENO : -1;
     if (fd < 0 && !r->file.is_argument) {
         r->pending.unreadable++;
         return false;
@@ -257,7 +253,7 @@ static bool open_source(DocumentReader *r) {
         error_set(&r->error, "%s: cannot read: %s", r->file.path, strerror(errno));
         return fail(r, true);
     }
-    r->source = byte_source_open(fd, r->file.then_fd, r->file.packing, &r->error);
+    r->source = byte_source_open(fd, then_fd, r->file.packing, &r->error);
     return r->source != NULL || fail(r, false);
 }
 
@@ -387,7 +383,7 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
 
     bool is_all = r->ended && r->rest_n == 0;
     int64_t n = is_all && !r->is_damaged ? b->n : last ? last + 1 - b->text : 0;
-    b->kind = BLOCK_LINES;
+    b->format = FORMAT_LINES;
     b->first_line = r->at.line + 1;
     r->at.line += count_lines(b->text, n);
     if (is_all && r->is_damaged) report(r, BAD_FILE, r->at.line + 1, r->error.text);
@@ -401,7 +397,7 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
 
 // The unpacked size of the compressed file, up to its end or to damage, which is reported.
 static bool measure(DocumentReader *r, int64_t *size) {
-    int fd = open(r->file.path, O_RDONLY | O_CLOEXEC);
+    int fd = input_open(&r->job->options->inputs, &r->file);
     ByteSource *s = fd < 0 ? NULL : byte_source_open(fd, -1, r->file.packing, NULL);
     char *buffer = malloc(BLOCK_BYTES);
     if (!s || !buffer) {
@@ -439,17 +435,17 @@ static bool begin_document(DocumentReader *r, CorpusBlock *b) {
 // Where a piece ends that is not all that is left: at a safe place, or where there is none in a whole block, between
 // two characters.
 static int64_t piece_end(const DocumentReader *r, const char *text, int64_t n) {
-    int64_t safe = tokenizer_safe_cut(r->options.tokenizer, text, n);
+    int64_t safe = tokenizer_safe_cut(r->job->cuts, text, n);
     return safe > 0 ? safe : corpus_character_end(text, n);
 }
 
 // How much of the block's text the next piece takes. The cut for validation is made where there is text enough behind
 // it to look for the end of a line; a piece that has it too near its end is ended before.
 static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) {
-    const Tokenizer *t = r->options.tokenizer;
+    const Tokenizer *t = r->job->cuts;
     int64_t whole = is_all ? b->n : piece_end(r, b->text, b->n);
-    int64_t from = corpus_cut_target(r->at.size, r->options.val_fraction) - r->at.offset;
-    if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->options.val_fraction)) return whole;
+    int64_t from = corpus_cut_target(r->at.size, r->job->options->val_fraction) - r->at.offset;
+    if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->job->options->val_fraction)) return whole;
     if (from < 1) from = 1; // the piece before had no safe place and ran on
     int64_t head = is_all || b->n - from >= CUT_SEARCH ? 0 : tokenizer_safe_cut(t, b->text, from - 1);
     if (head > 0) return head;
@@ -473,11 +469,11 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     }
     if (b->n > r->at.size - r->at.offset) b->n = r->at.size - r->at.offset; // longer than it was
     bool is_all = b->n == r->at.size - r->at.offset;
-    b->kind = BLOCK_TEXT;
+    b->format = FORMAT_TEXT;
     b->is_document = r->at.offset == 0;
     b->begins = b->is_document || r->at.offset == r->at.cut;
-    b->side = r->at.cut > 0 || r->options.val_fraction >= 1 ? CORPUS_VAL : CORPUS_TRAIN;
-    b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->options.cut_all;
+    b->side = r->at.cut > 0 || r->job->options->val_fraction >= 1 ? CORPUS_VAL : CORPUS_TRAIN;
+    b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->job->cut_all;
     int64_t n = b->is_short ? b->n : choose_end(r, b, is_all);
     if (!hand_out(r, b, n)) return false;
     if (r->at.offset == r->at.size) close_file(r);
@@ -496,7 +492,7 @@ bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
         if (r->failed) break;
     }
     r->is_done = r->failed || !has_text;
-    if (!has_text) b->n = 0, b->kind = BLOCK_TEXT, b->is_short = b->is_document = b->begins = false;
+    if (!has_text) b->n = 0, b->format = FORMAT_TEXT, b->is_short = b->is_document = b->begins = false;
     b->failed = r->failed, b->is_input_error = r->is_input_error;
     if (r->failed) b->error = r->error;
     memcpy(b->path, r->file.path, strlen(r->file.path) + 1);

@@ -287,7 +287,6 @@ def test_the_output_directory_is_not_its_own_input(tmp_path):
     (["--format", "txt", "-", "-"], ["can be given once"]),
     (["--format", "xml", "text"], ["--format xml", "txt or jsonl"]),
     (["--threads", "0", "text"], ["--threads 0", "from 1 to 1024"]),
-    (["--journal-seconds", "x", "text"], ["--journal-seconds x"]),
     (["--field", "x" * 300, "text"], ["--field", "255"]),
     (["--tokenizer", "text", "text"], ["text"]),
     (["--tokenizer", "missing", "text"], ["missing"]),

@@ -1,4 +1,5 @@
-"""data/prepare that was killed goes on where it was and ends with the same bytes; nothing half done is ever seen."""
+"""data/prepare that was killed resumes at its last complete shard and ends with the same bytes; nothing half done is ever
+seen. test/unit/test_corpus_run.c kills after every block, changes and damages what is found, and ends the last moves."""
 import gzip
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from conftest import PREPARE, WORDS, kill, wait_for
 from test_prepare import prepare, read_shard
 
-OPTIONS = ["--shard-tokens", "300K", "--journal-seconds", "0.01", "--threads", "2"]
+OPTIONS = ["--shard-tokens", "100K", "--threads", "2"]
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def kill_when(condition, out, *arguments):
                                    stderr=subprocess.DEVNULL)
         wait_for(condition, process)
         kill(process)
-        if (out / ".tmp-prepare" / "journal.json").exists() and not final_names(out):
+        if (out / ".tmp-prepare" / "manifest.json").exists() and not final_names(out):
             return
         assert process.returncode in (0, -signal.SIGKILL)
         shutil.rmtree(out, ignore_errors=True)
@@ -143,81 +144,41 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_path)
     pytest.fail(f"only {kills} kills hit and {went_on} runs went on in 20 attempts")
 
 
-@pytest.mark.parametrize("moment", range(6))
-def test_a_run_killed_at_any_journal_is_continued_from_there(tmp_path, out, moment):
-    """Killed as soon as the journal says so much, instead of by the clock: every phase of a corpus is met."""
-    corpus = make_corpus(tmp_path / "corpus", 4)
-    prepare("-o", tmp_path / "whole", *OPTIONS, corpus)
-    total = sum(path.stat().st_size for path in corpus.iterdir())
-    journal = out / ".tmp-prepare" / "journal.json"
-
-    def has_come_far():
-        try:
-            return json.loads(journal.read_text())["bytes_read"] >= moment / 6 * total
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-    kill_when(has_come_far, out, *OPTIONS, "--journal-seconds", 0, corpus)
-    result = prepare("-o", out, *OPTIONS, corpus)
-    assert went_on_at(result.stderr) >= moment / 6 * total
-    assert contents(out) == contents(tmp_path / "whole")
-
-
 def interrupted(tmp_path, out, *options):
     """An unfinished run over a corpus: its directory and the corpus."""
     corpus = make_corpus(tmp_path / "corpus", 4)
-    kill_when((out / ".tmp-prepare" / "journal.json").exists, out, *OPTIONS, "--journal-seconds", 0, *options, corpus)
+    kill_when((out / ".tmp-prepare" / "manifest.json").exists, out, *OPTIONS, *options, corpus)
     return corpus
 
 
-@pytest.mark.parametrize("change, words", [
-    ("touch", "corpus has changed"),
-    ("grow", "corpus has changed"),
-    ("option", "the options are others"),
-    ("inputs", "the inputs are others"),
-    ("journal", "journal.json: not valid JSON"),
-    ("journal numbers", "tokens, "),
-    ("shard", "is missing"),
-])
+@pytest.mark.parametrize("change, words", [("inputs", "the inputs changed"), ("manifest", "not valid JSON"),
+                                           ("shards", "cannot go on with the unfinished run in ")])
 def test_what_has_changed_starts_over_and_says_so(tmp_path, out, change, words):
     corpus = interrupted(tmp_path, out)
-    arguments = [corpus]
-    journal = out / ".tmp-prepare" / "journal.json"
-    if change == "touch":
+    staging = out / ".tmp-prepare"
+    if change == "inputs":
         os.utime(corpus / "0e00.txt", (1, 1))
-    elif change == "grow":
-        (corpus / "0e00.txt").write_text("another text")
-    elif change == "option":
-        arguments = ["--val-fraction", "0.2", corpus]
-    elif change == "inputs":
-        arguments = [corpus / "0a.jsonl", corpus / "0c.txt"]
-    elif change == "journal":
-        journal.write_bytes(journal.read_bytes()[:-100])
-    elif change == "journal numbers":
-        state = json.loads(journal.read_text())
-        state["train_tokens"] += 1
-        journal.write_text(json.dumps(state))
+    elif change == "manifest":
+        (staging / "manifest.json").write_bytes((staging / "manifest.json").read_bytes()[:-100])
     else:
-        for path in (out / ".tmp-prepare").glob("*.bin*"):
+        for path in staging.glob("*.bin"):
             path.unlink()
-    result = prepare("-o", out, *OPTIONS, *arguments)
-    assert "cannot go on with the unfinished run" in result.stderr and "starting over" in result.stderr
-    assert words in result.stderr, result.stderr
-    prepare("-o", tmp_path / "fresh", *OPTIONS, *arguments)
+    result = prepare("-o", out, *OPTIONS, corpus)
+    assert words in result.stderr and "starting over" in result.stderr, result.stderr
+    prepare("-o", tmp_path / "fresh", *OPTIONS, corpus)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
 def test_a_bad_line_is_passed_by_a_second_run_that_goes_on_with_skip_bad(tmp_path, out):
     corpus = make_corpus(tmp_path / "corpus", 4)
     (corpus / "z.jsonl").write_text('{"text": "good"}\n{"bad\n')
-    options = [*OPTIONS, "--journal-seconds", "0"]
-    stderr = prepare("-o", out, *options, corpus, expect=2).stderr
+    stderr = prepare("-o", out, *OPTIONS, corpus, expect=2).stderr
     assert "z.jsonl: line 2: not valid JSON" in stderr and "the same command goes on from there" in stderr
     assert final_names(out) == []
-    result = prepare("-o", out, *options, "--skip-bad", corpus)
+    result = prepare("-o", out, *OPTIONS, "--skip-bad", corpus)
     total = sum(path.stat().st_size for path in corpus.iterdir())
     assert went_on_at(result.stderr) > 0.9 * total
-    prepare("-o", tmp_path / "fresh", *options, "--skip-bad", corpus)
+    prepare("-o", tmp_path / "fresh", *OPTIONS, "--skip-bad", corpus)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
@@ -229,45 +190,18 @@ def test_standard_input_starts_over_and_says_so(tmp_path, out):
     assert b"standard input cannot be read again; starting over" in result.stderr
 
 
-@pytest.mark.parametrize("phase", ["replace", "move"])
-def test_a_run_killed_while_it_moves_its_shards_is_completed(tmp_path, out, phase):
-    """The state on the disk between the two steps of the end, made from a whole run."""
-    corpus = make_corpus(tmp_path / "corpus", 4)
-    prepare("-o", tmp_path / "whole", *OPTIONS, corpus)
-    staging = out / ".tmp-prepare"
-    kill_when((staging / "journal.json").exists, out, *OPTIONS, "--journal-seconds", 0, corpus)
-    state = json.loads((staging / "journal.json").read_text())
-    manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
-    for side in ("train", "val"):
-        state[side] = [{key: shard[key] for key in ("tokens", "bytes", "xxh3")} for shard in manifest[side]["shards"]]
-        state[f"{side}_tokens"], state[f"{side}_open_tokens"] = manifest[side]["tokens"], 0
-    state["phase"] = phase
-    (staging / "journal.json").write_text(json.dumps(state))
-    for path in staging.glob("*.bin*"):
-        path.unlink()
-    for i, path in enumerate(sorted((tmp_path / "whole").iterdir())):
-        moved = phase == "move" and path.name.startswith("train") and i % 2 == 0
-        ((out if moved else staging) / path.name).write_bytes(path.read_bytes())
-    if phase == "replace":  # what an earlier run left
-        (out / "train_000077.bin").write_bytes(b"old")
-        (out / "val_000000.bin").write_bytes(b"old")
-    prepare("-o", out, *OPTIONS, corpus)
-    assert contents(out) == contents(tmp_path / "whole")
-
-
 def test_a_full_disk_is_reported_and_the_run_goes_on_when_there_is_room(tmp_path, out):
     """A limit on the size of files stands for the disk."""
-    corpus = make_corpus(tmp_path / "corpus", 4)
-    options = ["--journal-seconds", "0", "--shard-tokens", "2M"]
+    corpus = interrupted(tmp_path, out)
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    result = subprocess.run([PREPARE, "-o", out, *options, corpus], capture_output=True, text=True, preexec_fn=limit,
+    result = subprocess.run([PREPARE, "-o", out, *OPTIONS, corpus], capture_output=True, text=True, preexec_fn=limit,
                             restore_signals=False, timeout=300)  # Python ignores SIGXFSZ, and so does its child
     assert result.returncode == 1
     assert "cannot write the shard: File too large; what is done is kept" in result.stderr
     assert final_names(out) == []
-    assert went_on_at(prepare("-o", out, *options, corpus).stderr) > 0
-    prepare("-o", tmp_path / "whole", *options, corpus)
+    assert went_on_at(prepare("-o", out, *OPTIONS, corpus).stderr) > 0
+    prepare("-o", tmp_path / "whole", *OPTIONS, corpus)
     assert contents(out) == contents(tmp_path / "whole")

@@ -377,15 +377,15 @@ def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(tmp_path, tokeniz
 
 def test_a_killed_run_keeps_its_vocabulary_and_ends_with_the_same_bytes(tmp_path):
     write_lines(tmp_path / "a.jsonl", short_documents(40_000, 5))
-    command = [PREPARE, "--tokenizer", "train:700", "--journal-seconds", "0", "--threads", "2", "-o"]
+    command = [PREPARE, "--tokenizer", "train:700", "--threads", "2", "-o"]
     subprocess.run([*command, tmp_path / "whole", tmp_path / "a.jsonl"], check=True, capture_output=True, timeout=300)
     out, staging = tmp_path / "out", tmp_path / "out" / ".tmp-prepare"
     for _ in range(100):
         process = subprocess.Popen([*command, out, tmp_path / "a.jsonl"], stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL)
-        wait_for((staging / "journal.json").exists, process)
+        wait_for((staging / "manifest.json").exists, process)
         kill(process)
-        if (staging / "journal.json").exists() and not (out / "manifest.json").exists():
+        if (staging / "manifest.json").exists() and not (out / "manifest.json").exists():
             break
         subprocess.run(["rm", "-rf", out], check=True)
     else:
@@ -400,5 +400,5 @@ def test_a_killed_run_keeps_its_vocabulary_and_ends_with_the_same_bytes(tmp_path
     damaged.write_bytes(damaged.read_bytes()[:1000])
     result = subprocess.run([*command, tmp_path / "copy", tmp_path / "a.jsonl"], capture_output=True, text=True,
                             timeout=300)
-    assert result.returncode == 0 and "cannot go on with the unfinished run: train:700: " in result.stderr
+    assert result.returncode == 0 and f"cannot go on with the unfinished run in {tmp_path}/copy: train:700: " in result.stderr
     assert contents(tmp_path / "copy") == contents(tmp_path / "whole")

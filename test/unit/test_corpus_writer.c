@@ -2,23 +2,34 @@
 // place where it was last synced, whatever it did after that.
 
 #include "llmc/data/shards.h"
-#include "llmc/text/corpus_internal.h"
+#include "llmc/text/corpus.h"
 #include "test/fixture.h"
 
 #include <xxhash.h>
 
 enum { SHARD_TOKENS = 100, VOCAB = 5000 };
 
-TestFixture test_each = {tmp_setup, tmp_teardown};
+static CorpusShards shards[CORPUS_SIDES]; // of the open writer
 
-static CorpusWriter *open_writer(int token_bytes, const CorpusShards *synced) {
+static int set_up(void **state) {
+    memset(shards, 0, sizeof shards);
+    return tmp_setup(state);
+}
+
+static int tear_down(void **state) {
+    free(shards[0].shards), free(shards[1].shards);
+    return tmp_teardown(state);
+}
+TestFixture test_each = {set_up, tear_down};
+
+static CorpusWriter *open_writer(int token_bytes) {
     const CorpusWriterOptions options = {.directory = tmp.path,
                                          .token_bytes = token_bytes,
                                          .vocab = token_bytes == 4 ? 70000 : VOCAB,
                                          .eot = 7,
                                          .shard_tokens = SHARD_TOKENS};
     Error err;
-    CorpusWriter *w = corpus_writer_open(&options, synced, &err);
+    CorpusWriter *w = corpus_writer_open(&options, shards, &err);
     if (!w) fail_msg("%s", err.text);
     return w;
 }
@@ -61,21 +72,18 @@ static void assert_side_counts_up_to(CorpusSide side, int count) {
     shards_close(&set);
 }
 
-// A copy of what the writer says about its shards, as a journal keeps it.
-static void note_shards(const CorpusWriter *w, CorpusShards out[CORPUS_SIDES]) {
-    for (int side = 0; side < CORPUS_SIDES; side++) {
-        out[side] = *corpus_writer_shards(w, side);
-        size_t bytes = (size_t)out[side].num_shards * sizeof(CorpusShard);
-        out[side].shards = memcpy(malloc(bytes + 1), bytes ? out[side].shards : (void *)"", bytes);
-    }
-}
-
-static void free_shards(CorpusShards shards[CORPUS_SIDES]) {
-    for (int side = 0; side < CORPUS_SIDES; side++) free(shards[side].shards);
+// A copy of what there is of a side, as the manifest keeps it.
+static CorpusShards copy_of(const CorpusShards *side) {
+    CorpusShards copy = *side;
+    const size_t bytes = (size_t)side->count * sizeof *copy.shards;
+    copy.capacity = copy.count + 1;
+    copy.shards = malloc((size_t)copy.capacity * sizeof *copy.shards);
+    if (bytes > 0) memcpy(copy.shards, side->shards, bytes);
+    return copy;
 }
 
 TEST(full_shards_are_followed_by_others) {
-    CorpusWriter *w = open_writer(2, NULL);
+    CorpusWriter *w = open_writer(2);
     append(w, CORPUS_TRAIN, 0, 350);
     append(w, CORPUS_VAL, 0, 100);
     finish(w);
@@ -84,24 +92,24 @@ TEST(full_shards_are_followed_by_others) {
 }
 
 TEST(the_checksum_is_that_of_the_file) {
-    CorpusWriter *w = open_writer(2, NULL);
+    CorpusWriter *w = open_writer(2);
     append(w, CORPUS_TRAIN, 0, 150);
     Error err;
     assert_true(corpus_writer_finish(w, &err));
-    const CorpusShards *shards = corpus_writer_shards(w, CORPUS_TRAIN);
-    assert_int_equal(shards->num_shards, 2);
-    assert_int_equal(shards->shards[1].tokens, 50);
-    assert_int_equal(shards->shards[1].bytes, 1024 + 2 * 50);
+    const CorpusShards *train = &shards[CORPUS_TRAIN];
+    assert_int_equal(train->count, 2);
+    assert_int_equal(train->shards[1].tokens, 50);
+    assert_int_equal(train->shards[1].bytes, 1024 + 2 * 50);
     size_t bytes;
     unsigned char *file = read_bytes(tmp_file("train_000000.bin"), &bytes);
-    assert_int_equal(shards->shards[0].bytes, bytes);
-    assert_true(shards->shards[0].xxh3 == XXH3_64bits(file, bytes));
+    assert_int_equal(train->shards[0].bytes, bytes);
+    assert_true(train->shards[0].xxh3 == XXH3_64bits(file, bytes));
     free(file);
     corpus_writer_free(w);
 }
 
 TEST(tokens_of_large_vocabularies_take_four_bytes) {
-    CorpusWriter *w = open_writer(4, NULL);
+    CorpusWriter *w = open_writer(4);
     const uint32_t tokens[] = {7, 65536, 69999};
     Error err;
     assert_true(corpus_writer_append(w, CORPUS_TRAIN, tokens, 3, &err));
@@ -119,22 +127,22 @@ TEST(tokens_of_large_vocabularies_take_four_bytes) {
 // A writer syncs after `synced` tokens and dies after `died`; another one goes on and writes up to 350.
 static void die_and_continue(int synced, int died) {
     Error err;
-    CorpusShards noted[CORPUS_SIDES];
-    CorpusWriter *w = open_writer(2, NULL);
+    CorpusWriter *w = open_writer(2);
     append(w, CORPUS_TRAIN, 0, synced);
     append(w, CORPUS_VAL, 0, synced / 2);
     assert_true(corpus_writer_sync(w, &err));
-    note_shards(w, noted);
+    CorpusShards noted[CORPUS_SIDES] = {copy_of(&shards[0]), copy_of(&shards[1])};
     append(w, CORPUS_TRAIN, synced, died);
     append(w, CORPUS_VAL, synced / 2, died / 2);
     corpus_writer_free(w); // leaves its files as a killed one would
-    w = open_writer(2, noted);
+    free(shards[0].shards), free(shards[1].shards);
+    memcpy(shards, noted, sizeof noted);
+    w = open_writer(2);
     append(w, CORPUS_TRAIN, synced, 350);
     append(w, CORPUS_VAL, synced / 2, 175);
     finish(w);
     assert_side_counts_up_to(CORPUS_TRAIN, 350);
     assert_side_counts_up_to(CORPUS_VAL, 175);
-    free_shards(noted);
 }
 
 TEST(a_writer_that_died_is_continued_where_it_was_synced) {
@@ -143,33 +151,32 @@ TEST(a_writer_that_died_is_continued_where_it_was_synced) {
                                      {100, 180}, {200, 200}, {200, 260}, {240, 300}, {300, 340}, {340, 340}};
     for (size_t i = 0; i < sizeof moments / sizeof moments[0]; i++) {
         die_and_continue(moments[i][0], moments[i][1]);
-        tmpdir_remove(&tmp);
-        tmp = tmpdir_make();
+        tear_down(NULL);
+        set_up(NULL);
     }
 }
 
 TEST(a_shard_that_is_missing_or_too_short_is_not_continued) {
     Error err;
-    CorpusShards noted[CORPUS_SIDES];
-    CorpusWriter *w = open_writer(2, NULL);
+    CorpusWriter *w = open_writer(2);
     append(w, CORPUS_TRAIN, 0, 250);
     assert_true(corpus_writer_sync(w, &err));
-    note_shards(w, noted);
     corpus_writer_free(w);
     const CorpusWriterOptions options = {
         .directory = tmp.path, .token_bytes = 2, .vocab = VOCAB, .eot = 7, .shard_tokens = SHARD_TOKENS};
-    noted[CORPUS_TRAIN].open_tokens = 60;
-    assert_null(corpus_writer_open(&options, noted, &err));
+    shards[CORPUS_TRAIN].open_tokens = 60;
+    assert_null(corpus_writer_open(&options, shards, &err));
     assert_non_null(strstr(err.text, "holds fewer than the 60 tokens"));
-    noted[CORPUS_TRAIN].open_tokens = 0;
+    unlink(tmp_file("train_000002.bin"));
+    assert_null(corpus_writer_open(&options, shards, &err));
+    assert_non_null(strstr(err.text, "train_000002.bin: cannot write the shard: No such file"));
     assert_int_equal(truncate(tmp_file("train_000001.bin"), 1000), 0);
-    assert_null(corpus_writer_open(&options, noted, &err));
+    assert_null(corpus_writer_open(&options, shards, &err));
     assert_non_null(strstr(err.text, "train_000001.bin: is not the 1224 bytes"));
-    free_shards(noted);
 }
 
 TEST(a_missing_directory_is_named) {
-    CorpusWriter *w = open_writer(2, NULL);
+    CorpusWriter *w = open_writer(2);
     tmpdir_remove(&tmp);
     Error err;
     const uint16_t token = 1;

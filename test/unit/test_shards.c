@@ -47,7 +47,7 @@ static const char *make_shard(const char *name, int token_bytes, int64_t vocab, 
 static const char *commit_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n,
                                 int64_t first) {
     Error err;
-    ShardWriter *w = shard_writer_open(tmp_file(name), token_bytes, vocab, eot, &err);
+    ShardWriter *w = shard_writer_open(tmp_file(name), token_bytes, vocab, eot, 0, &err);
     assert_non_null(w);
     const char *tokens = counting_tokens(token_bytes, n, first);
     assert_true(shard_writer_append(w, tokens, n / 3, &err));
@@ -318,36 +318,38 @@ TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash) {
 
 // ----------------------------------------------------------------------------------------------------------- writing
 
-TEST(until_commit_the_old_file_stays_and_abandon_leaves_nothing) {
-    const char *path = make_shard("w.bin", 2, 0, -1, 50, 0);
-    int before = entries_of(tmp.path);
+TEST(until_it_is_committed_a_file_is_no_shard) {
     Error err;
-    ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
+    const char *path = tmp_file("w.bin");
+    ShardWriter *w = shard_writer_open(path, 2, 0, -1, 0, &err);
     assert_non_null(w);
-    assert_true(shard_writer_append(w, (uint16_t[2]){1, 2}, 2, &err));
-    ShardSet set = open_shards(path, 10);
-    assert_int_equal(set.num_tokens, 50);
+    assert_true(shard_writer_append(w, (uint16_t[2]){1, 2}, 2, &err) && shard_writer_sync(w, &err));
+    ASSERT_OPEN_FAILS(path, 1, "w.bin", "not a token shard", "magic number");
+    assert_non_null(w = (shard_writer_leave(w), shard_writer_open(path, 2, 0, -1, 1, &err)));
+    assert_true(shard_writer_append(w, (uint16_t[2]){3, 4}, 2, &err) && shard_writer_commit(w, &err));
+    ShardSet set = open_shards(path, 2);
+    uint16_t tokens[3];
+    assert_int_equal(set.num_tokens, 3);
+    assert_true(shards_read_window(&set, 0, 65536, tokens, &err));
+    assert_memory_equal(tokens, ((uint16_t[3]){1, 3, 4}), sizeof tokens);
     shards_close(&set);
-    shard_writer_abandon(w);
-    shard_writer_abandon(NULL);
-    assert_int_equal(entries_of(tmp.path), before);
+    shard_writer_leave(NULL);
 }
 
 TEST(an_unwritable_place_is_named) {
     Error err;
-    assert_null(shard_writer_open(tmp_file("no/such/w.bin"), 2, 0, -1, &err));
+    assert_null(shard_writer_open(tmp_file("no/such/w.bin"), 2, 0, -1, 0, &err));
     assert_non_null(strstr(err.text, "no/such/w.bin: cannot write the shard: No such file or directory"));
 }
 
-TEST(a_full_disk_is_reported_and_leaves_nothing) {
-    int before = entries_of(tmp.path);
+TEST(a_full_disk_is_reported_and_leaves_no_shard) {
     struct rlimit unlimited, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
     small = unlimited;
     small.rlim_cur = 8192; // stands for the end of the disk: writes beyond it fail with EFBIG
     signal(SIGXFSZ, SIG_IGN);
     Error err;
-    ShardWriter *w = shard_writer_open(tmp_file("full.bin"), 2, 0, -1, &err);
+    ShardWriter *w = shard_writer_open(tmp_file("full.bin"), 2, 0, -1, 0, &err);
     assert_non_null(w);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     const uint16_t tokens[512] = {0};
@@ -356,7 +358,7 @@ TEST(a_full_disk_is_reported_and_leaves_nothing) {
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
     assert_false(committed);
     assert_non_null(strstr(err.text, "full.bin: cannot write the shard"));
-    assert_int_equal(entries_of(tmp.path), before);
+    ASSERT_OPEN_FAILS(tmp_file("full.bin"), 1, "full.bin", "not a token shard");
 }
 
 // ----------------------------------------------------------------------------------------------------------- fuzzing

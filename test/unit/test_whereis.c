@@ -1,9 +1,12 @@
 // What a step read, from what the run left behind: the same windows as the loader reads, whatever happened to the run;
 // and logs of every kind of damage.
 
-#include "llmc/data/dataloader.h"
-#include "llmc/run/data_tools.h"
 #include "test/unit/mutate.h"
+
+int whereis_main(int argc, char **argv);
+#define main whereis_main
+#include "data/whereis.c"
+#undef main
 
 enum { T = 4, WINDOWS = 23, SEED = 1337 };
 
@@ -25,15 +28,16 @@ static int step_events(char *out, size_t size, int first, int last) {
     return n;
 }
 
-static bool read_order(RunOrder *order, const char *text, size_t n, Error *err) {
+static bool read_order(Order *order, const char *text, size_t n, Error *err) {
     write_bytes(tmp_file("main.log"), text, n);
-    return run_order_read(order, tmp.path, err);
+    *order = (Order){0};
+    return order_read(order, tmp.path, err);
 }
 
-static void assert_position(const RunOrder *order, int64_t step, int64_t expected, int64_t step_windows) {
+static void assert_position(const Order *order, int64_t step, int64_t expected, int64_t step_windows) {
     int64_t position;
     Error err;
-    const RunSegment *s = run_order_find(order, step, &position, &err);
+    const Segment *s = order_find(order, step, &position, &err);
     assert_non_null(s);
     assert_int_equal(position, expected);
     assert_int_equal(s->step_windows, step_windows);
@@ -50,17 +54,16 @@ TEST(positions_add_up_over_resumes_with_other_batches) {
     n += run_event(log + n, sizeof log - (size_t)n, 20, 1, 1, 0); // killed before its first checkpoint,
     n += run_event(log + n, sizeof log - (size_t)n, 20, 3, 2, 0); // and started again
     n += step_events(log + n, sizeof log - (size_t)n, 21, 22);
-    RunOrder order;
+    Order order;
     Error err;
     if (!read_order(&order, log, (size_t)n, &err)) fail_msg("%s", err.text);
-    assert_int_equal(order.last_step, 22);
     assert_position(&order, 1, 0, 5);
     assert_position(&order, 10, 45, 5);
     assert_position(&order, 11, 50, 7);
     assert_position(&order, 20, 113, 7);
     assert_position(&order, 21, 120, 3);
     assert_position(&order, 30, 147, 3); // still to come
-    run_order_free(&order);
+    order_free(&order);
 }
 
 TEST(steps_that_were_taken_back_are_forgotten) {
@@ -69,24 +72,24 @@ TEST(steps_that_were_taken_back_are_forgotten) {
     n += run_event(log + n, sizeof log - (size_t)n, 10, 7, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 20, 9, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 10, 2, 2, 0);
-    RunOrder order;
+    Order order;
     Error err;
     assert_true(read_order(&order, log, (size_t)n, &err));
     assert_position(&order, 10, 45, 5);
     assert_position(&order, 21, 50 + 20, 2);
     assert_int_equal(order.count, 2);
-    run_order_free(&order);
+    order_free(&order);
 }
 
 TEST(an_unfinished_last_line_is_no_error) {
     char log[4096];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
-    n += step_events(log + n, sizeof log - (size_t)n, 1, 3);
-    RunOrder order;
+    n += run_event(log + n, sizeof log - (size_t)n, 3, 7, 2, 0);
+    Order order;
     Error err;
     assert_true(read_order(&order, log, (size_t)n - 20, &err));
-    assert_int_equal(order.last_step, 2);
-    run_order_free(&order);
+    assert_int_equal(order.count, 1);
+    order_free(&order);
 }
 
 // The windows that the loader really reads, told by their first tokens.
@@ -95,7 +98,7 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
     for (int i = 0; i <= WINDOWS * T; i++) tokens[i] = (uint16_t)i;
     const char *path = tmp_file("x.bin");
     Error err;
-    ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
+    ShardWriter *w = shard_writer_open(path, 2, 0, -1, 0, &err);
     assert_true(shard_writer_append(w, tokens, WINDOWS * T + 1, &err) && shard_writer_commit(w, &err));
     ShardSet set;
     assert_true(shards_open(&set, path, T, &err));
@@ -108,25 +111,25 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
                                        .repeat_first_step = overfit};
     DataLoader *loader = dataloader_create(&options, &err);
     char log[4096];
-    RunOrder order;
+    Order order;
     assert_true(read_order(&order, log, (size_t)run_event(log, sizeof log, 0, step_windows, batch, overfit), &err));
     for (int step = 1; step <= steps; step++) {
-        int64_t position, done = 0;
-        const RunSegment *s = run_order_find(&order, step, &position, &err);
+        int64_t position = 0, done = 0;
+        const Segment *s = order_find(&order, step, &position, &err);
         assert_non_null(s);
         while (done < step_windows) {
             const void *windows;
             int64_t count;
             assert_true(dataloader_next(loader, &windows, &count, &err));
             for (int64_t i = 0; i < count; i++, done++) {
-                const int64_t window = run_order_window(s, position + done, set.num_windows);
+                const int64_t window = window_at(s, position + done);
                 assert_int_equal(((const uint16_t *)windows)[i * (T + 1)], window * T);
                 assert_int_equal(done / s->B, (done - i) / s->B); // the micro-batch that whereis prints
             }
         }
     }
     dataloader_destroy(loader);
-    run_order_free(&order);
+    order_free(&order);
     shards_close(&set);
 }
 
@@ -141,7 +144,7 @@ TEST(what_is_missing_or_makes_no_sense_is_named) {
     const struct {
         const char *from, *to, *message;
     } cases[] = {
-        {"\"tokens_per_step\":20", "\"tokens_per_step\":21", "\"tokens_per_step\" is 21, expected a multiple of T = 4"},
+        {"\"tokens_per_step\":20", "\"tokens_per_step\":3", "\"tokens_per_step\" is 3"},
         {"\"tokens_per_step\":20", "\"tokens\":20", "\"tokens_per_step\" is missing"},
         {"\"start_step\":0", "\"start_step\":7", "the log begins after step 7"},
         {"\"start_step\":0", "\"start_step\":-1", "\"start_step\" is -1"},
@@ -149,7 +152,7 @@ TEST(what_is_missing_or_makes_no_sense_is_named) {
         {"\"T\":4", "\"T\":0", "\"T\" is 0"},
         {"\"train-data\":\"x*.bin\"", "\"train-data\":3", "\"train-data\" is 3"},
         {"\"event\":\"run\"", "\"event\":\"end\"", "no training run is recorded"},
-        {"\"time\"", "time", "line 1: not valid JSON"},
+        {"\"time\"", "time", "main.log: not valid JSON"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char log[4096], changed[4096];
@@ -158,24 +161,24 @@ TEST(what_is_missing_or_makes_no_sense_is_named) {
         assert_non_null(at);
         const int n = snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - log), log, cases[i].to,
                                at + strlen(cases[i].from));
-        RunOrder order;
+        Order order;
         Error err;
         assert_false(read_order(&order, changed, (size_t)n, &err));
         if (!strstr(err.text, cases[i].message)) fail_msg("%s\nexpected: %s", err.text, cases[i].message);
-        run_order_free(&order);
+        order_free(&order);
     }
 }
 
 TEST(steps_before_the_first_and_beyond_all_numbers_are_refused) {
     char log[4096];
-    RunOrder order;
+    Order order;
     Error err;
     int64_t position;
     assert_true(read_order(&order, log, (size_t)run_event(log, sizeof log, 0, 5, 2, 0), &err));
-    assert_null(run_order_find(&order, 0, &position, &err));
+    assert_null(order_find(&order, 0, &position, &err));
     assert_non_null(strstr(err.text, "expected 1 or more"));
-    assert_null(run_order_find(&order, INT64_MAX, &position, &err));
-    run_order_free(&order);
+    assert_null(order_find(&order, INT64_MAX, &position, &err));
+    order_free(&order);
 }
 
 TEST(damaged_logs_are_read_or_refused_but_never_believed_blindly) {
@@ -187,15 +190,15 @@ TEST(damaged_logs_are_read_or_refused_but_never_believed_blindly) {
         unsigned char damaged[8192 + MUTATE_MAX_GROWTH];
         memcpy(damaged, log, (size_t)n);
         const size_t bytes = mutate(damaged, (size_t)n, (size_t)n, round);
-        RunOrder order;
+        Order order;
         Error err;
         int64_t position;
         if (read_order(&order, (const char *)damaged, bytes, &err)) {
-            const RunSegment *s = run_order_find(&order, order.last_step + 1, &position, &err);
-            if (s) assert_in_range(run_order_window(s, position, WINDOWS), 0, WINDOWS - 1);
+            const Segment *s = order_find(&order, 4, &position, &err);
+            if (s) assert_in_range(window_at(s, position), 0, s->num_windows - 1);
         } else {
             assert_true(strlen(err.text) > 0);
         }
-        run_order_free(&order);
+        order_free(&order);
     }
 }

@@ -1,0 +1,154 @@
+// The division of a corpus into training and validation, and the shards of both sides.
+//
+// The hash that decides on a short document is XXH3 of its bytes; a cut is tried at every start of a line in turn,
+// because at some (a line that is indented by several spaces) the tokenizer would have made another token of the
+// newline.
+// A shard is one ShardWriter; it gets its checksum when it is complete, read back from the page cache, because its
+// header, which states the count, is written last. Owns the open shard of each side. Never reads a text.
+#include "llmc/base/atomic_file.h"
+#include "llmc/data/shards.h"
+#include "llmc/text/corpus.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+const char *const corpus_side_names[CORPUS_SIDES] = {"train", "val"};
+
+CorpusSide corpus_side(const char *text, int64_t n, double val_fraction) {
+    double uniform = (double)(XXH3_64bits(text, (size_t)n) >> 11) * 0x1p-53; // in [0, 1)
+    return uniform < val_fraction ? CORPUS_VAL : CORPUS_TRAIN;
+}
+
+int64_t corpus_cut_target(int64_t size, double val_fraction) {
+    int64_t tail = (int64_t)((double)size * val_fraction);
+    if (corpus_is_one_sided(val_fraction)) return size;
+    if (tail < 1) tail = 1;
+    if (tail > size - 1) tail = size - 1; // a single byte is for training
+    return size - tail;
+}
+
+static bool is_inside_character(const char *text, int64_t at) { return ((unsigned char)text[at] & 0xC0) == 0x80; }
+
+int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from) {
+    if (n - from > CUT_SEARCH) n = from + CUT_SEARCH;
+    const char *end = text + n - 1;
+    for (const char *at = text + from - 1; (at = memchr(at, '\n', (size_t)(end - at))); at++)
+        if (tokenizer_may_cut(t, text, n, at + 1 - text)) return at + 1 - text;
+    while (from < n - 1 && is_inside_character(text, from)) from++;
+    for (int64_t at = from; at > 0; at--)
+        if (tokenizer_may_cut(t, text, n, at)) return at;
+    for (int64_t at = from + 1; at < n; at++)
+        if (tokenizer_may_cut(t, text, n, at)) return at;
+    return from;
+}
+
+int64_t corpus_character_end(const char *text, int64_t n) {
+    // A character has at most three bytes behind its first; what has more is no UTF-8 and may be cut anywhere.
+    for (int64_t at = n - 1; at > 0 && at >= n - 4; at--) {
+        unsigned char c = (unsigned char)text[at];
+        if (c < 0x80) return n;
+        if (c < 0xC0) continue;
+        int length = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+        return at + length <= n ? n : at;
+    }
+    return n;
+}
+
+// -------------------------------------------------------------------------------------------------------------- shards
+
+struct CorpusWriter {
+    CorpusWriterOptions options;
+    CorpusShards *shards;              // of both sides, the caller's
+    ShardWriter *writer[CORPUS_SIDES]; // the open shard; NULL: the next token opens one
+};
+
+char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number) {
+    char name[40];
+    snprintf(name, sizeof name, "%s_%06" PRId64 ".bin", corpus_side_names[side], number);
+    return path_join(directory, name);
+}
+
+void corpus_writer_free(CorpusWriter *w) {
+    if (w) shard_writer_leave(w->writer[CORPUS_TRAIN]), shard_writer_leave(w->writer[CORPUS_VAL]);
+    free(w);
+}
+
+static bool open_shard(CorpusWriter *w, CorpusSide side, Error *err) {
+    const CorpusWriterOptions *o = &w->options;
+    const CorpusShards *s = &w->shards[side];
+    char *path = corpus_shard_path(o->directory, side, s->count);
+    w->writer[side] = shard_writer_open(path, o->token_bytes, o->vocab, o->eot, s->open_tokens, err);
+    free(path);
+    return w->writer[side] != NULL;
+}
+
+// Complete shards must be what they were, open ones are taken up.
+static bool take_side(CorpusWriter *w, CorpusSide side, Error *err) {
+    const CorpusShards *s = &w->shards[side];
+    for (int64_t i = 0; i < s->count; i++) {
+        char *path = corpus_shard_path(w->options.directory, side, i);
+        struct stat st;
+        const bool ok = stat(path, &st) == 0 && st.st_size == s->shards[i].bytes;
+        if (!ok) error_set(err, "%s: is not the %" PRId64 " bytes that were written", path, s->shards[i].bytes);
+        free(path);
+        if (!ok) return false;
+    }
+    return s->open_tokens == 0 || open_shard(w, side, err);
+}
+
+CorpusWriter *corpus_writer_open(const CorpusWriterOptions *options, CorpusShards *shards, Error *err) {
+    REQUIRE(options->shard_tokens > 0, "corpus_writer_open: %lld tokens in a shard", (long long)options->shard_tokens);
+    CorpusWriter *w = calloc(1, sizeof *w);
+    if (!w) return error_set(err, "corpus writer: out of memory"), NULL;
+    w->options = *options, w->shards = shards;
+    if (take_side(w, CORPUS_TRAIN, err) && take_side(w, CORPUS_VAL, err)) return w;
+    corpus_writer_free(w);
+    return NULL;
+}
+
+static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
+    CorpusShards *s = &w->shards[side];
+    if (!w->writer[side]) return true;
+    if (s->count == s->capacity) {
+        const int64_t capacity = 2 * s->capacity + 16;
+        CorpusShard *shards = realloc(s->shards, (size_t)capacity * sizeof *shards);
+        if (!shards) return error_set(err, "corpus writer: out of memory");
+        s->shards = shards, s->capacity = capacity;
+    }
+    CorpusShard *shard = &s->shards[s->count];
+    char *path = corpus_shard_path(w->options.directory, side, s->count);
+    *shard = (CorpusShard){.tokens = s->open_tokens};
+    // The checksum is taken from the page cache, where the shard still is.
+    const bool ok = shard_writer_commit(w->writer[side], err) && file_checksum(path, &shard->bytes, &shard->xxh3, err);
+    w->writer[side] = NULL;
+    if (ok) s->count++, s->open_tokens = 0;
+    free(path);
+    return ok;
+}
+
+bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err) {
+    CorpusShards *s = &w->shards[side];
+    for (const char *from = tokens; n > 0;) {
+        if (!w->writer[side] && !open_shard(w, side, err)) return false;
+        const int64_t left = w->options.shard_tokens - s->open_tokens, taken = n < left ? n : left;
+        if (!shard_writer_append(w->writer[side], from, taken, err)) return false;
+        from += taken * w->options.token_bytes, n -= taken;
+        s->open_tokens += taken;
+        if (taken == left && !finish_shard(w, side, err)) return false;
+    }
+    return true;
+}
+
+bool corpus_writer_sync(CorpusWriter *w, Error *err) {
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
+        if (w->writer[side] && !shard_writer_sync(w->writer[side], err)) return false;
+    return true;
+}
+
+bool corpus_writer_finish(CorpusWriter *w, Error *err) {
+    return finish_shard(w, CORPUS_TRAIN, err) && finish_shard(w, CORPUS_VAL, err);
+}

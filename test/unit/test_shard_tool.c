@@ -1,0 +1,103 @@
+// Looking into one shard with data/shard: tokens from anywhere, counts, the first bad token.
+
+#include "test/fixture.h"
+
+int shard_main(int argc, char **argv);
+#define main shard_main
+#include "data/shard.c"
+#undef main
+
+enum { TOKENS = 2 * BLOCK + 5 };
+
+static Look look;
+
+static uint32_t tokens[TOKENS];
+
+static int setup(void **state) {
+    tmp_setup(state);
+    for (int i = 0; i < TOKENS; i++) tokens[i] = (uint32_t)i * 7919u % 50000;
+    return 0;
+}
+
+TestFixture test_all = {setup, tmp_teardown};
+
+static const char *write_shard(int token_bytes, int64_t vocab, int64_t eot) {
+    const char *path = tmp_file("a.bin");
+    Error err;
+    ShardWriter *w = shard_writer_open(path, token_bytes, vocab, eot, 0, &err);
+    assert_non_null(w);
+    static uint16_t narrow[TOKENS];
+    for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
+    assert_true(shard_writer_append(w, token_bytes == 2 ? (const void *)narrow : tokens, TOKENS, &err));
+    assert_true(shard_writer_commit(w, &err));
+    return path;
+}
+
+TEST(tokens_of_both_widths_are_read_from_anywhere) {
+    for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
+        ShardSet set;
+        Error err;
+        assert_true(shards_open(&set, write_shard(token_bytes, 0, -1), 1, &err));
+        const int64_t places[][2] = {{0, 1}, {1, 1000}, {TOKENS - 1, 1}, {TOKENS, 0}, {5, BLOCK - 1}, {BLOCK - 3, 7}};
+        for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+            const int64_t first = places[i][0], n = places[i][1];
+            look.block[n] = 77;
+            assert_true(read_block(&look, &set.shards[0], first, n, &err));
+            for (int64_t k = 0; k < n; k++) assert_int_equal(look.block[k], tokens[first + k]);
+            assert_int_equal(look.block[n], 77);
+        }
+        shards_close(&set);
+    }
+}
+
+TEST(one_pass_counts_documents_and_finds_the_largest) {
+    int64_t documents = 0;
+    uint32_t largest = 0;
+    for (int i = 0; i < TOKENS; i++) {
+        documents += tokens[i] == 42;
+        if (tokens[i] > largest) largest = tokens[i];
+    }
+    for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
+        ShardSet set;
+        Scan scan;
+        Error err;
+        assert_true(shards_open(&set, write_shard(token_bytes, 0, 42), 1, &err));
+        assert_true(scan_shard(&look, &set.shards[0], 0, 42, &scan, &err));
+        assert_int_equal(scan.documents, documents);
+        assert_int_equal(scan.largest, largest);
+        assert_true(scan_shard(&look, &set.shards[0], largest + 1, -1, &scan, &err));
+        assert_int_equal(scan.documents, 0);
+        shards_close(&set);
+    }
+}
+
+TEST(the_first_bad_token_is_found_wherever_it_stands) {
+    const int places[] = {0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 4};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const uint32_t before = tokens[places[i]], last = tokens[TOKENS - 1];
+        tokens[places[i]] = 60000, tokens[TOKENS - 1] = 60001;
+        ShardSet set;
+        Scan scan;
+        Error err;
+        char expected[80];
+        assert_true(shards_open(&set, write_shard(2, 0, -1), 1, &err));
+        assert_false(scan_shard(&look, &set.shards[0], 50257, -1, &scan, &err));
+        snprintf(expected, sizeof expected, "token %d (byte %d) is %d, expected below the vocabulary, 50257", places[i],
+                 1024 + 2 * places[i], places[i] == TOKENS - 1 ? 60001 : 60000);
+        if (!strstr(err.text, expected)) fail_msg("%s", err.text);
+        shards_close(&set);
+        tokens[places[i]] = before, tokens[TOKENS - 1] = last;
+    }
+}
+
+TEST(a_file_that_shrinks_under_the_scan_is_named) {
+    const char *path = write_shard(2, 0, -1);
+    ShardSet set;
+    Scan scan;
+    Error err;
+    assert_true(shards_open(&set, path, 1, &err));
+    assert_int_equal(truncate(path, 1024 + 2 * BLOCK + 10), 0);
+    assert_false(scan_shard(&look, &set.shards[0], 0, -1, &scan, &err));
+    assert_non_null(strstr(err.text, "a.bin: the file ends at byte"));
+    shards_close(&set);
+}
