@@ -198,7 +198,7 @@ MUTATIONS = [
            new="for (int offset = WARP / 4; offset > 0; offset /= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);"),
     # -------------------------------------------------------------------------------------------------- arithmetic
     Ptx("exp_base", "ex2.approx of x for exp: without log2(e)", module="elementwise", test="ops/test_small",
-        kernel="gelu_forward_kernelI13__nv_bfloat16E", pattern="0f3FB8AA3B", replacement="0f3F800000", at=3),
+        kernel="gelu_forward_kernelI13__nv_bfloat16E", pattern="0fBFB8AA3B", replacement="0fBF800000", at=3),
     Ptx("cvt_swapped", "cvt.rn.bf16x2 with its halves swapped", **FLASH, kernel=FORWARD,
         pattern=r"(cvt\.rn\.bf16x2\.f32 %r\d+), (%f\d+), (%f\d+);", replacement=r"\1, \3, \2;", at=2),
     Ptx("cvt_truncates", "one cast in five truncates", module="elementwise", test="ops/test_small",
@@ -643,8 +643,8 @@ MUTATIONS = [
          test="sim/test_gemm_plan", only="a_first_use*",
          old="if (w->accumulate && !gemm_is_known(plan, true)) {", new="if (false) {"),
     # ------------------------------------------------------------------------------------------ measurement and choices
-    Host("timing_reversed", "the slowest choice is taken", **TIMING, old="ms < WORTH_CHANGING * best)",
-         new="ms > best)"),
+    Host("timing_reversed", "the slowest choice is taken", **TIMING, old="time < WORTH_CHANGING * best)",
+         new="time > best)"),
     Host("timing_any_gain", "any gain is worth a change", **TIMING, old="WORTH_CHANGING = 0.98f;",
          new="WORTH_CHANGING = 1.0f;"),
     Host("timing_first_round", "the round that loads kernels counts", **TIMING,
