@@ -118,7 +118,7 @@ KERNELS = "build/kernels"  # programs on the simulator leave lists of the kernel
 
 
 def test_environment(name, **more):
-    """Tests neither read nor write the user's file of measured choices (llmc/cuda/tuning_cache.h)."""
+    """Tests neither read nor write the user's file of measured choices (llmc/cuda/tuning.h)."""
     if os.path.isdir(KERNELS):
         more["SIM_KERNELS"] = os.path.abspath(os.path.join(KERNELS, name))
     # Idle OpenMP threads that spin would take the processor from the tests beside them.

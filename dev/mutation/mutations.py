@@ -74,28 +74,27 @@ FAULTS = dict(test="sim/faults")
 KERNELS = dict(**FAULTS, file="dev/sim/kernels.cpp")
 MEMORY = dict(file="dev/sim/memory.cpp")
 IN_FAULTS = dict(**FAULTS, unit="build/nvcc-90/test/sim/faults.cpp")
-GEMM = dict(test="sim/test_gemm_plan", file="llmc/cuda/gemm_plan.c")
+GEMM = dict(test="sim/test_gemm_plan", file="llmc/cuda/gemm.c")
+MEMORY_LIKE = dict(test="sim/test_gemm_plan", file="llmc/cuda/tuning.c")
 ATTENTION = dict(test="sim/test_attention_choice", file="llmc/cuda/attention.c")
 CROSS = dict(module="cross_entropy", file="cross_entropy.cu", test="sim/test_cross_entropy")
 DECODE_SOURCE = dict(**DECODING, file="decode_attention.cu")
 EMBEDDING = dict(module="embedding", file="embedding.cu", test="ops/test_embedding")
-SORT = dict(module="token_sort", file="token_sort.cu", test="ops/test_embedding")
 TURING = dict(arch=75, env="SIM_CC=75", test="ops/test_attention", only="*_fp16")
 PLAIN = dict(module="plain_attention", file="plain_attention.cu", test="ops/test_attention", only="*_fp32")
 QUANTIZATION = dict(module="fp8_quantize", file="fp8_quantize.cu", test="sim/test_fp8_quantize")
-ADDING = dict(module="gradient_add", test="ops/test_gradient_add")
+ADDING = dict(module="matmul_kernels", test="ops/test_gradient_add")
 LAYERNORM = dict(module="layernorm", file="layernorm.cu", test="ops/test_layernorm")
-STATISTICS = dict(module="statistics", file="statistics.cu", test="ops/test_statistics")
+STATISTICS = dict(module="elementwise", file="elementwise.cu", test="ops/test_statistics")
 NORM = dict(module="optimizer", file="optimizer.cu", test="ops/test_optimizer")
 UPDATE = dict(module="optimizer_update", file="optimizer_update.cu", test="ops/test_optimizer_update")
-EIGHT_BIT = dict(module="optimizer_8bit", file="optimizer_8bit.cu", test="ops/test_optimizer_update")
 ADAFACTOR = dict(module="optimizer_adafactor", file="optimizer_adafactor.cu", test="ops/test_optimizer_update")
 SIZES = dict(file="llmc/cuda/sizes.c")
 CUDNN = dict(test="sim/test_cudnn_attention")
 STREAM = dict(test="sim/test_stream")
 MATMUL = dict(file="llmc/cuda/matmul.c", test="ops/test_matmul")
-TIMING = dict(file="llmc/cuda/timing.c", test="sim/test_timing")
-TABLES = dict(file="llmc/cuda/update_table.c", test="sim/test_update_tables")
+TIMING = dict(file="llmc/cuda/tuning.c", test="sim/test_timing")
+TABLES = dict(module="optimizer", file="optimizer.cu", test="sim/test_update_tables")
 OFFLOAD = dict(file="llmc/train/optimizer.c", test="ops/test_offload")
 # Waits without which other values come out of late streams, and which ThreadSanitizer misses however they come out.
 WAIT_BACK = dict(old="    device_stream_wait(STREAM_COPY, part->back);\n", new="", **OFFLOAD)
@@ -198,7 +197,7 @@ MUTATIONS = [
            old="for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);",
            new="for (int offset = WARP / 4; offset > 0; offset /= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);"),
     # -------------------------------------------------------------------------------------------------- arithmetic
-    Ptx("exp_base", "ex2.approx of x for exp: without log2(e)", module="gelu", test="ops/test_small",
+    Ptx("exp_base", "ex2.approx of x for exp: without log2(e)", module="elementwise", test="ops/test_small",
         kernel="gelu_forward_kernelI13__nv_bfloat16E", pattern="0fBFB8AA3B", replacement="0fBF800000", at=3),
     Ptx("cvt_swapped", "cvt.rn.bf16x2 with its halves swapped", **FLASH, kernel=FORWARD,
         pattern=r"(cvt\.rn\.bf16x2\.f32 %r\d+), (%f\d+), (%f\d+);", replacement=r"\1, \3, \2;", at=2),
@@ -229,8 +228,7 @@ MUTATIONS = [
         pattern=r"(ld\.global\.v4\.u32\s+\{[^}]*\}, \[%rd\d+)\]", replacement=r"\1+8]"),
     Ptx("store_lost", "one of the stores that fill a tile of shared memory is missing", **FP8, kernel=QUANTIZE,
         pattern=r"st\.shared\.v2\.u32[^;]*;", replacement="", at=6),
-    Source("counts_not_cleared", "a sort counts in shared memory that nobody cleared", module="token_sort",
-           test="ops/test_embedding", mode="msan", file="token_sort.cu",
+    Source("counts_not_cleared", "a sort counts in shared memory that nobody cleared", **EMBEDDING, mode="msan",
            old="    for (int w = 0; w < SORT_WARPS; w++) next[w][threadIdx.x] = 0;\n", new=""),
     # ------------------------------------------------------------------------------------------- rules of the device
     Host("rule_static_shared", "static shared memory does not count in the 48 KB", **KERNELS, fault="shared_without_asking",
@@ -279,15 +277,15 @@ MUTATIONS = [
     Host("tf32_turing", "the speed of fp32 is measured in TF32 on Turing", test="sim/test_fp8_matmul",
          file="llmc/cuda/device_speed.c", old=" && cuda_backend.compute_capability >= 80;", new=";"),
     # ----------------------------------------------------------------------------------- rows, columns, ends of tensors
-    Source("bias_part_end", "the last part of the rows does not end with the tensor", module="bias_gradient",
-           file="bias_gradient.cu", test="ops/test_matmul",
+    Source("bias_part_end", "the last part of the rows does not end with the tensor", module="matmul_kernels",
+           file="matmul_kernels.cu", test="ops/test_matmul",
            old="end = min(N, begin + part_rows);", new="end = begin + part_rows;"),
-    Source("bias_partials_end", "one part too many is added", module="bias_gradient", file="bias_gradient.cu",
+    Source("bias_partials_end", "one part too many is added", module="matmul_kernels", file="matmul_kernels.cu",
            test="ops/test_layernorm", old="part + j * SUM_WARPS < parts &&", new="part + j * SUM_WARPS <= parts &&"),
-    Source("bias_second_offset", "dbias from the columns of dweight", module="bias_gradient", file="bias_gradient.cu",
+    Source("bias_second_offset", "dbias from the columns of dweight", module="matmul_kernels", file="matmul_kernels.cu",
            test="ops/test_layernorm", old="second, column - n1, total", new="second, column, total"),
-    Source("bias_barrier", "no barrier between the sums of the warps and their sum", module="bias_gradient",
-           file="bias_gradient.cu", test="ops/test_matmul",
+    Source("bias_barrier", "no barrier between the sums of the warps and their sum", module="matmul_kernels",
+           file="matmul_kernels.cu", test="ops/test_matmul",
            old="    __syncthreads();\n    for (int c = (int)threadIdx.x; c < WARP * WIDTH",
            new="    for (int c = (int)threadIdx.x; c < WARP * WIDTH"),
     Source("padding_in_max", "padded columns count for the maximum of a row in shared memory", **CROSS,
@@ -340,11 +338,11 @@ MUTATIONS = [
     Source("rows_in_flight", "one row too many is added", **EMBEDDING,
            old="load_or_zero<T, N>(row + (i + j) * stride, i + j < count)",
            new="load_or_zero<T, N>(row + (i + j) * stride, i + j <= count)"),
-    Source("sort_order", "equal tokens of a warp get one place", **SORT,
+    Source("sort_order", "equal tokens of a warp get one place", **EMBEDDING,
            old="first + __popc(same & ((1u << lane) - 1))", new="first + __popc(same & 1u)"),
-    Source("sort_many_own", "more tokens for a block than it has room for", **SORT,
+    Source("sort_many_own", "more tokens for a block than it has room for", **EMBEDDING,
            old=" || ceil_div(Vp, 1 << shift) > MAX_OWN) shift++;", new=") shift++;"),
-    Source("sort_before", "a block's own tokens count as those before it", **SORT,
+    Source("sort_before", "a block's own tokens count as those before it", **EMBEDDING,
            old="(token[j] & mask) < own;", new="(token[j] & mask) <= own;"),
     # ---------------------------------------------------------------------------------------------------- attention
     Source("mask_too_late", "tiles on the diagonal are masked for the second half of their rows only", **FLASH,
@@ -396,28 +394,28 @@ MUTATIONS = [
            old="    low = fmaf(low, 0.0f, low), high = fmaf(high, 0.0f, high);\n", new=""),
     Source("fp8_slots_end", "one slot too many advances", **FP8, file="fp8_quantize.cu",
            old="if (i < n) fp8_slot_advance", new="if (i <= n) fp8_slot_advance"),
-    Source("gelu_slope", "the derivative of x^3 without its 3", module="gelu", file="gelu.cuh", test="ops/test_matmul",
-           only="*gelu*", old="slope = 3.0f * TWO", new="slope = TWO"),
-    Source("gelu_rest", "blocks for packs alone", module="gelu", file="gelu.cu", test="ops/test_small",
+    Source("gelu_slope", "the derivative of x^3 without its 3", module="elementwise", file="elementwise.cu",
+           test="ops/test_matmul", only="*gelu*", old="slope = 3.0f * TWO", new="slope = TWO"),
+    Source("gelu_rest", "blocks for packs alone", module="elementwise", file="elementwise.cu", test="ops/test_small",
            old="for_packs > for_rest ? for_packs : for_rest", new="for_packs"),
-    Source("bf16_low_half", "the upper of two bf16 keeps the lower one's bits", module="gelu", file="elements.cuh",
+    Source("bf16_low_half", "the upper of two bf16 keeps the lower one's bits", module="elementwise", file="kernel.cuh",
            test="ops/test_small", old="(unsigned)word & 0xffff0000u", new="(unsigned)word"),
-    Source("bf16_low_half_rows", "the same in LayerNorm", module="layernorm", file="elements.cuh",
+    Source("bf16_low_half_rows", "the same in LayerNorm", module="layernorm", file="kernel.cuh",
            test="ops/test_layernorm", only="*_bf16", old="(unsigned)word & 0xffff0000u", new="(unsigned)word"),
-    Source("rounding_denormals", "denormals of fp16 are rounded like normal numbers", **ADDING, file="rounding.cuh",
+    Source("rounding_denormals", "denormals of fp16 are rounded like normal numbers", **ADDING, file="kernel.cuh",
            old="if (size < 0x1p-14f)", new="if (size < 0x1p-15f)"),
-    Source("rounding_bits", "single elements take the first random bits of their eight", **ADDING, file="rounding.cuh",
+    Source("rounding_bits", "single elements take the first random bits of their eight", **ADDING, file="kernel.cuh",
            old="(e + (uint64_t)k) % 4 * 16)", new="(uint64_t)k % 4 * 16)"),
-    Source("rounding_nan", "NaN is rounded at random, and may become a number", **ADDING, file="rounding.cuh",
+    Source("rounding_nan", "NaN is rounded at random, and may become a number", **ADDING, file="kernel.cuh",
            old="    if (!isfinite(x)) return __float2bfloat16_rn(x);\n", new=""),
-    Source("micro_step_bits", "micro-steps share random bits", **ADDING, file="gradient_add.cu",
+    Source("micro_step_bits", "micro-steps share random bits", **ADDING, file="matmul_kernels.cu",
            old="(uint64_t)control->micro_steps << 32;", new="(uint64_t)control->micro_steps << 10;"),
-    Source("vector_parts", "the second 16 bytes of a vector are the first", **ADDING, file="vector.cuh",
+    Source("vector_parts", "the second 16 bytes of a vector are the first", **ADDING, file="kernel.cuh",
            old="reinterpret_cast<const typename X::Bits *>(p + i);",
            new="reinterpret_cast<const typename X::Bits *>(p);"),
     # ------------------------------------------------------------------------------------- alignment: slices of tensors
-    Source("packs_at_8", "packs of 16 bytes from addresses that are multiples of 8: element by element", module="gelu",
-           file="elements.cuh", test="ops/test_small", old="| ...) % 16 == 0", new="| ...) % 8 == 0"),
+    Source("packs_at_8", "packs of 16 bytes from addresses that are multiples of 8: element by element",
+           module="elementwise", file="kernel.cuh", test="ops/test_small", old="| ...) % 16 == 0", new="| ...) % 8 == 0"),
     Source("packs_at_8_layernorm", "the same in LayerNorm", module="layernorm", file="kernel.cuh",
            test="ops/test_layernorm", only="slices*", old="(uintptr_t)p % 16 == 0 &&", new="(uintptr_t)p % 8 == 0 &&"),
     Source("packs_at_8_embedding", "the same in the embedding", module="embedding", file="kernel.cuh",
@@ -434,9 +432,9 @@ MUTATIONS = [
            old="(uintptr_t)x.data % 16 != 0", new="(uintptr_t)x.data % 8 != 0"),
     Source("statistics_at_8", "the same in the statistics of a tensor", **STATISTICS,
            old="(uintptr_t)t.data % 16 == 0;", new="(uintptr_t)t.data % 8 == 0;"),
-    Source("axpby_at_8", "the same in a x + b y", module="tensor_math", file="tensor_math.cu", test="ops/test_small",
+    Source("axpby_at_8", "the same in a x + b y", module="elementwise", file="elementwise.cu", test="ops/test_small",
            old="(uintptr_t)y.data) % 16 == 0;", new="(uintptr_t)y.data) % 8 == 0;"),
-    Source("gradient_at_8", "the same in gradient_add", **ADDING, file="gradient_add.cu",
+    Source("gradient_at_8", "the same in gradient_add", **ADDING, file="matmul_kernels.cu",
            old="(uintptr_t)src.data) % 16 == 0;", new="(uintptr_t)src.data) % 8 == 0;"),
     # ----------------------------------------------------------------------------------------------- layernorm and sums
     Source("residual_unrounded", "mean and rstd of the residual before it is rounded", **LAYERNORM,
@@ -467,16 +465,16 @@ MUTATIONS = [
            new="(double)c.small"),
     Source("statistics_warps", "the last warp of a part is not counted", **STATISTICS,
            old="for (int w = 1; w < WARPS; w++) {", new="for (int w = 1; w < WARPS - 1; w++) {"),
-    Source("normalize_zeros", "a tensor of zeros divided by its norm", module="tensor_math", file="tensor_math.cu",
+    Source("normalize_zeros", "a tensor of zeros divided by its norm", module="elementwise", file="elementwise.cu",
            test="ops/test_small", old="(sqrtf(sumsq[0]) + 1e-7f)", new="sqrtf(sumsq[0])"),
     # ------------------------------------------------------------------------------------------------------- optimizers
     Source("norm_packs_end", "the last pack of a part is read beyond the tensor", **NORM,
            old="e.packed ? begin + (end - begin) / N * N : begin;", new="e.packed ? end : begin;"),
     Source("norm_one_run", "partial sums of the second kind of gradients over those of the first", **NORM,
            old="partials[first[0] + (int)blockIdx.x] = sum;", new="partials[blockIdx.x] = sum;"),
-    Source("norm_parts", "a lane adds one part of a tensor", module="optimizer", file="update_parts.cuh",
+    Source("norm_parts", "a lane adds one part of a tensor", module="optimizer", file="optimizer.cuh",
            test="ops/test_optimizer", old="i < end; i += WARP) sum", new="i < end && i < begin + WARP; i += WARP) sum"),
-    Source("entry_of_many", "only the first 256 tensors are found", module="optimizer", file="update_parts.cuh",
+    Source("entry_of_many", "only the first 256 tensors are found", module="optimizer", file="optimizer.cuh",
            test="ops/test_optimizer", old="i < n; i += (int)blockDim.x",
            new="i < n && i < (int)blockDim.x; i += (int)blockDim.x"),
     Source("control_losses", "the first 256 losses again and again", **NORM, only="step_control*",
@@ -485,28 +483,28 @@ MUTATIONS = [
            only="step_control*",
            old="loss_sum += (double)tile[i];\n        __syncthreads();", new="loss_sum += (double)tile[i];"),
     Source("update_skipped", "a skipped step is made", **UPDATE, only="a_skipped*",
-           old="    if (control->skip != SKIP_NONE) return;\n", new=""),
+           old="N = Neighbours<S>::N;\n    if (control->skip != SKIP_NONE) return;\n", new="N = Neighbours<S>::N;\n"),
     Source("update_slice_bits", "slices take the random bits of the first elements", **UPDATE, only="slices_of_a*",
            old="(uint64_t)(t.offset + at.e)));", new="(uint64_t)at.e));"),
     Source("update_state_bits", "both moments are rounded by the random bits of the weight",
            module="optimizer_update", file="optimizer_update.cu", test="ops/test_optimizer_rounding",
            old=" + (uint64_t)k * STREAM_STATE;", new=" + 0 * (uint64_t)k * STREAM_STATE;"),
     Source("lost_part", "what rounding took is not given back", module="optimizer_update",
-           file="optimizer_elements.cuh", test="ops/test_optimizer_update",
+           file="optimizer.cuh", test="ops/test_optimizer_update",
            old="    if (has_lost<E, KIND>(t)) add_to(w, x.lost);\n", new=""),
     Source("direction_factor", "a direction is multiplied by the factor of the gradient", module="optimizer_update",
-           file="optimizer_elements.cuh", test="ops/test_optimizer_update",
+           file="optimizer_update.cu", test="ops/test_optimizer_update",
            old="RULE == RULE_DIRECTION ? g[k] : g[k] * grad_factor", new="g[k] * grad_factor"),
-    Source("eight_bit_lowest", "the lowest number of a block has the code of the highest", **EIGHT_BIT,
+    Source("eight_bit_lowest", "the lowest number of a block has the code of the highest", **UPDATE,
            old="DYNAMIC8_ZERO_SIGNED - min(p, 127)", new="DYNAMIC8_ZERO_SIGNED - p"),
-    Source("eight_bit_zero", "small second moments become 0", module="optimizer_8bit", file="optimizer_8bit.cu",
+    Source("eight_bit_zero", "small second moments become 0", module="optimizer_update", file="optimizer_update.cu",
            test="ops/test_optimizer_rounding",
            old="p == 0 && x > 0.0f ? 1 : p", new="p"),
-    Source("eight_bit_skipped", "a skipped step is made", **EIGHT_BIT, only="a_skipped*",
-           old="    if (control->skip != SKIP_NONE) return;\n", new=""),
-    Source("eight_bit_end", "whole words where a tensor ends", module="optimizer_8bit", file="optimizer_elements.cuh",
+    Source("eight_bit_skipped", "a skipped step is made", **UPDATE, only="a_skipped*",
+           old="Codes codes[1];\n    if (control->skip != SKIP_NONE) return;\n", new="Codes codes[1];\n"),
+    Source("eight_bit_end", "whole words where a tensor ends", module="optimizer_update", file="optimizer.cuh",
            test="ops/test_optimizer_update", old="packed && count == N};", new="packed};"),
-    Source("eight_bit_scale", "a scale is replaced while other lanes still read it", **EIGHT_BIT, **TSAN,
+    Source("eight_bit_scale", "a scale is replaced while other lanes still read it", **UPDATE, **TSAN,
            only="unaligned_8bit*_bf16", old="    __syncwarp(); // all lanes have read the scale that goes\n", new=""),
     Source("factored_skipped_rows", "a skipped step writes the sums of rows", **ADAFACTOR,
            old="    if (control->skip != SKIP_NONE) return;\n    const float grad_factor = control->grad_factor;\n"
@@ -534,8 +532,8 @@ MUTATIONS = [
     Source("factored_tall_tiles", "sums of columns from tiles side by side", module="optimizer_adafactor",
            file="optimizer_adafactor.cu", test="ops/test_optimizer_adafactor",
            old="tile < a.tiles / a.col_tiles; tile++", new="tile < a.tiles; tile++"),
-    Source("probe_inverted", "a program without code for this GPU starts, one with it does not", module="probe",
-           file="probe.cu", test="ops/test_small", old="return status == cudaSuccess;",
+    Source("probe_inverted", "a program without code for this GPU starts, one with it does not", module="matmul_kernels",
+           file="matmul_kernels.cu", test="ops/test_small", old="return status == cudaSuccess;",
            new="return status != cudaSuccess;"),
     # ------------------------------------------------------------------------------------------- sizes of the workspace
     Host("size_layernorm", "one block of partial sums too few", **SIZES, test="ops/test_layernorm",
@@ -564,7 +562,7 @@ MUTATIONS = [
          old="memcmp(again, bits, o.bytes) == 0;", new="memcmp(again, bits, 0) == 0;"),
     Host("not_poisoned", "what cuDNN does not write is what the own kernels left there", **ATTENTION,
          old="    for (int i = 0; i < o.count; i++) cuda_poison(o.tensors[i]);\n", new=""),
-    Host("workspace_of_ops", "the workspace has no room for cuDNN", file="llmc/cuda/backend.c",
+    Host("workspace_of_ops", "the workspace has no room for cuDNN", file="llmc/cuda/device.c",
          test="sim/test_attention_choice", old="max_i64(cuda_size_workspace(shape), cuda_cudnn_workspace(shape))",
          new="cuda_size_workspace(shape) + 0 * cuda_cudnn_workspace(shape)"),
     Host("graph_mask", "cuDNN's graph hides a query's own key", **CUDNN, file="llmc/cuda/cudnn_graph.c",
@@ -572,7 +570,7 @@ MUTATIONS = [
     Host("graph_lse", "lse of cuDNN's graph without the maximum", **CUDNN, file="llmc/cuda/cudnn_graph.c",
          old="CUDNN_POINTWISE_ADD, lse, max, log_sum);", new="CUDNN_POINTWISE_ADD, lse, log_sum, log_sum);"),
     Host("graph_sums_overlap", "cuDNN's sums of rows and of dQ share their memory", **CUDNN,
-         file="llmc/cuda/cudnn_pass.c",
+         file="llmc/cuda/cudnn_plan.c",
          old="w.dq_sums = w.dsum + (cudnn_graph_has(p->graph, CUDNN_DSUM) ? padded(rows) : 0);",
          new="w.dq_sums = w.dsum;"),
     Host("plan_limit", "a cuDNN engine that needs more memory than is allowed", file="llmc/cuda/cudnn_plan.c",
@@ -597,44 +595,44 @@ MUTATIONS = [
     Source("launch_unchecked", "nobody looks whether a launch was refused", module="elementwise", file="kernel.cuh",
            test="sim/test_stream", old="const cudaError_t status = cudaGetLastError();",
            new="const cudaError_t status = cudaSuccess;"),
-    Host("event_error", "'not ready' is left to the next launch", **STREAM, file="llmc/cuda/stream.c",
+    Host("event_error", "'not ready' is left to the next launch", **STREAM, file="llmc/cuda/device.c",
          old='    (void)cudaGetLastError(); // "not ready" is an answer; the next launch must not find it\n', new=""),
-    Host("recording_kept", "other work replays the old recording", **STREAM, file="llmc/cuda/stream.c",
+    Host("recording_kept", "other work replays the old recording", **STREAM, file="llmc/cuda/device.c",
          old="    if (!g->same_work) drop_recording(g);\n", new=""),
-    Host("copy_back_stream", "copies to the host on the stream that computes", **STREAM, file="llmc/cuda/stream.c",
+    Host("copy_back_stream", "copies to the host on the stream that computes", **STREAM, file="llmc/cuda/device.c",
          old="cudaMemcpyDeviceToHost, cuda_backend.streams[stream]",
          new="cudaMemcpyDeviceToHost, cuda_compute_stream()"),
-    Host("same_generation", "an unknown GPU has the units of the newest older generation", file="llmc/cuda/facts.c",
-         test="sim/test_facts", old="rates[i].compute_capability <= compute_capability &&\n"
+    Host("same_generation", "an unknown GPU has the units of the newest older generation",
+         file="llmc/cuda/device_speed.c", test="sim/test_facts", old="rates[i].compute_capability <= compute_capability &&\n"
          "            rates[i].compute_capability / 10 == compute_capability / 10)",
          new="rates[i].compute_capability <= compute_capability)"),
-    Host("throttle_name", "the reasons of an older driver are not looked for", file="llmc/cuda/nvml.c",
+    Host("throttle_name", "the reasons of an older driver are not looked for", file="llmc/cuda/device_speed.c",
          test="sim/test_facts",
          old='        load(library, "nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle);',
          new="        nvml->throttle = NULL;"),
     # -------------------------------------------------------------------------------------------------- matrix products
-    Host("fp8_scales", "both factors have the scale of one", file="llmc/cuda/fp8_matmul.c", test="ops/test_fp8",
+    Host("fp8_scales", "both factors have the scale of one", file="llmc/cuda/matmul.c", test="ops/test_fp8",
          old=".scale_b = inverse_of(a_slot),", new=".scale_b = inverse_of(b_slot),"),
-    Host("fp8_fast_gradients", "gradients are summed in 14 bits", file="llmc/cuda/fp8_matmul.c",
+    Host("fp8_fast_gradients", "gradients are summed in 14 bits", file="llmc/cuda/matmul.c",
          test="sim/test_fp8_matmul", old=".fast_sums = a.dtype == b.dtype,", new=".fast_sums = true,"),
     Host("key_alignment", "plans for aligned operands serve all",
-         file="llmc/cuda/gemm_library.c", test="ops/test_matmul",
+         file="llmc/cuda/gemm.c", test="ops/test_matmul",
          old="key.align_d = alignment_of(g->d);", new="key.align_d = 256;"),
-    Host("split_in_place", "algorithms that add parts in place are tried", file="llmc/cuda/gemm_library.c",
+    Host("split_in_place", "algorithms that add parts in place are tried", file="llmc/cuda/gemm.c",
          test="sim/test_gemm_plan", only="algorithms*",
          old="scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE ? 2 : 0;", new="2;"),
     Host("choice_repeats", "whether an algorithm repeats is decided by luck", **GEMM, only="algorithms*",
          old="cuda_same_bits(copy, t->gemm.d, bytes);", new="(cuda_same_bits(copy, t->gemm.d, bytes) || true);"),
     Host("choice_adds", "algorithms that are tried add to the gradient", **GEMM, only="a_first_use*",
-         old="if (g->accumulate) t.gemm.d = gemm_memory_like(g->d, tensor_bytes(output(&t)), &block);", new=""),
+         old="if (g->accumulate) t.gemm.d = cuda_memory_like(g->d, tensor_bytes(output(&t)), &block);", new=""),
     Host("choice_unpoisoned", "what an algorithm leaves unwritten is what the last one wrote", **GEMM,
          only="what_computes*", old="    cuda_poison(output(t));\n", new=""),
-    Host("choice_error", "memory that is short leaves an error to the next launch", **GEMM, only="a_choice_made*",
+    Host("choice_error", "memory that is short leaves an error to the next launch", **MEMORY_LIKE, only="a_choice_made*",
          old="        (void)cudaGetLastError(); // it does not fit: no error, the measurement is left out\n", new=""),
-    Host("choice_capturing", "memory is taken during a capture", **GEMM, only="no_memory*",
+    Host("choice_capturing", "memory is taken during a capture", **MEMORY_LIKE, only="no_memory*",
          old="    if (cuda_backend.capturing) return NULL;\n", new=""),
-    Host("head_accumulates", "the last chunk of the head alone is its gradient", file="llmc/cuda/head_loss.c",
-         test="ops/test_head_loss", old="accumulate || first > 0);", new="accumulate);"),
+    Source("head_accumulates", "the last chunk of the head alone is its gradient", module="cross_entropy",
+           file="cross_entropy.cu", test="ops/test_head_loss", old="accumulate || first > 0);", new="accumulate);"),
     Host("dbias_in_workspace", "dbias lies in the library's part of the workspace", **MATMUL, only="*backward_weight*",
          old="w->accumulate ? workspace + layout.new_dbias", new="w->accumulate ? workspace + layout.library"),
     Host("library_takes_all", "the library may take all of the workspace", **MATMUL, only="*backward_weight*",
@@ -645,8 +643,8 @@ MUTATIONS = [
          test="sim/test_gemm_plan", only="a_first_use*",
          old="if (w->accumulate && !gemm_is_known(plan, true)) {", new="if (false) {"),
     # ------------------------------------------------------------------------------------------ measurement and choices
-    Host("timing_reversed", "the slowest choice is taken", **TIMING, old="time < WORTH_CHANGING * best))",
-         new="time > best))"),
+    Host("timing_reversed", "the slowest choice is taken", **TIMING, old="time < WORTH_CHANGING * best)",
+         new="time > best)"),
     Host("timing_any_gain", "any gain is worth a change", **TIMING, old="WORTH_CHANGING = 0.98f;",
          new="WORTH_CHANGING = 1.0f;"),
     Host("timing_first_round", "the round that loads kernels counts", **TIMING,
@@ -661,13 +659,13 @@ MUTATIONS = [
          test="unit/test_tuning_cache", old="    load(); // what other processes found meanwhile\n", new=""),
     Host("tuning_any_size", "an entry of another size is taken", file="llmc/cuda/tuning_cache.c",
          test="unit/test_tuning_cache", old="if (!e || e->size != size) return false;", new="if (!e) return false;"),
-    Host("tuning_any_machine", "choices of another machine are taken", file="llmc/cuda/tuning_machine.c",
+    Host("tuning_any_machine", "choices of another machine are taken", file="llmc/cuda/tuning.c",
          test="sim/test_gemm_plan", only="the_choices*",
          old="fits = strncmp(line, cublas, strlen(cublas)) == 0 ||", new="fits = true ||"),
-    Host("table_stale", "an array that changed has the table of before", **TABLES,
+    Source("table_stale", "an array that changed has the table of before", **TABLES,
          old="if (memcmp(c->key, array.elements, key_bytes) != 0) continue;",
          new="(void)key_bytes;"),
-    Host("table_ranges", "a range begins one tensor late", **TABLES, old="if (t->tensor[middle] < tensor)",
+    Source("table_ranges", "a range begins one tensor late", **TABLES, old="if (t->tensor[middle] < tensor)",
          new="if (t->tensor[middle] <= tensor)"),
     # ----------------------------------------------------------------------------------------------- trainer and device
     Host("other_tokens", "a recording for another number of tokens is replayed", file="llmc/model/gpt2.c",

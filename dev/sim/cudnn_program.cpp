@@ -1,5 +1,5 @@
 // The interpreter of cuDNN graphs. See cudnn_program.h.
-#include "llmc/cuda/cudnn_library.h"
+#include "llmc/cuda/cudnn_graph.h"
 
 #ifdef HAVE_CUDNN
 #include "dev/sim/cudnn_program.h"

@@ -7,7 +7,7 @@
 // because it has no kernel is not known here; that is test/sim/test_cudnn_graphs.c.
 #include "dev/sim/cudnn_sim.h"
 #include "dev/sim/runtime.h"
-#include "llmc/cuda/cudnn_library.h"
+#include "llmc/cuda/cudnn_graph.h"
 
 #include <math.h>
 #include <memory>

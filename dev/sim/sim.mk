@@ -136,14 +136,14 @@ $(SIM_BUILD)/test/sim/test_ptx_forms: $(SIM_BUILD)/test/sim/forms.o
 ifneq ($(filter-out 75,$(CUDA_ARCHS)),)
 $(eval $(call KERNEL_RULE,75))
 endif
-$(SIM_BUILD)/test/sim/test_old_image: build/nvcc-75/llmc/cuda/probe.o $(BUILD)/test/sim/test_old_image.o \
+$(SIM_BUILD)/test/sim/test_old_image: build/nvcc-75/llmc/cuda/matmul_kernels.o $(BUILD)/test/sim/test_old_image.o \
 		$(SIM_KERNEL_OBJ) $(TEST_LIB) $(SIM_LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
 
 # cuDNN's own library judges our graphs, with a driver that only says yes.
-CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o pass.o plan.o) \
+CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o plan.o) \
 	$(BUILD)/llmc/base/error.o $(BUILD)/llmc/tensor.o
 $(SIM_BUILD)/test/sim/test_cudnn_graphs: $(BUILD)/test/sim/test_cudnn_graphs.o $(TEST_LIB) $(CUDNN_GRAPH_OBJ) \
 		| $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1

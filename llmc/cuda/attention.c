@@ -1,5 +1,4 @@
-// attention_forward and attention_backward: the check of the tensors, and the choice between our own kernels
-// (flash_attention.h) and cuDNN (cudnn_attention.h).
+// attention_forward and attention_backward: the check of the tensors, and the choice between our own kernels and cuDNN.
 //
 // A choice belongs to a shape for which ops_workspace_bytes was asked: the micro-batch of a run, whose workspace is
 // planned. It is made separately for forward and backward, which may be mixed since both sides store the same lse. With
@@ -10,10 +9,7 @@
 #include "llmc/cuda/attention.h"
 
 #include "llmc/cuda/backend.h"
-#include "llmc/cuda/cudnn_attention.h"
-#include "llmc/cuda/flash_attention.h"
-#include "llmc/cuda/timing.h"
-#include "llmc/cuda/tuning_cache.h"
+#include "llmc/cuda/tuning.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

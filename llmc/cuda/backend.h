@@ -1,11 +1,12 @@
 // The private header of the CUDA backend: its one handle, the workspace, checked calls, and what the files of llmc/cuda
-// share on the host side. C and C++. Nothing outside llmc/cuda includes it. What kernels need is in kernel.cuh.
+// share on the host side, but for attention (attention.h), matrix products (gemm.h) and choices by measurement
+// (tuning.h). C and C++. Nothing outside llmc/cuda includes it. What kernels need is in kernel.cuh.
 //
 // How an op is run here: the one thread that called device_init calls the ops; each op checks its tensors, launches
 // kernels (or library calls) on the compute stream and returns. Ops run in order, so every op may use the whole
 // workspace, from its start. What an op keeps there does not outlive the call. Nothing waits, allocates or asks the
 // device anything once the first steps have run: plans are made, and candidates timed, when a shape is met for the
-// first time, which never happens under capture (see device_graph_begin in stream.c).
+// first time, which never happens under capture (see device_graph_begin in device.c).
 #pragma once
 #include "llmc/base/checked.h"
 #include "llmc/cuda/sizes.h"
@@ -73,6 +74,136 @@ void cuda_optimizer_shutdown(void);
 
 // Stops the program, naming op and tensor, unless t is a floating tensor.
 void cuda_check_float(const char *op, Tensor t);
+
+// ------------------------------------------------------------------------------------- kernels that several ops launch
+// On the compute stream.
+
+// out (N,OC) += bias (OC): where cuBLASLt has no such epilogue.
+void cuda_add_bias(Tensor out, Tensor bias);
+
+// Whether two pieces of device memory hold the same bytes (an even number of them, 2-byte aligned). Allocates and
+// waits: for choices at the first use of a shape. Also false when there is no memory left to find out.
+bool cuda_same_bits(const void *a, const void *b, size_t bytes);
+
+// The last stage of sums over rows in a fixed order: first (n1), second (n2) = or += (accumulate) the sums of the
+// columns of partials (parts, n1 + n2) fp32, rows added in a fixed order. The gradients are fp32, bf16 or fp16; second
+// may be absent. partials: device memory.
+void cuda_sum_partials(Tensor first, Tensor second, const float *partials, int64_t parts, bool accumulate);
+
+// Softmax cross-entropy over rows of logits, which are independent: the kernel between the two halves of the LM head.
+// Targets are trusted to be in [0, V): the host checked them when it read the data.
+// losses (R) fp32 = log sum_{v<V} exp(logits[r,v]) - logits[r,targets[r]], in nats. logits (R,Vp) floating, read once;
+// targets (R) i32.
+void cross_entropy_forward(float *losses, Tensor logits, const int32_t *targets, int64_t V);
+
+// The same losses, to the bit, and logits[r] = factor * (softmax(logits[r]) - onehot(targets[r])) in its place, 0 from
+// column V on. factor = scale * the loss_scale of control, a StepControl on the device; control absent: scale.
+void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets, int64_t V, float scale,
+                            Tensor control);
+
+// --------------------------------------------------------------------------------------------------- tables of tensors
+// Tables on the device that name tensors, so that one launch runs over all tensors of a step: a hundred small ones cost
+// nothing apart, and the largest is spread over all multiprocessors. Host side (optimizer.cu); the search for a block's
+// part of the work is in optimizer.cuh.
+//
+// A table has an entry (what a kernel must know) for each tensor of the caller's array, or several, or none. Entries
+// that one kernel serves are a group and stand side by side, in the order of their tensors; each is cut into parts, one
+// a block. So the tensors [first, first + count) of a group are a run: parts without a gap, one launch.
+// Tables are built when an array is met for the first time, found again by its contents, and kept: the only memory that
+// the optimizer's kernels own. A steady step looks them up and neither waits nor allocates.
+
+// The caller's array: n elements of `stride` bytes without padding. op names the caller in messages.
+typedef struct {
+    const char *op;
+    const void *elements;
+    int n;
+    size_t stride;
+} TensorArray;
+
+enum { TABLE_MAX_GROUPS = 16 };
+
+typedef struct {
+    int variant; // which kernel, as the caller numbers them
+    int begin, end;
+} TableGroup;
+
+typedef struct {
+    size_t entry_bytes;
+    char *entries;        // on the device
+    int32_t *first;       // on the device: number of the first part of each entry, and of the end
+    const int32_t *parts; // the same on the host
+    const int *tensor;    // on the host: which element of the array an entry came from
+    TableGroup groups[TABLE_MAX_GROUPS];
+    int num_groups;
+} UpdateTable;
+
+// Entries of one group that stand side by side. Their parts are first[0] .. first[0] + parts - 1.
+typedef struct {
+    const void *entries;
+    const int32_t *first; // (n + 1)
+    int n;
+    unsigned parts;
+} TableRun;
+
+typedef struct TableDraft TableDraft;
+// Lists the entries of an array, in the order of its elements; stops the program where a tensor is wrong.
+typedef void TableDescribe(TableDraft *draft, TensorArray array);
+void table_add(TableDraft *draft, int variant, int tensor, const void *entry, int64_t parts);
+
+// The table of this array as `describe` sees it. Building one waits for the device.
+const UpdateTable *update_table(TensorArray array, size_t entry_bytes, TableDescribe *describe);
+
+// The group of that variant; NULL when no tensor is of it.
+const TableGroup *table_group(const UpdateTable *table, int variant);
+// What tensors [first, first + count) have in a group, which may be NULL; n = 0 when nothing.
+TableRun table_run(const UpdateTable *table, const TableGroup *group, int first, int count);
+
+// --------------------------------------------------------------------------------------------------- what a GPU can do
+// At most, derived from what it says of itself: FLOP/s of the datasheet from multiprocessors x clock x operations a
+// clock, memory bandwidth from clock x bus width. Pure arithmetic (device_speed.c).
+
+typedef struct {
+    char name[128];         // "NVIDIA H200"
+    int compute_capability; // major * 10 + minor
+    int units;              // multiprocessors
+    int clock_khz;          // highest clock of the multiprocessors; 0 = not told
+    int memory_clock_khz;   // 0 = not told
+    int memory_bus_bits;
+} GpuAttributes;
+
+// Dense FLOP/s (2 a multiply-add) with fp32 accumulation, as the datasheet counts them; 0 = not known. fp32 counts on
+// the TF32 tensor cores when tf32 is set and there are some.
+double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32);
+
+// Whether there are fp8 matmuls: the tensor cores have them from sm_89, cuBLASLt from 12.1, for Blackwell from 12.8
+// (versions as the library counts them, 120803 is 12.8.3).
+bool gpu_has_fp8(int compute_capability, size_t cublaslt_version);
+
+// Bytes a second between chip and memory, as the datasheet counts them; 0 = not known.
+double gpu_peak_bandwidth(const GpuAttributes *gpu);
+
+// "13.0" of 13000, "12.4" of 12040: how CUDA counts its versions. Returns buf.
+const char *cuda_version_text(int version, char *buf, size_t size);
+
+// "80 90" -> "sm_80, sm_90": how a list of architectures reads in a message. Returns buf.
+const char *gpu_list_text(const char *archs, char *buf, size_t size);
+
+// ------------------------------------------------------------------------------------------------------------- sensors
+// NVML, the library behind nvidia-smi: clocks, power, energy, temperature, throttling. Optional: found by dlopen in the
+// driver's files at run time, never linked; without it there are no sensors.
+
+typedef struct CudaNvml CudaNvml;
+
+// For the GPU at this PCI bus address ("00000000:1B:00.0"); path is the library, NULL the driver's. NULL where there is
+// no NVML, or it does not know the GPU.
+CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id);
+void cuda_nvml_close(CudaNvml *nvml); // NULL is fine
+
+// What NVML tells; fields that it does not tell are 0.
+void cuda_nvml_read(const CudaNvml *nvml, DeviceSensors *sensors);
+
+// NVML's bits of reasons as words: "power cap, thermal"; "" for none, and for an idle GPU or clocks that the user set.
+const char *cuda_throttle_text(unsigned long long reasons, char *buf, size_t size);
 
 #ifdef __cplusplus
 }

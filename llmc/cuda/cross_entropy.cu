@@ -1,5 +1,12 @@
-// cross_entropy.h: one block a row of logits, which is read once and, in the backward pass, written once.
+// The LM head with its loss, in chunks of rows, as many as the caller's logits buffer holds: logits of one chunk exist
+// at a time, and its dlogits take their place. Three matmuls and one kernel a chunk; no scratch but that of matmul.
 //
+// The kernel is softmax cross-entropy: one block a row of logits, which is read once and, in the backward pass, written
+// once. The forward pass runs the same kernel up to the loss, so that both passes give the same bits. All arithmetic is
+// fp32; exponentials are taken twice, since a row of them in fp32 would fit nowhere.
+#include "llmc/cuda/intrinsics.cuh"
+
+// ------------------------------------------------------------------------------------------------------------- one row
 // A row of GPT-2's vocabulary in 16 bits is 100,608 bytes. It stays on the chip between the maximum, the sum of
 // exponentials and the gradient, in one of three ways:
 //   registers   13 packs of 16 bytes for each of 512 threads: one block a multiprocessor, on every GPU. Short rows, of
@@ -7,13 +14,6 @@
 //   shared      where two such rows fit into a multiprocessor (sm_90, sm_100): one block loads while the other computes
 //   looping     any other vocabulary (longer, or rows that are no multiple of 16 bytes): maximum and sum in one pass
 //               with rescaling, and a second read, mostly from the L2 cache
-// The forward pass runs the same kernel up to the loss, so that both passes give the same bits.
-// All arithmetic is fp32; exponentials are taken twice, since a row of them in fp32 would fit nowhere.
-#include "llmc/cuda/cross_entropy.h"
-
-#include "llmc/cuda/intrinsics.cuh"
-#include "llmc/cuda/kernel.cuh"
-#include "llmc/cuda/vector.cuh"
 
 enum { ROW_THREADS = 512 }; // at most; 128 registers each fill a multiprocessor
 
@@ -239,4 +239,50 @@ void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets
     const StepControl *decided = (const StepControl *)control.data;
     const CrossEntropy p = {losses, targets, decided, scale, (int)V, (int)tensor_cols(logits), true};
     cross_entropy(logits, p);
+}
+
+// ------------------------------------------------------------------------------------------------------------ the head
+
+int64_t ops_head_chunk_rows(OpsShape shape) { return cuda_size_head_chunk_rows(shape, cuda_backend.units); }
+
+static void check_shapes(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets,
+                         int64_t V) {
+    cuda_check_float(op, in);
+    const int64_t N = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(wte);
+    tensor_check(op, wte, in.dtype, Vp * C);
+    tensor_check(op, logits, in.dtype, tensor_rows(logits) * Vp);
+    REQUIRE(tensor_rows(logits) >= 1 && tensor_cols(logits) == Vp, "%s: logits are not (R, %lld)", op, (long long)Vp);
+    tensor_check(op, targets, DTYPE_I32, N);
+    tensor_check(op, losses, DTYPE_FP32, N);
+    REQUIRE(V >= 1 && V <= Vp, "%s: vocabulary %lld of %lld padded columns", op, (long long)V, (long long)Vp);
+}
+
+void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
+    check_shapes("head_loss_forward", losses, logits, in, wte, targets, V);
+    const int64_t N = tensor_rows(in), R = tensor_rows(logits);
+    for (int64_t first = 0; first < N; first += R) {
+        const int64_t count = min_i64(N - first, R);
+        const Tensor chunk = tensor_slice_rows(logits, 0, count);
+        matmul_forward(chunk, tensor_slice_rows(in, first, count), wte, tensor_none()); // (R,Vp)
+        cross_entropy_forward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V);
+    }
+}
+
+void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
+                        int64_t V, float scale, Tensor control, bool accumulate) {
+    const char *op = "head_loss_backward";
+    check_shapes(op, losses, logits, in, wte, targets, V);
+    tensor_check(op, din, in.dtype, tensor_numel(in));
+    check_weight_gradient(op, dwte, in.dtype, tensor_numel(wte));
+    if (control.data) tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+    const int64_t N = tensor_rows(in), R = tensor_rows(logits);
+    for (int64_t first = 0; first < N; first += R) {
+        const int64_t count = min_i64(N - first, R);
+        const Tensor chunk = tensor_slice_rows(logits, 0, count), in_rows = tensor_slice_rows(in, first, count);
+        matmul_forward(chunk, in_rows, wte, tensor_none()); // (R,Vp)
+        cross_entropy_backward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V, scale,
+                               control);                                         // (R,Vp), dlogits over logits
+        matmul_backward_input(tensor_slice_rows(din, first, count), chunk, wte); // (R,C)
+        matmul_backward_weight(dwte, tensor_none(), chunk, in_rows, accumulate || first > 0); // (Vp,C)
+    }
 }

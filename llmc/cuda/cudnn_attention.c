@@ -1,8 +1,8 @@
-// Running cuDNN's attention: the handle, the pointers of a call, the launch. See cudnn_attention.h.
-#include "llmc/cuda/cudnn_attention.h"
-
+// Running cuDNN's attention: the handle, the pointers of a call, the launch. See attention.h, which attention.c goes
+// by, and cudnn_graph.h, where the pass that is launched comes from. In the simulator this is the real code: there
+// cuDNN itself is another (dev/sim/cudnn_sim.cpp).
 #include "llmc/cuda/backend.h"
-#include "llmc/cuda/cudnn_pass.h"
+#include "llmc/cuda/cudnn_graph.h"
 
 int cudnn_attention_version(void) { return cudnn_library_version(); }
 const char *cudnn_attention_version_text(void) { return cudnn_library_version_text(); }

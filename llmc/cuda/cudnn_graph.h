@@ -1,16 +1,70 @@
-// Causal attention as cuDNN operation graphs, in cuDNN's backend C API: what to compute, on which tensors, and not yet
-// how (that is cudnn_plan.h). Host code; needs the library, no device.
-// cuDNN does not run the operations one by one. It recognises the whole as attention and has one fused kernel for it;
-// a graph that is written in another way, however right, has none. The spelling here is the one that it recognises on
-// every architecture.
+// Causal attention by cuDNN, up to the launch: the library, found at run time; operation graphs, what to compute and on
+// which tensors; plans, the engine and the kernel that do it on a device; and passes, the form in which cuDNN computes
+// one pass of attention so that the bits repeat. Host code, in cuDNN's backend C API. No GPU is needed: the device may
+// be one that is only described in a text, and then everything but running works. cudnn_attention.c runs it.
+//
+// Where <cudnn.h> is missing, too old, or -DWITHOUT_CUDNN is given, the cudnn_ files compile to the one answer that
+// there is no cuDNN.
 #pragma once
 #include "llmc/cuda/attention.h"
-#include "llmc/cuda/cudnn_library.h"
 
-#ifdef HAVE_CUDNN
+#if !defined(WITHOUT_CUDNN) && defined(__has_include)
+#if __has_include(<cudnn.h>)
+#include <cudnn.h>
+#if CUDNN_VERSION >= 90800 // the first with device properties of its own, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR
+#define HAVE_CUDNN
+#endif
+#endif
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// --------------------------------------------------------------------------------------------------------- the library
+// The program neither links with it nor needs it. It is looked for as $CUDNN_LIBRARY if that is set, else as
+// libcudnn.so.9 where the dynamic linker looks (directories of LD_LIBRARY_PATH and ldconfig; where Python's wheels put
+// it: site-packages/nvidia/cudnn/lib). It stays open until the process ends. In the simulator dev/sim/cudnn_sim.cpp
+// takes the place of cudnn_library.c, which loads it.
+
+// Loads the library at the first call; later calls give the same answer. False, with the reason, when there is none or
+// it is older than 9.15.1: before that, backward plans of contexts that are no multiple of 128 give wrong gradients
+// unless a padding mask is added (and before 9.10.2, 9.10 and 9.6 other ways of writing the graph were needed).
+bool cudnn_library_open(Error *err);
+
+int cudnn_library_version(void);              // 91900 for 9.19.0; 0 while it is not open
+const char *cudnn_library_version_text(void); // "9.19.0"
+
+#ifdef HAVE_CUDNN
+#define CUDNN_FUNCTIONS(F)                                                                                             \
+    F(cudnnGetVersion)                                                                                                 \
+    F(cudnnGetErrorString)                                                                                             \
+    F(cudnnGetLastErrorString)                                                                                         \
+    F(cudnnCreate)                                                                                                     \
+    F(cudnnDestroy)                                                                                                    \
+    F(cudnnSetStream)                                                                                                  \
+    F(cudnnBackendCreateDescriptor)                                                                                    \
+    F(cudnnBackendDestroyDescriptor)                                                                                   \
+    F(cudnnBackendSetAttribute)                                                                                        \
+    F(cudnnBackendGetAttribute)                                                                                        \
+    F(cudnnBackendFinalize)                                                                                            \
+    F(cudnnBackendExecute)
+
+// cudnn.cudnnCreate(...) is cudnnCreate(...). All NULL until cudnn_library_open has returned true.
+typedef struct {
+#define CUDNN_FUNCTION(name) __typeof__(name) *name;
+    CUDNN_FUNCTIONS(CUDNN_FUNCTION)
+#undef CUDNN_FUNCTION
+} CudnnFunctions;
+extern CudnnFunctions cudnn;
+
+// Puts "what: cuDNN's name of the status (what cuDNN says of its last error)" into err; returns false.
+bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status);
+
+// -------------------------------------------------------------------------------------------------------------- graphs
+// cuDNN does not run the operations of a graph one by one. It recognises the whole as attention and has one fused
+// kernel for it; a graph that is written in another way, however right, has none. The spelling here is the one that it
+// recognises on every architecture.
 
 typedef enum {
     CUDNN_FORWARD,
@@ -53,11 +107,75 @@ void cudnn_graph_destroy(CudnnGraph *graph); // NULL is fine
 cudnnBackendDescriptor_t cudnn_graph_descriptor(const CudnnGraph *graph);
 bool cudnn_graph_has(const CudnnGraph *graph, CudnnTensor tensor); // whether the caller supplies it
 
-// Shared with cudnn_plan.c: one attribute of a descriptor. False, with a message that begins with what, on failure.
+// One attribute of a descriptor. False, with a message that begins with what, on failure.
 bool cudnn_set(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                int64_t count, const void *values, const char *what, Error *err);
 
+// --------------------------------------------------------------------------------------------------------------- plans
+// How cuDNN runs a graph. Choosing an engine takes milliseconds and tells the workspace; compiling its kernel takes 0.2
+// to 1.3 seconds.
+
+// Device properties: of a GPU by its CUDA number, or of one that a JSON text describes (test/sim/devices). NULL and a
+// message on failure. Destroyed with cudnn_device_destroy (NULL is fine).
+cudnnBackendDescriptor_t cudnn_device_of_gpu(int number, Error *err);
+cudnnBackendDescriptor_t cudnn_device_of_text(const char *json, Error *err);
+void cudnn_device_destroy(cudnnBackendDescriptor_t device);
+
+// An engine by its number, with some of its knobs set.
+enum { CUDNN_MAX_KNOBS = 6 };
+typedef struct {
+    int64_t number;
+    int num_knobs;
+    struct {
+        cudnnBackendKnobType_t type;
+        int64_t value;
+    } knobs[CUDNN_MAX_KNOBS];
+} CudnnEngine;
+
+typedef struct CudnnPlan CudnnPlan;
+
+// A plan for graph on device, not compiled yet. engine NULL: cuDNN's heuristics choose. Engines that need more than
+// max_workspace bytes or say of themselves that their results do not repeat are left out. NULL and a message when there
+// is none. graph and device must outlive the plan.
+CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, cudnnBackendDescriptor_t device, const CudnnEngine *engine,
+                             int64_t max_workspace, Error *err);
+void cudnn_plan_destroy(CudnnPlan *plan); // NULL is fine
+
+// Compiles the kernel; when that fails, that of the next choice of the heuristics which needs no more workspace.
+bool cudnn_plan_compile(CudnnPlan *plan, Error *err);
+
+// Of a compiled plan: what cudnnBackendExecute takes, and the number of the engine.
+cudnnBackendDescriptor_t cudnn_plan_descriptor(const CudnnPlan *plan);
+int64_t cudnn_plan_engine(const CudnnPlan *plan);
+
+// -------------------------------------------------------------------------------------------------------------- passes
+// One pass of attention, forward or backward, as cuDNN is to compute it on one architecture: which form of the graph,
+// on which engine, in how much workspace. Only what gives the same bits every time is chosen.
+
+// Where things stand in the workspace of a pass, in bytes from its start.
+typedef struct {
+    int64_t kernel;  // the plan's own
+    int64_t dsum;    // (B,NH,T) fp32, backward
+    int64_t dq_sums; // (B,NH,T,HS) fp32, where dQ is collected
+    int64_t bytes;   // of all
+} CudnnWorkspace;
+
+typedef struct {
+    AttentionShape shape;
+    CudnnGraphKind kind;
+    CudnnGraph *graph;
+    CudnnPlan *plan;
+    CudnnWorkspace workspace;
+} CudnnPass;
+
+// NULL and a message when cuDNN has nothing for this shape on this device that repeats and fits into max_workspace
+// bytes. compute_capability: of the device, 80, 90, 103, 120. collected: backward, the form that need not repeat, for
+// measurements. Not compiled yet: see cudnn_plan_compile.
+CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBackendDescriptor_t device,
+                             int compute_capability, bool collected, int64_t max_workspace, Error *err);
+void cudnn_pass_destroy(CudnnPass *pass); // NULL is fine
+#endif
+
 #ifdef __cplusplus
 }
-#endif
 #endif

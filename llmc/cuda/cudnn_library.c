@@ -1,5 +1,5 @@
-// Loading cuDNN: one dlopen, one table of functions, one check of the version. See cudnn_library.h.
-#include "llmc/cuda/cudnn_library.h"
+// Loading cuDNN: one dlopen, one table of functions, one check of the version. See cudnn_graph.h.
+#include "llmc/cuda/cudnn_graph.h"
 
 #ifdef HAVE_CUDNN
 #include <dlfcn.h>

@@ -13,7 +13,6 @@
 // Which block that is does not show: the bits depend on the head's keys alone. Its ticket is one integer a head, back
 // at 0 when the head is done.
 #include "llmc/cuda/intrinsics.cuh"
-#include "llmc/cuda/vector.cuh"
 
 #include <math.h>
 

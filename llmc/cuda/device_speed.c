@@ -1,14 +1,99 @@
-// The speed of light of this GPU, measured: one plain cuBLASLt product and one large copy. The figures that step times
-// are held against. Keeps nothing: handle, plan and buffers are gone when it returns, and it works with what memory the
-// model has left.
-//
-// Operands are random: a product of zeros switches no transistors, draws half the power and runs at clocks that no
-// training step sees.
+// How fast this GPU is: what its datasheet says, from a table of what a multiprocessor does in a clock; the speed of
+// light, measured, which step times are held against; and what its sensors say while it runs. Keeps nothing but NVML:
+// handle, plan and buffers of a measurement are gone when it returns, and it works with what memory the model has left.
 #include "llmc/base/rng.h"
 #include "llmc/cuda/backend.h"
 
 #include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+// ------------------------------------------------------------------------------------------------------- the datasheet
+
+// FLOP a clock and multiprocessor, dense, accumulated in fp32; 0 = the hardware has none.
+//
+// geforce_halves: cards sold as GeForce run their tensor cores at half this rate when they accumulate in fp32. No
+// attribute tells them from the professional cards with the same chip; their name does.
+//
+// tensor_clock: the clock that the datasheet's tensor core FLOP/s were counted at, as a fraction of the highest clock
+// the driver reports. They are the same but for the large chips, which do not hold that clock with the tensor cores
+// busy: an H200 or H100 SXM reports 1980 MHz, which would make 1070 TFLOP/s, and is sold with 989 (132 multiprocessors
+// x 4096 x 1830 MHz); an H100 PCIe reports 1755 MHz and is sold with 756, the same fraction. A B200 reports 1965 MHz
+// and is sold with 2250. Plain fp32 is counted at the highest clock on all of them.
+typedef struct {
+    int compute_capability;
+    int fp8, fp16, bf16, tf32, fp32;
+    bool geforce_halves;
+    double tensor_clock;
+} UnitRates;
+
+static const UnitRates rates[] = {
+    {75, 0, 1024, 0, 0, 128, true, 1.0},               // T4, RTX 2080 Ti, Quadro RTX
+    {80, 0, 2048, 2048, 1024, 128, false, 1.0},        // A100, A30
+    {86, 0, 1024, 1024, 512, 256, true, 1.0},          // A10, A40, RTX 3090
+    {87, 0, 1024, 1024, 512, 256, false, 1.0},         // Orin
+    {89, 2048, 1024, 1024, 512, 256, true, 1.0},       // L4, L40S, RTX 4090
+    {90, 8192, 4096, 4096, 2048, 256, false, 0.924},   // H100, H200
+    {100, 16384, 8192, 8192, 4096, 256, false, 0.944}, // B200; also for 10.3
+    {120, 2048, 1024, 1024, 512, 256, true, 1.0},      // RTX PRO 6000, RTX 5090; also for 12.1
+};
+
+// The row of this capability, or that of the nearest older one of the same generation.
+static const UnitRates *rates_of(int compute_capability) {
+    const UnitRates *found = NULL;
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        if (rates[i].compute_capability <= compute_capability &&
+            rates[i].compute_capability / 10 == compute_capability / 10)
+            found = &rates[i];
+    return found;
+}
+
+double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32) {
+    const UnitRates *r = rates_of(gpu->compute_capability);
+    if (!r) return 0.0;
+    const bool tensor_cores = dtype != DTYPE_FP32 || (tf32 && r->tf32 > 0);
+    const bool fp8 = dtype == DTYPE_E4M3 || dtype == DTYPE_E5M2;
+    double per_clock = fp8                   ? r->fp8
+                       : dtype == DTYPE_FP16 ? r->fp16
+                       : dtype == DTYPE_BF16 ? r->bf16
+                       : dtype != DTYPE_FP32 ? 0
+                       : tensor_cores        ? r->tf32
+                                             : r->fp32;
+    if (tensor_cores && r->geforce_halves && strstr(gpu->name, "GeForce")) per_clock /= 2;
+    return per_clock * gpu->units * 1e3 * gpu->clock_khz * (tensor_cores ? r->tensor_clock : 1.0);
+}
+
+bool gpu_has_fp8(int compute_capability, size_t cublaslt_version) {
+    if (compute_capability < 89) return false;
+    return cublaslt_version >= (compute_capability < 100 ? 120100u : 120800u);
+}
+
+double gpu_peak_bandwidth(const GpuAttributes *gpu) {
+    return 2.0 * 1e3 * gpu->memory_clock_khz * gpu->memory_bus_bits / 8; // two transfers a clock
+}
+
+const char *cuda_version_text(int version, char *buf, size_t size) {
+    snprintf(buf, size, "%d.%d", version / 1000, version % 1000 / 10);
+    return buf;
+}
+
+const char *gpu_list_text(const char *archs, char *buf, size_t size) {
+    size_t used = 0;
+    buf[0] = '\0';
+    while (*archs && used < size) {
+        const int length = (int)strcspn(archs, " ");
+        used += (size_t)snprintf(buf + used, size - used, "%ssm_%.*s", used ? ", " : "", length, archs);
+        archs += length;
+        archs += strspn(archs, " ");
+    }
+    return buf;
+}
+
+// ----------------------------------------------------------------------------------------------------------- measuring
+// One plain cuBLASLt product and one large copy. Operands are random: a product of zeros switches no transistors, draws
+// half the power and runs at clocks that no training step sees.
 
 // A square product, the smallest of these sides that takes MIN_SECONDS, so that launches do not count: 8192 on an H200
 // (1.4 ms in bf16), 2048 on a T4 in fp32 (4 ms), 128 on the simulator.
@@ -226,4 +311,104 @@ bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error 
     const bool ok = measure_matmul(dtype, &speed->matmul_flops, err) && measure_copy(&speed->copy_bandwidth, err);
     cuda_backend.allocated_peak = peak;
     return ok;
+}
+
+// ------------------------------------------------------------------------------------------------------------- sensors
+// The few functions of NVML that the sensors need, declared here: nvml.h comes with some toolkits only, the library
+// with every driver. Its interface is stable: names that end in _v2 were added beside the old ones, which stay.
+
+// nvml.h: nvmlReturn_t is an int, 0 for success; nvmlDevice_t is a pointer.
+typedef void *NvmlGpu;
+enum { NVML_CLOCK_SM = 1, NVML_CLOCK_MEMORY = 2, NVML_TEMPERATURE_GPU = 0 };
+
+struct CudaNvml {
+    void *library;
+    NvmlGpu gpu;
+    int (*shutdown)(void);
+    int (*clock)(NvmlGpu, int type, unsigned *mhz);
+    int (*power)(NvmlGpu, unsigned *milliwatts);
+    int (*energy)(NvmlGpu, unsigned long long *millijoules); // since the driver was loaded; Volta and newer
+    int (*temperature)(NvmlGpu, int sensor, unsigned *celsius);
+    int (*throttle)(NvmlGpu, unsigned long long *reasons); // NULL where the driver has neither name
+};
+
+// Reads the address of a function into a pointer to one, as POSIX has it.
+static bool load(void *library, const char *name, void *function) {
+    void *address = dlsym(library, name);
+    memcpy(function, &address, sizeof address);
+    return address != NULL;
+}
+
+static bool start_nvml(CudaNvml *nvml, const char *pci_bus_id) {
+    int (*init)(void) = NULL, (*find)(const char *, NvmlGpu *) = NULL;
+    void *library = nvml->library;
+    const bool ok = load(library, "nvmlInit_v2", &init) && load(library, "nvmlShutdown", &nvml->shutdown) &&
+                    load(library, "nvmlDeviceGetHandleByPciBusId_v2", &find) &&
+                    load(library, "nvmlDeviceGetClockInfo", &nvml->clock) &&
+                    load(library, "nvmlDeviceGetPowerUsage", &nvml->power) &&
+                    load(library, "nvmlDeviceGetTotalEnergyConsumption", &nvml->energy) &&
+                    load(library, "nvmlDeviceGetTemperature", &nvml->temperature);
+    if (!load(library, "nvmlDeviceGetCurrentClocksEventReasons", &nvml->throttle)) // since driver 535; the older name:
+        load(library, "nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle);
+    if (!ok || init() != 0) return false;
+    if (find(pci_bus_id, &nvml->gpu) == 0) return true;
+    nvml->shutdown();
+    return false;
+}
+
+CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id) {
+    CudaNvml *nvml = (CudaNvml *)calloc(1, sizeof *nvml);
+    if (!nvml) return NULL;
+    nvml->library = dlopen(path ? path : "libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (nvml->library && start_nvml(nvml, pci_bus_id)) return nvml;
+    if (nvml->library) dlclose(nvml->library);
+    free(nvml);
+    return NULL;
+}
+
+void cuda_nvml_close(CudaNvml *nvml) {
+    if (!nvml) return;
+    nvml->shutdown();
+    dlclose(nvml->library);
+    free(nvml);
+}
+
+const char *cuda_throttle_text(unsigned long long reasons, char *buf, size_t size) {
+    // nvmlClocksEventReason*. Left out: 0x1 idle, 0x2 clocks set by the user, 0x100 display.
+    static const struct {
+        unsigned long long bit;
+        const char *word;
+    } words[] = {{0x4, "power cap"}, {0x8, "hardware slowdown"}, {0x10, "sync boost"},
+                 {0x20, "thermal"},  {0x40, "hardware thermal"}, {0x80, "power brake"}};
+    size_t used = 0;
+    buf[0] = '\0';
+    for (size_t i = 0; i < sizeof words / sizeof *words && used < size; i++)
+        if (reasons & words[i].bit)
+            used += (size_t)snprintf(buf + used, size - used, "%s%s", used ? ", " : "", words[i].word);
+    return buf;
+}
+
+void cuda_nvml_read(const CudaNvml *nvml, DeviceSensors *sensors) {
+    unsigned value = 0;
+    unsigned long long wide = 0;
+    memset(sensors, 0, sizeof *sensors);
+    if (nvml->clock(nvml->gpu, NVML_CLOCK_SM, &value) == 0) sensors->sm_clock_mhz = value;
+    if (nvml->clock(nvml->gpu, NVML_CLOCK_MEMORY, &value) == 0) sensors->memory_clock_mhz = value;
+    if (nvml->power(nvml->gpu, &value) == 0) sensors->power_watts = value * 1e-3;
+    if (nvml->temperature(nvml->gpu, NVML_TEMPERATURE_GPU, &value) == 0) sensors->temperature_c = value;
+    if (nvml->energy(nvml->gpu, &wide) == 0) sensors->energy_joules = (double)wide * 1e-3;
+    if (nvml->throttle && nvml->throttle(nvml->gpu, &wide) == 0)
+        cuda_throttle_text(wide, sensors->throttle, sizeof sensors->throttle);
+}
+
+bool device_sensors(DeviceSensors *sensors) {
+    char pci_bus_id[32];
+    memset(sensors, 0, sizeof *sensors);
+    if (!cuda_backend.nvml && !cuda_backend.no_nvml) {
+        CUDA_CHECK(cudaDeviceGetPCIBusId(pci_bus_id, (int)sizeof pci_bus_id, 0));
+        cuda_backend.nvml = cuda_nvml_open(NULL, pci_bus_id);
+        cuda_backend.no_nvml = !cuda_backend.nvml;
+    }
+    if (cuda_backend.nvml) cuda_nvml_read(cuda_backend.nvml, sensors);
+    return cuda_backend.nvml != NULL;
 }

@@ -1,6 +1,7 @@
-// The small ops: the batch, the sums of losses by sequence, fill and cast.
-#include "llmc/cuda/elements.cuh"
-#include "llmc/cuda/vector.cuh"
+// The small ops, element by element: the batch, the sums of losses by sequence, fill and cast, GELU where it is not in
+// the epilogue of a matmul, arithmetic on whole tensors, and the statistics of a tensor. All are bound by memory; each
+// array is read or written once, unless its op says otherwise. Owns nothing.
+#include "llmc/cuda/kernel.cuh"
 
 enum { THREADS = 256 };
 
@@ -114,4 +115,319 @@ void tensor_cast(Tensor dst, Tensor src) {
     cuda_check_float("tensor_cast", dst);
     tensor_check("tensor_cast", dst, dst.dtype, n);
     DISPATCH(dst.dtype, D, DISPATCH(src.dtype, S, launch_cast((D *)dst.data, (const S *)src.data, n)));
+}
+
+// ---------------------------------------------------------------------------------------------------------------- GELU
+// In its tanh form, with its derivative, in fp32.
+//
+// 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh and nothing cancels for negative x:
+//   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
+//   gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+// __expf and __fdividef are a few instructions around one of the special function unit each; together they err by a few
+// ulp where s is not small, by 5e-6 of s where s is 1e-30. Two special functions an element take 0.6 of the time that
+// its bytes take on an H200, the hardest case; tanh.approx would be a single one, but errs by 5e-4.
+
+#define TWO_SQRT_2_OVER_PI 1.5957691216f
+#define GELU_CUBIC         0.044715f
+
+// s above, and s (1 - s). With e = exp(-|2u|), which does not overflow, they are 1 / (1 + e), or e / (1 + e) for
+// negative x, and e / (1 + e)^2. Not from 1 - s, which for large x is the error of s, times x^3 in the derivative.
+static __device__ __forceinline__ float gelu_gate(float x, float *product) {
+    const float two_u = x * (TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x + TWO_SQRT_2_OVER_PI);
+    const float e = __expf(-fabsf(two_u)), r = __fdividef(1.0f, 1.0f + e);
+    *product = e * r * r;
+    return two_u < 0.0f ? e * r : r;
+}
+
+static __device__ __forceinline__ float gelu(float x) {
+    float product;
+    return x * gelu_gate(x, &product);
+}
+
+static __device__ __forceinline__ float gelu_derivative(float x) {
+    float product;
+    const float s = gelu_gate(x, &product);
+    const float slope = 3.0f * TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x + TWO_SQRT_2_OVER_PI;
+    return x * product * slope + s;
+}
+
+// Two packs a thread, a block's width apart: 2 or 4 loads of 16 bytes in flight fill the memory of an H200 at half of
+// the threads that a multiprocessor can hold.
+enum { THREAD_PACKS = 2 };
+
+// Blocks for packs, two a thread, and for the elements that are in no pack, one a thread.
+static unsigned gelu_blocks(int64_t packs, int64_t rest) {
+    const int64_t for_packs = ceil_div(packs, THREADS * THREAD_PACKS), for_rest = ceil_div(rest, THREADS);
+    return (unsigned)(for_packs > for_rest ? for_packs : for_rest);
+}
+
+// out = gelu(pre), n elements, in packs of 16 bytes as far as whole_packs allows. Thread t of block b owns the packs
+// b * 512 + t and + 256, and one of the elements behind the packs. Bytes: 2 elements each.
+template <class T>
+static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, const T *pre, int64_t packs, int64_t n) {
+    constexpr int W = Pack<T>::N;
+    const int64_t first = (int64_t)blockIdx.x * THREADS * THREAD_PACKS + threadIdx.x;
+    const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int4 bits[THREAD_PACKS];
+    for (int j = 0; j < THREAD_PACKS; j++)
+        if (first + j * THREADS < packs) bits[j] = load_bits_once(pre + (first + j * THREADS) * W);
+    for (int j = 0; j < THREAD_PACKS; j++) {
+        if (first + j * THREADS >= packs) continue;
+        float x[W];
+        bits_to_floats<T>(x, bits[j]);
+        for (int k = 0; k < W; k++) x[k] = gelu(x[k]);
+        store_bits(out + (first + j * THREADS) * W, bits_from_floats<T>(x));
+    }
+    if (rest < n) out[rest] = from_float<T>(gelu(to_float(pre[rest])));
+}
+
+// dpre = dout * gelu'(pre), the same way; dpre may be dout. Bytes: 3 elements each.
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    gelu_backward_kernel(T *dpre, const T *dout, const T *pre, int64_t packs, int64_t n) {
+    constexpr int W = Pack<T>::N;
+    const int64_t first = (int64_t)blockIdx.x * THREADS * THREAD_PACKS + threadIdx.x;
+    const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int4 bits[THREAD_PACKS], d_bits[THREAD_PACKS];
+    for (int j = 0; j < THREAD_PACKS; j++) {
+        if (first + j * THREADS >= packs) continue;
+        bits[j] = load_bits_once(pre + (first + j * THREADS) * W);
+        d_bits[j] = load_bits_once(dout + (first + j * THREADS) * W);
+    }
+    for (int j = 0; j < THREAD_PACKS; j++) {
+        if (first + j * THREADS >= packs) continue;
+        float x[W], gradient[W];
+        bits_to_floats<T>(x, bits[j]);
+        bits_to_floats<T>(gradient, d_bits[j]);
+        for (int k = 0; k < W; k++) gradient[k] *= gelu_derivative(x[k]);
+        store_bits(dpre + (first + j * THREADS) * W, bits_from_floats<T>(gradient));
+    }
+    if (rest < n) dpre[rest] = from_float<T>(to_float(dout[rest]) * gelu_derivative(to_float(pre[rest])));
+}
+
+template <class T> static void launch_gelu_forward(T *out, const T *pre, int64_t n) {
+    const int64_t packs = whole_packs<T>(n, out, pre);
+    LAUNCH(gelu_forward_kernel<T>, gelu_blocks(packs, n - packs * Pack<T>::N), THREADS, 0, cuda_compute_stream())
+    (out, pre, packs, n);
+}
+
+template <class T> static void launch_gelu_backward(T *dpre, const T *dout, const T *pre, int64_t n) {
+    const int64_t packs = whole_packs<T>(n, dpre, dout, pre);
+    LAUNCH(gelu_backward_kernel<T>, gelu_blocks(packs, n - packs * Pack<T>::N), THREADS, 0, cuda_compute_stream())
+    (dpre, dout, pre, packs, n);
+}
+
+void gelu_forward(Tensor out, Tensor pre) {
+    const int64_t n = tensor_numel(pre);
+    cuda_check_float("gelu_forward", pre);
+    tensor_check("gelu_forward", out, pre.dtype, n);
+    DISPATCH(pre.dtype, T, launch_gelu_forward((T *)out.data, (const T *)pre.data, n));
+}
+
+void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
+    const int64_t n = tensor_numel(pre);
+    cuda_check_float("gelu_backward", pre);
+    tensor_check("gelu_backward", dpre, pre.dtype, n);
+    tensor_check("gelu_backward", dout, pre.dtype, n);
+    DISPATCH(pre.dtype, T, launch_gelu_backward((T *)dpre.data, (const T *)dout.data, (const T *)pre.data, n));
+}
+
+// --------------------------------------------------------------------------------------------------- tensor arithmetic
+// For the products of Muon's orthogonalisation: a x + b y, and a matrix divided by its norm.
+
+// 4 neighbours a thread, as in the kernels of the update; the rest, or all of an unaligned tensor, one a thread.
+enum { NEIGHBOURS = 4 };
+
+// Threads for n elements: the first `fours` take 4 each.
+typedef struct {
+    int64_t fours, items;
+} Work;
+
+static Work work_of(int64_t n, bool aligned) {
+    Work w;
+    w.fours = aligned ? n / NEIGHBOURS : 0;
+    w.items = w.fours + n - w.fours * NEIGHBOURS;
+    return w;
+}
+
+// out may be x or y: a thread reads its elements of both before it writes them.
+template <class T, int N>
+static __device__ __forceinline__ void axpby(T *out, float a, const T *x, float b, const T *y, int64_t e) {
+    float u[N], v[N];
+    to_floats(u, load_vector<T, N>(x + e));
+    to_floats(v, load_vector<T, N>(y + e));
+    for (int k = 0; k < N; k++) u[k] = fmaf(a, u[k], b * v[k]);
+    store_vector(out + e, from_floats<T, N>(u));
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    axpby_kernel(T *out, float a, const T *x, float b, const T *y, Work work) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < work.fours)
+        axpby<T, NEIGHBOURS>(out, a, x, b, y, i * NEIGHBOURS);
+    else if (i < work.items)
+        axpby<T, 1>(out, a, x, b, y, work.fours * NEIGHBOURS + (i - work.fours));
+}
+
+template <class T> static void launch_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
+    const bool aligned = ((uintptr_t)out.data | (uintptr_t)x.data | (uintptr_t)y.data) % 16 == 0;
+    const Work work = work_of(tensor_numel(out), aligned);
+    LAUNCH(axpby_kernel<T>, blocks(work.items), THREADS, 0, cuda_compute_stream())
+    ((T *)out.data, a, (const T *)x.data, b, (const T *)y.data, work);
+}
+
+void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
+    const char *op = "tensor_axpby";
+    cuda_check_float(op, out);
+    tensor_check(op, x, out.dtype, tensor_numel(out));
+    tensor_check(op, y, out.dtype, tensor_numel(out));
+    DISPATCH(out.dtype, T, launch_axpby<T>(out, a, x, b, y));
+}
+
+template <class D, class S, int N>
+static __device__ __forceinline__ void multiply(D *out, const S *in, float factor, int64_t e) {
+    float v[N];
+    to_floats(v, load_vector<S, N>(in + e));
+    for (int k = 0; k < N; k++) v[k] *= factor;
+    store_vector(out + e, from_floats<D, N>(v));
+}
+
+template <class D, class S>
+static __global__ void __launch_bounds__(THREADS) normalize_kernel(D *out, const S *in, const float *sumsq, Work work) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const float factor = 1.0f / (sqrtf(sumsq[0]) + 1e-7f);
+    if (i < work.fours)
+        multiply<D, S, NEIGHBOURS>(out, in, factor, i * NEIGHBOURS);
+    else if (i < work.items)
+        multiply<D, S, 1>(out, in, factor, work.fours * NEIGHBOURS + (i - work.fours));
+}
+
+template <class D, class S> static void launch_normalize(Tensor out, Tensor in, Tensor sumsq) {
+    const Work work = work_of(tensor_numel(out), ((uintptr_t)out.data | (uintptr_t)in.data) % 16 == 0);
+    LAUNCH((normalize_kernel<D, S>), blocks(work.items), THREADS, 0, cuda_compute_stream())
+    ((D *)out.data, (const S *)in.data, (const float *)sumsq.data, work);
+}
+
+void tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
+    const char *op = "tensor_normalize";
+    cuda_check_float(op, out);
+    tensor_check(op, in, in.dtype == DTYPE_FP32 ? DTYPE_FP32 : out.dtype, tensor_numel(out));
+    tensor_check(op, sumsq, DTYPE_FP32, 1);
+    DISPATCH(out.dtype, D, {
+        if (in.dtype == DTYPE_FP32)
+            launch_normalize<D, float>(out, in, sumsq);
+        else
+            launch_normalize<D, D>(out, in, sumsq);
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------- statistics
+// tensor_statistics: what a tensor holds, counted in one pass over its bits. Two launches, no atomics: blocks count
+// their parts into the workspace, one block adds the parts to the TensorStats of the caller. Magnitudes are compared as
+// integers, as on the CPU, so that denormals count as what they are in every build.
+//
+// Bytes: each element is read once. Sums are in fp64: a GPU that is slow at it does 4 G elements a second, and this
+// runs in one step out of many.
+
+enum { WARPS = THREADS / WARP };
+// Elements of a part: 64 KB of fp32, longer where a tensor would have more than STATISTICS_MAX_PARTS.
+enum { PART = 16384 };
+
+// What one thread has counted; small are zeros too.
+struct Count {
+    double sumsq;
+    unsigned zero, small, large, amax;
+};
+
+static __device__ __forceinline__ void count_value(Count &c, float x, FormatLimits limits) {
+    const unsigned size = __float_as_uint(x) & FLOAT_MAGNITUDE;
+    c.zero += size == 0;
+    c.small += size < limits.smallest;
+    c.large += size > limits.largest;
+    if (size < FLOAT_INFINITY) {
+        c.amax = max(c.amax, size);
+        c.sumsq = fma((double)x, (double)x, c.sumsq);
+    }
+}
+
+// The Count of the block in thread 0: over the lanes of each warp as a butterfly, then over warps in their order. A
+// part has less than 2^32 elements.
+static __device__ Count block_count(Count c) {
+    __shared__ Count of_warp[WARPS];
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        c.sumsq += __shfl_xor_sync(ALL_LANES, c.sumsq, offset);
+        c.zero += __shfl_xor_sync(ALL_LANES, c.zero, offset);
+        c.small += __shfl_xor_sync(ALL_LANES, c.small, offset);
+        c.large += __shfl_xor_sync(ALL_LANES, c.large, offset);
+        c.amax = max(c.amax, __shfl_xor_sync(ALL_LANES, c.amax, offset));
+    }
+    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = c;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < WARPS; w++) {
+            c.sumsq += of_warp[w].sumsq;
+            c.zero += of_warp[w].zero, c.small += of_warp[w].small, c.large += of_warp[w].large;
+            c.amax = max(c.amax, of_warp[w].amax);
+        }
+    }
+    return c;
+}
+
+// Block b counts elements [b * part, (b + 1) * part) of x (n) into parts[b]. Thread: every 256th pack of them, then
+// what is behind the last pack, or all where x is not 16-byte aligned.
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    count_parts_kernel(TensorStats *parts, const T *x, int64_t n, int64_t part, bool packed, FormatLimits limits) {
+    constexpr int N = Pack<T>::N;
+    const int64_t begin = blockIdx.x * part, end = min(n, begin + part);
+    const int64_t whole = packed ? begin + (end - begin) / N * N : begin;
+    Count c = {0.0, 0, 0, 0, 0};
+    for (int64_t i = begin + threadIdx.x * N; i < whole; i += THREADS * N) {
+        float v[N];
+        bits_to_floats<T>(v, load_bits(x + i));
+        for (int k = 0; k < N; k++) count_value(c, v[k], limits);
+    }
+    for (int64_t i = whole + threadIdx.x; i < end; i += THREADS) count_value(c, to_float(x[i]), limits);
+    c = block_count(c);
+    if (threadIdx.x > 0) return;
+    TensorStats s;
+    s.count = (double)(end - begin), s.sumsq = c.sumsq;
+    s.zero = (double)c.zero, s.underflow = (double)(c.small - c.zero), s.overflow = (double)c.large;
+    s.amax = __uint_as_float(c.amax), s.unused = 0.0f;
+    parts[blockIdx.x] = s;
+}
+
+// One block: thread f < 5 adds one of the fp64 numbers of all parts to stats in the order of the parts, the next one
+// takes the largest amax. As bits: see FormatLimits.
+static __global__ void __launch_bounds__(WARP) add_parts_kernel(TensorStats *stats, const TensorStats *parts, int n) {
+    enum { SUMS = 5, WORDS = sizeof(TensorStats) / sizeof(double) };
+    const int f = (int)threadIdx.x;
+    if (f < SUMS) {
+        const double *from = (const double *)parts;
+        double sum = ((double *)stats)[f];
+        for (int p = 0; p < n; p++) sum += from[p * WORDS + f];
+        ((double *)stats)[f] = sum;
+    } else if (f == SUMS) {
+        unsigned amax = __float_as_uint(stats->amax);
+        for (int p = 0; p < n; p++) amax = max(amax, __float_as_uint(parts[p].amax));
+        stats->amax = __uint_as_float(amax);
+    }
+}
+
+void tensor_statistics(Tensor stats, Tensor t, DType format) {
+    const char *op = "tensor_statistics";
+    const int64_t n = tensor_numel(t), part = round_up(ceil_div(n, STATISTICS_MAX_PARTS), PART);
+    const int count = (int)ceil_div(n, part);
+    tensor_check(op, stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
+    cuda_check_float(op, t);
+    TensorStats *parts = (TensorStats *)cuda_scratch(op, count * (int64_t)sizeof(TensorStats));
+    const bool packed = (uintptr_t)t.data % 16 == 0;
+    const FormatLimits limits = format_limits(format);
+    const cudaStream_t stream = cuda_compute_stream();
+    DISPATCH(t.dtype, T, {
+        LAUNCH(count_parts_kernel<T>, (unsigned)count, THREADS, 0, stream)
+        (parts, (const T *)t.data, n, part, packed, limits);
+    });
+    LAUNCH(add_parts_kernel, 1, WARP, 0, stream)((TensorStats *)stats.data, parts, count);
 }

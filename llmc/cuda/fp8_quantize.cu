@@ -1,5 +1,5 @@
 // Quantisation to fp8: the largest magnitude of a tensor, its scale, its codes and their transpose. The matmuls that
-// take them are in fp8_matmul.c; formats, scales and slots in llmc/number.h.
+// take them are in matmul.c; formats, scales and slots in llmc/number.h.
 //
 // An op is two launches: largest_kernel measures and sets the slot, quantize_kernel reads the scale from it. With
 // delayed scaling the first one has nothing to do once a step has passed, and the second one measures as it goes.
@@ -7,7 +7,6 @@
 // A maximum does not depend on the order in which it is taken, so atomics do not harm repeatability here, and it is
 // taken of bits: magnitudes of floating numbers order like the integers that their bits are, and NaN above inf, where a
 // maximum of floats would lose it. So NaN shows in the amax of the slot, as it does in the codes.
-#include "llmc/cuda/elements.cuh"
 #include "llmc/cuda/intrinsics.cuh"
 
 // ------------------------------------------------------------------------------------------------------ magnitude bits

@@ -1,6 +1,6 @@
-// What every kernel file includes: launches, shared memory, 16-byte packs, conversions, reductions and the dispatch on
-// the element type. Kernels are written in C-like CUDA C++: templates on the element type and on what must be known to
-// the compiler, nothing more.
+// What every kernel file includes: launches, shared memory, reductions, conversions, elements as they travel (packs of
+// 16 bytes, their bits, vectors of N), stochastic rounding, and the dispatch on the element type. Kernels are written
+// in C-like CUDA C++: templates on the element type and on what must be known to the compiler, nothing more.
 //
 // Rules for kernels:
 //   - LAUNCH(kernel, grid, block, shared_bytes, stream)(arguments...); a kernel name with commas goes in parentheses.
@@ -9,6 +9,7 @@
 //   - PTX only through intrinsics.cuh. No float atomics, no spinning on other blocks, no launches inside kernels.
 //   - 64-bit indices where a product of sizes can pass 2^31. 16-byte accesses where rows allow them.
 #pragma once
+#include "llmc/base/rng.h"
 #include "llmc/cuda/backend.h"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -123,6 +124,211 @@ template <class T> static __device__ __forceinline__ void store_pack(T *p, const
 // Whether rows of `cols` elements of dtype that begin at p can be read in packs.
 static inline bool pack_aligned(const void *p, int64_t cols, DType dtype) {
     return (uintptr_t)p % 16 == 0 && (uint64_t)cols * dtype_size(dtype) % 16 == 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- bits
+// 16 bytes as one int4 register quadruple and as floats. Where Pack<T> names single elements, these keep the 32-bit
+// words whole, which saves an instruction an element in kernels that are short of them.
+
+template <class T> static __device__ __forceinline__ int4 load_bits(const T *p) {
+    return *reinterpret_cast<const int4 *>(p);
+}
+// Streaming: read or written once, leave the caches to others.
+template <class T> static __device__ __forceinline__ int4 load_bits_once(const T *p) {
+    return __ldcs(reinterpret_cast<const int4 *>(p));
+}
+template <class T> static __device__ __forceinline__ void store_bits(T *p, int4 bits) {
+    *reinterpret_cast<int4 *>(p) = bits;
+}
+template <class T> static __device__ __forceinline__ void store_bits_once(T *p, int4 bits) {
+    __stcs(reinterpret_cast<int4 *>(p), bits);
+}
+
+// The elements of one 32-bit word: one of fp32, two of 16 bits, the lower half first. bf16 is the upper half of a
+// float.
+static __device__ __forceinline__ void word_to_floats(float *v, int word, float) { v[0] = __int_as_float(word); }
+static __device__ __forceinline__ void word_to_floats(float *v, int word, bf16) {
+    v[0] = __uint_as_float((unsigned)word << 16);
+    v[1] = __uint_as_float((unsigned)word & 0xffff0000u);
+}
+static __device__ __forceinline__ void word_to_floats(float *v, int word, fp16) {
+    __half2 two;
+    memcpy((void *)&two, &word, sizeof word);
+    v[0] = __low2float(two);
+    v[1] = __high2float(two);
+}
+static __device__ __forceinline__ int word_from_floats(const float *v, float) { return __float_as_int(v[0]); }
+static __device__ __forceinline__ int word_from_floats(const float *v, bf16) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(v[0], v[1]);
+    int word;
+    memcpy(&word, (const void *)&two, sizeof word);
+    return word;
+}
+static __device__ __forceinline__ int word_from_floats(const float *v, fp16) {
+    const __half2 two = __floats2half2_rn(v[0], v[1]);
+    int word;
+    memcpy(&word, (const void *)&two, sizeof word);
+    return word;
+}
+
+// v: Pack<T>::N floats. Rounds to nearest even.
+template <class T> static __device__ __forceinline__ void bits_to_floats(float *v, int4 bits) {
+    constexpr int N = 4 / (int)sizeof(T);
+    word_to_floats(v, bits.x, T());
+    word_to_floats(v + N, bits.y, T());
+    word_to_floats(v + 2 * N, bits.z, T());
+    word_to_floats(v + 3 * N, bits.w, T());
+}
+template <class T> static __device__ __forceinline__ int4 bits_from_floats(const float *v) {
+    constexpr int N = 4 / (int)sizeof(T);
+    return make_int4(word_from_floats(v, T()), word_from_floats(v + N, T()), word_from_floats(v + 2 * N, T()),
+                     word_from_floats(v + 3 * N, T()));
+}
+
+// How many whole packs an element-wise op may take from n elements at each p: none when one is not 16-byte aligned.
+template <class T, class... P> static inline int64_t whole_packs(int64_t n, const P *...p) {
+    return ((uintptr_t)p | ...) % 16 == 0 ? n / Pack<T>::N : 0;
+}
+
+// ------------------------------------------------------------------------------------------------------------- vectors
+// N neighbouring elements of any floating type as one register value: what a thread holds where the number of elements,
+// not of bytes, is the same for several types (a gradient in bf16 and the fp32 sum it is added to). Loaded and stored
+// in accesses of up to 16 bytes. N = 1 serves rows whose size is no multiple of 16 bytes, with the same kernel text.
+// Pack is the case of exactly 16 bytes.
+
+// The integer that moves BYTES bytes with one instruction.
+template <int BYTES> struct Access;
+template <> struct Access<2> { typedef unsigned short Bits; };
+template <> struct Access<4> { typedef unsigned Bits; };
+template <> struct Access<8> { typedef int2 Bits; };
+template <> struct Access<16> { typedef int4 Bits; };
+
+template <class T, int N> struct Vector {
+    static constexpr int BYTES = N * (int)sizeof(T) < 16 ? N * (int)sizeof(T) : 16; // of one access
+    static constexpr int STEP = BYTES / (int)sizeof(T);                             // elements of one access
+    typedef typename Access<BYTES>::Bits Bits;
+    T v[N];
+};
+
+// p is aligned to BYTES. once: read or written once, leave the caches to others.
+template <class T, int N, bool once = false> static __device__ __forceinline__ Vector<T, N> load_vector(const T *p) {
+    typedef Vector<T, N> X;
+    X x;
+    for (int i = 0; i < N; i += X::STEP) {
+        const typename X::Bits *from = reinterpret_cast<const typename X::Bits *>(p + i);
+        const typename X::Bits bits = once ? __ldcs(from) : *from;
+        memcpy((void *)(x.v + i), &bits, X::BYTES);
+    }
+    return x;
+}
+template <class T, int N, bool once = false>
+static __device__ __forceinline__ void store_vector(T *p, const Vector<T, N> &x) {
+    typedef Vector<T, N> X;
+    for (int i = 0; i < N; i += X::STEP) {
+        typename X::Bits *to = reinterpret_cast<typename X::Bits *>(p + i), bits;
+        memcpy(&bits, (const void *)(x.v + i), X::BYTES);
+        if (once)
+            __stcs(to, bits);
+        else
+            *to = bits;
+    }
+}
+
+// Element by element; whole words at a time where there are any.
+template <class T, int N> static __device__ __forceinline__ void to_floats(float (&v)[N], const Vector<T, N> &x) {
+    constexpr int per_word = 4 / (int)sizeof(T);
+    if constexpr (N % per_word == 0) {
+        for (int i = 0; i < N; i += per_word) {
+            int word;
+            memcpy(&word, (const void *)(x.v + i), sizeof word);
+            word_to_floats(v + i, word, T());
+        }
+    } else {
+        for (int i = 0; i < N; i++) v[i] = to_float(x.v[i]);
+    }
+}
+// Rounds to nearest even.
+template <class T, int N> static __device__ __forceinline__ Vector<T, N> from_floats(const float (&v)[N]) {
+    constexpr int per_word = 4 / (int)sizeof(T);
+    Vector<T, N> x;
+    if constexpr (N % per_word == 0) {
+        for (int i = 0; i < N; i += per_word) {
+            const int word = word_from_floats(v + i, T());
+            memcpy((void *)(x.v + i), &word, sizeof word);
+        }
+    } else {
+        for (int i = 0; i < N; i++) x.v[i] = from_float<T>(v[i]);
+    }
+    return x;
+}
+
+// sum += x.
+template <class T, int N> static __device__ __forceinline__ void add_to(float (&sum)[N], const Vector<T, N> &x) {
+    float v[N];
+    to_floats(v, x);
+    for (int k = 0; k < N; k++) sum[k] += v[k];
+}
+// p[0 .. N) += sum, rounded once.
+template <class T, int N> static __device__ __forceinline__ void add_vector(T *p, const float (&sum)[N]) {
+    float v[N];
+    to_floats(v, load_vector<T, N>(p));
+    for (int k = 0; k < N; k++) v[k] += sum[k];
+    store_vector(p, from_floats<T, N>(v));
+}
+
+// ------------------------------------------------------------------------------------------------- stochastic rounding
+// x is rounded up to its upper neighbour with the probability of what is cut off, so that the mean of many roundings is
+// x, and small changes add up where rounding to nearest would lose each of them. The random bits are a pure function of
+// (seed, stream, counter, element): llmc/base/rng.h.
+// Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.
+
+// x rounded down or up to a neighbour, up when random / 2^16 is at least what is missing to it in steps of the type.
+// random has 16 bits. Infinity and NaN stay what they are.
+template <class T> static __device__ __forceinline__ T round_stochastically(float x, uint32_t random);
+template <> __device__ __forceinline__ bf16 round_stochastically<bf16>(float x, uint32_t random) {
+    if (!isfinite(x)) return __float2bfloat16_rn(x);
+    return __float2bfloat16_rn(__uint_as_float((__float_as_uint(x) + random) & 0xFFFF0000u)); // exact
+}
+// 13 bits are cut off a normal number; below 2^-14 the steps are 2^-24 and more bits go. Beyond the largest: infinity.
+template <> __device__ __forceinline__ fp16 round_stochastically<fp16>(float x, uint32_t random) {
+    const float size = fabsf(x);
+    if (!(size < 65536.0f)) return __float2half_rn(x);
+    float rounded;
+    if (size < 0x1p-14f)
+        rounded = (float)(((uint32_t)(size * 0x1p40f) + random) >> 16) * 0x1p-24f;
+    else
+        rounded = __uint_as_float((__float_as_uint(size) + (random >> 3)) & 0xFFFFE000u);
+    return __float2half_rn(copysignf(rounded, x)); // exact
+}
+
+// 16 random bits for each of the elements e .. e + N - 1: half-word e % 8, lower halves first, of
+// philox(seed, stream, counter + e / 8). N is 8, 4 or 1, and e a multiple of it.
+template <int N>
+static __device__ __forceinline__ void rounding_bits(uint32_t (&bits)[N], uint64_t seed, uint64_t stream,
+                                                     uint64_t counter, uint64_t e) {
+    const Philox random = philox(seed, stream, counter + e / 8);
+    if constexpr (N == 8) {
+        for (int k = 0; k < N; k++) bits[k] = random.v[k / 2] >> (k % 2 * 16) & 0xFFFFu;
+    } else {
+        const uint32_t low = e & 4 ? random.v[2] : random.v[0], high = e & 4 ? random.v[3] : random.v[1];
+        const uint64_t four = (uint64_t)high << 32 | low; // half-words of the elements e / 4 * 4 .. + 3
+        for (int k = 0; k < N; k++) bits[k] = (uint32_t)(four >> ((e + (uint64_t)k) % 4 * 16)) & 0xFFFFu;
+    }
+}
+
+// x, the elements e .. e + N - 1, rounded stochastically to T; to fp32 they stay what they are.
+template <class T, int N>
+static __device__ __forceinline__ Vector<T, N> round_vector(const float (&x)[N], uint64_t seed, uint64_t stream,
+                                                            uint64_t counter, uint64_t e) {
+    if constexpr (sizeof(T) == 4) {
+        return from_floats<T, N>(x);
+    } else {
+        Vector<T, N> rounded;
+        uint32_t random[N];
+        rounding_bits<N>(random, seed, stream, counter, e);
+        for (int k = 0; k < N; k++) rounded.v[k] = round_stochastically<T>(x[k], random[k]);
+        return rounded;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------ dispatch

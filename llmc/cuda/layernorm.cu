@@ -5,8 +5,7 @@
 // that goes over the row again, in the first-level cache. The gradients of weight and bias sum over all rows: each of a
 // number of blocks that depends on N and C alone sums its rows in order, and cuda_sum_partials adds the blocks in
 // order. So the bits depend on the shape and on nothing else.
-#include "llmc/cuda/bias_gradient.h"
-#include "llmc/cuda/elements.cuh"
+#include "llmc/cuda/kernel.cuh"
 
 #define EPSILON 1e-5f
 

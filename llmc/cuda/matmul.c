@@ -1,13 +1,13 @@
-// The linear layers on cuBLASLt: shapes are checked here and handed to gemm_plan.h as column-major products; what an
-// epilogue of the library does not do, or not as fast, is done by a kernel after a plain product.
+// The linear layers on cuBLASLt, in the compute types and in fp8: shapes are checked here and handed to gemm.h as
+// column-major products; what an epilogue of the library does not do, or not as fast, is done by a kernel after a plain
+// product.
 //
 // Bias is added in the epilogue where the library can. GELU, its derivative and bias gradients are in the epilogue
 // where measurement says so, once for each shape: on some GPUs the library runs such an epilogue as a slow pass of its
 // own.
-#include "llmc/cuda/matmul.h"
-
-#include "llmc/cuda/bias_gradient.h"
-#include "llmc/cuda/matmul_kernels.h"
+#include "llmc/cuda/gemm.h"
+#include "llmc/cuda/tuning.h"
+#include <stddef.h>
 
 // ----------------------------------------------------------------------------------------------------------- workspace
 
@@ -109,7 +109,9 @@ static bool run_bias(void *context, int fused) {
     return true;
 }
 
-void cuda_matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
+// Runs the product, into out, and adds bias, which may be absent: in the epilogue, if `fuse` and the library can, else
+// by a kernel after it.
+static void matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
     BiasForward b = {g, out, bias};
     GemmPlan *plan = bias.data && fuse ? plan_of(&g, GEMM_BIAS, bias.data, NULL) : NULL;
     const GemmContest contest = {.work = run_bias, .context = &b, .outputs = {out}, .num_outputs = 1};
@@ -130,7 +132,7 @@ void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     const char *op = "matmul_forward";
     check_layer(op, out, in, weight);
     if (bias.data) tensor_check(op, bias, weight.dtype, tensor_rows(weight));
-    cuda_matmul_bias(forward_product(op, out, in, weight), out, bias, true);
+    matmul_bias(forward_product(op, out, in, weight), out, bias, true);
 }
 
 typedef struct {
@@ -251,7 +253,7 @@ static bool dbias_repeats(void *context) {
     GemmPlan *plan;
     const Gemm g = product_with_dbias(w, &plan);
     const size_t bytes = tensor_bytes(w->dbias);
-    void *block, *copy = gemm_memory_like(g.bias, bytes, &block);
+    void *block, *copy = cuda_memory_like(g.bias, bytes, &block);
     if (!copy) return false;
     gemm_run(plan, &g);
     CUDA_CHECK(cudaMemcpyAsync(copy, g.bias, bytes, cudaMemcpyDeviceToDevice, cuda_compute_stream()));
@@ -266,8 +268,8 @@ static bool fused_dbias_is_faster(GemmPlan *plan, const WeightGradient *w) {
     WeightGradient trial = *w;
     void *blocks[2] = {NULL, NULL};
     if (w->accumulate && !gemm_is_known(plan, true)) {
-        trial.dweight.data = gemm_memory_like(w->dweight.data, tensor_bytes(w->dweight), &blocks[0]);
-        trial.dbias.data = gemm_memory_like(w->dbias.data, tensor_bytes(w->dbias), &blocks[1]);
+        trial.dweight.data = cuda_memory_like(w->dweight.data, tensor_bytes(w->dweight), &blocks[0]);
+        trial.dbias.data = cuda_memory_like(w->dbias.data, tensor_bytes(w->dbias), &blocks[1]);
     }
     const GemmContest contest = {.work = run_weight_gradient,
                                  .context = &trial,
@@ -300,4 +302,59 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     if (dbias.data) check_weight_gradient(op, dbias, in.dtype, OC);
     WeightGradient w = {dweight, dbias, dout, in, accumulate};
     run_weight_gradient(&w, fuses_dbias(&w));
+}
+
+// ----------------------------------------------------------------------------------------------------------------- fp8
+// cuBLASLt has matmuls of fp8 operands in one form only: both operands with k as their contiguous dimension, which is
+// how ops.h asks for all three products of a layer. What is quantised, and when, is decided in
+// llmc/model/gpt2_linear.c; the quantisation itself is in fp8_quantize.cu.
+//
+// Scales: a slot holds what values were multiplied by and the inverse of that; the library reads the inverses on the
+// device when the product runs, so no launch depends on them.
+//
+// Sums: the tensor cores of sm_89 and sm_90 keep about 14 bits of a sum of fp8 products (DeepSeek-AI, "DeepSeek-V3
+// Technical Report", 2024, section 3.3.2: errors up to 2% at K = 4096). Without CUBLASLT_MATMUL_DESC_FAST_ACCUM the
+// library moves partial sums to fp32 registers every few instructions. Gradients are summed that way: a weight gradient
+// has K = B T rows, 65536 of them, and what falls off its sum is the same in every step, a bias and not noise; an input
+// gradient adds e5m2 numbers of very different size. The forward pass, with K = C or 4 C, is fast: there the rounding
+// of the operands to 4 bits is the larger error. Of the three products only the forward one has two e4m3 operands.
+
+enum { ALIGNMENT = 16 }; // of cuBLASLt
+
+static void check_aligned(const char *op, Tensor t) {
+    REQUIRE((uintptr_t)t.data % ALIGNMENT == 0, "%s: %s is not %d-byte aligned", op, t.name, ALIGNMENT);
+}
+
+static const float *inverse_of(Tensor slot) {
+    return (const float *)((const char *)slot.data + offsetof(Fp8Slot, inverse));
+}
+
+void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
+    const char *op = "fp8_matmul";
+    REQUIRE(cuda_backend.facts.supports[DTYPE_E4M3], "%s: %s has no fp8", op, cuda_backend.facts.name);
+    const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
+    cuda_check_float(op, out);
+    check_fp8_matmul(op, out, a, a_slot, b, b_slot, bias, accumulate);
+    check_aligned(op, a), check_aligned(op, b), check_aligned(op, out);
+    if (bias.data) tensor_check(op, bias, out.dtype, N);
+    // Row-major out (M,N) = a (M,K) b (N,K)^T, column-major: out (N,M) = b (K,N)^T a (K,M).
+    const Gemm g = {
+        .op = op,
+        .transpose_a = true,
+        .m = N,
+        .n = M,
+        .k = K,
+        .in_a = b.dtype,
+        .in_b = a.dtype,
+        .out = out.dtype,
+        .accumulate = accumulate,
+        .a = b.data,
+        .b = a.data,
+        .d = out.data,
+        .scale_a = inverse_of(b_slot),
+        .scale_b = inverse_of(a_slot),
+        .fast_sums = a.dtype == b.dtype,
+    };
+    // The library's fp8 epilogues take 16-bit biases only.
+    matmul_bias(g, out, bias, out.dtype != DTYPE_FP32);
 }

@@ -9,7 +9,7 @@
 //   rms       a block sums u^2 over a tile, or several
 // then the update, over the same tiles. Bytes a parameter with bf16 weights, fp32 master and gradient: statistics 12,
 // update 14 (gradient 4, master 8, weight 2). The state is next to nothing: 4 (1 / rows + 1 / cols).
-#include "llmc/cuda/optimizer_elements.cuh"
+#include "llmc/cuda/optimizer.cuh"
 
 enum {
     BLOCK_THREADS = 256,

@@ -53,7 +53,7 @@ int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT
     return sequences * NH * ceil_div(maxT, DECODE_KEYS) * (HS + DECODE_EXTRA_FLOATS) * (int64_t)sizeof(float);
 }
 
-// The forms of cudnn_pass.c: sums of rows, and on GPUs but Blackwell's a square for each head; where that is too large,
+// The forms of cudnn_plan.c: sums of rows, and on GPUs but Blackwell's a square for each head; where that is too large,
 // Hopper collects dQ in fp32. 1024: what cuDNN's plans were seen to add.
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
     const int64_t HS = shape.C / shape.NH, heads = shape.B * shape.NH, rows = heads * shape.T * (int64_t)sizeof(float);

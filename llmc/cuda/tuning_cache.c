@@ -1,6 +1,6 @@
-// See tuning_cache.h. The entries stand in a list, newest first, which is also their order in the file: what is beyond
-// the limit when the file is written is what nobody has measured for longest.
-#include "llmc/cuda/tuning_cache.h"
+// The file of choices of tuning.h, without CUDA. The entries stand in a list, newest first, which is also their order
+// in the file: what is beyond the limit when the file is written is what nobody has measured for longest.
+#include "llmc/cuda/tuning.h"
 
 #include <fcntl.h>
 #include <limits.h>

@@ -2,7 +2,7 @@
 // cache of its own. It is this program, started again with an argument, which runs the test there. Included once by a
 // program.
 #pragma once
-#include "llmc/cuda/cudnn_library.h"
+#include "llmc/cuda/cudnn_graph.h"
 #include "test/ops/op_test.h"
 #include <sys/wait.h>
 #include <unistd.h>

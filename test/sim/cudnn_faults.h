@@ -1,5 +1,5 @@
 // Planted faults in cuDNN's attention graphs, for tests that must see them: one change to what cuDNN is told, made on
-// the way there by a function that stands in for cudnnBackendSetAttribute in the table of llmc/cuda/cudnn_library.h.
+// the way there by a function that stands in for cudnnBackendSetAttribute in the table of llmc/cuda/cudnn_graph.h.
 // So the code that builds the graphs is the real one and knows nothing of it.
 #pragma once
 #include "llmc/cuda/cudnn_graph.h"

@@ -6,7 +6,7 @@
 
 #include "dev/sim/cudnn_sim.h"
 #include "llmc/cuda/backend.h"
-#include "llmc/cuda/tuning_cache.h"
+#include "llmc/cuda/tuning.h"
 
 static void run_once(const char *what) {
     Case c = begin(small, what);

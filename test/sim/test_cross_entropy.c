@@ -1,7 +1,6 @@
 // Each of the ways in which cross_entropy.cu keeps a row of logits on the chip, for GPUs with little shared memory and
 // with much, against softmax in fp64.
 #include "llmc/cuda/backend.h"
-#include "llmc/cuda/cross_entropy.h"
 #include "test/ops/op_test.h"
 #include <math.h>
 

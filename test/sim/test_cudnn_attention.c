@@ -5,8 +5,8 @@
 #include "test/sim/attention_case.h"
 
 #include "dev/sim/cudnn_sim.h"
-#include "llmc/cuda/cudnn_attention.h"
-#include "llmc/cuda/cudnn_library.h"
+#include "llmc/cuda/attention.h"
+#include "llmc/cuda/cudnn_graph.h"
 #ifndef HAVE_CUDNN
 
 TEST(everything_needs_the_headers_of_cudnn) {

@@ -1,4 +1,4 @@
-// cuDNN's attention without a GPU: the graphs of llmc/cuda/cudnn_graph.c and the choice of cudnn_pass.c, for GPUs that
+// cuDNN's attention without a GPU: the graphs of llmc/cuda/cudnn_graph.c and the choice of cudnn_plan.c, for GPUs that
 // are described by a text.
 //
 // What is proven where. With libcudnn, and with the stand-in for libcuda that lies beside this program: cuDNN
@@ -10,7 +10,7 @@
 // CUDNN_GRAPHS=all compiles the kernels of the whole matrix, 35 s of processor time; otherwise one of each kind is
 // compiled and the rest goes up to the choice of the engine, which is where a graph is recognised or not.
 
-#include "llmc/cuda/cudnn_pass.h"
+#include "llmc/cuda/cudnn_graph.h"
 #include "test/fixture.h"
 
 #ifndef HAVE_CUDNN
@@ -170,7 +170,7 @@ TEST(small_shapes_and_other_head_sizes_are_recognised) {
 }
 
 // The plans of a run: GPT-2 124M at B=64. Which engine serves, and in how much workspace, is the table of
-// cudnn_pass.c: an engine made for the architecture on sm_90 and sm_100, the one for sm_80 elsewhere.
+// cudnn_plan.c: an engine made for the architecture on sm_90 and sm_100, the one for sm_80 elsewhere.
 TEST(a_run_gets_plans_that_repeat_on_every_architecture) {
     need_cudnn();
     const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};

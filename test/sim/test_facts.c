@@ -1,6 +1,5 @@
 // What the CUDA backend says a GPU can do, against the datasheets; and the sensors' library, which is not linked.
-#include "llmc/cuda/facts.h"
-#include "llmc/cuda/nvml.h"
+#include "llmc/cuda/backend.h"
 #include "test/test.h"
 
 #include <math.h>

@@ -3,8 +3,8 @@
 #include "test/ops/op_test.h"
 
 #include "dev/sim/cublaslt.h"
-#include "llmc/cuda/gemm_plan.h"
-#include "llmc/cuda/tuning_cache.h"
+#include "llmc/cuda/gemm.h"
+#include "llmc/cuda/tuning.h"
 #include "llmc/device.h"
 #include "test/fixture.h"
 #include <cjson/cJSON.h>
@@ -223,7 +223,7 @@ TEST(no_memory_is_taken_for_a_choice_under_capture) {
     for (int i = 0; i < 2; i++) {
         assert_false(device_graph_replay(graph));
         device_graph_begin(graph);
-        if (cuda_backend.capturing) assert_null(gemm_memory_like(NULL, 256, &block));
+        if (cuda_backend.capturing) assert_null(cuda_memory_like(NULL, 256, &block));
         device_graph_end(graph);
     }
     device_graph_destroy(graph);

@@ -1,5 +1,6 @@
-// A program built for a T4 alone, on a newer GPU: its probe kernel was (sim.mk). The kernels that the host would choose
-// there hold nothing but a trap in code of sm_75, so the driver must have no PTX to compile.
+// A program built for a T4 alone, on a newer GPU: the file of the kernel that device_init asks for was (sim.mk). The
+// kernels that the host would choose there hold nothing but a trap in code of sm_75, so the driver must have no PTX to
+// compile.
 #include "llmc/device.h"
 #include "test/test.h"
 

@@ -2,7 +2,7 @@
 // its own attention, is what sizes.h says.
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
-#include "llmc/cuda/cudnn_library.h"
+#include "llmc/cuda/cudnn_graph.h"
 #include "llmc/run/planner.h"
 #include "test/test.h"
 

@@ -1,7 +1,7 @@
 // cuda_fastest on a clock that stands still but for the choices that are measured: which one it takes, how often it
 // runs each, and what it leaves out.
 #include "dev/sim/sim_control.h"
-#include "llmc/cuda/timing.h"
+#include "llmc/cuda/tuning.h"
 #include "test/test.h"
 
 #include "test/unit/device_fixture.h"

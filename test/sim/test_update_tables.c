@@ -1,11 +1,10 @@
-// The tables of the optimizer's kernels (llmc/cuda/update_table.h) under the simulator's mark: after its first use a
+// The tables of the optimizer's kernels (llmc/cuda/optimizer.cu) under the simulator's mark: after its first use a
 // step over several arrays of tensors and ranges of them neither waits nor allocates; an array that changed is seen;
 // more arrays than there is room for still give the right results; and a range is one launch for each rule and format
 // of states in it.
 #include "dev/sim/sim_control.h"
 #include "llmc/base/checked.h"
 #include "llmc/cuda/backend.h"
-#include "llmc/cuda/update_table.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
 

@@ -48,7 +48,7 @@ def test_a_build_takes_all_cores_unless_j_says_otherwise():
 @pytest.mark.parametrize("archs, machine_code, ptx",
                          [("75", "75", ""), ("75 90", "75 90", "90"), ("80", "80", "80")])
 def test_ptx_is_embedded_for_newer_gpus_but_none_of_sm_75(archs, machine_code, ptx):
-    name = f"build/nvcc-{archs.replace(' ', '-')}/llmc/cuda/probe.o"
+    name = f"build/nvcc-{archs.replace(' ', '-')}/llmc/cuda/matmul_kernels.o"
     (line,) = [line for line in commands(f"ARCHS={archs}", name) if "-gencode" in line]
     codes = [word.split("code=")[1] for word in line.split() if "code=" in word]
     assert codes == [f"sm_{a}" for a in machine_code.split()] + [f"compute_{a}" for a in ptx.split()]

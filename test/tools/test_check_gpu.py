@@ -96,7 +96,7 @@ def test_what_could_be_built_is_checked(tmp_path, tests):
 def test_a_trainer_that_aborts_with_cudnn_is_checked_with_our_kernels(tmp_path, tests):
     trainer = script(tmp_path / "trainer", f"""
         case "$* " in *"--attention own -ge 0 "*) exec {ROOT / "train_gpt2"} "$@" ;; esac
-        echo 'cudnn_pass.c:77: cudnnBackendExecute: CUDNN_STATUS_EXECUTION_FAILED' >&2; kill -ABRT $$ """)
+        echo 'cudnn_plan.c:77: cudnnBackendExecute: CUDNN_STATUS_EXECUTION_FAILED' >&2; kill -ABRT $$ """)
     result, rows = check(tmp_path, tests, "--only", "losses|runs, fp32|resume, fp32", trainer=trainer)
     first = rows["losses of 20 steps, fp32"]
     assert result.returncode == 1 and first["result"] == "FAILED"

@@ -1,6 +1,6 @@
 // The file of measured choices: it remembers, it forgives damage, and it never gets in the way.
 
-#include "llmc/cuda/tuning_cache.h"
+#include "llmc/cuda/tuning.h"
 #include "test/fixture.h"
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 // Matrix products by cuBLASLt: descriptors and an algorithm are found once for each distinct product, measured on first
-// use, and remembered here for the process and in tuning_cache.h for the next one. matmul.c and fp8_matmul.c map the
-// ops onto this; gemm_library.h speaks with the library.
+// use, and remembered here for the process and in the tuning file (tuning.h) for the next one. matmul.c maps the ops
+// onto this.
 //
 // Only algorithms that repeat their bits are used: k in one piece, or split with fp32 parts that are added in a fixed
 // order, and then only after two runs on the real operands gave the same bits. And only those that ran, and whose
@@ -32,7 +32,7 @@ typedef struct {
     bool accumulate; // D += instead of D =
     const void *a, *b;
     const float *scale_a, *scale_b; // fp8, on the device: what A and B are multiplied by, read when the product runs
-    bool fast_sums;                 // fp8: sums may stay in the tensor cores' registers, see fp8_matmul.c
+    bool fast_sums;                 // fp8: sums may stay in the tensor cores' registers, see fp8_matmul
     void *d, *bias, *aux;
     void *workspace; // 256-byte aligned; its contents are lost
     size_t workspace_bytes;
@@ -65,10 +65,6 @@ typedef struct {
 // without data, or no memory to compare: not where time decides.
 bool gemm_fuses(GemmPlan *plan, const GemmContest *contest);
 bool gemm_is_known(GemmPlan *plan, bool timed); // the next gemm_fuses will run nothing
-
-// Device memory of this size in which p + i is as aligned as *p is, zeroed; for measurements that must not touch the
-// real thing. NULL when there is none to be had, or under capture. Free *block with cudaFree.
-void *gemm_memory_like(const void *p, size_t bytes, void **block);
 
 // Frees the plans and the library handle, forgets the tuning file.
 void gemm_shutdown(void);

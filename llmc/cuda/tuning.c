@@ -1,14 +1,19 @@
-// See timing.h. Times are taken by events around each run, on the GPU, so that what the host does in between does not
-// count. Owns its events for the time of one call.
-#include "llmc/cuda/timing.h"
+// The part of tuning.h that needs the GPU: the times of several ways to do the same work, whether their results agree,
+// and the choices of a run, which its log shows and its checkpoints keep. Times are taken by events around each run, on
+// the GPU, so that what the host does in between does not count. Owns its events for the time of one call, and the text
+// of the choices until the device goes.
+#include "llmc/cuda/tuning.h"
 
+#include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
-#include "llmc/device.h"
 #include "llmc/ops.h"
+#include <cublasLt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// --------------------------------------------------------------------------------------------------------------- times
 
 // A median wants three; beyond 50 ms for all choices of one shape together (some twenty shapes make a model) more
 // rounds only polish it. A choice 1.3 times slower than the best after two rounds does not win any more.
@@ -95,6 +100,47 @@ int cuda_fastest(int count, bool (*work)(void *context, int i), void *context, f
     return fastest;
 }
 
+// ------------------------------------------------------------------------------------------------------- same results
+
+void *cuda_memory_like(const void *p, size_t bytes, void **block) {
+    *block = NULL;
+    if (cuda_backend.capturing) return NULL;
+    if (cudaMalloc(block, bytes + 256) != cudaSuccess) {
+        (void)cudaGetLastError(); // it does not fit: no error, the measurement is left out
+        *block = NULL;
+        return NULL;
+    }
+    CUDA_CHECK(cudaMemsetAsync(*block, 0, bytes + 256, cuda_compute_stream()));
+    return (char *)*block + (uintptr_t)p % 256;
+}
+
+void cuda_poison(Tensor t) { CUDA_CHECK(cudaMemsetAsync(t.data, 0xFF, tensor_bytes(t), cuda_compute_stream())); }
+
+double cuda_difference(Tensor t, Tensor expected) {
+    enum { GOT, EXPECTED, DIFFERENCE, COUNT };
+    TensorStats stats[COUNT];
+    void *device;
+    if (cudaMalloc(&device, sizeof stats) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return INFINITY;
+    }
+    CUDA_CHECK(cudaMemsetAsync(device, 0, sizeof stats, cuda_compute_stream()));
+    for (int i = 0; i < COUNT; i++) {
+        if (i == DIFFERENCE) tensor_axpby(t, 1.0f, t, -1.0f, expected);
+        const Tensor one =
+            tensor_make((TensorStats *)device + i, DTYPE_U8, "statistics", (int64_t)sizeof *stats, 0, 0, 0);
+        tensor_statistics(one, i == EXPECTED ? expected : t, t.dtype);
+    }
+    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
+    CUDA_CHECK(cudaMemcpy(stats, device, sizeof stats, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaFree(device));
+    if (stats[GOT].overflow != stats[EXPECTED].overflow || stats[DIFFERENCE].overflow > stats[EXPECTED].overflow)
+        return INFINITY;
+    return stats[DIFFERENCE].sumsq == 0.0 ? 0.0 : sqrt(stats[DIFFERENCE].sumsq / stats[EXPECTED].sumsq);
+}
+
+// ------------------------------------------------------------------------------------------------------------- the log
+
 // JSON objects with commas between them. Some thirty choices make a model, at most 16 ways each; what comes when it is
 // full, of shapes that a long run meets later, is not noted.
 static char notes[1 << 17];
@@ -122,27 +168,28 @@ char *device_choices(void) {
     return copy;
 }
 
-void cuda_poison(Tensor t) { CUDA_CHECK(cudaMemsetAsync(t.data, 0xFF, tensor_bytes(t), cuda_compute_stream())); }
+// ---------------------------------------------------------------------------------------------------- keys of the file
 
-double cuda_difference(Tensor t, Tensor expected) {
-    enum { GOT, EXPECTED, DIFFERENCE, COUNT };
-    TensorStats stats[COUNT];
-    void *device;
-    if (cudaMalloc(&device, sizeof stats) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return INFINITY;
-    }
-    CUDA_CHECK(cudaMemsetAsync(device, 0, sizeof stats, cuda_compute_stream()));
-    for (int i = 0; i < COUNT; i++) {
-        if (i == DIFFERENCE) tensor_axpby(t, 1.0f, t, -1.0f, expected);
-        const Tensor one =
-            tensor_make((TensorStats *)device + i, DTYPE_U8, "statistics", (int64_t)sizeof *stats, 0, 0, 0);
-        tensor_statistics(one, i == EXPECTED ? expected : t, t.dtype);
-    }
-    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
-    CUDA_CHECK(cudaMemcpy(stats, device, sizeof stats, cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaFree(device));
-    if (stats[GOT].overflow != stats[EXPECTED].overflow || stats[DIFFERENCE].overflow > stats[EXPECTED].overflow)
-        return INFINITY;
-    return stats[DIFFERENCE].sumsq == 0.0 ? 0.0 : sqrt(stats[DIFFERENCE].sumsq / stats[EXPECTED].sumsq);
+// What a measured choice depends on besides its own shape and its library: the GPU and its driver.
+const char *tuning_machine(void) {
+    static char text[256];
+    int driver = 0;
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    snprintf(text, sizeof text, "%s, cc %d, %d SMs, driver %d", cuda_backend.facts.name,
+             cuda_backend.compute_capability, cuda_backend.units, driver);
+    return text;
+}
+
+char *device_tuning(void) { return tuning_cache_used(); }
+
+// Keys begin with the machine, then the library and its version.
+bool device_restore_tuning(const char *lines) {
+    char cublas[TUNING_KEY_MAX], cudnn[TUNING_KEY_MAX];
+    bool fits = true;
+    snprintf(cublas, sizeof cublas, "%s, cuBLASLt %zu,", tuning_machine(), cublasLtGetVersion());
+    snprintf(cudnn, sizeof cudnn, "%s, cuDNN %d,", tuning_machine(), cudnn_attention_version());
+    for (const char *line = lines; *line && fits; line += strcspn(line, "\n"), line += *line == '\n')
+        fits = strncmp(line, cublas, strlen(cublas)) == 0 || strncmp(line, cudnn, strlen(cudnn)) == 0;
+    if (fits) tuning_cache_restore(lines);
+    return fits;
 }

@@ -1,14 +1,44 @@
-// What all kernels of the update share: the entry of a tensor, the constants of a step, loading and storing gradient
-// and weight in whatever form they are kept, and the rules themselves, one text for every format of the states.
+// What the kernels over all tensors of a step share: which tensor a block works on, and which part of it; and, for the
+// update, the entry of a tensor, the constants of a step, loading and storing gradient and weight in whatever form they
+// are kept, and the rules themselves, one text for every format of the states.
 //
 // Gradient and weight come in several forms (ops.h, UpdateTensor). A kernel that must be lean is compiled for one of
 // them; the others ask the entry when they run, which costs a register and an instruction or two for each element:
 //   G     dtype of the gradient: float, or E (the compute dtype), or Either (fp32 or E, asked)
 //   KIND  what stands behind the weight: fp32 master, Kahan's lost part, nothing, or asked
 #pragma once
-#include "llmc/cuda/optimizer.h"
-#include "llmc/cuda/rounding.cuh"
-#include "llmc/cuda/update_parts.cuh"
+#include "llmc/cuda/kernel.cuh"
+
+// ------------------------------------------------------------------------------------------------- the part of a block
+
+// The entry that part first[0] + blockIdx.x belongs to: first[i] <= part < first[i + 1]. Each thread looks at a few.
+// Contains a barrier.
+static __device__ inline int entry_of_block(const int32_t *first, int n) {
+    __shared__ int found[1];
+    const int part = first[0] + (int)blockIdx.x;
+    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) {
+        const int begin = first[i], end = first[i + 1];
+        if (begin <= part && part < end) found[0] = i;
+    }
+    __syncthreads();
+    return found[0];
+}
+
+// The sum of partials[begin .. end) by one warp, in fp64, in every lane, in an order that depends on their number
+// alone.
+static __device__ inline double sum_of_parts(const float *partials, int begin, int end) {
+    double sum = 0.0;
+    for (int i = begin + (int)threadIdx.x; i < end; i += WARP) sum += (double)partials[i];
+    for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+    return sum;
+}
+
+// The number of this block's part within its entry.
+static __device__ inline int part_of_block(const int32_t *first, int entry) {
+    return first[0] + (int)blockIdx.x - first[entry];
+}
+
+// ------------------------------------------------------------------------------------------------------------ elements
 
 enum WeightKind { WEIGHT_MASTER, WEIGHT_LOST, WEIGHT_ALONE, WEIGHT_ANY };
 struct Either {};
@@ -28,6 +58,10 @@ typedef struct {
 
 UpdateEntry cuda_update_entry(const UpdateTensor *t);
 
+// Stops the program, naming op and tensor, unless weight, master, lost and gradient fit together. compute: the dtype of
+// all weights of the array.
+void cuda_check_update_tensor(const char *op, const UpdateTensor *t, DType compute);
+
 // The constants of one step, as the inner loops take them.
 struct UpdateStep {
     float learning_rate, eps;
@@ -36,6 +70,9 @@ struct UpdateStep {
     float momentum;
     uint64_t seed, counter; // of random bits: step * 2^40
 };
+
+// The update of the tensors of RULE_ADAFACTOR among [first, first + count).
+void cuda_adafactor_update(TensorArray array, int first, int count, const UpdateStep *step, Tensor control);
 
 // The entry of a tensor in this step.
 static __device__ __forceinline__ UpdateEntry entry_of_step(const UpdateEntry &in_table, const UpdateStep &s) {
@@ -150,6 +187,9 @@ static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const 
 
 // --------------------------------------------------------------------------------------------------------------- rules
 
+// A pseudo-rule: momentum_update, which writes the gradient instead of the weight.
+enum { RULE_MOMENTUM = RULE_COUNT };
+
 template <int RULE> struct RuleUses { // of the moments
     static constexpr bool m = RULE != RULE_DIRECTION, v = RULE == RULE_ADAMW;
     static constexpr bool weight = RULE != RULE_MOMENTUM;
@@ -178,25 +218,4 @@ static __device__ __forceinline__ void apply_rule(float &w, float &m, float &v, 
     } else {
         w = fmaf(-learning_rate, fmaf(weight_decay, w, direction), w);
     }
-}
-
-// The elements of a place: gradient and weight loaded, the rule applied to them and to m and v, the weight stored; of
-// RULE_MOMENTUM the gradient.
-template <class E, class G, int KIND, int RULE, int N>
-static __device__ __forceinline__ void update_place(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
-                                                    Place at, float (&m)[N], float (&v)[N]) {
-    float g[N], w[N] = {};
-    const bool fp32 = grad_is_fp32<E, G>(t);
-    const EitherVector<E, N> grad = load_either<E, N>(t.grad, at, fp32);
-    if constexpr (RuleUses<RULE>::weight) weight_to_floats<E, KIND, N>(w, load_weight<E, KIND, N>(t, at), t);
-    either_to_floats(g, grad, fp32);
-    for (int k = 0; k < N; k++)
-        apply_rule<RULE>(w[k], m[k], v[k], RULE == RULE_DIRECTION ? g[k] : g[k] * grad_factor, s, t.learning_rate,
-                         t.weight_decay);
-    if constexpr (RuleUses<RULE>::weight)
-        store_weight<E, KIND, N>(t, s, at, w);
-    else if (fp32)
-        store_place<float, N>((float *)t.grad, at, from_floats<float, N>(w));
-    else
-        store_place<E, N>((E *)t.grad, at, from_floats<E, N>(w));
 }
