@@ -138,10 +138,10 @@ def tools():
     for tool in "prepare", "train_tokenizer", "shard", "whereis", "choices":
         row(f"{tool} --help", run(TOOLS / tool, "--help"))
     row("prepare", run(TOOLS / "prepare", "-o", "p1", "text"), *files("p1"))
-    row("prepare lines", run(TOOLS / "prepare", "-o", "p2", "--lines", "text"), *files("p2"))
+    row("prepare, no validation", run(TOOLS / "prepare", "-o", "p2", "--val-fraction", "0", "text"), *files("p2"))
     row("prepare jsonl, split", run(TOOLS / "prepare", "-o", "p3", "--shard-tokens", "4096", "--threads", "2", "lines.jsonl"),
         *files("p3"))
-    row("prepare --vocab", run(TOOLS / "prepare", "-o", "p4", "--vocab-size", "400", "text"), *files("p4"))
+    row("prepare, new vocabulary", run(TOOLS / "prepare", "-o", "p4", "--tokenizer", "train:400", "text"), *files("p4"))
     row("train_tokenizer", run(TOOLS / "train_tokenizer", "-o", "p5", "--vocab-size", "300", "text"), *files("p5"))
     row("prepare --tokenizer", run(TOOLS / "prepare", "-o", "p6", "--tokenizer", "p4", "text"), *files("p6"))
     for verb in "list", "show", "verify":
