@@ -76,12 +76,15 @@ def test_a_resume_takes_what_the_run_chose_by_timing_and_says_where_it_cannot(da
 
 
 # nvcc makes the same instructions of a kernel for these: fp32 does not know the tensor cores of sm_80, and sm_100 and
-# sm_120 share a compiler that contracts a*b+c elsewhere than that of the others.
+# sm_120 share a compiler that contracts a*b+c elsewhere than that of the others. Nothing is left to be chosen by timing:
+# a busy machine may choose otherwise for one of them, and the sums of a bias gradient have another order then.
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, capabilities", [("fp32", "75 80 90"), ("bf16", "80 89 90"), ("bf16", "100 120")])
 def test_gpus_with_the_same_code_give_the_same_bits(dtype, capabilities, data, tmp_path):
     arguments = ["-x", 3, "-n", 3, "-ge", 0, "--dtype", dtype]
-    out = [run_tiny(SIMULATOR, tmp_path / c, data, *arguments, SIM_CC=c) for c in capabilities.split()]
+    out = [run_tiny(SIMULATOR, tmp_path / c, data, *arguments, SIM_CC=c, SIM_CUBLASLT_REFUSE="bgrad")
+           for c in capabilities.split()]
+    assert not any("faster" in event["tuning"] for directory in out for event in events(directory, "tuning"))
     assert all(same_state(checkpoints(out[0])[-1], checkpoints(other)[-1]) for other in out[1:])
 
 
