@@ -3,6 +3,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/data/shards.h"
+#include "llmc/text/corpus.h"
 #include "llmc/text/tokenizer.h"
 
 #include <errno.h>
@@ -122,12 +123,12 @@ static bool list_file(Look *l, const ShardSet *set, Error *err) {
 // listed must be there. *entry NULL: it is not listed.
 static bool find_entry(const cJSON *manifest, const char *directory, const char *name, const cJSON **entry,
                        Error *err) {
-    static const char *const sides[] = {"train", "val"};
     *entry = NULL;
-    for (int i = 0; i < 2; i++) {
+    for (CorpusSide i = 0; i < CORPUS_SIDES; i++) {
         const cJSON *side, *shards, *item;
-        if (!json_get_object(manifest, sides[i], &side, err) || !json_find(side, "shards", &shards, err)) return false;
-        if (!cJSON_IsArray(shards)) return error_set(err, "\"%s\" has no array \"shards\"", sides[i]);
+        if (!json_get_object(manifest, corpus_side_names[i], &side, err) || !json_find(side, "shards", &shards, err))
+            return false;
+        if (!cJSON_IsArray(shards)) return error_set(err, "\"%s\" has no array \"shards\"", corpus_side_names[i]);
         cJSON_ArrayForEach(item, shards) {
             const char *file;
             if (!cJSON_IsObject(item)) return error_set(err, "an entry of \"shards\" is no object");

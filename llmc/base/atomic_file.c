@@ -104,13 +104,9 @@ static bool fail(AtomicFile *f, const char *what, int reason) {
 
 static bool write_through(AtomicFile *f, const char *data, size_t bytes) {
     XXH3_64bits_update(f->hash, data, bytes);
-    while (bytes > 0) {
-        ssize_t n = write(f->fd, data, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return fail(f, "write", n < 0 ? errno : EIO);
-        data += n, bytes -= (size_t)n, f->bytes += n;
-    }
-    return true;
+    f->failed = !file_write_all(f->fd, f->path, data, bytes, &f->error);
+    f->bytes += (int64_t)bytes;
+    return !f->failed;
 }
 
 static bool write_buffered(AtomicFile *f, const char *data, size_t bytes) {
@@ -179,6 +175,16 @@ void standard_files_open(void) {
 int64_t file_size(int fd) {
     struct stat st;
     return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? (int64_t)st.st_size : -1;
+}
+
+bool file_write_all(int fd, const char *path, const void *data, size_t bytes, Error *err) {
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n = write(fd, (const char *)data + done, bytes - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return error_set(err, "%s: cannot write: %s", path, strerror(n < 0 ? errno : EIO));
+        done += (size_t)n;
+    }
+    return true;
 }
 
 bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n, Error *err) {

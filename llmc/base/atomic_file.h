@@ -28,6 +28,8 @@ bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *
 bool file_exists(const char *path);
 // n bytes at offset of an open file into out; a file that ends before is an error. path is for the message.
 bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n, Error *err);
+// All bytes into an open file, at its offset. path is for the message.
+bool file_write_all(int fd, const char *path, const void *data, size_t bytes, Error *err);
 int64_t file_size(int fd); // -1: not a plain file
 
 bool directory_make(const char *path, Error *err);           // with parents; existing is fine

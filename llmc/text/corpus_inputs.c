@@ -167,10 +167,7 @@ static bool copy_stdin(int to, int64_t limit, char *chunk, size_t size, int64_t 
         do got = read(STDIN_FILENO, chunk, size);
         while (got < 0 && errno == EINTR);
         if (got < 0) return error_set(err, "standard input: cannot read: %s", strerror(errno));
-        for (ssize_t done = 0, put; done<got; done += put> 0 ? put : 0) {
-            put = write(to, chunk + done, (size_t)(got - done));
-            if (put < 0 && errno != EINTR) return error_set(err, "standard input: cannot write: %s", strerror(errno));
-        }
+        if (!file_write_all(to, "standard input", chunk, (size_t)got, err)) return false;
     }
     return true;
 }

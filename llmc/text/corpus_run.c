@@ -112,7 +112,7 @@ static int train(Run *r, Error *err) {
     WordCounts *words = word_counts_create(err);
     int status = count_words(r, false, words, err);
     // Who encodes the corpus later must not decide again, with other numbers.
-    if (status == EXIT_OK && r->counts.documents > 0 && corpus_is_lopsided(&r->counts, o->val_fraction)) {
+    if (status == EXIT_OK && corpus_is_lopsided(&r->counts, o->val_fraction)) {
         word_counts_free(words);
         status = count_words(r, true, words = word_counts_create(err), err);
     }
@@ -454,7 +454,7 @@ static int begin(Run *r, bool cut_all, Error *err) {
 static int convert(Run *r, Error *err) {
     int status = corpus_convert(&r->job, &r->position, &r->counts, err);
     if (status == EXIT_OK && !r->job.cut_all && !r->trained && !r->options.inputs.stdin_goes_on &&
-        r->counts.documents > 0 && corpus_is_lopsided(&r->counts, r->options.val_fraction)) {
+        corpus_is_lopsided(&r->counts, r->options.val_fraction)) {
         status = begin(r, true, err);
         if (status == EXIT_OK) status = corpus_convert(&r->job, &r->position, &r->counts, err);
     }
