@@ -84,6 +84,7 @@ static bool order_read(Order *o, const char *directory, Error *err) {
         ok = event && (!trains || add_segment(o, event, err));
         if (!ok || !trains) cJSON_Delete(event);
     }
+    if (ok && ferror(file)) ok = error_set(err, "cannot be read: %s", strerror(errno));
     if (ok && o->count == 0) ok = error_set(err, "no training run is recorded in it");
     if (!ok && file) error_prefix(err, "%s", path);
     if (file) fclose(file);

@@ -169,6 +169,14 @@ TEST(what_is_missing_or_makes_no_sense_is_named) {
     }
 }
 
+TEST(a_log_that_cannot_be_read_says_why) {
+    Order order = {0};
+    Error err;
+    assert_true(directory_make(tmp_file("run/main.log"), &err));
+    assert_false(order_read(&order, tmp_file("run"), &err));
+    assert_non_null(strstr(err.text, "main.log: cannot be read: Is a directory"));
+}
+
 TEST(steps_before_the_first_and_beyond_all_numbers_are_refused) {
     char log[4096];
     Order order;
