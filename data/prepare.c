@@ -1,10 +1,10 @@
 // data/prepare: text -> token shards for training and validation (`data/prepare --help`). This file is the tool: its
 // options and what it says (llmc/run/data_tools.h: what it shares with data/train_tokenizer). The work is done by
 // llmc/text/corpus.h. Never changes an input and never mixes shards of two runs.
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/checked.h"
 #include "llmc/run/data_tools.h"
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
 

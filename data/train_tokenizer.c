@@ -1,9 +1,9 @@
 // data/train_tokenizer: text -> a vocabulary (`data/train_tokenizer --help`). This file is the tool; the work is done
 // by llmc/text/corpus.h, which reads what data/prepare reads. Never leaves half a file.
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/checked.h"
 #include "llmc/run/data_tools.h"
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
 

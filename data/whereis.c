@@ -1,7 +1,7 @@
 // data/whereis: which text did step N of a run read? (`data/whereis --help`) The run's log says seed, batch and corpus
 // of every start and resume; llmc/data/dataloader.h which window the stream has at a position. Changes nothing.
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/checked.h"
 #include "llmc/base/json.h"
 #include "llmc/data/dataloader.h"
 

@@ -2,7 +2,7 @@
 // plain fp32 operations in a stated order, in which no product is added to anything, so that fma or no fma makes no
 // difference and codes and scales are the same everywhere.
 #pragma once
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/tensor.h"
 #include <math.h>
 #include <stdint.h>

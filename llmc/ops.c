@@ -1,7 +1,7 @@
 // What every backend demands of the arguments of an op. See ops.h.
 #include "llmc/ops.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 
 void check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel) {

@@ -3,7 +3,7 @@
 // function, in every backend: a kernel of one thread calls it on a GPU, a plain call on the CPU.
 // The state is small, lives in device memory and is part of the checkpoint.
 #pragma once
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include <math.h>
 #include <stdint.h>
 

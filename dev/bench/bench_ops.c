@@ -2,7 +2,7 @@
 // by memory, the head in chunks of the size that is used and larger, and a launch. For dev/bench/gpu_hour.py: what of a
 // step is lost between these times and those of --profile is caches, clocks and the order. Prints one JSON object a
 // line; the last one tells who computed attention and what was chosen by measurement.
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
 #include <stdio.h>

@@ -1,7 +1,7 @@
 // Times whole training steps (forward, loss, backward, gradient norm, AdamW) on random tokens, beside the rate of a
 // plain library matmul measured in the same process, between the steps: on a shared machine only their ratio is steady.
 // Prints one JSON object. Never reads data or writes files; dev/bench/bench_cpu.py runs it and makes the table.
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/model/recompute.h"
 #include "llmc/run/runlog.h"

@@ -3,7 +3,7 @@
 // that step times are held against. Keeps nothing: its buffers are gone when it returns.
 #include "llmc/cpu/cpu.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cpu/gemm.h"
 
 #include <stdlib.h>

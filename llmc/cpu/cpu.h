@@ -5,7 +5,7 @@
 // regions over cpu_threads() workers (oneDNN uses the same pool), and is done when it returns. Ops run one at a time,
 // so every op may use the whole workspace, from its start. What an op needs does not outlive the call.
 #pragma once
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/gemm.h"
 #include "llmc/device.h"

@@ -1,7 +1,7 @@
 // The small ops, bound by memory: the batch, GELU, sums and scalings of whole tensors, gradients added to gradients,
 // and what a tensor holds.
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
-#include "llmc/base/rng.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
 

@@ -3,7 +3,7 @@
 // The gradient of a token's row sums over the places where the token stands. Those places are chained in the workspace
 // (a list for each token, in order of place), so that every row is read and written once, sums are fp32 and in a fixed
 // order, and no two threads write to one element: threads share the channels, not the tokens.
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"

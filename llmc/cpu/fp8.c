@@ -4,7 +4,7 @@
 // Owns nothing: operands are widened into the workspace.
 #include "llmc/cpu/gemm.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/tile_matmul.h"
 

@@ -1,6 +1,6 @@
 // The LM head with its loss, in chunks of rows, as many as the caller's logits buffer holds: logits of one chunk exist
 // at a time, and its dlogits take their place.
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"

@@ -4,7 +4,7 @@
 // The gradients of weight and bias sum over all rows: each block of rows adds into its own fp32 pair of vectors in the
 // workspace, and the pairs are added in the order of the blocks. Blocks depend on the number of rows alone, so the bits
 // do not depend on the number of threads.
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
 

@@ -2,7 +2,7 @@
 // decoding has them; bias gradients; and the ops, which check shapes and call these.
 #include "llmc/cpu/gemm.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
 #include "llmc/cpu/tile_matmul.h"

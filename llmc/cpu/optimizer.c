@@ -7,7 +7,7 @@
 // loaded into fp32 lanes, the rule computes, all is stored; the rule and the dtypes are looked at once a block.
 #include "llmc/cpu/optimizer.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"

@@ -4,7 +4,7 @@
 // place. Blocks are in the first-level cache; what goes to memory and back is what the tensors hold. Elements beyond
 // the end of a block are 0 when loaded and are not stored.
 #pragma once
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cpu/simd.h"
 #include "llmc/number.h"
 #include "llmc/ops.h"

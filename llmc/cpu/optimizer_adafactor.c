@@ -6,7 +6,7 @@
 // columns for itself, and the groups are added in order.
 #include "llmc/cpu/optimizer.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
 

@@ -385,7 +385,7 @@ static ALWAYS_INLINE VU vpair_bf16(V low, V high) {
 
 // Stochastic rounding to bf16: a value goes up with the probability of what is cut off, so that the mean of many
 // roundings is the value. The random bits are a pure function of (seed, stream, element), by the scheme of ops.h: eight
-// elements share the 128 bits of one Philox counter (llmc/base/rng.h).
+// elements share the 128 bits of one Philox counter (llmc/base/arithmetic.h).
 // Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.
 
 // Elements whose random bits are made at a time: 16 counters side by side.

@@ -12,7 +12,7 @@
 //
 // Owns no memory, starts no threads. Large products belong to gemm.h.
 #pragma once
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cpu/simd.h"
 
 enum { PANEL_ROWS = 8 }; // left operands and results have a multiple of this many rows

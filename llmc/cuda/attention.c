@@ -6,9 +6,8 @@
 // cache too, so that the next run has the same bits; with --attention cudnn they are compared. Every other shape
 // (samples, a short last batch) takes the own kernels. fp32, sm_75 and head sizes that cuDNN does not take have only
 // those.
-#include "llmc/cuda/attention.h"
-
 #include "llmc/cuda/backend.h"
+
 #include "llmc/cuda/tuning.h"
 #include <math.h>
 #include <stdio.h>

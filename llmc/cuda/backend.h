@@ -1,6 +1,7 @@
 // The private header of the CUDA backend: its one handle, the workspace, checked calls, and what the files of llmc/cuda
-// share on the host side, but for attention (attention.h), matrix products (gemm.h) and choices by measurement
-// (tuning.h). C and C++. Nothing outside llmc/cuda includes it. What kernels need is in kernel.cuh.
+// share on the host side: kernels that several ops launch, attention, matrix products, tables of tensors, what a GPU
+// can do. C and C++. Nothing outside llmc/cuda includes it. Choices by measurement are in tuning.h, what kernels need
+// in kernel.cuh.
 //
 // How an op is run here: the one thread that called device_init calls the ops; each op checks its tensors, launches
 // kernels (or library calls) on the compute stream and returns. Ops run in order, so every op may use the whole
@@ -8,7 +9,7 @@
 // device anything once the first steps have run: plans are made, and candidates timed, when a shape is met for the
 // first time, which never happens under capture (see device_graph_begin in device.c).
 #pragma once
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cuda/sizes.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
@@ -100,6 +101,151 @@ void cross_entropy_forward(float *losses, Tensor logits, const int32_t *targets,
 // column V on. factor = scale * the loss_scale of control, a StepControl on the device; control absent: scale.
 void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets, int64_t V, float scale,
                             Tensor control);
+
+// --------------------------------------------------------------------------------------------------------- attention
+// What the files behind attention_forward and attention_backward share. attention.c checks the tensors and decides who
+// computes: our own kernels, or cuDNN. Layouts and formulas are those of llmc/ops.h; an op's tensors have been checked
+// when they get here.
+
+typedef struct {
+    int64_t B, T, NH, HS;
+    DType dtype;
+} AttentionShape;
+
+typedef enum { ATTENTION_FORWARD, ATTENTION_BACKWARD, ATTENTION_PASSES } AttentionPass;
+
+// For device_init, once the streams exist: false, with the reason and the way out, when options ask for cuDNN and this
+// machine has none that it can use. Shapes that cuDNN does not take (fp32, head sizes) are no reason: they run on own
+// kernels, and cuda_attention_description says so.
+bool cuda_attention_check(const DeviceOptions *options, Error *err);
+
+// Who computes attention at the shape that was planned last, for the run's header: "cuDNN 9.19.0", "own kernels (cuDNN
+// not found: ...)", "cuDNN 9.19.0 or own kernels, to be measured" before the first step, "forward cuDNN 9.19.0,
+// backward own kernels (...)". Empty before ops_workspace_bytes. Valid until the next call.
+const char *cuda_attention_description(void);
+
+// Our own kernels, used where cuDNN is absent, slower or does not take the shape. Two families behind one pair of
+// calls. Tensor cores (flash_forward.cu, flash_backward.cu): bf16 on sm_80+, fp16 on sm_75+, head sizes that are a
+// multiple of 8, at most 128. Plain (plain_attention.cu): every floating dtype and every head size, on the ordinary
+// units. Neither ever holds a T x T matrix; both add in a fixed order, without atomics.
+
+// Whether the tensor-core kernels take this: otherwise the calls below run the plain ones.
+bool cuda_flash_supports(DType dtype, int64_t head_size);
+
+// Any floating dtype, any head size. They take scratch memory from the workspace, at most cuda_size_flash.
+void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads);
+void cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads);
+
+// What the kernels of both families are told.
+typedef struct {
+    int T, NH, HS;
+    int heads;         // B * NH
+    int group;         // heads whose blocks run side by side, see flash_block in flash_tile.cuh
+    float scale;       // of the scores: 1 / sqrt(HS)
+    float scale_log2e; // the same for 2^x in place of e^x
+} FlashShape;
+
+// The plain family. delta: (B,NH,T) fp32 of scratch, rowsum(dout * out).
+void cuda_plain_attention_forward(Tensor out, Tensor lse, Tensor qkv, FlashShape s);
+void cuda_plain_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, float *delta,
+                                   FlashShape s);
+
+FlashShape cuda_flash_shape(Tensor qkv, int num_heads);
+
+// cuDNN's attention on the GPU of this process (cudnn_attention.c), which owns cuDNN's handle.
+
+// Whether cuDNN can be used here: the library is there, new enough, and the GPU is one that it has fused attention for.
+// The first call loads the library, later ones give the same answer.
+bool cudnn_attention_open(Error *why);
+void cudnn_attention_close(void);               // after everything below was destroyed
+int cudnn_attention_version(void);              // 91900
+const char *cudnn_attention_version_text(void); // "9.19.0"
+
+// One pass at one shape. NULL and the reason when cuDNN has none whose bits repeat, or only with more workspace than
+// max_workspace bytes. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and must be done before it runs.
+typedef struct CudnnAttention CudnnAttention;
+CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why);
+void cudnn_attention_destroy(CudnnAttention *attention); // NULL is fine
+int64_t cudnn_attention_workspace(const CudnnAttention *attention);
+bool cudnn_attention_compile(CudnnAttention *attention, Error *why);
+
+// The tensors of attention_forward and attention_backward (llmc/ops.h), of exactly the shape. Enqueued on the compute
+// stream, may be captured. workspace is 256-byte aligned. False, with the reason, when cuDNN does not launch it.
+bool cudnn_attention_forward(CudnnAttention *attention, Tensor out, Tensor lse, Tensor qkv, void *workspace,
+                             Error *why);
+bool cudnn_attention_backward(CudnnAttention *attention, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
+                              void *workspace, Error *why);
+
+// --------------------------------------------------------------------------------------------------- matrix products
+// Matrix products by cuBLASLt: descriptors and an algorithm are found once for each distinct product, measured on first
+// use, and remembered here for the process and in the tuning file (tuning.h) for the next one. matmul.c maps the ops
+// onto this.
+//
+// Only algorithms that repeat their bits are used: k in one piece, or split with fp32 parts that are added in a fixed
+// order, and then only after two runs on the real operands gave the same bits. And only those that ran, and whose
+// results agree: an algorithm that leaves out part of its work is the fastest.
+
+// What cuBLASLt does to z = op(A) op(B) [+ D] before it stores D (m,n). bias and aux are of D's type.
+typedef enum {
+    GEMM_PLAIN,         // D = z
+    GEMM_BIAS,          // D = z + bias (m)
+    GEMM_GELU_AUX_BIAS, // aux (m,n) = z + bias (m), D = gelu(z + bias): gelu of what was not rounded yet
+    GEMM_DGELU,         // D = z * gelu'(aux (m,n))
+    GEMM_BGRADB,        // D = z, bias (n) = sum over k of op(B): stored, never added to what stood there
+} GemmEpilogue;
+
+// One product as cuBLASLt sees it: column-major and contiguous, so that a row-major tensor (rows, cols) is a matrix
+// (cols, rows) with leading dimension cols.
+typedef struct {
+    const char *op;                // for messages
+    bool transpose_a, transpose_b; // A is (k,m) in memory instead of (m,k), B is (n,k) instead of (k,n)
+    int64_t m, n, k;
+    DType in_a, in_b, out; // of A, B and D; A and B differ in fp8 only
+    GemmEpilogue epilogue;
+    bool accumulate; // D += instead of D =
+    const void *a, *b;
+    const float *scale_a, *scale_b; // fp8, on the device: what A and B are multiplied by, read when the product runs
+    bool fast_sums;                 // fp8: sums may stay in the tensor cores' registers, see fp8_matmul
+    void *d, *bias, *aux;
+    void *workspace; // 256-byte aligned; its contents are lost
+    size_t workspace_bytes;
+} Gemm;
+
+typedef struct GemmPlan GemmPlan;
+
+// The plan of a product, found or made. NULL when cuBLASLt has nothing for it. Products that differ only in where
+// operands lie, at the same alignment, and in accumulate share a plan. The first call of a plan chooses its algorithm
+// by running candidates on the operands of g, which must be valid: D, aux and a bias gradient are overwritten (D not
+// when it accumulates). Never under capture.
+GemmPlan *gemm_plan(const Gemm *g);
+
+// Launches the product on the compute stream.
+void gemm_run(const GemmPlan *plan, const Gemm *g);
+
+// What an epilogue does and what a plain product and a kernel can do as well.
+enum { GEMM_MAX_OUTPUTS = 2 };
+typedef struct {
+    bool (*work)(void *context, int fused); // 0: the plain way, 1: the fused way; both repeatable
+    void *context;
+    bool (*repeats)(void *context);   // asked first, may be NULL: false is a no
+    bool timed;                       // the fused way must be faster too
+    bool adds;                        // work adds to its outputs
+    Tensor outputs[GEMM_MAX_OUTPUTS]; // lost
+    int num_outputs;
+} GemmContest;
+
+// Whether the fused way is to be taken. The first call compares the outputs of both ways, and measures. An output
+// without data, or no memory to compare: not where time decides.
+bool gemm_fuses(GemmPlan *plan, const GemmContest *contest);
+bool gemm_is_known(GemmPlan *plan, bool timed); // the next gemm_fuses will run nothing
+
+// Frees the plans and the library handle, forgets the tuning file.
+void gemm_shutdown(void);
+
+typedef struct {
+    int64_t plans, timed; // plans made; candidates that were timed for them
+} GemmCounts;
+GemmCounts gemm_counts(void);
 
 // --------------------------------------------------------------------------------------------------- tables of tensors
 // Tables on the device that name tensors, so that one launch runs over all tensors of a step: a hundred small ones cost

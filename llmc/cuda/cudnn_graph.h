@@ -6,7 +6,7 @@
 // Where <cudnn.h> is missing, too old, or -DWITHOUT_CUDNN is given, the cudnn_ files compile to the one answer that
 // there is no cuDNN.
 #pragma once
-#include "llmc/cuda/attention.h"
+#include "llmc/cuda/backend.h"
 
 #if !defined(WITHOUT_CUDNN) && defined(__has_include)
 #if __has_include(<cudnn.h>)

@@ -3,7 +3,6 @@
 // graphs belong to whoever asked for them, the workspace of the ops to the caller.
 // device_init is where a machine that cannot run this program must say so, in one line with the way out: no driver, an
 // old one, no GPU, a GPU that the program was not built for.
-#include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
 
 #include <cublasLt.h>

@@ -1,7 +1,7 @@
 // How fast this GPU is: what its datasheet says, from a table of what a multiprocessor does in a clock; the speed of
 // light, measured, which step times are held against; and what its sensors say while it runs. Keeps nothing but NVML:
 // handle, plan and buffers of a measurement are gone when it returns, and it works with what memory the model has left.
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
 
 #include <cublasLt.h>

@@ -2,7 +2,7 @@
 // tuning file if there is one and the library still takes it; else the library's candidates, compared with each other,
 // checked for repeatable bits and timed. The first half speaks with the library, whose handle it owns: descriptors, the
 // search for algorithms, the launch. The second decides: what is measured, taken and remembered.
-#include "llmc/cuda/gemm.h"
+#include "llmc/cuda/backend.h"
 
 #include "llmc/cuda/tuning.h"
 #include "llmc/ops.h"

@@ -9,7 +9,7 @@
 //   - PTX only through intrinsics.cuh. No float atomics, no spinning on other blocks, no launches inside kernels.
 //   - 64-bit indices where a product of sizes can pass 2^31. 16-byte accesses where rows allow them.
 #pragma once
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -279,7 +279,7 @@ template <class T, int N> static __device__ __forceinline__ void add_vector(T *p
 // ------------------------------------------------------------------------------------------------- stochastic rounding
 // x is rounded up to its upper neighbour with the probability of what is cut off, so that the mean of many roundings is
 // x, and small changes add up where rounding to nearest would lose each of them. The random bits are a pure function of
-// (seed, stream, counter, element): llmc/base/rng.h.
+// (seed, stream, counter, element): llmc/base/arithmetic.h.
 // Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.
 
 // x rounded down or up to a neighbour, up when random / 2^16 is at least what is missing to it in steps of the type.

@@ -5,7 +5,7 @@
 // Bias is added in the epilogue where the library can. GELU, its derivative and bias gradients are in the epilogue
 // where measurement says so, once for each shape: on some GPUs the library runs such an epilogue as a slow pass of its
 // own.
-#include "llmc/cuda/gemm.h"
+#include "llmc/cuda/backend.h"
 #include "llmc/cuda/tuning.h"
 #include <stddef.h>
 
@@ -307,7 +307,7 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
 // ----------------------------------------------------------------------------------------------------------------- fp8
 // cuBLASLt has matmuls of fp8 operands in one form only: both operands with k as their contiguous dimension, which is
 // how ops.h asks for all three products of a layer. What is quantised, and when, is decided in
-// llmc/model/gpt2_linear.c; the quantisation itself is in fp8_quantize.cu.
+// llmc/model/gpt2_fp8.c; the quantisation itself is in fp8_quantize.cu.
 //
 // Scales: a slot holds what values were multiplied by and the inverse of that; the library reads the inverses on the
 // device when the product runs, so no launch depends on them.

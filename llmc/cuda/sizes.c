@@ -1,7 +1,7 @@
 // See sizes.h. No CUDA here: this file is compiled into every build.
 #include "llmc/cuda/sizes.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 
 // ------------------------------------------------------------------------------------------------------------- matmul
 

@@ -4,7 +4,6 @@
 // of the choices until the device goes.
 #include "llmc/cuda/tuning.h"
 
-#include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/ops.h"
 #include <cublasLt.h>

@@ -8,9 +8,8 @@
 // may still be reading.
 #include "llmc/data/dataloader.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
-#include "llmc/base/rng.h"
 #include "llmc/device.h"
 
 #include <pthread.h>

@@ -4,8 +4,8 @@
 // keeps no token in memory, and knows nothing of batches or of their order.
 #include "llmc/data/shards.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/checked.h"
 
 #include <errno.h>
 #include <fcntl.h>

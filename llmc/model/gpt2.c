@@ -1,11 +1,75 @@
-// One micro-step of GPT-2, in the order in which it runs: read it from top to bottom. Every line is an op of ops.h;
-// where the tensors live is gpt2_memory.c's business.
+// One micro-step of GPT-2, in the order in which it runs: read it from top to bottom. Every line is an op of ops.h or a
+// linear layer, which is one, too, but for --fp8; where the tensors live is gpt2_memory.c's business.
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
 // What of a block is kept in between is chosen block by block (recompute.h); the rest is computed again.
 #include "llmc/model/gpt2_internal.h"
 
 static int num_heads(const Block *b) { return (int)b->model->options.config.NH; }
+
+// ----------------------------------------------------------------------------------------------------- linear layers
+
+Tensor linear_weight(const BlockParams *p, LinearLayer layer) {
+    const Tensor weights[NUM_LINEARS] = {p->qkvw, p->attprojw, p->fcw, p->fcprojw};
+    return weights[layer];
+}
+Tensor linear_bias(const BlockParams *p, LinearLayer layer) {
+    const Tensor biases[NUM_LINEARS] = {p->qkvb, p->attprojb, p->fcb, p->fcprojb};
+    return biases[layer];
+}
+
+// What the backward pass repeats was counted when it came for the first time.
+static void observe_once(const Block *b, LinearLayer layer, Role role, Tensor t) {
+    if (b->pass == PASS_FORWARD) observe(b->model, layer, role, t);
+}
+
+// out (B,T,OC) = in (B,T,IC) @ weight^T + bias.
+static void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
+    observe_once(b, layer, ROLE_IN, in);
+    if (b->model->options.fp8)
+        fp8_forward(b, layer, out, in);
+    else
+        matmul_forward(out, in, linear_weight(&b->p, layer), linear_bias(&b->p, layer));
+    observe_once(b, layer, ROLE_OUT, out);
+}
+
+// pre = in @ weight^T + bias; out = gelu(pre). For LINEAR_FC.
+static void linear_gelu_forward(const Block *b, Tensor out, Tensor pre, Tensor in) {
+    observe_once(b, LINEAR_FC, ROLE_IN, in);
+    if (b->model->options.fp8) {
+        fp8_forward(b, LINEAR_FC, pre, in);
+        gelu_forward(out, pre);
+    } else {
+        matmul_gelu_forward(out, pre, in, b->p.fcw, b->p.fcb);
+    }
+    observe_once(b, LINEAR_FC, ROLE_OUT, pre);
+}
+
+// From dout (B,T,OC): the gradients of weight and bias into b->g, and din (B,T,IC). in is what the forward pass took.
+static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate) {
+    observe(b->model, layer, ROLE_GRADIENT, dout);
+    if (b->model->options.fp8) {
+        fp8_backward(b, layer, din, dout, in, accumulate);
+        return;
+    }
+    matmul_backward_weight(linear_weight(&b->g, layer), linear_bias(&b->g, layer), dout, in, accumulate);
+    matmul_backward_input(din, dout, linear_weight(&b->p, layer));
+}
+
+// The same through the GELU in front of LINEAR_FCPROJ: dpre = (dout @ weight) * gelu'(pre); in is gelu(pre), which
+// dpre may overlap.
+static void linear_gelu_backward(const Block *b, Tensor dpre, Tensor dout, Tensor in, Tensor pre, bool accumulate) {
+    observe(b->model, LINEAR_FCPROJ, ROLE_GRADIENT, dout);
+    if (b->model->options.fp8) {
+        fp8_backward(b, LINEAR_FCPROJ, dpre, dout, in, accumulate);
+        gelu_backward(dpre, dpre, pre);
+        return;
+    }
+    matmul_backward_weight(b->g.fcprojw, b->g.fcprojb, dout, in, accumulate);
+    matmul_gelu_backward_input(dpre, dout, b->p.fcprojw, pre);
+}
+
+// ----------------------------------------------------------------------------------------------------------- forward
 
 // One transformer block, forward. The residual addition that ends a block is fused with the layernorm that follows it,
 // so a block begins with ln1 done and leaves its last branch, fcproj, for the next block (or the final layernorm) to
@@ -207,7 +271,7 @@ void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
     REQUIRE(B > 0 && model->T == T, "no batch is loaded, or a short one, which is for gpt2_forward only");
     const float scale = 1.0f / (float)tokens_in_step;
     if (first) tensor_fill(gpt2_sequence_losses(model), 0.0f); // a short micro-batch leaves no old losses behind
-    linear_prepare_weights(model);
+    fp8_prepare(model, false);
     if (model->observing) { // what is counted is no part of the recording
         forward_backward(model, B, T, scale, first);
         return;
@@ -227,7 +291,7 @@ void gpt2_forward(Gpt2 *model) {
     const int64_t B = model->B, T = model->T;
     REQUIRE(B > 0, "no batch is loaded");
     Tensor losses = gpt2_act(model, ACT_LOSSES, B, T);
-    linear_prepare_evaluation(model);
+    fp8_prepare(model, true);
     forward_blocks(model, B, T);
     head_loss_forward(losses, gpt2_act(model, ACT_LOGITS, B, T), gpt2_act(model, ACT_LNF, B, T),
                       gpt2_weight(model, PARAM_WTE), gpt2_act(model, ACT_TARGETS, B, T), model->options.config.V);

@@ -4,7 +4,7 @@
 // by one: the bits of a sequence do not depend on those beside it where the ops' do not.
 #include "llmc/model/gpt2_internal.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include <string.h>
 
 // i32 on the device and, in the same order, in host memory: prompts (sequences, up to T), then what a step reads: one

@@ -1,5 +1,5 @@
-// Private to the gpt2*.c files: the Gpt2 object, the views of weights and activations that the pass reads as p-> and
-// a->, and the linear layers of a block.
+// Private to the gpt2*.c files: the Gpt2 object, and the views of weights and activations that the pass reads as p->
+// and a->.
 #pragma once
 #include "llmc/model/gpt2.h"
 
@@ -63,7 +63,7 @@ typedef struct {
     int (*backward)[NUM_BLOCK_ACTS];  // (L): where its backward pass finds it, the same place if it was kept
     int decoder_acts[NUM_BLOCK_ACTS]; // of all blocks
     int cache, decoder_tokens, decoder_logits;
-    int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // gpt2_linear.c
+    int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // gpt2_fp8.c
     int stats;                                             // gpt2_numerics.c
 } Layout;
 
@@ -97,8 +97,8 @@ struct Gpt2 {
     } graphs[4];
     Decoder decoder;
     bool observing;       // gpt2_observe
-    bool weights_are_new; // since linear_prepare_weights
-    bool evaluating;      // the pass that runs belongs to no step: linear_prepare_evaluation
+    bool weights_are_new; // since fp8_prepare
+    bool evaluating;      // the pass that runs belongs to no step
 };
 
 enum { STAGING_BYTES = 4 << 20 };
@@ -174,25 +174,18 @@ bool gpt2_decoder_create(Gpt2 *model, Error *err);
 void gpt2_decoder_destroy(Gpt2 *model);
 int64_t gpt2_decoder_tokens(const Gpt2Options *o); // how many i32 it keeps on the device
 
-// ------------------------------------------------------------------------------------------------------- linear layers
+// gpt2.c: a layer's weight (OC,IC) and bias (OC), or their gradients.
+Tensor linear_weight(const BlockParams *p, LinearLayer layer);
+Tensor linear_bias(const BlockParams *p, LinearLayer layer);
 
-// out (B,T,OC) = in (B,T,IC) @ weight^T + bias.
-void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in);
-// pre = in @ weight^T + bias; out = gelu(pre). For LINEAR_FC.
-void linear_gelu_forward(const Block *b, Tensor out, Tensor pre, Tensor in);
-
-// From dout (B,T,OC): the gradients of weight and bias into b->g, and din (B,T,IC). in is what the forward pass took.
-void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate);
-// The same through the GELU in front of LINEAR_FCPROJ: dpre = (dout @ weight) * gelu'(pre); in is gelu(pre), which
-// dpre may overlap.
-void linear_gelu_backward(const Block *b, Tensor dpre, Tensor dout, Tensor in, Tensor pre, bool accumulate);
-
-// With --fp8: quantises the weights of all layers unless they are as they were at the last call; the scales of delayed
-// scaling move on when they are not. Before the first pass of a micro-step, outside its graph.
-void linear_prepare_weights(Gpt2 *model);
-// The same before a pass that belongs to no step. It leaves no trace in the scales of the run, whatever it sees.
-void linear_prepare_evaluation(Gpt2 *model);
+// gpt2_fp8.c: linear layers with --fp8, see gpt2.c; without the GELU.
+void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in);
+void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate);
+// Quantises the weights of all layers unless they are as they were at the last call; the scales of delayed scaling move
+// on when they are not. Before the first pass of a micro-step, outside its graph. evaluating: before a pass that
+// belongs to no step: it leaves no trace in the scales of the run, whatever it sees. Nothing without --fp8.
+void fp8_prepare(Gpt2 *model, bool evaluating);
 // Forgets what the micro-steps since the last update have seen.
-void linear_abandon_step(Gpt2 *model);
+void fp8_abandon_step(Gpt2 *model);
 // What --fp8 adds to the plan, and what it costs in the arena; nothing without.
-void linear_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
+void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);

@@ -5,7 +5,7 @@
 // takes half the memory. Then a micro-step computes its gradients in fp32 memory of its own, first of the head, then
 // block by block, and adds them to the gradient tensors with one stochastic rounding each: within a micro-step nothing
 // is rounded more than otherwise. That memory lives within the backward pass only, and is that of one block.
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2_internal.h"
 
 #include <stdlib.h>
@@ -270,7 +270,7 @@ MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
     for (int block = 0; block < o->config.L; block++) plan_block(plan, layout, o, block);
     plan_decoder(plan, layout, o);
     plan_optimizer_scratch(plan, layout, o);
-    linear_plan(plan, layout, o);
+    fp8_plan(plan, layout, o);
     numerics_plan(plan, layout, o);
     memory_plan_solve(plan);
     return plan;

@@ -3,7 +3,7 @@
 // for; what is counted is no part of the recorded graphs.
 #include "llmc/model/gpt2.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2_internal.h"
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 // The Gpt2 object: takes the arena that was planned for it and gives everything back; where its tensors are is
 // gpt2_memory.c's business. And weights and optimizer state between device and host: initial values, checkpoints,
 // import. Everything passes through one staging buffer, so that host memory stays small whatever the model.
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2_internal.h"
 
 #include <stdlib.h>
@@ -292,6 +292,6 @@ void gpt2_set_control(Gpt2 *model, const StepControl *control) {
 }
 
 void gpt2_abandon_step(Gpt2 *model, const StepControl *last) {
-    linear_abandon_step(model);
+    fp8_abandon_step(model);
     gpt2_set_control(model, last); // its number of micro-steps
 }

@@ -2,7 +2,7 @@
 // Management for Deep Neural Net Inference", 2020): within a few percent of the lower bound for a transformer.
 #include "llmc/model/memory_plan.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include <stdlib.h>
 #include <string.h>
 

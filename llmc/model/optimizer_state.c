@@ -2,7 +2,7 @@
 // Nothing here computes an update (ops.h does) or holds memory (gpt2_object.c does).
 #include "llmc/model/optimizer_state.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/memory_plan.h"
 #include <math.h>
 #include <stddef.h>

@@ -2,7 +2,7 @@
 // first values. See parameters.h.
 #include "llmc/model/parameters.h"
 
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 // What the programs that read a corpus share. See data_tools.h.
 #include "llmc/run/data_tools.h"
 
-#include "llmc/base/checked.h"
-#include "llmc/run/format.h"
+#include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 
 #include <errno.h>
 #include <inttypes.h>

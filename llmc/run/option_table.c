@@ -1,7 +1,7 @@
 // The option table and what is read from it alone: names, the nearest name, values as text, --help.
 #include "llmc/run/options.h"
 
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 
 #include <ctype.h>
 #include <limits.h>

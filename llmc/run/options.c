@@ -8,7 +8,7 @@
 #include "llmc/run/options.h"
 
 #include "llmc/model/optimizer_state.h"
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>

@@ -6,7 +6,7 @@
 // units x clock x operations a clock.
 #include "llmc/run/planner.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cuda/sizes.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"

@@ -3,7 +3,7 @@
 // Every answer is a plan that was made: nothing is estimated but where the search begins. A plan of 1558M takes 1 ms.
 #include "llmc/run/planner.h"
 
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,7 @@
 // whether it is a plan or a limit. Keys of the object stay; doc/memory.md lists them. Bytes, FLOP and seconds are plain
 // numbers there; what is not known is null.
 #include "llmc/model/parameters.h"
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 #include "llmc/run/planner.h"
 
 #include <cjson/cJSON.h>

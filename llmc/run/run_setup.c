@@ -4,7 +4,7 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/weights_file.h"

@@ -26,11 +26,11 @@
 //                                                                    numerics/qkv.in/amax, numerics/update_ratio/wte
 // A log that cannot be written (disk full) is reported once on stderr and never stops the run.
 #pragma once
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
 #include "llmc/model/gpt2.h"
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 #include "llmc/step_control.h"
 
 #include <stdbool.h>

@@ -5,7 +5,7 @@
 #include "llmc/run/runlog.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -4,8 +4,8 @@
 // which ones go. trainer.json has a file of its own.
 #include "llmc/store/checkpoint.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/checked.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 

@@ -2,8 +2,8 @@
 // a SIGBUS.
 #include "llmc/store/safetensors.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/checked.h"
 #include "llmc/base/json.h"
 #include <errno.h>
 #include <fcntl.h>

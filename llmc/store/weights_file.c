@@ -6,8 +6,8 @@
 // parameter_specs in that order, blocks inside, without gaps. Rows of padding of wte are 0.
 #include "llmc/store/weights_file.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/checked.h"
 #include "llmc/store/huggingface.h"
 
 #include <errno.h>

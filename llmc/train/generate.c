@@ -1,14 +1,141 @@
-// The loop of generation, on tokens, and samples as texts. See generate.h.
-// Owns the window: of every sample the tokens that are in front of the decoder, at most the context. When it is full
-// the last half of it becomes a new prompt, so that a text of any length costs one prompt pass every T/2 tokens.
+// The next token, the loop of generation on tokens, samples as texts, and conversations. See generate.h.
 #include "llmc/train/generate.h"
 
+#include "llmc/base/arithmetic.h"
+#include "llmc/base/error.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+// ------------------------------------------------------------------------------------------------------ the next token
+
+// The tokens that may be drawn are found by partial selection, never by sorting all: top-k and top-p are the same
+// question, "which likeliest tokens weigh this much together?", with weights of 1 and with probabilities.
+typedef struct {
+    float logit;
+    int32_t token;
+    double weight;
+} Candidate;
+
+static bool likelier(Candidate a, Candidate b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+}
+
+static void swap(Candidate *a, Candidate *b) {
+    const Candidate old = *a;
+    *a = *b, *b = old;
+}
+
+// Orders the first, the middle and the last of n >= 1 candidates; the median ends in the middle. As a pivot it keeps
+// sorted and reversed logits from taking quadratic time.
+static Candidate median_of_three(Candidate *c, int64_t n) {
+    Candidate *a = &c[0], *b = &c[n / 2], *z = &c[n - 1];
+    if (likelier(*b, *a)) swap(a, b);
+    if (likelier(*z, *b)) swap(b, z);
+    if (likelier(*b, *a)) swap(a, b);
+    return *b;
+}
+
+// Moves those that are likelier than the pivot to the front, the pivot behind them, and returns its place.
+static int64_t partition(Candidate *c, int64_t n) {
+    const Candidate pivot = median_of_three(c, n);
+    int64_t front = 0;
+    swap(&c[n / 2], &c[n - 1]);
+    for (int64_t i = 0; i < n - 1; i++)
+        if (likelier(c[i], pivot)) swap(&c[front++], &c[i]);
+    swap(&c[front], &c[n - 1]);
+    return front;
+}
+
+// The smallest number of likeliest candidates whose weights sum to `mass` or more, moved to the front; n if rounding
+// leaves even the sum of all below it. Hoare's FIND ("Algorithm 65", 1961) with weights: O(n) expected.
+static int64_t select_mass(Candidate *c, int64_t n, double mass) {
+    int64_t begin = 0, end = n; // the answer is in [begin, end]
+    double before = 0.0;        // weight of c[0 .. begin)
+    while (begin < end) {
+        const int64_t pivot = begin + partition(c + begin, end - begin);
+        double sum = before;
+        for (int64_t i = begin; i < pivot; i++) sum += c[i].weight;
+        if (sum >= mass) {
+            end = pivot;
+        } else if (sum + c[pivot].weight >= mass) {
+            return pivot + 1;
+        } else {
+            before = sum + c[pivot].weight;
+            begin = pivot + 1;
+        }
+    }
+    return begin;
+}
+
+// Everything above -inf, in the order of tokens; best: the likeliest of them.
+static int64_t collect(Candidate *c, const float *logits, int64_t V, Candidate *best) {
+    int64_t n = 0;
+    *best = (Candidate){-INFINITY, 0, 0.0};
+    for (int64_t i = 0; i < V; i++) {
+        if (!(logits[i] > -INFINITY)) continue;
+        c[n] = (Candidate){logits[i], (int32_t)i, 1.0};
+        if (logits[i] > best->logit) *best = c[n];
+        n++;
+    }
+    return n;
+}
+
+// Probabilities up to a common factor: the likeliest weighs 1, nothing overflows.
+static void weigh(Candidate *c, int64_t n, float best, double temperature) {
+    for (int64_t i = 0; i < n; i++)
+        c[i].weight =
+            isinf(best) ? (isinf(c[i].logit) ? 1.0 : 0.0) : exp(((double)c[i].logit - (double)best) / temperature);
+}
+
+// In [0, 1), 53 bits: with the usual 24 a token of probability 1e-8 would never be drawn, or ten times too often.
+static double uniform(const SamplerOptions *o, uint64_t index) {
+    const Philox bits = philox(o->seed, ((uint64_t)STREAM_SAMPLE << 48) + o->stream, index);
+    return (double)(((uint64_t)bits.v[0] << 32 | bits.v[1]) >> 11) * 0x1p-53;
+}
+
+static double sum_of_weights(const Candidate *c, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) sum += c[i].weight;
+    return sum;
+}
+
+// The candidate at this place of the line on which each takes as much room as it weighs.
+static Candidate at(const Candidate *c, int64_t n, double place, Candidate otherwise) {
+    double passed = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        passed += c[i].weight;
+        if (passed > place) return c[i];
+    }
+    return otherwise; // rounding left the place at the very end
+}
+
+int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions *options, uint64_t index) {
+    Candidate *c = malloc((size_t)V * sizeof *c), best;
+    REQUIRE_MEMORY(c, "the %lld candidates of a token", (long long)V);
+    int64_t n = collect(c, logits, V, &best);
+    if (options->temperature > 0.0) {
+        if (options->top_k > 0 && options->top_k < n) n = select_mass(c, n, (double)options->top_k);
+        weigh(c, n, best.logit, options->temperature);
+        if (options->top_p > 0.0 && options->top_p < 1.0) n = select_mass(c, n, options->top_p * sum_of_weights(c, n));
+        best = at(c, n, uniform(options, index) * sum_of_weights(c, n), best);
+    }
+    free(c);
+    return best.token;
+}
+
+// ------------------------------------------------------------------------------------------------------------ the loop
+
+// Owns the window: of every sample the tokens that are in front of the decoder, at most the context. When it is full
+// the last half of it becomes a new prompt, so that a text of any length costs one prompt pass every T/2 tokens.
 typedef struct {
     Gpt2 *model;
     const GenerateOptions *options;
@@ -26,9 +153,22 @@ typedef struct {
     bool refused;     // by the sink
 } Decoding;
 
+typedef struct {
+    int32_t *tokens; // (samples, options->tokens): those of sample i at tokens + i * options->tokens
+    int64_t *counts; // of each sample: how many there are. End-of-text that ended a sample is not among them
+    int64_t prompt_tokens, prompt_cut, slides;
+    double prompt_seconds, decode_seconds;
+    bool cut; // a signal came before all of them were drawn
+} Drawn;
+
 // ------------------------------------------------------------------------------------------------------------- tokens
 
-const char *token_text(const Tokenizer *tokenizer, int32_t token, TokenText *memory, int64_t *bytes) {
+// The text of one token for a reader: its bytes, or its number and a space without a tokenizer. Good until the next
+// call; not terminated.
+typedef struct {
+    char number[16];
+} TokenText;
+static const char *token_text(const Tokenizer *tokenizer, int32_t token, TokenText *memory, int64_t *bytes) {
     if (!tokenizer) {
         *bytes = snprintf(memory->number, sizeof memory->number, "%d ", token);
         return memory->number;
@@ -39,14 +179,17 @@ const char *token_text(const Tokenizer *tokenizer, int32_t token, TokenText *mem
     return text;
 }
 
-int32_t text_begin(const Tokenizer *tokenizer, int64_t V) {
+// The token before every text: end-of-text, or what generate() says where there is none; -1: none.
+static int32_t text_begin(const Tokenizer *tokenizer, int64_t V) {
     if (!tokenizer) return (int32_t)(V - 1);
     const int32_t eot = tokenizer_eot(tokenizer);
     return eot < V ? eot : -1;
 }
 
-bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_t bytes, int64_t V, int32_t **out, int64_t *n,
-                   Error *err) {
+// prompt as tokens behind what stands in out already (*n tokens, end-of-text for example); out is grown. A token that
+// the model does not have: false.
+static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_t bytes, int64_t V, int32_t **out,
+                          int64_t *n, Error *err) {
     int32_t *grown = realloc(*out, (size_t)(*n + bytes + 1) * sizeof *grown);
     if (!grown) return error_set(err, "the prompt of %lld bytes: out of memory", (long long)bytes);
     *out = grown;
@@ -173,8 +316,10 @@ static void run(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Dr
     if (d->options->sink) show_rest(d);
 }
 
-bool decode(Gpt2 *model, const GenerateOptions *o, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn,
-            Error *err) {
+// Goes on with n >= 1 tokens of prompt as generate() says; options->prompt is not looked at. first: number of the
+// first token for the random generator, so that the answers of a conversation differ.
+static bool decode(Gpt2 *model, const GenerateOptions *o, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn,
+                   Error *err) {
     const Gpt2Options *planned = gpt2_options(model);
     memset(drawn, 0, sizeof *drawn);
     if (o->samples < 1 || o->samples > planned->sequences)
@@ -190,7 +335,8 @@ bool decode(Gpt2 *model, const GenerateOptions *o, const int32_t *prompt, int64_
     return ok;
 }
 
-void drawn_free(Drawn *drawn) {
+// Also after a failure.
+static void drawn_free(Drawn *drawn) {
     free(drawn->tokens), free(drawn->counts);
     memset(drawn, 0, sizeof *drawn);
 }
@@ -268,4 +414,86 @@ void generated_free(Generated *result) {
     free(result->texts);
     free(result->bytes);
     memset(result, 0, sizeof *result);
+}
+
+// -------------------------------------------------------------------------------------------------------- conversation
+
+// A GenerateSink. What a model writes must not move the cursor of a terminal; in a pipe it is somebody else's.
+static bool say(void *is_terminal, const char *bytes, int64_t n) {
+    if (*(bool *)is_terminal)
+        format_visible_stream(stdout, bytes, (size_t)n);
+    else
+        fwrite(bytes, 1, (size_t)n, stdout);
+    return fflush(stdout) == 0;
+}
+
+// Without its end. -1: the input has ended, or a signal came, which ends poll, while read would be begun again
+// (error.h); one that another thread received does not end it, but is seen when its time is up.
+static ssize_t next_line(char **line, size_t *room) {
+    enum { POLL_MILLISECONDS = 100 };
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    while (!signals_pending() && poll(&input, 1, POLL_MILLISECONDS) <= 0) {}
+    ssize_t n = signals_pending() ? -1 : getline(line, room, stdin);
+    if (n > 0 && (*line)[n - 1] == '\n') (*line)[--n] = '\0';
+    if (n > 0 && (*line)[n - 1] == '\r') (*line)[--n] = '\0';
+    return n;
+}
+
+// Goes on with a line behind the *n tokens of the conversation, which it and the answer join.
+static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, ssize_t bytes, int32_t **said, int64_t *n,
+                   int64_t *drawn, Error *err) {
+    const int64_t T = gpt2_options(model)->T, V = gpt2_options(model)->config.V, most = T > 1 ? T - 1 : 1;
+    const int32_t begin = text_begin(o->tokenizer, V);
+    if (!encode_prompt(o->tokenizer, "\n", *n > 0, V, said, n, err)) return false;
+    if (*n == 0 && begin >= 0) (*said)[(*n)++] = begin;
+    const int64_t before = *n;
+    if (!encode_prompt(o->tokenizer, line, bytes, V, said, n, err)) return false;
+    if (*n - before > most)
+        fprintf(stderr, "the line has %lld tokens, the context %lld: its last %lld count\n", (long long)(*n - before),
+                (long long)T, (long long)most);
+    int32_t *grown = realloc(*said, (size_t)(*n + o->tokens + 1) * sizeof *grown);
+    if (!grown) return error_set(err, "a conversation of %lld tokens: out of memory", (long long)*n);
+    *said = grown;
+    Drawn new;
+    const bool ok = decode(model, o, grown, *n, *drawn, &new, err);
+    const int64_t count = ok ? new.counts[0] : 0;
+    if (count > 0) memcpy(grown + *n, new.tokens, (size_t)count * sizeof *grown);
+    *n += count, *drawn += count;
+    if (ok) putchar('\n');
+    if (ok && *(bool *)o->context)
+        printf("[%lld tokens after %lld, %.1f tokens/s]\n", (long long)count, (long long)new.prompt_tokens,
+               count > 1 ? (double)(count - 1) / new.decode_seconds : 0.0);
+    drawn_free(&new);
+    return ok && ((fflush(stdout) == 0 && !ferror(stdout)) ||
+                  error_set(err, "stdout: cannot be written: %s", strerror(errno)));
+}
+
+bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *err) {
+    if (!options->tokenizer)
+        return error_set(err, "--interactive: there is no tokenizer to read lines with; name one with --tokenizer");
+    bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO), ok = true;
+    GenerateOptions own = *options;
+    own.samples = 1, own.sink = say, own.context = &terminal;
+    char *line = strdup(own.prompt ? own.prompt : ""); // the first one
+    ssize_t length = line ? (ssize_t)strlen(line) : -1;
+    size_t room = 0;
+    int32_t *said = NULL;
+    int64_t n = 0, drawn = 0;
+    setvbuf(stdin, NULL, _IONBF, 0); // poll is to see all that waits
+    if (terminal) puts("Each line is gone on with. /new forgets what was said, /quit or Ctrl-D ends.");
+    if (terminal && length > 0) printf("> %s\n", line);
+    while (ok && length >= 0 && strcmp(line, "/quit") != 0) {
+        if (strcmp(line, "/new") == 0)
+            n = 0;
+        else if (length > 0)
+            ok = answer(model, &own, line, length, &said, &n, &drawn, err);
+        if (!ok) break;
+        if (terminal) fputs("> ", stdout), fflush(stdout);
+        length = next_line(&line, &room);
+        if (ferror(stdin) && errno != EIO) ok = error_set(err, "stdin: cannot be read: %s", strerror(errno));
+    }
+    if (terminal && length < 0) putchar('\n'); // the shell's prompt belongs on a line of its own
+    free(line);
+    free(said);
+    return ok;
 }

@@ -4,7 +4,7 @@
 // Samples of one call share the prompt and are drawn side by side, each with its own random numbers: sample i is the
 // same whatever their number is. A signal (signals_pending) ends a text at the token it has reached; that is no error.
 //
-// The next token (sampler.c) is drawn from logits by temperature, top-k, top-p, from a counter-based generator, so that
+// The next token is drawn from logits by temperature, top-k, top-p, from a counter-based generator, so that
 // a sample is a pure function of weights, seed, stream and prompt.
 //   p = softmax(logits / temperature), of the top_k likeliest tokens; of these the smallest set of likeliest ones whose
 //   probabilities sum to top_p or more (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019)
@@ -69,34 +69,3 @@ void generated_free(Generated *result); // all zero is fine
 // With a terminal on both sides: a prompt sign, tokens/s behind each answer, control characters made visible.
 // Otherwise stdout gets the answers and nothing else, as they are, a newline behind each.
 bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *err);
-
-// ----------------------------------------------------------------------------------------- the loop, for interactive.c
-
-typedef struct {
-    int32_t *tokens; // (samples, options->tokens): those of sample i at tokens + i * options->tokens
-    int64_t *counts; // of each sample: how many there are. End-of-text that ended a sample is not among them
-    int64_t prompt_tokens, prompt_cut, slides;
-    double prompt_seconds, decode_seconds;
-    bool cut; // a signal came before all of them were drawn
-} Drawn;
-
-// Goes on with n >= 1 tokens of prompt as generate() says; options->prompt is not looked at. first: number of the
-// first token for the random generator, so that the answers of a conversation differ.
-bool decode(Gpt2 *model, const GenerateOptions *options, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn,
-            Error *err);
-void drawn_free(Drawn *drawn); // also after a failure
-
-// The text of one token for a reader: its bytes, or its number and a space without a tokenizer. Good until the next
-// call; not terminated.
-typedef struct {
-    char number[16];
-} TokenText;
-const char *token_text(const Tokenizer *tokenizer, int32_t token, TokenText *memory, int64_t *bytes);
-
-// prompt as tokens behind what stands in out already (*n tokens, end-of-text for example); out is grown. A token that
-// the model does not have: false.
-bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_t bytes, int64_t V, int32_t **out, int64_t *n,
-                   Error *err);
-
-// The token before every text: end-of-text, or what generate() says where there is none; -1: none.
-int32_t text_begin(const Tokenizer *tokenizer, int64_t V);

@@ -9,7 +9,7 @@
 // what it copied in.
 #include "llmc/train/optimizer.h"
 
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2.h"
 
 #include <math.h>

@@ -5,7 +5,7 @@
 // the next step is checked from its true beginning. What is rounded at random is compared with its neighbours; 8-bit
 // moments are compared as numbers, with the nearest number that has a code.
 #pragma once
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/number.h"
 #include "test/ops/op_test.h"
 #include <math.h>

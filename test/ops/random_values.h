@@ -1,6 +1,6 @@
 // Random weights and tokens for models, the same for the same TEST_SEED.
 #pragma once
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2.h"
 #include "test/ops/op_test.h"
 #include <stdlib.h>

@@ -4,8 +4,7 @@
 // RANDOM_SHAPES=n: about n of them instead, RANDOM_SHAPES=0 none.
 #include "test/ops/op_cases.h"
 
-#include "llmc/base/checked.h"
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "test/ops/optimizer_case.h"
 
 // --------------------------------------------------------------------------------------------------------------- draws

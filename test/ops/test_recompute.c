@@ -3,7 +3,7 @@
 // computes, gradients would be NaN. (test_model.c has the shared plan, where a wrong lifetime shows.)
 //
 // The functions of memory_plan.h stand here a second time; the library's are not linked in.
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
 #include "llmc/model/gpt2_internal.h"

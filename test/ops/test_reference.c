@@ -3,7 +3,7 @@
 // For a forward y(x) and a fixed random dy, the objective is f(x) = sum y(x) dy and its gradient is backward(dy).
 // Tolerance: with step h = 1e-5 and values of order 1, the central difference is wrong by h^2 f''' / 6 ~ 1e-10 and by
 // rounding ~ n * 2^-53 * |f| / h ~ 1e-10; 1e-7 leaves room for large third derivatives, and a wrong term is ~ 1.
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/parameters.h"
 #include "test/ops/op_test.h"
 #include <math.h>

@@ -3,7 +3,7 @@
 // writes past its tensor, two tensors that share memory are alive at once, or something is read before it is written.
 // The functions take the places of those of their names (the linker's --wrap).
 #include "dev/sim/sim_control.h"
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/model/gpt2_internal.h"
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #include "test/sim/apart.h"
 
 #include "dev/sim/cublaslt.h"
-#include "llmc/cuda/gemm.h"
+#include "llmc/cuda/backend.h"
 #include "test/ops/fp8_case.h"
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>

@@ -5,7 +5,7 @@
 #include "test/ops/fp8_case.h"
 
 #include "dev/sim/sim_control.h"
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include <cuda_fp8.h>
 #include <math.h>
 

@@ -3,7 +3,7 @@
 #include "test/ops/op_test.h"
 
 #include "dev/sim/cublaslt.h"
-#include "llmc/cuda/gemm.h"
+#include "llmc/cuda/backend.h"
 #include "llmc/cuda/tuning.h"
 #include "llmc/device.h"
 #include "test/fixture.h"

@@ -1,6 +1,5 @@
 // The plan that any build makes for a GPU is the one that the CUDA build makes there: what the backend asks for, with
 // its own attention, is what sizes.h says.
-#include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/cudnn_graph.h"
 #include "llmc/run/planner.h"

@@ -3,7 +3,7 @@
 // more arrays than there is room for still give the right results; and a range is one launch for each rule and format
 // of states in it.
 #include "dev/sim/sim_control.h"
-#include "llmc/base/checked.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"

@@ -1,6 +1,6 @@
 // Deterministic damage to files, for the tests of readers: bytes flipped, overwritten, inserted, removed, cut off.
 #pragma once
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "test/fixture.h"
 
 enum { MUTATE_MAX_GROWTH = FILE_ROOM }; // bytes a round may add

@@ -1,8 +1,8 @@
 // The parts of the tokenizer one by one: the pattern against PCRE2's own matching of it, merging against the plainest
 // form of the algorithm, the alphabet of bytes, UTF-8.
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/json.h"
-#include "llmc/base/rng.h"
 #include "llmc/text/tokenizer_internal.h"
 #include "test/test.h"
 

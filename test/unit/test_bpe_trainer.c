@@ -2,7 +2,7 @@
 // the counts of words against the pattern itself, whatever the number of threads. test/e2e/test_train_tokenizer.py
 // holds both against Hugging Face.
 
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/tokenizer_internal.h"
 #include "test/test.h"

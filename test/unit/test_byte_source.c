@@ -1,6 +1,6 @@
 // Plain, gzip and zstd files as bytes: whole, in many parts, cut at every byte, and with damage.
 
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/text/documents.h"
 #include "test/fixture.h"
 

@@ -1,8 +1,8 @@
 // Checkpoints: what is saved comes back to the same bits, and whatever happens to the files or to the process, there is
 // either a checkpoint that verifies or a clear word about why not.
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/rng.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/mutate.h"

@@ -2,7 +2,7 @@
 // back to the same bits; older checkpoints are read; another optimizer's state, and a file that is not what it should
 // be, is refused with a word about why.
 
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/device_fixture.h"

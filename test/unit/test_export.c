@@ -1,8 +1,8 @@
 // Models as others read them: what comes in goes out with the same bits, nothing is overwritten that is no model, and
 // an export that fails leaves nothing.
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/rng.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/huggingface.h"
 #include "llmc/store/safetensors.h"

@@ -1,7 +1,7 @@
 // The arena's layout, against the one that the definition in memory_plan.h gives, found the slow way, and against the
 // lower bound for models as they are trained; what recomputation and gradients in the compute dtype save, and what
 // generation takes.
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"

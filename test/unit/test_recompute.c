@@ -1,5 +1,5 @@
 // -r: what it is made of, its text and back, what it costs; and that no text, however wrong, does harm.
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/recompute.h"
 #include "test/fixture.h"
 

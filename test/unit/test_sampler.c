@@ -2,7 +2,7 @@
 // Frequencies are held against exact probabilities, computed here by sorting; where chance is involved the bound is
 // five standard deviations of the binomial count, which a right sampler misses once in 1.7 million comparisons.
 // Itself, not the library: its calls are counted.
-#include "llmc/train/sampler.c" // NOLINT(bugprone-suspicious-include)
+#include "llmc/train/generate.c" // NOLINT(bugprone-suspicious-include)
 #include "test/test.h"
 
 #include <math.h>

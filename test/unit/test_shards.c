@@ -1,7 +1,7 @@
 // Token shards: what is written is read back, windows tile the files, and no file, however broken, does more than
 // leave a message.
 
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/data/shards.h"
 #include "test/fixture.h"
 

@@ -1,6 +1,6 @@
 // The vector vocabulary of the CPU backend, lane by lane against scalar C: the same test for every SIMD build.
 
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/cpu/simd.h"
 #include "test/test.h"
 

@@ -1,6 +1,6 @@
 // Tokenizers as the rest of the project uses them: bytes, and one small vocabulary of known merges in every form.
 
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/text/tokenizer.h"
 #include "test/test.h"
 #include "test/unit/tokenizer_fixture.h"

@@ -1,6 +1,6 @@
 // Small models for tests: any, one of random weights, and one that writes a given text. The device must be there.
 #pragma once
-#include "llmc/base/rng.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2.h"
 #include "test/test.h"
 

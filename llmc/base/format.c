@@ -1,5 +1,5 @@
 // Numbers, durations, text and the progress bar in forms for readers. See format.h.
-#include "llmc/run/format.h"
+#include "llmc/base/format.h"
 
 #include "llmc/base/json.h"
 

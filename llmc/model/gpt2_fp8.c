@@ -1,18 +1,9 @@
-// The linear layers of a block (gpt2_internal.h). Activations and weights are e4m3, gradients e5m2; a tensor is
-// quantised where it is used, into memory that all layers share, and the backward pass quantises `in` once more instead
-// of keeping it: with the scale that the forward pass found, so to the same values.
+// --fp8: the linear layers of a block as products of fp8 tensors. Activations and weights are e4m3, gradients e5m2; a
+// tensor is quantised where it is used, into memory that all layers share, and the backward pass quantises `in` once
+// more instead of keeping it: with the scale that the forward pass found, so to the same values.
 #include "llmc/model/gpt2_internal.h"
 
 #include <stddef.h>
-
-static Tensor weight_of(const BlockParams *p, LinearLayer layer) {
-    const Tensor weights[NUM_LINEARS] = {p->qkvw, p->attprojw, p->fcw, p->fcprojw};
-    return weights[layer];
-}
-static Tensor bias_of(const BlockParams *p, LinearLayer layer) {
-    const Tensor biases[NUM_LINEARS] = {p->qkvb, p->attprojb, p->fcb, p->fcprojb};
-    return biases[layer];
-}
 
 // ---------------------------------------------------------------------------------------------- what fp8 has in memory
 
@@ -33,7 +24,7 @@ static int64_t num_slots(const Gpt2Options *o, int roles) { return roles * o->co
 // Of inference the weights as they are suffice; what goes backward multiplies by them transposed.
 static int64_t weight_copies(const Gpt2Options *o) { return o->train ? 2 : 1; }
 
-void linear_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     const int64_t C = o->config.C, rows = o->B * o->T;
     layout->fp8_weights = layout->fp8_slots = layout->fp8_forward = layout->fp8_backward = -1;
     if (!o->fp8) return;
@@ -80,7 +71,7 @@ static Tensor quantised_weight(const Gpt2 *model, int block, LinearLayer layer, 
 
 // Delayed scaling moves on here rather than at the end of the step, because this is the first thing that happens after
 // an update, and after a checkpoint was loaded: a run that was interrupted in between goes on with the same scales.
-static void prepare(Gpt2 *model, bool evaluating) {
+void fp8_prepare(Gpt2 *model, bool evaluating) {
     const Gpt2Options *o = &model->options;
     model->evaluating = evaluating;
     if (!o->fp8 || !model->weights_are_new) return;
@@ -91,18 +82,15 @@ static void prepare(Gpt2 *model, bool evaluating) {
         for (int i = 0; i < NUM_LINEARS; i++) {
             const LinearLayer layer = (LinearLayer)i;
             fp8_quantize(quantised_weight(model, block, layer, false),
-                         o->train ? quantised_weight(model, block, layer, true) : tensor_none(), weight_of(&p, layer),
-                         slot_of(model, block, layer, FP8_WEIGHT), FP8_CURRENT);
+                         o->train ? quantised_weight(model, block, layer, true) : tensor_none(),
+                         linear_weight(&p, layer), slot_of(model, block, layer, FP8_WEIGHT), FP8_CURRENT);
         }
     }
 }
 
-void linear_prepare_weights(Gpt2 *model) { prepare(model, false); }
-void linear_prepare_evaluation(Gpt2 *model) { prepare(model, true); }
-
 // The scales have moved on at the first micro-step. A run that goes on from here moves them on once more, and that does
 // nothing to a slot whose amax is 0.
-void linear_abandon_step(Gpt2 *model) {
+void fp8_abandon_step(Gpt2 *model) {
     const Gpt2Options *o = &model->options;
     const float zero = 0.0f;
     if (!o->fp8 || !o->fp8_delayed) return;
@@ -117,7 +105,7 @@ static Fp8Scaling scaling_of(const Gpt2 *model) {
 }
 
 // In the backward pass, where it repeats what the forward pass did, with the scale of that.
-static void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
+void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
     const Gpt2 *model = b->model;
     const bool again = b->pass == PASS_BACKWARD;
     void *scratch = gpt2_at(model, again ? model->layout.fp8_backward : model->layout.fp8_forward);
@@ -125,13 +113,13 @@ static void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in
     const Tensor in_slot = slot_of(model, b->number, layer, FP8_IN);
     fp8_quantize(q, tensor_none(), in, in_slot, again ? FP8_KEEP : scaling_of(model));
     fp8_matmul(out, q, in_slot, quantised_weight(model, b->number, layer, false),
-               slot_of(model, b->number, layer, FP8_WEIGHT), bias_of(&b->p, layer), false);
+               slot_of(model, b->number, layer, FP8_WEIGHT), linear_bias(&b->p, layer), false);
 }
 
 // The gradient of the weight first: din may overlap `in`.
 //   dweight (OC,IC) = dout^T (OC,N) @ in (N,IC);  din (N,IC) = dout (N,OC) @ weight (OC,IC)
 // An fp8 matmul takes both operands with the dimension it sums over last, so dweight those transposed.
-static void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate) {
+void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate) {
     const Gpt2 *model = b->model;
     const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
     uint8_t *scratch = gpt2_at(model, model->layout.fp8_backward);
@@ -143,58 +131,9 @@ static void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor d
 
     fp8_quantize(q, dout_transposed, dout, dout_slot, scaling_of(model));
     fp8_quantize(tensor_none(), in_transposed, in, in_slot, FP8_KEEP);
-    fp8_matmul(weight_of(&b->g, layer), dout_transposed, dout_slot, in_transposed, in_slot, tensor_none(), accumulate);
-    bias_backward(bias_of(&b->g, layer), dout, accumulate);
+    fp8_matmul(linear_weight(&b->g, layer), dout_transposed, dout_slot, in_transposed, in_slot, tensor_none(),
+               accumulate);
+    bias_backward(linear_bias(&b->g, layer), dout, accumulate);
     fp8_matmul(din, q, dout_slot, quantised_weight(model, b->number, layer, true),
                slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none(), false);
-}
-
-// ---------------------------------------------------------------------------------------------------------- the layers
-
-static bool in_fp8(const Block *b) { return b->model->options.fp8; }
-
-// What the backward pass repeats was counted when it came for the first time.
-static void observe_once(const Block *b, LinearLayer layer, Role role, Tensor t) {
-    if (b->pass == PASS_FORWARD) observe(b->model, layer, role, t);
-}
-
-void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
-    observe_once(b, layer, ROLE_IN, in);
-    if (in_fp8(b))
-        fp8_forward(b, layer, out, in);
-    else
-        matmul_forward(out, in, weight_of(&b->p, layer), bias_of(&b->p, layer));
-    observe_once(b, layer, ROLE_OUT, out);
-}
-
-void linear_gelu_forward(const Block *b, Tensor out, Tensor pre, Tensor in) {
-    observe_once(b, LINEAR_FC, ROLE_IN, in);
-    if (in_fp8(b)) {
-        fp8_forward(b, LINEAR_FC, pre, in);
-        gelu_forward(out, pre);
-    } else {
-        matmul_gelu_forward(out, pre, in, b->p.fcw, b->p.fcb);
-    }
-    observe_once(b, LINEAR_FC, ROLE_OUT, pre);
-}
-
-void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate) {
-    observe(b->model, layer, ROLE_GRADIENT, dout);
-    if (in_fp8(b)) {
-        fp8_backward(b, layer, din, dout, in, accumulate);
-        return;
-    }
-    matmul_backward_weight(weight_of(&b->g, layer), bias_of(&b->g, layer), dout, in, accumulate);
-    matmul_backward_input(din, dout, weight_of(&b->p, layer));
-}
-
-void linear_gelu_backward(const Block *b, Tensor dpre, Tensor dout, Tensor in, Tensor pre, bool accumulate) {
-    observe(b->model, LINEAR_FCPROJ, ROLE_GRADIENT, dout);
-    if (in_fp8(b)) {
-        fp8_backward(b, LINEAR_FCPROJ, dpre, dout, in, accumulate);
-        gelu_backward(dpre, dpre, pre);
-        return;
-    }
-    matmul_backward_weight(b->g.fcprojw, b->g.fcprojb, dout, in, accumulate);
-    matmul_gelu_backward_input(dpre, dout, b->p.fcprojw, pre);
 }
