@@ -201,11 +201,31 @@ template <int K> static double truncating_sum(const float *a, const float *b, do
     return c;
 }
 
+// c (16 x 8) += a (16 x K) b (K x 8), k after k. The arrays are our own, registers those of the translator: nothing for
+// ASan and UBSan to see.
+#define NOTHING_TO_SEE __attribute__((no_sanitize("address", "undefined")))
+typedef float Narrow __attribute__((vector_size(32)));
+typedef double Wide __attribute__((vector_size(64)));
+template <int K> NOTHING_TO_SEE static void add_products(double (*c)[8], const float (*a)[K], const float (*b)[8]) {
+    Narrow row;
+    Wide wide[K], sum;
+    for (int k = 0; k < K; k++) {
+        memcpy(&row, b[k], sizeof row);
+        wide[k] = __builtin_convertvector(row, Wide);
+    }
+    for (int i = 0; i < 16; i++) {
+        memcpy(&sum, c[i], sizeof sum);
+        for (int k = 0; k < K; k++) sum += (double)a[i][k] * wide[k];
+        memcpy(c[i], &sum, sizeof sum);
+    }
+}
+
 // mma.m16n8kK, K = 8 or 16, g = lane / 4, t = lane % 4: A (16 x K) register r holds row g + 8 (r % 2), columns
 // 2 t + 8 (r / 2) and the next; B (K x 8) register r rows 2 t + 8 r and the next of column g; C and D (16 x 8) element
 // i row g + 8 (i / 2), column 2 t + i % 2. The ISA leaves the order of the additions open: here in double, rounded
 // once.
-template <class T, int K> static void multiply(const uint64_t *value, const unsigned *, unsigned lanes, uint64_t *) {
+template <class T, int K>
+NOTHING_TO_SEE static void multiply(const uint64_t *value, const unsigned *, unsigned lanes, uint64_t *) {
     sim::expect_whole_warp(lanes, "mma");
     alignas(64) float a[16][K], b[K][8];
     alignas(64) double c[16][8];
@@ -223,9 +243,7 @@ template <class T, int K> static void multiply(const uint64_t *value, const unsi
         for (int i = 0; i < 16; i++)
             for (int j = 0; j < 8; j++) c[i][j] = truncating_sum<K>(a[i], &b[0][j], c[i][j]);
     } else {
-        for (int i = 0; i < 16; i++)
-            for (int k = 0; k < K; k++)
-                for (int j = 0; j < 8; j++) c[i][j] += (double)a[i][k] * (double)b[k][j];
+        add_products<K>(c, a, b);
     }
     for (int lane = 0; lane < 32; lane++) {
         MmaFragments *m = (MmaFragments *)value[lane];

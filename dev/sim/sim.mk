@@ -32,8 +32,9 @@ SIM_LIB        := $(SIM_BUILD)/libllmc.a
 CFLAGS_tsan := -O2 -g -fsanitize=thread -fno-omit-frame-pointer
 # param-retval: what crosses a call by value is checked there and needs no shadow, so libraries that are not
 # instrumented (cmocka calling a test) cannot hand over a stale one. The objects of nvcc are not instrumented either:
-# what they write to the stack of a caller has to count as initialised.
-CFLAGS_msan := -O1 -g -fsanitize=memory -fsanitize-memory-param-retval -fsanitize-memory-track-origins \
+# what they write to the stack of a caller has to count as initialised. To see where a value comes from that nobody
+# wrote, add -fsanitize-memory-track-origins: it takes twice as long.
+CFLAGS_msan := -O1 -g -fsanitize=memory -fsanitize-memory-param-retval \
 	-fno-omit-frame-pointer -DXXH_INLINE_ALL -D_Float16=__fp16 -mf16c -Wno-unknown-pragmas -Wno-for-loop-analysis -Wno-unused-command-line-argument
 ifeq ($(MODE),msan)
 CC     := clang
@@ -44,10 +45,12 @@ endif
 # fmaf as an instruction, not as a call of libm. No bits change: a*b+c is not contracted.
 SIM_CPU := $(if $(and $(findstring avx2,$(CPU_FLAGS)),$(findstring fma,$(CPU_FLAGS)),$(findstring bmi2,$(CPU_FLAGS))),-march=x86-64-v3)
 CXXFLAGS_SIM = -std=c++17 -D_GNU_SOURCE $(SIM_CPU) -I. -isystem $(CUDA)/include -fno-strict-aliasing -ffp-contract=off
-CORE_FLAGS  := $(if $(filter tsan,$(MODE)),-O2 -g1 -DSIM_TSAN,$(CFLAGS_$(MODE))) -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
+CORE_FLAGS  := $(if $(filter tsan,$(MODE)),-O2 -g1 -DSIM_TSAN,$(CFLAGS_$(MODE)) $(if $(filter sanitize,$(MODE)),-O2)) -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
 	$(if $(filter 1,$(WERROR)),-Werror)
-# Translated kernels. -O1: more takes longer to compile than the tests take to run.
-KERNEL_FLAGS := $(if $(filter release,$(MODE)),,$(CFLAGS_$(MODE))) -O1 -g1 -w
+# Translated kernels. -O1: more takes longer to compile than the tests take to run. UBSan would judge what the translator
+# writes for each form of an instruction: that is done once, on the forms (test_ptx_forms).
+FORM_FLAGS   := $(if $(filter release,$(MODE)),,$(CFLAGS_$(MODE))) -O1 -g1 -w
+KERNEL_FLAGS := $(subst address$(comma)undefined,address,$(FORM_FLAGS))
 
 .PRECIOUS: $(SIM_KERNELS)/%.cpp build/nvcc-90/%.cpp build/nvcc-90/%.o
 $(SIM_KERNELS)/%.cpp: $(SIM_KERNELS)/%.o dev/sim/translate.py
@@ -127,7 +130,7 @@ $(SIM_FORMS)/forms.cpp: test/sim/ptx_forms.py test/sim/ptx_forms_table.py dev/si
 $(SIM_BUILD)/test/sim/forms.o: $(SIM_FORMS)/forms.cpp
 	@mkdir -p $(@D)
 	$(SAY) SIM $<
-	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(KERNEL_FLAGS) -MMD -MP -c $< -o $@
+	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(FORM_FLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/test/sim/test_ptx_forms.o: CFLAGS += -I$(SIM_FORMS)
 $(BUILD)/test/sim/test_ptx_forms.o: $(SIM_FORMS)/forms.cpp
 $(SIM_BUILD)/test/sim/test_ptx_forms: $(SIM_BUILD)/test/sim/forms.o
