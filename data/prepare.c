@@ -3,8 +3,8 @@
 // llmc/text/corpus.h. Never changes an input and never mixes shards of two runs.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/run/data_tools.h"
 #include "llmc/base/format.h"
+#include "llmc/run/data_tools.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
 

@@ -2,8 +2,8 @@
 // by llmc/text/corpus.h, which reads what data/prepare reads. Never leaves half a file.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
-#include "llmc/run/data_tools.h"
 #include "llmc/base/format.h"
+#include "llmc/run/data_tools.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
 

@@ -33,7 +33,7 @@ CFLAGS_tsan := -O2 -g -fsanitize=thread -fno-omit-frame-pointer
 # param-retval: what crosses a call by value is checked there and needs no shadow, so libraries that are not
 # instrumented (cmocka calling a test) cannot hand over a stale one. The objects of nvcc are not instrumented either:
 # what they write to the stack of a caller has to count as initialised. To see where a value comes from that nobody
-# wrote, add -fsanitize-memory-track-origins: it takes twice as long.
+# wrote, add -fsanitize-memory-track-origins.
 CFLAGS_msan := -O1 -g -fsanitize=memory -fsanitize-memory-param-retval \
 	-fno-omit-frame-pointer -DXXH_INLINE_ALL -D_Float16=__fp16 -mf16c -Wno-unknown-pragmas -Wno-for-loop-analysis -Wno-unused-command-line-argument
 ifeq ($(MODE),msan)

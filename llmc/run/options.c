@@ -7,8 +7,8 @@
 // `-y` and yet take the one of `-y 1`, and prints messages of its own.
 #include "llmc/run/options.h"
 
-#include "llmc/model/optimizer_state.h"
 #include "llmc/base/format.h"
+#include "llmc/model/optimizer_state.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>

@@ -1,8 +1,8 @@
 // The plan as text, for people, and as one JSON object, for programs. Figures are planner_device's; every line says
 // whether it is a plan or a limit. Keys of the object stay; doc/memory.md lists them. Bytes, FLOP and seconds are plain
 // numbers there; what is not known is null.
-#include "llmc/model/parameters.h"
 #include "llmc/base/format.h"
+#include "llmc/model/parameters.h"
 #include "llmc/run/planner.h"
 
 #include <cjson/cJSON.h>

@@ -3,8 +3,8 @@
 #include "llmc/run/run_setup.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/json.h"
 #include "llmc/base/format.h"
+#include "llmc/base/json.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/weights_file.h"

@@ -28,9 +28,9 @@
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
+#include "llmc/base/format.h"
 #include "llmc/device.h"
 #include "llmc/model/gpt2.h"
-#include "llmc/base/format.h"
 #include "llmc/step_control.h"
 
 #include <stdbool.h>

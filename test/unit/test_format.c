@@ -1,6 +1,6 @@
 // Numbers, durations, text and the progress bar, by tables of input and output.
-#include "llmc/base/json.h"
 #include "llmc/base/format.h"
+#include "llmc/base/json.h"
 #include "test/test.h"
 
 #include <math.h>

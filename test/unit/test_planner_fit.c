@@ -1,7 +1,7 @@
 // -b auto and -r auto against exhaustive search: every micro-batch and every choice of the ladder is planned, for five
 // model sizes on devices of 8 to 141 GB. What the planner takes is the best of all that fit.
-#include "llmc/model/parameters.h"
 #include "llmc/base/format.h"
+#include "llmc/model/parameters.h"
 #include "llmc/run/planner.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"

@@ -1,7 +1,7 @@
 // UTF-8 in pieces: whatever the cuts, characters arrive whole, bytes that are none arrive at once, nothing is lost.
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/json.h"
 #include "llmc/base/format.h"
+#include "llmc/base/json.h"
 #include "test/test.h"
 
 #include <stdbool.h>
