@@ -456,7 +456,7 @@ static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, ssiz
     *said = grown;
     Drawn new;
     const bool ok = decode(model, o, grown, *n, *drawn, &new, err);
-    const int64_t count = ok ? new.counts[0] : 0;
+    const int64_t count = new.counts ? new.counts[0] : 0;
     if (count > 0) memcpy(grown + *n, new.tokens, (size_t)count * sizeof *grown);
     *n += count, *drawn += count;
     if (ok) putchar('\n');
@@ -471,13 +471,14 @@ static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, ssiz
 bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *err) {
     if (!options->tokenizer)
         return error_set(err, "--interactive: there is no tokenizer to read lines with; name one with --tokenizer");
-    bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO), ok = true;
+    bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     GenerateOptions own = *options;
     own.samples = 1, own.sink = say, own.context = &terminal;
     char *line = strdup(own.prompt ? own.prompt : ""); // the first one
-    ssize_t length = line ? (ssize_t)strlen(line) : -1;
+    int32_t *said = malloc(sizeof *said);
+    bool ok = (line && said) || error_set(err, "out of memory");
+    ssize_t length = line && said ? (ssize_t)strlen(line) : -1;
     size_t room = 0;
-    int32_t *said = NULL;
     int64_t n = 0, drawn = 0;
     setvbuf(stdin, NULL, _IONBF, 0); // poll is to see all that waits
     if (terminal) puts("Each line is gone on with. /new forgets what was said, /quit or Ctrl-D ends.");
