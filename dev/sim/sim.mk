@@ -47,10 +47,10 @@ SIM_CPU := $(if $(and $(findstring avx2,$(CPU_FLAGS)),$(findstring fma,$(CPU_FLA
 CXXFLAGS_SIM = -std=c++17 -D_GNU_SOURCE $(SIM_CPU) -I. -isystem $(CUDA)/include -fno-strict-aliasing -ffp-contract=off
 CORE_FLAGS  := $(if $(filter tsan,$(MODE)),-O2 -g1 -DSIM_TSAN,$(CFLAGS_$(MODE)) $(if $(filter sanitize,$(MODE)),-O2)) -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
 	$(if $(filter 1,$(WERROR)),-Werror)
-# Translated kernels. -O1: more takes longer to compile than the tests take to run. UBSan would judge what the translator
-# writes for each form of an instruction: that is done once, on the forms (test_ptx_forms).
+# Translated kernels. -O1: more takes longer to compile than the tests take to run. ASan and UBSan have nothing to add to
+# what the simulator checks of every access; what the translator writes for an instruction they see once, in the forms.
 FORM_FLAGS   := $(if $(filter release,$(MODE)),,$(CFLAGS_$(MODE))) -O1 -g1 -w
-KERNEL_FLAGS := $(subst address$(comma)undefined,address,$(FORM_FLAGS))
+KERNEL_FLAGS := $(if $(filter tsan msan,$(MODE)),$(CFLAGS_$(MODE))) -O1 -g1 -w
 
 .PRECIOUS: $(SIM_KERNELS)/%.cpp build/nvcc-90/%.cpp build/nvcc-90/%.o
 $(SIM_KERNELS)/%.cpp: $(SIM_KERNELS)/%.o dev/sim/translate.py
