@@ -478,7 +478,7 @@ bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *er
     int32_t *said = malloc(sizeof *said);
     bool ok = (line && said) || error_set(err, "out of memory");
     ssize_t length = line && said ? (ssize_t)strlen(line) : -1;
-    size_t room = 0;
+    size_t room = (size_t)(length + 1); // of line, which getline grows
     int64_t n = 0, drawn = 0;
     setvbuf(stdin, NULL, _IONBF, 0); // poll is to see all that waits
     if (terminal) puts("Each line is gone on with. /new forgets what was said, /quit or Ctrl-D ends.");
