@@ -31,11 +31,16 @@ count_attempt() {
 }
 
 # A signal for the trainer; kept for it when it has not been started yet. A trainer that has just ended needs it no more.
-# The traps are set when this file is read: a batch shell without them would be ended by the signal.
+# The traps are set when this file is read: a batch shell without them would be ended by the signal. What was started is
+# a copy of this shell until it is srun, and such a copy takes a signal for its own and forgets it.
 trainer='' asked='' woken=''
+name_of() { cat "/proc/$1/comm" 2>/dev/null || true; }
 pass_on() {
     asked=$1 woken=1
-    [[ -z $trainer ]] || kill -s "$1" "$trainer" 2>/dev/null || true
+    local tries=250
+    [[ -n $trainer ]] || return 0
+    while ((tries-- > 0)) && [[ $(name_of "$trainer") == "$(name_of $$)" ]]; do sleep 0.02; done
+    kill -s "$1" "$trainer" 2>/dev/null || true
 }
 trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM

@@ -133,6 +133,19 @@ def test_a_signal_before_the_trainer_is_up_queues_the_job_again(cluster):
     assert last_step(cluster.run) == steps and cluster.requeues() == 0
 
 
+def test_a_signal_that_waits_for_the_trainer_to_start_reaches_it(cluster):
+    """It comes while the batch shell asks for the date, and is passed on as soon as there is a process."""
+    reached, go = cluster.root / "reached", cluster.root / "go"
+    script(cluster.bin / "date", f"#!/bin/sh\ntouch {reached}\nwhile [ ! -e {go} ]; do sleep 0.05; done\n")
+    process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000)
+    wait_until(reached.exists, process)
+    process.send_signal(signal.SIGUSR1)
+    go.touch()
+    process.communicate(timeout=300)
+    assert process.returncode in (INTERRUPTED, 128 + signal.SIGUSR1)
+    assert cluster.requeues() == 1
+
+
 def test_bad_options_end_the_job_for_good(cluster):
     said = cluster.finish(cluster.start("preemptible.sbatch", *TINY, "-x", "many"), BAD_INPUT)
     assert cluster.requeues() == 0 and "the trainer ended with 2" in said
