@@ -427,20 +427,36 @@ static bool say(void *is_terminal, const char *bytes, int64_t n) {
     return fflush(stdout) == 0;
 }
 
-// Without its end. -1: the input has ended, or a signal came, which ends poll, while read would be begun again
-// (error.h); one that another thread received does not end it, but is seen when its time is up.
-static ssize_t next_line(char **line, size_t *room) {
-    enum { POLL_MILLISECONDS = 100 };
+// The next line into *line, which is grown, without its end; *n = -1: the input has ended, or a signal came. Byte by
+// byte behind poll, whose wait a signal ends: read would be begun again (error.h), and Ctrl-C do nothing until there is
+// more.
+static bool next_line(char **line, int64_t *n, Error *err) {
+    enum { POLL_MILLISECONDS = 100 }; // a signal that another thread received does not end our poll
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
-    while (!signals_pending() && poll(&input, 1, POLL_MILLISECONDS) <= 0) {}
-    ssize_t n = signals_pending() ? -1 : getline(line, room, stdin);
-    if (n > 0 && (*line)[n - 1] == '\n') (*line)[--n] = '\0';
-    if (n > 0 && (*line)[n - 1] == '\r') (*line)[--n] = '\0';
-    return n;
+    for (*n = 0; !signals_pending();) {
+        char byte = '\n', *grown;
+        if (poll(&input, 1, POLL_MILLISECONDS) <= 0) continue;
+        const ssize_t got = read(STDIN_FILENO, &byte, 1);
+        if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (got < 0 && errno != EIO) return error_set(err, "stdin: cannot be read: %s", strerror(errno));
+        if (got <= 0 && *n == 0) break; // EIO: the terminal was closed
+        if ((*n & (*n - 1)) == 0) {     // there is room up to a power of two
+            if (!(grown = realloc(*line, 2 * (size_t)*n + 2))) return error_set(err, "a line of stdin: out of memory");
+            *line = grown;
+        }
+        if (byte == '\n') {
+            *n -= *n > 0 && (*line)[*n - 1] == '\r';
+            (*line)[*n] = '\0';
+            return true;
+        }
+        (*line)[(*n)++] = byte;
+    }
+    *n = -1;
+    return true;
 }
 
 // Goes on with a line behind the *n tokens of the conversation, which it and the answer join.
-static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, ssize_t bytes, int32_t **said, int64_t *n,
+static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, int64_t bytes, int32_t **said, int64_t *n,
                    int64_t *drawn, Error *err) {
     const int64_t T = gpt2_options(model)->T, V = gpt2_options(model)->config.V, most = T > 1 ? T - 1 : 1;
     const int32_t begin = text_begin(o->tokenizer, V);
@@ -451,6 +467,10 @@ static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, ssiz
     if (*n - before > most)
         fprintf(stderr, "the line has %lld tokens, the context %lld: its last %lld count\n", (long long)(*n - before),
                 (long long)T, (long long)most);
+    if (*n > most) { // the oldest leaves
+        memmove(*said, *said + *n - most, (size_t)most * sizeof **said);
+        *n = most;
+    }
     int32_t *grown = realloc(*said, (size_t)(*n + o->tokens + 1) * sizeof *grown);
     if (!grown) return error_set(err, "a conversation of %lld tokens: out of memory", (long long)*n);
     *said = grown;
@@ -460,9 +480,11 @@ static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, ssiz
     if (count > 0) memcpy(grown + *n, new.tokens, (size_t)count * sizeof *grown);
     *n += count, *drawn += count;
     if (ok) putchar('\n');
-    if (ok && *(bool *)o->context)
-        printf("[%lld tokens after %lld, %.1f tokens/s]\n", (long long)count, (long long)new.prompt_tokens,
-               count > 1 ? (double)(count - 1) / new.decode_seconds : 0.0);
+    if (ok && *(bool *)o->context) {
+        printf("[%lld tokens after %lld", (long long)count, (long long)new.prompt_tokens);
+        if (count > 1 && new.decode_seconds > 0) printf(", %.1f tokens/s", (double)(count - 1) / new.decode_seconds);
+        puts("]");
+    }
     drawn_free(&new);
     return ok && ((fflush(stdout) == 0 && !ferror(stdout)) ||
                   error_set(err, "stdout: cannot be written: %s", strerror(errno)));
@@ -477,10 +499,7 @@ bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *er
     char *line = strdup(own.prompt ? own.prompt : ""); // the first one
     int32_t *said = malloc(sizeof *said);
     bool ok = (line && said) || error_set(err, "out of memory");
-    ssize_t length = line && said ? (ssize_t)strlen(line) : -1;
-    size_t room = (size_t)(length + 1); // of line, which getline grows
-    int64_t n = 0, drawn = 0;
-    setvbuf(stdin, NULL, _IONBF, 0); // poll is to see all that waits
+    int64_t length = line && said ? (int64_t)strlen(line) : -1, n = 0, drawn = 0;
     if (terminal) puts("Each line is gone on with. /new forgets what was said, /quit or Ctrl-D ends.");
     if (terminal && length > 0) printf("> %s\n", line);
     while (ok && length >= 0 && strcmp(line, "/quit") != 0) {
@@ -488,10 +507,9 @@ bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *er
             n = 0;
         else if (length > 0)
             ok = answer(model, &own, line, length, &said, &n, &drawn, err);
-        if (!ok) break;
+        if (!ok || signals_pending()) break;
         if (terminal) fputs("> ", stdout), fflush(stdout);
-        length = next_line(&line, &room);
-        if (ferror(stdin) && errno != EIO) ok = error_set(err, "stdin: cannot be read: %s", strerror(errno));
+        ok = next_line(&line, &length, err);
     }
     if (terminal && length < 0) putchar('\n'); // the shell's prompt belongs on a line of its own
     free(line);

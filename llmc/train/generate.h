@@ -4,8 +4,8 @@
 // Samples of one call share the prompt and are drawn side by side, each with its own random numbers: sample i is the
 // same whatever their number is. A signal (signals_pending) ends a text at the token it has reached; that is no error.
 //
-// The next token is drawn from logits by temperature, top-k, top-p, from a counter-based generator, so that
-// a sample is a pure function of weights, seed, stream and prompt.
+// The next token is drawn from logits by temperature, top-k, top-p, from a counter-based generator, so that a sample is
+// a pure function of weights, seed, stream and prompt.
 //   p = softmax(logits / temperature), of the top_k likeliest tokens; of these the smallest set of likeliest ones whose
 //   probabilities sum to top_p or more (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019)
 // Among equal logits the lower token counts as likelier, everywhere: the sets have exactly the stated size, and a tiny

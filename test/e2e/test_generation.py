@@ -157,17 +157,19 @@ def test_a_reader_that_goes_away_is_an_error_and_no_crash(model):
     assert b"stdout: cannot be written: Broken pipe" in result.stderr
 
 
-@pytest.mark.parametrize("when", ["at the prompt", "in an answer"])
+@pytest.mark.parametrize("when", ["at the prompt", "in a line", "in an answer"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_conversation(model, when, number):
-    arguments = command("-e", model, *GREEDY, "--interactive", "-g", 8 if when == "at the prompt" else 1000000)
+    arguments = command("-e", model, *GREEDY, "--interactive", "-g", 1000000 if when == "in an answer" else 8)
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           cwd=ROOT, bufsize=0) as process:
-        process.stdin.write(b"the\n")  # stdin stays open: there may always be another line
+        process.stdin.write(b"the\nof" if when == "in a line" else b"the\n")  # stdin stays open: more may come
         seen = process.stdout.read(1)
-        while when == "at the prompt" and len(seen) < 9:  # 8 tokens of a byte, and the end of the answer
+        while when != "in an answer" and len(seen) < 9:  # 8 tokens of a byte, and the end of the answer
             seen += process.stdout.read(1)
         process.send_signal(number)
+        if when == "in a line":
+            process.wait(timeout=300)  # communicate closes stdin, which ends the line
         said, complaint = process.communicate(timeout=300)
         assert process.returncode == EXIT_INTERRUPTED, complaint
         assert (seen + said).endswith(b"\n") and len(seen + said) < 1000000  # tokens of a byte
