@@ -3,6 +3,7 @@
 // an AMD EPYC of 2024; a second thread costs small matrices more than it gives large ones.
 #include "dev/sim/gemm.h"
 #include "dev/sim/runtime.h"
+#include "dev/sim/sanitizers.h"
 #include <algorithm>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -81,11 +82,9 @@ static void pack(float *panel, int size, const GemmMatrix &x, bool along_k, int6
         for (int64_t p = 0; p < k; p++) widen(panel + p * size, 1, x, first + p * x.ld, count);
 }
 
-// The 8 x 4 sums over k of one panel of A and one of B. The panels are our own: nothing for the sanitizers to see.
+// The 8 x 4 sums over k of one panel of A and one of B. The panels are our own.
 typedef float Vector __attribute__((vector_size(16)));
-__attribute__((no_sanitize("address", "undefined", "thread"))) static void tile(float sums[COLUMNS][ROWS],
-                                                                                const float *a, const float *b,
-                                                                                int64_t k) {
+NOTHING_TO_SEE static void tile(float sums[COLUMNS][ROWS], const float *a, const float *b, int64_t k) {
     Vector sum[COLUMNS][2] = {};
     for (int64_t p = 0; p < k; p++, a += ROWS, b += COLUMNS) {
         Vector low, high;
@@ -104,10 +103,8 @@ typedef uint64_t WideBits __attribute__((vector_size(32)));
 // The same as a GPU might add them: from the last k to the first, fp32 numbers one by one, others in groups of a tensor
 // core's instruction, whose sum is cut off to a float. A group of fp8 numbers is cut off to 14 bits before Blackwell;
 // where they are not fast, sums of 128 products are added up in fp32.
-__attribute__((no_sanitize("address", "undefined", "thread"))) static void add_groups(Wide sums[COLUMNS][2],
-                                                                                      const float *a, const float *b,
-                                                                                      int64_t from, int64_t to,
-                                                                                      int64_t count, int kept) {
+NOTHING_TO_SEE static void add_groups(Wide sums[COLUMNS][2], const float *a, const float *b, int64_t from, int64_t to,
+                                      int64_t count, int kept) {
     const uint64_t mask = ~(uint64_t)0 << (53 - kept);
     Wide sum[COLUMNS][2];
     memcpy(sum, sums, sizeof sum);

@@ -2,6 +2,7 @@
 #include "dev/sim/ptx.h"
 #include "dev/sim/block.h"
 #include "dev/sim/runtime.h"
+#include "dev/sim/sanitizers.h"
 
 #include <stdlib.h>
 
@@ -201,9 +202,7 @@ template <int K> static double truncating_sum(const float *a, const float *b, do
     return c;
 }
 
-// c (16 x 8) += a (16 x K) b (K x 8), k after k. The arrays are our own, registers those of the translator: nothing for
-// ASan and UBSan to see.
-#define NOTHING_TO_SEE __attribute__((no_sanitize("address", "undefined")))
+// c (16 x 8) += a (16 x K) b (K x 8), k after k.
 typedef float Narrow __attribute__((vector_size(32)));
 typedef double Wide __attribute__((vector_size(64)));
 template <int K> NOTHING_TO_SEE static void add_products(double (*c)[8], const float (*a)[K], const float (*b)[8]) {

@@ -45,7 +45,7 @@ endif
 # fmaf as an instruction, not as a call of libm. No bits change: a*b+c is not contracted.
 SIM_CPU := $(if $(and $(findstring avx2,$(CPU_FLAGS)),$(findstring fma,$(CPU_FLAGS)),$(findstring bmi2,$(CPU_FLAGS))),-march=x86-64-v3)
 CXXFLAGS_SIM = -std=c++17 -D_GNU_SOURCE $(SIM_CPU) -I. -isystem $(CUDA)/include -fno-strict-aliasing -ffp-contract=off
-CORE_FLAGS  := $(if $(filter tsan,$(MODE)),-O2 -g1 -DSIM_TSAN,$(CFLAGS_$(MODE)) $(if $(filter sanitize,$(MODE)),-O2)) -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
+CORE_FLAGS  := $(if $(filter tsan,$(MODE)),-g1 -DSIM_TSAN,$(CFLAGS_$(MODE))) $(if $(filter tsan sanitize,$(MODE)),-O2) -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
 	$(if $(filter 1,$(WERROR)),-Werror)
 # Translated kernels. -O1: more takes longer to compile than the tests take to run. ASan and UBSan have nothing to add to
 # what the simulator checks of every access; what the translator writes for an instruction they see once, in the forms.

@@ -102,7 +102,7 @@ void cross_entropy_forward(float *losses, Tensor logits, const int32_t *targets,
 void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets, int64_t V, float scale,
                             Tensor control);
 
-// --------------------------------------------------------------------------------------------------------- attention
+// ----------------------------------------------------------------------------------------------------------- attention
 // What the files behind attention_forward and attention_backward share. attention.c checks the tensors and decides who
 // computes: our own kernels, or cuDNN. Layouts and formulas are those of llmc/ops.h; an op's tensors have been checked
 // when they get here.
@@ -176,7 +176,7 @@ bool cudnn_attention_forward(CudnnAttention *attention, Tensor out, Tensor lse, 
 bool cudnn_attention_backward(CudnnAttention *attention, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
                               void *workspace, Error *why);
 
-// --------------------------------------------------------------------------------------------------- matrix products
+// ----------------------------------------------------------------------------------------------------- matrix products
 // Matrix products by cuBLASLt: descriptors and an algorithm are found once for each distinct product, measured on first
 // use, and remembered here for the process and in the tuning file (tuning.h) for the next one. matmul.c maps the ops
 // onto this.

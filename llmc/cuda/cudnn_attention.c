@@ -1,4 +1,4 @@
-// Running cuDNN's attention: the handle, the pointers of a call, the launch. See attention.h, which attention.c goes
+// Running cuDNN's attention: the handle, the pointers of a call, the launch. See backend.h, which attention.c goes
 // by, and cudnn_graph.h, where the pass that is launched comes from. In the simulator this is the real code: there
 // cuDNN itself is another (dev/sim/cudnn_sim.cpp).
 #include "llmc/cuda/backend.h"

@@ -1,4 +1,4 @@
-// See gemm.h. A plan is found by hashing what distinguishes products. Making one: descriptors; the algorithm of the
+// See backend.h. A plan is found by hashing what distinguishes products. Making one: descriptors; the algorithm of the
 // tuning file if there is one and the library still takes it; else the library's candidates, compared with each other,
 // checked for repeatable bits and timed. The first half speaks with the library, whose handle it owns: descriptors, the
 // search for algorithms, the launch. The second decides: what is measured, taken and remembered.

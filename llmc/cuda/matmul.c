@@ -1,4 +1,4 @@
-// The linear layers on cuBLASLt, in the compute types and in fp8: shapes are checked here and handed to gemm.h as
+// The linear layers on cuBLASLt, in the compute types and in fp8: shapes are checked here and handed to gemm.c as
 // column-major products; what an epilogue of the library does not do, or not as fast, is done by a kernel after a plain
 // product.
 //

@@ -37,9 +37,10 @@ trainer='' asked='' woken=''
 name_of() { cat "/proc/$1/comm" 2>/dev/null || true; }
 pass_on() {
     asked=$1 woken=1
-    local tries=250
+    local own tries=250
     [[ -n $trainer ]] || return 0
-    while ((tries-- > 0)) && [[ $(name_of "$trainer") == "$(name_of $$)" ]]; do sleep 0.02; done
+    own=$(name_of $$)
+    while ((tries-- > 0)) && [[ $(name_of "$trainer") == "$own" ]]; do sleep 0.02; done
     kill -s "$1" "$trainer" 2>/dev/null || true
 }
 trap 'pass_on USR1' USR1
