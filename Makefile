@@ -211,7 +211,7 @@ test-rest: # make looks for clang anew: it may have come just now
 	$(call phase,build,$(SUBMAKE) SIMD=none op-test-programs)
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs))
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)"))
-	@$(RUN_TESTS) --mark slow \
+	@CUDNN_GRAPHS=all $(RUN_TESTS) --mark slow \
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(filter-out $(QUICK_TEST_BIN),$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
 		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
@@ -231,7 +231,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	$(if $(NVCC),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
 	$(if $(NVCC),$(SUBMAKE) sim-sanitize-programs sim-faults)
 	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
-		TEST_FILTER='*' CUDNN_GRAPHS=all scripts/run_tests.py \
+		TEST_FILTER='*' scripts/run_tests.py \
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
 		$(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 

@@ -13,7 +13,12 @@ TestFixture test_all = {start_device, stop_device};
 
 static const char *const MODELS[] = {"d6", "d12", "d24", "d36", "d48"}; // 30M to 1558M parameters
 static const double DEVICES[] = {8e9, 16e9, 24e9, 40e9, 80e9, 141e9};
-enum { NUM_MODELS = 5, NUM_DEVICES = 6, MOST = 1024 };
+#ifdef __SANITIZE_ADDRESS__ // plans of large models are longer, not other, and take minutes there
+enum { NUM_MODELS = 3 };
+#else
+enum { NUM_MODELS = 5 };
+#endif
+enum { NUM_DEVICES = 6, MOST = 1024 };
 
 // A Hopper: chunks of the logits that shrink where one more is needed, and a workspace of cuDNN's that is refused from
 // some micro-batch on, so that memory does not only grow with B. Good until the next call.
@@ -119,7 +124,7 @@ static void check_auto(const char *name, const Gpt2Options *model, const Recompu
 }
 
 TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
-    const int64_t batches[NUM_MODELS] = {256, 32, 16, 6, 2};
+    const int64_t batches[] = {256, 32, 16, 6, 2};
     for (int m = 0; m < NUM_MODELS; m++) {
         RecomputeChoice *ladder;
         Gpt2Options model = model_of(MODELS[m], batches[m]);
@@ -182,7 +187,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul) {
             assert_true(recompute_elements_per_token(&model.recompute, &model.config) == elements);
             without++;
         }
-    assert_true(with_flops + without > 20);
+    assert_true(with_flops + without > 4 * NUM_MODELS);
 }
 
 // Room for one sequence of 774M with its blocks computed again, and for none without.
