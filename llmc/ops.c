@@ -264,6 +264,13 @@ void gelu_forward(Tensor out, Tensor pre) {
     RUN(gelu_forward, (out, pre), COST(tensor_shape(out), 0, BYTES(pre), BYTES(out)));
 }
 
+void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
+    check_compute(__func__, pre);
+    tensor_check(__func__, dpre, pre.dtype, tensor_numel(pre));
+    tensor_check(__func__, dout, pre.dtype, tensor_numel(pre));
+    RUN(gelu_backward, (dpre, dout, pre), COST(tensor_shape(dpre), 0, BYTES(dout, pre), BYTES(dpre)));
+}
+
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
     check_linear(__func__, dout, din, weight);
     RUN(matmul_backward_input, (din, dout, weight),
@@ -286,6 +293,14 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     RUN(matmul_backward_weight, (dweight, dbias, dout, in, accumulate),
         COST(matmul_shape(dweight, in), matmul_flops(dweight, in),
              BYTES(dout, in) + (accumulate ? BYTES(dweight, dbias) : 0), BYTES(dweight, dbias)));
+}
+
+void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
+    const int64_t OC = tensor_cols(dout);
+    check_compute(__func__, dout);
+    check_weight_gradient(__func__, dbias, dout.dtype, OC);
+    RUN(bias_backward, (dbias, dout, accumulate),
+        COST(tensor_shape(dout), 0, BYTES(dout) + (accumulate ? BYTES(dbias) : 0), BYTES(dbias)));
 }
 
 // ---------------------------------------------------------------------------------------------------------- attention
@@ -571,21 +586,6 @@ void fp8_slots_advance(Tensor slots) {
     const int64_t n = tensor_numel(slots) / (int64_t)sizeof(Fp8Slot);
     tensor_check(__func__, slots, DTYPE_U8, n * (int64_t)sizeof(Fp8Slot));
     RUN(fp8_slots_advance, (slots), COST(tensor_shape(slots), 0, BYTES(slots), BYTES(slots)));
-}
-
-void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
-    check_compute(__func__, pre);
-    tensor_check(__func__, dpre, pre.dtype, tensor_numel(pre));
-    tensor_check(__func__, dout, pre.dtype, tensor_numel(pre));
-    RUN(gelu_backward, (dpre, dout, pre), COST(tensor_shape(dpre), 0, BYTES(dout, pre), BYTES(dpre)));
-}
-
-void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
-    const int64_t OC = tensor_cols(dout);
-    check_compute(__func__, dout);
-    check_weight_gradient(__func__, dbias, dout.dtype, OC);
-    RUN(bias_backward, (dbias, dout, accumulate),
-        COST(tensor_shape(dout), 0, BYTES(dout) + (accumulate ? BYTES(dbias) : 0), BYTES(dbias)));
 }
 
 // ----------------------------------------------------------------------------------------------------------- numerics

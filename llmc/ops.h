@@ -83,6 +83,9 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
 // Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
 void gelu_forward(Tensor out, Tensor pre);
 
+// dpre = dout * gelu'(pre), element by element; dpre may be dout. Compute dtype.
+void gelu_backward(Tensor dpre, Tensor dout, Tensor pre);
+
 // din (N,IC) = dout (N,OC) @ weight (OC,IC).
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight);
 
@@ -92,6 +95,9 @@ void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor 
 // dweight (OC,IC) = or += dout (N,OC)^T @ in (N,IC);  dbias (OC) = or += sum_N dout. dbias may be absent.
 // accumulate false overwrites: the first micro-step needs no zeroed gradients.
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate);
+
+// dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
+void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
 
 // ---------------------------------------------------------------------------------------------------------- attention
 
@@ -258,12 +264,6 @@ void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Te
 // The end of a step under delayed scaling, for all slots (n * sizeof(Fp8Slot) u8): fp8_slot_advance of llmc/number.h.
 void fp8_slots_advance(Tensor slots);
 
-// dpre = dout * gelu'(pre), element by element; dpre may be dout. Compute dtype.
-void gelu_backward(Tensor dpre, Tensor dout, Tensor pre);
-
-// dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
-void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
-
 // ----------------------------------------------------------------------------------------------------------- numerics
 
 // Adds what t holds to the TensorStats (llmc/number.h) in stats, one as u8 bytes: count, largest magnitude, sum
@@ -330,9 +330,11 @@ BACKEND(layernorm_backward);
 BACKEND(matmul_forward);
 BACKEND(matmul_gelu_forward);
 BACKEND(gelu_forward);
+BACKEND(gelu_backward);
 BACKEND(matmul_backward_input);
 BACKEND(matmul_gelu_backward_input);
 BACKEND(matmul_backward_weight);
+BACKEND(bias_backward);
 BACKEND(attention_forward);
 BACKEND(attention_backward);
 BACKEND(kv_cache_store);
@@ -350,8 +352,6 @@ BACKEND(micro_step_count);
 BACKEND(fp8_quantize);
 BACKEND(fp8_matmul);
 BACKEND(fp8_slots_advance);
-BACKEND(gelu_backward);
-BACKEND(bias_backward);
 BACKEND(tensor_statistics);
 BACKEND(tensor_fill);
 BACKEND(tensor_cast);
