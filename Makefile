@@ -60,11 +60,6 @@ TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
 TEST_OBJ := $(patsubst %.c,$(BUILD)/%.o,test/test.c $(wildcard test/reference/*.c) test/ops/op_test.c)
 TEST_LIB := $(BUILD)/libtest.a
 
-# --profile: in the trainers, calls of these functions go through the wrappers of llmc/run/profile.c.
-PROFILE_OPS := $(shell sed -n 's/^OP.\([a-z0-9_]*\),.*/\1/p' llmc/run/op_table.def) \
-               device_graph_replay device_graph_begin device_graph_end
-%/train_gpt2 %/train_gpt2cu %/train_gpt2sim: LDFLAGS += $(PROFILE_OPS:%=-Wl,--wrap=%)
-
 # One short line a file.
 QUIET := $(if $(VERBOSE),,@)
 SAY    = $(if $(VERBOSE),@:,@printf '  %-5s%s\n')

@@ -1,24 +1,436 @@
-// What every backend demands of the arguments of an op. See ops.h.
+// The front door of the ops: each function of ops.h checks its arguments, shows the call and its cost to whoever
+// observes, and hands it to the backend (backend_NAME). What is wrong stops the program, naming op and tensor.
+//
+// Costs: FLOPs of matmuls and attention, as recompute.h counts them for the machine; all else is 0. Bytes: every tensor
+// once, an output that is added to twice. Scratch of an op (workspace, logits) is not counted: it might stay in a
+// cache.
 #include "llmc/ops.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
+#include <string.h>
 
-void check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel) {
+static const OpObserver *observer;
+
+void ops_observe(const OpObserver *o) { observer = o; }
+bool ops_are_observed(void) { return observer != NULL; }
+
+// The end of an op: the backend's part, shown with its cost to the observer.
+#define RUN(op, arguments, cost)                                                                                       \
+    do {                                                                                                               \
+        const bool is_observed = observer != NULL;                                                                     \
+        if (is_observed) {                                                                                             \
+            const OpCost of_call = cost;                                                                               \
+            if (!observer->begin(&of_call)) break;                                                                     \
+        }                                                                                                              \
+        backend_##op arguments;                                                                                        \
+        if (is_observed) observer->end();                                                                              \
+    } while (0)
+
+// Of the op whose function this is in: the tensor and shape that tell its calls apart, FLOPs, bytes read and written.
+#define COST(shape, flops, read, written) ((OpCost){__func__, shape, flops, (read) + (written)})
+
+// -------------------------------------------------------------------------------------------------------------- shapes
+
+static CallShape tensor_shape(Tensor t) {
+    CallShape s = {.tensor = t.name, .rank = t.rank};
+    memcpy(s.shape, t.shape, sizeof s.shape);
+    return s;
+}
+
+static CallShape rows_shape(Tensor weight, Tensor in) {
+    return (CallShape){.tensor = weight.name, .rank = 2, .shape = {tensor_rows(in), tensor_cols(in)}};
+}
+
+// weight (OC,IC); in (N,IC).
+static CallShape matmul_shape(Tensor weight, Tensor in) {
+    const int64_t IC = tensor_cols(weight);
+    return (CallShape){.tensor = weight.name, .rank = 3, .shape = {tensor_numel(in) / IC, IC, tensor_rows(weight)}};
+}
+
+static CallShape update_shape(const UpdateTensor *tensors, int n) {
+    CallShape s = {.tensor = "weights", .rank = 1};
+    for (int i = 0; i < n; i++) s.shape[0] += tensor_numel(tensors[i].weight);
+    return s;
+}
+
+// --------------------------------------------------------------------------------------------------------------- FLOPs
+
+static double matmul_flops(Tensor weight, Tensor in) {
+    return 2.0 * (double)tensor_numel(in) * (double)tensor_rows(weight);
+}
+
+// `matmuls` products of (T,HS) and (HS,T) or the like for each head, the causal half of them: a row of out (B,T,C)
+// meets (T + 1) / 2 others on average. Forward 2, backward 5: QK^T again, dV, dP, dQ, dK.
+static double attention_flops(Tensor out, int matmuls) {
+    return matmuls * (double)tensor_numel(out) * (double)(out.shape[1] + 1);
+}
+
+// --------------------------------------------------------------------------------------------------------------- bytes
+
+static double sum_bytes(const Tensor *tensors, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++) bytes += (double)tensor_bytes(tensors[i]);
+    return bytes;
+}
+#define BYTES(...) sum_bytes((Tensor[]){__VA_ARGS__}, (int)(sizeof(Tensor[]){__VA_ARGS__} / sizeof(Tensor)))
+
+static double row_bytes(Tensor table) { return (double)(tensor_cols(table) * (int64_t)dtype_size(table.dtype)); }
+
+// Rows of an embedding table that tokens name: each at most once.
+static double touched_bytes(Tensor table, Tensor tokens) {
+    const int64_t n = tensor_numel(tokens), rows = tensor_rows(table);
+    return (double)(n < rows ? n : rows) * row_bytes(table);
+}
+
+// Rows of the position table that sequences (B,T) use.
+static double position_bytes(Tensor table, Tensor tokens) { return (double)tensor_cols(tokens) * row_bytes(table); }
+
+// What an update reads and writes of a parameter: master, or the weight itself and what rounding took from it, and the
+// moments that its rule has. (RULE_DIRECTION's are momentum_update's, Adafactor's are adafactor_statistics'.)
+static double state_bytes(const UpdateTensor *t) {
+    const double parameter = BYTES(t->master.data ? t->master : t->weight, t->lost);
+    if (t->rule == RULE_DIRECTION || t->rule == RULE_ADAFACTOR) return parameter;
+    return parameter + BYTES(t->m, t->v, t->m_scale, t->v_scale);
+}
+
+static double update_read_bytes(const UpdateTensor *tensors, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++) {
+        const UpdateTensor *t = &tensors[i];
+        bytes += state_bytes(t) + BYTES(t->grad);
+        if (t->rule == RULE_ADAFACTOR) bytes += BYTES(t->v, t->row, t->col, t->rms);
+    }
+    return bytes;
+}
+
+static double update_written_bytes(const UpdateTensor *tensors, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++)
+        bytes += state_bytes(&tensors[i]) + (tensors[i].master.data ? BYTES(tensors[i].weight) : 0);
+    return bytes;
+}
+
+// The gradient is read once for the means of its squares and, when these are known, once for the size of the update;
+// the means are read and written.
+static double adafactor_bytes(const UpdateTensor *tensors, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++) {
+        const UpdateTensor *t = &tensors[i];
+        if (t->rule == RULE_ADAFACTOR) bytes += 2 * BYTES(t->grad) + 2 * BYTES(t->v, t->row, t->col) + BYTES(t->rms);
+    }
+    return bytes;
+}
+
+static double momentum_bytes(const UpdateTensor *tensors, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++)
+        if (tensors[i].rule == RULE_DIRECTION) bytes += BYTES(tensors[i].grad, tensors[i].m);
+    return bytes;
+}
+
+// -------------------------------------------------------------------------------------------------------------- checks
+
+static void check_floating(const char *op, Tensor t) {
+    REQUIRE(t.data && (t.dtype == DTYPE_FP32 || t.dtype == DTYPE_FP16 || t.dtype == DTYPE_BF16),
+            "%s: %s is absent or not of a floating dtype", op, t.name ? t.name : "?");
+}
+
+// t has the compute dtype of a call: one that this backend computes in.
+static void check_compute(const char *op, Tensor t) {
+    check_floating(op, t);
+    REQUIRE(backend_computes(t.dtype), "%s: %s is %s, which is no compute dtype here", op, t.name, dtype_name(t.dtype));
+}
+
+// grad can hold the gradient of a weight of dtype compute: numel elements, fp32 or compute.
+static void check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel) {
     tensor_check(op, grad, grad.dtype == DTYPE_FP32 ? DTYPE_FP32 : compute, numel);
 }
 
-void check_update_tensor(const char *op, const UpdateTensor *t) {
+static void check_control(const char *op, Tensor control) {
+    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+}
+
+// --------------------------------------------------------------------------------------------------------------- batch
+
+void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
+    const int64_t B = tensor_rows(windows), T = tensor_cols(windows) - 1;
+    tensor_check(__func__, windows, windows.dtype == DTYPE_U16 ? DTYPE_U16 : DTYPE_I32, B * (T + 1));
+    tensor_check(__func__, inputs, DTYPE_I32, B * T);
+    tensor_check(__func__, targets, DTYPE_I32, B * T);
+    RUN(batch_unpack, (inputs, targets, windows),
+        COST(tensor_shape(windows), 0, BYTES(windows), BYTES(inputs, targets)));
+}
+
+// ---------------------------------------------------------------------------------------------------------- embedding
+
+void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
+    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(wte), maxT = tensor_rows(wpe);
+    check_compute(__func__, wte);
+    tensor_check(__func__, wpe, wte.dtype, maxT * C);
+    tensor_check(__func__, tokens, DTYPE_I32, N);
+    tensor_check(__func__, out, wte.dtype, N * C);
+    REQUIRE(T <= maxT, "%s: T = %lld, wpe has %lld rows", __func__, (long long)T, (long long)maxT);
+    RUN(embedding_forward, (out, tokens, wte, wpe),
+        COST(tensor_shape(out), 0, BYTES(tokens) + touched_bytes(wte, tokens) + position_bytes(wpe, tokens),
+             BYTES(out)));
+}
+
+void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
+    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(dout), maxT = tensor_rows(dwpe);
+    check_compute(__func__, dout);
+    tensor_check(__func__, dout, dout.dtype, N * C);
+    tensor_check(__func__, tokens, DTYPE_I32, N);
+    check_weight_gradient(__func__, dwte, dout.dtype, tensor_rows(dwte) * C);
+    check_weight_gradient(__func__, dwpe, dout.dtype, maxT * C);
+    REQUIRE(T <= maxT, "%s: T = %lld, dwpe has %lld rows", __func__, (long long)T, (long long)maxT);
+    RUN(embedding_backward, (dwte, dwpe, dout, tokens, accumulate),
+        COST(tensor_shape(dout), 0,
+             BYTES(dout, tokens) + touched_bytes(dwte, tokens) + (accumulate ? position_bytes(dwpe, tokens) : 0),
+             touched_bytes(dwte, tokens) + (accumulate ? position_bytes(dwpe, tokens) : BYTES(dwpe))));
+}
+
+// ---------------------------------------------------------------------------------------------------------- layernorm
+
+static void check_layernorm(const char *op, Tensor in, Tensor same, Tensor mean, Tensor rstd, Tensor weight) {
+    const int64_t C = tensor_numel(weight);
+    check_compute(op, in);
+    tensor_check(op, weight, in.dtype, C);
+    const int64_t N = tensor_numel(in) / C;
+    tensor_check(op, in, in.dtype, N * C);
+    tensor_check(op, same, in.dtype, N * C);
+    tensor_check(op, mean, DTYPE_FP32, N);
+    tensor_check(op, rstd, DTYPE_FP32, N);
+}
+
+void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
+    check_layernorm(__func__, in, out, mean, rstd, weight);
+    tensor_check(__func__, bias, in.dtype, tensor_numel(weight));
+    RUN(layernorm_forward, (out, mean, rstd, in, weight, bias),
+        COST(rows_shape(weight, in), 0, BYTES(in, weight, bias), BYTES(out, mean, rstd)));
+}
+
+void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
+                                Tensor weight, Tensor bias) {
+    check_layernorm(__func__, in, out, mean, rstd, weight);
+    tensor_check(__func__, residual, in.dtype, tensor_numel(in));
+    tensor_check(__func__, branch, in.dtype, tensor_numel(in));
+    tensor_check(__func__, bias, in.dtype, tensor_numel(weight));
+    RUN(residual_layernorm_forward, (residual, out, mean, rstd, in, branch, weight, bias),
+        COST(rows_shape(weight, in), 0, BYTES(in, branch, weight, bias), BYTES(residual, out, mean, rstd)));
+}
+
+void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean, Tensor rstd,
+                        Tensor weight, bool add_residual, bool accumulate) {
+    check_layernorm(__func__, in, dout, mean, rstd, weight);
+    tensor_check(__func__, din, in.dtype, tensor_numel(in));
+    check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
+    check_weight_gradient(__func__, dbias, in.dtype, tensor_numel(weight));
+    RUN(layernorm_backward, (din, dweight, dbias, dout, in, mean, rstd, weight, add_residual, accumulate),
+        COST(rows_shape(weight, in), 0,
+             BYTES(dout, in, mean, rstd, weight) + (add_residual ? BYTES(din) : 0) +
+                 (accumulate ? BYTES(dweight, dbias) : 0),
+             BYTES(din, dweight, dbias)));
+}
+
+// ------------------------------------------------------------------------------------------------------------- matmul
+
+// out (N,OC), in (N,IC), weight (OC,IC) belong together and have one dtype.
+static void check_linear(const char *op, Tensor out, Tensor in, Tensor weight) {
+    const int64_t N = tensor_rows(in);
+    check_compute(op, weight);
+    tensor_check(op, in, weight.dtype, N * tensor_cols(weight));
+    tensor_check(op, out, weight.dtype, N * tensor_rows(weight));
+}
+
+void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
+    check_linear(__func__, out, in, weight);
+    if (bias.data) tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
+    RUN(matmul_forward, (out, in, weight, bias),
+        COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias), BYTES(out)));
+}
+
+void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
+    check_linear(__func__, out, in, weight);
+    tensor_check(__func__, pre, out.dtype, tensor_numel(out));
+    tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
+    RUN(matmul_gelu_forward, (out, pre, in, weight, bias),
+        COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias), BYTES(out, pre)));
+}
+
+void gelu_forward(Tensor out, Tensor pre) {
+    check_compute(__func__, pre);
+    tensor_check(__func__, out, pre.dtype, tensor_numel(pre));
+    RUN(gelu_forward, (out, pre), COST(tensor_shape(out), 0, BYTES(pre), BYTES(out)));
+}
+
+void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
+    check_compute(__func__, pre);
+    tensor_check(__func__, dpre, pre.dtype, tensor_numel(pre));
+    tensor_check(__func__, dout, pre.dtype, tensor_numel(pre));
+    RUN(gelu_backward, (dpre, dout, pre), COST(tensor_shape(dpre), 0, BYTES(dout, pre), BYTES(dpre)));
+}
+
+void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
+    check_linear(__func__, dout, din, weight);
+    RUN(matmul_backward_input, (din, dout, weight),
+        COST(matmul_shape(weight, din), matmul_flops(weight, din), BYTES(dout, weight), BYTES(din)));
+}
+
+void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
+    check_linear(__func__, dout, dpre, weight);
+    tensor_check(__func__, pre, dpre.dtype, tensor_numel(dpre));
+    RUN(matmul_gelu_backward_input, (dpre, dout, weight, pre),
+        COST(matmul_shape(weight, dpre), matmul_flops(weight, dpre), BYTES(dout, weight, pre), BYTES(dpre)));
+}
+
+void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
+    const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
+    check_compute(__func__, in);
+    tensor_check(__func__, dout, in.dtype, N * OC);
+    check_weight_gradient(__func__, dweight, in.dtype, OC * IC);
+    if (dbias.data) check_weight_gradient(__func__, dbias, in.dtype, OC);
+    RUN(matmul_backward_weight, (dweight, dbias, dout, in, accumulate),
+        COST(matmul_shape(dweight, in), matmul_flops(dweight, in),
+             BYTES(dout, in) + (accumulate ? BYTES(dweight, dbias) : 0), BYTES(dweight, dbias)));
+}
+
+void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
+    const int64_t OC = tensor_cols(dout);
+    check_compute(__func__, dout);
+    check_weight_gradient(__func__, dbias, dout.dtype, OC);
+    RUN(bias_backward, (dbias, dout, accumulate),
+        COST(tensor_shape(dout), 0, BYTES(dout) + (accumulate ? BYTES(dbias) : 0), BYTES(dbias)));
+}
+
+// ---------------------------------------------------------------------------------------------------------- attention
+
+// qkv is (B,T,3C), C in num_heads heads.
+static void check_attention(const char *op, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    check_compute(op, qkv);
+    REQUIRE(qkv.rank == 3, "%s: %s has rank %d, expected (B,T,3C)", op, qkv.name, qkv.rank);
+    const int64_t B = qkv.shape[0], T = qkv.shape[1], columns = qkv.shape[2];
+    REQUIRE(num_heads > 0 && columns % (3 * num_heads) == 0, "%s: %s has %lld columns, not 3 * HS for %d heads", op,
+            qkv.name, (long long)columns, num_heads);
+    tensor_check(op, out, qkv.dtype, B * T * columns / 3);
+    tensor_check(op, lse, DTYPE_FP32, B * num_heads * T);
+}
+
+void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    check_attention(__func__, out, lse, qkv, num_heads);
+    RUN(attention_forward, (out, lse, qkv, num_heads),
+        COST(tensor_shape(qkv), attention_flops(out, 2), BYTES(qkv), BYTES(out, lse)));
+}
+
+void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    check_attention(__func__, out, lse, qkv, num_heads);
+    tensor_check(__func__, dqkv, qkv.dtype, tensor_numel(qkv));
+    tensor_check(__func__, dout, qkv.dtype, tensor_numel(out));
+    RUN(attention_backward, (dqkv, dout, out, lse, qkv, num_heads),
+        COST(tensor_shape(qkv), attention_flops(out, 5), BYTES(dout, out, lse, qkv), BYTES(dqkv)));
+}
+
+// ----------------------------------------------------------------------------------------------------------- decoding
+
+// cache is (B,2NH,maxT,HS); returns the elements of qkv for one position of all sequences.
+static int64_t check_cache(const char *op, Tensor cache) {
+    check_compute(op, cache);
+    REQUIRE(cache.rank == 4 && cache.shape[1] % 2 == 0, "%s: %s is not (B,2NH,maxT,HS)", op, cache.name);
+    return cache.shape[0] * 3 * (cache.shape[1] / 2) * cache.shape[3];
+}
+
+void kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
+    const int64_t position = check_cache(__func__, cache), n = tensor_numel(qkv) / position, maxT = cache.shape[2];
+    tensor_check(__func__, qkv, cache.dtype, n * position);
+    REQUIRE(first >= 0 && first + n <= maxT, "%s: positions %lld to %lld in a cache of %lld", __func__,
+            (long long)first, (long long)(first + n), (long long)maxT);
+    RUN(kv_cache_store, (cache, qkv, first), COST(tensor_shape(qkv), 0, 2 * BYTES(qkv) / 3, 2 * BYTES(qkv) / 3));
+}
+
+// How far the cache is filled is known on the device only: what is read of it is not counted.
+void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
+    const int64_t numel = check_cache(__func__, cache);
+    tensor_check(__func__, qkv, cache.dtype, numel);
+    tensor_check(__func__, out, cache.dtype, numel / 3);
+    tensor_check(__func__, position, DTYPE_I32, 1);
+    RUN(attention_decode, (out, cache, qkv, position),
+        COST(tensor_shape(cache), 0, BYTES(qkv, position), BYTES(out) + 2 * BYTES(out)));
+}
+
+// --------------------------------------------------------------------------------------------- LM head + cross-entropy
+
+static void check_head(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
+    const int64_t N = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(wte);
+    check_compute(op, in);
+    tensor_check(op, wte, in.dtype, Vp * C);
+    tensor_check(op, logits, in.dtype, tensor_rows(logits) * Vp);
+    REQUIRE(tensor_rows(logits) >= 1 && tensor_cols(logits) == Vp, "%s: logits are not (R, %lld)", op, (long long)Vp);
+    tensor_check(op, targets, DTYPE_I32, N);
+    tensor_check(op, losses, DTYPE_FP32, N);
+    REQUIRE(V >= 1 && V <= Vp, "%s: vocabulary %lld of %lld padded columns", op, (long long)V, (long long)Vp);
+}
+
+void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
+    check_head(__func__, losses, logits, in, wte, targets, V);
+    RUN(head_loss_forward, (losses, logits, in, wte, targets, V),
+        COST(matmul_shape(wte, in), matmul_flops(wte, in), BYTES(in, wte, targets), BYTES(losses)));
+}
+
+void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
+                        int64_t V, float scale, Tensor control, bool accumulate) {
+    check_head(__func__, losses, logits, in, wte, targets, V);
+    tensor_check(__func__, din, in.dtype, tensor_numel(in));
+    check_weight_gradient(__func__, dwte, in.dtype, tensor_numel(wte));
+    if (control.data) check_control(__func__, control);
+    RUN(head_loss_backward, (losses, din, dwte, logits, in, wte, targets, V, scale, control, accumulate),
+        COST(matmul_shape(wte, in), 3 * matmul_flops(wte, in), BYTES(in, wte, targets) + (accumulate ? BYTES(dwte) : 0),
+             BYTES(losses, din, dwte)));
+}
+
+void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
+    const int64_t B = tensor_numel(sums), T = tensor_numel(losses) / B;
+    tensor_check(__func__, sums, DTYPE_FP32, B);
+    tensor_check(__func__, losses, DTYPE_FP32, B * T);
+    RUN(sequence_losses, (sums, losses, accumulate),
+        COST(tensor_shape(losses), 0, BYTES(losses) + (accumulate ? BYTES(sums) : 0), BYTES(sums)));
+}
+
+// ------------------------------------------------------------------------------------------------ the end of the step
+
+void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
+    tensor_check(__func__, sumsq, DTYPE_FP32, n);
+    for (int i = 0; i < n; i++) check_compute(__func__, grads[i]);
+    RUN(gradient_sumsq, (sumsq, grads, n), COST(tensor_shape(sumsq), 0, sum_bytes(grads, n), BYTES(sumsq)));
+}
+
+void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
+    check_control(__func__, control);
+    tensor_check(__func__, sumsq, DTYPE_FP32, tensor_numel(sumsq));
+    tensor_check(__func__, losses, DTYPE_FP32, tensor_numel(losses));
+    RUN(step_control_update, (control, sumsq, losses, num_tokens, limits),
+        COST(tensor_shape(sumsq), 0, BYTES(control, sumsq, losses), BYTES(control)));
+}
+
+// Weight, gradient, master or lost of tensor i, and where a slice begins. All weights of the array have one dtype.
+static void check_update_tensor(const char *op, const UpdateTensor *tensors, int i) {
+    const UpdateTensor *t = &tensors[i];
+    const DType compute = tensors[0].weight.dtype;
     const int64_t numel = tensor_numel(t->weight);
-    check_weight_gradient(op, t->grad, t->weight.dtype, numel);
+    check_compute(op, t->weight);
+    tensor_check(op, t->weight, compute, numel);
+    REQUIRE((int)t->rule >= 0 && t->rule < RULE_COUNT, "%s: %s has rule %d", op, t->weight.name, (int)t->rule);
+    check_weight_gradient(op, t->grad, compute, numel);
     if (t->master.data) tensor_check(op, t->master, DTYPE_FP32, numel);
-    if (t->lost.data) tensor_check(op, t->lost, t->weight.dtype, numel);
+    if (t->lost.data) tensor_check(op, t->lost, compute, numel);
     REQUIRE(!(t->master.data && t->lost.data), "%s: %s has a master and what was lost", op, t->weight.name);
+    REQUIRE(compute != DTYPE_FP32 || !(t->master.data || t->lost.data), "%s: %s is fp32 and has a master or lost part",
+            op, t->weight.name);
     REQUIRE(t->offset >= 0 && t->offset % STATE_BLOCK == 0, "%s: %s begins at element %lld, no multiple of %d", op,
             t->weight.name, (long long)t->offset, STATE_BLOCK);
 }
 
-void check_moments(const char *op, const UpdateTensor *t, bool has_v) {
+// m, or m and v, kept alike: fp32, bf16, or u8 with their scales.
+static void check_moments(const char *op, const UpdateTensor *t, bool has_v) {
     const int64_t numel = tensor_numel(t->weight), blocks = ceil_div(numel, STATE_BLOCK);
     const bool is_known = t->m.dtype == DTYPE_BF16 || t->m.dtype == DTYPE_U8;
     tensor_check(op, t->m, is_known ? t->m.dtype : DTYPE_FP32, numel);
@@ -28,7 +440,8 @@ void check_moments(const char *op, const UpdateTensor *t, bool has_v) {
     if (has_v) tensor_check(op, t->v_scale, DTYPE_FP32, blocks);
 }
 
-void check_adafactor(const char *op, const UpdateTensor *t) {
+// What Adafactor keeps. A slice of a matrix comes with the whole row and col, which say what it is a slice of.
+static void check_adafactor(const char *op, const UpdateTensor *t) {
     const int64_t numel = tensor_numel(t->weight);
     tensor_check(op, t->rms, DTYPE_FP32, 1);
     if (!t->row.data) {
@@ -42,46 +455,171 @@ void check_adafactor(const char *op, const UpdateTensor *t) {
             (long long)t->offset, (long long)(t->offset + numel), t->weight.name, (long long)rows, (long long)cols);
 }
 
-void check_is_whole(const char *op, const UpdateTensor *t) {
+// Of a tensor that check_adafactor has seen: it is a whole parameter.
+static void check_is_whole(const char *op, const UpdateTensor *t) {
     const bool covers = !t->row.data || tensor_numel(t->weight) == tensor_numel(t->row) * tensor_numel(t->col);
     REQUIRE(t->offset == 0 && covers, "%s: %s is a slice", op, t->weight.name);
     REQUIRE(t->padding >= 0 && t->padding < tensor_numel(t->weight), "%s: %lld elements of %s are padding", op,
             (long long)t->padding, t->weight.name);
 }
 
-void check_update_step(const char *op, UpdateParams params, Tensor control) {
-    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+static void check_update_step(const char *op, UpdateParams params, Tensor control) {
+    check_control(op, control);
     REQUIRE(params.step >= 1, "%s: step %lld, the first is 1", op, (long long)params.step);
 }
 
-static void check_fp8_format(const char *op, Tensor t) {
-    REQUIRE(t.dtype == DTYPE_E4M3 || t.dtype == DTYPE_E5M2, "%s: %s is %s, not fp8", op, t.name, dtype_name(t.dtype));
+OpCost op_cost_optimizer_update(const UpdateTensor *tensors, int n) {
+    return (OpCost){"optimizer_update", update_shape(tensors, n), 0,
+                    update_read_bytes(tensors, n) + update_written_bytes(tensors, n)};
 }
 
-void check_fp8_quantize(const char *op, Tensor q, Tensor transposed, Tensor in, Tensor slot) {
-    REQUIRE(q.data || transposed.data, "%s: no output", op);
-    const Tensor any = q.data ? q : transposed;
-    check_fp8_format(op, any);
-    if (q.data) tensor_check(op, q, any.dtype, tensor_numel(in));
-    if (transposed.data) tensor_check(op, transposed, any.dtype, tensor_numel(in));
-    tensor_check(op, slot, DTYPE_U8, sizeof(Fp8Slot));
+void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
+    check_update_step(__func__, params, control);
+    REQUIRE(first >= 0 && count >= 0 && first + count <= n, "%s: tensors %d .. %d of %d", __func__, first,
+            first + count, n);
+    for (int i = first; i < first + count; i++) {
+        const UpdateTensor *t = &tensors[i];
+        check_update_tensor(__func__, tensors, i);
+        if (t->rule == RULE_ADAFACTOR)
+            check_adafactor(__func__, t);
+        else if (t->rule != RULE_DIRECTION)
+            check_moments(__func__, t, t->rule == RULE_ADAMW);
+    }
+    RUN(optimizer_update, (tensors, n, first, count, params, control),
+        op_cost_optimizer_update(tensors + first, count));
 }
 
-static void check_fp8_operand(const char *op, Tensor t, Tensor slot) {
-    enum { MULTIPLE = 16 };
-    check_fp8_format(op, t);
-    REQUIRE(tensor_rows(t) % MULTIPLE == 0 && tensor_cols(t) % MULTIPLE == 0,
+OpCost op_cost_adafactor_statistics(const UpdateTensor *tensors, int n) {
+    return (OpCost){"adafactor_statistics", update_shape(tensors, n), 0, adafactor_bytes(tensors, n)};
+}
+
+void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+    check_update_step(__func__, params, control);
+    for (int i = 0; i < n; i++) {
+        if (tensors[i].rule != RULE_ADAFACTOR) continue;
+        check_update_tensor(__func__, tensors, i);
+        check_adafactor(__func__, &tensors[i]);
+        check_is_whole(__func__, &tensors[i]);
+    }
+    RUN(adafactor_statistics, (tensors, n, params, control), op_cost_adafactor_statistics(tensors, n));
+}
+
+OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n) {
+    return (OpCost){"momentum_update", update_shape(tensors, n), 0, 2 * momentum_bytes(tensors, n)};
+}
+
+void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+    check_update_step(__func__, params, control);
+    for (int i = 0; i < n; i++) {
+        if (tensors[i].rule != RULE_DIRECTION) continue;
+        check_update_tensor(__func__, tensors, i);
+        check_moments(__func__, &tensors[i], false);
+    }
+    RUN(momentum_update, (tensors, n, params, control), op_cost_momentum_update(tensors, n));
+}
+
+// ---------------------------------------------------------------------------------------------- gradient accumulation
+
+OpCost op_cost_gradient_add(Tensor dst, Tensor src, bool accumulate) {
+    return (OpCost){"gradient_add", tensor_shape(src), 0, BYTES(src) + (accumulate ? 2 : 1) * BYTES(dst)};
+}
+
+void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
+    check_compute(__func__, dst);
+    tensor_check(__func__, src, DTYPE_FP32, tensor_numel(dst));
+    check_control(__func__, control);
+    RUN(gradient_add, (dst, src, accumulate, seed, stream, control), op_cost_gradient_add(dst, src, accumulate));
+}
+
+void micro_step_count(Tensor control) {
+    check_control(__func__, control);
+    RUN(micro_step_count, (control), COST(tensor_shape(control), 0, 4, 4));
+}
+
+// ---------------------------------------------------------------------------------------------------------------- fp8
+
+enum { FP8_MULTIPLE = 16 }; // of every dimension: what cuBLASLt takes
+
+static void check_fp8_shape(const char *op, Tensor t) {
+    REQUIRE(tensor_rows(t) % FP8_MULTIPLE == 0 && tensor_cols(t) % FP8_MULTIPLE == 0,
             "%s: %s is %lld x %lld, not in multiples of %d", op, t.name, (long long)tensor_rows(t),
-            (long long)tensor_cols(t), MULTIPLE);
+            (long long)tensor_cols(t), FP8_MULTIPLE);
+}
+
+static void check_fp8(const char *op, Tensor t, Tensor slot) {
+    REQUIRE(t.dtype == DTYPE_E4M3 || t.dtype == DTYPE_E5M2, "%s: %s is %s, not fp8", op, t.name, dtype_name(t.dtype));
+    tensor_check(op, t, t.dtype, tensor_numel(t));
     tensor_check(op, slot, DTYPE_U8, sizeof(Fp8Slot));
 }
 
-void check_fp8_matmul(const char *op, Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias,
-                      bool accumulate) {
-    check_fp8_operand(op, a, a_slot);
-    check_fp8_operand(op, b, b_slot);
-    REQUIRE(a.dtype == DTYPE_E4M3 || b.dtype == DTYPE_E4M3, "%s: %s and %s are both e5m2", op, a.name, b.name);
-    tensor_check(op, b, b.dtype, tensor_rows(b) * tensor_cols(a));
-    tensor_check(op, out, out.dtype, tensor_rows(a) * tensor_rows(b));
-    REQUIRE(!(bias.data && accumulate), "%s: a bias is added once", op);
+OpCost op_cost_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Fp8Scaling scaling) {
+    return (OpCost){"fp8_quantize", tensor_shape(in), 0,
+                    (scaling == FP8_CURRENT ? 2 : 1) * BYTES(in) + BYTES(q, transposed)};
+}
+
+void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
+    const Tensor any = q.data ? q : transposed;
+    REQUIRE(any.data, "%s: no output", __func__);
+    check_compute(__func__, in);
+    check_fp8(__func__, any, slot);
+    check_fp8_shape(__func__, in);
+    if (q.data) tensor_check(__func__, q, any.dtype, tensor_numel(in));
+    if (transposed.data) tensor_check(__func__, transposed, any.dtype, tensor_numel(in));
+    RUN(fp8_quantize, (q, transposed, in, slot, scaling), op_cost_fp8_quantize(q, transposed, in, scaling));
+}
+
+void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
+    const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
+    check_compute(__func__, out);
+    check_fp8(__func__, a, a_slot), check_fp8_shape(__func__, a);
+    check_fp8(__func__, b, b_slot), check_fp8_shape(__func__, b);
+    REQUIRE(a.dtype == DTYPE_E4M3 || b.dtype == DTYPE_E4M3, "%s: %s and %s are both e5m2", __func__, a.name, b.name);
+    tensor_check(__func__, b, b.dtype, N * K);
+    tensor_check(__func__, out, out.dtype, M * N);
+    REQUIRE(!(bias.data && accumulate), "%s: a bias is added once", __func__);
+    if (bias.data) tensor_check(__func__, bias, out.dtype == DTYPE_FP32 ? bias.dtype : out.dtype, N);
+    RUN(fp8_matmul, (out, a, a_slot, b, b_slot, bias, accumulate),
+        COST(matmul_shape(b, a), matmul_flops(b, a), BYTES(a, b, bias) + (accumulate ? BYTES(out) : 0), BYTES(out)));
+}
+
+void fp8_slots_advance(Tensor slots) {
+    const int64_t n = tensor_numel(slots) / (int64_t)sizeof(Fp8Slot);
+    tensor_check(__func__, slots, DTYPE_U8, n * (int64_t)sizeof(Fp8Slot));
+    RUN(fp8_slots_advance, (slots), COST(tensor_shape(slots), 0, BYTES(slots), BYTES(slots)));
+}
+
+// ----------------------------------------------------------------------------------------------------------- numerics
+
+void tensor_statistics(Tensor stats, Tensor t, DType format) {
+    tensor_check(__func__, stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
+    check_compute(__func__, t);
+    RUN(tensor_statistics, (stats, t, format), COST(tensor_shape(t), 0, BYTES(t, stats), BYTES(stats)));
+}
+
+// -------------------------------------------------------------------------------------------------------------- small
+
+void tensor_fill(Tensor t, float value) {
+    check_floating(__func__, t);
+    RUN(tensor_fill, (t, value), COST(tensor_shape(t), 0, 0, BYTES(t)));
+}
+
+void tensor_cast(Tensor dst, Tensor src) {
+    check_floating(__func__, dst);
+    check_floating(__func__, src);
+    tensor_check(__func__, dst, dst.dtype, tensor_numel(src));
+    RUN(tensor_cast, (dst, src), COST(tensor_shape(dst), 0, BYTES(src), BYTES(dst)));
+}
+
+void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
+    check_compute(__func__, out);
+    tensor_check(__func__, x, out.dtype, tensor_numel(out));
+    tensor_check(__func__, y, out.dtype, tensor_numel(out));
+    RUN(tensor_axpby, (out, a, x, b, y), COST(tensor_shape(out), 0, BYTES(x, y), BYTES(out)));
+}
+
+void tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
+    check_compute(__func__, out);
+    tensor_check(__func__, in, in.dtype == DTYPE_FP32 ? DTYPE_FP32 : out.dtype, tensor_numel(out));
+    tensor_check(__func__, sumsq, DTYPE_FP32, 1);
+    RUN(tensor_normalize, (out, in, sumsq), COST(tensor_shape(out), 0, BYTES(in, sumsq), BYTES(out)));
 }

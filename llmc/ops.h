@@ -83,6 +83,9 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
 // Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
 void gelu_forward(Tensor out, Tensor pre);
 
+// dpre = dout * gelu'(pre), element by element; dpre may be dout. Compute dtype.
+void gelu_backward(Tensor dpre, Tensor dout, Tensor pre);
+
 // din (N,IC) = dout (N,OC) @ weight (OC,IC).
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight);
 
@@ -92,6 +95,9 @@ void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor 
 // dweight (OC,IC) = or += dout (N,OC)^T @ in (N,IC);  dbias (OC) = or += sum_N dout. dbias may be absent.
 // accumulate false overwrites: the first micro-step needs no zeroed gradients.
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate);
+
+// dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
+void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
 
 // ---------------------------------------------------------------------------------------------------------- attention
 
@@ -258,12 +264,6 @@ void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Te
 // The end of a step under delayed scaling, for all slots (n * sizeof(Fp8Slot) u8): fp8_slot_advance of llmc/number.h.
 void fp8_slots_advance(Tensor slots);
 
-// dpre = dout * gelu'(pre), element by element; dpre may be dout. Compute dtype.
-void gelu_backward(Tensor dpre, Tensor dout, Tensor pre);
-
-// dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
-void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
-
 // ----------------------------------------------------------------------------------------------------------- numerics
 
 // Adds what t holds to the TensorStats (llmc/number.h) in stats, one as u8 bytes: count, largest magnitude, sum
@@ -279,31 +279,87 @@ void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y);
 // out = in / (sqrt(sumsq) + 1e-7): a matrix by its Frobenius norm. sumsq (1) fp32; in fp32 or the dtype of out.
 void tensor_normalize(Tensor out, Tensor in, Tensor sumsq);
 
-// ---------------------------------------------------------------------------------------------- for the
-// implementations
+// ------------------------------------------------------------------------------------------------------ watching calls
 
-// What every backend demands of arguments (ops.c). What is wrong stops the program, as tensor_check does. Which
-// floating dtypes there are, each backend says itself.
+// Which call of an op this is: calls with the same op, tensor name (blocks apart) and shape cost the same.
+typedef struct {
+    const char *tensor; // the weight of a matmul or layernorm, else an input or output
+    int rank;
+    int64_t shape[TENSOR_MAX_RANK]; // N, IC, OC of a matmul; N, C of a layernorm; else the shape of that tensor
+} CallShape;
 
-// grad can hold the gradient of a weight of dtype compute: numel elements, fp32 or compute.
-void check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel);
+// What a call must compute and move at least.
+typedef struct {
+    const char *op; // "matmul_forward"
+    CallShape shape;
+    double flops; // matmuls and attention
+    double bytes; // read + written, every tensor once
+} OpCost;
 
-// Of what is updated: gradient, master or lost, and where a slice begins.
-void check_update_tensor(const char *op, const UpdateTensor *t);
-// m, or m and v, kept alike: fp32, bf16, or u8 with their scales.
-void check_moments(const char *op, const UpdateTensor *t, bool has_v);
-// What Adafactor keeps. A slice of a matrix comes with the whole row and col, which say what it is a slice of.
-void check_adafactor(const char *op, const UpdateTensor *t);
-// Of a tensor that check_adafactor has seen: it is a whole parameter.
-void check_is_whole(const char *op, const UpdateTensor *t);
-// The number of the step, from 1, and the StepControl.
-void check_update_step(const char *op, UpdateParams params, Tensor control);
+// What the planner asks for without a call: of tensors whose data it never looks at, but that they are there it does.
+OpCost op_cost_optimizer_update(const UpdateTensor *tensors, int n);
+OpCost op_cost_adafactor_statistics(const UpdateTensor *tensors, int n);
+OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n);
+OpCost op_cost_gradient_add(Tensor dst, Tensor src, bool accumulate);
+OpCost op_cost_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Fp8Scaling scaling);
 
-// fp8_quantize, but for the dtype of in; a backend may demand more of its shape.
-void check_fp8_quantize(const char *op, Tensor q, Tensor transposed, Tensor in, Tensor slot);
-// fp8_matmul, but for what a backend demands of addresses, of the dtypes of out and bias, and of the device.
-void check_fp8_matmul(const char *op, Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias,
-                      bool accumulate);
+// begin is called before each op, with its arguments checked; when it returns false the op is not run (a dry run: the
+// costs of a step without the step) and end is not called.
+typedef struct {
+    bool (*begin)(const OpCost *cost);
+    void (*end)(void);
+} OpObserver;
+
+// One observer for the program, NULL for none: then a call costs one comparison. Ops that are recorded in a graph and
+// replayed are not seen: device_graph_* must not be used while ops are observed.
+void ops_observe(const OpObserver *observer);
+bool ops_are_observed(void);
+
+// ---------------------------------------------------------------------------------------------------- for the backends
+
+// Each backend implements the op NAME as backend_NAME, with the same arguments, which ops.c has checked. A backend that
+// demands more (alignment, the size of a grid) checks that itself. Inside a backend ops call each other by these names,
+// so that an observer sees the outer call only.
+#define BACKEND(op) __typeof__(op) backend_##op
+BACKEND(batch_unpack);
+BACKEND(embedding_forward);
+BACKEND(embedding_backward);
+BACKEND(layernorm_forward);
+BACKEND(residual_layernorm_forward);
+BACKEND(layernorm_backward);
+BACKEND(matmul_forward);
+BACKEND(matmul_gelu_forward);
+BACKEND(gelu_forward);
+BACKEND(gelu_backward);
+BACKEND(matmul_backward_input);
+BACKEND(matmul_gelu_backward_input);
+BACKEND(matmul_backward_weight);
+BACKEND(bias_backward);
+BACKEND(attention_forward);
+BACKEND(attention_backward);
+BACKEND(kv_cache_store);
+BACKEND(attention_decode);
+BACKEND(head_loss_forward);
+BACKEND(head_loss_backward);
+BACKEND(sequence_losses);
+BACKEND(gradient_sumsq);
+BACKEND(step_control_update);
+BACKEND(optimizer_update);
+BACKEND(adafactor_statistics);
+BACKEND(momentum_update);
+BACKEND(gradient_add);
+BACKEND(micro_step_count);
+BACKEND(fp8_quantize);
+BACKEND(fp8_matmul);
+BACKEND(fp8_slots_advance);
+BACKEND(tensor_statistics);
+BACKEND(tensor_fill);
+BACKEND(tensor_cast);
+BACKEND(tensor_axpby);
+BACKEND(tensor_normalize);
+#undef BACKEND
+
+bool backend_computes(DType dtype); // whether weights and activations may have this dtype
 
 #ifdef __cplusplus
 }

@@ -6,7 +6,7 @@ beside it, what a profile measured.
     dev/bench/predict.py ... --measured FILE    FILE: the profile.json of --profile, or what bench_ops printed
     dev/bench/predict.py --write | --check      the table of doc/gpu.md: put it there, or fail where it is stale
 
-The ops are those of llmc/run/op_table.def in one micro-step without recomputation, with AdamW, fp32 gradients and master
+The ops are those of llmc/ops.c in one micro-step without recomputation, with AdamW, fp32 gradients and master
 weights; test/tools/test_predict.py holds their calls, FLOP and bytes against the trainer's own profile. Sizes, peaks
 and bandwidths are the trainer's (--plan json). Nothing here was measured with this code.
 """

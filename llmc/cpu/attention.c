@@ -39,12 +39,8 @@ static ALWAYS_INLINE V vexp_nonpositive(V x) {
     return vscale_pow2(vfma(p, r, vsplat(1.0f)), k);
 }
 
-// Checks that qkv is (B,T,3C), of a type that ops accept, and that C splits into num_heads heads.
-static AttentionShape attention_shape(const char *op, Tensor qkv, int num_heads) {
-    cpu_check_float(op, qkv);
-    REQUIRE(qkv.rank == 3, "%s: %s has rank %d, expected (B,T,3C)", op, qkv.name, qkv.rank);
-    REQUIRE(num_heads > 0 && qkv.shape[2] % (3 * num_heads) == 0, "%s: %s has %lld columns, not 3 * HS for %d heads",
-            op, qkv.name, (long long)qkv.shape[2], num_heads);
+// qkv (B,T,3C).
+static AttentionShape attention_shape(Tensor qkv, int num_heads) {
     int64_t HS = qkv.shape[2] / (3 * num_heads);
     return (AttentionShape){.B = qkv.shape[0],
                             .T = qkv.shape[1],
@@ -179,11 +175,9 @@ static ALWAYS_INLINE void forward_head(const Scratch *s, const Head *head, DType
     }
 }
 
-void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     const char *op = "attention_forward";
-    AttentionShape s = attention_shape(op, qkv, num_heads);
-    tensor_check(op, out, s.dtype, s.B * s.T * s.NH * s.HS);
-    tensor_check(op, lse, DTYPE_FP32, s.B * s.NH * s.T);
+    AttentionShape s = attention_shape(qkv, num_heads);
     int64_t scratch_bytes = attention_forward_scratch(s.T, s.HS, s.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
 
@@ -437,14 +431,9 @@ static ALWAYS_INLINE void backward_head(const BackwardScratch *s, const Backward
     store_dqueries(s, head, E);
 }
 
-void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     const char *op = "attention_backward";
-    AttentionShape s = attention_shape(op, qkv, num_heads);
-    int64_t numel = s.B * s.T * s.NH * s.HS;
-    tensor_check(op, dqkv, s.dtype, 3 * numel);
-    tensor_check(op, dout, s.dtype, numel);
-    tensor_check(op, out, s.dtype, numel);
-    tensor_check(op, lse, DTYPE_FP32, s.B * s.NH * s.T);
+    AttentionShape s = attention_shape(qkv, num_heads);
     int64_t scratch_bytes = attention_backward_scratch(s.T, s.HS, s.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
 
@@ -482,12 +471,8 @@ typedef struct {
     DType dtype;
 } CacheShape;
 
-static CacheShape cache_shape(const char *op, Tensor cache, Tensor qkv) {
-    cpu_check_float(op, cache);
-    REQUIRE(cache.rank == 4 && cache.shape[1] % 2 == 0, "%s: %s is not (B,2NH,maxT,HS)", op, cache.name);
-    CacheShape s = {cache.shape[0], cache.shape[1] / 2, cache.shape[2], cache.shape[3], cache.dtype};
-    tensor_check(op, qkv, s.dtype, tensor_numel(qkv) / (3 * s.B * s.NH * s.HS) * 3 * s.B * s.NH * s.HS);
-    return s;
+static CacheShape cache_shape(Tensor cache) {
+    return (CacheShape){cache.shape[0], cache.shape[1] / 2, cache.shape[2], cache.shape[3], cache.dtype};
 }
 
 static char *element(Tensor t, int64_t i) { return (char *)t.data + (size_t)i * dtype_size(t.dtype); }
@@ -497,12 +482,9 @@ static char *cache_row(CacheShape s, Tensor cache, int64_t b, int part, int64_t 
     return element(cache, (((b * 2 + part) * s.NH + h) * s.maxT + t) * s.HS);
 }
 
-void kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
-    const char *op = "kv_cache_store";
-    const CacheShape s = cache_shape(op, cache, qkv);
+void backend_kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
+    const CacheShape s = cache_shape(cache);
     const int64_t C = s.NH * s.HS, n = tensor_numel(qkv) / (3 * s.B * C);
-    REQUIRE(first >= 0 && first + n <= s.maxT, "%s: positions %lld to %lld in a cache of %lld", op, (long long)first,
-            (long long)(first + n), (long long)s.maxT);
     const size_t row_bytes = (size_t)s.HS * dtype_size(s.dtype);
 #pragma omp parallel for schedule(static)
     for (int64_t task = 0; task < s.B * 2 * s.NH; task++) {
@@ -564,13 +546,10 @@ static ALWAYS_INLINE void decode_head(const DecodeHead *a, float *scores, DType 
 
 static int64_t attention_decode_scratch(int64_t T) { return round_up(T, LANES) * (int64_t)sizeof(float); }
 
-void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
+void backend_attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
     const char *op = "attention_decode";
-    const CacheShape s = cache_shape(op, cache, qkv);
+    const CacheShape s = cache_shape(cache);
     const int64_t C = s.NH * s.HS, scratch_bytes = attention_decode_scratch(s.maxT);
-    tensor_check(op, qkv, s.dtype, s.B * 3 * C);
-    tensor_check(op, out, s.dtype, s.B * C);
-    tensor_check(op, position, DTYPE_I32, 1);
     const int64_t at = *(const int32_t *)position.data;
     REQUIRE(at >= 0 && at < s.maxT, "%s: position %lld in a cache of %lld", op, (long long)at, (long long)s.maxT);
     const size_t row_bytes = (size_t)s.HS * dtype_size(s.dtype);

@@ -52,10 +52,7 @@ void *cpu_scratch(const char *op, int64_t bytes) {
     return bytes > 0 ? cpu_backend.workspace : NULL;
 }
 
-void cpu_check_float(const char *op, Tensor t) {
-    REQUIRE(t.dtype == DTYPE_FP32 || t.dtype == DTYPE_BF16, "%s: %s is %s, the CPU takes fp32 or bf16", op, t.name,
-            dtype_name(t.dtype));
-}
+bool backend_computes(DType dtype) { return dtype == DTYPE_FP32 || dtype == DTYPE_BF16; }
 
 // --------------------------------------------------------------------------------------------------------------- speed
 

@@ -57,9 +57,6 @@ static inline int64_t cpu_part(int64_t *end, int64_t bytes) {
     return offset;
 }
 
-// Stops the program, naming op and tensor, unless t is a floating tensor that ops accept here (fp32 or bf16).
-void cpu_check_float(const char *op, Tensor t);
-
 // ---------------------------------------------------------------------------------------------------- element-wise ops
 
 // Elements of one task of an element-wise op: 16 to 64 KiB, long enough to hide what a task costs, and a multiple of

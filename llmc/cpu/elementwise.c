@@ -7,12 +7,7 @@
 
 // The small ops: fill, cast, and the sums of losses by sequence.
 
-static bool is_float(Tensor t) {
-    return t.data && (t.dtype == DTYPE_FP32 || t.dtype == DTYPE_FP16 || t.dtype == DTYPE_BF16);
-}
-
-void tensor_fill(Tensor t, float value) {
-    REQUIRE(is_float(t), "tensor_fill: %s is absent or not of a floating dtype", t.name);
+void backend_tensor_fill(Tensor t, float value) {
     const int64_t n = tensor_numel(t);
     if (t.dtype == DTYPE_FP32) {
         float *x = t.data;
@@ -37,11 +32,8 @@ static void cast_span_slow(Tensor dst, Tensor src, int64_t begin, int64_t end) {
     convert_elements(to, dst.dtype, from, src.dtype, end - begin);
 }
 
-void tensor_cast(Tensor dst, Tensor src) {
-    REQUIRE(is_float(dst) && is_float(src), "tensor_cast: %s or %s is absent or not of a floating dtype", dst.name,
-            src.name);
+void backend_tensor_cast(Tensor dst, Tensor src) {
     const int64_t n = tensor_numel(src);
-    tensor_check("tensor_cast", dst, dst.dtype, n);
     const bool vector = dst.dtype != src.dtype && dst.dtype != DTYPE_FP16 && src.dtype != DTYPE_FP16;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS) {
@@ -52,10 +44,8 @@ void tensor_cast(Tensor dst, Tensor src) {
     }
 }
 
-void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
+void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
     const int64_t B = tensor_numel(sums), n = tensor_numel(losses), T = n / B;
-    tensor_check("sequence_losses", sums, DTYPE_FP32, B);
-    tensor_check("sequence_losses", losses, DTYPE_FP32, B * T);
     float *sum = sums.data;
     const float *loss = losses.data;
     for (int64_t b = 0; b < B; b++) {
@@ -99,20 +89,15 @@ static ALWAYS_INLINE void gelu_backward_span(void *dpre, const void *dout, const
     });
 }
 
-void gelu_forward(Tensor out, Tensor pre) {
+void backend_gelu_forward(Tensor out, Tensor pre) {
     int64_t n = tensor_numel(pre);
-    cpu_check_float("gelu_forward", pre);
-    tensor_check("gelu_forward", out, pre.dtype, n);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
         WITH_DTYPE(E, pre.dtype, gelu_span(out.data, pre.data, i, task_end(i, n), E));
 }
 
-void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
+void backend_gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
     int64_t n = tensor_numel(pre);
-    cpu_check_float("gelu_backward", pre);
-    tensor_check("gelu_backward", dpre, pre.dtype, n);
-    tensor_check("gelu_backward", dout, pre.dtype, n);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
         WITH_DTYPE(E, pre.dtype, gelu_backward_span(dpre.data, dout.data, pre.data, i, task_end(i, n), E));
@@ -128,12 +113,8 @@ static ALWAYS_INLINE void axpby_span(void *out, float a, const void *x, float b,
     });
 }
 
-void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
-    const char *op = "tensor_axpby";
+void backend_tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     const int64_t n = tensor_numel(out);
-    cpu_check_float(op, out);
-    tensor_check(op, x, out.dtype, n);
-    tensor_check(op, y, out.dtype, n);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
         WITH_DTYPE(E, out.dtype, axpby_span(out.data, a, x.data, b, y.data, i, task_end(i, n), E));
@@ -144,12 +125,8 @@ static ALWAYS_INLINE void scale_span(void *out, const void *in, float factor, in
     EACH_LANES(i, k, end - begin, vstore_first(k, out, begin + i, vload_first(k, in, begin + i, S) * factor, E));
 }
 
-void tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
-    const char *op = "tensor_normalize";
+void backend_tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
     const int64_t n = tensor_numel(out);
-    cpu_check_float(op, out);
-    tensor_check(op, in, in.dtype == DTYPE_FP32 ? DTYPE_FP32 : out.dtype, n);
-    tensor_check(op, sumsq, DTYPE_FP32, 1);
     const float factor = (float)(1.0 / (sqrt((double)*(const float *)sumsq.data) + 1e-7));
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
@@ -180,12 +157,8 @@ static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, i
     }
 }
 
-void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
-    const char *op = "gradient_add";
+void backend_gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
     const int64_t n = tensor_numel(dst);
-    cpu_check_float(op, dst);
-    tensor_check(op, src, DTYPE_FP32, n);
-    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
     const uint64_t index = (uint64_t)((const StepControl *)control.data)->micro_steps << 32;
     const uint64_t name = (uint64_t)STREAM_GRADIENT + (uint64_t)stream;
 #pragma omp parallel for schedule(static)
@@ -193,10 +166,7 @@ void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int st
         WITH_DTYPE(D, dst.dtype, add_span(dst.data, src.data, i, task_end(i, n), accumulate, seed, name, index, D));
 }
 
-void micro_step_count(Tensor control) {
-    tensor_check("micro_step_count", control, DTYPE_U8, (int64_t)sizeof(StepControl));
-    ((StepControl *)control.data)->micro_steps++;
-}
+void backend_micro_step_count(Tensor control) { ((StepControl *)control.data)->micro_steps++; }
 
 // --------------------------------------------------------------------------------------------------- tensor_statistics
 
@@ -259,12 +229,10 @@ static void add(TensorStats *sum, const TensorStats *part) {
     if (b > a) sum->amax = part->amax;
 }
 
-void tensor_statistics(Tensor stats, Tensor t, DType format) {
+void backend_tensor_statistics(Tensor stats, Tensor t, DType format) {
     const int64_t n = tensor_numel(t), length = round_up(ceil_div(n, PARTS), LANES);
     const FormatLimits limits = format_limits(format);
     TensorStats parts[PARTS] = {0};
-    tensor_check("tensor_statistics", stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
-    cpu_check_float("tensor_statistics", t);
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < PARTS; p++) {
         const int64_t begin = p * length < n ? p * length : n, end = n - begin < length ? n : begin + length;

@@ -10,12 +10,8 @@
 
 // --------------------------------------------------------------------------------------------------------------- batch
 
-void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
-    const char *op = "batch_unpack";
+void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     const int64_t B = tensor_rows(windows), T = tensor_cols(windows) - 1;
-    tensor_check(op, windows, windows.dtype == DTYPE_U16 ? DTYPE_U16 : DTYPE_I32, B * (T + 1));
-    tensor_check(op, inputs, DTYPE_I32, B * T);
-    tensor_check(op, targets, DTYPE_I32, B * T);
     int32_t *input = inputs.data, *target = targets.data;
     for (int64_t b = 0; b < B; b++)
         for (int64_t t = 0; t < T; t++) {
@@ -47,16 +43,10 @@ static void check_tokens(const char *op, const int32_t *tokens, int64_t N, int64
     REQUIRE(low >= 0 && high < Vp, "%s: tokens from %d to %d, expected 0 to %lld", op, low, high, (long long)Vp - 1);
 }
 
-void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
-    const char *op = "embedding_forward";
+void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
     const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(wte);
-    cpu_check_float(op, wte);
-    tensor_check(op, wpe, wte.dtype, tensor_rows(wpe) * C);
-    tensor_check(op, tokens, DTYPE_I32, N);
-    tensor_check(op, out, wte.dtype, N * C);
-    REQUIRE(T <= tensor_rows(wpe), "%s: T = %lld, wpe has %lld rows", op, (long long)T, (long long)tensor_rows(wpe));
     const int32_t *token = tokens.data;
-    check_tokens(op, token, N, tensor_rows(wte));
+    check_tokens("embedding_forward", token, N, tensor_rows(wte));
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++)
         WITH_DTYPE(E, wte.dtype, forward_row(out.data, n, wte.data, token[n], wpe.data, n % T, C, E));
@@ -114,15 +104,9 @@ static ALWAYS_INLINE void position_row(void *dwpe, const void *dout, int64_t t, 
     });
 }
 
-void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
+void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
     const char *op = "embedding_backward";
     const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(dout), maxT = tensor_rows(dwpe);
-    cpu_check_float(op, dout);
-    tensor_check(op, dout, dout.dtype, N * C);
-    tensor_check(op, tokens, DTYPE_I32, N);
-    check_weight_gradient(op, dwte, dout.dtype, tensor_rows(dwte) * C);
-    check_weight_gradient(op, dwpe, dout.dtype, maxT * C);
-    REQUIRE(T <= maxT, "%s: T = %lld, dwpe has %lld rows", op, (long long)T, (long long)maxT);
     const int32_t *token = tokens.data;
     check_tokens(op, token, N, tensor_rows(dwte));
     const Places places = places_in(cpu_scratch(op, (tensor_rows(dwte) + N) * (int64_t)sizeof(int32_t)), N);

@@ -108,16 +108,11 @@ static ALWAYS_INLINE void quantize_rows(const Quantisation *a, int64_t row, DTyp
 
 // A task is 64 rows, a cache line of each row of the transposed tensor; the line of a column of tiles is still in the
 // cache when the next 16 rows write to it.
-void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
-    const char *op = "fp8_quantize";
+void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
     enum { TASK_ROWS = 64 };
     const DType format = q.data ? q.dtype : transposed.dtype;
     Fp8Slot *s = slot.data;
     const int64_t K = tensor_cols(in), N = tensor_rows(in);
-    cpu_check_float(op, in);
-    check_fp8_quantize(op, q, transposed, in, slot);
-    REQUIRE(N % LANES == 0 && K % LANES == 0, "%s: %s is (%lld, %lld), not of multiples of 16", op, in.name,
-            (long long)N, (long long)K);
     if (scaling != FP8_KEEP) fp8_slot_record(s, amax_of(in), format, scaling == FP8_DELAYED);
     const Quantisation a = {q.data, transposed.data, in.data, N, K, s->scale};
 #pragma omp parallel for schedule(static)
@@ -126,9 +121,8 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
             WITH_DTYPE(E, in.dtype, WITH_FORMAT(F, format, quantize_rows(&a, r, E, F)));
 }
 
-void fp8_slots_advance(Tensor slots) {
+void backend_fp8_slots_advance(Tensor slots) {
     const int64_t n = tensor_numel(slots) / (int64_t)sizeof(Fp8Slot);
-    tensor_check("fp8_slots_advance", slots, DTYPE_U8, n * (int64_t)sizeof(Fp8Slot));
     Fp8Slot *s = slots.data;
     for (int64_t i = 0; i < n; i++) fp8_slot_advance(&s[i]);
 }
@@ -167,17 +161,13 @@ int64_t cpu_fp8_operand_bytes(OpsShape shape) {
            operand_bytes(min_i64(widest, ROWS_B), longest, shape.dtype);
 }
 
-void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
-    const char *op = "fp8_matmul";
+void backend_fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
     const int64_t M = tensor_rows(a), K = tensor_cols(a), N = tensor_rows(b);
     const Fp8Slot *sa = a_slot.data, *sb = b_slot.data;
-    cpu_check_float(op, out);
-    check_fp8_matmul(op, out, a, a_slot, b, b_slot, bias, accumulate);
-    if (bias.data) tensor_check(op, bias, out.dtype == DTYPE_FP32 ? bias.dtype : out.dtype, N);
     const int64_t rows_a = min_i64(M, ROWS_A), rows_b = min_i64(N, ROWS_B);
     const DType E = bias.data ? bias.dtype : DTYPE_BF16; // gemm takes a bias of the operands' dtype
     const int64_t bytes_a = operand_bytes(rows_a, K, E);
-    char *wide_a = cpu_scratch(op, bytes_a + operand_bytes(rows_b, K, E)), *wide_b = wide_a + bytes_a;
+    char *wide_a = cpu_scratch("fp8_matmul", bytes_a + operand_bytes(rows_b, K, E)), *wide_b = wide_a + bytes_a;
     const Matrix dst = matrix_of(out, N);
     for (int64_t i = 0; i < M; i += rows_a) {
         const int64_t m = min_i64(M - i, rows_a);

@@ -144,27 +144,13 @@ static Scratch scratch_get(int64_t N, int64_t C, int64_t Vp, DType dtype) {
     return (Scratch){.sums = (float *)(base + offsets[0]), .exps = (float *)(base + offsets[1])};
 }
 
-static void check_shapes(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets,
-                         int64_t vocab) {
-    cpu_check_float(op, in);
-    int64_t N = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(wte);
-    tensor_check(op, wte, in.dtype, Vp * C);
-    tensor_check(op, logits, in.dtype, tensor_rows(logits) * Vp);
-    REQUIRE(tensor_rows(logits) >= 1 && tensor_cols(logits) == Vp, "%s: logits are not (R, %lld)", op, (long long)Vp);
-    tensor_check(op, targets, DTYPE_I32, N);
-    tensor_check(op, losses, DTYPE_FP32, N);
-    REQUIRE(vocab >= 1 && vocab <= Vp, "%s: vocabulary %lld of %lld padded columns", op, (long long)vocab,
-            (long long)Vp);
-}
-
 // logits (R,Vp) = in (R,C) @ wte^T.
 static void logits_forward(Tensor logits, Tensor in, Tensor wte) {
     int64_t R = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(wte);
     gemm(R, Vp, C, matrix_of(logits, Vp), matrix_of(in, C), matrix_transposed(matrix_of(wte, C)), NULL, false);
 }
 
-void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t vocab) {
-    check_shapes("head_loss_forward", losses, logits, in, wte, targets, vocab);
+void backend_head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t vocab) {
     int64_t N = tensor_rows(in), R = tensor_rows(logits);
     cpu_scratch("head_loss_forward", 0);
     for (int64_t first = 0; first < N; first += R) {
@@ -186,7 +172,7 @@ static void input_gradient(Tensor din, Tensor dlogits, Tensor wte, float *sums) 
         for (int64_t v = 0; v < Vp; v += piece)
             gemm(rows, C, min_i64(Vp - v, piece), matrix_of(sum, C), matrix_at(matrix_of(dlogits, Vp), first, v),
                  matrix_at(matrix_of(wte, C), v, 0), NULL, v > 0);
-        if (sum.data != out.data) tensor_cast(out, sum);
+        if (sum.data != out.data) backend_tensor_cast(out, sum);
     }
 }
 
@@ -196,16 +182,9 @@ static void weight_gradient(Tensor dwte, Tensor dlogits, Tensor in, bool accumul
     gemm(Vp, C, R, matrix_of(dwte, C), matrix_transposed(matrix_of(dlogits, Vp)), matrix_of(in, C), NULL, accumulate);
 }
 
-void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
-                        int64_t vocab, float scale, Tensor control, bool accumulate) {
-    const char *op = "head_loss_backward";
-    check_shapes(op, losses, logits, in, wte, targets, vocab);
-    tensor_check(op, din, in.dtype, tensor_numel(in));
-    check_weight_gradient(op, dwte, in.dtype, tensor_numel(wte));
-    if (control.data) {
-        tensor_check(op, control, DTYPE_U8, sizeof(StepControl));
-        scale *= ((const StepControl *)control.data)->loss_scale;
-    }
+void backend_head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte,
+                                Tensor targets, int64_t vocab, float scale, Tensor control, bool accumulate) {
+    if (control.data) scale *= ((const StepControl *)control.data)->loss_scale;
     int64_t N = tensor_rows(in), R = tensor_rows(logits);
     Scratch scratch = scratch_get(N, tensor_cols(in), tensor_rows(wte), in.dtype);
     for (int64_t first = 0; first < N; first += R) {

@@ -45,32 +45,22 @@ static ALWAYS_INLINE void forward_row(const LayerNormForward *a, int64_t row, DT
     a->rstd[row] = rstd[0];
 }
 
-static void forward(const char *op, Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
-                    Tensor weight, Tensor bias) {
+static void forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch, Tensor weight,
+                    Tensor bias) {
     const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
-    cpu_check_float(op, in);
-    tensor_check(op, in, in.dtype, N * C);
-    tensor_check(op, out, in.dtype, n);
-    tensor_check(op, mean, DTYPE_FP32, N);
-    tensor_check(op, rstd, DTYPE_FP32, N);
-    tensor_check(op, weight, in.dtype, C);
-    tensor_check(op, bias, in.dtype, C);
     const LayerNormForward a = {residual.data, out.data,    mean.data, rstd.data, in.data,
                                 branch.data,   weight.data, bias.data, C};
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < N; row++) WITH_DTYPE(E, in.dtype, forward_row(&a, row, E));
 }
 
-void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
-    forward("layernorm_forward", tensor_none(), out, mean, rstd, in, tensor_none(), weight, bias);
+void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
+    forward(tensor_none(), out, mean, rstd, in, tensor_none(), weight, bias);
 }
 
-void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
-                                Tensor weight, Tensor bias) {
-    const char *op = "residual_layernorm_forward";
-    tensor_check(op, residual, in.dtype, tensor_numel(in));
-    tensor_check(op, branch, in.dtype, tensor_numel(in));
-    forward(op, residual, out, mean, rstd, in, branch, weight, bias);
+void backend_residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
+                                        Tensor weight, Tensor bias) {
+    forward(residual, out, mean, rstd, in, branch, weight, bias);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -142,22 +132,12 @@ static ALWAYS_INLINE void reduce_lanes(void *grad, const float *partial, int64_t
     vstore_first(k, grad, i, sum, G);
 }
 
-void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean, Tensor rstd,
-                        Tensor weight, bool add_residual, bool accumulate) {
-    const char *op = "layernorm_backward";
+void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean,
+                                Tensor rstd, Tensor weight, bool add_residual, bool accumulate) {
     const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
-    cpu_check_float(op, in);
-    tensor_check(op, in, in.dtype, N * C);
-    tensor_check(op, din, in.dtype, n);
-    tensor_check(op, dout, in.dtype, n);
-    tensor_check(op, mean, DTYPE_FP32, N);
-    tensor_check(op, rstd, DTYPE_FP32, N);
-    tensor_check(op, weight, in.dtype, C);
-    check_weight_gradient(op, dweight, in.dtype, C);
-    check_weight_gradient(op, dbias, in.dtype, C);
     const LayerNormBackward a = {din.data, dout.data, in.data, weight.data, mean.data, rstd.data, N, C, add_residual};
     const int64_t rows = block_rows(N), blocks = ceil_div(N, rows), padded = round_up(C, LANES);
-    float *partial = cpu_scratch(op, workspace_bytes(blocks, C)); // (blocks, 2, padded)
+    float *partial = cpu_scratch("layernorm_backward", workspace_bytes(blocks, C)); // (blocks, 2, padded)
 #pragma omp parallel
     {
 #pragma omp for schedule(static)

@@ -100,14 +100,9 @@ static ALWAYS_INLINE double part_sumsq(const void *grad, Part part, DType G) {
     return sum;
 }
 
-void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
-    const char *op = "gradient_sumsq";
-    tensor_check(op, sumsq, DTYPE_FP32, n);
-    Parts parts = parts_begin(op, n, 0);
-    for (int i = 0; i < n; i++) {
-        cpu_check_float(op, grads[i]);
-        parts_add(parts, i, tensor_numel(grads[i]));
-    }
+void backend_gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
+    Parts parts = parts_begin("gradient_sumsq", n, 0);
+    for (int i = 0; i < n; i++) parts_add(parts, i, tensor_numel(grads[i]));
 #pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
     for (int64_t number = 0; number < parts_count(parts); number++) {
         Part part = parts_get(parts, number);
@@ -120,12 +115,8 @@ void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
 
 // ------------------------------------------------------------------------------------------------------------ decision
 
-void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
-    const char *op = "step_control_update";
+void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
     const int num_tensors = (int)tensor_numel(sumsq);
-    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
-    tensor_check(op, sumsq, DTYPE_FP32, num_tensors);
-    tensor_check(op, losses, DTYPE_FP32, tensor_numel(losses));
     const float *loss = losses.data;
     double loss_sum = 0.0;
     for (int64_t b = 0; b < tensor_numel(losses); b++) loss_sum += loss[b];
@@ -300,24 +291,12 @@ static void update_block(const UpdateTensor *t, const Step *s, double mean_row, 
 
 // ----------------------------------------------------------------------------------------------------------------- ops
 
-static void update_check(const char *op, const UpdateTensor *t) {
-    cpu_check_float(op, t->weight);
-    check_update_tensor(op, t);
-    if (t->rule == RULE_ADAMW || t->rule == RULE_LION || t->rule == RULE_SGD)
-        check_moments(op, t, t->rule == RULE_ADAMW);
-    if (t->rule == RULE_ADAFACTOR) check_adafactor(op, t);
-}
-
-void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
-    const char *op = "optimizer_update";
-    check_update_step(op, params, control);
-    REQUIRE(first >= 0 && count >= 0 && first + count <= n, "%s: tensors %d .. %d of %d", op, first, first + count, n);
-    const Parts parts = parts_begin(op, count, 0);
+void backend_optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params,
+                              Tensor control) {
+    (void)n;
+    const Parts parts = parts_begin("optimizer_update", count, 0);
     tensors += first;
-    for (int i = 0; i < count; i++) {
-        update_check(op, &tensors[i]);
-        parts_add(parts, i, tensor_numel(tensors[i].weight));
-    }
+    for (int i = 0; i < count; i++) parts_add(parts, i, tensor_numel(tensors[i].weight));
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
     const Step step = step_begin(params, decided->grad_factor);
@@ -351,18 +330,10 @@ static void momentum_part(const UpdateTensor *t, const Step *s, Part part) {
     }
 }
 
-void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
-    const char *op = "momentum_update";
-    check_update_step(op, params, control);
-    const Parts parts = parts_begin(op, n, 0);
-    for (int i = 0; i < n; i++) {
-        const UpdateTensor *t = &tensors[i];
-        const int64_t numel = t->rule == RULE_DIRECTION ? tensor_numel(t->weight) : 0;
-        parts_add(parts, i, numel);
-        if (t->rule != RULE_DIRECTION) continue;
-        check_weight_gradient(op, t->grad, t->weight.dtype, numel);
-        check_moments(op, t, false);
-    }
+void backend_momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+    const Parts parts = parts_begin("momentum_update", n, 0);
+    for (int i = 0; i < n; i++)
+        parts_add(parts, i, tensors[i].rule == RULE_DIRECTION ? tensor_numel(tensors[i].weight) : 0);
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
     const Step step = step_begin(params, decided->grad_factor);

@@ -149,20 +149,11 @@ static void tensor_statistics_of(const UpdateTensor *t, StatisticsStep s, Parts 
     *(float *)t->rms.data = (float)sqrt(parts_sum(parts, tensor) / (double)(tensor_numel(t->weight) - t->padding));
 }
 
-void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
-    const char *op = "adafactor_statistics";
+void backend_adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
     int64_t factored = 0;
-    check_update_step(op, params, control);
-    for (int i = 0; i < n; i++) {
-        const UpdateTensor *t = &tensors[i];
-        if (t->rule != RULE_ADAFACTOR) continue;
-        const int64_t numel = tensor_numel(t->weight);
-        check_weight_gradient(op, t->grad, t->weight.dtype, numel);
-        check_adafactor(op, t);
-        check_is_whole(op, t);
-        factored += numel;
-    }
-    const Parts parts = parts_begin(op, n, adafactor_scratch_bytes(factored));
+    for (int i = 0; i < n; i++)
+        if (tensors[i].rule == RULE_ADAFACTOR) factored += tensor_numel(tensors[i].weight);
+    const Parts parts = parts_begin("adafactor_statistics", n, adafactor_scratch_bytes(factored));
     for (int i = 0; i < n; i++)
         parts_add(parts, i, tensors[i].rule == RULE_ADAFACTOR ? tensor_numel(tensors[i].weight) : 0);
     const StepControl *decided = control.data;

@@ -294,11 +294,7 @@ static void run(const Call *c) {
     REQUIRE(run_cudnn(c, p->cudnn, &why), "attention %s: %s", pass_names[c->pass], why.text);
 }
 
-static AttentionShape shape_of(const char *op, Tensor qkv, int num_heads) {
-    cuda_check_float(op, qkv);
-    REQUIRE(qkv.rank == 3, "%s: %s has rank %d, expected (B,T,3C)", op, qkv.name, qkv.rank);
-    REQUIRE(num_heads > 0 && qkv.shape[2] % (3 * num_heads) == 0, "%s: %s has %lld columns, not 3 * HS for %d heads",
-            op, qkv.name, (long long)qkv.shape[2], num_heads);
+static AttentionShape shape_of(Tensor qkv, int num_heads) {
     return (AttentionShape){.B = qkv.shape[0],
                             .T = qkv.shape[1],
                             .NH = num_heads,
@@ -306,19 +302,13 @@ static AttentionShape shape_of(const char *op, Tensor qkv, int num_heads) {
                             .dtype = qkv.dtype};
 }
 
-void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
-    const AttentionShape s = shape_of("attention_forward", qkv, num_heads);
-    tensor_check("attention_forward", out, s.dtype, s.B * s.T * s.NH * s.HS);
-    tensor_check("attention_forward", lse, DTYPE_FP32, s.B * s.NH * s.T);
+void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    const AttentionShape s = shape_of(qkv, num_heads);
     run(&(Call){.pass = ATTENTION_FORWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv});
 }
 
-void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
-    const AttentionShape s = shape_of("attention_backward", qkv, num_heads);
-    tensor_check("attention_backward", dqkv, s.dtype, tensor_numel(qkv));
-    tensor_check("attention_backward", dout, s.dtype, s.B * s.T * s.NH * s.HS);
-    tensor_check("attention_backward", out, s.dtype, s.B * s.T * s.NH * s.HS);
-    tensor_check("attention_backward", lse, DTYPE_FP32, s.B * s.NH * s.T);
+void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+    const AttentionShape s = shape_of(qkv, num_heads);
     run(&(Call){
         .pass = ATTENTION_BACKWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv, .dqkv = dqkv, .dout = dout});
 }

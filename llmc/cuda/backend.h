@@ -73,9 +73,6 @@ void cuda_matmul_shutdown(void);
 void cuda_attention_shutdown(void);
 void cuda_optimizer_shutdown(void);
 
-// Stops the program, naming op and tensor, unless t is a floating tensor.
-void cuda_check_float(const char *op, Tensor t);
-
 // ------------------------------------------------------------------------------------- kernels that several ops launch
 // On the compute stream.
 

@@ -215,9 +215,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
 // ------------------------------------------------------------------------------------------------------------ the host
 
 // cache (B,2NH,maxT,HS).
-static DecodeShape decode_shape(const char *op, Tensor cache) {
-    cuda_check_float(op, cache);
-    REQUIRE(cache.rank == 4 && cache.shape[1] % 2 == 0, "%s: %s is not (B,2NH,maxT,HS)", op, cache.name);
+static DecodeShape decode_shape(Tensor cache) {
     const int HS = (int)cache.shape[3], maxT = (int)cache.shape[2];
     return {(int)cache.shape[1] / 2, HS, maxT, (int)ceil_div(maxT, KEYS), 1.44269504f / sqrtf((float)HS)};
 }
@@ -229,13 +227,9 @@ template <class T, int N> static void store(Tensor cache, Tensor qkv, int64_t n,
     ((T *)cache.data, (const T *)qkv.data, n, first, packs, s);
 }
 
-void kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
-    const char *op = "kv_cache_store";
-    const DecodeShape s = decode_shape(op, cache);
+void backend_kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
+    const DecodeShape s = decode_shape(cache);
     const int64_t token = cache.shape[0] * 3 * s.NH * s.HS, n = tensor_numel(qkv) / token;
-    tensor_check(op, qkv, cache.dtype, n * token);
-    REQUIRE(first >= 0 && first + n <= s.maxT, "%s: positions %lld to %lld in a cache of %d", op, (long long)first,
-            (long long)(first + n), s.maxT);
     const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
     DISPATCH(cache.dtype, T, {
         if (packed)
@@ -256,14 +250,10 @@ static void decode(Tensor out, Tensor cache, Tensor qkv, Tensor position, float 
     }
 }
 
-void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
-    const char *op = "attention_decode";
-    const DecodeShape s = decode_shape(op, cache);
+void backend_attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
+    const DecodeShape s = decode_shape(cache);
     const int64_t B = cache.shape[0], C = (int64_t)s.NH * s.HS;
-    tensor_check(op, qkv, cache.dtype, B * 3 * C);
-    tensor_check(op, out, cache.dtype, B * C);
-    tensor_check(op, position, DTYPE_I32, 1);
-    float *parts = (float *)cuda_scratch(op, cuda_size_decode(B, s.NH, s.HS, s.maxT));
+    float *parts = (float *)cuda_scratch("attention_decode", cuda_size_decode(B, s.NH, s.HS, s.maxT));
     const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
     DISPATCH(cache.dtype, T, {
         if (!packed)

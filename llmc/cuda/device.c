@@ -240,10 +240,7 @@ void *cuda_scratch(const char *op, int64_t bytes) {
     return bytes > 0 ? cuda_backend.workspace : NULL;
 }
 
-void cuda_check_float(const char *op, Tensor t) {
-    REQUIRE(t.dtype == DTYPE_FP32 || t.dtype == DTYPE_BF16 || t.dtype == DTYPE_FP16, "%s: %s is %s, not floating", op,
-            t.name, dtype_name(t.dtype));
-}
+bool backend_computes(DType dtype) { return dtype == DTYPE_FP32 || dtype == DTYPE_BF16 || dtype == DTYPE_FP16; }
 
 // ------------------------------------------------------------------------------------------------- copies and waiting
 

@@ -28,11 +28,8 @@ static void launch_batch_unpack(Tensor inputs, Tensor targets, Tensor windows, i
     ((int32_t *)inputs.data, (int32_t *)targets.data, (const W *)windows.data, T);
 }
 
-void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
+void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     const int64_t B = tensor_rows(windows), T = tensor_cols(windows) - 1;
-    tensor_check("batch_unpack", inputs, DTYPE_I32, B * T);
-    tensor_check("batch_unpack", targets, DTYPE_I32, B * T);
-    tensor_check("batch_unpack", windows, windows.dtype == DTYPE_U16 ? DTYPE_U16 : DTYPE_I32, B * (T + 1));
     if (windows.dtype == DTYPE_U16)
         launch_batch_unpack<uint16_t>(inputs, targets, windows, B, T);
     else
@@ -52,10 +49,8 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) sums[b] = accumulate ? sums[b] + sum : sum;
 }
 
-void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
+void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
     const int64_t B = tensor_numel(sums), T = tensor_numel(losses) / B;
-    tensor_check("sequence_losses", sums, DTYPE_FP32, B);
-    tensor_check("sequence_losses", losses, DTYPE_FP32, B * T);
     LAUNCH(sequence_losses_kernel, (unsigned)B, THREADS, 0, cuda_compute_stream())
     ((float *)sums.data, (const float *)losses.data, T, accumulate);
 }
@@ -81,8 +76,7 @@ template <class T> static void launch_fill(T *x, float value, int64_t n) {
     LAUNCH(fill_kernel<T>, blocks(items), THREADS, 0, cuda_compute_stream())(x, value, packs, items);
 }
 
-void tensor_fill(Tensor t, float value) {
-    cuda_check_float("tensor_fill", t);
+void backend_tensor_fill(Tensor t, float value) {
     DISPATCH(t.dtype, T, launch_fill((T *)t.data, value, tensor_numel(t)));
 }
 
@@ -109,11 +103,8 @@ template <class D, class S> static void launch_cast(D *dst, const S *src, int64_
     LAUNCH((cast_kernel<D, S>), blocks(items), THREADS, 0, cuda_compute_stream())(dst, src, fours, items);
 }
 
-void tensor_cast(Tensor dst, Tensor src) {
+void backend_tensor_cast(Tensor dst, Tensor src) {
     const int64_t n = tensor_numel(src);
-    cuda_check_float("tensor_cast", src);
-    cuda_check_float("tensor_cast", dst);
-    tensor_check("tensor_cast", dst, dst.dtype, n);
     DISPATCH(dst.dtype, D, DISPATCH(src.dtype, S, launch_cast((D *)dst.data, (const S *)src.data, n)));
 }
 
@@ -217,18 +208,13 @@ template <class T> static void launch_gelu_backward(T *dpre, const T *dout, cons
     (dpre, dout, pre, packs, n);
 }
 
-void gelu_forward(Tensor out, Tensor pre) {
+void backend_gelu_forward(Tensor out, Tensor pre) {
     const int64_t n = tensor_numel(pre);
-    cuda_check_float("gelu_forward", pre);
-    tensor_check("gelu_forward", out, pre.dtype, n);
     DISPATCH(pre.dtype, T, launch_gelu_forward((T *)out.data, (const T *)pre.data, n));
 }
 
-void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
+void backend_gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
     const int64_t n = tensor_numel(pre);
-    cuda_check_float("gelu_backward", pre);
-    tensor_check("gelu_backward", dpre, pre.dtype, n);
-    tensor_check("gelu_backward", dout, pre.dtype, n);
     DISPATCH(pre.dtype, T, launch_gelu_backward((T *)dpre.data, (const T *)dout.data, (const T *)pre.data, n));
 }
 
@@ -277,11 +263,7 @@ template <class T> static void launch_axpby(Tensor out, float a, Tensor x, float
     ((T *)out.data, a, (const T *)x.data, b, (const T *)y.data, work);
 }
 
-void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
-    const char *op = "tensor_axpby";
-    cuda_check_float(op, out);
-    tensor_check(op, x, out.dtype, tensor_numel(out));
-    tensor_check(op, y, out.dtype, tensor_numel(out));
+void backend_tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     DISPATCH(out.dtype, T, launch_axpby<T>(out, a, x, b, y));
 }
 
@@ -309,11 +291,7 @@ template <class D, class S> static void launch_normalize(Tensor out, Tensor in, 
     ((D *)out.data, (const S *)in.data, (const float *)sumsq.data, work);
 }
 
-void tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
-    const char *op = "tensor_normalize";
-    cuda_check_float(op, out);
-    tensor_check(op, in, in.dtype == DTYPE_FP32 ? DTYPE_FP32 : out.dtype, tensor_numel(out));
-    tensor_check(op, sumsq, DTYPE_FP32, 1);
+void backend_tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
     DISPATCH(out.dtype, D, {
         if (in.dtype == DTYPE_FP32)
             launch_normalize<D, float>(out, in, sumsq);
@@ -415,13 +393,10 @@ static __global__ void __launch_bounds__(WARP) add_parts_kernel(TensorStats *sta
     }
 }
 
-void tensor_statistics(Tensor stats, Tensor t, DType format) {
-    const char *op = "tensor_statistics";
+void backend_tensor_statistics(Tensor stats, Tensor t, DType format) {
     const int64_t n = tensor_numel(t), part = round_up(ceil_div(n, STATISTICS_MAX_PARTS), PART);
     const int count = (int)ceil_div(n, part);
-    tensor_check(op, stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
-    cuda_check_float(op, t);
-    TensorStats *parts = (TensorStats *)cuda_scratch(op, count * (int64_t)sizeof(TensorStats));
+    TensorStats *parts = (TensorStats *)cuda_scratch("tensor_statistics", count * (int64_t)sizeof(TensorStats));
     const bool packed = (uintptr_t)t.data % 16 == 0;
     const FormatLimits limits = format_limits(format);
     const cudaStream_t stream = cuda_compute_stream();

@@ -251,13 +251,11 @@ template <class T> static void quantize(const Quantization *z) {
         aligned ? launch_quantize<T, E5M2, true>(z) : launch_quantize<T, E5M2, false>(z);
 }
 
-void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
-    const char *op = "fp8_quantize";
+void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
     const int64_t N = tensor_rows(in), K = tensor_cols(in);
     const DType format = q.data ? q.dtype : transposed.dtype;
-    cuda_check_float(op, in);
-    check_fp8_quantize(op, q, transposed, in, slot);
-    REQUIRE(N <= (int64_t)ROWS * 65535, "%s: %lld rows of %s are more than a grid has", op, (long long)N, in.name);
+    REQUIRE(N <= (int64_t)ROWS * 65535, "%s: %lld rows of %s are more than a grid has", "fp8_quantize", (long long)N,
+            in.name);
     const Quantization z = {
         (uint8_t *)q.data, (uint8_t *)transposed.data, in.data, (Fp8Slot *)slot.data, N, K, format, scaling,
     };
@@ -274,9 +272,8 @@ static __global__ void slots_advance_kernel(Fp8Slot *slots, int n) {
     if (i < n) fp8_slot_advance(&slots[i]);
 }
 
-void fp8_slots_advance(Tensor slots) {
+void backend_fp8_slots_advance(Tensor slots) {
     const int64_t n = tensor_numel(slots) / (int64_t)sizeof(Fp8Slot);
-    tensor_check("fp8_slots_advance", slots, DTYPE_U8, n * (int64_t)sizeof(Fp8Slot));
     LAUNCH(slots_advance_kernel, (unsigned)ceil_div(n, ADVANCE_THREADS), ADVANCE_THREADS, 0, cuda_compute_stream())
     ((Fp8Slot *)slots.data, (int)n);
 }

@@ -511,7 +511,7 @@ static bool agrees(const GemmPlan *p, const GemmContest *c, bool *had_room) {
     for (int fused = 0; room && fused < 2; fused++) {
         for (int i = 0; i < c->num_outputs; i++) {
             if (c->adds)
-                tensor_fill(c->outputs[i], 0.0f);
+                backend_tensor_fill(c->outputs[i], 0.0f);
             else
                 cuda_poison(c->outputs[i]);
         }

@@ -163,15 +163,8 @@ template <class T> static void launch_forward_packs(const LayerNormForward *a) {
     }
 }
 
-static void forward(const char *op, const LayerNormForward *a) {
+static void forward(const LayerNormForward *a) {
     const DType dtype = a->in.dtype;
-    cuda_check_float(op, a->in);
-    tensor_check(op, a->in, dtype, a->N * a->C);
-    tensor_check(op, a->out, dtype, a->N * a->C);
-    tensor_check(op, a->mean, DTYPE_FP32, a->N);
-    tensor_check(op, a->rstd, DTYPE_FP32, a->N);
-    tensor_check(op, a->weight, dtype, a->C);
-    tensor_check(op, a->bias, dtype, a->C);
     const void *rows[] = {a->residual.data, a->out.data, a->in.data, a->branch.data, a->weight.data, a->bias.data};
     bool packs = a->C <= BLOCK_ROW_MAX;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], a->C, dtype);
@@ -182,19 +175,17 @@ static void forward(const char *op, const LayerNormForward *a) {
     }
 }
 
-void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
+void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
     const LayerNormForward a = {tensor_none(), out, mean, rstd, in, tensor_none(), weight, bias, N, C};
-    forward("layernorm_forward", &a);
+    forward(&a);
 }
 
-void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
-                                Tensor weight, Tensor bias) {
+void backend_residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
+                                        Tensor weight, Tensor bias) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
     const LayerNormForward a = {residual, out, mean, rstd, in, branch, weight, bias, N, C};
-    tensor_check("residual_layernorm_forward", residual, in.dtype, N * C);
-    tensor_check("residual_layernorm_forward", branch, in.dtype, N * C);
-    forward("residual_layernorm_forward", &a);
+    forward(&a);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -362,21 +353,11 @@ template <class T> static void launch_backward_plain(const LayerNormBackward *a,
      (const float *)a->rstd.data, (const T *)a->weight.data, a->N, a->C, a->add_residual);
 }
 
-void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean, Tensor rstd,
-                        Tensor weight, bool add_residual, bool accumulate) {
-    const char *op = "layernorm_backward";
+void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean,
+                                Tensor rstd, Tensor weight, bool add_residual, bool accumulate) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    cuda_check_float(op, in);
-    tensor_check(op, in, in.dtype, N * C);
-    tensor_check(op, din, in.dtype, N * C);
-    tensor_check(op, dout, in.dtype, N * C);
-    tensor_check(op, mean, DTYPE_FP32, N);
-    tensor_check(op, rstd, DTYPE_FP32, N);
-    tensor_check(op, weight, in.dtype, C);
-    check_weight_gradient(op, dweight, in.dtype, C);
-    check_weight_gradient(op, dbias, in.dtype, C);
     const LayerNormBackward a = {din, dout, in, mean, rstd, weight, N, C, add_residual};
-    float *partials = (float *)cuda_scratch(op, cuda_size_layernorm(N, C));
+    float *partials = (float *)cuda_scratch("layernorm_backward", cuda_size_layernorm(N, C));
     const void *rows[] = {din.data, dout.data, in.data, weight.data};
     bool packs = C <= BLOCK_ROW_MAX;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], C, in.dtype);

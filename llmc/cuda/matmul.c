@@ -120,19 +120,8 @@ static void matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
-// out (N,OC), in (N,IC), weight (OC,IC) belong together and have one dtype.
-static void check_layer(const char *op, Tensor out, Tensor in, Tensor weight) {
-    cuda_check_float(op, weight);
-    const int64_t rows = tensor_rows(in), IC = tensor_cols(weight), OC = tensor_rows(weight);
-    tensor_check(op, in, weight.dtype, rows * IC);
-    tensor_check(op, out, weight.dtype, rows * OC);
-}
-
-void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
-    const char *op = "matmul_forward";
-    check_layer(op, out, in, weight);
-    if (bias.data) tensor_check(op, bias, weight.dtype, tensor_rows(weight));
-    matmul_bias(forward_product(op, out, in, weight), out, bias, true);
+void backend_matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
+    matmul_bias(forward_product("matmul_forward", out, in, weight), out, bias, true);
 }
 
 typedef struct {
@@ -146,8 +135,8 @@ static bool run_gelu_forward(void *context, int fused) {
         const GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
         gemm_run(plan, &g);
     } else {
-        matmul_forward(f->pre, f->in, f->weight, f->bias);
-        gelu_forward(f->out, f->pre);
+        backend_matmul_forward(f->pre, f->in, f->weight, f->bias);
+        backend_gelu_forward(f->out, f->pre);
     }
     return true;
 }
@@ -163,19 +152,14 @@ static bool fuses_gelu_forward(GeluForward *f) {
     return plan && gemm_fuses(plan, &contest);
 }
 
-void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
-    const char *op = "matmul_gelu_forward";
-    check_layer(op, out, in, weight);
-    tensor_check(op, pre, out.dtype, tensor_numel(out));
-    tensor_check(op, bias, weight.dtype, tensor_rows(weight));
+void backend_matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
     GeluForward f = {out, pre, in, weight, bias};
     run_gelu_forward(&f, fuses_gelu_forward(&f));
 }
 
 // ------------------------------------------------------------------------------------------------------ input gradient
 
-void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
-    check_layer("matmul_backward_input", dout, din, weight);
+void backend_matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
     run_plain(input_product("matmul_backward_input", din, dout, weight));
 }
 
@@ -191,7 +175,7 @@ static bool run_gelu_backward(void *context, int fused) {
         gemm_run(plan, &g);
     } else {
         run_plain(g);
-        gelu_backward(b->dpre, b->dpre, b->pre);
+        backend_gelu_backward(b->dpre, b->dpre, b->pre);
     }
     return true;
 }
@@ -209,10 +193,7 @@ static bool fuses_gelu_backward(GeluBackward *b) {
     return plan && gemm_fuses(plan, &contest);
 }
 
-void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
-    const char *op = "matmul_gelu_backward_input";
-    check_layer(op, dout, dpre, weight);
-    tensor_check(op, pre, dpre.dtype, tensor_numel(dpre));
+void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
     GeluBackward b = {dpre, dout, weight, pre};
     run_gelu_backward(&b, fuses_gelu_backward(&b));
 }
@@ -242,7 +223,7 @@ static bool run_weight_gradient(void *context, int fused) {
         if (w->accumulate) cuda_sum_partials(w->dbias, tensor_none(), (const float *)g.bias, 1, true);
     } else {
         run_plain(weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate));
-        if (w->dbias.data) bias_backward(w->dbias, w->dout, w->accumulate);
+        if (w->dbias.data) backend_bias_backward(w->dbias, w->dout, w->accumulate);
     }
     return true;
 }
@@ -293,13 +274,7 @@ static bool fuses_dbias(const WeightGradient *w) {
     return plan && fused_dbias_is_faster(plan, w);
 }
 
-void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
-    const char *op = "matmul_backward_weight";
-    const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
-    cuda_check_float(op, in);
-    tensor_check(op, dout, in.dtype, N * OC);
-    check_weight_gradient(op, dweight, in.dtype, OC * IC);
-    if (dbias.data) check_weight_gradient(op, dbias, in.dtype, OC);
+void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
     WeightGradient w = {dweight, dbias, dout, in, accumulate};
     run_weight_gradient(&w, fuses_dbias(&w));
 }
@@ -329,14 +304,11 @@ static const float *inverse_of(Tensor slot) {
     return (const float *)((const char *)slot.data + offsetof(Fp8Slot, inverse));
 }
 
-void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
+void backend_fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
     const char *op = "fp8_matmul";
     REQUIRE(cuda_backend.facts.supports[DTYPE_E4M3], "%s: %s has no fp8", op, cuda_backend.facts.name);
     const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
-    cuda_check_float(op, out);
-    check_fp8_matmul(op, out, a, a_slot, b, b_slot, bias, accumulate);
     check_aligned(op, a), check_aligned(op, b), check_aligned(op, out);
-    if (bias.data) tensor_check(op, bias, out.dtype, N);
     // Row-major out (M,N) = a (M,K) b (N,K)^T, column-major: out (N,M) = b (K,N)^T a (K,M).
     const Gemm g = {
         .op = op,

@@ -79,13 +79,9 @@ template <class T> static int64_t sum_parts_of(float *partials, Tensor dout, int
                                                    : sum_parts<T, 1>(partials, dout, N, OC);
 }
 
-void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
-    const char *op = "bias_backward";
+void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     const int64_t OC = tensor_numel(dbias), N = tensor_numel(dout) / OC;
-    cuda_check_float(op, dout);
-    tensor_check(op, dout, dout.dtype, N * OC);
-    check_weight_gradient(op, dbias, dout.dtype, OC);
-    float *partials = (float *)cuda_scratch(op, cuda_size_bias_gradient(N, OC));
+    float *partials = (float *)cuda_scratch("bias_backward", cuda_size_bias_gradient(N, OC));
     int64_t parts = 0;
     DISPATCH(dout.dtype, T, parts = sum_parts_of<T>(partials, dout, N, OC));
     cuda_sum_partials(dbias, tensor_none(), partials, parts, accumulate);
@@ -182,11 +178,7 @@ static void launch_gradient_add(Tensor dst, Tensor src, uint64_t seed, uint64_t 
     ((D *)dst.data, (const float *)src.data, seed, stream, (const StepControl *)control.data, eights, items);
 }
 
-void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
-    const char *op = "gradient_add";
-    cuda_check_float(op, dst);
-    tensor_check(op, src, DTYPE_FP32, tensor_numel(dst));
-    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
+void backend_gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
     const uint64_t number = STREAM_GRADIENT + (uint64_t)stream;
     DISPATCH(dst.dtype, D, {
         if (accumulate)
@@ -198,8 +190,7 @@ void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int st
 
 static __global__ void micro_step_kernel(StepControl *control) { control->micro_steps++; }
 
-void micro_step_count(Tensor control) {
-    tensor_check("micro_step_count", control, DTYPE_U8, (int64_t)sizeof(StepControl));
+void backend_micro_step_count(Tensor control) {
     LAUNCH(micro_step_kernel, 1, 1, 0, cuda_compute_stream())((StepControl *)control.data);
 }
 

@@ -223,7 +223,6 @@ static void describe_norm(TableDraft *draft, TensorArray array) {
     const Tensor *grads = (const Tensor *)array.elements;
     for (int i = 0; i < array.n; i++) {
         const int64_t numel = tensor_numel(grads[i]);
-        cuda_check_float(array.op, grads[i]);
         NormEntry e = {};
         e.data = grads[i].data, e.numel = numel, e.tensor = i;
         e.part = round_up(ceil_div(numel, NORM_MAX_PARTS), NORM_PART);
@@ -232,9 +231,8 @@ static void describe_norm(TableDraft *draft, TensorArray array) {
     }
 }
 
-void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
+void backend_gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
     const TensorArray array = {"gradient_sumsq", grads, n, sizeof *grads};
-    tensor_check(array.op, sumsq, DTYPE_FP32, n);
     const UpdateTable *t = update_table(array, sizeof(NormEntry), describe_norm);
     float *partials = (float *)cuda_scratch(array.op, t->parts[n] * (int64_t)sizeof(float));
     const cudaStream_t stream = cuda_compute_stream();
@@ -277,13 +275,10 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     for (int i = (int)threadIdx.x; i < WORDS; i += BLOCK_THREADS) device_words[i] = words[i];
 }
 
-void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
-    const char *op = "step_control_update";
+void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
     const int64_t num_tensors = tensor_numel(sumsq), num_sequences = tensor_numel(losses);
-    tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
-    tensor_check(op, sumsq, DTYPE_FP32, num_tensors);
-    tensor_check(op, losses, DTYPE_FP32, num_sequences);
-    REQUIRE(num_tensors <= 8192 && num_sequences >= 1, "%s: %lld tensors, %lld sequences", op, (long long)num_tensors,
+    REQUIRE(num_tensors <= 8192 && num_sequences >= 1, "%s: %lld tensors, %lld sequences", "step_control_update",
+            (long long)num_tensors,
             (long long)num_sequences); // 32 KB of shared memory
     LAUNCH(step_control_kernel, 1, BLOCK_THREADS, (size_t)num_tensors * sizeof(float), cuda_compute_stream())
     ((StepControl *)control.data, (const float *)sumsq.data, (int)num_tensors, (const float *)losses.data,

@@ -58,10 +58,6 @@ typedef struct {
 
 UpdateEntry cuda_update_entry(const UpdateTensor *t);
 
-// Stops the program, naming op and tensor, unless weight, master, lost and gradient fit together. compute: the dtype of
-// all weights of the array.
-void cuda_check_update_tensor(const char *op, const UpdateTensor *t, DType compute);
-
 // The constants of one step, as the inner loops take them.
 struct UpdateStep {
     float learning_rate, eps;

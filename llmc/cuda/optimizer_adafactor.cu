@@ -277,8 +277,6 @@ static void describe_adafactor(TableDraft *draft, TensorArray array) {
     int64_t column_sums = 0;
     for (int i = 0; i < array.n; i++) {
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
-        cuda_check_update_tensor(array.op, &tensors[i], tensors[0].weight.dtype);
-        check_adafactor(array.op, &tensors[i]);
         AdafactorEntry a = adafactor_entry(&tensors[i], i);
         const int64_t sums = column_sums_of(&tensors[i]);
         a.column_sums = sums ? column_sums : -1, column_sums += sums;
@@ -328,13 +326,11 @@ static void launch_statistics(const UpdateTable *table, int n, Scratch scratch, 
     (scratch.partials, entries_of(sums), sums.first, control);
 }
 
-void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+void backend_adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
     const TensorArray array = {"adafactor_statistics", tensors, n, sizeof *tensors};
-    check_update_step(array.op, params, control);
     int64_t column_sums = 0;
     for (int i = 0; i < n; i++) {
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
-        check_is_whole(array.op, &tensors[i]);
         column_sums += column_sums_of(&tensors[i]);
     }
     const UpdateTable *table = update_table(array, sizeof(AdafactorEntry), describe_adafactor);

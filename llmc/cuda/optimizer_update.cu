@@ -236,17 +236,7 @@ static Variant variant_of_number(int number) {
     return v;
 }
 
-void cuda_check_update_tensor(const char *op, const UpdateTensor *t, DType compute) {
-    cuda_check_float(op, t->weight);
-    tensor_check(op, t->weight, compute, tensor_numel(t->weight));
-    REQUIRE((int)t->rule >= 0 && t->rule < RULE_COUNT, "%s: %s has rule %d", op, t->weight.name, (int)t->rule);
-    REQUIRE(compute != DTYPE_FP32 || !(t->master.data || t->lost.data), "%s: %s is fp32 and has a master or lost part",
-            op, t->weight.name);
-    check_update_tensor(op, t);
-}
-
-static StateFormat check_states(const char *op, const UpdateTensor *t, bool has_v) {
-    check_moments(op, t, has_v);
+static StateFormat states_of(const UpdateTensor *t) {
     return t->m.dtype == DTYPE_FP32 ? STATES_FP32 : t->m.dtype == DTYPE_BF16 ? STATES_BF16 : STATES_8BIT;
 }
 
@@ -280,10 +270,9 @@ static void describe_update(TableDraft *draft, TensorArray array) {
     const UpdateTensor *tensors = (const UpdateTensor *)array.elements;
     for (int i = 0; i < array.n; i++) {
         const UpdateTensor *t = &tensors[i];
-        cuda_check_update_tensor(array.op, t, tensors[0].weight.dtype);
         Variant v = {t->rule, STATES_FP32, WEIGHT_ANY, true};
         if (t->rule == RULE_ADAFACTOR) continue;
-        if (t->rule != RULE_DIRECTION) v.states = check_states(array.op, t, t->rule == RULE_ADAMW);
+        if (t->rule != RULE_DIRECTION) v.states = states_of(t);
         if (t->rule == RULE_ADAMW && v.states == STATES_FP32) {
             v.kind = t->master.data ? WEIGHT_MASTER : t->lost.data ? WEIGHT_LOST : WEIGHT_ALONE;
             v.grad_is_fp32 = t->grad.dtype == DTYPE_FP32;
@@ -296,8 +285,7 @@ static void describe_momentum(TableDraft *draft, TensorArray array) {
     const UpdateTensor *tensors = (const UpdateTensor *)array.elements;
     for (int i = 0; i < array.n; i++) {
         if (tensors[i].rule != RULE_DIRECTION) continue;
-        cuda_check_update_tensor(array.op, &tensors[i], tensors[0].weight.dtype);
-        const Variant v = {RULE_MOMENTUM, check_states(array.op, &tensors[i], false), WEIGHT_ANY, true};
+        const Variant v = {RULE_MOMENTUM, states_of(&tensors[i]), WEIGHT_ANY, true};
         add_tensor(draft, i, &tensors[i], v);
     }
 }
@@ -408,20 +396,17 @@ static UpdateStep update_step(UpdateParams p) {
     return s;
 }
 
-void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
+void backend_optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params,
+                              Tensor control) {
     const TensorArray array = {"optimizer_update", tensors, n, sizeof *tensors};
-    check_update_step(array.op, params, control);
-    REQUIRE(first >= 0 && count >= 0 && first + count <= n, "%s: tensors %d .. %d of %d", array.op, first,
-            first + count, n);
     const UpdateStep step = update_step(params);
     if (count == 0) return;
     launch_groups(array, describe_update, first, count, step, control);
     cuda_adafactor_update(array, first, count, &step, control);
 }
 
-void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+void backend_momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
     const TensorArray array = {"momentum_update", tensors, n, sizeof *tensors};
-    check_update_step(array.op, params, control);
     const UpdateStep step = update_step(params);
     if (n > 0) launch_groups(array, describe_momentum, 0, n, step, control);
 }

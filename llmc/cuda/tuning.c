@@ -125,10 +125,10 @@ double cuda_difference(Tensor t, Tensor expected) {
     }
     CUDA_CHECK(cudaMemsetAsync(device, 0, sizeof stats, cuda_compute_stream()));
     for (int i = 0; i < COUNT; i++) {
-        if (i == DIFFERENCE) tensor_axpby(t, 1.0f, t, -1.0f, expected);
+        if (i == DIFFERENCE) backend_tensor_axpby(t, 1.0f, t, -1.0f, expected);
         const Tensor one =
             tensor_make((TensorStats *)device + i, DTYPE_U8, "statistics", (int64_t)sizeof *stats, 0, 0, 0);
-        tensor_statistics(one, i == EXPECTED ? expected : t, t.dtype);
+        backend_tensor_statistics(one, i == EXPECTED ? expected : t, t.dtype);
     }
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
     CUDA_CHECK(cudaMemcpy(stats, device, sizeof stats, cudaMemcpyDeviceToHost));

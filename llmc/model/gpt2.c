@@ -272,7 +272,7 @@ void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
     const float scale = 1.0f / (float)tokens_in_step;
     if (first) tensor_fill(gpt2_sequence_losses(model), 0.0f); // a short micro-batch leaves no old losses behind
     fp8_prepare(model, false);
-    if (model->observing) { // what is counted is no part of the recording
+    if (model->observing || ops_are_observed()) { // what is observed is not part of the recording
         forward_backward(model, B, T, scale, first);
         return;
     }

@@ -293,7 +293,7 @@ static double fp8_bytes_per_token(const Gpt2Options *model) {
     const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
     const Tensor q = tensor_make(NULL, DTYPE_E4M3, "q", 1, width, 0, 0);
     const Fp8Scaling scaling = model->fp8_delayed ? FP8_DELAYED : FP8_CURRENT;
-    return op_cost_fp8_quantize(q, q, in, tensor_none(), scaling).bytes;
+    return op_cost_fp8_quantize(q, q, in, scaling).bytes;
 }
 
 // All tensors of the update, as gpt2_tensors has them; their data are never looked at, but that they are there is.
@@ -322,16 +322,12 @@ static double update_bytes(const Gpt2Options *model, int64_t micro_steps) {
     const int count = parameter_count(&model->config);
     Parameter *table = parameter_table(&model->config);
     UpdateTensor *t = update_tensors(model, table, count);
-    const UpdateParams params = {0};
-    const Tensor none = tensor_none();
-    double bytes = op_cost_optimizer_update(t, count, 0, count, params, none).bytes +
-                   op_cost_adafactor_statistics(t, count, params, none).bytes +
-                   op_cost_momentum_update(t, count, params, none).bytes;
+    double bytes = op_cost_optimizer_update(t, count).bytes + op_cost_adafactor_statistics(t, count).bytes +
+                   op_cost_momentum_update(t, count).bytes;
     for (int i = 0; i < count; i++) {
         const Tensor own = tensor_make(NULL, DTYPE_FP32, "own", table[i].rows, table[i].cols, 0, 0);
-        bytes += op_cost_gradient_sumsq(none, &t[i].grad, 1).bytes;
-        if (model->gradients_in_dtype)
-            bytes += (double)micro_steps * op_cost_gradient_add(t[i].grad, own, true, 0, i, none).bytes;
+        bytes += (double)tensor_bytes(t[i].grad);
+        if (model->gradients_in_dtype) bytes += (double)micro_steps * op_cost_gradient_add(t[i].grad, own, true).bytes;
     }
     free(t);
     free(table);

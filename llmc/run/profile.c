@@ -1,4 +1,4 @@
-// The wrappers that stand before the ops, and the events that they record. See profile.h.
+// The observer of the ops and the events that it records. See profile.h.
 // Owns the events; decides nothing about what is shown (profile_table.c).
 #include "llmc/run/profile.h"
 
@@ -14,12 +14,10 @@ typedef struct {
     DeviceEvent *start, *stop;
 } Call;
 
-// The wrappers are plain functions that are called by the model: what they need can only be found here.
+// The observer's functions are called by the ops: what they need can only be found here.
 static struct {
-    int64_t n;       // of --profile
-    int64_t step;    // steps begun
-    bool timing_ops; // this step is profiled
-    int depth;       // inside an op; the ops that it calls itself are part of it
+    int64_t n;    // of --profile
+    int64_t step; // steps begun
     Call *calls;
     int64_t num_calls, capacity;
     DeviceEvent **boundaries; // 2 n + 1: where the steps after the warm-up begin, and where the last ends
@@ -38,49 +36,23 @@ static bool make_room(void) {
     return true;
 }
 
-static void begin_op(const OpCost *cost) {
-    if (profile.depth++ > 0 || profile.failed) return;
+static bool begin_op(const OpCost *cost) {
+    if (profile.failed) return true;
     Call call = {.cost = *cost};
     profile.failed = !make_room() || !(call.start = device_event_create(&profile.err));
-    if (profile.failed) return;
+    if (profile.failed) return true;
     call.stop = device_event_create(&profile.err);
     profile.failed = !call.stop;
     profile.calls[profile.num_calls++] = call;
     device_event_record(call.start, STREAM_COMPUTE);
+    return true;
 }
 
 static void end_op(void) {
-    if (--profile.depth > 0 || profile.failed) return;
-    device_event_record(profile.calls[profile.num_calls - 1].stop, STREAM_COMPUTE);
+    if (!profile.failed) device_event_record(profile.calls[profile.num_calls - 1].stop, STREAM_COMPUTE);
 }
 
-// The linker sends every call of an op to __wrap_op, and calls of __real_op to the op itself.
-#define OP(name, parameters, arguments, ...)                                                                           \
-    extern __typeof__(name) __real_##name, __wrap_##name;                                                              \
-    void __wrap_##name parameters {                                                                                    \
-        if (!profile.timing_ops) {                                                                                     \
-            __real_##name arguments;                                                                                   \
-            return;                                                                                                    \
-        }                                                                                                              \
-        const OpCost cost = op_cost_##name arguments;                                                                  \
-        begin_op(&cost);                                                                                               \
-        __real_##name arguments;                                                                                       \
-        end_op();                                                                                                      \
-    }
-#include "llmc/run/op_table.def"
-#undef OP
-
-// In a profiled step there is no recording and none is made: ops run as they are called.
-extern __typeof__(device_graph_replay) __real_device_graph_replay, __wrap_device_graph_replay;
-extern __typeof__(device_graph_begin) __real_device_graph_begin, __wrap_device_graph_begin;
-extern __typeof__(device_graph_end) __real_device_graph_end, __wrap_device_graph_end;
-bool __wrap_device_graph_replay(DeviceGraph *graph) { return !profile.timing_ops && __real_device_graph_replay(graph); }
-void __wrap_device_graph_begin(DeviceGraph *graph) {
-    if (!profile.timing_ops) __real_device_graph_begin(graph);
-}
-void __wrap_device_graph_end(DeviceGraph *graph) {
-    if (!profile.timing_ops) __real_device_graph_end(graph);
-}
+static const OpObserver observer = {begin_op, end_op};
 
 // --------------------------------------------------------------------------------------------------------------- steps
 
@@ -100,7 +72,7 @@ bool profile_next_step(void) {
         profile.boundaries[measured] = boundary;
         if (boundary) device_event_record(boundary, STREAM_COMPUTE);
     }
-    profile.timing_ops = measured >= profile.n && measured < 2 * profile.n;
+    ops_observe(measured >= profile.n && measured < 2 * profile.n ? &observer : NULL);
     return !profile.failed && profile.step++ < profile_total_steps(profile.n);
 }
 

@@ -2,13 +2,10 @@
 //
 // The run takes a few steps to warm up, then N steps as they are, then N steps with a device event before and after
 // every op and without graphs, then it ends. The table that follows puts beside the time of each op its floor: what it
-// must compute and move at least (op_cost_NAME, one function for each op of ops.h), at the rates measured on this
-// device. Time in no op stands in a row of its own, so that the rows add up to the step; the N steps before tell what
-// the events cost.
+// must compute and move at least (OpCost of ops.h), at the rates measured on this device. Time in no op stands in a row
+// of its own, so that the rows add up to the step; the N steps before tell what the events cost.
 //
-// Neither the ops nor the model know of it: the linker puts the wrappers of profile.c before the ops of ops.h (--wrap,
-// PROFILE_OPS in the Makefile). When nothing is profiled a wrapper costs one comparison, and inside a graph nothing.
-// profile_table.c measures nothing and knows no device.
+// The ops are observed (ops_observe); profile_table.c measures nothing and knows no device.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ops.h"
@@ -24,25 +21,7 @@ bool profile_next_step(void);
 // Waits for the device, prints the table; in directory (NULL: nowhere) writes profile.json and profile_trace.json.
 bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed speed, Error *err);
 
-// ----------------------------------------------------------------------------------- what a call must compute and move
-
-// Which call of an op this is: calls with the same op, tensor name (blocks apart) and shape cost the same.
-typedef struct {
-    const char *tensor; // the weight of a matmul or layernorm, else an input or output
-    int rank;
-    int64_t shape[TENSOR_MAX_RANK]; // N, IC, OC of a matmul; N, C of a layernorm; else the shape of that tensor
-} CallShape;
-
-typedef struct {
-    const char *op; // "matmul_forward"
-    CallShape shape;
-    double flops; // matmuls and attention
-    double bytes; // read + written, every tensor once
-} OpCost;
-
-#define OP(name, parameters, ...) OpCost op_cost_##name parameters;
-#include "llmc/run/op_table.def"
-#undef OP
+// ------------------------------------------------------------------------------------------------------------- labels
 
 // The tensor of the call without its block: weights by their short names of parameters.h ("qkvw").
 const char *op_tensor(const OpCost *cost);

@@ -65,7 +65,7 @@ def test_programs_outside_of_build_are_of_the_variant_asked_for_last(tmp_path):
             puts("release");
         #endif
         }'''
-    sources = {"train_gpt2.cu": tells, "data/shard.c": tells, "llmc/cuda/sizes.c": "extern int unused;", "llmc/run/op_table.def": "",
+    sources = {"train_gpt2.cu": tells, "data/shard.c": tells, "llmc/cuda/sizes.c": "extern int unused;",
                "llmc/cpu/variant.c": '''extern const char variant[];
                    #ifdef __AVX512F__
                        const char variant[] = "avx512";
