@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdint.h>
 
-// ------------------------------------------------------------------------------------------------- where formats end
+// --------------------------------------------------------------------------------------------- limits of the formats
 
 // The smallest and largest normal magnitude of a format, as the bits of floats without their sign. They are bits
 // because as integers they have the same order as the numbers, and compare exactly even where the processor treats

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-// ---------------------------------------------------------------------------------------------- what fp8 has in memory
+// --------------------------------------------------------------------------------------------------- the memory of fp8
 
 // Rows and columns of the weights as multiples of C; a block has 12 C^2 of them.
 static const struct {

@@ -24,7 +24,7 @@ enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
 //   d6 d12 d24 d36 d48 d60     GPT-2 (124M is d12): max_T 1024, V 0
 //   gpt3:c768 ...              GPT-3's table by channels (384 768 1024 1536 2048 2560 4096 5120 12288): max_T 2048
 //   L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's; V 0); NH defaults to C/64.
-//                              A preset may stand first: d12,V=50257,T=512
+//                              A preset may come first: d12,V=50257,T=512
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err);
 
 // Whether a -e value looks like a descriptor (it has no '/'; the file system is not consulted).

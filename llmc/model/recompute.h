@@ -32,7 +32,7 @@ typedef struct {
 //   0 1 2 3           all blocks: nothing; gelu; gelu+layernorm; block
 //   gelu+qkv ...      all blocks: ops joined by +: gelu, layernorm, fc, qkv, attention, attproj, block
 //   3/2, qkv+fc/3     every second block (the first, the third, ...), every third; the others keep everything
-//   3x4,0x8           4 blocks, then 8; the last item may leave out its count and goes on to the end
+//   3x4,0x8           4 blocks, then 8; the last item may omit its count and then extends to the end
 // The caller handles auto. False and a message if the text is none of these, or if the counts do not add up to L.
 bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err);
 Recompute recompute_all(int set);   // this set in every block

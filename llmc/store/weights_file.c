@@ -340,7 +340,7 @@ static Target target_of(const char *path) {
     return t;
 }
 
-// ------------------------------------------------------------------------------------------- what stands there already
+// ---------------------------------------------------------------------------------------------------- existing targets
 
 static bool check_file_target(const Target *t, const struct stat *st, Error *err) {
     if (S_ISDIR(st->st_mode))
