@@ -83,7 +83,7 @@ static HOST_DEVICE inline float outlier_window_push(OutlierWindow *w, float x) {
 
 // One decision.
 //   sumsq      (num_tensors)   sum of squares of each gradient tensor, loss scale included
-//   loss_sum   sum of the losses of all tokens of the step;  num_tokens  how many there were
+//   loss_sum   sum of the losses of all tokens of the step;  num_tokens  their number
 // Values that are skipped as outliers still enter the window, so that a lasting change of level is accepted eventually.
 static HOST_DEVICE inline void step_control_decide(StepControl *c, const float *sumsq, int num_tensors, double loss_sum,
                                                    int64_t num_tokens, StepLimits limits) {

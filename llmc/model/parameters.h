@@ -12,7 +12,7 @@
 typedef struct {
     int64_t max_T; // longest context: rows of the position embedding
     int64_t V;     // vocabulary; 0 in a descriptor that leaves it to the data
-    int64_t Vp;    // V padded up to a multiple of 128: rows of the token embedding and of the logits
+    int64_t Vp;    // V rounded up to a multiple of 128: rows of the token embedding and of the logits
     int64_t L;     // blocks
     int64_t NH;    // heads
     int64_t C;     // channels

@@ -50,7 +50,7 @@ typedef bool StateSink(void *file, const void *data, size_t bytes, Error *err);
 // value is infinite in the file's type.
 bool state_write(const Gpt2 *model, int index, StateForm form, StateSink *sink, void *file, Error *err);
 
-enum { STATE_PIECE_FLOATS = 2 << 20 }; // 8 MiB: so large that the cost of a call is small, but less than any model
+enum { STATE_PIECE_FLOATS = 2 << 20 }; // 8 MiB a piece: amortises the cost of a call, small compared with a model
 // Rows of a tensor in a piece. A row has at most 4 C = 262,144 floats, 1 MiB.
 static inline int64_t state_piece_rows(const Parameter *p) { return STATE_PIECE_FLOATS / p->cols; }
 
