@@ -1,9 +1,9 @@
 // The trainer. Read it from top to bottom: one step -> the loop -> evaluation and saving -> how it is built -> main.
-// What is trained on which data is decided in llmc/run/run_setup.c, what is said of it in llmc/run/report.c. Everything
-// it calls explains itself in the header of that name under llmc/.
+// Which model is trained on which data is decided in llmc/run/run_setup.c, and llmc/run/report.c reports on it. The
+// functions called here are documented in the headers of their modules under llmc/.
 //
-// It is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and train_gpt2sim.
-// It never knows which backend implements device.h and ops.h.
+// This is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and
+// train_gpt2sim. It never knows which backend implements device.h and ops.h.
 #include "llmc/base/atomic_file.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/profile.h"
@@ -19,11 +19,11 @@
 #include <string.h>
 
 typedef struct {
-    RunSetup setup; // what is trained on which data, and how far it has come (setup.state)
+    RunSetup setup; // the model, the data, and the progress so far (setup.state)
     Gpt2 *model;
     Optimizer *optimizer;
     DataLoader *loader;
-    StepRecord records[2]; // of this step and the one before, which is reported while this one computes
+    StepRecord records[2]; // of this step, and of the step before, which is reported while this one computes
     RunLog *log;
     Report *report;
     DeviceSpeed speed;
@@ -59,7 +59,7 @@ static bool train_step(Run *run, Error *err) {
     device_copy_to_host(record->control, gpt2_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
     device_event_record(record->stop, STREAM_COMPUTE);
     record->step = state->step = step + 1;
-    state->position = dataloader_position(run->loader); // of whole steps: a step that fails midway is read again
+    state->position = dataloader_position(run->loader); // counts whole steps: a step that fails midway is read again
     report_step(run->report, before);
     if (device_event_done(record->stop)) report_step(run->report, record);
     if (watched) report_numerics(run);
@@ -80,8 +80,8 @@ static void report_numerics(Run *run) {
     runlog_numerics(run->log, run->setup.state.step, rows, count);
 }
 
-// A signal came between two micro-steps. Weights and moments are still those of the last whole step; with the rest of
-// its state a resume reads this step's windows again and computes the same bits.
+// A signal arrived between two micro-steps. Weights and moments still have their values of the last whole step. Once
+// its other state is restored, a resume reads this step's windows again and computes the same bits.
 static void abandon_step(Run *run) {
     const int64_t step = run->setup.state.step;
     report_all(run);
@@ -93,7 +93,7 @@ static void abandon_step(Run *run) {
 static bool evaluate(Run *run, bool last, Error *err);
 static bool save(Run *run, Error *err);
 
-// Steps with evaluation, samples and checkpoints between them, until the last one, the time limit or a signal.
+// Runs steps, with evaluation, samples and checkpoints between them, until the last step, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
@@ -104,12 +104,12 @@ static bool loop(Run *run, Error *err) {
         const bool there = runlog_is_there(run->log, err);
         const bool last = step >= run->setup.total_steps || timed_out;
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
-        const bool interrupted = signals_pending() != 0; // also while it was evaluated: the resume does the rest
+        const bool interrupted = signals_pending() != 0; // also during evaluation: the resume completes it
         if (step > run->setup.first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
         if (last || interrupted) return there;
         if (!there || !train_step(run, err)) {
-            Error unsaved; // the directory or the data failed, not the model: what was trained is kept
+            Error unsaved; // the directory or the data failed, not the model: the trained weights are kept
             report_all(run);
             if (step > run->setup.first_step && !save(run, &unsaved)) runlog_text(run->log, "%s", unsaved.text);
             return false;
@@ -120,7 +120,7 @@ static bool loop(Run *run, Error *err) {
     }
 }
 
-// --profile: steps and nothing else; nothing is saved.
+// --profile: runs steps only and saves nothing.
 static bool profile_loop(Run *run, Error *err) {
     profile_start(run->setup.options.profile);
     report_first_step(run->report);
@@ -135,8 +135,8 @@ static bool profile_loop(Run *run, Error *err) {
 
 // ----------------------------------------------------------------------------------------------- evaluation and saving
 
-// How often the log of a resumed run has it for the step that the run goes on from. What a signal kept it from is made
-// up for there.
+// How many such events the log of a resumed run already has for the step that it resumes from. Those that a signal
+// prevented are made up for at that step.
 static int64_t logged(const Run *run, const char *event, const char *name) {
     const bool goes_on = run->setup.options.max_steps != 0 && run->setup.state.step == run->setup.first_step;
     return goes_on ? runlog_count(run->log, event, name) : 0;
@@ -177,7 +177,7 @@ static bool answer_choices(Run *run, Error *err) {
     return true;
 }
 
-// Between steps a text is shown when it is whole; with -x 0 as it is drawn, with its speed.
+// Between steps a text is shown when it is complete; with -x 0 as it is drawn, with its speed.
 static bool sample(Run *run, Error *err) {
     const bool streamed = run->setup.options.max_steps == 0 && run->setup.options.samples == 1;
     GenerateOptions options = run_setup_generate(&run->setup);
@@ -195,7 +195,7 @@ static bool sample(Run *run, Error *err) {
     return true;
 }
 
-// What is due after this step: each looks whether the log of a resumed run has it already.
+// Runs everything due after this step, except what the log of a resumed run has already.
 static bool evaluate(Run *run, bool last, Error *err) {
     const Options *o = &run->setup.options;
     const int64_t step = run->setup.state.step;
@@ -215,7 +215,7 @@ static bool save(Run *run, Error *err) {
     free(state->options_json);
     state->options_json = options_to_json(o);
     state->tokenizer = run->setup.tokenizer;
-    char *tuning = device_tuning(); // a resume takes the same
+    char *tuning = device_tuning(); // a resume makes the same choices
     report_tuning(run->report, tuning);
     free(state->tuning);
     state->tuning = tuning;
@@ -227,7 +227,7 @@ static bool save(Run *run, Error *err) {
     return true;
 }
 
-// --export and --interactive: what is done with the weights when training is over.
+// --export and --interactive, after training is over.
 static bool use_weights(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (*o->export_path) {
@@ -244,7 +244,7 @@ static bool use_weights(Run *run, Error *err) {
 
 // --------------------------------------------------------------------------------------------------- how it is built
 
-// Before the model, so that what is taken for it is there again.
+// Runs before the model is built, so that the memory it takes is free again by then.
 static void measure_speed(Run *run) {
     Error unmeasured;
     const Gpt2Options model = run_setup_model(&run->setup);
@@ -263,8 +263,8 @@ static bool build_model(Run *run, Error *err) {
     run->model = gpt2_create(&model, err);
     if (!run->model)
         return error_prefix(err, "the model was planned to fit, and does not: another process may have taken memory");
-    StepControl *control = &run->setup.state.control; // of a checkpoint, or new
-    // An fp16 run brings its loss scale along. 1 is that of a new run, or of one that had another dtype.
+    StepControl *control = &run->setup.state.control; // from a checkpoint, or new
+    // An fp16 run resumes with its loss scale. A scale of 1 belongs to a new run, or to a run in another dtype.
     if (run->setup.dtype != DTYPE_FP16 || control->loss_scale == 1.0f)
         control->loss_scale = optimizer_first_loss_scale(run->setup.dtype);
     gpt2_set_control(run->model, control);
@@ -295,7 +295,7 @@ static bool build_training(Run *run, Error *err) {
 
 static bool open_log(Run *run, Error *err) {
     const Options *o = &run->setup.options;
-    const bool only_evaluates = o->max_steps == 0; // it adds to the log of a run, and takes nothing away
+    const bool only_evaluates = o->max_steps == 0; // appends to the log of a run and removes nothing
     run->log = runlog_open(*o->output ? o->output : NULL, run->setup.resume_path != NULL || only_evaluates,
                            only_evaluates ? INT64_MAX : run->setup.state.step, o->progress, o->tensorboard != 0, err);
     if (!run->log) return false;
@@ -333,7 +333,7 @@ static int run_all(Run *run, Error *err) {
     measure_speed(run);
     if (!build_model(run, err)) return EXIT_RUN_FAILED;
     if (run->setup.options.max_steps != 0 && !build_training(run, err)) return EXIT_RUN_FAILED;
-    signals_install(); // from here on there is a log that shall be whole
+    signals_install(); // from here on there is a log that must stay complete
     if (!open_log(run, err)) return EXIT_RUN_FAILED;
     if (!(run->setup.options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     report_all(run);

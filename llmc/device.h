@@ -1,6 +1,6 @@
-// The machine behind the ops: memory, streams, events, graphs and facts. A backend (llmc/cpu, llmc/cuda) implements
-// this header and ops.h, and keeps its state in one private handle. One device per process.
-// On the CPU, streams run at once, events are done when recorded, and graphs are not captured.
+// The device interface next to ops.h: memory, streams, events, graphs and facts. A backend (llmc/cpu, llmc/cuda)
+// implements this header and ops.h, and keeps its state in one private handle. There is one device per process. On the
+// CPU, work on streams runs at once, events are done when recorded, and graphs are not captured.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/tensor.h"
@@ -11,27 +11,27 @@ extern "C" {
 
 // ---------------------------------------------------------------------------------------------------- life and facts
 
-// The last, for measurements alone (dev/bench/bench_ops.c): cuDNN, backward in the form that adds dQ as blocks come to
-// it. Its bits need not repeat.
+// ATTENTION_CUDNN_COLLECTED is for measurements only (dev/bench/bench_ops.c): cuDNN with the backward form that adds dQ
+// in the order in which blocks finish. Its bits need not repeat.
 typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN, ATTENTION_CUDNN_COLLECTED } AttentionChoice;
 typedef enum { GELU_FUSION_AUTO, GELU_FUSION_NONE, GELU_FUSION_FORWARD, GELU_FUSION_BOTH } GeluFusion;
 
-// All zero is a good choice on every machine.
+// All zeros is a good choice on every machine.
 typedef struct {
     int threads; // CPU: worker threads, 0 = all cores this process may use. Ignored by GPU backends
-    // What follows is ignored by the CPU.
+    // The CPU ignores the following fields.
     bool tf32;                 // fp32 matmuls on TF32 tensor cores
     AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
-    GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: not forward, where GELU could then not be
-                               // computed again with the same bits; backward by measurement on first use
+    GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: not forward, because GELU could then not be
+                               // recomputed with the same bits; backward by measurement on first use
 } DeviceOptions;
 
 typedef struct {
     const char *backend;            // "cpu" or "cuda"
     char name[128];                 // "AMD EPYC, 2 threads" or "NVIDIA H200"
     char libraries[256];            // "vector code avx512bf16, oneDNN 2.6.3, OpenMP"
-    char advice[128];               // how this machine would be faster with another build of this program; or ""
-    char attention[256];            // who computes attention, once a model is planned; "" on the CPU: no choice
+    char advice[128];               // names a build of this program that is faster on this machine; or ""
+    char attention[256];            // implementation of attention, once a model is planned; "" on the CPU: no choice
     int units;                      // threads or SMs in use
     size_t memory_total;            // bytes of device memory
     size_t memory_free;             // bytes free when device_init returned
@@ -41,40 +41,41 @@ typedef struct {
     bool supports[DTYPE_COUNT];     // dtypes that ops accept for weights and activations
 } DeviceFacts;
 
-// Call first in main. Some libraries read their settings from the environment when the process starts, before main:
-// what the backend wants there is set, and the program starts itself anew (same process, same arguments) if it was
-// missing. CPU: GOMP_SPINCOUNT, how long an idle OpenMP thread spins, unless the user chose it or OMP_WAIT_POLICY.
+// Call first in main. Some libraries read their settings from the environment when the process starts, before main.
+// This sets the variables that the backend needs and, if one was missing, executes the program again (same process,
+// same arguments). CPU: GOMP_SPINCOUNT, how long an idle OpenMP thread spins, unless the user set it or
+// OMP_WAIT_POLICY.
 void device_prepare_process(char **argv);
 
 bool device_init(const DeviceOptions *options, Error *err);
 void device_shutdown(void);
 const DeviceFacts *device_facts(void);
 
-// What this process chose by timing, or took over: algorithms and epilogues of matmuls, who computes attention. A line
-// each, malloced; "" where a backend chooses nothing. Other choices may mean other bits.
+// The choices that this process made by timing or restored: algorithms and epilogues of matmuls, implementation of
+// attention. One line each, malloced; "" if a backend chooses nothing. Other choices may give other bits.
 char *device_tuning(void);
-// What they were chosen from, for the log: JSON objects with commas between them,
+// The candidates of these choices, for the log: JSON objects separated by commas,
 //   {"what":"...","taken":1,"ways":[["the way 0",0.412],["the way 1",null]]}    times in ms; null: not measured
-// malloced; "" where a backend chooses nothing.
+// malloced; "" if a backend chooses nothing.
 char *device_choices(void);
-// Chooses the same again, without timing; before the first op. False: they were made for another GPU, driver or library
-// and count for nothing here.
+// Restores earlier choices without timing; call before the first op. False: they were made for another GPU, driver or
+// library and are ignored.
 bool device_restore_tuning(const char *lines);
 
-// What the device says of its own state, now. Fields it does not tell are 0.
+// The current state of the device as it reports it. Fields that it does not report are 0.
 typedef struct {
     double sm_clock_mhz, memory_clock_mhz;
-    double power_watts, energy_joules; // energy: since the driver was loaded; differences count
+    double power_watts, energy_joules; // energy: since the driver was loaded; only differences are meaningful
     double temperature_c;
-    char throttle[128]; // "" or why the clocks are held down: "power cap", "thermal", ...
+    char throttle[128]; // "" or the reason for throttling: "power cap", "thermal", ...
 } DeviceSensors;
-bool device_sensors(DeviceSensors *sensors); // false where there are none (the CPU; a GPU without NVML)
+bool device_sensors(DeviceSensors *sensors); // false if there are none (the CPU; a GPU without NVML)
 
-// The measured speed of light: plain library matmul (CPU: M=1024, N=3072, K=768, hot operands; GPU: a square one of
-// random numbers that takes at least 0.5 ms; the median) and copy bandwidth (bytes read + bytes written per second,
-// buffers larger than the caches). Takes about 0.3 s, and no more memory than `memory` bytes, that of the run which it
-// comes before, or 32 MB if that is more: the copy of a small run may stay in the caches, as the run does. On a GPU,
-// which refuses memory before it is short, a quarter of what is free.
+// The measured speed of light: the median rate of a plain library matmul (CPU: M=1024, N=3072, K=768, hot operands;
+// GPU: a square one of random numbers that takes at least 0.5 ms) and the copy bandwidth (bytes read + bytes written
+// per second, buffers larger than the caches). It takes about 0.3 s. It uses at most max(memory, 32 MB) bytes, where
+// `memory` is the size of the run that follows; for a small run the copy may stay in the caches, as the run itself
+// does. On a GPU, which refuses memory before it is short, it uses a quarter of the free memory.
 typedef struct {
     double matmul_flops;   // FLOP/s in dtype
     double copy_bandwidth; // bytes/s
@@ -83,12 +84,12 @@ bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error 
 
 // ------------------------------------------------------------------------------------------------------------ memory
 
-// Device memory, 256-byte aligned, zeroed (and so touched: the first step pays no page faults). NULL and a message
-// that names bytes asked and free when it does not fit.
+// Device memory, 256-byte aligned, zeroed (and so touched: the first step pays no page faults). NULL and a message with
+// the bytes requested and free when it does not fit.
 void *device_alloc(size_t bytes, Error *err);
 void device_free(void *p);
-// Device bytes taken by this process so far at most: CPU, resident set high-water since device_init (without the
-// buffers of device_measure_speed); GPU, allocated by this process.
+// The peak of device bytes used by this process so far. CPU: resident set high-water mark since device_init (without
+// the buffers of device_measure_speed). GPU: bytes allocated by this process.
 size_t device_memory_peak(void);
 
 // Host memory the device can copy from without staging (pinned on a GPU). Aligned to 64 bytes.
@@ -97,7 +98,7 @@ void host_free(void *p);
 
 // ----------------------------------------------------------------------------------------------- streams and copies
 
-// Both directions at once: what the device takes in is copied on STREAM_COPY, what goes back beside the step on
+// Copies run in both directions at once: copies to the device on STREAM_COPY, copies back to the host during a step on
 // STREAM_COPY_BACK.
 typedef enum { STREAM_COMPUTE, STREAM_COPY, STREAM_COPY_BACK, STREAM_COUNT } Stream;
 
@@ -105,7 +106,7 @@ typedef enum { STREAM_COMPUTE, STREAM_COPY, STREAM_COPY_BACK, STREAM_COUNT } Str
 // the copy is done.
 void device_copy_to_device(void *device_dst, const void *host_src, size_t bytes, Stream stream);
 void device_copy_to_host(void *host_dst, const void *device_src, size_t bytes, Stream stream);
-void device_sync(void); // waits for all streams: checkpoints, validation, the end. Never inside a step
+void device_sync(void); // waits for all streams: at checkpoints, validation, the end. Never inside a step
 
 typedef struct DeviceEvent DeviceEvent;
 DeviceEvent *device_event_create(Error *err);
@@ -120,11 +121,11 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop); // both must
 
 // A recorded sequence of launches that is replayed with one call: one per distinct micro-step. Use:
 //   if (!device_graph_replay(g)) { device_graph_begin(g); ...ops...; device_graph_end(g); }
-// replay returns false when nothing was captured yet, or always where the backend has no graphs (CPU): there begin
-// and end do nothing and the ops run as they are called. On a GPU the first pass runs the ops as they are called, too
-// (plans are made then), the second is captured, and end launches it.
-// The ops after a replay that returned false must be the work of the pass before. begin without asking for a replay
-// says that they are other work: the graph starts over.
+// replay returns false when nothing was captured yet, and always if the backend has no graphs (CPU); then begin and end
+// do nothing and the ops run as they are called. On a GPU the first pass also runs the ops as they are called (plans
+// are made then), the second is captured, and end launches it. The ops after a replay that returned false must be the
+// same work as in the previous pass. begin without a preceding replay declares that they are other work, and the graph
+// starts over.
 typedef struct DeviceGraph DeviceGraph;
 DeviceGraph *device_graph_create(Error *err);
 void device_graph_destroy(DeviceGraph *graph);

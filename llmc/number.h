@@ -1,16 +1,17 @@
-// Number formats: where each ends, fp8, the 8-bit numbers of optimizer states. One text for all backends and the tests:
-// plain fp32 operations in a stated order, in which no product is added to anything, so that fma or no fma makes no
-// difference and codes and scales are the same everywhere.
+// The number formats: their limits, fp8, and the 8-bit numbers of optimizer states. All backends and the tests share
+// this code. It uses plain fp32 operations in a stated order and never adds anything to a product, so fma makes no
+// difference, and codes and scales are the same everywhere.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/tensor.h"
 #include <math.h>
 #include <stdint.h>
 
-// ------------------------------------------------------------------------------------------------- where formats end
+// --------------------------------------------------------------------------------------------- limits of the formats
 
-// The magnitudes that a format holds with all its digits, as the bits of floats without their sign. Bits, because as
-// integers they are ordered as the numbers are, and compared exactly where the processor takes small numbers for 0.
+// The smallest and largest normal magnitude of a format, as the bits of floats without their sign. They are bits
+// because as integers they have the same order as the numbers, and compare exactly even where the processor treats
+// small numbers as 0.
 typedef struct {
     uint32_t smallest, largest;
 } FormatLimits;
@@ -38,11 +39,11 @@ static HOST_DEVICE inline FormatLimits format_limits(DType format) {
     return limits;
 }
 
-// What --numerics-every counts of a tensor, on the device and on the host. Sums of several tensors of a class (all
-// blocks, all micro-steps) are in one TensorStats.
+// The statistics of a tensor that --numerics-every counts, on the device and on the host. One TensorStats sums several
+// tensors of a class (all blocks, all micro-steps).
 typedef struct {
     double count;     // elements
-    double sumsq;     // of the finite ones
+    double sumsq;     // of the finite elements
     double zero;      // elements that are 0
     double underflow; // not 0, and smaller in magnitude than the smallest normal number of the format
     double overflow;  // larger in magnitude than the largest number of the format, or inf, or nan
@@ -55,26 +56,27 @@ typedef struct {
 // The formats, and the scale of a tensor.
 //   e4m3   1 sign, 4 exponent (bias 7), 3 mantissa; largest 448; 0x7F and 0xFF are NaN; no infinity
 //   e5m2   1 sign, 5 exponent (bias 15), 2 mantissa; largest 57344; infinity and NaN as in fp16
-// Both are exact in bf16, and stay so when they are divided by their scale.
-// Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
-enum { FP8_HISTORY = 16 }; // steps whose largest magnitudes delayed scaling looks at
+// Both are exact in bf16, and remain exact when they are divided by their scale. Micikevicius et al., "FP8 Formats for
+// Deep Learning", 2022.
+enum { FP8_HISTORY = 16 }; // number of past steps whose largest magnitudes delayed scaling uses
 
-// The scale of one quantised tensor: on the device, part of the checkpoint. All zeros: nothing was quantised yet.
+// The scale of one quantised tensor. It is on the device and part of the checkpoint. All zeros: nothing was quantised
+// yet.
 typedef struct {
-    float scale;   // what values are multiplied by
-    float inverse; // 1 / scale: what products are multiplied by
-    float amax;    // of the last quantisation (current scaling), or of the step so far (delayed): the largest magnitude
-    float history[FP8_HISTORY]; // delayed scaling: amax of the steps before, a ring; 0 where there was none yet
+    float scale;   // values are multiplied by it
+    float inverse; // 1 / scale: products are multiplied by it
+    float amax;    // largest magnitude of the last quantisation (current scaling) or of the step so far (delayed)
+    float history[FP8_HISTORY]; // delayed scaling: amax of the previous steps, a ring; 0 where there was none yet
     int32_t next;               // where the next one goes
-    int32_t format;             // DType of the tensor that this scale is for, as fp8_quantize met it
+    int32_t format;             // DType of the tensor that this scale is for, as fp8_quantize last saw it
 } Fp8Slot;
 
 static HOST_DEVICE inline float fp8_largest(DType format) { return format == DTYPE_E4M3 ? 448.0f : 57344.0f; }
 
-// The scale for values up to amax: the largest power of two that leaves amax * scale within the format. A power of two,
-// so that scaling itself never rounds; within 2^-62 .. 2^62, so that the product of two scales is a normal number. 1
-// where amax says nothing: for a tensor of zeros (or of denormal numbers, which some backends take for zeros), and for
-// one with inf or nan in it, which the finite check of the step then finds.
+// The scale for values up to amax: the largest power of two that keeps amax * scale within the format. It is a power of
+// two, so that scaling itself never rounds, and within 2^-62 .. 2^62, so that the product of two scales is a normal
+// number. It is 1 if amax is not usable: for a tensor of zeros (or of denormal numbers, which some backends treat as
+// zeros), and for a tensor with inf or nan, which the finite check of the step then finds.
 static HOST_DEVICE inline bool fp8_amax_is_usable(float amax) { return amax >= 0x1p-126f && isfinite(amax); }
 static HOST_DEVICE inline float fp8_scale(float amax, DType format) {
     if (!fp8_amax_is_usable(amax)) return 1.0f;
@@ -90,18 +92,18 @@ static HOST_DEVICE inline void fp8_slot_set_scale(Fp8Slot *s, float scale) {
     s->inverse = 1.0f / scale;
 }
 
-// Whether delayed scaling knows no step before this one: the tensor then gets the scale of its own amax.
+// Whether delayed scaling has no previous step. The tensor then gets the scale of its own amax.
 static HOST_DEVICE inline bool fp8_slot_is_new(const Fp8Slot *s) { return s->history[0] == 0.0f; }
 
-// Before a tensor whose largest magnitude is amax (NaN counts as more than inf) is rounded to format.
+// Call before rounding a tensor whose largest magnitude is amax to format (NaN counts as more than inf).
 static HOST_DEVICE inline void fp8_slot_record(Fp8Slot *s, float amax, DType format, bool delayed) {
     if (!delayed || fp8_slot_is_new(s)) fp8_slot_set_scale(s, fp8_scale(amax, format));
     if (!delayed || (!isnan(s->amax) && !(amax <= s->amax))) s->amax = amax;
     s->format = (int32_t)format;
 }
 
-// The end of a step under delayed scaling: amax enters the history, the scale of the next step is that of the largest
-// there with a factor of 2 to spare. A slot that saw nothing, or inf or nan, keeps its history and scale.
+// Ends a step under delayed scaling: amax enters the history, and the scale of the next step is the scale of the
+// largest entry, with a margin of a factor of 2. A slot that saw nothing, or inf or nan, keeps its history and scale.
 static HOST_DEVICE inline void fp8_slot_advance(Fp8Slot *s) {
     const float amax = s->amax;
     s->amax = 0.0f;
@@ -113,8 +115,8 @@ static HOST_DEVICE inline void fp8_slot_advance(Fp8Slot *s) {
     fp8_slot_set_scale(s, 0.5f * fp8_scale(largest, (DType)s->format));
 }
 
-// x, already scaled, to the nearest number of the format, ties to even; finite numbers beyond the largest: the largest.
-// inf and NaN: NaN, so that the finite check of the step finds them.
+// Rounds x, already scaled, to the nearest number of the format, ties to even. Finite numbers beyond the largest become
+// the largest. inf and NaN become NaN, so that the finite check of the step finds them.
 static HOST_DEVICE inline uint8_t fp8_encode(float x, DType format) {
     const int mantissa = format == DTYPE_E4M3 ? 3 : 2, bias = format == DTYPE_E4M3 ? 7 : 15;
     const float size = fabsf(x), largest = fp8_largest(format);
@@ -142,23 +144,24 @@ static HOST_DEVICE inline float fp8_decode(uint8_t code, DType format) {
 
 // ------------------------------------------------------------------------------------------ 8-bit optimizer states
 
-// Dynamic quantisation. A code stands for a number in [-1, 1] (signed) or [0, 1] (unsigned); times the scale of its
-// block, the largest magnitude there, it is the state. The step between neighbours grows with the magnitude: seven
-// decades, each cut into twice as many cells as the one below, so that large values keep two digits and small ones are
-// not lost. A number becomes the nearest one that has a code.
-// Dettmers, Lewis, Shleifer, Zettlemoyer, "8-bit Optimizers via Block-wise Quantization", 2021 (its dynamic map).
+// Dynamic quantisation. A code represents a number in [-1, 1] (signed) or [0, 1] (unsigned). That number times the
+// scale of its block, the largest magnitude in the block, is the state. The step between neighbours grows with the
+// magnitude: there are seven decades, each divided into twice as many cells as the one below, so that large values keep
+// two digits and small values are not lost. A number is rounded to the nearest one that has a code. Dettmers, Lewis,
+// Shleifer, Zettlemoyer, "8-bit Optimizers via Block-wise Quantization", 2021 (its dynamic map).
 enum { DYNAMIC8_DECADES = 7, DYNAMIC8_ZERO_SIGNED = 127 };
 
-// 10^(decade - 7): where a decade begins, 1e-7 .. 1e-1; it ends where the next one begins, the last at 1.
+// 10^(decade - 7), the beginning of a decade, 1e-7 .. 1e-1. A decade ends where the next one begins, the last at 1.
 static HOST_DEVICE inline float dynamic8_decade_begin(int decade) {
     const float begins[DYNAMIC8_DECADES + 1] = {1e-7f, 1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
     return begins[decade];
 }
 static HOST_DEVICE inline float dynamic8_decade_width(int decade) {
-    return 0.9f * dynamic8_decade_begin(decade + 1); // 9 begin; without the error of begin
+    return 0.9f * dynamic8_decade_begin(decade + 1); // 9 begin, without the rounding error of begin
 }
 
-// The middle of cell `cell` of the `cells` equal ones of a decade: its number. A decade begins at 1/9 of its width.
+// The number of cell `cell` of the `cells` equal cells of a decade, which is its middle. A decade begins at 1/9 of its
+// width.
 static HOST_DEVICE inline float dynamic8_middle(int decade, int cell, int cells) {
     return (((float)cell + 0.5f) / (float)cells + 1.0f / 9.0f) * dynamic8_decade_width(decade);
 }
@@ -172,8 +175,8 @@ static HOST_DEVICE inline float dynamic8_magnitude(int p, int first_cells) {
     return decade == DYNAMIC8_DECADES ? 1.0f : dynamic8_middle(decade, p - begin, cells);
 }
 
-// Half way between the first number of a decade and the number before it: above this begins what becomes one of the
-// decade. Decade DYNAMIC8_DECADES: the code of 1.
+// The midpoint between the first number of a decade and the number before it; values above it are rounded into the
+// decade. Decade DYNAMIC8_DECADES is the code of 1.
 static HOST_DEVICE inline float dynamic8_border(int decade, int first_cells) {
     const int cells = first_cells << decade;
     const float below = decade == 0 ? 0.0f : dynamic8_middle(decade - 1, cells / 2 - 1, cells / 2);
@@ -188,7 +191,7 @@ static HOST_DEVICE inline int dynamic8_code(float x, int first_cells) {
     for (int d = 1; d < DYNAMIC8_DECADES; d++) decade += x > dynamic8_border(d, first_cells);
     const int cells = first_cells << decade;
     const int cell = (int)((x - dynamic8_decade_begin(decade)) * ((float)cells / dynamic8_decade_width(decade)));
-    return cells - (first_cells - 1) + (cell < cells ? cell : cells - 1); // the last cell reaches up to the border
+    return cells - (first_cells - 1) + (cell < cells ? cell : cells - 1); // the last cell extends to the border
 }
 
 // Signed: codes 0 .. 255 in the order of their numbers, 127 is 0, 255 is 1; -1 has no code and becomes the largest
@@ -202,8 +205,8 @@ static HOST_DEVICE inline uint8_t dynamic8_encode_signed(float x) {
     return (uint8_t)(x < 0.0f ? DYNAMIC8_ZERO_SIGNED - (p > 127 ? 127 : p) : DYNAMIC8_ZERO_SIGNED + p);
 }
 
-// Unsigned, for second moments: code = magnitude code. What is above 0 never becomes 0: a second moment of 0 under a
-// first moment that is not would make an update without bound.
+// Unsigned, for second moments: code = magnitude code. A value above 0 never becomes 0: a second moment of 0 with a
+// first moment other than 0 would give an unbounded update.
 static HOST_DEVICE inline float dynamic8_decode_unsigned(uint8_t code) { return dynamic8_magnitude((int)code, 2); }
 static HOST_DEVICE inline uint8_t dynamic8_encode_unsigned(float x) {
     const int p = dynamic8_code(x, 2);

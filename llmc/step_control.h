@@ -1,7 +1,7 @@
-// The decisions of a step that the host never sees in time: is the gradient finite, how far is it clipped, is this
-// step an outlier, must the update be skipped, what loss scale comes next. They are made on the device, by this one
-// function, in every backend: a kernel of one thread calls it on a GPU, a plain call on the CPU.
-// The state is small, lives in device memory and is part of the checkpoint.
+// The decisions of a step that the host would see too late: whether the gradient is finite, how much it is clipped,
+// whether the step is an outlier, whether the update is skipped, and the next loss scale. They are made on the device,
+// by this one function, in every backend: a one-thread kernel calls it on a GPU, a plain call on the CPU. The state is
+// small, is in device memory and is part of the checkpoint.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include <math.h>
@@ -29,13 +29,13 @@ typedef struct {
     float grad_factor; // what the update multiplies gradients by: clip factor / loss scale
     float loss_z;      // z-scores against the window; 0 while the window is not full
     float norm_z;
-    int32_t skip;       // SkipReason of this step: the update leaves weights and moments as they are
-    int32_t bad_tensor; // index of the first gradient tensor that is not finite; -1: none (the loss, if skip says so)
+    int32_t skip;       // SkipReason of this step: the update leaves weights and moments unchanged
+    int32_t bad_tensor; // index of the first gradient tensor that is not finite; -1: none (the loss, if nonfinite)
     int32_t skipped;    // steps skipped in the run so far
-    // carried from step to step
+    // kept from step to step
     float loss_scale;     // dynamic loss scale (fp16); 1 otherwise
     int32_t good_steps;   // finite steps since the scale last changed
-    uint32_t micro_steps; // of the run, where gradients are rounded stochastically: names their random bits
+    uint32_t micro_steps; // of the run, if gradients are rounded stochastically: the index of their random bits
     OutlierWindow loss_window;
     OutlierWindow norm_window;
 } StepControl;
@@ -63,7 +63,7 @@ static HOST_DEVICE inline StepControl step_control_initial(float loss_scale) {
     return c;
 }
 
-// z-score of x against the window as it stands (0 until it is full), then x takes the oldest place.
+// The z-score of x against the current window (0 until it is full); x then replaces the oldest value.
 static HOST_DEVICE inline float outlier_window_push(OutlierWindow *w, float x) {
     float z = 0.0f;
     if (w->count == OUTLIER_WINDOW) {
@@ -83,8 +83,8 @@ static HOST_DEVICE inline float outlier_window_push(OutlierWindow *w, float x) {
 
 // One decision.
 //   sumsq      (num_tensors)   sum of squares of each gradient tensor, loss scale included
-//   loss_sum   sum of the losses of all tokens of the step;  num_tokens  how many there were
-// Values that are skipped as outliers still enter the window: a lasting change of level is accepted in time.
+//   loss_sum   sum of the losses of all tokens of the step;  num_tokens  their number
+// Values that are skipped as outliers still enter the window, so that a lasting change of level is accepted eventually.
 static HOST_DEVICE inline void step_control_decide(StepControl *c, const float *sumsq, int num_tensors, double loss_sum,
                                                    int64_t num_tokens, StepLimits limits) {
     double total = 0.0;

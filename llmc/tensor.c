@@ -1,3 +1,4 @@
+// The element types, views and host-side element conversions of tensor.h.
 #include "llmc/tensor.h"
 
 #include "llmc/base/error.h"

@@ -1,5 +1,5 @@
-// Tensor: what every op takes. A view of memory that somebody else owns: data, element type, shape and a name that
-// error messages can show. Row-major, contiguous. Passed by value. Holds no memory of its own and frees none.
+// Tensor, the operand type of every op: a view of memory with data, element type, shape and a name for error messages.
+// It is row-major, contiguous and passed by value. A tensor owns no memory and frees none.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,11 +44,11 @@ size_t tensor_bytes(Tensor t);
 int64_t tensor_rows(Tensor t); // product of all dimensions but the last
 int64_t tensor_cols(Tensor t); // the last dimension
 
-// Rows [first, first + count) of t seen as (rows, cols).
+// Rows [first, first + count) of t viewed as (rows, cols).
 Tensor tensor_slice_rows(Tensor t, int64_t first, int64_t count);
-// Elements [first, first + count) of t, flat. Of the absent tensor: itself.
+// Elements [first, first + count) of t, flat. The absent tensor gives itself.
 Tensor tensor_slice_elements(Tensor t, int64_t first, int64_t count);
-// The first n entries along dimension 0 (a micro-batch smaller than the one that was planned).
+// The first n entries along dimension 0 (a micro-batch smaller than planned).
 Tensor tensor_slice_first(Tensor t, int64_t n);
 
 // Stops the program, naming op and tensor, unless t has this dtype and number of elements. For ops: bugs only.

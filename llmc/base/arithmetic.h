@@ -1,4 +1,4 @@
-// Arithmetic that every floor uses, on the host and, where it says HOST_DEVICE, in kernels: sizes, random numbers, and
+// Arithmetic that every layer uses, on the host and, where marked HOST_DEVICE, in kernels: sizes, random numbers, and
 // the clock for durations.
 #pragma once
 #include <math.h>
@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <time.h>
 
-// Marks a function of a shared header: nvcc compiles it for host and device, a C compiler sees nothing.
+// Marks a function in a shared header: nvcc compiles it for host and device; for a C compiler it is empty.
 #ifdef __CUDACC__
 #define HOST_DEVICE __host__ __device__
 #else
@@ -24,7 +24,7 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static inline int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
-// Seconds of the monotonic clock; only differences mean anything.
+// Seconds of the monotonic clock; only differences are meaningful.
 static inline double now_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

@@ -1,5 +1,5 @@
-// See atomic_file.h. Writes go through a buffer of 1 MiB, which is also the unit of the checksum, so that a checkpoint
-// is limited by the disk. A file that grows is never sought in and never buffered.
+// Atomic files and growing files, see atomic_file.h. Writes go through a buffer of 1 MiB, which is also the unit of the
+// checksum, so that the disk limits the speed of a checkpoint. A growing file is never seeked and never buffered.
 #include "llmc/base/atomic_file.h"
 
 #include <dirent.h>
@@ -48,7 +48,7 @@ static char *parent_of(const char *path) {
     return parent;
 }
 
-// Makes renames and new names in a directory durable. Some network file systems have no fsync for directories; there
+// Makes renames and new names in a directory durable. Some network file systems have no fsync for directories; on those
 // nothing more can be done.
 static bool sync_directory(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -132,7 +132,7 @@ static bool flush_and_rename(AtomicFile *f) {
     if (fsync(f->fd) != 0) return fail(f, "flush to disk", errno);
     int fd = f->fd;
     f->fd = -1;
-    if (close(fd) != 0) return fail(f, "close", errno); // where network file systems report a full disk
+    if (close(fd) != 0) return fail(f, "close", errno); // here network file systems report a full disk
     if (rename(f->temporary, f->path) != 0) return fail(f, "rename into place", errno);
     if (!sync_parent(f->path, &f->error)) f->failed = true;
     return !f->failed;
@@ -167,7 +167,7 @@ bool file_write_atomic(const char *path, const void *data, size_t bytes, Error *
 
 void standard_files_open(void) {
     int fd;
-    do fd = open("/dev/null", O_RDWR); // the lowest number that is free
+    do fd = open("/dev/null", O_RDWR); // the lowest free number
     while (fd >= 0 && fd <= STDERR_FILENO);
     if (fd >= 0) close(fd);
 }
@@ -201,7 +201,8 @@ bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n,
     return true;
 }
 
-// Opens a plain file. O_NONBLOCK: a pipe without a writer must not hold the program; it means nothing for plain files.
+// Opens a plain file. O_NONBLOCK keeps a pipe without a writer from blocking the program; it has no effect on plain
+// files.
 static int open_plain(const char *path, int64_t *size, Error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
@@ -273,8 +274,8 @@ bool directory_make(const char *path, Error *err) {
         if (*p != '/' && *p != '\0') continue;
         char end = *p;
         *p = '\0';
-        // Whether an existing name is a directory shows at the end: mkdir may fail on a parent that is fine (a
-        // read-only "/home" says EROFS, not EEXIST).
+        // Only the stat below tells whether an existing name is a directory: mkdir may fail on a usable parent (a
+        // read-only "/home" gives EROFS, not EEXIST).
         if (mkdir(prefix, 0755) != 0 && end == '\0' && errno != EEXIST) reason = errno;
         *p = end;
         if (end == '\0') break;
@@ -332,9 +333,9 @@ static bool write_probe(const char *path, int fd) {
 bool directory_check_writable(const char *path, Error *err) {
     const size_t existing = directory_existing(path);
     bool ok = directory_make(path, err);
-    // A file without a name leaves nothing behind when the process is killed, and nobody else can remove it.
+    // An unnamed file leaves nothing if the process is killed, and no other process can remove it.
     if (ok && !write_probe(NULL, open(path, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600))) {
-        // Not every file system has them; where it has, this finds the reason.
+        // Not every file system supports unnamed files; on one that does, this finds the reason.
         char *probe = path_join(path, ".tmp-probe");
         ok = write_probe(probe, open(probe, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600)) ||
              error_set(err, "%s is not writable: %s", path, strerror(errno));
@@ -348,7 +349,7 @@ bool directory_list(const char *path, char ***names, int *count, Error *err) {
     *names = NULL, *count = 0;
     DIR *dir = opendir(path);
     if (!dir) return error_set(err, "%s: cannot open the directory: %s", path, strerror(errno));
-    errno = 0; // readdir says by errno alone whether it failed or is through
+    errno = 0; // readdir reports only by errno whether it failed or reached the end
     for (struct dirent *entry; (entry = readdir(dir)); errno = 0) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         char **grown = realloc(*names, (size_t)(*count + 1) * sizeof **names), *name = strdup(entry->d_name);
@@ -370,7 +371,7 @@ void directory_list_free(char **names, int count) {
 
 static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-// What glob could not read; it has no other way to hand that on.
+// The directory that glob could not read; its error callback has no other way to report it.
 static _Thread_local Error unread;
 static int on_unread(const char *directory, int reason) {
     if (reason == ENOENT || reason == ENOTDIR) return 0;
@@ -412,8 +413,8 @@ bool directory_remove(const char *path, Error *err) {
     return ok;
 }
 
-// For file systems without RENAME_EXCHANGE: the old directory steps aside under a temporary name first. A kill between
-// the renames leaves no directory at `to`, only the complete one at `from`.
+// For file systems without RENAME_EXCHANGE: the old directory is first moved to a temporary name. A kill between the
+// renames leaves no directory at `to`, only the complete one at `from`.
 static bool exchange_in_three_steps(const char *from, const char *to) {
     char *aside = NULL;
     REQUIRE_MEMORY(asprintf(&aside, "%s.old", from) >= 0, "a path");
@@ -423,7 +424,7 @@ static bool exchange_in_three_steps(const char *from, const char *to) {
         rename(aside, to);
         errno = reason, ok = false;
     }
-    if (ok) rename(aside, from); // else it stays where it is, under a name that is temporary too
+    if (ok) rename(aside, from); // otherwise it stays there: that name is temporary too
     free(aside);
     return ok;
 }
@@ -440,7 +441,7 @@ bool directory_commit(const char *from, const char *to, Error *err) {
 
 // ----------------------------------------------------------------------------------------------------- files that grow
 
-// A lock that ends with its process, however that ends. File systems that know none are taken as they are.
+// A lock that ends with its process, however the process ends. On file systems without locks it succeeds without one.
 static bool lock_file(int fd) {
     const struct timespec pause = {0, 50 * 1000 * 1000};
     for (int i = 0; i < 20; i++) {
@@ -473,7 +474,7 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
     } else if (ok) {
         gethostname(host, sizeof host - 1);
         const int n = snprintf(holder, sizeof holder, "process %ld on %s\n", (long)getpid(), host);
-        // For the message only: where the disk is full it is another one.
+        // For the message only: if the disk is full, the message names no process.
         if (ftruncate(*fd, 0) != 0 || pwrite(*fd, holder, (size_t)n, 0) != n) errno = 0;
     }
     if (!ok && *fd >= 0) close(*fd), *fd = -1;
@@ -500,7 +501,7 @@ bool append_file_cut(AppendFile *f, off_t bytes, Error *err) {
 bool append_file_write(AppendFile *f, const void *record, size_t bytes, Error *err) {
     const char *rest = record, *end = rest + bytes;
     int error = 0;
-    while (rest < end && !error) { // once, but for signals and full disks: those say why at the second try
+    while (rest < end && !error) { // once, except for signals and full disks: the second try gives the reason
         const ssize_t n = write(f->fd, rest, (size_t)(end - rest));
         if (n > 0) rest += n;
         if (n == 0) error = ENOSPC;
@@ -510,7 +511,7 @@ bool append_file_write(AppendFile *f, const void *record, size_t bytes, Error *e
         f->end += (off_t)bytes;
         return true;
     }
-    // A part of a record would spoil the next one.
+    // A partial record would corrupt the next one.
     if (rest > (const char *)record && ftruncate(f->fd, f->end) != 0) error = errno;
     return error_set(err, "%s: cannot be written: %s", f->path, strerror(error));
 }

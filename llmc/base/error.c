@@ -1,4 +1,4 @@
-// See error.h.
+// Errors, fatal errors, and signal handling, see error.h.
 #include "llmc/base/error.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ void bug_report(const char *file, int line, const char *format, ...) {
     abort();
 }
 
-// Without exit(): destructors of libraries would ask for memory again.
+// Not exit(): destructors of libraries would allocate memory again.
 void out_of_memory(const char *what, ...) {
     Error text;
     va_list args;
@@ -92,11 +92,11 @@ FILE *text_open(char **text, size_t *bytes) {
 
 // ------------------------------------------------------------------------------------------------------------- signals
 
-// The handler only sets flags and writes one fixed line (async-signal-safe calls); the loop looks at signals_pending
+// The handler only sets flags and writes one fixed line (async-signal-safe calls); the loop checks signals_pending
 // between micro-steps. System calls that a signal interrupts are restarted, so neither file writes nor reads see EINTR
 // because of us.
 
-// A handler can only speak through static variables; these two are all of it.
+// A handler can only communicate through static variables; there are just these two.
 static volatile sig_atomic_t pending = 0;
 static volatile sig_atomic_t interrupted = 0;
 
@@ -109,12 +109,12 @@ static void on_signal(int signal_number) {
     const int saved_errno = errno;
     const bool again = signal_number == SIGINT && interrupted;
     const bool is_news = !pending || (signal_number == SIGINT && !interrupted);
-    // First of all: as soon as the line is out, another thread may be given the next signal.
+    // These come first: as soon as the line is written, another thread may receive the next signal.
     if (signal_number == SIGINT) interrupted = 1;
     if (!pending) pending = signal_number;
     if (again) {
-        // The default action, so that the exit status tells the shell that SIGINT ended us. The signal is blocked
-        // while its handler runs and takes effect on return.
+        // The default action, so that the exit status tells the shell that SIGINT ended the program. The signal is
+        // blocked while its handler runs and takes effect on return.
         signal(SIGINT, SIG_DFL);
         raise(SIGINT);
     } else if (is_news) {
@@ -138,7 +138,7 @@ void signals_install(void) {
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
-    struct sigaction before; // nohup started us with SIGHUP ignored: so it stays
+    struct sigaction before; // under nohup we start with SIGHUP ignored, and it stays so
     if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, NULL);
 
     struct sigaction ignore = {.sa_handler = SIG_IGN};

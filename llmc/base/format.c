@@ -1,4 +1,4 @@
-// Numbers, durations, text and the progress bar in forms for readers. See format.h.
+// Numbers, durations, text and the progress bar formatted for readers. See format.h.
 #include "llmc/base/format.h"
 
 #include "llmc/base/json.h"
@@ -19,12 +19,12 @@ const char *format_fixed(double x, int width, int decimals, char *buf, int size)
         snprintf(buf, (size_t)size, "%*s", width, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
         return buf;
     }
-    // Rounding can add a digit (9.99996 -> 10.0000): so print, and take a decimal away while it is too wide.
+    // Rounding can add a digit (9.99996 -> 10.0000), so print, and remove a decimal while the text is too wide.
     while (snprintf(buf, (size_t)size, "%*.*f", width, decimals, x) > width && decimals > 0) decimals--;
     return buf;
 }
 
-// Divides x by `base` while it is `largest` or more (what would be printed as base); returns how often.
+// Divides x by `base` while it is at least `largest` (which would be printed as base); returns the number of divisions.
 static int scale_down(double *x, double base, double largest, int units) {
     int unit = 0;
     while (fabs(*x) >= largest && unit < units - 1) {
@@ -85,7 +85,7 @@ const char *format_exact(double x, char *buf, int size) {
         snprintf(buf, (size_t)size, "%.0f", x);
         return buf;
     }
-    // 17 digits are always enough; fewer often are, and read better (0.1 instead of 0.10000000000000001).
+    // 17 digits are always enough; often fewer are, and they read better (0.1 instead of 0.10000000000000001).
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(buf, (size_t)size, "%.*g", digits, x);
         if (strtod(buf, NULL) == x) break;
@@ -116,7 +116,7 @@ void format_json_string(FILE *out, const char *text, size_t n) {
     fputc('"', out);
 }
 
-// The character that text begins with, a control character or a byte that is not UTF-8 as \x1B; returns its bytes.
+// Writes the first character of text, with control characters and bytes that are not UTF-8 as \x1B; returns its bytes.
 static size_t put_visible(FILE *out, const char *text, size_t n) {
     const unsigned char c = (unsigned char)text[0];
     const int length = utf8_length(text, n);
@@ -151,8 +151,8 @@ void format_visible_stream(FILE *out, const char *text, size_t n) {
 
 enum {
     DEFAULT_COLUMNS = 80,
-    SHORTEST_BAR = 6, // below this a bar says less than its percentage
-    LONGEST_BAR = 40, // beyond this the eye has to travel for nothing
+    SHORTEST_BAR = 6, // below this a bar shows less than the percentage
+    LONGEST_BAR = 40, // beyond this a longer bar shows nothing more
     EIGHTHS = 8,
 };
 
@@ -173,7 +173,7 @@ bool terminal_is_utf8(void) {
     return false;
 }
 
-// `cells` columns of bar into buf (room for 3 bytes a column).
+// Writes `cells` columns of the bar to buf (3 bytes of capacity for each column).
 static void render_bar(double fraction, int cells, bool utf8, char *buf) {
     static const char *const BLOCKS[EIGHTHS] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
     int filled = (int)floor(fraction * cells * EIGHTHS);
@@ -190,7 +190,7 @@ const char *progress_render(double fraction, const char *left, const char *right
                             int size) {
     fraction = fraction > 0.0 ? fmin(fraction, 1.0) : 0.0; // nan becomes 0
     char percent[16];
-    // Rounded down: 100% is only said when everything is done.
+    // Rounded down: 100% is only shown when everything is done.
     snprintf(percent, sizeof percent, "%5.1f%%", floor(fraction * 1000.0) / 10.0);
 
     int room = width - 1 - (int)strlen(left) - (int)strlen(percent) - 4; // " [" bar "] " percent

@@ -1,6 +1,6 @@
-// JSON and UTF-8 that came from outside. See json.h.
-// Of UTF-8 it knows the table of RFC 3629, section 4 (no overlong forms, no surrogates, nothing above U+10FFFF) as far
-// as it decides whether an unfinished character can still be finished. Never judges whole text.
+// JSON and UTF-8 from outside sources, see json.h. For streams it uses the table of RFC 3629, section 4 (no overlong
+// forms, no surrogates, nothing above U+10FFFF), only to decide whether an unfinished character can still be completed.
+// It never judges whole text.
 #include "llmc/base/json.h"
 
 #include "llmc/base/atomic_file.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// To cJSON, text that it has no memory to read is text that is not JSON, and a checkpoint would seem damaged.
+// When cJSON runs out of memory it reports the text as invalid JSON, and a checkpoint would seem damaged.
 static void *allocate(size_t bytes) {
     void *p = malloc(bytes);
     REQUIRE_MEMORY(p, "JSON");
@@ -71,7 +71,7 @@ bool json_find(const cJSON *object, const char *key, const cJSON **item, Error *
     *item = NULL;
     for (const cJSON *child = object->child; child; child = child->next) {
         if (strcmp(child->string, key) != 0) continue;
-        // Readers disagree on which of the two counts, so neither does.
+        // Readers disagree on which of the two counts, so reject both.
         if (*item) return error_set(err, "\"%s\" is stated twice", key);
         *item = child;
     }
@@ -103,7 +103,7 @@ bool json_int_value(const cJSON *item, int64_t min, int64_t max, int64_t *value)
 bool json_double_value(const cJSON *item, double *value) {
     if (cJSON_IsNumber(item)) {
         *value = item->valuedouble;
-        return isfinite(*value); // 1e999 is none of ours
+        return isfinite(*value); // 1e999 is not written by us
     }
     if (!cJSON_IsString(item)) return false;
     const char *text = item->valuestring;
@@ -167,12 +167,12 @@ bool json_get_array(const cJSON *object, const char *key, int length, const cJSO
 
 // --------------------------------------------------------------------------------------------------------------- UTF-8
 
-// Bytes of the character that this one begins; 1 where it begins none or is one.
+// Bytes of the character that this byte begins; 1 if it begins none or is itself one.
 static int length_by_lead(unsigned char lead) {
     return lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 1;
 }
 
-// Can these n bytes be the beginning of a longer character?
+// Whether these n bytes can be the beginning of a longer character.
 static bool is_unfinished(const unsigned char *s, int n) {
     if (length_by_lead(s[0]) <= n) return false;
     const unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
@@ -186,7 +186,7 @@ int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out)
     if (n > 0) memcpy(out + s->count, bytes, (size_t)n);
     n += s->count;
     s->count = 0;
-    // No byte that begins a character stands inside another one: at most one of these ends of the text is unfinished.
+    // No byte that begins a character occurs inside another one, so at most one of these suffixes is unfinished.
     for (int k = 1; k <= UTF8_MOST_HELD && k <= n; k++)
         if (is_unfinished((const unsigned char *)out + n - k, k)) s->count = k;
     memcpy(s->held, out + n - s->count, (size_t)s->count);

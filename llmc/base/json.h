@@ -1,11 +1,12 @@
-// JSON and UTF-8 that came from outside.
+// JSON and UTF-8 from outside sources.
 //
-// Fields of JSON (config.json, trainer.json, safetensors headers): every field is looked up once, checked for presence,
-// type and range, and the message says what was found. Parsing is cJSON's. Owns nothing: items belong to the tree that
-// json_parse returned.
+// JSON fields (config.json, trainer.json, safetensors headers): every field is looked up once and checked for presence,
+// type and range, and the message states what was found. Parsing is cJSON's. This module owns nothing: items belong to
+// the tree that json_parse returned.
 //
-// UTF-8, one character at a time, for text that may hold anything: what is not well-formed is noticed, never read past.
-// And text that arrives in pieces which know nothing of characters, such as tokens: whole characters are passed on.
+// UTF-8 is decoded one character at a time, for text that may contain anything: malformed bytes are detected, and never
+// read past. Text that arrives in pieces which ignore character boundaries, such as tokens, is passed on in whole
+// characters.
 #pragma once
 #include "llmc/base/error.h"
 
@@ -16,31 +17,30 @@
 // The largest integer that JSON numbers, which are doubles, hold exactly together with all smaller ones.
 #define JSON_MAX_INT ((int64_t)1 << 53)
 
-// One object and nothing after it but white space. The caller frees it with cJSON_Delete.
+// One object, followed only by white space. The caller frees it with cJSON_Delete.
 cJSON *json_parse(const char *text, size_t bytes, Error *err);
-// The same from a file of at most max_bytes; messages begin with the path.
+// The same for a file of at most max_bytes; messages begin with the path.
 cJSON *json_parse_file(const char *path, size_t max_bytes, Error *err);
 
-// All of these: false and a message when the key is absent (json_find: *item NULL), stated twice, of another type, or
-// out of range.
+// All of these return false with a message when the key is absent (json_find: *item NULL), stated twice, of another
+// type, or out of range.
 bool json_find(const cJSON *object, const char *key, const cJSON **item, Error *err);
 bool json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max, int64_t *value, Error *err);
 bool json_get_double(const cJSON *object, const char *key, double *value, Error *err);
 bool json_get_string(const cJSON *object, const char *key, const char **value, Error *err);
 bool json_get_object(const cJSON *object, const char *key, const cJSON **value, Error *err);
 bool json_get_array(const cJSON *object, const char *key, int length, const cJSON **value, Error *err);
-// False, and the key in the message, where the object has one that is not in this list, which ends with NULL.
+// False, with the key in the message, if the object has a key that is not in this list, which ends with NULL.
 bool json_check_keys(const cJSON *object, const char *const *known, Error *err);
 
-// The value of an item: an integer in [min, max]; a number or one of "nan", "inf", "-inf", which JSON numbers cannot
-// be.
+// The value of an item: an integer in [min, max]; a number or one of "nan", "inf", "-inf", which are not JSON numbers.
 bool json_int_value(const cJSON *item, int64_t min, int64_t max, int64_t *value);
 bool json_double_value(const cJSON *item, double *value);
 
-// A number as json_double_value reads it back, to the same bits, into buf; returns buf. digits: 9 for a float, 17 for a
-// double.
+// Writes a number to buf so that json_double_value reads back the same bits; returns buf. digits: 9 for a float, 17 for
+// a double.
 const char *json_format_double(double value, int digits, char *buf, size_t size);
-// What an item holds, for messages: 7.5, "text", an object, ... Control characters are replaced. Returns buf.
+// The content of an item, for messages: 7.5, "text", an object, ... Control characters are replaced. Returns buf.
 const char *json_describe(const cJSON *item, char *buf, size_t size);
 
 // --------------------------------------------------------------------------------------------------------------- UTF-8
@@ -64,7 +64,7 @@ static inline int utf8_decode(const unsigned char *p, int64_t n, uint32_t *code_
     return length;
 }
 
-// Writes the character, at most 4 bytes; returns how many.
+// Writes the character, at most 4 bytes; returns their number.
 static inline int utf8_encode(uint32_t c, char *out) {
     int length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     for (int i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));
@@ -78,9 +78,9 @@ static inline int utf8_length(const char *text, size_t n) {
     return n == 0 ? 0 : utf8_decode((const unsigned char *)text, (int64_t)n, &c);
 }
 
-// Text that arrives in pieces.
-// A character whose bytes come in several pieces is held back until its last one is there; bytes that are no UTF-8 are
-// passed on as soon as that is certain. Nothing is ever lost, changed or reordered. Allocates nothing.
+// For text that arrives in pieces. A character whose bytes are spread over several pieces is held back until it is
+// complete; bytes that are not UTF-8 are passed on as soon as that is certain. Nothing is ever lost, changed or
+// reordered. Allocates nothing.
 enum { UTF8_MOST_HELD = 3 }; // a character has up to four bytes
 
 typedef struct {
@@ -88,7 +88,7 @@ typedef struct {
     int count;
 } Utf8Stream; // all zero: nothing is held back
 
-// Takes n bytes; what can be shown now goes to out (room for n + UTF8_MOST_HELD). Returns how many bytes that is.
+// Takes n bytes and writes the bytes that can be shown now to out (capacity n + UTF8_MOST_HELD). Returns their number.
 int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out);
-// The text is over: what is still held back, an unfinished character, goes to out as it is.
+// Ends the text: the bytes still held back, an unfinished character, are written to out unchanged.
 int64_t utf8_stream_end(Utf8Stream *s, char *out);

@@ -1,11 +1,12 @@
-// The order of the data, a pure function: a keyed permutation of [0, n) and the endless stream of epochs built on it.
-// Its numbers are part of the format of a run: a checkpoint stores only a position, so a change here makes resumed runs
-// read other data (test_shuffle pins some values).
+// The order of the data, and the reader thread with its ring of batches.
 //
-// The reader thread and its ring of batches. Two counters carry the whole protocol: `filled` batches have been read,
-// the buffers of the first `released` may be overwritten; batch k lives in buffer k mod ring.
-// Owns the buffers and the thread. Never computes, never copies to the device, never touches a buffer that the caller
-// may still be reading.
+// The order is a pure function: a keyed permutation of [0, n) and the endless stream of epochs built on it. Its numbers
+// are part of the format of a run: a checkpoint stores only a position, so a change here makes resumed runs read other
+// data (test_shuffle pins some values).
+//
+// Two counters are the whole protocol of the ring: `filled` batches have been read, and the buffers of the first
+// `released` may be overwritten; batch k is in buffer k mod ring. The loader never computes, never copies to the
+// device, and never touches a buffer that the caller may still be reading.
 #include "llmc/data/dataloader.h"
 
 #include "llmc/base/arithmetic.h"
@@ -21,12 +22,12 @@
 
 // --------------------------------------------------------------------------------------------------------------- order
 
-// Four rounds are enough for large n (Luby, Rackoff, 1988), but with the one or two bits of a half that a small n has,
-// four or six leave some orders visibly more likely (chi-square in test_shuffle); eight do not.
+// Four rounds are enough for large n (Luby, Rackoff, 1988). For small n, whose halves have one or two bits, four or six
+// rounds leave some orders visibly more likely (chi-square in test_shuffle); eight do not.
 enum { ROUNDS = 8 };
 
-// The finaliser of SplitMix64: every bit of z moves about half of the bits of the result. Philox is the project's
-// generator, but ten of its rounds inside every Feistel round would cost as much as reading the window.
+// The finaliser of SplitMix64: every bit of z moves about half of the bits of the result. The project's generator is
+// Philox, but its ten rounds inside every Feistel round would cost as much as reading the window.
 static uint64_t mix64(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -42,7 +43,7 @@ int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key) {
     uint64_t round_key[ROUNDS];
     for (uint64_t r = 0; r < ROUNDS; r++) round_key[r] = mix64(key + (r + 1) * 0x9E3779B97F4A7C15u);
     uint64_t x = (uint64_t)i;
-    do { // walks the cycle of i until it is inside again: at most four turns on average
+    do { // follows the cycle of i until it is inside [0, n): at most four turns on average
         uint64_t left = x >> half, right = x & mask;
         for (int r = 0; r < ROUNDS; r++) {
             uint64_t next = left ^ (mix64(right + round_key[r]) & mask);
@@ -76,9 +77,9 @@ struct DataLoader {
     int64_t filled, released;
     bool failed;      // reading batch `filled` failed, and the reader has ended
     Error error;      // why
-    atomic_bool stop; // also looked at between windows, so that destroy does not wait for a large batch
+    atomic_bool stop; // also checked between windows, so that destroy does not wait for a large batch
 
-    // Of the thread that calls next, no lock needed.
+    // Used only by the thread that calls next; no lock needed.
     int64_t handed_out; // batches
     int64_t position;   // windows
     double wait_seconds;
@@ -86,7 +87,7 @@ struct DataLoader {
 
 // ------------------------------------------------------------------------------------------------------------ reader
 
-// Which window stands at this position of the stream.
+// The window at this position of the stream.
 static int64_t window_at(const DataLoaderOptions *o, int64_t position) {
     int64_t p = o->repeat_first_step ? position % o->step_windows : position;
     return o->shuffle ? shuffle_window(p, o->shards->num_windows, o->seed) : p % o->shards->num_windows;
@@ -165,7 +166,7 @@ static void free_loader(DataLoader *loader) {
     free(loader);
 }
 
-// Signals are for the main thread, which finishes the step and saves: the reader takes none.
+// The main thread handles signals (it finishes the step and saves), so the reader blocks them all.
 static int start_reader(DataLoader *loader) {
     sigset_t all, before;
     sigfillset(&all);
@@ -217,7 +218,7 @@ void dataloader_destroy(DataLoader *loader) {
 bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, Error *err) {
     const int64_t k = loader->handed_out;
     pthread_mutex_lock(&loader->mutex);
-    if (k >= 2) { // the caller is done with batch k-2 and may still copy from batch k-1
+    if (k >= 2) { // the caller has finished with batch k-2 and may still copy from batch k-1
         loader->released = k - 1;
         pthread_cond_broadcast(&loader->changed);
     }
@@ -228,7 +229,7 @@ bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, E
     }
     bool ready = loader->filled > k;
     pthread_mutex_unlock(&loader->mutex);
-    if (!ready) return error_set(err, "%s", loader->error.text); // the reader has ended: its message stays
+    if (!ready) return error_set(err, "%s", loader->error.text); // the reader has ended, so its message does not change
     const Batch *batch = &loader->ring[k % loader->options.ring];
     *windows = batch->windows;
     *count = batch->count;

@@ -1,19 +1,20 @@
-// A reader thread that keeps a ring of host buffers full of windows, in the order of (seed, position).
-// Owns the ring (pinned where the device needs it) and the thread. Never decides what a batch is for.
-// Data order has no state: which window a run reads at position p is a pure function of (seed, p), so resume needs
+// The data loader: a reader thread that keeps a ring of host buffers full of windows, in the order of (seed, position).
+// It owns the ring (pinned if the device needs that) and the thread, and never decides what a batch is for.
+//
+// Data order has no state: the window that a run reads at position p is a pure function of (seed, p), so a resume needs
 // only the position, and the order does not depend on how a batch is cut into micro-batches.
 //
-// The loader walks an endless stream: stream position p holds window shuffle_window(p, num_windows, seed), or window
-// p mod num_windows without shuffle. The stream does not depend on batch_windows, and a loader created with the
-// dataloader_position of another at the end of a step goes on where that one was.
+// The loader walks an endless stream: stream position p has window shuffle_window(p, num_windows, seed), or window p
+// mod num_windows without shuffle. The stream does not depend on batch_windows. A loader created with the
+// dataloader_position of another at the end of a step continues that loader's stream.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/data/shards.h"
 
 #include <stdint.h>
 
-// A pseudo-random permutation of [0, n) for this key: an 8-round Feistel network over the next power of four,
-// walked until it lands inside (Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). 1 <= n < 2^62.
+// A pseudo-random permutation of [0, n) for this key: an 8-round Feistel network over the next power of four, iterated
+// until it lands inside (Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). 1 <= n < 2^62.
 int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key);
 
 // The window at position p of an endless stream over n windows: every epoch is a new permutation.
@@ -23,10 +24,10 @@ int64_t shuffle_window(int64_t p, int64_t n, uint64_t seed);
 
 typedef struct {
     const ShardSet *shards; // must outlive the loader
-    int64_t vocab;          // tokens must be below
+    int64_t vocab;          // tokens must be below this
     int64_t batch_windows;  // windows in a full micro-batch (B)
     int64_t step_windows;   // windows in a step (total batch / T); the last micro-batch of a step may be smaller
-    int64_t position;       // windows consumed before the first batch; a step begins here
+    int64_t position;       // windows consumed before the first batch, which begins a step
     uint64_t seed;
     bool shuffle;           // false: in file order, starting over at the end
     bool repeat_first_step; // -a: every step reads the first step's windows again (p mod step_windows of the stream)
@@ -37,13 +38,13 @@ typedef struct DataLoader DataLoader;
 DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err);
 void dataloader_destroy(DataLoader *loader); // stops the thread, whatever it is doing; NULL is fine
 
-// The next micro-batch: *windows is (count, T+1) tokens of shards->token_bytes each, in host memory from host_alloc.
-// It stays valid until the second-next call: call k may still copy from the buffer of call k-1, not of call k-2.
-// Blocks while the ring is empty. False: reading failed (the message names file and offset). The error comes when the
-// failing batch is due, after all batches before it, and on every call from then on.
+// The next micro-batch: *windows is (count, T+1) tokens of shards->token_bytes each, in host memory from host_alloc. It
+// stays valid until the second-next call: during call k the buffer of call k-1 may still be copied, that of call k-2
+// may not. Blocks while the ring is empty. False: reading failed (the message names file and offset). The error is
+// returned when the failing batch is due, after all batches before it, and by every later call.
 bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, Error *err);
 
-// Windows handed out so far plus options.position: what a checkpoint stores after whole steps.
+// Windows handed out so far plus options.position; a checkpoint stores this after whole steps.
 int64_t dataloader_position(const DataLoader *loader);
-// Seconds dataloader_next has spent waiting.
+// Seconds that dataloader_next has spent waiting.
 double dataloader_wait_seconds(const DataLoader *loader);

@@ -1,7 +1,7 @@
-// Token shards: opening and checking the files of a glob pattern, reading windows, writing shards.
-// Owns the descriptors of a ShardSet and the file of a ShardWriter: the tokens go after the space of the header; commit
-// writes the header, so that no reader takes a file for a shard that is not whole. Never trusts a number it has read,
-// keeps no token in memory, and knows nothing of batches or of their order.
+// Token shards: opening and checking the files of a glob pattern, reading windows, writing shards. This file owns the
+// descriptors of a ShardSet and the file of a ShardWriter. The tokens are written after space for the header, and
+// commit writes the header, so that no reader takes an incomplete file for a shard. It never trusts a number it has
+// read, keeps no tokens in memory, and knows nothing of batches or their order.
 #include "llmc/data/shards.h"
 
 #include "llmc/base/arithmetic.h"
@@ -26,12 +26,12 @@ typedef struct {
     uint64_t head; // XXH3 of the first HEAD_BYTES of the file
 } ShardHeader;
 
-// The header, and tokens beside it: corpora are cut into shards of equal length, whose headers are all the same.
+// The header and some tokens: corpora are cut into shards of equal length, whose headers are all the same.
 enum { HEAD_BYTES = 4 * SHARD_HEADER_BYTES };
 
 // ---------------------------------------------------------------------------------------------------------- checking
 
-// Reads until n bytes or the end of the file; returns how many, -1 on error (errno).
+// Reads up to n bytes or the end of the file; returns the number read, -1 on error (errno).
 static int64_t pread_all(int fd, void *out, int64_t n, int64_t offset) {
     int64_t done = 0;
     while (done < n) {
@@ -61,7 +61,7 @@ static bool parse_vocab(const char *path, const int32_t *h, ShardHeader *header,
     return true;
 }
 
-// The token count must be exactly what the file has room for.
+// The token count must match the file size exactly.
 static bool parse_count(const char *path, const int32_t *h, int64_t file_bytes, ShardHeader *header, Error *err) {
     bool is_v1 = h[SHARD_FIELD_VERSION] == 1;
     int field = is_v1 ? SHARD_FIELD_COUNT_V1 : SHARD_FIELD_COUNT_V2;
@@ -134,7 +134,7 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
 
 // ----------------------------------------------------------------------------------------------------------- opening
 
-// What the files agree on, each with the first file that states it.
+// The facts that the files must agree on, each with the first file that states it.
 typedef struct {
     const char *token_bytes_file, *vocab_file, *eot_file;
 } Statements;
@@ -178,8 +178,8 @@ static bool add_shard(ShardSet *set, const char *path, Statements *statements, E
     return true;
 }
 
-// Room for n more descriptors: 1024 is a common soft limit, and a corpus may have more shards than that. Where even the
-// hard limit is too low, open() says so.
+// Makes n more descriptors available: 1024 is a common soft limit, and a corpus may have more shards than that. If even
+// the hard limit is too low, open() reports it.
 static void raise_descriptor_limit(size_t n) {
     enum { OTHERS = 128 }; // libraries, logs, checkpoints
     struct rlimit limit;
@@ -239,7 +239,7 @@ void shards_close(ShardSet *set) {
 
 static const Shard *shard_of_window(const ShardSet *set, int64_t w) {
     REQUIRE(w >= 0 && w < set->num_windows, "window %" PRId64 " of %" PRId64, w, set->num_windows);
-    int low = 0, high = set->count - 1; // the last shard with first_window <= w; it is not an empty one
+    int low = 0, high = set->count - 1; // the last shard with first_window <= w, which is never empty
     while (low < high) {
         int middle = low + (high - low + 1) / 2;
         if (set->shards[middle].first_window <= w)
@@ -250,8 +250,8 @@ static const Shard *shard_of_window(const ShardSet *set, int64_t w) {
     return &set->shards[low];
 }
 
-// The largest token, in loops without an exit so that the compiler turns them into vector maxima: the check costs a
-// small part of the copy out of the page cache.
+// The largest token, in loops without an exit so that the compiler turns them into vector maxima. The check costs a
+// small fraction of the copy from the page cache.
 static uint32_t largest_token(const void *tokens, int token_bytes, int64_t n) {
     if (token_bytes == 2) {
         const uint16_t *t = tokens;
@@ -306,7 +306,7 @@ static bool write_failed(const ShardWriter *w, Error *err) {
     return error_set(err, "%s: cannot write the shard: %s", w->path, strerror(errno ? errno : EIO));
 }
 
-// To the end of the tokens that stay; what comes after them goes.
+// Truncates the file after the tokens to keep and moves to its end.
 static bool keep_tokens(ShardWriter *w, int64_t num_tokens, Error *err) {
     const off_t size = SHARD_HEADER_BYTES + (off_t)num_tokens * w->token_bytes;
     struct stat st;
@@ -321,7 +321,7 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
     REQUIRE(token_bytes == 2 || token_bytes == 4, "shard writer: %d bytes per token", token_bytes);
     REQUIRE(vocab >= 0 && vocab <= (token_bytes == 2 ? 65536 : INT32_MAX) && eot >= -1 && eot < INT32_MAX,
             "shard writer: vocabulary %lld, end-of-text %lld", (long long)vocab, (long long)eot);
-    const char header[SHARD_HEADER_BYTES] = {0}; // all zero is no shard, should the file be found half written
+    const char header[SHARD_HEADER_BYTES] = {0}; // all zeros is not a shard, in case the file is found half written
     ShardWriter *w = calloc(1, sizeof *w);
     if (!w || !(w->path = strdup(path))) {
         free(w);

@@ -1,13 +1,15 @@
-// Token shards: files of tokens, read as windows, and no shards until they are whole. Two formats, little-endian, 1024
-// bytes of header and then tokens:
+// Token shards: files of tokens, read as windows, and written so that an incomplete file is not a shard. There are two
+// formats, both little-endian, with 1024 bytes of header and then tokens:
+//
 //   version 1 (llm.c's): 256 int32: [0] 20240520, [1] 1, [2] token count; then uint16
 //   version 2 (ours):    256 int32: [0] 20240520, [1] 2, [2] bytes per token (2 or 4), [4..5] int64 token count; then
 //   uint16 or uint32
-// In both [3] is the vocabulary size the tokens come from, 0 when not stated (llm.c leaves 0), and [6] its end-of-text
-// token + 1 (0: not stated). Files may pass 2 GiB. Every file is hostile: magic, version, counts against the file size.
-// Files are read with pread, never mapped: one that is truncated under a running training is an error message, not a
-// SIGBUS, and 1 KiB to 4 KiB windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c).
-// They are written in sittings: what was synced before the process died can be taken up again by another one.
+//
+// In both, [3] is the size of the vocabulary, 0 when not stated (llm.c leaves 0), and [6] its end-of-text token + 1 (0:
+// not stated). Files may exceed 2 GiB. Every file is treated as hostile: magic, version, and counts against the file
+// size are checked. Files are read with pread, never mapped: a file truncated during training gives an error message,
+// not a SIGBUS, and 1 KiB to 4 KiB windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c). Writing can
+// be interrupted: what was synced before the process died can be continued by another one.
 #pragma once
 #include "llmc/base/error.h"
 
@@ -16,7 +18,7 @@
 
 enum { SHARD_MAGIC = 20240520, SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 1024 };
 
-// Places in the header, in int32.
+// Indices in the header, in int32.
 enum {
     SHARD_FIELD_MAGIC = 0,
     SHARD_FIELD_VERSION = 1,
@@ -36,8 +38,8 @@ typedef struct {
     int64_t num_windows;  // (num_tokens - 1) / T
 } Shard;
 
-// All shards of a glob pattern, sorted by name, as one sequence of windows: window w holds T + 1 tokens, starts T after
-// window w-1, and never crosses a file.
+// All shards of a glob pattern, sorted by name, as one sequence of windows: window w has T + 1 tokens, starts T tokens
+// after window w-1, and never crosses a file.
 typedef struct {
     Shard *shards;
     int count;
@@ -47,30 +49,31 @@ typedef struct {
     int64_t vocab;        // stated by the files, 0 if none does; files that contradict each other are refused
     int64_t eot;          // end-of-text token stated by the files, -1 if none does
     int token_bytes;      // 2 or 4, the same in all files
-    uint64_t fingerprint; // of the headers and the first tokens of all files, in their order: other data, other number
+    uint64_t fingerprint; // hash of the headers and the first tokens of all files, in order: it differs for other data
 } ShardSet;
 
 // Opens and checks every file that matches pattern, a glob(7) pattern or the name of one file; T >= 1. All files stay
-// open: the process's soft limit of descriptors is raised when there are more files than it allows.
-// No match, a foreign or truncated file, no file with T + 1 tokens: false, with the file and the field named.
+// open; the process's soft limit of descriptors is raised if there are more files than it allows. False, with the file
+// and the field in the message, for no match, a foreign or truncated file, or no file with T + 1 tokens.
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err);
 void shards_close(ShardSet *set); // also after a failed shards_open
 
-// Reads window w: T + 1 tokens of token_bytes each into out. Tokens >= vocab (the model's) are refused with file and
-// offset in tokens. Any number of threads may read from one set.
+// Reads the T + 1 tokens of window w, token_bytes each, into out. Tokens >= vocab (the model's) are refused with file
+// and offset in tokens. Any number of threads may read from one set.
 bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out, Error *err);
 
-// File and first token of window w: what a step read.
+// File and first token of window w, to report what a step read.
 void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *token_offset);
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
 // token_bytes 2 or 4. Version 1 of the format unless token_bytes is 4 or the count needs 64 bits. vocab 0 and eot -1:
-// not stated. kept: the tokens that stay of a file that another writer of the same arguments began, finished or not
-// (fails if it holds fewer); 0: a new file. Until it is committed the file is no shard, or not one of its length.
+// not stated. kept: the number of tokens to keep of a file that another writer with the same arguments began, finished
+// or not (fails if it has fewer); 0: a new file. Until it is committed the file is not a shard, or not one of its
+// length.
 typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, int64_t kept, Error *err);
 bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *err);
-bool shard_writer_sync(ShardWriter *w, Error *err);   // what was appended is on the disk
+bool shard_writer_sync(ShardWriter *w, Error *err);   // everything appended is on the disk
 bool shard_writer_commit(ShardWriter *w, Error *err); // writes the header, fsync; frees w in any case
 void shard_writer_leave(ShardWriter *w);              // leaves the file unfinished; frees w; NULL is fine

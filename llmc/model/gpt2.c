@@ -1,8 +1,10 @@
-// One micro-step of GPT-2, in the order in which it runs: read it from top to bottom. Every line is an op of ops.h or a
-// linear layer, which is one, too, but for --fp8; where the tensors live is gpt2_memory.c's business.
+// One micro-step of GPT-2, in the order in which it runs, from top to bottom. Every line is an op of ops.h or a linear
+// layer, which is also one op except with --fp8. gpt2_memory.c decides where the tensors are.
+//
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
-// What of a block is kept in between is chosen block by block (recompute.h); the rest is computed again.
+//
+// Which activations of a block are kept in between is chosen block by block (recompute.h); the others are recomputed.
 #include "llmc/model/gpt2_internal.h"
 
 static int num_heads(const Block *b) { return (int)b->model->options.config.NH; }
@@ -18,7 +20,7 @@ Tensor linear_bias(const BlockParams *p, LinearLayer layer) {
     return biases[layer];
 }
 
-// What the backward pass repeats was counted when it came for the first time.
+// The forward pass has already counted what the backward pass repeats.
 static void observe_once(const Block *b, LinearLayer layer, Role role, Tensor t) {
     if (b->pass == PASS_FORWARD) observe(b->model, layer, role, t);
 }
@@ -45,7 +47,8 @@ static void linear_gelu_forward(const Block *b, Tensor out, Tensor pre, Tensor i
     observe_once(b, LINEAR_FC, ROLE_OUT, pre);
 }
 
-// From dout (B,T,OC): the gradients of weight and bias into b->g, and din (B,T,IC). in is what the forward pass took.
+// From dout (B,T,OC): the gradients of weight and bias into b->g, and din (B,T,IC). in is the input of the forward
+// pass.
 static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate) {
     observe(b->model, layer, ROLE_GRADIENT, dout);
     if (b->model->options.fp8) {
@@ -56,8 +59,8 @@ static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tenso
     matmul_backward_input(din, dout, linear_weight(&b->p, layer));
 }
 
-// The same through the GELU in front of LINEAR_FCPROJ: dpre = (dout @ weight) * gelu'(pre); in is gelu(pre), which
-// dpre may overlap.
+// The same through the GELU before LINEAR_FCPROJ: dpre = (dout @ weight) * gelu'(pre); in is gelu(pre), which dpre may
+// overlap.
 static void linear_gelu_backward(const Block *b, Tensor dpre, Tensor dout, Tensor in, Tensor pre, bool accumulate) {
     observe(b->model, LINEAR_FCPROJ, ROLE_GRADIENT, dout);
     if (b->model->options.fp8) {
@@ -87,9 +90,9 @@ static void block_forward(const Block *b) {
 
 // ------------------------------------------------------------------------------------------------------- recomputation
 
-// The backward pass of a block asks for what it is about to read. What was not kept is computed again at that moment,
-// by the same ops on the same inputs, so with the same bits; an op asks for its own inputs first. Nothing is computed
-// twice, whatever the set.
+// The backward pass of a block requests each tensor before it reads it. A tensor that was not kept is recomputed at
+// that moment, by the same op on the same inputs, so with the same bits; an op requests its own inputs first. Nothing
+// is computed twice, whatever the set.
 
 static Missing missing_of(int set) {
     return (Missing){.ln1 = set & AGAIN_LAYERNORM,
@@ -101,7 +104,7 @@ static Missing missing_of(int set) {
                      .gelu = set & AGAIN_GELU};
 }
 
-// Whether it is missing; it is not from now on.
+// Returns whether the tensor is missing, and marks it as present.
 static bool take(bool *missing) {
     const bool was = *missing;
     *missing = false;
@@ -125,7 +128,7 @@ static void need_attention(Block *b) {
     attention_forward(b->a.att, b->a.lse, b->a.qkv, num_heads(b));
 }
 
-// And residual2, which ln2 is made of.
+// Also provides residual2, the input of ln2.
 static void need_ln2(Block *b) {
     const BlockActs *a = &b->a;
     if (take(&b->missing.residual2)) {
@@ -138,7 +141,7 @@ static void need_ln2(Block *b) {
     if (take(&b->missing.ln2)) layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, b->p.ln2w, b->p.ln2b);
 }
 
-// And pre, which it is made of.
+// Also provides pre, the input of gelu.
 static void need_gelu(Block *b) {
     const BlockActs *a = &b->a;
     if (take(&b->missing.pre)) {
@@ -151,8 +154,8 @@ static void need_gelu(Block *b) {
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
-// One transformer block, backward. dresidual (B,T,C) holds the gradient of the residual stream after the block and
-// leaves as the gradient before it; b->g receives the weight gradients.
+// One transformer block, backward. dresidual (B,T,C) is the gradient of the residual stream, after the block on entry
+// and before the block on return; b->g receives the weight gradients.
 static void block_backward(Block *b, Tensor dresidual, bool accumulate) {
     const BlockActs *a = &b->a;
     const BlockParams *p = &b->p, *g = &b->g;
@@ -205,13 +208,13 @@ static void forward_blocks(Gpt2 *model, int64_t B, int64_t T) {
                                gpt2_weight(model, PARAM_LNFB));
 }
 
-// The gradients of this micro-step are those of the step so far plus its own, or, when it is the first, its own alone.
+// Adds the gradients of this micro-step to those of the step so far; the first micro-step overwrites them.
 static void forward_backward(Gpt2 *model, int64_t B, int64_t T, float scale, bool first) {
     const Gpt2Options *o = &model->options;
     Tensor losses = gpt2_act(model, ACT_LOSSES, B, T), dresidual = gpt2_act(model, ACT_DRESIDUAL, B, T);
     Tensor lnf = gpt2_act(model, ACT_LNF, B, T), dlnf = gpt2_act(model, ACT_DLNF, B, T);
     Tensor wte = gpt2_weight(model, PARAM_WTE), dwte = gpt2_gradient(model, PARAM_WTE);
-    // Whether ops add to the gradients in place; if not, gpt2_add_gradients does it.
+    // Whether ops add to the gradients in place; otherwise gpt2_add_gradients does.
     const bool accumulate = !first && gpt2_gradient_dtype(o) == DTYPE_FP32;
 
     forward_blocks(model, B, T);
@@ -251,8 +254,8 @@ void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t 
     void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
     Tensor on_device = tensor_make(buffer, dtype, "windows", B, T + 1, 0, 0);
     gpt2_use_workspace(model);
-    // At most one copy waits for its turn, so the loader's buffers are free again after two calls; the copy itself
-    // waits only for the unpacking of the batch before, and runs while that batch computes.
+    // At most one copy is pending, so the loader's buffers are free again after two calls. The copy itself waits only
+    // for the unpacking of the previous batch, and runs while that batch computes.
     if (model->copy_in_flight) device_event_wait(model->copied);
     device_stream_wait(STREAM_COPY, model->unpacked);
     device_copy_to_device(buffer, windows, tensor_bytes(on_device), STREAM_COPY);
@@ -262,7 +265,7 @@ void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t 
     batch_unpack(gpt2_act(model, ACT_INPUTS, B, T), gpt2_act(model, ACT_TARGETS, B, T), on_device);
     device_event_record(model->unpacked, STREAM_COMPUTE);
     model->B = B, model->T = T;
-    model->decoder.sequences = model->decoder.length = 0; // its cache shares memory with what follows
+    model->decoder.sequences = model->decoder.length = 0; // its cache shares memory with the next pass
 }
 
 void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
@@ -270,7 +273,7 @@ void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
     REQUIRE(model->options.train, "a model made for inference cannot train");
     REQUIRE(B > 0 && model->T == T, "no batch is loaded, or a short one, which is for gpt2_forward only");
     const float scale = 1.0f / (float)tokens_in_step;
-    if (first) tensor_fill(gpt2_sequence_losses(model), 0.0f); // a short micro-batch leaves no old losses behind
+    if (first) tensor_fill(gpt2_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
     fp8_prepare(model, false);
     if (model->observing || ops_are_observed()) { // what is observed is not part of the recording
         forward_backward(model, B, T, scale, first);

@@ -1,5 +1,5 @@
-// GPT-2: memory, forward, backward. Built from ops.h alone, so it is the same on every backend.
-// Owns the arena with weights, gradients, optimizer state, activations and workspace, and the views into it.
+// GPT-2: memory, forward, backward. It is built from ops.h only, so it is the same on every backend. It owns the arena
+// with weights, gradients, optimizer state, activations and workspace, and the views into it.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/model/memory_plan.h"
@@ -8,8 +8,8 @@
 #include "llmc/model/recompute.h"
 #include "llmc/ops.h"
 
-// What the ops of another machine ask for, in the place of ops_workspace_bytes and ops_head_chunk_rows: a plan for a
-// machine that is not here. machine is handed to both.
+// The sizes that the ops of another machine require, in place of ops_workspace_bytes and ops_head_chunk_rows, to plan
+// for a machine that is not present. machine is passed to both.
 typedef struct {
     int64_t (*workspace_bytes)(const void *machine, OpsShape shape);
     int64_t (*head_chunk_rows)(const void *machine, OpsShape shape);
@@ -18,34 +18,35 @@ typedef struct {
 
 typedef struct {
     ModelConfig config;
-    DType dtype;  // compute dtype: weights and activations
-    bool master;  // keep fp32 master weights beside a bf16/fp16 compute dtype (always off for fp32, and where the
-                  // optimizer has none)
-    bool train;   // gradients, optimizer state and what the backward pass needs; false: forward only
-    int64_t B, T; // the largest micro-batch
-    Recompute recompute; // what the backward pass computes again
-    int64_t sequences;   // that may be decoded side by side; 0: gpt2_decode_* are not used
+    DType dtype;         // compute dtype: weights and activations
+    bool master;         // keep fp32 master weights with a bf16/fp16 compute dtype (always off for fp32, and if the
+                         // optimizer has none)
+    bool train;          // gradients, optimizer state and the memory of the backward pass; false: forward only
+    int64_t B, T;        // the largest micro-batch
+    Recompute recompute; // the activations that the backward pass recomputes
+    int64_t sequences;   // max sequences decoded in parallel; 0: gpt2_decode_* are not used
     OptimizerKind optimizer;
     bool gradients_in_dtype;   // gradients have the compute dtype; a micro-step's are added to them, rounded
                                // stochastically
     uint64_t seed;             // of that rounding
     bool offload;              // optimizer state and master weights live in host memory
     bool fp8;                  // the four matmuls of a block in fp8; needs bf16 and dimensions in multiples of 16
-    bool fp8_delayed;          // their scales from the steps before, instead of from the tensors themselves
-    bool numerics;             // gpt2_observe will be used: room for its counts, and for an update that is watched
-    const PlannedSizes *sizes; // for gpt2_plan alone; NULL: those of the backend that is linked
+    bool fp8_delayed;          // their scales from previous steps, instead of from the tensors themselves
+    bool numerics;             // gpt2_observe will be used: plans memory for its counts and for a copy of an update
+    const PlannedSizes *sizes; // for gpt2_plan only; NULL: the sizes of the linked backend
 } Gpt2Options;
 
 typedef struct Gpt2 Gpt2;
 
-// Whether such a model can be made at all: fp8 and dtype, offload and optimizer, dimensions. False and a message.
+// Whether such a model is possible: fp8 and dtype, offload and optimizer, dimensions. Otherwise false and a message.
 bool gpt2_check_options(const Gpt2Options *options, Error *err);
 
-// The plan alone: what gpt2_create would take. Needs an initialised device (for ops_workspace_bytes), no memory.
+// The plan alone: the memory that gpt2_create would allocate. Needs an initialised device (for ops_workspace_bytes),
+// but no memory.
 MemoryPlan *gpt2_plan(const Gpt2Options *options);
-int64_t gpt2_host_bytes(const Gpt2Options *options); // of host memory, under offload
+int64_t gpt2_host_bytes(const Gpt2Options *options); // bytes of host memory, under offload
 
-// Takes the memory and zeroes it; weights are zero until gpt2_init_weights or gpt2_set_weight.
+// Allocates the memory and zeroes it; weights are zero until gpt2_init_weights or gpt2_set_weight.
 Gpt2 *gpt2_create(const Gpt2Options *options, Error *err);
 void gpt2_destroy(Gpt2 *model);
 
@@ -53,7 +54,7 @@ const Gpt2Options *gpt2_options(const Gpt2 *model);
 const MemoryPlan *gpt2_memory(const Gpt2 *model);
 int gpt2_num_tensors(const Gpt2 *model);
 const Parameter *gpt2_parameters(const Gpt2 *model); // gpt2_num_tensors entries
-// The same order, with all tensors of the optimizer (in host memory under offload), rule, rate and weight decay (as a
+// In the same order: all tensors of the optimizer (in host memory under offload), rule, rate and weight decay (as a
 // multiple of the run's: 1 or 0).
 const UpdateTensor *gpt2_tensors(const Gpt2 *model);
 const Tensor *gpt2_gradients(const Gpt2 *model); // same order
@@ -63,12 +64,12 @@ Tensor gpt2_gradient_sumsq(const Gpt2 *model);   // (num_tensors) fp32
 
 void gpt2_init_weights(Gpt2 *model, uint64_t seed);
 
-// The StepControl on the device, from and to the host. Both synchronise. A new model has step_control_initial(1).
+// Reads and writes the StepControl on the device. Both synchronise. A new model has step_control_initial(1).
 StepControl gpt2_get_control(const Gpt2 *model);
 void gpt2_set_control(Gpt2 *model, const StepControl *control);
 
-// Reads or writes rows [first_row, first_row + rows) of a weight as fp32: the exact value of the parameter, that is the
-// master, or weight + lost, or the weight.
+// Reads or writes rows [first_row, first_row + rows) of a weight as fp32: the exact value of the parameter, which is
+// the master, or weight + lost, or the weight.
 void gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t rows, float *out);
 void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, const float *in);
 
@@ -76,50 +77,50 @@ void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, co
 void gpt2_read_bytes(const Gpt2 *model, Tensor t, int64_t first, int64_t n, void *out);
 void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const void *in);
 
-// The weights have been changed by an update (queued, not waited for): what was derived from them is out of date.
+// Call when an update of the weights was queued: everything derived from them is out of date.
 void gpt2_weights_changed(Gpt2 *model);
 
-// Under offload: device memory that chunks of the state pass through, and its bytes; NULL and 0 otherwise.
+// Under offload: the device memory that chunks of the state pass through, and its bytes; otherwise NULL and 0.
 void *gpt2_offload_buffer(const Gpt2 *model, int64_t *bytes);
-// Memory of the arena that nothing uses between the last micro-step of a step and the next forward pass, for what an
-// optimizer needs besides its state. Planned for the optimizer of the options (optimizer_scratch_bytes).
+// Arena memory that nothing else uses between the last micro-step of a step and the next forward pass, for the
+// optimizer's scratch data. Planned for the optimizer of the options (optimizer_scratch_bytes).
 Tensor gpt2_optimizer_scratch(const Gpt2 *model); // u8
 
 // The scales of fp8 (Fp8Slot), in a fixed order; absent without --fp8. Part of the checkpoint.
 Tensor gpt2_fp8_slots(const Gpt2 *model);
 
-// The micro-batch that the next forward works on: B windows of T+1 tokens of token_bytes (2 or 4) each, in memory from
-// host_alloc. Copied on the copy stream while the micro-step before still computes; the memory must stay untouched
-// until the next call has returned.
+// Loads the micro-batch for the next forward: B windows of T+1 tokens of token_bytes (2 or 4) each, in memory from
+// host_alloc. It is copied on the copy stream while the previous micro-step still computes; the memory must stay
+// untouched until the next call has returned.
 void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_bytes);
 
-// The same for windows of T+1 tokens, T at most that of the options: for gpt2_forward only.
+// The same for windows of T+1 tokens, with T at most the T of the options; for gpt2_forward only.
 void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t T, int token_bytes);
 
 // One micro-step on the loaded batch: losses into gpt2_sequence_losses, gradients of the mean loss over tokens_in_step
-// tokens (those of all micro-steps of the step) into the gradient tensors. first: overwrite instead of accumulate.
+// tokens (of all micro-steps of the step) into the gradient tensors. first: overwrite instead of accumulate.
 void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first);
 
-// The micro-steps since the last update are dropped: what they have left outside the gradients is undone. last: the
-// control after that update. Synchronises.
+// Drops the micro-steps since the last update: their effects outside the gradients are undone. last: the control after
+// that update. Synchronises.
 void gpt2_abandon_step(Gpt2 *model, const StepControl *last);
 
-// While this is on, each tensor that goes through a linear layer is counted as it passes, in micro-steps that run op
-// by op. Needs Gpt2Options.numerics. Counts begin at 0 when it is switched on.
+// While this is on, the statistics of each input, output and output gradient of a linear layer are counted, in
+// micro-steps that run op by op. Needs Gpt2Options.numerics. Counts begin at 0 when it is switched on.
 void gpt2_observe(Gpt2 *model, bool on);
 
-// The losses of the loaded batch alone, into gpt2_sequence_losses (overwritten).
+// The losses of the loaded batch only, into gpt2_sequence_losses (overwritten).
 void gpt2_forward(Gpt2 *model);
 
-// Of each token of the loaded batch after gpt2_forward: (B,T) fp32, nats.
+// The loss of each token of the loaded batch after gpt2_forward: (B,T) fp32, nats.
 Tensor gpt2_token_losses(const Gpt2 *model);
 
-// Generation: sequences that grow token by token; keys and values of what they have read stay in a cache. The cache
-// shares memory with training and evaluation: any other pass of the model ends it, and it ends what was loaded for one.
-// Begins anew with prompts (sequences, n), 1 <= n <= T, sequences <= that of the options. logits (sequences, V), host:
-// after the last token of each. Synchronises.
+// Generation: sequences grow token by token, and the keys and values of their tokens stay in a cache. The cache shares
+// memory with training and evaluation: any other pass of the model invalidates it, and it invalidates a loaded batch.
+// gpt2_decode_start begins with prompts (sequences, n), 1 <= n <= T, with at most the sequences of the options. logits
+// (sequences, V), in host memory: after the last token of each. Synchronises.
 void gpt2_decode_start(Gpt2 *model, const int32_t *prompts, int64_t n, int64_t sequences, float *logits);
-// One token more for each sequence, at most T in all; logits (sequences, V) after it. Synchronises.
+// Adds a token to each sequence, at most T in all; logits (sequences, V) after it. Synchronises.
 void gpt2_decode_step(Gpt2 *model, const int32_t *tokens, float *logits);
 int64_t gpt2_decode_length(const Gpt2 *model); // tokens read so far
 
@@ -128,18 +129,18 @@ int64_t gpt2_decode_length(const Gpt2 *model); // tokens read so far
 typedef struct {
     char name[48]; // "qkv.in", "fc.gradient", "qkvw.weight", "wte.gradient", "wte.update"
     TensorStats stats;
-    double ratio; // of an update: its norm over that of the weight; 0 for the others
+    double ratio; // of an update: its norm over the norm of the weight; 0 for the others
 } NumericsRow;
 
 enum { NUMERICS_MAX_ROWS = 64 };
 
-// Counts weights and gradients as they stand now: after the last micro-step of a step, before its update. Queued.
+// Counts the current weights and gradients; call after the last micro-step of a step, before its update. Queued.
 void gpt2_numerics_gradients(Gpt2 *model);
-// Counts what the update of parameter `index` changed: begin before it is queued, end after. Queued. Seen in the master
-// where there is one on the device, else in the weight: with --offload, or Kahan's compensation, what the rounded
-// weight went through. Keeps a copy in gpt2_optimizer_scratch.
+// Counts the change that the update of parameter `index` makes: call begin before the update is queued, end after.
+// Queued. The change is measured on the master if there is one on the device, else on the weight: with --offload or
+// Kahan's compensation it is the change of the rounded weight. Keeps a copy in gpt2_optimizer_scratch.
 void gpt2_numerics_update_begin(Gpt2 *model, int index);
 void gpt2_numerics_update_end(Gpt2 *model, int index);
-// All that was counted since gpt2_observe(model, true); returns the number of rows: classes that nothing was counted of
-// have none. Synchronises.
+// Reads everything counted since gpt2_observe(model, true); returns the number of rows. Classes without counts have no
+// row. Synchronises.
 int gpt2_numerics_read(Gpt2 *model, NumericsRow rows[NUMERICS_MAX_ROWS]);

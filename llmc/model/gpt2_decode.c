@@ -1,14 +1,14 @@
-// Generation: sequences grow token by token, and what a block computed of earlier tokens, their keys and values, stays
-// in a cache. All tokens of a prompt but the last go through the blocks at once, as in the forward pass, and leave only
-// keys and values; the last one is the first that is decoded, so that logits come from one place. Prompts are read one
-// by one: the bits of a sequence do not depend on those beside it where the ops' do not.
+// Generation: sequences grow token by token, and the keys and values of earlier tokens stay in a cache. All tokens of a
+// prompt but the last go through the blocks at once, as in the forward pass, and only their keys and values are kept.
+// The last token is the first to be decoded, so that logits come from one place. Prompts are read one by one, so the
+// bits of a sequence do not depend on the others in its batch if the ops' bits do not.
 #include "llmc/model/gpt2_internal.h"
 
 #include "llmc/base/arithmetic.h"
 #include <string.h>
 
-// i32 on the device and, in the same order, in host memory: prompts (sequences, up to T), then what a step reads: one
-// token of each sequence and the position.
+// i32 values on the device and, in the same order, in host memory: prompts (sequences, up to T), then the input of a
+// step: one token of each sequence and the position.
 static int64_t prompt_tokens(const Gpt2Options *o) { return o->sequences * o->T; }
 int64_t gpt2_decoder_tokens(const Gpt2Options *o) { return prompt_tokens(o) + o->sequences + 1; }
 
@@ -31,13 +31,13 @@ void gpt2_decoder_destroy(Gpt2 *model) {
 
 static int32_t *host_tokens(const Gpt2 *model) { return (int32_t *)(void *)model->decoder.host; }
 
-// rows x cols tokens from index first on.
+// rows x cols tokens, starting at index first.
 static Tensor device_tokens(const Gpt2 *model, const char *name, int64_t first, int64_t rows, int64_t cols) {
     int32_t *tokens = gpt2_at(model, model->layout.decoder_tokens);
     return tensor_make(tokens + first, DTYPE_I32, name, rows, cols, 0, 0);
 }
 
-// The cache of a block: of `count` sequences from `first` on.
+// The cache of a block for `count` sequences, starting at `first`.
 static Tensor cache_of(const Gpt2 *model, int block, int64_t first, int64_t count) {
     const Gpt2Options *o = &model->options;
     const int64_t NH = o->config.NH, HS = o->config.C / NH;
@@ -46,8 +46,8 @@ static Tensor cache_of(const Gpt2 *model, int block, int64_t first, int64_t coun
     return tensor_make(data, o->dtype, "cache", count, 2 * NH, o->T, HS);
 }
 
-// ln1 of a block, and before it the addition of what the block before left; in the first one the embedding has filled
-// residual1. After the last block the final layernorm takes its place.
+// ln1 of a block, fused with the addition of the previous block's last branch; for the first block the embedding has
+// filled residual1. After the last block this computes the final layernorm.
 static void begin_block(BlockActs *a, int block, Tensor weight, Tensor bias) {
     if (block == 0)
         layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, weight, bias);
@@ -65,7 +65,8 @@ static void end_block(const BlockParams *p, BlockActs *a) {
 
 // ------------------------------------------------------------------------------------------------------------- prompts
 
-// Keys and values of row `first` of the prompts (sequences, T) into the cache of `count` sequences from that one on.
+// Computes keys and values of row `first` of the prompts (sequences, T) and stores them in the cache of `count`
+// sequences, starting at that one.
 static void read_prompt(const Gpt2 *model, int64_t first, int64_t count, int64_t T) {
     const int L = (int)model->options.config.L, NH = (int)model->options.config.NH;
     BlockActs a = gpt2_block_acts(model, 0, PASS_DECODER, 1, T);
@@ -76,7 +77,7 @@ static void read_prompt(const Gpt2 *model, int64_t first, int64_t count, int64_t
         begin_block(&a, l, p.ln1w, p.ln1b);
         matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb);
         for (int64_t s = first; s < first + count; s++) kv_cache_store(cache_of(model, l, s, 1), a.qkv, 0);
-        if (l == L - 1) return; // what comes now would serve nobody
+        if (l == L - 1) return; // the last block's output is not needed
         attention_forward(a.att, a.lse, a.qkv, NH);
         end_block(&p, &a);
     }
@@ -85,7 +86,7 @@ static void read_prompt(const Gpt2 *model, int64_t first, int64_t count, int64_t
 // The first n tokens of each prompt (sequences, stride). Equal neighbours are computed once.
 static void read_prompts(const Gpt2 *model, const int32_t *prompts, int64_t stride, int64_t n) {
     const int64_t rounded = round_up(n, 32), longest = model->options.T, sequences = model->decoder.sequences;
-    // Tokens behind a prompt change nothing before them: rounding up keeps the number of distinct shapes small.
+    // Tokens after a prompt do not affect it; rounding up keeps the number of distinct shapes small.
     const int64_t T = rounded < longest ? rounded : longest;
     int32_t *host = host_tokens(model);
     memset(host, 0, (size_t)(sequences * T) * sizeof *host);
@@ -119,9 +120,9 @@ static void decode_blocks(const Gpt2 *model, BlockActs a, Tensor logits) {
     matmul_forward(logits, a.ln1, gpt2_weight(model, PARAM_WTE), tensor_none());
 }
 
-// The tokens, which stand in host memory where they leave from, and the position go to the device with one copy. There
-// the ops read the position, so that one recording serves every token; only the row of wpe is found by the host, and
-// the embedding stays outside.
+// Tokens and position are adjacent in pinned memory and are uploaded with one copy. The ops read the position on the
+// device, so that one recording serves every token. Only the row of wpe is selected by the host, so the embedding stays
+// outside the recording.
 static void launch_step(Gpt2 *model, Tensor logits) {
     Decoder *d = &model->decoder;
     const int64_t first = prompt_tokens(&model->options), S = d->sequences;
@@ -183,12 +184,12 @@ void gpt2_decode_start(Gpt2 *model, const int32_t *prompts, int64_t n, int64_t s
     REQUIRE(sequences >= 1 && sequences <= o->sequences, "%lld sequences in a model planned for %lld",
             (long long)sequences, (long long)o->sequences);
     check_tokens(model, prompts, n * sequences);
-    model->B = 0; // a batch that was loaded lies where the cache will
+    model->B = 0; // a loaded batch is where the cache will be
     gpt2_use_workspace(model);
     d->sequences = sequences;
     if (n > 1) read_prompts(model, prompts, n, n - 1);
     d->length = n - 1;
-    int32_t *last = host_tokens(model) + prompt_tokens(o); // not over the prompts, which are still on their way
+    int32_t *last = host_tokens(model) + prompt_tokens(o); // not over the prompts, whose copy may still be running
     for (int64_t s = 0; s < sequences; s++) last[s] = prompts[s * n + n - 1];
     step(model, logits);
 }

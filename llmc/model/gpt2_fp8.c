@@ -1,11 +1,11 @@
-// --fp8: the linear layers of a block as products of fp8 tensors. Activations and weights are e4m3, gradients e5m2; a
-// tensor is quantised where it is used, into memory that all layers share, and the backward pass quantises `in` once
-// more instead of keeping it: with the scale that the forward pass found, so to the same values.
+// --fp8: the linear layers of a block as products of fp8 tensors. Activations and weights are e4m3, gradients e5m2. A
+// tensor is quantised where it is used, into memory that all layers share. The backward pass quantises `in` again
+// instead of keeping it, with the scale of the forward pass, so to the same values.
 #include "llmc/model/gpt2_internal.h"
 
 #include <stddef.h>
 
-// ---------------------------------------------------------------------------------------------- what fp8 has in memory
+// --------------------------------------------------------------------------------------------------- the memory of fp8
 
 // Rows and columns of the weights as multiples of C; a block has 12 C^2 of them.
 static const struct {
@@ -13,15 +13,15 @@ static const struct {
 } shapes[NUM_LINEARS] = {
     [LINEAR_QKV] = {3, 1}, [LINEAR_ATTPROJ] = {1, 1}, [LINEAR_FC] = {4, 1}, [LINEAR_FCPROJ] = {1, 4}};
 enum { BLOCK_WIDTHS = 12, WIDEST_IN = 4 };
-// In the backward pass dout, dout transposed and `in` transposed exist at once: 2 OC + IC, most in LINEAR_FC.
+// In the backward pass dout, dout transposed and `in` transposed exist at once: 2 OC + IC, at most 9 C (LINEAR_FC).
 enum { WIDEST_BACKWARD = 9 };
 
-// The slots: of each role those of all blocks, of each block those of its layers. The last one is for evaluation.
+// The order of the slots: by role, then by block, then by layer. The last one is for evaluation.
 typedef enum { FP8_IN, FP8_DOUT, FP8_WEIGHT, NUM_FP8_ROLES, NUM_STEP_ROLES = FP8_WEIGHT } Fp8Role;
 
 static int64_t num_slots(const Gpt2Options *o, int roles) { return roles * o->config.L * NUM_LINEARS; }
 
-// Of inference the weights as they are suffice; what goes backward multiplies by them transposed.
+// Inference needs the weights only; the backward pass also multiplies by their transposes.
 static int64_t weight_copies(const Gpt2Options *o) { return o->train ? 2 : 1; }
 
 void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
@@ -69,8 +69,8 @@ static Tensor quantised_weight(const Gpt2 *model, int block, LinearLayer layer, 
                       : tensor_make(data, DTYPE_E4M3, "fp8_weight", OC, IC, 0, 0);
 }
 
-// Delayed scaling moves on here rather than at the end of the step, because this is the first thing that happens after
-// an update, and after a checkpoint was loaded: a run that was interrupted in between goes on with the same scales.
+// Delayed scaling advances here rather than at the end of the step, because this runs first after an update and after
+// loading a checkpoint. A run that was interrupted in between resumes with the same scales.
 void fp8_prepare(Gpt2 *model, bool evaluating) {
     const Gpt2Options *o = &model->options;
     model->evaluating = evaluating;
@@ -88,8 +88,8 @@ void fp8_prepare(Gpt2 *model, bool evaluating) {
     }
 }
 
-// The scales have moved on at the first micro-step. A run that goes on from here moves them on once more, and that does
-// nothing to a slot whose amax is 0.
+// The scales advanced at the first micro-step. A run that resumes from here advances them once more, which does nothing
+// to a slot whose amax is 0.
 void fp8_abandon_step(Gpt2 *model) {
     const Gpt2Options *o = &model->options;
     const float zero = 0.0f;
@@ -104,7 +104,7 @@ static Fp8Scaling scaling_of(const Gpt2 *model) {
     return model->options.fp8_delayed && !model->evaluating ? FP8_DELAYED : FP8_CURRENT;
 }
 
-// In the backward pass, where it repeats what the forward pass did, with the scale of that.
+// In the backward pass this repeats the forward pass, with the scale found there.
 void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
     const Gpt2 *model = b->model;
     const bool again = b->pass == PASS_BACKWARD;
@@ -116,9 +116,9 @@ void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
                slot_of(model, b->number, layer, FP8_WEIGHT), linear_bias(&b->p, layer), false);
 }
 
-// The gradient of the weight first: din may overlap `in`.
+// The gradient of the weight comes first, because din may overlap `in`.
 //   dweight (OC,IC) = dout^T (OC,N) @ in (N,IC);  din (N,IC) = dout (N,OC) @ weight (OC,IC)
-// An fp8 matmul takes both operands with the dimension it sums over last, so dweight those transposed.
+// An fp8 matmul needs the summed dimension last in both operands, so dweight uses transposed ones.
 void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate) {
     const Gpt2 *model = b->model;
     const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);

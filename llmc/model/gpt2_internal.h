@@ -1,5 +1,5 @@
-// Private to the gpt2*.c files: the Gpt2 object, and the views of weights and activations that the pass reads as p->
-// and a->.
+// Private to the gpt2*.c files: the Gpt2 object, and the views of weights and activations that the pass uses as p-> and
+// a->.
 #pragma once
 #include "llmc/model/gpt2.h"
 
@@ -50,29 +50,29 @@ typedef enum {
     NUM_MODEL_ACTS
 } ModelAct;
 
-// Handles of the memory plan; -1 where a tensor does not exist.
+// Handles of the memory plan; -1 if a tensor does not exist.
 typedef struct {
-    int weights, gradients;                   // each one block: all tensors of the table behind one another
+    int weights, gradients;                   // each one region: all tensors of the table, one after the other
     int micro_gradients[NUM_PARAMETER_SPECS]; // gpt2_memory.c: of one block, or outside blocks
-    int state[NUM_STATE_SLOTS]; // the same of each slot of the optimizer; under offload -1: they are in host memory
+    int state[NUM_STATE_SLOTS]; // the same for each slot of the optimizer; -1 under offload: they are in host memory
     int64_t host_bytes;         // of the state in host memory
     int offload_buffer, optimizer_scratch;
     int control, sequence_losses, sumsq, windows, workspace;
     int model_acts[NUM_MODEL_ACTS];
     int (*forward)[NUM_BLOCK_ACTS];   // (L): where the forward pass of a block writes
-    int (*backward)[NUM_BLOCK_ACTS];  // (L): where its backward pass finds it, the same place if it was kept
-    int decoder_acts[NUM_BLOCK_ACTS]; // of all blocks
+    int (*backward)[NUM_BLOCK_ACTS];  // (L): where its backward pass reads it, the same place if it was kept
+    int decoder_acts[NUM_BLOCK_ACTS]; // shared by all blocks
     int cache, decoder_tokens, decoder_logits;
     int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // gpt2_fp8.c
     int stats;                                             // gpt2_numerics.c
 } Layout;
 
-// What gpt2_decode.c knows of the sequences that grow.
+// The state of generation (gpt2_decode.c).
 typedef struct {
-    int64_t sequences, length; // length 0: nothing was begun, or another pass has ended it
+    int64_t sequences, length; // length 0: not started, or invalidated by another pass
     char *host;                // from host_alloc: tokens on their way to the device, logits on their way back
-    DeviceGraph *graph;        // of one token
-    int64_t recorded;          // for how many sequences
+    DeviceGraph *graph;        // the recording of one token
+    int64_t recorded;          // the number of sequences it was recorded for
 } Decoder;
 
 struct Gpt2 {
@@ -93,12 +93,12 @@ struct Gpt2 {
     bool copy_in_flight;
     struct {
         DeviceGraph *graph;
-        int64_t B, tokens_in_step; // what the recording was made for
+        int64_t B, tokens_in_step; // the parameters of the recording
     } graphs[4];
     Decoder decoder;
     bool observing;       // gpt2_observe
     bool weights_are_new; // since fp8_prepare
-    bool evaluating;      // the pass that runs belongs to no step
+    bool evaluating;      // the current pass does not belong to a step
 };
 
 enum { STAGING_BYTES = 4 << 20 };
@@ -121,12 +121,12 @@ typedef struct {
 
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_DECODER } Pass;
 
-// What the backward pass of a block reads, was not kept, and has not been computed again yet.
+// The tensors that the backward pass of a block reads, that were not kept, and that are not recomputed yet.
 typedef struct {
     bool ln1, qkv, attention, residual2, ln2, pre, gelu;
 } Missing;
 
-// A block in one pass: what its lines in gpt2.c name. A forward op of a block in the backward pass is a repetition.
+// A block in one pass, as used by the lines of gpt2.c. A forward op of a block in the backward pass is a recomputation.
 typedef struct {
     const Gpt2 *model;
     int number;
@@ -138,9 +138,9 @@ typedef struct {
 
 typedef enum { LINEAR_QKV, LINEAR_ATTPROJ, LINEAR_FC, LINEAR_FCPROJ, NUM_LINEARS } LinearLayer;
 
-// The decoder's are the same for every block.
+// The decoder has the same ones for every block.
 BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, int64_t T);
-// The ops' scratch memory is that of the model that computes: one process may hold several (tests do).
+// Gives the ops the scratch memory of this model: one process may hold several models (tests do).
 void gpt2_use_workspace(const Gpt2 *model);
 
 Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T);
@@ -154,16 +154,16 @@ void observe(const Gpt2 *model, LinearLayer layer, Role role, Tensor t);
 void gradients_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
 DType gpt2_gradient_dtype(const Gpt2Options *o); // in which gradients are accumulated
 // Where the ops of a micro-step write the gradient of parameter `index`: the gradient tensor itself, or fp32 memory
-// that is the micro-step's own, and the same for all blocks.
+// that belongs to the micro-step and is shared by all blocks.
 Tensor gpt2_micro_gradient(const Gpt2 *model, int index);
-// The micro-step's gradients of the specs from .. to of this block are complete: where they are not in place, they
-// are added to the gradient tensors, or, in the first micro-step, overwrite them.
+// Call when the micro-step's gradients of the specs from .. to of this block are complete. Unless they were written in
+// place, they are added to the gradient tensors or, in the first micro-step, overwrite them.
 void gpt2_add_gradients(const Gpt2 *model, int from, int to, int block, bool first);
 
 // gpt2_memory.c
-int gpt2_head_tick(const ModelConfig *config); // the clock, at the head, the backward pass of a block, and the end
+int gpt2_head_tick(const ModelConfig *config); // the tick of the head, of the backward pass of a block, and of the end
 int gpt2_backward_tick(const ModelConfig *config, int block);
-int gpt2_end_tick(const ModelConfig *config); // embedding backward, the last of a micro-step
+int gpt2_end_tick(const ModelConfig *config); // embedding backward, the last tick of a micro-step
 MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o);
 OpsShape gpt2_ops_shape(const Gpt2Options *o);
 void gpt2_state_bytes(const Gpt2Options *o, int64_t bytes[NUM_STATE_SLOTS]); // of each slot, all tensors together
@@ -172,20 +172,20 @@ void *gpt2_at(const Gpt2 *model, int handle);                                // 
 // gpt2_decode.c
 bool gpt2_decoder_create(Gpt2 *model, Error *err);
 void gpt2_decoder_destroy(Gpt2 *model);
-int64_t gpt2_decoder_tokens(const Gpt2Options *o); // how many i32 it keeps on the device
+int64_t gpt2_decoder_tokens(const Gpt2Options *o); // the number of i32 that it keeps on the device
 
 // gpt2.c: a layer's weight (OC,IC) and bias (OC), or their gradients.
 Tensor linear_weight(const BlockParams *p, LinearLayer layer);
 Tensor linear_bias(const BlockParams *p, LinearLayer layer);
 
-// gpt2_fp8.c: linear layers with --fp8, see gpt2.c; without the GELU.
+// gpt2_fp8.c: linear layers with --fp8, see gpt2.c. They do not include the GELU.
 void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in);
 void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate);
-// Quantises the weights of all layers unless they are as they were at the last call; the scales of delayed scaling move
-// on when they are not. Before the first pass of a micro-step, outside its graph. evaluating: before a pass that
-// belongs to no step: it leaves no trace in the scales of the run, whatever it sees. Nothing without --fp8.
+// Quantises the weights of all layers if they have changed since the last call, and then also advances the scales of
+// delayed scaling. Call before the first pass of a micro-step, outside its graph. evaluating: the next pass does not
+// belong to a step and must leave no trace in the scales of the run. Does nothing without --fp8.
 void fp8_prepare(Gpt2 *model, bool evaluating);
-// Forgets what the micro-steps since the last update have seen.
+// Forgets the magnitudes that the micro-steps since the last update have recorded.
 void fp8_abandon_step(Gpt2 *model);
-// What --fp8 adds to the plan, and what it costs in the arena; nothing without.
+// Adds the memory of --fp8 to the plan; nothing without it.
 void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);

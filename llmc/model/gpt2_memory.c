@@ -1,10 +1,11 @@
-// What memory the model takes: the table of activations with their lifetimes, the plan made from it, and the tensors
-// that look into it. Which activations the backward pass keeps is decided here and nowhere else.
+// The memory of the model: the table of activations with their lifetimes, the plan made from it, and the tensors that
+// are views into it. This is the only place that decides which activations the backward pass keeps.
 //
-// Gradients are accumulated in fp32, then the ops of a micro-step add to them in place; or in the compute dtype, which
-// takes half the memory. Then a micro-step computes its gradients in fp32 memory of its own, first of the head, then
-// block by block, and adds them to the gradient tensors with one stochastic rounding each: within a micro-step nothing
-// is rounded more than otherwise. That memory lives within the backward pass only, and is that of one block.
+// If gradients are accumulated in fp32, the ops of a micro-step add to them in place. If they are accumulated in the
+// compute dtype, which takes half the memory, a micro-step computes its gradients in fp32 memory of its own, first of
+// the head, then block by block, and adds them to the gradient tensors with one stochastic rounding each. So within a
+// micro-step there is no additional rounding. That memory exists within the backward pass only and has the size of one
+// block.
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2_internal.h"
 
@@ -14,9 +15,9 @@
 
 enum { NEVER = -1, NEVER_KEPT = AGAIN_BLOCK + 1 };
 
-// One row: width a token, the ticks of the forward pass between which it is written and last read, those of the
-// backward pass between which it is read (of gradients: written and read), and the ops that, when they run again,
-// write it then, so that it is not kept from one pass to the other.
+// One row: width a token, the ticks of the forward pass from its first write to its last read, the ticks of the
+// backward pass in which it is read (gradients: written and read), and the recomputed ops that write it. If one of
+// those runs again, the activation is not kept from one pass to the other.
 typedef struct {
     const char *name;
     char width; // '1' C, '3' 3C, '4' 4C in the compute dtype; 'h' NH, 's' one number, in fp32
@@ -48,8 +49,8 @@ static const ActivationSpec block_acts[NUM_BLOCK_ACTS] = {
     [ACT_DLN1] = {"dln1", '1', NEVER, NEVER, B_QKV, B_LN1, 0},
 };
 
-// When the backward pass computes again what it first reads at `tick`: then, or, where this set has an op that needs
-// it, when that one runs. The order of what block_backward in gpt2.c needs.
+// The tick at which the backward pass recomputes a tensor that it first reads at `tick`: that tick, or, if another op
+// of the set needs it, the tick of that op. This is the order of the needs of block_backward in gpt2.c.
 static int again_tick(int set, int tick) {
     const int ln2 = set & AGAIN_FC ? B_RECOMPUTE : B_FC;
     const int attention = set & AGAIN_ATTPROJ ? ln2 : B_PROJ;
@@ -99,7 +100,7 @@ OpsShape gpt2_ops_shape(const Gpt2Options *o) {
     return shape;
 }
 
-// Asked of this backend, or of that of the machine that is planned for.
+// Asks this backend, or the sizes of the machine that is planned for.
 static int64_t workspace_bytes(const Gpt2Options *o) {
     const OpsShape shape = gpt2_ops_shape(o);
     return o->sizes ? o->sizes->workspace_bytes(o->sizes->machine, shape) : ops_workspace_bytes(shape);
@@ -122,7 +123,8 @@ void gpt2_state_bytes(const Gpt2Options *o, int64_t bytes[NUM_STATE_SLOTS]) {
     free(table);
 }
 
-// The slots of the optimizer, each all tensors behind one another; under offload in host memory, and a buffer here.
+// The slots of the optimizer, each with all its tensors one after the other; under offload they are in host memory, and
+// a buffer is here.
 static void plan_state(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     int64_t bytes[NUM_STATE_SLOTS];
     gpt2_state_bytes(o, bytes);
@@ -221,10 +223,10 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options 
                 : memory_plan_add(plan, MEM_ACTIVATIONS, acts[i].name, acts[i].bytes, acts[i].first, acts[i].last);
 }
 
-// Generation is an episode of its own on the clock, behind the micro-step: nothing of the one is alive in the other, so
-// that its cache and activations lie where training has its own, and a run that trains takes no more memory for it.
-// All blocks share one set of activations, large enough for a prompt of T tokens and for a token of every sequence;
-// what the first op of a block writes is apart from what the last block left.
+// Decoding gets its own ticks after the micro-step. Lifetimes never overlap, so the cache and its activations reuse the
+// memory of training, and a training run needs no more memory for them. All blocks share one set of activations, large
+// enough for a prompt of T tokens and for a token of every sequence; the first op of a block does not write to memory
+// that the last block's output occupies.
 static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     const ModelConfig *c = &o->config;
     const int begin = gpt2_end_tick(c) + 1, end = begin + F_NEXT_LN1;
@@ -250,7 +252,7 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o)
         memory_plan_add(plan, MEM_ACTIVATIONS, "decoder_logits", o->sequences * c->Vp * e, end, end);
 }
 
-// Between the last micro-step and the next: an episode behind that of the decoder.
+// Between the last micro-step and the next; its tick comes after those of the decoder.
 static void plan_optimizer_scratch(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     const int tick = gpt2_end_tick(&o->config) + F_NEXT_LN1 + 2;
     const int64_t bytes = o->train ? optimizer_scratch_bytes(o->optimizer, &o->config, o->dtype, o->numerics) : 0;
@@ -422,11 +424,11 @@ Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T) {
 
 DType gpt2_gradient_dtype(const Gpt2Options *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
 
-// From which tick to which the micro-step's own gradient of this kind of parameter is in use.
+// The first and last tick at which the micro-step's own gradient of this kind of parameter is in use.
 static void lifetime(const ModelConfig *c, int spec, int *first, int *last) {
     *first = gpt2_backward_tick(c, (int)c->L - 1), *last = gpt2_end_tick(c) - 1; // of one block after the other
     if (spec == PARAM_LNFW || spec == PARAM_LNFB) *first = *last = gpt2_head_tick(c) + H_LNF_BACKWARD;
-    if (spec == PARAM_WTE) *first = gpt2_head_tick(c) + H_HEAD; // the embedding adds to what the head has left
+    if (spec == PARAM_WTE) *first = gpt2_head_tick(c) + H_HEAD; // the embedding adds to the head's gradient
     if (spec == PARAM_WPE) *first = gpt2_end_tick(c);
     if (spec == PARAM_WTE || spec == PARAM_WPE) *last = gpt2_end_tick(c);
 }

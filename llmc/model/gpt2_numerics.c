@@ -1,6 +1,6 @@
-// --numerics-every: a TensorStats on the device for each class, counted by tensor_statistics as the tensors pass. See
-// gpt2.h. Nothing here changes a tensor of the model, and nothing runs, or takes memory, unless it was asked
-// for; what is counted is no part of the recorded graphs.
+// --numerics-every: a TensorStats on the device for each class, counted by tensor_statistics as the tensors are
+// computed. See gpt2.h. Nothing here changes a tensor of the model, and nothing runs or takes memory unless it was
+// requested. Counting is not part of the recorded graphs.
 #include "llmc/model/gpt2.h"
 
 #include "llmc/base/arithmetic.h"
@@ -50,11 +50,11 @@ static Tensor all_stats(const Gpt2 *model, DType dtype) {
 static void count(const Gpt2 *model, int class, Tensor t) {
     TensorStats *stats = (TensorStats *)gpt2_at(model, model->layout.stats) + class;
     Tensor one = tensor_make(stats, DTYPE_U8, "numerics", (int64_t)sizeof *stats, 0, 0, 0);
-    // The format is always the compute dtype: of fp32 gradients and updates the counts say what it would lose.
+    // The format is always the compute dtype: for fp32 gradients and updates the counts tell what it would lose.
     tensor_statistics(one, t, model->options.dtype);
 }
 
-// A parameter's weight, gradient or update, without the rows that pad the vocabulary: these are 0 for ever.
+// Counts a parameter's weight, gradient or update, without the rows that pad the vocabulary, which are always 0.
 static void count_parameter(const Gpt2 *model, int index, Part part, Tensor t) {
     const Tensor used = tensor_slice_elements(t, 0, tensor_numel(t) - model->tensors[index].padding);
     count(model, parameter_class(spec_of(model, index), part), used);
@@ -80,7 +80,7 @@ void gpt2_numerics_gradients(Gpt2 *model) {
 
 // ------------------------------------------------------------------------------------------------------------- updates
 
-// What an update is seen in: the master where it is on the device, else the weight.
+// The tensor on which an update is measured: the master if it is on the device, else the weight.
 static Tensor watched_tensor(const Gpt2 *model, int index) {
     const UpdateTensor *t = &model->tensors[index];
     return t->master.data && !model->options.offload ? t->master : t->weight;
@@ -119,7 +119,7 @@ int gpt2_numerics_read(Gpt2 *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
         row->stats = stats[class];
         row->ratio = 0.0;
         if (class < FIRST_PARAMETER || (class - FIRST_PARAMETER) % NUM_PARTS != PART_UPDATE) continue;
-        const double weight = stats[class - PART_UPDATE + PART_WEIGHT].sumsq; // as it was before the update
+        const double weight = stats[class - PART_UPDATE + PART_WEIGHT].sumsq; // the value before the update
         if (weight > 0.0) row->ratio = sqrt(stats[class].sumsq / weight);
     }
     return n;

@@ -1,6 +1,6 @@
-// The Gpt2 object: takes the arena that was planned for it and gives everything back; where its tensors are is
-// gpt2_memory.c's business. And weights and optimizer state between device and host: initial values, checkpoints,
-// import. Everything passes through one staging buffer, so that host memory stays small whatever the model.
+// The Gpt2 object: allocates the planned arena and frees everything; gpt2_memory.c decides where its tensors are. It
+// also moves weights and optimizer state between device and host, for initial values, checkpoints and import. All of
+// that passes through one staging buffer, so that host memory stays small whatever the model.
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2_internal.h"
 
@@ -9,13 +9,13 @@
 
 static Gpt2Options effective(const Gpt2Options *options) {
     Gpt2Options o = *options;
-    if (o.dtype == DTYPE_FP32) o.gradients_in_dtype = false; // they are wide enough
+    if (o.dtype == DTYPE_FP32) o.gradients_in_dtype = false; // they are already fp32
     o.master = optimizer_keeps_master(o.optimizer, o.master, o.dtype);
     return o;
 }
 
-// fp8 matmuls take dimensions in multiples of 16 only: those of the model, and the tokens of a micro-batch, which may
-// have any number of sequences (-b auto, the last one of a step).
+// fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
+// micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
 static bool check_fp8(const Gpt2Options *o, Error *err) {
     enum { FP8_MULTIPLE = 16 };
     if (o->dtype != DTYPE_BF16)
@@ -64,14 +64,14 @@ int64_t gpt2_host_bytes(const Gpt2Options *options) {
 
 // ---------------------------------------------------------------------------------------------------------- the object
 
-// Tensor of parameter p at element offset n of the block of all tensors that handle names.
+// The tensor of parameter p at element offset n of the memory that handle names.
 static Tensor tensor_in(const Gpt2 *model, int handle, DType dtype, const Parameter *p, int64_t n) {
     if (handle < 0) return tensor_none();
     char *data = (char *)gpt2_at(model, handle) + n * (int64_t)dtype_size(dtype);
     return parameter_tensor(p, data, dtype);
 }
 
-// The optimizer's tensors of parameter p into t: on the device, or one behind the other in host memory.
+// Makes the optimizer's tensors of parameter p in t: on the device, or one after the other in host memory.
 static void make_state(Gpt2 *model, UpdateTensor *t, const Parameter *p, int64_t at[NUM_STATE_SLOTS],
                        int64_t *host_at) {
     const Gpt2Options *o = &model->options;
@@ -200,7 +200,8 @@ void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const voi
     }
 }
 
-// Elements [first, first + n) of a floating tensor as fp32; those of 16 bits piece by piece through a buffer.
+// Elements [first, first + n) of a floating-point tensor as fp32; 16-bit tensors are converted piece by piece through a
+// buffer.
 enum { PIECE = 1 << 17 };
 
 static void read_floats(const Gpt2 *model, Tensor t, int64_t first, int64_t n, float *out) {
@@ -293,5 +294,5 @@ void gpt2_set_control(Gpt2 *model, const StepControl *control) {
 
 void gpt2_abandon_step(Gpt2 *model, const StepControl *last) {
     fp8_abandon_step(model);
-    gpt2_set_control(model, last); // its number of micro-steps
+    gpt2_set_control(model, last); // restores the number of micro-steps
 }

@@ -46,7 +46,7 @@ int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t b
     return plan->count++;
 }
 
-// A tensor that has its place, in what the search below reads of it.
+// The fields of a placed tensor that the search below reads.
 typedef struct {
     int64_t offset, end;
     int first_use, last_use;
@@ -73,7 +73,7 @@ static int64_t lowest_gap(const Entry *e, const Placed *placed, int num_placed, 
 
 // Keeps placed sorted by offset: n tensors before, n + 1 after.
 static void insert(Placed *placed, int n, const Entry *e) {
-    int low = 0, high = n; // behind those that begin at the same place
+    int low = 0, high = n; // after those with the same offset
     while (low < high) {
         const int middle = (low + high) / 2;
         if (placed[middle].offset <= e->offset)
@@ -85,7 +85,7 @@ static void insert(Placed *placed, int n, const Entry *e) {
     placed[low] = (Placed){e->offset, e->offset + e->bytes, e->first_use, e->last_use};
 }
 
-// n entries that come and go, from offset base on.
+// Places n entries with limited lifetimes, from offset base on.
 static void lay_out(MemoryPlan *plan, Entry **entries, int n, int64_t base) {
     Placed *placed = malloc(((size_t)n + 1) * sizeof *placed);
     REQUIRE_MEMORY(placed, "a memory plan");
@@ -117,7 +117,7 @@ void memory_plan_solve(MemoryPlan *plan) {
     }
     const int64_t base = plan->total;
     lay_out(plan, passing, n, base);
-    plan->class_bytes[MEM_ACTIVATIONS] += plan->total - base; // what lives and dies within a micro-step
+    plan->class_bytes[MEM_ACTIVATIONS] += plan->total - base; // tensors with limited lifetimes
     free(passing);
 }
 
@@ -133,7 +133,7 @@ PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle) {
     return (PlannedTensor){e->class, e->name, e->bytes, e->first_use, e->last_use};
 }
 
-// The sum of what is alive, tick by tick: what begins at a tick is added there, what ended before is taken off.
+// The sum of live bytes, tick by tick: tensors are added at their first tick and subtracted after their last.
 static int64_t find_peak(const MemoryPlan *plan, int *tick) {
     int ticks = 1;
     int64_t live = 0, peak = 0;

@@ -1,7 +1,6 @@
-// Memory is planned before it is taken: every tensor of the run is declared with its class, size and lifetime, the
-// plan gives each an offset in one arena so that tensors whose lifetimes do not meet may share bytes, and the arena is
-// allocated once. Out of memory after step 0 cannot happen.
-// Owns no device memory: offsets only.
+// The memory plan: every tensor of the run is declared with its class, size and lifetime, and the plan gives each an
+// offset in one arena, so that tensors whose lifetimes do not overlap may share bytes. The arena is allocated once, so
+// out of memory after step 0 cannot happen. The plan owns no device memory, only offsets.
 #pragma once
 #include "llmc/base/error.h"
 #include <stddef.h>
@@ -24,26 +23,25 @@ typedef struct MemoryPlan MemoryPlan;
 MemoryPlan *memory_plan_create(void);
 void memory_plan_destroy(MemoryPlan *plan);
 
-// Declares bytes that must exist from tick first_use to tick last_use, both included. Returns a handle >= 0.
-// Ticks are the caller's own clock (one per op of a micro-step). PLAN_ALWAYS lives the whole run.
+// Declares bytes that must exist from tick first_use to tick last_use, both included. Returns a handle >= 0. Ticks are
+// the caller's own clock (one per op of a micro-step). PLAN_ALWAYS: for the whole run.
 enum { PLAN_ALWAYS = -1 };
 int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes, int first_use, int last_use);
 
 // Lays everything out: permanent tensors first, in order; then the others, largest first, each at the lowest offset
-// where no tensor alive at the same time stands.
+// that no tensor alive at the same time occupies.
 void memory_plan_solve(MemoryPlan *plan);
 
 int64_t memory_plan_offset(const MemoryPlan *plan, int handle);
 int64_t memory_plan_bytes(const MemoryPlan *plan, int handle);          // as declared, rounded up to PLAN_ALIGNMENT
 int64_t memory_plan_total(const MemoryPlan *plan);                      // arena bytes
-int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c); // what a class adds to the arena; the classes
+int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c); // bytes of a class in the arena; the classes
                                                                         // sum to memory_plan_total
-// The lower bound: the largest sum of bytes alive at any tick, permanent ones included. Known before anything is laid
-// out.
+// The lower bound: the largest sum of bytes alive at any tick, permanent tensors included. Known before the layout.
 int64_t memory_plan_live_peak(const MemoryPlan *plan);
-int memory_plan_peak_tick(const MemoryPlan *plan); // where it is reached first
+int memory_plan_peak_tick(const MemoryPlan *plan); // the first tick that reaches it
 
-// What was declared: handles are 0 .. memory_plan_count - 1.
+// A declared tensor; handles are 0 .. memory_plan_count - 1.
 typedef struct {
     MemoryClass memory_class;
     const char *name;

@@ -1,5 +1,5 @@
-// The optimizer table and what follows from it: rules and rates, the tensors of the state, the memory of the update.
-// Nothing here computes an update (ops.h does) or holds memory (gpt2_object.c does).
+// The optimizer table and the facts derived from it: rules and rates, the tensors of the state, the memory of the
+// update. Nothing here computes an update (ops.h does) or owns memory (gpt2_object.c does).
 #include "llmc/model/optimizer_state.h"
 
 #include "llmc/base/arithmetic.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// How a moment is kept.
+// The format in which a moment is kept.
 typedef enum { KEPT_NOT, KEPT_FP32, KEPT_BF16, KEPT_8BIT, KEPT_FACTORED } Kept;
 
 typedef struct {
@@ -18,7 +18,7 @@ typedef struct {
     Kept m, v;
 } GroupState;
 
-// One row: name, whether -w means anything, Kahan's compensation, -l auto, and what each group of parameters gets.
+// One row: name, whether -w applies, Kahan's compensation, -l auto, and rule and moments of each group of parameters.
 typedef struct {
     const char *name;
     bool master, lost;
@@ -48,7 +48,7 @@ static const struct {
     const char *name, *prefix;
     size_t field;
 } SLOTS[NUM_STATE_SLOTS] = {
-    [SLOT_MASTER]  = {"master",  NULL,              offsetof(UpdateTensor, master)}, // model.safetensors holds it
+    [SLOT_MASTER]  = {"master",  NULL,              offsetof(UpdateTensor, master)}, // stored in model.safetensors
     [SLOT_LOST]    = {"lost",    "weight_error.",   offsetof(UpdateTensor, lost)},
     [SLOT_M]       = {"m",       "exp_avg.",        offsetof(UpdateTensor, m)},
     [SLOT_V]       = {"v",       "exp_avg_sq.",     offsetof(UpdateTensor, v)},
@@ -147,7 +147,7 @@ int64_t optimizer_offload_buffer(int64_t host_bytes) {
     return OFFLOAD_PARTS * round_up(min_i64(max_i64(host_bytes / 8, LEAST), MOST), PLAN_ALIGNMENT);
 }
 
-// Hands out bytes behind one another.
+// Allocates bytes one after the other; returns their offset.
 static int64_t take(int64_t *end, int64_t bytes) {
     const int64_t offset = *end;
     *end += round_up(bytes, PLAN_ALIGNMENT);

@@ -1,5 +1,6 @@
-// THE optimizer table: what each optimizer keeps for a parameter, in which dtype, and by which rule the parameter is
-// updated. Memory plan, checkpoints, the update itself, the planner's bytes a parameter and --help read it.
+// THE optimizer table: the state that each optimizer keeps for a parameter, its dtypes, and the rule by which the
+// parameter is updated. Memory plan, checkpoints, the update itself, the planner's bytes a parameter and --help read
+// it.
 #pragma once
 #include "llmc/model/parameters.h"
 #include "llmc/ops.h"
@@ -8,7 +9,7 @@ typedef enum {
     OPTIMIZER_ADAMW,       // fp32 moments
     OPTIMIZER_ADAMW_8BIT,  // moments of matrices and embeddings in 8 bits, block-wise (Dettmers et al., 2021)
     OPTIMIZER_ADAMW_BF16,  // bf16 moments, no master weights: the weight is rounded stochastically
-    OPTIMIZER_ADAMW_KAHAN, // bf16 moments, no master weights: what rounding takes is kept (Kahan, 1965)
+    OPTIMIZER_ADAMW_KAHAN, // bf16 moments, no master weights: the rounding error is kept (Kahan, 1965)
     OPTIMIZER_LION,
     OPTIMIZER_ADAFACTOR,
     OPTIMIZER_SGD,
@@ -17,15 +18,15 @@ typedef enum {
 } OptimizerKind;
 
 const char *optimizer_name(OptimizerKind kind); // as --optimizer takes it: "adamw", "adamw8bit", ...
-// False and a message that lists the names when there is none of this name.
+// False and a message that lists the names if there is no such name.
 bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err);
-bool optimizer_has_master(OptimizerKind kind); // whether -w 1 means anything to it
-// Whether there are master weights: with -w 1 (master), beside a compute dtype of 16 bits.
+bool optimizer_has_master(OptimizerKind kind); // whether -w 1 has an effect
+// Whether there are master weights: with -w 1 (master) and a 16-bit compute dtype.
 bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute);
-double optimizer_default_learning_rate(OptimizerKind kind); // of -l auto: measured, see doc/optimizers.md
+double optimizer_default_learning_rate(OptimizerKind kind); // for -l auto: measured, see doc/optimizers.md
 
-// How one parameter is updated: its rule, and its learning rate as a multiple of -l (Muon: 0.2 sqrt(max(rows, cols)),
-// which makes its updates as large as AdamW's: Liu et al., "Muon is Scalable for LLM Training", 2025).
+// The rule of one parameter, and its learning rate as a multiple of -l (Muon: 0.2 sqrt(max(rows, cols)), which makes
+// its updates as large as AdamW's: Liu et al., "Muon is Scalable for LLM Training", 2025).
 UpdateRule optimizer_rule(OptimizerKind kind, const Parameter *p);
 float optimizer_rate(OptimizerKind kind, const Parameter *p);
 
@@ -46,31 +47,32 @@ const char *state_slot_name(StateSlot slot);   // "master", "m", ...: for plans 
 const char *state_slot_prefix(StateSlot slot); // in optimizer.safetensors: "exp_avg.", ...; NULL: not saved there
 Tensor *state_slot_tensor(UpdateTensor *t, StateSlot slot); // the field of that slot
 
-// Dtype and shape of a slot (data NULL); rank 0 when this optimizer keeps none for this parameter.
+// Dtype and shape of a slot (data NULL); rank 0 if this optimizer does not keep it for this parameter.
 Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Parameter *p, StateSlot slot);
 
 // Whether the rule of every parameter works element by element, so that its state can pass through in slices.
 bool optimizer_is_elementwise(OptimizerKind kind);
 
-// Under offload: bytes of the device buffer that so many bytes of state in host memory pass through, a multiple of
-// PLAN_ALIGNMENT: OFFLOAD_PARTS parts, one to copy in, one to update and one to copy back at any time. An eighth of the
-// state each, but no less than 16 KiB and no more than 16 MiB: that takes 0.6 ms at 25 GB/s, long against what starting
-// a copy costs.
+// Under offload: size of the device buffer that host_bytes of state pass through, a multiple of PLAN_ALIGNMENT. It has
+// OFFLOAD_PARTS parts: at any time one is copied in, one is updated and one is copied back. A part is an eighth of the
+// state, but at least 16 KiB and at most 16 MiB, which takes 0.6 ms at 25 GB/s, long compared with the cost of starting
+// a copy.
 enum { OFFLOAD_PARTS = 3 };
 int64_t optimizer_offload_buffer(int64_t host_bytes);
 
-enum { MUON_STEPS = 5 }; // of Newton-Schulz, for each matrix
+enum { MUON_STEPS = 5 }; // Newton-Schulz steps for each matrix
 
-// Where Muon's intermediate results lie in its scratch memory: for the largest matrix X, in the compute dtype, X and a
-// product of its shape, and two of X X^T (X^T X where X is tall); one fp32 for each matrix. See llmc/train/optimizer.c.
+// The places of Muon's intermediate results in its scratch memory: for the largest matrix X, in the compute dtype, X
+// and a product of its shape, and two of X X^T (X^T X if X is tall); one fp32 for each matrix. See
+// llmc/train/optimizer.c.
 typedef struct {
     int64_t x, product, gram, square; // offsets, in bytes
     int64_t sumsq;
-    int64_t bytes; // of all; 0: there is no matrix
-    int matrices;  // those that stand in one tensor counted apart
+    int64_t bytes; // total; 0: there is no matrix
+    int matrices;  // matrices stacked in one tensor are counted separately
 } MuonScratch;
 MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType compute);
 
-// Device memory that the update needs besides the state, at the end of a step: Muon's products; numerics: a copy of the
-// largest parameter, in fp32. One after the other, in the same bytes.
+// Device memory that the update needs besides the state, at the end of a step: Muon's products; with numerics a copy of
+// the largest parameter, in fp32. They use the same bytes, one after the other.
 int64_t optimizer_scratch_bytes(OptimizerKind kind, const ModelConfig *config, DType compute, bool numerics);

@@ -1,5 +1,5 @@
-// Shapes, and the parameter table with what follows from it: the list of tensors of a given model, their order, their
-// first values. See parameters.h.
+// Model shapes, and the parameter table with everything derived from it: the list of tensors of a given model, their
+// order, their initial values. See parameters.h.
 #include "llmc/model/parameters.h"
 
 #include "llmc/base/arithmetic.h"
@@ -52,7 +52,7 @@ static bool apply_preset(ModelConfig *config, const char *name) {
     return false;
 }
 
-// "KEY=NUMBER" into the field it names, which must not be one of those given before (a bit each).
+// Stores "KEY=NUMBER" in the field it names, which must not have been given before (a bit each).
 static bool apply_field(ModelConfig *config, const char *part, unsigned *given, Error *err) {
     const char *equals = strchr(part, '=');
     if (!equals) return error_set(err, "'%.200s' is no model: %s", part, forms);
@@ -79,7 +79,7 @@ static bool apply_field(ModelConfig *config, const char *part, unsigned *given, 
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err) {
     *config = (ModelConfig){0};
     apply_preset(config, "d12");
-    config->NH = 0; // unless a preset or the shape says so: C / 64
+    config->NH = 0; // unless set by a preset or the shape: C / 64
     if (!*descriptor) return error_set(err, "the model is empty: %s", forms);
     char *copy = strdup(descriptor);
     REQUIRE_MEMORY(copy, "a model description");

@@ -1,8 +1,7 @@
-// The shape of a GPT-2 style model, the descriptors that name one on the command line, and THE parameter table: what
-// weights a model of that shape has, their shapes, initial values, weight decay, and their names and layouts in Hugging
-// Face files. Everything that walks over weights walks over this table: memory plan, init, optimizer, checkpoints,
-// import and export, messages.
-// Only arithmetic and text: no file is opened here.
+// The shape of a GPT-2 style model, the descriptors that name one on the command line, and THE parameter table: the
+// weights of a model of that shape, their shapes, initial values, weight decay, and their names and layouts in Hugging
+// Face files. Everything that iterates over weights uses this table: memory plan, init, optimizer, checkpoints, import
+// and export, messages. There is only arithmetic and text here: no file is opened.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/tensor.h"
@@ -13,7 +12,7 @@
 typedef struct {
     int64_t max_T; // longest context: rows of the position embedding
     int64_t V;     // vocabulary; 0 in a descriptor that leaves it to the data
-    int64_t Vp;    // V padded up to a multiple of 128: rows of the token embedding and of the logits
+    int64_t Vp;    // V rounded up to a multiple of 128: rows of the token embedding and of the logits
     int64_t L;     // blocks
     int64_t NH;    // heads
     int64_t C;     // channels
@@ -21,14 +20,14 @@ typedef struct {
 
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
 
-// Fills config from a descriptor; false and a message that lists the forms when it is none.
+// Fills config from a descriptor; false and a message that lists the forms if it is not one.
 //   d6 d12 d24 d36 d48 d60     GPT-2 (124M is d12): max_T 1024, V 0
 //   gpt3:c768 ...              GPT-3's table by channels (384 768 1024 1536 2048 2560 4096 5120 12288): max_T 2048
 //   L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's; V 0); NH defaults to C/64.
-//                              A preset may stand first: d12,V=50257,T=512
+//                              A preset may come first: d12,V=50257,T=512
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err);
 
-// Whether a -e value looks like a descriptor at all (no '/', no file of that name is looked at).
+// Whether a -e value looks like a descriptor (it has no '/'; the file system is not consulted).
 bool model_config_is_descriptor(const char *text);
 
 // Sets V and Vp. V >= 1.
@@ -41,7 +40,7 @@ bool model_config_check(const ModelConfig *config, Error *err);
 
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } InitKind;
 
-// What optimizers tell apart.
+// The groups that optimizers distinguish.
 typedef enum { GROUP_EMBEDDING, GROUP_MATRIX, GROUP_VECTOR } ParameterGroup;
 
 // One row of the table: a weight of the model, or of each block.
@@ -51,10 +50,10 @@ typedef struct {
     InitKind init;       // NORMAL: N(0, 0.02); NORMAL_RESIDUAL: N(0, 0.02 / sqrt(2 L))
     bool per_block;
     bool weight_decay; // matrices yes, vectors no
-    bool transposed;   // Hugging Face stores (in, out) where we store (out, in)
+    bool transposed;   // Hugging Face stores (in, out), we store (out, in)
     char rows, cols;   // shape as a code: 'V' Vp, 'T' max_T, 'C', '3' 3C, '4' 4C, '1' no such dimension
     ParameterGroup group;
-    int stacked; // matrices that stand in it one below the other: 3 in qkvw (Muon treats each by itself), else 1
+    int stacked; // matrices stacked by rows in it: 3 in qkvw (Muon treats each separately), else 1
 } ParameterSpec;
 
 enum {
@@ -99,7 +98,7 @@ int parameter_index(const ModelConfig *config, int spec, int block);
 int64_t parameter_numel(const Parameter *p);
 // A tensor of the parameter's name and shape over data, which may be NULL for the shape alone.
 Tensor parameter_tensor(const Parameter *p, void *data, DType dtype);
-// Sum over the table: N of the FLOP formulas, padding included.
+// Sum over the table: the N of the FLOP formulas, padding included.
 int64_t parameter_total(const ModelConfig *config);
 
 // Initial fp32 values of elements [first, first + n) of tensor index: a pure function of seed and position. Rows of

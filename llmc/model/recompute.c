@@ -1,5 +1,5 @@
-// Sets of ops that run again, their text and what they cost, and the FLOPs of a step. What they save is gpt2_memory.c's
-// business.
+// Sets of ops that are recomputed, their text form and cost, and the FLOPs of a step. gpt2_memory.c knows how much
+// memory they save.
 #include "llmc/model/recompute.h"
 
 #include "llmc/model/parameters.h"
@@ -49,7 +49,7 @@ static bool not_understood(const char *text, const char *at, Error *err) {
     return error_set(err, "-r %.80s: '%.20s' is not understood; %s", text, at, FORMS);
 }
 
-// The op whose name is at *at, which moves after it; -1 where there is none.
+// The op whose name is at *at, which is advanced past it; -1 if there is none.
 static int read_op(const char **at) {
     for (int i = 0; i < NUM_OPS; i++) {
         const size_t length = strlen(OPS[i].name);
@@ -86,7 +86,7 @@ static bool read_number(const char **at, int64_t most, int64_t *number) {
     return n >= 1 && n <= most;
 }
 
-// What follows the first set of "3x4,0x8" or "3x4,0".
+// The text after the first set of "3x4,0x8" or "3x4,0".
 static bool read_items(Recompute *r, const char *text, const char *at, int set, int64_t L, Error *err) {
     for (int64_t done = 0;;) {
         int64_t count = L - done;
@@ -124,7 +124,7 @@ bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
-// Behind what stands in buf. What does not fit is cut, and buf, then full, ends in "...".
+// Appends text to buf. If it does not fit it is truncated, and buf then ends in "...".
 static void append(char *buf, size_t size, const char *text) {
     const size_t used = strlen(buf), length = strlen(text), room = size - 1 - used;
     memcpy(buf + used, text, length < room ? length : room);
@@ -141,14 +141,14 @@ static void append_set(char *buf, size_t size, int set) {
     const char *plus = "";
     for (int i = 0; i < NUM_OPS; i++) {
         if ((set & OPS[i].set) != OPS[i].set || OPS[i].set == AGAIN_BLOCK) continue;
-        if (OPS[i].set == AGAIN_GELU && set & AGAIN_FC) continue; // fc says so
+        if (OPS[i].set == AGAIN_GELU && set & AGAIN_FC) continue; // implied by fc
         append(buf, size, plus);
         append(buf, size, OPS[i].name);
         plus = "+";
     }
 }
 
-// The n of "3/n": every n-th block has the set of the first, the others none. 0: it is not so.
+// The n of "3/n": every n-th block has the set of the first, the others none. 0: there is no such n.
 static int64_t period_of(const Recompute *r, int64_t L) {
     int64_t n = 1;
     while (n < L && set_of(r, n) == 0) n++;
@@ -157,7 +157,7 @@ static int64_t period_of(const Recompute *r, int64_t L) {
     return n;
 }
 
-// How many blocks from this one on have the same set.
+// The number of blocks, from this one on, that have the same set.
 static int64_t run_of(const Recompute *r, int64_t block, int64_t L) {
     int64_t run = 1;
     while (block + run < L && set_of(r, block + run) == set_of(r, block)) run++;
@@ -168,7 +168,7 @@ const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size
     char number[32];
     const int64_t n = period_of(r, L);
     buf[0] = '\0';
-    if (n > 0) { // no list is as short
+    if (n > 0) { // no list is shorter
         append_set(buf, size, set_of(r, 0));
         snprintf(number, sizeof number, "/%lld", (long long)n);
         if (run_of(r, 0, L) < L) append(buf, size, number);

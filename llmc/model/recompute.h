@@ -1,7 +1,8 @@
-// What the backward pass computes again instead of keeping it, block by block: less memory, more time. Gradients are
-// the same bits whatever is chosen, because an op on the same inputs gives the same bits.
-// Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
-// And the FLOPs of a training step, with the formulas stated, because numbers from different formulas cannot be
+// Recomputation: which activations the backward pass recomputes instead of keeping them, block by block, for less
+// memory and more time. Gradients are the same bits whatever is chosen, because an op on the same inputs gives the same
+// bits. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+//
+// It also has the FLOPs of a training step, with the formulas stated, because numbers from different formulas cannot be
 // compared.
 #pragma once
 #include "llmc/base/error.h"
@@ -10,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The ops of a block that can run again; a set of them for each block. An op that needs what another one in the set
-// leaves finds it there: no op runs twice.
+// The ops of a block that can run again; a set of them for each block. An op that needs the result of another op in the
+// set finds it there, so no op runs twice.
 enum {
     AGAIN_GELU = 1,       // gelu                              4 C elements a token less, no matmul
     AGAIN_LAYERNORM = 2,  // ln1, ln2 and their statistics     2 C, no matmul
@@ -27,29 +28,29 @@ typedef struct {
     uint8_t blocks[MAX_BLOCKS]; // set of AGAIN_... of each block
 } Recompute;
 
-// -r: what stands there is one of
+// The argument of -r is one of
 //   0 1 2 3           all blocks: nothing; gelu; gelu+layernorm; block
 //   gelu+qkv ...      all blocks: ops joined by +: gelu, layernorm, fc, qkv, attention, attproj, block
 //   3/2, qkv+fc/3     every second block (the first, the third, ...), every third; the others keep everything
-//   3x4,0x8           4 blocks, then 8; the last item may leave out its count and goes on to the end
-// auto is the caller's business. False and a message when it is none, or when the counts are not L.
+//   3x4,0x8           4 blocks, then 8; the last item may omit its count and then extends to the end
+// The caller handles auto. False and a message if the text is none of these, or if the counts do not add up to L.
 bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err);
 Recompute recompute_all(int set);   // this set in every block
-int recompute_level_set(int level); // of -r 0 .. 3
+int recompute_level_set(int level); // the set of -r 0 .. 3
 
-// The shortest text that parses to it, for L blocks: "0", "3", "3/2", "3x4,0", "gelu+qkv". Into buf; returns buf.
-// RECOMPUTE_TEXT bytes hold every text; one that is cut ends in "...", which does not parse.
+// The shortest text that parses to r, for L blocks: "0", "3", "3/2", "3x4,0", "gelu+qkv". Into buf; returns buf.
+// RECOMPUTE_TEXT bytes are enough for every text; a truncated text ends in "...", which does not parse.
 enum { RECOMPUTE_TEXT = 48 * MAX_BLOCKS };
 const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size);
 
-// Whether some block computes GELU again from a kept pre-activation, with gelu_forward. Such a block cannot repeat the
-// bits of a GELU that was taken in the epilogue of a matmul, before its input was rounded (-ge 1, -ge 2).
+// Whether some block recomputes GELU from a kept pre-activation, with gelu_forward. Such a block cannot repeat the bits
+// of a GELU computed in the epilogue of a matmul, before its input was rounded (-ge 1, -ge 2).
 bool recompute_gelu_alone(const Recompute *r, int64_t L);
 
-// Matmul and attention FLOPs a token that run again, for context T, all blocks together.
+// Matmul and attention FLOPs a token that are recomputed, for context T, all blocks together.
 double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, int64_t T);
-// Elements of the compute dtype a token that the other ops of the repetition read and write, for the planner: gelu 8 C
-// (with the matmul before it none: it counts as part of that), a layernorm 2 C, one with its residual addition 4 C.
+// Elements of the compute dtype a token that the other recomputed ops read and write, for the planner: gelu 8 C (none
+// with the matmul before it, as part of which it counts), a layernorm 2 C, a layernorm with its residual addition 4 C.
 double recompute_elements_per_token(const Recompute *r, const ModelConfig *config);
 
 // ----------------------------------------------------------------------------------------------------- FLOPs of a step
@@ -59,6 +60,6 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
 //   exact (causal half):         72 L C^2 + 6 Vp C + 6 L C (T + 1)
 double flops_per_token_llmc(const ModelConfig *config, int64_t T);
 double flops_per_token_exact(const ModelConfig *config, int64_t T);
-// What the machine computes, for hfu: exact + attention / 6 (the backward pass computes QK^T again) + recomputation
-// (recompute_flops_per_token).
+// The FLOPs that the machine computes, for hfu: exact + attention / 6 (the backward pass recomputes QK^T) +
+// recomputation (recompute_flops_per_token).
 double flops_per_token_hardware(const ModelConfig *config, int64_t T, const Recompute *recompute);

@@ -1,7 +1,7 @@
-// See checkpoint.h. First the tensors of a checkpoint: the optimizer's state is written, weights (of any weights file)
-// and that state are read into a model, in pieces, so that host memory stays small whatever the model; which tensors
-// there are is the business of llmc/model/optimizer_state.c. Then when a checkpoint exists, which one is the newest,
-// which ones go. trainer.json has a file of its own.
+// Checkpoints, see checkpoint.h. First come the tensors: the optimizer's state is written, and weights (of any weights
+// file) and that state are read into a model, in pieces, so that host memory stays small whatever the model;
+// llmc/model/optimizer_state.c determines which tensors there are. Then come the directories: when a checkpoint is
+// valid, which one is the newest, which ones are removed. trainer.json has a file of its own.
 #include "llmc/store/checkpoint.h"
 
 #include "llmc/base/arithmetic.h"
@@ -24,8 +24,8 @@ static float *allocate_floats(int64_t n) {
     return values;
 }
 
-// How a tensor of the optimizer stands in the file; rank 0: not at all. Rows that pad the vocabulary are left out where
-// the tensor has a row for each of the parameter's; blocks of 8-bit states go across rows, and stand there as they are.
+// The file entry of an optimizer-state tensor; rank 0 means it is not stored. Rows that pad the vocabulary are left out
+// if the tensor has a row for each of the parameter's; blocks of 8-bit states cross rows, and are stored unchanged.
 static SafetensorsEntry describe(const Parameter *p, Tensor t, StateSlot slot) {
     const bool by_row = t.rank == p->rank && t.rank > 0 && t.shape[0] == p->rows && t.dtype != DTYPE_U8;
     SafetensorsEntry e = {.dtype = t.dtype, .rank = state_slot_prefix(slot) ? t.rank : 0};
@@ -34,7 +34,7 @@ static SafetensorsEntry describe(const Parameter *p, Tensor t, StateSlot slot) {
     return e;
 }
 
-// The scales of fp8, all in one; rank 0 without --fp8.
+// The scales of fp8, all in one entry; rank 0 without --fp8.
 static SafetensorsEntry describe_fp8(Tensor slots) {
     SafetensorsEntry e = {.name = "fp8.slots", .dtype = slots.dtype, .rank = slots.rank};
     if (slots.rank > 0) e.shape[0] = slots.shape[0];
@@ -67,7 +67,7 @@ static bool append_tensor(SafetensorsWriter *w, const Gpt2 *model, Tensor t, int
     return true;
 }
 
-// What the file is to hold, in its order; *n of them. Malloced.
+// The entries of the file, in order; *n of them. Malloced.
 static SafetensorsEntry *list_entries(const Gpt2 *model, int *n) {
     const int count = gpt2_num_tensors(model);
     SafetensorsEntry *entries = calloc((size_t)(NUM_STATE_SLOTS * count + 1), sizeof *entries);
@@ -165,9 +165,9 @@ static bool load_bytes(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *
     return true;
 }
 
-// What rounding took from a weight decides how the pair stands for its value, which is all that model.safetensors
-// holds: where lost is half a step, the weight may be either neighbour. So the weight becomes the value less what was
-// lost, which is exact: the value was rounded to fp32, by far less than half a step of the weight.
+// Splits the value in model.safetensors, which is weight + lost, again into the pair: if lost is half a step, the
+// weight could be either neighbour. So the weight becomes the value less lost, which is exact, because the value was
+// rounded to fp32 by far less than half a step of the weight.
 static void set_lost(Gpt2 *model, int i, int64_t first_row, int64_t rows, const void *lost, float *values,
                      float *taken) {
     const UpdateTensor *t = &gpt2_tensors(model)[i];
@@ -206,7 +206,7 @@ static bool load_state(Gpt2 *model, SafetensorsFile *f, int i, int slot, void *p
     return slot == SLOT_LOST ? load_lost(model, f, e, i, piece, err) : load_bytes(model, f, e, t, piece, err);
 }
 
-// A run that takes up fp8 at a checkpoint finds no scales there: they begin anew.
+// A run that turns on fp8 at a checkpoint finds no scales there and starts with new ones.
 static bool load_fp8(Gpt2 *model, SafetensorsFile *f, void *piece, Error *err) {
     const Tensor slots = gpt2_fp8_slots(model);
     const SafetensorsEntry expected = describe_fp8(slots);
@@ -215,7 +215,7 @@ static bool load_fp8(Gpt2 *model, SafetensorsFile *f, void *piece, Error *err) {
     return e && load_bytes(model, f, e, slots, piece, err);
 }
 
-// Checkpoints that do not say are older than the choice: AdamW's.
+// Checkpoints that do not state an optimizer are older than the option and contain AdamW's state.
 static bool check_optimizer(const Gpt2 *model, const SafetensorsFile *f, Error *err) {
     const char *stated = safetensors_metadata(f, metadata_optimizer);
     OptimizerKind found = OPTIMIZER_ADAMW;
@@ -257,7 +257,7 @@ static const char manifest_name[] = "trainer.json";
 static const char temporary_prefix[] = ".tmp-step_";
 static const char probe_prefix[] = ".tmp-probe"; // of directory_check_writable
 
-// "DIR/step_00001000", or the name under which it is written or removed; malloced.
+// "DIR/step_00001000", or the temporary name under which it is written or removed; malloced.
 static char *step_path(const char *dir, int64_t step, bool temporary) {
     char name[64];
     snprintf(name, sizeof name, "%s%08lld", temporary ? temporary_prefix : "step_", (long long)step);
@@ -266,7 +266,8 @@ static char *step_path(const char *dir, int64_t step, bool temporary) {
 
 // ------------------------------------------------------------------------------------------------------------ saving
 
-// A file of a checkpoint, whole or being written, or what NFS keeps of one that somebody still reads.
+// Whether the name is a file of a checkpoint, complete or being written, or a file that NFS keeps because it is still
+// open.
 static bool is_ours(const char *name) {
     if (strncmp(name, ".nfs", 4) == 0) return true;
     for (int i = 0; i <= CHECKPOINT_FILES; i++) {
@@ -277,7 +278,7 @@ static bool is_ours(const char *name) {
     return false;
 }
 
-// False where somebody else has put something into a directory of ours: that is not ours to remove, nor to hide.
+// False if a directory of ours contains foreign files, which must not be removed or hidden.
 static bool holds_only_ours(const char *directory, Error *err) {
     char **names;
     int count;
@@ -289,12 +290,12 @@ static bool holds_only_ours(const char *directory, Error *err) {
     return ok;
 }
 
-// Removes a directory of a temporary name, which belongs to a write or a removal that is over. With files of somebody
-// else in it, it gets a name that is seen and free instead, such as step_00001000.1.
+// Removes a directory with a temporary name, left by a write or a removal that has ended. If it contains foreign files,
+// it is instead renamed to a visible unused name, such as step_00001000.1.
 static void discard(const char *dir, const char *name) {
     char *path = path_join(dir, name), *step = path_join(dir, name + strlen(".tmp-"));
     if (holds_only_ours(path, NULL)) {
-        directory_remove(path, NULL); // what cannot be removed yet is tried again at the next save
+        directory_remove(path, NULL); // leftovers that cannot be removed are tried again at the next save
     } else {
         char *seen = path_unused(step);
         rename(path, seen);
@@ -339,7 +340,7 @@ bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *sta
     bool made = mkdir(temporary, 0755) == 0;
     bool ok = made || error_set(err, "%s: cannot make the directory: %s", temporary, strerror(errno));
     ok = ok && write_parts(temporary, model, state, err) && directory_commit(temporary, final, err);
-    // What stood under the name before; or what could be written, and what failed is in err already.
+    // Removes the previous directory of that name, or the files written before a failure, which err already describes.
     if (made && file_exists(temporary)) discard(dir, strrchr(temporary, '/') + 1);
     free(temporary);
     free(final);
@@ -361,7 +362,7 @@ bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double be
 
 // ----------------------------------------------------------------------------------------------------------- finding
 
-// The step of a directory name, if it is one that step_path makes.
+// The step of a directory name, if step_path makes such names.
 static bool parse_step(const char *name, int64_t *step) {
     char canonical[64];
     if (strncmp(name, "step_", 5) != 0 || strlen(name) > 5 + 18) return false;
@@ -375,7 +376,7 @@ static int newest_first(const void *a, const void *b) {
     return x > y ? -1 : x < y;
 }
 
-// The steps of all step_* directories of dir, newest first, malloced. A directory that is not there has none.
+// The steps of all step_* directories of dir, newest first, malloced. A directory that does not exist has none.
 static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err) {
     *steps = NULL, *count = 0;
     char **names;
@@ -408,7 +409,7 @@ static bool check_file(const char *directory, const char *name, FileFacts expect
     return ok;
 }
 
-// Whether the manifest of a step directory parses and its files have the sizes (and checksums) it states.
+// Whether the manifest of a step directory parses and its files have the sizes (and checksums) that it states.
 static bool verify(const char *directory, int64_t step, bool checksums, Error *err) {
     TrainerState state;
     FileFacts facts[CHECKPOINT_FILES];
@@ -492,7 +493,7 @@ bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- rotation
 
-// When a checkpoint was written, in nanoseconds.
+// The time at which a checkpoint was written, in nanoseconds.
 static int64_t written_at(const char *directory) {
     struct stat st;
     char *manifest = path_join(directory, manifest_name);
@@ -501,7 +502,7 @@ static int64_t written_at(const char *directory) {
     return ok ? (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec : 0;
 }
 
-// Renamed first: a kill in between leaves a temporary directory, not half a checkpoint.
+// The directory is renamed first, so that a kill in between leaves a temporary directory, not half a checkpoint.
 static bool remove_step(const char *dir, int64_t step, Error *err) {
     char *path = step_path(dir, step, false), *temporary = step_path(dir, step, true);
     bool ok = holds_only_ours(path, err);
@@ -518,7 +519,7 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err) {
     int count, whole = 0;
     checkpoint_clean(dir);
     if (!list_steps(dir, &steps, &count, err)) return false;
-    for (int i = 0; i < count; i++) { // what is no checkpoint takes nobody's place, and is left for the user to see
+    for (int i = 0; i < count; i++) { // directories that are not checkpoints do not count, and stay for the user to see
         char *path = step_path(dir, steps[i], false);
         int64_t time = written_at(path);
         if (verify(path, steps[i], false, NULL)) {
@@ -529,10 +530,10 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err) {
     }
     bool ok = true;
     for (int i = keep; i < whole; i++) {
-        // After a resume from an older checkpoint the last one written is not the one with the highest step, and it
-        // may be the only good one.
+        // After a resume from an older checkpoint, the last one written does not have the highest step, and it may be
+        // the only good one.
         if (steps[i] == last_written || (major > 0 && steps[i] % major == 0)) continue;
-        if (!remove_step(dir, steps[i], ok ? err : NULL)) ok = false; // the first one is what is told
+        if (!remove_step(dir, steps[i], ok ? err : NULL)) ok = false; // the first failure is reported
     }
     free(steps);
     return ok;

@@ -1,7 +1,7 @@
-// See huggingface.h. Accepts what GPT2LMHeadModel saves: tensor names with and without "transformer.", the tied
-// lm_head.weight and the causal mask buffers (neither is read), F32, F16 and BF16. The index of several files is a file
-// from outside like any other: it may name only files of its own directory. Each file is written atomically and
-// checksummed on the way; the directory as a whole is its caller's to commit.
+// Hugging Face directories, see huggingface.h. The reader accepts the output of GPT2LMHeadModel: tensor names with and
+// without "transformer.", the tied lm_head.weight and the causal mask buffers (neither is read), F32, F16 and BF16. The
+// index of several files is as untrusted as any outside file: it may name only files of its own directory. Each file is
+// written atomically and checksummed on the way; the caller commits the directory as a whole.
 #include "llmc/store/huggingface.h"
 
 #include "llmc/base/atomic_file.h"
@@ -19,12 +19,12 @@
 
 enum {
     MAX_INDEX_BYTES = 16 << 20,
-    MAX_FILES = 1000, // all stay open; the largest models that are published have fewer
+    MAX_FILES = 1000, // all stay open; the largest published models have fewer
 };
 
 typedef struct {
     const char *name; // of a tensor, in the parsed index
-    int file;         // where the index says it is
+    int file;         // the file that the index states
 } Place;
 
 struct WeightShards {
@@ -33,7 +33,7 @@ struct WeightShards {
     SafetensorsFile **files;
     int *first; // tensors in the files before this one; files + 1 entries
     int num_files;
-    cJSON *index; // what follows is of the index; NULL without one
+    cJSON *index; // the following fields belong to the index; NULL without one
     Place *places;
     int num_places;
 };
@@ -55,7 +55,7 @@ static bool is_printable(const char *text, size_t less_than) {
     return *text && strlen(text) < less_than;
 }
 
-// One member of "weight_map". A file may be named, and nothing else: no directory, no way out of this one.
+// One member of "weight_map". It may only name a file in this directory, with no path in it.
 static bool check_member(const cJSON *item, Error *err) {
     char found[64];
     if (!is_printable(item->string, sizeof((SafetensorsEntry *)0)->name))
@@ -70,7 +70,7 @@ static bool check_member(const cJSON *item, Error *err) {
                      item->string, json_describe(item, found, sizeof found));
 }
 
-// The number of the file of that name, which is added if it is new.
+// The number of the file with this name, which is added if it is new.
 static int file_number(WeightShards *s, const char *directory, const char *name, Error *err) {
     for (int i = 0; i < s->num_files; i++)
         if (strcmp(strrchr(s->paths[i], '/') + 1, name) == 0) return i;
@@ -101,7 +101,7 @@ static bool parse_index(WeightShards *s, const char *directory, Error *err) {
     return count > 0 || error_set(err, "\"weight_map\" is empty");
 }
 
-// Each tensor stands in the file that the index says.
+// Each tensor is in the file that the index states.
 static bool check_places(const WeightShards *s, Error *err) {
     for (int i = 0; i < s->num_places; i++) {
         const Place *p = &s->places[i];
@@ -133,7 +133,7 @@ static bool check_strangers(const WeightShards *s, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------ open and close
 
-// There are no weights that can be read: what to do depends on what is there.
+// There are no readable weights; the advice depends on the files that exist.
 static bool explain_missing(const char *directory, Error *err) {
     char *pickle = path_join(directory, "pytorch_model.bin");
     char *pickles = path_join(directory, "pytorch_model.bin.index.json");
@@ -238,17 +238,17 @@ enum { MAX_CONFIG_BYTES = 1 << 20 };
 struct HuggingFace {
     WeightShards *shards;
     ModelConfig config;
-    int64_t eot; // of config.json, -1: it states none
+    int64_t eot; // from config.json, -1: it states none
     int *places; // in shards, of each tensor of the parameter table
-    // Hugging Face's (in, out) matrices are turned as a whole, and the last one is kept for the next rows of it.
+    // Hugging Face's (in, out) matrices are transposed as a whole, and the last one is kept for reading its next rows.
     float *matrix;
-    size_t matrix_numel; // what it has room for
-    int matrix_index;    // which tensor it holds, -1: none
+    size_t matrix_numel; // its capacity
+    int matrix_index;    // the tensor in it, -1: none
 };
 
 // ------------------------------------------------------------------------------------------------------- config.json
 
-// An optional field that would change the computation: absent or null is fine, else it must say what we compute.
+// An optional field that could change the computation: absent or null is fine, otherwise it must match our computation.
 static bool check_flag(const cJSON *root, const char *key, bool expected, Error *err) {
     const cJSON *item;
     char found[64];
@@ -272,7 +272,7 @@ static bool check_variant(const cJSON *root, int64_t C, Error *err) {
     double eps;
     int64_t inner;
     if (!json_find(root, "activation_function", &item, err)) return false;
-    // Two names of one formula, which is also meant when none is given.
+    // Two names of one formula, which is also the default when none is given.
     if (item && !check_string(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", err)) return false;
     if (!check_flag(root, "tie_word_embeddings", true, err) || !check_flag(root, "scale_attn_weights", true, err) ||
         !check_flag(root, "scale_attn_by_inverse_layer_idx", false, err) ||
@@ -281,7 +281,7 @@ static bool check_variant(const cJSON *root, int64_t C, Error *err) {
     if (!json_find(root, "n_inner", &item, err)) return false;
     if (item && !cJSON_IsNull(item) && !json_get_int(root, "n_inner", 4 * C, 4 * C, &inner, err)) return false;
     if (!json_find(root, "layer_norm_epsilon", &item, err)) return false;
-    if (!item) return true; // 1e-5 is what transformers takes then
+    if (!item) return true; // transformers then uses 1e-5
     if (!json_get_double(root, "layer_norm_epsilon", &eps, err)) return false;
     if (fabs(eps - 1e-5) < 1e-9) return true;
     return error_set(err, "\"layer_norm_epsilon\" is %g, only 1e-05 is supported", eps);
@@ -300,7 +300,7 @@ static bool parse_config(const cJSON *root, ModelConfig *config, Error *err) {
     return ok && model_config_check(config, err);
 }
 
-// What ends a text: one token, or the first of several.
+// The end-of-text token, or the first of several.
 static int64_t parse_eot(const cJSON *root, int64_t V) {
     const cJSON *item;
     int64_t eot;
@@ -355,7 +355,7 @@ static bool has_suffix(const char *name, const char *suffix) {
     return n >= m && strcmp(name + n - m, suffix) == 0;
 }
 
-// Whether an entry that is no parameter is one of those that may stand beside them.
+// Whether an entry that is not a parameter is one of those that are allowed in addition.
 static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Error *err) {
     if (strcmp(e->name, "lm_head.weight") == 0) return check_shape(e, 2, config->V, config->C, err); // tied to wte
     if (has_suffix(e->name, ".attn.bias") || has_suffix(e->name, ".attn.masked_bias")) return true;  // causal masks
@@ -420,7 +420,7 @@ void huggingface_close(HuggingFace *f) {
 
 int64_t huggingface_eot(const HuggingFace *f) { return f->eot; }
 
-// The whole of an (in, out) matrix of the file into f->matrix, as (out, in).
+// Loads a whole (in, out) matrix of the file into f->matrix, as (out, in).
 static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error *err) {
     int64_t in = p->cols, out = p->rows;
     size_t numel = (size_t)(in * out);
@@ -553,8 +553,8 @@ static bool write_tokenizer(const char *path, const Tokenizer *t, FileFacts *fac
     return ok;
 }
 
-// What transformers wants to know besides tokenizer.json. The general class takes everything from that file; without
-// the last line, decode would take spaces out of the text ("a ." -> "a.").
+// The settings that transformers needs in addition to tokenizer.json. The general class takes everything from that
+// file; without the last line, decode would remove spaces from the text ("a ." -> "a.").
 static bool write_tokenizer_config(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
     cJSON *root = cJSON_CreateObject();
     const int32_t eot = tokenizer_eot(m->tokenizer);

@@ -1,5 +1,5 @@
-// See safetensors.h. Data is read with pread, never mapped: a file that shrinks while it is read gives a message, not
-// a SIGBUS.
+// safetensors files, see safetensors.h. Data is read with pread, never mapped: a file that shrinks while it is read
+// gives a message, not a SIGBUS.
 #include "llmc/store/safetensors.h"
 
 #include "llmc/base/arithmetic.h"
@@ -32,7 +32,7 @@ struct SafetensorsFile {
     cJSON *metadata; // NULL: none
 };
 
-// The element types of the format. Those that no reader of ours needs are known by size only.
+// The element types of the format. For types that no reader of ours needs, only the size is known.
 static const struct {
     const char *name;
     int64_t size;
@@ -64,7 +64,7 @@ static bool parse_shape(const cJSON *item, SafetensorsEntry *e, int64_t *numel, 
     return true;
 }
 
-// Fills dtype, and size with the bytes of an element.
+// Sets dtype, and size to the bytes of an element.
 static bool parse_dtype(const cJSON *item, SafetensorsEntry *e, int64_t *size, Error *err) {
     const char *name;
     if (!json_get_string(item, "dtype", &name, err)) return false;
@@ -93,7 +93,8 @@ static bool parse_name(const char *name, SafetensorsEntry *e, Error *err) {
     return true;
 }
 
-// One member of the header. Offsets stay relative to the data here; data_bytes is how much of it the file has.
+// One member of the header. Offsets are still relative to the data here; data_bytes is the size of the data in the
+// file.
 static bool parse_entry(const cJSON *item, SafetensorsEntry *e, int64_t data_bytes, Error *err) {
     if (!parse_name(item->string, e, err)) return false;
     const cJSON *offsets;
@@ -126,7 +127,7 @@ static int compare_key(const void *key, const void *b) {
     return strcmp(key, (*(const SafetensorsEntry *const *)b)->name);
 }
 
-// Every byte of the data belongs to one tensor: no gap, no overlap, nothing behind the last.
+// Every byte of the data belongs to exactly one tensor: no gap, no overlap, nothing after the last.
 static bool check_layout(SafetensorsFile *f, int64_t data_bytes, Error *err) {
     qsort(f->entries, (size_t)f->count, sizeof *f->entries, compare_offset);
     int64_t end = 0;
@@ -152,7 +153,7 @@ static bool index_names(SafetensorsFile *f, Error *err) {
 static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_start, int64_t data_bytes, Error *err) {
     size_t members = 0;
     for (const cJSON *item = root->child; item; item = item->next) members++;
-    f->entries = calloc(members + 1, sizeof *f->entries); // + 1: an empty file is no failed allocation
+    f->entries = calloc(members + 1, sizeof *f->entries); // + 1: an empty file must not look like a failed allocation
     f->by_name = calloc(members + 1, sizeof(SafetensorsEntry *));
     if (!f->entries || !f->by_name) return error_set(err, "no memory for its %zu tensors", members);
     for (const cJSON *item = root->child; item; item = item->next) {
@@ -303,7 +304,7 @@ static char *make_header(SafetensorsEntry *entries, int count, const char *const
     size_t size = 0;
     FILE *out = text_open(&text, &size);
     print_header(out, entries, count, metadata);
-    fflush(out); // brings size up to date
+    fflush(out); // updates size
     for (size_t n = size; n % 8 != 0; n++) fputc(' ', out);
     fclose(out);
     *length = size;

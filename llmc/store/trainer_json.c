@@ -1,5 +1,5 @@
-// trainer.json: what a run needs besides tensors to go on with the same bits, and the manifest: size and checksum of
-// the other files. Its fields are described in doc/file_formats.md.
+// trainer.json: everything besides tensors that a run needs to resume with the same bits, and the manifest: size and
+// checksum of the other files. Its fields are described in doc/file_formats.md.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/store/checkpoint.h"
@@ -15,12 +15,12 @@
 
 enum {
     FORMAT_VERSION = 2,
-    UNSEALED_FORMAT = 1,          // the one before: without a checksum of the file itself
+    UNSEALED_FORMAT = 1,          // the previous format: without a checksum of the file itself
     MAX_TRAINER_BYTES = 16 << 20, // the options may hold a long prompt
     SEAL_BYTES = 33,
 };
 
-// How a file ends: the checksum of all bytes before it. So every byte of the file is either covered or fixed.
+// The end of a file: the checksum of all bytes before it. So every byte of the file is either covered or fixed.
 static void make_seal(char seal[SEAL_BYTES + 1], const char *text, size_t bytes) {
     const int n =
         snprintf(seal, SEAL_BYTES + 1, ",\n  \"xxh3\": \"%016llx\"\n}\n", (unsigned long long)XXH3_64bits(text, bytes));
@@ -135,7 +135,7 @@ static void print_manifest(FILE *out, const FileFacts *facts) {
 
 bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2Options *model,
                         const FileFacts facts[CHECKPOINT_FILES], Error *err) {
-    if (state->options_json) { // text from outside must not make a checkpoint that nobody can read
+    if (state->options_json) { // text from outside must not make an unreadable checkpoint
         cJSON *options = json_parse(state->options_json, strlen(state->options_json), err);
         if (!options) return error_prefix(err, "%s: the options", path);
         cJSON_Delete(options);
@@ -146,7 +146,7 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2O
     fputs("{\n", out);
     print_state(out, state, model);
     print_manifest(out, facts);
-    fflush(out); // brings text and bytes up to date
+    fflush(out); // updates text and bytes
     char seal[SEAL_BYTES + 1];
     make_seal(seal, text, bytes);
     fputs(seal, out);
@@ -165,7 +165,7 @@ static bool read_float(const cJSON *item, float *value) {
     return true;
 }
 
-// A ring: until it is full, the next one goes behind those that are there. Only finite values ever enter.
+// A ring: until it is full, the next value is appended to the existing ones. Only finite values are ever stored.
 static bool read_window(const cJSON *control, const char *name, OutlierWindow *w, Error *err) {
     static const char *const keys[] = {"count", "next", "values", NULL};
     const cJSON *window, *values;
@@ -184,7 +184,7 @@ static bool read_window(const cJSON *control, const char *name, OutlierWindow *w
     return true;
 }
 
-// Fields that older checkpoints lack: *value stays as it is where there is none.
+// For fields that older checkpoints lack: *value is unchanged if the field is absent.
 static bool read_later_int(const cJSON *object, const char *key, int64_t min, int64_t max, int64_t *value, Error *err) {
     const cJSON *item;
     if (!json_find(object, key, &item, err)) return false;
@@ -219,7 +219,7 @@ static bool check_control_keys(const cJSON *control, Error *err) {
     return json_check_keys(control, keys, err) || error_prefix(err, "\"control\"");
 }
 
-// What outlives the step it is of must be what step_control_decide can have left.
+// Values that persist from step to step must be values that step_control_decide can produce.
 static bool check_control(const StepControl *c, int64_t step, Error *err) {
     const struct {
         const char *name;
@@ -281,7 +281,7 @@ static bool read_best_val_loss(const cJSON *root, double *value, Error *err) {
             error_set(err, "\"best_val_loss\" is %g, expected a finite number from 0", *value));
 }
 
-// The shape, which config.json states too: for the eye, but not for any nonsense.
+// The shape, which config.json states too. It is for display only, but must still be sensible.
 static bool check_model(const cJSON *root, Error *err) {
     static const char *const keys[] = {"max_T", "V", "L", "NH", "C", NULL};
     const cJSON *model;
@@ -292,7 +292,7 @@ static bool check_model(const cJSON *root, Error *err) {
     return ok || error_prefix(err, "\"model\"");
 }
 
-// Older checkpoints do not say, and those of runs without validation say nothing of val.
+// Older checkpoints do not state this, and checkpoints of runs without validation do not state val.
 static bool read_data(const cJSON *root, TrainerState *state, Error *err) {
     static const char *const names[] = {"train", "val", NULL}, *const keys[] = {"tokens", "xxh3", NULL};
     DataFacts *facts[] = {&state->train, &state->val};
@@ -352,7 +352,7 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
     return read_tuning(root, state, err);
 }
 
-// A file of the unsealed format that has a seal is one of today whose format was damaged.
+// A file of the unsealed format with a seal is a current file whose format field was damaged.
 static bool check_seal(const cJSON *root, const char *text, size_t bytes, Error *err) {
     const size_t body = bytes > SEAL_BYTES ? bytes - SEAL_BYTES : 0;
     char seal[SEAL_BYTES + 1];

@@ -1,6 +1,6 @@
-// See weights_file.h: which of the two formats is at a path and what both have in common; the values of a model in the
-// form of a file, piece by piece, in the file's element type, with matrices turned where the file wants them so;
-// llm.c's .bin models; what may be exported where, and how a directory gets into place.
+// Reading and exporting weights files, see weights_file.h: detects which of the two formats is at a path; writes the
+// values of a model piece by piece, in the file's element type, with matrices transposed if the file requires it; reads
+// and writes llm.c's .bin models; checks what may be exported where, and moves an exported directory into place.
 //
 // llm.c's .bin: 256 int32 (magic 20240326; version 3: fp32, 5: bf16; max_T, V, L, NH, C, Vp), then the tensors of
 // parameter_specs in that order, blocks inside, without gaps. Rows of padding of wte are 0.
@@ -39,7 +39,7 @@ struct LlmcBin {
     int64_t *offsets; // first byte of each tensor of the parameter table
 };
 
-// What else a user may hold in hand, by the first word of the file.
+// Names another kind of file that a user may pass by mistake, by its first word.
 static bool foreign_file(const char *path, int32_t magic, Error *err) {
     static const struct {
         int32_t magic;
@@ -74,7 +74,7 @@ static bool parse_header(LlmcBin *f, const int32_t *header, Error *err) {
                      (int)header[7], (long long)f->config.Vp, (int)header[3], VOCAB_PADDING);
 }
 
-// Where each tensor stands. The ranges of model_config_check keep every product below 2^63.
+// Computes the place of each tensor. The ranges of model_config_check keep every product below 2^63.
 static bool lay_out(LlmcBin *f, int64_t size, Error *err) {
     int64_t element = (int64_t)dtype_size(f->dtype);
     int64_t expected = HEADER_BYTES + parameter_total(&f->config) * element;
@@ -188,7 +188,7 @@ bool llmc_bin_is_one(const char *path) {
 
 struct WeightsFile {
     ModelConfig config;
-    HuggingFace *directory; // one of the two
+    HuggingFace *directory; // one of the two is set
     LlmcBin *bin;
 };
 
@@ -250,7 +250,7 @@ static void *allocate(int64_t count, size_t size) {
     return memory;
 }
 
-// A value that the file's type cannot hold would come back as infinity.
+// A value beyond the range of the file's type would be read back as infinity.
 static bool check_range(const StateWriter *s, const float *values, int64_t n, Error *err) {
     const uint16_t infinity = s->form.dtype == DTYPE_FP16 ? 0x7C00 : 0x7F80;
     for (int64_t i = 0; i < n; i++)
@@ -308,7 +308,7 @@ bool state_write(const Gpt2 *model, int index, StateForm form, StateSink *sink, 
 // -------------------------------------------------------------------------------------------------------------- export
 
 typedef struct {
-    char *path;      // without slashes at its end; of a directory that exists its real path
+    char *path;      // without trailing slashes; for an existing directory its real path
     char *parent;    // the directory it is or will be in
     char *temporary; // where a directory is built: ".tmp-NAME" in parent
     bool is_bin;     // an llm.c model, else a Hugging Face directory
@@ -328,7 +328,7 @@ static bool ends_in(const char *text, const char *suffix) {
 static Target target_of(const char *path) {
     Target t = {.is_bin = ends_in(path, ".bin")};
     t.path = t.is_bin ? strdup(path) : realpath(path, NULL);
-    if (!t.path) t.path = strdup(path); // not there yet
+    if (!t.path) t.path = strdup(path); // it does not exist yet
     REQUIRE_MEMORY(t.path != NULL, "a path");
     for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
     const char *slash = strrchr(t.path, '/'), *name = slash ? slash + 1 : t.path;
@@ -340,7 +340,7 @@ static Target target_of(const char *path) {
     return t;
 }
 
-// ------------------------------------------------------------------------------------------- what stands there already
+// ---------------------------------------------------------------------------------------------------- existing targets
 
 static bool check_file_target(const Target *t, const struct stat *st, Error *err) {
     if (S_ISDIR(st->st_mode))
@@ -349,7 +349,7 @@ static bool check_file_target(const Target *t, const struct stat *st, Error *err
            error_set(err, "there is a file that is no llm.c model: name another file, or remove it");
 }
 
-// Only a directory that an export could have written is replaced. Its other entry, if it has one, is named.
+// Only a directory that an export could have written is replaced. Any other entry in it is named.
 static bool check_entries(const Target *t, Error *err) {
     char **names;
     int count;
@@ -379,7 +379,7 @@ static bool check_directory_target(const Target *t, const struct stat *st, Error
     return check_entries(t, err);
 }
 
-// That the place can be written is shown by writing there.
+// Tests by writing that the target can be written.
 static bool check_writable(const Target *t, Error *err) {
     if (!directory_check_writable(t->parent, err) || !directory_make(t->parent, err)) return false;
     if (t->is_bin) {
@@ -388,7 +388,7 @@ static bool check_writable(const Target *t, Error *err) {
         atomic_file_abandon(probe);
         return true;
     }
-    directory_remove(t->temporary, NULL); // what a killed export left
+    directory_remove(t->temporary, NULL); // leftovers of a killed export
     if (mkdir(t->temporary, 0755) != 0)
         return error_set(err, "cannot make the directory %s: %s", t->temporary, strerror(errno));
     rmdir(t->temporary);
@@ -426,7 +426,7 @@ static bool write_directory(const Target *t, const HuggingFaceModel *m, Error *e
     const bool made = mkdir(t->temporary, 0755) == 0;
     bool ok = made || error_set(err, "%s: cannot make the directory: %s", t->temporary, strerror(errno));
     ok = ok && huggingface_write(t->temporary, m, facts, err) && directory_commit(t->temporary, t->path, err);
-    // The model that was replaced; or what could be written of the new one, and what failed is in err already.
+    // Removes the replaced model, or the files written before a failure, which err already describes.
     if (made && file_exists(t->temporary)) directory_remove(t->temporary, NULL);
     return ok;
 }

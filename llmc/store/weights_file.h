@@ -1,12 +1,12 @@
-// Weights in files, in and out.
+// Reading and exporting weights files.
 //
-// In: a Hugging Face GPT-2 directory (config.json and safetensors, one file or several with an index), which our
-// checkpoints are too, or an llm.c .bin model (versions 3 fp32 and 5 bf16). Both are read through one interface, tensor
-// by tensor in our layout, as fp32.
+// Reading: a Hugging Face GPT-2 directory (config.json and safetensors, one file or several with an index), such as our
+// checkpoints, or an llm.c .bin model (versions 3 fp32 and 5 bf16). Both are read through one interface, tensor by
+// tensor in our layout, as fp32.
 //
-// Out (export_model): an llm.c .bin (path ends in ".bin"; version 3 for fp32, 5 for bf16), or else a Hugging Face
-// directory (model.safetensors, config.json, tokenizer files). Written whole or not at all. fp32 keeps every bit; bf16
-// and fp16 round to nearest even, and keep every bit of weights that were read from a file of that type.
+// Exporting (export_model): an llm.c .bin (path ends in ".bin"; version 3 for fp32, 5 for bf16), or else a Hugging Face
+// directory (model.safetensors, config.json, tokenizer files). It is written completely or not at all. fp32 keeps every
+// bit; bf16 and fp16 round to nearest even, and keep every bit of weights that were read from a file of that type.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
@@ -17,14 +17,14 @@
 
 typedef struct WeightsFile WeightsFile;
 
-// path: a directory with config.json, or a file. Checks everything that can be checked before memory is taken:
+// path: a directory with config.json, or a file. Checks everything that can be checked before memory is allocated:
 // config fields (model_type gpt2, gelu_new, n_embd, ...), every tensor of the table present with the right shape.
 WeightsFile *weights_file_open(const char *path, Error *err);
 void weights_file_close(WeightsFile *f);
 const ModelConfig *weights_file_config(const WeightsFile *f);
 int64_t weights_file_eot(const WeightsFile *f); // the end-of-text token that the model states, -1: none
 // Rows [first, first + rows) of tensor p (of a parameter_table for the file's config) in our (out, in) layout; rows
-// beyond V give 0.
+// beyond V are 0.
 bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
 
 // ----------------------------------------------------------------------------------------------------------------- out
@@ -33,29 +33,29 @@ bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, in
 // tensor). eot: -1 if not known. tokenizer NULL: none is written.
 bool export_model(const char *path, const Gpt2 *model, DType dtype, int64_t eot, const Tokenizer *tokenizer,
                   Error *err);
-// What can be said before anything is trained: may this path and dtype be written?
+// Checks before training whether this path and dtype can be written.
 bool export_check(const char *path, DType dtype, Error *err);
 
 // ------------------------------------------------------------------------------------------------ for huggingface.c
 
 typedef struct {
     DType dtype;     // fp32; fp16 and bf16 are rounded to nearest even
-    bool transposed; // (out, in) with us, (in, out) in the file
+    bool transposed; // (out, in) in our tensors, (in, out) in the file
 } StateForm;
 
 // Takes the next bytes of the file.
 typedef bool StateSink(void *file, const void *data, size_t bytes, Error *err);
 
-// All of tensor index but rows of padding (p->file_rows of them) into the sink. False: the sink failed, or a finite
+// Writes tensor `index` to the sink, without rows of padding (p->file_rows rows). False: the sink failed, or a finite
 // value is infinite in the file's type.
 bool state_write(const Gpt2 *model, int index, StateForm form, StateSink *sink, void *file, Error *err);
 
-enum { STATE_PIECE_FLOATS = 2 << 20 }; // 8 MiB a piece: large against the cost of a call, small against any model
+enum { STATE_PIECE_FLOATS = 2 << 20 }; // 8 MiB a piece: amortises the cost of a call, small compared with a model
 // Rows of a tensor in a piece. A row has at most 4 C = 262,144 floats, 1 MiB.
 static inline int64_t state_piece_rows(const Parameter *p) { return STATE_PIECE_FLOATS / p->cols; }
 
-// out[c * out_stride + r] = in[r * in_stride + c] for r < rows, c < cols. In tiles of 16 x 16 floats: a tile is 16
-// cache lines on both sides, so each line is read and written once.
+// out[c * out_stride + r] = in[r * in_stride + c] for r < rows, c < cols. Works in tiles of 16 x 16 floats: a tile is
+// 16 cache lines on both sides, so each line is read and written once.
 static inline void transpose(float *out, int64_t out_stride, const float *in, int64_t in_stride, int64_t rows,
                              int64_t cols) {
     enum { TILE = 16 };
@@ -79,7 +79,7 @@ void llmc_bin_close(LlmcBin *f);
 // Rows [first_row, first_row + rows) of p, all of them within p->file_rows.
 bool llmc_bin_read(LlmcBin *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
 
-// Writes the file, whole or not at all. dtype: fp32 or bf16, rounded to nearest even.
+// Writes the file atomically. dtype: fp32 or bf16, rounded to nearest even.
 bool llmc_bin_write(const char *path, const Gpt2 *model, DType dtype, Error *err);
-// Whether a plain file at path begins as these models do: what may be replaced by another.
+// Whether a plain file at path begins like such a model, and so may be replaced by another.
 bool llmc_bin_is_one(const char *path);

@@ -1,9 +1,11 @@
-// Validation and multiple choice. See evals.h.
-// Validation owns the buffers of one evaluation: a batch of windows, their losses, the bytes of every token of the
-// vocabulary. Multiple choice owns the bytes of every file; a record that was not checked is never handed out. Every
-// completion is a sequence of its own, context and completion in one window; only the losses of the completion count.
-// Sequences are sorted by length, so that a batch is little longer than what it holds, and the length is rounded up to
-// one of a few, so that matmuls of few shapes are planned. Both depend on the sequence alone, not on the batch.
+// Validation and multiple choice, see evals.h. Validation owns the buffers of one evaluation: a batch of windows, their
+// losses, the bytes of every token of the vocabulary. Multiple choice owns the bytes of every file; an unchecked record
+// is never handed out.
+//
+// Every completion is a sequence of its own, with context and completion in one window; only the losses of the
+// completion count. Sequences are sorted by length, so that a batch is little longer than its sequences. The length is
+// rounded up to one of a few, so that matmuls of few shapes are planned. Both depend only on the sequence, not on the
+// batch.
 #include "llmc/train/evals.h"
 
 #include "llmc/base/atomic_file.h"
@@ -47,12 +49,12 @@ static int64_t bytes_of_window(const Evaluation *e, const char *window) {
         memcpy(&narrow, window + t * 2, sizeof narrow);
         token = narrow;
         if (e->val->token_bytes == 4) memcpy(&token, window + t * 4, sizeof token);
-        bytes += e->byte_count[token]; // below V: shards_read_window has seen to it
+        bytes += e->byte_count[token]; // below V: shards_read_window has checked it
     }
     return bytes;
 }
 
-// All n windows, or as many as there were before a signal.
+// Sums the losses of all n windows, or of those before a signal.
 static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
     const Gpt2Options *o = gpt2_options(e->model);
     const int64_t window_bytes = (o->T + 1) * e->val->token_bytes;
@@ -102,7 +104,7 @@ bool evaluate_loss(Gpt2 *model, const ShardSet *val, int64_t windows, const Toke
 // ------------------------------------------------------------------------------------------ multiple choice: the files
 
 enum { MAGIC = 20240522, VERSION = 1, HEADER_BYTES = 1024, EXAMPLE_BEGIN = 65535 };
-// Words of a record before the context's tokens, and the fewest a record may have: contexts and completions of one.
+// Words of a record before the context's tokens, and the min words of a record: context and completions of one token.
 enum { W_BEGIN, W_BYTES, W_INDEX, W_LABEL, W_COMPLETIONS, W_CONTEXT, RECORD_HEAD, RECORD_LEAST = RECORD_HEAD + 5 };
 // Far above any benchmark (HellaSwag has 4 MB), far below the memory of any machine.
 enum { MOST_BYTES = 1 << 30 };
@@ -110,7 +112,7 @@ enum { MOST_BYTES = 1 << 30 };
 struct ChoiceSet {
     char *name;
     char *bytes;     // the file
-    uint16_t *words; // behind the header
+    uint16_t *words; // after the header
     int64_t *starts; // (count) in words
     int64_t count;
 };
@@ -132,7 +134,7 @@ ChoiceExample choices_example(const ChoiceSet *set, int64_t i) {
 
 // ----------------------------------------------------------------------------------------------------------- checking
 
-// What a message says first: the file and the example.
+// The beginning of a message: the file and the example.
 typedef struct {
     const char *path;
     int64_t example;
@@ -165,7 +167,7 @@ static bool check_head(const uint16_t *w, int64_t words_left, int64_t longest, c
     return true;
 }
 
-// One text of the record, a count and that many tokens, at *w; moves *w behind it.
+// Checks one text of the record, a count and that many tokens, at *w; moves *w past it.
 static bool check_tokens(const char *what, const uint16_t **w, const uint16_t *end, int64_t V, const Place *at) {
     const int64_t left = end - *w - 1, n = left < 0 ? 0 : **w;
     if (left < 0 || n > left)
@@ -282,10 +284,10 @@ void choices_close(ChoiceSets *sets) {
 typedef struct {
     int64_t example;
     int completion;
-    int64_t tokens;       // that go into the model
-    int64_t rounded;      // length of the batch that holds it
-    int64_t cut;          // of the context, on the left
-    int64_t first_scored; // position whose loss is that of the completion's first token
+    int64_t tokens;       // tokens passed to the model
+    int64_t rounded;      // length of the batch that contains it
+    int64_t cut;          // tokens cut from the context, on the left
+    int64_t first_scored; // position of the loss of the completion's first token
 } Sequence;
 
 typedef struct {
@@ -301,14 +303,14 @@ typedef struct {
 
 // ---------------------------------------------------------------------------------------------------------- sequences
 
-// 32, 48, 64, 96, 128, 192, ... T: at most a half is wasted, on average a fifth, and T = 1024 has 11 of them.
+// 32, 48, 64, 96, 128, 192, ... T: at most a half is wasted, on average a fifth, and T = 1024 has 11 lengths.
 static int64_t round_length(int64_t n, int64_t T) {
     int64_t rounded = 32;
     while (rounded < n) rounded += (rounded & (rounded - 1)) == 0 ? rounded / 2 : rounded / 3;
     return rounded < T ? rounded : T;
 }
 
-// The model reads all tokens but the last and predicts all but the first: T + 1 fit.
+// The model reads all tokens but the last and predicts all but the first, so T + 1 fit.
 static Sequence sequence_of(const ChoiceExample *e, int64_t example, int k, int64_t T) {
     const int64_t all = e->context_tokens + e->completion_tokens[k];
     Sequence s = {.example = example, .completion = k};
@@ -343,7 +345,7 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
 
 // ------------------------------------------------------------------------------------------------------------- losses
 
-// Context, completion, and zeros, which come later and so change nothing.
+// Context, completion, and zeros, which come last and so have no effect.
 static void fill_window(const ChoiceSet *set, const Sequence *s, uint16_t *window) {
     const ChoiceExample e = choices_example(set, s->example);
     const int64_t context = e.context_tokens - s->cut, n = e.completion_tokens[s->completion];
@@ -352,8 +354,8 @@ static void fill_window(const ChoiceSet *set, const Sequence *s, uint16_t *windo
     memset(window + context + n, 0, (size_t)(s->rounded + 1 - context - n) * sizeof *window);
 }
 
-// Sequences [first, first + count), all of one rounded length. The batch always has B rows, the last sequence standing
-// for those that are missing: another number of rows would be another shape.
+// Scores sequences [first, first + count), all of one rounded length. The batch always has B rows, filled up with
+// copies of the last sequence, because another number of rows would be another shape.
 static void score_batch(Scoring *s, int64_t first, int64_t count) {
     const int64_t B = gpt2_options(s->model)->B, T = s->sequences[first].rounded;
     for (int64_t b = 0; b < B; b++) {
@@ -387,7 +389,7 @@ static bool score_all(Scoring *s) {
 
 // ------------------------------------------------------------------------------------------------------------- answers
 
-// The completion with the smallest loss, by sum or by mean; -1 where none is a number.
+// The completion with the smallest loss, by sum or by mean; -1 if none is a number.
 static int chosen(const double *losses, const int64_t *tokens, int completions, bool mean) {
     int best = -1;
     double smallest = INFINITY;

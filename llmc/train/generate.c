@@ -1,4 +1,5 @@
-// The next token, the loop of generation on tokens, samples as texts, and conversations. See generate.h.
+// Text generation, see generate.h: the choice of the next token, the generation loop on tokens, samples as texts, and
+// conversations.
 #include "llmc/train/generate.h"
 
 #include "llmc/base/arithmetic.h"
@@ -17,8 +18,8 @@
 
 // ------------------------------------------------------------------------------------------------------ the next token
 
-// The tokens that may be drawn are found by partial selection, never by sorting all: top-k and top-p are the same
-// question, "which likeliest tokens weigh this much together?", with weights of 1 and with probabilities.
+// The tokens that may be drawn are found by partial selection, never by sorting all of them. top-k and top-p are the
+// same problem, to find the likeliest tokens with a given sum of weights: weights of 1, or probabilities.
 typedef struct {
     float logit;
     int32_t token;
@@ -34,8 +35,8 @@ static void swap(Candidate *a, Candidate *b) {
     *a = *b, *b = old;
 }
 
-// Orders the first, the middle and the last of n >= 1 candidates; the median ends in the middle. As a pivot it keeps
-// sorted and reversed logits from taking quadratic time.
+// Orders the first, the middle and the last of n >= 1 candidates; the median ends in the middle. This pivot avoids
+// quadratic time on sorted and reversed logits.
 static Candidate median_of_three(Candidate *c, int64_t n) {
     Candidate *a = &c[0], *b = &c[n / 2], *z = &c[n - 1];
     if (likelier(*b, *a)) swap(a, b);
@@ -44,7 +45,7 @@ static Candidate median_of_three(Candidate *c, int64_t n) {
     return *b;
 }
 
-// Moves those that are likelier than the pivot to the front, the pivot behind them, and returns its place.
+// Moves the candidates likelier than the pivot to the front, then the pivot, and returns the pivot's index.
 static int64_t partition(Candidate *c, int64_t n) {
     const Candidate pivot = median_of_three(c, n);
     int64_t front = 0;
@@ -55,8 +56,8 @@ static int64_t partition(Candidate *c, int64_t n) {
     return front;
 }
 
-// The smallest number of likeliest candidates whose weights sum to `mass` or more, moved to the front; n if rounding
-// leaves even the sum of all below it. Hoare's FIND ("Algorithm 65", 1961) with weights: O(n) expected.
+// The smallest number of likeliest candidates whose weights sum to `mass` or more, moved to the front; n if because of
+// rounding even the sum of all is below it. Hoare's FIND ("Algorithm 65", 1961) with weights: O(n) expected.
 static int64_t select_mass(Candidate *c, int64_t n, double mass) {
     int64_t begin = 0, end = n; // the answer is in [begin, end]
     double before = 0.0;        // weight of c[0 .. begin)
@@ -76,7 +77,7 @@ static int64_t select_mass(Candidate *c, int64_t n, double mass) {
     return begin;
 }
 
-// Everything above -inf, in the order of tokens; best: the likeliest of them.
+// Collects all candidates above -inf, in the order of tokens; best: the likeliest.
 static int64_t collect(Candidate *c, const float *logits, int64_t V, Candidate *best) {
     int64_t n = 0;
     *best = (Candidate){-INFINITY, 0, 0.0};
@@ -89,14 +90,15 @@ static int64_t collect(Candidate *c, const float *logits, int64_t V, Candidate *
     return n;
 }
 
-// Probabilities up to a common factor: the likeliest weighs 1, nothing overflows.
+// Sets probabilities up to a common factor: the likeliest has weight 1, so nothing overflows.
 static void weigh(Candidate *c, int64_t n, float best, double temperature) {
     for (int64_t i = 0; i < n; i++)
         c[i].weight =
             isinf(best) ? (isinf(c[i].logit) ? 1.0 : 0.0) : exp(((double)c[i].logit - (double)best) / temperature);
 }
 
-// In [0, 1), 53 bits: with the usual 24 a token of probability 1e-8 would never be drawn, or ten times too often.
+// Uniform in [0, 1), 53 bits: with the usual 24, a token of probability 1e-8 would never be drawn, or ten times too
+// often.
 static double uniform(const SamplerOptions *o, uint64_t index) {
     const Philox bits = philox(o->seed, ((uint64_t)STREAM_SAMPLE << 48) + o->stream, index);
     return (double)(((uint64_t)bits.v[0] << 32 | bits.v[1]) >> 11) * 0x1p-53;
@@ -108,14 +110,14 @@ static double sum_of_weights(const Candidate *c, int64_t n) {
     return sum;
 }
 
-// The candidate at this place of the line on which each takes as much room as it weighs.
+// The candidate at `place` on a line on which each candidate has a length equal to its weight.
 static Candidate at(const Candidate *c, int64_t n, double place, Candidate otherwise) {
     double passed = 0.0;
     for (int64_t i = 0; i < n; i++) {
         passed += c[i].weight;
         if (passed > place) return c[i];
     }
-    return otherwise; // rounding left the place at the very end
+    return otherwise; // because of rounding, place is at the very end
 }
 
 int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions *options, uint64_t index) {
@@ -134,37 +136,38 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
 
 // ------------------------------------------------------------------------------------------------------------ the loop
 
-// Owns the window: of every sample the tokens that are in front of the decoder, at most the context. When it is full
-// the last half of it becomes a new prompt, so that a text of any length costs one prompt pass every T/2 tokens.
+// The state of a generation. It owns the window: for every sample the tokens that the decoder sees, at most the
+// context. When the window is full its last half becomes a new prompt, so that a text of any length costs one prompt
+// pass every T/2 tokens.
 typedef struct {
     Gpt2 *model;
     const GenerateOptions *options;
     int64_t T, V;     // V: of the model, the row length of logits
-    int64_t drawable; // tokens from this one on are never drawn
-    int32_t eot;      // that ends a sample; -1: none does
+    int64_t drawable; // this and higher tokens are never drawn
+    int32_t eot;      // token that ends a sample; -1: none
     int32_t *window;  // (samples, T)
-    int32_t *prompts; // (samples, n) as the decoder takes them
+    int32_t *prompts; // (samples, n), the decoder's input
     int32_t *next;    // (samples)
     bool *ended;      // (samples)
     float *logits;    // (samples, V)
     int64_t length;   // tokens in the window
     int64_t running;  // samples that have not ended
-    Utf8Stream held;  // of sample 0, for the sink
-    bool refused;     // by the sink
+    Utf8Stream held;  // incomplete character of sample 0, for the sink
+    bool refused;     // the sink returned false
 } Decoding;
 
 typedef struct {
-    int32_t *tokens; // (samples, options->tokens): those of sample i at tokens + i * options->tokens
-    int64_t *counts; // of each sample: how many there are. End-of-text that ended a sample is not among them
+    int32_t *tokens; // (samples, options->tokens): sample i is at tokens + i * options->tokens
+    int64_t *counts; // (samples): the number of tokens, without an end-of-text that ended the sample
     int64_t prompt_tokens, prompt_cut, slides;
     double prompt_seconds, decode_seconds;
-    bool cut; // a signal came before all of them were drawn
+    bool cut; // a signal came before all tokens were drawn
 } Drawn;
 
 // ------------------------------------------------------------------------------------------------------------- tokens
 
-// The text of one token for a reader: its bytes, or its number and a space without a tokenizer. Good until the next
-// call; not terminated.
+// The text of one token: its bytes or, without a tokenizer, its number and a space. Valid until the next call; not
+// terminated.
 typedef struct {
     char number[16];
 } TokenText;
@@ -179,15 +182,15 @@ static const char *token_text(const Tokenizer *tokenizer, int32_t token, TokenTe
     return text;
 }
 
-// The token before every text: end-of-text, or what generate() says where there is none; -1: none.
+// The token before every text: end-of-text, or the substitute described at generate(); -1: none.
 static int32_t text_begin(const Tokenizer *tokenizer, int64_t V) {
     if (!tokenizer) return (int32_t)(V - 1);
     const int32_t eot = tokenizer_eot(tokenizer);
     return eot < V ? eot : -1;
 }
 
-// prompt as tokens behind what stands in out already (*n tokens, end-of-text for example); out is grown. A token that
-// the model does not have: false.
+// Appends the tokens of prompt to the *n tokens in out (end-of-text, for example); out is grown. False if the model
+// does not have a token.
 static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_t bytes, int64_t V, int32_t **out,
                           int64_t *n, Error *err) {
     int32_t *grown = realloc(*out, (size_t)(*n + bytes + 1) * sizeof *grown);
@@ -209,7 +212,7 @@ static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_
 
 // ------------------------------------------------------------------------------------------------------------- window
 
-// The decoder begins anew with what is in the window.
+// Restarts the decoder with the tokens in the window.
 static void restart(Decoding *d) {
     const int64_t samples = d->options->samples, n = d->length;
     for (int64_t s = 0; s < samples; s++)
@@ -217,7 +220,8 @@ static void restart(Decoding *d) {
     gpt2_decode_start(d->model, d->prompts, n, samples, d->logits);
 }
 
-// The last T-1 tokens of the prompt, so that there is room for a token behind them; returns how many were left out.
+// Starts with the last T-1 tokens of the prompt, so that a token fits after them; returns the number of tokens left
+// out.
 static int64_t start(Decoding *d, const int32_t *prompt, int64_t n) {
     const int64_t most = d->T > 1 ? d->T - 1 : 1;
     d->length = n < most ? n : most;
@@ -227,7 +231,7 @@ static int64_t start(Decoding *d, const int32_t *prompt, int64_t n) {
     return n - d->length;
 }
 
-// The next token of every sample into the model; true if the window was full and went on from its last half.
+// Passes the next token of every sample to the model; true if the window was full and continued from its last half.
 static bool append(Decoding *d) {
     const bool full = d->length == d->T;
     const int64_t kept = !full ? d->length : d->T > 1 ? d->T / 2 - 1 + d->T % 2 : 0; // with the new one T/2, rounded up
@@ -246,7 +250,7 @@ static bool append(Decoding *d) {
 
 // ------------------------------------------------------------------------------------------------------------ drawing
 
-// Bytes for the sink, in portions that fit on the stack: a special token of a foreign tokenizer may be long.
+// Passes bytes to the sink, in portions that fit on the stack: a special token of a foreign tokenizer may be long.
 static void show(Decoding *d, const char *bytes, int64_t n) {
     char out[256 + UTF8_MOST_HELD];
     for (int64_t done = 0; done < n && !d->refused;) {
@@ -263,11 +267,11 @@ static void show_rest(Decoding *d) {
     if (n > 0 && !d->refused) d->options->sink(d->options->context, out, n);
 }
 
-// A token for every sample that has not ended. number: of this token in its text, for the random generator.
+// Draws a token for every sample that has not ended. number: index of this token in its text, for the random generator.
 static void draw(Decoding *d, int64_t number, Drawn *drawn) {
     const GenerateOptions *o = d->options;
     for (int64_t s = 0; s < o->samples; s++) {
-        if (d->ended[s]) continue; // the decoder is fed its last token again, and nobody looks at the logits
+        if (d->ended[s]) continue; // the decoder gets its last token again, and the logits are ignored
         const uint64_t index = ((uint64_t)s << 40) + (uint64_t)number;
         d->next[s] = sample_from_logits(d->logits + s * d->V, d->drawable, &o->sampler, index);
         if (d->next[s] == d->eot) {
@@ -316,8 +320,8 @@ static void run(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Dr
     if (d->options->sink) show_rest(d);
 }
 
-// Goes on with n >= 1 tokens of prompt as generate() says; options->prompt is not looked at. first: number of the
-// first token for the random generator, so that the answers of a conversation differ.
+// Continues n >= 1 tokens of prompt as described at generate(); options->prompt is ignored. first: number of the first
+// token for the random generator, so that the answers of a conversation differ.
 static bool decode(Gpt2 *model, const GenerateOptions *o, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn,
                    Error *err) {
     const Gpt2Options *planned = gpt2_options(model);
@@ -335,7 +339,7 @@ static bool decode(Gpt2 *model, const GenerateOptions *o, const int32_t *prompt,
     return ok;
 }
 
-// Also after a failure.
+// Valid after a failure too.
 static void drawn_free(Drawn *drawn) {
     free(drawn->tokens), free(drawn->counts);
     memset(drawn, 0, sizeof *drawn);
@@ -343,7 +347,7 @@ static void drawn_free(Drawn *drawn) {
 
 // --------------------------------------------------------------------------------------------------------------- texts
 
-// The tokens that a text begins with, malloced.
+// The tokens at the beginning of a text, malloced.
 static bool prompt_tokens(const GenerateOptions *o, int64_t V, int32_t **tokens, int64_t *n, Error *err) {
     const char *prompt = o->prompt ? o->prompt : "";
     const int32_t begin = text_begin(o->tokenizer, V);
@@ -359,7 +363,7 @@ static bool prompt_tokens(const GenerateOptions *o, int64_t V, int32_t **tokens,
     return !*prompt || encode_prompt(o->tokenizer, prompt, (int64_t)strlen(prompt), V, tokens, n, err);
 }
 
-// prompt and the text of n tokens, malloced; NULL: out of memory.
+// The prompt and the text of n tokens, malloced; NULL: out of memory.
 static char *text_of(const GenerateOptions *o, const int32_t *tokens, int64_t n, int64_t *bytes) {
     const size_t prompt = o->prompt ? strlen(o->prompt) : 0;
     size_t total = prompt;
@@ -418,7 +422,7 @@ void generated_free(Generated *result) {
 
 // -------------------------------------------------------------------------------------------------------- conversation
 
-// A GenerateSink. What a model writes must not move the cursor of a terminal; in a pipe it is somebody else's.
+// A GenerateSink. The output of a model must not move the cursor of a terminal; into a pipe it is written unchanged.
 static bool say(void *is_terminal, const char *bytes, int64_t n) {
     if (*(bool *)is_terminal)
         format_visible_stream(stdout, bytes, (size_t)n);
@@ -427,11 +431,11 @@ static bool say(void *is_terminal, const char *bytes, int64_t n) {
     return fflush(stdout) == 0;
 }
 
-// The next line into *line, which is grown, without its end; *n = -1: the input has ended, or a signal came. Byte by
-// byte behind poll, whose wait a signal ends: read would be begun again (error.h), and Ctrl-C do nothing until there is
-// more.
+// Reads the next line into *line, which is grown, without its newline; *n = -1: the input has ended, or a signal came.
+// It reads byte by byte after poll, because a signal ends the wait of poll. read would be restarted (error.h), and
+// Ctrl-C would have no effect until more input arrives.
 static bool next_line(char **line, int64_t *n, Error *err) {
-    enum { POLL_MILLISECONDS = 100 }; // a signal that another thread received does not end our poll
+    enum { POLL_MILLISECONDS = 100 }; // a signal received by another thread does not end our poll
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
     for (*n = 0; !signals_pending();) {
         char byte = '\n', *grown;
@@ -440,7 +444,7 @@ static bool next_line(char **line, int64_t *n, Error *err) {
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (got < 0 && errno != EIO) return error_set(err, "stdin: cannot be read: %s", strerror(errno));
         if (got <= 0 && *n == 0) break; // EIO: the terminal was closed
-        if ((*n & (*n - 1)) == 0) {     // there is room up to a power of two
+        if ((*n & (*n - 1)) == 0) {     // full at every power of two
             if (!(grown = realloc(*line, 2 * (size_t)*n + 2))) return error_set(err, "a line of stdin: out of memory");
             *line = grown;
         }
@@ -455,7 +459,8 @@ static bool next_line(char **line, int64_t *n, Error *err) {
     return true;
 }
 
-// Goes on with a line behind the *n tokens of the conversation, which it and the answer join.
+// Appends a line to the *n tokens of the conversation, and continues it; line and answer become part of the
+// conversation.
 static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, int64_t bytes, int32_t **said, int64_t *n,
                    int64_t *drawn, Error *err) {
     const int64_t T = gpt2_options(model)->T, V = gpt2_options(model)->config.V, most = T > 1 ? T - 1 : 1;
@@ -467,7 +472,7 @@ static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, int6
     if (*n - before > most)
         fprintf(stderr, "the line has %lld tokens, the context %lld: its last %lld count\n", (long long)(*n - before),
                 (long long)T, (long long)most);
-    if (*n > most) { // the oldest leaves
+    if (*n > most) { // the oldest tokens are dropped
         memmove(*said, *said + *n - most, (size_t)most * sizeof **said);
         *n = most;
     }
@@ -496,7 +501,7 @@ bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *er
     bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     GenerateOptions own = *options;
     own.samples = 1, own.sink = say, own.context = &terminal;
-    char *line = strdup(own.prompt ? own.prompt : ""); // the first one
+    char *line = strdup(own.prompt ? own.prompt : ""); // the first line
     int32_t *said = malloc(sizeof *said);
     bool ok = (line && said) || error_set(err, "out of memory");
     int64_t length = line && said ? (int64_t)strlen(line) : -1, n = 0, drawn = 0;

@@ -1,11 +1,13 @@
-// See optimizer.h. How an optimizer gets from gradients to an update is written in optimizer_step, last in this file,
-// in the order in which it runs; what a rule computes is written in ops.h. Before it what only some runs need: Muon's
-// directions, and optimizer state in host memory. Part p of the offload buffer takes the chunks p, p + OFFLOAD_PARTS,
-// ...; what orders their way through it:
+// The end of a step, see optimizer.h. optimizer_step, last in this file, has the path from gradients to an update in
+// the order in which it runs; ops.h has the formulas of the rules. Before it come the parts that only some runs need:
+// Muon's directions, and optimizer state in host memory. Part p of the offload buffer takes the chunks p, p +
+// OFFLOAD_PARTS, ... Their way through it is ordered by
+//
 //   copy in (STREAM_COPY)   after the copy back of the chunk that had the part before
 //   update  (STREAM_COMPUTE)  after the copy in
 //   copy back (STREAM_COPY_BACK)  after the update
-// A step's first copies in follow the copies back of the step before, for the same reason. A skipped step copies back
+//
+// A step's first copies in follow the copies back of the previous step, for the same reason. A skipped step copies back
 // what it copied in.
 #include "llmc/train/optimizer.h"
 
@@ -41,7 +43,7 @@ bool schedule_parse(ScheduleKind *kind, const char *name, Error *err) {
 
 const char *schedule_name(ScheduleKind kind) { return NAMES[kind]; }
 
-// What of (max - final) is left at p in (0, 1): 1 at the start of the decay, 0 at its end.
+// The share of (max - final) left at p in (0, 1): 1 at the start of the decay, 0 at its end.
 static double remaining(ScheduleKind kind, double p) {
     switch (kind) {
     case SCHEDULE_COSINE:
@@ -82,10 +84,10 @@ static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;
 struct Muon {
     const UpdateTensor *tensors;
     int count;
-    DType dtype; // compute dtype: of the iteration
+    DType dtype; // compute dtype of the iteration
     MuonScratch layout;
     char *scratch;
-    Tensor *matrices; // (layout.matrices) the gradients, each (rows, cols); what is stacked stands apart
+    Tensor *matrices; // (layout.matrices) the gradients, each (rows, cols); stacked ones are separate
 };
 
 Muon *muon_create(const UpdateTensor *tensors, const Parameter *parameters, int count, Tensor scratch) {
@@ -113,8 +115,8 @@ void muon_destroy(Muon *m) {
     free(m);
 }
 
-// One step for a matrix that is wider than tall, (rows, cols). gram and square are symmetric, so that the products
-// below need no transposed operand.
+// One step for a matrix that is wider than tall, (rows, cols). gram and square are symmetric, so the products below
+// need no transposed operand.
 static void step_wide(Tensor x, Tensor product, Tensor gram, Tensor square) {
     matmul_forward(gram, x, x, tensor_none());          // X X^T
     matmul_forward(square, gram, gram, tensor_none());  // A A
@@ -160,7 +162,7 @@ typedef struct {
 
 typedef struct {
     int first, count;       // slices
-    int first_copy, copies; // each of them one way and then the other
+    int first_copy, copies; // each copy runs one way and then the other
 } Chunk;
 
 typedef struct {
@@ -179,7 +181,7 @@ struct Offload {
 
 // -------------------------------------------------------------------------------------------------------------- slices
 
-// An array with room for one element more than it has; it grows by doubling.
+// Makes capacity for one more element of the array, which grows by doubling.
 static void *with_room(void *array, int count, size_t size) {
     if ((count & (count - 1)) != 0) return array; // 0, 1, 2, 4, ...: full
     array = realloc(array, (size_t)(count ? 2 * count : 1) * size);
@@ -189,7 +191,7 @@ static void *with_room(void *array, int count, size_t size) {
 
 static bool is_scale(int slot) { return slot == SLOT_M_SCALE || slot == SLOT_V_SCALE; }
 
-// Bytes of a slot that belong to n elements of its parameter.
+// The bytes of a slot for n elements of its parameter.
 static int64_t slot_bytes(Tensor t, int slot, int64_t n) {
     return (is_scale(slot) ? ceil_div(n, STATE_BLOCK) : n) * (int64_t)dtype_size(t.dtype);
 }
@@ -203,7 +205,7 @@ static int64_t slice_bytes(UpdateTensor t, int64_t n) {
     return bytes;
 }
 
-// The most elements of `left` that fit into `room` bytes: all of them, or whole blocks.
+// The max number of the `left` elements that fit into `room` bytes: all of them, or whole blocks.
 static int64_t elements_that_fit(const UpdateTensor *t, int64_t left, int64_t room) {
     if (slice_bytes(*t, left) <= room) return left;
     int64_t low = 0, high = left / STATE_BLOCK; // blocks
@@ -217,7 +219,7 @@ static int64_t elements_that_fit(const UpdateTensor *t, int64_t left, int64_t ro
     return low * STATE_BLOCK;
 }
 
-// One copy more, or the last one longer, where both ends follow on from it.
+// Adds a copy, or extends the last one if both ends continue it.
 static void add_copy(Offload *o, Chunk *chunk, Copy copy) {
     Copy *last = chunk->copies > 0 ? &o->copies[o->num_copies - 1] : NULL;
     if (last && last->host + last->bytes == copy.host && last->device + last->bytes == copy.device) {
@@ -229,7 +231,8 @@ static void add_copy(Offload *o, Chunk *chunk, Copy copy) {
     chunk->copies++;
 }
 
-// Elements [first, first + n) of t: its state from `used` on in the part at `part`. Returns the bytes it takes there.
+// Adds elements [first, first + n) of t as a slice, with its state at offset `used` of the part at `part`. Returns the
+// bytes it takes there.
 static int64_t add_slice(Offload *o, Chunk *chunk, const UpdateTensor *t, int64_t first, int64_t n, char *part,
                          int64_t used) {
     const int64_t begin = used, numel = tensor_numel(t->weight);
@@ -242,7 +245,7 @@ static int64_t add_slice(Offload *o, Chunk *chunk, const UpdateTensor *t, int64_
         const int64_t bytes = slot_bytes(s, slot, n), size = (int64_t)dtype_size(s.dtype);
         Tensor *there = state_slot_tensor(&slice, (StateSlot)slot);
         *there = tensor_make(part + used, s.dtype, s.name, bytes / size, 0, 0, 0);
-        // Behind a whole slot stands padding in both places: copied along, neighbours become one copy.
+        // A whole slot is followed by padding in both places; with the padding copied too, neighbours become one copy.
         const int64_t copied = n == numel ? round_up(bytes, PLAN_ALIGNMENT) : bytes;
         add_copy(o, chunk, (Copy){(char *)s.data + slot_bytes(s, slot, first), part + used, copied});
         used += round_up(bytes, PLAN_ALIGNMENT);
@@ -396,7 +399,7 @@ void optimizer_destroy(Optimizer *o) {
 
 // ---------------------------------------------------------------------------------------------------------- the update
 
-// The array that is updated: whole parameters, or under offload slices of them.
+// The array to update: whole parameters, or under offload slices of them.
 typedef struct {
     Gpt2 *model;
     const UpdateTensor *tensors;
@@ -445,7 +448,7 @@ void optimizer_step(Optimizer *o, int64_t step, double learning_rate, int64_t to
                                  .momentum = o->options.momentum,
                                  .step = step,
                                  .seed = o->options.seed};
-    if (o->offload) offload_begin(o->offload); // beside the backward pass, which still runs
+    if (o->offload) offload_begin(o->offload); // runs during the backward pass, which is still active
     gradient_sumsq(sumsq, gpt2_gradients(o->model), o->count);
     step_control_update(control, sumsq, gpt2_sequence_losses(o->model), tokens_in_step, o->options.limits);
     if (watched) gpt2_numerics_gradients(o->model);

@@ -1,20 +1,22 @@
-// The end of a step: the learning rate, then gradient norm, the decision (clip, skip), the update, by the optimizer
+// The end of a step: the learning rate, then gradient norm, the decision (clip, skip), and the update, by the optimizer
 // that the model was planned for. The learning rate is a linear warm-up, then one of four shapes, each reaching its end
-// exactly: a pure function of the step, so resume needs nothing.
-// Owns the list of tensors it hands to the ops; the state itself (moments, master) is the model's. Which rules an
-// optimizer uses: llmc/model/optimizer_state.c.
+// exactly. It is a pure function of the step, so a resume needs no state for it. This module owns the list of tensors
+// that it passes to the ops; the model owns the state itself (moments, master). llmc/model/optimizer_state.c lists the
+// rules that an optimizer uses.
 //
-// Muon: the update of a matrix is its momentum, orthogonalised: every direction in which the matrix acts gets the same
-// size. What takes the place of M = U S V^T is about U V^T, found by five steps of a polynomial in X = M / |M|:
+// Muon: the update of a matrix is its momentum, orthogonalised, so that every direction in which the matrix acts gets
+// the same size. M = U S V^T is replaced by about U V^T, found by five steps of a polynomial in X = M / |M|:
+//
 //   X = a X + (b A + c A A) X,  A = X X^T      (a, b, c) = (3.4445, -4.7750, 2.0315)
+//
 // which brings singular values between 0.01 and 1 to about 0.7 .. 1.2; exactly 1 is not needed. Momentum is Nesterov's.
 // Jordan et al., "Muon: An optimizer for hidden layers in neural networks", https://kellerjordan.github.io/posts/muon/,
 // 2024. Scale and weight decay: Liu et al., "Muon is Scalable for LLM Training", 2025.
 //
-// Optimizer state in host memory (--offload optimizer), on its way through the device: each parameter is cut into
-// slices, slices that fit into one part of the device's buffer are a chunk, and while one chunk is updated the next
-// ones are copied in and the last one is copied back. Never waits on the host. After Ren et al., "ZeRO-Offload:
-// Democratizing Billion-Scale Model Training", 2021; the update itself stays on the device.
+// Optimizer state in host memory (--offload optimizer) passes through the device in chunks: each parameter is cut into
+// slices, and the slices that fit into one part of the device's buffer are a chunk. While one chunk is updated, the
+// next ones are copied in and the previous one is copied back. The host never waits. After Ren et al., "ZeRO-Offload:
+// Democratizing Billion-Scale Model Training", 2021, but the update itself stays on the device.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
@@ -41,8 +43,8 @@ const char *schedule_name(ScheduleKind kind);
 //   linear   max * (f + (1 - f) (1 - p))
 //   constant max
 //   wsd      max, then over the last 20% of all steps down with 1 - sqrt to f   (Haegele et al., 2024)
-// The last step has max * f to the last bit (constant: max), unless the warm-up still covers it.
-// s >= total gives the lr of the last step, s < 0 that of the first.
+// The last step has max * f to the last bit (constant: max), unless the warm-up still covers it. s >= total gives the
+// lr of the last step, s < 0 the lr of the first.
 double schedule_lr(const Schedule *schedule, int64_t step);
 
 // ---------------------------------------------------------------------------------------------------------- the update
@@ -51,14 +53,15 @@ typedef struct {
     float beta1, beta2, eps;
     float momentum;     // SGD, Muon
     float weight_decay; // on matrices and embeddings; vectors (biases, layernorm) do not decay
-    uint64_t seed;      // of stochastic rounding, where there are no master weights
+    uint64_t seed;      // of stochastic rounding, if there are no master weights
     StepLimits limits;  // clip, outliers
 } OptimizerOptions;
 
-// The loss scale. fp16 has no numbers below 2^-24, where many gradients lie: the loss is multiplied by a scale before
-// the backward pass and the gradients divided by it after, see step_control.h. It begins high, is halved by each step
-// that overflows (a few at the start are normal; they are skipped) and doubles after 2000 steps without one.
-// Micikevicius et al., "Mixed Precision Training", 2017. bf16 and fp32 have the range without it: scale 1, fixed.
+// The loss scale. fp16 has no numbers below 2^-24, where many gradients are. So the loss is multiplied by a scale
+// before the backward pass and the gradients are divided by it afterwards, see step_control.h. It begins high, is
+// halved by each step that overflows (a few at the start are normal; they are skipped) and doubles after 2000 steps
+// without one. Micikevicius et al., "Mixed Precision Training", 2017. bf16 and fp32 have enough range without it: their
+// scale is fixed at 1.
 float optimizer_first_loss_scale(DType dtype);
 int32_t optimizer_scale_growth_interval(DType dtype); // for StepLimits
 
@@ -66,37 +69,36 @@ typedef struct Optimizer Optimizer;
 Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error *err);
 void optimizer_destroy(Optimizer *optimizer);
 
-// Update number `step` (from 1, counted from where the optimizer's state began) with this learning rate, from the
-// gradients of a step of tokens_in_step tokens. What was decided stands in gpt2_control. Queued on the compute stream;
-// does not wait. watched: --numerics-every wants to see it: one parameter after the other, the same bits.
+// Does update number `step` (from 1, counted from the beginning of the optimizer's state) with this learning rate, from
+// the gradients of a step of tokens_in_step tokens. The decision is in gpt2_control. Queued on the compute stream; does
+// not wait. watched: for --numerics-every, parameters are updated one after the other, with the same bits.
 void optimizer_step(Optimizer *optimizer, int64_t step, double learning_rate, int64_t tokens_in_step, bool watched);
 
 // ---------------------------------------------------------------------------------------------------------------- Muon
 
 typedef struct Muon Muon;
-// Of those among tensors[0 .. count) whose rule is RULE_DIRECTION; parameters: the same order. tensors must stay as
-// they are. scratch: u8, what optimizer_muon_scratch asks for.
+// For the tensors among tensors[0 .. count) whose rule is RULE_DIRECTION; parameters: in the same order. tensors must
+// not change. scratch: u8, the size given by optimizer_muon_scratch.
 Muon *muon_create(const UpdateTensor *tensors, const Parameter *parameters, int count, Tensor scratch);
 void muon_destroy(Muon *muon);
 
-// Between the decision of the step and its update: from gradients and momentum to directions, which replace the
-// gradients. When the step is skipped momentum and weights stay as they are, and what the gradients hold then is not
-// used.
+// Call between the decision of the step and its update. Turns gradients and momentum into directions, which replace the
+// gradients. If the step is skipped, momentum and weights do not change, and the content of the gradients is not used.
 void muon_directions(Muon *muon, UpdateParams params, Tensor control);
 
 // -------------------------------------------------------------------------------------- optimizer state in host memory
 
 typedef struct Offload Offload;
-// tensors: those of the model, in its order, with state in host memory; not kept.
+// tensors: the tensors of the model, in its order, with state in host memory; the array is not kept.
 Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, Error *err);
 void offload_destroy(Offload *offload);
 
-// All slices of all parameters, in order, with their state in the buffer: the same array for the whole run.
+// All slices of all parameters, in order, with their state in the buffer; the array stays the same for the whole run.
 const UpdateTensor *offload_slices(const Offload *offload, int *count);
 int offload_chunks(const Offload *offload);
 
-// Queues the copies of the first chunks, which wait for nothing that computes: called before the gradient norm, they
-// run beside the backward pass.
+// Queues the copies of the first chunks, which do not wait for computation: if called before the gradient norm, they
+// run during the backward pass.
 void offload_begin(Offload *offload);
 // Chunks in order: the compute stream waits for chunk c, slices [first, first + count) ...
 void offload_take(Offload *offload, int c, int *first, int *count);
