@@ -36,6 +36,9 @@ typedef struct {
     int64_t at, count, vocab, eot;
     int64_t files, bad, tokens, documents;
     uint32_t block[BLOCK];
+    // Of the last scan: the tokens that are end-of-text, and the largest one.
+    int64_t num_eot;
+    uint32_t largest;
 } Look;
 
 static bool read_options(Look *l, int argc, char **argv, Error *err) {
@@ -66,22 +69,17 @@ static bool read_block(Look *l, const Shard *s, int64_t first, int64_t n, Error 
     return true;
 }
 
-typedef struct {
-    int64_t documents; // tokens that are end-of-text
-    uint32_t largest;
-} Scan;
-
 // Every token; one that is not below vocab (0: no limit) is an error.
-static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Scan *scan, Error *err) {
-    *scan = (Scan){0};
+static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Error *err) {
+    l->num_eot = l->largest = 0;
     for (int64_t at = 0; at < s->num_tokens; at += BLOCK) {
         const int64_t n = min_i64(BLOCK, s->num_tokens - at);
         if (!read_block(l, s, at, n, err)) return false;
         for (int64_t i = 0; i < n; i++) { // without an exit, so that it becomes vectors
-            scan->largest = l->block[i] > scan->largest ? l->block[i] : scan->largest;
-            scan->documents += l->block[i] == eot;
+            l->largest = l->block[i] > l->largest ? l->block[i] : l->largest;
+            l->num_eot += l->block[i] == eot;
         }
-        if (vocab == 0 || scan->largest < vocab) continue;
+        if (vocab == 0 || l->largest < vocab) continue;
         int64_t i = 0;
         while (l->block[i] < vocab) i++;
         return error_set(err,
@@ -102,13 +100,11 @@ static bool list_file(Look *l, const ShardSet *set, Error *err) {
     const int64_t eot = set->eot >= 0 ? set->eot : l->eot;
     int32_t header[2];
     char vocab[24], stated[24], documents[24];
-    Scan scan;
-    if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) || !scan_shard(l, s, 0, eot, &scan, err))
-        return false;
+    if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) || !scan_shard(l, s, 0, eot, err)) return false;
     printf("%7d %13" PRId64 " %11d %7s %6s %10s  %s\n", header[SHARD_FIELD_VERSION], s->num_tokens, s->token_bytes,
            number_or_dash(set->vocab, set->vocab > 0, vocab), number_or_dash(set->eot, set->eot >= 0, stated),
-           number_or_dash(scan.documents, eot >= 0, documents), s->path);
-    l->tokens += s->num_tokens, l->documents += scan.documents;
+           number_or_dash(l->num_eot, eot >= 0, documents), s->path);
+    l->tokens += s->num_tokens, l->documents += l->num_eot;
     return true;
 }
 
@@ -168,12 +164,11 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     const int64_t vocab = l->vocab > 0 ? l->vocab : set->vocab;
     CorpusShard found = {.tokens = s->num_tokens};
     const char *how;
-    Scan scan;
-    if (!scan_shard(l, s, vocab, -1, &scan, err) || !file_checksum(s->path, &found.bytes, &found.xxh3, err) ||
+    if (!scan_shard(l, s, vocab, -1, err) || !file_checksum(s->path, &found.bytes, &found.xxh3, err) ||
         !compare(s->path, &found, &how, err))
         return false;
     printf("%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path, s->num_tokens,
-           scan.largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", found.xxh3, how);
+           l->largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", found.xxh3, how);
     return true;
 }
 

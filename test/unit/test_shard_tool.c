@@ -59,14 +59,13 @@ TEST(one_pass_counts_documents_and_finds_the_largest) {
     }
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         ShardSet set;
-        Scan scan;
         Error err;
         assert_true(shards_open(&set, write_shard(token_bytes, 0, 42), 1, &err));
-        assert_true(scan_shard(&look, &set.shards[0], 0, 42, &scan, &err));
-        assert_int_equal(scan.documents, documents);
-        assert_int_equal(scan.largest, largest);
-        assert_true(scan_shard(&look, &set.shards[0], largest + 1, -1, &scan, &err));
-        assert_int_equal(scan.documents, 0);
+        assert_true(scan_shard(&look, &set.shards[0], 0, 42, &err));
+        assert_int_equal(look.num_eot, documents);
+        assert_int_equal(look.largest, largest);
+        assert_true(scan_shard(&look, &set.shards[0], largest + 1, -1, &err));
+        assert_int_equal(look.num_eot, 0);
         shards_close(&set);
     }
 }
@@ -77,11 +76,10 @@ TEST(the_first_bad_token_is_found_wherever_it_stands) {
         const uint32_t before = tokens[places[i]], last = tokens[TOKENS - 1];
         tokens[places[i]] = 60000, tokens[TOKENS - 1] = 60001;
         ShardSet set;
-        Scan scan;
         Error err;
         char expected[80];
         assert_true(shards_open(&set, write_shard(2, 0, -1), 1, &err));
-        assert_false(scan_shard(&look, &set.shards[0], 50257, -1, &scan, &err));
+        assert_false(scan_shard(&look, &set.shards[0], 50257, -1, &err));
         snprintf(expected, sizeof expected, "token %d (byte %d) is %d, expected below the vocabulary, 50257", places[i],
                  1024 + 2 * places[i], places[i] == TOKENS - 1 ? 60001 : 60000);
         if (!strstr(err.text, expected)) fail_msg("%s", err.text);
@@ -93,11 +91,10 @@ TEST(the_first_bad_token_is_found_wherever_it_stands) {
 TEST(a_file_that_shrinks_under_the_scan_is_named) {
     const char *path = write_shard(2, 0, -1);
     ShardSet set;
-    Scan scan;
     Error err;
     assert_true(shards_open(&set, path, 1, &err));
     assert_int_equal(truncate(path, 1024 + 2 * BLOCK + 10), 0);
-    assert_false(scan_shard(&look, &set.shards[0], 0, -1, &scan, &err));
+    assert_false(scan_shard(&look, &set.shards[0], 0, -1, &err));
     assert_non_null(strstr(err.text, "a.bin: the file ends at byte"));
     shards_close(&set);
 }
