@@ -178,10 +178,7 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
                 options->position >= 0 && (options->ring == 0 || options->ring >= 2),
             "dataloader_create: a size is out of range");
     DataLoader *loader = calloc(1, sizeof *loader);
-    if (!loader) {
-        error_set(err, "data loader: out of memory");
-        return NULL;
-    }
+    if (!loader) return error_set(err, "data loader: out of memory"), NULL;
     loader->options = *options;
     if (loader->options.ring == 0) loader->options.ring = DEFAULT_RING;
     loader->position = options->position;

@@ -164,8 +164,7 @@ static void trainer_free(Trainer *t) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------- before
-// merging
+// ------------------------------------------------------------------------------------------------------ before merging
 
 static void take_word(void *user, const char *word, uint32_t length, int64_t count) {
     Trainer *t = user;
@@ -398,8 +397,7 @@ static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
     return !t->failed || error_set(err, "out of memory for the pairs of %d tokens", t->tokenizer->count);
 }
 
-// ----------------------------------------------------------------------------------------------------------- all
-// merges
+// ---------------------------------------------------------------------------------------------------------- all merges
 
 static bool prepare_side(Side *s, int64_t vocab) {
     s->of = calloc((size_t)vocab, sizeof *s->of);

@@ -21,11 +21,6 @@ SCRIPTS = ["The quick brown fox's jumps, don't they?", "Быстрая лиса 
            "  \t \n\n   ", "1234567 3.14e-10", "naïve café ÅÄÖ"]
 
 
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "shards"
-
-
 def mixed_text(characters, seed):
     choose = random.Random(seed)
     parts = []
