@@ -6,7 +6,6 @@ import random
 import resource
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
