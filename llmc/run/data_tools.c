@@ -19,7 +19,7 @@ bool tool_read_number(const char *name, const char *text, int64_t min, int64_t m
     char *end;
     errno = 0;
     long long n = strtoll(text, &end, 10);
-    const char *suffixes = "KMG", *suffix = *end ? strchr(suffixes, *end) : NULL;
+    const char *suffixes = "KMG", *suffix = *end && max < INT64_MAX ? strchr(suffixes, *end) : NULL;
     int64_t unit = 1;
     for (const char *s = suffixes; suffix && s <= suffix; s++) unit *= 1000;
     if (end != text && errno == 0 && end[suffix ? 1 : 0] == '\0' && n >= 0 && n <= max / unit && n * unit >= min)

@@ -14,7 +14,7 @@ typedef struct {
     // Where the value goes, one of these.
     bool *flag;
     const char **text;
-    int64_t *number, min, max; // K, M or G may follow it; max INT64_MAX: no limit
+    int64_t *number, min, max; // with K, M or G behind it; max INT64_MAX: no limit, and none of these
 } ToolOption;
 
 // Reads the options of a table that ends with {0}, up to -h if it is there; the arguments begin at optind then.

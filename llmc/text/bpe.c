@@ -58,7 +58,7 @@ enum { SHORT_PIECE = 64 };
 // ----------------------------------------------------------------------------------------------------------- the table
 
 static void insert(MergeTable *t, MergeRule rule) {
-    uint64_t mask = (uint64_t)t->capacity - 1, i = (rule.pair * 0x9E3779B97F4A7C15u) >> t->shift;
+    uint64_t mask = (uint64_t)t->capacity - 1, i = pair_slot(rule.pair, t->shift);
     while (t->slots[i].pair != MERGE_NO_PAIR) i = (i + 1) & mask;
     t->slots[i] = rule;
     t->count++;
