@@ -51,7 +51,7 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
                                 {0}};
     if (!tool_read_options("shard", table, argc, argv, err)) return false;
     if (l->help) return true;
-    l->command = optind < argc ? argv[optind] : "";
+    if (optind < argc) l->command = argv[optind];
     if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
         return error_set(err, "list, verify or show? data/shard --help shows the usage");
     return optind + 1 < argc || error_set(err, "%s: no file is named; data/shard --help shows the usage", l->command);
@@ -237,7 +237,7 @@ static void visit(Look *l, const char *pattern) {
 }
 
 int main(int argc, char **argv) {
-    static Look l = {.tokenizer = "", .count = 32, .eot = -1};
+    static Look l = {.command = "", .tokenizer = "", .count = 32, .eot = -1};
     Error err;
     standard_files_open();
     if (!read_options(&l, argc, argv, &err)) return fprintf(stderr, "shard: %s\n", err.text), EXIT_BAD_INPUT;

@@ -72,7 +72,7 @@ static bool find_step(const char *log, const cJSON *events, int64_t step, Start 
     Start s = {0};
     bool fits = step >= 1;
     int64_t end = step, windows;
-    *position = 0;
+    *position = 0, *found = s;
     for (int i = cJSON_GetArraySize(events) - 1; i >= 0; i--) {
         if (!read_start(cJSON_GetArrayItem(events, i), &s, err)) return error_prefix(err, "%s", log);
         if (s.start_step >= end) continue;
@@ -123,12 +123,12 @@ int main(int argc, char **argv) {
     if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
         return fputs(HELP, stdout), EXIT_OK;
     Error err;
-    Start start = {0};
+    Start start;
     int64_t position;
     char *end = NULL, *log = path_join(argc > 1 ? argv[1] : "", "main.log");
-    const int64_t step = argc >= 3 ? strtoll(argv[2], &end, 10) : 0;
     cJSON *events = cJSON_CreateArray();
     bool ok = argc == 3 || argc == 4 || error_set(&err, "expected RUN and STEP; data/whereis --help shows the usage");
+    const int64_t step = ok ? strtoll(argv[2], &end, 10) : 0;
     if (ok && (*end || step < 1)) ok = error_set(&err, "STEP %s: expected a number from 1 on", argv[2]);
     ok = ok && read_log(log, events, &err) && find_step(log, events, step, &start, &position, &err) &&
          print_step(&start, argv[2], position, argc == 4 ? argv[3] : start.train_data, &err);

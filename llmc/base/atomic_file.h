@@ -53,7 +53,8 @@ bool directory_commit(const char *from, const char *to, Error *err);
 void standard_files_open(void);
 
 char *path_join(const char *directory, const char *name); // "directory/name", malloced
-char *path_parent(const char *path); // the directory part, malloced: "a/b" -> "a", "b" -> ".", "/b" -> "/", "a/b/" -> "a"
+// The directory part, malloced: "a/b" -> "a", "b" -> ".", "/b" -> "/", "a/b/" -> "a".
+char *path_parent(const char *path);
 char *path_unused(const char *path); // path.1, or with the first number under which nothing stands; malloced
 
 // ----------------------------------------------------------------------------------------------------- files that grow
