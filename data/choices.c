@@ -3,6 +3,7 @@
 // The format is llm.c's for HellaSwag (llmc/train/evals.h).
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/run/data_tools.h"
 #include "llmc/text/tokenizer.h"
 
 #include <errno.h>
@@ -62,26 +63,15 @@ typedef struct {
 
 // ----------------------------------------------------------------------------------------------------------- options
 
-static bool parse_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
-    enum { TOKENIZER = 256, SKIP_BAD };
-    static const struct option table[] = {
-        {"output", required_argument, NULL, 'o'},
-        {"tokenizer", required_argument, NULL, TOKENIZER},
-        {"skip-bad", no_argument, NULL, SKIP_BAD},
-        {"help", no_argument, NULL, 'h'},
-        {0},
-    };
+static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
     *o = (ChoiceOptions){.input = "", .output = "", .tokenizer = ""};
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, ":o:h", table, NULL)) != -1;) {
-        if (c == 'h') return o->help = true;
-        if (c == ':')
-            return error_set(err, "%s needs a value; data/choices --help lists the options", argv[optind - 1]);
-        if (c == '?') return error_set(err, "unknown option %s; data/choices --help lists them", argv[optind - 1]);
-        if (c == 'o') o->output = optarg;
-        if (c == TOKENIZER) o->tokenizer = optarg;
-        if (c == SKIP_BAD) o->skip_bad = true;
-    }
+    const ToolOption table[] = {{"output", 'o', .text = &o->output},
+                                {"tokenizer", .text = &o->tokenizer},
+                                {"skip-bad", .flag = &o->skip_bad},
+                                {"help", 'h', .flag = &o->help},
+                                {0}};
+    if (!tool_read_options("choices", table, argc, argv, err)) return false;
+    if (o->help) return true;
     if (argc - optind != 1) return error_set(err, "name one FILE.jsonl; data/choices --help shows the usage");
     o->input = argv[optind];
     if (!*o->output) return error_set(err, "-o FILE is missing: what is written");
@@ -232,7 +222,7 @@ static bool write_output(Choices *c, Error *err) {
 
 static bool open_tokenizer(Choices *c, Error *err) {
     const char *path = c->options->tokenizer;
-    c->tokenizer = strcmp(path, "bytes") == 0 ? tokenizer_bytes(err) : tokenizer_open(path, err);
+    c->tokenizer = tokenizer_named(path, err);
     if (!c->tokenizer) return false;
     if (tokenizer_vocab(c->tokenizer) > RECORD_START)
         return error_set(err, "%s: %" PRId64 " tokens; the format holds tokens below %d", path,
@@ -273,7 +263,7 @@ int main(int argc, char **argv) {
     Error err;
     int code = EXIT_BAD_INPUT;
     standard_files_open();
-    if (parse_options(&options, argc, argv, &err)) {
+    if (read_options(&options, argc, argv, &err)) {
         if (options.help) return fputs(HELP, stdout), EXIT_OK;
         c.options = &options;
         code = run(&c, &err);

@@ -14,9 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const int64_t MIN_SHARD_TOKENS = 1024, DEFAULT_SHARD_TOKENS = 100000000, MAX_SHARD_TOKENS = 1000000000000;
-static const double DEFAULT_VAL_FRACTION = 0.1, NOT_GIVEN = -1;
-
 static const char HELP[] =
     "usage: data/prepare -o DIR [options] FILE|DIR|-...\n"
     "\n"
@@ -58,101 +55,56 @@ static const char HELP[] =
 // ------------------------------------------------------------------------------------------------------------- options
 
 typedef struct {
-    CorpusToolOptions tool;
-    const char *tokenizer, *split;
-    bool help;
+    CorpusTool tool;
+    const char *tokenizer, *val_fraction, *split;
 } PrepareOptions;
 
-static bool parse_fraction(const char *text, double *out, Error *err) {
-    char *end;
-    *out = strtod(text, &end);
-    if (end != text && *end == '\0' && *out >= 0 && *out < 1) return true;
-    return error_set(err, "--val-fraction %s: expected a number below 1, or 0 for none", text);
-}
-
-static bool take_tokenizer(PrepareOptions *o, const char *text, Error *err) {
-    const char *number = strncmp(text, "train:", 6) == 0 ? text + 6 : NULL;
-    int64_t *vocab = &o->tool.corpus.vocab;
-    o->tokenizer = text, *vocab = 0;
-    return !number || corpus_tool_parse_int("train:", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, vocab, NULL) ||
-           error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d", text,
+static bool take_tokenizer(PrepareOptions *o, Error *err) {
+    const char *number = strncmp(o->tokenizer, "train:", 6) == 0 ? o->tokenizer + 6 : NULL;
+    return !number || tool_read_number("", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &o->tool.corpus.vocab, NULL) ||
+           error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d", o->tokenizer,
                      MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB);
 }
 
-static bool choose_sides(PrepareOptions *o, Error *err) {
+static bool take_sides(PrepareOptions *o, Error *err) {
     double *fraction = &o->tool.corpus.val_fraction;
-    const bool given = *fraction != NOT_GIVEN, val = o->split && strcmp(o->split, "val") == 0;
+    const char *given = o->val_fraction;
+    const bool val = o->split && strcmp(o->split, "val") == 0;
+    char *end = NULL;
+    *fraction = given ? strtod(given, &end) : val ? 1 : o->split ? 0 : 0.1;
+    if (given && (end == given || *end || !(*fraction >= 0 && *fraction < 1)))
+        return error_set(err, "--val-fraction %s: expected a number below 1, or 0 for none", given);
     if (o->split && !val && strcmp(o->split, "train") != 0)
         return error_set(err, "--split %s: expected train or val", o->split);
-    if (o->split && given) return error_set(err, "--split takes all of the text, --val-fraction a share: give one");
-    if (!given) *fraction = val ? 1 : o->split ? 0 : DEFAULT_VAL_FRACTION;
-    return true;
+    return !o->split || !given || error_set(err, "--split takes all of the text, --val-fraction a share: give one");
 }
 
-enum { TOKENIZER = 256, VAL_FRACTION, SPLIT, SHARD_TOKENS, FORCE };
-
-static bool take_option(PrepareOptions *o, int option, Error *err) {
+static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
+    *o = (PrepareOptions){.tool = corpus_tool("prepare"), .tokenizer = "bytes"};
     CorpusOptions *corpus = &o->tool.corpus;
-    switch (option) {
-    case 'o':
-        return corpus->inputs.output = optarg, true;
-    case 'h':
-        return o->help = true;
-    case TOKENIZER:
-        return take_tokenizer(o, optarg, err);
-    case VAL_FRACTION:
-        return parse_fraction(optarg, &corpus->val_fraction, err);
-    case SPLIT:
-        return o->split = optarg, true;
-    case SHARD_TOKENS:
-        return corpus_tool_parse_int("--shard-tokens", optarg, MIN_SHARD_TOKENS, MAX_SHARD_TOKENS,
-                                     &corpus->shard_tokens, err);
-    case FORCE:
-        return corpus->force = true;
-    default:
-        return corpus_tool_take(&o->tool, option, optarg, err);
-    }
-}
-
-static bool parse_options(PrepareOptions *o, int argc, char **argv, Error *err) {
-    static const struct option table[] = {
-        {"output", required_argument, NULL, 'o'},
-        {"tokenizer", required_argument, NULL, TOKENIZER},
-        {"val-fraction", required_argument, NULL, VAL_FRACTION},
-        {"split", required_argument, NULL, SPLIT},
-        {"shard-tokens", required_argument, NULL, SHARD_TOKENS},
-        {"force", no_argument, NULL, FORCE},
-        {"help", no_argument, NULL, 'h'},
-        CORPUS_TOOL_OPTIONS,
-        {0},
-    };
-    *o = (PrepareOptions){.tool = corpus_tool_defaults("prepare"), .tokenizer = "bytes"};
-    CorpusOptions *corpus = &o->tool.corpus;
-    corpus->val_fraction = NOT_GIVEN, corpus->shard_tokens = DEFAULT_SHARD_TOKENS;
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, ":o:h", table, NULL)) != -1;) {
-        if (c == ':' || c == '?') return corpus_tool_refuse(&o->tool, c, argv[optind - 1], err);
-        if (!take_option(o, c, err)) return false;
-        if (o->help) return true;
-    }
+    const ToolOption table[] = {{"output", 'o', .text = &corpus->inputs.output},
+                                {"tokenizer", .text = &o->tokenizer},
+                                {"val-fraction", .text = &o->val_fraction},
+                                {"split", .text = &o->split},
+                                {"shard-tokens", .number = &corpus->shard_tokens, .min = 1024, .max = 1000000000000},
+                                {"force", .flag = &corpus->force},
+                                CORPUS_TOOL_OPTIONS(&o->tool),
+                                {0}};
+    corpus->shard_tokens = 100000000;
+    if (!tool_read_options("prepare", table, argc, argv, err)) return false;
+    if (o->tool.help) return true;
     if (!corpus->inputs.output || !*corpus->inputs.output)
         return error_set(err, "-o DIR is missing: where the shards go");
-    return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err) && choose_sides(o, err);
+    return take_tokenizer(o, err) && corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err) &&
+           take_sides(o, err);
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary
 
-static void print_side(const char *output, const CorpusResult *result, CorpusSide side) {
-    const int64_t all = result->counts.side[CORPUS_TRAIN].tokens + result->counts.side[CORPUS_VAL].tokens,
-                  tokens = result->counts.side[side].tokens, shards = result->num_shards[side];
-    printf("  %-5s %13" PRId64 " tokens (%4.1f%%) in %" PRId64 " shard%s: %s/%s_*.bin\n", corpus_side_names[side],
-           tokens, 100.0 * (double)tokens / (double)all, shards, shards == 1 ? "" : "s", output,
-           corpus_side_names[side]);
-}
-
 static void print_summary(const char *output, const CorpusResult *result, double seconds) {
     const CorpusCounts *c = &result->counts;
-    int64_t bytes = c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes;
+    const int64_t bytes = c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes,
+                  all = c->side[CORPUS_TRAIN].tokens + c->side[CORPUS_VAL].tokens;
     char size[32], duration[32];
     printf("prepare: %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n", c->documents,
            c->documents == 1 ? "" : "s", bytes, format_bytes((double)bytes, size, sizeof size),
@@ -160,50 +112,46 @@ static void print_summary(const char *output, const CorpusResult *result, double
     corpus_tool_print_skipped(c);
     if (result->cut_all)
         printf("  few, short documents: each was cut into a part for training and one for validation\n");
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
-        if (result->num_shards[side] > 0) print_side(output, result, side);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
+        const int64_t tokens = c->side[side].tokens, shards = result->num_shards[side];
+        const char *name = corpus_side_names[side];
+        if (shards > 0)
+            printf("  %-5s %13" PRId64 " tokens (%4.1f%%) in %" PRId64 " shard%s: %s/%s_*.bin\n", name, tokens,
+                   100.0 * (double)tokens / (double)all, shards, shards == 1 ? "" : "s", output, name);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------- main
 
-static Tokenizer *open_tokenizer(const char *path, Error *err) {
-    if (strcmp(path, "bytes") == 0) return tokenizer_bytes(err);
-    Tokenizer *t = tokenizer_open(path, err);
-    if (!t || tokenizer_eot(t) >= 0) return t;
-    error_set(err, "%s: has no <|endoftext|> token, with which every document begins", path);
-    tokenizer_free(t);
-    return NULL;
-}
-
-static int prepare(CorpusOptions *corpus, Error *err) {
-    CorpusDisplay display = corpus_display("prepare");
-    CorpusResult result;
-    const double start = now_seconds();
-    corpus->vocab_option = "--tokenizer train:";
-    corpus->on_progress = corpus_display_progress, corpus->on_notice = corpus_display_notice, corpus->user = &display;
-    const int status = corpus_run(corpus, &result, err);
-    corpus_display_clear(&display);
-    if (status == EXIT_OK) print_summary(corpus->inputs.output, &result, now_seconds() - start);
-    bad_report_clear(&result.counts.bad);
+static int prepare(PrepareOptions *o, Error *err) {
+    CorpusOptions *corpus = &o->tool.corpus;
+    Tokenizer *tokenizer = corpus->vocab ? NULL : tokenizer_named(o->tokenizer, err);
+    int status = EXIT_BAD_INPUT;
+    if (tokenizer && tokenizer_eot(tokenizer) < 0) {
+        error_set(err, "%s: has no <|endoftext|> token, with which every document begins", o->tokenizer);
+    } else if (tokenizer || corpus->vocab) {
+        CorpusDisplay display = corpus_display("prepare");
+        CorpusResult result;
+        const double start = now_seconds();
+        corpus->tokenizer = tokenizer, corpus->vocab_option = "--tokenizer train:";
+        corpus->on_progress = corpus_display_progress, corpus->on_notice = corpus_display_notice;
+        corpus->user = &display;
+        status = corpus_run(corpus, &result, err);
+        corpus_display_clear(&display);
+        if (status == EXIT_OK) print_summary(corpus->inputs.output, &result, now_seconds() - start);
+        bad_report_clear(&result.counts.bad);
+    }
+    tokenizer_free(tokenizer);
     return status;
 }
 
 int main(int argc, char **argv) {
     PrepareOptions options;
     Error err;
-    int status = EXIT_BAD_INPUT;
     standard_files_open();
-    if (parse_options(&options, argc, argv, &err)) {
-        if (options.help) {
-            fputs(HELP, stdout);
-            return EXIT_OK;
-        }
-        CorpusOptions *corpus = &options.tool.corpus;
-        Tokenizer *tokenizer = corpus->vocab ? NULL : open_tokenizer(options.tokenizer, &err);
-        corpus->tokenizer = tokenizer;
-        if (tokenizer || corpus->vocab) status = prepare(corpus, &err);
-        tokenizer_free(tokenizer);
-    }
+    int status = read_options(&options, argc, argv, &err) ? EXIT_OK : EXIT_BAD_INPUT;
+    if (status == EXIT_OK && options.tool.help) return fputs(HELP, stdout), EXIT_OK;
+    if (status == EXIT_OK) status = prepare(&options, &err);
     if (status != EXIT_OK) fprintf(stderr, "prepare: %s\n", err.text);
     return status;
 }

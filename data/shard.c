@@ -1,8 +1,10 @@
 // data/shard: what is in token shards? Lists them, verifies them, shows their tokens (`data/shard --help`). Reads
 // llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/data/shards.h"
+#include "llmc/run/data_tools.h"
 #include "llmc/text/corpus.h"
 #include "llmc/text/tokenizer.h"
 
@@ -26,36 +28,30 @@ static const char HELP[] =
     "\n"
     "Exit code 2: a file is damaged or is no shard; all others are looked at nevertheless.\n";
 
-enum { AT, COUNT, VOCAB, EOT, NUMBERS, BLOCK = 1 << 18, GPT2_TOKENS = 50257, MAX_MANIFEST_BYTES = 64 << 20 };
+enum { BLOCK = 1 << 18, GPT2_TOKENS = 50257, MAX_MANIFEST_BYTES = 64 << 20 };
 
 typedef struct {
     const char *command, *tokenizer;
-    int64_t number[NUMBERS]; // of the options
+    bool help;
+    int64_t at, count, vocab, eot;
     int64_t files, bad, tokens, documents;
     uint32_t block[BLOCK];
+    // Of the last scan: the tokens that are end-of-text, and the largest one.
+    int64_t num_eot;
+    uint32_t largest;
 } Look;
 
-static bool parse_options(Look *l, int argc, char **argv, Error *err) {
-    static const struct option table[] = {{"at", 1, NULL, AT},
-                                          {"count", 1, NULL, COUNT},
-                                          {"vocab", 1, NULL, VOCAB},
-                                          {"eot", 1, NULL, EOT},
-                                          {"tokenizer", 1, NULL, 't'},
-                                          {"help", 0, NULL, 'h'},
-                                          {0}};
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, ":h", table, NULL)) != -1;) {
-        char *end = NULL;
-        errno = 0;
-        if (c == 'h') return fputs(HELP, stdout), exit(EXIT_OK), true;
-        if (c == ':') return error_set(err, "%s needs a value; data/shard --help lists the options", argv[optind - 1]);
-        if (c == '?') return error_set(err, "unknown option %s; data/shard --help lists them", argv[optind - 1]);
-        if (c == 't') l->tokenizer = optarg;
-        if (c < NUMBERS) l->number[c] = strtoll(optarg, &end, 10);
-        if (c < NUMBERS && (end == optarg || *end || errno != 0 || l->number[c] < 0))
-            return error_set(err, "--%s %s: expected a number from 0 on", table[c].name, optarg);
-    }
-    l->command = optind < argc ? argv[optind] : "";
+static bool read_options(Look *l, int argc, char **argv, Error *err) {
+    const ToolOption table[] = {{"at", .number = &l->at, .max = INT64_MAX},
+                                {"count", .number = &l->count, .max = INT64_MAX},
+                                {"vocab", .number = &l->vocab, .max = INT64_MAX},
+                                {"eot", .number = &l->eot, .max = INT64_MAX},
+                                {"tokenizer", .text = &l->tokenizer},
+                                {"help", 'h', .flag = &l->help},
+                                {0}};
+    if (!tool_read_options("shard", table, argc, argv, err)) return false;
+    if (l->help) return true;
+    if (optind < argc) l->command = argv[optind];
     if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
         return error_set(err, "list, verify or show? data/shard --help shows the usage");
     return optind + 1 < argc || error_set(err, "%s: no file is named; data/shard --help shows the usage", l->command);
@@ -73,22 +69,17 @@ static bool read_block(Look *l, const Shard *s, int64_t first, int64_t n, Error 
     return true;
 }
 
-typedef struct {
-    int64_t documents; // tokens that are end-of-text
-    uint32_t largest;
-} Scan;
-
 // Every token; one that is not below vocab (0: no limit) is an error.
-static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Scan *scan, Error *err) {
-    *scan = (Scan){0};
+static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Error *err) {
+    l->num_eot = l->largest = 0;
     for (int64_t at = 0; at < s->num_tokens; at += BLOCK) {
-        const int64_t n = s->num_tokens - at < BLOCK ? s->num_tokens - at : BLOCK;
+        const int64_t n = min_i64(BLOCK, s->num_tokens - at);
         if (!read_block(l, s, at, n, err)) return false;
         for (int64_t i = 0; i < n; i++) { // without an exit, so that it becomes vectors
-            scan->largest = l->block[i] > scan->largest ? l->block[i] : scan->largest;
-            scan->documents += l->block[i] == eot;
+            l->largest = l->block[i] > l->largest ? l->block[i] : l->largest;
+            l->num_eot += l->block[i] == eot;
         }
-        if (vocab == 0 || scan->largest < vocab) continue;
+        if (vocab == 0 || l->largest < vocab) continue;
         int64_t i = 0;
         while (l->block[i] < vocab) i++;
         return error_set(err,
@@ -106,24 +97,20 @@ static const char *number_or_dash(int64_t value, bool known, char buf[24]) {
 
 static bool list_file(Look *l, const ShardSet *set, Error *err) {
     const Shard *s = &set->shards[0];
-    const int64_t eot = set->eot >= 0 ? set->eot : l->number[EOT];
+    const int64_t eot = set->eot >= 0 ? set->eot : l->eot;
     int32_t header[2];
     char vocab[24], stated[24], documents[24];
-    Scan scan;
-    if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) || !scan_shard(l, s, 0, eot, &scan, err))
-        return false;
+    if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) || !scan_shard(l, s, 0, eot, err)) return false;
     printf("%7d %13" PRId64 " %11d %7s %6s %10s  %s\n", header[SHARD_FIELD_VERSION], s->num_tokens, s->token_bytes,
            number_or_dash(set->vocab, set->vocab > 0, vocab), number_or_dash(set->eot, set->eot >= 0, stated),
-           number_or_dash(scan.documents, eot >= 0, documents), s->path);
-    l->tokens += s->num_tokens, l->documents += scan.documents;
+           number_or_dash(l->num_eot, eot >= 0, documents), s->path);
+    l->tokens += s->num_tokens, l->documents += l->num_eot;
     return true;
 }
 
-// The entry of the file in {"train": {"shards": [{"file", "tokens", "bytes", "xxh3"}]}, "val": ...}; every file that is
-// listed must be there. *entry NULL: it is not listed.
+// Looks for the entry of a file, and for every file that is listed.
 static bool find_entry(const cJSON *manifest, const char *directory, const char *name, const cJSON **entry,
                        Error *err) {
-    *entry = NULL;
     for (CorpusSide i = 0; i < CORPUS_SIDES; i++) {
         const cJSON *side, *shards, *item;
         if (!json_get_object(manifest, corpus_side_names[i], &side, err) || !json_find(side, "shards", &shards, err))
@@ -143,49 +130,46 @@ static bool find_entry(const cJSON *manifest, const char *directory, const char 
     return true;
 }
 
-static bool compare(const cJSON *entry, const Shard *s, int64_t bytes, uint64_t xxh3, Error *err) {
-    int64_t stated_tokens, stated_bytes;
-    const char *stated;
-    char found[20];
-    snprintf(found, sizeof found, "%016" PRIx64, xxh3);
-    if (!json_get_int(entry, "tokens", 0, JSON_MAX_INT, &stated_tokens, err) ||
-        !json_get_int(entry, "bytes", 0, JSON_MAX_INT, &stated_bytes, err) ||
-        !json_get_string(entry, "xxh3", &stated, err))
-        return false;
-    if (stated_tokens != s->num_tokens || stated_bytes != bytes)
-        return error_set(err, "states %" PRId64 " tokens, %" PRId64 " bytes; the file has %" PRId64 " and %" PRId64,
-                         stated_tokens, stated_bytes, s->num_tokens, bytes);
-    return strcmp(found, stated) == 0 ||
-           error_set(err, "states checksum %.16s, the file has %s: it was damaged or changed; copy or prepare it again",
-                     stated, found);
+// The shard against its entry in the manifest beside it, if there is one. *how: with what it was compared.
+static bool compare(const char *shard, const CorpusShard *found, const char **how, Error *err) {
+    char *directory = path_parent(shard), *path = path_join(directory, "manifest.json");
+    const char *slash = strrchr(shard, '/');
+    const cJSON *entry = NULL;
+    CorpusShard stated;
+    *how = "no manifest.json beside it";
+    cJSON *manifest = file_exists(path) ? json_parse_file(path, MAX_MANIFEST_BYTES, err) : NULL;
+    bool ok = manifest || !file_exists(path);
+    if (manifest) {
+        ok = find_entry(manifest, directory, slash ? slash + 1 : shard, &entry, err) || error_prefix(err, "%s", path);
+        *how = entry ? "as in manifest.json" : "not in manifest.json";
+    }
+    if (ok && entry) {
+        ok = corpus_shard_read(entry, JSON_MAX_INT, &stated, err);
+        if (ok && (stated.tokens != found->tokens || stated.bytes != found->bytes))
+            ok = error_set(err, "states %" PRId64 " tokens, %" PRId64 " bytes; the file has %" PRId64 " and %" PRId64,
+                           stated.tokens, stated.bytes, found->tokens, found->bytes);
+        if (ok && stated.xxh3 != found->xxh3)
+            ok = error_set(err,
+                           "states checksum %016" PRIx64 ", the file has %016" PRIx64
+                           ": it was damaged or changed; copy or prepare it again",
+                           stated.xxh3, found->xxh3);
+        if (!ok) error_prefix(err, "%s: %s", shard, path);
+    }
+    cJSON_Delete(manifest), free(path), free(directory);
+    return ok;
 }
 
 static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     const Shard *s = &set->shards[0];
-    const int64_t vocab = l->number[VOCAB] > 0 ? l->number[VOCAB] : set->vocab;
-    Scan scan;
-    int64_t bytes;
-    uint64_t xxh3;
-    if (!scan_shard(l, s, vocab, -1, &scan, err) || !file_checksum(s->path, &bytes, &xxh3, err)) return false;
-    const char *slash = strrchr(s->path, '/'), *how = "no manifest.json beside it";
-    char *directory = slash ? strndup(s->path, (size_t)(slash - s->path) + (slash == s->path)) : strdup(".");
-    REQUIRE_MEMORY(directory, "a path");
-    char *path = path_join(directory, "manifest.json");
-    bool ok = true;
-    if (file_exists(path)) {
-        const cJSON *entry = NULL;
-        cJSON *manifest = json_parse_file(path, MAX_MANIFEST_BYTES, err);
-        ok = manifest && (find_entry(manifest, directory, slash ? slash + 1 : s->path, &entry, err) ||
-                          error_prefix(err, "%s", path));
-        ok = ok && (!entry || compare(entry, s, bytes, xxh3, err) || error_prefix(err, "%s: %s", s->path, path));
-        how = entry ? "as in manifest.json" : "not in manifest.json";
-        cJSON_Delete(manifest);
-    }
-    free(path), free(directory);
-    if (ok)
-        printf("%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path,
-               s->num_tokens, scan.largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", xxh3, how);
-    return ok;
+    const int64_t vocab = l->vocab > 0 ? l->vocab : set->vocab;
+    CorpusShard found = {.tokens = s->num_tokens};
+    const char *how;
+    if (!scan_shard(l, s, vocab, -1, err) || !file_checksum(s->path, &found.bytes, &found.xxh3, err) ||
+        !compare(s->path, &found, &how, err))
+        return false;
+    printf("%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path, s->num_tokens,
+           l->largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", found.xxh3, how);
+    return true;
 }
 
 // The text of a token on one line, whatever bytes it has.
@@ -208,8 +192,8 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     const Shard *s = &set->shards[0];
     const int64_t V = *l->tokenizer ? INT32_MAX : set->vocab > 0 ? set->vocab : GPT2_TOKENS;
     Tokenizer *t = NULL;
-    if (l->number[AT] >= s->num_tokens)
-        return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", l->number[AT], s->path, s->num_tokens);
+    if (l->at >= s->num_tokens)
+        return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", l->at, s->path, s->num_tokens);
     // What is given needs no model's limit, nor shards that say of which vocabulary they are.
     if (*l->tokenizer && set->vocab == 0 ? !(t = tokenizer_open(l->tokenizer, err))
                                          : !tokenizer_find(&t, l->tokenizer, NULL, s->path, set->vocab, V, err))
@@ -218,9 +202,8 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
                              "%s: no tokenizer stands beside the shards; name one with --tokenizer, such as "
                              "data/gpt2-tokenizer (data/get.py gpt2-tokenizer)",
                              s->path);
-    const int64_t left = s->num_tokens - l->number[AT],
-                  end = l->number[AT] + (l->number[COUNT] < left ? l->number[COUNT] : left);
-    for (int64_t at = l->number[AT]; ok && at < end; at++) {
+    const int64_t end = l->at + min_i64(l->count, s->num_tokens - l->at);
+    for (int64_t at = l->at; ok && at < end; at++) {
         size_t length;
         if (!(ok = read_block(l, s, at, 1, err))) break;
         const char *text = tokenizer_decode(t, l->block[0] <= INT32_MAX ? (int32_t)l->block[0] : -1, &length);
@@ -254,10 +237,11 @@ static void visit(Look *l, const char *pattern) {
 }
 
 int main(int argc, char **argv) {
-    static Look l = {.tokenizer = "", .number = {[COUNT] = 32, [EOT] = -1}};
+    static Look l = {.command = "", .tokenizer = "", .count = 32, .eot = -1};
     Error err;
     standard_files_open();
-    if (!parse_options(&l, argc, argv, &err)) return fprintf(stderr, "shard: %s\n", err.text), EXIT_BAD_INPUT;
+    if (!read_options(&l, argc, argv, &err)) return fprintf(stderr, "shard: %s\n", err.text), EXIT_BAD_INPUT;
+    if (l.help) return fputs(HELP, stdout), EXIT_OK;
     if (*l.command == 'l')
         printf("%7s %13s %11s %7s %6s %10s  %s\n", "version", "tokens", "bytes/token", "vocab", "eot", "documents",
                "file");

@@ -40,52 +40,29 @@ static const char HELP[] =
     "depend on the order of the inputs. A pair of tokens must occur twice to be merged.\n";
 
 typedef struct {
-    CorpusToolOptions tool;
+    CorpusTool tool;
     const char *output;
-    bool help;
 } TrainOptions;
 
-enum { VOCAB_SIZE = 256 };
-
-static bool take_option(TrainOptions *o, int option, Error *err) {
-    switch (option) {
-    case 'o':
-        return o->output = optarg, true;
-    case 'h':
-        return o->help = true;
-    case VOCAB_SIZE:
-        return corpus_tool_parse_int("--vocab-size", optarg, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB,
-                                     &o->tool.corpus.vocab, err);
-    default:
-        return corpus_tool_take(&o->tool, option, optarg, err);
-    }
-}
-
-static bool parse_options(TrainOptions *o, int argc, char **argv, Error *err) {
-    static const struct option table[] = {{"output", required_argument, NULL, 'o'},
-                                          {"vocab-size", required_argument, NULL, VOCAB_SIZE},
-                                          {"help", no_argument, NULL, 'h'},
-                                          CORPUS_TOOL_OPTIONS,
-                                          {0}};
-    *o = (TrainOptions){.tool = corpus_tool_defaults("train_tokenizer"), .output = ""};
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, ":o:h", table, NULL)) != -1;) {
-        if (c == ':' || c == '?') return corpus_tool_refuse(&o->tool, c, argv[optind - 1], err);
-        if (!take_option(o, c, err)) return false;
-        if (o->help) return true;
-    }
+static bool read_options(TrainOptions *o, int argc, char **argv, Error *err) {
+    *o = (TrainOptions){.tool = corpus_tool("train_tokenizer"), .output = ""};
+    int64_t *vocab = &o->tool.corpus.vocab;
+    const ToolOption table[] = {{"output", 'o', .text = &o->output},
+                                {"vocab-size", .number = vocab, .min = MIN_TRAINED_VOCAB, .max = MAX_TRAINED_VOCAB},
+                                CORPUS_TOOL_OPTIONS(&o->tool),
+                                {0}};
+    if (!tool_read_options("train_tokenizer", table, argc, argv, err)) return false;
+    if (o->tool.help) return true;
     if (!*o->output) return error_set(err, "-o FILE is missing: where the tokenizer.json goes");
-    if (o->tool.corpus.vocab == 0) return error_set(err, "--vocab-size N is missing: tokens in all, such as 8192");
+    if (*vocab == 0) return error_set(err, "--vocab-size N is missing: tokens in all, such as 8192");
     return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err);
 }
 
 // The directory of the output, malloced; NULL if no file can be made there.
 static char *output_directory(const char *path, Error *err) {
     struct stat st;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
-        error_set(err, "%s: cannot be written: it is a directory", path);
-        return NULL;
-    }
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+        return error_set(err, "%s: cannot be written: it is a directory", path), NULL;
     const char *slash = strrchr(path, '/');
     char *directory = slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
     REQUIRE_MEMORY(directory, "a path");
@@ -126,11 +103,8 @@ int main(int argc, char **argv) {
     Error err;
     int status = EXIT_BAD_INPUT;
     standard_files_open();
-    if (parse_options(&options, argc, argv, &err)) {
-        if (options.help) {
-            fputs(HELP, stdout);
-            return EXIT_OK;
-        }
+    if (read_options(&options, argc, argv, &err)) {
+        if (options.tool.help) return fputs(HELP, stdout), EXIT_OK;
         char *directory = output_directory(options.output, &err);
         if (directory) status = train(&options, directory, &err);
         free(directory);

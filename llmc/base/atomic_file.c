@@ -37,8 +37,7 @@ char *path_join(const char *directory, const char *name) {
     return path;
 }
 
-// The directory part of a path, malloced: "a/b" -> "a", "b" -> ".", "/b" -> "/", "a/b/" -> "a".
-static char *parent_of(const char *path) {
+char *path_parent(const char *path) {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
     while (n > 0 && path[n - 1] != '/') n--;
@@ -60,7 +59,7 @@ static bool sync_directory(const char *path, Error *err) {
 }
 
 static bool sync_parent(const char *path, Error *err) {
-    char *parent = parent_of(path);
+    char *parent = path_parent(path);
     bool ok = sync_directory(parent, err);
     free(parent);
     return ok;

@@ -53,7 +53,9 @@ bool directory_commit(const char *from, const char *to, Error *err);
 void standard_files_open(void);
 
 char *path_join(const char *directory, const char *name); // "directory/name", malloced
-char *path_unused(const char *path);                      // path.1, or path with the first unused number; malloced
+// The directory part, malloced: "a/b" -> "a", "b" -> ".", "/b" -> "/", "a/b/" -> "a".
+char *path_parent(const char *path);
+char *path_unused(const char *path); // path.1, or path with the first unused number; malloced
 
 // ----------------------------------------------------------------------------------------------------- files that grow
 

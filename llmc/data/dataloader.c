@@ -106,9 +106,8 @@ static bool read_batch(DataLoader *loader, Batch *batch, int64_t position, Error
 // Blocks while the ring is full. False: the loader is being destroyed.
 static bool wait_for_buffer(DataLoader *loader) {
     pthread_mutex_lock(&loader->mutex);
-    while (!atomic_load(&loader->stop) && loader->filled - loader->released >= loader->options.ring) {
+    while (!atomic_load(&loader->stop) && loader->filled - loader->released >= loader->options.ring)
         pthread_cond_wait(&loader->changed, &loader->mutex);
-    }
     pthread_mutex_unlock(&loader->mutex);
     return !atomic_load(&loader->stop);
 }
@@ -145,10 +144,9 @@ static bool allocate_ring(DataLoader *loader, Error *err) {
     const DataLoaderOptions *o = &loader->options;
     int64_t batch = o->batch_windows < o->step_windows ? o->batch_windows : o->step_windows;
     int64_t bytes;
-    if (!checked_mul(batch, (o->shards->T + 1) * o->shards->token_bytes, &bytes)) {
+    if (!checked_mul(batch, (o->shards->T + 1) * o->shards->token_bytes, &bytes))
         return error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory", (long long)batch,
                          (long long)o->shards->T);
-    }
     loader->ring = calloc((size_t)o->ring, sizeof *loader->ring);
     if (!loader->ring) return error_set(err, "data loader: out of memory");
     for (int i = 0; i < o->ring; i++) {
@@ -181,10 +179,7 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
                 options->position >= 0 && (options->ring == 0 || options->ring >= 2),
             "dataloader_create: a size is out of range");
     DataLoader *loader = calloc(1, sizeof *loader);
-    if (!loader) {
-        error_set(err, "data loader: out of memory");
-        return NULL;
-    }
+    if (!loader) return error_set(err, "data loader: out of memory"), NULL;
     loader->options = *options;
     if (loader->options.ring == 0) loader->options.ring = DEFAULT_RING;
     loader->position = options->position;

@@ -48,16 +48,14 @@ static bool parse_vocab(const char *path, const int32_t *h, ShardHeader *header,
     int64_t most = header->token_bytes == 2 ? 65536 : INT32_MAX;
     header->vocab = h[SHARD_FIELD_VOCAB];
     header->eot = (int64_t)h[SHARD_FIELD_EOT] - 1;
-    if (header->vocab < 0 || header->vocab > most) {
+    if (header->vocab < 0 || header->vocab > most)
         return error_set(err, "%s: vocabulary (header field 3) is %" PRId64 ", expected 0 (not stated) to %" PRId64,
                          path, header->vocab, most);
-    }
-    if (header->eot < -1 || (header->vocab > 0 && header->eot >= header->vocab) || header->eot >= most) {
+    if (header->eot < -1 || (header->vocab > 0 && header->eot >= header->vocab) || header->eot >= most)
         return error_set(err,
                          "%s: end-of-text token + 1 (header field 6) is %" PRId64
                          ", expected 0 (not stated) to the vocabulary size, %" PRId64,
                          path, header->eot + 1, header->vocab ? header->vocab : most);
-    }
     return true;
 }
 
@@ -86,18 +84,15 @@ static bool parse_count(const char *path, const int32_t *h, int64_t file_bytes, 
 }
 
 static bool parse_header(const char *path, const int32_t *h, int64_t file_bytes, ShardHeader *header, Error *err) {
-    if (h[SHARD_FIELD_MAGIC] != SHARD_MAGIC) {
+    if (h[SHARD_FIELD_MAGIC] != SHARD_MAGIC)
         return error_set(err, "%s: not a token shard: magic number (header field 0) is %d, expected %d", path,
                          h[SHARD_FIELD_MAGIC], SHARD_MAGIC);
-    }
     int version = h[SHARD_FIELD_VERSION];
-    if (version != 1 && version != 2) {
+    if (version != 1 && version != 2)
         return error_set(err, "%s: shard version (header field 1) is %d, expected 1 or 2", path, version);
-    }
     header->token_bytes = version == 1 ? 2 : h[SHARD_FIELD_TOKEN_BYTES_V2];
-    if (header->token_bytes != 2 && header->token_bytes != 4) {
+    if (header->token_bytes != 2 && header->token_bytes != 4)
         return error_set(err, "%s: bytes per token (header field 2) is %d, expected 2 or 4", path, header->token_bytes);
-    }
     return parse_count(path, h, file_bytes, header, err) && parse_vocab(path, h, header, err);
 }
 
@@ -111,9 +106,8 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
         return error_set(err, "%s: cannot open the shard: %s%s", path, strerror(errno), hint);
     }
     struct stat st;
-    if (!shard->path || fstat(shard->fd, &st) != 0) {
+    if (!shard->path || fstat(shard->fd, &st) != 0)
         return error_set(err, "%s: cannot inspect the shard: %s", path, strerror(errno));
-    }
     if (S_ISDIR(st.st_mode)) {
         return error_set(err, "%s: is a directory, expected a shard; to name the shards in it: '%s/*.bin'", path, path);
     }
@@ -121,10 +115,9 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
     int32_t h[HEAD_BYTES / sizeof(int32_t)];
     int64_t got = pread_all(shard->fd, h, sizeof h, 0);
     if (got < 0) return error_set(err, "%s: cannot read the header: %s", path, strerror(errno));
-    if (got < SHARD_HEADER_BYTES) {
+    if (got < SHARD_HEADER_BYTES)
         return error_set(err, "%s: not a token shard: header: the file has %" PRId64 " bytes, expected at least %d",
                          path, got, SHARD_HEADER_BYTES);
-    }
     if (!parse_header(path, h, (int64_t)st.st_size, header, err)) return false;
     shard->token_bytes = header->token_bytes;
     shard->num_tokens = header->num_tokens;
@@ -156,9 +149,8 @@ static bool add_shard(ShardSet *set, const char *path, Statements *statements, E
     ShardHeader header = {0};
     if (!open_shard(shard, path, &header, err)) return false;
     int64_t token_bytes = set->token_bytes;
-    if (!agree("bytes per token", header.token_bytes, shard->path, &token_bytes, &statements->token_bytes_file, err)) {
+    if (!agree("bytes per token", header.token_bytes, shard->path, &token_bytes, &statements->token_bytes_file, err))
         return false;
-    }
     set->token_bytes = (int)token_bytes;
     if (header.vocab > 0 &&
         !agree("vocabulary", header.vocab, shard->path, &set->vocab, &statements->vocab_file, err)) {
@@ -172,9 +164,8 @@ static bool add_shard(ShardSet *set, const char *path, Statements *statements, E
     shard->first_window = set->num_windows;
     shard->num_windows = shard->num_tokens > 0 ? (shard->num_tokens - 1) / set->T : 0;
     set->num_windows += shard->num_windows; // at most num_tokens, which is checked
-    if (!checked_add(set->num_tokens, shard->num_tokens, &set->num_tokens)) {
+    if (!checked_add(set->num_tokens, shard->num_tokens, &set->num_tokens))
         return error_set(err, "%s: the token counts up to this file do not fit in 64 bits", path);
-    }
     return true;
 }
 
@@ -274,10 +265,9 @@ bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out
     int64_t n = set->T + 1, first = (w - shard->first_window) * set->T;
     int64_t bytes = n * set->token_bytes;
     int64_t got = pread_all(shard->fd, out, bytes, SHARD_HEADER_BYTES + first * set->token_bytes);
-    if (got != bytes) {
+    if (got != bytes)
         return error_set(err, "%s: cannot read %" PRId64 " tokens at token %" PRId64 ": %s", shard->path, n, first,
                          got < 0 ? strerror(errno) : "the file has become shorter since it was opened");
-    }
     if (largest_token(out, set->token_bytes, n) < vocab) return true;
     int64_t i = 0;
     while (token_at(out, set->token_bytes, i) < vocab) i++;

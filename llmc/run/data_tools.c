@@ -1,10 +1,11 @@
-// What the programs that read a corpus share. See data_tools.h.
+// What the programs of data/ share. See data_tools.h.
 #include "llmc/run/data_tools.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
 
 #include <errno.h>
+#include <getopt.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
@@ -12,75 +13,78 @@
 #include <string.h>
 #include <unistd.h>
 
+// ------------------------------------------------------------------------------------------------------------- options
+
+bool tool_read_number(const char *name, const char *text, int64_t min, int64_t max, int64_t *out, Error *err) {
+    char *end;
+    errno = 0;
+    long long n = strtoll(text, &end, 10);
+    const char *suffixes = "KMG", *suffix = *end && max < INT64_MAX ? strchr(suffixes, *end) : NULL;
+    int64_t unit = 1;
+    for (const char *s = suffixes; suffix && s <= suffix; s++) unit *= 1000;
+    if (end != text && errno == 0 && end[suffix ? 1 : 0] == '\0' && n >= 0 && n <= max / unit && n * unit >= min)
+        return *out = n * unit, true;
+    if (max == INT64_MAX) return error_set(err, "--%s %s: expected a number from %" PRId64 " on", name, text, min);
+    return error_set(err, "--%s %s: expected a number from %" PRId64 " to %" PRId64, name, text, min, max);
+}
+
+bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err) {
+    enum { MOST = 16 };
+    struct option options[MOST + 1] = {0};
+    char letters[2 * MOST + 2] = ":";
+    for (int i = 0, n = 1; table[i].name; i++) {
+        REQUIRE(i < MOST, "data/%s has more than %d options", program, MOST);
+        options[i] = (struct option){table[i].name, table[i].flag ? no_argument : required_argument, NULL, i};
+        if (table[i].letter) letters[n++] = table[i].letter;
+        if (table[i].letter && !table[i].flag) letters[n++] = ':';
+    }
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, letters, options, NULL)) != -1;) {
+        const char *given = argv[optind - 1];
+        if (c == ':') return error_set(err, "%s needs a value; data/%s --help lists the options", given, program);
+        if (c == '?') return error_set(err, "unknown option %s; data/%s --help lists them", given, program);
+        int row = 0;
+        while (c != row && c != table[row].letter) row++;
+        const ToolOption *o = &table[row];
+        if (o->flag) *o->flag = true;
+        if (o->letter == 'h') break;
+        if (o->text) *o->text = optarg;
+        if (o->number && !tool_read_number(o->name, optarg, o->min, o->max, o->number, err)) return false;
+    }
+    return true;
+}
+
 // ------------------------------------------------------------------------------------------------------------- corpora
 
-enum { MAX_THREADS = 1024, MAX_FIELD_BYTES = 255 };
-
-// ------------------------------------------------------------------------------------------------------------- options
+enum { MAX_FIELD_BYTES = 255 };
 
 static int cores(void) {
     cpu_set_t set;
     int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    return count < 1 ? 1 : count > MAX_THREADS ? MAX_THREADS : count;
+    return count < 1 ? 1 : count > MAX_TOOL_THREADS ? MAX_TOOL_THREADS : count;
 }
 
-CorpusToolOptions corpus_tool_defaults(const char *program) {
-    return (CorpusToolOptions){.program = program, .corpus = {.field = "text", .threads = cores()}};
+CorpusTool corpus_tool(const char *program) {
+    return (CorpusTool){.program = program, .corpus = {.field = "text"}, .threads = cores()};
 }
 
-bool corpus_tool_parse_int(const char *name, const char *text, int64_t min, int64_t max, int64_t *out, Error *err) {
-    char *end;
-    errno = 0;
-    long long n = strtoll(text, &end, 10);
-    const char *suffixes = "KMG", *suffix = *end ? strchr(suffixes, *end) : NULL;
-    int64_t unit = 1;
-    for (const char *s = suffixes; suffix && s <= suffix; s++) unit *= 1000;
-    bool is_number = end != text && errno == 0 && end[suffix ? 1 : 0] == '\0';
-    if (is_number && n > 0 && n <= max / unit && n * unit >= min) {
-        *out = n * unit;
-        return true;
-    }
-    return error_set(err, "%s %s: expected a number from %" PRId64 " to %" PRId64, name, text, min, max);
-}
-
-static bool parse_format(const char *text, CorpusFormat *out, Error *err) {
-    *out = strcmp(text, "txt") == 0 ? FORMAT_TEXT : FORMAT_LINES;
-    return *out == FORMAT_TEXT || strcmp(text, "jsonl") == 0 ||
-           error_set(err, "--format %s: expected txt or jsonl", text);
-}
-
-bool corpus_tool_take(CorpusToolOptions *o, int option, const char *value, Error *err) {
-    int64_t threads = 0;
-    switch (option) {
-    case CORPUS_TOOL_FORMAT:
-        return parse_format(value, &o->corpus.inputs.format, err);
-    case CORPUS_TOOL_FIELD:
-        o->corpus.field = value;
-        return strlen(value) <= MAX_FIELD_BYTES ||
-               error_set(err, "--field: a name has at most %d bytes", MAX_FIELD_BYTES);
-    case CORPUS_TOOL_THREADS:
-        if (!corpus_tool_parse_int("--threads", value, 1, MAX_THREADS, &threads, err)) return false;
-        o->corpus.threads = (int)threads;
-        return true;
-    default:
-        return o->corpus.skip_bad = true;
-    }
-}
-
-bool corpus_tool_take_inputs(CorpusToolOptions *o, char **inputs, int count, Error *err) {
-    o->corpus.inputs.arguments = inputs, o->corpus.inputs.count = count;
-    if (count == 0) return error_set(err, "no FILE or DIR to read; data/%s --help shows the usage", o->program);
+bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *err) {
+    CorpusOptions *o = &tool->corpus;
+    const bool txt = tool->format && strcmp(tool->format, "txt") == 0;
+    if (tool->format && !txt && strcmp(tool->format, "jsonl") != 0)
+        return error_set(err, "--format %s: expected txt or jsonl", tool->format);
+    if (strlen(o->field) > MAX_FIELD_BYTES)
+        return error_set(err, "--field: a name has at most %d bytes", MAX_FIELD_BYTES);
+    o->inputs.format = !tool->format ? FORMAT_BY_NAME : txt ? FORMAT_TEXT : FORMAT_LINES;
+    o->inputs.arguments = inputs, o->inputs.count = count;
+    o->threads = (int)tool->threads;
+    if (count == 0) return error_set(err, "no FILE or DIR to read; data/%s --help shows the usage", tool->program);
     int times = 0;
     for (int i = 0; i < count; i++) times += strcmp(inputs[i], "-") == 0;
     if (times > 1) return error_set(err, "- stands for standard input and can be given once");
-    if (times > 0 && o->corpus.inputs.format == FORMAT_BY_NAME)
+    if (times > 0 && !tool->format)
         return error_set(err, "-: standard input has no name; say --format jsonl or --format txt");
     return true;
-}
-
-bool corpus_tool_refuse(const CorpusToolOptions *o, int c, const char *argument, Error *err) {
-    return c == ':' ? error_set(err, "%s needs a value; data/%s --help lists the options", argument, o->program)
-                    : error_set(err, "unknown option %s; data/%s --help lists them", argument, o->program);
 }
 
 // ------------------------------------------------------------------------------------------------------------ progress
@@ -145,6 +149,6 @@ void corpus_tool_print_skipped(const CorpusCounts *c) {
     }
     for (int k = 0; k < BAD_KINDS; k++) {
         if (c->bad.count[k] == 0) continue;
-        printf("  skipped %" PRId64 " x %s, the first: %s\n", c->bad.count[k], bad_kind_phrases[k], c->bad.first[k]);
+        printf("  skipped %" PRId64 " x %s, the first: %s\n", c->bad.count[k], bad_kinds[k].phrase, c->bad.first[k]);
     }
 }

@@ -1,33 +1,50 @@
-// What the programs of data/ that read a corpus share (data/prepare, data/train_tokenizer): their options, the progress
-// they show, and what they say was skipped.
+// What the programs of data/ share: how options are read; and for those that read a corpus (data/prepare,
+// data/train_tokenizer) the options of both, the progress they show, and what they say was skipped.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/text/corpus.h"
 
 #include <stdint.h>
 
-// --------------------------------------------------------------------------- options, progress and summary of a corpus
+// ------------------------------------------------------------------------------------------------------------- options
+
+typedef struct {
+    const char *name; // --name
+    char letter;      // -n; 0: none
+    // Where the value goes, one of these.
+    bool *flag;
+    const char **text;
+    int64_t *number, min, max; // with K, M or G behind it; max INT64_MAX: no limit, and none of these
+} ToolOption;
+
+// Reads the options of a table that ends with {0}, up to -h if it is there; the arguments begin at optind then.
+bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err);
+// One number, as that of an option; name is for the message.
+bool tool_read_number(const char *name, const char *text, int64_t min, int64_t max, int64_t *out, Error *err);
+
+// ------------------------------------------------------------------------------------------------------------- corpora
 
 typedef struct {
     const char *program; // for messages: "prepare"
+    bool help;
     CorpusOptions corpus;
-} CorpusToolOptions;
+    const char *format; // as it is given; NULL: not
+    int64_t threads;
+} CorpusTool;
 
-enum { CORPUS_TOOL_FORMAT = 512, CORPUS_TOOL_FIELD, CORPUS_TOOL_THREADS, CORPUS_TOOL_SKIP_BAD };
-// For getopt_long.
-#define CORPUS_TOOL_OPTIONS                                                                                            \
-    {"format", required_argument, NULL, CORPUS_TOOL_FORMAT}, {"field", required_argument, NULL, CORPUS_TOOL_FIELD},    \
-        {"threads", required_argument, NULL, CORPUS_TOOL_THREADS}, {                                                   \
-        "skip-bad", no_argument, NULL, CORPUS_TOOL_SKIP_BAD                                                            \
+// Rows of the table of options.
+#define CORPUS_TOOL_OPTIONS(tool)                                                                                      \
+    {"format", .text = &(tool)->format}, {"field", .text = &(tool)->corpus.field},                                     \
+        {"threads", .number = &(tool)->threads, .min = 1, .max = MAX_TOOL_THREADS},                                    \
+        {"skip-bad", .flag = &(tool)->corpus.skip_bad}, {                                                              \
+        "help", 'h', .flag = &(tool)->help                                                                             \
     }
 
-CorpusToolOptions corpus_tool_defaults(const char *program);
-bool corpus_tool_take(CorpusToolOptions *o, int option, const char *value, Error *err);
-bool corpus_tool_take_inputs(CorpusToolOptions *o, char **inputs, int count, Error *err); // last; checks the whole
-// What getopt_long could not use: ':' or '?'.
-bool corpus_tool_refuse(const CorpusToolOptions *o, int c, const char *argument, Error *err);
-// A number, with K, M or G behind it.
-bool corpus_tool_parse_int(const char *name, const char *text, int64_t min, int64_t max, int64_t *out, Error *err);
+enum { MAX_TOOL_THREADS = 1024 };
+
+CorpusTool corpus_tool(const char *program); // with the defaults of these options
+// After the options: checks those of both programs, and takes the inputs.
+bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *err);
 
 typedef struct {
     const char *program;

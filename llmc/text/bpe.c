@@ -3,8 +3,7 @@
 // The bytes that are not printable, in order: 0..32, 127..160, 173.
 //
 // The encoder finds added tokens by their spelling, cuts what is between them into pieces and merges the bytes of each,
-// unless its cache knows what comes out. The cache has a fixed number of entries of one cache line each, two candidates
-// per piece; the older of the two gives way. Owns one thread's cache.
+// unless its cache knows what comes out. Owns one thread's cache.
 #include "llmc/base/json.h"
 #include "llmc/text/tokenizer_internal.h"
 
@@ -59,7 +58,7 @@ enum { SHORT_PIECE = 64 };
 // ----------------------------------------------------------------------------------------------------------- the table
 
 static void insert(MergeTable *t, MergeRule rule) {
-    uint64_t mask = (uint64_t)t->capacity - 1, i = (rule.pair * 0x9E3779B97F4A7C15u) >> t->shift;
+    uint64_t mask = (uint64_t)t->capacity - 1, i = pair_slot(rule.pair, t->shift);
     while (t->slots[i].pair != MERGE_NO_PAIR) i = (i + 1) & mask;
     t->slots[i] = rule;
     t->count++;
@@ -285,10 +284,7 @@ static bool fill_table(uint8_t *table, Error *err) {
 
 uint8_t *pieces_char_table(Error *err) {
     uint8_t *table = calloc(CHAR_TABLE_SIZE, 1);
-    if (!table) {
-        error_set(err, "out of memory for the table of characters");
-        return NULL;
-    }
+    if (!table) return error_set(err, "out of memory for the table of characters"), NULL;
     if (!fill_table(table, err)) {
         free(table);
         return NULL;

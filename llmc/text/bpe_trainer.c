@@ -34,13 +34,13 @@ typedef struct {
 } PairTable;
 
 static PairCount *find_pair(const PairTable *t, uint64_t pair) {
-    uint64_t mask = (uint64_t)t->capacity - 1, i = (pair * 0x9E3779B97F4A7C15u) >> t->shift;
+    uint64_t mask = (uint64_t)t->capacity - 1, i = pair_slot(pair, t->shift);
     while (t->slots[i].key != 0 && t->slots[i].key != pair + 1) i = (i + 1) & mask;
     return &t->slots[i];
 }
 
 static void prefetch_pair(const PairTable *t, uint64_t pair) {
-    __builtin_prefetch(&t->slots[(pair * 0x9E3779B97F4A7C15u) >> t->shift]);
+    __builtin_prefetch(&t->slots[pair_slot(pair, t->shift)]);
 }
 
 // Room for so many more; slots stay where they are until the next call.
@@ -164,8 +164,7 @@ static void trainer_free(Trainer *t) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------- before
-// merging
+// ------------------------------------------------------------------------------------------------------ before merging
 
 static void take_word(void *user, const char *word, uint32_t length, int64_t count) {
     Trainer *t = user;
@@ -398,8 +397,7 @@ static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
     return !t->failed || error_set(err, "out of memory for the pairs of %d tokens", t->tokenizer->count);
 }
 
-// ----------------------------------------------------------------------------------------------------------- all
-// merges
+// ---------------------------------------------------------------------------------------------------------- all merges
 
 static bool prepare_side(Side *s, int64_t vocab) {
     s->of = calloc((size_t)vocab, sizeof *s->of);

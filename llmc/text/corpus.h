@@ -4,10 +4,12 @@
 //   (corpus_shards.c)
 // corpus_run.c brings them together. Nothing here prints.
 #pragma once
+#include "llmc/data/shards.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/documents.h"
 #include "llmc/text/tokenizer.h"
 
+#include <cjson/cJSON.h>
 #include <limits.h>
 
 // -------------------------------------------------------------------------------------------------------------- inputs
@@ -90,27 +92,19 @@ int64_t corpus_character_end(const char *text, int64_t n);
 
 // ----------------------------------------------------------------------------------------- bad input, counts, progress
 
-// The first ones are lines; the last is damage inside a compressed file.
-typedef enum {
-    BAD_JSON,
-    BAD_UTF8,
-    BAD_SURROGATE,
-    BAD_NO_FIELD,
-    BAD_NO_STRING,
-    BAD_TOO_LONG,
-    BAD_FILE,
-    BAD_KINDS
-} BadKind;
-extern const char *const bad_kind_names[BAD_KINDS];   // for the manifest: "not_json", ...
-extern const char *const bad_kind_phrases[BAD_KINDS]; // for people: "not valid JSON", ...
+// The kinds of bad input: what JsonLine says of a line, a line that is too long, damage inside a compressed file.
+enum { BAD_TOO_LONG = JSON_LINE_BAD_KINDS, BAD_FILE, BAD_KINDS };
+extern const struct BadKind {
+    const char *name, *phrase; // "not_json" in the manifest, "not valid JSON" for people
+} bad_kinds[BAD_KINDS];
 
 typedef struct {
     int64_t count[BAD_KINDS];
     char *first[BAD_KINDS]; // "file: line 3: what is wrong", owned; NULL while count is 0
-    BadKind earliest;       // whose first was reported before all others
+    int64_t total;
+    int earliest; // the kind whose first was reported before all others
 } BadReport;
-void bad_report_add(BadReport *r, BadKind kind, const char *message);
-int64_t bad_report_total(const BadReport *r);
+void bad_report_add(BadReport *r, int kind, const char *message);
 void bad_report_clear(BadReport *r);
 
 typedef struct {
@@ -119,7 +113,7 @@ typedef struct {
         int64_t documents, bytes, tokens; // a document that is cut counts on both sides
     } side[CORPUS_SIDES];
     int64_t binary, empty, unreadable; // skipped: files, and empty documents in lines
-    BadReport bad;
+    BadReport bad;                     // last: all before it are numbers of 64 bits
 } CorpusCounts;
 // Has a side less than a quarter of its share? Only chance can do that, with few documents to draw from.
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction);
@@ -203,8 +197,7 @@ typedef struct {
     int64_t num_tokens[CORPUS_SIDES], token_capacity[CORPUS_SIDES];
     CorpusPosition after;
     bool is_encoded;
-    bool failed;         // the reader or the encoder cannot continue; error says why
-    bool is_input_error; // because of what the user gave it
+    int status; // EXIT_BAD_INPUT, EXIT_RUN_FAILED: the reader or the encoder cannot continue; error says why
     Error error;
 } CorpusBlock;
 bool corpus_block_reserve(CorpusBlock *b, int64_t bytes); // room for so many bytes of text; false: out of memory
@@ -218,30 +211,30 @@ typedef struct {
     int64_t tokens, bytes; // bytes: of the file
     uint64_t xxh3;         // of the file
 } CorpusShard;
+bool corpus_shard_read(const cJSON *entry, int64_t max_tokens, CorpusShard *shard, Error *err); // of a manifest
 
 static inline int corpus_token_bytes(const Tokenizer *t) { return tokenizer_vocab(t) > 65536 ? 4 : 2; }
 
-// The shards of one side: those that are complete, and how many tokens the open one has. 0: none is open.
+// The shards of one side: those that are complete, and the tokens of the one that follows them.
 typedef struct {
-    CorpusShard *shards; // malloced, the caller's
-    int64_t count, capacity, open_tokens;
+    CorpusShard *shards; // malloced
+    int64_t count, open_tokens;
+    ShardWriter *open; // NULL: the next token opens it
 } CorpusShards;
 
 typedef struct {
-    const char *directory; // exists; must outlive the writer
-    int token_bytes;       // 2 or 4
-    int64_t vocab, eot;
-    int64_t shard_tokens; // tokens in a full shard
-} CorpusWriterOptions;
+    const char *directory; // exists
+    const Tokenizer *tokenizer;
+    int64_t shard_tokens; // in a full shard
+    CorpusShards side[CORPUS_SIDES];
+} CorpusWriter;
 
-typedef struct CorpusWriter CorpusWriter;
-// shards: of both sides, kept up to date and outliving the writer. All zero, or as they were when another writer of
-// the same directory was synced: continues there, and overwrites what came later.
-CorpusWriter *corpus_writer_open(const CorpusWriterOptions *options, CorpusShards *shards, Error *err);
+// Takes up the shards of a writer that was synced as this one says; what came later is overwritten.
+bool corpus_writer_continue(CorpusWriter *w, Error *err);
 bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err);
 bool corpus_writer_sync(CorpusWriter *w, Error *err);   // all that was appended is on the disk
 bool corpus_writer_finish(CorpusWriter *w, Error *err); // completes the open shards; then only free
-void corpus_writer_free(CorpusWriter *w);               // open shards stay as they are; NULL is fine
+void corpus_writer_free(CorpusWriter *w);               // open shards stay as they are; all zero then
 char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number); // DIRECTORY/train_000012.bin, malloced
 
 // ---------------------------------------------------------------------------------------- pipeline (corpus_pipeline.c)
@@ -267,7 +260,7 @@ int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts 
 typedef struct DocumentReader DocumentReader;
 // Begins at a place that an earlier reader of the same inputs and options reported; {0}: at the beginning.
 DocumentReader *document_reader_open(const CorpusJob *job, const CorpusPosition *from, Error *err);
-// The next block. False: there are no more. A block with `failed` set is the last one. What a block counts includes
+// The next block. False: there are no more. A block that failed is the last one. What a block counts includes
 // what was skipped before it (binary files, lines that are too long, what comes after damage); the last one may be
 // empty but for that. A file that grows meanwhile is read up to the size it had.
 bool document_reader_next(DocumentReader *r, CorpusBlock *block);

@@ -27,16 +27,7 @@ struct InputWalk {
 };
 
 bool is_corpus_shard(const char *name) {
-    return fnmatch("train_[0-9][0-9][0-9][0-9][0-9][0-9].bin", name, 0) == 0 ||
-           fnmatch("val_[0-9][0-9][0-9][0-9][0-9][0-9].bin", name, 0) == 0;
-}
-
-static CorpusFormat format_of_name(const char *path) {
-    static const char *const patterns[] = {"*.jsonl",     "*.ndjson",    "*.jsonl.gz",
-                                           "*.ndjson.gz", "*.jsonl.zst", "*.ndjson.zst"};
-    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
-        if (fnmatch(patterns[i], path, FNM_CASEFOLD) == 0) return FORMAT_LINES;
-    return FORMAT_TEXT;
+    return fnmatch("@(train|val)_[0-9][0-9][0-9][0-9][0-9][0-9].bin", name, FNM_EXTMATCH) == 0;
 }
 
 static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
@@ -59,16 +50,23 @@ void inputs_close(InputWalk *w) {
 static bool is_our_own(const InputWalk *w, const FTSENT *e) {
     return w->has_output && e->fts_level > FTS_ROOTLEVEL && e->fts_parent->fts_dev == w->output.st_dev &&
            e->fts_parent->fts_ino == w->output.st_ino &&
-           (is_corpus_shard(e->fts_name) || strcmp(e->fts_name, "manifest.json") == 0 ||
-            strcmp(e->fts_name, "tokenizer.json") == 0);
+           (is_corpus_shard(e->fts_name) || fnmatch("@(manifest|tokenizer).json", e->fts_name, FNM_EXTMATCH) == 0);
 }
 
-static int give(InputWalk *w, InputFile *file, const char *path, const struct stat *st, Error *err) {
+// st NULL: it cannot be read.
+static int give(InputWalk *w, InputFile *file, const char *path, const struct stat *st, bool is_argument, Error *err) {
     if (strlen(path) >= sizeof file->path) return error_set(err, "%.200s...: the path is too long", path), -1;
-    *file = (InputFile){.index = w->next_index++, .packing = packing_of_name(path), .is_unreadable = !st};
+    CorpusFormat format = w->options->format;
+    if (format == FORMAT_BY_NAME) {
+        const bool is_lines = fnmatch("*.@(jsonl|ndjson)?(.gz|.zst)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0;
+        format = is_lines ? FORMAT_LINES : FORMAT_TEXT;
+    }
+    *file = (InputFile){.index = w->next_index++,
+                        .is_argument = is_argument,
+                        .is_unreadable = !st,
+                        .format = format,
+                        .packing = packing_of_name(path)};
     memcpy(file->path, path, strlen(path) + 1);
-    const CorpusFormat stated = w->options->format;
-    file->format = stated == FORMAT_BY_NAME ? format_of_name(path) : stated;
     if (st) file->size = (int64_t)st->st_size, w->changed = st->st_mtim;
     return 1;
 }
@@ -76,25 +74,22 @@ static int give(InputWalk *w, InputFile *file, const char *path, const struct st
 // One entry of the walk: 1, it is a file; 0, it is nothing to read; -1, it must be readable and is not.
 static int visit(InputWalk *w, FTSENT *e, InputFile *file, Error *err) {
     const bool is_argument = e->fts_level == FTS_ROOTLEVEL;
-    int found = 0;
     if (!is_argument && e->fts_name[0] == '.') {
         if (e->fts_info == FTS_D) fts_set(w->fts, e, FTS_SKIP);
         return 0;
     }
     switch (e->fts_info) {
     case FTS_F:
-        if (!is_our_own(w, e)) found = give(w, file, e->fts_path, e->fts_statp, err);
-        file->is_argument = is_argument;
-        return found;
+        return is_our_own(w, e) ? 0 : give(w, file, e->fts_path, e->fts_statp, is_argument, err);
     case FTS_DNR:
     case FTS_ERR:
     case FTS_NS:
     case FTS_SLNONE:
-        if (is_argument) return error_set(err, "%s: cannot read: %s", e->fts_path, strerror(e->fts_errno)), -1;
-        return give(w, file, e->fts_path, NULL, err);
+        if (!is_argument) return give(w, file, e->fts_path, NULL, false, err);
+        return error_set(err, "%s: cannot read: %s", e->fts_path, strerror(e->fts_errno)), -1;
     case FTS_DEFAULT:
-        if (is_argument) return error_set(err, "%s: is neither a file nor a directory", e->fts_path), -1;
-        return 0;
+        if (!is_argument) return 0;
+        return error_set(err, "%s: is neither a file nor a directory", e->fts_path), -1;
     default:
         return 0;
     }
@@ -104,9 +99,8 @@ static int give_stdin(InputWalk *w, InputFile *file, Error *err) {
     struct stat st;
     if (!w->options->has_stdin) return 0;
     if (fstat(w->options->stdin_fd, &st) != 0) return error_set(err, "standard input: %s", strerror(errno)), -1;
-    give(w, file, "standard input", &st, err);
-    file->is_argument = file->is_stdin = true;
-    file->packing = w->options->stdin_packing;
+    give(w, file, "standard input", &st, true, err);
+    file->is_stdin = true, file->packing = w->options->stdin_packing;
     return 1;
 }
 
@@ -141,20 +135,19 @@ int input_open(const InputOptions *options, const InputFile *file) {
 
 InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, Error *err) {
     InputSummary *summaries = calloc((size_t)options->count, sizeof *summaries);
-    InputFile *file = malloc(sizeof *file);
     InputWalk *w = inputs_open(options, err);
-    int found = summaries && file && w ? 1 : (error_set(err, "list of inputs: out of memory"), -1);
+    InputFile file;
+    int found = summaries && w ? 1 : (error_set(err, "list of inputs: out of memory"), -1);
     *total_bytes = 0;
-    while (found > 0 && (found = inputs_next(w, file, err)) > 0) {
+    while (found > 0 && (found = inputs_next(w, &file, err)) > 0) {
         InputSummary *s = &summaries[w->argument];
         // Chained: the hash so far is the seed of the next file's.
-        const int64_t facts[4] = {file->size, w->changed.tv_sec, w->changed.tv_nsec, 0};
-        s->fingerprint = XXH3_64bits_withSeed(file->path, strlen(file->path), s->fingerprint);
-        s->fingerprint = XXH3_64bits_withSeed(facts, file->is_unreadable ? 0 : sizeof facts, s->fingerprint);
-        s->files += !file->is_unreadable;
-        s->bytes += file->size, *total_bytes += file->size;
+        const int64_t facts[4] = {file.size, w->changed.tv_sec, w->changed.tv_nsec, 0};
+        s->fingerprint = XXH3_64bits_withSeed(file.path, strlen(file.path), s->fingerprint);
+        s->fingerprint = XXH3_64bits_withSeed(facts, file.is_unreadable ? 0 : sizeof facts, s->fingerprint);
+        s->files += !file.is_unreadable;
+        s->bytes += file.size, *total_bytes += file.size;
     }
-    free(file);
     inputs_close(w);
     if (found < 0) free(summaries), summaries = NULL;
     return summaries;

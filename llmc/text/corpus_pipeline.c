@@ -16,21 +16,19 @@
 
 // -------------------------------------------------------------------------------------------------------------- blocks
 
-const char *const bad_kind_names[BAD_KINDS] = {"not_json",  "not_utf8", "half_surrogate", "no_field",
-                                               "no_string", "too_long", "damaged_file"};
-const char *const bad_kind_phrases[BAD_KINDS] = {
-    "not valid JSON",        "not UTF-8",     "half a surrogate pair",  "without the field",
-    "field is not a string", "line too long", "compressed file damaged"};
+const struct BadKind bad_kinds[BAD_KINDS] = {
+    [JSON_LINE_NOT_JSON] = {"not_json", "not valid JSON"},
+    [JSON_LINE_NOT_UTF8] = {"not_utf8", "not UTF-8"},
+    [JSON_LINE_SURROGATE] = {"half_surrogate", "half a surrogate pair"},
+    [JSON_LINE_NO_FIELD] = {"no_field", "without the field"},
+    [JSON_LINE_NO_STRING] = {"no_string", "field is not a string"},
+    [BAD_TOO_LONG] = {"too_long", "line too long"},
+    [BAD_FILE] = {"damaged_file", "compressed file damaged"},
+};
 
-void bad_report_add(BadReport *r, BadKind kind, const char *message) {
-    if (bad_report_total(r) == 0) r->earliest = kind;
+void bad_report_add(BadReport *r, int kind, const char *message) {
+    if (r->total++ == 0) r->earliest = kind;
     if (r->count[kind]++ == 0) r->first[kind] = strdup(message);
-}
-
-int64_t bad_report_total(const BadReport *r) {
-    int64_t total = 0;
-    for (int k = 0; k < BAD_KINDS; k++) total += r->count[k];
-    return total;
 }
 
 void bad_report_clear(BadReport *r) {
@@ -40,14 +38,10 @@ void bad_report_clear(BadReport *r) {
 
 // What *more has reported moves to *sum.
 static void counts_add(CorpusCounts *sum, CorpusCounts *more) {
-    sum->documents += more->documents;
-    for (int side = 0; side < CORPUS_SIDES; side++) {
-        sum->side[side].documents += more->side[side].documents;
-        sum->side[side].bytes += more->side[side].bytes;
-        sum->side[side].tokens += more->side[side].tokens;
-    }
-    sum->binary += more->binary, sum->empty += more->empty, sum->unreadable += more->unreadable;
-    if (bad_report_total(&sum->bad) == 0) sum->bad.earliest = more->bad.earliest;
+    int64_t *numbers = (int64_t *)sum, *others = (int64_t *)more;
+    for (size_t i = 0; i < offsetof(CorpusCounts, bad) / sizeof *numbers; i++) numbers[i] += others[i];
+    if (sum->bad.total == 0) sum->bad.earliest = more->bad.earliest;
+    sum->bad.total += more->bad.total;
     for (int k = 0; k < BAD_KINDS; k++) {
         if (sum->bad.count[k] == 0) sum->bad.first[k] = more->bad.first[k], more->bad.first[k] = NULL;
         sum->bad.count[k] += more->bad.count[k];
@@ -60,9 +54,8 @@ bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction) {
 }
 
 bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err) {
-    int64_t bad = bad_report_total(&c->bad);
-    if (c->documents == 0 && bad > 0)
-        return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", bad,
+    if (c->documents == 0 && c->bad.total > 0)
+        return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", c->bad.total,
                          c->bad.first[c->bad.earliest]);
     if (c->documents == 0)
         return error_set(err, "no text to read: %" PRId64 " binary, %" PRId64 " empty, %" PRId64 " unreadable files",
@@ -95,8 +88,8 @@ void corpus_block_reset(CorpusBlock *b) {
     }
     bad_report_clear(&b->counts.bad);
     b->counts = (CorpusCounts){0};
-    b->n = 0;
-    b->begins = b->is_document = b->is_short = b->is_encoded = b->failed = b->is_input_error = false;
+    b->n = 0, b->status = EXIT_OK;
+    b->begins = b->is_document = b->is_short = b->is_encoded = false;
 }
 
 // ------------------------------------------------------------------------------------------------------------ encoders
@@ -110,13 +103,10 @@ typedef struct {
     int32_t tokens[BLOCK_BYTES];
 } CorpusEncoder;
 
-static CorpusEncoder *encoder_open(const CorpusJob *job, Error *err) {
-    CorpusEncoder *e = malloc(sizeof *e);
-    if (!e) return error_set(err, "corpus encoder: out of memory"), NULL;
+static bool encoder_open(CorpusEncoder *e, const CorpusJob *job, Error *err) {
     e->job = job, e->token_bytes = corpus_token_bytes(job->tokenizer);
-    e->encoder = job->words ? NULL : encoder_create(job->tokenizer, err);
-    e->counter = job->words ? word_counter_create(job->words, err) : NULL;
-    return e;
+    if (job->words) return (e->counter = word_counter_create(job->words, err)) != NULL;
+    return (e->encoder = encoder_create(job->tokenizer, err)) != NULL;
 }
 
 // Appends tokens to a side of the block, in the width of the shards.
@@ -179,16 +169,6 @@ static bool put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int
     return cut == n || (begin_part(e, b, CORPUS_VAL) && put_text(e, b, CORPUS_VAL, text + cut, n - cut));
 }
 
-static void report_line(CorpusBlock *b, JsonLine wrong, int64_t number, Error *err) {
-    static const BadKind kinds[] = {[JSON_LINE_NOT_JSON] = BAD_JSON,
-                                    [JSON_LINE_NOT_UTF8] = BAD_UTF8,
-                                    [JSON_LINE_SURROGATE] = BAD_SURROGATE,
-                                    [JSON_LINE_NO_FIELD] = BAD_NO_FIELD,
-                                    [JSON_LINE_NO_STRING] = BAD_NO_STRING};
-    error_prefix(err, "%s: line %" PRId64, b->path, number);
-    bad_report_add(&b->counts.bad, kinds[wrong], err->text);
-}
-
 static bool put_lines(CorpusEncoder *e, CorpusBlock *b) {
     char *line = b->text, *end = b->text + b->n;
     for (int64_t number = b->first_line; line < end; number++) {
@@ -203,7 +183,8 @@ static bool put_lines(CorpusEncoder *e, CorpusBlock *b) {
         } else if (status == JSON_LINE_OK) {
             b->counts.empty++;
         } else if (status != JSON_LINE_BLANK) {
-            report_line(b, status, number, &err);
+            error_prefix(&err, "%s: line %" PRId64, b->path, number);
+            bad_report_add(&b->counts.bad, (int)status, err.text);
         }
     }
     return true;
@@ -216,8 +197,8 @@ static bool put_piece(CorpusEncoder *e, CorpusBlock *b) {
 }
 
 static void encode(CorpusEncoder *e, CorpusBlock *b) {
-    if (b->failed || b->n == 0) return;
-    b->failed = !(b->format == FORMAT_LINES ? put_lines(e, b) : put_piece(e, b));
+    if (b->status != EXIT_OK || b->n == 0) return;
+    if (!(b->format == FORMAT_LINES ? put_lines(e, b) : put_piece(e, b))) b->status = EXIT_RUN_FAILED;
 }
 
 // ------------------------------------------------------------------------------------------------------------ pipeline
@@ -229,13 +210,13 @@ static const int64_t MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024;
 typedef struct Pipeline {
     const CorpusJob *job;
     DocumentReader *reader;
-    CorpusEncoder **encoders; // one for each thread
+    CorpusEncoder *encoders; // one for each thread
     int next_encoder;
     CorpusBlock *blocks;
-    int num_blocks, num_threads;
+    int num_blocks;
     pthread_t *threads; // encoders, then the reader
     pthread_mutex_t lock;
-    pthread_cond_t can_fill, can_encode, can_write;
+    pthread_cond_t changed; // any counter: a block is milliseconds of work, so a thread woken for nothing costs little
     int64_t filled, taken, written;
     int64_t bytes_under_way;
     bool is_all_read, stop;
@@ -245,24 +226,18 @@ static void *reader_thread(void *argument) {
     Pipeline *p = argument;
     pthread_mutex_lock(&p->lock);
     while (!p->stop && !p->is_all_read) {
-        while (!p->stop && p->filled - p->written == p->num_blocks) pthread_cond_wait(&p->can_fill, &p->lock);
+        while (!p->stop && p->filled - p->written == p->num_blocks) pthread_cond_wait(&p->changed, &p->lock);
         if (p->stop) break;
         CorpusBlock *b = &p->blocks[p->filled % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
         bool has_more = document_reader_next(p->reader, b);
         pthread_mutex_lock(&p->lock);
         while (has_more && !p->stop && p->filled > p->written && p->bytes_under_way + b->n > MAX_BYTES_UNDER_WAY)
-            pthread_cond_wait(&p->can_fill, &p->lock);
-        if (has_more) {
-            p->bytes_under_way += b->n;
-            p->filled++;
-            pthread_cond_signal(&p->can_encode);
-        } else {
-            p->is_all_read = true;
-        }
+            pthread_cond_wait(&p->changed, &p->lock);
+        if (has_more) p->bytes_under_way += b->n, p->filled++;
+        p->is_all_read = !has_more;
+        pthread_cond_broadcast(&p->changed);
     }
-    pthread_cond_broadcast(&p->can_encode);
-    pthread_cond_signal(&p->can_write);
     pthread_mutex_unlock(&p->lock);
     return NULL;
 }
@@ -270,50 +245,33 @@ static void *reader_thread(void *argument) {
 static void *encoder_thread(void *argument) {
     Pipeline *p = argument;
     pthread_mutex_lock(&p->lock);
-    CorpusEncoder *encoder = p->encoders[p->next_encoder++];
+    CorpusEncoder *encoder = &p->encoders[p->next_encoder++];
     for (;;) {
-        while (!p->stop && p->taken == p->filled && !p->is_all_read) pthread_cond_wait(&p->can_encode, &p->lock);
+        while (!p->stop && p->taken == p->filled && !p->is_all_read) pthread_cond_wait(&p->changed, &p->lock);
         if (p->stop || p->taken == p->filled) break;
         CorpusBlock *b = &p->blocks[p->taken++ % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
         encode(encoder, b);
         pthread_mutex_lock(&p->lock);
         b->is_encoded = true;
-        pthread_cond_signal(&p->can_write);
+        pthread_cond_broadcast(&p->changed);
     }
     pthread_mutex_unlock(&p->lock);
     return NULL;
 }
 
-static void stop_threads(Pipeline *p) {
-    pthread_mutex_lock(&p->lock);
-    p->stop = true;
-    pthread_cond_broadcast(&p->can_encode);
-    pthread_cond_broadcast(&p->can_fill);
-    pthread_mutex_unlock(&p->lock);
-    for (int i = 0; i < p->num_threads; i++) pthread_join(p->threads[i], NULL);
-    p->num_threads = 0;
-}
-
-static bool start_thread(Pipeline *p, void *(*run)(void *), Error *err) {
-    int failure = pthread_create(&p->threads[p->num_threads], NULL, run, p);
-    if (failure != 0) return error_set(err, "cannot start a thread: %s", strerror(failure));
-    p->num_threads++;
-    return true;
-}
-
-static int write_block(const CorpusJob *job, const CorpusBlock *b, Error *err) {
-    if (b->failed) {
-        *err = b->error;
-        return b->is_input_error ? EXIT_BAD_INPUT : EXIT_RUN_FAILED;
-    }
-    if (!job->options->skip_bad && bad_report_total(&b->counts.bad) > 0) {
+static int write_block(const CorpusJob *job, CorpusBlock *b, CorpusPosition *position, CorpusCounts *counts,
+                       Error *err) {
+    if (b->status != EXIT_OK) return *err = b->error, b->status;
+    if (!job->options->skip_bad && b->counts.bad.total > 0) {
         error_set(err, "%s; --skip-bad counts and skips what is bad", b->counts.bad.first[b->counts.bad.earliest]);
         return EXIT_BAD_INPUT;
     }
     for (CorpusSide side = 0; job->writer && side < CORPUS_SIDES; side++)
         if (!corpus_writer_append(job->writer, side, b->tokens[side], b->num_tokens[side], err)) return EXIT_RUN_FAILED;
-    return EXIT_OK;
+    counts_add(counts, &b->counts);
+    *position = b->after;
+    return job->on_written(job->user, err) ? EXIT_OK : EXIT_RUN_FAILED;
 }
 
 // The blocks in the order of reading, each when it is encoded.
@@ -322,21 +280,16 @@ static int write_blocks(Pipeline *p, CorpusPosition *position, CorpusCounts *cou
     pthread_mutex_lock(&p->lock);
     while (status == EXIT_OK) {
         CorpusBlock *b = &p->blocks[p->written % p->num_blocks];
-        while (p->written == p->filled ? !p->is_all_read : !b->is_encoded) pthread_cond_wait(&p->can_write, &p->lock);
+        while (p->written == p->filled ? !p->is_all_read : !b->is_encoded) pthread_cond_wait(&p->changed, &p->lock);
         if (p->written == p->filled) break;
         pthread_mutex_unlock(&p->lock);
         const int64_t n = b->n;
-        status = write_block(p->job, b, err);
-        if (status == EXIT_OK) {
-            counts_add(counts, &b->counts);
-            *position = b->after;
-            if (!p->job->on_written(p->job->user, err)) status = EXIT_RUN_FAILED;
-        }
+        status = write_block(p->job, b, position, counts, err);
         corpus_block_reset(b);
         pthread_mutex_lock(&p->lock);
         p->bytes_under_way -= n;
         p->written++;
-        pthread_cond_signal(&p->can_fill);
+        pthread_cond_broadcast(&p->changed);
     }
     pthread_mutex_unlock(&p->lock);
     return status;
@@ -346,24 +299,18 @@ static bool set_up(Pipeline *p, const CorpusPosition *from, Error *err) {
     const int threads = p->job->options->threads;
     p->num_blocks = 2 * threads + 4;
     p->blocks = calloc((size_t)p->num_blocks, sizeof *p->blocks);
-    p->encoders = calloc((size_t)threads, sizeof(CorpusEncoder *));
+    p->encoders = calloc((size_t)threads, sizeof *p->encoders);
     p->threads = calloc((size_t)threads + 1, sizeof *p->threads);
-    bool ok = p->blocks && p->encoders && p->threads;
-    for (int i = 0; ok && i < p->num_blocks; i++) ok = corpus_block_reserve(&p->blocks[i], BLOCK_BYTES);
-    if (!ok) return error_set(err, "out of memory for %d threads", threads);
-    for (int i = 0; i < threads; i++) {
-        p->encoders[i] = encoder_open(p->job, err);
-        if (!p->encoders[i] || (!p->encoders[i]->encoder && !p->encoders[i]->counter)) return false;
-    }
+    if (!p->blocks || !p->encoders || !p->threads) return error_set(err, "out of memory for %d threads", threads);
+    for (int i = 0; i < threads; i++)
+        if (!encoder_open(&p->encoders[i], p->job, err)) return false;
     return (p->reader = document_reader_open(p->job, from, err)) != NULL;
 }
 
 static void tear_down(Pipeline *p) {
     document_reader_close(p->reader);
-    for (int i = 0; p->encoders && i < p->job->options->threads && p->encoders[i]; i++) {
-        encoder_free(p->encoders[i]->encoder), word_counter_free(p->encoders[i]->counter);
-        free(p->encoders[i]);
-    }
+    for (int i = 0; p->encoders && i < p->job->options->threads; i++)
+        encoder_free(p->encoders[i].encoder), word_counter_free(p->encoders[i].counter);
     for (int i = 0; p->blocks && i < p->num_blocks; i++) {
         CorpusBlock *b = &p->blocks[i];
         bad_report_clear(&b->counts.bad);
@@ -373,19 +320,23 @@ static void tear_down(Pipeline *p) {
 }
 
 int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts *counts, Error *err) {
-    Pipeline p = {.job = job,
-                  .lock = PTHREAD_MUTEX_INITIALIZER,
-                  .can_fill = PTHREAD_COND_INITIALIZER,
-                  .can_encode = PTHREAD_COND_INITIALIZER,
-                  .can_write = PTHREAD_COND_INITIALIZER};
+    Pipeline p = {.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
     const int threads = job->options->threads;
-    int status = EXIT_RUN_FAILED;
+    int started = 0, status = EXIT_RUN_FAILED;
     bool ok = set_up(&p, position, err);
-    for (int i = 0; ok && i < threads; i++) ok = start_thread(&p, encoder_thread, err);
-    if (ok && start_thread(&p, reader_thread, err)) status = write_blocks(&p, position, counts, err);
-    stop_threads(&p);
+    for (; ok && started <= threads; started += ok) {
+        const int failure =
+            pthread_create(&p.threads[started], NULL, started < threads ? encoder_thread : reader_thread, &p);
+        ok = failure == 0 || error_set(err, "cannot start a thread: %s", strerror(failure));
+    }
+    if (ok) status = write_blocks(&p, position, counts, err);
+    pthread_mutex_lock(&p.lock);
+    p.stop = true;
+    pthread_cond_broadcast(&p.changed);
+    pthread_mutex_unlock(&p.lock);
+    while (started > 0) pthread_join(p.threads[--started], NULL);
     for (int i = 0; job->words && status == EXIT_OK && i < threads; i++)
-        if (!word_counter_finish(p.encoders[i]->counter, err)) status = EXIT_RUN_FAILED;
+        if (!word_counter_finish(p.encoders[i].counter, err)) status = EXIT_RUN_FAILED;
     tear_down(&p);
     return status;
 }

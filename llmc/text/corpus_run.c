@@ -40,7 +40,7 @@ typedef struct {
     // How far it is, as the manifest in .tmp-prepare says; job.cut_all belongs to it.
     CorpusPosition position;
     CorpusCounts counts;
-    CorpusShards shards[CORPUS_SIDES];
+    CorpusWriter writer;
     bool is_done; // all shards are complete
     bool is_saved;
     int64_t saved_shards;
@@ -67,15 +67,11 @@ static bool take_stdin(Run *r, const char *directory, Error *err) {
 static bool on_written(void *user, Error *err);
 
 static void forget(Run *r) {
-    corpus_writer_free(r->job.writer);
+    corpus_writer_free(&r->writer);
     r->job = (CorpusJob){.options = &r->options, .on_written = on_written, .user = r};
     bad_report_clear(&r->counts.bad);
     r->counts = (CorpusCounts){0};
     r->position = (CorpusPosition){0};
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
-        free(r->shards[side].shards);
-        r->shards[side] = (CorpusShards){0};
-    }
     cJSON_Delete(r->manifest), r->manifest = NULL;
     r->is_done = r->is_saved = false;
     r->progress.start_bytes = r->saved_shards = 0;
@@ -98,23 +94,21 @@ static void on_merged(void *user, int64_t tokens) {
     r->options.on_progress(r->options.user, &r->progress);
 }
 
-static int count_words(Run *r, bool cut_all, WordCounts *words, Error *err) {
-    forget(r);
-    r->job.tokenizer = r->job.cuts = r->cuts;
-    r->job.words = words, r->job.cut_all = cut_all;
-    return words ? corpus_convert(&r->job, &r->position, &r->counts, err) : EXIT_RUN_FAILED;
-}
-
 static int train(Run *r, Error *err) {
     const CorpusOptions *o = &r->options;
+    WordCounts *words = NULL;
+    int status = EXIT_OK;
     tokenizer_free(r->trained), r->trained = NULL;
     r->progress.stage = STAGE_COUNT, r->progress.vocab = o->vocab;
-    WordCounts *words = word_counts_create(err);
-    int status = count_words(r, false, words, err);
     // Who encodes the corpus later must not decide again, with other numbers.
-    if (status == EXIT_OK && corpus_is_lopsided(&r->counts, o->val_fraction)) {
+    for (bool cut_all = false, again = true; again; cut_all = true) {
         word_counts_free(words);
-        status = count_words(r, true, words = word_counts_create(err), err);
+        words = word_counts_create(err);
+        forget(r);
+        r->job.tokenizer = r->job.cuts = r->cuts;
+        r->job.words = words, r->job.cut_all = cut_all;
+        status = words ? corpus_convert(&r->job, &r->position, &r->counts, err) : EXIT_RUN_FAILED;
+        again = status == EXIT_OK && !cut_all && corpus_is_lopsided(&r->counts, o->val_fraction);
     }
     if (status == EXIT_OK && !corpus_check_sides(&r->counts, o->val_fraction, err)) status = EXIT_BAD_INPUT;
     const int64_t distinct = words ? word_counts_words(words) : 0;
@@ -148,8 +142,8 @@ static void add_side(cJSON *root, const Run *r, CorpusSide side) {
     add_int(object, "bytes", r->counts.side[side].bytes);
     add_int(object, "tokens", r->counts.side[side].tokens);
     cJSON *shards = cJSON_AddArrayToObject(object, "shards");
-    for (int64_t i = 0; i < r->shards[side].count; i++) {
-        const CorpusShard *shard = &r->shards[side].shards[i];
+    for (int64_t i = 0; i < r->writer.side[side].count; i++) {
+        const CorpusShard *shard = &r->writer.side[side].shards[i];
         char *path = corpus_shard_path("", side, i);
         cJSON *item = cJSON_CreateObject();
         cJSON_AddStringToObject(item, "file", path + 1);
@@ -193,15 +187,14 @@ static cJSON *describe(const Run *r) {
     add_int(skipped, "binary", r->counts.binary);
     add_int(skipped, "empty", r->counts.empty);
     add_int(skipped, "unreadable", r->counts.unreadable);
-    for (int k = 0; k < BAD_KINDS; k++) add_int(skipped, bad_kind_names[k], r->counts.bad.count[k]);
+    for (int k = 0; k < BAD_KINDS; k++) add_int(skipped, bad_kinds[k].name, r->counts.bad.count[k]);
     return root;
 }
 
-static bool write_json(const char *path, cJSON *root, Error *err) {
+static bool write_json(const char *path, const cJSON *root, Error *err) {
     char *text = cJSON_Print(root);
     const bool ok = text ? file_write_atomic(path, text, strlen(text), err) : error_set(err, "%s: out of memory", path);
     cJSON_free(text);
-    cJSON_Delete(root);
     return ok;
 }
 
@@ -240,7 +233,8 @@ static uint64_t hash_state(Run *r) {
     list_numbers(r, numbers);
     for (int i = 0; i < NUMBERS; i++) h = XXH3_64bits_withSeed(numbers[i], sizeof *numbers[i], h);
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
-        h = XXH3_64bits_withSeed(r->shards[side].shards, (size_t)r->shards[side].count * sizeof(CorpusShard), h);
+        h = XXH3_64bits_withSeed(r->writer.side[side].shards, (size_t)r->writer.side[side].count * sizeof(CorpusShard),
+                                 h);
     return h;
 }
 
@@ -257,28 +251,24 @@ static bool save(Run *r, Error *err) {
     cJSON *list = cJSON_AddArrayToObject(resume, "numbers"), *first = cJSON_AddObjectToObject(resume, "first");
     for (int i = 0; i < NUMBERS; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber((double)*numbers[i]));
     for (int k = 0; k < BAD_KINDS; k++)
-        if (r->counts.bad.first[k]) cJSON_AddStringToObject(first, bad_kind_names[k], r->counts.bad.first[k]);
-    r->saved_shards = r->shards[CORPUS_TRAIN].count + r->shards[CORPUS_VAL].count;
-    return r->is_saved = write_json(r->manifest_path, root, err);
+        if (r->counts.bad.first[k]) cJSON_AddStringToObject(first, bad_kinds[k].name, r->counts.bad.first[k]);
+    r->saved_shards = r->writer.side[CORPUS_TRAIN].count + r->writer.side[CORPUS_VAL].count;
+    r->is_saved = write_json(r->manifest_path, root, err);
+    cJSON_Delete(root);
+    return r->is_saved;
 }
 
 static bool load_shards(Run *r, const cJSON *root, CorpusSide side, Error *err) {
-    CorpusShards *s = &r->shards[side];
+    CorpusShards *s = &r->writer.side[side];
     const cJSON *object, *list, *item;
-    const char *xxh3;
     if (!json_get_object(root, corpus_side_names[side], &object, err) || !json_find(object, "shards", &list, err))
         return false;
-    s->capacity = cJSON_GetArraySize(list) + 1;
-    if (!(s->shards = calloc((size_t)s->capacity, sizeof *s->shards))) return error_set(err, "out of memory");
+    s->shards = calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *s->shards);
+    if (!s->shards) return error_set(err, "out of memory");
     s->open_tokens = r->counts.side[side].tokens;
     cJSON_ArrayForEach(item, list) {
         CorpusShard *shard = &s->shards[s->count++];
-        if (!cJSON_IsObject(item)) return error_set(err, "\"shards\" has something else than shards");
-        if (!json_get_int(item, "tokens", 1, r->options.shard_tokens, &shard->tokens, err) ||
-            !json_get_int(item, "bytes", 1, JSON_MAX_INT, &shard->bytes, err) ||
-            !json_get_string(item, "xxh3", &xxh3, err))
-            return false;
-        shard->xxh3 = strtoull(xxh3, NULL, 16);
+        if (!corpus_shard_read(item, r->options.shard_tokens, shard, err)) return false;
         s->open_tokens -= shard->tokens;
     }
     return (s->open_tokens >= 0 && s->open_tokens < (r->is_done ? 1 : r->options.shard_tokens)) ||
@@ -301,12 +291,13 @@ static bool load_state(Run *r, const cJSON *root, Error *err) {
         if (!json_int_value(cJSON_GetArrayItem(list, i), 0, JSON_MAX_INT, numbers[i]))
             return error_set(err, "\"numbers\" has something else");
     for (int k = 0; k < BAD_KINDS; k++) {
-        text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(first, bad_kind_names[k]));
+        text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(first, bad_kinds[k].name));
         if (r->counts.bad.count[k] > 0) r->counts.bad.first[k] = strdup(text ? text : "");
+        r->counts.bad.total += r->counts.bad.count[k];
     }
     r->is_done = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(resume, "is_done"));
     r->job.cut_all = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(resume, "cut_all"));
-    if (!r->options.skip_bad && bad_report_total(&r->counts.bad) > 0)
+    if (!r->options.skip_bad && r->counts.bad.total > 0)
         return error_set(err, "it had skipped bad input, and --skip-bad is not given now");
     if (!load_shards(r, root, CORPUS_TRAIN, err) || !load_shards(r, root, CORPUS_VAL, err) ||
         !json_get_string(resume, "state", &text, err))
@@ -327,14 +318,11 @@ static bool open_trained(Run *r, Error *err) {
 
 static bool open_writer(Run *r, Error *err) {
     const Tokenizer *t = r->job.tokenizer = r->trained ? r->trained : r->options.tokenizer;
-    const CorpusWriterOptions options = {.directory = r->staging,
-                                         .token_bytes = corpus_token_bytes(t),
-                                         .vocab = tokenizer_vocab(t),
-                                         .eot = tokenizer_eot(t),
-                                         .shard_tokens = r->options.shard_tokens};
     r->job.cuts = r->cuts ? r->cuts : t;
     r->progress.stage = STAGE_ENCODE;
-    return (r->job.writer = corpus_writer_open(&options, r->shards, err)) != NULL;
+    r->job.writer = &r->writer;
+    r->writer.directory = r->staging, r->writer.tokenizer = t, r->writer.shard_tokens = r->options.shard_tokens;
+    return corpus_writer_continue(&r->writer, err);
 }
 
 // Takes up what a killed run of the same request left. False: there is nothing, or it is said why not.
@@ -354,9 +342,8 @@ static bool resume(Run *r) {
     else
         error_set(&said, "cannot go on with the unfinished run in %s: %s; starting over", r->output, why.text);
     if (!r->is_saved || !r->is_done) r->options.on_notice(r->options.user, said.text);
-    if (r->is_saved) return true;
-    forget(r);
-    return false;
+    if (!r->is_saved) forget(r);
+    return r->is_saved;
 }
 
 // ----------------------------------------------------------------------------------------------------- the final names
@@ -386,7 +373,7 @@ static bool clear_old(Run *r, bool refuse, Error *err) {
                         n == 1 ? "" : "s", old[0]->d_name);
     for (int i = n; i-- > 0; free(old[i])) {
         const char *name = old[i]->d_name;
-        const CorpusShards *ours = &r->shards[name[0] == 't' ? CORPUS_TRAIN : CORPUS_VAL];
+        const CorpusShards *ours = &r->writer.side[name[0] == 't' ? CORPUS_TRAIN : CORPUS_VAL];
         char *path = path_join(r->output, name), *staged = path_join(r->staging, name);
         if (ok && !refuse && (file_exists(staged) || strtoll(strchr(name, '_') + 1, NULL, 10) >= ours->count))
             ok = unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, strerror(errno));
@@ -404,7 +391,7 @@ static bool move(char *from, char *to, Error *err) {
 }
 
 static bool move_side(const Run *r, CorpusSide side, Error *err) {
-    for (int64_t i = 0; i < r->shards[side].count; i++)
+    for (int64_t i = 0; i < r->writer.side[side].count; i++)
         if (!move(corpus_shard_path(r->staging, side, i), corpus_shard_path(r->output, side, i), err)) return false;
     return true;
 }
@@ -416,11 +403,8 @@ static bool publish(Run *r, Error *err) {
     bool ok =
         unlink(manifest) == 0 || errno == ENOENT || error_set(err, "%s: cannot remove: %s", manifest, strerror(errno));
     ok = ok && clear_old(r, false, err) && move_side(r, CORPUS_TRAIN, err) &&
-         move(strdup(r->tokenizer_path), path_join(r->output, "tokenizer.json"), err) && move_side(r, CORPUS_VAL, err);
-    if (ok) {
-        ok = write_json(manifest, r->manifest, err) && directory_remove(r->staging, err);
-        r->manifest = NULL;
-    }
+         move(strdup(r->tokenizer_path), path_join(r->output, "tokenizer.json"), err) &&
+         move_side(r, CORPUS_VAL, err) && write_json(manifest, r->manifest, err) && directory_remove(r->staging, err);
     free(manifest);
     return ok;
 }
@@ -432,23 +416,22 @@ static bool on_written(void *user, Error *err) {
     r->progress.bytes_read = r->position.bytes_read;
     r->progress.tokens = r->counts.side[CORPUS_TRAIN].tokens + r->counts.side[CORPUS_VAL].tokens;
     r->options.on_progress(r->options.user, &r->progress);
-    if (r->job.words || r->saved_shards == r->shards[CORPUS_TRAIN].count + r->shards[CORPUS_VAL].count) return true;
-    return corpus_writer_sync(r->job.writer, err) && save(r, err);
+    if (r->job.words || r->saved_shards == r->writer.side[CORPUS_TRAIN].count + r->writer.side[CORPUS_VAL].count)
+        return true;
+    return corpus_writer_sync(&r->writer, err) && save(r, err);
 }
 
 static int begin(Run *r, bool cut_all, Error *err) {
-    int status = EXIT_OK;
     if (!directory_remove(r->staging, err) || !directory_make(r->staging, err) || !take_stdin(r, r->staging, err))
         return EXIT_RUN_FAILED;
-    if (!r->options.tokenizer) {
-        status = train(r, err);
-        cut_all = r->job.cut_all;
-    }
+    const int status = r->options.tokenizer ? EXIT_OK : train(r, err);
+    if (status != EXIT_OK) return status;
+    if (r->trained) cut_all = r->job.cut_all; // as it was counted
     forget(r);
     r->job.cut_all = cut_all;
-    if (status != EXIT_OK || !open_writer(r, err)) return status != EXIT_OK ? status : EXIT_RUN_FAILED;
-    return !r->trained || (tokenizer_write(r->trained, r->tokenizer_path, err) && save(r, err)) ? EXIT_OK
-                                                                                                : EXIT_RUN_FAILED;
+    const bool ok =
+        open_writer(r, err) && (!r->trained || (tokenizer_write(r->trained, r->tokenizer_path, err) && save(r, err)));
+    return ok ? EXIT_OK : EXIT_RUN_FAILED;
 }
 
 static int convert(Run *r, Error *err) {
@@ -460,7 +443,7 @@ static int convert(Run *r, Error *err) {
     }
     if (status != EXIT_OK) return status;
     if (!corpus_check_sides(&r->counts, r->options.val_fraction, err)) return EXIT_BAD_INPUT;
-    r->is_done = corpus_writer_finish(r->job.writer, err) && tokenizer_write(r->job.tokenizer, r->tokenizer_path, err);
+    r->is_done = corpus_writer_finish(&r->writer, err) && tokenizer_write(r->job.tokenizer, r->tokenizer_path, err);
     cJSON_Delete(r->manifest);
     r->manifest = describe(r);
     return r->is_done && save(r, err) ? EXIT_OK : EXIT_RUN_FAILED;
@@ -489,7 +472,8 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
         if (claim(&r, err)) status = run_claimed(&r, err);
     }
     if (status == EXIT_OK) {
-        *result = (CorpusResult){r.counts, {r.shards[CORPUS_TRAIN].count, r.shards[CORPUS_VAL].count}, r.job.cut_all};
+        *result = (CorpusResult){
+            r.counts, {r.writer.side[CORPUS_TRAIN].count, r.writer.side[CORPUS_VAL].count}, r.job.cut_all};
         r.counts = (CorpusCounts){0};
     } else if (r.lock >= 0) { // what cannot be resumed goes
         const Error cause = *err;

@@ -5,7 +5,9 @@
 // newline.
 // A shard is one ShardWriter; it gets its checksum when it is complete, read back from the page cache, because its
 // header, which states the count, is written last. Owns the open shard of each side. Never reads a text.
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/json.h"
 #include "llmc/data/shards.h"
 #include "llmc/text/corpus.h"
 
@@ -31,14 +33,12 @@ int64_t corpus_cut_target(int64_t size, double val_fraction) {
     return size - tail;
 }
 
-static bool is_inside_character(const char *text, int64_t at) { return ((unsigned char)text[at] & 0xC0) == 0x80; }
-
 int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from) {
     if (n - from > CUT_SEARCH) n = from + CUT_SEARCH;
     const char *end = text + n - 1;
     for (const char *at = text + from - 1; (at = memchr(at, '\n', (size_t)(end - at))); at++)
         if (tokenizer_may_cut(t, text, n, at + 1 - text)) return at + 1 - text;
-    while (from < n - 1 && is_inside_character(text, from)) from++;
+    while (from < n - 1 && ((unsigned char)text[from] & 0xC0) == 0x80) from++; // inside a character
     for (int64_t at = from; at > 0; at--)
         if (tokenizer_may_cut(t, text, n, at)) return at;
     for (int64_t at = from + 1; at < n; at++)
@@ -60,11 +60,16 @@ int64_t corpus_character_end(const char *text, int64_t n) {
 
 // -------------------------------------------------------------------------------------------------------------- shards
 
-struct CorpusWriter {
-    CorpusWriterOptions options;
-    CorpusShards *shards;              // of both sides, the caller's
-    ShardWriter *writer[CORPUS_SIDES]; // the open shard; NULL: the next token opens one
-};
+bool corpus_shard_read(const cJSON *entry, int64_t max_tokens, CorpusShard *shard, Error *err) {
+    const char *xxh3;
+    if (!cJSON_IsObject(entry)) return error_set(err, "an entry of \"shards\" is no object");
+    if (!json_get_int(entry, "tokens", 0, max_tokens, &shard->tokens, err) ||
+        !json_get_int(entry, "bytes", 0, JSON_MAX_INT, &shard->bytes, err) ||
+        !json_get_string(entry, "xxh3", &xxh3, err))
+        return false;
+    shard->xxh3 = strtoull(xxh3, NULL, 16);
+    return strlen(xxh3) == 16 || error_set(err, "\"xxh3\" is \"%.40s\", expected 16 digits", xxh3);
+}
 
 char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number) {
     char name[40];
@@ -73,70 +78,60 @@ char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number) 
 }
 
 void corpus_writer_free(CorpusWriter *w) {
-    if (w) shard_writer_leave(w->writer[CORPUS_TRAIN]), shard_writer_leave(w->writer[CORPUS_VAL]);
-    free(w);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
+        shard_writer_leave(w->side[side].open), free(w->side[side].shards);
+    *w = (CorpusWriter){0};
 }
 
 static bool open_shard(CorpusWriter *w, CorpusSide side, Error *err) {
-    const CorpusWriterOptions *o = &w->options;
-    const CorpusShards *s = &w->shards[side];
-    char *path = corpus_shard_path(o->directory, side, s->count);
-    w->writer[side] = shard_writer_open(path, o->token_bytes, o->vocab, o->eot, s->open_tokens, err);
+    const Tokenizer *t = w->tokenizer;
+    CorpusShards *s = &w->side[side];
+    char *path = corpus_shard_path(w->directory, side, s->count);
+    s->open = shard_writer_open(path, corpus_token_bytes(t), tokenizer_vocab(t), tokenizer_eot(t), s->open_tokens, err);
     free(path);
-    return w->writer[side] != NULL;
+    return s->open != NULL;
 }
 
-// Complete shards must be what they were, open ones are taken up.
-static bool take_side(CorpusWriter *w, CorpusSide side, Error *err) {
-    const CorpusShards *s = &w->shards[side];
-    for (int64_t i = 0; i < s->count; i++) {
-        char *path = corpus_shard_path(w->options.directory, side, i);
-        struct stat st;
-        const bool ok = stat(path, &st) == 0 && st.st_size == s->shards[i].bytes;
-        if (!ok) error_set(err, "%s: is not the %" PRId64 " bytes that were written", path, s->shards[i].bytes);
-        free(path);
-        if (!ok) return false;
+bool corpus_writer_continue(CorpusWriter *w, Error *err) {
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
+        const CorpusShards *s = &w->side[side];
+        for (int64_t i = 0; i < s->count; i++) {
+            char *path = corpus_shard_path(w->directory, side, i);
+            struct stat st;
+            const bool ok = stat(path, &st) == 0 && st.st_size == s->shards[i].bytes;
+            if (!ok) error_set(err, "%s: is not the %" PRId64 " bytes that were written", path, s->shards[i].bytes);
+            free(path);
+            if (!ok) return false;
+        }
+        if (s->open_tokens > 0 && !open_shard(w, side, err)) return false;
     }
-    return s->open_tokens == 0 || open_shard(w, side, err);
-}
-
-CorpusWriter *corpus_writer_open(const CorpusWriterOptions *options, CorpusShards *shards, Error *err) {
-    REQUIRE(options->shard_tokens > 0, "corpus_writer_open: %lld tokens in a shard", (long long)options->shard_tokens);
-    CorpusWriter *w = calloc(1, sizeof *w);
-    if (!w) return error_set(err, "corpus writer: out of memory"), NULL;
-    w->options = *options, w->shards = shards;
-    if (take_side(w, CORPUS_TRAIN, err) && take_side(w, CORPUS_VAL, err)) return w;
-    corpus_writer_free(w);
-    return NULL;
+    return true;
 }
 
 static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
-    CorpusShards *s = &w->shards[side];
-    if (!w->writer[side]) return true;
-    if (s->count == s->capacity) {
-        const int64_t capacity = 2 * s->capacity + 16;
-        CorpusShard *shards = realloc(s->shards, (size_t)capacity * sizeof *shards);
-        if (!shards) return error_set(err, "corpus writer: out of memory");
-        s->shards = shards, s->capacity = capacity;
-    }
-    CorpusShard *shard = &s->shards[s->count];
-    char *path = corpus_shard_path(w->options.directory, side, s->count);
+    CorpusShards *s = &w->side[side];
+    if (!s->open) return true;
+    CorpusShard *shards = realloc(s->shards, (size_t)(s->count + 1) * sizeof *shards);
+    if (!shards) return error_set(err, "corpus writer: out of memory");
+    CorpusShard *shard = &shards[s->count];
+    char *path = corpus_shard_path(w->directory, side, s->count);
+    s->shards = shards;
     *shard = (CorpusShard){.tokens = s->open_tokens};
     // The checksum is taken from the page cache, where the shard still is.
-    const bool ok = shard_writer_commit(w->writer[side], err) && file_checksum(path, &shard->bytes, &shard->xxh3, err);
-    w->writer[side] = NULL;
+    const bool ok = shard_writer_commit(s->open, err) && file_checksum(path, &shard->bytes, &shard->xxh3, err);
+    s->open = NULL;
     if (ok) s->count++, s->open_tokens = 0;
     free(path);
     return ok;
 }
 
 bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err) {
-    CorpusShards *s = &w->shards[side];
+    CorpusShards *s = &w->side[side];
     for (const char *from = tokens; n > 0;) {
-        if (!w->writer[side] && !open_shard(w, side, err)) return false;
-        const int64_t left = w->options.shard_tokens - s->open_tokens, taken = n < left ? n : left;
-        if (!shard_writer_append(w->writer[side], from, taken, err)) return false;
-        from += taken * w->options.token_bytes, n -= taken;
+        if (!s->open && !open_shard(w, side, err)) return false;
+        const int64_t left = w->shard_tokens - s->open_tokens, taken = min_i64(n, left);
+        if (!shard_writer_append(s->open, from, taken, err)) return false;
+        from += taken * corpus_token_bytes(w->tokenizer), n -= taken;
         s->open_tokens += taken;
         if (taken == left && !finish_shard(w, side, err)) return false;
     }
@@ -145,7 +140,7 @@ bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, 
 
 bool corpus_writer_sync(CorpusWriter *w, Error *err) {
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
-        if (w->writer[side] && !shard_writer_sync(w->writer[side], err)) return false;
+        if (w->side[side].open && !shard_writer_sync(w->side[side].open, err)) return false;
     return true;
 }
 

@@ -201,10 +201,10 @@ struct DocumentReader {
     int64_t bytes_before; // sizes of the files before this one
     char *rest;           // read, not handed out
     int64_t rest_n, rest_room;
-    bool ended;           // nothing comes behind rest
-    bool is_damaged;      // because the file is damaged there
-    bool is_done, failed; // with all; failed: error says why
-    bool is_input_error;
+    bool ended;      // nothing comes behind rest
+    bool is_damaged; // because the file is damaged there
+    bool is_done;    // with all
+    int status;      // not EXIT_OK: error says why
     Error error;
     CorpusCounts pending; // what was skipped since the last block
 };
@@ -229,15 +229,14 @@ void document_reader_close(DocumentReader *r) {
     free(r);
 }
 
-static bool fail(DocumentReader *r, bool is_input_error) {
-    r->failed = true;
-    r->is_input_error = is_input_error;
+static bool fail(DocumentReader *r, int status) {
+    r->status = status;
     return false;
 }
 
 static bool fail_memory(DocumentReader *r) {
     error_set(&r->error, "%s: cannot read: out of memory", r->file.path);
-    return fail(r, false);
+    return fail(r, EXIT_RUN_FAILED);
 }
 
 // --------------------------------------------------------------------------------------------------------------- files
@@ -251,17 +250,17 @@ static bool open_source(DocumentReader *r) {
     }
     if (fd < 0) {
         error_set(&r->error, "%s: cannot read: %s", r->file.path, strerror(errno));
-        return fail(r, true);
+        return fail(r, EXIT_BAD_INPUT);
     }
     r->source = byte_source_open(fd, then_fd, r->file.packing, &r->error);
-    return r->source != NULL || fail(r, false);
+    return r->source != NULL || fail(r, EXIT_RUN_FAILED);
 }
 
 // Opens the next file, at the place where reading goes on. False: there is none, or reading failed.
 static bool next_file(DocumentReader *r) {
-    while (!r->source && !r->failed) {
+    while (!r->source && r->status == EXIT_OK) {
         int found = inputs_next(r->walk, &r->file, &r->error);
-        if (found < 0) return fail(r, true);
+        if (found < 0) return fail(r, EXIT_BAD_INPUT);
         if (found == 0) return false;
         if (r->file.index >= r->at.file) {
             bool goes_on = r->file.index == r->at.file && r->at.offset > 0;
@@ -270,13 +269,13 @@ static bool next_file(DocumentReader *r) {
             if (r->file.is_unreadable)
                 r->pending.unreadable++;
             else if (open_source(r) && goes_on && !byte_source_skip(r->source, r->at.offset, &r->error))
-                return error_prefix(&r->error, "%s", r->file.path), fail(r, false);
+                return error_prefix(&r->error, "%s", r->file.path), fail(r, EXIT_RUN_FAILED);
         }
         if (r->source) continue;
         r->bytes_before += r->file.size;
-        if (r->file.index >= r->at.file && !r->failed) r->at = (CorpusPosition){.file = r->file.index + 1};
+        if (r->file.index >= r->at.file && r->status == EXIT_OK) r->at = (CorpusPosition){.file = r->file.index + 1};
     }
-    return !r->failed;
+    return r->status == EXIT_OK;
 }
 
 static void close_file(DocumentReader *r) {
@@ -291,13 +290,13 @@ static void close_file(DocumentReader *r) {
 static bool source_failed(DocumentReader *r, const ByteSource *source) {
     if (!byte_source_is_damaged(source)) {
         error_prefix(&r->error, "%s", r->file.path);
-        return fail(r, false);
+        return fail(r, EXIT_RUN_FAILED);
     }
     r->ended = r->is_damaged = true;
     return true;
 }
 
-static void report(DocumentReader *r, BadKind kind, int64_t line, const char *what) {
+static void report(DocumentReader *r, int kind, int64_t line, const char *what) {
     Error message;
     error_set(&message, "%s: line %" PRId64 ": %s", r->file.path, line, what);
     bad_report_add(&r->pending.bad, kind, message.text);
@@ -422,7 +421,7 @@ static bool begin_document(DocumentReader *r, CorpusBlock *b) {
     if (r->file.is_argument && b->n >= 4 && memcmp(b->text, "PAR1", 4) == 0) {
         error_set(&r->error, "%s: is Parquet; try data/read_parquet.py %s | data/prepare --format jsonl -o DIR -",
                   r->file.path, r->file.path);
-        return fail(r, true);
+        return fail(r, EXIT_BAD_INPUT);
     }
     if (b->n == 0 || memchr(b->text, '\0', (size_t)(b->n < SHORT_DOCUMENT ? b->n : SHORT_DOCUMENT))) {
         if (!r->is_damaged || b->n > 0) *(b->n == 0 ? &r->pending.empty : &r->pending.binary) += 1;
@@ -460,7 +459,7 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     int64_t left = r->at.size > 0 ? r->at.size - r->at.offset : BLOCK_BYTES;
     if (!fill(r, b, left < BLOCK_BYTES ? left : BLOCK_BYTES)) return false;
     if (r->at.offset == 0 && !begin_document(r, b)) {
-        if (!r->failed) close_file(r);
+        if (r->status == EXIT_OK) close_file(r);
         return false;
     }
     if (b->n == 0) { // shorter than it was
@@ -489,12 +488,12 @@ bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
     while (!has_text && next_file(r)) {
         b->n = 0;
         has_text = r->file.format == FORMAT_LINES ? next_lines(r, b) : next_piece(r, b);
-        if (r->failed) break;
+        if (r->status != EXIT_OK) break;
     }
-    r->is_done = r->failed || !has_text;
+    r->is_done = r->status != EXIT_OK || !has_text;
     if (!has_text) b->n = 0, b->format = FORMAT_TEXT, b->is_short = b->is_document = b->begins = false;
-    b->failed = r->failed, b->is_input_error = r->is_input_error;
-    if (r->failed) b->error = r->error;
+    b->status = r->status;
+    if (r->status != EXIT_OK) b->error = r->error;
     memcpy(b->path, r->file.path, strlen(r->file.path) + 1);
     b->counts = r->pending;
     r->pending = (CorpusCounts){0};

@@ -38,13 +38,14 @@ void byte_source_close(ByteSource *s);             // NULL is fine
 enum { JSON_LINE_MAX_DEPTH = 512 };
 
 typedef enum {
-    JSON_LINE_OK,
-    JSON_LINE_BLANK,    // nothing but white space
     JSON_LINE_NOT_JSON, // or no object
     JSON_LINE_NOT_UTF8,
     JSON_LINE_SURROGATE, // \ud800 without its other half
     JSON_LINE_NO_FIELD,
     JSON_LINE_NO_STRING, // the field is of another type
+    JSON_LINE_BAD_KINDS, // so many are bad
+    JSON_LINE_OK = JSON_LINE_BAD_KINDS,
+    JSON_LINE_BLANK, // nothing but white space
 } JsonLine;
 
 // line: n bytes and one more that may be read, a control character such as '\n'. OK: *text points to the unescaped

@@ -9,7 +9,7 @@
 #include <string.h>
 
 typedef struct {
-    const unsigned char *begin, *p, *end;
+    const unsigned char *p, *end;
     const char *wrong; // what is wrong at p; NULL: nothing
 } Scan;
 
@@ -251,7 +251,7 @@ static bool scan_members(Scan *s, const char *field, const unsigned char **value
 
 JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err) {
     const unsigned char *begin = (unsigned char *)line, *end = begin + n;
-    Scan s = {.begin = begin, .p = begin, .end = end};
+    Scan s = {.p = begin, .end = end};
     skip_space(&s);
     if (s.p == end) return JSON_LINE_BLANK;
     const unsigned char *bad = utf8_error(begin, end);

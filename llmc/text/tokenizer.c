@@ -342,15 +342,6 @@ static const char *foreign_file(const char *text, size_t n) {
     return NULL;
 }
 
-static Tokenizer *read_file(const char *path, const char *text, size_t n, Error *err) {
-    uint32_t magic = 0;
-    if (n >= sizeof magic) memcpy(&magic, text, sizeof magic);
-    if (magic == LLMC_MAGIC) return tokenizer_read_llmc(path, text, n, err);
-    size_t begin = strspn(text, " \t\r\n");
-    if (text[begin] == '{') return tokenizer_read_json(path, text, n, err);
-    return tokenizer_read_ranks(path, text, n, err);
-}
-
 // Says what a file is before its size is complained of: weights are large.
 static bool check_head(const char *path, Error *err) {
     char head[16];
@@ -366,35 +357,49 @@ static bool check_head(const char *path, Error *err) {
 
 static Tokenizer *open_file(const char *path, Error *err) {
     size_t n;
-    if (!check_head(path, err)) return NULL;
-    char *text = file_read_all(path, MAX_TOKENIZER_BYTES, &n, err);
+    char *text = check_head(path, err) ? file_read_all(path, MAX_TOKENIZER_BYTES, &n, err) : NULL;
     if (!text) return NULL;
-    Tokenizer *t = read_file(path, text, n, err);
+    uint32_t magic = 0;
+    if (n >= sizeof magic) memcpy(&magic, text, sizeof magic);
+    const bool is_object = text[strspn(text, " \t\r\n")] == '{';
+    Tokenizer *t = magic == LLMC_MAGIC ? tokenizer_read_llmc(path, text, n, err)
+                   : is_object         ? tokenizer_read_json(path, text, n, err)
+                                       : tokenizer_read_ranks(path, text, n, err);
     free(text);
     return t;
 }
 
-static Tokenizer *open_directory(const char *path, Error *err) {
+static bool is_directory(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+// The file in a directory that is a tokenizer, malloced; NULL: there is none.
+static char *file_in(const char *directory) {
     static const char *const names[] = {"tokenizer.json", "vocab.json", "encoder.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char *file = path_join(path, names[i]);
-        Tokenizer *t = NULL;
-        bool exists = file_exists(file);
-        if (exists) t = open_file(file, err);
-        free(file);
-        if (exists) return t;
+        char *path = path_join(directory, names[i]);
+        if (file_exists(path)) return path;
+        free(path);
     }
-    error_set(err,
-              "%s: no tokenizer in this directory, expected tokenizer.json, or vocab.json and merges.txt, or "
-              "encoder.json and vocab.bpe",
-              path);
     return NULL;
 }
 
 Tokenizer *tokenizer_open(const char *path, Error *err) {
-    struct stat st;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return open_directory(path, err);
-    return open_file(path, err);
+    if (!is_directory(path)) return open_file(path, err);
+    char *file = file_in(path);
+    Tokenizer *t = file ? open_file(file, err) : NULL;
+    if (!file)
+        error_set(err,
+                  "%s: no tokenizer in this directory, expected tokenizer.json, or vocab.json and merges.txt, or "
+                  "encoder.json and vocab.bpe",
+                  path);
+    free(file);
+    return t;
+}
+
+Tokenizer *tokenizer_named(const char *name, Error *err) {
+    return strcmp(name, "bytes") == 0 ? tokenizer_bytes(err) : tokenizer_open(name, err);
 }
 
 // ------------------------------------------------------------------------------- finding the one of weights and shards
@@ -414,47 +419,25 @@ typedef struct {
 
 // ------------------------------------------------------------------------------------------------------ where to look
 
-static bool is_directory(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 // The directory that a path or the first match of a pattern is, or is in; malloced; NULL: it could not be found out.
 static char *directory_of(const char *pattern, Error *err) {
     char **names;
     int count;
     if (!files_match(pattern, &names, &count, err)) return NULL;
-    char *path = strdup(count > 0 ? names[0] : pattern);
-    REQUIRE_MEMORY(path != NULL, "a path");
+    const char *path = count > 0 ? names[0] : pattern;
+    char *directory = is_directory(path) ? strdup(path) : path_parent(path);
+    REQUIRE_MEMORY(directory, "a path");
     directory_list_free(names, count);
-    if (is_directory(path)) return path;
-    char *slash = strrchr(path, '/');
-    if (!slash) {
-        free(path);
-        path = strdup(".");
-        REQUIRE_MEMORY(path != NULL, "a path");
-    } else {
-        slash[slash == path] = '\0';
-    }
-    return path;
+    return directory;
 }
 
 // *found: the tokenizer beside a path or pattern, malloced; NULL: there is none.
 static bool tokenizer_beside(const char *pattern, char **found, Error *err) {
-    static const char *const names[] = {"tokenizer.json", "vocab.json", "encoder.json"};
-    *found = NULL;
-    if (!*pattern) return true;
-    char *directory = directory_of(pattern, err);
-    if (!directory) return false;
-    for (size_t i = 0; !*found && i < sizeof names / sizeof names[0]; i++) {
-        char *path = path_join(directory, names[i]);
-        if (file_exists(path))
-            *found = path;
-        else
-            free(path);
-    }
+    char *directory = *pattern ? directory_of(pattern, err) : NULL;
+    *found = directory ? file_in(directory) : NULL;
+    const bool ok = directory || !*pattern;
     free(directory);
-    return true;
+    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------- does it fit to them
@@ -515,7 +498,7 @@ static bool check_untold(const Question *q, Error *err) {
 
 // Opens the tokenizer at path, or the built-in one of that name, if it agrees with the question.
 static bool take(Tokenizer **tokenizer, const Question *q, const char *path, Error *err) {
-    Tokenizer *t = strcmp(path, "bytes") == 0 ? tokenizer_bytes(err) : tokenizer_open(path, err);
+    Tokenizer *t = tokenizer_named(path, err);
     if (!t && !q->given) error_prefix(err, "the tokenizer (--tokenizer none goes on without one)");
     if (!t) return false;
     if (check_tokenizer(q, path, t, err)) {

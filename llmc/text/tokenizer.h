@@ -24,7 +24,8 @@ Tokenizer *tokenizer_bytes(Error *err);
 // Every file is hostile. What would make other tokens than its own library does (another pattern, a normalizer, a
 // model that is no BPE, dropout) is refused with the field named, as are numbers without a token and bytes without one.
 Tokenizer *tokenizer_open(const char *path, Error *err);
-void tokenizer_free(Tokenizer *t); // NULL is fine
+Tokenizer *tokenizer_named(const char *name, Error *err); // "bytes": the built-in one; else that of this path
+void tokenizer_free(Tokenizer *t);                        // NULL is fine
 
 int64_t tokenizer_vocab(const Tokenizer *t);    // largest token + 1
 int32_t tokenizer_eot(const Tokenizer *t);      // "<|endoftext|>", -1 if it has none

@@ -9,7 +9,6 @@
 #include "llmc/base/json.h"
 #include "llmc/text/tokenizer_internal.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,51 +128,51 @@ static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     return read_merges(t, merges, err);
 }
 
-// ByteLevel, with or without GPT-2's pattern of its own.
-static bool check_byte_level(const cJSON *step, const char *where, bool pattern, Error *err) {
-    const cJSON *type, *prefix, *own;
+// A field that must hold a text, or, without one, be false.
+static bool check_is(const cJSON *object, const char *where, const char *key, const char *text, const char *expected,
+                     Error *err) {
+    const cJSON *item;
     char field[80];
-    if (!json_find(step, "type", &type, err) || !json_find(step, "add_prefix_space", &prefix, err) ||
-        !json_find(step, "use_regex", &own, err))
-        return error_prefix(err, "%s", where);
-    snprintf(field, sizeof field, "%s.type", where);
-    if (!is_text(type, "ByteLevel")) return refuse(field, type, "\"ByteLevel\", as GPT-2 has", err);
-    snprintf(field, sizeof field, "%s.add_prefix_space", where);
-    if (!cJSON_IsFalse(prefix)) return refuse(field, prefix, "false", err);
-    snprintf(field, sizeof field, "%s.use_regex", where);
-    if (pattern ? own && !cJSON_IsTrue(own) : !cJSON_IsFalse(own))
-        return refuse(field, own, pattern ? "true (GPT-2's pattern)" : "false behind a Split", err);
-    return true;
+    if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
+    snprintf(field, sizeof field, "%s.%s", where, key);
+    return (text ? is_text(item, text) : cJSON_IsFalse(item)) || refuse(field, item, expected, err);
+}
+
+static bool check_byte_level(const cJSON *step, const char *where, Error *err) {
+    return check_is(step, where, "type", "ByteLevel", "\"ByteLevel\", as GPT-2 has", err) &&
+           check_is(step, where, "add_prefix_space", NULL, "false", err);
 }
 
 // {"type": "Split", "pattern": {"Regex": GPT-2's}, "behavior": "Isolated", "invert": false}
-static bool check_split(const cJSON *step, Error *err) {
-    static const char *const where = "pre_tokenizer.pretokenizers[0]";
-    const cJSON *type, *pattern, *regex = NULL, *behavior, *invert;
-    if (!json_find(step, "type", &type, err) || !json_find(step, "pattern", &pattern, err) ||
-        !json_find(step, "behavior", &behavior, err) || !json_find(step, "invert", &invert, err))
+static bool check_split(const cJSON *step, const char *where, Error *err) {
+    const cJSON *pattern, *regex = NULL;
+    if (!check_is(step, where, "type", "Split", "\"Split\"", err)) return false;
+    if (!json_find(step, "pattern", &pattern, err) ||
+        (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
         return error_prefix(err, "%s", where);
-    if (!is_text(type, "Split")) return refuse("pre_tokenizer.pretokenizers[0].type", type, "\"Split\"", err);
-    if (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)) return error_prefix(err, "%s", where);
     if (!is_text(regex, GPT2_PATTERN))
         return refuse("pre_tokenizer.pretokenizers[0].pattern.Regex", regex, "GPT-2's, the only one supported", err);
-    if (!is_text(behavior, "Isolated"))
-        return refuse("pre_tokenizer.pretokenizers[0].behavior", behavior, "\"Isolated\"", err);
-    if (!cJSON_IsFalse(invert)) return refuse("pre_tokenizer.pretokenizers[0].invert", invert, "false", err);
-    return true;
+    return check_is(step, where, "behavior", "Isolated", "\"Isolated\"", err) &&
+           check_is(step, where, "invert", NULL, "false", err);
 }
 
 static bool check_pre_tokenizer(const cJSON *root, Error *err) {
-    const cJSON *step, *type, *steps;
-    if (!json_find(root, "pre_tokenizer", &step, err)) return false;
-    if (!cJSON_IsObject(step)) return refuse("pre_tokenizer", step, "ByteLevel, as GPT-2 has", err);
-    if (!json_find(step, "type", &type, err)) return error_prefix(err, "pre_tokenizer");
-    if (!is_text(type, "Sequence")) return check_byte_level(step, "pre_tokenizer", true, err);
-    if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "pre_tokenizer");
+    static const char where[] = "pre_tokenizer", first[] = "pre_tokenizer.pretokenizers[0]",
+                      second[] = "pre_tokenizer.pretokenizers[1]";
+    const cJSON *step, *type, *steps, *own;
+    if (!json_find(root, where, &step, err)) return false;
+    if (!cJSON_IsObject(step)) return refuse(where, step, "ByteLevel, as GPT-2 has", err);
+    if (!json_find(step, "type", &type, err) || !json_find(step, "use_regex", &own, err))
+        return error_prefix(err, "%s", where);
+    if (!is_text(type, "Sequence")) // then ByteLevel has the pattern
+        return check_byte_level(step, where, err) &&
+               (!own || cJSON_IsTrue(own) || refuse("pre_tokenizer.use_regex", own, "true (GPT-2's pattern)", err));
+    if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "%s", where);
     const cJSON *split = steps->child, *byte_level = split ? split->next : NULL;
-    if (!cJSON_IsObject(split)) return refuse("pre_tokenizer.pretokenizers[0]", split, "an object", err);
-    if (!cJSON_IsObject(byte_level)) return refuse("pre_tokenizer.pretokenizers[1]", byte_level, "an object", err);
-    return check_split(split, err) && check_byte_level(byte_level, "pre_tokenizer.pretokenizers[1]", false, err);
+    if (!cJSON_IsObject(split)) return refuse(first, split, "an object", err);
+    if (!cJSON_IsObject(byte_level)) return refuse(second, byte_level, "an object", err);
+    return check_split(split, first, err) && check_byte_level(byte_level, second, err) &&
+           check_is(byte_level, second, "use_regex", NULL, "false behind a Split", err);
 }
 
 static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
@@ -233,26 +232,34 @@ static bool read_tokenizer_json(Tokenizer *t, const cJSON *root, Error *err) {
 
 // The file of merges beside a vocab.json or encoder.json; malloced.
 static char *merges_path(const char *path) {
-    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
-    char *directory = slash ? strndup(path, (size_t)(slash - path + 1)) : strdup(".");
-    REQUIRE_MEMORY(directory, "a path");
-    char *merges = path_join(directory, "merges.txt"), *openai = path_join(directory, "vocab.bpe");
-    bool prefer_openai = strcmp(file, "encoder.json") == 0 ? file_exists(openai) : !file_exists(merges);
-    free(directory);
-    free(prefer_openai ? merges : openai);
+    const char *slash = strrchr(path, '/');
+    char *directory = path_parent(path), *merges = path_join(directory, "merges.txt"),
+         *openai = path_join(directory, "vocab.bpe");
+    const bool is_openai = strcmp(slash ? slash + 1 : path, "encoder.json") == 0;
+    const bool prefer_openai = is_openai ? file_exists(openai) : !file_exists(merges);
+    free(directory), free(prefer_openai ? merges : openai);
     return prefer_openai ? openai : merges;
 }
 
+// The next line of a text from *at on, without its end; false: there is none.
+static bool next_line(const char *text, size_t n, size_t *at, const char **line, size_t *length) {
+    if (*at >= n) return false;
+    const char *newline = memchr(*line = text + *at, '\n', n - *at);
+    *length = newline ? (size_t)(newline - *line) : n - *at;
+    *at += *length + 1;
+    if (*length > 0 && (*line)[*length - 1] == '\r') --*length;
+    return true;
+}
+
 static bool read_merges_text(Tokenizer *t, const char *text, size_t n, Error *err) {
-    uint32_t rank = 0, line = 1;
-    for (size_t at = 0; at < n; line++) {
-        const char *newline = memchr(text + at, '\n', n - at);
-        size_t length = newline ? (size_t)(newline - (text + at)) : n - at, next = at + length + 1;
-        if (length > 0 && text[at + length - 1] == '\r') length--;
-        bool header = line == 1 && length >= 8 && memcmp(text, "#version", 8) == 0, blank = length == 0 && next >= n;
-        if (!header && !blank && !add_merge_line(t, text + at, length, rank++, err))
-            return error_prefix(err, "line %u", line);
-        at = next;
+    const char *line;
+    uint32_t rank = 0;
+    size_t at = 0, length;
+    for (unsigned number = 1; next_line(text, n, &at, &line, &length); number++) {
+        const bool header = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
+        const bool is_end = length == 0 && at >= n;
+        if (!header && !is_end && !add_merge_line(t, line, length, rank++, err))
+            return error_prefix(err, "line %u", number);
     }
     return true;
 }
@@ -303,25 +310,23 @@ static bool read_object(Tokenizer *t, const char *path, const cJSON *root, Error
     return error_set(err, "%s: not a tokenizer but %s", path, foreign_object(root));
 }
 
-Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes, Error *err) {
-    if (has_nul(text, bytes)) {
-        error_set(err, "%s: damaged, or no tokenizer: it holds a NUL character", path);
-        return NULL;
-    }
-    cJSON *root = json_parse(text, bytes, err);
-    if (!root) {
-        error_prefix(err, "%s", path);
-        return NULL;
-    }
+static Tokenizer *named(const char *path, Error *err) {
     char name[4096 + 32];
     snprintf(name, sizeof name, "byte-level BPE of %s", path);
-    Tokenizer *t = vocabulary_new(name, err);
-    if (t && !read_object(t, path, root, err)) {
-        tokenizer_free(t);
-        t = NULL;
-    }
+    return vocabulary_new(name, err);
+}
+
+Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes, Error *err) {
+    if (has_nul(text, bytes))
+        return error_set(err, "%s: damaged, or no tokenizer: it holds a NUL character", path), NULL;
+    cJSON *root = json_parse(text, bytes, err);
+    if (!root) return error_prefix(err, "%s", path), NULL;
+    Tokenizer *t = named(path, err);
+    const bool ok = t && read_object(t, path, root, err);
     cJSON_Delete(root);
-    return t;
+    if (ok) return t;
+    tokenizer_free(t);
+    return NULL;
 }
 
 // --------------------------------------------------------------------------------------------------------------- ranks
@@ -333,12 +338,6 @@ static Tokenizer *finish(Tokenizer *t, const char *path, bool ok, Error *err) {
     error_prefix(err, "%s", path);
     tokenizer_free(t);
     return NULL;
-}
-
-static Tokenizer *named(const char *path, Error *err) {
-    char name[4096 + 32];
-    snprintf(name, sizeof name, "byte-level BPE of %s", path);
-    return vocabulary_new(name, err);
 }
 
 // ------------------------------------------------------------------------------------------------- tiktoken rank files
@@ -387,14 +386,10 @@ static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
 }
 
 static bool read_lines(Tokenizer *t, const char *text, size_t n, Error *err) {
-    int64_t line = 1;
-    for (size_t at = 0; at < n; line++) {
-        const char *newline = memchr(text + at, '\n', n - at);
-        size_t length = newline ? (size_t)(newline - (text + at)) : n - at, next = at + length + 1;
-        if (length > 0 && text[at + length - 1] == '\r') length--;
-        if (length > 0 && !read_rank(t, text + at, length, err)) return error_prefix(err, "line %lld", (long long)line);
-        at = next;
-    }
+    const char *line;
+    size_t at = 0, length;
+    for (unsigned number = 1; next_line(text, n, &at, &line, &length); number++)
+        if (length > 0 && !read_rank(t, line, length, err)) return error_prefix(err, "line %u", number);
     return t->count > 0 || error_set(err, "empty, expected a tokenizer");
 }
 
@@ -467,86 +462,43 @@ Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes,
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
-// Growing text; out of memory is remembered.
-typedef struct {
-    char *data;
-    size_t length, capacity;
-    bool failed;
-} Text;
-
-static void append(Text *text, const char *bytes, size_t n) {
-    if (!text->failed && text->length + n + 1 > text->capacity) {
-        size_t capacity = 2 * text->capacity + n + 4096;
-        char *grown = realloc(text->data, capacity);
-        text->failed = !grown;
-        if (grown) text->data = grown, text->capacity = capacity;
-    }
-    if (text->failed) return;
-    memcpy(text->data + text->length, bytes, n);
-    text->length += n;
-    text->data[text->length] = '\0';
-}
-
-__attribute__((format(printf, 2, 3))) static void append_format(Text *text, const char *format, ...) {
-    char line[256];
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    REQUIRE(n >= 0 && n < (int)sizeof line, "a line of %d characters", n);
-    append(text, line, (size_t)n);
-}
-
 // The inside of a JSON string.
-static void append_escaped(Text *text, const char *bytes, size_t n) {
+static void put_escaped(FILE *out, const char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        unsigned char c = (unsigned char)bytes[i];
-        if (c == '"' || c == '\\')
-            append_format(text, "\\%c", c);
-        else if (c < 0x20)
-            append_format(text, "\\u%04x", c);
+        const unsigned char c = (unsigned char)bytes[i];
+        if (c == '"' || c == '\\') putc_unlocked('\\', out);
+        if (c < 0x20)
+            fprintf(out, "\\u%04x", c);
         else
-            append(text, bytes + i, 1);
+            putc_unlocked(c, out);
     }
 }
 
 // A token as the vocabulary has it: in the alphabet of bytes, or, if it is not made of bytes, as it is.
-static void append_token(Text *text, const Tokenizer *t, int32_t token) {
+static void put_token(FILE *out, const Tokenizer *t, int32_t token) {
     const Token *k = &t->tokens[token];
     char spelled[2 * MAX_TOKEN_BYTES];
-    size_t n = k->length;
     if (k->ordinary)
-        n = alphabet_encode(t->bytes + k->offset, k->length, spelled);
+        put_escaped(out, spelled, alphabet_encode(t->bytes + k->offset, k->length, spelled));
     else
-        memcpy(spelled, t->bytes + k->offset, k->length);
-    append_escaped(text, spelled, n);
+        put_escaped(out, t->bytes + k->offset, k->length);
 }
 
-static void append_added_tokens(Text *text, const Tokenizer *t) {
-    append_format(text, "  \"added_tokens\": [");
+static void put_added_tokens(FILE *out, const Tokenizer *t) {
     const char *separator = "\n";
+    fputs("  \"added_tokens\": [", out);
     for (int32_t i = 0; i < t->count; i++) {
         const Token *k = &t->tokens[i];
         if (!k->added) continue;
-        append_format(text, "%s    {\"id\": %d, \"content\": \"", separator, i);
-        append_escaped(text, t->bytes + k->offset, k->length);
-        append_format(text,
-                      "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": %s, "
-                      "\"special\": %s}",
-                      k->normalized ? "true" : "false", k->special ? "true" : "false");
+        fprintf(out, "%s    {\"id\": %d, \"content\": \"", separator, i);
+        put_escaped(out, t->bytes + k->offset, k->length);
+        fprintf(out,
+                "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": %s, \"special\": "
+                "%s}",
+                k->normalized ? "true" : "false", k->special ? "true" : "false");
         separator = ",\n";
     }
-    append_format(text, "\n  ],\n");
-}
-
-static void append_vocabulary(Text *text, const Tokenizer *t) {
-    append_format(text, "    \"vocab\": {");
-    for (int32_t i = 0; i < t->count; i++) {
-        append_format(text, "%s      \"", i ? ",\n" : "\n");
-        append_token(text, t, i);
-        append_format(text, "\": %d", i);
-    }
-    append_format(text, "\n    },\n");
+    fputs("\n  ],\n", out);
 }
 
 // ------------------------------------------------------------------------------------------------------------- merges
@@ -589,49 +541,46 @@ static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unrea
     return rules;
 }
 
-static bool append_model(Text *text, const Tokenizer *t) {
+char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
     int64_t count;
     bool unreachable;
     MergeRule *rules = ordered_merges(t, &count, &unreachable);
-    if (!rules) return false;
-    append_format(text, "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
-                        "    \"continuing_subword_prefix\": \"\",\n    \"end_of_word_suffix\": \"\",\n"
-                        "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n");
+    if (!rules) return error_set(err, "%s: out of memory for its tokenizer.json", t->name), NULL;
+    char *text;
+    FILE *out = text_open(&text, bytes);
+    fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n", out);
+    put_added_tokens(out, t);
+    fputs("  \"normalizer\": null,\n"
+          "  \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
+          "\"use_regex\": true},\n"
+          "  \"post_processor\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": false, "
+          "\"use_regex\": true},\n"
+          "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, "
+          "\"use_regex\": true},\n"
+          "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
+          "    \"continuing_subword_prefix\": \"\",\n    \"end_of_word_suffix\": \"\",\n"
+          "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n",
+          out);
     // Only where it is needed: tokenizers before 0.19 does not read a file that has it.
-    if (unreachable || (t->whole_pieces && !t->by_rank)) append_format(text, "    \"ignore_merges\": true,\n");
-    append_vocabulary(text, t);
-    append_format(text, "    \"merges\": [");
+    if (unreachable || (t->whole_pieces && !t->by_rank)) fputs("    \"ignore_merges\": true,\n", out);
+    fputs("    \"vocab\": {", out);
+    for (int32_t i = 0; i < t->count; i++) {
+        fputs(i ? ",\n      \"" : "\n      \"", out);
+        put_token(out, t, i);
+        fprintf(out, "\": %d", i);
+    }
+    fputs("\n    },\n    \"merges\": [", out);
     for (int64_t i = 0; i < count; i++) {
-        append_format(text, "%s      \"", i ? ",\n" : "\n");
-        append_token(text, t, (int32_t)(rules[i].pair >> 32));
-        append(text, " ", 1);
-        append_token(text, t, (int32_t)rules[i].pair);
-        append(text, "\"", 1);
+        fputs(i ? ",\n      \"" : "\n      \"", out);
+        put_token(out, t, (int32_t)(rules[i].pair >> 32));
+        putc_unlocked(' ', out);
+        put_token(out, t, (int32_t)rules[i].pair);
+        putc_unlocked('"', out);
     }
-    append_format(text, "%s]\n  }\n}\n", count ? "\n    " : "");
+    fprintf(out, "%s]\n  }\n}\n", count ? "\n    " : "");
     free(rules);
-    return true;
-}
-
-char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
-    Text text = {0};
-    append_format(&text, "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n");
-    append_added_tokens(&text, t);
-    append_format(&text,
-                  "  \"normalizer\": null,\n  \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": "
-                  "false, \"trim_offsets\": true, \"use_regex\": true},\n");
-    append_format(&text,
-                  "  \"post_processor\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": "
-                  "false, \"use_regex\": true},\n");
-    append_format(&text, "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, "
-                         "\"use_regex\": true},\n");
-    if (append_model(&text, t) && !text.failed) {
-        *bytes = text.length;
-        return text.data;
-    }
-    free(text.data);
-    error_set(err, "%s: out of memory for its tokenizer.json", t->name);
-    return NULL;
+    fclose(out);
+    return text;
 }
 
 bool tokenizer_write(const Tokenizer *t, const char *path, Error *err) {

@@ -47,12 +47,14 @@ bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known, Err
 void merge_table_free(MergeTable *t);
 
 static inline uint64_t merge_pair(int32_t left, int32_t right) { return (uint64_t)left << 32 | (uint32_t)right; }
+// Its place in a hash table of 2^(64 - shift) slots, or the first of those behind it that is free.
+static inline uint64_t pair_slot(uint64_t pair, int shift) { return (pair * 0x9E3779B97F4A7C15u) >> shift; }
 
 // NULL: no such rule.
 static inline const MergeRule *merge_table_find(const MergeTable *t, int32_t left, int32_t right) {
     if (t->count == 0) return 0;
     uint64_t pair = merge_pair(left, right), mask = (uint64_t)t->capacity - 1;
-    for (uint64_t i = (pair * 0x9E3779B97F4A7C15u) >> t->shift;; i = (i + 1) & mask) {
+    for (uint64_t i = pair_slot(pair, t->shift);; i = (i + 1) & mask) {
         if (t->slots[i].pair == pair) return &t->slots[i];
         if (t->slots[i].pair == MERGE_NO_PAIR) return 0;
     }

@@ -48,15 +48,11 @@ struct WordCounter {
     uint32_t order[LOCAL_FULL]; // of moved: by part
 };
 
-// ------------------------------------------------------------------------------------------------------ the shared
-// table
+// ---------------------------------------------------------------------------------------------------- the shared table
 
 WordCounts *word_counts_create(Error *err) {
     WordCounts *w = calloc(1, sizeof *w);
-    if (!w) {
-        error_set(err, "out of memory for words");
-        return NULL;
-    }
+    if (!w) return error_set(err, "out of memory for words"), NULL;
     for (int i = 0; i < NUM_PARTS; i++) pthread_mutex_init(&w->parts[i].lock, NULL);
     return w;
 }
@@ -151,8 +147,7 @@ void word_counts_drain(WordCounts *w, void (*visit)(void *user, const char *word
     }
 }
 
-// ------------------------------------------------------------------------------------------------------ a thread's
-// table
+// ---------------------------------------------------------------------------------------------------- a thread's table
 
 WordCounter *word_counter_create(WordCounts *w, Error *err) {
     WordCounter *c = malloc(sizeof *c);

@@ -70,6 +70,12 @@ def data(tmp_path_factory):
     return Data(out)
 
 
+@pytest.fixture
+def out(tmp_path):
+    """A directory for shards that is not there yet."""
+    return tmp_path / "shards"
+
+
 def command(*arguments, trainer=TRAINER):
     return [str(trainer), *map(str, arguments)]
 

@@ -6,7 +6,6 @@ import random
 import resource
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,6 @@ DATA = Path(os.environ.get("PRETRAIN_DATA", ROOT.parent / "shared" / "data"))
 SCRIPTS = ["The quick brown fox's jumps, don't they?", "Быстрая лиса перепрыгнула", "敏捷的棕色狐狸跳过了懒狗。",
            "네모 상자 안의 글", "def f(x):\n    return x[1:] + 17", "الثعلب البني السريع", "😀👩‍👩‍👧🇩🇪",
            "  \t \n\n   ", "1234567 3.14e-10", "naïve café ÅÄÖ"]
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "shards"
 
 
 def mixed_text(characters, seed):

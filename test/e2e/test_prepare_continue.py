@@ -18,11 +18,6 @@ from test_prepare import prepare, read_shard
 OPTIONS = ["--shard-tokens", "100K", "--threads", "2"]
 
 
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "shards"
-
-
 def make_corpus(directory, megabytes=8):
     """Lines, packed lines, a long text, a long packed one, short ones: every way through the reader."""
     directory.mkdir()
@@ -149,24 +144,6 @@ def interrupted(tmp_path, out, *options):
     corpus = make_corpus(tmp_path / "corpus", 4)
     kill_when((out / ".tmp-prepare" / "manifest.json").exists, out, *OPTIONS, *options, corpus)
     return corpus
-
-
-@pytest.mark.parametrize("change, words", [("inputs", "the inputs changed"), ("manifest", "not valid JSON"),
-                                           ("shards", "cannot go on with the unfinished run in ")])
-def test_what_has_changed_starts_over_and_says_so(tmp_path, out, change, words):
-    corpus = interrupted(tmp_path, out)
-    staging = out / ".tmp-prepare"
-    if change == "inputs":
-        os.utime(corpus / "0e00.txt", (1, 1))
-    elif change == "manifest":
-        (staging / "manifest.json").write_bytes((staging / "manifest.json").read_bytes()[:-100])
-    else:
-        for path in staging.glob("*.bin"):
-            path.unlink()
-    result = prepare("-o", out, *OPTIONS, corpus)
-    assert words in result.stderr and "starting over" in result.stderr, result.stderr
-    prepare("-o", tmp_path / "fresh", *OPTIONS, corpus)
-    assert contents(out) == contents(tmp_path / "fresh")
 
 
 def test_a_bad_line_is_passed_by_a_second_run_that_goes_on_with_skip_bad(tmp_path, out):

@@ -13,11 +13,6 @@ from test_prepare import documents, prepare
 pytestmark = pytest.mark.sanitize
 
 
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "shards"
-
-
 def all_documents(out):
     return sorted(documents(out, "train") + documents(out, "val"))
 

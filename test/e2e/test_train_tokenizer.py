@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import tokenizer_corpus as corpus
-from conftest import PREPARE, ROOT, TRAIN_TOKENIZER, kill, wait_for
+from conftest import PREPARE, ROOT, TRAIN_TOKENIZER
 from test_prepare import prepare
 from test_prepare_continue import contents, processor_seconds
 
@@ -373,32 +373,3 @@ def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(tmp_path, tokeniz
     said = prepare("-o", tmp_path / "out", "--tokenizer", tokenizer, tmp_path / "a.txt", expect=2).stderr
     assert message in said, said
     assert os.listdir(tmp_path) == ["a.txt"]
-
-
-def test_a_killed_run_keeps_its_vocabulary_and_ends_with_the_same_bytes(tmp_path):
-    write_lines(tmp_path / "a.jsonl", short_documents(40_000, 5))
-    command = [PREPARE, "--tokenizer", "train:700", "--threads", "2", "-o"]
-    subprocess.run([*command, tmp_path / "whole", tmp_path / "a.jsonl"], check=True, capture_output=True, timeout=300)
-    out, staging = tmp_path / "out", tmp_path / "out" / ".tmp-prepare"
-    for _ in range(100):
-        process = subprocess.Popen([*command, out, tmp_path / "a.jsonl"], stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)
-        wait_for((staging / "manifest.json").exists, process)
-        kill(process)
-        if (staging / "manifest.json").exists() and not (out / "manifest.json").exists():
-            break
-        subprocess.run(["rm", "-rf", out], check=True)
-    else:
-        pytest.fail("100 runs were over before they could be killed")
-    (tmp_path / "copy").mkdir()
-    subprocess.run(["cp", "-a", staging, tmp_path / "copy"], check=True)
-    result = subprocess.run([*command, out, tmp_path / "a.jsonl"], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0 and "going on with an unfinished run" in result.stderr
-    assert contents(out) == contents(tmp_path / "whole")
-    # Without its vocabulary, or for another size, the run starts over.
-    damaged = tmp_path / "copy" / ".tmp-prepare" / "tokenizer.json"
-    damaged.write_bytes(damaged.read_bytes()[:1000])
-    result = subprocess.run([*command, tmp_path / "copy", tmp_path / "a.jsonl"], capture_output=True, text=True,
-                            timeout=300)
-    assert result.returncode == 0 and f"cannot go on with the unfinished run in {tmp_path}/copy: train:700: " in result.stderr
-    assert contents(tmp_path / "copy") == contents(tmp_path / "whole")

@@ -158,34 +158,35 @@ static void assert_starts_over(const CorpusOptions *options, const char *why) {
     assert_whole(options, found);
 }
 
+// A file is changed while the run is interrupted, or the run then asked for is another one.
+static void assert_change_starts_over(const CorpusOptions *options, const CorpusOptions *other, const char *changed,
+                                      const char *content, const char *why) {
+    interrupt(options, options->tokenizer ? FILES - 2 : 2 * FILES); // all blocks are counted for a vocabulary before
+    if (changed) write_bytes(tmp_file(changed), content, strlen(content));
+    assert_starts_over(other, why);
+}
+
 TEST(what_has_changed_starts_over_and_is_named) {
+    static const char shard[] = "out/.tmp-prepare/train_000001.bin", vocabulary[] = "out/.tmp-prepare/tokenizer.json";
     Tokenizer *t = tokenizer_bytes(NULL);
-    const CorpusOptions options = options_of(t);
+    const CorpusOptions options = options_of(t), trained = options_of(NULL);
     CorpusOptions other = options;
-    interrupt(&options, FILES - 2);
     other.val_fraction = 0.25;
-    assert_starts_over(&other, "the options changed");
-    interrupt(&options, FILES - 2);
+    assert_change_starts_over(&options, &other, NULL, NULL, "the options changed");
     other = options, other.shard_tokens++;
-    assert_starts_over(&other, "the options changed");
-    interrupt(&options, FILES - 2);
-    other = options, other.tokenizer = NULL;
-    assert_starts_over(&other, "the tokenizer changed");
+    assert_change_starts_over(&options, &other, NULL, NULL, "the options changed");
+    assert_change_starts_over(&options, &trained, NULL, NULL, "the tokenizer changed");
+    other = trained, other.vocab++;
+    assert_change_starts_over(&trained, &other, NULL, NULL, "the tokenizer changed");
+    assert_change_starts_over(&trained, &trained, vocabulary, "{\"version\"", "train:300: not valid JSON");
+    assert_change_starts_over(&options, &options, "text/99.txt", "one more", "the inputs changed");
+    assert_change_starts_over(&options, &options, "text/99.txt", "another.", "the inputs changed"); // by its time
+    assert_change_starts_over(&options, &options, shard, "cut short", "train_000001.bin: is not the ");
     interrupt(&options, FILES - 2);
     other = options, other.skip_bad = false;
     Error err;
     assert_int_equal(run(&other, &err), EXIT_BAD_INPUT);
     assert_non_null(strstr(said, "it had skipped bad input, and --skip-bad is not given now; starting over"));
-    start_over();
-    interrupt(&options, FILES - 2);
-    write_bytes(tmp_file("text/99.txt"), "one more", 8);
-    assert_starts_over(&options, "the inputs changed");
-    interrupt(&options, FILES - 2);
-    write_bytes(tmp_file("text/99.txt"), "another.", 8); // by its time
-    assert_starts_over(&options, "the inputs changed");
-    interrupt(&options, FILES - 2);
-    assert_int_equal(truncate(tmp_file("out/.tmp-prepare/train_000001.bin"), 1500), 0);
-    assert_starts_over(&options, "train_000001.bin: is not the ");
     tokenizer_free(t);
 }
 

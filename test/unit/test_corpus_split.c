@@ -4,7 +4,20 @@
 #include "test/test.h"
 #include "test/unit/tokenizer_fixture.h"
 
-TestFixture test_each = {tmp_setup, tmp_teardown};
+static Tokenizer *bytes, *toy; // the toy has a token for two newlines
+
+static int set_up(void **state) {
+    tmp_setup(state);
+    toy_write_json(tmp_file("tokenizer.json"), false);
+    bytes = tokenizer_bytes(NULL), toy = tokenizer_open(tmp.path, NULL);
+    return bytes && toy ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+    tokenizer_free(bytes), tokenizer_free(toy);
+    return tmp_teardown(state);
+}
+TestFixture test_all = {set_up, tear_down};
 
 TEST(short_documents_are_drawn_with_the_stated_share) {
     enum { N = 4000 };
@@ -27,30 +40,22 @@ TEST(the_target_leaves_both_sides_a_byte) {
 }
 
 TEST(a_cut_is_the_first_start_of_a_line_from_the_target_on) {
-    Tokenizer *t = tokenizer_bytes(NULL);
     const char *text = "one\ntwo\nthree\nfour";
     const int64_t n = (int64_t)strlen(text);
     for (int64_t from = 1; from <= 14; from++)
-        assert_int_equal(corpus_cut(t, text, n, from), from <= 4 ? 4 : from <= 8 ? 8 : 14);
-    assert_int_equal(corpus_cut(t, text, n, 15), 15); // no line ends behind it
-    assert_int_equal(corpus_cut(t, "ab\n", 3, 1), 1); // the last newline would leave validation nothing
-    tokenizer_free(t);
+        assert_int_equal(corpus_cut(bytes, text, n, from), from <= 4 ? 4 : from <= 8 ? 8 : 14);
+    assert_int_equal(corpus_cut(bytes, text, n, 15), 15); // no line ends behind it
+    assert_int_equal(corpus_cut(bytes, "ab\n", 3, 1), 1); // the last newline would leave validation nothing
 }
 
 TEST(a_cut_without_lines_is_between_characters) {
-    Tokenizer *t = tokenizer_bytes(NULL);
     static const char euro[3] = {'\xE2', '\x82', '\xAC'};
     char text[300];
     for (size_t i = 0; i < 100; i++) memcpy(text + 3 * i, euro, sizeof euro);
-    for (int64_t from = 1; from < 297; from++) assert_int_equal(corpus_cut(t, text, 300, from), (from + 2) / 3 * 3);
-    tokenizer_free(t);
+    for (int64_t from = 1; from < 297; from++) assert_int_equal(corpus_cut(bytes, text, 300, from), (from + 2) / 3 * 3);
 }
 
-// The toy has a token for two newlines.
 TEST(a_cut_changes_no_token_and_is_in_no_word) {
-    toy_write_json(tmp_file("tokenizer.json"), false);
-    Tokenizer *t = tokenizer_open(tmp.path, NULL);
-    assert_non_null(t);
     const struct {
         const char *text;
         int64_t from, cut;
@@ -67,14 +72,13 @@ TEST(a_cut_changes_no_token_and_is_in_no_word) {
         {"hello", 2, 2},                   // one long word
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const int64_t cut = corpus_cut(t, cases[i].text, (int64_t)strlen(cases[i].text), cases[i].from);
+        const int64_t cut = corpus_cut(toy, cases[i].text, (int64_t)strlen(cases[i].text), cases[i].from);
         if (cut != cases[i].cut) fail_msg("\"%s\": cut at %d", cases[i].text, (int)cut);
     }
     static char newlines[CUT_SEARCH]; // one look at each, not at all before it
     memset(newlines, '\n', sizeof newlines);
     newlines[CUT_SEARCH - 1] = 'a';
-    assert_int_equal(corpus_cut(t, newlines, CUT_SEARCH, 2), CUT_SEARCH - 2);
-    tokenizer_free(t);
+    assert_int_equal(corpus_cut(toy, newlines, CUT_SEARCH, 2), CUT_SEARCH - 2);
 }
 
 TEST(a_block_ends_between_characters) {

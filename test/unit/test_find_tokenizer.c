@@ -1,30 +1,20 @@
 // Which tokenizer a run takes: the one that belongs to its weights and its data, and none that belongs to others.
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/text/tokenizer.h"
 #include "test/unit/store_fixture.h"
-
-TestFixture test_each = {setup, tmp_teardown};
+#include "test/unit/tokenizer_fixture.h"
 
 static char home[PATH_MAX]; // where the tests were started
 
 // A tokenizer.json of the 256 bytes, `pairs` tokens of two letters each that begin with `letter`, and end-of-text.
 static int64_t write_tokenizer(const char *name, char letter, int pairs) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     const char *ranks = tmp_file("ranks");
-    FILE *f = fopen(ranks, "w"); // as tiktoken has them
-    for (unsigned i = 0; i < 256; i++) fprintf(f, "%c%c== %u\n", digits[i >> 2], digits[(i & 3) << 4], i);
-    for (unsigned i = 0; i < (unsigned)pairs; i++) {
-        const unsigned bits = (unsigned)letter << 8 | ('a' + i);
-        fprintf(f, "%c%c%c= %u\n", digits[bits >> 10], digits[bits >> 4 & 63], digits[(bits & 15) << 2], 256 + i);
-    }
-    fclose(f);
+    FILE *f = toy_create(ranks);
+    for (int i = 0; i < 256; i++) write_rank(f, &(char){(char)i}, 1, i);
+    for (int i = 0; i < pairs; i++) write_rank(f, (char[]){letter, (char)('a' + i)}, 2, 256 + i);
+    toy_close(f);
     Tokenizer *t = tokenizer_open(ranks, &err);
-    if (!t) fail_msg("%s", err.text);
-    size_t bytes;
-    char *text = tokenizer_to_json(t, &bytes, &err);
-    write_bytes(tmp_file(name), text, bytes);
-    free(text);
+    assert_ok(t && tokenizer_write(t, tmp_file(name), &err));
     const int64_t vocab = tokenizer_vocab(t);
     tokenizer_free(t);
     unlink(ranks);
@@ -32,11 +22,14 @@ static int64_t write_tokenizer(const char *name, char letter, int pairs) {
     return vocab;
 }
 
-static void make_places(void) {
+static int make_places(void **state) {
+    setup(state);
     assert_true(directory_make(tmp_file("model"), &err));
     assert_true(directory_make(tmp_file("data"), &err));
     write_bytes(tmp_file("data/train_000000.bin"), "", 0);
+    return 0;
 }
+TestFixture test_each = {make_places, tmp_teardown};
 
 #define MODEL  tmp_file("model")
 #define SHARDS tmp_file("data/train_*.bin")
@@ -67,7 +60,6 @@ static void assert_found(const char *name, const char *given, const char *weight
     } while (0)
 
 TEST(the_given_one_comes_first_then_that_of_the_weights_then_that_of_the_shards) {
-    make_places();
     const int64_t vocab = write_tokenizer("data/tokenizer.json", 'x', 3);
     assert_found("data/tokenizer.json", "", MODEL, SHARDS, vocab, vocab);
     assert_found("data/tokenizer.json", NULL, NULL, SHARDS, 0, 1000);
@@ -79,7 +71,6 @@ TEST(the_given_one_comes_first_then_that_of_the_weights_then_that_of_the_shards)
 }
 
 TEST(weights_may_be_a_file_beside_their_tokenizer) {
-    make_places();
     const int64_t vocab = write_tokenizer("model/tokenizer.json", 'x', 3);
     write_bytes(tmp_file("model/model.bin"), "", 0);
     assert_found("model/tokenizer.json", "", tmp_file("model/model.bin"), SHARDS, 0, vocab);
@@ -89,14 +80,12 @@ TEST(weights_may_be_a_file_beside_their_tokenizer) {
 }
 
 TEST(a_pattern_of_directories_leads_to_the_first_of_them) {
-    make_places();
     const int64_t vocab = write_tokenizer("data/tokenizer.json", 'x', 3);
     assert_found("data/tokenizer.json", "", "", tmp_file("d*a/train_*.bin"), vocab, vocab);
     assert_found(NULL, "", "", tmp_file("none/train_*.bin"), 300, 300);
 }
 
 TEST(vocabularies_that_speak_for_themselves_need_no_file) {
-    make_places();
     assert_found("", "", MODEL, SHARDS, 257, 257);
     assert_found("", "", NULL, NULL, 0, 257);
     assert_found(NULL, "", NULL, SHARDS, 200, 257); // the data say that they are not bytes
@@ -106,7 +95,6 @@ TEST(vocabularies_that_speak_for_themselves_need_no_file) {
 
 // llm.c's file, in the working directory.
 TEST(gpt2_tokenizer_bin_is_taken_for_gpt2s_vocabulary_only) {
-    make_places();
     assert_int_equal(chdir(tmp.path), 0);
     write_bytes("gpt2_tokenizer.bin", "no tokenizer", 12);
     assert_found(NULL, "", MODEL, SHARDS, 0, 50304);
@@ -118,7 +106,6 @@ TEST(gpt2_tokenizer_bin_is_taken_for_gpt2s_vocabulary_only) {
 }
 
 TEST(bytes_is_the_name_of_the_built_in_one) {
-    make_places();
     assert_found("", "bytes", MODEL, SHARDS, 257, 257);
     assert_found("", "bytes", MODEL, SHARDS, 0, 384);
     REFUSED("bytes", MODEL, SHARDS, 0, 256, "--tokenizer: bytes has 257 tokens", "a vocabulary of 256");
@@ -126,14 +113,12 @@ TEST(bytes_is_the_name_of_the_built_in_one) {
 }
 
 TEST(none_looks_for_none) {
-    make_places();
     write_bytes(tmp_file("model/tokenizer.json"), "{\"model\": {\"type\": \"Unigram\"}}", 30);
     REFUSED("", MODEL, SHARDS, 0, 300, "model/tokenizer.json", "--tokenizer none");
     assert_found(NULL, "none", MODEL, SHARDS, 0, 300);
 }
 
 TEST(what_is_given_must_open_and_fit) {
-    make_places();
     REFUSED(tmp_file("nowhere"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "nowhere", "No such file");
     write_bytes(tmp_file("text"), "this is no tokenizer\n", 21);
     REFUSED(tmp_file("text"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "text");
@@ -144,21 +129,18 @@ TEST(what_is_given_must_open_and_fit) {
 }
 
 TEST(a_tokenizer_with_more_tokens_than_the_model_is_refused_with_both_numbers) {
-    make_places();
     write_tokenizer("model/tokenizer.json", 'x', 3);
     REFUSED("", MODEL, SHARDS, 0, 259, "model/tokenizer.json has 260 tokens", "a vocabulary of 259", "--tokenizer");
     assert_found("model/tokenizer.json", "", MODEL, SHARDS, 0, 384); // fewer: models pad theirs
 }
 
 TEST(data_of_another_size_than_the_models_tokenizer_are_refused_with_both_numbers) {
-    make_places();
     write_tokenizer("model/tokenizer.json", 'x', 3);
     REFUSED("", MODEL, SHARDS, 257, 260, "model/tokenizer.json has 260 tokens", "data/train_*.bin were made with 257",
             "data/prepare --tokenizer ", "model/tokenizer.json)");
 }
 
 TEST(data_of_another_tokenizer_of_the_same_size_are_refused_with_both_files) {
-    make_places();
     const int64_t vocab = write_tokenizer("model/tokenizer.json", 'x', 3);
     write_tokenizer("data/tokenizer.json", 'y', 3);
     REFUSED("", MODEL, SHARDS, vocab, vocab, "model/tokenizer.json: ", "data/tokenizer.json",
@@ -169,7 +151,6 @@ TEST(data_of_another_tokenizer_of_the_same_size_are_refused_with_both_files) {
 }
 
 TEST(weights_of_others_without_a_tokenizer_must_have_the_size_of_the_data) {
-    make_places();
     REFUSED("", MODEL, SHARDS, 257, 50257, "model has a vocabulary of 50257",
             "data/train_*.bin were made with 257 tokens", "data/prepare --tokenizer");
     assert_found(NULL, "", MODEL, SHARDS, 50257, 50304); // padded, as many models are

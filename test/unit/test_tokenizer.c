@@ -5,12 +5,7 @@
 #include "test/test.h"
 #include "test/unit/tokenizer_fixture.h"
 
-static Tokenizer *open_bytes(void) {
-    Error err;
-    Tokenizer *t = tokenizer_bytes(&err);
-    assert_non_null(t);
-    return t;
-}
+static Tokenizer *built_in, *toy; // bytes, and the small vocabulary from its tokenizer.json
 
 static int64_t encode(const Tokenizer *t, const char *text, int64_t n, int32_t *out) {
     Error err;
@@ -22,69 +17,57 @@ static int64_t encode(const Tokenizer *t, const char *text, int64_t n, int32_t *
 }
 
 TEST(every_byte_becomes_its_own_token_and_comes_back) {
-    Tokenizer *t = open_bytes();
     char text[256];
     int32_t tokens[256];
     for (int i = 0; i < 256; i++) text[i] = (char)i;
-    assert_int_equal(encode(t, text, 256, tokens), 256);
+    assert_int_equal(encode(built_in, text, 256, tokens), 256);
     for (int i = 0; i < 256; i++) {
         size_t length;
-        const char *bytes = tokenizer_decode(t, tokens[i], &length);
+        const char *bytes = tokenizer_decode(built_in, tokens[i], &length);
         assert_int_equal(tokens[i], i);
         assert_int_equal(length, 1);
         assert_int_equal(bytes[0], text[i]);
     }
-    tokenizer_free(t);
 }
 
 TEST(the_vocabulary_is_the_bytes_and_end_of_text) {
-    Tokenizer *t = open_bytes();
-    assert_int_equal(tokenizer_vocab(t), 257);
-    assert_int_equal(tokenizer_eot(t), 256);
-    tokenizer_free(t);
+    assert_int_equal(tokenizer_vocab(built_in), 257);
+    assert_int_equal(tokenizer_eot(built_in), 256);
 }
 
 TEST(an_empty_text_has_no_tokens) {
-    Tokenizer *t = open_bytes();
     int32_t untouched = -7;
-    assert_int_equal(encode(t, "", 0, &untouched), 0);
+    assert_int_equal(encode(built_in, "", 0, &untouched), 0);
     assert_int_equal(untouched, -7);
-    tokenizer_free(t);
 }
 
 TEST(unknown_tokens_have_no_bytes) {
-    Tokenizer *t = open_bytes();
     const int32_t tokens[] = {257, 50256, INT32_MAX, -1, INT32_MIN};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         size_t length = 99;
-        assert_non_null(tokenizer_decode(t, tokens[i], &length));
+        assert_non_null(tokenizer_decode(built_in, tokens[i], &length));
         assert_int_equal(length, 0);
     }
-    tokenizer_free(t);
 }
 
 TEST(the_spelling_of_end_of_text_is_a_token_in_prompts_only) {
-    Tokenizer *t = open_bytes();
-    Encoder *e = encoder_create(t, NULL);
+    Encoder *e = encoder_create(built_in, NULL);
     int32_t tokens[64];
     const char text[] = "a<|endoftext|>b";
     assert_int_equal(encoder_encode(e, text, 15, tokens), 15);
     assert_int_equal(encoder_encode_special(e, text, 15, tokens), 3);
     assert_int_equal(tokens[1], 256);
     encoder_free(e);
-    tokenizer_free(t);
 }
 
 TEST(bytes_may_be_cut_anywhere) {
-    Tokenizer *t = open_bytes();
-    assert_int_equal(tokenizer_safe_cut(t, "ab c", 4), 4);
-    assert_int_equal(tokenizer_safe_cut(t, "", 0), 0);
-    tokenizer_free(t);
+    assert_int_equal(tokenizer_safe_cut(built_in, "ab c", 4), 4);
+    assert_int_equal(tokenizer_safe_cut(built_in, "", 0), 0);
 }
 
 // ------------------------------------------------------------------------------------------------ the small vocabulary
 
-static int make_files(void **state) {
+static int set_up(void **state) {
     tmp_setup(state);
     static const char *const directories[] = {"json", "vocab", "openai"};
     for (size_t i = 0; i < 3; i++)
@@ -97,10 +80,15 @@ static int make_files(void **state) {
     toy_write_merges(tmp_file("openai/vocab.bpe"));
     toy_write_ranks(tmp_file("ranks.tiktoken"));
     toy_write_llmc(tmp_file("gpt2_tokenizer.bin"), 2);
-    return 0;
+    built_in = tokenizer_bytes(NULL), toy = tokenizer_open(tmp_file("json"), NULL);
+    return built_in && toy ? 0 : -1;
 }
 
-TestFixture test_all = {make_files, tmp_teardown};
+static int tear_down(void **state) {
+    tokenizer_free(built_in), tokenizer_free(toy);
+    return tmp_teardown(state);
+}
+TestFixture test_all = {set_up, tear_down};
 
 static const char *const forms[] = {
     "json",           "json/tokenizer.json", "pairs.json", "vocab", "openai", "vocab/vocab.json", "openai/encoder.json",
@@ -138,25 +126,24 @@ TEST(every_form_of_a_vocabulary_gives_the_same_tokens) {
 }
 
 TEST(every_form_of_a_vocabulary_has_the_same_fingerprint_and_export) {
-    Tokenizer *first = open_form(forms[0]);
     size_t length, other_length;
-    char *text = tokenizer_to_json(first, &length, NULL);
+    char *text = tokenizer_to_json(toy, &length, NULL);
     assert_non_null(text);
     assert_int_equal(strlen(text), length);
     for (int i = 1; i < NUM_FORMS; i++) {
         Tokenizer *t = open_form(forms[i]);
-        assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(first));
+        assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(toy));
         char *other = tokenizer_to_json(t, &other_length, NULL);
         assert_string_equal(other, text);
         free(other);
         tokenizer_free(t);
     }
     free(text);
-    tokenizer_free(first);
+    assert_true(tokenizer_fingerprint(toy) != tokenizer_fingerprint(built_in));
 }
 
 TEST(an_export_is_the_same_tokenizer_again) {
-    Tokenizer *originals[] = {open_bytes(), open_form("ranks.tiktoken")};
+    Tokenizer *originals[] = {tokenizer_bytes(NULL), open_form("ranks.tiktoken")};
     for (int i = 0; i < 2; i++) {
         size_t length;
         char *text = tokenizer_to_json(originals[i], &length, NULL), *again;
@@ -170,13 +157,6 @@ TEST(an_export_is_the_same_tokenizer_again) {
         tokenizer_free(t);
         tokenizer_free(originals[i]);
     }
-}
-
-TEST(other_tokens_have_another_fingerprint) {
-    Tokenizer *bytes = open_bytes(), *toy = open_form("json");
-    assert_true(tokenizer_fingerprint(bytes) != tokenizer_fingerprint(toy));
-    tokenizer_free(bytes);
-    tokenizer_free(toy);
 }
 
 TEST(llmcs_first_version_means_gpt2s_end_of_text) {
@@ -199,15 +179,14 @@ static int64_t toy_text(uint64_t round, char *text, int64_t most) {
 }
 
 TEST(what_is_decoded_is_what_was_encoded) {
-    Tokenizer *t = open_form("json");
-    Encoder *e = encoder_create(t, NULL);
+    Encoder *e = encoder_create(toy, NULL);
     for (uint64_t round = 0; round < 3000; round++) {
         char text[300], back[300];
         int32_t tokens[300];
         int64_t n = toy_text(round, text, 300), count = encoder_encode(e, text, n, tokens);
         size_t length, used = 0;
         for (int64_t i = 0; i < count; i++) {
-            const char *bytes = tokenizer_decode(t, tokens[i], &length);
+            const char *bytes = tokenizer_decode(toy, tokens[i], &length);
             memcpy(back + used, bytes, length);
             used += length;
         }
@@ -215,28 +194,24 @@ TEST(what_is_decoded_is_what_was_encoded) {
         assert_memory_equal(back, text, used);
     }
     encoder_free(e);
-    tokenizer_free(t);
 }
 
 TEST(an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one) {
-    Tokenizer *t = open_form("json");
-    Encoder *old = encoder_create(t, NULL);
+    Encoder *old = encoder_create(toy, NULL);
     for (uint64_t round = 0; round < 200; round++) {
         char text[3000];
         int32_t tokens[3000], expected[3000];
-        int64_t n = toy_text(round, text, 3000), count = encode(t, text, n, expected);
+        int64_t n = toy_text(round, text, 3000), count = encode(toy, text, n, expected);
         assert_int_equal(encoder_encode(old, text, n, tokens), count);
         assert_memory_equal(tokens, expected, (size_t)count * sizeof *tokens);
     }
     encoder_free(old);
-    tokenizer_free(t);
 }
 
 // Around the lengths that the cache takes, at the end of the text and before more of it, seen first and again.
 TEST(a_piece_of_any_length_is_encoded_alike_wherever_it_stands) {
-    Tokenizer *t = open_form("json");
     for (int64_t n = 1; n <= 70; n++) {
-        Encoder *e = encoder_create(t, NULL);
+        Encoder *e = encoder_create(toy, NULL);
         char text[300];
         int32_t alone[300], again[300], pair[300];
         for (int64_t i = 0; i < n; i++) text[i] = "hellwor"[i % 7];
@@ -249,24 +224,22 @@ TEST(a_piece_of_any_length_is_encoded_alike_wherever_it_stands) {
         assert_memory_equal(alone, pair, (size_t)count * sizeof *alone);
         for (int64_t i = 0; i < count; i++) {
             size_t length;
-            tokenizer_decode(t, alone[i], &length);
+            tokenizer_decode(toy, alone[i], &length);
             bytes += (int64_t)length;
         }
         assert_int_equal(bytes, n);
         encoder_free(e);
     }
-    tokenizer_free(t);
 }
 
 TEST(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole) {
-    Tokenizer *t = open_form("json");
-    Encoder *e = encoder_create(t, NULL);
+    Encoder *e = encoder_create(toy, NULL);
     int cuts = 0;
     for (uint64_t round = 0; round < 3000; round++) {
         char text[200];
         int32_t whole[200], parts[200];
         int64_t all = toy_text(round, text, 200), n = all > 0 ? (int64_t)(round % (uint64_t)all) : 0;
-        int64_t cut = tokenizer_safe_cut(t, text, n), count = encoder_encode(e, text, cut, parts);
+        int64_t cut = tokenizer_safe_cut(toy, text, n), count = encoder_encode(e, text, cut, parts);
         assert_in_range(cut, 0, n);
         count += encoder_encode(e, text + cut, all - cut, parts + count);
         assert_int_equal(encoder_encode(e, text, all, whole), count);
@@ -275,31 +248,26 @@ TEST(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole) {
     }
     assert_true(cuts > 2000);
     encoder_free(e);
-    tokenizer_free(t);
 }
 
 TEST(a_long_word_has_no_safe_cut) {
-    Tokenizer *t = open_form("json");
-    assert_int_equal(tokenizer_safe_cut(t, "hellohellohello", 15), 0);
-    assert_int_equal(tokenizer_safe_cut(t, "          ", 10), 0);
-    assert_int_equal(tokenizer_safe_cut(t, "hello hello", 11), 5);
-    assert_int_equal(tokenizer_safe_cut(t, "", 0), 0);
-    tokenizer_free(t);
+    assert_int_equal(tokenizer_safe_cut(toy, "hellohellohello", 15), 0);
+    assert_int_equal(tokenizer_safe_cut(toy, "          ", 10), 0);
+    assert_int_equal(tokenizer_safe_cut(toy, "hello hello", 11), 5);
+    assert_int_equal(tokenizer_safe_cut(toy, "", 0), 0);
 }
 
 TEST(megabytes_without_an_end_of_piece_are_merged_in_little_time) {
     enum { LENGTH = 4 << 20 };
-    Tokenizer *t = open_form("json");
     char *text = malloc(LENGTH);
     int32_t *tokens = malloc(LENGTH * sizeof *tokens);
     assert_true(text && tokens);
     memset(text, 'a', LENGTH);
-    assert_int_equal(encode(t, text, LENGTH, tokens), LENGTH / 4); // quadratic time would be hours
+    assert_int_equal(encode(toy, text, LENGTH, tokens), LENGTH / 4); // quadratic time would be hours
     memset(text, ' ', LENGTH);
-    assert_int_equal(encode(t, text, LENGTH, tokens), LENGTH);
+    assert_int_equal(encode(toy, text, LENGTH, tokens), LENGTH);
     memset(text, '\n', LENGTH);
-    assert_int_equal(encode(t, text, LENGTH, tokens), LENGTH / 2);
+    assert_int_equal(encode(toy, text, LENGTH, tokens), LENGTH / 2);
     free(text);
     free(tokens);
-    tokenizer_free(t);
 }

@@ -18,10 +18,24 @@ static void assert_refused(const char *path, const char *named, const char *mess
     assert_null(strchr(err.text, '\n'));
 }
 
+typedef struct {
+    const char *from, *to, *message;
+} Change;
+
+// A file as `write` makes it is refused after each of these changes.
+static void assert_changes_refused(const char *name, void (*write)(const char *), const Change *changes, size_t n) {
+    const char *path = tmp_file(name);
+    for (size_t i = 0; i < n; i++) {
+        write(path);
+        replace_in_file(path, changes[i].from, changes[i].to);
+        assert_refused(path, path, changes[i].message);
+    }
+}
+
+static void write_json(const char *path) { toy_write_json(path, false); }
+
 TEST(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field) {
-    static const struct {
-        const char *from, *to, *message;
-    } cases[] = {
+    static const Change cases[] = {
         {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer is an object, expected none"},
         {"\"type\": \"BPE\"", "\"type\": \"WordPiece\"", "model.type is \"WordPiece\", expected \"BPE\""},
         {"\"type\": \"BPE\"", "\"type\": 3", "model.type is 3, expected \"BPE\""},
@@ -41,18 +55,11 @@ TEST(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field) {
         {"\"lstrip\": false", "\"lstrip\": true", "added_tokens[0]: lstrip is true, expected none"},
         {"\"single_word\": false", "\"single_word\": true", "added_tokens[0]: single_word is true"},
     };
-    const char *path = tmp_file("tokenizer.json");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        toy_write_json(path, false);
-        replace_in_file(path, cases[i].from, cases[i].to);
-        assert_refused(path, path, cases[i].message);
-    }
+    assert_changes_refused("tokenizer.json", write_json, cases, sizeof cases / sizeof *cases);
 }
 
 TEST(a_damaged_tokenizer_json_is_refused_by_place) {
-    static const struct {
-        const char *from, *to, *message;
-    } cases[] = {
+    static const Change cases[] = {
         {"\"h e\"", "\"h zz\"", "model.merges[0]: \"zz\" is no token of the vocabulary"},
         {"\"l l\"", "\"x y\"", "model.merges[1]: together they are \"xy\", which is no token"},
         {"\"l l\"", "\"h e\"", "model.merges[1]: the same two were merged before, by number 0"},
@@ -89,12 +96,7 @@ TEST(a_damaged_tokenizer_json_is_refused_by_place) {
         {"]}}", "]}", "not valid JSON near byte"},
         {"]}}", "]}} x", "bytes after the JSON value"},
     };
-    const char *path = tmp_file("tokenizer.json");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        toy_write_json(path, false);
-        replace_in_file(path, cases[i].from, cases[i].to);
-        assert_refused(path, path, cases[i].message);
-    }
+    assert_changes_refused("tokenizer.json", write_json, cases, sizeof cases / sizeof *cases);
 }
 
 TEST(a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line) {
@@ -125,9 +127,7 @@ TEST(a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line) {
 }
 
 TEST(a_damaged_rank_file_is_refused_by_line) {
-    static const struct {
-        const char *from, *to, *message;
-    } cases[] = {
+    static const Change cases[] = {
         {"QQ== 65\n", "QQ== 66\n", "line 67: \"A\" and \"B\" both have number 66"},
         {"QQ== 65\n", "Qg== 65\n", "line 67: \"B\" is both token 65 and token 66"},
         {"QQ== 65\n", "QQ= 65\n", "line 66: \"QQ= 65\", expected base64, a space and a rank"},
@@ -141,22 +141,18 @@ TEST(a_damaged_rank_file_is_refused_by_line) {
         {"QQ== 65\n", "", "no token has number 65"},
         {"QQ== 65\n", "QUE= 65\n", "no token for the byte 0x41"},
     };
-    const char *path = tmp_file("ranks.tiktoken");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        toy_write_ranks(path);
-        replace_in_file(path, cases[i].from, cases[i].to);
-        assert_refused(path, path, cases[i].message);
-    }
+    assert_changes_refused("ranks.tiktoken", toy_write_ranks, cases, sizeof cases / sizeof *cases);
 }
 
 // The toy's ranks and others behind them, up to `count` numbers without the number `hole`.
 static void write_many_ranks(const char *path, int count, int hole) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     toy_write_ranks(path);
     FILE *f = fopen(path, "a");
     assert_non_null(f);
-    for (int i = TOY_EOT; i < count; i++)
-        if (i != hole) fprintf(f, "%c%c%c+ %d\n", digits[i >> 12 & 63], digits[i >> 6 & 63], digits[i & 63], i);
+    for (int i = TOY_EOT; i < count; i++) {
+        const char bytes[] = {(char)(i >> 16 | 0x40), (char)(i >> 8), (char)i};
+        if (i != hole) write_rank(f, bytes, sizeof bytes, i);
+    }
     toy_close(f);
 }
 

@@ -1,4 +1,5 @@
-// UTF-8 in pieces: whatever the cuts, characters arrive whole, bytes that are none arrive at once, nothing is lost.
+// UTF-8, a character at a time, and in pieces: whatever the cuts, characters arrive whole, bytes that are none arrive
+// at once, nothing is lost.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
@@ -19,27 +20,30 @@ static const char *const valid[] = {
     "\xE0\xA4\xA8\xE0\xA4\xAE\xE0\xA4\xB8\xE0\xA5\x8D",
 };
 // Stray continuation bytes, overlong forms, surrogates, beyond U+10FFFF, characters that break off.
+// clang-format off
 static const char *const invalid[] = {
-    "\200\277a",
-    "\xC0\xAF\xC1\xBF",
-    "\xE0\x80\xAF",
-    "\xE0\x9F\xBF",
-    "\xED\xA0\x80",
-    "\xF0\x80\x80\xAF",
-    "\xF0\x8F\xBF\xBF",
-    "\xF4\x90\x80\x80",
-    "\xF5\x80\x80\x80",
-    "\xFF\xFE",
-    "\xC3(",
-    "\xE2\x82(",
-    "\xF0\x9F\x98(",
-    "\xE2\xE2\x82\xAC",
-    "\xF0\x9F\xF0\x9F\x98\x80",
-    "\xC3",
-    "\xE2\x82",
-    "\xF0\x9F\x98",
+    "\200\277a", "\xC0\xAF\xC1\xBF", "\xE0\x80\xAF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xF0\x80\x80\xAF",
+    "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xC1\xBF", "\xFF\xFE", "\xC3(", "\xE2\x82(", "\xF0\x9F\x98(",
+    "\xE2\xE2\x82\xAC", "\xF0\x9F\xF0\x9F\x98\x80", "\xC3", "\xE2\x82", "\xF0\x9F\x98",
 };
+// clang-format on
 enum { VALID = sizeof valid / sizeof *valid, INVALID = sizeof invalid / sizeof *invalid };
+
+TEST(every_character_is_read_as_it_was_written) {
+    for (uint32_t c = 0; c < 0x110000; c++) {
+        char text[4];
+        uint32_t back = 0;
+        int length = utf8_encode(c, text), read = utf8_decode((unsigned char *)text, length, &back);
+        bool surrogate = c >= 0xD800 && c < 0xE000;
+        assert_int_equal(read, surrogate ? 0 : length);
+        if (!surrogate) assert_int_equal(back, c);
+        if (length > 1) assert_int_equal(utf8_decode((unsigned char *)text, length - 1, &back), 0);
+    }
+}
+
+TEST(what_is_not_well_formed_is_no_character) {
+    for (int i = 0; i < INVALID; i++) assert_int_equal(utf8_length(invalid[i], strlen(invalid[i])), 0);
+}
 
 // Is text a sequence of whole characters and of bytes that can be no part of one?
 static bool ends_between_characters(const char *text, size_t n, const char *rest, size_t rest_bytes) {

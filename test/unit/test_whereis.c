@@ -21,49 +21,56 @@ static int run_event(char *out, size_t size, int start_step, int step_windows, i
                     overfit, SEED, T, B, WINDOWS, start_step, step_windows * T);
 }
 
-static int step_events(char *out, size_t size, int first, int last) {
-    int n = 0;
-    for (int s = first; s <= last; s++)
-        n += snprintf(out + n, size - (size_t)n, "{\"event\":\"step\",\"time\":1.5,\"step\":%d,\"loss\":1}\n", s);
-    return n;
-}
+static cJSON *starts; // of the log at hand
 
-static bool read_order(Order *order, const char *text, size_t n, Error *err) {
+static int free_starts(void **state) {
+    (void)state;
+    cJSON_Delete(starts), starts = NULL;
+    return 0;
+}
+TestFixture test_each = {NULL, free_starts};
+
+static bool read_starts(const char *text, size_t n, Error *err) {
     write_bytes(tmp_file("main.log"), text, n);
-    *order = (Order){0};
-    return order_read(order, tmp.path, err);
+    free_starts(NULL);
+    starts = cJSON_CreateArray();
+    return read_log(tmp_file("main.log"), starts, err);
 }
 
-static void assert_position(const Order *order, int64_t step, int64_t expected, int64_t step_windows) {
+static bool find(int64_t step, Start *start, int64_t *position, Error *err) {
+    return find_step("main.log", starts, step, start, position, err);
+}
+
+static int64_t window_at(const Start *s, int64_t position) {
+    return shuffle_window(stream_position(s, position), s->num_windows, (uint64_t)s->seed);
+}
+
+static void assert_position(int64_t step, int64_t expected, int64_t step_windows) {
     int64_t position;
+    Start start;
     Error err;
-    const Segment *s = order_find(order, step, &position, &err);
-    assert_non_null(s);
+    assert_ok(find(step, &start, &position, &err));
     assert_int_equal(position, expected);
-    assert_int_equal(s->step_windows, step_windows);
+    assert_int_equal(start.step_windows, step_windows);
 }
 
 TEST(positions_add_up_over_resumes_with_other_batches) {
     char log[16384];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
-    n += step_events(log + n, sizeof log - (size_t)n, 1, 10);
+    n += sprintf(log + n, "{\"event\":\"step\",\"time\":1.5,\"step\":1,\"loss\":1}\n");
     n += run_event(log + n, sizeof log - (size_t)n, 10, 7, 2, 0);
-    n += step_events(log + n, sizeof log - (size_t)n, 11, 20);
     n += snprintf(log + n, sizeof log - (size_t)n, // -x 0 reads nothing
                   "{\"event\":\"run\",\"options\":{},\"model\":{},\"start_step\":20,\"tokens_per_step\":4}\n");
     n += run_event(log + n, sizeof log - (size_t)n, 20, 1, 1, 0); // killed before its first checkpoint,
     n += run_event(log + n, sizeof log - (size_t)n, 20, 3, 2, 0); // and started again
-    n += step_events(log + n, sizeof log - (size_t)n, 21, 22);
-    Order order;
     Error err;
-    if (!read_order(&order, log, (size_t)n, &err)) fail_msg("%s", err.text);
-    assert_position(&order, 1, 0, 5);
-    assert_position(&order, 10, 45, 5);
-    assert_position(&order, 11, 50, 7);
-    assert_position(&order, 20, 113, 7);
-    assert_position(&order, 21, 120, 3);
-    assert_position(&order, 30, 147, 3); // still to come
-    order_free(&order);
+    assert_ok(read_starts(log, (size_t)n, &err));
+    assert_position(1, 0, 5);
+    assert_position(10, 45, 5);
+    assert_position(11, 50, 7);
+    assert_position(20, 113, 7);
+    assert_position(21, 120, 3);
+    assert_position(30, 147, 3); // still to come
 }
 
 TEST(steps_that_were_taken_back_are_forgotten) {
@@ -72,24 +79,19 @@ TEST(steps_that_were_taken_back_are_forgotten) {
     n += run_event(log + n, sizeof log - (size_t)n, 10, 7, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 20, 9, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 10, 2, 2, 0);
-    Order order;
     Error err;
-    assert_true(read_order(&order, log, (size_t)n, &err));
-    assert_position(&order, 10, 45, 5);
-    assert_position(&order, 21, 50 + 20, 2);
-    assert_int_equal(order.count, 2);
-    order_free(&order);
+    assert_ok(read_starts(log, (size_t)n, &err));
+    assert_position(10, 45, 5);
+    assert_position(21, 50 + 20, 2);
 }
 
 TEST(an_unfinished_last_line_is_no_error) {
     char log[4096];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 3, 7, 2, 0);
-    Order order;
     Error err;
-    assert_true(read_order(&order, log, (size_t)n - 20, &err));
-    assert_int_equal(order.count, 1);
-    order_free(&order);
+    assert_ok(read_starts(log, (size_t)n - 20, &err));
+    assert_position(5, 20, 5);
 }
 
 // The windows that the loader really reads, told by their first tokens.
@@ -111,25 +113,22 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
                                        .repeat_first_step = overfit};
     DataLoader *loader = dataloader_create(&options, &err);
     char log[4096];
-    Order order;
-    assert_true(read_order(&order, log, (size_t)run_event(log, sizeof log, 0, step_windows, batch, overfit), &err));
+    assert_ok(read_starts(log, (size_t)run_event(log, sizeof log, 0, step_windows, batch, overfit), &err));
     for (int step = 1; step <= steps; step++) {
         int64_t position = 0, done = 0;
-        const Segment *s = order_find(&order, step, &position, &err);
-        assert_non_null(s);
+        Start s;
+        assert_ok(find(step, &s, &position, &err));
         while (done < step_windows) {
             const void *windows;
             int64_t count;
             assert_true(dataloader_next(loader, &windows, &count, &err));
             for (int64_t i = 0; i < count; i++, done++) {
-                const int64_t window = window_at(s, position + done);
-                assert_int_equal(((const uint16_t *)windows)[i * (T + 1)], window * T);
-                assert_int_equal(done / s->B, (done - i) / s->B); // the micro-batch that whereis prints
+                assert_int_equal(((const uint16_t *)windows)[i * (T + 1)], window_at(&s, position + done) * T);
+                assert_int_equal(done / s.B, (done - i) / s.B); // the micro-batch that whereis prints
             }
         }
     }
     dataloader_destroy(loader);
-    order_free(&order);
     shards_close(&set);
 }
 
@@ -161,52 +160,44 @@ TEST(what_is_missing_or_makes_no_sense_is_named) {
         assert_non_null(at);
         const int n = snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - log), log, cases[i].to,
                                at + strlen(cases[i].from));
-        Order order;
         Error err;
-        assert_false(read_order(&order, changed, (size_t)n, &err));
-        if (!strstr(err.text, cases[i].message)) fail_msg("%s\nexpected: %s", err.text, cases[i].message);
-        order_free(&order);
+        Start start;
+        int64_t position;
+        assert_error(read_starts(changed, (size_t)n, &err) && find(1, &start, &position, &err), cases[i].message);
     }
 }
 
 TEST(a_log_that_cannot_be_read_says_why) {
-    Order order = {0};
     Error err;
-    assert_true(directory_make(tmp_file("run/main.log"), &err));
-    assert_false(order_read(&order, tmp_file("run"), &err));
-    assert_non_null(strstr(err.text, "main.log: cannot be read: Is a directory"));
+    assert_ok(directory_make(tmp_file("run/main.log"), &err));
+    starts = cJSON_CreateArray();
+    assert_error(read_log(tmp_file("run/main.log"), starts, &err), "main.log: cannot be read: Is a directory");
 }
 
 TEST(steps_before_the_first_and_beyond_all_numbers_are_refused) {
     char log[4096];
-    Order order;
     Error err;
+    Start start;
     int64_t position;
-    assert_true(read_order(&order, log, (size_t)run_event(log, sizeof log, 0, 5, 2, 0), &err));
-    assert_null(order_find(&order, 0, &position, &err));
-    assert_non_null(strstr(err.text, "expected 1 or more"));
-    assert_null(order_find(&order, INT64_MAX, &position, &err));
-    order_free(&order);
+    assert_ok(read_starts(log, (size_t)run_event(log, sizeof log, 0, 5, 2, 0), &err));
+    assert_error(find(0, &start, &position, &err), "STEP 0: expected 1 or more");
+    assert_error(find(INT64_MAX, &start, &position, &err), "expected 1 or more, and less than that");
 }
 
 TEST(damaged_logs_are_read_or_refused_but_never_believed_blindly) {
     char log[8192];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
-    n += step_events(log + n, sizeof log - (size_t)n, 1, 3);
     n += run_event(log + n, sizeof log - (size_t)n, 3, 7, 2, 0);
     for (uint64_t round = 0; round < 2000; round++) {
         unsigned char damaged[8192 + MUTATE_MAX_GROWTH];
         memcpy(damaged, log, (size_t)n);
         const size_t bytes = mutate(damaged, (size_t)n, (size_t)n, round);
-        Order order;
-        Error err;
+        Error err = {""};
+        Start start;
         int64_t position;
-        if (read_order(&order, (const char *)damaged, bytes, &err)) {
-            const Segment *s = order_find(&order, 4, &position, &err);
-            if (s) assert_in_range(window_at(s, position), 0, s->num_windows - 1);
-        } else {
+        if (read_starts((const char *)damaged, bytes, &err) && find(4, &start, &position, &err))
+            assert_in_range(window_at(&start, position), 0, start.num_windows - 1);
+        else
             assert_true(strlen(err.text) > 0);
-        }
-        order_free(&order);
     }
 }

@@ -89,18 +89,23 @@ static inline void toy_write_json(const char *path, bool pairs) {
     toy_close(f);
 }
 
-static inline void toy_write_ranks(const char *path) {
+// A line of a tiktoken file.
+static inline void write_rank(FILE *f, const char *bytes, size_t n, int rank) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t at = 0; at < n; at += 3) {
+        uint32_t bits = 0;
+        for (size_t k = 0; k < 3; k++) bits = bits << 8 | (at + k < n ? (unsigned char)bytes[at + k] : 0u);
+        for (size_t k = 0; k < 4; k++) fputc(at + k <= n ? digits[bits >> (18 - 6 * k) & 63] : '=', f);
+    }
+    fprintf(f, " %d\n", rank);
+}
+
+static inline void toy_write_ranks(const char *path) {
     FILE *f = toy_create(path);
     for (int i = 0; i < TOY_EOT; i++) {
-        char bytes[16] = {0};
-        size_t n = toy_bytes(i, bytes);
-        for (size_t at = 0; at < n; at += 3) {
-            uint32_t bits = 0;
-            for (size_t k = 0; k < 3; k++) bits = bits << 8 | (at + k < n ? (unsigned char)bytes[at + k] : 0u);
-            for (size_t k = 0; k < 4; k++) fputc(at + k <= n ? digits[bits >> (18 - 6 * k) & 63] : '=', f);
-        }
-        fprintf(f, " %d\n", i);
+        char bytes[16];
+        const size_t n = toy_bytes(i, bytes);
+        write_rank(f, bytes, n, i);
     }
     toy_close(f);
 }
