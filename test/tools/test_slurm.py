@@ -13,8 +13,8 @@ import subprocess
 import time
 
 import pytest
-from tiny_run import (BAD_INPUT, INTERRUPTED, TINY, call, checkpoints, clean_environment, events, last_step, make_root,
-                      same_weights, script, wait_until)
+from tiny_run import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, TINY, call, checkpoints, clean_environment, events, last_step,
+                      make_root, same_weights, script, wait_until)
 
 ATTEMPTS = 3
 
@@ -97,7 +97,7 @@ def interrupt_and_restart(cluster, numbers, extra=()):
     for number in numbers:
         process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000, *extra)
         cluster.signal_after(20, process, number)
-        said = cluster.finish(process, INTERRUPTED)
+        said = cluster.finish(process, EXIT_INTERRUPTED)
         assert cluster.requeues() == 1 and "queued again" in said
         assert checkpoints(cluster.run)[-1].name == f"step_{last_step(cluster.run):08d}"
         cluster.restarts += 1
@@ -125,7 +125,7 @@ def test_a_signal_before_the_trainer_is_up_queues_the_job_again(cluster):
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=300)
     # Ended by the signal, if it was not yet ready to handle it.
-    assert process.returncode in (INTERRUPTED, 128 + signal.SIGUSR1)
+    assert process.returncode in (EXIT_INTERRUPTED, 128 + signal.SIGUSR1)
     assert cluster.requeues() == 1
     cluster.restarts = 1
     steps = 30 + (last_step(cluster.run) if checkpoints(cluster.run) else 0)
@@ -142,12 +142,12 @@ def test_a_signal_that_waits_for_the_trainer_to_start_reaches_it(cluster):
     process.send_signal(signal.SIGUSR1)
     go.touch()
     process.communicate(timeout=300)
-    assert process.returncode in (INTERRUPTED, 128 + signal.SIGUSR1)
+    assert process.returncode in (EXIT_INTERRUPTED, 128 + signal.SIGUSR1)
     assert cluster.requeues() == 1
 
 
 def test_bad_options_end_the_job_for_good(cluster):
-    said = cluster.finish(cluster.start("preemptible.sbatch", *TINY, "-x", "many"), BAD_INPUT)
+    said = cluster.finish(cluster.start("preemptible.sbatch", *TINY, "-x", "many"), EXIT_BAD_INPUT)
     assert cluster.requeues() == 0 and "the trainer ended with 2" in said
 
 
@@ -181,7 +181,7 @@ def test_a_new_checkpoint_resets_the_count_of_failures(cluster):
         fail_once(cluster)
     process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000)
     cluster.signal_after(20, process, signal.SIGUSR1)
-    cluster.finish(process, INTERRUPTED)
+    cluster.finish(process, EXIT_INTERRUPTED)
     cluster.restarts += 1
     assert cluster.requeues() == ATTEMPTS
     said = fail_once(cluster, last_step(cluster.run) + 20)
@@ -206,7 +206,7 @@ def test_a_job_that_was_cancelled_is_saved_and_not_brought_back(cluster):
     wait_until(lambda: last_step(cluster.run) > 20, process)
     (cluster.bin / "state").write_text("COMPLETING")  # what Slurm 22.05 says of a job between scancel and its end
     process.send_signal(signal.SIGTERM)
-    assert "cancelled" in cluster.finish(process, INTERRUPTED)
+    assert "cancelled" in cluster.finish(process, EXIT_INTERRUPTED)
     assert cluster.requeues() == 0 and len(checkpoints(cluster.run)) == 1
 
 
@@ -214,13 +214,13 @@ def test_a_cluster_that_refuses_to_requeue_is_reported(cluster):
     (cluster.bin / "no_requeue").touch()
     process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000)
     cluster.signal_after(20, process, signal.SIGUSR1)
-    assert "scontrol requeue failed; go on with the same sbatch command" in cluster.finish(process, INTERRUPTED)
+    assert "scontrol requeue failed; go on with the same sbatch command" in cluster.finish(process, EXIT_INTERRUPTED)
 
 
 def test_the_plain_job_saves_at_its_time_limit_and_the_same_command_goes_on(cluster):
     process = cluster.start("train.sbatch", *TINY, "-x", 1000000)
     cluster.signal_after(20, process, signal.SIGUSR1)
-    cluster.finish(process, INTERRUPTED)
+    cluster.finish(process, EXIT_INTERRUPTED)
     stopped = last_step(cluster.run)
     assert checkpoints(cluster.run)[-1].name == f"step_{stopped:08d}"
     cluster.finish(cluster.start("train.sbatch", *TINY, "-x", stopped + 10), 0)
@@ -248,7 +248,7 @@ def test_a_sweep_runs_each_rate_and_ends_with_the_table(cluster):
 def test_a_task_without_a_learning_rate_says_how_to_submit(cluster):
     environment = cluster.environment("sweep_gpt2_124M", SLURM_ARRAY_TASK_ID=2, LRS="1e-4 2e-4")
     result = call(cluster.root, "bash", "scripts/slurm/sweep.sbatch", environment=environment)
-    assert result.returncode == BAD_INPUT and "--array=0-1" in result.stderr
+    assert result.returncode == EXIT_BAD_INPUT and "--array=0-1" in result.stderr
 
 
 def test_the_table_marks_what_is_unfinished_and_has_a_line_for_an_empty_directory(cluster, tmp_path):
