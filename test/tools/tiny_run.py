@@ -7,12 +7,9 @@ Owns no test. The rest: test/runs.py.
 import os
 import random
 import shutil
-import sys
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-import runs  # noqa: E402
-from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, ROOT, TRAINER, checkpoints, events, script,  # noqa: E402, F401
+import runs
+from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, ROOT, TRAINER, checkpoints, events, script,  # noqa: F401
                   wait_for)
 
 # A fraction of a millisecond a step, one thread: the same bits on every machine with this vector code.
