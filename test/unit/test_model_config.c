@@ -26,30 +26,24 @@ TEST(presets_have_the_published_parameter_counts) {
     }
 }
 
-TEST(a_free_shape_takes_every_part_and_pads_the_vocabulary) {
-    ModelConfig c = parsed("L=6,C=384,NH=3,V=257,T=96");
-    assert_int_equal(c.L, 6);
-    assert_int_equal(c.C, 384);
-    assert_int_equal(c.NH, 3);
-    assert_int_equal(c.V, 257);
-    assert_int_equal(c.Vp, 384);
-    assert_int_equal(c.max_T, 96);
-}
-
-TEST(a_preset_may_be_changed_part_by_part) {
-    ModelConfig c = parsed("d24,V=1000,T=2048");
-    assert_int_equal(c.L, 24);
-    assert_int_equal(c.NH, 16);
-    assert_int_equal(c.max_T, 2048);
-    assert_int_equal(c.Vp, 1024);
-    c = parsed("gpt3:c1536");
-    assert_int_equal(c.max_T, 2048);
-    assert_int_equal(c.NH, 16);
-}
-
-TEST(heads_default_to_64_channels_each) {
-    assert_int_equal(parsed("L=2,C=256").NH, 4);
-    assert_int_equal(parsed("L=2,C=100").NH, 1);
+TEST(a_descriptor_is_a_preset_or_a_free_shape_and_any_part_may_be_given) {
+    static const struct {
+        const char *descriptor;
+        int64_t L, C, NH, V, Vp, max_T;
+    } cases[] = {
+        {"L=6,C=384,NH=3,V=257,T=96", 6, 384, 3, 257, 384, 96}, {"d24,V=1000,T=2048", 24, 1024, 16, 1000, 1024, 2048},
+        {"gpt3:c1536,V=10", 24, 1536, 16, 10, 128, 2048},       {"L=2,C=256,V=10", 2, 256, 4, 10, 128, 1024},
+        {"L=2,C=100,V=10", 2, 100, 1, 10, 128, 1024}, // heads of 64 channels, or one
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const ModelConfig c = parsed(cases[i].descriptor);
+        assert_int_equal(c.L, cases[i].L);
+        assert_int_equal(c.C, cases[i].C);
+        assert_int_equal(c.NH, cases[i].NH);
+        assert_int_equal(c.V, cases[i].V);
+        assert_int_equal(c.Vp, cases[i].Vp);
+        assert_int_equal(c.max_T, cases[i].max_T);
+    }
 }
 
 TEST(wrong_descriptors_are_refused_with_a_message) {
@@ -67,14 +61,12 @@ TEST(wrong_descriptors_are_refused_with_a_message) {
 }
 
 TEST(paths_are_no_descriptors) {
-    assert_true(model_config_is_descriptor("d12"));
-    assert_true(model_config_is_descriptor("d12,V=5"));
-    assert_true(model_config_is_descriptor("L=3"));
-    assert_true(model_config_is_descriptor("gpt3:c768"));
-    assert_false(model_config_is_descriptor("out/step_00000010"));
-    assert_false(model_config_is_descriptor("gpt2_124M.bin"));
-    assert_false(model_config_is_descriptor("gpt2"));
-    assert_false(model_config_is_descriptor("./L=3"));
+    static const char *const descriptors[] = {"d12", "d12,V=5", "L=3", "gpt3:c768"};
+    static const char *const paths[] = {"out/step_00000010", "gpt2_124M.bin", "gpt2", "./L=3"};
+    for (int i = 0; i < 4; i++) {
+        assert_true(model_config_is_descriptor(descriptors[i]));
+        assert_false(model_config_is_descriptor(paths[i]));
+    }
 }
 
 TEST(flops_are_those_of_the_stated_formulas) {
