@@ -96,10 +96,10 @@ def limit_file_size(size):
     return limit
 
 
-def start(*arguments):
-    """Starts the trainer; its own words go nowhere, so that no pipe can fill up."""
-    return subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                            stdin=subprocess.DEVNULL, cwd=ROOT)
+def start(*arguments, before=(), **options):
+    """Starts the trainer, as an argument of `before`; its own words go nowhere, so that no pipe can fill up."""
+    nowhere = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
+    return subprocess.Popen([*before, *command(*arguments)], cwd=ROOT, **{**nowhere, **options})
 
 
 def kill(process):

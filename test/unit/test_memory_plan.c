@@ -10,11 +10,16 @@ static Error err;
 
 TestFixture test_all = {start_device, stop_device};
 
-static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set) {
-    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = 1024, .sequences = 1};
+static Gpt2Options options_of(const char *descriptor, int64_t B, int64_t T) {
+    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = T};
     assert_true(model_config_parse(&o.config, descriptor, &err));
     model_config_set_vocab(&o.config, GPT2_VOCAB);
-    o.recompute = recompute_all(set);
+    return o;
+}
+
+static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set) {
+    Gpt2Options o = options_of(descriptor, B, 1024);
+    o.sequences = 1, o.recompute = recompute_all(set);
     for (int64_t l = 0; l < o.config.L / 3; l++) o.recompute.blocks[l] |= AGAIN_GELU | AGAIN_LAYERNORM;
     return gpt2_plan(&o);
 }
@@ -197,9 +202,7 @@ TEST(a_block_keeps_what_its_set_leaves) {
 
 // At 124M, laying out costs at most a hundredth over what is alive at once.
 TEST(no_set_takes_more_than_its_tensors_need) {
-    Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 4, .T = 1024};
-    assert_true(model_config_parse(&options.config, "d12", &err));
-    model_config_set_vocab(&options.config, GPT2_VOCAB);
+    Gpt2Options options = options_of("d12", 4, 1024);
     for (int set = 0; set < 64; set++) {
         options.recompute = recompute_all(set);
         MemoryPlan *plan = gpt2_plan(&options);
@@ -212,9 +215,7 @@ TEST(no_set_takes_more_than_its_tensors_need) {
 
 // 2 bytes a parameter less; in fp32 remain, while the backward pass runs, the gradients of one block and of wte.
 TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
-    Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 1, .T = 64};
-    assert_true(model_config_parse(&options.config, "d12", &err));
-    model_config_set_vocab(&options.config, GPT2_VOCAB);
+    Gpt2Options options = options_of("d12", 1, 64);
     const ModelConfig *c = &options.config;
     const int64_t parameters = parameter_total(c), C = c->C, block = 12 * C * C + 13 * C, wte = c->Vp * C;
     int64_t total[2], gradients[2];
@@ -235,10 +236,7 @@ TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
 // ---------------------------------------------------------------------------------------------------------- generation
 
 static int64_t planned(Gpt2Options options, int64_t sequences) {
-    assert_true(model_config_parse(&options.config, "d12", &err));
-    model_config_set_vocab(&options.config, GPT2_VOCAB);
-    options.dtype = DTYPE_FP32;
-    options.sequences = sequences;
+    options.dtype = DTYPE_FP32, options.sequences = sequences;
     MemoryPlan *plan = gpt2_plan(&options);
     const int64_t total = memory_plan_total(plan);
     memory_plan_destroy(plan);
@@ -247,8 +245,8 @@ static int64_t planned(Gpt2Options options, int64_t sequences) {
 
 TEST(samples_beside_training_cost_no_memory) {
     for (int level = 0; level <= 3; level++) {
-        const Gpt2Options options = {
-            .master = true, .train = true, .B = 4, .T = 1024, .recompute = recompute_all(recompute_level_set(level))};
+        Gpt2Options options = options_of("d12", 4, 1024);
+        options.recompute = recompute_all(recompute_level_set(level));
         assert_int_equal(planned(options, 1), planned(options, 0));
         assert_int_equal(planned(options, 4), planned(options, 0));
     }
@@ -257,7 +255,8 @@ TEST(samples_beside_training_cost_no_memory) {
 // Without training there is little to share: keys and values of every position, 2 L C elements, and the logits. The
 // blocks' own activations are those of one prompt, not of every sequence.
 TEST(a_model_that_only_generates_takes_weights_and_cache) {
-    const Gpt2Options options = {.B = 1, .T = 1024};
+    Gpt2Options options = options_of("d12", 1, 1024);
+    options.master = options.train = false;
     const int64_t element = 4, Vp = 50304, cache = 2 * 12 * 768 * 1024 * element, logits = Vp * element;
     const int64_t tokens = 1024 * 4,
                   aligned = 2 * PLAN_ALIGNMENT; // cache and logits are multiples of it; tokens are not
