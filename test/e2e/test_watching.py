@@ -11,11 +11,10 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_RUN_FAILED, QUIET, ROOT, TINY, checkpoints, command, events, kill, limit_file_size, start, train,
+from conftest import (EXIT_RUN_FAILED, QUIET, TINY, checkpoints, command, events, kill, limit_file_size, start, train,
                       wait_for)
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: scripts/install_deps.sh test")
-from tensorboard.backend.event_processing import plugin_event_multiplexer  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 from tensorboard.plugin_util import markdown_to_safe_html  # noqa: E402
 
@@ -56,7 +55,7 @@ def event_files(run):
 
 
 def test_tensorboard_finds_every_number_of_the_log(data, tmp_path):
-    run = tmp_path / "run"
+    run = tmp_path / "logs" / "run"
     train(*RUN, *data.flags, "-x", 12, "-o", run)
     found = accumulated(run)
     assert found == scalars_of_log(run)
@@ -64,20 +63,7 @@ def test_tensorboard_finds_every_number_of_the_log(data, tmp_path):
     assert {step for tag, step in found if tag == "val/loss"} == {0, 4, 8, 12}
     assert {"train/norm", "train/lr", "train/ms", "train/tokens_per_second", "train/mfu", "train/hfu", "val/perplexity",
             "whole_run/ms_p99"} <= {tag for tag, step in found}
-
-
-def test_tensorboards_web_server_reads_the_same(data, tmp_path):
-    """By both ways that it has: the multiplexer in Python (--load_fast=false) and the data server."""
-    run = tmp_path / "logs" / "run"
-    train(*RUN, *data.flags, "-x", 8, "-o", run)
-    expected = scalars_of_log(run)
-    multiplexer = plugin_event_multiplexer.EventMultiplexer(tensor_size_guidance={"scalars": 0})
-    multiplexer.AddRunsFromDirectory(str(tmp_path / "logs"))
-    multiplexer.Reload()
-    for tag, step in expected:
-        values = {event.step: event.tensor_proto.float_val[0] for event in multiplexer.Tensors("run", tag)}
-        assert values[step] == expected[tag, step]
-    assert served(tmp_path / "logs")["run"] == expected
+    assert served(tmp_path / "logs")["run"] == found  # last: it may have to skip
 
 
 def served(directory):
@@ -132,12 +118,8 @@ def test_after_kill_9_nothing_but_the_last_line_can_be_missing(data, tmp_path):
     with open(event_files(run)[0], "ab") as file:
         file.write(event_files(run)[0].read_bytes()[:40])
     assert accumulated(run) == found
-    train(*flags, "-x", checkpoint_step(run) + 3, "-y", 1)
+    train(*flags, "-x", int(checkpoints(run)[-1].name[5:]) + 3, "-y", 1)
     assert accumulated(run) == scalars_of_log(run)
-
-
-def checkpoint_step(run):
-    return json.loads((checkpoints(run)[-1] / "trainer.json").read_text())["step"]
 
 
 def test_a_file_that_cannot_grow_does_not_stop_the_run(data, tmp_path):
@@ -218,23 +200,16 @@ def test_of_many_starts_at_once_one_runs_and_its_log_stays(data, tmp_path):
     assert [entry["step"] for entry in events(run, "step")] == list(range(1, 21))
 
 
+# The figures: test/unit/test_summary.c.
 def test_the_last_lines_sum_up_the_run(data, tmp_path):
-    run = tmp_path / "run"
-    result = train(*RUN, *data.flags, "-x", 8, "-o", run)
+    said = train(*RUN, *data.flags, "-x", 8, "-o", tmp_path / "run").stdout
     summary = re.search(r"^summary +8 steps, 1.024K tokens, (\S+) in steps \| median (\S+) tok/s, mfu \S+% \| "
-                        r"step p50 (\S+) ms, p99 (\S+) ms\n +best validation loss (\S+) at step (\d+)$",
-                        result.stdout, re.MULTILINE)
-    assert summary, result.stdout[-500:]
-    end = events(run, "end")[-1]
-    validations = {entry["step"]: entry["loss"] for entry in events(run, "validation")}
+                        r"step p50 (\S+) ms, p99 (\S+) ms\n +best validation loss (\S+) at step (\d+)$", said, re.MULTILINE)
+    assert summary and not set("\r\x1b") & set(said), said[-500:]  # through a pipe: plain lines
+    end = events(tmp_path / "run", "end")[-1]
+    validations = {entry["step"]: entry["loss"] for entry in events(tmp_path / "run", "validation")}
     assert end["best_val_loss"] == min(validations.values()) == validations[int(summary[6])]
-    assert summary[5] == f"{end['best_val_loss']:.4f}"
-    times = sorted(entry["ms"] for entry in events(run, "step")[1:])  # without the first one
-    # 6 digits in the log of the steps, 6 in the summary's: each is off by at most 0.5e-5 of itself.
-    assert end["ms_p50"] == pytest.approx(times[3], rel=1.1e-5)
-    assert end["ms_p99"] == pytest.approx(times[6], rel=1.1e-5)
-    assert (end["steps"], end["tokens"]) == (8, 1024)
-    assert "energy_joules" not in end or end["energy_joules"] > 0
+    assert summary[5] == f"{end['best_val_loss']:.4f}" and (end["steps"], end["tokens"]) == (8, 1024)
 
 
 # ------------------------------------------------------------------------------------------------ terminal and notebook
@@ -287,9 +262,8 @@ def test_on_a_terminal_the_bar_leaves_nothing_behind(data):
 @pytest.mark.slow
 def test_what_takes_long_at_the_start_is_said_before(data):
     """1.5 GB of memory; and 8 TFLOP on one core, which take more than a second on any."""
-    process = subprocess.Popen(command("-e", "L=12,C=768,NH=12,T=64", "-t", 64, "-b", 1, "-d", 64 * 256, *QUIET,
-                                       *data.flags), stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                               env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = start("-e", "L=12,C=768,NH=12,T=64", "-t", 64, "-b", 1, "-d", 64 * 256, *QUIET, *data.flags, text=True,
+                    stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -301,11 +275,6 @@ def test_what_takes_long_at_the_start_is_said_before(data):
     assert re.fullmatch(r"first step  takes at least \S+ s at the measured matmul rate\n", lines[-1])
     said = train(*TINY, *QUIET, *data.flags, "-x", 1).stdout
     assert "starting" not in said and "first step  " not in said and "validating" not in said
-
-
-def test_through_a_pipe_there_are_plain_lines(data):
-    result = train(*TINY, *QUIET, *data.flags, "-x", 3)
-    assert not set("\r\x1b") & set(result.stdout)
 
 
 @pytest.mark.slow
