@@ -23,10 +23,12 @@ EXIT_RUN_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 75
 def call(*command, expect=None, **options):
     """Runs a command to its end; its words are text. expect: the exit code."""
     options = {"capture_output": "stdout" not in options, "text": True, "timeout": 300, **options}
+    if options["text"]:
+        options.setdefault("errors", "replace")
     if "input" not in options:
         options.setdefault("stdin", subprocess.DEVNULL)
     result = subprocess.run([str(part) for part in command], **options)
-    said = f"{(result.stdout or '')[-2000:]}\n{(result.stderr or '')[-4000:]}"
+    said = "\n".join(str(stream[-4000:]) for stream in (result.stdout, result.stderr) if stream)
     assert expect is None or result.returncode == expect, f"exit code {result.returncode}\n{said}"
     return result
 

@@ -66,7 +66,7 @@ def command(*arguments, trainer=TRAINER):
 
 def train(*arguments, trainer=TRAINER, expect=0, timeout=300, **options):
     """Runs the trainer to its end and checks the exit code."""
-    return call(*command(*arguments, trainer=trainer), expect=expect, errors="replace", timeout=timeout, cwd=ROOT, **options)
+    return call(*command(*arguments, trainer=trainer), expect=expect, timeout=timeout, cwd=ROOT, **options)
 
 
 def refused(*arguments, words, expect=EXIT_BAD_INPUT):
