@@ -80,3 +80,8 @@ def same_state(a, b):
     """Do two checkpoints hold the same weights and moments, byte for byte?"""
     names = ("model.safetensors", "optimizer.safetensors")
     return all((a / name).read_bytes() == (b / name).read_bytes() for name in names)
+
+
+def same_run(a, b):
+    """Do two runs have the same losses and end with the same state, bit by bit?"""
+    return losses(a) == losses(b) and same_state(checkpoints(a)[-1], checkpoints(b)[-1])

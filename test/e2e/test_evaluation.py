@@ -8,12 +8,11 @@ import os
 import random
 import shutil
 import struct
-import subprocess
 import sys
 
 import pytest
-from conftest import (BYTE_EOT, BYTE_VOCAB, EXIT_BAD_INPUT, QUIET, ROOT, Data, checkpoints, events, train,
-                      write_shard)
+from conftest import (BYTE_EOT, BYTE_VOCAB, EXIT_BAD_INPUT, QUIET, ROOT, Data, call, checkpoints, events, refused, script,
+                      train, write_shard)
 
 T = 64
 ALONE = ["-x", 0, "-v", 0, "-s", 0, "--dtype", "fp32"]
@@ -173,21 +172,14 @@ def test_a_model_that_was_trained_to_know_answers_everything_right(tmp_path):
 # Every other way to be wrong: test/unit/test_choices.c.
 @pytest.mark.sanitize
 def test_bad_multiple_choice_files_are_refused(model, tmp_path):
-    good = (b"context", [b"one", b"two"], 1)
-    path = tmp_path / "set.bin"
-
-    def refused(*words):
-        result = train("-e", model, *ALONE, "--choices", path, "-o", tmp_path / "out", expect=EXIT_BAD_INPUT)
-        lines = result.stderr.splitlines()
-        assert len(lines) == 1 and all(word in lines[0] for word in ("--choices", *words)), result.stderr
-        assert not (tmp_path / "out" / "main.log").exists()
-
-    choice_file(path, [good, (b"context", [b"one", b"two"], 2)])
-    refused("set.bin", "example 1", "label", "2")
-    choice_file(path, [good, (b"context", [b"one", b"x" * (T + 1)], 0)])
-    refused("set", "example 1", f"{T + 1} tokens", f"context is {T}")
+    good, path = (b"context", [b"one", b"two"], 1), tmp_path / "set.bin"
+    for bad, words in (((b"context", [b"one", b"two"], 2), ("set.bin", "label", "2")),
+                       ((b"context", [b"one", b"x" * (T + 1)], 0), ("set", f"{T + 1} tokens", f"context is {T}"))):
+        choice_file(path, [good, bad])
+        refused("-e", model, *ALONE, "--choices", path, "-o", tmp_path / "out", words=("--choices", "example 1", *words))
     path.unlink()
-    refused("no multiple-choice files", "set.bin")
+    refused("-e", model, *ALONE, "--choices", path, "-o", tmp_path / "out", words=("no multiple-choice files", "set.bin"))
+    assert not (tmp_path / "out" / "main.log").exists()
 
 
 def test_hellaswag_is_asked_for_where_it_is_not(model):
@@ -201,19 +193,13 @@ def test_hellaswag_is_asked_for_where_it_is_not(model):
 
 
 def lm_eval(*arguments, expect=0, **environment):
-    result = subprocess.run([*LM_EVAL, *map(str, arguments)], capture_output=True, text=True, timeout=300,
-                            env={**os.environ, **environment})
-    assert result.returncode == expect, f"{result.stdout[-2000:]}\n{result.stderr}"
-    return result
+    return call(*LM_EVAL, *arguments, expect=expect, env={**os.environ, **environment})
 
 
 @pytest.fixture
 def harness(tmp_path):
     """A Python that says it has the harness: enough for what is decided before it runs."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 0.4.13\n")
-    python.chmod(0o755)
-    return str(python)
+    return str(script(tmp_path / "python", "echo 0.4.13"))
 
 
 def test_lm_eval_shows_the_command_it_would_run(model, harness):
@@ -228,25 +214,21 @@ def test_lm_eval_says_what_is_missing(model, harness, tmp_path):
     def complaint(*arguments, python=harness):
         return lm_eval(*arguments, "--dry-run", expect=EXIT_BAD_INPUT, LM_EVAL_PYTHON=python).stderr
 
-    assert "no such directory" in complaint(tmp_path / "none")
-    assert "neither a checkpoint" in complaint(tmp_path)
-    assert "no task" in complaint(model, "--tasks", ",")
-    assert "--include-path" in complaint(model, "--include-path", tmp_path / "none")
+    bare = shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    for arguments, words in (([tmp_path / "none"], "no such directory"), ([tmp_path], "neither a checkpoint"),
+                             ([model, "--tasks", ","], "no task"), ([bare], "tokenizer.json"),
+                             ([model, "--include-path", tmp_path / "none"], "--include-path")):
+        assert words in complaint(*arguments)
     assert "pip install 'lm-eval[hf]'" in complaint(model, python=str(tmp_path / "none"))
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (bare / name).write_bytes((model / name).read_bytes())
-    assert "tokenizer.json" in complaint(bare)
     (bare / "model.safetensors").unlink()
     assert "model.safetensors" in complaint(bare)
 
 
 def harness_python():
-    for python in (os.environ.get("LM_EVAL_PYTHON"), str(ROOT / ".venv-lm-eval" / "bin" / "python"), sys.executable):
-        look = [python or "", "-c", "import importlib.metadata as m; m.version('lm_eval')"]
-        if python and os.path.exists(python) and subprocess.run(look, capture_output=True).returncode == 0:
-            return python
+    look = ["-c", "import importlib.metadata as m; m.version('lm_eval')"]
+    for python in (os.environ.get("LM_EVAL_PYTHON"), ROOT / ".venv-lm-eval" / "bin" / "python", sys.executable):
+        if python and os.path.exists(python) and call(python, *look).returncode == 0:
+            return str(python)
     return None
 
 

@@ -1,7 +1,7 @@
 """--numerics-every: what is counted goes to main.log, TensorBoard and the terminal, and training keeps its bits."""
 import pytest
-from conftest import (QUIET, SIMULATOR, TINY, TRAINER, checkpoints, events, losses, needs_simulator, run_tiny,
-                      same_state, train)
+from conftest import (QUIET, SIMULATOR, TINY, TRAINER, events, needs_simulator, run_tiny,
+                      same_run, train)
 
 KINDS = ("wte wpe ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb").split()
 LAYERS = ("qkv", "attproj", "fc", "fcproj")
@@ -13,10 +13,6 @@ CLASSES = [f"{layer}.{role}" for layer in LAYERS for role in ROLES] + [f"{k}.{p}
 
 def run(trainer, out, data, *arguments):
     return run_tiny(trainer, out, data, "-d", 256, *arguments)  # two micro-steps
-
-
-def same_run(a, b):
-    return losses(a) == losses(b) and same_state(checkpoints(a)[-1], checkpoints(b)[-1])
 
 
 # The paths that an update takes: one parameter after the other instead of all at once, master weights or none, in

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from conftest import (EXIT_BAD_INPUT, QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
-                      run_tiny, same_state, train)
+                      run_tiny, same_run, same_state, train)
 
 ADAMW_LIKE = 3e-3  # of a model this small; the others in the proportions of their defaults
 RATES = {"adamw": ADAMW_LIKE, "adamw8bit": ADAMW_LIKE, "adamw-bf16": ADAMW_LIKE, "adamw-kahan": ADAMW_LIKE,
@@ -49,8 +49,7 @@ def test_it_learns_and_a_resumed_run_has_the_same_bits(optimizer, whole, tmp_pat
     assert sum(loss[step] for step in range(STEPS - 4, STEPS + 1)) / 5 < loss[1] - 1.2
     parts = interrupted(run, tmp_path / "parts")
     train("-o", parts, "-y", 1)
-    assert losses(parts) == loss
-    assert same_state(checkpoints(parts)[-1], checkpoints(run)[-1])
+    assert same_run(parts, run)
     assert json.loads((checkpoints(run)[-1] / "trainer.json").read_text())["optimizer"] == optimizer
 
 
@@ -62,8 +61,7 @@ def test_adamw_learns_in_6_bytes_a_parameter_and_resumes_to_the_same_bits(data, 
     assert json.loads((checkpoints(tmp_path / "run")[0] / "trainer.json").read_text())["control"]["micro_steps"] == 34
     parts = interrupted(tmp_path / "run", tmp_path / "parts")
     train("-o", parts, "-y", 1)
-    assert losses(parts) == loss
-    assert same_state(checkpoints(parts)[-1], checkpoints(tmp_path / "run")[-1])
+    assert same_run(parts, tmp_path / "run")
 
 
 # The state of this model is cut into 8 chunks or so, and tensors into slices. All optimizers: test/ops/test_offload.c.
@@ -71,8 +69,7 @@ def test_adamw_learns_in_6_bytes_a_parameter_and_resumes_to_the_same_bits(data, 
 def test_offload_gives_the_same_bits(optimizer, whole, tmp_path):
     parts = interrupted(whole(optimizer), tmp_path / "parts")
     train("-o", parts, "-y", 1, "--offload", "optimizer")
-    assert losses(parts) == losses(whole(optimizer))
-    assert same_state(checkpoints(parts)[-1], checkpoints(whole(optimizer))[-1])
+    assert same_run(parts, whole(optimizer))
 
 
 @pytest.mark.sanitize
@@ -83,7 +80,7 @@ def test_three_steps_of_each_kind_of_state(optimizer, data, tmp_path):
     train(*flags, "-x", 3, "-o", tmp_path / "whole")
     train(*flags, "-x", 2, "-o", tmp_path / "parts")
     train(*flags, "-x", 3, "-o", tmp_path / "parts", "-y", 1)
-    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+    assert same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
@@ -94,7 +91,7 @@ def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
         train(*flags, *more, "-x", 140, "-o", tmp_path / name)
     skips = [entry["step"] for entry in events(tmp_path / "host", "step") if "skip" in entry]
     assert len(skips) > 2 and min(skips) > 128
-    assert same_state(checkpoints(tmp_path / "host")[-1], checkpoints(tmp_path / "device")[-1])
+    assert same_run(tmp_path / "host", tmp_path / "device")
     # One step before a skipped one, and after it: the same file.
     for last in (skips[0] - 1, skips[0]):
         train(*flags, "--offload", "optimizer", "-x", last, "-o", tmp_path / "run", "-y", 1)
@@ -105,7 +102,7 @@ def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
 def test_watching_muons_update_changes_no_bit(whole, tmp_path):
     parts = interrupted(whole("muon"), tmp_path / "parts")
     train("-o", parts, "-y", 1, "--numerics-every", 3)
-    assert same_state(checkpoints(parts)[-1], checkpoints(whole("muon"))[-1])
+    assert same_run(parts, whole("muon"))
 
 
 # ------------------------------------------------------------------------------------------------ another optimizer
@@ -180,4 +177,4 @@ def test_on_the_simulated_gpu_offload_gives_the_same_bits(data, tmp_path):
     expected = run_tiny(SIMULATOR, tmp_path / "device", data, *arguments)
     for name, environment in {"now": {}, "late": {"SIM_STREAMS": "lazy"}}.items():
         out = run_tiny(SIMULATOR, tmp_path / name, data, *arguments, "--offload", "optimizer", **environment)
-        assert same_state(checkpoints(expected)[-1], checkpoints(out)[-1]), name
+        assert same_run(expected, out), name

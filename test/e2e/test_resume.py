@@ -9,7 +9,7 @@ import time
 
 import pytest
 from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, call, checkpoints, command, cut_back, events, kill,
-                      limit_file_size, losses, same_state, start, train, wait_for, write_shard)
+                      limit_file_size, losses, same_run, start, train, wait_for, write_shard)
 
 # Constant, and its warm-up given: so that the weights after step N do not depend on -x.
 SCHEDULE = ["-k", "constant", "-u", 2]
@@ -30,14 +30,12 @@ def test_resuming_at_every_step_gives_the_same_bits(dtype, data, tmp_path):
     steps = 6
     flags = [*TINY, *QUIET, *data.flags, "--dtype", dtype, "-n", 1, "-nk", 0, "-x", steps, "-u", 2, "-d", 192]
     train(*flags, "-o", tmp_path / "whole")
-    whole = checkpoints(tmp_path / "whole")
-    assert len(whole) == steps
+    assert len(checkpoints(tmp_path / "whole")) == steps
     for step in range(1, steps):
         out = tmp_path / f"from_{step}"
         cut_back(shutil.copytree(tmp_path / "whole", out), kept=step)
         train(*flags, "-o", out, *RESUME)
-        assert losses(out) == losses(tmp_path / "whole")
-        assert same_state(checkpoints(out)[-1], whole[-1])
+        assert same_run(out, tmp_path / "whole")
 
 
 @pytest.mark.sanitize
@@ -46,7 +44,7 @@ def test_three_steps_and_a_resume(data, tmp_path):
     train(*flags, "-o", tmp_path / "whole", "-x", 3)
     train(*flags, "-o", tmp_path / "parts", "-x", 2)
     train(*flags, "-o", tmp_path / "parts", "-x", 3, *RESUME)
-    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+    assert same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_of_a_finished_run_nothing_is_left_and_what_goes_on_with_it_is_named(data, tmp_path):
@@ -71,8 +69,7 @@ def test_a_run_killed_before_its_first_checkpoint_keeps_its_options_and_its_log(
     assert f"starting from the beginning, with the options of {run}/options.json" in result.stderr
     assert (run / "main.log.1").read_text() == log
     train(*TINY, *QUIET, *SCHEDULE, *data.flags, "--seed", 7, "-o", tmp_path / "whole", "-x", 3)
-    assert same_state(checkpoints(run)[-1], checkpoints(tmp_path / "whole")[-1])
-    assert losses(run) == losses(tmp_path / "whole")
+    assert same_run(run, tmp_path / "whole")
 
 
 def in_a_write(out):
@@ -114,8 +111,7 @@ def test_a_signal_drops_the_step_that_is_not_finished(flags, data, tmp_path):
     assert checkpoints(tmp_path / "parts")[-1].name == "step_00000002"
     assert sorted(losses(tmp_path / "parts")) == [1, 2]
     train("-o", tmp_path / "parts", *RESUME)
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+    assert same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def evaluations(run):
@@ -177,9 +173,8 @@ def test_kills_and_signals_at_random_moments_lose_nothing(data, tmp_path):
     for _ in range(2):  # the second one finds nothing to do
         train("-o", out, "-x", reached, *RESUME)
     train(*flags, "-n", 0, "-o", tmp_path / "whole", "-x", reached)
-    assert losses(out) == losses(tmp_path / "whole")
+    assert same_run(out, tmp_path / "whole")
     assert evaluations(out) == evaluations(tmp_path / "whole")
-    assert same_state(checkpoints(out)[-1], checkpoints(tmp_path / "whole")[-1])
     assert best_val_loss(out) == best_val_loss(tmp_path / "whole")
     assert not list(out.glob(".tmp-*")), "rests of writes that were killed are still there"
     print(f"{KILLS} kills, {kills_in_a_write} in a write; {SIGNALS} signals, {ended_by_signal} to a running step loop; "

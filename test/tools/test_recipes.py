@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from tiny_run import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, ROOT, TINY, call, checkpoints, clean_environment, events,
+from tiny_run import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, ROOT, TINY, call, clean_environment, events,
                       last_step, make_root, same_weights, wait_until)
 
 RECIPES = {
