@@ -146,27 +146,17 @@ def test_choices_are_those_that_transformers_makes(model, token_losses, tmp_path
         assert (point["correct"], point["correct_normalised"]) == right_answers(sums, examples[:n])
 
 
-def test_a_model_that_was_trained_to_know_answers_everything_right(tmp_path):
-    """A digit is always followed by its letter, three times: 10 facts."""
-    choose = random.Random(2)
-    fact = lambda digit: b"%d" % digit + bytes([97 + digit]) * 3 + b"."
-    text = b"".join(fact(choose.randrange(10)) for _ in range(3000))
-    shard = write_shard(tmp_path / "train_0.bin", list(text), vocab=BYTE_VOCAB, eot=BYTE_EOT)
-    examples = []
-    for i in range(40):
-        digit = choose.randrange(10)
-        wrong = choose.sample([d for d in range(10) if d != digit], 3)
-        endings = [bytes([97 + d]) * 3 + b"." for d in wrong]
-        endings.insert(i % 4, bytes([97 + digit]) * 3 + b".")
-        examples.append((fact(choose.randrange(10)) + b"%d" % digit, endings, i % 4))
-    path = choice_file(tmp_path / "facts.bin", examples)
-    said = train("-e", "L=2,C=64,NH=2,T=32", "-b", 8, "-l", 5e-3, "-x", 150, "-s", 0, "-v", 50, "-i", shard, "-j",
-                 shard, "--choices", path, "-o", tmp_path / "run").stdout
+def test_choices_are_scored_on_the_schedule_and_a_model_that_knows_one_text_takes_it(tmp_path):
+    shard = write_shard(tmp_path / "train_0.bin", list(b"abc." * 2000), vocab=BYTE_VOCAB, eot=BYTE_EOT)
+    endings = [b"bc.a", b"xyz.", b"cba.", b"...."]
+    path = choice_file(tmp_path / "facts.bin", [(b"abc.a", endings[-(i % 4):] + endings[:-(i % 4)], i % 4) for i in range(40)])
+    said = train("-e", "L=1,C=64,NH=2,T=32", "-b", 8, "-l", 5e-3, "-x", 40, "-s", 0, "-v", 20, "-i", shard, "-j", shard,
+                 "--choices", path, "-o", tmp_path / "run").stdout
     points = events(tmp_path / "run", "choices")
-    assert [point["step"] for point in points] == [0, 50, 100, 150]
+    assert [point["step"] for point in points] == [0, 20, 40]
     assert points[0]["correct"] < 40
     assert (points[-1]["correct"], points[-1]["correct_normalised"]) == (40, 40)
-    assert "facts at step 150 | accuracy 100.00%" in said
+    assert "facts at step 40 | accuracy 100.00%" in said
 
 
 # Every other way to be wrong: test/unit/test_choices.c.

@@ -122,18 +122,13 @@ def test_after_kill_9_nothing_but_the_last_line_can_be_missing(data, tmp_path):
     assert accumulated(run) == scalars_of_log(run)
 
 
+# What the files hold then: test_runlog.c, test_tensorboard.c.
 def test_a_file_that_cannot_grow_does_not_stop_the_run(data, tmp_path):
-    run = tmp_path / "run"
-    result = train("-e", "L=1,C=32,NH=1,T=32", "-t", 32, "-b", 1, *QUIET, "-n", 0, *data.flags, "-x", 2500, "-o", run,
-                   preexec_fn=limit_file_size(400_000))  # the largest file of the checkpoint has 300 KB
-    assert len(re.findall("events.out.*: cannot be written: File too large; the run goes on", result.stderr)) == 1
-    assert len(re.findall("main.log: cannot be written: File too large; the run goes on", result.stderr)) == 1
+    result = train("-e", "L=1,C=32,NH=1,T=32", "-t", 32, "-b", 1, *QUIET, "-n", 0, *data.flags, "-x", 2500, "-o",
+                   tmp_path / "run", preexec_fn=limit_file_size(400_000))  # the largest file of the checkpoint has 300 KB
+    for name in ("events.out.*", "main.log"):
+        assert len(re.findall(f"{name}: cannot be written: File too large; the run goes on", result.stderr)) == 1
     assert "done        2500 steps" in result.stdout
-    found = accumulated(run)
-    steps = {step for tag, step in found if tag == "train/loss"}
-    assert 1000 < max(steps) < 2500 and steps == set(range(1, max(steps) + 1))
-    in_log = scalars_of_log(run)
-    assert all(in_log.get(key, value) == value for key, value in found.items())
 
 
 def test_without_tensorboard_no_events_are_written(data, tmp_path):
