@@ -44,6 +44,11 @@ def wait_for(condition, process=None, seconds=300):
     return True
 
 
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
 def script(path, body):
     """An executable stand-in for a program."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for test_memory_failures.py alone; else pytest.ini
 from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ROOT, TRAINER, call, checkpoints,  # noqa: E402, F401
-                  events, losses, same_run, same_state, script, wait_for, write_shard)
+                  events, kill, losses, same_run, same_state, script, wait_for, write_shard)
 
 SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
 needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),
@@ -100,11 +100,6 @@ def start(*arguments, before=(), **options):
     """Starts the trainer, as an argument of `before`; its own words go nowhere, so that no pipe can fill up."""
     nowhere = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
     return subprocess.Popen([*before, *command(*arguments)], cwd=ROOT, **{**nowhere, **options})
-
-
-def kill(process):
-    process.send_signal(signal.SIGKILL)
-    process.wait()
 
 
 def cut_back(run, kept=1):
