@@ -49,6 +49,11 @@ def kill(process):
     process.wait()
 
 
+# Bodies of stand-ins for test programs: as cmocka prints it, a test that passes and one that fails.
+PASSES = "echo '[ RUN      ] a'; echo '[       OK ] a'\n"
+FAILS = "echo '[ RUN      ] b'; echo because; echo '[  FAILED  ] b'; exit 1"
+
+
 def script(path, body):
     """An executable stand-in for a program."""
     path.parent.mkdir(parents=True, exist_ok=True)
