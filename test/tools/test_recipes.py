@@ -116,7 +116,7 @@ def test_recipes_call_names_that_data_get_knows():
     get = ROOT / "data" / "get.py"
     if not get.exists():
         pytest.skip("data/get.py is not there")
-    listed = subprocess.run([get], capture_output=True, text=True, check=True).stdout
+    listed = call(ROOT, get, expect=0).stdout
     for *_, corpus in RECIPES.values():
         assert f" {corpus} " in listed
 
