@@ -4,6 +4,7 @@ TRAINER names the trainer under test (default: ./train_gpt2).
 """
 import json
 import os
+import pty
 import signal
 import struct
 import subprocess
@@ -31,6 +32,22 @@ def call(*command, expect=None, **options):
     said = "\n".join(str(stream[-4000:]) for stream in (result.stdout, result.stderr) if stream)
     assert expect is None or result.returncode == expect, f"exit code {result.returncode}\n{said}"
     return result
+
+
+def on_a_terminal(*command, **options):
+    """The exit code of a command, and what it writes to a terminal of its own."""
+    master, slave = pty.openpty()
+    options = {"stdin": subprocess.DEVNULL, "stdout": slave, "stderr": slave, **options}
+    process = subprocess.Popen([str(part) for part in command], **options)
+    os.close(slave)
+    output = b""
+    try:
+        while chunk := os.read(master, 65536):
+            output += chunk
+    except OSError:  # EIO: the other end is closed
+        pass
+    os.close(master)
+    return process.wait(), output.decode()
 
 
 def wait_for(condition, process=None, seconds=300):

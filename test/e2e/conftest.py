@@ -18,7 +18,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for test_memory_failures.py alone; else pytest.ini
 from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ROOT, TRAINER, call, checkpoints,  # noqa: E402, F401
-                  events, kill, losses, same_run, same_state, script, wait_for, write_shard)
+                  events, kill, losses, on_a_terminal, same_run, same_state, script, wait_for, write_shard)
 
 SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
 needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),

@@ -3,7 +3,6 @@ import hashlib
 import http.server
 import json
 import os
-import pty
 import random
 import re
 import shutil
@@ -17,7 +16,7 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, call, kill, wait_for
+from conftest import ROOT, call, kill, on_a_terminal, wait_for
 
 GET, READ_PARQUET = ROOT / "data" / "get.py", ROOT / "data" / "read_parquet.py"
 DATA = Path(os.environ.get("PRETRAIN_DATA", ROOT.parent / "shared" / "data"))
@@ -212,31 +211,29 @@ def test_a_listing_of_several_pages_is_read_to_its_end_and_val_comes_first(hub, 
     assert f"-i '{out}/fineweb_train_*.bin' -j '{out}/fineweb_val_*.bin'" in result.stdout
 
 
-@pytest.mark.parametrize("name, repo, revision, folder, file", [
-    ("tinystories", "datasets/roneneldan/TinyStories", "main", "data", "train-00000-of-00004-2d5a1467fff1081b.parquet"),
-    ("openwebtext", "datasets/Skylion007/openwebtext", "refs%2Fconvert%2Fparquet", "plain_text/train", "0000.parquet"),
-    ("fineweb-10B", "datasets/HuggingFaceFW/fineweb", "main", "sample/10BT", "000_00000.parquet"),
-    ("fineweb-100B", "datasets/HuggingFaceFW/fineweb", "main", "sample/100BT", "000_00000.parquet"),
-    ("fineweb-edu-10B", "datasets/HuggingFaceFW/fineweb-edu", "main", "sample/10BT", "000_00000.parquet"),
-    ("fineweb-edu-100B", "datasets/HuggingFaceFW/fineweb-edu", "main", "sample/100BT", "000_00000.parquet"),
-])
-def test_a_corpus_comes_from_its_folder_and_the_next_command_reads_it(hub, out, name, repo, revision, folder, file):
-    path = hub.add(repo, f"{folder}/{file}", random_bytes(500), revision, folder)
-    hub.add(repo, f"{folder}/README.md", b"not wanted", revision, folder)
-    result = get(hub, name, "-o", out)
-    check(hub, out, {file: path})
-    assert f"data/read_parquet.py {out} | data/prepare --tokenizer" in result.stdout
+CORPUS, SHOWN = "data/read_parquet.py {out} | data/prepare --tokenizer", "./train_gpt2 -e {out} "
+FINEWEB, WEIGHTS = "datasets/HuggingFaceFW/fineweb", ("config.json", "model.safetensors") + TOKENIZER_FILES
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
-def test_weights_come_with_their_configuration_and_tokenizer(hub, out, name):
-    names = ("config.json", "model.safetensors") + TOKENIZER_FILES
-    paths = {n: hub.add(f"models/openai-community/{name}", n, random_bytes(300, n), large=n.startswith("model"))
-             for n in names}
-    hub.add(f"models/openai-community/{name}", "pytorch_model.bin", b"not wanted")
-    result = get(hub, name, "-o", out)
+# What comes from which folder, and the next command.
+@pytest.mark.parametrize("name, repo, revision, folder, files, then", [
+    ("tinystories", "datasets/roneneldan/TinyStories", "main", "data", ["train-00000-of-00004-2d5a1467fff1081b.parquet"], CORPUS),
+    ("openwebtext", "datasets/Skylion007/openwebtext", "refs%2Fconvert%2Fparquet", "plain_text/train", ["0.parquet"], CORPUS),
+    ("fineweb-10B", FINEWEB, "main", "sample/10BT", ["000_00000.parquet"], CORPUS),
+    ("fineweb-100B", FINEWEB, "main", "sample/100BT", ["000_00000.parquet"], CORPUS),
+    ("fineweb-edu-10B", FINEWEB + "-edu", "main", "sample/10BT", ["000_00000.parquet"], CORPUS),
+    ("fineweb-edu-100B", FINEWEB + "-edu", "main", "sample/100BT", ["000_00000.parquet"], CORPUS),
+    *((name, "models/openai-community/" + name, "main", "", WEIGHTS, SHOWN)
+      for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
+])  # fmt: skip
+def test_what_is_wanted_comes_from_its_folder_and_the_next_command_is_shown(hub, out, name, repo, revision, folder, files, then):
+    paths = {file: hub.add(repo, f"{folder}/{file}".lstrip("/"), random_bytes(500, file), revision, folder,
+                           large=not file.endswith((".json", ".txt"))) for file in files}
+    for unwanted in ("README.md", "pytorch_model.bin"):
+        hub.add(repo, f"{folder}/{unwanted}".lstrip("/"), b"not wanted", revision, folder)
+    said = get(hub, name, "-o", out).stdout
     check(hub, out, paths)
-    assert f"./train_gpt2 -e {out} " in result.stdout
+    assert then.format(out=out) in said
 
 
 def test_a_real_corpus_is_the_one_whose_checksum_is_in_the_table(hub, out):
@@ -461,19 +458,11 @@ def test_wrong_usage_is_one_line():
 def test_progress_is_a_bar_on_a_terminal(hub, out):
     add_tokenizer(hub, 100000)
     hub.delay = 0.005
-    terminal, stderr = pty.openpty()
-    process = start(hub, out, stderr=stderr, env=environment(hub, COLUMNS="100"))
-    os.close(stderr)
-    shown = b""
-    try:
-        while chunk := os.read(terminal, 4096):
-            shown += chunk
-    except OSError:  # EIO: the other end is closed
-        pass
-    os.close(terminal)
-    assert process.wait() == 0
-    assert re.search(rb"\r\[#+\.+\] +\d+\.\d% of 293 KiB, file 1/3, .* KiB/s, eta \d+s", shown)
-    assert b"\n" not in shown and shown.endswith(b"\r\x1b[K")
+    code, shown = on_a_terminal(sys.executable, GET, "gpt2-tokenizer", "-o", out, stdout=subprocess.DEVNULL,
+                                env=environment(hub, COLUMNS="100"))
+    assert code == 0
+    assert re.search(r"\r\[#+\.+\] +\d+\.\d% of 293 KiB, file 1/3, .* KiB/s, eta \d+s", shown)
+    assert "\n" not in shown and shown.endswith("\r\x1b[K")
 
 
 def test_progress_is_a_line_now_and_then_elsewhere(capsys, monkeypatch):

@@ -2,17 +2,15 @@
 and on full disks; what a terminal, a pipe and a notebook show; the last lines of a run."""
 import json
 import os
-import pty
 import re
-import select
 import socket
 import struct
 import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_RUN_FAILED, QUIET, TINY, checkpoints, command, events, kill, limit_file_size, start, train,
-                      wait_for)
+from conftest import (EXIT_RUN_FAILED, QUIET, TINY, checkpoints, command, events, kill, limit_file_size, on_a_terminal, start,
+                      train, wait_for)
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: scripts/install_deps.sh test")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
@@ -227,25 +225,11 @@ def screen(output):
     return [*lines, line]
 
 
-def on_a_terminal(*arguments, **environment):
-    master, slave = pty.openpty()
-    process = subprocess.Popen(command(*arguments), stdout=slave, stderr=slave, stdin=subprocess.DEVNULL,
-                               env={**os.environ, "LC_ALL": "C.UTF-8", "COLUMNS": "", **environment})
-    os.close(slave)
-    output, deadline = b"", time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if select.select([master], [], [], 0.1)[0]:
-            try:
-                output += os.read(master, 65536)
-            except OSError:  # EIO: the other end is closed
-                break
-    os.close(master)
-    assert process.wait() == 0, output
-    return output.decode().replace("\r\n", "\n")
-
-
 def test_on_a_terminal_the_bar_leaves_nothing_behind(data):
-    output = on_a_terminal(*TINY, "-v", 2, "-s", 0, *data.flags, "-x", 6)
+    code, output = on_a_terminal(*command(*TINY, "-v", 2, "-s", 0, *data.flags, "-x", 6),
+                                 env={**os.environ, "LC_ALL": "C.UTF-8", "COLUMNS": ""})
+    assert code == 0, output
+    output = output.replace("\r\n", "\n")
     assert re.search(r"\rstep|step \d/6 \[[█▏▎▍▌▋▊▉ ]+\] +\d+\.\d% \| loss", output)
     shown = screen(output)
     steps = [line for line in shown if line.startswith("step")]

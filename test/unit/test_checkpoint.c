@@ -238,19 +238,19 @@ static void fail_to_read_directories(void) {
         _exit(77);
 }
 
+static int no_seccomp_or_wrong(void *context) {
+    char *path, *skipped;
+    bool exists;
+    static const char expected[] = ": cannot read the directory: Input/output error";
+    (void)context, fail_to_read_directories();
+    const bool found = checkpoint_find_latest(tmp.path, &path, &skipped, &err) || !strstr(err.text, expected);
+    return found || checkpoint_exists(tmp.path, &exists, &err) || !strstr(err.text, expected);
+}
+
 TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty) {
+    char said[64];
     save(1);
-    int status;
-    const pid_t child = fork();
-    if (child == 0) {
-        char *path, *skipped;
-        bool exists;
-        static const char expected[] = ": cannot read the directory: Input/output error";
-        fail_to_read_directories();
-        const bool found = checkpoint_find_latest(tmp.path, &path, &skipped, &err) || !strstr(err.text, expected);
-        _exit(found || checkpoint_exists(tmp.path, &exists, &err) || !strstr(err.text, expected));
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
+    const int status = status_of_child(no_seccomp_or_wrong, NULL, said, sizeof said);
     if (WEXITSTATUS(status) == 77) skip(); // no seccomp here
     assert_int_equal(status, 0);
 }
@@ -311,27 +311,26 @@ TEST(a_failed_save_leaves_the_checkpoints_before_it) {
 // Saves with so much more address space than is in use now; 0: it is saved, or there was an error, or a bug report.
 enum { OUT_OF_MEMORY = 1, CLAIMED }; // out_of_memory in llmc/base/error.h; a save that nobody can read
 
-static int status_of_a_save_within(TrainerState *s, rlim_t more) {
-    int status;
-    const pid_t child = fork();
-    if (child == 0) {
-        long pages = 0;
-        TrainerState back;
-        malloc_trim(0); // what earlier tests have freed counts as in use
-        FILE *f = fopen("/proc/self/statm", "r");
-        if (!f || fscanf(f, "%ld", &pages) != 1) _exit(2);
-        fclose(f);
-        dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);
-        struct rlimit before, little;
-        getrlimit(RLIMIT_AS, &before);
-        little = before, little.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + more;
-        setrlimit(RLIMIT_AS, &little);
-        const bool ok = checkpoint_save(tmp.path, model, s, &err);
-        setrlimit(RLIMIT_AS, &before);
-        _exit(ok && !checkpoint_load_state(tmp_file("step_00000001"), &back, &err) ? CLAIMED : 0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+typedef struct {
+    TrainerState state;
+    rlim_t more;
+} Save;
+
+static int save_within(void *context) {
+    const Save *s = context;
+    long pages = 0;
+    TrainerState back;
+    malloc_trim(0); // what earlier tests have freed counts as in use
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (!f || fscanf(f, "%ld", &pages) != 1) return 2;
+    fclose(f);
+    struct rlimit before, little;
+    getrlimit(RLIMIT_AS, &before);
+    little = before, little.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + s->more;
+    setrlimit(RLIMIT_AS, &little);
+    const bool ok = checkpoint_save(tmp.path, model, &s->state, &err);
+    setrlimit(RLIMIT_AS, &before);
+    return ok && !checkpoint_load_state(tmp_file("step_00000001"), &back, &err) ? CLAIMED : 0;
 }
 
 TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
@@ -340,14 +339,17 @@ TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
     skip();
 #endif
     enum { PROMPT = 12 << 20 }; // its text is put together in memory that doubles
-    TrainerState s = make_state(1);
-    char *json = malloc(PROMPT + 64);
+    Save s = {.state = make_state(1)};
+    char *json = malloc(PROMPT + 64), said[512];
     const int n = sprintf(json, "{\"prompt\": \"");
     memset(json + n, 'x', PROMPT);
     memcpy(json + n + PROMPT, "\"}", sizeof "\"}");
-    s.options_json = json;
-    for (rlim_t more = 0; more < 48u << 20; more += 1u << 19)
-        if (status_of_a_save_within(&s, more) > OUT_OF_MEMORY) fail_msg("with %lld bytes to spare", (long long)more);
+    s.state.options_json = json;
+    for (s.more = 0; s.more < 48u << 20; s.more += 1u << 19) {
+        const int status = status_of_child(save_within, &s, said, sizeof said);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) > OUT_OF_MEMORY)
+            fail_msg("with %lld bytes to spare", (long long)s.more);
+    }
     free(json);
 }
 
