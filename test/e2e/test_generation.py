@@ -98,28 +98,22 @@ def test_samples_that_do_not_fit_into_memory_are_refused(tmp_path):
 
 
 @pytest.mark.sanitize
-def test_answers_alone_go_to_stdout(model, tmp_path):
-    expected = text(model, tmp_path, "from have", 20)
-    assert talk(model, b"from have\n", 20).stdout.decode() == expected + "\n"
-
-
-def test_what_was_said_stays_until_new(model, tmp_path):
+def test_answers_alone_go_to_stdout_and_what_was_said_stays_until_new(model, tmp_path):
     first = text(model, tmp_path, "the", 10)
     second = text(model, tmp_path, f"the{first}\nof and", 10)
     said = talk(model, b"the\nof and\n/new\nthe\n", 10).stdout.decode()
     assert said == f"{first}\n{second}\n{first}\n"
 
 
-def test_the_prompt_comes_first(model):
-    assert talk(model, b"of\n", 10, "--prompt", "the").stdout == talk(model, b"the\nof\n", 10).stdout
-
-
-def test_quit_ends_and_empty_lines_are_passed_over(model):
-    once = talk(model, b"his\n", 10).stdout
-    assert talk(model, b"\n\r\n\nhis\r\n\n/quit\nthis is not read\n", 10).stdout == once
-    assert talk(model, b"his", 10).stdout == once  # the last line may have no end
-    assert talk(model, b"", 10).stdout == b""
-    assert talk(model, b"/quit", 10).stdout == b""
+# Lines and options, and lines to which the answers are the same.
+@pytest.mark.parametrize("lines, options, same_as", [
+    (b"of\n", ["--prompt", "the"], b"the\nof\n"),  # the prompt comes first
+    (b"\n\r\n\nhis\r\n\n/quit\nthis is not read\n", [], b"his\n"),
+    (b"his", [], b"his\n"),  # the last line may have no end
+    (b"/quit", [], b""),
+])
+def test_these_lines_are_answered_as_those(model, lines, options, same_as):
+    assert talk(model, lines, 10, *options).stdout == (talk(model, same_as, 10).stdout if same_as else b"")
 
 
 def test_a_long_conversation_slides(model):
@@ -225,20 +219,15 @@ def test_on_a_terminal_there_is_a_prompt_sign_and_the_speed(model, tmp_path):
     assert terminal.exit_code(b"/quit\n") == 0
 
 
-def test_end_of_input_on_a_terminal_ends_the_conversation(model):
-    terminal = Terminal(model, "-g", 5)
-    terminal.wait_for("> ")
-    assert terminal.exit_code(b"\x04") == 0
-
-
-@pytest.mark.parametrize("when", ["at the prompt", "in an answer"])
-def test_ctrl_c_on_a_terminal_ends_the_program(model, when):
+@pytest.mark.parametrize("keys, when, code", [(b"\x04", "at the prompt", 0), (b"\x03", "at the prompt", EXIT_INTERRUPTED),
+                                              (b"\x03", "in an answer", EXIT_INTERRUPTED)])
+def test_end_of_input_and_ctrl_c_on_a_terminal_end_the_program(model, keys, when, code):
     terminal = Terminal(model, "-g", 1000000)
     terminal.wait_for("> ")
     if when == "in an answer":
         terminal.type(b"the\n")
         terminal.wait_for(r"the\n.{10}")
-    assert terminal.exit_code(b"\x03") == EXIT_INTERRUPTED
+    assert terminal.exit_code(keys) == code
 
 
 def test_on_a_terminal_control_characters_are_made_visible(data, tmp_path):
