@@ -105,15 +105,13 @@ TEST(the_trainers_state_comes_back_exactly) {
     trainer_state_free(&back);
 }
 
-TEST(no_validation_yet_is_a_loss_of_infinity) {
+TEST(what_is_not_known_yet_comes_back_as_such) {
     TrainerState s = make_state(1), back;
-    s.best_val_loss = (double)INFINITY;
-    s.eot = -1;
-    s.options_json = NULL;
+    s.best_val_loss = (double)INFINITY; // no validation
+    s.eot = -1, s.options_json = NULL;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &back, &err));
-    assert_true(isinf(back.best_val_loss) && back.best_val_loss > 0);
-    assert_int_equal(back.eot, -1);
+    assert_true(isinf(back.best_val_loss) && back.best_val_loss > 0 && back.eot == -1);
     assert_string_equal(back.options_json, "{}");
     trainer_state_free(&back);
 }
@@ -216,11 +214,7 @@ TEST(a_directory_without_checkpoints_has_none) {
     save(13);
     assert_ok(checkpoint_exists(tmp.path, &exists, &err));
     assert_true(exists);
-}
-
-TEST(a_directory_that_cannot_be_read_is_an_error) {
-    char *path, *skipped;
-    write_bytes(tmp_file("file"), "x", 1);
+    write_text(tmp_file("file"), "x");
     assert_error(checkpoint_find_latest(tmp_file("file"), &path, &skipped, &err),
                  "file: cannot open the directory: Not a directory");
 }
@@ -276,16 +270,21 @@ TEST(saving_removes_what_killed_runs_left) {
     assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
 }
 
-TEST(the_same_step_may_be_saved_again) {
+TEST(the_same_step_may_be_saved_again_and_files_of_others_stay_in_sight) {
     save(1);
+    write_text(tmp_file("step_00000001/notes.txt"), "mine");
     TrainerState s = make_state(1), back;
     s.position = 77;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &back, &err));
     assert_int_equal(back.position, 77);
     trainer_state_free(&back);
+    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
+    assert_true(file_exists(tmp_file("step_00000001.1/notes.txt")));
+    assert_int_equal(entries_of(tmp.path), 2);
+    assert_ok(checkpoint_save(tmp.path, model, &s, &err)); // with nothing of others in it
+    assert_int_equal(entries_of(tmp.path), 2);
     free(assert_latest("step_00000001"));
-    assert_int_equal(entries_of(tmp.path), 1);
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does; each limit stops in another file.
@@ -442,16 +441,6 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     assert_int_equal(entries_of(tmp_file("step_00000002")), 5);
     assert_int_equal(entries_of(tmp_file("step_00000003")), 5);
     free(assert_latest("step_00000005"));
-}
-
-TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced) {
-    save(1);
-    write_bytes(tmp_file("step_00000001/notes.txt"), "mine", 4);
-    save(1);
-    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
-    assert_true(file_exists(tmp_file("step_00000001.1/notes.txt")));
-    assert_int_equal(entries_of(tmp.path), 2);
-    free(assert_latest("step_00000001"));
 }
 
 // --------------------------------------------------------------------------------------------------------- any bytes
