@@ -91,33 +91,30 @@ TEST(texts_are_those_of_a_pass_over_everything_for_each_token) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         GenerateOptions o = some_options(cases[i].prompt, cases[i].tokens);
         o.samples = cases[i].samples, o.sampler.temperature = cases[i].temperature;
-        Generated g = generated(&o);
+        AUTO(generated_free) Generated g = generated(&o);
         assert_texts(&o, &g);
         assert_int_equal(g.prompt_tokens, cases[i].prompt_tokens);
         assert_int_equal(g.new_tokens, cases[i].tokens * cases[i].samples);
         assert_int_equal(g.prompt_cut, 0);
         assert_int_equal(g.slides, cases[i].slides);
         assert_true(g.prompt_seconds > 0 && g.decode_seconds > 0);
-        generated_free(&g);
     }
 }
 
 TEST(a_sample_is_the_same_whatever_their_number_is) {
     GenerateOptions all = some_options("side by side ", 30);
     all.samples = SEQUENCES;
-    Generated many = generated(&all);
+    AUTO(generated_free) Generated many = generated(&all);
     assert_texts(&all, &many);
     int different = 0;
     for (int64_t n = 1; n < SEQUENCES; n++) {
         GenerateOptions o = all;
         o.samples = n;
-        Generated g = generated(&o);
+        AUTO(generated_free) Generated g = generated(&o);
         for (int64_t s = 0; s < n; s++) assert_memory_equal(g.texts[s], many.texts[s], (size_t)many.bytes[s] + 1);
         different += strcmp(many.texts[n], many.texts[0]) != 0;
-        generated_free(&g);
     }
     assert_int_equal(different, SEQUENCES - 1);
-    generated_free(&many);
 }
 
 TEST(of_a_prompt_longer_than_the_context_the_last_tokens_count) {
@@ -126,11 +123,10 @@ TEST(of_a_prompt_longer_than_the_context_the_last_tokens_count) {
     for (int length = T - 3; length <= 100; length += length < T + 2 ? 1 : 30) {
         prompt[length] = '\0';
         GenerateOptions o = some_options(prompt, 12);
-        Generated g = generated(&o);
+        AUTO(generated_free) Generated g = generated(&o);
         assert_texts(&o, &g);
         assert_int_equal(g.prompt_tokens, length + 1 < T - 1 ? length + 1 : T - 1);
         assert_int_equal(g.prompt_cut, length + 1 - g.prompt_tokens);
-        generated_free(&g);
         prompt[length] = (char)('a' + length % 26);
     }
 }
@@ -140,10 +136,9 @@ TEST(contexts_of_one_and_two_tokens_work) {
         Gpt2 *tiny = tiny_random(BYTE_VOCAB, 1, tiny_T, 2);
         GenerateOptions o = some_options("abc", 9);
         o.samples = 2;
-        Generated g = generated_by(tiny, &o);
+        AUTO(generated_free) Generated g = generated_by(tiny, &o);
         assert_int_equal(g.new_tokens, 18);
         assert_int_equal(g.prompt_tokens, tiny_T > 1 ? tiny_T - 1 : 1);
-        generated_free(&g);
     }
 }
 
@@ -153,9 +148,9 @@ TEST(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on) {
     enum { TOKENS = 150 };
     GenerateOptions o = some_options("x", TOKENS);
     o.samples = SEQUENCES, o.sampler = (SamplerOptions){.temperature = 1e6, .seed = 5};
-    Generated whole = generated(&o);
+    AUTO(generated_free) Generated whole = generated(&o);
     o.stop_at_eot = true;
-    Generated g = generated(&o);
+    AUTO(generated_free) Generated g = generated(&o);
     int ended = 0;
     int64_t tokens = 0;
     for (int64_t s = 0; s < SEQUENCES; s++) {
@@ -169,8 +164,6 @@ TEST(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on) {
     assert_true(ended > 0 && ended < SEQUENCES);
     assert_int_equal(g.new_tokens, tokens);
     assert_int_equal(whole.new_tokens, SEQUENCES * TOKENS);
-    generated_free(&whole);
-    generated_free(&g);
 }
 
 TEST(generation_ends_when_every_sample_has_ended) {
@@ -178,10 +171,9 @@ TEST(generation_ends_when_every_sample_has_ended) {
     Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 3);
     GenerateOptions o = some_options("", 1000000);
     o.stop_at_eot = true;
-    Generated g = generated_by(scripted, &o);
+    AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], "ok");
     assert_int_equal(g.new_tokens, 2);
-    generated_free(&g);
 }
 
 // ---------------------------------------------------------------------------------------------------------- streaming
@@ -205,10 +197,9 @@ TEST(the_sink_gets_the_text_behind_the_prompt) {
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("The prompt", 120);
     o.samples = 3, o.sink = see, o.context = &seen;
-    Generated g = generated(&o);
+    AUTO(generated_free) Generated g = generated(&o);
     assert_int_equal(seen.n, g.bytes[0] - 10);
     assert_memory_equal(seen.text, g.texts[0] + 10, seen.n);
-    generated_free(&g);
 }
 
 // Every token is a byte here, so every character of more than one is split over tokens.
@@ -221,11 +212,10 @@ TEST(the_sink_gets_whole_characters) {
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("", n);
     o.sink = see, o.context = &seen;
-    Generated g = generated_by(scripted, &o);
+    AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], text);
     seen.pieces[seen.m] = '\0';
     assert_string_equal(seen.pieces, "a|\xC3\xA9|\xE6\xBC\xA2|\xF0\x9F\x92\xA9|z|\xE2\x82(|\xFF|.|\xF0\x9F\x98|");
-    generated_free(&g);
 }
 
 TEST(a_sink_that_refuses_ends_the_text) {
@@ -234,10 +224,9 @@ TEST(a_sink_that_refuses_ends_the_text) {
     Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 10);
     GenerateOptions o = some_options("", 10);
     o.sink = see, o.context = &seen;
-    Generated g = generated_by(scripted, &o);
+    AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], "0123456");
     assert_int_equal(seen.calls, 7);
-    generated_free(&g);
 }
 
 TEST(a_signal_ends_the_text_at_the_token_it_has_reached) {
@@ -245,12 +234,11 @@ TEST(a_signal_ends_the_text_at_the_token_it_has_reached) {
     signals_install();
     raise(SIGTERM);
     GenerateOptions o = some_options("ab", 100);
-    Generated g = generated(&o);
+    AUTO(generated_free) Generated g = generated(&o);
     signals_install(); // forgets it
     free(capture_end(&line));
     assert_int_equal(g.new_tokens, 1);
     assert_int_equal(signals_pending(), 0);
-    generated_free(&g);
 }
 
 // ----------------------------------------------------------------------------------------------------- special cases
@@ -261,24 +249,22 @@ TEST(without_a_tokenizer_texts_are_token_numbers) {
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("", 4);
     o.tokenizer = NULL, o.sink = see, o.context = &seen;
-    Generated g = generated_by(scripted, &o);
+    AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], "7 0 256 99 ");
     assert_memory_equal(seen.text, g.texts[0], 11);
-    generated_free(&g);
 }
 
 TEST(tokens_that_the_tokenizer_does_not_have_are_never_drawn) {
     Gpt2 *larger = tiny_random(2 * BYTE_VOCAB, 1, T, 1);
     GenerateOptions o = some_options("x", 300);
     o.sampler = (SamplerOptions){.temperature = 1e6, .seed = 2};
-    Generated g = generated_by(larger, &o);
+    AUTO(generated_free) Generated g = generated_by(larger, &o);
     int64_t expected = 1;
     for (int64_t i = 1; i < g.bytes[0]; i++) { // 13 bytes for end-of-text, 1 for every other token, 0 for unknown ones
         if (g.bytes[0] - i >= 13 && memcmp(g.texts[0] + i, "<|endoftext|>", 13) == 0) i += 12;
         expected++;
     }
     assert_int_equal(expected, 301);
-    generated_free(&g);
 }
 
 TEST(a_prompt_with_tokens_beyond_the_vocabulary_is_refused) {

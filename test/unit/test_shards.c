@@ -76,7 +76,7 @@ static ShardSet open_shards(const char *pattern, int64_t T) {
 TEST(a_written_shard_is_read_back) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         const char *path = commit_shard("a.bin", token_bytes, 50257, 50256, 1000, 7);
-        ShardSet set = open_shards(path, 9);
+        AUTO(shards_close) ShardSet set = open_shards(path, 9);
         assert_int_equal(set.count, 1);
         assert_int_equal(set.token_bytes, token_bytes);
         assert_int_equal(set.num_tokens, 1000);
@@ -90,7 +90,6 @@ TEST(a_written_shard_is_read_back) {
                 assert_int_equal(token_bytes == 2 ? ((uint16_t *)out)[i] : out[i], 7 + 9 * w + i);
             }
         }
-        shards_close(&set);
     }
 }
 
@@ -104,11 +103,10 @@ TEST(two_byte_shards_are_version_1_of_llm_c_which_states_no_vocabulary) {
     assert_memory_equal(bytes, expected, 1024);
     assert_memory_equal(bytes + 1024, tokens, 6);
     free(bytes);
-    ShardSet set = open_shards(path, 1);
+    AUTO(shards_close) ShardSet set = open_shards(path, 1);
     assert_int_equal(set.vocab, 0);
     assert_int_equal(set.eot, -1);
     assert_int_equal(set.num_windows, 2);
-    shards_close(&set);
 }
 
 TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
@@ -116,7 +114,7 @@ TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
     make_shard("s_000.bin", 2, 300, -1, 31, 0);  // 3 windows
     make_shard("s_003.bin", 2, 0, 7, 11, 3000);  // 1 window
     make_shard("s_001.bin", 2, 300, 7, 5, 1000); // none
-    ShardSet set = open_shards(tmp_file("s_*.bin"), 10);
+    AUTO(shards_close) ShardSet set = open_shards(tmp_file("s_*.bin"), 10);
     assert_int_equal(set.count, 4);
     assert_int_equal(set.num_tokens, 72);
     assert_int_equal(set.num_windows, 6);
@@ -134,23 +132,21 @@ TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
         assert_string_equal(path, tmp_file(name[w]));
         assert_int_equal(offset, first_token[w] % 1000);
     }
-    shards_close(&set);
 }
 
 TEST(a_token_beyond_the_vocabulary_is_named_with_file_and_offset) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
-        ShardSet set = open_shards(make_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
+        AUTO(shards_close) ShardSet set = open_shards(make_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
         uint32_t out[101];
         assert_true(shards_read_window(&set, 2, 301, out, &err)); // tokens 200..300
         assert_error(shards_read_window(&set, 2, 300, out, &err),
                      "v.bin: token 300 is 300, expected below the vocabulary size 300");
         assert_error(shards_read_window(&set, 5, 256, out, &err), "v.bin: token 500 is 500"); // of 101 bad ones
-        shards_close(&set);
     }
+    AUTO(shards_close)
     ShardSet set = open_shards(make_shard("n.bin", 4, 0, -1, 100, -1), 10); // the first token is 0xFFFFFFFF
     uint32_t out[11];
     assert_error(shards_read_window(&set, 0, 50257, out, &err), "token 0 is 4294967295");
-    shards_close(&set);
 }
 
 TEST(a_shard_beyond_2_gib_is_read_to_its_end) {
@@ -164,7 +160,7 @@ TEST(a_shard_beyond_2_gib_is_read_to_its_end) {
     assert_int_equal(pwrite(fd, last, sizeof last, 1024 + 2 * (tokens - 4)), 8);
     close(fd);
 
-    ShardSet set = open_shards(path, 1000);
+    AUTO(shards_close) ShardSet set = open_shards(path, 1000);
     assert_int_equal(set.num_tokens, tokens);
     assert_int_equal(set.num_windows, 2500000);
     uint16_t out[1001];
@@ -176,7 +172,6 @@ TEST(a_shard_beyond_2_gib_is_read_to_its_end) {
     int64_t offset;
     shards_locate(&set, 2499999, &name, &offset);
     assert_int_equal(offset, 2499999000);
-    shards_close(&set);
 }
 
 TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
@@ -191,9 +186,8 @@ TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
         write_header(name, (int32_t[8]){SHARD_MAGIC, 1, 11}, 1024 + 22);
     }
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
-    ShardSet set = open_shards(tmp_file("many_*.bin"), 10);
+    AUTO(shards_close) ShardSet set = open_shards(tmp_file("many_*.bin"), 10);
     assert_int_equal(set.num_windows, 100);
-    shards_close(&set);
     setrlimit(RLIMIT_NOFILE, &before);
 }
 
@@ -261,20 +255,18 @@ TEST(a_T_longer_than_every_file_is_refused) {
     make_shard("t_1.bin", 2, 0, -1, 64, 0);
     ASSERT_OPEN_FAILS(tmp_file("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
     ASSERT_OPEN_FAILS(tmp_file("t_0.bin"), INT64_MAX / 2, "t_0.bin", "40 tokens");
-    ShardSet set = open_shards(tmp_file("t_*.bin"), 63);
+    AUTO(shards_close) ShardSet set = open_shards(tmp_file("t_*.bin"), 63);
     assert_int_equal(set.num_windows, 1);
-    shards_close(&set);
 }
 
 TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash) {
     const char *path = make_shard("shrink.bin", 2, 0, -1, 1000, 0);
-    ShardSet set = open_shards(path, 100);
+    AUTO(shards_close) ShardSet set = open_shards(path, 100);
     assert_int_equal(truncate(path, 1024 + 300), 0);
     uint16_t out[101];
     assert_true(shards_read_window(&set, 0, 65536, out, &err));
     assert_error(shards_read_window(&set, 1, 65536, out, &err),
                  "shrink.bin: cannot read 101 tokens at token 100: the file has become shorter");
-    shards_close(&set);
 }
 
 // ----------------------------------------------------------------------------------------------------------- writing
@@ -287,12 +279,11 @@ TEST(until_it_is_committed_a_file_is_no_shard) {
     ASSERT_OPEN_FAILS(path, 1, "w.bin", "not a token shard", "magic number");
     assert_non_null(w = (shard_writer_leave(w), shard_writer_open(path, 2, 0, -1, 1, &err)));
     assert_true(shard_writer_append(w, (uint16_t[2]){3, 4}, 2, &err) && shard_writer_commit(w, &err));
-    ShardSet set = open_shards(path, 2);
+    AUTO(shards_close) ShardSet set = open_shards(path, 2);
     uint16_t tokens[3];
     assert_int_equal(set.num_tokens, 3);
     assert_true(shards_read_window(&set, 0, 65536, tokens, &err));
     assert_memory_equal(tokens, ((uint16_t[3]){1, 3, 4}), sizeof tokens);
-    shards_close(&set);
     shard_writer_leave(NULL);
 }
 
