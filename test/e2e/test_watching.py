@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html  # noqa: E402
 
 RUN = [*TINY, "-v", 4, "-s", 0, "-n", 5]
-GROUPS = {"step": "train/", "validation": "val/", "gpu": "gpu/", "end": "whole_run/"}
+GROUPS = {"step": "train/", "validation": "val/", "gpu": "gpu/", "end": "whole_run/", "numerics": "numerics/"}
 NAMES = {"val/ppl": "val/perplexity"}
 
 
@@ -54,13 +54,14 @@ def event_files(run):
 
 def test_tensorboard_finds_every_number_of_the_log(data, tmp_path):
     run = tmp_path / "logs" / "run"
-    train(*RUN, *data.flags, "-x", 12, "-o", run)
+    said = train(*RUN, *data.flags, "-x", 12, "-o", run, "--numerics-every", 4).stdout
+    assert "\nnumerics at step 4 | " in said
     found = accumulated(run)
     assert found == scalars_of_log(run)
     assert {step for tag, step in found if tag == "train/loss"} == set(range(1, 13))
     assert {step for tag, step in found if tag == "val/loss"} == {0, 4, 8, 12}
     assert {"train/norm", "train/lr", "train/ms", "train/tokens_per_second", "train/mfu", "train/hfu", "val/perplexity",
-            "whole_run/ms_p99"} <= {tag for tag, step in found}
+            "whole_run/ms_p99", "numerics/qkv.in/rms"} <= {tag for tag, step in found}
     assert served(tmp_path / "logs")["run"] == found  # last: it may have to skip
 
 
