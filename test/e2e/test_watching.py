@@ -209,32 +209,15 @@ def test_the_last_lines_sum_up_the_run(data, tmp_path):
 # ------------------------------------------------------------------------------------------------ terminal and notebook
 
 
-def screen(output):
-    """The lines that a terminal shows which knows carriage return and "erase to the end of the line"."""
-    lines, line, column = [], "", 0
-    for token in re.findall(r"\x1b\[K|\r|\n|[^\x1b\r\n]+", output):
-        if token == "\x1b[K":
-            line = line[:column]
-        elif token == "\r":
-            column = 0
-        elif token == "\n":
-            lines.append(line)
-            line, column = "", 0
-        else:
-            line = line[:column] + token + line[column + len(token):]
-            column += len(token)
-    return [*lines, line]
-
-
 def test_on_a_terminal_the_bar_leaves_nothing_behind(data):
     code, output = on_a_terminal(*command(*TINY, "-v", 2, "-s", 0, *data.flags, "-x", 6),
                                  env={**os.environ, "LC_ALL": "C.UTF-8", "COLUMNS": ""})
     assert code == 0, output
-    output = output.replace("\r\n", "\n")
     assert re.search(r"\rstep|step \d/6 \[[█▏▎▍▌▋▊▉ ]+\] +\d+\.\d% \| loss", output)
-    shown = screen(output)
-    steps = [line for line in shown if line.startswith("step")]
-    assert [line.split("/")[0] for line in steps] == [f"step {i}" for i in range(1, 7)]
+    # What comes after the last "to the beginning of the line, erase it" is what stays of a line.
+    shown = [line.split("\r\x1b[K")[-1] for line in output.replace("\r\n", "\n").split("\n")]
+    assert [line.split("/")[0] for line in shown if line.startswith("step")] == [f"step {i}" for i in range(1, 7)]
+    assert not any(set("\r\x1b") & set(line) for line in shown)
     assert all("[" not in line for line in shown if line.startswith(("step", "validation", "done", "summary")))
     assert shown[-1] == ""
 
