@@ -8,6 +8,7 @@
 #include <ftw.h>
 #include <limits.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -96,6 +97,15 @@ static inline unsigned char *read_bytes(const char *path, size_t *n) {
     FILE *f = fopen(path, "rb");
     if (!f) perror(path), abort();
     return read_stream(f, n);
+}
+
+// Writes fail beyond this size with EFBIG, as they do at some byte of a full disk; RLIM_INFINITY ends it.
+static inline void limit_file_size(rlim_t bytes) {
+    struct rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
 }
 
 // Its first `from` becomes `to`.

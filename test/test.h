@@ -27,6 +27,9 @@
     }                                                                                                                  \
     static void name(__attribute__((unused)) void **state)
 
+// Before a variable: destroy(&variable) at the end of its block, but where the test fails in it.
+#define AUTO(destroy) __attribute__((cleanup(destroy)))
+
 // A program may define these: what stands around each of its tests that has no setup and no teardown of its own, and
 // what stands around all of them together.
 typedef struct {

@@ -1,7 +1,7 @@
-"""What the end-to-end tests share: the trainer as a command, a small corpus as shards, and readers for what it leaves.
+"""What the end-to-end tests share: the trainer as a command, a small corpus as shards, and runs of a tiny model.
 
-TRAINER names the binary under test (default: ./train_gpt2), SIM_TRAINER the CUDA trainer on the simulator (default:
-./train_gpt2sim); `make test-sanitize` points them at the sanitized ones.
+SIM_TRAINER names the CUDA trainer on the simulator (default: ./train_gpt2sim), TRAINER the other one (test/runs.py);
+`make test-sanitize` points them at the sanitized ones.
 """
 import json
 import os
@@ -10,19 +10,16 @@ import re
 import resource
 import shutil
 import signal
-import struct
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
 
-# Jobs in the background are born ignoring it, and so would be all that the tests start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and those under nohup
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for test_memory_failures.py alone; else pytest.ini
+from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ROOT, TRAINER, call, checkpoints,  # noqa: E402, F401
+                  events, kill, losses, on_a_terminal, same_run, same_state, script, wait_for, write_shard)
 
-ROOT = Path(__file__).resolve().parents[2]
-TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
 SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
 needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),
                                      reason="train_gpt2sim is not built: that takes a CUDA toolkit")
@@ -31,7 +28,6 @@ TRAIN_TOKENIZER = PREPARE.with_name("train_tokenizer")
 
 BYTE_VOCAB, BYTE_EOT = 257, 256
 WORDS = "the of and to in that it was for on are with as his they at be this from have or by one had not but".split()
-EXIT_RUN_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 75
 
 # A model whose steps take a few milliseconds, and a run that neither evaluates, samples nor saves unless asked to.
 TINY = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "4"]
@@ -45,12 +41,6 @@ class Data:
         self.directory = directory
         self.train, self.val = str(directory / "train_*.bin"), str(directory / "val_*.bin")
         self.flags = ["-i", self.train, "-j", self.val]
-
-
-def write_shard(path, tokens, vocab=0, eot=-1, magic=20240520, version=1, count=None):
-    header = [magic, version, len(tokens) if count is None else count, vocab, 0, 0, eot + 1] + [0] * 249
-    path.write_bytes(struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens))
-    return path
 
 
 def make_text(directory, documents=60, words=400):
@@ -82,11 +72,7 @@ def command(*arguments, trainer=TRAINER):
 
 def train(*arguments, trainer=TRAINER, expect=0, timeout=300, **options):
     """Runs the trainer to its end and checks the exit code."""
-    result = subprocess.run(command(*arguments, trainer=trainer), capture_output=True, text=True, errors="replace",
-                            timeout=timeout, cwd=ROOT, stdin=subprocess.DEVNULL, **options)
-    said = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
-    assert result.returncode == expect, f"exit code {result.returncode}\n{said}"
-    return result
+    return call(*command(*arguments, trainer=trainer), expect=expect, timeout=timeout, cwd=ROOT, **options)
 
 
 def refused(*arguments, words, expect=EXIT_BAD_INPUT):
@@ -116,44 +102,10 @@ def limit_file_size(size):
     return limit
 
 
-def start(*arguments):
-    """Starts the trainer; its own words go nowhere, so that no pipe can fill up."""
-    return subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                            stdin=subprocess.DEVNULL, cwd=ROOT)
-
-
-def wait_for(condition, process=None, seconds=300):
-    """Polls until condition() is true; False when the process ended before."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if process is not None and process.poll() is not None:
-            return bool(condition())
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.001)
-    return True
-
-
-def kill(process):
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-
-
-def events(run, kind):
-    """All objects of this kind in RUN/main.log."""
-    log = run / "main.log"
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    whole = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [entry for entry in whole if entry["event"] == kind]
-
-
-def losses(run):
-    """step -> training loss."""
-    return {entry["step"]: entry["loss"] for entry in events(run, "step")}
-
-
-def checkpoints(run):
-    """The checkpoints of a run, oldest first."""
-    return sorted(path for path in run.glob("step_*") if (path / "trainer.json").exists())
+def start(*arguments, before=(), **options):
+    """Starts the trainer, as an argument of `before`; its own words go nowhere, so that no pipe can fill up."""
+    nowhere = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
+    return subprocess.Popen([*before, *command(*arguments)], cwd=ROOT, **{**nowhere, **options})
 
 
 def cut_back(run, kept=1):
@@ -167,9 +119,3 @@ def write_state(checkpoint, state):
     """Its trainer.json in the format before it had a checksum of itself, so that what is changed in it counts."""
     old = {key: value for key, value in state.items() if key != "xxh3"} | {"format": 1}
     (checkpoint / "trainer.json").write_text(json.dumps(old))
-
-
-def same_state(a, b):
-    """Do two checkpoints hold the same weights and moments, byte for byte?"""
-    names = ("model.safetensors", "optimizer.safetensors")
-    return all((a / name).read_bytes() == (b / name).read_bytes() for name in names)

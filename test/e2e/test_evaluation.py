@@ -1,6 +1,7 @@
 """Evaluation as users run it: bits per byte, multiple-choice files on the schedule and with -x 0, the lm-eval harness.
 
-What the trainer computes is held against transformers with the same weights; files are written here, byte by byte.
+Files are written here, byte by byte. Losses are PyTorch's: test/golden; which of them count: test/unit/test_evals.c and
+test_choices.c.
 """
 import json
 import math
@@ -8,12 +9,11 @@ import os
 import random
 import shutil
 import struct
-import subprocess
 import sys
 
 import pytest
-from conftest import (BYTE_EOT, BYTE_VOCAB, EXIT_BAD_INPUT, QUIET, ROOT, Data, checkpoints, events, train,
-                      write_shard)
+from conftest import (BYTE_EOT, BYTE_VOCAB, EXIT_BAD_INPUT, QUIET, ROOT, Data, call, checkpoints, events, refused, script,
+                      train, write_shard)
 
 T = 64
 ALONE = ["-x", 0, "-v", 0, "-s", 0, "--dtype", "fp32"]
@@ -32,33 +32,11 @@ def choice_file(path, examples):
     return path
 
 
-def random_examples(n):
-    choose = random.Random(5)
-    text = lambda least, most: bytes(choose.choices(b"the of and to in that", k=choose.randint(least, most)))
-    return [(text(1, 90), [text(1, 20) for _ in range(choose.randint(2, 6))], choose.randint(0, 1)) for _ in range(n)]
-
-
 @pytest.fixture(scope="module")
 def model(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("evaluation") / "run"
     train("-e", f"L=2,C=64,NH=2,T={T}", "-b", 8, "-x", 60, "-l", 5e-3, *QUIET, *data.flags, "-o", out)
     return checkpoints(out)[-1]
-
-
-@pytest.fixture(scope="module")
-def token_losses(model):
-    """tokens -> the loss of each but the first, by transformers in fp64."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: scripts/install_deps.sh test-all")
-    hf = transformers.GPT2LMHeadModel.from_pretrained(model).double().eval()
-
-    def losses(tokens):
-        tokens = torch.tensor(list(tokens))
-        with torch.no_grad():
-            logits = hf(tokens[None, :-1]).logits[0]
-        return torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="none").tolist()
-
-    return losses
 
 
 # --------------------------------------------------------------------------------------------------- which step and data
@@ -88,106 +66,50 @@ def test_new_weights_that_are_not_trained_take_the_vocabulary_of_the_data(data, 
 # ------------------------------------------------------------------------------------------------------- bits per byte
 
 
-@pytest.mark.slow
-def test_bits_per_byte_are_those_of_the_text(model, token_losses, tmp_path):
+def test_perplexity_and_bits_per_byte_are_those_of_the_loss_and_the_text(model, tmp_path):
     choose, windows = random.Random(9), 12
     tokens = [choose.choice([BYTE_EOT, *b"the of and "]) for _ in range(windows * T + 1)]
     write_shard(tmp_path / "val_0.bin", tokens, vocab=BYTE_VOCAB, eot=BYTE_EOT)
     said = train("-e", model, "-x", 0, "-s", 0, "-m", 0, "--dtype", "fp32", "-j", Data(tmp_path).val, "-o",
                  tmp_path / "out").stdout
     point = events(tmp_path / "out", "validation")[0]
-    nats = sum(sum(token_losses(tokens[i * T:i * T + T + 1])) for i in range(windows))
     text_bytes = sum(token != BYTE_EOT for token in tokens[1:])  # end-of-text is no text; its loss counts
     assert text_bytes < len(tokens) - 1
-    assert point["loss"] == pytest.approx(nats / (windows * T), rel=1e-5)
-    assert point["ppl"] == pytest.approx(math.exp(nats / (windows * T)), rel=1e-4)
-    assert point["bits_per_byte"] == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
+    assert point["ppl"] == pytest.approx(math.exp(point["loss"]), rel=1e-4)
+    assert point["bits_per_byte"] == pytest.approx(point["loss"] * windows * T / math.log(2) / text_bytes, rel=1e-5)
     assert f"{point['bits_per_byte']:.4f} bits/byte" in said
 
 
 # ----------------------------------------------------------------------------------------------------- multiple choice
 
 
-def losses_by_transformers(token_losses, examples):
-    """(example, completion) -> sum; contexts are cut on the left where T + 1 tokens do not hold both."""
-    sums = {}
-    for i, (context, completions, _) in enumerate(examples):
-        for k, completion in enumerate(completions):
-            tokens = (context + completion)[-(T + 1):]
-            sums[i, k] = sum(token_losses(tokens)[-len(completion):])
-    return sums
-
-
-def right_answers(sums, examples):
-    """Of all examples: right by sum, right by mean."""
-    by_sum = by_mean = 0
-    for i, (_, completions, label) in enumerate(examples):
-        order = range(len(completions))
-        by_sum += min(order, key=lambda k: sums[i, k]) == label
-        by_mean += min(order, key=lambda k: sums[i, k] / len(completions[k])) == label
-    return by_sum, by_mean
-
-
-@pytest.mark.slow
-def test_choices_are_those_that_transformers_makes(model, token_losses, tmp_path):
-    examples = random_examples(60)
-    sums = losses_by_transformers(token_losses, examples)
-    by_sum, by_mean = right_answers(sums, examples)
-    assert 0 < by_sum < 60 and 0 < by_mean < 60
-    path = choice_file(tmp_path / "words.bin", examples)
-    for B in (1, 7):
-        train("-e", model, *ALONE, "-b", B, "--choices", path, "-o", tmp_path / f"out{B}")
-        point = events(tmp_path / f"out{B}", "choices")[0]
-        assert (point["name"], point["examples"]) == ("words", 60)
-        assert (point["correct"], point["correct_normalised"]) == (by_sum, by_mean)
-    for n in (1, 20, 100):
-        train("-e", model, *ALONE, "--choices", path, "--choice-examples", n, "-o", tmp_path / f"first{n}")
-        point = events(tmp_path / f"first{n}", "choices")[0]
-        assert point["examples"] == min(n, 60)
-        assert (point["correct"], point["correct_normalised"]) == right_answers(sums, examples[:n])
-
-
-def test_a_model_that_was_trained_to_know_answers_everything_right(tmp_path):
-    """A digit is always followed by its letter, three times: 10 facts."""
-    choose = random.Random(2)
-    fact = lambda digit: b"%d" % digit + bytes([97 + digit]) * 3 + b"."
-    text = b"".join(fact(choose.randrange(10)) for _ in range(3000))
-    shard = write_shard(tmp_path / "train_0.bin", list(text), vocab=BYTE_VOCAB, eot=BYTE_EOT)
-    examples = []
-    for i in range(40):
-        digit = choose.randrange(10)
-        wrong = choose.sample([d for d in range(10) if d != digit], 3)
-        endings = [bytes([97 + d]) * 3 + b"." for d in wrong]
-        endings.insert(i % 4, bytes([97 + digit]) * 3 + b".")
-        examples.append((fact(choose.randrange(10)) + b"%d" % digit, endings, i % 4))
-    path = choice_file(tmp_path / "facts.bin", examples)
-    said = train("-e", "L=2,C=64,NH=2,T=32", "-b", 8, "-l", 5e-3, "-x", 150, "-s", 0, "-v", 50, "-i", shard, "-j",
-                 shard, "--choices", path, "-o", tmp_path / "run").stdout
+def test_choices_are_scored_on_the_schedule_and_a_model_that_knows_one_text_takes_it(tmp_path):
+    shard = write_shard(tmp_path / "train_0.bin", list(b"abc." * 2000), vocab=BYTE_VOCAB, eot=BYTE_EOT)
+    endings = [b"bc.a", b"xyz.", b"cba.", b"...."]
+    path = choice_file(tmp_path / "facts.bin", [(b"abc.a", endings[-(i % 4):] + endings[:-(i % 4)], i % 4) for i in range(40)])
+    said = train("-e", "L=1,C=64,NH=2,T=32", "-b", 8, "-l", 5e-3, "-x", 40, "-s", 0, "-v", 20, "-i", shard, "-j", shard,
+                 "--choices", path, "-o", tmp_path / "run").stdout
     points = events(tmp_path / "run", "choices")
-    assert [point["step"] for point in points] == [0, 50, 100, 150]
+    assert [point["step"] for point in points] == [0, 20, 40]
     assert points[0]["correct"] < 40
     assert (points[-1]["correct"], points[-1]["correct_normalised"]) == (40, 40)
-    assert "facts at step 150 | accuracy 100.00%" in said
+    assert "facts at step 40 | accuracy 100.00%" in said
+    train("-e", checkpoints(tmp_path / "run")[-1], *ALONE, "--choices", path, "--choice-examples", 7, "-o", tmp_path / "out")
+    (point,) = events(tmp_path / "out", "choices")
+    assert (point["name"], point["step"], point["examples"], point["correct"]) == ("facts", 40, 7, 7)
 
 
 # Every other way to be wrong: test/unit/test_choices.c.
 @pytest.mark.sanitize
 def test_bad_multiple_choice_files_are_refused(model, tmp_path):
-    good = (b"context", [b"one", b"two"], 1)
-    path = tmp_path / "set.bin"
-
-    def refused(*words):
-        result = train("-e", model, *ALONE, "--choices", path, "-o", tmp_path / "out", expect=EXIT_BAD_INPUT)
-        lines = result.stderr.splitlines()
-        assert len(lines) == 1 and all(word in lines[0] for word in ("--choices", *words)), result.stderr
-        assert not (tmp_path / "out" / "main.log").exists()
-
-    choice_file(path, [good, (b"context", [b"one", b"two"], 2)])
-    refused("set.bin", "example 1", "label", "2")
-    choice_file(path, [good, (b"context", [b"one", b"x" * (T + 1)], 0)])
-    refused("set", "example 1", f"{T + 1} tokens", f"context is {T}")
+    good, path = (b"context", [b"one", b"two"], 1), tmp_path / "set.bin"
+    for bad, words in (((b"context", [b"one", b"two"], 2), ("set.bin", "label", "2")),
+                       ((b"context", [b"one", b"x" * (T + 1)], 0), ("set", f"{T + 1} tokens", f"context is {T}"))):
+        choice_file(path, [good, bad])
+        refused("-e", model, *ALONE, "--choices", path, "-o", tmp_path / "out", words=("--choices", "example 1", *words))
     path.unlink()
-    refused("no multiple-choice files", "set.bin")
+    refused("-e", model, *ALONE, "--choices", path, "-o", tmp_path / "out", words=("no multiple-choice files", "set.bin"))
+    assert not (tmp_path / "out" / "main.log").exists()
 
 
 def test_hellaswag_is_asked_for_where_it_is_not(model):
@@ -201,19 +123,13 @@ def test_hellaswag_is_asked_for_where_it_is_not(model):
 
 
 def lm_eval(*arguments, expect=0, **environment):
-    result = subprocess.run([*LM_EVAL, *map(str, arguments)], capture_output=True, text=True, timeout=300,
-                            env={**os.environ, **environment})
-    assert result.returncode == expect, f"{result.stdout[-2000:]}\n{result.stderr}"
-    return result
+    return call(*LM_EVAL, *arguments, expect=expect, env={**os.environ, **environment})
 
 
 @pytest.fixture
 def harness(tmp_path):
     """A Python that says it has the harness: enough for what is decided before it runs."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 0.4.13\n")
-    python.chmod(0o755)
-    return str(python)
+    return str(script(tmp_path / "python", "echo 0.4.13"))
 
 
 def test_lm_eval_shows_the_command_it_would_run(model, harness):
@@ -228,25 +144,21 @@ def test_lm_eval_says_what_is_missing(model, harness, tmp_path):
     def complaint(*arguments, python=harness):
         return lm_eval(*arguments, "--dry-run", expect=EXIT_BAD_INPUT, LM_EVAL_PYTHON=python).stderr
 
-    assert "no such directory" in complaint(tmp_path / "none")
-    assert "neither a checkpoint" in complaint(tmp_path)
-    assert "no task" in complaint(model, "--tasks", ",")
-    assert "--include-path" in complaint(model, "--include-path", tmp_path / "none")
+    bare = shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    for arguments, words in (([tmp_path / "none"], "no such directory"), ([tmp_path], "neither a checkpoint"),
+                             ([model, "--tasks", ","], "no task"), ([bare], "tokenizer.json"),
+                             ([model, "--include-path", tmp_path / "none"], "--include-path")):
+        assert words in complaint(*arguments)
     assert "pip install 'lm-eval[hf]'" in complaint(model, python=str(tmp_path / "none"))
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (bare / name).write_bytes((model / name).read_bytes())
-    assert "tokenizer.json" in complaint(bare)
     (bare / "model.safetensors").unlink()
     assert "model.safetensors" in complaint(bare)
 
 
 def harness_python():
-    for python in (os.environ.get("LM_EVAL_PYTHON"), str(ROOT / ".venv-lm-eval" / "bin" / "python"), sys.executable):
-        look = [python or "", "-c", "import importlib.metadata as m; m.version('lm_eval')"]
-        if python and os.path.exists(python) and subprocess.run(look, capture_output=True).returncode == 0:
-            return python
+    look = ["-c", "import importlib.metadata as m; m.version('lm_eval')"]
+    for python in (os.environ.get("LM_EVAL_PYTHON"), ROOT / ".venv-lm-eval" / "bin" / "python", sys.executable):
+        if python and os.path.exists(python) and call(python, *look).returncode == 0:
+            return str(python)
     return None
 
 

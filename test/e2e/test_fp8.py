@@ -1,6 +1,6 @@
 """--fp8: curves beside those of bf16, on the CPU and in the simulator; resuming with the scales of delayed scaling."""
 import pytest
-from conftest import SIMULATOR, TRAINER, checkpoints, cut_back, losses, needs_simulator, run_tiny, same_state
+from conftest import SIMULATOR, TRAINER, cut_back, losses, needs_simulator, run_tiny, same_run
 
 DELAYED = ["--fp8", 1, "--fp8-scaling", "delayed"]
 
@@ -48,8 +48,7 @@ def test_a_run_resumed_under_delayed_scaling_has_the_same_bits(trainer, data, tm
     whole = run(trainer, tmp_path / "whole", data, *fp8, "-n", 6)
     parts = run(trainer, tmp_path / "parts", data, *fp8, "-n", 3, "-nk", 0)
     run(trainer, cut_back(parts), data, "-y", 1, "-x", 6, "-n", 3)
-    assert same_state(checkpoints(whole)[-1], checkpoints(parts)[-1])
-    assert losses(whole) == losses(parts)
+    assert same_run(whole, parts)
 
 
 def test_evaluation_recomputation_and_samples_leave_the_losses_as_they_are(data, tmp_path):

@@ -11,8 +11,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, ROOT, checkpoints, command, events,
-                      train)
+from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, ROOT, call, checkpoints, command, events,
+                      start, train, write_shard)
 
 T = 64
 GREEDY = ["-x", 0, "-v", 0, "--temperature", 0, "--dtype", "fp32", "--threads", 1]
@@ -37,12 +37,9 @@ def text(model, tmp_path, prompt, tokens, *more, samples=1):
     return texts[0] if samples == 1 else texts
 
 
-def talk(model, lines, tokens, *more, expect=0):
-    """stdout of --interactive for these bytes on stdin."""
-    result = subprocess.run(command("-e", model, *GREEDY, "--interactive", "-g", tokens, *more), input=lines,
-                            capture_output=True, timeout=300, cwd=ROOT)
-    assert result.returncode == expect, result.stderr
-    return result
+def talk(model, lines, tokens, *more, expect=0, **options):
+    """What --interactive says to these bytes on stdin."""
+    return train("-e", model, *GREEDY, "--interactive", "-g", tokens, *more, input=lines, text=False, expect=expect, **options)
 
 
 # ------------------------------------------------------------------------------------------------------------ --prompt
@@ -54,12 +51,12 @@ def test_a_sample_is_shown_once_and_its_speed_told(model):
     assert re.search(r"generated +30 tokens after a prompt of 8; prompt \d+ ms, then [\d.]+ tokens/s", said)
 
 
-def test_samples_side_by_side_are_those_drawn_alone(model, tmp_path):
+# That they are those drawn alone: test/unit/test_generate.c.
+def test_samples_follow_the_options(model, tmp_path):
     drawn = ["--temperature", 1.0, "--top-k", 0, "--top-p", 0.95]
     many = text(model, tmp_path, "have ", 50, *drawn, samples=5)
     assert len(set(many)) == 5
     assert text(model, tmp_path, "have ", 50, *drawn) == many[0]
-    assert text(model, tmp_path, "have ", 50, *drawn, samples=2) == many[:2]
     assert text(model, tmp_path, "have ", 50, *drawn, "--seed", 2) != many[0]
 
 
@@ -93,37 +90,30 @@ def test_samples_that_do_not_fit_into_memory_are_refused(tmp_path):
     """A cache of 1024 sequences of 1024 tokens for 124M: 2 x 12 x 768 x 4 bytes each, 77 GB."""
     limited = ["bash", "-c", 'ulimit -v 30000000; exec "$@"', "bash"]
     arguments = command("-e", "L=12,C=768,NH=12,V=257,T=1024", *GREEDY, "-s", 1, "--samples", 1024)
-    result = subprocess.run(limited + arguments, capture_output=True, text=True, timeout=300, cwd=ROOT)
-    assert result.returncode == EXIT_BAD_INPUT, result.stderr
-    assert "not enough memory" in result.stderr and "it fits with --samples 1 (" in result.stderr
+    said = call(*limited, *arguments, cwd=ROOT, expect=EXIT_BAD_INPUT).stderr
+    assert "not enough memory" in said and "it fits with --samples 1 (" in said
 
 
 # ------------------------------------------------------------------------------------------------- --interactive, pipes
 
 
 @pytest.mark.sanitize
-def test_answers_alone_go_to_stdout(model, tmp_path):
-    expected = text(model, tmp_path, "from have", 20)
-    assert talk(model, b"from have\n", 20).stdout.decode() == expected + "\n"
-
-
-def test_what_was_said_stays_until_new(model, tmp_path):
+def test_answers_alone_go_to_stdout_and_what_was_said_stays_until_new(model, tmp_path):
     first = text(model, tmp_path, "the", 10)
     second = text(model, tmp_path, f"the{first}\nof and", 10)
     said = talk(model, b"the\nof and\n/new\nthe\n", 10).stdout.decode()
     assert said == f"{first}\n{second}\n{first}\n"
 
 
-def test_the_prompt_comes_first(model):
-    assert talk(model, b"of\n", 10, "--prompt", "the").stdout == talk(model, b"the\nof\n", 10).stdout
-
-
-def test_quit_ends_and_empty_lines_are_passed_over(model):
-    once = talk(model, b"his\n", 10).stdout
-    assert talk(model, b"\n\r\n\nhis\r\n\n/quit\nthis is not read\n", 10).stdout == once
-    assert talk(model, b"his", 10).stdout == once  # the last line may have no end
-    assert talk(model, b"", 10).stdout == b""
-    assert talk(model, b"/quit", 10).stdout == b""
+# Lines and options, and lines to which the answers are the same.
+@pytest.mark.parametrize("lines, options, same_as", [
+    (b"of\n", ["--prompt", "the"], b"the\nof\n"),  # the prompt comes first
+    (b"\n\r\n\nhis\r\n\n/quit\nthis is not read\n", [], b"his\n"),
+    (b"his", [], b"his\n"),  # the last line may have no end
+    (b"/quit", [], b""),
+])
+def test_these_lines_are_answered_as_those(model, lines, options, same_as):
+    assert talk(model, lines, 10, *options).stdout == (talk(model, same_as, 10).stdout if same_as else b"")
 
 
 def test_a_long_conversation_slides(model):
@@ -150,19 +140,16 @@ def test_any_bytes_may_be_on_a_line(model):
 def test_a_reader_that_goes_away_is_an_error_and_no_crash(model):
     reader, writer = os.pipe()
     os.close(reader)
-    result = subprocess.run(command("-e", model, *GREEDY, "--interactive", "-g", 5), input=b"the\n", stdout=writer,
-                            stderr=subprocess.PIPE, timeout=300, cwd=ROOT)
+    result = talk(model, b"the\n", 5, expect=EXIT_RUN_FAILED, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
-    assert result.returncode == EXIT_RUN_FAILED
     assert b"stdout: cannot be written: Broken pipe" in result.stderr
 
 
 @pytest.mark.parametrize("when", ["at the prompt", "in a line", "in an answer"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_conversation(model, when, number):
-    arguments = command("-e", model, *GREEDY, "--interactive", "-g", 1000000 if when == "in an answer" else 8)
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          cwd=ROOT, bufsize=0) as process:
+    with start("-e", model, *GREEDY, "--interactive", "-g", 1000000 if when == "in an answer" else 8, bufsize=0,
+               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdin.write(b"the\nof" if when == "in a line" else b"the\n")  # stdin stays open: more may come
         seen = process.stdout.read(1)
         while when != "in an answer" and len(seen) < 9:  # 8 tokens of a byte, and the end of the answer
@@ -189,37 +176,37 @@ class Terminal:
             os.execv(arguments[0], arguments)
         self.said = ""
 
+    def read(self, deadline):
+        """What was said meanwhile, if anything; False where the other side is closed."""
+        assert time.monotonic() < deadline, f"waited in vain: {self.said}"
+        if select.select([self.fd], [], [], 0.1)[0]:
+            try:
+                self.said += os.read(self.fd, 65536).decode(errors="replace").replace("\r\n", "\n")
+            except OSError:
+                return False
+        return True
+
     def wait_for(self, pattern, seconds=300):
         """Reads until the pattern appears in what was not matched before; returns what stands up to it."""
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.said)):
-            assert time.monotonic() < deadline, f"'{pattern}' is missing in: {self.said}"
-            if not select.select([self.fd], [], [], 0.1)[0]:
-                continue
-            try:
-                self.said += os.read(self.fd, 65536).decode(errors="replace").replace("\r\n", "\n")
-            except OSError:  # the other side is closed
-                assert re.search(pattern, self.said), f"ended without '{pattern}': {self.said}"
+            assert self.read(deadline) or re.search(pattern, self.said), f"ended without '{pattern}': {self.said}"
         before, self.said = self.said[:found.end()], self.said[found.end():]
         return before
 
     def type(self, keys):
         os.write(self.fd, keys)
 
-    def exit_code(self):
+    def exit_code(self, *keys):
+        """Types the keys and waits for the end."""
+        for key in keys:
+            self.type(key)
         deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                os.close(self.fd)
-                return os.waitstatus_to_exitcode(status)
-            if select.select([self.fd], [], [], 0.05)[0]:
-                try:
-                    self.said += os.read(self.fd, 65536).decode(errors="replace")
-                except OSError:
-                    time.sleep(0.05)
-        os.kill(self.pid, signal.SIGKILL)
-        raise AssertionError(f"the program did not end: {self.said}")
+        while self.read(deadline):
+            pass
+        status = os.waitpid(self.pid, 0)[1]
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
 
 
 def test_on_a_terminal_there_is_a_prompt_sign_and_the_speed(model, tmp_path):
@@ -229,32 +216,22 @@ def test_on_a_terminal_there_is_a_prompt_sign_and_the_speed(model, tmp_path):
     terminal.type(b"from have\n")
     assert terminal.wait_for(SPEED).startswith(f"from have\n{expected}\n[20 tokens after 10, ")
     terminal.wait_for("\n> ")
-    terminal.type(b"/quit\n")
-    assert terminal.exit_code() == 0
+    assert terminal.exit_code(b"/quit\n") == 0
 
 
-def test_end_of_input_on_a_terminal_ends_the_conversation(model):
-    terminal = Terminal(model, "-g", 5)
-    terminal.wait_for("> ")
-    terminal.type(b"\x04")
-    assert terminal.exit_code() == 0
-
-
-@pytest.mark.parametrize("when", ["at the prompt", "in an answer"])
-def test_ctrl_c_on_a_terminal_ends_the_program(model, when):
+@pytest.mark.parametrize("keys, when, code", [(b"\x04", "at the prompt", 0), (b"\x03", "at the prompt", EXIT_INTERRUPTED),
+                                              (b"\x03", "in an answer", EXIT_INTERRUPTED)])
+def test_end_of_input_and_ctrl_c_on_a_terminal_end_the_program(model, keys, when, code):
     terminal = Terminal(model, "-g", 1000000)
     terminal.wait_for("> ")
     if when == "in an answer":
         terminal.type(b"the\n")
         terminal.wait_for(r"the\n.{10}")
-    terminal.type(b"\x03")
-    assert terminal.exit_code() == EXIT_INTERRUPTED
+    assert terminal.exit_code(keys) == code
 
 
 def test_on_a_terminal_control_characters_are_made_visible(data, tmp_path):
     """A model that knows nothing but an escape sequence must not clear the screen."""
-    from conftest import write_shard
-
     shard = write_shard(tmp_path / "train_0.bin", list(b"\x1b[2J\n") * 400, vocab=257, eot=256)
     train("-e", "L=1,C=64,NH=2,T=32", "-b", 8, "-x", 60, "-l", 1e-2, *QUIET, "-i", shard, "-o", tmp_path / "run")
     terminal = Terminal(checkpoints(tmp_path / "run")[-1], "-g", 10)
@@ -262,5 +239,4 @@ def test_on_a_terminal_control_characters_are_made_visible(data, tmp_path):
     terminal.type(b"[2J\n")
     said = terminal.wait_for(SPEED)
     assert "\\x1B[2J" in said and "\x1b[2J" not in said
-    terminal.type(b"/quit\n")
-    assert terminal.exit_code() == 0
+    assert terminal.exit_code(b"/quit\n") == 0

@@ -3,7 +3,6 @@ import hashlib
 import http.server
 import json
 import os
-import pty
 import random
 import re
 import shutil
@@ -17,12 +16,13 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-
-from conftest import ROOT, kill, wait_for
+from conftest import ROOT, call, kill, on_a_terminal, wait_for
 
 GET, READ_PARQUET = ROOT / "data" / "get.py", ROOT / "data" / "read_parquet.py"
 DATA = Path(os.environ.get("PRETRAIN_DATA", ROOT.parent / "shared" / "data"))
 TOKENIZER_FILES = ("merges.txt", "tokenizer.json", "vocab.json")
+TOKENIZER_REPO, TOKENIZER_LISTING = "models/openai-community/gpt2", "/api/models/openai-community/gpt2/tree/main"
+SHARDS_REPO = "datasets/kjj0/fineweb10B-gpt2"
 
 
 # ---------------------------------------------------------------------------------------------------------- the server
@@ -156,17 +156,11 @@ def start(hub, out, *arguments, **options):
 
 
 def get(hub, *arguments, expect=0, **extra):
-    result = subprocess.run([sys.executable, GET, "--retry-wait", "0.01", *map(str, arguments)], capture_output=True,
-                            text=True, timeout=300, env=environment(hub, **extra), cwd=ROOT)
-    assert result.returncode == expect, f"exit code {result.returncode}\n{result.stdout}{result.stderr}"
+    result = call(sys.executable, GET, "--retry-wait", 0.01, *arguments, expect=expect, env=environment(hub, **extra), cwd=ROOT)
     assert "Traceback" not in result.stderr
     if expect:
         assert result.stderr.startswith("get: ") and result.stderr.count("\n") == 1, result.stderr
     return result
-
-
-TOKENIZER_REPO = "models/openai-community/gpt2"
-SHARDS_REPO = "datasets/kjj0/fineweb10B-gpt2"
 
 
 def random_bytes(n, seed=0):
@@ -217,31 +211,29 @@ def test_a_listing_of_several_pages_is_read_to_its_end_and_val_comes_first(hub, 
     assert f"-i '{out}/fineweb_train_*.bin' -j '{out}/fineweb_val_*.bin'" in result.stdout
 
 
-@pytest.mark.parametrize("name, repo, revision, folder, file", [
-    ("tinystories", "datasets/roneneldan/TinyStories", "main", "data", "train-00000-of-00004-2d5a1467fff1081b.parquet"),
-    ("openwebtext", "datasets/Skylion007/openwebtext", "refs%2Fconvert%2Fparquet", "plain_text/train", "0000.parquet"),
-    ("fineweb-10B", "datasets/HuggingFaceFW/fineweb", "main", "sample/10BT", "000_00000.parquet"),
-    ("fineweb-100B", "datasets/HuggingFaceFW/fineweb", "main", "sample/100BT", "000_00000.parquet"),
-    ("fineweb-edu-10B", "datasets/HuggingFaceFW/fineweb-edu", "main", "sample/10BT", "000_00000.parquet"),
-    ("fineweb-edu-100B", "datasets/HuggingFaceFW/fineweb-edu", "main", "sample/100BT", "000_00000.parquet"),
-])
-def test_a_corpus_comes_from_its_folder_and_the_next_command_reads_it(hub, out, name, repo, revision, folder, file):
-    path = hub.add(repo, f"{folder}/{file}", random_bytes(500), revision, folder)
-    hub.add(repo, f"{folder}/README.md", b"not wanted", revision, folder)
-    result = get(hub, name, "-o", out)
-    check(hub, out, {file: path})
-    assert f"data/read_parquet.py {out} | data/prepare --tokenizer" in result.stdout
+CORPUS, SHOWN = "data/read_parquet.py {out} | data/prepare --tokenizer", "./train_gpt2 -e {out} "
+FINEWEB, WEIGHTS = "datasets/HuggingFaceFW/fineweb", ("config.json", "model.safetensors") + TOKENIZER_FILES
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
-def test_weights_come_with_their_configuration_and_tokenizer(hub, out, name):
-    names = ("config.json", "model.safetensors") + TOKENIZER_FILES
-    paths = {n: hub.add(f"models/openai-community/{name}", n, random_bytes(300, n), large=n.startswith("model"))
-             for n in names}
-    hub.add(f"models/openai-community/{name}", "pytorch_model.bin", b"not wanted")
-    result = get(hub, name, "-o", out)
+# What comes from which folder, and the next command.
+@pytest.mark.parametrize("name, repo, revision, folder, files, then", [
+    ("tinystories", "datasets/roneneldan/TinyStories", "main", "data", ["train-00000-of-00004-2d5a1467fff1081b.parquet"], CORPUS),
+    ("openwebtext", "datasets/Skylion007/openwebtext", "refs%2Fconvert%2Fparquet", "plain_text/train", ["0.parquet"], CORPUS),
+    ("fineweb-10B", FINEWEB, "main", "sample/10BT", ["000_00000.parquet"], CORPUS),
+    ("fineweb-100B", FINEWEB, "main", "sample/100BT", ["000_00000.parquet"], CORPUS),
+    ("fineweb-edu-10B", FINEWEB + "-edu", "main", "sample/10BT", ["000_00000.parquet"], CORPUS),
+    ("fineweb-edu-100B", FINEWEB + "-edu", "main", "sample/100BT", ["000_00000.parquet"], CORPUS),
+    *((name, "models/openai-community/" + name, "main", "", WEIGHTS, SHOWN)
+      for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
+])  # fmt: skip
+def test_what_is_wanted_comes_from_its_folder_and_the_next_command_is_shown(hub, out, name, repo, revision, folder, files, then):
+    paths = {file: hub.add(repo, f"{folder}/{file}".lstrip("/"), random_bytes(500, file), revision, folder,
+                           large=not file.endswith((".json", ".txt"))) for file in files}
+    for unwanted in ("README.md", "pytorch_model.bin"):
+        hub.add(repo, f"{folder}/{unwanted}".lstrip("/"), b"not wanted", revision, folder)
+    said = get(hub, name, "-o", out).stdout
     check(hub, out, paths)
-    assert f"./train_gpt2 -e {out} " in result.stdout
+    assert then.format(out=out) in said
 
 
 def test_a_real_corpus_is_the_one_whose_checksum_is_in_the_table(hub, out):
@@ -256,38 +248,59 @@ def test_a_real_corpus_is_the_one_whose_checksum_is_in_the_table(hub, out):
 # ------------------------------------------------------------------------------------------------------- going on
 
 
-def test_cut_connections_are_continued_where_they_broke(hub, out):
-    paths = add_tokenizer(hub, 50000)
-    hub.faults[paths["tokenizer.json"]] = [("cut", 10000), ("cut", 0), ("cut", 7), 503]
-    hub.faults[paths["merges.txt"]] = [("cut", 49999)]
-    get(hub, "gpt2-tokenizer", "-o", out)
-    check(hub, out, paths)
-    assert hub.asked(paths["tokenizer.json"]) == [0, 10000, 10000, 10007, 10007]
-    assert hub.asked(paths["merges.txt"]) == [0, 49999]
+# What the server does of merges.txt in turn; words of the message, "" where the file arrives all the same; the first byte
+# that each request asks for.
+SERVERS = {
+    "cuts the connection": ([("cut", 10000), ("cut", 0), ("cut", 7), 503], "", [0, 10000, 10000, 10007, 10007]),
+    "cuts it before the last byte": ([("cut", 19999)], "", [0, 19999]),
+    "is busy": ([503, 429, 502, 504], "", 5 * [0]),
+    "stays busy": (100 * [503], "HTTP 503", 6 * [0]),
+    "announces too little": ([("announce", 19999)], "announces 19999 bytes, expected 20000", [0]),
+    "announces too much": ([("announce", 20001)], "announces 20001 bytes, expected 20000", [0]),
+    "has lost it": (9 * [404], "not there (HTTP 404)", [0]),
+    "wants a token": (9 * [401], "set HF_TOKEN", [0]),
+    "refuses it": (9 * [403], "set HF_TOKEN", [0]),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_that(name, hub, out):
+    faults, words, asked = SERVERS[name]
+    paths = add_tokenizer(hub)
+    hub.faults[paths["merges.txt"]] = list(faults)
+    assert words in get(hub, "gpt2-tokenizer", "-o", out, expect=int(words != "")).stderr
+    assert hub.asked(paths["merges.txt"]) == asked
+    if words:
+        assert "merges.txt" not in os.listdir(out)
+    else:
+        check(hub, out, paths)
+
+
+def hold(hub, out, n, *arguments, **options):
+    """Starts get.py for files of n bytes, of which a third comes until hub.hold[1] is set."""
+    hub.hold = n // 3, threading.Event()
+    process = start(hub, out, *arguments, **options)
+    parts = [out / (name + ".part") for name in TOKENIZER_FILES]
+    assert wait_for(lambda: sum(p.exists() and p.stat().st_size > n // 6 for p in parts) >= 2, process)
+    return process
 
 
 def test_a_kill_in_the_middle_leaves_no_half_file_and_a_rerun_goes_on(hub, out):
     paths = add_tokenizer(hub, 300000)
-    hub.hold = 100000, threading.Event()
-    process = start(hub, out, "--connections", "2")
-    parts = [out / (name + ".part") for name in TOKENIZER_FILES]
-    assert wait_for(lambda: sum(p.stat().st_size > 50000 for p in parts if p.exists()) == 2, process)
-    kill(process)
+    kill(hold(hub, out, 300000, "--connections", "2"))
     left = {name: os.stat(out / name).st_size for name in os.listdir(out)}
     assert len(left) == 2 and all(name.endswith(".part") and 50000 < n < 300000 for name, n in left.items())
     hub.hold[1].set()
-    hub.hold = None
     hub.requests.clear()
     get(hub, "gpt2-tokenizer", "-o", out)
     check(hub, out, paths)
     assert all(hub.asked(paths[name[:-5]]) == [n] for name, n in left.items())
 
 
-def test_ctrl_c_says_that_the_download_can_go_on(hub, out):
+def test_a_second_download_into_the_directory_is_refused_and_ctrl_c_says_that_the_first_can_go_on(hub, out):
     add_tokenizer(hub, 300000)
-    hub.hold = 100000, threading.Event()
-    process = start(hub, out, stderr=subprocess.PIPE, text=True)
-    assert wait_for(lambda: out.exists() and len(os.listdir(out)) == 3, process)
+    process = hold(hub, out, 300000, stderr=subprocess.PIPE, text=True)
+    assert "another data/get.py is writing it" in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=300)[1] == "get: stopped; the same command goes on where it was\n"
     assert process.returncode == 130
@@ -343,39 +356,6 @@ def test_a_wrong_checksum_removes_the_file(hub, out):
     check(hub, out, paths)
 
 
-@pytest.mark.parametrize("announced", [19999, 20001])
-def test_a_wrong_length_is_refused(hub, out, announced):
-    paths = add_tokenizer(hub)
-    hub.faults[paths["merges.txt"]] = [("announce", announced)]
-    stderr = get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
-    assert f"announces {announced} bytes, expected 20000" in stderr
-    assert "merges.txt" not in os.listdir(out)
-
-
-def test_a_busy_server_is_asked_again_and_at_last_given_up(hub, out):
-    paths = add_tokenizer(hub)
-    hub.faults["/api/models/openai-community/gpt2/tree/main"] = [503, 500]
-    hub.faults[paths["merges.txt"]] = [503, 429, 502, 504]
-    get(hub, "gpt2-tokenizer", "-o", out)
-    check(hub, out, paths)
-    (out / "merges.txt").unlink()
-    hub.requests.clear()
-    hub.faults[paths["merges.txt"]] = [503] * 100
-    assert "HTTP 503" in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
-    assert len(hub.asked(paths["merges.txt"])) == 6
-
-
-@pytest.mark.parametrize("status, message", [(404, "not there (HTTP 404)"), (401, "set HF_TOKEN"),
-                                             (403, "set HF_TOKEN")])
-def test_a_refusal_is_not_tried_again_and_says_what_to_do(hub, out, status, message):
-    paths = add_tokenizer(hub)
-    hub.faults[paths["merges.txt"]] = [status] * 9
-    assert message in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
-    assert len(hub.asked(paths["merges.txt"])) == 1
-    hub.faults["/api/models/openai-community/gpt2/tree/main"] = [status]
-    assert message in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
-
-
 @pytest.mark.parametrize("name", ["gpt2-tokenizer", "tinyshakespeare"])
 def test_offline_says_so_at_once_and_what_else_can_be_done(out, name):
     with socket.socket() as closed:  # bound, but nobody listens: a connection is refused
@@ -410,14 +390,22 @@ def test_what_the_disk_cannot_hold_is_not_begun(hub, out):
     assert "cannot be made" in get(hub, "fineweb-10B-gpt2", "-o", out.parent / "file", expect=2).stderr
 
 
-@pytest.mark.parametrize("listing", [b"<html>", b"{}", b"[3]", b'[{"type": "file"}]',
-                                     b'[{"type": "file", "path": "merges.txt", "size": -1}]',
-                                     b'[{"type": "file", "path": 7, "size": 1}]', b"[]",
-                                     b'[{"type": "file", "path": "merges.txt", "size": 1, "lfs": 3}]'])
-def test_a_listing_that_makes_no_sense_is_refused(hub, out, listing):
-    hub.faults["/api/models/openai-community/gpt2/tree/main"] = [listing]
-    get(hub, "gpt2-tokenizer", "-o", out, expect=1)
-    assert not out.exists()
+# What the server lists; b"": add_tokenizer's files.
+@pytest.mark.parametrize("listing, message", [
+    ([503, 500], ""), ([404], "not there (HTTP 404)"), ([401], "set HF_TOKEN"), ([403], "set HF_TOKEN"),
+    ([b"<html>"], "not a listing"), ([b"{}"], "no "), ([b"[3]"], "not a listing"), ([b'[{"type": "file"}]'], "no "), ([b"[]"], "no "),
+    ([b'[{"type": "file", "path": "vocab.json", "size": -1}]'], "cannot be read"),
+    ([b'[{"type": "file", "path": 7, "size": 1}]'], "no "),
+    ([b'[{"type": "file", "path": "vocab.json", "size": 1, "lfs": 3}]'], "cannot be read"),
+])  # fmt: skip
+def test_a_listing_that_cannot_be_had_or_makes_no_sense_is_refused(hub, out, listing, message):
+    paths = add_tokenizer(hub)
+    hub.faults[TOKENIZER_LISTING] = listing
+    assert message in get(hub, "gpt2-tokenizer", "-o", out, expect=int(message != "")).stderr
+    if message:
+        assert not out.exists()
+    else:
+        check(hub, out, paths)
 
 
 def test_a_listing_cannot_write_elsewhere(hub, out):
@@ -425,17 +413,6 @@ def test_a_listing_cannot_write_elsewhere(hub, out):
         hub.add(TOKENIZER_REPO, "../../" + name, b"x")
     get(hub, "gpt2-tokenizer", "-o", out, expect=1)
     assert [p for p in out.parent.rglob("*") if p.is_file()] == []
-
-
-def test_two_downloads_into_one_directory_do_not_mix(hub, out):
-    paths = add_tokenizer(hub, 100000)
-    hub.hold = 50000, threading.Event()
-    first = start(hub, out)
-    assert wait_for(lambda: out.exists() and len(os.listdir(out)) == 3, first)
-    assert "another data/get.py is writing it" in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
-    hub.hold[1].set()
-    assert first.wait(timeout=300) == 0
-    check(hub, out, paths)
 
 
 # ------------------------------------------------------------------------------------------------ tokens and proxies
@@ -481,19 +458,11 @@ def test_wrong_usage_is_one_line():
 def test_progress_is_a_bar_on_a_terminal(hub, out):
     add_tokenizer(hub, 100000)
     hub.delay = 0.005
-    terminal, stderr = pty.openpty()
-    process = start(hub, out, stderr=stderr, env=environment(hub, COLUMNS="100"))
-    os.close(stderr)
-    shown = b""
-    try:
-        while chunk := os.read(terminal, 4096):
-            shown += chunk
-    except OSError:  # EIO: the other end is closed
-        pass
-    os.close(terminal)
-    assert process.wait() == 0
-    assert re.search(rb"\r\[#+\.+\] +\d+\.\d% of 293 KiB, file 1/3, .* KiB/s, eta \d+s", shown)
-    assert b"\n" not in shown and shown.endswith(b"\r\x1b[K")
+    code, shown = on_a_terminal(sys.executable, GET, "gpt2-tokenizer", "-o", out, stdout=subprocess.DEVNULL,
+                                env=environment(hub, COLUMNS="100"))
+    assert code == 0
+    assert re.search(r"\r\[#+\.+\] +\d+\.\d% of 293 KiB, file 1/3, .* KiB/s, eta \d+s", shown)
+    assert "\n" not in shown and shown.endswith("\r\x1b[K")
 
 
 def test_progress_is_a_line_now_and_then_elsewhere(capsys, monkeypatch):
@@ -516,23 +485,13 @@ def test_progress_is_a_line_now_and_then_elsewhere(capsys, monkeypatch):
 # ----------------------------------------------------------------------------------------------------- what comes next
 
 
-def write_vocabulary(directory):
-    """A tokenizer.json of bytes alone, in GPT-2's alphabet."""
-    alphabet = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b]
-    spelled = {b: chr(b) for b in alphabet}
-    spelled.update({b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in spelled)})
-    pattern = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    directory.mkdir()
-    (directory / "tokenizer.json").write_text(json.dumps(
-        {"version": "1.0", "added_tokens": [{"id": 256, "content": "<|endoftext|>", "single_word": False,
-                                             "lstrip": False, "rstrip": False, "normalized": False, "special": True}],
-         "normalizer": None, "pre_tokenizer": pattern, "post_processor": None, "decoder": pattern, "truncation": None,
-         "padding": None, "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
-                                    "continuing_subword_prefix": "", "end_of_word_suffix": "", "merges": [],
-                                    "vocab": {spelled[b]: b for b in range(256)}}}))
+@pytest.fixture
+def vocabulary(data, tmp_path):
+    """Of bytes alone, where it will be found: as a function that puts it there."""
+    return lambda: shutil.copytree(data.directory, tmp_path / "gpt2-tokenizer", ignore=shutil.ignore_patterns("*.bin"))
 
 
-def test_hellaswag_becomes_the_file_that_the_trainer_reads_when_there_is_a_tokenizer(hub, tmp_path):
+def test_hellaswag_becomes_the_file_that_the_trainer_reads_when_there_is_a_tokenizer(hub, vocabulary, tmp_path):
     out, questions = tmp_path / "hellaswag", b'{"ctx": "Hello", "endings": ["world", "moon"], "label": 1}\n'
     hub.files["/q/hellaswag_val.jsonl"] = questions
     url = ("https://raw.githubusercontent.com/q/hellaswag_val.jsonl", hashlib.sha256(questions).hexdigest(), None)
@@ -542,58 +501,49 @@ def test_hellaswag_becomes_the_file_that_the_trainer_reads_when_there_is_a_token
         code = (f"import sys; sys.path.insert(0, {str(ROOT / 'data')!r}); import get; get.SOURCES['hellaswag'] = "
                 f"get.Source('choices', '1 MB', 'MIT', 'questions', urls=({url!r},)); get.TOKENIZER = {tokenizer!r}; "
                 "sys.exit(get.main())")
-        return subprocess.run([sys.executable, "-c", code, "hellaswag", "-o", out], stdout=subprocess.PIPE, text=True,
-                              timeout=300, env=environment(hub), cwd=ROOT, check=True).stdout
+        return call(sys.executable, "-c", code, "hellaswag", "-o", out, expect=0, env=environment(hub), cwd=ROOT).stdout
 
     said = get_with("is-nowhere")
     assert os.listdir(out) == ["hellaswag_val.jsonl"]
     assert "\n  data/get.py is-nowhere\n" in said and f"-o {out}/hellaswag_val.bin" in said
-    write_vocabulary(tmp_path / "gpt2-tokenizer")
+    vocabulary()
     said = get_with("gpt2-tokenizer")
     assert sorted(os.listdir(out)) == ["hellaswag_val.bin", "hellaswag_val.jsonl"]
     assert f"./train_gpt2 -e data/gpt2 -x 0 -v 0 -s 0 --choices {out}/hellaswag_val.bin" in said
 
 
-needs_pyarrow = pytest.mark.skipif(
-    subprocess.run([ROOT / ".venv/bin/python", "-c", "import pyarrow.parquet"],
-                   capture_output=True).returncode != 0 if (ROOT / ".venv/bin/python").exists() else True,
-    reason="pyarrow is missing: scripts/install_deps.sh data installs it")
+VENV = ROOT / ".venv" / "bin" / "python"
+needs_pyarrow = pytest.mark.skipif(not VENV.exists() or call(VENV, "-c", "import pyarrow.parquet").returncode != 0,
+                                   reason="pyarrow is missing: scripts/install_deps.sh data installs it")
 
 
-def write_parquet(path, texts, column="text", group=10, **options):
-    """By pyarrow, in the Python that has it."""
-    code = ("import sys, json; import pyarrow as pa, pyarrow.parquet as pq; "
-            "path, column, group, options = json.loads(sys.argv[1]); "
-            "pq.write_table(pa.table({'id': list(range(len(t := json.load(sys.stdin)))), column: t}), path, "
-            "row_group_size=group, **options)")
-    subprocess.run([ROOT / ".venv/bin/python", "-c", code, json.dumps([str(path), column, group, options])],
-                   input=json.dumps(texts), text=True, check=True, timeout=300)
+def write_parquet(path, texts, column="text", group=10):
+    """By pyarrow, in the Python that has it; a column of that name twice where it is "twice"."""
+    code = ("import sys, json; import pyarrow as pa, pyarrow.parquet as pq; path, column, group = json.loads(sys.argv[1]); "
+            "t = json.load(sys.stdin); pq.write_table(pa.table([list(range(len(t))), t], "
+            "['text', 'text'] if column == 'twice' else ['id', column]), path, row_group_size=group)")
+    call(VENV, "-c", code, json.dumps([str(path), column, group]), input=json.dumps(texts), expect=0)
 
 
 def read_parquet(*arguments, expect=0):
-    result = subprocess.run([READ_PARQUET, *map(str, arguments)], capture_output=True, text=True, timeout=300)
-    assert result.returncode == expect, result.stderr
+    result = call(READ_PARQUET, *arguments, expect=expect)
     assert "Traceback" not in result.stderr
     return result
 
 
 @needs_pyarrow
-def test_prepare_after_a_download_makes_shards_of_the_corpus(hub, tmp_path):
-    texts = [f"document {i}: " + "word " * 200 for i in range(300)]
-    write_parquet(tmp_path / "a.parquet", texts)
+def test_prepare_after_a_download_makes_shards_of_the_corpus(hub, vocabulary, tmp_path):
+    write_parquet(tmp_path / "a.parquet", [f"document {i}: " + "word " * 200 for i in range(300)])
     data = (tmp_path / "a.parquet").read_bytes()
     hub.add("datasets/HuggingFaceFW/fineweb-edu", "sample/10BT/000_00000.parquet", data, folder="sample/10BT")
-    write_vocabulary(tmp_path / "gpt2-tokenizer")
-    out = tmp_path / "fineweb"
-    result = get(hub, "fineweb-edu-10B", "-o", out, "--prepare")
+    vocabulary()
+    shards = tmp_path / "fineweb" / "shards"
+    result = get(hub, "fineweb-edu-10B", "-o", shards.parent, "--prepare")
     assert "running: data/read_parquet.py" in result.stdout and "300 documents" in result.stdout
-    assert {"train_000000.bin", "val_000000.bin", "tokenizer.json"} <= set(os.listdir(out / "shards"))
-    shards = out / "shards"
-    assert subprocess.run([ROOT / "data" / "shard", "verify", shards / "*.bin"], capture_output=True,
-                          text=True).stdout.count("as in manifest.json") == 2
-    again = subprocess.run([sys.executable, GET, "fineweb-edu-10B", "-o", out, "--prepare"], capture_output=True,
-                           text=True, env=environment(hub), cwd=ROOT)
-    assert again.returncode == 2 and "--force replaces them" in again.stderr and "Traceback" not in again.stderr
+    assert {"train_000000.bin", "val_000000.bin", "tokenizer.json"} <= set(os.listdir(shards))
+    assert call(ROOT / "data/shard", "verify", shards / "*.bin").stdout.count("as in manifest.json") == 2
+    again = call(sys.executable, GET, "fineweb-edu-10B", "-o", shards.parent, "--prepare", expect=2, env=environment(hub), cwd=ROOT)
+    assert "--force replaces them" in again.stderr and "Traceback" not in again.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- Parquet files
@@ -645,30 +595,21 @@ def test_what_is_no_file_and_what_no_reader_expects_are_one_line(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero"):
         assert read_parquet(path, expect=2).stderr == f"read_parquet: {path}: is no plain file\n"
-    code = ("import sys, pyarrow, pyarrow.parquet as p; "
-            "p.write_table(pyarrow.table([['a'], ['b']], names=['text', 'text']), sys.argv[1])")
-    subprocess.run([ROOT / ".venv/bin/python", "-c", code, tmp_path / "twice.parquet"], check=True, timeout=300)
+    write_parquet(tmp_path / "twice.parquet", ["a"], column="twice")
     assert "several columns text" in read_parquet(tmp_path / "twice.parquet", expect=2).stderr
 
 
 @needs_pyarrow
-def test_an_interrupted_reader_says_one_line(tmp_path):
+@pytest.mark.parametrize("signals, said, codes", [([signal.SIGINT], (b"read_parquet: interrupted\n", b""), (130, 1)),
+                                                  ([], (b"",), (1,))], ids=["an interrupt", "a reader that ends early"])
+def test_a_reader_survives(signals, said, codes, tmp_path):
     write_parquet(tmp_path / "a.parquet", ["text " * 1000] * 2000)
     process = subprocess.Popen([READ_PARQUET, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()  # it writes, and waits at the full pipe
-    process.send_signal(signal.SIGINT)
+    for number in signals:
+        process.send_signal(number)
     process.stdout.close()
-    assert process.stderr.read() in (b"read_parquet: interrupted\n", b"") and process.wait() in (130, 1)
-
-
-@needs_pyarrow
-def test_a_reader_that_ends_early_is_no_error_of_ours(tmp_path):
-    write_parquet(tmp_path / "a.parquet", ["text " * 1000] * 200)
-    process = subprocess.Popen([READ_PARQUET, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait() == 1
+    assert process.stderr.read() in said and process.wait() in codes
 
 
 @needs_pyarrow
@@ -682,9 +623,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     for rows in (100, 4000):  # 1 and 40 MB of text that does not compress, in row groups of 1 MB
         choose = random.Random(rows)
         write_parquet(tmp_path / "a.parquet", [choose.randbytes(5000).hex() for _ in range(rows)], group=100)
-        result = subprocess.run([ROOT / ".venv/bin/python", "-c", count, READ_PARQUET, tmp_path], check=True, text=True,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        peaks.append(int(result.stderr))
+        peaks.append(int(call(VENV, "-c", count, READ_PARQUET, tmp_path, expect=0).stderr))
     assert 1_000_000 < peaks[0] and peaks[1] < 2 * peaks[0], peaks
 
 
@@ -693,7 +632,5 @@ def test_without_pyarrow_the_command_that_installs_it_is_named(tmp_path):
     script = tmp_path / "data" / "read_parquet.py"  # where there is no .venv beside data/
     script.write_bytes(READ_PARQUET.read_bytes())
     (tmp_path / "pyarrow.py").write_text("raise ImportError('none')\n")
-    result = subprocess.run([sys.executable, script, "x"], capture_output=True, text=True, timeout=300,
-                            env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert result.returncode == 2
+    result = call(sys.executable, script, "x", expect=2, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert result.stderr == "read_parquet: pyarrow is missing: scripts/install_deps.sh data installs it into .venv\n"

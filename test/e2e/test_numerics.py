@@ -1,7 +1,6 @@
-"""--numerics-every: what is counted goes to main.log, TensorBoard and the terminal, and training keeps its bits."""
+"""--numerics-every: what is counted goes to main.log (TensorBoard, terminal: test_watching.py), and training keeps its bits."""
 import pytest
-from conftest import (QUIET, SIMULATOR, TINY, TRAINER, checkpoints, events, losses, needs_simulator, run_tiny,
-                      same_state, train)
+from conftest import SIMULATOR, TRAINER, events, needs_simulator, run_tiny, same_run
 
 KINDS = ("wte wpe ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb").split()
 LAYERS = ("qkv", "attproj", "fc", "fcproj")
@@ -13,10 +12,6 @@ CLASSES = [f"{layer}.{role}" for layer in LAYERS for role in ROLES] + [f"{k}.{p}
 
 def run(trainer, out, data, *arguments):
     return run_tiny(trainer, out, data, "-d", 256, *arguments)  # two micro-steps
-
-
-def same_run(a, b):
-    return losses(a) == losses(b) and same_state(checkpoints(a)[-1], checkpoints(b)[-1])
 
 
 # The paths that an update takes: one parameter after the other instead of all at once, master weights or none, in
@@ -91,18 +86,3 @@ def test_fp16_loses_what_the_counts_say_it_loses(data, tmp_path):
     assert entry["wte.weight/underflow"] > 0  # N(0, 0.02): P(|x| < 2^-14) = 0.24%
     assert entry["qkvw.weight/underflow"] == pytest.approx(0.0024, rel=0.2)  # 24576 of them: 59 +- 8
     assert entry["qkv.in/underflow"] < 1e-3
-
-
-def test_tensorboard_has_every_number_of_the_log(data, tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: scripts/install_deps.sh test")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    out = tmp_path / "run"
-    said = train(*TINY, *QUIET, *data.flags, "-x", 4, "--numerics-every", 4, "-o", out).stdout
-    assert "\nnumerics at step 4 | " in said  # the line: test/unit/test_runlog.c
-    (entry,) = events(out, "numerics")
-    accumulator = EventAccumulator(str(out), size_guidance={"scalars": 0})
-    accumulator.Reload()
-    tags = {tag for tag in accumulator.Tags()["scalars"] if tag.startswith("numerics/")}
-    assert tags == {f"numerics/{key}" for key in entry if key not in ("event", "time", "step")}
-    (shown,) = accumulator.Scalars("numerics/qkv.in/rms")
-    assert (shown.step, shown.value) == (4, pytest.approx(entry["qkv.in/rms"], rel=1e-7))

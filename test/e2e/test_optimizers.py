@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from conftest import (EXIT_BAD_INPUT, QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
-                      run_tiny, same_state, train)
+                      run_tiny, same_run, same_state, train)
 
 ADAMW_LIKE = 3e-3  # of a model this small; the others in the proportions of their defaults
 RATES = {"adamw": ADAMW_LIKE, "adamw8bit": ADAMW_LIKE, "adamw-bf16": ADAMW_LIKE, "adamw-kahan": ADAMW_LIKE,
@@ -39,6 +39,16 @@ def interrupted(run, directory):
     return cut_back(shutil.copytree(run, directory))
 
 
+def check_resumed(run, directory):
+    parts = interrupted(run, directory / "parts")
+    train("-o", parts, "-y", 1)
+    assert same_run(parts, run)
+
+
+def state_of(run, checkpoint=-1):
+    return json.loads((checkpoints(run)[checkpoint] / "trainer.json").read_text())
+
+
 @pytest.mark.parametrize("optimizer", RATES)
 def test_it_learns_and_a_resumed_run_has_the_same_bits(optimizer, whole, tmp_path):
     run = whole(optimizer)
@@ -47,11 +57,8 @@ def test_it_learns_and_a_resumed_run_has_the_same_bits(optimizer, whole, tmp_pat
     # and the first thing that is learnt: half of it in 30 steps shows that the update goes where the gradient points.
     assert loss[1] == pytest.approx(5.55, abs=0.1)
     assert sum(loss[step] for step in range(STEPS - 4, STEPS + 1)) / 5 < loss[1] - 1.2
-    parts = interrupted(run, tmp_path / "parts")
-    train("-o", parts, "-y", 1)
-    assert losses(parts) == loss
-    assert same_state(checkpoints(parts)[-1], checkpoints(run)[-1])
-    assert json.loads((checkpoints(run)[-1] / "trainer.json").read_text())["optimizer"] == optimizer
+    check_resumed(run, tmp_path)
+    assert state_of(run)["optimizer"] == optimizer
 
 
 def test_adamw_learns_in_6_bytes_a_parameter_and_resumes_to_the_same_bits(data, tmp_path):
@@ -59,20 +66,17 @@ def test_adamw_learns_in_6_bytes_a_parameter_and_resumes_to_the_same_bits(data, 
     train(*FLAGS, *data.flags, *flags_of("adamw8bit"), "-w", 0, "--grad-dtype", "compute", "-o", tmp_path / "run")
     loss = losses(tmp_path / "run")
     assert loss[STEPS] < loss[1] - 1.2
-    assert json.loads((checkpoints(tmp_path / "run")[0] / "trainer.json").read_text())["control"]["micro_steps"] == 34
-    parts = interrupted(tmp_path / "run", tmp_path / "parts")
-    train("-o", parts, "-y", 1)
-    assert losses(parts) == loss
-    assert same_state(checkpoints(parts)[-1], checkpoints(tmp_path / "run")[-1])
+    assert state_of(tmp_path / "run", 0)["control"]["micro_steps"] == 34
+    check_resumed(tmp_path / "run", tmp_path)
 
 
 # The state of this model is cut into 8 chunks or so, and tensors into slices. All optimizers: test/ops/test_offload.c.
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
-def test_offload_gives_the_same_bits(optimizer, whole, tmp_path):
+@pytest.mark.parametrize("optimizer, more", [("adamw", ["--offload", "optimizer"]), ("adamw8bit", ["--offload", "optimizer"]),
+                                             ("muon", ["--numerics-every", 3])])
+def test_offloading_or_watching_from_a_checkpoint_on_changes_no_bit(optimizer, more, whole, tmp_path):
     parts = interrupted(whole(optimizer), tmp_path / "parts")
-    train("-o", parts, "-y", 1, "--offload", "optimizer")
-    assert losses(parts) == losses(whole(optimizer))
-    assert same_state(checkpoints(parts)[-1], checkpoints(whole(optimizer))[-1])
+    train("-o", parts, "-y", 1, *more)
+    assert same_run(parts, whole(optimizer))
 
 
 @pytest.mark.sanitize
@@ -83,7 +87,7 @@ def test_three_steps_of_each_kind_of_state(optimizer, data, tmp_path):
     train(*flags, "-x", 3, "-o", tmp_path / "whole")
     train(*flags, "-x", 2, "-o", tmp_path / "parts")
     train(*flags, "-x", 3, "-o", tmp_path / "parts", "-y", 1)
-    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+    assert same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
@@ -94,18 +98,12 @@ def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
         train(*flags, *more, "-x", 140, "-o", tmp_path / name)
     skips = [entry["step"] for entry in events(tmp_path / "host", "step") if "skip" in entry]
     assert len(skips) > 2 and min(skips) > 128
-    assert same_state(checkpoints(tmp_path / "host")[-1], checkpoints(tmp_path / "device")[-1])
+    assert same_run(tmp_path / "host", tmp_path / "device")
     # One step before a skipped one, and after it: the same file.
     for last in (skips[0] - 1, skips[0]):
         train(*flags, "--offload", "optimizer", "-x", last, "-o", tmp_path / "run", "-y", 1)
     before, after = checkpoints(tmp_path / "run")
     assert same_state(before, after)
-
-
-def test_watching_muons_update_changes_no_bit(whole, tmp_path):
-    parts = interrupted(whole("muon"), tmp_path / "parts")
-    train("-o", parts, "-y", 1, "--numerics-every", 3)
-    assert same_state(checkpoints(parts)[-1], checkpoints(whole("muon"))[-1])
 
 
 # ------------------------------------------------------------------------------------------------ another optimizer
@@ -124,7 +122,7 @@ def test_reset_optimizer_begins_with_a_new_state_and_keeps_the_rest(whole, tmp_p
     parts = interrupted(whole("adamw"), tmp_path / "parts")
     said = train("-o", parts, "-y", 1, "--optimizer", "lion", "-l", RATES["lion"], "--reset-optimizer").stdout
     assert "--reset-optimizer: lion begins with a new state after step 17" in said
-    state = json.loads((checkpoints(parts)[-1] / "trainer.json").read_text())
+    state = state_of(parts)
     assert (state["step"], state["optimizer"], state["optimizer_start"]) == (STEPS, "lion", MIDDLE)
     loss = losses(parts)
     assert loss[MIDDLE + 1] == losses(whole("adamw"))[MIDDLE + 1]  # the same weights met the same data
@@ -148,7 +146,7 @@ def test_a_new_state_of_the_same_optimizer_counts_its_steps_from_one(whole, tmp_
     """
     parts = interrupted(whole("adamw"), tmp_path / "parts")
     train("-o", parts, "-y", 1, "--reset-optimizer", "-x", MIDDLE + 1)
-    state = json.loads((checkpoints(parts)[-1] / "trainer.json").read_text())
+    state = state_of(parts)
     assert (state["step"], state["optimizer_start"]) == (MIDDLE + 1, MIDDLE)
     lr = events(parts, "step")[-1]["lr"]
     before, after = (tensor(path, "transformer.ln_f.bias") for path in checkpoints(parts)[-2:])
@@ -180,4 +178,4 @@ def test_on_the_simulated_gpu_offload_gives_the_same_bits(data, tmp_path):
     expected = run_tiny(SIMULATOR, tmp_path / "device", data, *arguments)
     for name, environment in {"now": {}, "late": {"SIM_STREAMS": "lazy"}}.items():
         out = run_tiny(SIMULATOR, tmp_path / name, data, *arguments, "--offload", "optimizer", **environment)
-        assert same_state(checkpoints(expected)[-1], checkpoints(out)[-1]), name
+        assert same_run(expected, out), name

@@ -1,16 +1,17 @@
 """-r and --grad-dtype, from the command line: what is computed again changes no bit of a run, is computed once and is
 accounted for; gradients in the compute dtype train as well as those in fp32."""
 import json
-import re
 
 import pytest
-from conftest import EXIT_BAD_INPUT, QUIET, checkpoints, events, losses, same_state, train
+from conftest import EXIT_BAD_INPUT, QUIET, events, losses, same_run, train
 
 L = 4
 MODEL = ["-e", f"L={L},C=64,NH=2,T=32", "-t", "32", "-b", "2", "-d", 5 * 32]  # micro-batches of 2, 2 and 1
 RUN = [*MODEL, *QUIET, "-x", "4"]
-OPS = ["gelu", "layernorm", "fc", "qkv", "attention", "attproj"]
-CHOICES = ["1", "2", "3", "3/2", "fc", "qkv+gelu/3", "layernorm+qkv+attentionx1,fc+attproj", "1x1,2x1,3x1,0"]
+# How many of the 4 blocks compute again: qkv, attproj, fc, a GELU without fc, attention, layernorm, its second one alone.
+CHOICES = {"1": (0, 0, 0, 4, 0, 0, 0), "2": (0, 0, 0, 4, 0, 4, 4), "3": (4, 4, 4, 0, 4, 4, 0), "3/2": (2, 2, 2, 0, 2, 2, 0),
+           "fc": (0, 0, 4, 0, 0, 0, 0), "qkv+gelu/3": (2, 0, 0, 2, 0, 0, 0),
+           "layernorm+qkv+attentionx1,fc+attproj": (1, 3, 3, 0, 1, 1, 1), "1x1,2x1,3x1,0": (1, 1, 1, 2, 1, 2, 1)}
 
 
 @pytest.mark.parametrize("precision", [["--dtype", "fp32"], ["--dtype", "bf16"], ["--dtype", "bf16", "--fp8", "1"],
@@ -20,24 +21,7 @@ def test_no_choice_changes_a_bit_of_the_run(data, tmp_path, precision):
     for i, choice in enumerate(CHOICES):
         run = tmp_path / str(i + 1)
         train(*RUN, *data.flags, *precision, "-r", choice, "-o", run)
-        assert losses(run) == losses(tmp_path / "0"), choice
-        assert same_state(checkpoints(run)[-1], checkpoints(tmp_path / "0")[-1]), choice
-
-
-def sets(choice):
-    """The set of ops of each block, by the grammar as --help and recompute.h state it."""
-    def ops(text):
-        named = {"0": [], "1": ["gelu"], "2": ["gelu", "layernorm"], "3": OPS, "block": OPS, "fc": ["fc", "gelu"]}
-        return {op for part in text.split("+") for op in named.get(part, [part])}
-
-    if "/" in choice:
-        text, n = choice.split("/")
-        return [ops(text) if block % int(n) == 0 else set() for block in range(L)]
-    blocks = []
-    for item in choice.split(","):
-        text, count = re.fullmatch(r"(.*?)(?:x(\d+))?", item).groups()
-        blocks += [ops(text)] * (int(count) if count else L - len(blocks))
-    return blocks
+        assert same_run(run, tmp_path / "0"), choice
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -47,23 +31,17 @@ def test_each_op_that_was_not_kept_runs_once_more(data, tmp_path, choice):
     calls = {}
     for row in profile["ops"]:
         calls[row["op"]] = calls.get(row["op"], 0) + row["calls"]
-    blocks = sets(choice)
-
-    def blocks_with(op):
-        return sum(op in block for block in blocks)
-
-    ln2_alone = sum("layernorm" in block and "attproj" not in block for block in blocks)
-    assert calls["matmul_forward"] == 3 * L + blocks_with("qkv") + blocks_with("attproj")
-    assert calls["matmul_gelu_forward"] == L + blocks_with("fc")
-    assert calls.get("gelu_forward", 0) == sum("gelu" in block and "fc" not in block for block in blocks)
-    assert calls["attention_forward"] == L + blocks_with("attention")
-    assert calls["layernorm_forward"] == 1 + blocks_with("layernorm") + ln2_alone
-    assert calls["residual_layernorm_forward"] == 2 * L + blocks_with("attproj")
+    qkv, attproj, fc, gelu_alone, attention, layernorm, ln2_alone = CHOICES[choice]
+    assert calls["matmul_forward"] == 3 * L + qkv + attproj
+    assert calls["matmul_gelu_forward"] == L + fc
+    assert calls.get("gelu_forward", 0) == gelu_alone
+    assert calls["attention_forward"] == L + attention
+    assert calls["layernorm_forward"] == 1 + layernorm + ln2_alone
+    assert calls["residual_layernorm_forward"] == 2 * L + attproj
 
     shape = events(tmp_path, "run")[0]
     C, Vp, T = (shape["model"][key] for key in ("C", "Vp", "T"))
-    again = 8 * C * C * blocks_with("fc") + 6 * C * C * blocks_with("qkv") + 2 * C * C * blocks_with("attproj")
-    again += 2 * C * (T + 1) * blocks_with("attention")
+    again = (8 * fc + 6 * qkv + 2 * attproj) * C * C + 2 * C * (T + 1) * attention
     once = 72 * L * C * C + 6 * Vp * C + 7 * L * C * (T + 1)
     assert profile["flops"] == (once + again) * shape["tokens_per_step"]
 
@@ -73,7 +51,7 @@ def test_a_run_goes_on_with_another_choice_and_the_same_bits(data, tmp_path):
         run = tmp_path / name
         train(*MODEL, *QUIET, *data.flags, "-x", "2", "-r", first, "-o", run)
         train(*MODEL, *QUIET, *data.flags, "-x", "4", "-r", second, "-o", run, "-y", "1")
-    assert same_state(checkpoints(tmp_path / "whole")[-1], checkpoints(tmp_path / "changed")[-1])
+    assert same_run(tmp_path / "whole", tmp_path / "changed")
 
 
 def test_gelu_in_the_matmul_and_gelu_again_are_refused_together(data):

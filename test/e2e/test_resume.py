@@ -8,8 +8,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, ROOT, TINY, checkpoints, command, cut_back, events,
-                      kill, limit_file_size, losses, same_state, start, train, wait_for, write_shard)
+from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, call, checkpoints, command, cut_back, events, kill,
+                      limit_file_size, losses, same_run, start, train, wait_for, write_shard)
 
 # Constant, and its warm-up given: so that the weights after step N do not depend on -x.
 SCHEDULE = ["-k", "constant", "-u", 2]
@@ -17,19 +17,25 @@ SAVE_EACH_STEP = [*TINY, *QUIET, *SCHEDULE, "-n", 1, "-nk", 0]
 RESUME = ["-y", 1]
 
 
+def interrupt(condition, *arguments, number=signal.SIGTERM):
+    """Starts the trainer and sends it the signal once the condition is true: it saves, and exits with 75."""
+    process = start(*arguments)
+    assert wait_for(condition, process)
+    process.send_signal(number)
+    assert process.wait(timeout=3600) == EXIT_INTERRUPTED
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_resuming_at_every_step_gives_the_same_bits(dtype, data, tmp_path):
     steps = 6
     flags = [*TINY, *QUIET, *data.flags, "--dtype", dtype, "-n", 1, "-nk", 0, "-x", steps, "-u", 2, "-d", 192]
     train(*flags, "-o", tmp_path / "whole")
-    whole = checkpoints(tmp_path / "whole")
-    assert len(whole) == steps
+    assert len(checkpoints(tmp_path / "whole")) == steps
     for step in range(1, steps):
         out = tmp_path / f"from_{step}"
         cut_back(shutil.copytree(tmp_path / "whole", out), kept=step)
         train(*flags, "-o", out, *RESUME)
-        assert losses(out) == losses(tmp_path / "whole")
-        assert same_state(checkpoints(out)[-1], whole[-1])
+        assert same_run(out, tmp_path / "whole")
 
 
 @pytest.mark.sanitize
@@ -38,7 +44,7 @@ def test_three_steps_and_a_resume(data, tmp_path):
     train(*flags, "-o", tmp_path / "whole", "-x", 3)
     train(*flags, "-o", tmp_path / "parts", "-x", 2)
     train(*flags, "-o", tmp_path / "parts", "-x", 3, *RESUME)
-    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+    assert same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_of_a_finished_run_nothing_is_left_and_what_goes_on_with_it_is_named(data, tmp_path):
@@ -63,8 +69,7 @@ def test_a_run_killed_before_its_first_checkpoint_keeps_its_options_and_its_log(
     assert f"starting from the beginning, with the options of {run}/options.json" in result.stderr
     assert (run / "main.log.1").read_text() == log
     train(*TINY, *QUIET, *SCHEDULE, *data.flags, "--seed", 7, "-o", tmp_path / "whole", "-x", 3)
-    assert same_state(checkpoints(run)[-1], checkpoints(tmp_path / "whole")[-1])
-    assert losses(run) == losses(tmp_path / "whole")
+    assert same_run(run, tmp_path / "whole")
 
 
 def in_a_write(out):
@@ -89,10 +94,7 @@ def kill_in_a_write(process, out, delay):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP], ids=lambda n: n.name)
 def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "-o", tmp_path / "run"]
-    process = start(*flags, "-x", 1000000)
-    assert wait_for(lambda: len(losses(tmp_path / "run")) > 3, process)
-    process.send_signal(number)
-    assert process.wait(timeout=300) == EXIT_INTERRUPTED
+    interrupt(lambda: len(losses(tmp_path / "run")) > 3, *flags, "-x", 1000000, number=number)
     last = max(losses(tmp_path / "run"))
     assert checkpoints(tmp_path / "run")[-1].name == f"step_{last:08d}"
     train(*flags, "-x", last + 2, *RESUME)
@@ -105,15 +107,11 @@ def test_a_signal_drops_the_step_that_is_not_finished(flags, data, tmp_path):
     # 200 micro-steps a step, so that the signal comes between two. Their random bits and their scales are state too.
     flags = [*TINY[:-1], 1, *QUIET, *SCHEDULE, *data.flags, "--dtype", "bf16", "-d", 32 * 200, "-x", 3, *flags]
     train(*flags, "-o", tmp_path / "whole")
-    process = start(*flags, "-o", tmp_path / "parts")
-    assert wait_for(lambda: len(losses(tmp_path / "parts")) == 2, process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=3600) == EXIT_INTERRUPTED
+    interrupt(lambda: len(losses(tmp_path / "parts")) == 2, *flags, "-o", tmp_path / "parts")
     assert checkpoints(tmp_path / "parts")[-1].name == "step_00000002"
     assert sorted(losses(tmp_path / "parts")) == [1, 2]
     train("-o", tmp_path / "parts", *RESUME)
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
+    assert same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def evaluations(run):
@@ -126,32 +124,10 @@ def best_val_loss(run):
     return json.loads((checkpoints(run)[-1] / "trainer.json").read_text())["best_val_loss"]
 
 
-@pytest.mark.slow
-def test_what_is_due_at_a_signal_is_done_by_the_resume(data, tmp_path):
-    # Steps long enough for a signal to fall into the last one, after which the one validation and the one sample are due.
-    flags = ["-e", "L=4,C=256,NH=4,T=256", "-t", 256, "-b", 16, *data.flags, "-x", 3, "-v", 3, "-m", 4, "-s", 3,
-             "-g", 20, "--samples", 2]
-    train(*flags, "-o", tmp_path / "whole")
-    process = start(*flags, "-o", tmp_path / "parts")
-    assert wait_for(lambda: len(losses(tmp_path / "parts")) == 2, process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=3600) == EXIT_INTERRUPTED
-    assert checkpoints(tmp_path / "parts")[-1].name == "step_00000003"
-    assert [step for step, loss in evaluations(tmp_path / "parts")[0]] == [0]
-    for _ in range(2):  # the second one finds nothing to do
-        train("-o", tmp_path / "parts", *RESUME)
-        assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
-        assert best_val_loss(tmp_path / "parts") == best_val_loss(tmp_path / "whole")
-    assert same_state(checkpoints(tmp_path / "parts")[-1], checkpoints(tmp_path / "whole")[-1])
-
-
 def test_a_sample_that_a_signal_cut_is_not_logged_and_drawn_again(data, tmp_path):
     flags = [*TINY, *data.flags, "-x", 4, "-v", 2, "-m", 4, "-s", 2, "-g", 800]
     train(*flags, "-o", tmp_path / "whole")
-    process = start(*flags, "-o", tmp_path / "parts")
-    assert wait_for(lambda: [e for e in events(tmp_path / "parts", "validation") if e["step"] == 2], process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=3600) == EXIT_INTERRUPTED
+    interrupt(lambda: [e for e in events(tmp_path / "parts", "validation") if e["step"] == 2], *flags, "-o", tmp_path / "parts")
     assert events(tmp_path / "parts", "sample") == []
     train("-o", tmp_path / "parts", *RESUME)
     assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
@@ -194,11 +170,11 @@ def test_kills_and_signals_at_random_moments_lose_nothing(data, tmp_path):
             assert checkpoints(out)[-1].name == f"step_{max(losses(out)):08d}"
         kills_in_a_write += number == signal.SIGKILL and in_a_write(out)
     reached = max(losses(out)) + 2
-    train("-o", out, "-x", reached, *RESUME)
+    for _ in range(2):  # the second one finds nothing to do
+        train("-o", out, "-x", reached, *RESUME)
     train(*flags, "-n", 0, "-o", tmp_path / "whole", "-x", reached)
-    assert losses(out) == losses(tmp_path / "whole")
+    assert same_run(out, tmp_path / "whole")
     assert evaluations(out) == evaluations(tmp_path / "whole")
-    assert same_state(checkpoints(out)[-1], checkpoints(tmp_path / "whole")[-1])
     assert best_val_loss(out) == best_val_loss(tmp_path / "whole")
     assert not list(out.glob(".tmp-*")), "rests of writes that were killed are still there"
     print(f"{KILLS} kills, {kills_in_a_write} in a write; {SIGNALS} signals, {ended_by_signal} to a running step loop; "
@@ -207,8 +183,7 @@ def test_kills_and_signals_at_random_moments_lose_nothing(data, tmp_path):
 
 
 def test_under_nohup_a_closed_terminal_does_not_end_the_run(data, tmp_path):
-    process = subprocess.Popen(["nohup", *command(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", tmp_path / "run")],
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    process = start(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", tmp_path / "run", before=["nohup"])
     assert wait_for(lambda: losses(tmp_path / "run"), process)
     process.send_signal(signal.SIGHUP)
     now = len(losses(tmp_path / "run"))
@@ -220,8 +195,7 @@ def test_under_nohup_a_closed_terminal_does_not_end_the_run(data, tmp_path):
 @pytest.mark.parametrize("what", ["removed", "renamed"])
 def test_a_run_whose_directory_is_gone_says_so_and_saves_where_it_was(what, data, tmp_path):
     out = tmp_path / "run"
-    process = subprocess.Popen(command(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", out), stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    process = start(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", out, stderr=subprocess.PIPE, text=True)
     assert wait_for(lambda: len(losses(out)) > 3, process)
     out.rename(tmp_path / "elsewhere")
     if what == "removed":
@@ -235,8 +209,8 @@ def test_a_run_whose_directory_is_gone_says_so_and_saves_where_it_was(what, data
 def test_a_second_sigint_ends_the_run_at_once(data, tmp_path):
     """Both signals fall into the first micro-step, which takes seconds."""
     out = tmp_path / "run"
-    arguments = command("-e", "L=8,C=512,NH=8,T=256", "-t", 256, "-b", 64, *QUIET, *data.flags, "-o", out, "-x", 1)
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with start("-e", "L=8,C=512,NH=8,T=256", "-t", 256, "-b", 64, *QUIET, *data.flags, "-o", out, "-x", 1,
+               stderr=subprocess.PIPE, text=True) as process:
         assert wait_for(lambda: events(out, "run"), process)
         process.send_signal(signal.SIGINT)
         while "Ctrl-C again ends at once" not in process.stderr.readline():
@@ -262,40 +236,34 @@ def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(data, tmp_path
     train(*flags, "-x", 4, *RESUME)
 
 
-def test_a_failed_write_leaves_the_previous_checkpoint(data, tmp_path):
-    flags = [*SAVE_EACH_STEP, *data.flags, "-o", tmp_path / "run"]
-    train(*flags, "-x", 1)
-    result = train(*flags, "-x", 3, *RESUME, expect=EXIT_RUN_FAILED, preexec_fn=limit_file_size(100_000))
-    assert "File too large" in result.stderr
-    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_00000001"]
-    assert not list((tmp_path / "run").glob(".tmp-*"))
-    train(*flags, "-x", 3, *RESUME)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of its own with room for one checkpoint of the tiny model and a half."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", mount], capture_output=True, text=True)
+@pytest.fixture(params=["full disk", "largest file"])
+def little_room(request, tmp_path):
+    """Where a run is to go, options of its process, what a lack of room is called, and who makes room: a file system with
+    room for one checkpoint of the tiny model and a half, or a limit for the size of files."""
+    if request.param == "largest file":
+        yield tmp_path / "run", {"preexec_fn": limit_file_size(100_000)}, "File too large", lambda: None
+        return
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = call("mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk)
     if made.returncode != 0:
         pytest.skip(f"a full disk needs the right to mount a tmpfs: {made.stderr.strip()}")
-    yield mount
-    subprocess.run(["umount", mount], check=True)
+    yield disk / "run", {}, "No space left on device", lambda: call("mount", "-o", "remount,size=16m", disk, expect=0)
+    call("umount", disk, expect=0)
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint(data, small_disk):
-    flags = [*SAVE_EACH_STEP, "-nk", 1, *data.flags, "-o", small_disk / "run"]
+def test_a_checkpoint_that_finds_no_room_leaves_the_one_before(data, little_room):
+    run, options, message, make_room = little_room
+    flags = [*SAVE_EACH_STEP, "-nk", 1, *data.flags, "-o", run]
     train(*flags, "-x", 1)
-    kept = [path.name for path in checkpoints(small_disk / "run")]
-    result = train(*flags, "-x", 5, *RESUME, expect=EXIT_RUN_FAILED)
-    assert "No space left on device" in result.stderr
-    assert [path.name for path in checkpoints(small_disk / "run")] == kept
-    assert not list((small_disk / "run").glob(".tmp-*"))
-    subprocess.run(["mount", "-o", "remount,size=16m", small_disk], check=True)
+    kept = [path.name for path in checkpoints(run)]
+    assert message in train(*flags, "-x", 5, *RESUME, expect=EXIT_RUN_FAILED, **options).stderr
+    assert [path.name for path in checkpoints(run)] == kept
+    assert not list(run.glob(".tmp-*"))
+    make_room()
     train(*flags, "-x", 5, *RESUME)
-    assert checkpoints(small_disk / "run")[-1].name == "step_00000005"
-    assert sorted(losses(small_disk / "run")) == [1, 2, 3, 4, 5]
+    assert checkpoints(run)[-1].name == "step_00000005"
+    assert sorted(losses(run)) == [1, 2, 3, 4, 5]
 
 
 def test_a_step_that_fails_midway_is_read_again(data, tmp_path):
@@ -335,12 +303,8 @@ def test_a_start_clears_what_a_kill_in_a_rotation_left(data, tmp_path):
 
 @pytest.mark.parametrize("closed", [(1,), (0, 1), (0, 1, 2)])
 def test_lines_for_a_terminal_that_is_closed_do_not_end_up_in_a_file(closed, data, tmp_path):
-    def close_them():
-        for descriptor in closed:
-            os.close(descriptor)
-
-    subprocess.run(command(*SAVE_EACH_STEP, *data.flags, "-x", 3, "-o", tmp_path / "run"), preexec_fn=close_them,
-                   cwd=ROOT, timeout=300, check=True)
+    call(*command(*SAVE_EACH_STEP, *data.flags, "-x", 3, "-o", tmp_path / "run"), expect=0,
+         preexec_fn=lambda: [os.close(descriptor) for descriptor in closed])
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3]  # every line is an event
     assert (tmp_path / "run" / ".lock").read_text().count("\n") == 1
 

@@ -6,11 +6,10 @@ import itertools
 import json
 import os
 import re
-import subprocess
 
 import pytest
-from conftest import (EXIT_RUN_FAILED, QUIET, SIMULATOR, TINY, TRAINER, checkpoints, command, cut_back, events, losses,
-                      needs_simulator, run_tiny, same_state, train, write_state)
+from conftest import (EXIT_RUN_FAILED, QUIET, SIMULATOR, TINY, TRAINER, call, checkpoints, command, cut_back, events,
+                      losses, needs_simulator, run_tiny, same_run, same_state, train, write_state)
 
 pytestmark = needs_simulator
 
@@ -36,8 +35,7 @@ def test_a_resumed_run_has_the_same_bits(dtype, data, tmp_path):
     whole = run_tiny(SIMULATOR, tmp_path / "whole", data, "--dtype", dtype, "-x", 6, "-n", 6)
     parts = run_tiny(SIMULATOR, tmp_path / "parts", data, "--dtype", dtype, "-x", 6, "-n", 3, "-nk", 0)
     run_tiny(SIMULATOR, cut_back(parts), data, "-y", 1, "-x", 6, "-n", 3)
-    assert same_state(checkpoints(whole)[-1], checkpoints(parts)[-1])
-    assert losses(whole) == losses(parts)
+    assert same_run(whole, parts)
 
 
 def test_thread_order_and_late_streams_change_no_bit(data, tmp_path):
@@ -45,7 +43,7 @@ def test_thread_order_and_late_streams_change_no_bit(data, tmp_path):
     orders = {"reverse": {"SIM_SCHED": "rev"}, "random": {"SIM_SCHED": "rand:7"}, "late": {"SIM_STREAMS": "lazy"}}
     for name, environment in orders.items():
         out = run_tiny(SIMULATOR, tmp_path / name, data, "-x", 4, "-n", 4, **environment)
-        assert same_state(checkpoints(expected)[-1], checkpoints(out)[-1]), name
+        assert same_run(expected, out), name
 
 
 def test_a_short_last_micro_batch_and_recomputation_give_the_same_losses(data, tmp_path):
@@ -85,7 +83,7 @@ def test_gpus_with_the_same_code_give_the_same_bits(dtype, capabilities, data, t
     out = [run_tiny(SIMULATOR, tmp_path / c, data, *arguments, SIM_CC=c, SIM_CUBLASLT_REFUSE="bgrad")
            for c in capabilities.split()]
     assert not any("faster" in event["tuning"] for directory in out for event in events(directory, "tuning"))
-    assert all(same_state(checkpoints(out[0])[-1], checkpoints(other)[-1]) for other in out[1:])
+    assert all(same_run(out[0], other) for other in out[1:])
 
 
 @pytest.mark.slow
@@ -98,10 +96,9 @@ def test_other_gpus_train_too(capability, data, tmp_path):
 
 
 def run_broken(out, data, *arguments, **environment):
-    """The exit code, and the last line of stderr; the simulator says before it what it broke."""
+    """The exit code, and the lines of stderr; the simulator says before the last one what it broke."""
     env = {**os.environ, "PRETRAIN_CACHE": str(out.parent / "tuning"), **environment}
-    run = subprocess.run(command(*TINY, *QUIET, *data.flags, "-o", out, *arguments, trainer=SIMULATOR), env=env,
-                         capture_output=True, text=True, timeout=300)
+    run = call(*command(*TINY, *QUIET, *data.flags, "-o", out, *arguments, trainer=SIMULATOR), env=env)
     lines = run.stderr.splitlines()
     assert run.returncode == 0 or (len(lines) == 2 and lines[0].startswith("sim: ")), run.stderr
     return run.returncode, lines
@@ -154,7 +151,6 @@ def test_no_tensor_of_the_arena_depends_on_its_neighbours(arguments, data, tmp_p
     arguments = [*arguments.split(), "-x", 3, "-n", 3]
     plain, apart = (run_tiny(SIMULATOR, tmp_path / name, data, *arguments, **environment)
                     for name, environment in (("plain", {}), ("apart", {"PLAN_APART": "1"})))
-    assert same_state(checkpoints(plain)[-1], checkpoints(apart)[-1])
-    assert losses(plain) == losses(apart)
+    assert same_run(plain, apart)
     planned = [events(run, "run")[0]["memory_planned"]["total"] for run in (plain, apart)]
     assert planned[1] > planned[0] + 50 * 4096

@@ -2,19 +2,17 @@
 import os
 import re
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
+from runs import ROOT, call
 
-ROOT = Path(__file__).resolve().parents[2]
 NVCC = shutil.which("nvcc", path=f"{os.environ['PATH']}:/usr/local/cuda/bin:{ROOT / '.cuda' / 'bin'}")
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
 
 
 def make(*arguments, **environment):
     kept = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "WERROR")}
-    return subprocess.run(["make", *arguments], cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True)
+    return call("make", *arguments, cwd=ROOT, env={**kept, **environment})
 
 
 def commands(*arguments):
@@ -33,7 +31,7 @@ def jobs(*arguments, **environment):
 
 @pytest.mark.slow
 def test_a_build_takes_all_cores_unless_j_says_otherwise():
-    every = int(subprocess.run(["nproc"], capture_output=True, text=True, check=True).stdout)
+    every = int(call("nproc").stdout)
     for goals in ([], ["train_gpt2"], ["train_gpt2", "data/prepare"], ["test-programs"]):
         assert jobs(*goals) == every
         assert [jobs("-j1", *goals), jobs("-j", "3", *goals), jobs(*goals, MAKEFLAGS="-j3")] == [1, 3, 3]
@@ -84,8 +82,7 @@ def test_programs_outside_of_build_are_of_the_variant_asked_for_last(tmp_path):
         result = make("-C", str(tmp_path), "CUDA=none", f"SIMD={simd}", f"MODE={mode}", "train_gpt2", "data/shard")
         assert result.returncode == 0, result.stderr
         for program in ("train_gpt2", "data/shard"):
-            said = subprocess.run([tmp_path / program], capture_output=True, text=True, check=True).stdout
-            assert said == f"{simd} {mode}\n", program
+            assert call(tmp_path / program).stdout == f"{simd} {mode}\n", program
 
 
 def test_only_the_tests_and_lint_make_warnings_errors():

@@ -1,15 +1,14 @@
 """scripts/check_docs.py: what it accepts, and what it must not."""
-import subprocess
 import sys
-from pathlib import Path
 
-CHECK_DOCS = Path(__file__).resolve().parents[2] / "scripts" / "check_docs.py"
+import pytest
+from runs import ROOT, call
 
 
 def check(tmp_path, page, *flags):
     path = tmp_path / "page.md"
     path.write_text(page)
-    result = subprocess.run([sys.executable, CHECK_DOCS, *flags, path], capture_output=True, text=True)
+    result = call(sys.executable, ROOT / "scripts" / "check_docs.py", *flags, path)
     return result.returncode, result.stdout, path.read_text()
 
 
@@ -17,34 +16,26 @@ def console(*lines):
     return "\n".join(["# Page", "```console", *lines, "```", "text", ""])
 
 
-def test_a_command_that_prints_what_is_written_passes(tmp_path):
-    code, said, _ = check(tmp_path, console("$ printf 'a\\nb\\n'", "a", "b", "$ true"))
-    assert code == 0 and said.endswith("2 commands, 0 differ\n")
+# A command and what is written below it, by whether that passes.
+@pytest.mark.parametrize("passes, lines", [
+    (True, ["$ printf 'a\\nb\\n'", "a", "b", "$ true"]),
+    (False, ["$ echo a", "a", "b"]),  # a line too many
+    (False, ["$ echo a; echo b", "a"]),  # too few
+    (True, ["$ echo 'loss 3.25 | 98.1 ms | 1.2K tok/s'", "loss 17 | 2 s | 300 tok/s"]),  # numbers and units may differ
+    (False, ["$ echo 'loss 3.25'", "norm 3.25"]),
+    (True, ["$ seq 3; echo end", "...", "end"]),  # lines
+    (True, ["$ echo one two three", "one ... three"]),  # parts of lines
+    (False, ["$ seq 3", "...", "end"]),
+    (True, ["$ echo no >&2; exit 2", "no", "(exit code 2)"]),
+    (False, ["$ exit 2"]),
+    (True, ["$ echo a \\", "    b", "a b"]),  # it goes on in the next line
+])  # fmt: skip
+def test_what_is_written_is_what_is_printed(passes, lines, tmp_path):
+    code, said, _ = check(tmp_path, console(*lines))
+    assert code == (not passes) and said.endswith(" 0 differ\n") == passes
 
 
-def test_numbers_and_their_units_may_differ_and_words_may_not(tmp_path):
-    assert check(tmp_path, console("$ echo 'loss 3.25 | 98.1 ms | 1.2K tok/s'", "loss 17 | 2 s | 300 tok/s"))[0] == 0
-    assert check(tmp_path, console("$ echo 'loss 3.25'", "norm 3.25"))[0] == 1
-
-
-def test_dots_stand_for_lines_and_for_parts_of_lines(tmp_path):
-    assert check(tmp_path, console("$ seq 3; echo end", "...", "end"))[0] == 0
-    assert check(tmp_path, console("$ echo one two three", "one ... three"))[0] == 0
-    assert check(tmp_path, console("$ seq 3", "...", "end"))[0] == 1
-
-
-def test_a_line_too_many_or_too_few_is_found(tmp_path):
-    assert check(tmp_path, console("$ echo a", "a", "b"))[0] == 1
-    assert check(tmp_path, console("$ echo a; echo b", "a"))[0] == 1
-
-
-def test_a_failing_command_shows_its_exit_code(tmp_path):
-    assert check(tmp_path, console("$ echo no >&2; exit 2", "no", "(exit code 2)"))[0] == 0
-    assert check(tmp_path, console("$ exit 2"))[0] == 1
-
-
-def test_commands_may_go_on_in_the_next_line_and_other_blocks_are_not_run(tmp_path):
-    assert check(tmp_path, console("$ echo a \\", "    b", "a b"))[0] == 0
+def test_other_blocks_are_not_run(tmp_path):
     code, said, _ = check(tmp_path, "```sh\n$ exit 1\n```\n```\n$ exit 1\n```\n")
     assert code == 0 and said == "0 commands, 0 differ\n"
 

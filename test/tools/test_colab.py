@@ -4,12 +4,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
-from tiny_run import ROOT, checkpoints, clean_environment, events, last_step, script
+from runs import ROOT, call, checkpoints, events, script
+from tiny_run import clean_environment, last_step, wait_until
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # else jobs in the background pass on that they ignore it
 NOTEBOOK = ROOT / "scripts" / "colab.ipynb"
 JUPYTER = ROOT / ".venv" / "bin" / "jupyter"
 PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -39,20 +38,15 @@ def make_machine(directory):
 def environment(machine, kept, **settings):
     """What is set in the form; hosts that refuse at once; no GPU, wherever the test runs."""
     nowhere = "http://127.0.0.1:9"
+    tools = script(machine / "no_gpu" / "nvidia-smi", "exit 9").parent
     return clean_environment(REPO=machine, KEPT=kept, GITHUB_RAW=nowhere, HF_ENDPOINT=nowhere, CUDA_VISIBLE_DEVICES="",
-                             PATH=path_without_gpu(machine), PYTHONDONTWRITEBYTECODE=1, **settings)
-
-
-def path_without_gpu(machine):
-    return f"{script(machine / 'no_gpu' / 'nvidia-smi', 'exit 9').parent}:{os.environ['PATH']}"
+                             PATH=f"{tools}:{os.environ['PATH']}", PYTHONDONTWRITEBYTECODE=1, **settings)
 
 
 def execute(machine, kept, **settings):
     """The outputs, a list for each cell: text, or the type of a picture."""
-    command = [JUPYTER, "nbconvert", "--to", "notebook", "--execute", "--output", machine / "done.ipynb", NOTEBOOK]
-    result = subprocess.run(list(map(str, command)), env=environment(machine, kept, **settings), cwd=machine,
-                            capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr[-3000:]
+    call(JUPYTER, "nbconvert", "--to", "notebook", "--execute", "--output", machine / "done.ipynb", NOTEBOOK, cwd=machine,
+         env=environment(machine, kept, **settings), expect=0)
     cells = json.loads((machine / "done.ipynb").read_text())["cells"]
     return {"".join(cell["source"]).split("\n")[0].removeprefix("#@title "):
             "".join("".join(o.get("text", list(o.get("data", {})))) for o in cell["outputs"])
@@ -102,10 +96,7 @@ def test_the_stop_button_saves_and_keeps_what_was_trained(tmp_path):
     process = subprocess.Popen([PYTHON, "-c", "\n".join(cells[: train + 1])], cwd=machine, stdout=subprocess.DEVNULL,
                                env=environment(machine, kept, STEPS=1000000, TEXT=tmp_path / "text.txt"))
     try:
-        deadline = time.monotonic() + 300
-        while last_step(machine / "runs" / "colab") < 30:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: last_step(machine / "runs" / "colab") >= 30, process)
         process.send_signal(signal.SIGINT)
         assert process.wait(300) == 0
     finally:
@@ -114,14 +105,17 @@ def test_the_stop_button_saves_and_keeps_what_was_trained(tmp_path):
     assert [path.name for path in checkpoints(kept)] == [f"step_{stopped:08d}"]
 
 
+def run_cells(count, *more, **options):
+    """The first cells as one program."""
+    return call(PYTHON if PYTHON.exists() else "python3", "-c", "\n".join([*code_cells()[:count], *more]), **options)
+
+
 @pytest.mark.parametrize("name, capability, dtype",
                          [("Tesla T4", "7.5", "fp16"), ("NVIDIA A100-SXM4-40GB", "8.0", "bf16"),
                           ("NVIDIA L4", "8.9", "bf16")])
 def test_the_gpu_decides_architecture_and_precision(name, capability, dtype, tmp_path):
     script(tmp_path / "nvidia-smi", f"echo '{name}, {capability}'")
-    program = "\n".join(code_cells()[:2]) + "\nprint(BUILD, TRAINER, DTYPE)"
-    result = subprocess.run([PYTHON if PYTHON.exists() else "python3", "-c", program], capture_output=True, text=True,
-                            env=clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    result = run_cells(2, "print(BUILD, TRAINER, DTYPE)", env=clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}"))
     arch = capability.replace(".", "")
     assert f'train_gpt2cu data/prepare ARCHS="{arch}" ./train_gpt2cu {dtype}' in result.stdout, result.stderr
     assert f"{name}: building for sm_{arch}, training in {dtype}" in result.stdout
@@ -138,7 +132,5 @@ def test_the_notebook_is_committed_without_outputs_and_in_a_form_that_stays():
 
 
 def test_without_an_address_a_lonely_notebook_says_what_to_set(tmp_path):
-    program = "\n".join(code_cells()[:3])
-    result = subprocess.run([PYTHON if PYTHON.exists() else "python3", "-c", program], capture_output=True, text=True,
-                            cwd=tmp_path, env=clean_environment(REPO=""))
-    assert result.returncode == 1 and "set REPO, in the settings, to the address of the repository" in result.stderr
+    result = run_cells(3, cwd=tmp_path, env=clean_environment(REPO=""), expect=1)
+    assert "set REPO, in the settings, to the address of the repository" in result.stderr

@@ -4,17 +4,15 @@ import hashlib
 import http.server
 import io
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import zipfile
-from pathlib import Path
 
 import pytest
+from runs import ROOT, call, kill
 
-ROOT = Path(__file__).resolve().parents[2]
 VERSION = "1.0"
 NVCC = b"#!/bin/sh\necho nvcc\n"
 LIBRARY = os.urandom(4 << 20)
@@ -96,12 +94,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def index():
-    server = Index()
+@pytest.fixture(params=[True], ids=["parts"])
+def index(request):
+    server = Index(request.param)
     yield server
     server.shutdown()
     server.server_close()
+
+
+with_and_without_parts = pytest.mark.parametrize("index", [True, False], ids=["parts", "no parts"], indirect=True)
 
 
 def install(toolkit, url, *flags, pinned=PINNED, driver=()):
@@ -126,28 +127,21 @@ def installed(*arguments, **options):
     return process.returncode, out, err
 
 
-def test_it_makes_a_toolkit_of_what_is_needed(index, tmp_path):
+@with_and_without_parts
+def test_it_makes_a_toolkit_of_what_is_needed_and_a_second_call_does_nothing(index, tmp_path):
     toolkit = tmp_path / "cuda"
     status, _, err = installed(toolkit, index.url)
     assert (status, err) == (0, "")
     found = {str(path.relative_to(toolkit)) for path in toolkit.rglob("*") if path.is_file()}
     assert found == {"bin/nvcc", "nvvm/libdevice/l.bc", "include/math.h", "include/dnn.h", "wheels.txt"}
     assert (toolkit / "lib64").is_symlink() and [path.name for path in tmp_path.iterdir()] == ["cuda"]
-    assert subprocess.run([toolkit / "bin" / "nvcc"], capture_output=True).stdout == b"nvcc\n"
+    assert call(toolkit / "bin" / "nvcc").stdout == "nvcc\n"
     assert (toolkit / "include" / "dnn.h").read_bytes() == CONTENTS["nvidia-dnn"]["nvidia/dnn/include/dnn.h"]
-
-
-def test_of_a_server_that_sends_parts_of_files_libraries_are_not_fetched(index, tmp_path):
-    assert installed(tmp_path / "cuda", index.url)[0] == 0
-    assert index.bytes_sent < len(LIBRARY)  # there are three
-
-
-def test_a_server_without_parts_of_files_will_do(tmp_path):
-    server = Index(parts=False)
-    assert installed(tmp_path / "cuda", server.url)[0] == 0
-    assert (tmp_path / "cuda" / "bin" / "nvcc").read_bytes() == NVCC
-    server.shutdown()
-    server.server_close()
+    if index.parts:  # libraries, of which there are three, are not fetched
+        assert index.bytes_sent < len(LIBRARY)
+    before, index.bytes_sent = (toolkit / "bin" / "nvcc").stat(), 0
+    assert installed(toolkit, index.url)[0] == 0
+    assert index.bytes_sent == 0 and (toolkit / "bin" / "nvcc").stat() == before
 
 
 @pytest.mark.parametrize("how", ["flag", "driver"])
@@ -160,14 +154,6 @@ def test_the_library_to_link_with_comes_when_asked_for_and_where_there_is_a_gpu(
     index.bytes_sent = 0
     assert installed(toolkit, index.url)[0] == 0  # it has all that is asked for now, and more
     assert index.bytes_sent == 0 and (toolkit / "lib64" / "libmath.so").exists()
-
-
-def test_a_second_call_does_nothing(index, tmp_path):
-    toolkit = tmp_path / "cuda"
-    assert installed(toolkit, index.url)[0] == 0
-    before, index.bytes_sent = (toolkit / "bin" / "nvcc").stat(), 0
-    assert installed(toolkit, index.url)[0] == 0
-    assert index.bytes_sent == 0 and (toolkit / "bin" / "nvcc").stat() == before
 
 
 def test_with_other_versions_pinned_it_is_made_anew(index, tmp_path):
@@ -197,23 +183,20 @@ def test_a_version_that_the_index_has_not_is_named(index, tmp_path):
     assert status == 1 and "no nvidia-math 2.0" in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("parts", [True, False])
-def test_killed_halfway_it_leaves_no_toolkit_and_the_next_call_makes_one(tmp_path, parts):
-    server, toolkit = Index(parts), tmp_path / "cuda"
-    server.stalled = "nvidia-dnn"  # the last one
-    process = install(toolkit, server.url)
-    assert server.reached.wait(300)
+@with_and_without_parts
+def test_killed_halfway_it_leaves_no_toolkit_and_the_next_call_makes_one(index, tmp_path):
+    toolkit = tmp_path / "cuda"
+    index.stalled = "nvidia-dnn"  # the last one
+    process = install(toolkit, index.url)
+    assert index.reached.wait(300)
     assert not toolkit.exists()
-    status, _, err = installed(toolkit, server.url)
+    status, _, err = installed(toolkit, index.url)
     assert status == 1 and "another process" in err
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill(process)
     assert not toolkit.exists()
-    server.stalled = None
-    assert installed(toolkit, server.url)[0] == 0
+    index.stalled = None
+    assert installed(toolkit, index.url)[0] == 0
     assert (toolkit / "include" / "dnn.h").exists() and [path.name for path in tmp_path.iterdir()] == ["cuda"]
-    server.shutdown()
-    server.server_close()
 
 
 def test_without_a_network_it_says_so_in_one_line(tmp_path):

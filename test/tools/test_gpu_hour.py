@@ -6,15 +6,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from tiny_run import ROOT, bench_ops, script
+from runs import PASSES, ROOT, call, script, wait_for
+from tiny_run import bench_ops
 
 GPU_HOUR = ROOT / "dev" / "bench" / "gpu_hour.sh"
 TRAINER = ROOT / "train_gpt2"
-PASSES = "echo '[ RUN      ] a'; echo '[       OK ] a'"
 FAULTS = {
     "fails": "echo 'no CUDA device was found' >&2; exit 1",
     "aborts": "echo 'CUDNN_STATUS_EXECUTION_FAILED' >&2; kill -ABRT $$",
@@ -47,8 +46,7 @@ def command(machine, part, *options, trainer=TRAINER):
 def hour(machine, part, *options, path=None, trainer=TRAINER, **environment):
     environment = {**os.environ, "CUDA": str(machine / "cuda"), "PATH": path or f"{machine}/bin:{os.environ['PATH']}",
                    **environment}
-    result = subprocess.run(command(machine, part, *options, trainer=trainer), env=environment, capture_output=True,
-                            text=True, timeout=600)
+    result = call(*command(machine, part, *options, trainer=trainer), env=environment, timeout=600)
     assert "Traceback" not in result.stderr, result.stderr
     page = (machine / "out" / "verdict.md").read_text()
     assert page in result.stdout
@@ -269,10 +267,7 @@ def test_a_part_that_is_killed_leaves_its_page(machine):
     trainer = script(machine / "trainer", FAULTS["hangs"])
     process = subprocess.Popen(command(machine, "run", trainer=trainer), stdout=subprocess.DEVNULL, start_new_session=True,
                                env={**os.environ, "CUDA": str(machine / "cuda")})
-    deadline = time.monotonic() + 300
-    while not (machine / "out" / "verdict.md").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    assert wait_for((machine / "out" / "verdict.md").exists, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert "| run | " in (machine / "out" / "verdict.md").read_text()

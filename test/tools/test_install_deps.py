@@ -1,8 +1,7 @@
 """scripts/install_deps.sh with stand-ins for dpkg-query, sudo and apt-get: what is asked for, and when."""
 import os
-import subprocess
 
-from tiny_run import ROOT, script
+from runs import ROOT, call, script
 
 INSTALL_DEPS = ROOT / "scripts" / "install_deps.sh"
 
@@ -13,7 +12,7 @@ def install(tmp_path, dpkg_query, *groups):
     for name, body in (("dpkg-query", dpkg_query), ("apt-get", f'echo "$@" >>{calls}'), ("sudo", 'exec "$@"')):
         script(tmp_path / name, body)
     environment = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    result = subprocess.run([INSTALL_DEPS, *groups], env=environment, capture_output=True, text=True)
+    result = call(INSTALL_DEPS, *groups, env=environment)
     return result, calls.read_text().splitlines() if calls.exists() else []
 
 

@@ -1,45 +1,33 @@
 """dev/bench/loss_parity.py on two configurations of a tiny model: what it runs, what it knows when it is called again,
 and what its tables say; the search for a rate and the steps to a loss on curves that are known."""
-import importlib.util
 import json
 import math
 import random
-import subprocess
 import sys
 
 import pytest
-from tiny_run import ROOT, script
+from runs import ROOT, call, script
 
 SCRIPT = ROOT / "dev/bench/loss_parity.py"
 WORDS = "the of and to in that it was for on are with as his they at be this from have or by one had not but".split()
+sys.path.insert(0, str(SCRIPT.parent))
+import loss_parity as parity  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def parity():
-    sys.path.insert(0, str(SCRIPT.parent))
-    spec = importlib.util.spec_from_file_location("loss_parity", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(SCRIPT.parent))
-    return module
-
-
-def call(directory, *options):
+def run(directory, *options):
     text = directory / "text" / "input.txt"
     if not text.exists():
         text.parent.mkdir()
         choose = random.Random(1)
         text.write_text(" ".join(choose.choice(WORDS) for _ in range(20000)))
-    command = [sys.executable, SCRIPT, "--output", directory / "runs", "--results", directory, "--text", text,
-               "--model=-e L=1,C=64,NH=1,T=32 -t 32 -b 4", "--steps", 5, "--seeds", 1, 2, "--tuning-seeds", 3,
-               "--val-sequences", 4,
-               "--only", "adamw-fp32,adamw-bf16-sr", *options]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    return call(sys.executable, SCRIPT, "--output", directory / "runs", "--results", directory, "--text", text,
+                "--model=-e L=1,C=64,NH=1,T=32 -t 32 -b 4", "--steps", 5, "--seeds", 1, 2, "--tuning-seeds", 3,
+                "--val-sequences", 4, "--only", "adamw-fp32,adamw-bf16-sr", *options)
 
 
 @pytest.mark.slow
 def test_two_configurations_are_tuned_compared_and_remembered_and_one_may_fail(tmp_path):
-    result = call(tmp_path)
+    result = run(tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     (path,) = tmp_path.glob("loss_parity_*.json")
     report = json.loads(path.read_text())
@@ -56,16 +44,16 @@ def test_two_configurations_are_tuned_compared_and_remembered_and_one_may_fail(t
 
     known = json.loads((tmp_path / "runs/runs.json").read_text())
     assert result.stdout.count(" runs made, ") == len(known)
-    again = call(tmp_path)
+    again = run(tmp_path)
     assert again.returncode == 0 and " runs made, " not in again.stdout  # nothing was run
     without = {key: run for key, run in known.items() if "--seed 2" not in key or "bf16" not in key}
     (tmp_path / "runs/runs.json").write_text(json.dumps(without))
-    assert call(tmp_path).stdout.count(" runs made, ") == 1  # as after a kill: what is missing
+    assert run(tmp_path).stdout.count(" runs made, ") == 1  # as after a kill: what is missing
     assert json.loads(path.read_text())["results"] == report["results"]
 
     # A configuration that fails is named, and the others are reported.
     (tmp_path / "runs/runs.json").write_text(json.dumps({key: run for key, run in known.items() if "-w 0" not in key}))
-    result = call(tmp_path, "--trainer", script(tmp_path / "trainer", 'echo "no such precision" >&2\nexit 1'))
+    result = run(tmp_path, "--trainer", script(tmp_path / "trainer", 'echo "no such precision" >&2\nexit 1'))
     assert result.returncode == 1
     assert "adamw-bf16-sr: exit code 1: no such precision" in result.stdout
     page = path.with_suffix(".md").read_text()
@@ -73,23 +61,23 @@ def test_two_configurations_are_tuned_compared_and_remembered_and_one_may_fail(t
 
 
 def test_an_unknown_configuration_is_an_error_with_the_names(tmp_path):
-    result = call(tmp_path, "--only", "adamw-fp32,sophia")
+    result = run(tmp_path, "--only", "adamw-fp32,sophia")
     assert result.returncode == 1 and "there is no sophia" in result.stderr
 
 
 @pytest.mark.parametrize("best", [0.001, 0.004, 0.125])
-def test_the_grid_grows_until_the_best_rate_is_inside(best, parity):
+def test_the_grid_grows_until_the_best_rate_is_inside(best):
     rate, tuning = parity.tune({"rate": 0.004}, lambda rate: abs(math.log2(rate / best)) ** 1.5)
     nearest = min((0.004 * 2.0 ** k for k in range(-9, 9)), key=lambda rate: abs(math.log2(rate / best)))
     assert rate == nearest and {rate / 2, rate, rate * 2} <= set(tuning)
 
 
-def test_rates_that_diverge_are_the_worst(parity):
+def test_rates_that_diverge_are_the_worst():
     rate, tuning = parity.tune({"rate": 1.0}, lambda rate: math.inf if rate > 0.5 else 1 + abs(rate - 0.5))
     assert rate == 0.5 and tuning[1.0] == math.inf
 
 
-def test_steps_to_a_loss_lie_on_the_lines_between_validations(parity):
+def test_steps_to_a_loss_lie_on_the_lines_between_validations():
     curve = [[0, 5.0], [10, 3.0], [20, 3.5], [30, 2.0]]
     assert parity.first_step_below(curve, 4.0) == 5
     assert parity.first_step_below(curve, 3.0) == 10
@@ -103,7 +91,7 @@ def made_up(name, finals, curve=()):
             "curves": curves}
 
 
-def test_the_sentences_say_what_the_figures_say(parity):
+def test_the_sentences_say_what_the_figures_say():
     base = made_up("adamw-fp32", [2.00, 2.02, 2.01])
     others = [base, made_up("close", [2.01, 2.03, 2.02]), made_up("worse", [2.06, 2.05, 2.04]),
               made_up("muon", [1.90, 1.92, 1.91], curve=[[60, 2.1], [80, 1.95]]), made_up("muon-75", [2.0, 2.03, 2.0])]

@@ -11,16 +11,16 @@ import xml.dom.minidom
 from html.parser import HTMLParser
 
 import pytest
+from runs import ROOT, call
 
-SCRIPTS = os.path.join(os.path.dirname(__file__), "..", "..", "scripts")
+SCRIPTS = str(ROOT / "scripts")
 sys.path.insert(0, SCRIPTS)
 import plot_html  # noqa: E402
 import plot_log  # noqa: E402
 
 # The Python that matplotlib is installed for: Debian's, as in the Makefile.
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-signal.signal(signal.SIGINT, signal.default_int_handler)  # else jobs in the background pass on that they ignore it
-WITHOUT = "raise ImportError('No module named matplotlib')\n"
+PLOT_RUN = [PYTHON, "-u", os.path.join(SCRIPTS, "plot_run.py")]
 
 
 def run_event(time, start=0, tokens=1000, **more):
@@ -33,20 +33,26 @@ def step_event(step, time, loss=None, **more):
             "norm": 1.0, "lr": 1e-3, "tokens_per_second": 1e4, "mfu": 0.5, "ms": 100.0, **more}
 
 
-def write_log(directory, steps=50, tail="", extra=()):
+def write_events(directory, events, tail=""):
     directory.mkdir(parents=True, exist_ok=True)
-    lines = [run_event(100.0)]
-    for step in range(1, steps + 1):
-        lines.append(step_event(step, 100.0 + step, **({"loss": math.nan, "skip": "nonfinite"} if step == 7 else {})))
-    lines += [{"event": "validation", "step": steps, "time": 101.0 + steps, "loss": 1.25}, *extra]
-    text = "".join(json.dumps(line).replace("NaN", "null") + "\n" for line in lines)
+    text = "".join(json.dumps(event).replace("NaN", "null") + "\n" for event in events)
     (directory / "main.log").write_text(text + tail)
     return directory
 
 
-def plot(*arguments):
-    command = [PYTHON, os.path.join(SCRIPTS, "plot_run.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+def write_log(directory, steps=50, tail="", extra=()):
+    lines = [run_event(100.0)]
+    for step in range(1, steps + 1):
+        lines.append(step_event(step, 100.0 + step, **({"loss": math.nan, "skip": "nonfinite"} if step == 7 else {})))
+    lines += [{"event": "validation", "step": steps, "time": 101.0 + steps, "loss": 1.25}, *extra]
+    return write_events(directory, lines, tail)
+
+
+def plot(*arguments, expect=0, **options):
+    """An error is one line."""
+    result = call(*PLOT_RUN, *arguments, expect=expect, **options)
+    assert result.stderr.count("\n") == (expect != 0), result.stderr
+    return result
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -60,13 +66,11 @@ def test_steps_and_validation_points_are_read(tmp_path):
     assert run.skipped == [((7, 7000, 7.0), "nonfinite")]
 
 
-def test_an_unfinished_last_line_is_ignored(tmp_path):
-    run = plot_log.Run(str(write_log(tmp_path / "a", tail='{"event": "step", "step": 51, "lo')))
-    assert run.steps[-1] == 50
-
-
-def test_lines_that_are_no_events_are_passed_over(tmp_path):
-    tail = '[1, 2]\n{"event": 3}\n{"event": "step"}\n{"event": "step", "step": "x"}\nno json\n\xff\n'
+@pytest.mark.parametrize("tail", [
+    '{"event": "step", "step": 51, "lo',  # not finished
+    '[1, 2]\n{"event": 3}\n{"event": "step"}\n{"event": "step", "step": "x"}\nno json\n\xff\n',
+])
+def test_lines_that_are_no_events_are_passed_over(tmp_path, tail):
     assert plot_log.Run(str(write_log(tmp_path / "a", tail=tail))).steps[-1] == 50
 
 
@@ -83,15 +87,13 @@ def test_a_resumed_run_counts_tokens_and_time_on(tmp_path):
     # 50 steps of 1000 tokens and 1 s; after a pause of an hour it goes on from step 40 with 3000 tokens a step.
     lines = [run_event(100.0), *(step_event(i, 100.0 + i) for i in range(1, 41)),
              run_event(4000.0, start=40, tokens=3000), step_event(41, 4002.0), step_event(42, 4004.0)]
-    (tmp_path / "main.log").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    loss = plot_log.Run(str(tmp_path)).train["loss"]
+    loss = plot_log.Run(str(write_events(tmp_path, lines))).train["loss"]
     assert loss.tokens[39:] == [40000, 43000, 46000]
     assert loss.time[39:] == [40.0, 42.0, 44.0]
 
 
 def test_an_evaluation_of_an_earlier_model_is_no_point_of_the_curve(tmp_path):
-    evaluation = {**run_event(9000.0), "train": None}
-    del evaluation["train"]
+    evaluation = {key: value for key, value in run_event(9000.0).items() if key != "train"}
     extra = [evaluation, {"event": "validation", "step": 0, "time": 9001.0, "loss": 9.0},
              {"event": "validation", "step": 50, "time": 9002.0, "loss": 1.24}]
     run = plot_log.Run(str(write_log(tmp_path / "a", extra=extra)))
@@ -99,8 +101,7 @@ def test_an_evaluation_of_an_earlier_model_is_no_point_of_the_curve(tmp_path):
 
 
 def test_a_log_without_a_run_event_is_drawn_too(tmp_path):
-    (tmp_path / "main.log").write_text("".join(json.dumps(step_event(i, 10.0 + i)) + "\n" for i in range(1, 4)))
-    loss = plot_log.Run(str(tmp_path)).train["loss"]
+    loss = plot_log.Run(str(write_events(tmp_path, [step_event(i, 10.0 + i) for i in range(1, 4)]))).train["loss"]
     assert loss.tokens == [1000, 2000, 3000] and loss.time == [0.0, 1.0, 2.0]
 
 
@@ -159,93 +160,75 @@ def test_an_axis_shows_everything_where_nothing_is_squashed():
 def test_two_runs_give_one_png(tmp_path):
     first, second = write_log(tmp_path / "a"), write_log(tmp_path / "b", steps=20)
     result = plot(first, second / "main.log", "-o", tmp_path / "both.png")
-    assert result.returncode == 0, result.stderr
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     assert "validation loss 1.2500 -> 1.2500" in result.stdout
 
 
 @pytest.mark.parametrize("axis", ["steps", "tokens", "time"])
 def test_every_axis_and_a_logarithm_can_be_drawn(tmp_path, axis):
-    result = plot(write_log(tmp_path / "a"), "-x", axis, "--log")
-    assert result.returncode == 0, result.stderr
+    plot(write_log(tmp_path / "a"), "-x", axis, "--log")
     assert (tmp_path / "a" / "curve.png").stat().st_size > 10_000
 
 
 def test_a_run_of_one_step_and_one_that_was_only_evaluated_are_drawn(tmp_path):
     one = write_log(tmp_path / "one", steps=1)
-    (tmp_path / "evaluated").mkdir()
-    (tmp_path / "evaluated" / "main.log").write_text('{"event":"validation","time":1,"step":0,"loss":3.5}\n')
-    for arguments in ([one], [tmp_path / "evaluated"], [one, tmp_path / "evaluated"]):
-        result = plot(*arguments, "-o", tmp_path / "x.png", "--html", tmp_path / "x.html")
-        assert (result.returncode, result.stderr) == (0, "")
+    evaluated = write_events(tmp_path / "evaluated", [{"event": "validation", "time": 1, "step": 0, "loss": 3.5}])
+    for arguments in ([one], [evaluated], [one, evaluated]):
+        plot(*arguments, "-o", tmp_path / "x.png", "--html", tmp_path / "x.html")
+
+
+def drawn(path, runs, then):
+    """What `then` prints of the picture of these runs, which is drawn into path."""
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); import plot_log, plot_png\n"
+            "plot_png.plt.rcParams['svg.fonttype'] = 'none'\n"
+            "picture = plot_png.Picture(plot_log.load(sys.argv[3:]), 'steps', False); picture.draw(sys.argv[2])\n")
+    return json.loads(call(PYTHON, "-c", code + f"import json; print(json.dumps({then}))", SCRIPTS, path, *runs, expect=0).stdout)
 
 
 def test_the_panels_do_not_lie_on_each_other(tmp_path):
     """Layout of six runs with long names: looked at once by eye, held here by the places of the axes."""
-    script = ("import sys; sys.path.insert(0, sys.argv[1]); import plot_log, plot_png\n"
-              "picture = plot_png.Picture(plot_log.load(sys.argv[3:]), 'steps', False); picture.draw(sys.argv[2])\n"
-              "boxes = [axis.get_position().bounds for axis in (picture.loss, *picture.axes)]\n"
-              "print(boxes)")
     runs = [write_log(tmp_path / f"a-rather-long-name-of-a-run-in-a-sweep-{i}") for i in range(6)]
-    command = [PYTHON, "-c", script, SCRIPTS, tmp_path / "six.png", *runs]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    boxes = json.loads(result.stdout.replace("(", "[").replace(")", "]"))
+    boxes = drawn(tmp_path / "six.png", runs, "[axis.get_position().bounds for axis in (picture.loss, *picture.axes)]")
     assert len(boxes) == 5 and boxes[0][2] > 0.85 and boxes[0][3] > 0.3
     assert all(width > 0.2 and height > 0.1 for x, y, width, height in boxes)
 
 
 def test_the_loss_ends_below_its_beginning_and_spikes_are_marked(tmp_path):
     """The text of an SVG: ticks at round numbers; a triangle for the beginning and one for each spike."""
-    run = tmp_path / "run"
-    run.mkdir()
     loss = [3.2 + 7.7 * math.exp(-s / 40) + (6.0 if s in (700, 1300) else 0.0) for s in range(2000)]
-    events = [run_event(0.0), *(step_event(s + 1, s + 1.0, y) for s, y in enumerate(loss))]
-    (run / "main.log").write_text("".join(json.dumps(event) + "\n" for event in events))
-    script = ("import sys; sys.path.insert(0, sys.argv[1]); import plot_log, plot_png\n"
-              "plot_png.plt.rcParams['svg.fonttype'] = 'none'\n"
-              "picture = plot_png.Picture(plot_log.load(sys.argv[3:]), 'steps', False); picture.draw(sys.argv[2])\n"
-              "[marks] = [line for line in picture.loss.lines if line.get_marker() == '^']\n"
-              "print([*map(float, marks.get_xdata())], picture.loss.get_ylim()[1])")
-    result = subprocess.run([PYTHON, "-c", script, SCRIPTS, tmp_path / "run.svg", run], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    marks, top = result.stdout.rsplit(maxsplit=1)
-    assert marks == "[1.0, 701.0, 1301.0]" and 3.2 < float(top) < 5.5
+    run = write_events(tmp_path / "run", [run_event(0.0), *(step_event(s + 1, s + 1.0, y) for s, y in enumerate(loss))])
+    marks, top = drawn(tmp_path / "run.svg", [run], "[[[float(x) for x in line.get_xdata()] for line in picture.loss.lines "
+                       "if line.get_marker() == '^'], float(picture.loss.get_ylim()[1])]")
+    assert marks == [[1.0, 701.0, 1301.0]] and 3.2 < top < 5.5
     ticks = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "run.svg").read_text())
     assert {"0", "500", "1K", "1.5K", "2K"} <= set(ticks)
 
 
 def test_a_missing_log_and_an_empty_log_get_one_line(tmp_path):
     (tmp_path / "main.log").write_text("")
-    for path, message in ((tmp_path / "none", "No such file"), (tmp_path / "main.log", "holds no steps")):
-        result = plot(path)
-        assert result.returncode == 2
-        assert message in result.stderr and result.stderr.count("\n") == 1
+    assert "No such file" in plot(tmp_path / "none", expect=2).stderr
+    assert "holds no steps" in plot(tmp_path / "main.log", expect=2).stderr
 
 
 def test_a_picture_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     run = write_log(tmp_path / "a")
-    result = plot(run, "-o", tmp_path / "none" / "x.png")
-    assert result.returncode == 2 and "cannot be written" in result.stderr and result.stderr.count("\n") == 1
+    assert "cannot be written" in plot(run, "-o", tmp_path / "none" / "x.png", expect=2).stderr
     assert os.listdir(run) == ["main.log"]
 
 
 def test_without_matplotlib_a_page_is_drawn_and_a_picture_refused_in_one_line(tmp_path):
     run = write_log(tmp_path / "a")
-    (tmp_path / "matplotlib.py").write_text(WITHOUT)
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}  # for Debian's Python too
-    command = [PYTHON, os.path.join(SCRIPTS, "plot_run.py"), run]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert result.returncode == 2
-    assert "apt-get install python3-matplotlib" in result.stderr and result.stderr.count("\n") == 1
-    assert subprocess.run([*command, "--html"], capture_output=True, env=environment).returncode == 0
+    assert "apt-get install python3-matplotlib" in plot(run, expect=2, env=environment).stderr
+    plot(run, "--html", env=environment)
     assert (run / "curve.html").exists()
 
 
 def test_watch_draws_again_until_it_is_interrupted(tmp_path):
     run = write_log(tmp_path / "a")
-    command = [PYTHON, "-u", os.path.join(SCRIPTS, "plot_run.py"), run, "--html", tmp_path / "x.html", "--watch", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*PLOT_RUN, run, "--html", tmp_path / "x.html", "--watch", "1"], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert "steps 1..50" in process.stdout.readline() and "drawn" in process.stdout.readline()
     with open(run / "main.log", "a") as log:
         log.write(json.dumps(step_event(51, 160.0)) + "\n")
@@ -277,8 +260,7 @@ class Page(HTMLParser):
 
 
 def page_of(tmp_path, *runs):
-    result = plot(*runs, "--html", tmp_path / "page.html")
-    assert result.returncode == 0, result.stderr
+    plot(*runs, "--html", tmp_path / "page.html")
     return (tmp_path / "page.html").read_text()
 
 
@@ -299,12 +281,9 @@ def test_the_page_holds_the_numbers_and_asks_no_network(tmp_path):
 
 
 def test_a_long_run_is_thinned_out_and_keeps_its_spikes(tmp_path):
-    directory = tmp_path / "long"
-    directory.mkdir()
     lines = [run_event(0.0)] + [step_event(i, float(i), norm=900.0 if i == 7777 else 1.0 + i % 7 / 10,
                                            loss=99.0 if i == 12345 else 3.0 + i % 11 / 100) for i in range(1, 20001)]
-    (directory / "main.log").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = page_of(tmp_path, directory)
+    text = page_of(tmp_path, write_events(tmp_path / "long", lines))
     run = json.loads(Page(text).data)["runs"][0]
     assert len(run["x"]["steps"]) <= 5 * plot_html.STRETCHES + 2 and run["x"]["steps"] == sorted(run["x"]["steps"])
     assert 7777 in run["x"]["steps"] and 12345 in run["x"]["steps"] and run["x"]["steps"][-1] == 20000
@@ -337,9 +316,8 @@ def test_in_a_browser_curves_are_drawn_values_shown_and_runs_switched_off(tmp_pa
         pytest.skip("no Chromium here: the page's script was NOT run (apt-get install chromium)")
     text = page_of(tmp_path, write_log(tmp_path / "a"), write_log(tmp_path / "b", steps=20))
     (tmp_path / "probe.html").write_text(text.replace("</body>", PROBE))
-    result = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1200",
-                             f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", tmp_path / "probe.html"],
-                            capture_output=True, text=True, timeout=300)
+    result = call(browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1200",
+                  f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", tmp_path / "probe.html")
     title = re.search(r"<title>(.*?)</title>", result.stdout)
     assert title, result.stderr[-2000:]
     seen = json.loads(title[1].replace("&lt;", "<").replace("&amp;", "&"))

@@ -1,12 +1,13 @@
 """dev/bench/predict.py: its ops are those of the trainer, the page shows what it computes, and files that hold no
 measurements are refused in one line."""
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import ROOT, TRAINER, bench_ops, call, script, write_shard
+import runs
+from runs import ROOT, TRAINER, script
+from tiny_run import bench_ops, write_shard
 
 SCRIPT = ROOT / "dev" / "bench" / "predict.py"
 sys.path.insert(0, str(SCRIPT.parent))
@@ -15,8 +16,8 @@ import predict  # noqa: E402
 MODEL, B, T = "L=3,C=64,NH=2,V=257,T=48", 4, 32
 
 
-def run(*options):
-    return subprocess.run([sys.executable, SCRIPT, *map(str, options)], capture_output=True, text=True, timeout=300)
+def run(*options, expect=0):
+    return runs.call(sys.executable, SCRIPT, *options, expect=expect)
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +26,8 @@ def profiles(tmp_path_factory):
     found, folder = {}, tmp_path_factory.mktemp("profiles")
     write_shard(folder / "train_0.bin", 2000, 1)
     for dtype in ("fp32", "bf16"):
-        command = [TRAINER, "-e", MODEL, "-b", B, "-t", T, "-i", folder / "train_*.bin", "-v", 0, "-s", 0, "--profile", 1,
-                   "--dtype", dtype, "-o", folder / dtype]
-        result = call(ROOT, *command)
-        assert result.returncode == 0, result.stderr
+        runs.call(TRAINER, "-e", MODEL, "-b", B, "-t", T, "-i", folder / "train_*.bin", "-v", 0, "-s", 0, "--profile", 1,
+                  "--dtype", dtype, "-o", folder / dtype, expect=0)
         found[dtype] = json.loads((folder / dtype / "profile.json").read_text())
     return found
 
@@ -48,8 +47,7 @@ def test_ops_calls_flops_and_bytes_are_those_of_the_trainer(profiles, plan, dtyp
 
 
 def test_the_table_of_the_page_is_not_stale():
-    result = run("--check")
-    assert result.returncode == 0, result.stderr
+    run("--check")
 
 
 def test_a_stale_table_is_noticed(tmp_path, monkeypatch, capsys):
@@ -97,9 +95,7 @@ def test_a_profile_is_laid_beside_row_by_row(profiles, plan, tmp_path):
     profile["ops"].append({"op": "new_op", "tensor": "x\x1b[31m", "ms": 7.0, "flops": 0})
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(profile))
-    result = shape("--measured", file)
-    assert result.returncode == 0, result.stderr
-    cells = [line.strip("| ").split(" | ") for line in result.stdout.splitlines()]
+    cells = [line.strip("| ").split(" | ") for line in shape("--measured", file).stdout.splitlines()]
     rows = {row[0]: row[1:] for row in cells}
     assert rows["attention_forward"][2:] == ["1000.000", f"{1000 / expected['attention_forward']:.2f}"]
     assert rows["layernorm_backward"][2] == "3.000"  # three weights' rows
@@ -113,14 +109,10 @@ def test_what_bench_ops_prints_is_laid_beside_as_well(tmp_path):
     program = bench_ops()
     if not program:
         pytest.skip("bench_ops is not built")
-    output = subprocess.run([program, *map(str, (B, T, 64, 2, 257, "bf16", "own", 0.001))], capture_output=True, text=True,
-                            timeout=300)
-    assert output.returncode == 0, output.stderr
+    output = runs.call(program, B, T, 64, 2, 257, "bf16", "own", 0.001, expect=0)
     file = tmp_path / "ops"
     file.write_text(output.stdout + '{"op": "broken o')
-    result = shape("--measured", file)
-    assert result.returncode == 0, result.stderr
-    cells = [line.strip("| ").split(" | ") for line in result.stdout.splitlines()[2:]]
+    cells = [line.strip("| ").split(" | ") for line in shape("--measured", file).stdout.splitlines()[2:]]
     assert [row[0] for row in cells if row[1] == "-"] == ["200 launches"]
     assert len(cells) == len(output.stdout.splitlines()) - 2  # without the first and the last
 
@@ -157,9 +149,9 @@ def test_what_cannot_be_predicted_is_said_in_a_line(tmp_path):
                            (["--trainer", trainer], "--plan json printed something else"),
                            (["--trainer", tmp_path / "none"], "no plan to predict from"),
                            (["-e", "d13x"], "d13x")):  # fmt: skip
-        result = run(*options)
+        result = run(*options, expect=1)
         (line,) = result.stderr.splitlines()
-        assert result.returncode == 1 and words in line and result.stdout == ""
+        assert words in line and result.stdout == ""
 
 
 def test_a_trainer_that_hangs_is_given_up(tmp_path):

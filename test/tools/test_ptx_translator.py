@@ -1,16 +1,13 @@
 """dev/sim/translate.py: what it does not know ends the translation with its place in the PTX; nothing is guessed."""
-import importlib.util
-import os
 import re
-import subprocess
 import sys
 
 import pytest
+from runs import ROOT, call
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-TRANSLATOR = os.path.join(ROOT, "dev", "sim", "translate.py")
-sys.path.insert(0, os.path.join(ROOT, "test", "sim"))
-import ptx_forms  # noqa: E402
+TRANSLATOR, FORMS = ROOT / "dev" / "sim" / "translate.py", ROOT / "test" / "sim"
+sys.path[:0] = [str(TRANSLATOR.parent), str(FORMS)]
+import translate as translator  # noqa: E402
 from ptx_forms_table import CASES  # noqa: E402
 
 MODULE = """.version 8.0
@@ -38,7 +35,7 @@ LINE = 1 + MODULE[:MODULE.index("STATEMENT")].count("\n")
 def translate(tmp_path, text):
     source, target = tmp_path / "module.compute_90.ptx", tmp_path / "module.cpp"
     source.write_text(text)
-    result = subprocess.run([sys.executable, TRANSLATOR, str(target), str(source)], capture_output=True, text=True)
+    result = call(sys.executable, TRANSLATOR, target, source)
     return result.returncode, result.stderr, source, target
 
 
@@ -117,13 +114,6 @@ def test_the_line_counts_comments_and_debug_information(tmp_path):
 
 # ------------------------------------------------------------------------------- every form of the kernels, mutilated
 
-def load():
-    spec = importlib.util.spec_from_file_location("translate", TRANSLATOR)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def statement_of(case, number):
     """The kernel of a case and its first statement of that form: text, begin, end."""
     text = case.ptx(number)
@@ -150,7 +140,6 @@ ANOTHER_FORM = {("cp.async.cg.shared.global", "one operand less")}
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_form_is_taken_with(tmp_path, monkeypatch, capsys, change):
-    translator = load()
     taken, done = [], set()
     source, target = tmp_path / "module.compute_90.ptx", tmp_path / "module.cpp"
     for number, case in enumerate(CASES):
@@ -164,7 +153,7 @@ def test_no_form_is_taken_with(tmp_path, monkeypatch, capsys, change):
         head = ".version 8.0\n.target sm_90\n.address_size 64\n.extern .shared .align 16 .b8 form_dynamic[];\n"
         source.write_text(head + text[:begin] + changed + text[end:])
         line = 5 + text.count("\n", 0, begin)
-        monkeypatch.setattr(sys, "argv", [TRANSLATOR, str(target), str(source)])
+        monkeypatch.setattr(sys, "argv", [str(TRANSLATOR), str(target), str(source)])
         try:
             translator.main()
             taken.append("%s: %s" % (case.form, changed))
@@ -178,13 +167,10 @@ def test_no_form_is_taken_with(tmp_path, monkeypatch, capsys, change):
 def test_a_form_without_a_case_is_found(tmp_path):
     """The check of the forms that runs over the PTX of the kernels."""
     source = tmp_path / "a.ptx"
-    checker = [sys.executable, os.path.join(ROOT, "test", "sim", "ptx_forms.py"), "--check", str(source)]
+    checker = [sys.executable, FORMS / "ptx_forms.py", "--check", source]
     source.write_text(MODULE.replace("STATEMENT", "add.s32 %r1, %r2, %r3;"))
-    result = subprocess.run(checker, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (0, "3 forms, all have a case\n")
+    assert call(*checker, expect=0).stdout == "3 forms, all have a case\n"
     more = "@%p1 fma.rz.f32 %f1, %f2, %f3, %f4;\nmov.u32 %r1, %smid;"
     source.write_text(MODULE.replace("STATEMENT", "add.s32 %r1, %r2, %r3;\n" + more))
-    result = subprocess.run(checker, capture_output=True, text=True)
-    assert result.returncode == 1
-    assert [line.split(" has")[0] for line in result.stdout.splitlines()] == [
+    assert [line.split(" has")[0] for line in call(*checker, expect=1).stdout.splitlines()] == [
         "%s:%d: fma.rz.f32" % (source, LINE + 1), "%s:%d: mov.u32 %%smid" % (source, LINE + 2)]

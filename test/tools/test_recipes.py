@@ -5,8 +5,8 @@ import signal
 import subprocess
 
 import pytest
-from tiny_run import (BAD_INPUT, INTERRUPTED, ROOT, TINY, call, checkpoints, clean_environment, events, last_step,
-                      make_root, same_weights, wait_until)
+from tiny_run import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, ROOT, TINY, call, clean_environment, events,
+                      last_step, make_root, same_weights, wait_until)
 
 RECIPES = {
     # parameters, learning rate, final fraction, micro-batch, tokens a step, steps, corpus
@@ -61,7 +61,7 @@ def test_a_second_call_goes_on_and_a_third_finds_the_run_done(root):
     try:
         wait_until(lambda: last_step(run) > 5, process)
         process.send_signal(signal.SIGTERM)  # reaches the trainer, whose exit code is the recipe's
-        assert process.wait(300) == INTERRUPTED
+        assert process.wait(300) == EXIT_INTERRUPTED
     finally:
         process.kill()
     stopped = last_step(run)
@@ -82,7 +82,7 @@ def test_environment_and_arguments_take_precedence(root, tmp_path):
     assert options["train-data"] == "data/fineweb-edu-100B-gpt2/*train_*.bin"
     missing = recipe(root, "gpt2_350M", TRAINER="./no_such_trainer")
     assert (missing.returncode, missing.stderr) == (
-        BAD_INPUT, "gpt2_350M: ./no_such_trainer is not built; run: make\n")
+        EXIT_BAD_INPUT, "gpt2_350M: ./no_such_trainer is not built; run: make\n")
 
 
 @pytest.mark.parametrize("part", ["train", "val"])
@@ -91,7 +91,7 @@ def test_missing_data_are_named_with_the_command_that_gets_them(part, tmp_path):
     for shard in (root / "data" / "fineweb-10B-gpt2").glob(f"*{part}*"):
         shard.unlink()
     run = recipe(root, "gpt2_124M")
-    assert run.returncode == BAD_INPUT
+    assert run.returncode == EXIT_BAD_INPUT
     assert run.stderr == (f"gpt2_124M: no {part} shards in data/fineweb-10B-gpt2 ({part}_*.bin); get them with: "
                           "data/get.py fineweb-10B-gpt2\n")
     assert not (root / "runs").exists()
@@ -103,7 +103,7 @@ def test_hellaswag_is_scored_where_it_is_there(tmp_path):
     (root / "data" / "hellaswag").mkdir()
     (root / "data" / "hellaswag" / "hellaswag_val.bin").write_bytes(b"no such file")
     run = recipe(root, "gpt2_124M", *TINY, "-v", 1, "-x", 1)
-    assert run.returncode == BAD_INPUT and "hellaswag_val.bin" in run.stderr and "get.py" not in run.stderr
+    assert run.returncode == EXIT_BAD_INPUT and "hellaswag_val.bin" in run.stderr and "get.py" not in run.stderr
 
 
 def test_help_says_what_a_recipe_is_and_what_can_be_set(root):
@@ -116,7 +116,7 @@ def test_recipes_call_names_that_data_get_knows():
     get = ROOT / "data" / "get.py"
     if not get.exists():
         pytest.skip("data/get.py is not there")
-    listed = subprocess.run([get], capture_output=True, text=True, check=True).stdout
+    listed = call(ROOT, get, expect=0).stdout
     for *_, corpus in RECIPES.values():
         assert f" {corpus} " in listed
 

@@ -1,82 +1,65 @@
 """scripts/run_tests.py: a failure, a crash, a hang or an empty program never looks like success."""
 import os
 import re
-import subprocess
 import sys
 
 import pytest
-from tiny_run import ROOT
-from tiny_run import script as make_script
+from runs import FAILS, PASSES, ROOT, call
+from runs import script as make_script
 
-RUN_TESTS = ROOT / "scripts" / "run_tests.py"
-OK = "echo '[ RUN      ] a'; echo '[       OK ] a'\n"
-
+RUN_TESTS = [sys.executable, ROOT / "scripts" / "run_tests.py"]
 
 def run(tmp_path, script, *options):
     make_script(tmp_path / "program", script)
-    command = [sys.executable, RUN_TESTS, *options, "program"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    result = call(*RUN_TESTS, *options, "program", cwd=tmp_path)
     return result.returncode, result.stdout.splitlines()
 
 
-def test_passed_tests_are_counted(tmp_path):
-    code, lines = run(tmp_path, OK)
-    assert (code, lines[-1]) == (0, "1 passed, 0 failed")
+# What a program does after its first test, which passes; exit code and last line; a line that names it.
+PROGRAMS = {
+    "nothing more": (PASSES, 0, "1 passed, 0 failed", ""),
+    "fail": (PASSES + FAILS, 1, "1 passed, 1 failed", "because"),
+    "crash": (PASSES + "echo '[ RUN      ] b'; kill -SEGV $$", 1, "1 passed, 1 failed", "FAILED   program: b (ended with status -11)"),
+    "end badly": (PASSES + "exit 23", 1, "1 passed, 1 failed", ""),
+    "hold no test": ("exit 0", 1, "0 passed, 1 failed", ""),
+    "skip": (PASSES + "echo '[ RUN      ] b'; echo no data; echo '[  SKIPPED ] b'", 0, "1 passed, 0 failed, 1 skipped",
+             "SKIPPED  1 x no data: program: b"),
+}
 
 
-def test_a_failed_test_fails_the_run_and_shows_its_output(tmp_path):
-    code, lines = run(tmp_path, OK + "echo '[ RUN      ] b'; echo because; echo '[  FAILED  ] b'; exit 1")
-    assert (code, lines[-1]) == (1, "1 passed, 1 failed")
-    assert "because" in lines
-    assert lines[lines.index("FAILED   program: b") + 1] == "         | because"  # again where the eye is: at the end
-
-
-def test_a_crash_counts_the_running_test(tmp_path):
-    code, lines = run(tmp_path, OK + "echo '[ RUN      ] b'; kill -SEGV $$")
-    assert (code, lines[-1]) == (1, "1 passed, 1 failed")
-    assert "FAILED   program: b (ended with status -11)" in lines
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_what_a_program_may_do(what, tmp_path):
+    script, code, last, line = PROGRAMS[what]
+    found, lines = run(tmp_path, script)
+    assert (found, lines[-1]) == (code, last) and (line in lines or not line)
+    if what == "fail":
+        assert lines[lines.index("FAILED   program: b") + 1] == "         | because"  # again where the eye is: at the end
 
 
 def test_a_hang_is_ended(tmp_path):
     for seconds in (1, 10, 100):  # the shortest limit in which this machine gets as far as b
-        code, lines = run(tmp_path, OK + "echo '[ RUN      ] b'; sleep 1000", "--program-seconds", str(seconds))
+        code, lines = run(tmp_path, PASSES + "echo '[ RUN      ] b'; sleep 1000", "--program-seconds", str(seconds))
         if lines[-1].startswith("1 passed"):
             break
     assert (code, lines[-1]) == (1, "1 passed, 1 failed")
     assert "FAILED   program: b (ran out of time)" in lines
 
 
-def test_a_bad_exit_status_after_good_tests_fails(tmp_path):
-    code, lines = run(tmp_path, OK + "exit 23")
-    assert (code, lines[-1]) == (1, "1 passed, 1 failed")
-
-
-def test_a_program_without_tests_fails(tmp_path):
-    code, lines = run(tmp_path, "exit 0")
-    assert (code, lines[-1]) == (1, "0 passed, 1 failed")
-
-
-def test_a_skipped_test_is_named_with_its_reason(tmp_path):
-    code, lines = run(tmp_path, OK + "echo '[ RUN      ] b'; echo no data; echo '[  SKIPPED ] b'")
-    assert (code, lines[-1]) == (0, "1 passed, 0 failed, 1 skipped")
-    assert "SKIPPED  1 x no data: program: b" in lines
-
-
 def test_pytest_results_are_added(tmp_path):
     (tmp_path / "test_x.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
-    code, lines = run(tmp_path, OK, "--pytest", "test_x.py")
+    code, lines = run(tmp_path, PASSES, "--pytest", "test_x.py")
     assert (code, lines[-1]) == (1, "2 passed, 1 failed")
 
 
 def test_a_program_runs_with_the_settings_before_its_name(tmp_path):
-    make_script(tmp_path / "program", "[ \"$SIM_CC$SIM_B\" = 75 ] && " + OK)
+    make_script(tmp_path / "program", "[ \"$SIM_CC$SIM_B\" = 75 ] && " + PASSES)
     for name, code in (("SIM_CC=75@program", 0), ("SIM_CC=80@program", 1), ("SIM_B=5@SIM_CC=7@program", 0)):
-        assert subprocess.run([sys.executable, RUN_TESTS, name], capture_output=True, cwd=tmp_path).returncode == code
+        call(*RUN_TESTS, name, cwd=tmp_path, expect=code)
 
 
 def test_a_check_counts_as_a_test(tmp_path):
-    assert run(tmp_path, OK, "--check", "true")[1][-1] == "2 passed, 0 failed"
-    code, lines = run(tmp_path, OK, "--check", "echo reason; exit 3")
+    assert run(tmp_path, PASSES, "--check", "true")[1][-1] == "2 passed, 0 failed"
+    code, lines = run(tmp_path, PASSES, "--check", "echo reason; exit 3")
     assert (code, lines[-1]) == (1, "1 passed, 1 failed") and "reason" in lines
 
 
@@ -87,25 +70,25 @@ def test_files_of_pytest_run_side_by_side_and_share_the_cores(tmp_path):
         (tmp_path / f"test_{name}.py").write_text(
             f"import os, pathlib, time\ndef test_{name}():\n    assert os.environ['OMP_NUM_THREADS'] == '{max(1, cores // 2)}'\n"
             f"    pathlib.Path('{name}').touch()\n    while not pathlib.Path('{other}').exists(): time.sleep(0.01)\n")
-    code, lines = run(tmp_path, OK, "--jobs", "2", "--pytest", "test_a.py", "--pytest", "test_b.py", "--pytest-seconds", "600")
+    code, lines = run(tmp_path, PASSES, "--jobs", "2", "--pytest", "test_a.py", "--pytest", "test_b.py", "--pytest-seconds", "600")
     assert (code, lines[-1]) == (0, "3 passed, 0 failed")
 
 
 def test_the_parts_of_a_test_end_with_one_line_and_their_times(tmp_path):
     (tmp_path / "test_x.py").write_text("import time\ndef test_slow(): time.sleep(1.5)\n")
     (tmp_path / "tally").write_text('{"phase": "install", "seconds": 3}\n{"phase": "build", "seconds": 40}\n')
-    code, lines = run(tmp_path, OK, "--tally", "tally", "--pytest", "test_x.py")
+    code, lines = run(tmp_path, PASSES, "--tally", "tally", "--pytest", "test_x.py")
     assert (code, lines[-1]) == (0, "2 passed, 0 failed")
     assert re.fullmatch(r"in \d+ s: install 3 s, build 40 s, programs \d+ s, pytest \d+ s", lines[-2])
     slowest = lines[lines.index("the slowest, in seconds:") + 1:-2]
     assert [line.split()[1] for line in slowest] == ["test_x.test_slow", "program"] and float(slowest[0].split()[0]) >= 1.5
     with open(tmp_path / "tally", "a") as file:
         file.write('{"phase": "build", "seconds": 2}\n')
-    code, lines = run(tmp_path, OK + "echo '[ RUN      ] b'; echo because; echo '[  FAILED  ] b'; exit 1", "--tally", "tally")
+    code, lines = run(tmp_path, PASSES + FAILS, "--tally", "tally")
     assert (code, lines[-1]) == (1, "3 passed, 1 failed") and ": install 3 s, build 42 s, " in lines[-2]
     # What is said after a build that failed, or after a test that did.
-    again = subprocess.run([sys.executable, RUN_TESTS, "--tally", "tally", "--status", "2"], capture_output=True, text=True, cwd=tmp_path)
+    again = call(*RUN_TESTS, "--tally", "tally", "--status", "2", cwd=tmp_path)
     assert again.stdout.splitlines()[-1] == "3 passed, 1 failed" and "FAILED   program: b" in again.stdout
     (tmp_path / "tally").write_text('{"phase": "install", "seconds": 3}\n')
-    again = subprocess.run([sys.executable, RUN_TESTS, "--tally", "tally", "--status", "2"], capture_output=True, text=True, cwd=tmp_path)
+    again = call(*RUN_TESTS, "--tally", "tally", "--status", "2", cwd=tmp_path)
     assert (again.returncode, again.stdout.splitlines()[-1]) == (1, "0 passed, 1 failed")

@@ -13,8 +13,8 @@ import subprocess
 import time
 
 import pytest
-from tiny_run import (BAD_INPUT, INTERRUPTED, TINY, call, checkpoints, clean_environment, events, last_step, make_root,
-                      same_weights, script, wait_until)
+from tiny_run import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, TINY, call, checkpoints, clean_environment, events, last_step,
+                      make_root, same_weights, script, wait_until)
 
 ATTEMPTS = 3
 
@@ -78,11 +78,13 @@ class Cluster:
         assert set(asked) <= {"requeue 4711"}
         return len(asked)
 
-    def signal_after(self, steps, process, number):
-        """To the batch shell alone, as --signal=B: does, when this process has made so many steps."""
+    def interrupted(self, batch, number=signal.SIGUSR1):
+        """What a job says that gets the signal, to the batch shell alone, as --signal=B: does, after 20 steps of its own."""
         before = last_step(self.run) if checkpoints(self.run) else 0
-        wait_until(lambda: last_step(self.run, self.started) >= before + steps, process)
+        process = self.start(batch, *TINY, "-x", 1000000)
+        wait_until(lambda: last_step(self.run, self.started) >= before + 20, process)
         process.send_signal(number)
+        return self.finish(process, EXIT_INTERRUPTED)
 
 
 @pytest.fixture
@@ -92,40 +94,38 @@ def cluster(tmp_path):
     cluster.end()
 
 
-def interrupt_and_restart(cluster, numbers, extra=()):
-    """Runs the preemptible job, interrupted once by each signal, to its end; returns how many steps it has."""
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGUSR1] * ATTEMPTS],
+                         ids=["TERM", "USR1_as_often_as_there_are_attempts"])
+def test_a_job_that_is_interrupted_goes_on_to_the_same_bits(cluster, numbers):
     for number in numbers:
-        process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000, *extra)
-        cluster.signal_after(20, process, number)
-        said = cluster.finish(process, INTERRUPTED)
+        said = cluster.interrupted("preemptible.sbatch", number)
         assert cluster.requeues() == 1 and "queued again" in said
         assert checkpoints(cluster.run)[-1].name == f"step_{last_step(cluster.run):08d}"
         cluster.restarts += 1
     steps = last_step(cluster.run) + 10
-    said = cluster.finish(cluster.start("preemptible.sbatch", *TINY, "-x", steps, *extra), 0)
+    cluster.finish(cluster.start("preemptible.sbatch", *TINY, "-x", steps), 0)
     assert cluster.requeues() == 0, "a job that is done is not queued again"
-    return steps
-
-
-@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGUSR1] * ATTEMPTS],
-                         ids=["TERM", "USR1_as_often_as_there_are_attempts"])
-def test_a_job_that_is_interrupted_goes_on_to_the_same_bits(cluster, numbers):
-    steps = interrupt_and_restart(cluster, numbers)
     assert last_step(cluster.run) == steps
     assert [entry["step"] for entry in events(cluster.run, "step")] == list(range(1, steps + 1))
-    whole = call(cluster.root, "scripts/run_gpt2_124M.sh", *TINY, "-x", steps,
-                 environment=clean_environment(OUT=cluster.root / "whole"))
-    assert whole.returncode == 0
+    call(cluster.root, "scripts/run_gpt2_124M.sh", *TINY, "-x", steps, expect=0,
+         environment=clean_environment(OUT=cluster.root / "whole"))
     assert same_weights(cluster.run, cluster.root / "whole")
 
 
-def test_a_signal_before_the_trainer_is_up_queues_the_job_again(cluster):
+@pytest.mark.parametrize("when", ["before the trainer is up", "while the trainer is being started"])
+def test_a_signal_queues_the_job_again(cluster, when):
+    """The second comes while the batch shell asks for the date, and is passed on as soon as there is a process."""
+    reached, go = cluster.run / "attempts", cluster.root / "go"  # the last file that is written before
+    if when == "while the trainer is being started":
+        reached = cluster.root / "reached"
+        script(cluster.bin / "date", f"touch {reached}\nwhile [ ! -e {go} ]; do sleep 0.05; done\n")
     process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000)  # where this machine is busy it may be up by then
-    wait_until((cluster.run / "attempts").exists, process)  # the last file that is written before
+    wait_until(reached.exists, process)
     process.send_signal(signal.SIGUSR1)
+    go.touch()
     process.communicate(timeout=300)
     # Ended by the signal, if it was not yet ready to handle it.
-    assert process.returncode in (INTERRUPTED, 128 + signal.SIGUSR1)
+    assert process.returncode in (EXIT_INTERRUPTED, 128 + signal.SIGUSR1)
     assert cluster.requeues() == 1
     cluster.restarts = 1
     steps = 30 + (last_step(cluster.run) if checkpoints(cluster.run) else 0)
@@ -133,21 +133,8 @@ def test_a_signal_before_the_trainer_is_up_queues_the_job_again(cluster):
     assert last_step(cluster.run) == steps and cluster.requeues() == 0
 
 
-def test_a_signal_that_waits_for_the_trainer_to_start_reaches_it(cluster):
-    """It comes while the batch shell asks for the date, and is passed on as soon as there is a process."""
-    reached, go = cluster.root / "reached", cluster.root / "go"
-    script(cluster.bin / "date", f"#!/bin/sh\ntouch {reached}\nwhile [ ! -e {go} ]; do sleep 0.05; done\n")
-    process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000)
-    wait_until(reached.exists, process)
-    process.send_signal(signal.SIGUSR1)
-    go.touch()
-    process.communicate(timeout=300)
-    assert process.returncode in (INTERRUPTED, 128 + signal.SIGUSR1)
-    assert cluster.requeues() == 1
-
-
 def test_bad_options_end_the_job_for_good(cluster):
-    said = cluster.finish(cluster.start("preemptible.sbatch", *TINY, "-x", "many"), BAD_INPUT)
+    said = cluster.finish(cluster.start("preemptible.sbatch", *TINY, "-x", "many"), EXIT_BAD_INPUT)
     assert cluster.requeues() == 0 and "the trainer ended with 2" in said
 
 
@@ -179,9 +166,7 @@ def test_three_failures_without_progress_end_the_requeueing(cluster):
 def test_a_new_checkpoint_resets_the_count_of_failures(cluster):
     for _ in range(ATTEMPTS - 1):
         fail_once(cluster)
-    process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000)
-    cluster.signal_after(20, process, signal.SIGUSR1)
-    cluster.finish(process, INTERRUPTED)
+    cluster.interrupted("preemptible.sbatch")
     cluster.restarts += 1
     assert cluster.requeues() == ATTEMPTS
     said = fail_once(cluster, last_step(cluster.run) + 20)
@@ -206,21 +191,17 @@ def test_a_job_that_was_cancelled_is_saved_and_not_brought_back(cluster):
     wait_until(lambda: last_step(cluster.run) > 20, process)
     (cluster.bin / "state").write_text("COMPLETING")  # what Slurm 22.05 says of a job between scancel and its end
     process.send_signal(signal.SIGTERM)
-    assert "cancelled" in cluster.finish(process, INTERRUPTED)
+    assert "cancelled" in cluster.finish(process, EXIT_INTERRUPTED)
     assert cluster.requeues() == 0 and len(checkpoints(cluster.run)) == 1
 
 
 def test_a_cluster_that_refuses_to_requeue_is_reported(cluster):
     (cluster.bin / "no_requeue").touch()
-    process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000)
-    cluster.signal_after(20, process, signal.SIGUSR1)
-    assert "scontrol requeue failed; go on with the same sbatch command" in cluster.finish(process, INTERRUPTED)
+    assert "scontrol requeue failed; go on with the same sbatch command" in cluster.interrupted("preemptible.sbatch")
 
 
 def test_the_plain_job_saves_at_its_time_limit_and_the_same_command_goes_on(cluster):
-    process = cluster.start("train.sbatch", *TINY, "-x", 1000000)
-    cluster.signal_after(20, process, signal.SIGUSR1)
-    cluster.finish(process, INTERRUPTED)
+    cluster.interrupted("train.sbatch")
     stopped = last_step(cluster.run)
     assert checkpoints(cluster.run)[-1].name == f"step_{stopped:08d}"
     cluster.finish(cluster.start("train.sbatch", *TINY, "-x", stopped + 10), 0)
@@ -232,8 +213,7 @@ def test_a_sweep_runs_each_rate_and_ends_with_the_table(cluster):
     for task, rate in enumerate(rates):
         environment = cluster.environment("sweep_gpt2_124M", SLURM_ARRAY_TASK_ID=task, LRS=" ".join(rates))
         flags = [*TINY, "-v", 30, "-x", 60, "-o", cluster.root / "runs" / "sweep_gpt2_124M" / f"lr_{rate}"]
-        table = call(cluster.root, "bash", "scripts/slurm/sweep.sbatch", *flags[:-2], environment=environment)
-        assert table.returncode == 0, table.stderr
+        table = call(cluster.root, "bash", "scripts/slurm/sweep.sbatch", *flags[:-2], environment=environment, expect=0)
     lines = [line for line in table.stdout.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0] == ["learning-rate", "steps", "train loss", "best val loss", "tok/s (median)"] and len(cells) == 4
@@ -247,8 +227,8 @@ def test_a_sweep_runs_each_rate_and_ends_with_the_table(cluster):
 
 def test_a_task_without_a_learning_rate_says_how_to_submit(cluster):
     environment = cluster.environment("sweep_gpt2_124M", SLURM_ARRAY_TASK_ID=2, LRS="1e-4 2e-4")
-    result = call(cluster.root, "bash", "scripts/slurm/sweep.sbatch", environment=environment)
-    assert result.returncode == BAD_INPUT and "--array=0-1" in result.stderr
+    result = call(cluster.root, "bash", "scripts/slurm/sweep.sbatch", environment=environment, expect=EXIT_BAD_INPUT)
+    assert "--array=0-1" in result.stderr
 
 
 def test_the_table_marks_what_is_unfinished_and_has_a_line_for_an_empty_directory(cluster, tmp_path):
@@ -259,8 +239,8 @@ def test_the_table_marks_what_is_unfinished_and_has_a_line_for_an_empty_director
     table = call(cluster.root, "scripts/sweep_table.py", tmp_path / "sweep", "--vary", "seed")
     assert "| 1    | 4 of 9 | 2.5000     | -             | 100            |" in table.stdout
     (tmp_path / "empty").mkdir()
-    nothing = call(cluster.root, "scripts/sweep_table.py", tmp_path / "empty")
-    assert nothing.returncode == 1 and "no run in it" in nothing.stderr and "Traceback" not in nothing.stderr
+    nothing = call(cluster.root, "scripts/sweep_table.py", tmp_path / "empty", expect=1)
+    assert "no run in it" in nothing.stderr and "Traceback" not in nothing.stderr
 
 
 def test_the_batch_scripts_ask_slurm_for_the_signal_and_for_requeueing(cluster):

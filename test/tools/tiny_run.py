@@ -2,20 +2,15 @@
 them (its scripts, the trainer, tiny shards under data/), stand-ins for programs, the options of a quick run, and readers
 for what it leaves.
 
-Owns no test. TRAINER names the trainer (default: ./train_gpt2).
+Owns no test. The rest: test/runs.py.
 """
-import json
 import os
 import random
 import shutil
-import struct
-import subprocess
-import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
-INTERRUPTED, BAD_INPUT = 75, 2
+import runs
+from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, ROOT, TRAINER, checkpoints, events, script,  # noqa: F401
+                  wait_for)
 
 # A fraction of a millisecond a step, one thread: the same bits on every machine with this vector code.
 TINY = ["-e", "L=1,C=64,NH=1,T=32,V=257", "-t", 32, "-b", 4, "-d", 128, "-v", 0, "-s", 0, "-k", "constant", "-u", 2,
@@ -24,8 +19,7 @@ TINY = ["-e", "L=1,C=64,NH=1,T=32,V=257", "-t", 32, "-b", 4, "-d", 128, "-v", 0,
 
 def write_shard(path, tokens, seed):
     draw = random.Random(seed)
-    header = [20240520, 1, tokens, 257, 0, 0, 257] + [0] * 249
-    path.write_bytes(struct.pack(f"<256i{tokens}H", *header, *(draw.randrange(20) for _ in range(tokens))))
+    runs.write_shard(path, [draw.randrange(20) for _ in range(tokens)], vocab=257, eot=256)
 
 
 def make_root(directory):
@@ -39,14 +33,6 @@ def make_root(directory):
         write_shard(data / f"{prefix}_train_000001.bin", 4000, 1)
         write_shard(data / f"{prefix}_val_000000.bin", 500, 2)
     return directory
-
-
-def script(path, body):
-    """An executable stand-in for a program."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/bash\n{body}\n")
-    path.chmod(0o755)
-    return path
 
 
 def bench_ops(backend=""):
@@ -63,42 +49,19 @@ def clean_environment(**more):
     return kept | {name: str(value) for name, value in more.items()}
 
 
-def call(root, *command, environment=None, timeout=300, **options):
+def call(root, *command, environment=None, **options):
     """Runs a command in root; relative names are those of root."""
-    return subprocess.run([str(part) for part in command], cwd=root, env=environment or clean_environment(),
-                          capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, **options)
-
-
-def events(run, kind):
-    log = run / "main.log"
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    return [entry for entry in (json.loads(line) for line in lines if line.endswith("\n")) if entry["event"] == kind]
+    return runs.call(*command, cwd=root, env=environment or clean_environment(), **options)
 
 
 def last_step(run, since=0.0):
     """The last step that the log holds, 0 if none; since: of a process that was started at this time."""
-    if not (run / "main.log").exists():
-        return 0
-    with open(run / "main.log", "rb") as log:
-        log.seek(max(0, os.path.getsize(log.name) - 8192))
-        lines = [line for line in log.read().splitlines(keepends=True)[-20:] if line.endswith(b"\n")]
-    entries = [json.loads(line) for line in lines if line.startswith(b'{"event":"step"')]
-    steps = [entry["step"] for entry in entries if entry["time"] >= since]
-    return steps[-1] if steps else 0
-
-
-def checkpoints(run):
-    return sorted(path.parent for path in run.glob("step_*/trainer.json"))
+    return max((entry["step"] for entry in events(run, "step") if entry["time"] >= since), default=0)
 
 
 def same_weights(a, b):
-    names = ("model.safetensors", "optimizer.safetensors")
-    return all((checkpoints(a)[-1] / n).read_bytes() == (checkpoints(b)[-1] / n).read_bytes() for n in names)
+    return runs.same_state(checkpoints(a)[-1], checkpoints(b)[-1])
 
 
-def wait_until(condition, process, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, f"ended with {process.returncode} before"
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.03)
+def wait_until(condition, process):
+    assert wait_for(condition, process), f"ended with {process.returncode} before"

@@ -4,7 +4,8 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/store/checkpoint.h"
-#include "llmc/store/safetensors.h"
+#define DEVICE_THREADS 1
+#include "test/unit/device_fixture.h"
 #include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tiny_model.h"
@@ -16,7 +17,6 @@
 #include <malloc.h>
 #include <math.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -35,6 +35,8 @@ static TrainerState make_state(int64_t step) {
     s.options_json = (char *)"{\"batch-size\": 4, \"output\": \"out\"}"; // given by save: never freed here
     return s;
 }
+
+#define TRAINER_FILE tmp_file("step_00000001/trainer.json")
 
 static void save(int64_t step) {
     TrainerState s = make_state(step);
@@ -103,15 +105,13 @@ TEST(the_trainers_state_comes_back_exactly) {
     trainer_state_free(&back);
 }
 
-TEST(no_validation_yet_is_a_loss_of_infinity) {
+TEST(what_is_not_known_yet_comes_back_as_such) {
     TrainerState s = make_state(1), back;
-    s.best_val_loss = (double)INFINITY;
-    s.eot = -1;
-    s.options_json = NULL;
+    s.best_val_loss = (double)INFINITY; // no validation
+    s.eot = -1, s.options_json = NULL;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &back, &err));
-    assert_true(isinf(back.best_val_loss) && back.best_val_loss > 0);
-    assert_int_equal(back.eot, -1);
+    assert_true(isinf(back.best_val_loss) && back.best_val_loss > 0 && back.eot == -1);
     assert_string_equal(back.options_json, "{}");
     trainer_state_free(&back);
 }
@@ -123,38 +123,16 @@ TEST(options_that_are_no_json_object_are_refused_before_they_are_written) {
     assert_int_equal(entries_of(tmp.path), 0);
 }
 
-TEST(tensors_stand_under_hugging_faces_names_and_layouts) {
-    gpt2_init_weights(model, 3);
-    save(1);
-    SafetensorsFile *f = safetensors_open(tmp_file("step_00000001/model.safetensors"), &err);
-    assert_non_null(f);
-    assert_int_equal(safetensors_count(f), 12 * config.L + 4);
-    const SafetensorsEntry *wte = safetensors_find(f, "transformer.wte.weight");
-    const SafetensorsEntry *fc = safetensors_find(f, "transformer.h.1.mlp.c_fc.weight");
-    assert_int_equal(wte->shape[0], config.V);
-    assert_int_equal(fc->shape[0], config.C);
-    assert_int_equal(fc->shape[1], 4 * config.C);
-    float ours[80], theirs;
-    int index = parameter_index(&config, PARAM_FCW, 1);
-    gpt2_get_weight(model, index, 300, 1, ours); // row 300 of (out, in) is column 300 of (in, out)
-    for (int64_t c = 0; c < config.C; c++) {
-        assert_ok(safetensors_read_fp32(f, fc, c * 4 * config.C + 300, 1, &theirs, &err));
-        assert_true(theirs == ours[c]);
-    }
-    safetensors_close(f);
-}
-
 TEST(a_model_of_another_shape_is_refused) {
     Gpt2Options options = *gpt2_options(model);
     options.config.max_T = 32;
     options.T = 32;
-    Gpt2 *other = gpt2_create(&options, &err);
+    Gpt2 *other = model_of(options);
     save(1);
     assert_error(checkpoint_load_weights(other, tmp_file("step_00000001"), &err),
                  "a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
     assert_error(checkpoint_load_moments(other, tmp_file("step_00000001"), &err),
                  "optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
-    gpt2_destroy(other);
 }
 
 // ------------------------------------------------------------------------------------------------ which one is taken
@@ -236,11 +214,7 @@ TEST(a_directory_without_checkpoints_has_none) {
     save(13);
     assert_ok(checkpoint_exists(tmp.path, &exists, &err));
     assert_true(exists);
-}
-
-TEST(a_directory_that_cannot_be_read_is_an_error) {
-    char *path, *skipped;
-    write_bytes(tmp_file("file"), "x", 1);
+    write_text(tmp_file("file"), "x");
     assert_error(checkpoint_find_latest(tmp_file("file"), &path, &skipped, &err),
                  "file: cannot open the directory: Not a directory");
 }
@@ -258,19 +232,19 @@ static void fail_to_read_directories(void) {
         _exit(77);
 }
 
+static int no_seccomp_or_wrong(void *context) {
+    char *path, *skipped;
+    bool exists;
+    static const char expected[] = ": cannot read the directory: Input/output error";
+    (void)context, fail_to_read_directories();
+    const bool found = checkpoint_find_latest(tmp.path, &path, &skipped, &err) || !strstr(err.text, expected);
+    return found || checkpoint_exists(tmp.path, &exists, &err) || !strstr(err.text, expected);
+}
+
 TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty) {
+    char said[64];
     save(1);
-    int status;
-    const pid_t child = fork();
-    if (child == 0) {
-        char *path, *skipped;
-        bool exists;
-        static const char expected[] = ": cannot read the directory: Input/output error";
-        fail_to_read_directories();
-        const bool found = checkpoint_find_latest(tmp.path, &path, &skipped, &err) || !strstr(err.text, expected);
-        _exit(found || checkpoint_exists(tmp.path, &exists, &err) || !strstr(err.text, expected));
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
+    const int status = status_of_child(no_seccomp_or_wrong, NULL, said, sizeof said);
     if (WEXITSTATUS(status) == 77) skip(); // no seccomp here
     assert_int_equal(status, 0);
 }
@@ -296,16 +270,21 @@ TEST(saving_removes_what_killed_runs_left) {
     assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
 }
 
-TEST(the_same_step_may_be_saved_again) {
+TEST(the_same_step_may_be_saved_again_and_files_of_others_stay_in_sight) {
     save(1);
+    write_text(tmp_file("step_00000001/notes.txt"), "mine");
     TrainerState s = make_state(1), back;
     s.position = 77;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &back, &err));
     assert_int_equal(back.position, 77);
     trainer_state_free(&back);
+    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
+    assert_true(file_exists(tmp_file("step_00000001.1/notes.txt")));
+    assert_int_equal(entries_of(tmp.path), 2);
+    assert_ok(checkpoint_save(tmp.path, model, &s, &err)); // with nothing of others in it
+    assert_int_equal(entries_of(tmp.path), 2);
     free(assert_latest("step_00000001"));
-    assert_int_equal(entries_of(tmp.path), 1);
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does; each limit stops in another file.
@@ -316,15 +295,11 @@ TEST(a_failed_save_leaves_the_checkpoints_before_it) {
     const rlim_t limits[] = {0, (rlim_t)model_file.st_size / 2, (rlim_t)model_file.st_size + 100};
     const char *const files[] = {"model.safetensors: cannot write", "model.safetensors: cannot write",
                                  "optimizer.safetensors: cannot write"};
-    struct rlimit limit, small;
-    getrlimit(RLIMIT_FSIZE, &limit);
-    signal(SIGXFSZ, SIG_IGN);
     for (int i = 0; i < 3; i++) {
         TrainerState s = make_state(2);
-        small = (struct rlimit){.rlim_cur = limits[i], .rlim_max = limit.rlim_max};
-        setrlimit(RLIMIT_FSIZE, &small);
-        bool ok = checkpoint_save(tmp.path, model, &s, &err);
-        setrlimit(RLIMIT_FSIZE, &limit);
+        limit_file_size(limits[i]);
+        const bool ok = checkpoint_save(tmp.path, model, &s, &err);
+        limit_file_size(RLIM_INFINITY);
         assert_false(ok);
         assert_message(files[i]);
         assert_int_equal(entries_of(tmp.path), 1);
@@ -335,27 +310,26 @@ TEST(a_failed_save_leaves_the_checkpoints_before_it) {
 // Saves with so much more address space than is in use now; 0: it is saved, or there was an error, or a bug report.
 enum { OUT_OF_MEMORY = 1, CLAIMED }; // out_of_memory in llmc/base/error.h; a save that nobody can read
 
-static int status_of_a_save_within(TrainerState *s, rlim_t more) {
-    int status;
-    const pid_t child = fork();
-    if (child == 0) {
-        long pages = 0;
-        TrainerState back;
-        malloc_trim(0); // what earlier tests have freed counts as in use
-        FILE *f = fopen("/proc/self/statm", "r");
-        if (!f || fscanf(f, "%ld", &pages) != 1) _exit(2);
-        fclose(f);
-        dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);
-        struct rlimit before, little;
-        getrlimit(RLIMIT_AS, &before);
-        little = before, little.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + more;
-        setrlimit(RLIMIT_AS, &little);
-        const bool ok = checkpoint_save(tmp.path, model, s, &err);
-        setrlimit(RLIMIT_AS, &before);
-        _exit(ok && !checkpoint_load_state(tmp_file("step_00000001"), &back, &err) ? CLAIMED : 0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+typedef struct {
+    TrainerState state;
+    rlim_t more;
+} Save;
+
+static int save_within(void *context) {
+    const Save *s = context;
+    long pages = 0;
+    TrainerState back;
+    malloc_trim(0); // what earlier tests have freed counts as in use
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (!f || fscanf(f, "%ld", &pages) != 1) return 2;
+    fclose(f);
+    struct rlimit before, little;
+    getrlimit(RLIMIT_AS, &before);
+    little = before, little.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + s->more;
+    setrlimit(RLIMIT_AS, &little);
+    const bool ok = checkpoint_save(tmp.path, model, &s->state, &err);
+    setrlimit(RLIMIT_AS, &before);
+    return ok && !checkpoint_load_state(tmp_file("step_00000001"), &back, &err) ? CLAIMED : 0;
 }
 
 TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
@@ -364,20 +338,23 @@ TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
     skip();
 #endif
     enum { PROMPT = 12 << 20 }; // its text is put together in memory that doubles
-    TrainerState s = make_state(1);
-    char *json = malloc(PROMPT + 64);
+    Save s = {.state = make_state(1)};
+    char *json = malloc(PROMPT + 64), said[512];
     const int n = sprintf(json, "{\"prompt\": \"");
     memset(json + n, 'x', PROMPT);
     memcpy(json + n + PROMPT, "\"}", sizeof "\"}");
-    s.options_json = json;
-    for (rlim_t more = 0; more < 48u << 20; more += 1u << 19)
-        if (status_of_a_save_within(&s, more) > OUT_OF_MEMORY) fail_msg("with %lld bytes to spare", (long long)more);
+    s.state.options_json = json;
+    for (s.more = 0; s.more < 48u << 20; s.more += 1u << 19) {
+        const int status = status_of_child(save_within, &s, said, sizeof said);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) > OUT_OF_MEMORY)
+            fail_msg("with %lld bytes to spare", (long long)s.more);
+    }
     free(json);
 }
 
 // This program, started again as "test_checkpoint DIR": saves one step after the other until it is killed.
 static int save_until_killed(const char *directory) {
-    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return 1;
+    if (start_device(NULL) != 0) return 1;
     model = make_model();
     TrainerState s = make_state(0);
     char *path, *skipped;
@@ -466,52 +443,46 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     free(assert_latest("step_00000005"));
 }
 
-TEST(files_of_others_stay_in_sight_where_their_checkpoint_is_replaced) {
-    save(1);
-    write_bytes(tmp_file("step_00000001/notes.txt"), "mine", 4);
-    save(1);
-    assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
-    assert_true(file_exists(tmp_file("step_00000001.1/notes.txt")));
-    assert_int_equal(entries_of(tmp.path), 2);
-    free(assert_latest("step_00000001"));
-}
-
 // --------------------------------------------------------------------------------------------------------- any bytes
 
-// The bytes as the trainer.json of step 1: does the state load?
-static bool state_loads(const unsigned char *bytes, size_t n) {
+// Does the state of step 1 load?
+static bool state_loads(const char *checkpoint) {
     TrainerState s;
-    write_bytes(tmp_file("step_00000001/trainer.json"), bytes, n);
     err.text[0] = '\0';
-    const bool ok = checkpoint_load_state(tmp_file("step_00000001"), &s, &err);
+    const bool ok = checkpoint_load_state(checkpoint, &s, &err);
     if (!ok) assert_message("trainer.json: ");
     if (ok) trainer_state_free(&s);
     return ok;
+}
+
+// With these bytes as its trainer.json.
+static bool bytes_load(const unsigned char *bytes, size_t n) {
+    write_bytes(TRAINER_FILE, bytes, n);
+    return state_loads(tmp_file("step_00000001"));
 }
 
 TEST(no_damage_to_a_trainer_file_is_taken) {
     enum { ROUNDS = 3000, HOLE = 300 };
     save(1);
     size_t n;
-    unsigned char *good = read_bytes(tmp_file("step_00000001/trainer.json"), &n),
-                  *bytes = malloc(n + MUTATE_MAX_GROWTH);
-    assert_true(state_loads(good, n));
+    unsigned char *good = read_bytes(TRAINER_FILE, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
+    assert_true(bytes_load(good, n));
     for (size_t at = 0; at < n; at++) { // each byte by itself, to another digit or letter, and not at all
         memcpy(bytes, good, n);
         bytes[at] ^= 1;
-        if (state_loads(bytes, n)) fail_msg("byte %zu was changed, and nobody noticed", at);
-        if (state_loads(good, at)) fail_msg("%zu bytes were taken for the whole file", at);
+        if (bytes_load(bytes, n)) fail_msg("byte %zu was changed, and nobody noticed", at);
+        if (bytes_load(good, at)) fail_msg("%zu bytes were taken for the whole file", at);
     }
     for (size_t at = 0; at + HOLE <= n; at += 37) { // a block that was never written
         memcpy(bytes, good, n);
         memset(bytes + at, 0, HOLE);
-        if (state_loads(bytes, n)) fail_msg("%d bytes of 0 at byte %zu were taken", HOLE, at);
+        if (bytes_load(bytes, n)) fail_msg("%d bytes of 0 at byte %zu were taken", HOLE, at);
     }
     for (uint64_t round = 0; round < ROUNDS; round++) {
         memcpy(bytes, good, n);
         const size_t length = mutate(bytes, n, 400, round);
         const bool same = length == n && memcmp(bytes, good, n) == 0;
-        if (state_loads(bytes, length) && !same) fail_msg("the damage of round %d was taken", (int)round);
+        if (bytes_load(bytes, length) && !same) fail_msg("the damage of round %d was taken", (int)round);
     }
     free(bytes);
     free(good);
@@ -520,18 +491,9 @@ TEST(no_damage_to_a_trainer_file_is_taken) {
 TEST(damaged_trainer_files_of_the_format_before_are_read_or_refused_with_a_message) {
     enum { ROUNDS = 3000 };
     save(1);
-    unseal(tmp_file("step_00000001/trainer.json"));
-    size_t n;
-    unsigned char *good = read_bytes(tmp_file("step_00000001/trainer.json"), &n),
-                  *bytes = malloc(n + MUTATE_MAX_GROWTH);
-    int accepted = 0;
-    for (uint64_t round = 0; round < ROUNDS; round++) {
-        memcpy(bytes, good, n);
-        accepted += state_loads(bytes, mutate(bytes, n, 400, round));
-    }
-    assert_in_range(accepted, 1, ROUNDS / 2); // both kinds happened
-    free(bytes);
-    free(good);
+    unseal(TRAINER_FILE);
+    const char *path = TRAINER_FILE;
+    assert_in_range(damage_file(path, path, 400, ROUNDS, state_loads, tmp_file("step_00000001")), 1, ROUNDS / 2);
 }
 
 TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
@@ -544,14 +506,17 @@ TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
         {"\"good_steps\": 0", "\"good_steps\": 2", "\"good_steps\" is 2, expected at most 1"},
         {"\"best_val_loss\": 3.25", "\"best_val_loss\": -3.2", "expected a finite number from 0"},
         {"\"next\": 0", "\"next\": 5", "\"loss_window\": \"next\" is 5, expected 0"},
+        {"\"adamw\"", "\"admaw\"", "\"optimizer\" is \"admaw\", which this version does not know"},
+        {"\"optimizer\": \"adamw\"", "\"optimizer\":       7", "\"optimizer\" is 7"},
+        {"\"optimizer_start\": 0", "\"optimizer_start\": 2",
+         "\"optimizer_start\" is 2, expected an integer from 0 to 1"},
         {"\"format\": 1", "\"format\": 2", "trainer.json: damaged: its bytes have the checksum"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const char *path = tmp_file("step_00000001/trainer.json");
         TrainerState s;
         save(1);
-        unseal(path);
-        replace_in_file(path, cases[i].found, cases[i].changed);
+        unseal(TRAINER_FILE);
+        replace_in_file(TRAINER_FILE, cases[i].found, cases[i].changed);
         assert_error(checkpoint_load_state(tmp_file("step_00000001"), &s, &err), cases[i].message);
     }
 }
@@ -559,17 +524,14 @@ TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
 // -------------------------------------------------------------------------------------------------------------- main
 
 static int start(void **state) {
-    (void)state;
-    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return 1;
+    if (start_device(state) != 0) return -1;
     model = make_model();
     return 0;
 }
 
 static int stop(void **state) {
-    (void)state;
-    gpt2_destroy(model);
-    device_shutdown();
-    return 0;
+    models_destroy(state);
+    return stop_device(state);
 }
 TestFixture test_each = {setup, tmp_teardown}, test_all = {start, stop};
 

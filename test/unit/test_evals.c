@@ -21,7 +21,7 @@ static ShardSet shard_of(int token_bytes) {
     assert_true(w && shard_writer_append(w, token_bytes == 2 ? (void *)narrow : (void *)tokens, TOKENS, &err));
     assert_true(shard_writer_commit(w, &err));
     ShardSet shard;
-    if (!shards_open(&shard, path, T, &err)) fail_msg("%s", err.text);
+    assert_ok(shards_open(&shard, path, T, &err));
     return shard;
 }
 
@@ -46,7 +46,7 @@ static int teardown(void **state) {
     device_shutdown();
     return 0;
 }
-TestFixture test_all = {setup, teardown};
+TestFixture test_each = {.teardown = models_destroy}, test_all = {setup, teardown};
 
 // Window by window, token by token.
 static void expected_score(Gpt2 *model, int64_t windows, double *sum, int64_t *text_bytes) {
@@ -90,7 +90,6 @@ TEST(the_loss_is_the_mean_over_evenly_spread_windows) {
         const double bits = score.loss * (double)score.tokens / log(2.0) / (double)text_bytes;
         assert_true(fabs(score.bits_per_byte / bits - 1.0) < 1e-12);
     }
-    gpt2_destroy(model);
 }
 
 TEST(the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file) {
@@ -104,7 +103,6 @@ TEST(the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file) {
             assert_true(fabs(score.loss - first.loss) < ROUNDING);
             assert_int_equal(score.bytes, first.bytes);
             shards_close(&shard);
-            gpt2_destroy(model);
         }
 }
 
@@ -115,7 +113,6 @@ TEST(without_a_tokenizer_bits_per_byte_are_not_known) {
     assert_true(evaluate_loss(model, &set, 0, NULL, &without, &err));
     assert_true(with.loss == without.loss);
     assert_true(without.bits_per_byte == 0.0 && without.bytes == 0);
-    gpt2_destroy(model);
 }
 
 // Uniform predictions cost ln V a token whatever they are, so the text log2(V) * tokens / bytes a byte.
@@ -126,7 +123,6 @@ TEST(a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token) {
     assert_true(fabs(score.loss - log(BYTE_VOCAB)) < ROUNDING);
     const double bits = log2(BYTE_VOCAB) * (double)score.tokens / (double)score.bytes;
     assert_true(fabs(score.bits_per_byte - bits) < 2 * ROUNDING);
-    gpt2_destroy(model);
 }
 
 TEST(after_a_signal_there_is_no_score) {
@@ -140,12 +136,10 @@ TEST(after_a_signal_there_is_no_score) {
     free(capture_end(&line));
     assert_true(ok && isnan(score.loss));
     assert_int_equal(score.tokens, 0);
-    gpt2_destroy(model);
 }
 
 TEST(a_token_beyond_the_vocabulary_is_refused) {
     Gpt2 *model = tiny_random(100, 2, T, 0);
     ValidationScore score;
     assert_error(evaluate_loss(model, &set, 0, bytes, &score, &err), "narrow.bin");
-    gpt2_destroy(model);
 }

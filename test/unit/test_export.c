@@ -12,9 +12,14 @@
 #include "test/unit/tiny_model.h"
 
 #include <math.h>
-#include <sys/resource.h>
 
-TestFixture test_each = {setup, tmp_teardown}, test_all = {start_device, stop_device};
+static int teardown(void **state) {
+    models_destroy(state);
+    return tmp_teardown(state);
+}
+TestFixture test_each = {setup, teardown}, test_all = {start_device, stop_device};
+
+static const DType file_dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 
 // V = 130 leaves rows of padding, C = 80 is no multiple of the transposition's strips.
 static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
@@ -24,8 +29,8 @@ static Gpt2 *make_model(DType dtype, bool train) {
 }
 
 // Any finite number of the type, by its bits: -0 and subnormal ones too.
-static uint32_t random_bits(DType dtype, uint64_t tensor, uint64_t element) {
-    const uint32_t r = philox(3, tensor, element).v[0];
+static uint32_t random_bits(DType dtype, int tensor, int64_t element) {
+    const uint32_t r = philox(3, (uint64_t)tensor, (uint64_t)element).v[0];
     const uint32_t exponent = dtype == DTYPE_FP16 ? 0x7C00 : dtype == DTYPE_BF16 ? 0x7F80 : 0x7F800000;
     const uint32_t bits = dtype == DTYPE_FP32 ? r : r & 0xFFFF;
     return (bits & exponent) == exponent ? bits & ~exponent : bits;
@@ -43,8 +48,7 @@ static void fill_model(Gpt2 *m, DType dtype) {
     for (int i = 0; i < gpt2_num_tensors(m); i++) {
         const Parameter *p = &gpt2_parameters(m)[i];
         float *values = calloc((size_t)parameter_numel(p), sizeof *values);
-        for (int64_t e = 0; e < p->file_rows * p->cols; e++)
-            values[e] = value_of(dtype, random_bits(dtype, (uint64_t)i, (uint64_t)e));
+        for (int64_t e = 0; e < p->file_rows * p->cols; e++) values[e] = value_of(dtype, random_bits(dtype, i, e));
         gpt2_set_weight(m, i, 0, p->rows, values);
         free(values);
     }
@@ -57,6 +61,8 @@ static void assert_same_files(const char *a, const char *b) {
     free(x);
     free(y);
 }
+
+static const TrainerState first_step = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = {.loss_scale = 1.0f}};
 
 static void export_to(const char *path, const Gpt2 *m, DType dtype) {
     assert_ok(export_model(path, m, dtype, -1, NULL, &err));
@@ -76,79 +82,48 @@ static void assert_tensor(SafetensorsFile *f, const unsigned char *bytes, const 
             uint32_t bits = 0;
             const int64_t at = swap ? c * p->rows + r : r * p->cols + c, size = (int64_t)dtype_size(dtype);
             memcpy(&bits, bytes + e->offset + at * size, (size_t)size);
-            if (bits != random_bits(dtype, (uint64_t)i, (uint64_t)(r * p->cols + c)))
+            if (bits != random_bits(dtype, i, (r * p->cols + c)))
                 fail_msg("%s[%d][%d] in %s", p->name, (int)r, (int)c, dtype_name(dtype));
         }
 }
 
 TEST(every_tensor_stands_in_the_directory_with_its_bits) {
-    const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     Gpt2 *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
-        fill_model(m, dtypes[d]);
-        export_to(tmp_file("model"), m, dtypes[d]);
+        fill_model(m, file_dtypes[d]);
+        export_to(tmp_file("model"), m, file_dtypes[d]);
         const char *path = tmp_file("model/model.safetensors");
         SafetensorsFile *f = safetensors_open(path, &err);
-        if (!f) fail_msg("%s", err.text);
+        assert_ok(f);
         assert_int_equal(safetensors_count(f), gpt2_num_tensors(m));
         size_t n;
         unsigned char *bytes = read_bytes(path, &n);
-        for (int i = 0; i < gpt2_num_tensors(m); i++) assert_tensor(f, bytes, &gpt2_parameters(m)[i], i, dtypes[d]);
+        for (int i = 0; i < gpt2_num_tensors(m); i++)
+            assert_tensor(f, bytes, &gpt2_parameters(m)[i], i, file_dtypes[d]);
         free(bytes);
         safetensors_close(f);
     }
-    gpt2_destroy(m);
 }
 
-// A model that trains in bf16 keeps fp32 beside it.
+// A model that trains in bf16 keeps fp32 beside it; a checkpoint between changes no bit either.
 TEST(directories_come_in_and_go_out_with_the_same_bytes) {
-    const DType files[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16}, runs[] = {DTYPE_FP32, DTYPE_BF16};
+    const DType runs[] = {DTYPE_FP32, DTYPE_BF16};
     Gpt2 *source = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
-        fill_model(source, files[d]);
-        export_to(tmp_file("given"), source, files[d]);
+        fill_model(source, file_dtypes[d]);
+        export_to(tmp_file("given"), source, file_dtypes[d]);
         for (int r = 0; r < 2; r++) {
             if (!device_facts()->supports[runs[r]]) continue;
-            Gpt2 *m = make_model(runs[r], true);
+            Gpt2 *m = make_model(runs[r], true), *resumed = make_model(runs[r], true);
             assert_ok(checkpoint_load_weights(m, tmp_file("given"), &err));
-            export_to(tmp_file("made"), m, files[d]);
+            export_to(tmp_file("made"), m, file_dtypes[d]);
             assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
-            gpt2_destroy(m);
+            assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
+            assert_ok(checkpoint_load_weights(resumed, tmp_file("step_00000001"), &err));
+            export_to(tmp_file("made"), resumed, file_dtypes[d]);
+            assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
         }
     }
-    gpt2_destroy(source);
-}
-
-TEST(a_checkpoint_between_changes_no_bit) {
-    Gpt2 *m = make_model(DTYPE_BF16, true), *back = make_model(DTYPE_BF16, true);
-    const DType files[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
-    for (int d = 0; d < 3; d++) {
-        TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
-        fill_model(m, files[d]);
-        export_to(tmp_file("given"), m, files[d]);
-        assert_ok(checkpoint_save(tmp.path, m, &s, &err));
-        assert_ok(checkpoint_load_weights(back, tmp_file("step_00000001"), &err));
-        export_to(tmp_file("made"), back, files[d]);
-        assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
-    }
-    gpt2_destroy(m);
-    gpt2_destroy(back);
-}
-
-// An llm.c model by the description of its format, without our writer.
-static void write_llmc(const char *path, DType dtype) {
-    const int32_t header[256] = {20240326, dtype == DTYPE_FP32 ? 3 : 5, 16, 130, 2, 4, 80, 256};
-    Parameter *table = parameter_table(&config);
-    FILE *f = fopen(path, "wb");
-    fwrite(header, sizeof header, 1, f);
-    for (int i = 0; i < parameter_count(&config); i++)
-        for (int64_t e = 0; e < parameter_numel(&table[i]); e++) {
-            const bool padding = e >= table[i].file_rows * table[i].cols;
-            const uint32_t bits = padding ? 0 : random_bits(dtype, (uint64_t)i, (uint64_t)e); // little-endian
-            fwrite(&bits, dtype_size(dtype), 1, f);
-        }
-    fclose(f);
-    free(table);
 }
 
 TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
@@ -156,7 +131,7 @@ TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
     const char *given = tmp_file("given.bin"), *made = tmp_file("made.bin");
     Gpt2 *m = make_model(DTYPE_BF16, true), *through = make_model(DTYPE_FP32, true);
     for (int d = 0; d < 2; d++) {
-        write_llmc(given, dtypes[d]);
+        write_llmc(given, &config, dtypes[d], 0, random_bits);
         assert_ok(checkpoint_load_weights(m, given, &err));
         export_to(made, m, dtypes[d]);
         assert_same_files(given, made);
@@ -165,8 +140,6 @@ TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
         export_to(made, through, dtypes[d]);
         assert_same_files(given, made);
     }
-    gpt2_destroy(m);
-    gpt2_destroy(through);
 }
 
 TEST(rounding_is_to_nearest_even) {
@@ -186,7 +159,6 @@ TEST(rounding_is_to_nearest_even) {
         assert_memory_equal(out, expected[d], sizeof out);
         safetensors_close(f);
     }
-    gpt2_destroy(m);
 }
 
 TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
@@ -206,50 +178,37 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     assert_error(export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err),
                  "transformer.h.1.mlp.c_fc.weight holds 3.4e+38, which bf16 cannot hold: write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
-    gpt2_destroy(m);
 }
 
 // -------------------------------------------------------------------------------------------------- what else is there
 
-TEST(the_configuration_states_type_shape_and_end_of_text) {
+TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
-    const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
     Gpt2 *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
-        assert_ok(export_model(tmp_file("model"), m, dtypes[d], 129, NULL, &err));
+        assert_ok(export_model(tmp_file("model"), m, file_dtypes[d], 129, NULL, &err));
         char *text = read_text(tmp_file("model/config.json"));
-        assert_non_null(strstr(text, types[d]));
-        assert_non_null(strstr(text, "\"eos_token_id\": 129"));
-        assert_non_null(strstr(text, "\"vocab_size\": 130"));
+        assert_true(strstr(text, types[d]) && strstr(text, "\"eos_token_id\": 129") &&
+                    strstr(text, "\"vocab_size\": 130"));
         free(text);
         assert_int_equal(entries_of(tmp_file("model")), 2); // no tokenizer is known, none is written
     }
-    gpt2_destroy(m);
-}
-
-TEST(the_tokenizer_is_written_beside_the_weights) {
-    Gpt2 *m = make_model(DTYPE_FP32, false);
     Tokenizer *bytes = tokenizer_bytes(&err);
     assert_ok(export_model(tmp_file("model"), m, DTYPE_FP32, BYTE_EOT, bytes, &err));
     Tokenizer *back = tokenizer_open(tmp_file("model"), &err);
-    if (!back) fail_msg("%s", err.text);
+    assert_ok(back);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
     char *text = read_text(tmp_file("model/tokenizer_config.json"));
-    assert_non_null(strstr(text, "<|endoftext|>"));
-    assert_non_null(strstr(text, "\"model_max_length\":\t16"));
+    assert_true(strstr(text, "<|endoftext|>") && strstr(text, "\"model_max_length\":\t16"));
     free(text);
-    tokenizer_free(back);
-    tokenizer_free(bytes);
-    gpt2_destroy(m);
+    tokenizer_free(back), tokenizer_free(bytes);
 }
 
 // ------------------------------------------------------------------------------------------------------- where it goes
 
 #define REFUSED(path, dtype, message)                                                                                  \
     do {                                                                                                               \
-        err.text[0] = '\0';                                                                                            \
-        assert_false(export_check(path, dtype, &err));                                                                 \
-        assert_message("--export ");                                                                                   \
+        assert_error(export_check(path, dtype, &err), "--export ");                                                    \
         assert_message(message);                                                                                       \
     } while (0)
 
@@ -308,17 +267,13 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
     assert_ok(checkpoint_load_weights(back, slashes, &err));
     export_to(tmp_file("other.bin"), back, DTYPE_FP32);
     assert_same_files(bin, tmp_file("other.bin"));
-    gpt2_destroy(back);
-    gpt2_destroy(m);
 }
 
 TEST(a_checkpoint_is_never_replaced) {
     Gpt2 *m = make_model(DTYPE_FP32, true);
-    TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
-    assert_ok(checkpoint_save(tmp.path, m, &s, &err));
+    assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
     assert_error(export_model(tmp_file("step_00000001"), m, DTYPE_FP32, -1, NULL, &err),
                  "which is not of an exported model");
-    gpt2_destroy(m);
 }
 
 TEST(what_a_killed_export_left_is_no_obstacle) {
@@ -327,7 +282,6 @@ TEST(what_a_killed_export_left_is_no_obstacle) {
     write_bytes(tmp_file(".tmp-model/model.safetensors"), "half", 4);
     export_to(tmp_file("model"), m, DTYPE_FP32);
     assert_int_equal(entries_of(tmp.path), 1);
-    gpt2_destroy(m);
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does.
@@ -339,18 +293,13 @@ TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
     export_to(tmp_file("twin.bin"), m, DTYPE_FP32);
     const rlim_t limits[] = {100, 300000};
     const char *const targets[] = {"model", "model.bin", "new", "new.bin"};
-    struct rlimit limit;
-    getrlimit(RLIMIT_FSIZE, &limit);
-    signal(SIGXFSZ, SIG_IGN);
     for (int i = 0; i < 8; i++) {
-        const struct rlimit small = {.rlim_cur = limits[i / 4], .rlim_max = limit.rlim_max};
-        setrlimit(RLIMIT_FSIZE, &small);
+        limit_file_size(limits[i / 4]);
         const bool ok = export_model(tmp_file(targets[i % 4]), m, DTYPE_FP32, -1, NULL, &err);
-        setrlimit(RLIMIT_FSIZE, &limit);
+        limit_file_size(RLIM_INFINITY);
         assert_false(ok);
         assert_message("cannot write: File too large");
         assert_int_equal(entries_of(tmp.path), 3);
         assert_same_files(tmp_file("model.bin"), tmp_file("twin.bin"));
     }
-    gpt2_destroy(m);
 }

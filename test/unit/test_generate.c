@@ -3,9 +3,9 @@
 #include "llmc/base/format.h"
 #include "llmc/train/generate.h"
 #include "test/fixture.h"
+#define DEVICE_THREADS 1
+#include "test/unit/device_fixture.h"
 #include "test/unit/tiny_model.h"
-
-#include <fcntl.h>
 
 enum { T = 32, SEQUENCES = 6, MOST = 400 };
 
@@ -15,21 +15,16 @@ static Error err;
 
 static int setup(void **state) {
     (void)state;
-    // One thread: there is too little work in these models for two, which only wait for each other.
-    if (!device_init(&(DeviceOptions){.threads = 1}, &err)) return -1;
     bytes = tokenizer_bytes(&err);
     model = tiny_random(BYTE_VOCAB, 1, T, SEQUENCES);
     return bytes ? 0 : -1;
 }
 
 static int teardown(void **state) {
-    gpt2_destroy(model);
     tokenizer_free(bytes);
-    device_shutdown();
-    (void)state;
-    return 0;
+    return models_destroy(state);
 }
-TestFixture test_all = {setup, teardown};
+TestFixture test_each = {setup, teardown}, test_all = {start_device, stop_device};
 
 static GenerateOptions some_options(const char *prompt, int64_t tokens) {
     GenerateOptions o = {.tokenizer = bytes, .prompt = prompt, .samples = 1, .tokens = tokens};
@@ -37,11 +32,13 @@ static GenerateOptions some_options(const char *prompt, int64_t tokens) {
     return o;
 }
 
-static Generated generated(const GenerateOptions *o) {
+static Generated generated_by(Gpt2 *some_model, const GenerateOptions *o) {
     Generated g;
-    if (!generate(model, o, &g, &err)) fail_msg("%s", err.text);
+    assert_ok(generate(some_model, o, &g, &err));
     return g;
 }
+
+static Generated generated(const GenerateOptions *o) { return generated_by(model, o); }
 
 // What the header says, with a forward pass over the whole context for every token. Bytes: a token is its spelling.
 static int64_t expected_text(const GenerateOptions *o, uint64_t sample, char *text) {
@@ -79,59 +76,45 @@ static void assert_texts(const GenerateOptions *o, const Generated *g) {
 }
 
 TEST(texts_are_those_of_a_pass_over_everything_for_each_token) {
-    GenerateOptions o = some_options("Once upon", 20);
-    Generated g = generated(&o);
-    assert_texts(&o, &g);
-    assert_int_equal(g.prompt_tokens, 10);
-    assert_int_equal(g.new_tokens, 20);
-    assert_int_equal(g.prompt_cut, 0);
-    assert_int_equal(g.slides, 0);
-    assert_true(g.prompt_seconds > 0 && g.decode_seconds > 0);
-    generated_free(&g);
-}
-
-TEST(without_a_prompt_the_text_begins_with_end_of_text) {
-    GenerateOptions o = some_options("", 10);
-    Generated g = generated(&o);
-    assert_texts(&o, &g);
-    assert_int_equal(g.prompt_tokens, 1);
-    generated_free(&g);
-}
-
-TEST(temperature_zero_takes_the_likeliest_token_every_time) {
-    GenerateOptions o = some_options("ab", 25);
-    o.sampler.temperature = 0;
-    Generated g = generated(&o);
-    assert_texts(&o, &g);
-    generated_free(&g);
+    static const struct {
+        const char *prompt;
+        int64_t tokens, samples;
+        double temperature;
+        int64_t prompt_tokens, slides;
+    } cases[] = {
+        {"Once upon", 20, 1, 0.9, 10, 0},
+        {"", 10, 1, 0.9, 1, 0}, // end-of-text alone
+        {"ab", 25, 1, 0.0, 3, 0},
+        // The window is full after 13 tokens more, and 17 tokens later each time: 1 + (149 - 14) / 17.
+        {"It was a long way ", 150, 2, 0.9, 19, 8},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        GenerateOptions o = some_options(cases[i].prompt, cases[i].tokens);
+        o.samples = cases[i].samples, o.sampler.temperature = cases[i].temperature;
+        AUTO(generated_free) Generated g = generated(&o);
+        assert_texts(&o, &g);
+        assert_int_equal(g.prompt_tokens, cases[i].prompt_tokens);
+        assert_int_equal(g.new_tokens, cases[i].tokens * cases[i].samples);
+        assert_int_equal(g.prompt_cut, 0);
+        assert_int_equal(g.slides, cases[i].slides);
+        assert_true(g.prompt_seconds > 0 && g.decode_seconds > 0);
+    }
 }
 
 TEST(a_sample_is_the_same_whatever_their_number_is) {
     GenerateOptions all = some_options("side by side ", 30);
     all.samples = SEQUENCES;
-    Generated many = generated(&all);
+    AUTO(generated_free) Generated many = generated(&all);
     assert_texts(&all, &many);
     int different = 0;
     for (int64_t n = 1; n < SEQUENCES; n++) {
         GenerateOptions o = all;
         o.samples = n;
-        Generated g = generated(&o);
+        AUTO(generated_free) Generated g = generated(&o);
         for (int64_t s = 0; s < n; s++) assert_memory_equal(g.texts[s], many.texts[s], (size_t)many.bytes[s] + 1);
         different += strcmp(many.texts[n], many.texts[0]) != 0;
-        generated_free(&g);
     }
     assert_int_equal(different, SEQUENCES - 1);
-    generated_free(&many);
-}
-
-TEST(a_text_longer_than_the_context_goes_on_from_its_last_half) {
-    GenerateOptions o = some_options("It was a long way ", 150);
-    o.samples = 2;
-    Generated g = generated(&o);
-    assert_texts(&o, &g);
-    // 19 tokens of prompt; the window is full after 13 more, and 17 tokens later each time: 1 + (149 - 14) / 17.
-    assert_int_equal(g.slides, 8);
-    generated_free(&g);
 }
 
 TEST(of_a_prompt_longer_than_the_context_the_last_tokens_count) {
@@ -140,11 +123,10 @@ TEST(of_a_prompt_longer_than_the_context_the_last_tokens_count) {
     for (int length = T - 3; length <= 100; length += length < T + 2 ? 1 : 30) {
         prompt[length] = '\0';
         GenerateOptions o = some_options(prompt, 12);
-        Generated g = generated(&o);
+        AUTO(generated_free) Generated g = generated(&o);
         assert_texts(&o, &g);
         assert_int_equal(g.prompt_tokens, length + 1 < T - 1 ? length + 1 : T - 1);
         assert_int_equal(g.prompt_cut, length + 1 - g.prompt_tokens);
-        generated_free(&g);
         prompt[length] = (char)('a' + length % 26);
     }
 }
@@ -154,12 +136,9 @@ TEST(contexts_of_one_and_two_tokens_work) {
         Gpt2 *tiny = tiny_random(BYTE_VOCAB, 1, tiny_T, 2);
         GenerateOptions o = some_options("abc", 9);
         o.samples = 2;
-        Generated g;
-        assert_true(generate(tiny, &o, &g, &err));
+        AUTO(generated_free) Generated g = generated_by(tiny, &o);
         assert_int_equal(g.new_tokens, 18);
         assert_int_equal(g.prompt_tokens, tiny_T > 1 ? tiny_T - 1 : 1);
-        generated_free(&g);
-        gpt2_destroy(tiny);
     }
 }
 
@@ -169,9 +148,9 @@ TEST(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on) {
     enum { TOKENS = 150 };
     GenerateOptions o = some_options("x", TOKENS);
     o.samples = SEQUENCES, o.sampler = (SamplerOptions){.temperature = 1e6, .seed = 5};
-    Generated whole = generated(&o);
+    AUTO(generated_free) Generated whole = generated(&o);
     o.stop_at_eot = true;
-    Generated g = generated(&o);
+    AUTO(generated_free) Generated g = generated(&o);
     int ended = 0;
     int64_t tokens = 0;
     for (int64_t s = 0; s < SEQUENCES; s++) {
@@ -185,8 +164,6 @@ TEST(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on) {
     assert_true(ended > 0 && ended < SEQUENCES);
     assert_int_equal(g.new_tokens, tokens);
     assert_int_equal(whole.new_tokens, SEQUENCES * TOKENS);
-    generated_free(&whole);
-    generated_free(&g);
 }
 
 TEST(generation_ends_when_every_sample_has_ended) {
@@ -194,12 +171,9 @@ TEST(generation_ends_when_every_sample_has_ended) {
     Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 3);
     GenerateOptions o = some_options("", 1000000);
     o.stop_at_eot = true;
-    Generated g;
-    assert_true(generate(scripted, &o, &g, &err));
+    AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], "ok");
     assert_int_equal(g.new_tokens, 2);
-    generated_free(&g);
-    gpt2_destroy(scripted);
 }
 
 // ---------------------------------------------------------------------------------------------------------- streaming
@@ -223,10 +197,9 @@ TEST(the_sink_gets_the_text_behind_the_prompt) {
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("The prompt", 120);
     o.samples = 3, o.sink = see, o.context = &seen;
-    Generated g = generated(&o);
+    AUTO(generated_free) Generated g = generated(&o);
     assert_int_equal(seen.n, g.bytes[0] - 10);
     assert_memory_equal(seen.text, g.texts[0] + 10, seen.n);
-    generated_free(&g);
 }
 
 // Every token is a byte here, so every character of more than one is split over tokens.
@@ -239,13 +212,10 @@ TEST(the_sink_gets_whole_characters) {
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("", n);
     o.sink = see, o.context = &seen;
-    Generated g;
-    assert_true(generate(scripted, &o, &g, &err));
+    AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], text);
     seen.pieces[seen.m] = '\0';
     assert_string_equal(seen.pieces, "a|\xC3\xA9|\xE6\xBC\xA2|\xF0\x9F\x92\xA9|z|\xE2\x82(|\xFF|.|\xF0\x9F\x98|");
-    generated_free(&g);
-    gpt2_destroy(scripted);
 }
 
 TEST(a_sink_that_refuses_ends_the_text) {
@@ -254,12 +224,9 @@ TEST(a_sink_that_refuses_ends_the_text) {
     Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 10);
     GenerateOptions o = some_options("", 10);
     o.sink = see, o.context = &seen;
-    Generated g;
-    assert_true(generate(scripted, &o, &g, &err));
+    AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], "0123456");
     assert_int_equal(seen.calls, 7);
-    generated_free(&g);
-    gpt2_destroy(scripted);
 }
 
 TEST(a_signal_ends_the_text_at_the_token_it_has_reached) {
@@ -267,12 +234,11 @@ TEST(a_signal_ends_the_text_at_the_token_it_has_reached) {
     signals_install();
     raise(SIGTERM);
     GenerateOptions o = some_options("ab", 100);
-    Generated g = generated(&o);
+    AUTO(generated_free) Generated g = generated(&o);
     signals_install(); // forgets it
     free(capture_end(&line));
     assert_int_equal(g.new_tokens, 1);
     assert_int_equal(signals_pending(), 0);
-    generated_free(&g);
 }
 
 // ----------------------------------------------------------------------------------------------------- special cases
@@ -283,28 +249,22 @@ TEST(without_a_tokenizer_texts_are_token_numbers) {
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("", 4);
     o.tokenizer = NULL, o.sink = see, o.context = &seen;
-    Generated g;
-    assert_true(generate(scripted, &o, &g, &err));
+    AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], "7 0 256 99 ");
     assert_memory_equal(seen.text, g.texts[0], 11);
-    generated_free(&g);
-    gpt2_destroy(scripted);
 }
 
 TEST(tokens_that_the_tokenizer_does_not_have_are_never_drawn) {
     Gpt2 *larger = tiny_random(2 * BYTE_VOCAB, 1, T, 1);
     GenerateOptions o = some_options("x", 300);
     o.sampler = (SamplerOptions){.temperature = 1e6, .seed = 2};
-    Generated g;
-    assert_true(generate(larger, &o, &g, &err));
+    AUTO(generated_free) Generated g = generated_by(larger, &o);
     int64_t expected = 1;
     for (int64_t i = 1; i < g.bytes[0]; i++) { // 13 bytes for end-of-text, 1 for every other token, 0 for unknown ones
         if (g.bytes[0] - i >= 13 && memcmp(g.texts[0] + i, "<|endoftext|>", 13) == 0) i += 12;
         expected++;
     }
     assert_int_equal(expected, 301);
-    generated_free(&g);
-    gpt2_destroy(larger);
 }
 
 TEST(a_prompt_with_tokens_beyond_the_vocabulary_is_refused) {
@@ -312,9 +272,8 @@ TEST(a_prompt_with_tokens_beyond_the_vocabulary_is_refused) {
     GenerateOptions o = some_options("az", 5);
     Generated g;
     assert_error(generate(smaller, &o, &g, &err), "token 122");
-    assert_non_null(strstr(err.text, "vocabulary ends at 99"));
+    assert_message("vocabulary ends at 99");
     assert_null(g.texts);
-    gpt2_destroy(smaller);
 }
 
 TEST(more_samples_than_were_planned_are_refused) {

@@ -22,7 +22,7 @@ static const struct {
     {"H200", 1830, 4096, 6402, 6144},      {"B200", 1856, 8192, 7992, 8192},
 };
 
-TEST(peaks_are_units_times_clock_times_operations) {
+TEST(peaks_are_units_times_clock_times_operations_and_the_link_is_that_of_the_generation) {
     int count;
     gpu_table(&count);
     assert_int_equal(count, (int)(sizeof chips / sizeof chips[0]));
@@ -35,23 +35,15 @@ TEST(peaks_are_units_times_clock_times_operations) {
         const bool turing = gpu->compute_capability < 80;
         assert_true(gpu->peak_bf16 == (turing ? 0 : gpu->peak_fp16));
         assert_near(gpu->name, gpu->peak_32, turing ? 8.1e12 : gpu->peak_fp16 / 2, 0.015);
+        // PCIe x16: 3 with Turing, 4 with Ampere and Ada, 5 with Hopper and Blackwell; GT/s a lane x 16 lanes x
+        // 128/130.
+        const double rate = turing ? 8e9 : gpu->compute_capability < 90 ? 16e9 : 32e9;
+        assert_near(gpu->name, gpu->link, rate * 16 / 8 * 128 / 130, 1e-3);
         // fp8 came with sm_89, at twice the rate of 16 bits.
         if (gpu->compute_capability < 89)
             assert_true(gpu->peak_fp8 == 0);
         else
             assert_near(gpu->name, gpu->peak_fp8, 2 * gpu->peak_bf16, 0.015);
-    }
-}
-
-TEST(the_link_is_that_of_the_generation) {
-    int count;
-    const GpuSpec *gpus = gpu_table(&count);
-    for (int i = 0; i < count; i++) {
-        // PCIe x16: 3 with Turing, 4 with Ampere and Ada, 5 with Hopper and Blackwell; GT/s a lane x 16 lanes x
-        // 128/130.
-        const int sm = gpus[i].compute_capability;
-        const double rate = sm < 80 ? 8e9 : sm < 90 ? 16e9 : 32e9;
-        assert_near(gpus[i].name, gpus[i].link, rate * 16 / 8 * 128 / 130, 1e-3);
     }
 }
 
@@ -113,26 +105,21 @@ TEST(an_unknown_name_gets_the_nearest_and_the_list) {
     }
 }
 
-TEST(a_name_like_none_gets_the_list_and_no_size_that_memory_cannot_have) {
+TEST(what_is_neither_a_name_nor_a_size_that_memory_can_have_is_refused) {
     GpuChoice gpu;
     assert_error(gpu_find(&gpu, "zzzzz", 5, &err), "--gpu zzzzz: no such GPU; there are T4, L4,");
     const char *const sizes[] = {"-5G", "0G", "1e9G", "-1.5 GiB"};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    const char *const wrong[] = {"nanG", "infG", "24Gx", "24 G B", "0x10G G", "\xff\xfe"};
+    for (size_t i = 0; i < 4; i++) {
         char told[80];
         snprintf(told, sizeof told, "--gpu %s: the size must be above 0 and at most 100000G", sizes[i]);
         assert_false(gpu_find(&gpu, sizes[i], strlen(sizes[i]), &err));
         assert_string_equal(err.text, told);
     }
-}
-
-TEST(hostile_names_are_refused) {
+    for (size_t i = 0; i < 6; i++) assert_false(gpu_find(&gpu, wrong[i], strlen(wrong[i]), &err));
     char name[3000];
-    GpuChoice gpu;
     memset(name, '9', sizeof name);
     for (size_t n = 1; n <= sizeof name; n = 2 * n + 1) assert_false(gpu_find(&gpu, name, n, &err));
-    const char *const wrong[] = {"nanG", "infG", "24Gx", "24 G B", "0x10G G", "\xff\xfe"};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        assert_false(gpu_find(&gpu, wrong[i], strlen(wrong[i]), &err));
 }
 
 TEST(a_gpu_without_bf16_computes_in_fp16) {

@@ -27,59 +27,54 @@ TestFixture test_each = {make_machine, tmp_teardown};
 
 static const size_t GiB = (size_t)1 << 30;
 
-static HostMemory read_memory(void) {
-    HostMemory memory;
-    Error err = {""};
-    if (!host_memory_read(tmp.path, &memory, &err)) fail_msg("%s", err.text);
-    return memory;
-}
-
-TEST(without_control_groups_the_machine_counts) {
-    HostMemory m = read_memory();
-    assert_int_equal(m.total, 64 * GiB);
-    assert_int_equal(m.available, 60 * GiB);
-}
-
-TEST(a_version_2_limit_counts_and_page_cache_is_free) {
-    put("proc/self/cgroup", "0::/user/job\n");
-    put("sys/fs/cgroup/user/job/memory.max", "8589934592\n");
-    put("sys/fs/cgroup/user/job/memory.current", "5368709120\n");
-    put("sys/fs/cgroup/user/job/memory.stat", "anon 1\ninactive_file 1073741824\n");
-    HostMemory m = read_memory();
-    assert_int_equal(m.total, 8 * GiB);
-    assert_int_equal(m.available, 4 * GiB); // 8 - (5 - 1)
-}
-
-TEST(a_limit_of_a_group_above_counts_too) {
-    put("proc/self/cgroup", "0::/user/job\n");
-    put("sys/fs/cgroup/user/job/memory.max", "max\n");
-    put("sys/fs/cgroup/user/memory.max", "4294967296\n");
-    assert_int_equal(read_memory().total, 4 * GiB);
-    assert_int_equal(read_memory().available, 4 * GiB);
-}
-
-TEST(a_version_1_limit_is_found_where_the_container_mounts_it) {
-    put("proc/self/cgroup", "5:devices:/docker/1234\n4:cpu,memory:/docker/1234\n0::/\n");
-    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "2147483648\n"); // the container's own group, seen as the root
-    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n");
-    HostMemory m = read_memory();
-    assert_int_equal(m.total, 2 * GiB);
-    assert_int_equal(m.available, 1 * GiB);
-}
-
-TEST(an_unlimited_group_changes_nothing) {
-    put("proc/self/cgroup", "4:memory:/\n");
-    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n");
-    assert_int_equal(read_memory().total, 64 * GiB);
-    assert_int_equal(read_memory().available, 60 * GiB);
-}
-
-TEST(a_group_over_its_limit_has_nothing_left) {
-    put("proc/self/cgroup", "0::/\n");
-    put("sys/fs/cgroup/memory.max", "1073741824\n");
-    put("sys/fs/cgroup/memory.current", "2147483648\n");
-    assert_int_equal(read_memory().available, 0);
+TEST(the_least_of_the_machine_and_its_control_groups_counts) {
+    static const struct {
+        const char *what, *files[4][2]; // paths below the root, and what is in them
+        double total, available;        // GiB
+    } machines[] = {
+        {"no control groups", {{NULL}}, 64, 60},
+        {"a version 2 limit, page cache is free", // 8 - (5 - 1)
+         {{"proc/self/cgroup", "0::/user/job\n"},
+          {"sys/fs/cgroup/user/job/memory.max", "8589934592\n"},
+          {"sys/fs/cgroup/user/job/memory.current", "5368709120\n"},
+          {"sys/fs/cgroup/user/job/memory.stat", "anon 1\ninactive_file 1073741824\n"}},
+         8,
+         4},
+        {"a limit of a group above",
+         {{"proc/self/cgroup", "0::/user/job\n"},
+          {"sys/fs/cgroup/user/job/memory.max", "max\n"},
+          {"sys/fs/cgroup/user/memory.max", "4294967296\n"}},
+         4,
+         4},
+        {"a version 1 limit where the container mounts it", // its own group, seen as the root
+         {{"proc/self/cgroup", "5:devices:/docker/1234\n4:cpu,memory:/docker/1234\n0::/\n"},
+          {"sys/fs/cgroup/memory/memory.limit_in_bytes", "2147483648\n"},
+          {"sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n"}},
+         2,
+         1},
+        {"an unlimited group",
+         {{"proc/self/cgroup", "4:memory:/\n"},
+          {"sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"},
+          {"sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n"}},
+         64,
+         60},
+        {"a group over its limit",
+         {{"proc/self/cgroup", "0::/\n"},
+          {"sys/fs/cgroup/memory.max", "1073741824\n"},
+          {"sys/fs/cgroup/memory.current", "2147483648\n"}},
+         1,
+         0},
+    };
+    for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
+        HostMemory m;
+        Error err = {""};
+        tmp_teardown(NULL), make_machine(NULL);
+        for (int k = 0; k < 4 && machines[i].files[k][0]; k++) put(machines[i].files[k][0], machines[i].files[k][1]);
+        assert_ok(host_memory_read(tmp.path, &m, &err));
+        if ((double)m.total != machines[i].total * (double)GiB ||
+            (double)m.available != machines[i].available * (double)GiB)
+            fail_msg("%s: %zu of %zu bytes", machines[i].what, m.available, m.total);
+    }
 }
 
 TEST(a_machine_without_meminfo_is_reported) {

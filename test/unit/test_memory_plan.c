@@ -8,13 +8,21 @@
 
 static Error err;
 
+static void destroy_plan(MemoryPlan **plan) { memory_plan_destroy(*plan); }
+#define PLAN AUTO(destroy_plan) MemoryPlan *
+
 TestFixture test_all = {start_device, stop_device};
 
-static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set) {
-    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = 1024, .sequences = 1};
+static Gpt2Options options_of(const char *descriptor, int64_t B, int64_t T) {
+    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = T};
     assert_true(model_config_parse(&o.config, descriptor, &err));
     model_config_set_vocab(&o.config, GPT2_VOCAB);
-    o.recompute = recompute_all(set);
+    return o;
+}
+
+static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set) {
+    Gpt2Options o = options_of(descriptor, B, 1024);
+    o.sequences = 1, o.recompute = recompute_all(set);
     for (int64_t l = 0; l < o.config.L / 3; l++) o.recompute.blocks[l] |= AGAIN_GELU | AGAIN_LAYERNORM;
     return gpt2_plan(&o);
 }
@@ -33,13 +41,12 @@ TEST(the_gaps_are_less_than_2_percent_of_the_activations) {
     for (int m = 0; m < NUM_MODELS; m++)
         for (int s = 0; s < NUM_SETS; s++)
             for (int64_t B = 1; B <= 16; B *= 4) {
-                MemoryPlan *plan = plan_of(MODELS[m], B, SETS[s]);
+                PLAN plan = plan_of(MODELS[m], B, SETS[s]);
                 const int64_t gaps = memory_plan_total(plan) - memory_plan_live_peak(plan);
                 const double share = (double)gaps / (double)memory_plan_class_bytes(plan, MEM_ACTIVATIONS);
                 if (gaps < 0 || share > 0.02)
                     fail_msg("%s -b %lld set %d: %.2f%% of the activations", MODELS[m], (long long)B, SETS[s],
                              100 * share);
-                memory_plan_destroy(plan);
             }
 }
 
@@ -97,12 +104,11 @@ static void assert_each_stands_at_the_lowest_offset(const MemoryPlan *plan) {
 
 TEST(the_layout_is_the_lowest_place_for_each_the_largest_first) {
     for (int s = 0; s < NUM_SETS; s++) {
-        MemoryPlan *plan = plan_of(s % 2 ? "d6" : "d12", 3, SETS[s]);
+        PLAN plan = plan_of(s % 2 ? "d6" : "d12", 3, SETS[s]);
         assert_each_stands_at_the_lowest_offset(plan);
-        memory_plan_destroy(plan);
     }
     for (uint64_t round = 0; round < 200; round++) {
-        MemoryPlan *plan = memory_plan_create();
+        PLAN plan = memory_plan_create();
         for (uint64_t i = 0; i < 60; i++) {
             const Philox r = philox(round, 99, i);
             const int first = r.v[0] % 8 == 0 ? PLAN_ALWAYS : (int)(r.v[1] % 30);
@@ -111,14 +117,13 @@ TEST(the_layout_is_the_lowest_place_for_each_the_largest_first) {
         }
         memory_plan_solve(plan);
         assert_each_stands_at_the_lowest_offset(plan);
-        memory_plan_destroy(plan);
     }
 }
 
 // --------------------------------------------------------------------------------------------------- what was declared
 
 TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
-    MemoryPlan *plan = plan_of("d6", 2, AGAIN_BLOCK);
+    PLAN plan = plan_of("d6", 2, AGAIN_BLOCK);
     int64_t peak = 0;
     int at = 0;
     for (int tick = 0; tick < 400; tick++) {
@@ -131,11 +136,13 @@ TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
     }
     assert_true(memory_plan_live_peak(plan) == peak);
     assert_int_equal(memory_plan_peak_tick(plan), at);
-    memory_plan_destroy(plan);
 }
 
-TEST(classes_sum_to_the_total) {
-    MemoryPlan *plan = memory_plan_create();
+TEST(classes_sum_to_the_total_and_an_empty_plan_takes_nothing) {
+    PLAN empty = memory_plan_create();
+    PLAN plan = memory_plan_create();
+    memory_plan_solve(empty);
+    assert_int_equal(memory_plan_total(empty), 0);
     memory_plan_add(plan, MEM_WEIGHTS, "w", 1000, PLAN_ALWAYS, PLAN_ALWAYS);
     memory_plan_add(plan, MEM_OPTIMIZER, "m", 3000, PLAN_ALWAYS, PLAN_ALWAYS);
     memory_plan_add(plan, MEM_ACTIVATIONS, "a", 5000, 0, 4);
@@ -145,14 +152,6 @@ TEST(classes_sum_to_the_total) {
     for (int c = 0; c < MEM_CLASS_COUNT; c++) sum += memory_plan_class_bytes(plan, (MemoryClass)c);
     assert_int_equal(sum, memory_plan_total(plan));
     assert_int_equal(memory_plan_class_bytes(plan, MEM_WEIGHTS), 1024);
-    memory_plan_destroy(plan);
-}
-
-TEST(an_empty_plan_takes_nothing) {
-    MemoryPlan *plan = memory_plan_create();
-    memory_plan_solve(plan);
-    assert_int_equal(memory_plan_total(plan), 0);
-    memory_plan_destroy(plan);
 }
 
 // ------------------------------------------------------------------------------------------------------- recomputation
@@ -172,12 +171,10 @@ static int64_t kept_bytes(int set, int64_t C, int64_t NH, int64_t element) {
 
 static int64_t peak_of(Gpt2Options options, int64_t L) {
     options.config.L = L;
-    MemoryPlan *plan = gpt2_plan(&options);
-    const int64_t peak = memory_plan_live_peak(plan) - memory_plan_class_bytes(plan, MEM_WEIGHTS) -
-                         memory_plan_class_bytes(plan, MEM_GRADIENTS) - memory_plan_class_bytes(plan, MEM_OPTIMIZER) -
-                         memory_plan_class_bytes(plan, MEM_MASTER) - memory_plan_class_bytes(plan, MEM_WORKSPACE);
-    memory_plan_destroy(plan);
-    return peak;
+    PLAN plan = gpt2_plan(&options);
+    return memory_plan_live_peak(plan) - memory_plan_class_bytes(plan, MEM_WEIGHTS) -
+           memory_plan_class_bytes(plan, MEM_GRADIENTS) - memory_plan_class_bytes(plan, MEM_OPTIMIZER) -
+           memory_plan_class_bytes(plan, MEM_MASTER) - memory_plan_class_bytes(plan, MEM_WORKSPACE);
 }
 
 // Blocks more keep as much more; what one block needs while it runs is the same. Of 256 tokens every tensor is a
@@ -200,14 +197,11 @@ TEST(a_block_keeps_what_its_set_leaves) {
 
 // At 124M, laying out costs at most a hundredth over what is alive at once.
 TEST(no_set_takes_more_than_its_tensors_need) {
-    Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 4, .T = 1024};
-    assert_true(model_config_parse(&options.config, "d12", &err));
-    model_config_set_vocab(&options.config, GPT2_VOCAB);
+    Gpt2Options options = options_of("d12", 4, 1024);
     for (int set = 0; set < 64; set++) {
         options.recompute = recompute_all(set);
-        MemoryPlan *plan = gpt2_plan(&options);
+        PLAN plan = gpt2_plan(&options);
         assert_true((double)memory_plan_total(plan) <= 1.01 * (double)memory_plan_live_peak(plan));
-        memory_plan_destroy(plan);
     }
 }
 
@@ -215,18 +209,15 @@ TEST(no_set_takes_more_than_its_tensors_need) {
 
 // 2 bytes a parameter less; in fp32 remain, while the backward pass runs, the gradients of one block and of wte.
 TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
-    Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 1, .T = 64};
-    assert_true(model_config_parse(&options.config, "d12", &err));
-    model_config_set_vocab(&options.config, GPT2_VOCAB);
+    Gpt2Options options = options_of("d12", 1, 64);
     const ModelConfig *c = &options.config;
     const int64_t parameters = parameter_total(c), C = c->C, block = 12 * C * C + 13 * C, wte = c->Vp * C;
     int64_t total[2], gradients[2];
     for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
         options.gradients_in_dtype = in_dtype;
-        MemoryPlan *plan = gpt2_plan(&options);
+        PLAN plan = gpt2_plan(&options);
         total[in_dtype] = memory_plan_total(plan);
         gradients[in_dtype] = memory_plan_class_bytes(plan, MEM_GRADIENTS);
-        memory_plan_destroy(plan);
     }
     const int64_t aligned = parameter_count(c) * PLAN_ALIGNMENT * 4;
     assert_true(gradients[0] >= 4 * parameters && gradients[0] <= 4 * parameters + aligned);
@@ -238,20 +229,15 @@ TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
 // ---------------------------------------------------------------------------------------------------------- generation
 
 static int64_t planned(Gpt2Options options, int64_t sequences) {
-    assert_true(model_config_parse(&options.config, "d12", &err));
-    model_config_set_vocab(&options.config, GPT2_VOCAB);
-    options.dtype = DTYPE_FP32;
-    options.sequences = sequences;
-    MemoryPlan *plan = gpt2_plan(&options);
-    const int64_t total = memory_plan_total(plan);
-    memory_plan_destroy(plan);
-    return total;
+    options.dtype = DTYPE_FP32, options.sequences = sequences;
+    PLAN plan = gpt2_plan(&options);
+    return memory_plan_total(plan);
 }
 
 TEST(samples_beside_training_cost_no_memory) {
     for (int level = 0; level <= 3; level++) {
-        const Gpt2Options options = {
-            .master = true, .train = true, .B = 4, .T = 1024, .recompute = recompute_all(recompute_level_set(level))};
+        Gpt2Options options = options_of("d12", 4, 1024);
+        options.recompute = recompute_all(recompute_level_set(level));
         assert_int_equal(planned(options, 1), planned(options, 0));
         assert_int_equal(planned(options, 4), planned(options, 0));
     }
@@ -260,7 +246,8 @@ TEST(samples_beside_training_cost_no_memory) {
 // Without training there is little to share: keys and values of every position, 2 L C elements, and the logits. The
 // blocks' own activations are those of one prompt, not of every sequence.
 TEST(a_model_that_only_generates_takes_weights_and_cache) {
-    const Gpt2Options options = {.B = 1, .T = 1024};
+    Gpt2Options options = options_of("d12", 1, 1024);
+    options.master = options.train = false;
     const int64_t element = 4, Vp = 50304, cache = 2 * 12 * 768 * 1024 * element, logits = Vp * element;
     const int64_t tokens = 1024 * 4,
                   aligned = 2 * PLAN_ALIGNMENT; // cache and logits are multiples of it; tokens are not

@@ -10,7 +10,7 @@
 
 static Error err;
 
-TestFixture test_all = {start_device, stop_device};
+TestFixture test_each = {.teardown = models_destroy}, test_all = {start_device, stop_device};
 
 enum { L = 3, C = 64, V = 100, T = 16, B = 4 };
 
@@ -66,7 +66,6 @@ TEST(only_a_model_that_wants_numerics_has_room_for_them) {
     Gpt2 *model = make(&options);
     NumericsRow rows[NUMERICS_MAX_ROWS];
     assert_int_equal(gpt2_numerics_read(model, rows), 0);
-    gpt2_destroy(model);
 }
 
 static void count_two_micro_steps(int again) {
@@ -97,7 +96,6 @@ static void count_two_micro_steps(int again) {
     assert_null(row_named(model, "wte.weight")); // nobody counted it
     gpt2_observe(model, true);                   // counts begin at 0
     assert_null(row_named(model, "qkv.in"));
-    gpt2_destroy(model);
 }
 
 TEST(activations_are_counted_over_blocks_and_micro_steps) { count_two_micro_steps(0); }
@@ -132,7 +130,6 @@ TEST(weights_and_gradients_are_counted_by_kind) {
     assert_true(wte.count == (double)(options.config.V * C) && options.config.V < options.config.Vp);
     assert_true(none.zero == none.count && none.sumsq == 0.0 && none.overflow == 0.0);
     assert_true(broken.overflow == C && broken.count == C && broken.amax == 0.0f);
-    gpt2_destroy(model);
 }
 
 // fc of the last block goes from 1 to 1.5, of the others stays at 1: a change of 0.5 / sqrt(3) of the weight's norm, in
@@ -155,7 +152,6 @@ TEST(an_update_is_what_changed_against_what_was_there) {
         assert_true(row->stats.amax == 0.5f);
         assert_true(fabs(row->ratio - 0.5 / sqrt(3.0)) < 1e-15);
         assert_null(row_named(model, "fcb.update"));
-        gpt2_destroy(model);
     }
 }
 
@@ -170,6 +166,5 @@ TEST(an_update_is_seen_in_the_master) {
         set_all(model, PARAM_WTE, 1.0f + 0x1p-10f);
         gpt2_numerics_update_end(model, PARAM_WTE);
         assert_true(row_named(model, "wte.update")->stats.amax == (master ? 0x1p-10f : 0.0f));
-        gpt2_destroy(model);
     }
 }

@@ -25,23 +25,21 @@ TEST(one_set_goes_for_all_blocks) {
     const struct {
         const char *text;
         int set;
-    } cases[] = {
-        {"0", 0},
-        {"1", 1},
-        {"2", 3},
-        {"3", 63},
-        {"block", 63},
-        {"gelu", 1},
-        {"layernorm", 2},
-        {"qkv", 8},
-        {"attention", 16},
-        {"attproj", 32},
-        {"fc", 5}, // gelu comes with it
-        {"gelu+fc", 5},
-        {"gelu+qkv", 9},
-        {"attention+gelu+layernorm", 19},
-        {"gelu+layernorm+fc+qkv+attention+attproj", 63},
-    };
+    } cases[] = {{"0", 0},
+                 {"1", 1},
+                 {"2", 3},
+                 {"3", 63},
+                 {"block", 63},
+                 {"gelu", 1},
+                 {"layernorm", 2},
+                 {"qkv", 8},
+                 {"attention", 16},
+                 {"attproj", 32},
+                 {"gelu+qkv", 9},
+                 {"attention+gelu+layernorm", 19},
+                 {"gelu+layernorm+fc+qkv+attention+attproj", 63},
+                 {"gelu+fc", 5},
+                 {"fc", 5}}; // gelu comes with it
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Recompute r = parsed(cases[i].text, L);
         for (int l = 0; l < L; l++) assert_int_equal(r.blocks[l], cases[i].set);

@@ -12,21 +12,24 @@ TestFixture test_each = {setup, tmp_teardown};
 static const float matrix[6] = {1.0f, -2.5f, 0.0f, 3.0e-5f, 65504.0f, -0.0f};
 static const uint16_t bf16_vector[4] = {0x3F80, 0xC020, 0x7F80, 0x0001}; // 1, -2.5, inf, 2^-133
 static const uint16_t fp16_vector[3] = {0x3C00, 0xC100, 0x0001};         // 1, -2.5, 2^-24
+static const uint8_t codes[5] = {0, 127, 128, 200, 255};
 
-// A (2, 3) fp32 matrix, a bf16 and an fp16 vector.
+// A (2, 3) fp32 matrix, a bf16, an fp16 and a u8 vector: 43 bytes.
 static void write_example(const char *path) {
-    static const char *const metadata[] = {"format", "pt", NULL};
+    static const char *const metadata[] = {"format", "pt", "optimizer", "adamw8bit", NULL};
     SafetensorsEntry entries[] = {
         {.name = "a.weight", .dtype = DTYPE_FP32, .rank = 2, .shape = {2, 3}},
         {.name = "b", .dtype = DTYPE_BF16, .rank = 1, .shape = {4}},
         {.name = "c", .dtype = DTYPE_FP16, .rank = 1, .shape = {3}},
+        {.name = "codes", .dtype = DTYPE_U8, .rank = 1, .shape = {5}},
     };
-    SafetensorsWriter *w = safetensors_writer_open(path, entries, 3, metadata, &err);
+    SafetensorsWriter *w = safetensors_writer_open(path, entries, 4, metadata, &err);
     assert_non_null(w);
     assert_true(safetensors_writer_append(w, matrix, 10, &err)); // pieces need not end where tensors do
     assert_true(safetensors_writer_append(w, (const char *)matrix + 10, sizeof matrix - 10, &err));
     assert_true(safetensors_writer_append(w, bf16_vector, sizeof bf16_vector, &err));
     assert_true(safetensors_writer_append(w, fp16_vector, sizeof fp16_vector, &err));
+    assert_true(safetensors_writer_append(w, codes, sizeof codes, &err));
     assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
 }
 
@@ -35,7 +38,7 @@ TEST(what_was_written_is_read) {
     write_example(path);
     SafetensorsFile *f = safetensors_open(path, &err);
     assert_non_null(f);
-    assert_int_equal(safetensors_count(f), 3);
+    assert_int_equal(safetensors_count(f), 4);
     const SafetensorsEntry *a = safetensors_find(f, "a.weight"), *b = safetensors_find(f, "b");
     assert_null(safetensors_find(f, "d"));
     assert_int_equal(safetensors_entry(f, 0)->offset % 8, 0);
@@ -52,6 +55,19 @@ TEST(what_was_written_is_read) {
     assert_true(out[0] == -2.5f && isinf(out[1]) && out[2] == ldexpf(1.0f, -133));
     assert_true(safetensors_read_fp32(f, safetensors_find(f, "c"), 0, 3, out, &err));
     assert_true(out[0] == 1.0f && out[1] == -2.5f && out[2] == ldexpf(1.0f, -24));
+    assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
+    assert_null(safetensors_metadata(f, "other"));
+    // Bytes come back as they are, inf and a denormal too.
+    uint8_t bytes[8];
+    const SafetensorsEntry *e = safetensors_find(f, "codes");
+    assert_int_equal(e->dtype, DTYPE_U8);
+    assert_true(safetensors_read_bytes(f, e, 0, 5, bytes, &err));
+    assert_memory_equal(bytes, codes, 5);
+    assert_true(safetensors_read_bytes(f, e, 3, 2, bytes, &err));
+    assert_memory_equal(bytes, codes + 3, 2);
+    assert_true(safetensors_read_bytes(f, b, 0, 8, bytes, &err));
+    assert_memory_equal(bytes, bf16_vector, 8);
+    assert_error(safetensors_read_fp32(f, e, 0, 5, out, &err), "tensor codes is U8, only F32, F16 and BF16 are read");
     safetensors_close(f);
 }
 
@@ -77,10 +93,7 @@ static const char *write_header(const char *header, size_t n) {
 }
 
 #define REFUSED(header, data_bytes, message)                                                                           \
-    do {                                                                                                               \
-        assert_null(safetensors_open(write_header(header, data_bytes), &err));                                         \
-        assert_message(message);                                                                                       \
-    } while (0)
+    assert_error(safetensors_open(write_header(header, data_bytes), &err), message)
 
 TEST(a_header_longer_than_the_file_is_refused) {
     const char *path = tmp_file("x");
@@ -119,7 +132,7 @@ TEST(offsets_that_leave_gaps_or_overlap_are_refused) {
 
 TEST(data_in_another_order_than_the_header_is_read) {
     SafetensorsFile *f = safetensors_open(write_header("{" ONE("b", "[8,16]") "," ONE("a", "[0,8]") "}", 16), &err);
-    assert_non_null(f);
+    assert_ok(f);
     assert_string_equal(safetensors_entry(f, 0)->name, "a");
     safetensors_close(f);
 }
@@ -150,35 +163,6 @@ TEST(other_dtypes_are_listed_but_not_read) {
     assert_error(safetensors_read_fp32(f, safetensors_find(f, "mask"), 0, 4, out, &err),
                  "tensor mask is BOOL, only F32, F16 and BF16 are read");
     assert_true(safetensors_read_fp32(f, safetensors_find(f, "scalar"), 0, 1, out, &err));
-    safetensors_close(f);
-}
-
-TEST(bytes_come_back_as_they_are) {
-    static const uint8_t codes[5] = {0, 127, 128, 200, 255};
-    static const char *const metadata[] = {"format", "pt", "optimizer", "adamw8bit", NULL};
-    SafetensorsEntry entries[] = {{.name = "codes", .dtype = DTYPE_U8, .rank = 1, .shape = {5}},
-                                  {.name = "b", .dtype = DTYPE_BF16, .rank = 1, .shape = {4}}};
-    const char *path = tmp_file("x");
-    SafetensorsWriter *w = safetensors_writer_open(path, entries, 2, metadata, &err);
-    assert_non_null(w);
-    assert_true(safetensors_writer_append(w, codes, sizeof codes, &err));
-    assert_true(safetensors_writer_append(w, bf16_vector, sizeof bf16_vector, &err));
-    assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
-    SafetensorsFile *f = safetensors_open(path, &err);
-    assert_non_null(f);
-    uint8_t back[8];
-    float out[5];
-    const SafetensorsEntry *e = safetensors_find(f, "codes");
-    assert_int_equal(e->dtype, DTYPE_U8);
-    assert_true(safetensors_read_bytes(f, e, 0, 5, back, &err));
-    assert_memory_equal(back, codes, 5);
-    assert_true(safetensors_read_bytes(f, e, 3, 2, back, &err));
-    assert_memory_equal(back, codes + 3, 2);
-    assert_true(safetensors_read_bytes(f, safetensors_find(f, "b"), 0, 8, back, &err)); // inf and a denormal, too
-    assert_memory_equal(back, bf16_vector, 8);
-    assert_error(safetensors_read_fp32(f, e, 0, 5, out, &err), "tensor codes is U8, only F32, F16 and BF16 are read");
-    assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
-    assert_null(safetensors_metadata(f, "other"));
     safetensors_close(f);
 }
 
@@ -221,14 +205,14 @@ static bool survive(const char *path) {
         int64_t n = 1;
         for (int d = 0; d < e->rank; d++) n *= e->shape[d];
         assert_true(n <= 64); // more would not fit into the file
-        if (!safetensors_read_fp32(f, e, 0, n, out, &err)) assert_int_equal(e->dtype, DTYPE_COUNT);
+        if (!safetensors_read_fp32(f, e, 0, n, out, &err)) assert_true(e->dtype == DTYPE_COUNT || e->dtype == DTYPE_U8);
     }
     safetensors_close(f);
     return true;
 }
 
 TEST(damaged_files_are_read_or_refused_with_a_message) {
-    enum { ROUNDS = 4000, DATA = 38 };
+    enum { ROUNDS = 4000, DATA = 43 };
     struct stat st;
     const char *path = tmp_file("x"), *damaged = tmp_file("damaged");
     write_example(path);

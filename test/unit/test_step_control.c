@@ -108,19 +108,20 @@ TEST(z_scores_are_taken_against_the_window_before_the_value_enters) {
 }
 
 TEST(outliers_of_loss_and_norm_are_skipped_when_asked_for) {
-    StepControl c = with_full_windows();
-    step(&c, 3.5f, 1.0f, (StepLimits){.loss_z_limit = 6.0f});
-    assert_int_equal(c.skip, SKIP_NONE);
-    c = with_full_windows();
-    step(&c, 3.5f, 1.0f, (StepLimits){.loss_z_limit = 4.0f});
-    assert_int_equal(c.skip, SKIP_LOSS_OUTLIER);
-    c = with_full_windows();
-    step(&c, 3.0f, 1.5f, (StepLimits){.norm_z_limit = 4.0f});
-    assert_int_equal(c.skip, SKIP_NORM_OUTLIER);
-    assert_int_equal(c.skipped, 1);
-    c = with_full_windows();
-    step(&c, 2.0f, 0.5f, (StepLimits){.loss_z_limit = 4.0f, .norm_z_limit = 4.0f}); // falls are welcome
-    assert_int_equal(c.skip, SKIP_NONE);
+    static const struct {
+        float loss, norm;
+        StepLimits limits;
+        int skip;
+    } cases[] = {{3.5f, 1.0f, {.loss_z_limit = 6.0f}, SKIP_NONE},
+                 {3.5f, 1.0f, {.loss_z_limit = 4.0f}, SKIP_LOSS_OUTLIER},
+                 {3.0f, 1.5f, {.norm_z_limit = 4.0f}, SKIP_NORM_OUTLIER},
+                 {2.0f, 0.5f, {.loss_z_limit = 4.0f, .norm_z_limit = 4.0f}, SKIP_NONE}}; // falls are welcome
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        StepControl c = with_full_windows();
+        step(&c, cases[i].loss, cases[i].norm, cases[i].limits);
+        assert_int_equal(c.skip, cases[i].skip);
+        assert_int_equal(c.skipped, c.skip != SKIP_NONE);
+    }
 }
 
 TEST(skipped_outliers_enter_the_window) {
@@ -154,46 +155,31 @@ TEST(a_window_of_equal_values_has_no_outliers) {
 
 // ---------------------------------------------------------------------------------------------------------- loss scale
 
-TEST(an_overflow_halves_the_loss_scale_down_to_one) {
-    StepControl c = step_control_initial(4.0f);
-    const StepLimits limits = {.scale_growth_interval = 3};
-    const float want[] = {2.0f, 1.0f, 1.0f};
-    for (int i = 0; i < 3; i++) {
-        step(&c, 3.0f, INFINITY, limits);
-        assert_true(c.loss_scale == want[i]);
+// After each step; the norms are those before the scale.
+TEST(the_loss_scale_halves_with_each_overflow_and_doubles_after_enough_finite_steps_in_a_row) {
+    static const struct {
+        int interval;
+        float initial, norms[9], scales[9];
+    } cases[] = {
+        {3, 4, {INFINITY, INFINITY, INFINITY}, {2, 1, 1}}, // down to one
+        {3, 8, {1, 1, 1, 1, 1, NAN, 1, 1, 1}, {8, 8, 16, 16, 16, 8, 8, 8, 16}},
+        {1, 0x1p23f, {0x1p-20f, 0x1p-20f, 0x1p-20f}, {0x1p24f, 0x1p24f, 0x1p24f}}, // and no further
+        {0, 8, {INFINITY, 1, 1, 1, 1, 1, 1, 1, 1}, {8, 8, 8, 8, 8, 8, 8, 8, 8}},   // fixed
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        StepControl c = step_control_initial(cases[i].initial);
+        for (int k = 0; k < 9 && cases[i].scales[k] > 0; k++) {
+            const float before = c.loss_scale;
+            step(&c, 3.0f, cases[i].norms[k], (StepLimits){.scale_growth_interval = cases[i].interval});
+            assert_true(c.loss_scale == cases[i].scales[k]);
+            assert_int_equal(c.skip, isfinite(cases[i].norms[k]) ? SKIP_NONE : SKIP_NONFINITE);
+            if (c.skip == SKIP_NONE) assert_true(c.grad_factor == 1.0f / before); // that of the gradients at hand
+        }
     }
-    assert_int_equal(c.skipped, 3);
-}
-
-TEST(the_loss_scale_doubles_after_enough_finite_steps_in_a_row) {
-    StepControl c = step_control_initial(8.0f);
-    const StepLimits limits = {.scale_growth_interval = 3};
-    step(&c, 3.0f, 1.0f, limits);
-    step(&c, 3.0f, 1.0f, limits);
-    assert_true(c.loss_scale == 8.0f);
-    step(&c, 3.0f, 1.0f, limits);
-    assert_true(c.loss_scale == 16.0f);
-    assert_true(c.grad_factor == 1.0f / 8.0f); // the gradients at hand carry the old scale
-    step(&c, 3.0f, 1.0f, limits);
-    step(&c, 3.0f, 1.0f, limits);
-    step(&c, 3.0f, NAN, limits); // starts the count anew
-    step(&c, 3.0f, 1.0f, limits);
-    step(&c, 3.0f, 1.0f, limits);
-    assert_true(c.loss_scale == 8.0f);
-    step(&c, 3.0f, 1.0f, limits);
-    assert_true(c.loss_scale == 16.0f);
 }
 
 TEST(a_fixed_loss_scale_never_moves) {
     StepControl c = step_control_initial(8.0f);
-    step(&c, 3.0f, INFINITY, NO_LIMITS);
     for (int i = 0; i < 5000; i++) step(&c, 3.0f, 1.0f, NO_LIMITS);
     assert_true(c.loss_scale == 8.0f);
-}
-
-TEST(the_loss_scale_stops_growing_at_2_to_the_24) {
-    StepControl c = step_control_initial(0x1p23f);
-    const StepLimits limits = {.scale_growth_interval = 1};
-    for (int i = 0; i < 4; i++) step(&c, 3.0f, 0x1p-20f, limits);
-    assert_true(c.loss_scale == 0x1p24f);
 }

@@ -6,11 +6,24 @@
 
 enum { TINY_C = 64, TINY_L = 2, TINY_STREAM = 4711 };
 
+// Models live until the test ends: TestFixture test_each = {.teardown = models_destroy};
+static struct {
+    Gpt2 *made[256];
+    int count;
+} models;
+
+static inline int models_destroy(void **state) {
+    (void)state;
+    while (models.count > 0) gpt2_destroy(models.made[--models.count]);
+    return 0;
+}
+
 static inline Gpt2 *model_of(Gpt2Options options) {
     Error why;
     Gpt2 *model = gpt2_create(&options, &why);
     if (!model) fail_msg("%s", why.text);
-    return model;
+    if (models.count == 256) fail_msg("more than 256 models in a test");
+    return models.made[models.count++] = model;
 }
 
 static inline Gpt2 *tiny_create(int64_t V, int64_t B, int64_t T, int64_t sequences) {
