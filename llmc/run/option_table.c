@@ -1,11 +1,6 @@
-// The option table and what is read from it alone: names, the nearest name, values as text, --help.
+// The option table, and --help, which shows it. What is typed is read in options.c.
 #include "llmc/run/options.h"
 
-#include "llmc/base/format.h"
-
-#include <ctype.h>
-#include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const char DATA[] = "Data";
@@ -16,10 +11,11 @@ static const char EVALUATION[] = "Evaluation and samples";
 static const char OUTPUT[] = "Output";
 static const char MACHINE[] = "Machine";
 
-// Type and place of a field; the type is the compiler's word, so row and struct cannot disagree.
+// Type and place of a field; the type is the compiler's word, so row and struct cannot disagree. Enums are unsigned.
 #define TYPE_OF(value)                                                                                                 \
-    _Generic(value, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING)
-#define FIELD(name) TYPE_OF(((Options *)0)->name), offsetof(Options, name)
+    _Generic(value, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING,          \
+             unsigned : OPTION_WORD)
+#define FIELD(name) .type = TYPE_OF(((Options *)0)->name), .offset = offsetof(Options, name)
 
 // The largest integer that JSON readers keep exactly, and a step count nobody reaches: enough, and never an overflow.
 #define MAX_EXACT 9007199254740991.0
@@ -27,10 +23,15 @@ static const char MACHINE[] = "Machine";
 // What the doubles beta may be: below 1, or the moments never move.
 #define BELOW_ONE 0.999999
 
+// The values of words whose enum is in another order than they are, or begins elsewhere.
+static const unsigned DTYPES[] = {DTYPE_COUNT, DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
+static const unsigned EXPORT_DTYPES[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON};
+
 #define ONE_PROCESS "accepted for llm.c command lines; one process in this version"
 
 // clang-format off
-static const OptionRow TABLE[] = {
+const OptionRow option_table[] = {
     {DATA, "train-data", "i", FIELD(train_data), "data/shards/train_*.bin", 0, 0, "GLOB",
      "token shards to train on; quote the pattern"},
     {DATA, "val-data",   "j", FIELD(val_data),   "data/shards/val_*.bin",   0, 0, "GLOB",
@@ -42,7 +43,7 @@ static const OptionRow TABLE[] = {
     {MODEL, "model",          "e",  FIELD(model),     "d12",  0, 0, "MODEL",
      "d6 d12 d24 d36 d48, gpt3:c768, L=6,C=384,NH=6,T=256, a GPT-2 directory of Hugging Face's form, an llm.c .bin"},
     {MODEL, "dtype",          NULL, FIELD(dtype),     "auto", 0, 0, "auto|bf16|fp16|fp32",
-     "type of weights and activations; auto: the fastest of this machine"},
+     "type of weights and activations; auto: the fastest of this machine", OPTION_OF_RUN, DTYPES},
     {MODEL, "master-weights", "w",  FIELD(master),    "1",    0, 1, "[0|1]",
      "keep fp32 master weights beside bf16 or fp16"},
     {MODEL, "recompute",      "r",  FIELD(recompute), "0",    0, 0, "LEVEL",
@@ -68,7 +69,7 @@ static const OptionRow TABLE[] = {
     {BATCH, "tokens",      NULL, FIELD(tokens),      "0",   0,     1e18, "TOKENS",
      "length of the run in tokens, such as 10e9, instead of -x; 0: as -x says"},
     {BATCH, "max-minutes", NULL, FIELD(max_minutes), "0",   0,       1e7, "MINUTES",
-     "save and stop after this time; 0: no limit"},
+     "save and stop after this time; 0: no limit", OPTION_OF_PROCESS},
     {BATCH, "overfit",     "a",  FIELD(overfit),     "0",   0,         1, "[0|1]",
      "train on one batch over and over: its loss must go to 0"},
 
@@ -121,7 +122,7 @@ static const OptionRow TABLE[] = {
     {EVALUATION, "prompt",        NULL, FIELD(prompt),        "",     0,         0, "TEXT",
      "how a sample begins; default: with end-of-text"},
     {EVALUATION, "interactive",   NULL, FIELD(interactive),   "0",    0,         1, "[0|1]",
-     "with -x 0: answer prompts from stdin, line by line"},
+     "with -x 0: answer prompts from stdin, line by line", OPTION_OF_PROCESS},
     {EVALUATION, "hellaswag",     "h",  FIELD(hellaswag),     "0",    0,         1, "0|1",
      "score HellaSwag at every validation: data/hellaswag/hellaswag_val.bin, or --choices; help is --help"},
     {EVALUATION, "choices",       NULL, FIELD(choices),       "",     0,         0, "GLOB",
@@ -130,7 +131,7 @@ static const OptionRow TABLE[] = {
      "examples to score of each of them; 0: all"},
 
     {OUTPUT, "output",           "o",  FIELD(output),           "",      0,         0, "DIR",
-     "directory for checkpoints and main.log; default: nothing is written"},
+     "directory for checkpoints and main.log; default: nothing is written", OPTION_OF_PLACE},
     {OUTPUT, "checkpoint-every", "n",  FIELD(checkpoint_every), "1000",  0, MAX_STEPS, "STEPS",
      "save every so many steps and at the end; 0: only at the end"},
     {OUTPUT, "keep",             "nk", FIELD(keep),             "2",     0,       1e6, "N",
@@ -138,30 +139,31 @@ static const OptionRow TABLE[] = {
     {OUTPUT, "major-every",      "nm", FIELD(major),            "0",     0, MAX_STEPS, "STEPS",
      "keep those of every so many steps for ever; 0: none"},
     {OUTPUT, "resume",           "y",  FIELD(resume),           "0",     0,         1, "[0|1]",
-     "go on from the newest checkpoint in DIR that is whole"},
+     "go on from the newest checkpoint in DIR that is whole", OPTION_OF_PROCESS},
     {OUTPUT, "reset-optimizer",  NULL, FIELD(reset_optimizer),  "0",     0,         1, "[0|1]",
-     "with -y: go on with new moments, for another optimizer than the checkpoint's"},
+     "with -y: go on with new moments, for another optimizer than the checkpoint's", OPTION_OF_PROCESS},
     {OUTPUT, "progress",         NULL, FIELD(progress),         "-1",   -1,         1, "[-1|0|1]",
-     "progress bar; -1: when stdout is a terminal"},
+     "progress bar; -1: when stdout is a terminal", OPTION_OF_PROCESS},
     {OUTPUT, "tensorboard",      NULL, FIELD(tensorboard),      "1",     0,         1, "[0|1]",
      "write TensorBoard's event file into DIR"},
     {OUTPUT, "export",           NULL, FIELD(export_path),      "",      0,         0, "PATH",
      "at the end write the weights as an llm.c model (PATH ends in .bin) or a Hugging Face directory"},
     {OUTPUT, "export-dtype",     NULL, FIELD(export_dtype),     "fp32",  0,         0, "fp32|bf16|fp16",
-     "type of the exported weights; llm.c has no fp16"},
+     "type of the exported weights; llm.c has no fp16", OPTION_OF_RUN, EXPORT_DTYPES},
 
     {MACHINE, "threads",       NULL, FIELD(threads),       "0",   0, 1024, "N",
      "threads of the CPU backend; 0: all cores this process may use"},
     {MACHINE, "plan",          NULL, FIELD(plan),          "",    0,    0, "[text|json]",
-     "print what this run would take, on this machine and on GPUs, and end"},
+     "print what this run would take, on this machine and on GPUs, and end", OPTION_OF_PROCESS, PLAN_FORMS},
     {MACHINE, "gpu",           NULL, FIELD(gpu),           "",    0,    0, "GPU",
-     "with --plan: for these only, such as h200, rtx4090, t4 or a size like 24G; several are joined by commas"},
+     "with --plan: for these only, such as h200, rtx4090, t4 or a size like 24G; several are joined by commas",
+     OPTION_OF_PROCESS},
     {MACHINE, "price",         NULL, FIELD(price),         "0",   0,  1e6, "DOLLARS",
-     "with --plan: of an hour of the GPU, for the cost of the run"},
+     "with --plan: of an hour of the GPU, for the cost of the run", OPTION_OF_PROCESS},
     {MACHINE, "numerics-every", NULL, FIELD(numerics_every), "0", 0, MAX_STEPS, "STEPS",
      "log largest values, underflow, overflow and update sizes of all kinds of tensors every so many steps; 0: never"},
     {MACHINE, "profile",       NULL, FIELD(profile),       "0",   0, 1000, "STEPS",
-     "time every op of so many steps, print the table and end; the trace goes to -o DIR"},
+     "time every op of so many steps, print the table and end; the trace goes to -o DIR", OPTION_OF_PROCESS},
     {MACHINE, "tf32",          "f",  FIELD(tf32),          "1",   0,    1, "[0|1]",
      "TF32 tensor cores for fp32 on GPUs that have them"},
     {MACHINE, "attention",     NULL, FIELD(attention),     "auto", 0,   0, "auto|cudnn|own",
@@ -184,113 +186,10 @@ static const OptionRow TABLE[] = {
      ONE_PROCESS},
     {MACHINE, "fs-path",       "pf", FIELD(fs_path),       "",    0,    0, "PATH",
      ONE_PROCESS},
+    {0},
 };
 // clang-format on
-
-enum { NUM_ROWS = sizeof TABLE / sizeof TABLE[0] };
-_Static_assert(NUM_ROWS <= 128, "Options.given has one bit a row");
-
-const OptionRow *option_table(int *count) {
-    *count = NUM_ROWS;
-    return TABLE;
-}
-
-bool option_is_flag(const OptionRow *row) { return row->metavar[0] == '['; }
-
-bool option_is_choice(const OptionRow *row) { return row->type == OPTION_STRING && strchr(row->metavar, '|'); }
-
-bool option_may_be_auto(const OptionRow *row) { return strncmp(row->metavar, "auto|", 5) == 0; }
-double option_least(const OptionRow *row) { return row->min + (option_may_be_auto(row) ? 1 : 0); }
-
-const char *option_flag_value(const OptionRow *row, char *buf, int size) {
-    const char *first = row->metavar + 1; // behind the bracket
-    if (row->type != OPTION_STRING) return "1";
-    snprintf(buf, (size_t)size, "%.*s", (int)strcspn(first, "|]"), first);
-    return buf;
-}
-
-// ------------------------------------------------------------------------------------------------------------- names
-
-static bool same_name(const char *a, const char *name, size_t length) {
-    return a && strlen(a) == length && memcmp(a, name, length) == 0;
-}
-
-const OptionRow *option_find(const char *name, size_t length) {
-    for (int i = 0; i < NUM_ROWS; i++) {
-        if (same_name(TABLE[i].long_name, name, length) || same_name(TABLE[i].short_name, name, length))
-            return &TABLE[i];
-    }
-    return NULL;
-}
-
-static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
-static int min3(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
-
-// Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions and swaps of
-// neighbours, each 1; capitals do not matter. Damerau, "A technique for computer detection and correction of spelling
-// errors", 1964.
-enum { LONGEST_NAME = 32 };
-static int edit_distance(const char *a, const char *b) {
-    int n = (int)strlen(a), m = (int)strlen(b);
-    int d[LONGEST_NAME + 1][LONGEST_NAME + 1];
-    for (int i = 0; i <= n; i++) d[i][0] = i;
-    for (int j = 0; j <= m; j++) d[0][j] = j;
-    for (int i = 1; i <= n; i++) {
-        for (int j = 1; j <= m; j++) {
-            d[i][j] = min3(d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + !same_letter(a[i - 1], b[j - 1]));
-            bool swapped = i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]);
-            if (swapped && d[i - 2][j - 2] + 1 < d[i][j]) d[i][j] = d[i - 2][j - 2] + 1;
-        }
-    }
-    return d[n][m];
-}
-
-// A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
-// the same first letter ("--lr": -l, not -r). INT_MAX: they have less than half of their letters in common.
-static int name_distance(const char *typo, const char *name) {
-    const int edits = strlen(typo) >= 3 && strcasestr(name, typo) ? 1 : edit_distance(typo, name);
-    const size_t longer = strlen(typo) > strlen(name) ? strlen(typo) : strlen(name);
-    return 2 * edits > (int)longer ? INT_MAX : 2 * edits + !same_letter(typo[0], name[0]);
-}
-
-bool option_nearest(const char *typo, char *buf, int size) {
-    char word[LONGEST_NAME + 1];
-    snprintf(word, sizeof word, "%s", typo);
-    int nearest = INT_MAX;
-    for (int i = 0; i < NUM_ROWS; i++) {
-        const char *names[] = {TABLE[i].long_name, TABLE[i].short_name};
-        for (int k = 0; k < 2; k++) {
-            if (!names[k]) continue;
-            int distance = name_distance(word, names[k]);
-            if (distance >= nearest) continue;
-            nearest = distance;
-            snprintf(buf, (size_t)size, "%s%s", k == 0 ? "--" : "-", names[k]);
-        }
-    }
-    return nearest < INT_MAX;
-}
-
-// ------------------------------------------------------------------------------------------------------------ values
-
-const void *option_field(const OptionRow *row, const Options *options) { return (const char *)options + row->offset; }
-
-double option_number(const OptionRow *row, const Options *options) {
-    const void *field = option_field(row, options);
-    return row->type == OPTION_INT     ? (double)*(const int *)field
-           : row->type == OPTION_INT64 ? (double)*(const int64_t *)field
-                                       : *(const double *)field;
-}
-
-const char *option_string(const OptionRow *row, const Options *options) {
-    return *(char *const *)option_field(row, options);
-}
-
-char *option_text(const OptionRow *row, const Options *options) {
-    if (row->type == OPTION_STRING) return strdup(option_string(row, options));
-    const double x = option_number(row, options);
-    char text[40];
-    return strdup(option_may_be_auto(row) && x == row->min ? "auto" : format_exact(x, text, sizeof text));
-}
+_Static_assert(sizeof option_table / sizeof *option_table <= 129, "Options.given has one bit a row");
 
 // -------------------------------------------------------------------------------------------------------------- --help
 
@@ -317,9 +216,9 @@ static void print_wrapped(FILE *out, const char *text) {
 
 // "[4; 1..65536]": default and range. Choices and flags already show theirs beside the name.
 static void describe_values(const OptionRow *row, char *buf, size_t size) {
-    if (row->type == OPTION_STRING && !*row->fallback) {
+    if (!*row->fallback) {
         buf[0] = '\0';
-    } else if (row->type == OPTION_STRING || option_is_flag(row) || row->min == row->max) {
+    } else if (row->type >= OPTION_STRING || option_is_flag(row) || row->min == row->max) {
         snprintf(buf, size, " [%s]", row->fallback);
     } else if (row->max >= NO_CONCERN) {
         snprintf(buf, size, " [%s; %g..]", row->fallback, option_least(row));
@@ -351,11 +250,9 @@ void option_print_help(FILE *out, const char *program) {
             "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M -y  go on where it stopped\n"
             "  %s -e runs/124M/step_00005000 -x 0 -v 1 -m 0              evaluate and sample only\n",
             program, program, program, program);
-    int count;
-    const OptionRow *rows = option_table(&count);
-    for (int i = 0; i < count; i++) {
-        if (i == 0 || rows[i].group != rows[i - 1].group) fprintf(out, "\n%s\n", rows[i].group);
-        print_row(out, &rows[i]);
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        if (row == option_table || row->group != row[-1].group) fprintf(out, "\n%s\n", row->group);
+        print_row(out, row);
     }
     fprintf(out, "\n%-*sthis page\n", HELP_COLUMN, "  --help");
 }

@@ -1,15 +1,19 @@
-// Command-line options: THE OPTION TABLE (option_table.c) states for each its names, type, range, default, group and
-// help. Parsing, checks, --help, the nearest name of a typo, the JSON in checkpoints and logs all come from that table:
-// to add an option, add a field to Options and a row there.
+// Command-line options: THE OPTION TABLE (option_table.c) states for each its names, type, range, default, group, help
+// and whether a resume takes it over. Parsing, checks, --help, the nearest name of a typo, the JSON in checkpoints and
+// logs all come from that table: to add an option, add a field to Options and a row there.
 // The struct is plain values; strings belong to the Options, are never NULL and live until options_free.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/device.h"
+#include "llmc/train/optimizer.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+
+typedef enum { GRADIENTS_FP32, GRADIENTS_COMPUTE } GradientType;
+typedef enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
+typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON } PlanForm;
 
 typedef struct {
     // data
@@ -17,14 +21,14 @@ typedef struct {
     char *val_data;   // -j
     char *tokenizer;  // --tokenizer  "" = as found beside weights or shards
     // model
-    char *model;       // -e  descriptor, directory or .bin
-    char *dtype;       // --dtype auto|bf16|fp16|fp32
-    int master;        // -w   keep fp32 master weights
-    char *recompute;   // -r   auto, or what recompute_parse takes
-    int fp8;           // --fp8
-    char *fp8_scaling; // --fp8-scaling current|delayed
-    char *grad_dtype;  // --grad-dtype fp32|compute
-    char *offload;     // --offload none|optimizer
+    char *model;             // -e  descriptor, directory or .bin
+    DType dtype;             // --dtype  DTYPE_COUNT = auto
+    int master;              // -w   keep fp32 master weights
+    char *recompute;         // -r   auto, or what recompute_parse takes
+    int fp8;                 // --fp8
+    Fp8Scaling fp8_scaling;  // --fp8-scaling
+    GradientType grad_dtype; // --grad-dtype
+    OffloadChoice offload;   // --offload
     // batch and length
     int64_t B;           // -b  0 = auto: the largest that fits
     int64_t T;           // -t  0 = the model's longest context, at most 1024
@@ -34,12 +38,12 @@ typedef struct {
     double max_minutes;  // --max-minutes  0 = no limit
     int overfit;         // -a
     // optimisation
-    char *optimizer;          // --optimizer
+    OptimizerKind optimizer;  // --optimizer
     double lr;                // -l  -1 = auto: that of the optimizer
     int64_t warmup;           // -u  -1 = 2% of the steps, at most 700
     double final_fraction;    // -q
     double weight_decay;      // -c
-    char *schedule;           // -k
+    ScheduleKind schedule;    // -k
     double beta1, beta2, eps; // --beta1 --beta2 --eps
     double momentum;          // --momentum
     double grad_clip;         // --grad-clip
@@ -70,16 +74,16 @@ typedef struct {
     int progress;             // --progress  -1 auto, 0 off, 1 on
     int tensorboard;          // --tensorboard
     char *export_path;        // --export  "" = none
-    char *export_dtype;       // --export-dtype fp32|bf16|fp16
+    DType export_dtype;       // --export-dtype
     // machine
     int threads;                                    // --threads
-    char *plan;                                     // --plan  "" = no, text, json
+    PlanForm plan;                                  // --plan
     char *gpu;                                      // --gpu  what --plan is for: names and sizes; "" = the table
     double price;                                   // --price  dollars an hour, for --plan; 0 = none
     int64_t numerics_every;                         // --numerics-every  0 = never
     int64_t profile;                                // --profile  0 = off
     int tf32;                                       // -f
-    char *attention;                                // --attention auto|cudnn|own
+    AttentionChoice attention;                      // --attention
     int gelu_fusion;                                // -ge  -1 auto, 0 none, 1 forward, 2 forward and backward
     int64_t log_gpu_every;                          // -lg  0 = never
     int zero_stage;                                 // -z
@@ -116,9 +120,19 @@ bool options_adopt_json(Options *options, const char *json, Error *err);
 // NULL if none does. -y, --progress and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
 
-// ------------------------------------------------------------------------------------- rows of the table, for llmc/run
+// Sets a string of Options to a copy of text.
+void options_set_string(char **field, const char *text);
 
-typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING } OptionType;
+// --------------------------------------------------------------------------------------------------- rows of the table
+
+typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING, OPTION_WORD } OptionType;
+
+// What it belongs to, which is what a resume makes of it.
+typedef enum {
+    OPTION_OF_RUN,     // taken over unless it is given again, and a difference is told
+    OPTION_OF_PLACE,   // where the run is kept: not taken over, but a difference is told
+    OPTION_OF_PROCESS, // how this process is started, limited and watched: neither
+} OptionScope;
 
 typedef struct {
     const char *group;      // heading in --help; rows of a group stand together
@@ -129,34 +143,24 @@ typedef struct {
     const char *fallback;   // the default, as it would be typed
     double min, max;        // allowed numbers, both included. Integers up to 2^53, so that JSON and double hold them
     const char *metavar;    // what stands for the value in --help. "[0|1]": may be left out and is 1 then;
-                            // "a|b|c": a string that must be one of these; "[a|b]": may be left out and is
+                            // "a|b|c" of a word: one of these; "[a|b]": may be left out and is
                             // the first then; "auto|X": a number, or auto, which is kept as min: what
                             // may be typed begins one above it
     const char *help;       // for min == max also the reason in the message that refuses other values
+    OptionScope scope;
+    const unsigned *values; // of the words, in their order; NULL: 0, 1, 2, ... A fallback that is no word is 0
 } OptionRow;
 
-const OptionRow *option_table(int *count);
+extern const OptionRow option_table[]; // the last has no name
+
 // The row with exactly this long or short name (`length` bytes, no dashes), or NULL.
 const OptionRow *option_find(const char *name, size_t length);
-// The option whose name is nearest to a mistyped one (no dashes), as "--batch-size" or "-nk" into buf; false: none has
-// half of its letters.
-bool option_nearest(const char *typo, char *buf, int size);
 
 bool option_is_flag(const OptionRow *row); // the value may be left out
-// The value of a flag that is left out: 1, or the first word of its list, which goes into buf.
-const char *option_flag_value(const OptionRow *row, char *buf, int size);
-bool option_may_be_auto(const OptionRow *row);
-double option_least(const OptionRow *row);   // the least number that may be typed
-bool option_is_choice(const OptionRow *row); // a string out of a list
+double option_least(const OptionRow *row); // the least number that may be typed
 
-// The field of the row: an int, int64_t, double or char *.
-const void *option_field(const OptionRow *row, const Options *options);
-double option_number(const OptionRow *row, const Options *options);      // not for OPTION_STRING
-const char *option_string(const OptionRow *row, const Options *options); // OPTION_STRING only
-// The value as it would be typed, malloced; NULL without memory.
-char *option_text(const OptionRow *row, const Options *options);
-
-// Sets the field from text, as if it had been typed after name.
-bool option_set(const OptionRow *row, Options *options, const char *name, const char *value, Error *err);
+// The value as JSON has it, but for the quotes of strings and words: a number, even where it stands for auto.
+enum { OPTION_VALUE = 40 };
+const char *option_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]);
 
 void option_print_help(FILE *out, const char *program);

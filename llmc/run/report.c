@@ -257,7 +257,7 @@ static void resume_lines(const Report *r) {
     const RunSetup *s = r->setup;
     if (r->options->reset_optimizer && r->options->max_steps != 0)
         runlog_text(r->log, "optimizer   --reset-optimizer: %s begins with a new state after step %lld",
-                    optimizer_name(s->optimizer), (long long)s->state.step);
+                    optimizer_name(r->options->optimizer), (long long)s->state.step);
     char *changed = options_diff_json(r->options, s->state.options_json);
     if (changed) runlog_text(r->log, "changed since the checkpoint:\n%.*s", (int)strlen(changed) - 1, changed);
     free(changed);

@@ -93,15 +93,3 @@ TEST(a_warm_up_beyond_the_run_only_rises) {
     assert_true(schedule_lr(&s, 4) == s.max_lr * 0.5);
     assert_true(schedule_lr(&s, 400) == s.max_lr * 0.5);
 }
-
-TEST(names_are_parsed_and_unknown_ones_listed) {
-    for (int k = 0; k < NUM_KINDS; k++) {
-        ScheduleKind kind;
-        assert_true(schedule_parse(&kind, schedule_name(KINDS[k]), NULL));
-        assert_int_equal(kind, KINDS[k]);
-    }
-    Error err;
-    ScheduleKind kind;
-    assert_false(schedule_parse(&kind, "foo", &err));
-    assert_string_equal(err.text, "schedule \"foo\": must be one of cosine, linear, constant, wsd");
-}
