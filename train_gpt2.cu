@@ -220,8 +220,8 @@ static bool save(Run *run, Error *err) {
     free(state->tuning);
     state->tuning = tuning;
     if (!checkpoint_save(o->output, run->model, state, err)) return false;
-    runlog_text(run->log, "saved       %s/step_%08lld in %.1f s", o->output, (long long)state->step,
-                now_seconds() - began);
+    runlog_field(run->log, "saved", "%s/step_%08lld in %.1f s", o->output, (long long)state->step,
+                 now_seconds() - began);
     Error kept;
     if (!checkpoint_rotate(o->output, (int)o->keep, o->major, &kept)) report_kept_checkpoint(run->report, &kept);
     return true;
@@ -233,7 +233,7 @@ static bool use_weights(Run *run, Error *err) {
     if (*o->export_path) {
         if (!export_model(o->export_path, run->model, o->export_dtype, run->setup.state.eot, run->setup.tokenizer, err))
             return false;
-        runlog_text(run->log, "exported    %s in %s", o->export_path, dtype_name(o->export_dtype));
+        runlog_field(run->log, "exported", "%s in %s", o->export_path, dtype_name(o->export_dtype));
     }
     if (!o->interactive) return true;
     GenerateOptions options = run_setup_generate(&run->setup);

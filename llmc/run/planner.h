@@ -139,6 +139,11 @@ Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
 
 // ------------------------------------------------------------------------------------------------------ the whole plan
 
+// The shape of a model as fields of an object: JSON_ADD(object, JSON_SHAPE(config)).
+#define JSON_SHAPE(c)                                                                                                  \
+    JSON_NUMBER("L", (c)->L), JSON_NUMBER("C", (c)->C), JSON_NUMBER("NH", (c)->NH), JSON_NUMBER("V", (c)->V),          \
+        JSON_NUMBER("Vp", (c)->Vp), JSON_NUMBER("max_T", (c)->max_T)
+
 typedef struct {
     Gpt2Options model;     // B and recompute are set from what follows
     bool any_batch;        // -b auto: chosen for each GPU

@@ -56,11 +56,13 @@ void runlog_close(RunLog *log); // clears the bar; NULL is fine
 
 // A line for the reader (stdout only), above the progress bar; the newline is added.
 void runlog_text(RunLog *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// One JSON object for the file: {"event": event, "time": unix seconds, ...}; json is the inner part, such as
-// "\"step\":3", or a whole object text when it starts with '{' (merged). NULL or "": nothing more.
-// TensorBoard gets the numbers of an object with a step as event/KEY (of "end" as whole_run/KEY), one without a step as
-// a text.
-void runlog_event(RunLog *log, const char *event, const char *json);
+// The same with what it is about in the first columns; "": still about that of the line before.
+//   memory      weights 1.50 MiB, ...
+void runlog_field(RunLog *log, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+// One JSON object for the file: {"event": event, "time": unix seconds, ...}; what is printed are its other fields, such
+// as "\"step\":3". TensorBoard gets the numbers of an object with a step as event/KEY (of "end" as whole_run/KEY), one
+// without a step as a text.
+void runlog_event(RunLog *log, const char *event, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 typedef struct {
     int64_t step;           // 1 .. total

@@ -126,6 +126,7 @@ TEST(validation_samples_and_text_are_plain_lines) {
     Capture c = capture_start(stdout);
     RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
     runlog_text(log, "model %s, %d layers", "d12", 12);
+    runlog_field(log, "first step", "%d", 7), runlog_field(log, "", "below it");
     runlog_validation(log, 250, log1p(1.0), 0, 65536, 1.25);
     runlog_validation(log, 250, log1p(1.0), 0.98123, 65536, 1.25);
     runlog_choices(log, 250, "hellaswag_val", 10042, 2822, 2968, 12.34);
@@ -141,7 +142,7 @@ TEST(validation_samples_and_text_are_plain_lines) {
     runlog_event(log, "start", "\"ignored\":1"); // no file: nowhere to go
     runlog_close(log);
     char *text = capture_end(&c);
-    assert_string_equal(text, "model d12, 12 layers\n"
+    assert_string_equal(text, "model d12, 12 layers\nfirst step  7\n            below it\n"
                               "validation at step 250 | loss 0.6931 | perplexity 2.00 | 65.54K tokens in 1.2s\n"
                               "validation at step 250 | loss 0.6931 | perplexity 2.00 | 0.9812 bits/byte | 65.54K "
                               "tokens in 1.2s\n"
@@ -306,15 +307,14 @@ TEST(numerics_are_shares_by_class) {
 }
 
 static void three_events(RunLog *log) {
-    runlog_event(log, "inner", "\"a\":1");
-    runlog_event(log, "whole", " {\n  \"a\": {\"b\": 2}\n}\n");
-    runlog_event(log, "empty", " { } ");
-    runlog_event(log, "none", NULL);
+    runlog_event(log, "fields", "\"a\":%d", 1);
+    runlog_event(log, "lines", "\n  \"a\": {\"b\": 2}\n");
+    runlog_event(log, "none", "%s", "");
 }
 
-TEST(events_take_inner_json_whole_objects_or_nothing) {
-    assert_lines(logged(false, 0, three_events), "{'event':'inner','a':1}\n{'event':'whole','a': {'b': 2} }\n"
-                                                 "{'event':'empty'}\n{'event':'none'}\n");
+TEST(events_are_one_line_each_with_their_fields_or_none) {
+    assert_lines(logged(false, 0, three_events), "{'event':'fields','a':1}\n{'event':'lines',   'a': {'b': 2} }\n"
+                                                 "{'event':'none'}\n");
 }
 
 static void one_event(RunLog *log) { runlog_event(log, "resume", "\"step\":2"); }
@@ -386,7 +386,7 @@ TEST(a_second_process_is_refused_and_touches_nothing) {
     // A second descriptor counts as another process does.
     assert_error(runlog_open(tmp.path, true, 3, 0, true, &err), "/main.log: another process is writing it");
     assert_null(runlog_open(tmp.path, false, 0, 0, true, &err));
-    runlog_event(log, "second", NULL);
+    runlog_event(log, "second", "%s", "");
     runlog_close(log);
     log = runlog_open(tmp.path, true, 7, 0, false, &err);
     assert_non_null(log);
@@ -431,9 +431,9 @@ static void many_events(RunLog *log) {
     char json[64];
     snprintf(json, sizeof json, "\"filler\":\"%s\"", filler);
     setrlimit(RLIMIT_FSIZE, &small);
-    for (int i = 0; i < 5; i++) runlog_event(log, "e", json);
+    for (int i = 0; i < 5; i++) runlog_event(log, "e", "%s", json);
     setrlimit(RLIMIT_FSIZE, &before);
-    runlog_event(log, "last", json); // there is room again
+    runlog_event(log, "last", "%s", json); // there is room again
 }
 
 TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
