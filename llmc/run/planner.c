@@ -371,6 +371,28 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
     if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
 }
 
+double planner_tokens(const PlanRequest *r, int64_t step_windows) {
+    return r->tokens > 0 ? r->tokens : (double)r->steps * (double)(step_windows * r->model.T);
+}
+
+double planner_steps(double tokens, int64_t tokens_per_step) { return ceil(tokens / (double)tokens_per_step); }
+
+bool planner_check_recompute(const PlanRequest *r, Error *err) {
+    Recompute ignored;
+    return strcmp(r->recompute, "auto") == 0 || recompute_parse(&ignored, r->recompute, r->model.config.L, err);
+}
+
+// The run as steps of the plan, and how long they take at least.
+static void plan_steps(DevicePlan *p, const PlanRequest *r) {
+    const int64_t step_tokens = p->windows * p->model.T;
+    const double tokens = planner_tokens(r, p->windows);
+    p->step_tokens = (double)step_tokens;
+    p->steps = tokens > 0 ? planner_steps(tokens, step_tokens) : 0;
+    p->step_seconds = p->batch > 0 ? p->step.seconds : 0;
+    p->run_seconds = p->step_seconds * p->steps;
+    p->run_cost = p->run_seconds / 3600 * r->price;
+}
+
 void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
     const int64_t most = r->step_windows;
     Gpt2Options m = plan->model;
@@ -395,5 +417,6 @@ bool planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu
     plan->batch = planner_largest_batch(&plan->model, plan->room, r->step_windows);
     if (gpu && plan->model.train)
         plan->step = planner_step(&plan->gpu.spec, &plan->model, plan->windows * plan->model.T);
+    plan_steps(plan, r);
     return true;
 }

@@ -159,7 +159,7 @@ typedef struct {
 
 // The plan for one device.
 typedef struct {
-    GpuChoice gpu; // memory 0: this machine
+    GpuChoice gpu; // without a name: this machine
     PlannedSizes sizes;
     Gpt2Options model; // dtype, B and recompute as they are there
     int64_t windows;   // of a step
@@ -167,14 +167,17 @@ typedef struct {
     Error why_not; // what it needs, and what would fit
     double room;   // bytes that the plan may take
     PlannedMemory memory;
-    int64_t batch;  // the largest B at the -r of model; 0: not one sequence fits
-    StepLimit step; // of a GPU; the same for smaller micro-batches, or nearly
+    int64_t batch;                              // the largest B at the -r of model; 0: not one sequence fits
+    StepLimit step;                             // of a GPU; the same for smaller micro-batches, or nearly
+    double step_tokens, steps;                  // steps 0: not known
+    double step_seconds, run_seconds, run_cost; // at least; 0: not known, or not one sequence fits
     // Filled by planner_alternatives:
     int64_t most[4];    // the largest B at -r 0 .. 3
     int64_t auto_batch; // of -b auto -r auto
     Recompute auto_recompute;
 } DevicePlan;
-// Fills *plan, which must stay where it is. gpu NULL: this machine. False and a message when -r cannot be read.
+// Fills *plan, which must stay where it is. gpu NULL: this machine, and its spec stays zero. False and a message when
+// -r cannot be read.
 bool planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu, Error *err);
 // What else would fit there: five searches more, for where it is shown.
 void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
@@ -182,19 +185,13 @@ void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
 bool planner_print(FILE *out, const PlanRequest *request, Error *err);
 
-// ---------------------------------------------------------------------------------- shared by the two ways of printing
+// --------------------------------------------------------------------------------------------- shared by its three
+// files
 
 // Tokens of the whole run with so many windows a step, 0: not known; and in how many steps.
 double planner_tokens(const PlanRequest *request, int64_t step_windows);
 double planner_steps(double tokens, int64_t tokens_per_step);
-// Whether -b or -r is chosen for each device.
-bool planner_is_auto(const PlanRequest *request);
 // Whether -r can be read.
 bool planner_check_recompute(const PlanRequest *request, Error *err);
-
 // -b auto -r auto, as planner_fit has it, without a message.
 bool planner_choose(Gpt2Options *model, double room, int64_t most);
-
-// gpus: those of --gpu; count 0: all of the table, and this machine.
-bool planner_print_text(FILE *out, const PlanRequest *request, const GpuChoice *gpus, int count, Error *err);
-bool planner_print_json(FILE *out, const PlanRequest *request, const GpuChoice *gpus, int count, Error *err);
