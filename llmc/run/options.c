@@ -115,31 +115,22 @@ static void set_number(const OptionRow *row, Options *options, double x) {
         *(double *)field = x;
 }
 
-// Digits with an optional minus, nothing else: no blanks, no hex, no 5e3. What overflows is out of every range.
-static bool set_integer(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+// Whole numbers are digits with an optional minus, nothing else: no blanks, no hex, no 5e3. What overflows saturates,
+// and is out of every range: limits are below 2^53, and what rounds beyond that is still beyond them.
+static bool set_number_from(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
     const char *digits = value + (*value == '-');
-    if (!*digits || digits[strspn(digits, "0123456789")]) {
-        return error_set(err, "%s %s: not a whole number (decimal digits only, such as 5000)", name,
-                         shown(value, strlen(value)).text);
-    }
-    int64_t n = strtoll(value, NULL, 10); // saturates
-    // Compared as doubles: limits are below 2^53, and what rounds beyond that is still beyond them.
-    if (!check_range(row, name, value, (double)n, err)) return false;
-    set_number(row, options, (double)n);
-    return true;
-}
-
-static bool set_double(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+    const bool is_whole = row->type != OPTION_DOUBLE;
     char *end;
-    double x = strtod(value, &end);
-    bool number = !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
-    if (!number) {
-        return error_set(err, "%s %s: not a number (such as 0.1 or 6e-4)", name, shown(value, strlen(value)).text);
-    }
-    if (!isfinite(x)) return error_set(err, "%s %s: not a finite number", name, shown(value, strlen(value)).text);
+    const double x = is_whole ? (double)strtoll(value, &end, 10) : strtod(value, &end);
+    const bool is_number = is_whole ? *digits && !digits[strspn(digits, "0123456789")]
+                                    : !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
+    if (!is_number || !isfinite(x))
+        return error_set(err, "%s %s: not %s", name, shown(value, strlen(value)).text,
+                         is_number  ? "a finite number"
+                         : is_whole ? "a whole number (decimal digits only, such as 5000)"
+                                    : "a number (such as 0.1 or 6e-4)");
     if (!check_range(row, name, value, x, err)) return false;
-    set_number(row, options, x);
-    return true;
+    return set_number(row, options, x), true;
 }
 
 // Sets the field from text, as if it had been typed after name.
@@ -148,8 +139,7 @@ static bool set_value(const OptionRow *row, Options *options, const char *name, 
     if (row->type == OPTION_WORD) return set_word(row, options, name, value, err);
     if (!*value) return error_set(err, "%s: the value is empty", name);
     if (may_be_auto(row) && strcmp(value, "auto") == 0) return set_number(row, options, row->min), true;
-    if (row->type == OPTION_DOUBLE) return set_double(row, options, name, value, err);
-    return set_integer(row, options, name, value, err);
+    return set_number_from(row, options, name, value, err);
 }
 
 static bool set_defaults(Options *options, Error *err) {

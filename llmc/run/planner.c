@@ -84,14 +84,11 @@ enum { MOST_GIGABYTES = 100000 };
 static double size_of(const char *text, size_t length) {
     char copy[NAME], *unit;
     if (length >= sizeof copy || length == 0 || !isdigit((unsigned char)text[text[0] == '-'])) return 0;
-    memcpy(copy, text, length);
-    copy[length] = '\0';
+    snprintf(copy, sizeof copy, "%.*s", (int)length, text);
     const double n = strtod(copy, &unit);
-    char plain[NAME] = "";
-    for (size_t i = 0; unit[i]; i++) plain[i] = (char)tolower((unsigned char)unit[i]), plain[i + 1] = '\0';
-    const char *word = plain + strspn(plain, " ");
-    const bool binary = strcmp(word, "gib") == 0;
-    if (!binary && strcmp(word, "g") != 0 && strcmp(word, "gb") != 0) return 0;
+    unit += strspn(unit, " ");
+    const bool binary = strcasecmp(unit, "gib") == 0;
+    if (!binary && strcasecmp(unit, "g") != 0 && strcasecmp(unit, "gb") != 0) return 0;
     return n > 0 && n <= MOST_GIGABYTES ? n * (binary ? 0x1p30 : 1e9) : -1;
 }
 
@@ -150,8 +147,6 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
     gpu->spec = *nearest;
     return true;
 }
-
-// -------------------------------------------------------------------------------------------------------------- memory
 
 // ------------------------------------------------------------------------------------------------------- a GPU's sizes
 
@@ -214,6 +209,7 @@ static const struct {
     [KIND_GENERATION] = {"generation", "cache decoder_tokens decoder_logits"},
     [KIND_OPTIMIZER] = {"optimizer_scratch", "optimizer_scratch"},
     [KIND_OTHER] = {"other", ""},
+    [KIND_GAPS] = {"gaps", ""},
 };
 const char *activation_kind_name(ActivationKind kind) { return KINDS[kind].name; }
 
@@ -238,13 +234,11 @@ PlannedMemory planner_memory(const Gpt2Options *model) {
         m.kinds[activation_kind(t.name)] += (double)t.bytes;
     }
     m.total = (double)memory_plan_total(plan);
-    m.gaps = m.total - (double)memory_plan_live_peak(plan);
+    m.kinds[KIND_GAPS] = m.total - (double)memory_plan_live_peak(plan);
     m.host = (double)gpt2_host_bytes(model);
     memory_plan_destroy(plan);
     return m;
 }
-
-// ---------------------------------------------------------------------------------------------------------------- time
 
 // --------------------------------------------------------------------------------------------------------------- FLOPs
 
@@ -343,14 +337,12 @@ double planner_step_bytes(const Gpt2Options *model, int64_t tokens) {
     return (double)tokens * a_token + update_bytes(model, ceil_div(tokens, model->B * model->T));
 }
 
-double planner_link_bytes(const Gpt2Options *model) { return (double)gpt2_host_bytes(model); }
-
 StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens) {
     const double peak = gpu_spec_peak(gpu, model->dtype), fp8_peak = gpu_spec_peak(gpu, DTYPE_E4M3);
     StepLimit s = {.flops = planner_step_flops(model, tokens),
                    .fp8_flops = planner_step_fp8_flops(model, tokens),
                    .bytes = planner_step_bytes(model, tokens),
-                   .link_bytes = planner_link_bytes(model)};
+                   .link_bytes = (double)gpt2_host_bytes(model)};
     if (peak == 0 || (s.fp8_flops > 0 && fp8_peak == 0)) return s;
     s.seconds = (s.flops - s.fp8_flops) / peak + s.bytes / gpu->bandwidth + s.link_bytes / gpu->link;
     if (s.fp8_flops > 0) s.seconds += s.fp8_flops / fp8_peak;
@@ -372,14 +364,18 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
 }
 
 double planner_tokens(const PlanRequest *r, int64_t step_windows) {
-    return r->tokens > 0 ? r->tokens : (double)r->steps * (double)(step_windows * r->model.T);
+    const Options *o = r->options;
+    return o->tokens > 0      ? o->tokens
+           : o->max_steps > 0 ? (double)o->max_steps * (double)(step_windows * r->model.T)
+                              : 0;
 }
 
 double planner_steps(double tokens, int64_t tokens_per_step) { return ceil(tokens / (double)tokens_per_step); }
 
 bool planner_check_recompute(const PlanRequest *r, Error *err) {
+    const char *text = r->options->recompute;
     Recompute ignored;
-    return strcmp(r->recompute, "auto") == 0 || recompute_parse(&ignored, r->recompute, r->model.config.L, err);
+    return strcmp(text, "auto") == 0 || recompute_parse(&ignored, text, r->model.config.L, err);
 }
 
 // The run as steps of the plan, and how long they take at least.
@@ -390,7 +386,7 @@ static void plan_steps(DevicePlan *p, const PlanRequest *r) {
     p->steps = tokens > 0 ? planner_steps(tokens, step_tokens) : 0;
     p->step_seconds = p->batch > 0 ? p->step.seconds : 0;
     p->run_seconds = p->step_seconds * p->steps;
-    p->run_cost = p->run_seconds / 3600 * r->price;
+    p->run_cost = p->run_seconds / 3600 * r->options->price;
 }
 
 void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
@@ -406,12 +402,13 @@ void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
 }
 
 bool planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
+    const Options *o = r->options;
     memset(plan, 0, sizeof *plan);
     plan->model = r->model;
     plan->room = planner_room(true);
     if (!planner_check_recompute(r, err)) return false;
-    if (gpu) move_to(plan, gpu, r->attention);
-    plan->fits = planner_fit(&plan->model, r->any_batch, r->recompute, plan->room, r->step_windows, &plan->why_not);
+    if (gpu) move_to(plan, gpu, o->attention);
+    plan->fits = planner_fit(&plan->model, r->model.B == 0, o->recompute, plan->room, r->step_windows, &plan->why_not);
     plan->windows = r->step_windows > 0 ? r->step_windows : plan->model.B;
     plan->memory = planner_memory(&plan->model);
     plan->batch = planner_largest_batch(&plan->model, plan->room, r->step_windows);

@@ -6,6 +6,7 @@
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
+#include "llmc/run/options.h"
 #include "llmc/tensor.h"
 
 #include <stdio.h>
@@ -41,8 +42,6 @@ double gpu_spec_peak(const GpuSpec *gpu, DType dtype);
 // dtype, or fp16 where the GPU has no bf16.
 DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype);
 
-// ------------------------------------------------------------------------------------------------------------ the plan
-
 // ---------------------------------------------------------------------------------------------------------- arithmetic
 
 // What the matmuls and attention of a step of `tokens` tokens must compute: the exact count of recompute.h (causal
@@ -60,11 +59,9 @@ double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens);
 //   a step       the norm of the gradient and the update, for the tensors of optimizer_state(), by op_table.def
 double planner_step_bytes(const Gpt2Options *model, int64_t tokens);
 
-// Under offload: bytes that go to the device and back in a step, one way.
-double planner_link_bytes(const Gpt2Options *model);
-
 typedef struct {
-    double flops, fp8_flops, bytes, link_bytes;
+    double flops, fp8_flops, bytes;
+    double link_bytes; // under offload: to the device and back, one way
     double seconds; // FLOP / peak + bytes / bandwidth + bytes / link: what is not a matmul waits for one, and the other
                     // way round, and the update waits for the norm of all gradients. 0: no peak is known
 } StepLimit;
@@ -100,6 +97,7 @@ typedef enum {
     KIND_GENERATION, // cache and activations of samples
     KIND_OPTIMIZER,  // scratch of the update
     KIND_OTHER,
+    KIND_GAPS, // what the layout loses: total - memory_plan_live_peak
     KIND_COUNT
 } ActivationKind;
 const char *activation_kind_name(ActivationKind kind); // "residual", ...
@@ -107,8 +105,7 @@ ActivationKind activation_kind(const char *name);      // of a tensor of the pla
 
 typedef struct {
     double classes[MEM_CLASS_COUNT]; // they sum to total
-    double kinds[KIND_COUNT];        // with gaps they sum to classes[MEM_ACTIVATIONS]
-    double gaps;                     // what the layout loses: total - memory_plan_live_peak
+    double kinds[KIND_COUNT];        // they sum to classes[MEM_ACTIVATIONS]
     double total;                    // of the arena
     double host;                     // of pinned host memory, under offload
 } PlannedMemory;
@@ -144,17 +141,11 @@ Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
     JSON_NUMBER("L", (c)->L), JSON_NUMBER("C", (c)->C), JSON_NUMBER("NH", (c)->NH), JSON_NUMBER("V", (c)->V),          \
         JSON_NUMBER("Vp", (c)->Vp), JSON_NUMBER("max_T", (c)->max_T)
 
+// What --plan plans: a model, whose B and recompute are set from -b and -r, and a run of it.
 typedef struct {
-    Gpt2Options model;     // B and recompute are set from what follows
-    bool any_batch;        // -b auto: chosen for each GPU
-    const char *recompute; // -r
-    int64_t step_windows;  // of T tokens; 0: as many as B
-    double tokens;         // of the whole run; 0: as steps say
-    int64_t steps;         // of it; 0: not known
-    const char *gpus;      // --gpu; "": the whole table
-    double price;          // dollars an hour; 0: not known
-    bool json;
-    AttentionChoice attention; // --attention
+    Gpt2Options model;
+    int64_t step_windows;   // of T tokens; 0: as many as B
+    const Options *options; // -b auto, -r, --tokens, -x, --gpu, --price, --plan, --attention
 } PlanRequest;
 
 // The plan for one device.

@@ -265,26 +265,24 @@ static bool find_remedies(Gpt2Options *m, const Gpt2Options *model, const Search
 }
 
 static bool explain(const Gpt2Options *model, const Search *search, Error *err) {
-    char asked[64], set[64], needs[64], there[64], what[160], least[64];
+    static const char smaller[] = "take a smaller model or context (-e, -t)";
+    char asked[64], set[64], needs[64], there[64], what[160], least[64], advice[320];
     Gpt2Options m;
     int remedies;
     recompute_text(&model->recompute, model->config.L, set, sizeof set);
     snprintf(asked, sizeof asked, "-b %lld -r %s", (long long)model->B, set);
-    format_bytes(bytes_needed(model), needs, sizeof needs);
-    format_bytes(search->room, there, sizeof there);
     const bool found = find_remedies(&m, model, search, &remedies);
     name_remedies(what, sizeof what, &m, remedies);
     format_bytes(bytes_needed(&m), least, sizeof least);
     if (found)
-        return error_set(err, "not enough memory: %s needs %s, there are %s; it fits with %s (%s)", asked, needs, there,
-                         what, least);
-    if (remedies == 0)
-        return error_set(err, "not enough memory: %s needs %s, there are %s; take a smaller model or context (-e, -t)",
-                         asked, needs, there);
-    return error_set(err,
-                     "not enough memory: %s needs %s, there are %s; even %s would need %s: take a smaller model or "
-                     "context (-e, -t)",
-                     asked, needs, there, what, least);
+        snprintf(advice, sizeof advice, "it fits with %s (%s)", what, least);
+    else if (remedies == 0)
+        snprintf(advice, sizeof advice, "%s", smaller);
+    else
+        snprintf(advice, sizeof advice, "even %s would need %s: %s", what, least, smaller);
+    return error_set(err, "not enough memory: %s needs %s, there are %s; %s", asked,
+                     format_bytes(bytes_needed(model), needs, sizeof needs),
+                     format_bytes(search->room, there, sizeof there), advice);
 }
 
 bool planner_choose(Gpt2Options *model, double room, int64_t most) {

@@ -19,13 +19,13 @@ static const char *set_text(const Recompute *r, const Gpt2Options *model, char b
 
 static void print_run(FILE *out, const PlanRequest *r) {
     const Gpt2Options *m = &r->model;
-    const int64_t windows = r->step_windows > 0 ? r->step_windows : r->any_batch ? 0 : m->B;
+    const int64_t windows = r->step_windows > 0 ? r->step_windows : m->B;
     const double tokens = planner_tokens(r, windows);
     char n[TEXT], shape[2 * TEXT], batch[TEXT] = "auto";
     fprintf(out, "plan        %s: %s parameters\n", model_config_text(&m->config, m->T, shape, sizeof shape),
             format_count((double)parameter_total(&m->config), n, TEXT));
-    if (!r->any_batch) snprintf(batch, TEXT, "%lld", (long long)m->B);
-    fprintf(out, "plan        -b %s -r %s", batch, r->recompute);
+    if (m->B > 0) snprintf(batch, TEXT, "%lld", (long long)m->B);
+    fprintf(out, "plan        -b %s -r %s", batch, r->options->recompute);
     if (windows > 0) fprintf(out, ", %lld tokens a step", (long long)(windows * m->T));
     if (tokens > 0 && windows > 0)
         fprintf(out, ", %.0f steps: %s tokens", planner_steps(tokens, windows * m->T), format_count(tokens, n, TEXT));
@@ -56,8 +56,6 @@ static void print_classes(FILE *out, const DevicePlan *p) {
             if (p->memory.kinds[k] > 0)
                 fprintf(out, "planned       %-17s %9s\n", activation_kind_name(k),
                         format_bytes(p->memory.kinds[k], bytes, TEXT));
-        if (p->memory.gaps > 0)
-            fprintf(out, "planned       %-17s %9s\n", "gaps", format_bytes(p->memory.gaps, bytes, TEXT));
     }
 }
 
@@ -140,7 +138,7 @@ static void print_limits(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     if (p->step_seconds == 0) return;
     fprintf(out, "limit       %s: a step %s, %s tokens/s", p->gpu.spec.name, l.step, l.rate);
     if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);
-    if (*l.cost != '-') fprintf(out, "; at $%.4g an hour %s, at 50%% %s", r->price, l.cost, l.half_cost);
+    if (*l.cost != '-') fprintf(out, "; at $%.4g an hour %s, at 50%% %s", r->options->price, l.cost, l.half_cost);
     fprintf(out, "\n");
 }
 
@@ -162,12 +160,12 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
 }
 
 // Whether -b or -r is chosen for each device.
-static bool is_auto_plan(const PlanRequest *r) { return r->any_batch || strcmp(r->recompute, "auto") == 0; }
+static bool is_auto_plan(const PlanRequest *r) { return r->model.B == 0 || strcmp(r->options->recompute, "auto") == 0; }
 
 static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     const GpuSpec *g = &p->gpu.spec;
     const Limits l = limits_of(p);
-    const bool is_auto = is_auto_plan(r), priced = r->price > 0;
+    const bool is_auto = is_auto_plan(r), priced = r->options->price > 0;
     char fits[TEXT], set[SET_TEXT], most[TEXT] = "none";
     snprintf(fits, TEXT, p->fits ? "yes" : is_auto ? "none" : "no");
     if (p->fits && is_auto)
@@ -193,7 +191,7 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
     snprintf(fits, TEXT, "-b %lld", (long long)r->model.B);
     fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-10s %-9s  %-9s  %s%s\n", "GPU", "memory",
             "datasheet peak", "bandwidth", is_auto_plan(r) ? AUTO_WIDTH : 6, is_auto_plan(r) ? "chosen" : fits, "most",
-            "a step", "tokens/s", "all steps", "at 50%", r->price > 0 ? "  cost at least" : "");
+            "a step", "tokens/s", "all steps", "at 50%", r->options->price > 0 ? "  cost at least" : "");
     for (int i = 1; i < count; i++) print_row(out, &plans[i], r);
 }
 
@@ -220,7 +218,7 @@ static void print_answer(FILE *out, const DevicePlan *p) {
 }
 
 static void print_text(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
-    const bool all = !*r->gpus;
+    const bool all = !*r->options->gpu;
     for (int i = 0; i < (all ? 1 : count); i++) print_answer(out, &plans[i]);
     print_run(out, r);
     if (all) print_table(out, plans, count, r);
@@ -240,13 +238,13 @@ static void add_run(cJSON *to, const PlanRequest *r) {
     JSON_ADD(cJSON_AddObjectToObject(to, "model"), JSON_SHAPE(&m->config),
              JSON_NUMBER("parameters", parameter_total(&m->config)));
     JSON_ADD(cJSON_AddObjectToObject(to, "run"), JSON_NUMBER("T", m->T),
-             r->any_batch ? JSON_TEXT("batch_size", "auto") : JSON_NUMBER("batch_size", m->B),
-             JSON_TEXT("recompute", r->recompute), JSON_KNOWN("tokens", r->tokens),
+             m->B > 0 ? JSON_NUMBER("batch_size", m->B) : JSON_TEXT("batch_size", "auto"),
+             JSON_TEXT("recompute", r->options->recompute), JSON_KNOWN("tokens", r->options->tokens),
              JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
              JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
              JSON_TEXT("grad_dtype", m->gradients_in_dtype ? "compute" : "fp32"),
              JSON_TEXT("offload", m->offload ? "optimizer" : "none"), JSON_BOOL("fp8", m->fp8),
-             JSON_BOOL("train", m->train), JSON_KNOWN("price", r->price));
+             JSON_BOOL("train", m->train), JSON_KNOWN("price", r->options->price));
 }
 
 static void add_memory(cJSON *to, const DevicePlan *p) {
@@ -263,7 +261,6 @@ static void add_memory(cJSON *to, const DevicePlan *p) {
     cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
     for (ActivationKind k = 0; k < KIND_COUNT; k++)
         JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
-    JSON_ADD(kinds, JSON_NUMBER("gaps", p->memory.gaps));
 }
 
 static void add_most(cJSON *to, const DevicePlan *p) {
@@ -336,8 +333,8 @@ bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
     GpuChoice gpus[MOST_GPUS] = {0};
     int count = 0, of_table;
     const GpuSpec *table = gpu_table(&of_table);
-    if (!planner_check_recompute(r, err) || !find_gpus(r->gpus, gpus, &count, err)) return false;
-    const bool all = count == 0; // this machine and the whole table
+    if (!planner_check_recompute(r, err) || !find_gpus(r->options->gpu, gpus, &count, err)) return false;
+    const bool json = r->options->plan == PLAN_JSON, all = count == 0; // this machine and the whole table
     for (int i = 0; i < of_table && all; i++) gpus[i + 1].spec = table[i];
     if (all) count = of_table + 1;
     DevicePlan *plans = calloc((size_t)count, sizeof *plans);
@@ -345,9 +342,9 @@ bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
     bool ok = true;
     for (int i = 0; i < count && ok; i++) {
         ok = planner_device(&plans[i], r, all && i == 0 ? NULL : &gpus[i], err);
-        if (ok && (r->json || !all || i == 0)) planner_alternatives(&plans[i], r);
+        if (ok && (json || !all || i == 0)) planner_alternatives(&plans[i], r);
     }
-    if (ok) (r->json ? print_json : print_text)(out, plans, count, r);
+    if (ok) (json ? print_json : print_text)(out, plans, count, r);
     free(plans);
     return ok;
 }

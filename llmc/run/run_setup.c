@@ -353,18 +353,8 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
-    const PlanRequest request = {
-        .model = run_setup_model(s),
-        .any_batch = o->B == 0,
-        .recompute = o->recompute,
-        .step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0,
-        .tokens = o->tokens,
-        .steps = o->max_steps > 0 ? o->max_steps : 0,
-        .attention = o->attention,
-        .gpus = o->gpu,
-        .price = o->price,
-        .json = o->plan == PLAN_JSON,
-    };
+    const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
+    const PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
     return gpt2_check_options(&request.model, err) && planner_print(stdout, &request, err);
 }
 
