@@ -164,26 +164,15 @@ static void runlog_print(RunLog *log, const char *name, const char *text, size_t
     fflush(stdout);
 }
 
-static void print_formatted(RunLog *log, const char *name, const char *format, va_list args) {
+void runlog_field(RunLog *log, const char *name, const char *format, ...) {
+    va_list args;
     char *text = NULL;
+    va_start(args, format);
     const int length = vasprintf(&text, format, args);
+    va_end(args);
     if (length < 0) return; // out of memory for a line of text: the run matters more
     runlog_print(log, name, text, (size_t)length);
     free(text);
-}
-
-void runlog_text(RunLog *log, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    print_formatted(log, NULL, format, args);
-    va_end(args);
-}
-
-void runlog_field(RunLog *log, const char *name, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    print_formatted(log, name, format, args);
-    va_end(args);
 }
 
 bool runlog_stream(void *context, const char *bytes, int64_t n) {
@@ -286,7 +275,7 @@ typedef struct {
     RunLog *log;
     const char *event; // its name in main.log
     char group[128];   // the first part of its tags in TensorBoard
-    FILE *json;        // NULL: out of memory; the run matters more
+    FILE *json;
     char *text;
     size_t bytes;
 } Entry;
