@@ -11,13 +11,6 @@ static Error err;
 
 TestFixture test_all = {start_device, stop_device};
 
-static Gpt2Options model_of(const char *descriptor, int64_t B, int64_t T) {
-    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = T};
-    assert_true(model_config_parse(&o.config, descriptor, &err));
-    if (o.config.V == 0) model_config_set_vocab(&o.config, GPT2_VOCAB);
-    return o;
-}
-
 // ---------------------------------------------------------------------------------------------------------- arithmetic
 
 TEST(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth) {
