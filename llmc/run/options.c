@@ -1,5 +1,5 @@
-// Parsing and checking of the command line over the option table; options as JSON for checkpoints and logs, and what
-// differs when a run goes on with others.
+// The option table, --help, parsing and checking of the command line; options as JSON for checkpoints and logs, and
+// what differs when a run goes on with others.
 //
 // The matcher is written here, forty lines, and accepts what getopt_long_only accepts of llm.c's command lines:
 // -b 4, -b=4, --batch-size 4, --batch-size=4, with one dash or two. getopt itself would harm: it takes any unambiguous
@@ -16,6 +16,111 @@
 #include <stdlib.h>
 #include <string.h>
 
+// ----------------------------------------------------------------------------------------------------------- the table
+
+static const char DATA[] = "Data";
+static const char MODEL[] = "Model";
+static const char BATCH[] = "Batch and length";
+static const char UPDATE[] = "Optimisation";
+static const char EVALUATION[] = "Evaluation and samples";
+static const char OUTPUT[] = "Output";
+static const char MACHINE[] = "Machine";
+
+// The largest integer that JSON readers keep exactly, and a step count nobody reaches: enough, and never an overflow.
+#define MAX_EXACT 9007199254740991.0
+#define MAX_STEPS 1e12
+// What the doubles beta may be: below 1, or the moments never move.
+#define BELOW_ONE 0.999999
+
+// The values of words whose enum is in another order than they are, or begins elsewhere.
+static const unsigned DTYPES[] = {DTYPE_COUNT, DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
+static const unsigned EXPORT_DTYPES[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON};
+
+#define ONE_PROCESS "accepted for llm.c command lines; one process in this version"
+
+// Enums are unsigned.
+#define TYPE_OF(value)                                                                                                 \
+    _Generic(value, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING,          \
+             unsigned : OPTION_WORD)
+#define OPTION(group, long_name, short_name, type, field, ...)                                                         \
+    {group, long_name, short_name, TYPE_OF((type){0}), .offset = offsetof(Options, field), __VA_ARGS__},
+const OptionRow option_table[] = {
+#include "llmc/run/options.def"
+    {0},
+};
+#undef OPTION
+_Static_assert(sizeof option_table / sizeof *option_table <= 129, "Options.given has one bit a row");
+
+// -------------------------------------------------------------------------------------------------------------- --help
+
+enum { HELP_COLUMN = 36, PAGE_WIDTH = 110 };
+
+// Upper limits from here on guard against typing errors; nobody plans by them. Messages still name them.
+static const double NO_CONCERN = 1e6;
+
+// Prints words from column HELP_COLUMN on, in lines of at most PAGE_WIDTH columns.
+static void print_wrapped(FILE *out, const char *text) {
+    int column = HELP_COLUMN;
+    while (*text) {
+        int word = (int)strcspn(text, " ");
+        if (column > HELP_COLUMN && column + 1 + word > PAGE_WIDTH) {
+            fprintf(out, "\n%*s", HELP_COLUMN, "");
+            column = HELP_COLUMN;
+        }
+        column += fprintf(out, "%s%.*s", column > HELP_COLUMN ? " " : "", word, text);
+        text += word;
+        text += strspn(text, " ");
+    }
+    fputc('\n', out);
+}
+
+// "[4; 1..65536]": default and range. Choices and flags already show theirs beside the name.
+static void describe_values(const OptionRow *row, char *buf, size_t size) {
+    if (!*row->fallback) {
+        buf[0] = '\0';
+    } else if (row->type >= OPTION_STRING || option_is_flag(row) || row->min == row->max) {
+        snprintf(buf, size, " [%s]", row->fallback);
+    } else if (row->max >= NO_CONCERN) {
+        snprintf(buf, size, " [%s; %g..]", row->fallback, option_least(row));
+    } else {
+        snprintf(buf, size, " [%s; %.15g..%.15g]", row->fallback, option_least(row), row->max);
+    }
+}
+
+static void print_row(FILE *out, const OptionRow *row) {
+    char names[128], values[128], text[512];
+    snprintf(names, sizeof names, "  %s%s%s--%s %s", row->short_name ? "-" : "", row->short_name ? row->short_name : "",
+             row->short_name ? ", " : "", row->long_name, row->metavar);
+    describe_values(row, values, sizeof values);
+    snprintf(text, sizeof text, "%s%s", row->help, values);
+    fprintf(out, "%-*s", HELP_COLUMN, names);
+    if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
+    print_wrapped(out, text);
+}
+
+void option_print_help(FILE *out, const char *program) {
+    fprintf(out,
+            "Pretrains GPT-2 models.\n"
+            "\n"
+            "usage: %s [options]\n"
+            "  values: -b 4, -b=4, --batch-size 4 or --batch-size=4; [default; smallest..largest]\n"
+            "\n"
+            "Examples\n"
+            "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M     train, save to runs/124M\n"
+            "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M -y  go on where it stopped\n"
+            "  %s -e runs/124M/step_00005000 -x 0 -v 1 -m 0              evaluate and sample only\n",
+            program, program, program, program);
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        if (row == option_table || row->group != row[-1].group) fprintf(out, "\n%s\n", row->group);
+        print_row(out, row);
+    }
+    fprintf(out, "\n%-*sthis page\n", HELP_COLUMN, "  --help");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// values
+
 // Text from the command line as it may stand in a one-line message: cut short, no control characters.
 typedef struct {
     char text[64];
@@ -30,7 +135,6 @@ static Shown shown(const char *text, size_t length) {
     return s;
 }
 
-// ------------------------------------------------------------------------------------------------------------ values
 // `name` is the option as it was typed, for messages.
 
 bool option_is_flag(const OptionRow *row) { return row->metavar[0] == '['; }

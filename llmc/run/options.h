@@ -1,7 +1,7 @@
-// Command-line options: THE OPTION TABLE (option_table.c) states for each its names, type, range, default, group, help
-// and whether a resume takes it over. Parsing, checks, --help, the nearest name of a typo, the JSON in checkpoints and
-// logs all come from that table: to add an option, add a field to Options and a row there.
-// The struct is plain values; strings belong to the Options, are never NULL and live until options_free.
+// Command-line options: THE OPTION TABLE (options.def) states for each its names, type, range, default, group, help and
+// whether a resume takes it over. The struct, parsing, checks, --help, the nearest name of a typo, the JSON in
+// checkpoints and logs all come from that table: to add an option, add a row there. The struct is plain values; strings
+// belong to the Options, are never NULL and live until options_free.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/train/optimizer.h"
@@ -16,79 +16,9 @@ typedef enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
 typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON } PlanForm;
 
 typedef struct {
-    // data
-    char *train_data; // -i  glob of shards
-    char *val_data;   // -j
-    char *tokenizer;  // --tokenizer  "" = as found beside weights or shards
-    // model
-    char *model;             // -e  descriptor, directory or .bin
-    DType dtype;             // --dtype  DTYPE_COUNT = auto
-    int master;              // -w   keep fp32 master weights
-    char *recompute;         // -r   auto, or what recompute_parse takes
-    int fp8;                 // --fp8
-    Fp8Scaling fp8_scaling;  // --fp8-scaling
-    GradientType grad_dtype; // --grad-dtype
-    OffloadChoice offload;   // --offload
-    // batch and length
-    int64_t B;           // -b  0 = auto: the largest that fits
-    int64_t T;           // -t  0 = the model's longest context, at most 1024
-    int64_t total_batch; // -d  tokens a step; 0 = B*T
-    int64_t max_steps;   // -x  -1 = one epoch of the training data; 0 = evaluate and sample only
-    double tokens;       // --tokens  the length in tokens instead; 0 = as -x says
-    double max_minutes;  // --max-minutes  0 = no limit
-    int overfit;         // -a
-    // optimisation
-    OptimizerKind optimizer;  // --optimizer
-    double lr;                // -l  -1 = auto: that of the optimizer
-    int64_t warmup;           // -u  -1 = 2% of the steps, at most 700
-    double final_fraction;    // -q
-    double weight_decay;      // -c
-    ScheduleKind schedule;    // -k
-    double beta1, beta2, eps; // --beta1 --beta2 --eps
-    double momentum;          // --momentum
-    double grad_clip;         // --grad-clip
-    double loss_outlier;      // -sl
-    double norm_outlier;      // -sg
-    int64_t seed;             // --seed
-    // evaluation and samples
-    int64_t val_every;       // -v  0 = never
-    int64_t val_sequences;   // -m  0 = all
-    int64_t sample_every;    // -s  0 = never
-    int64_t sample_tokens;   // -g
-    double temperature;      // --temperature
-    int64_t top_k;           // --top-k
-    double top_p;            // --top-p
-    int64_t samples;         // --samples
-    char *prompt;            // --prompt
-    int interactive;         // --interactive
-    int hellaswag;           // -h
-    char *choices;           // --choices  glob of multiple-choice files, "" = none
-    int64_t choice_examples; // --choice-examples  0 = all
-    // output
-    char *output;             // -o  "" = nothing is written: no log, no checkpoints
-    int64_t checkpoint_every; // -n
-    int64_t keep;             // -nk
-    int64_t major;            // -nm
-    int resume;               // -y
-    int reset_optimizer;      // --reset-optimizer
-    int progress;             // --progress  -1 auto, 0 off, 1 on
-    int tensorboard;          // --tensorboard
-    char *export_path;        // --export  "" = none
-    DType export_dtype;       // --export-dtype
-    // machine
-    int threads;                                    // --threads
-    PlanForm plan;                                  // --plan
-    char *gpu;                                      // --gpu  what --plan is for: names and sizes; "" = the table
-    double price;                                   // --price  dollars an hour, for --plan; 0 = none
-    int64_t numerics_every;                         // --numerics-every  0 = never
-    int64_t profile;                                // --profile  0 = off
-    int tf32;                                       // -f
-    AttentionChoice attention;                      // --attention
-    int gelu_fusion;                                // -ge  -1 auto, 0 none, 1 forward, 2 forward and backward
-    int64_t log_gpu_every;                          // -lg  0 = never
-    int zero_stage;                                 // -z
-    int num_processes, process_rank, gpus_per_node; // -pn -pr -pg
-    char *init_method, *server_ip, *fs_path;        // -pi -ps -pf
+#define OPTION(group, long_name, short_name, type, field, ...) type field;
+#include "llmc/run/options.def"
+#undef OPTION
     uint64_t given[2]; // one bit a row of the table: it stood on the command line. Read with options_given
 } Options;
 
