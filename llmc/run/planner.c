@@ -195,30 +195,32 @@ double planner_room(bool automatic) {
 // By the names that gpt2_memory.c and its neighbours give: test_planner fails where one is missing here.
 static const struct {
     const char *name, *tensors;
-} KINDS[KIND_COUNT] = {
-    [KIND_RESIDUAL] = {"residual", "residual1 residual2 final_residual"},
-    [KIND_LAYERNORM] = {"layernorm", "ln1 ln1_mean ln1_rstd ln2 ln2_mean ln2_rstd lnf lnf_mean lnf_rstd"},
-    [KIND_QKV] = {"qkv", "qkv"},
-    [KIND_ATTENTION] = {"attention", "att lse proj"},
-    [KIND_MLP] = {"mlp", "pre gelu fcproj"},
-    [KIND_LOGITS] = {"logits", "logits losses"},
-    [KIND_GRADIENTS] = {"gradients", "dfc dln2 datt dqkv dln1 dlnf dresidual"},
-    [KIND_MICRO] = {"micro_gradients", "micro_gradients"},
-    [KIND_FP8] = {"fp8", "fp8_forward fp8_backward"},
-    [KIND_TOKENS] = {"tokens", "inputs targets"},
-    [KIND_GENERATION] = {"generation", "cache decoder_tokens decoder_logits"},
-    [KIND_OPTIMIZER] = {"optimizer_scratch", "optimizer_scratch"},
+} KINDS[] = {
+    {"residual", "residual1 residual2 final_residual"},
+    {"layernorm", "ln1 ln1_mean ln1_rstd ln2 ln2_mean ln2_rstd lnf lnf_mean lnf_rstd"},
+    {"qkv", "qkv"},
+    {"attention", "att lse proj"},
+    {"mlp", "pre gelu fcproj"},
+    {"logits", "logits losses"},
+    {"gradients", "dfc dln2 datt dqkv dln1 dlnf dresidual"},
+    {"micro_gradients", "micro_gradients"}, // of weights, with --grad-dtype compute
+    {"fp8", "fp8_forward fp8_backward"},
+    {"tokens", "inputs targets"},
+    {"generation", "cache decoder_tokens decoder_logits"},
+    {"optimizer_scratch", "optimizer_scratch"},
     [KIND_OTHER] = {"other", ""},
     [KIND_GAPS] = {"gaps", ""},
 };
-const char *activation_kind_name(ActivationKind kind) { return KINDS[kind].name; }
+_Static_assert(sizeof KINDS / sizeof *KINDS == KIND_COUNT, "a kind without a row");
 
-ActivationKind activation_kind(const char *name) {
+const char *activation_kind_name(int kind) { return KINDS[kind].name; }
+
+int activation_kind(const char *name) {
     const size_t length = strlen(name);
     for (int k = 0; k < KIND_OTHER; k++)
         for (const char *at = KINDS[k].tensors; at; at = strchr(at, ' ')) {
             at += *at == ' ';
-            if (strncmp(at, name, length) == 0 && (at[length] == ' ' || at[length] == '\0')) return (ActivationKind)k;
+            if (strncmp(at, name, length) == 0 && (at[length] == ' ' || at[length] == '\0')) return k;
         }
     return KIND_OTHER;
 }
@@ -363,30 +365,15 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
     if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
 }
 
-double planner_tokens(const PlanRequest *r, int64_t step_windows) {
-    const Options *o = r->options;
-    return o->tokens > 0      ? o->tokens
-           : o->max_steps > 0 ? (double)o->max_steps * (double)(step_windows * r->model.T)
-                              : 0;
-}
-
-double planner_steps(double tokens, int64_t tokens_per_step) { return ceil(tokens / (double)tokens_per_step); }
-
-bool planner_check_recompute(const PlanRequest *r, Error *err) {
-    const char *text = r->options->recompute;
-    Recompute ignored;
-    return strcmp(text, "auto") == 0 || recompute_parse(&ignored, text, r->model.config.L, err);
-}
-
 // The run as steps of the plan, and how long they take at least.
 static void plan_steps(DevicePlan *p, const PlanRequest *r) {
-    const int64_t step_tokens = p->windows * p->model.T;
-    const double tokens = planner_tokens(r, p->windows);
-    p->step_tokens = (double)step_tokens;
-    p->steps = tokens > 0 ? planner_steps(tokens, step_tokens) : 0;
+    const Options *o = r->options;
+    p->step_tokens = (double)(p->windows * p->model.T);
+    p->tokens = o->tokens > 0 ? o->tokens : fmax(0, (double)o->max_steps) * p->step_tokens;
+    p->steps = ceil(p->tokens / p->step_tokens);
     p->step_seconds = p->batch > 0 ? p->step.seconds : 0;
     p->run_seconds = p->step_seconds * p->steps;
-    p->run_cost = p->run_seconds / 3600 * r->options->price;
+    p->run_cost = p->run_seconds / 3600 * o->price;
 }
 
 void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
@@ -401,12 +388,11 @@ void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
     plan->auto_recompute = m.recompute;
 }
 
-bool planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
+void planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
     const Options *o = r->options;
     memset(plan, 0, sizeof *plan);
     plan->model = r->model;
     plan->room = planner_room(true);
-    if (!planner_check_recompute(r, err)) return false;
     if (gpu) move_to(plan, gpu, o->attention);
     plan->fits = planner_fit(&plan->model, r->model.B == 0, o->recompute, plan->room, r->step_windows, &plan->why_not);
     plan->windows = r->step_windows > 0 ? r->step_windows : plan->model.B;
@@ -415,5 +401,4 @@ bool planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu
     if (gpu && plan->model.train)
         plan->step = planner_step(&plan->gpu.spec, &plan->model, plan->windows * plan->model.T);
     plan_steps(plan, r);
-    return true;
 }

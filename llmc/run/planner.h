@@ -82,26 +82,10 @@ double planner_room(bool automatic);
 // of which only the memory is known the largest of any GPU.
 PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention);
 
-// What is alive at the peak, by what it is.
-typedef enum {
-    KIND_RESIDUAL,   // the residual stream
-    KIND_LAYERNORM,  // what comes out of layernorms, and their statistics
-    KIND_QKV,        //
-    KIND_ATTENTION,  // output, log-sum-exp, projection
-    KIND_MLP,        // before and after GELU, projection
-    KIND_LOGITS,     // and losses
-    KIND_GRADIENTS,  // of activations
-    KIND_MICRO,      // gradients of weights of the micro-step (--grad-dtype compute)
-    KIND_FP8,        // quantised operands
-    KIND_TOKENS,     // inputs, targets
-    KIND_GENERATION, // cache and activations of samples
-    KIND_OPTIMIZER,  // scratch of the update
-    KIND_OTHER,
-    KIND_GAPS, // what the layout loses: total - memory_plan_live_peak
-    KIND_COUNT
-} ActivationKind;
-const char *activation_kind_name(ActivationKind kind); // "residual", ...
-ActivationKind activation_kind(const char *name);      // of a tensor of the plan
+// What is alive at the peak, by what it is: the rows of a table in planner.c, with these as its last ones.
+enum { KIND_OTHER = 12, KIND_GAPS, KIND_COUNT }; // gaps: what the layout loses, total - memory_plan_live_peak
+const char *activation_kind_name(int kind);      // "residual", ...
+int activation_kind(const char *name);           // of a tensor of the plan
 
 typedef struct {
     double classes[MEM_CLASS_COUNT]; // they sum to total
@@ -123,6 +107,8 @@ int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t mo
 // False and a message when it does not fit: what it needs, what there is, and which of fewer --samples, a smaller -b,
 // -r, --optimizer, --grad-dtype and --offload would fit.
 bool planner_fit(Gpt2Options *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err);
+// -b auto -r auto, as planner_fit has it, without a message.
+bool planner_choose(Gpt2Options *model, double room, int64_t most);
 
 // The choices of -r auto for a model of L blocks, those that cost least first; returns how many, the caller frees
 // *ladder.
@@ -160,29 +146,17 @@ typedef struct {
     PlannedMemory memory;
     int64_t batch;                              // the largest B at the -r of model; 0: not one sequence fits
     StepLimit step;                             // of a GPU; the same for smaller micro-batches, or nearly
-    double step_tokens, steps;                  // steps 0: not known
+    double tokens, steps, step_tokens;          // of the run, 0: not known; of a step
     double step_seconds, run_seconds, run_cost; // at least; 0: not known, or not one sequence fits
     // Filled by planner_alternatives:
     int64_t most[4];    // the largest B at -r 0 .. 3
     int64_t auto_batch; // of -b auto -r auto
     Recompute auto_recompute;
 } DevicePlan;
-// Fills *plan, which must stay where it is. gpu NULL: this machine, and its spec stays zero. False and a message when
-// -r cannot be read.
-bool planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu, Error *err);
+// Fills *plan, which must stay where it is. gpu NULL: this machine, and its spec stays zero. -r can be read.
+void planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu);
 // What else would fit there: five searches more, for where it is shown.
 void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
 
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
 bool planner_print(FILE *out, const PlanRequest *request, Error *err);
-
-// --------------------------------------------------------------------------------------------- shared by its three
-// files
-
-// Tokens of the whole run with so many windows a step, 0: not known; and in how many steps.
-double planner_tokens(const PlanRequest *request, int64_t step_windows);
-double planner_steps(double tokens, int64_t tokens_per_step);
-// Whether -r can be read.
-bool planner_check_recompute(const PlanRequest *request, Error *err);
-// -b auto -r auto, as planner_fit has it, without a message.
-bool planner_choose(Gpt2Options *model, double room, int64_t most);

@@ -195,16 +195,7 @@ static bool choose_checked(Gpt2Options *model, const Search *search) {
 
 // ------------------------------------------------------------------------------------------------ when it does not fit
 
-enum {
-    ONE_SAMPLE = 1,
-    FEWER_B = 2,
-    RECOMPUTE = 4,
-    OPTIMIZER = 8,
-    GRADIENTS = 16,
-    OFFLOAD = 32,
-    ALL_REMEDIES = 63,
-    NUM_REMEDIES = 6
-};
+enum { ONE_SAMPLE = 1, FEWER_B = 2, RECOMPUTE = 4, OPTIMIZER = 8, GRADIENTS = 16, OFFLOAD = 32, NUM_REMEDIES = 6 };
 
 // Those of the remedies that would change something.
 static int remedies_of(const Gpt2Options *m, const Search *s) {
@@ -254,7 +245,7 @@ static void name_remedies(char *text, size_t size, const Gpt2Options *m, int rem
 static bool find_remedies(Gpt2Options *m, const Gpt2Options *model, const Search *search, int *remedies) {
     const int there = remedies_of(model, search);
     for (int count = 1; count <= NUM_REMEDIES; count++)
-        for (int r = 1; r <= ALL_REMEDIES; r++) {
+        for (int r = 1; r < 1 << NUM_REMEDIES; r++) {
             if (__builtin_popcount((unsigned)r) != count || (r & there) != r) continue;
             *m = *model, *remedies = r;
             if (try_remedies(m, search, r)) return true;

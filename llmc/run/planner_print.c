@@ -17,18 +17,19 @@ static const char *set_text(const Recompute *r, const Gpt2Options *model, char b
 
 // ------------------------------------------------------------------------------------------------------------- the run
 
-static void print_run(FILE *out, const PlanRequest *r) {
+// first: the plan for any device. Of a step only -d or -b says how long it is.
+static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) {
     const Gpt2Options *m = &r->model;
-    const int64_t windows = r->step_windows > 0 ? r->step_windows : m->B;
-    const double tokens = planner_tokens(r, windows);
     char n[TEXT], shape[2 * TEXT], batch[TEXT] = "auto";
     fprintf(out, "plan        %s: %s parameters\n", model_config_text(&m->config, m->T, shape, sizeof shape),
             format_count((double)parameter_total(&m->config), n, TEXT));
     if (m->B > 0) snprintf(batch, TEXT, "%lld", (long long)m->B);
     fprintf(out, "plan        -b %s -r %s", batch, r->options->recompute);
-    if (windows > 0) fprintf(out, ", %lld tokens a step", (long long)(windows * m->T));
-    if (tokens > 0 && windows > 0)
-        fprintf(out, ", %.0f steps: %s tokens", planner_steps(tokens, windows * m->T), format_count(tokens, n, TEXT));
+    if (m->B > 0 || r->step_windows > 0) {
+        fprintf(out, ", %.0f tokens a step", first->step_tokens);
+        if (first->tokens > 0)
+            fprintf(out, ", %.0f steps: %s tokens", first->steps, format_count(first->tokens, n, TEXT));
+    }
     fprintf(out, "\n");
     if (m->train)
         fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
@@ -52,7 +53,7 @@ static void print_classes(FILE *out, const DevicePlan *p) {
             fprintf(out, "  %.0f KiB a token; at the peak:", n / 1024 / (double)(p->model.B * p->model.T));
         fprintf(out, "\n");
         if (c != MEM_ACTIVATIONS) continue;
-        for (ActivationKind k = 0; k < KIND_COUNT; k++)
+        for (int k = 0; k < KIND_COUNT; k++)
             if (p->memory.kinds[k] > 0)
                 fprintf(out, "planned       %-17s %9s\n", activation_kind_name(k),
                         format_bytes(p->memory.kinds[k], bytes, TEXT));
@@ -133,15 +134,6 @@ static Limits limits_of(const DevicePlan *p) {
     return l;
 }
 
-static void print_limits(FILE *out, const DevicePlan *p, const PlanRequest *r) {
-    const Limits l = limits_of(p);
-    if (p->step_seconds == 0) return;
-    fprintf(out, "limit       %s: a step %s, %s tokens/s", p->gpu.spec.name, l.step, l.rate);
-    if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);
-    if (*l.cost != '-') fprintf(out, "; at $%.4g an hour %s, at 50%% %s", r->options->price, l.cost, l.half_cost);
-    fprintf(out, "\n");
-}
-
 // --------------------------------------------------------------------------------------------------- one GPU, all GPUs
 
 static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
@@ -156,7 +148,12 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     print_most(out, p);
     if (!p->model.train || g->bandwidth == 0) return;
     print_floors(out, p, &p->step);
-    print_limits(out, p, r);
+    const Limits l = limits_of(p);
+    if (p->step_seconds == 0) return;
+    fprintf(out, "limit       %s: a step %s, %s tokens/s", g->name, l.step, l.rate);
+    if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);
+    if (*l.cost != '-') fprintf(out, "; at $%.4g an hour %s, at 50%% %s", r->options->price, l.cost, l.half_cost);
+    fprintf(out, "\n");
 }
 
 // Whether -b or -r is chosen for each device.
@@ -220,7 +217,7 @@ static void print_answer(FILE *out, const DevicePlan *p) {
 static void print_text(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
     const bool all = !*r->options->gpu;
     for (int i = 0; i < (all ? 1 : count); i++) print_answer(out, &plans[i]);
-    print_run(out, r);
+    print_run(out, r, plans);
     if (all) print_table(out, plans, count, r);
     for (int i = 0; i < count && !all; i++) print_gpu(out, &plans[i], r);
 }
@@ -259,8 +256,7 @@ static void add_memory(cJSON *to, const DevicePlan *p) {
              JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
              JSON_NUMBER("bytes_per_parameter", a_parameter));
     cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
-    for (ActivationKind k = 0; k < KIND_COUNT; k++)
-        JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
+    for (int k = 0; k < KIND_COUNT; k++) JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
 }
 
 static void add_most(cJSON *to, const DevicePlan *p) {
@@ -331,20 +327,24 @@ static bool find_gpus(const char *names, GpuChoice gpus[MOST_GPUS], int *count, 
 
 bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
     GpuChoice gpus[MOST_GPUS] = {0};
+    Recompute ignored;
     int count = 0, of_table;
     const GpuSpec *table = gpu_table(&of_table);
-    if (!planner_check_recompute(r, err) || !find_gpus(r->options->gpu, gpus, &count, err)) return false;
-    const bool json = r->options->plan == PLAN_JSON, all = count == 0; // this machine and the whole table
+    const Options *o = r->options;
+    if (strcmp(o->recompute, "auto") != 0 && !recompute_parse(&ignored, o->recompute, r->model.config.L, err))
+        return false;
+    if (!find_gpus(o->gpu, gpus, &count, err)) return false;
+    const bool json = o->plan == PLAN_JSON, all = count == 0; // this machine and the whole table
+    REQUIRE(of_table < MOST_GPUS, "%d GPUs in the table", of_table);
     for (int i = 0; i < of_table && all; i++) gpus[i + 1].spec = table[i];
     if (all) count = of_table + 1;
     DevicePlan *plans = calloc((size_t)count, sizeof *plans);
     REQUIRE_MEMORY(plans, "a plan");
-    bool ok = true;
-    for (int i = 0; i < count && ok; i++) {
-        ok = planner_device(&plans[i], r, all && i == 0 ? NULL : &gpus[i], err);
-        if (ok && (json || !all || i == 0)) planner_alternatives(&plans[i], r);
+    for (int i = 0; i < count; i++) {
+        planner_device(&plans[i], r, all && i == 0 ? NULL : &gpus[i]);
+        if (json || !all || i == 0) planner_alternatives(&plans[i], r);
     }
-    if (ok) (json ? print_json : print_text)(out, plans, count, r);
+    (json ? print_json : print_text)(out, plans, count, r);
     free(plans);
-    return ok;
+    return true;
 }
