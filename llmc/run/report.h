@@ -77,9 +77,8 @@ void run_summary_energy(RunSummary *s, double joules);
 //               731.2 ms
 //               best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens
 void run_summary_print(const RunSummary *s, RunLog *log);
-// The same as JSON fields, each behind a comma (",\"steps\":5000,..."), malloced; "" where there is nothing:
-//   steps, tokens, step_seconds (sum), tokens_per_second_p50, mfu_p50, ms_p50, ms_p99, best_val_loss, best_val_step,
-//   energy_joules. What is not known is left out.
+// The same as fields of the "end" event, each behind a comma (",\"steps\":5000,..."), malloced; "" where there is
+// nothing. What is not known is left out.
 char *run_summary_json(const RunSummary *s);
 
 // The mean time of a step over about the last 30 s: each step counts e times less when 30 s have passed, so that one
