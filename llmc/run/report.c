@@ -33,12 +33,15 @@ enum { TEXT = 64 };
 
 static bool on_gpu(void) { return strcmp(device_facts()->backend, "cpu") != 0; }
 
-// Seconds that these tokens take at the measured rate, forward or forward and backward; 0: not known.
-static double least_seconds(const Report *r, double tokens, bool train) {
+// How long these tokens take at least at the measured rate, forward or forward and backward, where that is a second or
+// more.
+static void takes_at_least(const Report *r, const char *what, double tokens, bool train) {
     const RunSetup *s = r->setup;
-    const double flops =
-        train ? flops_per_token_hardware(&s->config, s->T, &s->recompute) : flops_per_token_llmc(&s->config, s->T) / 3;
-    return r->speed.matmul_flops > 0 ? tokens * flops / r->speed.matmul_flops : 0;
+    const double rate = r->speed.matmul_flops, // 0: not known
+        flops = train ? flops_per_token_hardware(&s->config, s->T, &s->recompute)
+                      : flops_per_token_llmc(&s->config, s->T) / 3;
+    if (rate > 0 && tokens * flops / rate >= 1)
+        runlog_field(r->log, what, "takes at least %.3g s at the measured matmul rate", tokens * flops / rate);
 }
 
 // --------------------------------------------------------------------------------------------------------------- start
@@ -276,12 +279,11 @@ void report_close(Report *r) {
 // --------------------------------------------------------------------------------------------------------------- steps
 
 void report_first_step(const Report *r) {
-    const double seconds = least_seconds(r, (double)(r->setup->step_windows * r->setup->T), true);
     if (on_gpu())
         runlog_field(r->log, "first step",
                      "loads kernels and chooses them by measuring: it takes longer than the others");
-    else if (seconds >= 1)
-        runlog_field(r->log, "first step", "takes at least %.3g s at the measured matmul rate", seconds);
+    else
+        takes_at_least(r, "first step", (double)(r->setup->step_windows * r->setup->T), true);
 }
 
 static void after_first_step(Report *r, const StepControl *control) {
@@ -362,9 +364,8 @@ void report_step(Report *r, StepRecord *record) {
 void report_validating(const Report *r) {
     const RunSetup *s = r->setup;
     const int64_t most = r->options->val_sequences, all = s->val.num_windows;
-    const double seconds = least_seconds(r, (double)((most > 0 && most < all ? most : all) * s->T), false);
-    if (s->state.step == s->first_step && seconds >= 1)
-        runlog_field(r->log, "validating", "takes at least %.3g s at the measured matmul rate", seconds);
+    if (s->state.step == s->first_step)
+        takes_at_least(r, "validating", (double)((most > 0 && most < all ? most : all) * s->T), false);
 }
 
 void report_validation(Report *r, const ValidationScore *score, double seconds) {

@@ -275,18 +275,12 @@ static bool choose_memory(RunSetup *s, Error *err) {
     return true;
 }
 
-// -b and -d: how much is read a step.
-static bool choose_step_windows(RunSetup *s, Error *err) {
+// -b, -d, -x and -u: how much is read a step, and how many steps there are.
+static bool choose_lengths(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * s->T;
+    if (!options_check_total_batch(total_batch, s->T, err)) return false;
     s->step_windows = total_batch / s->T;
-    return options_check_total_batch(total_batch, s->T, err);
-}
-
-// -x and -u: how many steps there are.
-static bool choose_lengths(RunSetup *s, Error *err) {
-    Options *o = &s->options;
-    if (!choose_step_windows(s, err)) return false;
     const bool in_tokens = o->tokens > 0 && !options_given(o, "max-steps"); // --tokens may be an earlier command's
     s->total_steps = o->max_steps;
     if (o->max_steps < 0) s->total_steps = s->train.num_windows / s->step_windows;
