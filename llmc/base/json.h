@@ -1,4 +1,4 @@
-// JSON and UTF-8 that came from outside, and lists of fields on their way out.
+// JSON and UTF-8 that came from outside, and lists of fields to write.
 //
 // Fields of JSON (config.json, trainer.json, safetensors headers): every field is looked up once, checked for presence,
 // type and range, and the message says what was found. Parsing is cJSON's. Owns nothing: items belong to the tree that
@@ -43,8 +43,8 @@ const char *json_format_double(double value, int digits, char *buf, size_t size)
 // What an item holds, for messages: 7.5, "text", an object, ... Control characters are replaced. Returns buf.
 const char *json_describe(const cJSON *item, char *buf, size_t size);
 
-// Adds fields to an object, in their order: JSON_ADD(object, JSON_NUMBER("L", 12), JSON_TEXT("name", "T4")). Of what
-// is not known the number is 0: JSON_KNOWN makes null of it.
+// Adds fields to an object, in order: JSON_ADD(object, JSON_NUMBER("L", 12), JSON_TEXT("name", "T4")). JSON_KNOWN is a
+// number that is unknown when it is 0, and null then.
 typedef struct {
     const char *key;
     enum { JSON_IS_NUMBER, JSON_IS_KNOWN, JSON_IS_BOOL, JSON_IS_TEXT } kind;

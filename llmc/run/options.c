@@ -1,5 +1,5 @@
-// The option table, --help, parsing and checking of the command line; options as JSON for checkpoints and logs, and
-// what differs when a run goes on with others.
+// The option table, --help, parsing and checking of the command line, options as JSON for checkpoints and logs, and the
+// differences between the options of a resumed run and those of its checkpoint.
 //
 // The matcher is written here, forty lines, and accepts what getopt_long_only accepts of llm.c's command lines:
 // -b 4, -b=4, --batch-size 4, --batch-size=4, with one dash or two. getopt itself would harm: it takes any unambiguous
@@ -32,14 +32,14 @@ static const char MACHINE[] = "Machine";
 // What the doubles beta may be: below 1, or the moments never move.
 #define BELOW_ONE 0.999999
 
-// The values of words whose enum is in another order than they are, or begins elsewhere.
+// The values of words whose enum has another order, or does not begin with the first word.
 static const unsigned DTYPES[] = {DTYPE_COUNT, DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
 static const unsigned EXPORT_DTYPES[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
 static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON};
 
 #define ONE_PROCESS "accepted for llm.c command lines; one process in this version"
 
-// Enums are unsigned.
+// To the compiler, enums are unsigned.
 #define TYPE_OF(value)                                                                                                 \
     _Generic(value, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING,          \
              unsigned : OPTION_WORD)
@@ -118,8 +118,7 @@ void option_print_help(FILE *out, const char *program) {
     fprintf(out, "\n%-*sthis page\n", HELP_COLUMN, "  --help");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// values
+// -------------------------------------------------------------------------------------------------------------- values
 
 // Text from the command line as it may stand in a one-line message: cut short, no control characters.
 typedef struct {
@@ -146,7 +145,7 @@ static bool is_text(const OptionRow *row) { return row->type == OPTION_STRING ||
 
 static void *field_of(const OptionRow *row, Options *options) { return (char *)options + row->offset; }
 
-// Word number k of "a|b|c" or "[a|b]" into buf, what it stands for into *value; false behind the last.
+// Copies word number k of "a|b|c" or "[a|b]" into buf and its enum value into *value; false after the last word.
 static bool read_word(const OptionRow *row, int k, char buf[OPTION_VALUE], unsigned *value) {
     const char *word = row->metavar + option_is_flag(row);
     for (int i = 0; i < k; i++) {
@@ -219,8 +218,8 @@ static void set_number(const OptionRow *row, Options *options, double x) {
         *(double *)field = x;
 }
 
-// Whole numbers are digits with an optional minus, nothing else: no blanks, no hex, no 5e3. What overflows saturates,
-// and is out of every range: limits are below 2^53, and what rounds beyond that is still beyond them.
+// A whole number is digits with an optional minus sign: no blanks, no hex, no 5e3. An overflow saturates, and is out of
+// range: all limits are below 2^53, and a value that rounds to a double beyond that is still beyond them.
 static bool set_number_from(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
     const char *digits = value + (*value == '-');
     const bool is_whole = row->type != OPTION_DOUBLE;
@@ -480,7 +479,7 @@ char *options_to_json(const Options *options) {
     return json;
 }
 
-// What was typed then, but for "auto"; NULL: neither a text nor a number.
+// The value as it was typed then, except for "auto"; NULL if it is neither text nor number.
 static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
     if (cJSON_IsNumber(then)) return format_exact(then->valuedouble, buf, OPTION_VALUE);
     return cJSON_GetStringValue(then);
@@ -520,7 +519,7 @@ bool options_adopt_json(Options *options, const char *json, Error *err) {
     return ok || error_prefix(err, "the options of the earlier run");
 }
 
-// "--batch-size 8 (was 4)\n", where the two differ.
+// Prints "--batch-size 8 (was 4)\n" if the two differ.
 static void print_difference(FILE *f, const OptionRow *row, const Options *options, const cJSON *then) {
     char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
     const char *now = option_value(row, options, buf), *before = value_then(then, buf_then);
@@ -542,7 +541,7 @@ char *options_diff_json(const Options *options, const char *json) {
     char *lines = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&lines, &bytes);
-    for (const OptionRow *row = option_table; row->long_name; row++) { // one that did not exist then is no difference
+    for (const OptionRow *row = option_table; row->long_name; row++) { // a new option is no difference
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
         if (value && row->scope != OPTION_OF_PROCESS) print_difference(f, row, options, value);
     }

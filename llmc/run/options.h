@@ -57,11 +57,11 @@ void options_set_string(char **field, const char *text);
 
 typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING, OPTION_WORD } OptionType;
 
-// What it belongs to, which is what a resume makes of it.
+// What a resume does with an option.
 typedef enum {
-    OPTION_OF_RUN,     // taken over unless it is given again, and a difference is told
-    OPTION_OF_PLACE,   // where the run is kept: not taken over, but a difference is told
-    OPTION_OF_PROCESS, // how this process is started, limited and watched: neither
+    OPTION_OF_RUN,     // takes it over from the checkpoint unless it is given again, and reports a difference
+    OPTION_OF_PLACE,   // where the run is stored: only reports a difference
+    OPTION_OF_PROCESS, // how this process is started, limited and watched: nothing
 } OptionScope;
 
 typedef struct {
@@ -78,10 +78,10 @@ typedef struct {
                             // may be typed begins one above it
     const char *help;       // for min == max also the reason in the message that refuses other values
     OptionScope scope;
-    const unsigned *values; // of the words, in their order; NULL: 0, 1, 2, ... A fallback that is no word is 0
+    const unsigned *values; // of the words, in order; NULL: 0, 1, 2, ... A fallback that is not a word is 0
 } OptionRow;
 
-extern const OptionRow option_table[]; // the last has no name
+extern const OptionRow option_table[]; // ends with a row without a name
 
 // The row with exactly this long or short name (`length` bytes, no dashes), or NULL.
 const OptionRow *option_find(const char *name, size_t length);
@@ -89,7 +89,7 @@ const OptionRow *option_find(const char *name, size_t length);
 bool option_is_flag(const OptionRow *row); // the value may be left out
 double option_least(const OptionRow *row); // the least number that may be typed
 
-// The value as JSON has it, but for the quotes of strings and words: a number, even where it stands for auto.
+// The value as in the JSON, without the quotes of strings and words. A number that is auto is still a number here.
 enum { OPTION_VALUE = 40 };
 const char *option_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]);
 

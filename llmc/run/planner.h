@@ -82,8 +82,8 @@ double planner_room(bool automatic);
 // of which only the memory is known the largest of any GPU.
 PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention);
 
-// What is alive at the peak, by what it is: the rows of a table in planner.c, with these as its last ones.
-enum { KIND_OTHER = 12, KIND_GAPS, KIND_COUNT }; // gaps: what the layout loses, total - memory_plan_live_peak
+// The kinds of activations alive at the peak are the rows of a table in planner.c, of which these are the last.
+enum { KIND_OTHER = 12, KIND_GAPS, KIND_COUNT }; // gaps: lost by the layout, total - memory_plan_live_peak
 const char *activation_kind_name(int kind);      // "residual", ...
 int activation_kind(const char *name);           // of a tensor of the plan
 
@@ -127,7 +127,7 @@ Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
     JSON_NUMBER("L", (c)->L), JSON_NUMBER("C", (c)->C), JSON_NUMBER("NH", (c)->NH), JSON_NUMBER("V", (c)->V),          \
         JSON_NUMBER("Vp", (c)->Vp), JSON_NUMBER("max_T", (c)->max_T)
 
-// What --plan plans: a model, whose B and recompute are set from -b and -r, and a run of it.
+// What --plan is to plan: a model, whose B and recompute follow from -b and -r, and a run of it.
 typedef struct {
     Gpt2Options model;
     int64_t step_windows;   // of T tokens; 0: as many as B
@@ -136,7 +136,7 @@ typedef struct {
 
 // The plan for one device.
 typedef struct {
-    GpuChoice gpu; // without a name: this machine
+    GpuChoice gpu; // no name: this machine
     PlannedSizes sizes;
     Gpt2Options model; // dtype, B and recompute as they are there
     int64_t windows;   // of a step
@@ -146,14 +146,14 @@ typedef struct {
     PlannedMemory memory;
     int64_t batch;                              // the largest B at the -r of model; 0: not one sequence fits
     StepLimit step;                             // of a GPU; the same for smaller micro-batches, or nearly
-    double tokens, steps, step_tokens;          // of the run, 0: not known; of a step
-    double step_seconds, run_seconds, run_cost; // at least; 0: not known, or not one sequence fits
+    double tokens, steps, step_tokens;          // of the run, 0: unknown; of a step
+    double step_seconds, run_seconds, run_cost; // lower bounds; 0: unknown, or not one sequence fits
     // Filled by planner_alternatives:
     int64_t most[4];    // the largest B at -r 0 .. 3
     int64_t auto_batch; // of -b auto -r auto
     Recompute auto_recompute;
 } DevicePlan;
-// Fills *plan, which must stay where it is. gpu NULL: this machine, and its spec stays zero. -r can be read.
+// Fills *plan, which must not be moved afterwards. gpu NULL: this machine; its spec stays zero. -r must be valid.
 void planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu);
 // What else would fit there: five searches more, for where it is shown.
 void planner_alternatives(DevicePlan *plan, const PlanRequest *request);

@@ -17,7 +17,7 @@ static const char *set_text(const Recompute *r, const Gpt2Options *model, char b
 
 // ------------------------------------------------------------------------------------------------------------- the run
 
-// first: the plan for any device. Of a step only -d or -b says how long it is.
+// first: the plan for any device. The length of a step is known only with -d or -b.
 static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) {
     const Gpt2Options *m = &r->model;
     char n[TEXT], shape[2 * TEXT], batch[TEXT] = "auto";
@@ -311,7 +311,7 @@ static void print_json(FILE *out, const DevicePlan *plans, int count, const Plan
 
 enum { MOST_GPUS = 32 };
 
-// Those of --gpu, into gpus.
+// Finds the GPUs of --gpu.
 static bool find_gpus(const char *names, GpuChoice gpus[MOST_GPUS], int *count, Error *err) {
     for (const char *at = names; *names; at++) {
         const size_t length = strcspn(at, ",");

@@ -33,11 +33,10 @@ enum { TEXT = 64 };
 
 static bool on_gpu(void) { return strcmp(device_facts()->backend, "cpu") != 0; }
 
-// How long these tokens take at least at the measured rate, forward or forward and backward, where that is a second or
-// more.
+// Says how long these tokens take at least, forward or forward and backward, if that is a second or more.
 static void takes_at_least(const Report *r, const char *what, double tokens, bool train) {
     const RunSetup *s = r->setup;
-    const double rate = r->speed.matmul_flops, // 0: not known
+    const double rate = r->speed.matmul_flops, // 0: unknown
         flops = train ? flops_per_token_hardware(&s->config, s->T, &s->recompute)
                       : flops_per_token_llmc(&s->config, s->T) / 3;
     if (rate > 0 && tokens * flops / rate >= 1)
@@ -221,7 +220,7 @@ static void run_event(const Report *r) {
              JSON_NUMBER("tokens_per_step", r->setup->step_windows * r->setup->T),
              JSON_NUMBER("flops_per_token", flops_per_token_llmc(c, r->setup->T)),
              JSON_NUMBER("flops_per_token_exact", flops_per_token_exact(c, r->setup->T)));
-    char *text = cJSON_PrintUnformatted(run); // what is between its braces
+    char *text = cJSON_PrintUnformatted(run); // without its braces
     if (text) runlog_event(r->log, "run", "%.*s", (int)strlen(text) - 2, text + 1);
     free(text);
     cJSON_Delete(run);
@@ -459,7 +458,7 @@ static double nearest_rank(const float *sorted, size_t n, double share) {
     return (double)sorted[rank > 0 ? rank - 1 : 0];
 }
 
-// What follows from the steps; 0: not known.
+// Derived from the steps; 0: unknown.
 typedef struct {
     double p50, p99; // seconds
     double tokens_per_second, mfu, joules;

@@ -77,7 +77,7 @@ void run_summary_energy(RunSummary *s, double joules);
 //               731.2 ms
 //               best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens
 void run_summary_print(const RunSummary *s, RunLog *log);
-// The same as fields of the "end" event, each behind a comma (",\"steps\":5000,..."), malloced; "" where there is
+// The same as fields of the "end" event, each after a comma (",\"steps\":5000,..."), malloced; "" where there is
 // nothing. What is not known is left out.
 char *run_summary_json(const RunSummary *s);
 

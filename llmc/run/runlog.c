@@ -154,7 +154,7 @@ static void runlog_clear_bar(RunLog *log) {
     if (*log->bar) fputs(CLEAR_LINE, stdout);
 }
 
-// A line on stdout, above the bar. name: in its first columns; NULL: none.
+// A line on stdout, above the bar. name: in its first 12 columns; NULL: no such column.
 static void runlog_print(RunLog *log, const char *name, const char *text, size_t length) {
     runlog_clear_bar(log);
     if (name) printf("%-12s", name);

@@ -37,12 +37,12 @@ int64_t runlog_count(const RunLog *log, const char *event, const char *name);
 bool runlog_is_there(const RunLog *log, Error *err);
 void runlog_close(RunLog *log); // clears the bar; NULL is fine
 
-// A line for the reader (stdout only), above the progress bar; the newline is added. name: what it is about, in its
-// first columns; "": still about that of the line before; NULL: no such columns.
+// A line for the reader (stdout only), above the progress bar; the newline is added. name: the subject, in the first 12
+// columns; "": blanks there, the line continues the one above; NULL: no such column.
 //   memory      weights 1.50 MiB, ...
 void runlog_field(RunLog *log, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 #define runlog_text(log, ...) runlog_field(log, NULL, __VA_ARGS__)
-// One JSON object for the file: {"event": event, "time": unix seconds, ...}; what is printed are its other fields, such
+// One JSON object for the file: {"event": event, "time": unix seconds, ...}; the format prints the other fields, such
 // as "\"step\":3". TensorBoard gets the numbers of an object with a step as event/KEY (of "end" as whole_run/KEY), one
 // without a step as a text.
 void runlog_event(RunLog *log, const char *event, const char *format, ...) __attribute__((format(printf, 3, 4)));

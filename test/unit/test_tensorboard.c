@@ -40,7 +40,7 @@ static int event_files(char names[4][256]) {
 static struct {
     uint8_t *data;
     size_t size, at;
-} file; // the only one of the directory, as far as it was read
+} file; // the only event file of the directory, and how far it was read
 
 // Its next event and the length of it; NULL at the end. Fails where a length or a checksum is wrong.
 static const uint8_t *next_event(uint64_t *length) {
@@ -63,7 +63,7 @@ static const uint8_t *next_event(uint64_t *length) {
     return event;
 }
 
-// The first one behind the two that every file begins with.
+// The first event after the two with which every file begins.
 static const uint8_t *first_record(uint64_t *length) {
     next_event(length), next_event(length);
     return next_event(length);
