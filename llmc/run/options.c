@@ -245,12 +245,6 @@ static bool set_value(const OptionRow *row, Options *options, const char *name, 
     return set_number_from(row, options, name, value, err);
 }
 
-static bool set_defaults(Options *options, Error *err) {
-    for (const OptionRow *row = option_table; row->long_name; row++)
-        if (!set_value(row, options, row->long_name, row->fallback, err)) return false;
-    return true;
-}
-
 // ------------------------------------------------------------------------------------------------------------- names
 
 static bool same_name(const char *a, const char *name, size_t length) {
@@ -439,7 +433,8 @@ DeviceOptions options_device(const Options *o) {
 
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
     memset(options, 0, sizeof *options);
-    if (!set_defaults(options, err)) return OPTIONS_ERROR;
+    for (const OptionRow *row = option_table; row->long_name; row++)
+        if (!set_value(row, options, row->long_name, row->fallback, err)) return OPTIONS_ERROR;
     for (int i = 1; i < argc;) {
         if (asks_for_help(argv[i])) {
             option_print_help(stdout, program_name(argc, argv));

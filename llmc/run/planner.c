@@ -150,11 +150,9 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------- a GPU's sizes
 
-static const GpuSpec *as_gpu(const void *machine) { return (const GpuSpec *)machine; }
-
 static int64_t chunk_rows(const void *machine, OpsShape shape) {
-    const int units = as_gpu(machine)->units;
-    return cuda_size_head_chunk_rows(shape, units > 0 ? units : 1);
+    const GpuSpec *gpu = machine;
+    return cuda_size_head_chunk_rows(shape, gpu->units > 0 ? gpu->units : 1);
 }
 
 static int64_t own_workspace(const void *machine, OpsShape shape) {
@@ -164,7 +162,7 @@ static int64_t own_workspace(const void *machine, OpsShape shape) {
 
 static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
     enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest form is taken
-    const GpuSpec *gpu = as_gpu(machine);
+    const GpuSpec *gpu = machine;
     const int capability = gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
     const int64_t limit = cuda_size_cudnn_limit((int64_t)gpu->memory);
     const int64_t own = cuda_size_workspace(shape), cudnn = cuda_size_cudnn(shape, capability, limit);

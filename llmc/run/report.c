@@ -81,13 +81,6 @@ static void machine_lines(const Report *r) {
         runlog_field(r->log, "limits", "not measured%s", datasheet);
 }
 
-// What becomes of the bits that a weight of 16 bits cannot hold.
-static const char *weight_keeping(const Gpt2Options *m) {
-    return m->master                               ? "fp32 master weights"
-           : m->optimizer == OPTIMIZER_ADAMW_KAHAN ? "no master weights (Kahan summation)"
-                                                   : "no master weights (stochastic rounding)";
-}
-
 static void precision_line(const Report *r) {
     const Gpt2Options *m = r->model;
     if (m->dtype == DTYPE_FP32)
@@ -97,7 +90,9 @@ static void precision_line(const Report *r) {
                      m->gradients_in_dtype
                          ? "weights, activations and gradients (stochastic rounding), fp32 accumulation"
                          : "weights and activations, fp32 accumulation and gradients",
-                     weight_keeping(m));
+                     m->master                               ? "fp32 master weights"
+                     : m->optimizer == OPTIMIZER_ADAMW_KAHAN ? "no master weights (Kahan summation)"
+                                                             : "no master weights (stochastic rounding)");
     if (m->fp8)
         runlog_field(r->log, "", "matmuls of the blocks in fp8: e4m3, gradients e5m2, %s scaling",
                      m->fp8_delayed ? "delayed" : "current");
@@ -226,15 +221,6 @@ static void run_event(const Report *r) {
     cJSON_Delete(run);
 }
 
-static void header(const Report *r) {
-    machine_lines(r);
-    model_lines(r);
-    memory_line(r);
-    data_lines(r);
-    schedule_lines(r);
-    run_event(r);
-}
-
 // What a resumed run does differently from the run that it goes on with.
 static void resume_lines(const Report *r) {
     const RunSetup *s = r->setup;
@@ -264,7 +250,14 @@ Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, Devic
     };
     DeviceSensors sensors; // where the energy of the run is counted from
     if (device_sensors(&sensors)) run_summary_energy(&r->summary, sensors.energy_joules);
-    if (!report_is_silent(setup)) header(r);
+    if (!report_is_silent(setup)) {
+        machine_lines(r);
+        model_lines(r);
+        memory_line(r);
+        data_lines(r);
+        schedule_lines(r);
+        run_event(r);
+    }
     snprintf(r->attention, sizeof r->attention, "%s", device_facts()->attention);
     if (setup->resume_path) resume_lines(r);
     return r;
