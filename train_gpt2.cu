@@ -220,8 +220,8 @@ static bool save(Run *run, Error *err) {
     free(state->tuning);
     state->tuning = tuning;
     if (!checkpoint_save(o->output, run->model, state, err)) return false;
-    runlog_text(run->log, "saved       %s/step_%08lld in %.1f s", o->output, (long long)state->step,
-                now_seconds() - began);
+    runlog_field(run->log, "saved", "%s/step_%08lld in %.1f s", o->output, (long long)state->step,
+                 now_seconds() - began);
     Error kept;
     if (!checkpoint_rotate(o->output, (int)o->keep, o->major, &kept)) report_kept_checkpoint(run->report, &kept);
     return true;
@@ -231,10 +231,9 @@ static bool save(Run *run, Error *err) {
 static bool use_weights(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (*o->export_path) {
-        const DType dtype = run_setup_export_dtype(&run->setup);
-        if (!export_model(o->export_path, run->model, dtype, run->setup.state.eot, run->setup.tokenizer, err))
+        if (!export_model(o->export_path, run->model, o->export_dtype, run->setup.state.eot, run->setup.tokenizer, err))
             return false;
-        runlog_text(run->log, "exported    %s in %s", o->export_path, dtype_name(dtype));
+        runlog_field(run->log, "exported", "%s in %s", o->export_path, dtype_name(o->export_dtype));
     }
     if (!o->interactive) return true;
     GenerateOptions options = run_setup_generate(&run->setup);
@@ -327,7 +326,7 @@ static int run_all(Run *run, Error *err) {
                                     : EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
     const DeviceOptions device = options_device(&run->setup.options);
     if (!device_init(&device, err)) return EXIT_RUN_FAILED; // before any data: without a GPU they are of no use
-    if (*run->setup.options.plan) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
+    if (run->setup.options.plan) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
     if (!run_setup_choose(&run->setup, err)) return EXIT_BAD_INPUT;
     if (!run_setup_remember(&run->setup, err)) return EXIT_RUN_FAILED;
     measure_speed(run);

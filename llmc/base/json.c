@@ -165,6 +165,19 @@ bool json_get_array(const cJSON *object, const char *key, int length, const cJSO
     return error_set(err, "\"%s\" has %d entries, expected %d", key, found, length);
 }
 
+void json_add(cJSON *object, const JsonField *f) {
+    for (; f->key; f++) {
+        if (f->kind == JSON_IS_TEXT)
+            cJSON_AddStringToObject(object, f->key, f->text);
+        else if (f->kind == JSON_IS_BOOL)
+            cJSON_AddBoolToObject(object, f->key, f->number != 0);
+        else if (f->kind == JSON_IS_KNOWN && !(f->number > 0))
+            cJSON_AddNullToObject(object, f->key);
+        else
+            cJSON_AddNumberToObject(object, f->key, f->number);
+    }
+}
+
 // --------------------------------------------------------------------------------------------------------------- UTF-8
 
 // Bytes of the character that this byte begins; 1 if it begins none or is itself one.

@@ -1,4 +1,4 @@
-// JSON and UTF-8 from outside sources.
+// JSON and UTF-8 from outside sources, and lists of JSON fields to write.
 //
 // JSON fields (config.json, trainer.json, safetensors headers): every field is looked up once and checked for presence,
 // type and range, and the message states what was found. Parsing is cJSON's. This module owns nothing: items belong to
@@ -42,6 +42,21 @@ bool json_double_value(const cJSON *item, double *value);
 const char *json_format_double(double value, int digits, char *buf, size_t size);
 // The content of an item, for messages: 7.5, "text", an object, ... Control characters are replaced. Returns buf.
 const char *json_describe(const cJSON *item, char *buf, size_t size);
+
+// Adds fields to an object, in order: JSON_ADD(object, JSON_NUMBER("L", 12), JSON_TEXT("name", "T4")). JSON_KNOWN is a
+// number that is unknown when it is 0, and null then.
+typedef struct {
+    const char *key;
+    enum { JSON_IS_NUMBER, JSON_IS_KNOWN, JSON_IS_BOOL, JSON_IS_TEXT } kind;
+    double number;
+    const char *text;
+} JsonField;
+#define JSON_NUMBER(key, x)   ((JsonField){key, JSON_IS_NUMBER, (double)(x), NULL})
+#define JSON_KNOWN(key, x)    ((JsonField){key, JSON_IS_KNOWN, (double)(x), NULL})
+#define JSON_BOOL(key, x)     ((JsonField){key, JSON_IS_BOOL, (double)(x), NULL})
+#define JSON_TEXT(key, x)     ((JsonField){key, JSON_IS_TEXT, 0.0, x})
+#define JSON_ADD(object, ...) json_add(object, (const JsonField[]){__VA_ARGS__, {0}})
+void json_add(cJSON *object, const JsonField *fields);
 
 // --------------------------------------------------------------------------------------------------------------- UTF-8
 

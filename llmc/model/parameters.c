@@ -124,6 +124,12 @@ bool model_config_check(const ModelConfig *config, Error *err) {
     return true;
 }
 
+const char *model_config_text(const ModelConfig *c, int64_t T, char *buf, size_t size) {
+    snprintf(buf, size, "%lld blocks, %lld channels, %lld heads, context %lld, vocabulary %lld", (long long)c->L,
+             (long long)c->C, (long long)c->NH, (long long)T, (long long)c->V);
+    return buf;
+}
+
 // ------------------------------------------------------------------------------------------------------ the parameters
 
 // In the order of llm.c's .bin files.

@@ -36,6 +36,9 @@ void model_config_set_vocab(ModelConfig *config, int64_t V);
 // Checks ranges and divisibility (1 <= L, C a multiple of NH, ...) of a shape that came from outside.
 bool model_config_check(const ModelConfig *config, Error *err);
 
+// "12 blocks, 768 channels, 12 heads, context 1024, vocabulary 50257" into buf; returns buf. T: the context to name.
+const char *model_config_text(const ModelConfig *config, int64_t T, char *buf, size_t size);
+
 // ------------------------------------------------------------------------------------------------------ the parameters
 
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } InitKind;

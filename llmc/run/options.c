@@ -1,5 +1,5 @@
-// Parsing and checking of the command line over the option table; options as JSON for checkpoints and logs, and what
-// differs when a run goes on with others.
+// The option table, --help, parsing and checking of the command line, options as JSON for checkpoints and logs, and the
+// differences between the options of a resumed run and those of its checkpoint.
 //
 // The matcher is written here, forty lines, and accepts what getopt_long_only accepts of llm.c's command lines:
 // -b 4, -b=4, --batch-size 4, --batch-size=4, with one dash or two. getopt itself would harm: it takes any unambiguous
@@ -8,14 +8,117 @@
 #include "llmc/run/options.h"
 
 #include "llmc/base/format.h"
-#include "llmc/model/optimizer_state.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>
-#include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+// ----------------------------------------------------------------------------------------------------------- the table
+
+static const char DATA[] = "Data";
+static const char MODEL[] = "Model";
+static const char BATCH[] = "Batch and length";
+static const char UPDATE[] = "Optimisation";
+static const char EVALUATION[] = "Evaluation and samples";
+static const char OUTPUT[] = "Output";
+static const char MACHINE[] = "Machine";
+
+// The largest integer that JSON readers keep exactly, and a step count nobody reaches: enough, and never an overflow.
+#define MAX_EXACT 9007199254740991.0
+#define MAX_STEPS 1e12
+// What the doubles beta may be: below 1, or the moments never move.
+#define BELOW_ONE 0.999999
+
+// The values of words whose enum has another order, or does not begin with the first word.
+static const unsigned DTYPES[] = {DTYPE_COUNT, DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
+static const unsigned EXPORT_DTYPES[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON};
+
+#define ONE_PROCESS "accepted for llm.c command lines; one process in this version"
+
+// To the compiler, enums are unsigned.
+#define TYPE_OF(value)                                                                                                 \
+    _Generic(value, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING,          \
+             unsigned : OPTION_WORD)
+#define OPTION(group, long_name, short_name, type, field, ...)                                                         \
+    {group, long_name, short_name, TYPE_OF((type){0}), .offset = offsetof(Options, field), __VA_ARGS__},
+const OptionRow option_table[] = {
+#include "llmc/run/options.def"
+    {0},
+};
+#undef OPTION
+_Static_assert(sizeof option_table / sizeof *option_table <= 129, "Options.given has one bit a row");
+
+// -------------------------------------------------------------------------------------------------------------- --help
+
+enum { HELP_COLUMN = 36, PAGE_WIDTH = 110 };
+
+// Upper limits from here on guard against typing errors; nobody plans by them. Messages still name them.
+static const double NO_CONCERN = 1e6;
+
+// Prints words from column HELP_COLUMN on, in lines of at most PAGE_WIDTH columns.
+static void print_wrapped(FILE *out, const char *text) {
+    int column = HELP_COLUMN;
+    while (*text) {
+        int word = (int)strcspn(text, " ");
+        if (column > HELP_COLUMN && column + 1 + word > PAGE_WIDTH) {
+            fprintf(out, "\n%*s", HELP_COLUMN, "");
+            column = HELP_COLUMN;
+        }
+        column += fprintf(out, "%s%.*s", column > HELP_COLUMN ? " " : "", word, text);
+        text += word;
+        text += strspn(text, " ");
+    }
+    fputc('\n', out);
+}
+
+// "[4; 1..65536]": default and range. Choices and flags already show theirs beside the name.
+static void describe_values(const OptionRow *row, char *buf, size_t size) {
+    if (!*row->fallback) {
+        buf[0] = '\0';
+    } else if (row->type >= OPTION_STRING || option_is_flag(row) || row->min == row->max) {
+        snprintf(buf, size, " [%s]", row->fallback);
+    } else if (row->max >= NO_CONCERN) {
+        snprintf(buf, size, " [%s; %g..]", row->fallback, option_least(row));
+    } else {
+        snprintf(buf, size, " [%s; %.15g..%.15g]", row->fallback, option_least(row), row->max);
+    }
+}
+
+static void print_row(FILE *out, const OptionRow *row) {
+    char names[128], values[128], text[512];
+    snprintf(names, sizeof names, "  %s%s%s--%s %s", row->short_name ? "-" : "", row->short_name ? row->short_name : "",
+             row->short_name ? ", " : "", row->long_name, row->metavar);
+    describe_values(row, values, sizeof values);
+    snprintf(text, sizeof text, "%s%s", row->help, values);
+    fprintf(out, "%-*s", HELP_COLUMN, names);
+    if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
+    print_wrapped(out, text);
+}
+
+void option_print_help(FILE *out, const char *program) {
+    fprintf(out,
+            "Pretrains GPT-2 models.\n"
+            "\n"
+            "usage: %s [options]\n"
+            "  values: -b 4, -b=4, --batch-size 4 or --batch-size=4; [default; smallest..largest]\n"
+            "\n"
+            "Examples\n"
+            "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M     train, save to runs/124M\n"
+            "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M -y  go on where it stopped\n"
+            "  %s -e runs/124M/step_00005000 -x 0 -v 1 -m 0              evaluate and sample only\n",
+            program, program, program, program);
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        if (row == option_table || row->group != row[-1].group) fprintf(out, "\n%s\n", row->group);
+        print_row(out, row);
+    }
+    fprintf(out, "\n%-*sthis page\n", HELP_COLUMN, "  --help");
+}
+
+// -------------------------------------------------------------------------------------------------------------- values
 
 // Text from the command line as it may stand in a one-line message: cut short, no control characters.
 typedef struct {
@@ -31,27 +134,64 @@ static Shown shown(const char *text, size_t length) {
     return s;
 }
 
-// ------------------------------------------------------------------------------------------------------------ values
 // `name` is the option as it was typed, for messages.
 
-static void set_string(const OptionRow *row, Options *options, const char *value) {
-    char **field = (char **)((char *)options + row->offset);
-    char *copy = strdup(value);
+bool option_is_flag(const OptionRow *row) { return row->metavar[0] == '['; }
+
+static bool may_be_auto(const OptionRow *row) { return strncmp(row->metavar, "auto|", 5) == 0; }
+double option_least(const OptionRow *row) { return row->min + (may_be_auto(row) ? 1 : 0); }
+
+static bool is_text(const OptionRow *row) { return row->type == OPTION_STRING || row->type == OPTION_WORD; }
+
+static void *field_of(const OptionRow *row, Options *options) { return (char *)options + row->offset; }
+
+// Copies word number k of "a|b|c" or "[a|b]" into buf and its enum value into *value; false after the last word.
+static bool read_word(const OptionRow *row, int k, char buf[OPTION_VALUE], unsigned *value) {
+    const char *word = row->metavar + option_is_flag(row);
+    for (int i = 0; i < k; i++) {
+        word += strcspn(word, "|]");
+        if (*word++ != '|') return false;
+    }
+    snprintf(buf, OPTION_VALUE, "%.*s", (int)strcspn(word, "|]"), word);
+    *value = row->values ? row->values[k] : (unsigned)k;
+    return true;
+}
+
+static double number_of(const OptionRow *row, const Options *options) {
+    const void *field = (const char *)options + row->offset;
+    return row->type == OPTION_INT     ? (double)*(const int *)field
+           : row->type == OPTION_INT64 ? (double)*(const int64_t *)field
+                                       : *(const double *)field;
+}
+
+const char *option_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]) {
+    const void *field = (const char *)options + row->offset;
+    unsigned value;
+    if (row->type == OPTION_STRING) return *(char *const *)field;
+    if (row->type != OPTION_WORD) return format_exact(number_of(row, options), buf, OPTION_VALUE);
+    for (int k = 0; read_word(row, k, buf, &value); k++)
+        if (value == *(const unsigned *)field) return buf;
+    return "";
+}
+
+void options_set_string(char **field, const char *text) {
+    char *copy = strdup(text);
     REQUIRE_MEMORY(copy, "an option");
     free(*field);
     *field = copy;
 }
 
-static bool check_choice(const OptionRow *row, const char *name, const char *value, Error *err) {
-    char list[128] = "";
-    for (const char *p = row->metavar + (*row->metavar == '['); *p && *p != ']';) {
-        size_t n = strcspn(p, "|]");
-        if (strlen(value) == n && memcmp(p, value, n) == 0) return true;
-        size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%.*s", used ? ", " : "", (int)n, p);
-        p += n + (p[n] == '|');
+static bool set_word(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+    unsigned *field = field_of(row, options);
+    char list[128] = "", word[OPTION_VALUE];
+    for (int k = 0; read_word(row, k, word, field); k++) {
+        if (strcmp(word, value) == 0) return true;
+        const size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", word);
     }
-    return error_set(err, "%s %s: must be one of %s", name, shown(value, strlen(value)).text, list);
+    *field = 0;
+    return strcmp(value, row->fallback) == 0 ||
+           error_set(err, "%s %s: must be one of %s", name, shown(value, strlen(value)).text, list);
 }
 
 static bool check_range(const OptionRow *row, const char *name, const char *value, double x, Error *err) {
@@ -69,7 +209,7 @@ static bool check_range(const OptionRow *row, const char *name, const char *valu
 }
 
 static void set_number(const OptionRow *row, Options *options, double x) {
-    void *field = (char *)options + row->offset;
+    void *field = field_of(row, options);
     if (row->type == OPTION_INT)
         *(int *)field = (int)x;
     else if (row->type == OPTION_INT64)
@@ -78,56 +218,91 @@ static void set_number(const OptionRow *row, Options *options, double x) {
         *(double *)field = x;
 }
 
-// Digits with an optional minus, nothing else: no blanks, no hex, no 5e3. What overflows is out of every range.
-static bool set_integer(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+// A whole number is digits with an optional minus sign: no blanks, no hex, no 5e3. An overflow saturates, and is out of
+// range: all limits are below 2^53, and a value that rounds to a double beyond that is still beyond them.
+static bool set_number_from(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
     const char *digits = value + (*value == '-');
-    if (!*digits || digits[strspn(digits, "0123456789")]) {
-        return error_set(err, "%s %s: not a whole number (decimal digits only, such as 5000)", name,
-                         shown(value, strlen(value)).text);
-    }
-    int64_t n = strtoll(value, NULL, 10); // saturates
-    // Compared as doubles: limits are below 2^53, and what rounds beyond that is still beyond them.
-    if (!check_range(row, name, value, (double)n, err)) return false;
-    set_number(row, options, (double)n);
-    return true;
-}
-
-static bool set_double(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+    const bool is_whole = row->type != OPTION_DOUBLE;
     char *end;
-    double x = strtod(value, &end);
-    bool number = !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
-    if (!number) {
-        return error_set(err, "%s %s: not a number (such as 0.1 or 6e-4)", name, shown(value, strlen(value)).text);
-    }
-    if (!isfinite(x)) return error_set(err, "%s %s: not a finite number", name, shown(value, strlen(value)).text);
+    const double x = is_whole ? (double)strtoll(value, &end, 10) : strtod(value, &end);
+    const bool is_number = is_whole ? *digits && !digits[strspn(digits, "0123456789")]
+                                    : !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
+    if (!is_number || !isfinite(x))
+        return error_set(err, "%s %s: not %s", name, shown(value, strlen(value)).text,
+                         is_number  ? "a finite number"
+                         : is_whole ? "a whole number (decimal digits only, such as 5000)"
+                                    : "a number (such as 0.1 or 6e-4)");
     if (!check_range(row, name, value, x, err)) return false;
-    set_number(row, options, x);
-    return true;
+    return set_number(row, options, x), true;
 }
 
-bool option_set(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
-    if (row->type == OPTION_STRING) {
-        if (option_is_choice(row) && strcmp(value, row->fallback) != 0 && !check_choice(row, name, value, err))
-            return false;
-        set_string(row, options, value);
-        return true;
-    }
+// Sets the field from text, as if it had been typed after name.
+static bool set_value(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+    if (row->type == OPTION_STRING) return options_set_string(field_of(row, options), value), true;
+    if (row->type == OPTION_WORD) return set_word(row, options, name, value, err);
     if (!*value) return error_set(err, "%s: the value is empty", name);
-    if (option_may_be_auto(row) && strcmp(value, "auto") == 0) {
-        set_number(row, options, row->min);
-        return true;
-    }
-    if (row->type == OPTION_DOUBLE) return set_double(row, options, name, value, err);
-    return set_integer(row, options, name, value, err);
+    if (may_be_auto(row) && strcmp(value, "auto") == 0) return set_number(row, options, row->min), true;
+    return set_number_from(row, options, name, value, err);
 }
 
-static bool set_defaults(Options *options, Error *err) {
-    int count;
-    const OptionRow *rows = option_table(&count);
-    for (int i = 0; i < count; i++) {
-        if (!option_set(&rows[i], options, rows[i].long_name, rows[i].fallback, err)) return false;
+// ------------------------------------------------------------------------------------------------------------- names
+
+static bool same_name(const char *a, const char *name, size_t length) {
+    return a && strlen(a) == length && memcmp(a, name, length) == 0;
+}
+
+const OptionRow *option_find(const char *name, size_t length) {
+    for (const OptionRow *row = option_table; row->long_name; row++)
+        if (same_name(row->long_name, name, length) || same_name(row->short_name, name, length)) return row;
+    return NULL;
+}
+
+static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
+static int min3(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+
+// Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions and swaps of
+// neighbours, each 1; capitals do not matter. Damerau, "A technique for computer detection and correction of spelling
+// errors", 1964.
+enum { LONGEST_NAME = 32 };
+static int edit_distance(const char *a, const char *b) {
+    int n = (int)strlen(a), m = (int)strlen(b);
+    int d[LONGEST_NAME + 1][LONGEST_NAME + 1];
+    for (int i = 0; i <= n; i++) d[i][0] = i;
+    for (int j = 0; j <= m; j++) d[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        for (int j = 1; j <= m; j++) {
+            d[i][j] = min3(d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + !same_letter(a[i - 1], b[j - 1]));
+            bool swapped = i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]);
+            if (swapped && d[i - 2][j - 2] + 1 < d[i][j]) d[i][j] = d[i - 2][j - 2] + 1;
+        }
     }
-    return true;
+    return d[n][m];
+}
+
+// A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
+// the same first letter ("--lr": -l, not -r). INT_MAX: they have less than half of their letters in common.
+static int name_distance(const char *typo, const char *name) {
+    const int edits = strlen(typo) >= 3 && strcasestr(name, typo) ? 1 : edit_distance(typo, name);
+    const size_t longer = strlen(typo) > strlen(name) ? strlen(typo) : strlen(name);
+    return 2 * edits > (int)longer ? INT_MAX : 2 * edits + !same_letter(typo[0], name[0]);
+}
+
+// The option whose name is nearest to a mistyped one (no dashes), as "--batch-size" or "-nk" into buf; false: none has
+// half of its letters.
+static bool nearest_name(const char *typo, char buf[64]) {
+    char word[LONGEST_NAME + 1];
+    snprintf(word, sizeof word, "%s", typo);
+    int nearest = INT_MAX;
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        const char *names[] = {row->long_name, row->short_name};
+        for (int k = 0; k < 2 && names[k]; k++) {
+            const int distance = name_distance(word, names[k]);
+            if (distance >= nearest) continue;
+            nearest = distance;
+            snprintf(buf, 64, "%s%s", k == 0 ? "--" : "-", names[k]);
+        }
+    }
+    return nearest < INT_MAX;
 }
 
 // ----------------------------------------------------------------------------------------------------------- matching
@@ -154,7 +329,7 @@ static bool names_an_option(const char *text) {
 
 static bool unknown_option(Argument a, const char *typed, Error *err) {
     char nearest[64];
-    if (!option_nearest(shown(a.name, a.length).text, nearest, sizeof nearest))
+    if (!nearest_name(shown(a.name, a.length).text, nearest))
         return error_set(err, "unknown option %s; --help lists them", typed);
     return error_set(err, "unknown option %s; did you mean %s?", typed, nearest);
 }
@@ -171,32 +346,32 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const OptionRow *row = option_find(a.name, a.length);
     if (!row) return unknown_option(a, typed.text, err);
 
-    const char *next = argv[*i]; // argv ends with NULL
-    char word[32];
+    const char *next = argv[*i];   // argv ends with NULL
+    char word[OPTION_VALUE] = "1"; // of a flag that is left out
+    unsigned ignored;
     if (a.value) {
         // -name=value: all there
     } else if (option_is_flag(row)) {
         // The next argument is the value unless it looks like an option; -1 does not.
         const bool is_value = next && (next[0] != '-' || isdigit((unsigned char)next[1]));
-        a.value = is_value ? argv[(*i)++] : option_flag_value(row, word, (int)sizeof word);
+        if (!is_value && row->type == OPTION_WORD) read_word(row, 0, word, &ignored);
+        a.value = is_value ? argv[(*i)++] : word;
     } else if (!next || names_an_option(next)) {
         return error_set(err, "%s: a value is missing (%s)", typed.text, row->help);
     } else {
         a.value = argv[(*i)++];
     }
-    int count;
-    const ptrdiff_t index = row - option_table(&count);
+    const ptrdiff_t index = row - option_table;
     options->given[index / 64] |= (uint64_t)1 << index % 64;
-    return option_set(row, options, typed.text, a.value, err);
+    return set_value(row, options, typed.text, a.value, err);
 }
 
 // --------------------------------------------------------------------------------------------- the whole command line
 
 bool options_given(const Options *options, const char *long_name) {
-    int count;
-    const OptionRow *rows = option_table(&count), *row = option_find(long_name, strlen(long_name));
+    const OptionRow *row = option_find(long_name, strlen(long_name));
     REQUIRE(row, "options_given: there is no option %s", long_name);
-    const ptrdiff_t index = row - rows;
+    const ptrdiff_t index = row - option_table;
     return options->given[index / 64] >> index % 64 & 1;
 }
 
@@ -216,7 +391,6 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
 
 // Options that only make sense together.
 static bool check_together(const Options *o, Error *err) {
-    OptimizerKind optimizer;
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
     if (o->resume && !*o->output) return error_set(err, "-y: no run to go on with; name its directory with -o DIR");
     if (options_given(o, "checkpoint-every") && o->checkpoint_every > 0 && !*o->output) {
@@ -226,16 +400,15 @@ static bool check_together(const Options *o, Error *err) {
     if ((o->hellaswag || *o->choices) && o->val_every == 0 && o->max_steps != 0)
         return error_set(err, "%s: scored at every validation, and -v 0 makes none; give -v N, or leave out %s",
                          o->hellaswag ? "-h 1" : "--choices", o->hellaswag ? "-h (-h 0)" : "--choices");
-    if ((*o->gpu || o->price > 0) && !*o->plan)
+    if ((*o->gpu || o->price > 0) && !o->plan)
         return error_set(err, "%s: says what a plan is for; give --plan as well", *o->gpu ? "--gpu" : "--price");
     if (options_given(o, "fp8-scaling") && !o->fp8 && !o->resume) // -y: the run may have it
         return error_set(err, "--fp8-scaling: says how fp8 tensors are scaled; give --fp8 as well");
     if (o->tokens > 0 && options_given(o, "max-steps"))
         return error_set(err, "--tokens and -x both say how long the run is: give one of them");
-    if (options_given(o, "master-weights") && o->master && optimizer_parse(&optimizer, o->optimizer, err) &&
-        !optimizer_has_master(optimizer))
+    if (options_given(o, "master-weights") && o->master && !optimizer_has_master(o->optimizer))
         return error_set(err, "-w 1: --optimizer %s keeps no master weights; leave out -w, or use adamw or adamw8bit",
-                         o->optimizer);
+                         optimizer_name(o->optimizer));
     if (o->reset_optimizer && !o->resume)
         return error_set(err, "--reset-optimizer: a new run has a new optimizer; it is for going on with -y");
     if (o->interactive && o->max_steps != 0)
@@ -252,16 +425,16 @@ static const char *program_name(int argc, char **argv) {
 }
 
 DeviceOptions options_device(const Options *o) {
-    DeviceOptions device = {.threads = o->threads, .tf32 = o->tf32 != 0, .attention = ATTENTION_AUTO};
-    if (strcmp(o->attention, "cudnn") == 0) device.attention = ATTENTION_CUDNN;
-    if (strcmp(o->attention, "own") == 0) device.attention = ATTENTION_OWN;
-    device.gelu_fusion = (GeluFusion)(o->gelu_fusion + 1); // both in the same order; the option begins with -1, auto
-    return device;
+    return (DeviceOptions){.threads = o->threads,
+                           .tf32 = o->tf32 != 0,
+                           .attention = o->attention,
+                           .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }
 
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
     memset(options, 0, sizeof *options);
-    if (!set_defaults(options, err)) return OPTIONS_ERROR;
+    for (const OptionRow *row = option_table; row->long_name; row++)
+        if (!set_value(row, options, row->long_name, row->fallback, err)) return OPTIONS_ERROR;
     for (int i = 1; i < argc;) {
         if (asks_for_help(argv[i])) {
             option_print_help(stdout, program_name(argc, argv));
@@ -274,11 +447,9 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
 }
 
 void options_free(Options *options) {
-    int count;
-    const OptionRow *rows = option_table(&count);
-    for (int i = 0; i < count; i++) {
-        if (rows[i].type != OPTION_STRING) continue;
-        char **field = (char **)((char *)options + rows[i].offset);
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        if (row->type != OPTION_STRING) continue;
+        char **field = field_of(row, options);
         free(*field);
         *field = NULL;
     }
@@ -287,45 +458,36 @@ void options_free(Options *options) {
 // ---------------------------------------------------------------------------------------------------------------- JSON
 
 char *options_to_json(const Options *options) {
-    char *json = NULL;
+    char *json = NULL, buf[OPTION_VALUE];
     size_t bytes = 0;
     FILE *f = text_open(&json, &bytes);
-    int count;
-    const OptionRow *rows = option_table(&count);
-    for (int i = 0; i < count; i++) {
-        fprintf(f, "%s\"%s\":", i == 0 ? "{" : ",", rows[i].long_name);
-        if (rows[i].type == OPTION_STRING) {
-            const char *text = option_string(&rows[i], options);
-            format_json_string(f, text, strlen(text));
-        } else { // written here and not by cJSON, whose doubles may be off by the last bit
-            char number[40];
-            fputs(format_exact(option_number(&rows[i], options), number, sizeof number), f);
-        }
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        const char *value = option_value(row, options, buf);
+        fprintf(f, "%s\"%s\":", row == option_table ? "{" : ",", row->long_name);
+        if (is_text(row))
+            format_json_string(f, value, strlen(value));
+        else
+            fputs(value, f); // not by cJSON, whose doubles may be off by the last bit
     }
     fputc('}', f);
     fclose(f);
     return json;
 }
 
-// They say how this process is started, limited and watched, not what the run computes.
-static bool is_compared(const OptionRow *row) {
-    const char *const others[] = {"resume", "progress", "max-minutes", "profile",        "plan",
-                                  "gpu",    "price",    "interactive", "reset-optimizer"};
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
-        if (strcmp(row->long_name, others[i]) == 0) return false;
-    return true;
+// The value as it was typed then, except for "auto"; NULL if it is neither text nor number.
+static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
+    if (cJSON_IsNumber(then)) return format_exact(then->valuedouble, buf, OPTION_VALUE);
+    return cJSON_GetStringValue(then);
 }
 
 static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Error *err) {
-    char number[40];
-    if (row->type == OPTION_STRING && cJSON_IsString(then))
-        return option_set(row, options, row->long_name, then->valuestring, err);
-    if (cJSON_IsNumber(then) && option_may_be_auto(row) && then->valuedouble == row->min)
-        return option_set(row, options, row->long_name, "auto", err);
+    char buf[OPTION_VALUE];
     // What is a text now was a number in older checkpoints: -r.
-    if (cJSON_IsNumber(then) && (row->type != OPTION_STRING || strcmp(row->long_name, "recompute") == 0))
-        return option_set(row, options, row->long_name, format_exact(then->valuedouble, number, sizeof number), err);
-    return error_set(err, "%s: no %s", row->long_name, row->type == OPTION_STRING ? "text" : "number");
+    const bool was_number = !is_text(row) || strcmp(row->long_name, "recompute") == 0;
+    if (!(cJSON_IsNumber(then) ? was_number : cJSON_IsString(then) && is_text(row)))
+        return error_set(err, "%s: no %s", row->long_name, is_text(row) ? "text" : "number");
+    const bool is_auto = cJSON_IsNumber(then) && may_be_auto(row) && then->valuedouble == row->min;
+    return set_value(row, options, row->long_name, is_auto ? "auto" : value_then(then, buf), err);
 }
 
 // An option under a name that nobody knows would be silently the default.
@@ -333,7 +495,7 @@ static bool check_names(const cJSON *then, Error *err) {
     char nearest[64];
     for (const cJSON *item = then->child; item; item = item->next) {
         if (option_find(item->string, strlen(item->string))) continue;
-        const bool is_alike = option_nearest(item->string, nearest, sizeof nearest);
+        const bool is_alike = nearest_name(item->string, nearest);
         return error_set(err, "there is no option \"%.64s\"%s%s%s", item->string, is_alike ? "; is it " : "",
                          is_alike ? nearest : "", is_alike ? "?" : "");
     }
@@ -343,41 +505,25 @@ static bool check_names(const cJSON *then, Error *err) {
 bool options_adopt_json(Options *options, const char *json, Error *err) {
     cJSON *then = cJSON_Parse(json);
     bool ok = (cJSON_IsObject(then) || error_set(err, "no JSON object")) && check_names(then, err);
-    int count;
-    const OptionRow *rows = option_table(&count);
-    for (int i = 0; ok && i < count; i++) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, rows[i].long_name);
-        const bool is_output = strcmp(rows[i].long_name, "output") == 0;
-        if (value && !is_output && is_compared(&rows[i]) && !options_given(options, rows[i].long_name))
-            ok = adopt(&rows[i], options, value, err);
+    for (const OptionRow *row = option_table; ok && row->long_name; row++) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
+        if (value && row->scope == OPTION_OF_RUN && !options_given(options, row->long_name))
+            ok = adopt(row, options, value, err);
     }
     cJSON_Delete(then);
     return ok || error_prefix(err, "the options of the earlier run");
 }
 
-static bool differs(const OptionRow *row, const Options *options, const cJSON *then) {
-    char number[40];
-    if (row->type == OPTION_STRING && cJSON_IsNumber(then))
-        return strcmp(format_exact(then->valuedouble, number, sizeof number), option_string(row, options)) != 0;
-    if (row->type == OPTION_STRING) {
-        return !cJSON_IsString(then) || strcmp(then->valuestring, option_string(row, options)) != 0;
-    }
-    return !cJSON_IsNumber(then) || then->valuedouble != option_number(row, options);
-}
-
-// "--batch-size 8 (was 4)\n"
+// Prints "--batch-size 8 (was 4)\n" if the two differ.
 static void print_difference(FILE *f, const OptionRow *row, const Options *options, const cJSON *then) {
-    char *now = option_text(row, options);
-    fprintf(f, "--%s %s (was ", row->long_name, now && *now ? now : "\"\"");
-    free(now);
-    char number[40];
-    if (cJSON_IsString(then)) {
-        format_visible(f, then->valuestring, strlen(then->valuestring), "");
-    } else if (cJSON_IsNumber(then)) {
-        fputs(format_exact(then->valuedouble, number, sizeof number), f);
-    } else {
-        fputs("no text or number", f);
-    }
+    char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
+    const char *now = option_value(row, options, buf), *before = value_then(then, buf_then);
+    const bool comparable = cJSON_IsNumber(then) || is_text(row);
+    if (comparable && before && strcmp(now, before) == 0) return;
+    if (!is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";
+    fprintf(f, "--%s %s (was ", row->long_name, *now ? now : "\"\"");
+    if (!before) before = "no text or number";
+    format_visible(f, before, strlen(before), "");
     fputs(")\n", f);
 }
 
@@ -390,13 +536,9 @@ char *options_diff_json(const Options *options, const char *json) {
     char *lines = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&lines, &bytes);
-    int count;
-    const OptionRow *rows = option_table(&count);
-    for (int i = 0; i < count; i++) { // an option that did not exist then is no difference
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, rows[i].long_name);
-        if (value && is_compared(&rows[i]) && differs(&rows[i], options, value)) {
-            print_difference(f, &rows[i], options, value);
-        }
+    for (const OptionRow *row = option_table; row->long_name; row++) { // a new option is no difference
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
+        if (value && row->scope != OPTION_OF_PROCESS) print_difference(f, row, options, value);
     }
     fclose(f);
     cJSON_Delete(then);

@@ -1,90 +1,24 @@
-// Command-line options: THE OPTION TABLE (option_table.c) states for each its names, type, range, default, group and
-// help. Parsing, checks, --help, the nearest name of a typo, the JSON in checkpoints and logs all come from that table:
-// to add an option, add a field to Options and a row there.
-// The struct is plain values; strings belong to the Options, are never NULL and live until options_free.
+// Command-line options: THE OPTION TABLE (options.def) states for each its names, type, range, default, group, help and
+// whether a resume takes it over. The struct, parsing, checks, --help, the nearest name of a typo, the JSON in
+// checkpoints and logs all come from that table: to add an option, add a row there. The struct is plain values; strings
+// belong to the Options, are never NULL and live until options_free.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/device.h"
+#include "llmc/train/optimizer.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
+typedef enum { GRADIENTS_FP32, GRADIENTS_COMPUTE } GradientType;
+typedef enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
+typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON } PlanForm;
+
 typedef struct {
-    // data
-    char *train_data; // -i  glob of shards
-    char *val_data;   // -j
-    char *tokenizer;  // --tokenizer  "" = as found beside weights or shards
-    // model
-    char *model;       // -e  descriptor, directory or .bin
-    char *dtype;       // --dtype auto|bf16|fp16|fp32
-    int master;        // -w   keep fp32 master weights
-    char *recompute;   // -r   auto, or what recompute_parse takes
-    int fp8;           // --fp8
-    char *fp8_scaling; // --fp8-scaling current|delayed
-    char *grad_dtype;  // --grad-dtype fp32|compute
-    char *offload;     // --offload none|optimizer
-    // batch and length
-    int64_t B;           // -b  0 = auto: the largest that fits
-    int64_t T;           // -t  0 = the model's longest context, at most 1024
-    int64_t total_batch; // -d  tokens a step; 0 = B*T
-    int64_t max_steps;   // -x  -1 = one epoch of the training data; 0 = evaluate and sample only
-    double tokens;       // --tokens  the length in tokens instead; 0 = as -x says
-    double max_minutes;  // --max-minutes  0 = no limit
-    int overfit;         // -a
-    // optimisation
-    char *optimizer;          // --optimizer
-    double lr;                // -l  -1 = auto: that of the optimizer
-    int64_t warmup;           // -u  -1 = 2% of the steps, at most 700
-    double final_fraction;    // -q
-    double weight_decay;      // -c
-    char *schedule;           // -k
-    double beta1, beta2, eps; // --beta1 --beta2 --eps
-    double momentum;          // --momentum
-    double grad_clip;         // --grad-clip
-    double loss_outlier;      // -sl
-    double norm_outlier;      // -sg
-    int64_t seed;             // --seed
-    // evaluation and samples
-    int64_t val_every;       // -v  0 = never
-    int64_t val_sequences;   // -m  0 = all
-    int64_t sample_every;    // -s  0 = never
-    int64_t sample_tokens;   // -g
-    double temperature;      // --temperature
-    int64_t top_k;           // --top-k
-    double top_p;            // --top-p
-    int64_t samples;         // --samples
-    char *prompt;            // --prompt
-    int interactive;         // --interactive
-    int hellaswag;           // -h
-    char *choices;           // --choices  glob of multiple-choice files, "" = none
-    int64_t choice_examples; // --choice-examples  0 = all
-    // output
-    char *output;             // -o  "" = nothing is written: no log, no checkpoints
-    int64_t checkpoint_every; // -n
-    int64_t keep;             // -nk
-    int64_t major;            // -nm
-    int resume;               // -y
-    int reset_optimizer;      // --reset-optimizer
-    int progress;             // --progress  -1 auto, 0 off, 1 on
-    int tensorboard;          // --tensorboard
-    char *export_path;        // --export  "" = none
-    char *export_dtype;       // --export-dtype fp32|bf16|fp16
-    // machine
-    int threads;                                    // --threads
-    char *plan;                                     // --plan  "" = no, text, json
-    char *gpu;                                      // --gpu  what --plan is for: names and sizes; "" = the table
-    double price;                                   // --price  dollars an hour, for --plan; 0 = none
-    int64_t numerics_every;                         // --numerics-every  0 = never
-    int64_t profile;                                // --profile  0 = off
-    int tf32;                                       // -f
-    char *attention;                                // --attention auto|cudnn|own
-    int gelu_fusion;                                // -ge  -1 auto, 0 none, 1 forward, 2 forward and backward
-    int64_t log_gpu_every;                          // -lg  0 = never
-    int zero_stage;                                 // -z
-    int num_processes, process_rank, gpus_per_node; // -pn -pr -pg
-    char *init_method, *server_ip, *fs_path;        // -pi -ps -pf
+#define OPTION(group, long_name, short_name, type, field, ...) type field;
+#include "llmc/run/options.def"
+#undef OPTION
     uint64_t given[2]; // one bit a row of the table: it stood on the command line. Read with options_given
 } Options;
 
@@ -116,9 +50,19 @@ bool options_adopt_json(Options *options, const char *json, Error *err);
 // NULL if none does. -y, --progress and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
 
-// ------------------------------------------------------------------------------------- rows of the table, for llmc/run
+// Sets a string of Options to a copy of text.
+void options_set_string(char **field, const char *text);
 
-typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING } OptionType;
+// --------------------------------------------------------------------------------------------------- rows of the table
+
+typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING, OPTION_WORD } OptionType;
+
+// What a resume does with an option.
+typedef enum {
+    OPTION_OF_RUN,     // takes it over from the checkpoint unless it is given again, and reports a difference
+    OPTION_OF_PLACE,   // where the run is stored: only reports a difference
+    OPTION_OF_PROCESS, // how this process is started, limited and watched: nothing
+} OptionScope;
 
 typedef struct {
     const char *group;      // heading in --help; rows of a group stand together
@@ -129,34 +73,24 @@ typedef struct {
     const char *fallback;   // the default, as it would be typed
     double min, max;        // allowed numbers, both included. Integers up to 2^53, so that JSON and double hold them
     const char *metavar;    // what stands for the value in --help. "[0|1]": may be left out and is 1 then;
-                            // "a|b|c": a string that must be one of these; "[a|b]": may be left out and is
+                            // "a|b|c" of a word: one of these; "[a|b]": may be left out and is
                             // the first then; "auto|X": a number, or auto, which is kept as min: what
                             // may be typed begins one above it
     const char *help;       // for min == max also the reason in the message that refuses other values
+    OptionScope scope;
+    const unsigned *values; // of the words, in order; NULL: 0, 1, 2, ... A fallback that is not a word is 0
 } OptionRow;
 
-const OptionRow *option_table(int *count);
+extern const OptionRow option_table[]; // ends with a row without a name
+
 // The row with exactly this long or short name (`length` bytes, no dashes), or NULL.
 const OptionRow *option_find(const char *name, size_t length);
-// The option whose name is nearest to a mistyped one (no dashes), as "--batch-size" or "-nk" into buf; false: none has
-// half of its letters.
-bool option_nearest(const char *typo, char *buf, int size);
 
 bool option_is_flag(const OptionRow *row); // the value may be left out
-// The value of a flag that is left out: 1, or the first word of its list, which goes into buf.
-const char *option_flag_value(const OptionRow *row, char *buf, int size);
-bool option_may_be_auto(const OptionRow *row);
-double option_least(const OptionRow *row);   // the least number that may be typed
-bool option_is_choice(const OptionRow *row); // a string out of a list
+double option_least(const OptionRow *row); // the least number that may be typed
 
-// The field of the row: an int, int64_t, double or char *.
-const void *option_field(const OptionRow *row, const Options *options);
-double option_number(const OptionRow *row, const Options *options);      // not for OPTION_STRING
-const char *option_string(const OptionRow *row, const Options *options); // OPTION_STRING only
-// The value as it would be typed, malloced; NULL without memory.
-char *option_text(const OptionRow *row, const Options *options);
-
-// Sets the field from text, as if it had been typed after name.
-bool option_set(const OptionRow *row, Options *options, const char *name, const char *value, Error *err);
+// The value as in the JSON, without the quotes of strings and words. A number that is auto is still a number here.
+enum { OPTION_VALUE = 40 };
+const char *option_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]);
 
 void option_print_help(FILE *out, const char *program);

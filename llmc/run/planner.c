@@ -84,14 +84,11 @@ enum { MOST_GIGABYTES = 100000 };
 static double size_of(const char *text, size_t length) {
     char copy[NAME], *unit;
     if (length >= sizeof copy || length == 0 || !isdigit((unsigned char)text[text[0] == '-'])) return 0;
-    memcpy(copy, text, length);
-    copy[length] = '\0';
+    snprintf(copy, sizeof copy, "%.*s", (int)length, text);
     const double n = strtod(copy, &unit);
-    char plain[NAME] = "";
-    for (size_t i = 0; unit[i]; i++) plain[i] = (char)tolower((unsigned char)unit[i]), plain[i + 1] = '\0';
-    const char *word = plain + strspn(plain, " ");
-    const bool binary = strcmp(word, "gib") == 0;
-    if (!binary && strcmp(word, "g") != 0 && strcmp(word, "gb") != 0) return 0;
+    unit += strspn(unit, " ");
+    const bool binary = strcasecmp(unit, "gib") == 0;
+    if (!binary && strcasecmp(unit, "g") != 0 && strcasecmp(unit, "gb") != 0) return 0;
     return n > 0 && n <= MOST_GIGABYTES ? n * (binary ? 0x1p30 : 1e9) : -1;
 }
 
@@ -151,15 +148,11 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------------------- memory
-
 // ------------------------------------------------------------------------------------------------------- a GPU's sizes
 
-static const GpuSpec *as_gpu(const void *machine) { return (const GpuSpec *)machine; }
-
 static int64_t chunk_rows(const void *machine, OpsShape shape) {
-    const int units = as_gpu(machine)->units;
-    return cuda_size_head_chunk_rows(shape, units > 0 ? units : 1);
+    const GpuSpec *gpu = machine;
+    return cuda_size_head_chunk_rows(shape, gpu->units > 0 ? gpu->units : 1);
 }
 
 static int64_t own_workspace(const void *machine, OpsShape shape) {
@@ -169,7 +162,7 @@ static int64_t own_workspace(const void *machine, OpsShape shape) {
 
 static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
     enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest form is taken
-    const GpuSpec *gpu = as_gpu(machine);
+    const GpuSpec *gpu = machine;
     const int capability = gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
     const int64_t limit = cuda_size_cudnn_limit((int64_t)gpu->memory);
     const int64_t own = cuda_size_workspace(shape), cudnn = cuda_size_cudnn(shape, capability, limit);
@@ -200,29 +193,32 @@ double planner_room(bool automatic) {
 // By the names that gpt2_memory.c and its neighbours give: test_planner fails where one is missing here.
 static const struct {
     const char *name, *tensors;
-} KINDS[KIND_COUNT] = {
-    [KIND_RESIDUAL] = {"residual", "residual1 residual2 final_residual"},
-    [KIND_LAYERNORM] = {"layernorm", "ln1 ln1_mean ln1_rstd ln2 ln2_mean ln2_rstd lnf lnf_mean lnf_rstd"},
-    [KIND_QKV] = {"qkv", "qkv"},
-    [KIND_ATTENTION] = {"attention", "att lse proj"},
-    [KIND_MLP] = {"mlp", "pre gelu fcproj"},
-    [KIND_LOGITS] = {"logits", "logits losses"},
-    [KIND_GRADIENTS] = {"gradients", "dfc dln2 datt dqkv dln1 dlnf dresidual"},
-    [KIND_MICRO] = {"micro_gradients", "micro_gradients"},
-    [KIND_FP8] = {"fp8", "fp8_forward fp8_backward"},
-    [KIND_TOKENS] = {"tokens", "inputs targets"},
-    [KIND_GENERATION] = {"generation", "cache decoder_tokens decoder_logits"},
-    [KIND_OPTIMIZER] = {"optimizer_scratch", "optimizer_scratch"},
+} KINDS[] = {
+    {"residual", "residual1 residual2 final_residual"},
+    {"layernorm", "ln1 ln1_mean ln1_rstd ln2 ln2_mean ln2_rstd lnf lnf_mean lnf_rstd"},
+    {"qkv", "qkv"},
+    {"attention", "att lse proj"},
+    {"mlp", "pre gelu fcproj"},
+    {"logits", "logits losses"},
+    {"gradients", "dfc dln2 datt dqkv dln1 dlnf dresidual"},
+    {"micro_gradients", "micro_gradients"}, // of weights, with --grad-dtype compute
+    {"fp8", "fp8_forward fp8_backward"},
+    {"tokens", "inputs targets"},
+    {"generation", "cache decoder_tokens decoder_logits"},
+    {"optimizer_scratch", "optimizer_scratch"},
     [KIND_OTHER] = {"other", ""},
+    [KIND_GAPS] = {"gaps", ""},
 };
-const char *activation_kind_name(ActivationKind kind) { return KINDS[kind].name; }
+_Static_assert(sizeof KINDS / sizeof *KINDS == KIND_COUNT, "a kind without a row");
 
-ActivationKind activation_kind(const char *name) {
+const char *activation_kind_name(int kind) { return KINDS[kind].name; }
+
+int activation_kind(const char *name) {
     const size_t length = strlen(name);
     for (int k = 0; k < KIND_OTHER; k++)
         for (const char *at = KINDS[k].tensors; at; at = strchr(at, ' ')) {
             at += *at == ' ';
-            if (strncmp(at, name, length) == 0 && (at[length] == ' ' || at[length] == '\0')) return (ActivationKind)k;
+            if (strncmp(at, name, length) == 0 && (at[length] == ' ' || at[length] == '\0')) return k;
         }
     return KIND_OTHER;
 }
@@ -238,13 +234,11 @@ PlannedMemory planner_memory(const Gpt2Options *model) {
         m.kinds[activation_kind(t.name)] += (double)t.bytes;
     }
     m.total = (double)memory_plan_total(plan);
-    m.gaps = m.total - (double)memory_plan_live_peak(plan);
+    m.kinds[KIND_GAPS] = m.total - (double)memory_plan_live_peak(plan);
     m.host = (double)gpt2_host_bytes(model);
     memory_plan_destroy(plan);
     return m;
 }
-
-// ---------------------------------------------------------------------------------------------------------------- time
 
 // --------------------------------------------------------------------------------------------------------------- FLOPs
 
@@ -339,14 +333,12 @@ double planner_step_bytes(const Gpt2Options *model, int64_t tokens) {
     return (double)tokens * a_token + update_bytes(model, ceil_div(tokens, model->B * model->T));
 }
 
-double planner_link_bytes(const Gpt2Options *model) { return (double)gpt2_host_bytes(model); }
-
 StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens) {
     const double peak = gpu_spec_peak(gpu, model->dtype), fp8_peak = gpu_spec_peak(gpu, DTYPE_E4M3);
     StepLimit s = {.flops = planner_step_flops(model, tokens),
                    .fp8_flops = planner_step_fp8_flops(model, tokens),
                    .bytes = planner_step_bytes(model, tokens),
-                   .link_bytes = planner_link_bytes(model)};
+                   .link_bytes = (double)gpt2_host_bytes(model)};
     if (peak == 0 || (s.fp8_flops > 0 && fp8_peak == 0)) return s;
     s.seconds = (s.flops - s.fp8_flops) / peak + s.bytes / gpu->bandwidth + s.link_bytes / gpu->link;
     if (s.fp8_flops > 0) s.seconds += s.fp8_flops / fp8_peak;
@@ -367,6 +359,17 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
     if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
 }
 
+// The run as steps of the plan, and how long they take at least.
+static void plan_steps(DevicePlan *p, const PlanRequest *r) {
+    const Options *o = r->options;
+    p->step_tokens = (double)(p->windows * p->model.T);
+    p->tokens = o->tokens > 0 ? o->tokens : fmax(0, (double)o->max_steps) * p->step_tokens;
+    p->steps = ceil(p->tokens / p->step_tokens);
+    p->step_seconds = p->batch > 0 ? p->step.seconds : 0;
+    p->run_seconds = p->step_seconds * p->steps;
+    p->run_cost = p->run_seconds / 3600 * o->price;
+}
+
 void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
     const int64_t most = r->step_windows;
     Gpt2Options m = plan->model;
@@ -379,17 +382,17 @@ void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
     plan->auto_recompute = m.recompute;
 }
 
-bool planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
+void planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
+    const Options *o = r->options;
     memset(plan, 0, sizeof *plan);
     plan->model = r->model;
     plan->room = planner_room(true);
-    if (!planner_check_recompute(r, err)) return false;
-    if (gpu) move_to(plan, gpu, r->attention);
-    plan->fits = planner_fit(&plan->model, r->any_batch, r->recompute, plan->room, r->step_windows, &plan->why_not);
+    if (gpu) move_to(plan, gpu, o->attention);
+    plan->fits = planner_fit(&plan->model, r->model.B == 0, o->recompute, plan->room, r->step_windows, &plan->why_not);
     plan->windows = r->step_windows > 0 ? r->step_windows : plan->model.B;
     plan->memory = planner_memory(&plan->model);
     plan->batch = planner_largest_batch(&plan->model, plan->room, r->step_windows);
     if (gpu && plan->model.train)
         plan->step = planner_step(&plan->gpu.spec, &plan->model, plan->windows * plan->model.T);
-    return true;
+    plan_steps(plan, r);
 }

@@ -6,6 +6,7 @@
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
+#include "llmc/run/options.h"
 #include "llmc/tensor.h"
 
 #include <stdio.h>
@@ -41,8 +42,6 @@ double gpu_spec_peak(const GpuSpec *gpu, DType dtype);
 // dtype, or fp16 where the GPU has no bf16.
 DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype);
 
-// ------------------------------------------------------------------------------------------------------------ the plan
-
 // ---------------------------------------------------------------------------------------------------------- arithmetic
 
 // What the matmuls and attention of a step of `tokens` tokens must compute: the exact count of recompute.h (causal
@@ -60,11 +59,9 @@ double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens);
 //   a step       the norm of the gradient and the update, for the tensors of optimizer_state(), by op_table.def
 double planner_step_bytes(const Gpt2Options *model, int64_t tokens);
 
-// Under offload: bytes that go to the device and back in a step, one way.
-double planner_link_bytes(const Gpt2Options *model);
-
 typedef struct {
-    double flops, fp8_flops, bytes, link_bytes;
+    double flops, fp8_flops, bytes;
+    double link_bytes; // under offload: to the device and back, one way
     double seconds; // FLOP / peak + bytes / bandwidth + bytes / link: what is not a matmul waits for one, and the other
                     // way round, and the update waits for the norm of all gradients. 0: no peak is known
 } StepLimit;
@@ -85,30 +82,14 @@ double planner_room(bool automatic);
 // of which only the memory is known the largest of any GPU.
 PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention);
 
-// What is alive at the peak, by what it is.
-typedef enum {
-    KIND_RESIDUAL,   // the residual stream
-    KIND_LAYERNORM,  // what comes out of layernorms, and their statistics
-    KIND_QKV,        //
-    KIND_ATTENTION,  // output, log-sum-exp, projection
-    KIND_MLP,        // before and after GELU, projection
-    KIND_LOGITS,     // and losses
-    KIND_GRADIENTS,  // of activations
-    KIND_MICRO,      // gradients of weights of the micro-step (--grad-dtype compute)
-    KIND_FP8,        // quantised operands
-    KIND_TOKENS,     // inputs, targets
-    KIND_GENERATION, // cache and activations of samples
-    KIND_OPTIMIZER,  // scratch of the update
-    KIND_OTHER,
-    KIND_COUNT
-} ActivationKind;
-const char *activation_kind_name(ActivationKind kind); // "residual", ...
-ActivationKind activation_kind(const char *name);      // of a tensor of the plan
+// The kinds of activations alive at the peak are the rows of a table in planner.c, of which these are the last.
+enum { KIND_OTHER = 12, KIND_GAPS, KIND_COUNT }; // gaps: lost by the layout, total - memory_plan_live_peak
+const char *activation_kind_name(int kind);      // "residual", ...
+int activation_kind(const char *name);           // of a tensor of the plan
 
 typedef struct {
     double classes[MEM_CLASS_COUNT]; // they sum to total
-    double kinds[KIND_COUNT];        // with gaps they sum to classes[MEM_ACTIVATIONS]
-    double gaps;                     // what the layout loses: total - memory_plan_live_peak
+    double kinds[KIND_COUNT];        // they sum to classes[MEM_ACTIVATIONS]
     double total;                    // of the arena
     double host;                     // of pinned host memory, under offload
 } PlannedMemory;
@@ -126,6 +107,8 @@ int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t mo
 // False and a message when it does not fit: what it needs, what there is, and which of fewer --samples, a smaller -b,
 // -r, --optimizer, --grad-dtype and --offload would fit.
 bool planner_fit(Gpt2Options *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err);
+// -b auto -r auto, as planner_fit has it, without a message.
+bool planner_choose(Gpt2Options *model, double room, int64_t most);
 
 // The choices of -r auto for a model of L blocks, those that cost least first; returns how many, the caller frees
 // *ladder.
@@ -139,22 +122,21 @@ Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
 
 // ------------------------------------------------------------------------------------------------------ the whole plan
 
+// The shape of a model as fields of an object: JSON_ADD(object, JSON_SHAPE(config)).
+#define JSON_SHAPE(c)                                                                                                  \
+    JSON_NUMBER("L", (c)->L), JSON_NUMBER("C", (c)->C), JSON_NUMBER("NH", (c)->NH), JSON_NUMBER("V", (c)->V),          \
+        JSON_NUMBER("Vp", (c)->Vp), JSON_NUMBER("max_T", (c)->max_T)
+
+// What --plan is to plan: a model, whose B and recompute follow from -b and -r, and a run of it.
 typedef struct {
-    Gpt2Options model;     // B and recompute are set from what follows
-    bool any_batch;        // -b auto: chosen for each GPU
-    const char *recompute; // -r
-    int64_t step_windows;  // of T tokens; 0: as many as B
-    double tokens;         // of the whole run; 0: as steps say
-    int64_t steps;         // of it; 0: not known
-    const char *gpus;      // --gpu; "": the whole table
-    double price;          // dollars an hour; 0: not known
-    bool json;
-    AttentionChoice attention; // --attention
+    Gpt2Options model;
+    int64_t step_windows;   // of T tokens; 0: as many as B
+    const Options *options; // -b auto, -r, --tokens, -x, --gpu, --price, --plan, --attention
 } PlanRequest;
 
 // The plan for one device.
 typedef struct {
-    GpuChoice gpu; // memory 0: this machine
+    GpuChoice gpu; // no name: this machine
     PlannedSizes sizes;
     Gpt2Options model; // dtype, B and recompute as they are there
     int64_t windows;   // of a step
@@ -162,34 +144,19 @@ typedef struct {
     Error why_not; // what it needs, and what would fit
     double room;   // bytes that the plan may take
     PlannedMemory memory;
-    int64_t batch;  // the largest B at the -r of model; 0: not one sequence fits
-    StepLimit step; // of a GPU; the same for smaller micro-batches, or nearly
+    int64_t batch;                              // the largest B at the -r of model; 0: not one sequence fits
+    StepLimit step;                             // of a GPU; the same for smaller micro-batches, or nearly
+    double tokens, steps, step_tokens;          // of the run, 0: unknown; of a step
+    double step_seconds, run_seconds, run_cost; // lower bounds; 0: unknown, or not one sequence fits
     // Filled by planner_alternatives:
     int64_t most[4];    // the largest B at -r 0 .. 3
     int64_t auto_batch; // of -b auto -r auto
     Recompute auto_recompute;
 } DevicePlan;
-// Fills *plan, which must stay where it is. gpu NULL: this machine. False and a message when -r cannot be read.
-bool planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu, Error *err);
+// Fills *plan, which must not be moved afterwards. gpu NULL: this machine; its spec stays zero. -r must be valid.
+void planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu);
 // What else would fit there: five searches more, for where it is shown.
 void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
 
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
 bool planner_print(FILE *out, const PlanRequest *request, Error *err);
-
-// ---------------------------------------------------------------------------------- shared by the two ways of printing
-
-// Tokens of the whole run with so many windows a step, 0: not known; and in how many steps.
-double planner_tokens(const PlanRequest *request, int64_t step_windows);
-double planner_steps(double tokens, int64_t tokens_per_step);
-// Whether -b or -r is chosen for each device.
-bool planner_is_auto(const PlanRequest *request);
-// Whether -r can be read.
-bool planner_check_recompute(const PlanRequest *request, Error *err);
-
-// -b auto -r auto, as planner_fit has it, without a message.
-bool planner_choose(Gpt2Options *model, double room, int64_t most);
-
-// gpus: those of --gpu; count 0: all of the table, and this machine.
-bool planner_print_text(FILE *out, const PlanRequest *request, const GpuChoice *gpus, int count, Error *err);
-bool planner_print_json(FILE *out, const PlanRequest *request, const GpuChoice *gpus, int count, Error *err);

@@ -195,16 +195,7 @@ static bool choose_checked(Gpt2Options *model, const Search *search) {
 
 // ------------------------------------------------------------------------------------------------ when it does not fit
 
-enum {
-    ONE_SAMPLE = 1,
-    FEWER_B = 2,
-    RECOMPUTE = 4,
-    OPTIMIZER = 8,
-    GRADIENTS = 16,
-    OFFLOAD = 32,
-    ALL_REMEDIES = 63,
-    NUM_REMEDIES = 6
-};
+enum { ONE_SAMPLE = 1, FEWER_B = 2, RECOMPUTE = 4, OPTIMIZER = 8, GRADIENTS = 16, OFFLOAD = 32, NUM_REMEDIES = 6 };
 
 // Those of the remedies that would change something.
 static int remedies_of(const Gpt2Options *m, const Search *s) {
@@ -254,7 +245,7 @@ static void name_remedies(char *text, size_t size, const Gpt2Options *m, int rem
 static bool find_remedies(Gpt2Options *m, const Gpt2Options *model, const Search *search, int *remedies) {
     const int there = remedies_of(model, search);
     for (int count = 1; count <= NUM_REMEDIES; count++)
-        for (int r = 1; r <= ALL_REMEDIES; r++) {
+        for (int r = 1; r < 1 << NUM_REMEDIES; r++) {
             if (__builtin_popcount((unsigned)r) != count || (r & there) != r) continue;
             *m = *model, *remedies = r;
             if (try_remedies(m, search, r)) return true;
@@ -265,26 +256,24 @@ static bool find_remedies(Gpt2Options *m, const Gpt2Options *model, const Search
 }
 
 static bool explain(const Gpt2Options *model, const Search *search, Error *err) {
-    char asked[64], set[64], needs[64], there[64], what[160], least[64];
+    static const char smaller[] = "take a smaller model or context (-e, -t)";
+    char asked[64], set[64], needs[64], there[64], what[160], least[64], advice[320];
     Gpt2Options m;
     int remedies;
     recompute_text(&model->recompute, model->config.L, set, sizeof set);
     snprintf(asked, sizeof asked, "-b %lld -r %s", (long long)model->B, set);
-    format_bytes(bytes_needed(model), needs, sizeof needs);
-    format_bytes(search->room, there, sizeof there);
     const bool found = find_remedies(&m, model, search, &remedies);
     name_remedies(what, sizeof what, &m, remedies);
     format_bytes(bytes_needed(&m), least, sizeof least);
     if (found)
-        return error_set(err, "not enough memory: %s needs %s, there are %s; it fits with %s (%s)", asked, needs, there,
-                         what, least);
-    if (remedies == 0)
-        return error_set(err, "not enough memory: %s needs %s, there are %s; take a smaller model or context (-e, -t)",
-                         asked, needs, there);
-    return error_set(err,
-                     "not enough memory: %s needs %s, there are %s; even %s would need %s: take a smaller model or "
-                     "context (-e, -t)",
-                     asked, needs, there, what, least);
+        snprintf(advice, sizeof advice, "it fits with %s (%s)", what, least);
+    else if (remedies == 0)
+        snprintf(advice, sizeof advice, "%s", smaller);
+    else
+        snprintf(advice, sizeof advice, "even %s would need %s: %s", what, least, smaller);
+    return error_set(err, "not enough memory: %s needs %s, there are %s; %s", asked,
+                     format_bytes(bytes_needed(model), needs, sizeof needs),
+                     format_bytes(search->room, there, sizeof there), advice);
 }
 
 bool planner_choose(Gpt2Options *model, double room, int64_t most) {

@@ -1,12 +1,11 @@
-// The plan as text, for people, and as one JSON object, for programs. Figures are planner_device's; every line says
-// whether it is a plan or a limit. Keys of the object stay; doc/memory.md lists them. Bytes, FLOP and seconds are plain
-// numbers there; what is not known is null.
+// The plan as text, for people, and as one JSON object, for programs: two forms of the same DevicePlans. Figures are
+// planner_device's; every line says whether it is a plan or a limit. Keys of the object stay; doc/memory.md lists them.
+// Bytes, FLOP and seconds are plain numbers there; what is not known is null.
 #include "llmc/base/format.h"
+#include "llmc/base/json.h"
 #include "llmc/model/parameters.h"
 #include "llmc/run/planner.h"
 
-#include <cjson/cJSON.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,23 +17,19 @@ static const char *set_text(const Recompute *r, const Gpt2Options *model, char b
 
 // ------------------------------------------------------------------------------------------------------------- the run
 
-static void print_run(FILE *out, const PlanRequest *r) {
+// first: the plan for any device. The length of a step is known only with -d or -b.
+static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) {
     const Gpt2Options *m = &r->model;
-    const ModelConfig *c = &m->config;
-    char n[TEXT];
-    fprintf(out, "plan        %lld blocks, %lld channels, %lld heads, context %lld, vocabulary %lld: %s parameters\n",
-            (long long)c->L, (long long)c->C, (long long)c->NH, (long long)m->T, (long long)c->V,
-            format_count((double)parameter_total(c), n, TEXT));
-    fprintf(out, "plan        ");
-    if (r->any_batch)
-        fprintf(out, "-b auto -r %s", r->recompute);
-    else
-        fprintf(out, "-b %lld -r %s", (long long)m->B, r->recompute);
-    const int64_t windows = r->step_windows > 0 ? r->step_windows : r->any_batch ? 0 : m->B;
-    if (windows > 0) fprintf(out, ", %lld tokens a step", (long long)(windows * m->T));
-    const double tokens = planner_tokens(r, windows);
-    if (tokens > 0 && windows > 0)
-        fprintf(out, ", %.0f steps: %s tokens", planner_steps(tokens, windows * m->T), format_count(tokens, n, TEXT));
+    char n[TEXT], shape[2 * TEXT], batch[TEXT] = "auto";
+    fprintf(out, "plan        %s: %s parameters\n", model_config_text(&m->config, m->T, shape, sizeof shape),
+            format_count((double)parameter_total(&m->config), n, TEXT));
+    if (m->B > 0) snprintf(batch, TEXT, "%lld", (long long)m->B);
+    fprintf(out, "plan        -b %s -r %s", batch, r->options->recompute);
+    if (m->B > 0 || r->step_windows > 0) {
+        fprintf(out, ", %.0f tokens a step", first->step_tokens);
+        if (first->tokens > 0)
+            fprintf(out, ", %.0f steps: %s tokens", first->steps, format_count(first->tokens, n, TEXT));
+    }
     fprintf(out, "\n");
     if (m->train)
         fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
@@ -49,10 +44,10 @@ static void print_run(FILE *out, const PlanRequest *r) {
 static void print_classes(FILE *out, const DevicePlan *p) {
     char bytes[TEXT];
     const double N = (double)parameter_total(&p->model.config);
-    for (int c = 0; c < MEM_CLASS_COUNT; c++) {
+    for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
         const double n = p->memory.classes[c];
         if (n == 0) continue;
-        fprintf(out, "planned     %-12s %9s", memory_class_name((MemoryClass)c), format_bytes(n, bytes, TEXT));
+        fprintf(out, "planned     %-12s %9s", memory_class_name(c), format_bytes(n, bytes, TEXT));
         if (c < MEM_ACTIVATIONS) fprintf(out, "  %5.2f bytes a parameter", n / N);
         if (c == MEM_ACTIVATIONS)
             fprintf(out, "  %.0f KiB a token; at the peak:", n / 1024 / (double)(p->model.B * p->model.T));
@@ -60,10 +55,8 @@ static void print_classes(FILE *out, const DevicePlan *p) {
         if (c != MEM_ACTIVATIONS) continue;
         for (int k = 0; k < KIND_COUNT; k++)
             if (p->memory.kinds[k] > 0)
-                fprintf(out, "planned       %-17s %9s\n", activation_kind_name((ActivationKind)k),
+                fprintf(out, "planned       %-17s %9s\n", activation_kind_name(k),
                         format_bytes(p->memory.kinds[k], bytes, TEXT));
-        if (p->memory.gaps > 0)
-            fprintf(out, "planned       %-17s %9s\n", "gaps", format_bytes(p->memory.gaps, bytes, TEXT));
     }
 }
 
@@ -102,9 +95,10 @@ static void print_most(FILE *out, const DevicePlan *p) {
 
 // ---------------------------------------------------------------------------------------------------------- the limits
 
-static void print_floors(FILE *out, const Gpt2Options *model, const StepLimit *s, int64_t tokens) {
+static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     char bytes[TEXT];
-    const double again = (double)tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
+    const Gpt2Options *model = &p->model;
+    const double again = p->step_tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
     fprintf(out, "limit       a step computes %.5g TFLOP: 72 L C^2 + 6 Vp C + 6 L C (T+1) a token", s->flops / 1e12);
     if (again > 0) fprintf(out, ", and %.3g%% for -r", 100 * again / (s->flops - again));
     if (s->fp8_flops > 0) fprintf(out, "; %.3g%% of it in fp8", 100 * s->fp8_flops / s->flops);
@@ -125,31 +119,19 @@ typedef struct {
     char step[TEXT], rate[TEXT], all[TEXT], half[TEXT], cost[TEXT], half_cost[TEXT];
 } Limits;
 
-static Limits limits_of(const DevicePlan *p, const PlanRequest *r) {
+static Limits limits_of(const DevicePlan *p) {
     Limits l = {"-", "-", "-", "-", "-", "-"};
     char text[TEXT];
-    const int64_t step_tokens = p->windows * p->model.T;
-    const double seconds = p->step.seconds, tokens = planner_tokens(r, p->windows);
-    if (p->batch == 0 || seconds == 0) return l;
-    snprintf(l.step, TEXT, ">= %.3g s", seconds);
-    snprintf(l.rate, TEXT, "<= %s", format_count((double)step_tokens / seconds, text, TEXT));
-    if (tokens == 0) return l;
-    const double all = seconds * planner_steps(tokens, step_tokens), hours = all / 3600;
-    snprintf(l.all, TEXT, ">= %s", format_duration(all, text, TEXT));
-    format_duration(2 * all, l.half, TEXT);
-    if (r->price == 0) return l;
-    snprintf(l.cost, TEXT, ">= $%.2f", hours * r->price);
-    snprintf(l.half_cost, TEXT, "$%.2f", 2 * hours * r->price);
+    if (p->step_seconds == 0) return l;
+    snprintf(l.step, TEXT, ">= %.3g s", p->step_seconds);
+    snprintf(l.rate, TEXT, "<= %s", format_count(p->step_tokens / p->step_seconds, text, TEXT));
+    if (p->run_seconds == 0) return l;
+    snprintf(l.all, TEXT, ">= %s", format_duration(p->run_seconds, text, TEXT));
+    format_duration(2 * p->run_seconds, l.half, TEXT);
+    if (p->run_cost == 0) return l;
+    snprintf(l.cost, TEXT, ">= $%.2f", p->run_cost);
+    snprintf(l.half_cost, TEXT, "$%.2f", 2 * p->run_cost);
     return l;
-}
-
-static void print_limits(FILE *out, const DevicePlan *p, const PlanRequest *r) {
-    const Limits l = limits_of(p, r);
-    if (p->step.seconds == 0 || p->batch == 0) return;
-    fprintf(out, "limit       %s: a step %s, %s tokens/s", p->gpu.spec.name, l.step, l.rate);
-    if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);
-    if (*l.cost != '-') fprintf(out, "; at $%.4g an hour %s, at 50%% %s", r->price, l.cost, l.half_cost);
-    fprintf(out, "\n");
 }
 
 // --------------------------------------------------------------------------------------------------- one GPU, all GPUs
@@ -165,14 +147,22 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     print_memory(out, p);
     print_most(out, p);
     if (!p->model.train || g->bandwidth == 0) return;
-    print_floors(out, &p->model, &p->step, p->windows * p->model.T);
-    print_limits(out, p, r);
+    print_floors(out, p, &p->step);
+    const Limits l = limits_of(p);
+    if (p->step_seconds == 0) return;
+    fprintf(out, "limit       %s: a step %s, %s tokens/s", g->name, l.step, l.rate);
+    if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);
+    if (*l.cost != '-') fprintf(out, "; at $%.4g an hour %s, at 50%% %s", r->options->price, l.cost, l.half_cost);
+    fprintf(out, "\n");
 }
+
+// Whether -b or -r is chosen for each device.
+static bool is_auto_plan(const PlanRequest *r) { return r->model.B == 0 || strcmp(r->options->recompute, "auto") == 0; }
 
 static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     const GpuSpec *g = &p->gpu.spec;
-    const Limits l = limits_of(p, r);
-    const bool is_auto = planner_is_auto(r), priced = r->price > 0;
+    const Limits l = limits_of(p);
+    const bool is_auto = is_auto_plan(r), priced = r->options->price > 0;
     char fits[TEXT], set[SET_TEXT], most[TEXT] = "none";
     snprintf(fits, TEXT, p->fits ? "yes" : is_auto ? "none" : "no");
     if (p->fits && is_auto)
@@ -184,253 +174,177 @@ static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r) {
             priced ? "  " : "", priced ? l.cost : "");
 }
 
-static bool print_table(FILE *out, const PlanRequest *r, Error *err) {
-    int count;
-    const GpuSpec *gpus = gpu_table(&count);
+// plans: of this machine, then of the GPUs of the table.
+static void print_table(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
     char fits[TEXT];
-    DevicePlan p;
-    if (!planner_device(&p, r, NULL, err)) return false;
-    planner_alternatives(&p, r);
-    print_memory(out, &p);
-    print_most(out, &p);
+    print_memory(out, plans);
+    print_most(out, plans);
     fprintf(out,
             "planned     for a GPU --gpu shows the same; 1 GB of each, at most 6%%, stays free for the CUDA context\n");
-    if (p.model.train) {
-        const StepLimit s = planner_step(&gpus[0], &p.model, p.windows * p.model.T);
-        print_floors(out, &p.model, &s, p.windows * p.model.T);
+    if (plans->model.train) {
+        const StepLimit s = planner_step(&plans[1].gpu.spec, &plans->model, plans->windows * plans->model.T);
+        print_floors(out, plans, &s);
     }
     snprintf(fits, TEXT, "-b %lld", (long long)r->model.B);
     fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-10s %-9s  %-9s  %s%s\n", "GPU", "memory",
-            "datasheet peak", "bandwidth", planner_is_auto(r) ? AUTO_WIDTH : 6, planner_is_auto(r) ? "chosen" : fits,
-            "most", "a step", "tokens/s", "all steps", "at 50%", r->price > 0 ? "  cost at least" : "");
-    for (int i = 0; i < count; i++) {
-        const GpuChoice gpu = {.spec = gpus[i]};
-        if (!planner_device(&p, r, &gpu, err)) return false;
-        print_row(out, &p, r);
-    }
-    return true;
+            "datasheet peak", "bandwidth", is_auto_plan(r) ? AUTO_WIDTH : 6, is_auto_plan(r) ? "chosen" : fits, "most",
+            "a step", "tokens/s", "all steps", "at 50%", r->options->price > 0 ? "  cost at least" : "");
+    for (int i = 1; i < count; i++) print_row(out, &plans[i], r);
 }
 
 // The answer in one sentence: whether it fits, with which -b and -r, in how much memory, and for how long at least.
-static bool print_answer(FILE *out, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
+static void print_answer(FILE *out, const DevicePlan *p) {
     char set[SET_TEXT], bytes[TEXT], there[TEXT], text[TEXT];
-    const char *where = gpu ? gpu->spec.name : "this machine";
-    DevicePlan p;
-    if (!planner_device(&p, r, gpu, err)) return false;
-    if (gpu && *gpu->name) where = gpu->name;
-    if (!p.fits) {
-        fprintf(out, "plan        %s: %s\n", where, p.why_not.text);
-        return true;
+    fprintf(out, "plan        %s: ", p->gpu.spec.name ? p->gpu.spec.name : "this machine");
+    if (!p->fits) {
+        fprintf(out, "%s\n", p->why_not.text);
+        return;
     }
-    fprintf(out, "plan        %s: it fits with -b %lld -r %s and takes %s of %s", where, (long long)p.model.B,
-            set_text(&p.model.recompute, &p.model, set), format_bytes(p.memory.total, bytes, TEXT),
-            format_bytes(p.room, there, TEXT));
-    const double tokens = planner_tokens(r, p.windows), seconds = p.step.seconds;
-    if (seconds > 0 && tokens > 0) {
-        const double all = seconds * planner_steps(tokens, p.windows * p.model.T);
-        fprintf(out, "; all steps take at least %s", format_duration(all, text, TEXT));
-        fprintf(out, ", at half the speed of the datasheet %s", format_duration(2 * all, text, TEXT));
-    } else if (seconds > 0) {
-        fprintf(out, "; a step takes at least %.3g s", seconds);
-    } else if (p.model.train) {
+    fprintf(out, "it fits with -b %lld -r %s and takes %s of %s", (long long)p->model.B,
+            set_text(&p->model.recompute, &p->model, set), format_bytes(p->memory.total, bytes, TEXT),
+            format_bytes(p->room, there, TEXT));
+    if (p->run_seconds > 0) {
+        fprintf(out, "; all steps take at least %s", format_duration(p->run_seconds, text, TEXT));
+        fprintf(out, ", at half the speed of the datasheet %s", format_duration(2 * p->run_seconds, text, TEXT));
+    } else if (p->step_seconds > 0) {
+        fprintf(out, "; a step takes at least %.3g s", p->step_seconds);
+    } else if (p->model.train) {
         fprintf(out, "; its first steps will tell how long they take");
     }
     fprintf(out, "\n");
-    return true;
 }
 
-bool planner_print_text(FILE *out, const PlanRequest *r, const GpuChoice *gpus, int count, Error *err) {
-    DevicePlan p;
-    for (int i = 0; i < count || i == 0; i++)
-        if (!print_answer(out, r, count ? &gpus[i] : NULL, err)) return false;
-    print_run(out, r);
-    if (count == 0) return print_table(out, r, err);
-    for (int i = 0; i < count; i++) {
-        if (!planner_device(&p, r, &gpus[i], err)) return false;
-        planner_alternatives(&p, r);
-        print_gpu(out, &p, r);
-    }
-    return true;
-}
-
-// ---------------------------------------------------------------------------------------------------------------- both
-
-double planner_tokens(const PlanRequest *r, int64_t step_windows) {
-    return r->tokens > 0 ? r->tokens : (double)r->steps * (double)(step_windows * r->model.T);
-}
-
-double planner_steps(double tokens, int64_t tokens_per_step) { return ceil(tokens / (double)tokens_per_step); }
-
-bool planner_is_auto(const PlanRequest *r) { return r->any_batch || strcmp(r->recompute, "auto") == 0; }
-
-bool planner_check_recompute(const PlanRequest *r, Error *err) {
-    Recompute ignored;
-    return strcmp(r->recompute, "auto") == 0 || recompute_parse(&ignored, r->recompute, r->model.config.L, err);
-}
-
-bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
-    enum { MOST_GPUS = 32 };
-    GpuChoice gpus[MOST_GPUS];
-    int count = 0;
-    if (!planner_check_recompute(r, err)) return false;
-    for (const char *at = r->gpus; *r->gpus; at++) {
-        const size_t length = strcspn(at, ",");
-        if (length == 0)
-            return error_set(err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", r->gpus);
-        if (count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
-        if (!gpu_find(&gpus[count++], at, length, err)) return false;
-        at += length;
-        if (!*at) break;
-    }
-    return r->json ? planner_print_json(out, r, gpus, count, err) : planner_print_text(out, r, gpus, count, err);
+static void print_text(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
+    const bool all = !*r->options->gpu;
+    for (int i = 0; i < (all ? 1 : count); i++) print_answer(out, &plans[i]);
+    print_run(out, r, plans);
+    if (all) print_table(out, plans, count, r);
+    for (int i = 0; i < count && !all; i++) print_gpu(out, &plans[i], r);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- JSON
 
-enum { JSON_SET_TEXT = 1024 };
-
-static void add_number(cJSON *to, const char *key, double n) { cJSON_AddNumberToObject(to, key, n); }
-
-// 0 stands for what is not known.
-static void add_known(cJSON *to, const char *key, double n) {
-    if (n > 0)
-        cJSON_AddNumberToObject(to, key, n);
-    else
-        cJSON_AddNullToObject(to, key);
-}
-
-static void add_recompute(cJSON *to, const char *key, const Recompute *r, const Gpt2Options *model) {
+static void add_recompute(cJSON *to, const Recompute *r, const Gpt2Options *model) {
+    enum { JSON_SET_TEXT = 1024 };
     char text[JSON_SET_TEXT];
-    cJSON_AddStringToObject(to, key, recompute_text(r, model->config.L, text, sizeof text));
-}
-
-static void add_model(cJSON *to, const ModelConfig *c) {
-    cJSON *model = cJSON_AddObjectToObject(to, "model");
-    add_number(model, "L", (double)c->L);
-    add_number(model, "C", (double)c->C);
-    add_number(model, "NH", (double)c->NH);
-    add_number(model, "V", (double)c->V);
-    add_number(model, "Vp", (double)c->Vp);
-    add_number(model, "max_T", (double)c->max_T);
-    add_number(model, "parameters", (double)parameter_total(c));
+    JSON_ADD(to, JSON_TEXT("recompute", recompute_text(r, model->config.L, text, sizeof text)));
 }
 
 static void add_run(cJSON *to, const PlanRequest *r) {
     const Gpt2Options *m = &r->model;
-    cJSON *run = cJSON_AddObjectToObject(to, "run");
-    add_number(run, "T", (double)m->T);
-    if (r->any_batch)
-        cJSON_AddStringToObject(run, "batch_size", "auto");
-    else
-        add_number(run, "batch_size", (double)m->B);
-    cJSON_AddStringToObject(run, "recompute", r->recompute);
-    add_known(run, "tokens", r->tokens);
-    cJSON_AddStringToObject(run, "optimizer", optimizer_name(m->optimizer));
-    cJSON_AddBoolToObject(run, "master_weights", m->master && optimizer_has_master(m->optimizer));
-    cJSON_AddStringToObject(run, "grad_dtype", m->gradients_in_dtype ? "compute" : "fp32");
-    cJSON_AddStringToObject(run, "offload", m->offload ? "optimizer" : "none");
-    cJSON_AddBoolToObject(run, "fp8", m->fp8);
-    cJSON_AddBoolToObject(run, "train", m->train);
-    add_known(run, "price", r->price);
+    JSON_ADD(cJSON_AddObjectToObject(to, "model"), JSON_SHAPE(&m->config),
+             JSON_NUMBER("parameters", parameter_total(&m->config)));
+    JSON_ADD(cJSON_AddObjectToObject(to, "run"), JSON_NUMBER("T", m->T),
+             m->B > 0 ? JSON_NUMBER("batch_size", m->B) : JSON_TEXT("batch_size", "auto"),
+             JSON_TEXT("recompute", r->options->recompute), JSON_KNOWN("tokens", r->options->tokens),
+             JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
+             JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
+             JSON_TEXT("grad_dtype", m->gradients_in_dtype ? "compute" : "fp32"),
+             JSON_TEXT("offload", m->offload ? "optimizer" : "none"), JSON_BOOL("fp8", m->fp8),
+             JSON_BOOL("train", m->train), JSON_KNOWN("price", r->options->price));
 }
 
 static void add_memory(cJSON *to, const DevicePlan *p) {
     const double N = (double)parameter_total(&p->model.config);
     double a_parameter = 0;
     cJSON *memory = cJSON_AddObjectToObject(to, "memory");
-    for (int c = 0; c < MEM_CLASS_COUNT; c++) {
-        add_number(memory, memory_class_name((MemoryClass)c), p->memory.classes[c]);
+    for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
+        JSON_ADD(memory, JSON_NUMBER(memory_class_name(c), p->memory.classes[c]));
         if (c < MEM_ACTIVATIONS) a_parameter += p->memory.classes[c] / N;
     }
-    add_number(memory, "total", p->memory.total);
-    add_number(memory, "context", planner_reserve(p->gpu.spec.memory));
-    add_number(memory, "host", p->memory.host);
-    add_number(memory, "room", p->room);
-    add_number(memory, "bytes_per_parameter", a_parameter);
+    JSON_ADD(memory, JSON_NUMBER("total", p->memory.total), JSON_NUMBER("context", planner_reserve(p->gpu.spec.memory)),
+             JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
+             JSON_NUMBER("bytes_per_parameter", a_parameter));
     cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
-    for (int k = 0; k < KIND_COUNT; k++) add_number(kinds, activation_kind_name((ActivationKind)k), p->memory.kinds[k]);
-    add_number(kinds, "gaps", p->memory.gaps);
+    for (int k = 0; k < KIND_COUNT; k++) JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
 }
 
 static void add_most(cJSON *to, const DevicePlan *p) {
-    const char *const levels[] = {"0", "1", "2", "3"};
-    cJSON *most = cJSON_AddObjectToObject(to, "largest_batch");
-    for (int level = 0; level < 4; level++) add_number(most, levels[level], (double)p->most[level]);
+    JSON_ADD(cJSON_AddObjectToObject(to, "largest_batch"), JSON_NUMBER("0", p->most[0]), JSON_NUMBER("1", p->most[1]),
+             JSON_NUMBER("2", p->most[2]), JSON_NUMBER("3", p->most[3]));
     cJSON *chosen = cJSON_AddObjectToObject(to, "auto");
-    add_number(chosen, "batch_size", (double)p->auto_batch);
+    JSON_ADD(chosen, JSON_NUMBER("batch_size", p->auto_batch));
     if (p->auto_batch > 0)
-        add_recompute(chosen, "recompute", &p->auto_recompute, &p->model);
+        add_recompute(chosen, &p->auto_recompute, &p->model);
     else
-        cJSON_AddNullToObject(chosen, "recompute");
+        JSON_ADD(chosen, JSON_KNOWN("recompute", 0));
 }
 
-// The least time of a step and of the run, and what that costs.
-static void add_limit(cJSON *to, const DevicePlan *p, const PlanRequest *r) {
-    const StepLimit *s = &p->step;
-    const double step_tokens = (double)(p->windows * p->model.T), tokens = planner_tokens(r, p->windows);
-    const bool known = p->batch > 0 && s->seconds > 0;
-    const double seconds = known ? s->seconds : 0,
-                 all = tokens > 0 ? seconds * planner_steps(tokens, p->windows * p->model.T) : 0;
-    cJSON *limit = cJSON_AddObjectToObject(to, "limit");
-    add_number(limit, "step_flop", s->flops);
-    add_number(limit, "step_fp8_flop", s->fp8_flops);
-    add_number(limit, "step_bytes", s->bytes);
-    add_number(limit, "step_link_bytes", s->link_bytes);
-    add_number(limit, "step_tokens", step_tokens);
-    add_known(limit, "step_seconds", seconds);
-    add_known(limit, "tokens_per_second", known ? step_tokens / seconds : 0);
-    add_known(limit, "steps", tokens > 0 ? planner_steps(tokens, p->windows * p->model.T) : 0);
-    add_known(limit, "run_seconds", all);
-    add_known(limit, "run_cost", all / 3600 * r->price);
-}
-
-static void add_gpu(cJSON *to, const DevicePlan *p) {
+static void add_device(cJSON *devices, const DevicePlan *p) {
     const GpuSpec *g = &p->gpu.spec;
-    cJSON_AddStringToObject(to, "name", g->memory > 0 ? g->name : device_facts()->name);
-    add_number(to, "memory_bytes", g->memory > 0 ? g->memory : (double)device_facts()->memory_free);
-    cJSON_AddStringToObject(to, "dtype", dtype_name(p->model.dtype));
-    add_known(to, "peak_flops", gpu_spec_peak(g, p->model.dtype));
-    add_known(to, "peak_fp8_flops", p->model.fp8 ? g->peak_fp8 : 0);
-    add_known(to, "bandwidth", g->bandwidth);
-    add_known(to, "link", g->link);
-}
-
-static bool add_device(cJSON *devices, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
-    DevicePlan p;
-    if (!planner_device(&p, r, gpu, err)) return false;
-    planner_alternatives(&p, r);
+    const StepLimit *s = &p->step;
+    const DeviceFacts *here = device_facts();
     cJSON *device = cJSON_CreateObject();
     cJSON_AddItemToArray(devices, device);
-    add_gpu(device, &p);
-    cJSON_AddBoolToObject(device, "fits", p.fits);
-    if (p.fits)
-        cJSON_AddNullToObject(device, "why_not");
-    else
-        cJSON_AddStringToObject(device, "why_not", p.why_not.text);
-    add_number(device, "batch_size", (double)p.model.B);
-    add_recompute(device, "recompute", &p.model.recompute, &p.model);
-    add_memory(device, &p);
-    add_most(device, &p);
-    add_limit(device, &p, r);
-    return true;
+    JSON_ADD(device, JSON_TEXT("name", g->name ? g->name : here->name),
+             JSON_NUMBER("memory_bytes", g->name ? g->memory : (double)here->memory_free),
+             JSON_TEXT("dtype", dtype_name(p->model.dtype)), JSON_KNOWN("peak_flops", gpu_spec_peak(g, p->model.dtype)),
+             JSON_KNOWN("peak_fp8_flops", p->model.fp8 ? g->peak_fp8 : 0), JSON_KNOWN("bandwidth", g->bandwidth),
+             JSON_KNOWN("link", g->link), JSON_BOOL("fits", p->fits),
+             p->fits ? JSON_KNOWN("why_not", 0) : JSON_TEXT("why_not", p->why_not.text),
+             JSON_NUMBER("batch_size", p->model.B));
+    add_recompute(device, &p->model.recompute, &p->model);
+    add_memory(device, p);
+    add_most(device, p);
+    // The least time of a step and of the run, and what that costs.
+    JSON_ADD(cJSON_AddObjectToObject(device, "limit"), JSON_NUMBER("step_flop", s->flops),
+             JSON_NUMBER("step_fp8_flop", s->fp8_flops), JSON_NUMBER("step_bytes", s->bytes),
+             JSON_NUMBER("step_link_bytes", s->link_bytes), JSON_NUMBER("step_tokens", p->step_tokens),
+             JSON_KNOWN("step_seconds", p->step_seconds),
+             JSON_KNOWN("tokens_per_second", p->step_seconds > 0 ? p->step_tokens / p->step_seconds : 0),
+             JSON_KNOWN("steps", p->steps), JSON_KNOWN("run_seconds", p->run_seconds),
+             JSON_KNOWN("run_cost", p->run_cost));
 }
 
-bool planner_print_json(FILE *out, const PlanRequest *r, const GpuChoice *gpus, int count, Error *err) {
-    int all;
-    const GpuSpec *table = gpu_table(&all);
+static void print_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
     cJSON *plan = cJSON_CreateObject();
-    add_model(plan, &r->model.config);
     add_run(plan, r);
     cJSON *devices = cJSON_AddArrayToObject(plan, "devices");
-    bool ok = count > 0 || add_device(devices, r, NULL, err);
-    for (int i = 0; ok && i < count; i++) ok = add_device(devices, r, &gpus[i], err);
-    for (int i = 0; ok && count == 0 && i < all; i++) {
-        const GpuChoice gpu = {.spec = table[i]};
-        ok = add_device(devices, r, &gpu, err);
-    }
-    char *text = ok ? cJSON_Print(plan) : NULL;
+    for (int i = 0; i < count; i++) add_device(devices, &plans[i]);
+    char *text = cJSON_Print(plan);
     if (text) fprintf(out, "%s\n", text);
     free(text);
     cJSON_Delete(plan);
-    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- both
+
+enum { MOST_GPUS = 32 };
+
+// Finds the GPUs of --gpu.
+static bool find_gpus(const char *names, GpuChoice gpus[MOST_GPUS], int *count, Error *err) {
+    for (const char *at = names; *names; at++) {
+        const size_t length = strcspn(at, ",");
+        if (length == 0)
+            return error_set(err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", names);
+        if (*count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
+        if (!gpu_find(&gpus[(*count)++], at, length, err)) return false;
+        at += length;
+        if (!*at) break;
+    }
+    return true;
+}
+
+bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
+    GpuChoice gpus[MOST_GPUS] = {0};
+    Recompute ignored;
+    int count = 0, of_table;
+    const GpuSpec *table = gpu_table(&of_table);
+    const Options *o = r->options;
+    if (strcmp(o->recompute, "auto") != 0 && !recompute_parse(&ignored, o->recompute, r->model.config.L, err))
+        return false;
+    if (!find_gpus(o->gpu, gpus, &count, err)) return false;
+    const bool json = o->plan == PLAN_JSON, all = count == 0; // this machine and the whole table
+    REQUIRE(of_table < MOST_GPUS, "%d GPUs in the table", of_table);
+    for (int i = 0; i < of_table && all; i++) gpus[i + 1].spec = table[i];
+    if (all) count = of_table + 1;
+    DevicePlan *plans = calloc((size_t)count, sizeof *plans);
+    REQUIRE_MEMORY(plans, "a plan");
+    for (int i = 0; i < count; i++) {
+        planner_device(&plans[i], r, all && i == 0 ? NULL : &gpus[i]);
+        if (json || !all || i == 0) planner_alternatives(&plans[i], r);
+    }
+    (json ? print_json : print_text)(out, plans, count, r);
+    free(plans);
+    return true;
 }

@@ -2,10 +2,10 @@
 #include "llmc/run/report.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/json.h"
 #include "llmc/model/recompute.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/run/planner.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ struct Report {
     const Gpt2 *gpt2;
     const Gpt2Options *model;
     RunLog *log;
-    RunSummary *summary;
+    RunSummary summary;
     DeviceSpeed speed;
     double started;        // launch
     double peak_flops;     // what mfu is a fraction of
@@ -33,12 +33,14 @@ enum { TEXT = 64 };
 
 static bool on_gpu(void) { return strcmp(device_facts()->backend, "cpu") != 0; }
 
-// Seconds that these tokens take at the measured rate, forward or forward and backward; 0: not known.
-static double least_seconds(const Report *r, double tokens, bool train) {
+// Says how long these tokens take at least, forward or forward and backward, if that is a second or more.
+static void takes_at_least(const Report *r, const char *what, double tokens, bool train) {
     const RunSetup *s = r->setup;
-    const double flops =
-        train ? flops_per_token_hardware(&s->config, s->T, &s->recompute) : flops_per_token_llmc(&s->config, s->T) / 3;
-    return r->speed.matmul_flops > 0 ? tokens * flops / r->speed.matmul_flops : 0;
+    const double rate = r->speed.matmul_flops, // 0: unknown
+        flops = train ? flops_per_token_hardware(&s->config, s->T, &s->recompute)
+                      : flops_per_token_llmc(&s->config, s->T) / 3;
+    if (rate > 0 && tokens * flops / rate >= 1)
+        runlog_field(r->log, what, "takes at least %.3g s at the measured matmul rate", tokens * flops / rate);
 }
 
 // --------------------------------------------------------------------------------------------------------------- start
@@ -61,63 +63,51 @@ static void machine_lines(const Report *r) {
     const DeviceFacts *device = device_facts();
     char memory[TEXT];
     format_bytes((double)device->memory_free, memory, TEXT);
-    runlog_text(r->log, "machine     %s: %s, %s free | %s", device->backend, device->name, memory, device->libraries);
-    if (*device->advice) runlog_text(r->log, "warning     %s", device->advice);
-    if (*device->attention) runlog_text(r->log, "            attention: %s", device->attention);
+    runlog_field(r->log, "machine", "%s: %s, %s free | %s", device->backend, device->name, memory, device->libraries);
+    if (*device->advice) runlog_field(r->log, "warning", "%s", device->advice);
+    if (*device->attention) runlog_field(r->log, "", "attention: %s", device->attention);
     DeviceSensors sensors;
     if (r->options->log_gpu_every > 0 && !device_sensors(&sensors))
-        runlog_text(r->log, "            -lg: this device has no sensors");
+        runlog_field(r->log, "", "-lg: this device has no sensors");
     char datasheet[128] = "";
     if (!r->peak_is_measured)
         snprintf(datasheet, sizeof datasheet, " | datasheet: %.4g TFLOP/s, %.4g GB/s", r->peak_flops / 1e12,
                  device->peak_bandwidth / 1e9);
     if (r->speed.matmul_flops > 0)
-        runlog_text(r->log, "limits      measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s",
-                    r->speed.matmul_flops / 1e12, dtype_name(r->model->dtype), r->speed.copy_bandwidth / 1e9,
-                    datasheet);
+        runlog_field(r->log, "limits", "measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s",
+                     r->speed.matmul_flops / 1e12, dtype_name(r->model->dtype), r->speed.copy_bandwidth / 1e9,
+                     datasheet);
     else
-        runlog_text(r->log, "limits      not measured%s", datasheet);
-}
-
-// What becomes of the bits that a weight of 16 bits cannot hold.
-static const char *weight_keeping(const Gpt2Options *m) {
-    return m->master                               ? "fp32 master weights"
-           : m->optimizer == OPTIMIZER_ADAMW_KAHAN ? "no master weights (Kahan summation)"
-                                                   : "no master weights (stochastic rounding)";
+        runlog_field(r->log, "limits", "not measured%s", datasheet);
 }
 
 static void precision_line(const Report *r) {
     const Gpt2Options *m = r->model;
-    const char *dtype = dtype_name(m->dtype);
-    if (m->dtype == DTYPE_FP32) {
-        runlog_text(r->log, "precision   fp32");
-        return;
-    }
-    if (m->gradients_in_dtype)
-        runlog_text(r->log,
-                    "precision   %s weights, activations and gradients (stochastic rounding), fp32 accumulation, %s",
-                    dtype, weight_keeping(m));
+    if (m->dtype == DTYPE_FP32)
+        runlog_field(r->log, "precision", "fp32");
     else
-        runlog_text(r->log, "precision   %s weights and activations, fp32 accumulation and gradients, %s", dtype,
-                    weight_keeping(m));
+        runlog_field(r->log, "precision", "%s %s, %s", dtype_name(m->dtype),
+                     m->gradients_in_dtype
+                         ? "weights, activations and gradients (stochastic rounding), fp32 accumulation"
+                         : "weights and activations, fp32 accumulation and gradients",
+                     m->master                               ? "fp32 master weights"
+                     : m->optimizer == OPTIMIZER_ADAMW_KAHAN ? "no master weights (Kahan summation)"
+                                                             : "no master weights (stochastic rounding)");
     if (m->fp8)
-        runlog_text(r->log, "            matmuls of the blocks in fp8: e4m3, gradients e5m2, %s scaling",
-                    m->fp8_delayed ? "delayed" : "current");
+        runlog_field(r->log, "", "matmuls of the blocks in fp8: e4m3, gradients e5m2, %s scaling",
+                     m->fp8_delayed ? "delayed" : "current");
 }
 
 static void model_lines(const Report *r) {
     const ModelConfig *c = &r->model->config;
-    char n[TEXT];
-    runlog_text(r->log, "model       %s", r->setup->source);
-    runlog_text(r->log,
-                "            %lld blocks, %lld channels, %lld heads, context %lld, vocabulary %lld (padded to %lld): "
-                "%s parameters",
-                (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->max_T, (long long)c->V,
-                (long long)c->Vp, format_count((double)parameter_total(c), n, TEXT));
+    char shape[128], n[TEXT];
+    runlog_field(r->log, "model", "%s", r->setup->source);
+    runlog_field(r->log, "", "%s (padded to %lld): %s parameters", model_config_text(c, c->max_T, shape, sizeof shape),
+                 (long long)c->Vp, format_count((double)parameter_total(c), n, TEXT));
     precision_line(r);
     if (r->model->train && r->loss_scale != 1.0f)
-        runlog_text(r->log, "            loss scale %g, halved by a step that overflows, doubled after %d that do not",
-                    (double)r->loss_scale, optimizer_scale_growth_interval(r->model->dtype));
+        runlog_field(r->log, "", "loss scale %g, halved by a step that overflows, doubled after %d that do not",
+                     (double)r->loss_scale, optimizer_scale_growth_interval(r->model->dtype));
 }
 
 // hfu - mfu of this run is what the repetition costs.
@@ -126,24 +116,27 @@ static void recompute_line(const Report *r) {
     const ModelConfig *c = &r->model->config;
     char text[RECOMPUTE_TEXT];
     if (!r->model->train || memcmp(set, &none, sizeof none) == 0) return;
-    runlog_text(r->log, "recompute   -r %s: %.3g%% more FLOPs", recompute_text(set, c->L, text, sizeof text),
-                100 * recompute_flops_per_token(set, c, r->setup->T) / flops_per_token_hardware(c, r->setup->T, &none));
+    runlog_field(r->log, "recompute", "-r %s: %.3g%% more FLOPs", recompute_text(set, c->L, text, sizeof text),
+                 100 * recompute_flops_per_token(set, c, r->setup->T) /
+                     flops_per_token_hardware(c, r->setup->T, &none));
 }
 
 static void memory_line(const Report *r) {
     const MemoryPlan *plan = gpt2_memory(r->gpt2);
-    char line[512], bytes[TEXT];
-    int used = snprintf(line, sizeof line, "memory      ");
-    for (int c = 0; c < MEM_CLASS_COUNT; c++) {
-        int64_t n = memory_plan_class_bytes(plan, (MemoryClass)c);
-        if (n > 0 && used < (int)sizeof line)
-            used += snprintf(line + used, sizeof line - (size_t)used, "%s %s, ", memory_class_name((MemoryClass)c),
-                             format_bytes((double)n, bytes, TEXT));
+    char *classes = NULL, bytes[TEXT];
+    size_t length = 0;
+    FILE *f = text_open(&classes, &length);
+    for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
+        const int64_t n = memory_plan_class_bytes(plan, c);
+        if (n > 0) fprintf(f, "%s %s, ", memory_class_name(c), format_bytes((double)n, bytes, TEXT));
     }
-    runlog_text(r->log, "%splanned in all %s", line, format_bytes((double)memory_plan_total(plan), bytes, TEXT));
+    fclose(f);
+    runlog_field(r->log, "memory", "%splanned in all %s", classes,
+                 format_bytes((double)memory_plan_total(plan), bytes, TEXT));
+    free(classes);
     const int64_t host = gpt2_host_bytes(r->model);
     if (host > 0)
-        runlog_text(r->log, "            %s of the optimizer in host memory", format_bytes((double)host, bytes, TEXT));
+        runlog_field(r->log, "", "%s of the optimizer in host memory", format_bytes((double)host, bytes, TEXT));
     recompute_line(r);
 }
 
@@ -156,108 +149,84 @@ static void data_lines(const Report *r) {
     char n[TEXT];
     if (train) {
         double seen = (double)(r->setup->total_steps * r->setup->step_windows) / (double)train->num_windows;
-        runlog_text(r->log, "data        %s tokens in %d shard%s; %lld steps read %.2f epochs",
-                    format_count((double)train->num_tokens, n, TEXT), train->count, train->count == 1 ? "" : "s",
-                    (long long)r->setup->total_steps, seen);
+        runlog_field(r->log, "data", "%s tokens in %d shard%s; %lld steps read %.2f epochs",
+                     format_count((double)train->num_tokens, n, TEXT), train->count, train->count == 1 ? "" : "s",
+                     (long long)r->setup->total_steps, seen);
     }
     if (val)
-        runlog_text(r->log, "validation  %s tokens in %d shard%s", format_count((double)val->num_tokens, n, TEXT),
-                    val->count, val->count == 1 ? "" : "s");
+        runlog_field(r->log, "validation", "%s tokens in %d shard%s", format_count((double)val->num_tokens, n, TEXT),
+                     val->count, val->count == 1 ? "" : "s");
     else
-        runlog_text(r->log, "validation  off");
+        runlog_field(r->log, "validation", "off");
     if (train && val && train->vocab > 0 && train->vocab < r->model->config.V)
-        runlog_text(r->log, "            note: the shards use %lld of the model's %lld tokens", (long long)train->vocab,
-                    (long long)r->model->config.V);
+        runlog_field(r->log, "", "note: the shards use %lld of the model's %lld tokens", (long long)train->vocab,
+                     (long long)r->model->config.V);
 }
 
 static void schedule_lines(const Report *r) {
     const Schedule *s = &r->setup->schedule;
     if (!r->model->train) return;
-    runlog_text(r->log, "batch       %lld tokens a step: %lld windows of %lld, %lld at a time",
-                (long long)(r->setup->step_windows * r->setup->T), (long long)r->setup->step_windows,
-                (long long)r->setup->T, (long long)r->model->B);
-    runlog_text(r->log, "schedule    %s: warm-up over %lld steps to %.3g, %.3g at step %lld; %s, weight decay %g",
-                schedule_name(s->kind), (long long)s->warmup, s->max_lr, schedule_lr(s, r->setup->total_steps - 1),
-                (long long)r->setup->total_steps, optimizer_name(r->model->optimizer), r->options->weight_decay);
-    runlog_text(r->log, "mfu         (6 N + 6 L C T) FLOP a token against %s",
-                r->peak_is_measured ? "the measured matmul rate" : "the peak of the datasheet");
+    runlog_field(r->log, "batch", "%lld tokens a step: %lld windows of %lld, %lld at a time",
+                 (long long)(r->setup->step_windows * r->setup->T), (long long)r->setup->step_windows,
+                 (long long)r->setup->T, (long long)r->model->B);
+    runlog_field(r->log, "schedule", "%s: warm-up over %lld steps to %.3g, %.3g at step %lld; %s, weight decay %g",
+                 schedule_name(s->kind), (long long)s->warmup, s->max_lr, schedule_lr(s, r->setup->total_steps - 1),
+                 (long long)r->setup->total_steps, optimizer_name(r->model->optimizer), r->options->weight_decay);
+    runlog_field(r->log, "mfu", "(6 N + 6 L C T) FLOP a token against %s",
+                 r->peak_is_measured ? "the measured matmul rate" : "the peak of the datasheet");
     if (!*r->options->output)
-        runlog_text(r->log, "output      none: nothing is saved (-o DIR saves log and checkpoints)");
+        runlog_field(r->log, "output", "none: nothing is saved (-o DIR saves log and checkpoints)");
     else if (r->setup->first_step > 0)
-        runlog_text(r->log, "output      %s, going on after step %lld", r->options->output,
-                    (long long)r->setup->first_step);
+        runlog_field(r->log, "output", "%s, going on after step %lld", r->options->output,
+                     (long long)r->setup->first_step);
     else
-        runlog_text(r->log, "output      %s", r->options->output);
+        runlog_field(r->log, "output", "%s", r->options->output);
 }
 
 static void add_shards(cJSON *run, const char *key, const ShardSet *set) {
-    if (!set) return;
-    cJSON *object = cJSON_AddObjectToObject(run, key);
-    cJSON_AddNumberToObject(object, "tokens", (double)set->num_tokens);
-    cJSON_AddNumberToObject(object, "windows", (double)set->num_windows);
-    cJSON_AddNumberToObject(object, "shards", set->count);
+    if (set)
+        JSON_ADD(cJSON_AddObjectToObject(run, key), JSON_NUMBER("tokens", set->num_tokens),
+                 JSON_NUMBER("windows", set->num_windows), JSON_NUMBER("shards", set->count));
 }
 
 static void run_event(const Report *r) {
     const ModelConfig *c = &r->model->config;
+    const DeviceFacts *device = device_facts();
     const MemoryPlan *plan = gpt2_memory(r->gpt2);
     cJSON *run = cJSON_CreateObject();
     char *options = options_to_json(r->options);
     cJSON_AddItemToObject(run, "options", cJSON_Parse(options));
     free(options);
-    cJSON *model = cJSON_AddObjectToObject(run, "model");
-    const struct {
-        const char *key;
-        int64_t value;
-    } shape[] = {{"L", c->L},        {"C", c->C},        {"NH", c->NH},
-                 {"V", c->V},        {"Vp", c->Vp},      {"max_T", c->max_T},
-                 {"T", r->setup->T}, {"B", r->model->B}, {"parameters", parameter_total(c)}};
-    for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
-        cJSON_AddNumberToObject(model, shape[i].key, (double)shape[i].value);
-    cJSON_AddStringToObject(model, "dtype", dtype_name(r->model->dtype));
-    cJSON_AddStringToObject(model, "source", r->setup->source);
+    JSON_ADD(cJSON_AddObjectToObject(run, "model"), JSON_SHAPE(c), JSON_NUMBER("T", r->setup->T),
+             JSON_NUMBER("B", r->model->B), JSON_NUMBER("parameters", parameter_total(c)),
+             JSON_TEXT("dtype", dtype_name(r->model->dtype)), JSON_TEXT("source", r->setup->source));
     cJSON *memory = cJSON_AddObjectToObject(run, "memory_planned");
-    for (int i = 0; i < MEM_CLASS_COUNT; i++)
-        cJSON_AddNumberToObject(memory, memory_class_name((MemoryClass)i),
-                                (double)memory_plan_class_bytes(plan, (MemoryClass)i));
-    cJSON_AddNumberToObject(memory, "total", (double)memory_plan_total(plan));
-    cJSON *device = cJSON_AddObjectToObject(run, "device");
-    cJSON_AddStringToObject(device, "backend", device_facts()->backend);
-    cJSON_AddStringToObject(device, "name", device_facts()->name);
-    cJSON_AddStringToObject(device, "libraries", device_facts()->libraries);
-    cJSON_AddStringToObject(device, "attention", device_facts()->attention);
-    cJSON_AddNumberToObject(device, "peak_bandwidth", device_facts()->peak_bandwidth);
-    cJSON_AddNumberToObject(device, "matmul_flops", r->speed.matmul_flops);
-    cJSON_AddNumberToObject(device, "copy_bandwidth", r->speed.copy_bandwidth);
-    cJSON_AddNumberToObject(device, "peak_flops", r->peak_flops);
+    for (MemoryClass i = 0; i < MEM_CLASS_COUNT; i++)
+        JSON_ADD(memory, JSON_NUMBER(memory_class_name(i), memory_plan_class_bytes(plan, i)));
+    JSON_ADD(memory, JSON_NUMBER("total", memory_plan_total(plan)));
+    JSON_ADD(cJSON_AddObjectToObject(run, "device"), JSON_TEXT("backend", device->backend),
+             JSON_TEXT("name", device->name), JSON_TEXT("libraries", device->libraries),
+             JSON_TEXT("attention", device->attention), JSON_NUMBER("peak_bandwidth", device->peak_bandwidth),
+             JSON_NUMBER("matmul_flops", r->speed.matmul_flops), JSON_NUMBER("copy_bandwidth", r->speed.copy_bandwidth),
+             JSON_NUMBER("peak_flops", r->peak_flops));
     add_shards(run, "train", train_shards(r));
     add_shards(run, "val", val_shards(r));
-    cJSON_AddNumberToObject(run, "start_step", (double)r->setup->first_step);
-    cJSON_AddNumberToObject(run, "total_steps", (double)r->setup->total_steps);
-    cJSON_AddNumberToObject(run, "tokens_per_step", (double)(r->setup->step_windows * r->setup->T));
-    cJSON_AddNumberToObject(run, "flops_per_token", flops_per_token_llmc(c, r->setup->T));
-    cJSON_AddNumberToObject(run, "flops_per_token_exact", flops_per_token_exact(c, r->setup->T));
-    char *text = cJSON_PrintUnformatted(run);
-    if (text) runlog_event(r->log, "run", text);
+    JSON_ADD(run, JSON_NUMBER("start_step", r->setup->first_step), JSON_NUMBER("total_steps", r->setup->total_steps),
+             JSON_NUMBER("tokens_per_step", r->setup->step_windows * r->setup->T),
+             JSON_NUMBER("flops_per_token", flops_per_token_llmc(c, r->setup->T)),
+             JSON_NUMBER("flops_per_token_exact", flops_per_token_exact(c, r->setup->T)));
+    char *text = cJSON_PrintUnformatted(run); // without its braces
+    if (text) runlog_event(r->log, "run", "%.*s", (int)strlen(text) - 2, text + 1);
     free(text);
     cJSON_Delete(run);
-}
-
-static void header(const Report *r) {
-    machine_lines(r);
-    model_lines(r);
-    memory_line(r);
-    data_lines(r);
-    schedule_lines(r);
-    run_event(r);
 }
 
 // What a resumed run does differently from the run that it goes on with.
 static void resume_lines(const Report *r) {
     const RunSetup *s = r->setup;
     if (r->options->reset_optimizer && r->options->max_steps != 0)
-        runlog_text(r->log, "optimizer   --reset-optimizer: %s begins with a new state after step %lld",
-                    optimizer_name(s->optimizer), (long long)s->state.step);
+        runlog_field(r->log, "optimizer", "--reset-optimizer: %s begins with a new state after step %lld",
+                     optimizer_name(r->options->optimizer), (long long)s->state.step);
     char *changed = options_diff_json(r->options, s->state.options_json);
     if (changed) runlog_text(r->log, "changed since the checkpoint:\n%.*s", (int)strlen(changed) - 1, changed);
     free(changed);
@@ -273,7 +242,6 @@ Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, Devic
         .gpt2 = model,
         .model = gpt2_options(model),
         .log = log,
-        .summary = run_summary_create(),
         .speed = speed,
         .started = started,
         .peak_flops = datasheet > 0 ? datasheet : speed.matmul_flops,
@@ -281,49 +249,51 @@ Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, Devic
         .loss_scale = setup->state.control.loss_scale,
     };
     DeviceSensors sensors; // where the energy of the run is counted from
-    if (device_sensors(&sensors)) run_summary_energy(r->summary, sensors.energy_joules);
-    if (!report_is_silent(setup)) header(r);
+    if (device_sensors(&sensors)) run_summary_energy(&r->summary, sensors.energy_joules);
+    if (!report_is_silent(setup)) {
+        machine_lines(r);
+        model_lines(r);
+        memory_line(r);
+        data_lines(r);
+        schedule_lines(r);
+        run_event(r);
+    }
     snprintf(r->attention, sizeof r->attention, "%s", device_facts()->attention);
     if (setup->resume_path) resume_lines(r);
     return r;
 }
 
 void report_close(Report *r) {
-    if (r) run_summary_free(r->summary);
+    if (r) run_summary_free(&r->summary);
     free(r);
 }
 
 // --------------------------------------------------------------------------------------------------------------- steps
 
 void report_first_step(const Report *r) {
-    const double seconds = least_seconds(r, (double)(r->setup->step_windows * r->setup->T), true);
     if (on_gpu())
-        runlog_text(r->log, "first step  loads kernels and chooses them by measuring: it takes longer than the others");
-    else if (seconds >= 1)
-        runlog_text(r->log, "first step  takes at least %.3g s at the measured matmul rate", seconds);
+        runlog_field(r->log, "first step",
+                     "loads kernels and chooses them by measuring: it takes longer than the others");
+    else
+        takes_at_least(r, "first step", (double)(r->setup->step_windows * r->setup->T), true);
 }
 
 static void after_first_step(Report *r, const StepControl *control) {
-    char measured[TEXT], planned[TEXT], event[128];
+    char measured[TEXT], planned[TEXT];
     const long long peak = (long long)device_memory_peak(), arena = (long long)memory_plan_total(gpt2_memory(r->gpt2));
     const double expected = log((double)r->setup->config.V);
     if (!r->setup->resume_path && model_config_is_descriptor(r->options->model) && fabs(control->loss - expected) > 0.5)
-        runlog_text(r->log, "warning     the first loss is %.3f; of new weights it should be near ln(V) = %.3f",
-                    control->loss, expected);
-    runlog_text(r->log, "memory      measured %s, planned %s; first step done %.2f s after launch",
-                format_bytes((double)peak, measured, TEXT), format_bytes((double)arena, planned, TEXT),
-                now_seconds() - r->started);
-    snprintf(event, sizeof event, "\"measured\":%lld,\"planned\":%lld", peak, arena);
-    runlog_event(r->log, "memory", event);
-    char *choices = device_choices(), *chosen = NULL;
-    if (*choices) {
-        REQUIRE_MEMORY(asprintf(&chosen, "\"candidates\":[%s]", choices) >= 0, "the log");
-        runlog_event(r->log, "candidates", chosen);
-    }
+        runlog_field(r->log, "warning", "the first loss is %.3f; of new weights it should be near ln(V) = %.3f",
+                     control->loss, expected);
+    runlog_field(r->log, "memory", "measured %s, planned %s; first step done %.2f s after launch",
+                 format_bytes((double)peak, measured, TEXT), format_bytes((double)arena, planned, TEXT),
+                 now_seconds() - r->started);
+    runlog_event(r->log, "memory", "\"measured\":%lld,\"planned\":%lld", peak, arena);
+    char *choices = device_choices();
+    if (*choices) runlog_event(r->log, "candidates", "\"candidates\":[%s]", choices);
     free(choices);
-    free(chosen);
     if (strcmp(r->attention, device_facts()->attention) != 0) // it was chosen by measurement
-        runlog_text(r->log, "attention   %s", device_facts()->attention);
+        runlog_field(r->log, "attention", "%s", device_facts()->attention);
 }
 
 // Nothing is faster than its limit: a step that seems to be shows that the machine was busy when the limit was
@@ -335,7 +305,7 @@ static void raise_measured_peak(Report *r, double step_flops) {
     if (device_measure_speed(r->setup->dtype, 0, &again, &ignored) && again.matmul_flops > r->peak_flops)
         r->peak_flops = again.matmul_flops;
     if (step_flops > r->peak_flops) r->peak_flops = step_flops;
-    runlog_text(r->log, "limits      matmul now %.4g TFLOP/s: the machine was busy before", r->peak_flops / 1e12);
+    runlog_field(r->log, "limits", "matmul now %.4g TFLOP/s: the machine was busy before", r->peak_flops / 1e12);
 }
 
 void step_time_add(StepTime *t, double seconds) {
@@ -372,7 +342,7 @@ void report_step(Report *r, StepRecord *record) {
     step_time_add(&r->step_time, line.seconds);
     line.eta_seconds = r->step_time.mean * (double)(s->total_steps - record->step);
     runlog_step(r->log, &line);
-    run_summary_step(r->summary, line.seconds, line.tokens, line.mfu);
+    run_summary_step(&r->summary, line.seconds, line.tokens, line.mfu);
     if (record->step == s->first_step + 1) after_first_step(r, control);
     DeviceSensors sensors;
     const int64_t every = r->options->log_gpu_every;
@@ -386,14 +356,13 @@ void report_step(Report *r, StepRecord *record) {
 void report_validating(const Report *r) {
     const RunSetup *s = r->setup;
     const int64_t most = r->options->val_sequences, all = s->val.num_windows;
-    const double seconds = least_seconds(r, (double)((most > 0 && most < all ? most : all) * s->T), false);
-    if (s->state.step == s->first_step && seconds >= 1)
-        runlog_text(r->log, "validating  takes at least %.3g s at the measured matmul rate", seconds);
+    if (s->state.step == s->first_step)
+        takes_at_least(r, "validating", (double)((most > 0 && most < all ? most : all) * s->T), false);
 }
 
 void report_validation(Report *r, const ValidationScore *score, double seconds) {
     const int64_t step = r->setup->state.step;
-    run_summary_validation(r->summary, step, score->loss);
+    run_summary_validation(&r->summary, step, score->loss);
     runlog_validation(r->log, step, score->loss, score->bits_per_byte, (double)score->tokens, seconds);
 }
 
@@ -403,59 +372,38 @@ void report_generated(Report *r, const Generated *drawn, int64_t first, bool sho
     for (int64_t i = first; i < drawn->samples && !again; i++)
         runlog_sample(r->log, r->setup->state.step, drawn->texts[i], drawn->bytes[i], shown, drawn->cut);
     if (drawn->prompt_cut > 0)
-        runlog_text(r->log, "prompt      longer than the context: its last %lld tokens count, %lld do not",
-                    (long long)drawn->prompt_tokens, (long long)drawn->prompt_cut);
+        runlog_field(r->log, "prompt", "longer than the context: its last %lld tokens count, %lld do not",
+                     (long long)drawn->prompt_tokens, (long long)drawn->prompt_cut);
     if (drawn->slides > 0)
-        runlog_text(r->log, "context     filled %lld time%s: each time the text went on from its last half",
-                    (long long)drawn->slides, drawn->slides == 1 ? "" : "s");
+        runlog_field(r->log, "context", "filled %lld time%s: each time the text went on from its last half",
+                     (long long)drawn->slides, drawn->slides == 1 ? "" : "s");
     if (alone)
-        runlog_text(r->log, "generated   %lld tokens after a prompt of %lld; prompt %.0f ms, then %.1f tokens/s",
-                    (long long)drawn->new_tokens, (long long)drawn->prompt_tokens, drawn->prompt_seconds * 1e3,
-                    drawn->decode_seconds > 0 ? (double)(drawn->new_tokens - drawn->samples) / drawn->decode_seconds
-                                              : 0.0);
+        runlog_field(r->log, "generated", "%lld tokens after a prompt of %lld; prompt %.0f ms, then %.1f tokens/s",
+                     (long long)drawn->new_tokens, (long long)drawn->prompt_tokens, drawn->prompt_seconds * 1e3,
+                     drawn->decode_seconds > 0 ? (double)(drawn->new_tokens - drawn->samples) / drawn->decode_seconds
+                                               : 0.0);
 }
 
 void report_tuning(Report *r, const char *tuning) {
     const char *old = r->setup->state.tuning;
-    char *event = NULL;
+    char *quoted = NULL;
     size_t bytes;
     if (!tuning || !*tuning || (old && strcmp(old, tuning) == 0)) return;
-    FILE *out = text_open(&event, &bytes);
-    fputs("\"tuning\":", out);
+    FILE *out = text_open(&quoted, &bytes);
     format_json_string(out, tuning, strlen(tuning));
     fclose(out);
-    runlog_event(r->log, "tuning", event);
-    free(event);
+    runlog_event(r->log, "tuning", "\"tuning\":%s", quoted);
+    free(quoted);
 }
 
 void report_kept_checkpoint(Report *r, const Error *why) {
-    if (strcmp(why->text, r->kept) != 0) runlog_text(r->log, "warning     %s", why->text);
+    if (strcmp(why->text, r->kept) != 0) runlog_field(r->log, "warning", "%s", why->text);
     snprintf(r->kept, sizeof r->kept, "%s", why->text);
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary
 
-struct RunSummary {
-    float *times; // seconds of each step, in order: 4 bytes a step is less than its line in main.log
-    size_t steps, room;
-    bool times_lost; // out of memory: the order statistics are left out
-    double seconds, tokens;
-    double step_tokens, step_mfu_seconds; // of the last step: tokens, mfu x seconds (FLOP of a step / peak)
-    double best_loss;                     // INFINITY: none
-    int64_t best_step;
-    double first_joules, last_joules; // 0: not known
-};
-
-RunSummary *run_summary_create(void) {
-    RunSummary *s = calloc(1, sizeof *s);
-    if (s) s->best_loss = INFINITY;
-    return s;
-}
-
-void run_summary_free(RunSummary *s) {
-    if (s) free(s->times);
-    free(s);
-}
+void run_summary_free(RunSummary *s) { free(s->times); }
 
 static bool reserve_time(RunSummary *s) {
     if (s->steps < s->room) return true;
@@ -468,7 +416,6 @@ static bool reserve_time(RunSummary *s) {
 }
 
 void run_summary_step(RunSummary *s, double seconds, double tokens, double mfu) {
-    if (!s) return;
     s->times_lost = s->times_lost || !reserve_time(s);
     if (!s->times_lost) s->times[s->steps] = (float)seconds;
     s->steps++;
@@ -479,13 +426,14 @@ void run_summary_step(RunSummary *s, double seconds, double tokens, double mfu) 
 }
 
 void run_summary_validation(RunSummary *s, int64_t step, double loss) {
-    if (!s || !(loss < s->best_loss)) return;
+    if (!(loss < (s->has_best ? s->best_loss : (double)INFINITY))) return;
+    s->has_best = true;
     s->best_loss = loss;
     s->best_step = step;
 }
 
 void run_summary_energy(RunSummary *s, double joules) {
-    if (!s || !(joules > 0.0)) return;
+    if (!(joules > 0.0)) return;
     if (!(s->first_joules > 0.0)) s->first_joules = joules;
     s->last_joules = joules;
 }
@@ -503,72 +451,78 @@ static double nearest_rank(const float *sorted, size_t n, double share) {
     return (double)sorted[rank > 0 ? rank - 1 : 0];
 }
 
+// Derived from the steps; 0: unknown.
 typedef struct {
-    double p50, p99; // seconds; 0: not known
-} Spread;
+    double p50, p99; // seconds
+    double tokens_per_second, mfu, joules;
+} Figures;
 
-static Spread step_spread(const RunSummary *s) {
-    Spread spread = {0.0, 0.0};
+static Figures figures_of(const RunSummary *s) {
+    Figures f = {.joules = s->last_joules - s->first_joules};
     const size_t first = s->steps > 1 ? 1 : 0, n = s->steps - first;
     float *sorted = s->times_lost ? NULL : malloc(n * sizeof *sorted);
-    if (!sorted) return spread;
+    if (!sorted) return f;
     memcpy(sorted, s->times + first, n * sizeof *sorted);
     qsort(sorted, n, sizeof *sorted, by_value);
-    spread.p50 = nearest_rank(sorted, n, 0.50);
-    spread.p99 = nearest_rank(sorted, n, 0.99);
+    f.p50 = nearest_rank(sorted, n, 0.50);
+    f.p99 = nearest_rank(sorted, n, 0.99);
     free(sorted);
-    return spread;
+    if (!(f.p50 > 0.0)) return f;
+    f.tokens_per_second = s->step_tokens / f.p50;
+    f.mfu = s->step_mfu_seconds / f.p50;
+    return f;
 }
 
-static double energy(const RunSummary *s) { return s->last_joules - s->first_joules; } // 0: not known
-
-static void print_speed(const RunSummary *s, RunLog *log) {
+static void print_speed(const RunSummary *s, const Figures *f, RunLog *log) {
     char tokens[32], time[32], rate[32], p50[32], p99[32], speed[160] = "", mfu[48] = "";
-    const Spread spread = step_spread(s);
-    if (spread.p50 > 0.0) {
-        if (s->step_mfu_seconds > 0.0)
-            snprintf(mfu, sizeof mfu, ", mfu %.1f%%", 100.0 * s->step_mfu_seconds / spread.p50);
+    if (f->mfu > 0.0) snprintf(mfu, sizeof mfu, ", mfu %.1f%%", 100.0 * f->mfu);
+    if (f->p50 > 0.0)
         snprintf(speed, sizeof speed, " | median %s tok/s%s | step p50 %s ms, p99 %s ms",
-                 format_count(s->step_tokens / spread.p50, rate, sizeof rate), mfu,
-                 format_fixed(1e3 * spread.p50, 5, 3, p50, sizeof p50),
-                 format_fixed(1e3 * spread.p99, 5, 3, p99, sizeof p99));
-    }
-    runlog_text(log, "summary     %zu step%s, %s tokens, %s in steps%s", s->steps, s->steps == 1 ? "" : "s",
-                format_count(s->tokens, tokens, sizeof tokens), format_duration(s->seconds, time, sizeof time), speed);
+                 format_count(f->tokens_per_second, rate, sizeof rate), mfu,
+                 format_fixed(1e3 * f->p50, 5, 3, p50, sizeof p50), format_fixed(1e3 * f->p99, 5, 3, p99, sizeof p99));
+    runlog_field(log, "summary", "%zu step%s, %s tokens, %s in steps%s", s->steps, s->steps == 1 ? "" : "s",
+                 format_count(s->tokens, tokens, sizeof tokens), format_duration(s->seconds, time, sizeof time), speed);
 }
 
 void run_summary_print(const RunSummary *s, RunLog *log) {
-    if (!s || s->steps == 0) return;
-    print_speed(s, log);
+    if (s->steps == 0) return;
     char best[96] = "", used[96] = "";
-    const double joules = energy(s);
-    if (isfinite(s->best_loss))
+    const Figures f = figures_of(s);
+    const double kwh = f.joules / 3.6e6;
+    print_speed(s, &f, log);
+    if (s->has_best)
         snprintf(best, sizeof best, "best validation loss %.4f at step %lld", s->best_loss, (long long)s->best_step);
-    if (joules > 0.0) {
-        const double kwh = joules / 3.6e6;
+    if (f.joules > 0.0)
         snprintf(used, sizeof used, "%s%.4g %s, %.3g J/1K tokens", *best ? " | " : "", kwh < 0.1 ? 1e3 * kwh : kwh,
-                 kwh < 0.1 ? "Wh" : "kWh", 1e3 * joules / s->tokens);
-    }
-    if (*best || *used) runlog_text(log, "            %s%s", best, used);
+                 kwh < 0.1 ? "Wh" : "kWh", 1e3 * f.joules / s->tokens);
+    if (*best || *used) runlog_field(log, "", "%s%s", best, used);
 }
 
 char *run_summary_json(const RunSummary *s) {
     char *json = NULL;
     size_t bytes = 0;
-    FILE *f = text_open(&json, &bytes);
-    if (s && s->steps > 0) {
-        const Spread spread = step_spread(s);
-        fprintf(f, "\"steps\":%zu,\"tokens\":%.17g,\"step_seconds\":%.6g", s->steps, s->tokens, s->seconds);
-        if (spread.p50 > 0.0) {
-            fprintf(f, ",\"tokens_per_second_p50\":%.6g,\"ms_p50\":%.6g,\"ms_p99\":%.6g", s->step_tokens / spread.p50,
-                    1e3 * spread.p50, 1e3 * spread.p99);
-            if (s->step_mfu_seconds > 0.0) fprintf(f, ",\"mfu_p50\":%.6g", s->step_mfu_seconds / spread.p50);
-        }
-        if (isfinite(s->best_loss))
-            fprintf(f, ",\"best_val_loss\":%.17g,\"best_val_step\":%lld", s->best_loss, (long long)s->best_step);
-        if (energy(s) > 0.0) fprintf(f, ",\"energy_joules\":%.9g", energy(s));
+    FILE *out = text_open(&json, &bytes);
+    if (s->steps > 0) {
+        const Figures f = figures_of(s);
+        const struct {
+            const char *key;
+            double value;
+            int digits;
+            bool known;
+        } fields[] = {{"steps", (double)s->steps, 17, true},
+                      {"tokens", s->tokens, 17, true},
+                      {"step_seconds", s->seconds, 6, true},
+                      {"tokens_per_second_p50", f.tokens_per_second, 6, f.p50 > 0.0},
+                      {"ms_p50", 1e3 * f.p50, 6, f.p50 > 0.0},
+                      {"ms_p99", 1e3 * f.p99, 6, f.p50 > 0.0},
+                      {"mfu_p50", f.mfu, 6, f.mfu > 0.0},
+                      {"best_val_loss", s->best_loss, 17, s->has_best},
+                      {"best_val_step", (double)s->best_step, 17, s->has_best},
+                      {"energy_joules", f.joules, 9, f.joules > 0.0}};
+        for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+            if (fields[i].known) fprintf(out, ",\"%s\":%.*g", fields[i].key, fields[i].digits, fields[i].value);
     }
-    fclose(f);
+    fclose(out);
     return json;
 }
 
@@ -582,33 +536,28 @@ static void last_line(const Report *r, int64_t steps) {
         runlog_text(r->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()), step,
                     *r->options->output ? "-o and -y go on from there" : "nothing was saved (no -o)");
     else if (r->options->max_steps != 0 && steps == 0 && r->options->profile == 0)
-        runlog_text(
-            r->log,
-            "done        nothing is left: the run is at step %lld of %lld; a larger -x goes on, such as -x %lld", step,
-            total, 2 * step);
+        runlog_field(r->log, "done",
+                     "nothing is left: the run is at step %lld of %lld; a larger -x goes on, such as -x %lld", step,
+                     total, 2 * step);
     else if (r->options->max_steps != 0)
-        runlog_text(r->log, "done        %lld steps, %s tokens in %s%s", (long long)steps,
-                    format_count((double)(steps * s->step_windows * s->T), tokens, TEXT),
-                    format_duration(now_seconds() - r->started, time, TEXT),
-                    step < total ? " (time limit; -o and -y go on)" : "");
+        runlog_field(r->log, "done", "%lld steps, %s tokens in %s%s", (long long)steps,
+                     format_count((double)(steps * s->step_windows * s->T), tokens, TEXT),
+                     format_duration(now_seconds() - r->started, time, TEXT),
+                     step < total ? " (time limit; -o and -y go on)" : "");
 }
 
 void report_end(Report *r, double wait_seconds) {
     const RunSetup *s = r->setup;
     DeviceSensors sensors;
     if (report_is_silent(s)) return;
-    if (device_sensors(&sensors)) run_summary_energy(r->summary, sensors.energy_joules);
+    if (device_sensors(&sensors)) run_summary_energy(&r->summary, sensors.energy_joules);
     last_line(r, s->state.step - s->first_step);
-    run_summary_print(r->summary, r->log);
-    char *summary = run_summary_json(r->summary), *event;
-    const int written =
-        asprintf(&event,
+    run_summary_print(&r->summary, r->log);
+    char *summary = run_summary_json(&r->summary);
+    runlog_event(r->log, "end",
                  "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,"
-                 "\"wait_seconds\":%.4f%s%s",
+                 "\"wait_seconds\":%.4f%s",
                  (long long)s->state.step, now_seconds() - r->started, (long long)device_memory_peak(),
-                 (long long)memory_plan_total(gpt2_memory(r->gpt2)), wait_seconds, *summary ? "," : "", summary);
-    REQUIRE_MEMORY(written >= 0, "the log");
-    runlog_event(r->log, "end", event);
-    free(event);
+                 (long long)memory_plan_total(gpt2_memory(r->gpt2)), wait_seconds, summary);
     free(summary);
 }

@@ -50,8 +50,18 @@ void report_end(Report *r, double wait_seconds);
 
 // ------------------------------------------------------------------------------------------------------------- summary
 
-typedef struct RunSummary RunSummary;
-RunSummary *run_summary_create(void); // NULL: out of memory; every function takes it and does nothing
+typedef struct {
+    float *times; // seconds of each step, in order: 4 bytes a step is less than its line in main.log
+    size_t steps, room;
+    bool times_lost; // out of memory: the order statistics are left out
+    double seconds, tokens;
+    double step_tokens, step_mfu_seconds; // of the last step: tokens, mfu x seconds (FLOP of a step / peak)
+    bool has_best;
+    double best_loss;
+    int64_t best_step;
+    double first_joules, last_joules; // 0: not known
+} RunSummary;                         // all zero: of no step
+
 void run_summary_free(RunSummary *s);
 
 // p50 and p99 are exact order statistics (nearest rank): every step time is kept, as a float. The first step is left
@@ -67,9 +77,8 @@ void run_summary_energy(RunSummary *s, double joules);
 //               731.2 ms
 //               best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens
 void run_summary_print(const RunSummary *s, RunLog *log);
-// The same as JSON fields ("\"steps\":5000,..."), malloced; "" where there is nothing:
-//   steps, tokens, step_seconds (sum), tokens_per_second_p50, mfu_p50, ms_p50, ms_p99, best_val_loss, best_val_step,
-//   energy_joules. What is not known is left out.
+// The same as fields of the "end" event, each after a comma (",\"steps\":5000,..."), malloced; "" where there is
+// nothing. What is not known is left out.
 char *run_summary_json(const RunSummary *s);
 
 // The mean time of a step over about the last 30 s: each step counts e times less when 30 s have passed, so that one

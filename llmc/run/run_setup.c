@@ -19,13 +19,6 @@ static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 
 static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
 
-static DType dtype_named(const char *name, DType otherwise) {
-    const DType named[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, dtype_name(named[i])) == 0) return named[i];
-    return otherwise;
-}
-
 // ---------------------------------------------------------------------------------------- what to train, on which data
 
 // -e CHECKPOINT -x 0: it is evaluated at its step, on the data of its run where -j names no other. Weights of others
@@ -38,12 +31,8 @@ static void take_step_and_data(RunSetup *s) {
     if (!checkpoint_load_state(o->model, &state, &none)) return;
     s->state.step = state.step;
     cJSON *then = json_parse(state.options_json, strlen(state.options_json), &none);
-    if (then && !options_given(o, "val-data") && json_get_string(then, "val-data", &own, &none) && *own) {
-        char *copy = strdup(own);
-        REQUIRE_MEMORY(copy, "a name");
-        free(o->val_data);
-        o->val_data = copy;
-    }
+    if (then && !options_given(o, "val-data") && json_get_string(then, "val-data", &own, &none) && *own)
+        options_set_string(&o->val_data, own);
     cJSON_Delete(then);
     trainer_state_free(&state);
 }
@@ -95,7 +84,7 @@ bool run_setup_start(RunSetup *s, Error *err) {
     if (o->max_steps == 0 && !o->resume) take_step_and_data(s);
     if (!*o->output) return true;
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
-    if (!*o->plan && !take_directory(s, err)) return false; // a plan changes nothing there
+    if (!o->plan && !take_directory(s, err)) return false; // a plan changes nothing there
     bool exists;
     if (!o->resume)
         return checkpoint_exists(o->output, &exists, err) &&
@@ -227,9 +216,10 @@ static bool open_data(RunSetup *s, Error *err) {
 // weights: fp32 then keeps every bit of what is exported.
 static bool choose_dtype(RunSetup *s, Error *err) {
     const bool converts = *s->options.export_path && s->options.max_steps == 0;
-    s->dtype = dtype_named(s->options.dtype, converts ? DTYPE_FP32 : device_facts()->default_dtype);
+    const DType automatic = converts ? DTYPE_FP32 : device_facts()->default_dtype;
+    s->dtype = s->options.dtype == DTYPE_COUNT ? automatic : s->options.dtype;
     return device_facts()->supports[s->dtype] ||
-           error_set(err, "--dtype %s: not available on %s; use %s", s->options.dtype, device_facts()->name,
+           error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
                      dtype_name(device_facts()->default_dtype));
 }
 
@@ -243,12 +233,12 @@ Gpt2Options run_setup_model(const RunSetup *s) {
         .B = o->B,
         .T = s->T,
         .recompute = s->recompute,
-        .optimizer = s->optimizer,
-        .gradients_in_dtype = strcmp(o->grad_dtype, "compute") == 0 && s->dtype != DTYPE_FP32,
+        .optimizer = o->optimizer,
+        .gradients_in_dtype = o->grad_dtype == GRADIENTS_COMPUTE && s->dtype != DTYPE_FP32,
         .seed = s->state.seed,
-        .offload = strcmp(o->offload, "optimizer") == 0,
+        .offload = o->offload == OFFLOAD_OPTIMIZER,
         .fp8 = o->fp8 != 0,
-        .fp8_delayed = strcmp(o->fp8_scaling, "delayed") == 0,
+        .fp8_delayed = o->fp8_scaling == FP8_DELAYED,
         .numerics = o->numerics_every > 0,
         .sequences = o->sample_every > 0 || o->interactive ? o->samples : 0,
     };
@@ -257,17 +247,16 @@ Gpt2Options run_setup_model(const RunSetup *s) {
 // --optimizer: that of the checkpoint, unless its state is to begin anew.
 static bool choose_optimizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!optimizer_parse(&s->optimizer, o->optimizer, err)) return false;
     if (!s->resume_path || o->max_steps == 0) return true;
     if (o->reset_optimizer) s->state.optimizer_start = s->state.step;
-    return o->reset_optimizer || checkpoint_check_optimizer(s->state.optimizer, s->optimizer, err) ||
+    return o->reset_optimizer || checkpoint_check_optimizer(s->state.optimizer, o->optimizer, err) ||
            error_prefix(err, "%s", s->resume_path);
 }
 
 // -b and -r: what of the device's memory is used for what.
 static bool choose_memory(RunSetup *s, Error *err) {
     Options *o = &s->options;
-    char text[RECOMPUTE_TEXT], *recompute;
+    char text[RECOMPUTE_TEXT];
     Gpt2Options model = run_setup_model(s);
     const int64_t most = o->total_batch > 0 ? o->total_batch / s->T : 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
@@ -282,25 +271,16 @@ static bool choose_memory(RunSetup *s, Error *err) {
                          "-ge %d and -r %s: GELU inside the matmul before it cannot be computed again with the same "
                          "bits; leave out -ge, or take fc or block in -r instead of gelu",
                          o->gelu_fusion, text);
-    recompute = strdup(text);
-    REQUIRE_MEMORY(recompute, "an option");
-    free(o->recompute);
-    o->recompute = recompute;
+    options_set_string(&o->recompute, text);
     return true;
 }
 
-// -b and -d: how much is read a step.
-static bool choose_step_windows(RunSetup *s, Error *err) {
+// -b, -d, -x and -u: how much is read a step, and how many steps there are.
+static bool choose_lengths(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * s->T;
+    if (!options_check_total_batch(total_batch, s->T, err)) return false;
     s->step_windows = total_batch / s->T;
-    return options_check_total_batch(total_batch, s->T, err);
-}
-
-// -x and -u: how many steps there are.
-static bool choose_lengths(RunSetup *s, Error *err) {
-    Options *o = &s->options;
-    if (!choose_step_windows(s, err)) return false;
     const bool in_tokens = o->tokens > 0 && !options_given(o, "max-steps"); // --tokens may be an earlier command's
     s->total_steps = o->max_steps;
     if (o->max_steps < 0) s->total_steps = s->train.num_windows / s->step_windows;
@@ -310,11 +290,12 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
     int64_t warmup = o->warmup;
     if (warmup < 0) warmup = s->total_steps / 50 < 700 ? s->total_steps / 50 : 700;
-    s->schedule.max_lr = o->lr < 0 ? optimizer_default_learning_rate(s->optimizer) : o->lr;
-    s->schedule.final_fraction = o->final_fraction;
-    s->schedule.warmup = warmup;
-    s->schedule.total = s->total_steps;
-    return schedule_parse(&s->schedule.kind, o->schedule, err);
+    s->schedule = (Schedule){.kind = o->schedule,
+                             .max_lr = o->lr < 0 ? optimizer_default_learning_rate(o->optimizer) : o->lr,
+                             .final_fraction = o->final_fraction,
+                             .warmup = warmup,
+                             .total = s->total_steps};
+    return true;
 }
 
 static bool choose_tokenizer(RunSetup *s, Error *err) {
@@ -345,7 +326,7 @@ static bool check_export(const RunSetup *s, Error *err) {
     if (!*o->export_path) return true;
     if (strcmp(o->export_path, o->output) == 0)
         return error_set(err, "--export %s: checkpoints go there (-o): name another directory", o->output);
-    return export_check(o->export_path, dtype_named(o->export_dtype, DTYPE_FP32), err);
+    return export_check(o->export_path, o->export_dtype, err);
 }
 
 bool run_setup_choose(RunSetup *s, Error *err) {
@@ -362,24 +343,12 @@ bool run_setup_choose(RunSetup *s, Error *err) {
 // --plan: no data is opened and no memory taken.
 bool run_setup_plan(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err) ||
-        !optimizer_parse(&s->optimizer, o->optimizer, err))
-        return false;
-    if (strcmp(o->dtype, "auto") == 0) s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
+    if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
+    if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
-    const PlanRequest request = {
-        .model = run_setup_model(s),
-        .any_batch = o->B == 0,
-        .recompute = o->recompute,
-        .step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0,
-        .tokens = o->tokens,
-        .steps = o->max_steps > 0 ? o->max_steps : 0,
-        .attention = options_device(o).attention,
-        .gpus = o->gpu,
-        .price = o->price,
-        .json = strcmp(o->plan, "json") == 0,
-    };
+    const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
+    const PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
     return gpt2_check_options(&request.model, err) && planner_print(stdout, &request, err);
 }
 
@@ -426,8 +395,6 @@ GenerateOptions run_setup_generate(const RunSetup *s) {
                     .stream = (uint64_t)s->state.step},
     };
 }
-
-DType run_setup_export_dtype(const RunSetup *s) { return dtype_named(s->options.export_dtype, DTYPE_FP32); }
 
 void run_setup_close(RunSetup *s) {
     tokenizer_free(s->tokenizer);

@@ -22,7 +22,6 @@ typedef struct {
     int64_t first_step; // where this process begins
     Schedule schedule;
     DType dtype;
-    OptimizerKind optimizer;
     Recompute recompute;
     Tokenizer *tokenizer; // NULL: samples are shown as token numbers
     ChoiceSets choices;
@@ -50,6 +49,5 @@ Gpt2Options run_setup_model(const RunSetup *setup);
 OptimizerOptions run_setup_optimizer(const RunSetup *setup);
 DataLoaderOptions run_setup_loader(const RunSetup *setup); // from where the run is now
 GenerateOptions run_setup_generate(const RunSetup *setup); // for a sample of the step where it is now
-DType run_setup_export_dtype(const RunSetup *setup);
 
 void run_setup_close(RunSetup *setup);

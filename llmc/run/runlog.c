@@ -32,8 +32,6 @@ struct RunLog {
     cJSON *begun;                      // the events of the step that the log goes on from; NULL: none
 };
 
-static const char WHITESPACE[] = " \t\r\n";
-
 // ---------------------------------------------------------------------------------------------------------- opening
 
 // Is this whole line about a step beyond `step`? Lines that are no JSON are not ours to judge: they stay. What is of
@@ -156,23 +154,24 @@ static void runlog_clear_bar(RunLog *log) {
     if (*log->bar) fputs(CLEAR_LINE, stdout);
 }
 
-// A line on stdout, above the bar.
-static void runlog_print(RunLog *log, const char *text, size_t length) {
+// A line on stdout, above the bar. name: in its first 12 columns; NULL: no such column.
+static void runlog_print(RunLog *log, const char *name, const char *text, size_t length) {
     runlog_clear_bar(log);
+    if (name) printf("%-12s", name);
     fwrite(text, 1, length, stdout);
     fputc('\n', stdout);
     fputs(log->bar, stdout);
     fflush(stdout);
 }
 
-void runlog_text(RunLog *log, const char *format, ...) {
+void runlog_field(RunLog *log, const char *name, const char *format, ...) {
     va_list args;
-    va_start(args, format);
     char *text = NULL;
-    int length = vasprintf(&text, format, args);
+    va_start(args, format);
+    const int length = vasprintf(&text, format, args);
     va_end(args);
     if (length < 0) return; // out of memory for a line of text: the run matters more
-    runlog_print(log, text, (size_t)length);
+    runlog_print(log, name, text, (size_t)length);
     free(text);
 }
 
@@ -234,9 +233,9 @@ static void runlog_write(RunLog *log, const char *event, const char *inner, size
 }
 
 // An event of somebody else, for TensorBoard.
-static void show_event(RunLog *log, const char *event, const char *inner, size_t length) {
+static void show_event(RunLog *log, const char *event, const char *fields) {
     char *text = NULL;
-    if (!log->tensorboard || asprintf(&text, "{%.*s}", (int)length, inner) < 0) return;
+    if (!log->tensorboard || asprintf(&text, "{%s}", fields) < 0) return;
     cJSON *object = cJSON_Parse(text);
     free(text);
     const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step"), *item;
@@ -257,42 +256,33 @@ static void show_event(RunLog *log, const char *event, const char *inner, size_t
     runlog_end_record(log);
 }
 
-void runlog_event(RunLog *log, const char *event, const char *json) {
-    const char *inner = json ? json + strspn(json, WHITESPACE) : "";
-    const char *end = inner + strlen(inner);
-    if (*inner == '{') { // a whole object: what is between its braces
-        const char *brace = strrchr(inner, '}');
-        if (brace) end = brace;
-        inner++;
-        inner += strspn(inner, WHITESPACE);
-    }
-    const size_t length = inner < end ? (size_t)(end - inner) : 0;
-    runlog_write(log, event, inner, length);
-    if (length > 0) show_event(log, event, inner, length);
+void runlog_event(RunLog *log, const char *event, const char *format, ...) {
+    va_list args;
+    char *fields = NULL;
+    va_start(args, format);
+    const int length = vasprintf(&fields, format, args);
+    va_end(args);
+    REQUIRE_MEMORY(length >= 0, "the log");
+    runlog_write(log, event, fields, (size_t)length);
+    if (length > 0) show_event(log, event, fields);
+    free(fields);
 }
 
 // -------------------------------------------------------------------------------------------------------------- events
-
-// How often the bar's text is made anew. The eye does not follow more.
-static const double BAR_SECONDS = 0.1;
-
-// ---------------------------------------------------------------------------------------------------------- the files
 
 // An event on its way into both files.
 typedef struct {
     RunLog *log;
     const char *event; // its name in main.log
     char group[128];   // the first part of its tags in TensorBoard
-    FILE *json;        // NULL: out of memory; the run matters more
+    FILE *json;
     char *text;
     size_t bytes;
 } Entry;
 
 static void entry_begin(Entry *e, RunLog *log, const char *event, const char *group, int64_t step) {
-    e->log = log;
-    e->event = event;
+    *e = (Entry){.log = log, .event = event};
     snprintf(e->group, sizeof e->group, "%s", group);
-    e->text = NULL;
     e->json = text_open(&e->text, &e->bytes);
     fprintf(e->json, "\"step\":%lld", (long long)step);
     tensorboard_begin(log->tensorboard, step);
@@ -309,6 +299,8 @@ static void entry_text(Entry *e, const char *key, const char *text, size_t bytes
     fprintf(e->json, ",\"%s\":", key);
     format_json_string(e->json, text, bytes);
 }
+
+static void entry_string(Entry *e, const char *key, const char *text) { entry_text(e, key, text, strlen(text)); }
 
 // As many digits as the type of the number has.
 enum { FLOAT_DIGITS = 9, DOUBLE_DIGITS = 17, MEASURED_DIGITS = 6 };
@@ -335,46 +327,26 @@ static void entry_if_known(Entry *e, const char *key, double x, int digits) {
 
 // -------------------------------------------------------------------------------------------------------------- steps
 
-static const char *skip_name(int32_t skip) {
-    switch (skip) {
-    case SKIP_NONFINITE:
-        return "nonfinite";
-    case SKIP_LOSS_OUTLIER:
-        return "loss_outlier";
-    case SKIP_NORM_OUTLIER:
-        return "norm_outlier";
-    default:
-        return NULL;
-    }
-}
-
 // " | SKIPPED: why" and what became of the loss scale, or nothing.
 static void put_decision(FILE *f, const StepReport *r) {
     const StepControl *c = &r->control;
     const bool scale_known = r->last_loss_scale > 0.0f, scale_fell = scale_known && c->loss_scale < r->last_loss_scale;
-    switch (c->skip) {
-    case SKIP_LOSS_OUTLIER:
+    if (c->skip == SKIP_LOSS_OUTLIER)
         fprintf(f, " | SKIPPED: loss outlier z %.1f", (double)c->loss_z);
-        break;
-    case SKIP_NORM_OUTLIER:
+    else if (c->skip == SKIP_NORM_OUTLIER)
         fprintf(f, " | SKIPPED: gradient norm outlier z %.1f", (double)c->norm_z);
-        break;
-    case SKIP_NONFINITE:
-        if (scale_fell && isfinite(c->loss)) {
-            fprintf(f, " | skipped: overflow, normal in fp16");
-        } else if (c->bad_tensor >= 0) {
-            fprintf(f, " | SKIPPED: gradient of %s is not finite", r->bad_tensor ? r->bad_tensor : "a tensor");
-        } else {
-            fprintf(f, " | SKIPPED: %s is not finite", isfinite(c->loss) ? "gradient norm" : "loss");
-        }
-        break;
-    default:
-        break;
-    }
+    else if (c->skip == SKIP_NONFINITE && scale_fell && isfinite(c->loss))
+        fprintf(f, " | skipped: overflow, normal in fp16");
+    else if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0)
+        fprintf(f, " | SKIPPED: gradient of %s is not finite", r->bad_tensor ? r->bad_tensor : "a tensor");
+    else if (c->skip == SKIP_NONFINITE)
+        fprintf(f, " | SKIPPED: %s is not finite", isfinite(c->loss) ? "gradient norm" : "loss");
     if (scale_known && c->loss_scale != r->last_loss_scale) fprintf(f, " | loss scale now %g", (double)c->loss_scale);
 }
 
 static void step_entry(RunLog *log, const StepReport *r) {
+    static const char *const skips[] = {
+        [SKIP_NONFINITE] = "nonfinite", [SKIP_LOSS_OUTLIER] = "loss_outlier", [SKIP_NORM_OUTLIER] = "norm_outlier"};
     const StepControl *c = &r->control;
     Entry e;
     entry_begin(&e, log, "step", "train", r->step);
@@ -391,11 +363,13 @@ static void step_entry(RunLog *log, const StepReport *r) {
     }
     if (c->loss_scale != 1.0f) entry_number(&e, "loss_scale", (double)c->loss_scale, FLOAT_DIGITS);
     if (c->skipped > 0) entry_number(&e, "skipped", c->skipped, DOUBLE_DIGITS);
-    if (skip_name(c->skip)) fprintf(e.json, ",\"skip\":\"%s\"", skip_name(c->skip));
-    if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0 && r->bad_tensor)
-        entry_text(&e, "bad_tensor", r->bad_tensor, strlen(r->bad_tensor));
+    if (c->skip != SKIP_NONE) entry_string(&e, "skip", skips[c->skip]);
+    if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0 && r->bad_tensor) entry_string(&e, "bad_tensor", r->bad_tensor);
     entry_end(&e);
 }
+
+// How often the bar's text is made anew. The eye does not follow more.
+static const double BAR_SECONDS = 0.1;
 
 static void set_bar(RunLog *log, const StepReport *r, const char *loss, const char *rate, const char *eta) {
     double now = now_seconds();
@@ -428,7 +402,7 @@ void runlog_step(RunLog *log, const StepReport *r) {
     put_decision(f, r);
     fclose(f);
     set_bar(log, r, loss, rate, eta);
-    runlog_print(log, line, bytes);
+    runlog_print(log, NULL, line, bytes);
     free(line);
     step_entry(log, r);
 }
@@ -463,7 +437,7 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, int64_t example
     Entry e;
     snprintf(group, sizeof group, "choices/%s", name);
     entry_begin(&e, log, "choices", group, step);
-    entry_text(&e, "name", name, strlen(name));
+    entry_string(&e, "name", name);
     entry_number(&e, "examples", (double)examples, DOUBLE_DIGITS);
     entry_number(&e, "correct", (double)correct, DOUBLE_DIGITS);
     entry_number(&e, "correct_normalised", (double)correct_normalised, DOUBLE_DIGITS);
@@ -486,7 +460,7 @@ void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
     entry_if_known(&e, "power_watts", s->power_watts, MEASURED_DIGITS);
     entry_if_known(&e, "energy_joules", s->energy_joules, DOUBLE_DIGITS);
     entry_if_known(&e, "temperature_c", s->temperature_c, MEASURED_DIGITS);
-    entry_text(&e, "throttle", s->throttle, strlen(s->throttle));
+    entry_string(&e, "throttle", s->throttle);
     entry_end(&e);
 }
 
@@ -499,7 +473,7 @@ static void print_sample(RunLog *log, int64_t step, const char *text, int64_t by
     fprintf(f, "at step %lld:\n", (long long)step);
     format_visible(f, text, (size_t)bytes, "    ");
     fclose(f);
-    runlog_print(log, out, length);
+    runlog_print(log, NULL, out, length);
     free(out);
 }
 

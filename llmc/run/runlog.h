@@ -5,26 +5,9 @@
 // stderr, all else to stdout, flushed line by line, so that `| tee` and a notebook show it at once.
 //
 // main.log: each line is {"event": ..., "time": unix seconds, ...}, written with one write(2), so that a kill leaves at
-// most one unfinished line; inf and nan are null. The events written here, with the tags that TensorBoard shows:
-//   step        step, loss, norm, lr, ms, tokens_per_second, mfu, hfu (null = not known); once the outlier windows are
-//               full loss_z, norm_z; if it is not 1 loss_scale; once a step was skipped skipped, how many so far; if
-//               this one was skip ("nonfinite", "loss_outlier", "norm_outlier") and, where one is to blame, bad_tensor
-//                                                                    train/loss, train/norm, ...
-//   validation  step, loss, ppl, tokens, seconds; bits_per_byte where the tokenizer is known
-//                                                                    val/loss, val/perplexity, val/bits_per_byte, ...
-//   choices     step, name, examples, correct, correct_normalised, accuracy, accuracy_normalised, seconds
-//                                                                    choices/NAME/accuracy, ...
-//   sample      step, index (1 .. within the step), text (bytes that are not UTF-8 as U+FFFD); cut (true) where a
-//               signal ended it
-//                                                                    texts sample/1, sample/2, ...
-//   gpu         step, sm_clock_mhz, memory_clock_mhz, power_watts, energy_joules (since the driver was loaded),
-//               temperature_c (null = not known), throttle ("power cap", ...; "" = nothing holds the clocks down)
-//                                                                    gpu/power_watts, ...
-//   numerics    step; of each class of tensors (gpt2.h) CLASS/amax, CLASS/rms, and as shares of its elements
-//               CLASS/zero, CLASS/underflow, CLASS/overflow; of each kind of parameter update_ratio/KIND, the norm of
-//               its update over that of the weight; left out where the update or the weight is 0
-//                                                                    numerics/qkv.in/amax, numerics/update_ratio/wte
-// A log that cannot be written (disk full) is reported once on stderr and never stops the run.
+// most one unfinished line; inf, nan and what is not known are null. doc/file_formats.md lists the events, their
+// fields, and the tags that TensorBoard shows of them. A log that cannot be written (disk full) is reported once on
+// stderr and never stops the run.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
@@ -54,13 +37,15 @@ int64_t runlog_count(const RunLog *log, const char *event, const char *name);
 bool runlog_is_there(const RunLog *log, Error *err);
 void runlog_close(RunLog *log); // clears the bar; NULL is fine
 
-// A line for the reader (stdout only), above the progress bar; the newline is added.
-void runlog_text(RunLog *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// One JSON object for the file: {"event": event, "time": unix seconds, ...}; json is the inner part, such as
-// "\"step\":3", or a whole object text when it starts with '{' (merged). NULL or "": nothing more.
-// TensorBoard gets the numbers of an object with a step as event/KEY (of "end" as whole_run/KEY), one without a step as
-// a text.
-void runlog_event(RunLog *log, const char *event, const char *json);
+// A line for the reader (stdout only), above the progress bar; the newline is added. name: the subject, in the first 12
+// columns; "": blanks there, the line continues the one above; NULL: no such column.
+//   memory      weights 1.50 MiB, ...
+void runlog_field(RunLog *log, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+#define runlog_text(log, ...) runlog_field(log, NULL, __VA_ARGS__)
+// One JSON object for the file: {"event": event, "time": unix seconds, ...}; the format prints the other fields, such
+// as "\"step\":3". TensorBoard gets the numbers of an object with a step as event/KEY (of "end" as whole_run/KEY), one
+// without a step as a text.
+void runlog_event(RunLog *log, const char *event, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 typedef struct {
     int64_t step;           // 1 .. total

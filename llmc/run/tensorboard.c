@@ -79,15 +79,10 @@ static void put_message(Bytes *b, uint32_t field, const Bytes *message) {
     b->lost = b->lost || message->lost;
 }
 
-// Little-endian, as this machine is: the project's files have no other order.
-static void put_double(Bytes *b, uint32_t field, double x) {
-    put_key(b, field, FIXED64);
-    put(b, &x, sizeof x);
-}
-
-static void put_float(Bytes *b, uint32_t field, float x) {
-    put_key(b, field, FIXED32);
-    put(b, &x, sizeof x);
+// A double or a float. Little-endian, as this machine is: the project's files have no other order.
+static void put_fixed(Bytes *b, uint32_t field, const void *x, size_t n) {
+    put_key(b, field, n == sizeof(double) ? FIXED64 : FIXED32);
+    put(b, x, n);
 }
 
 // ------------------------------------------------------------------------------------------------- records and events
@@ -110,15 +105,17 @@ static uint32_t masked_crc(const TensorBoard *tb, const void *data, size_t n) {
     return (crc >> 15 | crc << 17) + 0xA282EAD8u;
 }
 
+static void put_checked(TensorBoard *tb, const void *data, size_t n) {
+    const uint32_t crc = masked_crc(tb, data, n);
+    put(&tb->record, data, n);
+    put(&tb->record, &crc, sizeof crc);
+}
+
 // The event behind what is in the record already: u64 length, u32 crc of it, the event, u32 crc of that.
 static void frame_event(TensorBoard *tb) {
     const uint64_t length = tb->event.size;
-    uint32_t crc = masked_crc(tb, &length, sizeof length);
-    put(&tb->record, &length, sizeof length);
-    put(&tb->record, &crc, sizeof crc);
-    crc = masked_crc(tb, tb->event.data, tb->event.size);
-    put(&tb->record, tb->event.data, tb->event.size);
-    put(&tb->record, &crc, sizeof crc);
+    put_checked(tb, &length, sizeof length);
+    put_checked(tb, tb->event.data, tb->event.size);
     tb->record.lost = tb->record.lost || tb->event.lost;
 }
 
@@ -128,7 +125,8 @@ static void begin_event(TensorBoard *tb, int64_t step) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     empty(&tb->event);
-    put_double(&tb->event, 1, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+    const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    put_fixed(&tb->event, 1, &seconds, sizeof seconds);
     put_int(&tb->event, 2, step);
 }
 
@@ -158,7 +156,7 @@ void tensorboard_scalar(TensorBoard *tb, const char *tag, double value) {
                                                                          : -INFINITY;
     empty(&tb->value);
     put_string(&tb->value, 1, tag, strlen(tag));
-    put_float(&tb->value, 2, rounded);
+    put_fixed(&tb->value, 2, &rounded, sizeof rounded);
     put_message(&tb->summary, 1, &tb->value);
 }
 

@@ -23,25 +23,15 @@
 // Share of all steps in which wsd decays: Haegele et al. find little gain beyond 20%.
 static const double WSD_DECAY_SHARE = 0.2;
 
-static const char *const NAMES[] = {
-    [SCHEDULE_COSINE] = "cosine",
-    [SCHEDULE_LINEAR] = "linear",
-    [SCHEDULE_CONSTANT] = "constant",
-    [SCHEDULE_WSD] = "wsd",
-};
-enum { NUM_KINDS = sizeof NAMES / sizeof NAMES[0] };
-
-bool schedule_parse(ScheduleKind *kind, const char *name, Error *err) {
-    for (int i = 0; i < NUM_KINDS; i++) {
-        if (strcmp(name, NAMES[i]) == 0) {
-            *kind = (ScheduleKind)i;
-            return true;
-        }
-    }
-    return error_set(err, "schedule \"%.40s\": must be one of cosine, linear, constant, wsd", name);
+const char *schedule_name(ScheduleKind kind) {
+    static const char *const names[] = {
+        [SCHEDULE_COSINE] = "cosine",
+        [SCHEDULE_LINEAR] = "linear",
+        [SCHEDULE_CONSTANT] = "constant",
+        [SCHEDULE_WSD] = "wsd",
+    };
+    return names[kind];
 }
-
-const char *schedule_name(ScheduleKind kind) { return NAMES[kind]; }
 
 // The share of (max - final) left at p in (0, 1): 1 at the start of the decay, 0 at its end.
 static double remaining(ScheduleKind kind, double p) {

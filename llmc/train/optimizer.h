@@ -34,9 +34,7 @@ typedef struct {
     int64_t total;         // steps of the run
 } Schedule;
 
-// "cosine", "linear", "constant", "wsd"; false and a message that lists them otherwise.
-bool schedule_parse(ScheduleKind *kind, const char *name, Error *err);
-const char *schedule_name(ScheduleKind kind);
+const char *schedule_name(ScheduleKind kind); // as -k takes it: "cosine", ...
 
 // lr of step 0 .. total-1. With p = (s - warmup) / (total - 1 - warmup) in [0, 1] after the warm-up:
 //   cosine   max * (f + (1 - f) (1 + cos(pi p)) / 2)       Loshchilov, Hutter, "SGDR", 2016

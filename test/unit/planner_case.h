@@ -18,6 +18,15 @@ static inline void assert_near(const char *what, double got, double expected, do
     if (!(fabs(got / expected - 1) <= tolerance)) fail_msg("%s: %.9g, expected %.9g", what, got, expected);
 }
 
+// A model that trains in bf16 with AdamW.
+static inline Gpt2Options model_of(const char *descriptor, int64_t B, int64_t T) {
+    Error err = {""};
+    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = T};
+    if (!model_config_parse(&o.config, descriptor, &err)) fail_msg("%s", err.text);
+    if (o.config.V == 0) model_config_set_vocab(&o.config, GPT2_VOCAB);
+    return o;
+}
+
 // Bytes.
 static inline double plan_total(const Gpt2Options *model) {
     MemoryPlan *plan = gpt2_plan(model);

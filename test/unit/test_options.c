@@ -1,7 +1,9 @@
 // The command line: every form of a value, every way to get one wrong, help and JSON from the one table.
+#include "llmc/base/format.h"
 #include "llmc/run/options.h"
-#include "llmc/train/optimizer.h"
 #include "test/fixture.h"
+
+#include <math.h>
 
 enum { MAX_ARGUMENTS = 32 };
 
@@ -30,15 +32,14 @@ static Options parsed(const char *line) {
 // "max-steps=-1 plan=json": what this command line makes of options, by their long names.
 static void assert_reads(const char *line, const char *expected) {
     Options options = parsed(line);
-    char copy[256], *rest = NULL;
+    char copy[512], *rest = NULL;
     snprintf(copy, sizeof copy, "%s", expected);
     for (char *name = strtok_r(copy, " ", &rest); name; name = strtok_r(NULL, " ", &rest)) {
         char *value = strchr(name, '=');
         *value++ = '\0';
-        const OptionRow *row = option_find(name, strlen(name));
-        const bool same = row->type == OPTION_STRING ? strcmp(option_string(row, &options), value) == 0
-                                                     : option_number(row, &options) == strtod(value, NULL);
-        if (!same) fail_msg("%s: --%s is not %s", line, name, value);
+        char buf[OPTION_VALUE];
+        const char *found = option_value(option_find(name, strlen(name)), &options, buf);
+        if (strcmp(found, value) != 0) fail_msg("%s: --%s is %s, not %s", line, name, found, value);
     }
     options_free(&options);
 }
@@ -52,22 +53,12 @@ static void assert_refused(const char *line, const char *message) {
 }
 
 TEST(without_arguments_the_defaults_hold) {
+    assert_reads("", "train-data=data/shards/train_*.bin val-data=data/shards/val_*.bin model=d12 dtype=auto "
+                     "schedule=cosine output= batch-size=4 context=0 max-steps=-1 warmup=-1 seed=1337 "
+                     "checkpoint-every=1000 progress=-1 learning-rate=-1 beta2=0.95 eps=1e-08 grad-clip=1 plan=");
     Options o = parsed("");
-    assert_string_equal(o.train_data, "data/shards/train_*.bin");
-    assert_string_equal(o.val_data, "data/shards/val_*.bin");
-    assert_string_equal(o.model, "d12");
-    assert_string_equal(o.dtype, "auto");
-    assert_string_equal(o.schedule, "cosine");
-    assert_string_equal(o.output, "");
-    assert_int_equal(o.B, 4);
-    assert_int_equal(o.T, 0);
-    assert_int_equal(o.max_steps, -1);
-    assert_int_equal(o.warmup, -1);
-    assert_int_equal(o.seed, 1337);
-    assert_int_equal(o.checkpoint_every, 1000);
-    assert_int_equal(o.progress, -1);
-    assert_true(o.lr == -1 && o.beta2 == 0.95 && o.eps == 1e-8 && o.grad_clip == 1.0);
     assert_false(options_given(&o, "batch-size"));
+    assert_true(o.dtype == DTYPE_COUNT && o.plan == PLAN_NONE);
     options_free(&o);
 }
 
@@ -83,87 +74,66 @@ TEST(a_value_may_follow_with_blank_or_equals_one_dash_or_two) {
     }
 }
 
+// The last word of "a|b|c" or "[a|b]" into buf.
+static void last_word(const OptionRow *row, char buf[OPTION_VALUE]) {
+    const char *last = strrchr(row->metavar, '|') + 1;
+    snprintf(buf, OPTION_VALUE, "%.*s", (int)strcspn(last, "]"), last);
+}
+
 TEST(every_row_reaches_its_own_field) {
-    int count;
-    const OptionRow *rows = option_table(&count);
-    for (int i = 0; i < count; i++) {
-        const OptionRow *row = &rows[i];
-        if (row->type == OPTION_STRING && option_is_choice(row)) continue; // tested by name
-        char line[128], value[32];
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        char line[128], value[OPTION_VALUE] = "some-text", buf[OPTION_VALUE], other[OPTION_VALUE];
         double number =
             row->min < row->max ? (row->min + row->max > 0.0 ? 0.5 * (row->min + row->max) : row->max) : row->min;
-        if (row->type != OPTION_DOUBLE) number = (double)(int64_t)number;
-        snprintf(value, sizeof value, row->type == OPTION_DOUBLE ? "%.17g" : "%.0f", number);
-        snprintf(line, sizeof line, "-o d -y --plan --%s=%s", row->long_name,
-                 row->type == OPTION_STRING ? "some-text" : value);
+        if (row->type == OPTION_WORD) last_word(row, value);
+        if (row->type < OPTION_STRING)
+            format_exact(row->type < OPTION_DOUBLE ? trunc(number) : number, value, sizeof value);
+        snprintf(line, sizeof line, "-o d -y --plan --%s=%s", row->long_name, value);
         Options o = parsed(line), defaults = parsed("-o d -y --plan");
-        for (int k = 0; k < count; k++) { // this row has the value, all others their defaults
-            if (rows[k].type == OPTION_STRING) {
-                const char *expected = k == i ? "some-text" : option_string(&rows[k], &defaults);
-                assert_string_equal(option_string(&rows[k], &o), expected);
-            } else {
-                double expected = k == i ? number : option_number(&rows[k], &defaults);
-                assert_true(option_number(&rows[k], &o) == expected);
-            }
-        }
+        for (const OptionRow *k = option_table; k->long_name; k++) // this row has the value, all others their defaults
+            assert_string_equal(option_value(k, &o, buf), k == row ? value : option_value(k, &defaults, other));
         options_free(&o);
         options_free(&defaults);
     }
 }
 
 TEST(names_are_unique_and_defaults_lie_in_their_ranges) {
-    int count;
-    const OptionRow *rows = option_table(&count);
-    for (int i = 0; i < count; i++) {
-        assert_ptr_equal(option_find(rows[i].long_name, strlen(rows[i].long_name)), &rows[i]);
-        if (rows[i].short_name) {
-            assert_ptr_equal(option_find(rows[i].short_name, strlen(rows[i].short_name)), &rows[i]);
-        }
-        if (rows[i].type == OPTION_STRING) continue;
-        const bool is_auto = option_may_be_auto(&rows[i]) && strcmp(rows[i].fallback, "auto") == 0;
-        double x = is_auto ? rows[i].min : strtod(rows[i].fallback, NULL);
-        assert_true(x >= rows[i].min && x <= rows[i].max && (rows[i].max <= 0x1p53 || rows[i].type == OPTION_DOUBLE));
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        assert_ptr_equal(option_find(row->long_name, strlen(row->long_name)), row);
+        if (row->short_name) assert_ptr_equal(option_find(row->short_name, strlen(row->short_name)), row);
+        if (row->type >= OPTION_STRING) continue;
+        const double x = strcmp(row->fallback, "auto") == 0 ? row->min : strtod(row->fallback, NULL);
+        assert_true(x >= row->min && x <= row->max && (row->max <= 0x1p53 || row->type == OPTION_DOUBLE));
     }
 }
 
 TEST(a_command_line_of_llm_c_is_understood) {
-    Options o = parsed("-i dev/data/train_*.bin -j dev/data/val_*.bin -o log124M -v 250 -s 20000 -g 144 -h 0 -b 64 "
-                       "-t 1024 -d 524288 -r 0 -z 0");
-    assert_string_equal(o.train_data, "dev/data/train_*.bin");
-    assert_int_equal(o.total_batch, 524288);
+    assert_reads("-i dev/data/train_*.bin -j dev/data/val_*.bin -o log124M -v 250 -s 20000 -g 144 -h 0 -b 64 -t 1024 "
+                 "-d 524288 -r 0 -z 0",
+                 "train-data=dev/data/train_*.bin total-batch=524288");
+    assert_reads(
+        "-o log -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -nk 5 -nm 50000 -y 1 -e d12 -sl 3 -sg 3 -w 1 -ge -1 -f 1",
+        "weight-decay=0.1 learning-rate=0.0006 final-lr-fraction=0 loss-outlier=3 keep=5 major-every=50000 resume=1");
+    assert_reads("-pn 1 -pr 0 -pg 1 -pi mpi -ps 127.0.0.1 -pf shared -lg 0 -a 1", "fs-path=shared overfit=1");
+}
+
+static DeviceOptions device_of(const char *line) {
+    Options o = parsed(line);
+    const DeviceOptions device = options_device(&o);
     options_free(&o);
-    o = parsed(
-        "-o log -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -nk 5 -nm 50000 -y 1 -e d12 -sl 3 -sg 3 -w 1 -ge -1 -f 1");
-    assert_true(o.weight_decay == 0.1 && o.lr == 0.0006 && o.final_fraction == 0.0 && o.loss_outlier == 3.0);
-    assert_int_equal(o.keep, 5);
-    assert_int_equal(o.major, 50000);
-    assert_int_equal(o.resume, 1);
-    options_free(&o);
-    o = parsed("-pn 1 -pr 0 -pg 1 -pi mpi -ps 127.0.0.1 -pf shared -lg 0 -a 1");
-    assert_string_equal(o.fs_path, "shared");
-    assert_int_equal(o.overfit, 1);
-    options_free(&o);
+    return device;
 }
 
 TEST(the_device_hears_what_the_options_say) {
-    Options o = parsed("--threads 3");
-    DeviceOptions device = options_device(&o);
+    DeviceOptions device = device_of("--threads 3");
     assert_true(device.threads == 3 && device.tf32);
-    assert_int_equal(device.attention, ATTENTION_AUTO);
-    assert_int_equal(device.gelu_fusion, GELU_FUSION_AUTO);
-    options_free(&o);
-    o = parsed("-f 0 --attention cudnn -ge 0");
-    device = options_device(&o);
+    assert_true(device.attention == ATTENTION_AUTO && device.gelu_fusion == GELU_FUSION_AUTO);
+    device = device_of("-f 0 --attention cudnn -ge 0");
     assert_false(device.tf32);
-    assert_int_equal(device.attention, ATTENTION_CUDNN);
-    assert_int_equal(device.gelu_fusion, GELU_FUSION_NONE);
-    options_free(&o);
-    o = parsed("--attention own -ge 2 -lg 100");
-    device = options_device(&o);
-    assert_int_equal(device.attention, ATTENTION_OWN);
-    assert_int_equal(device.gelu_fusion, GELU_FUSION_BOTH);
-    assert_int_equal(o.log_gpu_every, 100);
-    options_free(&o);
+    assert_true(device.attention == ATTENTION_CUDNN && device.gelu_fusion == GELU_FUSION_NONE);
+    device = device_of("--attention own -ge 2 -lg 100");
+    assert_true(device.attention == ATTENTION_OWN && device.gelu_fusion == GELU_FUSION_BOTH);
+    assert_reads("-lg 100", "log-gpu-every=100");
 }
 
 TEST(flags_take_a_value_or_none) {
@@ -204,9 +174,8 @@ TEST(numbers_out_of_range_are_refused_with_the_range) {
 }
 
 TEST(auto_is_a_value_where_the_program_may_choose) {
+    assert_reads("-b auto -l auto -r auto", "batch-size=0 learning-rate=-1 recompute=auto");
     Options o = parsed("-b auto -l auto -r auto");
-    assert_true(o.B == 0 && o.lr == -1);
-    assert_string_equal(o.recompute, "auto");
     char *json = options_to_json(&o);
     options_free(&o);
     o = parsed("");
@@ -309,11 +278,31 @@ TEST(choices_are_listed) {
     assert_refused("--dtype=", "--dtype : must be one of auto, bf16, fp16, fp32");
 }
 
-TEST(the_schedules_of_the_table_are_those_of_the_schedule_module) {
-    char joined[128];
-    snprintf(joined, sizeof joined, "%s|%s|%s|%s", schedule_name(SCHEDULE_COSINE), schedule_name(SCHEDULE_LINEAR),
-             schedule_name(SCHEDULE_CONSTANT), schedule_name(SCHEDULE_WSD));
-    assert_string_equal(option_find("schedule", 8)->metavar, joined);
+// Words of the table are names of enums: each is parsed to the one that has this name elsewhere.
+TEST(words_are_those_of_the_modules_that_they_are_for) {
+    char line[64];
+    for (int k = 0; k < OPTIMIZER_COUNT; k++) {
+        snprintf(line, sizeof line, "--optimizer %s", optimizer_name((OptimizerKind)k));
+        Options o = parsed(line);
+        assert_int_equal(o.optimizer, k);
+        options_free(&o);
+    }
+    for (int k = SCHEDULE_COSINE; k <= SCHEDULE_WSD; k++) {
+        snprintf(line, sizeof line, "-k %s", schedule_name((ScheduleKind)k));
+        Options o = parsed(line);
+        assert_int_equal(o.schedule, k);
+        options_free(&o);
+    }
+    for (int k = DTYPE_FP32; k <= DTYPE_BF16; k++) {
+        snprintf(line, sizeof line, "--dtype %s --export-dtype %s", dtype_name((DType)k), dtype_name((DType)k));
+        Options o = parsed(line);
+        assert_true((int)o.dtype == k && (int)o.export_dtype == k);
+        options_free(&o);
+    }
+    Options o = parsed("--plan json --offload optimizer --grad-dtype compute --fp8 --fp8-scaling delayed");
+    assert_true(o.plan == PLAN_JSON && o.offload == OFFLOAD_OPTIMIZER && o.grad_dtype == GRADIENTS_COMPUTE);
+    assert_int_equal(o.fp8_scaling, FP8_DELAYED);
+    options_free(&o);
 }
 
 TEST(words_without_an_option_are_refused) {
@@ -377,15 +366,12 @@ TEST(help_lists_every_row_of_the_table) {
     FILE *f = open_memstream(&text, &bytes);
     option_print_help(f, "train_gpt2");
     fclose(f);
-    int count;
-    const OptionRow *rows = option_table(&count);
-    for (int i = 0; i < count; i++) {
+    for (const OptionRow *row = option_table; row->long_name; row++) {
         char names[128];
-        snprintf(names, sizeof names, "%s%s%s--%s %s", rows[i].short_name ? "\n  -" : "\n  ",
-                 rows[i].short_name ? rows[i].short_name : "", rows[i].short_name ? ", " : "", rows[i].long_name,
-                 rows[i].metavar);
+        snprintf(names, sizeof names, "%s%s%s--%s %s", row->short_name ? "\n  -" : "\n  ",
+                 row->short_name ? row->short_name : "", row->short_name ? ", " : "", row->long_name, row->metavar);
         if (!strstr(text, names)) fail_msg("--help does not show %s", names);
-        assert_non_null(strstr(text, rows[i].group));
+        assert_non_null(strstr(text, row->group));
     }
     assert_non_null(strstr(text, "[4; 1..65536]"));
     free(text);
@@ -408,17 +394,16 @@ TEST(json_holds_every_option_exactly) {
     char *json = options_to_json(&o);
     cJSON *object = cJSON_Parse(json);
     assert_non_null(object);
-    int count;
-    const OptionRow *rows = option_table(&count);
-    assert_int_equal(cJSON_GetArraySize(object), count);
-    for (int i = 0; i < count; i++) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, rows[i].long_name);
-        if (rows[i].type == OPTION_STRING) {
+    int count = 0;
+    for (const OptionRow *row = option_table; row->long_name; row++, count++) {
+        char buf[OPTION_VALUE];
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, row->long_name);
+        if (row->type >= OPTION_STRING)
             assert_true(cJSON_IsString(value));
-        } else {
-            assert_true(cJSON_IsNumber(value) && value->valuedouble == option_number(&rows[i], &o));
-        }
+        else
+            assert_true(cJSON_IsNumber(value) && value->valuedouble == strtod(option_value(row, &o, buf), NULL));
     }
+    assert_int_equal(cJSON_GetArraySize(object), count);
     const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(object, "prompt");
     assert_string_equal(prompt->valuestring, "\"a\\b\xEF\xBF\xBD\""); // the stray byte is U+FFFD
     cJSON_Delete(object);
@@ -462,7 +447,7 @@ TEST(what_was_not_given_is_adopted_from_the_earlier_run) {
     assert_true(options_adopt_json(&now, json, NULL));
     assert_int_equal(now.B, 4);
     assert_true(now.lr == 0.1);
-    assert_string_equal(now.schedule, "wsd");
+    assert_int_equal(now.schedule, SCHEDULE_WSD);
     assert_int_equal(now.max_steps, 900); // given now
     assert_string_equal(now.output, "runs/b");
     assert_int_equal(now.resume, 1);

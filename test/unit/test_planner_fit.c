@@ -30,10 +30,9 @@ static const PlannedSizes *sizes_of(double memory) {
     return &sizes;
 }
 
-static Gpt2Options model_of(const char *descriptor, int64_t B) {
-    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = 1024, .sequences = 1};
-    assert_true(model_config_parse(&o.config, descriptor, &err));
-    model_config_set_vocab(&o.config, GPT2_VOCAB);
+static Gpt2Options sampling(const char *descriptor, int64_t B) {
+    Gpt2Options o = model_of(descriptor, B, 1024);
+    o.sequences = 1;
     return o;
 }
 
@@ -56,7 +55,7 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
     for (int m = 0; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d++) {
             const int level = (m + d) % 4;
-            Gpt2Options model = model_of(MODELS[m], 1);
+            Gpt2Options model = sampling(MODELS[m], 1);
             char text[2] = {(char)('0' + level), 0};
             model.sizes = sizes_of(DEVICES[d]);
             model.recompute = recompute_all(recompute_level_set(level));
@@ -72,7 +71,7 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
 // ------------------------------------------------------------------------------------------------------- recomputation
 
 TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
-    const Gpt2Options model = model_of("d12", 1);
+    const Gpt2Options model = sampling("d12", 1);
     const int named[] = {0, AGAIN_GELU, AGAIN_GELU | AGAIN_LAYERNORM, AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC,
                          AGAIN_BLOCK};
     RecomputeChoice *ladder;
@@ -127,7 +126,7 @@ TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
     const int64_t batches[] = {256, 32, 16, 6, 2};
     for (int m = 0; m < NUM_MODELS; m++) {
         RecomputeChoice *ladder;
-        Gpt2Options model = model_of(MODELS[m], batches[m]);
+        Gpt2Options model = sampling(MODELS[m], batches[m]);
         model.sizes = sizes_of(24e9);
         const int n = planner_ladder(&ladder, &model.config, model.T);
         double *totals = plan_ladder(model, ladder, n);
@@ -165,7 +164,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul) {
     int with_flops = 0, without = 0;
     for (int m = 0; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d++) {
-            Gpt2Options model = model_of(MODELS[m], 1);
+            Gpt2Options model = sampling(MODELS[m], 1);
             double elements = 0;
             model.sizes = sizes_of(DEVICES[d]);
             if (!planner_fit(&model, true, "auto", DEVICES[d], MOST, &err)) { // then B = 1 with blocks again does not
@@ -192,7 +191,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul) {
 
 // Room for one sequence of 774M with its blocks computed again, and for none without.
 TEST(where_no_sequence_fits_without_matmuls_again_one_fits_with_them) {
-    Gpt2Options model = model_of("d36", 1);
+    Gpt2Options model = sampling("d36", 1);
     model.recompute = recompute_all(AGAIN_GELU | AGAIN_LAYERNORM);
     const double room = plan_total(&model) - 1;
     assert_true(planner_fit(&model, true, "auto", room, 512, &err));
@@ -212,7 +211,7 @@ MemoryPlan *__wrap_gpt2_plan(const Gpt2Options *options) {
 
 // The ladder has 1324 choices, -b 1024 values: one plan for each set and a few around the edge are enough.
 TEST(a_choice_for_1558M_makes_few_plans) {
-    Gpt2Options model = model_of("d48", 1);
+    Gpt2Options model = sampling("d48", 1);
     model.sizes = sizes_of(40e9);
     plans = 0;
     assert_true(planner_fit(&model, true, "auto", 40e9, 1024, &err));
@@ -223,7 +222,7 @@ TEST(a_choice_for_1558M_makes_few_plans) {
 }
 
 TEST(evaluation_has_nothing_to_recompute) {
-    Gpt2Options model = model_of("d12", 4);
+    Gpt2Options model = sampling("d12", 4);
     model.train = false;
     assert_true(planner_fit(&model, true, "auto", 8e9, 0, &err));
     assert_int_equal(model.recompute.blocks[0], 0);
@@ -252,7 +251,7 @@ TEST(the_message_names_the_first_change_that_would_fit) {
     int seen = 0;
     for (int m = 1; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d += 2) {
-            Gpt2Options model = model_of(MODELS[m], m < 3 ? 64 : 2);
+            Gpt2Options model = sampling(MODELS[m], m < 3 ? 64 : 2);
             int first = 0;
             model.sizes = sizes_of(DEVICES[d]);
             if (planner_fit(&model, false, "0", DEVICES[d], 0, &err)) continue;
@@ -271,7 +270,7 @@ TEST(the_message_names_the_first_change_that_would_fit) {
 }
 
 TEST(the_message_says_what_is_needed_and_what_there_is) {
-    Gpt2Options model = model_of("d12", 8);
+    Gpt2Options model = sampling("d12", 8);
     model.recompute = recompute_all(0);
     assert_false(planner_fit(&model, false, "0", 4.0 * 0x1p30, 0, &err));
     char needs[64], bytes[32];

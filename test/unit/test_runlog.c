@@ -24,13 +24,29 @@ static StepReport report(int64_t step) {
     return r;
 }
 
+// A log without files, and what it says on stdout from here on; nothing may fail between the two.
+static Capture said;
+static RunLog *say(int progress) {
+    said = capture_start(stdout);
+    return runlog_open(NULL, false, 0, progress, false, NULL);
+}
+
+static char *said_by(RunLog *log) {
+    runlog_close(log);
+    return capture_end(&said);
+}
+
+static void assert_said(RunLog *log, const char *expected) {
+    char *text = said_by(log);
+    assert_string_equal(text, expected);
+    free(text);
+}
+
 // The step line of a report, without its newline.
 static char *step_line(const StepReport *r) {
-    Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
+    RunLog *log = say(0);
     runlog_step(log, r);
-    runlog_close(log);
-    char *text = capture_end(&c);
+    char *text = said_by(log);
     char *newline = strchr(text, '\n');
     assert_non_null(newline);
     assert_int_equal(newline[1], '\0');
@@ -123,9 +139,9 @@ TEST(a_loss_scale_that_moves_is_told) {
 }
 
 TEST(validation_samples_and_text_are_plain_lines) {
-    Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
+    RunLog *log = say(0);
     runlog_text(log, "model %s, %d layers", "d12", 12);
+    runlog_field(log, "first step", "%d", 7), runlog_field(log, "", "below it");
     runlog_validation(log, 250, log1p(1.0), 0, 65536, 1.25);
     runlog_validation(log, 250, log1p(1.0), 0.98123, 65536, 1.25);
     runlog_choices(log, 250, "hellaswag_val", 10042, 2822, 2968, 12.34);
@@ -139,21 +155,18 @@ TEST(validation_samples_and_text_are_plain_lines) {
     strcpy(sensors.throttle, "power cap, thermal");
     runlog_sensors(log, 251, &sensors);
     runlog_event(log, "start", "\"ignored\":1"); // no file: nowhere to go
-    runlog_close(log);
-    char *text = capture_end(&c);
-    assert_string_equal(text, "model d12, 12 layers\n"
-                              "validation at step 250 | loss 0.6931 | perplexity 2.00 | 65.54K tokens in 1.2s\n"
-                              "validation at step 250 | loss 0.6931 | perplexity 2.00 | 0.9812 bits/byte | 65.54K "
-                              "tokens in 1.2s\n"
-                              "hellaswag_val at step 250 | accuracy 29.56% (normalised), 28.10% | 2968/10042 | 12.3 s\n"
-                              "none at step 250 | accuracy 0.00% (normalised), 0.00% | 0/0 | 0.0 s\n"
-                              "sample at step 250:\n    Once\n    upon\\x1B[2J\n"
-                              "sample 2 at step 250:\n    again\n"
-                              "sample at step 500:\n    later\n"
-                              "gpu at step 250 | 1755 MHz, memory 3201 MHz | 690 W | 61 C\n"
-                              "gpu at step 251 | 1755 MHz, memory 3201 MHz | 690 W | 61 C | held down by: power cap, "
-                              "thermal\n");
-    free(text);
+    assert_said(log, "model d12, 12 layers\nfirst step  7\n            below it\n"
+                     "validation at step 250 | loss 0.6931 | perplexity 2.00 | 65.54K tokens in 1.2s\n"
+                     "validation at step 250 | loss 0.6931 | perplexity 2.00 | 0.9812 bits/byte | 65.54K "
+                     "tokens in 1.2s\n"
+                     "hellaswag_val at step 250 | accuracy 29.56% (normalised), 28.10% | 2968/10042 | 12.3 s\n"
+                     "none at step 250 | accuracy 0.00% (normalised), 0.00% | 0/0 | 0.0 s\n"
+                     "sample at step 250:\n    Once\n    upon\\x1B[2J\n"
+                     "sample 2 at step 250:\n    again\n"
+                     "sample at step 500:\n    later\n"
+                     "gpu at step 250 | 1755 MHz, memory 3201 MHz | 690 W | 61 C\n"
+                     "gpu at step 251 | 1755 MHz, memory 3201 MHz | 690 W | 61 C | held down by: power cap, "
+                     "thermal\n");
 }
 
 static const NumericsRow ROWS[] = {
@@ -166,30 +179,24 @@ static const NumericsRow ROWS[] = {
 };
 
 TEST(the_line_of_numerics_names_the_worst) {
-    Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
+    RunLog *log = say(0);
     runlog_numerics(log, 100, ROWS, 6);
     runlog_numerics(log, 200, ROWS, 1);
     runlog_numerics(log, 300, ROWS, 0); // nothing was counted
-    runlog_close(log);
-    char *text = capture_end(&c);
-    assert_string_equal(text, "numerics at step 100 | underflow up to 3.1% (fc.gradient) | overflow up to 0.2% "
-                              "(fc.gradient) | update/weight 3.3e-04 (wte) to 1.9e-02 (wpe)\n"
-                              "numerics at step 200 | no underflow | no overflow\n");
-    free(text);
+    assert_said(log, "numerics at step 100 | underflow up to 3.1% (fc.gradient) | overflow up to 0.2% "
+                     "(fc.gradient) | update/weight 3.3e-04 (wte) to 1.9e-02 (wpe)\n"
+                     "numerics at step 200 | no underflow | no overflow\n");
 }
 
 TEST(the_bar_is_cleared_above_a_line_and_drawn_again_below) {
     unsetenv("LC_ALL"), unsetenv("LC_CTYPE"), unsetenv("LANG");
     setenv("COLUMNS", "80", 1);
-    Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 1, false, NULL);
+    RunLog *log = say(1);
     runlog_text(log, "before");
     StepReport r = report(2500);
     runlog_step(log, &r);
     runlog_text(log, "after");
-    runlog_close(log);
-    char *text = capture_end(&c);
+    char *text = said_by(log);
     const char *bar = "step 2500/5000 [#######.......]  50.0% | loss 9.1234 | 666.6K tok/s | eta 8m11s";
     char expected[1024];
     snprintf(expected, sizeof expected, "\r\x1b[Kafter\n%s\r\x1b[K", bar);
@@ -203,15 +210,13 @@ TEST(the_bar_is_cleared_above_a_line_and_drawn_again_below) {
 
 TEST(a_text_that_is_drawn_takes_the_place_of_the_bar) {
     setenv("COLUMNS", "80", 1);
-    Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 1, false, NULL);
+    RunLog *log = say(1);
     StepReport r = report(2500);
     runlog_step(log, &r);
     assert_true(runlog_stream(log, "Once\tupon \xC3\xA9", 12));
     assert_true(runlog_stream(log, "\x1b[2J\xFF", 5));
     assert_true(runlog_stream(log, "\n", 1));
-    runlog_close(log);
-    char *text = capture_end(&c);
+    char *text = said_by(log);
     const char *streamed = strrchr(text, '\r');
     assert_non_null(streamed);
     assert_string_equal(streamed, "\r\x1b[KOnce\tupon \xC3\xA9\\x1B[2J\\xFF\n");
@@ -306,15 +311,14 @@ TEST(numerics_are_shares_by_class) {
 }
 
 static void three_events(RunLog *log) {
-    runlog_event(log, "inner", "\"a\":1");
-    runlog_event(log, "whole", " {\n  \"a\": {\"b\": 2}\n}\n");
-    runlog_event(log, "empty", " { } ");
-    runlog_event(log, "none", NULL);
+    runlog_event(log, "fields", "\"a\":%d", 1);
+    runlog_event(log, "lines", "\n  \"a\": {\"b\": 2}\n");
+    runlog_event(log, "none", "%s", "");
 }
 
-TEST(events_take_inner_json_whole_objects_or_nothing) {
-    assert_lines(logged(false, 0, three_events), "{'event':'inner','a':1}\n{'event':'whole','a': {'b': 2} }\n"
-                                                 "{'event':'empty'}\n{'event':'none'}\n");
+TEST(events_are_one_line_each_with_their_fields_or_none) {
+    assert_lines(logged(false, 0, three_events), "{'event':'fields','a':1}\n{'event':'lines',   'a': {'b': 2} }\n"
+                                                 "{'event':'none'}\n");
 }
 
 static void one_event(RunLog *log) { runlog_event(log, "resume", "\"step\":2"); }
@@ -386,7 +390,7 @@ TEST(a_second_process_is_refused_and_touches_nothing) {
     // A second descriptor counts as another process does.
     assert_error(runlog_open(tmp.path, true, 3, 0, true, &err), "/main.log: another process is writing it");
     assert_null(runlog_open(tmp.path, false, 0, 0, true, &err));
-    runlog_event(log, "second", NULL);
+    runlog_event(log, "second", "%s", "");
     runlog_close(log);
     log = runlog_open(tmp.path, true, 7, 0, false, &err);
     assert_non_null(log);
@@ -431,9 +435,9 @@ static void many_events(RunLog *log) {
     char json[64];
     snprintf(json, sizeof json, "\"filler\":\"%s\"", filler);
     setrlimit(RLIMIT_FSIZE, &small);
-    for (int i = 0; i < 5; i++) runlog_event(log, "e", json);
+    for (int i = 0; i < 5; i++) runlog_event(log, "e", "%s", json);
     setrlimit(RLIMIT_FSIZE, &before);
-    runlog_event(log, "last", json); // there is room again
+    runlog_event(log, "last", "%s", json); // there is room again
 }
 
 TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {

@@ -84,15 +84,3 @@ TEST(odd_lengths_give_finite_rates_and_a_warm_up_beyond_the_run_only_rises) {
             }
         }
 }
-
-TEST(names_are_parsed_and_unknown_ones_listed) {
-    for (int k = 0; k < NUM_KINDS; k++) {
-        ScheduleKind kind;
-        assert_true(schedule_parse(&kind, schedule_name(KINDS[k]), NULL));
-        assert_int_equal(kind, KINDS[k]);
-    }
-    Error err;
-    ScheduleKind kind;
-    assert_false(schedule_parse(&kind, "foo", &err));
-    assert_string_equal(err.text, "schedule \"foo\": must be one of cosine, linear, constant, wsd");
-}

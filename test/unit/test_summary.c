@@ -2,29 +2,45 @@
 #include "llmc/run/report.h"
 #include "test/fixture.h"
 
-// What run_summary_print says, malloced.
-static char *printed(const RunSummary *s) {
-    Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
-    run_summary_print(s, log);
-    runlog_close(log);
-    return capture_end(&c);
+static RunSummary s; // of each test
+
+static int setup(void **state) {
+    (void)state;
+    s = (RunSummary){0};
+    return 0;
 }
 
-static void assert_printed(const RunSummary *s, const char *expected) {
-    char *text = printed(s);
+static int teardown(void **state) {
+    (void)state;
+    run_summary_free(&s);
+    return 0;
+}
+
+TestFixture test_each = {setup, teardown};
+
+static void assert_printed(const char *expected) {
+    Capture c = capture_start(stdout);
+    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
+    run_summary_print(&s, log);
+    runlog_close(log);
+    char *text = capture_end(&c);
     assert_string_equal(text, expected);
     free(text);
 }
 
-static cJSON *json_of(const RunSummary *s) {
-    char *inner = run_summary_json(s), text[1024];
-    assert_non_null(inner);
-    snprintf(text, sizeof text, "{%s}", inner);
-    free(inner);
+static cJSON *json_of_summary(void) {
+    char *fields = run_summary_json(&s), text[1024];
+    snprintf(text, sizeof text, "{\"event\":\"end\"%s}", fields);
+    free(fields);
     cJSON *object = cJSON_Parse(text);
     assert_non_null(object);
     return object;
+}
+
+static void assert_absent(const char *const *keys, size_t count) {
+    cJSON *object = json_of_summary();
+    for (size_t i = 0; i < count; i++) assert_false(cJSON_HasObjectItem(object, keys[i]));
+    cJSON_Delete(object);
 }
 
 static void assert_near(double x, double expected) { // step times are kept as floats
@@ -32,88 +48,61 @@ static void assert_near(double x, double expected) { // step times are kept as f
 }
 
 TEST(the_lines_are_those_of_the_header) {
-    RunSummary *s = run_summary_create();
-    run_summary_energy(s, 1e9);
+    run_summary_energy(&s, 1e9);
     for (int i = 0; i < 5000; i++)
-        run_summary_step(s, i % 50 == 7 ? 0.7312 : 0.718, 524288, 0.423 / (i % 50 == 7 ? 0.7312 : 0.718));
-    run_summary_validation(s, 4500, 3.29);
-    run_summary_validation(s, 4750, 3.2811);
-    run_summary_validation(s, 5000, 3.30);
-    run_summary_energy(s, 1e9 + 0.7123 * 3.6e6);
-    assert_printed(s, "summary     5000 steps, 2.621B tokens, 59m51s in steps | median 730.2K tok/s, mfu 58.9% | "
-                      "step p50 718.0 ms, p99 731.2 ms\n"
-                      "            best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens\n");
-    run_summary_free(s);
+        run_summary_step(&s, i % 50 == 7 ? 0.7312 : 0.718, 524288, 0.423 / (i % 50 == 7 ? 0.7312 : 0.718));
+    run_summary_validation(&s, 4500, 3.29);
+    run_summary_validation(&s, 4750, 3.2811);
+    run_summary_validation(&s, 5000, 3.30);
+    run_summary_energy(&s, 1e9 + 0.7123 * 3.6e6);
+    assert_printed("summary     5000 steps, 2.621B tokens, 59m51s in steps | median 730.2K tok/s, mfu 58.9% | "
+                   "step p50 718.0 ms, p99 731.2 ms\n"
+                   "            best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens\n");
 }
 
 TEST(order_statistics_are_exact_and_pass_over_the_first_step) {
-    RunSummary *s = run_summary_create();
-    run_summary_step(s, 99.0, 10, 0.5);                                                        // warms up
-    for (int i = 0; i < 2000; i++) run_summary_step(s, (i * 7919 % 2000 + 1) * 1e-3, 10, 0.5); // 1 .. 2000 ms, shuffled
-    cJSON *object = json_of(s);
+    run_summary_step(&s, 99.0, 10, 0.5); // warms up
+    for (int i = 0; i < 2000; i++)
+        run_summary_step(&s, (i * 7919 % 2000 + 1) * 1e-3, 10, 0.5); // 1 .. 2000 ms, shuffled
+    cJSON *object = json_of_summary();
     assert_near(json_number(object, "ms_p50"), 1000.0); // the 1000th of 2000
     assert_near(json_number(object, "ms_p99"), 1980.0);
     assert_near(json_number(object, "tokens_per_second_p50"), 10.0);
     assert_true(json_number(object, "steps") == 2001 && json_number(object, "tokens") == 20010);
     assert_near(json_number(object, "step_seconds"), 99.0 + 2001.0);
     cJSON_Delete(object);
-    run_summary_free(s);
 }
 
 TEST(a_single_step_is_all_there_is) {
-    RunSummary *s = run_summary_create();
-    run_summary_step(s, 0.25, 1000, 0);
-    assert_printed(s, "summary     1 step, 1.000K tokens, 0.2s in steps | median 4.000K tok/s | step p50 250.0 ms, p99 "
-                      "250.0 ms\n");
-    cJSON *object = json_of(s);
+    run_summary_step(&s, 0.25, 1000, 0);
+    assert_printed("summary     1 step, 1.000K tokens, 0.2s in steps | median 4.000K tok/s | step p50 250.0 ms, p99 "
+                   "250.0 ms\n");
+    cJSON *object = json_of_summary();
     assert_near(json_number(object, "ms_p99"), 250.0);
     cJSON_Delete(object);
-    run_summary_free(s);
 }
 
 TEST(what_is_not_known_is_left_out) {
-    RunSummary *s = run_summary_create();
-    run_summary_step(s, 0.25, 1000, 0);
-    run_summary_energy(s, 0);   // the sensor has no counter
-    run_summary_energy(s, 500); // one value is no difference
-    run_summary_validation(s, 3, (double)NAN);
-    cJSON *object = json_of(s);
-    static const char *const absent[] = {"mfu_p50", "best_val_loss", "best_val_step", "energy_joules"};
-    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) assert_false(cJSON_HasObjectItem(object, absent[i]));
-    cJSON_Delete(object);
-    run_summary_free(s);
+    run_summary_step(&s, 0.25, 1000, 0);
+    run_summary_energy(&s, 0);   // the sensor has no counter
+    run_summary_energy(&s, 500); // one value is no difference
+    run_summary_validation(&s, 3, (double)NAN);
+    assert_absent((const char *[]){"mfu_p50", "best_val_loss", "best_val_step", "energy_joules"}, 4);
 }
 
 TEST(a_counter_that_starts_anew_gives_no_energy) {
-    RunSummary *s = run_summary_create();
-    run_summary_step(s, 0.25, 1000, 0);
-    run_summary_energy(s, 5000);
-    run_summary_energy(s, 100); // the driver was loaded again
-    cJSON *object = json_of(s);
-    assert_false(cJSON_HasObjectItem(object, "energy_joules"));
-    cJSON_Delete(object);
-    run_summary_free(s);
+    run_summary_step(&s, 0.25, 1000, 0);
+    run_summary_energy(&s, 5000);
+    run_summary_energy(&s, 100); // the driver was loaded again
+    assert_absent((const char *[]){"energy_joules"}, 1);
 }
 
 TEST(without_steps_nothing_is_said) {
-    RunSummary *s = run_summary_create();
-    run_summary_validation(s, 0, 3.5);
-    assert_printed(s, "");
-    char *json = run_summary_json(s);
+    run_summary_validation(&s, 0, 3.5);
+    assert_printed("");
+    char *json = run_summary_json(&s);
     assert_string_equal(json, "");
     free(json);
-    run_summary_free(s);
-}
-
-TEST(without_memory_for_a_summary_the_run_goes_on) {
-    run_summary_step(NULL, 1, 1, 1);
-    run_summary_validation(NULL, 1, 1);
-    run_summary_energy(NULL, 1);
-    assert_printed(NULL, "");
-    char *json = run_summary_json(NULL);
-    assert_string_equal(json, "");
-    free(json);
-    run_summary_free(NULL);
 }
 
 TEST(the_time_of_a_step_is_that_of_the_last_half_minute) {

@@ -11,8 +11,6 @@ static Error err;
 
 // ------------------------------------------------------------------------------------------------------------ helpers
 
-TestFixture test_each = {tmp_setup, tmp_teardown};
-
 // CRC-32C one bit at a time, without a table.
 static uint32_t crc32c(const uint8_t *data, size_t n) {
     uint32_t crc = 0xFFFFFFFFu;
@@ -24,11 +22,6 @@ static uint32_t crc32c(const uint8_t *data, size_t n) {
 }
 
 static uint32_t masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xA282EAD8u; }
-
-typedef struct {
-    uint8_t *data;
-    size_t size, at;
-} File;
 
 // The names of the event files of a directory, sorted; returns how many there are.
 static int event_files(char names[4][256]) {
@@ -44,29 +37,45 @@ static int event_files(char names[4][256]) {
     return found;
 }
 
-static File read_only_file(void) {
-    char names[4][256] = {""};
-    assert_int_equal(event_files(names), 1);
-    File file = {0};
-    file.data = read_bytes(tmp_file(names[0]), &file.size);
-    return file;
-}
+static struct {
+    uint8_t *data;
+    size_t size, at;
+} file; // the only event file of the directory, and how far it was read
 
-// The next event of the file and its length; NULL at the end. Fails where a length or a checksum is wrong.
-static const uint8_t *next_event(File *file, uint64_t *length) {
+// Its next event and the length of it; NULL at the end. Fails where a length or a checksum is wrong.
+static const uint8_t *next_event(uint64_t *length) {
+    char names[4][256] = {""};
     uint32_t crc;
-    if (file->at == file->size) return NULL;
-    assert_true(file->at + 12 <= file->size);
-    memcpy(length, file->data + file->at, 8);
-    memcpy(&crc, file->data + file->at + 8, 4);
-    assert_int_equal(crc, masked(crc32c(file->data + file->at, 8)));
-    const uint8_t *event = file->data + file->at + 12;
-    assert_true(file->at + 12 + *length + 4 <= file->size);
+    if (!file.data) {
+        assert_int_equal(event_files(names), 1);
+        file.data = read_bytes(tmp_file(names[0]), &file.size);
+    }
+    if (file.at == file.size) return NULL;
+    assert_true(file.at + 12 <= file.size);
+    memcpy(length, file.data + file.at, 8);
+    memcpy(&crc, file.data + file.at + 8, 4);
+    assert_int_equal(crc, masked(crc32c(file.data + file.at, 8)));
+    const uint8_t *event = file.data + file.at + 12;
+    assert_true(file.at + 12 + *length + 4 <= file.size);
     memcpy(&crc, event + *length, 4);
     assert_int_equal(crc, masked(crc32c(event, *length)));
-    file->at += 12 + *length + 4;
+    file.at += 12 + *length + 4;
     return event;
 }
+
+// The first event after the two with which every file begins.
+static const uint8_t *first_record(uint64_t *length) {
+    next_event(length), next_event(length);
+    return next_event(length);
+}
+
+static int forget_file(void **state) {
+    free(file.data);
+    memset(&file, 0, sizeof file);
+    return tmp_teardown(state);
+}
+
+TestFixture test_each = {tmp_setup, forget_file};
 
 // Is this run of bytes in the event?
 static bool holds(const uint8_t *event, uint64_t length, const void *bytes, size_t n) {
@@ -100,21 +109,19 @@ TEST(a_file_begins_with_its_version_and_the_step_it_starts_at) {
     TensorBoard *tb = open_in(299);
     one_scalar(tb, 300, "train/loss", 3.25);
     tensorboard_close(tb);
-    File file = read_only_file();
     uint64_t length = 0;
-    const uint8_t *event = next_event(&file, &length);
+    const uint8_t *event = next_event(&length);
     assert_true(holds(event, length,
                       "\x1A\x0D"
                       "brain.Event:2",
                       15));
-    event = next_event(&file, &length);
+    event = next_event(&length);
     // wall_time, step 300 (0xAC 0x02), session_log of two bytes {status: START}, and nothing else
     assert_memory_equal(event + 9, "\x10\xAC\x02\x3A\x02\x08\x01", 7);
     assert_int_equal(length, 16);
     double wall_time;
     memcpy(&wall_time, event + 1, 8);
     assert_true(wall_time >= (double)before && wall_time <= (double)time(NULL) + 1);
-    free(file.data);
 }
 
 TEST(a_record_holds_all_scalars_of_a_step) {
@@ -126,10 +133,8 @@ TEST(a_record_holds_all_scalars_of_a_step) {
     tensorboard_begin(tb, 6);
     assert_true(tensorboard_end(tb, &err)); // nothing in it: no record
     tensorboard_close(tb);
-    File file = read_only_file();
     uint64_t length = 0;
-    next_event(&file, &length), next_event(&file, &length);
-    const uint8_t *event = next_event(&file, &length);
+    const uint8_t *event = first_record(&length);
     static const char expected[] = "\x10\x05\x2A\x16" // step 5, a summary of 22 bytes
                                    "\x0A\x08\x0A\x01"
                                    "a\x15\x00\x00\x80\x3F"
@@ -137,8 +142,7 @@ TEST(a_record_holds_all_scalars_of_a_step) {
                                    "b/c\x15\x00\x00\x80\x7F";
     assert_int_equal(length, 9 + sizeof expected - 1);
     assert_memory_equal(event + 9, expected, sizeof expected - 1);
-    assert_null(next_event(&file, &length));
-    free(file.data);
+    assert_null(next_event(&length));
 }
 
 TEST(a_text_is_shown_letter_by_letter) {
@@ -148,14 +152,11 @@ TEST(a_text_is_shown_letter_by_letter) {
     tensorboard_text(tb, "sample/1", text, sizeof text - 1);
     assert_true(tensorboard_end(tb, &err));
     tensorboard_close(tb);
-    File file = read_only_file();
     uint64_t length = 0;
-    next_event(&file, &length), next_event(&file, &length);
-    const uint8_t *event = next_event(&file, &length);
+    const uint8_t *event = first_record(&length);
     static const char shown[] = "    # no title\n    \\x1B[2J <b>\\xFF";
     assert_true(holds(event, length, shown, sizeof shown - 1));
     assert_true(holds(event, length, "\x4A\x0A\x0A\x06\x0A\x04text\x20\x02", 12));
-    free(file.data);
 }
 
 TEST(files_sort_in_the_order_of_the_runs) {
@@ -200,11 +201,9 @@ TEST(a_full_disk_costs_whole_records_only) {
     assert_true(!written[0] && !written[1] && written[2] && written[3] && !written[9] && !written[10] && written[11]);
     int expected = 2;
     for (int i = 0; i < 12; i++) expected += written[i];
-    File file = read_only_file();
     uint64_t length = 0;
     int records = 0;
-    while (next_event(&file, &length)) records++;
+    while (next_event(&length)) records++;
     assert_int_equal(records, expected);
     assert_non_null(strstr(err.text, "cannot be written"));
-    free(file.data);
 }
