@@ -252,7 +252,7 @@ static void decode(Tensor out, Tensor cache, Tensor qkv, Tensor position, float 
 
 void backend_attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
     const DecodeShape s = decode_shape(cache);
-    const int64_t B = cache.shape[0], C = (int64_t)s.NH * s.HS;
+    const int64_t B = cache.shape[0];
     float *parts = (float *)cuda_scratch("attention_decode", cuda_size_decode(B, s.NH, s.HS, s.maxT));
     const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
     DISPATCH(cache.dtype, T, {
