@@ -99,13 +99,18 @@ static inline unsigned char *read_bytes(const char *path, size_t *n) {
     return read_stream(f, n);
 }
 
-// Writes fail beyond this size with EFBIG, as they do at some byte of a full disk; RLIM_INFINITY ends it.
-static inline void limit_file_size(rlim_t bytes) {
+// The soft limit of this process, such as RLIMIT_NOFILE; RLIM_INFINITY: what may be had.
+static inline void limit_resource(int which, rlim_t most) {
     struct rlimit limit;
-    getrlimit(RLIMIT_FSIZE, &limit);
-    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    getrlimit(which, &limit);
+    limit.rlim_cur = most < limit.rlim_max ? most : limit.rlim_max;
+    setrlimit(which, &limit);
+}
+
+// Writes fail beyond this size with EFBIG, as they do at some byte of a full disk.
+static inline void limit_file_size(rlim_t bytes) {
     signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &limit);
+    limit_resource(RLIMIT_FSIZE, bytes);
 }
 
 // Its first `from` becomes `to`.

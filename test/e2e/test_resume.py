@@ -38,25 +38,11 @@ def test_resuming_at_every_step_gives_the_same_bits(dtype, data, tmp_path):
         assert same_run(out, tmp_path / "whole")
 
 
-@pytest.mark.sanitize
-def test_three_steps_and_a_resume(data, tmp_path):
-    flags = [*SAVE_EACH_STEP, *data.flags, "-v", 2, "-s", 2, "-g", 20]
-    train(*flags, "-o", tmp_path / "whole", "-x", 3)
-    train(*flags, "-o", tmp_path / "parts", "-x", 2)
-    train(*flags, "-o", tmp_path / "parts", "-x", 3, *RESUME)
-    assert same_run(tmp_path / "parts", tmp_path / "whole")
-
-
 def test_of_a_finished_run_nothing_is_left_and_what_goes_on_with_it_is_named(data, tmp_path):
     train(*TINY, *QUIET, *data.flags, "-o", tmp_path / "run", "-x", 3)
     said = train("-o", tmp_path / "run", *RESUME).stdout
     assert "nothing is left: the run is at step 3 of 3; a larger -x goes on, such as -x 6" in said
     assert "done        3 steps" in train("-o", tmp_path / "run", *RESUME, "-x", 6).stdout
-
-
-def test_resume_without_a_checkpoint_starts_at_the_beginning(data, tmp_path):
-    train(*SAVE_EACH_STEP, *data.flags, "-o", tmp_path / "run", "-x", 2, *RESUME)
-    assert sorted(losses(tmp_path / "run")) == [1, 2]
 
 
 def test_a_run_killed_before_its_first_checkpoint_keeps_its_options_and_its_log(data, tmp_path):
@@ -278,8 +264,9 @@ def test_a_step_that_fails_midway_is_read_again(data, tmp_path):
     assert state["position"] == 4 * state["step"]
 
 
-def test_rotation_keeps_the_newest_and_the_major_ones(data, tmp_path):
-    train(*SAVE_EACH_STEP, *data.flags, "-nk", 2, "-nm", 4, "-o", tmp_path / "run", "-x", 10)
+def test_without_a_checkpoint_a_run_begins_and_rotation_keeps_the_newest_and_the_major_ones(data, tmp_path):
+    train(*SAVE_EACH_STEP, *data.flags, "-nk", 2, "-nm", 4, "-o", tmp_path / "run", "-x", 10, *RESUME)
+    assert sorted(losses(tmp_path / "run")) == list(range(1, 11))
     assert [int(p.name.split("_")[1]) for p in checkpoints(tmp_path / "run")] == [4, 8, 9, 10]
 
 

@@ -120,11 +120,8 @@ def test_labels_are_as_short_as_they_can_be_and_differ(tmp_path):
 # ------------------------------------------------------------------------------------------------- smoothing and limits
 
 
-def test_smoothing_keeps_a_constant_and_passes_over_nan():
+def test_smoothing_passes_over_nan_leaves_no_mark_of_a_spike_and_follows_a_slope():
     assert plot_log.smooth([3.0] * 50 + [math.nan] + [3.0] * 449) == [3.0] * 500
-
-
-def test_smoothing_leaves_no_mark_of_a_spike_and_follows_a_slope():
     slope = [10.0 - i / 100 for i in range(1000)]
     spiked = slope[:500] + [100.0] + slope[501:]
     # The median over 31 values of a slope of 0.01 a step is off by one place at most where one value is wrong.
@@ -157,17 +154,12 @@ def test_an_axis_shows_everything_where_nothing_is_squashed():
 # --------------------------------------------------------------------------------------------------------- the picture
 
 
-def test_two_runs_give_one_png(tmp_path):
-    first, second = write_log(tmp_path / "a"), write_log(tmp_path / "b", steps=20)
-    result = plot(first, second / "main.log", "-o", tmp_path / "both.png")
-    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
-    assert "validation loss 1.2500 -> 1.2500" in result.stdout
-
-
 @pytest.mark.parametrize("axis", ["steps", "tokens", "time"])
-def test_every_axis_and_a_logarithm_can_be_drawn(tmp_path, axis):
-    plot(write_log(tmp_path / "a"), "-x", axis, "--log")
-    assert (tmp_path / "a" / "curve.png").stat().st_size > 10_000
+def test_two_runs_give_one_png_with_every_axis_and_a_logarithm(tmp_path, axis):
+    first, second, png = write_log(tmp_path / "a"), write_log(tmp_path / "b", steps=20), tmp_path / "both.png"
+    said = plot(first, second / "main.log", "-o", png, "-x", axis, *(["--log"] if axis != "steps" else [])).stdout
+    assert png.read_bytes().startswith(b"\x89PNG") and png.stat().st_size > 10_000
+    assert "validation loss 1.2500 -> 1.2500" in said
 
 
 def test_a_run_of_one_step_and_one_that_was_only_evaluated_are_drawn(tmp_path):
@@ -204,15 +196,12 @@ def test_the_loss_ends_below_its_beginning_and_spikes_are_marked(tmp_path):
     assert {"0", "500", "1K", "1.5K", "2K"} <= set(ticks)
 
 
-def test_a_missing_log_and_an_empty_log_get_one_line(tmp_path):
-    (tmp_path / "main.log").write_text("")
-    assert "No such file" in plot(tmp_path / "none", expect=2).stderr
-    assert "holds no steps" in plot(tmp_path / "main.log", expect=2).stderr
-
-
-def test_a_picture_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+def test_what_cannot_be_read_or_written_gets_one_line_and_leaves_nothing_behind(tmp_path):
     run = write_log(tmp_path / "a")
-    assert "cannot be written" in plot(run, "-o", tmp_path / "none" / "x.png", expect=2).stderr
+    (tmp_path / "main.log").write_text("")
+    for arguments, words in (([tmp_path / "none"], "No such file"), ([tmp_path / "main.log"], "holds no steps"),
+                             ([run, "-o", tmp_path / "none" / "x.png"], "cannot be written")):
+        assert words in plot(*arguments, expect=2).stderr
     assert os.listdir(run) == ["main.log"]
 
 

@@ -136,12 +136,11 @@ TEST(a_pattern_names_files_in_the_order_of_their_bytes) {
         assert_true(files_match(tmp_file(*none), &names, &count, &err));
         assert_int_equal(count, 0);
     }
-    struct rlimit limit, few;
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
-    few = limit, few.rlim_cur = 0; // no directory can be opened
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    struct rlimit before;
+    getrlimit(RLIMIT_NOFILE, &before);
+    limit_resource(RLIMIT_NOFILE, 0); // no directory can be opened
     const bool found = files_match(tmp_file("*_1"), &names, &count, &err);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit_resource(RLIMIT_NOFILE, before.rlim_cur);
     assert_false(found);
     assert_message("cannot read the directory: Too many open files");
     assert_int_equal(count, 0);

@@ -323,12 +323,9 @@ static int save_within(void *context) {
     FILE *f = fopen("/proc/self/statm", "r");
     if (!f || fscanf(f, "%ld", &pages) != 1) return 2;
     fclose(f);
-    struct rlimit before, little;
-    getrlimit(RLIMIT_AS, &before);
-    little = before, little.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + s->more;
-    setrlimit(RLIMIT_AS, &little);
+    limit_resource(RLIMIT_AS, (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + s->more);
     const bool ok = checkpoint_save(tmp.path, model, &s->state, &err);
-    setrlimit(RLIMIT_AS, &before);
+    limit_resource(RLIMIT_AS, RLIM_INFINITY);
     return ok && !checkpoint_load_state(tmp_file("step_00000001"), &back, &err) ? CLAIMED : 0;
 }
 

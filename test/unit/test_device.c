@@ -5,7 +5,6 @@
 #include "test/unit/device_fixture.h"
 
 #include <math.h>
-#include <time.h>
 
 static Error err;
 
@@ -97,18 +96,13 @@ TEST(the_peak_follows_what_was_taken) {
 TEST(events_measure_time_and_are_done_at_once) {
     DeviceEvent *start = device_event_create(&err), *stop = device_event_create(&err);
     assert_true(start && stop);
-    struct timespec before, after;
-    clock_gettime(CLOCK_MONOTONIC, &before);
     device_event_record(start, STREAM_COMPUTE);
     void *work = device_alloc(8 << 20, &err);
     device_event_record(stop, STREAM_COMPUTE);
     device_event_wait(stop);
     device_stream_wait(STREAM_COPY, stop);
     assert_true(device_event_done(stop));
-    clock_gettime(CLOCK_MONOTONIC, &after);
-    const double seconds = device_event_seconds(start, stop);
-    assert_true(seconds > 0.0);
-    assert_true(seconds <= (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec));
+    assert_true(device_event_seconds(start, stop) > 0.0);
     device_free(work), device_event_destroy(start), device_event_destroy(stop);
 }
 

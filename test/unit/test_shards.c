@@ -175,20 +175,18 @@ TEST(a_shard_beyond_2_gib_is_read_to_its_end) {
 }
 
 TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
-    struct rlimit before, low;
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-    low = before;
-    low.rlim_cur = 64;
+    struct rlimit before;
+    getrlimit(RLIMIT_NOFILE, &before);
     if (before.rlim_max < 300) skip();
     for (int i = 0; i < 100; i++) {
         char name[32];
         snprintf(name, sizeof name, "many_%03d.bin", i);
         write_header(name, (int32_t[8]){SHARD_MAGIC, 1, 11}, 1024 + 22);
     }
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    limit_resource(RLIMIT_NOFILE, 64);
     AUTO(shards_close) ShardSet set = open_shards(tmp_file("many_*.bin"), 10);
     assert_int_equal(set.num_windows, 100);
-    setrlimit(RLIMIT_NOFILE, &before);
+    limit_resource(RLIMIT_NOFILE, before.rlim_cur);
 }
 
 // ----------------------------------------------------------------------------------------------------- hostile files

@@ -39,26 +39,21 @@ TEST(the_loss_is_the_mean_and_the_norm_is_global) {
     assert_true(c.grad_factor == 1.0f);
 }
 
-TEST(the_loss_scale_is_divided_out) {
-    StepControl c = step_control_initial(1024.0f);
-    step(&c, 3.0f, 5.0f, NO_LIMITS);
-    assert_true(c.norm == 5.0f);
-    assert_true(c.grad_factor == 1.0f / 1024.0f);
-}
-
-TEST(a_gradient_above_the_limit_is_scaled_to_it) {
-    StepControl c = step_control_initial(4.0f);
-    const StepLimits limits = {.clip = 1.0f};
-    step(&c, 3.0f, 8.0f, limits);
-    assert_true(c.norm == 8.0f);                // before clipping
-    assert_true(c.grad_factor == 0.25f / 8.0f); // powers of two: exact
-    step(&c, 3.0f, 0.5f, limits);
-    assert_true(c.grad_factor == 0.25f);
+TEST(the_loss_scale_is_divided_out_and_a_gradient_above_the_limit_scaled_to_it) {
+    static const struct {
+        float loss_scale, clip, norm, grad_factor;
+    } cases[] = {{1024, 0, 5, 1.0f / 1024}, {4, 1, 8, 0.25f / 8}, {4, 1, 0.5f, 0.25f}}; // powers of two: exact
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        StepControl c = step_control_initial(cases[i].loss_scale);
+        step(&c, 3.0f, cases[i].norm, (StepLimits){.clip = cases[i].clip});
+        assert_true(c.norm == cases[i].norm); // before clipping
+        assert_true(c.grad_factor == cases[i].grad_factor);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------- not finite
 
-TEST(a_gradient_that_is_not_finite_skips_and_names_the_first_tensor) {
+TEST(what_is_not_finite_skips_and_names_the_first_tensor) {
     StepControl c = step_control_initial(1.0f);
     const float sumsq[] = {1.0f, 2.0f, NAN, INFINITY};
     step_control_decide(&c, sumsq, 4, 30.0, 10, NO_LIMITS);
@@ -69,11 +64,7 @@ TEST(a_gradient_that_is_not_finite_skips_and_names_the_first_tensor) {
     assert_int_equal(c.skip, SKIP_NONE);
     assert_int_equal(c.bad_tensor, -1);
     assert_int_equal(c.skipped, 1);
-}
-
-TEST(a_loss_that_is_not_finite_skips_and_names_no_tensor) {
-    StepControl c = step_control_initial(1.0f);
-    step(&c, NAN, 1.0f, NO_LIMITS);
+    step(&c, NAN, 1.0f, NO_LIMITS); // a loss is of no tensor
     assert_int_equal(c.skip, SKIP_NONFINITE);
     assert_int_equal(c.bad_tensor, -1);
 }
