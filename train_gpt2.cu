@@ -171,8 +171,7 @@ static bool answer_choices(Run *run, Error *err) {
         if (logged(run, "choices", choices_name(set)) > 0) continue;
         if (!evaluate_choices(run->model, set, run->setup.options.choice_examples, &score, err)) return false;
         if (score.examples == 0) return true; // a signal came
-        runlog_choices(run->log, run->setup.state.step, choices_name(set), score.examples, score.correct,
-                       score.correct_normalised, now_seconds() - began);
+        runlog_choices(run->log, run->setup.state.step, choices_name(set), &score, now_seconds() - began);
     }
     return true;
 }

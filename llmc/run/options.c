@@ -11,6 +11,7 @@
 
 #include <cjson/cJSON.h>
 #include <ctype.h>
+#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -99,7 +100,8 @@ static void print_row(FILE *out, const OptionRow *row) {
     print_wrapped(out, text);
 }
 
-void option_print_help(FILE *out, const char *program) {
+void option_print_help(FILE *out) {
+    const char *program = program_invocation_short_name;
     fprintf(out,
             "Pretrains GPT-2 models.\n"
             "\n"
@@ -418,12 +420,6 @@ static bool check_together(const Options *o, Error *err) {
 
 static bool asks_for_help(const char *text) { return strcmp(text, "--help") == 0 || strcmp(text, "-help") == 0; }
 
-static const char *program_name(int argc, char **argv) {
-    if (argc < 1) return "train_gpt2";
-    const char *slash = strrchr(argv[0], '/');
-    return slash ? slash + 1 : argv[0];
-}
-
 DeviceOptions options_device(const Options *o) {
     return (DeviceOptions){.threads = o->threads,
                            .tf32 = o->tf32 != 0,
@@ -437,7 +433,7 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
         if (!set_value(row, options, row->long_name, row->fallback, err)) return OPTIONS_ERROR;
     for (int i = 1; i < argc;) {
         if (asks_for_help(argv[i])) {
-            option_print_help(stdout, program_name(argc, argv));
+            option_print_help(stdout);
             fflush(stdout);
             return OPTIONS_HELP_SHOWN;
         }

@@ -93,4 +93,4 @@ double option_least(const OptionRow *row); // the least number that may be typed
 enum { OPTION_VALUE = 40 };
 const char *option_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]);
 
-void option_print_help(FILE *out, const char *program);
+void option_print_help(FILE *out);

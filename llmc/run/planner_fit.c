@@ -129,25 +129,18 @@ static double least_bytes(const Gpt2Options *model, int set) {
     return bytes;
 }
 
-static double least_bytes_of(const RecomputeChoice *c, const double least[NUM_SETS], int64_t L) {
-    double first = 0, others = 0;
-    for (int s = 0; s < NUM_SETS; s++) {
-        if (SETS[s] == c->first_set) first = least[s];
-        if (SETS[s] == c->set) others = least[s];
-    }
-    return (first * (double)c->count + others * (double)(L - c->count)) / (double)L;
-}
-
 // The first of the ladder that fits, into model->recompute; false when none does.
 static bool fit_recompute(Gpt2Options *model, double room) {
     RecomputeChoice *ladder;
-    double least[NUM_SETS];
+    double least[AGAIN_BLOCK + 1]; // by set
     const int64_t L = model->config.L;
     bool fits = false;
     const int n = planner_ladder(&ladder, &model->config, model->T);
-    for (int s = 0; s < NUM_SETS; s++) least[s] = least_bytes(model, SETS[s]);
+    for (int s = 0; s < NUM_SETS; s++) least[SETS[s]] = least_bytes(model, SETS[s]);
     for (int i = 0; i < n && !fits; i++) {
-        if (least_bytes_of(&ladder[i], least, L) > room) continue;
+        const double first = least[ladder[i].first_set] * (double)ladder[i].count,
+                     others = least[ladder[i].set] * (double)(L - ladder[i].count);
+        if ((first + others) / (double)L > room) continue;
         model->recompute = planner_recompute(&ladder[i], L);
         fits = bytes_needed(model) <= room;
     }

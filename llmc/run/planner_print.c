@@ -194,7 +194,7 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
 
 // The answer in one sentence: whether it fits, with which -b and -r, in how much memory, and for how long at least.
 static void print_answer(FILE *out, const DevicePlan *p) {
-    char set[SET_TEXT], bytes[TEXT], there[TEXT], text[TEXT];
+    char set[SET_TEXT], bytes[TEXT], there[TEXT];
     fprintf(out, "plan        %s: ", p->gpu.spec.name ? p->gpu.spec.name : "this machine");
     if (!p->fits) {
         fprintf(out, "%s\n", p->why_not.text);
@@ -204,8 +204,8 @@ static void print_answer(FILE *out, const DevicePlan *p) {
             set_text(&p->model.recompute, &p->model, set), format_bytes(p->memory.total, bytes, TEXT),
             format_bytes(p->room, there, TEXT));
     if (p->run_seconds > 0) {
-        fprintf(out, "; all steps take at least %s", format_duration(p->run_seconds, text, TEXT));
-        fprintf(out, ", at half the speed of the datasheet %s", format_duration(2 * p->run_seconds, text, TEXT));
+        fprintf(out, "; all steps take at least %s, at half the speed of the datasheet %s",
+                format_duration(p->run_seconds, bytes, TEXT), format_duration(2 * p->run_seconds, there, TEXT));
     } else if (p->step_seconds > 0) {
         fprintf(out, "; a step takes at least %.3g s", p->step_seconds);
     } else if (p->model.train) {

@@ -363,7 +363,7 @@ void report_validating(const Report *r) {
 void report_validation(Report *r, const ValidationScore *score, double seconds) {
     const int64_t step = r->setup->state.step;
     run_summary_validation(&r->summary, step, score->loss);
-    runlog_validation(r->log, step, score->loss, score->bits_per_byte, (double)score->tokens, seconds);
+    runlog_validation(r->log, step, score, seconds);
 }
 
 void report_generated(Report *r, const Generated *drawn, int64_t first, bool shown) {

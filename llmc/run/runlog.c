@@ -409,38 +409,37 @@ void runlog_step(RunLog *log, const StepReport *r) {
 
 // --------------------------------------------------------------------------------------------------------- evaluation
 
-void runlog_validation(RunLog *log, int64_t step, double loss, double bits_per_byte, double tokens, double seconds) {
+void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, double seconds) {
     char bits[48] = "", count[32], duration[32];
-    const double perplexity = exp(loss);
-    if (bits_per_byte > 0.0) snprintf(bits, sizeof bits, "%.4f bits/byte | ", bits_per_byte);
-    runlog_text(log, "validation at step %lld | loss %.4f | perplexity %.2f | %s%s tokens in %s", (long long)step, loss,
-                perplexity, bits, format_count(tokens, count, sizeof count),
+    const double perplexity = exp(s->loss);
+    if (s->bits_per_byte > 0.0) snprintf(bits, sizeof bits, "%.4f bits/byte | ", s->bits_per_byte);
+    runlog_text(log, "validation at step %lld | loss %.4f | perplexity %.2f | %s%s tokens in %s", (long long)step,
+                s->loss, perplexity, bits, format_count((double)s->tokens, count, sizeof count),
                 format_duration(seconds, duration, sizeof duration));
     Entry e;
     entry_begin(&e, log, "validation", "val", step);
-    entry_number(&e, "loss", loss, DOUBLE_DIGITS);
+    entry_number(&e, "loss", s->loss, DOUBLE_DIGITS);
     entry_named(&e, "ppl", "perplexity", perplexity, DOUBLE_DIGITS);
-    if (bits_per_byte > 0.0) entry_number(&e, "bits_per_byte", bits_per_byte, DOUBLE_DIGITS);
-    entry_number(&e, "tokens", tokens, DOUBLE_DIGITS);
+    if (s->bits_per_byte > 0.0) entry_number(&e, "bits_per_byte", s->bits_per_byte, DOUBLE_DIGITS);
+    entry_number(&e, "tokens", (double)s->tokens, DOUBLE_DIGITS);
     entry_number(&e, "seconds", seconds, MEASURED_DIGITS);
     entry_end(&e);
 }
 
-void runlog_choices(RunLog *log, int64_t step, const char *name, int64_t examples, int64_t correct,
-                    int64_t correct_normalised, double seconds) {
-    const double all = examples > 0 ? (double)examples : 1.0; // of none, none is right
-    const double accuracy = (double)correct / all, normalised = (double)correct_normalised / all;
+void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceScore *s, double seconds) {
+    const double all = s->examples > 0 ? (double)s->examples : 1.0; // of none, none is right
+    const double accuracy = (double)s->correct / all, normalised = (double)s->correct_normalised / all;
     runlog_text(log, "%s at step %lld | accuracy %.2f%% (normalised), %.2f%% | %lld/%lld | %.1f s", name,
-                (long long)step, 100.0 * normalised, 100.0 * accuracy, (long long)correct_normalised,
-                (long long)examples, seconds);
+                (long long)step, 100.0 * normalised, 100.0 * accuracy, (long long)s->correct_normalised,
+                (long long)s->examples, seconds);
     char group[128];
     Entry e;
     snprintf(group, sizeof group, "choices/%s", name);
     entry_begin(&e, log, "choices", group, step);
     entry_string(&e, "name", name);
-    entry_number(&e, "examples", (double)examples, DOUBLE_DIGITS);
-    entry_number(&e, "correct", (double)correct, DOUBLE_DIGITS);
-    entry_number(&e, "correct_normalised", (double)correct_normalised, DOUBLE_DIGITS);
+    entry_number(&e, "examples", (double)s->examples, DOUBLE_DIGITS);
+    entry_number(&e, "correct", (double)s->correct, DOUBLE_DIGITS);
+    entry_number(&e, "correct_normalised", (double)s->correct_normalised, DOUBLE_DIGITS);
     entry_number(&e, "accuracy", accuracy, DOUBLE_DIGITS);
     entry_number(&e, "accuracy_normalised", normalised, DOUBLE_DIGITS);
     entry_number(&e, "seconds", seconds, MEASURED_DIGITS);

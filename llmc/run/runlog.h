@@ -15,6 +15,7 @@
 #include "llmc/device.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/step_control.h"
+#include "llmc/train/evals.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -61,13 +62,12 @@ typedef struct {
 } StepReport;
 // The step line, the JSON line, the progress bar.
 void runlog_step(RunLog *log, const StepReport *report);
-// A validation line: loss (nats per token), perplexity, bits per byte (0: not known), tokens.
+// A validation line, with perplexity; bits per byte where they are known.
 //   validation at step 250 | loss 3.4321 | perplexity 30.94 | 0.9812 bits/byte | 65.54K tokens in 1.2s
-void runlog_validation(RunLog *log, int64_t step, double loss, double bits_per_byte, double tokens, double seconds);
-// A line for one multiple-choice file: how many examples, how many right by sum and by mean of the losses.
+void runlog_validation(RunLog *log, int64_t step, const ValidationScore *score, double seconds);
+// A line for one multiple-choice file: how many are right by mean and by sum of the losses.
 //   hellaswag_val at step 250 | accuracy 29.55% (normalised), 28.10% | 2968/10042 | 12.3 s
-void runlog_choices(RunLog *log, int64_t step, const char *name, int64_t examples, int64_t correct,
-                    int64_t correct_normalised, double seconds);
+void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceScore *score, double seconds);
 // What the sensors of the device said after this step.
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *sensors);
 // A text sample, indented, control characters made visible. The samples of one step are numbered as they come, behind

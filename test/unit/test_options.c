@@ -364,7 +364,7 @@ TEST(help_lists_every_row_of_the_table) {
     char *text = NULL;
     size_t bytes = 0;
     FILE *f = open_memstream(&text, &bytes);
-    option_print_help(f, "train_gpt2");
+    option_print_help(f);
     fclose(f);
     for (const OptionRow *row = option_table; row->long_name; row++) {
         char names[128];

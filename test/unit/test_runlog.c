@@ -142,10 +142,11 @@ TEST(validation_samples_and_text_are_plain_lines) {
     RunLog *log = say(0);
     runlog_text(log, "model %s, %d layers", "d12", 12);
     runlog_field(log, "first step", "%d", 7), runlog_field(log, "", "below it");
-    runlog_validation(log, 250, log1p(1.0), 0, 65536, 1.25);
-    runlog_validation(log, 250, log1p(1.0), 0.98123, 65536, 1.25);
-    runlog_choices(log, 250, "hellaswag_val", 10042, 2822, 2968, 12.34);
-    runlog_choices(log, 250, "none", 0, 0, 0, 0.0);
+    runlog_validation(log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536}, 1.25);
+    runlog_validation(log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536, .bits_per_byte = 0.98123},
+                      1.25);
+    runlog_choices(log, 250, "hellaswag_val", &(ChoiceScore){10042, 2822, 2968, 0}, 12.34);
+    runlog_choices(log, 250, "none", &(ChoiceScore){0, 0, 0, 0}, 0.0);
     runlog_sample(log, 250, "Once\nupon\x1b[2J", 13, false, false);
     runlog_sample(log, 250, "again", 5, false, false);
     runlog_sample(log, 250, "streamed", 8, true, false);
@@ -257,15 +258,15 @@ static void two_steps_and_more(RunLog *log) {
     r.control.skipped = 1;
     r.mfu = 0.0;
     runlog_step(log, &r);
-    runlog_validation(log, 2, 4.25, 0, 1e6, 2.0);
-    runlog_validation(log, 2, 1e4, 0, 1e6, 2.0); // exp overflows
+    runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000}, 2.0);
+    runlog_validation(log, 2, &(ValidationScore){.loss = 1e4, .tokens = 1000000}, 2.0); // exp overflows
     runlog_sample(log, 2, "a\xFF\nb", 4, false, false);
     const DeviceSensors sensors = {1755.0, 3201.0, 690.5, 123456789.25, 61.0, "power cap"};
     runlog_sensors(log, 2, &sensors);
     const DeviceSensors silent = {1755.0, 0.0, 0.0, 0.0, 0.0, ""};
     runlog_sensors(log, 2, &silent);
-    runlog_choices(log, 2, "my \"set\"", 4, 1, 3, 0.5);
-    runlog_validation(log, 2, 4.25, 1.125, 1e6, 2.0);
+    runlog_choices(log, 2, "my \"set\"", &(ChoiceScore){4, 1, 3, 0}, 0.5);
+    runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000, .bits_per_byte = 1.125}, 2.0);
 }
 
 TEST(every_line_is_one_json_object) {
