@@ -17,7 +17,7 @@ static void start(const char *units, AttentionChoice attention) {
     if (!device_init(&options, &err)) fail_msg("%s", err.text);
 }
 
-static Gpt2Options model_of(const char *descriptor, int64_t B, int variant) {
+static Gpt2Options variant_of(const char *descriptor, int64_t B, int variant) {
     Error err;
     Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = 1024, .sequences = variant};
     assert_true(model_config_parse(&o.config, descriptor, &err));
@@ -39,7 +39,7 @@ TEST(a_plan_by_the_formulas_is_the_plan_of_the_backend) {
         const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_OWN);
         for (int m = 0; m < 5; m++)
             for (int64_t B = 1; B <= 96; B = 2 * B + 1) {
-                Gpt2Options model = model_of(models[m], B, (int)(B + m) % 9);
+                Gpt2Options model = variant_of(models[m], B, (int)(B + m) % 9);
                 const double backend = plan_total(&model);
                 model.sizes = &sizes;
                 if (plan_total(&model) != backend)
@@ -59,7 +59,7 @@ TEST(with_cudnn_the_formulas_are_an_upper_bound) {
                          .compute_capability = cuda_backend.compute_capability};
     const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
     for (int64_t B = 1; B <= 64; B *= 4) {
-        Gpt2Options model = model_of("d12", B, 1);
+        Gpt2Options model = variant_of("d12", B, 1);
         const double backend = plan_total(&model);
         const bool with_cudnn = strstr(cuda_attention_description(), "cuDNN") != NULL;
         model.sizes = &sizes;
@@ -86,20 +86,20 @@ static int64_t workspace_of(Gpt2Options *model, bool train) {
 TEST(evaluation_takes_no_workspace_of_backward_passes) {
     const GpuSpec gpu = {.memory = 80e9, .units = 132, .compute_capability = 90};
     const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
-    Gpt2Options model = model_of("d12", 64, 0);
+    Gpt2Options model = variant_of("d12", 64, 0);
     model.sizes = &sizes;
     assert_true(workspace_of(&model, true) > model.B * model.config.NH * model.T * model.T * 2); // cuDNN's
     assert_true(workspace_of(&model, false) < 40 << 20);
 
     start("132", ATTENTION_OWN);
-    model = model_of("L=2,C=64,NH=2,V=257,T=1024", 64, 0); // a matmul of few channels needs little
+    model = variant_of("L=2,C=64,NH=2,V=257,T=1024", 64, 0); // a matmul of few channels needs little
     assert_true(workspace_of(&model, true) > workspace_of(&model, false));
     device_shutdown();
 }
 
 TEST(the_choice_is_checked_with_the_backend) {
     start("132", ATTENTION_AUTO);
-    Gpt2Options model = model_of("d12", 1, 1);
+    Gpt2Options model = variant_of("d12", 1, 1);
     Error err;
     const double room = 12e9;
     assert_true(planner_fit(&model, true, "auto", room, 512, &err));
