@@ -63,8 +63,9 @@ static void tile_case(DType dtype, int64_t N, int64_t K, int64_t first) {
     OpTensor slots = slot_tensor("slot", &slot, 1);
     memset(codes(q), 0xFF, (size_t)first), memset(codes(t), 0xFF, (size_t)first); // nobody writes there
     ref_fp8_quantize(codes(q) + first, codes(t) + first, in.v + first, &slot, N, K, format, FP8_CURRENT);
-    fp8_quantize(part_of(q.t, first, N, K), part_of(t.t, first, K, N), part_of(in.t, first, N, K), slots.t,
-                 FP8_CURRENT);
+    // Not by the front door, which takes multiples of 16 only.
+    backend_fp8_quantize(part_of(q.t, first, N, K), part_of(t.t, first, K, N), part_of(in.t, first, N, K), slots.t,
+                         FP8_CURRENT);
     check_codes(q);
     check_codes(t);
     op_read(&got, slots.t);
