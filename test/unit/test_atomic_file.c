@@ -17,7 +17,7 @@ static void assert_content(const char *path, const char *expected) {
     free(text);
 }
 
-TEST(a_file_appears_only_when_it_is_committed) {
+TEST(a_file_appears_only_when_it_is_committed_and_an_abandoned_one_leaves_the_old_one) {
     const char *path = tmp_file("file");
     AtomicFile *f = atomic_file_create(path, &err);
     assert_non_null(f);
@@ -26,16 +26,10 @@ TEST(a_file_appears_only_when_it_is_committed) {
     assert_true(atomic_file_write(f, "world", 5, &err));
     assert_true(atomic_file_commit(f, NULL, NULL, &err));
     assert_content(path, "hello world");
-    assert_int_equal(entries_of(tmp.path), 1);
-}
-
-TEST(an_abandoned_file_leaves_the_old_one) {
-    const char *path = tmp_file("file");
-    assert_true(file_write_atomic(path, "old", 3, &err));
-    AtomicFile *f = atomic_file_create(path, &err);
+    f = atomic_file_create(path, &err);
     assert_true(atomic_file_write(f, "new", 3, &err));
     atomic_file_abandon(f);
-    assert_content(path, "old");
+    assert_content(path, "hello world");
     assert_int_equal(entries_of(tmp.path), 1);
 }
 
@@ -95,25 +89,20 @@ TEST(modes_follow_the_umask) {
     assert_int_equal(st.st_mode & 0777, 0750);
 }
 
-TEST(reading_refuses_large_missing_and_special_files) {
+TEST(reading_refuses_large_missing_and_special_files_and_such_that_end_early) {
     const char *path = tmp_file("file"), *pipe_path = tmp_file("pipe");
     assert_true(file_write_atomic(path, "12345", 5, &err));
     assert_error(file_read_all(path, 4, NULL, &err), "5 bytes, expected at most 4");
-    assert_error(file_read_all(tmp_file("none"), 4, NULL, &err), "none: cannot open: No such file");
-    assert_error(file_read_all(tmp.path, 1 << 20, NULL, &err), "not a plain file");
-    assert_int_equal(mkfifo(pipe_path, 0600), 0);
-    assert_error(file_read_all(pipe_path, 1 << 20, NULL, &err), "not a plain file"); // and does not wait for a writer
-}
-
-TEST(a_file_that_ends_early_is_an_error) {
-    const char *path = tmp_file("file");
-    assert_true(file_write_atomic(path, "12345", 5, &err));
-    int fd = open(path, O_RDONLY);
+    const int fd = open(path, O_RDONLY);
     char out[8];
     assert_true(file_read_at(fd, path, 1, out, 4, &err));
     assert_memory_equal(out, "2345", 4);
     assert_error(file_read_at(fd, path, 2, out, 4, &err), "ends at byte 5, expected 4 bytes at offset 2");
     close(fd);
+    assert_error(file_read_all(tmp_file("none"), 4, NULL, &err), "none: cannot open: No such file");
+    assert_error(file_read_all(tmp.path, 1 << 20, NULL, &err), "not a plain file");
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    assert_error(file_read_all(pipe_path, 1 << 20, NULL, &err), "not a plain file"); // and does not wait for a writer
 }
 
 // A pattern below which something cannot be read is no pattern that matches nothing.

@@ -212,7 +212,11 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
         assert_message(message);                                                                                       \
     } while (0)
 
-TEST(what_cannot_be_is_said_before_anything_is_trained) {
+TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothing_behind) {
+    assert_ok(export_check(tmp_file("model"), DTYPE_FP16, &err));
+    assert_ok(export_check(tmp_file("model.bin"), DTYPE_BF16, &err));
+    assert_ok(export_check(tmp_file("a/b/model"), DTYPE_FP16, &err)); // parents are made by the export
+    assert_int_equal(entries_of(tmp.path), 0);
     write_bytes(tmp_file("file"), "text", 4);
     write_bytes(tmp_file("shard.bin"), "not a model", 11);
     assert_ok(directory_make(tmp_file("photos"), &err));
@@ -239,14 +243,6 @@ TEST(what_cannot_be_is_said_before_anything_is_trained) {
     char name[300];
     memset(name, 'n', 299), name[299] = '\0';
     REFUSED(tmp_file(name), DTYPE_FP32, "File name too long");
-}
-
-TEST(a_check_leaves_nothing_behind) {
-    assert_ok(export_check(tmp_file("model"), DTYPE_FP16, &err));
-    assert_ok(export_check(tmp_file("model.bin"), DTYPE_BF16, &err));
-    assert_int_equal(entries_of(tmp.path), 0);
-    assert_ok(export_check(tmp_file("a/b/model"), DTYPE_FP16, &err)); // parents are made by the export
-    assert_int_equal(entries_of(tmp.path), 0);
 }
 
 TEST(an_earlier_export_is_replaced_as_a_whole) {

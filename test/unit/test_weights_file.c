@@ -199,6 +199,11 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     const char *weights = tmp_file("w.safetensors");
     write_shard(weights, (Variant){.dtype = DTYPE_FP32}, 0);
     REFUSED(weights, "give the directory that holds this file");
+    write_huggingface((Variant){.dtype = DTYPE_FP32});
+    unlink(tmp_file("model.safetensors"));
+    REFUSED(tmp.path, "no model.safetensors beside its config.json");
+    write_bytes(tmp_file("pytorch_model.bin"), "", 0);
+    REFUSED(tmp.path, "safe_serialization=True");
 }
 
 TEST(a_tensor_too_few_or_too_many_is_named) {
@@ -210,14 +215,6 @@ TEST(a_tensor_too_few_or_too_many_is_named) {
             "tensor ln_f.bias is not part");
     REFUSED(write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true, .add = "lm_head.weight"}),
             "tensor lm_head.weight is (2) fp32, expected (130, 80) fp32");
-}
-
-TEST(a_directory_without_safetensors_says_what_to_do) {
-    write_huggingface((Variant){.dtype = DTYPE_FP32});
-    unlink(tmp_file("model.safetensors"));
-    REFUSED(tmp.path, "no model.safetensors beside its config.json");
-    write_bytes(tmp_file("pytorch_model.bin"), "", 0);
-    REFUSED(tmp.path, "safe_serialization=True");
 }
 
 // A directory of that shape whose weights take no room on the disk: a header, and a hole for the data.
