@@ -3,7 +3,6 @@
 #include "test/fixture.h"
 #include "test/unit/tiny_model.h"
 
-#include <fcntl.h>
 #include <math.h>
 
 enum { T = 24, WINDOWS = 21, TOKENS = WINDOWS * T + 1 };

@@ -1,7 +1,6 @@
 // Weights from Hugging Face directories, of one file or several, and llm.c .bin files: the same values in our layout,
 // and clear words about everything that is not one of them.
 
-#include "llmc/base/atomic_file.h"
 #include "llmc/store/huggingface.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
