@@ -10,11 +10,10 @@ TestFixture test_each = {setup, tmp_teardown};
 
 static void assert_content(const char *path, const char *expected) {
     size_t n;
-    char *text = file_read_all(path, 1 << 20, &n, &err);
+    AUTO_FREE char *text = file_read_all(path, 1 << 20, &n, &err);
     assert_non_null(text);
     assert_int_equal(n, strlen(expected));
     assert_string_equal(text, expected);
-    free(text);
 }
 
 TEST(a_file_appears_only_when_it_is_committed_and_an_abandoned_one_leaves_the_old_one) {
@@ -39,7 +38,7 @@ TEST(bytes_and_checksum_are_those_of_the_content) {
     const size_t pieces[] = {1, 1 << 20, 17, (1 << 20) - 18, 3, (3 << 20) + 5, 0, (1 << 20) - 1, 100};
     size_t total = 0;
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) total += pieces[i];
-    unsigned char *data = malloc(total);
+    AUTO_FREE unsigned char *data = malloc(total);
     for (size_t i = 0; i < total; i++) data[i] = (unsigned char)(i * 2654435761u >> 13);
     AtomicFile *f = atomic_file_create(path, &err);
     for (size_t i = 0, at = 0; i < sizeof pieces / sizeof pieces[0]; at += pieces[i++])
@@ -53,11 +52,9 @@ TEST(bytes_and_checksum_are_those_of_the_content) {
     assert_int_equal(read_bytes, total);
     assert_true(read_checksum == checksum);
     size_t n;
-    char *back = file_read_all(path, total, &n, &err);
+    AUTO_FREE char *back = file_read_all(path, total, &n, &err);
     assert_int_equal(n, total);
     assert_memory_equal(back, data, total);
-    free(back);
-    free(data);
 }
 
 // RLIMIT_FSIZE makes write(2) fail as a full disk does: at some byte, after a short write.
@@ -65,12 +62,11 @@ TEST(a_failed_write_is_remembered_and_cleaned_up) {
     const char *path = tmp_file("file");
     assert_true(file_write_atomic(path, "old", 3, &err));
     limit_file_size(3 << 20);
-    char *data = calloc(1, 2 << 20);
+    AUTO_FREE char *data = calloc(1, 2 << 20);
     AtomicFile *f = atomic_file_create(path, &err);
     bool first = atomic_file_write(f, data, 2 << 20, &err), second = atomic_file_write(f, data, 2 << 20, &err);
     bool third = atomic_file_write(f, "x", 1, NULL), committed = atomic_file_commit(f, NULL, NULL, &err);
     limit_file_size(RLIM_INFINITY);
-    free(data);
     assert_true(first && !second && !third && !committed);
     assert_message("file: cannot write: File too large");
     assert_content(path, "old");

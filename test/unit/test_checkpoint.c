@@ -46,11 +46,10 @@ static void save(int64_t step) {
 // Flips one bit of a file.
 static void flip(const char *path, size_t byte) {
     size_t n;
-    unsigned char *data = read_bytes(path, &n);
+    AUTO_FREE unsigned char *data = read_bytes(path, &n);
     assert_true(byte < n);
     data[byte] ^= 4;
     write_bytes(path, data, n);
-    free(data);
 }
 
 // The checkpoint that a resume would take must be this one; words, if any, are in the lines about those it skips.
@@ -329,7 +328,8 @@ TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
 #endif
     enum { PROMPT = 12 << 20 }; // its text is put together in memory that doubles
     Save s = {.state = make_state(1)};
-    char *json = malloc(PROMPT + 64), said[512];
+    AUTO_FREE char *json = malloc(PROMPT + 64);
+    char said[512];
     const int n = sprintf(json, "{\"prompt\": \"");
     memset(json + n, 'x', PROMPT);
     memcpy(json + n + PROMPT, "\"}", sizeof "\"}");
@@ -339,7 +339,6 @@ TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
         if (!WIFEXITED(status) || WEXITSTATUS(status) > OUT_OF_MEMORY)
             fail_msg("with %lld bytes to spare", (long long)s.more);
     }
-    free(json);
 }
 
 // This program, started again as "test_checkpoint DIR": saves one step after the other until it is killed.
