@@ -29,6 +29,13 @@
 
 // Before a variable: destroy(&variable) at the end of its block, but where the test fails in it.
 #define AUTO(destroy) __attribute__((cleanup(destroy)))
+#define AUTO_FREE     AUTO(auto_free) // of a pointer
+
+static inline void auto_free(void *variable) {
+    void *memory;
+    memcpy(&memory, variable, sizeof memory);
+    free(memory);
+}
 
 // A program may define these: what stands around each of its tests that has no setup and no teardown of its own, and
 // what stands around all of them together.

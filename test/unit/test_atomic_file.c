@@ -10,14 +10,13 @@ TestFixture test_each = {setup, tmp_teardown};
 
 static void assert_content(const char *path, const char *expected) {
     size_t n;
-    char *text = file_read_all(path, 1 << 20, &n, &err);
+    AUTO_FREE char *text = file_read_all(path, 1 << 20, &n, &err);
     assert_non_null(text);
     assert_int_equal(n, strlen(expected));
     assert_string_equal(text, expected);
-    free(text);
 }
 
-TEST(a_file_appears_only_when_it_is_committed) {
+TEST(a_file_appears_only_when_it_is_committed_and_an_abandoned_one_leaves_the_old_one) {
     const char *path = tmp_file("file");
     AtomicFile *f = atomic_file_create(path, &err);
     assert_non_null(f);
@@ -26,16 +25,10 @@ TEST(a_file_appears_only_when_it_is_committed) {
     assert_true(atomic_file_write(f, "world", 5, &err));
     assert_true(atomic_file_commit(f, NULL, NULL, &err));
     assert_content(path, "hello world");
-    assert_int_equal(entries_of(tmp.path), 1);
-}
-
-TEST(an_abandoned_file_leaves_the_old_one) {
-    const char *path = tmp_file("file");
-    assert_true(file_write_atomic(path, "old", 3, &err));
-    AtomicFile *f = atomic_file_create(path, &err);
+    f = atomic_file_create(path, &err);
     assert_true(atomic_file_write(f, "new", 3, &err));
     atomic_file_abandon(f);
-    assert_content(path, "old");
+    assert_content(path, "hello world");
     assert_int_equal(entries_of(tmp.path), 1);
 }
 
@@ -45,7 +38,7 @@ TEST(bytes_and_checksum_are_those_of_the_content) {
     const size_t pieces[] = {1, 1 << 20, 17, (1 << 20) - 18, 3, (3 << 20) + 5, 0, (1 << 20) - 1, 100};
     size_t total = 0;
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) total += pieces[i];
-    unsigned char *data = malloc(total);
+    AUTO_FREE unsigned char *data = malloc(total);
     for (size_t i = 0; i < total; i++) data[i] = (unsigned char)(i * 2654435761u >> 13);
     AtomicFile *f = atomic_file_create(path, &err);
     for (size_t i = 0, at = 0; i < sizeof pieces / sizeof pieces[0]; at += pieces[i++])
@@ -59,11 +52,9 @@ TEST(bytes_and_checksum_are_those_of_the_content) {
     assert_int_equal(read_bytes, total);
     assert_true(read_checksum == checksum);
     size_t n;
-    char *back = file_read_all(path, total, &n, &err);
+    AUTO_FREE char *back = file_read_all(path, total, &n, &err);
     assert_int_equal(n, total);
     assert_memory_equal(back, data, total);
-    free(back);
-    free(data);
 }
 
 // RLIMIT_FSIZE makes write(2) fail as a full disk does: at some byte, after a short write.
@@ -71,12 +62,11 @@ TEST(a_failed_write_is_remembered_and_cleaned_up) {
     const char *path = tmp_file("file");
     assert_true(file_write_atomic(path, "old", 3, &err));
     limit_file_size(3 << 20);
-    char *data = calloc(1, 2 << 20);
+    AUTO_FREE char *data = calloc(1, 2 << 20);
     AtomicFile *f = atomic_file_create(path, &err);
     bool first = atomic_file_write(f, data, 2 << 20, &err), second = atomic_file_write(f, data, 2 << 20, &err);
     bool third = atomic_file_write(f, "x", 1, NULL), committed = atomic_file_commit(f, NULL, NULL, &err);
     limit_file_size(RLIM_INFINITY);
-    free(data);
     assert_true(first && !second && !third && !committed);
     assert_message("file: cannot write: File too large");
     assert_content(path, "old");
@@ -95,25 +85,20 @@ TEST(modes_follow_the_umask) {
     assert_int_equal(st.st_mode & 0777, 0750);
 }
 
-TEST(reading_refuses_large_missing_and_special_files) {
+TEST(reading_refuses_large_missing_and_special_files_and_such_that_end_early) {
     const char *path = tmp_file("file"), *pipe_path = tmp_file("pipe");
     assert_true(file_write_atomic(path, "12345", 5, &err));
     assert_error(file_read_all(path, 4, NULL, &err), "5 bytes, expected at most 4");
-    assert_error(file_read_all(tmp_file("none"), 4, NULL, &err), "none: cannot open: No such file");
-    assert_error(file_read_all(tmp.path, 1 << 20, NULL, &err), "not a plain file");
-    assert_int_equal(mkfifo(pipe_path, 0600), 0);
-    assert_error(file_read_all(pipe_path, 1 << 20, NULL, &err), "not a plain file"); // and does not wait for a writer
-}
-
-TEST(a_file_that_ends_early_is_an_error) {
-    const char *path = tmp_file("file");
-    assert_true(file_write_atomic(path, "12345", 5, &err));
-    int fd = open(path, O_RDONLY);
+    const int fd = open(path, O_RDONLY);
     char out[8];
     assert_true(file_read_at(fd, path, 1, out, 4, &err));
     assert_memory_equal(out, "2345", 4);
     assert_error(file_read_at(fd, path, 2, out, 4, &err), "ends at byte 5, expected 4 bytes at offset 2");
     close(fd);
+    assert_error(file_read_all(tmp_file("none"), 4, NULL, &err), "none: cannot open: No such file");
+    assert_error(file_read_all(tmp.path, 1 << 20, NULL, &err), "not a plain file");
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    assert_error(file_read_all(pipe_path, 1 << 20, NULL, &err), "not a plain file"); // and does not wait for a writer
 }
 
 // A pattern below which something cannot be read is no pattern that matches nothing.

@@ -46,21 +46,22 @@ static void save(int64_t step) {
 // Flips one bit of a file.
 static void flip(const char *path, size_t byte) {
     size_t n;
-    unsigned char *data = read_bytes(path, &n);
+    AUTO_FREE unsigned char *data = read_bytes(path, &n);
     assert_true(byte < n);
     data[byte] ^= 4;
     write_bytes(path, data, n);
-    free(data);
 }
 
-// The checkpoint that a resume would take must be this one; returns the lines about those that were skipped.
-static char *assert_latest(const char *name) {
+// The checkpoint that a resume would take must be this one; words, if any, are in the lines about those it skips.
+static void assert_latest(const char *name, const char *const *words) {
     char *path, *skipped;
     assert_ok(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
     assert_string_equal(path, tmp_file(name));
-    free(path);
-    return skipped;
+    for (; words && *words; words++)
+        if (!skipped || !strstr(skipped, *words)) fail_msg("'%s' is not in: %s", *words, skipped ? skipped : "nothing");
+    free(path), free(skipped);
 }
+#define ASSERT_SKIPPED(name, ...) assert_latest(name, (const char *const[]){__VA_ARGS__, NULL})
 
 // ------------------------------------------------------------------------------------------------------- the content
 
@@ -86,7 +87,7 @@ TEST(the_trainers_state_comes_back_exactly) {
         outlier_window_push(&s.control.loss_window, philox_uniform(philox(1, 2, (uint64_t)i).v[0]));
     for (int i = 0; i < 5; i++) outlier_window_push(&s.control.norm_window, 1.0f / (float)(i + 3));
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-    free(assert_latest("step_123456789012"));
+    assert_latest("step_123456789012", NULL);
     assert_ok(checkpoint_load_state(tmp_file("step_123456789012"), &back, &err));
     assert_int_equal(back.step, s.step);
     assert_int_equal(back.position, s.position);
@@ -143,14 +144,9 @@ TEST(the_newest_that_verifies_is_found_and_the_others_named) {
     assert_int_equal(truncate(tmp_file("step_00000004/model.safetensors"), 1000), 0);
     unlink(tmp_file("step_00000003/trainer.json"));
     unlink(tmp_file("step_00000002/config.json"));
-    char *skipped = assert_latest("step_00000001");
-    assert_non_null(skipped);
-    assert_non_null(strstr(skipped, "step_00000005/optimizer.safetensors: checksum "));
-    assert_non_null(strstr(skipped, "\n"));
-    assert_non_null(strstr(skipped, "step_00000004/model.safetensors: 1000 bytes, expected "));
-    assert_non_null(strstr(skipped, "step_00000003/trainer.json: cannot open"));
-    assert_non_null(strstr(skipped, "step_00000002/config.json: No such file"));
-    free(skipped);
+    ASSERT_SKIPPED("step_00000001", "step_00000005/optimizer.safetensors: checksum ", "\n",
+                   "step_00000004/model.safetensors: 1000 bytes, expected ", "step_00000003/trainer.json: cannot open",
+                   "step_00000002/config.json: No such file");
 }
 
 // With the tokenizer, which the manifest then covers too. The byte one has more tokens than the model here, which is
@@ -173,11 +169,9 @@ TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
     tokenizer_free(back);
     tokenizer_free(bytes);
-    assert_null(assert_latest("step_00000002"));
+    assert_latest("step_00000002", NULL);
     unlink(tmp_file("step_00000002/tokenizer_config.json"));
-    char *skipped = assert_latest("step_00000001"); // which never had one, and is valid
-    assert_non_null(strstr(skipped, "step_00000002/tokenizer_config.json: No such file"));
-    free(skipped);
+    ASSERT_SKIPPED("step_00000001", "step_00000002/tokenizer_config.json: No such file"); // it never had one
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err)); // what is not whole takes nobody's place
     assert_true(file_exists(tmp_file("step_00000001")));
 }
@@ -253,9 +247,7 @@ TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one) {
     save(1);
     save(2);
     assert_int_equal(rename(tmp_file("step_00000001"), tmp_file("step_00000003")), 0);
-    char *skipped = assert_latest("step_00000002");
-    assert_non_null(strstr(skipped, "written at step 1, not at this directory's"));
-    free(skipped);
+    ASSERT_SKIPPED("step_00000002", "written at step 1, not at this directory's");
 }
 
 // ------------------------------------------------------------------------------------------------------------ saving
@@ -284,7 +276,7 @@ TEST(the_same_step_may_be_saved_again_and_files_of_others_stay_in_sight) {
     assert_int_equal(entries_of(tmp.path), 2);
     assert_ok(checkpoint_save(tmp.path, model, &s, &err)); // with nothing of others in it
     assert_int_equal(entries_of(tmp.path), 2);
-    free(assert_latest("step_00000001"));
+    assert_latest("step_00000001", NULL);
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does; each limit stops in another file.
@@ -303,7 +295,7 @@ TEST(a_failed_save_leaves_the_checkpoints_before_it) {
         assert_false(ok);
         assert_message(files[i]);
         assert_int_equal(entries_of(tmp.path), 1);
-        free(assert_latest("step_00000001"));
+        assert_latest("step_00000001", NULL);
     }
 }
 
@@ -336,7 +328,8 @@ TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
 #endif
     enum { PROMPT = 12 << 20 }; // its text is put together in memory that doubles
     Save s = {.state = make_state(1)};
-    char *json = malloc(PROMPT + 64), said[512];
+    AUTO_FREE char *json = malloc(PROMPT + 64);
+    char said[512];
     const int n = sprintf(json, "{\"prompt\": \"");
     memset(json + n, 'x', PROMPT);
     memcpy(json + n + PROMPT, "\"}", sizeof "\"}");
@@ -346,7 +339,6 @@ TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
         if (!WIFEXITED(status) || WEXITSTATUS(status) > OUT_OF_MEMORY)
             fail_msg("with %lld bytes to spare", (long long)s.more);
     }
-    free(json);
 }
 
 // This program, started again as "test_checkpoint DIR": saves one step after the other until it is killed.
@@ -413,7 +405,7 @@ TEST(rotation_does_not_count_what_is_no_checkpoint) {
     assert_int_equal(truncate(tmp_file("step_00000003/model.safetensors"), 10), 0);
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
     assert_false(file_exists(tmp_file("step_00000001")));
-    free(assert_latest("step_00000002"));
+    assert_latest("step_00000002", NULL);
 }
 
 // A resume skipped step 9, which only its checksum gives away, and went on from step 1.
@@ -426,7 +418,7 @@ TEST(rotation_never_removes_the_one_written_last) {
     assert_int_equal(utimensat(AT_FDCWD, tmp_file("step_00000002/trainer.json"), later, 0), 0);
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
     assert_false(file_exists(tmp_file("step_00000001")));
-    free(assert_latest("step_00000002"));
+    assert_latest("step_00000002", NULL);
 }
 
 TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
@@ -437,7 +429,7 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     assert_int_equal(entries_of(tmp.path), 3);
     assert_int_equal(entries_of(tmp_file("step_00000002")), 5);
     assert_int_equal(entries_of(tmp_file("step_00000003")), 5);
-    free(assert_latest("step_00000005"));
+    assert_latest("step_00000005", NULL);
 }
 
 // --------------------------------------------------------------------------------------------------------- any bytes

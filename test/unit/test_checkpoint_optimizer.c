@@ -41,7 +41,7 @@ static int64_t elements_in_use(const Parameter *p, Tensor t) {
 // Every code of 8 bits; numbers of either sign in the others.
 static void fill_slot(Gpt2 *model, int index, int slot, Tensor t, uint64_t seed) {
     const int64_t n = tensor_numel(t), used = elements_in_use(&gpt2_parameters(model)[index], t);
-    unsigned char *bytes = calloc((size_t)n, dtype_size(t.dtype));
+    AUTO_FREE unsigned char *bytes = calloc((size_t)n, dtype_size(t.dtype));
     for (int64_t e = 0; e < used; e++) {
         const uint32_t word = random_word(seed, index, slot, e);
         const float value = philox_uniform(word) - 0.25f;
@@ -51,7 +51,6 @@ static void fill_slot(Gpt2 *model, int index, int slot, Tensor t, uint64_t seed)
             convert_elements(bytes + (size_t)e * dtype_size(t.dtype), t.dtype, &value, DTYPE_FP32, 1);
     }
     gpt2_write_bytes(model, t, 0, (int64_t)tensor_bytes(t), bytes);
-    free(bytes);
 }
 
 // A weight and what rounding took from it, as Kahan's update leaves them: every third time just half a step, where the
@@ -156,10 +155,9 @@ TEST(a_new_state_is_all_zero) {
         for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
             const Tensor s = *state_slot_tensor(&t, (StateSlot)slot);
             if (!s.data) continue;
-            unsigned char *bytes = malloc(tensor_bytes(s));
+            AUTO_FREE unsigned char *bytes = malloc(tensor_bytes(s));
             gpt2_read_bytes(model, s, 0, (int64_t)tensor_bytes(s), bytes);
             for (size_t i = 0; i < tensor_bytes(s); i++) assert_int_equal(bytes[i], 0);
-            free(bytes);
         }
     }
 }
@@ -234,13 +232,12 @@ TEST(damaged_states_are_read_or_refused_with_a_message) {
         Gpt2 *model = model_of(model_options(kinds[k], DTYPE_BF16));
         const char *checkpoint = save(model);
         size_t n;
-        unsigned char *good = read_bytes(OPTIMIZER_FILE, &n);
+        AUTO_FREE unsigned char *good = read_bytes(OPTIMIZER_FILE, &n);
         for (uint64_t round = 0; round < 200; round++) {
             write_damaged(OPTIMIZER_FILE, good, n, 4000, round);
             err.text[0] = '\0';
             if (!checkpoint_load_moments(model, checkpoint, &err)) assert_message("optimizer.safetensors: ");
         }
-        free(good);
     }
 }
 

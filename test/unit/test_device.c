@@ -45,17 +45,15 @@ TEST(the_facts_name_the_machine) {
     assert_true(f->supports[DTYPE_FP32] && f->supports[DTYPE_BF16] && !f->supports[DTYPE_FP16]);
     assert_true(f->supports[f->default_dtype]);
     assert_string_equal(f->attention, ""); // one way only: nothing to tell
+    DeviceSensors sensors = {.power_watts = 1.0};
+    assert_false(device_sensors(&sensors)); // a CPU has none
+    assert_true(sensors.power_watts == 0.0);
 }
 
-TEST(an_impossible_number_of_threads_is_refused) {
+TEST(the_device_starts_again_after_a_shutdown_but_not_with_an_impossible_number_of_threads) {
     device_shutdown();
     assert_error(device_init(&(DeviceOptions){.threads = -3}, &err), "-3 threads");
-    assert_int_equal(start_device(NULL), 0);
-}
-
-TEST(the_device_starts_again_after_a_shutdown) {
-    device_shutdown();
-    assert_true(device_init(&(DeviceOptions){.threads = 1}, &err));
+    assert_ok(device_init(&(DeviceOptions){.threads = 1}, &err));
     assert_int_equal(device_facts()->units, 1);
     assert_non_null(strstr(device_facts()->name, "1 thread"));
     device_shutdown();
@@ -104,12 +102,6 @@ TEST(events_measure_time_and_are_done_at_once) {
     assert_true(device_event_done(stop));
     assert_true(device_event_seconds(start, stop) > 0.0);
     device_free(work), device_event_destroy(start), device_event_destroy(stop);
-}
-
-TEST(a_cpu_has_no_sensors) {
-    DeviceSensors sensors = {.power_watts = 1.0};
-    assert_false(device_sensors(&sensors));
-    assert_true(sensors.power_watts == 0.0);
 }
 
 TEST(the_measured_speed_is_positive_and_leaves_no_peak) {

@@ -4,14 +4,11 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/store/checkpoint.h"
-#include "llmc/store/huggingface.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tiny_model.h"
-
-#include <math.h>
 
 static int teardown(void **state) {
     models_destroy(state);
@@ -47,10 +44,9 @@ static float value_of(DType dtype, uint32_t bits) {
 static void fill_model(Gpt2 *m, DType dtype) {
     for (int i = 0; i < gpt2_num_tensors(m); i++) {
         const Parameter *p = &gpt2_parameters(m)[i];
-        float *values = calloc((size_t)parameter_numel(p), sizeof *values);
+        AUTO_FREE float *values = calloc((size_t)parameter_numel(p), sizeof *values);
         for (int64_t e = 0; e < p->file_rows * p->cols; e++) values[e] = value_of(dtype, random_bits(dtype, i, e));
         gpt2_set_weight(m, i, 0, p->rows, values);
-        free(values);
     }
 }
 
@@ -97,10 +93,9 @@ TEST(every_tensor_stands_in_the_directory_with_its_bits) {
         assert_ok(f);
         assert_int_equal(safetensors_count(f), gpt2_num_tensors(m));
         size_t n;
-        unsigned char *bytes = read_bytes(path, &n);
+        AUTO_FREE unsigned char *bytes = read_bytes(path, &n);
         for (int i = 0; i < gpt2_num_tensors(m); i++)
             assert_tensor(f, bytes, &gpt2_parameters(m)[i], i, file_dtypes[d]);
-        free(bytes);
         safetensors_close(f);
     }
 }
@@ -187,10 +182,9 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
         assert_ok(export_model(tmp_file("model"), m, file_dtypes[d], 129, NULL, &err));
-        char *text = read_text(tmp_file("model/config.json"));
+        AUTO_FREE char *text = read_text(tmp_file("model/config.json"));
         assert_true(strstr(text, types[d]) && strstr(text, "\"eos_token_id\": 129") &&
                     strstr(text, "\"vocab_size\": 130"));
-        free(text);
         assert_int_equal(entries_of(tmp_file("model")), 2); // no tokenizer is known, none is written
     }
     Tokenizer *bytes = tokenizer_bytes(&err);
@@ -198,9 +192,8 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     Tokenizer *back = tokenizer_open(tmp_file("model"), &err);
     assert_ok(back);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
-    char *text = read_text(tmp_file("model/tokenizer_config.json"));
+    AUTO_FREE char *text = read_text(tmp_file("model/tokenizer_config.json"));
     assert_true(strstr(text, "<|endoftext|>") && strstr(text, "\"model_max_length\":\t16"));
-    free(text);
     tokenizer_free(back), tokenizer_free(bytes);
 }
 
@@ -212,7 +205,11 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
         assert_message(message);                                                                                       \
     } while (0)
 
-TEST(what_cannot_be_is_said_before_anything_is_trained) {
+TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothing_behind) {
+    assert_ok(export_check(tmp_file("model"), DTYPE_FP16, &err));
+    assert_ok(export_check(tmp_file("model.bin"), DTYPE_BF16, &err));
+    assert_ok(export_check(tmp_file("a/b/model"), DTYPE_FP16, &err)); // parents are made by the export
+    assert_int_equal(entries_of(tmp.path), 0);
     write_bytes(tmp_file("file"), "text", 4);
     write_bytes(tmp_file("shard.bin"), "not a model", 11);
     assert_ok(directory_make(tmp_file("photos"), &err));
@@ -239,14 +236,6 @@ TEST(what_cannot_be_is_said_before_anything_is_trained) {
     char name[300];
     memset(name, 'n', 299), name[299] = '\0';
     REFUSED(tmp_file(name), DTYPE_FP32, "File name too long");
-}
-
-TEST(a_check_leaves_nothing_behind) {
-    assert_ok(export_check(tmp_file("model"), DTYPE_FP16, &err));
-    assert_ok(export_check(tmp_file("model.bin"), DTYPE_BF16, &err));
-    assert_int_equal(entries_of(tmp.path), 0);
-    assert_ok(export_check(tmp_file("a/b/model"), DTYPE_FP16, &err)); // parents are made by the export
-    assert_int_equal(entries_of(tmp.path), 0);
 }
 
 TEST(an_earlier_export_is_replaced_as_a_whole) {

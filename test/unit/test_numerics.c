@@ -109,10 +109,9 @@ TEST(what_is_computed_again_is_counted_once) {
 static void set_all(Gpt2 *model, int index, float value) {
     const Parameter *p = &gpt2_parameters(model)[index];
     const int64_t n = parameter_numel(p);
-    float *values = malloc((size_t)n * sizeof *values);
+    AUTO_FREE float *values = malloc((size_t)n * sizeof *values);
     for (int64_t i = 0; i < n; i++) values[i] = value;
     gpt2_set_weight(model, index, 0, p->rows, values);
-    free(values);
 }
 
 TEST(weights_and_gradients_are_counted_by_kind) {

@@ -219,7 +219,7 @@ TEST(no_text_does_harm) {
             const size_t used = strlen(text);
             snprintf(text + used, sizeof text - used, "%s", d.v[0] % 16 == 0 ? byte : pieces[d.v[0] / 16 % NUM_PIECES]);
         }
-        char *copy = strdup(text);
+        AUTO_FREE char *copy = strdup(text);
         const int64_t blocks = 1 + draw.v[1] % 16;
         Recompute r, again;
         err.text[0] = '\0';
@@ -231,7 +231,6 @@ TEST(no_text_does_harm) {
         } else {
             assert_true(strlen(err.text) > 10);
         }
-        free(copy);
     }
     assert_true(taken > 1000);
 }

@@ -84,11 +84,10 @@ TEST(a_writer_that_got_too_few_bytes_commits_nothing) {
 static const char *write_header(const char *header, size_t n) {
     const char *path = tmp_file("x");
     uint64_t length = strlen(header);
-    char *bytes = calloc(1, 8 + length + n + 1);
+    AUTO_FREE char *bytes = calloc(1, 8 + length + n + 1);
     memcpy(bytes, &length, 8);
     memcpy(bytes + 8, header, length + 1);
     write_bytes(path, bytes, 8 + length + n);
-    free(bytes);
     return path;
 }
 

@@ -96,13 +96,12 @@ TEST(a_written_shard_is_read_back) {
 TEST(two_byte_shards_are_version_1_of_llm_c_which_states_no_vocabulary) {
     const char *path = commit_shard("a.bin", 2, 0, -1, 3, 500);
     size_t n;
-    unsigned char *bytes = read_bytes(path, &n);
+    AUTO_FREE unsigned char *bytes = read_bytes(path, &n);
     assert_int_equal(n, 1024 + 6);
     int32_t expected[256] = {20240520, 1, 3};
     const uint16_t tokens[3] = {500, 501, 502};
     assert_memory_equal(bytes, expected, 1024);
     assert_memory_equal(bytes + 1024, tokens, 6);
-    free(bytes);
     AUTO(shards_close) ShardSet set = open_shards(path, 1);
     assert_int_equal(set.vocab, 0);
     assert_int_equal(set.eot, -1);

@@ -7,14 +7,13 @@
 
 // Every value of [0, n) exactly once.
 static void assert_permutation(int64_t n, uint64_t key) {
-    uint8_t *seen = calloc((size_t)n, 1);
+    AUTO_FREE uint8_t *seen = calloc((size_t)n, 1);
     assert_non_null(seen);
     for (int64_t i = 0; i < n; i++) {
         int64_t x = shuffle_permute(i, n, key);
         assert_true(x >= 0 && x < n);
         assert_int_equal(seen[x]++, 0);
     }
-    free(seen);
 }
 
 TEST(every_n_is_permuted_for_many_keys) {
@@ -32,7 +31,7 @@ static int by_value(const void *a, const void *b) {
 TEST(a_huge_n_stays_inside_and_never_collides) {
     enum { SAMPLES = 50000 };
     const int64_t sizes[] = {((int64_t)1 << 32) + 1, 1000000000007, ((int64_t)1 << 62) - 1};
-    int64_t *values = malloc(SAMPLES * sizeof *values);
+    AUTO_FREE int64_t *values = malloc(SAMPLES * sizeof *values);
     assert_non_null(values);
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         for (int64_t i = 0; i < SAMPLES; i++) {
@@ -42,7 +41,6 @@ TEST(a_huge_n_stays_inside_and_never_collides) {
         qsort(values, SAMPLES, sizeof *values, by_value);
         for (int i = 1; i < SAMPLES; i++) assert_true(values[i - 1] < values[i]);
     }
-    free(values);
 }
 
 // How many of n positions hold the same value in two random permutations: Poisson with mean 1 for large n. More than 15

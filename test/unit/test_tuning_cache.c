@@ -52,7 +52,7 @@ static int lost(void) {
 TEST(damage_costs_what_was_damaged) {
     put("first", 1), put("second", 2), put("third", 3);
     size_t size;
-    char *text = (char *)read_bytes(cache_file, &size);
+    AUTO_FREE char *text = (char *)read_bytes(cache_file, &size);
     for (size_t bit = 0; bit < 8 * size; bit++) {
         text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
         write_bytes(cache_file, text, size);
@@ -69,13 +69,12 @@ TEST(damage_costs_what_was_damaged) {
     put("fourth", 4);
     assert_int_equal(get_again("third"), 3); // the newest stands first
     assert_int_equal(get_again("fourth"), 4);
-    free(text);
 }
 
 TEST(garbage_is_skipped) {
     put("good", 7);
     size_t size;
-    char *line = (char *)read_bytes(cache_file, &size);
+    AUTO_FREE char *line = (char *)read_bytes(cache_file, &size);
     static const char empty_fields[] = {'\n', '\t', '\t', '\n', '\n', 0, '\n', '\t', '0', '0', '\n'};
     static char file[300000];
     size_t n = 0;
@@ -86,7 +85,6 @@ TEST(garbage_is_skipped) {
     memcpy(file + n, line, size), n += size;
     write_bytes(cache_file, file, n);
     assert_int_equal(get_again("good"), 7);
-    free(line);
 }
 
 TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept) {
@@ -174,7 +172,8 @@ TEST(processes_share_the_file) {
     for (int w = 0; w < WRITERS; w++) failed += waitpid(writers[w], &status, 0) != writers[w] || status != 0;
     assert_int_equal(failed, 0);
     size_t size;
-    char *text = (char *)read_bytes(cache_file, &size), key[32];
+    AUTO_FREE char *text = (char *)read_bytes(cache_file, &size);
+    char key[32];
     int lines = 0, found = 0;
     for (size_t i = 0; i < size; i++) lines += text[i] == '\n';
     for (int w = 0; w < WRITERS; w++)
@@ -184,5 +183,4 @@ TEST(processes_share_the_file) {
         }
     assert_int_equal(found, lines); // every line is whole
     assert_true(found >= ENTRIES);  // a process keeps its own in memory, so the last writer wrote all of its own
-    free(text);
 }

@@ -1,7 +1,6 @@
 // Weights from Hugging Face directories, of one file or several, and llm.c .bin files: the same values in our layout,
 // and clear words about everything that is not one of them.
 
-#include "llmc/base/atomic_file.h"
 #include "llmc/store/huggingface.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
@@ -71,7 +70,7 @@ static int declare(SafetensorsEntry *entries, const Parameter *table, Variant v,
 }
 
 static void write_shard(const char *path, Variant v, int shard) {
-    Parameter *table = parameter_table(&config);
+    AUTO_FREE Parameter *table = parameter_table(&config);
     SafetensorsEntry entries[64];
     int count = declare(entries, table, v, shard);
     SafetensorsWriter *w = safetensors_writer_open(path, entries, count, NULL, &err);
@@ -89,7 +88,6 @@ static void write_shard(const char *path, Variant v, int shard) {
     for (; n < count; n++)
         for (int64_t k = 0; k < entries[n].bytes / (int64_t)dtype_size(v.dtype); k++) append(w, v.dtype, -7.0f);
     assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
-    free(table);
 }
 
 static const char *shard_path(int shard, int shards) {
@@ -99,7 +97,7 @@ static const char *shard_path(int shard, int shards) {
 }
 
 static void write_index(Variant v) {
-    Parameter *table = parameter_table(&config);
+    AUTO_FREE Parameter *table = parameter_table(&config);
     FILE *f = fopen(tmp_file("model.safetensors.index.json"), "w");
     assert_non_null(f);
     fputs("{\"metadata\": {\"total_size\": 0}, \"weight_map\": {", f);
@@ -112,13 +110,11 @@ static void write_index(Variant v) {
     }
     fputs("}}\n", f);
     fclose(f);
-    free(table);
 }
 
 static const char *write_huggingface(Variant v) {
-    char *text = huggingface_config_json(&config, v.dtype, -1);
+    AUTO_FREE char *text = huggingface_config_json(&config, v.dtype, -1);
     write_text(tmp_file("config.json"), text);
-    free(text);
     for (int shard = 0; shard < v.shards; shard++) write_shard(shard_path(shard, v.shards), v, shard);
     if (v.shards)
         write_index(v);
@@ -138,10 +134,10 @@ static void assert_reads_the_model(const char *path, int64_t step) {
     WeightsFile *f = weights_file_open(path, &err);
     assert_ok(f);
     assert_memory_equal(weights_file_config(f), &config, sizeof config);
-    Parameter *table = parameter_table(&config);
+    AUTO_FREE Parameter *table = parameter_table(&config);
     for (int i = 0; i < parameter_count(&config); i++) {
         const Parameter *p = &table[i];
-        float *rows = malloc((size_t)(step * p->cols) * sizeof *rows);
+        AUTO_FREE float *rows = malloc((size_t)(step * p->cols) * sizeof *rows);
         for (int64_t first = 0; first < p->rows; first += step) {
             int64_t n = p->rows - first < step ? p->rows - first : step;
             assert_true(weights_file_read(f, p, first, n, rows, &err));
@@ -151,9 +147,7 @@ static void assert_reads_the_model(const char *path, int64_t step) {
                 if (rows[k] != expected) fail_msg("%s, element %d", p->name, (int)e);
             }
         }
-        free(rows);
     }
-    free(table);
     weights_file_close(f);
 }
 
@@ -199,6 +193,11 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     const char *weights = tmp_file("w.safetensors");
     write_shard(weights, (Variant){.dtype = DTYPE_FP32}, 0);
     REFUSED(weights, "give the directory that holds this file");
+    write_huggingface((Variant){.dtype = DTYPE_FP32});
+    unlink(tmp_file("model.safetensors"));
+    REFUSED(tmp.path, "no model.safetensors beside its config.json");
+    write_bytes(tmp_file("pytorch_model.bin"), "", 0);
+    REFUSED(tmp.path, "safe_serialization=True");
 }
 
 TEST(a_tensor_too_few_or_too_many_is_named) {
@@ -212,20 +211,11 @@ TEST(a_tensor_too_few_or_too_many_is_named) {
             "tensor lm_head.weight is (2) fp32, expected (130, 80) fp32");
 }
 
-TEST(a_directory_without_safetensors_says_what_to_do) {
-    write_huggingface((Variant){.dtype = DTYPE_FP32});
-    unlink(tmp_file("model.safetensors"));
-    REFUSED(tmp.path, "no model.safetensors beside its config.json");
-    write_bytes(tmp_file("pytorch_model.bin"), "", 0);
-    REFUSED(tmp.path, "safe_serialization=True");
-}
-
 // A directory of that shape whose weights take no room on the disk: a header, and a hole for the data.
 static void write_hole(const ModelConfig *shape) {
-    char *text = huggingface_config_json(shape, DTYPE_FP32, 50256);
+    AUTO_FREE char *text = huggingface_config_json(shape, DTYPE_FP32, 50256);
     write_text(tmp_file("config.json"), text);
-    free(text);
-    Parameter *table = parameter_table(shape);
+    AUTO_FREE Parameter *table = parameter_table(shape);
     FILE *f = fopen(tmp_file("model.safetensors"), "w");
     long long end = 0;
     fprintf(f, "LENGTH__{");
@@ -244,7 +234,6 @@ static void write_hole(const ModelConfig *shape) {
     fflush(f);
     assert_int_equal(ftruncate(fileno(f), (off_t)(8 + length) + end), 0);
     fclose(f);
-    free(table);
 }
 
 TEST(all_sizes_of_gpt2_are_read) {
@@ -359,9 +348,8 @@ TEST(tensors_of_another_type_are_refused_by_name_and_type) {
 
 // The config.json of the model with one piece of text replaced.
 static void edit_config(const char *from, const char *to) {
-    char *text = huggingface_config_json(&config, DTYPE_FP32, 0);
+    AUTO_FREE char *text = huggingface_config_json(&config, DTYPE_FP32, 0);
     write_text(tmp_file("config.json"), text);
-    free(text);
     replace_in_file(tmp_file("config.json"), from, to);
 }
 
@@ -438,7 +426,8 @@ TEST(llmc_headers_that_do_not_fit_are_refused) {
     };
     const char *path = write_llmc_model(DTYPE_FP32), *edited = tmp_file("edited.bin");
     size_t n;
-    unsigned char *good = read_bytes(path, &n), saved[4];
+    AUTO_FREE unsigned char *good = read_bytes(path, &n);
+    unsigned char saved[4];
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
         memcpy(saved, good + 4 * edits[i].word, 4);
         memcpy(good + 4 * edits[i].word, &edits[i].number, 4);
@@ -450,7 +439,6 @@ TEST(llmc_headers_that_do_not_fit_are_refused) {
     REFUSED(edited, "truncated");
     write_bytes(edited, good, 1023);
     REFUSED(edited, "1023 bytes, expected a header of 1024: truncated");
-    free(good);
 }
 
 // --------------------------------------------------------------------------------------------------------- any bytes
@@ -463,13 +451,11 @@ static bool survive(const char *path) {
         assert_true(err.text[0] != '\0');
         return false;
     }
-    Parameter *table = parameter_table(weights_file_config(f));
+    AUTO_FREE Parameter *table = parameter_table(weights_file_config(f));
     for (int i = 0; i < parameter_count(weights_file_config(f)); i++) {
-        float *out = malloc((size_t)parameter_numel(&table[i]) * sizeof *out);
+        AUTO_FREE float *out = malloc((size_t)parameter_numel(&table[i]) * sizeof *out);
         assert_true(weights_file_read(f, &table[i], 0, table[i].rows, out, &err));
-        free(out);
     }
-    free(table);
     weights_file_close(f);
     return true;
 }
