@@ -1,5 +1,6 @@
 // fp8: quantisation bit by bit, products, scales from step to step, against the specification (test/reference/fp8.h).
-// The numbers themselves are tested in test/unit/test_number.c, the model that is made of these ops in test_fp8_model.c.
+// The numbers themselves are tested in test/unit/test_number.c, the model that is made of these ops in
+// test_fp8_model.c.
 #include "dev/sim/sim_control.h"
 #include "llmc/base/arithmetic.h"
 #include "test/ops/fp8_case.h"
