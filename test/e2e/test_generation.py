@@ -110,7 +110,7 @@ def test_answers_alone_go_to_stdout_and_what_was_said_stays_until_new(model, tmp
     (b"of\n", ["--prompt", "the"], b"the\nof\n"),  # the prompt comes first
     (b"\n\r\n\nhis\r\n\n/quit\nthis is not read\n", [], b"his\n"),
     (b"his", [], b"his\n"),  # the last line may have no end
-    (b"/quit", [], b""),
+    (b"/quit", [], b""), (b"", [], b""),
 ])
 def test_these_lines_are_answered_as_those(model, lines, options, same_as):
     assert talk(model, lines, 10, *options).stdout == (talk(model, same_as, 10).stdout if same_as else b"")

@@ -393,7 +393,8 @@ def test_what_the_disk_cannot_hold_is_not_begun(hub, out):
 # What the server lists; b"": add_tokenizer's files.
 @pytest.mark.parametrize("listing, message", [
     ([503, 500], ""), ([404], "not there (HTTP 404)"), ([401], "set HF_TOKEN"), ([403], "set HF_TOKEN"),
-    ([b"<html>"], "not a listing"), ([b"{}"], "no "), ([b"[3]"], "not a listing"), ([b'[{"type": "file"}]'], "no "), ([b"[]"], "no "),
+    ([b"<html>"], "not a listing"), ([b"{}"], "no "), ([b"[]"], "no "), ([b"[3]"], "not a listing"),
+    ([b'[{"type": "file"}]'], "no "),
     ([b'[{"type": "file", "path": "vocab.json", "size": -1}]'], "cannot be read"),
     ([b'[{"type": "file", "path": 7, "size": 1}]'], "no "),
     ([b'[{"type": "file", "path": "vocab.json", "size": 1, "lfs": 3}]'], "cannot be read"),

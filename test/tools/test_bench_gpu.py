@@ -64,6 +64,15 @@ def test_the_largest_micro_batch_that_fits_is_found(tmp_path):
     assert "B=8 T=16 left out" in sections(report)["micro-batch and context"]["detail"]
 
 
+def test_a_trainer_that_always_fails_fails_every_section_with_its_words(tmp_path):
+    trainer = script(tmp_path / "trainer", "echo 'no CUDA device was found' >&2; exit 1")
+    result, report, _ = bench(tmp_path / "out", "--only", "^tiny|start", trainer=trainer)
+    rows = sections(report)
+    assert result.returncode == 1 and rows["start"]["result"] == "skipped"
+    for name in ("tiny and its ops", "tiny, 3 blocks"):
+        assert rows[name]["result"] == "FAILED" and "no CUDA device" in rows[name]["detail"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill -ABRT $$", "sleep 1000", "head -c 100000 /dev/urandom; exit 139"])
 def test_a_trainer_that_breaks_with_cudnn_is_measured_with_our_kernels(tmp_path, fault):

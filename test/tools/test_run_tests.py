@@ -19,7 +19,8 @@ def run(tmp_path, script, *options):
 PROGRAMS = {
     "nothing more": (PASSES, 0, "1 passed, 0 failed", ""),
     "fail": (PASSES + FAILS, 1, "1 passed, 1 failed", "because"),
-    "crash": (PASSES + "echo '[ RUN      ] b'; kill -SEGV $$", 1, "1 passed, 1 failed", "FAILED   program: b (ended with status -11)"),
+    "crash": (PASSES + "echo '[ RUN      ] b'; kill -SEGV $$", 1, "1 passed, 1 failed",
+              "FAILED   program: b (ended with status -11)"),
     "end badly": (PASSES + "exit 23", 1, "1 passed, 1 failed", ""),
     "hold no test": ("exit 0", 1, "0 passed, 1 failed", ""),
     "skip": (PASSES + "echo '[ RUN      ] b'; echo no data; echo '[  SKIPPED ] b'", 0, "1 passed, 0 failed, 1 skipped",

@@ -131,7 +131,8 @@ def test_what_was_sent_is_not_sent_again_though_the_log_was_cut(stand_in, tmp_pa
                             {"step": 3, "choices/hellaswag_val/accuracy_normalised": 0.2955},
                             {"step": 3, "gpu/power_watts": 650.0}]
     assert sample["step"] == 3 and "a &lt;b&gt;\nc" in sample["sample/1"]  # escaped
-    assert calls(stand_in, "config")[0][0]["options"] == {"lr": 6e-4}
+    config = calls(stand_in, "config")[0][0]
+    assert (config["options"], config["model"]) == ({"lr": 6e-4}, {"L": 12})
     write(run, RUN_EVENT, *STEPS[:1], RUN_EVENT, *STEPS[1:], {**STEPS[2], "step": 4}, mode="w")  # resumed at step 1
     assert "1 events sent" in upload(run, **stand_in).stdout
     steps = [row["step"] for row, number in calls(stand_in, "log") if "train/loss" in row]

@@ -27,43 +27,40 @@ TestFixture test_each = {make_machine, tmp_teardown};
 
 static const size_t GiB = (size_t)1 << 30;
 
+#define SELF   "proc/self/cgroup"
+#define GROUPS "sys/fs/cgroup/"
+
 TEST(the_least_of_the_machine_and_its_control_groups_counts) {
     static const struct {
-        const char *what, *files[4][2]; // paths below the root, and what is in them
-        double total, available;        // GiB
+        const char *what;
+        double gib[2];           // in all, available
+        const char *files[4][2]; // paths below the root, and what is in them
     } machines[] = {
-        {"no control groups", {{NULL}}, 64, 60},
-        {"a version 2 limit, page cache is free", // 8 - (5 - 1)
-         {{"proc/self/cgroup", "0::/user/job\n"},
-          {"sys/fs/cgroup/user/job/memory.max", "8589934592\n"},
-          {"sys/fs/cgroup/user/job/memory.current", "5368709120\n"},
-          {"sys/fs/cgroup/user/job/memory.stat", "anon 1\ninactive_file 1073741824\n"}},
-         8,
-         4},
+        {"no control groups", {64, 60}, {{NULL}}},
+        {"a version 2 limit",
+         {8, 4}, // 8 - (5 - 1): page cache is free
+         {{SELF, "0::/job\n"},
+          {GROUPS "job/memory.max", "8589934592\n"},
+          {GROUPS "job/memory.current", "5368709120\n"},
+          {GROUPS "job/memory.stat", "anon 1\ninactive_file 1073741824\n"}}},
         {"a limit of a group above",
-         {{"proc/self/cgroup", "0::/user/job\n"},
-          {"sys/fs/cgroup/user/job/memory.max", "max\n"},
-          {"sys/fs/cgroup/user/memory.max", "4294967296\n"}},
-         4,
-         4},
-        {"a version 1 limit where the container mounts it", // its own group, seen as the root
-         {{"proc/self/cgroup", "5:devices:/docker/1234\n4:cpu,memory:/docker/1234\n0::/\n"},
-          {"sys/fs/cgroup/memory/memory.limit_in_bytes", "2147483648\n"},
-          {"sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n"}},
-         2,
-         1},
+         {4, 4},
+         {{SELF, "0::/user/job\n"},
+          {GROUPS "user/job/memory.max", "max\n"},
+          {GROUPS "user/memory.max", "4294967296\n"}}},
+        {"a version 1 limit where the container mounts it",
+         {2, 1}, // its own group, seen as the root
+         {{SELF, "5:devices:/docker/1234\n4:cpu,memory:/docker/1234\n0::/\n"},
+          {GROUPS "memory/memory.limit_in_bytes", "2147483648\n"},
+          {GROUPS "memory/memory.usage_in_bytes", "1073741824\n"}}},
         {"an unlimited group",
-         {{"proc/self/cgroup", "4:memory:/\n"},
-          {"sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"},
-          {"sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n"}},
-         64,
-         60},
+         {64, 60},
+         {{SELF, "4:memory:/\n"},
+          {GROUPS "memory/memory.limit_in_bytes", "9223372036854771712\n"},
+          {GROUPS "memory/memory.usage_in_bytes", "1073741824\n"}}},
         {"a group over its limit",
-         {{"proc/self/cgroup", "0::/\n"},
-          {"sys/fs/cgroup/memory.max", "1073741824\n"},
-          {"sys/fs/cgroup/memory.current", "2147483648\n"}},
-         1,
-         0},
+         {1, 0},
+         {{SELF, "0::/\n"}, {GROUPS "memory.max", "1073741824\n"}, {GROUPS "memory.current", "2147483648\n"}}},
     };
     for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
         HostMemory m;
@@ -71,8 +68,8 @@ TEST(the_least_of_the_machine_and_its_control_groups_counts) {
         tmp_teardown(NULL), make_machine(NULL);
         for (int k = 0; k < 4 && machines[i].files[k][0]; k++) put(machines[i].files[k][0], machines[i].files[k][1]);
         assert_ok(host_memory_read(tmp.path, &m, &err));
-        if ((double)m.total != machines[i].total * (double)GiB ||
-            (double)m.available != machines[i].available * (double)GiB)
+        if ((double)m.total != machines[i].gib[0] * (double)GiB ||
+            (double)m.available != machines[i].gib[1] * (double)GiB)
             fail_msg("%s: %zu of %zu bytes", machines[i].what, m.available, m.total);
     }
 }

@@ -252,6 +252,7 @@ TEST(a_T_longer_than_every_file_is_refused) {
     make_shard("t_1.bin", 2, 0, -1, 64, 0);
     ASSERT_OPEN_FAILS(tmp_file("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
     ASSERT_OPEN_FAILS(tmp_file("t_0.bin"), INT64_MAX / 2, "t_0.bin", "40 tokens");
+    ASSERT_OPEN_FAILS(make_shard("empty.bin", 2, 0, -1, 0, 0), 1, "empty.bin", "0 tokens");
     AUTO(shards_close) ShardSet set = open_shards(tmp_file("t_*.bin"), 63);
     assert_int_equal(set.num_windows, 1);
 }
