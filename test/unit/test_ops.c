@@ -250,6 +250,11 @@ TEST(every_tensor_of_every_op_is_checked) {
 }
 
 CALL(fp16, gelu_forward(t[0], t[0]))
+CALL(fp16_row, layernorm_forward(t[0], t[1], t[1], t[0], t[0], t[0]))
+CALL(two_thirds, layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5]))
+CALL(flat_cache, kv_cache_store(t[0], t[1], 0))
+CALL(no_rows, head_loss_forward(t[0], t[1], t[2], t[3], t[4], V))
+CALL(long_gradient, embedding_backward(t[0], t[1], t[2], t[3], false))
 CALL(odd_heads, attention_forward(t[0], t[1], t[2], NH + 1))
 CALL(flat_qkv, attention_forward(t[0], t[1], t[2], NH))
 CALL(late_store, kv_cache_store(t[0], t[1], MAX_T - T + 1))
@@ -261,13 +266,15 @@ CALL(two_of_one, const UpdateTensor u = with_lost(t); optimizer_update(&u, 1, 0,
 CALL(odd_offset, UpdateTensor u = with_lost(t); u.offset = 1; optimizer_update(&u, 1, 0, 1, params, t[4]))
 CALL(both_copies, UpdateTensor u = with_lost(t); u.master = t[2]; optimizer_update(&u, 1, 0, 1, params, t[4]))
 CALL(no_rule, UpdateTensor u = with_lost(t); u.rule = RULE_COUNT; optimizer_update(&u, 1, 0, 1, params, t[4]))
-CALL(two_dtypes, UpdateTensor u[] = {with_lost(t), with_lost(t)}; u[1].weight.dtype = u[1].lost.dtype = DTYPE_FP32;
+CALL(two_dtypes, UpdateTensor u[] = {with_lost(t), with_lost(t)}; u[1].weight.dtype = DTYPE_FP32;
      optimizer_update(u, 2, 0, 2, params, t[4]))
 CALL(slice, UpdateTensor u = updated(RULE_ADAFACTOR, t); u.offset = STATE_BLOCK;
      adafactor_statistics(&u, 1, params, t[6]))
 CALL(padding, UpdateTensor u = updated(RULE_ADAFACTOR, t); u.padding = W; adafactor_statistics(&u, 1, params, t[6]))
 CALL(odd_rows, fp8_quantize(t[0], tensor_none(), t[1], t[2], FP8_KEEP))
 CALL(nothing, fp8_quantize(tensor_none(), tensor_none(), t[0], t[1], FP8_KEEP))
+CALL(master_of_fp32, const UpdateTensor u = updated(RULE_LION, t); optimizer_update(&u, 1, 0, 1, params, t[5]))
+CALL(no_bias, fp8_matmul(t[0], t[1], t[2], t[3], t[2], tensor_none(), false))
 CALL(two_gradients, fp8_matmul(t[0], t[1], t[2], t[1], t[2], tensor_none(), false))
 CALL(bias_twice, fp8_matmul(t[0], t[1], t[2], t[3], t[2], t[4], true))
 
@@ -277,6 +284,27 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
         Case c;
     } wrong[] = {
         {"no compute dtype", {"gelu_forward", call_fp16, "", "", {TENSOR("x", DTYPE_FP16, W)}}},
+        {"no compute dtype", {"layernorm_forward", call_fp16_row, "", "", {TENSOR("x", DTYPE_FP16, C), FP32("y", 1)}}},
+        {"d is (2, 4, 16) bf16, expected 120 elements",
+         {"layernorm_forward",
+          call_two_thirds,
+          "",
+          "",
+          {ACT("a"), STAT("b"), STAT("c"), BF16("d", B, T, C + 1), BF16("e", C), BF16("f", C)}}},
+        {"is not (B,2NH,maxT,HS)",
+         {"kv_cache_store", call_flat_cache, "", "", {BF16("a", B, 7, MAX_T, HS), BF16("b", B, T, 3 * C)}}},
+        {"logits are not (R, 11)",
+         {"head_loss_forward",
+          call_no_rows,
+          "",
+          "",
+          {STAT("a"), BF16("b", 0, Vp), ACT("c"), BF16("d", Vp, C), I32("e", N)}}},
+        {"T = 4, dwpe has 3 rows",
+         {"embedding_backward",
+          call_long_gradient,
+          "",
+          "",
+          {FP32("a", Vp, C), FP32("b", 3, C), ACT("c"), I32("d", B, T)}}},
         {"not 3 * HS for 4 heads",
          {"attention_forward", call_odd_heads, "", "", {ACT("a"), FP32("b", B, NH, T), BF16("c", B, T, 3 * C)}}},
         {"expected (B,T,3C)",
@@ -304,6 +332,12 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
         {"has a master and what was lost", {"optimizer_update", call_both_copies, "", "", UPDATED}},
         {"has rule", {"optimizer_update", call_no_rule, "", "", UPDATED}},
         {"expected dtype bf16", {"optimizer_update", call_two_dtypes, "", "", UPDATED}},
+        {"is fp32 and has a master or lost part",
+         {"optimizer_update",
+          call_master_of_fp32,
+          "",
+          "",
+          {FP32("a", W), FP32("b", W), FP32("c", W), FP32("d", W), FP32("e", 2), CONTROL}}},
 #define FACTORED                                                                                                       \
     {BF16("a", 32, 16), FP32("b", 32, 16), FP32("c", 32, 16), FP32("d", 32), FP32("e", 16), FP32("f", 1), CONTROL}
         {"of a, a matrix of 32 x 16", {"adafactor_statistics", call_slice, "", "", FACTORED}},
@@ -312,6 +346,18 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
         {"is 32 x 40, not in multiples of 16",
          {"fp8_quantize", call_odd_rows, "", "", {TENSOR("a", DTYPE_E4M3, 32, 40), BF16("b", 32, 40), SLOT}}},
         {"no output", {"fp8_quantize", call_nothing, "", "", {BF16("a", 32, 48), SLOT}}},
+        {"is absent or not of a floating dtype",
+         {"fp8_matmul",
+          call_no_bias,
+          "",
+          "",
+          {I32("a", 32, 16), TENSOR("b", DTYPE_E4M3, 32, 48), SLOT, TENSOR("d", DTYPE_E5M2, 16, 48)}}},
+        {"expected 768 elements",
+         {"fp8_matmul",
+          call_no_bias,
+          "",
+          "",
+          {BF16("a", 32, 16), TENSOR("b", DTYPE_E4M3, 32, 48), SLOT, TENSOR("d", DTYPE_E5M2, 16, 64)}}},
         {"are both e5m2",
          {"fp8_matmul", call_two_gradients, "", "", {BF16("a", 32, 32), TENSOR("b", DTYPE_E5M2, 32, 48), SLOT}}},
         {"a bias is added once",
