@@ -30,7 +30,7 @@ bool ops_are_observed(void) { return observer != NULL; }
 // Of the op whose function this is in: the tensor and shape that tell its calls apart, FLOPs, bytes read and written.
 #define COST(shape, flops, read, written) ((OpCost){__func__, shape, flops, (read) + (written)})
 
-// -------------------------------------------------------------------------------------------------------------- shapes
+// --------------------------------------------------------------------------------------------------------------- costs
 
 static CallShape tensor_shape(Tensor t) {
     CallShape s = {.tensor = t.name, .rank = t.rank};
@@ -54,8 +54,6 @@ static CallShape update_shape(const UpdateTensor *tensors, int n) {
     return s;
 }
 
-// --------------------------------------------------------------------------------------------------------------- FLOPs
-
 static double matmul_flops(Tensor weight, Tensor in) {
     return 2.0 * (double)tensor_numel(in) * (double)tensor_rows(weight);
 }
@@ -65,8 +63,6 @@ static double matmul_flops(Tensor weight, Tensor in) {
 static double attention_flops(Tensor out, int matmuls) {
     return matmuls * (double)tensor_numel(out) * (double)(out.shape[1] + 1);
 }
-
-// --------------------------------------------------------------------------------------------------------------- bytes
 
 static double sum_bytes(const Tensor *tensors, int n) {
     double bytes = 0;
@@ -85,49 +81,6 @@ static double touched_bytes(Tensor table, Tensor tokens) {
 
 // Rows of the position table that sequences (B,T) use.
 static double position_bytes(Tensor table, Tensor tokens) { return (double)tensor_cols(tokens) * row_bytes(table); }
-
-// What an update reads and writes of a parameter: master, or the weight itself and what rounding took from it, and the
-// moments that its rule has. (RULE_DIRECTION's are momentum_update's, Adafactor's are adafactor_statistics'.)
-static double state_bytes(const UpdateTensor *t) {
-    const double parameter = BYTES(t->master.data ? t->master : t->weight, t->lost);
-    if (t->rule == RULE_DIRECTION || t->rule == RULE_ADAFACTOR) return parameter;
-    return parameter + BYTES(t->m, t->v, t->m_scale, t->v_scale);
-}
-
-static double update_read_bytes(const UpdateTensor *tensors, int n) {
-    double bytes = 0;
-    for (int i = 0; i < n; i++) {
-        const UpdateTensor *t = &tensors[i];
-        bytes += state_bytes(t) + BYTES(t->grad);
-        if (t->rule == RULE_ADAFACTOR) bytes += BYTES(t->v, t->row, t->col, t->rms);
-    }
-    return bytes;
-}
-
-static double update_written_bytes(const UpdateTensor *tensors, int n) {
-    double bytes = 0;
-    for (int i = 0; i < n; i++)
-        bytes += state_bytes(&tensors[i]) + (tensors[i].master.data ? BYTES(tensors[i].weight) : 0);
-    return bytes;
-}
-
-// The gradient is read once for the means of its squares and, when these are known, once for the size of the update;
-// the means are read and written.
-static double adafactor_bytes(const UpdateTensor *tensors, int n) {
-    double bytes = 0;
-    for (int i = 0; i < n; i++) {
-        const UpdateTensor *t = &tensors[i];
-        if (t->rule == RULE_ADAFACTOR) bytes += 2 * BYTES(t->grad) + 2 * BYTES(t->v, t->row, t->col) + BYTES(t->rms);
-    }
-    return bytes;
-}
-
-static double momentum_bytes(const UpdateTensor *tensors, int n) {
-    double bytes = 0;
-    for (int i = 0; i < n; i++)
-        if (tensors[i].rule == RULE_DIRECTION) bytes += BYTES(tensors[i].grad, tensors[i].m);
-    return bytes;
-}
 
 // -------------------------------------------------------------------------------------------------------------- checks
 
@@ -151,7 +104,7 @@ static void check_control(const char *op, Tensor control) {
     tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
 }
 
-// --------------------------------------------------------------------------------------------------------------- batch
+// ------------------------------------------------------------------------------------------------- batch and embedding
 
 void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     const int64_t B = tensor_rows(windows), T = tensor_cols(windows) - 1;
@@ -161,8 +114,6 @@ void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     RUN(batch_unpack, (inputs, targets, windows),
         COST(tensor_shape(windows), 0, BYTES(windows), BYTES(inputs, targets)));
 }
-
-// ---------------------------------------------------------------------------------------------------------- embedding
 
 void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
     const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(wte), maxT = tensor_rows(wpe);
@@ -468,9 +419,22 @@ static void check_update_step(const char *op, UpdateParams params, Tensor contro
     REQUIRE(params.step >= 1, "%s: step %lld, the first is 1", op, (long long)params.step);
 }
 
+// What an update reads and writes of a parameter: master, or the weight itself and what rounding took from it, and the
+// moments that its rule has. (RULE_DIRECTION's are momentum_update's, Adafactor's are adafactor_statistics'.)
+static double state_bytes(const UpdateTensor *t) {
+    const double parameter = BYTES(t->master.data ? t->master : t->weight, t->lost);
+    if (t->rule == RULE_DIRECTION || t->rule == RULE_ADAFACTOR) return parameter;
+    return parameter + BYTES(t->m, t->v, t->m_scale, t->v_scale);
+}
+
 OpCost op_cost_optimizer_update(const UpdateTensor *tensors, int n) {
-    return (OpCost){"optimizer_update", update_shape(tensors, n), 0,
-                    update_read_bytes(tensors, n) + update_written_bytes(tensors, n)};
+    OpCost cost = {"optimizer_update", update_shape(tensors, n), 0, 0};
+    for (int i = 0; i < n; i++) {
+        const UpdateTensor *t = &tensors[i];
+        cost.bytes += 2 * state_bytes(t) + BYTES(t->grad) + (t->master.data ? BYTES(t->weight) : 0);
+        if (t->rule == RULE_ADAFACTOR) cost.bytes += BYTES(t->v, t->row, t->col, t->rms);
+    }
+    return cost;
 }
 
 void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
@@ -489,8 +453,16 @@ void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, 
         op_cost_optimizer_update(tensors + first, count));
 }
 
+// The gradient is read once for the means of its squares and, when these are known, once for the size of the update;
+// the means are read and written.
 OpCost op_cost_adafactor_statistics(const UpdateTensor *tensors, int n) {
-    return (OpCost){"adafactor_statistics", update_shape(tensors, n), 0, adafactor_bytes(tensors, n)};
+    OpCost cost = {"adafactor_statistics", update_shape(tensors, n), 0, 0};
+    for (int i = 0; i < n; i++) {
+        const UpdateTensor *t = &tensors[i];
+        if (t->rule == RULE_ADAFACTOR)
+            cost.bytes += 2 * BYTES(t->grad) + 2 * BYTES(t->v, t->row, t->col) + BYTES(t->rms);
+    }
+    return cost;
 }
 
 void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
@@ -505,7 +477,10 @@ void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams param
 }
 
 OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n) {
-    return (OpCost){"momentum_update", update_shape(tensors, n), 0, 2 * momentum_bytes(tensors, n)};
+    OpCost cost = {"momentum_update", update_shape(tensors, n), 0, 0};
+    for (int i = 0; i < n; i++)
+        if (tensors[i].rule == RULE_DIRECTION) cost.bytes += 2 * BYTES(tensors[i].grad, tensors[i].m);
+    return cost;
 }
 
 void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
@@ -587,8 +562,6 @@ void fp8_slots_advance(Tensor slots) {
     tensor_check(__func__, slots, DTYPE_U8, n * (int64_t)sizeof(Fp8Slot));
     RUN(fp8_slots_advance, (slots), COST(tensor_shape(slots), 0, BYTES(slots), BYTES(slots)));
 }
-
-// ----------------------------------------------------------------------------------------------------------- numerics
 
 void tensor_statistics(Tensor stats, Tensor t, DType format) {
     tensor_check(__func__, stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
