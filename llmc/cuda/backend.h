@@ -1,13 +1,13 @@
-// The private header of the CUDA backend: its one handle, the workspace, checked calls, and what the files of llmc/cuda
-// share on the host side: kernels that several ops launch, attention, matrix products, tables of tensors, what a GPU
-// can do. C and C++. Nothing outside llmc/cuda includes it. Choices by measurement are in tuning.h, what kernels need
+// The private header of the CUDA backend: its one handle, the workspace, checked calls, and the host-side interfaces
+// shared by the files of llmc/cuda: kernels that several ops launch, attention, matrix products, tables of tensors, GPU
+// capabilities. C and C++. Nothing outside llmc/cuda includes it. Choices by measurement are in tuning.h, device code
 // in kernel.cuh.
 //
 // How an op is run here: the one thread that called device_init calls the ops; each op checks its tensors, launches
 // kernels (or library calls) on the compute stream and returns. Ops run in order, so every op may use the whole
-// workspace, from its start. What an op keeps there does not outlive the call. Nothing waits, allocates or asks the
-// device anything once the first steps have run: plans are made, and candidates timed, when a shape is met for the
-// first time, which never happens under capture (see device_graph_begin in device.c).
+// workspace, from its start. The contents do not outlive the call. After the first steps nothing waits, allocates or
+// queries the device: plans are made, and candidates timed, at the first use of a shape, which never happens under
+// capture (see device_graph_begin in device.c).
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/sizes.h"
@@ -41,8 +41,8 @@ extern CudaBackend cuda_backend;
 // The stream that ops run on.
 static inline cudaStream_t cuda_compute_stream(void) { return cuda_backend.streams[STREAM_COMPUTE]; }
 
-// Calls of the CUDA runtime that can fail only by a bug, or by an earlier kernel that broke: stops the program. While a
-// step is being recorded the message says so: the call, or one before it, is then one that a step may not make.
+// For calls of the CUDA runtime that fail only because of a bug or an earlier faulty kernel: stops the program. While a
+// step is being recorded the message says so, since this call, or one before it, may then be illegal in a step.
 #define CUDA_CHECK(call)                                                                                               \
     do {                                                                                                               \
         cudaError_t cuda_status_ = (call);                                                                             \
@@ -50,19 +50,20 @@ static inline cudaStream_t cuda_compute_stream(void) { return cuda_backend.strea
                 cudaGetErrorName(cuda_status_), cuda_backend.capturing ? " while recording a graph" : "");             \
     } while (0)
 
-// The first `bytes` bytes of the workspace, 256-byte aligned, contents undefined: they belong to the op until the next
-// op asks. Stops the program, naming op, when the workspace is smaller: then ops_workspace_bytes and the op disagree.
+// The first `bytes` bytes of the workspace, 256-byte aligned, contents undefined. They belong to the op until the next
+// op asks. Stops the program, naming op, when the workspace is smaller, which means that ops_workspace_bytes and the op
+// disagree.
 void *cuda_scratch(const char *op, int64_t bytes);
 
-// What the ops need of the workspace is in sizes.h, but for attention by cuDNN. Both note the shape: for the layout of
-// the workspace during a product, and to ask cuDNN, whose kernels are then made for it.
+// The workspace sizes of the ops are in sizes.h, except for attention by cuDNN. Both functions note the shape: one for
+// the layout of the workspace during a product, one to query cuDNN and to build its kernels for this shape.
 void cuda_matmul_note_shape(OpsShape shape);
 int64_t cuda_cudnn_workspace(OpsShape shape);
 
 // Device to device, in order on the compute stream.
 void cuda_copy(void *device_dst, const void *device_src, size_t bytes);
 
-// Whether a kernel of this program runs on the current GPU: false where it was built for others, with CUDA's reason.
+// Whether the kernels of this program run on the current GPU: false, with CUDA's reason, if it was built for others.
 bool cuda_kernels_fit(const char **reason);
 
 // Nodes (kernels, copies, fills) that the graph holds; 0 until it is recorded.
@@ -80,7 +81,7 @@ void cuda_optimizer_shutdown(void);
 void cuda_add_bias(Tensor out, Tensor bias);
 
 // Whether two pieces of device memory hold the same bytes (an even number of them, 2-byte aligned). Allocates and
-// waits: for choices at the first use of a shape. Also false when there is no memory left to find out.
+// waits: for choices at the first use of a shape. Also false when there is no memory left for the comparison.
 bool cuda_same_bits(const void *a, const void *b, size_t bytes);
 
 // The last stage of sums over rows in a fixed order: first (n1), second (n2) = or += (accumulate) the sums of the
@@ -100,9 +101,9 @@ void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets
                             Tensor control);
 
 // ----------------------------------------------------------------------------------------------------------- attention
-// What the files behind attention_forward and attention_backward share. attention.c checks the tensors and decides who
-// computes: our own kernels, or cuDNN. Layouts and formulas are those of llmc/ops.h; an op's tensors have been checked
-// when they get here.
+// Shared by the files that implement attention_forward and attention_backward. attention.c checks the tensors and
+// chooses our own kernels or cuDNN. Layouts and formulas are in llmc/ops.h; the tensors of the calls below are already
+// checked.
 
 typedef struct {
     int64_t B, T, NH, HS;
@@ -111,29 +112,29 @@ typedef struct {
 
 typedef enum { ATTENTION_FORWARD, ATTENTION_BACKWARD, ATTENTION_PASSES } AttentionPass;
 
-// For device_init, once the streams exist: false, with the reason and the way out, when options ask for cuDNN and this
-// machine has none that it can use. Shapes that cuDNN does not take (fp32, head sizes) are no reason: they run on own
-// kernels, and cuda_attention_description says so.
+// For device_init, once the streams exist: false, with the reason and a remedy, when options ask for cuDNN and this
+// machine has no usable one. Shapes that cuDNN does not support (fp32, head sizes) are not an error: they run on our
+// own kernels, and cuda_attention_description says so.
 bool cuda_attention_check(const DeviceOptions *options, Error *err);
 
-// Who computes attention at the shape that was planned last, for the run's header: "cuDNN 9.19.0", "own kernels (cuDNN
+// The implementation of attention at the shape planned last, for the run's header: "cuDNN 9.19.0", "own kernels (cuDNN
 // not found: ...)", "cuDNN 9.19.0 or own kernels, to be measured" before the first step, "forward cuDNN 9.19.0,
 // backward own kernels (...)". Empty before ops_workspace_bytes. Valid until the next call.
 const char *cuda_attention_description(void);
 
-// Our own kernels, used where cuDNN is absent, slower or does not take the shape. Two families behind one pair of
-// calls. Tensor cores (flash_forward.cu, flash_backward.cu): bf16 on sm_80+, fp16 on sm_75+, head sizes that are a
+// Our own kernels, used where cuDNN is absent, slower or does not support the shape. One pair of calls covers two
+// families. Tensor cores (flash_forward.cu, flash_backward.cu): bf16 on sm_80+, fp16 on sm_75+, head sizes that are a
 // multiple of 8, at most 128. Plain (plain_attention.cu): every floating dtype and every head size, on the ordinary
-// units. Neither ever holds a T x T matrix; both add in a fixed order, without atomics.
+// units. Neither ever stores a T x T matrix; both add in a fixed order, without atomics.
 
-// Whether the tensor-core kernels take this: otherwise the calls below run the plain ones.
+// Whether the tensor-core kernels support this; otherwise the calls below run the plain ones.
 bool cuda_flash_supports(DType dtype, int64_t head_size);
 
 // Any floating dtype, any head size. They take scratch memory from the workspace, at most cuda_size_flash.
 void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads);
 void cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads);
 
-// What the kernels of both families are told.
+// Arguments of the kernels of both families.
 typedef struct {
     int T, NH, HS;
     int heads;         // B * NH
@@ -151,14 +152,14 @@ FlashShape cuda_flash_shape(Tensor qkv, int num_heads);
 
 // cuDNN's attention on the GPU of this process (cudnn_attention.c), which owns cuDNN's handle.
 
-// Whether cuDNN can be used here: the library is there, new enough, and the GPU is one that it has fused attention for.
-// The first call loads the library, later ones give the same answer.
+// Whether cuDNN can be used here: the library is present and new enough, and has fused attention for this GPU. The
+// first call loads the library; later calls return the same answer.
 bool cudnn_attention_open(Error *why);
 void cudnn_attention_close(void);               // after everything below was destroyed
 int cudnn_attention_version(void);              // 91900
 const char *cudnn_attention_version_text(void); // "9.19.0"
 
-// One pass at one shape. NULL and the reason when cuDNN has none whose bits repeat, or only with more workspace than
+// One pass at one shape. NULL and the reason when cuDNN has no form with repeatable bits that needs at most
 // max_workspace bytes. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and must be done before it runs.
 typedef struct CudnnAttention CudnnAttention;
 CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why);
@@ -167,32 +168,32 @@ int64_t cudnn_attention_workspace(const CudnnAttention *attention);
 bool cudnn_attention_compile(CudnnAttention *attention, Error *why);
 
 // The tensors of attention_forward and attention_backward (llmc/ops.h), of exactly the shape. Enqueued on the compute
-// stream, may be captured. workspace is 256-byte aligned. False, with the reason, when cuDNN does not launch it.
+// stream, may be captured. workspace is 256-byte aligned. False, with the reason, when the launch fails.
 bool cudnn_attention_forward(CudnnAttention *attention, Tensor out, Tensor lse, Tensor qkv, void *workspace,
                              Error *why);
 bool cudnn_attention_backward(CudnnAttention *attention, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
                               void *workspace, Error *why);
 
 // ----------------------------------------------------------------------------------------------------- matrix products
-// Matrix products by cuBLASLt: descriptors and an algorithm are found once for each distinct product, measured on first
-// use, and remembered here for the process and in the tuning file (tuning.h) for the next one. matmul.c maps the ops
-// onto this.
+// Matrix products by cuBLASLt. Descriptors and an algorithm are found once for each distinct product, measured on first
+// use, and kept here for the process and in the tuning file (tuning.h) for the next one. matmul.c maps the ops onto
+// this.
 //
-// Only algorithms that repeat their bits are used: k in one piece, or split with fp32 parts that are added in a fixed
-// order, and then only after two runs on the real operands gave the same bits. And only those that ran, and whose
-// results agree: an algorithm that leaves out part of its work is the fastest.
+// Only algorithms with repeatable bits are used: k in one piece, or split with fp32 parts that are added in a fixed
+// order, and then only after two runs on the real operands gave the same bits. They must also have run and agree with
+// the others: an algorithm that leaves out part of its work would win on time.
 
 // What cuBLASLt does to z = op(A) op(B) [+ D] before it stores D (m,n). bias and aux are of D's type.
 typedef enum {
     GEMM_PLAIN,         // D = z
     GEMM_BIAS,          // D = z + bias (m)
-    GEMM_GELU_AUX_BIAS, // aux (m,n) = z + bias (m), D = gelu(z + bias): gelu of what was not rounded yet
+    GEMM_GELU_AUX_BIAS, // aux (m,n) = z + bias (m), D = gelu(z + bias): gelu of the unrounded sum
     GEMM_DGELU,         // D = z * gelu'(aux (m,n))
-    GEMM_BGRADB,        // D = z, bias (n) = sum over k of op(B): stored, never added to what stood there
+    GEMM_BGRADB,        // D = z, bias (n) = sum over k of op(B): stored, never added
 } GemmEpilogue;
 
-// One product as cuBLASLt sees it: column-major and contiguous, so that a row-major tensor (rows, cols) is a matrix
-// (cols, rows) with leading dimension cols.
+// One product as cuBLASLt sees it: column-major and contiguous, so a row-major tensor (rows, cols) is a matrix (cols,
+// rows) with leading dimension cols.
 typedef struct {
     const char *op;                // for messages
     bool transpose_a, transpose_b; // A is (k,m) in memory instead of (m,k), B is (n,k) instead of (k,n)
@@ -201,7 +202,7 @@ typedef struct {
     GemmEpilogue epilogue;
     bool accumulate; // D += instead of D =
     const void *a, *b;
-    const float *scale_a, *scale_b; // fp8, on the device: what A and B are multiplied by, read when the product runs
+    const float *scale_a, *scale_b; // fp8, on the device: factors of A and B, read when the product runs
     bool fast_sums;                 // fp8: sums may stay in the tensor cores' registers, see fp8_matmul
     void *d, *bias, *aux;
     void *workspace; // 256-byte aligned; its contents are lost
@@ -210,29 +211,29 @@ typedef struct {
 
 typedef struct GemmPlan GemmPlan;
 
-// The plan of a product, found or made. NULL when cuBLASLt has nothing for it. Products that differ only in where
-// operands lie, at the same alignment, and in accumulate share a plan. The first call of a plan chooses its algorithm
-// by running candidates on the operands of g, which must be valid: D, aux and a bias gradient are overwritten (D not
-// when it accumulates). Never under capture.
+// The plan of a product, found or made. NULL when cuBLASLt does not support it. Products that differ only in the
+// addresses of operands, at the same alignment, and in accumulate share a plan. The first call of a plan chooses its
+// algorithm by running candidates on the operands of g, which must be valid; D, aux and a bias gradient are overwritten
+// (not D if it accumulates). Never under capture.
 GemmPlan *gemm_plan(const Gemm *g);
 
 // Launches the product on the compute stream.
 void gemm_run(const GemmPlan *plan, const Gemm *g);
 
-// What an epilogue does and what a plain product and a kernel can do as well.
+// A choice between an epilogue and the same work by a plain product and a kernel.
 enum { GEMM_MAX_OUTPUTS = 2 };
 typedef struct {
     bool (*work)(void *context, int fused); // 0: the plain way, 1: the fused way; both repeatable
     void *context;
-    bool (*repeats)(void *context);   // asked first, may be NULL: false is a no
+    bool (*repeats)(void *context);   // asked first, may be NULL; false: not fused
     bool timed;                       // the fused way must be faster too
     bool adds;                        // work adds to its outputs
     Tensor outputs[GEMM_MAX_OUTPUTS]; // lost
     int num_outputs;
 } GemmContest;
 
-// Whether the fused way is to be taken. The first call compares the outputs of both ways, and measures. An output
-// without data, or no memory to compare: not where time decides.
+// Whether to take the fused way. The first call compares the outputs of both ways and times them. If an output has no
+// data, or there is no memory to compare, a timed contest is not fused.
 bool gemm_fuses(GemmPlan *plan, const GemmContest *contest);
 bool gemm_is_known(GemmPlan *plan, bool timed); // the next gemm_fuses will run nothing
 
@@ -245,15 +246,15 @@ typedef struct {
 GemmCounts gemm_counts(void);
 
 // --------------------------------------------------------------------------------------------------- tables of tensors
-// Tables on the device that name tensors, so that one launch runs over all tensors of a step: a hundred small ones cost
-// nothing apart, and the largest is spread over all multiprocessors. Host side (optimizer.cu); the search for a block's
+// Tables of tensors on the device, so that one launch runs over all tensors of a step: small tensors cost no launches
+// of their own, and the largest is spread over all multiprocessors. Host side (optimizer.cu); the search for a block's
 // part of the work is in optimizer.cuh.
 //
-// A table has an entry (what a kernel must know) for each tensor of the caller's array, or several, or none. Entries
-// that one kernel serves are a group and stand side by side, in the order of their tensors; each is cut into parts, one
-// a block. So the tensors [first, first + count) of a group are a run: parts without a gap, one launch.
-// Tables are built when an array is met for the first time, found again by its contents, and kept: the only memory that
-// the optimizer's kernels own. A steady step looks them up and neither waits nor allocates.
+// A table has zero or more entries (the arguments of a kernel) for each tensor of the caller's array. Entries for one
+// kernel form a group and are adjacent, in the order of their tensors; each is cut into parts, one per block. So the
+// tensors [first, first + count) of a group are a run: contiguous parts, one launch.
+// Tables are built at the first use of an array, looked up by its contents, and kept; they are the only memory that the
+// optimizer's kernels own. A steady step looks them up and neither waits nor allocates.
 
 // The caller's array: n elements of `stride` bytes without padding. op names the caller in messages.
 typedef struct {
@@ -266,7 +267,7 @@ typedef struct {
 enum { TABLE_MAX_GROUPS = 16 };
 
 typedef struct {
-    int variant; // which kernel, as the caller numbers them
+    int variant; // kernel, in the caller's numbering
     int begin, end;
 } TableGroup;
 
@@ -280,7 +281,7 @@ typedef struct {
     int num_groups;
 } UpdateTable;
 
-// Entries of one group that stand side by side. Their parts are first[0] .. first[0] + parts - 1.
+// Adjacent entries of one group. Their parts are first[0] .. first[0] + parts - 1.
 typedef struct {
     const void *entries;
     const int32_t *first; // (n + 1)
@@ -289,21 +290,21 @@ typedef struct {
 } TableRun;
 
 typedef struct TableDraft TableDraft;
-// Lists the entries of an array, in the order of its elements; stops the program where a tensor is wrong.
+// Lists the entries of an array, in the order of its elements; stops the program if a tensor is invalid.
 typedef void TableDescribe(TableDraft *draft, TensorArray array);
 void table_add(TableDraft *draft, int variant, int tensor, const void *entry, int64_t parts);
 
 // The table of this array as `describe` sees it. Building one waits for the device.
 const UpdateTable *update_table(TensorArray array, size_t entry_bytes, TableDescribe *describe);
 
-// The group of that variant; NULL when no tensor is of it.
+// The group of that variant; NULL if it has no tensors.
 const TableGroup *table_group(const UpdateTable *table, int variant);
-// What tensors [first, first + count) have in a group, which may be NULL; n = 0 when nothing.
+// The entries of tensors [first, first + count) in a group, which may be NULL; n = 0 when there are none.
 TableRun table_run(const UpdateTable *table, const TableGroup *group, int first, int count);
 
 // --------------------------------------------------------------------------------------------------- what a GPU can do
-// At most, derived from what it says of itself: FLOP/s of the datasheet from multiprocessors x clock x operations a
-// clock, memory bandwidth from clock x bus width. Pure arithmetic (device_speed.c).
+// Peak rates, derived from the attributes the driver reports: the datasheet's FLOP/s from multiprocessors x clock x
+// operations per clock, memory bandwidth from clock x bus width. Pure arithmetic (device_speed.c).
 
 typedef struct {
     char name[128];         // "NVIDIA H200"
@@ -314,35 +315,35 @@ typedef struct {
     int memory_bus_bits;
 } GpuAttributes;
 
-// Dense FLOP/s (2 a multiply-add) with fp32 accumulation, as the datasheet counts them; 0 = not known. fp32 counts on
-// the TF32 tensor cores when tf32 is set and there are some.
+// Dense FLOP/s (2 per multiply-add) with fp32 accumulation, as the datasheet counts them; 0 = unknown. fp32 uses the
+// TF32 tensor cores if tf32 is set and the GPU has them.
 double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32);
 
-// Whether there are fp8 matmuls: the tensor cores have them from sm_89, cuBLASLt from 12.1, for Blackwell from 12.8
-// (versions as the library counts them, 120803 is 12.8.3).
+// Whether fp8 matmuls are available: on tensor cores from sm_89, in cuBLASLt from 12.1, for Blackwell from 12.8
+// (versions in the library's encoding, 120803 is 12.8.3).
 bool gpu_has_fp8(int compute_capability, size_t cublaslt_version);
 
-// Bytes a second between chip and memory, as the datasheet counts them; 0 = not known.
+// Bytes per second between chip and memory, as the datasheet counts them; 0 = unknown.
 double gpu_peak_bandwidth(const GpuAttributes *gpu);
 
-// "13.0" of 13000, "12.4" of 12040: how CUDA counts its versions. Returns buf.
+// CUDA's version encoding as text: 13000 is "13.0", 12040 is "12.4". Returns buf.
 const char *cuda_version_text(int version, char *buf, size_t size);
 
-// "80 90" -> "sm_80, sm_90": how a list of architectures reads in a message. Returns buf.
+// "80 90" -> "sm_80, sm_90": a list of architectures for a message. Returns buf.
 const char *gpu_list_text(const char *archs, char *buf, size_t size);
 
 // ------------------------------------------------------------------------------------------------------------- sensors
-// NVML, the library behind nvidia-smi: clocks, power, energy, temperature, throttling. Optional: found by dlopen in the
-// driver's files at run time, never linked; without it there are no sensors.
+// NVML, the library behind nvidia-smi: clocks, power, energy, temperature, throttling. Optional: loaded from the driver
+// with dlopen at run time, never linked; without it there are no sensors.
 
 typedef struct CudaNvml CudaNvml;
 
-// For the GPU at this PCI bus address ("00000000:1B:00.0"); path is the library, NULL the driver's. NULL where there is
-// no NVML, or it does not know the GPU.
+// For the GPU at this PCI bus address ("00000000:1B:00.0"); path is the library, NULL the driver's. NULL if NVML is
+// missing or does not know the GPU.
 CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id);
 void cuda_nvml_close(CudaNvml *nvml); // NULL is fine
 
-// What NVML tells; fields that it does not tell are 0.
+// Reads the sensors; fields that NVML does not report are 0.
 void cuda_nvml_read(const CudaNvml *nvml, DeviceSensors *sensors);
 
 // NVML's bits of reasons as words: "power cap, thermal"; "" for none, and for an idle GPU or clocks that the user set.

@@ -1,6 +1,6 @@
-// What every kernel file includes: launches, shared memory, reductions, conversions, elements as they travel (packs of
+// Included by every kernel file: launches, shared memory, reductions, conversions, vectorised element access (packs of
 // 16 bytes, their bits, vectors of N), stochastic rounding, and the dispatch on the element type. Kernels are written
-// in C-like CUDA C++: templates on the element type and on what must be known to the compiler, nothing more.
+// in C-like CUDA C++: templates on the element type and on compile-time constants, nothing more.
 //
 // Rules for kernels:
 //   - LAUNCH(kernel, grid, block, shared_bytes, stream)(arguments...); a kernel name with commas goes in parentheses.
@@ -23,16 +23,16 @@ typedef __half fp16;
 enum { WARP = 32 };
 #define ALL_LANES 0xffffffffu
 
-// kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked: a launch that the device refuses ends the
-// program, and names the kernel.
+// kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked: a failed launch stops the program and names the
+// kernel.
 template <class... P> struct KernelLaunch {
     const char *name;
     void (*kernel)(P...);
     dim3 grid, block;
     size_t shared_bytes;
     cudaStream_t stream;
-    // A block may have 48 KB of shared memory, static and dynamic together, unless its kernel is allowed more. The
-    // limit is only ever raised: a launch that was recorded may need what an earlier one asked for.
+    // A block may use 48 KB of shared memory, static and dynamic together, unless its kernel's limit is raised. The
+    // limit is never lowered: a recorded launch may need the limit that an earlier launch set.
     void allow_shared_memory() const {
         cudaFuncAttributes facts;
         CUDA_CHECK(cudaFuncGetAttributes(&facts, (const void *)kernel));
@@ -56,7 +56,7 @@ KernelLaunch<P...> kernel_launch(const char *name, void (*kernel)(P...), dim3 gr
 #define LAUNCH(kernel, grid, block, shared_bytes, stream)                                                              \
     kernel_launch(#kernel, kernel, grid, block, shared_bytes, stream)
 
-// The dynamic shared memory of the block that runs, as much as its launch asked for; 16-byte aligned.
+// The dynamic shared memory of the running block, of the size given at launch; 16-byte aligned.
 extern __shared__ int4 dynamic_shared_memory[];
 
 // Sum and maximum over the 32 lanes of a warp, the same in every lane: butterfly 16, 8, 4, 2, 1, so the order of the
@@ -71,7 +71,7 @@ static __device__ __forceinline__ float warp_max(float v) {
 }
 
 // Sum or maximum over the block, in warp order, the same in every thread. blockDim.x is a multiple of 32; every thread
-// takes part. Ends with a barrier, so that it may be called again at once.
+// takes part. Ends with a barrier, so it may be called again immediately.
 template <bool IS_MAX> static __device__ inline float block_reduce(float v) {
     __shared__ float partial[WARP];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
@@ -100,7 +100,7 @@ template <> __device__ __forceinline__ fp16 from_float<fp16>(float x) { return _
 
 // --------------------------------------------------------------------------------------------------------------- packs
 
-// 16 bytes of elements: what one thread loads or stores with one instruction. Addresses must be 16-byte aligned.
+// 16 bytes of elements, which one thread loads or stores with one instruction. Addresses must be 16-byte aligned.
 template <class T> struct alignas(16) Pack {
     static constexpr int N = 16 / (int)sizeof(T);
     T v[N];
@@ -121,19 +121,19 @@ template <class T> static __device__ __forceinline__ Pack<T> load_pack(const T *
 template <class T> static __device__ __forceinline__ void store_pack(T *p, const Pack<T> &v) {
     *reinterpret_cast<int4 *>(p) = pack_bits(v);
 }
-// Whether rows of `cols` elements of dtype that begin at p can be read in packs.
+// Whether rows of `cols` elements of dtype starting at p can be read in packs.
 static inline bool pack_aligned(const void *p, int64_t cols, DType dtype) {
     return (uintptr_t)p % 16 == 0 && (uint64_t)cols * dtype_size(dtype) % 16 == 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------- bits
-// 16 bytes as one int4 register quadruple and as floats. Where Pack<T> names single elements, these keep the 32-bit
-// words whole, which saves an instruction an element in kernels that are short of them.
+// 16 bytes as one int4 register quadruple and as floats. Pack<T> addresses single elements; these keep the 32-bit words
+// whole, which saves an instruction per element in kernels that are bound by instructions.
 
 template <class T> static __device__ __forceinline__ int4 load_bits(const T *p) {
     return *reinterpret_cast<const int4 *>(p);
 }
-// Streaming: read or written once, leave the caches to others.
+// Streaming access: the data is used once and should not displace other data from the caches.
 template <class T> static __device__ __forceinline__ int4 load_bits_once(const T *p) {
     return __ldcs(reinterpret_cast<const int4 *>(p));
 }
@@ -144,7 +144,7 @@ template <class T> static __device__ __forceinline__ void store_bits_once(T *p, 
     __stcs(reinterpret_cast<int4 *>(p), bits);
 }
 
-// The elements of one 32-bit word: one of fp32, two of 16 bits, the lower half first. bf16 is the upper half of a
+// The elements of one 32-bit word: one fp32 or two 16-bit elements, the lower half first. bf16 is the upper half of a
 // float.
 static __device__ __forceinline__ void word_to_floats(float *v, int word, float) { v[0] = __int_as_float(word); }
 static __device__ __forceinline__ void word_to_floats(float *v, int word, bf16) {
@@ -185,16 +185,17 @@ template <class T> static __device__ __forceinline__ int4 bits_from_floats(const
                      word_from_floats(v + 3 * N, T()));
 }
 
-// How many whole packs an element-wise op may take from n elements at each p: none when one is not 16-byte aligned.
+// The number of whole packs that an element-wise op may take from n elements at each p: 0 when any p is not 16-byte
+// aligned.
 template <class T, class... P> static inline int64_t whole_packs(int64_t n, const P *...p) {
     return ((uintptr_t)p | ...) % 16 == 0 ? n / Pack<T>::N : 0;
 }
 
 // ------------------------------------------------------------------------------------------------------------- vectors
-// N neighbouring elements of any floating type as one register value: what a thread holds where the number of elements,
-// not of bytes, is the same for several types (a gradient in bf16 and the fp32 sum it is added to). Loaded and stored
-// in accesses of up to 16 bytes. N = 1 serves rows whose size is no multiple of 16 bytes, with the same kernel text.
-// Pack is the case of exactly 16 bytes.
+// N adjacent elements of any floating type as one register value, for kernels that process the same number of elements
+// (not bytes) of several types (a gradient in bf16 and the fp32 sum it is added to). Loaded and stored in accesses of
+// up to 16 bytes. N = 1 serves rows whose size is not a multiple of 16 bytes, with the same kernel source. Pack is the
+// case of exactly 16 bytes.
 
 // The integer that moves BYTES bytes with one instruction.
 template <int BYTES> struct Access;
@@ -210,7 +211,7 @@ template <class T, int N> struct Vector {
     T v[N];
 };
 
-// p is aligned to BYTES. once: read or written once, leave the caches to others.
+// p is aligned to BYTES. once: streaming access, as in load_bits_once.
 template <class T, int N, bool once = false> static __device__ __forceinline__ Vector<T, N> load_vector(const T *p) {
     typedef Vector<T, N> X;
     X x;
@@ -234,7 +235,7 @@ static __device__ __forceinline__ void store_vector(T *p, const Vector<T, N> &x)
     }
 }
 
-// Element by element; whole words at a time where there are any.
+// Converts whole 32-bit words at a time if N fills them, else element by element.
 template <class T, int N> static __device__ __forceinline__ void to_floats(float (&v)[N], const Vector<T, N> &x) {
     constexpr int per_word = 4 / (int)sizeof(T);
     if constexpr (N % per_word == 0) {
@@ -277,19 +278,20 @@ template <class T, int N> static __device__ __forceinline__ void add_vector(T *p
 }
 
 // ------------------------------------------------------------------------------------------------- stochastic rounding
-// x is rounded up to its upper neighbour with the probability of what is cut off, so that the mean of many roundings is
-// x, and small changes add up where rounding to nearest would lose each of them. The random bits are a pure function of
-// (seed, stream, counter, element): llmc/base/arithmetic.h.
+// x is rounded up with a probability equal to the fraction that is cut off, so the mean of many roundings is x, and
+// small changes add up where rounding to nearest would lose each of them. The random bits are a pure function of (seed,
+// stream, counter, element): llmc/base/arithmetic.h.
 // Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.
 
-// x rounded down or up to a neighbour, up when random / 2^16 is at least what is missing to it in steps of the type.
-// random has 16 bits. Infinity and NaN stay what they are.
+// x rounded down or up to a neighbour, up when random / 2^16 is at least the distance to the upper neighbour in steps
+// of the type. random has 16 bits. Infinity and NaN are unchanged.
 template <class T> static __device__ __forceinline__ T round_stochastically(float x, uint32_t random);
 template <> __device__ __forceinline__ bf16 round_stochastically<bf16>(float x, uint32_t random) {
     if (!isfinite(x)) return __float2bfloat16_rn(x);
     return __float2bfloat16_rn(__uint_as_float((__float_as_uint(x) + random) & 0xFFFF0000u)); // exact
 }
-// 13 bits are cut off a normal number; below 2^-14 the steps are 2^-24 and more bits go. Beyond the largest: infinity.
+// 13 bits are cut off a normal number; below 2^-14 the steps are 2^-24 and more bits are cut. Above the largest value:
+// infinity.
 template <> __device__ __forceinline__ fp16 round_stochastically<fp16>(float x, uint32_t random) {
     const float size = fabsf(x);
     if (!(size < 65536.0f)) return __float2half_rn(x);
@@ -316,7 +318,7 @@ static __device__ __forceinline__ void rounding_bits(uint32_t (&bits)[N], uint64
     }
 }
 
-// x, the elements e .. e + N - 1, rounded stochastically to T; to fp32 they stay what they are.
+// x, the elements e .. e + N - 1, rounded stochastically to T; unchanged if T is fp32.
 template <class T, int N>
 static __device__ __forceinline__ Vector<T, N> round_vector(const float (&x)[N], uint64_t seed, uint64_t stream,
                                                             uint64_t counter, uint64_t e) {

@@ -1,22 +1,22 @@
 // LayerNorm forward and backward, and the residual addition fused with it.
 //
 // Every row is read from memory once and stays in registers until it is written: a warp holds rows of up to 2048
-// columns, a block rows of up to 4096. Rows beyond that, and rows that are no multiple of 16 bytes, take a plain path
-// that goes over the row again, in the first-level cache. The gradients of weight and bias sum over all rows: each of a
-// number of blocks that depends on N and C alone sums its rows in order, and cuda_sum_partials adds the blocks in
-// order. So the bits depend on the shape and on nothing else.
+// columns, a block rows of up to 4096. Longer rows, and rows that are not a multiple of 16 bytes, take a plain path
+// that re-reads the row from the L1 cache. The gradients of weight and bias sum over all rows: each block sums its rows
+// in order, and cuda_sum_partials adds the blocks in order. The number of blocks depends on N and C alone, so the bits
+// depend only on the shape.
 #include "llmc/cuda/kernel.cuh"
 
 #define EPSILON 1e-5f
 
 // A lane holds up to 64 columns of a row: more would not leave registers for the loads in flight. A block that owns a
-// row has 8 columns a thread and at most 512 threads.
+// row has 8 columns per thread and at most 512 threads.
 enum { WARP_ROW_MAX = 64 * WARP, BLOCK_ROW_MAX = 8 * 512 };
 
 // Threads of a block that owns rows of C columns, 8 columns a thread.
 static int block_row_threads(int64_t C) { return cuda_layernorm_row_threads(C); }
 
-// Threads of a block of the plain path: short rows keep few threads waiting, long ones have 256 at work.
+// Threads of a block of the plain path: few idle threads for short rows, 256 for long ones.
 static int plain_threads(int64_t C) { return C < 256 ? (int)round_up(C, WARP) : 256; }
 
 // ------------------------------------------------------------------------------------------------------------- forward
@@ -26,16 +26,16 @@ typedef struct {
     int64_t N, C;
 } LayerNormForward;
 
-// 4 rows a block: small enough that the multiprocessor fills to its last warp on every architecture.
+// 4 rows per block: small enough to fill a multiprocessor to its last warp on every architecture.
 enum { FORWARD_WARPS = 4 };
 
 // residual = in + branch, out = (residual - mean) * rstd * weight + bias; rows (N,C), mean and rstd (N) fp32. Without
 // branch nothing is added and residual is not written. residual may be in.
 // A warp (or, IS_BLOCK_ROW, a block) owns a row; thread t of it owns the packs t, t + threads, ...: at most LANE_COLS
-// columns, and more than LANE_COLS - 8, so that only packs beyond these may lie outside of the row. All loads of a row
-// are under way before the first is used. The least number of blocks lets ptxas use 128 registers: left to itself it
-// spills some of them for more blocks. Bytes: 4 * N * C elements with branch, 2 * N * C without, + 8 N. in, branch and
-// residual are not needed again soon; out is what the next matmul reads.
+// columns, and more than LANE_COLS - 8, so only packs beyond these may be outside the row. All loads of a row are in
+// flight before the first is used. The minimum number of blocks lets ptxas use 128 registers: left to itself it spills
+// some of them to fit more blocks. Bytes: 4 * N * C elements with branch, 2 * N * C without, + 8 N. in, branch and
+// residual are not needed again soon; out is read by the next matmul.
 template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
 static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORWARD_WARPS *WARP, IS_BLOCK_ROW ? 2 : 4)
     layernorm_forward_kernel(T *residual, T *out, float *mean, float *rstd, const T *in, const T *branch,
@@ -62,7 +62,7 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
             bits_to_floats<T>(x[i], a[i]);
             bits_to_floats<T>(y, b[i]);
             for (int k = 0; k < W; k++) x[i][k] += y[k];
-            a[i] = bits_from_floats<T>(x[i]); // what follows sees the rounded residual
+            a[i] = bits_from_floats<T>(x[i]); // the steps below see the rounded residual
             store_bits_once(residual + first + i * threads * W, a[i]);
         }
     }
@@ -97,8 +97,8 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
     }
 }
 
-// The same for any C and any alignment: a block owns a row, a thread every blockDim-th column of it, and goes over them
-// three times. A thread reads only what it wrote itself.
+// The same for any C and any alignment: a block owns a row; a thread owns every blockDim-th column and makes three
+// passes over them. A thread reads only values that it wrote itself.
 template <class T>
 static __global__ void __launch_bounds__(256)
     layernorm_forward_plain_kernel(T *residual, T *out, float *mean, float *rstd, const T *in, const T *branch,
@@ -140,7 +140,7 @@ template <class T> static void launch_forward_plain(const LayerNormForward *a) {
      (const T *)a->branch.data, (const T *)a->weight.data, (const T *)a->bias.data, a->C);
 }
 
-// The fewest columns a lane that hold the row: C = 768 needs 24, 1024 32, 1280 40, 1600 56.
+// The minimum columns per lane that hold the row: C = 768 needs 24, 1024 32, 1280 40, 1600 56.
 template <class T> static void launch_forward_packs(const LayerNormForward *a) {
     if (a->C > WARP_ROW_MAX) return launch_forward<T, 8, true>(a);
     switch (ceil_div(a->C, 8 * WARP)) {
@@ -197,9 +197,10 @@ typedef struct {
 } LayerNormBackward;
 
 // Rows are dealt to blocks in groups, block b takes the groups b, b + blocks, .... All blocks together have 96K
-// threads, 768 on each of 128 multiprocessors: as many as 80 registers a thread let run there. Their partial sums are 6
-// MB whatever C is, 1.6% of the bytes at C = 768, N = 65536. Short inputs get fewer blocks, so that each has 16 rows to
-// pay for its partial sums. The number depends on N and C alone, never on the GPU: it decides the order of additions.
+// threads, 768 on each of 128 multiprocessors, the maximum at 80 registers per thread. Their partial sums are 6 MB for
+// every C, 1.6% of the bytes at C = 768, N = 65536. Short inputs get fewer blocks, so that each has 16 rows to amortise
+// its partial sums. The number depends on N and C alone, never on the GPU, because it determines the order of
+// additions.
 enum { BACKWARD_THREADS = 768, TOTAL_THREADS = LAYERNORM_TOTAL_THREADS, MIN_BLOCK_ROWS = LAYERNORM_MIN_BLOCK_ROWS };
 
 static int64_t backward_blocks(int64_t N, int64_t C) {
@@ -210,10 +211,10 @@ static int64_t backward_blocks(int64_t N, int64_t C) {
 // din = or += rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat)) for all rows; partials (blocks,2,C) fp32 =
 // the block's sums of dout * xhat and of dout.
 // A block owns ROWS rows at a time, thread t of it the packs t, t + threads, ... of each: 8 columns, whose weights and
-// 16 partial sums stay in its registers all along, so their number does not grow with C. The loads of ROWS rows are
-// under way together; in and dout then wait in shared memory, as they were loaded, each thread's for itself. The two
-// sums of a row go through shared memory too, warps in order; two buffers take turns, so that one barrier serves ROWS
-// rows. Bytes: 3 (with add_residual 4) * N * C elements + 8 N + 8 * blocks * C.
+// 16 partial sums stay in its registers throughout, so their number does not grow with C. The loads of ROWS rows are in
+// flight together; in and dout are then kept in shared memory, unconverted and private to each thread. The two sums of
+// a row also go through shared memory, warps in order; two buffers alternate, so that one barrier serves ROWS rows.
+// Bytes: 3 (with add_residual 4) * N * C elements + 8 N + 8 * blocks * C.
 template <class T, int MAX_THREADS>
 static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THREADS)
     layernorm_backward_kernel(T *din, float *partials, const T *dout, const T *in, const float *mean, const float *rstd,
@@ -223,7 +224,7 @@ static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THR
     __shared__ int4 staged[ROWS][PACKS][2][MAX_THREADS]; // in, dout
     const int threads = (int)blockDim.x, thread = (int)threadIdx.x;
     float dweight[8] = {}, dbias[8] = {}, w[8] = {};
-    int columns[PACKS]; // where a pack begins; packs outside of the row have weight 0 and read column 0
+    int columns[PACKS]; // start of each pack; packs outside the row have weight 0 and read column 0
     bool is_inside[PACKS];
     for (int i = 0; i < PACKS; i++) {
         columns[i] = (thread + i * threads) * W;
@@ -231,14 +232,14 @@ static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THR
         if (is_inside[i]) bits_to_floats<T>(w + i * W, load_bits(weight + columns[i]));
         if (!is_inside[i]) columns[i] = 0;
     }
-    // Warps that the block does not have count as 0, so that all sums are read without a loop.
+    // Missing warps count as 0, so that all sums are read without a loop.
     float2 *all_sums = &sums[0][0][0];
     for (int i = thread; i < 2 * WARPS * ROWS; i += threads) all_sums[i] = make_float2(0.0f, 0.0f);
     __syncthreads();
 
     int buffer = 0;
     for (int first = (int)blockIdx.x * ROWS; first < N; first += (int)gridDim.x * ROWS, buffer ^= 1) {
-        const int rows = min(ROWS, N - first); // rows beyond the last read that one again
+        const int rows = min(ROWS, N - first); // rows beyond the last re-read it
         int4 x[ROWS][PACKS], dy[ROWS][PACKS], residual[ROWS][PACKS];
         float row_rstd[ROWS], shift[ROWS]; // xhat = in * rstd + shift
         int64_t at[ROWS];
@@ -304,8 +305,8 @@ static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THR
     }
 }
 
-// The same for any C and any alignment: a block owns one row after the other, a thread every blockDim-th column; the
-// partial sums of its columns lie in memory, where only it reads and writes them.
+// The same for any C and any alignment: a block processes its rows one after another, a thread every blockDim-th
+// column; the partial sums of its columns are in memory, private to the thread.
 template <class T>
 static __global__ void __launch_bounds__(256)
     layernorm_backward_plain_kernel(T *din, float *partials, const T *dout, const T *in, const float *mean,
