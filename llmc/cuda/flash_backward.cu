@@ -1,7 +1,7 @@
 // Causal attention, backward, on tensor cores. Holds no state; owns nothing but scratch memory during a call.
 //
-// Dao, "FlashAttention-2", 2023, computes everything in one pass and adds dQ with atomics, whose order changes from
-// run to run. Here two kernels each own what they write, so that every sum has one order:
+// Dao, "FlashAttention-2", 2023, computes everything in one pass and adds dQ with atomics, whose order changes from run
+// to run. Here two kernels each own their outputs, so every sum has a fixed order:
 //
 //   queries   a block has queries and walks over the keys up to the diagonal; first of all it forms
 //             D = rowsum(dout * out), which it leaves in scratch memory for the other kernel
@@ -11,24 +11,24 @@
 //                 S^T = K Q^T    dP^T = V dout^T    dV += P^T dout    dK += dS^T Q
 //
 // Seven products instead of five, and two exponentials instead of one; but no fp32 dQ that every key block reads and
-// writes (for 64 x 64 tiles 32 KB each, about as long as the two products take), nothing to clear, no atomics.
+// writes (32 KB per 64 x 64 tile, which takes about as long as the two products), nothing to clear, no atomics.
 #include "llmc/cuda/flash_tile.cuh"
 
 // Accumulators, two tiles of scores and, for queries, both left factors must fit into 255 registers. Shared memory of
-// HEAD = 64 on Ampere: two tiles that stay 32 KB, two stages of two tiles 16 KB.
+// HEAD = 64 on Ampere: two resident tiles 32 KB, two stages of two tiles 16 KB.
 template <class Arch, int HEAD> struct BackwardTile {
     static constexpr int M = Arch::AMPERE && HEAD <= 64 ? 2 : 1; // 16-row tiles of a warp
     static constexpr int ROWS = FLASH_WARPS * 16 * M;
-    static constexpr int ACROSS = !Arch::AMPERE && HEAD > 96 ? 16 : 32; // Turing has a tile waiting in registers, too
+    static constexpr int ACROSS = !Arch::AMPERE && HEAD > 96 ? 16 : 32; // Turing also holds a tile in registers
     static constexpr int SHARED_BYTES = (2 * ROWS + 2 * ACROSS * Arch::STAGES) * HEAD * 2;
 };
 
 // --------------------------------------------------------------------------------------------------------- the queries
 
-// Of each query that this lane has in fragments: lse * log2(e), and D, which lane 0 of four also stores. The four
-// lanes of a row share its chunks. Loads without branches, so that all of them are under way at once; what lies beyond
-// T or the head size reads what is there before it and counts 0. So D of a query beyond T is 0, like its dout, and
-// whatever its P is, its dS is 0.
+// For each query in this lane's fragments: lse * log2(e), and D, which lane 0 of four also stores. The four lanes of a
+// row share its chunks. Loads have no branches, so that all of them are in flight at once; loads beyond T or the head
+// size are redirected to valid elements and count as 0. So D of a query beyond T is 0, like its dout, and for any P its
+// dS is 0.
 template <class T, int M, int HEAD>
 static __device__ __forceinline__ void row_statistics(float (&lse_log2e)[M][2], float (&D)[M][2], float *delta,
                                                       const float *lse, const HeadRows<const T> &dout,
@@ -106,7 +106,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
             keys.end(i);
             if (i + 1 < tiles) keys.begin(i + 1);
             const int first_key = i * KEYS;
-            if (first_key < first_row + 16 * M) { // else every key lies beyond the warp's last query
+            if (first_key < first_row + 16 * M) { // else every key is after the warp's last query
                 float scores[M][KEYS / 8][4], dP[M][KEYS / 8][4];
                 multiply_rows<Arch>(scores, q, keys.a(i));
                 multiply_rows<Arch>(dP, d, keys.b(i));
@@ -146,7 +146,7 @@ static __device__ __forceinline__ void key_gradients(float (&scores)[M][N8][4], 
 
 // The dK and dV parts of dqkv (B,T,3C). A block of four warps has ROWS keys of one head, a warp M * 16. Moves K, V, dK
 // and dV once; Q and dout of a head from L2 for each of its key blocks. Queries beyond T add nothing: their Q and dout
-// are 0, so dout and dS, the other factors, are.
+// are 0, so the other factors, dout and dS, are 0 too.
 template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     flash_backward_keys_kernel(T *dqkv, const T *dout, const float *lse, const float *delta, const T *qkv,
@@ -160,7 +160,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         const FlashBlock block = flash_block(s, (s.T + ROWS - 1) / ROWS);
         const int block_key = block.rank * ROWS, tile_row = warp_index() * 16 * M, first_key = block_key + tile_row;
         const int tiles = (s.T - block_key + QUERIES - 1) / QUERIES; // the first begins on the diagonal
-        // The first threads bring lse, the next ones D, one tile ahead.
+        // The first threads load lse, the next ones D, one tile ahead.
         const int which = (int)threadIdx.x / QUERIES, column = (int)threadIdx.x % QUERIES;
         const float *statistic = (which == 0 ? lse : delta) + (int64_t)block.head * s.T;
         float next = which < 2 && block_key + column < s.T ? statistic[block_key + column] : 0.0f;
@@ -187,7 +187,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                 const int query = first_query + QUERIES + column;
                 if (which < 2) next = query < s.T ? statistic[query] : 0.0f;
             }
-            if (first_query + QUERIES > first_key) { // else every query lies before the warp's first key
+            if (first_query + QUERIES > first_key) { // else every query is before the warp's first key
                 float scores[M][QUERIES / 8][4], dP[M][QUERIES / 8][4];
                 multiply_rows<Arch>(scores, k, queries.a(i));
                 multiply_rows<Arch>(dP, v, queries.b(i));

@@ -1,5 +1,5 @@
-// Causal attention, forward, on tensor cores; and what both directions share on the host side: which shapes, how heads
-// are grouped, the workspace. Holds no state. The backward pass is in flash_backward.cu.
+// Causal attention, forward, on tensor cores; also the host code shared by both passes: supported shapes, grouping of
+// heads, the workspace. Holds no state. The backward pass is in flash_backward.cu.
 //
 // Dao, "FlashAttention-2", 2023: one block for ROWS queries of one head walks over the keys up to its diagonal, KEYS
 // at a time, and keeps for every query the running maximum and sum of its exponentials:
@@ -17,7 +17,7 @@
 // --------------------------------------------------------------------------------------------------------- the kernel
 
 // Shared memory of HEAD = 64 on Ampere: Q 16 KB, two stages of K and V 32 KB. Registers hold O, S (or P) and, up to 64
-// columns, Q; beyond, there is room for half the keys only.
+// columns, Q; for more columns only half the keys fit.
 template <class Arch, int HEAD> struct ForwardTile {
     static constexpr int M = Arch::AMPERE ? 2 : 1; // 16-row tiles of a warp
     static constexpr int ROWS = FLASH_WARPS * 16 * M;
@@ -25,12 +25,13 @@ template <class Arch, int HEAD> struct ForwardTile {
     static constexpr bool HOLD_Q = HEAD <= 64;
 };
 
-// What a warp knows of its queries: lane 4 g + t has rows g and g + 8 of each 16, columns as in a C fragment. max is
+// The running statistics of a warp's queries: lane 4 g + t has rows g and g + 8 of each 16, columns as in a C fragment.
+// max is
 // in units of S; sum is of this lane's columns only.
 template <int M, int HEAD> struct ForwardState { float out[M][HEAD / 8][4], max[M][2], sum[M][2]; };
 
-// S of keys first_key.. against queries first_row..: what lies beyond the diagonal becomes -inf. Keys beyond T lie
-// there for every query that exists.
+// S of keys first_key.. against queries first_row..: scores beyond the diagonal become -inf. Keys beyond T are beyond
+// the diagonal for every valid query.
 template <int M, int N8>
 static __device__ __forceinline__ void mask_scores(float (&scores)[M][N8][4], int first_row, int first_key) {
     const int g = (int)threadIdx.x % WARP / 4, t = (int)threadIdx.x % 4;
@@ -41,8 +42,8 @@ static __device__ __forceinline__ void mask_scores(float (&scores)[M][N8][4], in
                     scores[m][n][i] = -INFINITY;
 }
 
-// Scores become exponentials relative to the new maximum; what was summed relative to the old one is scaled. The first
-// tile has key 0, which every query sees, so the maximum is finite from then on.
+// Scores become exponentials relative to the new maximum; sums relative to the old one are rescaled. The first tile has
+// key 0, which every query sees, so the maximum is finite from then on.
 template <int M, int N8, int HEAD>
 static __device__ __forceinline__ void softmax_step(float (&scores)[M][N8][4], ForwardState<M, HEAD> &state,
                                                     float scale_log2e) {
@@ -84,7 +85,7 @@ static __device__ __forceinline__ void finish_rows(ForwardState<M, HEAD> &state,
 }
 
 // out (B,T,C), lse (B,NH,T) from qkv (B,T,3C). A block of four warps has ROWS queries of one head, a warp M * 16 of
-// them. Moves Q, out and lse once; K and V of a head once from memory, and from L2 for each of its query blocks.
+// them. Moves Q, out and lse once. Reads K and V of a head once from memory, and from L2 for each of its query blocks.
 template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     flash_forward_kernel(T *out, float *lse, const T *qkv, FlashShape s) {
@@ -111,7 +112,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         ROLLED (i, tiles) {
             keys.end(i);
             if (i + 1 < tiles) keys.begin(i + 1);
-            if (i * KEYS < first_row + 16 * M) { // else every key lies beyond the warp's last query
+            if (i * KEYS < first_row + 16 * M) { // else every key is after the warp's last query
                 float scores[M][KEYS / 8][4];
                 multiply_rows<Arch>(scores, queries, keys.a(i));
                 if ((i + 1) * KEYS > first_row) mask_scores(scores, first_row, i * KEYS);

@@ -1,10 +1,10 @@
-// What the kernels of attention share: how blocks are dealt out, where a head lies; and for tensor cores: tiles in
-// shared memory and how they arrive, products of a tile with fragments. Private to flash_*.cu and plain_attention.cu.
+// Shared by the attention kernels: the assignment of blocks to heads and the layout of a head. For tensor cores: tiles
+// in shared memory, their loading, and products of a tile with fragments. Private to flash_*.cu and plain_attention.cu.
 //
 // A tile is some rows of one head: HEAD 16-bit elements a row, HEAD the head size rounded up to 32, 64, 96 or 128;
 // columns beyond the head size and rows beyond T are zero. 16-byte chunks of a row are permuted by the row number, so
-// that eight rows' chunks of one column lie in eight different bank groups: neither ldmatrix nor the 16-byte stores
-// that fill a tile meet a bank conflict. A warp owns M * 16 rows of the output; fragments as in intrinsics.cuh.
+// the chunks of one column in eight rows are in eight different bank groups: neither ldmatrix nor the 16-byte stores
+// that fill a tile have bank conflicts. A warp owns M * 16 rows of the output; fragments as in intrinsics.cuh.
 #pragma once
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/intrinsics.cuh"
@@ -12,9 +12,10 @@
 enum { FLASH_WARPS = 4, FLASH_THREADS = FLASH_WARPS * WARP };
 static constexpr float LOG2_E = 1.44269504f;
 
-// How a kernel is built. Ampere and later: k16 products, tiles arrive by cp.async in two stages, 32 rows a warp, since
-// a 16-row warp would load a byte from shared memory for every 32 multiply-adds, just what an A100 can do and less
-// than an H100 wants. Turing: fp16, k8 products, tiles wait in registers for their one place in 64 KB.
+// Kernel parameters by architecture. Ampere and later: k16 products, tiles loaded by cp.async in two stages, 32 rows
+// per warp, since a 16-row warp would load a byte from shared memory for every 32 multiply-adds, the limit of an A100
+// and too few for an H100. Turing: fp16, k8 products, the next tile is held in registers because 64 KB have space for
+// one stage only.
 struct Ampere {
     static constexpr bool AMPERE = true;
     static constexpr int STAGES = 2;
@@ -24,15 +25,15 @@ struct Turing {
     static constexpr int STAGES = 1;
 };
 
-// Whether the architecture being compiled is one that Arch is for; the other kernels compile to a trap.
+// Whether Arch matches the architecture being compiled; other kernels compile to a trap.
 template <class Arch> static constexpr bool flash_compiled = Arch::AMPERE == (HAS_AMPERE != 0);
 
 // -------------------------------------------------------------------------------------------------- who does what
 
-// Blocks of one head read the same keys and values, so they should run at the same time, while these are in L2; and
-// the heaviest blocks should run first, so that no multiprocessor ends with one. So heads are dealt out in groups of
-// about four blocks for each multiprocessor, two at a time (T = 1024, HS = 64 on 132 of them: 66 heads, 17 MB of keys
-// and values); in a group all heads' heaviest blocks (rank 0) come first.
+// Blocks of one head read the same keys and values, so they should run at the same time, while these are in L2. The
+// heaviest blocks should run first, so that no multiprocessor ends with one. So heads are scheduled in groups of about
+// four blocks per multiprocessor, two at a time (T = 1024, HS = 64 on 132 of them: 66 heads, 17 MB of keys and values);
+// in a group the heaviest blocks (rank 0) of all heads come first.
 static inline FlashShape flash_grouped(FlashShape s, int64_t blocks_per_head) {
     const int64_t heads = 4 * cuda_backend.units / blocks_per_head;
     s.group = (int)(heads < 1 ? 1 : heads < s.heads ? heads : s.heads);
@@ -48,7 +49,7 @@ static __device__ __forceinline__ FlashBlock flash_block(const FlashShape &s, in
     return {first + rest % heads, rest / heads};
 }
 
-// The number of this warp, in a form that the compiler sees to be the same in all lanes.
+// The number of this warp, in a form that the compiler knows to be uniform across lanes.
 static __device__ __forceinline__ int warp_index(void) { return __shfl_sync(ALL_LANES, (int)threadIdx.x / WARP, 0); }
 
 // The (T,HS) matrix of one head: `part` of `parts` in a packed (B,T,parts,NH,HS) tensor.
@@ -66,24 +67,23 @@ static __device__ __forceinline__ HeadRows<T> head_rows(T *tensor, const FlashSh
 
 // -------------------------------------------------------------------------------------------------------------- tiles
 
-// Where chunk `chunk` of row `row` stands in a tile, in elements. 128-byte rows: 8 chunks, permuted by row % 8. 64- and
-// 192-byte rows: two rows make 128 bytes of banks, so chunks are permuted in fours by row / 2 % 4.
+// The offset of chunk `chunk` of row `row` in a tile, in elements. 128-byte rows: 8 chunks, permuted by row % 8. 64-
+// and 192-byte rows: two rows make 128 bytes of banks, so chunks are permuted in fours by row / 2 % 4.
 template <int HEAD> struct TilePlace {
     static constexpr int PERMUTED = HEAD % 64 == 0 ? 8 : 4;
     static __device__ __forceinline__ int at(int row, int chunk) {
         return row * HEAD + ((chunk ^ (PERMUTED == 8 ? row & 7 : row >> 1 & 3)) << 3);
     }
-    // The place `chunks` further on in the row of the place p = at(row, 0 or 1); chunks is even. One xor, so that a
-    // loop over a row keeps one register and not an address for every step.
+    // The offset `chunks` later in the row of p = at(row, 0 or 1); chunks is even. One xor, so that a loop over a row
+    // keeps one register instead of an address per step.
     static __device__ __forceinline__ int across(int p, int chunks) {
         return (p ^ ((chunks % PERMUTED) << 3)) + ((chunks - chunks % PERMUTED) << 3);
     }
 };
 
-// The way of tiles of ROWS rows from global memory to shared memory, one after the other. LANES neighbouring threads
-// share a row, so that a warp reads 64 or 128 consecutive bytes of several rows; a thread stays in its columns and
-// keeps a pointer, so that a chunk costs it a comparison and the copy. fetch begins the next tile; land, needed where
-// there is no cp.async, ends it.
+// Copies tiles of ROWS rows from global to shared memory, one after another. LANES adjacent threads share a row, so
+// that a warp reads 64 or 128 consecutive bytes of several rows. A thread stays in its columns and keeps a pointer, so
+// a chunk costs a comparison and the copy. fetch starts the next tile; land, needed without cp.async, completes it.
 template <class Arch, class T, int ROWS, int HEAD> struct TileCopy {
     static constexpr int LANES = TilePlace<HEAD>::PERMUTED, STEP = FLASH_THREADS / LANES;
     static constexpr int ACROSS = HEAD / 8 / LANES, DOWN = ROWS / STEP;
@@ -102,7 +102,7 @@ template <class Arch, class T, int ROWS, int HEAD> struct TileCopy {
     static __device__ __forceinline__ T *place(T *tile, int down, int across) {
         return tile + TilePlace<HEAD>::at(row(), chunk()) + down * (STEP * HEAD) + across * (LANES * 8);
     }
-    // rows_left, columns_left: how many there are from the thread's first chunk on. What lies beyond becomes 0.
+    // rows_left, columns_left: the number from the thread's first chunk on. Elements beyond them become 0.
     __device__ __forceinline__ void fetch(T *tile, int rows_left, int columns_left) {
         UNROLL (down, DOWN) {
             UNROLL (across, ACROSS) {
@@ -122,7 +122,7 @@ template <class Arch, class T, int ROWS, int HEAD> struct TileCopy {
     }
 };
 
-// Two matrices that a block walks down together, ROWS rows at a time: keys and values, or queries and dout. After
+// Two matrices that a block traverses together, ROWS rows at a time: keys and values, or queries and dout. After
 // start and begin(0), for each tile i:  end(i), begin(i + 1) if there is one, work on a(i) and b(i).
 template <class Arch, class T, int ROWS, int HEAD> struct TileStream {
     static constexpr int ELEMENTS = Arch::STAGES * 2 * ROWS * HEAD;
@@ -144,7 +144,8 @@ template <class Arch, class T, int ROWS, int HEAD> struct TileStream {
         rows_left -= ROWS;
         if constexpr (Arch::AMPERE) copy_async_commit();
     }
-    // Every thread of the block. Afterwards tile i is there for all of them, and nobody reads tile i - 1 any more.
+    // Called by every thread of the block. Afterwards tile i is visible to all of them, and no thread still reads tile
+    // i - 1.
     __device__ __forceinline__ void end(int i) {
         if constexpr (Arch::AMPERE) {
             copy_async_wait<0>();
@@ -156,7 +157,7 @@ template <class Arch, class T, int ROWS, int HEAD> struct TileStream {
     }
 };
 
-// A tile that stays. Every thread of the block; afterwards all of them may read it.
+// A tile that stays in shared memory. Loaded by every thread of the block, all of which may read it afterwards.
 template <class Arch, int ROWS, int HEAD, class T>
 static __device__ __forceinline__ void tile_load(T *tile, const HeadRows<const T> &from, int first) {
     TileCopy<Arch, T, ROWS, HEAD> copy;
@@ -175,13 +176,13 @@ template <class Arch, class T>
 static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     if constexpr (Arch::AMPERE) {
         mma_m16n8k16<T>(c, a, b0, b1);
-    } else { // the fragments of k16 are those of two k8 side by side
+    } else { // the fragments of k16 are two k8 fragments side by side
         mma_m16n8k8(c, a[0], a[1], b0);
         mma_m16n8k8(c, a[2], a[3], b1);
     }
 }
 
-// M * 16 rows of a tile as left factor of products over its columns: HELD in registers, or loaded each time.
+// M * 16 rows of a tile as the left factor of products over its columns: HELD in registers, or loaded each time.
 template <class T, int M, int HEAD, bool HELD> struct RowFragments {
     uint32_t held[HELD ? HEAD / 16 : 1][M][4];
     const T *tile;
@@ -249,8 +250,8 @@ template <int M, int N8> static __device__ __forceinline__ void clear(float (&c)
     UNROLL (i, M * N8 * 4) c[i / (N8 * 4)][i / 4 % N8][i % 4] = 0.0f;
 }
 
-// Rows first.. of a head = c times factor, rounded. By way of the warp's own rows of a tile that nobody needs any
-// more, so that global memory sees 16-byte stores of whole rows.
+// Rows first.. of a head = c times factor, rounded. Staged in the warp's own rows of a tile that is no longer needed,
+// so that global memory gets 16-byte stores of whole rows.
 template <class T, int M, int HEAD8>
 static __device__ __forceinline__ void store_rows(const HeadRows<T> &to, int first, const float (&c)[M][HEAD8][4],
                                                   float factor, T *tile, int tile_row) {
@@ -280,8 +281,8 @@ static __device__ __forceinline__ float quad_sum(float v) {
 
 // ----------------------------------------------------------------------------------------------------------- dispatch
 
-// Runs the statements with HEAD, a constant, the head size rounded up to what kernels are built for: four sizes keep
-// the build short; a head size between two of them pays for the zeros.
+// Runs the statements with the constant HEAD, the head size rounded up to one that kernels are built for. Four sizes
+// keep the build short; a head size in between pays for the zeros.
 #define FLASH_DISPATCH_HEAD(head_size, ...)                                                                            \
     if ((head_size) <= 32) {                                                                                           \
         constexpr int HEAD = 32;                                                                                       \
@@ -297,7 +298,7 @@ static __device__ __forceinline__ float quad_sum(float v) {
         __VA_ARGS__;                                                                                                   \
     }
 
-// Runs the statements with Arch and T for this device and dtype; cuda_flash_supports said yes.
+// Runs the statements with Arch and T for this device and dtype, which cuda_flash_supports accepted.
 #define FLASH_DISPATCH(dtype, ...)                                                                                     \
     if (cuda_backend.compute_capability < 80) {                                                                        \
         typedef Turing Arch;                                                                                           \

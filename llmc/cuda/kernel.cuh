@@ -235,7 +235,7 @@ static __device__ __forceinline__ void store_vector(T *p, const Vector<T, N> &x)
     }
 }
 
-// Converts whole 32-bit words at a time if N fills them, else element by element.
+// Converts whole 32-bit words if N elements fill them, else element by element.
 template <class T, int N> static __device__ __forceinline__ void to_floats(float (&v)[N], const Vector<T, N> &x) {
     constexpr int per_word = 4 / (int)sizeof(T);
     if constexpr (N % per_word == 0) {

@@ -1,17 +1,16 @@
-// The linear layers on cuBLASLt, in the compute types and in fp8: shapes are checked here and handed to gemm.c as
-// column-major products; what an epilogue of the library does not do, or not as fast, is done by a kernel after a plain
-// product.
+// The linear layers on cuBLASLt, in the compute types and in fp8: shapes are checked here and passed to gemm.c as
+// column-major products. Where the library has no epilogue, or a slower one, a kernel runs after a plain product.
 //
-// Bias is added in the epilogue where the library can. GELU, its derivative and bias gradients are in the epilogue
-// where measurement says so, once for each shape: on some GPUs the library runs such an epilogue as a slow pass of its
-// own.
+// Bias is added in the epilogue where the library supports it. GELU, its derivative and bias gradients use the epilogue
+// only where one measurement per shape finds it faster: on some GPUs the library runs such an epilogue as a slow
+// separate pass.
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/tuning.h"
 #include <stddef.h>
 
 // ----------------------------------------------------------------------------------------------------------- workspace
 
-// What lies in the workspace during a product: the library's part, and bias gradients that are still to be added.
+// The workspace during a product: the library's part, and bias gradients that are still to be added.
 static CudaMatmulLayout layout;
 
 void cuda_matmul_note_shape(OpsShape shape) { layout = cuda_size_matmul(shape); }
@@ -82,7 +81,7 @@ static GemmPlan *plan_of(Gemm *g, GemmEpilogue epilogue, const void *bias, void 
     return gemm_plan(g);
 }
 
-// Runs the product without an epilogue, which the library must have.
+// Runs the product without an epilogue, which the library must support.
 static void run_plain(Gemm g) {
     const GemmPlan *plan = plan_of(&g, GEMM_PLAIN, NULL, NULL);
     REQUIRE(plan != NULL, "%s: cuBLASLt has no algorithm for m %lld n %lld k %lld, %s x %s to %s, here at %p %p %p",
@@ -109,8 +108,8 @@ static bool run_bias(void *context, int fused) {
     return true;
 }
 
-// Runs the product, into out, and adds bias, which may be absent: in the epilogue, if `fuse` and the library can, else
-// by a kernel after it.
+// Runs the product into out and adds bias, which may be absent: in the epilogue if `fuse` is set and the library
+// supports it, else by a kernel afterwards.
 static void matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
     BiasForward b = {g, out, bias};
     GemmPlan *plan = bias.data && fuse ? plan_of(&g, GEMM_BIAS, bias.data, NULL) : NULL;
@@ -141,8 +140,8 @@ static bool run_gelu_forward(void *context, int fused) {
     return true;
 }
 
-// Only where it was asked for: an epilogue takes GELU before its input is rounded, and gelu_forward, which computes
-// it again for the backward pass, could not give the same bits.
+// Only on request: an epilogue applies GELU to the unrounded input, so gelu_forward, which recomputes it for the
+// backward pass, could not give the same bits.
 static bool fuses_gelu_forward(GeluForward *f) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
     if (choice != GELU_FUSION_FORWARD && choice != GELU_FUSION_BOTH) return false;
@@ -228,7 +227,7 @@ static bool run_weight_gradient(void *context, int fused) {
     return true;
 }
 
-// Whether the epilogue gives the same bias gradient twice: in which order it adds is not documented.
+// Whether the epilogue gives the same bias gradient twice; its order of additions is undocumented.
 static bool dbias_repeats(void *context) {
     const WeightGradient *w = context;
     GemmPlan *plan;
@@ -244,7 +243,7 @@ static bool dbias_repeats(void *context) {
     return same;
 }
 
-// gemm_fuses with gradients that are to be added to kept out of it.
+// gemm_fuses, on copies if the gradients accumulate, since trials must not change them.
 static bool fused_dbias_is_faster(GemmPlan *plan, const WeightGradient *w) {
     WeightGradient trial = *w;
     void *blocks[2] = {NULL, NULL};
@@ -265,7 +264,7 @@ static bool fused_dbias_is_faster(GemmPlan *plan, const WeightGradient *w) {
     return faster;
 }
 
-// A 16-bit gradient that is to be added to is not fused: it would be rounded twice.
+// An accumulating 16-bit gradient is not fused: it would be rounded twice.
 static bool fuses_dbias(const WeightGradient *w) {
     if (!w->dbias.data || w->dbias.dtype != w->dweight.dtype) return false;
     if (w->accumulate && w->dbias.dtype != DTYPE_FP32) return false;
@@ -280,19 +279,20 @@ void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, T
 }
 
 // ----------------------------------------------------------------------------------------------------------------- fp8
-// cuBLASLt has matmuls of fp8 operands in one form only: both operands with k as their contiguous dimension, which is
-// how ops.h asks for all three products of a layer. What is quantised, and when, is decided in
-// llmc/model/gpt2_fp8.c; the quantisation itself is in fp8_quantize.cu.
+// cuBLASLt supports fp8 matmuls in one layout only: both operands with k as their contiguous dimension, as ops.h
+// specifies for all three products of a layer. llmc/model/gpt2_fp8.c decides what is quantised, and when; the
+// quantisation itself is in fp8_quantize.cu.
 //
-// Scales: a slot holds what values were multiplied by and the inverse of that; the library reads the inverses on the
+// Scales: a slot holds the scale that values were multiplied by, and its inverse. The library reads the inverses on the
 // device when the product runs, so no launch depends on them.
 //
 // Sums: the tensor cores of sm_89 and sm_90 keep about 14 bits of a sum of fp8 products (DeepSeek-AI, "DeepSeek-V3
 // Technical Report", 2024, section 3.3.2: errors up to 2% at K = 4096). Without CUBLASLT_MATMUL_DESC_FAST_ACCUM the
 // library moves partial sums to fp32 registers every few instructions. Gradients are summed that way: a weight gradient
-// has K = B T rows, 65536 of them, and what falls off its sum is the same in every step, a bias and not noise; an input
-// gradient adds e5m2 numbers of very different size. The forward pass, with K = C or 4 C, is fast: there the rounding
-// of the operands to 4 bits is the larger error. Of the three products only the forward one has two e4m3 operands.
+// has K = B T rows, 65536 of them, and the truncation error of its sum is the same in every step, a bias rather than
+// noise; an input gradient adds e5m2 numbers of very different size. The forward pass, with K = C or 4 C, is fast:
+// there the rounding of the operands to 4 bits is the larger error. Of the three products only the forward one has two
+// e4m3 operands.
 
 enum { ALIGNMENT = 16 }; // of cuBLASLt
 

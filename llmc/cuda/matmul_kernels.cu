@@ -1,7 +1,7 @@
-// The kernels around matrix products: sums over rows in a fixed order, which are bias gradients, and the last stage of
-// those of LayerNorm; gradients that are accumulated in the compute dtype; a bias, and two results compared bit by bit,
-// where cuBLASLt does not do it or must be checked. How a sum is cut depends on its shape alone, so the bits do not
-// depend on the GPU. Also: whether the kernels of this program run on this GPU at all.
+// The kernels around matrix products: sums over rows in a fixed order, for bias gradients and the last stage of
+// LayerNorm's gradients; accumulation of gradients in the compute dtype; a bias where cuBLASLt has no epilogue for it;
+// a bitwise comparison of two results. The partition of a sum depends on its shape alone, so the bits do not depend on
+// the GPU. Also checks whether the kernels of this program run on this GPU at all.
 #include "llmc/cuda/kernel.cuh"
 
 // Memory-bound, no cooperation between threads: any block of a few warps will do.
@@ -9,10 +9,10 @@ enum { THREADS = 256 };
 
 // ------------------------------------------------------------------------------------------------------- bias gradient
 // In two stages. Stage 1 cuts dout (N,OC) into stripes of columns and parts of rows, one block each, and writes one row
-// of sums a part. Stage 2 adds the parts of every column in order, and adds to, or overwrites, the gradient.
+// of sums per part. Stage 2 adds the parts of every column in order, and adds to, or overwrites, the gradient.
 
-// 8 warps a block, 8 loads of 16 bytes a lane in flight: 32 KB a block; 1024 blocks are 6 to 25 on every
-// multiprocessor. A part is at least 64 rows, one load each.
+// 8 warps per block, 8 loads of 16 bytes per lane in flight: 32 KB per block; 1024 blocks are 6 to 25 per
+// multiprocessor. A part has at least 64 rows, one load each.
 enum { PART_WARPS = 8, IN_FLIGHT = 8, MIN_PART_ROWS = BIAS_MIN_PART_ROWS, TARGET_BLOCKS = BIAS_TARGET_BLOCKS };
 static_assert(MIN_PART_ROWS == PART_WARPS * IN_FLIGHT, "one load each");
 
@@ -21,7 +21,7 @@ static int64_t part_count(int64_t N, int64_t stripes) {
     return wanted < most ? wanted : most;
 }
 
-// WIDTH columns of a row: a pack of 16 bytes, or one element, which then is bits.x as a float.
+// WIDTH columns of a row: a pack of 16 bytes, or one element, stored in bits.x as a float.
 template <class T, int WIDTH> static __device__ __forceinline__ int4 load_columns(const T *p) {
     return WIDTH > 1 ? load_bits(p) : make_int4(__float_as_int(to_float(*p)), 0, 0, 0);
 }
@@ -46,7 +46,7 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, 4)
     float sum[WIDTH] = {}, x[WIDTH];
     for (int row = begin + warp; row < end; row += PART_WARPS * IN_FLIGHT) {
         const T *p = dout + row * OC + column;
-        int4 bits[IN_FLIGHT]; // outside of the part and beyond the columns: 0
+        int4 bits[IN_FLIGHT]; // 0 outside the part and beyond the columns
         for (int j = 0; j < IN_FLIGHT; j++) {
             bits[j] = make_int4(0, 0, 0, 0);
             if (row + j * PART_WARPS < end && column < OC) bits[j] = load_columns<T, WIDTH>(p + j * PART_WARPS * OC);
@@ -87,7 +87,7 @@ void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     cuda_sum_partials(dbias, tensor_none(), partials, parts, accumulate);
 }
 
-// 16 warps share the parts of 32 columns: few columns then still keep enough loads in flight.
+// 16 warps share the parts of 32 columns, so that even few columns keep enough loads in flight.
 enum { SUM_WARPS = 16 };
 
 template <class G> static __device__ void put_gradient(G *gradient, float value, bool accumulate) {
@@ -136,12 +136,12 @@ void cuda_sum_partials(Tensor first, Tensor second, const float *partials, int64
 }
 
 // ------------------------------------------------------------------------------------------------ gradients of 16 bits
-// Gradients that are accumulated in the compute dtype: the sum so far takes what a micro-step adds, rounded
-// stochastically. Rounding to nearest would lose each addend that is below half a step of the sum, and with it, after
-// 64 micro-steps in bf16, much of the gradient.
+// Gradients accumulated in the compute dtype: a micro-step is added to the sum so far with stochastic rounding.
+// Rounding to nearest would lose each addend below half a step of the sum, and after 64 micro-steps in bf16 much of the
+// gradient.
 //
-// All that changes between micro-steps, the number that names the random bits, stands on the device: a recorded
-// micro-step draws new ones each time it is replayed. Bytes an element: 4 + 2 (+ 2 accumulating) into 16 bits.
+// The only value that changes between micro-steps, the counter of the random bits, is on the device, so a recorded
+// micro-step draws new bits at each replay. Bytes per element: 4 + 2 (+ 2 accumulating) into 16 bits.
 
 enum { NEIGHBOURS = 8 }; // one draw of random bits serves 8 elements
 
@@ -155,7 +155,7 @@ static __device__ __forceinline__ void add_elements(D *dst, const float *src, ui
     store_vector(dst + e, round_vector<D, N>(sum, seed, stream, counter, (uint64_t)e));
 }
 
-// 8 elements a thread; the elements behind the last eight, or all of an unaligned tensor, one a thread: items counts
+// 8 elements per thread; the elements after the last eight, or all of an unaligned tensor, one per thread. items counts
 // both.
 template <class D, bool ACCUMULATE>
 static __global__ void __launch_bounds__(THREADS)
@@ -199,7 +199,7 @@ void backend_micro_step_count(Tensor control) {
 // are chosen.
 
 // out (N,OC), bias (OC). Thread i owns the pack that begins at element WIDTH * i: reads 16 bytes of each, writes 16.
-// WIDTH 1 is for rows that are no multiple of 16 bytes.
+// WIDTH 1 is for rows that are not a multiple of 16 bytes.
 template <class T, int WIDTH> static __global__ void add_bias_kernel(T *out, const T *bias, int64_t packs, int64_t OC) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= packs) return;
@@ -255,8 +255,8 @@ bool cuda_same_bits(const void *a, const void *b, size_t bytes) {
 
 // --------------------------------------------------------------------------------------------- the program and the GPU
 
-// The attributes of a kernel, whichever, show whether this program holds machine code, or PTX that the driver can
-// compile, for the current GPU. All .cu files are built for the same architectures.
+// The attributes of any kernel show whether this program contains machine code, or PTX that the driver can compile, for
+// the current GPU. All .cu files are built for the same architectures.
 bool cuda_kernels_fit(const char **reason) {
     cudaFuncAttributes attributes;
     const cudaError_t status = cudaFuncGetAttributes(&attributes, (const void *)micro_step_kernel);
