@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Own kernels are always there; cuDNN must be asked for, compiled and, with --attention auto, measured.
+// Own kernels are always available; cuDNN must be asked for, compiled and, with --attention auto, measured.
 typedef enum { BY_OWN_KERNELS, BY_CUDNN, NOT_KNOWN_YET } Choice;
 
 typedef struct {
@@ -59,7 +59,7 @@ static bool same_shape(AttentionShape a, AttentionShape b) {
     return a.B == b.B && a.T == b.T && a.NH == b.NH && a.HS == b.HS && a.dtype == b.dtype;
 }
 
-// What cuDNN's deterministic backward pass may take, unless cuDNN is what was asked for: see cuda_size_cudnn.
+// The memory limit of cuDNN's deterministic backward pass, unless cuDNN was requested: see cuda_size_cudnn.
 static int64_t workspace_limit(void) {
     const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
     return is_cudnn(cuda_backend.options.attention) ? bytes : cuda_size_cudnn_limit(bytes);
@@ -163,9 +163,9 @@ static bool run_cudnn(const Call *c, CudnnAttention *cudnn, Error *why) {
 
 // ----------------------------------------------------------------------------------------------------------- measuring
 
-// What cuDNN's results may differ by, as ||x - own|| / ||own||. Both sum in fp32 and round P, dS and the result: each
-// by 2^-9 on average in bf16. In fp16 small dS are rounded to multiples of 2^-24, by a per cent of themselves. What is
-// wrong is wrong by tens of per cent.
+// The tolerance of cuDNN's results, as ||x - own|| / ||own||. Both sum in fp32 and round P, dS and the result: each by
+// 2^-9 on average in bf16. In fp16 small dS are rounded to multiples of 2^-24, by a per cent of themselves. Wrong
+// results differ by tens of per cent.
 static const double TOLERANCE = 5e-2;
 
 typedef struct {
@@ -179,7 +179,7 @@ static Outputs outputs_of(const Call *c) {
     return (Outputs){{c->out, c->lse}, 2, tensor_bytes(c->out) + tensor_bytes(c->lse)};
 }
 
-// What the call has written, on the host: memory on the device may be short. Free it.
+// The outputs of the call, copied to the host since device memory may be short. Free it.
 static char *download(const Outputs *o) {
     char *host = (char *)malloc(o->bytes), *at = host;
     REQUIRE_MEMORY(host, "%zu bytes of results of attention", o->bytes);
@@ -211,7 +211,7 @@ static double relative_difference(const char *x, const char *expected, DType dty
     return difference == 0.0 ? 0.0 : isfinite(difference) ? sqrt(difference / norm) : INFINITY;
 }
 
-// Whether cuDNN runs and gives what the own kernels give. *bits: what it wrote; free it.
+// Whether cuDNN runs and agrees with our own kernels. *bits: its output; free it.
 static bool cudnn_agrees(const Call *call, Pass *p, char **bits) {
     const Outputs o = outputs_of(call);
     double worst = 0.0;
@@ -261,8 +261,8 @@ static bool cudnn_wins(const Call *call, Pass *p, const char *bits, float ms[2])
            error_set(&p->why_not, "cuDNN %s gives other bits %s each time", cudnn_attention_version_text(), name);
 }
 
-// The first call of a pass: the kernel is compiled, compared with the own ones, and the choice made. That cuDNN does
-// not compile or agree is not remembered: the reason may be gone the next time, and if not is said again.
+// The first call of a pass: the kernel is compiled, compared with the own ones, and the choice made. A failure of cuDNN
+// to compile or agree is not stored: the reason may be gone in the next run, and is reported again if not.
 static void decide(const Call *c, Pass *p) {
     REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture", pass_names[c->pass]);
     const bool asked = is_cudnn(cuda_backend.options.attention);

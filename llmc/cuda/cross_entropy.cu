@@ -1,9 +1,9 @@
-// The LM head with its loss, in chunks of rows, as many as the caller's logits buffer holds: logits of one chunk exist
-// at a time, and its dlogits take their place. Three matmuls and one kernel a chunk; no scratch but that of matmul.
+// The LM head with its loss, in chunks of as many rows as the caller's logits buffer holds. Only one chunk of logits
+// exists at a time, and dlogits overwrite it. Three matmuls and one kernel per chunk; no scratch except matmul's.
 //
 // The kernel is softmax cross-entropy: one block a row of logits, which is read once and, in the backward pass, written
 // once. The forward pass runs the same kernel up to the loss, so that both passes give the same bits. All arithmetic is
-// fp32; exponentials are taken twice, since a row of them in fp32 would fit nowhere.
+// fp32; exponentials are computed twice, since a row of them in fp32 would not fit on the chip.
 #include "llmc/cuda/intrinsics.cuh"
 
 // ------------------------------------------------------------------------------------------------------------- one row
@@ -33,7 +33,7 @@ static __device__ float gradient_scale(const CrossEntropy &p) {
 // The GEMM before left the last rows of logits in the L2 cache, and the next one begins with the first: go backwards.
 static __device__ int64_t row_of_block(void) { return (int64_t)gridDim.x - 1 - blockIdx.x; }
 
-// x = logits [i * N, (i + 1) * N) of a row: -infinity, of which nothing is left after exp, from column V on.
+// x = logits [i * N, (i + 1) * N) of a row: -infinity, which exp turns into 0, from column V on.
 template <class T, int N> static __device__ __forceinline__ void mask_padding(Vector<T, N> &x, int i, int V) {
     if ((i + 1) * N <= V) return;
     for (int k = 0; k < N; k++)
@@ -94,7 +94,7 @@ template <class T, int N> static __device__ __forceinline__ void store_target(T 
 
 // --------------------------------------------------------------------------------------------------- row in registers
 
-// Thread t owns packs t, t + blockDim.x, ...: PACKS of them, the last perhaps behind the row.
+// Thread t owns packs t, t + blockDim.x, ...: PACKS of them, the last possibly after the end of the row.
 // Launch: a block a row, Vp / N packs <= PACKS * blockDim.x, blockDim.x <= ROW_THREADS.
 template <class T, int PACKS>
 static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits, CrossEntropy p) {
@@ -103,11 +103,11 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
     const int packs = p.Vp / N, target = p.targets[r];
     T *row = logits + r * p.Vp;
     const float target_logit = to_float(row[target]),
-                scale = gradient_scale(p); // the row is overwritten behind barriers
+                scale = gradient_scale(p); // the row is overwritten after barriers
     Vector<T, N> x[PACKS];
     UNROLL (j, PACKS) {
         const int i = j * (int)blockDim.x + (int)threadIdx.x;
-        // Behind the row: the last pack again, all of it masked.
+        // After the end of the row: the last pack again, fully masked.
         x[j] = load_logits<T, N>(row, min(i, packs - 1), i < packs ? p.V : 0);
     }
     float highest = -INFINITY, sum = 0.0f;
@@ -128,7 +128,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
 // Packs that a thread loads at a time: the 13 of GPT-2's row in two rounds.
 enum { IN_FLIGHT = 7 };
 
-// As above, but thread t keeps its packs in shared memory, where no other thread looks: no barrier is needed for them.
+// As above, but thread t keeps its packs in shared memory, which no other thread reads, so they need no barrier.
 // Launch: a block of ROW_THREADS a row, Vp elements of dynamic shared memory. 64 registers let two blocks run.
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T *logits, CrossEntropy p) {

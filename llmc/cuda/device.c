@@ -1,8 +1,8 @@
-// device.h on a GPU: the life of the backend and its one handle, memory, copies, events, graphs. What the GPU can do
-// and does, on the datasheet, measured and by its sensors, is in device_speed.c. Owns the streams; memory, events and
-// graphs belong to whoever asked for them, the workspace of the ops to the caller.
-// device_init is where a machine that cannot run this program must say so, in one line with the way out: no driver, an
-// old one, no GPU, a GPU that the program was not built for.
+// device.h on a GPU: the life of the backend and its one handle, memory, copies, events, graphs. The GPU's speed
+// (datasheet, measured, sensors) is in device_speed.c. Owns the streams; memory, events and graphs belong to whoever
+// asked for them, the workspace of the ops to the caller.
+// device_init reports a machine that cannot run this program, in one line with a remedy: no driver, an old one, no GPU,
+// a GPU that the program was not built for.
 #include "llmc/cuda/backend.h"
 
 #include <cublasLt.h>
@@ -54,7 +54,7 @@ static bool find_gpu(Error *err) {
 static int attribute(enum cudaDeviceAttr which) {
     int value = 0;
     if (cudaDeviceGetAttribute(&value, which, 0) == cudaSuccess) return value;
-    (void)cudaGetLastError(); // a fact that this GPU does not tell
+    (void)cudaGetLastError(); // a fact that this GPU does not report
     return 0;
 }
 
@@ -85,7 +85,7 @@ static bool check_image(const GpuAttributes *gpu, Error *err) {
 
 // --------------------------------------------------------------------------------------------------- life and facts
 
-// "580.65.06", or "" where the kernel module does not tell (WSL).
+// "580.65.06", or "" where the kernel module does not report it (WSL).
 static void read_driver_version(char *text, size_t size) {
     text[0] = '\0';
     FILE *f = fopen("/sys/module/nvidia/version", "r");
@@ -157,15 +157,14 @@ const DeviceFacts *device_facts(void) {
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
-// One block from device_alloc: what device_free must subtract. There are a handful: the arena, and buffers that come
-// and go.
+// One block from device_alloc: what device_free must subtract. There are a handful: the arena and short-lived buffers.
 struct CudaAllocation {
     struct CudaAllocation *next;
     void *data;
     size_t bytes;
 };
 
-// A failed allocation is reported to the caller, who may go on; one inside a recording is a bug.
+// A failed allocation is reported to the caller, who may continue; one inside a recording is a bug.
 #define NOT_WHILE_RECORDING(function) REQUIRE(!cuda_backend.capturing, function " while recording a graph")
 
 void *device_alloc(size_t bytes, Error *err) {
@@ -206,7 +205,7 @@ void device_free(void *p) {
 
 size_t device_memory_peak(void) { return cuda_backend.allocated_peak; }
 
-// Pinned, so that the copy engines read and write it directly, beside the kernels.
+// Pinned, so that the copy engines read and write it directly, concurrently with the kernels.
 void *host_alloc(size_t bytes, Error *err) {
     NOT_WHILE_RECORDING("host_alloc");
     void *p = NULL;
@@ -319,7 +318,7 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
 // other work (another batch size): whatever was recorded is dropped, and the graph is UNSEEN again.
 //
 // The capture is ThreadLocal: it forbids unsafe calls (allocation, synchronisation) to this thread alone, and the data
-// reader's thread may go on as it likes.
+// reader's thread is unaffected.
 
 typedef enum { GRAPH_UNSEEN, GRAPH_WARM, GRAPH_RECORDED } GraphState;
 

@@ -57,7 +57,8 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
 
 // ---------------------------------------------------------------------------------------------------------------- fill
 
-// 16 bytes a thread; the elements behind the last pack, or all of an unaligned tensor, one a thread: items counts both.
+// 16 bytes per thread; the elements after the last pack, or all of an unaligned tensor, one per thread. items counts
+// both.
 template <class T>
 static __global__ void __launch_bounds__(THREADS) fill_kernel(T *x, float value, int64_t packs, int64_t items) {
     constexpr int W = Pack<T>::N;
@@ -82,8 +83,8 @@ void backend_tensor_fill(Tensor t, float value) {
 
 // ---------------------------------------------------------------------------------------------------------------- cast
 
-// dst = src, four elements a thread (16 bytes of fp32, 8 of the others), the rest one a thread, as in fill_kernel.
-// Bytes: 6 an element between fp32 and a 16-bit type.
+// dst = src, four elements a thread (16 bytes of fp32, 8 of the others), the remainder one per thread, as in
+// fill_kernel. Bytes: 6 an element between fp32 and a 16-bit type.
 template <class D, class S>
 static __global__ void __launch_bounds__(THREADS) cast_kernel(D *dst, const S *src, int64_t fours, int64_t items) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -152,8 +153,8 @@ static unsigned gelu_blocks(int64_t packs, int64_t rest) {
     return (unsigned)(for_packs > for_rest ? for_packs : for_rest);
 }
 
-// out = gelu(pre), n elements, in packs of 16 bytes as far as whole_packs allows. Thread t of block b owns the packs
-// b * 512 + t and + 256, and one of the elements behind the packs. Bytes: 2 elements each.
+// out = gelu(pre), n elements, in packs of 16 bytes as far as whole_packs allows. Thread t of block b owns the packs b
+// * 512 + t and + 256, and one of the elements after the packs. Bytes: 2 elements each.
 template <class T>
 static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, const T *pre, int64_t packs, int64_t n) {
     constexpr int W = Pack<T>::N;
@@ -221,7 +222,7 @@ void backend_gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
 // --------------------------------------------------------------------------------------------------- tensor arithmetic
 // For the products of Muon's orthogonalisation: a x + b y, and a matrix divided by its norm.
 
-// 4 neighbours a thread, as in the kernels of the update; the rest, or all of an unaligned tensor, one a thread.
+// 4 neighbours a thread, as in the kernels of the update; the remainder, or all of an unaligned tensor, one per thread.
 enum { NEIGHBOURS = 4 };
 
 // Threads for n elements: the first `fours` take 4 each.
@@ -301,9 +302,9 @@ void backend_tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
 }
 
 // ---------------------------------------------------------------------------------------------------------- statistics
-// tensor_statistics: what a tensor holds, counted in one pass over its bits. Two launches, no atomics: blocks count
+// tensor_statistics: counts the contents of a tensor in one pass over its bits. Two launches, no atomics: blocks count
 // their parts into the workspace, one block adds the parts to the TensorStats of the caller. Magnitudes are compared as
-// integers, as on the CPU, so that denormals count as what they are in every build.
+// integers, as on the CPU, so that denormals are counted as such in every build.
 //
 // Bytes: each element is read once. Sums are in fp64: a GPU that is slow at it does 4 G elements a second, and this
 // runs in one step out of many.
@@ -312,7 +313,7 @@ enum { WARPS = THREADS / WARP };
 // Elements of a part: 64 KB of fp32, longer where a tensor would have more than STATISTICS_MAX_PARTS.
 enum { PART = 16384 };
 
-// What one thread has counted; small are zeros too.
+// The counts of one thread; small includes zeros.
 struct Count {
     double sumsq;
     unsigned zero, small, large, amax;
@@ -329,8 +330,8 @@ static __device__ __forceinline__ void count_value(Count &c, float x, FormatLimi
     }
 }
 
-// The Count of the block in thread 0: over the lanes of each warp as a butterfly, then over warps in their order. A
-// part has less than 2^32 elements.
+// The block's Count, in thread 0: over the lanes of each warp as a butterfly, then over warps in their order. A part
+// has fewer than 2^32 elements.
 static __device__ Count block_count(Count c) {
     __shared__ Count of_warp[WARPS];
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
@@ -352,8 +353,8 @@ static __device__ Count block_count(Count c) {
     return c;
 }
 
-// Block b counts elements [b * part, (b + 1) * part) of x (n) into parts[b]. Thread: every 256th pack of them, then
-// what is behind the last pack, or all where x is not 16-byte aligned.
+// Block b counts elements [b * part, (b + 1) * part) of x (n) into parts[b]. Thread: every 256th pack of them, then the
+// elements after the last pack, or all of them where x is not 16-byte aligned.
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     count_parts_kernel(TensorStats *parts, const T *x, int64_t n, int64_t part, bool packed, FormatLimits limits) {

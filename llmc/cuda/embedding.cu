@@ -1,7 +1,7 @@
 // Token and position embeddings and their gradients. Tokens are trusted: the host checked them when it read the data.
 //
-// The gradient of a token's row sums over the places where the token stands: one place or all of them. The positions
-// are sorted by token and cut into tiles of TILE, the same work for every block whatever the text is.
+// The gradient of a token's row sums over the positions of the token: one position or all of them. The positions are
+// sorted by token and cut into tiles of TILE, so every block has the same work for any text.
 // A run of equal tokens inside a tile is added to its row at once. A run that crosses tiles leaves one fp32 sum in each
 // of them, and a last kernel adds these in order. No float atomics: the order of every sum depends on the tokens alone.
 //
@@ -55,12 +55,12 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
 }
 
 // ------------------------------------------------------------------------------------------------------------ the sort
-// The positions of a batch sorted by the token that stands there, in one launch: a counting sort in which no block
-// needs the result of another. Stable, and the same from run to run.
+// The positions of a batch sorted by their token, in one launch: a counting sort in which no block needs the result of
+// another. Stable, and the same from run to run.
 //
 // Token t belongs to block t mod BLOCKS: frequent tokens have small numbers, neighbours in number go to different
 // blocks. Every block reads all tokens, twice, and writes the positions of its own tokens only; the tokens of the
-// blocks before it, which it counts on the way, tell it where. Reads are many but cheap: 67 MB from the L2 cache for
+// blocks before it, which it counts on the way, give the offset. Reads are many but cheap: 67 MB from the L2 cache for
 // 65,536 positions, in one launch, against six launches on 2 MB for a radix sort of 16-bit keys.
 
 // 16 warps: each counts for itself in shared memory, up to 512 tokens a block, 32 KB.
@@ -135,7 +135,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
         for (int j = 0; j < AHEAD; j++) {
             const bool mine = token[j] >= 0 && (token[j] & mask) == own;
             if (__ballot_sync(ALL_LANES, mine) == 0) continue;
-            // Lanes with the same token: the lowest takes their places from the counter, each goes behind those below.
+            // Lanes with the same token: the lowest takes their places from the counter, each goes after those below.
             const unsigned same = __match_any_sync(ALL_LANES, mine ? token[j] : -1);
             const int leader = __ffs((int)same) - 1;
             int first = 0;
@@ -146,8 +146,8 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     }
 }
 
-// tokens (N) i32 in [0, Vp). order (N) i32: all positions; equal tokens stand together, in order of position. Which
-// token comes first is not specified.
+// tokens (N) i32 in [0, Vp). order (N) i32: all positions; equal tokens are adjacent, in order of position. The order
+// of different tokens is unspecified.
 static void token_sort(int32_t *order, const int32_t *tokens, int64_t N, int64_t Vp) {
     REQUIRE(N < (int64_t)1 << 30, "token_sort: %lld positions", (long long)N);
     const int64_t useful = ceil_div(N, POSITIONS_OF_A_BLOCK);
@@ -158,7 +158,7 @@ static void token_sort(int32_t *order, const int32_t *tokens, int64_t N, int64_t
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
-// Rows whose loads a thread issues before it uses the first. Rows behind the end count as zeros, not as branches: a
+// Rows whose loads a thread issues before it uses the first. Rows after the end count as zeros, without branches: a
 // branch between the loads makes the compiler issue each one where it is used.
 enum { ROWS_IN_FLIGHT = 8 };
 
@@ -170,7 +170,7 @@ template <class T, int N> static __device__ __forceinline__ Vector<T, N> load_or
     return x;
 }
 
-// sum += N columns of `count` rows that stand `stride` elements apart, in order.
+// sum += N columns of `count` rows that are `stride` elements apart, in order.
 template <class T, int N>
 static __device__ __forceinline__ void add_rows(float (&sum)[N], const T *row, int64_t stride, int count) {
     for (int i = 0; i < count; i += ROWS_IN_FLIGHT) {
@@ -186,7 +186,7 @@ static __device__ __forceinline__ void add_rows(float (&sum)[N], const T *row, i
 // multiprocessors; the sums between tiles cost u / 8 at most.
 enum { TILE = EMBEDDING_TILE };
 enum { TILE_THREADS = 256 }; // at most: a thread owns N columns
-// What a tile leaves of runs that cross its ends: the run that began before it, and the one that began in it.
+// The partials of a tile for runs that cross its ends: the run that began before it, and the one that began in it.
 enum { BEGAN_BEFORE, BEGAN_HERE, PARTIALS };
 static_assert((int)PARTIALS == (int)EMBEDDING_PARTIALS, "sizes.h");
 
@@ -197,8 +197,8 @@ template <class T, class G, int N>
 static __global__ void __launch_bounds__(TILE_THREADS)
     token_tiles_kernel(G *dwte, float *partials, const T *dout, const int32_t *order, const int32_t *tokens,
                        int positions, int C) {
-    __shared__ int place[TILE];     // where the rows of the tile stand in dout; 0 behind the last one
-    __shared__ int token[TILE + 2]; // token[1 + i] stands there; the neighbours of the tile at both ends, -1 for none
+    __shared__ int place[TILE];     // rows of the tile in dout; 0 after the last one
+    __shared__ int token[TILE + 2]; // token[1 + i] is its token; at both ends the tile's neighbours, -1 for none
     const int first = (int)blockIdx.x * TILE, count = min((int)TILE, positions - first);
     for (int i = (int)threadIdx.x; i < TILE + 2; i += (int)blockDim.x) {
         const int at = first + i - 1;
@@ -238,8 +238,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 // Four warps share the partials of a run: of a run over all 65,536 positions each adds 256.
 enum { RUN_WARPS = 4, RUN_THREADS = RUN_WARPS * WARP, RUN_COLUMNS = 4 };
 
-// Block (x, y): the run that begins in tile x and goes on behind it, if there is one, columns from y * WARP * N. Lane:
-// N columns. Each warp adds an equal share of the partials in order; the first warp adds these sums in order, and the
+// Block (x, y): the run, if any, that begins in tile x and continues after it, columns from y * WARP * N. Lane: N
+// columns. Each warp adds an equal share of the partials in order; the first warp adds these sums in order, and the
 // result to the row of dwte. Reads the partials once.
 template <class G, int N>
 static __global__ void __launch_bounds__(RUN_THREADS)
@@ -248,7 +248,7 @@ static __global__ void __launch_bounds__(RUN_THREADS)
     const int tile = (int)blockIdx.x, first = tile * TILE, behind = first + TILE, token = tokens[order[behind - 1]];
     if (tokens[order[behind]] != token) return;
     if (tile > 0 && tokens[order[first]] == token && tokens[order[first - 1]] == token) return; // began before
-    int reach = 0; // tiles behind this one that the run reaches into
+    int reach = 0; // later tiles that the run reaches into
     for (int found = RUN_THREADS; found == RUN_THREADS; reach += found) {
         const int at = (tile + 1 + reach + (int)threadIdx.x) * TILE;
         found = __syncthreads_count(at < positions && tokens[order[min(at, positions - 1)]] == token);

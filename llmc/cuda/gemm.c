@@ -1,7 +1,7 @@
-// See backend.h. A plan is found by hashing what distinguishes products. Making one: descriptors; the algorithm of the
-// tuning file if there is one and the library still takes it; else the library's candidates, compared with each other,
-// checked for repeatable bits and timed. The first half speaks with the library, whose handle it owns: descriptors, the
-// search for algorithms, the launch. The second decides: what is measured, taken and remembered.
+// See backend.h. A plan is found by hashing the properties that distinguish products. Making one: descriptors; the
+// algorithm of the tuning file if there is one and the library still takes it; else the library's candidates, compared
+// with each other, checked for repeatable bits and timed. The first half wraps the library, whose handle it owns:
+// descriptors, the search for algorithms, the launch. The second half measures, chooses and stores the choice.
 #include "llmc/cuda/backend.h"
 
 #include "llmc/cuda/tuning.h"
@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What distinguishes products. Every byte is defined (gemm_key clears it first): compared and hashed as bytes.
+// The properties that distinguish products. Every byte is defined (gemm_key clears it first): compared and hashed as
+// bytes.
 typedef struct {
     int64_t m, n, k;
     uint64_t workspace_bytes;
@@ -21,7 +22,7 @@ typedef struct {
         align_aux; // bytes, the largest power of two, at most 256, that divides
 } GemmKey;
 
-// What the library knows of one product.
+// The library's descriptors of one product.
 typedef struct {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
@@ -112,8 +113,7 @@ static void set_operation(const GemmDescriptors *p, const GemmKey *key, cublasLt
     LT_CHECK(key, cublasLtMatmulDescSetAttribute(p->desc, attribute, value, size));
 }
 
-// Where bias, aux and scales lie changes from layer to layer. The search wants to see them too: it reads their
-// alignment.
+// The addresses of bias, aux and scales change from layer to layer. The search needs them too, for their alignment.
 static cublasStatus_t set_pointers(const GemmDescriptors *p, const Gemm *g) {
     const struct {
         cublasLtMatmulDescAttributes_t attribute;
@@ -154,7 +154,7 @@ static void gemm_make_descriptors(GemmDescriptors *p, const GemmKey *key, const 
     LT_CHECK(key, cublasLtMatmulDescCreate(&p->desc, compute_type(key), CUDA_R_32F));
     set_operations(p, key);
     LT_CHECK(key, set_pointers(p, g));
-    // Layouts are what lies in memory, before op.
+    // Layouts describe memory, before op.
     make_layout(key, &p->a, key->in_a, key->transpose_a ? key->k : key->m, key->transpose_a ? key->m : key->k);
     make_layout(key, &p->b, key->in_b, key->transpose_b ? key->n : key->k, key->transpose_b ? key->k : key->n);
     make_layout(key, &p->d, key->out, key->m, key->n);
@@ -169,7 +169,7 @@ static void gemm_free_descriptors(GemmDescriptors *p, const GemmKey *key) {
 
 // ---------------------------------------------------------------------------------------------------------- candidates
 
-// The library sorts its candidates by expected time; the best is rarely further down than 16.
+// The library sorts its candidates by expected time; the best is rarely below rank 16.
 enum { GEMM_MAX_CANDIDATES = TIMING_MAX_CHOICES };
 
 // In how many parts k is split; 0 when the parts would not be added in fp32 and in a fixed order.
@@ -227,7 +227,7 @@ static int gemm_search(const GemmDescriptors *p, const GemmKey *key,
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle(key), p->desc, p->a, p->b, p->d, p->d,
                                                                  preference, GEMM_MAX_CANDIDATES, results, &found);
     LT_CHECK(key, cublasLtMatmulPreferenceDestroy(preference));
-    // What the library does not have, it says by no results or by a status; for an epilogue also by INVALID_VALUE.
+    // The library reports a missing algorithm by no results or by a status; for an epilogue also by INVALID_VALUE.
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && (status != CUBLAS_STATUS_INVALID_VALUE || key->epilogue == GEMM_PLAIN))
         REQUIRE(status == CUBLAS_STATUS_SUCCESS, "matmul %s: the search for algorithms: %s", gemm_describe(key).text,
                 cublasLtGetStatusName(status));
@@ -286,17 +286,17 @@ void gemm_run(const GemmPlan *p, const Gemm *g) { LT_CHECK(&p->key, gemm_launch(
 
 // --------------------------------------------------------------------------------------------------------- measurement
 
-// What right algorithms may differ by, as ||D - D'|| / ||D||. Operands are the same, sums are in fp32 (of 65,536
+// The tolerance between correct algorithms, as ||D - D'|| / ||D||. Operands are the same, sums are in fp32 (of 65,536
 // products: 1e-3 at worst, where tensor cores cut off), so it is the rounding of D: by 2^-8 at most in bf16, in fp16 by
 // 2^-11, and by as much is rounded what enters tf32 products. Sums of fp8 products may keep 14 bits: 2 %, see
-// fp8_matmul. An unfused way rounds twice, once before a bias is added that may cancel a part. What is wrong is wrong
-// by tens of per cent.
+// fp8_matmul. An unfused way rounds twice, once before a bias is added that may cancel a part. Wrong results differ by
+// tens of per cent.
 static const double UNFUSED_FACTOR = 3.0;
 static double tolerance(const GemmKey *key) {
     return dtype_size((DType)key->in_a) == 1 ? 5e-2 : key->out == DTYPE_BF16 ? 2e-2 : 5e-3;
 }
 
-// A copy of what a tensor holds, or, where memory is short, of what its end holds: what is left unwritten is there.
+// A copy of a tensor's contents, or, where memory is short, of its end, where unwritten parts would be.
 typedef struct {
     Tensor part, copy; // of the tensor; as large, without data when there is no memory at all
     void *block;
@@ -368,8 +368,8 @@ static int count_differing(Trial *t, const Reference *r, double differences[GEMM
     return differing;
 }
 
-// Throws out what does not run, although the library offered it, and what gives another D than the rest. Without memory
-// to compare, only the library's favourite is kept.
+// Drops candidates that do not run, although the library offered them, and those whose D differs from the others.
+// Without memory to compare, only the library's favourite is kept.
 static void keep_right(Trial *t) {
     double differences[GEMM_MAX_CANDIDATES];
     const double limit = tolerance(&t->plan->key);
@@ -401,7 +401,7 @@ static bool candidate_repeats(Trial *t, int i, void *copy, size_t bytes) {
     return run_candidate(t, i) && cuda_same_bits(copy, t->gemm.d, bytes);
 }
 
-// Throws out what splits k and does not repeat, or cannot be checked for want of memory.
+// Drops candidates that split k and do not repeat, or cannot be checked for lack of memory.
 static void keep_repeatable(Trial *t) {
     const size_t bytes = (size_t)(t->gemm.m * t->gemm.n) * dtype_size(t->gemm.out);
     void *block = NULL, *copy = NULL;
@@ -449,7 +449,7 @@ static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
     bool timed = false;
     void *block = NULL;
     int best = 0;
-    // beta is no part of the choice: what is tried stores, where the real product adds in place.
+    // beta is not part of the choice: trials store where the real product adds in place.
     t.gemm.accumulate = false;
     if (g->accumulate) t.gemm.d = cuda_memory_like(g->d, tensor_bytes(output(&t)), &block);
     tuning_key(text, &p->key, "algorithm");
@@ -497,7 +497,7 @@ bool gemm_is_known(GemmPlan *p, bool timed) {
     return true;
 }
 
-// Both ways into outputs that hold no numbers; zeros where work adds to them. *had_room: there was memory to compare.
+// Runs both ways into outputs filled with NaN (zeros where work adds to them). *had_room: there was memory to compare.
 static bool agrees(const GemmPlan *p, const GemmContest *c, bool *had_room) {
     Reference r[GEMM_MAX_OUTPUTS];
     double worst = 0.0;
@@ -556,7 +556,7 @@ static uint64_t hash(const GemmKey *key) {
     return h ^ h >> 32;
 }
 
-// The place of the plan of this key, or where it belongs.
+// The slot of this key's plan, or the free slot where it belongs.
 static GemmPlan **place(GemmPlan **table, int64_t size, const GemmKey *key) {
     uint64_t i = hash(key) & (uint64_t)(size - 1);
     while (table[i] && memcmp(&table[i]->key, key, sizeof *key) != 0) i = (i + 1) & (uint64_t)(size - 1);

@@ -1,9 +1,9 @@
 // The end of the step, before the update: the tables by which one launch runs over all tensors (backend.h), the
 // gradient norm, and the decision. The rules of the update are in optimizer_update.cu and optimizer_adafactor.cu.
 //
-// The tables are a small cache. The key is what an array holds, not where it stands, so a table can never name memory
-// that the caller did not. A full cache gives up the table that was used longest ago. Bytes a parameter of the norm,
-// with fp32 gradient: 4, the minimum.
+// The tables are a small cache. The key is the contents of an array, not its address, so a table never names memory
+// that the caller did not. A full cache evicts the least recently used table. The norm reads 4 bytes per parameter with
+// fp32 gradients, the minimum.
 #include "llmc/cuda/optimizer.cuh"
 
 #include <stdlib.h>
@@ -79,7 +79,7 @@ static int next_variant(const TableDraft *d, int after) {
     return next;
 }
 
-// The entries of the draft, group by group: into sorted (entries), and into the table what the host keeps.
+// Writes the entries of the draft, group by group, to sorted (entries), and the host's part to the table.
 static void group_entries(CachedTable *c, const TableDraft *d, char *sorted) {
     UpdateTable *t = &c->table;
     const size_t count = (size_t)d->count;
@@ -218,7 +218,7 @@ static __global__ void norm_tensors_kernel(float *sumsq, const float *partials, 
     if (threadIdx.x == 0) sumsq[entries[blockIdx.x].tensor] = (float)sum;
 }
 
-// fp32 and 16-bit gradients are groups of their own: the dtype is the variant.
+// fp32 and 16-bit gradients are separate groups: the dtype is the variant.
 static void describe_norm(TableDraft *draft, TensorArray array) {
     const Tensor *grads = (const Tensor *)array.elements;
     for (int i = 0; i < array.n; i++) {
@@ -249,7 +249,7 @@ void backend_gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
 
 // ------------------------------------------------------------------------------------------------------------ decision
 
-// One block: all threads bring state, norms and losses into shared memory, one thread decides, all write back. The
+// One block: all threads load state, norms and losses into shared memory, one thread decides, all write back. The
 // losses are added in index order by that thread, a tile at a time. Dynamic shared memory: num_tensors floats.
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     step_control_kernel(StepControl *control, const float *sumsq, int num_tensors, const float *losses,

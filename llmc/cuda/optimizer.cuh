@@ -1,11 +1,11 @@
-// What the kernels over all tensors of a step share: which tensor a block works on, and which part of it; and, for the
-// update, the entry of a tensor, the constants of a step, loading and storing gradient and weight in whatever form they
-// are kept, and the rules themselves, one text for every format of the states.
+// Shared by the kernels over all tensors of a step: finding the tensor and the part of a block. For the update: the
+// entry of a tensor, the constants of a step, loading and storing gradient and weight in every form, and the rules
+// themselves, one source for every format of the states.
 //
 // Gradient and weight come in several forms (ops.h, UpdateTensor). A kernel that must be lean is compiled for one of
 // them; the others ask the entry when they run, which costs a register and an instruction or two for each element:
 //   G     dtype of the gradient: float, or E (the compute dtype), or Either (fp32 or E, asked)
-//   KIND  what stands behind the weight: fp32 master, Kahan's lost part, nothing, or asked
+//   KIND  what accompanies the weight: fp32 master, Kahan's lost part, nothing, or asked
 #pragma once
 #include "llmc/cuda/kernel.cuh"
 
@@ -84,7 +84,7 @@ struct Place {
     int count;
     bool dense;
 };
-// N elements from e on, fewer where only `left` are left.
+// N elements from e on, fewer if only `left` remain.
 template <int N> static __device__ __forceinline__ Place place_at(int64_t e, int64_t left, bool packed) {
     const int count = (int)max((int64_t)0, min((int64_t)N, left));
     return {e, count, packed && count == N};
@@ -103,7 +103,7 @@ template <class T, int N> static __device__ __forceinline__ void store_place(T *
         if (k < at.count) p[at.e + k] = x.v[k];
 }
 
-// N elements of fp32 or of E: loads of both kinds can be under way before the first is looked at.
+// N elements of fp32 or of E: loads of both kinds can be in flight before the first is used.
 template <class E, int N> struct EitherVector {
     Vector<float, N> wide = {};
     Vector<E, N> narrow = {};
@@ -130,7 +130,7 @@ template <class E, class G> static __device__ __forceinline__ bool grad_is_fp32(
     if constexpr (std::is_same<G, Either>::value) return t.grad_is_fp32;
     return false;
 }
-// There is neither beside a weight in fp32.
+// A weight in fp32 has neither.
 template <class E, int KIND> static __device__ __forceinline__ bool has_master(const UpdateEntry &t) {
     return sizeof(E) < 4 && (KIND == WEIGHT_ANY ? t.master != NULL : KIND == WEIGHT_MASTER);
 }
@@ -140,7 +140,7 @@ template <class E, int KIND> static __device__ __forceinline__ bool has_lost(con
 
 // -------------------------------------------------------------------------------------------------------------- weight
 
-// What is loaded of a weight: the master, or the weight and what it lost.
+// The loaded form of a weight: the master, or the weight and its lost part.
 template <class E, int N> struct WeightVector {
     EitherVector<E, N> w;
     Vector<E, N> lost;

@@ -2,7 +2,7 @@
 // Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018.
 //
 // Every tensor is seen as (rows, cols). A vector is a matrix of one row without row statistics, whose column statistics
-// are v: one text serves both. Statistics are three passes over the gradient, each one launch for all tensors:
+// are v: one source serves both. Statistics are three passes over the gradient, each one launch for all tensors:
 //   rows      a warp sums a row
 //   columns   a block sums the columns of a tile; a tall matrix has several tiles in a column, whose sums go through
 //             the workspace and are added in order
@@ -25,11 +25,11 @@ typedef struct {
     float *row, *col, *rms;     // of a vector: row NULL, col is v
     int64_t rows, cols;         // of the whole matrix
     int64_t begin;              // of a slice of a matrix: its first element
-    int64_t counted;            // elements of the whole tensor that are no padding
+    int64_t counted;            // elements of the whole tensor that are not padding
     int64_t first_row, end_row; // the rows that a slice has elements of
-    int64_t col_tiles;          // tiles side by side
+    int64_t col_tiles;          // tiles across
     int64_t tiles;              // in all
-    int64_t column_sums; // where the sums of its tiles stand in the workspace; -1: one tile is as high as the matrix
+    int64_t column_sums;        // offset of its tiles' sums in the workspace; -1: one tile is as high as the matrix
     int32_t tensor;
 } AdafactorEntry;
 
@@ -287,7 +287,8 @@ static void describe_adafactor(TableDraft *draft, TensorArray array) {
     }
 }
 
-// cuda_size_optimizer (sizes.c) has room for it: more than TILE_ROWS rows have fewer than twice rows / TILE_ROWS tiles.
+// cuda_size_optimizer (sizes.c) has space for it: more than TILE_ROWS rows have fewer than twice rows / TILE_ROWS
+// tiles.
 static Scratch scratch_of(TensorArray array, int64_t column_sums) {
     const int64_t n = array.n, floats = n + n * NORM_MAX_PARTS + column_sums;
     float *scratch = (float *)cuda_scratch(array.op, floats * (int64_t)sizeof(float));
@@ -349,7 +350,7 @@ static bool has_adafactor(TensorArray array, int first, int count) {
     return false;
 }
 
-// The row means are made anew: what adafactor_statistics had in the workspace is gone.
+// The row means are recomputed: the workspace of adafactor_statistics is lost.
 void cuda_adafactor_update(TensorArray array, int first, int count, const UpdateStep *step, Tensor control) {
     if (!has_adafactor(array, first, count)) return;
     const UpdateTable *table = update_table(array, sizeof(AdafactorEntry), describe_adafactor);

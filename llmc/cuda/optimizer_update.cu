@@ -1,4 +1,4 @@
-// The update of the parameters, by AdamW, Lion, SGD, or a direction that is given: host side of optimizer_update and
+// The update of the parameters, by AdamW, Lion, SGD, or a given direction: host side of optimizer_update and
 // momentum_update, and the kernels for states in fp32, bf16 and 8 bits. Adafactor is in optimizer_adafactor.cu.
 //
 // One launch for each rule and format of states among the tensors; AdamW with fp32 states, the default, has one for
@@ -17,8 +17,8 @@
 
 enum { BLOCK_THREADS = 256 };
 
-// The elements of a place: gradient and weight loaded, the rule applied to them and to m and v, the weight stored; of
-// RULE_MOMENTUM the gradient.
+// The elements of a place: gradient and weight loaded, the rule applied to them and to m and v, the weight stored (the
+// gradient for RULE_MOMENTUM).
 template <class E, class G, int KIND, int RULE, int N>
 static __device__ __forceinline__ void update_place(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
                                                     Place at, float (&m)[N], float (&v)[N]) {
@@ -47,7 +47,7 @@ template <class S> struct Neighbours { static constexpr int N = sizeof(S) == 4 ?
 // Elements of a block: 4 rounds or 2 hide the search for the tensor. 124M parameters are 30,000 blocks of 123 KB.
 enum { UPDATE_PART = 16 * BLOCK_THREADS };
 
-// Streams of random bits of the moments stand beside that of the weight: + k * 2^20.
+// The random streams of the moments are offset from the weight's: + k * 2^20.
 enum { STREAM_STATE = 1 << 20 };
 
 template <class S, int N>
@@ -107,8 +107,8 @@ enum {
     MINE = ROUNDS * NEIGHBOURS,    // elements of a thread in a block of states
 };
 
-// What a block of threads computes once: by arithmetic, decoding would take longer than all the rest of the update, and
-// encoding half as long again.
+// What a block of threads computes once: by arithmetic, decoding would take longer than the remainder of the update,
+// and encoding half as long again.
 struct Codes {
     float m[256], v[256];                                       // what they stand for: signed, unsigned
     float begin[DYNAMIC8_DECADES];                              // of a decade
@@ -204,7 +204,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
     make_codes(codes);
-    const int entry = entry_of_block(first, n); // its barrier also stands behind the table
+    const int entry = entry_of_block(first, n); // its barrier also covers the table
     const UpdateEntry t = entry_of_step(entries[entry], s);
     const int64_t begin = (int64_t)part_of_block(first, entry) * PART_BLOCKS;
     const int64_t end = min((t.numel + STATE_BLOCK - 1) / STATE_BLOCK, begin + PART_BLOCKS);
@@ -214,7 +214,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
 
 // --------------------------------------------------------------------------------------------------------------- table
 
-// How the moments of a tensor are kept.
+// The format of a tensor's moments.
 typedef enum { STATES_FP32, STATES_BF16, STATES_8BIT, STATES_COUNT } StateFormat;
 
 // Which kernel an entry wants. Only AdamW with fp32 states is compiled for one form of gradient and weight.
