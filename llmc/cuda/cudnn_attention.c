@@ -1,6 +1,6 @@
-// Running cuDNN's attention: the handle, the pointers of a call, the launch. See backend.h, which attention.c goes
-// by, and cudnn_graph.h, where the pass that is launched comes from. In the simulator this is the real code: there
-// cuDNN itself is another (dev/sim/cudnn_sim.cpp).
+// Running cuDNN's attention: the handle, the pointers of a call, the launch. See backend.h for the interface that
+// attention.c uses, and cudnn_graph.h for the launched passes. The simulator runs this code with a replacement of cuDNN
+// itself (dev/sim/cudnn_sim.cpp).
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/cudnn_graph.h"
 
@@ -147,7 +147,7 @@ bool cudnn_attention_backward(CudnnAttention *a, Tensor dqkv, Tensor dout, Tenso
     return launch(a, &p, workspace, why);
 }
 
-#else // cudnn_attention_open is never true, so that nothing below is ever reached with an attention
+#else // cudnn_attention_open is never true, so nothing below is ever reached with an attention
 
 bool cudnn_attention_open(Error *why) { return cudnn_library_open(why); }
 void cudnn_attention_close(void) {}

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// 22 operations have two descriptors at most, and 32 tensors stand between them.
+// 22 operations have at most two descriptors each, and 32 tensors connect them.
 enum { MAX_DESCRIPTORS = 96, ALIGNMENT = 16 };
 
 typedef cudnnBackendDescriptor_t Descriptor;
@@ -266,8 +266,8 @@ static void forward(CudnnGraph *g, const Layouts *l) {
     matmul(g, "O = P V", out, p, v);
 }
 
-// D = rowsum(dO * O), written to memory. The product by one is where dropout's scale would stand; without it cuDNN
-// still makes a plan, but one that keeps the product in a workspace of its own.
+// D = rowsum(dO * O), written to memory. The product by one takes the place of dropout's scale; without it cuDNN still
+// makes a plan, but one that keeps the product in a workspace of its own.
 static GraphTensor backward_row_sums(CudnnGraph *g, const Layouts *l, GraphTensor dout) {
     const GraphTensor out = supplied(g, CUDNN_OUT, l->type, l->rows, l->in_out);
     const GraphTensor product = between(g, CUDNN_DATA_FLOAT, l->rows, l->in_out), sum = row_numbers(g, l);
@@ -359,7 +359,7 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape shape, Error 
     return NULL;
 }
 
-// In reverse: what refers to others goes first.
+// In reverse: descriptors that refer to others are destroyed first.
 void cudnn_graph_destroy(CudnnGraph *g) {
     if (!g) return;
     for (int i = g->num_descriptors - 1; i >= 0; i--) cudnn.cudnnBackendDestroyDescriptor(g->descriptors[i]);

@@ -28,7 +28,7 @@ extern "C" {
 // takes the place of cudnn_library.c, which loads it.
 
 // Loads the library at the first call; later calls give the same answer. False, with the reason, when there is none or
-// it is older than 9.15.1: before that, backward plans of contexts that are no multiple of 128 give wrong gradients
+// it is older than 9.15.1: before that, backward plans of contexts that are not a multiple of 128 give wrong gradients
 // unless a padding mask is added (and before 9.10.2, 9.10 and 9.6 other ways of writing the graph were needed).
 bool cudnn_library_open(Error *err);
 
@@ -76,7 +76,7 @@ typedef enum {
     CUDNN_BACKWARD_COLLECTED,
 } CudnnGraphKind;
 
-// The tensors that a caller supplies, by the identifiers they have in the graphs. q, k, v and their gradients lie in
+// The tensors that a caller supplies, by the identifiers they have in the graphs. q, k, v and their gradients are in
 // (B,T,3,NH,HS), out and dout in (B,T,NH,HS), lse and dsum in (B,NH,T) fp32, dq_sums in (B,NH,T,HS) fp32. The constants
 // are fp32 on the host. dsum = rowsum(dout * out) and dq_sums are workspace.
 typedef enum {
@@ -141,7 +141,7 @@ CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, cudnnBackendDescriptor_t d
                              int64_t max_workspace, Error *err);
 void cudnn_plan_destroy(CudnnPlan *plan); // NULL is fine
 
-// Compiles the kernel; when that fails, that of the next choice of the heuristics which needs no more workspace.
+// Compiles the kernel; if that fails, the kernel of the heuristics' next choice that needs no more workspace.
 bool cudnn_plan_compile(CudnnPlan *plan, Error *err);
 
 // Of a compiled plan: what cudnnBackendExecute takes, and the number of the engine.
@@ -152,7 +152,7 @@ int64_t cudnn_plan_engine(const CudnnPlan *plan);
 // One pass of attention, forward or backward, as cuDNN is to compute it on one architecture: which form of the graph,
 // on which engine, in how much workspace. Only what gives the same bits every time is chosen.
 
-// Where things stand in the workspace of a pass, in bytes from its start.
+// Offsets in the workspace of a pass, in bytes.
 typedef struct {
     int64_t kernel;  // the plan's own
     int64_t dsum;    // (B,NH,T) fp32, backward

@@ -232,7 +232,7 @@ int64_t cudnn_plan_engine(const CudnnPlan *plan) { return plan->compiled_engine;
 // NVIDIA's own front end (cudnn-frontend 1.2x) takes the forms below when it is asked for a deterministic backward
 // pass.
 
-// An architecture and a range of versions, and what to take there. The first entry that cuDNN accepts is taken.
+// An architecture, a range of versions, and the form to take there. The first entry that cuDNN accepts is taken.
 typedef struct {
     AttentionPass pass;
     int first_capability, last_capability;
@@ -310,7 +310,7 @@ static const Form forms[] = {
 
 static int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// What the caller keeps beside the plan's own workspace.
+// The caller's buffers, in addition to the plan's own workspace.
 static CudnnWorkspace lay_out(const CudnnPass *p, int64_t kernel_bytes) {
     const AttentionShape s = p->shape;
     const int64_t rows = s.B * s.NH * s.T * (int64_t)sizeof(float);

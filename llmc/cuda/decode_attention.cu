@@ -92,7 +92,7 @@ static __device__ __forceinline__ Held<T, N, Share<N, LANES>::ROUNDS> read_rows(
     return held;
 }
 
-// scores[row] = q . key * scale for the rows of the chunk, -inf behind them. New keys are kept.
+// scores[row] = q . key * scale for the rows of the chunk, -inf after them. New keys are kept.
 template <class T, int N, int LANES>
 static __device__ __forceinline__ void score_chunk(float *scores, const T *q, const ChunkRows<T> &keys, float scale) {
     typedef Share<N, LANES> S;

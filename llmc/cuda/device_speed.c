@@ -1,6 +1,6 @@
-// How fast this GPU is: what its datasheet says, from a table of what a multiprocessor does in a clock; the speed of
-// light, measured, which step times are held against; and what its sensors say while it runs. Keeps nothing but NVML:
-// handle, plan and buffers of a measurement are gone when it returns, and it works with what memory the model has left.
+// How fast this GPU is: its datasheet peak, from a table of operations per clock and multiprocessor; its measured peak,
+// against which step times are compared; and its sensors during a run. Keeps nothing but NVML: handle, plan and buffers
+// of a measurement are freed when it returns, and it uses only memory that the model has left free.
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
 
@@ -307,7 +307,7 @@ bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error 
     (void)memory;
     if (!device_facts()->supports[dtype])
         return error_set(err, "%s: %s does not compute in it", dtype_name(dtype), device_facts()->name);
-    const size_t peak = cuda_backend.allocated_peak; // these buffers are no part of the training
+    const size_t peak = cuda_backend.allocated_peak; // these buffers are not part of the training
     const bool ok = measure_matmul(dtype, &speed->matmul_flops, err) && measure_copy(&speed->copy_bandwidth, err);
     cuda_backend.allocated_peak = peak;
     return ok;
@@ -315,7 +315,7 @@ bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error 
 
 // ------------------------------------------------------------------------------------------------------------- sensors
 // The few functions of NVML that the sensors need, declared here: nvml.h comes with some toolkits only, the library
-// with every driver. Its interface is stable: names that end in _v2 were added beside the old ones, which stay.
+// with every driver. Its interface is stable: names that end in _v2 were added next to the old ones, which stay.
 
 // nvml.h: nvmlReturn_t is an int, 0 for success; nvmlDevice_t is a pointer.
 typedef void *NvmlGpu;

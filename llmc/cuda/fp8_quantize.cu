@@ -53,7 +53,7 @@ enum { LARGEST_THREADS = 256, LARGEST_LOADS = 4, LARGEST_BLOCKS_PER_UNIT = 8 };
 static __device__ unsigned largest_so_far, blocks_done;
 
 // amax of in (n elements) into the slot, and its scale from that. Blocks take packs of 16 bytes in turn, 1024 at a
-// time; the elements behind the packs are one a thread of the grid. The block that is done last writes the slot.
+// time; the elements after the packs go one to each thread of the grid. The last block to finish writes the slot.
 // Bytes: n elements. With delayed scaling and a slot that knows earlier steps: none.
 template <class T>
 static __global__ void __launch_bounds__(LARGEST_THREADS)

@@ -87,7 +87,7 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&out)[4], con
 // Copies from global to shared memory that are in flight while the thread computes. sm_80+.
 //   - copy_async: 16 bytes, both addresses 16-byte aligned, past L1; if not valid, writes zeros and does not read.
 //   - copy_async_commit: the copies since the last commit become a group.
-//   - copy_async_wait<N>: until all groups but the last N have landed, for this thread; others see them after a barrier.
+//   - copy_async_wait<N>: until all groups but the last N have landed for this thread; others see them after a barrier.
 #if HAS_AMPERE
 static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),

@@ -18,8 +18,8 @@ static __device__ __forceinline__ float4 read_four(const float *tile, int row, i
 }
 
 // Rows row.., columns col.. of a head into a tile; zeros beyond its ends. Neighbouring threads read neighbouring
-// elements, and eight loads of a thread are under way at once. Between barriers: nobody reads the old contents any
-// more, everybody sees the new.
+// elements, and eight loads of a thread are in flight at once. Call between barriers, so that no thread still reads the
+// old contents and all see the new.
 template <class T>
 static __device__ __forceinline__ void load_tile(float *tile, const HeadRows<const T> &from, int row, int col) {
     constexpr int STEP = PLAIN_THREADS / TILE, AT_ONCE = 8;
@@ -125,7 +125,7 @@ static __device__ __forceinline__ float row_max(float v) {
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
-// One step of the online softmax (see flash_forward.cu): scores become exponentials, what was summed is scaled.
+// One step of the online softmax (see flash_forward.cu): scores become exponentials, earlier sums are rescaled.
 static __device__ __forceinline__ void softmax_step(Share &scores, Share &result, float *largest, float *sum,
                                                     float scale, int first_row, int first_key) {
     for (int i = 0; i < PER; i++) {
@@ -258,7 +258,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     Share P, dS, dK = {}, dV = {};
     for (int first_row = first_key; first_row < s.T; first_row += TILE) {
         const int row = first_row + (int)threadIdx.x;
-        __syncthreads(); // the last tile's readers of D and row_lse are through
+        __syncthreads(); // the last tile's readers of D and row_lse are done
         if (threadIdx.x < TILE) {
             D[threadIdx.x] = row < s.T ? delta[(int64_t)head * s.T + row] : 0.0f;
             row_lse[threadIdx.x] = row < s.T ? lse[(int64_t)head * s.T + row] : 0.0f;

@@ -101,8 +101,7 @@ int64_t cuda_size_head_chunk_rows(OpsShape shape, int units) {
 // ------------------------------------------------------------------------------------------------------- of all ops
 
 // Adafactor: partial sums of a tensor, as for the norm, and its mean row; and of each matrix of more than
-// ADAFACTOR_TILE_ROWS rows a sum for each column of a tile, of which there are fewer than twice rows /
-// ADAFACTOR_TILE_ROWS above each other.
+// ADAFACTOR_TILE_ROWS rows a sum for each column of a tile, fewer than twice rows / ADAFACTOR_TILE_ROWS tiles high.
 int64_t cuda_size_optimizer(OpsShape shape) {
     const int64_t parts = shape.num_tensors * NORM_MAX_PARTS;
     const int64_t adafactor = shape.factored > 0 ? shape.num_tensors + 2 * shape.factored / ADAFACTOR_TILE_ROWS : 0;

@@ -1,7 +1,7 @@
 // How much scratch memory the ops of the CUDA backend take, and how many rows of logits the LM head works on at a time.
 // Arithmetic of shapes alone: no CUDA header is needed, and it is part of every build. The backend lays out its
 // workspace by these functions, and the planner of a machine without a GPU gets the same numbers from them.
-// What decides a size (how rows are dealt to blocks, the length of a tile) has its constant here and its reason beside
+// What decides a size (how rows are dealt to blocks, the length of a tile) has its constant here and its reason next to
 // the kernel that uses it.
 #pragma once
 #include "llmc/ops.h"
@@ -15,7 +15,7 @@ extern "C" {
 // The largest of the families below but attention by cuDNN, a multiple of 256: ops_workspace_bytes without it.
 int64_t cuda_size_workspace(OpsShape shape);
 
-// ops_head_chunk_rows on a GPU of so many multiprocessors. 1 of them: the most rows that any GPU would take.
+// ops_head_chunk_rows on a GPU of so many multiprocessors. With 1: the maximum rows on any GPU.
 int64_t cuda_size_head_chunk_rows(OpsShape shape, int units);
 
 // What attention by cuDNN may take, nearly all for its backward pass: on most GPUs B * NH * T * T * 2 bytes, refused
@@ -24,7 +24,7 @@ int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit);
 // The limit on a GPU with so many bytes free, unless cuDNN is what was asked for.
 int64_t cuda_size_cudnn_limit(int64_t free_bytes);
 
-// A part of a workspace layout: returns the offset of the part and moves *end behind it, to a multiple of 256.
+// A part of a workspace layout: returns the offset of the part and moves *end after it, to a multiple of 256.
 static inline int64_t cuda_part(int64_t *end, int64_t bytes) {
     const int64_t offset = *end;
     *end += (bytes + 255) / 256 * 256;

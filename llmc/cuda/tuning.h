@@ -6,7 +6,7 @@
 // The file is $PRETRAIN_CACHE ("off": none), else pretrain.cu/tuning in $XDG_CACHE_HOME or ~/.cache. It holds lines
 // "key TAB value in hexadecimal TAB checksum"; lines that are damaged or too long are skipped. It is read at the first
 // call and replaced as a whole at every put, by renaming, so that processes may share it: the worst that can happen is
-// that an entry is lost and measured again. That it cannot be read or written is no error.
+// that an entry is lost and measured again. Failure to read or write it is not an error.
 #pragma once
 #include "llmc/tensor.h"
 #include <stdbool.h>
@@ -33,8 +33,8 @@ int cuda_fastest(int count, bool (*work)(void *context, int i), void *context, f
 void cuda_note_choice(const char *what, int count, const char *const *ways, const float *ms, int taken);
 void cuda_forget_choices(void); // the device goes
 
-// Device memory of this size in which p + i is as aligned as *p is, zeroed; for measurements that must not touch the
-// real thing. NULL when there is none to be had, or under capture. Free *block with cudaFree.
+// Zeroed device memory of this size, aligned as p is; for measurements that must not touch the real data. NULL when
+// none is available, or under capture. Free *block with cudaFree.
 void *cuda_memory_like(const void *p, size_t bytes, void **block);
 
 // Fills t with NaN, as bytes 0xFF: what is not written after it shows in cuda_difference.
@@ -45,8 +45,8 @@ void cuda_poison(Tensor t);
 // start of the workspace.
 double cuda_difference(Tensor t, Tensor expected);
 
-// "NVIDIA H200, cc 90, 132 SMs, driver 13000": how every key of the file begins. For library versions, shapes and the
-// rest, go on:
+// "NVIDIA H200, cc 90, 132 SMs, driver 13000": how every key of the file begins. Append the library version, the shape
+// and so on:
 //   char key[TUNING_KEY_MAX];
 //   snprintf(key, sizeof key, "%s, cuDNN 91900, attention B %d ...", tuning_machine(), B, ...);
 const char *tuning_machine(void);

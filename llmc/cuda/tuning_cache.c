@@ -1,5 +1,5 @@
-// The file of choices of tuning.h, without CUDA. The entries stand in a list, newest first, which is also their order
-// in the file: what is beyond the limit when the file is written is what nobody has measured for longest.
+// The file of choices of tuning.h, without CUDA. The entries are a list, newest first, which is also their order in the
+// file; entries beyond the limit when the file is written are the oldest measurements.
 #include "llmc/cuda/tuning.h"
 
 #include <fcntl.h>
@@ -81,8 +81,8 @@ static uint64_t big_endian(const unsigned char *bytes) {
     return number;
 }
 
-// key TAB value. Appends the entry at *end, unless the text is damaged or the key is known: what this process measured,
-// and what stands further up, is newer.
+// key TAB value. Appends the entry at *end, unless the text is damaged or the key is known: entries measured by this
+// process, or further up in the file, are newer.
 static void parse_entry(Entry **end, const char *text, size_t length) {
     const char *tab = memchr(text, '\t', length);
     if (!tab) return;
@@ -138,7 +138,7 @@ static void cache_path(char *path, size_t size, bool *ours) {
     if (length < 0 || (size_t)length >= size) path[0] = 0;
 }
 
-// The directories above the file: pretrain.cu and the one it stands in.
+// The directories above the file: pretrain.cu and its parent.
 static void make_directories(const char *path) {
     char directory[PATH_MAX];
     snprintf(directory, sizeof directory, "%s", path);
@@ -166,7 +166,7 @@ static char *read_file(const char *path, size_t *size) {
     return text;
 }
 
-// Adds what stands in the file and is not known yet.
+// Adds the entries of the file that are not known yet.
 static void load(void) {
     char path[PATH_MAX];
     bool ours;
@@ -186,7 +186,7 @@ static void load(void) {
     free(text);
 }
 
-// Writes everything beside the file and renames it. Whatever goes wrong, the file stays as it was.
+// Writes a new file next to the old one and renames it. On any failure the old file is unchanged.
 static void save(void) {
     char path[PATH_MAX], temporary[PATH_MAX + 8];
     bool ours;
