@@ -307,9 +307,9 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
 // of a small batch run. Recorded once, they cost one launch. A graph goes through three states, each pass through
 // `if (!replay) { begin; ops; end; }` moving it on by one:
 //
-//   UNSEEN   The ops run as they are called. Whatever they do only when they meet a shape for the first time happens
-//            here, because nothing of it is allowed in a capture: matmul plans are made and candidates timed, attention
-//            is chosen, cuDNN builds its plans, the driver loads the machine code of each kernel.
+//   UNSEEN   The ops run as they are called. All work at the first use of a shape happens here, because a capture
+//            allows none of it: matmul plans are made and candidates timed, attention is chosen, cuDNN builds its
+//            plans, the driver loads the machine code of each kernel.
 //   WARM     The ops are captured instead of run: the same calls now only leave nodes in a graph, which is made
 //            executable, sent to the device and launched once. Pointers, sizes and numbers are frozen in it.
 //   RECORDED Replayed: one launch.

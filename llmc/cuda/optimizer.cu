@@ -32,7 +32,7 @@ typedef struct {
     void *host;    // tensor and parts of the table
 } CachedTable;
 
-// A run has three or four arrays: gradients, tensors, slices of them.
+// A run has three or four arrays: gradients, tensors, and their slices.
 enum { MAX_TABLES = 64 };
 static CachedTable cache[MAX_TABLES];
 static uint64_t look_ups;
