@@ -226,9 +226,8 @@ static void fill_facts(DeviceFacts *f, const char *name, HostMemory memory) {
 }
 
 // libgomp lets an idle thread spin for 300000 rounds: milliseconds in which it keeps the core from threads that have
-// work. Two trainers at once on 2 cores (6 layers, C=384, B=8, T=256, bf16) reach 1244 tok/s each
-// with that and 2090 with 1000 rounds; one alone is as fast with either (medians of five: 81% and 83% of the matmul
-// rate).
+// work. Two trainers at once on 2 cores (6 layers, C=384, B=8, T=256, bf16) reach 1244 tok/s each with that and 2090
+// with 1000 rounds; one alone is as fast with either (medians of five: 81% and 83% of the matmul rate).
 static const char spin_rounds[] = "1000";
 
 void device_prepare_process(char **argv) {
