@@ -155,10 +155,10 @@ typedef struct {
 } CorpusResult;
 int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err);
 
-// A vocabulary of the corpus: the words of what is for training are counted by the pipeline, and merged; the validation
-// part is not counted. Writes no file but one without a name in `directory`, for standard input. The
-// same exit codes; EXIT_BAD_INPUT also for too little text. With EXIT_OK counts, in bytes as tokens, and the tokenizer
-// are the caller's.
+// A vocabulary of the corpus: the pipeline counts the words of the training part, which are then merged; the validation
+// part is not counted. The only file it writes is one without a name in `directory`, for standard input. The same exit
+// codes; EXIT_BAD_INPUT also for too little text. With EXIT_OK counts, in bytes as tokens, and the tokenizer are the
+// caller's.
 int corpus_vocabulary(const CorpusOptions *options, const char *directory, CorpusCounts *counts, Tokenizer **tokenizer,
                       Error *err);
 
