@@ -1,9 +1,9 @@
-// The front door of the ops: each function of ops.h checks its arguments, shows the call and its cost to whoever
-// observes, and hands it to the backend (backend_NAME). What is wrong stops the program, naming op and tensor.
+// The functions of ops.h. Each checks its arguments, reports the call and its cost to the observer, and calls the
+// backend (backend_NAME). A wrong argument stops the program with a message that names the op and the tensor.
 //
-// Costs: FLOPs of matmuls and attention, as recompute.h counts them for the machine; all else is 0. Bytes: every tensor
-// once, an output that is added to twice. Scratch of an op (workspace, logits) is not counted: it might stay in a
-// cache.
+// Costs: FLOPs of matmuls and attention, as recompute.h counts them for the machine; all other ops have 0. Bytes: every
+// tensor once, but an output that is added to twice. Scratch of an op (workspace, logits) is not counted because it
+// might stay in a cache.
 #include "llmc/ops.h"
 
 #include "llmc/base/arithmetic.h"
@@ -15,7 +15,7 @@ static const OpObserver *observer;
 void ops_observe(const OpObserver *o) { observer = o; }
 bool ops_are_observed(void) { return observer != NULL; }
 
-// The end of an op: the backend's part, shown with its cost to the observer.
+// The end of an op: runs the backend's part between the observer's begin (which gets the cost) and end.
 #define RUN(op, arguments, cost)                                                                                       \
     do {                                                                                                               \
         const bool is_observed = observer != NULL;                                                                     \
@@ -27,7 +27,7 @@ bool ops_are_observed(void) { return observer != NULL; }
         if (is_observed) observer->end();                                                                              \
     } while (0)
 
-// Of the op whose function this is in: the tensor and shape that tell its calls apart, FLOPs, bytes read and written.
+// The cost of the enclosing op: the tensor and shape that distinguish its calls, FLOPs, bytes read and written.
 #define COST(shape, flops, read, written) ((OpCost){__func__, shape, flops, (read) + (written)})
 
 // --------------------------------------------------------------------------------------------------------------- costs
@@ -58,7 +58,7 @@ static double matmul_flops(Tensor weight, Tensor in) {
     return 2.0 * (double)tensor_numel(in) * (double)tensor_rows(weight);
 }
 
-// `matmuls` products of (T,HS) and (HS,T) or the like for each head, the causal half of them: a row of out (B,T,C)
+// FLOPs of `matmuls` products of (T,HS) and (HS,T) or similar per head, the causal half of each: a row of out (B,T,C)
 // meets (T + 1) / 2 others on average. Forward 2, backward 5: QK^T again, dV, dP, dQ, dK.
 static double attention_flops(Tensor out, int matmuls) {
     return matmuls * (double)tensor_numel(out) * (double)(out.shape[1] + 1);
@@ -73,7 +73,7 @@ static double sum_bytes(const Tensor *tensors, int n) {
 
 static double row_bytes(Tensor table) { return (double)(tensor_cols(table) * (int64_t)dtype_size(table.dtype)); }
 
-// Rows of an embedding table that tokens name: each at most once.
+// Max rows of an embedding table that tokens can name, each counted once.
 static double touched_bytes(Tensor table, Tensor tokens) {
     const int64_t n = tensor_numel(tokens), rows = tensor_rows(table);
     return (double)(n < rows ? n : rows) * row_bytes(table);
@@ -89,7 +89,7 @@ static void check_floating(const char *op, Tensor t) {
             "%s: %s is absent or not of a floating dtype", op, t.name ? t.name : "?");
 }
 
-// t has the compute dtype of a call: one that this backend computes in.
+// t has the compute dtype of a call, which must be one that this backend computes in.
 static void check_compute(const char *op, Tensor t) {
     check_floating(op, t);
     REQUIRE(backend_computes(t.dtype), "%s: %s is %s, which is no compute dtype here", op, t.name, dtype_name(t.dtype));
@@ -186,7 +186,7 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
 
 // ------------------------------------------------------------------------------------------------------------- matmul
 
-// out (N,OC), in (N,IC), weight (OC,IC) belong together and have one dtype.
+// out (N,OC), in (N,IC), weight (OC,IC) have matching shapes and one dtype.
 static void check_linear(const char *op, Tensor out, Tensor in, Tensor weight) {
     const int64_t N = tensor_rows(in);
     check_compute(op, weight);
@@ -298,7 +298,7 @@ void kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
     RUN(kv_cache_store, (cache, qkv, first), COST(tensor_shape(qkv), 0, 2 * BYTES(qkv) / 3, 2 * BYTES(qkv) / 3));
 }
 
-// How far the cache is filled is known on the device only: what is read of it is not counted.
+// Only the device knows how far the cache is filled, so reads of the cache are not counted.
 void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
     const int64_t numel = check_cache(__func__, cache);
     tensor_check(__func__, qkv, cache.dtype, numel);
@@ -380,7 +380,7 @@ static void check_update_tensor(const char *op, const UpdateTensor *tensors, int
             t->weight.name, (long long)t->offset, STATE_BLOCK);
 }
 
-// m, or m and v, kept alike: fp32, bf16, or u8 with their scales.
+// m, or m and v, in the same format: fp32, bf16, or u8 with their scales.
 static void check_moments(const char *op, const UpdateTensor *t, bool has_v) {
     const int64_t numel = tensor_numel(t->weight), blocks = ceil_div(numel, STATE_BLOCK);
     const bool is_known = t->m.dtype == DTYPE_BF16 || t->m.dtype == DTYPE_U8;
@@ -391,7 +391,7 @@ static void check_moments(const char *op, const UpdateTensor *t, bool has_v) {
     if (has_v) tensor_check(op, t->v_scale, DTYPE_FP32, blocks);
 }
 
-// What Adafactor keeps. A slice of a matrix comes with the whole row and col, which say what it is a slice of.
+// The states of Adafactor. A slice of a matrix comes with the whole row and col, which give the shape of the matrix.
 static void check_adafactor(const char *op, const UpdateTensor *t) {
     const int64_t numel = tensor_numel(t->weight);
     tensor_check(op, t->rms, DTYPE_FP32, 1);
@@ -406,7 +406,7 @@ static void check_adafactor(const char *op, const UpdateTensor *t) {
             (long long)t->offset, (long long)(t->offset + numel), t->weight.name, (long long)rows, (long long)cols);
 }
 
-// Of a tensor that check_adafactor has seen: it is a whole parameter.
+// A tensor that has passed check_adafactor is a whole parameter.
 static void check_is_whole(const char *op, const UpdateTensor *t) {
     const bool covers = !t->row.data || tensor_numel(t->weight) == tensor_numel(t->row) * tensor_numel(t->col);
     REQUIRE(t->offset == 0 && covers, "%s: %s is a slice", op, t->weight.name);
@@ -419,8 +419,9 @@ static void check_update_step(const char *op, UpdateParams params, Tensor contro
     REQUIRE(params.step >= 1, "%s: step %lld, the first is 1", op, (long long)params.step);
 }
 
-// What an update reads and writes of a parameter: master, or the weight itself and what rounding took from it, and the
-// moments that its rule has. (RULE_DIRECTION's are momentum_update's, Adafactor's are adafactor_statistics'.)
+// The tensors of a parameter that an update reads and writes: master, or the weight itself and the part lost to
+// rounding, and the moments of its rule. (RULE_DIRECTION's are momentum_update's, Adafactor's are
+// adafactor_statistics'.)
 static double state_bytes(const UpdateTensor *t) {
     const double parameter = BYTES(t->master.data ? t->master : t->weight, t->lost);
     if (t->rule == RULE_DIRECTION || t->rule == RULE_ADAFACTOR) return parameter;
@@ -453,8 +454,8 @@ void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, 
         op_cost_optimizer_update(tensors + first, count));
 }
 
-// The gradient is read once for the means of its squares and, when these are known, once for the size of the update;
-// the means are read and written.
+// The gradient is read once for the means of its squares and then, with the means known, once for the size of the
+// update; the means are read and written.
 OpCost op_cost_adafactor_statistics(const UpdateTensor *tensors, int n) {
     OpCost cost = {"adafactor_statistics", update_shape(tensors, n), 0, 0};
     for (int i = 0; i < n; i++) {

@@ -1,14 +1,14 @@
 // THE CONTRACT: every operation of a training step, at the level at which it is fused.
 //
-// Three implementations answer to it: llmc/cuda (kernels), llmc/cpu (oneDNN + OpenMP) and test/reference (fp64, the
+// It has three implementations: llmc/cuda (kernels), llmc/cpu (oneDNN + OpenMP) and test/reference (fp64, the
 // specification both are tested against). Rules for all of them:
-//   - Weights, biases, activations and their gradients have the compute dtype (fp32, bf16, fp16), one for all of them
-//     in a call; "stat" tensors (mean, rstd, lse, losses) are fp32; weight gradients are fp32 or the compute dtype;
-//     tokens are i32. Accumulation and statistics are fp32 or better.
+//   - Weights, biases, activations and their gradients have the compute dtype (fp32, bf16, fp16), the same for all
+//     tensors of a call; "stat" tensors (mean, rstd, lse, losses) are fp32; weight gradients are fp32 or the compute
+//     dtype; tokens are i32. Accumulation and statistics are fp32 or better.
 //   - Outputs come first. An output never overlaps an input unless the comment says "may be".
 //   - Everything runs in order on the compute stream and returns without waiting. No allocation, no host decision.
-//   - The same inputs give the same bits, from run to run.
-//   - A wrong shape or dtype is a bug of the caller: the op names the tensor and stops the program (tensor_check).
+//   - The same inputs give the same bits in every run.
+//   - A wrong shape or dtype is a bug in the caller. The op names the tensor and stops the program (tensor_check).
 // Names: B batch, T context, C channels, NH heads, HS = C / NH, V vocabulary, Vp padded vocabulary, N = B * T rows.
 // Where a tensor is (B,T,C), (N,C) with N = B * T is the same thing.
 #pragma once
@@ -22,15 +22,15 @@ extern "C" {
 
 // --------------------------------------------------------------------------------------------------------- workspace
 
-// The largest shapes that any op will be called with. The backend answers with the scratch memory it needs for them;
-// the caller plans it into its arena and hands it over once. Calls with smaller shapes are fine.
+// The largest shapes that any op will be called with. The backend returns the scratch memory it needs for them; the
+// caller plans it into its arena and hands it over once. Calls with smaller shapes are fine.
 typedef struct {
     int64_t B, T, C, NH, Vp;
     int64_t num_tensors; // entries of the longest array handed to gradient_sumsq, or updated by one optimizer_update
     int64_t sequences;   // B of attention_decode, with maxT = T; 0: it is not called
     int64_t factored;    // elements of all tensors handed to adafactor_statistics; 0: it is not called
     bool fp8;            // fp8_* will be called, with N up to B * T, K up to 4 C
-    bool forward_only;   // no backward op will be called, and nothing of the optimizer
+    bool forward_only;   // no backward op and no optimizer op will be called
     DType dtype;         // compute dtype
 } OpsShape;
 int64_t ops_workspace_bytes(OpsShape shape);
@@ -47,7 +47,7 @@ void batch_unpack(Tensor inputs, Tensor targets, Tensor windows);
 // out (B,T,C) = wte[tokens] + wpe[t].   tokens (B,T) i32, wte (Vp,C), wpe (maxT,C) with maxT >= T.
 void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe);
 
-// dwte (Vp,C) += sum of dout (B,T,C) over the places where each token stands. Always adds: the tied head wrote it
+// dwte (Vp,C) += sum of dout (B,T,C) over the positions of each token. Always adds: the tied head wrote it
 // first. dwpe (maxT,C)  = or += (accumulate) sum of dout over B; rows T.. become 0 or stay. No float atomics.
 void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate);
 
@@ -58,7 +58,7 @@ void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bo
 void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias);
 
 // residual = in + branch (rounded to the compute dtype), then layernorm_forward of that residual. residual may be in.
-// residual, out, in, branch (N,C). Serves inside a block and across the block boundary.
+// residual, out, in, branch (N,C). Used inside a block and across the block boundary.
 void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
                                 Tensor weight, Tensor bias);
 
@@ -74,12 +74,12 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
 // out (N,OC) = in (N,IC) @ weight (OC,IC)^T + bias (OC). bias may be absent (tensor_none()).
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias);
 
-// pre (N,OC) = in @ weight^T + bias;  out (N,OC) = gelu(pre): of the rounded pre, or, where DeviceOptions ask for GELU
-// in the epilogue of a GPU library's matmul (-ge 1, 2), of pre before it was rounded.
+// pre (N,OC) = in @ weight^T + bias;  out (N,OC) = gelu(pre), computed from the rounded pre, or from pre before
+// rounding where DeviceOptions ask for GELU in the epilogue of a GPU library's matmul (-ge 1, 2).
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias);
 
-// out = gelu(pre) = 0.5 pre (1 + tanh(sqrt(2/pi) (pre + 0.044715 pre^3))), element by element: the same bits as
-// matmul_gelu_forward gave, unless that had GELU in its epilogue. For recomputation.
+// out = gelu(pre) = 0.5 pre (1 + tanh(sqrt(2/pi) (pre + 0.044715 pre^3))), element by element. The bits are
+// those of matmul_gelu_forward unless it had GELU in its epilogue. For recomputation.
 // Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
 void gelu_forward(Tensor out, Tensor pre);
 
@@ -89,11 +89,11 @@ void gelu_backward(Tensor dpre, Tensor dout, Tensor pre);
 // din (N,IC) = dout (N,OC) @ weight (OC,IC).
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight);
 
-// dpre (N,IC) = (dout (N,OC) @ weight (OC,IC)) * gelu'(pre (N,IC)): the gradient that goes into the layer before GELU.
+// dpre (N,IC) = (dout (N,OC) @ weight (OC,IC)) * gelu'(pre (N,IC)): the gradient at the input of GELU.
 void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre);
 
 // dweight (OC,IC) = or += dout (N,OC)^T @ in (N,IC);  dbias (OC) = or += sum_N dout. dbias may be absent.
-// accumulate false overwrites: the first micro-step needs no zeroed gradients.
+// accumulate false overwrites, so the first micro-step needs no zeroed gradients.
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate);
 
 // dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
@@ -114,29 +114,29 @@ void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor
 
 // ----------------------------------------------------------------------------------------------------------- decoding
 
-// Generation token by token. The cache of one block holds keys and values of what was read so far, for each head one
-// after the other: (B,2NH,maxT,HS), the keys of all heads before their values. Positions that are not filled yet are
-// never read, whatever stands there.
+// Generation token by token. The cache of one block holds the keys and values of the tokens read so far, head by head:
+// (B,2NH,maxT,HS), the keys of all heads before their values. Positions that are not filled yet are never read,
+// whatever they contain.
 
 // Keys and values of a prompt, qkv (B,n,3C) packed as (B,n,3,NH,HS), into positions first .. first + n - 1 of the
 // cache.
 void kv_cache_store(Tensor cache, Tensor qkv, int64_t first);
 
-// Attention of one new token a sequence. position: one i32 on the device, how many tokens were read before, the same
-// for all sequences; on the device, so that one recording of the step serves every token.
+// Attention of one new token per sequence. position: one i32, the number of tokens read before, the same for all
+// sequences. It is on the device so that one recording of the step serves every token.
 //   qkv (B,3C): k and v are stored at `position` of the cache, then with length = position + 1
 //   scores[j] = q . k_j / sqrt(HS), j < length;  out (B,C) = softmax(scores) V.
-// A sequence has the same bits alone and beside others, and whatever maxT is.
+// The bits of a sequence depend neither on the other sequences nor on maxT.
 void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position);
 
 // --------------------------------------------------------------------------------------------- LM head + cross-entropy
 
-// In chunks of R rows: logits of one chunk exist at a time, in logits (R,Vp), scratch of the caller. R may be any
-// number; this is what the backend would like for shape (at most B * T).
+// The head works in chunks of R rows: only the logits of one chunk exist at a time, in logits (R,Vp), scratch of the
+// caller. R may be any number; this is the backend's preference for shape (at most B * T).
 int64_t ops_head_chunk_rows(OpsShape shape);
 
 // in (N,C), wte (Vp,C) (the tied head), targets (N) i32, losses (N) fp32 in nats:
-//   losses[n] = log sum_{v<V} exp(logits[n,v]) - logits[n,targets[n]].   Columns V..Vp-1 take no part.
+//   losses[n] = log sum_{v<V} exp(logits[n,v]) - logits[n,targets[n]].   Columns V..Vp-1 are ignored.
 void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V);
 
 // The same losses, and in the same pass over each chunk the gradients of  scale * loss_scale * sum_n losses[n]:
@@ -146,21 +146,21 @@ void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tens
 void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
                         int64_t V, float scale, Tensor control, bool accumulate);
 
-// sums (B) fp32 = or += sum_t losses (B,T). One number a sequence, so that totals do not depend on how sequences
+// sums (B) fp32 = or += sum_t losses (B,T). One number per sequence, so that totals do not depend on how sequences
 // were grouped into micro-batches.
 void sequence_losses(Tensor sums, Tensor losses, bool accumulate);
 
 // ------------------------------------------------------------------------------------------------ the end of the step
 
 // sumsq (n) fp32: the sum of squares of each gradient tensor, all in one launch, in a fixed order. inf or nan in a
-// tensor shows in its entry. grads must stay the same array, with the same contents, from call to call.
+// tensor propagates to its entry. grads must stay the same array, with the same contents, from call to call.
 void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n);
 
 // step_control_decide (llmc/step_control.h) on the device. control: one StepControl as u8 bytes; sequence_losses (B)
 // fp32, summed in index order in fp64; num_tokens: tokens of the whole step.
 void step_control_update(Tensor control, Tensor sumsq, Tensor sequence_losses, int64_t num_tokens, StepLimits limits);
 
-// What one parameter tensor gets from the update: the table of llmc/model/optimizer_state.c decides.
+// The update rule of one parameter tensor, chosen by the table of llmc/model/optimizer_state.c.
 typedef enum {
     RULE_ADAMW,     // Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2017
     RULE_LION,      // Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023
@@ -172,20 +172,20 @@ typedef enum {
 
 enum { STATE_BLOCK = 256 }; // elements that share one scale in 8-bit states
 
-// One parameter tensor, or a slice of one, with all that its rule reads and writes. Absent tensors are tensor_none().
+// One parameter tensor, or a slice of one, with everything its rule reads and writes. Absent tensors are tensor_none().
 typedef struct {
     Tensor weight;           // compute dtype
     Tensor master;           // fp32; absent: the weight itself is updated, with stochastic rounding unless it is fp32
-    Tensor lost;             // compute dtype, Kahan: what rounding took from the weight; absent: rounding as above
+    Tensor lost;             // compute dtype, Kahan: the part of the weight lost to rounding; absent: rounding as above
     Tensor grad;             // fp32 or compute dtype
     Tensor m, v;             // fp32; bf16, rounded stochastically; or u8, codes of llmc/number.h
-    Tensor m_scale, v_scale; // (ceil(numel / STATE_BLOCK)) fp32, beside u8: the largest magnitude of each block
-    Tensor row, col;         // Adafactor, of a matrix (OC,IC): (OC) and (IC) fp32 instead of v
+    Tensor m_scale, v_scale; // (ceil(numel / STATE_BLOCK)) fp32, with u8: the largest magnitude of each block
+    Tensor row, col;         // Adafactor, for a matrix (OC,IC): (OC) and (IC) fp32 instead of v
     Tensor rms;              // (1) fp32, Adafactor: root mean square of the update before it is clipped
     UpdateRule rule;
     float weight_decay;
-    float rate;      // its learning rate as a multiple of UpdateParams.learning_rate
-    int stream;      // number of the parameter in its table: names its random bits
+    float rate;      // learning rate of the tensor as a multiple of UpdateParams.learning_rate
+    int stream;      // number of the parameter in its table: selects its random bits
     int64_t offset;  // where a slice begins in its parameter, in elements; a multiple of STATE_BLOCK
     int64_t padding; // last elements of the parameter that pad the vocabulary: weight and gradient are 0
 } UpdateTensor;
@@ -200,56 +200,55 @@ typedef struct {
     uint64_t seed;
 } UpdateParams;
 
-// The update of tensors[first .. first + count), in one launch a rule; nothing is written when control.skip is set.
+// Updates tensors[first .. first + count) with one launch per rule; nothing is written when control.skip is set.
 // With g = grad * control.grad_factor, lr = rate * learning_rate, and w the master, or weight + lost, or the weight:
 //   AdamW      m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
 //              w -= lr * (m / (1-b1^step) / (sqrt(v / (1-b2^step)) + eps) + weight_decay w)
 //   Lion       w -= lr * (sign(b1 m + (1-b1) g) + weight_decay w), sign(0) = 0;  m = b2 m + (1-b2) g
 //   SGD        m = momentum m + g;  w -= lr * (m + weight_decay w)
-//   Adafactor  u = g / sqrt(row_i col_j / mean(row)), of a vector g / sqrt(v): after adafactor_statistics
+//   Adafactor  u = g / sqrt(row_i col_j / mean(row)), for a vector g / sqrt(v); after adafactor_statistics
 //              w -= lr * (u / max(1, rms) + weight_decay w)
-//   Direction  w -= lr * (grad + weight_decay w): grad as it is, without grad_factor
-// Then the master is rounded to the weight; with `lost`: weight = w rounded to nearest, lost = w - weight rounded; with
-// neither: the weight is w, rounded stochastically. m and v in bf16 are rounded stochastically; in u8 a block's scale
-// is the largest magnitude of its new values and each code the nearest of llmc/number.h. The update itself uses the
-// new m and v before they are rounded.
-// m and v of a tensor have one dtype; row, col and rms stay whole in a slice. tensors[0 .. n) must stay the same array
-// with the same contents from call to call.
+//   Direction  w -= lr * (grad + weight_decay w), with grad as it is, without grad_factor
+// Then the master is rounded to the weight. With `lost`, weight = w rounded to nearest and lost = w - weight rounded.
+// With neither, the weight is w, rounded stochastically. m and v in bf16 are rounded stochastically; in u8 a block's
+// scale is the largest magnitude of its new values and each code is the nearest of llmc/number.h. The update itself
+// uses the new m and v before they are rounded. m and v of a tensor have the same dtype; a slice comes with the whole
+// row, col and rms. tensors[0 .. n) must stay the same array with the same contents from call to call.
 void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control);
 
-// Before optimizer_update, for the tensors of RULE_ADAFACTOR, which must be whole; the others are left alone. With
+// Called before optimizer_update. Updates the tensors of RULE_ADAFACTOR, which must be whole, and no others. With
 // g2 = g^2 + 1e-30 and b = 1 - step^-0.8:
-//   row_i = b row_i + (1-b) mean_j g2;  col_j = b col_j + (1-b) mean_i g2;  of a vector v = b v + (1-b) g2
-//   rms = sqrt(mean(u^2)) with the u of optimizer_update, over the elements that are no padding.
-// Rows of padding count in mean_i and in mean(row) alike: u is what it were without them, and 0 in them.
+//   row_i = b row_i + (1-b) mean_j g2;  col_j = b col_j + (1-b) mean_i g2;  for a vector v = b v + (1-b) g2
+//   rms = sqrt(mean(u^2)) with the u of optimizer_update, over the elements that are not padding.
+// Padding rows count in both mean_i and mean(row), so u is the same as without them, and 0 in them.
 // Nothing is written when control.skip is set.
 void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control);
 
-// Before Muon's orthogonalisation, for the tensors of RULE_DIRECTION; the others are left alone:
+// Called before Muon's orthogonalisation. Updates the tensors of RULE_DIRECTION and no others:
 //   m = momentum m + g;  grad = g + momentum m  (Nesterov), rounded to the dtype of grad.
 // Nothing is written when control.skip is set.
 void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control);
 
 // ---------------------------------------------------------------------------------------------- gradient accumulation
 
-// dst = src, or dst + src (accumulate), rounded stochastically to the dtype of dst: gradients that are accumulated in
-// the compute dtype. src fp32, dst fp32 (nothing is rounded), bf16 or fp16, same numel; dst may not be src. Element e
+// dst = src, or dst + src (accumulate), rounded stochastically to the dtype of dst, for gradients accumulated in the
+// compute dtype. src fp32, dst fp32 (nothing is rounded), bf16 or fp16, same numel; dst may not be src. Element e
 // adds half-word e % 8 of philox(seed, STREAM_GRADIENT + stream, control.micro_steps * 2^32 + e / 8) to the bits that
 // rounding cuts off.
 void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control);
 
-// control.micro_steps += 1: the next micro-step draws other random bits.
+// control.micro_steps += 1, so the next micro-step draws other random bits.
 void micro_step_count(Tensor control);
 
 // ---------------------------------------------------------------------------------------------------------------- fp8
 
-// Tensors of dtype e4m3 or e5m2 hold x * scale, rounded to nearest even, saturated; the scale stands in a slot
+// Tensors of dtype e4m3 or e5m2 hold x * scale, rounded to nearest even, saturated; the scale is in a slot
 // (Fp8Slot of llmc/number.h, one as u8 bytes on the device). Micikevicius et al., "FP8 Formats for Deep Learning",
 // 2022.
 typedef enum {
     FP8_CURRENT, // scale = fp8_scale(amax of in): the largest power of two that fits
     FP8_DELAYED, // scale as fp8_slots_advance left it (FP8_CURRENT without a history); slot.amax = max(slot.amax, amax)
-    FP8_KEEP,    // scale as it stands, nothing is recorded: the same values once more
+    FP8_KEEP,    // scale unchanged, nothing is recorded: the same values again
 } Fp8Scaling;
 
 // in (N,K) compute dtype -> q (N,K) and transposed (K,N), both e4m3 or both e5m2; either may be absent. N and K are
@@ -261,13 +260,14 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
 // are multiples of 16.
 void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate);
 
-// The end of a step under delayed scaling, for all slots (n * sizeof(Fp8Slot) u8): fp8_slot_advance of llmc/number.h.
+// Applies fp8_slot_advance (llmc/number.h) to all slots (n * sizeof(Fp8Slot) u8) at the end of a step with delayed
+// scaling.
 void fp8_slots_advance(Tensor slots);
 
 // ----------------------------------------------------------------------------------------------------------- numerics
 
-// Adds what t holds to the TensorStats (llmc/number.h) in stats, one as u8 bytes: count, largest magnitude, sum
-// of squares, and how many elements a number format cannot hold. Floating dtypes. In a fixed order.
+// Adds the elements of t to the TensorStats (llmc/number.h) in stats, one as u8 bytes: count, largest magnitude, sum
+// of squares, and the number of elements that `format` cannot hold. Floating dtypes. In a fixed order.
 void tensor_statistics(Tensor stats, Tensor t, DType format);
 
 // -------------------------------------------------------------------------------------------------------------- small
@@ -276,19 +276,19 @@ void tensor_fill(Tensor t, float value);  // every element = value; floating dty
 void tensor_cast(Tensor dst, Tensor src); // element by element, round to nearest even; floating dtypes, same numel
 // out = a x + b y, element by element; one floating dtype; out may be x or y.
 void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y);
-// out = in / (sqrt(sumsq) + 1e-7): a matrix by its Frobenius norm. sumsq (1) fp32; in fp32 or the dtype of out.
+// out = in / (sqrt(sumsq) + 1e-7): divides a matrix by its Frobenius norm. sumsq (1) fp32; in fp32 or the dtype of out.
 void tensor_normalize(Tensor out, Tensor in, Tensor sumsq);
 
 // ------------------------------------------------------------------------------------------------------ watching calls
 
-// Which call of an op this is: calls with the same op, tensor name (blocks apart) and shape cost the same.
+// Identifies a call of an op: calls with the same op, tensor name (ignoring the block) and shape cost the same.
 typedef struct {
     const char *tensor; // the weight of a matmul or layernorm, else an input or output
     int rank;
     int64_t shape[TENSOR_MAX_RANK]; // N, IC, OC of a matmul; N, C of a layernorm; else the shape of that tensor
 } CallShape;
 
-// What a call must compute and move at least.
+// The minimum that a call must compute and move.
 typedef struct {
     const char *op; // "matmul_forward"
     CallShape shape;
@@ -296,30 +296,30 @@ typedef struct {
     double bytes; // read + written, every tensor once
 } OpCost;
 
-// What the planner asks for without a call: of tensors whose data it never looks at, but that they are there it does.
+// Costs for the planner, without a call. They check whether a tensor is present but never read its data.
 OpCost op_cost_optimizer_update(const UpdateTensor *tensors, int n);
 OpCost op_cost_adafactor_statistics(const UpdateTensor *tensors, int n);
 OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n);
 OpCost op_cost_gradient_add(Tensor dst, Tensor src, bool accumulate);
 OpCost op_cost_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Fp8Scaling scaling);
 
-// begin is called before each op, with its arguments checked; when it returns false the op is not run (a dry run: the
-// costs of a step without the step) and end is not called.
+// begin is called before each op, after its arguments are checked. When it returns false, the op is not run and end is
+// not called: a dry run, which gives the costs of a step without the step.
 typedef struct {
     bool (*begin)(const OpCost *cost);
     void (*end)(void);
 } OpObserver;
 
-// One observer for the program, NULL for none: then a call costs one comparison. Ops that are recorded in a graph and
-// replayed are not seen: device_graph_* must not be used while ops are observed.
+// One observer for the program; NULL for none, which costs one comparison per call. Ops that are recorded in a graph
+// and replayed are not observed: device_graph_* must not be used while ops are observed.
 void ops_observe(const OpObserver *observer);
 bool ops_are_observed(void);
 
 // ---------------------------------------------------------------------------------------------------- for the backends
 
-// Each backend implements the op NAME as backend_NAME, with the same arguments, which ops.c has checked. A backend that
-// demands more (alignment, the size of a grid) checks that itself. Inside a backend ops call each other by these names,
-// so that an observer sees the outer call only.
+// Each backend implements the op NAME as backend_NAME, with the same arguments, which ops.c has checked. A backend with
+// more requirements (alignment, the size of a grid) checks them itself. Inside a backend ops call each other by these
+// names, so that an observer sees only the outer call.
 #define BACKEND(op) __typeof__(op) backend_##op
 BACKEND(batch_unpack);
 BACKEND(embedding_forward);

@@ -1,8 +1,8 @@
-// Causal attention: its shape, the views of its heads and the workspace; forward, backward, and one query a sequence
-// for decoding. ops.h says what attention computes.
+// Causal attention: its shape, the views of its heads and the workspace; forward, backward, and one query per
+// sequence for decoding. ops.h has the formulas.
 //
 // In all of them one task is one head of one sequence, and a thread has scratch for one task. Within a task the order
-// of work is fixed, and tasks write to different places: the bits do not depend on the number of threads.
+// of work is fixed, and tasks write to disjoint memory, so the bits do not depend on the number of threads.
 
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/tile_matmul.h"
@@ -16,15 +16,15 @@ typedef struct {
     float scale; // of the scores: 1 / sqrt(HS)
 } AttentionShape;
 
-// Takes the next `bytes` bytes of base, aligned to 64, and moves *end behind them. With base NULL it only counts.
+// Takes the next `bytes` bytes of base, aligned to 64, and moves *end past them. With base NULL it only counts.
 static inline void *scratch_take(char *base, int64_t *end, int64_t bytes) {
     int64_t offset = cpu_part(end, bytes);
     return base ? base + offset : NULL;
 }
 
 // e^x for x <= 0 or barely above, as softmax needs it: two thirds of the instructions of vexp, 3% of the time of
-// attention. Relative error 2e-7 + 2e-8 |x| (without fma 2e-7 + 7e-8 |x|): what is far below the maximum is less exact
-// and matters less. 0 below -104, so also for -inf; NaN for NaN.
+// attention. Relative error 2e-7 + 2e-8 |x| (without fma 2e-7 + 7e-8 |x|): values far below the maximum are less exact
+// and matter less. 0 below -104, so also for -inf; NaN for NaN.
 //   x log2(e) = k + r with |r| <= 1/2;  e^x = 2^k 2^r, 2^r by a polynomial fitted to the relative error.
 static ALWAYS_INLINE V vexp_nonpositive(V x) {
     const V log2_e = vsplat(0x1.715476p+0f);
@@ -72,12 +72,12 @@ static MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t 
 //         |      |xx..                 |             out    = P V / sum of the row
 //         v      |xxx..                |
 //                |xxxx..               |         A panel ends with the group of 16 keys that holds its diagonal: that
-//         panel  |xxxxx..              |         group (.) is computed in full and masked. What lies further right is
-//                |                     |         no work.
+//         panel  |xxxxx..              |         group (.) is computed in full and masked. Keys further right are
+//                |                     |         skipped.
 //
-// A row of scores is whole when its softmax runs, so there is no running maximum and nothing to rescale. 8 x T scores
-// stay in the cache; T x T never exist. K and V are packed 32 keys at a time, just before the first panel that sees
-// them, and stay packed for all panels below.
+// A row of scores is complete when its softmax runs, so there is no running maximum and nothing to rescale. 8 x T
+// scores stay in the cache; T x T never exist. K and V are packed 32 keys at a time, just before the first panel that
+// sees them, and stay packed for all panels below.
 
 enum { PACK_KEYS = 32 };
 _Static_assert(PACK_KEYS % PANEL_ROWS == 0 && PACK_KEYS % LANES == 0, "panels and their last groups end inside");
@@ -201,7 +201,7 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
-// attention_backward: gradients of one head at a time, in blocks of keys x queries. All is computed transposed, keys by
+// attention_backward: gradients of one head at a time, in blocks of keys x queries. Everything is transposed, keys by
 // queries, so that P^T and dS^T come out as the left operands that dV and dK need.
 //
 //                  queries ->                    one panel, 8 keys x the queries of a block:
@@ -214,11 +214,12 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads
 //                |         |..xxxxxxx|
 //
 // A panel begins with the group of 16 queries that holds its diagonal: that group (.) is computed in full and masked.
-// What lies further left is no work. dV and dK of a block of keys are complete before the next block of keys begins;
-// dQ^T collects from all blocks, in the order of the keys. The factor scale of dQ and dK comes at the end.
+// Queries further left are skipped. dV and dK of a block of keys are complete before the next block of keys begins;
+// dQ^T accumulates over all blocks, in the order of the keys. dQ and dK are multiplied by scale at the end.
 
 // Larger blocks of keys add to dQ^T less often, larger blocks of queries to dK and dV. With 256 queries two panels in
-// fp32 (17 KB) and a block of dS^T in bf16 (32 KB) still lie near the core; 128 are 1 to 4% slower, 512 are no faster.
+// fp32 (17 KB) and a block of dS^T in bf16 (32 KB) still fit in the near caches; 128 are 1 to 4% slower, 512 are no
+// faster.
 enum {
     BLOCK_KEYS = 64,
     BLOCK_QUERIES = 256,
@@ -303,7 +304,7 @@ static ALWAYS_INLINE void store_two_rows(uint32_t *group, int r, V row, V next_r
 }
 
 // scores^T -> P^T and dP^T -> dS^T, in place, for 16 queries: column j of the panel and one group of dS^T. On the
-// diagonal the first `unseeing` + r queries stand before the key of row r; elsewhere unseeing is negative.
+// diagonal the first `unseeing` + r queries come before the key of row r; elsewhere unseeing is negative.
 static ALWAYS_INLINE void dscores_group(const BackwardScratch *s, uint32_t *group, int64_t j, V lse, V delta,
                                         float scale, int64_t unseeing, DType E) {
     for (int r = 0; r < PANEL_ROWS; r += 2) {
@@ -390,8 +391,8 @@ static ALWAYS_INLINE float dot_row(MatrixView a, MatrixView b, int64_t row, DTyp
     return vsum(sum);
 }
 
-// Packs what all blocks of keys read, 16 queries at a time. The queries beyond T that fill the last group have Q, dO,
-// lse and delta 0: P = 1 there, but dP = dS = 0 and dO = 0, so they add nothing to any gradient.
+// Packs the data that all blocks of keys read, 16 queries at a time. The queries beyond T that fill the last group have
+// Q, dO, lse and delta 0: P = 1 there, but dP = dS = 0 and dO = 0, so they add nothing to any gradient.
 static ALWAYS_INLINE void prepare_queries(const BackwardScratch *s, const BackwardHead *head, DType E) {
     for (int64_t t0 = 0; t0 < head->q.rows; t0 += LANES) {
         int64_t word = depth_words(t0, E);
@@ -462,8 +463,8 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
 // ------------------------------------------------------------------------------------------------------------ decoding
 
 // The cache of keys and values, and attention of one new token to it: q k^T and p V for one head of one sequence at a
-// time. Memory-bound: the keys and values of a head lie one after the other and are read once. Scores of a head stay
-// in the workspace, so that its softmax sees them all. One task is one head, its order of work fixed: the bits depend
+// time. Memory-bound: the keys and values of a head are contiguous and are read once. Scores of a head stay in the
+// workspace, so that its softmax sees them all. One task is one head with a fixed order of work, so the bits depend
 // neither on the number of threads nor on what else is in the batch.
 
 typedef struct {

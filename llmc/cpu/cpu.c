@@ -1,6 +1,6 @@
-// The handle of the CPU backend and the workspace that all ops share; it owns no memory: the workspace belongs to the
-// caller. And the speed of light of this machine, measured: one plain library matmul and one large copy, the figures
-// that step times are held against. Keeps nothing: its buffers are gone when it returns.
+// The handle of the CPU backend and the workspace that all ops share. It owns no memory: the workspace belongs to the
+// caller. Also measures this machine's peak rates, which step times are compared with: one plain library matmul and
+// one large copy. The measurement frees its buffers before it returns.
 #include "llmc/cpu/cpu.h"
 
 #include "llmc/base/arithmetic.h"
@@ -58,7 +58,7 @@ bool backend_computes(DType dtype) { return dtype == DTYPE_FP32 || dtype == DTYP
 
 enum { M = 1024, N = 3072, K = 768 };
 
-// Repetitions: at least the first, then until the budget or the second is used up.
+// Repetitions: at least the first, then until the budget or the second is reached.
 enum { MIN_RUNS = 3, MAX_RUNS = 25 };
 static const double MATMUL_SECONDS = 0.15, COPY_SECONDS = 0.08;
 
@@ -155,7 +155,7 @@ static bool measure_copy(size_t most, double *bandwidth, Error *err) {
 bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error *err) {
     if (!device_facts()->supports[dtype])
         return error_set(err, "%s: the CPU computes in fp32 or bf16", dtype_name(dtype));
-    device_memory_peak(); // remembers the peak so far: the buffers below are not to be part of it
+    device_memory_peak(); // remembers the peak so far: the buffers below must not count in it
     bool ok = measure_matmul(dtype, &speed->matmul_flops, err) && measure_copy(memory, &speed->copy_bandwidth, err);
     host_memory_reset_peak();
     return ok;

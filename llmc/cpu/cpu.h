@@ -1,9 +1,9 @@
-// The private header of the CPU backend: its one handle, the workspace, what the operating system says about memory,
-// and the helpers that the files of llmc/cpu share. Nothing outside llmc/cpu includes it, but for tests.
+// The private header of the CPU backend: its one handle, the workspace, the operating system's memory figures, and the
+// helpers that the files of llmc/cpu share. Outside llmc/cpu only tests include it.
 //
-// How an op is run here: the one thread that called device_init calls the ops; each op opens its own OpenMP parallel
+// How an op runs here: the one thread that called device_init calls the ops. Each op opens its own OpenMP parallel
 // regions over cpu_threads() workers (oneDNN uses the same pool), and is done when it returns. Ops run one at a time,
-// so every op may use the whole workspace, from its start. What an op needs does not outlive the call.
+// so every op may use the whole workspace, from its start. An op's scratch does not outlive the call.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
@@ -26,22 +26,22 @@ typedef struct {
     float *gemm_tiles; // GEMM_TILES_BYTES
     char *workspace;   // the caller's memory, given by ops_set_workspace
     int64_t workspace_bytes;
-    int64_t workspace_used;  // by the op that runs, from the start; the rest serves multiplications
+    int64_t workspace_used;  // by the op that runs, from the start; the remainder is for multiplications
     size_t resident_at_init; // what device_memory_peak subtracts
-    size_t peak;             // what it answered so far at most
+    size_t peak;             // the largest value it has returned so far
 } CpuBackend;
 extern CpuBackend cpu_backend;
 
 // Workers of every parallel region, the same for the whole run.
 int cpu_threads(void);
 
-// The first `bytes` bytes of the workspace, 64-byte aligned, contents undefined: they belong to the op until the next
-// op asks. Ops that multiply ask even for 0 bytes (NULL), because gemm takes its scratch from what is left. Stops the
-// program, naming op, when the workspace is smaller: then ops_workspace_bytes and the op disagree.
+// The first `bytes` bytes of the workspace, 64-byte aligned, contents undefined. They belong to the op until the next
+// op asks. Ops that multiply ask even for 0 bytes (NULL), because gemm takes its scratch from the remainder. Stops the
+// program, naming op, when the workspace is smaller, because then ops_workspace_bytes and the op disagree.
 void *cpu_scratch(const char *op, int64_t bytes);
 
-// What each family of ops needs of the workspace for calls up to the given shapes; ops_workspace_bytes is the largest,
-// and behind it what multiplications need. May depend on cpu_threads().
+// The workspace that each family of ops needs for calls up to the given shapes. ops_workspace_bytes is the largest of
+// these plus the scratch of multiplications. May depend on cpu_threads().
 int64_t cpu_attention_workspace(OpsShape shape);
 int64_t cpu_layernorm_workspace(OpsShape shape);
 int64_t cpu_embedding_workspace(OpsShape shape);
@@ -49,8 +49,8 @@ int64_t cpu_optimizer_workspace(OpsShape shape);
 int64_t cpu_head_workspace(OpsShape shape);
 int64_t cpu_gemm_workspace(OpsShape shape);
 
-// A part of a workspace layout: returns the offset of the part and moves *end behind it, to a multiple of 64. The same
-// function then serves to count (cpu_x_workspace) and to lay out.
+// A part of a workspace layout: returns the offset of the part and moves *end past it, to a multiple of 64. The same
+// function then both counts (cpu_x_workspace) and lays out.
 static inline int64_t cpu_part(int64_t *end, int64_t bytes) {
     int64_t offset = *end;
     *end += (bytes + 63) / 64 * 64;
@@ -59,7 +59,7 @@ static inline int64_t cpu_part(int64_t *end, int64_t bytes) {
 
 // ---------------------------------------------------------------------------------------------------- element-wise ops
 
-// Elements of one task of an element-wise op: 16 to 64 KiB, long enough to hide what a task costs, and a multiple of
+// Elements of one task of an element-wise op: 16 to 64 KiB, long enough to hide the cost of a task, and a multiple of
 // the vector length, so that only the last task of a tensor has a tail.
 enum { TASK_ELEMENTS = 8192 };
 
@@ -69,9 +69,9 @@ static inline int64_t task_end(int64_t begin, int64_t n) {
 
 // ------------------------------------------------------------------------------------ memory of the machine (device.c)
 
-// What the operating system says about memory: how much there is, how much this process may still take, how much it has
-// taken. Linux: /proc and control groups (version 1 and 2), so that a container's limit counts as the machine's size.
-// Takes no memory itself.
+// Memory according to the operating system: how much there is, how much this process may still take, and how much it
+// has taken. Linux: /proc and control groups (version 1 and 2), so that a container's limit counts as the machine's
+// size. Allocates no memory itself.
 
 typedef struct {
     size_t total;     // bytes: RAM, or the control group's limit where that is less
@@ -81,8 +81,8 @@ typedef struct {
 // root: "" for this machine; tests give a directory with proc/ and sys/ in it.
 bool host_memory_read(const char *root, HostMemory *memory, Error *err);
 
-// Bytes of RAM that this process holds now, and held at most so far (VmRSS, VmHWM); 0 where that is not known.
+// Bytes of RAM that this process holds now, and its peak so far (VmRSS, VmHWM); 0 where unknown.
 size_t host_memory_resident(void);
 size_t host_memory_resident_peak(void);
-// Lets the peak start again from what is held now; without effect where the kernel does not offer it.
+// Resets the peak to the bytes held now; no effect where the kernel does not support it.
 void host_memory_reset_peak(void);

@@ -1,6 +1,6 @@
-// device.h on a CPU, but for its speed (cpu.c): memory, facts, and streams, which run at once, so that an
-// event is a time and a graph is nothing. What the operating system says about memory comes from /proc and control
-// groups. No vector code: it runs before it is known whether the processor has it.
+// device.h on a CPU, except for its speed (cpu.c): memory, facts, and streams. Streams run their work immediately, so
+// an event is a time and a graph is empty. The operating system's memory figures come from /proc and control groups.
+// No vector code, because this file runs before it is known whether the processor supports it.
 #include "llmc/device.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
@@ -38,7 +38,7 @@ static bool read_number(const char *path, const char *key, uint64_t *value) {
 
 // ------------------------------------------------------------------------------------------------------ control groups
 
-// Where the two versions keep the same three numbers.
+// The files in which the two versions keep the same three numbers.
 typedef struct {
     const char *mount, *limit, *usage, *cache_key;
 } GroupFiles;
@@ -66,8 +66,8 @@ static void apply_group(const char *root, const GroupFiles *files, const char *g
     if (left < memory->available) memory->available = left;
 }
 
-// The group and all above it: each limits. A container often sees its own group mounted as the root: the deeper paths
-// are then missing and are passed over.
+// Applies the limits of the group and all its ancestors. A container often sees its own group mounted as the root; the
+// deeper paths are then missing and are skipped.
 static void apply_groups(const char *root, const GroupFiles *files, char *group, HostMemory *memory) {
     for (;;) {
         char *slash = strrchr(group, '/');
@@ -164,7 +164,7 @@ static bool processor_has(CpuSimd simd) {
 #endif
 }
 
-// As the Makefile's SIMD calls them.
+// The names that the Makefile's SIMD uses.
 static const char *const simd_names[] = {"none", "avx512", "avx512bf16"};
 
 static CpuSimd best_simd(void) {
@@ -191,7 +191,7 @@ static void flush_denormals(void) {
 #endif
 }
 
-// 0: OMP_NUM_THREADS if that is set, else the cores in this process's affinity mask; libgomp answers both.
+// 0: OMP_NUM_THREADS if that is set, else the cores in this process's affinity mask; libgomp handles both.
 enum { MAX_THREADS = 1024 };
 
 static bool start_threads(int wanted, Error *err) {
@@ -225,10 +225,9 @@ static void fill_facts(DeviceFacts *f, const char *name, HostMemory memory) {
     f->default_dtype = fast_bf16 ? DTYPE_BF16 : DTYPE_FP32;
 }
 
-// libgomp lets a thread that has nothing to do spin for 300000 rounds: milliseconds in which it keeps the core from
-// those that have work. Two trainers side by side on 2 cores (6 layers, C=384, B=8, T=256, bf16) reach 1244 tok/s each
-// with that and 2090 with 1000 rounds; one alone is as fast with either (medians of five: 81% and 83% of the matmul
-// rate).
+// libgomp lets an idle thread spin for 300000 rounds: milliseconds in which it keeps the core from threads that have
+// work. Two trainers at once on 2 cores (6 layers, C=384, B=8, T=256, bf16) reach 1244 tok/s each with that and 2090
+// with 1000 rounds; one alone is as fast with either (medians of five: 81% and 83% of the matmul rate).
 static const char spin_rounds[] = "1000";
 
 void device_prepare_process(char **argv) {
@@ -238,7 +237,7 @@ void device_prepare_process(char **argv) {
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length <= 0) return;
     program[length] = '\0';
-    execv(program, argv); // returns only if it failed: then the run is as good as it can be without
+    execv(program, argv); // returns only on failure; the run then continues without the setting
 }
 
 bool device_init(const DeviceOptions *options, Error *err) {
@@ -276,8 +275,8 @@ const DeviceFacts *device_facts(void) {
 
 enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
 
-// All pages, by the threads that will use them: the first touch of a page costs about 1.2 s per GiB in a fresh virtual
-// machine, and places it near its core. Huge pages need a fourth of that on memory seen before.
+// Touches all pages, by the threads that will use them. The first touch of a page costs about 1.2 s per GiB in a fresh
+// virtual machine, and places it near its core. Huge pages need a quarter of that on memory seen before.
 static void touch(char *p, size_t bytes) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < bytes; i += HUGE_PAGE) memset(p + i, 0, bytes - i < HUGE_PAGE ? bytes - i : HUGE_PAGE);
@@ -287,7 +286,7 @@ void *device_alloc(size_t bytes, Error *err) {
     HostMemory memory;
     if (!host_memory_read("", &memory, err)) return NULL;
     bool large = bytes >= 2 * HUGE_PAGE;
-    // Linux hands out more than it has and kills later: what does not fit is refused here.
+    // Linux overcommits and kills later, so an allocation that does not fit is refused here.
     void *p = bytes > memory.available ? NULL : memalign(large ? HUGE_PAGE : ALIGNMENT, bytes ? bytes : 1);
     if (!p) {
         error_set(err,
@@ -296,19 +295,18 @@ void *device_alloc(size_t bytes, Error *err) {
                   bytes, (double)bytes * 1e-9, memory.available, (double)memory.available * 1e-9, memory.total);
         return NULL;
     }
-    if (large) madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); // a wish: 4 KiB pages work as well
+    if (large) madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); // a hint: 4 KiB pages work too
     touch(p, bytes);
     return p;
 }
 
 void device_free(void *p) { free(p); }
 
-// What the process holds in RAM beyond what it held when device_init returned, at most so far. It is the kernel's
-// count (VmHWM), not the sum of what was asked for: scratch memory of libraries, loader buffers and whatever else the
-// host side took since then are in it, so it says whether the plan told the truth. Not in it: the program's code and
-// libraries, thread stacks and what came before device_init, and the buffers of device_measure_speed, which are gone
-// when it returns.
-// The kernel's count is exact to some hundred KB; that it never falls is seen to here.
+// The peak RAM of the process beyond its RAM when device_init returned. It is the kernel's count (VmHWM), not the sum
+// of the requests. It includes scratch memory of libraries, loader buffers and all other host memory taken since then,
+// so it verifies the plan. It excludes the program's code and libraries, thread stacks and allocations before
+// device_init, and the buffers of device_measure_speed, which are freed when it returns.
+// The kernel's count is exact to some hundred KB; this function keeps it from decreasing.
 size_t device_memory_peak(void) {
     size_t held = host_memory_resident_peak(), before = cpu_backend.resident_at_init;
     if (held > before && held - before > cpu_backend.peak) cpu_backend.peak = held - before;
@@ -393,7 +391,7 @@ void device_graph_end(DeviceGraph *graph) { (void)graph; }
 
 // ------------------------------------------------------------------------------------------------- tuning and sensors
 
-// oneDNN's choices depend on the processor alone.
+// oneDNN's choices depend only on the processor.
 char *device_tuning(void) { return calloc(1, 1); }
 char *device_choices(void) {
     char *none = calloc(1, 1);

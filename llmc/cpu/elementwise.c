@@ -1,5 +1,5 @@
-// The small ops, bound by memory: the batch, GELU, sums and scalings of whole tensors, gradients added to gradients,
-// and what a tensor holds.
+// The small, memory-bound ops: the batch, GELU, sums and scalings of whole tensors, gradient accumulation, and tensor
+// statistics.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
@@ -25,7 +25,7 @@ static ALWAYS_INLINE void cast_span(void *dst, const void *src, int64_t begin, i
     EACH_LANES(i, k, end - begin, vstore_first(k, dst, begin + i, vload_first(k, src, begin + i, from), to));
 }
 
-// fp16 is no compute dtype here, but weights and gradients may come and go as fp16.
+// fp16 is not a compute dtype here, but weights and gradients may be read and written as fp16.
 static void cast_span_slow(Tensor dst, Tensor src, int64_t begin, int64_t end) {
     char *to = (char *)dst.data + (size_t)begin * dtype_size(dst.dtype);
     const char *from = (const char *)src.data + (size_t)begin * dtype_size(src.dtype);
@@ -57,11 +57,11 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
 
 // ---------------------------------------------------------------------------------------------------------------- GELU
 
-// In its tanh form. 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh and nothing cancels for
-// negative x:
+// GELU in its tanh form. 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh and nothing cancels
+// for negative x:
 //   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
 //   gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
-// Both passes move memory: 2 and 3 elements each; the arithmetic hides behind it.
+// Both passes are memory-bound: they move 2 and 3 elements each, which hides the arithmetic.
 
 #define TWO_SQRT_2_OVER_PI 1.5957691216f
 #define CUBIC              0.044715f
@@ -136,9 +136,9 @@ void backend_tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
 
 // -------------------------------------------------------------------------------------------------------- gradient_add
 
-// Gradients of a micro-step, in fp32, into gradients that are accumulated in the compute dtype: the sum is rounded
-// stochastically, because to the nearest a small gradient would never change a large sum. Bound by memory: 6 bytes an
-// element for the first micro-step, 8 for the others.
+// Adds the fp32 gradients of a micro-step to gradients that are accumulated in the compute dtype. The sum is rounded
+// stochastically, because with rounding to nearest a small gradient would never change a large sum. Memory-bound: 6
+// bytes per element for the first micro-step, 8 for the others.
 
 // Elements [begin, end) of dst, which has dtype D; begin is a multiple of RANDOM_BLOCK. index: the counter of element
 // 0.
@@ -170,23 +170,23 @@ void backend_micro_step_count(Tensor control) { ((StepControl *)control.data)->m
 
 // --------------------------------------------------------------------------------------------------- tensor_statistics
 
-// tensor_statistics: what a tensor holds, counted in one pass over its bits. Magnitudes are compared as integers: the
-// ops run with small numbers flushed to 0, and a comparison of floats would not see them. Owns nothing; the counts do
+// tensor_statistics, in one pass over the bits of a tensor. Magnitudes are compared as integers, because the ops run
+// with denormals flushed to 0 and a comparison of floats would not see them. Owns nothing; the counts do
 // not depend on the number of threads.
 
-// A tensor is cut into this many parts, each counted by itself and added in their order: the sum of squares has the
-// same bits whatever the number of threads.
+// A tensor is cut into this many parts, each counted separately and added in order, so the sum of squares has the
+// same bits for any number of threads.
 enum { PARTS = 64 };
 
 typedef double VD __attribute__((vector_size(128)));
 
-// Sixteen lanes of everything that is counted. A part of less than 2^34 elements fits: 2^30 to a lane.
+// Sixteen lanes of each count. A part of less than 2^34 elements fits: 2^30 to a lane.
 typedef struct {
     VD sumsq;
     VU zero, small, large, amax;
 } Lanes;
 
-// The first k lanes of x: the others are 0 and taken out again where zeros are counted.
+// The first k lanes of x. The others are 0 and are subtracted again from the count of zeros.
 static ALWAYS_INLINE void count_lanes(Lanes *c, V x, FormatLimits limits) {
     const VU size = (VU)x & (uint32_t)FLOAT_MAGNITUDE;
     const VU finite = vless_bits(size, vsplat_bits(FLOAT_INFINITY));

@@ -1,8 +1,8 @@
 // Tokens in and out of the model: the batch as the loader read it, token and position embeddings, their gradients.
 //
-// The gradient of a token's row sums over the places where the token stands. Those places are chained in the workspace
-// (a list for each token, in order of place), so that every row is read and written once, sums are fp32 and in a fixed
-// order, and no two threads write to one element: threads share the channels, not the tokens.
+// The gradient of a token's row sums over the positions of the token. These positions are chained in the workspace (a
+// list per token, in order of position), so that every row is read and written once, sums are fp32 and in a fixed
+// order, and no two threads write to one element: the channels, not the tokens, are split among threads.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
@@ -33,7 +33,7 @@ static ALWAYS_INLINE void forward_row(void *out, int64_t row, const void *wte, i
     });
 }
 
-// A token outside the table would read or write memory of others.
+// A token outside the table would read or write memory outside it.
 static void check_tokens(const char *op, const int32_t *tokens, int64_t N, int64_t Vp) {
     int32_t low = 0, high = 0;
     for (int64_t n = 0; n < N; n++) {
@@ -58,8 +58,8 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
 enum { STRIP = 4 * LANES };
 
 typedef struct {
-    int32_t *first; // (Vp) the first place of a token. Only entries of tokens that occur are ever written or read
-    int32_t *next;  // (N) the next place of the token that stands here, -1 at its last
+    int32_t *first; // (Vp) the first position of a token. Only entries of tokens that occur are ever written or read
+    int32_t *next;  // (N) the next position of the token at this one, -1 at its last
 } Places;
 
 static Places places_in(void *workspace, int64_t N) { return (Places){(int32_t *)workspace + N, workspace}; }
@@ -74,7 +74,7 @@ static void places_chain(Places p, const int32_t *tokens, int64_t N) {
     }
 }
 
-// Channels [c, c + width) of one token's row += the sum over its places.
+// Channels [c, c + width) of one token's row += the sum over its positions.
 static ALWAYS_INLINE void add_token(void *dwte, const void *dout, const int32_t *next, int32_t first, int64_t token,
                                     int64_t c, int64_t width, int64_t C, DType E, DType G) {
     EACH_LANES(i, k, width, {
@@ -92,7 +92,7 @@ static ALWAYS_INLINE void tokens_strip(void *dwte, const void *dout, Places p, c
         if (p.first[tokens[n]] == n) add_token(dwte, dout, p.next, (int32_t)n, tokens[n], c, width, C, E, G);
 }
 
-// Row t of dwpe = or += the sum over the B sequences; 0 or as it was where t >= T.
+// Row t of dwpe = or += the sum over the B sequences; 0 or unchanged where t >= T.
 static ALWAYS_INLINE void position_row(void *dwpe, const void *dout, int64_t t, int64_t B, int64_t T, int64_t C,
                                        bool accumulate, DType E, DType G) {
     EACH_LANES(i, k, C, {

@@ -1,6 +1,6 @@
-// fp8 on a CPU, which has no instructions for it: numbers are rounded to fp8 and packed as a GPU does it, and products
+// fp8 on a CPU, which has no instructions for it: numbers are rounded to fp8 and packed as a GPU does, and products
 // are bf16 products of the same numbers. That is exact: a power of two times an fp8 number is a bf16 number (Fp8Slot),
-// so that operands are widened to their true values and nothing is left to scale.
+// so operands are widened to their true values and the product needs no scaling.
 // Owns nothing: operands are widened into the workspace.
 #include "llmc/cpu/gemm.h"
 
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-// The statement with F, a constant: DTYPE_E4M3 or DTYPE_E5M2, whichever format is.
+// Runs the statement with the constant F = DTYPE_E4M3 or DTYPE_E5M2, according to format.
 #define WITH_FORMAT(F, format, ...)                                                                                    \
     do {                                                                                                               \
         if ((format) == DTYPE_E4M3) {                                                                                  \
@@ -49,7 +49,7 @@ static ALWAYS_INLINE VU encode(V x, DType F) {
 static ALWAYS_INLINE V decode(VU code, DType F) {
     const uint32_t m = mantissa_bits(F), bias = exponent_bias(F);
     const VU bits = code & 0x7Fu;
-    // A subnormal is made as a normal number of the lowest exponent; then what the hidden bit added is taken away.
+    // A subnormal is built as a normal number of the lowest exponent; then the value of the hidden bit is subtracted.
     const VU subnormal = vless_bits(bits, vsplat_bits(1u << m));
     const VU size = (bits << (23 - m)) + ((127u - bias) << 23) + (subnormal & (1u << 23));
     const V value = (V)size - (V)(subnormal & power_of_two_bits(1 - (int)bias));
@@ -60,7 +60,7 @@ static ALWAYS_INLINE V decode(VU code, DType F) {
 
 // -------------------------------------------------------------------------------------------------------- quantisation
 
-// As bits: among magnitudes they are ordered as the numbers are, and NaN is more than inf.
+// Compared as bits: magnitudes order as the numbers do, and NaN is greater than inf.
 static ALWAYS_INLINE uint32_t largest_bits(const void *in, int64_t begin, int64_t end, DType E) {
     VU largest = {0};
     EACH_LANES(i, k, end - begin, {
@@ -146,8 +146,8 @@ static Matrix widen(void *out, DType dtype, Tensor t, const Fp8Slot *slot, int64
     return (Matrix){out, dtype, K, 1};
 }
 
-// The product is cut into blocks, so that what is widened stays small: at most this many rows of a and of b at a time.
-// gemm leaves pieces of this size whole.
+// The product is cut into blocks so that the widened operands stay small: max rows of a and of b at a time. gemm does
+// not split blocks of this size.
 enum { ROWS_A = 1024, ROWS_B = 1536 };
 
 static int64_t operand_bytes(int64_t rows, int64_t K, DType dtype) {

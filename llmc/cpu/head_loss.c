@@ -1,5 +1,5 @@
-// The LM head with its loss, in chunks of rows, as many as the caller's logits buffer holds: logits of one chunk exist
-// at a time, and its dlogits take their place.
+// The LM head with its loss, in chunks of as many rows as the caller's logits buffer holds. Only the logits of one
+// chunk exist at a time, and its dlogits overwrite them.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
@@ -27,7 +27,7 @@ static ALWAYS_INLINE float row_max(const void *row, int64_t vocab, DType E) {
     return vmax_lane(vmax(m0, m1));
 }
 
-// Returns sum exp(row - max); the terms into exps, which may be NULL (a constant where this is inlined).
+// Returns sum exp(row - max) and writes the terms to exps, which may be NULL (a constant where this is inlined).
 static ALWAYS_INLINE float row_exps(float *exps, const void *row, int64_t vocab, float max, DType E) {
     V shift = vsplat(max), s0 = vzero(), s1 = vzero();
     int64_t i = 0;
@@ -97,7 +97,7 @@ static int64_t cross_entropy_scratch(int64_t vocab, int threads) {
     return scratch_row(vocab) * threads * (int64_t)sizeof(float);
 }
 
-// The same losses, and logits[r] = scale * (softmax(logits[r]) - onehot(targets[r])) in its place, 0 from vocab on.
+// The same losses, and logits[r] = scale * (softmax(logits[r]) - onehot(targets[r])) in place, 0 from vocab on.
 // scratch: cross_entropy_scratch(vocab, threads) bytes.
 static void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets, int64_t vocab, float scale,
                                    float *scratch) {
@@ -112,11 +112,12 @@ static void cross_entropy_backward(float *losses, Tensor logits, const int32_t *
 
 // -------------------------------------------------------------------------------------------------------------- chunks
 
-// din sums over the vocabulary in pieces of at most this, 50304 / 16: one call over all of it runs at 731..754 GFLOP/s,
-// calls of this size at 870..930.
+// din sums over the vocabulary in pieces of max this size, 50304 / 16: one call over all of it runs at 731..754
+// GFLOP/s, calls of this size at 870..930.
 enum { VOCAB_CHUNK = 3144 };
 // Rows of logits at a time: with fewer the gradient of wte is read and written too often (572 GFLOP/s at 256 rows),
-// with more only memory is lost (103 MB at GPT-2's vocabulary in bf16). Also the rows of din whose fp32 sums are held.
+// with more only memory is lost (103 MB at GPT-2's vocabulary in bf16). Also the number of rows of din whose fp32 sums
+// are kept.
 enum { HEAD_CHUNK_ROWS = 1024 };
 
 int64_t ops_head_chunk_rows(OpsShape shape) { return min_i64(shape.B * shape.T, HEAD_CHUNK_ROWS); }

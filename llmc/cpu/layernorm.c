@@ -1,8 +1,8 @@
 // LayerNorm forward and backward, and the residual addition fused with it.
 //
-// A row is one task's own: it is read from memory once and stays in the first-level cache for the passes that follow.
+// A row belongs to one task: it is read from memory once and stays in the L1 cache for the following passes.
 // The gradients of weight and bias sum over all rows: each block of rows adds into its own fp32 pair of vectors in the
-// workspace, and the pairs are added in the order of the blocks. Blocks depend on the number of rows alone, so the bits
+// workspace, and the pairs are added in the order of the blocks. Blocks depend only on the number of rows, so the bits
 // do not depend on the number of threads.
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"
@@ -65,8 +65,8 @@ void backend_residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
-// At least 32 rows, so that clearing and adding a block's pair costs little beside its rows; at most 256 blocks, so
-// that the workspace does not grow with the batch.
+// At least 32 rows, so that clearing and adding a block's pair costs little compared with its rows; at most 256 blocks,
+// so that the workspace does not grow with the batch.
 enum { MIN_BLOCK_ROWS = 32, MAX_BLOCKS = 256 };
 
 static int64_t block_rows(int64_t N) {
@@ -97,7 +97,7 @@ static ALWAYS_INLINE void backward_row(const LayerNormBackward *a, int64_t row, 
     const V mean = vsplat(a->mean[row]), rstd = vsplat(a->rstd[row]);
     V sum_dnorm = vzero(), sum_dnorm_xhat = vzero();
     EACH_LANES(i, k, C, {
-        V dout = vload_first(k, a->dout, first + i, E); // 0 beyond the row, and so is all that follows from it
+        V dout = vload_first(k, a->dout, first + i, E); // 0 beyond the row, and so is everything computed from it
         V xhat = (vload_first(k, a->in, first + i, E) - mean) * rstd;
         V dnorm = dout * vload_first(k, a->weight, i, E);
         sum_dnorm += dnorm;
@@ -123,7 +123,7 @@ static ALWAYS_INLINE void backward_block(const LayerNormBackward *a, int64_t beg
     for (int64_t row = begin; row < end; row++) backward_row(a, row, dweight, dbias, E);
 }
 
-// Lanes [i, i + k) of grad = or += the sum of the blocks' vectors, which lie stride floats apart.
+// Lanes [i, i + k) of grad = or += the sum of the blocks' vectors, which are stride floats apart.
 static ALWAYS_INLINE void reduce_lanes(void *grad, const float *partial, int64_t stride, int64_t blocks, int64_t i,
                                        int k, bool accumulate, DType G) {
     V sum = vzero();

@@ -1,5 +1,5 @@
-// The linear layers: matrix products in pieces that suit the caches, on top of oneDNN; products of a few rows, as
-// decoding has them; bias gradients; and the ops, which check shapes and call these.
+// The linear layers: matrix products in cache-sized pieces, on top of oneDNN; products of a few rows, for decoding;
+// bias gradients; and the ops, which check shapes and call these.
 #include "llmc/cpu/gemm.h"
 
 #include "llmc/base/arithmetic.h"
@@ -22,7 +22,7 @@ Matrix matrix_at(Matrix m, int64_t i, int64_t j) {
 
 // ------------------------------------------------------------------------------------- bf16 without bf16 instructions
 
-// A tile of m, rows x cols, as fp32 at tile, with its unit stride kept where it is.
+// A tile of m, rows x cols, as fp32 at tile, with its unit stride in the same dimension.
 static Matrix widen_tile(float *tile, Matrix m, int64_t rows, int64_t cols) {
     bool by_rows = m.col_stride == 1;
     int64_t outer = by_rows ? rows : cols, inner = by_rows ? cols : rows;
@@ -54,7 +54,7 @@ static void finish_tile(Matrix dst, const float *sum, int64_t rows, int64_t cols
         WITH_DTYPE(E, dst.dtype, finish_row(dst, i, sum + i * cols, cols, bias, accumulate, E));
 }
 
-// Tile by tile through fp32 copies: correct and bound by fp32 speed, for machines that are not meant to train in bf16.
+// Tile by tile through fp32 copies: correct but limited to fp32 speed, for machines not meant to train in bf16.
 static void gemm_widened(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, const uint16_t *bias,
                          bool accumulate) {
     float *tile_a = cpu_backend.gemm_tiles, *tile_b = tile_a + GEMM_TILE * GEMM_TILE;
@@ -89,13 +89,13 @@ static int64_t piece_size(int64_t n, int64_t most) {
     return n <= most ? n : round_up(ceil_div(n, ceil_div(n, most)), 64);
 }
 
-// How large calls are cut. oneDNN walks a large output in an order that leaves the caches when memory is slow or other
-// data compete for them. Measured with 2 threads, bf16, C = 768, GFLOP/s in one call and in pieces:
+// How large calls are split. oneDNN walks a large output in an order that leaves the caches when memory is slow or
+// other data compete for them. Measured with 2 threads, bf16, C = 768, GFLOP/s in one call and in pieces:
 //   weight gradients, pieces of 768 rows or, where they are wider than high, 1536 columns: 752..897 -> 896..939
-//   the others from 512 rows on, pieces of 1536 columns: 806..828 -> 897..901 in the slow state of the memory, 940 ->
-//   910 in the fast one; with 256 rows 820 -> 740, so not there.
-// A piece that is narrower than its array costs oneDNN rows x columns fp32 sums of scratch for every thread: therefore
-// also at most 1024 rows, and no cuts with more threads than the measurements can speak for.
+//   the other products from 512 rows on, pieces of 1536 columns: 806..828 -> 897..901 in the slow state of the memory,
+//   940 -> 910 in the fast one; with 256 rows 820 -> 740, so not there.
+// A piece that is narrower than its array costs oneDNN rows x columns fp32 sums of scratch per thread. Therefore
+// pieces also have max 1024 rows, and calls are not split with more threads than were measured.
 enum { GRADIENT_ROWS = 768, PIECE_COLUMNS = 1536, PIECE_ROWS = 1024, MIN_ROWS = 512, MAX_THREADS = 4 };
 
 static void choose_pieces(int64_t M, int64_t N, bool weight_gradient, int64_t *rows, int64_t *cols) {
@@ -138,12 +138,12 @@ void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void 
 
 // ------------------------------------------------------------------------------------------------------------ few rows
 
-// Every weight serves M products only, so what counts is to read it once, in the order in which it is in memory, at the
-// speed of memory: nothing is packed, `in` stays in the first-level cache. A task has 16 rows of the weight; 4 of them
-// meet 4 rows of `in` at a time. Each product is a vector of sums along the row, and 16 such vectors make 16
-// neighbouring elements of out. An element is summed in the same order whatever M and the number of threads are.
+// Every weight takes part in only M products, so it must be read once, in memory order, at the speed of memory. Nothing
+// is packed, and `in` stays in the L1 cache. A task has 16 rows of the weight; 4 of them
+// meet 4 rows of `in` at a time. Each product is a vector of sums along the row, and 16 such vectors reduce to 16
+// adjacent elements of out. An element is summed in the same order whatever M and the number of threads are.
 
-// 4 x 4 sums and what they are made of stay in 32 registers; 4 rows of the weight cover the latency of a sum at M = 1.
+// 4 x 4 sums and their operands stay in 32 registers; 4 rows of the weight cover the latency of a sum at M = 1.
 enum { TILE_WEIGHTS = 4, TILE_ROWS = 4 };
 
 typedef struct {
@@ -158,7 +158,7 @@ typedef struct {
     int rows, weights;
 } Tile;
 
-// Nothing happens behind the end of memory.
+// Prefetching past the end of memory has no effect.
 static ALWAYS_INLINE void prefetch(const void *p, int64_t i, DType E) {
     __builtin_prefetch((const char *)p + i * (E == DTYPE_BF16 ? 2 : 4));
 }
@@ -178,8 +178,8 @@ static ALWAYS_INLINE void add_products(V sums[TILE_ROWS][TILE_WEIGHTS], const Pr
 #pragma GCC unroll 4
         for (int w = 0; w < t.weights; w++) {
             const int64_t at = (t.column + w) * p->IC + i;
-            // What the next tile reads: no hardware prefetcher runs ahead of four short streams while rows of `in`
-            // repeat.
+            // Prefetches the operands of the next tile: no hardware prefetcher runs ahead of four short streams while
+            // rows of `in` repeat.
             if (t.row == 0) prefetch(p->weight, at + TILE_WEIGHTS * p->IC, E);
             const VU b = pairs ? vload_bits(weight + at) : (VU)vload_first(k, weight, at, E);
 #pragma GCC unroll 4
@@ -220,7 +220,7 @@ static ALWAYS_INLINE V sums_of_lanes(const V x[LANES]) {
     return (V)t[0];
 }
 
-// Elements [first, first + 16) of every row of out, as far as there are any.
+// Elements [first, first + 16) of every row of out, or as many as exist.
 static ALWAYS_INLINE void task(const Product *p, int64_t first, DType E) {
     V all[FEW_ROWS][LANES];
     const int used = lanes(p->OC - first);
@@ -244,8 +244,8 @@ void few_rows_matmul(Tensor out, Tensor in, Tensor weight, Tensor bias) {
 
 // ------------------------------------------------------------------------------------------------------- bias gradient
 
-// Sums over the rows of a batch, also for fp8, whose products know nothing of biases. Bound by memory: every element is
-// read once, in the order in which it lies in memory.
+// Sums over the rows of a batch, also for fp8, whose products do not handle bias gradients. Memory-bound: every element
+// is read once, in memory order.
 
 // Columns of one task: two cache lines of bf16 in each row.
 enum { STRIP = 4 * LANES };
@@ -298,7 +298,7 @@ void backend_matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     gemm(N, OC, IC, matrix_of(out, OC), matrix_of(in, IC), matrix_transposed(matrix_of(weight, IC)), bias.data, false);
 }
 
-// GELU is a pass of its own: oneDNN's fused one costs more than the pass and drops the pre-activation.
+// GELU is a separate pass: oneDNN's fused one costs more than the pass and drops the pre-activation.
 void backend_matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
     backend_matmul_forward(pre, in, weight, bias);
     backend_gelu_forward(out, pre);

@@ -9,10 +9,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-// What a primitive is made for. All fields are 64 bits wide, so that keys compare as bytes.
+// The case that a primitive is made for. All fields are 64 bits wide, so that keys compare as bytes.
 typedef struct {
     int64_t M, N, K;
-    int64_t dst_row, a_row, a_col, b_row, b_col; // strides; dst has columns next to each other
+    int64_t dst_row, a_row, a_col, b_row, b_col; // strides; columns of dst are contiguous
     int64_t source, result;                      // DType of a and b, of dst
     int64_t bias, accumulate;                    // 0 or 1
 } Key;
@@ -26,7 +26,7 @@ typedef struct {
 } Entry;
 
 // A model needs about 20 shapes, and as many again for each number of rows that it is called with. Sampling calls with
-// every number of rows up to T: the least recently used primitive makes room (a new one costs 0.2 to 0.5 ms).
+// every number of rows up to T: the least recently used primitive is evicted (a new one costs 0.2 to 0.5 ms).
 enum { CACHE_ENTRIES = 128 };
 
 struct Onednn {
@@ -61,10 +61,10 @@ static const char *status_text(dnnl_status_t status) {
         REQUIRE(status_ == dnnl_success, "oneDNN: %s (%d) from %s", status_text(status_), (int)status_, #call);        \
     } while (0)
 
-// oneDNN is C++: where new fails, it throws through its C functions; it constructs its own objects at what
-// posix_memalign gave and writes its code to what mmap gave, be it NULL (2.6: c_compatible, Xbyak's allocator). So each
-// of them ends the program first. These two are the functions of the whole process: whoever wants an answer calls
-// memalign. AddressSanitizer has its own, which it needs.
+// oneDNN is C++: where new fails, it throws through its C functions. It constructs objects at the result of
+// posix_memalign and writes code to the result of mmap, even if that is NULL (2.6: c_compatible, Xbyak's allocator). So
+// each of them ends the program first. These two replace the functions in the whole process; callers that need to
+// handle a failure use memalign. AddressSanitizer needs its own versions.
 static void new_failed(void) { out_of_memory("oneDNN"); }
 
 #ifndef __SANITIZE_ADDRESS__
@@ -240,7 +240,7 @@ static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
     descriptor_destroy(&a), descriptor_destroy(&b), descriptor_destroy(&dst), descriptor_destroy(&bias);
 }
 
-// The entry for k: cached, or made now in a free place or in that of the least recently used one.
+// The entry for k: cached, or created now in a free slot or in the slot of the least recently used one.
 static Entry *find_or_create(Onednn *dnn, const Key *k) {
     Entry *place = NULL;
     for (int i = 0; i < dnn->count; i++) {

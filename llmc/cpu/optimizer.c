@@ -1,10 +1,10 @@
 // The end of the step: gradient norm and the decision; the update of the parameters, by any rule; Muon's momentum.
-// Bound by memory: the norm reads the gradients once; in bf16 with fp32 gradients AdamW moves 30 bytes a parameter with
+// Memory-bound: the norm reads the gradients once; in bf16 with fp32 gradients AdamW moves 30 bytes per parameter with
 // master and fp32 moments, 18 with 8-bit moments, 16 with bf16 moments and Kahan's term.
 //
 // An array of tensors is cut into parts; tables and sums are in the workspace. An update is one parallel region over
-// the parts of all tensors. A part goes through block by block (optimizer.h): gradient, moments and parameter are
-// loaded into fp32 lanes, the rule computes, all is stored; the rule and the dtypes are looked at once a block.
+// the parts of all tensors. A part is processed block by block (optimizer.h): gradient, moments and parameter are
+// loaded into fp32 lanes, the rule computes, and the results are stored. Rule and dtypes are dispatched once per block.
 #include "llmc/cpu/optimizer.h"
 
 #include "llmc/base/arithmetic.h"
@@ -19,7 +19,7 @@ static int64_t part_elements(int64_t numel) {
     return n < MIN_PART_ELEMENTS ? MIN_PART_ELEMENTS : n;
 }
 
-// Where everything lies in the workspace; returns the bytes it takes. first[] lies at the start.
+// Lays out the workspace; returns its bytes. first[] is at the start.
 static int64_t parts_layout(int n, int64_t scratch_bytes, int64_t *numel, int64_t *sums, int64_t *scratch) {
     int64_t end = 0;
     cpu_part(&end, (n + 1) * (int64_t)sizeof(int64_t));
@@ -125,7 +125,7 @@ void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, in
 
 // -------------------------------------------------------------------------------------------------------------- update
 
-// The constants of one step, as the inner loops take them.
+// The constants of one step, in the form the inner loops use.
 typedef struct {
     float grad_factor, learning_rate, eps, momentum;
     float beta1, beta2, one_minus_beta1, one_minus_beta2;
@@ -170,7 +170,7 @@ static ALWAYS_INLINE V load_gradient(const UpdateTensor *t, const Step *s, int64
 
 // --------------------------------------------------------------------------------------------------------------- rules
 
-// Each updates its moments and leaves the direction of the update: what the learning rate multiplies beside the decay.
+// Each updates its moments and leaves the direction of the update: the learning rate multiplies it and the decay.
 // G and S, the dtypes of gradient and moments, are constants.
 
 static ALWAYS_INLINE void adamw_direction(V *direction, const UpdateTensor *t, const Step *s, Span at, DType S,
@@ -256,7 +256,8 @@ static ALWAYS_INLINE void move_master(const V *direction, const UpdateTensor *t,
     });
 }
 
-// What the weight cannot hold is kept for the next step. Kahan, "Further remarks on reducing truncation errors", 1965.
+// The part that the weight cannot hold is kept for the next step. Kahan, "Further remarks on reducing truncation
+// errors", 1965.
 static ALWAYS_INLINE void move_compensated(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
     EACH_LANES(i, k, at.count, {
         const int64_t e = at.begin + i;

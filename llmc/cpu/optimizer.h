@@ -1,8 +1,8 @@
-// What the optimizer*.c files share: how work on an array of tensors is cut, and a block of a parameter, at most
-// STATE_BLOCK elements, between memory and the arithmetic of an update: loaded from any dtype into fp32 lanes, and
-// stored from there, rounded as ops.h says. A rule then sees fp32 alone, and states in 8 bits have their block in one
-// place. Blocks are in the first-level cache; what goes to memory and back is what the tensors hold. Elements beyond
-// the end of a block are 0 when loaded and are not stored.
+// Shared by the optimizer*.c files: how work on an array of tensors is split, and how a block of a parameter, max
+// STATE_BLOCK elements, is loaded from any dtype into fp32 lanes and stored from there, rounded as ops.h says. A rule
+// then sees only fp32, and 8-bit states have a whole block at hand. Blocks are in the L1 cache; only the tensors'
+// elements are read from memory and written back. Elements beyond the end of a block are 0 when loaded and are not
+// stored.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/simd.h"
@@ -11,12 +11,13 @@
 
 // --------------------------------------------------------------------------------------------------------------- parts
 
-// How work on an array of tensors is cut: each tensor into at most 128 parts, numbered through over all tensors, which
-// the threads of one parallel loop take as they come free. So the hundred small tensors of a model cost nothing apart,
-// and the last thread does not wait long for the largest. The cut depends on sizes alone, and what parts compute is
-// added in their order: the bits do not depend on the number of threads. Shared by the files llmc/cpu/optimizer*.c.
+// How work on an array of tensors is split: each tensor into max 128 parts, numbered consecutively over all tensors.
+// The threads of one parallel loop take them as they become free. So the hundred small tensors of a model cost nothing
+// extra, and the last thread does not wait long for the largest. The split depends only on sizes, and the results of
+// parts are added in order, so the bits do not depend on the number of threads. Shared by the files
+// llmc/cpu/optimizer*.c.
 
-// A part ends at a multiple of STATE_BLOCK, which is one of the vector length, too.
+// A part ends at a multiple of STATE_BLOCK, which is also a multiple of the vector length.
 enum { MAX_PARTS = 128, MIN_PART_ELEMENTS = 16384 };
 
 // Tensor i has the parts first[i] .. first[i + 1] - 1; one without elements has none.
@@ -25,7 +26,7 @@ typedef struct {
     int64_t *first; // (n + 1)
     int64_t *numel; // (n)
     double *sums;   // (n * MAX_PARTS) for the op: a number of each part
-    char *scratch;  // for the op: what it asked for beyond
+    char *scratch;  // for the op: the extra bytes it asked for
 } Parts;
 
 typedef struct {
@@ -35,7 +36,7 @@ typedef struct {
 
 int64_t parts_workspace(int n, int64_t scratch_bytes);
 
-// Takes the workspace for n tensors. parts_add then once for each, in order.
+// Takes the workspace for n tensors. Then call parts_add once for each, in order.
 Parts parts_begin(const char *op, int n, int64_t scratch_bytes);
 void parts_add(Parts p, int tensor, int64_t numel);
 static inline int64_t parts_count(Parts p) { return p.first[p.n]; }
@@ -84,7 +85,7 @@ static ALWAYS_INLINE V dynamic8_magnitudes(const Dynamic8 *map, VI code) {
     return vwhere_greater(p, vzero(), or_one, vzero());
 }
 
-// The codes of magnitudes in [0, 1]; what is nearer to 0 than to the first number becomes below_first.
+// The codes of magnitudes in [0, 1]; a magnitude nearer to 0 than to the first number becomes below_first.
 static ALWAYS_INLINE VI dynamic8_codes(const Dynamic8 *map, V x, VI below_first) {
     VI decade = {0};
     for (int d = 1; d < DYNAMIC8_DECADES; d++) decade = vcount_greater(decade, x, vsplat(map->border[d]));
@@ -111,7 +112,7 @@ static ALWAYS_INLINE VI dynamic8_encode_lanes(const Dynamic8 *map, V x, bool is_
         p -= (p >> 7) & negative; // -1 has no code: 128 becomes 127
         return DYNAMIC8_ZERO_SIGNED + ((p ^ negative) - negative);
     }
-    return dynamic8_codes(map, x, vcount_greater(zero, x, vzero())); // what is above 0 never becomes 0
+    return dynamic8_codes(map, x, vcount_greater(zero, x, vzero())); // a positive value never becomes 0
 }
 
 // -------------------------------------------------------------------------------------------------------------- blocks
@@ -120,7 +121,7 @@ enum { BLOCK_VECTORS = STATE_BLOCK / LANES };
 
 typedef V Block[BLOCK_VECTORS];
 
-// Where a block lies.
+// The position of a block.
 typedef struct {
     int64_t begin; // its first element in the tensor
     int count;     // elements, 1 .. STATE_BLOCK
@@ -150,7 +151,7 @@ static ALWAYS_INLINE void block_store(Tensor t, const V *x, Span at) {
 
 // ------------------------------------------------------------------------------------------------ stochastic rounding
 
-// What a tensor's random bits are named by.
+// The numbers that select a tensor's random bits.
 typedef struct {
     uint64_t seed, stream, step;
     int64_t offset; // of the tensor in its parameter
@@ -174,7 +175,7 @@ static ALWAYS_INLINE V round_lanes(HalfWords *h, int64_t i, V x) {
 
 // ------------------------------------------------------------------------------------------------------------- moments
 
-// The statements with S, a constant: the dtype that moments are kept in.
+// Runs the statements with the constant S, the dtype of the moments.
 #define WITH_STATE(S, dtype_, ...)                                                                                     \
     do {                                                                                                               \
         if ((dtype_) == DTYPE_U8) {                                                                                    \
@@ -185,7 +186,7 @@ static ALWAYS_INLINE V round_lanes(HalfWords *h, int64_t i, V x) {
     } while (0)
 
 // A block of a first moment (signed) or a second one while an update runs over it, in the dtype S. 8-bit states are
-// stored when the whole block is known: the largest magnitude is its scale.
+// stored when the whole block is known, because the largest magnitude is its scale.
 typedef struct {
     void *data; // of the block
     float *scale;
@@ -233,11 +234,11 @@ static ALWAYS_INLINE void moment_close(Moment *m, Span at, DType S) {
 
 // ----------------------------------------------------------------------------------- Adafactor (optimizer_adafactor.c)
 
-// For tensors of so many elements altogether.
+// For tensors with this total number of elements.
 int64_t adafactor_scratch_bytes(int64_t factored);
 
-// The mean of the rows' second moments; 0 of a vector.
+// The mean of the rows' second moments; 0 for a vector.
 double adafactor_mean_row(const UpdateTensor *t);
 
-// u = g / sqrt(row_i col_j / mean_row), of a vector g / sqrt(v).
+// u = g / sqrt(row_i col_j / mean_row), for a vector g / sqrt(v).
 void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double mean_row, Span at);

@@ -1,9 +1,9 @@
-// Adafactor's second moments: of a matrix one number a row and one a column. Shazeer, Stern, "Adafactor: Adaptive
+// Adafactor's second moments: for a matrix one number per row and one per column. Shazeer, Stern, "Adafactor: Adaptive
 // Learning Rates with Sublinear Memory Cost", 2018.
 //
-// Statistics go through the gradient twice: for the sums of squares, then, when rows and columns are known, for the
-// size of the update. A matrix is cut into groups of rows, which the threads take as they come free; each adds up its
-// columns for itself, and the groups are added in order.
+// The statistics read the gradient twice: for the sums of squares and then, with rows and columns known, for the size
+// of the update. A matrix is split into groups of rows, which the threads take as they become free. Each group sums its
+// columns separately, and the groups are added in order.
 #include "llmc/cpu/optimizer.h"
 
 #include "llmc/base/arithmetic.h"
@@ -12,7 +12,7 @@
 
 static const float SMALLEST = 1e-30f; // added to the square of a gradient
 
-// Rows of a group: enough that the sums of columns, one row of them a group, are little beside the matrix.
+// Rows of a group: enough that the column sums, one row per group, are small compared with the matrix.
 enum { MAX_GROUPS = 128, MIN_GROUP_ROWS = 64 };
 
 static int64_t group_rows(int64_t rows) {
@@ -20,8 +20,8 @@ static int64_t group_rows(int64_t rows) {
     return n < MIN_GROUP_ROWS ? MIN_GROUP_ROWS : n;
 }
 
-// Of a matrix of one group the sums are col itself. Two groups or more: rows >= 65, and rows / 64 + 1 sums a column are
-// less than a 32nd of the matrix.
+// For a matrix of one group the sums are col itself. With two groups or more, rows >= 65, and rows / 64 + 1 sums per
+// column are less than 1/32 of the matrix.
 int64_t adafactor_scratch_bytes(int64_t factored) { return factored / 32 * (int64_t)sizeof(float); }
 
 double adafactor_mean_row(const UpdateTensor *t) {
@@ -33,7 +33,7 @@ double adafactor_mean_row(const UpdateTensor *t) {
     return sum / (double)rows;
 }
 
-// The factors apart: the product of a row and a column may lie below the range of fp32.
+// Separate factors, because the product of a row and a column may be below the range of fp32.
 void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double mean_row, Span at) {
     Block by_row, second = {{0}};
     if (t->row.data) {
@@ -136,7 +136,7 @@ static double part_size(const UpdateTensor *t, float grad_factor, double mean_ro
     return sum;
 }
 
-// Tensor by tensor: each waits for its rows and columns.
+// Tensor by tensor, because each needs its complete rows and columns.
 static void tensor_statistics_of(const UpdateTensor *t, StatisticsStep s, Parts parts, int tensor) {
     if (t->row.data) matrix_moments(t, s, (float *)(void *)parts.scratch);
     const double mean_row = adafactor_mean_row(t);

@@ -1,20 +1,20 @@
-// Sixteen fp32 lanes: the vocabulary in which every CPU kernel outside oneDNN is written.
+// Sixteen fp32 lanes: the vector type and functions of every CPU kernel outside oneDNN.
 //
-// V is a GCC vector, so + - * / are written as operators; with AVX-512 it is one zmm register. What operators cannot
-// say (fma, max, tails, bf16, exp, sums over lanes) is here, twice: AVX-512 intrinsics where __AVX512F__ is defined
-// (bf16 conversions and dot products in hardware where __AVX512BF16__ is), and portable C that the compiler lowers to
-// what the target has. Both give the same bits except in vfma, vdot_bf16 and vexp, where the portable build may round
-// products twice. bf16 has no denormals here, and the ops run with FTZ and DAZ set.
+// V is a GCC vector, so + - * / are written as operators; with AVX-512 it is one zmm register. Operations without an
+// operator (fma, max, tails, bf16, exp, sums over lanes) are here, twice: AVX-512 intrinsics where __AVX512F__ is
+// defined (bf16 conversions and dot products in hardware where __AVX512BF16__ is), and portable C that the compiler
+// lowers to what the target has. Both give the same bits except in vfma, vdot_bf16 and vexp, where the portable build
+// may round products twice. bf16 has no denormals here, and the ops run with FTZ and DAZ set.
 //
 // A kernel is written once for all element types and for any length: its ALWAYS_INLINE body takes the type as last
 // argument, WITH_DTYPE calls it with a constant, and EACH_LANES passes full vectors with the constant 16 for k and then
-// the rest, so that the inner loop tests neither:
+// the remainder, so that the inner loop tests neither:
 //
 //   static ALWAYS_INLINE void scale_row(void *out, const void *in, int64_t n, float s, DType E) {
 //       EACH_LANES(i, k, n, vstore_first(k, out, i, vload_first(k, in, i, E) * s, E));
 //   }
 //   ...
-//   #pragma omp parallel for                       // WITH_DTYPE stands inside the parallel loop: a region's body is
+//   #pragma omp parallel for                       // WITH_DTYPE is inside the parallel loop: a region's body is
 //   for (int64_t r = 0; r < rows; r++)             // compiled apart and would not see a constant from outside
 //       WITH_DTYPE(E, out.dtype, scale_row(row(out, r), row(in, r), C, s, E));
 #pragma once
@@ -37,7 +37,7 @@ typedef uint8_t VB __attribute__((vector_size(16)));
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-// The statement with E, a constant: DTYPE_BF16 or DTYPE_FP32, whichever dtype_ is.
+// Runs the statement with the constant E = DTYPE_BF16 or DTYPE_FP32, according to dtype_.
 #define WITH_DTYPE(E, dtype_, ...)                                                                                     \
     do {                                                                                                               \
         if ((dtype_) == DTYPE_BF16) {                                                                                  \
@@ -63,7 +63,7 @@ typedef uint8_t VB __attribute__((vector_size(16)));
         }                                                                                                              \
     } while (0)
 
-// How many of the next 16 lanes are in use when n elements are left: n clamped to 0..16.
+// The number of the next 16 lanes in use when n elements remain: n clamped to 0..16.
 static ALWAYS_INLINE int lanes(int64_t n) { return n >= LANES ? LANES : n <= 0 ? 0 : (int)n; }
 
 static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
@@ -84,7 +84,7 @@ static ALWAYS_INLINE void vstore_f32(float *p, V x) { *(VUnaligned *)p = x; }
 static ALWAYS_INLINE VU vload_bits(const void *p) { return *(const VUUnaligned *)p; } // any 4-byte aligned address
 static ALWAYS_INLINE void vstore_bits(void *p, VU x) { *(VUUnaligned *)p = x; }
 
-// x rounded to bf16 in the upper half of each lane, as AVX512-BF16 does it: to nearest, ties to even; NaN becomes a
+// x rounded to bf16 in the upper half of each lane, as AVX512-BF16 does: to nearest, ties to even; NaN becomes a
 // quiet NaN; denormals become 0 of their sign. The lower half is not cleared.
 static ALWAYS_INLINE VU vround_bf16_bits(V x) {
     VU u = (VU)x;
@@ -274,7 +274,7 @@ static ALWAYS_INLINE V vscale_pow2(V p, V k) {
     VI n = __builtin_convertvector(k, VI), half = n >> 1;
     return p * (V)((VU)(half + 127) << 23) * (V)((VU)(n - half + 127) << 23);
 }
-// |x| < 2^22, to nearest even: adding 1.5 * 2^23 leaves no bits for a fraction.
+// |x| < 2^22, to nearest even, because adding 1.5 * 2^23 leaves no bits for a fraction.
 static ALWAYS_INLINE V vround(V x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 // Products of the lower words of 64-bit lanes.
@@ -359,7 +359,7 @@ static ALWAYS_INLINE V vexp(V x) {
 
 // ------------------------------------------------------------------------------------------ pairs of bf16 (attention)
 
-// A 32-bit lane holds two bf16, the lower half first in memory: what dot products of bf16 take.
+// A 32-bit lane holds two bf16, the lower half first in memory, as dot products of bf16 expect.
 
 // acc + a.low * b.low + a.high * b.high, lane by lane.
 static ALWAYS_INLINE V vdot_bf16(V acc, VU a, VU b) {
@@ -383,18 +383,18 @@ static ALWAYS_INLINE VU vpair_bf16(V low, V high) {
 
 // ------------------------------------------------------------------------------------------------- stochastic rounding
 
-// Stochastic rounding to bf16: a value goes up with the probability of what is cut off, so that the mean of many
-// roundings is the value. The random bits are a pure function of (seed, stream, element), by the scheme of ops.h: eight
-// elements share the 128 bits of one Philox counter (llmc/base/arithmetic.h).
-// Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.
+// Stochastic rounding to bf16: a value goes up with a probability equal to the cut-off fraction, so that the mean
+// of many roundings is the value. The random bits are a pure function of (seed, stream, element), by the scheme of
+// ops.h: eight elements share the 128 bits of one Philox counter (llmc/base/arithmetic.h). Gupta et al., "Deep Learning
+// with Limited Numerical Precision", 2015.
 
-// Elements whose random bits are made at a time: 16 counters side by side.
+// Elements whose random bits are made at a time: 16 counters in parallel.
 enum { RANDOM_BLOCK = 8 * LANES };
 
 // Eight counters, a 64-bit lane each: the number of the lane's counter and its four words.
 static ALWAYS_INLINE void eight_counters(uint32_t words[8][4], uint64_t seed, uint64_t stream, uint64_t index) {
     // In the order in which the halves of vunpack put them back side by side. The last 3 bits of index are 0: adding
-    // carries nothing into the upper word. Upper halves of lanes fill with what nobody reads.
+    // carries nothing into the upper word. The upper halves of lanes are never read.
     VWide c0 = (VWide){0, 4, 1, 5, 2, 6, 3, 7} + (index & 0xFFFFFFFFu), c1 = vsplat_wide(index >> 32);
     VWide c2 = vsplat_wide(stream), c3 = vsplat_wide(stream >> 32);
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -417,12 +417,12 @@ static ALWAYS_INLINE void rounding_bits(uint32_t words[LANES][4], uint64_t seed,
     eight_counters(words + 8, seed, stream, index + 8);
 }
 
-// The bits of elements i .. i + 15 of the 128 (i a multiple of 16), one element a lane.
+// The bits of elements i .. i + 15 of the 128 (i a multiple of 16), one element per lane.
 static ALWAYS_INLINE VU rounding_bits_at(uint32_t words[LANES][4], int64_t i) {
     return (VU)vload_bf16((const uint16_t *)words + i) >> 16; // pairs of half-words, lower first, as in memory
 }
 
-// x rounded to bf16 by 16 random bits a lane. Infinity stays as it is, NaN stays NaN.
+// x rounded to bf16 by 16 random bits per lane. Infinity stays unchanged, NaN stays NaN.
 static ALWAYS_INLINE V round_stochastically(V x, VU random) {
     VU u = (VU)x;
     VU nan = (VU)((VI)((u & 0x7FFFFFFFu) + 0x7FFFFFu) >> 31); // all ones where the magnitude is above infinity's

@@ -1,13 +1,13 @@
 // The register-blocked micro-kernel of tile_matmul and the packing of its operands.
-// Knows nothing of attention; touches only the operands that it is handed.
+// Independent of attention; touches only its operands.
 #include "llmc/cpu/tile_matmul.h"
 
 // ------------------------------------------------------------------------------------------------------- micro-kernel
 
-// A tile of PANEL_ROWS x TILE_GROUPS vectors of sums stays in registers while the depth runs by. 8 x 3 of the 32 vector
-// registers run at the rate of the bare bf16 instruction on Zen 5, 520 GFLOP/s a core; 32 words deep and 2 groups wide
-// it is 98% of that, 1 wide 74%: 8 chains of sums do not cover the latency of a dot product. Where registers are fewer,
-// the sums live in the cache, and no smaller tile was faster.
+// A tile of PANEL_ROWS x TILE_GROUPS vectors of sums stays in registers over the whole depth. 8 x 3 of the 32 vector
+// registers run at the rate of the bare bf16 instruction on Zen 5, 520 GFLOP/s per core; 32 words deep and 2 groups
+// wide it is 98% of that, 1 wide 74%: 8 chains of sums do not cover the latency of a dot product. Where registers are
+// fewer, the sums live in the cache, and no smaller tile was faster.
 enum { TILE_GROUPS = 3 };
 
 static ALWAYS_INLINE V multiply_add(V sum, uint32_t a, VU b, DType E) {
@@ -37,7 +37,7 @@ static ALWAYS_INLINE void tile(TileResult c, LeftOperand a, RightOperand b, int6
         for (int g = 0; g < groups; g++) vstore_f32(c.data + r * c.row_stride + g * c.group_stride, sum[r][g]);
 }
 
-// All rows of `groups` groups of columns: the right operand's part stays in the first-level cache.
+// All rows of `groups` groups of columns: the right operand's part stays in the L1 cache.
 static ALWAYS_INLINE void tile_column(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t depth,
                                       bool accumulate, int groups, DType E) {
     for (int64_t r = 0; r < rows; r += PANEL_ROWS) {

@@ -1,10 +1,10 @@
-// Products of matrices small enough for the caches, on operands that were packed for it: the inner loop of attention.
+// Products of matrices small enough for the caches, on packed operands: the inner loop of attention.
 //
 //      result (rows x columns)  =  or +=  left (rows x depth) @ right (depth x columns),      sums in fp32
 //
-// Packed operands are made of 32-bit words: one fp32, or two bf16 that are neighbours along the depth, which is what
-// one lane of a bf16 dot product takes. So one loop serves both types; bf16 is half as deep. Columns come in groups of
-// 16, one vector wide, and a group lies together, so that the loop reads the right operand as a stream:
+// Packed operands are made of 32-bit words: one fp32, or two bf16 adjacent along the depth, which one lane of a
+// bf16 dot product takes. So one loop serves both types; bf16 is half as deep. Columns come in groups of
+// 16, one vector wide, and a group is contiguous, so that the loop reads the right operand as a stream:
 //
 //      left:    words  [row][depth]                           a word is broadcast to 16 lanes
 //      right:   words  [group of 16 columns][depth][16]       16 words are one vector
@@ -35,11 +35,11 @@ typedef struct {
     int64_t row_stride, group_stride;
 } TileResult;
 
-// dtype: what the words hold, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of 16; depth counts words.
+// dtype: the type of the words, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of 16; depth counts words.
 void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
                  bool accumulate, DType dtype);
 
-// What begins at the given row, column (a multiple of 16) or word.
+// The part that begins at the given row, column (a multiple of 16) or word.
 static inline LeftOperand left_from_row(LeftOperand a, int64_t row) {
     return (LeftOperand){a.words + row * a.row_stride, a.row_stride};
 }
@@ -65,7 +65,7 @@ typedef struct {
     DType dtype; // fp32 or bf16
 } MatrixView;
 
-// Rows [first, first + count) of m become an operand, at the beginning of the one that is handed over:
+// Packs rows [first, first + count) of m at the beginning of the given operand:
 //
 //                              an operand for      its depth are m's     count is a multiple of
 //      pack_left               m @ ..              columns               1
@@ -73,17 +73,17 @@ typedef struct {
 //      pack_right              .. @ m              rows                  2
 //      pack_right_transposed   .. @ m^T            columns               16
 //
-// What lies beyond the rows or columns of m is packed as 0 and adds nothing to a product. Whole vectors are written:
-// row_stride (left) and group_stride / 16 (right, transposed) have room for a multiple of 16 words, left transposed for
-// a multiple of 16 rows.
+// Elements beyond the rows or columns of m are packed as 0 and add nothing to a product. Whole vectors are written, so
+// row_stride (left) and group_stride / 16 (right, transposed) need space for a multiple of 16 words, left transposed
+// for a multiple of 16 rows.
 void pack_left(LeftOperand a, MatrixView m, int64_t first, int64_t count);
 void pack_left_transposed(LeftOperand a, MatrixView m, int64_t first, int64_t count);
 void pack_right(RightOperand b, MatrixView m, int64_t first, int64_t count);
 void pack_right_transposed(RightOperand b, MatrixView m, int64_t first, int64_t count);
 
-// Asks for a row to be brought into the cache; does nothing beyond the last. The rows of one head lie as far apart as
-// those of all heads together, and no hardware prefetcher follows them from page to page. So packing asks for the
-// `count` rows after its own: the next call packs them, and until then there is work to hide their latency.
+// Prefetches a row; does nothing beyond the last. The rows of one head are as far apart as the rows of all heads
+// together, and no hardware prefetcher follows them from page to page. So packing prefetches the `count` rows after its
+// own: the next call packs them, and until then there is work to hide their latency.
 static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
     const int64_t size = m.dtype == DTYPE_BF16 ? 2 : 4, cache_line = 64;
     if (row >= m.rows) return;
@@ -93,7 +93,7 @@ static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
 
 // ---------------------------------------------------------------------------------------------------------- transpose
 
-// One step: in every 2h x 2h block the two off-diagonal h x h blocks change places. Four steps, h = 8, 4, 2, 1,
+// One step: in every 2h x 2h block the two off-diagonal h x h blocks are swapped. Four steps, h = 8, 4, 2, 1,
 // transpose. The lists pick from rows i (0..15) and i + h (16..31).
 #define TRANSPOSE_STEP(x, h, UPPER, LOWER)                                                                             \
     for (int i = 0; i < LANES; i++)                                                                                    \
@@ -111,7 +111,7 @@ static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
 #define UPPER_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
 #define LOWER_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
 
-// 16 x 16 words: x[i][j] and x[j][i] change places.
+// 16 x 16 words: swaps x[i][j] and x[j][i].
 static ALWAYS_INLINE void transpose_16x16(VU x[LANES]) {
     TRANSPOSE_STEP(x, 8, UPPER_8, LOWER_8)
     TRANSPOSE_STEP(x, 4, UPPER_4, LOWER_4)

@@ -1,4 +1,4 @@
-// What the programs of data/ share. See data_tools.h.
+// Shared by the programs of data/. See data_tools.h.
 #include "llmc/run/data_tools.h"
 
 #include "llmc/base/arithmetic.h"

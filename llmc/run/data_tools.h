@@ -1,5 +1,5 @@
-// What the programs of data/ share: how options are read; and for those that read a corpus (data/prepare,
-// data/train_tokenizer) the options of both, the progress they show, and what they say was skipped.
+// Shared by the programs of data/: reading options. For the programs that read a corpus (data/prepare,
+// data/train_tokenizer) also their common options, progress display and report of skipped input.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/text/corpus.h"
@@ -11,15 +11,15 @@
 typedef struct {
     const char *name; // --name
     char letter;      // -n; 0: none
-    // Where the value goes, one of these.
+    // Where the value is stored: one of these.
     bool *flag;
     const char **text;
-    int64_t *number, min, max; // with K, M or G behind it; max INT64_MAX: no limit, and none of these
+    int64_t *number, min, max; // with K, M or G after it; max INT64_MAX: no limit, and none of these
 } ToolOption;
 
 // Reads the options of a table that ends with {0}, up to -h if it is there; the arguments begin at optind then.
 bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err);
-// One number, as that of an option; name is for the message.
+// One number, read like an option's value; name is for the message.
 bool tool_read_number(const char *name, const char *text, int64_t min, int64_t max, int64_t *out, Error *err);
 
 // ------------------------------------------------------------------------------------------------------------- corpora

@@ -2,8 +2,9 @@
 // differences between the options of a resumed run and those of its checkpoint.
 //
 // The matcher is written here, forty lines, and accepts what getopt_long_only accepts of llm.c's command lines:
-// -b 4, -b=4, --batch-size 4, --batch-size=4, with one dash or two. getopt itself would harm: it takes any unambiguous
-// beginning of a name (--b is batch-size today and an error once --beta3 exists), cannot leave out the value of
+// -b 4, -b=4, --batch-size 4, --batch-size=4, with one dash or two. getopt itself is unsuitable: it takes any
+// unambiguous beginning of a name (--b is batch-size today and an error once --beta3 exists), cannot leave out the
+// value of
 // `-y` and yet take the one of `-y 1`, and prints messages of its own.
 #include "llmc/run/options.h"
 
@@ -57,7 +58,7 @@ _Static_assert(sizeof option_table / sizeof *option_table <= 129, "Options.given
 
 enum { HELP_COLUMN = 36, PAGE_WIDTH = 110 };
 
-// Upper limits from here on guard against typing errors; nobody plans by them. Messages still name them.
+// Upper limits from here on only guard against typing errors. Messages still name them.
 static const double NO_CONCERN = 1e6;
 
 // Prints words from column HELP_COLUMN on, in lines of at most PAGE_WIDTH columns.
@@ -76,7 +77,7 @@ static void print_wrapped(FILE *out, const char *text) {
     fputc('\n', out);
 }
 
-// "[4; 1..65536]": default and range. Choices and flags already show theirs beside the name.
+// "[4; 1..65536]": default and range. Choices and flags already show theirs next to the name.
 static void describe_values(const OptionRow *row, char *buf, size_t size) {
     if (!*row->fallback) {
         buf[0] = '\0';
@@ -122,7 +123,7 @@ void option_print_help(FILE *out) {
 
 // -------------------------------------------------------------------------------------------------------------- values
 
-// Text from the command line as it may stand in a one-line message: cut short, no control characters.
+// Text from the command line as shown in a one-line message: cut short, no control characters.
 typedef struct {
     char text[64];
 } Shown;
@@ -336,7 +337,7 @@ static bool unknown_option(Argument a, const char *typed, Error *err) {
     return error_set(err, "unknown option %s; did you mean %s?", typed, nearest);
 }
 
-// Reads argv[*i] and, where it belongs to it, argv[*i + 1]; moves *i on.
+// Reads argv[*i] and, if it belongs to it, argv[*i + 1]; advances *i.
 static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const char *text = argv[(*i)++];
     if (text[0] != '-') {
@@ -478,7 +479,7 @@ static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
 
 static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Error *err) {
     char buf[OPTION_VALUE];
-    // What is a text now was a number in older checkpoints: -r.
+    // -r, a string now, was a number in older checkpoints.
     const bool was_number = !is_text(row) || strcmp(row->long_name, "recompute") == 0;
     if (!(cJSON_IsNumber(then) ? was_number : cJSON_IsString(then) && is_text(row)))
         return error_set(err, "%s: no %s", row->long_name, is_text(row) ? "text" : "number");
@@ -486,7 +487,7 @@ static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Err
     return set_value(row, options, row->long_name, is_auto ? "auto" : value_then(then, buf), err);
 }
 
-// An option under a name that nobody knows would be silently the default.
+// An option under an unknown name would silently be the default.
 static bool check_names(const cJSON *then, Error *err) {
     char nearest[64];
     for (const cJSON *item = then->child; item; item = item->next) {

@@ -19,18 +19,18 @@ typedef struct {
 #define OPTION(group, long_name, short_name, type, field, ...) type field;
 #include "llmc/run/options.def"
 #undef OPTION
-    uint64_t given[2]; // one bit a row of the table: it stood on the command line. Read with options_given
+    uint64_t given[2]; // one bit per row of the table: given on the command line. Read with options_given
 } Options;
 
 typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;
 
 // Fills *options with defaults, then with argv. Help is written to stdout. Errors name the option, the value, what is
 // allowed and, for an unknown option, the nearest one. Values of options that depend on each other are checked here
-// too, as far as no file is needed. options_free is due (and safe) whatever the result.
+// too, as far as no file is needed. options_free must be called (and is safe) whatever the result.
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err);
 void options_free(Options *options);
 
-// What the options say to device_init.
+// The options for device_init.
 DeviceOptions options_device(const Options *options);
 
 // Was this option given on the command line (by its long name)?
@@ -43,8 +43,8 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err);
 // All options as one JSON object, malloced; keys are the long names.
 char *options_to_json(const Options *options);
 // For resume: takes from that JSON the value of every option that was not given on the command line, so that -o and -y
-// alone go on as the run was started. What only says where it is written or how it is watched (-o, -y, --progress)
-// stays.
+// alone resume the run with its original options. Options that only say where the run is written or how it is watched
+// (-o, -y, --progress) are not taken.
 bool options_adopt_json(Options *options, const char *json, Error *err);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
 // NULL if none does. -y, --progress and --max-minutes are not compared.
@@ -65,14 +65,14 @@ typedef enum {
 } OptionScope;
 
 typedef struct {
-    const char *group;      // heading in --help; rows of a group stand together
+    const char *group;      // heading in --help; rows of a group are adjacent
     const char *long_name;  // "batch-size"
     const char *short_name; // llm.c's name "b"; NULL: none
     OptionType type;        // of the field in Options, derived from it
     size_t offset;          // of that field
-    const char *fallback;   // the default, as it would be typed
+    const char *fallback;   // the default, as typed
     double min, max;        // allowed numbers, both included. Integers up to 2^53, so that JSON and double hold them
-    const char *metavar;    // what stands for the value in --help. "[0|1]": may be left out and is 1 then;
+    const char *metavar;    // the placeholder of the value in --help. "[0|1]": may be left out and is 1 then;
                             // "a|b|c" of a word: one of these; "[a|b]": may be left out and is
                             // the first then; "auto|X": a number, or auto, which is kept as min: what
                             // may be typed begins one above it
@@ -81,13 +81,13 @@ typedef struct {
     const unsigned *values; // of the words, in order; NULL: 0, 1, 2, ... A fallback that is not a word is 0
 } OptionRow;
 
-extern const OptionRow option_table[]; // ends with a row without a name
+extern const OptionRow option_table[]; // ends with a nameless row
 
 // The row with exactly this long or short name (`length` bytes, no dashes), or NULL.
 const OptionRow *option_find(const char *name, size_t length);
 
 bool option_is_flag(const OptionRow *row); // the value may be left out
-double option_least(const OptionRow *row); // the least number that may be typed
+double option_least(const OptionRow *row); // the min number that may be typed
 
 // The value as in the JSON, without the quotes of strings and words. A number that is auto is still a number here.
 enum { OPTION_VALUE = 40 };

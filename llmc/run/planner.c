@@ -2,7 +2,7 @@
 // step computes and moves and the least time that takes, and all of it for one device.
 //
 // Figures of GPUs are NVIDIA's: dense (without sparsity, which datasheets often count in) and with fp32 accumulation,
-// which GeForce cards do at half their 16-bit and fp8 rate. test_gpu_table derives each peak a second time, from
+// which GeForce cards run at half their 16-bit and fp8 rate. test_gpu_table derives each peak a second time, from
 // units x clock x operations a clock.
 #include "llmc/run/planner.h"
 
@@ -23,7 +23,7 @@
 #define GB     *1e9
 #define TFLOPS *1e12
 
-// PCIe x16 of generations 3, 4 and 5: 8, 16 and 32 GT/s a lane, 128 of 130 bits.
+// PCIe x16 of generations 3, 4 and 5: 8, 16 and 32 GT/s per lane, 128 of 130 bits.
 #define PCIE3 (15.754 GB)
 #define PCIE4 (31.508 GB)
 #define PCIE5 (63.015 GB)
@@ -175,8 +175,8 @@ PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention) {
 
 // --------------------------------------------------------------------------------------------------- how much there is
 
-// Not measured yet. Beside the arena stand the kernels of this program, those that cuBLASLt and cuDNN load when they
-// first run, cuDNN's handle, the tables of updates and recorded graphs.
+// Not measured yet. In addition to the arena there are the kernels of this program, the kernels that cuBLASLt and cuDNN
+// load when they first run, cuDNN's handle, the tables of updates and recorded graphs.
 double planner_reserve(double memory) { return fmin(1e9, 0.06 * memory); }
 
 double planner_room(bool automatic) {
@@ -242,7 +242,7 @@ PlannedMemory planner_memory(const Gpt2Options *model) {
 
 // --------------------------------------------------------------------------------------------------------------- FLOPs
 
-// Newton-Schulz, as llmc/train/optimizer.c has it: X X^T, its square, their product with X, MUON_STEPS times.
+// Newton-Schulz, as in llmc/train/optimizer.c: X X^T, its square, their product with X, MUON_STEPS times.
 static double muon_flops(const Gpt2Options *model) {
     const int count = parameter_count(&model->config);
     Parameter *table = parameter_table(&model->config);
@@ -359,7 +359,7 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
     if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
 }
 
-// The run as steps of the plan, and how long they take at least.
+// The run as steps of the plan, and the min time they take.
 static void plan_steps(DevicePlan *p, const PlanRequest *r) {
     const Options *o = r->options;
     p->step_tokens = (double)(p->windows * p->model.T);

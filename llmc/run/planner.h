@@ -1,8 +1,8 @@
-// --plan: what a run would take, before any memory is: bytes by class and kind, what fits, and for each GPU of a table
-// the least time a step can take; and what -b auto and -r auto choose. Needs no GPU and no data. It runs the allocator
-// itself: what it says of memory is what gpt2_create takes. Times are limits computed from datasheets, not
-// measurements, and every line says so. What is computed (planner.c, planner_fit.c) and what is printed
-// (planner_print.c) are apart. doc/memory.md describes the output.
+// --plan: the memory of a run before any is allocated, by class and kind, what fits, and for each GPU of a table the
+// min time of a step; also the choices of -b auto and -r auto. Needs no GPU and no data. It runs the allocator itself,
+// so its memory figures are the bytes that gpt2_create takes. Times are limits computed from datasheets, not
+// measurements, and every line says so. Computation (planner.c, planner_fit.c) and printing (planner_print.c) are
+// separate. doc/memory.md describes the output.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
@@ -36,7 +36,7 @@ typedef struct {
 } GpuChoice;
 bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err);
 
-// FLOP/s of the datasheet; 0: the GPU cannot compute in dtype, or nothing but its memory is known.
+// FLOP/s of the datasheet; 0: the GPU cannot compute in dtype, or only its memory is known.
 double gpu_spec_peak(const GpuSpec *gpu, DType dtype);
 
 // dtype, or fp16 where the GPU has no bf16.
@@ -47,7 +47,7 @@ DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype);
 // What the matmuls and attention of a step of `tokens` tokens must compute: the exact count of recompute.h (causal
 // attention), what -r computes again, and Muon's products: five times 4 m^2 n + 2 m^3 for a matrix of m x n, m <= n.
 double planner_step_flops(const Gpt2Options *model, int64_t tokens);
-// How much of that is in fp8: the linear layers of the blocks, with --fp8.
+// The fp8 part of it: the linear layers of the blocks, with --fp8.
 double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens);
 
 // Bytes that everything else in a step moves to and from memory, when each kernel reads and writes its tensors once:
@@ -77,15 +77,15 @@ double planner_reserve(double memory);
 // loader.
 double planner_room(bool automatic);
 
-// What the ops of the CUDA backend ask for on this GPU, for Gpt2Options.sizes: exact but for attention by cuDNN, whose
-// workspace is an upper bound and 0 without (attention own). gpu must live as long as what is planned with it. Of a GPU
-// of which only the memory is known the largest of any GPU.
+// The workspace that the ops of the CUDA backend need on this GPU, for Gpt2Options.sizes. Exact except for attention by
+// cuDNN, whose workspace is an upper bound, and 0 without cuDNN (attention own). gpu must outlive the plans made with
+// it. For a GPU of which only the memory is known, the largest of any GPU.
 PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention);
 
 // The kinds of activations alive at the peak are the rows of a table in planner.c, of which these are the last.
 enum { KIND_OTHER = 12, KIND_GAPS, KIND_COUNT }; // gaps: lost by the layout, total - memory_plan_live_peak
 const char *activation_kind_name(int kind);      // "residual", ...
-int activation_kind(const char *name);           // of a tensor of the plan
+int activation_kind(const char *name);           // kind of a tensor of the plan
 
 typedef struct {
     double classes[MEM_CLASS_COUNT]; // they sum to total
@@ -95,7 +95,7 @@ typedef struct {
 } PlannedMemory;
 PlannedMemory planner_memory(const Gpt2Options *model);
 
-// The largest micro-batch, at most `most` (0: no limit but that of -b), that fits into so many bytes; 0: none does.
+// The largest micro-batch, max `most` (0: no limit except that of -b), that fits into this many bytes; 0: none does.
 // Larger ones may take less (the chunks of the logits become smaller): it is the largest of all that fit.
 int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t most);
 
@@ -110,12 +110,11 @@ bool planner_fit(Gpt2Options *model, bool any_batch, const char *recompute, doub
 // -b auto -r auto, as planner_fit has it, without a message.
 bool planner_choose(Gpt2Options *model, double room, int64_t most);
 
-// The choices of -r auto for a model of L blocks, those that cost least first; returns how many, the caller frees
-// *ladder.
+// The choices of -r auto for a model of L blocks, cheapest first; returns their number, the caller frees *ladder.
 typedef struct {
     int first_set, set; // AGAIN_...: of the first `count` blocks, of the others
     int64_t count;
-    double flops, elements; // extra ones a token, in matmuls and attention; moved by others
+    double flops, elements; // extra ones per token, in matmuls and attention; moved by others
 } RecomputeChoice;
 int planner_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T);
 Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
@@ -127,7 +126,7 @@ Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
     JSON_NUMBER("L", (c)->L), JSON_NUMBER("C", (c)->C), JSON_NUMBER("NH", (c)->NH), JSON_NUMBER("V", (c)->V),          \
         JSON_NUMBER("Vp", (c)->Vp), JSON_NUMBER("max_T", (c)->max_T)
 
-// What --plan is to plan: a model, whose B and recompute follow from -b and -r, and a run of it.
+// The input of --plan: a model, whose B and recompute follow from -b and -r, and a run of it.
 typedef struct {
     Gpt2Options model;
     int64_t step_windows;   // of T tokens; 0: as many as B
@@ -138,7 +137,7 @@ typedef struct {
 typedef struct {
     GpuChoice gpu; // no name: this machine
     PlannedSizes sizes;
-    Gpt2Options model; // dtype, B and recompute as they are there
+    Gpt2Options model; // with the dtype, B and recompute used on it
     int64_t windows;   // of a step
     bool fits;
     Error why_not; // what it needs, and what would fit
@@ -155,7 +154,7 @@ typedef struct {
 } DevicePlan;
 // Fills *plan, which must not be moved afterwards. gpu NULL: this machine; its spec stays zero. -r must be valid.
 void planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu);
-// What else would fit there: five searches more, for where it is shown.
+// Finds what else would fit there, with five more searches, for output that shows it.
 void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
 
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.

@@ -114,7 +114,7 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
             s->link_bytes > 0 ? " + bytes / link" : "");
 }
 
-// The figures of one GPU as they stand in a line; "-" where there is none.
+// The figures of one GPU as printed in a line; "-" where there is none.
 typedef struct {
     char step[TEXT], rate[TEXT], all[TEXT], half[TEXT], cost[TEXT], half_cost[TEXT];
 } Limits;

@@ -1,5 +1,5 @@
 // The observer of the ops and the events that it records. See profile.h.
-// Owns the events; decides nothing about what is shown (profile_table.c).
+// Owns the events; does not decide what is shown (profile_table.c).
 #include "llmc/run/profile.h"
 
 #include "llmc/base/atomic_file.h"
@@ -14,7 +14,7 @@ typedef struct {
     DeviceEvent *start, *stop;
 } Call;
 
-// The observer's functions are called by the ops: what they need can only be found here.
+// The ops call the observer's functions without a context, so their data must be static.
 static struct {
     int64_t n;    // of --profile
     int64_t step; // steps begun

@@ -1,11 +1,11 @@
-// --profile N: where the time of a step goes, op by op.
+// --profile N: the time of a step, op by op.
 //
-// The run takes a few steps to warm up, then N steps as they are, then N steps with a device event before and after
-// every op and without graphs, then it ends. The table that follows puts beside the time of each op its floor: what it
-// must compute and move at least (OpCost of ops.h), at the rates measured on this device. Time in no op stands in a row
-// of its own, so that the rows add up to the step; the N steps before tell what the events cost.
+// The run takes a few steps to warm up, then N unmodified steps, then N steps with a device event before and after
+// every op and without graphs, then it ends. The table that follows shows the time of each op and its floor: the min
+// FLOPs and bytes (OpCost of ops.h) at the rates measured on this device. Time outside all ops has its own row, so that
+// the rows add up to the step; the N unmodified steps show the cost of the events.
 //
-// The ops are observed (ops_observe); profile_table.c measures nothing and knows no device.
+// The ops are observed (ops_observe); profile_table.c measures nothing and uses no device.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ops.h"

@@ -1,4 +1,4 @@
-// What was measured op by op, as a table for the reader, as JSON (profile.json) and as a trace (profile_trace.json, for
+// The measurements op by op, as a table for the reader, as JSON (profile.json) and as a trace (profile_trace.json, for
 // chrome://tracing or ui.perfetto.dev). Rows are sums over the profiled steps; the mean, one step, is shown. See
 // profile.h.
 #include "llmc/run/profile.h"

@@ -47,7 +47,8 @@ static void takes_at_least(const Report *r, const char *what, double tokens, boo
 
 bool report_is_silent(const RunSetup *setup) { return setup->options.interactive && !isatty(STDOUT_FILENO); }
 
-// What takes more than a second is said before: on a GPU always, on a CPU from a GiB on, whose first touch takes that.
+// Anything that takes more than a second is announced: on a GPU always, on a CPU from 1 GiB on, whose first touch takes
+// that long.
 void report_starting(const RunSetup *setup, int64_t bytes) {
     char memory[TEXT];
     if (report_is_silent(setup) || (!on_gpu() && bytes < 1 << 30)) return;
@@ -221,7 +222,7 @@ static void run_event(const Report *r) {
     cJSON_Delete(run);
 }
 
-// What a resumed run does differently from the run that it goes on with.
+// The differences between a resumed run and the run that it continues.
 static void resume_lines(const Report *r) {
     const RunSetup *s = r->setup;
     if (r->options->reset_optimizer && r->options->max_steps != 0)

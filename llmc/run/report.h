@@ -1,18 +1,18 @@
-// What is said of a run, on the terminal and in main.log (runlog.h has the forms): the header before its first step, a
-// line a step, what evaluation, samples and checkpoints add, and the summary after its last step.
+// The report of a run, on the terminal and in main.log (runlog.h has the formats): the header before its first step, a
+// line per step, lines of evaluation, samples and checkpoints, and the summary after its last step.
 //   header    machine, model, precision, batch, memory, data, schedule, speed of light: a table on the terminal, the
 //             "run" event in main.log
 //   summary   tokens, time, speed, the spread of step times, best validation, energy: the last lines, and fields of the
-//             "end" event. Of a resumed run it counts what this process did
-// Owns what only reports need: the mean time of a step, the peak that mfu is a fraction of, the last loss scale, the
-// summary. Never changes the run.
+//             "end" event. For a resumed run it counts only this process
+// Owns the data that only reports need: the mean time of a step, the peak that mfu is a fraction of, the last loss
+// scale, the summary. Never changes the run.
 #pragma once
 #include "llmc/model/gpt2.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
 #include "llmc/train/generate.h"
 
-// What the host learns of a step, one step late: the decisions and the times.
+// What the host learns about a step, one step late: the decisions and the times.
 typedef struct {
     StepControl *control; // host memory the device writes to
     DeviceEvent *start, *stop;
@@ -20,7 +20,7 @@ typedef struct {
     int64_t step; // 1 .. total; 0: nothing to report
 } StepRecord;
 
-// --interactive into a pipe or a file: nothing but the answers goes there.
+// --interactive into a pipe or a file: only the answers are written.
 bool report_is_silent(const RunSetup *setup);
 // Before the model is built: that it will be, where it takes more than a second. bytes: of its memory.
 void report_starting(const RunSetup *setup, int64_t bytes);
@@ -30,12 +30,12 @@ typedef struct Report Report;
 Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, DeviceSpeed speed, double started);
 void report_close(Report *r); // NULL is fine
 
-// Before the first step: how long it takes at least, where that is a second or more.
+// Before the first step: its min time, if that is a second or more.
 void report_first_step(const Report *r);
 // What became of the step in this record, once the device has got there: waits for it. The record is empty then.
 void report_step(Report *r, StepRecord *record);
 
-// Before a validation, the first of this process: how long it takes at least.
+// Before the first validation of this process: its min time.
 void report_validating(const Report *r);
 void report_validation(Report *r, const ValidationScore *score, double seconds);
 // The texts that the log does not have yet: from number `first` on. shown: the first one was streamed already. What is
@@ -43,7 +43,7 @@ void report_validation(Report *r, const ValidationScore *score, double seconds);
 void report_generated(Report *r, const Generated *drawn, int64_t first, bool shown);
 // What was chosen by timing, unless it is what the last checkpoint had.
 void report_tuning(Report *r, const char *tuning);
-// Why an old checkpoint was not removed, unless that was the last thing said of it. It takes space, and nothing else.
+// Why an old checkpoint was not removed, unless that was the last thing said of it. It only takes up space.
 void report_kept_checkpoint(Report *r, const Error *why);
 // The last lines and the "end" event. wait_seconds: how long steps waited for data.
 void report_end(Report *r, double wait_seconds);
@@ -51,7 +51,7 @@ void report_end(Report *r, double wait_seconds);
 // ------------------------------------------------------------------------------------------------------------- summary
 
 typedef struct {
-    float *times; // seconds of each step, in order: 4 bytes a step is less than its line in main.log
+    float *times; // seconds of each step, in order: 4 bytes per step is less than its line in main.log
     size_t steps, room;
     bool times_lost; // out of memory: the order statistics are left out
     double seconds, tokens;
@@ -60,7 +60,7 @@ typedef struct {
     double best_loss;
     int64_t best_step;
     double first_joules, last_joules; // 0: not known
-} RunSummary;                         // all zero: of no step
+} RunSummary;                         // all zero: no step yet
 
 void run_summary_free(RunSummary *s);
 
@@ -72,18 +72,18 @@ void run_summary_validation(RunSummary *s, int64_t step, double loss);
 // call and the last: call it before the first step and at the end. 0 = not known. May never come.
 void run_summary_energy(RunSummary *s, double joules);
 
-// Lines for the reader; nothing where no step was made. Energy is that of the whole device between the two calls.
+// Lines for the reader; none if no step was made. Energy is the energy of the whole device between the two calls.
 //   summary     5000 steps, 2.621B tokens, 59m50s in steps | median 730.1K tok/s, mfu 58.9% | step p50 718.0 ms, p99
 //               731.2 ms
 //               best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens
 void run_summary_print(const RunSummary *s, RunLog *log);
-// The same as fields of the "end" event, each after a comma (",\"steps\":5000,..."), malloced; "" where there is
-// nothing. What is not known is left out.
+// The same as fields of the "end" event, each after a comma (",\"steps\":5000,..."), malloced; "" if there is
+// nothing. Unknown values are left out.
 char *run_summary_json(const RunSummary *s);
 
 // The mean time of a step over about the last 30 s: each step counts e times less when 30 s have passed, so that one
-// that is slow (a busy disk, a neighbour) moves it by little. The first step, which pays for starting, counts only
-// while it is the only one. Zero before it.
+// slow step (a busy disk, another process) changes it only a little. The first step, which pays for starting, counts
+// only while it is the only one. Zero before it.
 typedef struct {
     double steps, seconds, mean;
     bool after_first;

@@ -37,7 +37,7 @@ static void take_step_and_data(RunSetup *s) {
     trainer_state_free(&state);
 }
 
-// A run that ended before its first checkpoint goes on, from its beginning, as it was started.
+// A run that ended before its first checkpoint restarts from its beginning with its original options.
 static bool adopt_remembered(RunSetup *s, Error *err) {
     enum { MAX_BYTES = 16 << 20 }; // the options may hold a long prompt
     char *path = path_join(s->options.output, OPTIONS_FILE);
@@ -159,7 +159,7 @@ static bool choose_context(RunSetup *s, Error *err) {
     return true;
 }
 
-// What the run goes on with, against what its checkpoint read. Other data are no error: a corpus may grow.
+// Compares the data of the run with the data of its checkpoint. A difference is not an error: a corpus may grow.
 static void compare_data(const char *option, const ShardSet *set, DataFacts *then) {
     const DataFacts now = {set->num_tokens, set->fingerprint};
     if (then->tokens > 0 && (then->tokens != now.tokens || then->fingerprint != now.fingerprint))

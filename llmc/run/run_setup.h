@@ -1,6 +1,6 @@
 // What a run is, before anything is built: which model, which data, how long, in which types, in how much memory. All
-// of it follows from the options, from the checkpoint that the run goes on from, and from what the files say. Owns what
-// it opens; takes no device memory.
+// of it follows from the options, from the checkpoint that the run resumes from, and from the contents of the files.
+// Owns everything it opens; takes no device memory.
 #pragma once
 #include "llmc/data/dataloader.h"
 #include "llmc/model/gpt2.h"
@@ -13,7 +13,7 @@
 typedef struct {
     Options options;
     TrainerState state; // step, position, control: what a checkpoint holds besides weights
-    char *resume_path;  // the checkpoint that this run goes on from, or NULL
+    char *resume_path;  // the checkpoint that this run resumes from, or NULL
     char source[512];   // where the weights come from, for the header
     ModelConfig config;
     ShardSet train, val;
@@ -30,12 +30,12 @@ typedef struct {
     bool is_locked;  // run_setup_start failed because another process runs there
 } RunSetup;
 
-// -o and -y: the directory is taken for this process before anything in it is read. A fresh directory, or the newest
+// -o and -y: the directory is locked for this process before anything in it is read. A fresh directory, or the newest
 // checkpoint in it that verifies, whose options then hold where none was given. Without a checkpoint those of
-// DIR/options.json do. First, because the device is opened with what the options say.
+// DIR/options.json do. First, because the device is opened with these options.
 bool run_setup_start(RunSetup *setup, Error *err);
 
-// Everything else, in the order in which one thing needs another. After device_init.
+// Everything else, in order of dependency. After device_init.
 bool run_setup_choose(RunSetup *setup, Error *err);
 
 // Keeps the options in force in DIR/options.json, for a resume before there is a checkpoint. After run_setup_choose.

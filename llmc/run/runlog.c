@@ -1,4 +1,4 @@
-// What a run says: stdout, main.log and the events with numbers. See runlog.h for the forms.
+// The output of a run: stdout, main.log and the events with numbers. See runlog.h for the formats.
 // Owns stdout and main.log while the run lasts. Every line for the reader leaves in one flush together with the bar
 // that is cleared above and drawn again below it, so that nothing flickers. An event is a line for the reader, a JSON
 // line of main.log and a record for TensorBoard; the latter two are filled by the same calls, so that they cannot
@@ -29,7 +29,7 @@ struct RunLog {
     char bar[1024];                    // "" until the first step
     double bar_time;                   // now_seconds of its text
     int64_t sample_step, sample_index; // of the last text sample
-    cJSON *begun;                      // the events of the step that the log goes on from; NULL: none
+    cJSON *begun;                      // the events of the step that the log resumes from; NULL: none
 };
 
 // ---------------------------------------------------------------------------------------------------------- opening
@@ -44,7 +44,7 @@ static bool line_is_beyond(RunLog *log, const char *line, size_t length, int64_t
     return beyond;
 }
 
-// Bytes of the log that a run which goes on after `step` keeps; 0 if there is no log yet.
+// Bytes of the log that a run resumed after `step` keeps; 0 if there is no log yet.
 static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *keep, Error *err) {
     *keep = 0;
     FILE *f = fopen(path, "re");
@@ -111,8 +111,8 @@ int64_t runlog_count(const RunLog *log, const char *event, const char *name) {
     return count;
 }
 
-// Events are a copy for the eye: without them the run goes on. An evaluation has a directory of its own: TensorBoard
-// takes a step that is not beyond the last one for a restart, and would drop the curves that stand there.
+// Events are for display only: without them the run continues. An evaluation has its own directory, because TensorBoard
+// takes a step that is not beyond the last one for a restart and would drop the existing curves.
 static void open_tensorboard(RunLog *log, const char *directory, bool append, int64_t first_step) {
     Error err;
     const bool evaluation = append && first_step == INT64_MAX;
@@ -239,7 +239,7 @@ static void show_event(RunLog *log, const char *event, const char *fields) {
     cJSON *object = cJSON_Parse(text);
     free(text);
     const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step"), *item;
-    // Groups are in the order of the alphabet: "end" would stand above "train".
+    // Groups are in alphabetical order: "end" would come before "train".
     const char *group = strcmp(event, "end") == 0 ? "whole_run" : event;
     tensorboard_begin(log->tensorboard, cJSON_IsNumber(step) ? (int64_t)step->valuedouble : 0);
     if (cJSON_IsNumber(step)) {

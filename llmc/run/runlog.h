@@ -1,8 +1,8 @@
-// What a run says: lines and a progress bar on the terminal, one JSON object a line in DIR/main.log, and the same
-// numbers for TensorBoard (tensorboard.c) beside it. The step line:
+// The output of a run: lines and a progress bar on the terminal, one JSON object per line in DIR/main.log, and the same
+// numbers for TensorBoard (tensorboard.c) in the same directory. The step line:
 //   step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | mfu 54.1% hfu 54.1% | eta 12s
 // On a terminal a one-line progress bar follows below it; in a file plain lines. No colours, anywhere. Errors go to
-// stderr, all else to stdout, flushed line by line, so that `| tee` and a notebook show it at once.
+// stderr, all else to stdout, flushed after each line, so that `| tee` and a notebook show it at once.
 //
 // main.log: each line is {"event": ..., "time": unix seconds, ...}, written with one write(2), so that a kill leaves at
 // most one unfinished line; inf, nan and what is not known are null. doc/file_formats.md lists the events, their
@@ -68,11 +68,11 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *score, 
 // A line for one multiple-choice file: how many are right by mean and by sum of the losses.
 //   hellaswag_val at step 250 | accuracy 29.55% (normalised), 28.10% | 2968/10042 | 12.3 s
 void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceScore *score, double seconds);
-// What the sensors of the device said after this step.
+// The readings of the device's sensors after this step.
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *sensors);
-// A text sample, indented, control characters made visible. The samples of one step are numbered as they come, behind
-// those that the log has of it already. shown: it went through runlog_stream; only the files are left. cut: a signal
-// ended it, and the file says so.
+// A text sample, indented, control characters made visible. The samples of one step are numbered in order, after
+// the samples of that step that the log already has. shown: it went through runlog_stream; only the files are left.
+// cut: a signal ended it, and the file says so.
 void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut);
 // Text as it is drawn, control characters but newline and tab made visible; a GenerateSink whose context is the RunLog.
 bool runlog_stream(void *log, const char *bytes, int64_t n);
@@ -87,8 +87,8 @@ void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int cou
 // TensorBoard event files: DIR/events.out.tfevents.SECONDS.HOST.PID.N, TFRecords of Event protocol buffers
 // (https://github.com/tensorflow/tensorboard, tensorflow/core/util/event.proto), written without a library.
 // A record is one write(2) and holds all numbers of one step; a file that cannot be written never stops the run.
-// One file a process. TensorBoard reads those of a directory in the order of their names, which is that of the runs:
-// SECONDS is the time, or one more than the newest file has, should the clock be behind.
+// One file per process. TensorBoard reads the files of a directory in the order of their names, which is the order of
+// the runs: SECONDS is the time, or one more than the newest file's if the clock is behind it.
 
 typedef struct TensorBoard TensorBoard;
 // first_step: events of steps beyond it that an interrupted run left in DIR are void from here on (SessionLog START).
@@ -100,6 +100,6 @@ void tensorboard_close(TensorBoard *tb); // NULL is fine
 // happens. A value keeps the precision of a float; nan and inf are shown as such.
 void tensorboard_begin(TensorBoard *tb, int64_t step);
 void tensorboard_scalar(TensorBoard *tb, const char *tag, double value);
-// Shown in the Text tab, letter by letter in one width: control characters and what is no UTF-8 as \x1B.
+// Shown in the Text tab, letter by letter in one width: control characters and invalid UTF-8 as \x1B.
 void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_t bytes);
 bool tensorboard_end(TensorBoard *tb, Error *err); // false: this record was lost

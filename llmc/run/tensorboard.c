@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// A growing run of bytes. Memory that is not there makes it `lost`: the record is left out, the run goes on.
+// A growing byte buffer. When memory runs out it is `lost`: the record is left out and the run continues.
 typedef struct {
     uint8_t *data;
     size_t size, room;
@@ -111,7 +111,7 @@ static void put_checked(TensorBoard *tb, const void *data, size_t n) {
     put(&tb->record, &crc, sizeof crc);
 }
 
-// The event behind what is in the record already: u64 length, u32 crc of it, the event, u32 crc of that.
+// Appends the event to the record: u64 length, u32 crc of it, the event, u32 crc of that.
 static void frame_event(TensorBoard *tb) {
     const uint64_t length = tb->event.size;
     put_checked(tb, &length, sizeof length);
@@ -130,7 +130,7 @@ static void begin_event(TensorBoard *tb, int64_t step) {
     put_int(&tb->event, 2, step);
 }
 
-// What every file begins with: the version, and the step from which on earlier files are void.
+// The beginning of every file: the version, and the step from which on earlier files are void.
 static void frame_first_events(TensorBoard *tb) {
     static const char VERSION[] = "brain.Event:2";
     static const uint8_t START[] = {1 << 3 | VARINT, 1};
@@ -167,7 +167,7 @@ void tensorboard_scalar(TensorBoard *tb, const char *tag, double value) {
 void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_t bytes) {
     static const uint8_t METADATA[] = {1 << 3 | BYTES, 6, 1 << 3 | BYTES, 4, 't', 'e', 'x', 't', 4 << 3 | VARINT, 2};
     if (!tb) return;
-    // The Text tab reads Markdown: lines behind four blanks are shown as they are.
+    // The Text tab reads Markdown: lines indented by four blanks are shown unchanged.
     char *shown = NULL;
     size_t length = 0;
     FILE *f = text_open(&shown, &length);

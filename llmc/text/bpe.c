@@ -234,7 +234,7 @@ static const CodeRange newer_numbers[] = {
     {0x10D40, 0x10D49}, {0x116D0, 0x116E3}, {0x11BF0, 0x11BF9}, {0x11F50, 0x11F59}, {0x16130, 0x16139},
     {0x16D70, 0x16D79}, {0x1CCF0, 0x1CCF9}, {0x1D2C0, 0x1D2D3}, {0x1E4F0, 0x1E4F9}, {0x1E5F1, 0x1E5FA},
 };
-// Unicode's White_Space, which \s is in the other two libraries; PCRE2's \s has U+180E besides.
+// Unicode's White_Space, which \s is in the other two libraries; PCRE2's \s also has U+180E.
 static const CodeRange spaces[] = {
     {0x09, 0x0D},     {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
     {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000},
@@ -272,7 +272,7 @@ static bool fill_table(uint8_t *table, Error *err) {
                                      &error, &where, NULL);
     if (!code && error == PCRE2_ERROR_HEAP_FAILED) return error_set(err, "out of memory for PCRE2");
     if (!code) return error_set(err, "PCRE2 was built without Unicode properties (error %d)", error);
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // without JIT it takes longer, and no more than that
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // without JIT it is only slower
     char *all = malloc((size_t)4 * CHAR_TABLE_SIZE);
     for (uint32_t c = 0; all && c < CHAR_TABLE_SIZE; c++)
         if (c < 0xD800 || c >= 0xE000) n += (size_t)utf8_encode(c, all + n);
@@ -361,8 +361,8 @@ bool pieces_always_cut(const uint8_t *table, const char *text, int64_t n, int64_
     if ((*p & 0xC0) == 0x80 || !is_whole(p, end)) return false; // inside a character, or it may go on
     int length, back, ignored;
     CharKind before = kind_before(table, begin, p, &back), after = kind_at(table, p, end, &length);
-    // The pattern never mixes kinds, except that ' ' goes with the word behind it, and that an apostrophe may begin a
-    // contraction with the letters behind it.
+    // The pattern never mixes kinds, except that ' ' belongs to the word after it, and that an apostrophe may begin a
+    // contraction with the letters after it.
     if (before != CHAR_SPACE) return before != after && !(p[-1] == '\'' && after == CHAR_LETTER);
     // Of several spaces before a word the last is a piece by itself, or goes with the word. So is one that stands
     // alone.

@@ -1,8 +1,9 @@
-// A corpus: its files, and the way from them to a vocabulary of its own and to shards, manifest and tokenizer under
-// their final names: all that data/prepare and data/train_tokenizer do between their options and their summary.
+// A corpus: its files, and their conversion to a vocabulary of its own and to shards, manifest and tokenizer under
+// their final names. This is everything data/prepare and data/train_tokenizer do between their options and their
+// summary.
 //   inputs (corpus_inputs.c) -> documents in blocks (documents.c) -> tokens (corpus_pipeline.c) -> shards
 //   (corpus_shards.c)
-// corpus_run.c brings them together. Nothing here prints.
+// corpus_run.c combines them. Nothing here prints.
 #pragma once
 #include "llmc/data/shards.h"
 #include "llmc/text/bpe_trainer.h"
@@ -14,8 +15,8 @@
 
 // -------------------------------------------------------------------------------------------------------------- inputs
 
-// The files of a corpus, in a fixed order: the arguments as they are given, directories recursively by name. Walks
-// anew each time and keeps no list, so that millions of files need no memory. Never opens a file.
+// The files of a corpus, in a fixed order: the arguments in the given order, directories recursively by name. Walks
+// again each time and keeps no list, so that millions of files need no memory. Never opens a file.
 // In directories hidden names and symbolic links are left out, and what data/prepare wrote into the output directory.
 
 typedef enum { FORMAT_BY_NAME, FORMAT_TEXT, FORMAT_LINES } CorpusFormat; // .jsonl and .ndjson are lines
@@ -50,7 +51,7 @@ int inputs_next(InputWalk *w, InputFile *file, Error *err);
 void inputs_close(InputWalk *w);                                    // NULL is fine
 int input_open(const InputOptions *options, const InputFile *file); // open(2)
 
-// What one argument stands for. A fingerprint covers names, sizes and times of change.
+// The files of one argument. A fingerprint covers names, sizes and times of change.
 typedef struct {
     int64_t files, bytes;
     uint64_t fingerprint;
@@ -66,8 +67,8 @@ bool is_corpus_shard(const char *name); // train_000000.bin, val_000000.bin
 
 // --------------------------------------------------------------------------------------------- training and validation
 
-// Where a document's text goes depends on the document alone, so that a corpus that grows moves none of its older
-// documents from one side to the other:
+// The side of a document's text depends only on the document, so a growing corpus moves none of its older documents
+// from one side to the other:
 //   up to SHORT_DOCUMENT bytes: to validation as a whole if the hash of its bytes falls below val_fraction (equal
 //   documents stay together); longer: the last part, a share of val_fraction, goes to validation, cut where a line ends
 // A corpus of few, short documents is cut everywhere (cut_all), because chance may leave one side without any.
@@ -117,7 +118,7 @@ typedef struct {
 } CorpusCounts;
 // Has a side less than a quarter of its share? Only chance can do that, with few documents to draw from.
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction);
-// Is there text at all, and on both sides?
+// Is there any text, and on both sides?
 bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err);
 
 typedef enum { STAGE_ENCODE, STAGE_COUNT, STAGE_MERGE } CorpusStage; // the last two: training a vocabulary
@@ -125,7 +126,7 @@ typedef struct {
     CorpusStage stage;
     int64_t bytes_read, total_bytes; // of the input files as they are; total 0: not known
     int64_t start_bytes;             // where this run began: after 0 when it resumes another one's work
-    int64_t tokens, vocab;           // merging: of the vocabulary so far and in the end
+    int64_t tokens, vocab;           // merging: of the vocabulary so far and at the end
 } CorpusProgress;
 
 // -------------------------------------------------------------------------------------------------- what is asked for
@@ -154,10 +155,10 @@ typedef struct {
 } CorpusResult;
 int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err);
 
-// A vocabulary of the corpus: the words of what is for training are counted by the pipeline, and merged; nothing of
-// the part for validation is counted. Writes no file but one without a name in `directory`, for standard input. The
-// same exit codes; EXIT_BAD_INPUT also for too little text. With EXIT_OK counts, in bytes as tokens, and the tokenizer
-// are the caller's.
+// A vocabulary of the corpus: the pipeline counts the words of the training part, which are then merged; the validation
+// part is not counted. The only file it writes is one without a name in `directory`, for standard input. The same exit
+// codes; EXIT_BAD_INPUT also for too little text. With EXIT_OK counts, in bytes as tokens, and the tokenizer are the
+// caller's.
 int corpus_vocabulary(const CorpusOptions *options, const char *directory, CorpusCounts *counts, Tokenizer **tokenizer,
                       Error *err);
 
@@ -168,10 +169,10 @@ int corpus_vocabulary(const CorpusOptions *options, const char *directory, Corpu
 enum {
     BLOCK_BYTES = 256 * 1024,          // of text in a block, when no line is longer
     LINE_MAX_BYTES = 32 * 1024 * 1024, // a longer line of a .jsonl file is refused
-    KEPT_BYTES = 4 * BLOCK_BYTES,      // larger buffers are given back when their block is done
+    KEPT_BYTES = 4 * BLOCK_BYTES,      // larger buffers are freed when their block is done
 };
 
-// A place in the inputs: what comes before it has been handed out.
+// A position in the inputs: everything before it has been handed out.
 typedef struct {
     int64_t file;       // number of it in the walk
     int64_t offset;     // in its unpacked bytes
@@ -242,7 +243,7 @@ char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number);
 typedef struct {
     const CorpusOptions *options;
     const Tokenizer *tokenizer; // encodes
-    const Tokenizer *cuts;      // says where a document may be cut: the same one, but while a vocabulary is trained
+    const Tokenizer *cuts;      // says where a document may be cut: the same one, except while a vocabulary is trained
     WordCounts *words;          // NULL: encodes; else counts the words for training here, and each byte as a token
     CorpusWriter *writer;       // NULL with words
     bool cut_all;
@@ -258,10 +259,10 @@ int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts 
 // The reader (documents.c): the inputs as blocks, long documents in pieces cut where the tokenizer allows it, lines of
 // JSON by the hundred. Reads ahead of the encoders on one thread, and never holds more than a block.
 typedef struct DocumentReader DocumentReader;
-// Begins at a place that an earlier reader of the same inputs and options reported; {0}: at the beginning.
+// Begins at a position reported by an earlier reader of the same inputs and options; {0}: at the beginning.
 DocumentReader *document_reader_open(const CorpusJob *job, const CorpusPosition *from, Error *err);
 // The next block. False: there are no more. A block that failed is the last one. What a block counts includes
-// what was skipped before it (binary files, lines that are too long, what comes after damage); the last one may be
-// empty but for that. A file that grows meanwhile is read up to the size it had.
+// what was skipped before it (binary files, lines that are too long, what comes after damage); the last one may
+// contain nothing else. A file that grows meanwhile is read up to the size it had.
 bool document_reader_next(DocumentReader *r, CorpusBlock *block);
 void document_reader_close(DocumentReader *r); // NULL is fine

@@ -36,7 +36,7 @@ void bad_report_clear(BadReport *r) {
     *r = (BadReport){0};
 }
 
-// What *more has reported moves to *sum.
+// Moves the reports of *more to *sum.
 static void counts_add(CorpusCounts *sum, CorpusCounts *more) {
     int64_t *numbers = (int64_t *)sum, *others = (int64_t *)more;
     for (size_t i = 0; i < offsetof(CorpusCounts, bad) / sizeof *numbers; i++) numbers[i] += others[i];
@@ -68,7 +68,7 @@ bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err) 
 
 bool corpus_block_reserve(CorpusBlock *b, int64_t bytes) {
     if (bytes < b->capacity) return true;
-    char *text = realloc(b->text, (size_t)bytes + 1); // for the newline behind the text
+    char *text = realloc(b->text, (size_t)bytes + 1); // for the newline after the text
     if (!text) return false;
     b->text = text;
     b->capacity = bytes + 1;
@@ -172,7 +172,7 @@ static bool put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int
 static bool put_lines(CorpusEncoder *e, CorpusBlock *b) {
     char *line = b->text, *end = b->text + b->n;
     for (int64_t number = b->first_line; line < end; number++) {
-        char *newline = memchr(line, '\n', (size_t)(end + 1 - line)); // the reader has put one behind the last line
+        char *newline = memchr(line, '\n', (size_t)(end + 1 - line)); // the reader has put one after the last line
         char *text;
         int64_t n;
         Error err;

@@ -202,7 +202,7 @@ static bool write_json(const char *path, const cJSON *root, Error *err) {
 
 static const char *const request_parts[REQUEST_PARTS] = {"tokenizer", "options", "inputs"};
 
-// What the shards depend on: the tokenizer by what it does, because its path may change.
+// The inputs that the shards depend on. The tokenizer is identified by its tokens, because its path may change.
 static void hash_request(Run *r) {
     const CorpusOptions *o = &r->options;
     const int64_t numbers[] = {o->shard_tokens, o->inputs.format};
@@ -238,7 +238,7 @@ static uint64_t hash_state(Run *r) {
     return h;
 }
 
-// Of standard input, which cannot be read again, nothing is saved.
+// Nothing is saved for standard input, which cannot be read again.
 static bool save(Run *r, Error *err) {
     int64_t *numbers[NUMBERS];
     if (r->has_stdin) return true;

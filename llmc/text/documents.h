@@ -1,5 +1,5 @@
-// From files to documents: the bytes of an input whatever it is packed in, the text of a line of JSON, and the inputs
-// as blocks of text.
+// From files to documents: the bytes of an input in any packing, the text of a line of JSON, and the inputs as blocks
+// of text.
 #pragma once
 #include "llmc/base/error.h"
 
@@ -8,9 +8,9 @@
 
 // ----------------------------------------------------------------------------------------------- bytes (documents.c)
 
-// The bytes of an input, whatever it is packed in: plain, gzip (any number of members), zstd (any number of frames).
-// Owns the decompressor and a buffer of 256 KiB. Never knows what the bytes mean, and never returns bytes that stand
-// behind damage.
+// The bytes of an input in any packing: plain, gzip (any number of members), zstd (any number of frames).
+// Owns the decompressor and a buffer of 256 KiB. Does not interpret the bytes, and never returns bytes that come
+// after damage.
 
 typedef enum { PACKED_NOT, PACKED_GZIP, PACKED_ZSTD } Packing;
 
@@ -20,25 +20,25 @@ Packing packing_of_bytes(const unsigned char *bytes, size_t n); // by the first 
 typedef struct ByteSource ByteSource;
 // Reads descriptor fd and then, if it is not -1, then_fd, as one sequence; fd is closed with the source, then_fd stays.
 ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err);
-// The next n bytes into out, fewer only at the end or before damage; 0 at the end. -1: the next byte cannot be had.
+// The next n bytes into out, fewer only at the end or before damage; 0 at the end. -1: the next byte cannot be read.
 int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err);
-// Passes over n bytes as if they were read; false if the end or damage comes before.
+// Skips n bytes as if they were read; false if the end or damage comes before.
 bool byte_source_skip(ByteSource *s, int64_t n, Error *err);
-bool byte_source_is_damaged(const ByteSource *s);  // a read failed because of what the file holds, not of the machine
+bool byte_source_is_damaged(const ByteSource *s);  // a read failed because of the file's contents, not the machine
 int64_t byte_source_consumed(const ByteSource *s); // bytes of the file that were read so far
 void byte_source_close(ByteSource *s);             // NULL is fine
 
 // ----------------------------------------------------------------------------------------- lines of JSON (json_line.c)
 
-// One line of a JSON Lines file: the text that a field of its object holds. A strict scanner that takes what Python's
-// json takes (NaN and Infinity too; of equal keys the last one counts) and gives the same text, at the speed of a
+// One line of a JSON Lines file: the text that a field of its object holds. A strict scanner that accepts what Python's
+// json accepts (NaN and Infinity too; of equal keys the last one counts) and gives the same text, at the speed of a
 // tokenizer. Stricter in two things: the line must be valid UTF-8, and the text must not hold half a surrogate pair,
 // which has no UTF-8. Keeps nothing between calls.
 
 enum { JSON_LINE_MAX_DEPTH = 512 };
 
 typedef enum {
-    JSON_LINE_NOT_JSON, // or no object
+    JSON_LINE_NOT_JSON, // or not an object
     JSON_LINE_NOT_UTF8,
     JSON_LINE_SURROGATE, // \ud800 without its other half
     JSON_LINE_NO_FIELD,
@@ -49,5 +49,5 @@ typedef enum {
 } JsonLine;
 
 // line: n bytes and one more that may be read, a control character such as '\n'. OK: *text points to the unescaped
-// text of *length bytes, inside line, whose bytes are overwritten. Otherwise (but for BLANK) err says what is wrong.
+// text of *length bytes, inside line, whose bytes are overwritten. Otherwise (except for BLANK) err says what is wrong.
 JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err);

@@ -318,7 +318,7 @@ uint64_t tokenizer_fingerprint(const Tokenizer *t) {
 
 // ---------------------------------------------------------------------------------------------------------- opening
 
-// What a file is that is no tokenizer, by its first bytes; NULL if that is not known.
+// The kind of a file that is not a tokenizer, by its first bytes; NULL if unknown.
 static const char *foreign_file(const char *text, size_t n) {
     static const struct {
         uint32_t magic;
@@ -431,7 +431,7 @@ static char *directory_of(const char *pattern, Error *err) {
     return directory;
 }
 
-// *found: the tokenizer beside a path or pattern, malloced; NULL: there is none.
+// *found: the tokenizer next to a path or pattern, malloced; NULL: there is none.
 static bool tokenizer_beside(const char *pattern, char **found, Error *err) {
     char *directory = *pattern ? directory_of(pattern, err) : NULL;
     *found = directory ? file_in(directory) : NULL;

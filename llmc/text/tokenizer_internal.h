@@ -1,6 +1,6 @@
-// What a Tokenizer is made of, for the files of llmc/text and their tests: GPT-2's spelling of bytes, the inner loop of
+// The parts of a Tokenizer, for the files of llmc/text and their tests: GPT-2's spelling of bytes, the inner loop of
 // BPE, the pattern that cuts a text into pieces, and the vocabulary with the steps in which a reader of some format
-// builds one. Every step checks what it is given, because it comes from a file.
+// builds one. Every step checks its input, because it comes from a file.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/text/tokenizer.h"
@@ -12,20 +12,20 @@
 
 // ------------------------------------------------------------------------------------------------------------ spelling
 
-// GPT-2's spelling of bytes: each of the 256 is one printable character, so that tokens can stand in JSON and in text
-// files. Printable Latin-1 bytes stand for themselves, the 68 others for U+0100 and up, in order: a space is "Ġ".
+// GPT-2's spelling of bytes: each of the 256 is one printable character, so that tokens can be stored in JSON and in
+// text files. Printable Latin-1 bytes stand for themselves, the 68 others for U+0100 and up, in order: a space is "Ġ".
 
 uint32_t alphabet_character(unsigned char byte);
-// The bytes that the n bytes of UTF-8 at text spell, into out (room for n). False: some character spells no byte.
+// The bytes that the n bytes of UTF-8 at text spell, into out (capacity n). False: some character spells no byte.
 bool alphabet_decode(const char *text, size_t n, char *out, size_t *bytes);
-// The spelling of n bytes into out (room for 2 n); returns its length.
+// The spelling of n bytes into out (capacity 2 n); returns its length.
 size_t alphabet_encode(const char *bytes, size_t n, char *out);
 
 // ------------------------------------------------------------------------------------------------------------- merging
 
-// The inner loop of byte-level BPE: of all pairs of neighbours in a piece, the one of lowest rank (the leftmost of
+// The inner loop of byte-level BPE: of all adjacent pairs in a piece, the one of lowest rank (the leftmost of
 // these) becomes one token, until no pair has a rule. Sennrich, Haddow, Birch 2016. Short pieces are scanned, long ones
-// keep their pairs in a heap: n log n for a megabyte without a space. Owns the table of rules; knows no bytes.
+// keep their pairs in a heap: n log n for a megabyte without a space. Owns the table of rules; does not handle bytes.
 
 typedef struct {
     uint64_t pair;  // left << 32 | right
@@ -47,7 +47,7 @@ bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known, Err
 void merge_table_free(MergeTable *t);
 
 static inline uint64_t merge_pair(int32_t left, int32_t right) { return (uint64_t)left << 32 | (uint32_t)right; }
-// Its place in a hash table of 2^(64 - shift) slots, or the first of those behind it that is free.
+// Its place in a hash table of 2^(64 - shift) slots, or the first free one after it.
 static inline uint64_t pair_slot(uint64_t pair, int shift) { return (pair * 0x9E3779B97F4A7C15u) >> shift; }
 
 // NULL: no such rule.
@@ -60,7 +60,7 @@ static inline const MergeRule *merge_table_find(const MergeTable *t, int32_t lef
     }
 }
 
-// Merges the n < 2^32 tokens in place by the rules of rank < below; returns how many are left.
+// Merges the n < 2^32 tokens in place by the rules of rank < below; returns how many remain.
 int64_t merge_tokens(const MergeTable *t, int32_t *tokens, int64_t n, uint32_t below);
 
 // -------------------------------------------------------------------------------------------------------------- pieces
@@ -83,13 +83,13 @@ uint8_t *pieces_char_table(Error *err);
 // The length of the first piece of text[0..n), n >= 1.
 int64_t pieces_next(const uint8_t *table, const char *text, int64_t n);
 
-// Does a piece end between text[m-1] and text[m] whatever stands before and behind the n bytes at text? 0 < m < n.
+// Does a piece end between text[m-1] and text[m] whatever comes before and after the n bytes at text? 0 < m < n.
 bool pieces_always_cut(const uint8_t *table, const char *text, int64_t n, int64_t m);
 
 // --------------------------------------------------------------------------------------------------------------- cache
 
 // Pieces and their tokens, as they were merged before: text repeats its words. A fixed number of entries of one cache
-// line each, two candidates per piece; the older of the two gives way. Never grows.
+// line each, two candidates per piece; the older of the two is replaced. Never grows.
 
 enum {
     CACHE_PIECE_BYTES = 31, // longer pieces are rare, and rarely the same
@@ -98,7 +98,7 @@ enum {
 };
 
 typedef struct {
-    uint64_t words[4]; // the piece, zeros behind it; its length in the last byte
+    uint64_t words[4]; // the piece, zeros after it; its length in the last byte
 } PieceKey;
 
 typedef struct {
@@ -130,7 +130,7 @@ static inline uint64_t piece_hash(const PieceKey *key) {
     return ((h ^ h >> 32) * 0xD6E8FEB86659FD93u) >> 32;
 }
 
-// The first of the two entries that a key may have; the other is the one behind it.
+// The first of the two entries that a key may have; the other is the one after it.
 static inline CacheEntry *cache_find_set(CacheEntry *cache, const PieceKey *key) {
     return &cache[piece_hash(key) & (CACHE_ENTRIES - 2)];
 }
@@ -173,7 +173,7 @@ struct Tokenizer {
     bool by_rank;      // the numbers are ranks, and the merges follow from them
     int32_t eot;
     int32_t *added_tokens;    // by first byte, then longest first
-    int32_t added_begin[257]; // the place in added_tokens where those with this first byte begin
+    int32_t added_begin[257]; // the place in added_tokens where the tokens with this first byte begin
     bool all_added_special;
     uint8_t *char_table;
 };
@@ -194,14 +194,14 @@ int32_t vocabulary_find(const Tokenizer *t, const char *bytes, size_t length);
 // left + right -> the token of both their bytes. Refuses a pair that is there already and a result that is no token.
 bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, Error *err);
 
-// All merges of a vocabulary whose numbers are ranks: any two neighbours that make a token together, lowest first.
+// All merges of a vocabulary whose numbers are ranks: any two tokens that together make a token, lowest first.
 bool vocabulary_merge_by_rank(Tokenizer *t, Error *err);
 
 // Every token of several bytes must be the result of a merge, unless it is a special one: where merges are missing,
 // texts become other tokens.
 bool vocabulary_check_merges(const Tokenizer *t, Error *err);
 
-// Checks the whole (no number is free, every byte has a token) and makes what encoding needs.
+// Checks the whole (no number is free, every byte has a token) and builds the tables for encoding.
 // Last step.
 bool vocabulary_finish(Tokenizer *t, Error *err);
 
