@@ -1,5 +1,5 @@
 // The linear layers: matrix products in cache-sized pieces, on top of oneDNN; products of a few rows, for decoding;
-// bias gradients; and the ops, which check shapes and call these.
+// bias gradients; and the ops, which call these.
 #include "llmc/cpu/gemm.h"
 
 #include "llmc/base/arithmetic.h"

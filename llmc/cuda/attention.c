@@ -1,4 +1,4 @@
-// attention_forward and attention_backward: the check of the tensors, and the choice between our own kernels and cuDNN.
+// attention_forward and attention_backward: the choice between our own kernels and cuDNN.
 //
 // A choice belongs to a shape for which ops_workspace_bytes was asked: the micro-batch of a run, whose workspace is
 // planned. It is made separately for forward and backward, which may be mixed since both sides store the same lse. With

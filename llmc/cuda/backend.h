@@ -3,10 +3,10 @@
 // capabilities. C and C++. Nothing outside llmc/cuda includes it. Choices by measurement are in tuning.h, device code
 // in kernel.cuh.
 //
-// How an op is run here: the one thread that called device_init calls the ops; each op checks its tensors, launches
-// kernels (or library calls) on the compute stream and returns. Ops run in order, so every op may use the whole
-// workspace, from its start. The contents do not outlive the call. After the first steps nothing waits, allocates or
-// queries the device: plans are made, and candidates timed, at the first use of a shape, which never happens under
+// How an op is run here: the one thread that called device_init calls the ops, whose tensors ops.c has checked. Each op
+// launches kernels (or library calls) on the compute stream and returns. Ops run in order, so every op may use the
+// whole workspace, from its start. The contents do not outlive the call. After the first steps nothing waits, allocates
+// or queries the device: plans are made, and candidates timed, at the first use of a shape, which never happens under
 // capture (see device_graph_begin in device.c).
 #pragma once
 #include "llmc/base/arithmetic.h"
@@ -101,9 +101,8 @@ void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets
                             Tensor control);
 
 // ----------------------------------------------------------------------------------------------------------- attention
-// Shared by the files that implement attention_forward and attention_backward. attention.c checks the tensors and
-// chooses our own kernels or cuDNN. Layouts and formulas are in llmc/ops.h; the tensors of the calls below are already
-// checked.
+// Shared by the files that implement attention_forward and attention_backward. attention.c chooses our
+// own kernels or cuDNN. Layouts and formulas are in llmc/ops.h.
 
 typedef struct {
     int64_t B, T, NH, HS;

@@ -220,7 +220,7 @@ void host_free(void *p) {
     if (p) CUDA_CHECK(cudaFreeHost(p));
 }
 
-// ------------------------------------------------------------------------------------------------ workspace and checks
+// ----------------------------------------------------------------------------------------------------------- workspace
 
 int64_t ops_workspace_bytes(OpsShape shape) {
     cuda_matmul_note_shape(shape);

@@ -1,5 +1,5 @@
-// The linear layers on cuBLASLt, in the compute types and in fp8: shapes are checked here and passed to gemm.c as
-// column-major products. Where the library has no epilogue, or a slower one, a kernel runs after a plain product.
+// The linear layers on cuBLASLt, in the compute types and in fp8: shapes are passed to gemm.c as column-major
+// products. Where the library has no epilogue, or a slower one, a kernel runs after a plain product.
 //
 // Bias is added in the epilogue where the library supports it. GELU, its derivative and bias gradients use the epilogue
 // only where one measurement per shape finds it faster: on some GPUs the library runs such an epilogue as a slow
