@@ -87,9 +87,16 @@ def write_shard(path, tokens, vocab=0, eot=-1, magic=20240520, version=1, count=
 
 def events(run, kind):
     """All objects of this kind in RUN/main.log."""
+    def read():
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
     log = run / "main.log"
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    whole = [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        whole = read()
+    except json.JSONDecodeError:  # a resume cut the log while it was read
+        time.sleep(0.2)
+        whole = read()
     return [entry for entry in whole if entry["event"] == kind]
 
 
