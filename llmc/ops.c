@@ -18,13 +18,9 @@ bool ops_are_observed(void) { return observer != NULL; }
 // The end of an op: runs the backend's part between the observer's begin (which gets the cost) and end.
 #define RUN(op, arguments, cost)                                                                                       \
     do {                                                                                                               \
-        const bool is_observed = observer != NULL;                                                                     \
-        if (is_observed) {                                                                                             \
-            const OpCost of_call = cost;                                                                               \
-            if (!observer->begin(&of_call)) break;                                                                     \
-        }                                                                                                              \
+        if (observer && !observer->begin(cost)) break;                                                                 \
         backend_##op arguments;                                                                                        \
-        if (is_observed) observer->end();                                                                              \
+        if (observer) observer->end();                                                                                 \
     } while (0)
 
 // The cost of the enclosing op: the tensor and shape that distinguish its calls, FLOPs, bytes read and written.

@@ -306,7 +306,7 @@ OpCost op_cost_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Fp8Scaling s
 // begin is called before each op, after its arguments are checked. When it returns false, the op is not run and end is
 // not called: a dry run, which gives the costs of a step without the step.
 typedef struct {
-    bool (*begin)(const OpCost *cost);
+    bool (*begin)(OpCost cost);
     void (*end)(void);
 } OpObserver;
 

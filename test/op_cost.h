@@ -5,10 +5,9 @@
 
 static OpCost observed_cost;
 
-static bool observe_cost(const OpCost *cost) {
-    const double flops = observed_cost.flops + cost->flops, bytes = observed_cost.bytes + cost->bytes;
-    observed_cost = *cost;
-    observed_cost.flops = flops, observed_cost.bytes = bytes;
+static bool observe_cost(OpCost cost) {
+    cost.flops += observed_cost.flops, cost.bytes += observed_cost.bytes;
+    observed_cost = cost;
     return false;
 }
 

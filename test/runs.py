@@ -85,18 +85,19 @@ def write_shard(path, tokens, vocab=0, eot=-1, magic=20240520, version=1, count=
     return path
 
 
+def log_entries(run):
+    log = run / "main.log"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
 def events(run, kind):
     """All objects of this kind in RUN/main.log."""
-    def read():
-        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
-    log = run / "main.log"
     try:
-        whole = read()
+        whole = log_entries(run)
     except json.JSONDecodeError:  # a resume cut the log while it was read
         time.sleep(0.2)
-        whole = read()
+        whole = log_entries(run)
     return [entry for entry in whole if entry["event"] == kind]
 
 

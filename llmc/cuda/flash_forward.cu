@@ -26,8 +26,7 @@ template <class Arch, int HEAD> struct ForwardTile {
 };
 
 // The running statistics of a warp's queries: lane 4 g + t has rows g and g + 8 of each 16, columns as in a C fragment.
-// max is
-// in units of S; sum is of this lane's columns only.
+// max is in units of S; sum is of this lane's columns only.
 template <int M, int HEAD> struct ForwardState { float out[M][HEAD / 8][4], max[M][2], sum[M][2]; };
 
 // S of keys first_key.. against queries first_row..: scores beyond the diagonal become -inf. Keys beyond T are beyond

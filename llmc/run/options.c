@@ -4,8 +4,7 @@
 // The matcher is written here, forty lines, and accepts what getopt_long_only accepts of llm.c's command lines:
 // -b 4, -b=4, --batch-size 4, --batch-size=4, with one dash or two. getopt itself is unsuitable: it takes any
 // unambiguous beginning of a name (--b is batch-size today and an error once --beta3 exists), cannot leave out the
-// value of
-// `-y` and yet take the one of `-y 1`, and prints messages of its own.
+// value of `-y` and yet take the one of `-y 1`, and prints messages of its own.
 #include "llmc/run/options.h"
 
 #include "llmc/base/format.h"

@@ -36,9 +36,9 @@ static bool make_room(void) {
     return true;
 }
 
-static bool begin_op(const OpCost *cost) {
+static bool begin_op(OpCost cost) {
     if (profile.failed) return true;
-    Call call = {.cost = *cost};
+    Call call = {.cost = cost};
     profile.failed = !make_room() || !(call.start = device_event_create(&profile.err));
     if (profile.failed) return true;
     call.stop = device_event_create(&profile.err);

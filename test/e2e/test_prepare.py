@@ -1,7 +1,6 @@
 """data/prepare: text files in, shards for training and validation out, and nothing half done."""
 import json
 import os
-import pty
 import random
 import re
 import signal
@@ -11,7 +10,7 @@ import time
 
 import pytest
 
-from conftest import BYTE_EOT, BYTE_VOCAB, PREPARE, wait_for
+from conftest import BYTE_EOT, BYTE_VOCAB, PREPARE, call, on_a_terminal, wait_for
 
 pytestmark = pytest.mark.sanitize
 
@@ -20,8 +19,7 @@ NEW_FILES = ["manifest.json", "tokenizer.json", "train_000000.bin", "val_000000.
 
 
 def prepare(*arguments, expect=0):
-    result = subprocess.run([PREPARE, *map(str, arguments)], capture_output=True, text=True, timeout=300)
-    assert result.returncode == expect, result.stderr
+    result = call(PREPARE, *arguments, expect=expect)
     if expect != 0:
         assert result.stderr.startswith("prepare: ") and result.stderr.count("\n") == 1
     return result
@@ -213,19 +211,10 @@ def test_two_runs_into_one_directory_do_not_mix(tmp_path, out):
 
 def test_progress_is_shown_on_a_terminal(tmp_path, out):
     (tmp_path / "large.txt").write_bytes(b"some words of a long text\n" * 6_000_000)
-    terminal, stderr = pty.openpty()
-    process = subprocess.Popen([PREPARE, "-o", out, tmp_path / "large.txt"], stdout=subprocess.DEVNULL, stderr=stderr)
-    os.close(stderr)
-    shown = b""
-    try:
-        while chunk := os.read(terminal, 4096):
-            shown += chunk
-    except OSError:  # EIO: the other end is closed
-        pass
-    os.close(terminal)
-    assert process.wait() == 0
-    assert b"%" in shown and b"eta" in shown
-    assert b"\n" not in shown
+    code, shown = on_a_terminal(PREPARE, "-o", out, tmp_path / "large.txt", stdout=subprocess.DEVNULL)
+    assert code == 0
+    assert "%" in shown and "eta" in shown
+    assert "\n" not in shown
 
 
 @pytest.mark.slow

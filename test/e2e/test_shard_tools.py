@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import (BYTE_EOT, BYTE_VOCAB, ROOT, TRAINER, checkpoints, events, kill, losses, start, train, wait_for,
+from conftest import (BYTE_EOT, BYTE_VOCAB, ROOT, TRAINER, call, checkpoints, events, kill, losses, start, train, wait_for,
                       write_shard)
 
 pytestmark = pytest.mark.sanitize
@@ -27,8 +27,7 @@ def program(name):
 
 
 def tool(name, *arguments, expect=0, warns=False):
-    result = subprocess.run([program(name), *map(str, arguments)], capture_output=True, text=True, errors="replace", timeout=300)
-    assert result.returncode == expect, f"exit code {result.returncode}\n{result.stdout[-1000:]}{result.stderr}"
+    result = call(program(name), *arguments, expect=expect)
     if expect == 0 and not warns:
         assert result.stderr == ""
     else:

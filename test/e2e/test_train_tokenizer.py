@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import tokenizer_corpus as corpus
-from conftest import PREPARE, ROOT, TRAIN_TOKENIZER
+from conftest import PREPARE, ROOT, TRAIN_TOKENIZER, call
 from test_prepare import prepare
 from test_prepare_continue import contents, processor_seconds
 
@@ -26,9 +26,7 @@ CORPUS_BYTES = 10_000_000 if EVERYTHING else 400_000
 
 
 def train(*arguments, expect=0, **options):
-    result = subprocess.run([TRAIN_TOKENIZER, *map(str, arguments)], capture_output=True, text=True, timeout=300,
-                            **options)
-    assert result.returncode == expect, result.stderr
+    result = call(TRAIN_TOKENIZER, *arguments, expect=expect, **options)
     if expect != 0:
         assert result.stderr.startswith("train_tokenizer: ") and result.stderr.count("\n") == 1, result.stderr
     return result
