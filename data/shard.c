@@ -137,8 +137,9 @@ static bool compare(const char *shard, const CorpusShard *found, const char **ho
     const cJSON *entry = NULL;
     CorpusShard stated;
     *how = "no manifest.json beside it";
-    cJSON *manifest = file_exists(path) ? json_parse_file(path, MAX_MANIFEST_BYTES, err) : NULL;
-    bool ok = manifest || !file_exists(path);
+    const bool is_there = file_exists(path);
+    cJSON *manifest = is_there ? json_parse_file(path, MAX_MANIFEST_BYTES, err) : NULL;
+    bool ok = manifest || !is_there;
     if (manifest) {
         ok = find_entry(manifest, directory, slash ? slash + 1 : shard, &entry, err) || error_prefix(err, "%s", path);
         *how = entry ? "as in manifest.json" : "not in manifest.json";

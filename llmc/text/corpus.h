@@ -114,7 +114,7 @@ typedef struct {
         int64_t documents, bytes, tokens; // a document that is cut counts on both sides
     } side[CORPUS_SIDES];
     int64_t binary, empty, unreadable; // skipped: files, and empty documents in lines
-    BadReport bad;                     // last: all before it are numbers of 64 bits
+    BadReport bad;
 } CorpusCounts;
 // Has a side less than a quarter of its share? Only chance can do that, with few documents to draw from.
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction);

@@ -38,8 +38,13 @@ void bad_report_clear(BadReport *r) {
 
 // Moves the reports of *more to *sum.
 static void counts_add(CorpusCounts *sum, CorpusCounts *more) {
-    int64_t *numbers = (int64_t *)sum, *others = (int64_t *)more;
-    for (size_t i = 0; i < offsetof(CorpusCounts, bad) / sizeof *numbers; i++) numbers[i] += others[i];
+    sum->documents += more->documents;
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
+        sum->side[side].documents += more->side[side].documents;
+        sum->side[side].bytes += more->side[side].bytes;
+        sum->side[side].tokens += more->side[side].tokens;
+    }
+    sum->binary += more->binary, sum->empty += more->empty, sum->unreadable += more->unreadable;
     if (sum->bad.total == 0) sum->bad.earliest = more->bad.earliest;
     sum->bad.total += more->bad.total;
     for (int k = 0; k < BAD_KINDS; k++) {
@@ -216,7 +221,7 @@ typedef struct Pipeline {
     int num_blocks;
     pthread_t *threads; // encoders, then the reader
     pthread_mutex_t lock;
-    pthread_cond_t changed; // any counter: a block is milliseconds of work, so a thread woken for nothing costs little
+    pthread_cond_t can_fill, can_encode, can_write;
     int64_t filled, taken, written;
     int64_t bytes_under_way;
     bool is_all_read, stop;
@@ -226,18 +231,20 @@ static void *reader_thread(void *argument) {
     Pipeline *p = argument;
     pthread_mutex_lock(&p->lock);
     while (!p->stop && !p->is_all_read) {
-        while (!p->stop && p->filled - p->written == p->num_blocks) pthread_cond_wait(&p->changed, &p->lock);
+        while (!p->stop && p->filled - p->written == p->num_blocks) pthread_cond_wait(&p->can_fill, &p->lock);
         if (p->stop) break;
         CorpusBlock *b = &p->blocks[p->filled % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
         bool has_more = document_reader_next(p->reader, b);
         pthread_mutex_lock(&p->lock);
         while (has_more && !p->stop && p->filled > p->written && p->bytes_under_way + b->n > MAX_BYTES_UNDER_WAY)
-            pthread_cond_wait(&p->changed, &p->lock);
+            pthread_cond_wait(&p->can_fill, &p->lock);
         if (has_more) p->bytes_under_way += b->n, p->filled++;
         p->is_all_read = !has_more;
-        pthread_cond_broadcast(&p->changed);
+        pthread_cond_signal(&p->can_encode);
     }
+    pthread_cond_broadcast(&p->can_encode);
+    pthread_cond_signal(&p->can_write);
     pthread_mutex_unlock(&p->lock);
     return NULL;
 }
@@ -247,14 +254,14 @@ static void *encoder_thread(void *argument) {
     pthread_mutex_lock(&p->lock);
     CorpusEncoder *encoder = &p->encoders[p->next_encoder++];
     for (;;) {
-        while (!p->stop && p->taken == p->filled && !p->is_all_read) pthread_cond_wait(&p->changed, &p->lock);
+        while (!p->stop && p->taken == p->filled && !p->is_all_read) pthread_cond_wait(&p->can_encode, &p->lock);
         if (p->stop || p->taken == p->filled) break;
         CorpusBlock *b = &p->blocks[p->taken++ % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
         encode(encoder, b);
         pthread_mutex_lock(&p->lock);
         b->is_encoded = true;
-        pthread_cond_broadcast(&p->changed);
+        pthread_cond_signal(&p->can_write);
     }
     pthread_mutex_unlock(&p->lock);
     return NULL;
@@ -280,7 +287,7 @@ static int write_blocks(Pipeline *p, CorpusPosition *position, CorpusCounts *cou
     pthread_mutex_lock(&p->lock);
     while (status == EXIT_OK) {
         CorpusBlock *b = &p->blocks[p->written % p->num_blocks];
-        while (p->written == p->filled ? !p->is_all_read : !b->is_encoded) pthread_cond_wait(&p->changed, &p->lock);
+        while (p->written == p->filled ? !p->is_all_read : !b->is_encoded) pthread_cond_wait(&p->can_write, &p->lock);
         if (p->written == p->filled) break;
         pthread_mutex_unlock(&p->lock);
         const int64_t n = b->n;
@@ -289,7 +296,7 @@ static int write_blocks(Pipeline *p, CorpusPosition *position, CorpusCounts *cou
         pthread_mutex_lock(&p->lock);
         p->bytes_under_way -= n;
         p->written++;
-        pthread_cond_broadcast(&p->changed);
+        pthread_cond_signal(&p->can_fill);
     }
     pthread_mutex_unlock(&p->lock);
     return status;
@@ -320,7 +327,11 @@ static void tear_down(Pipeline *p) {
 }
 
 int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts *counts, Error *err) {
-    Pipeline p = {.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    Pipeline p = {.job = job,
+                  .lock = PTHREAD_MUTEX_INITIALIZER,
+                  .can_fill = PTHREAD_COND_INITIALIZER,
+                  .can_encode = PTHREAD_COND_INITIALIZER,
+                  .can_write = PTHREAD_COND_INITIALIZER};
     const int threads = job->options->threads;
     int started = 0, status = EXIT_RUN_FAILED;
     bool ok = set_up(&p, position, err);
@@ -332,7 +343,8 @@ int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts 
     if (ok) status = write_blocks(&p, position, counts, err);
     pthread_mutex_lock(&p.lock);
     p.stop = true;
-    pthread_cond_broadcast(&p.changed);
+    pthread_cond_broadcast(&p.can_encode);
+    pthread_cond_signal(&p.can_fill);
     pthread_mutex_unlock(&p.lock);
     while (started > 0) pthread_join(p.threads[--started], NULL);
     for (int i = 0; job->words && status == EXIT_OK && i < threads; i++)
