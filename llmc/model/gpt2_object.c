@@ -102,7 +102,7 @@ static void make_tensors(Gpt2 *model) {
         make_state(model, t, p, at, &host_at);
         t->rule = optimizer_rule(o->optimizer, p);
         t->rate = optimizer_rate(o->optimizer, p);
-        t->weight_decay = p->spec->weight_decay ? 1.0f : 0.0f;
+        t->weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : 1.0f;
         t->stream = i;
         t->padding = (p->rows - p->file_rows) * p->cols;
         model->gradients[i] = t->grad;
