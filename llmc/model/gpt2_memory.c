@@ -343,13 +343,13 @@ Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T)
 
 DType gpt2_gradient_dtype(const Gpt2Options *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
 
-// The first and last tick at which the micro-step's own gradient of this kind of parameter is in use.
+// The first and last tick at which the micro-step's own gradient of this kind of parameter is in use. Blocks share
+// theirs, one after the other.
 static void lifetime(const ModelConfig *c, int spec, int *first, int *last) {
-    *first = gpt2_backward_tick(c, (int)c->L - 1), *last = gpt2_end_tick(c) - 1; // of one block after the other
+    *first = gpt2_head_tick(c) + H_HEAD, *last = gpt2_end_tick(c); // the embedding adds to the head's gradient of wte
+    if (parameter_specs[spec].per_block) *first = gpt2_backward_tick(c, (int)c->L - 1), *last = gpt2_end_tick(c) - 1;
     if (spec == PARAM_LNFW || spec == PARAM_LNFB) *first = *last = gpt2_head_tick(c) + H_LNF_BACKWARD;
-    if (spec == PARAM_WTE) *first = gpt2_head_tick(c) + H_HEAD; // the embedding adds to the head's gradient
     if (spec == PARAM_WPE) *first = gpt2_end_tick(c);
-    if (spec == PARAM_WTE || spec == PARAM_WPE) *last = gpt2_end_tick(c);
 }
 
 void gradients_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
