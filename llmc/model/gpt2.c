@@ -1,5 +1,5 @@
 // One micro-step of GPT-2, in the order in which it runs, from top to bottom. Every line is an op of ops.h or a linear
-// layer, which is also one op except with --fp8. gpt2_memory.c decides where the tensors are.
+// layer: one op forward, two backward, more with --fp8. gpt2_memory.c decides where the tensors are.
 //
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
@@ -73,7 +73,7 @@ static void linear_gelu_backward(const Block *b, LinearLayer layer, Tensor dpre,
 // ----------------------------------------------------------------------------------------------------------- forward
 
 // One transformer block, forward.
-//   (+ residual) ln1 -> qkv -> attention -> proj -> (+ residual) ln2 -> fc -> gelu -> fcproj
+//   (+ residual) ln1 -> qkv -> attention -> attproj -> (+ residual) ln2 -> fc -> gelu -> fcproj
 // Each residual addition is fused with the layernorm that follows it. So fcproj, the last branch of a block, is added
 // by the next one, or by the final layernorm: before has the activations of the previous block. The first block begins
 // with the embedding in residual1.
@@ -90,8 +90,9 @@ void block_forward(const Block *b, const BlockActs *before) {
         attention_forward(a->att, a->lse, a->qkv, num_heads(b)); // (B,T,C), (B,NH,T)
     else if (!decoder_attention(b))
         return;
-    linear_forward(b, LINEAR_ATTPROJ, a->proj, a->att, p->attprojw, p->attprojb);
-    residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->proj, p->ln2w, p->ln2b);
+    linear_forward(b, LINEAR_ATTPROJ, a->attproj, a->att, p->attprojw, p->attprojb);
+    residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->attproj, p->ln2w,
+                               p->ln2b);
     linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,4C)
     linear_forward(b, LINEAR_FCPROJ, a->fcproj, a->gelu, p->fcprojw, p->fcprojb);
 }
@@ -99,8 +100,8 @@ void block_forward(const Block *b, const BlockActs *before) {
 // ------------------------------------------------------------------------------------------------------- recomputation
 
 // The backward pass of a block requests each tensor before it reads it. A tensor that was not kept is recomputed at
-// that moment, by the same op on the same inputs, so with the same bits; an op requests its own inputs first. Nothing
-// is computed twice, whatever the set.
+// that moment, by the same op on the same inputs, so with the same bits; an op requests its own inputs first. Within
+// the backward pass no op runs twice. (Recomputing attproj writes a kept ln2 again, with the same bits.)
 
 // Returns whether the results of this op are missing, and marks them as present.
 static bool take(Block *b, int op) {
@@ -111,18 +112,18 @@ static bool take(Block *b, int op) {
 
 static void need_ln1(Block *b) {
     const BlockActs *a = &b->a;
-    if (take(b, AGAIN_LAYERNORM))
+    if (take(b, RECOMPUTE_LAYERNORM))
         layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b->p.ln1w, b->p.ln1b);
 }
 
 static void need_qkv(Block *b) {
-    if (!take(b, AGAIN_QKV)) return;
+    if (!take(b, RECOMPUTE_QKV)) return;
     need_ln1(b);
     linear_forward(b, LINEAR_QKV, b->a.qkv, b->a.ln1, b->p.qkvw, b->p.qkvb);
 }
 
 static void need_attention(Block *b) {
-    if (!take(b, AGAIN_ATTENTION)) return;
+    if (!take(b, RECOMPUTE_ATTENTION)) return;
     need_qkv(b);
     attention_forward(b->a.att, b->a.lse, b->a.qkv, num_heads(b));
 }
@@ -131,25 +132,25 @@ static void need_attention(Block *b) {
 static void need_ln2(Block *b) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p;
-    if (take(b, AGAIN_ATTPROJ)) {
+    if (take(b, RECOMPUTE_ATTPROJ)) {
         need_attention(b);
-        linear_forward(b, LINEAR_ATTPROJ, a->proj, a->att, p->attprojw, p->attprojb);
-        residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->proj, p->ln2w,
+        linear_forward(b, LINEAR_ATTPROJ, a->attproj, a->att, p->attprojw, p->attprojb);
+        residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->attproj, p->ln2w,
                                    p->ln2b);
-        take(b, AGAIN_LN2);
+        take(b, RECOMPUTE_LN2);
     }
-    if (take(b, AGAIN_LN2)) layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
+    if (take(b, RECOMPUTE_LN2)) layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
 }
 
 // Also provides pre, the input of gelu.
 static void need_gelu(Block *b) {
     const BlockActs *a = &b->a;
-    if (take(b, AGAIN_FC)) {
+    if (take(b, RECOMPUTE_FC)) {
         need_ln2(b);
         linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, b->p.fcw, b->p.fcb);
-        take(b, AGAIN_GELU);
+        take(b, RECOMPUTE_GELU);
     }
-    if (take(b, AGAIN_GELU)) gelu_forward(a->gelu, a->pre);
+    if (take(b, RECOMPUTE_GELU)) gelu_forward(a->gelu, a->pre);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -160,9 +161,9 @@ static void block_backward(Block *b, Tensor dresidual) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p, *g = &b->g;
     need_gelu(b);
-    linear_gelu_backward(b, LINEAR_FCPROJ, a->dfc, g->fcprojw, g->fcprojb, dresidual, a->gelu, a->pre, p->fcprojw);
+    linear_gelu_backward(b, LINEAR_FCPROJ, a->dpre, g->fcprojw, g->fcprojb, dresidual, a->gelu, a->pre, p->fcprojw);
     need_ln2(b);
-    linear_backward(b, LINEAR_FC, a->dln2, g->fcw, g->fcb, a->dfc, a->ln2, p->fcw);
+    linear_backward(b, LINEAR_FC, a->dln2, g->fcw, g->fcb, a->dpre, a->ln2, p->fcw);
     layernorm_backward(dresidual, g->ln2w, g->ln2b, a->dln2, a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, true,
                        b->accumulate);
 

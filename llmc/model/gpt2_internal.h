@@ -4,43 +4,44 @@
 #include "llmc/model/gpt2.h"
 
 // The clock of a micro-step, for lifetimes in the memory plan. Forward ticks of a block, FORWARD_TICKS to a block:
-enum { F_LN1, F_QKV, F_ATT, F_PROJ, F_LN2, F_FC, F_FCPROJ, FORWARD_TICKS, F_NEXT_LN1 = FORWARD_TICKS };
+enum { F_LN1, F_QKV, F_ATT, F_ATTPROJ, F_LN2, F_FC, F_FCPROJ, FORWARD_TICKS, F_NEXT_LN1 = FORWARD_TICKS };
 // then the head (final layernorm; logits, loss and their gradients; final layernorm backward),
 enum { H_LNF, H_HEAD, H_LNF_BACKWARD, HEAD_TICKS };
 // then the blocks backward, last block first.
-enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_PROJ, B_ATT, B_QKV, B_LN1, BACKWARD_TICKS };
+// B_FCPROJ: the weight gradient of fcproj; B_GELU: its input gradient, through the GELU.
+enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_ATTPROJ, B_ATT, B_QKV, B_LN1, BACKWARD_TICKS };
 
 // Shapes of activations: (B,T,C), (B,T,3C), (B,T,4C) in the compute dtype; (B,T) and (B,NH,T) in fp32; (B,T) in i32;
 // and the logits of a chunk of rows (rows,Vp) in the compute dtype.
 typedef enum { BTC = 1, BT3C = 3, BT4C = 4, BT, BHT, TOKENS, LOGITS } ActivationShape;
 
 // THE list of a block's activations, and of the gradients that pass through it. A row: name, shape; the ticks of the
-// forward pass from its first write to its last read; the ticks of the backward pass in which it is read (gradients:
-// written and read); and the recomputed ops that write it. If one of those runs again, the activation is not kept from
-// one pass to the other.
-enum { NEVER = -1, NEVER_KEPT = AGAIN_BLOCK + 1 };
+// forward pass from its first write to its last read; the ticks of the backward pass from its first need, its own or
+// that of a tensor computed with it, to its last read; and the ops that write it. If one of those is recomputed, the
+// activation is not kept from one pass to the other; NEVER_KEPT: it never is.
+enum { NEVER = -1, NEVER_KEPT = RECOMPUTE_BLOCK + 1 };
 // clang-format off
-#define BLOCK_ACTIVATIONS(X)                                                                 \
-    X(residual1, BTC,  F_LN1,    F_LN2,      B_LN1,    B_LN1,    0)                          \
-    X(ln1,       BTC,  F_LN1,    F_QKV,      B_QKV,    B_QKV,    AGAIN_LAYERNORM)            \
-    X(ln1_mean,  BT,   F_LN1,    F_LN1,      B_QKV,    B_LN1,    AGAIN_LAYERNORM)            \
-    X(ln1_rstd,  BT,   F_LN1,    F_LN1,      B_QKV,    B_LN1,    AGAIN_LAYERNORM)            \
-    X(qkv,       BT3C, F_QKV,    F_ATT,      B_ATT,    B_ATT,    AGAIN_QKV)                  \
-    X(lse,       BHT,  F_ATT,    F_ATT,      B_PROJ,   B_ATT,    AGAIN_ATTENTION)            \
-    X(att,       BTC,  F_ATT,    F_PROJ,     B_PROJ,   B_ATT,    AGAIN_ATTENTION)            \
-    X(proj,      BTC,  F_PROJ,   F_LN2,      B_FC,     B_FC,     AGAIN_ATTPROJ | NEVER_KEPT) \
-    X(residual2, BTC,  F_LN2,    F_NEXT_LN1, B_FC,     B_LN2,    AGAIN_ATTPROJ)              \
-    X(ln2,       BTC,  F_LN2,    F_FC,       B_FC,     B_FC,     AGAIN_LAYERNORM)            \
-    X(ln2_mean,  BT,   F_LN2,    F_LN2,      B_FC,     B_LN2,    AGAIN_LAYERNORM)            \
-    X(ln2_rstd,  BT,   F_LN2,    F_LN2,      B_FC,     B_LN2,    AGAIN_LAYERNORM)            \
-    X(pre,       BT4C, F_FC,     F_FC,       B_FCPROJ, B_GELU,   AGAIN_FC)                   \
-    X(gelu,      BT4C, F_FC,     F_FCPROJ,   B_FCPROJ, B_FCPROJ, AGAIN_GELU | AGAIN_FC)      \
-    X(fcproj,    BTC,  F_FCPROJ, F_NEXT_LN1, NEVER,    NEVER,    0)                          \
-    X(dfc,       BT4C, NEVER,    NEVER,      B_GELU,   B_FC,     0)                          \
-    X(dln2,      BTC,  NEVER,    NEVER,      B_FC,     B_LN2,    0)                          \
-    X(datt,      BTC,  NEVER,    NEVER,      B_PROJ,   B_ATT,    0)                          \
-    X(dqkv,      BT3C, NEVER,    NEVER,      B_ATT,    B_QKV,    0)                          \
-    X(dln1,      BTC,  NEVER,    NEVER,      B_QKV,    B_LN1,    0)
+#define BLOCK_ACTIVATIONS(X)                                                                       \
+    X(residual1, BTC,  F_LN1,     F_LN2,      B_LN1,     B_LN1,    0)                              \
+    X(ln1,       BTC,  F_LN1,     F_QKV,      B_QKV,     B_QKV,    RECOMPUTE_LAYERNORM)            \
+    X(ln1_mean,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)            \
+    X(ln1_rstd,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)            \
+    X(qkv,       BT3C, F_QKV,     F_ATT,      B_ATT,     B_ATT,    RECOMPUTE_QKV)                  \
+    X(lse,       BHT,  F_ATT,     F_ATT,      B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)            \
+    X(att,       BTC,  F_ATT,     F_ATTPROJ,  B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)            \
+    X(attproj,   BTC,  F_ATTPROJ, F_LN2,      B_FC,      B_FC,     RECOMPUTE_ATTPROJ | NEVER_KEPT) \
+    X(residual2, BTC,  F_LN2,     F_NEXT_LN1, B_FC,      B_LN2,    RECOMPUTE_ATTPROJ)              \
+    X(ln2,       BTC,  F_LN2,     F_FC,       B_FC,      B_FC,     RECOMPUTE_LAYERNORM)            \
+    X(ln2_mean,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)            \
+    X(ln2_rstd,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)            \
+    X(pre,       BT4C, F_FC,      F_FC,       B_FCPROJ,  B_GELU,   RECOMPUTE_FC)                   \
+    X(gelu,      BT4C, F_FC,      F_FCPROJ,   B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU | RECOMPUTE_FC)  \
+    X(fcproj,    BTC,  F_FCPROJ,  F_NEXT_LN1, NEVER,     NEVER,    0)                              \
+    X(dpre,      BT4C, NEVER,     NEVER,      B_GELU,    B_FC,     0)                              \
+    X(dln2,      BTC,  NEVER,     NEVER,      B_FC,      B_LN2,    0)                              \
+    X(datt,      BTC,  NEVER,     NEVER,      B_ATTPROJ, B_ATT,    0)                              \
+    X(dqkv,      BT3C, NEVER,     NEVER,      B_ATT,     B_QKV,    0)                              \
+    X(dln1,      BTC,  NEVER,     NEVER,      B_QKV,     B_LN1,    0)
 
 // The tensors of the whole model that live within a micro-step: name, shape, first and last tick (head: of the final
 // layernorm; final: of its backward pass; end: the last one), and whether only training has it.
@@ -103,6 +104,8 @@ typedef struct {
     int stats;                                             // gpt2_numerics.c
 } Layout;
 
+enum { NUM_GRAPHS = 4 }; // of a micro-step: first or not x whole or the shorter last one
+
 // The state of generation (gpt2_decode.c).
 typedef struct {
     int64_t sequences, length; // length 0: not started, or invalidated by another pass
@@ -130,7 +133,7 @@ struct Gpt2 {
     struct {
         DeviceGraph *graph;
         int64_t B, tokens_in_step; // the parameters of the recording
-    } graphs[4];
+    } graphs[NUM_GRAPHS];
     Decoder decoder;
     bool observing;       // gpt2_observe
     bool weights_are_new; // since fp8_prepare
@@ -141,7 +144,7 @@ enum { STAGING_BYTES = 4 << 20 };
 
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_PROMPT, PASS_TOKEN } Pass; // the last two: gpt2_decode.c
 
-enum { AGAIN_LN2 = 2 * NEVER_KEPT }; // in Block.missing: ln2; AGAIN_LAYERNORM is ln1 there
+enum { RECOMPUTE_LN2 = 2 * NEVER_KEPT }; // in Block.missing: ln2; RECOMPUTE_LAYERNORM is ln1 there
 
 // A block in one pass, as used by the lines of gpt2.c. A forward op of a block in the backward pass is a recomputation.
 typedef struct {
@@ -151,7 +154,7 @@ typedef struct {
     Weights p, g; // g in the backward pass only: where the ops of a micro-step write the gradients
     BlockActs a;
     bool accumulate;      // in the backward pass: add to g
-    int missing;          // in the backward pass: AGAIN_... of what was not kept and is not recomputed yet
+    int missing;          // in the backward pass: RECOMPUTE_... of what was not kept and is not recomputed yet
     int64_t first, count; // PASS_PROMPT: of the sequences that begin with this prompt
 } Block;
 Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T);
@@ -166,7 +169,8 @@ typedef enum { LINEAR_QKV, LINEAR_ATTPROJ, LINEAR_FC, LINEAR_FCPROJ, NUM_LINEARS
 Weights gpt2_weights(const Gpt2 *model, int block);      // block 0 for the weights outside blocks
 Weights gpt2_gradients_of(const Gpt2 *model, int block); // where the ops of a micro-step write them
 ModelActs gpt2_model_acts(const Gpt2 *model, int64_t B, int64_t T);
-// Gives the ops the scratch memory of this model: one process may hold several models (tests do).
+// Gives the ops the scratch memory of this model. Called by gpt2_load_batch, gpt2_decode_* and gpt2_observe; passes and
+// updates use that of the last call. So models of one process take turns by whole steps (tests do).
 void gpt2_use_workspace(const Gpt2 *model);
 
 // gpt2_numerics.c: counts t while gpt2_observe is on.

@@ -1,11 +1,11 @@
-// The memory of the model: the table of activations with their lifetimes, the plan made from it, and the tensors that
-// are views into it. This is the only place that decides which activations the backward pass keeps.
+// The memory of the model: the plan made from the lists of weights and activations and the recomputation of each block
+// (-r), and the tensors that are views into it.
 //
 // If gradients are accumulated in fp32, the ops of a micro-step add to them in place. If they are accumulated in the
 // compute dtype, which takes half the memory, a micro-step computes its gradients in fp32 memory of its own, first of
 // the head, then block by block, and adds them to the gradient tensors with one stochastic rounding each. So within a
 // micro-step there is no additional rounding. That memory exists within the backward pass only and has the size of one
-// block.
+// block and the embedding.
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2_internal.h"
 
@@ -18,7 +18,7 @@ typedef struct {
     ActivationShape shape;
     int forward_first, forward_last;
     int backward_first, backward_last;
-    int again;
+    int written_by;
 } ActivationSpec;
 
 #define X(name, ...) {#name, __VA_ARGS__},
@@ -27,12 +27,12 @@ static const ActivationSpec block_acts[NUM_BLOCK_ACTS] = {BLOCK_ACTIVATIONS(X)};
 
 // The tick at which the backward pass recomputes a tensor that it first reads at `tick`: that tick, or, if another op
 // of the set needs it, the tick of that op. This is the order of the needs of block_backward in gpt2.c.
-static int again_tick(int set, int tick) {
-    const int ln2 = set & AGAIN_FC ? B_RECOMPUTE : B_FC;
-    const int attention = set & AGAIN_ATTPROJ ? ln2 : B_PROJ;
-    const int qkv = set & AGAIN_ATTENTION ? attention : B_ATT;
-    const int ln1 = set & AGAIN_QKV ? qkv : B_QKV;
-    return tick == B_FC ? ln2 : tick == B_PROJ ? attention : tick == B_ATT ? qkv : tick == B_QKV ? ln1 : tick;
+static int recompute_tick(int set, int tick) {
+    const int ln2 = set & RECOMPUTE_FC ? B_RECOMPUTE : B_FC;
+    const int attention = set & RECOMPUTE_ATTPROJ ? ln2 : B_ATTPROJ;
+    const int qkv = set & RECOMPUTE_ATTENTION ? attention : B_ATT;
+    const int ln1 = set & RECOMPUTE_QKV ? qkv : B_QKV;
+    return tick == B_FC ? ln2 : tick == B_ATTPROJ ? attention : tick == B_ATT ? qkv : tick == B_QKV ? ln1 : tick;
 }
 
 // Asks this backend, or the sizes of the machine that is planned for.
@@ -151,9 +151,9 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, i
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
         const int64_t bytes = activation_bytes(o, s->shape, o->B, o->T);
-        const bool in_forward = s->forward_first != NEVER, again = (s->again & set) != 0;
+        const bool in_forward = s->forward_first != NEVER, recomputed = (s->written_by & set) != 0;
         const bool in_backward = o->train && s->backward_first != NEVER;
-        const bool kept = in_forward && in_backward && !again && !(s->again & NEVER_KEPT);
+        const bool kept = in_forward && in_backward && !recomputed && !(s->written_by & NEVER_KEPT);
         layout->forward[block][i] = layout->backward[block][i] = -1;
         if (kept) {
             layout->forward[block][i] = layout->backward[block][i] =
@@ -163,9 +163,9 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, i
         if (in_forward)
             layout->forward[block][i] =
                 memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, f + s->forward_first, f + s->forward_last);
-        if (in_backward && (again || !in_forward)) {
-            const int first = again ? again_tick(set, s->backward_first) : s->backward_first;
-            const int last = s->again & NEVER_KEPT ? first : s->backward_last;
+        if (in_backward && (recomputed || !in_forward)) {
+            const int first = recomputed ? recompute_tick(set, s->backward_first) : s->backward_first;
+            const int last = s->written_by & NEVER_KEPT ? first : s->backward_last;
             layout->backward[block][i] = memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, b + first, b + last);
         }
     }
@@ -330,7 +330,7 @@ Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T)
     if (pass == PASS_BACKWARD) {
         b.g = gpt2_gradients_of(model, number);
         b.missing = model->options.recompute.blocks[number];
-        if (b.missing & AGAIN_LAYERNORM) b.missing |= AGAIN_LN2;
+        if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2;
     }
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];

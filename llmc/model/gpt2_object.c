@@ -127,7 +127,7 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
                (model->host_state = host_alloc((size_t)model->layout.host_bytes, err)) != NULL) &&
               (model->copied = device_event_create(err)) != NULL &&
               (model->unpacked = device_event_create(err)) != NULL;
-    for (int i = 0; ok && i < 4; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
+    for (int i = 0; ok && i < NUM_GRAPHS; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
     ok = ok && gpt2_decoder_create(model, err);
     if (!ok) {
         gpt2_destroy(model);
@@ -144,7 +144,7 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
 void gpt2_destroy(Gpt2 *model) {
     if (!model) return;
     ops_set_workspace(NULL, 0);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < NUM_GRAPHS; i++)
         if (model->graphs[i].graph) device_graph_destroy(model->graphs[i].graph);
     gpt2_decoder_destroy(model);
     if (model->copied) device_event_destroy(model->copied);

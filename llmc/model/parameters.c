@@ -11,7 +11,7 @@
 
 // --------------------------------------------------------------------------------------------------------------- shape
 
-// GPT-2's and GPT-3's published shapes, and llm.c's names for them.
+// GPT-2's and GPT-3's published shapes with llm.c's names for them, and llm.c's own: d6, d60 and gpt3:c384.
 static const struct {
     const char *name;
     int64_t L, C, NH, max_T;

@@ -21,9 +21,10 @@ typedef struct {
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
 
 // Fills config from a descriptor; false and a message that lists the forms if it is not one.
-//   d6 d12 d24 d36 d48 d60     GPT-2 (124M is d12): max_T 1024, V 0
+//   d6 d12 d24 d36 d48 d60     GPT-2's sizes (124M is d12), and llm.c's d6 and d60: max_T 1024, V 0
 //   gpt3:c768 ...              GPT-3's table by channels (384 768 1024 1536 2048 2560 4096 5120 12288): max_T 2048
-//   L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's; V 0); NH defaults to C/64.
+//   L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's; V 0); NH defaults to C/64,
+//                              or to 1 if C is not a multiple of 64.
 //                              A preset may come first: d12,V=50257,T=512
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err);
 
