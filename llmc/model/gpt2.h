@@ -134,7 +134,8 @@ typedef struct {
     double ratio; // of an update: its norm over the norm of the weight; 0 for the others
 } NumericsRow;
 
-enum { NUMERICS_MAX_ROWS = 64 };
+// Of each of the four linear layers: input, output, output gradient; of each parameter: weight, gradient, update.
+enum { NUMERICS_MAX_ROWS = 4 * 3 + NUM_PARAMETER_SPECS * 3 };
 
 // Counts the current weights and gradients; call after the last micro-step of a step, before its update. Queued.
 void gpt2_numerics_gradients(Gpt2 *model);
