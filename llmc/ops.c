@@ -511,8 +511,6 @@ void micro_step_count(Tensor control) {
 
 // ---------------------------------------------------------------------------------------------------------------- fp8
 
-enum { FP8_MULTIPLE = 16 }; // of every dimension: what cuBLASLt takes
-
 static void check_fp8_shape(const char *op, Tensor t) {
     REQUIRE(tensor_rows(t) % FP8_MULTIPLE == 0 && tensor_cols(t) % FP8_MULTIPLE == 0,
             "%s: %s is %lld x %lld, not in multiples of %d", op, t.name, (long long)tensor_rows(t),

@@ -244,6 +244,8 @@ void micro_step_count(Tensor control);
 
 // ---------------------------------------------------------------------------------------------------------------- fp8
 
+enum { FP8_MULTIPLE = 16 }; // of every dimension: what cuBLASLt takes
+
 // Tensors of dtype e4m3 or e5m2 hold x * scale, rounded to nearest even, saturated; the scale is in a slot
 // (Fp8Slot of llmc/number.h, one as u8 bytes on the device). Micikevicius et al., "FP8 Formats for Deep Learning",
 // 2022.

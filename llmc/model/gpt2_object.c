@@ -17,7 +17,6 @@ static Gpt2Options effective(const Gpt2Options *options) {
 // fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
 // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
 static bool check_fp8(const Gpt2Options *o, Error *err) {
-    enum { FP8_MULTIPLE = 16 };
     if (o->dtype != DTYPE_BF16)
         return error_set(err, "--fp8: beside --dtype bf16 only, not %s: head and attention stay in it",
                          dtype_name(o->dtype));
