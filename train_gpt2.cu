@@ -37,8 +37,9 @@ static void report_numerics(Run *run);
 static void abandon_step(Run *run);
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-// loader -> [forward -> backward] x accumulation -> norm -> decision -> update. Nothing here waits for the device; the
-// step before is reported while this one computes.
+// loader -> [forward -> backward] x accumulation -> norm -> decision -> update. The host never waits for this step: it
+// is reported while the next one computes. True also if a signal came between two micro-steps; state->step is then the
+// same.
 static bool train_step(Run *run, Error *err) {
     const RunSetup *setup = &run->setup;
     TrainerState *state = &run->setup.state;
@@ -59,9 +60,9 @@ static bool train_step(Run *run, Error *err) {
     device_copy_to_host(record->control, gpt2_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
     device_event_record(record->stop, STREAM_COMPUTE);
     record->step = state->step = step + 1;
-    state->position = dataloader_position(run->loader); // counts whole steps: a step that fails midway is read again
+    state->position = dataloader_position(run->loader); // in windows: a step that fails midway is read again
     report_step(run->report, before);
-    if (device_event_done(record->stop)) report_step(run->report, record);
+    if (device_event_done(record->stop)) report_step(run->report, record); // on the CPU always; once per record
     if (watched) report_numerics(run);
     return true;
 }
@@ -80,8 +81,9 @@ static void report_numerics(Run *run) {
     runlog_numerics(run->log, run->setup.state.step, rows, count);
 }
 
-// A signal arrived between two micro-steps. Weights and moments still have their values of the last whole step. Once
-// its other state is restored, a resume reads this step's windows again and computes the same bits.
+// A signal arrived between two micro-steps. Weights and moments still have their values of the last whole step, and
+// what else the micro-steps changed is undone. So the checkpoint that is saved next resumes to the same bits. Without a
+// whole step nothing is saved.
 static void abandon_step(Run *run) {
     const int64_t step = run->setup.state.step;
     report_all(run);
@@ -101,14 +103,14 @@ static bool loop(Run *run, Error *err) {
         const int64_t step = run->setup.state.step;
         const bool timed_out =
             o->max_minutes > 0 && now_seconds() - run->started > o->max_minutes * 60 && step > run->setup.first_step;
-        const bool there = runlog_is_there(run->log, err);
+        const bool log_exists = runlog_is_there(run->log, err);
         const bool last = step >= run->setup.total_steps || timed_out;
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool interrupted = signals_pending() != 0; // also during evaluation: the resume completes it
         if (step > run->setup.first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
-        if (last || interrupted) return there;
-        if (!there || !train_step(run, err)) {
+        if (last || interrupted) return log_exists;
+        if (!log_exists || !train_step(run, err)) {
             Error unsaved; // the directory or the data failed, not the model: the trained weights are kept
             report_all(run);
             if (step > run->setup.first_step && !save(run, &unsaved)) runlog_text(run->log, "%s", unsaved.text);
@@ -135,18 +137,21 @@ static bool profile_loop(Run *run, Error *err) {
 
 // ----------------------------------------------------------------------------------------------- evaluation and saving
 
-// How many such events the log of a resumed run already has for the step that it resumes from. Those that a signal
-// prevented are made up for at that step.
+// At the step that a run resumes from, before it trains.
+static bool at_resumed_step(const Run *run) {
+    return run->setup.options.max_steps != 0 && run->setup.state.step == run->setup.first_step;
+}
+
+// The number of entries of this event (of the file `name`) that the log of a resumed run already has for the step that
+// it resumes from. Events that a signal prevented are made up for at that step.
 static int64_t logged(const Run *run, const char *event, const char *name) {
-    const bool goes_on = run->setup.options.max_steps != 0 && run->setup.state.step == run->setup.first_step;
-    return goes_on ? runlog_count(run->log, event, name) : 0;
+    return at_resumed_step(run) ? runlog_count(run->log, event, name) : 0;
 }
 
 static bool new_best(Run *run, double loss, Error *err) {
     if (!(loss < run->setup.state.best_val_loss)) return true;
     run->setup.state.best_val_loss = loss;
-    const bool is_saved =
-        run->setup.resume_path && run->setup.options.max_steps != 0 && run->setup.state.step == run->setup.first_step;
+    const bool is_saved = run->setup.resume_path && at_resumed_step(run);
     return !is_saved || checkpoint_set_best_val_loss(run->setup.resume_path, run->model, loss, err);
 }
 

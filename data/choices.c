@@ -4,7 +4,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/run/data_tools.h"
-#include "llmc/text/tokenizer.h"
+#include "llmc/train/evals.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,12 +29,6 @@ static const char HELP[] =
     "  -h, --help              this text\n";
 
 enum {
-    CHOICES_MAGIC = 20240522,
-    CHOICES_VERSION = 1,
-    HEADER_INTS = 256,
-    RECORD_START = 65535,
-    MIN_ENDINGS = 2,
-    MAX_ENDINGS = 16,
     MAX_EXAMPLES = 65535,     // the index is 16 bits wide
     MAX_RECORD_BYTES = 65534, // and so is the length of a record
     MAX_LINE = 1 << 20,
@@ -130,11 +124,11 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
         return false;
     if (!cJSON_IsString(context) || !*context->valuestring) return error_set(err, "the context is no text");
     const int count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0;
-    if (count < MIN_ENDINGS || count > MAX_ENDINGS)
-        return error_set(err, "%d endings, expected %d to %d", count, MIN_ENDINGS, MAX_ENDINGS);
+    if (count < CHOICES_MIN || count > CHOICES_MAX)
+        return error_set(err, "%d endings, expected %d to %d", count, CHOICES_MIN, CHOICES_MAX);
     if (!find_label(example, count, &label, err)) return false;
     c->length = 0;
-    const int64_t head[] = {RECORD_START, 0, c->examples, label, count};
+    const int64_t head[] = {CHOICES_BEGIN, 0, c->examples, label, count};
     for (size_t i = 0; i < sizeof head / sizeof *head; i++) put(c, head[i], err);
     if (!put_text(c, context->valuestring, err)) return false;
     cJSON_ArrayForEach(ending, endings) {
@@ -209,7 +203,8 @@ static bool read_input(Choices *c, Error *err) {
 }
 
 static bool write_output(Choices *c, Error *err) {
-    const int32_t header[HEADER_INTS] = {CHOICES_MAGIC, CHOICES_VERSION, (int32_t)c->examples, (int32_t)c->longest};
+    const int32_t header[CHOICES_HEADER_INTS] = {CHOICES_MAGIC, CHOICES_VERSION, (int32_t)c->examples,
+                                                 (int32_t)c->longest};
     fflush(c->stream); // brings data and bytes up to date
     AtomicFile *out = atomic_file_create(c->options->output, err);
     if (!out) return false;
@@ -224,9 +219,9 @@ static bool open_tokenizer(Choices *c, Error *err) {
     const char *path = c->options->tokenizer;
     c->tokenizer = tokenizer_named(path, err);
     if (!c->tokenizer) return false;
-    if (tokenizer_vocab(c->tokenizer) > RECORD_START)
+    if (tokenizer_vocab(c->tokenizer) > CHOICES_BEGIN)
         return error_set(err, "%s: %" PRId64 " tokens; the format holds tokens below %d", path,
-                         tokenizer_vocab(c->tokenizer), RECORD_START);
+                         tokenizer_vocab(c->tokenizer), CHOICES_BEGIN);
     c->encoder = encoder_create(c->tokenizer, err);
     return c->encoder != NULL;
 }

@@ -73,9 +73,9 @@ bool device_sensors(DeviceSensors *sensors); // false if there are none (the CPU
 
 // The measured speed of light: the median rate of a plain library matmul (CPU: M=1024, N=3072, K=768, hot operands;
 // GPU: a square one of random numbers that takes at least 0.5 ms) and the copy bandwidth (bytes read + bytes written
-// per second, buffers larger than the caches). It takes about 0.3 s. It uses at most max(memory, 32 MB) bytes, where
-// `memory` is the size of the run that follows; for a small run the copy may stay in the caches, as the run itself
-// does. On a GPU, which refuses memory before it is short, it uses a quarter of the free memory.
+// per second, buffers larger than the caches). It takes about 0.3 s. memory is the size of the run that follows. CPU:
+// at most max(memory, 32 MB) bytes are used; for a small run the copy may stay in the caches, as the run itself does.
+// GPU: at most a quarter of the free memory is used, whatever the run.
 typedef struct {
     double matmul_flops;   // FLOP/s in dtype
     double copy_bandwidth; // bytes/s

@@ -358,7 +358,8 @@ void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t nu
         COST(tensor_shape(sumsq), 0, BYTES(control, sumsq, losses), BYTES(control)));
 }
 
-// Weight, gradient, master or lost of tensor i, and where a slice begins. All weights of the array have one dtype.
+// Checks what every rule has of tensor i: weight, gradient, master or lost, and where a slice begins. All weights of
+// the array have one dtype.
 static void check_update_tensor(const char *op, const UpdateTensor *tensors, int i) {
     const UpdateTensor *t = &tensors[i];
     const DType compute = tensors[0].weight.dtype;
@@ -402,7 +403,7 @@ static void check_adafactor(const char *op, const UpdateTensor *t) {
             (long long)t->offset, (long long)(t->offset + numel), t->weight.name, (long long)rows, (long long)cols);
 }
 
-// A tensor that has passed check_adafactor is a whole parameter.
+// Stops unless the tensor, which has passed check_adafactor, is a whole parameter.
 static void check_is_whole(const char *op, const UpdateTensor *t) {
     const bool covers = !t->row.data || tensor_numel(t->weight) == tensor_numel(t->row) * tensor_numel(t->col);
     REQUIRE(t->offset == 0 && covers, "%s: %s is a slice", op, t->weight.name);
@@ -509,8 +510,6 @@ void micro_step_count(Tensor control) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------- fp8
-
-enum { FP8_MULTIPLE = 16 }; // of every dimension: what cuBLASLt takes
 
 static void check_fp8_shape(const char *op, Tensor t) {
     REQUIRE(tensor_rows(t) % FP8_MULTIPLE == 0 && tensor_cols(t) % FP8_MULTIPLE == 0,

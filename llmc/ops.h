@@ -1,15 +1,17 @@
 // THE CONTRACT: every operation of a training step, at the level at which it is fused.
 //
-// It has three implementations: llmc/cuda (kernels), llmc/cpu (oneDNN + OpenMP) and test/reference (fp64, the
-// specification both are tested against). Rules for all of them:
+// It has two implementations: llmc/cuda (kernels) and llmc/cpu (oneDNN + OpenMP). test/reference specifies the ops in
+// fp64, and both are tested against it. Rules for both:
 //   - Weights, biases, activations and their gradients have the compute dtype (fp32, bf16, fp16), the same for all
 //     tensors of a call; "stat" tensors (mean, rstd, lse, losses) are fp32; weight gradients are fp32 or the compute
 //     dtype; tokens are i32. Accumulation and statistics are fp32 or better.
 //   - Outputs come first. An output never overlaps an input unless the comment says "may be".
-//   - Everything runs in order on the compute stream and returns without waiting. No allocation, no host decision.
-//   - The same inputs give the same bits in every run.
+//   - Everything runs in order on the compute stream and returns without waiting. No allocation and no host decision,
+//     except at the first use of a shape on a GPU, where an op may time its candidates.
+//   - The same inputs give the same bits in every run on one machine with the same choices (device_choices).
 //   - A wrong shape or dtype is a bug in the caller. The op names the tensor and stops the program (tensor_check).
 // Names: B batch, T context, C channels, NH heads, HS = C / NH, V vocabulary, Vp padded vocabulary, N = B * T rows.
+// IC and OC are the input and output channels of a linear layer, maxT the rows of wpe, R the rows of a chunk of logits.
 // Where a tensor is (B,T,C), (N,C) with N = B * T is the same thing.
 #pragma once
 #include "llmc/number.h"
@@ -33,7 +35,7 @@ typedef struct {
     bool forward_only;   // no backward op and no optimizer op will be called
     DType dtype;         // compute dtype
 } OpsShape;
-int64_t ops_workspace_bytes(OpsShape shape);
+int64_t ops_workspace_bytes(OpsShape shape); // also prepares the backend for this shape: the last one asked for holds
 void ops_set_workspace(void *device_memory, int64_t bytes);
 
 // -------------------------------------------------------------------------------------------------------------- batch
@@ -146,8 +148,8 @@ void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tens
 void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
                         int64_t V, float scale, Tensor control, bool accumulate);
 
-// sums (B) fp32 = or += sum_t losses (B,T). One number per sequence, so that totals do not depend on how sequences
-// were grouped into micro-batches.
+// sums (B) fp32 = or += sum_t losses (B,T). Without accumulate it is one number per sequence, so that the fp64 total of
+// an evaluation does not depend on B. With it, entry b sums row b of all micro-batches.
 void sequence_losses(Tensor sums, Tensor losses, bool accumulate);
 
 // ------------------------------------------------------------------------------------------------ the end of the step
@@ -183,11 +185,11 @@ typedef struct {
     Tensor row, col;         // Adafactor, for a matrix (OC,IC): (OC) and (IC) fp32 instead of v
     Tensor rms;              // (1) fp32, Adafactor: root mean square of the update before it is clipped
     UpdateRule rule;
-    float weight_decay;
-    float rate;      // learning rate of the tensor as a multiple of UpdateParams.learning_rate
-    int stream;      // number of the parameter in its table: selects its random bits
-    int64_t offset;  // where a slice begins in its parameter, in elements; a multiple of STATE_BLOCK
-    int64_t padding; // last elements of the parameter that pad the vocabulary: weight and gradient are 0
+    float weight_decay; // the coefficient; in gpt2_tensors a multiple of the run's, 0 or 1
+    float rate;         // learning rate of the tensor as a multiple of UpdateParams.learning_rate
+    int stream;         // number of the parameter in its table: selects its random bits
+    int64_t offset;     // where a slice begins in its parameter, in elements; a multiple of STATE_BLOCK
+    int64_t padding;    // last elements of the parameter that pad the vocabulary: weight and gradient are 0
 } UpdateTensor;
 
 typedef struct {
@@ -242,6 +244,8 @@ void micro_step_count(Tensor control);
 
 // ---------------------------------------------------------------------------------------------------------------- fp8
 
+enum { FP8_MULTIPLE = 16 }; // of every dimension: what cuBLASLt takes
+
 // Tensors of dtype e4m3 or e5m2 hold x * scale, rounded to nearest even, saturated; the scale is in a slot
 // (Fp8Slot of llmc/number.h, one as u8 bytes on the device). Micikevicius et al., "FP8 Formats for Deep Learning",
 // 2022.
@@ -293,7 +297,7 @@ typedef struct {
     const char *op; // "matmul_forward"
     CallShape shape;
     double flops; // matmuls and attention
-    double bytes; // read + written, every tensor once
+    double bytes; // read + written: every tensor once, an output that is added to twice
 } OpCost;
 
 // Costs for the planner, without a call. They check whether a tensor is present but never read its data.

@@ -1,6 +1,6 @@
 // The decisions of a step that the host would see too late: whether the gradient is finite, how much it is clipped,
 // whether the step is an outlier, whether the update is skipped, and the next loss scale. They are made on the device,
-// by this one function, in every backend: a one-thread kernel calls it on a GPU, a plain call on the CPU. The state is
+// by this one function, in every backend: one thread of a kernel of one block calls it on a GPU. The state is
 // small, is in device memory and is part of the checkpoint.
 #pragma once
 #include "llmc/base/arithmetic.h"
@@ -11,7 +11,7 @@ enum { OUTLIER_WINDOW = 128 }; // llm.c's window for -sl and -sg
 
 typedef enum {
     SKIP_NONE = 0,
-    SKIP_NONFINITE = 1,    // a gradient or the loss is inf or nan: bad_tensor names it
+    SKIP_NONFINITE = 1,    // a gradient or the loss is inf or nan: see bad_tensor
     SKIP_LOSS_OUTLIER = 2, // z-score of the loss above limit (-sl)
     SKIP_NORM_OUTLIER = 3, // z-score of the gradient norm above limit (-sg)
 } SkipReason;
@@ -30,11 +30,11 @@ typedef struct {
     float loss_z;      // z-scores against the window; 0 while the window is not full
     float norm_z;
     int32_t skip;       // SkipReason of this step: the update leaves weights and moments unchanged
-    int32_t bad_tensor; // index of the first gradient tensor that is not finite; -1: none (the loss, if nonfinite)
+    int32_t bad_tensor; // index of the first gradient that is not finite; -1: none, or only the loss is not
     int32_t skipped;    // steps skipped in the run so far
     // kept from step to step
     float loss_scale;     // dynamic loss scale (fp16); 1 otherwise
-    int32_t good_steps;   // finite steps since the scale last changed
+    int32_t good_steps;   // finite steps since the scale changed, or since a step that was not
     uint32_t micro_steps; // of the run, if gradients are rounded stochastically: the index of their random bits
     OutlierWindow loss_window;
     OutlierWindow norm_window;

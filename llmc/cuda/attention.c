@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Own kernels are always available; cuDNN must be asked for, compiled and, with --attention auto, measured.
+// Who computes a pass. Not known until cuDNN's kernel is compiled and, with --attention auto, measured, unless a choice
+// of before is restored.
 typedef enum { BY_OWN_KERNELS, BY_CUDNN, NOT_KNOWN_YET } Choice;
 
 typedef struct {

@@ -66,7 +66,7 @@ void cuda_copy(void *device_dst, const void *device_src, size_t bytes);
 // Whether the kernels of this program run on the current GPU: false, with CUDA's reason, if it was built for others.
 bool cuda_kernels_fit(const char **reason);
 
-// Nodes (kernels, copies, fills) that the graph holds; 0 until it is recorded.
+// For tests: nodes (kernels, copies, fills) that the graph holds; 0 until it is recorded.
 size_t cuda_graph_nodes(const DeviceGraph *graph);
 
 // Called by device_shutdown: each frees what it built lazily (handles, plans, tables).
@@ -224,15 +224,15 @@ enum { GEMM_MAX_OUTPUTS = 2 };
 typedef struct {
     bool (*work)(void *context, int fused); // 0: the plain way, 1: the fused way; both repeatable
     void *context;
-    bool (*repeats)(void *context);   // asked first, may be NULL; false: not fused
+    bool (*repeats)(void *context);   // asked once the outputs agree; may be NULL. False: not fused
     bool timed;                       // the fused way must be faster too
     bool adds;                        // work adds to its outputs
     Tensor outputs[GEMM_MAX_OUTPUTS]; // lost
     int num_outputs;
 } GemmContest;
 
-// Whether to take the fused way. The first call compares the outputs of both ways and times them. If an output has no
-// data, or there is no memory to compare, a timed contest is not fused.
+// Whether to take the fused way. The first call compares the outputs of both ways and, if timed, times them. If an
+// output has no data, or there is no memory to compare, a timed contest is not fused.
 bool gemm_fuses(GemmPlan *plan, const GemmContest *contest);
 bool gemm_is_known(GemmPlan *plan, bool timed); // the next gemm_fuses will run nothing
 

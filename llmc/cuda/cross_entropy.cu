@@ -1,9 +1,11 @@
 // The LM head with its loss, in chunks of as many rows as the caller's logits buffer holds. Only one chunk of logits
-// exists at a time, and dlogits overwrite it. Three matmuls and one kernel per chunk; no scratch except matmul's.
+// exists at a time, and dlogits overwrite it. One kernel per chunk, with one matmul in the forward pass
+// and three in the backward pass; no scratch except matmul's.
 //
 // The kernel is softmax cross-entropy: one block a row of logits, which is read once and, in the backward pass, written
 // once. The forward pass runs the same kernel up to the loss, so that both passes give the same bits. All arithmetic is
-// fp32; exponentials are computed twice, since a row of them in fp32 would not fit on the chip.
+// fp32; exponentials are computed twice, since a row of them in fp32 fits on the chip of few GPUs, and
+// never twice.
 #include "llmc/cuda/intrinsics.cuh"
 
 // ------------------------------------------------------------------------------------------------------------- one row
@@ -12,7 +14,7 @@
 //   registers   13 packs of 16 bytes for each of 512 threads: one block a multiprocessor, on every GPU. Short rows, of
 //               1 or 4 packs a thread: several blocks
 //   shared      where two such rows fit into a multiprocessor (sm_90, sm_100): one block loads while the other computes
-//   looping     any other vocabulary (longer, or rows that are no multiple of 16 bytes): maximum and sum in one pass
+//   looping     any other row (GPT-2's in fp32, longer ones, or no multiple of 16 bytes): maximum and sum in one pass
 //               with rescaling, and a second read, mostly from the L2 cache
 
 enum { ROW_THREADS = 512 }; // at most; 128 registers each fill a multiprocessor

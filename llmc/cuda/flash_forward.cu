@@ -1,10 +1,10 @@
-// Causal attention, forward, on tensor cores; also the host code shared by both passes: supported shapes, grouping of
-// heads, the workspace. Holds no state. The backward pass is in flash_backward.cu.
+// Causal attention, forward, on tensor cores; also the host code shared by both passes: supported shapes and the
+// arguments of the kernels. Holds no state. The backward pass is in flash_backward.cu.
 //
 // Dao, "FlashAttention-2", 2023: one block for ROWS queries of one head walks over the keys up to its diagonal, KEYS
 // at a time, and keeps for every query the running maximum and sum of its exponentials:
 //
-//            K0     K1     K2     K3            S = Q K^T, masked on the diagonal;  m' = max(m, rowmax S)
+//            K0     K1     K2     K3            S = Q K^T / sqrt(HS), masked on the diagonal;  m' = max(m, rowmax S)
 //        +------+------+                        P = exp(S - m');  r = exp(m - m')
 //     Q0 | S    | \ .. |                        sum = r sum + rowsum P;  O = r O + P V
 //        +------+------+------+------+
@@ -68,7 +68,7 @@ static __device__ __forceinline__ void softmax_step(float (&scores)[M][N8][4], F
         }
 }
 
-// out / sum, and lse = max + log sum.
+// out / sum, and lse = scale max + log sum: max is of Q K^T, without the scale.
 template <int M, int HEAD>
 static __device__ __forceinline__ void finish_rows(ForwardState<M, HEAD> &state, float *lse, int first_row,
                                                    const FlashShape &s) {

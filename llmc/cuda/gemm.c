@@ -19,7 +19,7 @@ typedef struct {
     uint64_t workspace_bytes;
     int32_t transpose_a, transpose_b, in_a, in_b, out, epilogue, fast_sums;
     int32_t align_a, align_b, align_d, align_bias,
-        align_aux; // bytes, the largest power of two, at most 256, that divides
+        align_aux; // of each address: the largest power of two, at most 256, that divides it
 } GemmKey;
 
 // The library's descriptors of one product.
@@ -169,10 +169,10 @@ static void gemm_free_descriptors(GemmDescriptors *p, const GemmKey *key) {
 
 // ---------------------------------------------------------------------------------------------------------- candidates
 
-// The library sorts its candidates by expected time; the best is rarely below rank 16.
+// The library sorts its candidates by expected time; the best is rarely after the 16th.
 enum { GEMM_MAX_CANDIDATES = TIMING_MAX_CHOICES };
 
-// In how many parts k is split; 0 when the parts would not be added in fp32 and in a fixed order.
+// 1: k in one piece. 2: in parts, which are added in fp32 and in a fixed order. 0: neither.
 static int gemm_splits(const GemmKey *key, const cublasLtMatmulAlgo_t *algorithm) {
     int32_t splits = 1;
     uint32_t scheme = 0;
@@ -288,7 +288,7 @@ void gemm_run(const GemmPlan *p, const Gemm *g) { LT_CHECK(&p->key, gemm_launch(
 
 // The tolerance between correct algorithms, as ||D - D'|| / ||D||. Operands are the same, sums are in fp32 (of 65,536
 // products: 1e-3 at worst, where tensor cores cut off), so it is the rounding of D: by 2^-8 at most in bf16, in fp16 by
-// 2^-11, and by as much is rounded what enters tf32 products. Sums of fp8 products may keep 14 bits: 2 %, see
+// 2^-11, and inputs of tf32 products by as much. Sums of fp8 products may keep 14 bits: 2 %, see
 // fp8_matmul. An unfused way rounds twice, once before a bias is added that may cancel a part. Wrong results differ by
 // tens of per cent.
 static const double UNFUSED_FACTOR = 3.0;
@@ -327,7 +327,8 @@ static void report(const GemmKey *key, const char *what, double difference) {
 // The candidates of one plan while they are tried.
 typedef struct {
     const GemmPlan *plan;
-    Gemm gemm; // as it will be called, but stored, not added, to D where nothing is lost; NULL: there is no such place
+    Gemm gemm; // as it will be called, but stored, not added, to memory where nothing is lost; its d is NULL if there
+               // is none
     cublasLtMatmulAlgo_t algorithms[GEMM_MAX_CANDIDATES];
     int count;
 } Trial;
@@ -352,8 +353,8 @@ static void drop(Trial *t, int i) {
     memmove(&t->algorithms[i], &t->algorithms[i + 1], (size_t)(t->count - i) * sizeof t->algorithms[0]);
 }
 
-// How many differ from the first candidate, and by what; differences[0]: at most. More than half of all: it is the
-// first.
+// How many differ from the first candidate, and by what; differences[0]: the largest. If more than half differ, the
+// first one is the wrong one.
 static int count_differing(Trial *t, const Reference *r, double differences[GEMM_MAX_CANDIDATES]) {
     int differing = 0;
     differences[0] = INFINITY;

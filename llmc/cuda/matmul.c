@@ -1,9 +1,9 @@
 // The linear layers on cuBLASLt, in the compute types and in fp8: shapes are passed to gemm.c as column-major
 // products. Where the library has no epilogue, or a slower one, a kernel runs after a plain product.
 //
-// Bias is added in the epilogue where the library supports it. GELU, its derivative and bias gradients use the epilogue
-// only where one measurement per shape finds it faster: on some GPUs the library runs such an epilogue as a slow
-// separate pass.
+// Bias is added in the epilogue where the library supports it. GELU uses the epilogue on request only (-ge 1, -ge 2).
+// Its derivative (-ge -1) and bias gradients use it where a measurement of the shape finds it faster: on some GPUs the
+// library runs such an epilogue as a slow separate pass.
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/tuning.h"
 #include <stddef.h>

@@ -37,7 +37,7 @@ static uint64_t mix64(uint64_t z) {
 int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key) {
     REQUIRE(n >= 1 && n < (int64_t)1 << 62 && i >= 0 && i < n, "shuffle_permute: %lld of %lld", (long long)i,
             (long long)n);
-    int half = 1; // bits of one half: the network permutes [0, 4^half), at most four times n (n = 1 apart)
+    int half = 1; // bits of one half: the network permutes [0, 4^half), at most four times n
     while (n > (int64_t)1 << (2 * half)) half++;
     const uint64_t mask = ((uint64_t)1 << half) - 1;
     uint64_t round_key[ROUNDS];
@@ -93,6 +93,7 @@ static int64_t window_at(const DataLoaderOptions *o, int64_t position) {
     return o->shuffle ? shuffle_window(p, o->shards->num_windows, o->seed) : p % o->shards->num_windows;
 }
 
+// Also true when loader->stop cut it short: the loader is being destroyed then, and nobody takes the batch.
 static bool read_batch(DataLoader *loader, Batch *batch, int64_t position, Error *err) {
     const DataLoaderOptions *o = &loader->options;
     const int64_t window_bytes = (o->shards->T + 1) * o->shards->token_bytes;

@@ -1,5 +1,6 @@
-// GPT-2: memory, forward, backward. It is built from ops.h only, so it is the same on every backend. It owns the arena
-// with weights, gradients, optimizer state, activations and workspace, and the views into it.
+// GPT-2: memory, forward, backward. It is built from ops.h and device.h only, so it is the same on every backend. It
+// owns the arena with weights, gradients, optimizer state (under offload in host memory), activations and workspace,
+// and the views into it.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/model/memory_plan.h"
@@ -38,7 +39,8 @@ typedef struct {
 
 typedef struct Gpt2 Gpt2;
 
-// Whether such a model is possible: fp8 and dtype, offload and optimizer, dimensions. Otherwise false and a message.
+// Whether such a model is possible: fp8 (dtype, device, C and T in multiples of 16), offload with this optimizer, Muon
+// with fp16 gradients. Otherwise false and a message.
 bool gpt2_check_options(const Gpt2Options *options, Error *err);
 
 // The plan alone: the memory that gpt2_create would allocate. Needs an initialised device (for ops_workspace_bytes),
@@ -59,7 +61,7 @@ const Parameter *gpt2_parameters(const Gpt2 *model); // gpt2_num_tensors entries
 const UpdateTensor *gpt2_tensors(const Gpt2 *model);
 const Tensor *gpt2_gradients(const Gpt2 *model); // same order
 Tensor gpt2_control(const Gpt2 *model);          // the device's StepControl (u8)
-Tensor gpt2_sequence_losses(const Gpt2 *model);  // (B) fp32: of the step so far
+Tensor gpt2_sequence_losses(const Gpt2 *model);  // (B) fp32: losses by row of the micro-batch, of the step so far
 Tensor gpt2_gradient_sumsq(const Gpt2 *model);   // (num_tensors) fp32
 
 void gpt2_init_weights(Gpt2 *model, uint64_t seed);
@@ -132,7 +134,8 @@ typedef struct {
     double ratio; // of an update: its norm over the norm of the weight; 0 for the others
 } NumericsRow;
 
-enum { NUMERICS_MAX_ROWS = 64 };
+// Of each of the four linear layers: input, output, output gradient; of each parameter: weight, gradient, update.
+enum { NUMERICS_MAX_ROWS = 4 * 3 + NUM_PARAMETER_SPECS * 3 };
 
 // Counts the current weights and gradients; call after the last micro-step of a step, before its update. Queued.
 void gpt2_numerics_gradients(Gpt2 *model);

@@ -46,40 +46,34 @@ static Tensor cache_of(const Gpt2 *model, int block, int64_t first, int64_t coun
     return tensor_make(data, o->dtype, "cache", count, 2 * NH, o->T, HS);
 }
 
-// ln1 of a block, fused with the addition of the previous block's last branch; for the first block the embedding has
-// filled residual1. After the last block this computes the final layernorm.
-static void begin_block(BlockActs *a, int block, Tensor weight, Tensor bias) {
-    if (block == 0)
-        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, weight, bias);
-    else
-        residual_layernorm_forward(a->residual1, a->ln1, a->ln1_mean, a->ln1_rstd, a->residual2, a->fcproj, weight,
-                                   bias);
-}
-
-static void end_block(const BlockParams *p, BlockActs *a) {
-    matmul_forward(a->proj, a->att, p->attprojw, p->attprojb);
-    residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->proj, p->ln2w, p->ln2b);
-    matmul_gelu_forward(a->gelu, a->pre, a->ln2, p->fcw, p->fcb);
-    matmul_forward(a->fcproj, a->gelu, p->fcprojw, p->fcprojb);
+// After the qkv of a block: the attention of a token, with the cache; of a prompt, whose keys and values are stored in
+// the cache of each sequence that begins with it. The output of the last block of a prompt is not needed.
+bool decoder_attention(const Block *b) {
+    const Gpt2 *model = b->model;
+    const Gpt2Options *o = &model->options;
+    const int64_t sequences = model->decoder.sequences;
+    if (b->pass == PASS_TOKEN) {
+        const Tensor position = device_tokens(model, "position", prompt_tokens(o) + sequences, 1, 1);
+        attention_decode(b->a.att, cache_of(model, b->number, 0, sequences), b->a.qkv, position);
+        return true;
+    }
+    for (int64_t s = b->first; s < b->first + b->count; s++)
+        kv_cache_store(cache_of(model, b->number, s, 1), b->a.qkv, 0);
+    if (b->number == o->config.L - 1) return false;
+    attention_forward(b->a.att, b->a.lse, b->a.qkv, (int)o->config.NH);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------------------- prompts
 
 // Computes keys and values of row `first` of the prompts (sequences, T) and stores them in the cache of `count`
-// sequences, starting at that one.
+// sequences, starting at that one. All blocks share their activations.
 static void read_prompt(const Gpt2 *model, int64_t first, int64_t count, int64_t T) {
-    const int L = (int)model->options.config.L, NH = (int)model->options.config.NH;
-    BlockActs a = gpt2_block_acts(model, 0, PASS_DECODER, 1, T);
-    embedding_forward(a.residual1, device_tokens(model, "prompt", first * T, 1, T), gpt2_weight(model, PARAM_WTE),
-                      gpt2_weight(model, PARAM_WPE));
-    for (int l = 0; l < L; l++) {
-        const BlockParams p = gpt2_block_weights(model, l);
-        begin_block(&a, l, p.ln1w, p.ln1b);
-        matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb);
-        for (int64_t s = first; s < first + count; s++) kv_cache_store(cache_of(model, l, s, 1), a.qkv, 0);
-        if (l == L - 1) return; // the last block's output is not needed
-        attention_forward(a.att, a.lse, a.qkv, NH);
-        end_block(&p, &a);
+    for (int l = 0; l < model->options.config.L; l++) {
+        Block b = gpt2_block(model, l, PASS_PROMPT, 1, T);
+        b.first = first, b.count = count;
+        if (l == 0) embedding_forward(b.a.residual1, device_tokens(model, "prompt", first * T, 1, T), b.p.wte, b.p.wpe);
+        block_forward(&b, l > 0 ? &b.a : NULL);
     }
 }
 
@@ -104,20 +98,16 @@ static void read_prompts(const Gpt2 *model, const int32_t *prompts, int64_t stri
 // ------------------------------------------------------------------------------------------------------------- a token
 
 // From the embedded tokens in residual1 to the logits (sequences, Vp).
-static void decode_blocks(const Gpt2 *model, BlockActs a, Tensor logits) {
-    const Gpt2Options *o = &model->options;
-    const int64_t sequences = model->decoder.sequences;
-    const int L = (int)o->config.L;
-    Tensor position = device_tokens(model, "position", prompt_tokens(o) + sequences, 1, 1);
-    for (int l = 0; l < L; l++) {
-        const BlockParams p = gpt2_block_weights(model, l);
-        begin_block(&a, l, p.ln1w, p.ln1b);
-        matmul_forward(a.qkv, a.ln1, p.qkvw, p.qkvb);
-        attention_decode(a.att, cache_of(model, l, 0, sequences), a.qkv, position);
-        end_block(&p, &a);
+static void decode_blocks(const Gpt2 *model, Tensor logits) {
+    Block b = {0};
+    for (int l = 0; l < model->options.config.L; l++) {
+        b = gpt2_block(model, l, PASS_TOKEN, model->decoder.sequences, 1);
+        block_forward(&b, l > 0 ? &b.a : NULL);
     }
-    begin_block(&a, L, gpt2_weight(model, PARAM_LNFW), gpt2_weight(model, PARAM_LNFB));
-    matmul_forward(logits, a.ln1, gpt2_weight(model, PARAM_WTE), tensor_none());
+    const BlockActs *a = &b.a;
+    residual_layernorm_forward(a->residual1, a->ln1, a->ln1_mean, a->ln1_rstd, a->residual2, a->fcproj, b.p.lnfw,
+                               b.p.lnfb);
+    matmul_forward(logits, a->ln1, b.p.wte, tensor_none());
 }
 
 // Tokens and position are adjacent in pinned memory and are uploaded with one copy. The ops read the position on the
@@ -128,20 +118,20 @@ static void launch_step(Gpt2 *model, Tensor logits) {
     const int64_t first = prompt_tokens(&model->options), S = d->sequences;
     int32_t *host = host_tokens(model) + first;
     host[S] = (int32_t)d->length;
-    Tensor inputs = device_tokens(model, "tokens", first, S, 1), wpe = gpt2_weight(model, PARAM_WPE);
+    Tensor inputs = device_tokens(model, "tokens", first, S, 1);
     device_copy_to_device(inputs.data, host, (size_t)(S + 1) * sizeof *host, STREAM_COMPUTE);
 
-    BlockActs a = gpt2_block_acts(model, 0, PASS_DECODER, S, 1);
-    embedding_forward(a.residual1, inputs, gpt2_weight(model, PARAM_WTE),
-                      tensor_slice_rows(wpe, d->length, tensor_rows(wpe) - d->length));
+    const Block b = gpt2_block(model, 0, PASS_TOKEN, S, 1);
+    embedding_forward(b.a.residual1, inputs, b.p.wte,
+                      tensor_slice_rows(b.p.wpe, d->length, tensor_rows(b.p.wpe) - d->length));
     if (ops_are_observed()) {
-        decode_blocks(model, a, logits);
+        decode_blocks(model, logits);
         return;
     }
     if (d->recorded == S && device_graph_replay(d->graph)) return;
     d->recorded = S;
     device_graph_begin(d->graph);
-    decode_blocks(model, a, logits);
+    decode_blocks(model, logits);
     device_graph_end(d->graph);
 }
 

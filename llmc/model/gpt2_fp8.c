@@ -3,18 +3,27 @@
 // instead of keeping it, with the scale of the forward pass, so to the same values.
 #include "llmc/model/gpt2_internal.h"
 
+#include "llmc/base/arithmetic.h"
 #include <stddef.h>
 
 // --------------------------------------------------------------------------------------------------- the memory of fp8
 
-// Rows and columns of the weights as multiples of C; a block has 12 C^2 of them.
-static const struct {
-    int OC, IC;
-} shapes[NUM_LINEARS] = {
-    [LINEAR_QKV] = {3, 1}, [LINEAR_ATTPROJ] = {1, 1}, [LINEAR_FC] = {4, 1}, [LINEAR_FCPROJ] = {1, 4}};
-enum { BLOCK_WIDTHS = 12, WIDEST_IN = 4 };
-// In the backward pass dout, dout transposed and `in` transposed exist at once: 2 OC + IC, at most 9 C (LINEAR_FC).
-enum { WIDEST_BACKWARD = 9 };
+static const int weight_of[NUM_LINEARS] = {PARAM_QKVW, PARAM_ATTPROJW, PARAM_FCW, PARAM_FCPROJW};
+
+// The rows (OC) and columns (IC) of the weight of a layer.
+static int64_t rows_of(const ModelConfig *c, int layer) {
+    return model_size(c, parameter_specs[weight_of[layer]].rows);
+}
+static int64_t cols_of(const ModelConfig *c, int layer) {
+    return model_size(c, parameter_specs[weight_of[layer]].cols);
+}
+
+// The elements of the weights of a block that are stored before the one of this layer; for NUM_LINEARS, of all.
+static int64_t elements_before(const ModelConfig *c, int layer) {
+    int64_t n = 0;
+    for (int i = 0; i < layer; i++) n += rows_of(c, i) * cols_of(c, i);
+    return n;
+}
 
 // The order of the slots: by role, then by block, then by layer. The last one is for evaluation.
 typedef enum { FP8_IN, FP8_DOUT, FP8_WEIGHT, NUM_FP8_ROLES, NUM_STEP_ROLES = FP8_WEIGHT } Fp8Role;
@@ -25,21 +34,25 @@ static int64_t num_slots(const Gpt2Options *o, int roles) { return roles * o->co
 static int64_t weight_copies(const Gpt2Options *o) { return o->train ? 2 : 1; }
 
 void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
-    const int64_t C = o->config.C, rows = o->B * o->T;
+    const ModelConfig *c = &o->config;
+    int64_t in = 0, backward = 0; // elements a token, of the layer that needs the most
+    for (int i = 0; i < NUM_LINEARS; i++) {
+        in = max_i64(in, cols_of(c, i));
+        backward = max_i64(backward, 2 * rows_of(c, i) + cols_of(c, i)); // dout, dout transposed, `in` transposed
+    }
     layout->fp8_weights = layout->fp8_slots = layout->fp8_forward = layout->fp8_backward = -1;
     if (!o->fp8) return;
     layout->fp8_weights =
-        memory_plan_add(plan, MEM_WEIGHTS, "fp8_weights", weight_copies(o) * o->config.L * BLOCK_WIDTHS * C * C,
+        memory_plan_add(plan, MEM_WEIGHTS, "fp8_weights", weight_copies(o) * c->L * elements_before(c, NUM_LINEARS),
                         PLAN_ALWAYS, PLAN_ALWAYS);
     layout->fp8_slots =
         memory_plan_add(plan, MEM_WORKSPACE, "fp8_slots", (num_slots(o, NUM_FP8_ROLES) + 1) * (int64_t)sizeof(Fp8Slot),
                         PLAN_ALWAYS, PLAN_ALWAYS);
     layout->fp8_forward =
-        memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_forward", rows * WIDEST_IN * C, 0, gpt2_head_tick(&o->config) - 1);
+        memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_forward", o->B * o->T * in, 0, gpt2_head_tick(c) - 1);
     if (!o->train) return;
-    layout->fp8_backward =
-        memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_backward", rows * WIDEST_BACKWARD * C,
-                        gpt2_backward_tick(&o->config, (int)o->config.L - 1), gpt2_end_tick(&o->config) - 1);
+    layout->fp8_backward = memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_backward", o->B * o->T * backward,
+                                           gpt2_backward_tick(c, (int)c->L - 1), gpt2_end_tick(c) - 1);
 }
 
 static Tensor slots_from(const Gpt2 *model, int64_t first, int64_t count) {
@@ -60,11 +73,10 @@ static Tensor slot_of(const Gpt2 *model, int block, LinearLayer layer, Fp8Role r
 
 // The quantised weight (OC,IC), or transposed (IC,OC).
 static Tensor quantised_weight(const Gpt2 *model, int block, LinearLayer layer, bool transposed) {
-    const int64_t C = model->options.config.C, copies = weight_copies(&model->options);
-    const int64_t OC = shapes[layer].OC * C, IC = shapes[layer].IC * C;
-    int64_t before = (int64_t)block * BLOCK_WIDTHS * C * C;
-    for (int i = 0; i < (int)layer; i++) before += shapes[i].OC * shapes[i].IC * C * C;
-    uint8_t *data = (uint8_t *)gpt2_at(model, model->layout.fp8_weights) + copies * before;
+    const ModelConfig *c = &model->options.config;
+    const int64_t OC = rows_of(c, layer), IC = cols_of(c, layer);
+    const int64_t before = block * elements_before(c, NUM_LINEARS) + elements_before(c, layer);
+    uint8_t *data = (uint8_t *)gpt2_at(model, model->layout.fp8_weights) + weight_copies(&model->options) * before;
     return transposed ? tensor_make(data + OC * IC, DTYPE_E4M3, "fp8_weight_transposed", IC, OC, 0, 0)
                       : tensor_make(data, DTYPE_E4M3, "fp8_weight", OC, IC, 0, 0);
 }
@@ -78,12 +90,12 @@ void fp8_prepare(Gpt2 *model, bool evaluating) {
     model->weights_are_new = false;
     if (o->fp8_delayed) fp8_slots_advance(slots_from(model, 0, num_slots(o, NUM_STEP_ROLES)));
     for (int block = 0; block < o->config.L; block++) {
-        const BlockParams p = gpt2_block_weights(model, block);
+        const Weights p = gpt2_weights(model, block);
         for (int i = 0; i < NUM_LINEARS; i++) {
             const LinearLayer layer = (LinearLayer)i;
             fp8_quantize(quantised_weight(model, block, layer, false),
                          o->train ? quantised_weight(model, block, layer, true) : tensor_none(),
-                         linear_weight(&p, layer), slot_of(model, block, layer, FP8_WEIGHT), FP8_CURRENT);
+                         p.all[weight_of[layer]], slot_of(model, block, layer, FP8_WEIGHT), FP8_CURRENT);
         }
     }
 }
@@ -105,7 +117,7 @@ static Fp8Scaling scaling_of(const Gpt2 *model) {
 }
 
 // In the backward pass this repeats the forward pass, with the scale found there.
-void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
+void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in, Tensor bias) {
     const Gpt2 *model = b->model;
     const bool again = b->pass == PASS_BACKWARD;
     void *scratch = gpt2_at(model, again ? model->layout.fp8_backward : model->layout.fp8_forward);
@@ -113,13 +125,13 @@ void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in) {
     const Tensor in_slot = slot_of(model, b->number, layer, FP8_IN);
     fp8_quantize(q, tensor_none(), in, in_slot, again ? FP8_KEEP : scaling_of(model));
     fp8_matmul(out, q, in_slot, quantised_weight(model, b->number, layer, false),
-               slot_of(model, b->number, layer, FP8_WEIGHT), linear_bias(&b->p, layer), false);
+               slot_of(model, b->number, layer, FP8_WEIGHT), bias, false);
 }
 
 // The gradient of the weight comes first, because din may overlap `in`.
 //   dweight (OC,IC) = dout^T (OC,N) @ in (N,IC);  din (N,IC) = dout (N,OC) @ weight (OC,IC)
 // An fp8 matmul needs the summed dimension last in both operands, so dweight uses transposed ones.
-void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate) {
+void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in) {
     const Gpt2 *model = b->model;
     const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
     uint8_t *scratch = gpt2_at(model, model->layout.fp8_backward);
@@ -131,9 +143,8 @@ void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Te
 
     fp8_quantize(q, dout_transposed, dout, dout_slot, scaling_of(model));
     fp8_quantize(tensor_none(), in_transposed, in, in_slot, FP8_KEEP);
-    fp8_matmul(linear_weight(&b->g, layer), dout_transposed, dout_slot, in_transposed, in_slot, tensor_none(),
-               accumulate);
-    bias_backward(linear_bias(&b->g, layer), dout, accumulate);
+    fp8_matmul(dweight, dout_transposed, dout_slot, in_transposed, in_slot, tensor_none(), b->accumulate);
+    bias_backward(dbias, dout, b->accumulate);
     fp8_matmul(din, q, dout_slot, quantised_weight(model, b->number, layer, true),
                slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none(), false);
 }

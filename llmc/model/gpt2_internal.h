@@ -4,51 +4,88 @@
 #include "llmc/model/gpt2.h"
 
 // The clock of a micro-step, for lifetimes in the memory plan. Forward ticks of a block, FORWARD_TICKS to a block:
-enum { F_LN1, F_QKV, F_ATT, F_PROJ, F_LN2, F_FC, F_FCPROJ, FORWARD_TICKS, F_NEXT_LN1 = FORWARD_TICKS };
+enum { F_LN1, F_QKV, F_ATT, F_ATTPROJ, F_LN2, F_FC, F_FCPROJ, FORWARD_TICKS, F_NEXT_LN1 = FORWARD_TICKS };
 // then the head (final layernorm; logits, loss and their gradients; final layernorm backward),
 enum { H_LNF, H_HEAD, H_LNF_BACKWARD, HEAD_TICKS };
 // then the blocks backward, last block first.
-enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_PROJ, B_ATT, B_QKV, B_LN1, BACKWARD_TICKS };
+// B_FCPROJ: the weight gradient of fcproj; B_GELU: its input gradient, through the GELU.
+enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_ATTPROJ, B_ATT, B_QKV, B_LN1, BACKWARD_TICKS };
 
-// The activations of a block, and the gradients that pass through it.
-typedef enum {
-    ACT_RESIDUAL1,
-    ACT_LN1,
-    ACT_LN1_MEAN,
-    ACT_LN1_RSTD,
-    ACT_QKV,
-    ACT_LSE,
-    ACT_ATT,
-    ACT_PROJ,
-    ACT_RESIDUAL2,
-    ACT_LN2,
-    ACT_LN2_MEAN,
-    ACT_LN2_RSTD,
-    ACT_PRE,
-    ACT_GELU,
-    ACT_FCPROJ,
-    ACT_DFC,
-    ACT_DLN2,
-    ACT_DATT,
-    ACT_DQKV,
-    ACT_DLN1,
-    NUM_BLOCK_ACTS
-} BlockAct;
+// Shapes of activations: (B,T,C), (B,T,3C), (B,T,4C) in the compute dtype; (B,T) and (B,NH,T) in fp32; (B,T) in i32;
+// and the logits of a chunk of rows (rows,Vp) in the compute dtype.
+typedef enum { BTC = 1, BT3C = 3, BT4C = 4, BT, BHT, TOKENS, LOGITS } ActivationShape;
 
-// Tensors of the whole model that live within a micro-step.
-typedef enum {
-    ACT_INPUTS,
-    ACT_TARGETS,
-    ACT_FINAL_RESIDUAL,
-    ACT_LNF,
-    ACT_LNF_MEAN,
-    ACT_LNF_RSTD,
-    ACT_LOGITS,
-    ACT_LOSSES,
-    ACT_DLNF,
-    ACT_DRESIDUAL,
-    NUM_MODEL_ACTS
-} ModelAct;
+// THE list of a block's activations, and of the gradients that pass through it. A row: name, shape; the ticks of the
+// forward pass from its first write to its last read; the ticks of the backward pass from its first need, its own or
+// that of a tensor computed with it, to its last read; and the ops that write it. If one of those is recomputed, the
+// activation is not kept from one pass to the other; NEVER_KEPT: it never is.
+enum { NEVER = -1, NEVER_KEPT = RECOMPUTE_BLOCK + 1 };
+// clang-format off
+#define BLOCK_ACTIVATIONS(X)                                                                       \
+    X(residual1, BTC,  F_LN1,     F_LN2,      B_LN1,     B_LN1,    0)                              \
+    X(ln1,       BTC,  F_LN1,     F_QKV,      B_QKV,     B_QKV,    RECOMPUTE_LAYERNORM)            \
+    X(ln1_mean,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)            \
+    X(ln1_rstd,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)            \
+    X(qkv,       BT3C, F_QKV,     F_ATT,      B_ATT,     B_ATT,    RECOMPUTE_QKV)                  \
+    X(lse,       BHT,  F_ATT,     F_ATT,      B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)            \
+    X(att,       BTC,  F_ATT,     F_ATTPROJ,  B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)            \
+    X(attproj,   BTC,  F_ATTPROJ, F_LN2,      B_FC,      B_FC,     RECOMPUTE_ATTPROJ | NEVER_KEPT) \
+    X(residual2, BTC,  F_LN2,     F_NEXT_LN1, B_FC,      B_LN2,    RECOMPUTE_ATTPROJ)              \
+    X(ln2,       BTC,  F_LN2,     F_FC,       B_FC,      B_FC,     RECOMPUTE_LAYERNORM)            \
+    X(ln2_mean,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)            \
+    X(ln2_rstd,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)            \
+    X(pre,       BT4C, F_FC,      F_FC,       B_FCPROJ,  B_GELU,   RECOMPUTE_FC)                   \
+    X(gelu,      BT4C, F_FC,      F_FCPROJ,   B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU | RECOMPUTE_FC)  \
+    X(fcproj,    BTC,  F_FCPROJ,  F_NEXT_LN1, NEVER,     NEVER,    0)                              \
+    X(dpre,      BT4C, NEVER,     NEVER,      B_GELU,    B_FC,     0)                              \
+    X(dln2,      BTC,  NEVER,     NEVER,      B_FC,      B_LN2,    0)                              \
+    X(datt,      BTC,  NEVER,     NEVER,      B_ATTPROJ, B_ATT,    0)                              \
+    X(dqkv,      BT3C, NEVER,     NEVER,      B_ATT,     B_QKV,    0)                              \
+    X(dln1,      BTC,  NEVER,     NEVER,      B_QKV,     B_LN1,    0)
+
+// The tensors of the whole model that live within a micro-step: name, shape, first and last tick (head: of the final
+// layernorm; final: of its backward pass; end: the last one), and whether only training has it.
+#define MODEL_ACTIVATIONS(X)                                                       \
+    X(inputs,         TOKENS, 0,                     end,                   false) \
+    X(targets,        TOKENS, 0,                     head + H_HEAD,         false) \
+    X(final_residual, BTC,    head + H_LNF,          final,                 false) \
+    X(lnf,            BTC,    head + H_LNF,          head + H_HEAD,         false) \
+    X(lnf_mean,       BT,     head + H_LNF,          final,                 false) \
+    X(lnf_rstd,       BT,     head + H_LNF,          final,                 false) \
+    X(logits,         LOGITS, head + H_HEAD,         head + H_HEAD,         false) \
+    X(losses,         BT,     head + H_HEAD,         head + H_HEAD,         false) \
+    X(dlnf,           BTC,    head + H_HEAD,         head + H_LNF_BACKWARD, true)  \
+    X(dresidual,      BTC,    head + H_LNF_BACKWARD, end,                   true)
+// clang-format on
+
+#define ONE(...) +1
+enum { NUM_BLOCK_ACTS = 0 BLOCK_ACTIVATIONS(ONE), NUM_MODEL_ACTS = 0 MODEL_ACTIVATIONS(ONE) };
+#undef ONE
+
+// Views of the tensors of the lists, for a micro-batch of B sequences of T tokens, at most the planned ones; and of the
+// weights at one block, or of their gradients.
+#define FIELD(name, ...) Tensor name;
+typedef union {
+    struct {
+        BLOCK_ACTIVATIONS(FIELD)
+    };
+    Tensor all[NUM_BLOCK_ACTS];
+} BlockActs;
+typedef union {
+    struct {
+        MODEL_ACTIVATIONS(FIELD)
+    };
+    Tensor all[NUM_MODEL_ACTS];
+} ModelActs;
+#undef FIELD
+#define FIELD(NAME, name, ...) Tensor name;
+typedef union {
+    struct {
+        PARAMETERS(FIELD)
+    };
+    Tensor all[NUM_PARAMETER_SPECS];
+} Weights;
+#undef FIELD
 
 // Handles of the memory plan; -1 if a tensor does not exist.
 typedef struct {
@@ -66,6 +103,8 @@ typedef struct {
     int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // gpt2_fp8.c
     int stats;                                             // gpt2_numerics.c
 } Layout;
+
+enum { NUM_GRAPHS = 4 }; // of a micro-step: first or not x whole or the shorter last one
 
 // The state of generation (gpt2_decode.c).
 typedef struct {
@@ -94,7 +133,7 @@ struct Gpt2 {
     struct {
         DeviceGraph *graph;
         int64_t B, tokens_in_step; // the parameters of the recording
-    } graphs[4];
+    } graphs[NUM_GRAPHS];
     Decoder decoder;
     bool observing;       // gpt2_observe
     bool weights_are_new; // since fp8_prepare
@@ -103,47 +142,36 @@ struct Gpt2 {
 
 enum { STAGING_BYTES = 4 << 20 };
 
-// Weights of one block, or their gradients.
-typedef struct {
-    Tensor ln1w, ln1b, qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, fcprojb;
-} BlockParams;
-BlockParams gpt2_block_weights(const Gpt2 *model, int block);
-BlockParams gpt2_block_gradients(const Gpt2 *model, int block); // where the ops of a micro-step write them
-Tensor gpt2_weight(const Gpt2 *model, int spec);                // of a weight outside blocks
-Tensor gpt2_gradient(const Gpt2 *model, int spec);              // the same
+typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_PROMPT, PASS_TOKEN } Pass; // the last two: gpt2_decode.c
 
-// Views for a micro-batch of B sequences of T tokens, at most the planned ones.
-typedef struct {
-    Tensor residual1, ln1, ln1_mean, ln1_rstd, qkv, lse, att, proj;
-    Tensor residual2, ln2, ln2_mean, ln2_rstd, pre, gelu, fcproj;
-    Tensor dfc, dln2, datt, dqkv, dln1;
-} BlockActs;
-
-typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_DECODER } Pass;
-
-// The tensors that the backward pass of a block reads, that were not kept, and that are not recomputed yet.
-typedef struct {
-    bool ln1, qkv, attention, residual2, ln2, pre, gelu;
-} Missing;
+enum { RECOMPUTE_LN2 = 2 * NEVER_KEPT }; // in Block.missing: ln2; RECOMPUTE_LAYERNORM is ln1 there
 
 // A block in one pass, as used by the lines of gpt2.c. A forward op of a block in the backward pass is a recomputation.
 typedef struct {
     const Gpt2 *model;
     int number;
     Pass pass;
-    BlockParams p, g; // g in the backward pass only
+    Weights p, g; // g in the backward pass only: where the ops of a micro-step write the gradients
     BlockActs a;
-    Missing missing; // in the backward pass
+    bool accumulate;      // in the backward pass: add to g
+    int missing;          // in the backward pass: RECOMPUTE_... of what was not kept and is not recomputed yet
+    int64_t first, count; // PASS_PROMPT: of the sequences that begin with this prompt
 } Block;
+Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T);
+// before: the activations of the previous block; NULL in the first one.
+void block_forward(const Block *b, const BlockActs *before);
+// gpt2_decode.c: attention with the cache of keys and values; false if the remainder of the block is not needed.
+bool decoder_attention(const Block *b);
 
+// The linear layers of a block, in the order of their weights.
 typedef enum { LINEAR_QKV, LINEAR_ATTPROJ, LINEAR_FC, LINEAR_FCPROJ, NUM_LINEARS } LinearLayer;
 
-// The decoder has the same ones for every block.
-BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, int64_t T);
-// Gives the ops the scratch memory of this model: one process may hold several models (tests do).
+Weights gpt2_weights(const Gpt2 *model, int block);      // block 0 for the weights outside blocks
+Weights gpt2_gradients_of(const Gpt2 *model, int block); // where the ops of a micro-step write them
+ModelActs gpt2_model_acts(const Gpt2 *model, int64_t B, int64_t T);
+// Gives the ops the scratch memory of this model. Called by gpt2_load_batch, gpt2_decode_* and gpt2_observe; passes and
+// updates use that of the last call. So models of one process take turns by whole steps (tests do).
 void gpt2_use_workspace(const Gpt2 *model);
-
-Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T);
 
 // gpt2_numerics.c: counts t while gpt2_observe is on.
 void numerics_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
@@ -174,13 +202,9 @@ bool gpt2_decoder_create(Gpt2 *model, Error *err);
 void gpt2_decoder_destroy(Gpt2 *model);
 int64_t gpt2_decoder_tokens(const Gpt2Options *o); // the number of i32 that it keeps on the device
 
-// gpt2.c: a layer's weight (OC,IC) and bias (OC), or their gradients.
-Tensor linear_weight(const BlockParams *p, LinearLayer layer);
-Tensor linear_bias(const BlockParams *p, LinearLayer layer);
-
 // gpt2_fp8.c: linear layers with --fp8, see gpt2.c. They do not include the GELU.
-void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in);
-void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dout, Tensor in, bool accumulate);
+void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in, Tensor bias);
+void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in);
 // Quantises the weights of all layers if they have changed since the last call, and then also advances the scales of
 // delayed scaling. Call before the first pass of a micro-step, outside its graph. evaluating: the next pass does not
 // belong to a step and must leave no trace in the scales of the run. Does nothing without --fp8.

@@ -1,11 +1,11 @@
-// The memory of the model: the table of activations with their lifetimes, the plan made from it, and the tensors that
-// are views into it. This is the only place that decides which activations the backward pass keeps.
+// The memory of the model: the plan made from the lists of weights and activations and the recomputation of each block
+// (-r), and the tensors that are views into it.
 //
 // If gradients are accumulated in fp32, the ops of a micro-step add to them in place. If they are accumulated in the
 // compute dtype, which takes half the memory, a micro-step computes its gradients in fp32 memory of its own, first of
 // the head, then block by block, and adds them to the gradient tensors with one stochastic rounding each. So within a
 // micro-step there is no additional rounding. That memory exists within the backward pass only and has the size of one
-// block.
+// block and the embedding.
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/gpt2_internal.h"
 
@@ -13,68 +13,56 @@
 
 // -------------------------------------------------------------------------------------------- the table of activations
 
-enum { NEVER = -1, NEVER_KEPT = AGAIN_BLOCK + 1 };
-
-// One row: width a token, the ticks of the forward pass from its first write to its last read, the ticks of the
-// backward pass in which it is read (gradients: written and read), and the recomputed ops that write it. If one of
-// those runs again, the activation is not kept from one pass to the other.
 typedef struct {
     const char *name;
-    char width; // '1' C, '3' 3C, '4' 4C in the compute dtype; 'h' NH, 's' one number, in fp32
+    ActivationShape shape;
     int forward_first, forward_last;
     int backward_first, backward_last;
-    int again;
+    int written_by;
 } ActivationSpec;
 
-static const ActivationSpec block_acts[NUM_BLOCK_ACTS] = {
-    [ACT_RESIDUAL1] = {"residual1", '1', F_LN1, F_LN2, B_LN1, B_LN1, 0},
-    [ACT_LN1] = {"ln1", '1', F_LN1, F_QKV, B_QKV, B_QKV, AGAIN_LAYERNORM},
-    [ACT_LN1_MEAN] = {"ln1_mean", 's', F_LN1, F_LN1, B_QKV, B_LN1, AGAIN_LAYERNORM},
-    [ACT_LN1_RSTD] = {"ln1_rstd", 's', F_LN1, F_LN1, B_QKV, B_LN1, AGAIN_LAYERNORM},
-    [ACT_QKV] = {"qkv", '3', F_QKV, F_ATT, B_ATT, B_ATT, AGAIN_QKV},
-    [ACT_LSE] = {"lse", 'h', F_ATT, F_ATT, B_PROJ, B_ATT, AGAIN_ATTENTION},
-    [ACT_ATT] = {"att", '1', F_ATT, F_PROJ, B_PROJ, B_ATT, AGAIN_ATTENTION},
-    [ACT_PROJ] = {"proj", '1', F_PROJ, F_LN2, B_FC, B_FC, NEVER_KEPT | AGAIN_ATTPROJ},
-    [ACT_RESIDUAL2] = {"residual2", '1', F_LN2, F_NEXT_LN1, B_FC, B_LN2, AGAIN_ATTPROJ},
-    [ACT_LN2] = {"ln2", '1', F_LN2, F_FC, B_FC, B_FC, AGAIN_LAYERNORM},
-    [ACT_LN2_MEAN] = {"ln2_mean", 's', F_LN2, F_LN2, B_FC, B_LN2, AGAIN_LAYERNORM},
-    [ACT_LN2_RSTD] = {"ln2_rstd", 's', F_LN2, F_LN2, B_FC, B_LN2, AGAIN_LAYERNORM},
-    [ACT_PRE] = {"pre", '4', F_FC, F_FC, B_FCPROJ, B_GELU, AGAIN_FC},
-    [ACT_GELU] = {"gelu", '4', F_FC, F_FCPROJ, B_FCPROJ, B_FCPROJ, AGAIN_GELU | AGAIN_FC},
-    [ACT_FCPROJ] = {"fcproj", '1', F_FCPROJ, F_NEXT_LN1, NEVER, NEVER, 0},
-    [ACT_DFC] = {"dfc", '4', NEVER, NEVER, B_GELU, B_FC, 0},
-    [ACT_DLN2] = {"dln2", '1', NEVER, NEVER, B_FC, B_LN2, 0},
-    [ACT_DATT] = {"datt", '1', NEVER, NEVER, B_PROJ, B_ATT, 0},
-    [ACT_DQKV] = {"dqkv", '3', NEVER, NEVER, B_ATT, B_QKV, 0},
-    [ACT_DLN1] = {"dln1", '1', NEVER, NEVER, B_QKV, B_LN1, 0},
-};
+#define X(name, ...) {#name, __VA_ARGS__},
+static const ActivationSpec block_acts[NUM_BLOCK_ACTS] = {BLOCK_ACTIVATIONS(X)};
+#undef X
 
 // The tick at which the backward pass recomputes a tensor that it first reads at `tick`: that tick, or, if another op
 // of the set needs it, the tick of that op. This is the order of the needs of block_backward in gpt2.c.
-static int again_tick(int set, int tick) {
-    const int ln2 = set & AGAIN_FC ? B_RECOMPUTE : B_FC;
-    const int attention = set & AGAIN_ATTPROJ ? ln2 : B_PROJ;
-    const int qkv = set & AGAIN_ATTENTION ? attention : B_ATT;
-    const int ln1 = set & AGAIN_QKV ? qkv : B_QKV;
-    return tick == B_FC ? ln2 : tick == B_PROJ ? attention : tick == B_ATT ? qkv : tick == B_QKV ? ln1 : tick;
+static int recompute_tick(int set, int tick) {
+    const int ln2 = set & RECOMPUTE_FC ? B_RECOMPUTE : B_FC;
+    const int attention = set & RECOMPUTE_ATTPROJ ? ln2 : B_ATTPROJ;
+    const int qkv = set & RECOMPUTE_ATTENTION ? attention : B_ATT;
+    const int ln1 = set & RECOMPUTE_QKV ? qkv : B_QKV;
+    return tick == B_FC ? ln2 : tick == B_ATTPROJ ? attention : tick == B_ATT ? qkv : tick == B_QKV ? ln1 : tick;
 }
 
-static int64_t width_of(const ModelConfig *config, char width) {
-    switch (width) {
-    case '3':
-        return 3 * config->C;
-    case '4':
-        return 4 * config->C;
-    case 'h':
-        return config->NH;
-    case 's':
-        return 1;
-    default:
-        return config->C;
+// Asks this backend, or the sizes of the machine that is planned for.
+static int64_t workspace_bytes(const Gpt2Options *o) {
+    const OpsShape shape = gpt2_ops_shape(o);
+    return o->sizes ? o->sizes->workspace_bytes(o->sizes->machine, shape) : ops_workspace_bytes(shape);
+}
+static int64_t head_chunk_rows(const Gpt2Options *o) {
+    const OpsShape shape = gpt2_ops_shape(o);
+    return o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, shape) : ops_head_chunk_rows(shape);
+}
+
+static Tensor activation(const Gpt2Options *o, ActivationShape shape, const char *name, void *data, int64_t B,
+                         int64_t T) {
+    switch (shape) {
+    case BT:
+        return tensor_make(data, DTYPE_FP32, name, B, T, 0, 0);
+    case BHT:
+        return tensor_make(data, DTYPE_FP32, name, B, o->config.NH, T, 0);
+    case TOKENS:
+        return tensor_make(data, DTYPE_I32, name, B, T, 0, 0);
+    case LOGITS:
+        return tensor_make(data, o->dtype, name, head_chunk_rows(o), o->config.Vp, 0, 0);
+    default: // BTC, BT3C, BT4C
+        return tensor_make(data, o->dtype, name, B, T, (int64_t)shape * o->config.C, 0);
     }
 }
-
-static DType dtype_of(DType compute, char width) { return width == 'h' || width == 's' ? DTYPE_FP32 : compute; }
+static int64_t activation_bytes(const Gpt2Options *o, ActivationShape shape, int64_t B, int64_t T) {
+    return (int64_t)tensor_bytes(activation(o, shape, "activation", NULL, B, T));
+}
 
 // ------------------------------------------------------------------------------------------------------------ the plan
 
@@ -98,16 +86,6 @@ OpsShape gpt2_ops_shape(const Gpt2Options *o) {
                       .forward_only = !o->train,
                       .dtype = o->dtype};
     return shape;
-}
-
-// Asks this backend, or the sizes of the machine that is planned for.
-static int64_t workspace_bytes(const Gpt2Options *o) {
-    const OpsShape shape = gpt2_ops_shape(o);
-    return o->sizes ? o->sizes->workspace_bytes(o->sizes->machine, shape) : ops_workspace_bytes(shape);
-}
-static int64_t head_chunk_rows(const Gpt2Options *o) {
-    const OpsShape shape = gpt2_ops_shape(o);
-    return o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, shape) : ops_head_chunk_rows(shape);
 }
 
 void gpt2_state_bytes(const Gpt2Options *o, int64_t bytes[NUM_STATE_SLOTS]) {
@@ -172,11 +150,10 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, i
     const int f = forward_tick(block), b = gpt2_backward_tick(&o->config, block), set = o->recompute.blocks[block];
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
-        const int64_t bytes =
-            o->B * o->T * width_of(&o->config, s->width) * (int64_t)dtype_size(dtype_of(o->dtype, s->width));
-        const bool in_forward = s->forward_first != NEVER, again = (s->again & set) != 0;
+        const int64_t bytes = activation_bytes(o, s->shape, o->B, o->T);
+        const bool in_forward = s->forward_first != NEVER, recomputed = (s->written_by & set) != 0;
         const bool in_backward = o->train && s->backward_first != NEVER;
-        const bool kept = in_forward && in_backward && !again && !(s->again & NEVER_KEPT);
+        const bool kept = in_forward && in_backward && !recomputed && !(s->written_by & NEVER_KEPT);
         layout->forward[block][i] = layout->backward[block][i] = -1;
         if (kept) {
             layout->forward[block][i] = layout->backward[block][i] =
@@ -186,9 +163,9 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, i
         if (in_forward)
             layout->forward[block][i] =
                 memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, f + s->forward_first, f + s->forward_last);
-        if (in_backward && (again || !in_forward)) {
-            const int first = again ? again_tick(set, s->backward_first) : s->backward_first;
-            const int last = i == ACT_PROJ ? first : s->backward_last;
+        if (in_backward && (recomputed || !in_forward)) {
+            const int first = recomputed ? recompute_tick(set, s->backward_first) : s->backward_first;
+            const int last = s->written_by & NEVER_KEPT ? first : s->backward_last;
             layout->backward[block][i] = memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, b + first, b + last);
         }
     }
@@ -197,30 +174,23 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, i
 static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     const int head = gpt2_head_tick(&o->config);
     const int end = o->train ? gpt2_end_tick(&o->config) : head + H_HEAD;
-    const int64_t rows = o->B * o->T, e = (int64_t)dtype_size(o->dtype), C = o->config.C;
-    const int after_head = o->train ? head + H_LNF_BACKWARD : head + H_HEAD;
+    const int final = o->train ? head + H_LNF_BACKWARD : head + H_HEAD;
     const struct {
         const char *name;
-        int64_t bytes;
+        ActivationShape shape;
         int first, last;
         bool train_only;
     } acts[NUM_MODEL_ACTS] = {
-        [ACT_INPUTS] = {"inputs", rows * 4, 0, end, false},
-        [ACT_TARGETS] = {"targets", rows * 4, 0, head + H_HEAD, false},
-        [ACT_FINAL_RESIDUAL] = {"final_residual", rows * C * e, head + H_LNF, after_head, false},
-        [ACT_LNF] = {"lnf", rows * C * e, head + H_LNF, head + H_HEAD, false},
-        [ACT_LNF_MEAN] = {"lnf_mean", rows * 4, head + H_LNF, after_head, false},
-        [ACT_LNF_RSTD] = {"lnf_rstd", rows * 4, head + H_LNF, after_head, false},
-        [ACT_LOGITS] = {"logits", head_chunk_rows(o) * o->config.Vp * e, head + H_HEAD, head + H_HEAD, false},
-        [ACT_LOSSES] = {"losses", rows * 4, head + H_HEAD, head + H_HEAD, false},
-        [ACT_DLNF] = {"dlnf", rows * C * e, head + H_HEAD, head + H_LNF_BACKWARD, true},
-        [ACT_DRESIDUAL] = {"dresidual", rows * C * e, head + H_LNF_BACKWARD, end, true},
+#define X(name, ...) {#name, __VA_ARGS__},
+        MODEL_ACTIVATIONS(X)
+#undef X
     };
     for (int i = 0; i < NUM_MODEL_ACTS; i++)
         layout->model_acts[i] =
             acts[i].train_only && !o->train
                 ? -1
-                : memory_plan_add(plan, MEM_ACTIVATIONS, acts[i].name, acts[i].bytes, acts[i].first, acts[i].last);
+                : memory_plan_add(plan, MEM_ACTIVATIONS, acts[i].name, activation_bytes(o, acts[i].shape, o->B, o->T),
+                                  acts[i].first, acts[i].last);
 }
 
 // Decoding gets its own ticks after the micro-step. Lifetimes never overlap, so the cache and its activations reuse the
@@ -237,7 +207,7 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o)
             layout->decoder_acts[i] = -1;
             continue;
         }
-        const int64_t bytes = tokens * width_of(c, s->width) * (int64_t)dtype_size(dtype_of(o->dtype, s->width));
+        const int64_t bytes = activation_bytes(o, s->shape, 1, tokens);
         const int last = s->forward_first == F_LN1 ? F_NEXT_LN1 : s->forward_last;
         layout->decoder_acts[i] =
             memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, begin + s->forward_first, begin + last);
@@ -321,116 +291,65 @@ Tensor gpt2_optimizer_scratch(const Gpt2 *model) {
                        0, 0);
 }
 
-static BlockParams block_params(const Gpt2 *model, int block, bool gradients) {
-    Tensor t[NUM_PARAMETER_SPECS];
-    for (int s = PARAM_LN1W; s <= PARAM_FCPROJB; s++) {
-        const int index = parameter_index(&model->options.config, s, block);
-        t[s] = gradients ? gpt2_micro_gradient(model, index) : model->tensors[index].weight;
-    }
-    return (BlockParams){
-        .ln1w = t[PARAM_LN1W],
-        .ln1b = t[PARAM_LN1B],
-        .qkvw = t[PARAM_QKVW],
-        .qkvb = t[PARAM_QKVB],
-        .attprojw = t[PARAM_ATTPROJW],
-        .attprojb = t[PARAM_ATTPROJB],
-        .ln2w = t[PARAM_LN2W],
-        .ln2b = t[PARAM_LN2B],
-        .fcw = t[PARAM_FCW],
-        .fcb = t[PARAM_FCB],
-        .fcprojw = t[PARAM_FCPROJW],
-        .fcprojb = t[PARAM_FCPROJB],
+Weights gpt2_weights(const Gpt2 *model, int block) {
+    Weights w;
+    for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
+        w.all[s] = model->tensors[parameter_index(&model->options.config, s, block)].weight;
+    return w;
+}
+Weights gpt2_gradients_of(const Gpt2 *model, int block) {
+    Weights g;
+    for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
+        g.all[s] = gpt2_micro_gradient(model, parameter_index(&model->options.config, s, block));
+    return g;
+}
+
+ModelActs gpt2_model_acts(const Gpt2 *model, int64_t B, int64_t T) {
+    static const struct {
+        const char *name;
+        ActivationShape shape;
+    } acts[NUM_MODEL_ACTS] = {
+#define X(name, shape, ...) {#name, shape},
+        MODEL_ACTIVATIONS(X)
+#undef X
     };
-}
-BlockParams gpt2_block_weights(const Gpt2 *model, int block) { return block_params(model, block, false); }
-BlockParams gpt2_block_gradients(const Gpt2 *model, int block) { return block_params(model, block, true); }
-
-Tensor gpt2_weight(const Gpt2 *model, int spec) {
-    return model->tensors[parameter_index(&model->options.config, spec, 0)].weight;
-}
-Tensor gpt2_gradient(const Gpt2 *model, int spec) {
-    return gpt2_micro_gradient(model, parameter_index(&model->options.config, spec, 0));
+    ModelActs a;
+    for (int i = 0; i < NUM_MODEL_ACTS; i++) {
+        void *data = gpt2_at(model, model->layout.model_acts[i]);
+        a.all[i] = activation(&model->options, acts[i].shape, acts[i].name, data, B, T);
+    }
+    return a;
 }
 
-BlockActs gpt2_block_acts(const Gpt2 *model, int block, Pass pass, int64_t B, int64_t T) {
-    const int *handles = pass == PASS_FORWARD    ? model->layout.forward[block]
-                         : pass == PASS_BACKWARD ? model->layout.backward[block]
-                                                 : model->layout.decoder_acts;
-    Tensor t[NUM_BLOCK_ACTS];
+Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T) {
+    const Layout *layout = &model->layout;
+    const int *handles = pass == PASS_FORWARD    ? layout->forward[number]
+                         : pass == PASS_BACKWARD ? layout->backward[number]
+                                                 : layout->decoder_acts;
+    Block b = {.model = model, .number = number, .pass = pass, .p = gpt2_weights(model, number)};
+    if (pass == PASS_BACKWARD) {
+        b.g = gpt2_gradients_of(model, number);
+        b.missing = model->options.recompute.blocks[number];
+        if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2;
+    }
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
-        const DType dtype = dtype_of(model->options.dtype, s->width);
-        const int64_t width = width_of(&model->options.config, s->width);
-        void *data = gpt2_at(model, handles[i]);
-        if (s->width == 'h')
-            t[i] = tensor_make(data, dtype, s->name, B, width, T, 0); // lse (B,NH,T)
-        else if (s->width == 's')
-            t[i] = tensor_make(data, dtype, s->name, B, T, 0, 0);
-        else
-            t[i] = tensor_make(data, dtype, s->name, B, T, width, 0);
+        b.a.all[i] = activation(&model->options, s->shape, s->name, gpt2_at(model, handles[i]), B, T);
     }
-    return (BlockActs){
-        .residual1 = t[ACT_RESIDUAL1],
-        .ln1 = t[ACT_LN1],
-        .ln1_mean = t[ACT_LN1_MEAN],
-        .ln1_rstd = t[ACT_LN1_RSTD],
-        .qkv = t[ACT_QKV],
-        .lse = t[ACT_LSE],
-        .att = t[ACT_ATT],
-        .proj = t[ACT_PROJ],
-        .residual2 = t[ACT_RESIDUAL2],
-        .ln2 = t[ACT_LN2],
-        .ln2_mean = t[ACT_LN2_MEAN],
-        .ln2_rstd = t[ACT_LN2_RSTD],
-        .pre = t[ACT_PRE],
-        .gelu = t[ACT_GELU],
-        .fcproj = t[ACT_FCPROJ],
-        .dfc = t[ACT_DFC],
-        .dln2 = t[ACT_DLN2],
-        .datt = t[ACT_DATT],
-        .dqkv = t[ACT_DQKV],
-        .dln1 = t[ACT_DLN1],
-    };
-}
-
-Tensor gpt2_act(const Gpt2 *model, ModelAct act, int64_t B, int64_t T) {
-    const Gpt2Options *o = &model->options;
-    void *data = gpt2_at(model, model->layout.model_acts[act]);
-    switch (act) {
-    case ACT_INPUTS:
-        return tensor_make(data, DTYPE_I32, "inputs", B, T, 0, 0);
-    case ACT_TARGETS:
-        return tensor_make(data, DTYPE_I32, "targets", B, T, 0, 0);
-    case ACT_LNF_MEAN:
-        return tensor_make(data, DTYPE_FP32, "lnf_mean", B, T, 0, 0);
-    case ACT_LNF_RSTD:
-        return tensor_make(data, DTYPE_FP32, "lnf_rstd", B, T, 0, 0);
-    case ACT_LOSSES:
-        return tensor_make(data, DTYPE_FP32, "losses", B, T, 0, 0);
-    case ACT_LOGITS:
-        return tensor_make(data, o->dtype, "logits", head_chunk_rows(o), o->config.Vp, 0, 0);
-    case ACT_LNF:
-        return tensor_make(data, o->dtype, "lnf", B, T, o->config.C, 0);
-    case ACT_FINAL_RESIDUAL:
-        return tensor_make(data, o->dtype, "final_residual", B, T, o->config.C, 0);
-    case ACT_DLNF:
-        return tensor_make(data, o->dtype, "dlnf", B, T, o->config.C, 0);
-    default:
-        return tensor_make(data, o->dtype, "dresidual", B, T, o->config.C, 0);
-    }
+    return b;
 }
 
 // ----------------------------------------------------------------------------------------------------------- gradients
 
 DType gpt2_gradient_dtype(const Gpt2Options *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
 
-// The first and last tick at which the micro-step's own gradient of this kind of parameter is in use.
+// The first and last tick at which the micro-step's own gradient of this kind of parameter is in use. Blocks share
+// theirs, one after the other.
 static void lifetime(const ModelConfig *c, int spec, int *first, int *last) {
-    *first = gpt2_backward_tick(c, (int)c->L - 1), *last = gpt2_end_tick(c) - 1; // of one block after the other
+    *first = gpt2_head_tick(c) + H_HEAD, *last = gpt2_end_tick(c); // the embedding adds to the head's gradient of wte
+    if (parameter_specs[spec].per_block) *first = gpt2_backward_tick(c, (int)c->L - 1), *last = gpt2_end_tick(c) - 1;
     if (spec == PARAM_LNFW || spec == PARAM_LNFB) *first = *last = gpt2_head_tick(c) + H_LNF_BACKWARD;
-    if (spec == PARAM_WTE) *first = gpt2_head_tick(c) + H_HEAD; // the embedding adds to the head's gradient
     if (spec == PARAM_WPE) *first = gpt2_end_tick(c);
-    if (spec == PARAM_WTE || spec == PARAM_WPE) *last = gpt2_end_tick(c);
 }
 
 void gradients_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {

@@ -13,7 +13,7 @@
 // The classes in the order of their rows: roles of the linear layers, then the kinds of parameters.
 typedef enum { PART_WEIGHT, PART_GRADIENT, PART_UPDATE, NUM_PARTS } Part;
 enum { FIRST_PARAMETER = NUM_LINEARS * NUM_ROLES, NUM_CLASSES = FIRST_PARAMETER + NUM_PARAMETER_SPECS * NUM_PARTS };
-_Static_assert((int)NUM_CLASSES <= (int)NUMERICS_MAX_ROWS, "more classes than rows");
+_Static_assert((int)NUM_CLASSES == (int)NUMERICS_MAX_ROWS, "a row for each class");
 
 static int linear_class(LinearLayer layer, Role role) { return (int)layer * NUM_ROLES + (int)role; }
 static int parameter_class(int spec, Part part) { return FIRST_PARAMETER + spec * NUM_PARTS + (int)part; }

@@ -17,7 +17,6 @@ static Gpt2Options effective(const Gpt2Options *options) {
 // fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
 // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
 static bool check_fp8(const Gpt2Options *o, Error *err) {
-    enum { FP8_MULTIPLE = 16 };
     if (o->dtype != DTYPE_BF16)
         return error_set(err, "--fp8: beside --dtype bf16 only, not %s: head and attention stay in it",
                          dtype_name(o->dtype));
@@ -102,7 +101,7 @@ static void make_tensors(Gpt2 *model) {
         make_state(model, t, p, at, &host_at);
         t->rule = optimizer_rule(o->optimizer, p);
         t->rate = optimizer_rate(o->optimizer, p);
-        t->weight_decay = p->spec->weight_decay ? 1.0f : 0.0f;
+        t->weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : 1.0f;
         t->stream = i;
         t->padding = (p->rows - p->file_rows) * p->cols;
         model->gradients[i] = t->grad;
@@ -127,7 +126,7 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
                (model->host_state = host_alloc((size_t)model->layout.host_bytes, err)) != NULL) &&
               (model->copied = device_event_create(err)) != NULL &&
               (model->unpacked = device_event_create(err)) != NULL;
-    for (int i = 0; ok && i < 4; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
+    for (int i = 0; ok && i < NUM_GRAPHS; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
     ok = ok && gpt2_decoder_create(model, err);
     if (!ok) {
         gpt2_destroy(model);
@@ -144,7 +143,7 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
 void gpt2_destroy(Gpt2 *model) {
     if (!model) return;
     ops_set_workspace(NULL, 0);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < NUM_GRAPHS; i++)
         if (model->graphs[i].graph) device_graph_destroy(model->graphs[i].graph);
     gpt2_decoder_destroy(model);
     if (model->copied) device_event_destroy(model->copied);

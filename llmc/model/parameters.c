@@ -11,7 +11,7 @@
 
 // --------------------------------------------------------------------------------------------------------------- shape
 
-// GPT-2's and GPT-3's published shapes, and llm.c's names for them.
+// GPT-2's and GPT-3's published shapes with llm.c's names for them, and llm.c's own: d6, d60 and gpt3:c384.
 static const struct {
     const char *name;
     int64_t L, C, NH, max_T;
@@ -132,48 +132,25 @@ const char *model_config_text(const ModelConfig *c, int64_t T, char *buf, size_t
 
 // ------------------------------------------------------------------------------------------------------ the parameters
 
-// In the order of llm.c's .bin files.
-const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS] = {
-    // name, Hugging Face name, init, per block, decay, transposed, rows, cols, group, stacked
-    [PARAM_WTE] = {"wte", "transformer.wte.weight", INIT_NORMAL, false, true, false, 'V', 'C', GROUP_EMBEDDING, 1},
-    [PARAM_WPE] = {"wpe", "transformer.wpe.weight", INIT_NORMAL, false, true, false, 'T', 'C', GROUP_EMBEDDING, 1},
-    [PARAM_LN1W] = {"ln1w", "transformer.h.%d.ln_1.weight", INIT_ONE, true, false, false, 'C', '1', GROUP_VECTOR, 1},
-    [PARAM_LN1B] = {"ln1b", "transformer.h.%d.ln_1.bias", INIT_ZERO, true, false, false, 'C', '1', GROUP_VECTOR, 1},
-    [PARAM_QKVW] = {"qkvw", "transformer.h.%d.attn.c_attn.weight", INIT_NORMAL, true, true, true, '3', 'C',
-                    GROUP_MATRIX, 3},
-    [PARAM_QKVB] = {"qkvb", "transformer.h.%d.attn.c_attn.bias", INIT_ZERO, true, false, false, '3', '1', GROUP_VECTOR,
-                    1},
-    [PARAM_ATTPROJW] = {"attprojw", "transformer.h.%d.attn.c_proj.weight", INIT_NORMAL_RESIDUAL, true, true, true, 'C',
-                        'C', GROUP_MATRIX, 1},
-    [PARAM_ATTPROJB] = {"attprojb", "transformer.h.%d.attn.c_proj.bias", INIT_ZERO, true, false, false, 'C', '1',
-                        GROUP_VECTOR, 1},
-    [PARAM_LN2W] = {"ln2w", "transformer.h.%d.ln_2.weight", INIT_ONE, true, false, false, 'C', '1', GROUP_VECTOR, 1},
-    [PARAM_LN2B] = {"ln2b", "transformer.h.%d.ln_2.bias", INIT_ZERO, true, false, false, 'C', '1', GROUP_VECTOR, 1},
-    [PARAM_FCW] = {"fcw", "transformer.h.%d.mlp.c_fc.weight", INIT_NORMAL, true, true, true, '4', 'C', GROUP_MATRIX, 1},
-    [PARAM_FCB] = {"fcb", "transformer.h.%d.mlp.c_fc.bias", INIT_ZERO, true, false, false, '4', '1', GROUP_VECTOR, 1},
-    [PARAM_FCPROJW] = {"fcprojw", "transformer.h.%d.mlp.c_proj.weight", INIT_NORMAL_RESIDUAL, true, true, true, 'C',
-                       '4', GROUP_MATRIX, 1},
-    [PARAM_FCPROJB] = {"fcprojb", "transformer.h.%d.mlp.c_proj.bias", INIT_ZERO, true, false, false, 'C', '1',
-                       GROUP_VECTOR, 1},
-    [PARAM_LNFW] = {"lnfw", "transformer.ln_f.weight", INIT_ONE, false, false, false, 'C', '1', GROUP_VECTOR, 1},
-    [PARAM_LNFB] = {"lnfb", "transformer.ln_f.bias", INIT_ZERO, false, false, false, 'C', '1', GROUP_VECTOR, 1},
-};
+enum { MODEL, BLOCK };
+#define X(NAME, field, where, group, initial, rows, cols, stacked, hf_name)                                            \
+    {#field,                                                                                                           \
+     where == BLOCK,                                                                                                   \
+     GROUP_##group,                                                                                                    \
+     INIT_##initial,                                                                                                   \
+     rows,                                                                                                             \
+     cols,                                                                                                             \
+     stacked,                                                                                                          \
+     "transformer." hf_name,                                                                                           \
+     GROUP_##group == GROUP_MATRIX},
+const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS] = {PARAMETERS(X)};
+#undef X
 
-static int64_t dimension(const ModelConfig *config, char code) {
-    switch (code) {
-    case 'V':
-        return config->Vp;
-    case 'T':
-        return config->max_T;
-    case '3':
-        return 3 * config->C;
-    case '4':
-        return 4 * config->C;
-    case '1':
-        return 1;
-    default:
-        return config->C;
-    }
+int64_t model_size(const ModelConfig *config, Dimension dimension) {
+    const int64_t C = config->C;
+    const int64_t sizes[] = {[DIM_1] = 1,      [DIM_C] = C,           [DIM_3C] = 3 * C,
+                             [DIM_4C] = 4 * C, [DIM_VP] = config->Vp, [DIM_MAX_T] = config->max_T};
+    return sizes[dimension];
 }
 
 int parameter_count(const ModelConfig *config) {
@@ -197,10 +174,10 @@ Parameter *parameter_table(const ModelConfig *config) {
         for (int block = 0; block < (spec->per_block ? config->L : 1); block++, p++) {
             p->spec = spec;
             p->block = spec->per_block ? block : -1;
-            p->rank = spec->cols == '1' ? 1 : 2;
-            p->rows = dimension(config, spec->rows);
-            p->cols = dimension(config, spec->cols);
-            p->file_rows = spec->rows == 'V' ? config->V : p->rows;
+            p->rank = spec->cols == DIM_1 ? 1 : 2;
+            p->rows = model_size(config, spec->rows);
+            p->cols = model_size(config, spec->cols);
+            p->file_rows = spec->rows == DIM_VP ? config->V : p->rows;
             size_t length = strcspn(spec->hf_name, "%"); // the one conversion in these names is %d
             if (spec->hf_name[length])
                 snprintf(p->name, sizeof p->name, "%.*s%d%s", (int)length, spec->hf_name, block,
@@ -222,7 +199,7 @@ int64_t parameter_total(const ModelConfig *config) {
     int64_t total = 0;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const ParameterSpec *spec = &parameter_specs[s];
-        total += dimension(config, spec->rows) * dimension(config, spec->cols) * (spec->per_block ? config->L : 1);
+        total += model_size(config, spec->rows) * model_size(config, spec->cols) * (spec->per_block ? config->L : 1);
     }
     return total;
 }

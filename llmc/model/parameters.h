@@ -21,9 +21,10 @@ typedef struct {
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
 
 // Fills config from a descriptor; false and a message that lists the forms if it is not one.
-//   d6 d12 d24 d36 d48 d60     GPT-2 (124M is d12): max_T 1024, V 0
+//   d6 d12 d24 d36 d48 d60     GPT-2's sizes (124M is d12), and llm.c's d6 and d60: max_T 1024, V 0
 //   gpt3:c768 ...              GPT-3's table by channels (384 768 1024 1536 2048 2560 4096 5120 12288): max_T 2048
-//   L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's; V 0); NH defaults to C/64.
+//   L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's; V 0); NH defaults to C/64,
+//                              or to 1 if C is not a multiple of 64.
 //                              A preset may come first: d12,V=50257,T=512
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err);
 
@@ -43,41 +44,50 @@ const char *model_config_text(const ModelConfig *config, int64_t T, char *buf, s
 
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } InitKind;
 
-// The groups that optimizers distinguish.
+// The groups that optimizers distinguish. Vectors have no weight decay.
 typedef enum { GROUP_EMBEDDING, GROUP_MATRIX, GROUP_VECTOR } ParameterGroup;
 
-// One row of the table: a weight of the model, or of each block.
-typedef struct {
-    const char *name;    // ours, and llm.c's: "wte", "qkvw", ...
-    const char *hf_name; // Hugging Face; %d is the block
-    InitKind init;       // NORMAL: N(0, 0.02); NORMAL_RESIDUAL: N(0, 0.02 / sqrt(2 L))
-    bool per_block;
-    bool weight_decay; // matrices yes, vectors no
-    bool transposed;   // Hugging Face stores (in, out), we store (out, in)
-    char rows, cols;   // shape as a code: 'V' Vp, 'T' max_T, 'C', '3' 3C, '4' 4C, '1' no such dimension
-    ParameterGroup group;
-    int stacked; // matrices stacked by rows in it: 3 in qkvw (Muon treats each separately), else 1
-} ParameterSpec;
+// A size that follows from the shape of the model: 1, C, 3C, 4C, Vp, max_T.
+typedef enum { DIM_1, DIM_C, DIM_3C, DIM_4C, DIM_VP, DIM_MAX_T } Dimension;
+int64_t model_size(const ModelConfig *config, Dimension dimension);
 
-enum {
-    PARAM_WTE,
-    PARAM_WPE,
-    PARAM_LN1W,
-    PARAM_LN1B,
-    PARAM_QKVW,
-    PARAM_QKVB,
-    PARAM_ATTPROJW,
-    PARAM_ATTPROJB,
-    PARAM_LN2W,
-    PARAM_LN2B,
-    PARAM_FCW,
-    PARAM_FCB,
-    PARAM_FCPROJW,
-    PARAM_FCPROJB,
-    PARAM_LNFW,
-    PARAM_LNFB,
-    NUM_PARAMETER_SPECS
-};
+// THE list of weights, in the order of llm.c's .bin files. A row: the name of its constant and of its field, MODEL or
+// BLOCK (one in each block), group, initial value, rows and columns (DIM_1: a vector), the matrices stacked by rows in
+// it (Muon treats each separately), and its name in Hugging Face files after "transformer.", with %d for the block.
+// clang-format off
+#define PARAMETERS(X)                                                                                         \
+    X(WTE,      wte,      MODEL, EMBEDDING, NORMAL,          DIM_VP,    DIM_C,  1, "wte.weight")              \
+    X(WPE,      wpe,      MODEL, EMBEDDING, NORMAL,          DIM_MAX_T, DIM_C,  1, "wpe.weight")              \
+    X(LN1W,     ln1w,     BLOCK, VECTOR,    ONE,             DIM_C,     DIM_1,  1, "h.%d.ln_1.weight")        \
+    X(LN1B,     ln1b,     BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.ln_1.bias")          \
+    X(QKVW,     qkvw,     BLOCK, MATRIX,    NORMAL,          DIM_3C,    DIM_C,  3, "h.%d.attn.c_attn.weight") \
+    X(QKVB,     qkvb,     BLOCK, VECTOR,    ZERO,            DIM_3C,    DIM_1,  1, "h.%d.attn.c_attn.bias")   \
+    X(ATTPROJW, attprojw, BLOCK, MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_C,  1, "h.%d.attn.c_proj.weight") \
+    X(ATTPROJB, attprojb, BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.attn.c_proj.bias")   \
+    X(LN2W,     ln2w,     BLOCK, VECTOR,    ONE,             DIM_C,     DIM_1,  1, "h.%d.ln_2.weight")        \
+    X(LN2B,     ln2b,     BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.ln_2.bias")          \
+    X(FCW,      fcw,      BLOCK, MATRIX,    NORMAL,          DIM_4C,    DIM_C,  1, "h.%d.mlp.c_fc.weight")    \
+    X(FCB,      fcb,      BLOCK, VECTOR,    ZERO,            DIM_4C,    DIM_1,  1, "h.%d.mlp.c_fc.bias")      \
+    X(FCPROJW,  fcprojw,  BLOCK, MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_4C, 1, "h.%d.mlp.c_proj.weight")  \
+    X(FCPROJB,  fcprojb,  BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.mlp.c_proj.bias")    \
+    X(LNFW,     lnfw,     MODEL, VECTOR,    ONE,             DIM_C,     DIM_1,  1, "ln_f.weight")             \
+    X(LNFB,     lnfb,     MODEL, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "ln_f.bias")
+// clang-format on
+
+#define X(NAME, ...) PARAM_##NAME,
+enum { PARAMETERS(X) NUM_PARAMETER_SPECS };
+#undef X
+
+typedef struct {
+    const char *name; // ours, and llm.c's: "wte", "qkvw", ...
+    bool per_block;
+    ParameterGroup group;
+    InitKind init; // NORMAL: N(0, 0.02); NORMAL_RESIDUAL: N(0, 0.02 / sqrt(2 L))
+    Dimension rows, cols;
+    int stacked;
+    const char *hf_name;
+    bool transposed; // matrices: Hugging Face stores (in, out), we store (out, in)
+} ParameterSpec;
 extern const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS];
 
 // One weight tensor of a given model: a row of the table at a block.

@@ -13,8 +13,9 @@ static const struct {
     const char *name;
     int set;
 } OPS[] = {
-    {"gelu", AGAIN_GELU},           {"layernorm", AGAIN_LAYERNORM}, {"fc", AGAIN_FC | AGAIN_GELU}, {"qkv", AGAIN_QKV},
-    {"attention", AGAIN_ATTENTION}, {"attproj", AGAIN_ATTPROJ},     {"block", AGAIN_BLOCK},
+    {"gelu", RECOMPUTE_GELU},   {"layernorm", RECOMPUTE_LAYERNORM}, {"fc", RECOMPUTE_FC | RECOMPUTE_GELU},
+    {"qkv", RECOMPUTE_QKV},     {"attention", RECOMPUTE_ATTENTION}, {"attproj", RECOMPUTE_ATTPROJ},
+    {"block", RECOMPUTE_BLOCK},
 };
 enum { NUM_OPS = sizeof OPS / sizeof OPS[0] };
 
@@ -24,11 +25,11 @@ static const char FORMS[] = "expected 0 .. 3, ops joined by + (gelu, layernorm, 
 enum { NUM_LEVELS = 4 };
 
 int recompute_level_set(int level) {
-    const int sets[NUM_LEVELS] = {0, AGAIN_GELU, AGAIN_GELU | AGAIN_LAYERNORM, AGAIN_BLOCK};
+    const int sets[NUM_LEVELS] = {0, RECOMPUTE_GELU, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_BLOCK};
     return sets[level];
 }
 
-static int with_implied(int set) { return set & AGAIN_FC ? set | AGAIN_GELU : set; }
+static int with_implied(int set) { return set & RECOMPUTE_FC ? set | RECOMPUTE_GELU : set; }
 static int set_of(const Recompute *r, int64_t block) { return with_implied(r->blocks[block]); }
 
 Recompute recompute_all(int set) {
@@ -39,7 +40,7 @@ Recompute recompute_all(int set) {
 
 bool recompute_gelu_alone(const Recompute *r, int64_t L) {
     for (int64_t l = 0; l < L; l++)
-        if ((set_of(r, l) & (AGAIN_GELU | AGAIN_FC)) == AGAIN_GELU) return true;
+        if ((set_of(r, l) & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) return true;
     return false;
 }
 
@@ -140,8 +141,8 @@ static void append_set(char *buf, size_t size, int set) {
         }
     const char *plus = "";
     for (int i = 0; i < NUM_OPS; i++) {
-        if ((set & OPS[i].set) != OPS[i].set || OPS[i].set == AGAIN_BLOCK) continue;
-        if (OPS[i].set == AGAIN_GELU && set & AGAIN_FC) continue; // implied by fc
+        if ((set & OPS[i].set) != OPS[i].set || OPS[i].set == RECOMPUTE_BLOCK) continue;
+        if (OPS[i].set == RECOMPUTE_GELU && set & RECOMPUTE_FC) continue; // implied by fc
         append(buf, size, plus);
         append(buf, size, OPS[i].name);
         plus = "+";
@@ -190,10 +191,10 @@ double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, 
     double flops = 0.0;
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
-        if (set & AGAIN_FC) flops += 8.0 * C * C;
-        if (set & AGAIN_QKV) flops += 6.0 * C * C;
-        if (set & AGAIN_ATTPROJ) flops += 2.0 * C * C;
-        if (set & AGAIN_ATTENTION) flops += 2.0 * C * (double)(T + 1);
+        if (set & RECOMPUTE_FC) flops += 8.0 * C * C;
+        if (set & RECOMPUTE_QKV) flops += 6.0 * C * C;
+        if (set & RECOMPUTE_ATTPROJ) flops += 2.0 * C * C;
+        if (set & RECOMPUTE_ATTENTION) flops += 2.0 * C * (double)(T + 1);
     }
     return flops;
 }
@@ -203,11 +204,11 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
     double elements = 0.0;
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
-        if ((set & (AGAIN_GELU | AGAIN_FC)) == AGAIN_GELU) elements += 8.0 * C;
-        if (set & AGAIN_LAYERNORM) elements += 2.0 * C;
-        if (set & AGAIN_ATTPROJ)
+        if ((set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += 8.0 * C;
+        if (set & RECOMPUTE_LAYERNORM) elements += 2.0 * C;
+        if (set & RECOMPUTE_ATTPROJ)
             elements += 4.0 * C; // ln2 comes with it
-        else if (set & AGAIN_LAYERNORM)
+        else if (set & RECOMPUTE_LAYERNORM)
             elements += 2.0 * C;
     }
     return elements;

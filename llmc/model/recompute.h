@@ -14,18 +14,18 @@
 // The ops of a block that can run again; a set of them for each block. An op that needs the result of another op in the
 // set finds it there, so no op runs twice.
 enum {
-    AGAIN_GELU = 1,       // gelu                              4 C elements a token less, no matmul
-    AGAIN_LAYERNORM = 2,  // ln1, ln2 and their statistics     2 C, no matmul
-    AGAIN_FC = 4,         // pre, with it gelu                 8 C (4 C beyond gelu), 8 C^2 FLOPs a token
-    AGAIN_QKV = 8,        // qkv                               3 C, 6 C^2
-    AGAIN_ATTENTION = 16, // att, lse                          C, 2 C (T + 1)
-    AGAIN_ATTPROJ = 32,   // residual2                         C, 2 C^2
-    AGAIN_BLOCK = 63      // all of them: only residual1 is kept; 16 C^2 + 2 C (T + 1)
+    RECOMPUTE_GELU = 1,       // gelu                              4 C elements a token less, no matmul
+    RECOMPUTE_LAYERNORM = 2,  // ln1, ln2 and their statistics     2 C, no matmul
+    RECOMPUTE_FC = 4,         // pre, with it gelu                 8 C (4 C beyond gelu), 8 C^2 FLOPs a token
+    RECOMPUTE_QKV = 8,        // qkv                               3 C, 6 C^2
+    RECOMPUTE_ATTENTION = 16, // att, lse                          C, 2 C (T + 1)
+    RECOMPUTE_ATTPROJ = 32,   // residual2                         C, 2 C^2
+    RECOMPUTE_BLOCK = 63      // all of them: only residual1 is kept; 16 C^2 + 2 C (T + 1)
 };
 
 enum { MAX_BLOCKS = 1024 };
 typedef struct {
-    uint8_t blocks[MAX_BLOCKS]; // set of AGAIN_... of each block
+    uint8_t blocks[MAX_BLOCKS]; // set of RECOMPUTE_... of each block
 } Recompute;
 
 // The argument of -r is one of

@@ -197,10 +197,10 @@ static const struct {
     {"residual", "residual1 residual2 final_residual"},
     {"layernorm", "ln1 ln1_mean ln1_rstd ln2 ln2_mean ln2_rstd lnf lnf_mean lnf_rstd"},
     {"qkv", "qkv"},
-    {"attention", "att lse proj"},
+    {"attention", "att lse attproj"},
     {"mlp", "pre gelu fcproj"},
     {"logits", "logits losses"},
-    {"gradients", "dfc dln2 datt dqkv dln1 dlnf dresidual"},
+    {"gradients", "dpre dln2 datt dqkv dln1 dlnf dresidual"},
     {"micro_gradients", "micro_gradients"}, // of weights, with --grad-dtype compute
     {"fp8", "fp8_forward fp8_backward"},
     {"tokens", "inputs targets"},

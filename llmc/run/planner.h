@@ -112,7 +112,7 @@ bool planner_choose(Gpt2Options *model, double room, int64_t most);
 
 // The choices of -r auto for a model of L blocks, cheapest first; returns their number, the caller frees *ladder.
 typedef struct {
-    int first_set, set; // AGAIN_...: of the first `count` blocks, of the others
+    int first_set, set; // RECOMPUTE_...: of the first `count` blocks, of the others
     int64_t count;
     double flops, elements; // extra ones per token, in matmuls and attention; moved by others
 } RecomputeChoice;

@@ -69,13 +69,13 @@ int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t mo
 // restores, attention 2 (T + 1).
 static const int SETS[] = {
     0,
-    AGAIN_GELU,
-    AGAIN_GELU | AGAIN_LAYERNORM,
-    AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_ATTENTION,
-    AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC,
-    AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC | AGAIN_ATTENTION,
-    AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC | AGAIN_ATTENTION | AGAIN_QKV,
-    AGAIN_BLOCK,
+    RECOMPUTE_GELU,
+    RECOMPUTE_GELU | RECOMPUTE_LAYERNORM,
+    RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_ATTENTION,
+    RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC,
+    RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC | RECOMPUTE_ATTENTION,
+    RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC | RECOMPUTE_ATTENTION | RECOMPUTE_QKV,
+    RECOMPUTE_BLOCK,
 };
 enum { NUM_SETS = sizeof SETS / sizeof *SETS };
 
@@ -132,7 +132,7 @@ static double least_bytes(const Gpt2Options *model, int set) {
 // The first of the ladder that fits, into model->recompute; false when none does.
 static bool fit_recompute(Gpt2Options *model, double room) {
     RecomputeChoice *ladder;
-    double least[AGAIN_BLOCK + 1]; // by set
+    double least[RECOMPUTE_BLOCK + 1]; // by set
     const int64_t L = model->config.L;
     bool fits = false;
     const int n = planner_ladder(&ladder, &model->config, model->T);
@@ -144,7 +144,7 @@ static bool fit_recompute(Gpt2Options *model, double room) {
         model->recompute = planner_recompute(&ladder[i], L);
         fits = bytes_needed(model) <= room;
     }
-    if (!fits) model->recompute = recompute_all(AGAIN_BLOCK);
+    if (!fits) model->recompute = recompute_all(RECOMPUTE_BLOCK);
     free(ladder);
     return fits;
 }
@@ -162,7 +162,7 @@ static bool choose(Gpt2Options *model, const Search *s) {
     const bool trades = s->any_recompute && model->train;
     if (s->any_recompute) model->recompute = recompute_all(0);
     if (s->any_batch) {
-        if (trades) model->recompute = recompute_all(AGAIN_GELU | AGAIN_LAYERNORM); // the most without a matmul
+        if (trades) model->recompute = recompute_all(RECOMPUTE_GELU | RECOMPUTE_LAYERNORM); // the most without a matmul
         model->B = planner_largest_batch(model, s->room, s->most);
         if (model->B == 0) model->B = 1;
     }
@@ -216,7 +216,7 @@ static bool try_remedies(Gpt2Options *m, const Search *search, int remedies) {
     if (!gpt2_check_options(m, &ignored)) return false;
     Gpt2Options least = *m; // what cannot fit at all is soon seen
     if (s.any_batch) least.B = 1;
-    if (s.any_recompute) least.recompute = recompute_all(AGAIN_BLOCK);
+    if (s.any_recompute) least.recompute = recompute_all(RECOMPUTE_BLOCK);
     if (bytes_needed(&least) > s.room) return *m = least, false;
     return choose_checked(m, &s);
 }

@@ -103,11 +103,11 @@ bool evaluate_loss(Gpt2 *model, const ShardSet *val, int64_t windows, const Toke
 
 // ------------------------------------------------------------------------------------------ multiple choice: the files
 
-enum { MAGIC = 20240522, VERSION = 1, HEADER_BYTES = 1024, EXAMPLE_BEGIN = 65535 };
+enum { HEADER_BYTES = 4 * CHOICES_HEADER_INTS };
 // Words of a record before the context's tokens, and the min words of a record: context and completions of one token.
-enum { W_BEGIN, W_BYTES, W_INDEX, W_LABEL, W_COMPLETIONS, W_CONTEXT, RECORD_HEAD, RECORD_LEAST = RECORD_HEAD + 5 };
+enum { W_BEGIN, W_BYTES, W_INDEX, W_LABEL, W_COMPLETIONS, W_CONTEXT, RECORD_HEAD, MIN_RECORD = RECORD_HEAD + 5 };
 // Far above any benchmark (HellaSwag has 4 MB), far below the memory of any machine.
-enum { MOST_BYTES = 1 << 30 };
+enum { MAX_BYTES = 1 << 30 };
 
 struct ChoiceSet {
     char *name;
@@ -145,13 +145,13 @@ typedef struct {
     error_set((place)->err, "%s: example %lld: " format, (place)->path, (long long)(place)->example, __VA_ARGS__)
 
 static bool check_head(const uint16_t *w, int64_t words_left, int64_t longest, const Place *at) {
-    if (words_left < RECORD_LEAST)
+    if (words_left < MIN_RECORD)
         return WRONG(at, "the file ends here, %lld bytes are left: it is cut; copy or make it again",
                      (long long)words_left * 2);
-    if (w[W_BEGIN] != EXAMPLE_BEGIN)
-        return WRONG(at, "begins with %d, expected %d: the file is damaged", w[W_BEGIN], EXAMPLE_BEGIN);
-    if (w[W_BYTES] % 2 != 0 || w[W_BYTES] < RECORD_LEAST * 2)
-        return WRONG(at, "bytes of the record: %d, expected an even number from %d on", w[W_BYTES], RECORD_LEAST * 2);
+    if (w[W_BEGIN] != CHOICES_BEGIN)
+        return WRONG(at, "begins with %d, expected %d: the file is damaged", w[W_BEGIN], CHOICES_BEGIN);
+    if (w[W_BYTES] % 2 != 0 || w[W_BYTES] < MIN_RECORD * 2)
+        return WRONG(at, "bytes of the record: %d, expected an even number from %d on", w[W_BYTES], MIN_RECORD * 2);
     if (w[W_BYTES] > words_left * 2)
         return WRONG(at, "bytes of the record: %d, but %lld are left: the file is cut; copy or make it again",
                      w[W_BYTES], (long long)words_left * 2);
@@ -160,8 +160,8 @@ static bool check_head(const uint16_t *w, int64_t words_left, int64_t longest, c
                      (long long)longest);
     if (w[W_INDEX] != (at->example & 0xFFFF))
         return WRONG(at, "index: %d, expected %lld", w[W_INDEX], (long long)(at->example & 0xFFFF));
-    if (w[W_COMPLETIONS] < 2 || w[W_COMPLETIONS] > CHOICES_MOST)
-        return WRONG(at, "number of completions: %d, expected 2 to %d", w[W_COMPLETIONS], CHOICES_MOST);
+    if (w[W_COMPLETIONS] < CHOICES_MIN || w[W_COMPLETIONS] > CHOICES_MAX)
+        return WRONG(at, "number of completions: %d, expected %d to %d", w[W_COMPLETIONS], CHOICES_MIN, CHOICES_MAX);
     if (w[W_LABEL] >= w[W_COMPLETIONS])
         return WRONG(at, "label: %d, expected less than the number of completions, %d", w[W_LABEL], w[W_COMPLETIONS]);
     return true;
@@ -198,12 +198,12 @@ static bool check_record(const uint16_t *record, int64_t words_left, int64_t lon
 }
 
 static bool check_header(const char *path, const int32_t *header, int64_t file_bytes, Error *err) {
-    if (header[0] != MAGIC)
+    if (header[0] != CHOICES_MAGIC)
         return error_set(err, "%s: not a multiple-choice file: magic number (header field 0) is %d, expected %d", path,
-                         header[0], MAGIC);
-    if (header[1] != VERSION)
-        return error_set(err, "%s: version (header field 1) is %d, expected %d", path, header[1], VERSION);
-    const int64_t room = (file_bytes - HEADER_BYTES) / (RECORD_LEAST * 2);
+                         header[0], CHOICES_MAGIC);
+    if (header[1] != CHOICES_VERSION)
+        return error_set(err, "%s: version (header field 1) is %d, expected %d", path, header[1], CHOICES_VERSION);
+    const int64_t room = (file_bytes - HEADER_BYTES) / (MIN_RECORD * 2);
     if (header[2] < 1 || header[2] > room)
         return error_set(err, "%s: number of examples (header field 2) is %d, but the file has room for 1 to %lld",
                          path, header[2], (long long)room);
@@ -230,7 +230,7 @@ static bool read_set(ChoiceSet *set, const char *path, int64_t V, Error *err) {
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     const size_t length = strlen(name), shorter = length > 4 && strcmp(name + length - 4, ".bin") == 0 ? 4 : 0;
     set->name = strndup(name, length - shorter);
-    set->bytes = file_read_all(path, MOST_BYTES, &bytes, err);
+    set->bytes = file_read_all(path, MAX_BYTES, &bytes, err);
     if (!set->bytes || !set->name) return set->bytes != NULL && error_set(err, "%s: out of memory", path);
     if (bytes < HEADER_BYTES || bytes % 2 != 0)
         return error_set(err, "%s: not a multiple-choice file, or cut: %zu bytes, expected an even number from %d on",
@@ -297,8 +297,8 @@ typedef struct {
     int64_t count;
     uint16_t *windows;   // (B, T+1), memory the device can copy from
     float *token_losses; // (B, T), the same
-    double *losses;      // (examples, CHOICES_MOST): sums
-    int64_t *tokens;     // (examples, CHOICES_MOST): of each completion
+    double *losses;      // (examples, CHOICES_MAX): sums
+    int64_t *tokens;     // (examples, CHOICES_MAX): of each completion
 } Scoring;
 
 // ---------------------------------------------------------------------------------------------------------- sequences
@@ -335,7 +335,7 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
         for (int k = 0; k < e.completions; k++) {
             s->sequences[s->count] = sequence_of(&e, i, k, T);
             cut = cut || s->sequences[s->count].cut > 0;
-            s->tokens[i * CHOICES_MOST + k] = e.completion_tokens[k];
+            s->tokens[i * CHOICES_MAX + k] = e.completion_tokens[k];
             s->count++;
         }
         *examples_cut += cut;
@@ -371,7 +371,7 @@ static void score_batch(Scoring *s, int64_t first, int64_t count) {
         const Sequence *q = &s->sequences[first + b];
         double sum = 0.0;
         for (int64_t t = q->first_scored; t < q->tokens; t++) sum += s->token_losses[b * T + t];
-        s->losses[q->example * CHOICES_MOST + q->completion] = sum;
+        s->losses[q->example * CHOICES_MAX + q->completion] = sum;
     }
 }
 
@@ -403,8 +403,8 @@ static int chosen(const double *losses, const int64_t *tokens, int completions, 
 static void count_correct(const Scoring *s, int64_t examples, ChoiceScore *score) {
     for (int64_t i = 0; i < examples; i++) {
         const ChoiceExample e = choices_example(s->set, i);
-        const double *losses = s->losses + i * CHOICES_MOST;
-        const int64_t *tokens = s->tokens + i * CHOICES_MOST;
+        const double *losses = s->losses + i * CHOICES_MAX;
+        const int64_t *tokens = s->tokens + i * CHOICES_MAX;
         score->correct += chosen(losses, tokens, e.completions, false) == e.label;
         score->correct_normalised += chosen(losses, tokens, e.completions, true) == e.label;
     }
@@ -433,7 +433,7 @@ bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err) {
 
 static bool allocate(Scoring *s, int64_t examples, Error *err) {
     const Gpt2Options *o = gpt2_options(s->model);
-    const size_t cells = (size_t)examples * CHOICES_MOST;
+    const size_t cells = (size_t)examples * CHOICES_MAX;
     s->sequences = malloc(cells * sizeof *s->sequences);
     if (!s->losses) s->losses = calloc(cells, sizeof *s->losses);
     if (!s->tokens) s->tokens = calloc(cells, sizeof *s->tokens);

@@ -36,7 +36,14 @@ bool evaluate_loss(Gpt2 *model, const ShardSet *val, int64_t windows, const Toke
 
 // ----------------------------------------------------------------------------------------------------- multiple choice
 
-enum { CHOICES_MOST = 16 };
+enum {
+    CHOICES_MAGIC = 20240522,
+    CHOICES_VERSION = 1,
+    CHOICES_HEADER_INTS = 256,
+    CHOICES_BEGIN = 65535, // the first word of a record
+    CHOICES_MIN = 2,       // completions of an example
+    CHOICES_MAX = 16,
+};
 
 typedef struct ChoiceSet ChoiceSet;
 typedef struct {
@@ -62,18 +69,18 @@ typedef struct {
 // Scores the first `examples` examples (0 = all). The result does not depend on the model's B.
 bool evaluate_choices(Gpt2 *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, Error *err);
 
-// The same, also returning the sums: losses and tokens of completion k of example i at [i * CHOICES_MOST + k]. Both
+// The same, also returning the sums: losses and tokens of completion k of example i at [i * CHOICES_MAX + k]. Both
 // have capacity for all scored examples, or are NULL.
 bool evaluate_choices_losses(Gpt2 *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
                              int64_t *tokens, Error *err);
 
 // A view of one example; the tokens belong to the set.
 typedef struct {
-    int label, completions; // label < completions, 2 .. CHOICES_MOST of them
+    int label, completions; // label < completions, 2 .. CHOICES_MAX of them
     int64_t context_tokens; // >= 1
     const uint16_t *context;
-    int64_t completion_tokens[CHOICES_MOST]; // each >= 1
-    const uint16_t *completion[CHOICES_MOST];
+    int64_t completion_tokens[CHOICES_MAX]; // each >= 1
+    const uint16_t *completion[CHOICES_MAX];
 } ChoiceExample;
 
 ChoiceExample choices_example(const ChoiceSet *set, int64_t i);

@@ -69,7 +69,7 @@ static void check_same(Gpt2Options options, Digests kept) {
 OP_TEST(every_set_of_ops_gives_the_same_bits) {
     Gpt2Options options = model_options(dtype, true, 1, 0);
     const Digests kept = digests_of(options);
-    for (int first = 0; first <= AGAIN_BLOCK; first += L) {
+    for (int first = 0; first <= RECOMPUTE_BLOCK; first += L) {
         recompute_mixed(&options, first);
         check_same(options, kept);
     }

@@ -102,7 +102,7 @@ OP_TEST(nothing_is_read_that_was_not_kept) {
         options.gradients_in_dtype = in_dtype;
         options.recompute = recompute_all(0);
         const uint64_t kept = digest_of_step(options);
-        for (int first = 0; first <= AGAIN_BLOCK; first += L) {
+        for (int first = 0; first <= RECOMPUTE_BLOCK; first += L) {
             recompute_mixed(&options, first);
             if (digest_of_step(options) != kept)
                 op_fail("-r %s: other bits", recompute_text(&options.recompute, L, text, sizeof text));

@@ -23,7 +23,7 @@ static Gpt2Options variant_of(const char *descriptor, int64_t B, int variant) {
     assert_true(model_config_parse(&o.config, descriptor, &err));
     if (o.config.V == 0) model_config_set_vocab(&o.config, GPT2_VOCAB);
     if (o.config.max_T < o.T) o.T = o.config.max_T;
-    o.recompute = recompute_all(variant % 3 == 2 ? AGAIN_BLOCK : 0);
+    o.recompute = recompute_all(variant % 3 == 2 ? RECOMPUTE_BLOCK : 0);
     o.gradients_in_dtype = variant % 2;
     o.train = variant % 5 != 4;
     o.optimizer = variant % 4 == 3 ? OPTIMIZER_ADAFACTOR : OPTIMIZER_ADAMW;

@@ -47,7 +47,7 @@ static File *file_begin(void) {
 static File *file_of_all_kinds(void) {
     File *f = file_begin();
     for (int i = 0; i < EXAMPLES; i++) {
-        int64_t lengths[CHOICES_MOST];
+        int64_t lengths[CHOICES_MAX];
         const int completions = i == 7 ? 16 : 2 + i % 5;
         for (int k = 0; k < completions; k++) lengths[k] = 1 + (i * 7 + k * 11) % 30;
         put_example(f, i % completions, completions, 1 + i * 17 % 90, lengths);
@@ -202,7 +202,7 @@ TEST(damaged_files_are_refused_or_hold_valid_examples) {
         if (choices_open(&sets, path, V, &err)) {
             for (int64_t i = 0; i < choices_count(sets.sets[0]); i++) {
                 const ChoiceExample e = choices_example(sets.sets[0], i);
-                assert_in_range(e.completions, 2, CHOICES_MOST);
+                assert_in_range(e.completions, 2, CHOICES_MAX);
                 assert_in_range(e.label, 0, e.completions - 1);
                 for (int k = 0; k < e.completions; k++)
                     for (int64_t t = 0; t < e.completion_tokens[k]; t++) assert_in_range(e.completion[k][t], 0, V - 1);
@@ -238,8 +238,8 @@ TestFixture test_all = {setup, teardown};
 
 typedef struct {
     ChoiceScore score;
-    double losses[EXAMPLES * CHOICES_MOST];
-    int64_t tokens[EXAMPLES * CHOICES_MOST];
+    double losses[EXAMPLES * CHOICES_MAX];
+    int64_t tokens[EXAMPLES * CHOICES_MAX];
 } Scored;
 
 static void score(Gpt2 *model, const ChoiceSet *set, Scored *s) {
@@ -280,13 +280,13 @@ TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
             const ChoiceExample e = choices_example(all.sets[0], i);
             int best = 0, best_mean = 0;
             bool any_cut = false;
-            double losses[CHOICES_MOST];
+            double losses[CHOICES_MAX];
             for (int k = 0; k < e.completions; k++) {
                 bool cut;
                 losses[k] = plain_loss(model, &e, k, contexts[c], &cut);
                 any_cut = any_cut || cut;
-                assert_true(fabs(s.losses[i * CHOICES_MOST + k] / losses[k] - 1.0) < 1e-5);
-                assert_int_equal(s.tokens[i * CHOICES_MOST + k], e.completion_tokens[k]);
+                assert_true(fabs(s.losses[i * CHOICES_MAX + k] / losses[k] - 1.0) < 1e-5);
+                assert_int_equal(s.tokens[i * CHOICES_MAX + k], e.completion_tokens[k]);
                 if (losses[k] < losses[best]) best = k;
                 if (losses[k] * (double)e.completion_tokens[best_mean] <
                     losses[best_mean] * (double)e.completion_tokens[k])
@@ -312,7 +312,7 @@ TEST(the_score_does_not_depend_on_the_micro_batch) {
         assert_memory_equal(&s.score, &first.score, sizeof s.score);
         for (int i = 0; i < EXAMPLES; i++)
             for (int k = 0; k < choices_example(all.sets[0], i).completions; k++)
-                assert_true(fabs(s.losses[i * CHOICES_MOST + k] / first.losses[i * CHOICES_MOST + k] - 1.0) < 1e-5);
+                assert_true(fabs(s.losses[i * CHOICES_MAX + k] / first.losses[i * CHOICES_MAX + k] - 1.0) < 1e-5);
         gpt2_destroy(model);
     }
 }

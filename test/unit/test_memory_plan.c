@@ -23,17 +23,17 @@ static Gpt2Options options_of(const char *descriptor, int64_t B, int64_t T) {
 static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set) {
     Gpt2Options o = options_of(descriptor, B, 1024);
     o.sequences = 1, o.recompute = recompute_all(set);
-    for (int64_t l = 0; l < o.config.L / 3; l++) o.recompute.blocks[l] |= AGAIN_GELU | AGAIN_LAYERNORM;
+    for (int64_t l = 0; l < o.config.L / 3; l++) o.recompute.blocks[l] |= RECOMPUTE_GELU | RECOMPUTE_LAYERNORM;
     return gpt2_plan(&o);
 }
 
 static const char *const MODELS[] = {"d6", "d12", "d24", "d36", "d48"};
 static const int SETS[] = {0,
-                           AGAIN_GELU,
-                           AGAIN_GELU | AGAIN_LAYERNORM,
-                           AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC | AGAIN_ATTENTION,
-                           AGAIN_QKV | AGAIN_ATTPROJ,
-                           AGAIN_BLOCK};
+                           RECOMPUTE_GELU,
+                           RECOMPUTE_GELU | RECOMPUTE_LAYERNORM,
+                           RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC | RECOMPUTE_ATTENTION,
+                           RECOMPUTE_QKV | RECOMPUTE_ATTPROJ,
+                           RECOMPUTE_BLOCK};
 enum { NUM_MODELS = 5, NUM_SETS = 6 };
 
 // 2% of the activations are 2 sequences of 100: what -b auto may lose to gaps.
@@ -123,7 +123,7 @@ TEST(the_layout_is_the_lowest_place_for_each_the_largest_first) {
 // --------------------------------------------------------------------------------------------------- what was declared
 
 TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
-    PLAN plan = plan_of("d6", 2, AGAIN_BLOCK);
+    PLAN plan = plan_of("d6", 2, RECOMPUTE_BLOCK);
     int64_t peak = 0;
     int at = 0;
     for (int tick = 0; tick < 400; tick++) {
@@ -158,13 +158,13 @@ TEST(classes_sum_to_the_total_and_an_empty_plan_takes_nothing) {
 
 // What a set keeps of a block from the forward to the backward pass, in bytes a token: the table of doc/memory.md.
 static int64_t kept_bytes(int set, int64_t C, int64_t NH, int64_t element) {
-    const bool gelu = set & (AGAIN_GELU | AGAIN_FC);
+    const bool gelu = set & (RECOMPUTE_GELU | RECOMPUTE_FC);
     int64_t elements = C, numbers = 0; // residual1
-    if (!(set & AGAIN_LAYERNORM)) elements += 2 * C, numbers += 4;
-    if (!(set & AGAIN_QKV)) elements += 3 * C;
-    if (!(set & AGAIN_ATTENTION)) elements += C, numbers += NH;
-    if (!(set & AGAIN_ATTPROJ)) elements += C;
-    if (!(set & AGAIN_FC)) elements += 4 * C;
+    if (!(set & RECOMPUTE_LAYERNORM)) elements += 2 * C, numbers += 4;
+    if (!(set & RECOMPUTE_QKV)) elements += 3 * C;
+    if (!(set & RECOMPUTE_ATTENTION)) elements += C, numbers += NH;
+    if (!(set & RECOMPUTE_ATTPROJ)) elements += C;
+    if (!(set & RECOMPUTE_FC)) elements += 4 * C;
     if (!gelu) elements += 4 * C;
     return elements * element + numbers * 4;
 }
@@ -190,9 +190,9 @@ TEST(a_block_keeps_what_its_set_leaves) {
     }
     // Every second block: as much as 6 of each.
     options.recompute = recompute_all(0);
-    for (int l = 0; l < 24; l += 2) options.recompute.blocks[l] = AGAIN_BLOCK;
+    for (int l = 0; l < 24; l += 2) options.recompute.blocks[l] = RECOMPUTE_BLOCK;
     const int64_t more = peak_of(options, 24) - peak_of(options, 12);
-    assert_int_equal(more, 6 * 256 * (kept_bytes(0, 128, 4, 2) + kept_bytes(AGAIN_BLOCK, 128, 4, 2)));
+    assert_int_equal(more, 6 * 256 * (kept_bytes(0, 128, 4, 2) + kept_bytes(RECOMPUTE_BLOCK, 128, 4, 2)));
 }
 
 // At 124M, laying out costs at most a hundredth over what is alive at once.

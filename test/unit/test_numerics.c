@@ -101,8 +101,8 @@ static void count_two_micro_steps(int again) {
 TEST(activations_are_counted_over_blocks_and_micro_steps) { count_two_micro_steps(0); }
 
 TEST(what_is_computed_again_is_counted_once) {
-    count_two_micro_steps(AGAIN_GELU | AGAIN_QKV);
-    count_two_micro_steps(AGAIN_BLOCK);
+    count_two_micro_steps(RECOMPUTE_GELU | RECOMPUTE_QKV);
+    count_two_micro_steps(RECOMPUTE_BLOCK);
 }
 
 // Every element of a parameter.

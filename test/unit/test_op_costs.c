@@ -65,7 +65,7 @@ TEST(the_flops_of_a_step_are_those_of_the_formulas) {
         double attention_backward;
         const double all = step_flops(&c, B, T, false, &attention_backward);
         const double again = step_flops(&c, B, T, true, &attention_backward);
-        const Recompute none = recompute_all(0), every = recompute_all(AGAIN_BLOCK);
+        const Recompute none = recompute_all(0), every = recompute_all(RECOMPUTE_BLOCK);
         // One of the five matmuls of attention's backward pass computes scores again: exact counts four.
         assert_near((all - attention_backward / 5) / N / flops_per_token_exact(&c, T), 1.0, 1e-12);
         assert_near(all / N / flops_per_token_hardware(&c, T, &none), 1.0, 1e-12);

@@ -79,7 +79,7 @@ TEST(flops_are_those_of_the_stated_formulas) {
     assert_true(fabs(flops_per_token_exact(&c, 1024) / 1e6 - 798.0) < 0.1);
     assert_true(fabs(flops_per_token_llmc(&c, 1024) / 1e6 - 803.5) < 0.1);
     const Recompute none = recompute_all(0), two = recompute_all(recompute_level_set(2)),
-                    all = recompute_all(AGAIN_BLOCK);
+                    all = recompute_all(RECOMPUTE_BLOCK);
     const double attention = 6.0 * 12 * 768 * 1025;
     assert_true(fabs(flops_per_token_hardware(&c, 1024, &none) - flops_per_token_exact(&c, 1024) - attention / 6) <
                 1.0);

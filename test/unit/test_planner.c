@@ -31,7 +31,7 @@ TEST(flops_are_the_exact_count) {
     assert_near("a step", planner_step_flops(&model, 524288), 524288 * exact, 1e-12);
     model.recompute = recompute_all(recompute_level_set(2));
     assert_near("-r 2", planner_step_flops(&model, 1), exact, 1e-12);
-    model.recompute = recompute_all(AGAIN_BLOCK);
+    model.recompute = recompute_all(RECOMPUTE_BLOCK);
     assert_near("-r 3", planner_step_flops(&model, 1), exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025, 1e-12);
 }
 
@@ -61,7 +61,7 @@ TEST(fp8_takes_the_linear_layers_to_its_own_peak) {
     assert_near("H200", s.seconds, (s.flops - s.fp8_flops) / 989.4e12 + s.fp8_flops / 1978.9e12 + s.bytes / 4800e9,
                 1e-12);
     assert_true(s.seconds < without);
-    model.recompute = recompute_all(AGAIN_BLOCK); // its attention stays as it is
+    model.recompute = recompute_all(RECOMPUTE_BLOCK); // its attention stays as it is
     assert_near("-r 3", planner_step_fp8_flops(&model, 1), linear + 16.0 * 12 * 768 * 768, 1e-12);
     assert_true(planner_step(gpu_named("A100 80GB"), &model, tokens).seconds == 0); // it has no fp8
 }
@@ -205,7 +205,7 @@ TEST(the_context_is_left_free) {
 }
 
 TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
-    const int sets[] = {0, AGAIN_GELU | AGAIN_LAYERNORM, AGAIN_BLOCK};
+    const int sets[] = {0, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_BLOCK};
     for (int i = 0; i < 12; i++) {
         Gpt2Options model = model_of("d12", 2, 1024);
         model.recompute = recompute_all(sets[i % 3]);

@@ -72,8 +72,8 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
 
 TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
     const Gpt2Options model = sampling("d12", 1);
-    const int named[] = {0, AGAIN_GELU, AGAIN_GELU | AGAIN_LAYERNORM, AGAIN_GELU | AGAIN_LAYERNORM | AGAIN_FC,
-                         AGAIN_BLOCK};
+    const int named[] = {0, RECOMPUTE_GELU, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM,
+                         RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC, RECOMPUTE_BLOCK};
     RecomputeChoice *ladder;
     const int n = planner_ladder(&ladder, &model.config, model.T), sets = 8;
     assert_int_equal(n, sets + sets * (sets - 1) / 2 * 11); // mixtures of two: 1 to 11 blocks of the one
@@ -168,7 +168,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul) {
             double elements = 0;
             model.sizes = sizes_of(DEVICES[d]);
             if (!planner_fit(&model, true, "auto", DEVICES[d], MOST, &err)) { // then B = 1 with blocks again does not
-                model.recompute = recompute_all(AGAIN_BLOCK);
+                model.recompute = recompute_all(RECOMPUTE_BLOCK);
                 assert_true(total_at(&model, 1) > DEVICES[d]);
                 continue;
             }
@@ -192,7 +192,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul) {
 // Room for one sequence of 774M with its blocks computed again, and for none without.
 TEST(where_no_sequence_fits_without_matmuls_again_one_fits_with_them) {
     Gpt2Options model = sampling("d36", 1);
-    model.recompute = recompute_all(AGAIN_GELU | AGAIN_LAYERNORM);
+    model.recompute = recompute_all(RECOMPUTE_GELU | RECOMPUTE_LAYERNORM);
     const double room = plan_total(&model) - 1;
     assert_true(planner_fit(&model, true, "auto", room, 512, &err));
     assert_int_equal(model.B, 1);

@@ -119,8 +119,8 @@ TEST(the_text_is_the_shortest_one) {
 TEST(a_set_without_what_it_implies_reads_as_with_it) {
     char buf[RECOMPUTE_TEXT];
     Recompute r = recompute_all(0);
-    assert_int_equal(recompute_all(AGAIN_FC).blocks[0], AGAIN_FC | AGAIN_GELU);
-    r.blocks[0] = AGAIN_FC, r.blocks[1] = AGAIN_FC | AGAIN_GELU;
+    assert_int_equal(recompute_all(RECOMPUTE_FC).blocks[0], RECOMPUTE_FC | RECOMPUTE_GELU);
+    r.blocks[0] = RECOMPUTE_FC, r.blocks[1] = RECOMPUTE_FC | RECOMPUTE_GELU;
     assert_string_equal(recompute_text(&r, 3, buf, sizeof buf), "fcx2,0");
 }
 
@@ -171,19 +171,19 @@ TEST(flops_and_elements_are_those_of_the_ops_that_run_again) {
         for (int l = 0; l < L; l++) {
             const int s = kinds[l % 3 == 1];
             r.blocks[l] = (uint8_t)s;
-            if (s & AGAIN_QKV) flops += 2.0 * 96 * 288;                     // (1,C) x (C,3C)
-            if (s & AGAIN_FC) flops += 2.0 * 96 * 384;                      // (1,C) x (C,4C)
-            if (s & AGAIN_ATTPROJ) flops += 2.0 * 96 * 96;                  // (1,C) x (C,C)
-            if (s & AGAIN_ATTENTION) flops += 4.0 * 96 * (CONTEXT + 1) / 2; // QK^T and PV over half of the context
-            if (s & AGAIN_GELU && !(s & AGAIN_FC)) elements += 2 * 384;
-            if (s & AGAIN_LAYERNORM) elements += 2 * 96;                   // ln1
-            if (s & (AGAIN_LAYERNORM | AGAIN_ATTPROJ)) elements += 2 * 96; // ln2
-            if (s & AGAIN_ATTPROJ) elements += 2 * 96;                     // and the addition before it
+            if (s & RECOMPUTE_QKV) flops += 2.0 * 96 * 288;                     // (1,C) x (C,3C)
+            if (s & RECOMPUTE_FC) flops += 2.0 * 96 * 384;                      // (1,C) x (C,4C)
+            if (s & RECOMPUTE_ATTPROJ) flops += 2.0 * 96 * 96;                  // (1,C) x (C,C)
+            if (s & RECOMPUTE_ATTENTION) flops += 4.0 * 96 * (CONTEXT + 1) / 2; // QK^T and PV over half of the context
+            if (s & RECOMPUTE_GELU && !(s & RECOMPUTE_FC)) elements += 2 * 384;
+            if (s & RECOMPUTE_LAYERNORM) elements += 2 * 96;                       // ln1
+            if (s & (RECOMPUTE_LAYERNORM | RECOMPUTE_ATTPROJ)) elements += 2 * 96; // ln2
+            if (s & RECOMPUTE_ATTPROJ) elements += 2 * 96;                         // and the addition before it
         }
         assert_true(recompute_flops_per_token(&r, &c, CONTEXT) == flops);
         assert_true(recompute_elements_per_token(&r, &c) == elements);
     }
-    const Recompute all = recompute_all(AGAIN_BLOCK);
+    const Recompute all = recompute_all(RECOMPUTE_BLOCK);
     assert_true(recompute_flops_per_token(&all, &c, CONTEXT) == L * (16.0 * 96 * 96 + 2.0 * 96 * (CONTEXT + 1)));
 }
 
