@@ -63,7 +63,7 @@ def test_samples_follow_the_options(model, tmp_path):
 def test_texts_and_prompts_longer_than_the_context_are_announced(model):
     said = train("-e", model, *GREEDY, "-s", 1, "-g", 2 * T, "--prompt", "was " * T).stdout
     # end-of-text and 4 T bytes; T - 1 count. The second token fills the context, and every T/2 + 1 later one again.
-    assert re.search(rf"prompt +longer than the context: its last {T - 1} tokens count, {4 * T + 1 - (T - 1)} do not",
+    assert re.search(rf"prompt +longer than the context: the last {T - 1} tokens are used, {4 * T + 1 - (T - 1)} are dropped",
                      said)
     assert re.search(rf"context +filled {1 + (2 * T - 3) // (T // 2 + 1)} times", said)
 
