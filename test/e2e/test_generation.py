@@ -128,7 +128,7 @@ def test_a_line_longer_than_the_context_is_cut_and_announced(model, tmp_path):
     long = "they be at this " * 50
     result = talk(model, long.encode() + b"\n", 12)
     assert result.stdout.decode() == text(model, tmp_path, long, 12) + "\n"
-    assert f"the line has {len(long)} tokens, the context {T}: its last {T - 1} count" in result.stderr.decode()
+    assert f"the line has {len(long)} tokens, the context {T}; only the last {T - 1} are used" in result.stderr.decode()
 
 
 @pytest.mark.sanitize
@@ -212,7 +212,7 @@ class Terminal:
 def test_on_a_terminal_there_is_a_prompt_sign_and_the_speed(model, tmp_path):
     expected = text(model, tmp_path, "from have", 20)
     terminal = Terminal(model, "-g", 20)
-    assert "/new forgets" in terminal.wait_for("\n> ")
+    assert "/new clears" in terminal.wait_for("\n> ")
     terminal.type(b"from have\n")
     assert terminal.wait_for(SPEED).startswith(f"from have\n{expected}\n[20 tokens after 10, ")
     terminal.wait_for("\n> ")

@@ -113,7 +113,7 @@ def test_another_optimizers_checkpoint_is_refused_by_both_names(whole, tmp_path)
     parts = interrupted(whole("adamw"), tmp_path / "parts")
     before = (parts / "main.log").read_bytes()
     said = train("-o", parts, "-y", 1, "--optimizer", "lion", expect=EXIT_BAD_INPUT).stderr
-    assert "step_00000017: the state of --optimizer adamw, and this run is to go on with lion" in said
+    assert "step_00000017: has the state of --optimizer adamw, but this run uses lion" in said
     assert "--reset-optimizer" in said
     assert (parts / "main.log").read_bytes() == before
 
