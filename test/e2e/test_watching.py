@@ -178,7 +178,7 @@ def test_a_second_process_in_the_same_directory_is_refused(data, tmp_path):
     finally:
         kill(first)
     for second in seconds:
-        assert f"-o {run}: process {first.pid} on " in second.stderr and "is running there: wait" in second.stderr
+        assert f"-o {run}: in use by process {first.pid} on " in second.stderr and "wait until it ends" in second.stderr
     steps = [entry["step"] for entry in events(run, "step")]
     assert steps == list(range(1, len(steps) + 1))
 

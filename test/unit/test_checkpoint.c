@@ -489,8 +489,8 @@ TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
     static const struct {
         const char *found, *changed, *message;
     } cases[] = {
-        {"\"eot\":", "\"eit\":", "\"eit\" is no field that this version knows"},
-        {"\"loss_z\":", "\"lots_z\":", "\"control\": \"lots_z\" is no field"},
+        {"\"eot\":", "\"eit\":", "\"eit\" is not a field that this version knows"},
+        {"\"loss_z\":", "\"lots_z\":", "\"control\": \"lots_z\" is not a field"},
         {"\"position\": 3,", "\"position\": 0,", "\"position\" is 0, expected an integer from 1 to"},
         {"\"good_steps\": 0", "\"good_steps\": 2", "\"good_steps\" is 2, expected at most 1"},
         {"\"best_val_loss\": 3.25", "\"best_val_loss\": -3.2", "expected a finite number of at least 0"},
