@@ -189,8 +189,8 @@ def test_standard_input_gives_what_the_file_gives(tmp_path):
 
 
 @pytest.mark.parametrize("name, content, arguments, message", [
-    ("a.txt", b"too short", [], "the text for training (9 bytes, 2 distinct words) gives only 257 tokens, as no other "
-                                "pair occurs twice: take more text, or --vocab-size 257"),
+    ("a.txt", b"too short", [], "the text for training (9 bytes, 2 distinct words) gives only 257 tokens, because no other "
+                                "pair occurs twice; use more text, or --vocab-size 257"),
     ("a.txt", b"", [], "no text to read: 0 binary, 1 empty, 0 unreadable files"),
     ("a.txt", b"\0", [], "no text to read: 1 binary"),
     ("a.jsonl", b'{"text": "x"}\n{"text"', [], "a.jsonl: line 2: not valid JSON"),
@@ -358,7 +358,7 @@ def test_a_corpus_is_encoded_with_the_vocabulary_that_is_written_beside_it(tmp_p
 
 
 @pytest.mark.parametrize("tokenizer, content, message", [
-    ("train:300", "few words\n", "gives only 257 tokens, as no other pair occurs twice: take more text, or "
+    ("train:300", "few words\n", "gives only 257 tokens, because no other pair occurs twice; use more text, or "
                                  "--tokenizer train:257\n"),
     ("train:256", "x", "--tokenizer train:256: expected train:N with N from 257 (bytes and end-of-text) to 1048576\n"),
     ("train:1048577", "x", "--tokenizer train:1048577: expected train:N"),

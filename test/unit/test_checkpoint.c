@@ -425,7 +425,8 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     for (int64_t step = 1; step <= 5; step++) save(step);
     assert_ok(directory_make(tmp_file("step_00000002/eval"), &err));
     write_bytes(tmp_file("step_00000003/notes.txt"), "mine", 4);
-    assert_error(checkpoint_rotate(tmp.path, 1, 0, &err), "step_00000003 is kept: notes.txt in it is not a checkpoint file");
+    assert_error(checkpoint_rotate(tmp.path, 1, 0, &err),
+                 "step_00000003 is kept: notes.txt in it is not a checkpoint file");
     assert_int_equal(entries_of(tmp.path), 3);
     assert_int_equal(entries_of(tmp_file("step_00000002")), 5);
     assert_int_equal(entries_of(tmp_file("step_00000003")), 5);

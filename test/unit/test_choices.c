@@ -137,7 +137,7 @@ TEST(wrong_headers_are_refused) {
     f = file_of_all_kinds(), f->header[2]--, refused(f, "bytes after the last of 22 examples (header field 2)");
     f = file_of_all_kinds(), f->header[2]++, refused(f, "example 23: the file ends here");
     f = file_of_all_kinds(), f->header[3]--, refused(f, "header field 3 says that the longest has");
-    f = file_of_all_kinds(), f->n = 0, refused(f, "room for 1 to 0");
+    f = file_of_all_kinds(), f->n = 0, refused(f, "space for 1 to 0");
     const char *path = tmp_file("short.bin");
     write_bytes(path, "text", 4);
     refused_path(path, "4 bytes, expected an even number of at least 1024");

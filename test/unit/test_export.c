@@ -166,12 +166,13 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     row[79] = -65520.0f;
     gpt2_set_weight(m, index, 319, 1, row);
     assert_false(export_model(tmp_file("other"), m, DTYPE_FP16, -1, NULL, &err));
-    assert_message(
-        "tensor transformer.h.1.mlp.c_fc.weight has the value -65520, which fp16 cannot represent; write the model in bf16");
+    assert_message("tensor transformer.h.1.mlp.c_fc.weight has the value -65520, which fp16 cannot represent; write "
+                   "the model in bf16");
     row[79] = 3.4e38f;
     gpt2_set_weight(m, index, 319, 1, row);
-    assert_error(export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err),
-                 "transformer.h.1.mlp.c_fc.weight has the value 3.4e+38, which bf16 cannot represent; write the model in fp32");
+    assert_error(
+        export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err),
+        "transformer.h.1.mlp.c_fc.weight has the value 3.4e+38, which bf16 cannot represent; write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
 }
 

@@ -237,8 +237,7 @@ TEST(what_is_no_number_is_refused) {
 
 TEST(a_missing_value_is_named) {
     assert_refused("-t", "-t: a value is missing (tokens in a sequence; 0: the model's context, at most 1024)");
-    assert_refused("-t -x 5",
-                   "-t: a value is missing (tokens in a sequence; 0: the model's context, at most 1024)");
+    assert_refused("-t -x 5", "-t: a value is missing (tokens in a sequence; 0: the model's context, at most 1024)");
     assert_refused("-o --resume",
                    "-o: a value is missing (directory for checkpoints and main.log; default: nothing is written)");
 }
@@ -435,7 +434,8 @@ TEST(differences_to_foreign_json_are_told_and_never_crash) {
         free(lines);
     }
     char *lines = options_diff_json(&o, "{\"batch-size\": \"4\", \"model\": 7, \"context\": null}");
-    assert_string_equal(lines, "--model d12 (was 7)\n--batch-size 4 (was 4)\n--context 0 (was neither text nor number)\n");
+    assert_string_equal(lines,
+                        "--model d12 (was 7)\n--batch-size 4 (was 4)\n--context 0 (was neither text nor number)\n");
     free(lines);
     options_free(&o);
 }

@@ -145,7 +145,7 @@ TEST(shapes_and_types_out_of_range_are_refused) {
     REFUSED(SHAPED("[1,1,1,1,1]", ""), 0, "more than 4 dimensions");
     REFUSED(SHAPED("7", ""), 0, "not an array");
     REFUSED(SHAPED("[0]", ",\"shape\":[0]"), 0, "stated twice");
-    REFUSED("{\"a\":{\"dtype\":\"F31\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0, "dtype is \"F31\"");
+    REFUSED("{\"a\":{\"dtype\":\"F31\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0, "dtype \"F31\" is unknown");
     REFUSED("{\"a\":{\"dtype\":7,\"shape\":[0],\"data_offsets\":[0,0]}}", 0, "\"dtype\" is 7, expected a string");
     REFUSED("{\"a\":7}", 0, "not an object");
     REFUSED("{\"a\\u001b[2J\":{}}", 0, "control characters");

@@ -320,7 +320,7 @@ TEST(an_index_that_is_none_is_refused) {
         {"{\"weight_map\": {}}", "\"weight_map\" is empty"},
         {"{\"weight_map\": {\"\": \"a.safetensors\"}}", "an invalid tensor name"},
         {"{\"weight_map\": {\"a\\n\": \"a.safetensors\"}}", "an invalid tensor name"},
-        {"{\"weight_map\": {\"a\": \"a.safetensors\", \"a\": \"a.safetensors\"}}", "holds tensor a twice"},
+        {"{\"weight_map\": {\"a\": \"a.safetensors\", \"a\": \"a.safetensors\"}}", "lists tensor a twice"},
         {"{\"weight_map\": {\"a\": \"a.safetensors\"}}",
          "a.safetensors: this file is missing; the weights are in 1 files"},
     };
