@@ -265,7 +265,7 @@ static bool build_model(Run *run, Error *err) {
     const Gpt2Options model = run_setup_model(&run->setup);
     run->model = gpt2_create(&model, err);
     if (!run->model)
-        return error_prefix(err, "the model was planned to fit, and does not: another process may have taken memory");
+        return error_prefix(err, "the model was planned to fit but does not; another process may have taken memory");
     StepControl *control = &run->setup.state.control; // from a checkpoint, or new
     // An fp16 run resumes with its loss scale. A scale of 1 belongs to a new run, or to a run in another dtype.
     if (run->setup.dtype != DTYPE_FP16 || control->loss_scale == 1.0f)

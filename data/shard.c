@@ -118,7 +118,7 @@ static bool find_entry(const cJSON *manifest, const char *directory, const char 
         if (!cJSON_IsArray(shards)) return error_set(err, "\"%s\" has no array \"shards\"", corpus_side_names[i]);
         cJSON_ArrayForEach(item, shards) {
             const char *file;
-            if (!cJSON_IsObject(item)) return error_set(err, "an entry of \"shards\" is no object");
+            if (!cJSON_IsObject(item)) return error_set(err, "an entry of \"shards\" is not an object");
             if (!json_get_string(item, "file", &file, err)) return false;
             char *path = path_join(directory, file);
             const bool there = file_exists(path);

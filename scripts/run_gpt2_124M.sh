@@ -8,8 +8,8 @@
 # (github.com/karpathy/llm.c/discussions/481).
 #
 # Planned (scripts/run_gpt2_124M.sh --plan, CPU build; computed from datasheets, not measured):
-#   planned     in all        20.5 GiB  with -b 64 -r 0 in bf16, as the cpu backend of this machine lays it out
-#   limit GPU           memory  datasheet peak        bandwidth  -b 64   most  a step     tokens/s   all steps  at 50%
+#   planned     total         20.5 GiB  with -b 64 -r 0 in bf16, laid out for the cpu backend of this machine
+#   limit GPU           memory  datasheet peak        bandwidth  -b 64    max  a step     tokens/s   all steps  at 50%
 #   limit T4             16 GB  fp16     65 TFLOP/s   320 GB/s  no        38  >= 7.28 s  <= 71.98K  >= 1d15h   3d07h
 #   limit L4             24 GB  bf16    121 TFLOP/s   300 GB/s  no        59  >= 4.36 s  <= 120.2K  >= 23h41m  1d23h
 #   limit A10            24 GB  bf16    125 TFLOP/s   600 GB/s  no        59  >= 3.8 s   <= 138.0K  >= 20h38m  1d17h

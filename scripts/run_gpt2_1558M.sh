@@ -6,8 +6,8 @@
 # there. Reached with them: HellaSwag of OpenAI's 1558M after some 25,000 steps.
 #
 # Planned (scripts/run_gpt2_1558M.sh --plan, CPU build; computed from datasheets, not measured):
-#   planned     in all        64.0 GiB  with -b 16 -r 0 in bf16, as the cpu backend of this machine lays it out
-#   limit GPU           memory  datasheet peak        bandwidth  -b 16   most  a step     tokens/s   all steps  at 50%
+#   planned     total         64.0 GiB  with -b 16 -r 0 in bf16, laid out for the cpu backend of this machine
+#   limit GPU           memory  datasheet peak        bandwidth  -b 16    max  a step     tokens/s   all steps  at 50%
 #   limit T4             16 GB  fp16     65 TFLOP/s   320 GB/s  no      none  -          -          -          -
 #   limit L4             24 GB  bf16    121 TFLOP/s   300 GB/s  no      none  -          -          -          -
 #   limit A10            24 GB  bf16    125 TFLOP/s   600 GB/s  no      none  -          -          -          -

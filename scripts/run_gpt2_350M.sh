@@ -6,8 +6,8 @@
 # there. No final loss of that run was found in print.
 #
 # Planned (scripts/run_gpt2_350M.sh --plan, CPU build; computed from datasheets, not measured):
-#   planned     in all        54.6 GiB  with -b 64 -r 0 in bf16, as the cpu backend of this machine lays it out
-#   limit GPU           memory  datasheet peak        bandwidth  -b 64   most  a step     tokens/s   all steps  at 50%
+#   planned     total         54.6 GiB  with -b 64 -r 0 in bf16, laid out for the cpu backend of this machine
+#   limit GPU           memory  datasheet peak        bandwidth  -b 64    max  a step     tokens/s   all steps  at 50%
 #   limit T4             16 GB  fp16     65 TFLOP/s   320 GB/s  no         9  >= 20 s    <= 26.20K  >= 13d21h  27d18h
 #   limit L4             24 GB  bf16    121 TFLOP/s   300 GB/s  no        18  >= 11.6 s  <= 45.04K  >= 8d02h   16d04h
 #   limit A10            24 GB  bf16    125 TFLOP/s   600 GB/s  no        18  >= 10.4 s  <= 50.28K  >= 7d05h   14d11h

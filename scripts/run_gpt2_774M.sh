@@ -6,8 +6,8 @@
 # there. The 100B tokens are read one and a half times. No final loss of that run was found in print.
 #
 # Planned (scripts/run_gpt2_774M.sh --plan, CPU build; computed from datasheets, not measured):
-#   planned     in all        58.4 GiB  with -b 32 -r 0 in bf16, as the cpu backend of this machine lays it out
-#   limit GPU           memory  datasheet peak        bandwidth  -b 32   most  a step     tokens/s   all steps  at 50%
+#   planned     total         58.4 GiB  with -b 32 -r 0 in bf16, laid out for the cpu backend of this machine
+#   limit GPU           memory  datasheet peak        bandwidth  -b 32    max  a step     tokens/s   all steps  at 50%
 #   limit T4             16 GB  fp16     65 TFLOP/s   320 GB/s  no      none  -          -          -          -
 #   limit L4             24 GB  bf16    121 TFLOP/s   300 GB/s  no         5  >= 24.4 s  <= 21.53K  >= 80d15h  161d07h
 #   limit A10            24 GB  bf16    125 TFLOP/s   600 GB/s  no         5  >= 22.1 s  <= 23.67K  >= 73d08h  146d16h

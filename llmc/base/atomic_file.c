@@ -89,7 +89,7 @@ AtomicFile *atomic_file_create(const char *path, Error *err) {
     const bool special = stat(path, &old) == 0 && !S_ISREG(old.st_mode) && !S_ISDIR(old.st_mode);
     f->fd = special ? -1 : open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (f->fd < 0) {
-        error_set(err, "%s: cannot create: %s", path, special ? "it is there and no plain file" : strerror(errno));
+        error_set(err, "%s: cannot create: %s", path, special ? "it exists and is not a plain file" : strerror(errno));
         atomic_file_free(f);
         return NULL;
     }
@@ -265,7 +265,7 @@ bool file_exists(const char *path) {
 // ------------------------------------------------------------------------------------------------------- directories
 
 bool directory_make(const char *path, Error *err) {
-    if (*path == '\0') return error_set(err, "the name of a directory is empty");
+    if (*path == '\0') return error_set(err, "the directory name is empty");
     char *prefix = strdup(path);
     REQUIRE_MEMORY(prefix != NULL, "a path");
     int reason = 0;
@@ -455,7 +455,7 @@ bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err
     f->path = strdup(path);
     f->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (new_only ? O_EXCL : 0), 0666);
     if (!f->path || f->fd < 0) return error_set(err, "%s: cannot be written: %s", path, strerror(errno));
-    return lock_file(f->fd) || error_set(err, "%s: another process is writing it: is this run going on already?", path);
+    return lock_file(f->fd) || error_set(err, "%s: another process is writing it; is this run already active?", path);
 }
 
 bool directory_hold(const char *directory, int *fd, Error *err) {
@@ -467,9 +467,9 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
     if (ok && !lock_file(*fd)) {
         if (pread(*fd, holder, sizeof holder - 1, 0) < 1) snprintf(holder, sizeof holder, "another process");
         holder[strcspn(holder, "\n")] = '\0';
-        ok = error_set(err, "%s is running there: wait for its end, or name another directory", holder);
+        ok = error_set(err, "in use by %s; wait until it ends, or name another directory", holder);
     } else if (ok && fstat(*fd, &found) == 0 && found.st_nlink == 0) {
-        ok = error_set(err, "was removed by a process that ended just now: start again");
+        ok = error_set(err, "was just removed by a process that ended; start again");
     } else if (ok) {
         gethostname(host, sizeof host - 1);
         const int n = snprintf(holder, sizeof holder, "process %ld on %s\n", (long)getpid(), host);
@@ -494,7 +494,7 @@ void directory_release(const char *directory, int fd, size_t existing) {
 
 bool append_file_cut(AppendFile *f, off_t bytes, Error *err) {
     f->end = bytes;
-    return ftruncate(f->fd, bytes) == 0 || error_set(err, "%s: cannot be cut: %s", f->path, strerror(errno));
+    return ftruncate(f->fd, bytes) == 0 || error_set(err, "%s: cannot be truncated: %s", f->path, strerror(errno));
 }
 
 bool append_file_write(AppendFile *f, const void *record, size_t bytes, Error *err) {

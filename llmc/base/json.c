@@ -82,7 +82,7 @@ bool json_check_keys(const cJSON *object, const char *const *known, Error *err) 
     for (const cJSON *child = object->child; child; child = child->next) {
         int i = 0;
         while (known[i] && strcmp(known[i], child->string) != 0) i++;
-        if (!known[i]) return error_set(err, "\"%.64s\" is no field that this version knows", child->string);
+        if (!known[i]) return error_set(err, "\"%.64s\" is not a field that this version knows", child->string);
     }
     return true;
 }

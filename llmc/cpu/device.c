@@ -290,7 +290,7 @@ void *device_alloc(size_t bytes, Error *err) {
     void *p = bytes > memory.available ? NULL : memalign(large ? HUGE_PAGE : ALIGNMENT, bytes ? bytes : 1);
     if (!p) {
         error_set(err,
-                  "out of memory: %zu bytes (%.2f GB) asked, %zu (%.2f GB) free of %zu; use a smaller micro-batch "
+                  "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu; use a smaller micro-batch "
                   "or model, or end other programs",
                   bytes, (double)bytes * 1e-9, memory.available, (double)memory.available * 1e-9, memory.total);
         return NULL;

@@ -52,7 +52,8 @@ bool cuda_attention_check(const DeviceOptions *options, Error *err) {
     if (!is_cudnn(options->attention) || cudnn_attention_open(err)) return true;
     error_prefix(err, "--attention cudnn");
     const size_t length = strlen(err->text);
-    snprintf(err->text + length, sizeof err->text - length, "; use --attention own, or auto to take cuDNN where it is");
+    snprintf(err->text + length, sizeof err->text - length,
+             "; use --attention own, or auto to use cuDNN where available");
     return false;
 }
 
@@ -259,7 +260,7 @@ static bool cudnn_wins(const Call *call, Pass *p, const char *bits, float ms[2])
     const bool same = memcmp(again, bits, o.bytes) == 0;
     free(again);
     return same ||
-           error_set(&p->why_not, "cuDNN %s gives other bits %s each time", cudnn_attention_version_text(), name);
+           error_set(&p->why_not, "cuDNN %s gives different bits %s each time", cudnn_attention_version_text(), name);
 }
 
 // The first call of a pass: the kernel is compiled, compared with the own ones, and the choice made. A failure of cuDNN

@@ -43,7 +43,7 @@ static bool start(Error *why) {
         gpu.device = cudnn_device_of_gpu(device, why);
         if (gpu.device) return true;
     } else {
-        cudnn_failed(why, "cuDNN does not take the stream", status);
+        cudnn_failed(why, "cuDNN does not accept the stream", status);
     }
     cudnn_attention_close();
     return false;

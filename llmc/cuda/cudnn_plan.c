@@ -171,7 +171,7 @@ static bool keep_fitting(CudnnPlan *plan, int64_t limit, Error *err) {
     }
     while (plan->num_configs > kept) destroy(plan->configs[--plan->num_configs]);
     if (kept > 0) return true;
-    if (smallest == INT64_MAX) return error_set(err, "no engine of cuDNN for this attention repeats its results");
+    if (smallest == INT64_MAX) return error_set(err, "no cuDNN engine for this attention is deterministic");
     return error_set(err, "cuDNN's attention needs %lld bytes of workspace, %lld are allowed", (long long)smallest,
                      (long long)limit);
 }

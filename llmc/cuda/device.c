@@ -29,7 +29,7 @@ static bool no_driver(int driver, Error *err) {
     char has[16], needs[16];
     if (driver == 0) return error_set(err, "no NVIDIA driver on this machine; " OTHER_TRAINER);
     return error_set(err,
-                     "the NVIDIA driver of this machine is too old: it serves CUDA %s, this program was built with "
+                     "the NVIDIA driver of this machine is too old: it supports CUDA %s, this program was built with "
                      "CUDA %s. Update the driver or build with CUDA %s; " OTHER_TRAINER,
                      cuda_version_text(driver, has, sizeof has), cuda_version_text(CUDART_VERSION, needs, sizeof needs),
                      has);
@@ -176,7 +176,7 @@ void *device_alloc(size_t bytes, Error *err) {
         (void)cudaGetLastError(); // or the next launch would report it
         free(block);
         error_set(err,
-                  "out of memory: %zu bytes (%.2f GB) asked, %zu (%.2f GB) free of %zu on the GPU; use a smaller "
+                  "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu on the GPU; use a smaller "
                   "micro-batch or model, or end other programs",
                   bytes, (double)bytes * 1e-9, free_bytes, (double)free_bytes * 1e-9, total);
         return NULL;
@@ -196,7 +196,7 @@ void device_free(void *p) {
     struct CudaAllocation **link = &cuda_backend.allocations;
     while (*link && (*link)->data != p) link = &(*link)->next;
     struct CudaAllocation *block = *link;
-    REQUIRE(block, "device_free of memory that device_alloc did not give");
+    REQUIRE(block, "device_free of memory that device_alloc did not return");
     *link = block->next;
     cuda_backend.allocated -= block->bytes;
     CUDA_CHECK(cudaFree(p));

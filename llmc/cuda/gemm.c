@@ -576,7 +576,7 @@ static void grow_table(void) {
 }
 
 static GemmPlan *make_plan(const Gemm *g, const GemmKey *key) {
-    REQUIRE(!cuda_backend.capturing, "%s: matmul %s is met for the first time while a graph is captured", g->op,
+    REQUIRE(!cuda_backend.capturing, "%s: matmul %s is first seen while a graph is captured", g->op,
             gemm_describe(key).text);
     GemmPlan *p = calloc(1, sizeof *p);
     REQUIRE_MEMORY(p != NULL, "a matmul plan");

@@ -70,7 +70,7 @@ static bool parse_count(const char *path, const int32_t *h, int64_t file_bytes, 
     int64_t bytes;
     if (header->num_tokens < 0 || !checked_mul(header->num_tokens, header->token_bytes, &bytes) ||
         !checked_add(bytes, SHARD_HEADER_BYTES, &bytes)) {
-        return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file has room for %" PRId64,
+        return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file has space for %" PRId64,
                          path, field, header->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / header->token_bytes);
     }
     if (bytes != file_bytes) {
@@ -195,7 +195,7 @@ static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
     return error_set(
         err,
         "%s: has %" PRId64 " tokens%s, but T = %" PRId64 " needs at least %" PRId64 "; use a shorter T or more text",
-        longest->path, longest->num_tokens, set->count > 1 ? ", the most of all shards" : "", set->T, set->T + 1);
+        longest->path, longest->num_tokens, set->count > 1 ? ", the most of any shard" : "", set->T, set->T + 1);
 }
 
 static bool no_match(const char *pattern, Error *err) {

@@ -18,10 +18,10 @@ static Gpt2Options effective(const Gpt2Options *options) {
 // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
 static bool check_fp8(const Gpt2Options *o, Error *err) {
     if (o->dtype != DTYPE_BF16)
-        return error_set(err, "--fp8: beside --dtype bf16 only, not %s: head and attention stay in it",
+        return error_set(err, "--fp8: needs --dtype bf16, not %s; head and attention stay in bf16",
                          dtype_name(o->dtype));
     if (!device_facts()->supports[DTYPE_E4M3])
-        return error_set(err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have); leave it out",
+        return error_set(err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have them); leave it out",
                          device_facts()->name);
     if (o->config.C % FP8_MULTIPLE != 0)
         return error_set(err, "--fp8: C = %lld is not a multiple of %d", (long long)o->config.C, FP8_MULTIPLE);
@@ -34,12 +34,13 @@ bool gpt2_check_options(const Gpt2Options *o, Error *err) {
     if (o->fp8 && !check_fp8(o, err)) return false;
     if (o->train && o->offload && !optimizer_is_elementwise(o->optimizer))
         return error_set(err,
-                         "--offload optimizer: the state passes through in slices, and %s needs whole matrices; use "
+                         "--offload optimizer: the state is streamed in slices, but %s needs whole matrices; use "
                          "another --optimizer, or leave --offload out",
                          optimizer_name(o->optimizer));
     if (o->train && o->optimizer == OPTIMIZER_MUON && o->dtype == DTYPE_FP16 && o->gradients_in_dtype)
-        return error_set(err, "--grad-dtype compute: muon writes its directions to the gradients without the loss "
-                              "scale, and fp16 cannot hold numbers that small; use --grad-dtype fp32 or --dtype bf16");
+        return error_set(err,
+                         "--grad-dtype compute: muon writes its directions to the gradients without the loss "
+                         "scale, and fp16 cannot represent numbers that small; use --grad-dtype fp32 or --dtype bf16");
     return true;
 }
 

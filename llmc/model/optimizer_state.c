@@ -77,7 +77,7 @@ bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err) {
         const size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", TABLE[i].name);
     }
-    return error_set(err, "%s: there is no such optimizer; there are %s", name, names);
+    return error_set(err, "%s: unknown optimizer; expected one of %s", name, names);
 }
 
 static const GroupState *group_state(OptimizerKind kind, const Parameter *p) {

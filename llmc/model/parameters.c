@@ -55,7 +55,7 @@ static bool apply_preset(ModelConfig *config, const char *name) {
 // Stores "KEY=NUMBER" in the field it names, which must not have been given before (a bit each).
 static bool apply_field(ModelConfig *config, const char *part, unsigned *given, Error *err) {
     const char *equals = strchr(part, '=');
-    if (!equals) return error_set(err, "'%.200s' is no model: %s", part, forms);
+    if (!equals) return error_set(err, "'%.200s' is not a model: %s", part, forms);
     size_t key_length = (size_t)(equals - part);
     const struct {
         const char *key;
@@ -67,8 +67,8 @@ static bool apply_field(ModelConfig *config, const char *part, unsigned *given, 
         errno = 0;
         long long value = strtoll(equals + 1, &end, 10);
         if (!isdigit((unsigned char)equals[1]) || *end || errno || value < 1)
-            return error_set(err, "'%s': expected a whole number from 1 after %s=", part, fields[i].key);
-        if (*given >> i & 1) return error_set(err, "'%s': %s was given before; leave one out", part, fields[i].key);
+            return error_set(err, "'%s': expected a whole number of at least 1 after %s=", part, fields[i].key);
+        if (*given >> i & 1) return error_set(err, "'%s': %s is given twice; leave one out", part, fields[i].key);
         *given |= 1U << i;
         *fields[i].field = value;
         return true;

@@ -20,7 +20,7 @@ static const struct {
 enum { NUM_OPS = sizeof OPS / sizeof OPS[0] };
 
 static const char FORMS[] = "expected 0 .. 3, ops joined by + (gelu, layernorm, fc, qkv, attention, attproj, block), "
-                            "3/2 for every second block, or 3x4,0 for 4 blocks and the rest";
+                            "3/2 for every second block, or 3x4,0 for 4 blocks and the remainder";
 
 enum { NUM_LEVELS = 4 };
 
@@ -70,7 +70,7 @@ static bool read_set(const char *text, const char **at, int *set, Error *err) {
     }
     unsigned named = 0;
     for (int op; (op = read_op(at)) >= 0; ++*at) {
-        if (named >> op & 1) return error_set(err, "-r %.80s: %s is there twice; leave one out", text, OPS[op].name);
+        if (named >> op & 1) return error_set(err, "-r %.80s: %s is given twice; leave one out", text, OPS[op].name);
         named |= 1U << op;
         *set |= OPS[op].set;
         if (**at != '+') return true;
@@ -92,7 +92,7 @@ static bool read_items(Recompute *r, const char *text, const char *at, int set, 
     for (int64_t done = 0;;) {
         int64_t count = L - done;
         const bool counted = *at == 'x', last = *at == '\0';
-        if (count == 0) return error_set(err, "-r %.80s: the model has %lld blocks, and no more", text, (long long)L);
+        if (count == 0) return error_set(err, "-r %.80s: the model has only %lld blocks", text, (long long)L);
         if (!counted && !last) return not_understood(text, at, err);
         if (counted && (++at, !read_number(&at, count, &count)))
             return error_set(err, "-r %.80s: the count of blocks after x must be 1 or more, and at most %lld of %lld",

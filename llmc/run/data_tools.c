@@ -24,7 +24,7 @@ bool tool_read_number(const char *name, const char *text, int64_t min, int64_t m
     for (const char *s = suffixes; suffix && s <= suffix; s++) unit *= 1000;
     if (end != text && errno == 0 && end[suffix ? 1 : 0] == '\0' && n >= 0 && n <= max / unit && n * unit >= min)
         return *out = n * unit, true;
-    if (max == INT64_MAX) return error_set(err, "--%s %s: expected a number from %" PRId64 " on", name, text, min);
+    if (max == INT64_MAX) return error_set(err, "--%s %s: expected a number of at least %" PRId64, name, text, min);
     return error_set(err, "--%s %s: expected a number from %" PRId64 " to %" PRId64, name, text, min, max);
 }
 
@@ -81,9 +81,9 @@ bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *
     if (count == 0) return error_set(err, "no FILE or DIR to read; data/%s --help shows the usage", tool->program);
     int times = 0;
     for (int i = 0; i < count; i++) times += strcmp(inputs[i], "-") == 0;
-    if (times > 1) return error_set(err, "- stands for standard input and can be given once");
+    if (times > 1) return error_set(err, "- means standard input and can be given only once");
     if (times > 0 && !tool->format)
-        return error_set(err, "-: standard input has no name; say --format jsonl or --format txt");
+        return error_set(err, "-: standard input has no file name; give --format jsonl or --format txt");
     return true;
 }
 

@@ -106,11 +106,11 @@ void option_print_help(FILE *out) {
             "Pretrains GPT-2 models.\n"
             "\n"
             "usage: %s [options]\n"
-            "  values: -b 4, -b=4, --batch-size 4 or --batch-size=4; [default; smallest..largest]\n"
+            "  values: -b 4, -b=4, --batch-size 4 or --batch-size=4; [default; min..max]\n"
             "\n"
             "Examples\n"
             "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M     train, save to runs/124M\n"
-            "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M -y  go on where it stopped\n"
+            "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M -y  resume where it stopped\n"
             "  %s -e runs/124M/step_00005000 -x 0 -v 1 -m 0              evaluate and sample only\n",
             program, program, program, program);
     for (const OptionRow *row = option_table; row->long_name; row++) {
@@ -394,25 +394,25 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
 // Options that only make sense together.
 static bool check_together(const Options *o, Error *err) {
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
-    if (o->resume && !*o->output) return error_set(err, "-y: no run to go on with; name its directory with -o DIR");
+    if (o->resume && !*o->output) return error_set(err, "-y: no run to resume; name its directory with -o DIR");
     if (options_given(o, "checkpoint-every") && o->checkpoint_every > 0 && !*o->output) {
-        return error_set(err, "-n %lld: no place for checkpoints; name a directory with -o DIR",
+        return error_set(err, "-n %lld: no directory for checkpoints; name one with -o DIR",
                          (long long)o->checkpoint_every);
     }
     if ((o->hellaswag || *o->choices) && o->val_every == 0 && o->max_steps != 0)
-        return error_set(err, "%s: scored at every validation, and -v 0 makes none; give -v N, or leave out %s",
+        return error_set(err, "%s: scored at every validation, but -v 0 turns it off; give -v N, or leave out %s",
                          o->hellaswag ? "-h 1" : "--choices", o->hellaswag ? "-h (-h 0)" : "--choices");
     if ((*o->gpu || o->price > 0) && !o->plan)
-        return error_set(err, "%s: says what a plan is for; give --plan as well", *o->gpu ? "--gpu" : "--price");
+        return error_set(err, "%s: only applies to a plan; give --plan as well", *o->gpu ? "--gpu" : "--price");
     if (options_given(o, "fp8-scaling") && !o->fp8 && !o->resume) // -y: the run may have it
-        return error_set(err, "--fp8-scaling: says how fp8 tensors are scaled; give --fp8 as well");
+        return error_set(err, "--fp8-scaling: has no effect without fp8; give --fp8 as well");
     if (o->tokens > 0 && options_given(o, "max-steps"))
-        return error_set(err, "--tokens and -x both say how long the run is: give one of them");
+        return error_set(err, "--tokens and -x both set the length of the run; give only one");
     if (options_given(o, "master-weights") && o->master && !optimizer_has_master(o->optimizer))
         return error_set(err, "-w 1: --optimizer %s keeps no master weights; leave out -w, or use adamw or adamw8bit",
                          optimizer_name(o->optimizer));
     if (o->reset_optimizer && !o->resume)
-        return error_set(err, "--reset-optimizer: a new run has a new optimizer; it is for going on with -y");
+        return error_set(err, "--reset-optimizer: a new run already has a new optimizer; use it with -y");
     if (o->interactive && o->max_steps != 0)
         return error_set(err, "--interactive answers prompts and does not train: give -x 0 as well");
     return true;
@@ -492,7 +492,7 @@ static bool check_names(const cJSON *then, Error *err) {
     for (const cJSON *item = then->child; item; item = item->next) {
         if (option_find(item->string, strlen(item->string))) continue;
         const bool is_alike = nearest_name(item->string, nearest);
-        return error_set(err, "there is no option \"%.64s\"%s%s%s", item->string, is_alike ? "; is it " : "",
+        return error_set(err, "unknown option \"%.64s\"%s%s%s", item->string, is_alike ? "; did you mean " : "",
                          is_alike ? nearest : "", is_alike ? "?" : "");
     }
     return true;
@@ -500,7 +500,7 @@ static bool check_names(const cJSON *then, Error *err) {
 
 bool options_adopt_json(Options *options, const char *json, Error *err) {
     cJSON *then = cJSON_Parse(json);
-    bool ok = (cJSON_IsObject(then) || error_set(err, "no JSON object")) && check_names(then, err);
+    bool ok = (cJSON_IsObject(then) || error_set(err, "not a JSON object")) && check_names(then, err);
     for (const OptionRow *row = option_table; ok && row->long_name; row++) {
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
         if (value && row->scope == OPTION_OF_RUN && !options_given(options, row->long_name))
@@ -518,7 +518,7 @@ static void print_difference(FILE *f, const OptionRow *row, const Options *optio
     if (comparable && before && strcmp(now, before) == 0) return;
     if (!is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";
     fprintf(f, "--%s %s (was ", row->long_name, *now ? now : "\"\"");
-    if (!before) before = "no text or number";
+    if (!before) before = "neither text nor number";
     format_visible(f, before, strlen(before), "");
     fputs(")\n", f);
 }
@@ -527,7 +527,7 @@ char *options_diff_json(const Options *options, const char *json) {
     cJSON *then = cJSON_Parse(json);
     if (!cJSON_IsObject(then)) {
         cJSON_Delete(then);
-        return strdup("the options of the earlier run cannot be read: no JSON object\n");
+        return strdup("the options of the earlier run cannot be read: not a JSON object\n");
     }
     char *lines = NULL;
     size_t bytes = 0;

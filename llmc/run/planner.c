@@ -118,7 +118,7 @@ static bool unknown(const char *text, size_t length, const GpuSpec *nearest, Err
     }
     return error_set(err, "--gpu %.*s: no such GPU; %s%s%s %s, and sizes such as 24G", (int)(length < 80 ? length : 80),
                      text, nearest ? "did you mean " : "", nearest ? nearest->name : "",
-                     nearest ? "? There are" : "there are", names);
+                     nearest ? "? Known GPUs:" : "known GPUs:", names);
 }
 
 bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {

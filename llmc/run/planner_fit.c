@@ -249,7 +249,7 @@ static bool find_remedies(Gpt2Options *m, const Gpt2Options *model, const Search
 }
 
 static bool explain(const Gpt2Options *model, const Search *search, Error *err) {
-    static const char smaller[] = "take a smaller model or context (-e, -t)";
+    static const char smaller[] = "use a smaller model or context (-e, -t)";
     char asked[64], set[64], needs[64], there[64], what[160], least[64], advice[320];
     Gpt2Options m;
     int remedies;
@@ -263,8 +263,8 @@ static bool explain(const Gpt2Options *model, const Search *search, Error *err) 
     else if (remedies == 0)
         snprintf(advice, sizeof advice, "%s", smaller);
     else
-        snprintf(advice, sizeof advice, "even %s would need %s: %s", what, least, smaller);
-    return error_set(err, "not enough memory: %s needs %s, there are %s; %s", asked,
+        snprintf(advice, sizeof advice, "even %s needs %s; %s", what, least, smaller);
+    return error_set(err, "not enough memory: %s needs %s, but only %s is available; %s", asked,
                      format_bytes(bytes_needed(model), needs, sizeof needs),
                      format_bytes(search->room, there, sizeof there), advice);
 }

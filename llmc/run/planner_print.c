@@ -63,14 +63,12 @@ static void print_classes(FILE *out, const DevicePlan *p) {
 static void print_memory(FILE *out, const DevicePlan *p) {
     char bytes[TEXT], more[TEXT], set[SET_TEXT];
     print_classes(out, p);
-    fprintf(out, "planned     %-12s %9s  with -b %lld -r %s in %s", "in all",
-            format_bytes(p->memory.total, bytes, TEXT), (long long)p->model.B,
-            set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
+    fprintf(out, "planned     %-12s %9s  with -b %lld -r %s in %s", "total", format_bytes(p->memory.total, bytes, TEXT),
+            (long long)p->model.B, set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
     if (p->gpu.spec.memory > 0)
-        fprintf(out, "; beside it %s for the CUDA context\n",
-                format_bytes(planner_reserve(p->gpu.spec.memory), more, TEXT));
+        fprintf(out, "; plus %s for the CUDA context\n", format_bytes(planner_reserve(p->gpu.spec.memory), more, TEXT));
     else
-        fprintf(out, ", as the %s backend of this machine lays it out\n", device_facts()->backend);
+        fprintf(out, ", laid out for the %s backend of this machine\n", device_facts()->backend);
     if (p->memory.host > 0)
         fprintf(out, "planned     %-12s %9s  master weights and state of the optimizer\n", "host memory",
                 format_bytes(p->memory.host, bytes, TEXT));
@@ -83,7 +81,7 @@ static const char *batch_text(int64_t B, char buf[TEXT]) {
 
 static void print_most(FILE *out, const DevicePlan *p) {
     char batch[TEXT], set[SET_TEXT], bytes[TEXT];
-    fprintf(out, "planned     most in %s:", format_bytes(p->room, bytes, TEXT));
+    fprintf(out, "planned     max in %s:", format_bytes(p->room, bytes, TEXT));
     for (int level = 0; level < (p->model.train ? 4 : 1); level++)
         fprintf(out, "%s -r %d %s", level ? "," : "", level, batch_text(p->most[level], batch));
     if (p->model.train && p->auto_batch > 0)
@@ -102,14 +100,14 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     fprintf(out, "limit       a step computes %.5g TFLOP: 72 L C^2 + 6 Vp C + 6 L C (T+1) a token", s->flops / 1e12);
     if (again > 0) fprintf(out, ", and %.3g%% for -r", 100 * again / (s->flops - again));
     if (s->fp8_flops > 0) fprintf(out, "; %.3g%% of it in fp8", 100 * s->fp8_flops / s->flops);
-    fprintf(out, "\nlimit       a step moves %s beside its matmuls, %.3g bytes a parameter for norm and update\n",
+    fprintf(out, "\nlimit       a step moves %s outside its matmuls; norm and update take %.3g bytes a parameter\n",
             format_bytes(s->bytes, bytes, TEXT),
             planner_step_bytes(model, 0) / (double)parameter_total(&model->config));
     if (s->link_bytes > 0)
-        fprintf(out, "limit       a step sends %s to the GPU and as many back\n",
+        fprintf(out, "limit       a step sends %s to the GPU and as much back\n",
                 format_bytes(s->link_bytes, bytes, TEXT));
     fprintf(out,
-            "limit       least time of a step = FLOP / dense peak + bytes / bandwidth%s of the datasheet; real steps "
+            "limit       min time of a step = FLOP / dense peak + bytes / bandwidth%s of the datasheet; real steps "
             "take longer\n",
             s->link_bytes > 0 ? " + bytes / link" : "");
 }
@@ -180,15 +178,15 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
     print_memory(out, plans);
     print_most(out, plans);
     fprintf(out,
-            "planned     for a GPU --gpu shows the same; 1 GB of each, at most 6%%, stays free for the CUDA context\n");
+            "planned     --gpu shows the same for a GPU; 1 GB of each, at most 6%%, stays free for the CUDA context\n");
     if (plans->model.train) {
         const StepLimit s = planner_step(&plans[1].gpu.spec, &plans->model, plans->windows * plans->model.T);
         print_floors(out, plans, &s);
     }
     snprintf(fits, TEXT, "-b %lld", (long long)r->model.B);
     fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-10s %-9s  %-9s  %s%s\n", "GPU", "memory",
-            "datasheet peak", "bandwidth", is_auto_plan(r) ? AUTO_WIDTH : 6, is_auto_plan(r) ? "chosen" : fits, "most",
-            "a step", "tokens/s", "all steps", "at 50%", r->options->price > 0 ? "  cost at least" : "");
+            "datasheet peak", "bandwidth", is_auto_plan(r) ? AUTO_WIDTH : 6, is_auto_plan(r) ? "chosen" : fits, "max",
+            "a step", "tokens/s", "all steps", "at 50%", r->options->price > 0 ? "  min cost" : "");
     for (int i = 1; i < count; i++) print_row(out, &plans[i], r);
 }
 
@@ -204,12 +202,12 @@ static void print_answer(FILE *out, const DevicePlan *p) {
             set_text(&p->model.recompute, &p->model, set), format_bytes(p->memory.total, bytes, TEXT),
             format_bytes(p->room, there, TEXT));
     if (p->run_seconds > 0) {
-        fprintf(out, "; all steps take at least %s, at half the speed of the datasheet %s",
+        fprintf(out, "; all steps take at least %s, at half the datasheet speed %s",
                 format_duration(p->run_seconds, bytes, TEXT), format_duration(2 * p->run_seconds, there, TEXT));
     } else if (p->step_seconds > 0) {
         fprintf(out, "; a step takes at least %.3g s", p->step_seconds);
     } else if (p->model.train) {
-        fprintf(out, "; its first steps will tell how long they take");
+        fprintf(out, "; its first steps will show how long they take");
     }
     fprintf(out, "\n");
 }

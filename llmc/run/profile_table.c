@@ -154,7 +154,8 @@ bool profile_print(RunLog *log, const Profile *profile, Error *err) {
     print_row(log, &ops, profile);
     print_row(log, &between, profile);
     print_row(log, &step, profile);
-    runlog_text(log, "profile     median step %.3f ms with every op timed, %.3f ms in the %lld before without: %+.1f%%",
+    runlog_text(log,
+                "profile     median step %.3f ms with every op timed, %.3f ms in the %lld before, untimed: %+.1f%%",
                 1e3 * timed, 1e3 * plain, (long long)profile->num_steps, 100.0 * (timed / plain - 1.0));
     free(rows);
     return true;

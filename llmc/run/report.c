@@ -52,7 +52,7 @@ bool report_is_silent(const RunSetup *setup) { return setup->options.interactive
 void report_starting(const RunSetup *setup, int64_t bytes) {
     char memory[TEXT];
     if (report_is_silent(setup) || (!on_gpu() && bytes < 1 << 30)) return;
-    printf("starting    %s: measuring its speed, then taking %s of memory and %s the weights\n", device_facts()->name,
+    printf("starting    %s: measuring its speed, then allocating %s and %s the weights\n", device_facts()->name,
            format_bytes((double)bytes, memory, TEXT),
            setup->resume_path || !model_config_is_descriptor(setup->options.model) ? "reading" : "initialising");
     fflush(stdout);
@@ -132,7 +132,7 @@ static void memory_line(const Report *r) {
         if (n > 0) fprintf(f, "%s %s, ", memory_class_name(c), format_bytes((double)n, bytes, TEXT));
     }
     fclose(f);
-    runlog_field(r->log, "memory", "%splanned in all %s", classes,
+    runlog_field(r->log, "memory", "%stotal planned %s", classes,
                  format_bytes((double)memory_plan_total(plan), bytes, TEXT));
     free(classes);
     const int64_t host = gpt2_host_bytes(r->model);
@@ -178,7 +178,7 @@ static void schedule_lines(const Report *r) {
     if (!*r->options->output)
         runlog_field(r->log, "output", "none: nothing is saved (-o DIR saves log and checkpoints)");
     else if (r->setup->first_step > 0)
-        runlog_field(r->log, "output", "%s, going on after step %lld", r->options->output,
+        runlog_field(r->log, "output", "%s, resuming after step %lld", r->options->output,
                      (long long)r->setup->first_step);
     else
         runlog_field(r->log, "output", "%s", r->options->output);
@@ -226,7 +226,7 @@ static void run_event(const Report *r) {
 static void resume_lines(const Report *r) {
     const RunSetup *s = r->setup;
     if (r->options->reset_optimizer && r->options->max_steps != 0)
-        runlog_field(r->log, "optimizer", "--reset-optimizer: %s begins with a new state after step %lld",
+        runlog_field(r->log, "optimizer", "--reset-optimizer: %s starts with a new state after step %lld",
                      optimizer_name(r->options->optimizer), (long long)s->state.step);
     char *changed = options_diff_json(r->options, s->state.options_json);
     if (changed) runlog_text(r->log, "changed since the checkpoint:\n%.*s", (int)strlen(changed) - 1, changed);
@@ -273,8 +273,7 @@ void report_close(Report *r) {
 
 void report_first_step(const Report *r) {
     if (on_gpu())
-        runlog_field(r->log, "first step",
-                     "loads kernels and chooses them by measuring: it takes longer than the others");
+        runlog_field(r->log, "first step", "loads kernels and measures which to use; it takes longer than the others");
     else
         takes_at_least(r, "first step", (double)(r->setup->step_windows * r->setup->T), true);
 }
@@ -284,7 +283,7 @@ static void after_first_step(Report *r, const StepControl *control) {
     const long long peak = (long long)device_memory_peak(), arena = (long long)memory_plan_total(gpt2_memory(r->gpt2));
     const double expected = log((double)r->setup->config.V);
     if (!r->setup->resume_path && model_config_is_descriptor(r->options->model) && fabs(control->loss - expected) > 0.5)
-        runlog_field(r->log, "warning", "the first loss is %.3f; of new weights it should be near ln(V) = %.3f",
+        runlog_field(r->log, "warning", "the first loss is %.3f; with new weights it should be near ln(V) = %.3f",
                      control->loss, expected);
     runlog_field(r->log, "memory", "measured %s, planned %s; first step done %.2f s after launch",
                  format_bytes((double)peak, measured, TEXT), format_bytes((double)arena, planned, TEXT),
@@ -373,10 +372,10 @@ void report_generated(Report *r, const Generated *drawn, int64_t first, bool sho
     for (int64_t i = first; i < drawn->samples && !again; i++)
         runlog_sample(r->log, r->setup->state.step, drawn->texts[i], drawn->bytes[i], shown, drawn->cut);
     if (drawn->prompt_cut > 0)
-        runlog_field(r->log, "prompt", "longer than the context: its last %lld tokens count, %lld do not",
+        runlog_field(r->log, "prompt", "longer than the context: the last %lld tokens are used, %lld are dropped",
                      (long long)drawn->prompt_tokens, (long long)drawn->prompt_cut);
     if (drawn->slides > 0)
-        runlog_field(r->log, "context", "filled %lld time%s: each time the text went on from its last half",
+        runlog_field(r->log, "context", "filled %lld time%s; each time the text continued from its last half",
                      (long long)drawn->slides, drawn->slides == 1 ? "" : "s");
     if (alone)
         runlog_field(r->log, "generated", "%lld tokens after a prompt of %lld; prompt %.0f ms, then %.1f tokens/s",
@@ -535,16 +534,16 @@ static void last_line(const Report *r, int64_t steps) {
     char tokens[TEXT], time[TEXT];
     if (signals_pending())
         runlog_text(r->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()), step,
-                    *r->options->output ? "-o and -y go on from there" : "nothing was saved (no -o)");
+                    *r->options->output ? "resume with -o and -y" : "nothing was saved (no -o)");
     else if (r->options->max_steps != 0 && steps == 0 && r->options->profile == 0)
         runlog_field(r->log, "done",
-                     "nothing is left: the run is at step %lld of %lld; a larger -x goes on, such as -x %lld", step,
+                     "nothing to do: the run is at step %lld of %lld; a larger -x continues it, such as -x %lld", step,
                      total, 2 * step);
     else if (r->options->max_steps != 0)
         runlog_field(r->log, "done", "%lld steps, %s tokens in %s%s", (long long)steps,
                      format_count((double)(steps * s->step_windows * s->T), tokens, TEXT),
                      format_duration(now_seconds() - r->started, time, TEXT),
-                     step < total ? " (time limit; -o and -y go on)" : "");
+                     step < total ? " (time limit; resume with -o and -y)" : "");
 }
 
 void report_end(Report *r, double wait_seconds) {

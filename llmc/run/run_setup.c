@@ -45,8 +45,8 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
     char *json = known ? file_read_all(path, MAX_BYTES, NULL, err) : NULL;
     const bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
     if (ok)
-        fprintf(stderr, "-y 1: no checkpoint in %s yet: starting from the beginning%s%s\n", s->options.output,
-                known ? ", with the options of " : "", known ? path : "");
+        fprintf(stderr, "-y 1: no checkpoint in %s yet; starting from the beginning%s%s\n", s->options.output,
+                known ? " with the options in " : "", known ? path : "");
     s->state.seed = (uint64_t)s->options.seed;
     free(json);
     free(path);
@@ -90,7 +90,7 @@ bool run_setup_start(RunSetup *s, Error *err) {
         return checkpoint_exists(o->output, &exists, err) &&
                (!exists || o->max_steps == 0 ||
                 error_set(err,
-                          "-o %s: checkpoints of an earlier run are there: go on with -y 1, or name another directory",
+                          "-o %s: contains checkpoints of an earlier run; resume with -y 1, or name another directory",
                           o->output));
     char *skipped = NULL, size[64];
     const double bytes = checkpoint_newest_bytes(o->output);
@@ -104,7 +104,7 @@ bool run_setup_start(RunSetup *s, Error *err) {
     if (!found) {
         if (err->text[0]) return false;
         if (damaged)
-            return error_set(err, "-y 1: no checkpoint in %s is whole: repair them, or move them away to start over",
+            return error_set(err, "-y 1: no checkpoint in %s is intact; repair them, or move them away to start over",
                              o->output);
         return adopt_remembered(s, err);
     }
@@ -112,7 +112,7 @@ bool run_setup_start(RunSetup *s, Error *err) {
         !options_adopt_json(&s->options, s->state.options_json, err))
         return false;
     if (s->state.seed != (uint64_t)o->seed)
-        return error_set(err, "--seed %lld: the run in %s was started with --seed %lld and goes on with it only",
+        return error_set(err, "--seed %lld: the run in %s was started with --seed %lld and resumes only with it",
                          (long long)o->seed, o->output, (long long)s->state.seed);
     return true;
 }
@@ -141,8 +141,8 @@ static bool choose_model(RunSetup *s, Error *err) {
     if (s->resume_path && descriptor && options_given(o, "model") &&
         (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
          (asked.V && asked.V != c->V)))
-        return error_set(err, "-e %s: the run in %s has another shape (L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld)", o->model,
-                         o->output, (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->V,
+        return error_set(err, "-e %s: the run in %s has a different shape (L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld)",
+                         o->model, o->output, (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->V,
                          (long long)c->max_T);
     return true;
 }
@@ -154,7 +154,7 @@ static bool choose_context(RunSetup *s, Error *err) {
         return error_set(err, "-t %lld: longer than the model's context of %lld tokens", (long long)s->T,
                          (long long)longest);
     if (s->resume_path && s->T != s->state.T)
-        return error_set(err, "-t %lld: the run in %s reads windows of %lld tokens and goes on with them only",
+        return error_set(err, "-t %lld: the run in %s reads windows of %lld tokens and resumes only with them",
                          (long long)s->T, s->options.output, (long long)s->state.T);
     return true;
 }
@@ -164,8 +164,8 @@ static void compare_data(const char *option, const ShardSet *set, DataFacts *the
     const DataFacts now = {set->num_tokens, set->fingerprint};
     if (then->tokens > 0 && (then->tokens != now.tokens || then->fingerprint != now.fingerprint))
         fprintf(stderr,
-                "%s: other shards than before: the checkpoint is of %lld tokens (checksum %016llx), these are %lld "
-                "(%016llx); the run goes on with them\n",
+                "%s: the shards have changed: the checkpoint has %lld tokens (checksum %016llx), these have %lld "
+                "(%016llx); the run continues with them\n",
                 option, (long long)then->tokens, (unsigned long long)then->fingerprint, (long long)now.tokens,
                 (unsigned long long)now.fingerprint);
     *then = now;
@@ -178,7 +178,7 @@ static bool open_validation(RunSetup *s, Error *err) {
     if (o->val_every == 0 || o->interactive) return true;
     s->has_val = shards_open(&s->val, o->val_data, s->T, err);
     if (s->has_val || (!given && o->max_steps != 0)) return true;
-    return given ? error_prefix(err, "-j") : error_set(err, "-j: %s; or leave validation out: -v 0", err->text);
+    return given ? error_prefix(err, "-j") : error_set(err, "-j: %s; or skip validation with -v 0", err->text);
 }
 
 // -i and -j, and with them the vocabulary: new weights that are not trained (-x 0) take that of the data, too.
@@ -194,7 +194,7 @@ static bool open_data(RunSetup *s, Error *err) {
     if (s->config.V == 0) model_config_set_vocab(&s->config, vocab > 0 ? vocab : (int64_t)GPT2_VOCAB);
     if (stated && vocab > s->config.V)
         return error_set(err,
-                         "%s holds tokens of a vocabulary of %lld, the model has %lld: make the shards with the "
+                         "%s has tokens of a vocabulary of %lld, but the model has %lld; make the shards with the "
                          "model's tokenizer (data/prepare --tokenizer PATH)",
                          stated->shards[0].path, (long long)vocab, (long long)s->config.V);
     if (s->train.count > 0 && s->has_val && s->val.vocab > 0 && vocab > 0 && s->val.vocab != vocab)
@@ -268,8 +268,8 @@ static bool choose_memory(RunSetup *s, Error *err) {
     recompute_text(&s->recompute, s->config.L, text, sizeof text);
     if (o->gelu_fusion > 0 && recompute_gelu_alone(&s->recompute, s->config.L))
         return error_set(err,
-                         "-ge %d and -r %s: GELU inside the matmul before it cannot be computed again with the same "
-                         "bits; leave out -ge, or take fc or block in -r instead of gelu",
+                         "-ge %d and -r %s: GELU fused into a matmul cannot be recomputed with the same "
+                         "bits; leave out -ge, or use fc or block in -r instead of gelu",
                          o->gelu_fusion, text);
     options_set_string(&o->recompute, text);
     return true;
@@ -286,7 +286,7 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (o->max_steps < 0) s->total_steps = s->train.num_windows / s->step_windows;
     if (in_tokens) s->total_steps = (int64_t)ceil(o->tokens / (double)(s->step_windows * s->T));
     if (s->total_steps < 1 && o->max_steps != 0) s->total_steps = 1;
-    if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: with -x 0 no step is made");
+    if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: -x 0 runs no step; leave out -x 0");
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
     int64_t warmup = o->warmup;
     if (warmup < 0) warmup = s->total_steps / 50 < 700 ? s->total_steps / 50 : 700;
@@ -309,7 +309,7 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
     if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);
     return s->tokenizer || (!*o->prompt && !o->interactive) ||
            error_set(err,
-                     "%s: no tokenizer for the model's vocabulary of %lld tokens is at hand; name one with --tokenizer",
+                     "%s: no tokenizer for the model's vocabulary of %lld tokens was found; name one with --tokenizer",
                      o->interactive ? "--interactive" : "--prompt", (long long)s->config.V);
 }
 
@@ -325,16 +325,15 @@ static bool check_export(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!*o->export_path) return true;
     if (strcmp(o->export_path, o->output) == 0)
-        return error_set(err, "--export %s: checkpoints go there (-o): name another directory", o->output);
+        return error_set(err, "--export %s: checkpoints are saved there (-o); name another directory", o->output);
     return export_check(o->export_path, o->export_dtype, err);
 }
 
 bool run_setup_choose(RunSetup *s, Error *err) {
     s->first_step = s->state.step;
     if (s->resume_path && !device_restore_tuning(s->state.tuning))
-        fprintf(stderr,
-                "-y 1: matmuls and attention of this run were chosen for another GPU, driver or library; they are "
-                "chosen anew here, and bits may differ from those of the run going on there\n");
+        fprintf(stderr, "-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
+                        "chosen again here, and bits may differ from the original run\n");
     return choose_model(s, err) && choose_context(s, err) && open_data(s, err) && choose_dtype(s, err) &&
            choose_optimizer(s, err) && choose_memory(s, err) && choose_lengths(s, err) && choose_tokenizer(s, err) &&
            open_choices(s, err) && check_export(s, err);

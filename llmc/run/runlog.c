@@ -66,7 +66,7 @@ static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *ke
 static bool move_aside(RunLog *log, const char *path, Error *err) {
     char *aside = path_unused(path);
     const bool ok = rename(path, aside) == 0 || error_set(err, "%s: cannot be renamed: %s", path, strerror(errno));
-    if (ok) fprintf(stderr, "%s is of an earlier run: it is %s now\n", path, aside);
+    if (ok) fprintf(stderr, "%s belongs to an earlier run; it was renamed to %s\n", path, aside);
     free(aside);
     if (!ok) return false;
     append_file_close(&log->file);
@@ -118,7 +118,7 @@ static void open_tensorboard(RunLog *log, const char *directory, bool append, in
     const bool evaluation = append && first_step == INT64_MAX;
     char *path = evaluation ? path_join(directory, "evaluation") : strdup(directory);
     if (path && directory_make(path, &err)) log->tensorboard = tensorboard_open(path, append ? first_step : -1, &err);
-    if (path && !log->tensorboard) fprintf(stderr, "%s; the run goes on without TensorBoard\n", err.text);
+    if (path && !log->tensorboard) fprintf(stderr, "%s; the run continues without TensorBoard\n", err.text);
     free(path);
 }
 
@@ -202,14 +202,14 @@ static void complain_once(RunLog *log, bool *complained, const Error *err, const
     *complained = true;
     runlog_clear_bar(log);
     fflush(stdout);
-    fprintf(stderr, "%s; the run goes on, %s\n", err->text, what);
+    fprintf(stderr, "%s; the run continues, but %s\n", err->text, what);
 }
 
 // Ends the record that tensorboard_begin started; a failure is said once.
 static void runlog_end_record(RunLog *log) {
     Error err;
     if (!tensorboard_end(log->tensorboard, &err))
-        complain_once(log, &log->tensorboard_failed, &err, "TensorBoard misses values");
+        complain_once(log, &log->tensorboard_failed, &err, "TensorBoard will miss values");
 }
 
 // A line of main.log, and nothing else: {"event":EVENT,"time":...,INNER}.
@@ -228,7 +228,7 @@ static void runlog_write(RunLog *log, const char *event, const char *inner, size
     Error err;
     fclose(f);
     if (!append_file_write(&log->file, line, bytes, &err))
-        complain_once(log, &log->file_failed, &err, "this log misses lines");
+        complain_once(log, &log->file_failed, &err, "this log will miss lines");
     free(line);
 }
 
@@ -451,7 +451,7 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceSco
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
     runlog_text(log, "gpu at step %lld | %.0f MHz, memory %.0f MHz | %.0f W | %.0f C%s%s", (long long)step,
                 s->sm_clock_mhz, s->memory_clock_mhz, s->power_watts, s->temperature_c,
-                *s->throttle ? " | held down by: " : "", s->throttle);
+                *s->throttle ? " | throttled by: " : "", s->throttle);
     Entry e;
     entry_begin(&e, log, "gpu", "gpu", step);
     entry_if_known(&e, "sm_clock_mhz", s->sm_clock_mhz, MEASURED_DIGITS);

@@ -220,7 +220,7 @@ static bool check_optimizer(const Gpt2 *model, const SafetensorsFile *f, Error *
     const char *stated = safetensors_metadata(f, metadata_optimizer);
     OptimizerKind found = OPTIMIZER_ADAMW;
     if (stated && !optimizer_parse(&found, stated, NULL))
-        return error_set(err, "the optimizer that its metadata name is none that this version knows");
+        return error_set(err, "its metadata name an optimizer that this version does not know");
     return checkpoint_check_optimizer(found, gpt2_options(model)->optimizer, err);
 }
 
@@ -242,8 +242,8 @@ bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err) {
 bool checkpoint_check_optimizer(OptimizerKind saved, OptimizerKind wanted, Error *err) {
     return saved == wanted ||
            error_set(err,
-                     "the state of --optimizer %s, and this run is to go on with %s: give --optimizer %s, or "
-                     "--reset-optimizer to begin with a new state",
+                     "has the state of --optimizer %s, but this run uses %s; give --optimizer %s, or "
+                     "--reset-optimizer to start with a new state",
                      optimizer_name(saved), optimizer_name(wanted), optimizer_name(saved));
 }
 
@@ -285,7 +285,7 @@ static bool holds_only_ours(const char *directory, Error *err) {
     bool ok = directory_list(directory, &names, &count, err);
     for (int i = 0; ok && i < count; i++)
         if (!is_ours(names[i]))
-            ok = error_set(err, "%s is kept: %.100s in it is of no checkpoint", directory, names[i]);
+            ok = error_set(err, "%s is kept: %.100s in it is not a checkpoint file", directory, names[i]);
     directory_list_free(names, count);
     return ok;
 }
@@ -416,7 +416,7 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
     char *manifest = path_join(directory, manifest_name);
     bool ok = trainer_json_read(manifest, &state, facts, err);
     if (ok && state.step != step)
-        ok = error_set(err, "%s: written at step %lld, not at this directory's", manifest, (long long)state.step);
+        ok = error_set(err, "%s: written at step %lld, not at this directory's step", manifest, (long long)state.step);
     for (int i = 0; ok && i < CHECKPOINT_FILES; i++)
         if (facts[i].bytes >= 0) ok = check_file(directory, checkpoint_file_name(i), facts[i], checksums, err);
     trainer_state_free(&state);

@@ -59,7 +59,7 @@ static bool is_printable(const char *text, size_t less_than) {
 static bool check_member(const cJSON *item, Error *err) {
     char found[64];
     if (!is_printable(item->string, sizeof((SafetensorsEntry *)0)->name))
-        return error_set(err, "\"weight_map\" holds what cannot be the name of a tensor");
+        return error_set(err, "\"weight_map\" has an invalid tensor name");
     const char *file = cJSON_IsString(item) ? item->valuestring : "";
     const size_t n = strlen(file), suffix = strlen(".safetensors");
     if (n > suffix && strcmp(file + n - suffix, ".safetensors") == 0 && !strchr(file, '/') && is_printable(file, 256))
@@ -97,7 +97,7 @@ static bool parse_index(WeightShards *s, const char *directory, Error *err) {
     qsort(s->places, (size_t)count, sizeof *s->places, compare_place);
     for (int i = 1; i < count; i++)
         if (strcmp(s->places[i - 1].name, s->places[i].name) == 0)
-            return error_set(err, "\"weight_map\" holds tensor %s twice", s->places[i].name);
+            return error_set(err, "\"weight_map\" lists tensor %s twice", s->places[i].name);
     return count > 0 || error_set(err, "\"weight_map\" is empty");
 }
 
@@ -109,10 +109,10 @@ static bool check_places(const WeightShards *s, Error *err) {
         const int elsewhere = weight_shards_find(s, p->name);
         if (elsewhere >= 0)
             return error_set(err,
-                             "%s: tensor %s stands in %s, but the index puts it into this file: download the "
+                             "%s: tensor %s is in %s, but the index puts it in this file; download the "
                              "directory again",
                              s->paths[p->file], p->name, weight_shards_path(s, elsewhere));
-        return error_set(err, "%s: there is no tensor %s in it, where the index puts it: download the directory again",
+        return error_set(err, "%s: tensor %s is missing, but the index puts it here; download the directory again",
                          s->paths[p->file], p->name);
     }
     return true;
@@ -125,8 +125,8 @@ static bool check_strangers(const WeightShards *s, Error *err) {
         const Place *p = find_place(s, e->name);
         if (!p) return error_set(err, "%s: tensor %s is not in the index", weight_shards_path(s, i), e->name);
         if (s->paths[p->file] != weight_shards_path(s, i))
-            return error_set(err, "%s: tensor %s stands in it, but the index puts it into %s", weight_shards_path(s, i),
-                             e->name, s->paths[p->file]);
+            return error_set(err, "%s: has tensor %s, but the index puts it in %s", weight_shards_path(s, i), e->name,
+                             s->paths[p->file]);
     }
     return true;
 }
@@ -140,7 +140,7 @@ static bool explain_missing(const char *directory, Error *err) {
     const bool old = file_exists(pickle) || file_exists(pickles);
     free(pickle);
     free(pickles);
-    return error_set(err, "%s: no model.safetensors beside its config.json%s", directory,
+    return error_set(err, "%s: no model.safetensors next to its config.json%s", directory,
                      old ? "; save pytorch_model.bin again with save_pretrained(..., safe_serialization=True)" : "");
 }
 
@@ -149,7 +149,7 @@ static bool open_files(WeightShards *s, Error *err) {
     REQUIRE_MEMORY(s->first != NULL, "the files of a model");
     for (int i = 0; i < s->num_files; i++) {
         if (s->index && !file_exists(s->paths[i]))
-            return error_set(err, "%s: this file is missing; the weights are in %d files, which %s lists", s->paths[i],
+            return error_set(err, "%s: this file is missing; the weights are in %d files, listed in %s", s->paths[i],
                              s->num_files, s->list);
         s->files[i] = safetensors_open(s->paths[i], err);
         if (!s->files[i]) return false;
@@ -313,7 +313,7 @@ static bool read_config(const char *directory, ModelConfig *config, int64_t *eot
     char *path = path_join(directory, "config.json");
     bool ok = file_exists(path) ||
               error_set(err,
-                        "%s: no config.json in it: not a Hugging Face GPT-2 directory and not a checkpoint (those are "
+                        "%s: has no config.json: neither a Hugging Face GPT-2 directory nor a checkpoint (those are "
                         "the step_* directories of a run)",
                         directory);
     cJSON *root = ok ? json_parse_file(path, MAX_CONFIG_BYTES, err) : NULL;
@@ -433,7 +433,7 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
     float *strip = malloc((size_t)(TRANSPOSE_STRIP * out) * sizeof *strip);
     if (!f->matrix || !strip) {
         free(strip);
-        return error_set(err, "no memory to turn tensor %s", p->name);
+        return error_set(err, "no memory to transpose tensor %s", p->name);
     }
     bool ok = true;
     for (int64_t i = 0; ok && i < in; i += TRANSPOSE_STRIP) {

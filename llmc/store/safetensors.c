@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "safetensors files are little-endian, and are read and written here as they stand in memory"
+#error "safetensors files are little-endian, and are read and written here as they are in memory"
 #endif
 
 enum {
@@ -78,13 +78,13 @@ static bool parse_dtype(const cJSON *item, SafetensorsEntry *e, int64_t *size, E
     const cJSON *found;
     char text[64];
     json_find(item, "dtype", &found, NULL);
-    return error_set(err, "its dtype is %s, which is not known (F32, F16 and BF16 are read)",
+    return error_set(err, "its dtype %s is unknown (F32, F16 and BF16 are read)",
                      json_describe(found, text, sizeof text));
 }
 
 static bool parse_name(const char *name, SafetensorsEntry *e, Error *err) {
     for (const char *p = name; *p; p++)
-        if ((unsigned char)*p < 0x20 || *p == 0x7f) return error_set(err, "a tensor name holds control characters");
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) return error_set(err, "a tensor name has control characters");
     size_t length = strlen(name);
     if (length >= sizeof e->name)
         return error_set(err, "the tensor name %.32s... has %zu bytes, expected less than %zu", name, length,
@@ -105,7 +105,7 @@ static bool parse_entry(const cJSON *item, SafetensorsEntry *e, int64_t data_byt
     if (ok && !checked_mul(numel, size, &e->bytes)) ok = error_set(err, "its size overflows");
     if (ok && !(json_int_value(offsets->child, 0, data_bytes, &e->offset) &&
                 json_int_value(offsets->child->next, e->offset, data_bytes, &end)))
-        ok = error_set(err, "its \"data_offsets\" do not lie in the %lld bytes of data that the file has",
+        ok = error_set(err, "its \"data_offsets\" are outside the %lld bytes of data in the file",
                        (long long)data_bytes);
     if (ok && end - e->offset != e->bytes)
         ok = error_set(err, "its \"data_offsets\" span %lld bytes, expected %lld for its shape",
@@ -133,7 +133,7 @@ static bool check_layout(SafetensorsFile *f, int64_t data_bytes, Error *err) {
     int64_t end = 0;
     for (int i = 0; i < f->count; i++) {
         if (f->entries[i].offset != end)
-            return error_set(err, "the data of tensor %s begins at %lld, expected %lld, where the one before ends",
+            return error_set(err, "the data of tensor %s begins at %lld, expected %lld, the end of the tensor before",
                              f->entries[i].name, (long long)f->entries[i].offset, (long long)end);
         end += f->entries[i].bytes;
     }
@@ -175,7 +175,7 @@ static bool read_header(SafetensorsFile *f, Error *err) {
     if (!file_read_at(f->fd, f->path, 0, &length, sizeof length, err)) return false;
     if (length > MAX_HEADER_BYTES || (int64_t)length > size - PREFIX_BYTES)
         return error_set(err,
-                         "%s: its first 8 bytes say a header of %llu bytes, expected at most %lld: not safetensors",
+                         "%s: its first 8 bytes state a header of %llu bytes, expected at most %lld: not safetensors",
                          f->path, (unsigned long long)length,
                          (long long)(size - PREFIX_BYTES < MAX_HEADER_BYTES ? size - PREFIX_BYTES : MAX_HEADER_BYTES));
     char *text = malloc(length + 1);
@@ -267,7 +267,7 @@ struct SafetensorsWriter {
 static const char *file_dtype_name(DType dtype) {
     for (int i = 0; i < NUM_FILE_DTYPES; i++)
         if (file_dtypes[i].dtype == dtype) return file_dtypes[i].name;
-    bug_report(__FILE__, __LINE__, "safetensors files of ours hold fp32, fp16, bf16 and u8, not %s", dtype_name(dtype));
+    bug_report(__FILE__, __LINE__, "our safetensors files hold fp32, fp16, bf16 and u8, not %s", dtype_name(dtype));
 }
 
 // Offsets of entries are still relative to the data here. Names and metadata are ours: no character needs an escape.

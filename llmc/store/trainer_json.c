@@ -180,7 +180,7 @@ static bool read_window(const cJSON *control, const char *name, OutlierWindow *w
     const cJSON *item = values->child;
     for (int i = 0; i < OUTLIER_WINDOW; i++, item = item->next)
         if (!read_float(item, &w->values[i]) || !isfinite(w->values[i]))
-            return error_set(err, "\"%s\": value %d is no finite float", name, i);
+            return error_set(err, "\"%s\": value %d is not a finite float", name, i);
     return true;
 }
 
@@ -241,7 +241,7 @@ static bool read_control(const cJSON *root, int64_t step, StepControl *c, Error 
         const char *name = control_floats[i].name;
         if (!json_find(control, name, &item, err)) return false;
         if (!read_float(item, (float *)((char *)c + control_floats[i].offset)))
-            return error_set(err, "\"%s\" of \"control\" is missing or no float", name);
+            return error_set(err, "\"%s\" of \"control\" is missing or not a float", name);
     }
     for (int i = 0; i < NUM_INTS; i++) {
         int64_t value;
@@ -278,7 +278,7 @@ static bool read_best_val_loss(const cJSON *root, double *value, Error *err) {
     if (cJSON_IsNull(item)) return true;
     return json_get_double(root, "best_val_loss", value, err) &&
            ((isfinite(*value) && *value >= 0.0) ||
-            error_set(err, "\"best_val_loss\" is %g, expected a finite number from 0", *value));
+            error_set(err, "\"best_val_loss\" is %g, expected a finite number of at least 0", *value));
 }
 
 // The shape, which config.json states too. It is for display only, but must still be sensible.
@@ -360,10 +360,10 @@ static bool check_seal(const cJSON *root, const char *text, size_t bytes, Error 
     if (!json_get_int(root, "format", UNSEALED_FORMAT, FORMAT_VERSION, &format, err)) return false;
     if (format == UNSEALED_FORMAT)
         return !cJSON_GetObjectItemCaseSensitive(root, "xxh3") ||
-               error_set(err, "\"xxh3\" is stated, and format %d has none", UNSEALED_FORMAT);
+               error_set(err, "\"xxh3\" is stated, but format %d has none", UNSEALED_FORMAT);
     make_seal(seal, text, body);
     return memcmp(text + body, seal, bytes - body) == 0 ||
-           error_set(err, "damaged: its bytes have the checksum %016llx, and it does not end with that",
+           error_set(err, "damaged: its bytes have the checksum %016llx, but it ends with another",
                      (unsigned long long)XXH3_64bits(text, body));
 }
 

@@ -48,7 +48,7 @@ static bool foreign_file(const char *path, int32_t magic, Error *err) {
         {20240520, "a token shard (training data for -i or -j)"},
         {20240328, "a tokenizer"},
         {20240522, "an evaluation set"},
-        {20240527, "llm.c's optimizer state; its model is the model_*.bin beside it"},
+        {20240527, "llm.c's optimizer state; its model is the model_*.bin next to it"},
     };
     size_t n = strlen(path), suffix = strlen(".safetensors");
     if (n > suffix && strcmp(path + n - suffix, ".safetensors") == 0)
@@ -80,7 +80,7 @@ static bool lay_out(LlmcBin *f, int64_t size, Error *err) {
     int64_t expected = HEADER_BYTES + parameter_total(&f->config) * element;
     if (size != expected)
         return error_set(err, "%s: %lld bytes, expected %lld for the shape in its header: %s", f->path, (long long)size,
-                         (long long)expected, size < expected ? "truncated" : "bytes behind the last tensor");
+                         (long long)expected, size < expected ? "truncated" : "bytes after the last tensor");
     int count = parameter_count(&f->config);
     Parameter *table = parameter_table(&f->config);
     f->offsets = malloc((size_t)count * sizeof *f->offsets);
@@ -255,8 +255,8 @@ static bool check_range(const StateWriter *s, const float *values, int64_t n, Er
     const uint16_t infinity = s->form.dtype == DTYPE_FP16 ? 0x7C00 : 0x7F80;
     for (int64_t i = 0; i < n; i++)
         if ((s->halves[i] & 0x7FFF) == infinity && !isinf(values[i]))
-            return error_set(err, "tensor %s holds %g, which %s cannot hold: write the model in %s", s->p->name,
-                             (double)values[i], dtype_name(s->form.dtype),
+            return error_set(err, "tensor %s has the value %g, which %s cannot represent; write the model in %s",
+                             s->p->name, (double)values[i], dtype_name(s->form.dtype),
                              s->form.dtype == DTYPE_FP16 ? "bf16 or fp32" : "fp32");
     return true;
 }
@@ -344,9 +344,10 @@ static Target target_of(const char *path) {
 
 static bool check_file_target(const Target *t, const struct stat *st, Error *err) {
     if (S_ISDIR(st->st_mode))
-        return error_set(err, "this is a directory, and a name in .bin asks for an llm.c model, which is a file");
+        return error_set(err,
+                         "this is a directory, but a name that ends in .bin means an llm.c model, which is a file");
     return (S_ISREG(st->st_mode) && (st->st_size == 0 || llmc_bin_is_one(t->path))) ||
-           error_set(err, "there is a file that is no llm.c model: name another file, or remove it");
+           error_set(err, "the file there is not an llm.c model; name another file, or remove it");
 }
 
 // Only a directory that an export could have written is replaced. Any other entry in it is named.
@@ -361,12 +362,12 @@ static bool check_entries(const Target *t, Error *err) {
         if (file < HF_FILES)
             seen[file] = true;
         else
-            ok = error_set(err, "the directory holds %.100s, which is not of an exported model: name another one",
+            ok = error_set(err, "the directory has %.100s, which is not part of an exported model; name another one",
                            names[i]);
     }
     directory_list_free(names, count);
     if (!ok || count == 0 || (seen[HF_WEIGHTS] && seen[HF_CONFIG])) return ok;
-    return error_set(err, "the directory is neither empty nor an exported model: name another one");
+    return error_set(err, "the directory is neither empty nor an exported model; name another one");
 }
 
 static bool check_directory_target(const Target *t, const struct stat *st, Error *err) {
@@ -375,7 +376,7 @@ static bool check_directory_target(const Target *t, const struct stat *st, Error
         return error_set(err, "this is a file; a Hugging Face model is a directory, the name of an llm.c model ends in "
                               ".bin");
     if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
-        return error_set(err, "other files are mounted here, and the directory is made as a whole: name one inside it");
+        return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
     return check_entries(t, err);
 }
 
@@ -399,13 +400,12 @@ static bool check_target(const Target *t, DType dtype, Error *err) {
     struct stat st;
     if (*t->path == '\0') return error_set(err, "the path is empty");
     if (t->is_bin && dtype == DTYPE_FP16)
-        return error_set(err,
-                         "llm.c has no models in fp16: take --export-dtype fp32 or bf16, or a directory, which may "
-                         "hold fp16");
+        return error_set(err, "llm.c has no models in fp16; use --export-dtype fp32 or bf16, or a directory, which may "
+                              "hold fp16");
     if (ends_in(t->path, ".safetensors"))
         return error_set(err, "name the directory for model.safetensors and config.json, not a file");
     if (stat(t->path, &st) != 0)
-        return (lstat(t->path, &st) != 0 || error_set(err, "there is a symbolic link to nothing: remove it")) &&
+        return (lstat(t->path, &st) != 0 || error_set(err, "this is a dangling symbolic link; remove it")) &&
                check_writable(t, err);
     return (t->is_bin ? check_file_target(t, &st, err) : check_directory_target(t, &st, err)) && check_writable(t, err);
 }

@@ -1,9 +1,9 @@
-// See bpe_trainer.h. Every distinct word is a row of tokens; for every pair of tokens there is its count, and a list of
-// the words that had it when it came into being. A queue gives the pair of the largest count, the smaller one of two
-// equals; a count that went down since the pair was put there is seen when it is its turn, and it is put back. So a
-// merge looks only at words of its own pair, and what it changes is added up by neighbour before the table of pairs is
-// asked. A token is only ever made by one merge: which merges take place inside a stretch of text that becomes a token
-// depends on that stretch alone.
+// See bpe_trainer.h. Every distinct word is a row of tokens. Every pair of tokens has its count and a list of the words
+// that had it when the pair was first made. A queue gives the pair with the largest count, the smaller one of equals. A
+// pair whose count has dropped since it was queued is noticed when it is popped, and queued again. So a merge visits
+// only the words of its own pair, and its changes are summed by neighbour before the table of pairs is updated. A token
+// is only ever made by one merge: which merges happen inside a stretch of text that becomes a token depends only on
+// that stretch.
 #include "llmc/text/bpe_trainer.h"
 
 #include "llmc/text/tokenizer_internal.h"
@@ -13,7 +13,7 @@
 
 enum {
     MIN_COUNT = 2,
-    LENGTH_BOUND = 128,  // what is as long is no token
+    LENGTH_BOUND = 128,  // tokens are shorter than this
     HEADER = 3,          // of a word: count (2), length
     PREFETCH = 8,        // words ahead
     REPORT_TOKENS = 256, // between two reports
@@ -43,7 +43,7 @@ static void prefetch_pair(const PairTable *t, uint64_t pair) {
     __builtin_prefetch(&t->slots[pair_slot(pair, t->shift)]);
 }
 
-// Room for so many more; slots stay where they are until the next call.
+// Makes space for so many more; slots keep their places until the next call.
 static bool reserve_pairs(PairTable *t, int64_t more) {
     int64_t capacity = t->capacity ? t->capacity : 1 << 12;
     while (4 * (t->used + more) > 3 * capacity) capacity *= 2;
@@ -58,7 +58,7 @@ static bool reserve_pairs(PairTable *t, int64_t more) {
     return true;
 }
 
-// Adds to a pair that is there, or makes it.
+// Adds to the count of a pair, which is created if needed.
 static PairCount *add_to_pair(PairTable *t, uint64_t pair, int64_t count) {
     PairCount *p = find_pair(t, pair);
     if (p->key == 0) p->key = pair + 1, t->used++;
@@ -69,7 +69,7 @@ static PairCount *add_to_pair(PairTable *t, uint64_t pair, int64_t count) {
 // ------------------------------------------------------------------------------------------------------------- queue
 
 typedef struct {
-    int64_t count; // when it was put here
+    int64_t count; // when it was queued
     uint64_t pair;
     union {
         uint32_t *words; // owned
@@ -125,7 +125,7 @@ static void free_candidate(const Candidate *c) {
 
 // What one merge does to the pairs with one neighbour.
 typedef struct {
-    int64_t lost, won; // occurrences of the pair with the old token, with the new one
+    int64_t lost, won; // occurrences of the pair with the old token, and with the new one
     PairCount *pair;   // with the new one
     uint32_t num_words, last_word, next;
     uint32_t *words; // of the new pair
@@ -138,18 +138,18 @@ typedef struct {
 // One side of the merged pair: its neighbours there, and the words in which they got a new pair.
 typedef struct {
     Neighbour *of;     // by token; all zero between merges
-    uint32_t *touched; // those that are not
+    uint32_t *touched; // tokens with a nonzero entry
     Event *events;
     int64_t num_touched, num_events, event_room;
 } Side;
 
 typedef struct {
-    uint32_t *words; // count (two halves), length, tokens; and so on
+    uint32_t *words; // of each word: count (two halves), length, tokens
     int64_t num_words, used, room;
     PairTable pairs;
     Queue queue;
     Side left, right;
-    Tokenizer *tokenizer; // as far as it is
+    Tokenizer *tokenizer; // so far
     bool failed;          // out of memory
 } Trainer;
 
@@ -185,7 +185,7 @@ static bool take_words(Trainer *t, WordCounts *words, Error *err) {
     return true;
 }
 
-// Pairs of bytes: what they count, and in how many words they are.
+// Pairs of bytes: their counts, and the number of words that have them.
 typedef struct {
     int64_t count;
     uint32_t num_words, last_word;
@@ -316,8 +316,8 @@ static uint64_t pair_at(bool is_left, uint32_t neighbour, uint32_t token) {
     return is_left ? merge_pair((int32_t)neighbour, (int32_t)token) : merge_pair((int32_t)token, (int32_t)neighbour);
 }
 
-// Adds what a side's new pairs count, before anything is taken from them: of "aaaa" both "aa a" and "aa aa" are new,
-// and "aa a" is gone again.
+// Adds the counts of a side's new pairs before anything is subtracted from them: in "aaaa" both "aa a" and "aa aa" are
+// new, and "aa a" is gone again.
 static void add_won(Trainer *t, Side *s, bool is_left, uint32_t merged) {
     for (int64_t i = 0; i < s->num_touched; i++)
         if (s->of[s->touched[i]].won) prefetch_pair(&t->pairs, pair_at(is_left, s->touched[i], merged));
@@ -332,7 +332,7 @@ static void subtract_lost(Trainer *t, Side *s, bool is_left, uint32_t old) {
     for (int64_t i = 0; i < s->num_touched; i++) prefetch_pair(&t->pairs, pair_at(is_left, s->touched[i], old));
     for (int64_t i = 0; i < s->num_touched; i++) {
         PairCount *pair = find_pair(&t->pairs, pair_at(is_left, s->touched[i], old));
-        if (pair->key != 0) pair->count -= s->of[s->touched[i]].lost; // else it would be too long for a token
+        if (pair->key != 0) pair->count -= s->of[s->touched[i]].lost; // otherwise it would be too long for a token
     }
 }
 
@@ -428,7 +428,7 @@ static bool find_merges(Trainer *t, int64_t tokens, void (*on_progress)(void *us
 
 static bool add_bytes(Tokenizer *t, Error *err) {
     int32_t number = 0;
-    for (uint32_t c = 0; c < 0x200; c++) { // by character; none is above
+    for (uint32_t c = 0; c < 0x200; c++) { // by character; none is larger
         for (int byte = 0; byte < 256; byte++)
             if (alphabet_character((unsigned char)byte) == c &&
                 !vocabulary_add(t, number++, &(char){(char)byte}, 1, true, err))

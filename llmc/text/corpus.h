@@ -26,7 +26,7 @@ typedef struct {
     int count;
     CorpusFormat format; // of all files
     const char *output;  // the output directory; NULL: there is none
-    // Standard input, once inputs_spool_stdin has read it.
+    // Standard input, after inputs_spool_stdin has read it.
     bool has_stdin;
     int stdin_fd;       // of a file without a name
     bool stdin_goes_on; // more is to be read from the descriptor itself
@@ -201,8 +201,8 @@ typedef struct {
     int status; // EXIT_BAD_INPUT, EXIT_RUN_FAILED: the reader or the encoder cannot continue; error says why
     Error error;
 } CorpusBlock;
-bool corpus_block_reserve(CorpusBlock *b, int64_t bytes); // room for so many bytes of text; false: out of memory
-void corpus_block_reset(CorpusBlock *b);                  // empty; gives back buffers that a long line made large
+bool corpus_block_reserve(CorpusBlock *b, int64_t bytes); // space for so many bytes of text; false: out of memory
+void corpus_block_reset(CorpusBlock *b);                  // empty; frees buffers that a long line made large
 
 // ------------------------------------------------------------------------------------------- shards (corpus_shards.c)
 
@@ -230,10 +230,10 @@ typedef struct {
     CorpusShards side[CORPUS_SIDES];
 } CorpusWriter;
 
-// Takes up the shards of a writer that was synced as this one says; what came later is overwritten.
+// Continues the shards of a writer that was synced in this state; anything after that is overwritten.
 bool corpus_writer_continue(CorpusWriter *w, Error *err);
 bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err);
-bool corpus_writer_sync(CorpusWriter *w, Error *err);   // all that was appended is on the disk
+bool corpus_writer_sync(CorpusWriter *w, Error *err);   // everything appended is on the disk
 bool corpus_writer_finish(CorpusWriter *w, Error *err); // completes the open shards; then only free
 void corpus_writer_free(CorpusWriter *w);               // open shards stay as they are; all zero then
 char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number); // DIRECTORY/train_000012.bin, malloced

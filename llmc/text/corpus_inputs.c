@@ -1,7 +1,7 @@
 // The files of a corpus. The walk is fts(3)'s, which sorts one directory at a time. Every regular file and every entry
 // that cannot be read takes one number, so that a place in the inputs is the same in every walk over the same files.
-// Standard input that has to be read twice is copied into a file as it comes, packed or not; the file has lost its name
-// before anything is in it, so that nothing stays whatever happens.
+// Standard input that has to be read twice is copied into a file as it comes, packed or not. The file is unlinked
+// before anything is in it, so nothing stays behind whatever happens.
 #include "llmc/base/atomic_file.h"
 #include "llmc/text/corpus.h"
 
@@ -21,7 +21,7 @@ struct InputWalk {
     int argument; // the current one, -1 before the first
     FTS *fts;     // of the current argument; NULL between arguments
     int64_t next_index;
-    bool has_output; // the output directory exists: its place on the disk
+    bool has_output; // the output directory exists: output and its device and inode
     struct stat output;
     struct timespec changed; // the last file's
 };
@@ -53,7 +53,7 @@ static bool is_our_own(const InputWalk *w, const FTSENT *e) {
            (is_corpus_shard(e->fts_name) || fnmatch("@(manifest|tokenizer).json", e->fts_name, FNM_EXTMATCH) == 0);
 }
 
-// st NULL: it cannot be read.
+// st NULL: the file cannot be read.
 static int give(InputWalk *w, InputFile *file, const char *path, const struct stat *st, bool is_argument, Error *err) {
     if (strlen(path) >= sizeof file->path) return error_set(err, "%.200s...: the path is too long", path), -1;
     CorpusFormat format = w->options->format;
@@ -71,7 +71,7 @@ static int give(InputWalk *w, InputFile *file, const char *path, const struct st
     return 1;
 }
 
-// One entry of the walk: 1, it is a file; 0, it is nothing to read; -1, it must be readable and is not.
+// One entry of the walk: 1: a file; 0: nothing to read; -1: it must be readable and is not.
 static int visit(InputWalk *w, FTSENT *e, InputFile *file, Error *err) {
     const bool is_argument = e->fts_level == FTS_ROOTLEVEL;
     if (!is_argument && e->fts_name[0] == '.') {
@@ -141,7 +141,7 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
     *total_bytes = 0;
     while (found > 0 && (found = inputs_next(w, &file, err)) > 0) {
         InputSummary *s = &summaries[w->argument];
-        // Chained: the hash so far is the seed of the next file's.
+        // Chained: the hash so far seeds the next file's hash.
         const int64_t facts[4] = {file.size, w->changed.tv_sec, w->changed.tv_nsec, 0};
         s->fingerprint = XXH3_64bits_withSeed(file.path, strlen(file.path), s->fingerprint);
         s->fingerprint = XXH3_64bits_withSeed(facts, file.is_unreadable ? 0 : sizeof facts, s->fingerprint);

@@ -1,12 +1,13 @@
-// The way of a corpus from files to shards: one thread reads and unpacks ahead, several encode, the caller's writes.
-// Blocks are written in the order in which they were read, so the shards do not depend on the number of threads.
+// Converts a corpus from files to shards: one thread reads and unpacks ahead, several encode, the caller's thread
+// writes. Blocks are written in the order in which they were read, so the shards do not depend on the number of
+// threads.
 //
 // A ring of blocks; three counters say how far each stage is:
 //   written <= taken <= filled <= written + num_blocks
 // The reader fills block number `filled`, any encoder takes number `taken`, the writer waits for number `written`.
-// Blocks are used again and again: what a block of ordinary size needs is kept, what a long line made large is given
-// back. A block of lines is many documents, each decided by its own hash; a block of text is a piece of one, for which
-// the reader has decided. The tokens of both sides are collected apart, in the width of the shards.
+// Blocks are reused: buffers of ordinary size are kept, buffers that a long line made large are freed. A block of lines
+// is many documents, and the hash of each decides its side; a block of text is a piece of one document, for which the
+// reader has decided. The tokens of the two sides are collected separately, in the width of the shards.
 #include "llmc/text/corpus.h"
 
 #include <inttypes.h>
@@ -99,7 +100,7 @@ void corpus_block_reset(CorpusBlock *b) {
 
 // ------------------------------------------------------------------------------------------------------------ encoders
 
-// One for each thread. Blocks come in any order: nothing is remembered from one to the next.
+// One for each thread. Blocks come in any order, so no state is carried from one to the next.
 typedef struct {
     const CorpusJob *job;
     int token_bytes;
@@ -141,8 +142,8 @@ static bool begin_part(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side) 
     return put_tokens(e, b, side, &eot, 1);
 }
 
-// Text of any length, in pieces that the working memory takes. Where a piece has no safe place to end, it ends between
-// two characters, as the pieces of the reader do.
+// Text of any length, in pieces that fit the working memory. A piece without a safe place to end is cut between two
+// characters, as in the reader.
 static bool put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const char *text, int64_t n) {
     b->counts.side[side].bytes += n;
     while (n > 0) {
@@ -208,7 +209,7 @@ static void encode(CorpusEncoder *e, CorpusBlock *b) {
 
 // ------------------------------------------------------------------------------------------------------------ pipeline
 
-// Text that is under way at once. Blocks of ordinary size never reach it up to a hundred threads; it holds back the
+// Text in the pipeline at once. Blocks of ordinary size do not reach the limit below a hundred threads; it stops the
 // reader when many lines are long.
 static const int64_t MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024;
 
@@ -271,7 +272,7 @@ static int write_block(const CorpusJob *job, CorpusBlock *b, CorpusPosition *pos
                        Error *err) {
     if (b->status != EXIT_OK) return *err = b->error, b->status;
     if (!job->options->skip_bad && b->counts.bad.total > 0) {
-        error_set(err, "%s; --skip-bad counts and skips what is bad", b->counts.bad.first[b->counts.bad.earliest]);
+        error_set(err, "%s; --skip-bad counts and skips bad input", b->counts.bad.first[b->counts.bad.earliest]);
         return EXIT_BAD_INPUT;
     }
     for (CorpusSide side = 0; job->writer && side < CORPUS_SIDES; side++)
@@ -281,7 +282,7 @@ static int write_block(const CorpusJob *job, CorpusBlock *b, CorpusPosition *pos
     return job->on_written(job->user, err) ? EXIT_OK : EXIT_RUN_FAILED;
 }
 
-// The blocks in the order of reading, each when it is encoded.
+// Writes the blocks in the order of reading, each as soon as it is encoded.
 static int write_blocks(Pipeline *p, CorpusPosition *position, CorpusCounts *counts, Error *err) {
     int status = EXIT_OK;
     pthread_mutex_lock(&p->lock);

@@ -1,12 +1,12 @@
-// A corpus from its inputs to a vocabulary, and to its shards under their final names. See corpus.h.
+// Converts a corpus from its inputs to a vocabulary, and to shards under their final names. See corpus.h.
 //
-// All is made in DIR/.tmp-prepare and moved into DIR when it is whole. Whenever a shard is complete, manifest.json
-// there says how far the run is, in an object "resume" that the final one does not have; it is written after what it
-// counts is on the disk, so that a later run of the same request resumes there. One that does not hold together, or is
-// of another request, is refused, and the run starts over. The lock is flock(2) on DIR itself: it goes with the
-// process.
+// Everything is made in DIR/.tmp-prepare and moved into DIR when it is complete. After each complete shard,
+// manifest.json there records the progress of the run in an object "resume", which the final manifest does not have. It
+// is written after the data that it counts is on the disk, so a later run of the same request resumes there. A manifest
+// that is inconsistent, or from another request, is refused, and the run starts over. The lock is flock(2) on DIR
+// itself, which is released when the process ends.
 //
-// The manifest states what the shards were made from, and no times: the same run gives the same file. doc/data.md lists
+// The manifest states what the shards were made from, but no times: the same run gives the same file. doc/data.md lists
 // its fields. Counts are exact up to 2^53, checksums are hexadecimal digits in strings.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
@@ -26,25 +26,25 @@
 enum { REQUEST_PARTS = 3, NUMBERS = 16 + BAD_KINDS, MAX_MANIFEST_BYTES = 64 << 20, MANIFEST_FORMAT = 1 };
 
 typedef struct {
-    CorpusOptions options;   // its inputs with standard input, once that was read
+    CorpusOptions options;   // its inputs include standard input once that was read
     InputSummary *summaries; // one for each argument
     bool has_stdin;
     Tokenizer *trained, *cuts; // NULL unless one is trained
     CorpusProgress progress;
     const char *output;
-    char *staging, *manifest_path, *tokenizer_path; // .tmp-prepare in it, and files of that
-    size_t existing;                                // bytes of output that were a directory before
-    int lock;                                       // its descriptor, -1 while it is not ours
-    uint64_t request[REQUEST_PARTS];                // of tokenizer, options, inputs
+    char *staging, *manifest_path, *tokenizer_path; // output/.tmp-prepare, and files in it
+    size_t existing;                                // length of the part of output that existed before
+    int lock;                                       // descriptor of the locked directory; -1: not locked
+    uint64_t request[REQUEST_PARTS];                // hashes of tokenizer, options, inputs
     CorpusJob job;
-    // How far it is, as the manifest in .tmp-prepare says; job.cut_all belongs to it.
+    // The progress that the manifest in .tmp-prepare records; job.cut_all is part of it.
     CorpusPosition position;
     CorpusCounts counts;
     CorpusWriter writer;
     bool is_done; // all shards are complete
     bool is_saved;
     int64_t saved_shards;
-    cJSON *manifest; // of a run that is done
+    cJSON *manifest; // of a finished run
 } Run;
 
 static bool open_inputs(Run *r, Error *err) {
@@ -54,13 +54,13 @@ static bool open_inputs(Run *r, Error *err) {
     return r->summaries && (r->options.tokenizer || r->cuts);
 }
 
-// Text, and what is counted first, is read twice; of lines so much that a corpus of few of them can be cut.
+// Text, and input that is counted first, is read twice. Of lines, enough is kept to cut a corpus of few lines.
 static bool take_stdin(Run *r, const char *directory, Error *err) {
     InputOptions *in = &r->options.inputs;
     int64_t bytes, limit = in->format == FORMAT_LINES && r->options.tokenizer ? 64 << 20 : INT64_MAX;
     if (!r->has_stdin || in->has_stdin) return true;
     if (!inputs_spool_stdin(in, directory, limit, &bytes, err)) return false;
-    r->progress.total_bytes = in->stdin_goes_on ? 0 : r->progress.total_bytes + bytes; // 0: nobody knows
+    r->progress.total_bytes = in->stdin_goes_on ? 0 : r->progress.total_bytes + bytes; // 0: unknown
     return true;
 }
 
@@ -100,7 +100,7 @@ static int train(Run *r, Error *err) {
     int status = EXIT_OK;
     tokenizer_free(r->trained), r->trained = NULL;
     r->progress.stage = STAGE_COUNT, r->progress.vocab = o->vocab;
-    // Who encodes the corpus later must not decide again, with other numbers.
+    // Encoding the corpus later must not decide again, from different numbers.
     for (bool cut_all = false, again = true; again; cut_all = true) {
         word_counts_free(words);
         words = word_counts_create(err);
@@ -118,7 +118,7 @@ static int train(Run *r, Error *err) {
     if (status != EXIT_OK || tokenizer_vocab(r->trained) == o->vocab) return status;
     error_set(err,
               "the text for training (%" PRId64 " bytes, %" PRId64 " distinct words) gives only %" PRId64
-              " tokens, as no other pair occurs twice: take more text, or %s%" PRId64,
+              " tokens, because no other pair occurs twice; use more text, or %s%" PRId64,
               r->counts.side[CORPUS_TRAIN].bytes, distinct, tokenizer_vocab(r->trained), o->vocab_option,
               tokenizer_vocab(r->trained));
     return EXIT_BAD_INPUT;
@@ -202,7 +202,7 @@ static bool write_json(const char *path, const cJSON *root, Error *err) {
 
 static const char *const request_parts[REQUEST_PARTS] = {"tokenizer", "options", "inputs"};
 
-// The inputs that the shards depend on. The tokenizer is identified by its tokens, because its path may change.
+// Everything that the shards depend on. The tokenizer is identified by its tokens, because its path may change.
 static void hash_request(Run *r) {
     const CorpusOptions *o = &r->options;
     const int64_t numbers[] = {o->shard_tokens, o->inputs.format};
@@ -215,7 +215,7 @@ static void hash_request(Run *r) {
     }
 }
 
-// Every number of the state, for both directions.
+// Every number of the state, for saving and loading.
 static void list_numbers(Run *r, int64_t *out[NUMBERS]) {
     CorpusPosition *at = &r->position;
     CorpusCounts *c = &r->counts;
@@ -289,7 +289,7 @@ static bool load_state(Run *r, const cJSON *root, Error *err) {
         return false;
     for (int i = 0; i < NUMBERS; i++)
         if (!json_int_value(cJSON_GetArrayItem(list, i), 0, JSON_MAX_INT, numbers[i]))
-            return error_set(err, "\"numbers\" has something else");
+            return error_set(err, "\"numbers\" has an invalid entry");
     for (int k = 0; k < BAD_KINDS; k++) {
         text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(first, bad_kinds[k].name));
         if (r->counts.bad.count[k] > 0) r->counts.bad.first[k] = strdup(text ? text : "");
@@ -298,11 +298,11 @@ static bool load_state(Run *r, const cJSON *root, Error *err) {
     r->is_done = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(resume, "is_done"));
     r->job.cut_all = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(resume, "cut_all"));
     if (!r->options.skip_bad && r->counts.bad.total > 0)
-        return error_set(err, "it had skipped bad input, and --skip-bad is not given now");
+        return error_set(err, "it skipped bad input, but --skip-bad is not given now");
     if (!load_shards(r, root, CORPUS_TRAIN, err) || !load_shards(r, root, CORPUS_VAL, err) ||
         !json_get_string(resume, "state", &text, err))
         return false;
-    return strtoull(text, NULL, 16) == hash_state(r) || error_set(err, "it does not hold together");
+    return strtoull(text, NULL, 16) == hash_state(r) || error_set(err, "it is inconsistent");
 }
 
 // The tokenizer that the unfinished run trained.
@@ -325,7 +325,7 @@ static bool open_writer(Run *r, Error *err) {
     return corpus_writer_continue(&r->writer, err);
 }
 
-// Takes up what a killed run of the same request left. False: there is nothing, or it is said why not.
+// Resumes a killed run of the same request. False: there is none, or a notice said why it cannot be resumed.
 static bool resume(Run *r) {
     Error why, said;
     if (!file_exists(r->manifest_path)) return false;
@@ -337,10 +337,10 @@ static bool resume(Run *r) {
     r->manifest = root;
     const int64_t done = r->progress.start_bytes = r->position.bytes_read, all = r->progress.total_bytes;
     if (r->is_saved)
-        error_set(&said, "going on with an unfinished run, behind %" PRId64 " of %" PRId64 " bytes (%.1f%%)", done, all,
+        error_set(&said, "resuming an unfinished run after %" PRId64 " of %" PRId64 " bytes (%.1f%%)", done, all,
                   100.0 * (double)done / (double)all);
     else
-        error_set(&said, "cannot go on with the unfinished run in %s: %s; starting over", r->output, why.text);
+        error_set(&said, "cannot resume the unfinished run in %s: %s; starting over", r->output, why.text);
     if (!r->is_saved || !r->is_done) r->options.on_notice(r->options.user, said.text);
     if (!r->is_saved) forget(r);
     return r->is_saved;
@@ -348,7 +348,7 @@ static bool resume(Run *r) {
 
 // ----------------------------------------------------------------------------------------------------- the final names
 
-// Makes the output directory if needed and locks it; false if another run has it or nothing can be written there.
+// Makes the output directory if needed and locks it; false if another run holds the lock or it is not writable.
 static bool claim(Run *r, Error *err) {
     r->existing = directory_existing(r->output);
     if (!directory_make(r->output, err)) return false;
@@ -363,7 +363,7 @@ static bool claim(Run *r, Error *err) {
 
 static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->d_name); }
 
-// The shards in the output directory, the last name first: refused, or removed but for those that this run has moved.
+// Refuses the shards in the output directory, or removes them, last name first, except those that this run has moved.
 static bool clear_old(Run *r, bool refuse, Error *err) {
     struct dirent **old;
     const int n = scandir(r->output, &old, is_shard, alphasort);
@@ -396,8 +396,9 @@ static bool move_side(const Run *r, CorpusSide side, Error *err) {
     return true;
 }
 
-// What an earlier run left goes, its manifest first and its training last; the new files come, training first and the
-// manifest last. Each step may be done again after a kill, and no complete-looking corpus of two halves is ever there.
+// Removes the files of an earlier run, manifest first and training shards last, then moves in the new ones, training
+// shards first and manifest last. Each step may be repeated after a kill, and a mixture of the two never looks
+// complete.
 static bool publish(Run *r, Error *err) {
     char *manifest = path_join(r->output, "manifest.json");
     bool ok =
@@ -426,7 +427,7 @@ static int begin(Run *r, bool cut_all, Error *err) {
         return EXIT_RUN_FAILED;
     const int status = r->options.tokenizer ? EXIT_OK : train(r, err);
     if (status != EXIT_OK) return status;
-    if (r->trained) cut_all = r->job.cut_all; // as it was counted
+    if (r->trained) cut_all = r->job.cut_all; // as when it was counted
     forget(r);
     r->job.cut_all = cut_all;
     const bool ok =
@@ -475,9 +476,9 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
         *result = (CorpusResult){
             r.counts, {r.writer.side[CORPUS_TRAIN].count, r.writer.side[CORPUS_VAL].count}, r.job.cut_all};
         r.counts = (CorpusCounts){0};
-    } else if (r.lock >= 0) { // what cannot be resumed goes
+    } else if (r.lock >= 0) { // removes what cannot be resumed
         const Error cause = *err;
-        if (r.is_saved) error_set(err, "%s; what is done is kept, the same command goes on from there", cause.text);
+        if (r.is_saved) error_set(err, "%s; finished shards are kept, and the same command resumes there", cause.text);
         forget(&r);
         if (!file_exists(r.manifest_path)) directory_remove(r.staging, NULL);
         directory_unmake(r.output, r.existing); // unless something is kept in it

@@ -1,9 +1,8 @@
 // The division of a corpus into training and validation, and the shards of both sides.
 //
-// The hash that decides on a short document is XXH3 of its bytes; a cut is tried at every start of a line in turn,
-// because at some (a line that is indented by several spaces) the tokenizer would have made another token of the
-// newline.
-// A shard is one ShardWriter; it gets its checksum when it is complete, read back from the page cache, because its
+// The hash that decides on a short document is XXH3 of its bytes. A cut is tried at every start of a line in turn,
+// because at some (a line indented by several spaces) the tokenizer would have made another token of the newline.
+// A shard is one ShardWriter. Its checksum is computed when it is complete, read back from the page cache, because the
 // header, which states the count, is written last. Owns the open shard of each side. Never reads a text.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
@@ -47,7 +46,7 @@ int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from
 }
 
 int64_t corpus_character_end(const char *text, int64_t n) {
-    // A character has at most three bytes behind its first; what has more is no UTF-8 and may be cut anywhere.
+    // A character has at most three bytes after its first; a longer run is not UTF-8 and may be cut anywhere.
     for (int64_t at = n - 1; at > 0 && at >= n - 4; at--) {
         unsigned char c = (unsigned char)text[at];
         if (c < 0x80) return n;
@@ -62,7 +61,7 @@ int64_t corpus_character_end(const char *text, int64_t n) {
 
 bool corpus_shard_read(const cJSON *entry, int64_t max_tokens, CorpusShard *shard, Error *err) {
     const char *xxh3;
-    if (!cJSON_IsObject(entry)) return error_set(err, "an entry of \"shards\" is no object");
+    if (!cJSON_IsObject(entry)) return error_set(err, "an entry of \"shards\" is not an object");
     if (!json_get_int(entry, "tokens", 0, max_tokens, &shard->tokens, err) ||
         !json_get_int(entry, "bytes", 0, JSON_MAX_INT, &shard->bytes, err) ||
         !json_get_string(entry, "xxh3", &xxh3, err))
@@ -99,7 +98,8 @@ bool corpus_writer_continue(CorpusWriter *w, Error *err) {
             char *path = corpus_shard_path(w->directory, side, i);
             struct stat st;
             const bool ok = stat(path, &st) == 0 && st.st_size == s->shards[i].bytes;
-            if (!ok) error_set(err, "%s: is not the %" PRId64 " bytes that were written", path, s->shards[i].bytes);
+            if (!ok)
+                error_set(err, "%s: does not have the %" PRId64 " bytes that were written", path, s->shards[i].bytes);
             free(path);
             if (!ok) return false;
         }

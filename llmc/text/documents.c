@@ -1,10 +1,9 @@
-// From files to documents. Plain, gzip and zstd files as one sequence of bytes: decompression goes through zlib and
-// libzstd; this file adds what they leave to the caller: members and frames one after the other, padding, and files
-// that end too early.
+// From files to documents. Reads plain, gzip and zstd files as one sequence of bytes. zlib and libzstd decompress; this
+// file adds what they leave to the caller: consecutive members and frames, padding, and truncated files.
 //
-// Files are read block by block: lines up to the last whole one, text up to a place where the tokenizer may be
-// interrupted. What was read after the end of a block is kept in `rest` and begins the next one. Where a block ends
-// depends on the text and on the block before it alone, so that reading can resume at the end of any of them.
+// Files are read block by block: lines up to the last complete one, text up to a place where the tokenizer may be
+// interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a block ends
+// depends only on the text and on the block before it, so reading can resume at the end of any block.
 #include "llmc/text/corpus.h"
 
 #include <errno.h>
@@ -27,14 +26,14 @@ struct ByteSource {
     Packing packing;
     int64_t consumed;
     bool damaged, failed;
-    Error error;   // what the next read reports, once failed
-    bool ended;    // the file, not the unpacked bytes
+    Error error;   // what the next read reports after a failure
+    bool ended;    // the end of the file, not of the unpacked bytes
     bool in_frame; // between the first byte of a member or frame and its end
     bool had_member;
     z_stream zlib;
     ZSTD_DStream *zstd;
     unsigned char *input;
-    size_t begin, end; // of what is not unpacked yet, in input
+    size_t begin, end; // of the bytes in input not unpacked yet
 };
 
 Packing packing_of_name(const char *path) {
@@ -54,7 +53,7 @@ Packing packing_of_bytes(const unsigned char *bytes, size_t n) {
 ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err) {
     ByteSource *s = calloc(1, sizeof *s);
     bool ok = s && (s->input = malloc(INPUT_BYTES));
-    if (ok && packing == PACKED_GZIP) ok = inflateInit2(&s->zlib, 15 + 16) == Z_OK; // 16: a gzip header, none other
+    if (ok && packing == PACKED_GZIP) ok = inflateInit2(&s->zlib, 15 + 16) == Z_OK; // 16: gzip headers only
     if (ok && packing == PACKED_ZSTD) ok = (s->zstd = ZSTD_createDStream()) != NULL;
     if (!ok) {
         error_set(err, "cannot read: out of memory");
@@ -103,7 +102,7 @@ static void damage(ByteSource *s, const char *what) {
               (long long)(s->consumed - (int64_t)(s->end - s->begin)));
 }
 
-// gzip pads with zeros on tapes and block devices; anything else behind the last member is damage.
+// gzip pads with zeros on tapes and block devices; anything else after the last member is damage.
 static bool only_zeros_left(const ByteSource *s) {
     for (size_t i = s->begin; i < s->end; i++)
         if (s->input[i] != 0) return false;
@@ -140,7 +139,7 @@ static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
     return (int64_t)to.pos;
 }
 
-// Some bytes of the next ones; 0: the end, or a failure that is in s.
+// At least one of the next bytes; 0: the end, or a failure that is recorded in s.
 static int64_t unpack(ByteSource *s, unsigned char *out, int64_t n) {
     for (int64_t got = 0; got == 0 && !s->failed;) {
         if (s->begin == s->end && !s->ended) {
@@ -148,11 +147,11 @@ static int64_t unpack(ByteSource *s, unsigned char *out, int64_t n) {
             if (more < 0) return 0;
             s->begin = 0, s->end = (size_t)more, s->ended = more == 0;
         }
-        // Behind the end of the file, zstd may still hold back bytes of a frame that it has read.
+        // At the end of the file, zstd may still hold bytes of a frame that it has read.
         bool drained = s->begin == s->end && s->ended;
         if (drained && !s->in_frame) return 0;
         got = s->packing == PACKED_GZIP ? unpack_gzip(s, out, n) : unpack_zstd(s, out, n);
-        if (drained && got == 0 && s->in_frame && !s->failed) damage(s, "it ends in the middle");
+        if (drained && got == 0 && s->in_frame && !s->failed) damage(s, "truncated");
         if (got > 0) return got;
     }
     return 0;
@@ -182,7 +181,7 @@ bool byte_source_skip(ByteSource *s, int64_t n, Error *err) {
     bool ok = buffer != NULL || error_set(err, "cannot read: out of memory");
     while (ok && n > 0) {
         int64_t got = byte_source_read(s, buffer, n < CHUNK ? n : CHUNK, err);
-        if (got == 0) error_set(err, "ends earlier than before");
+        if (got == 0) error_set(err, "is shorter than before");
         ok = got > 0;
         n -= got;
     }
@@ -199,11 +198,11 @@ struct DocumentReader {
     ByteSource *source;   // of file; NULL: the next file is to be opened
     CorpusPosition at;    // everything before it was handed out
     int64_t bytes_before; // sizes of the files before this one
-    char *rest;           // read, not handed out
+    char *rest;           // read but not handed out yet
     int64_t rest_n, rest_room;
-    bool ended;      // nothing comes behind rest
+    bool ended;      // nothing follows rest
     bool is_damaged; // because the file is damaged there
-    bool is_done;    // with all
+    bool is_done;    // with all inputs
     int status;      // not EXIT_OK: error says why
     Error error;
     CorpusCounts pending; // what was skipped since the last block
@@ -256,19 +255,19 @@ static bool open_source(DocumentReader *r) {
     return r->source != NULL || fail(r, EXIT_RUN_FAILED);
 }
 
-// Opens the next file, at the place where reading goes on. False: there is none, or reading failed.
+// Opens the next file, at the place where reading resumes. False: there is none, or reading failed.
 static bool next_file(DocumentReader *r) {
     while (!r->source && r->status == EXIT_OK) {
         int found = inputs_next(r->walk, &r->file, &r->error);
         if (found < 0) return fail(r, EXIT_BAD_INPUT);
         if (found == 0) return false;
         if (r->file.index >= r->at.file) {
-            bool goes_on = r->file.index == r->at.file && r->at.offset > 0;
-            if (!goes_on) r->at = (CorpusPosition){.file = r->file.index};
+            bool resumes = r->file.index == r->at.file && r->at.offset > 0;
+            if (!resumes) r->at = (CorpusPosition){.file = r->file.index};
             r->ended = r->is_damaged = false;
             if (r->file.is_unreadable)
                 r->pending.unreadable++;
-            else if (open_source(r) && goes_on && !byte_source_skip(r->source, r->at.offset, &r->error))
+            else if (open_source(r) && resumes && !byte_source_skip(r->source, r->at.offset, &r->error))
                 return error_prefix(&r->error, "%s", r->file.path), fail(r, EXIT_RUN_FAILED);
         }
         if (r->source) continue;
@@ -286,7 +285,7 @@ static void close_file(DocumentReader *r) {
     r->at = (CorpusPosition){.file = r->file.index + 1};
 }
 
-// What the source says when it cannot go on. Damage is a matter of this file, anything else ends the reading.
+// The source cannot continue. Damage ends this file only, anything else ends reading.
 static bool source_failed(DocumentReader *r, const ByteSource *source) {
     if (!byte_source_is_damaged(source)) {
         error_prefix(&r->error, "%s", r->file.path);
@@ -310,7 +309,7 @@ static int64_t count_lines(const char *text, int64_t n) {
 
 // -------------------------------------------------------------------------------------------------------------- blocks
 
-// Text of the file behind what b has, until it has n bytes or the file ends.
+// Appends text of the file to b, until it has n bytes or the file ends.
 static bool fill(DocumentReader *r, CorpusBlock *b, int64_t n) {
     if (!corpus_block_reserve(b, n)) return fail_memory(r);
     int64_t from_rest = r->rest_n < n - b->n ? r->rest_n : n - b->n;
@@ -328,7 +327,7 @@ static bool fill(DocumentReader *r, CorpusBlock *b, int64_t n) {
     return true;
 }
 
-// Hands out the first n bytes of the block and keeps the others for the next one.
+// Hands out the first n bytes of the block and keeps the remainder for the next one.
 static bool hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
     int64_t left = b->n - n;
     if (r->rest_room < left + r->rest_n || r->rest_room > KEPT_BYTES) {
@@ -351,9 +350,9 @@ static bool hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
 
 // --------------------------------------------------------------------------------------------------------------- lines
 
-// Passes over the line that b begins with, to the byte behind its end.
+// Skips the line that b begins with.
 static bool skip_line(DocumentReader *r, CorpusBlock *b) {
-    report(r, BAD_TOO_LONG, r->at.line + 1, "the line has more than 32 MiB");
+    report(r, BAD_TOO_LONG, r->at.line + 1, "the line is longer than 32 MiB");
     const char *newline = NULL;
     while (!newline && (b->n > 0 || !r->ended)) {
         r->at.offset += b->n;
@@ -362,13 +361,13 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
         newline = memchr(b->text, '\n', (size_t)b->n);
     }
     r->at.line++;
-    // The line's end is handed out as an empty block would be: it moves the position and gives no text.
+    // The end of the line is handed out like an empty block: it advances the position and gives no text.
     bool ok = hand_out(r, b, newline ? newline + 1 - b->text : 0);
     b->n = 0;
     return ok;
 }
 
-// As many whole lines as a block takes, at least one. False: none this time.
+// As many complete lines as fit in a block, at least one. False: none this time.
 static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     const char *last;
     int64_t searched = 0;
@@ -394,7 +393,7 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
 
 // ---------------------------------------------------------------------------------------------------------------- text
 
-// The unpacked size of the compressed file, up to its end or to damage, which is reported.
+// The unpacked size of the compressed file, up to its end or to damage. Reports damage.
 static bool measure(DocumentReader *r, int64_t *size) {
     int fd = input_open(&r->job->options->inputs, &r->file);
     ByteSource *s = fd < 0 ? NULL : byte_source_open(fd, -1, r->file.packing, NULL);
@@ -408,13 +407,13 @@ static bool measure(DocumentReader *r, int64_t *size) {
         lines += count_lines(buffer, got);
     bool ok = got == 0 || source_failed(r, s);
     if (got < 0 && ok) report(r, BAD_FILE, lines + 1, r->error.text);
-    r->ended = r->is_damaged = false; // this was another source
+    r->ended = r->is_damaged = false; // they were about the other source
     byte_source_close(s);
     free(buffer);
     return ok;
 }
 
-// Is the file a document at all? Decides by its first block, and finds the size.
+// Is the file a document at all? Decides by its first block, and determines the size.
 static bool begin_document(DocumentReader *r, CorpusBlock *b) {
     bool is_all = r->ended;
     if (is_all && r->is_damaged) report(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
@@ -431,21 +430,20 @@ static bool begin_document(DocumentReader *r, CorpusBlock *b) {
     return is_all || r->file.packing == PACKED_NOT || measure(r, &r->at.size);
 }
 
-// Where a piece ends that is not all that is left: at a safe place, or where there is none in a whole block, between
-// two characters.
+// The end of a piece that is not the last: a safe place, or between two characters if a whole block has none.
 static int64_t piece_end(const DocumentReader *r, const char *text, int64_t n) {
     int64_t safe = tokenizer_safe_cut(r->job->cuts, text, n);
     return safe > 0 ? safe : corpus_character_end(text, n);
 }
 
-// How much of the block's text the next piece takes. The cut for validation is made where there is text enough behind
-// it to look for the end of a line; a piece that has it too near its end is ended before.
+// How much of the block's text the next piece takes. The cut for validation needs enough text after it to look for the
+// end of a line; a piece that would have the cut too near its end ends before it.
 static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) {
     const Tokenizer *t = r->job->cuts;
     int64_t whole = is_all ? b->n : piece_end(r, b->text, b->n);
     int64_t from = corpus_cut_target(r->at.size, r->job->options->val_fraction) - r->at.offset;
     if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->job->options->val_fraction)) return whole;
-    if (from < 1) from = 1; // the piece before had no safe place and ran on
+    if (from < 1) from = 1; // the piece before had no safe place and ran past it
     int64_t head = is_all || b->n - from >= CUT_SEARCH ? 0 : tokenizer_safe_cut(t, b->text, from - 1);
     if (head > 0) return head;
     if (b->n < 2) return whole;

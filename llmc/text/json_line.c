@@ -1,5 +1,5 @@
-// See documents.h. The scanner walks once over the line and remembers where the value of the field stands; only that
-// value is unescaped, in place. What is nested is walked with a stack of one bit a level, not by recursion.
+// See documents.h. The scanner makes one pass over the line and records where the value of the field is; only that
+// value is unescaped, in place. Nested values are scanned with a stack of one bit a level, not by recursion.
 #include "llmc/text/documents.h"
 
 #include "llmc/base/json.h"
@@ -10,12 +10,12 @@
 
 typedef struct {
     const unsigned char *p, *end;
-    const char *wrong; // what is wrong at p; NULL: nothing
+    const char *wrong; // the error at p; NULL: none
 } Scan;
 
 // -------------------------------------------------------------------------------------------------------------- UTF-8
 
-// The first byte that is not UTF-8; end if all is well.
+// The first byte that is not UTF-8; end if there is none.
 static const unsigned char *utf8_error(const unsigned char *p, const unsigned char *end) {
     while (p < end) {
         uint64_t eight;
@@ -45,7 +45,7 @@ static void skip_space(Scan *s) {
     while (s->p < s->end && (*s->p == ' ' || *s->p == '\t' || *s->p == '\r' || *s->p == '\n')) s->p++;
 }
 
-// The byte at p, 0 at the end; a NUL in the line is an error wherever it stands.
+// The byte at p, 0 at the end; a NUL anywhere in the line is an error.
 static unsigned char peek(const Scan *s) { return s->p < s->end ? *s->p : 0; }
 
 static int hex_digit(unsigned char c) {
@@ -65,12 +65,12 @@ static int hex4(const unsigned char *p) {
     return value;
 }
 
-// From the opening quote to behind the closing one; escapes are checked, not resolved.
+// From the opening quote past the closing one; escapes are checked, not resolved.
 static bool scan_string(Scan *s) {
     const unsigned char *p = s->p + 1;
     for (;;) {
         while (*p >= 0x20 && *p != '"' && *p != '\\')
-            p++; // ends at the control character behind the line at the latest
+            p++; // stops at the control character after the line at the latest
         s->p = p;
         if (p >= s->end) return fail(s, "a string without its closing quote");
         if (*p == '"') break;
@@ -103,7 +103,7 @@ static bool scan_number(Scan *s) {
         return fail(s, "neither a value nor a number");
     if (peek(s) == '.') {
         s->p++;
-        if (!scan_digits(s)) return fail(s, "a number without digits behind the point");
+        if (!scan_digits(s)) return fail(s, "a number without digits after the point");
     }
     if ((peek(s) | 0x20) == 'e') {
         s->p++;
@@ -135,17 +135,17 @@ static bool scan_key(Scan *s) {
     if (peek(s) != '"') return fail(s, "expected a key in quotes");
     if (!scan_string(s)) return false;
     skip_space(s);
-    if (peek(s) != ':') return fail(s, "expected ':' behind the key");
+    if (peek(s) != ':') return fail(s, "expected ':' after the key");
     s->p++;
     return true;
 }
 
-// What begins at p: an array or an object, with all that is in it.
+// The array or object that begins at p, with everything in it.
 static bool scan_nested(Scan *s) {
     bool is_object[JSON_LINE_MAX_DEPTH];
     int depth = 0;
     do {
-        skip_space(s); // here a value begins
+        skip_space(s); // a value begins here
         unsigned char c = peek(s);
         if (c == '{' || c == '[') {
             if (depth == JSON_LINE_MAX_DEPTH) return fail(s, "nested too deeply");
@@ -176,8 +176,8 @@ static unsigned char short_escape(unsigned char c) {
     return at ? (unsigned char)to[at - from] : c;
 }
 
-// The characters of a scanned string, without quotes, in place; returns how many bytes there are, -1 if half a
-// surrogate pair is among them.
+// Unescapes a scanned string, without quotes, in place; returns its number of bytes, -1 if it has half a surrogate
+// pair.
 static int64_t unescape(unsigned char *text, int64_t n) {
     unsigned char *in = text, *out = text, *end = text + n;
     while (in < end) {
@@ -218,7 +218,7 @@ static bool key_is(const unsigned char *key, int64_t n, const char *field) {
 
 // ---------------------------------------------------------------------------------------------------------- interface
 
-// The members of the object that the line is; *value is where the last one named field begins, NULL: there is none.
+// Scans the members of the line's object; *value: where the value of the last one named field begins, NULL: none.
 static bool scan_members(Scan *s, const char *field, const unsigned char **value, const unsigned char **value_end) {
     *value = NULL;
     skip_space(s);
@@ -263,7 +263,7 @@ JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, i
     bool ok = scan_members(&s, field, &value, &value_end);
     if (ok) {
         skip_space(&s);
-        ok = s.p == end || fail(&s, "something behind the object");
+        ok = s.p == end || fail(&s, "something after the object");
     }
     if (!ok) {
         error_set(err, "not valid JSON: %s at byte %td of the line", s.wrong, s.p - begin + 1);

@@ -1,7 +1,7 @@
-// The vocabulary: how one is built and what it looks up in itself; what a Tokenizer says about itself, and which reader
-// opens a file; which one some weights and shards have. Data and weights that have different ones are refused, because
-// such a run would train on tokens that mean something else: every message names both sides of the mismatch, what they
-// have, and what to do. See tokenizer.h.
+// The vocabulary: building one and looking tokens up; the properties of a Tokenizer, and which reader opens a file; the
+// tokenizer of given weights and shards. Data and weights with different tokenizers are refused, because such a run
+// would train on tokens with a different meaning: every message names both sides of the mismatch, what they have, and
+// what to do. See tokenizer.h.
 #include "llmc/text/tokenizer.h"
 
 #include "llmc/base/atomic_file.h"
@@ -141,7 +141,7 @@ bool vocabulary_add_added(Tokenizer *t, int64_t number, const char *text, bool s
     if (known) {
         const Token *k = &t->tokens[number];
         if (k->length != length || memcmp(t->bytes + k->offset, text, length) != 0 || k->added)
-            return check_new(t, number, text, length, false, err); // says which two have this number
+            return check_new(t, number, text, length, false, err); // names the two that have this number
     } else if (!vocabulary_add(t, number, text, length, false, err)) {
         return false;
     }
@@ -161,7 +161,7 @@ bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, 
     size_t length = (size_t)a->length + b->length;
     int32_t merged = vocabulary_find(t, both, length);
     if (merged < 0)
-        return error_set(err, "together they are \"%s\", which is no token",
+        return error_set(err, "together they are \"%s\", which is not a token",
                          vocabulary_show(both, length, shown, sizeof shown));
     const MergeRule *known;
     MergeRule rule = {.pair = merge_pair(left, right), .rank = rank, .merged = merged};
@@ -198,13 +198,13 @@ static bool check_complete(Tokenizer *t, Error *err) {
     return true;
 }
 
-// Special tokens that a vocab.json does not call so: <s>, [PAD].
+// Special tokens that a vocab.json does not mark: <s>, [PAD].
 static bool looks_special(const char *bytes, size_t length) {
     const char last = bytes[length - 1];
     return (bytes[0] == '<' && last == '>') || (bytes[0] == '[' && last == ']');
 }
 
-// Two tokens that make this one together.
+// Are there two tokens that together make this one?
 static bool has_parts(const Tokenizer *t, const char *bytes, size_t length) {
     for (size_t cut = 1; cut < length; cut++)
         if (vocabulary_find(t, bytes, cut) >= 0 && vocabulary_find(t, bytes + cut, length - cut) >= 0) return true;
@@ -221,7 +221,7 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
         const Token *k = &t->tokens[i];
         const char *bytes = t->bytes + k->offset;
         if (made[i] || !k->ordinary || k->added || k->length == 1 || looks_special(bytes, k->length)) continue;
-        if (t->whole_pieces && !has_parts(t, bytes, k->length)) continue; // a piece becomes it, and no merge could
+        if (t->whole_pieces && !has_parts(t, bytes, k->length)) continue; // only a whole piece becomes it
         if (missing++ == 0) first = i;
     }
     free(made);
@@ -230,12 +230,12 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
     const Token *k = &t->tokens[first];
     return error_set(
         err,
-        "no merge makes %d of the %d tokens, such as \"%s\" (token %d): the merges are cut short, or those "
-        "of another vocabulary",
+        "no merge makes %d of the %d tokens, such as \"%s\" (token %d): the merges are truncated, or belong "
+        "to another vocabulary",
         missing, t->count, vocabulary_show(t->bytes + k->offset, k->length, shown, sizeof shown), first);
 }
 
-// The order of added_tokens: where two begin at the same place of a text, the longer one is found first.
+// The order of added_tokens: of two that begin at the same place of a text, the longer one is found first.
 static int compare_added(const void *a, const void *b, void *tokenizer) {
     const Tokenizer *t = tokenizer;
     const Token *x = &t->tokens[*(const int32_t *)a], *y = &t->tokens[*(const int32_t *)b];
@@ -258,14 +258,14 @@ static bool sort_added(Tokenizer *t, Error *err) {
     qsort_r(t->added_tokens, n, sizeof *t->added_tokens, compare_added, t);
     for (size_t i = 0; i < n; i++)
         t->added_begin[(unsigned char)t->bytes[t->tokens[t->added_tokens[i]].offset] + 1] = (int32_t)i + 1;
-    for (int byte = 1; byte <= 256; byte++) // bytes without one: an empty range
+    for (int byte = 1; byte <= 256; byte++) // bytes without an added token: an empty range
         if (t->added_begin[byte] < t->added_begin[byte - 1]) t->added_begin[byte] = t->added_begin[byte - 1];
     return true;
 }
 
 bool vocabulary_finish(Tokenizer *t, Error *err) {
     int32_t eot = vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT));
-    if (t->eot < 0 && eot >= 0) { // a vocab.json does not say what is special
+    if (t->eot < 0 && eot >= 0) { // a vocab.json does not mark special tokens
         t->tokens[eot].added = t->tokens[eot].special = true;
         t->eot = eot;
     }
@@ -335,14 +335,14 @@ static const char *foreign_file(const char *text, size_t n) {
         if (magic == words[i].magic) return words[i].what;
     if (n > 9 && text[8] == '{' && text[6] == 0 && text[7] == 0) return "a safetensors file (weights)";
     if (n > 8 && memcmp(text, "#version", 8) == 0)
-        return "the merges of a vocabulary: give the vocab.json (or encoder.json) beside it, or their directory";
+        return "the merges of a vocabulary: give the vocab.json (or encoder.json) next to it, or their directory";
     if (n > 2 && memcmp(text, "\x1f\x8b", 2) == 0) return "compressed by gzip: unpack it first";
     if (n > 4 && memcmp(text, "\x28\xb5\x2f\xfd", 4) == 0) return "compressed by zstd: unpack it first";
     if (n > 4 && memcmp(text, "PK\x03\x04", 4) == 0) return "a zip archive (or PyTorch's weights)";
     return NULL;
 }
 
-// Says what a file is before its size is complained of: weights are large.
+// Names the kind of file before any complaint about its size: weights are large.
 static bool check_head(const char *path, Error *err) {
     char head[16];
     struct stat st;
@@ -407,10 +407,10 @@ Tokenizer *tokenizer_named(const char *name, Error *err) {
 static const char LLMC_TOKENIZER[] = "gpt2_tokenizer.bin";
 enum {
     GPT2_TOKENS = 50257,
-    MODEL_PADDING = 128, // models of others may have up to this many tokens more than their tokenizer
+    MODEL_PADDING = 128, // foreign models may have up to this many tokens more than their tokenizer
 };
 
-// Who asks, and what it has to agree with.
+// What the tokenizer must agree with.
 typedef struct {
     const char *weights, *shards; // "" if none
     int64_t vocab, V;
@@ -419,7 +419,7 @@ typedef struct {
 
 // ------------------------------------------------------------------------------------------------------ where to look
 
-// The directory that a path or the first match of a pattern is, or is in; malloced; NULL: it could not be found out.
+// The directory of a path or of a pattern's first match, or that path itself; malloced; NULL: it could not be read.
 static char *directory_of(const char *pattern, Error *err) {
     char **names;
     int count;
@@ -432,7 +432,7 @@ static char *directory_of(const char *pattern, Error *err) {
 }
 
 // *found: the tokenizer next to a path or pattern, malloced; NULL: there is none.
-static bool tokenizer_beside(const char *pattern, char **found, Error *err) {
+static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
     char *directory = *pattern ? directory_of(pattern, err) : NULL;
     *found = directory ? file_in(directory) : NULL;
     const bool ok = directory || !*pattern;
@@ -442,17 +442,17 @@ static bool tokenizer_beside(const char *pattern, char **found, Error *err) {
 
 // ------------------------------------------------------------------------------------------------- does it fit to them
 
-// What can be done when the data has other tokens than the tokenizer at path.
+// The error when the data has other tokens than the tokenizer at path.
 static bool wrong_data(const Question *q, const char *path, const char *what, Error *err) {
     return error_set(err,
-                     "%s: tokens mean something else to this tokenizer than to %s: make the shards with it "
+                     "%s: its tokens differ from the tokens of %s; make the shards with it "
                      "(data/prepare --tokenizer %s), or name the tokenizer of the shards with --tokenizer%s",
                      path, what, path, *q->weights ? " and train new weights" : "");
 }
 
 static bool check_against_shards(const Question *q, const char *path, const Tokenizer *t, Error *err) {
     char *theirs;
-    bool ok = tokenizer_beside(q->shards, &theirs, err);
+    bool ok = tokenizer_next_to(q->shards, &theirs, err);
     if (theirs && strcmp(theirs, path) != 0) {
         Tokenizer *other = tokenizer_open(theirs, err);
         ok = other != NULL;
@@ -467,19 +467,19 @@ static bool check_tokenizer(const Question *q, const char *path, const Tokenizer
     const int64_t tokens = tokenizer_vocab(t);
     if (tokens > q->V)
         return error_set(err,
-                         "%s has %lld tokens, the model has a vocabulary of %lld: it is not the model's tokenizer; "
-                         "name that one with --tokenizer",
+                         "%s has %lld tokens, but the model has a vocabulary of %lld; name the model's tokenizer "
+                         "with --tokenizer",
                          path, (long long)tokens, (long long)q->V);
     if (q->vocab > 0 && q->vocab != tokens)
         return error_set(err,
-                         "%s has %lld tokens, the shards %s were made with %lld: make them with this tokenizer "
+                         "%s has %lld tokens, but the shards %s were made with %lld; make them with this tokenizer "
                          "(data/prepare --tokenizer %s), or name theirs with --tokenizer",
                          path, (long long)tokens, q->shards, (long long)q->vocab, path);
     return check_against_shards(q, path, t, err);
 }
 
-// Weights of others come without a tokenizer, and the shards say that they were made with one of another size. A
-// difference within the padding is none, and our own checkpoints may have any vocabulary that was asked for.
+// Foreign weights come without a tokenizer, and the shards state a vocabulary of another size. A difference within the
+// padding is accepted, and our own checkpoints may have any vocabulary that was asked for.
 static bool check_untold(const Question *q, Error *err) {
     if (!*q->weights || q->vocab == 0 || (q->V >= q->vocab && q->V - q->vocab <= MODEL_PADDING)) return true;
     char *directory = directory_of(q->weights, err);
@@ -488,18 +488,19 @@ static bool check_untold(const Question *q, Error *err) {
     const bool ours = file_exists(manifest);
     free(manifest);
     free(directory);
-    return ours || error_set(err,
-                             "%s has a vocabulary of %lld, the shards %s were made with %lld tokens: make them with "
-                             "the model's tokenizer (data/prepare --tokenizer PATH)",
-                             q->weights, (long long)q->V, q->shards, (long long)q->vocab);
+    return ours ||
+           error_set(err,
+                     "%s has a vocabulary of %lld, but the shards %s were made with %lld tokens; make them with "
+                     "the model's tokenizer (data/prepare --tokenizer PATH)",
+                     q->weights, (long long)q->V, q->shards, (long long)q->vocab);
 }
 
 // ------------------------------------------------------------------------------------------------------------- finding
 
-// Opens the tokenizer at path, or the built-in one of that name, if it agrees with the question.
+// Opens the tokenizer at path, or the built-in one of that name, if it agrees with the weights and shards.
 static bool take(Tokenizer **tokenizer, const Question *q, const char *path, Error *err) {
     Tokenizer *t = tokenizer_named(path, err);
-    if (!t && !q->given) error_prefix(err, "the tokenizer (--tokenizer none goes on without one)");
+    if (!t && !q->given) error_prefix(err, "the tokenizer (--tokenizer none runs without one)");
     if (!t) return false;
     if (check_tokenizer(q, path, t, err)) {
         *tokenizer = t;
@@ -509,7 +510,7 @@ static bool take(Tokenizer **tokenizer, const Question *q, const char *path, Err
     return false;
 }
 
-// What nobody says, but the size of the vocabulary suggests.
+// The tokenizer that the size of the vocabulary suggests when nothing names one.
 static bool take_usual(Tokenizer **tokenizer, const Question *q, Error *err) {
     const bool agrees = q->vocab == 0 || q->vocab == q->V;
     if (q->V == BYTE_VOCAB && agrees) return (*tokenizer = tokenizer_bytes(err)) != NULL;
@@ -528,8 +529,8 @@ bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weight
     if (given && strcmp(given, "none") == 0) return true;
     if (given && *given) return take(tokenizer, &q, given, err) || error_prefix(err, "--tokenizer");
     char *found;
-    if (!tokenizer_beside(q.weights, &found, err)) return false;
-    if (!found && (!check_untold(&q, err) || !tokenizer_beside(q.shards, &found, err))) return false;
+    if (!tokenizer_next_to(q.weights, &found, err)) return false;
+    if (!found && (!check_untold(&q, err) || !tokenizer_next_to(q.shards, &found, err))) return false;
     const bool ok = found ? take(tokenizer, &q, found, err) : take_usual(tokenizer, &q, err);
     free(found);
     return ok;

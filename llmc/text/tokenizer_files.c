@@ -1,9 +1,9 @@
 // Files of tokenizers. Reads a Hugging Face tokenizer.json, and vocab.json with merges.txt (OpenAI: encoder.json with
-// vocab.bpe). Whatever would make other tokens than GPT-2's scheme does is refused by name; what has no say in it
-// (padding, truncation, the decoder, the post-processor) is not looked at.
+// vocab.bpe). A field that would make other tokens than GPT-2's scheme is refused by name; fields that do not affect
+// tokens (padding, truncation, the decoder, the post-processor) are ignored.
 // Reads vocabularies whose numbers are ranks: tiktoken's files (lines of base64 and rank) and llm.c's
 // gpt2_tokenizer.bin (256 words: 20240328, version, tokens, end-of-text; then for each token a byte of length and its
-// bytes). They carry no merges: any two neighbours that make a token together merge, the lowest number first.
+// bytes). They have no merges: any two neighbours that together make a token merge, the lowest number first.
 // Writes a tokenizer.json: one line per token and merge, the same bytes every time.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
@@ -29,8 +29,8 @@ static bool refuse(const char *field, const cJSON *item, const char *expected, E
 
 // ----------------------------------------------------------------------------------------------- vocabulary and merges
 
-// All of "token": number. The spellings of added tokens are not in GPT-2's alphabet but plain text, and added is told
-// later which these are: a name that the alphabet does not spell is kept for it as it stands.
+// All entries "token": number. The spellings of added tokens are plain text, not GPT-2's alphabet, and which tokens are
+// added is known only later: a name that the alphabet cannot spell is kept as it is.
 static bool read_vocabulary(Tokenizer *t, const cJSON *vocab, bool plain_allowed, Error *err) {
     for (const cJSON *item = vocab->child; item; item = item->next) {
         char bytes[2 * MAX_TOKEN_BYTES + 1], shown[64];
@@ -62,7 +62,7 @@ static bool find_part(const Tokenizer *t, const char *text, size_t n, int32_t *t
     bool spelled = n > 0 && n <= sizeof bytes && alphabet_decode(text, n, bytes, &length);
     *token = spelled ? vocabulary_find(t, bytes, length) : -1;
     return *token >= 0 ||
-           error_set(err, "\"%s\" is no token of the vocabulary", vocabulary_show(text, n, shown, sizeof shown));
+           error_set(err, "\"%s\" is not a token of the vocabulary", vocabulary_show(text, n, shown, sizeof shown));
 }
 
 static bool add_merge(Tokenizer *t, const char *left, size_t left_n, const char *right, size_t right_n, uint32_t rank,
@@ -101,7 +101,7 @@ static bool read_merges(Tokenizer *t, const cJSON *merges, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------ tokenizer.json
 
-// Fields that, if they are there, must hold this: null, false, "" or 0 all mean that nothing is done.
+// A field that, if present, must be off: null, false, "" or 0.
 static bool check_off(const cJSON *object, const char *where, const char *key, Error *err) {
     const cJSON *item;
     char field[80];
@@ -128,7 +128,7 @@ static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     return read_merges(t, merges, err);
 }
 
-// A field that must hold a text, or, without one, be false.
+// A field that must equal text, or be false if text is NULL.
 static bool check_is(const cJSON *object, const char *where, const char *key, const char *text, const char *expected,
                      Error *err) {
     const cJSON *item;
@@ -164,7 +164,7 @@ static bool check_pre_tokenizer(const cJSON *root, Error *err) {
     if (!cJSON_IsObject(step)) return refuse(where, step, "ByteLevel, as GPT-2 has", err);
     if (!json_find(step, "type", &type, err) || !json_find(step, "use_regex", &own, err))
         return error_prefix(err, "%s", where);
-    if (!is_text(type, "Sequence")) // then ByteLevel has the pattern
+    if (!is_text(type, "Sequence")) // then ByteLevel splits by the pattern
         return check_byte_level(step, where, err) &&
                (!own || cJSON_IsTrue(own) || refuse("pre_tokenizer.use_regex", own, "true (GPT-2's pattern)", err));
     if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "%s", where);
@@ -172,7 +172,7 @@ static bool check_pre_tokenizer(const cJSON *root, Error *err) {
     if (!cJSON_IsObject(split)) return refuse(first, split, "an object", err);
     if (!cJSON_IsObject(byte_level)) return refuse(second, byte_level, "an object", err);
     return check_split(split, first, err) && check_byte_level(byte_level, second, err) &&
-           check_is(byte_level, second, "use_regex", NULL, "false behind a Split", err);
+           check_is(byte_level, second, "use_regex", NULL, "false after a Split", err);
 }
 
 static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
@@ -187,7 +187,7 @@ static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
         !check_off(item, "", "lstrip", err) || !check_off(item, "", "rstrip", err) ||
         !json_find(item, "special", &special, err) || !json_find(item, "normalized", &normalized, err))
         return false;
-    // Hugging Face takes the number of the vocabulary for it, whatever is stated here.
+    // Hugging Face uses the vocabulary's number for it, whatever "id" says.
     bool spelled = strlen(content) <= sizeof bytes && alphabet_decode(content, strlen(content), bytes, &length);
     int32_t same = spelled ? vocabulary_find(t, bytes, length) : -1;
     if (same >= 0 && same != number)
@@ -206,7 +206,7 @@ static bool read_added_tokens(Tokenizer *t, const cJSON *root, Error *err) {
     return true;
 }
 
-// What is neither made of bytes nor added can never come out of a text: the vocabulary is of another kind.
+// A token neither made of bytes nor added can never result from a text: the vocabulary is of another kind.
 static bool check_spellings(const Tokenizer *t, Error *err) {
     char shown[64];
     for (int32_t i = 0; i < t->count; i++) {
@@ -230,7 +230,7 @@ static bool read_tokenizer_json(Tokenizer *t, const cJSON *root, Error *err) {
 
 // ------------------------------------------------------------------------------------------- vocab.json and merges.txt
 
-// The file of merges beside a vocab.json or encoder.json; malloced.
+// The file of merges next to a vocab.json or encoder.json; malloced.
 static char *merges_path(const char *path) {
     const char *slash = strrchr(path, '/');
     char *directory = path_parent(path), *merges = path_join(directory, "merges.txt"),
@@ -241,7 +241,7 @@ static char *merges_path(const char *path) {
     return prefer_openai ? openai : merges;
 }
 
-// The next line of a text from *at on, without its end; false: there is none.
+// The next line of a text from *at on, without its newline; false: there is none.
 static bool next_line(const char *text, size_t n, size_t *at, const char **line, size_t *length) {
     if (*at >= n) return false;
     const char *newline = memchr(*line = text + *at, '\n', n - *at);
@@ -291,7 +291,7 @@ static bool has_nul(const char *text, size_t n) {
     return false;
 }
 
-// What an object is that is no tokenizer.
+// What a JSON object that is not a tokenizer is, for messages.
 static const char *foreign_object(const cJSON *root) {
     if (cJSON_GetObjectItemCaseSensitive(root, "model_type") || cJSON_GetObjectItemCaseSensitive(root, "n_embd"))
         return "a model's config.json";
@@ -318,7 +318,7 @@ static Tokenizer *named(const char *path, Error *err) {
 
 Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes, Error *err) {
     if (has_nul(text, bytes))
-        return error_set(err, "%s: damaged, or no tokenizer: it holds a NUL character", path), NULL;
+        return error_set(err, "%s: damaged, or not a tokenizer: it has a NUL character", path), NULL;
     cJSON *root = json_parse(text, bytes, err);
     if (!root) return error_prefix(err, "%s", path), NULL;
     Tokenizer *t = named(path, err);
@@ -348,7 +348,7 @@ static int base64_value(char c) {
     return found ? (int)(found - digits) : -1;
 }
 
-// n characters, a multiple of four, with "=" as filling; out has room for 3 n / 4. -1: not base64.
+// n characters, a multiple of four, padded with "="; out has space for 3 n / 4. -1: not base64.
 static int base64_decode(const char *text, size_t n, char *out) {
     int length = 0;
     if (n == 0 || n % 4 != 0) return -1;
@@ -412,7 +412,7 @@ Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes
     Tokenizer *t = named(path, err);
     if (!t) return NULL;
     bool ok = read_lines(t, text, bytes, err) && check_pattern(t->ordinary_count, err);
-    // p50k_base keeps GPT-2's end-of-text and goes on behind it; else it is the number after the last rank.
+    // p50k_base keeps GPT-2's end-of-text and continues after it; otherwise it is the number after the last rank.
     bool p50k = ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known;
     ok = ok && vocabulary_add_added(t, p50k ? GPT2_EOT : t->count, END_OF_TEXT, true, false, err);
     return finish(t, path, ok, err);
@@ -427,7 +427,7 @@ static bool read_header(const char *text, size_t n, int64_t *tokens, int64_t *eo
     memcpy(header, text, sizeof header);
     if (header[1] != 1 && header[1] != 2)
         return error_set(err, "header: llm.c tokenizer version %u, expected 1 or 2", header[1]);
-    *tokens = header[2], *eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 knew GPT-2's only
+    *tokens = header[2], *eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 has no field for it: always GPT-2's
     if (*tokens < 257 || *tokens > MAX_TOKENS)
         return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)*tokens, MAX_TOKENS);
     if (*eot >= *tokens)
@@ -445,13 +445,13 @@ static bool read_tokens(Tokenizer *t, const char *text, size_t n, Error *err) {
         if (at >= n || length > n - at - 1)
             return error_set(err, "token %lld of %lld at byte %zu: the file ends there", (long long)i,
                              (long long)tokens, at);
-        // The spelling of end-of-text is free; whatever it is, it never comes out of a text.
+        // The file may spell end-of-text in any way: it never results from a text.
         bool ok = i == eot ? vocabulary_add_added(t, i, END_OF_TEXT, true, false, err)
                            : vocabulary_add(t, i, text + at + 1, length, true, err);
         if (!ok) return error_prefix(err, "byte %zu", at);
         at += 1 + length;
     }
-    return at == n || error_set(err, "%zu bytes behind the last of %lld tokens", n - at, (long long)tokens);
+    return at == n || error_set(err, "%zu bytes after the last of %lld tokens", n - at, (long long)tokens);
 }
 
 Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes, Error *err) {
@@ -462,7 +462,7 @@ Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes,
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
-// The inside of a JSON string.
+// The contents of a JSON string.
 static void put_escaped(FILE *out, const char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const unsigned char c = (unsigned char)bytes[i];
@@ -474,7 +474,7 @@ static void put_escaped(FILE *out, const char *bytes, size_t n) {
     }
 }
 
-// A token as the vocabulary has it: in the alphabet of bytes, or, if it is not made of bytes, as it is.
+// A token as spelled in the vocabulary: in the alphabet of bytes, or as it is if it is not made of bytes.
 static void put_token(FILE *out, const Tokenizer *t, int32_t token) {
     const Token *k = &t->tokens[token];
     char spelled[2 * MAX_TOKEN_BYTES];
@@ -508,7 +508,7 @@ static int compare_rules(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-// The two tokens that token is made of when it is merged from its bytes by the rules before it; false: not two.
+// The two tokens that remain when token's bytes are merged by the rules before it; false: not two.
 static bool last_merge(const Tokenizer *t, int32_t token, MergeRule *rule) {
     const Token *k = &t->tokens[token];
     int32_t parts[MAX_TOKEN_BYTES];
@@ -518,8 +518,8 @@ static bool last_merge(const Tokenizer *t, int32_t token, MergeRule *rule) {
     return n == 2;
 }
 
-// The merges in their order, malloced. Of a vocabulary of ranks these are one for each token; *unreachable: some token
-// is not made by merging, only found as a whole piece.
+// The merges in order, malloced. A vocabulary of ranks has one for each token; *unreachable: some token is not made by
+// merging, only found as a whole piece.
 static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unreachable) {
     int64_t most = t->by_rank ? t->count : t->merges.count;
     MergeRule *rules = malloc(((size_t)most + 1) * sizeof *rules);
@@ -561,7 +561,7 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
           "    \"continuing_subword_prefix\": \"\",\n    \"end_of_word_suffix\": \"\",\n"
           "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n",
           out);
-    // Only where it is needed: tokenizers before 0.19 does not read a file that has it.
+    // Only if needed: tokenizers before 0.19 does not read a file that has it.
     if (unreachable || (t->whole_pieces && !t->by_rank)) fputs("    \"ignore_merges\": true,\n", out);
     fputs("    \"vocab\": {", out);
     for (int32_t i = 0; i < t->count; i++) {

@@ -1,6 +1,5 @@
 // See bpe_trainer.h. Text repeats its words: most are found in the thread's table, which fits into the processor's
-// cache. When that is three quarters full its words go to the shared table, sorted by the part of it that they belong
-// to; each part has a lock.
+// cache. When it is three quarters full, its words move to the shared table, sorted by part; each part has a lock.
 #include "llmc/text/bpe_trainer.h"
 
 #include "llmc/text/tokenizer_internal.h"
@@ -44,8 +43,8 @@ struct WordCounter {
     struct {
         uint64_t hash;
         uint32_t slot;
-    } moved[LOCAL_FULL];        // the words that are being handed over
-    uint32_t order[LOCAL_FULL]; // of moved: by part
+    } moved[LOCAL_FULL];        // the words being moved
+    uint32_t order[LOCAL_FULL]; // indices of moved, by part
 };
 
 // ---------------------------------------------------------------------------------------------------- the shared table
@@ -86,7 +85,7 @@ static bool grow_slots(Part *p) {
     return true;
 }
 
-// Room for one more word of this length.
+// Makes space for one more word of this length.
 static bool reserve(Part *p, int64_t length) {
     if (4 * (p->num_words + 1) > 3 * p->num_slots && !grow_slots(p)) return false;
     if (p->num_words == p->word_room) {

@@ -146,14 +146,15 @@ typedef struct {
 
 static bool check_head(const uint16_t *w, int64_t words_left, int64_t longest, const Place *at) {
     if (words_left < MIN_RECORD)
-        return WRONG(at, "the file ends here, %lld bytes are left: it is cut; copy or make it again",
+        return WRONG(at, "the file ends here with %lld bytes left: it is truncated; copy or make it again",
                      (long long)words_left * 2);
     if (w[W_BEGIN] != CHOICES_BEGIN)
         return WRONG(at, "begins with %d, expected %d: the file is damaged", w[W_BEGIN], CHOICES_BEGIN);
     if (w[W_BYTES] % 2 != 0 || w[W_BYTES] < MIN_RECORD * 2)
-        return WRONG(at, "bytes of the record: %d, expected an even number from %d on", w[W_BYTES], MIN_RECORD * 2);
+        return WRONG(at, "bytes of the record: %d, expected an even number of at least %d", w[W_BYTES], MIN_RECORD * 2);
     if (w[W_BYTES] > words_left * 2)
-        return WRONG(at, "bytes of the record: %d, but %lld are left: the file is cut; copy or make it again",
+        return WRONG(at,
+                     "bytes of the record: %d, but only %lld are left: the file is truncated; copy or make it again",
                      w[W_BYTES], (long long)words_left * 2);
     if (w[W_BYTES] > longest)
         return WRONG(at, "bytes of the record: %d, but header field 3 says that the longest has %lld", w[W_BYTES],
@@ -171,7 +172,7 @@ static bool check_head(const uint16_t *w, int64_t words_left, int64_t longest, c
 static bool check_tokens(const char *what, const uint16_t **w, const uint16_t *end, int64_t V, const Place *at) {
     const int64_t left = end - *w - 1, n = left < 0 ? 0 : **w;
     if (left < 0 || n > left)
-        return WRONG(at, "tokens of the %s: %lld, but the record has room for %lld", what, (long long)n,
+        return WRONG(at, "tokens of the %s: %lld, but the record has space for %lld", what, (long long)n,
                      (long long)(left < 0 ? 0 : left));
     if (n == 0) return WRONG(at, "tokens of the %s: 0, expected at least 1", what);
     for (int64_t i = 1; i <= n; i++)
@@ -193,7 +194,7 @@ static bool check_record(const uint16_t *record, int64_t words_left, int64_t lon
         snprintf(what, sizeof what, "completion %d", k);
         if (!check_tokens(what, &w, end, V, at)) return false;
     }
-    return w == end || WRONG(at, "bytes of the record: %d, but its tokens end %lld bytes before", record[W_BYTES],
+    return w == end || WRONG(at, "bytes of the record: %d, but its tokens end %lld bytes earlier", record[W_BYTES],
                              (long long)(end - w) * 2);
 }
 
@@ -205,7 +206,7 @@ static bool check_header(const char *path, const int32_t *header, int64_t file_b
         return error_set(err, "%s: version (header field 1) is %d, expected %d", path, header[1], CHOICES_VERSION);
     const int64_t room = (file_bytes - HEADER_BYTES) / (MIN_RECORD * 2);
     if (header[2] < 1 || header[2] > room)
-        return error_set(err, "%s: number of examples (header field 2) is %d, but the file has room for 1 to %lld",
+        return error_set(err, "%s: number of examples (header field 2) is %d, but the file has space for 1 to %lld",
                          path, header[2], (long long)room);
     return true;
 }
@@ -220,7 +221,7 @@ static bool check_all(ChoiceSet *set, const char *path, int64_t longest, int64_t
         set->starts[i] = start;
         start += set->words[start + W_BYTES] / 2;
     }
-    return start == words || error_set(err, "%s: %lld bytes behind the last of %lld examples (header field 2)", path,
+    return start == words || error_set(err, "%s: %lld bytes after the last of %lld examples (header field 2)", path,
                                        (long long)(words - start) * 2, (long long)set->count);
 }
 
@@ -233,8 +234,9 @@ static bool read_set(ChoiceSet *set, const char *path, int64_t V, Error *err) {
     set->bytes = file_read_all(path, MAX_BYTES, &bytes, err);
     if (!set->bytes || !set->name) return set->bytes != NULL && error_set(err, "%s: out of memory", path);
     if (bytes < HEADER_BYTES || bytes % 2 != 0)
-        return error_set(err, "%s: not a multiple-choice file, or cut: %zu bytes, expected an even number from %d on",
-                         path, bytes, HEADER_BYTES);
+        return error_set(
+            err, "%s: not a multiple-choice file, or truncated: %zu bytes, expected an even number of at least %d",
+            path, bytes, HEADER_BYTES);
     memcpy(header, set->bytes, HEADER_BYTES);
     if (!check_header(path, header, (int64_t)bytes, err)) return false;
     set->words = (uint16_t *)(void *)(set->bytes + HEADER_BYTES);

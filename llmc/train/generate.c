@@ -327,7 +327,7 @@ static bool decode(Gpt2 *model, const GenerateOptions *o, const int32_t *prompt,
     const Gpt2Options *planned = gpt2_options(model);
     memset(drawn, 0, sizeof *drawn);
     if (o->samples < 1 || o->samples > planned->sequences)
-        return error_set(err, "--samples %lld: the model was made for %lld side by side", (long long)o->samples,
+        return error_set(err, "--samples %lld: the model was built for %lld in parallel", (long long)o->samples,
                          (long long)planned->sequences);
     Decoding d = {.model = model, .options = o, .T = planned->T, .V = planned->config.V, .running = o->samples};
     const int64_t known = o->tokenizer ? tokenizer_vocab(o->tokenizer) : d.V;
@@ -470,8 +470,8 @@ static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, int6
     const int64_t before = *n;
     if (!encode_prompt(o->tokenizer, line, bytes, V, said, n, err)) return false;
     if (*n - before > most)
-        fprintf(stderr, "the line has %lld tokens, the context %lld: its last %lld count\n", (long long)(*n - before),
-                (long long)T, (long long)most);
+        fprintf(stderr, "the line has %lld tokens, the context %lld; only the last %lld are used\n",
+                (long long)(*n - before), (long long)T, (long long)most);
     if (*n > most) { // the oldest tokens are dropped
         memmove(*said, *said + *n - most, (size_t)most * sizeof **said);
         *n = most;
@@ -505,7 +505,7 @@ bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *er
     int32_t *said = malloc(sizeof *said);
     bool ok = (line && said) || error_set(err, "out of memory");
     int64_t length = line && said ? (int64_t)strlen(line) : -1, n = 0, drawn = 0;
-    if (terminal) puts("Each line is gone on with. /new forgets what was said, /quit or Ctrl-D ends.");
+    if (terminal) puts("The model continues each line. /new clears the conversation, /quit or Ctrl-D exits.");
     if (terminal && length > 0) printf("> %s\n", line);
     while (ok && length >= 0 && strcmp(line, "/quit") != 0) {
         if (strcmp(line, "/new") == 0)

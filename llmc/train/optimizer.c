@@ -264,7 +264,7 @@ static void cut(Offload *o, const UpdateTensor *tensors, int count) {
             if (n > 0) {
                 used += add_slice(o, chunk, &tensors[i], first, n, part_of(o, o->num_chunks - 1), used);
             } else {
-                REQUIRE(used > 0, "the offload buffer holds not even %d elements", STATE_BLOCK);
+                REQUIRE(used > 0, "the offload buffer holds fewer than %d elements", STATE_BLOCK);
                 chunk = add_chunk(o), used = 0;
             }
         }

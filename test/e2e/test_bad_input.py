@@ -16,7 +16,7 @@ OPTIONS = {
     "heads that do not divide the channels": (["-e", "L=1,C=64,NH=5,T=32"], ["64", "5"]),
     "a vocabulary smaller than the data's": (["-e", "L=1,C=64,NH=2,T=32,V=100"], ["100", "257"]),
     "no such shard": (["-i", "no/such_*.bin"], ["no/such_*.bin"]),
-    "a model by no name": (["-e", "d0"], ["'d0' is no model", "d12"]),
+    "a model by no name": (["-e", "d0"], ["'d0' is not a model", "d12"]),
     "no model": (["-e", ""], ["the model is empty", "d12"]),
     "a part of a shape twice": (["-e", "L=1,L=2"], ["L=2", "given before"]),
     "a comma after the last GPU": (["--plan", "--gpu", "h200,"], ["--gpu h200,", "comma"]),

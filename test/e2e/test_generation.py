@@ -63,7 +63,7 @@ def test_samples_follow_the_options(model, tmp_path):
 def test_texts_and_prompts_longer_than_the_context_are_announced(model):
     said = train("-e", model, *GREEDY, "-s", 1, "-g", 2 * T, "--prompt", "was " * T).stdout
     # end-of-text and 4 T bytes; T - 1 count. The second token fills the context, and every T/2 + 1 later one again.
-    assert re.search(rf"prompt +longer than the context: its last {T - 1} tokens count, {4 * T + 1 - (T - 1)} do not",
+    assert re.search(rf"prompt +longer than the context: the last {T - 1} tokens are used, {4 * T + 1 - (T - 1)} are dropped",
                      said)
     assert re.search(rf"context +filled {1 + (2 * T - 3) // (T // 2 + 1)} times", said)
 
@@ -128,7 +128,7 @@ def test_a_line_longer_than_the_context_is_cut_and_announced(model, tmp_path):
     long = "they be at this " * 50
     result = talk(model, long.encode() + b"\n", 12)
     assert result.stdout.decode() == text(model, tmp_path, long, 12) + "\n"
-    assert f"the line has {len(long)} tokens, the context {T}: its last {T - 1} count" in result.stderr.decode()
+    assert f"the line has {len(long)} tokens, the context {T}; only the last {T - 1} are used" in result.stderr.decode()
 
 
 @pytest.mark.sanitize
@@ -212,7 +212,7 @@ class Terminal:
 def test_on_a_terminal_there_is_a_prompt_sign_and_the_speed(model, tmp_path):
     expected = text(model, tmp_path, "from have", 20)
     terminal = Terminal(model, "-g", 20)
-    assert "/new forgets" in terminal.wait_for("\n> ")
+    assert "/new clears" in terminal.wait_for("\n> ")
     terminal.type(b"from have\n")
     assert terminal.wait_for(SPEED).startswith(f"from have\n{expected}\n[20 tokens after 10, ")
     terminal.wait_for("\n> ")

@@ -113,7 +113,7 @@ def test_another_optimizers_checkpoint_is_refused_by_both_names(whole, tmp_path)
     parts = interrupted(whole("adamw"), tmp_path / "parts")
     before = (parts / "main.log").read_bytes()
     said = train("-o", parts, "-y", 1, "--optimizer", "lion", expect=EXIT_BAD_INPUT).stderr
-    assert "step_00000017: the state of --optimizer adamw, and this run is to go on with lion" in said
+    assert "step_00000017: has the state of --optimizer adamw, but this run uses lion" in said
     assert "--reset-optimizer" in said
     assert (parts / "main.log").read_bytes() == before
 
@@ -121,7 +121,7 @@ def test_another_optimizers_checkpoint_is_refused_by_both_names(whole, tmp_path)
 def test_reset_optimizer_begins_with_a_new_state_and_keeps_the_rest(whole, tmp_path):
     parts = interrupted(whole("adamw"), tmp_path / "parts")
     said = train("-o", parts, "-y", 1, "--optimizer", "lion", "-l", RATES["lion"], "--reset-optimizer").stdout
-    assert "--reset-optimizer: lion begins with a new state after step 17" in said
+    assert "--reset-optimizer: lion starts with a new state after step 17" in said
     state = state_of(parts)
     assert (state["step"], state["optimizer"], state["optimizer_start"]) == (STEPS, "lion", MIDDLE)
     loss = losses(parts)

@@ -98,8 +98,8 @@ def test_a_gpu_with_room_for_the_plan_alone_is_refused_before_the_run(data):
 
 def test_nothing_fits_says_what_would(data):
     said = train("-e", "d48", "-t", 1024, "-b", 60000, *data.flags, *QUIET, "-x", 1, expect=EXIT_BAD_INPUT).stderr
-    assert re.search(r"not enough memory: -b 60000 -r 0 needs [0-9.]+ TiB, there are [0-9.]+ [GM]iB; ", said)
-    assert "it fits with -b " in said or "it fits with --" in said or "take a smaller model or context" in said
+    assert re.search(r"not enough memory: -b 60000 -r 0 needs [0-9.]+ TiB, but only [0-9.]+ [GM]iB is available; ", said)
+    assert "it fits with -b " in said or "it fits with --" in said or "use a smaller model or context" in said
 
 
 # ------------------------------------------------------------------------------------------------------------- the plan

@@ -85,7 +85,7 @@ def kill_when(condition, out, *arguments):
 
 def went_on_at(said):
     """The byte behind which a run went on; None: it began anew."""
-    match = re.search(r"going on with an unfinished run, behind (\d+) of", said)
+    match = re.search(r"resuming an unfinished run after (\d+) of", said)
     return int(match.group(1)) if match else None
 
 
@@ -150,7 +150,7 @@ def test_a_bad_line_is_passed_by_a_second_run_that_goes_on_with_skip_bad(tmp_pat
     corpus = make_corpus(tmp_path / "corpus", 4)
     (corpus / "z.jsonl").write_text('{"text": "good"}\n{"bad\n')
     stderr = prepare("-o", out, *OPTIONS, corpus, expect=2).stderr
-    assert "z.jsonl: line 2: not valid JSON" in stderr and "the same command goes on from there" in stderr
+    assert "z.jsonl: line 2: not valid JSON" in stderr and "the same command resumes there" in stderr
     assert final_names(out) == []
     result = prepare("-o", out, *OPTIONS, "--skip-bad", corpus)
     total = sum(path.stat().st_size for path in corpus.iterdir())

@@ -39,7 +39,7 @@ def test_the_table_is_printed_and_without_o_nothing_is_written(data, tmp_path):
     lines = result.stdout.splitlines()
     assert any(line.startswith("attention_backward qkv 4x32x192") for line in lines)
     assert any(line.startswith("between ops") for line in lines)
-    assert any("before without:" in line for line in lines)
+    assert any("before, untimed:" in line for line in lines)
     assert "written" not in result.stdout
 
 

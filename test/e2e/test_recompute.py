@@ -56,7 +56,7 @@ def test_a_run_goes_on_with_another_choice_and_the_same_bits(data, tmp_path):
 
 def test_gelu_in_the_matmul_and_gelu_again_are_refused_together(data):
     result = train(*RUN, *data.flags, "-ge", "1", "-r", "2x1,3", expect=EXIT_BAD_INPUT)
-    assert "cannot be computed again with the same bits" in result.stderr
+    assert "cannot be recomputed with the same bits" in result.stderr
     train(*RUN, *data.flags, "-ge", "1", "-r", "fc+layernorm")
     train(*RUN, *data.flags, "-ge", "0", "-r", "1")
 

@@ -41,7 +41,7 @@ def test_resuming_at_every_step_gives_the_same_bits(dtype, data, tmp_path):
 def test_of_a_finished_run_nothing_is_left_and_what_goes_on_with_it_is_named(data, tmp_path):
     train(*TINY, *QUIET, *data.flags, "-o", tmp_path / "run", "-x", 3)
     said = train("-o", tmp_path / "run", *RESUME).stdout
-    assert "nothing is left: the run is at step 3 of 3; a larger -x goes on, such as -x 6" in said
+    assert "nothing to do: the run is at step 3 of 3; a larger -x continues it, such as -x 6" in said
     assert "done        3 steps" in train("-o", tmp_path / "run", *RESUME, "-x", 6).stdout
 
 
@@ -52,7 +52,7 @@ def test_a_run_killed_before_its_first_checkpoint_keeps_its_options_and_its_log(
     kill(process)
     log = (run / "main.log").read_text()
     result = train("-o", run, *RESUME, "-x", 3)
-    assert f"starting from the beginning, with the options of {run}/options.json" in result.stderr
+    assert f"starting from the beginning with the options in {run}/options.json" in result.stderr
     assert (run / "main.log.1").read_text() == log
     train(*TINY, *QUIET, *SCHEDULE, *data.flags, "--seed", 7, "-o", tmp_path / "whole", "-x", 3)
     assert same_run(run, tmp_path / "whole")
@@ -275,7 +275,7 @@ def test_an_old_checkpoint_with_a_users_files_stays_and_the_run_goes_on(data, tm
     train(*SAVE_EACH_STEP, *data.flags, "-o", run, "-x", 2)
     (run / "step_00000002" / "eval").mkdir()
     result = train("-o", run, *RESUME, "-nk", 1, "-x", 5)
-    assert result.stdout.count("step_00000002 is kept: eval in it is of no checkpoint") == 1
+    assert result.stdout.count("step_00000002 is kept: eval in it is not a checkpoint file") == 1
     assert [path.name for path in checkpoints(run)] == ["step_00000002", "step_00000005"]
     assert (run / "step_00000002" / "eval").is_dir()
 
@@ -301,8 +301,8 @@ def test_a_resume_on_other_shards_says_so(tmp_path):
     shard = write_shard(tmp_path / "train_0.bin", tokens[0], vocab=257, eot=256)
     flags = [*SAVE_EACH_STEP, "-i", shard, "-o", tmp_path / "run"]
     train(*flags, "-x", 1)
-    assert "other shards" not in train(*flags, "-x", 2, *RESUME).stderr
+    assert "shards have changed" not in train(*flags, "-x", 2, *RESUME).stderr
     write_shard(shard, tokens[1], vocab=257, eot=256)  # the same header
-    assert "-i: other shards than before: the checkpoint is of 4000 tokens" in train(*flags, "-x", 3, *RESUME).stderr
+    assert "-i: the shards have changed: the checkpoint has 4000 tokens" in train(*flags, "-x", 3, *RESUME).stderr
     write_shard(shard, tokens[1] + [5], vocab=257, eot=256)
     assert "these are 4001 (" in train(*flags, "-x", 4, *RESUME).stderr

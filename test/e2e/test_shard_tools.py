@@ -277,7 +277,7 @@ def test_choices_ends_on_pipes_and_on_lines_without_an_end(tmp_path):
     piped = f"{program('choices')} --tokenizer bytes -o {tmp_path}/q.bin <(sleep 0.2; cat {tmp_path}/q.jsonl)"
     subprocess.run(["bash", "-c", piped], check=True, cwd=ROOT, capture_output=True, timeout=300)
     result = tool("choices", "--tokenizer", "bytes", "-o", tmp_path / "pipe", tmp_path / "q.jsonl", expect=1)
-    assert "it is there and no plain file" in result.stderr and (tmp_path / "pipe").is_fifo()
+    assert "it exists and is not a plain file" in result.stderr and (tmp_path / "pipe").is_fifo()
 
 
 def read_choices(path):

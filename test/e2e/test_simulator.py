@@ -70,7 +70,7 @@ def test_a_resume_takes_what_the_run_chose_by_timing_and_says_where_it_cannot(da
     for units, told in (("2", False), ("3", True)):  # multiprocessors: another GPU
         result = train("-o", out, "-y", 1, "-x", 6, *TINY, *QUIET, *data.flags, trainer=SIMULATOR,
                        env={**os.environ, "PRETRAIN_CACHE": "off", "SIM_SMS": units})
-        assert ("chosen for another GPU" in result.stderr) == told
+        assert ("attention for another GPU" in result.stderr) == told
 
 
 # nvcc makes the same instructions of a kernel for these: fp32 does not know the tensor cores of sm_80, and sm_100 and

@@ -189,8 +189,8 @@ def test_standard_input_gives_what_the_file_gives(tmp_path):
 
 
 @pytest.mark.parametrize("name, content, arguments, message", [
-    ("a.txt", b"too short", [], "the text for training (9 bytes, 2 distinct words) gives only 257 tokens, as no other "
-                                "pair occurs twice: take more text, or --vocab-size 257"),
+    ("a.txt", b"too short", [], "the text for training (9 bytes, 2 distinct words) gives only 257 tokens, because no other "
+                                "pair occurs twice; use more text, or --vocab-size 257"),
     ("a.txt", b"", [], "no text to read: 0 binary, 1 empty, 0 unreadable files"),
     ("a.txt", b"\0", [], "no text to read: 1 binary"),
     ("a.jsonl", b'{"text": "x"}\n{"text"', [], "a.jsonl: line 2: not valid JSON"),
@@ -201,7 +201,7 @@ def test_standard_input_gives_what_the_file_gives(tmp_path):
     ("a.txt", b"x", ["-o", "nowhere/t.json"], "nowhere/t.json: cannot be written: nowhere: No such file or directory"),
     ("a.txt", b"x", ["-o", "."], ".: cannot be written: it is a directory"),
     ("a.txt", b"x", ["missing.txt"], "missing.txt: cannot read: No such file"),
-    ("a.txt", b"x", ["-"], "say --format jsonl or --format txt"),
+    ("a.txt", b"x", ["-"], "give --format jsonl or --format txt"),
     ("a.txt", b"x", ["--tokens", 300], "unknown option --tokens; data/train_tokenizer --help lists them"),
 ])
 def test_bad_input_is_named_in_one_line_and_nothing_is_made(tmp_path, name, content, arguments, message):
@@ -358,7 +358,7 @@ def test_a_corpus_is_encoded_with_the_vocabulary_that_is_written_beside_it(tmp_p
 
 
 @pytest.mark.parametrize("tokenizer, content, message", [
-    ("train:300", "few words\n", "gives only 257 tokens, as no other pair occurs twice: take more text, or "
+    ("train:300", "few words\n", "gives only 257 tokens, because no other pair occurs twice; use more text, or "
                                  "--tokenizer train:257\n"),
     ("train:256", "x", "--tokenizer train:256: expected train:N with N from 257 (bytes and end-of-text) to 1048576\n"),
     ("train:1048577", "x", "--tokenizer train:1048577: expected train:N"),

@@ -126,7 +126,7 @@ def test_a_file_that_cannot_grow_does_not_stop_the_run(data, tmp_path):
     result = train("-e", "L=1,C=32,NH=1,T=32", "-t", 32, "-b", 1, *QUIET, "-n", 0, *data.flags, "-x", 2500, "-o",
                    tmp_path / "run", preexec_fn=limit_file_size(400_000))  # the largest file of the checkpoint has 300 KB
     for name in ("events.out.*", "main.log"):
-        assert len(re.findall(f"{name}: cannot be written: File too large; the run goes on", result.stderr)) == 1
+        assert len(re.findall(f"{name}: cannot be written: File too large; the run continues", result.stderr)) == 1
     assert "done        2500 steps" in result.stdout
 
 
@@ -178,7 +178,7 @@ def test_a_second_process_in_the_same_directory_is_refused(data, tmp_path):
     finally:
         kill(first)
     for second in seconds:
-        assert f"-o {run}: process {first.pid} on " in second.stderr and "is running there: wait" in second.stderr
+        assert f"-o {run}: in use by process {first.pid} on " in second.stderr and "wait until it ends" in second.stderr
     steps = [entry["step"] for entry in events(run, "step")]
     assert steps == list(range(1, len(steps) + 1))
 
@@ -233,7 +233,7 @@ def test_what_takes_long_at_the_start_is_said_before(data):
         if line.startswith(("first step", "step")):
             break
     kill(process)
-    assert re.fullmatch(r"starting    .*: measuring its speed, then taking 1\.[0-9]+ GiB of memory and initialising the "
+    assert re.fullmatch(r"starting    .*: measuring its speed, then allocating 1\.[0-9]+ GiB and initialising the "
                         r"weights\n", lines[0])
     assert re.fullmatch(r"first step  takes at least \S+ s at the measured matmul rate\n", lines[-1])
     said = train(*TINY, *QUIET, *data.flags, "-x", 1).stdout

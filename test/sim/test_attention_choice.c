@@ -55,7 +55,7 @@ APART_TEST(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90")
 APART_TEST(a_kernel_whose_bits_change_is_not_taken, "1,unrepeatable", "90") {
     start(ATTENTION_AUTO);
     run_once("unrepeatable");
-    expect_text(cuda_attention_description(), "own kernels (cuDNN 9.19.0 gives other bits forward each time)");
+    expect_text(cuda_attention_description(), "own kernels (cuDNN 9.19.0 gives different bits forward each time)");
     device_shutdown();
 }
 
@@ -208,7 +208,7 @@ static void expect_refused(const char *expected) {
 
 APART_TEST(attention_cudnn_is_refused_where_there_is_none, NULL, "90") {
     expect_refused("--attention cudnn: cuDNN not found: the simulator has one when SIM_CUDNN is set; use --attention "
-                   "own, or auto to take cuDNN where it is");
+                   "own, or auto to use cuDNN where available");
 }
 
 APART_TEST(attention_cudnn_is_refused_on_turing, "1", "75") {
@@ -216,7 +216,7 @@ APART_TEST(attention_cudnn_is_refused_on_turing, "1", "75") {
     start(ATTENTION_AUTO);
     assert_false(cuda_attention_check(&(DeviceOptions){.attention = ATTENTION_CUDNN}, &err));
     expect_text(err.text, "--attention cudnn: cuDNN has no fused attention for sm_75, only for sm_80 and newer; use "
-                          "--attention own, or auto to take cuDNN where it is");
+                          "--attention own, or auto to use cuDNN where available");
     device_shutdown();
 }
 

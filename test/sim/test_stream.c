@@ -280,7 +280,7 @@ TEST(errors_while_recording_name_the_call) {
     assert_stops(record_an_allocation, "device_alloc", "while recording a graph");
     assert_stops(record_what_breaks_silently, "cudaStreamEndCapture", "while recording a graph");
     assert_stops(record_inside_a_recording, "", "device_graph_begin inside another recording");
-    assert_stops(free_what_is_not_ours, "", "device_alloc did not give");
+    assert_stops(free_what_is_not_ours, "", "device_alloc did not return");
 }
 
 // -------------------------------------------------------------------------------------------------- speed and sensors

@@ -75,7 +75,7 @@ def test_the_notebook_trains_and_a_new_machine_goes_on(tmp_path):
     run = second / "runs" / "colab"
     assert "going on from runs/colab/step_00000040" in said[
         "Where checkpoints are kept, and what is there of an earlier session"]
-    assert "going on after step 40" in said["Train"]
+    assert "resuming after step 40" in said["Train"]
     assert [entry["step"] for entry in events(run, "step")] == list(range(1, 61)), "the curve is that of both sessions"
     assert [path.name for path in checkpoints(kept)] == ["step_00000060"]
 

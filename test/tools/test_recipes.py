@@ -69,7 +69,7 @@ def test_a_second_call_goes_on_and_a_third_finds_the_run_done(root):
     assert recipe(root, "gpt2_124M", *TINY, "-x", stopped + 15, OUT="runs/whole").returncode == 0
     assert same_weights(run, root / "runs" / "whole")
     again = recipe(root, "gpt2_124M", *TINY, "-x", stopped + 15)
-    assert again.returncode == 0 and "done        nothing is left" in again.stdout
+    assert again.returncode == 0 and "done        nothing to do" in again.stdout
     assert last_step(run) == stopped + 15
 
 

@@ -425,7 +425,8 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     for (int64_t step = 1; step <= 5; step++) save(step);
     assert_ok(directory_make(tmp_file("step_00000002/eval"), &err));
     write_bytes(tmp_file("step_00000003/notes.txt"), "mine", 4);
-    assert_error(checkpoint_rotate(tmp.path, 1, 0, &err), "step_00000003 is kept: notes.txt in it is of no checkpoint");
+    assert_error(checkpoint_rotate(tmp.path, 1, 0, &err),
+                 "step_00000003 is kept: notes.txt in it is not a checkpoint file");
     assert_int_equal(entries_of(tmp.path), 3);
     assert_int_equal(entries_of(tmp_file("step_00000002")), 5);
     assert_int_equal(entries_of(tmp_file("step_00000003")), 5);
@@ -489,11 +490,11 @@ TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
     static const struct {
         const char *found, *changed, *message;
     } cases[] = {
-        {"\"eot\":", "\"eit\":", "\"eit\" is no field that this version knows"},
-        {"\"loss_z\":", "\"lots_z\":", "\"control\": \"lots_z\" is no field"},
+        {"\"eot\":", "\"eit\":", "\"eit\" is not a field that this version knows"},
+        {"\"loss_z\":", "\"lots_z\":", "\"control\": \"lots_z\" is not a field"},
         {"\"position\": 3,", "\"position\": 0,", "\"position\" is 0, expected an integer from 1 to"},
         {"\"good_steps\": 0", "\"good_steps\": 2", "\"good_steps\" is 2, expected at most 1"},
-        {"\"best_val_loss\": 3.25", "\"best_val_loss\": -3.2", "expected a finite number from 0"},
+        {"\"best_val_loss\": 3.25", "\"best_val_loss\": -3.2", "expected a finite number of at least 0"},
         {"\"next\": 0", "\"next\": 5", "\"loss_window\": \"next\" is 5, expected 0"},
         {"\"adamw\"", "\"admaw\"", "\"optimizer\" is \"admaw\", which this version does not know"},
         {"\"optimizer\": \"adamw\"", "\"optimizer\":       7", "\"optimizer\" is 7"},

@@ -206,13 +206,13 @@ TEST(a_checkpoint_that_names_no_optimizer_is_adamws) {
     assert_int_equal(s.control.micro_steps, 0);
     trainer_state_free(&s);
     assert_error(checkpoint_load_moments(lion, path, &err),
-                 "the state of --optimizer adamw, and this run is to go on with lion");
+                 "has the state of --optimizer adamw, but this run uses lion");
 }
 
 // What of trainer.json cannot be: test_checkpoint.c.
 TEST(an_unknown_optimizer_and_tensors_of_another_name_dtype_or_shape_are_refused) {
     static const char *const edits[][3] = {
-        {"\"adamw8bit\"", "\"adamw7bit\"", "none that this version knows"},
+        {"\"adamw8bit\"", "\"adamw7bit\"", "optimizer that this version does not know"},
         {"\"U8\"", "\"I8\"", "tensor exp_avg.transformer.wte.weight is not the u8 tensor"},
         {"[256,40]", "[40,256]", "tensor exp_avg.transformer.wte.weight is not the u8 tensor"},
         {"exp_avg.transformer.wte", "exp_avg.transformer.etw", "tensor exp_avg.transformer.wte.weight is missing"},

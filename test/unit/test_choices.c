@@ -133,14 +133,14 @@ TEST(wrong_headers_are_refused) {
     f = file_of_all_kinds(), f->header[1] = 2, refused(f, "version (header field 1) is 2, expected 1");
     f = file_of_all_kinds(), f->header[2] = 0, refused(f, "number of examples (header field 2) is 0");
     f = file_of_all_kinds(), f->header[2] = -1, refused(f, "number of examples (header field 2) is -1");
-    f = file_of_all_kinds(), f->header[2] = INT32_MAX, refused(f, "is 2147483647, but the file has room for");
-    f = file_of_all_kinds(), f->header[2]--, refused(f, "bytes behind the last of 22 examples (header field 2)");
+    f = file_of_all_kinds(), f->header[2] = INT32_MAX, refused(f, "is 2147483647, but the file has space for");
+    f = file_of_all_kinds(), f->header[2]--, refused(f, "bytes after the last of 22 examples (header field 2)");
     f = file_of_all_kinds(), f->header[2]++, refused(f, "example 23: the file ends here");
     f = file_of_all_kinds(), f->header[3]--, refused(f, "header field 3 says that the longest has");
-    f = file_of_all_kinds(), f->n = 0, refused(f, "room for 1 to 0");
+    f = file_of_all_kinds(), f->n = 0, refused(f, "space for 1 to 0");
     const char *path = tmp_file("short.bin");
     write_bytes(path, "text", 4);
-    refused_path(path, "4 bytes, expected an even number from 1024 on");
+    refused_path(path, "4 bytes, expected an even number of at least 1024");
     refused_path(tmp.path, ""); // a directory
 }
 
@@ -151,19 +151,19 @@ TEST(wrong_records_are_refused) {
         const char *says;
     } cases[] = {
         {0, 65534, "example 0: begins with 65534, expected 65535"},
-        {1, 43, "example 0: bytes of the record: 43, expected an even number from 22 on"},
-        {1, 20, "example 0: bytes of the record: 20, expected an even number from 22 on"},
+        {1, 43, "example 0: bytes of the record: 43, expected an even number of at least 22"},
+        {1, 20, "example 0: bytes of the record: 20, expected an even number of at least 22"},
         {1, 65534, "example 0: bytes of the record: 65534, but "},
-        {1, 42, "example 0: tokens of the completion 1: 12, but the record has room for "},
-        {1, 46, "example 0: bytes of the record: 46, but its tokens end 2 bytes before"},
+        {1, 42, "example 0: tokens of the completion 1: 12, but the record has space for "},
+        {1, 46, "example 0: bytes of the record: 46, but its tokens end 2 bytes earlier"},
         {2, 1, "example 0: index: 1, expected 0"},
         {3, 2, "example 0: label: 2, expected less than the number of completions, 2"},
         {3, 65535, "example 0: label: 65535"},
         {4, 1, "example 0: number of completions: 1, expected 2 to 16"},
         {4, 17, "example 0: number of completions: 17, expected 2 to 16"},
-        {4, 3, "example 0: tokens of the completion 2: 0, but the record has room for 0"},
+        {4, 3, "example 0: tokens of the completion 2: 0, but the record has space for 0"},
         {5, 0, "example 0: tokens of the context: 0, expected at least 1"},
-        {5, 17, "example 0: tokens of the context: 17, but the record has room for 16"},
+        {5, 17, "example 0: tokens of the context: 17, but the record has space for 16"},
         {6, V, "example 0: token 80 in the context, but the model's vocabulary ends at 79"},
         {7, 0, "example 0: tokens of the completion 0: 0, expected at least 1"},
         {8, 50256, "example 0: token 50256 in the completion 0"},

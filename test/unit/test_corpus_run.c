@@ -126,7 +126,7 @@ static void kill_after_every_block(const CorpusOptions *options, int least) {
         assert_true(run_killed(options, at));
         if (at % 2 == 0 && at < count / 2) assert_true(run_killed(options, 3)); // and once more, soon after
         assert_whole(options, expected);
-        resumed += strstr(said, "going on with an unfinished run, behind ") != NULL;
+        resumed += strstr(said, "resuming an unfinished run after ") != NULL;
     }
     assert_true(resumed >= least);
 }
@@ -181,12 +181,12 @@ TEST(what_has_changed_starts_over_and_is_named) {
     assert_change_starts_over(&trained, &trained, vocabulary, "{\"version\"", "train:300: not valid JSON");
     assert_change_starts_over(&options, &options, "text/99.txt", "one more", "the inputs changed");
     assert_change_starts_over(&options, &options, "text/99.txt", "another.", "the inputs changed"); // by its time
-    assert_change_starts_over(&options, &options, shard, "cut short", "train_000001.bin: is not the ");
+    assert_change_starts_over(&options, &options, shard, "cut short", "train_000001.bin: does not have the ");
     interrupt(&options, FILES - 2);
     other = options, other.skip_bad = false;
     Error err;
     assert_int_equal(run(&other, &err), EXIT_BAD_INPUT);
-    assert_non_null(strstr(said, "it had skipped bad input, and --skip-bad is not given now; starting over"));
+    assert_non_null(strstr(said, "it skipped bad input, but --skip-bad is not given now; starting over"));
     tokenizer_free(t);
 }
 
@@ -230,7 +230,7 @@ TEST(a_run_that_was_ended_while_it_moved_its_shards_is_completed) {
         write_bytes(tmp_file(inside), "x", 1);
         write_bytes(tmp_file("out/val_000099.bin"), "old", 3); // what an earlier run left
         assert_int_equal(run(&options, &err), EXIT_RUN_FAILED);
-        assert_non_null(strstr(err.text, "what is done is kept, the same command goes on from there"));
+        assert_non_null(strstr(err.text, "finished shards are kept, and the same command resumes there"));
         assert_false(file_exists(tmp_file("out/manifest.json")) && i != 3);
         unlink(tmp_file(inside)), rmdir(tmp_file(name));
         assert_whole(&options, expected);

@@ -130,7 +130,7 @@ TEST(a_shard_that_is_missing_or_too_short_is_not_continued) {
     unlink(tmp_file("train_000002.bin"));
     assert_error(corpus_writer_continue(&w, &err), "train_000002.bin: cannot write the shard: No such file");
     assert_int_equal(truncate(tmp_file("train_000001.bin"), 1000), 0);
-    assert_error(corpus_writer_continue(&w, &err), "train_000001.bin: is not the 1224 bytes");
+    assert_error(corpus_writer_continue(&w, &err), "train_000001.bin: does not have the 1224 bytes");
 }
 
 TEST(a_missing_directory_is_named) {

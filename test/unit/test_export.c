@@ -166,12 +166,13 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     row[79] = -65520.0f;
     gpt2_set_weight(m, index, 319, 1, row);
     assert_false(export_model(tmp_file("other"), m, DTYPE_FP16, -1, NULL, &err));
-    assert_message(
-        "tensor transformer.h.1.mlp.c_fc.weight holds -65520, which fp16 cannot hold: write the model in bf16");
+    assert_message("tensor transformer.h.1.mlp.c_fc.weight has the value -65520, which fp16 cannot represent; write "
+                   "the model in bf16");
     row[79] = 3.4e38f;
     gpt2_set_weight(m, index, 319, 1, row);
-    assert_error(export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err),
-                 "transformer.h.1.mlp.c_fc.weight holds 3.4e+38, which bf16 cannot hold: write the model in fp32");
+    assert_error(
+        export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err),
+        "transformer.h.1.mlp.c_fc.weight has the value 3.4e+38, which bf16 cannot represent; write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
 }
 
@@ -219,20 +220,20 @@ TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothi
     assert_ok(directory_make(tmp_file("directory.bin"), &err));
     assert_int_equal(symlink("nowhere", tmp_file("link")), 0);
     REFUSED("", DTYPE_FP32, "the path is empty");
-    REFUSED(tmp_file("m.bin"), DTYPE_FP16, "llm.c has no models in fp16: take --export-dtype fp32 or bf16");
+    REFUSED(tmp_file("m.bin"), DTYPE_FP16, "llm.c has no models in fp16; use --export-dtype fp32 or bf16");
     REFUSED(tmp_file("file"), DTYPE_FP32, "this is a file; a Hugging Face model is a directory");
     REFUSED(tmp_file("file/model"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
     REFUSED(tmp_file("file/model.bin"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
-    REFUSED(tmp_file("shard.bin"), DTYPE_FP32, "there is a file that is no llm.c model");
-    REFUSED(tmp_file("directory.bin"), DTYPE_FP32, "this is a directory, and a name in .bin asks for");
-    REFUSED(tmp_file("photos"), DTYPE_FP32, "the directory holds cat.png, which is not of an exported model");
+    REFUSED(tmp_file("shard.bin"), DTYPE_FP32, "the file there is not an llm.c model");
+    REFUSED(tmp_file("directory.bin"), DTYPE_FP32, "this is a directory, but a name that ends in .bin means");
+    REFUSED(tmp_file("photos"), DTYPE_FP32, "the directory has cat.png, which is not part of an exported model");
     REFUSED(tmp_file("tokenizer"), DTYPE_FP32, "neither empty nor an exported model");
     REFUSED(tmp_file("m.safetensors"), DTYPE_FP32, "name the directory for model.safetensors");
-    REFUSED(tmp_file("link"), DTYPE_FP32, "a symbolic link to nothing");
+    REFUSED(tmp_file("link"), DTYPE_FP32, "a dangling symbolic link");
     REFUSED("/proc/model", DTYPE_FP32, "is not writable");
     REFUSED("/proc/model.bin", DTYPE_FP32, "is not writable");
-    REFUSED("/proc", DTYPE_FP32, "other files are mounted here");
-    REFUSED("/", DTYPE_FP32, "other files are mounted here");
+    REFUSED("/proc", DTYPE_FP32, "this is a mount point");
+    REFUSED("/", DTYPE_FP32, "this is a mount point");
     char name[300];
     memset(name, 'n', 299), name[299] = '\0';
     REFUSED(tmp_file(name), DTYPE_FP32, "File name too long");
@@ -262,7 +263,7 @@ TEST(a_checkpoint_is_never_replaced) {
     Gpt2 *m = make_model(DTYPE_FP32, true);
     assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
     assert_error(export_model(tmp_file("step_00000001"), m, DTYPE_FP32, -1, NULL, &err),
-                 "which is not of an exported model");
+                 "which is not part of an exported model");
 }
 
 TEST(what_a_killed_export_left_is_no_obstacle) {

@@ -100,14 +100,14 @@ TEST(an_unknown_name_gets_the_nearest_and_the_list) {
         GpuChoice gpu;
         char nearest[64];
         assert_false(gpu_find(&gpu, wrong[i][0], strlen(wrong[i][0]), &err));
-        snprintf(nearest, sizeof nearest, "did you mean %s? There are T4, L4,", wrong[i][1]);
+        snprintf(nearest, sizeof nearest, "did you mean %s? Known GPUs: T4, L4,", wrong[i][1]);
         if (!strstr(err.text, nearest) || !strstr(err.text, "B200, and sizes such as 24G")) fail_msg("%s", err.text);
     }
 }
 
 TEST(what_is_neither_a_name_nor_a_size_that_memory_can_have_is_refused) {
     GpuChoice gpu;
-    assert_error(gpu_find(&gpu, "zzzzz", 5, &err), "--gpu zzzzz: no such GPU; there are T4, L4,");
+    assert_error(gpu_find(&gpu, "zzzzz", 5, &err), "--gpu zzzzz: no such GPU; known GPUs: T4, L4,");
     const char *const sizes[] = {"-5G", "0G", "1e9G", "-1.5 GiB"};
     const char *const wrong[] = {"nanG", "infG", "24Gx", "24 G B", "0x10G G", "\xff\xfe"};
     for (size_t i = 0; i < 4; i++) {

@@ -78,7 +78,7 @@ TEST(names_are_read_and_written_the_same) {
     }
     OptimizerKind unused;
     assert_error(optimizer_parse(&unused, "adam", &err),
-                 "adam: there is no such optimizer; there are adamw, adamw8bit, adamw-bf16, adamw-kahan, lion, "
+                 "adam: unknown optimizer; expected one of adamw, adamw8bit, adamw-bf16, adamw-kahan, lion, "
                  "adafactor, sgd, muon");
 }
 
@@ -220,7 +220,7 @@ TEST(fp8_is_refused_where_it_does_not_fit) {
     Gpt2Options options = small_options(OPTIMIZER_ADAMW);
     options.fp8 = true;
     options.dtype = DTYPE_FP32;
-    assert_error(gpt2_check_options(&options, &err), "--fp8: beside --dtype bf16 only, not fp32");
+    assert_error(gpt2_check_options(&options, &err), "--fp8: needs --dtype bf16, not fp32");
     options.dtype = DTYPE_BF16;
     if (!device_facts()->supports[DTYPE_E4M3]) {
         assert_error(gpt2_check_options(&options, &err), "has no fp8 matmuls");

@@ -192,14 +192,14 @@ TEST(a_plan_is_text_unless_it_is_to_be_json) {
     assert_reads("--plan json", "plan=json");
     assert_reads("--plan=text --gpu h200", "plan=text");
     assert_refused("--plan xml", "--plan xml: must be one of text, json");
-    assert_refused("--gpu t4", "--gpu: says what a plan is for; give --plan as well");
+    assert_refused("--gpu t4", "--gpu: only applies to a plan; give --plan as well");
 }
 
 TEST(options_that_exclude_each_other_are_refused) {
-    assert_refused("--tokens 1e9 -x 10", "--tokens and -x both say how long the run is: give one of them");
-    assert_refused("--fp8-scaling delayed", "--fp8-scaling: says how fp8 tensors are scaled; give --fp8 as well");
+    assert_refused("--tokens 1e9 -x 10", "--tokens and -x both set the length of the run; give only one");
+    assert_refused("--fp8-scaling delayed", "--fp8-scaling: has no effect without fp8; give --fp8 as well");
     assert_reads("-y -o d --fp8-scaling delayed", "fp8-scaling=delayed"); // the run may have fp8
-    assert_refused("--reset-optimizer", "--reset-optimizer: a new run has a new optimizer; it is for going on with -y");
+    assert_refused("--reset-optimizer", "--reset-optimizer: a new run already has a new optimizer; use it with -y");
 }
 
 // What was a number in older checkpoints.
@@ -236,9 +236,8 @@ TEST(what_is_no_number_is_refused) {
 }
 
 TEST(a_missing_value_is_named) {
-    assert_refused("-t", "-t: a value is missing (tokens in a sequence; 0: the model's longest context, at most 1024)");
-    assert_refused("-t -x 5",
-                   "-t: a value is missing (tokens in a sequence; 0: the model's longest context, at most 1024)");
+    assert_refused("-t", "-t: a value is missing (tokens in a sequence; 0: the model's context, at most 1024)");
+    assert_refused("-t -x 5", "-t: a value is missing (tokens in a sequence; 0: the model's context, at most 1024)");
     assert_refused("-o --resume",
                    "-o: a value is missing (directory for checkpoints and main.log; default: nothing is written)");
 }
@@ -319,10 +318,10 @@ TEST(a_bare_h_is_no_evaluation_but_says_where_help_is) {
     Options options;
     Error err;
     assert_int_equal(parse(&options, "-h", &err), OPTIONS_ERROR);
-    assert_message("help is --help");
+    assert_message("for help use --help");
     options_free(&options);
     assert_refused("-h 1 -v 0",
-                   "-h 1: scored at every validation, and -v 0 makes none; give -v N, or leave out -h (-h 0)");
+                   "-h 1: scored at every validation, but -v 0 turns it off; give -v N, or leave out -h (-h 0)");
     assert_refused("--interactive", "--interactive answers prompts and does not train: give -x 0 as well");
     assert_reads("-h 1 -v 0 -x 0", "hellaswag=1");
     assert_reads("-h 1", "hellaswag=1");
@@ -338,8 +337,8 @@ TEST(a_total_batch_that_does_not_fit_names_the_nearest) {
 }
 
 TEST(resuming_and_saving_need_a_directory) {
-    assert_refused("-y", "-y: no run to go on with; name its directory with -o DIR");
-    assert_refused("-n 5", "-n 5: no place for checkpoints; name a directory with -o DIR");
+    assert_refused("-y", "-y: no run to resume; name its directory with -o DIR");
+    assert_refused("-n 5", "-n 5: no directory for checkpoints; name one with -o DIR");
 }
 
 TEST(messages_are_one_line_whatever_was_typed) {
@@ -431,11 +430,12 @@ TEST(differences_to_foreign_json_are_told_and_never_crash) {
     const char *const foreign[] = {"", "[]", "3", "{\"batch-size\":", "null"};
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
         char *lines = options_diff_json(&o, foreign[i]);
-        assert_string_equal(lines, "the options of the earlier run cannot be read: no JSON object\n");
+        assert_string_equal(lines, "the options of the earlier run cannot be read: not a JSON object\n");
         free(lines);
     }
     char *lines = options_diff_json(&o, "{\"batch-size\": \"4\", \"model\": 7, \"context\": null}");
-    assert_string_equal(lines, "--model d12 (was 7)\n--batch-size 4 (was 4)\n--context 0 (was no text or number)\n");
+    assert_string_equal(lines,
+                        "--model d12 (was 7)\n--batch-size 4 (was 4)\n--context 0 (was neither text nor number)\n");
     free(lines);
     options_free(&o);
 }
@@ -479,6 +479,6 @@ TEST(foreign_values_are_not_adopted) {
     Options o = parsed("");
     Error err = {""};
     assert_false(options_adopt_json(&o, "{\"bach-size\": 3}", &err)); // it would be 4, the default
-    assert_non_null(strstr(err.text, "there is no option \"bach-size\"; is it --batch-size?"));
+    assert_non_null(strstr(err.text, "unknown option \"bach-size\"; did you mean --batch-size?"));
     options_free(&o);
 }

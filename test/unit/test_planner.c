@@ -273,7 +273,7 @@ TEST(the_first_line_is_the_answer) {
     PlanRequest request = request_of(model_of("d12", 8, 1024), 8, 1000);
     assert_first_line(request, "h200",
                       (const char *[]){"plan        H200: it fits with -b 8 -r 0 and takes ", " of ",
-                                       "; all steps take at least ", ", at half the speed", NULL});
+                                       "; all steps take at least ", ", at half the datasheet speed", NULL});
     options.max_steps = 0;
     assert_first_line(request, "h200,t4",
                       (const char *[]){"plan        H200: it fits", "; a step takes at least ", NULL});
@@ -284,7 +284,7 @@ TEST(the_first_line_is_the_answer) {
     request.model.B = 1;
     assert_first_line(request, "",
                       (const char *[]){"plan        this machine: it fits with -b 1 -r 0 and takes ",
-                                       "; its first steps will tell how long", NULL});
+                                       "; its first steps will show how long", NULL});
 }
 
 TEST(without_a_known_length_no_time_of_all_steps_is_shown) {

@@ -261,7 +261,7 @@ TEST(the_message_names_the_first_change_that_would_fit) {
                 for (int r = 1; r < 32 && !first; r++)
                     if (bits(r) == count && fits_with(model, r, room)) first = r;
             if (first == 0) {
-                assert_non_null(strstr(err.text, "take a smaller model or context"));
+                assert_non_null(strstr(err.text, "use a smaller model or context"));
                 continue;
             }
             for (int w = 0; w < 5; w++)
@@ -279,7 +279,7 @@ TEST(the_message_says_what_is_needed_and_what_there_is) {
     snprintf(needs, sizeof needs, "not enough memory: -b 8 -r 0 needs %s,",
              format_bytes(plan_total(&model), bytes, sizeof bytes));
     if (!strstr(err.text, needs)) fail_msg("%s", err.text);
-    assert_non_null(strstr(err.text, "there are 4.00 GiB; it fits with -b "));
-    assert_error(planner_fit(&model, true, "auto", 1e6, 0, &err), "take a smaller model or context (-e, -t)");
+    assert_non_null(strstr(err.text, "only 4.00 GiB is available; it fits with -b "));
+    assert_error(planner_fit(&model, true, "auto", 1e6, 0, &err), "use a smaller model or context (-e, -t)");
     assert_error(planner_fit(&model, true, "5", 1e12, 0, &err), "-r 5");
 }

@@ -76,11 +76,11 @@ TEST(a_wrong_text_is_refused_with_what_is_expected) {
         {"',0x11' is not understood", {"3,0x11"}},
         {"';0' is not understood", {"3x4;0"}},
         {"'fish' is not understood", {"3x4,fish"}},
-        {"gelu is there twice", {"gelu+gelu"}},
-        {"qkv is there twice", {"3x2,qkv+fc+qkv"}},
+        {"gelu is given twice", {"gelu+gelu"}},
+        {"qkv is given twice", {"3x2,qkv+fc+qkv"}},
         {"that is 4 blocks, the model has 12", {"3x4"}},
         {"that is 11 blocks, the model has 12", {"3x4,0x7"}},
-        {"12 blocks, and no more", {"3x12,0"}},
+        {"only 12 blocks", {"3x12,0"}},
     };
     Recompute r;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)

@@ -166,7 +166,7 @@ TEST(validation_samples_and_text_are_plain_lines) {
                      "sample 2 at step 250:\n    again\n"
                      "sample at step 500:\n    later\n"
                      "gpu at step 250 | 1755 MHz, memory 3201 MHz | 690 W | 61 C\n"
-                     "gpu at step 251 | 1755 MHz, memory 3201 MHz | 690 W | 61 C | held down by: power cap, "
+                     "gpu at step 251 | 1755 MHz, memory 3201 MHz | 690 W | 61 C | throttled by: power cap, "
                      "thermal\n");
 }
 
@@ -418,7 +418,7 @@ TEST(without_a_file_for_tensorboard_the_run_goes_on) {
     runlog_event(log, "start", "\"step\":1,\"x\":2");
     runlog_close(log);
     assert_non_null(strstr(complaint, "events.out.tfevents."));
-    assert_non_null(strstr(complaint, "; the run goes on without TensorBoard\n"));
+    assert_non_null(strstr(complaint, "; the run continues without TensorBoard\n"));
     char *text = read_text(tmp_file("main.log"));
     cJSON_Delete(event_at(text, 0));
     free(text), free(complaint);

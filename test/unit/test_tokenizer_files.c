@@ -60,8 +60,8 @@ TEST(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field) {
 
 TEST(a_damaged_tokenizer_json_is_refused_by_place) {
     static const Change cases[] = {
-        {"\"h e\"", "\"h zz\"", "model.merges[0]: \"zz\" is no token of the vocabulary"},
-        {"\"l l\"", "\"x y\"", "model.merges[1]: together they are \"xy\", which is no token"},
+        {"\"h e\"", "\"h zz\"", "model.merges[0]: \"zz\" is not a token of the vocabulary"},
+        {"\"l l\"", "\"x y\"", "model.merges[1]: together they are \"xy\", which is not a token"},
         {"\"l l\"", "\"h e\"", "model.merges[1]: the same two were merged before, by number 0"},
         {"\"l l\"", "\"l l l\"", "model.merges[1]: \"l l l\", expected two tokens and a space"},
         {"\"l l\"", "\"\"", "model.merges[1]: \"\", expected two tokens"},
@@ -85,7 +85,7 @@ TEST(a_damaged_tokenizer_json_is_refused_by_place) {
         {"\"A\": 65", "\"A\": \"65\"", "model.vocab: \"A\" is \"65\", expected a number"},
         {"\"A\": 65", "\"A \": 65", "model.vocab: \"A \" (token 65) is not spelled in GPT-2's alphabet"},
         {"\"A\": 65", "\"\": 65", "model.vocab: token 65 is empty"},
-        {"\"A\": 65", "\"A\\u0000\": 65", "it holds a NUL character"},
+        {"\"A\": 65", "\"A\\u0000\": 65", "it has a NUL character"},
         {"\"added_tokens\": [{", "\"added_tokens\": [4, {", "added_tokens[0]: not an object"},
         {"\"added_tokens\": [{", "\"added_tokens\": 4, \"a\": [{", "added_tokens is 4, expected an array"},
         {"\"id\": 268", "\"id\": 267", "added_tokens[0]: \"id\" is 267, but model.vocab has it as 268"},
@@ -107,9 +107,10 @@ TEST(a_damaged_vocab_json_or_merges_txt_is_refused_by_file_and_line) {
         {true, "h e\n", "h\n", "line 2: \"h\", expected two tokens"},
         {true, "l l\n", "l  l\n", "line 3: \"l  l\", expected two tokens"},
         {true, "l l\n", "\n", "line 3: \"\", expected two tokens"},
-        {true, "l l\n", "l \xff\n", "line 3: \"\\xff\" is no token of the vocabulary"},
-        {true, "hell o\n", "", "no merge makes 1 of the 269 tokens, such as \"hello\" (token 259): the merges are cut"},
-        {true, "hell o\n", "hello o\n", "line 5: together they are \"helloo\", which is no token"},
+        {true, "l l\n", "l \xff\n", "line 3: \"\\xff\" is not a token of the vocabulary"},
+        {true, "hell o\n", "",
+         "no merge makes 1 of the 269 tokens, such as \"hello\" (token 259): the merges are truncated"},
+        {true, "hell o\n", "hello o\n", "line 5: together they are \"helloo\", which is not a token"},
         {false, "\"A\": 65", "\"A\": []", "\"A\" is an array, expected a number"},
         {false, "\"A\": 65", "\"[UNK] x\": 65", "\"[UNK] x\" (token 65) is not spelled in GPT-2's alphabet"},
     };

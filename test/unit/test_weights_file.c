@@ -184,7 +184,7 @@ TEST(models_of_every_form_are_read_in_any_pieces) {
 TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     const char *file = tmp_file("file");
     REFUSED(tmp_file("none"), "none: cannot open the model: No such file");
-    REFUSED(tmp.path, "no config.json in it");
+    REFUSED(tmp.path, "has no config.json");
     int32_t shard[512] = {20240520, 1, 512};
     write_bytes(file, shard, sizeof shard);
     REFUSED(file, "not a model but a token shard");
@@ -195,7 +195,7 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     REFUSED(weights, "give the directory that holds this file");
     write_huggingface((Variant){.dtype = DTYPE_FP32});
     unlink(tmp_file("model.safetensors"));
-    REFUSED(tmp.path, "no model.safetensors beside its config.json");
+    REFUSED(tmp.path, "no model.safetensors next to its config.json");
     write_bytes(tmp_file("pytorch_model.bin"), "", 0);
     REFUSED(tmp.path, "safe_serialization=True");
 }
@@ -264,14 +264,14 @@ TEST(index_and_files_must_fit_each_other) {
     } edits[] = {
         {"model-00001",
          "model-00002",
-         {"model-00002-of-00003.safetensors: tensor transformer.wte.weight stands in ",
-          "model-00001-of-00003.safetensors, but the index puts it into this file"}},
+         {"model-00002-of-00003.safetensors: tensor transformer.wte.weight is in ",
+          "model-00001-of-00003.safetensors, but the index puts it in this file"}},
         {"\"transformer.wte.weight\": \"model-00001-of-00003.safetensors\", ",
          "",
          {"model-00001-of-00003.safetensors: tensor transformer.wte.weight is not in the index", ""}},
         {"{\"transformer",
          "{\"more\": \"model-00003-of-00003.safetensors\", \"transformer",
-         {"model-00003-of-00003.safetensors: there is no tensor more in it", ""}},
+         {"model-00003-of-00003.safetensors: tensor more is missing", ""}},
     };
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
         write_huggingface(in_three);
@@ -318,9 +318,9 @@ TEST(an_index_that_is_none_is_refused) {
         {"{}", "\"weight_map\" is missing"},
         {"{\"weight_map\": []}", "\"weight_map\" is an array, expected an object"},
         {"{\"weight_map\": {}}", "\"weight_map\" is empty"},
-        {"{\"weight_map\": {\"\": \"a.safetensors\"}}", "what cannot be the name of a tensor"},
-        {"{\"weight_map\": {\"a\\n\": \"a.safetensors\"}}", "what cannot be the name of a tensor"},
-        {"{\"weight_map\": {\"a\": \"a.safetensors\", \"a\": \"a.safetensors\"}}", "holds tensor a twice"},
+        {"{\"weight_map\": {\"\": \"a.safetensors\"}}", "an invalid tensor name"},
+        {"{\"weight_map\": {\"a\\n\": \"a.safetensors\"}}", "an invalid tensor name"},
+        {"{\"weight_map\": {\"a\": \"a.safetensors\", \"a\": \"a.safetensors\"}}", "lists tensor a twice"},
         {"{\"weight_map\": {\"a\": \"a.safetensors\"}}",
          "a.safetensors: this file is missing; the weights are in 1 files"},
     };
@@ -414,7 +414,7 @@ TEST(llmc_headers_that_do_not_fit_are_refused) {
     } edits[] = {
         {0, 20240527, "llm.c's optimizer state"},
         {1, 1, "llm.c model version 1, expected 3 (fp32) or 5 (bf16)"},
-        {1, 5, "bytes behind the last tensor"},
+        {1, 5, "bytes after the last tensor"},
         {2, 71, "truncated"},
         {3, 0, "vocabulary of 0 tokens"},
         {3, -130, "vocabulary of -130 tokens"},
