@@ -1,11 +1,7 @@
 // Shared by the kernels over all tensors of a step: finding the tensor and the part of a block. For the update: the
-// entry of a tensor, the constants of a step, loading and storing gradient and weight in every form, and the rules
-// themselves, one source for every format of the states.
-//
-// Gradient and weight come in several forms (ops.h, UpdateTensor). A kernel that must be lean is compiled for one of
-// them; the others ask the entry when they run, which costs a register and an instruction or two for each element:
-//   G     dtype of the gradient: float, or E (the compute dtype), or Either (fp32 or E, asked)
-//   KIND  what accompanies the weight: fp32 master, Kahan's lost part, nothing, or asked
+// entry of a tensor, the constants of a step, loading and storing gradient and weight in every form.
+// Gradient and weight come in several forms (ops.h, UpdateTensor), about which these functions ask the entry when they
+// run; adamw_kernel is for one form.
 #pragma once
 #include "llmc/cuda/kernel.cuh"
 
@@ -39,9 +35,6 @@ static __device__ inline int part_of_block(const int32_t *first, int entry) {
 }
 
 // ------------------------------------------------------------------------------------------------------------ elements
-
-enum WeightKind { WEIGHT_MASTER, WEIGHT_LOST, WEIGHT_ALONE, WEIGHT_ANY };
-struct Either {};
 
 typedef struct {
     void *weight;
@@ -125,17 +118,15 @@ static __device__ __forceinline__ void either_to_floats(float (&v)[N], const Eit
         to_floats(v, x.narrow);
 }
 
-template <class E, class G> static __device__ __forceinline__ bool grad_is_fp32(const UpdateEntry &t) {
-    if constexpr (std::is_same<E, float>::value || std::is_same<G, float>::value) return true;
-    if constexpr (std::is_same<G, Either>::value) return t.grad_is_fp32;
-    return false;
+template <class E> static __device__ __forceinline__ bool grad_is_fp32(const UpdateEntry &t) {
+    return sizeof(E) == 4 || t.grad_is_fp32;
 }
 // A weight in fp32 has neither.
-template <class E, int KIND> static __device__ __forceinline__ bool has_master(const UpdateEntry &t) {
-    return sizeof(E) < 4 && (KIND == WEIGHT_ANY ? t.master != NULL : KIND == WEIGHT_MASTER);
+template <class E> static __device__ __forceinline__ bool has_master(const UpdateEntry &t) {
+    return sizeof(E) < 4 && t.master != NULL;
 }
-template <class E, int KIND> static __device__ __forceinline__ bool has_lost(const UpdateEntry &t) {
-    return sizeof(E) < 4 && (KIND == WEIGHT_ANY ? t.lost != NULL : KIND == WEIGHT_LOST);
+template <class E> static __device__ __forceinline__ bool has_lost(const UpdateEntry &t) {
+    return sizeof(E) < 4 && t.lost != NULL;
 }
 
 // -------------------------------------------------------------------------------------------------------------- weight
@@ -145,35 +136,35 @@ template <class E, int N> struct WeightVector {
     EitherVector<E, N> w;
     Vector<E, N> lost;
 };
-template <class E, int KIND, int N>
+template <class E, int N>
 static __device__ __forceinline__ WeightVector<E, N> load_weight(const UpdateEntry &t, Place at) {
-    const bool master = has_master<E, KIND>(t);
+    const bool master = has_master<E>(t);
     WeightVector<E, N> x = {};
     x.w = load_either<E, N>(master ? (const void *)t.master : t.weight, at, master || sizeof(E) == 4);
-    if (has_lost<E, KIND>(t)) x.lost = load_place<E, N>((const E *)t.lost, at);
+    if (has_lost<E>(t)) x.lost = load_place<E, N>((const E *)t.lost, at);
     return x;
 }
-template <class E, int KIND, int N>
+template <class E, int N>
 static __device__ __forceinline__ void weight_to_floats(float (&w)[N], const WeightVector<E, N> &x,
                                                         const UpdateEntry &t) {
-    either_to_floats(w, x.w, has_master<E, KIND>(t) || sizeof(E) == 4);
-    if (has_lost<E, KIND>(t)) add_to(w, x.lost);
+    either_to_floats(w, x.w, has_master<E>(t) || sizeof(E) == 4);
+    if (has_lost<E>(t)) add_to(w, x.lost);
 }
 
 // The updated w into master and weight; into weight and lost; or, with neither, into the weight alone, rounded
 // stochastically.
-template <class E, int KIND, int N>
+template <class E, int N>
 static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const UpdateStep &s, Place at,
                                                     const float (&w)[N]) {
     Vector<E, N> weight;
-    const bool nearest = sizeof(E) == 4 || has_master<E, KIND>(t) || has_lost<E, KIND>(t);
+    const bool nearest = sizeof(E) == 4 || has_master<E>(t) || has_lost<E>(t);
     if (nearest)
         weight = from_floats<E, N>(w);
     else
         weight =
             round_vector<E, N>(w, s.seed, STREAM_ROUNDING + (uint64_t)t.stream, s.counter, (uint64_t)(t.offset + at.e));
-    if (has_master<E, KIND>(t)) store_place<float, N>(t.master, at, from_floats<float, N>(w));
-    if (has_lost<E, KIND>(t)) {
+    if (has_master<E>(t)) store_place<float, N>(t.master, at, from_floats<float, N>(w));
+    if (has_lost<E>(t)) {
         float lost[N];
         for (int k = 0; k < N; k++) lost[k] = w[k] - to_float(weight.v[k]);
         store_place<E, N>((E *)t.lost, at, from_floats<E, N>(lost));
@@ -181,37 +172,7 @@ static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const 
     store_place<E, N>((E *)t.weight, at, weight);
 }
 
-// --------------------------------------------------------------------------------------------------------------- rules
-
-// A pseudo-rule: momentum_update, which writes the gradient instead of the weight.
-enum { RULE_MOMENTUM = RULE_COUNT };
-
-template <int RULE> struct RuleUses { // of the moments
-    static constexpr bool m = RULE != RULE_DIRECTION, v = RULE == RULE_ADAMW;
-    static constexpr bool weight = RULE != RULE_MOMENTUM;
-};
-
-// The formulas of ops.h for one element. g: the gradient times grad_factor; w: what the update reads and writes; for
-// RULE_MOMENTUM what goes into the gradient.
-template <int RULE>
-static __device__ __forceinline__ void apply_rule(float &w, float &m, float &v, float g, const UpdateStep &s,
-                                                  float learning_rate, float weight_decay) {
-    float direction = g;
-    if constexpr (RULE == RULE_ADAMW) {
-        m = fmaf(s.beta1, m, s.one_minus_beta1 * g);
-        v = fmaf(s.beta2, v, s.one_minus_beta2 * (g * g));
-        direction = m * s.m_correction / (sqrtf(v * s.v_correction) + s.eps);
-    }
-    if constexpr (RULE == RULE_LION) {
-        const float c = fmaf(s.beta1, m, s.one_minus_beta1 * g);
-        m = fmaf(s.beta2, m, s.one_minus_beta2 * g);
-        direction = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f;
-    }
-    if constexpr (RULE == RULE_SGD) direction = m = fmaf(s.momentum, m, g);
-    if constexpr (RULE == RULE_MOMENTUM) {
-        m = fmaf(s.momentum, m, g);
-        w = fmaf(s.momentum, m, g);
-    } else {
-        w = fmaf(-learning_rate, fmaf(weight_decay, w, direction), w);
-    }
+// The last line of every rule: w along the direction, with decoupled weight decay.
+static __device__ __forceinline__ float descend(float w, float direction, float learning_rate, float weight_decay) {
+    return fmaf(-learning_rate, fmaf(weight_decay, w, direction), w);
 }

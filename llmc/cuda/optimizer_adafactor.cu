@@ -57,7 +57,7 @@ static __device__ __forceinline__ Place place_in_row(const AdafactorEntry &a, in
 
 template <class E, int N>
 static __device__ __forceinline__ void load_gradient(float (&g)[N], const UpdateEntry &t, Place at, float grad_factor) {
-    const bool is_fp32 = grad_is_fp32<E, Either>(t);
+    const bool is_fp32 = grad_is_fp32<E>(t);
     either_to_floats(g, load_either<E, N>(t.grad, at, is_fp32), is_fp32); // 0 beyond the edge
     for (int k = 0; k < N; k++) g[k] *= grad_factor;
 }
@@ -212,18 +212,17 @@ static __global__ void adafactor_rms_sums_kernel(const float *partials, const Ad
 template <class E, int N>
 static __device__ __forceinline__ void update_columns(const AdafactorEntry &a, const UpdateStep &s, Tile tile,
                                                       int64_t c, float row_mean, float clip, float grad_factor) {
-    float u[N], w[N], factors[N], unused = 0.0f;
+    float u[N], w[N], factors[N];
     column_factors(factors, a, c);
 #pragma unroll 1
     for (int64_t i = tile.row; i < tile.end; i += BLOCK_WARPS) {
         const Place at = {i * a.cols + c - a.begin, N, true};
         if (at.e < 0 || at.e >= a.t.numel) continue; // of the first or the last row of a slice
-        const WeightVector<E, N> weight = load_weight<E, WEIGHT_ANY, N>(a.t, at);
+        const WeightVector<E, N> weight = load_weight<E, N>(a.t, at);
         load_update<E>(u, a, at, i, factors, row_mean, grad_factor);
-        weight_to_floats<E, WEIGHT_ANY, N>(w, weight, a.t);
-        for (int k = 0; k < N; k++)
-            apply_rule<RULE_DIRECTION>(w[k], unused, unused, u[k] * clip, s, a.t.learning_rate, a.t.weight_decay);
-        store_weight<E, WEIGHT_ANY, N>(a.t, s, at, w);
+        weight_to_floats<E, N>(w, weight, a.t);
+        for (int k = 0; k < N; k++) w[k] = descend(w[k], u[k] * clip, a.t.learning_rate, a.t.weight_decay);
+        store_weight<E, N>(a.t, s, at, w);
     }
 }
 
