@@ -22,8 +22,7 @@ enum { UPDATE_PART = 16 * BLOCK_THREADS };
 
 // -------------------------------------------------------------------------------------------------- AdamW, the default
 
-// One element. Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2017. (Bias correction: 1 / (1 -
-// beta^step).)
+// One element. Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2017.
 static __device__ __forceinline__ void adamw(float &w, float &m, float &v, float g, const UpdateStep &s,
                                              float learning_rate, float weight_decay) {
     m = fmaf(s.beta1, m, s.one_minus_beta1 * g);
@@ -339,9 +338,8 @@ static void add_tensor(TableDraft *draft, int tensor, const UpdateTensor *t, Var
 }
 
 // Adafactor's tensors have a table of their own.
-static void describe_update(TableDraft *draft, TensorArray array) {
-    const UpdateTensor *tensors = (const UpdateTensor *)array.elements;
-    for (int i = 0; i < array.n; i++) {
+static void describe_update(TableDraft *draft, const UpdateTensor *tensors, int n) {
+    for (int i = 0; i < n; i++) {
         const UpdateTensor *t = &tensors[i];
         if (t->rule == RULE_ADAFACTOR) continue;
         const Variant v = {is_default(t) ? (int)RULE_ADAMW_DEFAULT : (int)t->rule,
@@ -350,9 +348,8 @@ static void describe_update(TableDraft *draft, TensorArray array) {
     }
 }
 
-static void describe_momentum(TableDraft *draft, TensorArray array) {
-    const UpdateTensor *tensors = (const UpdateTensor *)array.elements;
-    for (int i = 0; i < array.n; i++) {
+static void describe_momentum(TableDraft *draft, const UpdateTensor *tensors, int n) {
+    for (int i = 0; i < n; i++) {
         if (tensors[i].rule != RULE_DIRECTION) continue;
         const Variant v = {RULE_MOMENTUM, states_of(&tensors[i])};
         add_tensor(draft, i, &tensors[i], v);
@@ -424,10 +421,8 @@ template <class E> static void launch_8bit_rule(int rule, TableRun run, const Up
     }
 }
 
-static void launch_groups(TensorArray array, TableDescribe *describe, int first, int count, const UpdateStep &step,
+static void launch_groups(const UpdateTable *table, DType compute, int first, int count, const UpdateStep &step,
                           Tensor control) {
-    const DType compute = ((const UpdateTensor *)array.elements)->weight.dtype;
-    const UpdateTable *table = update_table(array, sizeof(UpdateEntry), describe);
     for (int i = 0; i < table->num_groups; i++) {
         const TableRun run = table_run(table, &table->groups[i], first, count);
         if (run.n == 0) continue;
@@ -453,17 +448,18 @@ static UpdateStep update_step(UpdateParams p) {
     return s;
 }
 
-void backend_optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params,
-                              Tensor control) {
-    const TensorArray array = {"optimizer_update", tensors, n, sizeof *tensors};
+void backend_optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control) {
     const UpdateStep step = update_step(params);
     if (count == 0) return;
-    launch_groups(array, describe_update, first, count, step, control);
-    cuda_adafactor_update(array, first, count, &step, control);
+    const UpdateTable *table =
+        update_table("optimizer_update", list, TABLE_UPDATE, sizeof(UpdateEntry), describe_update);
+    launch_groups(table, list->tensors[0].weight.dtype, first, count, step, control);
+    cuda_adafactor_update(list, first, count, &step, control);
 }
 
-void backend_momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
-    const TensorArray array = {"momentum_update", tensors, n, sizeof *tensors};
-    const UpdateStep step = update_step(params);
-    if (n > 0) launch_groups(array, describe_momentum, 0, n, step, control);
+void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
+    if (list->n == 0) return;
+    const UpdateTable *table =
+        update_table("momentum_update", list, TABLE_MOMENTUM, sizeof(UpdateEntry), describe_momentum);
+    launch_groups(table, list->tensors[0].weight.dtype, 0, list->n, update_step(params), control);
 }

@@ -1,9 +1,58 @@
-// Shared by the kernels over all tensors of a step: finding the tensor and the part of a block. For the update: the
-// entry of a tensor, the constants of a step, loading and storing gradient and weight in every form.
-// Gradient and weight come in several forms (ops.h, UpdateTensor), about which these functions ask the entry when they
-// run; adamw_kernel is for one form.
+// Shared by the kernels over all tensors of a step: the tables by which one launch runs over all of them, and how a
+// block finds its tensor and its part. For the update: the entry of a tensor, the constants of a step, loading and
+// storing gradient and weight in every form that an UpdateTensor may have (ops.h); the entry tells which.
 #pragma once
 #include "llmc/cuda/kernel.cuh"
+
+// -------------------------------------------------------------------------------------------------------------- tables
+// Tables of tensors on the device, so that one launch runs over all tensors of a step: small tensors cost no launches
+// of their own, and the largest is spread over all multiprocessors. Host side (optimizer_norm.cu).
+//
+// A table has zero or more entries (the arguments of a kernel) for each tensor of an UpdateList. Entries for one kernel
+// form a group and are adjacent, in the order of their tensors; each is cut into parts, one per block. So the tensors
+// [first, first + count) of a group are a run: contiguous parts, one launch.
+// A list has at most one table of each kind, made at its first use and kept until update_list_free; they are the only
+// memory that the optimizer's kernels own. A steady step neither waits nor allocates.
+
+typedef enum { TABLE_NORM, TABLE_UPDATE, TABLE_MOMENTUM, TABLE_ADAFACTOR, TABLE_KINDS } TableKind;
+enum { TABLE_MAX_GROUPS = 16 };
+
+typedef struct {
+    int variant; // kernel, in the numbering of the table's kind
+    int begin, end;
+} TableGroup;
+
+typedef struct {
+    size_t entry_bytes;
+    char *entries;  // on the device; NULL: not made
+    int32_t *first; // on the device: number of the first part of each entry, and of the end
+    int *tensor;    // on the host: which tensor of the list an entry came from
+    int32_t *parts; // on the host, after tensor: the same as first
+    TableGroup groups[TABLE_MAX_GROUPS];
+    int num_groups;
+} UpdateTable;
+
+// Adjacent entries of one group. Their parts are first[0] .. first[0] + parts - 1.
+typedef struct {
+    const void *entries;
+    const int32_t *first; // (n + 1)
+    int n;
+    unsigned parts;
+} TableRun;
+
+typedef struct TableDraft TableDraft;
+// Lists the entries of n tensors, in their order.
+typedef void TableDescribe(TableDraft *draft, const UpdateTensor *tensors, int n);
+void table_add(TableDraft *draft, int variant, int tensor, const void *entry, int64_t parts);
+
+// The list's table of that kind. Making it waits for the device. op: for messages.
+const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind, size_t entry_bytes,
+                                TableDescribe *describe);
+
+// The group of that variant; NULL if it has no tensors.
+const TableGroup *table_group(const UpdateTable *table, int variant);
+// The entries of tensors [first, first + count) in a group, which may be NULL; n = 0 when there are none.
+TableRun table_run(const UpdateTable *table, const TableGroup *group, int first, int count);
 
 // ------------------------------------------------------------------------------------------------- the part of a block
 
@@ -61,7 +110,7 @@ struct UpdateStep {
 };
 
 // The update of the tensors of RULE_ADAFACTOR among [first, first + count).
-void cuda_adafactor_update(TensorArray array, int first, int count, const UpdateStep *step, Tensor control);
+void cuda_adafactor_update(UpdateList *list, int first, int count, const UpdateStep *step, Tensor control);
 
 // The entry of a tensor in this step.
 static __device__ __forceinline__ UpdateEntry entry_of_step(const UpdateEntry &in_table, const UpdateStep &s) {

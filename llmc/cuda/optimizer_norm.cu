@@ -1,9 +1,6 @@
-// The end of the step, before the update: the tables by which one launch runs over all tensors (backend.h), the
-// gradient norm, and the decision. The update itself is in optimizer.cu and optimizer_adafactor.cu.
-//
-// The tables are a small cache. The key is the contents of an array, not its address, so a table never names memory
-// that the caller did not. A full cache evicts the least recently used table. The norm reads 4 bytes per parameter with
-// fp32 gradients, the minimum.
+// The end of the step, before the update: the tables by which one launch runs over all tensors (optimizer.cuh), the
+// gradient norm, and the decision. The update itself is in optimizer.cu and optimizer_adafactor.cu. The norm reads 4
+// bytes per parameter with fp32 gradients, the minimum.
 #include "llmc/cuda/optimizer.cuh"
 
 #include <stdlib.h>
@@ -22,36 +19,21 @@ struct TableDraft {
     int32_t *parts;
 };
 
-typedef struct {
-    UpdateTable table;
-    TableDescribe *describe;
-    char *key; // a copy of the array
-    int n;
-    size_t stride;
-    uint64_t used; // number of the last look-up that found it
-    void *host;    // tensor and parts of the table
-} CachedTable;
-
-// A run has three or four arrays: gradients, tensors, and their slices.
-enum { MAX_TABLES = 64 };
-static CachedTable cache[MAX_TABLES];
-static uint64_t look_ups;
+struct UpdateTables {
+    UpdateTable kinds[TABLE_KINDS];
+};
 
 static void *checked(const char *op, void *memory) {
     REQUIRE_MEMORY(memory != NULL, "the tables of %s", op);
     return memory;
 }
 
-static void forget(CachedTable *c) {
-    if (!c->key) return;
-    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream())); // the last kernel that reads it
-    device_free(c->table.entries);
-    free(c->key), free(c->host);
-    memset(c, 0, sizeof *c);
-}
-
-void cuda_optimizer_shutdown(void) {
-    for (int i = 0; i < MAX_TABLES; i++) forget(&cache[i]);
+void update_list_free(UpdateList *list) {
+    if (!list->tables) return;
+    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream())); // the last kernel that reads them
+    for (UpdateTable &t : list->tables->kinds) device_free(t.entries), free(t.tensor);
+    free(list->tables);
+    list->tables = NULL;
 }
 
 void table_add(TableDraft *d, int variant, int tensor, const void *entry, int64_t parts) {
@@ -80,12 +62,9 @@ static int next_variant(const TableDraft *d, int after) {
 }
 
 // Writes the entries of the draft, group by group, to sorted (entries), and the host's part to the table.
-static void group_entries(CachedTable *c, const TableDraft *d, char *sorted) {
-    UpdateTable *t = &c->table;
-    const size_t count = (size_t)d->count;
-    c->host = checked(d->op, malloc((2 * count + 1) * sizeof(int32_t)));
-    int *tensor = (int *)c->host;
-    int32_t *first = (int32_t *)c->host + count;
+static void group_entries(UpdateTable *t, const TableDraft *d, char *sorted) {
+    t->tensor = (int *)checked(d->op, malloc((2 * (size_t)d->count + 1) * sizeof(int)));
+    t->parts = t->tensor + d->count;
     int at = 0;
     int64_t parts = 0;
     for (int variant = -1; (variant = next_variant(d, variant)) >= 0;) {
@@ -95,56 +74,43 @@ static void group_entries(CachedTable *c, const TableDraft *d, char *sorted) {
         for (int i = 0; i < d->count; i++) {
             if (d->variant[i] != variant) continue;
             memcpy(sorted + (size_t)at * d->entry_bytes, d->entries + (size_t)i * d->entry_bytes, d->entry_bytes);
-            tensor[at] = d->tensor[i], first[at++] = (int32_t)parts;
+            t->tensor[at] = d->tensor[i], t->parts[at++] = (int32_t)parts;
             parts += d->parts[i];
             REQUIRE(parts <= INT32_MAX, "%s: %lld parts", d->op, (long long)parts);
         }
         group->end = at;
     }
-    first[at] = (int32_t)parts;
-    t->tensor = tensor, t->parts = first;
+    t->parts[at] = (int32_t)parts;
 }
 
-static void build(CachedTable *c, TensorArray array, size_t entry_bytes, TableDescribe *describe) {
-    REQUIRE(!cuda_backend.capturing, "%s: new tensors under capture", array.op);
-    const size_t key_bytes = (size_t)array.n * array.stride;
+static void make_table(UpdateTable *t, const char *op, const UpdateList *list, size_t entry_bytes,
+                       TableDescribe *describe) {
+    REQUIRE(!cuda_backend.capturing, "%s: new tensors under capture", op);
     TableDraft draft = {};
-    draft.op = array.op, draft.entry_bytes = entry_bytes;
-    describe(&draft, array);
-    c->describe = describe, c->n = array.n, c->stride = array.stride;
-    c->key = (char *)checked(array.op, malloc(key_bytes + 1));
-    memcpy(c->key, array.elements, key_bytes);
+    draft.op = op, draft.entry_bytes = entry_bytes;
+    describe(&draft, list->tensors, list->n);
     const size_t bytes = (size_t)draft.count * entry_bytes, first_bytes = ((size_t)draft.count + 1) * sizeof(int32_t);
-    char *sorted = (char *)checked(array.op, malloc(bytes + 1));
-    group_entries(c, &draft, sorted);
+    char *sorted = (char *)checked(op, malloc(bytes + 1));
+    group_entries(t, &draft, sorted);
     Error err;
     char *device = (char *)device_alloc(bytes + first_bytes, &err);
-    REQUIRE_MEMORY(device != NULL, "the tables of %s: %s", array.op, err.text);
-    c->table.entry_bytes = entry_bytes;
-    c->table.entries = device, c->table.first = (int32_t *)(void *)(device + bytes);
+    REQUIRE_MEMORY(device != NULL, "the tables of %s: %s", op, err.text);
+    t->entry_bytes = entry_bytes;
+    t->entries = device, t->first = (int32_t *)(void *)(device + bytes);
     const cudaStream_t stream = cuda_compute_stream();
     CUDA_CHECK(cudaMemcpyAsync(device, sorted, bytes, cudaMemcpyHostToDevice, stream));
-    CUDA_CHECK(cudaMemcpyAsync(device + bytes, c->table.parts, first_bytes, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaMemcpyAsync(device + bytes, t->parts, first_bytes, cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream)); // `sorted` is freed
     free(sorted);
     draft_free(&draft);
 }
 
-const UpdateTable *update_table(TensorArray array, size_t entry_bytes, TableDescribe *describe) {
-    CachedTable *oldest = &cache[0];
-    const size_t key_bytes = (size_t)array.n * array.stride;
-    for (int i = 0; i < MAX_TABLES; i++) {
-        CachedTable *c = &cache[i];
-        if (c->used < oldest->used) oldest = c;
-        if (!c->key || c->describe != describe || c->n != array.n || c->stride != array.stride) continue;
-        if (memcmp(c->key, array.elements, key_bytes) != 0) continue;
-        c->used = ++look_ups;
-        return &c->table;
-    }
-    forget(oldest);
-    build(oldest, array, entry_bytes, describe);
-    oldest->used = ++look_ups;
-    return &oldest->table;
+const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind, size_t entry_bytes,
+                                TableDescribe *describe) {
+    if (!list->tables) list->tables = (UpdateTables *)checked(op, calloc(1, sizeof *list->tables));
+    UpdateTable *t = &list->tables->kinds[kind];
+    if (!t->entries) make_table(t, op, list, entry_bytes, describe);
+    return t;
 }
 
 // The first entry of the group whose tensor is not before `tensor`.
@@ -219,22 +185,22 @@ static __global__ void norm_tensors_kernel(float *sumsq, const float *partials, 
 }
 
 // fp32 and 16-bit gradients are separate groups: the dtype is the variant.
-static void describe_norm(TableDraft *draft, TensorArray array) {
-    const Tensor *grads = (const Tensor *)array.elements;
-    for (int i = 0; i < array.n; i++) {
-        const int64_t numel = tensor_numel(grads[i]);
+static void describe_norm(TableDraft *draft, const UpdateTensor *tensors, int n) {
+    for (int i = 0; i < n; i++) {
+        const Tensor grad = tensors[i].grad;
+        const int64_t numel = tensor_numel(grad);
         NormEntry e = {};
-        e.data = grads[i].data, e.numel = numel, e.tensor = i;
+        e.data = grad.data, e.numel = numel, e.tensor = i;
         e.part = round_up(ceil_div(numel, NORM_MAX_PARTS), NORM_PART);
-        e.packed = (uintptr_t)grads[i].data % 16 == 0;
-        table_add(draft, grads[i].dtype, i, &e, ceil_div(numel, e.part));
+        e.packed = (uintptr_t)grad.data % 16 == 0;
+        table_add(draft, grad.dtype, i, &e, ceil_div(numel, e.part));
     }
 }
 
-void backend_gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
-    const TensorArray array = {"gradient_sumsq", grads, n, sizeof *grads};
-    const UpdateTable *t = update_table(array, sizeof(NormEntry), describe_norm);
-    float *partials = (float *)cuda_scratch(array.op, t->parts[n] * (int64_t)sizeof(float));
+void backend_gradient_sumsq(Tensor sumsq, UpdateList *list) {
+    const UpdateTable *t = update_table("gradient_sumsq", list, TABLE_NORM, sizeof(NormEntry), describe_norm);
+    const int n = list->n;
+    float *partials = (float *)cuda_scratch("gradient_sumsq", t->parts[n] * (int64_t)sizeof(float));
     const cudaStream_t stream = cuda_compute_stream();
     for (int i = 0; i < t->num_groups; i++) {
         const TableRun run = table_run(t, &t->groups[i], 0, n);
