@@ -27,11 +27,11 @@ extern "C" {
 typedef struct {
     int64_t B, T, C, NH, Vp;
     int64_t num_tensors; // entries of the longest list handed to gradient_sumsq, or updated by one optimizer_update
-    int64_t sequences; // B of attention_decode, with maxT = T; 0: it is not called
-    int64_t factored;  // elements of all tensors handed to adafactor_statistics; 0: it is not called
-    bool fp8;          // fp8_* will be called, with N up to B * T, K up to 4 C
-    bool forward_only; // no backward op and no optimizer op will be called
-    DType dtype;       // compute dtype
+    int64_t sequences;   // B of attention_decode, with maxT = T; 0: it is not called
+    int64_t factored;    // elements of all tensors handed to adafactor_statistics; 0: it is not called
+    bool fp8;            // fp8_* will be called, with N up to B * T, K up to 4 C
+    bool forward_only;   // no backward op and no optimizer op will be called
+    DType dtype;         // compute dtype
 } OpsShape;
 int64_t ops_workspace_bytes(OpsShape shape);
 void ops_set_workspace(void *device_memory, int64_t bytes);
