@@ -358,66 +358,32 @@ static void describe_momentum(TableDraft *draft, const UpdateTensor *tensors, in
 
 // -------------------------------------------------------------------------------------------------------------- launch
 
-template <class E> static void launch_adamw(TableRun run, const UpdateStep &step, Tensor control) {
-    LAUNCH(adamw_kernel<E>, run.parts, BLOCK_THREADS, 0, cuda_compute_stream())
-    ((const UpdateEntry *)run.entries, run.first, run.n, step, (const StepControl *)control.data);
+typedef void UpdateKernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s,
+                          const StepControl *control);
+
+template <class E, int RULE> static UpdateKernel *kernel_for_states(StateFormat states) {
+    if (states == STATES_8BIT) return update_8bit_kernel<E, RULE>;
+    if (states == STATES_BF16) return update_kernel<E, RULE, bf16>;
+    if constexpr (RULE == RULE_ADAMW && sizeof(E) == 4)
+        return adamw_kernel<E>; // is_default
+    else
+        return update_kernel<E, RULE, float>;
 }
 
-template <class E, int RULE, class S> static void launch(TableRun run, const UpdateStep &step, Tensor control) {
-    LAUNCH((update_kernel<E, RULE, S>), run.parts, BLOCK_THREADS, 0, cuda_compute_stream())
-    ((const UpdateEntry *)run.entries, run.first, run.n, step, (const StepControl *)control.data);
-}
-
-template <class E, int RULE>
-static void launch_by_states(StateFormat states, TableRun run, const UpdateStep &step, Tensor control) {
-    if (states == STATES_BF16)
-        launch<E, RULE, bf16>(run, step, control);
-    else if constexpr (RULE != RULE_ADAMW || sizeof(E) < 4) // the other is the default
-        launch<E, RULE, float>(run, step, control);
-}
-
-template <class E> static void launch_variant(Variant v, TableRun run, const UpdateStep &step, Tensor control) {
+template <class E> static UpdateKernel *kernel_of(Variant v) {
     switch (v.rule) {
     case RULE_ADAMW_DEFAULT:
-        launch_adamw<E>(run, step, control);
-        break;
+        return adamw_kernel<E>;
     case RULE_ADAMW:
-        launch_by_states<E, RULE_ADAMW>(v.states, run, step, control);
-        break;
+        return kernel_for_states<E, RULE_ADAMW>(v.states);
     case RULE_LION:
-        launch_by_states<E, RULE_LION>(v.states, run, step, control);
-        break;
+        return kernel_for_states<E, RULE_LION>(v.states);
     case RULE_SGD:
-        launch_by_states<E, RULE_SGD>(v.states, run, step, control);
-        break;
+        return kernel_for_states<E, RULE_SGD>(v.states);
     case RULE_MOMENTUM:
-        launch_by_states<E, RULE_MOMENTUM>(v.states, run, step, control);
-        break;
+        return kernel_for_states<E, RULE_MOMENTUM>(v.states);
     default:
-        launch<E, RULE_DIRECTION, float>(run, step, control);
-        break;
-    }
-}
-
-template <class E, int RULE> static void launch_8bit(TableRun run, const UpdateStep &step, Tensor control) {
-    LAUNCH((update_8bit_kernel<E, RULE>), run.parts, BLOCK_THREADS, 0, cuda_compute_stream())
-    ((const UpdateEntry *)run.entries, run.first, run.n, step, (const StepControl *)control.data);
-}
-
-template <class E> static void launch_8bit_rule(int rule, TableRun run, const UpdateStep &step, Tensor control) {
-    switch (rule) {
-    case RULE_ADAMW:
-        launch_8bit<E, RULE_ADAMW>(run, step, control);
-        break;
-    case RULE_LION:
-        launch_8bit<E, RULE_LION>(run, step, control);
-        break;
-    case RULE_SGD:
-        launch_8bit<E, RULE_SGD>(run, step, control);
-        break;
-    default:
-        launch_8bit<E, RULE_MOMENTUM>(run, step, control);
-        break;
+        return update_kernel<E, RULE_DIRECTION, float>;
     }
 }
 
@@ -426,12 +392,10 @@ static void launch_groups(const UpdateTable *table, DType compute, int first, in
     for (int i = 0; i < table->num_groups; i++) {
         const TableRun run = table_run(table, &table->groups[i], first, count);
         if (run.n == 0) continue;
-        const Variant v = variant_of_number(table->groups[i].variant);
-        if (v.states == STATES_8BIT) {
-            DISPATCH(compute, E, launch_8bit_rule<E>(v.rule, run, step, control));
-        } else {
-            DISPATCH(compute, E, launch_variant<E>(v, run, step, control));
-        }
+        UpdateKernel *update = NULL;
+        DISPATCH(compute, E, update = kernel_of<E>(variant_of_number(table->groups[i].variant)));
+        LAUNCH(update, run.parts, BLOCK_THREADS, 0, cuda_compute_stream())
+        ((const UpdateEntry *)run.entries, run.first, run.n, step, (const StepControl *)control.data);
     }
 }
 
