@@ -344,10 +344,14 @@ void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
 
 // ------------------------------------------------------------------------------------------------ the end of the step
 
-void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
-    tensor_check(__func__, sumsq, DTYPE_FP32, n);
-    for (int i = 0; i < n; i++) check_compute(__func__, grads[i]);
-    RUN(gradient_sumsq, (sumsq, grads, n), COST(tensor_shape(sumsq), 0, sum_bytes(grads, n), BYTES(sumsq)));
+void gradient_sumsq(Tensor sumsq, UpdateList *list) {
+    double read = 0;
+    tensor_check(__func__, sumsq, DTYPE_FP32, list->n);
+    for (int i = 0; i < list->n; i++) {
+        check_compute(__func__, list->tensors[i].grad);
+        read += BYTES(list->tensors[i].grad);
+    }
+    RUN(gradient_sumsq, (sumsq, list), COST(tensor_shape(sumsq), 0, read, BYTES(sumsq)));
 }
 
 void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
@@ -435,10 +439,11 @@ OpCost op_cost_optimizer_update(const UpdateTensor *tensors, int n) {
     return cost;
 }
 
-void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control) {
+void optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control) {
+    const UpdateTensor *tensors = list->tensors;
     check_update_step(__func__, params, control);
-    REQUIRE(first >= 0 && count >= 0 && first + count <= n, "%s: tensors %d .. %d of %d", __func__, first,
-            first + count, n);
+    REQUIRE(first >= 0 && count >= 0 && first + count <= list->n, "%s: tensors %d .. %d of %d", __func__, first,
+            first + count, list->n);
     for (int i = first; i < first + count; i++) {
         const UpdateTensor *t = &tensors[i];
         check_update_tensor(__func__, tensors, i);
@@ -447,8 +452,7 @@ void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, 
         else if (t->rule != RULE_DIRECTION)
             check_moments(__func__, t, t->rule == RULE_ADAMW);
     }
-    RUN(optimizer_update, (tensors, n, first, count, params, control),
-        op_cost_optimizer_update(tensors + first, count));
+    RUN(optimizer_update, (list, first, count, params, control), op_cost_optimizer_update(tensors + first, count));
 }
 
 // The gradient is read once for the means of its squares and then, with the means known, once for the size of the
@@ -463,15 +467,16 @@ OpCost op_cost_adafactor_statistics(const UpdateTensor *tensors, int n) {
     return cost;
 }
 
-void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+void adafactor_statistics(UpdateList *list, UpdateParams params, Tensor control) {
+    const UpdateTensor *tensors = list->tensors;
     check_update_step(__func__, params, control);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < list->n; i++) {
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
         check_update_tensor(__func__, tensors, i);
         check_adafactor(__func__, &tensors[i]);
         check_is_whole(__func__, &tensors[i]);
     }
-    RUN(adafactor_statistics, (tensors, n, params, control), op_cost_adafactor_statistics(tensors, n));
+    RUN(adafactor_statistics, (list, params, control), op_cost_adafactor_statistics(tensors, list->n));
 }
 
 OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n) {
@@ -481,14 +486,15 @@ OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n) {
     return cost;
 }
 
-void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+void momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
+    const UpdateTensor *tensors = list->tensors;
     check_update_step(__func__, params, control);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < list->n; i++) {
         if (tensors[i].rule != RULE_DIRECTION) continue;
         check_update_tensor(__func__, tensors, i);
         check_moments(__func__, &tensors[i], false);
     }
-    RUN(momentum_update, (tensors, n, params, control), op_cost_momentum_update(tensors, n));
+    RUN(momentum_update, (list, params, control), op_cost_momentum_update(tensors, list->n));
 }
 
 // ---------------------------------------------------------------------------------------------- gradient accumulation

@@ -28,7 +28,7 @@ extern "C" {
 // caller plans it into its arena and hands it over once. Calls with smaller shapes are fine.
 typedef struct {
     int64_t B, T, C, NH, Vp;
-    int64_t num_tensors; // entries of the longest array handed to gradient_sumsq, or updated by one optimizer_update
+    int64_t num_tensors; // entries of the longest list handed to gradient_sumsq, or updated by one optimizer_update
     int64_t sequences;   // B of attention_decode, with maxT = T; 0: it is not called
     int64_t factored;    // elements of all tensors handed to adafactor_statistics; 0: it is not called
     bool fp8;            // fp8_* will be called, with N up to B * T, K up to 4 C
@@ -154,14 +154,6 @@ void sequence_losses(Tensor sums, Tensor losses, bool accumulate);
 
 // ------------------------------------------------------------------------------------------------ the end of the step
 
-// sumsq (n) fp32: the sum of squares of each gradient tensor, all in one launch, in a fixed order. inf or nan in a
-// tensor propagates to its entry. grads must stay the same array, with the same contents, from call to call.
-void gradient_sumsq(Tensor sumsq, const Tensor *grads, int n);
-
-// step_control_decide (llmc/step_control.h) on the device. control: one StepControl as u8 bytes; sequence_losses (B)
-// fp32, summed in index order in fp64; num_tokens: tokens of the whole step.
-void step_control_update(Tensor control, Tensor sumsq, Tensor sequence_losses, int64_t num_tokens, StepLimits limits);
-
 // The update rule of one parameter tensor, chosen by the table of llmc/model/optimizer_state.c.
 typedef enum {
     RULE_ADAMW,     // Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2017
@@ -192,6 +184,27 @@ typedef struct {
     int64_t padding;    // last elements of the parameter that pad the vocabulary: weight and gradient are 0
 } UpdateTensor;
 
+// The array that the ops of the end of a step run over. Its owner makes the list once, leaves the array as it is while
+// the list exists, and frees the list first.
+typedef struct {
+    const UpdateTensor *tensors;
+    int n;
+    struct UpdateTables *tables; // the backend's, made by the ops at the first use
+} UpdateList;
+static inline UpdateList update_list(const UpdateTensor *tensors, int n) {
+    const UpdateList list = {tensors, n, NULL};
+    return list;
+}
+void update_list_free(UpdateList *list); // after the work that is queued on it
+
+// sumsq (n) fp32: the sum of squares of each gradient, all in one launch, in a fixed order. inf or nan in a tensor
+// propagates to its entry. Nothing but grad is read of the tensors.
+void gradient_sumsq(Tensor sumsq, UpdateList *list);
+
+// step_control_decide (llmc/step_control.h) on the device. control: one StepControl as u8 bytes; sequence_losses (B)
+// fp32, summed in index order in fp64; num_tokens: tokens of the whole step.
+void step_control_update(Tensor control, Tensor sumsq, Tensor sequence_losses, int64_t num_tokens, StepLimits limits);
+
 typedef struct {
     float learning_rate, beta1, beta2, eps;
     float momentum; // SGD, Muon
@@ -202,7 +215,7 @@ typedef struct {
     uint64_t seed;
 } UpdateParams;
 
-// Updates tensors[first .. first + count) with one launch per rule; nothing is written when control.skip is set.
+// Updates tensors first .. first + count - 1 with one launch per rule; nothing is written when control.skip is set.
 // With g = grad * control.grad_factor, lr = rate * learning_rate, and w the master, or weight + lost, or the weight:
 //   AdamW      m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
 //              w -= lr * (m / (1-b1^step) / (sqrt(v / (1-b2^step)) + eps) + weight_decay w)
@@ -215,8 +228,8 @@ typedef struct {
 // With neither, the weight is w, rounded stochastically. m and v in bf16 are rounded stochastically; in u8 a block's
 // scale is the largest magnitude of its new values and each code is the nearest of llmc/number.h. The update itself
 // uses the new m and v before they are rounded. m and v of a tensor have the same dtype; a slice comes with the whole
-// row, col and rms. tensors[0 .. n) must stay the same array with the same contents from call to call.
-void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params, Tensor control);
+// row, col and rms.
+void optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control);
 
 // Called before optimizer_update. Updates the tensors of RULE_ADAFACTOR, which must be whole, and no others. With
 // g2 = g^2 + 1e-30 and b = 1 - step^-0.8:
@@ -224,12 +237,12 @@ void optimizer_update(const UpdateTensor *tensors, int n, int first, int count, 
 //   rms = sqrt(mean(u^2)) with the u of optimizer_update, over the elements that are not padding.
 // Padding rows count in both mean_i and mean(row), so u is the same as without them, and 0 in them.
 // Nothing is written when control.skip is set.
-void adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control);
+void adafactor_statistics(UpdateList *list, UpdateParams params, Tensor control);
 
 // Called before Muon's orthogonalisation. Updates the tensors of RULE_DIRECTION and no others:
 //   m = momentum m + g;  grad = g + momentum m  (Nesterov), rounded to the dtype of grad.
 // Nothing is written when control.skip is set.
-void momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control);
+void momentum_update(UpdateList *list, UpdateParams params, Tensor control);
 
 // ---------------------------------------------------------------------------------------------- gradient accumulation
 

@@ -86,15 +86,15 @@ QUANTIZATION = dict(module="fp8_quantize", file="fp8_quantize.cu", test="sim/tes
 ADDING = dict(module="matmul_kernels", test="ops/test_gradient_add")
 LAYERNORM = dict(module="layernorm", file="layernorm.cu", test="ops/test_layernorm")
 STATISTICS = dict(module="elementwise", file="elementwise.cu", test="ops/test_statistics")
-NORM = dict(module="optimizer", file="optimizer.cu", test="ops/test_optimizer")
-UPDATE = dict(module="optimizer_update", file="optimizer_update.cu", test="ops/test_optimizer_update")
+NORM = dict(module="optimizer_norm", file="optimizer_norm.cu", test="ops/test_optimizer")
+UPDATE = dict(module="optimizer", file="optimizer.cu", test="ops/test_optimizer_update")
 ADAFACTOR = dict(module="optimizer_adafactor", file="optimizer_adafactor.cu", test="ops/test_optimizer_update")
 SIZES = dict(file="llmc/cuda/sizes.c")
 CUDNN = dict(test="sim/test_cudnn_attention")
 STREAM = dict(test="sim/test_stream")
 MATMUL = dict(file="llmc/cuda/matmul.c", test="ops/test_matmul")
 TIMING = dict(file="llmc/cuda/tuning.c", test="sim/test_timing")
-TABLES = dict(module="optimizer", file="optimizer.cu", test="sim/test_update_tables")
+TABLES = dict(module="optimizer_norm", file="optimizer_norm.cu", test="sim/test_update_tables")
 OFFLOAD = dict(file="llmc/train/optimizer.c", test="ops/test_offload")
 # Waits without which other values come out of late streams, and which ThreadSanitizer misses however they come out.
 WAIT_BACK = dict(old="    device_stream_wait(STREAM_COPY, part->back);\n", new="", **OFFLOAD)
@@ -427,7 +427,7 @@ MUTATIONS = [
     Source("packs_of_odd_rows", "packs in rows that are no multiple of 16 bytes", module="embedding", file="kernel.cuh",
            test="ops/test_embedding", old=" && (uint64_t)cols * dtype_size(dtype) % 16 == 0;", new=";"),
     Source("norm_at_8", "the same in the norm of the gradients", **NORM,
-           old="(uintptr_t)grads[i].data % 16 == 0;", new="(uintptr_t)grads[i].data % 8 == 0;"),
+           old="(uintptr_t)grad.data % 16 == 0;", new="(uintptr_t)grad.data % 8 == 0;"),
     Source("update_at_8", "the same in the update", **UPDATE, only="slices_of_tensors*",
            old="(uintptr_t)x.data % 16 != 0", new="(uintptr_t)x.data % 8 != 0"),
     Source("statistics_at_8", "the same in the statistics of a tensor", **STATISTICS,
@@ -472,9 +472,9 @@ MUTATIONS = [
            old="e.packed ? begin + (end - begin) / N * N : begin;", new="e.packed ? end : begin;"),
     Source("norm_one_run", "partial sums of the second kind of gradients over those of the first", **NORM,
            old="partials[first[0] + (int)blockIdx.x] = sum;", new="partials[blockIdx.x] = sum;"),
-    Source("norm_parts", "a lane adds one part of a tensor", module="optimizer", file="optimizer.cuh",
+    Source("norm_parts", "a lane adds one part of a tensor", module="optimizer_norm", file="optimizer.cuh",
            test="ops/test_optimizer", old="i < end; i += WARP) sum", new="i < end && i < begin + WARP; i += WARP) sum"),
-    Source("entry_of_many", "only the first 256 tensors are found", module="optimizer", file="optimizer.cuh",
+    Source("entry_of_many", "only the first 256 tensors are found", module="optimizer_norm", file="optimizer.cuh",
            test="ops/test_optimizer", old="i < n; i += (int)blockDim.x",
            new="i < n && i < (int)blockDim.x; i += (int)blockDim.x"),
     Source("control_losses", "the first 256 losses again and again", **NORM, only="step_control*",
@@ -482,27 +482,32 @@ MUTATIONS = [
     Source("control_barrier", "the next losses are loaded before the last ones are added", **NORM,
            only="step_control*",
            old="loss_sum += (double)tile[i];\n        __syncthreads();", new="loss_sum += (double)tile[i];"),
+    Source("adamw_skipped", "a skipped step is made by the default's kernel", **UPDATE, only="a_skipped*",
+           old="    if (control->skip != SKIP_NONE) return;\n    const float grad_factor = control->grad_factor; // undoes",
+           new="    const float grad_factor = control->grad_factor; // undoes"),
+    Source("adamw_end", "the last elements of a tensor are updated by the unscaled gradient", **UPDATE,
+           old="v[e], grad[e] * grad_factor,", new="v[e], grad[e],"),
     Source("update_skipped", "a skipped step is made", **UPDATE, only="a_skipped*",
            old="N = Neighbours<S>::N;\n    if (control->skip != SKIP_NONE) return;\n", new="N = Neighbours<S>::N;\n"),
     Source("update_slice_bits", "slices take the random bits of the first elements", **UPDATE, only="slices_of_a*",
            old="(uint64_t)(t.offset + at.e)));", new="(uint64_t)at.e));"),
     Source("update_state_bits", "both moments are rounded by the random bits of the weight",
-           module="optimizer_update", file="optimizer_update.cu", test="ops/test_optimizer_rounding",
+           module="optimizer", file="optimizer.cu", test="ops/test_optimizer_rounding",
            old=" + (uint64_t)k * STREAM_STATE;", new=" + 0 * (uint64_t)k * STREAM_STATE;"),
-    Source("lost_part", "what rounding took is not given back", module="optimizer_update",
+    Source("lost_part", "what rounding took is not given back", module="optimizer",
            file="optimizer.cuh", test="ops/test_optimizer_update",
-           old="    if (has_lost<E, KIND>(t)) add_to(w, x.lost);\n", new=""),
-    Source("direction_factor", "a direction is multiplied by the factor of the gradient", module="optimizer_update",
-           file="optimizer_update.cu", test="ops/test_optimizer_update",
+           old="    if (has_lost<E>(t)) add_to(w, x.lost);\n", new=""),
+    Source("direction_factor", "a direction is multiplied by the factor of the gradient", module="optimizer",
+           file="optimizer.cu", test="ops/test_optimizer_update",
            old="RULE == RULE_DIRECTION ? g[k] : g[k] * grad_factor", new="g[k] * grad_factor"),
     Source("eight_bit_lowest", "the lowest number of a block has the code of the highest", **UPDATE,
            old="DYNAMIC8_ZERO_SIGNED - min(p, 127)", new="DYNAMIC8_ZERO_SIGNED - p"),
-    Source("eight_bit_zero", "small second moments become 0", module="optimizer_update", file="optimizer_update.cu",
+    Source("eight_bit_zero", "small second moments become 0", module="optimizer", file="optimizer.cu",
            test="ops/test_optimizer_rounding",
            old="p == 0 && x > 0.0f ? 1 : p", new="p"),
     Source("eight_bit_skipped", "a skipped step is made", **UPDATE, only="a_skipped*",
            old="Codes codes[1];\n    if (control->skip != SKIP_NONE) return;\n", new="Codes codes[1];\n"),
-    Source("eight_bit_end", "whole words where a tensor ends", module="optimizer_update", file="optimizer.cuh",
+    Source("eight_bit_end", "whole words where a tensor ends", module="optimizer", file="optimizer.cuh",
            test="ops/test_optimizer_update", old="packed && count == N};", new="packed};"),
     Source("eight_bit_scale", "a scale is replaced while other lanes still read it", **UPDATE, **TSAN,
            only="unaligned_8bit*_bf16", old="    __syncwarp(); // all lanes have read the scale that goes\n", new=""),
@@ -662,9 +667,7 @@ MUTATIONS = [
     Host("tuning_any_machine", "choices of another machine are taken", file="llmc/cuda/tuning.c",
          test="sim/test_gemm_plan", only="the_choices*",
          old="fits = strncmp(line, cublas, strlen(cublas)) == 0 ||", new="fits = true ||"),
-    Source("table_stale", "an array that changed has the table of before", **TABLES,
-         old="if (memcmp(c->key, array.elements, key_bytes) != 0) continue;",
-         new="(void)key_bytes;"),
+    Source("table_kept", "a table is made anew at every use", **TABLES, old="if (!t->entries) make_table(", new="make_table("),
     Source("table_ranges", "a range begins one tensor late", **TABLES, old="if (t->tensor[middle] < tensor)",
          new="if (t->tensor[middle] <= tensor)"),
     # ----------------------------------------------------------------------------------------------- trainer and device

@@ -100,13 +100,14 @@ static ALWAYS_INLINE double part_sumsq(const void *grad, Part part, DType G) {
     return sum;
 }
 
-void backend_gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
+void backend_gradient_sumsq(Tensor sumsq, UpdateList *list) {
+    const int n = list->n;
     Parts parts = parts_begin("gradient_sumsq", n, 0);
-    for (int i = 0; i < n; i++) parts_add(parts, i, tensor_numel(grads[i]));
+    for (int i = 0; i < n; i++) parts_add(parts, i, tensor_numel(list->tensors[i].grad));
 #pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
     for (int64_t number = 0; number < parts_count(parts); number++) {
         Part part = parts_get(parts, number);
-        Tensor grad = grads[part.tensor];
+        Tensor grad = list->tensors[part.tensor].grad;
         WITH_DTYPE(G, grad.dtype, parts.sums[number] = part_sumsq(grad.data, part, G));
     }
     float *out = sumsq.data;
@@ -292,11 +293,11 @@ static void update_block(const UpdateTensor *t, const Step *s, double mean_row, 
 
 // ----------------------------------------------------------------------------------------------------------------- ops
 
-void backend_optimizer_update(const UpdateTensor *tensors, int n, int first, int count, UpdateParams params,
-                              Tensor control) {
-    (void)n;
+void update_list_free(UpdateList *list) { (void)list; } // each op makes its tables, in the workspace
+
+void backend_optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control) {
     const Parts parts = parts_begin("optimizer_update", count, 0);
-    tensors += first;
+    const UpdateTensor *tensors = list->tensors + first;
     for (int i = 0; i < count; i++) parts_add(parts, i, tensor_numel(tensors[i].weight));
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
@@ -331,7 +332,9 @@ static void momentum_part(const UpdateTensor *t, const Step *s, Part part) {
     }
 }
 
-void backend_momentum_update(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
+    const UpdateTensor *tensors = list->tensors;
+    const int n = list->n;
     const Parts parts = parts_begin("momentum_update", n, 0);
     for (int i = 0; i < n; i++)
         parts_add(parts, i, tensors[i].rule == RULE_DIRECTION ? tensor_numel(tensors[i].weight) : 0);

@@ -149,7 +149,9 @@ static void tensor_statistics_of(const UpdateTensor *t, StatisticsStep s, Parts 
     *(float *)t->rms.data = (float)sqrt(parts_sum(parts, tensor) / (double)(tensor_numel(t->weight) - t->padding));
 }
 
-void backend_adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+void backend_adafactor_statistics(UpdateList *list, UpdateParams params, Tensor control) {
+    const UpdateTensor *tensors = list->tensors;
+    const int n = list->n;
     int64_t factored = 0;
     for (int i = 0; i < n; i++)
         if (tensors[i].rule == RULE_ADAFACTOR) factored += tensor_numel(tensors[i].weight);

@@ -1,7 +1,6 @@
 // The private header of the CUDA backend: its one handle, the workspace, checked calls, and the host-side interfaces
-// shared by the files of llmc/cuda: kernels that several ops launch, attention, matrix products, tables of tensors, GPU
-// capabilities. C and C++. Nothing outside llmc/cuda includes it. Choices by measurement are in tuning.h, device code
-// in kernel.cuh.
+// shared by the files of llmc/cuda: kernels that several ops launch, attention, matrix products, GPU capabilities. C
+// and C++. Nothing outside llmc/cuda includes it. Choices by measurement are in tuning.h, device code in kernel.cuh.
 //
 // How an op is run here: the one thread that called device_init calls the ops, whose tensors ops.c has checked. Each op
 // launches kernels (or library calls) on the compute stream and returns. Ops run in order, so every op may use the
@@ -69,10 +68,9 @@ bool cuda_kernels_fit(const char **reason);
 // For tests: nodes (kernels, copies, fills) that the graph holds; 0 until it is recorded.
 size_t cuda_graph_nodes(const DeviceGraph *graph);
 
-// Called by device_shutdown: each frees what it built lazily (handles, plans, tables).
+// Called by device_shutdown: each frees what it built lazily (handles, plans).
 void cuda_matmul_shutdown(void);
 void cuda_attention_shutdown(void);
-void cuda_optimizer_shutdown(void);
 
 // ------------------------------------------------------------------------------------- kernels that several ops launch
 // On the compute stream.
@@ -243,63 +241,6 @@ typedef struct {
     int64_t plans, timed; // plans made; candidates that were timed for them
 } GemmCounts;
 GemmCounts gemm_counts(void);
-
-// --------------------------------------------------------------------------------------------------- tables of tensors
-// Tables of tensors on the device, so that one launch runs over all tensors of a step: small tensors cost no launches
-// of their own, and the largest is spread over all multiprocessors. Host side (optimizer.cu); the search for a block's
-// part of the work is in optimizer.cuh.
-//
-// A table has zero or more entries (the arguments of a kernel) for each tensor of the caller's array. Entries for one
-// kernel form a group and are adjacent, in the order of their tensors; each is cut into parts, one per block. So the
-// tensors [first, first + count) of a group are a run: contiguous parts, one launch.
-// Tables are built at the first use of an array, looked up by its contents, and kept; they are the only memory that the
-// optimizer's kernels own. A steady step looks them up and neither waits nor allocates.
-
-// The caller's array: n elements of `stride` bytes without padding. op names the caller in messages.
-typedef struct {
-    const char *op;
-    const void *elements;
-    int n;
-    size_t stride;
-} TensorArray;
-
-enum { TABLE_MAX_GROUPS = 16 };
-
-typedef struct {
-    int variant; // kernel, in the caller's numbering
-    int begin, end;
-} TableGroup;
-
-typedef struct {
-    size_t entry_bytes;
-    char *entries;        // on the device
-    int32_t *first;       // on the device: number of the first part of each entry, and of the end
-    const int32_t *parts; // the same on the host
-    const int *tensor;    // on the host: which element of the array an entry came from
-    TableGroup groups[TABLE_MAX_GROUPS];
-    int num_groups;
-} UpdateTable;
-
-// Adjacent entries of one group. Their parts are first[0] .. first[0] + parts - 1.
-typedef struct {
-    const void *entries;
-    const int32_t *first; // (n + 1)
-    int n;
-    unsigned parts;
-} TableRun;
-
-typedef struct TableDraft TableDraft;
-// Lists the entries of an array, in the order of its elements; stops the program if a tensor is invalid.
-typedef void TableDescribe(TableDraft *draft, TensorArray array);
-void table_add(TableDraft *draft, int variant, int tensor, const void *entry, int64_t parts);
-
-// The table of this array as `describe` sees it. Building one waits for the device.
-const UpdateTable *update_table(TensorArray array, size_t entry_bytes, TableDescribe *describe);
-
-// The group of that variant; NULL if it has no tensors.
-const TableGroup *table_group(const UpdateTable *table, int variant);
-// The entries of tensors [first, first + count) in a group, which may be NULL; n = 0 when there are none.
-TableRun table_run(const UpdateTable *table, const TableGroup *group, int first, int count);
 
 // --------------------------------------------------------------------------------------------------- what a GPU can do
 // Peak rates, derived from the attributes the driver reports: the datasheet's FLOP/s from multiprocessors x clock x

@@ -141,7 +141,6 @@ void device_shutdown(void) {
     if (!cuda_backend.ready) return;
     CUDA_CHECK(cudaDeviceSynchronize());
     cuda_attention_shutdown();
-    cuda_optimizer_shutdown();
     cuda_matmul_shutdown();
     cuda_nvml_close(cuda_backend.nvml);
     for (int i = 0; i < STREAM_COUNT; i++) CUDA_CHECK(cudaStreamDestroy(cuda_backend.streams[i]));

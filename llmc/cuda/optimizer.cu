@@ -1,286 +1,429 @@
-// The end of the step, before the update: the tables by which one launch runs over all tensors (backend.h), the
-// gradient norm, and the decision. The rules of the update are in optimizer_update.cu and optimizer_adafactor.cu.
+// The update of the parameters: optimizer_update and momentum_update. AdamW as it runs by default comes first, a short
+// kernel of its own. Then the kernel for every other rule and format: AdamW with other weights, gradients or moments,
+// Lion, SGD, a given direction, Muon's momentum; the same for moments in 8 bits; and the host side. Adafactor is in
+// optimizer_adafactor.cu; the gradient norm and the decision, which come before, are in optimizer_norm.cu.
 //
-// The tables are a small cache. The key is the contents of an array, not its address, so a table never names memory
-// that the caller did not. A full cache evicts the least recently used table. The norm reads 4 bytes per parameter with
-// fp32 gradients, the minimum.
+// One launch for each rule and format of states among the tensors. Each byte is moved once. Bytes a parameter, with
+// bf16 weights, fp32 master and gradient (2 less where the gradient is bf16):
+//   AdamW, fp32 states      30    gradient 4; m, v and master read and written 24; weight written 2
+//     without master        24    the weight is read and written, 4, instead of master and weight, 10
+//   AdamW, bf16 states      16    without master; gradient 4, m and v 8, weight 4
+//     with what was lost    20
+//   Lion, SGD               22
+//   direction               14    gradient 4, master 8, weight 2; momentum_update before it 16
+//   AdamW, 8-bit states     18    gradient 4; codes of m and v read and written 4, scales 1/16; master 8, weight 2
+//   Lion, SGD, 8-bit states 16
 #include "llmc/cuda/optimizer.cuh"
-
-#include <stdlib.h>
-#include <string.h>
+#include "llmc/number.h"
 
 enum { BLOCK_THREADS = 256 };
+// Elements of a block: 4 rounds or 2 hide the search for the tensor. 124M parameters are 30,000 blocks of 123 KB.
+enum { UPDATE_PART = 16 * BLOCK_THREADS };
 
-// -------------------------------------------------------------------------------------------------------------- tables
+// -------------------------------------------------------------------------------------------------- AdamW, the default
 
-struct TableDraft {
-    const char *op;
-    size_t entry_bytes;
-    int count, capacity;
-    char *entries;
-    int *variant, *tensor;
-    int32_t *parts;
+// One element. Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2017.
+static __device__ __forceinline__ void adamw(float &w, float &m, float &v, float g, const UpdateStep &s,
+                                             float learning_rate, float weight_decay) {
+    m = fmaf(s.beta1, m, s.one_minus_beta1 * g);
+    v = fmaf(s.beta2, v, s.one_minus_beta2 * (g * g));
+    const float direction = m * s.m_correction / (sqrtf(v * s.v_correction) + s.eps);
+    w = fmaf(-learning_rate, fmaf(weight_decay, w, direction), w); // w - lr * (direction + weight_decay * w)
+}
+
+// Gradient and moments in fp32, and w in fp32: the master, whose value rounded to E is the weight; for E = float the
+// weight itself. Nothing is written when the step is skipped.
+//   layout  every array of a tensor is flat, (numel); a part is UPDATE_PART of them, fewer at the end of the tensor
+//   block   a part; n entries share the grid, first[i] is the first part of entry i (TableRun)
+//   thread  every 256th group of 4 neighbours, 16 bytes of each fp32 array, by streaming accesses (the third argument)
+//   bytes   30 a parameter: gradient 4; m, v and w read and written 24; weight written 2. fp32: 28
+template <class E>
+static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
+    adamw_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s, const StepControl *control) {
+    if (control->skip != SKIP_NONE) return;
+    const float grad_factor = control->grad_factor; // undoes the loss scale, clips
+    const int entry = entry_of_block(first, n);
+    const UpdateEntry t = entry_of_step(entries[entry], s);
+    const float *grad = (const float *)t.grad;
+    float *m = (float *)t.m, *v = (float *)t.v, *w = sizeof(E) == 4 ? (float *)t.weight : t.master;
+    E *weight = (E *)t.weight;
+    const int64_t begin = (int64_t)part_of_block(first, entry) * UPDATE_PART, end = min(t.numel, begin + UPDATE_PART);
+    const int64_t fours = t.packed ? begin + (end - begin) / 4 * 4 : begin; // where they end
+#pragma unroll 1 // copies of the loop would take registers, and with them warps, from the loads of others
+    for (int64_t e = begin + threadIdx.x * 4; e < fours; e += BLOCK_THREADS * 4) {
+        Vector<float, 4> m4 = load_vector<float, 4, true>(m + e), v4 = load_vector<float, 4, true>(v + e);
+        const Vector<float, 4> g4 = load_vector<float, 4, true>(grad + e);
+        Vector<float, 4> w4 = load_vector<float, 4, true>(w + e);
+        for (int k = 0; k < 4; k++)
+            adamw(w4.v[k], m4.v[k], v4.v[k], g4.v[k] * grad_factor, s, t.learning_rate, t.weight_decay);
+        store_vector<float, 4, true>(w + e, w4);
+        if (sizeof(E) < 4) store_vector<E, 4, true>(weight + e, from_floats<E, 4>(w4.v));
+        store_vector<float, 4, true>(m + e, m4);
+        store_vector<float, 4, true>(v + e, v4);
+    }
+#pragma unroll 1 // the last three elements, or all of a tensor that is not aligned
+    for (int64_t e = fours + threadIdx.x; e < end; e += BLOCK_THREADS) {
+        adamw(w[e], m[e], v[e], grad[e] * grad_factor, s, t.learning_rate, t.weight_decay);
+        if (sizeof(E) < 4) weight[e] = from_float<E>(w[e]);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------------- rules
+
+// Pseudo-rules: adamw_kernel; momentum_update, which writes the gradient instead of the weight.
+enum { RULE_ADAMW_DEFAULT = RULE_COUNT, RULE_MOMENTUM };
+
+template <int RULE> struct RuleUses { // of the moments
+    static constexpr bool m = RULE != RULE_DIRECTION, v = RULE == RULE_ADAMW;
+    static constexpr bool weight = RULE != RULE_MOMENTUM;
 };
 
-typedef struct {
-    UpdateTable table;
-    TableDescribe *describe;
-    char *key; // a copy of the array
-    int n;
-    size_t stride;
-    uint64_t used; // number of the last look-up that found it
-    void *host;    // tensor and parts of the table
-} CachedTable;
-
-// A run has three or four arrays: gradients, tensors, and their slices.
-enum { MAX_TABLES = 64 };
-static CachedTable cache[MAX_TABLES];
-static uint64_t look_ups;
-
-static void *checked(const char *op, void *memory) {
-    REQUIRE_MEMORY(memory != NULL, "the tables of %s", op);
-    return memory;
-}
-
-static void forget(CachedTable *c) {
-    if (!c->key) return;
-    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream())); // the last kernel that reads it
-    device_free(c->table.entries);
-    free(c->key), free(c->host);
-    memset(c, 0, sizeof *c);
-}
-
-void cuda_optimizer_shutdown(void) {
-    for (int i = 0; i < MAX_TABLES; i++) forget(&cache[i]);
-}
-
-void table_add(TableDraft *d, int variant, int tensor, const void *entry, int64_t parts) {
-    if (d->count == d->capacity) {
-        d->capacity = d->capacity ? 2 * d->capacity : 64;
-        const size_t n = (size_t)d->capacity;
-        d->entries = (char *)checked(d->op, realloc(d->entries, n * d->entry_bytes));
-        d->variant = (int *)checked(d->op, realloc(d->variant, n * sizeof *d->variant));
-        d->tensor = (int *)checked(d->op, realloc(d->tensor, n * sizeof *d->tensor));
-        d->parts = (int32_t *)checked(d->op, realloc(d->parts, n * sizeof *d->parts));
+// The formulas of ops.h for one element. g: the gradient times grad_factor; w: what the update reads and writes; for
+// RULE_MOMENTUM what goes into the gradient.
+template <int RULE>
+static __device__ __forceinline__ void apply_rule(float &w, float &m, float &v, float g, const UpdateStep &s,
+                                                  float learning_rate, float weight_decay) {
+    if constexpr (RULE == RULE_ADAMW) adamw(w, m, v, g, s, learning_rate, weight_decay);
+    if constexpr (RULE == RULE_LION) {
+        const float c = fmaf(s.beta1, m, s.one_minus_beta1 * g);
+        m = fmaf(s.beta2, m, s.one_minus_beta2 * g);
+        w = descend(w, c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f, learning_rate, weight_decay);
     }
-    REQUIRE(parts <= INT32_MAX, "%s: tensor %d has %lld parts", d->op, tensor, (long long)parts);
-    memcpy(d->entries + (size_t)d->count * d->entry_bytes, entry, d->entry_bytes);
-    d->variant[d->count] = variant, d->tensor[d->count] = tensor, d->parts[d->count] = (int32_t)parts;
-    d->count++;
+    if constexpr (RULE == RULE_SGD || RULE == RULE_MOMENTUM) m = fmaf(s.momentum, m, g);
+    if constexpr (RULE == RULE_SGD) w = descend(w, m, learning_rate, weight_decay);
+    if constexpr (RULE == RULE_MOMENTUM) w = fmaf(s.momentum, m, g);
+    if constexpr (RULE == RULE_DIRECTION) w = descend(w, g, learning_rate, weight_decay);
 }
 
-static void draft_free(TableDraft *d) { free(d->entries), free(d->variant), free(d->tensor), free(d->parts); }
-
-// The smallest variant above `after`; -1 when there is none.
-static int next_variant(const TableDraft *d, int after) {
-    int next = -1;
-    for (int i = 0; i < d->count; i++)
-        if (d->variant[i] > after && (next < 0 || d->variant[i] < next)) next = d->variant[i];
-    return next;
+// The elements of a place: gradient and weight loaded, the rule applied to them and to m and v, the weight stored (the
+// gradient for RULE_MOMENTUM).
+template <class E, int RULE, int N>
+static __device__ __forceinline__ void update_place(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
+                                                    Place at, float (&m)[N], float (&v)[N]) {
+    float g[N], w[N] = {};
+    const bool fp32 = grad_is_fp32<E>(t);
+    const EitherVector<E, N> grad = load_either<E, N>(t.grad, at, fp32);
+    if constexpr (RuleUses<RULE>::weight) weight_to_floats<E, N>(w, load_weight<E, N>(t, at), t);
+    either_to_floats(g, grad, fp32);
+    for (int k = 0; k < N; k++)
+        apply_rule<RULE>(w[k], m[k], v[k], RULE == RULE_DIRECTION ? g[k] : g[k] * grad_factor, s, t.learning_rate,
+                         t.weight_decay);
+    if constexpr (RuleUses<RULE>::weight)
+        store_weight<E, N>(t, s, at, w);
+    else if (fp32)
+        store_place<float, N>((float *)t.grad, at, from_floats<float, N>(w));
+    else
+        store_place<E, N>((E *)t.grad, at, from_floats<E, N>(w));
 }
 
-// Writes the entries of the draft, group by group, to sorted (entries), and the host's part to the table.
-static void group_entries(CachedTable *c, const TableDraft *d, char *sorted) {
-    UpdateTable *t = &c->table;
-    const size_t count = (size_t)d->count;
-    c->host = checked(d->op, malloc((2 * count + 1) * sizeof(int32_t)));
-    int *tensor = (int *)c->host;
-    int32_t *first = (int32_t *)c->host + count;
-    int at = 0;
-    int64_t parts = 0;
-    for (int variant = -1; (variant = next_variant(d, variant)) >= 0;) {
-        REQUIRE(t->num_groups < TABLE_MAX_GROUPS, "%s: more than %d kinds of tensors", d->op, TABLE_MAX_GROUPS);
-        TableGroup *group = &t->groups[t->num_groups++];
-        group->variant = variant, group->begin = at;
-        for (int i = 0; i < d->count; i++) {
-            if (d->variant[i] != variant) continue;
-            memcpy(sorted + (size_t)at * d->entry_bytes, d->entries + (size_t)i * d->entry_bytes, d->entry_bytes);
-            tensor[at] = d->tensor[i], first[at++] = (int32_t)parts;
-            parts += d->parts[i];
-            REQUIRE(parts <= INT32_MAX, "%s: %lld parts", d->op, (long long)parts);
-        }
-        group->end = at;
-    }
-    first[at] = (int32_t)parts;
-    t->tensor = tensor, t->parts = first;
+// ------------------------------------------------------------------------------------- kernel, states in fp32 and bf16
+
+// A thread updates N neighbours at a time. With states in fp32 N is 4: 16 bytes of each fp32 array and 8 of a 16-bit
+// one, so that the accesses of a warp are dense in both. (8 would leave gaps between the fp32 accesses of one
+// instruction.) With states in bf16 most arrays have 16 bits, and N is 8: one draw of random bits serves 8 elements.
+template <class S> struct Neighbours { static constexpr int N = sizeof(S) == 4 ? 4 : 8; };
+
+// The random streams of the moments are offset from the weight's: + k * 2^20.
+enum { STREAM_STATE = 1 << 20 };
+
+template <class S, int N>
+static __device__ __forceinline__ void store_states(void *p, const UpdateEntry &t, const UpdateStep &s, int k, Place at,
+                                                    const float (&x)[N]) {
+    const uint64_t stream = STREAM_ROUNDING + (uint64_t)t.stream + (uint64_t)k * STREAM_STATE;
+    store_place<S, N>((S *)p, at, round_vector<S, N>(x, s.seed, stream, s.counter, (uint64_t)(t.offset + at.e)));
 }
 
-static void build(CachedTable *c, TensorArray array, size_t entry_bytes, TableDescribe *describe) {
-    REQUIRE(!cuda_backend.capturing, "%s: new tensors under capture", array.op);
-    const size_t key_bytes = (size_t)array.n * array.stride;
-    TableDraft draft = {};
-    draft.op = array.op, draft.entry_bytes = entry_bytes;
-    describe(&draft, array);
-    c->describe = describe, c->n = array.n, c->stride = array.stride;
-    c->key = (char *)checked(array.op, malloc(key_bytes + 1));
-    memcpy(c->key, array.elements, key_bytes);
-    const size_t bytes = (size_t)draft.count * entry_bytes, first_bytes = ((size_t)draft.count + 1) * sizeof(int32_t);
-    char *sorted = (char *)checked(array.op, malloc(bytes + 1));
-    group_entries(c, &draft, sorted);
-    Error err;
-    char *device = (char *)device_alloc(bytes + first_bytes, &err);
-    REQUIRE_MEMORY(device != NULL, "the tables of %s: %s", array.op, err.text);
-    c->table.entry_bytes = entry_bytes;
-    c->table.entries = device, c->table.first = (int32_t *)(void *)(device + bytes);
-    const cudaStream_t stream = cuda_compute_stream();
-    CUDA_CHECK(cudaMemcpyAsync(device, sorted, bytes, cudaMemcpyHostToDevice, stream));
-    CUDA_CHECK(cudaMemcpyAsync(device + bytes, c->table.parts, first_bytes, cudaMemcpyHostToDevice, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream)); // `sorted` is freed
-    free(sorted);
-    draft_free(&draft);
+// N elements from e on, a multiple of N.
+template <class E, int RULE, class S, int N>
+static __device__ __forceinline__ void update_elements(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
+                                                       int64_t e) {
+    typedef RuleUses<RULE> Uses;
+    const Place at = {e, N, true};
+    float m[N] = {}, v[N] = {};
+    if constexpr (Uses::m) to_floats(m, load_place<S, N>((const S *)t.m, at));
+    if constexpr (Uses::v) to_floats(v, load_place<S, N>((const S *)t.v, at));
+    update_place<E, RULE, N>(t, s, grad_factor, at, m, v);
+    if constexpr (Uses::m) store_states<S, N>(t.m, t, s, 1, at, m);
+    if constexpr (Uses::v) store_states<S, N>(t.v, t, s, 2, at, v);
 }
 
-const UpdateTable *update_table(TensorArray array, size_t entry_bytes, TableDescribe *describe) {
-    CachedTable *oldest = &cache[0];
-    const size_t key_bytes = (size_t)array.n * array.stride;
-    for (int i = 0; i < MAX_TABLES; i++) {
-        CachedTable *c = &cache[i];
-        if (c->used < oldest->used) oldest = c;
-        if (!c->key || c->describe != describe || c->n != array.n || c->stride != array.stride) continue;
-        if (memcmp(c->key, array.elements, key_bytes) != 0) continue;
-        c->used = ++look_ups;
-        return &c->table;
-    }
-    forget(oldest);
-    build(oldest, array, entry_bytes, describe);
-    oldest->used = ++look_ups;
-    return &oldest->table;
-}
-
-// The first entry of the group whose tensor is not before `tensor`.
-static int entry_of(const UpdateTable *t, const TableGroup *group, int tensor) {
-    int low = group->begin, high = group->end;
-    while (low < high) {
-        const int middle = low + (high - low) / 2;
-        if (t->tensor[middle] < tensor)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-const TableGroup *table_group(const UpdateTable *t, int variant) {
-    for (int i = 0; i < t->num_groups; i++)
-        if (t->groups[i].variant == variant) return &t->groups[i];
-    return NULL;
-}
-
-TableRun table_run(const UpdateTable *t, const TableGroup *group, int first, int count) {
-    if (!group) return TableRun{};
-    const int begin = entry_of(t, group, first), end = entry_of(t, group, first + count);
-    return TableRun{t->entries + (size_t)begin * t->entry_bytes, t->first + begin, end - begin,
-                    (unsigned)(t->parts[end] - t->parts[begin])};
-}
-
-// ---------------------------------------------------------------------------------------------------------------- norm
-
-// Elements of a part: 64 KB of fp32, longer where a tensor would have more than NORM_MAX_PARTS of them. 124M parameters
-// are 4,500 parts.
-enum { NORM_PART = 16384 };
-
-typedef struct {
-    const void *data;
-    int64_t numel;
-    int64_t part;   // elements of a part, a multiple of NORM_PART
-    int32_t tensor; // where its sum goes
-    bool packed;    // 16-byte aligned
-} NormEntry;
-
-// Sums the squares of part b of the run into partials[b], fp32, b numbered through all runs of the table. Thread: every
-// 256th pack of the part, in order. Reads the gradients once.
-template <class G>
-static __global__ void __launch_bounds__(BLOCK_THREADS)
-    norm_parts_kernel(float *partials, const NormEntry *entries, const int32_t *first, int n) {
-    constexpr int N = Pack<G>::N;
+// Block b updates part b of the run; nothing when the step is skipped. Thread: every 256th group of N, in order.
+template <class E, int RULE, class S>
+static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
+    update_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s, const StepControl *control) {
+    constexpr int N = Neighbours<S>::N;
+    if (control->skip != SKIP_NONE) return;
+    const float grad_factor = control->grad_factor;
     const int entry = entry_of_block(first, n);
-    const NormEntry e = entries[entry];
-    const int64_t begin = part_of_block(first, entry) * e.part, end = min(e.numel, begin + e.part);
-    const G *data = (const G *)e.data;
-    const int64_t whole = e.packed ? begin + (end - begin) / N * N : begin; // where the packs end
-    float sum = 0.0f;
-    for (int64_t i = begin + threadIdx.x * N; i < whole; i += BLOCK_THREADS * N) {
-        const Pack<G> x = load_pack(data + i);
-        for (int k = 0; k < N; k++) sum = fmaf(to_float(x.v[k]), to_float(x.v[k]), sum);
-    }
-    for (int64_t i = whole + threadIdx.x; i < end; i += BLOCK_THREADS) {
-        const float x = to_float(data[i]);
-        sum = fmaf(x, x, sum);
-    }
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) partials[first[0] + (int)blockIdx.x] = sum;
+    const UpdateEntry t = entry_of_step(entries[entry], s);
+    const int64_t begin = (int64_t)part_of_block(first, entry) * UPDATE_PART;
+    const int64_t end = min(t.numel, begin + UPDATE_PART);
+    const int64_t whole = t.packed ? begin + (end - begin) / N * N : begin;
+#pragma unroll 1 // as in adamw_kernel
+    for (int64_t e = begin + threadIdx.x * N; e < whole; e += BLOCK_THREADS * N)
+        update_elements<E, RULE, S, N>(t, s, grad_factor, e);
+#pragma unroll 1
+    for (int64_t e = whole + threadIdx.x; e < end; e += BLOCK_THREADS)
+        update_elements<E, RULE, S, 1>(t, s, grad_factor, e);
 }
 
-// Block i, one warp: the sum of the partials of entry i goes to its tensor.
-static __global__ void norm_tensors_kernel(float *sumsq, const float *partials, const NormEntry *entries,
-                                           const int32_t *first) {
-    const double sum = sum_of_parts(partials, first[blockIdx.x], first[blockIdx.x + 1]);
-    if (threadIdx.x == 0) sumsq[entries[blockIdx.x].tensor] = (float)sum;
+// -------------------------------------------------------------------------------------------- kernel, states in 8 bits
+// Codes of llmc/number.h, a scale for each block of 256 elements. Numbers and codes are the header's, to the bit.
+// Dettmers, Lewis, Shleifer, Zettlemoyer, "8-bit Optimizers via Block-wise Quantization", 2021.
+//
+// A warp owns a block of states from its load to its store: the new largest magnitudes go through shuffles, the new
+// moments stay in registers.
+
+enum {
+    BLOCK_WARPS = BLOCK_THREADS / WARP,
+    NEIGHBOURS = 4,                // 4 bytes of codes, 16 of fp32, so that the accesses of a warp are dense
+    ROUND = WARP * NEIGHBOURS,     // elements of a warp at a time
+    ROUNDS = STATE_BLOCK / ROUND,  // until it has a block of states
+    PART_BLOCKS = 8 * BLOCK_WARPS, // blocks of states of a block of threads: they hide the making of the table
+    MINE = ROUNDS * NEIGHBOURS,    // elements of a thread in a block of states
+};
+
+// What a block of threads computes once: by arithmetic, decoding would take longer than the remainder of the update,
+// and encoding half as long again.
+struct Codes {
+    float m[256], v[256];                                       // what they stand for: signed, unsigned
+    float begin[DYNAMIC8_DECADES];                              // of a decade
+    float m_cells[DYNAMIC8_DECADES], v_cells[DYNAMIC8_DECADES]; // in one, on the scale of magnitudes
+};
+
+static __device__ __forceinline__ void make_codes(Codes *codes) {
+    const int i = (int)threadIdx.x;
+    codes->m[i] = dynamic8_decode_signed((uint8_t)i);
+    codes->v[i] = dynamic8_decode_unsigned((uint8_t)i);
+    if (i >= DYNAMIC8_DECADES) return;
+    codes->begin[i] = dynamic8_decade_begin(i); // an array that a thread keeps in memory: once a block of threads
+    codes->m_cells[i] = __fdiv_rn((float)(1 << i), dynamic8_decade_width(i));
+    codes->v_cells[i] = __fdiv_rn((float)(2 << i), dynamic8_decade_width(i));
 }
 
-// fp32 and 16-bit gradients are separate groups: the dtype is the variant.
-static void describe_norm(TableDraft *draft, TensorArray array) {
-    const Tensor *grads = (const Tensor *)array.elements;
-    for (int i = 0; i < array.n; i++) {
-        const int64_t numel = tensor_numel(grads[i]);
-        NormEntry e = {};
-        e.data = grads[i].data, e.numel = numel, e.tensor = i;
-        e.part = round_up(ceil_div(numel, NORM_MAX_PARTS), NORM_PART);
-        e.packed = (uintptr_t)grads[i].data % 16 == 0;
-        table_add(draft, grads[i].dtype, i, &e, ceil_div(numel, e.part));
+// dynamic8_code with the quotients of the table: the same operations, the same bits.
+template <int FIRST_CELLS> static __device__ __forceinline__ int code_of(float x, const Codes &codes) {
+    int decade = 0;
+    for (int d = 1; d < DYNAMIC8_DECADES; d++) decade += x > dynamic8_border(d, FIRST_CELLS);
+    const int cells = FIRST_CELLS << decade;
+    const float in_one = FIRST_CELLS == 1 ? codes.m_cells[decade] : codes.v_cells[decade];
+    const int cell = (int)__fmul_rn(__fsub_rn(x, codes.begin[decade]), in_one);
+    const int code = cells - (FIRST_CELLS - 1) + min(cell, cells - 1);
+    if (x > dynamic8_border(DYNAMIC8_DECADES, FIRST_CELLS)) return 127 * FIRST_CELLS + 1;
+    return x > dynamic8_border(0, FIRST_CELLS) ? code : 0;
+}
+static __device__ __forceinline__ uint8_t encode_signed(float x, const Codes &codes) {
+    const int p = code_of<1>(fabsf(x), codes);
+    return (uint8_t)(x < 0.0f ? DYNAMIC8_ZERO_SIGNED - min(p, 127) : DYNAMIC8_ZERO_SIGNED + p);
+}
+static __device__ __forceinline__ uint8_t encode_unsigned(float x, const Codes &codes) {
+    const int p = code_of<2>(x, codes);
+    return (uint8_t)(p == 0 && x > 0.0f ? 1 : p);
+}
+
+// The elements that a round gives a lane, fewer where the tensor ends.
+static __device__ __forceinline__ Place place_of_round(const UpdateEntry &t, int64_t block, int round) {
+    const int64_t e = block * STATE_BLOCK + round * ROUND + (int)threadIdx.x % WARP * NEIGHBOURS;
+    return place_at<NEIGHBOURS>(e, t.numel - e, t.packed);
+}
+
+static __device__ __forceinline__ void decode(float (&x)[NEIGHBOURS], const void *codes, Place at, const float *numbers,
+                                              float scale) {
+    const Vector<uint8_t, NEIGHBOURS> c = load_place<uint8_t, NEIGHBOURS>((const uint8_t *)codes, at);
+    for (int k = 0; k < NEIGHBOURS; k++) x[k] = k < at.count ? __fmul_rn(numbers[c.v[k]], scale) : 0.0f;
+}
+
+// x (MINE): the lane's new states of a block. Their largest magnitude in the block is the scale.
+template <bool SIGNED>
+static __device__ __forceinline__ void encode_block(void *out, float *scales, const UpdateEntry &t, int64_t block,
+                                                    const float (&x)[MINE], const Codes &codes) {
+    float scale = 0.0f;
+    for (int k = 0; k < MINE; k++) scale = fmaxf(scale, fabsf(x[k]));
+    scale = warp_max(scale);
+    __syncwarp(); // all lanes have read the scale that goes
+    if (threadIdx.x % WARP == 0) scales[block] = scale;
+    for (int round = 0; round < ROUNDS; round++) {
+        Vector<uint8_t, NEIGHBOURS> c;
+        for (int k = 0; k < NEIGHBOURS; k++) {
+            const float value = scale > 0.0f ? __fdiv_rn(x[round * NEIGHBOURS + k], scale) : 0.0f;
+            c.v[k] = SIGNED ? encode_signed(value, codes) : encode_unsigned(value, codes);
+        }
+        store_place<uint8_t, NEIGHBOURS>((uint8_t *)out, place_of_round(t, block, round), c);
     }
 }
 
-void backend_gradient_sumsq(Tensor sumsq, const Tensor *grads, int n) {
-    const TensorArray array = {"gradient_sumsq", grads, n, sizeof *grads};
-    const UpdateTable *t = update_table(array, sizeof(NormEntry), describe_norm);
-    float *partials = (float *)cuda_scratch(array.op, t->parts[n] * (int64_t)sizeof(float));
-    const cudaStream_t stream = cuda_compute_stream();
-    for (int i = 0; i < t->num_groups; i++) {
-        const TableRun run = table_run(t, &t->groups[i], 0, n);
-        DISPATCH((DType)t->groups[i].variant, G, {
-            LAUNCH(norm_parts_kernel<G>, run.parts, BLOCK_THREADS, 0, stream)
-            (partials, (const NormEntry *)run.entries, run.first, run.n);
-        });
+// One block of states, by one warp.
+template <class E, int RULE>
+static __device__ __forceinline__ void update_block(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
+                                                    const Codes &codes, int64_t block) {
+    typedef RuleUses<RULE> Uses;
+    float all_m[MINE], all_v[MINE];
+    const float m_scale = t.m_scale[block], v_scale = Uses::v ? t.v_scale[block] : 0.0f;
+    for (int round = 0; round < ROUNDS; round++) {
+        const Place at = place_of_round(t, block, round);
+        float m[NEIGHBOURS], v[NEIGHBOURS] = {};
+        decode(m, t.m, at, codes.m, m_scale);
+        if constexpr (Uses::v) decode(v, t.v, at, codes.v, v_scale);
+        update_place<E, RULE, NEIGHBOURS>(t, s, grad_factor, at, m, v);
+        for (int k = 0; k < NEIGHBOURS; k++) all_m[round * NEIGHBOURS + k] = m[k], all_v[round * NEIGHBOURS + k] = v[k];
     }
-    LAUNCH(norm_tensors_kernel, (unsigned)n, WARP, 0, stream)
-    ((float *)sumsq.data, partials, (const NormEntry *)t->entries, t->first);
+    encode_block<true>(t.m, t.m_scale, t, block, all_m, codes);
+    if constexpr (Uses::v) encode_block<false>(t.v, t.v_scale, t, block, all_v, codes);
 }
 
-// ------------------------------------------------------------------------------------------------------------ decision
-
-// One block: all threads load state, norms and losses into shared memory, one thread decides, all write back. The
-// losses are added in index order by that thread, a tile at a time. Dynamic shared memory: num_tensors floats.
-static __global__ void __launch_bounds__(BLOCK_THREADS)
-    step_control_kernel(StepControl *control, const float *sumsq, int num_tensors, const float *losses,
-                        int num_sequences, int64_t num_tokens, StepLimits limits) {
-    __shared__ StepControl state[1];
-    __shared__ float tile[BLOCK_THREADS];
-    float *norms = reinterpret_cast<float *>(dynamic_shared_memory);
-    enum { WORDS = sizeof(StepControl) / sizeof(uint32_t) };
-    uint32_t *words = (uint32_t *)state, *device_words = (uint32_t *)control;
-    for (int i = (int)threadIdx.x; i < WORDS; i += BLOCK_THREADS) words[i] = device_words[i];
-    for (int i = (int)threadIdx.x; i < num_tensors; i += BLOCK_THREADS) norms[i] = sumsq[i];
-    double loss_sum = 0.0;
-    for (int begin = 0; begin < num_sequences; begin += BLOCK_THREADS) {
-        const int count = min((int)BLOCK_THREADS, num_sequences - begin);
-        if ((int)threadIdx.x < count) tile[threadIdx.x] = losses[begin + (int)threadIdx.x];
-        __syncthreads();
-        if (threadIdx.x == 0)
-            for (int i = 0; i < count; i++) loss_sum += (double)tile[i];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) step_control_decide(state, norms, num_tensors, loss_sum, num_tokens, limits);
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < WORDS; i += BLOCK_THREADS) device_words[i] = words[i];
+// Block b updates part b of the run; nothing when the step is skipped. Warp: every 8th block of states, in order.
+template <class E, int RULE>
+static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
+    update_8bit_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s,
+                       const StepControl *control) {
+    __shared__ Codes codes[1];
+    if (control->skip != SKIP_NONE) return;
+    const float grad_factor = control->grad_factor;
+    make_codes(codes);
+    const int entry = entry_of_block(first, n); // its barrier also covers the table
+    const UpdateEntry t = entry_of_step(entries[entry], s);
+    const int64_t begin = (int64_t)part_of_block(first, entry) * PART_BLOCKS;
+    const int64_t end = min((t.numel + STATE_BLOCK - 1) / STATE_BLOCK, begin + PART_BLOCKS);
+    for (int64_t block = begin + threadIdx.x / WARP; block < end; block += BLOCK_WARPS)
+        update_block<E, RULE>(t, s, grad_factor, codes[0], block);
 }
 
-void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
-    const int64_t num_tensors = tensor_numel(sumsq), num_sequences = tensor_numel(losses);
-    REQUIRE(num_tensors <= 8192 && num_sequences >= 1, "%s: %lld tensors, %lld sequences", "step_control_update",
-            (long long)num_tensors,
-            (long long)num_sequences); // 32 KB of shared memory
-    LAUNCH(step_control_kernel, 1, BLOCK_THREADS, (size_t)num_tensors * sizeof(float), cuda_compute_stream())
-    ((StepControl *)control.data, (const float *)sumsq.data, (int)num_tensors, (const float *)losses.data,
-     (int)num_sequences, num_tokens, limits);
+// --------------------------------------------------------------------------------------------------------------- table
+
+// The format of a tensor's moments.
+typedef enum { STATES_FP32, STATES_BF16, STATES_8BIT, STATES_COUNT } StateFormat;
+
+// Which kernel an entry wants.
+typedef struct {
+    int rule; // or a pseudo-rule
+    StateFormat states;
+} Variant;
+
+static int variant_number(Variant v) { return v.rule * STATES_COUNT + v.states; }
+static Variant variant_of_number(int number) { return {number / STATES_COUNT, (StateFormat)(number % STATES_COUNT)}; }
+
+static StateFormat states_of(const UpdateTensor *t) {
+    return t->m.dtype == DTYPE_FP32 ? STATES_FP32 : t->m.dtype == DTYPE_BF16 ? STATES_BF16 : STATES_8BIT;
+}
+
+// What adamw_kernel updates.
+static bool is_default(const UpdateTensor *t) {
+    return t->rule == RULE_ADAMW && states_of(t) == STATES_FP32 && t->grad.dtype == DTYPE_FP32 &&
+           (t->master.data || t->weight.dtype == DTYPE_FP32);
+}
+
+static bool all_aligned(const UpdateTensor *t) {
+    const Tensor all[] = {t->weight, t->master, t->lost, t->grad, t->m, t->v};
+    for (const Tensor &x : all)
+        if ((uintptr_t)x.data % 16 != 0) return false;
+    return true;
+}
+
+UpdateEntry cuda_update_entry(const UpdateTensor *t) {
+    UpdateEntry e = {};
+    e.weight = t->weight.data, e.master = (float *)t->master.data, e.lost = t->lost.data, e.grad = t->grad.data;
+    e.m = t->m.data, e.v = t->v.data;
+    e.m_scale = (float *)t->m_scale.data, e.v_scale = (float *)t->v_scale.data;
+    e.numel = tensor_numel(t->weight), e.offset = t->offset, e.stream = t->stream;
+    e.learning_rate = t->rate, e.weight_decay = t->weight_decay;
+    e.grad_is_fp32 = t->grad.dtype == DTYPE_FP32;
+    e.packed = all_aligned(t);
+    return e;
+}
+
+static void add_tensor(TableDraft *draft, int tensor, const UpdateTensor *t, Variant v) {
+    const UpdateEntry e = cuda_update_entry(t);
+    const int64_t part = v.states == STATES_8BIT ? (int64_t)PART_BLOCKS * STATE_BLOCK : (int64_t)UPDATE_PART;
+    table_add(draft, variant_number(v), tensor, &e, ceil_div(e.numel, part));
+}
+
+// Adafactor's tensors have a table of their own.
+static void describe_update(TableDraft *draft, const UpdateTensor *tensors, int n) {
+    for (int i = 0; i < n; i++) {
+        const UpdateTensor *t = &tensors[i];
+        if (t->rule == RULE_ADAFACTOR) continue;
+        const Variant v = {is_default(t) ? (int)RULE_ADAMW_DEFAULT : (int)t->rule,
+                           t->rule == RULE_DIRECTION ? STATES_FP32 : states_of(t)};
+        add_tensor(draft, i, t, v);
+    }
+}
+
+static void describe_momentum(TableDraft *draft, const UpdateTensor *tensors, int n) {
+    for (int i = 0; i < n; i++) {
+        if (tensors[i].rule != RULE_DIRECTION) continue;
+        const Variant v = {RULE_MOMENTUM, states_of(&tensors[i])};
+        add_tensor(draft, i, &tensors[i], v);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- launch
+
+typedef void UpdateKernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s,
+                          const StepControl *control);
+
+template <class E, int RULE> static UpdateKernel *kernel_for_states(StateFormat states) {
+    if (states == STATES_8BIT) return update_8bit_kernel<E, RULE>;
+    if (states == STATES_BF16) return update_kernel<E, RULE, bf16>;
+    if constexpr (RULE == RULE_ADAMW && sizeof(E) == 4)
+        return adamw_kernel<E>; // is_default
+    else
+        return update_kernel<E, RULE, float>;
+}
+
+template <class E> static UpdateKernel *kernel_of(Variant v) {
+    switch (v.rule) {
+    case RULE_ADAMW_DEFAULT:
+        return adamw_kernel<E>;
+    case RULE_ADAMW:
+        return kernel_for_states<E, RULE_ADAMW>(v.states);
+    case RULE_LION:
+        return kernel_for_states<E, RULE_LION>(v.states);
+    case RULE_SGD:
+        return kernel_for_states<E, RULE_SGD>(v.states);
+    case RULE_MOMENTUM:
+        return kernel_for_states<E, RULE_MOMENTUM>(v.states);
+    default:
+        return update_kernel<E, RULE_DIRECTION, float>;
+    }
+}
+
+static void launch_groups(const UpdateTable *table, DType compute, int first, int count, const UpdateStep &step,
+                          Tensor control) {
+    for (int i = 0; i < table->num_groups; i++) {
+        const TableRun run = table_run(table, &table->groups[i], first, count);
+        if (run.n == 0) continue;
+        UpdateKernel *update = NULL;
+        DISPATCH(compute, E, update = kernel_of<E>(variant_of_number(table->groups[i].variant)));
+        LAUNCH(update, run.parts, BLOCK_THREADS, 0, cuda_compute_stream())
+        ((const UpdateEntry *)run.entries, run.first, run.n, step, (const StepControl *)control.data);
+    }
+}
+
+static UpdateStep update_step(UpdateParams p) {
+    const double beta1 = p.beta1, beta2 = p.beta2, step = (double)p.step;
+    UpdateStep s;
+    s.learning_rate = p.learning_rate, s.eps = p.eps;
+    s.beta1 = p.beta1, s.one_minus_beta1 = (float)(1.0 - beta1);
+    s.beta2 = p.beta2, s.one_minus_beta2 = (float)(1.0 - beta2);
+    s.m_correction = (float)(1.0 / (1.0 - pow(beta1, step)));
+    s.v_correction = (float)(1.0 / (1.0 - pow(beta2, step)));
+    s.momentum = p.momentum;
+    s.seed = p.seed, s.counter = (uint64_t)p.step << 40;
+    return s;
+}
+
+void backend_optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control) {
+    const UpdateStep step = update_step(params);
+    if (count == 0) return;
+    const UpdateTable *table =
+        update_table("optimizer_update", list, TABLE_UPDATE, sizeof(UpdateEntry), describe_update);
+    launch_groups(table, list->tensors[0].weight.dtype, first, count, step, control);
+    cuda_adafactor_update(list, first, count, &step, control);
+}
+
+void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
+    if (list->n == 0) return;
+    const UpdateTable *table =
+        update_table("momentum_update", list, TABLE_MOMENTUM, sizeof(UpdateEntry), describe_momentum);
+    launch_groups(table, list->tensors[0].weight.dtype, 0, list->n, update_step(params), control);
 }

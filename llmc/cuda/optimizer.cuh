@@ -1,13 +1,58 @@
-// Shared by the kernels over all tensors of a step: finding the tensor and the part of a block. For the update: the
-// entry of a tensor, the constants of a step, loading and storing gradient and weight in every form, and the rules
-// themselves, one source for every format of the states.
-//
-// Gradient and weight come in several forms (ops.h, UpdateTensor). A kernel that must be lean is compiled for one of
-// them; the others ask the entry when they run, which costs a register and an instruction or two for each element:
-//   G     dtype of the gradient: float, or E (the compute dtype), or Either (fp32 or E, asked)
-//   KIND  what accompanies the weight: fp32 master, Kahan's lost part, nothing, or asked
+// Shared by the kernels over all tensors of a step: the tables by which one launch runs over all of them, and how a
+// block finds its tensor and its part. For the update: the entry of a tensor, the constants of a step, loading and
+// storing gradient and weight in every form that an UpdateTensor may have (ops.h); the entry tells which.
 #pragma once
 #include "llmc/cuda/kernel.cuh"
+
+// -------------------------------------------------------------------------------------------------------------- tables
+// Tables of tensors on the device, so that one launch runs over all tensors of a step: small tensors cost no launches
+// of their own, and the largest is spread over all multiprocessors. Host side (optimizer_norm.cu).
+//
+// A table has zero or more entries (the arguments of a kernel) for each tensor of an UpdateList. Entries for one kernel
+// form a group and are adjacent, in the order of their tensors; each is cut into parts, one per block. So the tensors
+// [first, first + count) of a group are a run: contiguous parts, one launch.
+// A list has at most one table of each kind, made at its first use and kept until update_list_free; they are the only
+// memory that the optimizer's kernels own. A steady step neither waits nor allocates.
+
+typedef enum { TABLE_NORM, TABLE_UPDATE, TABLE_MOMENTUM, TABLE_ADAFACTOR, TABLE_KINDS } TableKind;
+enum { TABLE_MAX_GROUPS = 16 };
+
+typedef struct {
+    int variant; // kernel, in the numbering of the table's kind
+    int begin, end;
+} TableGroup;
+
+typedef struct {
+    size_t entry_bytes;
+    char *entries;  // on the device; NULL: not made
+    int32_t *first; // on the device: number of the first part of each entry, and of the end
+    int *tensor;    // on the host: which tensor of the list an entry came from
+    int32_t *parts; // on the host, after tensor: the same as first
+    TableGroup groups[TABLE_MAX_GROUPS];
+    int num_groups;
+} UpdateTable;
+
+// Adjacent entries of one group. Their parts are first[0] .. first[0] + parts - 1.
+typedef struct {
+    const void *entries;
+    const int32_t *first; // (n + 1)
+    int n;
+    unsigned parts;
+} TableRun;
+
+typedef struct TableDraft TableDraft;
+// Lists the entries of n tensors, in their order.
+typedef void TableDescribe(TableDraft *draft, const UpdateTensor *tensors, int n);
+void table_add(TableDraft *draft, int variant, int tensor, const void *entry, int64_t parts);
+
+// The list's table of that kind. Making it waits for the device. op: for messages.
+const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind, size_t entry_bytes,
+                                TableDescribe *describe);
+
+// The group of that variant; NULL if it has no tensors.
+const TableGroup *table_group(const UpdateTable *table, int variant);
+// The entries of tensors [first, first + count) in a group, which may be NULL; n = 0 when there are none.
+TableRun table_run(const UpdateTable *table, const TableGroup *group, int first, int count);
 
 // ------------------------------------------------------------------------------------------------- the part of a block
 
@@ -40,9 +85,6 @@ static __device__ inline int part_of_block(const int32_t *first, int entry) {
 
 // ------------------------------------------------------------------------------------------------------------ elements
 
-enum WeightKind { WEIGHT_MASTER, WEIGHT_LOST, WEIGHT_ALONE, WEIGHT_ANY };
-struct Either {};
-
 typedef struct {
     void *weight;
     float *master;
@@ -68,7 +110,7 @@ struct UpdateStep {
 };
 
 // The update of the tensors of RULE_ADAFACTOR among [first, first + count).
-void cuda_adafactor_update(TensorArray array, int first, int count, const UpdateStep *step, Tensor control);
+void cuda_adafactor_update(UpdateList *list, int first, int count, const UpdateStep *step, Tensor control);
 
 // The entry of a tensor in this step.
 static __device__ __forceinline__ UpdateEntry entry_of_step(const UpdateEntry &in_table, const UpdateStep &s) {
@@ -125,17 +167,15 @@ static __device__ __forceinline__ void either_to_floats(float (&v)[N], const Eit
         to_floats(v, x.narrow);
 }
 
-template <class E, class G> static __device__ __forceinline__ bool grad_is_fp32(const UpdateEntry &t) {
-    if constexpr (std::is_same<E, float>::value || std::is_same<G, float>::value) return true;
-    if constexpr (std::is_same<G, Either>::value) return t.grad_is_fp32;
-    return false;
+template <class E> static __device__ __forceinline__ bool grad_is_fp32(const UpdateEntry &t) {
+    return sizeof(E) == 4 || t.grad_is_fp32;
 }
 // A weight in fp32 has neither.
-template <class E, int KIND> static __device__ __forceinline__ bool has_master(const UpdateEntry &t) {
-    return sizeof(E) < 4 && (KIND == WEIGHT_ANY ? t.master != NULL : KIND == WEIGHT_MASTER);
+template <class E> static __device__ __forceinline__ bool has_master(const UpdateEntry &t) {
+    return sizeof(E) < 4 && t.master != NULL;
 }
-template <class E, int KIND> static __device__ __forceinline__ bool has_lost(const UpdateEntry &t) {
-    return sizeof(E) < 4 && (KIND == WEIGHT_ANY ? t.lost != NULL : KIND == WEIGHT_LOST);
+template <class E> static __device__ __forceinline__ bool has_lost(const UpdateEntry &t) {
+    return sizeof(E) < 4 && t.lost != NULL;
 }
 
 // -------------------------------------------------------------------------------------------------------------- weight
@@ -145,35 +185,35 @@ template <class E, int N> struct WeightVector {
     EitherVector<E, N> w;
     Vector<E, N> lost;
 };
-template <class E, int KIND, int N>
+template <class E, int N>
 static __device__ __forceinline__ WeightVector<E, N> load_weight(const UpdateEntry &t, Place at) {
-    const bool master = has_master<E, KIND>(t);
+    const bool master = has_master<E>(t);
     WeightVector<E, N> x = {};
     x.w = load_either<E, N>(master ? (const void *)t.master : t.weight, at, master || sizeof(E) == 4);
-    if (has_lost<E, KIND>(t)) x.lost = load_place<E, N>((const E *)t.lost, at);
+    if (has_lost<E>(t)) x.lost = load_place<E, N>((const E *)t.lost, at);
     return x;
 }
-template <class E, int KIND, int N>
+template <class E, int N>
 static __device__ __forceinline__ void weight_to_floats(float (&w)[N], const WeightVector<E, N> &x,
                                                         const UpdateEntry &t) {
-    either_to_floats(w, x.w, has_master<E, KIND>(t) || sizeof(E) == 4);
-    if (has_lost<E, KIND>(t)) add_to(w, x.lost);
+    either_to_floats(w, x.w, has_master<E>(t) || sizeof(E) == 4);
+    if (has_lost<E>(t)) add_to(w, x.lost);
 }
 
 // The updated w into master and weight; into weight and lost; or, with neither, into the weight alone, rounded
 // stochastically.
-template <class E, int KIND, int N>
+template <class E, int N>
 static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const UpdateStep &s, Place at,
                                                     const float (&w)[N]) {
     Vector<E, N> weight;
-    const bool nearest = sizeof(E) == 4 || has_master<E, KIND>(t) || has_lost<E, KIND>(t);
+    const bool nearest = sizeof(E) == 4 || has_master<E>(t) || has_lost<E>(t);
     if (nearest)
         weight = from_floats<E, N>(w);
     else
         weight =
             round_vector<E, N>(w, s.seed, STREAM_ROUNDING + (uint64_t)t.stream, s.counter, (uint64_t)(t.offset + at.e));
-    if (has_master<E, KIND>(t)) store_place<float, N>(t.master, at, from_floats<float, N>(w));
-    if (has_lost<E, KIND>(t)) {
+    if (has_master<E>(t)) store_place<float, N>(t.master, at, from_floats<float, N>(w));
+    if (has_lost<E>(t)) {
         float lost[N];
         for (int k = 0; k < N; k++) lost[k] = w[k] - to_float(weight.v[k]);
         store_place<E, N>((E *)t.lost, at, from_floats<E, N>(lost));
@@ -181,37 +221,7 @@ static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const 
     store_place<E, N>((E *)t.weight, at, weight);
 }
 
-// --------------------------------------------------------------------------------------------------------------- rules
-
-// A pseudo-rule: momentum_update, which writes the gradient instead of the weight.
-enum { RULE_MOMENTUM = RULE_COUNT };
-
-template <int RULE> struct RuleUses { // of the moments
-    static constexpr bool m = RULE != RULE_DIRECTION, v = RULE == RULE_ADAMW;
-    static constexpr bool weight = RULE != RULE_MOMENTUM;
-};
-
-// The formulas of ops.h for one element. g: the gradient times grad_factor; w: what the update reads and writes; for
-// RULE_MOMENTUM what goes into the gradient.
-template <int RULE>
-static __device__ __forceinline__ void apply_rule(float &w, float &m, float &v, float g, const UpdateStep &s,
-                                                  float learning_rate, float weight_decay) {
-    float direction = g;
-    if constexpr (RULE == RULE_ADAMW) {
-        m = fmaf(s.beta1, m, s.one_minus_beta1 * g);
-        v = fmaf(s.beta2, v, s.one_minus_beta2 * (g * g));
-        direction = m * s.m_correction / (sqrtf(v * s.v_correction) + s.eps);
-    }
-    if constexpr (RULE == RULE_LION) {
-        const float c = fmaf(s.beta1, m, s.one_minus_beta1 * g);
-        m = fmaf(s.beta2, m, s.one_minus_beta2 * g);
-        direction = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f;
-    }
-    if constexpr (RULE == RULE_SGD) direction = m = fmaf(s.momentum, m, g);
-    if constexpr (RULE == RULE_MOMENTUM) {
-        m = fmaf(s.momentum, m, g);
-        w = fmaf(s.momentum, m, g);
-    } else {
-        w = fmaf(-learning_rate, fmaf(weight_decay, w, direction), w);
-    }
+// The last line of every rule: w along the direction, with decoupled weight decay.
+static __device__ __forceinline__ float descend(float w, float direction, float learning_rate, float weight_decay) {
+    return fmaf(-learning_rate, fmaf(weight_decay, w, direction), w);
 }

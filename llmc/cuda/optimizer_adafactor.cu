@@ -57,7 +57,7 @@ static __device__ __forceinline__ Place place_in_row(const AdafactorEntry &a, in
 
 template <class E, int N>
 static __device__ __forceinline__ void load_gradient(float (&g)[N], const UpdateEntry &t, Place at, float grad_factor) {
-    const bool is_fp32 = grad_is_fp32<E, Either>(t);
+    const bool is_fp32 = grad_is_fp32<E>(t);
     either_to_floats(g, load_either<E, N>(t.grad, at, is_fp32), is_fp32); // 0 beyond the edge
     for (int k = 0; k < N; k++) g[k] *= grad_factor;
 }
@@ -212,18 +212,17 @@ static __global__ void adafactor_rms_sums_kernel(const float *partials, const Ad
 template <class E, int N>
 static __device__ __forceinline__ void update_columns(const AdafactorEntry &a, const UpdateStep &s, Tile tile,
                                                       int64_t c, float row_mean, float clip, float grad_factor) {
-    float u[N], w[N], factors[N], unused = 0.0f;
+    float u[N], w[N], factors[N];
     column_factors(factors, a, c);
 #pragma unroll 1
     for (int64_t i = tile.row; i < tile.end; i += BLOCK_WARPS) {
         const Place at = {i * a.cols + c - a.begin, N, true};
         if (at.e < 0 || at.e >= a.t.numel) continue; // of the first or the last row of a slice
-        const WeightVector<E, N> weight = load_weight<E, WEIGHT_ANY, N>(a.t, at);
+        const WeightVector<E, N> weight = load_weight<E, N>(a.t, at);
         load_update<E>(u, a, at, i, factors, row_mean, grad_factor);
-        weight_to_floats<E, WEIGHT_ANY, N>(w, weight, a.t);
-        for (int k = 0; k < N; k++)
-            apply_rule<RULE_DIRECTION>(w[k], unused, unused, u[k] * clip, s, a.t.learning_rate, a.t.weight_decay);
-        store_weight<E, WEIGHT_ANY, N>(a.t, s, at, w);
+        weight_to_floats<E, N>(w, weight, a.t);
+        for (int k = 0; k < N; k++) w[k] = descend(w[k], u[k] * clip, a.t.learning_rate, a.t.weight_decay);
+        store_weight<E, N>(a.t, s, at, w);
     }
 }
 
@@ -272,10 +271,9 @@ static AdafactorEntry adafactor_entry(const UpdateTensor *t, int tensor) {
     return a;
 }
 
-static void describe_adafactor(TableDraft *draft, TensorArray array) {
-    const UpdateTensor *tensors = (const UpdateTensor *)array.elements;
+static void describe_adafactor(TableDraft *draft, const UpdateTensor *tensors, int n) {
     int64_t column_sums = 0;
-    for (int i = 0; i < array.n; i++) {
+    for (int i = 0; i < n; i++) {
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
         AdafactorEntry a = adafactor_entry(&tensors[i], i);
         const int64_t sums = column_sums_of(&tensors[i]);
@@ -289,9 +287,9 @@ static void describe_adafactor(TableDraft *draft, TensorArray array) {
 
 // cuda_size_optimizer (sizes.c) has space for it: more than TILE_ROWS rows have fewer than twice rows / TILE_ROWS
 // tiles.
-static Scratch scratch_of(TensorArray array, int64_t column_sums) {
-    const int64_t n = array.n, floats = n + n * NORM_MAX_PARTS + column_sums;
-    float *scratch = (float *)cuda_scratch(array.op, floats * (int64_t)sizeof(float));
+static Scratch scratch_of(int64_t n, int64_t column_sums) {
+    const int64_t floats = n + n * NORM_MAX_PARTS + column_sums;
+    float *scratch = (float *)cuda_scratch("adafactor_statistics", floats * (int64_t)sizeof(float));
     return {scratch, scratch + n, scratch + n + n * NORM_MAX_PARTS};
 }
 
@@ -327,38 +325,42 @@ static void launch_statistics(const UpdateTable *table, int n, Scratch scratch, 
     (scratch.partials, entries_of(sums), sums.first, control);
 }
 
-void backend_adafactor_statistics(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
-    const TensorArray array = {"adafactor_statistics", tensors, n, sizeof *tensors};
+static const UpdateTable *adafactor_table(const char *op, UpdateList *list) {
+    return update_table(op, list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
+}
+
+void backend_adafactor_statistics(UpdateList *list, UpdateParams params, Tensor control) {
+    const UpdateTensor *tensors = list->tensors;
+    const int n = list->n;
     int64_t column_sums = 0;
     for (int i = 0; i < n; i++) {
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
         column_sums += column_sums_of(&tensors[i]);
     }
-    const UpdateTable *table = update_table(array, sizeof(AdafactorEntry), describe_adafactor);
+    const UpdateTable *table = adafactor_table("adafactor_statistics", list);
     if (table->num_groups == 0) return;
     const double one_minus_b = pow((double)params.step, -0.8);
     const Decay decay = {(float)(1.0 - one_minus_b), (float)one_minus_b};
-    const Scratch scratch = scratch_of(array, column_sums);
+    const Scratch scratch = scratch_of(n, column_sums);
     const StepControl *decided = (const StepControl *)control.data;
     DISPATCH(tensors[0].weight.dtype, E, launch_statistics<E>(table, n, scratch, decay, decided));
 }
 
-static bool has_adafactor(TensorArray array, int first, int count) {
-    const UpdateTensor *tensors = (const UpdateTensor *)array.elements;
+static bool has_adafactor(const UpdateList *list, int first, int count) {
     for (int i = first; i < first + count; i++)
-        if (tensors[i].rule == RULE_ADAFACTOR) return true;
+        if (list->tensors[i].rule == RULE_ADAFACTOR) return true;
     return false;
 }
 
 // The row means are recomputed: the workspace of adafactor_statistics is lost.
-void cuda_adafactor_update(TensorArray array, int first, int count, const UpdateStep *step, Tensor control) {
-    if (!has_adafactor(array, first, count)) return;
-    const UpdateTable *table = update_table(array, sizeof(AdafactorEntry), describe_adafactor);
+void cuda_adafactor_update(UpdateList *list, int first, int count, const UpdateStep *step, Tensor control) {
+    if (!has_adafactor(list, first, count)) return;
+    const UpdateTable *table = adafactor_table("optimizer_update", list);
     const TableRun sums = table_run(table, table_group(table, SUMS), first, count);
     const TableRun tiles = table_run(table, table_group(table, TILES), first, count);
-    float *row_means = (float *)cuda_scratch(array.op, array.n * (int64_t)sizeof(float));
+    float *row_means = (float *)cuda_scratch("optimizer_update", list->n * (int64_t)sizeof(float));
     launch_row_means(row_means, sums);
-    DISPATCH(((const UpdateTensor *)array.elements)->weight.dtype, E, {
+    DISPATCH(list->tensors[0].weight.dtype, E, {
         LAUNCH(adafactor_update_kernel<E>, tiles.parts, BLOCK_THREADS, 0, cuda_compute_stream())
         (row_means, entries_of(tiles), tiles.first, tiles.n, *step, (const StepControl *)control.data);
     });

@@ -59,7 +59,6 @@ const Parameter *gpt2_parameters(const Gpt2 *model); // gpt2_num_tensors entries
 // In the same order: all tensors of the optimizer (in host memory under offload), rule, rate and weight decay (as a
 // multiple of the run's: 1 or 0).
 const UpdateTensor *gpt2_tensors(const Gpt2 *model);
-const Tensor *gpt2_gradients(const Gpt2 *model); // same order
 Tensor gpt2_control(const Gpt2 *model);          // the device's StepControl (u8)
 Tensor gpt2_sequence_losses(const Gpt2 *model);  // (B) fp32: losses by row of the micro-batch, of the step so far
 Tensor gpt2_gradient_sumsq(const Gpt2 *model);   // (num_tensors) fp32

@@ -123,7 +123,6 @@ struct Gpt2 {
     int num_tensors;
     Parameter *parameters;
     UpdateTensor *tensors;
-    Tensor *gradients;
     char *host_state; // from host_alloc, under offload
 
     char *staging; // host memory from host_alloc, STAGING_BYTES: weights pass through it

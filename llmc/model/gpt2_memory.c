@@ -263,7 +263,6 @@ const MemoryPlan *gpt2_memory(const Gpt2 *model) { return model->plan; }
 int gpt2_num_tensors(const Gpt2 *model) { return model->num_tensors; }
 const Parameter *gpt2_parameters(const Gpt2 *model) { return model->parameters; }
 const UpdateTensor *gpt2_tensors(const Gpt2 *model) { return model->tensors; }
-const Tensor *gpt2_gradients(const Gpt2 *model) { return model->gradients; }
 
 Tensor gpt2_control(const Gpt2 *model) {
     return tensor_make(gpt2_at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0,
@@ -368,7 +367,7 @@ void gradients_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
 Tensor gpt2_micro_gradient(const Gpt2 *model, int index) {
     const Parameter *p = &model->parameters[index];
     const int handle = model->layout.micro_gradients[p->spec - parameter_specs];
-    if (handle < 0) return model->gradients[index];
+    if (handle < 0) return model->tensors[index].grad;
     return parameter_tensor(p, gpt2_at(model, handle), DTYPE_FP32);
 }
 
@@ -376,7 +375,7 @@ void gpt2_add_gradients(const Gpt2 *model, int from, int to, int block, bool fir
     for (int spec = from; spec <= to; spec++) {
         if (model->layout.micro_gradients[spec] < 0) continue;
         const int index = parameter_index(&model->options.config, spec, block);
-        gradient_add(model->gradients[index], gpt2_micro_gradient(model, index), !first, model->options.seed, index,
+        gradient_add(model->tensors[index].grad, gpt2_micro_gradient(model, index), !first, model->options.seed, index,
                      gpt2_control(model));
     }
 }

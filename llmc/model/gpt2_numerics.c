@@ -74,7 +74,7 @@ void observe(const Gpt2 *model, LinearLayer layer, Role role, Tensor t) {
 void gpt2_numerics_gradients(Gpt2 *model) {
     for (int i = 0; i < model->num_tensors; i++) {
         count_parameter(model, i, PART_WEIGHT, model->tensors[i].weight);
-        count_parameter(model, i, PART_GRADIENT, model->gradients[i]);
+        count_parameter(model, i, PART_GRADIENT, model->tensors[i].grad);
     }
 }
 

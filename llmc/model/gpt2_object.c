@@ -105,7 +105,6 @@ static void make_tensors(Gpt2 *model) {
         t->weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : 1.0f;
         t->stream = i;
         t->padding = (p->rows - p->file_rows) * p->cols;
-        model->gradients[i] = t->grad;
         n += round_up(parameter_numel(p), PLAN_ALIGNMENT);
     }
 }
@@ -119,8 +118,7 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
     model->num_tensors = parameter_count(&o->config);
     model->parameters = parameter_table(&o->config);
     model->tensors = calloc((size_t)model->num_tensors, sizeof *model->tensors);
-    model->gradients = calloc((size_t)model->num_tensors, sizeof *model->gradients);
-    REQUIRE_MEMORY(model->tensors && model->gradients, "the model");
+    REQUIRE_MEMORY(model->tensors, "the model");
     bool ok = (model->arena = device_alloc((size_t)memory_plan_total(model->plan), err)) != NULL &&
               (model->staging = host_alloc(STAGING_BYTES, err)) != NULL &&
               (model->layout.host_bytes == 0 ||
@@ -152,7 +150,6 @@ void gpt2_destroy(Gpt2 *model) {
     if (model->staging) host_free(model->staging);
     if (model->host_state) host_free(model->host_state);
     if (model->arena) device_free(model->arena);
-    free(model->gradients);
     free(model->tensors);
     free(model->parameters);
     free(model->layout.forward);

@@ -72,36 +72,40 @@ double schedule_lr(const Schedule *s, int64_t step) {
 static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;
 
 struct Muon {
-    const UpdateTensor *tensors;
-    int count;
-    DType dtype; // compute dtype of the iteration
+    UpdateList *all; // the caller's
+    DType dtype;     // compute dtype of the iteration
     MuonScratch layout;
     char *scratch;
-    Tensor *matrices; // (layout.matrices) the gradients, each (rows, cols); stacked ones are separate
+    UpdateTensor *matrices; // (layout.matrices) the gradients alone, each (rows, cols); stacked ones are separate
+    UpdateList list;        // of the matrices
 };
 
-Muon *muon_create(const UpdateTensor *tensors, const Parameter *parameters, int count, Tensor scratch) {
+Muon *muon_create(UpdateList *all, const Parameter *parameters, Tensor scratch) {
+    const UpdateTensor *tensors = all->tensors;
     Muon *m = calloc(1, sizeof *m);
     REQUIRE_MEMORY(m, "Muon's matrices");
-    m->tensors = tensors, m->count = count, m->dtype = tensors[0].weight.dtype;
-    m->layout = optimizer_muon_scratch(parameters, count, m->dtype);
+    m->all = all, m->dtype = tensors[0].weight.dtype;
+    m->layout = optimizer_muon_scratch(parameters, all->n, m->dtype);
     m->scratch = scratch.data;
     REQUIRE((int64_t)tensor_bytes(scratch) >= m->layout.bytes, "Muon's scratch has %zu bytes, %lld are needed",
             tensor_bytes(scratch), (long long)m->layout.bytes);
     m->matrices = calloc((size_t)m->layout.matrices, sizeof *m->matrices);
     REQUIRE_MEMORY(m->matrices, "Muon's matrices");
     int n = 0;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < all->n; i++) {
         const int64_t rows = parameters[i].rows / parameters[i].spec->stacked;
         for (int k = 0; tensors[i].rule == RULE_DIRECTION && k < parameters[i].spec->stacked; k++)
-            m->matrices[n++] = tensor_slice_rows(tensors[i].grad, k * rows, rows);
+            m->matrices[n++].grad = tensor_slice_rows(tensors[i].grad, k * rows, rows);
     }
     REQUIRE(n == m->layout.matrices, "%d matrices where the table has %d", n, m->layout.matrices);
+    m->list = update_list(m->matrices, n);
     return m;
 }
 
 void muon_destroy(Muon *m) {
-    if (m) free(m->matrices);
+    if (!m) return;
+    update_list_free(&m->list);
+    free(m->matrices);
     free(m);
 }
 
@@ -138,9 +142,9 @@ static void orthogonalize(const Muon *m, Tensor matrix, Tensor sumsq) {
 void muon_directions(Muon *m, UpdateParams params, Tensor control) {
     const int n = m->layout.matrices;
     const Tensor sumsq = tensor_make(m->scratch + m->layout.sumsq, DTYPE_FP32, "muon_sumsq", n, 0, 0, 0);
-    momentum_update(m->tensors, m->count, params, control);
-    gradient_sumsq(sumsq, m->matrices, n);
-    for (int i = 0; i < n; i++) orthogonalize(m, m->matrices[i], tensor_slice_elements(sumsq, i, 1));
+    momentum_update(m->all, params, control);
+    gradient_sumsq(sumsq, &m->list);
+    for (int i = 0; i < n; i++) orthogonalize(m, m->matrices[i].grad, tensor_slice_elements(sumsq, i, 1));
 }
 
 // ------------------------------------------------------------------------------------------------- --offload optimizer
@@ -165,6 +169,7 @@ struct Offload {
     Part parts[OFFLOAD_PARTS];
     int num_slices, num_copies, num_chunks;
     UpdateTensor *slices;
+    UpdateList list; // of the slices
     Copy *copies;
     Chunk *chunks;
 };
@@ -289,11 +294,13 @@ Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, Error *e
         return NULL;
     }
     cut(o, tensors, gpt2_num_tensors(model));
+    o->list = update_list(o->slices, o->num_slices);
     return o;
 }
 
 void offload_destroy(Offload *o) {
     if (!o) return;
+    update_list_free(&o->list);
     for (int p = 0; p < OFFLOAD_PARTS; p++) {
         if (o->parts[p].in) device_event_destroy(o->parts[p].in);
         if (o->parts[p].updated) device_event_destroy(o->parts[p].updated);
@@ -305,11 +312,7 @@ void offload_destroy(Offload *o) {
     free(o);
 }
 
-const UpdateTensor *offload_slices(const Offload *o, int *count) {
-    *count = o->num_slices;
-    return o->slices;
-}
-
+UpdateList *offload_slices(Offload *o) { return &o->list; }
 int offload_chunks(const Offload *o) { return o->num_chunks; }
 
 // -------------------------------------------------------------------------------------------------------------- a step
@@ -348,8 +351,8 @@ void offload_return(Offload *o, int c) {
 struct Optimizer {
     Gpt2 *model;
     OptimizerOptions options;
-    int count;
     UpdateTensor *tensors; // the model's, with the run's weight decay
+    UpdateList list;       // of them
     Muon *muon;            // NULL: another optimizer
     Offload *offload;      // NULL: the state is on the device
 };
@@ -367,11 +370,11 @@ Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error 
         error_set(err, "out of memory");
         return NULL;
     }
-    o->model = model, o->options = *options, o->count = count;
+    o->model = model, o->options = *options, o->list = update_list(o->tensors, count);
     memcpy(o->tensors, gpt2_tensors(model), (size_t)count * sizeof *o->tensors);
     for (int i = 0; i < count; i++) o->tensors[i].weight_decay *= options->weight_decay;
     if (of->optimizer == OPTIMIZER_MUON)
-        o->muon = muon_create(o->tensors, gpt2_parameters(model), count, gpt2_optimizer_scratch(model));
+        o->muon = muon_create(&o->list, gpt2_parameters(model), gpt2_optimizer_scratch(model));
     if (of->offload && !(o->offload = offload_create(model, o->tensors, err))) {
         optimizer_destroy(o);
         return NULL;
@@ -383,17 +386,16 @@ void optimizer_destroy(Optimizer *o) {
     if (!o) return;
     muon_destroy(o->muon);
     offload_destroy(o->offload);
+    update_list_free(&o->list);
     free(o->tensors);
     free(o);
 }
 
 // ---------------------------------------------------------------------------------------------------------- the update
 
-// The array to update: whole parameters, or under offload slices of them.
 typedef struct {
     Gpt2 *model;
-    const UpdateTensor *tensors;
-    int n;
+    UpdateList *list; // whole parameters, or under offload slices of them
     UpdateParams params;
     bool watched;
 } Update;
@@ -401,26 +403,26 @@ typedef struct {
 static void update_range(const Update *u, int first, int count) {
     const Tensor control = gpt2_control(u->model);
     if (!u->watched) {
-        optimizer_update(u->tensors, u->n, first, count, u->params, control);
+        optimizer_update(u->list, first, count, u->params, control);
         return;
     }
     for (int i = first; i < first + count; i++) {
-        const UpdateTensor *t = &u->tensors[i];
+        const UpdateTensor *t = &u->list->tensors[i];
         const int64_t end = t->offset + tensor_numel(t->weight);
         if (t->offset == 0) gpt2_numerics_update_begin(u->model, t->stream);
-        optimizer_update(u->tensors, u->n, i, 1, u->params, control);
+        optimizer_update(u->list, i, 1, u->params, control);
         if (end == parameter_numel(&gpt2_parameters(u->model)[t->stream]))
             gpt2_numerics_update_end(u->model, t->stream);
     }
 }
 
-static void update(const Optimizer *o, UpdateParams params, bool watched) {
-    Update u = {.model = o->model, .tensors = o->tensors, .n = o->count, .params = params, .watched = watched};
+static void update(Optimizer *o, UpdateParams params, bool watched) {
+    UpdateList *list = o->offload ? offload_slices(o->offload) : &o->list;
+    const Update u = {.model = o->model, .list = list, .params = params, .watched = watched};
     if (!o->offload) {
-        update_range(&u, 0, o->count);
+        update_range(&u, 0, list->n);
         return;
     }
-    u.tensors = offload_slices(o->offload, &u.n);
     for (int c = 0; c < offload_chunks(o->offload); c++) {
         int first, count;
         offload_take(o->offload, c, &first, &count);
@@ -439,11 +441,10 @@ void optimizer_step(Optimizer *o, int64_t step, double learning_rate, int64_t to
                                  .step = step,
                                  .seed = o->options.seed};
     if (o->offload) offload_begin(o->offload); // runs during the backward pass, which is still active
-    gradient_sumsq(sumsq, gpt2_gradients(o->model), o->count);
+    gradient_sumsq(sumsq, &o->list);
     step_control_update(control, sumsq, gpt2_sequence_losses(o->model), tokens_in_step, o->options.limits);
     if (watched) gpt2_numerics_gradients(o->model);
-    if (gpt2_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR)
-        adafactor_statistics(o->tensors, o->count, params, control);
+    if (gpt2_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, params, control);
     if (o->muon) muon_directions(o->muon, params, control);
     update(o, params, watched);
     gpt2_weights_changed(o->model);

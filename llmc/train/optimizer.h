@@ -75,9 +75,9 @@ void optimizer_step(Optimizer *optimizer, int64_t step, double learning_rate, in
 // ---------------------------------------------------------------------------------------------------------------- Muon
 
 typedef struct Muon Muon;
-// For the tensors among tensors[0 .. count) whose rule is RULE_DIRECTION; parameters: in the same order. tensors must
-// not change. scratch: u8, the size given by optimizer_muon_scratch.
-Muon *muon_create(const UpdateTensor *tensors, const Parameter *parameters, int count, Tensor scratch);
+// For the tensors of the list whose rule is RULE_DIRECTION; parameters: in the same order. The list is the caller's.
+// scratch: u8, the size given by optimizer_muon_scratch.
+Muon *muon_create(UpdateList *list, const Parameter *parameters, Tensor scratch);
 void muon_destroy(Muon *muon);
 
 // Call between the decision of the step and its update. Turns gradients and momentum into directions, which replace the
@@ -91,8 +91,8 @@ typedef struct Offload Offload;
 Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, Error *err);
 void offload_destroy(Offload *offload);
 
-// All slices of all parameters, in order, with their state in the buffer; the array stays the same for the whole run.
-const UpdateTensor *offload_slices(const Offload *offload, int *count);
+// All slices of all parameters, in order, with their state in the buffer.
+UpdateList *offload_slices(Offload *offload);
 int offload_chunks(const Offload *offload);
 
 // Queues the copies of the first chunks, which do not wait for computation: if called before the gradient norm, they

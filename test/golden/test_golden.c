@@ -210,7 +210,7 @@ OP_TEST(every_gradient_agrees_with_pytorch) {
     micro_step(model, 0);
     for (int i = 0; i < golden.count; i++) {
         int64_t n, all = parameter_numel(&golden.table[i]);
-        double *want = expected("grad.", golden.table[i].name, &n), *got = op_values(gpt2_gradients(model)[i]);
+        double *want = expected("grad.", golden.table[i].name, &n), *got = op_values(gpt2_tensors(model)[i].grad);
         for (int64_t j = 0; j < all; j++) got[j] /= loss_scale_of(dtype);
         check(golden.table[i].name, got, want, n, limits_of(dtype).gradients);
         for (int64_t j = n; j < all; j++) assert_true(got[j] == 0.0); // the padded vocabulary

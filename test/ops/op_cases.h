@@ -472,19 +472,26 @@ static inline void stats_compare(Tensor x, const double *values, DType format) {
     stats_expect(&got, &want, (double)n + 2.0);
 }
 
+// gradient_sumsq of a list that is made for this call; tensors: their gradients alone.
+static inline void sumsq_once(Tensor sumsq, const UpdateTensor *tensors, int n) {
+    UpdateList list = update_list(tensors, n);
+    gradient_sumsq(sumsq, &list);
+    update_list_free(&list);
+}
+
 // Gradients of very different sizes: each entry of sumsq is exact for itself.
 static inline void sumsq_case(DType dtype, const int64_t *sizes, int n) {
     enum { MOST = 16 };
     op_begin(elements_shape(dtype), "gradient_sumsq %s of %d tensors, the first of %d", dtype_name(dtype), n,
              (int)sizes[0]);
-    Tensor grads[MOST];
+    UpdateTensor tensors[MOST] = {0};
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(n));
     for (int i = 0; i < n; i++) {
         OpTensor grad = op_input(dtype, "grad", DIMS(sizes[i]), pow(10.0, 2 - i));
-        grads[i] = grad.t;
+        tensors[i].grad = grad.t;
         sumsq.v[i] = ref_sumsq(grad.v, sizes[i]);
     }
-    gradient_sumsq(sumsq.t, grads, n);
+    sumsq_once(sumsq.t, tensors, n);
     const double *got = op_download(sumsq); // fp32 whatever the gradients are
     for (int i = 0; i < n; i++)
         op_expect("sumsq", op_relative_error(&got[i], &sumsq.v[i], 1), op_tolerance(DTYPE_FP32));

@@ -213,6 +213,13 @@ static inline UpdateCase parameter_make(UpdateSpec spec) {
     return p;
 }
 
+// optimizer_update of all tensors of a list that is made for this call.
+static inline void update_once(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+    UpdateList list = update_list(tensors, n);
+    optimizer_update(&list, 0, n, params, control);
+    update_list_free(&list);
+}
+
 // A slice of a parameter. Adafactor's row, col and rms stay whole.
 static inline UpdateTensor update_slice(UpdateTensor t, int64_t begin, int64_t count) {
     Tensor *same[] = {&t.weight, &t.master, &t.lost, &t.grad, &t.m, &t.v};

@@ -65,14 +65,14 @@ static uint64_t digest_of(uint64_t digest, Tensor t) { return op_digest(digest, 
 // Of the losses and all gradients, and of the scales.
 static uint64_t digest_step(Gpt2 *model) {
     uint64_t digest = digest_of(0, gpt2_sequence_losses(model));
-    for (int i = 0; i < gpt2_num_tensors(model); i++) digest = digest_of(digest, gpt2_gradients(model)[i]);
+    for (int i = 0; i < gpt2_num_tensors(model); i++) digest = digest_of(digest, gpt2_tensors(model)[i].grad);
     return digest_of(digest, gpt2_fp8_slots(model));
 }
 
 // ----------------------------------------------------------------------------------------------------------- gradients
 
 static void read_gradients(Gpt2 *model, double *gradients[MAX_TENSORS]) {
-    for (int i = 0; i < gpt2_num_tensors(model); i++) gradients[i] = op_values(gpt2_gradients(model)[i]);
+    for (int i = 0; i < gpt2_num_tensors(model); i++) gradients[i] = op_values(gpt2_tensors(model)[i].grad);
 }
 
 static double mean_loss(Gpt2 *model) {
@@ -279,7 +279,9 @@ TEST(a_weight_that_is_not_finite_is_found_by_the_check_of_the_step) {
         set_weights(model, 0);
         gpt2_set_weight(model, fcw, 7, 1, row);
         run_micro_steps(model, 0, B);
-        gradient_sumsq(gpt2_gradient_sumsq(model), gpt2_gradients(model), gpt2_num_tensors(model));
+        UpdateList list = update_list(gpt2_tensors(model), gpt2_num_tensors(model));
+        gradient_sumsq(gpt2_gradient_sumsq(model), &list);
+        update_list_free(&list);
         step_control_update(gpt2_control(model), gpt2_gradient_sumsq(model), gpt2_sequence_losses(model), B * T,
                             (StepLimits){0});
         assert_int_equal(gpt2_get_control(model).skip, SKIP_NONFINITE);

@@ -150,7 +150,7 @@ static uint64_t micro_step(Gpt2 *model) {
     device_sync();
     uint64_t digest = op_digest(0, (OpTensor){.t = gpt2_sequence_losses(model)});
     for (int i = 0; i < gpt2_num_tensors(model); i++)
-        digest = op_digest(digest, (OpTensor){.t = gpt2_gradients(model)[i]});
+        digest = op_digest(digest, (OpTensor){.t = gpt2_tensors(model)[i].grad});
     return digest;
 }
 

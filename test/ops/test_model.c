@@ -51,7 +51,7 @@ static Digests digests_of(Gpt2Options options) {
         gpt2_forward_backward(model, 2 * T, k == 0);
     }
     device_sync();
-    for (int i = 0; i < count; i++) d.tensors[i] = digest_of(gpt2_gradients(model)[i]);
+    for (int i = 0; i < count; i++) d.tensors[i] = digest_of(gpt2_tensors(model)[i].grad);
     d.tensors[count] = digest_of(gpt2_sequence_losses(model));
     gpt2_destroy(model);
     return d;
@@ -108,14 +108,14 @@ OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
     int count = gpt2_num_tensors(model);
     run_step(model, B);
     double loss = sum_of(gpt2_sequence_losses(model));
-    for (int i = 0; i < count; i++) once[i] = op_values(gpt2_gradients(model)[i]);
+    for (int i = 0; i < count; i++) once[i] = op_values(gpt2_tensors(model)[i].grad);
     for (int64_t batch = 4; batch >= 1; batch -= 3) {
         run_step(model, batch);
         Tensor losses = tensor_slice_first(gpt2_sequence_losses(model), batch);
         assert_true(fabs(sum_of(losses) - loss) <= op_tolerance(dtype) * loss);
         for (int i = 0; i < count; i++) {
             const Parameter *p = &gpt2_parameters(model)[i];
-            double *now = op_values(gpt2_gradients(model)[i]);
+            double *now = op_values(gpt2_tensors(model)[i].grad);
             double error = op_relative_error(now, once[i], parameter_numel(p));
             if (!(error <= 2 * op_tolerance(dtype))) // each of the two may be off by one
                 op_fail("%s: micro-batches of %d differ by %g", p->name, (int)batch, error);
@@ -151,8 +151,8 @@ OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
         micro_step(model, (int)k, first);
         for (int i = 0; i < count; i++) {
             const int64_t n = parameter_numel(&gpt2_parameters(model)[i]);
-            double *own = op_values(gpt2_gradients(alone)[i]), *got = op_values(gpt2_gradients(model)[i]);
-            assert_int_equal(gpt2_gradients(model)[i].dtype, dtype);
+            double *own = op_values(gpt2_tensors(alone)[i].grad), *got = op_values(gpt2_tensors(model)[i].grad);
+            assert_int_equal(gpt2_tensors(model)[i].grad.dtype, dtype);
             ref_gradient_add(sums[i], own, n, !first, dtype, options.seed, i, k);
             for (int64_t e = 0; e < n && dtype != DTYPE_FP32; e++)
                 if (got[e] != sums[i][e])
@@ -208,7 +208,7 @@ TEST(the_gradient_of_every_tensor_is_the_slope_of_the_loss) {
     for (int i = 0; i < gpt2_num_tensors(model); i++) {
         const Parameter *p = &gpt2_parameters(model)[i];
         int64_t n = parameter_numel(p);
-        double *d = op_values(gpt2_gradients(model)[i]), norm = sqrt(ref_sumsq(d, n));
+        double *d = op_values(gpt2_tensors(model)[i].grad), norm = sqrt(ref_sumsq(d, n));
         float *w = malloc((size_t)n * sizeof *w);
         gpt2_get_weight(model, i, 0, p->rows, w);
         for (int64_t j = 0; j < n; j++) d[j] /= norm;

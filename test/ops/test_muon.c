@@ -49,10 +49,12 @@ static void make_case(Case *c, DType dtype, DType grad_dtype, const char *name) 
 }
 
 static void run_case(Case *c, StepControl control) {
-    Muon *muon = muon_create(c->tensors, parameters, NUM_TENSORS, c->scratch.t);
+    UpdateList list = update_list(c->tensors, NUM_TENSORS);
+    Muon *muon = muon_create(&list, parameters, c->scratch.t);
     muon_directions(muon, params, op_control(control));
     device_sync();
     muon_destroy(muon);
+    update_list_free(&list);
 }
 
 // ------------------------------------------------------------------------------------------------------ the reference
@@ -216,11 +218,13 @@ OP_TEST(a_skipped_step_leaves_momentum_and_weights) {
     StepControl control = step_control_initial(1.0f);
     control.skip = SKIP_NONFINITE;
     const Tensor decided = op_control(control);
-    Muon *muon = muon_create(c.tensors, parameters, NUM_TENSORS, c.scratch.t);
+    UpdateList list = update_list(c.tensors, NUM_TENSORS);
+    Muon *muon = muon_create(&list, parameters, c.scratch.t);
     muon_directions(muon, params, decided);
-    optimizer_update(c.tensors, NUM_TENSORS, 0, NUM_TENSORS, params, decided);
+    optimizer_update(&list, 0, NUM_TENSORS, params, decided);
     device_sync();
     muon_destroy(muon);
+    update_list_free(&list);
     for (int i = 0; i < NUM_TENSORS; i++)
         op_expect("m", op_relative_error(op_download(c.m[i]), c.m[i].v, parameter_numel(&parameters[i])), 0.0);
     op_end(); // that the weights are as they were is part of it

@@ -50,7 +50,7 @@ static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
     if (watched) gpt2_observe(model, true);
     gpt2_load_batch(model, windows + (number - 1) * (SPAN + 1), 1, sizeof *windows);
     gpt2_forward_backward(model, SPAN, true);
-    if (number == 2) gpt2_write_bytes(model, gpt2_gradients(model)[3], 4, 4, &bad);
+    if (number == 2) gpt2_write_bytes(model, gpt2_tensors(model)[3].grad, 4, 4, &bad);
     optimizer_step(optimizer, number, 1e-3, SPAN, watched);
     // The stream that is waited for first runs ahead, as if the others were slow: the updates, or the copies back.
     for (int i = 0; i < 2; i++) {
@@ -95,8 +95,8 @@ OP_TEST(slices_cover_every_parameter_once) {
         Offload *offload = offload_create(model, gpt2_tensors(model), &err);
         int64_t bytes, at = 0;
         const char *buffer = gpt2_offload_buffer(model, &bytes);
-        int count, parameter = 0, cut = 0, slices = 0;
-        const UpdateTensor *slice = offload_slices(offload, &count);
+        int parameter = 0, cut = 0, slices = 0;
+        const UpdateList *list = offload_slices(offload);
         assert_true(offload_chunks(offload) > OFFLOAD_PARTS); // every part is used again
         for (int c = 0; c < offload_chunks(offload); c++) {
             int first, n;
@@ -105,7 +105,7 @@ OP_TEST(slices_cover_every_parameter_once) {
             const char *end = buffer + c % OFFLOAD_PARTS * (bytes / OFFLOAD_PARTS),
                        *part_end = end + bytes / OFFLOAD_PARTS;
             for (int i = first; i < first + n; i++) {
-                UpdateTensor t = slice[i];
+                UpdateTensor t = list->tensors[i];
                 assert_int_equal(t.stream, parameter);
                 assert_int_equal(t.offset, at);
                 assert_int_equal(t.offset % STATE_BLOCK, 0);
@@ -126,7 +126,7 @@ OP_TEST(slices_cover_every_parameter_once) {
             }
             slices += n;
         }
-        assert_int_equal(slices, count);
+        assert_int_equal(slices, list->n);
         assert_int_equal(parameter, gpt2_num_tensors(model));
         assert_true(cut > 0);
         device_sync();

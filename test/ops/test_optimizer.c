@@ -26,13 +26,13 @@ OP_TEST(gradient_sumsq_matches) {
 // Gradients of two dtypes in one call, as models with fp32 gradients of some tensors have them.
 OP_TEST(gradient_sumsq_of_both_dtypes_matches) {
     op_begin(shape(dtype), "gradient_sumsq of both dtypes");
-    Tensor grads[NUM_TENSORS];
+    UpdateTensor tensors[NUM_TENSORS] = {0};
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_TENSORS));
     for (int i = 0; i < NUM_TENSORS; i++) {
         OpTensor grad = op_input(i % 2 ? DTYPE_FP32 : dtype, "grad", DIMS(sizes[i]), 1.0);
-        grads[i] = grad.t, sumsq.v[i] = ref_sumsq(grad.v, sizes[i]);
+        tensors[i].grad = grad.t, sumsq.v[i] = ref_sumsq(grad.v, sizes[i]);
     }
-    gradient_sumsq(sumsq.t, grads, NUM_TENSORS);
+    sumsq_once(sumsq.t, tensors, NUM_TENSORS);
     op_check(sumsq, DTYPE_FP32);
     op_end();
 }
@@ -53,12 +53,12 @@ OP_TEST(gradient_sumsq_of_many_unaligned_tensors_matches) {
     op_begin(s, "gradient_sumsq of slices");
     OpTensor whole = op_input(dtype, "grad", DIMS(slices_size()), 1.0);
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_SLICES));
-    Tensor grads[NUM_SLICES];
+    static UpdateTensor tensors[NUM_SLICES];
     for (int64_t i = 0, begin = 0; i < NUM_SLICES; begin += slice_size((int)i++)) {
-        grads[i] = tensor_slice_elements(whole.t, begin, slice_size((int)i));
+        tensors[i].grad = tensor_slice_elements(whole.t, begin, slice_size((int)i));
         sumsq.v[i] = ref_sumsq(whole.v + begin, slice_size((int)i));
     }
-    gradient_sumsq(sumsq.t, grads, NUM_SLICES);
+    sumsq_once(sumsq.t, tensors, NUM_SLICES);
     op_check(sumsq, DTYPE_FP32);
     op_end();
 }
@@ -68,16 +68,16 @@ OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only) {
     static const float bad[3] = {INFINITY, -INFINITY, NAN};
     for (int which = 0; which < NUM_TENSORS; which++) {
         op_begin(shape(dtype), "gradient_sumsq with tensor %d not finite", which);
-        Tensor grads[NUM_TENSORS];
+        UpdateTensor tensors[NUM_TENSORS] = {0};
         OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_TENSORS));
         for (int i = 0; i < NUM_TENSORS; i++) {
             OpTensor grad = op_input(dtype, "grad", DIMS(sizes[i]), 1.0);
             int64_t place[3] = {0, sizes[i] / 2, sizes[i] - 1};
             if (i == which) grad.v[place[which % 3]] = (double)bad[which % 3];
             op_upload(&grad);
-            grads[i] = grad.t;
+            tensors[i].grad = grad.t;
         }
-        gradient_sumsq(sumsq.t, grads, NUM_TENSORS);
+        sumsq_once(sumsq.t, tensors, NUM_TENSORS);
         const double *got = op_download(sumsq);
         for (int i = 0; i < NUM_TENSORS; i++) assert_true(isfinite(got[i]) == (i != which));
         op_end();

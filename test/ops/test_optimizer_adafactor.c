@@ -32,16 +32,18 @@ static void expect_statistics(UpdateCase *p, UpdateParams params, float grad_fac
 static void adafactor_steps(UpdateCase *p, int n, float grad_factor, int steps) {
     UpdateTensor tensors[MAX_PARAMETERS];
     update_tensors(p, n, tensors);
+    UpdateList list = update_list(tensors, n);
     Tensor control = control_with(grad_factor, SKIP_NONE);
     UpdateParams params = update_params;
     params.step = 1;
     for (int step = 0; step < steps; step++, params.step++) {
         for (int i = 0; i < n; i++) new_gradients(&p[i], step);
-        adafactor_statistics(tensors, n, params, control);
+        adafactor_statistics(&list, params, control);
         for (int i = 0; i < n; i++) expect_statistics(&p[i], params, grad_factor);
-        optimizer_update(tensors, n, 0, n, params, control);
+        optimizer_update(&list, 0, n, params, control);
         for (int i = 0; i < n; i++) parameter_expect_update(&p[i], params, grad_factor);
     }
+    update_list_free(&list);
 }
 
 static UpdateSpec adafactor_spec(DType dtype, DType grad, Keep keep, int64_t rows, int64_t cols) {
@@ -105,7 +107,9 @@ OP_TEST(padding_does_not_count) {
     used.n = USED * COLS, used.padding = 0, used.row = row, used.col = col, used.rms = &rms;
     memset(row, 0, sizeof row), memset(col, 0, sizeof col);
     ref_adafactor_statistics(&used, params, 1.0);
-    adafactor_statistics(&p.update, 1, params, control_with(1.0f, SKIP_NONE));
+    UpdateList list = update_list(&p.update, 1);
+    adafactor_statistics(&list, params, control_with(1.0f, SKIP_NONE));
+    update_list_free(&list);
     expect_statistics(&p, params, 1.0f);
     op_expect("rms against that of the rows alone", fabs(p.rms.v[0] / rms - 1.0), op_limit(DTYPE_FP32, 1));
     op_end();
@@ -118,15 +122,17 @@ OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
     Tensor control = control_with(1.0f, SKIP_NONE);
     UpdateParams params = update_params;
     params.step = 1;
-    adafactor_statistics(&p.update, 1, params, control);
+    UpdateList list = update_list(&p.update, 1);
+    adafactor_statistics(&list, params, control);
     expect_statistics(&p, params, 1.0f);
     for (int64_t i = 0; i < p.n; i++) p.grad.v[i] *= 100.0;
     op_upload(&p.grad);
     params.step = 100;
-    adafactor_statistics(&p.update, 1, params, control);
+    adafactor_statistics(&list, params, control);
     expect_statistics(&p, params, 1.0f);
     assert_true(p.rms.v[0] > 3.0); // 100 / sqrt(b + (1-b) 100^2) with 1 - b = 100^-0.8
-    optimizer_update(&p.update, 1, 0, 1, params, control);
+    optimizer_update(&list, 0, 1, params, control);
+    update_list_free(&list);
     parameter_expect_update(&p, params, 1.0f);
     op_end();
 }
@@ -180,7 +186,9 @@ static void momentum_case(DType dtype, DType grad, DType state) {
                                            .rate = 1.0f,
                                            .stream = i});
     update_tensors(p, N, tensors);
-    momentum_update(tensors, N, update_params, control_with(0.25f, SKIP_NONE));
+    UpdateList list = update_list(tensors, N);
+    momentum_update(&list, update_params, control_with(0.25f, SKIP_NONE));
+    update_list_free(&list);
     for (int i = 0; i < N; i++) expect_momentum(&p[i], 0.25f);
     op_end();
 }
@@ -211,13 +219,15 @@ OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {
                                            .rate = 1.0f,
                                            .stream = i});
     update_tensors(p, N, tensors);
+    UpdateList list = update_list(tensors, N);
     Tensor control = control_with(0.5f, SKIP_NONE);
     uint64_t before[N], between[N];
     for (int i = 0; i < N; i++) before[i] = parameter_digest(&p[i], 0);
-    adafactor_statistics(tensors, N, update_params, control);
+    adafactor_statistics(&list, update_params, control);
     for (int i = 0; i < N; i++) between[i] = parameter_digest(&p[i], 0);
     for (int i = 0; i < N; i++) assert_true((before[i] == between[i]) == (rules[i] != RULE_ADAFACTOR));
-    momentum_update(tensors, N, update_params, control);
+    momentum_update(&list, update_params, control);
+    update_list_free(&list);
     for (int i = 0; i < N; i++) assert_true((parameter_digest(&p[i], 0) == between[i]) == (rules[i] != RULE_DIRECTION));
     for (int i = 0; i < N; i++)
         if (rules[i] == RULE_ADAFACTOR) expect_statistics(&p[i], update_params, 0.5f);

@@ -38,7 +38,7 @@ static int64_t round_many(DType dtype, double fraction, UpdateParams p, double *
     for (int64_t i = 0; i < NUM_ROUNDED; i++) x.weight.v[i] = 1.0, x.grad.v[i] = -1.0;
     op_upload(&x.weight), op_upload(&x.grad);
     p.learning_rate = (float)(fraction * ulp);
-    optimizer_update(&x.update, 1, 0, 1, p, control_with(1.0f, SKIP_NONE));
+    update_once(&x.update, 1, p, control_with(1.0f, SKIP_NONE));
     memcpy(values, op_download(x.weight), NUM_ROUNDED * sizeof *values);
     op_end();
     int64_t up = 0;
@@ -107,7 +107,7 @@ OP_TEST(bf16_moments_add_the_documented_bits) {
                                                .rate = 1.0f,
                                                .stream = STREAM});
     const UpdateParams p = without_memory();
-    optimizer_update(&x.update, 1, 0, 1, p, control_with(1.0f, SKIP_NONE));
+    update_once(&x.update, 1, p, control_with(1.0f, SKIP_NONE));
     static uint16_t m[N], v[N];
     op_read(m, x.m.t), op_read(v, x.v.t);
     for (int64_t e = 0; e < N; e++) {
@@ -132,7 +132,7 @@ OP_TEST(bf16_moments_are_unbiased) {
         op_upload(&x.grad);
         UpdateParams p = without_memory();
         p.momentum = 0.0f, p.seed = op_seed() + 1;
-        optimizer_update(&x.update, 1, 0, 1, p, control_with(1.0f, SKIP_NONE));
+        update_once(&x.update, 1, p, control_with(1.0f, SKIP_NONE));
         const double *m = op_download(x.m);
         int64_t up = 0;
         for (int64_t e = 0; e < NUM_ROUNDED; e++) up += m[e] != 1.0;
@@ -159,7 +159,9 @@ static void kahan_steps(DType dtype, double size, double *sums, int64_t n) {
     UpdateParams p = without_memory();
     p.learning_rate = (float)(size * ulp_of(1.0, dtype));
     assert_true(ref_round(1.0 + (double)p.learning_rate, dtype) == 1.0); // to nearest, the weight would never move
-    for (p.step = 1; p.step <= 1000; p.step++) optimizer_update(&x.update, 1, 0, 1, p, control);
+    UpdateList list = update_list(&x.update, 1);
+    for (p.step = 1; p.step <= 1000; p.step++) optimizer_update(&list, 0, 1, p, control);
+    update_list_free(&list);
     double *weight = op_values(x.weight.t), *lost = op_values(x.lost.t);
     for (int64_t i = 0; i < n; i++) sums[i] = weight[i] + lost[i];
     free(weight), free(lost);
@@ -218,7 +220,7 @@ OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header) {
         x.grad.v[i] = (double)g[i];
     }
     op_upload(&x.grad);
-    optimizer_update(&x.update, 1, 0, 1, without_memory(), control_with(1.0f, SKIP_NONE));
+    update_once(&x.update, 1, without_memory(), control_with(1.0f, SKIP_NONE));
     static uint8_t m[N], v[N];
     static float m_scale[N / STATE_BLOCK + 1], v_scale[N / STATE_BLOCK + 1];
     op_read(m, x.m.t), op_read(v, x.v.t), op_read(m_scale, x.m_scale.t), op_read(v_scale, x.v_scale.t);
@@ -242,7 +244,7 @@ OP_TEST(a_block_of_zeros_stays_zero) {
     op_upload(&x.grad);
     upload8(x.m_values, x.m, &x.m_scale, true), upload8(x.v_values, x.v, &x.v_scale, false);
     const double *before = op_download(x.weight);
-    optimizer_update(&x.update, 1, 0, 1, update_params, control_with(1.0f, SKIP_NONE));
+    update_once(&x.update, 1, update_params, control_with(1.0f, SKIP_NONE));
     const double *after = op_download(x.weight);
     assert_memory_equal(before, after, N * sizeof *before); // 0 / (0 + eps)
     parameter_read(&x);
@@ -272,7 +274,7 @@ OP_TEST(updates_under_8_bit_states_stay_bounded_when_gradients_stop) {
     p.learning_rate = 1.0f, p.eps = 1e-12f;
     double before[N] = {0}, largest = 0.0;
     for (p.step = 1; p.step <= STEPS; p.step++) {
-        optimizer_update(&x.update, 1, 0, 1, p, control);
+        update_once(&x.update, 1, p, control);
         double *now = op_values(x.weight.t);
         for (int i = 1; i < N; i++) largest = fmax(largest, fabs(now[i] - before[i]));
         memcpy(before, now, sizeof before);

@@ -31,7 +31,9 @@ static void set_gradients(UpdateCase *p, int n, int step, float grad_factor) {
 static void update_array(const UpdateCase *p, int n, int first, int count, UpdateParams params, Tensor control) {
     UpdateTensor tensors[MAX_PARAMETERS];
     for (int i = 0; i < n; i++) tensors[i] = p[i].update;
-    optimizer_update(tensors, n, first, count, params, control);
+    UpdateList list = update_list(tensors, n);
+    optimizer_update(&list, first, count, params, control);
+    update_list_free(&list);
 }
 
 static void update_case(UpdateSpec spec, int first, int end, int steps) {
@@ -160,7 +162,7 @@ OP_TEST(many_small_unaligned_tensors_match) {
             tensors[i] = update_slice(p.update, begin, small_size((int)i));
             tensors[i].offset = 0, tensors[i].stream = (int)i; // parameters, not slices of one
         }
-        optimizer_update(tensors, NUM_SMALL, 0, NUM_SMALL, update_params, control_with(0.25f, SKIP_NONE));
+        update_once(tensors, NUM_SMALL, update_params, control_with(0.25f, SKIP_NONE));
         parameter_expect_update(&p, update_params, 0.25f);
         op_end();
     }
@@ -181,7 +183,7 @@ OP_TEST(unaligned_8bit_states_match) {
     shifted.m_values++, shifted.v_values++;
     download8(shifted.m_values, shifted.m, shifted.m_scale, true); // the blocks have moved
     download8(shifted.v_values, shifted.v, shifted.v_scale, false);
-    optimizer_update(&shifted.update, 1, 0, 1, update_params, control_with(0.25f, SKIP_NONE));
+    update_once(&shifted.update, 1, update_params, control_with(0.25f, SKIP_NONE));
     parameter_expect_update(&shifted, update_params, 0.25f);
     op_end();
 }
@@ -258,7 +260,7 @@ static uint64_t bits_of_slices(DType dtype, int spec, int64_t slice) {
     for (int64_t begin = 0; begin < p.n; begin += slice) {
         const int64_t count = p.n - begin < slice ? p.n - begin : slice;
         const UpdateTensor t = slice < p.n ? update_slice(p.update, begin, count) : p.update;
-        optimizer_update(&t, 1, 0, 1, update_params, control);
+        update_once(&t, 1, update_params, control);
     }
     const uint64_t digest = parameter_digest(&p, 0);
     op_end();
@@ -287,9 +289,11 @@ OP_TEST(a_skipped_step_leaves_every_byte) {
             set_rms(&p); // of NaN, NaN would be left
             Tensor control = control_with(1.0f, SKIP_NONFINITE);
             const uint64_t before = parameter_digest(&p, 0);
-            adafactor_statistics(&p.update, 1, update_params, control);
-            momentum_update(&p.update, 1, update_params, control);
-            optimizer_update(&p.update, 1, 0, 1, update_params, control);
+            UpdateList list = update_list(&p.update, 1);
+            adafactor_statistics(&list, update_params, control);
+            momentum_update(&list, update_params, control);
+            optimizer_update(&list, 0, 1, update_params, control);
+            update_list_free(&list);
             assert_true(parameter_digest(&p, 0) == before);
             op_end();
         }

@@ -227,7 +227,7 @@ static void optimizer_update_random(DType dtype) {
         p[i] = parameter_make(spec);
         tensors[i] = p[i].update;
     }
-    optimizer_update(tensors, n, 0, n, update_params, control_with(0.25f, SKIP_NONE));
+    update_once(tensors, n, update_params, control_with(0.25f, SKIP_NONE));
     for (int i = 0; i < n; i++) parameter_expect_update(&p[i], update_params, 0.25f);
     op_end();
 }

@@ -87,8 +87,8 @@ static uint64_t digest_of_step(Gpt2Options options) {
     gpt2_forward_backward(model, T, true);
     device_sync();
     for (int i = 0; i < gpt2_num_tensors(model); i++)
-        digest = op_digest(digest, (OpTensor){.t = gpt2_gradients(model)[i]});
-    double *dwte = op_values(gpt2_gradients(model)[0]);
+        digest = op_digest(digest, (OpTensor){.t = gpt2_tensors(model)[i].grad});
+    double *dwte = op_values(gpt2_tensors(model)[0].grad);
     for (int e = 0; e < V * C; e++) assert_true(isfinite(dwte[e]));
     free(dwte);
     gpt2_destroy(model);

@@ -93,9 +93,11 @@ static uint64_t update_bits(DType dtype, UpdateRule rule, DType kept) {
         tensors[i] = p[i].update;
     }
     const Tensor control = control_with(1.0f, SKIP_NONE);
-    adafactor_statistics(tensors, UPDATED, update_params, control);
-    momentum_update(tensors, UPDATED, update_params, control);
-    optimizer_update(tensors, UPDATED, 0, UPDATED, update_params, control);
+    UpdateList list = update_list(tensors, UPDATED);
+    adafactor_statistics(&list, update_params, control);
+    momentum_update(&list, update_params, control);
+    optimizer_update(&list, 0, UPDATED, update_params, control);
+    update_list_free(&list);
     uint64_t digest = 0;
     for (int i = 0; i < UPDATED; i++) digest = parameter_digest(&p[i], digest);
     return digest;
@@ -112,8 +114,10 @@ static uint64_t muon_bits(DType dtype) { return update_bits(dtype, RULE_DIRECTIO
 static uint64_t norm_bits(DType dtype) {
     OpTensor small = op_input(dtype, "grad", DIMS(77), 1.0), large = op_input(dtype, "grad", DIMS(70001), 1.0);
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(2));
-    const Tensor grads[2] = {small.t, large.t};
-    gradient_sumsq(sumsq.t, grads, 2);
+    const UpdateTensor tensors[2] = {{.grad = small.t}, {.grad = large.t}};
+    UpdateList list = update_list(tensors, 2);
+    gradient_sumsq(sumsq.t, &list);
+    update_list_free(&list);
     return op_digest(0, sumsq);
 }
 

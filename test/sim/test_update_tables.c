@@ -1,14 +1,11 @@
-// The tables of the optimizer's kernels (llmc/cuda/optimizer.cu) under the simulator's mark: after its first use a
-// step over several arrays of tensors and ranges of them neither waits nor allocates; an array that changed is seen;
-// more arrays than there is room for still give the right results; and a range is one launch for each rule and format
-// of states in it.
+// The tables of the optimizer's kernels (llmc/cuda/optimizer_norm.cu) under the simulator's mark: after its first use a
+// step over several lists of tensors and ranges of them neither waits nor allocates; the tables end with their list;
+// and a range is one launch for each rule and format of states in it.
 #include "dev/sim/sim_control.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
-
-#include <math.h>
 
 // One parameter of every kind that a step can hold. N: not a multiple of anything, and more than one part.
 enum { ROWS = 53, COLS = 100, N = ROWS * COLS, NUM_TENSORS = 8, SLICE = 2048, NUM_SLICES = 3 };
@@ -21,7 +18,7 @@ static struct {
     float *host; // pinned
     Tensor control, sumsq;
     UpdateTensor tensors[NUM_TENSORS], slices[NUM_SLICES];
-    Tensor grads[NUM_TENSORS];
+    UpdateList whole, direction, sliced; // all tensors; Muon's alone, as it takes the norm of its matrices; slices
 } step;
 
 static const UpdateParams params = {
@@ -90,10 +87,15 @@ static int set_up(void **state) {
     for (int i = 0; i < NUM_TENSORS; i++) {
         step.tensors[i] = parameter(kinds[i].rule, kinds[i].states);
         step.tensors[i].stream = i;
-        step.grads[i] = step.tensors[i].grad;
     }
     make_slices();
+    step.whole = update_list(step.tensors, NUM_TENSORS), step.direction = update_list(&step.tensors[2], 1);
+    step.sliced = update_list(step.slices, NUM_SLICES);
     return 0;
+}
+
+static void free_lists(void) {
+    update_list_free(&step.whole), update_list_free(&step.direction), update_list_free(&step.sliced);
 }
 
 static int tear_down(void **state) {
@@ -101,28 +103,29 @@ static int tear_down(void **state) {
     sim_set_lazy_streams(false);
     device_sync();
     ops_set_workspace(NULL, 0);
+    free_lists();
     device_free(step.arena), device_free(step.workspace), host_free(step.host);
     return stop_device(state);
 }
 TestFixture test_each = {set_up, tear_down};
 
 // The end of a step as trainers make it: norms of all tensors and of Muon's alone, the statistics, the update in
-// ranges; then the slices of another array, one range after the other.
+// ranges; then the slices of another list, one range after the other.
 static void whole_step(void) {
-    gradient_sumsq(step.sumsq, step.grads, NUM_TENSORS);
-    gradient_sumsq(tensor_slice_first(step.sumsq, 1), &step.grads[2], 1);
-    adafactor_statistics(step.tensors, NUM_TENSORS, params, step.control);
-    momentum_update(step.tensors, NUM_TENSORS, params, step.control);
-    optimizer_update(step.tensors, NUM_TENSORS, 0, 3, params, step.control);
-    optimizer_update(step.tensors, NUM_TENSORS, 3, NUM_TENSORS - 3, params, step.control);
-    for (int i = 0; i < NUM_SLICES; i++) optimizer_update(step.slices, NUM_SLICES, i, 1, params, step.control);
+    gradient_sumsq(step.sumsq, &step.whole);
+    gradient_sumsq(tensor_slice_first(step.sumsq, 1), &step.direction);
+    adafactor_statistics(&step.whole, params, step.control);
+    momentum_update(&step.whole, params, step.control);
+    optimizer_update(&step.whole, 0, 3, params, step.control);
+    optimizer_update(&step.whole, 3, NUM_TENSORS - 3, params, step.control);
+    for (int i = 0; i < NUM_SLICES; i++) optimizer_update(&step.sliced, i, 1, params, step.control);
 }
 
 // ----------------------------------------------------------------------------------------------------------- the tests
 
-TEST(a_step_over_several_arrays_neither_waits_nor_allocates) {
+TEST(a_step_over_several_lists_neither_waits_nor_allocates) {
     sim_set_lazy_streams(true);
-    whole_step(); // the tables are built
+    whole_step(); // the tables are made
     const int before = sim_step_violations();
     const size_t allocated = cuda_backend.allocated;
     sim_step_mark();
@@ -133,45 +136,23 @@ TEST(a_step_over_several_arrays_neither_waits_nor_allocates) {
     device_sync(); // what was handed over runs without an error
 }
 
-// The check above can fail: a table that is built inside a step is seen, by its copies and by its wait.
-TEST(an_array_that_changed_is_built_anew_and_seen) {
+// The check above can fail: a table that is made inside a step is seen, by its copies and by its wait.
+TEST(a_new_list_is_seen_in_a_step) {
     whole_step();
     const int before = sim_step_violations();
-    step.tensors[5].weight_decay = 0.2f;
+    UpdateList list = update_list(step.tensors, NUM_TENSORS);
     sim_step_mark();
-    optimizer_update(step.tensors, NUM_TENSORS, 0, NUM_TENSORS, params, step.control);
+    optimizer_update(&list, 0, NUM_TENSORS, params, step.control);
     sim_step_unmark();
     assert_true(sim_step_violations() > before);
+    update_list_free(&list);
 }
 
-static void read_floats(float *values, Tensor t) {
-    device_copy_to_host(step.host, t.data, tensor_bytes(t), STREAM_COMPUTE);
-    device_sync();
-    memcpy(values, step.host, tensor_bytes(t));
-}
-
-// Another tensor in the same variable, again and again: more of them than tables, and each in two rounds.
-TEST(more_arrays_than_tables_give_the_right_sums) {
-    enum { ARRAYS = 80 };
-    float g;
-    const Tensor sum = tensor_slice_first(step.sumsq, 1);
-    read_floats(&g, tensor_slice_elements(step.grads[0], 0, 1));
-    for (int round = 0; round < 2; round++)
-        for (int i = 0; i < ARRAYS; i++) {
-            float got;
-            Tensor array = tensor_slice_elements(step.grads[0], 4 * i, i + 1);
-            gradient_sumsq(sum, &array, 1);
-            read_floats(&got, sum);
-            const double want = (i + 1) * (double)g * (double)g;
-            if (!(fabs((double)got / want - 1.0) <= 1e-5)) fail_msg("array %d: %g, not %g", i, (double)got, want);
-        }
-}
-
-TEST(the_tables_are_freed_at_the_end) {
+TEST(the_tables_are_freed_with_their_lists) {
     const size_t before = cuda_backend.allocated;
     whole_step();
     assert_true(cuda_backend.allocated > before);
-    cuda_optimizer_shutdown();
+    free_lists();
     assert_true(cuda_backend.allocated == before);
     whole_step(); // and come back
 }
@@ -185,7 +166,7 @@ static int launches(int first, int count) {
     for (int pass = 0; pass < 2; pass++) {
         assert_false(device_graph_replay(graph));
         device_graph_begin(graph);
-        optimizer_update(step.tensors, NUM_TENSORS, first, count, params, step.control);
+        optimizer_update(&step.whole, first, count, params, step.control);
         device_graph_end(graph);
     }
     const int nodes = (int)cuda_graph_nodes(graph);

@@ -118,8 +118,8 @@ TEST(weights_and_gradients_are_counted_by_kind) {
     const Gpt2Options options = options_of(DTYPE_FP32, false);
     Gpt2 *model = make(&options);
     for (int l = 0; l < L; l++) set_all(model, parameter_index(&options.config, PARAM_FCW, l), (float)(l + 1));
-    for (int i = 0; i < gpt2_num_tensors(model); i++) tensor_fill(gpt2_gradients(model)[i], 0.0f);
-    tensor_fill(gpt2_gradients(model)[parameter_index(&options.config, PARAM_LNFB, -1)], INFINITY);
+    for (int i = 0; i < gpt2_num_tensors(model); i++) tensor_fill(gpt2_tensors(model)[i].grad, 0.0f);
+    tensor_fill(gpt2_tensors(model)[parameter_index(&options.config, PARAM_LNFB, -1)].grad, INFINITY);
     gpt2_observe(model, true);
     gpt2_numerics_gradients(model);
     const TensorStats weight = row_named(model, "fcw.weight")->stats, none = row_named(model, "fcw.gradient")->stats,
