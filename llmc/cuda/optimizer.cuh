@@ -168,7 +168,8 @@ static __device__ __forceinline__ void either_to_floats(float (&v)[N], const Eit
 }
 
 template <class E> static __device__ __forceinline__ bool grad_is_fp32(const UpdateEntry &t) {
-    return sizeof(E) == 4 || t.grad_is_fp32;
+    if constexpr (sizeof(E) == 4) return true;
+    return t.grad_is_fp32;
 }
 // A weight in fp32 has neither.
 template <class E> static __device__ __forceinline__ bool has_master(const UpdateEntry &t) {
