@@ -100,7 +100,7 @@ template <class T, int N> static __device__ __forceinline__ void store_target(T 
 // Launch: a block a row, Vp / N packs <= PACKS * blockDim.x, blockDim.x <= ROW_THREADS.
 template <class T, int PACKS>
 static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits, CrossEntropy p) {
-    constexpr int N = Pack<T>::N;
+    constexpr int N = PACK<T>;
     const int64_t r = row_of_block();
     const int packs = p.Vp / N, target = p.targets[r];
     T *row = logits + r * p.Vp;
@@ -134,7 +134,7 @@ enum { IN_FLIGHT = 7 };
 // Launch: a block of ROW_THREADS a row, Vp elements of dynamic shared memory. 64 registers let two blocks run.
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T *logits, CrossEntropy p) {
-    constexpr int N = Pack<T>::N;
+    constexpr int N = PACK<T>;
     typedef Vector<T, N> Row;
     Row *x = reinterpret_cast<Row *>(dynamic_shared_memory);
     const int64_t r = row_of_block();
@@ -201,7 +201,7 @@ static bool two_rows_fit(int64_t row_bytes) {
 }
 
 template <class T, int PACKS> static void launch_registers(T *logits, int rows, const CrossEntropy &p) {
-    const int64_t threads = round_up(ceil_div(p.Vp / Pack<T>::N, PACKS), WARP);
+    const int64_t threads = round_up(ceil_div(p.Vp / PACK<T>, PACKS), WARP);
     LAUNCH((registers_kernel<T, PACKS>), rows, (unsigned)threads, 0, cuda_compute_stream())(logits, p);
 }
 
@@ -209,7 +209,7 @@ template <class T> static void launch(Tensor tensor, const CrossEntropy &p) {
     enum { SHORT = 1, MIDDLE = 4, LONG = 13 }; // packs a thread; 13: 50,304 columns in 16 bits
     T *logits = (T *)tensor.data;
     const int rows = (int)tensor_rows(tensor);
-    const int64_t row_bytes = p.Vp * (int64_t)sizeof(T), packs = p.Vp / Pack<T>::N;
+    const int64_t row_bytes = p.Vp * (int64_t)sizeof(T), packs = p.Vp / PACK<T>;
     const cudaStream_t stream = cuda_compute_stream();
     if (!pack_aligned(logits, p.Vp, tensor.dtype))
         LAUNCH((looping_kernel<T, 1>), rows, ROW_THREADS, 0, stream)(logits, p);
@@ -222,7 +222,7 @@ template <class T> static void launch(Tensor tensor, const CrossEntropy &p) {
     else if (packs <= LONG * ROW_THREADS)
         launch_registers<T, LONG>(logits, rows, p);
     else
-        LAUNCH((looping_kernel<T, Pack<T>::N>), rows, ROW_THREADS, 0, stream)(logits, p);
+        LAUNCH((looping_kernel<T, PACK<T>>), rows, ROW_THREADS, 0, stream)(logits, p);
 }
 
 static void cross_entropy(Tensor logits, const CrossEntropy &p) {

@@ -63,11 +63,8 @@ template <class T> struct ChunkRows {
 // N columns of a row from col on, or zeros beyond its ends.
 template <class T, int N>
 static __device__ __forceinline__ Vector<T, N> read_row(const ChunkRows<T> &from, int row, int col) {
-    Vector<T, N> x;
-    memset((void *)&x, 0, sizeof x);
     const T *source = row == from.fresh_row ? from.fresh + col : from.cached + (int64_t)row * from.HS + col;
-    if (row < from.rows && col < from.HS) x = load_vector<T, N>(source);
-    return x;
+    return load_or_zero<T, N>(source, row < from.rows && col < from.HS);
 }
 // The same of the new token goes into the cache.
 template <class T, int N>
@@ -233,7 +230,7 @@ void backend_kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
     const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
     DISPATCH(cache.dtype, T, {
         if (packed)
-            store<T, Pack<T>::N>(cache, qkv, n, first, s);
+            store<T, PACK<T>>(cache, qkv, n, first, s);
         else
             store<T, 1>(cache, qkv, n, first, s);
     });
@@ -258,9 +255,9 @@ void backend_attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor posit
     DISPATCH(cache.dtype, T, {
         if (!packed)
             decode<T, 1, 8>(out, cache, qkv, position, parts, s);
-        else if (s.HS <= 8 * Pack<T>::N) // a row in one go: head size 64 of 16 bits
-            decode<T, Pack<T>::N, 8>(out, cache, qkv, position, parts, s);
+        else if (s.HS <= 8 * PACK<T>) // a row in one go: head size 64 of 16 bits
+            decode<T, PACK<T>, 8>(out, cache, qkv, position, parts, s);
         else
-            decode<T, Pack<T>::N, 16>(out, cache, qkv, position, parts, s);
+            decode<T, PACK<T>, 16>(out, cache, qkv, position, parts, s);
     });
 }

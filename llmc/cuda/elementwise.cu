@@ -61,19 +61,19 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
 // both.
 template <class T>
 static __global__ void __launch_bounds__(THREADS) fill_kernel(T *x, float value, int64_t packs, int64_t items) {
-    constexpr int W = Pack<T>::N;
+    constexpr int W = PACK<T>;
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < packs) {
         float values[W];
         for (int k = 0; k < W; k++) values[k] = value;
-        store_bits(x + i * W, bits_from_floats<T>(values));
+        store_vector(x + i * W, from_floats<T>(values));
     } else if (i < items) {
         x[packs * W + (i - packs)] = from_float<T>(value);
     }
 }
 
 template <class T> static void launch_fill(T *x, float value, int64_t n) {
-    const int64_t packs = whole_packs<T>(n, x), items = packs + n - packs * Pack<T>::N;
+    const int64_t packs = whole_packs<T>(n, x), items = packs + n - packs * PACK<T>;
     LAUNCH(fill_kernel<T>, blocks(items), THREADS, 0, cuda_compute_stream())(x, value, packs, items);
 }
 
@@ -157,18 +157,18 @@ static unsigned gelu_blocks(int64_t packs, int64_t rest) {
 // * 512 + t and + 256, and one of the elements after the packs. Bytes: 2 elements each.
 template <class T>
 static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, const T *pre, int64_t packs, int64_t n) {
-    constexpr int W = Pack<T>::N;
+    constexpr int W = PACK<T>;
     const int64_t first = (int64_t)blockIdx.x * THREADS * THREAD_PACKS + threadIdx.x;
     const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int4 bits[THREAD_PACKS];
+    Vector<T, W> x[THREAD_PACKS];
     for (int j = 0; j < THREAD_PACKS; j++)
-        if (first + j * THREADS < packs) bits[j] = load_bits_once(pre + (first + j * THREADS) * W);
+        if (first + j * THREADS < packs) x[j] = load_vector<T, W, true>(pre + (first + j * THREADS) * W);
     for (int j = 0; j < THREAD_PACKS; j++) {
         if (first + j * THREADS >= packs) continue;
-        float x[W];
-        bits_to_floats<T>(x, bits[j]);
-        for (int k = 0; k < W; k++) x[k] = gelu(x[k]);
-        store_bits(out + (first + j * THREADS) * W, bits_from_floats<T>(x));
+        float v[W];
+        to_floats(v, x[j]);
+        for (int k = 0; k < W; k++) v[k] = gelu(v[k]);
+        store_vector(out + (first + j * THREADS) * W, from_floats<T>(v));
     }
     if (rest < n) out[rest] = from_float<T>(gelu(to_float(pre[rest])));
 }
@@ -177,35 +177,35 @@ static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, co
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     gelu_backward_kernel(T *dpre, const T *dout, const T *pre, int64_t packs, int64_t n) {
-    constexpr int W = Pack<T>::N;
+    constexpr int W = PACK<T>;
     const int64_t first = (int64_t)blockIdx.x * THREADS * THREAD_PACKS + threadIdx.x;
     const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int4 bits[THREAD_PACKS], d_bits[THREAD_PACKS];
+    Vector<T, W> x[THREAD_PACKS], d[THREAD_PACKS];
     for (int j = 0; j < THREAD_PACKS; j++) {
         if (first + j * THREADS >= packs) continue;
-        bits[j] = load_bits_once(pre + (first + j * THREADS) * W);
-        d_bits[j] = load_bits_once(dout + (first + j * THREADS) * W);
+        x[j] = load_vector<T, W, true>(pre + (first + j * THREADS) * W);
+        d[j] = load_vector<T, W, true>(dout + (first + j * THREADS) * W);
     }
     for (int j = 0; j < THREAD_PACKS; j++) {
         if (first + j * THREADS >= packs) continue;
-        float x[W], gradient[W];
-        bits_to_floats<T>(x, bits[j]);
-        bits_to_floats<T>(gradient, d_bits[j]);
-        for (int k = 0; k < W; k++) gradient[k] *= gelu_derivative(x[k]);
-        store_bits(dpre + (first + j * THREADS) * W, bits_from_floats<T>(gradient));
+        float v[W], gradient[W];
+        to_floats(v, x[j]);
+        to_floats(gradient, d[j]);
+        for (int k = 0; k < W; k++) gradient[k] *= gelu_derivative(v[k]);
+        store_vector(dpre + (first + j * THREADS) * W, from_floats<T>(gradient));
     }
     if (rest < n) dpre[rest] = from_float<T>(to_float(dout[rest]) * gelu_derivative(to_float(pre[rest])));
 }
 
 template <class T> static void launch_gelu_forward(T *out, const T *pre, int64_t n) {
     const int64_t packs = whole_packs<T>(n, out, pre);
-    LAUNCH(gelu_forward_kernel<T>, gelu_blocks(packs, n - packs * Pack<T>::N), THREADS, 0, cuda_compute_stream())
+    LAUNCH(gelu_forward_kernel<T>, gelu_blocks(packs, n - packs * PACK<T>), THREADS, 0, cuda_compute_stream())
     (out, pre, packs, n);
 }
 
 template <class T> static void launch_gelu_backward(T *dpre, const T *dout, const T *pre, int64_t n) {
     const int64_t packs = whole_packs<T>(n, dpre, dout, pre);
-    LAUNCH(gelu_backward_kernel<T>, gelu_blocks(packs, n - packs * Pack<T>::N), THREADS, 0, cuda_compute_stream())
+    LAUNCH(gelu_backward_kernel<T>, gelu_blocks(packs, n - packs * PACK<T>), THREADS, 0, cuda_compute_stream())
     (dpre, dout, pre, packs, n);
 }
 
@@ -358,13 +358,13 @@ static __device__ Count block_count(Count c) {
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     count_parts_kernel(TensorStats *parts, const T *x, int64_t n, int64_t part, bool packed, FormatLimits limits) {
-    constexpr int N = Pack<T>::N;
+    constexpr int N = PACK<T>;
     const int64_t begin = blockIdx.x * part, end = min(n, begin + part);
     const int64_t whole = packed ? begin + (end - begin) / N * N : begin;
     Count c = {0.0, 0, 0, 0, 0};
     for (int64_t i = begin + threadIdx.x * N; i < whole; i += THREADS * N) {
         float v[N];
-        bits_to_floats<T>(v, load_bits(x + i));
+        to_floats(v, load_vector<T, N>(x + i));
         for (int k = 0; k < N; k++) count_value(c, v[k], limits);
     }
     for (int64_t i = whole + threadIdx.x; i < end; i += THREADS) count_value(c, to_float(x[i]), limits);

@@ -48,7 +48,7 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
                         pack_aligned(wpe.data, C, wpe.dtype);
     DISPATCH(wte.dtype, E, {
         if (packed)
-            forward<E, Pack<E>::N>(out, tokens, wte, wpe);
+            forward<E, PACK<E>>(out, tokens, wte, wpe);
         else
             forward<E, 1>(out, tokens, wte, wpe);
     });
@@ -161,14 +161,6 @@ static void token_sort(int32_t *order, const int32_t *tokens, int64_t N, int64_t
 // Rows whose loads a thread issues before it uses the first. Rows after the end count as zeros, without branches: a
 // branch between the loads makes the compiler issue each one where it is used.
 enum { ROWS_IN_FLIGHT = 8 };
-
-// N columns of a row, or zeros.
-template <class T, int N> static __device__ __forceinline__ Vector<T, N> load_or_zero(const T *row, bool inside) {
-    Vector<T, N> x;
-    memset((void *)&x, 0, sizeof x);
-    if (inside) x = load_vector<T, N>(row);
-    return x;
-}
 
 // sum += N columns of `count` rows that are `stride` elements apart, in order.
 template <class T, int N>
@@ -294,7 +286,7 @@ template <class T, class G, int N, int RUN> static void tokens_backward(Tensor d
 
 template <class T, class G> static void tokens_backward_any(Tensor dwte, Tensor dout, Tensor tokens) {
     if (pack_aligned(dout.data, tensor_cols(dout), dout.dtype) && (uintptr_t)dwte.data % 16 == 0)
-        tokens_backward<T, G, Pack<T>::N, RUN_COLUMNS>(dwte, dout, tokens);
+        tokens_backward<T, G, PACK<T>, RUN_COLUMNS>(dwte, dout, tokens);
     else
         tokens_backward<T, G, 1, 1>(dwte, dout, tokens);
 }
@@ -331,7 +323,7 @@ static void positions_backward(Tensor dwpe, Tensor dout, Tensor tokens, bool acc
 template <class T, class G>
 static void positions_backward_any(Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
     if (pack_aligned(dout.data, tensor_cols(dout), dout.dtype) && (uintptr_t)dwpe.data % 16 == 0)
-        positions_backward<T, G, Pack<T>::N>(dwpe, dout, tokens, accumulate);
+        positions_backward<T, G, PACK<T>>(dwpe, dout, tokens, accumulate);
     else
         positions_backward<T, G, 1>(dwpe, dout, tokens, accumulate);
 }

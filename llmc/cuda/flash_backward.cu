@@ -42,10 +42,10 @@ static __device__ __forceinline__ void row_statistics(float (&lse_log2e)[M][2], 
             UNROLL (across, HEAD / 32) {
                 const int col = across * 32 + lane % 4 * 8;
                 const bool counts = row < dout.rows && col < dout.cols;
-                const Pack<T> x = load_pack(dout.first + there * dout.stride + (counts ? col : 0));
-                const Pack<T> y = load_pack(out.first + there * out.stride + (counts ? col : 0));
-                float chunk = 0.0f;
-                UNROLL (i, 8) chunk = fmaf(to_float(x.v[i]), to_float(y.v[i]), chunk);
+                float x[8], y[8], chunk = 0.0f;
+                to_floats(x, load_vector<T, 8>(dout.first + there * dout.stride + (counts ? col : 0)));
+                to_floats(y, load_vector<T, 8>(out.first + there * out.stride + (counts ? col : 0)));
+                UNROLL (i, 8) chunk = fmaf(x[i], y[i], chunk);
                 sum += counts ? chunk : 0.0f;
             }
             D[m][r] = quad_sum(sum);

@@ -11,27 +11,27 @@
 
 // ------------------------------------------------------------------------------------------------------ magnitude bits
 
-// The larger of m and the magnitudes in the 16 bytes, as the bits of T without sign.
-template <class T> static __device__ __forceinline__ unsigned larger_magnitude(unsigned m, int4 bits) {
-    const unsigned words[4] = {(unsigned)bits.x, (unsigned)bits.y, (unsigned)bits.z, (unsigned)bits.w};
-    for (int i = 0; i < 4; i++) {
-        if constexpr (sizeof(T) == 4)
-            m = max(m, words[i] & 0x7fffffffu);
-        else
-            m = max(m, max(words[i] & 0x7fffu, words[i] >> 16 & 0x7fffu));
-    }
+// The larger of m and the magnitudes in a word, or in a vector, as the bits of T without sign.
+template <class T> static __device__ __forceinline__ unsigned larger_magnitude(unsigned m, unsigned word) {
+    if constexpr (sizeof(T) == 4)
+        return max(m, word & 0x7fffffffu);
+    else
+        return max(m, max(word & 0x7fffu, word >> 16 & 0x7fffu));
+}
+template <class T, int N>
+static __device__ __forceinline__ unsigned larger_magnitude(unsigned m, const Vector<T, N> &x) {
+    unsigned words[sizeof x / 4];
+    memcpy(words, (const void *)&x, sizeof x);
+    for (int i = 0; i < (int)sizeof x / 4; i++) m = larger_magnitude<T>(m, words[i]);
     return m;
 }
 
 // Magnitude bits of T as those of a float, exactly.
 template <class T> static __device__ __forceinline__ unsigned float_magnitude(unsigned bits) {
-    if constexpr (sizeof(T) == 4) {
+    if constexpr (sizeof(T) == 4)
         return bits;
-    } else {
-        float two[2];
-        word_to_floats(two, (int)bits, T());
-        return __float_as_uint(two[0]);
-    }
+    else
+        return __float_as_uint(unpack_two<T>(bits).x);
 }
 
 // The maximum over a block of WARPS warps, in thread 0. Every thread takes part.
@@ -59,22 +59,20 @@ template <class T>
 static __global__ void __launch_bounds__(LARGEST_THREADS)
     largest_kernel(Fp8Slot *slot, const T *in, int64_t packs, int64_t n, DType format, bool delayed) {
     if (delayed && !fp8_slot_is_new(slot)) return; // quantize_kernel will measure
-    constexpr int W = Pack<T>::N;
+    constexpr int W = PACK<T>;
     const int64_t thread = (int64_t)blockIdx.x * LARGEST_THREADS + threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * LARGEST_THREADS;
     unsigned m = 0;
     for (int64_t i = thread; i < packs; i += LARGEST_LOADS * step) {
-        int4 bits[LARGEST_LOADS];
-        for (int j = 0; j < LARGEST_LOADS; j++) {
-            bits[j] = make_int4(0, 0, 0, 0);
-            if (i + j * step < packs) bits[j] = load_bits(in + (i + j * step) * W);
-        }
-        for (int j = 0; j < LARGEST_LOADS; j++) m = larger_magnitude<T>(m, bits[j]);
+        Vector<T, W> x[LARGEST_LOADS];
+        for (int j = 0; j < LARGEST_LOADS; j++)
+            x[j] = load_or_zero<T, W>(in + (i + j * step) * W, i + j * step < packs);
+        for (int j = 0; j < LARGEST_LOADS; j++) m = larger_magnitude(m, x[j]);
     }
     for (int64_t i = packs * W + thread; i < n; i += step) {
-        int bits = 0;
+        unsigned bits = 0;
         memcpy(&bits, (const void *)(in + i), sizeof(T));
-        m = larger_magnitude<T>(m, make_int4(bits, 0, 0, 0));
+        m = larger_magnitude<T>(m, bits);
     }
     m = block_maximum<LARGEST_THREADS / WARP>(float_magnitude<T>(m));
     if (threadIdx.x > 0) return;
@@ -103,62 +101,63 @@ static __device__ __forceinline__ int tile_word(int row, int word) { return row 
 
 // 16 bytes of row `row` of in (N,K) from column `col`; what is outside is 0. ALIGNED: inside or outside as a whole.
 template <class T, bool ALIGNED>
-static __device__ __forceinline__ int4 load_piece(const T *in, int64_t row, int64_t col, int64_t N, int64_t K) {
+static __device__ __forceinline__ Vector<T, PACK<T>> load_piece(const T *in, int64_t row, int64_t col, int64_t N,
+                                                                int64_t K) {
     if constexpr (ALIGNED) {
-        return row < N && col < K ? load_bits_once(in + row * K + col) : make_int4(0, 0, 0, 0);
+        return load_or_zero<T, PACK<T>, true>(in + row * K + col, row < N && col < K);
     } else {
-        Pack<T> p;
-        for (int j = 0; j < Pack<T>::N; j++)
-            p.v[j] = row < N && col + j < K ? in[row * K + col + j] : from_float<T>(0.0f);
-        return pack_bits(p);
+        Vector<T, PACK<T>> x;
+        for (int j = 0; j < PACK<T>; j++) x.v[j] = row < N && col + j < K ? in[row * K + col + j] : from_float<T>(0.0f);
+        return x;
     }
 }
 
+// 16 codes, as the words that they are made and moved in.
+typedef Vector<unsigned, CODES / 4> CodeWords;
+
 // The first `count` of 16 codes. ALIGNED: all or none.
-template <bool ALIGNED> static __device__ __forceinline__ void store_piece(uint8_t *to, int4 codes, int64_t count) {
+template <bool ALIGNED>
+static __device__ __forceinline__ void store_piece(uint8_t *to, const CodeWords &codes, int64_t count) {
     if constexpr (ALIGNED) {
-        if (count > 0) *reinterpret_cast<int4 *>(to) = codes;
+        if (count > 0) store_vector(reinterpret_cast<unsigned *>(to), codes);
     } else {
-        const unsigned words[4] = {(unsigned)codes.x, (unsigned)codes.y, (unsigned)codes.z, (unsigned)codes.w};
         for (int i = 0; i < CODES; i++)
-            if (i < count) to[i] = (uint8_t)(words[i / 4] >> 8 * (i % 4));
+            if (i < count) to[i] = (uint8_t)(codes.v[i / 4] >> 8 * (i % 4));
     }
 }
 
 // Columns 4 word .. 4 word + 3 of the rows 16 group .. 16 group + 15 of the tile, a column in each of columns[]. Odd
 // groups read their rows in pairs the other way round, to stay in other banks than even ones; the selectors of the
 // first exchange put that right.
-static __device__ __forceinline__ void transpose_piece(int4 (&columns)[4], const unsigned *tile, int group, int word) {
+static __device__ __forceinline__ void transpose_piece(CodeWords (&columns)[4], const unsigned *tile, int group,
+                                                       int word) {
     const int odd = group % 2;
     const unsigned low = odd ? 0x1504 : 0x5140, high = odd ? 0x3726 : 0x7362; // bytes 0 and 1, 2 and 3 of two words
-    unsigned out[4][4];                                                       // [column][four rows]
     UNROLL (i, 4) {
         unsigned in[4];
         UNROLL (j, 4) in[j] = tile[tile_word(CODES * group + 4 * i + (j ^ odd), word)];
         const unsigned upper01 = __byte_perm(in[0], in[1], low), lower01 = __byte_perm(in[2], in[3], low);
         const unsigned upper23 = __byte_perm(in[0], in[1], high), lower23 = __byte_perm(in[2], in[3], high);
-        out[0][i] = __byte_perm(upper01, lower01, 0x5410);
-        out[1][i] = __byte_perm(upper01, lower01, 0x7632);
-        out[2][i] = __byte_perm(upper23, lower23, 0x5410);
-        out[3][i] = __byte_perm(upper23, lower23, 0x7632);
+        columns[0].v[i] = __byte_perm(upper01, lower01, 0x5410);
+        columns[1].v[i] = __byte_perm(upper01, lower01, 0x7632);
+        columns[2].v[i] = __byte_perm(upper23, lower23, 0x5410);
+        columns[3].v[i] = __byte_perm(upper23, lower23, 0x7632);
     }
-    UNROLL (c, 4) columns[c] = make_int4((int)out[c][0], (int)out[c][1], (int)out[c][2], (int)out[c][3]);
 }
 
 // Quantises 16 bytes of elements; the codes go to `to`, 4 or 8 bytes.
-template <class T, class F> static __device__ __forceinline__ void encode_piece(unsigned *to, int4 bits, float scale) {
-    constexpr int W = Pack<T>::N;
+template <class F, class T, int W>
+static __device__ __forceinline__ void encode_piece(unsigned *to, const Vector<T, W> &piece, float scale) {
     float x[W];
-    unsigned codes[W / 4];
-    bits_to_floats<T>(x, bits);
+    Vector<unsigned, W / 4> codes;
+    to_floats(x, piece);
     for (int i = 0; i < W / 4; i++) {
         const float *v = x + 4 * i;
-        codes[i] = fp8_encode_two<F>(v[0] * scale, v[1] * scale) | fp8_encode_two<F>(v[2] * scale, v[3] * scale) << 16;
+        const unsigned low = fp8_encode_two<F>(v[0] * scale, v[1] * scale);
+        const unsigned high = fp8_encode_two<F>(v[2] * scale, v[3] * scale);
+        codes.v[i] = low | high << 16;
     }
-    if constexpr (W == 4)
-        *to = codes[0];
-    else
-        *reinterpret_cast<int2 *>(to) = make_int2((int)codes[0], (int)codes[1]);
+    store_vector(to, codes);
 }
 
 // The tile as it is into q (N,K): threads take pieces of 16 codes in turn, 4 a row.
@@ -169,7 +168,7 @@ static __device__ __forceinline__ void store_rows(uint8_t *q, const unsigned *ti
     for (int i = (int)threadIdx.x; i < ROWS * ROW_PIECES; i += THREADS) {
         const int row = i / ROW_PIECES, piece = i % ROW_PIECES;
         const int64_t at = row0 + row, col = col0 + piece * CODES;
-        const int4 codes = *reinterpret_cast<const int4 *>(tile + tile_word(row, 4 * piece));
+        const CodeWords codes = load_vector<unsigned, CODES / 4>(tile + tile_word(row, 4 * piece));
         store_piece<ALIGNED>(q + at * K + col, codes, at < N ? K - col : 0);
     }
 }
@@ -181,7 +180,7 @@ static __device__ __forceinline__ void store_columns(uint8_t *transposed, const 
     constexpr int GROUPS = ROWS / CODES;
     static_assert(THREADS == GROUPS * ROW_WORDS, "a piece each");
     const int group = (int)threadIdx.x % GROUPS, word = (int)threadIdx.x / GROUPS;
-    int4 columns[4];
+    CodeWords columns[4];
     transpose_piece(columns, tile, group, word);
     UNROLL (c, 4) {
         const int64_t at = col0 + 4 * word + c, first = row0 + CODES * group;
@@ -198,16 +197,16 @@ static __global__ void __launch_bounds__(THREADS)
     quantize_kernel(uint8_t *q, uint8_t *transposed, const T *in, Fp8Slot *slot, int64_t N, int64_t K, bool record) {
     __shared__ uint4 shared[ROWS * ROW_WORDS / 4];
     unsigned *const tile = reinterpret_cast<unsigned *>(shared);
-    constexpr int W = Pack<T>::N, LANES = COLS / W, PASS_ROWS = THREADS / LANES, PASSES = ROWS / PASS_ROWS;
+    constexpr int W = PACK<T>, LANES = COLS / W, PASS_ROWS = THREADS / LANES, PASSES = ROWS / PASS_ROWS;
     const int64_t row0 = (int64_t)(gridDim.y - 1 - blockIdx.y) * ROWS, col0 = (int64_t)blockIdx.x * COLS;
     const int row = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES; // LANES threads a row
-    int4 bits[PASSES];
-    UNROLL (i, PASSES) bits[i] = load_piece<T, ALIGNED>(in, row0 + i * PASS_ROWS + row, col0 + lane * W, N, K);
+    Vector<T, W> pieces[PASSES];
+    UNROLL (i, PASSES) pieces[i] = load_piece<T, ALIGNED>(in, row0 + i * PASS_ROWS + row, col0 + lane * W, N, K);
     const float scale = slot->scale;
-    UNROLL (i, PASSES) encode_piece<T, F>(tile + tile_word(i * PASS_ROWS + row, lane * W / 4), bits[i], scale);
+    UNROLL (i, PASSES) encode_piece<F>(tile + tile_word(i * PASS_ROWS + row, lane * W / 4), pieces[i], scale);
     if (record && !fp8_slot_is_new(slot)) { // the same in every thread; a new slot has what largest_kernel found
         unsigned m = 0;
-        UNROLL (i, PASSES) m = larger_magnitude<T>(m, bits[i]);
+        UNROLL (i, PASSES) m = larger_magnitude(m, pieces[i]);
         m = block_maximum<THREADS / WARP>(float_magnitude<T>(m));
         if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned *>(&slot->amax), m);
     }

@@ -113,21 +113,6 @@ static __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// Two floats rounded to 16 bits in one register, low in the lower half: a piece of a fragment.
-template <class T> static __device__ __forceinline__ uint32_t pack_two(float low, float high);
-template <> __device__ __forceinline__ uint32_t pack_two<bf16>(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    uint32_t bits;
-    memcpy(&bits, (const void *)&pair, 4);
-    return bits;
-}
-template <> __device__ __forceinline__ uint32_t pack_two<fp16>(float low, float high) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    uint32_t bits;
-    memcpy(&bits, (const void *)&pair, 4);
-    return bits;
-}
-
 // The formats of fp8 as types, for templates.
 struct E4M3 {
     static constexpr DType dtype = DTYPE_E4M3;

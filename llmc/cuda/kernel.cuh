@@ -1,6 +1,6 @@
-// Included by every kernel file: launches, shared memory, reductions, conversions, vectorised element access (packs of
-// 16 bytes, their bits, vectors of N), stochastic rounding, and the dispatch on the element type. Kernels are written
-// in C-like CUDA C++: templates on the element type and on compile-time constants, nothing more.
+// Included by every kernel file: launches, shared memory, reductions, conversions, vectors of elements, stochastic
+// rounding, and the dispatch on the element type. Kernels are written in C-like CUDA C++: templates on the element type
+// and on compile-time constants, nothing more.
 //
 // Rules for kernels:
 //   - LAUNCH(kernel, grid, block, shared_bytes, stream)(arguments...); a kernel name with commas goes in parentheses.
@@ -98,104 +98,40 @@ template <> __device__ __forceinline__ float from_float<float>(float x) { return
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ fp16 from_float<fp16>(float x) { return __float2half_rn(x); }
 
-// --------------------------------------------------------------------------------------------------------------- packs
-
-// 16 bytes of elements, which one thread loads or stores with one instruction. Addresses must be 16-byte aligned.
-template <class T> struct alignas(16) Pack {
-    static constexpr int N = 16 / (int)sizeof(T);
-    T v[N];
-};
-template <class T> static __device__ __forceinline__ Pack<T> pack_from_bits(int4 bits) {
-    Pack<T> p;
-    memcpy((void *)&p, &bits, 16);
-    return p;
+// Two floats rounded to 16 bits in one 32-bit word, the first in the lower half, and back.
+template <class T> static __device__ __forceinline__ uint32_t pack_two(float low, float high);
+template <> __device__ __forceinline__ uint32_t pack_two<bf16>(float low, float high) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    uint32_t word;
+    memcpy(&word, (const void *)&two, sizeof word);
+    return word;
 }
-template <class T> static __device__ __forceinline__ int4 pack_bits(const Pack<T> &p) {
-    int4 bits;
-    memcpy(&bits, (const void *)&p, 16);
-    return bits;
+template <> __device__ __forceinline__ uint32_t pack_two<fp16>(float low, float high) {
+    const __half2 two = __floats2half2_rn(low, high);
+    uint32_t word;
+    memcpy(&word, (const void *)&two, sizeof word);
+    return word;
 }
-template <class T> static __device__ __forceinline__ Pack<T> load_pack(const T *p) {
-    return pack_from_bits<T>(*reinterpret_cast<const int4 *>(p));
+template <class T> static __device__ __forceinline__ float2 unpack_two(uint32_t word);
+template <> __device__ __forceinline__ float2 unpack_two<bf16>(uint32_t word) { // bf16 is the upper half of a float
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
 }
-template <class T> static __device__ __forceinline__ void store_pack(T *p, const Pack<T> &v) {
-    *reinterpret_cast<int4 *>(p) = pack_bits(v);
-}
-// Whether rows of `cols` elements of dtype starting at p can be read in packs.
-static inline bool pack_aligned(const void *p, int64_t cols, DType dtype) {
-    return (uintptr_t)p % 16 == 0 && (uint64_t)cols * dtype_size(dtype) % 16 == 0;
-}
-
-// ---------------------------------------------------------------------------------------------------------------- bits
-// 16 bytes as one int4 register quadruple and as floats. Pack<T> addresses single elements; these keep the 32-bit words
-// whole, which saves an instruction per element in kernels that are bound by instructions.
-
-template <class T> static __device__ __forceinline__ int4 load_bits(const T *p) {
-    return *reinterpret_cast<const int4 *>(p);
-}
-// Streaming access: the data is used once and should not displace other data from the caches.
-template <class T> static __device__ __forceinline__ int4 load_bits_once(const T *p) {
-    return __ldcs(reinterpret_cast<const int4 *>(p));
-}
-template <class T> static __device__ __forceinline__ void store_bits(T *p, int4 bits) {
-    *reinterpret_cast<int4 *>(p) = bits;
-}
-template <class T> static __device__ __forceinline__ void store_bits_once(T *p, int4 bits) {
-    __stcs(reinterpret_cast<int4 *>(p), bits);
-}
-
-// The elements of one 32-bit word: one fp32 or two 16-bit elements, the lower half first. bf16 is the upper half of a
-// float.
-static __device__ __forceinline__ void word_to_floats(float *v, int word, float) { v[0] = __int_as_float(word); }
-static __device__ __forceinline__ void word_to_floats(float *v, int word, bf16) {
-    v[0] = __uint_as_float((unsigned)word << 16);
-    v[1] = __uint_as_float((unsigned)word & 0xffff0000u);
-}
-static __device__ __forceinline__ void word_to_floats(float *v, int word, fp16) {
+template <> __device__ __forceinline__ float2 unpack_two<fp16>(uint32_t word) {
     __half2 two;
     memcpy((void *)&two, &word, sizeof word);
-    v[0] = __low2float(two);
-    v[1] = __high2float(two);
-}
-static __device__ __forceinline__ int word_from_floats(const float *v, float) { return __float_as_int(v[0]); }
-static __device__ __forceinline__ int word_from_floats(const float *v, bf16) {
-    const __nv_bfloat162 two = __floats2bfloat162_rn(v[0], v[1]);
-    int word;
-    memcpy(&word, (const void *)&two, sizeof word);
-    return word;
-}
-static __device__ __forceinline__ int word_from_floats(const float *v, fp16) {
-    const __half2 two = __floats2half2_rn(v[0], v[1]);
-    int word;
-    memcpy(&word, (const void *)&two, sizeof word);
-    return word;
-}
-
-// v: Pack<T>::N floats. Rounds to nearest even.
-template <class T> static __device__ __forceinline__ void bits_to_floats(float *v, int4 bits) {
-    constexpr int N = 4 / (int)sizeof(T);
-    word_to_floats(v, bits.x, T());
-    word_to_floats(v + N, bits.y, T());
-    word_to_floats(v + 2 * N, bits.z, T());
-    word_to_floats(v + 3 * N, bits.w, T());
-}
-template <class T> static __device__ __forceinline__ int4 bits_from_floats(const float *v) {
-    constexpr int N = 4 / (int)sizeof(T);
-    return make_int4(word_from_floats(v, T()), word_from_floats(v + N, T()), word_from_floats(v + 2 * N, T()),
-                     word_from_floats(v + 3 * N, T()));
-}
-
-// The number of whole packs that an element-wise op may take from n elements at each p: 0 when any p is not 16-byte
-// aligned.
-template <class T, class... P> static inline int64_t whole_packs(int64_t n, const P *...p) {
-    return ((uintptr_t)p | ...) % 16 == 0 ? n / Pack<T>::N : 0;
+    return __half22float2(two);
 }
 
 // ------------------------------------------------------------------------------------------------------------- vectors
-// N adjacent elements of any floating type as one register value, for kernels that process the same number of elements
-// (not bytes) of several types (a gradient in bf16 and the fp32 sum it is added to). Loaded and stored in accesses of
-// up to 16 bytes. N = 1 serves rows whose size is not a multiple of 16 bytes, with the same kernel source. Pack is the
-// case of exactly 16 bytes.
+// Vector<T, N>: N adjacent elements in the registers of a thread. A pack is the vector of 16 bytes, the most that one
+// instruction loads or stores: PACK<T> elements. A longer vector takes several accesses, for kernels that process the
+// same number of elements of several types (a gradient in bf16 and the fp32 sum it is added to). N = 1 serves rows
+// whose size is not a multiple of 16 bytes, with the same kernel source.
+//
+// Arithmetic is done in arrays of floats: to_floats and from_floats convert two 16-bit elements at a time, in the
+// register that holds both. Single elements v[k] cost an instruction each to take out or put in.
+
+template <class T> constexpr int PACK = 16 / (int)sizeof(T);
 
 // The integer that moves BYTES bytes with one instruction.
 template <int BYTES> struct Access;
@@ -204,23 +140,30 @@ template <> struct Access<4> { typedef unsigned Bits; };
 template <> struct Access<8> { typedef int2 Bits; };
 template <> struct Access<16> { typedef int4 Bits; };
 
-template <class T, int N> struct Vector {
-    static constexpr int BYTES = N * (int)sizeof(T) < 16 ? N * (int)sizeof(T) : 16; // of one access
-    static constexpr int STEP = BYTES / (int)sizeof(T);                             // elements of one access
+template <class T, int N> struct alignas(N < PACK<T> ? N * (int)sizeof(T) : 16) Vector {
+    static constexpr int STEP = N < PACK<T> ? N : PACK<T>, BYTES = STEP * (int)sizeof(T); // of one access
     typedef typename Access<BYTES>::Bits Bits;
     T v[N];
 };
 
-// p is aligned to BYTES. once: streaming access, as in load_bits_once.
-template <class T, int N, bool once = false> static __device__ __forceinline__ Vector<T, N> load_vector(const T *p) {
+// Zeros, and nothing is read, unless `inside`. p is aligned like a Vector<T, N>. once: for data that is not used again
+// soon; it leaves the caches first and does not displace other data.
+template <class T, int N, bool once = false>
+static __device__ __forceinline__ Vector<T, N> load_or_zero(const T *p, bool inside) {
     typedef Vector<T, N> X;
     X x;
     for (int i = 0; i < N; i += X::STEP) {
-        const typename X::Bits *from = reinterpret_cast<const typename X::Bits *>(p + i);
-        const typename X::Bits bits = once ? __ldcs(from) : *from;
+        typename X::Bits bits = {}; // of elements, zeros would make the compiler keep each one in a register of its own
+        if (inside) {
+            const typename X::Bits *from = reinterpret_cast<const typename X::Bits *>(p + i);
+            bits = once ? __ldcs(from) : *from;
+        }
         memcpy((void *)(x.v + i), &bits, X::BYTES);
     }
     return x;
+}
+template <class T, int N, bool once = false> static __device__ __forceinline__ Vector<T, N> load_vector(const T *p) {
+    return load_or_zero<T, N, once>(p, true);
 }
 template <class T, int N, bool once = false>
 static __device__ __forceinline__ void store_vector(T *p, const Vector<T, N> &x) {
@@ -235,14 +178,13 @@ static __device__ __forceinline__ void store_vector(T *p, const Vector<T, N> &x)
     }
 }
 
-// Converts whole 32-bit words if N elements fill them, else element by element.
 template <class T, int N> static __device__ __forceinline__ void to_floats(float (&v)[N], const Vector<T, N> &x) {
-    constexpr int per_word = 4 / (int)sizeof(T);
-    if constexpr (N % per_word == 0) {
-        for (int i = 0; i < N; i += per_word) {
-            int word;
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+        for (int i = 0; i < N; i += 2) {
+            uint32_t word;
             memcpy(&word, (const void *)(x.v + i), sizeof word);
-            word_to_floats(v + i, word, T());
+            const float2 two = unpack_two<T>(word);
+            v[i] = two.x, v[i + 1] = two.y;
         }
     } else {
         for (int i = 0; i < N; i++) v[i] = to_float(x.v[i]);
@@ -250,11 +192,10 @@ template <class T, int N> static __device__ __forceinline__ void to_floats(float
 }
 // Rounds to nearest even.
 template <class T, int N> static __device__ __forceinline__ Vector<T, N> from_floats(const float (&v)[N]) {
-    constexpr int per_word = 4 / (int)sizeof(T);
     Vector<T, N> x;
-    if constexpr (N % per_word == 0) {
-        for (int i = 0; i < N; i += per_word) {
-            const int word = word_from_floats(v + i, T());
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+        for (int i = 0; i < N; i += 2) {
+            const uint32_t word = pack_two<T>(v[i], v[i + 1]);
             memcpy((void *)(x.v + i), &word, sizeof word);
         }
     } else {
@@ -275,6 +216,16 @@ template <class T, int N> static __device__ __forceinline__ void add_vector(T *p
     to_floats(v, load_vector<T, N>(p));
     for (int k = 0; k < N; k++) v[k] += sum[k];
     store_vector(p, from_floats<T, N>(v));
+}
+
+// Whether rows of `cols` elements of dtype starting at p can be read in packs.
+static inline bool pack_aligned(const void *p, int64_t cols, DType dtype) {
+    return (uintptr_t)p % 16 == 0 && (uint64_t)cols * dtype_size(dtype) % 16 == 0;
+}
+// The number of whole packs that an element-wise op may take from n elements at each p: 0 when any p is not 16-byte
+// aligned.
+template <class T, class... P> static inline int64_t whole_packs(int64_t n, const P *...p) {
+    return ((uintptr_t)p | ...) % 16 == 0 ? n / PACK<T> : 0;
 }
 
 // ------------------------------------------------------------------------------------------------- stochastic rounding

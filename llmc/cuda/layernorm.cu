@@ -40,7 +40,7 @@ template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
 static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORWARD_WARPS *WARP, IS_BLOCK_ROW ? 2 : 4)
     layernorm_forward_kernel(T *residual, T *out, float *mean, float *rstd, const T *in, const T *branch,
                              const T *weight, const T *bias, int64_t N, int C, float one_over_C) {
-    constexpr int W = Pack<T>::N, PACKS = LANE_COLS / W;
+    constexpr int W = PACK<T>, PACKS = LANE_COLS / W;
     const int threads = IS_BLOCK_ROW ? (int)blockDim.x : (int)WARP;
     const int64_t row = IS_BLOCK_ROW ? blockIdx.x : (int64_t)blockIdx.x * FORWARD_WARPS + threadIdx.x / WARP;
     if (row >= N) return; // whole warps, and no block barrier follows
@@ -50,27 +50,26 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
         return (!IS_BLOCK_ROW && (i + 1) * W <= LANE_COLS - 8) || (lane + i * threads) * W < C;
     };
 
-    int4 a[PACKS], b[PACKS];
+    Vector<T, W> a[PACKS], b[PACKS];
     float x[PACKS][W], y[W];
     for (int i = 0; i < PACKS; i++)
-        if (is_inside(i)) a[i] = load_bits_once(in + first + i * threads * W);
+        if (is_inside(i)) a[i] = load_vector<T, W, true>(in + first + i * threads * W);
     if (branch) {
         for (int i = 0; i < PACKS; i++)
-            if (is_inside(i)) b[i] = load_bits_once(branch + first + i * threads * W);
+            if (is_inside(i)) b[i] = load_vector<T, W, true>(branch + first + i * threads * W);
         for (int i = 0; i < PACKS; i++) {
             if (!is_inside(i)) continue;
-            bits_to_floats<T>(x[i], a[i]);
-            bits_to_floats<T>(y, b[i]);
-            for (int k = 0; k < W; k++) x[i][k] += y[k];
-            a[i] = bits_from_floats<T>(x[i]); // the steps below see the rounded residual
-            store_bits_once(residual + first + i * threads * W, a[i]);
+            to_floats(x[i], a[i]);
+            add_to(x[i], b[i]);
+            a[i] = from_floats<T>(x[i]); // the steps below see the rounded residual
+            store_vector<T, W, true>(residual + first + i * threads * W, a[i]);
         }
     }
 
     float sum = 0.0f, sum_squares = 0.0f;
     for (int i = 0; i < PACKS; i++) {
         if (!is_inside(i)) continue;
-        bits_to_floats<T>(x[i], a[i]);
+        to_floats(x[i], a[i]);
         for (int k = 0; k < W; k++) sum += x[i][k];
     }
     const float row_mean = (IS_BLOCK_ROW ? block_sum(sum) : warp_sum(sum)) * one_over_C;
@@ -89,11 +88,10 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
     }
     for (int i = 0; i < PACKS; i++) {
         if (!is_inside(i)) continue;
-        bits_to_floats<T>(y, load_bits(weight + (lane + i * threads) * W));
+        to_floats(y, load_vector<T, W>(weight + (lane + i * threads) * W));
         for (int k = 0; k < W; k++) x[i][k] *= row_rstd * y[k];
-        bits_to_floats<T>(y, load_bits(bias + (lane + i * threads) * W));
-        for (int k = 0; k < W; k++) x[i][k] += y[k];
-        store_bits(out + first + i * threads * W, bits_from_floats<T>(x[i]));
+        add_to(x[i], load_vector<T, W>(bias + (lane + i * threads) * W));
+        store_vector(out + first + i * threads * W, from_floats<T>(x[i]));
     }
 }
 
@@ -219,17 +217,17 @@ template <class T, int MAX_THREADS>
 static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THREADS)
     layernorm_backward_kernel(T *din, float *partials, const T *dout, const T *in, const float *mean, const float *rstd,
                               const T *weight, int N, int C, float one_over_C, bool add_residual) {
-    constexpr int W = Pack<T>::N, PACKS = 8 / W, ROWS = 2 / PACKS, WARPS = MAX_THREADS / WARP;
-    __shared__ float2 sums[2][WARPS][ROWS];              // of dnorm, of dnorm * xhat over a warp's columns
-    __shared__ int4 staged[ROWS][PACKS][2][MAX_THREADS]; // in, dout
+    constexpr int W = PACK<T>, PACKS = 8 / W, ROWS = 2 / PACKS, WARPS = MAX_THREADS / WARP;
+    __shared__ float2 sums[2][WARPS][ROWS];                      // of dnorm, of dnorm * xhat over a warp's columns
+    __shared__ Vector<T, W> staged[ROWS][PACKS][2][MAX_THREADS]; // in, dout
     const int threads = (int)blockDim.x, thread = (int)threadIdx.x;
-    float dweight[8] = {}, dbias[8] = {}, w[8] = {};
+    float dweight[PACKS][W] = {}, dbias[PACKS][W] = {}, w[PACKS][W] = {};
     int columns[PACKS]; // start of each pack; packs outside the row have weight 0 and read column 0
     bool is_inside[PACKS];
     for (int i = 0; i < PACKS; i++) {
         columns[i] = (thread + i * threads) * W;
         is_inside[i] = columns[i] < C;
-        if (is_inside[i]) bits_to_floats<T>(w + i * W, load_bits(weight + columns[i]));
+        if (is_inside[i]) to_floats(w[i], load_vector<T, W>(weight + columns[i]));
         if (!is_inside[i]) columns[i] = 0;
     }
     // Missing warps count as 0, so that all sums are read without a loop.
@@ -240,17 +238,16 @@ static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THR
     int buffer = 0;
     for (int first = (int)blockIdx.x * ROWS; first < N; first += (int)gridDim.x * ROWS, buffer ^= 1) {
         const int rows = min(ROWS, N - first); // rows beyond the last re-read it
-        int4 x[ROWS][PACKS], dy[ROWS][PACKS], residual[ROWS][PACKS];
+        Vector<T, W> x[ROWS][PACKS], dy[ROWS][PACKS], residual[ROWS][PACKS];
         float row_rstd[ROWS], shift[ROWS]; // xhat = in * rstd + shift
         int64_t at[ROWS];
         for (int j = 0; j < ROWS; j++) {
             const int row = min(first + j, N - 1);
             at[j] = (int64_t)row * C;
             for (int i = 0; i < PACKS; i++) {
-                x[j][i] = load_bits_once(in + at[j] + columns[i]);
-                dy[j][i] = load_bits_once(dout + at[j] + columns[i]);
-                residual[j][i] = make_int4(0, 0, 0, 0);
-                if (add_residual) residual[j][i] = load_bits_once(din + at[j] + columns[i]);
+                x[j][i] = load_vector<T, W, true>(in + at[j] + columns[i]);
+                dy[j][i] = load_vector<T, W, true>(dout + at[j] + columns[i]);
+                residual[j][i] = load_or_zero<T, W, true>(din + at[j] + columns[i], add_residual);
             }
             row_rstd[j] = rstd[row];
             shift[j] = -mean[row] * row_rstd[j];
@@ -260,15 +257,14 @@ static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THR
             for (int i = 0; i < PACKS; i++) {
                 staged[j][i][0][thread] = x[j][i];
                 staged[j][i][1][thread] = dy[j][i];
-                bits_to_floats<T>(a, x[j][i]);
-                bits_to_floats<T>(d, dy[j][i]);
+                to_floats(a, x[j][i]);
+                to_floats(d, dy[j][i]);
                 for (int k = 0; k < W && j < rows; k++) {
-                    const int c = i * W + k;
                     const float d_xhat = d[k] * (a[k] * row_rstd[j] + shift[j]);
-                    sum += d[k] * w[c];
-                    sum_xhat += d_xhat * w[c];
-                    dweight[c] += d_xhat;
-                    dbias[c] += d[k];
+                    sum += d[k] * w[i][k];
+                    sum_xhat += d_xhat * w[i][k];
+                    dweight[i][k] += d_xhat;
+                    dbias[i][k] += d[k];
                 }
             }
             sum = warp_sum(sum);
@@ -289,19 +285,19 @@ static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THR
             float a[W], d[W], dx[W];
             for (int i = 0; i < PACKS; i++) {
                 if (j >= rows || !is_inside[i]) continue;
-                bits_to_floats<T>(a, staged[j][i][0][thread]);
-                bits_to_floats<T>(d, staged[j][i][1][thread]);
-                bits_to_floats<T>(dx, residual[j][i]);
-                for (int k = 0; k < W; k++) dx[k] += d[k] * w[i * W + k] * row_rstd[j] + (a[k] * slope + offset);
-                store_bits(din + at[j] + columns[i], bits_from_floats<T>(dx));
+                to_floats(a, staged[j][i][0][thread]);
+                to_floats(d, staged[j][i][1][thread]);
+                to_floats(dx, residual[j][i]);
+                for (int k = 0; k < W; k++) dx[k] += d[k] * w[i][k] * row_rstd[j] + (a[k] * slope + offset);
+                store_vector(din + at[j] + columns[i], from_floats<T>(dx));
             }
         }
     }
-    for (int c = 0; c < 8; c += 4) { // 4 columns, one pack of floats, are in one pack of T
-        if (!is_inside[c / W]) continue;
-        float *partial = partials + (int64_t)blockIdx.x * 2 * C + columns[c / W] + c % W;
-        store_bits(partial, bits_from_floats<float>(dweight + c));
-        store_bits(partial + C, bits_from_floats<float>(dbias + c));
+    for (int i = 0; i < PACKS; i++) {
+        if (!is_inside[i]) continue;
+        float *partial = partials + (int64_t)blockIdx.x * 2 * C + columns[i];
+        store_vector(partial, from_floats<float>(dweight[i]));
+        store_vector(partial + C, from_floats<float>(dbias[i]));
     }
 }
 

@@ -21,17 +21,6 @@ static int64_t part_count(int64_t N, int64_t stripes) {
     return wanted < most ? wanted : most;
 }
 
-// WIDTH columns of a row: a pack of 16 bytes, or one element, stored in bits.x as a float.
-template <class T, int WIDTH> static __device__ __forceinline__ int4 load_columns(const T *p) {
-    return WIDTH > 1 ? load_bits(p) : make_int4(__float_as_int(to_float(*p)), 0, 0, 0);
-}
-template <class T, int WIDTH> static __device__ __forceinline__ void columns_to_floats(float *v, int4 bits) {
-    if constexpr (WIDTH > 1)
-        bits_to_floats<T>(v, bits);
-    else
-        v[0] = __int_as_float(bits.x);
-}
-
 // partials (parts, OC) fp32 = sums over the rows of each part of dout (N,OC); part p has the rows [p, p + 1) *
 // part_rows. Block (stripe, part): a lane owns WIDTH adjacent columns of the stripe, a warp every 8th row of the part.
 // Each warp sums its rows in registers, then thread t adds the 8 sums of the columns t, t + 256, ... in the order of
@@ -43,18 +32,13 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, 4)
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     const int64_t stripe = (int64_t)blockIdx.x * WARP * WIDTH, column = stripe + lane * WIDTH;
     const int begin = (int)blockIdx.y * part_rows, end = min(N, begin + part_rows);
-    float sum[WIDTH] = {}, x[WIDTH];
+    float sum[WIDTH] = {};
     for (int row = begin + warp; row < end; row += PART_WARPS * IN_FLIGHT) {
         const T *p = dout + row * OC + column;
-        int4 bits[IN_FLIGHT]; // 0 outside the part and beyond the columns
-        for (int j = 0; j < IN_FLIGHT; j++) {
-            bits[j] = make_int4(0, 0, 0, 0);
-            if (row + j * PART_WARPS < end && column < OC) bits[j] = load_columns<T, WIDTH>(p + j * PART_WARPS * OC);
-        }
-        for (int j = 0; j < IN_FLIGHT; j++) {
-            columns_to_floats<T, WIDTH>(x, bits[j]);
-            for (int k = 0; k < WIDTH; k++) sum[k] += x[k];
-        }
+        Vector<T, WIDTH> x[IN_FLIGHT]; // 0 outside the part and beyond the columns
+        for (int j = 0; j < IN_FLIGHT; j++)
+            x[j] = load_or_zero<T, WIDTH>(p + j * PART_WARPS * OC, row + j * PART_WARPS < end && column < OC);
+        for (int j = 0; j < IN_FLIGHT; j++) add_to(sum, x[j]);
     }
     for (int k = 0; k < WIDTH; k++) sums[warp][lane * WIDTH + k] = sum[k];
     __syncthreads();
@@ -75,7 +59,7 @@ template <class T, int WIDTH> static int64_t sum_parts(float *partials, Tensor d
 }
 
 template <class T> static int64_t sum_parts_of(float *partials, Tensor dout, int64_t N, int64_t OC) {
-    return pack_aligned(dout.data, OC, dout.dtype) ? sum_parts<T, Pack<T>::N>(partials, dout, N, OC)
+    return pack_aligned(dout.data, OC, dout.dtype) ? sum_parts<T, PACK<T>>(partials, dout, N, OC)
                                                    : sum_parts<T, 1>(partials, dout, N, OC);
 }
 
@@ -205,14 +189,10 @@ template <class T, int WIDTH> static __global__ void add_bias_kernel(T *out, con
     if (i >= packs) return;
     T *const o = out + i * WIDTH;
     const T *const b = bias + i * WIDTH % OC;
-    if (WIDTH == 1) {
-        *o = from_float<T>(to_float(*o) + to_float(*b));
-        return;
-    }
-    Pack<T> sum = load_pack(o);
-    const Pack<T> added = load_pack(b);
-    for (int j = 0; j < Pack<T>::N; j++) sum.v[j] = from_float<T>(to_float(sum.v[j]) + to_float(added.v[j]));
-    store_pack(o, sum);
+    float sum[WIDTH];
+    to_floats(sum, load_vector<T, WIDTH>(o));
+    add_to(sum, load_vector<T, WIDTH>(b));
+    store_vector(o, from_floats<T>(sum));
 }
 
 template <class T, int WIDTH> static void launch_add_bias(Tensor out, Tensor bias) {
@@ -223,8 +203,7 @@ template <class T, int WIDTH> static void launch_add_bias(Tensor out, Tensor bia
 
 void cuda_add_bias(Tensor out, Tensor bias) {
     const bool aligned = pack_aligned(out.data, tensor_numel(bias), out.dtype) && (uintptr_t)bias.data % 16 == 0;
-    DISPATCH(out.dtype, T, if (aligned) launch_add_bias<T, Pack<T>::N>(out, bias);
-             else launch_add_bias<T, 1>(out, bias));
+    DISPATCH(out.dtype, T, if (aligned) launch_add_bias<T, PACK<T>>(out, bias); else launch_add_bias<T, 1>(out, bias));
 }
 
 // Thread i compares words i, i + threads of the grid, ... of a and b (words of 2 bytes, the smallest element).

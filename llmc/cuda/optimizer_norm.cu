@@ -158,7 +158,7 @@ typedef struct {
 template <class G>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     norm_parts_kernel(float *partials, const NormEntry *entries, const int32_t *first, int n) {
-    constexpr int N = Pack<G>::N;
+    constexpr int N = PACK<G>;
     const int entry = entry_of_block(first, n);
     const NormEntry e = entries[entry];
     const int64_t begin = part_of_block(first, entry) * e.part, end = min(e.numel, begin + e.part);
@@ -166,7 +166,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     const int64_t whole = e.packed ? begin + (end - begin) / N * N : begin; // where the packs end
     float sum = 0.0f;
     for (int64_t i = begin + threadIdx.x * N; i < whole; i += BLOCK_THREADS * N) {
-        const Pack<G> x = load_pack(data + i);
+        const Vector<G, N> x = load_vector<G, N>(data + i);
         for (int k = 0; k < N; k++) sum = fmaf(to_float(x.v[k]), to_float(x.v[k]), sum);
     }
     for (int64_t i = whole + threadIdx.x; i < end; i += BLOCK_THREADS) {

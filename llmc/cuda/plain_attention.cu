@@ -13,8 +13,9 @@ enum { TILE = 64, SIDE = 16, PER = TILE / SIDE, PITCH = TILE + 4, PLAIN_THREADS 
 
 // A tile is 64 rows of 64 floats and 4 more, so that 16-byte reads of one column of many rows, and of many columns of
 // one row, meet no bank conflict.
-static __device__ __forceinline__ float4 read_four(const float *tile, int row, int col) {
-    return *(const float4 *)(tile + row * PITCH + col);
+typedef Vector<float, 4> Four;
+static __device__ __forceinline__ Four read_four(const float *tile, int row, int col) {
+    return load_vector<float, 4>(tile + row * PITCH + col);
 }
 
 // Rows row.., columns col.. of a head into a tile; zeros beyond its ends. Neighbouring threads read neighbouring
@@ -44,37 +45,27 @@ struct Share {
 static __device__ __forceinline__ int share_x(void) { return (int)threadIdx.x % SIDE; }
 static __device__ __forceinline__ int share_y(void) { return (int)threadIdx.x / SIDE; }
 
-static __device__ __forceinline__ void multiply_four(float *sum, const float4 &a, const float4 &b) {
-    *sum = fmaf(a.x, b.x, *sum), *sum = fmaf(a.y, b.y, *sum), *sum = fmaf(a.z, b.z, *sum), *sum = fmaf(a.w, b.w, *sum);
-}
-
 // share += a b^T over `cols` columns: elements (y + 16 i, x + 16 j). For scores: sums over the columns of the head.
 static __device__ __forceinline__ void multiply_transposed(Share &share, float *a, float *b, int cols) {
     for (int chunk = 0; chunk * 4 < cols; chunk++) {
-        float4 left[PER], right[PER];
+        Four left[PER], right[PER];
         for (int i = 0; i < PER; i++) left[i] = read_four(a, share_y() + SIDE * i, 4 * chunk);
         for (int i = 0; i < PER; i++) right[i] = read_four(b, share_x() + SIDE * i, 4 * chunk);
         for (int i = 0; i < PER; i++)
-            for (int j = 0; j < PER; j++) multiply_four(&share.v[i][j], left[i], right[j]);
+            for (int j = 0; j < PER; j++)
+                for (int k = 0; k < 4; k++) share.v[i][j] = fmaf(left[i].v[k], right[j].v[k], share.v[i][j]);
     }
-}
-
-static __device__ __forceinline__ void multiply_row(float *sums, float a, const float4 &b) {
-    sums[0] = fmaf(a, b.x, sums[0]), sums[1] = fmaf(a, b.y, sums[1]);
-    sums[2] = fmaf(a, b.z, sums[2]), sums[3] = fmaf(a, b.w, sums[3]);
 }
 
 // share += a b: elements (y + 16 i, 4 x + j). Sums over the 64 columns of a, which are the rows of b.
 static __device__ __forceinline__ void multiply_plain(Share &share, float *a, float *b) {
     ROLLED (chunk, TILE / 4) {
-        float left[PER][4];
-        for (int i = 0; i < PER; i++) {
-            const float4 four = read_four(a, share_y() + SIDE * i, 4 * chunk);
-            left[i][0] = four.x, left[i][1] = four.y, left[i][2] = four.z, left[i][3] = four.w;
-        }
+        Four left[PER];
+        for (int i = 0; i < PER; i++) left[i] = read_four(a, share_y() + SIDE * i, 4 * chunk);
         for (int k = 0; k < 4; k++) {
-            const float4 right = read_four(b, 4 * chunk + k, 4 * share_x());
-            for (int i = 0; i < PER; i++) multiply_row(share.v[i], left[i][k], right);
+            const Four right = read_four(b, 4 * chunk + k, 4 * share_x());
+            for (int i = 0; i < PER; i++)
+                for (int j = 0; j < PER; j++) share.v[i][j] = fmaf(left[i].v[k], right.v[j], share.v[i][j]);
         }
     }
 }
