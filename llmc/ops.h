@@ -197,7 +197,7 @@ static inline UpdateList update_list(const UpdateTensor *tensors, int n) {
 }
 void update_list_free(UpdateList *list); // after the work that is queued on it
 
-// sumsq (n) fp32: the sum of squares of each gradient, all in one launch, in a fixed order. inf or nan in a tensor
+// sumsq (n) fp32: the sum of squares of each gradient, in a few launches for all, in a fixed order. inf or nan in a tensor
 // propagates to its entry. Nothing but grad is read of the tensors.
 void gradient_sumsq(Tensor sumsq, UpdateList *list);
 
@@ -215,7 +215,7 @@ typedef struct {
     uint64_t seed;
 } UpdateParams;
 
-// Updates tensors first .. first + count - 1 with one launch per rule; nothing is written when control.skip is set.
+// Updates tensors first .. first + count - 1 in a few launches, each over many tensors; nothing is written when control.skip is set.
 // With g = grad * control.grad_factor, lr = rate * learning_rate, and w the master, or weight + lost, or the weight:
 //   AdamW      m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
 //              w -= lr * (m / (1-b1^step) / (sqrt(v / (1-b2^step)) + eps) + weight_decay w)

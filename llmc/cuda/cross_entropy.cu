@@ -55,7 +55,6 @@ template <class T, int N> static __device__ __forceinline__ float vector_max(con
 }
 
 // exp(x - highest) = 2^(x log2(e) - shift), shift = highest log2(e): one multiply-add and one instruction for 2^.
-#define LOG2_E 1.44269504f
 static __device__ __forceinline__ float exp_shifted(float x, float shift) {
     return exp2_approx(fmaf(x, LOG2_E, -shift));
 }

@@ -10,7 +10,6 @@
 #include "llmc/cuda/intrinsics.cuh"
 
 enum { FLASH_WARPS = 4, FLASH_THREADS = FLASH_WARPS * WARP };
-static constexpr float LOG2_E = 1.44269504f;
 
 // Kernel parameters by architecture. Ampere and later: k16 products, tiles loaded by cp.async in two stages, 32 rows
 // per warp, since a 16-row warp would load a byte from shared memory for every 32 multiply-adds, the limit of an A100

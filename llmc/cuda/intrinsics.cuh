@@ -21,6 +21,8 @@
 #define HAS_FP8    0
 #endif
 
+static constexpr float LOG2_E = 1.44269504f;
+
 // Loops `for i from 0 below count`. Those over fragments must be unrolled, or the fragments do not stay in registers;
 // those over tiles must not be, or registers for two tiles are in use.
 #define UNROLL(i, count) _Pragma("unroll") for (int i = 0; i < (count); i++)

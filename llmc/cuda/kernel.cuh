@@ -1,6 +1,6 @@
 // Included by every kernel file: launches, shared memory, reductions, conversions, vectors of elements, stochastic
 // rounding, and the dispatch on the element type. Kernels are written in C-like CUDA C++: templates on the element type
-// and on compile-time constants, nothing more.
+// and on compile-time constants, and little more.
 //
 // Rules for kernels:
 //   - LAUNCH(kernel, grid, block, shared_bytes, stream)(arguments...); a kernel name with commas goes in parentheses.
@@ -70,8 +70,9 @@ static __device__ __forceinline__ float warp_max(float v) {
     return v;
 }
 
-// Sum or maximum over the block, in warp order, the same in every thread. blockDim.x is a multiple of 32; every thread
-// takes part. Ends with a barrier, so it may be called again immediately.
+// Sum or maximum over the block, the same in every thread, in a fixed order: a butterfly in each warp, then one over
+// the warps. blockDim.x is a multiple of 32; every thread takes part. Ends with a barrier, so it may be called again
+// immediately.
 template <bool IS_MAX> static __device__ inline float block_reduce(float v) {
     __shared__ float partial[WARP];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;

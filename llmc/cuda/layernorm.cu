@@ -1,10 +1,10 @@
 // LayerNorm forward and backward, and the residual addition fused with it.
 //
-// Every row is read from memory once and stays in registers until it is written: a warp holds rows of up to 2048
-// columns, a block rows of up to 4096. Longer rows, and rows that are not a multiple of 16 bytes, take a plain path
-// that re-reads the row from the L1 cache. The gradients of weight and bias sum over all rows: each block sums its rows
-// in order, and cuda_sum_partials adds the blocks in order. The number of blocks depends on N and C alone, so the bits
-// depend only on the shape.
+// Every row is read from memory once. Forward, it stays in registers until it is written: a warp holds rows of up to
+// 2048 columns, a block rows of up to 4096. Backward, a block holds the row in shared memory. Longer rows, and rows
+// that are not a multiple of 16 bytes, take a plain path that re-reads the row from the L1 cache. The gradients of
+// weight and bias sum over all rows: each block sums its rows in order, and cuda_sum_partials adds the blocks in order.
+// The number of blocks depends on N and C alone, so the bits depend only on the shape.
 #include "llmc/cuda/kernel.cuh"
 
 #define EPSILON 1e-5f
@@ -33,9 +33,9 @@ enum { FORWARD_WARPS = 4 };
 // branch nothing is added and residual is not written. residual may be in.
 // A warp (or, IS_BLOCK_ROW, a block) owns a row; thread t of it owns the packs t, t + threads, ...: at most LANE_COLS
 // columns, and more than LANE_COLS - 8, so only packs beyond these may be outside the row. All loads of a row are in
-// flight before the first is used. The minimum number of blocks lets ptxas use 128 registers: left to itself it spills
-// some of them to fit more blocks. Bytes: 4 * N * C elements with branch, 2 * N * C without, + 8 N. in, branch and
-// residual are not needed again soon; out is read by the next matmul.
+// flight before the first is used. The minimum number of blocks lets ptxas use 128 registers (64 with IS_BLOCK_ROW):
+// left to itself it spills some of them to fit more blocks. Bytes: 4 * N * C elements with branch, 2 * N * C without, +
+// 8 N. in, branch and residual are not needed again soon; out is read by the next matmul.
 template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
 static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORWARD_WARPS *WARP, IS_BLOCK_ROW ? 2 : 4)
     layernorm_forward_kernel(T *residual, T *out, float *mean, float *rstd, const T *in, const T *branch,

@@ -346,7 +346,7 @@ void offload_return(Offload *o, int c) {
     if (c + OFFLOAD_PARTS < o->num_chunks) copy_in(o, c + OFFLOAD_PARTS);
 }
 
-// ---------------------------------------------------------------------------------------------------------- the update
+// ------------------------------------------------------------------------------------------------------- the optimizer
 
 struct Optimizer {
     Gpt2 *model;
