@@ -57,7 +57,7 @@ static bool train_step(Run *run, Error *err) {
     }
     record->lr = schedule_lr(&setup->schedule, step);
     optimizer_step(run->optimizer, step + 1 - state->optimizer_start, record->lr, tokens, watched);
-    device_copy_to_host(record->control, gpt2_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
+    copy_d2h(record->control, gpt2_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
     device_event_record(record->stop, STREAM_COMPUTE);
     record->step = state->step = step + 1;
     state->position = dataloader_position(run->loader); // in windows: a step that fails midway is read again

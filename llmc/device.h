@@ -104,8 +104,8 @@ typedef enum { STREAM_COMPUTE, STREAM_COPY, STREAM_COPY_BACK, STREAM_COUNT } Str
 
 // Asynchronous copies in stream order. Host memory must come from host_alloc and stay untouched until an event after
 // the copy is done.
-void device_copy_to_device(void *device_dst, const void *host_src, size_t bytes, Stream stream);
-void device_copy_to_host(void *host_dst, const void *device_src, size_t bytes, Stream stream);
+void copy_h2d(void *device_dst, const void *host_src, size_t bytes, Stream stream);
+void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream stream);
 void device_sync(void); // waits for all streams: at checkpoints, validation, the end. Never inside a step
 
 typedef struct DeviceEvent DeviceEvent;

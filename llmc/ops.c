@@ -157,14 +157,14 @@ void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor w
         COST(rows_shape(weight, in), 0, BYTES(in, weight, bias), BYTES(out, mean, rstd)));
 }
 
-void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
-                                Tensor weight, Tensor bias) {
+void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in,
+                                Tensor residual_branch, Tensor weight, Tensor bias) {
     check_layernorm(__func__, in, out, mean, rstd, weight);
     tensor_check(__func__, residual, in.dtype, tensor_numel(in));
-    tensor_check(__func__, branch, in.dtype, tensor_numel(in));
+    tensor_check(__func__, residual_branch, in.dtype, tensor_numel(in));
     tensor_check(__func__, bias, in.dtype, tensor_numel(weight));
-    RUN(residual_layernorm_forward, (residual, out, mean, rstd, in, branch, weight, bias),
-        COST(rows_shape(weight, in), 0, BYTES(in, branch, weight, bias), BYTES(residual, out, mean, rstd)));
+    RUN(residual_layernorm_forward, (residual, out, mean, rstd, in, residual_branch, weight, bias),
+        COST(rows_shape(weight, in), 0, BYTES(in, residual_branch, weight, bias), BYTES(residual, out, mean, rstd)));
 }
 
 void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean, Tensor rstd,
@@ -362,8 +362,8 @@ void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t nu
         COST(tensor_shape(sumsq), 0, BYTES(control, sumsq, losses), BYTES(control)));
 }
 
-// Checks what every rule has of tensor i: weight, gradient, master or lost, and where a slice begins. All weights of
-// the array have one dtype.
+// Checks what every rule has of tensor i: weight, gradient, master or compensation, and where a slice begins. All
+// weights of the array have one dtype.
 static void check_update_tensor(const char *op, const UpdateTensor *tensors, int i) {
     const UpdateTensor *t = &tensors[i];
     const DType compute = tensors[0].weight.dtype;
@@ -373,10 +373,10 @@ static void check_update_tensor(const char *op, const UpdateTensor *tensors, int
     REQUIRE((int)t->rule >= 0 && t->rule < RULE_COUNT, "%s: %s has rule %d", op, t->weight.name, (int)t->rule);
     check_weight_gradient(op, t->grad, compute, numel);
     if (t->master.data) tensor_check(op, t->master, DTYPE_FP32, numel);
-    if (t->lost.data) tensor_check(op, t->lost, compute, numel);
-    REQUIRE(!(t->master.data && t->lost.data), "%s: %s has a master and what was lost", op, t->weight.name);
-    REQUIRE(compute != DTYPE_FP32 || !(t->master.data || t->lost.data), "%s: %s is fp32 and has a master or lost part",
-            op, t->weight.name);
+    if (t->compensation.data) tensor_check(op, t->compensation, compute, numel);
+    REQUIRE(!(t->master.data && t->compensation.data), "%s: %s has a master and a compensation", op, t->weight.name);
+    REQUIRE(compute != DTYPE_FP32 || !(t->master.data || t->compensation.data),
+            "%s: %s is fp32 and has a master or a compensation", op, t->weight.name);
     REQUIRE(t->offset >= 0 && t->offset % STATE_BLOCK == 0, "%s: %s begins at element %lld, no multiple of %d", op,
             t->weight.name, (long long)t->offset, STATE_BLOCK);
 }
@@ -424,7 +424,7 @@ static void check_update_step(const char *op, UpdateParams params, Tensor contro
 // rounding, and the moments of its rule. (RULE_DIRECTION's are momentum_update's, Adafactor's are
 // adafactor_statistics'.)
 static double state_bytes(const UpdateTensor *t) {
-    const double parameter = BYTES(t->master.data ? t->master : t->weight, t->lost);
+    const double parameter = BYTES(t->master.data ? t->master : t->weight, t->compensation);
     if (t->rule == RULE_DIRECTION || t->rule == RULE_ADAFACTOR) return parameter;
     return parameter + BYTES(t->m, t->v, t->m_scale, t->v_scale);
 }

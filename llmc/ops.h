@@ -59,10 +59,10 @@ void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bo
 // variance. in, out (N,C); mean, rstd (N) fp32; weight, bias (C).  Ba, Kiros, Hinton, "Layer Normalization", 2016.
 void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias);
 
-// residual = in + branch (rounded to the compute dtype), then layernorm_forward of that residual. residual may be in.
-// residual, out, in, branch (N,C). Used inside a block and across the block boundary.
-void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
-                                Tensor weight, Tensor bias);
+// residual = in + residual_branch (rounded to the compute dtype), then layernorm_forward of that residual. residual may
+// be in. residual, out, in, residual_branch (N,C). Used inside a block and across the block boundary.
+void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in,
+                                Tensor residual_branch, Tensor weight, Tensor bias);
 
 // din (N,C) = LN'(dout), or din += LN'(dout) when add_residual: din then holds the gradient of the residual stream.
 //   dnorm = dout * weight;  xhat = (in - mean) * rstd
@@ -170,7 +170,7 @@ enum { STATE_BLOCK = 256 }; // elements that share one scale in 8-bit states
 typedef struct {
     Tensor weight;           // compute dtype
     Tensor master;           // fp32; absent: the weight itself is updated, with stochastic rounding unless it is fp32
-    Tensor lost;             // compute dtype, Kahan: the part of the weight lost to rounding; absent: rounding as above
+    Tensor compensation;     // compute dtype, Kahan: the part of the weight lost to rounding; absent: rounding as above
     Tensor grad;             // fp32 or compute dtype
     Tensor m, v;             // fp32; bf16, rounded stochastically; or u8, codes of llmc/number.h
     Tensor m_scale, v_scale; // (ceil(numel / STATE_BLOCK)) fp32, with u8: the largest magnitude of each block
@@ -197,8 +197,8 @@ static inline UpdateList update_list(const UpdateTensor *tensors, int n) {
 }
 void update_list_free(UpdateList *list); // after the work that is queued on it
 
-// sumsq (n) fp32: the sum of squares of each gradient, in a few launches for all, in a fixed order. inf or nan in a tensor
-// propagates to its entry. Nothing but grad is read of the tensors.
+// sumsq (n) fp32: the sum of squares of each gradient, in a few launches for all, in a fixed order. inf or nan in a
+// tensor propagates to its entry. Nothing but grad is read of the tensors.
 void gradient_sumsq(Tensor sumsq, UpdateList *list);
 
 // step_control_decide (llmc/step_control.h) on the device. control: one StepControl as u8 bytes; sequence_losses (B)
@@ -215,8 +215,9 @@ typedef struct {
     uint64_t seed;
 } UpdateParams;
 
-// Updates tensors first .. first + count - 1 in a few launches, each over many tensors; nothing is written when control.skip is set.
-// With g = grad * control.grad_factor, lr = rate * learning_rate, and w the master, or weight + lost, or the weight:
+// Updates tensors first .. first + count - 1 in a few launches, each over many tensors; nothing is written when
+// control.skip is set. With g = grad * control.grad_factor, lr = rate * learning_rate, and w the master, or weight +
+// compensation, or the weight:
 //   AdamW      m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
 //              w -= lr * (m / (1-b1^step) / (sqrt(v / (1-b2^step)) + eps) + weight_decay w)
 //   Lion       w -= lr * (sign(b1 m + (1-b1) g) + weight_decay w), sign(0) = 0;  m = b2 m + (1-b2) g
@@ -224,11 +225,11 @@ typedef struct {
 //   Adafactor  u = g / sqrt(row_i col_j / mean(row)), for a vector g / sqrt(v); after adafactor_statistics
 //              w -= lr * (u / max(1, rms) + weight_decay w)
 //   Direction  w -= lr * (grad + weight_decay w), with grad as it is, without grad_factor
-// Then the master is rounded to the weight. With `lost`, weight = w rounded to nearest and lost = w - weight rounded.
-// With neither, the weight is w, rounded stochastically. m and v in bf16 are rounded stochastically; in u8 a block's
-// scale is the largest magnitude of its new values and each code is the nearest of llmc/number.h. The update itself
-// uses the new m and v before they are rounded. m and v of a tensor have the same dtype; a slice comes with the whole
-// row, col and rms.
+// Then the master is rounded to the weight. With `compensation`, weight = w rounded to nearest and compensation = w -
+// weight rounded. With neither, the weight is w, rounded stochastically. m and v in bf16 are rounded stochastically; in
+// u8 a block's scale is the largest magnitude of its new values and each code is the nearest of llmc/number.h. The
+// update itself uses the new m and v before they are rounded. m and v of a tensor have the same dtype; a slice comes
+// with the whole row, col and rms.
 void optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control);
 
 // Called before optimizer_update. Updates the tensors of RULE_ADAFACTOR, which must be whole, and no others. With

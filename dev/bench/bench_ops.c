@@ -37,7 +37,7 @@ static bool fill(Tensor t, Error *err) {
     }
     for (size_t at = 0; at < total; at += block) {
         if (total - at < block) block = total - at;
-        device_copy_to_device((char *)t.data + at, host, block, STREAM_COMPUTE);
+        copy_h2d((char *)t.data + at, host, block, STREAM_COMPUTE);
     }
     device_sync();
     host_free(host);

@@ -496,7 +496,7 @@ MUTATIONS = [
            old=" + (uint64_t)k * STREAM_STATE;", new=" + 0 * (uint64_t)k * STREAM_STATE;"),
     Source("lost_part", "what rounding took is not given back", module="optimizer",
            file="optimizer.cuh", test="ops/test_optimizer_update",
-           old="    if (has_lost<E>(t)) add_to(w, x.lost);\n", new=""),
+           old="    if (has_compensation<E>(t)) add_to(w, x.compensation);\n", new=""),
     Source("direction_factor", "a direction is multiplied by the factor of the gradient", module="optimizer",
            file="optimizer.cu", test="ops/test_optimizer_update",
            old="RULE == RULE_DIRECTION ? g[k] : g[k] * grad_factor", new="g[k] * grad_factor"),

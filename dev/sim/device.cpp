@@ -50,7 +50,7 @@ enum { CONTEXT_MB = 477 }; // half a GB, as a context with its modules may take
 static DeviceModel read_model() {
     DeviceModel model = {};
     model.compute_capability = setting_number("SIM_CC", 90);
-    model.units = setting_number("SIM_SMS", 2);
+    model.num_sms = setting_number("SIM_SMS", 2);
     model.memory_bytes = (size_t)setting_number("SIM_MEMORY_MB", 4096) << 20;
     model.context_bytes = (size_t)setting_number("SIM_CONTEXT_MB", CONTEXT_MB) << 20;
     if (model.context_bytes >= model.memory_bytes) fatal("SIM_MEMORY_MB: the context alone takes SIM_CONTEXT_MB");
@@ -186,7 +186,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int) {
     } attributes[] = {
         {cudaDevAttrComputeCapabilityMajor, m.compute_capability / 10},
         {cudaDevAttrComputeCapabilityMinor, m.compute_capability % 10},
-        {cudaDevAttrMultiProcessorCount, m.units},
+        {cudaDevAttrMultiProcessorCount, m.num_sms},
         {cudaDevAttrClockRate, m.clock_khz},
         {cudaDevAttrMemoryClockRate, m.memory_clock_khz},
         {cudaDevAttrGlobalMemoryBusWidth, m.bus_bits},
@@ -207,7 +207,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->totalGlobalMem = m.memory_bytes;
     p->major = m.compute_capability / 10;
     p->minor = m.compute_capability % 10;
-    p->multiProcessorCount = m.units;
+    p->multiProcessorCount = m.num_sms;
     return cudaSuccess;
 }
 }

@@ -77,7 +77,7 @@ void step_forbids(const char *call, const char *why);
 // The GPU that is simulated: facts of a real one of the same compute capability (SIM_CC), few multiprocessors.
 struct DeviceModel {
     int compute_capability; // 90
-    int units;              // SIM_SMS
+    int num_sms;            // SIM_SMS
     int clock_khz, memory_clock_khz, bus_bits;
     int shared_per_unit, shared_per_block, threads_per_unit, blocks_per_unit;
     int reserved_shared;                // bytes of shared memory that the system takes of every block

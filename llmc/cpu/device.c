@@ -323,12 +323,12 @@ void host_free(void *p) { free(p); }
 
 // ------------------------------------------------------------------------------------------------------------- streams
 
-void device_copy_to_device(void *device_dst, const void *host_src, size_t bytes, Stream stream) {
+void copy_h2d(void *device_dst, const void *host_src, size_t bytes, Stream stream) {
     (void)stream;
     memcpy(device_dst, host_src, bytes);
 }
 
-void device_copy_to_host(void *host_dst, const void *device_src, size_t bytes, Stream stream) {
+void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream stream) {
     (void)stream;
     memcpy(host_dst, device_src, bytes);
 }

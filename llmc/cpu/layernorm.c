@@ -15,18 +15,18 @@
 typedef struct {
     void *residual, *out;
     float *mean, *rstd;
-    const void *in, *branch, *weight, *bias; // branch NULL: no residual addition, residual is in
+    const void *in, *residual_branch, *weight, *bias; // residual_branch NULL: no residual addition, residual is in
     int64_t C;
 } LayerNormForward;
 
 static ALWAYS_INLINE void forward_row(const LayerNormForward *a, int64_t row, DType E) {
     const int64_t C = a->C, first = row * C;
-    if (a->branch)
+    if (a->residual_branch)
         EACH_LANES(i, k, C, {
-            V sum = vload_first(k, a->in, first + i, E) + vload_first(k, a->branch, first + i, E);
+            V sum = vload_first(k, a->in, first + i, E) + vload_first(k, a->residual_branch, first + i, E);
             vstore_first(k, a->residual, first + i, sum, E);
         });
-    const void *x = a->branch ? a->residual : a->in;
+    const void *x = a->residual_branch ? a->residual : a->in;
 
     V sum = vzero(), sum_squares = vzero();
     EACH_LANES(i, k, C, sum += vload_first(k, x, first + i, E));
@@ -45,11 +45,11 @@ static ALWAYS_INLINE void forward_row(const LayerNormForward *a, int64_t row, DT
     a->rstd[row] = rstd[0];
 }
 
-static void forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch, Tensor weight,
-                    Tensor bias) {
+static void forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor residual_branch,
+                    Tensor weight, Tensor bias) {
     const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
-    const LayerNormForward a = {residual.data, out.data,    mean.data, rstd.data, in.data,
-                                branch.data,   weight.data, bias.data, C};
+    const LayerNormForward a = {residual.data,        out.data,    mean.data, rstd.data, in.data,
+                                residual_branch.data, weight.data, bias.data, C};
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < N; row++) WITH_DTYPE(E, in.dtype, forward_row(&a, row, E));
 }
@@ -58,9 +58,9 @@ void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, 
     forward(tensor_none(), out, mean, rstd, in, tensor_none(), weight, bias);
 }
 
-void backend_residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor branch,
-                                        Tensor weight, Tensor bias) {
-    forward(residual, out, mean, rstd, in, branch, weight, bias);
+void backend_residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in,
+                                        Tensor residual_branch, Tensor weight, Tensor bias) {
+    forward(residual, out, mean, rstd, in, residual_branch, weight, bias);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward

@@ -262,10 +262,10 @@ static ALWAYS_INLINE void move_master(const V *direction, const UpdateTensor *t,
 static ALWAYS_INLINE void move_compensated(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
     EACH_LANES(i, k, at.count, {
         const int64_t e = at.begin + i;
-        const V before = vload_first(k, t->weight.data, e, E) + vload_first(k, t->lost.data, e, E);
+        const V before = vload_first(k, t->weight.data, e, E) + vload_first(k, t->compensation.data, e, E);
         const V w = descend(before, direction[i / LANES], t, s);
         vstore_first(k, t->weight.data, e, w, E);
-        vstore_first(k, t->lost.data, e, w - vload_first(k, t->weight.data, e, E), E);
+        vstore_first(k, t->compensation.data, e, w - vload_first(k, t->weight.data, e, E), E);
     });
 }
 
@@ -285,7 +285,7 @@ static void update_block(const UpdateTensor *t, const Step *s, double mean_row, 
     find_direction(direction, t, s, mean_row, at);
     if (t->master.data)
         WITH_DTYPE(E, t->weight.dtype, move_master(direction, t, s, at, E));
-    else if (t->lost.data)
+    else if (t->compensation.data)
         WITH_DTYPE(E, t->weight.dtype, move_compensated(direction, t, s, at, E));
     else
         WITH_DTYPE(E, t->weight.dtype, move_weight(direction, t, s, at, E));

@@ -23,7 +23,7 @@ typedef struct {
     bool ready;             // device_init succeeded
     bool capturing;         // between device_graph_begin and device_graph_end, when that records
     int compute_capability; // 75, 80, 86, 89, 90, 100, 120: major * 10 + minor
-    int units;              // multiprocessors
+    int num_sms;            // multiprocessors
     int shared_per_block;   // bytes of dynamic shared memory that a block may ask for
     DeviceOptions options;
     DeviceFacts facts;
@@ -249,7 +249,7 @@ GemmCounts gemm_counts(void);
 typedef struct {
     char name[128];         // "NVIDIA H200"
     int compute_capability; // major * 10 + minor
-    int units;              // multiprocessors
+    int num_sms;            // multiprocessors
     int clock_khz;          // highest clock of the multiprocessors; 0 = not told
     int memory_clock_khz;   // 0 = not told
     int memory_bus_bits;

@@ -64,7 +64,7 @@ static void read_attributes(GpuAttributes *gpu) {
     snprintf(gpu->name, sizeof gpu->name, "%.120s", properties.name);
     gpu->compute_capability =
         10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
-    gpu->units = attribute(cudaDevAttrMultiProcessorCount);
+    gpu->num_sms = attribute(cudaDevAttrMultiProcessorCount);
     gpu->clock_khz = attribute(cudaDevAttrClockRate);
     gpu->memory_clock_khz = attribute(cudaDevAttrMemoryClockRate);
     gpu->memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth);
@@ -98,7 +98,7 @@ static void read_driver_version(char *text, size_t size) {
 static void fill_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) {
     facts->backend = "cuda";
     snprintf(facts->name, sizeof facts->name, "%s", gpu->name);
-    facts->units = gpu->units;
+    facts->units = gpu->num_sms;
     CUDA_CHECK(cudaMemGetInfo(&facts->memory_free, &facts->memory_total));
     facts->supports[DTYPE_FP32] = facts->supports[DTYPE_FP16] = true;
     facts->supports[DTYPE_BF16] = gpu->compute_capability >= 80; // older tensor cores do not know it
@@ -128,7 +128,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
         CUDA_CHECK(cudaStreamCreateWithFlags(&cuda_backend.streams[i], cudaStreamNonBlocking));
     cuda_backend.options = *options;
     cuda_backend.compute_capability = gpu.compute_capability;
-    cuda_backend.units = gpu.units;
+    cuda_backend.num_sms = gpu.num_sms;
     cuda_backend.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     fill_facts(&cuda_backend.facts, &gpu, options->tf32);
     cuda_backend.ready = true;
@@ -242,11 +242,11 @@ bool backend_computes(DType dtype) { return dtype == DTYPE_FP32 || dtype == DTYP
 
 // ------------------------------------------------------------------------------------------------- copies and waiting
 
-void device_copy_to_device(void *device_dst, const void *host_src, size_t bytes, Stream stream) {
+void copy_h2d(void *device_dst, const void *host_src, size_t bytes, Stream stream) {
     CUDA_CHECK(cudaMemcpyAsync(device_dst, host_src, bytes, cudaMemcpyHostToDevice, cuda_backend.streams[stream]));
 }
 
-void device_copy_to_host(void *host_dst, const void *device_src, size_t bytes, Stream stream) {
+void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream stream) {
     CUDA_CHECK(cudaMemcpyAsync(host_dst, device_src, bytes, cudaMemcpyDeviceToHost, cuda_backend.streams[stream]));
 }
 

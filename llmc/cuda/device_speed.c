@@ -62,7 +62,7 @@ double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32) {
                        : tensor_cores        ? r->tf32
                                              : r->fp32;
     if (tensor_cores && r->geforce_halves && strstr(gpu->name, "GeForce")) per_clock /= 2;
-    return per_clock * gpu->units * 1e3 * gpu->clock_khz * (tensor_cores ? r->tensor_clock : 1.0);
+    return per_clock * gpu->num_sms * 1e3 * gpu->clock_khz * (tensor_cores ? r->tensor_clock : 1.0);
 }
 
 bool gpu_has_fp8(int compute_capability, size_t cublaslt_version) {
@@ -211,7 +211,7 @@ static bool fill_random(char *device, DType dtype, int64_t numel, Error *err) {
         philox_normal2(bits.v[0], bits.v[1], pair);
         convert_elements(host + i * size, dtype, pair, DTYPE_FP32, 2);
     }
-    device_copy_to_device(device, host, (size_t)(block * size), STREAM_COMPUTE);
+    copy_h2d(device, host, (size_t)(block * size), STREAM_COMPUTE);
     for (int64_t done = block; done < numel; done *= 2)
         cuda_copy(device + done * size, device, (size_t)((done < numel - done ? done : numel - done) * size));
     device_sync();

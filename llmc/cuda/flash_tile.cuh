@@ -34,7 +34,7 @@ template <class Arch> static constexpr bool flash_compiled = Arch::AMPERE == (HA
 // four blocks per multiprocessor, two at a time (T = 1024, HS = 64 on 132 of them: 66 heads, 17 MB of keys and values);
 // in a group the heaviest blocks (rank 0) of all heads come first.
 static inline FlashShape flash_grouped(FlashShape s, int64_t blocks_per_head) {
-    const int64_t heads = 4 * cuda_backend.units / blocks_per_head;
+    const int64_t heads = 4 * cuda_backend.num_sms / blocks_per_head;
     s.group = (int)(heads < 1 ? 1 : heads < s.heads ? heads : s.heads);
     return s;
 }

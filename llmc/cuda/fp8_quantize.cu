@@ -47,7 +47,7 @@ template <int WARPS> static __device__ __forceinline__ unsigned block_maximum(un
 // ----------------------------------------------------------------------------------------------- largest magnitude
 
 // 8 blocks fill a multiprocessor; 4 loads of 16 bytes a thread in flight are 128 KB there, of which an H200 needs 25.
-enum { LARGEST_THREADS = 256, LARGEST_LOADS = 4, LARGEST_BLOCKS_PER_UNIT = 8 };
+enum { LARGEST_THREADS = 256, LARGEST_LOADS = 4, MAX_BLOCKS_PER_SM = 8 };
 
 // The maximum over the blocks that are done, and how many they are. Zero when the kernel begins and when it ends.
 static __device__ unsigned largest_so_far, blocks_done;
@@ -228,7 +228,7 @@ typedef struct {
 
 template <class T> static void launch_largest(const Quantization *z) {
     const int64_t n = z->N * z->K, packs = whole_packs<T>(n, (const T *)z->in);
-    const int64_t most = (int64_t)LARGEST_BLOCKS_PER_UNIT * cuda_backend.units;
+    const int64_t most = (int64_t)MAX_BLOCKS_PER_SM * cuda_backend.num_sms;
     const int64_t wanted = ceil_div(packs > 0 ? packs : n, LARGEST_THREADS * LARGEST_LOADS);
     LAUNCH(largest_kernel<T>, (unsigned)(wanted < most ? wanted : most), LARGEST_THREADS, 0, cuda_compute_stream())
     (z->slot, (const T *)z->in, packs, n, z->format, z->scaling == FP8_DELAYED);

@@ -223,7 +223,7 @@ bool cuda_same_bits(const void *a, const void *b, size_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(differ, 0, sizeof *differ, cuda_compute_stream()));
     // Eight blocks of 256 threads fill a multiprocessor.
     const int64_t words = (int64_t)(bytes / 2), blocks = ceil_div(words, THREADS),
-                  full = 8 * (int64_t)cuda_backend.units;
+                  full = 8 * (int64_t)cuda_backend.num_sms;
     LAUNCH(compare_kernel, (unsigned)(blocks < full ? blocks : full), THREADS, 0, cuda_compute_stream())
     (differ, (const uint16_t *)a, (const uint16_t *)b, words);
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));

@@ -8,7 +8,7 @@
 //   AdamW, fp32 states      30    gradient 4; m, v and master read and written 24; weight written 2
 //     without master        24    the weight is read and written, 4, instead of master and weight, 10
 //   AdamW, bf16 states      16    without master; gradient 4, m and v 8, weight 4
-//     with what was lost    20
+//     with compensation    20
 //   Lion, SGD               22
 //   direction               14    gradient 4, master 8, weight 2; momentum_update before it 16
 //   AdamW, 8-bit states     18    gradient 4; codes of m and v read and written 4, scales 1/16; master 8, weight 2
@@ -313,7 +313,7 @@ static bool is_default(const UpdateTensor *t) {
 }
 
 static bool all_aligned(const UpdateTensor *t) {
-    const Tensor all[] = {t->weight, t->master, t->lost, t->grad, t->m, t->v};
+    const Tensor all[] = {t->weight, t->master, t->compensation, t->grad, t->m, t->v};
     for (const Tensor &x : all)
         if ((uintptr_t)x.data % 16 != 0) return false;
     return true;
@@ -321,7 +321,8 @@ static bool all_aligned(const UpdateTensor *t) {
 
 UpdateEntry cuda_update_entry(const UpdateTensor *t) {
     UpdateEntry e = {};
-    e.weight = t->weight.data, e.master = (float *)t->master.data, e.lost = t->lost.data, e.grad = t->grad.data;
+    e.weight = t->weight.data, e.master = (float *)t->master.data, e.compensation = t->compensation.data,
+    e.grad = t->grad.data;
     e.m = t->m.data, e.v = t->v.data;
     e.m_scale = (float *)t->m_scale.data, e.v_scale = (float *)t->v_scale.data;
     e.numel = tensor_numel(t->weight), e.offset = t->offset, e.stream = t->stream;

@@ -88,7 +88,7 @@ static __device__ inline int part_of_block(const int32_t *first, int entry) {
 typedef struct {
     void *weight;
     float *master;
-    void *lost, *grad;
+    void *compensation, *grad;
     void *m, *v;
     float *m_scale, *v_scale;
     int64_t numel, offset; // offset: of a slice in its parameter, for random bits
@@ -175,49 +175,49 @@ template <class E> static __device__ __forceinline__ bool grad_is_fp32(const Upd
 template <class E> static __device__ __forceinline__ bool has_master(const UpdateEntry &t) {
     return sizeof(E) < 4 && t.master != NULL;
 }
-template <class E> static __device__ __forceinline__ bool has_lost(const UpdateEntry &t) {
-    return sizeof(E) < 4 && t.lost != NULL;
+template <class E> static __device__ __forceinline__ bool has_compensation(const UpdateEntry &t) {
+    return sizeof(E) < 4 && t.compensation != NULL;
 }
 
 // -------------------------------------------------------------------------------------------------------------- weight
 
-// The loaded form of a weight: the master, or the weight and its lost part.
+// The loaded form of a weight: the master, or the weight and its compensation.
 template <class E, int N> struct WeightVector {
     EitherVector<E, N> w;
-    Vector<E, N> lost;
+    Vector<E, N> compensation;
 };
 template <class E, int N>
 static __device__ __forceinline__ WeightVector<E, N> load_weight(const UpdateEntry &t, Place at) {
     const bool master = has_master<E>(t);
     WeightVector<E, N> x = {};
     x.w = load_either<E, N>(master ? (const void *)t.master : t.weight, at, master || sizeof(E) == 4);
-    if (has_lost<E>(t)) x.lost = load_place<E, N>((const E *)t.lost, at);
+    if (has_compensation<E>(t)) x.compensation = load_place<E, N>((const E *)t.compensation, at);
     return x;
 }
 template <class E, int N>
 static __device__ __forceinline__ void weight_to_floats(float (&w)[N], const WeightVector<E, N> &x,
                                                         const UpdateEntry &t) {
     either_to_floats(w, x.w, has_master<E>(t) || sizeof(E) == 4);
-    if (has_lost<E>(t)) add_to(w, x.lost);
+    if (has_compensation<E>(t)) add_to(w, x.compensation);
 }
 
-// The updated w into master and weight; into weight and lost; or, with neither, into the weight alone, rounded
+// The updated w into master and weight; into weight and compensation; or, with neither, into the weight alone, rounded
 // stochastically.
 template <class E, int N>
 static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const UpdateStep &s, Place at,
                                                     const float (&w)[N]) {
     Vector<E, N> weight;
-    const bool nearest = sizeof(E) == 4 || has_master<E>(t) || has_lost<E>(t);
+    const bool nearest = sizeof(E) == 4 || has_master<E>(t) || has_compensation<E>(t);
     if (nearest)
         weight = from_floats<E, N>(w);
     else
         weight =
             round_vector<E, N>(w, s.seed, STREAM_ROUNDING + (uint64_t)t.stream, s.counter, (uint64_t)(t.offset + at.e));
     if (has_master<E>(t)) store_place<float, N>(t.master, at, from_floats<float, N>(w));
-    if (has_lost<E>(t)) {
-        float lost[N];
-        for (int k = 0; k < N; k++) lost[k] = w[k] - to_float(weight.v[k]);
-        store_place<E, N>((E *)t.lost, at, from_floats<E, N>(lost));
+    if (has_compensation<E>(t)) {
+        float compensation[N];
+        for (int k = 0; k < N; k++) compensation[k] = w[k] - to_float(weight.v[k]);
+        store_place<E, N>((E *)t.compensation, at, from_floats<E, N>(compensation));
     }
     store_place<E, N>((E *)t.weight, at, weight);
 }

@@ -77,23 +77,23 @@ enum { TILE_ROWS = 128, TILE_COLS = 256 };
 
 // Share of the multiprocessors that din (rows,C) = dlogits @ wte keeps busy: few tiles, each with a sum over the whole
 // vocabulary, so that a last wave which is almost empty costs much. The other two matmuls have thousands of tiles.
-static double busy_share(int64_t rows, int64_t C, int64_t units) {
+static double busy_share(int64_t rows, int64_t C, int64_t num_sms) {
     const int64_t tiles = ceil_div(rows, TILE_ROWS) * ceil_div(C, TILE_COLS);
-    return (double)tiles / (double)(ceil_div(tiles, units) * units);
+    return (double)tiles / (double)(ceil_div(tiles, num_sms) * num_sms);
 }
 
 // Equal chunks of at most MAX_CHUNK_BYTES. Up to twice the smallest number of chunks is tried: each costs one more
 // pass over dwte, so that more chunks are taken only where they keep the multiprocessors busier by a twentieth.
 // H200, 124M parameters, 65,536 rows, bf16: 12 chunks of 5,504 rows, busy 98 % (7 chunks: 84 %).
-int64_t cuda_size_head_chunk_rows(OpsShape shape, int units) {
+int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms) {
     const int64_t N = shape.B * shape.T, row_bytes = shape.Vp * (int64_t)dtype_size(shape.dtype);
     const int64_t limit = max_i64(MAX_CHUNK_BYTES / row_bytes / TILE_ROWS * TILE_ROWS, TILE_ROWS);
     const int64_t fewest = ceil_div(N, limit);
     int64_t best = min_i64(N, round_up(ceil_div(N, fewest), TILE_ROWS));
-    if (units <= 1) return best;
+    if (num_sms <= 1) return best;
     for (int64_t chunks = fewest + 1; chunks <= 2 * fewest; chunks++) {
         const int64_t rows = min_i64(N, round_up(ceil_div(N, chunks), TILE_ROWS));
-        if (busy_share(rows, shape.C, units) > busy_share(best, shape.C, units) + 0.05) best = rows;
+        if (busy_share(rows, shape.C, num_sms) > busy_share(best, shape.C, num_sms) + 0.05) best = rows;
     }
     return best;
 }

@@ -16,7 +16,7 @@ extern "C" {
 int64_t cuda_size_workspace(OpsShape shape);
 
 // ops_head_chunk_rows on a GPU of so many multiprocessors. With 1: the maximum rows on any GPU.
-int64_t cuda_size_head_chunk_rows(OpsShape shape, int units);
+int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms);
 
 // What attention by cuDNN may take, nearly all for its backward pass: on most GPUs B * NH * T * T * 2 bytes, refused
 // where that is more than `limit`; 0 where cuDNN has nothing for this shape or GPU. An upper bound: see cudnn_plan.c.

@@ -175,7 +175,7 @@ const char *tuning_machine(void) {
     int driver = 0;
     CUDA_CHECK(cudaDriverGetVersion(&driver));
     snprintf(text, sizeof text, "%s, cc %d, %d SMs, driver %d", cuda_backend.facts.name,
-             cuda_backend.compute_capability, cuda_backend.units, driver);
+             cuda_backend.compute_capability, cuda_backend.num_sms, driver);
     return text;
 }
 

@@ -237,7 +237,7 @@ void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t 
     // for the unpacking of the previous batch, and runs while that batch computes.
     if (model->copy_in_flight) device_event_wait(model->copied);
     device_stream_wait(STREAM_COPY, model->unpacked);
-    device_copy_to_device(buffer, windows, tensor_bytes(on_device), STREAM_COPY);
+    copy_h2d(buffer, windows, tensor_bytes(on_device), STREAM_COPY);
     device_event_record(model->copied, STREAM_COPY);
     model->copy_in_flight = true;
     device_stream_wait(STREAM_COMPUTE, model->copied);

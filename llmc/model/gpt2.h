@@ -59,9 +59,9 @@ const Parameter *gpt2_parameters(const Gpt2 *model); // gpt2_num_tensors entries
 // In the same order: all tensors of the optimizer (in host memory under offload), rule, rate and weight decay (as a
 // multiple of the run's: 1 or 0).
 const UpdateTensor *gpt2_tensors(const Gpt2 *model);
-Tensor gpt2_control(const Gpt2 *model);          // the device's StepControl (u8)
-Tensor gpt2_sequence_losses(const Gpt2 *model);  // (B) fp32: losses by row of the micro-batch, of the step so far
-Tensor gpt2_gradient_sumsq(const Gpt2 *model);   // (num_tensors) fp32
+Tensor gpt2_control(const Gpt2 *model);         // the device's StepControl (u8)
+Tensor gpt2_sequence_losses(const Gpt2 *model); // (B) fp32: losses by row of the micro-batch, of the step so far
+Tensor gpt2_gradient_sumsq(const Gpt2 *model);  // (num_tensors) fp32
 
 void gpt2_init_weights(Gpt2 *model, uint64_t seed);
 
@@ -70,7 +70,7 @@ StepControl gpt2_get_control(const Gpt2 *model);
 void gpt2_set_control(Gpt2 *model, const StepControl *control);
 
 // Reads or writes rows [first_row, first_row + rows) of a weight as fp32: the exact value of the parameter, which is
-// the master, or weight + lost, or the weight.
+// the master, or weight + compensation, or the weight.
 void gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t rows, float *out);
 void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, const float *in);
 

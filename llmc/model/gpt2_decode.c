@@ -86,7 +86,7 @@ static void read_prompts(const Gpt2 *model, const int32_t *prompts, int64_t stri
     memset(host, 0, (size_t)(sequences * T) * sizeof *host);
     for (int64_t s = 0; s < sequences; s++) memcpy(host + s * T, prompts + s * stride, (size_t)n * sizeof *host);
     Tensor all = device_tokens(model, "prompts", 0, sequences, T);
-    device_copy_to_device(all.data, host, tensor_bytes(all), STREAM_COMPUTE);
+    copy_h2d(all.data, host, tensor_bytes(all), STREAM_COMPUTE);
     for (int64_t s = 0, count; s < sequences; s += count) {
         count = 1;
         while (s + count < sequences && memcmp(host + s * T, host + (s + count) * T, (size_t)T * sizeof *host) == 0)
@@ -119,7 +119,7 @@ static void launch_step(Gpt2 *model, Tensor logits) {
     int32_t *host = host_tokens(model) + first;
     host[S] = (int32_t)d->length;
     Tensor inputs = device_tokens(model, "tokens", first, S, 1);
-    device_copy_to_device(inputs.data, host, (size_t)(S + 1) * sizeof *host, STREAM_COMPUTE);
+    copy_h2d(inputs.data, host, (size_t)(S + 1) * sizeof *host, STREAM_COMPUTE);
 
     const Block b = gpt2_block(model, 0, PASS_TOKEN, S, 1);
     embedding_forward(b.a.residual1, inputs, b.p.wte,
@@ -148,7 +148,7 @@ static void step(Gpt2 *model, float *logits) {
     Tensor on_device =
         tensor_make(gpt2_at(model, model->layout.decoder_logits), o->dtype, "logits", d->sequences, Vp, 0, 0);
     launch_step(model, on_device);
-    device_copy_to_host(d->host, on_device.data, tensor_bytes(on_device), STREAM_COMPUTE);
+    copy_d2h(d->host, on_device.data, tensor_bytes(on_device), STREAM_COMPUTE);
     device_sync();
     for (int64_t s = 0; s < d->sequences; s++)
         convert_elements(logits + s * V, DTYPE_FP32, d->host + (size_t)(s * Vp) * dtype_size(o->dtype), o->dtype, V);

@@ -175,7 +175,7 @@ void gpt2_read_bytes(const Gpt2 *model, Tensor t, int64_t first, int64_t n, void
     }
     for (int64_t done = 0, count; done < n; done += count) {
         count = min_i64(n - done, STAGING_BYTES);
-        device_copy_to_host(model->staging, from + done, (size_t)count, STREAM_COMPUTE);
+        copy_d2h(model->staging, from + done, (size_t)count, STREAM_COMPUTE);
         device_sync();
         memcpy((char *)out + done, model->staging, (size_t)count);
     }
@@ -192,7 +192,7 @@ void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const voi
     for (int64_t done = 0, count; done < n; done += count) {
         count = min_i64(n - done, STAGING_BYTES);
         memcpy(model->staging, (const char *)in + done, (size_t)count);
-        device_copy_to_device(to + done, model->staging, (size_t)count, STREAM_COMPUTE);
+        copy_h2d(to + done, model->staging, (size_t)count, STREAM_COMPUTE);
         device_sync();
     }
 }
@@ -233,12 +233,12 @@ void gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t ro
     const UpdateTensor *t = &model->tensors[index];
     const int64_t cols = model->parameters[index].cols, first = first_row * cols, n = rows * cols;
     read_floats(model, t->master.data ? t->master : t->weight, first, n, out);
-    if (!t->lost.data) return;
-    float *lost = calloc((size_t)n, sizeof *lost);
-    REQUIRE_MEMORY(lost, "the rows of a weight");
-    read_floats(model, t->lost, first, n, lost);
-    for (int64_t i = 0; i < n; i++) out[i] += lost[i];
-    free(lost);
+    if (!t->compensation.data) return;
+    float *compensation = calloc((size_t)n, sizeof *compensation);
+    REQUIRE_MEMORY(compensation, "the rows of a weight");
+    read_floats(model, t->compensation, first, n, compensation);
+    for (int64_t i = 0; i < n; i++) out[i] += compensation[i];
+    free(compensation);
 }
 
 static void set_values(Gpt2 *model, int index, int64_t first, int64_t n, const float *in) {
@@ -246,13 +246,13 @@ static void set_values(Gpt2 *model, int index, int64_t first, int64_t n, const f
     write_floats(model, t->weight, first, n, in);
     if (t->master.data) write_floats(model, t->master, first, n, in);
     gpt2_weights_changed(model);
-    if (!t->lost.data) return;
-    float *lost = calloc((size_t)n, sizeof *lost);
-    REQUIRE_MEMORY(lost, "the rows of a weight");
-    read_floats(model, t->weight, first, n, lost);
-    for (int64_t i = 0; i < n; i++) lost[i] = in[i] - lost[i];
-    write_floats(model, t->lost, first, n, lost);
-    free(lost);
+    if (!t->compensation.data) return;
+    float *compensation = calloc((size_t)n, sizeof *compensation);
+    REQUIRE_MEMORY(compensation, "the rows of a weight");
+    read_floats(model, t->weight, first, n, compensation);
+    for (int64_t i = 0; i < n; i++) compensation[i] = in[i] - compensation[i];
+    write_floats(model, t->compensation, first, n, compensation);
+    free(compensation);
 }
 
 void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, const float *in) {
@@ -277,7 +277,7 @@ void gpt2_init_weights(Gpt2 *model, uint64_t seed) {
 
 StepControl gpt2_get_control(const Gpt2 *model) {
     StepControl control;
-    device_copy_to_host(model->staging, gpt2_control(model).data, sizeof control, STREAM_COMPUTE);
+    copy_d2h(model->staging, gpt2_control(model).data, sizeof control, STREAM_COMPUTE);
     device_sync();
     memcpy(&control, model->staging, sizeof control);
     return control;
@@ -285,7 +285,7 @@ StepControl gpt2_get_control(const Gpt2 *model) {
 
 void gpt2_set_control(Gpt2 *model, const StepControl *control) {
     memcpy(model->staging, control, sizeof *control);
-    device_copy_to_device(gpt2_control(model).data, model->staging, sizeof *control, STREAM_COMPUTE);
+    copy_h2d(gpt2_control(model).data, model->staging, sizeof *control, STREAM_COMPUTE);
     device_sync();
 }
 

@@ -21,7 +21,7 @@ typedef struct {
 // One row: name, whether -w applies, Kahan's compensation, -l auto, and rule and moments of each group of parameters.
 typedef struct {
     const char *name;
-    bool master, lost;
+    bool master, compensation;
     double learning_rate;
     GroupState groups[3]; // by ParameterGroup: embedding, matrix, vector
 } OptimizerSpec;
@@ -49,7 +49,7 @@ static const struct {
     size_t field;
 } SLOTS[NUM_STATE_SLOTS] = {
     [SLOT_MASTER]  = {"master",  NULL,              offsetof(UpdateTensor, master)}, // stored in model.safetensors
-    [SLOT_LOST]    = {"lost",    "weight_error.",   offsetof(UpdateTensor, lost)},
+    [SLOT_COMPENSATION]    = {"compensation",    "weight_error.",   offsetof(UpdateTensor, compensation)},
     [SLOT_M]       = {"m",       "exp_avg.",        offsetof(UpdateTensor, m)},
     [SLOT_V]       = {"v",       "exp_avg_sq.",     offsetof(UpdateTensor, v)},
     [SLOT_M_SCALE] = {"m_scale", "exp_avg_scale.",  offsetof(UpdateTensor, m_scale)},
@@ -113,8 +113,8 @@ Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Par
     switch (slot) {
     case SLOT_MASTER:
         return optimizer_keeps_master(kind, master, compute) ? like(p, DTYPE_FP32) : tensor_none();
-    case SLOT_LOST:
-        return TABLE[kind].lost && compute != DTYPE_FP32 ? like(p, compute) : tensor_none();
+    case SLOT_COMPENSATION:
+        return TABLE[kind].compensation && compute != DTYPE_FP32 ? like(p, compute) : tensor_none();
     case SLOT_M:
         return moment(p, g->m);
     case SLOT_V:

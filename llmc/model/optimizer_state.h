@@ -33,7 +33,7 @@ float optimizer_rate(OptimizerKind kind, const Parameter *p);
 // The tensors an optimizer keeps for a parameter, one slot each.
 typedef enum {
     SLOT_MASTER,
-    SLOT_LOST,
+    SLOT_COMPENSATION,
     SLOT_M,
     SLOT_V,
     SLOT_M_SCALE,

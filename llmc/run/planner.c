@@ -152,7 +152,7 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
 
 static int64_t chunk_rows(const void *machine, OpsShape shape) {
     const GpuSpec *gpu = machine;
-    return cuda_size_head_chunk_rows(shape, gpu->units > 0 ? gpu->units : 1);
+    return cuda_size_head_chunk_rows(shape, gpu->num_sms > 0 ? gpu->num_sms : 1);
 }
 
 static int64_t own_workspace(const void *machine, OpsShape shape) {

@@ -21,7 +21,7 @@ typedef struct {
     double peak_fp8;                      // e4m3; 0: none
     double bandwidth;                     // bytes/s
     double link;                          // bytes/s from or to the host, one way: PCIe x16
-    int units;                            // multiprocessors
+    int num_sms;                          // multiprocessors
     int compute_capability;               // 75, 80, 86, ...
 } GpuSpec;
 

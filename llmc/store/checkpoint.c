@@ -165,23 +165,24 @@ static bool load_bytes(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *
     return true;
 }
 
-// Splits the value in model.safetensors, which is weight + lost, again into the pair: if lost is half a step, the
-// weight could be either neighbour. So the weight becomes the value less lost, which is exact, because the value was
-// rounded to fp32 by far less than half a step of the weight.
-static void set_lost(Gpt2 *model, int i, int64_t first_row, int64_t rows, const void *lost, float *values,
-                     float *taken) {
+// Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation is half a
+// step, the weight could be either neighbour. So the weight becomes the value less compensation, which is exact,
+// because the value was rounded to fp32 by far less than half a step of the weight.
+static void set_compensation(Gpt2 *model, int i, int64_t first_row, int64_t rows, const void *compensation,
+                             float *values, float *taken) {
     const UpdateTensor *t = &gpt2_tensors(model)[i];
     const int64_t cols = gpt2_parameters(model)[i].cols, first = first_row * cols, n = rows * cols;
-    const int64_t size = (int64_t)dtype_size(t->lost.dtype);
+    const int64_t size = (int64_t)dtype_size(t->compensation.dtype);
     gpt2_get_weight(model, i, first_row, rows, values);
-    convert_elements(taken, DTYPE_FP32, lost, t->lost.dtype, n);
+    convert_elements(taken, DTYPE_FP32, compensation, t->compensation.dtype, n);
     for (int64_t k = 0; k < n; k++) values[k] -= taken[k];
     convert_elements(taken, t->weight.dtype, values, DTYPE_FP32, n);
     gpt2_write_bytes(model, t->weight, first * size, n * size, taken);
-    gpt2_write_bytes(model, t->lost, first * size, n * size, lost);
+    gpt2_write_bytes(model, t->compensation, first * size, n * size, compensation);
 }
 
-static bool load_lost(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, void *piece, Error *err) {
+static bool load_compensation(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, void *piece,
+                              Error *err) {
     const Parameter *p = &gpt2_parameters(model)[i];
     const int64_t row_bytes = p->cols * (int64_t)dtype_size(e->dtype);
     float *values = allocate_floats(STATE_PIECE_FLOATS), *taken = allocate_floats(STATE_PIECE_FLOATS);
@@ -189,7 +190,7 @@ static bool load_lost(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *e
     for (int64_t row = 0, n; ok && row < p->file_rows; row += n) {
         n = min_i64(state_piece_rows(p), p->file_rows - row);
         ok = safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err);
-        if (ok) set_lost(model, i, row, n, piece, values, taken);
+        if (ok) set_compensation(model, i, row, n, piece, values, taken);
     }
     gpt2_weights_changed(model);
     free(values);
@@ -203,7 +204,8 @@ static bool load_state(Gpt2 *model, SafetensorsFile *f, int i, int slot, void *p
     if (expected.rank == 0) return true;
     const SafetensorsEntry *e = find_state(f, &expected, err);
     if (!e) return false;
-    return slot == SLOT_LOST ? load_lost(model, f, e, i, piece, err) : load_bytes(model, f, e, t, piece, err);
+    return slot == SLOT_COMPENSATION ? load_compensation(model, f, e, i, piece, err)
+                                     : load_bytes(model, f, e, t, piece, err);
 }
 
 // A run that turns on fp8 at a checkpoint finds no scales there and starts with new ones.

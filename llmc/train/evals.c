@@ -68,8 +68,7 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
         }
         gpt2_load_batch(e->model, e->batch, count, e->val->token_bytes);
         gpt2_forward(e->model);
-        device_copy_to_host(e->losses, gpt2_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses,
-                            STREAM_COMPUTE);
+        copy_d2h(e->losses, gpt2_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses, STREAM_COMPUTE);
         device_sync();
         for (int64_t i = 0; i < count; i++) e->sum += e->losses[i];
         e->windows += count;
@@ -366,8 +365,8 @@ static void score_batch(Scoring *s, int64_t first, int64_t count) {
     }
     gpt2_load_short_batch(s->model, s->windows, B, T, sizeof *s->windows);
     gpt2_forward(s->model);
-    device_copy_to_host(s->token_losses, gpt2_token_losses(s->model).data, (size_t)(B * T) * sizeof *s->token_losses,
-                        STREAM_COMPUTE);
+    copy_d2h(s->token_losses, gpt2_token_losses(s->model).data, (size_t)(B * T) * sizeof *s->token_losses,
+             STREAM_COMPUTE);
     device_sync();
     for (int64_t b = 0; b < count; b++) {
         const Sequence *q = &s->sequences[first + b];

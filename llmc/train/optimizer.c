@@ -322,7 +322,7 @@ static void copy_in(Offload *o, int c) {
     const Chunk *chunk = &o->chunks[c];
     device_stream_wait(STREAM_COPY, part->back);
     for (int i = chunk->first_copy; i < chunk->first_copy + chunk->copies; i++)
-        device_copy_to_device(o->copies[i].device, o->copies[i].host, (size_t)o->copies[i].bytes, STREAM_COPY);
+        copy_h2d(o->copies[i].device, o->copies[i].host, (size_t)o->copies[i].bytes, STREAM_COPY);
     device_event_record(part->in, STREAM_COPY);
 }
 
@@ -341,7 +341,7 @@ void offload_return(Offload *o, int c) {
     device_event_record(part->updated, STREAM_COMPUTE);
     device_stream_wait(STREAM_COPY_BACK, part->updated);
     for (int i = chunk->first_copy; i < chunk->first_copy + chunk->copies; i++)
-        device_copy_to_host(o->copies[i].host, o->copies[i].device, (size_t)o->copies[i].bytes, STREAM_COPY_BACK);
+        copy_d2h(o->copies[i].host, o->copies[i].device, (size_t)o->copies[i].bytes, STREAM_COPY_BACK);
     device_event_record(part->back, STREAM_COPY_BACK);
     if (c + OFFLOAD_PARTS < o->num_chunks) copy_in(o, c + OFFLOAD_PARTS);
 }

@@ -144,7 +144,7 @@ static Entry *find(Tensor t) {
 void op_write(Tensor t, const void *host) {
     Entry *e = find(t);
     memcpy(e->bytes, host, tensor_bytes(t));
-    device_copy_to_device(t.data, e->bytes, tensor_bytes(t), STREAM_COMPUTE);
+    copy_h2d(t.data, e->bytes, tensor_bytes(t), STREAM_COMPUTE);
     device_sync();
 }
 
@@ -152,7 +152,7 @@ static void read_device(void *host, const void *device, size_t bytes) {
     Error err;
     void *staging = host_alloc(bytes, &err);
     if (!staging) op_fail("%s", err.text);
-    device_copy_to_host(staging, device, bytes, STREAM_COMPUTE);
+    copy_d2h(staging, device, bytes, STREAM_COMPUTE);
     device_sync();
     memcpy(host, staging, bytes);
     host_free(staging);
@@ -184,7 +184,7 @@ static Entry *entry_make(DType dtype, const char *name, OpDims dims, bool may_ch
     memset((char *)e->bytes + GUARD_BYTES, 0xFF, bytes);
     memcpy((char *)e->bytes + GUARD_BYTES + bytes, guard, GUARD_BYTES);
     e->x.t.data = e->block + test.offset + GUARD_BYTES;
-    device_copy_to_device(e->block + test.offset, e->bytes, total, STREAM_COMPUTE);
+    copy_h2d(e->block + test.offset, e->bytes, total, STREAM_COMPUTE);
     device_sync();
     memset(e->bytes, 0xFF, bytes);
     if (t.dtype != DTYPE_U8) e->x.v = calloc((size_t)tensor_numel(t) + 1, sizeof(double)); // bytes have no values

@@ -13,7 +13,7 @@
 #include <string.h>
 
 // What stands beside the weight.
-typedef enum { WEIGHT_ALONE, WEIGHT_AND_MASTER, WEIGHT_AND_LOST, NUM_KEEPS } Keep;
+typedef enum { WEIGHT_ALONE, WEIGHT_AND_MASTER, WEIGHT_AND_COMPENSATION, NUM_KEEPS } Keep;
 
 typedef struct {
     UpdateRule rule;
@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     UpdateSpec spec;
     int64_t n;
-    OpTensor weight, master, lost, grad, m, v, m_scale, v_scale, row, col, rms;
+    OpTensor weight, master, compensation, grad, m, v, m_scale, v_scale, row, col, rms;
     double *w, *m_values, *v_values;
     UpdateTensor update;
 } UpdateCase;
@@ -43,7 +43,7 @@ static inline const char *rule_name(UpdateRule rule) {
     return names[rule];
 }
 static inline const char *keep_name(Keep keep) {
-    return keep == WEIGHT_ALONE ? "weight alone" : keep == WEIGHT_AND_MASTER ? "master" : "lost";
+    return keep == WEIGHT_ALONE ? "weight alone" : keep == WEIGHT_AND_MASTER ? "master" : "compensation";
 }
 static inline bool rule_has_m(UpdateRule rule) { return rule != RULE_ADAFACTOR; }
 static inline bool spec_has_v(const UpdateSpec *s) {
@@ -145,13 +145,13 @@ static inline void make_moment(UpdateCase *p, bool is_first) {
     *(is_first ? &p->m_values : &p->v_values) = values.v;
 }
 
-// What rounding took from the weights: up to half an ulp of them. w becomes weight + lost.
-static inline void make_lost(UpdateCase *p) {
-    p->lost = op_inout(p->spec.dtype, "lost", dims_of(&p->spec), 0.25);
+// What rounding took from the weights: up to half an ulp of them. w becomes weight + compensation.
+static inline void make_compensation(UpdateCase *p) {
+    p->compensation = op_inout(p->spec.dtype, "compensation", dims_of(&p->spec), 0.25);
     for (int64_t i = 0; i < p->n; i++)
-        p->lost.v[i] = fmax(-0.5, fmin(0.5, p->lost.v[i])) * ulp_of(p->weight.v[i], p->spec.dtype);
-    op_upload(&p->lost);
-    for (int64_t i = 0; i < p->n; i++) p->w[i] = p->weight.v[i] + p->lost.v[i];
+        p->compensation.v[i] = fmax(-0.5, fmin(0.5, p->compensation.v[i])) * ulp_of(p->weight.v[i], p->spec.dtype);
+    op_upload(&p->compensation);
+    for (int64_t i = 0; i < p->n; i++) p->w[i] = p->weight.v[i] + p->compensation.v[i];
 }
 
 // Other gradients than in the step before; in step 0 those that are there.
@@ -184,7 +184,7 @@ static inline UpdateCase parameter_make(UpdateSpec spec) {
         p.master = op_inout(DTYPE_FP32, "master", dims_of(&spec), 0.02);
         p.w = p.master.v;
     }
-    if (spec.keep == WEIGHT_AND_LOST) make_lost(&p);
+    if (spec.keep == WEIGHT_AND_COMPENSATION) make_compensation(&p);
     if (rule_has_m(spec.rule)) make_moment(&p, true);
     if (spec_has_v(&spec)) make_moment(&p, false);
     if (spec.rule == RULE_ADAFACTOR) p.rms = op_output(DTYPE_FP32, "rms", DIMS(1));
@@ -197,7 +197,7 @@ static inline UpdateCase parameter_make(UpdateSpec spec) {
     }
     p.update = (UpdateTensor){.weight = p.weight.t,
                               .master = p.master.t,
-                              .lost = p.lost.t,
+                              .compensation = p.compensation.t,
                               .grad = p.grad.t,
                               .m = p.m.t,
                               .v = p.v.t,
@@ -222,7 +222,7 @@ static inline void update_once(const UpdateTensor *tensors, int n, UpdateParams 
 
 // A slice of a parameter. Adafactor's row, col and rms stay whole.
 static inline UpdateTensor update_slice(UpdateTensor t, int64_t begin, int64_t count) {
-    Tensor *same[] = {&t.weight, &t.master, &t.lost, &t.grad, &t.m, &t.v};
+    Tensor *same[] = {&t.weight, &t.master, &t.compensation, &t.grad, &t.m, &t.v};
     for (int i = 0; i < 6; i++) *same[i] = tensor_slice_elements(*same[i], begin, count);
     t.m_scale = tensor_slice_elements(t.m_scale, begin / STATE_BLOCK, ceil_div(count, STATE_BLOCK));
     t.v_scale = tensor_slice_elements(t.v_scale, begin / STATE_BLOCK, ceil_div(count, STATE_BLOCK));
@@ -231,8 +231,8 @@ static inline UpdateTensor update_slice(UpdateTensor t, int64_t begin, int64_t c
 }
 
 static inline uint64_t parameter_digest(const UpdateCase *p, uint64_t digest) {
-    const OpTensor all[] = {p->weight,  p->master,  p->lost, p->grad, p->m,  p->v,
-                            p->m_scale, p->v_scale, p->row,  p->col,  p->rms};
+    const OpTensor all[] = {p->weight,  p->master,  p->compensation, p->grad, p->m,  p->v,
+                            p->m_scale, p->v_scale, p->row,          p->col,  p->rms};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i].t.data) digest = op_digest(digest, all[i]);
     return digest;
@@ -298,9 +298,9 @@ static inline void parameter_read(UpdateCase *p) {
     for (int i = 0; i < 4; i++)
         if (plain[i].t.data) take_over(plain[i].v, plain[i].t);
     take_over(p->w, p->spec.keep == WEIGHT_AND_MASTER ? p->master.t : p->weight.t);
-    if (p->lost.t.data) {
-        take_over(p->lost.v, p->lost.t);
-        for (int64_t i = 0; i < p->n; i++) p->w[i] += p->lost.v[i];
+    if (p->compensation.t.data) {
+        take_over(p->compensation.v, p->compensation.t);
+        for (int64_t i = 0; i < p->n; i++) p->w[i] += p->compensation.v[i];
     }
     if (p->m.t.data && p->m.t.dtype == DTYPE_U8)
         download8(p->m_values, p->m, p->m_scale, true);
@@ -356,16 +356,17 @@ static inline void expect_weight(const UpdateCase *p, double *size) {
         return;
     }
     if (p->spec.keep == WEIGHT_AND_MASTER) expect_within(p->master, p->w, size, 0.5);
-    double *weight = op_values(p->weight.t), *rest = op_values((p->lost.t.data ? p->lost : p->master).t);
+    double *weight = op_values(p->weight.t),
+           *rest = op_values((p->compensation.t.data ? p->compensation : p->master).t);
     for (int64_t i = 0; i < p->n; i++) {
         if (p->spec.keep == WEIGHT_AND_MASTER) {
             if (weight[i] != ref_round(rest[i], dtype)) op_fail("%g is not %g rounded", weight[i], rest[i]);
             continue;
         }
-        // lost was rounded too: by half of one of its own ulps, under 2^-p of itself.
+        // compensation was rounded too: by half of one of its own ulps, under 2^-p of itself.
         const double bound = 0.5 * ulp_of(rest[i], dtype) + slack_of(size[i]), got = weight[i] + rest[i];
         if (!(fabs(got - p->w[i]) <= bound))
-            op_fail("weight + lost [%lld] is %.9g, not within %.3g of %.9g", (long long)i, got, bound, p->w[i]);
+            op_fail("weight + compensation [%lld] is %.9g, not within %.3g of %.9g", (long long)i, got, bound, p->w[i]);
         if (ref_round(weight[i] + rest[i] * (1.0 - 0x1p-7), dtype) != weight[i])
             op_fail("%g + %g is not the weight %g", weight[i], rest[i], weight[i]);
     }

@@ -143,18 +143,18 @@ OP_TEST(bf16_moments_are_unbiased) {
 
 // --------------------------------------------------------------------------------------------------------------- Kahan
 
-// 1000 updates of `size` ulps each from weights of 1; what weight + lost are then.
+// 1000 updates of `size` ulps each from weights of 1; what weight + compensation are then.
 static void kahan_steps(DType dtype, double size, double *sums, int64_t n) {
     op_begin(optimizer_shape(dtype, 1, 0), "1000 updates of %g ulp", size);
     UpdateCase x = parameter_make((UpdateSpec){.rule = RULE_ADAMW,
                                                .dtype = dtype,
                                                .grad = dtype,
                                                .state = DTYPE_BF16,
-                                               .keep = WEIGHT_AND_LOST,
+                                               .keep = WEIGHT_AND_COMPENSATION,
                                                .rows = n,
                                                .rate = 1.0f});
-    for (int64_t i = 0; i < n; i++) x.weight.v[i] = 1.0, x.lost.v[i] = 0.0, x.grad.v[i] = -1.0;
-    op_upload(&x.weight), op_upload(&x.lost), op_upload(&x.grad);
+    for (int64_t i = 0; i < n; i++) x.weight.v[i] = 1.0, x.compensation.v[i] = 0.0, x.grad.v[i] = -1.0;
+    op_upload(&x.weight), op_upload(&x.compensation), op_upload(&x.grad);
     Tensor control = control_with(1.0f, SKIP_NONE);
     UpdateParams p = without_memory();
     p.learning_rate = (float)(size * ulp_of(1.0, dtype));
@@ -162,9 +162,9 @@ static void kahan_steps(DType dtype, double size, double *sums, int64_t n) {
     UpdateList list = update_list(&x.update, 1);
     for (p.step = 1; p.step <= 1000; p.step++) optimizer_update(&list, 0, 1, p, control);
     update_list_free(&list);
-    double *weight = op_values(x.weight.t), *lost = op_values(x.lost.t);
-    for (int64_t i = 0; i < n; i++) sums[i] = weight[i] + lost[i];
-    free(weight), free(lost);
+    double *weight = op_values(x.weight.t), *compensation = op_values(x.compensation.t);
+    for (int64_t i = 0; i < n; i++) sums[i] = weight[i] + compensation[i];
+    free(weight), free(compensation);
     op_end();
 }
 
@@ -173,10 +173,11 @@ OP_TEST(kahan_keeps_what_a_thousand_small_updates_add_up_to) {
     enum { N = 257 };
     double sums[N];
     const double ulp = ulp_of(1.0, dtype);
-    // Of 1/64 ulp each: lost is a small multiple of that, exact in the dtype, so nothing at all may go.
+    // Of 1/64 ulp each: compensation is a small multiple of that, exact in the dtype, so nothing at all may go.
     kahan_steps(dtype, 1.0 / 64, sums, N);
     for (int i = 0; i < N; i++) assert_true(sums[i] == 1.0 + 1000.0 / 64 * ulp);
-    // Of any size: each step rounds lost, at most half an ulp of a number with as many bits, to a half of its ulp.
+    // Of any size: each step rounds compensation, at most half an ulp of a number with as many bits, to a half of its
+    // ulp.
     const double size = 0.0123;
     kahan_steps(dtype, size, sums, N);
     for (int i = 0; i < N; i++) assert_true(fabs(sums[i] - 1.0 - 1000 * size * ulp) <= 1000 * ulp * ulp / 4);

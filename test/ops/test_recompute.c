@@ -72,7 +72,7 @@ static void poison(const Gpt2 *model) {
         void *nan = host_alloc((size_t)t->bytes, &err);
         assert_non_null(nan);
         memset(nan, 0xFF, (size_t)t->bytes);
-        device_copy_to_device(gpt2_at(model, i), nan, (size_t)t->bytes, STREAM_COMPUTE);
+        copy_h2d(gpt2_at(model, i), nan, (size_t)t->bytes, STREAM_COMPUTE);
         device_sync();
         host_free(nan);
     }

@@ -70,7 +70,8 @@ void ref_adamw_update(double *weight, double *m, double *v, const double *grad, 
                       UpdateParams params, double grad_factor);
 
 // What the other updates of a tensor read and write: of a matrix under Adafactor rows = n / cols, of a vector cols = 0.
-// Arrays that the rule does not use may be NULL. w: the master, or weight + lost, or the weight, before it is rounded.
+// Arrays that the rule does not use may be NULL. w: the master, or weight + compensation, or the weight, before it is
+// rounded.
 typedef struct {
     UpdateRule rule;
     double weight_decay, rate;

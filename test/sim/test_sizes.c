@@ -35,7 +35,7 @@ TEST(a_plan_by_the_formulas_is_the_plan_of_the_backend) {
     const char *const units[] = {"40", "108", "132"};
     for (int u = 0; u < 3; u++) {
         start(units[u], ATTENTION_OWN);
-        const GpuSpec gpu = {.memory = 80e9, .units = device_facts()->units};
+        const GpuSpec gpu = {.memory = 80e9, .num_sms = device_facts()->units};
         const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_OWN);
         for (int m = 0; m < 5; m++)
             for (int64_t B = 1; B <= 96; B = 2 * B + 1) {
@@ -55,7 +55,7 @@ TEST(with_cudnn_the_formulas_are_an_upper_bound) {
     setenv("SIM_CUDNN", "1", 1);
     start("132", ATTENTION_AUTO);
     const GpuSpec gpu = {.memory = (double)device_facts()->memory_free,
-                         .units = device_facts()->units,
+                         .num_sms = device_facts()->units,
                          .compute_capability = cuda_backend.compute_capability};
     const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
     for (int64_t B = 1; B <= 64; B *= 4) {
@@ -84,7 +84,7 @@ static int64_t workspace_of(Gpt2Options *model, bool train) {
 }
 
 TEST(evaluation_takes_no_workspace_of_backward_passes) {
-    const GpuSpec gpu = {.memory = 80e9, .units = 132, .compute_capability = 90};
+    const GpuSpec gpu = {.memory = 80e9, .num_sms = 132, .compute_capability = 90};
     const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
     Gpt2Options model = variant_of("d12", 64, 0);
     model.sizes = &sizes;

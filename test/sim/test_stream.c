@@ -35,7 +35,7 @@ TestFixture test_all = {set_up, tear_down};
 static void send(int value, Stream stream) {
     device_sync(); // the host buffer is free
     for (int i = 0; i < COUNT; i++) buffers.host[i] = value + i;
-    device_copy_to_device(buffers.there, buffers.host, BYTES, stream);
+    copy_h2d(buffers.there, buffers.host, BYTES, stream);
 }
 
 static void work(void) {
@@ -46,7 +46,7 @@ static void work(void) {
 static void assert_arrived(int value) {
     device_sync(); // a copy may still have to read the host buffer
     memset(buffers.host, 0xff, BYTES);
-    device_copy_to_host(buffers.host, buffers.here, BYTES, STREAM_COMPUTE);
+    copy_d2h(buffers.host, buffers.here, BYTES, STREAM_COMPUTE);
     device_sync();
     for (int i = 0; i < COUNT; i++) assert_int_equal(buffers.host[i], value + i);
 }
@@ -87,12 +87,12 @@ TEST(allocated_memory_is_zeroed_and_aligned) {
             assert_int_equal((uintptr_t)host % 64, 0);
             memset(host, 0xAB, sizes[i]);
             // The copy stream did not see the zeroing: it is done when device_alloc returns.
-            device_copy_to_host(host, p, sizes[i], STREAM_COPY);
+            copy_d2h(host, p, sizes[i], STREAM_COPY);
             device_event_record(copied, STREAM_COPY);
             device_event_wait(copied);
             for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(host[j], 0);
             memset(host, 0xAB, sizes[i]);
-            device_copy_to_device(p, host, sizes[i], STREAM_COPY);
+            copy_h2d(p, host, sizes[i], STREAM_COPY);
             device_sync();
             device_free(p), host_free(host);
         }

@@ -30,7 +30,7 @@ static Tensor made(DType dtype, const char *name, int64_t rows, int64_t cols, in
     step.used += round_up((int64_t)tensor_bytes(t), 256);
     assert_true(step.used <= ARENA);
     memset(step.host, byte, tensor_bytes(t));
-    device_copy_to_device(t.data, step.host, tensor_bytes(t), STREAM_COMPUTE);
+    copy_h2d(t.data, step.host, tensor_bytes(t), STREAM_COMPUTE);
     device_sync();
     return t;
 }
@@ -82,7 +82,7 @@ static int set_up(void **state) {
     step.control = made(DTYPE_U8, "control", sizeof(StepControl), 0, 0);
     const StepControl control = step_control_initial(1.0f);
     memcpy(step.host, &control, sizeof control);
-    device_copy_to_device(step.control.data, step.host, sizeof control, STREAM_COMPUTE);
+    copy_h2d(step.control.data, step.host, sizeof control, STREAM_COMPUTE);
     device_sync();
     for (int i = 0; i < NUM_TENSORS; i++) {
         step.tensors[i] = parameter(kinds[i].rule, kinds[i].states);

@@ -55,21 +55,23 @@ static void fill_slot(Gpt2 *model, int index, int slot, Tensor t, uint64_t seed)
 
 // A weight and what rounding took from it, as Kahan's update leaves them: every third time just half a step, where the
 // value lies between two weights.
-static void fill_lost(Gpt2 *model, int index, uint64_t seed) {
+static void fill_compensation(Gpt2 *model, int index, uint64_t seed) {
     const UpdateTensor *t = &gpt2_tensors(model)[index];
     const int64_t n = elements_in_use(&gpt2_parameters(model)[index], t->weight);
-    uint16_t *weight = calloc((size_t)tensor_numel(t->weight), 2), *lost = calloc((size_t)tensor_numel(t->weight), 2);
+    uint16_t *weight = calloc((size_t)tensor_numel(t->weight), 2),
+             *compensation = calloc((size_t)tensor_numel(t->weight), 2);
     for (int64_t e = 0; e < n; e++) {
-        const uint32_t word = random_word(seed, index, SLOT_LOST, e);
+        const uint32_t word = random_word(seed, index, SLOT_COMPENSATION, e);
         weight[e] = float_to_bf16(philox_uniform(word) - 0.5f);
         const float value = bf16_to_float(weight[e]), step = bf16_to_float((uint16_t)(weight[e] + 1)) - value;
         const float fraction = word % 3 == 0 ? 0.5f : philox_uniform(word * 2654435761u) - 0.5f;
-        lost[e] = float_to_bf16((weight[e] & 0x7F ? fraction : 0.25f * fraction) * step); // below 2^k steps are smaller
+        compensation[e] =
+            float_to_bf16((weight[e] & 0x7F ? fraction : 0.25f * fraction) * step); // below 2^k steps are smaller
     }
     gpt2_write_bytes(model, t->weight, 0, (int64_t)tensor_bytes(t->weight), weight);
-    gpt2_write_bytes(model, t->lost, 0, (int64_t)tensor_bytes(t->lost), lost);
+    gpt2_write_bytes(model, t->compensation, 0, (int64_t)tensor_bytes(t->compensation), compensation);
     free(weight);
-    free(lost);
+    free(compensation);
 }
 
 static void fill_model(Gpt2 *model, uint64_t seed) {
@@ -79,8 +81,8 @@ static void fill_model(Gpt2 *model, uint64_t seed) {
             UpdateTensor t = gpt2_tensors(model)[i];
             const Tensor s = *state_slot_tensor(&t, (StateSlot)slot);
             if (!s.data || !state_slot_prefix((StateSlot)slot)) continue;
-            if (slot == SLOT_LOST)
-                fill_lost(model, i, seed);
+            if (slot == SLOT_COMPENSATION)
+                fill_compensation(model, i, seed);
             else
                 fill_slot(model, i, slot, s, seed);
         }
@@ -129,21 +131,21 @@ TEST(every_optimizers_state_comes_back_to_the_same_bits_on_the_device_and_in_hos
     check_round_trip(without_master, without_master);
 }
 
-// The trap of Kahan's pair: the file's value, weight + lost, may round to the other neighbour.
+// The trap of Kahan's pair: the file's value, weight + compensation, may round to the other neighbour.
 TEST(a_value_half_way_between_two_weights_keeps_its_weight) {
     int halfway = 0;
     Gpt2 *model = model_of(model_options(OPTIMIZER_ADAMW_KAHAN, DTYPE_BF16));
     fill_model(model, 1);
     const UpdateTensor *t = &gpt2_tensors(model)[PARAM_WTE];
     const int64_t n = 130 * 40;
-    uint16_t *weight = malloc((size_t)n * 2), *lost = malloc((size_t)n * 2);
+    uint16_t *weight = malloc((size_t)n * 2), *compensation = malloc((size_t)n * 2);
     gpt2_read_bytes(model, t->weight, 0, n * 2, weight);
-    gpt2_read_bytes(model, t->lost, 0, n * 2, lost);
+    gpt2_read_bytes(model, t->compensation, 0, n * 2, compensation);
     for (int64_t e = 0; e < n; e++)
-        halfway += float_to_bf16(bf16_to_float(weight[e]) + bf16_to_float(lost[e])) != weight[e];
+        halfway += float_to_bf16(bf16_to_float(weight[e]) + bf16_to_float(compensation[e])) != weight[e];
     assert_true(halfway > n / 20); // the round trips above met it often
     free(weight);
-    free(lost);
+    free(compensation);
 }
 
 TEST(a_new_state_is_all_zero) {

@@ -258,7 +258,7 @@ static double plain_loss(Gpt2 *model, const ChoiceExample *e, int k, int64_t con
     memcpy(window + context, e->completion[k], (size_t)n * sizeof *window);
     gpt2_load_batch(model, window, 1, sizeof *window);
     gpt2_forward(model);
-    device_copy_to_host(losses, gpt2_token_losses(model).data, (size_t)context_length * sizeof *losses, STREAM_COMPUTE);
+    copy_d2h(losses, gpt2_token_losses(model).data, (size_t)context_length * sizeof *losses, STREAM_COMPUTE);
     device_sync();
     double sum = 0.0;
     for (int64_t i = 0; i < n; i++) sum += losses[context - 1 + i];

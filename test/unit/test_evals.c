@@ -57,7 +57,7 @@ static void expected_score(Gpt2 *model, int64_t windows, double *sum, int64_t *t
         for (int64_t t = 0; t <= T; t++) window[t] = (uint16_t)tokens[first + t];
         gpt2_load_batch(model, window, 1, 2);
         gpt2_forward(model);
-        device_copy_to_host(losses, gpt2_token_losses(model).data, T * sizeof *losses, STREAM_COMPUTE);
+        copy_d2h(losses, gpt2_token_losses(model).data, T * sizeof *losses, STREAM_COMPUTE);
         device_sync();
         for (int64_t t = 0; t < T; t++) {
             *sum += losses[t];

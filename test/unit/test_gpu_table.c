@@ -29,7 +29,7 @@ TEST(peaks_are_units_times_clock_times_operations_and_the_link_is_that_of_the_ge
     for (int i = 0; i < count; i++) {
         const GpuSpec *gpu = gpu_named(chips[i].name);
         // Datasheets round, to two digits at worst.
-        assert_near(gpu->name, gpu->peak_fp16, 1e6 * gpu->units * chips[i].mhz * chips[i].flop, 0.02);
+        assert_near(gpu->name, gpu->peak_fp16, 1e6 * gpu->num_sms * chips[i].mhz * chips[i].flop, 0.02);
         assert_near(gpu->name, gpu->bandwidth, 1e6 * chips[i].memory_mhz * chips[i].bus / 8, 0.025);
         // The older generation of tensor cores has neither bf16 nor TF32; all others do both, TF32 at half the rate.
         const bool turing = gpu->compute_capability < 80;
@@ -53,7 +53,7 @@ static void assert_found(const char *text, const char *name) {
     GpuChoice gpu;
     if (!gpu_find(&gpu, text, strlen(text), &err)) fail_msg("%s", err.text);
     assert_string_equal(gpu.spec.name, name);
-    assert_true(gpu.spec.memory == gpu_named(name)->memory && gpu.spec.units == gpu_named(name)->units);
+    assert_true(gpu.spec.memory == gpu_named(name)->memory && gpu.spec.num_sms == gpu_named(name)->num_sms);
 }
 
 TEST(case_spaces_dashes_and_gb_do_not_matter) {

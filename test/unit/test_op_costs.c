@@ -116,7 +116,7 @@ TEST(small_states_cost_what_they_keep) {
     t.m_scale = tensor("m_scale", DTYPE_FP32, 2, 0, 0), t.v_scale = tensor("v_scale", DTYPE_FP32, 2, 0, 0);
     assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 2 * N + 2 * 2 * 8, 0); // codes, and two scales a moment
     t = updated_matrix(RULE_ADAMW);
-    t.m = tensor("m", DTYPE_BF16, 32, 16, 0), t.v = t.m, t.lost = tensor("lost", DTYPE_BF16, 32, 16, 0);
+    t.m = tensor("m", DTYPE_BF16, 32, 16, 0), t.v = t.m, t.compensation = tensor("compensation", DTYPE_BF16, 32, 16, 0);
     assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 2 * 3 * N, 0);
     t = updated_matrix(RULE_LION);
     t.m = tensor("m", DTYPE_FP32, 32, 16, 0);

@@ -21,7 +21,7 @@ enum { B = 2, T = 4, NH = 3, HS = 5, C = NH * HS, OC = 7, Vp = 11, V = 9, MAX_T 
 
 static UpdateParams params = {.step = 1};
 
-// weight, master or lost, gradient, then what the rule keeps.
+// weight, master or compensation, gradient, then what the rule keeps.
 static UpdateTensor updated(UpdateRule rule, const Tensor *t) {
     UpdateTensor u = {.weight = t[0], .master = t[1], .grad = t[2], .rule = rule};
     if (rule == RULE_ADAFACTOR)
@@ -31,8 +31,8 @@ static UpdateTensor updated(UpdateRule rule, const Tensor *t) {
     return u;
 }
 
-static UpdateTensor with_lost(const Tensor *t) {
-    return (UpdateTensor){.weight = t[0], .lost = t[1], .grad = t[2], .rule = RULE_SGD, .m = t[3]};
+static UpdateTensor with_compensation(const Tensor *t) {
+    return (UpdateTensor){.weight = t[0], .compensation = t[1], .grad = t[2], .rule = RULE_SGD, .m = t[3]};
 }
 
 #define LIST(u, count) (&(UpdateList){.tensors = u, .n = count})
@@ -61,7 +61,7 @@ CALL(gradient_sumsq, const UpdateTensor u[] = {{.grad = t[1]}, {.grad = t[2]}}; 
 CALL(step_control_update, step_control_update(t[0], t[1], t[2], 1, (StepLimits){0}))
 CALL(adamw, const UpdateTensor u = updated(RULE_ADAMW, t); optimizer_update(LIST(&u, 1), 0, 1, params, t[7]))
 CALL(lion, const UpdateTensor u = updated(RULE_LION, t); optimizer_update(LIST(&u, 1), 0, 1, params, t[5]))
-CALL(kahan, const UpdateTensor u = with_lost(t); optimizer_update(LIST(&u, 1), 0, 1, params, t[4]))
+CALL(kahan, const UpdateTensor u = with_compensation(t); optimizer_update(LIST(&u, 1), 0, 1, params, t[4]))
 CALL(adafactor, const UpdateTensor u = updated(RULE_ADAFACTOR, t); optimizer_update(LIST(&u, 1), 0, 1, params, t[6]))
 CALL(adafactor_statistics, const UpdateTensor u = updated(RULE_ADAFACTOR, t);
      adafactor_statistics(LIST(&u, 1), params, t[6]))
@@ -263,12 +263,14 @@ CALL(late_store, kv_cache_store(t[0], t[1], MAX_T - T + 1))
 CALL(early_store, kv_cache_store(t[0], t[1], -1))
 CALL(large_vocabulary, head_loss_forward(t[0], t[1], t[2], t[3], t[4], Vp + 1))
 CALL(long_context, embedding_forward(t[0], t[1], t[2], t[3]))
-CALL(step_0, const UpdateTensor u = with_lost(t); optimizer_update(LIST(&u, 1), 0, 1, (UpdateParams){0}, t[4]))
-CALL(two_of_one, const UpdateTensor u = with_lost(t); optimizer_update(LIST(&u, 1), 0, 2, params, t[4]))
-CALL(odd_offset, UpdateTensor u = with_lost(t); u.offset = 1; optimizer_update(LIST(&u, 1), 0, 1, params, t[4]))
-CALL(both_copies, UpdateTensor u = with_lost(t); u.master = t[2]; optimizer_update(LIST(&u, 1), 0, 1, params, t[4]))
-CALL(no_rule, UpdateTensor u = with_lost(t); u.rule = RULE_COUNT; optimizer_update(LIST(&u, 1), 0, 1, params, t[4]))
-CALL(two_dtypes, UpdateTensor u[] = {with_lost(t), with_lost(t)}; u[1].weight.dtype = DTYPE_FP32;
+CALL(step_0, const UpdateTensor u = with_compensation(t); optimizer_update(LIST(&u, 1), 0, 1, (UpdateParams){0}, t[4]))
+CALL(two_of_one, const UpdateTensor u = with_compensation(t); optimizer_update(LIST(&u, 1), 0, 2, params, t[4]))
+CALL(odd_offset, UpdateTensor u = with_compensation(t); u.offset = 1; optimizer_update(LIST(&u, 1), 0, 1, params, t[4]))
+CALL(both_copies, UpdateTensor u = with_compensation(t); u.master = t[2];
+     optimizer_update(LIST(&u, 1), 0, 1, params, t[4]))
+CALL(no_rule, UpdateTensor u = with_compensation(t); u.rule = RULE_COUNT;
+     optimizer_update(LIST(&u, 1), 0, 1, params, t[4]))
+CALL(two_dtypes, UpdateTensor u[] = {with_compensation(t), with_compensation(t)}; u[1].weight.dtype = DTYPE_FP32;
      optimizer_update(LIST(u, 2), 0, 2, params, t[4]))
 CALL(slice, UpdateTensor u = updated(RULE_ADAFACTOR, t); u.offset = STATE_BLOCK;
      adafactor_statistics(LIST(&u, 1), params, t[6]))
@@ -332,10 +334,10 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
         {"the first is 1", {"optimizer_update", call_step_0, "", "", UPDATED}},
         {"tensors 0 .. 2 of 1", {"optimizer_update", call_two_of_one, "", "", UPDATED}},
         {"begins at element 1", {"optimizer_update", call_odd_offset, "", "", UPDATED}},
-        {"has a master and what was lost", {"optimizer_update", call_both_copies, "", "", UPDATED}},
+        {"has a master and a compensation", {"optimizer_update", call_both_copies, "", "", UPDATED}},
         {"has rule", {"optimizer_update", call_no_rule, "", "", UPDATED}},
         {"expected dtype bf16", {"optimizer_update", call_two_dtypes, "", "", UPDATED}},
-        {"is fp32 and has a master or lost part",
+        {"is fp32 and has a master or a compensation",
          {"optimizer_update",
           call_master_of_fp32,
           "",

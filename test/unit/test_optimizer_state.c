@@ -98,7 +98,7 @@ TEST(each_rule_gets_the_tensors_it_reads) {
             assert_int_equal(has[SLOT_COL], factored);
             assert_int_equal(has[SLOT_RMS], rule == RULE_ADAFACTOR);
             assert_int_equal(has[SLOT_MASTER], optimizer_has_master((OptimizerKind)kind));
-            assert_int_equal(has[SLOT_LOST], kind == OPTIMIZER_ADAMW_KAHAN);
+            assert_int_equal(has[SLOT_COMPENSATION], kind == OPTIMIZER_ADAMW_KAHAN);
         }
 }
 

@@ -25,7 +25,7 @@ enum { NUM_DEVICES = 6, MOST = 1024 };
 static const PlannedSizes *sizes_of(double memory) {
     static GpuSpec gpu;
     static PlannedSizes sizes;
-    gpu = (GpuSpec){.name = "fake", .memory = memory, .units = 132, .compute_capability = 90};
+    gpu = (GpuSpec){.name = "fake", .memory = memory, .num_sms = 132, .compute_capability = 90};
     sizes = planner_sizes(&gpu, ATTENTION_AUTO);
     return &sizes;
 }
