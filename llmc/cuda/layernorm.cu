@@ -21,9 +21,8 @@ static int plain_threads(int64_t C) { return C < 256 ? (int)round_up(C, WARP) : 
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
-typedef struct {
-    Tensor residual, out, mean, rstd, in, residual_branch, weight,
-        bias; // residual, residual_branch absent: no residual addition
+typedef struct { // residual and residual_branch absent: no residual addition
+    Tensor residual, out, mean, rstd, in, residual_branch, weight, bias;
     int64_t N, C;
 } LayerNormForward;
 
@@ -31,12 +30,12 @@ typedef struct {
 enum { FORWARD_WARPS = 4 };
 
 // residual = in + residual_branch, out = (residual - mean) * rstd * weight + bias; rows (N,C), mean and rstd (N) fp32.
-// Without residual_branch nothing is added and residual is not written. residual may be in. A warp (or, IS_BLOCK_ROW, a
-// block) owns a row; thread t of it owns the packs t, t + threads, ...: at most LANE_COLS columns, and more than
-// LANE_COLS - 8, so only packs beyond these may be outside the row. All loads of a row are in flight before the first
-// is used. The minimum number of blocks lets ptxas use 128 registers (64 with IS_BLOCK_ROW): left to itself it spills
-// some of them to fit more blocks. Bytes: 4 * N * C elements with residual_branch, 2 * N * C without, + 8 N. in,
-// residual_branch and residual are not needed again soon; out is read by the next matmul.
+// Without residual_branch nothing is added and residual is not written. residual may be in.
+// A warp (or, IS_BLOCK_ROW, a block) owns a row; thread t of it owns the packs t, t + threads, ...: at most LANE_COLS
+// columns, and more than LANE_COLS - 8, so only packs beyond these may be outside the row. All loads of a row are in
+// flight before the first is used. The minimum number of blocks lets ptxas use 128 registers (64 with IS_BLOCK_ROW):
+// left to itself it spills some of them to fit more blocks. Bytes: 4 * N * C elements with residual_branch, 2 * N * C
+// without, + 8 N. in, residual_branch and residual are not needed again soon; out is read by the next matmul.
 template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
 static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORWARD_WARPS *WARP, IS_BLOCK_ROW ? 2 : 4)
     layernorm_forward_kernel(T *residual, T *out, float *mean, float *rstd, const T *in, const T *residual_branch,
