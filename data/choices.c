@@ -1,5 +1,5 @@
 // data/choices: multiple-choice questions as JSON lines -> the file that `-h 1` and `--choices` read
-// (`data/choices --help`). One example a line, in memory until all are read; the file is written at once and whole.
+// (`data/choices --help`). One example a line, kept in memory until all are read; the file is written atomically.
 // The format is llm.c's for HellaSwag (llmc/train/evals.h).
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
@@ -21,12 +21,12 @@ static const char HELP[] =
     "Turns questions with several endings into the file that ./train_gpt2 --choices OUT.bin reads. A line is\n"
     "  {\"ctx\": \"A man sits\", \"endings\": [\"down.\", \"up.\", ...], \"label\": 1}     as HellaSwag has it, or\n"
     "  {\"context\": ..., \"choices\": [...], \"label\": 1}\n"
-    "label counts from 0; 2 to 16 endings. An ending is encoded with a space before it.\n"
+    "label counts from 0; 2 to 16 endings. Each ending is encoded with a space before it.\n"
     "\n"
-    "  -o, --output FILE       what is written\n"
+    "  -o, --output FILE       the file to write\n"
     "      --tokenizer PATH    the tokenizer of the model (data/get.py gpt2-tokenizer), or bytes\n"
-    "      --skip-bad          leave bad lines out and count them, instead of ending at the first\n"
-    "  -h, --help              this text\n";
+    "      --skip-bad          skip and count bad lines, instead of stopping at the first\n"
+    "  -h, --help              show this help\n";
 
 enum {
     MAX_EXAMPLES = 65535,     // the index is 16 bits wide
@@ -45,7 +45,7 @@ typedef struct {
     const ChoiceOptions *options;
     Tokenizer *tokenizer;
     Encoder *encoder;
-    uint16_t record[MAX_RECORD_BYTES / 2]; // of the line at hand
+    uint16_t record[MAX_RECORD_BYTES / 2]; // of the current line
     size_t length;                         // of it, in uint16
     char *line, *text;                     // the line; " " and an ending
     int32_t *tokens;                       // of one text
@@ -68,16 +68,16 @@ static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
     if (o->help) return true;
     if (argc - optind != 1) return error_set(err, "name one FILE.jsonl; data/choices --help shows the usage");
     o->input = argv[optind];
-    if (!*o->output) return error_set(err, "-o FILE is missing: what is written");
+    if (!*o->output) return error_set(err, "-o FILE is missing: the file to write");
     return *o->tokenizer ||
-           error_set(err, "--tokenizer PATH is missing: that of the model (data/get.py gpt2-tokenizer)");
+           error_set(err, "--tokenizer PATH is missing: the model's tokenizer (data/get.py gpt2-tokenizer)");
 }
 
 // ----------------------------------------------------------------------------------------------------------- records
 
 static bool put(Choices *c, int64_t value, Error *err) {
     if (c->length == sizeof c->record / sizeof *c->record)
-        return error_set(err, "the example has more than %d bytes of tokens, which the format cannot hold",
+        return error_set(err, "the example has more than %d bytes of tokens, the most that the format allows",
                          MAX_RECORD_BYTES);
     c->record[c->length++] = (uint16_t)value;
     return true;
@@ -112,7 +112,7 @@ static bool find_label(const cJSON *example, int endings, int64_t *label, Error 
 }
 
 static bool put_ending(Choices *c, const cJSON *ending, Error *err) {
-    if (!cJSON_IsString(ending)) return error_set(err, "an ending is no text");
+    if (!cJSON_IsString(ending)) return error_set(err, "an ending is not text");
     snprintf(c->text, MAX_LINE + 2, " %s", ending->valuestring); // shorter than the line that it was a part of
     return put_text(c, c->text, err);
 }
@@ -122,7 +122,7 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     int64_t label = 0;
     if (!find(example, "ctx", "context", &context, err) || !find(example, "endings", "choices", &endings, err))
         return false;
-    if (!cJSON_IsString(context) || !*context->valuestring) return error_set(err, "the context is no text");
+    if (!cJSON_IsString(context) || !*context->valuestring) return error_set(err, "the context is not text");
     const int count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0;
     if (count < CHOICES_MIN || count > CHOICES_MAX)
         return error_set(err, "%d endings, expected %d to %d", count, CHOICES_MIN, CHOICES_MAX);
@@ -141,7 +141,7 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
 static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
     if (length > MAX_LINE) return error_set(err, "the line is longer than %d bytes", MAX_LINE);
     if (memchr(line, '\0', length) || strstr(line, "\\u0000")) return error_set(err, "it has a NUL character");
-    if (c->examples == MAX_EXAMPLES) return error_set(err, "more than %d examples: divide the file", MAX_EXAMPLES);
+    if (c->examples == MAX_EXAMPLES) return error_set(err, "more than %d examples; divide the file", MAX_EXAMPLES);
     cJSON *example = json_parse(line, length, err);
     const bool ok = example && make_record(c, example, err);
     cJSON_Delete(example);
@@ -155,7 +155,7 @@ static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------- files
 
-// The next line without its end, terminated; of one that is too long the first MAX_LINE + 1 bytes. False: there is
+// The next line without its newline, terminated; of a longer one the first MAX_LINE + 1 bytes. False: there is
 // none.
 static bool read_line(FILE *file, char *line, size_t *length) {
     int ch = 0;
@@ -185,7 +185,7 @@ static bool read_lines(Choices *c, FILE *file, Error *err) {
                              MAX_SKIPPED);
     }
     if (ferror(file)) return error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
-    return c->examples > 0 || error_set(err, "%s: no example in it", c->options->input);
+    return c->examples > 0 || error_set(err, "%s: has no examples", c->options->input);
 }
 
 static bool read_input(Choices *c, Error *err) {
@@ -220,7 +220,7 @@ static bool open_tokenizer(Choices *c, Error *err) {
     c->tokenizer = tokenizer_named(path, err);
     if (!c->tokenizer) return false;
     if (tokenizer_vocab(c->tokenizer) > CHOICES_BEGIN)
-        return error_set(err, "%s: %" PRId64 " tokens; the format holds tokens below %d", path,
+        return error_set(err, "%s: %" PRId64 " tokens, but the format only has tokens below %d", path,
                          tokenizer_vocab(c->tokenizer), CHOICES_BEGIN);
     c->encoder = encoder_create(c->tokenizer, err);
     return c->encoder != NULL;

@@ -1,4 +1,4 @@
-"""Downloads of data/get.py: files over HTTP that are either whole and checked, or not there.
+"""Downloads of data/get.py: files over HTTP that are either complete and checked, or not there.
 
 Owns the .part files beside their targets, the connections and the progress line. Knows nothing of corpora. A file is
 written as NAME.part, hashed on the way, compared with its checksum (or, where none is known, its size), flushed to disk
@@ -33,7 +33,7 @@ LONGEST_WAIT = 60
 
 
 class Problem(Exception):
-    """One line for the user. code: 1 the machine or the network failed, 2 what was asked for is wrong."""
+    """One line for the user. code: 1 the machine or the network failed, 2 the request is wrong."""
 
     def __init__(self, text, code=1):
         super().__init__(text)
@@ -44,9 +44,9 @@ class Problem(Exception):
 class File:
     url: str
     path: Path
-    size: int | None = None  # of what is published; None: not known
+    size: int | None = None  # of the published file; None: unknown
     sha256: str | None = None
-    git_sha1: str | None = None  # of the git blob, with a size: what the Hub states for what is no large file
+    git_sha1: str | None = None  # of the git blob, with a size: what the Hub states for small files
 
     def hasher(self):
         return hashlib.sha1(b"blob %d\0" % self.size) if self.git_sha1 else hashlib.sha256()
@@ -75,7 +75,7 @@ class Cut(ConnectionError):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """A token is for the host it was given for: it goes along to the same host, never to another."""
+    """A token is only sent to the host that it was given for, also after a redirect."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -115,15 +115,15 @@ def _cause(error):
 def explain(error, url, by_hand):
     """What a failed request means, and what the user can do about it."""
     if isinstance(error, Cut):
-        return f"{url}: {error}; run the same command again: it goes on from there"
+        return f"{url}: {error}; run the same command again to resume"
     if isinstance(error, urllib.error.HTTPError):
         if error.code in (401, 403):
             return (f"{url}: access denied (HTTP {error.code}); set HF_TOKEN to a token that may read it, "
                     f"and accept its terms on {host_of(url)} if it has any")
         if error.code == 404:
-            return f"{url}: not there (HTTP 404), it may have moved; {by_hand}"
+            return f"{url}: not found (HTTP 404), it may have moved; {by_hand}"
         reason = " ".join(str(error.reason).split())
-        return f"{url}: HTTP {error.code} {reason}; run the same command later: it goes on where it stopped"
+        return f"{url}: HTTP {error.code} {reason}; run the same command later to resume"
     return f"{host_of(url)} cannot be reached: {_cause(error)}; {by_hand}"
 
 
@@ -139,7 +139,7 @@ _network_errors = (urllib.error.URLError, http.client.HTTPException, ConnectionE
 
 class Patience:
     """How often to try again: MAX_ATTEMPTS in a row without a new byte, with doubling pauses. Where nobody has ever
-    answered, the machine is offline, and that is said at once."""
+    answered, the machine is offline, which is reported at once."""
 
     def __init__(self, by_hand, first_wait, answered=False, stop=None):
         self.by_hand, self.first_wait, self.failures, self.answered = by_hand, first_wait, 0, answered
@@ -174,13 +174,13 @@ def read_url(url, by_hand, token=None, first_wait=1.0):
 
 
 class Download:
-    """One file on its way: its .part, how far it is, and the hash of what is there."""
+    """One file being fetched: its .part, its progress, and the hash of the bytes received."""
 
     def __init__(self, file, token, patience, progress):
         self.file, self.token, self.patience, self.progress = file, token, patience, progress
         self.part = file.path.with_name(file.path.name + ".part")
         self.got, self.hash = 0, file.hasher()
-        self.continued = False  # after what an earlier download left
+        self.continued = False  # from the .part of an earlier download
 
     def run(self):
         with open(self.part, "ab") as out:
@@ -197,7 +197,7 @@ class Download:
     def complete(self, out):
         self.adopt_part(out)
         self.receive(out)
-        if not self.is_right() and self.continued:  # a part of an older version, perhaps: once more from the start
+        if not self.is_right() and self.continued:  # perhaps a part of an older version: once more from the start
             self.start_over(out)
             self.receive(out)
         if not self.is_right():
@@ -212,7 +212,7 @@ class Download:
         return not self.file.checksum() or self.hash.hexdigest() == self.file.checksum()
 
     def adopt_part(self, out):
-        """Hashes what an earlier download left, so that only the rest is fetched."""
+        """Hashes the .part of an earlier download, so that only the remainder is fetched."""
         size = os.fstat(out.fileno()).st_size
         if self.file.size is not None and size > self.file.size:
             out.truncate(0)
@@ -238,9 +238,9 @@ class Download:
                 error = Cut(f"the connection was cut after {self.got} bytes")
             except _network_errors as caught:
                 if isinstance(caught, urllib.error.HTTPError) and caught.code == 416 and self.got:
-                    self.start_over(out)  # the .part is longer than what is published now
+                    self.start_over(out)  # the .part is longer than the file published now
                     self.patience.answered = True
-                    caught = Cut("the server refused to go on where an earlier download stopped")
+                    caught = Cut("the server refused to resume an earlier download")
                 error = caught
             self.patience.wait_or_raise(error, self.file.url)
 
@@ -250,13 +250,13 @@ class Download:
         if self.got:
             range_from = response.headers.get("Content-Range", "").partition("-")[0]
             if response.status != 206 or range_from != f"bytes {self.got}":
-                self.start_over(out)  # the server knows no Range: this is the whole file, or not what was asked for
+                self.start_over(out)  # the server does not support Range: this is the whole file, or another range
                 if response.status != 200:
                     return False
         total = self.got + int(length) if length and length.isdigit() else self.file.size
         if self.file.size is not None and total != self.file.size:
             raise Problem(f"{self.file.url}: the server announces {total} bytes, expected {self.file.size}; "
-                          "the file was changed or the server is wrong: try again later")
+                          "the file was changed or the server is wrong; try again later")
         try:
             while block := response.read1(BLOCK):
                 if self.patience.stop.is_set():
@@ -277,7 +277,7 @@ class Download:
 
 
 class Progress:
-    """A bar on a terminal, else a line every 10 seconds, on stderr; a line on stdout for every file that is done."""
+    """A bar on a terminal, else a line every 10 seconds, on stderr; a line on stdout for every finished file."""
 
     def __init__(self, total, count):
         self.total, self.count = total, count
@@ -328,26 +328,26 @@ class Progress:
 
 
 def check_room(directory, files):
-    """Refuses to start what the disk cannot hold."""
+    """Refuses to start a download that does not fit on the disk."""
     needed = sum(f.size or 0 for f in files)
     for f in files:
         part = f.path.with_name(f.path.name + ".part")
         needed -= min(part.stat().st_size, f.size or 0) if part.exists() else 0
     free = shutil.disk_usage(directory).free
     if needed > free:
-        raise Problem(f"{directory}: {format_bytes(needed)} are needed, the disk has {format_bytes(free)} free; "
+        raise Problem(f"{directory}: {format_bytes(needed)} needed, but the disk has {format_bytes(free)} free; "
                       "name a directory on another disk with -o, or fewer files with --files")
 
 
 def explain_os(error, file):
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return (f"{file.path}: cannot be written: {error.strerror}; make room and run the same command again: it goes "
-                "on where it stopped")
+        return (f"{file.path}: cannot be written: {error.strerror}; free some space and run the same command again "
+                "to resume")
     return f"{file.path}: cannot be written: {error.strerror or error}"
 
 
 class Batch:
-    """Files that are fetched a few at a time, in their order. The first problem stops all; what was received stays."""
+    """Fetches files a few at a time, in order. The first problem stops all; received bytes are kept."""
 
     def __init__(self, files, by_hand, token, token_host, first_wait, online):
         self.by_hand, self.token, self.token_host = by_hand, token, token_host
@@ -361,7 +361,7 @@ class Batch:
     def fetch(self, file):
         token = self.token if host_of(file.url) == self.token_host else None
         Download(file, token, Patience(self.by_hand, self.first_wait, self.online, self.stop), self.progress).run()
-        self.progress.file_done(file, "checksum verified" if file.checksum() else "complete; no checksum is known")
+        self.progress.file_done(file, "checksum verified" if file.checksum() else "complete; no checksum known")
 
     def work(self):
         while not self.stop.is_set() and not self.waiting.empty():
@@ -389,8 +389,8 @@ class Batch:
 
 
 def fetch_all(files, directory, by_hand, token=None, token_host=None, connections=4, first_wait=1.0, online=False):
-    """Fetches what is missing. Files that stand there with the published size were checked when they were renamed.
-    by_hand: what the user may do where there is no network. token: for token_host alone. online: somebody answered."""
+    """Fetches missing files. Existing files of the published size were checked when they were renamed.
+    by_hand: what the user can do without a network. token: for token_host only. online: a host has answered."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -398,6 +398,6 @@ def fetch_all(files, directory, by_hand, token=None, token_host=None, connection
     missing = [f for f in files if not (f.path.is_file() and f.size in (None, f.path.stat().st_size))]
     for f in files:
         if f not in missing:
-            print(f"  {f.path.name}: {format_bytes(f.path.stat().st_size)}, is there already")
+            print(f"  {f.path.name}: {format_bytes(f.path.stat().st_size)}, exists already")
     check_room(directory, missing)
     Batch(missing, by_hand, token, token_host, first_wait, online).run(min(connections, len(missing)))

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Gets a corpus, an evaluation, a tokenizer or weights by name, whole and checked.
+"""Downloads a corpus, an evaluation, a tokenizer or weights by name, complete and checked.
 
   data/get.py                        the names, with sizes and licences
-  data/get.py fineweb-edu-10B        into data/fineweb-edu-10B; says which command comes next
+  data/get.py fineweb-edu-10B        into data/fineweb-edu-10B; prints the next command
   data/get.py fineweb-edu-10B --prepare    and runs it: GPT-2 tokens in data/fineweb-edu-10B/shards
 
-A download that was stopped, by whatever, goes on where it was when the same command is given again. Checksums are those
-that the Hugging Face Hub states for its files, or stand in the table below. HF_ENDPOINT (a mirror; GITHUB_RAW for what
-comes from GitHub), HF_TOKEN and the proxies of the environment (https_proxy, no_proxy) are honoured.
+The same command resumes a download that was stopped. Checksums come from the Hugging Face Hub or from the table below.
+HF_ENDPOINT (a mirror; GITHUB_RAW for files from GitHub), HF_TOKEN and the proxies of the environment (https_proxy,
+no_proxy) are used.
 """
 import argparse
 import difflib
@@ -28,7 +28,7 @@ TOKENIZER = "gpt2-tokenizer"
 
 
 def shown(path):
-    """A path as one would type it here."""
+    """A path as typed in the current directory."""
     path = Path(path)
     try:
         return str(path.relative_to(Path.cwd()))
@@ -38,7 +38,7 @@ def shown(path):
 
 @dataclass
 class Source:
-    kind: str  # what is to be done with it: text, parquet, choices, tokenizer, weights, shards
+    kind: str  # decides the next steps: text, parquet, choices, tokenizer, weights, shards
     size: str
     licence: str
     about: str
@@ -110,7 +110,7 @@ def endpoint():
 
 
 def hub_file(source, entry, directory):
-    """A File of one entry of the Hub's listing, which came over the network: every field is looked at."""
+    """A File of one entry of the Hub's listing, which came over the network: every field is checked."""
     path, size, lfs = entry.get("path"), entry.get("size"), entry.get("lfs") or {}
     name = path.rsplit("/", 1)[-1] if isinstance(path, str) else ""
     if not name or name.startswith(".") or not isinstance(size, int) or size < 0 or not isinstance(lfs, dict):
@@ -148,8 +148,8 @@ def list_hub(source, directory, wait):
     for pattern in source.patterns:
         found = [e for e in entries if fnmatch.fnmatchcase(str(e.get("path")).rsplit("/", 1)[-1], pattern)]
         if not found:
-            raise Problem(f"{endpoint()}: {source.repo} has no {pattern} in {source.folder or 'its main folder'}: it "
-                          "was reorganised; see its page for where the files are now")
+            raise Problem(f"{endpoint()}: {source.repo} has no {pattern} in {source.folder or 'its main folder'}; it "
+                          "was reorganised, see its page for the new places")
         files += [hub_file(source, e, directory) for e in sorted(found, key=lambda e: e["path"])]
     return files
 
@@ -166,7 +166,7 @@ def list_files(source, directory, wait):
 
 
 def tokenizer_directory(directory):
-    """GPT-2's vocabulary: beside what was fetched, or where `get.py gpt2-tokenizer` puts it."""
+    """GPT-2's vocabulary: next to the fetched files, or where `get.py gpt2-tokenizer` puts it."""
     beside = directory.parent / TOKENIZER
     return beside if (beside / "tokenizer.json").is_file() else ROOT / "data" / TOKENIZER
 
@@ -208,17 +208,17 @@ def run_pipeline(pipeline):
     print("running: " + text_of(pipeline), flush=True)
     for process in pipeline:
         if not Path(process[0]).is_file():
-            raise Problem(f"{process[0]}: is not built yet; run make {process[0]}, then: {text_of(pipeline)}", 2)
+            raise Problem(f"{process[0]}: not built yet; run make {process[0]}, then: {text_of(pipeline)}", 2)
     running, source = [], None
     for process in pipeline:
         last = process is pipeline[-1]
         running.append(subprocess.Popen([str(Path(process[0]).resolve())] + process[1:], stdin=source,
                                         stdout=None if last else subprocess.PIPE))
         if source:
-            source.close()  # the writer is to notice when its reader ends
+            source.close()  # so that the writer notices when its reader ends
         source = running[-1].stdout
     codes = [p.wait() for p in running]
-    # The last one's own message stands on the terminal; when it ended well, a reader before it failed.
+    # The last process has printed its own message; if it succeeded, a reader before it failed.
     return codes[-1] or next((code if code > 0 else 1 for code in codes if code), 0)
 
 
@@ -226,13 +226,13 @@ def run_pipeline(pipeline):
 
 
 def list_sources():
-    print("data/get.py NAME [-o DIR] [--prepare] gets one of these into data/NAME:\n")
+    print("data/get.py NAME [-o DIR] [--prepare] downloads one of these into data/NAME:\n")
     print(f"  {'name':<22} {'size':>7}  {'licence':<17} what")
     for name, s in SOURCES.items():
         print(f"  {name:<22} {s.size:>7}  {s.licence:<17} {s.about}")
-    print("\nThen, for a corpus: data/prepare makes token shards (--prepare does that at once), ./train_gpt2 -i reads "
-          "them.\n"
-          "Texts of the web have rights of their own, whatever the licence of their collection. More: doc/data.md")
+    print("\nThen, for a corpus: data/prepare makes token shards (--prepare does so at once), which ./train_gpt2 -i "
+          "reads.\n"
+          "Web texts have rights of their own, whatever the licence of the collection. More: doc/data.md")
 
 
 def get(name, directory, arguments):
@@ -252,7 +252,7 @@ def get_and_prepare(arguments):
     make, then = commands(source, directory, files)
     tokenizer = tokenizer_directory(directory)
     have_tokenizer = (tokenizer / "tokenizer.json").is_file() or (tokenizer / "vocab.json").is_file()
-    # HellaSwag is of use only as tokens: they are made as soon as it is known which.
+    # HellaSwag is only useful as tokens: they are made as soon as the tokenizer is known.
     if make and (arguments.prepare or (source.kind == "choices" and have_tokenizer and Path(make[0][0][0]).is_file())):
         if not have_tokenizer:
             get(TOKENIZER, tokenizer, argparse.Namespace(**{**vars(arguments), "files": 0}))
@@ -271,23 +271,23 @@ def get_and_prepare(arguments):
 def main():
     parser = argparse.ArgumentParser(prog="data/get.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="what to get; without it: the list of names")
-    parser.add_argument("-o", "--output", metavar="DIR", help="where to (default data/NAME)")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="what to download; default: list the names")
+    parser.add_argument("-o", "--output", metavar="DIR", help="output directory (default data/NAME)")
     parser.add_argument("--prepare", action="store_true", help="make token shards with GPT-2's tokenizer afterwards")
     parser.add_argument("--files", type=int, default=0, metavar="N", help="only the first N files of many")
     parser.add_argument("--connections", type=int, default=4, metavar="N", help="files at a time, 1 to 8 (default 4)")
     parser.add_argument("--retry-wait", type=float, default=1.0, metavar="SECONDS",
-                        help="pause before a second attempt; doubles with every further one (default 1)")
+                        help="pause before the second attempt, doubled for each one after it (default 1)")
     arguments = parser.parse_args()
     if not arguments.name:
         list_sources()
         return 0
     if arguments.name not in SOURCES:
         near = difflib.get_close_matches(arguments.name, SOURCES, 1)
-        raise Problem(f"nothing is called {arguments.name}; " +
-                      (f"did you mean {near[0]}?" if near else "data/get.py without a name lists what there is"), 2)
+        raise Problem(f"unknown name {arguments.name}; " +
+                      (f"did you mean {near[0]}?" if near else "data/get.py without a name lists all names"), 2)
     if not 1 <= arguments.connections <= 8 or arguments.files < 0 or arguments.retry_wait < 0:
-        raise Problem("--connections is 1 to 8, --files and --retry-wait are not negative", 2)
+        raise Problem("--connections must be 1 to 8, --files and --retry-wait at least 0", 2)
     return get_and_prepare(arguments)
 
 
@@ -298,7 +298,7 @@ if __name__ == "__main__":
         print(f"get: {problem}", file=sys.stderr)
         sys.exit(problem.code)
     except KeyboardInterrupt:
-        print("get: stopped; the same command goes on where it was", file=sys.stderr)
+        print("get: stopped; the same command resumes it", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,34 +20,32 @@ static const char HELP[] =
     "Turns text into the token shards DIR/train_000000.bin... and DIR/val_000000.bin..., with DIR/manifest.json (what\n"
     "they were made of) and DIR/tokenizer.json. Every document begins with the end-of-text token.\n"
     "\n"
-    "  -o, --output DIR         where the shards go; made if needed\n"
+    "  -o, --output DIR         directory for the shards; made if needed\n"
     "      --tokenizer PATH     tokenizer.json, a directory that has one (or vocab.json and merges.txt), a tiktoken "
     "rank\n"
-    "                           file; bytes: 256 of them and end-of-text (default); train:N: a new one of N tokens,\n"
-    "                           257 to 1048576, made from the text that goes to training\n"
-    "      --format FORMAT      of all inputs: txt, a file is a document; jsonl, a line is one. Default: jsonl for "
-    "names\n"
-    "                           on .jsonl and .ndjson, txt for all others\n"
-    "      --field NAME         which field of the JSON objects holds the text (default text)\n"
-    "      --val-fraction F     share of the text that is kept for validation, below 1 (default 0.1); 0: none\n"
-    "      --split train|val    all of the text goes there: for a corpus that is divided already, a directory each\n"
-    "      --shard-tokens N     tokens in a shard, at least 1024; K, M, G are understood (default 100M)\n"
-    "      --threads N          that encode (default: all cores); the result does not depend on it\n"
-    "      --skip-bad           count and skip lines that are bad, and compressed files from their damage on\n"
+    "                           file; bytes: 256 bytes and end-of-text (default); train:N: a new one of N tokens,\n"
+    "                           257 to 1048576, made from the training text\n"
+    "      --format FORMAT      txt: each input file is a document; jsonl: each line is one. Default: jsonl for files "
+    "in\n"
+    "                           .jsonl and .ndjson, txt for all others\n"
+    "      --field NAME         field of the JSON objects that has the text (default text)\n"
+    "      --val-fraction F     share of the text kept for validation, below 1 (default 0.1); 0: none\n"
+    "      --split train|val    put all of the text there, for a corpus already divided into two directories\n"
+    "      --shard-tokens N     tokens in a shard, at least 1024, with K, M or G (default 100M)\n"
+    "      --threads N          threads that encode (default: all cores); the result does not depend on it\n"
+    "      --skip-bad           count and skip bad lines, and compressed files from their damage on\n"
     "      --force              replace the shards of an earlier run in DIR\n"
-    "  -h, --help               this text\n"
+    "  -h, --help               show this help\n"
     "\n"
-    "Names on .gz and .zst are unpacked. Directories are read recursively, in the order of names; in them, hidden "
+    "Files in .gz and .zst are unpacked. Directories are read recursively, in the order of names, without hidden "
     "names\n"
-    "and symbolic links are left out. - is standard input (with --format, packed or not). Texts that are empty or "
-    "have\n"
-    "a NUL byte in their first 64 KiB (binary files) are skipped and counted.\n"
+    "and symbolic links. - is standard input (with --format, packed or not). Texts that are empty or have a NUL byte "
+    "in\n"
+    "their first 64 KiB (binary files) are skipped and counted.\n"
     "\n"
-    "When the same command is given again, a run that was killed continues after the last shard that was complete; "
-    "the\n"
-    "result is the same.\n"
+    "The same command resumes a killed run after its last complete shard; the result is the same.\n"
     "\n"
-    "Which part is for validation depends on a document alone, so that adding files moves none of the others:\n"
+    "The validation part depends only on the document itself, so adding files moves none of the others:\n"
     "a document of up to 64 KiB goes to validation as a whole if the hash of its bytes falls below F (equal documents\n"
     "stay together); a longer one gives its last part, a share of F, cut at a line. If this leaves training or\n"
     "validation less than a quarter of its share (a few short documents), every document is cut instead.\n";
@@ -76,7 +74,7 @@ static bool take_sides(PrepareOptions *o, Error *err) {
         return error_set(err, "--val-fraction %s: expected a number below 1, or 0 for none", given);
     if (o->split && !val && strcmp(o->split, "train") != 0)
         return error_set(err, "--split %s: expected train or val", o->split);
-    return !o->split || !given || error_set(err, "--split takes all of the text, --val-fraction a share: give one");
+    return !o->split || !given || error_set(err, "--split and --val-fraction exclude each other; give one");
 }
 
 static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
@@ -94,7 +92,7 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
     if (!tool_read_options("prepare", table, argc, argv, err)) return false;
     if (o->tool.help) return true;
     if (!corpus->inputs.output || !*corpus->inputs.output)
-        return error_set(err, "-o DIR is missing: where the shards go");
+        return error_set(err, "-o DIR is missing: the directory for the shards");
     return take_tokenizer(o, err) && corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err) &&
            take_sides(o, err);
 }
@@ -110,8 +108,7 @@ static void print_summary(const char *output, const CorpusResult *result, double
            c->documents == 1 ? "" : "s", bytes, format_bytes((double)bytes, size, sizeof size),
            format_duration(seconds, duration, sizeof duration));
     corpus_tool_print_skipped(c);
-    if (result->cut_all)
-        printf("  few, short documents: each was cut into a part for training and one for validation\n");
+    if (result->cut_all) printf("  few, short documents: each was cut into a training and a validation part\n");
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
         const int64_t tokens = c->side[side].tokens, shards = result->num_shards[side];
         const char *name = corpus_side_names[side];
@@ -128,7 +125,7 @@ static int prepare(PrepareOptions *o, Error *err) {
     Tokenizer *tokenizer = corpus->vocab ? NULL : tokenizer_named(o->tokenizer, err);
     int status = EXIT_BAD_INPUT;
     if (tokenizer && tokenizer_eot(tokenizer) < 0) {
-        error_set(err, "%s: has no <|endoftext|> token, with which every document begins", o->tokenizer);
+        error_set(err, "%s: has no <|endoftext|> token, which every document begins with", o->tokenizer);
     } else if (tokenizer || corpus->vocab) {
         CorpusDisplay display = corpus_display("prepare");
         CorpusResult result;

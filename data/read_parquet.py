@@ -40,7 +40,7 @@ def find_files(inputs):
             raise BadFile(f"{name}: no *.parquet files in this directory")
         for path in found:
             if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
-                raise BadFile(f"{path}: is no plain file")
+                raise BadFile(f"{path}: not a plain file")
         files += found
     return files
 
@@ -50,7 +50,7 @@ def one_line(error):
 
 
 class Reader:
-    """Goes through the files and counts what it met."""
+    """Reads the files and counts their rows and problems."""
 
     def __init__(self, pyarrow, column, out):
         self.pyarrow, self.column, self.out = pyarrow, column, out
@@ -60,15 +60,15 @@ class Reader:
         try:
             file = self.pyarrow.parquet.ParquetFile(path)
             schema = file.schema_arrow
-        except Exception as error:  # of damaged files pyarrow raises what its parts happen to raise
+        except Exception as error:  # for damaged files pyarrow raises whatever its parts raise
             raise BadFile(f"{path}: cannot be read as Parquet: {one_line(error)}") from None
         if self.column not in schema.names:
-            raise BadFile(f"{path}: has no column {self.column}; there are: {', '.join(schema.names)} (--column)")
+            raise BadFile(f"{path}: has no column {self.column}, only: {', '.join(schema.names)} (--column)")
         if schema.names.count(self.column) > 1:
             raise BadFile(f"{path}: has several columns {self.column}")
         kind, types = schema.field(self.column).type, self.pyarrow.types
         if not (types.is_string(kind) or types.is_large_string(kind)):
-            raise BadFile(f"{path}: column {self.column} holds {kind}, expected text (--column)")
+            raise BadFile(f"{path}: column {self.column} is {kind}, expected text (--column)")
         return file
 
     def read(self, path):
@@ -98,7 +98,7 @@ def read_all(arguments):
             if not arguments.skip_bad:
                 raise
             reader.bad_files += 1
-            print(f"read_parquet: {problem}; the rest of it is skipped", file=sys.stderr)
+            print(f"read_parquet: {problem}; the remainder is skipped", file=sys.stderr)
     sys.stdout.flush()
     if reader.nulls or reader.bad_files:
         print(f"read_parquet: {reader.documents} documents; skipped {reader.nulls} rows without text and (parts of) "
@@ -117,7 +117,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="FILE|DIR")
     parser.add_argument("--column", default="text", metavar="NAME", help="the column of the texts (default text)")
-    parser.add_argument("--skip-bad", action="store_true", help="go on with the next file after a damaged one")
+    parser.add_argument("--skip-bad", action="store_true", help="continue with the next file after a damaged one")
     try:
         read_all(parser.parse_args())
         return 0
@@ -125,7 +125,7 @@ def main():
         sys.stdout.flush()
         print(f"read_parquet: {problem}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read this ended first, and says why
+    except BrokenPipeError:  # the reader of our output ended first, and says why
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

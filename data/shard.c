@@ -21,12 +21,12 @@ static const char HELP[] =
     "\n"
     "      --at TOKEN          show: the first token (default 0)\n"
     "      --count N           show: how many (default 32)\n"
-    "      --tokenizer PATH    show: the tokenizer of the shards (default: what stands beside them)\n"
+    "      --tokenizer PATH    show: the tokenizer of the shards (default: the one next to them)\n"
     "      --vocab N           verify: tokens must be below N (default: the vocabulary that the file states)\n"
     "      --eot N             list: end-of-text token of files that do not state it (50256 for GPT-2's)\n"
-    "  -h, --help              this text\n"
+    "  -h, --help              show this help\n"
     "\n"
-    "Exit code 2: a file is damaged or is no shard; all others are looked at nevertheless.\n";
+    "Exit code 2: a file is damaged or not a shard; all others are still checked.\n";
 
 enum { BLOCK = 1 << 18, GPT2_TOKENS = 50257, MAX_MANIFEST_BYTES = 64 << 20 };
 
@@ -54,7 +54,7 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
     if (optind < argc) l->command = argv[optind];
     if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
         return error_set(err, "list, verify or show? data/shard --help shows the usage");
-    return optind + 1 < argc || error_set(err, "%s: no file is named; data/shard --help shows the usage", l->command);
+    return optind + 1 < argc || error_set(err, "%s: no files given; data/shard --help shows the usage", l->command);
 }
 
 // n tokens from token `first` on into the block, each in 4 bytes.
@@ -84,7 +84,7 @@ static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Erro
         while (l->block[i] < vocab) i++;
         return error_set(err,
                          "%s: token %" PRId64 " (byte %" PRId64 ") is %" PRIu32
-                         ", expected below the vocabulary, %" PRId64 "; the file is damaged or of another tokenizer",
+                         ", expected below the vocabulary, %" PRId64 "; the file is damaged or from another tokenizer",
                          s->path, at + i, SHARD_HEADER_BYTES + (at + i) * s->token_bytes, l->block[i], vocab);
     }
     return true;
@@ -123,20 +123,20 @@ static bool find_entry(const cJSON *manifest, const char *directory, const char 
             char *path = path_join(directory, file);
             const bool there = file_exists(path);
             free(path);
-            if (!there) return error_set(err, "states %s, which is not there: copy it or prepare again", file);
+            if (!there) return error_set(err, "states %s, which is missing; copy it or prepare again", file);
             if (strcmp(file, name) == 0) *entry = item;
         }
     }
     return true;
 }
 
-// The shard against its entry in the manifest beside it, if there is one. *how: with what it was compared.
+// Checks the shard against its entry in the manifest next to it, if there is one. *how: what it was compared with.
 static bool compare(const char *shard, const CorpusShard *found, const char **how, Error *err) {
     char *directory = path_parent(shard), *path = path_join(directory, "manifest.json");
     const char *slash = strrchr(shard, '/');
     const cJSON *entry = NULL;
     CorpusShard stated;
-    *how = "no manifest.json beside it";
+    *how = "no manifest.json next to it";
     const bool is_there = file_exists(path);
     cJSON *manifest = is_there ? json_parse_file(path, MAX_MANIFEST_BYTES, err) : NULL;
     bool ok = manifest || !is_there;
@@ -152,7 +152,7 @@ static bool compare(const char *shard, const CorpusShard *found, const char **ho
         if (ok && stated.xxh3 != found->xxh3)
             ok = error_set(err,
                            "states checksum %016" PRIx64 ", the file has %016" PRIx64
-                           ": it was damaged or changed; copy or prepare it again",
+                           ": damaged or changed; copy or prepare it again",
                            stated.xxh3, found->xxh3);
         if (!ok) error_prefix(err, "%s: %s", shard, path);
     }
@@ -195,12 +195,12 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     Tokenizer *t = NULL;
     if (l->at >= s->num_tokens)
         return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", l->at, s->path, s->num_tokens);
-    // What is given needs no model's limit, nor shards that say of which vocabulary they are.
+    // A given tokenizer needs no limit of a model, and no shards that state their vocabulary.
     if (*l->tokenizer && set->vocab == 0 ? !(t = tokenizer_open(l->tokenizer, err))
                                          : !tokenizer_find(&t, l->tokenizer, NULL, s->path, set->vocab, V, err))
         return false;
     bool ok = t || error_set(err,
-                             "%s: no tokenizer stands beside the shards; name one with --tokenizer, such as "
+                             "%s: no tokenizer next to the shards; name one with --tokenizer, such as "
                              "data/gpt2-tokenizer (data/get.py gpt2-tokenizer)",
                              s->path);
     const int64_t end = l->at + min_i64(l->count, s->num_tokens - l->at);
@@ -210,18 +210,18 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
         const char *text = tokenizer_decode(t, l->block[0] <= INT32_MAX ? (int32_t)l->block[0] : -1, &length);
         printf("%10" PRId64 " %6" PRIu32 "  \"", at, l->block[0]);
         print_quoted(text, length);
-        puts(length == 0 ? "\" (no token of this tokenizer)" : "\"");
+        puts(length == 0 ? "\" (not a token of this tokenizer)" : "\"");
     }
     tokenizer_free(t);
     return ok && (fflush(stdout) == 0 || error_set(err, "cannot write: %s", strerror(errno)));
 }
 
-// Every file of a pattern as a set of its own: a problem is printed and counted, and the next file comes.
+// Every file of a pattern as a set of its own: a problem is printed and counted, and the next file follows.
 static void visit(Look *l, const char *pattern) {
     char **names;
     int count;
     files_match(pattern, &names, &count, NULL);
-    for (int i = 0; i < (count > 0 ? count : 1); i++) { // what matches nothing is a name too: opening it says why not
+    for (int i = 0; i < (count > 0 ? count : 1); i++) { // a pattern without matches is opened as a name, for its error
         Error err;
         ShardSet set;
         bool ok = shards_open(&set, count > 0 ? names[i] : pattern, 1, &err);
@@ -251,6 +251,6 @@ int main(int argc, char **argv) {
         printf("%7s %13" PRId64 " %11s %7s %6s %10" PRId64 "  %" PRId64 " files\n", "total", l.tokens, "", "", "",
                l.documents, l.files - l.bad);
     if (*l.command == 'v') printf("%" PRId64 " file%s: ", l.files, l.files == 1 ? "" : "s");
-    if (*l.command == 'v') l.bad ? printf("%" PRId64 " bad\n", l.bad) : puts("whole");
+    if (*l.command == 'v') l.bad ? printf("%" PRId64 " bad\n", l.bad) : puts("intact");
     return l.bad ? EXIT_BAD_INPUT : EXIT_OK;
 }

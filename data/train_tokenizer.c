@@ -19,23 +19,23 @@
 static const char HELP[] =
     "usage: data/train_tokenizer --vocab-size N -o tokenizer.json [options] FILE|DIR|-...\n"
     "\n"
-    "Makes a byte-level BPE vocabulary, as GPT-2 has, of your own text: the 256 bytes, N - 257 merges and "
+    "Makes a byte-level BPE vocabulary, like GPT-2's, of your own text: the 256 bytes, N - 257 merges and "
     "<|endoftext|>,\n"
     "in a Hugging Face tokenizer.json. To train on the same text: data/prepare --tokenizer train:N does both, and "
     "keeps\n"
     "the validation text out of the vocabulary.\n"
     "\n"
     "  -o, --output FILE        the tokenizer.json\n"
-    "      --vocab-size N       tokens in all, 257 to 1048576; a multiple of 128 wastes no row of the model's table\n"
-    "      --format FORMAT      of all inputs: txt, a file is a document; jsonl, a line is one. Default: jsonl for "
-    "names\n"
-    "                           on .jsonl and .ndjson, txt for all others\n"
-    "      --field NAME         which field of the JSON objects holds the text (default text)\n"
-    "      --threads N          that count words (default: all cores); the result does not depend on it\n"
-    "      --skip-bad           count and skip lines that are bad, and compressed files from their damage on\n"
-    "  -h, --help               this text\n"
+    "      --vocab-size N       total tokens, 257 to 1048576; a multiple of 128 wastes no row of the model's table\n"
+    "      --format FORMAT      txt: each input file is a document; jsonl: each line is one. Default: jsonl for files "
+    "in\n"
+    "                           .jsonl and .ndjson, txt for all others\n"
+    "      --field NAME         field of the JSON objects that has the text (default text)\n"
+    "      --threads N          threads that count words (default: all cores); the result does not depend on it\n"
+    "      --skip-bad           count and skip bad lines, and compressed files from their damage on\n"
+    "  -h, --help               show this help\n"
     "\n"
-    "What is read, and how, is as for data/prepare: directories, .gz and .zst, - for standard input. The result does "
+    "Inputs are read as by data/prepare: directories, .gz and .zst, - for standard input. The result does "
     "not\n"
     "depend on the order of the inputs. A pair of tokens must occur twice to be merged.\n";
 
@@ -53,8 +53,8 @@ static bool read_options(TrainOptions *o, int argc, char **argv, Error *err) {
                                 {0}};
     if (!tool_read_options("train_tokenizer", table, argc, argv, err)) return false;
     if (o->tool.help) return true;
-    if (!*o->output) return error_set(err, "-o FILE is missing: where the tokenizer.json goes");
-    if (*vocab == 0) return error_set(err, "--vocab-size N is missing: tokens in all, such as 8192");
+    if (!*o->output) return error_set(err, "-o FILE is missing: the tokenizer.json to write");
+    if (*vocab == 0) return error_set(err, "--vocab-size N is missing: total tokens, such as 8192");
     return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err);
 }
 

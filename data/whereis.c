@@ -1,5 +1,6 @@
-// data/whereis: which text did step N of a run read? (`data/whereis --help`) The run's log says seed, batch and corpus
-// of every start and resume; llmc/data/dataloader.h which window the stream has at a position. Changes nothing.
+// data/whereis: which text did step N of a run read? (`data/whereis --help`) The run's log states seed, batch and
+// corpus of every start and resume; llmc/data/dataloader.h defines the window at each position of the stream. Changes
+// nothing.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
@@ -19,7 +20,7 @@ static const char HELP[] =
     "run\n"
     "found them). data/shard show FILE --at TOKEN --count T shows the text.\n";
 
-// A start of the trainer, as its "run" event tells it.
+// A start of the trainer, as its "run" event records it.
 typedef struct {
     const char *train_data; // in the event
     int64_t start_step, T, B, step_windows, num_windows, num_tokens, seed, overfit;
@@ -60,7 +61,7 @@ static bool read_log(const char *path, cJSON *events, Error *err) {
             cJSON_Delete(event); // -x 0 reads nothing
     }
     if (!file || ferror(file)) ok = error_set(err, "cannot be read: %s", strerror(errno));
-    if (ok && !events->child) ok = error_set(err, "no training run is recorded in it");
+    if (ok && !events->child) ok = error_set(err, "has no training run");
     if (file) fclose(file);
     free(line);
     return ok || error_prefix(err, "%s", path);
@@ -81,10 +82,10 @@ static bool find_step(const char *log, const cJSON *events, int64_t step, Start 
         end = s.start_step;
     }
     if (s.start_step > 0)
-        return error_set(err, "%s: the log begins after step %" PRId64 ": what was read until then is not known", log,
+        return error_set(err, "%s: the log begins after step %" PRId64 "; what was read before is unknown", log,
                          s.start_step);
     if (fits) *position -= found->step_windows;
-    return fits || error_set(err, "STEP %" PRId64 ": expected 1 or more, and less than that", step);
+    return fits || error_set(err, "STEP %" PRId64 ": expected 1 or more, and less than this", step);
 }
 
 static int64_t stream_position(const Start *s, int64_t position) {
@@ -93,13 +94,13 @@ static int64_t stream_position(const Start *s, int64_t position) {
 
 static bool print_step(const Start *s, const char *step, int64_t position, const char *pattern, Error *err) {
     ShardSet set;
-    if (!shards_open(&set, pattern, s->T, err)) return error_set(err, "%s; name them behind the step", err->text);
-    // Other shards under the same names would give wrong answers in silence.
+    if (!shards_open(&set, pattern, s->T, err)) return error_set(err, "%s; name them after the step", err->text);
+    // Other shards under the same names would silently give wrong answers.
     const bool same = s->num_windows == set.num_windows && s->num_tokens == set.num_tokens;
     if (!same)
         error_set(err,
                   "%s: %" PRId64 " tokens in %" PRId64 " windows of %" PRId64 ", the run found %" PRId64 " in %" PRId64
-                  ": it is another corpus now",
+                  ": the corpus has changed",
                   pattern, set.num_tokens, set.num_windows, s->T, s->num_tokens, s->num_windows);
     else
         printf("step %s: %" PRId64 " windows of %" PRId64 " tokens, %" PRId64 " at a time, from %" PRId64
@@ -129,7 +130,7 @@ int main(int argc, char **argv) {
     cJSON *events = cJSON_CreateArray();
     bool ok = argc == 3 || argc == 4 || error_set(&err, "expected RUN and STEP; data/whereis --help shows the usage");
     const int64_t step = ok ? strtoll(argv[2], &end, 10) : 0;
-    if (ok && (*end || step < 1)) ok = error_set(&err, "STEP %s: expected a number from 1 on", argv[2]);
+    if (ok && (*end || step < 1)) ok = error_set(&err, "STEP %s: expected a number of at least 1", argv[2]);
     ok = ok && read_log(log, events, &err) && find_step(log, events, step, &start, &position, &err) &&
          print_step(&start, argv[2], position, argc == 4 ? argv[3] : start.train_data, &err);
     cJSON_Delete(events), free(log);

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Runs the commands that README.md and doc/ show, and compares what they print with what is written there.
+"""Runs the commands that README.md and doc/ show, and compares their output with the pages.
 
     scripts/check_docs.py [--update] [FILE.md ...]        default: README.md and doc/*.md
 
-A block that begins with ```console is a session: lines behind "$ " are commands (a line that ends with \\ goes on), run
-by bash in the repository's root, in the order of the page; the lines below are what they print, stdout and stderr
+A block that begins with ```console is a session: lines after "$ " are commands (a line that ends with \\ continues), run
+by bash in the repository's root, in the order of the page; the lines below are their output, stdout and stderr
 together. Numbers may differ, and their units with them (98.1 ms, 1.2K, 1m09s). A line of "..." stands for any lines,
-"..." inside a line for any text. A command that ends with an exit code other than 0 shows it by a last line
-"(exit code N)". Other blocks are not run: what needs a GPU, the network or hours stands in ```sh.
---update writes what was printed into the page, where no "..." stands. Exit code 1 if anything differs.
+"..." inside a line for any text. For an exit code other than 0 the last line is "(exit code N)". Other blocks are not
+run: commands that need a GPU, the network or hours are in ```sh.
+--update writes the output into the page, except where it has "...". Exit code 1 if anything differs.
 """
 import argparse
 import difflib
@@ -26,7 +26,7 @@ QUANTITY = re.compile(rf"[-+]?(\d[\d.,]*(e[-+]?\d+)?({UNIT})?)+")
 
 
 class Command:
-    """A command of a page and the lines that it is said to print: lines[first:last] of the page."""
+    """A command of a page and its expected output: lines[first:last] of the page."""
 
     def __init__(self, text, line):
         self.text, self.line, self.first, self.last = text, line, line, line
@@ -34,18 +34,18 @@ class Command:
 
 def sessions(lines):
     """The commands of every ```console block, in order."""
-    commands, inside, goes_on = [], False, False
+    commands, inside, continued = [], False, False
     for i, line in enumerate(lines):
         if line.startswith("```"):
-            inside, goes_on = line.strip() == "```console", False
+            inside, continued = line.strip() == "```console", False
         elif inside and line.startswith("$ "):
             commands.append(Command(line[2:], i + 1))
-            goes_on = line.endswith("\\")
+            continued = line.endswith("\\")
             commands[-1].first = commands[-1].last = i + 1
-        elif inside and goes_on:
+        elif inside and continued:
             commands[-1].text += "\n" + line
             commands[-1].first = commands[-1].last = i + 1
-            goes_on = line.endswith("\\")
+            continued = line.endswith("\\")
         elif inside and commands:
             commands[-1].last = i + 1
     return commands
@@ -60,7 +60,7 @@ def run(command):
 
 
 def same_line(expected, printed):
-    """Equal but for numbers, units that go with them, and what "..." stands for."""
+    """Equal except for numbers, their units, and the text at "..."."""
     def plain(text):
         return re.sub(r"\s+", " ", QUANTITY.sub("0", text)).strip()
     pattern = ".*".join(re.escape(plain(part)) for part in expected.split("..."))
@@ -68,7 +68,7 @@ def same_line(expected, printed):
 
 
 def same(expected, printed):
-    """Does `printed` match `expected`, where a line "..." takes any lines? The shortest way through."""
+    """Does `printed` match `expected`, where a line "..." matches any lines?"""
     reachable = {0}  # how many printed lines the expected ones so far may have used
     for line in expected:
         if line.strip() == "...":
@@ -106,7 +106,7 @@ def check(path, update):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", metavar="FILE.md")
-    parser.add_argument("--update", action="store_true", help="write what was printed into the pages")
+    parser.add_argument("--update", action="store_true", help="write the output into the pages")
     options = parser.parse_args()
     pages = options.pages or [os.path.join(ROOT, "README.md"), *sorted(glob.glob(os.path.join(ROOT, "doc", "*.md")))]
     total = [0, 0]

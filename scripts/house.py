@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""The size of the house: files and lines by module, files under 60 lines, what one step on a GPU is read in, and public
+"""The size of the code: files and lines by module, files under 60 lines, the code that one step on a GPU runs, and public
 functions that one other file calls. doc/architecture.md quotes the table.
 
     scripts/house.py [--files]      --files: also the names
 
-One step: the files of what train_step of train_gpt2.cu and the loader's thread call, through all floors, and the headers that
-these files include. Followed are names: a call counts for every public function of that name, a static function, template or
-macro only where its file is included, a field never. Branches are not understood, so this is an upper bound of a step in
-bf16 on a GPU without cuDNN, once the first ones have run. Left out (OFF): the other backend and the simulator; what an option
-switches on; kernels for other types and head sizes; choosing by measurement; errors; how a step is reported."""
+One step: the files of the functions that train_step of train_gpt2.cu and the loader's thread call, at any depth, and the
+headers that these files include. Calls are followed by name: a call counts for every public function of that name; a static
+function, template or macro counts only where its file is included, a field never. Branches are ignored, so this is an upper
+bound of a step in bf16 on a GPU without cuDNN, after the first steps. Left out (OFF): the other backend and the simulator;
+code that an option switches on; kernels for other types and head sizes; choosing by measurement; errors; the report of a
+step."""
 import argparse
 import re
 from collections import defaultdict
@@ -93,7 +94,7 @@ def modules(show):
         for sums, applies in ((total, True), (product, module.split("/")[0] in PRODUCT), (inside, module.startswith("llmc"))):
             for i in range(3):
                 sums[i] += counts[i] if applies else 0
-    for name, sums in (("llmc in all", inside), ("product", product), ("in all", total)):
+    for name, sums in (("llmc total", inside), ("product", product), ("total", total)):
         print(f"{name:<20}{sums[0]:>6}{sums[1]:>8}{sums[2]:>6}")
     if show:
         print("\n".join(f"  {lines_of(n):>4} {n}" for n in sources() if n.startswith("llmc") and lines_of(n) < SMALL))
@@ -101,7 +102,7 @@ def modules(show):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", action="store_true", help="name the files and functions, too")
+    parser.add_argument("--files", action="store_true", help="also list the files and functions")
     show = parser.parse_args().files
     modules(show)
 

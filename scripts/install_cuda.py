@@ -3,12 +3,12 @@
 
     scripts/install_cuda.py [--libraries]              (make cuda-toolkit)
 
-NVIDIA publishes the parts of its toolkit as Python wheels, on PyPI or on the index that pip is set to. A wheel is a zip
-file, and most servers send parts of a file, so only what is needed is fetched: 75 MB, not 900. cuBLASLt, 375 MB, is
-needed to link train_gpt2cu and comes only where there is a GPU, or with --libraries. Needs neither root nor pip.
+NVIDIA publishes its toolkit as Python wheels, on PyPI or on the index that pip is configured for. A wheel is a zip
+file, and most servers send parts of a file, so only the needed parts are fetched: 75 MB, not 900. cuBLASLt, 375 MB, is
+needed to link train_gpt2cu and is fetched only if there is a GPU, or with --libraries. Needs neither root nor pip.
 
-A toolkit is whole or not there: it is made in .cuda.partial and renamed at the end. Every wheel has a file RECORD with
-the SHA-256 of the others; that of RECORD is pinned here, and what differs from it is refused.
+A toolkit is complete or absent: it is made in .cuda.partial and renamed at the end. Every wheel has a file RECORD with
+the SHA-256 of its other files; the SHA-256 of RECORD is pinned here, and a wheel that differs is refused.
 """
 import argparse
 import base64
@@ -32,8 +32,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
-# Wheel, version, what is taken of it (a pattern of paths in the toolkit), SHA-256 of its RECORD. The versions are those
-# of one release, CUDA 13.0 update 2. To go to another, change them here: the refusal tells the new SHA-256.
+# Wheel, version, the files to take (a pattern of paths in the toolkit), SHA-256 of its RECORD. The versions belong to
+# one release, CUDA 13.0 update 2. To switch to another, change them here: the refusal shows the new SHA-256.
 WHEELS = [
     ("nvidia-cuda-nvcc", "13.0.88", "bin/|include/", "2f429d8464ce06dc6125e9c7484ccb36b348e9c8cbdf8e782b4c011f10e7f397"),
     ("nvidia-nvvm", "13.0.88", "nvvm/", "5faab277dc014500098dd1b41d904afadc29c5f94f4e2a62157e26138a645ac2"),
@@ -45,9 +45,9 @@ WHEELS = [
 ]
 LIBRARIES = {"nvidia-cublas": "|lib/libcublasLt"}
 TOOLKIT = Path(__file__).resolve().parents[1] / ".cuda"
-DRIVER_FILES = ["/dev/nvidiactl", "/dev/dxg"]  # there where a GPU is; dxg: Windows' Linux
+DRIVER_FILES = ["/dev/nvidiactl", "/dev/dxg"]  # exist where there is a GPU; dxg: Windows' Linux
 CHUNK = 8 << 20  # bytes a request
-DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError)  # what zipfile raises for one
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError)  # raised by zipfile
 
 
 class Failure(Exception):
@@ -55,7 +55,7 @@ class Failure(Exception):
 
 
 def pip_setting(name):
-    """What PIP_NAME or pip's configuration says; empty without either, and without pip."""
+    """The setting in PIP_NAME or in pip's configuration; empty without either, and without pip."""
     command = [sys.executable, "-m", "pip", "config", "get", f"global.{name}"]
     return os.environ.get("PIP_" + name.upper().replace("-", "_")) or \
         subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
@@ -65,7 +65,7 @@ def get(url, **headers):
     parts = urllib.parse.urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers=headers)
-    if at:  # unredirected: not for the server that a redirection leads to
+    if at:  # unredirected: not sent to the target of a redirection
         secret = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
         request.add_unredirected_header("Authorization", "Basic " + secret)
     try:
@@ -105,7 +105,7 @@ class RemoteFile(io.RawIOBase):
     def read(self, count=-1):
         end = self.size if count < 0 else min(self.position + count, self.size)
         if not self.start <= self.position <= end <= self.start + len(self.window):
-            # More than asked for, on both sides: zipfile also reads a few bytes here and there.
+            # More than requested, on both sides: zipfile also reads a few bytes here and there.
             start = max(0, self.position - (32 << 10))
             self.fetch(start, min(max(end, start + (256 << 10)), self.size))
         data = self.window[self.position - self.start:end - self.start]
@@ -125,7 +125,7 @@ def open_wheel(index, name, version):
         with get(url, Range="bytes=0-0") as response:
             if response.status == 206:
                 return RemoteFile(url, int(str(response.headers["Content-Range"]).rpartition("/")[2]))
-            print(f"  {name}: this server sends no parts of files, so all of it is fetched", flush=True)
+            print(f"  {name}: this server cannot send parts of files, so the whole wheel is fetched", flush=True)
             whole = tempfile.TemporaryFile()
             shutil.copyfileobj(response, whole, CHUNK)
             return whole
@@ -133,7 +133,7 @@ def open_wheel(index, name, version):
 
 
 def unpack(file, name, version, pattern, pinned, directory):
-    """Writes what matches the pattern into directory; returns its size in the wheel."""
+    """Writes the files that match the pattern into directory; returns their size in the wheel."""
     wheel = zipfile.ZipFile(file)
     record = wheel.read(f"{name.replace('-', '_')}-{version}.dist-info/RECORD")
     found = hashlib.sha256(record).hexdigest()
@@ -163,9 +163,9 @@ def unpack(file, name, version, pattern, pinned, directory):
 
 
 def install(wheels, partial):
-    """Makes the toolkit in partial, then puts it into its place."""
+    """Makes the toolkit in partial, then renames it into place."""
     new, old = partial / "new", partial / "old"
-    shutil.rmtree(new, ignore_errors=True)  # of a call that was killed
+    shutil.rmtree(new, ignore_errors=True)  # left by a killed call
     if pip_setting("cert"):
         os.environ["SSL_CERT_FILE"] = pip_setting("cert")
     index, size = pip_setting("index-url") or "https://pypi.org/simple", 0
@@ -203,7 +203,7 @@ def stamp(wheels):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--libraries", action="store_true", help="cuBLASLt too, also where there is no GPU")
+    parser.add_argument("--libraries", action="store_true", help="fetch cuBLASLt even without a GPU")
     for_linking = [(name, version, pattern + LIBRARIES.get(name, ""), pinned) for name, version, pattern, pinned in WHEELS]
     wheels = for_linking if parser.parse_args().libraries or any(map(os.path.exists, DRIVER_FILES)) else WHEELS
     try:

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Installs what pretrain.cu needs and this machine lacks. Debian and Ubuntu; elsewhere it lists what is needed.
+# Installs the packages that pretrain.cu needs. Debian and Ubuntu; elsewhere it lists the packages.
 #   scripts/install_deps.sh [build] [data] [test] [test-all] [lint]        default: build
-# Asks dpkg first: where everything is there, apt and the network are never touched.
+# Asks dpkg first: if everything is installed, apt and the network are not used.
 # The groups data (Parquet files), test and test-all make a Python environment, .venv; without a network the
 # tests that need it are skipped and say so.
 set -euo pipefail
@@ -29,12 +29,12 @@ for group in "${@:-build}"; do
     test) wanted+=("${TEST_PACKAGES[@]}") && python+=("${DATA_PYTHON[@]}" "${TEST_PYTHON[@]}") ;;
     test-all) wanted+=("${TEST_ALL_PACKAGES[@]}") && python+=("${TEST_ALL_PYTHON[@]}") ;;
     lint) wanted+=("${LINT_PACKAGES[@]}") ;;
-    *) say "unknown group '$group'; there are: build data test test-all lint" >&2 && exit 2 ;;
+    *) say "unknown group '$group'; expected build, data, test, test-all or lint" >&2 && exit 2 ;;
     esac
 done
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    say "this is no Debian or Ubuntu; please see that these (Debian's names) are installed: ${wanted[*]}"
+    say "not Debian or Ubuntu; make sure that these are installed (Debian's names): ${wanted[*]}"
     exit 0
 fi
 
@@ -70,7 +70,7 @@ if ((${#missing[@]} > 0)); then
         "${missing[@]}" </dev/null
 fi
 
-# Are these packages in .venv, each in the version that is asked for?
+# Are these packages in .venv, each in the required version?
 has_python() {
     local check='import importlib.metadata as m, sys
 for name, _, version in (p.partition("==") for p in sys.argv[1:]):
@@ -82,6 +82,6 @@ if ((${#python[@]} > 0)) && ! has_python "${python[@]}"; then
     say "making .venv with ${python[*]}"
     if ! { /usr/bin/python3 -m venv --system-site-packages .venv &&
         .venv/bin/python -m pip install -q --disable-pip-version-check "${python[@]}" </dev/null; }; then
-        say "WARNING: .venv is not complete: the tools and tests that need it will say so" >&2
+        say "WARNING: .venv is incomplete; the tools and tests that need it will say so" >&2
     fi
 fi

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Registers, shared memory and spills of every CUDA kernel, from what ptxas said when it was built (nvcc -Xptxas -v).
+"""Registers, shared memory and spills of every CUDA kernel, from the output of ptxas at build time (nvcc -Xptxas -v).
 
     scripts/kernel_report.py build/nvcc-90/llmc/cuda/*.ptxas          (make kernel-report)
     scripts/kernel_report.py --ran build/kernels FILE.ptxas ...       (a part of make test)
 
 One line a kernel, one column an architecture: registers a thread; then "+N spill" bytes stored to local memory because
-the registers did not reach, or "+N local" bytes of arrays that are kept there. Spills cost memory traffic in the inner
-loop, so they are an error: exit code 1. Kernels that may spill stand in MAY_SPILL, each with a limit and its reason.
---ran: a folder of lists that programs on the simulator wrote (SIM_KERNELS), one file a program. Then the line also has
-the largest block, the most dynamic shared memory and the programs, and it is an error when no program ran a kernel, or
-when a launch does not fit a GPU: its shared memory, its registers, or the kernel's __launch_bounds__ (from the PTX
-beside FILE.ptxas). Needs nothing but Python; c++filt, where it is installed, makes the names readable.
+the registers did not suffice, or "+N local" bytes of arrays kept there. Spills cost memory traffic in the inner
+loop, so they are an error: exit code 1. Kernels that may spill are in MAY_SPILL, each with a limit and its reason.
+--ran: a folder of lists that programs on the simulator wrote (SIM_KERNELS), one file a program. The line then also has
+the largest block, the max dynamic shared memory and the programs, and it is an error if no program ran a kernel, or
+if a launch does not fit a GPU: its shared memory, its registers, or the kernel's __launch_bounds__ (from the PTX
+next to FILE.ptxas). Needs only Python; c++filt, if installed, makes the names readable.
 """
 import argparse
 import math
@@ -73,7 +73,7 @@ def read_launches(folder):
 
 
 def misfits(kernel, arch, launches):
-    """Why a GPU of this architecture would refuse the kernel's largest launch. Where none was recorded there, those of
+    """Why a GPU of this architecture would refuse the kernel's largest launch. If none was recorded there, launches on
     GPUs with no more shared memory count."""
     limit = SHARED_KB.get(arch, 99)
     counted = [launches[arch]] if arch in launches else [l for a, l in launches.items() if SHARED_KB.get(a, 99) <= limit]
@@ -126,7 +126,7 @@ def main():
     for path in options.files:
         kernels.update(read(path))
     if not kernels:
-        sys.exit(f"no kernels in {len(options.files)} file(s): were they built with -Xptxas -v?")
+        sys.exit(f"no kernels in {len(options.files)} file(s); were they built with -Xptxas -v?")
     launches, programs = read_launches(options.ran) if options.ran else ({}, {})
     readable = demangled(sorted({mangled for (_, mangled), _ in kernels}))
     names = {key: readable[key[1]] for key, _ in kernels}

@@ -3,15 +3,15 @@
 
   scripts/lm_eval.py runs/a/step_00001000                          HellaSwag and LAMBADA
   scripts/lm_eval.py runs/a --tasks gpt2 --limit 100               the newest checkpoint, more tasks, 100 examples each
-  scripts/lm_eval.py runs/a --tasks mine --include-path my/tasks   a task of one's own (YAML and data beside it)
+  scripts/lm_eval.py runs/a --tasks mine --include-path my/tasks   a task of your own (YAML and data next to it)
   scripts/lm_eval.py --install                                     the harness into .venv-lm-eval (PyPI, some GB)
 
 Tasks are the harness's names; short for several: lambada = lambada_openai, arc = arc_easy,arc_challenge, wikitext2 =
 wikitext, gpt2 = hellaswag,lambada_openai,piqa,winogrande,arc_easy,arc_challenge,wikitext. The harness is the first of
-$LM_EVAL_PYTHON, .venv-lm-eval/bin/python, this Python that has it. What it found is written to lm_eval_STEP.json beside
-the checkpoint, and as a line a task, event "evaluation", to the main.log of the run. What stands behind -- goes to the
-harness as it is.
-Data sets come from the Hugging Face Hub; fetched once, they stay in $HF_HOME.
+$LM_EVAL_PYTHON, .venv-lm-eval/bin/python, this Python that has it. The results are written to lm_eval_STEP.json next to
+the checkpoint, and as a line a task, event "evaluation", to the main.log of the run. Arguments after -- go to the
+harness unchanged.
+Data sets are fetched once from the Hugging Face Hub and stay in $HF_HOME.
 Exit codes: 0 done, 1 the harness failed, 2 no such checkpoint, task or harness.
 """
 import argparse
@@ -35,7 +35,7 @@ TASKS = {
     "gpt2": "hellaswag,lambada_openai,piqa,winogrande,arc_easy,arc_challenge,wikitext",
 }
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
-# What libraries say, in their many ways, when the Hub cannot be reached.
+# Messages of the libraries when the Hub cannot be reached.
 OFFLINE = re.compile(r"ConnectionError|Max retries exceeded|Couldn't reach|LocalEntryNotFound|OfflineModeIsEnabled|"
                      r"Temporary failure in name resolution|Network is unreachable|ProxyError|ConnectTimeout")
 
@@ -59,7 +59,7 @@ def find_checkpoint(name):
             raise Problem(f"{name}: neither a checkpoint (no config.json) nor a run with one (no step_*/config.json)")
         path = steps[-1]
     if not any(path.glob("model*.safetensors*")):
-        raise Problem(f"{path}: no model.safetensors: not a whole checkpoint")
+        raise Problem(f"{path}: no model.safetensors: not a complete checkpoint")
     return path
 
 
@@ -70,7 +70,7 @@ def check_tokenizer(path):
 
 
 def version_of(python):
-    """The harness's version in this Python, or None. Outside scripts/, where this file would be taken for it."""
+    """The harness's version in this Python, or None. Run outside scripts/, where this file would be imported instead."""
     look = "import importlib.metadata as m; print(m.version('lm_eval'))"
     try:
         result = subprocess.run([python, "-c", look], capture_output=True, text=True, cwd=tempfile.gettempdir())
@@ -101,7 +101,7 @@ def install():
              [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", PACKAGE]]
     for step in steps:
         if subprocess.run(step, stdin=subprocess.DEVNULL).returncode != 0:
-            raise Problem(f"'{shlex.join(step)}' failed: without a network, install it where there is one and say "
+            raise Problem(f"'{shlex.join(step)}' failed; without a network, install it where there is one and name it with "
                           "LM_EVAL_PYTHON=that/bin/python", EXIT_FAILED)
     print(f"{VENV.name} has lm-evaluation-harness {version_of(str(python))}")
 
@@ -109,7 +109,7 @@ def install():
 def task_names(text):
     names = [name for part in text.split(",") if part for name in TASKS.get(part, part).split(",")]
     if not names:
-        raise Problem(f"--tasks '{text}': no task; for example hellaswag,lambada")
+        raise Problem(f"--tasks '{text}': no task, expected such as hellaswag,lambada")
     return ",".join(dict.fromkeys(names))
 
 
@@ -130,7 +130,7 @@ def harness_command(python, options, tokenizer, output):
 
 
 def run_harness(command, folder):
-    """Shows what the harness says as it says it; the last of it decides what a failure is called."""
+    """Shows the output of the harness as it comes; its last lines decide how a failure is reported."""
     environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
     said = b""
     with subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -146,9 +146,9 @@ def run_harness(command, folder):
         raise Problem(f"the harness has no task {unknown.group(1).strip()}; '{command[0]} -m lm_eval ls tasks' lists "
                       "those it has")
     if OFFLINE.search(text):
-        raise Problem("the data set of a task could not be fetched: no network here? Run it once where there is one "
+        raise Problem("the data set of a task could not be fetched; without a network, run it once where there is one "
                       "and bring $HF_HOME along, or name a local task with --include-path", EXIT_FAILED)
-    raise Problem(f"the harness ended with exit code {process.returncode}; its last words are above", EXIT_FAILED)
+    raise Problem(f"the harness ended with exit code {process.returncode}; its output is above", EXIT_FAILED)
 
 
 def numbers(result):
@@ -199,7 +199,7 @@ def evaluate(options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", nargs="?", help="a checkpoint, or a run: its newest one")
+    parser.add_argument("checkpoint", nargs="?", help="a checkpoint, or a run (its newest checkpoint)")
     parser.add_argument("--tasks", default="hellaswag,lambada", help="default: %(default)s")
     parser.add_argument("--limit", type=float, help="examples of each task (below 1: a share); default: all")
     parser.add_argument("--num-fewshot", type=int, help="solved examples before each; default: the task's")
@@ -207,9 +207,9 @@ def main():
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the harness's choice")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16, float16; default: %(default)s")
     parser.add_argument("--tokenizer", help="a directory with tokenizer.json; default: the checkpoint")
-    parser.add_argument("--include-path", help="a directory with tasks of one's own")
-    parser.add_argument("--install", action="store_true", help=f"install the harness into {VENV.name}, and end")
-    parser.add_argument("--dry-run", action="store_true", help="check everything, show the command, and end")
+    parser.add_argument("--include-path", help="a directory with tasks of your own")
+    parser.add_argument("--install", action="store_true", help=f"install the harness into {VENV.name} and exit")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, show the command and exit")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:split])
     options.more = sys.argv[split + 1:]

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The table of doc/memory.md, from the planner: the largest GPT-2-style model for each size of GPU memory, under each
+"""The table of doc/memory.md, from the planner: the largest GPT-2-style model for each size of GPU memory and for each
 way to keep weights, gradients and the optimizer's state.
 
   scripts/memory_tables.py            prints the table
   scripts/memory_tables.py --write    puts it into doc/memory.md
-  scripts/memory_tables.py --check    fails when the one there is stale: each model must fit, and the next must not
+  scripts/memory_tables.py --check    fails if that table is stale: each model must fit, and the next larger must not
 
 A model of the family has C channels in steps of 64, heads of 64 and C / 32 blocks, nearly as GPT-2 of 1558M (48 blocks
 of 1600 channels); context 1024, GPT-2's vocabulary, bf16, one sequence at a time, -r auto, no samples. 1 GB of the
-memory, at most 6%, stays free for the CUDA context. TRAINER names the program that plans; default: ./train_gpt2.
+memory, at most 6%, stays free for the CUDA context. TRAINER names the trainer that plans; default: ./train_gpt2.
 """
 import json
 import os
@@ -46,7 +46,7 @@ def model(n):
 
 @lru_cache(maxsize=None)
 def plan(scheme, size, n):
-    """What the planner says of the n-th model of the family on so many GB."""
+    """The planner's output for the n-th model of the family on so many GB."""
     command = [TRAINER, "--plan", "json", "--gpu", f"{size}G", "-e", model(n), "-b", "1", "-r", "auto", "-s", "0",
                "-t", "1024", *scheme.split()]
     said = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=ROOT)
@@ -77,7 +77,7 @@ def cell(scheme, size, n):
 
 
 def bytes_a_parameter(scheme):
-    """Of weights, master, gradients and state on the device, for the 1558M model, without a GPU's limit."""
+    """Bytes of weights, master, gradients and state on the device, for the 1558M model, without a GPU's limit."""
     return plan(scheme, 1000, 25)["devices"][0]["memory"]["bytes_per_parameter"]
 
 
@@ -94,12 +94,12 @@ def table():
 
 
 def stale():
-    """What is wrong with the table in the document, a line each."""
+    """The errors in the table of the document, a line each."""
     text = DOC.read_text()
     rows = text[text.index(BEGIN):text.index(END)].splitlines()[3:]
     wrong = []
     if [line.split("`")[1] for line in rows] != list(SCHEMES):
-        return [f"{DOC}: other rows than {SCHEMES}"]
+        return [f"{DOC}: the rows are not {SCHEMES}"]
 
     def check(place):
         scheme, size, stated = place
@@ -126,7 +126,7 @@ def stale():
 def main(arguments):
     if arguments == ["--check"]:
         wrong = stale()
-        print("\n".join(wrong) or f"{DOC.name}: as the planner says")
+        print("\n".join(wrong) or f"{DOC.name}: as planned")
         return bool(wrong)
     if arguments not in ([], ["--write"]):
         print(__doc__.strip())

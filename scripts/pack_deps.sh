@@ -3,9 +3,9 @@
 #   scripts/pack_deps.sh DIR [cuda] [cpu]      default: cuda
 #     cuda   cJSON, xxHash, PCRE2, zlib, zstd, cmocka: what train_gpt2cu and the CUDA test programs need besides the CUDA toolkit (0.5 MB)
 #     cpu    oneDNN as well: for train_gpt2 (40 MB)
-# Run it on a Debian or Ubuntu where they are installed (make deps). Take DIR along; there:
+# Run it on a Debian or Ubuntu where they are installed (make deps). Copy DIR to the other machine; there:
 #   . DIR/env.sh && make train_gpt2cu
-# The other machine needs the same processor architecture and a C library that is not older.
+# The other machine needs the same processor architecture and a C library at least as new.
 set -euo pipefail
 
 if (($# < 1)) || [[ $1 == -* ]]; then
@@ -19,11 +19,11 @@ for group in "${@:-cuda}"; do
     case $group in
     cuda) packages+=(libcjson-dev libxxhash-dev libpcre2-dev zlib1g-dev libzstd-dev libcmocka-dev) ;;
     cpu) packages+=(libcjson-dev libxxhash-dev libpcre2-dev zlib1g-dev libzstd-dev libdnnl-dev) ;;
-    *) echo "pack_deps: unknown group '$group'; there are: cuda cpu" >&2 && exit 2 ;;
+    *) echo "pack_deps: unknown group '$group'; expected cuda or cpu" >&2 && exit 2 ;;
     esac
 done
 
-# A library under the name by which it is loaded (libx.so.1, its SONAME), and the one by which it is linked (libx.so).
+# A library under the name it is loaded by (libx.so.1, its SONAME), and the name it is linked by (libx.so).
 copy_library() {
     local linked loaded
     linked=$(basename "$1")
@@ -32,7 +32,7 @@ copy_library() {
     [[ ${loaded:-$linked} == "$linked" ]] || ln -sf "$loaded" "$target/lib/$linked"
 }
 
-# What a library loads that does not come with every compiler.
+# Dependencies of a library that do not come with every compiler.
 copy_needed() {
     local base='/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc[+][+]|libgomp)[.]so'
     ldd "$1" | awk -v base="$base" '$2 == "=>" && $3 ~ /^\// && $3 !~ base {print $3}' |
@@ -42,7 +42,7 @@ copy_needed() {
 mkdir -p "$target/include" "$target/lib"
 for package in "${packages[@]}"; do
     if ! files=$(dpkg-query -L "$package" 2>/dev/null); then
-        echo "pack_deps: $package is not installed here: make deps" >&2
+        echo "pack_deps: $package is not installed here; run make deps" >&2
         exit 1
     fi
     while read -r file; do

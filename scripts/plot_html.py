@@ -9,7 +9,7 @@ import os
 
 import plot_log
 
-STRETCHES = 400  # more than this a panel has no room for: up to 5 steps of each stay
+STRETCHES = 400  # a panel has no space for more: up to 5 steps of each are kept
 TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "plot_page.html")
 
 
@@ -31,7 +31,7 @@ def thinned(run):
 
 
 def rounded(values, digits=6):
-    """As JSON has them: what is not finite is null."""
+    """As JSON has them: values that are not finite are null."""
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
 
 
@@ -50,7 +50,7 @@ def points(series):
 
 
 def facts(run):
-    """What the table says of a run."""
+    """The row of the table for a run."""
     model, device = run.facts.get("model") or {}, run.facts.get("device") or {}
     speed, mfu = (plot_log.quantile(run.train[name].y, 0.5) for name in ("speed", "mfu"))
     losses = [loss for loss in run.val.y if math.isfinite(loss)]

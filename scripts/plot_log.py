@@ -1,4 +1,4 @@
-"""What the plots know of a run: main.log as numbers, smoothed lines, limits of axes that a spike does not squash.
+"""The data of the plots: main.log as numbers, smoothed lines, limits of axes that a spike does not squash.
 
 Used by plot_run.py, plot_png.py, plot_html.py and wandb_upload.py; the standard library is enough for it.
 """
@@ -13,12 +13,12 @@ COLORS = ("#2f7de1", "#e8702a", "#17a673", "#c054c4", "#d69e00", "#e04858", "#11
 
 
 def number(value):
-    """A float; what JSON cannot hold (nan, inf come as null) becomes nan, which is not drawn."""
+    """A float; null (JSON has no nan and inf) becomes nan, which is not drawn."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
 
 
 def entries(lines):
-    """The objects of these lines of main.log. An unfinished last line, or what is no event, is passed over."""
+    """The objects of these lines of main.log. An unfinished last line, or a line that is not an event, is skipped."""
     for line in lines:
         try:
             entry = json.loads(line)
@@ -47,7 +47,7 @@ class Series:
 
 
 class Run:
-    """One main.log. Time is that of training in seconds: what lay between a stop and going on is left out."""
+    """One main.log. Time is training time in seconds, without the time between a stop and a resume."""
 
     TRAINING = {"loss": "loss", "norm": "norm", "lr": "lr", "speed": "tokens_per_second", "mfu": "mfu", "ms": "ms"}
 
@@ -60,7 +60,7 @@ class Run:
         self.skipped = []  # (place, why)
         self.facts, self.end = {}, {}  # the last "run" and "end" events
         self.tokens_per_step = self.base_tokens = self.base_step = self.base_time = 0
-        self.session = None  # when the process that wrote these lines began
+        self.session = None  # start time of the process that wrote these lines
         self.only_evaluates = False
         self.now = (0, 0, 0.0)  # step, tokens, time of the last line
         with open(self.path, encoding="utf-8", errors="replace") as file:
@@ -72,7 +72,7 @@ class Run:
         return self.train["loss"].steps
 
     def begin_session(self, entry):
-        """Each process that trains begins with a "run" event; counting goes on from where the one before it was."""
+        """Each process that trains begins with a "run" event; counting continues from the end of the one before it."""
         self.facts = entry
         self.only_evaluates = "train" not in entry
         self.base_time = self.now[2]
@@ -102,7 +102,7 @@ class Run:
         if event not in ("step", "validation", "choices") or not isinstance(entry.get("step"), int):
             return
         if self.only_evaluates and entry["step"] < self.now[0]:
-            return  # another model was evaluated into this log: no point of its curves
+            return  # an evaluation of another model in this log: not a point of its curves
         if event == "step" and self.steps and entry["step"] <= self.steps[-1]:
             return  # written twice: two processes, or a log that could not be cut
         where = self.place(entry)
@@ -151,13 +151,13 @@ def load(paths):
 
 
 def shorten(text, longest=40):
-    """What is too long for a legend loses its middle: names of a sweep differ at their ends."""
+    """Shortens the middle of a name too long for a legend: names of a sweep differ at their ends."""
     half = (longest - 3) // 2
     return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 def smooth(values, share=SMOOTHING_SHARE):
-    """Moving median over this share of the values: a spike leaves no mark on it; nan is passed over. The window is
+    """Moving median over this share of the values: a spike leaves no mark on it; nan is skipped. The window is
     centred; at the beginning, where a loss falls fast, it is short on both sides, at the end only on the right."""
     last = len(values) - 1
     reach = int(share * len(values) / 2)
@@ -178,15 +178,15 @@ def smooth(values, share=SMOOTHING_SHARE):
 
 
 def quantile(values, share):
-    """Of the finite ones; nan where there is none."""
+    """Of the finite values; nan if there are none."""
     known = sorted(value for value in values if math.isfinite(value))
     return known[min(len(known) - 1, int(share * len(known)))] if known else math.nan
 
 
 def limits(lists, log=False, high=0.975, share=0.35):
-    """Where an axis begins and ends so that what matters of all these lists is seen. If the values above the quantile
+    """Where an axis begins and ends so that the relevant part of all these lists is visible. If the values above the quantile
     `high` (the first steps of a run, spikes) would leave the others less than this share of the axis, it ends below
-    them. None: nothing to see."""
+    them. None: no values."""
     transform = math.log if log else float
     lows, highs, fulls = [], [], []
     for values in lists:
@@ -219,7 +219,7 @@ def clipped(values, top):
 
 
 def time_unit(seconds):
-    """What a span of time is best counted in: its name and its seconds."""
+    """The best unit for a span of time: its name and its seconds."""
     for name, size, longest in (("seconds", 1, 180), ("minutes", 60, 180), ("hours", 3600, 72)):
         if seconds < longest * size:
             return name, size

@@ -72,7 +72,7 @@ class Picture:
         self.loss.set_title(", ".join(run.label for run in self.runs) if len(self.runs) <= 2
                             else f"{len(self.runs)} runs")
         self.loss.set_ylabel("loss (nats per token)")
-        # Runs are compared by how they end; the steep beginning of one is left out where it would squash what follows.
+        # Runs are compared by how they end; a steep beginning is left out where it would squash the remainder.
         high, share = (0.93, 0.65) if several else (0.95, 0.5)
         self.set_limits(self.loss, [run.train["loss"].y or run.val.y for run in self.runs], self.log_loss, high, share)
         for i, run in enumerate(self.runs):
@@ -90,7 +90,7 @@ class Picture:
                        transform=self.loss.get_xaxis_transform())
 
     def mark_clipped(self, axis, i, series):
-        """A triangle at the upper edge where values lie beyond it."""
+        """A triangle at the upper edge where values are beyond it."""
         x, where = self.x(series), plot_log.clipped(series.y, axis.get_ylim()[1])
         axis.plot([x[k] for k in where], [0.985] * len(where), "^", color=self.style(i)["color"], markersize=6,
                   transform=axis.get_xaxis_transform())
@@ -152,7 +152,7 @@ class Picture:
 
 
 def set_log_scale(axis, bounds):
-    """Labels 1, 2, 5 while there is room for them, else powers of ten. A short stretch needs no logarithm."""
+    """Labels 1, 2, 5 if there is space for them, else powers of ten. A short stretch needs no logarithm."""
     decades = math.log10(bounds[1] / bounds[0])
     if decades < 0.5:
         return

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Draws the curves of one or several runs: loss (training, smoothed and as it is, and validation), gradient norm,
+"""Draws the curves of one or several runs: loss (training, smoothed and raw, and validation), gradient norm,
 learning rate, tokens per second, MFU; bits per byte and multiple-choice accuracy where the runs have them.
 
     scripts/plot_run.py RUN [RUN ...] [-o curve.png] [--html page.html] [-x steps|tokens|time] [--log] [--watch SECONDS]
 
-A RUN is a main.log or a directory that holds one; one that is still being written is fine. The picture goes beside the
-first log as curve.png unless -o says otherwise. --html writes a page instead (with -o: too): one file that needs no
-network, with values under the pointer and runs to switch on and off. Limits of axes leave out the few highest values
-(first steps, spikes), and triangles at the upper edge show where; updates that were skipped are crosses at the bottom. Also prints one line a run.
+A RUN is a main.log or a directory that has one, also one still being written. The picture is written next to the
+first log as curve.png, or to -o. --html writes a page instead (with -o: also): one file that needs no
+network, with values under the pointer and runs to switch on and off. The axes leave out the few highest values
+(first steps, spikes), marked by triangles at the upper edge; skipped updates are crosses at the bottom. Also prints one
+line a run.
 """
 import argparse
 import os
@@ -32,7 +33,7 @@ def arguments():
     parser.add_argument("--html", nargs="?", const="", metavar="PAGE", help="write a page (default: curve.html)")
     parser.add_argument("-x", "--axis", choices=("steps", "tokens", "time"), default="steps", help="the x axis")
     parser.add_argument("--log", action="store_true", help="loss on a logarithmic axis")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="draw again every SECONDS, until Ctrl-C")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="redraw every SECONDS, until Ctrl-C")
     return parser.parse_args()
 
 
@@ -69,11 +70,11 @@ def draw_once(options):
         fail(f"{error.filename}: {error.strerror}")
     for run in runs:
         if not run.steps and not len(run.val):
-            fail(f"{run.path} holds no steps: is it the main.log of a run?")
+            fail(f"{run.path} has no steps; is it the main.log of a run?")
         print(run.summary())
     for path, draw in zip(outputs(options, runs), (draw_png, draw_html)):
         if path:
-            scratch = f"{path}.tmp-{os.getpid()}{os.path.splitext(path)[1]}"  # a viewer never sees half of it
+            scratch = f"{path}.tmp-{os.getpid()}{os.path.splitext(path)[1]}"  # a viewer never sees a partial file
             try:
                 draw(runs, scratch, options)
                 os.replace(scratch, path)

@@ -1,6 +1,6 @@
 #!/bin/bash
-# From nothing to a trained GPT in about two minutes: installs what is missing, builds, makes a corpus, trains, samples,
-# plots, and says what to do next.  make quickstart [TEXT=path]   or   scripts/quickstart.sh [path]
+# From nothing to a trained GPT in about two minutes: installs missing packages, builds, makes a corpus, trains, samples,
+# plots, and prints the next steps.  make quickstart [TEXT=path]   or   scripts/quickstart.sh [path]
 # TEXT is any text file or directory. Without it, and without a network: this repository's own text and code, and the
 # licence texts that every Debian carries. Everything it makes goes into quickstart/.
 set -euo pipefail
@@ -20,11 +20,11 @@ DATA=(-i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin")
 say() { printf '\n== %s\n' "$*"; }
 
 if [[ -n $TEXT && ! -r $TEXT ]]; then
-    echo "quickstart: $TEXT: no such file or directory, or it may not be read" >&2
+    echo "quickstart: $TEXT: no such file or directory, or not readable" >&2
     exit 2
 fi
 
-say "1/5 installing what is missing"
+say "1/5 installing missing packages"
 scripts/install_deps.sh build
 
 say "2/5 building"
@@ -39,15 +39,15 @@ mkdir -p "$OUT/corpus"
 if [[ -n $TEXT ]]; then
     sources=("$TEXT")
 else
-    # Copied, so that the corpus can be looked at and used again.
+    # Copied, so that the corpus can be inspected and used again.
     find . \( -path './.*' -o -path ./build -o -path ./quickstart -o -path "./$OUT" \) -prune -o -type f \
         \( -name '*.md' -o -name '*.[ch]' -o -name '*.cu*' -o -name '*.py' -o -name '*.sh' -o -name Makefile \) \
         -exec cp --backup=numbered -t "$OUT/corpus" {} +
     find /usr/share/common-licenses -type f -exec cp -t "$OUT/corpus" {} + 2>/dev/null || true
     sources=("$OUT/corpus")
 fi
-# A small text has few words: a token for every 512 bytes, fewer where even they are not there, or the bytes themselves.
-bytes=$({ du -sbLc "${sources[@]}" 2>/dev/null || true; } | awk 'END { print $1 }') # what cannot be read, prepare counts
+# A small text has few words: a token for every 512 bytes, fewer if the text has not that many, or the bytes themselves.
+bytes=$({ du -sbLc "${sources[@]}" 2>/dev/null || true; } | awk 'END { print $1 }') # unreadable files are counted by prepare
 for tokenizer in train:4096 train:2048 train:1024 train:512 bytes; do
     [[ $tokenizer =~ [0-9]{4} ]] && ((BASH_REMATCH * 512 > bytes)) && continue
     data/prepare --tokenizer "$tokenizer" -o "$OUT/data" "${sources[@]}" >"$OUT/said" 2>"$OUT/error" && break
@@ -57,15 +57,15 @@ cat "$OUT/said"
 cat "$OUT/error" >&2
 tokens=$(awk '$1 == "train" { print $2 }' "$OUT/said")
 if (($(awk '$1 == "val" { print $2 }' "$OUT/said") + 0 <= T)); then
-    echo "quickstart: too little text to learn from; TEXT=PATH names a file of 20 KB or more, or a directory of some" >&2
+    echo "quickstart: too little text to learn from; set TEXT=PATH to 20 KB or more, a file or a directory" >&2
     exit 2
 fi
 rm "$OUT/said" "$OUT/error"
 
 say "4/5 training for about a minute"
-echo "what it writes before it has learnt anything:"
+echo "a sample before training:"
 ./train_gpt2 "${MODEL[@]}" "${DATA[@]}" -x 0 -v 0 -g 60 | sed -n '/^validation/,/^generated/{//!{s/^ */    /;p}}'
-# Some steps without output tell how many fit into the time (the schedule needs to know): the best quarter counts, as
+# Some steps without output show how many fit into the time, for the schedule. The best quarter counts, because
 # this machine may be busy just now.
 mapfile -t milliseconds < <(./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -x 21 -v 0 -s 0 --progress 0 |
     sed -nE 's/^step .* ([0-9.]+) ms .*/\1/p' | sort -g)
@@ -74,7 +74,7 @@ echo "a step takes ${milliseconds[5]} ms here"
 most=$((MOST_PASSES * tokens / (B * T)))
 if ((steps > most)); then
     steps=$((most / 40 * 40))
-    echo "the text is small: more than $MOST_PASSES passes over it would learn it by heart"
+    echo "the text is small: more than $MOST_PASSES passes would memorise it"
 fi
 ((steps >= 40)) || steps=40
 echo "$steps steps"
@@ -94,11 +94,11 @@ say "5/5 drawing the curve"
 checkpoint=$(find "$OUT/run" -maxdepth 1 -name 'step_*' | sort | tail -n 1)
 cat <<END
 
-Done. What there is now:
+Done. Results:
   $checkpoint   the model: a checkpoint, and a Hugging Face GPT-2 directory
   $OUT/curve.png           its curves
   $OUT/run/main.log        every step as a line of JSON
-What to do next:
+Next steps:
   train longer       ./train_gpt2 -o $OUT/run -y -x $((4 * steps))
   write text         ./train_gpt2 -e $checkpoint -v 0 -x 0 -g 1000 --prompt "The "
   your own text      make quickstart TEXT=path/to/text

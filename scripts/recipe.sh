@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# What the recipes run_gpt2_*.sh have in common; they source it last. It finds the trainer and the data, and runs the
-# one with the other so that calling the recipe again goes on where the run was. It never writes anything itself.
+# The common part of the recipes run_gpt2_*.sh, which source it last. It finds the trainer and the data, and runs them
+# so that calling the recipe again resumes the run. It never writes anything itself.
 #   from the recipe       NAME, CORPUS (what data/get.py calls it), B, OPTIONS
-#   from the environment  TRAINER  default ./train_gpt2cu, or ./train_gpt2 where that is not built
-#                         B DTYPE  micro-batch, bf16|fp16|fp32; default: that of the recipe, the machine's fastest
+#   from the environment  TRAINER  default ./train_gpt2cu, or ./train_gpt2 if that is not built
+#                         B DTYPE  micro-batch, bf16|fp16|fp32; default: the recipe's, the machine's fastest
 #                         OUT      output directory; default runs/NAME
 #                         DATA     directory of the shards; default data/CORPUS
-#   arguments             --help, --plan (what it takes, and ends), and any option of the trainer: the last one counts
+#   arguments             --help, --plan (memory and time, then exits), and options of the trainer: the last one counts
 # Paths are relative to the repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -47,7 +47,7 @@ fi
 if [[ -e data/hellaswag/hellaswag_val.bin ]]; then
     OPTIONS+=(-h 1)
 else
-    echo "$NAME: HellaSwag is not scored; to have it, run: data/get.py hellaswag" >&2
+    echo "$NAME: HellaSwag is not scored; to score it, run: data/get.py hellaswag" >&2
 fi
-# exec: signals of a shell, a batch system or a notebook reach the trainer, and its exit code is that of the recipe.
+# exec: signals of a shell, a batch system or a notebook reach the trainer, and its exit code becomes the recipe's.
 exec "$TRAINER" "${OPTIONS[@]}" -o "${OUT:-runs/$NAME}" -y 1 "$@"

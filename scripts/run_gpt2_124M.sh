@@ -3,7 +3,7 @@
 # Usage: scripts/run_gpt2_124M.sh [--plan | --help | options of the trainer]
 # Hyperparameters: GPT-3 paper, table 2.1 (125M: 0.5M tokens a step, learning rate 6e-4, warm-up over 375M tokens), as
 # in llm.c's scripts/run_gpt2_124M.sh: cosine to 0, weight decay 0.1, warm-up 700 steps. 19,560 steps are 10.26B tokens.
-# Reached with them: llm.c 3.2847 nats on FineWeb's validation shard after 10B tokens
+# Results with them: llm.c 3.2847 nats on FineWeb's validation shard after 10B tokens
 # (github.com/KellerJordan/modded-nanogpt) and 29.9% on HellaSwag, OpenAI's 124M 29.4%
 # (github.com/karpathy/llm.c/discussions/481).
 #

@@ -3,7 +3,7 @@
 # Usage: scripts/run_gpt2_1558M.sh [--plan | --help | options of the trainer]
 # Hyperparameters of llm.c's scripts/run_gpt2_1558M.sh (github.com/karpathy/llm.c/discussions/677): 1M tokens a step,
 # learning rate 6e-4, warm-up 700 steps (2.2%), cosine to a tenth, weight decay 0.1, 32,000 steps; 24 hours on 8 H100
-# there. Reached with them: HellaSwag of OpenAI's 1558M after some 25,000 steps.
+# there. Results with them: HellaSwag of OpenAI's 1558M after some 25,000 steps.
 #
 # Planned (scripts/run_gpt2_1558M.sh --plan, CPU build; computed from datasheets, not measured):
 #   planned     total         64.0 GiB  with -b 16 -r 0 in bf16, laid out for the cpu backend of this machine

@@ -6,13 +6,13 @@
 A program is a cmocka binary, run from the repository root with a time limit, N of them at a time; SIM_CC=75@PROGRAM runs
 it with that environment variable, A=1@B=2@PROGRAM with both. pytest runs N files at a time where it has xdist, and gives each
 its share of the cores.
---check: a command that is run at the end and counts as one test. What a program prints is shown only when it fails. A
-program that crashes, hangs or holds no test counts as a failure. Skipped tests are listed with their reasons, then the
-ten slowest, then what each phase took. Exit code 0 only when nothing failed. Needs nothing but Python itself.
+--check: a command that is run at the end and counts as one test. The output of a program is shown only if it fails. A
+program that crashes, hangs or has no test counts as a failure. Skipped tests are listed with their reasons, then the
+ten slowest, then the time of each phase. Exit code 0 only if nothing failed. Needs only Python.
 
---tally FILE: the results go there, too, one object of JSON, and those that are there count as well: the parts of a long
-test end with one line. Lines {"phase": NAME, "seconds": N} are what came before the tests. --status N: of a `make` that has
-ended; not 0 is a failure, if there was no other.
+--tally FILE: the results are also appended there, one JSON object, and the results already in it count: the parts of a long
+test end with one line. Lines {"phase": NAME, "seconds": N} are the phases before the tests. --status N: of a `make` that has
+ended; other than 0 it is a failure, if there was no other.
 """
 import argparse
 import contextlib
@@ -28,9 +28,9 @@ import time
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 
-PROGRAM_SECONDS = 3600  # ends what hangs; what a busy machine needs is far below
+PROGRAM_SECONDS = 3600  # ends a hanging program; a busy machine needs far less
 PYTEST_SECONDS = 6 * 3600
-SKIPS_SHOWN = 3  # names beside each reason
+SKIPS_SHOWN = 3  # names next to each reason
 LINES_SHOWN = 15  # of what a failed test printed, in the summary
 SLOWEST_SHOWN = 10
 
@@ -64,7 +64,7 @@ class Counts:
 
 
 def read_tally(path):
-    """What earlier parts left there."""
+    """The results of earlier parts."""
     total = Counts()
     with open(path) as file:
         for entry in map(json.loads, file):
@@ -78,7 +78,7 @@ def read_tally(path):
 
 
 def run_limited(command, seconds, **options):
-    """The exit status, or None when the time was up: then the whole process group is ended."""
+    """The exit status, or None if time ran out: then the whole process group is ended."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
     try:
         return process.wait(timeout=seconds)
@@ -121,7 +121,7 @@ def test_environment(name, **more):
     """Tests neither read nor write the user's file of measured choices (llmc/cuda/tuning.h)."""
     if os.path.isdir(KERNELS):
         more["SIM_KERNELS"] = os.path.abspath(os.path.join(KERNELS, name))
-    # Idle OpenMP threads that spin would take the processor from the tests beside them.
+    # Idle OpenMP threads that spin would take the processor from concurrent tests.
     return {"PRETRAIN_CACHE": "off", "OMP_WAIT_POLICY": "passive", **os.environ, **more}
 
 
@@ -179,7 +179,7 @@ def count_junit(path, status):
 def run_pytest(paths, mark, jobs, seconds):
     python = ".venv/bin/python" if os.access(".venv/bin/python", os.X_OK) else "/usr/bin/python3"
     if subprocess.run([python, "-c", "import xdist"], capture_output=True).returncode != 0:
-        jobs = 1  # one after another, each with all cores
+        jobs = 1  # one at a time, each with all cores
     with tempfile.TemporaryDirectory() as directory:
         report = os.path.join(directory, "report.xml")
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
@@ -192,7 +192,7 @@ def run_pytest(paths, mark, jobs, seconds):
 
 
 def run_check(command):
-    """A command that counts as one test; what it prints is its last line, or all where it fails."""
+    """A command that counts as one test; prints its last line, or everything if it fails."""
     result = subprocess.run(command, shell=True, capture_output=True, text=True)
     counts, lines = Counts(), (result.stdout + result.stderr).splitlines()
     if result.returncode == 0:
@@ -216,7 +216,7 @@ def print_summary(total):
         shown = ", ".join(names[:SKIPS_SHOWN]) + (", ..." if len(names) > SKIPS_SHOWN else "")
         print(f"SKIPPED  {len(names)} x {reason}: {shown}")
     for name, lines in total.failures:
-        # Where a sanitizer's report or an assertion begins says more than where it ends.
+        # The beginning of a sanitizer's report or an assertion says more than its end.
         print("\n".join([f"FAILED   {name}"] + [f"         | {line[:200]}" for line in lines[:LINES_SHOWN]]))
     print("the slowest, in seconds:")
     for name, seconds in sorted(total.times, key=lambda entry: -entry[1])[:SLOWEST_SHOWN]:

@@ -3,9 +3,9 @@
 
     scripts/sweep_table.py DIR [--vary OPTION ...]
 
-DIR holds one directory for each run, with the trainer's main.log in it. The columns before the results are the options
-in which the runs differ (where they are written to does not count), or those named with --vary. A run that has not
-reached its last step is marked. Needs nothing but Python itself.
+DIR has one directory for each run, with the trainer's main.log in it. The columns before the results are the options
+in which the runs differ (except their output directory), or the ones named with --vary. A run that has not
+reached its last step is marked. Needs only Python.
 """
 import argparse
 import json
@@ -64,10 +64,10 @@ def main():
     arguments = parser.parse_args()
     logs = sorted(arguments.directory.glob("*/main.log"))
     if not logs:
-        sys.exit(f"sweep_table: {arguments.directory}: no run in it (DIR/*/main.log)")
+        sys.exit(f"sweep_table: {arguments.directory}: has no run (DIR/*/main.log)")
     runs = [run for run in map(Run, logs) if run.options]
     if not runs:
-        sys.exit(f"sweep_table: {arguments.directory}: no main.log in it says how its run was started")
+        sys.exit(f"sweep_table: {arguments.directory}: no main.log has the start of its run")
     print(table(runs, arguments.vary or varied_options(runs) or ["learning-rate"]))
 
 

@@ -3,10 +3,10 @@
 
     scripts/wandb_upload.py RUN [--project NAME] [--follow] [--offline]
 
-RUN is the directory of a run (or its main.log). Calling it again goes on with the same W&B run: its id and how far the
-upload got stand in RUN/wandb_id. --follow keeps uploading what is added until the run is done, or until Ctrl-C.
+RUN is the directory of a run (or its main.log). Calling it again continues the same W&B run: its id and the progress of
+the upload are in RUN/wandb_id. --follow keeps uploading until the run is done, or until Ctrl-C.
 --offline writes into RUN/wandb and sends nothing; `wandb sync` sends it later. Needs the package wandb, and once
-`wandb login`. Charts have the names that TensorBoard shows, over the step. Steps that a resumed run makes again are
+`wandb login`. Charts have the names that TensorBoard shows, over the step. Steps that a resumed run repeats are
 not sent again: W&B cannot take points back, and pretrain.cu repeats them to the bit.
 """
 import argparse
@@ -33,7 +33,7 @@ def fail(message, code=EXIT_BAD_INPUT):
 
 
 class Progress:
-    """RUN/wandb_id: the id of the W&B run; a line "KIND STEP" for each kind of event, the last one that is there; and
+    """RUN/wandb_id: the id of the W&B run; a line "KIND STEP" for each kind of event, the last one uploaded; and
     "rows N", how many rows W&B has: it numbers them, and drops one whose number it knows."""
 
     def __init__(self, path):
@@ -45,7 +45,7 @@ class Progress:
             lines = [""]
         self.id = lines[0].strip() or secrets.token_hex(4)
         if not self.id.replace("-", "").replace("_", "").isalnum() or len(self.id) > 64:
-            fail(f"{path}: the first line is no id of a W&B run: {self.id[:40]!r}; remove the file to begin a new one")
+            fail(f"{path}: the first line is not an id of a W&B run: {self.id[:40]!r}; remove the file to start a new one")
         for number, line in enumerate(lines[1:], 2):
             if line.strip():
                 kind, _, step = line.rpartition(" ")
@@ -86,7 +86,7 @@ class Log:
 
 
 def kind_of(entry):
-    """What is counted by itself: of each kind, steps only grow."""
+    """The kind of an event, which is counted separately: within each kind, steps only grow."""
     if entry["event"] == "choices":
         return "choices/" + " ".join(str(entry.get("name")).split())  # one line of wandb_id
     return f"sample/{entry.get('index', 1)}" if entry["event"] == "sample" else entry["event"]
@@ -100,9 +100,9 @@ def row_of(entry):
 
 
 def upload(wandb, run, progress, entry):
-    """Sends one event, unless it is there already."""
+    """Sends one event, unless it was sent already."""
     event, step = entry["event"], entry.get("step")
-    if event == "run" and "train" in entry:  # not that of an evaluation
+    if event == "run" and "train" in entry:  # not of an evaluation
         config = {key: value for key, value in entry.items() if key not in ("event", "time")}
         run.config.update(config, allow_val_change=True)
     if not isinstance(step, int) or event not in (*GROUPS, "choices", "sample"):
@@ -145,8 +145,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--project", default="pretrain.cu", help="default: %(default)s")
-    parser.add_argument("--entity", help="user or team; default: that of the login")
-    parser.add_argument("--name", help="of the run; default: that of its directory")
+    parser.add_argument("--entity", help="user or team; default: the logged-in user")
+    parser.add_argument("--name", help="name of the run; default: its directory")
     parser.add_argument("--follow", action="store_true", help="keep uploading until the run is done")
     parser.add_argument("--offline", action="store_true", help="write into RUN/wandb, send nothing")
     return parser.parse_args()
@@ -155,7 +155,7 @@ def arguments():
 def import_wandb():
     try:
         import wandb
-        wandb.init, wandb.Html  # a directory wandb/ beside a script also imports
+        wandb.init, wandb.Html  # a directory wandb/ next to a script also imports
     except (ImportError, AttributeError):
         fail(f"the Python package wandb is not installed for {sys.executable}: pip install wandb, then wandb login")
     return wandb
@@ -170,7 +170,7 @@ def main():
     log_path = os.path.join(options.run, "main.log") if os.path.isdir(options.run) else options.run
     directory = os.path.dirname(os.path.abspath(log_path))
     if not os.path.isfile(log_path):
-        fail(f"{log_path}: no such file: RUN is the directory that was given with -o")
+        fail(f"{log_path}: no such file; RUN is the directory given with -o")
     progress = Progress(os.path.join(directory, "wandb_id"))
     wandb = import_wandb()
     signal.signal(signal.SIGTERM, interrupt)
@@ -179,7 +179,7 @@ def main():
                          name=options.name or os.path.basename(directory),
                          mode="offline" if options.offline else "online", settings=wandb.Settings(console="off"))
     except Exception as error:  # not logged in, no network: wandb says what
-        fail(f"W&B does not take the run: {error}", EXIT_FAILED)
+        fail(f"W&B does not accept the run: {error}", EXIT_FAILED)
     progress.save()
     run.define_metric("step")
     run.define_metric("*", step_metric="step")

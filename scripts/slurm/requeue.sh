@@ -4,9 +4,9 @@
 #
 #   the trainer ends with    the job
 #   0                        is done
-#   2                        ends with 2: options or input are wrong, a second try would change nothing
+#   2                        ends with 2: options or input are wrong, and a second try would not help
 #   75 (saved after USR1 or TERM), 1, or killed by a signal
-#                            is queued again, and the recipe goes on from its newest checkpoint (-y 1); unless it
+#                            is queued again, and the recipe resumes from its newest checkpoint (-y 1); unless it
 #                            was cancelled, or three attempts in a row brought no new checkpoint
 readonly ATTEMPTS_WITHOUT_PROGRESS=3
 
@@ -92,7 +92,7 @@ run_or_requeue() {
     elif scontrol requeue "$SLURM_JOB_ID"; then
         say "queued again"
     else
-        say "scontrol requeue failed; go on with the same sbatch command"
+        say "scontrol requeue failed; resume with the same sbatch command"
     fi
     return "$code"
 }

@@ -196,7 +196,7 @@ def test_files_arrive_whole_and_checked_and_are_not_fetched_again(hub, out):
     assert result.stdout.count("checksum verified") == 3
     hub.requests.clear()
     again = get(hub, "gpt2-tokenizer", "-o", out)
-    assert again.stdout.count("is there already") == 3
+    assert again.stdout.count("exists already") == 3
     assert all(path.startswith("/api/") for path, _, _ in hub.requests)
 
 
@@ -257,7 +257,7 @@ SERVERS = {
     "stays busy": (100 * [503], "HTTP 503", 6 * [0]),
     "announces too little": ([("announce", 19999)], "announces 19999 bytes, expected 20000", [0]),
     "announces too much": ([("announce", 20001)], "announces 20001 bytes, expected 20000", [0]),
-    "has lost it": (9 * [404], "not there (HTTP 404)", [0]),
+    "has lost it": (9 * [404], "not found (HTTP 404)", [0]),
     "wants a token": (9 * [401], "set HF_TOKEN", [0]),
     "refuses it": (9 * [403], "set HF_TOKEN", [0]),
 }
@@ -302,7 +302,7 @@ def test_a_second_download_into_the_directory_is_refused_and_ctrl_c_says_that_th
     process = hold(hub, out, 300000, stderr=subprocess.PIPE, text=True)
     assert "another data/get.py is writing it" in get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=300)[1] == "get: stopped; the same command goes on where it was\n"
+    assert process.communicate(timeout=300)[1] == "get: stopped; the same command resumes it\n"
     assert process.returncode == 130
 
 
@@ -375,7 +375,7 @@ def test_a_full_disk_is_named_and_nothing_stands_under_the_final_name(hub, out):
     out.mkdir()
     (out / "merges.txt.part").symlink_to("/dev/full")
     stderr = get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
-    assert "merges.txt: cannot be written: No space left on device; make room" in stderr
+    assert "merges.txt: cannot be written: No space left on device; free some space" in stderr
     assert "merges.txt" not in os.listdir(out)
     get(hub, "gpt2-tokenizer", "-o", out)
     check(hub, out, paths)
@@ -384,7 +384,7 @@ def test_a_full_disk_is_named_and_nothing_stands_under_the_final_name(hub, out):
 def test_what_the_disk_cannot_hold_is_not_begun(hub, out):
     hub.add(SHARDS_REPO, "fineweb_val_000000.bin", b"x", size=1 << 50)
     hub.add(SHARDS_REPO, "fineweb_train_000001.bin", b"x")
-    assert "1024 TiB are needed, the disk has" in get(hub, "fineweb-10B-gpt2", "-o", out, expect=1).stderr
+    assert "1024 TiB needed, but the disk has" in get(hub, "fineweb-10B-gpt2", "-o", out, expect=1).stderr
     assert os.listdir(out) == []
     (out.parent / "file").write_text("")
     assert "cannot be made" in get(hub, "fineweb-10B-gpt2", "-o", out.parent / "file", expect=2).stderr
@@ -392,7 +392,7 @@ def test_what_the_disk_cannot_hold_is_not_begun(hub, out):
 
 # What the server lists; b"": add_tokenizer's files.
 @pytest.mark.parametrize("listing, message", [
-    ([503, 500], ""), ([404], "not there (HTTP 404)"), ([401], "set HF_TOKEN"), ([403], "set HF_TOKEN"),
+    ([503, 500], ""), ([404], "not found (HTTP 404)"), ([401], "set HF_TOKEN"), ([403], "set HF_TOKEN"),
     ([b"<html>"], "not a listing"), ([b"{}"], "no "), ([b"[]"], "no "), ([b"[3]"], "not a listing"),
     ([b'[{"type": "file"}]'], "no "),
     ([b'[{"type": "file", "path": "vocab.json", "size": -1}]'], "cannot be read"),
@@ -452,7 +452,7 @@ def test_without_a_name_everything_there_is_is_listed(hub):
 
 def test_wrong_usage_is_one_line():
     assert "did you mean fineweb-10B?" in get(None, "finweb-10B", expect=2).stderr
-    assert "lists what there is" in get(None, "qqqq", expect=2).stderr
+    assert "lists all names" in get(None, "qqqq", expect=2).stderr
     assert "--connections" in get(None, "gpt2", "--connections", 9, expect=2).stderr
 
 
@@ -565,8 +565,8 @@ def test_every_row_becomes_a_line_in_the_order_of_files_and_rows(tmp_path):
 @needs_pyarrow
 def test_a_wrong_column_names_those_that_there_are(tmp_path):
     write_parquet(tmp_path / "a.parquet", ["x"], column="content")
-    assert "has no column text; there are: id, content" in read_parquet(tmp_path, expect=2).stderr
-    assert "column id holds int64, expected text" in read_parquet(tmp_path, "--column", "id", expect=2).stderr
+    assert "has no column text, only: id, content" in read_parquet(tmp_path, expect=2).stderr
+    assert "column id is int64, expected text" in read_parquet(tmp_path, "--column", "id", expect=2).stderr
     (tmp_path / "empty").mkdir()
     assert "no *.parquet files" in read_parquet(tmp_path / "empty", expect=2).stderr
     assert "missing.parquet: cannot be read" in read_parquet(tmp_path / "missing.parquet", expect=2).stderr
@@ -595,7 +595,7 @@ def test_a_damaged_file_is_named_and_skipped_when_that_is_wanted(tmp_path):
 def test_what_is_no_file_and_what_no_reader_expects_are_one_line(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero"):
-        assert read_parquet(path, expect=2).stderr == f"read_parquet: {path}: is no plain file\n"
+        assert read_parquet(path, expect=2).stderr == f"read_parquet: {path}: not a plain file\n"
     write_parquet(tmp_path / "twice.parquet", ["a"], column="twice")
     assert "several columns text" in read_parquet(tmp_path / "twice.parquet", expect=2).stderr
 

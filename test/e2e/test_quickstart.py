@@ -37,7 +37,7 @@ def test_a_text_of_your_own(tmp_path, write, count, vocabulary):
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"vocabulary {vocabulary}" in result.stdout
     steps = int(re.search(r"^(\d+) steps$", result.stdout, re.M)[1])
-    before, training = result.stdout.split("before it has learnt anything:\n")[1].split("a step takes", 1)
+    before, training = result.stdout.split("a sample before training:\n")[1].split("a step takes", 1)
     assert before.startswith("    ")
     samples = [int(n) for n in re.findall(r"^sample at step (\d+)", training, re.M)]
     assert samples == [steps // 4, steps // 2, steps * 3 // 4, steps]

@@ -167,7 +167,7 @@ def test_whereis_looks_for_shards_where_it_is_told_and_refuses_another_corpus(gl
     assert [row["token"] for row in rows] == [row["token"] for row in whereis(run, 2)]
     assert rows[0]["file"].startswith(str(moved))
     write_shard(moved / "a.bin", [1] * 301)  # as many windows, one token more
-    assert "it is another corpus now" in tool("whereis", run, 2, moved / "*.bin", expect=2).stderr
+    assert "the corpus has changed" in tool("whereis", run, 2, moved / "*.bin", expect=2).stderr
     assert "no token shards match" in tool("whereis", run, 2, moved / "nothing*", expect=2).stderr
     for step in (0, "x", "99999999999999999999"):
         assert "STEP" in tool("whereis", run, step, expect=2).stderr
@@ -223,7 +223,7 @@ def test_verify_compares_with_the_manifest(tmp_path):
     assert "states 100 tokens, 1224 bytes; the file has 101" in tool("shard", "verify", tmp_path / "*.bin",
                                                                      expect=2).stderr
     (tmp_path / "b.bin").unlink()
-    assert "states b.bin, which is not there" in tool("shard", "verify", tmp_path / "*.bin", expect=2).stderr
+    assert "states b.bin, which is missing" in tool("shard", "verify", tmp_path / "*.bin", expect=2).stderr
     for text in ("3", "[3]", '[{"file": 1}]', '[{"file": "a.bin"}]', '[{"file": "a.bin", "tokens": 1e99}]', "["):
         manifest.write_text('{"val": {"shards": []}, "train": {"shards": %s}}' % text)
         assert "manifest.json" in tool("shard", "verify", tmp_path / "a.bin", expect=2).stderr
@@ -269,7 +269,7 @@ def test_choices_ends_on_pipes_and_on_lines_without_an_end(tmp_path):
     """A pipe without a writer, endless zeros; and a device is not replaced by what is written."""
     os.mkfifo(tmp_path / "pipe")
     choices = ["choices", "--tokenizer", "bytes", "-o", tmp_path / "q.bin"]
-    assert "no example in it" in tool(*choices, tmp_path / "pipe", expect=2).stderr
+    assert "has no examples" in tool(*choices, tmp_path / "pipe", expect=2).stderr
     assert "line 1: the line is longer than" in tool(*choices, "/dev/zero", expect=2).stderr
     said = tool(*choices, "/dev/zero", "--skip-bad", expect=2).stderr.splitlines()
     assert len(said) == 2 and "line 1 does not end within 1073741824 bytes" in said[1]
@@ -317,10 +317,10 @@ BAD_LINES = {
     "not an object": "3",
     'neither "ctx" nor "context"': json.dumps({"endings": ["b", "c"], "label": 0}),
     'neither "endings" nor "choices"': json.dumps({"ctx": "a", "label": 0}),
-    "the context is no text": json.dumps({**GOOD, "ctx": 3}),
+    "the context is not text": json.dumps({**GOOD, "ctx": 3}),
     "1 endings, expected 2 to 16": json.dumps({**GOOD, "endings": ["b"]}),
     "17 endings, expected 2 to 16": json.dumps({**GOOD, "endings": ["b"] * 17}),
-    "an ending is no text": json.dumps({**GOOD, "endings": ["b", None]}),
+    "an ending is not text": json.dumps({**GOOD, "endings": ["b", None]}),
     '"label" is 2, expected 0 to 1': json.dumps({**GOOD, "label": 2}),
     '"label" is missing': json.dumps({"ctx": "a", "endings": ["b", "c"]}),
     '"label" is stated twice': '{"ctx": "a", "endings": ["b", "c"], "label": 0, "label": 1}',
@@ -344,7 +344,7 @@ def test_a_bad_line_is_named_with_its_number_and_nothing_is_written(tmp_path, me
 
 def test_a_file_without_examples_and_a_missing_one_are_refused(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
-    for name, message in (("empty.jsonl", "no example in it"), ("missing.jsonl", "cannot be read")):
+    for name, message in (("empty.jsonl", "has no examples"), ("missing.jsonl", "cannot be read")):
         arguments = ["--tokenizer", "bytes", tmp_path / name, "-o", tmp_path / "q.bin"]
         assert message in tool("choices", *arguments, expect=2).stderr
     assert not (tmp_path / "q.bin").exists()

@@ -59,7 +59,7 @@ def test_the_notebook_trains_and_a_new_machine_goes_on(tmp_path):
     kept = tmp_path / "drive"
     first = make_machine(tmp_path / "first")
     said = execute(first, kept, STEPS=40, PROMPT="The model ")
-    assert "No GPU here" in said["The GPU"] and "The CPU trainer" in said["The GPU"]
+    assert "No GPU here" in said["The GPU"] and "the CPU trainer" in said["The GPU"]
     assert "No text could be fetched" in said["The text, as tokens"]
     run = first / "runs" / "colab"
     validation = [entry["loss"] for entry in events(run, "validation")]
@@ -73,8 +73,8 @@ def test_the_notebook_trains_and_a_new_machine_goes_on(tmp_path):
     second = make_machine(tmp_path / "second")
     said = execute(second, kept, STEPS=60)
     run = second / "runs" / "colab"
-    assert "going on from runs/colab/step_00000040" in said[
-        "Where checkpoints are kept, and what is there of an earlier session"]
+    assert "resuming from runs/colab/step_00000040" in said[
+        "Where checkpoints are kept; restores an earlier session"]
     assert "resuming after step 40" in said["Train"]
     assert [entry["step"] for entry in events(run, "step")] == list(range(1, 61)), "the curve is that of both sessions"
     assert [path.name for path in checkpoints(kept)] == ["step_00000060"]

@@ -199,7 +199,7 @@ def test_the_loss_ends_below_its_beginning_and_spikes_are_marked(tmp_path):
 def test_what_cannot_be_read_or_written_gets_one_line_and_leaves_nothing_behind(tmp_path):
     run = write_log(tmp_path / "a")
     (tmp_path / "main.log").write_text("")
-    for arguments, words in (([tmp_path / "none"], "No such file"), ([tmp_path / "main.log"], "holds no steps"),
+    for arguments, words in (([tmp_path / "none"], "No such file"), ([tmp_path / "main.log"], "has no steps"),
                              ([run, "-o", tmp_path / "none" / "x.png"], "cannot be written")):
         assert words in plot(*arguments, expect=2).stderr
     assert os.listdir(run) == ["main.log"]

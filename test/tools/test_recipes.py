@@ -50,7 +50,7 @@ def test_a_recipe_trains_with_the_published_hyperparameters(root, name, tmp_path
     assert (options["warmup"], options["weight-decay"], options["schedule"]) == (700, 0.1, "cosine")
     assert (options["beta1"], options["beta2"], options["grad-clip"], options["val-every"]) == (0.9, 0.95, 1, 250)
     assert options["train-data"].startswith(f"data/{corpus}/") and options["val-data"].startswith(f"data/{corpus}/")
-    assert "HellaSwag is not scored; to have it, run: data/get.py hellaswag" in run.stderr
+    assert "HellaSwag is not scored; to score it, run: data/get.py hellaswag" in run.stderr
 
 
 def test_a_second_call_goes_on_and_a_third_finds_the_run_done(root):

@@ -197,7 +197,7 @@ def test_a_job_that_was_cancelled_is_saved_and_not_brought_back(cluster):
 
 def test_a_cluster_that_refuses_to_requeue_is_reported(cluster):
     (cluster.bin / "no_requeue").touch()
-    assert "scontrol requeue failed; go on with the same sbatch command" in cluster.interrupted("preemptible.sbatch")
+    assert "scontrol requeue failed; resume with the same sbatch command" in cluster.interrupted("preemptible.sbatch")
 
 
 def test_the_plain_job_saves_at_its_time_limit_and_the_same_command_goes_on(cluster):

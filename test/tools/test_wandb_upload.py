@@ -180,7 +180,7 @@ def test_a_signal_finishes_the_upload(stand_in, tmp_path, number):
 def test_a_refusal_of_wandb_is_one_line(stand_in, tmp_path):
     write(tmp_path / "run", RUN_EVENT)
     assert upload(tmp_path / "run", **stand_in, REFUSE="1", expect=1).stderr == (
-        "wandb_upload: W&B does not take the run: api_key not configured\n")
+        "wandb_upload: W&B does not accept the run: api_key not configured\n")
 
 
 def test_without_wandb_the_message_says_how_to_get_it(tmp_path):

@@ -181,7 +181,7 @@ TEST(steps_before_the_first_and_beyond_all_numbers_are_refused) {
     int64_t position;
     assert_ok(read_starts(log, (size_t)run_event(log, sizeof log, 0, 5, 2, 0), &err));
     assert_error(find(0, &start, &position, &err), "STEP 0: expected 1 or more");
-    assert_error(find(INT64_MAX, &start, &position, &err), "expected 1 or more, and less than that");
+    assert_error(find(INT64_MAX, &start, &position, &err), "expected 1 or more, and less than this");
 }
 
 TEST(damaged_logs_are_read_or_refused_but_never_believed_blindly) {
