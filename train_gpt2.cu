@@ -272,9 +272,9 @@ static bool build_model(Run *run, Error *err) {
         control->loss_scale = optimizer_first_loss_scale(run->setup.dtype);
     gpt2_set_control(run->model, control);
     if (run->setup.resume_path) {
-        const bool state = model.train && !o->reset_optimizer;
+        const bool with_moments = model.train && !o->reset_optimizer;
         return checkpoint_load_weights(run->model, run->setup.resume_path, err) &&
-               (!state || checkpoint_load_moments(run->model, run->setup.resume_path, err));
+               (!with_moments || checkpoint_load_moments(run->model, run->setup.resume_path, err));
     }
     if (!model_config_is_descriptor(o->model)) return checkpoint_load_weights(run->model, o->model, err);
     gpt2_init_weights(run->model, (uint64_t)o->seed);
@@ -325,14 +325,14 @@ static void close_run(Run *run) {
 // ---------------------------------------------------------------------------------------------------------------- main
 
 static int run_all(Run *run, Error *err) {
-    if (!run_setup_start(&run->setup, err))
+    if (!run_setup_lock_and_resume(&run->setup, err))
         return run->setup.is_locked ? EXIT_RUN_FAILED
                                     : EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
     const DeviceOptions device = options_device(&run->setup.options);
     if (!device_init(&device, err)) return EXIT_RUN_FAILED; // before any data: without a GPU they are of no use
     if (run->setup.options.plan) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
-    if (!run_setup_choose(&run->setup, err)) return EXIT_BAD_INPUT;
-    if (!run_setup_remember(&run->setup, err)) return EXIT_RUN_FAILED;
+    if (!run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
+    if (!run_setup_save_options(&run->setup, err)) return EXIT_RUN_FAILED;
     measure_speed(run);
     if (!build_model(run, err)) return EXIT_RUN_FAILED;
     if (run->setup.options.max_steps != 0 && !build_training(run, err)) return EXIT_RUN_FAILED;

@@ -198,7 +198,7 @@ static void forward_blocks(Gpt2 *model, int64_t B, int64_t T) {
 static void forward_backward(Gpt2 *model, int64_t B, int64_t T, float scale, bool first) {
     const Gpt2Options *o = &model->options;
     const ModelActs m = gpt2_model_acts(model, B, T);
-    const Weights p = gpt2_weights(model, 0), g = gpt2_gradients_of(model, 0);
+    const Weights p = gpt2_weights(model, 0), g = gpt2_gradients(model, 0);
     // Whether ops add to the gradients in place; otherwise gpt2_add_gradients does.
     const bool accumulate = !first && gpt2_gradient_dtype(o) == DTYPE_FP32;
 

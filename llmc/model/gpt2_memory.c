@@ -296,7 +296,7 @@ Weights gpt2_weights(const Gpt2 *model, int block) {
         w.all[s] = model->tensors[parameter_index(&model->options.config, s, block)].weight;
     return w;
 }
-Weights gpt2_gradients_of(const Gpt2 *model, int block) {
+Weights gpt2_gradients(const Gpt2 *model, int block) {
     Weights g;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
         g.all[s] = gpt2_micro_gradient(model, parameter_index(&model->options.config, s, block));
@@ -327,7 +327,7 @@ Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T)
                                                  : layout->decoder_acts;
     Block b = {.model = model, .number = number, .pass = pass, .p = gpt2_weights(model, number)};
     if (pass == PASS_BACKWARD) {
-        b.g = gpt2_gradients_of(model, number);
+        b.g = gpt2_gradients(model, number);
         b.missing = model->options.recompute.blocks[number];
         if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2;
     }

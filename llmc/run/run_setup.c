@@ -53,7 +53,7 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
     return ok;
 }
 
-bool run_setup_remember(const RunSetup *s, Error *err) {
+bool run_setup_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!*o->output || o->max_steps == 0 || o->profile > 0) return true; // nothing will be saved there
     char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o);
@@ -75,7 +75,7 @@ static bool take_directory(RunSetup *s, Error *err) {
 }
 
 // -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
-bool run_setup_start(RunSetup *s, Error *err) {
+bool run_setup_lock_and_resume(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     s->state.seed = (uint64_t)o->seed;
     s->state.best_val_loss = INFINITY;
@@ -329,7 +329,7 @@ static bool check_export(const RunSetup *s, Error *err) {
     return export_check(o->export_path, o->export_dtype, err);
 }
 
-bool run_setup_choose(RunSetup *s, Error *err) {
+bool run_setup_resolve(RunSetup *s, Error *err) {
     s->first_step = s->state.step;
     if (s->resume_path && !device_restore_tuning(s->state.tuning))
         fprintf(stderr, "-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
