@@ -81,7 +81,7 @@ static const char *batch_text(int64_t B, char buf[TEXT]) {
 
 static void print_most(FILE *out, const DevicePlan *p) {
     char batch[TEXT], set[SET_TEXT], bytes[TEXT];
-    fprintf(out, "planned     max in %s:", format_bytes(p->room, bytes, TEXT));
+    fprintf(out, "planned     max -b in %s:", format_bytes(p->room, bytes, TEXT));
     for (int level = 0; level < (p->model.train ? 4 : 1); level++)
         fprintf(out, "%s -r %d %s", level ? "," : "", level, batch_text(p->most[level], batch));
     if (p->model.train && p->auto_batch > 0)
