@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""One hash a row of all that a change of layout must not change: weights, moments, log and printed lines (without
+"""One hash a row of everything that a refactoring must not change: weights, moments, log and printed lines (without
 times) after some steps of a tiny model in every dtype x optimizer x gradient dtype x recompute set; checkpoint bytes,
-exports, resume, generation; help, header, plan and error texts; what the data tools write.
+exports, resume, generation; help, header, plan and error texts; the output of the data tools.
 
     dev/digest.py > before; (change, build); dev/digest.py | diff before -
 
 TRAINER=./train_gpt2sim takes a short selection of the training rows. Digests depend on the processor and on libraries:
-only those of one machine compare."""
+only digests of one machine compare."""
 import argparse
 import hashlib
 import os

@@ -6,8 +6,8 @@
                            [--output DIR]
 
 Every figure is the median over steps of one process of the trainer, taken from its main.log: `--profile N` makes N
-steps as they always are and then N with every op timed; the first give the times, the others the tables. Sections are
-in the order of their worth; what the time does not suffice for is left out and said. A run that breaks is repeated with
+plain steps and then N with every op timed; the first give the times, the others the tables. Sections are
+in order of importance; sections that do not fit in the time are skipped and reported. A run that fails is repeated with
 --attention own -ge 0, and so are those after it.
 """
 import argparse
@@ -140,7 +140,7 @@ class Bench:
         budget = tools.Budget(limit)
         for B in [shape.B] + [B for B in SMALLER if B < shape.B]:
             if budget.left() < 5:
-                raise Failed(f"no micro-batch below {B} was tried: the time was up")
+                raise Failed(f"out of time before a micro-batch below {B} was tried")
             try:
                 return self.measure("models", shape.name, shape.model, B, shape.T, shape.steps, budget.left(), *more)
             except DoesNotFit:
@@ -212,12 +212,12 @@ class Bench:
             name = " ".join(map(str, more)) or f"B={B} T={T}"
             try:
                 if budget.left() < 5:
-                    raise Skipped("the time was up")
+                    raise Skipped("out of time")
                 row = self.measure(group, shape.name, with_context(shape.model, T), B, T, max(2, shape.steps // 2),
                                    budget.left(), *more)
                 done.append(f"{name}: {row['ms']:.2f} ms")
             except (Skipped, DoesNotFit) as reason:
-                left_out.append(f"{name} left out ({reason})")
+                left_out.append(f"{name} skipped ({reason})")
             except Failed as reason:
                 self.trainer.note(f"{name}: {reason}")
         if not done and left_out:
@@ -233,7 +233,7 @@ class Bench:
             finished = must(tools.run(command, budget.left(), {"PRETRAIN_CACHE": str(cache)}))
             match = re.search(r"first step done ([\d.]+) s after launch", finished.stdout)
             if not match:
-                raise Failed("the trainer does not say when its first step was done")
+                raise Failed("the trainer did not report its first step")
             self.start.append({"name": name, "seconds": float(match.group(1)), "process_seconds": finished.seconds})
         return "; ".join(f"{row['name']}: {row['seconds']:.2f} s" for row in self.start)
 
@@ -269,7 +269,7 @@ class Bench:
         python, device = find_torch(self.options.tiny)
         ours = [row for row in self.runs if row["group"] == "models" and row["name"] == shape.name]
         if not ours:
-            raise Skipped("our own trainer was not measured on it")
+            raise Skipped("our trainer was not measured on it")
         command = [python, "dev/bench/torch_gpu.py", shape.torch, ours[0]["B"], shape.T, "--steps", shape.steps,
                    "--device", device, "--sdpa", sdpa]
         finished = tools.run(command, limit)
@@ -458,9 +458,9 @@ def run_all(bench, sections):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default="./train_gpt2cu")
-    parser.add_argument("--build", nargs="*", default=[], metavar="TARGET", help="what make builds first")
+    parser.add_argument("--build", nargs="*", default=[], metavar="TARGET", help="make targets to build first")
     parser.add_argument("--tiny", action="store_true", help="shapes for the CPU trainer and the simulator")
-    parser.add_argument("--no-cudnn", action="store_true", help="that cuDNN is not there is no failure")
+    parser.add_argument("--no-cudnn", action="store_true", help="a missing cuDNN is not a failure")
     parser.add_argument("--only", default="", metavar="REGEX", help="only sections whose names match")
     parser.add_argument("--seconds", type=float, default=570)
     parser.add_argument("--output", type=Path, default=tools.output_folder())

@@ -7,7 +7,7 @@ in one run, on one and on two threads. Prints a Markdown table with machine, ver
   .venv/bin/python dev/bench/bench_tokenizer.py --train              # data/train_tokenizer against BpeTrainer
 
 Every result is compared: a line of the table means that the tokens were equal. A cell is 10^6 bytes of text per second
-of wall time and, behind it, per second of processor time, which tells more where others work on the machine; each the
+of wall time and then per second of processor time, which is more reliable on a shared machine; each the
 best of the rounds. --train: wall time, processor time and peak memory of a process that reads JSON lines and trains on
 all cores, in turns.
 """

@@ -4,15 +4,15 @@
     dev/bench/check_gpu.py --tests build/release-cuda-90/test [--trainer ./train_gpt2cu] [--reference ./train_gpt2]
                            [--build TARGET ...] [--tiny] [--no-cudnn] [--seconds 570] [--jobs N] [--output DIR]
 
-Finds the libraries (gpu_libraries.py); builds, the trainer first; runs the op and golden tests in every dtype, those of
-the attention with our kernels and with cuDNN's; trains a small GPT-2 and the 124M model and holds the losses
-against those of the CPU trainer (or, where that is not there, against dev/bench/expected_losses.json); checks resume,
+Finds the libraries (gpu_libraries.py); builds, the trainer first; runs the op and golden tests in every dtype, the
+attention tests with our kernels and with cuDNN's; trains a small GPT-2 and the 124M model and compares the losses
+with the CPU trainer's (or, without one, with dev/bench/expected_losses.json); checks resume,
 repetition and recomputation bit for bit, GELU in the epilogues of matmuls, fp16 with its loss scale, our attention
-against cuDNN's, the profile; and runs the op tests under compute-sanitizer where that is installed. What is not there is
-skipped and said. A training run that breaks is repeated with --attention own -ge 0, and so are those after it. Writes
-check_GPU_DATE.{json,md} after every check, into DIR, $OUT or dev/bench/results. Exit code 1 when anything failed.
+against cuDNN's, the profile; and runs the op tests under compute-sanitizer if that is installed. Missing parts are
+skipped and reported. A training run that fails is repeated with --attention own -ge 0, and so are later ones. Writes
+check_GPU_DATE.{json,md} after every check, into DIR, $OUT or dev/bench/results. Exit code 1 if anything failed.
 
---tiny: sizes that the simulator manages (`make check-gpu BACKEND=sim`).
+--tiny: sizes for the simulator (`make check-gpu BACKEND=sim`).
 --write-expected: runs only the CPU trainer (--reference) and writes expected_losses.json anew.
 """
 import argparse
@@ -101,7 +101,7 @@ class Check:
     def build_reference(self, limit):
         finished = tools.run(["make", f"-j{os.cpu_count() or 1}", "train_gpt2"], limit)
         if finished.status != 0:
-            raise Skipped("the CPU trainer cannot be built here; expected_losses.json stands in for it")
+            raise Skipped("the CPU trainer cannot be built here; using expected_losses.json")
         return "make train_gpt2"
 
     def programs(self, group, names=None):
@@ -165,7 +165,7 @@ class Check:
                                  trainer=self.options.reference)
                 return tools.losses(run), "the CPU trainer"
             except (Failed, Skipped) as reason:
-                print(f"{self.options.reference}: {reason}; expected_losses.json stands in for it", flush=True)
+                print(f"{self.options.reference}: {reason}; using expected_losses.json", flush=True)
         return expected(model, dtype), "expected_losses.json"
 
     def loss_curve(self, model, dtype, limit):
@@ -262,7 +262,7 @@ class Check:
         prefix = [command, "--tool", tool, "--error-exitcode", "99"]
         counts, unfinished = self.run_programs(self.programs("ops", SANITIZED), limit, prefix, SANITIZED_JOBS,
                                                TEST_FILTER="*_bf16")
-        detail = counts.line() + (f"; no end in {limit:.0f} s: {', '.join(unfinished)}" if unfinished else "")
+        detail = counts.line() + (f"; unfinished after {limit:.0f} s: {', '.join(unfinished)}" if unfinished else "")
         if counts.failed:
             raise Failed(detail + ": " + ", ".join(name for name, _ in counts.failures))
         if counts.passed == 0:
@@ -366,9 +366,9 @@ def main():
     parser.add_argument("--trainer", default="./train_gpt2cu")
     parser.add_argument("--reference", default="./train_gpt2")
     parser.add_argument("--tests", default="build/release-cuda/test", help="folder of the test programs")
-    parser.add_argument("--build", nargs="*", default=[], metavar="TARGET", help="what make builds first")
+    parser.add_argument("--build", nargs="*", default=[], metavar="TARGET", help="make targets to build first")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--no-cudnn", action="store_true", help="that cuDNN is not there is no failure")
+    parser.add_argument("--no-cudnn", action="store_true", help="a missing cuDNN is not a failure")
     parser.add_argument("--write-expected", action="store_true")
     parser.add_argument("--only", default="", metavar="REGEX", help="only sections whose names match")
     parser.add_argument("--seconds", type=float, default=570)

@@ -3,13 +3,13 @@
 
     dev/bench/gpu_hour.sh PART [--output DIR] [--seconds 570] [--no-cudnn] [--only REGEX] [--tiny --trainer PATH]
 
-run      tools and libraries; the build; first steps, the safest first; the 124M model in every form; PyTorch beside it
+run      tools and libraries; the build; first steps, the safest first; the 124M model in every form; the same in PyTorch
 check    all of check_gpu.py
 why      each op alone, start, kernels under ncu, our attention against cuDNN's in the order ABBA, GELU, the large models
-verdict  nothing but the page, from the parts whose files are in DIR
+verdict  only the page, from the parts whose files are in DIR
 
 Each part fits one command of 9.5 minutes and needs nothing from another: a machine may be fresh each time, without a
-network, with what scripts/pack_deps.sh packed (gpu_hour.sh finds it). Nothing that fails ends a part. A part writes
+network, with the output of scripts/pack_deps.sh (gpu_hour.sh finds it). A failure does not end a part. A part writes
 PART.json and PART.md into DIR ($OUT, or dev/bench/results/hour), and verdict.md, one page on all parts found there, after
 every section; it is printed at the end. --tiny: sizes for the CPU trainer and the simulator, to try it out.
 """
@@ -54,7 +54,7 @@ def first(rows, **wanted):
 
 
 def main_row(report):
-    """That of the model that the parts begin with: 124M, or what stands in for it with --tiny."""
+    """The name of the model that the parts begin with: 124M, or its replacement with --tiny."""
     return first(report.get("runs", []), group="models")
 
 
@@ -258,7 +258,7 @@ def inventory(_limit):
         lines.append(f"PyTorch: {tools.output_of(python, '-c', code)} on {device}, {python}")
     except Skipped:
         lines.append("PyTorch: not found")
-    text = "; ".join([f"clocks, power, temperature: {clocks}" if clocks else "no GPU that nvidia-smi knows", *lines])
+    text = "; ".join([f"clocks, power, temperature: {clocks}" if clocks else "nvidia-smi shows no GPU", *lines])
     if missing:
         raise Failed("; ".join(missing) + "; " + text)
     return text
@@ -274,7 +274,7 @@ def first_steps(bench, limit, prefix, *more):
     must(finished)
     losses = [line for line in finished.stdout.splitlines() if "loss" in line]
     if not losses:
-        raise Failed(f"it ended well, but printed no loss: {finished.last_words()}")
+        raise Failed(f"it succeeded but printed no loss: {finished.last_words()}")
     return " ".join(losses[-1].split())
 
 
@@ -389,7 +389,7 @@ def main():
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or tools.RESULTS / "hour"))
     parser.add_argument("--seconds", type=float, default=570)
     parser.add_argument("--only", default="", metavar="REGEX", help="only sections whose names match")
-    parser.add_argument("--no-cudnn", action="store_true", help="that cuDNN is not there is no failure")
+    parser.add_argument("--no-cudnn", action="store_true", help="a missing cuDNN is not a failure")
     parser.add_argument("--tiny", action="store_true", help="shapes for the CPU trainer and the simulator")
     parser.add_argument("--trainer", default="./train_gpt2cu")
     parser.add_argument("--reference", default="./train_gpt2")

@@ -1,6 +1,6 @@
-"""Finds nvcc, cuBLASLt and cuDNN wherever they are, and says so. Toolkits come with or without cuDNN, PyTorch's wheels hold
-both libraries but no libcublasLt.so to link with: what the compiler or the loader would miss is linked into a folder
-under build/, and what variables the build and the runs need is in `environment`. Installs nothing.
+"""Finds nvcc, cuBLASLt and cuDNN and reports where they are. Toolkits come with or without cuDNN; PyTorch's wheels have
+both libraries but no libcublasLt.so to link with. Files that the compiler or the loader would miss are linked into a folder
+under build/, and the variables that the build and the runs need are in `environment`. Installs nothing.
 """
 import os
 import shutil

@@ -1,9 +1,9 @@
-"""What check_gpu.py and bench_gpu.py share: sections with a time budget, runs of the trainer, its log, token shards,
-facts about the machine, tables. Needs nothing but Python itself.
+"""Shared by check_gpu.py and bench_gpu.py: sections with a time budget, runs of the trainer, its log, token shards,
+facts about the machine, tables. Needs only Python.
 
-A section is one row or one table of the report. It has a limit of its own and never more than what is left of the whole
-budget; when that is used up it is left out and the report says so. The report is written again after every section, so
-that a run that is cut off loses nothing that was measured.
+A section is one row or one table of the report. It has a time limit of its own, at most the remainder of the whole
+budget; when that is used up it is skipped and the report says so. The report is written again after every section, so
+an interrupted run loses no measurement.
 """
 import datetime
 import json
@@ -33,7 +33,7 @@ class Failed(Exception):
 
 
 def output_folder():
-    """Where reports go unless --output says otherwise: $OUT, or beside the others."""
+    """Where reports go unless --output says otherwise: $OUT, or next to the others."""
     return Path(os.environ.get("OUT") or RESULTS)
 
 
@@ -118,7 +118,7 @@ class Sections:
         self.notes = []  # of the section that runs
 
     def note(self, text):
-        """Makes the section that runs a failed one, which goes on to its end all the same."""
+        """Makes the running section a failed one; it still runs to its end."""
         self.notes.append(text)
 
     def run(self, name, seconds, work, needs=5.0):
@@ -129,7 +129,7 @@ class Sections:
         limit = min(seconds, self.budget.left())
         began, self.notes = time.monotonic(), []
         if limit < needs:
-            result, detail = "skipped", f"the time was up ({max(limit, 0):.0f} s left)"
+            result, detail = "skipped", f"out of time ({max(limit, 0):.0f} s left)"
         else:
             try:
                 result, detail = "passed", work(limit) or ""
@@ -224,7 +224,7 @@ class Trainer:
         if again.status != 0:
             return finished
         self.safe = True
-        self.note(f"{reason(finished)}; it works with {' '.join(map(str, SAFE))}, which all runs from here on have")
+        self.note(f"{reason(finished)}; it works with {' '.join(map(str, SAFE))}, which all later runs use")
         return again
 
 
@@ -235,7 +235,7 @@ def losses(directory):
 def only(directory, kind):
     found = events(directory, kind)
     if not found:
-        raise Failed(f"main.log holds no '{kind}' event")
+        raise Failed(f"main.log has no '{kind}' event")
     return found[-1]
 
 
@@ -284,7 +284,7 @@ def describe(info):
 
 
 def machine_name(info, trainer):
-    """For file names: that of the GPU, or of the backend that stands in for one."""
+    """For file names: the GPU's, or the name of the backend that replaces one."""
     name = info["gpu"].get("name") or Path(trainer).name
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 

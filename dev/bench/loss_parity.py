@@ -5,10 +5,10 @@ writes dev/bench/results/loss_parity_NAME_DATE.{json,md}: final validation losse
     dev/bench/loss_parity.py [--output runs/loss_parity] [--only adamw-fp32,muon] [--jobs 2] [--report]
 
 Each configuration begins at a rate of its own and doubles or halves it until the best one, by the worse validation loss
-of two tuning seeds, lies between two worse ones; other seeds then run at that rate. Everything else is the same for
-all: model, data, order of data, warm-up, cosine decay, weight decay. A run is one process of one thread. Each that ends
-is noted in OUTPUT/runs.json under its options, so that the script can be stopped and called again, also with other
-configurations; what is known is not run again. --report runs nothing and writes the tables of what is there.
+of two tuning seeds, is between two worse ones; other seeds then run at that rate. Everything else is the same for
+all: model, data, order of data, warm-up, cosine decay, weight decay. A run is one process of one thread. Finished runs
+are recorded in OUTPUT/runs.json under their options, so the script can be stopped and called again, also with other
+configurations; known runs are not repeated. --report runs nothing and writes the tables of the known runs.
 """
 import argparse
 import concurrent.futures
@@ -99,7 +99,7 @@ class Runs:
                 self.left -= 1
                 self.say(config, rate, seed, found)
         if key not in self.known:
-            raise LookupError("not all of its runs are made yet")
+            raise LookupError("some of its runs are not done yet")
         losses = self.known[key]["validation"]
         return [[step, math.inf if loss is None else loss] for step, loss in losses]
 
@@ -269,10 +269,10 @@ def prepare(options):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "runs/loss_parity", help="what was run [%(default)s]")
-    parser.add_argument("--results", type=Path, default=ROOT / "dev/bench/results", help="where the tables go")
+    parser.add_argument("--output", type=Path, default=ROOT / "runs/loss_parity", help="directory of the runs [%(default)s]")
+    parser.add_argument("--results", type=Path, default=ROOT / "dev/bench/results", help="directory of the tables")
     parser.add_argument("--only", help="configurations, by commas: " + ", ".join(c["name"] for c in CONFIGURATIONS))
-    parser.add_argument("--jobs", type=int, default=2, help="configurations side by side [%(default)s]")
+    parser.add_argument("--jobs", type=int, default=2, help="configurations at the same time [%(default)s]")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -289,7 +289,7 @@ def chosen(options):
     names = options.only.split(",") if options.only else [config["name"] for config in CONFIGURATIONS]
     unknown = set(names) - {config["name"] for config in CONFIGURATIONS}
     if unknown:
-        sys.exit(f"--only: there is no {', '.join(sorted(unknown))}; see --help")
+        sys.exit(f"--only: unknown {', '.join(sorted(unknown))}; see --help")
     return [config for config in CONFIGURATIONS if config["name"] in {*names, BASELINE}]
 
 
@@ -315,7 +315,7 @@ def main():
                 known = [results[c["name"]] for c in configurations if c["name"] in results]
                 path = write({**report, "results": known, "missing": missing}, options.results)
     if BASELINE not in results:
-        sys.exit(f"{BASELINE} is what all others are compared with: no tables")
+        sys.exit(f"no tables without {BASELINE}, which all others are compared with")
     print(f"written: {path} and .json")
     return 1 if missing else 0
 

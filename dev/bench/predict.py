@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What a training step should take on a GPU, op by op, from the FLOP and bytes of its ops and the rates below; and,
-beside it, what a profile measured.
+"""The predicted time of a training step on a GPU, op by op, from the FLOP and bytes of its ops and the rates below; and,
+next to it, a measured profile.
 
     dev/bench/predict.py [-e d12] [-b 64] [-t 1024] [--gpu "H200,A100 40GB"] [--trainer ./train_gpt2]
-    dev/bench/predict.py ... --measured FILE    FILE: the profile.json of --profile, or what bench_ops printed
-    dev/bench/predict.py --write | --check      the table of doc/gpu.md: put it there, or fail where it is stale
+    dev/bench/predict.py ... --measured FILE    FILE: the profile.json of --profile, or the output of bench_ops
+    dev/bench/predict.py --write | --check      the table of doc/gpu.md: write it, or fail if it is stale
 
-The ops are those of llmc/ops.c in one micro-step without recomputation, with AdamW, fp32 gradients and master
-weights; test/tools/test_predict.py holds their calls, FLOP and bytes against the trainer's own profile. Sizes, peaks
+The ops are the ops of llmc/ops.c in one micro-step without recomputation, with AdamW, fp32 gradients and master
+weights; test/tools/test_predict.py compares their calls, FLOP and bytes with the trainer's own profile. Sizes, peaks
 and bandwidths are the trainer's (--plan json). Nothing here was measured with this code.
 """
 import argparse
@@ -178,7 +178,7 @@ def plan_of(trainer, gpus, model, B, T, seconds=60):
             Model(plan, device["dtype"])
             sum(device[key] for key in ("peak_flops", "bandwidth")) + device["memory"]["total"] + plan["model"]["V"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Refused(f"no plan to predict from: {trainer} --plan json printed something else") from None
+        raise Refused(f"no plan to predict from: {trainer} --plan json printed no plan") from None
     return plan
 
 
@@ -373,7 +373,7 @@ def alone(predicted, lines):
         parts, calls, expected = parts_of(name)
         if expected and abs(flops * calls - expected) > 1e-6 * expected:
             raise Refused(f"these figures are of another shape: {printable(name)} computes {flops:.4g} FLOP in them and "
-                          f"{expected / calls:.4g} in the prediction; -e, -b and -t say of what")
+                          f"{expected / calls:.4g} in the prediction; set the shape with -e, -b and -t")
         ranges = parts and [ms / calls for ms in predicted.ranges(parts)]
         result.append((printable(name), ranges, 1e3 * seconds))
     if not result:
@@ -389,7 +389,7 @@ def read_measured(path):
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise Refused(f"{path}: larger than {MAX_BYTES >> 20} MiB, so no profile")
+        raise Refused(f"{path}: larger than {MAX_BYTES >> 20} MiB, not a profile")
     text = data.decode(errors="replace")
     try:
         return json.loads(text)
@@ -417,7 +417,7 @@ def comparison(predicted, measured):
 
 def replaced(text, made):
     if BEGIN not in text or END not in text[text.index(BEGIN):]:
-        raise Refused(f"{DOC}: no '{BEGIN}' with '{END}' behind it")
+        raise Refused(f"{DOC}: no '{BEGIN}' with '{END}' after it")
     start = text.index(BEGIN)
     return text[:start] + f"{BEGIN}\n{made}\n" + text[text.index(END, start):]
 
@@ -453,7 +453,7 @@ def main():
         if options.write:
             DOC.write_text(new)
         elif new != text:
-            raise Refused(f"{DOC}: its table is not what is predicted now; dev/bench/predict.py --write")
+            raise Refused(f"{DOC}: its table is stale; run dev/bench/predict.py --write")
         return 0
     except Refused as why:
         print(f"predict.py: {why}", file=sys.stderr)

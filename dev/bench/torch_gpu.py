@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The same training step in PyTorch on a GPU, as one would write it today: torch.compile, scaled_dot_product_attention,
-bf16 autocast over fp32 weights, fused AdamW, clipping. The model is that of torch_step.py.
+"""The same training step in idiomatic PyTorch on a GPU: torch.compile, scaled_dot_product_attention,
+bf16 autocast over fp32 weights, fused AdamW, clipping. The model is torch_step.py's.
 
     dev/bench/torch_gpu.py L=12,C=768,NH=12,V=50257 B T [--dtype bf16|fp32] [--steps 20] [--eager]
                            [--sdpa default|cudnn] [--device cpu]
 
-Prints one JSON object: the median of the steps after the warm-up, by device events. Where B does not fit it is halved
+Prints one JSON object: the median of the steps after the warm-up, by device events. If B does not fit it is halved
 until it does. --device cpu is for trying the script out.
 """
 import argparse
@@ -41,7 +41,7 @@ def attention(kind):
     try:
         from torch.nn.attention import SDPBackend, sdpa_kernel
     except ImportError:
-        sys.exit(f"PyTorch {torch.__version__} cannot be told to take cuDNN's attention")
+        sys.exit(f"PyTorch {torch.__version__} cannot select cuDNN's attention")
     return sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
 
 

@@ -3,7 +3,7 @@
 
     dev/bench/torch_step.py L=12,C=768,NH=12,V=50257 B T fp32|bf16 [steps]
 
-bf16 is torch.autocast over fp32 weights, as one trains with PyTorch. Prints one JSON object: the median of the steps
+bf16 is torch.autocast over fp32 weights, as usual in PyTorch. Prints one JSON object: the median of the steps
 after one warm-up step. Eager: what a user of Debian's PyTorch has (no compiler, no fused attention before 2.0).
 """
 import contextlib

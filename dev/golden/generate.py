@@ -3,8 +3,8 @@
 
     python3 dev/golden/generate.py [DIRECTORY]      (default: test/golden; needs numpy and torch >= 1.12)
 
-Everything is computed in float64 from weights that fp32 holds exactly, and stored as fp32: what stands in the files is
-right to 6e-8, so a test compares with the truth and not with another rounding error. The files:
+Everything is computed in float64 from weights that fp32 represents exactly, and stored as fp32: the values in the files are
+right to 6e-8, so a test compares with the exact result and not with another rounding error. The files:
 
     tiny_gpt2/config.json, model.safetensors   the model as Hugging Face saves it (Conv1D matrices are (in, out))
     expected.safetensors                       the values, matrices in (out, in) layout, V rows for wte:
@@ -13,7 +13,7 @@ right to 6e-8, so a test compares with the truth and not with another rounding e
         adamw (5)                beta1, beta2, eps, weight decay on matrices, clip
         learning_rates (10), step_losses (10), norms (10)   norms: before clipping
         final.NAME               the weights after ten steps; the key part of c_attn.bias, whose gradient is zero,
-                                 holds rounding noise that AdamW made full steps of: not to be compared
+                                 has rounding noise that AdamW made full steps of: not to be compared
 
 The same command writes the same bytes. Before it writes, it checks its formulas against each other: GELU against the
 formula, attention against a loop, and AdamW against torch.optim.AdamW.

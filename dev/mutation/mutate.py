@@ -5,8 +5,8 @@
 
 The mistakes are listed in mutations.py. A mutant is built in build/mutation/NAME/ with the commands that make would run,
 on other paths; the working tree is never edited. Every test must first pass without a mistake, and ends at the first
-case that fails with one. Results are kept: what was stopped goes on, and a mistake is planted again when it, the file it
-is in or its test is another. Exit status 1: a mistake was not caught, or the text to be edited was not found.
+case that fails with one. Results are kept: a stopped run resumes, and a mistake is planted again when it, the file it
+is in or its test has changed. Exit status 1: a mistake was not caught, or the text to be edited was not found.
 """
 import argparse
 import glob
@@ -132,12 +132,12 @@ def tool(m, who, command):
         return
     reason = next((line for line in text.splitlines() if "error" in line.lower() or "unknown" in line), text)
     if who != m.refused_by:
-        fail(f"{m.name}: {who} does not take it: {reason}")
+        fail(f"{m.name}: {who} does not accept it: {reason}")
     raise Refused(f"{who}: " + reason.split(": ", 1)[-1])
 
 
 def linked(m, command, old, objects):
-    """-> the mutant's test program; what stands before the library takes the place of what it holds"""
+    """-> the mutant's test program; objects before the library replace its own"""
     link, at = list(command), command.index(old)
     link[at:at + 1] = objects
     link[link.index(program(m))] = f"build/mutation/{m.name}/test"
@@ -321,13 +321,13 @@ def write_readme(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of mutations; default: all")
-    parser.add_argument("--list", action="store_true", help="print the names and what they are")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutations to plant; default: all")
+    parser.add_argument("--list", action="store_true", help="list the mutations")
     parser.add_argument("--readme", action="store_true", help="put the table and the score into the README")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - {m.name for m in MUTATIONS}
     if unknown:
-        fail("no mutation is named " + " ".join(unknown))
+        fail("unknown mutation " + " ".join(unknown))
     chosen = [m for m in MUTATIONS if not arguments.names or m.name in arguments.names]
     if arguments.list:
         return [print(f"{m.name:26} {m.what}") for m in chosen] and 0

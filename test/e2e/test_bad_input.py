@@ -18,7 +18,7 @@ OPTIONS = {
     "no such shard": (["-i", "no/such_*.bin"], ["no/such_*.bin"]),
     "a model by no name": (["-e", "d0"], ["'d0' is not a model", "d12"]),
     "no model": (["-e", ""], ["the model is empty", "d12"]),
-    "a part of a shape twice": (["-e", "L=1,L=2"], ["L=2", "given before"]),
+    "a part of a shape twice": (["-e", "L=1,L=2"], ["L=2", "given twice"]),
     "a comma after the last GPU": (["--plan", "--gpu", "h200,"], ["--gpu h200,", "comma"]),
     "an unknown GPU": (["--plan", "--gpu", "h300,t4"], ["no such GPU; did you mean H200?"]),
     "blocks that the model has not": (["-r", "3x1"], ["that is 1 blocks, the model has 2"]),

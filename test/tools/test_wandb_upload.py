@@ -194,6 +194,6 @@ def test_a_run_that_is_not_there_and_a_damaged_id_file_get_one_line(tmp_path):
     assert "no such file" in upload(tmp_path / "none", expect=2).stderr
     run = tmp_path / "run"
     write(run, RUN_EVENT)
-    for content, message in (("../../x\n", "no id of a W&B run"), ("abc\nstep x\n", "line 2 is not 'KIND STEP'")):
+    for content, message in (("../../x\n", "not an id of a W&B run"), ("abc\nstep x\n", "line 2 is not 'KIND STEP'")):
         (run / "wandb_id").write_text(content)
         assert message in upload(run, expect=2).stderr

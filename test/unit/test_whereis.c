@@ -150,7 +150,7 @@ TEST(what_is_missing_or_makes_no_sense_is_named) {
         {"\"seed\":1337", "\"seed\":-3", "\"seed\" is -3"},
         {"\"T\":4", "\"T\":0", "\"T\" is 0"},
         {"\"train-data\":\"x*.bin\"", "\"train-data\":3", "\"train-data\" is 3"},
-        {"\"event\":\"run\"", "\"event\":\"end\"", "no training run is recorded"},
+        {"\"event\":\"run\"", "\"event\":\"end\"", "has no training run"},
         {"\"time\"", "time", "main.log: not valid JSON"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
