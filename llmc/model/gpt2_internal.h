@@ -165,7 +165,7 @@ bool decoder_attention(const Block *b);
 // The linear layers of a block, in the order of their weights.
 typedef enum { LINEAR_QKV, LINEAR_ATTPROJ, LINEAR_FC, LINEAR_FCPROJ, NUM_LINEARS } LinearLayer;
 
-Weights gpt2_weights(const Gpt2 *model, int block);      // block 0 for the weights outside blocks
+Weights gpt2_weights(const Gpt2 *model, int block);   // block 0 for the weights outside blocks
 Weights gpt2_gradients(const Gpt2 *model, int block); // where the ops of a micro-step write them
 ModelActs gpt2_model_acts(const Gpt2 *model, int64_t B, int64_t T);
 // Gives the ops the scratch memory of this model. Called by gpt2_load_batch, gpt2_decode_* and gpt2_observe; passes and
