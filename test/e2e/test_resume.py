@@ -305,4 +305,4 @@ def test_a_resume_on_other_shards_says_so(tmp_path):
     write_shard(shard, tokens[1], vocab=257, eot=256)  # the same header
     assert "-i: the shards have changed: the checkpoint has 4000 tokens" in train(*flags, "-x", 3, *RESUME).stderr
     write_shard(shard, tokens[1] + [5], vocab=257, eot=256)
-    assert "these are 4001 (" in train(*flags, "-x", 4, *RESUME).stderr
+    assert "these have 4001 (" in train(*flags, "-x", 4, *RESUME).stderr

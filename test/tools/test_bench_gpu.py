@@ -61,7 +61,7 @@ def test_the_largest_micro_batch_that_fits_is_found(tmp_path):
         exec {ROOT / "train_gpt2"} "$@" """)
     _, report, _ = bench(tmp_path / "out", "--only", "ops|context", trainer=trainer)
     assert {row["B"] for row in report["runs"] if row["group"] == "models"} == {2}
-    assert "B=8 T=16 left out" in sections(report)["micro-batch and context"]["detail"]
+    assert "B=8 T=16 skipped" in sections(report)["micro-batch and context"]["detail"]
 
 
 def test_a_trainer_that_always_fails_fails_every_section_with_its_words(tmp_path):
