@@ -191,9 +191,9 @@ static __device__ __forceinline__ void store_columns(uint8_t *transposed, const 
 // q (N,K) = in (N,K) * slot->scale in the format F, transposed (K,N) = its transpose; either may be NULL. record: the
 // largest magnitude of in goes into slot->amax. Block (column of tiles, row of tiles), the rows of tiles from the last
 // to the first: largest_kernel has just read the last ones, which are still in the L2 cache. Bytes: N K elements read,
-// N K for each output written.
+// N K for each output written. Unaligned, ptxas would spill to fit more blocks than 5.
 template <class T, class F, bool ALIGNED>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, ALIGNED ? 0 : 5)
     quantize_kernel(uint8_t *q, uint8_t *transposed, const T *in, Fp8Slot *slot, int64_t N, int64_t K, bool record) {
     __shared__ uint4 shared[ROWS * ROW_WORDS / 4];
     unsigned *const tile = reinterpret_cast<unsigned *>(shared);
