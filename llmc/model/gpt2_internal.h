@@ -13,7 +13,7 @@ enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_ATTPROJ, B_ATT, B_QKV, B_LN
 
 // Shapes of activations: (B,T,C), (B,T,3C), (B,T,4C) in the compute dtype; (B,T) and (B,NH,T) in fp32; (B,T) in i32;
 // and the logits of a chunk of rows (rows,Vp) in the compute dtype.
-typedef enum { BTC = 1, BT3C = 3, BT4C = 4, BT, BHT, BT_I32, CHUNK } ActivationShape;
+typedef enum { BTC = 1, BT3C = 3, BT4C = 4, BT, BHT, BT_I32, LOGITS_CHUNK } ActivationShape;
 
 // THE list of a block's activations, and of the gradients that pass through it. A row: name, shape; the ticks of the
 // forward pass from its first write to its last read; the ticks of the backward pass from its first need, its own or
@@ -45,17 +45,17 @@ enum { NEVER = -1, NEVER_KEPT = RECOMPUTE_BLOCK + 1 };
 
 // The tensors of the whole model that live within a micro-step: name, shape, first and last tick (head: of the final
 // layernorm; final: of its backward pass; end: the last one), and whether only training has it.
-#define MODEL_ACTIVATIONS(X)                                                       \
-    X(inputs,         BT_I32, 0,                     end,                   false) \
-    X(targets,        BT_I32, 0,                     head + H_HEAD,         false) \
-    X(final_residual, BTC,    head + H_LNF,          final,                 false) \
-    X(lnf,            BTC,    head + H_LNF,          head + H_HEAD,         false) \
-    X(lnf_mean,       BT,     head + H_LNF,          final,                 false) \
-    X(lnf_rstd,       BT,     head + H_LNF,          final,                 false) \
-    X(logits,         CHUNK,  head + H_HEAD,         head + H_HEAD,         false) \
-    X(losses,         BT,     head + H_HEAD,         head + H_HEAD,         false) \
-    X(dlnf,           BTC,    head + H_HEAD,         head + H_LNF_BACKWARD, true)  \
-    X(dresidual,      BTC,    head + H_LNF_BACKWARD, end,                   true)
+#define MODEL_ACTIVATIONS(X)                                                             \
+    X(inputs,         BT_I32,       0,                     end,                   false) \
+    X(targets,        BT_I32,       0,                     head + H_HEAD,         false) \
+    X(final_residual, BTC,          head + H_LNF,          final,                 false) \
+    X(lnf,            BTC,          head + H_LNF,          head + H_HEAD,         false) \
+    X(lnf_mean,       BT,           head + H_LNF,          final,                 false) \
+    X(lnf_rstd,       BT,           head + H_LNF,          final,                 false) \
+    X(logits,         LOGITS_CHUNK, head + H_HEAD,         head + H_HEAD,         false) \
+    X(losses,         BT,           head + H_HEAD,         head + H_HEAD,         false) \
+    X(dlnf,           BTC,          head + H_HEAD,         head + H_LNF_BACKWARD, true)  \
+    X(dresidual,      BTC,          head + H_LNF_BACKWARD, end,                   true)
 // clang-format on
 
 #define ONE(...) +1
