@@ -11,17 +11,17 @@
 static const int weight_of[NUM_LINEARS] = {PARAM_QKVW, PARAM_ATTPROJW, PARAM_FCW, PARAM_FCPROJW};
 
 // The rows (OC) and columns (IC) of the weight of a layer.
-static int64_t rows_of(const ModelConfig *c, int layer) {
+static int64_t rows_of(const ModelConfig *c, LinearLayer layer) {
     return model_size(c, parameter_specs[weight_of[layer]].rows);
 }
-static int64_t cols_of(const ModelConfig *c, int layer) {
+static int64_t cols_of(const ModelConfig *c, LinearLayer layer) {
     return model_size(c, parameter_specs[weight_of[layer]].cols);
 }
 
 // The elements of the weights of a block that are stored before the one of this layer; for NUM_LINEARS, of all.
-static int64_t elements_before(const ModelConfig *c, int layer) {
+static int64_t elements_before(const ModelConfig *c, LinearLayer layer) {
     int64_t n = 0;
-    for (int i = 0; i < layer; i++) n += rows_of(c, i) * cols_of(c, i);
+    for (LinearLayer i = LINEAR_QKV; i < layer; i++) n += rows_of(c, i) * cols_of(c, i);
     return n;
 }
 
@@ -36,7 +36,7 @@ static int64_t weight_copies(const Gpt2Options *o) { return o->train ? 2 : 1; }
 void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     const ModelConfig *c = &o->config;
     int64_t in = 0, backward = 0; // elements a token, of the layer that needs the most
-    for (int i = 0; i < NUM_LINEARS; i++) {
+    for (LinearLayer i = LINEAR_QKV; i < NUM_LINEARS; i++) {
         in = max_i64(in, cols_of(c, i));
         backward = max_i64(backward, 2 * rows_of(c, i) + cols_of(c, i)); // dout, dout transposed, `in` transposed
     }
