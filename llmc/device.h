@@ -19,6 +19,7 @@ typedef enum { GELU_FUSION_AUTO, GELU_FUSION_NONE, GELU_FUSION_FORWARD, GELU_FUS
 // All zeros is a good choice on every machine.
 typedef struct {
     int threads; // CPU: worker threads, 0 = all cores this process may use. Ignored by GPU backends
+    int number;  // of this process among those of this machine: chooses the GPU. 0: the first
     // The CPU ignores the following fields.
     bool tf32;                 // fp32 matmuls on TF32 tensor cores
     AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
@@ -99,8 +100,8 @@ void host_free(void *p);
 // ----------------------------------------------------------------------------------------------- streams and copies
 
 // Copies run in both directions at once: copies to the device on STREAM_COPY, copies back to the host during a step on
-// STREAM_COPY_BACK.
-typedef enum { STREAM_COMPUTE, STREAM_COPY, STREAM_COPY_BACK, STREAM_COUNT } Stream;
+// STREAM_COPY_BACK. Collectives run on STREAM_COMM.
+typedef enum { STREAM_COMPUTE, STREAM_COPY, STREAM_COPY_BACK, STREAM_COMM, STREAM_COUNT } Stream;
 
 // Asynchronous copies in stream order. Host memory must come from host_alloc and stay untouched until an event after
 // the copy is done.
@@ -132,6 +133,34 @@ void device_graph_destroy(DeviceGraph *graph);
 bool device_graph_replay(DeviceGraph *graph);
 void device_graph_begin(DeviceGraph *graph);
 void device_graph_end(DeviceGraph *graph);
+
+// --------------------------------------------------------------------------------------------------------- collectives
+
+// Exchange of device memory between the processes of a run (llmc/comm.h), one device each: NCCL on GPUs, loaded when it
+// is first asked for; MPI on the CPU. All processes make the same calls in the same order. Data are moved only: no
+// engine adds anything, so neither its algorithm nor the network changes a bit.
+enum { DEVICE_COMM_ID_BYTES = 128 };
+
+// Process 0 makes the id under which all of them meet; the others get it from process 0. False: no engine here; the
+// message says what to install.
+bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err);
+// After device_init, on all processes. Returns when all have joined, or with an error after a minute. device_shutdown
+// leaves.
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err);
+// "NCCL 2.28.9" or "Open MPI 4.1.4"; "" before device_comm_start.
+const char *device_comm_library(void);
+
+// Two requests may be in flight, number 0 and 1. A request follows everything queued on the compute stream so far, and
+// is queued on STREAM_COMM; the host does not wait. device_comm_wait makes the compute stream wait for it (on the CPU:
+// completes it), and must be called before the memory is used again and before the next request of that number. Sizes
+// are multiples of 4.
+// Slice r of send, `bytes` bytes, goes to process r; slice r of recv comes from process r.
+bool device_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err);
+// Slice `rank` of data, `bytes` bytes, goes to the same place on all others: (size, bytes), in place.
+bool device_all_gather(void *data, size_t bytes, int request, Error *err);
+bool device_comm_wait(int request, Error *err);
+// Ends requests in flight without completing them, so that this process can exit. The others must do the same.
+void device_comm_abort(void);
 
 #ifdef __cplusplus
 }
