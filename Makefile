@@ -12,6 +12,7 @@
 #   -j N                          N commands at a time; default: as many as there are cores
 
 SHELL := /bin/bash
+comma := ,
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 
@@ -40,11 +41,16 @@ SIMD_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
 SIMD_FLAGS_none       := -Wno-psabi
 # -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
 CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off $(WARNINGS) $(CFLAGS_$(MODE))
-LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
+# MPI, for several processes: what its compiler wrapper adds. Without it everything builds, for one process.
+MPICC    ?= mpicc
+MPI_WORDS  := $(shell $(MPICC) -show 2>/dev/null)
+MPI_CFLAGS := $(if $(MPI_WORDS),-DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_WORDS))))
+MPI_LIBS   := $(if $(MPI_WORDS),-Wl$(comma)--as-needed $(filter -L% -l%,$(MPI_WORDS)))
+LDLIBS += $(MPI_LIBS) -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
 # llmc/cuda/sizes.c is arithmetic of shapes, without CUDA: the planner of every build asks it.
-HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/run/*.c) \
+HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/run/*.c llmc/comm/*.c) \
             llmc/cuda/sizes.c
 CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/%.o)
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
@@ -76,6 +82,14 @@ all: train_gpt2 $(DATA_TOOLS) ## the best trainer for this machine, and the data
 
 # device.c runs before it is known whether the processor has these instructions.
 $(filter-out $(BUILD)/llmc/cpu/device.o,$(CPU_OBJ)) $(BUILD)/test/unit/test_simd.o: CFLAGS += -fno-math-errno $(SIMD_FLAGS_$(SIMD))
+
+# Compiled again when MPI comes or goes.
+MPI_OBJ := $(BUILD)/llmc/comm/channel_mpi.o $(BUILD)/llmc/cpu/collectives.o
+$(MPI_OBJ): CFLAGS += $(MPI_CFLAGS)
+$(MPI_OBJ): $(BUILD)/mpi.flags
+$(BUILD)/mpi.flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(MPI_CFLAGS) $(MPI_LIBS)' | cmp -s - $@ || echo '$(MPI_CFLAGS) $(MPI_LIBS)' >$@
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)

@@ -6,6 +6,7 @@
 // train_gpt2sim. It never knows which backend implements device.h and ops.h.
 #include "llmc/base/atomic_file.h"
 #include "llmc/model/gpt2.h"
+#include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/report.h"
 #include "llmc/run/run_setup.h"
@@ -28,33 +29,40 @@ typedef struct {
     Report *report;
     DeviceSpeed speed;
     double started; // launch
+    char **argv;
 } Run;
 
 // ------------------------------------------------------------------------------------------------------------ one step
 
 static void report_all(Run *run);
-static void report_numerics(Run *run);
+static bool report_numerics(Run *run, Error *err);
 static void abandon_step(Run *run);
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-// loader -> [forward -> backward] x accumulation -> norm -> decision -> update. The host never waits for this step: it
-// is reported while the next one computes. True also if a signal came between two micro-steps; state->step is then the
-// same.
+// loader -> [forward -> backward] x accumulation -> sum over processes -> norm -> decision -> update. The host never
+// waits for this step: it is reported while the next one computes. True also if a signal came between two micro-steps;
+// state->step is then the same.
 static bool train_step(Run *run, Error *err) {
     const RunSetup *setup = &run->setup;
+    const StepShare *share = &run->setup.share;
     TrainerState *state = &run->setup.state;
     const int64_t step = state->step, tokens = setup->step_windows * setup->T;
     const bool watched = due(step + 1, setup->options.numerics_every);
     StepRecord *before = &run->records[step % 2], *record = &run->records[(step + 1) % 2];
     if (watched) gpt2_observe(run->model, true);
     device_event_record(record->start, STREAM_COMPUTE);
-    for (int64_t done = 0, count = 0; done < setup->step_windows; done += count) {
-        const void *windows;
-        if (signals_pending()) return abandon_step(run), true;
-        if (!dataloader_next(run->loader, &windows, &count, err)) return false;
-        gpt2_load_batch(run->model, windows, count, setup->train.token_bytes);
-        gpt2_forward_backward(run->model, tokens, done == 0);
+    data_parallel_begin(share, run->model);
+    for (int group = 0; group < share->count; group++) { // one, unless --reduce-groups asks for more
+        for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
+            const void *windows;
+            if (signals_pending()) return abandon_step(run), true;
+            if (!dataloader_next(run->loader, &windows, &count, err)) return false;
+            gpt2_load_batch(run->model, windows, count, setup->train.token_bytes);
+            gpt2_forward_backward(run->model, tokens, done == 0);
+        }
+        data_parallel_end_group(share, run->model, group);
     }
+    if (!data_parallel_end(share, run->model, err)) return false; // the sum over all groups and processes
     record->lr = schedule_lr(&setup->schedule, step);
     optimizer_step(run->optimizer, step + 1 - state->optimizer_start, record->lr, tokens, watched);
     copy_d2h(record->control, gpt2_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
@@ -63,8 +71,7 @@ static bool train_step(Run *run, Error *err) {
     state->position = dataloader_position(run->loader); // in windows: a step that fails midway is read again
     report_step(run->report, before);
     if (device_event_done(record->stop)) report_step(run->report, record); // on the CPU always; once per record
-    if (watched) report_numerics(run);
-    return true;
+    return !watched || report_numerics(run, err);
 }
 
 static void report_all(Run *run) {
@@ -73,12 +80,14 @@ static void report_all(Run *run) {
 }
 
 // --numerics-every: waits for the device, in these steps only.
-static void report_numerics(Run *run) {
+static bool report_numerics(Run *run, Error *err) {
     static NumericsRow rows[NUMERICS_MAX_ROWS];
     const int count = gpt2_numerics_read(run->model, rows);
     gpt2_observe(run->model, false);
     report_all(run);
+    if (!processes_sum_numerics(rows, count, err)) return false;
     runlog_numerics(run->log, run->setup.state.step, rows, count);
+    return true;
 }
 
 // A signal arrived between two micro-steps. Weights and moments still have their values of the last whole step, and
@@ -94,26 +103,51 @@ static void abandon_step(Run *run) {
 
 static bool evaluate(Run *run, bool last, Error *err);
 static bool save(Run *run, Error *err);
+static bool write_checkpoint(Run *run, Error *err);
+
+// What is decided between two steps, by all processes alike.
+typedef struct {
+    int signal;      // that came to one of them, or 0
+    bool timed_out;  // process 0
+    bool log_exists; // process 0
+} Decision;
+
+static bool decide(const Run *run, Decision *decision, Error *err) {
+    const double limit = run->setup.options.max_minutes * 60;
+    const Decision mine = {.signal = signals_received(),
+                           .timed_out = limit > 0 && now_seconds() - run->started > limit,
+                           .log_exists = runlog_is_there(run->log, err)};
+    *decision = mine;
+    if (comm_size() == 1) return true;
+    Decision *all = malloc((size_t)comm_size() * sizeof *all);
+    REQUIRE_MEMORY(all, "the decisions of all processes");
+    const bool ok = comm_gather(&mine, all, sizeof mine, err);
+    if (ok) *decision = all[0];
+    for (int i = 1; ok && i < comm_size() && decision->signal == 0; i++) decision->signal = all[i].signal;
+    if (ok) signals_agree(decision->signal);
+    free(all);
+    return ok;
+}
 
 // Runs steps, with evaluation, samples and checkpoints between them, until the last step, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
     for (;;) {
+        Decision now;
         const int64_t step = run->setup.state.step;
-        const bool timed_out =
-            o->max_minutes > 0 && now_seconds() - run->started > o->max_minutes * 60 && step > run->setup.first_step;
-        const bool log_exists = runlog_is_there(run->log, err);
-        const bool last = step >= run->setup.total_steps || timed_out;
+        if (!decide(run, &now, err)) return false;
+        const bool last = step >= run->setup.total_steps || (now.timed_out && step > run->setup.first_step);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool interrupted = signals_pending() != 0; // also during evaluation: the resume completes it
         if (step > run->setup.first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
-        if (last || interrupted) return log_exists;
-        if (!log_exists || !train_step(run, err)) {
+        if (last || interrupted) return now.log_exists;
+        if (!now.log_exists || !train_step(run, err)) {
             Error unsaved; // the directory or the data failed, not the model: the trained weights are kept
             report_all(run);
-            if (step > run->setup.first_step && !save(run, &unsaved)) runlog_text(run->log, "%s", unsaved.text);
+            if (step > run->setup.first_step && !write_checkpoint(run, &unsaved))
+                runlog_text(run->log, "%s", unsaved.text);
             return false;
         }
         if (due(step + 1, o->val_every) || due(step + 1, o->sample_every) || due(step + 1, o->checkpoint_every) ||
@@ -142,24 +176,30 @@ static bool at_resumed_step(const Run *run) {
     return run->setup.options.max_steps != 0 && run->setup.state.step == run->setup.first_step;
 }
 
-// The number of entries of this event (of the file `name`) that the log of a resumed run already has for the step that
-// it resumes from. Events that a signal prevented are made up for at that step.
-static int64_t logged(const Run *run, const char *event, const char *name) {
-    return at_resumed_step(run) ? runlog_count(run->log, event, name) : 0;
+// Sets *count to the number of entries of this event (of the file `name`) that the log of a resumed run already has for
+// the step that it resumes from. Events that a signal prevented are made up for at that step. Process 0 has the log.
+static bool logged(const Run *run, const char *event, const char *name, int64_t *count, Error *err) {
+    *count = at_resumed_step(run) ? runlog_count(run->log, event, name) : 0;
+    return !at_resumed_step(run) || comm_broadcast(count, sizeof *count, err);
 }
 
 static bool new_best(Run *run, double loss, Error *err) {
     if (!(loss < run->setup.state.best_val_loss)) return true;
     run->setup.state.best_val_loss = loss;
     const bool is_saved = run->setup.resume_path && at_resumed_step(run);
-    return !is_saved || checkpoint_set_best_val_loss(run->setup.resume_path, run->model, loss, err);
+    return !is_saved ||
+           comm_all_ok(comm_rank() > 0 || checkpoint_set_best_val_loss(run->setup.resume_path, run->model, loss, err),
+                       err);
 }
 
 static bool validate(Run *run, Error *err) {
     const RunSetup *s = &run->setup;
     const double began = now_seconds();
     ValidationScore score;
-    if (!s->has_val || logged(run, "validation", NULL) > 0) return true;
+    int64_t begun = 0;
+    if (!s->has_val) return true;
+    if (!logged(run, "validation", NULL, &begun, err)) return false;
+    if (begun > 0) return true;
     report_validating(run->report);
     if (!evaluate_loss(run->model, &s->val, s->options.val_sequences, s->tokenizer, &score, err)) return false;
     if (score.tokens == 0) return true; // a signal came
@@ -173,7 +213,9 @@ static bool answer_choices(Run *run, Error *err) {
         const double began = now_seconds();
         const ChoiceSet *set = run->setup.choices.sets[i];
         ChoiceScore score;
-        if (logged(run, "choices", choices_name(set)) > 0) continue;
+        int64_t begun = 0;
+        if (!logged(run, "choices", choices_name(set), &begun, err)) return false;
+        if (begun > 0) continue;
         if (!evaluate_choices(run->model, set, run->setup.options.choice_examples, &score, err)) return false;
         if (score.examples == 0) return true; // a signal came
         runlog_choices(run->log, run->setup.state.step, choices_name(set), &score, now_seconds() - began);
@@ -181,13 +223,14 @@ static bool answer_choices(Run *run, Error *err) {
     return true;
 }
 
-// Between steps a text is shown when it is complete; with -x 0 as it is drawn, with its speed.
+// Between steps a text is shown when it is complete; with -x 0 as it is drawn, with its speed. Process 0 draws it.
 static bool sample(Run *run, Error *err) {
     const bool streamed = run->setup.options.max_steps == 0 && run->setup.options.samples == 1;
     GenerateOptions options = run_setup_generate(&run->setup);
-    const int64_t begun = logged(run, "sample", NULL);
+    int64_t begun = 0;
     Generated drawn;
-    if (begun >= options.samples) return true;
+    if (!logged(run, "sample", NULL, &begun, err)) return false;
+    if (begun >= options.samples || comm_rank() > 0) return true;
     if (streamed) {
         options.sink = runlog_stream, options.context = run->log;
         runlog_stream(run->log, options.prompt, (int64_t)strlen(options.prompt));
@@ -209,10 +252,13 @@ static bool evaluate(Run *run, bool last, Error *err) {
     return !((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) || sample(run, err);
 }
 
-static bool save(Run *run, Error *err) {
+static bool save(Run *run, Error *err) { return comm_all_ok(write_checkpoint(run, err), err); }
+
+// All processes have the same weights and the same state; process 0 writes them.
+static bool write_checkpoint(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     TrainerState *state = &run->setup.state;
-    if (!*o->output) return true;
+    if (!*o->output || comm_rank() > 0) return true;
     const double began = now_seconds();
     state->control = gpt2_get_control(run->model);
     state->T = run->setup.T;
@@ -234,7 +280,7 @@ static bool save(Run *run, Error *err) {
 // --export and --interactive, after training is over.
 static bool use_weights(Run *run, Error *err) {
     const Options *o = &run->setup.options;
-    if (*o->export_path) {
+    if (*o->export_path && comm_rank() == 0) {
         if (!export_model(o->export_path, run->model, o->export_dtype, run->setup.state.eot, run->setup.tokenizer, err))
             return false;
         runlog_field(run->log, "exported", "%s in %s", o->export_path, dtype_name(o->export_dtype));
@@ -256,7 +302,7 @@ static void measure_speed(Run *run) {
     memory_plan_destroy(plan);
     report_starting(&run->setup, bytes);
     if (device_measure_speed(run->setup.dtype, (size_t)bytes, &run->speed, &unmeasured)) return;
-    fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
+    if (comm_rank() == 0) fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
     run->speed = (DeviceSpeed){0};
 }
 
@@ -299,8 +345,9 @@ static bool build_training(Run *run, Error *err) {
 static bool open_log(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const bool only_evaluates = o->max_steps == 0; // appends to the log of a run and removes nothing
-    run->log = runlog_open(*o->output ? o->output : NULL, run->setup.resume_path != NULL || only_evaluates,
-                           only_evaluates ? INT64_MAX : run->setup.state.step, o->progress, o->tensorboard != 0, err);
+    run->log =
+        runlog_open(*o->output && comm_rank() == 0 ? o->output : NULL, run->setup.resume_path != NULL || only_evaluates,
+                    only_evaluates ? INT64_MAX : run->setup.state.step, o->progress, o->tensorboard != 0, err);
     if (!run->log) return false;
     run->report = report_open(&run->setup, run->model, run->log, run->speed, run->started);
     return true;
@@ -320,24 +367,34 @@ static void close_run(Run *run) {
     runlog_close(run->log);
     run_setup_close(&run->setup);
     device_shutdown();
+    comm_end();
 }
 
 // ---------------------------------------------------------------------------------------------------------------- main
 
+// --gpus N, and no launcher: this process starts N others and waits for them.
+static bool only_launches(const Options *o) { return o->gpus > 1 && comm_size() == 1 && o->plan == PLAN_NONE; }
+
 static int run_all(Run *run, Error *err) {
-    if (!run_setup_lock_and_resume(&run->setup, err))
+    if (run->setup.options.plan == PLAN_NONE && !processes_meet(&run->setup.options, err)) return EXIT_BAD_INPUT;
+    if (only_launches(&run->setup.options)) return comm_launch(run->setup.options.gpus, run->argv);
+    if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err))
         return run->setup.is_locked ? EXIT_RUN_FAILED
                                     : EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
     const DeviceOptions device = options_device(&run->setup.options);
-    if (!device_init(&device, err)) return EXIT_RUN_FAILED; // before any data: without a GPU they are of no use
+    // Before any data: without a GPU they are of no use.
+    if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED;
     if (run->setup.options.plan) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
-    if (!run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
-    if (!run_setup_save_options(&run->setup, err)) return EXIT_RUN_FAILED;
+    if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
+    if (!comm_all_ok(run_setup_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);
-    if (!build_model(run, err)) return EXIT_RUN_FAILED;
-    if (run->setup.options.max_steps != 0 && !build_training(run, err)) return EXIT_RUN_FAILED;
+    if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
+    if (run->setup.options.max_steps != 0 &&
+        !(comm_all_ok(build_training(run, err), err) &&
+          processes_share_tuning(run->model, run->optimizer, &run->setup.share, err)))
+        return EXIT_RUN_FAILED;
     signals_install(); // from here on there is a log that must stay complete
-    if (!open_log(run, err)) return EXIT_RUN_FAILED;
+    if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (!(run->setup.options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     report_all(run);
     if (!signals_pending() && !use_weights(run, err)) return EXIT_RUN_FAILED;
@@ -346,8 +403,8 @@ static int run_all(Run *run, Error *err) {
 }
 
 int main(int argc, char **argv) {
-    Run run = {.started = now_seconds()};
-    Error err;
+    Run run = {.started = now_seconds(), .argv = argv};
+    Error err = {""};
     standard_files_open();
     device_prepare_process(argv);
     const OptionsResult parsed = options_parse(&run.setup.options, argc, argv, &err);
@@ -355,7 +412,9 @@ int main(int argc, char **argv) {
     if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;
     if (parsed == OPTIONS_RUN) code = run_all(&run, &err);
     if (run.log) runlog_close(run.log), run.log = NULL;
-    if (code == EXIT_RUN_FAILED || code == EXIT_BAD_INPUT) fprintf(stderr, "%s: %s\n", argv[0], err.text);
+    if (*err.text && (comm_rank() == 0 || !comm_failed_together())) fprintf(stderr, "%s: %s\n", argv[0], err.text);
+    // The others may be waiting for this process.
+    if (*err.text && !comm_failed_together()) device_comm_abort(), comm_abort(code);
     close_run(&run);
     return code;
 }

@@ -510,9 +510,10 @@ void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int st
     RUN(gradient_add, (dst, src, accumulate, seed, stream, control), op_cost_gradient_add(dst, src, accumulate));
 }
 
-void micro_step_count(Tensor control) {
+void micro_step_count(Tensor control, int64_t count) {
     check_control(__func__, control);
-    RUN(micro_step_count, (control), COST(tensor_shape(control), 0, 4, 4));
+    REQUIRE(count >= 0, "micro_step_count of %lld", (long long)count);
+    RUN(micro_step_count, (control, count), COST(tensor_shape(control), 0, 4, 4));
 }
 
 // ---------------------------------------------------------------------------------------------------------------- fp8

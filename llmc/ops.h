@@ -253,8 +253,8 @@ void momentum_update(UpdateList *list, UpdateParams params, Tensor control);
 // rounding cuts off.
 void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control);
 
-// control.micro_steps += 1, so the next micro-step draws other random bits.
-void micro_step_count(Tensor control);
+// control.micro_steps += count, so the next micro-step draws other random bits. count >= 0.
+void micro_step_count(Tensor control, int64_t count);
 
 // ---------------------------------------------------------------------------------------------------------------- fp8
 

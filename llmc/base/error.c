@@ -96,9 +96,10 @@ FILE *text_open(char **text, size_t *bytes) {
 // between micro-steps. System calls that a signal interrupts are restarted, so neither file writes nor reads see EINTR
 // because of us.
 
-// A handler can only communicate through static variables; there are just these two.
+// A handler can only communicate through static variables: the first two.
 static volatile sig_atomic_t pending = 0;
 static volatile sig_atomic_t interrupted = 0;
+static int agreed = -1; // by several processes; -1: there is one
 
 static void say(const char *line) {
     ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
@@ -128,6 +129,7 @@ static void on_signal(int signal_number) {
 
 void signals_install(void) {
     pending = interrupted = 0;
+    agreed = -1;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
     // The handler is one critical section: none of the four interrupts it.
@@ -146,7 +148,9 @@ void signals_install(void) {
     sigaction(SIGPIPE, &ignore, NULL);
 }
 
-int signals_pending(void) { return pending; }
+int signals_pending(void) { return agreed >= 0 ? agreed : pending; }
+int signals_received(void) { return pending; }
+void signals_agree(int signal_number) { agreed = signal_number; }
 
 const char *signals_name(int signal_number) {
     switch (signal_number) {

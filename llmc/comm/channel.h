@@ -16,10 +16,6 @@ typedef struct {
 // launch.c. Reads options and environment; nothing is opened. False: they contradict each other, or lack something;
 // the message says which variable.
 bool comm_find_place(Place *place, const CommOptions *options, Error *err);
-// --gpus N: starts N copies of this program, waits for them, passes signals on, and ends all when one fails. Returns
-// the exit code of the first that failed, or 0. Only where no launcher has started this process.
-int comm_launch(int count, char **argv);
-
 typedef struct {
     const char *name; // "MPI", "TCP"
     // As comm_gather and comm_broadcast.

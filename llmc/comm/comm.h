@@ -26,10 +26,12 @@ typedef struct {
 bool comm_start(const CommOptions *options, Error *err);
 void comm_end(void); // after the last call; without comm_start it does nothing
 
-int comm_rank(void);             // 0 .. comm_size() - 1
-int comm_size(void);             // 1: alone
-int comm_local_rank(void);       // among the processes of this machine
-int comm_local_size(void);       // of them
+int comm_rank(void);       // 0 .. comm_size() - 1
+int comm_size(void);       // 1: alone
+int comm_local_rank(void); // among the processes of this machine
+int comm_local_size(void); // of them
+// Cores for this process: those that it may use, divided by the processes that may use the same. 0: all of them.
+int comm_cores(void);
 int comm_hosts(void);            // machines
 const char *comm_launcher(void); // "mpirun", "torchrun", "srun", "--gpus", "-pn"; "" alone
 
@@ -43,6 +45,9 @@ bool comm_barrier(Error *err);
 // the message of the first that failed, with its rank and host.
 bool comm_all_ok(bool ok, Error *err);
 
+// Whether the run failed in comm_all_ok or comm_agree, so that all processes know and process 0 alone reports it.
+bool comm_failed_together(void);
+
 // A fact that all processes must share, such as {"--learning-rate", "0.0006"}.
 typedef struct {
     const char *name, *value;
@@ -50,6 +55,10 @@ typedef struct {
 // False on all processes if one of the facts differs from process 0's: the message names process, host, fact and both
 // values.
 bool comm_agree(const CommFact *facts, int count, Error *err);
+
+// --gpus N: starts N copies of this program, waits for them, passes signals on, and ends all when one fails. Returns
+// the exit code of the first that failed, or 0. Only where no launcher has started this process.
+int comm_launch(int count, char **argv);
 
 // Ends the other processes as far as this one can: after a failure that they have not seen. Does not return where MPI
 // connects them.

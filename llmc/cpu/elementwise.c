@@ -166,7 +166,9 @@ void backend_gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed
         WITH_DTYPE(D, dst.dtype, add_span(dst.data, src.data, i, task_end(i, n), accumulate, seed, name, index, D));
 }
 
-void backend_micro_step_count(Tensor control) { ((StepControl *)control.data)->micro_steps++; }
+void backend_micro_step_count(Tensor control, int64_t count) {
+    ((StepControl *)control.data)->micro_steps += (uint32_t)count;
+}
 
 // --------------------------------------------------------------------------------------------------- tensor_statistics
 

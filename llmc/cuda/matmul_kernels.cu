@@ -172,10 +172,10 @@ void backend_gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed
     });
 }
 
-static __global__ void micro_step_kernel(StepControl *control) { control->micro_steps++; }
+static __global__ void micro_step_kernel(StepControl *control, uint32_t count) { control->micro_steps += count; }
 
-void backend_micro_step_count(Tensor control) {
-    LAUNCH(micro_step_kernel, 1, 1, 0, cuda_compute_stream())((StepControl *)control.data);
+void backend_micro_step_count(Tensor control, int64_t count) {
+    LAUNCH(micro_step_kernel, 1, 1, 0, cuda_compute_stream())((StepControl *)control.data, (uint32_t)count);
 }
 
 // -------------------------------------------------------------------------------------------------- beside the library

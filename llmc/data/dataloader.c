@@ -66,7 +66,13 @@ enum { DEFAULT_RING = 4 };
 typedef struct {
     void *windows; // (batch_windows, T+1) tokens
     int64_t count;
+    int64_t end; // the position in the stream after it
 } Batch;
+
+// Where the reader is: group `group` of the step that begins at position `step`, windows [at, end) of that step left.
+typedef struct {
+    int64_t step, group, at, end;
+} Cursor;
 
 struct DataLoader {
     DataLoaderOptions options;
@@ -113,20 +119,31 @@ static bool wait_for_buffer(DataLoader *loader) {
     return !atomic_load(&loader->stop);
 }
 
+static void begin_group(const DataLoaderOptions *o, Cursor *c, int64_t group) {
+    c->group = group;
+    c->at = dataloader_group_begin(o->step_windows, o->groups, group);
+    c->end = dataloader_group_begin(o->step_windows, o->groups, group + 1);
+}
+
 static void *reader_main(void *context) {
     DataLoader *loader = context;
     const DataLoaderOptions *o = &loader->options;
-    int64_t position = o->position;
-    int64_t left_in_step = o->step_windows;
+    Cursor c = {.step = o->position};
+    begin_group(o, &c, o->first_group);
     bool ok = true;
     for (int64_t k = 0; ok && wait_for_buffer(loader); k++) {
         Batch *batch = &loader->ring[k % o->ring];
-        batch->count = left_in_step < o->batch_windows ? left_in_step : o->batch_windows;
+        batch->count = min_i64(c.end - c.at, o->batch_windows);
         Error error;
-        ok = read_batch(loader, batch, position, &error);
-        position += batch->count;
-        left_in_step -= batch->count;
-        if (left_in_step == 0) left_in_step = o->step_windows;
+        ok = read_batch(loader, batch, c.step + c.at, &error);
+        c.at += batch->count;
+        batch->end = c.step + c.at;
+        if (c.at == c.end && c.group + 1 < o->first_group + o->group_count) {
+            begin_group(o, &c, c.group + 1);
+        } else if (c.at == c.end) {
+            batch->end = c.step += o->step_windows;
+            begin_group(o, &c, o->first_group);
+        }
 
         pthread_mutex_lock(&loader->mutex);
         if (ok)
@@ -177,12 +194,16 @@ static int start_reader(DataLoader *loader) {
 
 DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     REQUIRE(options->shards->num_windows > 0 && options->batch_windows > 0 && options->step_windows > 0 &&
-                options->position >= 0 && (options->ring == 0 || options->ring >= 2),
+                options->position >= 0 && (options->ring == 0 || options->ring >= 2) &&
+                options->groups <= options->step_windows && options->first_group >= 0 &&
+                options->first_group + options->group_count <= max_i64(options->groups, 1),
             "dataloader_create: a size is out of range");
     DataLoader *loader = calloc(1, sizeof *loader);
     if (!loader) return error_set(err, "data loader: out of memory"), NULL;
     loader->options = *options;
     if (loader->options.ring == 0) loader->options.ring = DEFAULT_RING;
+    if (loader->options.groups == 0) loader->options.groups = 1;
+    if (loader->options.group_count == 0) loader->options.group_count = loader->options.groups;
     loader->position = options->position;
     if (!allocate_ring(loader, err)) {
         free_loader(loader);
@@ -230,7 +251,7 @@ bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, E
     *windows = batch->windows;
     *count = batch->count;
     loader->handed_out++;
-    loader->position += batch->count;
+    loader->position = batch->end;
     return true;
 }
 

@@ -22,12 +22,19 @@ int64_t shuffle_window(int64_t p, int64_t n, uint64_t seed);
 
 // ---------------------------------------------------------------------------------------------------------- the loader
 
+// The windows of a step may be cut into groups of nearly equal size: group g has windows [begin(g), begin(g + 1)).
+static inline int64_t dataloader_group_begin(int64_t step_windows, int64_t groups, int64_t g) {
+    return step_windows * g / groups;
+}
+
 typedef struct {
-    const ShardSet *shards; // must outlive the loader
-    int64_t vocab;          // tokens must be below this
-    int64_t batch_windows;  // windows in a full micro-batch (B)
-    int64_t step_windows;   // windows in a step (total batch / T); the last micro-batch of a step may be smaller
-    int64_t position;       // windows consumed before the first batch, which begins a step
+    const ShardSet *shards;           // must outlive the loader
+    int64_t vocab;                    // tokens must be below this
+    int64_t batch_windows;            // windows in a full micro-batch (B)
+    int64_t step_windows;             // windows in a step (total batch / T), of all groups
+    int64_t groups;                   // of a step; 0: one. The last micro-batch of a group may be smaller
+    int64_t first_group, group_count; // those that this loader reads; the windows of the others are skipped. 0: all
+    int64_t position;                 // windows consumed before the first batch, which begins a step
     uint64_t seed;
     bool shuffle;           // false: in file order, starting over at the end
     bool repeat_first_step; // -a: every step reads the first step's windows again (p mod step_windows of the stream)
@@ -44,7 +51,8 @@ void dataloader_destroy(DataLoader *loader); // stops the thread, whatever it is
 // returned when the failing batch is due, after all batches before it, and by every later call.
 bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, Error *err);
 
-// Windows handed out so far plus options.position; a checkpoint stores this after whole steps.
+// The position in the stream after the windows handed out so far; at the end of a step that of the next step, whatever
+// groups were read. A checkpoint stores this after whole steps.
 int64_t dataloader_position(const DataLoader *loader);
 // Seconds that dataloader_next has spent waiting.
 double dataloader_wait_seconds(const DataLoader *loader);

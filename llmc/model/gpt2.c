@@ -217,7 +217,7 @@ static void forward_backward(Gpt2 *model, int64_t B, int64_t T, float scale, boo
     }
     embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, accumulate);
     gpt2_add_gradients(model, PARAM_WTE, PARAM_WPE, 0, first);
-    if (gpt2_gradient_dtype(o) != DTYPE_FP32) micro_step_count(gpt2_control(model));
+    if (gpt2_gradient_dtype(o) != DTYPE_FP32) micro_step_count(gpt2_control(model), 1);
 }
 
 void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_bytes) {

@@ -34,6 +34,8 @@ typedef struct {
     bool fp8;                  // the four matmuls of a block in fp8; needs bf16 and dimensions in multiples of 16
     bool fp8_delayed;          // their scales from previous steps, instead of from the tensors themselves
     bool numerics;             // gpt2_observe will be used: plans memory for its counts and for a copy of an update
+    int groups, group_count;   // of a step, and those that this process computes (train/data_parallel.h); 0: 1
+    int processes;             // that share a step; 0: 1
     const PlannedSizes *sizes; // for gpt2_plan only; NULL: the sizes of the linked backend
 } Gpt2Options;
 
@@ -61,7 +63,15 @@ const Parameter *gpt2_parameters(const Gpt2 *model); // gpt2_num_tensors entries
 const UpdateTensor *gpt2_tensors(const Gpt2 *model);
 Tensor gpt2_control(const Gpt2 *model);         // the device's StepControl (u8)
 Tensor gpt2_sequence_losses(const Gpt2 *model); // (B) fp32: losses by row of the micro-batch, of the step so far
+Tensor gpt2_step_losses(const Gpt2 *model);     // (groups, B) fp32: of each group; with one group gpt2_sequence_losses
 Tensor gpt2_gradient_sumsq(const Gpt2 *model);  // (num_tensors) fp32
+
+// For data_parallel.c. All gradients as one tensor (n), with the padding between them, which is 0; n is a multiple of
+// GRADIENT_SLICE x processes. Sums of the same shape, level 0 .. levels - 1. Two buffers (bytes) to exchange slices in.
+enum { GRADIENT_SLICE = 64 };
+Tensor gpt2_all_gradients(const Gpt2 *model);
+Tensor gpt2_gradient_sum(const Gpt2 *model, int level);
+Tensor gpt2_exchange_buffer(const Gpt2 *model, int half); // u8
 
 void gpt2_init_weights(Gpt2 *model, uint64_t seed);
 
@@ -130,7 +140,8 @@ int64_t gpt2_decode_length(const Gpt2 *model); // tokens read so far
 typedef struct {
     char name[48]; // "qkv.in", "fc.gradient", "qkvw.weight", "wte.gradient", "wte.update"
     TensorStats stats;
-    double ratio; // of an update: its norm over the norm of the weight; 0 for the others
+    double ratio;        // of an update: its norm over the norm of the weight; 0 for the others
+    bool of_micro_steps; // counted in micro-steps: of a linear layer, not of a parameter
 } NumericsRow;
 
 // Of each of the four linear layers: input, output, output gradient; of each parameter: weight, gradient, update.

@@ -90,6 +90,8 @@ typedef union {
 // Handles of the memory plan; -1 if a tensor does not exist.
 typedef struct {
     int weights, gradients;                   // each one region: all tensors of the table, one after the other
+    int64_t gradient_elements;                // of that region, with padding
+    int gradient_sums, exchange, step_losses; // -1 with one group; with one process
     int micro_gradients[NUM_PARAMETER_SPECS]; // gpt2_memory.c: of one block, or outside blocks
     int state[NUM_STATE_SLOTS]; // the same for each slot of the optimizer; -1 under offload: they are in host memory
     int64_t host_bytes;         // of the state in host memory

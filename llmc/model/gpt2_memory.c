@@ -123,6 +123,35 @@ static void plan_state(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
                             PLAN_ALWAYS, PLAN_ALWAYS);
 }
 
+// What several groups and several processes need: see train/data_parallel.h. The binary counter that adds n groups has
+// a digit for each bit of n - 1.
+static int sum_levels(const Gpt2Options *o) {
+    int levels = 0;
+    while ((o->group_count - 1) >> levels > 0) levels++;
+    return levels;
+}
+
+// A buffer long enough for the network (8 MiB to each of two processes), or all gradients at once.
+static int64_t exchange_bytes(int64_t gradient_bytes) { return min_i64(gradient_bytes, (int64_t)16 << 20); }
+
+static void plan_data_parallel(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, int64_t elements) {
+    const int64_t slices = GRADIENT_SLICE * max_i64(o->processes, 1);
+    const int64_t n = layout->gradient_elements = o->processes > 1 ? round_up(elements, slices) : elements;
+    const int64_t bytes = n * (int64_t)dtype_size(gpt2_gradient_dtype(o));
+    layout->gradients = layout->gradient_sums = layout->exchange = layout->step_losses = -1;
+    if (!o->train) return;
+    layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradients", bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+    if (o->groups > 1)
+        layout->step_losses =
+            memory_plan_add(plan, MEM_WORKSPACE, "step_losses", o->groups * o->B * 4, PLAN_ALWAYS, PLAN_ALWAYS);
+    if (sum_levels(o) > 0)
+        layout->gradient_sums =
+            memory_plan_add(plan, MEM_GRADIENTS, "gradient_sums", sum_levels(o) * bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+    if (o->processes > 1)
+        layout->exchange = memory_plan_add(plan, MEM_WORKSPACE, "exchange", 2 * round_up(exchange_bytes(bytes), 256),
+                                           PLAN_ALWAYS, PLAN_ALWAYS);
+}
+
 static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     int64_t n = 0; // elements of all tensors, each starting on an aligned address whatever its dtype
     Parameter *table = parameter_table(&o->config);
@@ -131,12 +160,10 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *
     free(table);
     const int64_t element = (int64_t)dtype_size(o->dtype);
     layout->weights = memory_plan_add(plan, MEM_WEIGHTS, "weights", n * element, PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->gradients = layout->sumsq = -1;
-    if (o->train) {
-        layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradients",
-                                            n * (int64_t)dtype_size(gpt2_gradient_dtype(o)), PLAN_ALWAYS, PLAN_ALWAYS);
+    layout->sumsq = -1;
+    plan_data_parallel(plan, layout, o, n);
+    if (o->train)
         layout->sumsq = memory_plan_add(plan, MEM_WORKSPACE, "sumsq", (int64_t)count * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-    }
     plan_state(plan, layout, o);
     layout->control =
         memory_plan_add(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl), PLAN_ALWAYS, PLAN_ALWAYS);
@@ -271,6 +298,26 @@ Tensor gpt2_control(const Gpt2 *model) {
 Tensor gpt2_sequence_losses(const Gpt2 *model) {
     void *data = gpt2_at(model, model->layout.sequence_losses);
     return tensor_make(data, DTYPE_FP32, "sequence_losses", model->options.B, 0, 0, 0);
+}
+Tensor gpt2_step_losses(const Gpt2 *model) {
+    const Gpt2Options *o = &model->options;
+    if (o->groups <= 1) return gpt2_sequence_losses(model);
+    return tensor_make(gpt2_at(model, model->layout.step_losses), DTYPE_FP32, "step_losses", o->groups, o->B, 0, 0);
+}
+Tensor gpt2_all_gradients(const Gpt2 *model) {
+    return tensor_make(gpt2_at(model, model->layout.gradients), gpt2_gradient_dtype(&model->options), "gradients",
+                       model->layout.gradient_elements, 0, 0, 0);
+}
+Tensor gpt2_gradient_sum(const Gpt2 *model, int level) {
+    Tensor t = gpt2_all_gradients(model);
+    t.name = "gradient_sums";
+    t.data = (char *)gpt2_at(model, model->layout.gradient_sums) + level * (int64_t)tensor_bytes(t);
+    return t;
+}
+Tensor gpt2_exchange_buffer(const Gpt2 *model, int half) {
+    const int64_t bytes = round_up(exchange_bytes((int64_t)tensor_bytes(gpt2_all_gradients(model))), 256);
+    char *data = gpt2_at(model, model->layout.exchange);
+    return tensor_make(data + half * bytes, DTYPE_U8, "exchange", bytes, 0, 0, 0);
 }
 Tensor gpt2_gradient_sumsq(const Gpt2 *model) {
     return tensor_make(gpt2_at(model, model->layout.sumsq), DTYPE_FP32, "sumsq", model->num_tensors, 0, 0, 0);

@@ -118,6 +118,7 @@ int gpt2_numerics_read(Gpt2 *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
         class_name(class, row->name, sizeof row->name);
         row->stats = stats[class];
         row->ratio = 0.0;
+        row->of_micro_steps = class < FIRST_PARAMETER;
         if (class < FIRST_PARAMETER || (class - FIRST_PARAMETER) % NUM_PARTS != PART_UPDATE) continue;
         const double weight = stats[class - PART_UPDATE + PART_WEIGHT].sumsq; // the value before the update
         if (weight > 0.0) row->ratio = sqrt(stats[class].sumsq / weight);

@@ -26,6 +26,7 @@ static const char UPDATE[] = "Optimisation";
 static const char EVALUATION[] = "Evaluation and samples";
 static const char OUTPUT[] = "Output";
 static const char MACHINE[] = "Machine";
+static const char PROCESSES[] = "Several processes";
 
 // The largest integer that JSON readers keep exactly, and a step count nobody reaches: enough, and never an overflow.
 #define MAX_EXACT 9007199254740991.0
@@ -37,8 +38,6 @@ static const char MACHINE[] = "Machine";
 static const unsigned DTYPES[] = {DTYPE_COUNT, DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
 static const unsigned EXPORT_DTYPES[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
 static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON};
-
-#define ONE_PROCESS "accepted for llm.c command lines; one process in this version"
 
 // To the compiler, enums are unsigned.
 #define TYPE_OF(value)                                                                                                 \
@@ -421,10 +420,20 @@ static bool check_together(const Options *o, Error *err) {
 static bool asks_for_help(const char *text) { return strcmp(text, "--help") == 0 || strcmp(text, "-help") == 0; }
 
 DeviceOptions options_device(const Options *o) {
-    return (DeviceOptions){.threads = o->threads,
+    return (DeviceOptions){.threads = o->threads > 0 ? o->threads : comm_cores(),
+                           .number = comm_local_rank(),
                            .tf32 = o->tf32 != 0,
                            .attention = o->attention,
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
+}
+
+CommOptions options_comm(const Options *o) {
+    return (CommOptions){.size = options_given(o, "num-processes") ? o->num_processes : 0,
+                         .rank = o->process_rank,
+                         .per_node = o->gpus_per_node,
+                         .method = o->init_method,
+                         .server = o->server_ip,
+                         .gpus = o->gpus};
 }
 
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
@@ -458,6 +467,7 @@ char *options_to_json(const Options *options) {
     size_t bytes = 0;
     FILE *f = text_open(&json, &bytes);
     for (const OptionRow *row = option_table; row->long_name; row++) {
+        if (row->scope == OPTION_OF_PROCESS) continue; // so that it is the same for any number of processes
         const char *value = option_value(row, options, buf);
         fprintf(f, "%s\"%s\":", row == option_table ? "{" : ",", row->long_name);
         if (is_text(row))

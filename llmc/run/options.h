@@ -4,6 +4,7 @@
 // belong to the Options, are never NULL and live until options_free.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/comm/comm.h"
 #include "llmc/train/optimizer.h"
 
 #include <stdbool.h>
@@ -30,8 +31,9 @@ typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err);
 void options_free(Options *options);
 
-// The options for device_init.
+// The options for device_init and comm_start.
 DeviceOptions options_device(const Options *options);
+CommOptions options_comm(const Options *options);
 
 // Was this option given on the command line (by its long name)?
 bool options_given(const Options *options, const char *long_name);
@@ -40,7 +42,7 @@ bool options_given(const Options *options, const char *long_name);
 // the trainer, which knows T when -t left it to the model.
 bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err);
 
-// All options as one JSON object, malloced; keys are the long names.
+// All options but those of OPTION_OF_PROCESS as one JSON object, malloced; keys are the long names.
 char *options_to_json(const Options *options);
 // For resume: takes from that JSON the value of every option that was not given on the command line, so that -o and -y
 // alone resume the run with its original options. Options that only say where the run is written or how it is watched

@@ -1,6 +1,8 @@
 // See report.h. In the order of a run: start, header, steps, evaluation and saving, summary, end.
 #include "llmc/run/report.h"
 
+#include "llmc/comm/comm.h"
+
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/model/recompute.h"
@@ -39,8 +41,9 @@ static void takes_at_least(const Report *r, const char *what, double tokens, boo
     const double rate = r->speed.matmul_flops, // 0: unknown
         flops = train ? flops_per_token_hardware(&s->config, s->T, &s->recompute)
                       : flops_per_token_llmc(&s->config, s->T) / 3;
-    if (rate > 0 && tokens * flops / rate >= 1)
-        runlog_field(r->log, what, "takes at least %.3g s at the measured matmul rate", tokens * flops / rate);
+    const double seconds = tokens / comm_size() * flops / rate;
+    if (rate > 0 && seconds >= 1)
+        runlog_field(r->log, what, "takes at least %.3g s at the measured matmul rate", seconds);
 }
 
 // --------------------------------------------------------------------------------------------------------------- start
@@ -66,6 +69,15 @@ static void machine_lines(const Report *r) {
     format_bytes((double)device->memory_free, memory, TEXT);
     runlog_field(r->log, "machine", "%s: %s, %s free | %s", device->backend, device->name, memory, device->libraries);
     if (*device->advice) runlog_field(r->log, "warning", "%s", device->advice);
+    if (comm_size() > 1)
+        runlog_field(r->log, "processes",
+                     "%d on %d machine%s (%s), connected by %s; machine and limits are of process 0", comm_size(),
+                     comm_hosts(), comm_hosts() == 1 ? "" : "s", comm_launcher(), device_comm_library());
+    if (r->model->groups > 1)
+        runlog_field(r->log, "groups",
+                     "a step is the sum of %d, in a fixed order: the same bits for any number of "
+                     "processes",
+                     r->model->groups);
     if (*device->attention) runlog_field(r->log, "", "attention: %s", device->attention);
     DeviceSensors sensors;
     if (r->options->log_gpu_every > 0 && !device_sensors(&sensors))
@@ -334,10 +346,11 @@ void report_step(Report *r, StepRecord *record) {
     };
     r->loss_scale = control->loss_scale;
     const double tokens_per_second = line.tokens / line.seconds;
-    const double model_flops = tokens_per_second * flops_per_token_llmc(&s->config, s->T);
-    const double all_flops = tokens_per_second * flops_per_token_hardware(&s->config, s->T, &s->recompute);
+    const double each = tokens_per_second / comm_size(); // of all processes: the tokens of this device
+    const double model_flops = each * flops_per_token_llmc(&s->config, s->T);
+    const double all_flops = each * flops_per_token_hardware(&s->config, s->T, &s->recompute);
     raise_measured_peak(r, fmax(model_flops, all_flops));
-    line.mfu = r->peak_flops > 0 ? model_flops / r->peak_flops : 0;
+    line.mfu = r->peak_flops > 0 ? model_flops / r->peak_flops : 0; // of each device
     line.hfu = r->peak_flops > 0 ? all_flops / r->peak_flops : 0;
     step_time_add(&r->step_time, line.seconds);
     line.eta_seconds = r->step_time.mean * (double)(s->total_steps - record->step);

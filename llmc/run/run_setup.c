@@ -2,6 +2,7 @@
 // names the option that is wrong.
 #include "llmc/run/run_setup.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
@@ -10,6 +11,7 @@
 #include "llmc/store/weights_file.h"
 #include "llmc/text/tokenizer.h"
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,6 +20,16 @@
 static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 
 static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
+
+// One line on stderr, once however many processes there are.
+__attribute__((format(printf, 1, 2))) static void advise(const char *format, ...) {
+    if (comm_rank() > 0) return;
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
 
 // ---------------------------------------------------------------------------------------- what to train, on which data
 
@@ -45,8 +57,8 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
     char *json = known ? file_read_all(path, MAX_BYTES, NULL, err) : NULL;
     const bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
     if (ok)
-        fprintf(stderr, "-y 1: no checkpoint in %s yet; starting from the beginning%s%s\n", s->options.output,
-                known ? " with the options in " : "", known ? path : "");
+        advise("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
+               known ? " with the options in " : "", known ? path : "");
     s->state.seed = (uint64_t)s->options.seed;
     free(json);
     free(path);
@@ -55,7 +67,7 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
 
 bool run_setup_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!*o->output || o->max_steps == 0 || o->profile > 0) return true; // nothing will be saved there
+    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0) return true; // nothing to save there
     char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o);
     const bool ok = file_write_atomic(path, json, strlen(json), err);
     free(json);
@@ -74,15 +86,9 @@ static bool take_directory(RunSetup *s, Error *err) {
     return true;
 }
 
-// -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
-bool run_setup_lock_and_resume(RunSetup *s, Error *err) {
+// Takes the directory and sets resume_path to the newest checkpoint in it that verifies, if this is a resume.
+static bool find_checkpoint(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    s->state.seed = (uint64_t)o->seed;
-    s->state.best_val_loss = INFINITY;
-    s->state.eot = -1;
-    s->state.control = step_control_initial(1.0f);
-    if (o->max_steps == 0 && !o->resume) take_step_and_data(s);
-    if (!*o->output) return true;
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
     if (!o->plan && !take_directory(s, err)) return false; // a plan changes nothing there
     bool exists;
@@ -95,19 +101,40 @@ bool run_setup_lock_and_resume(RunSetup *s, Error *err) {
     char *skipped = NULL, size[64];
     const double bytes = checkpoint_newest_bytes(o->output);
     if (bytes >= 0x1p30) // more than a second
-        fprintf(stderr, "-y 1: checking the newest checkpoint in %s, %s\n", o->output, format_bytes(bytes, size, 64));
+        advise("-y 1: checking the newest checkpoint in %s, %s", o->output, format_bytes(bytes, size, 64));
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
     const bool damaged = skipped != NULL;
-    if (damaged) fprintf(stderr, "%s\n", skipped);
+    if (damaged) advise("%s", skipped);
     free(skipped);
-    if (!found) {
-        if (err->text[0]) return false;
-        if (damaged)
-            return error_set(err, "-y 1: no checkpoint in %s is intact; repair them, or move them away to start over",
-                             o->output);
-        return adopt_remembered(s, err);
-    }
+    if (found) return true;
+    if (err->text[0]) return false;
+    return !damaged ||
+           error_set(err, "-y 1: no checkpoint in %s is intact; repair them, or move them away to start over",
+                     o->output);
+}
+
+// Process 0 has the directory and tells the others what it found there.
+static bool share_resume_path(RunSetup *s, Error *err) {
+    int64_t length = s->resume_path ? (int64_t)strlen(s->resume_path) : -1;
+    if (!comm_broadcast(&length, sizeof length, err)) return false;
+    if (length < 0) return true;
+    if (comm_rank() > 0) s->resume_path = calloc(1, (size_t)length + 1);
+    REQUIRE_MEMORY(s->resume_path, "a path");
+    return comm_broadcast(s->resume_path, (size_t)length, err);
+}
+
+// -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
+bool run_setup_lock_and_resume(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    s->state.seed = (uint64_t)o->seed;
+    s->state.best_val_loss = INFINITY;
+    s->state.eot = -1;
+    s->state.control = step_control_initial(1.0f);
+    if (o->max_steps == 0 && !o->resume) take_step_and_data(s);
+    if (!*o->output) return true;
+    if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err) || !share_resume_path(s, err)) return false;
+    if (!s->resume_path) return !o->resume || adopt_remembered(s, err);
     if (!checkpoint_load_state(s->resume_path, &s->state, err) ||
         !options_adopt_json(&s->options, s->state.options_json, err))
         return false;
@@ -163,11 +190,10 @@ static bool choose_context(RunSetup *s, Error *err) {
 static void compare_data(const char *option, const ShardSet *set, DataFacts *then) {
     const DataFacts now = {set->num_tokens, set->fingerprint};
     if (then->tokens > 0 && (then->tokens != now.tokens || then->fingerprint != now.fingerprint))
-        fprintf(stderr,
-                "%s: the shards have changed: the checkpoint has %lld tokens (checksum %016llx), these have %lld "
-                "(%016llx); the run continues with them\n",
-                option, (long long)then->tokens, (unsigned long long)then->fingerprint, (long long)now.tokens,
-                (unsigned long long)now.fingerprint);
+        advise("%s: the shards have changed: the checkpoint has %lld tokens (checksum %016llx), these have %lld "
+               "(%016llx); the run continues with them",
+               option, (long long)then->tokens, (unsigned long long)then->fingerprint, (long long)now.tokens,
+               (unsigned long long)now.fingerprint);
     *then = now;
 }
 
@@ -240,6 +266,9 @@ Gpt2Options run_setup_model(const RunSetup *s) {
         .fp8 = o->fp8 != 0,
         .fp8_delayed = o->fp8_scaling == FP8_DELAYED,
         .numerics = o->numerics_every > 0,
+        .groups = s->options.reduce_groups,
+        .group_count = s->options.reduce_groups / comm_size(),
+        .processes = comm_size(),
         .sequences = o->sample_every > 0 || o->interactive ? o->samples : 0,
     };
 }
@@ -253,15 +282,41 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
            error_prefix(err, "%s", s->resume_path);
 }
 
+// The memory that every process has: on the CPU those of one machine share it.
+static bool agree_on_room(bool automatic, double *room, Error *err) {
+    const bool shared = strcmp(device_facts()->backend, "cpu") == 0;
+    double mine = planner_room(automatic) / (shared ? comm_local_size() : 1);
+    double *all = malloc((size_t)comm_size() * sizeof *all);
+    REQUIRE_MEMORY(all, "the memory of all processes");
+    const bool ok = comm_gather(&mine, all, sizeof mine, err);
+    for (int i = 0; ok && i < comm_size(); i++) mine = fmin(mine, all[i]);
+    *room = mine;
+    free(all);
+    return ok;
+}
+
+// What several processes do not do, or not yet.
+static bool check_processes(const RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    if (comm_size() == 1) return true;
+    if (o->interactive)
+        return error_set(err, "--interactive: answers prompts in one process; %s started %d", comm_launcher(),
+                         comm_size());
+    return !o->fp8 || o->fp8_scaling != FP8_DELAYED ||
+           error_set(err, "--fp8-scaling delayed: the processes would have different scales; use current");
+}
+
 // -b and -r: what of the device's memory is used for what.
 static bool choose_memory(RunSetup *s, Error *err) {
     Options *o = &s->options;
     char text[RECOMPUTE_TEXT];
+    if (o->reduce_groups == 0) o->reduce_groups = comm_size();
     Gpt2Options model = run_setup_model(s);
-    const int64_t most = o->total_batch > 0 ? o->total_batch / s->T : 0;
+    const int64_t most = o->total_batch > 0 ? ceil_div(o->total_batch / s->T, o->reduce_groups) : 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
-    if (!gpt2_check_options(&model, err) ||
-        !planner_fit(&model, o->B == 0, o->recompute, planner_room(automatic), most, err))
+    double room;
+    if (!comm_all_ok(gpt2_check_options(&model, err) && check_processes(s, err), err) ||
+        !agree_on_room(automatic, &room, err) || !planner_fit(&model, o->B == 0, o->recompute, room, most, err))
         return false;
     o->B = model.B; // what was chosen is what a checkpoint states
     s->recompute = model.recompute;
@@ -278,9 +333,12 @@ static bool choose_memory(RunSetup *s, Error *err) {
 // -b, -d, -x and -u: how much is read a step, and how many steps there are.
 static bool choose_lengths(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * s->T;
+    const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * s->T * o->reduce_groups;
     if (!options_check_total_batch(total_batch, s->T, err)) return false;
     s->step_windows = total_batch / s->T;
+    if (o->max_steps != 0 &&
+        !step_share_make(&s->share, s->step_windows, o->B, o->reduce_groups, comm_rank(), comm_size(), err))
+        return false;
     const bool in_tokens = o->tokens > 0 && !options_given(o, "max-steps"); // --tokens may be an earlier command's
     s->total_steps = o->max_steps;
     if (o->max_steps < 0) s->total_steps = s->train.num_windows / s->step_windows;
@@ -329,14 +387,33 @@ static bool check_export(const RunSetup *s, Error *err) {
     return export_check(o->export_path, o->export_dtype, err);
 }
 
+// Processes that read other data would train another model each.
+static bool agree_on_data(const RunSetup *s, Error *err) {
+    char train[64], val[64], sizes[128];
+    snprintf(train, sizeof train, "%lld tokens (checksum %016llx)", (long long)s->train.num_tokens,
+             (unsigned long long)s->train.fingerprint);
+    snprintf(val, sizeof val, "%lld tokens (checksum %016llx)", (long long)s->val.num_tokens,
+             (unsigned long long)s->val.fingerprint);
+    snprintf(sizes, sizeof sizes, "B=%lld T=%lld, %lld sequences a step, %lld steps from %lld", (long long)s->options.B,
+             (long long)s->T, (long long)s->step_windows, (long long)s->total_steps, (long long)s->first_step);
+    const CommFact facts[] = {{"-i", train}, {"-j", val}, {"-e", s->source}, {"sizes", sizes}};
+    return comm_agree(facts, sizeof facts / sizeof *facts, err);
+}
+
 bool run_setup_resolve(RunSetup *s, Error *err) {
     s->first_step = s->state.step;
     if (s->resume_path && !device_restore_tuning(s->state.tuning))
-        fprintf(stderr, "-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
-                        "chosen again here, and bits may differ from the original run\n");
-    return choose_model(s, err) && choose_context(s, err) && open_data(s, err) && choose_dtype(s, err) &&
-           choose_optimizer(s, err) && choose_memory(s, err) && choose_lengths(s, err) && choose_tokenizer(s, err) &&
-           open_choices(s, err) && check_export(s, err);
+        advise("-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
+               "chosen again here, and bits may differ from the original run");
+    // What a process finds may be missing on another one: each part ends with an agreement.
+    return comm_all_ok(choose_model(s, err) && choose_context(s, err) && open_data(s, err) && choose_dtype(s, err) &&
+                           choose_optimizer(s, err),
+                       err) &&
+           comm_all_ok(choose_memory(s, err), err) &&
+           comm_all_ok(choose_lengths(s, err) && choose_tokenizer(s, err) && open_choices(s, err) &&
+                           (comm_rank() > 0 || check_export(s, err)),
+                       err) &&
+           agree_on_data(s, err);
 }
 
 // --plan: no data is opened and no memory taken.
@@ -373,6 +450,9 @@ DataLoaderOptions run_setup_loader(const RunSetup *s) {
         .vocab = s->config.V,
         .batch_windows = s->options.B,
         .step_windows = s->step_windows,
+        .groups = s->share.groups,
+        .first_group = s->share.first,
+        .group_count = s->share.count,
         .position = s->state.position,
         .seed = s->state.seed,
         .shuffle = true,

@@ -6,6 +6,7 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/run/options.h"
 #include "llmc/store/checkpoint.h"
+#include "llmc/train/data_parallel.h"
 #include "llmc/train/evals.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/optimizer.h"
@@ -19,6 +20,7 @@ typedef struct {
     ShardSet train, val;
     bool has_train, has_val;
     int64_t T, step_windows, total_steps;
+    StepShare share;    // of this process in a step
     int64_t first_step; // where this process begins
     Schedule schedule;
     DType dtype;

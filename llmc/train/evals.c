@@ -8,7 +8,9 @@
 // batch.
 #include "llmc/train/evals.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/comm/comm.h"
 
 #include <errno.h>
 #include <math.h>
@@ -25,6 +27,12 @@ typedef struct {
     double sum;
     int64_t windows, bytes; // done
 } Evaluation;
+
+// What a process tells the others about its batch of a round; the losses follow.
+typedef struct {
+    int32_t failed, signal;
+    int64_t bytes;
+} BatchHead;
 
 // Window i of n, spread evenly over all of them: the same ones at every evaluation.
 static int64_t spread(int64_t i, int64_t n, int64_t all) { return (int64_t)((double)i * (double)all / (double)n); }
@@ -54,26 +62,58 @@ static int64_t bytes_of_window(const Evaluation *e, const char *window) {
     return bytes;
 }
 
-// Sums the losses of all n windows, or of those before a signal.
-static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
+// The losses of windows [first, first + count) of n, into e->losses; their bytes into *bytes.
+static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t n, int64_t *bytes, Error *err) {
     const Gpt2Options *o = gpt2_options(e->model);
     const int64_t window_bytes = (o->T + 1) * e->val->token_bytes;
-    for (int64_t first = 0; first < n && !signals_pending(); first += o->B) {
-        const int64_t count = n - first < o->B ? n - first : o->B;
-        for (int64_t i = 0; i < count; i++) {
-            char *window = e->batch + i * window_bytes;
-            const int64_t number = spread(first + i, n, e->val->num_windows);
-            if (!shards_read_window(e->val, number, o->config.V, window, err)) return false;
-            if (e->byte_count) e->bytes += bytes_of_window(e, window);
-        }
-        gpt2_load_batch(e->model, e->batch, count, e->val->token_bytes);
-        gpt2_forward(e->model);
-        copy_d2h(e->losses, gpt2_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses, STREAM_COMPUTE);
-        device_sync();
-        for (int64_t i = 0; i < count; i++) e->sum += e->losses[i];
-        e->windows += count;
+    for (int64_t i = 0; i < count; i++) {
+        char *window = e->batch + i * window_bytes;
+        const int64_t number = spread(first + i, n, e->val->num_windows);
+        if (!shards_read_window(e->val, number, o->config.V, window, err)) return false;
+        if (e->byte_count) *bytes += bytes_of_window(e, window);
     }
+    gpt2_load_batch(e->model, e->batch, count, e->val->token_bytes);
+    gpt2_forward(e->model);
+    copy_d2h(e->losses, gpt2_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses, STREAM_COMPUTE);
+    device_sync();
     return true;
+}
+
+// Sums the losses of all n windows, or of those before a signal. In each round every process computes one batch, and
+// all add the losses in the order of windows, so that the sum does not depend on the number of processes.
+static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
+    const int64_t B = gpt2_options(e->model)->B, processes = comm_size();
+    const size_t message = sizeof(BatchHead) + (size_t)B * sizeof(float);
+    char *mine = calloc(1, message), *all = malloc((size_t)processes * message);
+    bool ok = (mine && all) || error_set(err, "validation: out of memory");
+    for (int64_t round = 0; ok && round < n && !signals_pending(); round += processes * B) {
+        const int64_t first = round + comm_rank() * B, count = first < n ? min_i64(n - first, B) : 0;
+        BatchHead head = {.signal = signals_received()};
+        const bool computed = count == 0 || compute_losses(e, first, count, n, &head.bytes, err);
+        head.failed = !computed;
+        memcpy(mine, &head, sizeof head);
+        memcpy(mine + sizeof head, e->losses, (size_t)count * sizeof(float));
+        ok = comm_gather(mine, all, message, err);
+        int signal = 0;
+        bool failed = false;
+        for (int64_t p = 0; ok && p < processes; p++) {
+            memcpy(&head, all + (size_t)p * message, sizeof head);
+            failed = failed || head.failed;
+            signal = signal ? signal : head.signal;
+            e->bytes += head.bytes;
+            for (int64_t i = 0; i < B && round + p * B + i < n; i++) {
+                float loss;
+                memcpy(&loss, all + (size_t)p * message + sizeof head + (size_t)i * sizeof loss, sizeof loss);
+                e->sum += loss;
+                e->windows++;
+            }
+        }
+        if (ok && failed) ok = comm_all_ok(computed, err);
+        if (ok && processes > 1) signals_agree(signal);
+    }
+    free(mine);
+    free(all);
+    return ok;
 }
 
 bool evaluate_loss(Gpt2 *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
@@ -376,16 +416,32 @@ static void score_batch(Scoring *s, int64_t first, int64_t count) {
     }
 }
 
-// false: a signal came.
+// false: a signal came. The processes take the batches in turn.
 static bool score_all(Scoring *s) {
     const int64_t B = gpt2_options(s->model)->B;
+    int64_t batch = 0;
     for (int64_t first = 0, count; first < s->count; first += count) {
         if (signals_pending()) return false;
         for (count = 1; count < B && first + count < s->count; count++)
             if (s->sequences[first + count].rounded != s->sequences[first].rounded) break;
-        score_batch(s, first, count);
+        if (batch++ % comm_size() == comm_rank()) score_batch(s, first, count);
     }
     return true;
+}
+
+// Every sum was computed by one process; the others have 0 there.
+static bool collect_losses(Scoring *s, int64_t examples, Error *err) {
+    const size_t cells = (size_t)examples * CHOICES_MAX;
+    if (comm_size() == 1) return true;
+    double *all = malloc((size_t)comm_size() * cells * sizeof *all);
+    REQUIRE_MEMORY(all, "the losses of all processes");
+    const bool ok = comm_gather(s->losses, all, cells * sizeof *all, err);
+    for (size_t i = 0; ok && i < cells; i++) {
+        s->losses[i] = 0.0;
+        for (int p = 0; p < comm_size(); p++) s->losses[i] += all[(size_t)p * cells + i];
+    }
+    free(all);
+    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------------------- answers
@@ -453,10 +509,12 @@ bool evaluate_choices_losses(Gpt2 *model, const ChoiceSet *set, int64_t examples
     if (examples <= 0 || examples > all) examples = all;
     for (int64_t i = 0; i < examples; i++)
         if (!example_fits(set, i, T, err)) return false;
-    const bool ok = allocate(&s, examples, err);
+    bool ok = comm_all_ok(allocate(&s, examples, err), err);
     if (ok) {
         make_sequences(&s, examples, T, &score->cut);
-        if (score_all(&s)) count_correct(&s, examples, score);
+        const bool whole = score_all(&s);
+        ok = !whole || collect_losses(&s, examples, err);
+        if (ok && whole) count_correct(&s, examples, score);
     }
     if (s.token_losses) host_free(s.token_losses);
     if (s.windows) host_free(s.windows);

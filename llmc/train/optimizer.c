@@ -442,7 +442,7 @@ void optimizer_step(Optimizer *o, int64_t step, double learning_rate, int64_t to
                                  .seed = o->options.seed};
     if (o->offload) offload_begin(o->offload); // runs during the backward pass, which is still active
     gradient_sumsq(sumsq, &o->list);
-    step_control_update(control, sumsq, gpt2_sequence_losses(o->model), tokens_in_step, o->options.limits);
+    step_control_update(control, sumsq, gpt2_step_losses(o->model), tokens_in_step, o->options.limits);
     if (watched) gpt2_numerics_gradients(o->model);
     if (gpt2_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, params, control);
     if (o->muon) muon_directions(o->muon, params, control);

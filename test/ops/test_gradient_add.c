@@ -95,13 +95,13 @@ OP_TEST(seed_parameter_and_micro_step_name_the_bits) {
     assert_memory_not_equal(first, second, sizeof first);
 }
 
-TEST_WITH(micro_step_count_adds_one_and_leaves_the_rest, NULL, op_teardown) {
+TEST_WITH(micro_step_count_adds_its_count_and_leaves_the_rest, NULL, op_teardown) {
     op_begin(shape(DTYPE_FP32), "micro_step_count");
     StepControl want = step_control_initial(512.0f), got;
     want.micro_steps = 0xFFFFu, want.good_steps = 7, want.skipped = 3;
     const Tensor control = op_control(want);
-    for (int i = 0; i < 3; i++) micro_step_count(control);
-    want.micro_steps += 3;
+    for (int i = 0; i < 3; i++) micro_step_count(control, i);
+    want.micro_steps += 0 + 1 + 2;
     op_read(&got, control);
     assert_memory_equal(&got, &want, sizeof got);
     op_end();
@@ -159,7 +159,7 @@ static Errors sum_of_64(DType dtype, Kind kind) {
         }
         op_upload(&src);
         for (int d = 0; d < DRAWS; d++) gradient_add(sums[d].t, src.t, k > 0, op_seed(), d, control);
-        micro_step_count(control);
+        micro_step_count(control, 1);
         for (int64_t e = 0; e < ELEMENTS; e++) {
             exact[e] += src.v[e];
             nearest[e] = ref_round((double)(float)(nearest[e] + src.v[e]), dtype);

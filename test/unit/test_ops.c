@@ -67,7 +67,7 @@ CALL(adafactor_statistics, const UpdateTensor u = updated(RULE_ADAFACTOR, t);
      adafactor_statistics(LIST(&u, 1), params, t[6]))
 CALL(momentum_update, const UpdateTensor u = updated(RULE_DIRECTION, t); momentum_update(LIST(&u, 1), params, t[5]))
 CALL(gradient_add, gradient_add(t[0], t[1], false, 0, 0, t[2]))
-CALL(micro_step_count, micro_step_count(t[0]))
+CALL(micro_step_count, micro_step_count(t[0], 1))
 CALL(fp8_quantize, fp8_quantize(t[0], t[1], t[2], t[3], FP8_CURRENT))
 CALL(fp8_matmul, fp8_matmul(t[0], t[1], t[2], t[3], t[4], t[5], false))
 CALL(fp8_slots_advance, fp8_slots_advance(t[0]))

@@ -1,0 +1,159 @@
+// Several processes of one run, see processes.h.
+#include "llmc/run/processes.h"
+
+#include "llmc/base/arithmetic.h"
+#include "llmc/device.h"
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+// ------------------------------------------------------------------------------------------------------------ meeting
+
+// The checksum of this program's file: other programs may compute other bits.
+static void describe_build(char *text, size_t size) {
+    struct stat st;
+    uint64_t sum = 0;
+    const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &st) == 0) {
+        void *bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (bytes != MAP_FAILED) sum = XXH3_64bits(bytes, (size_t)st.st_size), munmap(bytes, (size_t)st.st_size);
+    }
+    if (fd >= 0) close(fd);
+    snprintf(text, size, "%016llx", (unsigned long long)sum);
+}
+
+// These say which process it is.
+static bool differs_by_process(const OptionRow *row) {
+    return strcmp(row->long_name, "process-rank") == 0 || strcmp(row->long_name, "server-ip") == 0;
+}
+
+static bool agree_on_options(const Options *options, Error *err) {
+    char build[32];
+    describe_build(build, sizeof build);
+    const CommFact fact = {"the program file with checksum", build};
+    if (!comm_agree(&fact, 1, err)) return false;
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        char value[OPTION_VALUE], name[64];
+        snprintf(name, sizeof name, "--%s", row->long_name);
+        const CommFact option = {name, option_value(row, options, value)};
+        if (!differs_by_process(row) && !comm_agree(&option, 1, err)) return false;
+    }
+    return true;
+}
+
+bool processes_meet(const Options *options, Error *err) {
+    const CommOptions comm = options_comm(options);
+    if (!comm_start(&comm, err)) return false;
+    if (comm_size() == 1) return true;
+    if (comm_rank() > 0 && !freopen("/dev/null", "w", stdout)) return error_set(err, "/dev/null cannot be opened");
+    return agree_on_options(options, err);
+}
+
+// ------------------------------------------------------------------------------------------------------------ devices
+
+// Two processes on one GPU would wait for each other.
+static bool check_distinct(Error *err) {
+    typedef struct {
+        char host[64], id[sizeof device_facts()->id];
+    } Device;
+    Device mine = {0}, *all = malloc((size_t)comm_size() * sizeof *all);
+    REQUIRE_MEMORY(all, "the devices of all processes");
+    gethostname(mine.host, sizeof mine.host - 1);
+    memcpy(mine.id, device_facts()->id, sizeof mine.id);
+    bool ok = comm_gather(&mine, all, sizeof mine, err);
+    for (int i = 0; ok && i < comm_size(); i++)
+        for (int k = 0; ok && k < i; k++)
+            if (*all[i].id && memcmp(&all[i], &all[k], sizeof *all) == 0)
+                ok = error_set(err, "processes %d and %d on %s have the same GPU (%s); start one process for each GPU",
+                               k, i, all[i].host, all[i].id);
+    free(all);
+    return ok;
+}
+
+bool processes_connect_devices(Error *err) {
+    if (comm_size() == 1) return true;
+    char id[DEVICE_COMM_ID_BYTES] = {0};
+    const DeviceFacts *d = device_facts();
+    const bool on_cpu = strcmp(d->backend, "cpu") == 0; // its name has the number of threads
+    const CommFact facts[] = {{"the device", on_cpu ? d->backend : d->name}, {"the libraries", d->libraries}};
+    return comm_agree(facts, sizeof facts / sizeof *facts, err) && comm_all_ok(check_distinct(err), err) &&
+           comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) && comm_broadcast(id, sizeof id, err) &&
+           comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), err), err);
+}
+
+// ------------------------------------------------------------------------------------------------------------- tuning
+
+// A micro-step of B empty sequences.
+static bool try_micro_step(Gpt2 *model, int64_t B, int64_t tokens, Error *err) {
+    const int64_t bytes = B * (gpt2_options(model)->T + 1) * 2;
+    void *windows = host_alloc((size_t)bytes, err);
+    if (!windows) return false;
+    memset(windows, 0, (size_t)bytes);
+    gpt2_load_batch(model, windows, B, 2);
+    gpt2_forward_backward(model, tokens, true);
+    device_sync();
+    host_free(windows);
+    return true;
+}
+
+// Runs each shape of a step once, and an update that is skipped because its loss is not a number.
+static bool try_step(Gpt2 *model, Optimizer *optimizer, const StepShare *share, Error *err) {
+    const StepControl control = gpt2_get_control(model);
+    const int64_t tokens = share->step_windows * gpt2_options(model)->T;
+    const int64_t smaller = share->step_windows / share->groups, larger = ceil_div(share->step_windows, share->groups);
+    bool ok = true;
+    for (int64_t windows = smaller; ok && windows <= larger; windows++) { // the two sizes of a group
+        if (windows >= share->B) ok = try_micro_step(model, share->B, tokens, err);
+        if (ok && windows % share->B > 0) ok = try_micro_step(model, windows % share->B, tokens, err);
+    }
+    tensor_fill(gpt2_step_losses(model), NAN);
+    optimizer_step(optimizer, 1, 0.0, tokens, false);
+    gpt2_set_control(model, &control);
+    return ok;
+}
+
+bool processes_share_tuning(Gpt2 *model, Optimizer *optimizer, const StepShare *share, Error *err) {
+    if (comm_size() == 1 || strcmp(device_facts()->backend, "cpu") == 0) return true; // the CPU chooses nothing
+    if (!comm_all_ok(comm_rank() > 0 || try_step(model, optimizer, share, err), err)) return false;
+    char *lines = device_tuning();
+    int64_t bytes = (int64_t)strlen(lines) + 1;
+    bool ok = comm_broadcast(&bytes, sizeof bytes, err);
+    if (ok && comm_rank() > 0) {
+        free(lines);
+        lines = calloc(1, (size_t)bytes);
+        REQUIRE_MEMORY(lines, "the choices of process 0");
+    }
+    ok = ok && comm_broadcast(lines, (size_t)bytes, err);
+    ok = ok && (device_restore_tuning(lines) || error_set(err, "the choices of process 0 do not fit this GPU"));
+    free(lines);
+    return comm_all_ok(ok, err);
+}
+
+// ----------------------------------------------------------------------------------------------------------- numerics
+
+bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
+    if (comm_size() == 1) return true;
+    const size_t bytes = (size_t)count * sizeof *rows;
+    NumericsRow *all = malloc((size_t)comm_size() * bytes);
+    REQUIRE_MEMORY(all, "the statistics of all processes");
+    const bool ok = comm_gather(rows, all, bytes, err);
+    for (int r = 0; ok && r < count; r++) {
+        if (!rows[r].of_micro_steps) continue; // all processes have the same
+        TensorStats *sum = &rows[r].stats;
+        memset(sum, 0, sizeof *sum);
+        for (int i = 0; i < comm_size(); i++) {
+            const TensorStats *s = &all[i * count + r].stats;
+            sum->count += s->count, sum->sumsq += s->sumsq, sum->zero += s->zero;
+            sum->underflow += s->underflow, sum->overflow += s->overflow;
+            sum->amax = fmaxf(sum->amax, s->amax);
+        }
+    }
+    free(all);
+    return ok;
+}

@@ -1,0 +1,22 @@
+// A run of several processes: how the trainer starts them, brings them together and makes sure that they are about to
+// do the same. Without a launcher and --gpus these functions do nothing.
+#pragma once
+#include "llmc/base/error.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/run/options.h"
+#include "llmc/train/data_parallel.h"
+#include "llmc/train/optimizer.h"
+
+// Finds the other processes; all but process 0 stop writing to stdout. False also if they were started with other
+// options or are another build: the message names the option.
+bool processes_meet(const Options *options, Error *err);
+
+// After device_init: joins the devices. False if two of them are one GPU, or differ in kind or libraries.
+bool processes_connect_devices(Error *err);
+
+// On a GPU choices are made by timing, and other choices give other bits. So process 0 makes all that a step needs,
+// with micro-steps and an update that change nothing, and the others take them over.
+bool processes_share_tuning(Gpt2 *model, Optimizer *optimizer, const StepShare *share, Error *err);
+
+// Adds the statistics of linear layers, which each process counts for its own micro-batches, of all processes.
+bool processes_sum_numerics(NumericsRow *rows, int count, Error *err);

@@ -1,0 +1,221 @@
+"""Several processes train one model: the same bytes for any number of them, under MPI on the CPU and over NCCL on the
+simulated GPU."""
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from test_evaluation import choice_file
+from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, QUIET, ROOT, SIMULATOR, TRAINER, checkpoints, events, losses,
+                      needs_simulator, wait_for, write_shard)
+
+MPIRUN = shutil.which("mpirun")
+needs_mpi = pytest.mark.skipif(not MPIRUN, reason="no mpirun: Debian's openmpi-bin")
+OPTIMIZERS = ["adamw", "adamw8bit", "adamw-bf16", "adamw-kahan", "lion", "adafactor", "sgd", "muon"]
+# 19 sequences a step: 8 groups of 2 or 3, 6 of 3 or 4, in micro-batches of 2, the last one of a group often smaller.
+SHAPE = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "2", "-d", 19 * 32, "-u", 2, "-k", "constant"]
+
+
+def launched(processes, *arguments, trainer=TRAINER):
+    mpi = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(processes)]
+    # One process runs without MPI: what a user without it has.
+    return [*(mpi if processes > 1 else []), str(trainer), *map(str, arguments)]
+
+
+def run(processes, directory, data, *arguments, expect=0, trainer=TRAINER, **environment):
+    """A run in its own directory, so that its options, which checkpoints keep, do not tell runs apart."""
+    directory.mkdir(exist_ok=True)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    result = subprocess.run(launched(processes, *SHAPE, *QUIET, *data.flags, "-o", "run", *arguments, trainer=trainer),
+                            cwd=directory, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
+    return result
+
+
+def content(directory):
+    """The bytes of the newest checkpoint, by file."""
+    return {f.name: f.read_bytes() for f in sorted(checkpoints(directory / "run")[-1].iterdir())}
+
+
+def assert_same(a, b):
+    one, other = content(a), content(b)
+    assert one.keys() == other.keys()
+    assert [name for name in one if one[name] != other[name]] == []
+
+
+# ------------------------------------------------------------------------------------------------------- the same bytes
+
+@needs_mpi
+@pytest.mark.sanitize
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_any_number_of_processes_gives_the_same_checkpoint(optimizer, data, tmp_path):
+    dtype = "fp32" if optimizer in ("lion", "sgd") else "bf16"
+    flags = ["--optimizer", optimizer, "--dtype", dtype, "--reduce-groups", 8, "-x", 3]
+    run(1, tmp_path / "1", data, *flags)
+    run(4, tmp_path / "4", data, *flags)
+    assert_same(tmp_path / "1", tmp_path / "4")
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_after_30_steps_1_2_3_4_and_8_processes_have_the_same_checkpoint(optimizer, dtype, data, tmp_path):
+    flags = ["--optimizer", optimizer, "--dtype", dtype, "-x", 30]
+    for groups, numbers in ((8, (2, 4, 8)), (6, (3, 6))):
+        alone = tmp_path / f"{groups}-1"
+        run(1, alone, data, *flags, "--reduce-groups", groups)
+        for n in numbers:
+            shared = tmp_path / f"{groups}-{n}"
+            run(n, shared, data, *flags, "--reduce-groups", groups)
+            assert_same(alone, shared)
+
+
+@needs_mpi
+@pytest.mark.parametrize("flags", [["--grad-dtype", "compute", "--dtype", "bf16"], ["--offload", "optimizer"],
+                                   ["-w", 0, "--dtype", "bf16"], ["-r", 3], ["-a", 1], ["--grad-clip", 0.01],
+                                   ["--loss-outlier", 1, "--norm-outlier", 1]],
+                         ids=lambda flags: "".join(map(str, flags[:2])))
+def test_so_it_is_with_every_kind_of_step(flags, data, tmp_path):
+    for n in (1, 2):
+        run(n, tmp_path / f"{n}", data, *flags, "--reduce-groups", 2, "-x", 5)
+    assert_same(tmp_path / "1", tmp_path / "2")
+
+
+@needs_mpi
+def test_a_run_resumes_on_another_number_of_processes(data, tmp_path):
+    flags = ["--reduce-groups", 8, "-n", 2, "-nk", 0]
+    run(1, tmp_path / "whole", data, *flags, "-x", 6)
+    run(4, tmp_path / "moved", data, *flags, "-x", 2)
+    run(2, tmp_path / "moved", data, *flags, "-x", 4, "-y")
+    run(8, tmp_path / "moved", data, *flags, "-x", 6, "-y")
+    assert_same(tmp_path / "whole", tmp_path / "moved")
+
+
+def told(directory, kind):
+    """The events of this kind, without what the clock says."""
+    return [{k: v for k, v in e.items() if k not in ("seconds", "time")} for e in events(directory / "run", kind)]
+
+
+@needs_mpi
+def test_validation_and_multiple_choice_give_the_same_numbers(data, tmp_path):
+    choices = choice_file(tmp_path / "set.bin", [([256, 10 + i % 50], [[20 + i % 7] * 3, [30, 31], [40] * (1 + i % 5)], i % 3)
+                                                 for i in range(11)])
+    for n in (1, 3):
+        run(n, tmp_path / f"{n}", data, "--reduce-groups", 3, "-x", 4, "-v", 2, "-m", 11, "--choices", choices)
+    for kind in ("validation", "choices"):
+        assert len(told(tmp_path / "1", kind)) == 3
+        assert told(tmp_path / "1", kind) == told(tmp_path / "3", kind)
+
+
+@needs_mpi
+def test_the_statistics_of_tensors_are_those_of_all_processes(data, tmp_path):
+    for n in (1, 3):
+        run(n, tmp_path / f"{n}", data, "--reduce-groups", 3, "-x", 2, "--numerics-every", 2, "--dtype", "bf16")
+    (one,), (three,) = told(tmp_path / "1", "numerics"), told(tmp_path / "3", "numerics")
+    assert one == pytest.approx(three)
+
+
+@needs_mpi
+def test_several_groups_in_one_process_are_one_sum(data, tmp_path):
+    """The sums differ from those of one group by rounding only: the same curve."""
+    for groups in (1, 4):
+        run(1, tmp_path / f"{groups}", data, "--reduce-groups", groups, "-x", 10, "--dtype", "fp32")
+    one, four = losses(tmp_path / "1" / "run"), losses(tmp_path / "4" / "run")
+    # fp32 sums of 4 terms in another order differ by a few 2^-24; ten steps of AdamW make no more than 1e-4 of that.
+    assert all(abs(a - b) < 1e-4 for a, b in zip(one, four, strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------------- what is told
+
+@needs_mpi
+def test_only_process_0_prints_and_counts_all_tokens(data, tmp_path):
+    said = run(2, tmp_path / "2", data, "-x", 2, "--progress", 0).stdout  # mpirun gives it a terminal
+    assert len(re.findall(r"^step 1/2 ", said, re.M)) == 1
+    assert re.search(r"^processes +2 on 1 machine \(mpirun\), connected by Open MPI", said, re.M)
+    assert "19 windows of 32" in said
+    assert not list(tmp_path.glob("2/run/*.1"))
+
+
+@needs_mpi
+@pytest.mark.parametrize("other, words", [(["--learning-rate", "0.001"], ["process 1 on ", "--learning-rate 0.001", "0.002"]),
+                                          (["--seed", "5"], ["process 1 on ", "--seed 5", "1337"])])
+def test_a_process_with_other_options_is_refused_by_name(other, words, data, tmp_path):
+    first = [str(TRAINER), *map(str, SHAPE), *QUIET, *data.flags, "-x", "2", "--learning-rate", "0.002"]
+    second = [*first, *other]
+    result = subprocess.run([MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "1", *first, ":", "-n", "1", *second],
+                            cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == EXIT_BAD_INPUT
+    line = [text for text in result.stderr.splitlines() if "all processes must have the same" in text]
+    assert len(line) == 1, result.stderr
+    assert all(word in line[0] for word in words), line[0]
+
+
+@needs_mpi
+def test_a_process_with_other_data_is_refused_by_name(data, tmp_path):
+    for i, seed in enumerate((1, 2)):
+        (tmp_path / str(i)).mkdir()
+        write_shard(tmp_path / str(i) / "train_000000.bin", [(seed * k * k) % 250 for k in range(4000)])
+    each = ["sh", "-c", f'cd {tmp_path}/$OMPI_COMM_WORLD_RANK && exec "$@"', "sh", str(TRAINER), *map(str, SHAPE), *QUIET,
+            "-v", "0", "-i", "train_*.bin", "-x", "1"]
+    result = subprocess.run([MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "2", *each], capture_output=True,
+                            text=True, timeout=300, check=False)
+    assert result.returncode == EXIT_BAD_INPUT
+    assert re.search(r"process 1 on \S+ has -i 4000 tokens \(checksum \w+\), process 0 on", result.stderr), result.stderr
+
+
+@needs_mpi
+@pytest.mark.parametrize("arguments, words", [
+    (["--reduce-groups", 3], ["--reduce-groups 3", "2 processes", "1, 3"]),
+    (["--reduce-groups", 12], ["--reduce-groups 12", "possible numbers of processes: 1, 3, 6, 12"]),
+    (["--reduce-groups", 32], ["19 sequences", "32 groups"]),
+    (["-e", "nowhere/at/all"], ["-e", "nowhere/at/all"]),
+])
+def test_what_cannot_be_is_refused_once_by_all(arguments, words, data, tmp_path):
+    result = run(2, tmp_path / "2", data, *arguments, "-x", 1, expect=EXIT_BAD_INPUT)
+    lines = [line for line in result.stderr.splitlines() if line.startswith(str(TRAINER))]
+    assert len(lines) == 1, result.stderr
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+def test_without_a_launcher_several_processes_on_the_cpu_are_refused_with_a_way_to_start_them(data, tmp_path):
+    result = run(1, tmp_path / "1", data, "--gpus", 2, "-x", 1, expect=EXIT_BAD_INPUT)
+    assert "mpirun -n N" in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------- the end
+
+@needs_mpi
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_any_process_stops_all_after_the_same_step(number, data, tmp_path):
+    flags = ["--reduce-groups", 2, "-n", 0]
+    process = subprocess.Popen(launched(2, *SHAPE, *QUIET, *data.flags, "-o", "run", *flags, "-x", 1000000), cwd=tmp_path,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert wait_for(lambda: len(losses(tmp_path / "run")) >= 3, process)
+    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(ranks[-1]), number)
+    assert process.wait(timeout=600) == EXIT_INTERRUPTED
+    step = int(checkpoints(tmp_path / "run")[-1].name[5:])
+    (tmp_path / "alone").mkdir()
+    run(1, tmp_path / "alone", data, *flags, "-x", step)
+    assert json.loads(content(tmp_path)["trainer.json"])["step"] == step
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert content(tmp_path)[name] == content(tmp_path / "alone")[name]
+
+
+# ------------------------------------------------------------------------------------------------------------ GPUs
+
+@needs_simulator
+@pytest.mark.parametrize("optimizer, dtype", [("adamw", "bf16"), ("muon", "fp32")])
+def test_simulated_gpus_connected_by_nccl_give_the_same_checkpoint(optimizer, dtype, data, tmp_path):
+    flags = ["--optimizer", optimizer, "--dtype", dtype, "--reduce-groups", 4, "-x", 2]
+    environment = {"PRETRAIN_CACHE": str(tmp_path / "tuning"), "SIM_GPUS": "4"}
+    run(1, tmp_path / "1", data, *flags, trainer=SIMULATOR, **environment)
+    for n, net in ((2, "delay:1"), (4, "inprogress")):
+        result = run(1, tmp_path / f"{n}", data, *flags, "--gpus", n, trainer=SIMULATOR, SIM_NCCL=net, **environment)
+        assert f"{n} on 1 machine (--gpus), connected by NCCL" in result.stdout
+        assert_same(tmp_path / "1", tmp_path / f"{n}")
