@@ -41,12 +41,11 @@ SIMD_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
 SIMD_FLAGS_none       := -Wno-psabi
 # -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
 CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off $(WARNINGS) $(CFLAGS_$(MODE))
-# MPI, for several processes: what its compiler wrapper adds. Without it everything builds, for one process.
+# MPI, for several processes: where its headers are. The library is loaded at run time. Without MPI everything builds.
 MPICC    ?= mpicc
 MPI_WORDS  := $(shell $(MPICC) -show 2>/dev/null)
 MPI_CFLAGS := $(if $(MPI_WORDS),-DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_WORDS))))
-MPI_LIBS   := $(if $(MPI_WORDS),-Wl$(comma)--as-needed $(filter -L% -l%,$(MPI_WORDS)))
-LDLIBS += $(MPI_LIBS) -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
+LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
 # llmc/cuda/sizes.c is arithmetic of shapes, without CUDA: the planner of every build asks it.
@@ -84,12 +83,12 @@ all: train_gpt2 $(DATA_TOOLS) ## the best trainer for this machine, and the data
 $(filter-out $(BUILD)/llmc/cpu/device.o,$(CPU_OBJ)) $(BUILD)/test/unit/test_simd.o: CFLAGS += -fno-math-errno $(SIMD_FLAGS_$(SIMD))
 
 # Compiled again when MPI comes or goes.
-MPI_OBJ := $(BUILD)/llmc/comm/channel_mpi.o $(BUILD)/llmc/cpu/collectives.o
+MPI_OBJ := $(BUILD)/llmc/comm/channel_mpi.o
 $(MPI_OBJ): CFLAGS += $(MPI_CFLAGS)
 $(MPI_OBJ): $(BUILD)/mpi.flags
 $(BUILD)/mpi.flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(MPI_CFLAGS) $(MPI_LIBS)' | cmp -s - $@ || echo '$(MPI_CFLAGS) $(MPI_LIBS)' >$@
+	@echo '$(MPI_CFLAGS)' | cmp -s - $@ || echo '$(MPI_CFLAGS)' >$@
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)

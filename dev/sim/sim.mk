@@ -79,7 +79,7 @@ $(SIM_LIB): $(SIM_LIB_OBJ)
 
 # Translated kernels register themselves: they are linked whole, not out of the library.
 LINK_SIM = $(CXX) $(CFLAGS_$(MODE)) $(if $(filter msan,$(MODE)),,-fopenmp) $^ -o $@ $(LDFLAGS) $(SIM_LDFLAGS) \
-	$(MPI_LIBS) -lcmocka -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
+	-lcmocka -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 # PLAN_APART=1 of the simulated trainer: test/sim/plan_apart.c.
 APART := memory_plan_offset memory_plan_total gpt2_create gpt2_forward_backward gpt2_forward

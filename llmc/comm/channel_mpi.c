@@ -1,63 +1,206 @@
-// Messages by MPI, for processes that mpirun or srun --mpi started: see channel.h. The CPU's devices use the same MPI
-// (llmc/cpu/collectives.c). Built where mpicc is found (the Makefile sets HAVE_MPI).
+// Messages by MPI, for processes that mpirun or srun --mpi started: see channel.h and mpi.h. mpi.h of the MPI library
+// is that of the build (the Makefile sets HAVE_MPI where mpicc is); the library itself is loaded when several processes
+// were started by it, so that a program that runs alone neither needs nor loads it.
 #include "llmc/comm/channel.h"
+#include "llmc/comm/mpi.h"
 
 #ifdef HAVE_MPI
+#include <dlfcn.h>
 #include <limits.h>
 #include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ------------------------------------------------------------------------------------------------------- the library
+
+#define FUNCTIONS(X)                                                                                                   \
+    X(MPI_Init_thread)                                                                                                 \
+    X(MPI_Finalize)                                                                                                    \
+    X(MPI_Abort)                                                                                                       \
+    X(MPI_Error_string)                                                                                                \
+    X(MPI_Get_library_version)                                                                                         \
+    X(MPI_Comm_set_errhandler)                                                                                         \
+    X(MPI_Comm_size)                                                                                                   \
+    X(MPI_Comm_rank)                                                                                                   \
+    X(MPI_Comm_split_type)                                                                                             \
+    X(MPI_Comm_free)                                                                                                   \
+    X(MPI_Allgather)                                                                                                   \
+    X(MPI_Bcast)                                                                                                       \
+    X(MPI_Ialltoall)                                                                                                   \
+    X(MPI_Iallgather)                                                                                                  \
+    X(MPI_Wait)
+
+#ifdef OPEN_MPI // its constants are addresses of variables of the library
+#define VARIABLES(X)                                                                                                   \
+    X(ompi_mpi_comm_world) X(ompi_mpi_errors_return) X(ompi_mpi_info_null) X(ompi_mpi_byte) X(ompi_mpi_datatype_null)
+static const char *const files[] = {"libmpi.so.40", "libmpi.so"};
+#else
+#define VARIABLES(X)
+static const char *const files[] = {"libmpi.so.12", "libmpich.so.12", "libmpi.so"};
+#endif
+
+static struct {
+#define X(name) __typeof__(name) *name;
+    FUNCTIONS(X)
+#undef X
+#define X(name) char *name;
+    VARIABLES(X)
+#undef X
+    char name[64];
+    MPI_Request requests[2];
+    bool connected, in_flight[2];
+} mpi;
+
+static bool load_symbol(void *library, const char *name, void *pointer, Error *err) {
+    void *address = dlsym(library, name);
+    memcpy(pointer, &address, sizeof address);
+    return address ||
+           error_set(err, "the MPI library has no %s; build again with the MPI that starts the program", name);
+}
+
+static bool load(Error *err) {
+    void *library = NULL; // global: MPI's plugins use its symbols
+    for (size_t i = 0; !library && i < sizeof files / sizeof *files; i++)
+        library = dlopen(files[i], RTLD_NOW | RTLD_GLOBAL);
+    if (!library) return error_set(err, "MPI is not installed here: %s", dlerror());
+#define X(symbol)                                                                                                      \
+    if (!load_symbol(library, #symbol, &mpi.symbol, err)) return false;
+    FUNCTIONS(X)
+    VARIABLES(X)
+#undef X
+    return true;
+}
+// From here on the names of the variables mean the loaded ones.
+#define ompi_mpi_comm_world    (*mpi.ompi_mpi_comm_world)
+#define ompi_mpi_errors_return (*mpi.ompi_mpi_errors_return)
+#define ompi_mpi_info_null     (*mpi.ompi_mpi_info_null)
+#define ompi_mpi_byte          (*mpi.ompi_mpi_byte)
+#define ompi_mpi_datatype_null (*mpi.ompi_mpi_datatype_null)
 
 static bool failed(const char *call, int status, Error *err) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
-    MPI_Error_string(status, text, &length);
+    mpi.MPI_Error_string(status, text, &length);
     return error_set(err, "%s: %s", call, text);
 }
-
-static bool mpi_gather(const void *mine, void *all, size_t bytes, Error *err) {
-    REQUIRE(bytes <= INT_MAX, "a message of %zu bytes", bytes);
-    const int status = MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD);
-    return status == MPI_SUCCESS || failed("MPI_Allgather", status, err);
+static bool check(const char *call, int status, Error *err) {
+    return status == MPI_SUCCESS || failed(call, status, err);
 }
 
-static bool mpi_broadcast(void *data, size_t bytes, Error *err) {
+// -------------------------------------------------------------------------------------------------------- the channel
+
+static bool gather(const void *mine, void *all, size_t bytes, Error *err) {
+    const int n = (int)bytes;
     REQUIRE(bytes <= INT_MAX, "a message of %zu bytes", bytes);
-    const int status = MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD);
-    return status == MPI_SUCCESS || failed("MPI_Bcast", status, err);
+    return check("MPI_Allgather", mpi.MPI_Allgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD), err);
 }
 
-static void mpi_abort(int exit_code) { MPI_Abort(MPI_COMM_WORLD, exit_code); }
-static void mpi_close(void) { MPI_Finalize(); }
+static bool broadcast(void *data, size_t bytes, Error *err) {
+    REQUIRE(bytes <= INT_MAX, "a message of %zu bytes", bytes);
+    return check("MPI_Bcast", mpi.MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD), err);
+}
+
+static void abort_all(int exit_code) { mpi.MPI_Abort(MPI_COMM_WORLD, exit_code); }
+
+static void close_channel(void) {
+    mpi.MPI_Finalize();
+    mpi.connected = false;
+}
 
 bool channel_mpi_is_built(void) { return true; }
 
+static bool connect(Place *place, Error *err) {
+    int provided, size = 0, length = 0;
+    char text[MPI_MAX_LIBRARY_VERSION_STRING];
+    // Only the main thread calls MPI.
+    if (!check("MPI_Init_thread", mpi.MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), err)) return false;
+    mpi.connected = true;
+    mpi.MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    mpi.MPI_Get_library_version(text, &length);
+    text[strcspn(text, ",\n")] = '\0'; // "Open MPI v4.1.4, package: ..."
+    snprintf(mpi.name, sizeof mpi.name, "%s", text);
+    mpi.MPI_Comm_size(MPI_COMM_WORLD, &size);
+    mpi.MPI_Comm_rank(MPI_COMM_WORLD, &place->rank);
+    return size == place->size ||
+           error_set(err, "%s knows %d processes, %s says %d; was another MPI used to start them?", mpi.name, size,
+                     place->launcher, place->size);
+}
+
 const Channel *channel_mpi_open(Place *place, Error *err) {
-    static const Channel channel = {"MPI", mpi_gather, mpi_broadcast, mpi_abort, mpi_close};
-    int provided, size = 0;
-    int status = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided); // other threads never call it
-    if (status != MPI_SUCCESS) return failed("MPI_Init_thread", status, err), NULL;
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if (size != place->size)
-        return error_set(err, "MPI has %d processes, %s says %d; was the program built with another MPI?", size,
-                         place->launcher, place->size),
-               NULL;
-    MPI_Comm_rank(MPI_COMM_WORLD, &place->rank);
+    static const Channel channel = {"MPI", gather, broadcast, abort_all, close_channel};
     MPI_Comm machine;
-    status = MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, place->rank, MPI_INFO_NULL, &machine);
-    if (status != MPI_SUCCESS) return failed("MPI_Comm_split_type", status, err), NULL;
-    MPI_Comm_rank(machine, &place->local_rank);
-    MPI_Comm_size(machine, &place->local_size);
-    MPI_Comm_free(&machine);
+    if (!load(err) || !connect(place, err)) return NULL;
+    if (!check("MPI_Comm_split_type",
+               mpi.MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, place->rank, MPI_INFO_NULL, &machine),
+               err))
+        return NULL;
+    mpi.MPI_Comm_rank(machine, &place->local_rank);
+    mpi.MPI_Comm_size(machine, &place->local_size);
+    mpi.MPI_Comm_free(&machine);
     return &channel;
+}
+
+// ------------------------------------------------------------------------------------------------- the CPU's devices
+
+bool mpi_is_connected(Error *err) {
+    return mpi.connected ||
+           error_set(err,
+                     "on the CPU several processes are started by mpirun: mpirun -n N ./train_gpt2, and the options");
+}
+
+const char *mpi_name(void) { return mpi.name; }
+
+static MPI_Request *begin(size_t bytes, int request) {
+    REQUIRE(mpi.connected, "a collective before device_comm_start");
+    REQUIRE(request == 0 || request == 1, "request %d", request);
+    REQUIRE(!mpi.in_flight[request], "request %d is in flight", request);
+    REQUIRE(bytes % 4 == 0 && bytes <= INT_MAX, "slices of %zu bytes", bytes);
+    mpi.in_flight[request] = true;
+    return &mpi.requests[request];
+}
+
+bool mpi_start_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err) {
+    MPI_Request *r = begin(bytes, request);
+    const int n = (int)bytes;
+    return check("MPI_Ialltoall", mpi.MPI_Ialltoall(send, n, MPI_BYTE, recv, n, MPI_BYTE, MPI_COMM_WORLD, r), err);
+}
+
+bool mpi_start_all_gather(void *data, size_t bytes, int request, Error *err) {
+    MPI_Request *r = begin(bytes, request);
+    const int n = (int)bytes,
+              status = mpi.MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, n, MPI_BYTE, MPI_COMM_WORLD, r);
+    return check("MPI_Iallgather", status, err);
+}
+
+bool mpi_wait(int request, Error *err) {
+    REQUIRE((request == 0 || request == 1) && mpi.in_flight[request], "request %d is not in flight", request);
+    mpi.in_flight[request] = false;
+    return check("MPI_Wait", mpi.MPI_Wait(&mpi.requests[request], MPI_STATUS_IGNORE), err);
 }
 
 #else
 
-bool channel_mpi_is_built(void) { return false; }
+static bool missing(Error *err) {
+    return error_set(err, "built without MPI, which several processes on the CPU need; install libopenmpi-dev and "
+                          "openmpi-bin, run make again, and start with mpirun -n N ./train_gpt2");
+}
 
+bool channel_mpi_is_built(void) { return false; }
 const Channel *channel_mpi_open(Place *place, Error *err) {
     (void)place;
-    return error_set(err, "built without MPI; install libopenmpi-dev and build again"), NULL;
+    return missing(err), NULL;
 }
+
+bool mpi_is_connected(Error *err) { return missing(err); }
+const char *mpi_name(void) { return ""; }
+bool mpi_start_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err) {
+    (void)recv, (void)send, (void)bytes, (void)request;
+    return missing(err);
+}
+bool mpi_start_all_gather(void *data, size_t bytes, int request, Error *err) {
+    return mpi_start_all_to_all(data, data, bytes, request, err);
+}
+bool mpi_wait(int request, Error *err) { return mpi_start_all_to_all(NULL, NULL, 0, request, err); }
 
 #endif

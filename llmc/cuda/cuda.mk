@@ -76,7 +76,7 @@ $(CUDA_LIB): $(HOST_OBJ) $(CUDA_OBJ)
 
 # rpath: cuBLASLt is found where it was at build time, without LD_LIBRARY_PATH.
 LINK_CUDA = $(CXX) $(CFLAGS_$(MODE)) -fopenmp $^ -o $@ $(LDFLAGS) -L$(CUDA_LIBS) -Wl,-rpath,'$(abspath $(CUDA_LIBS))' \
-            -lcublasLt -lcudart_static $(1) $(MPI_LIBS) -lcjson -lxxhash -lpcre2-8 -lz -lzstd -ldl -lrt -lpthread -lm
+            -lcublasLt -lcudart_static $(1) -lcjson -lxxhash -lpcre2-8 -lz -lzstd -ldl -lrt -lpthread -lm
 
 $(CUDA_BUILD)/train_gpt2cu: $(BUILD)/train_gpt2.o $(CUDA_LIB)
 	$(SAY) LINK $@

@@ -87,6 +87,15 @@ def test_so_it_is_with_every_kind_of_step(flags, data, tmp_path):
 
 
 @needs_mpi
+def test_gradients_are_exchanged_piece_by_piece(data, tmp_path):
+    """27 MB of them, of which 16 MiB are on their way at once."""
+    flags = ["-e", "L=2,C=512,NH=8,T=32", "--reduce-groups", 3, "-x", 1, "--dtype", "fp32"]
+    for n in (1, 3):
+        run(n, tmp_path / f"{n}", data, *flags)
+    assert_same(tmp_path / "1", tmp_path / "3")
+
+
+@needs_mpi
 def test_a_run_resumes_on_another_number_of_processes(data, tmp_path):
     flags = ["--reduce-groups", 8, "-n", 2, "-nk", 0]
     run(1, tmp_path / "whole", data, *flags, "-x", 6)

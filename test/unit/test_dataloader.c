@@ -122,6 +122,30 @@ TEST(a_loader_goes_on_from_the_position_of_another) {
     }
 }
 
+// Loaders of one group each read what one loader of all groups reads, and agree about the position after a step.
+TEST(loaders_of_groups_share_the_windows_of_each_step) {
+    enum { STEP = 19, STEPS = 5, BATCH = 2 };
+    int64_t whole[STEP * STEPS], windows[STEP * STEPS];
+    open_loader(options_of(BATCH, STEP));
+    read_windows(whole, STEP * STEPS);
+    for (int64_t groups = 1; groups <= STEP; groups += 3)
+        for (int64_t first = 0; first < groups; first++)
+            for (int64_t n = 1; first + n <= groups; n += 2) {
+                DataLoaderOptions options = options_of(BATCH, STEP);
+                options.groups = groups, options.first_group = first, options.group_count = n;
+                open_loader(options);
+                for (int64_t step = 0; step < STEPS; step++)
+                    for (int64_t g = first; g < first + n; g++) {
+                        const int64_t begin = STEP * g / groups, end = STEP * (g + 1) / groups;
+                        read_windows(windows, end - begin); // batches end where the group ends
+                        assert_memory_equal(windows, whole + step * STEP + begin,
+                                            (size_t)(end - begin) * sizeof *windows);
+                        assert_int_equal(dataloader_position(loader),
+                                         g + 1 < first + n ? step * STEP + end : (step + 1) * STEP);
+                    }
+            }
+}
+
 TEST(repeat_first_step_reads_the_same_step_again) {
     enum { STEP = 6 };
     int64_t first[STEP], again[STEP];
