@@ -19,6 +19,9 @@ bool comm_find_place(Place *place, const CommOptions *options, Error *err);
 // --gpus N: starts N copies of this program, waits for them, passes signals on, and ends all when one fails. Returns
 // the exit code of the first that failed, or 0. Only where no launcher has started this process.
 int comm_launch(int count, char **argv);
+// In the environment of process 0 of --gpus: the number of the inherited socket that listens at MASTER_PORT. It is
+// bound before the processes start, so that no other program can take the port.
+#define COMM_LISTENER "COMM_LISTENER"
 
 typedef struct {
     const char *name; // "MPI", "TCP"
