@@ -259,10 +259,10 @@ bool comm_find_place(Place *place, const CommOptions *options, Error *err) {
         return error_set(err, "-pi %s is not supported; use -pi tcp with -ps HOST:PORT, or -pi mpi",
                          shown(method, buf));
 
-    const bool by_tcp = strcmp(method, "tcp") == 0 || (!*method && *server);
+    const bool has_server = *server && strcmp(method, "mpi") != 0;
     const bool by_flags = options->size > 1 || options->size < 0;
-    Search search = by_flags && by_tcp ? from_flags(place, options, err) : from_environment(place, err);
-    // An MPI whose variables are not known here
+    Search search = by_flags && has_server ? from_flags(place, options, err) : from_environment(place, err);
+    // -pi mpi: an MPI whose variables are not known here
     if (search == ABSENT && by_flags && *method) search = from_flags(place, options, err);
     if (search == WRONG) return false;
     if (search == ABSENT && by_flags)
@@ -295,13 +295,15 @@ bool comm_find_place(Place *place, const CommOptions *options, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------
 // --gpus
 
-enum { STOP_SECONDS = 30 }; // from SIGTERM to SIGKILL, for the processes that are left after one failed
+// From SIGTERM to SIGKILL, for the processes that are left after one failed. COMM_STOP_SECONDS in the environment:
+// another limit, in whole seconds.
+enum { STOP_SECONDS = 30 };
 
 typedef struct {
     pid_t *pids; // 0: has ended
     int count, running;
-    int result;        // so far
-    double kill_after; // when the others are ended, once one has failed
+    int result;                      // so far
+    double stop_seconds, kill_after; // kill_after: when the others are ended; 0 before one has failed
 } Children;
 
 static void signal_all(const Children *c, int number) {
@@ -378,7 +380,7 @@ static void reap(Children *c, const char *program) {
             continue;
         }
         if (c->kill_after > 0) continue;
-        c->result = code, c->kill_after = now_seconds() + STOP_SECONDS;
+        c->result = code, c->kill_after = now_seconds() + c->stop_seconds;
         const char *rest = c->running > 0 ? "; ending the others" : "";
         if (WIFEXITED(status))
             fprintf(stderr, "%s: process %d ended with exit code %d%s\n", program, rank, code, rest);
@@ -409,6 +411,13 @@ static void watch(Children *c, const sigset_t *waited, const char *program) {
 
 int comm_launch(int count, char **argv) {
     REQUIRE(count >= 1 && count <= MOST_PROCESSES, "comm_launch: %d processes", count);
+    int64_t stop_seconds = STOP_SECONDS;
+    const char *limit = variable("COMM_STOP_SECONDS");
+    Error wrong;
+    if (limit && !parse_whole("COMM_STOP_SECONDS", limit, 1, 86400, &stop_seconds, &wrong)) {
+        fprintf(stderr, "%s: %s\n", argv[0], wrong.text);
+        return EXIT_BAD_INPUT;
+    }
     static const int WAITED[] = {SIGINT, SIGTERM, SIGUSR1, SIGTSTP, SIGCHLD, SIGHUP};
     sigset_t waited, mask;
     struct sigaction was[sizeof WAITED / sizeof WAITED[0]];
@@ -421,7 +430,7 @@ int comm_launch(int count, char **argv) {
     }
     sigprocmask(SIG_BLOCK, &waited, &mask);
 
-    Children c = {.pids = calloc((size_t)count, sizeof *c.pids), .count = count};
+    Children c = {.pids = calloc((size_t)count, sizeof *c.pids), .count = count, .stop_seconds = (double)stop_seconds};
     REQUIRE_MEMORY(c.pids, "the list of %d processes", count);
     unsigned char random[16];
     char run_id[2 * sizeof random + 1];
@@ -440,7 +449,7 @@ int comm_launch(int count, char **argv) {
         if (pid == 0) become(i, count, listener, port, run_id, parent, &mask, argv);
         if (pid < 0) {
             fprintf(stderr, "%s: --gpus %d: cannot start process %d: %s\n", argv[0], count, i, strerror(errno));
-            c.result = EXIT_RUN_FAILED, c.kill_after = now_seconds() + STOP_SECONDS;
+            c.result = EXIT_RUN_FAILED, c.kill_after = now_seconds() + c.stop_seconds;
             signal_all(&c, SIGTERM);
             break;
         }
