@@ -17,7 +17,8 @@ typedef struct {
 // the message says which variable.
 bool comm_find_place(Place *place, const CommOptions *options, Error *err);
 // --gpus N: starts N copies of this program, waits for them, passes signals on, and ends all when one fails. Returns
-// the exit code of the first that failed, or 0. Only where no launcher has started this process.
+// the exit code of the first that failed, or 0. Only where no launcher has started this process. The others get SIGTERM
+// and, COMM_STOP_SECONDS of the environment later (30), SIGKILL.
 int comm_launch(int count, char **argv);
 // In the environment of process 0 of --gpus: the number of the inherited socket that listens at MASTER_PORT. It is
 // bound before the processes start, so that no other program can take the port.
@@ -33,6 +34,6 @@ typedef struct {
 } Channel;
 
 // Fill in rank and size where the channel knows better. NULL: a message says why.
-const Channel *channel_tcp_open(Place *place, Error *err);
+const Channel *channel_tcp_open(Place *place, Error *err); // waits COMM_START_SECONDS of the environment (60)
 const Channel *channel_mpi_open(Place *place, Error *err); // without MPI at build time: always NULL
 bool channel_mpi_is_built(void);

@@ -81,14 +81,9 @@ typedef enum { MORE, DONE, LOST } Progress; // LOST: the connection is closed or
 static Progress pull(int fd, void *data, size_t bytes, size_t *done) {
     while (*done < bytes) {
         const ssize_t n = recv(fd, (char *)data + *done, bytes - *done, MSG_DONTWAIT);
-        if (n > 0)
-            *done += (size_t)n;
-        else if (n == 0)
-            return LOST;
-        else if (errno == EAGAIN || errno == EWOULDBLOCK)
-            return MORE;
-        else if (errno != EINTR)
-            return LOST;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return MORE;
+        if (n == 0 || (n < 0 && errno != EINTR)) return LOST;
+        if (n > 0) *done += (size_t)n;
     }
     return DONE;
 }
@@ -96,19 +91,16 @@ static Progress pull(int fd, void *data, size_t bytes, size_t *done) {
 // As many of the remaining bytes of frame and data as the socket takes. `done` counts both.
 static Progress push(int fd, const Frame *frame, const void *data, size_t bytes, size_t *done) {
     while (*done < sizeof *frame + bytes) {
-        struct iovec parts[2] = {{(void *)(uintptr_t)frame, sizeof *frame}, {(void *)(uintptr_t)data, bytes}};
+        struct iovec parts[2] = {{(void *)frame, sizeof *frame}, {(void *)data, bytes}};
         const int first = *done < sizeof *frame ? 0 : 1;
         const size_t skipped = first == 0 ? *done : *done - sizeof *frame;
         parts[first].iov_base = (char *)parts[first].iov_base + skipped;
         parts[first].iov_len -= skipped;
         const struct msghdr message = {.msg_iov = parts + first, .msg_iovlen = bytes > 0 ? 2 - (size_t)first : 1};
         const ssize_t n = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n >= 0)
-            *done += (size_t)n;
-        else if (errno == EAGAIN || errno == EWOULDBLOCK)
-            return MORE;
-        else if (errno != EINTR)
-            return LOST;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return MORE;
+        if (n < 0 && errno != EINTR) return LOST;
+        if (n > 0) *done += (size_t)n;
     }
     return DONE;
 }
@@ -250,7 +242,7 @@ static bool send_to_all(const Frame *frame, const void *data, size_t bytes, Erro
 // Takes the answer of process 0, whose frame must be as `expected` but for the bytes, into data.
 static bool receive_answer(const Frame *expected, void *data, size_t bytes, double deadline, Error *err) {
     const int fd = net.sockets[0];
-    Frame frame;
+    Frame frame = {0};
     Error failure = {""};
     void *target = &frame;
     size_t wanted = sizeof frame, done = 0;
@@ -302,10 +294,10 @@ static bool begin_call(FrameKind kind, size_t bytes, Frame *frame, Error *err) {
 }
 
 static bool tcp_gather(const void *mine, void *all, size_t bytes, Error *err) {
-    Frame frame;
+    Frame frame = {0};
     if (!begin_call(FRAME_GATHER, bytes, &frame, err)) return false;
-    const size_t total = bytes * (size_t)net.size;
     REQUIRE(bytes <= SIZE_MAX / (size_t)net.size, "gather of %zu bytes", bytes);
+    const size_t total = bytes * (size_t)net.size;
     if (net.rank > 0) return ask(&frame, mine, bytes, all, total, err);
     char none;
     char *const to = bytes > 0 ? all : &none;
@@ -316,7 +308,7 @@ static bool tcp_gather(const void *mine, void *all, size_t bytes, Error *err) {
 }
 
 static bool tcp_broadcast(void *data, size_t bytes, Error *err) {
-    Frame frame;
+    Frame frame = {0};
     if (!begin_call(FRAME_BROADCAST, bytes, &frame, err)) return false;
     if (net.rank > 0) return ask(&frame, NULL, 0, data, bytes, err);
     return receive_from_all(&frame, NULL, err) && send_to_all(&frame, data, bytes, err);
@@ -651,7 +643,8 @@ const Channel *channel_tcp_open(Place *place, Error *err) {
                    "the connections of %zu processes", size);
     for (size_t r = 0; r < size; r++) net.sockets[r] = -1;
     snprintf(net.hosts[0], sizeof(HostName), "%s", place->host); // until process 0 tells its name
-    if (gethostname(net.hosts[net.rank], sizeof(HostName)) != 0) strcpy(net.hosts[net.rank], "unknown");
+    if (gethostname(net.hosts[net.rank], sizeof(HostName)) != 0)
+        snprintf(net.hosts[net.rank], sizeof(HostName), "unknown");
     clean(net.hosts[net.rank], sizeof(HostName));
 
     if (size > 1 && !(net.rank == 0 ? start_process_0(place, seconds, err) : start_other(place, seconds, err))) {

@@ -121,8 +121,7 @@ static Search from_flags(Place *place, const CommOptions *options, Error *err) {
     return WRONG;
 }
 
-// https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables". The variables of a run of one process
-// do not count: they remain set in many containers.
+// https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
 static Search from_torchrun(Place *place, Error *err) {
     static const char *const NAMES[] = {"MASTER_ADDR", "MASTER_PORT"};
     if (!variable("RANK") || !variable("WORLD_SIZE")) return ABSENT;
@@ -214,22 +213,18 @@ static Search from_srun(Place *place, Error *err) {
     return WRONG;
 }
 
-// The first launcher that started several processes; else one that started this process alone. One may have started
-// the other: srun starts a torchrun on each machine, so the innermost comes first.
+// The first launcher that started several processes. One may have started the other: srun starts a torchrun on each
+// machine, so the innermost comes first. One that started this process alone does not count, nor do the variables that
+// many containers and Slurm's interactive shells set: --gpus N works there.
 static Search from_environment(Place *place, Error *err) {
     static Search (*const SOURCES[])(Place *, Error *) = {from_torchrun, from_mpirun, from_srun};
-    const Place alone = *place;
-    const char *launcher = NULL;
     for (size_t i = 0; i < sizeof SOURCES / sizeof SOURCES[0]; i++) {
-        Place found = alone;
+        Place found = *place;
         const Search search = SOURCES[i](&found, err);
         if (search == WRONG) return WRONG;
         if (search == FOUND && found.size > 1) return *place = found, FOUND;
-        if (search == FOUND && !launcher) launcher = found.launcher;
     }
-    if (!launcher) return ABSENT;
-    place->launcher = launcher;
-    return FOUND;
+    return ABSENT;
 }
 
 // What -pi and -ps say to the place that was found.

@@ -256,7 +256,7 @@ TEST(ipv6_is_an_address_like_another) {
         printf("this machine has no IPv6\n");
         skip();
     }
-    strcpy(run.host, "::1");
+    snprintf(run.host, sizeof run.host, "::1");
     for (int r = 0; r < 2; r++) start(r, 2, barrier);
     for (int r = 0; r < 2; r++) assert_succeeded(r);
 }
@@ -330,7 +330,7 @@ TEST(strangers_are_not_waited_for) {
     assert_true(send(held[count++], hello, sizeof hello, MSG_NOSIGNAL) > 0);
     memcpy(hello + 8, &(uint32_t[3]){1, 3, 70000}, 12); // the right version and size
     memset(hello + 20, 0, 64);
-    strcpy(hello + 20, run.run_id);
+    snprintf(hello + 20, 64, "%s", run.run_id);
     held[count] = connect_to_run();
     assert_true(send(held[count++], hello, sizeof hello, MSG_NOSIGNAL) > 0);
     for (int r = 1; r < 3; r++) start(r, 3, barrier);
