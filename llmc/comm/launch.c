@@ -45,11 +45,7 @@ static const char *shown(const char *text, char buf[64]) {
 
 static bool parse_whole(const char *name, const char *text, int64_t min, int64_t max, int64_t *value, Error *err) {
     const size_t digits = strspn(text, "0123456789");
-    *value = 0;
-    if (digits > 0 && digits <= 12 && text[digits] == '\0')
-        *value = strtoll(text, NULL, 10);
-    else
-        *value = -1;
+    *value = digits > 0 && text[digits] == '\0' ? strtoll(text, NULL, 10) : -1; // too large: INT64_MAX
     if (*value >= min && *value <= max) return true;
     char buf[64];
     return error_set(err, "%s is '%s'; expected a whole number from %lld to %lld", name, shown(text, buf),
@@ -347,7 +343,6 @@ __attribute__((noreturn)) static void become(int rank, int count, int listener, 
     set_number("MASTER_PORT", port);
     setenv(COMM_RUN_ID, run_id, 1);
     unsetenv("TORCHELASTIC_USE_AGENT_STORE");
-    unsetenv(COMM_LISTENER);
     if (rank == 0) {
         fcntl(listener, F_SETFD, 0);
         set_number(COMM_LISTENER, listener);

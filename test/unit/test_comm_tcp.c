@@ -64,6 +64,7 @@ TestFixture test_each = {setup, teardown};
 // Starts a process of the run; returns its number in results.
 static int start(int rank, int size, Body body) {
     const int i = started++;
+    memset(&results[i], 0, sizeof results[i]);
     fflush(NULL);
     if ((pids[i] = fork()) == 0) {
         signal(SIGABRT, SIG_DFL);
@@ -341,6 +342,10 @@ TEST(strangers_are_not_waited_for) {
 // Process 2 is in the queue of the socket that process 0 inherits, before that starts.
 TEST(missing_processes_are_named) {
     const int listener = listen_for_run();
+    const Place right = run;
+    snprintf(run.run_id, sizeof run.run_id, "\x1B[2J");
+    const int wrong = start(1, 4, barrier);
+    run = right;
     const int other = start(2, 4, barrier);
     assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, -1), 1);
     char number[16];
@@ -349,7 +354,9 @@ TEST(missing_processes_are_named) {
     setenv("COMM_START_SECONDS", "2", 1);
     const int zero = start(0, 4, barrier);
     close(listener);
-    assert_failed(zero, "processes 1 and 3 of 4 did not come within 2 s");
+    assert_failed(wrong, "it belongs to run '?[2J'");
+    assert_failed(zero, "processes 1 and 3 of 4 did not come within 2 s; process 1 on ");
+    assert_non_null(strstr(results[zero].err.text, "was refused: it belongs to run '?[2J', process 0 to run 'a run'"));
     assert_failed(other, "processes 1 and 3 of 4 did not come within 2 s");
 }
 
@@ -392,16 +399,22 @@ static void start_impostor(const void *bytes, size_t n) {
     close(listener);
 }
 
-static const uint32_t FRAME_MAGIC = 0x314D434Cu;
+enum { FRAME_MAGIC = 0x314D434C };
+
+enum { MORE_THAN_A_MESSAGE = 1 << 16 }; // bytes; they follow the first words
+
+typedef struct {
+    uint32_t words[12];
+    char more[MORE_THAN_A_MESSAGE];
+} Said;
 
 TEST(another_program_at_the_port_is_not_believed) {
-    static const struct {
-        uint32_t words[12];
-    } SAID[] = {
-        {{0x20303232u, 0x74736F70u}},                 // "220 post"
-        {{FRAME_MAGIC, 77, 0, 0, 0, 0}},              // an unknown kind
-        {{FRAME_MAGIC, 3, 0, 0, 0, 0x10000000u}},     // FRAME_ERROR with a message of 2^60 bytes
-        {{FRAME_MAGIC, 1, 0, 0, 0xFFFFFFFFu, 0xFFu}}, // FRAME_ACCEPTED with data
+    static const Said SAID[] = {
+        {{0x20303232u, 0x74736F70u}, ""},                     // "220 post"
+        {{FRAME_MAGIC, 77, 0, 0, 0, 0}, ""},                  // an unknown kind
+        {{FRAME_MAGIC, 3, 0, 0, MORE_THAN_A_MESSAGE, 0}, ""}, // FRAME_ERROR with a long message
+        {{FRAME_MAGIC, 3, 0, 0, 0, 0x10000000u}, ""},         // of 2^60 bytes
+        {{FRAME_MAGIC, 1, 0, 0, 0xFFFFFFFFu, 0xFFu}, ""},     // FRAME_ACCEPTED with data
     };
     setenv("COMM_START_SECONDS", "0.3", 1);
     for (size_t i = 0; i < sizeof SAID / sizeof SAID[0]; i++) {
@@ -412,10 +425,16 @@ TEST(another_program_at_the_port_is_not_believed) {
 }
 
 TEST(an_answer_of_another_length_is_refused) {
-    // FRAME_ACCEPTED, then FRAME_WELCOME with names of 2^40 bytes
-    const uint32_t said[12] = {FRAME_MAGIC, 1, 0, 0, 0, 0, FRAME_MAGIC, 2, 0, 0, 0, 0x100u};
-    start_impostor(said, sizeof said);
-    assert_failed(start(1, 2, barrier), "answers");
+    static const Said SAID[] = {
+        // FRAME_ACCEPTED, then FRAME_WELCOME with names of 2^40 bytes, or FRAME_ERROR with a long message
+        {{FRAME_MAGIC, 1, 0, 0, 0, 0, FRAME_MAGIC, 2, 0, 0, 0, 0x100u}, ""},
+        {{FRAME_MAGIC, 1, 0, 0, 0, 0, FRAME_MAGIC, 3, 0, 0, MORE_THAN_A_MESSAGE, 0}, ""},
+    };
+    for (size_t i = 0; i < sizeof SAID / sizeof SAID[0]; i++) {
+        run.port = free_port(run.host);
+        start_impostor(&SAID[i], sizeof SAID[i]);
+        assert_failed(start(1, 2, barrier), "answers");
+    }
 }
 
 // -------------------------------------------------------------------------------------------------------------
@@ -448,19 +467,25 @@ TEST(a_process_that_ended_is_named_to_all) {
     }
 }
 
-static bool wait_for_others(const Channel *channel, const Place *place, Error *err) {
-    if (place->rank == 1) {
-        channel->abort(1);
-        for (;;) pause(); // its connections are gone, not the process
-    }
-    return barrier(channel, place, err);
+static bool abort_and_stay(const Channel *channel, const Place *place, Error *err) {
+    if (place->rank != lost) return barrier(channel, place, err);
+    channel->abort(1);
+    if (barrier(channel, place, err)) return true;
+    for (;;) pause(); // its connections are gone, not the process
 }
 
-TEST(abort_ends_the_calls_of_the_others) {
-    char message[600];
-    snprintf(message, sizeof message, "process 1 (%s) has ended", here());
-    for (int r = 0; r < 3; r++) start(r, 3, wait_for_others);
-    assert_failed(0, message), assert_failed(2, message);
+TEST(abort_ends_the_calls_of_all) {
+    for (lost = 0; lost < 2; lost++) {
+        char message[600];
+        snprintf(message, sizeof message, "process %d (%s) has ended", lost, here());
+        run.port = free_port(run.host);
+        started = 0;
+        for (int r = 0; r < 3; r++) start(r, 3, abort_and_stay);
+        assert_failed(1 - lost, message), assert_failed(2, message);
+        while (!strstr(results[lost].err.text, "has ended")) usleep(1000);
+        assert_int_equal(waitpid(pids[lost], NULL, WNOHANG), 0); // no signal has ended it
+        kill(pids[lost], SIGKILL), waitpid(pids[lost], NULL, 0);
+    }
 }
 
 // A process that ends before all have come ends the start of the others.
@@ -477,7 +502,11 @@ static bool (*odd_call)(const Channel *channel, Error *err); // of process 1; th
 
 static bool call_differently(const Channel *channel, const Place *place, Error *err) {
     uint64_t mine = 1, all[3];
-    return place->rank == 1 ? odd_call(channel, err) : channel->gather(&mine, all, sizeof mine, err);
+    if (place->rank == 1) return odd_call(channel, err);
+    const bool ok = channel->gather(&mine, all, sizeof mine, err);
+    // It must not take the end of process 0 to end the call of the other.
+    while (place->rank == 0 && !results[1].err.text[0]) usleep(1000);
+    return ok;
 }
 
 static bool gather_16(const Channel *channel, Error *err) {
