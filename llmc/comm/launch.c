@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum {
-    DEFAULT_PORT = 29400, // of -ps without a port; torchrun's default, too
+    DEFAULT_PORT = 29400, // of -ps without a port
     MOST_PROCESSES = 65536,
     LAST_PORT = 65535,
     SLURM_PORTS = 20000,
