@@ -16,6 +16,10 @@ typedef struct {
 // launch.c. Reads options and environment; nothing is opened. False: they contradict each other, or lack something;
 // the message says which variable.
 bool comm_find_place(Place *place, const CommOptions *options, Error *err);
+// In the environment of process 0 of --gpus: the number of the inherited socket that listens at MASTER_PORT. It is
+// bound before the processes start, so that no other program can take the port.
+#define COMM_LISTENER "COMM_LISTENER"
+
 typedef struct {
     const char *name; // "MPI", "TCP"
     // As comm_gather and comm_broadcast.
@@ -26,6 +30,6 @@ typedef struct {
 } Channel;
 
 // Fill in rank and size where the channel knows better. NULL: a message says why.
-const Channel *channel_tcp_open(Place *place, Error *err);
+const Channel *channel_tcp_open(Place *place, Error *err); // waits COMM_START_SECONDS of the environment (60)
 const Channel *channel_mpi_open(Place *place, Error *err); // without MPI at build time: always NULL
 bool channel_mpi_is_built(void);

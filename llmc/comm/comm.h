@@ -57,7 +57,8 @@ typedef struct {
 bool comm_agree(const CommFact *facts, int count, Error *err);
 
 // --gpus N: starts N copies of this program, waits for them, passes signals on, and ends all when one fails. Returns
-// the exit code of the first that failed, or 0. Only where no launcher has started this process.
+// the exit code of the first that failed, or 0. Only where no launcher has started this process. The others get SIGTERM
+// and, COMM_STOP_SECONDS of the environment later (30), SIGKILL.
 int comm_launch(int count, char **argv);
 
 // Ends the other processes as far as this one can: after a failure that they have not seen. Does not return where MPI
