@@ -224,7 +224,8 @@ static void run_event(const Report *r) {
              JSON_NUMBER("peak_flops", r->peak_flops));
     add_shards(run, "train", train_shards(r));
     add_shards(run, "val", val_shards(r));
-    JSON_ADD(run, JSON_NUMBER("start_step", r->setup->first_step), JSON_NUMBER("total_steps", r->setup->total_steps),
+    JSON_ADD(run, JSON_NUMBER("processes", comm_size()), JSON_NUMBER("start_step", r->setup->first_step),
+             JSON_NUMBER("total_steps", r->setup->total_steps),
              JSON_NUMBER("tokens_per_step", r->setup->step_windows * r->setup->T),
              JSON_NUMBER("flops_per_token", flops_per_token_llmc(c, r->setup->T)),
              JSON_NUMBER("flops_per_token_exact", flops_per_token_exact(c, r->setup->T)));
