@@ -30,6 +30,7 @@ typedef struct {
 typedef struct {
     const char *backend;            // "cpu" or "cuda"
     char name[128];                 // "AMD EPYC, 2 threads" or "NVIDIA H200"
+    char id[64];                    // tells two devices of one machine apart: PCI bus id of a GPU; "" on the CPU
     char libraries[256];            // "vector code avx512bf16, oneDNN 2.6.3, OpenMP"
     char advice[128];               // names a build of this program that is faster on this machine; or ""
     char attention[256];            // implementation of attention, once a model is planned; "" on the CPU: no choice
