@@ -23,8 +23,8 @@ SIM_BUILD := build/$(MODE)-sim$(if $(filter release,$(MODE)),$(if $(filter-out $
 # The simulator without the libraries: what a program of kernels alone needs.
 SIM_CORE_OBJ   := $(addprefix $(SIM_BUILD)/dev/sim/,$(addsuffix .o,block device graph grid kernels memory ptx stream workers))
 SIM_KERNEL_OBJ := $(KERNEL_SRC:%.cu=$(SIM_BUILD)/%.o)
-# The emulated cuDNN takes the place of the file that loads the real one.
-SIM_C_SRC      := $(filter-out llmc/cuda/cudnn_library.c,$(filter %.c,$(CUDA_SRC)))
+# The emulated cuDNN and NCCL take the places of the files that load the real ones.
+SIM_C_SRC      := $(filter-out llmc/cuda/cudnn_library.c llmc/cuda/nccl_library.c,$(filter %.c,$(CUDA_SRC)))
 SIM_LIB_OBJ    := $(HOST_OBJ) $(patsubst %.cpp,$(SIM_BUILD)/%.o,$(wildcard dev/sim/*.cpp)) $(SIM_C_SRC:%.c=$(SIM_BUILD)/%.o) \
 	$(KERNEL_SRC:%.cu=$(SIM_KERNELS)/%.o)
 SIM_LIB        := $(SIM_BUILD)/libllmc.a
@@ -156,6 +156,18 @@ $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) -std=c11 $(WARNINGS) -shared -fPIC -Wl,-soname,libcuda.so.1 $< -o $@
+
+# The file that loads NCCL, with NCCL's own library where the toolkit has it, and one that is too old.
+NCCL_REAL := $(firstword $(wildcard $(foreach d,lib64 lib targets/*/lib,$(CUDA)/$d/libnccl.so.2)))
+$(BUILD)/test/sim/test_nccl_library.o: CFLAGS += -DNCCL_REAL='"$(NCCL_REAL)"'
+$(SIM_BUILD)/test/sim/test_nccl_library: $(BUILD)/test/sim/test_nccl_library.o $(TEST_LIB) \
+		$(SIM_BUILD)/llmc/cuda/nccl_library.o $(BUILD)/llmc/base/error.o | $(SIM_BUILD)/test/sim/fake_nccl.so
+	$(SAY) LINK $@
+	$(QUIET)$(LINK_SIM)
+$(SIM_BUILD)/test/sim/fake_nccl.so: test/sim/fake_nccl.c
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) -std=c11 $(WARNINGS) -shared -fPIC $< -o $@
 
 # NVML of three drivers, which differ in a name.
 $(SIM_BUILD)/test/sim/test_facts: | $(patsubst %,$(SIM_BUILD)/test/sim/fake_nvml_%.so,EventReasons ThrottleReasons Nothing)
