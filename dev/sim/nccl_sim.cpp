@@ -187,10 +187,10 @@ void ncclComm::fall_silent() {
     lock = -1;
 }
 
-// Removes this process's file and the messages to it; all files if the others are gone.
+// Removes the messages to this process; everything if the others are gone. Its own file stays until then: another
+// process may not yet have seen that all have joined.
 void ncclComm::leave() {
     fall_silent();
-    unlink(rank_file(rank).c_str());
     bool last = true;
     for (int r = 0; r < size; r++) last = last && (r == rank || gone(r));
     DIR *files = opendir(directory.c_str());
@@ -202,7 +202,7 @@ void ncclComm::leave() {
         if (name[0] != '.' && (last || mine)) unlink(file(name).c_str());
     }
     closedir(files);
-    rmdir(directory.c_str()); // fails where others are still there
+    if (last) rmdir(directory.c_str());
 }
 
 namespace {

@@ -73,8 +73,8 @@ size_t cuda_graph_nodes(const DeviceGraph *graph);
 void cuda_matmul_shutdown(void);
 void cuda_attention_shutdown(void);
 
-// Called by device_shutdown: leaves the other processes. A communicator that failed, or has a request in flight, is
-// aborted.
+// Called by device_shutdown: leaves the other processes once all requests are done; aborts if that takes a minute, or
+// if NCCL has failed.
 void cuda_comm_shutdown(void);
 extern double cuda_comm_start_seconds; // how long device_comm_start waits for the others: 60; tests make it shorter
 

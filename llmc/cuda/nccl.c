@@ -36,7 +36,7 @@ static struct {
     bool in_flight[NUM_REQUESTS];
 } comm;
 
-// --------------------------------------------------------------------------------------------------- calls that go on
+// --------------------------------------------------------------------------------------------------- calls in progress
 
 static double now(void) {
     struct timespec t;
@@ -122,19 +122,19 @@ void device_comm_abort(void) {
     comm.handle = NULL;
 }
 
-// Leaves the others in an orderly way if that is possible.
-static bool must_abort(void) {
+// Completes what is queued and parts from the others; false if that fails or takes too long.
+static bool finalize(void) {
     ncclResult_t status = ncclSuccess;
-    for (int i = 0; i < NUM_REQUESTS; i++)
-        if (comm.in_flight[i]) return true;
-    return nccl.ncclCommGetAsyncError(comm.handle, &status) != ncclSuccess || status != ncclSuccess ||
-           settle(nccl.ncclCommFinalize(comm.handle), LEAVE_SECONDS) != ncclSuccess;
+    return nccl.ncclCommGetAsyncError(comm.handle, &status) == ncclSuccess && status == ncclSuccess &&
+           settle(nccl.ncclCommFinalize(comm.handle), LEAVE_SECONDS) == ncclSuccess;
 }
 
 void cuda_comm_shutdown(void) {
     if (!comm.started) return;
-    if (comm.handle && must_abort()) device_comm_abort();
-    if (comm.handle) (void)nccl.ncclCommDestroy(comm.handle);
+    if (comm.handle && finalize())
+        (void)nccl.ncclCommDestroy(comm.handle);
+    else
+        device_comm_abort();
     CUDA_CHECK(cudaEventDestroy(comm.queued));
     for (int i = 0; i < NUM_REQUESTS; i++) CUDA_CHECK(cudaEventDestroy(comm.done[i]));
     memset(&comm, 0, sizeof comm);

@@ -128,20 +128,30 @@ static void fill(int round) {
     copy_h2d(buffers.all, gathered, bytes, STREAM_COMPUTE);
 }
 
-static void check(int round) {
+// What the compute stream sees after a wait: slices of all others, slices gathered.
+static void see(const int *data) {
     const size_t bytes = (size_t)(size * SLICE_BYTES);
-    memset(buffers.seen, 0x55, 2 * bytes);
-    cuda_copy(buffers.copy, buffers.recv, bytes);
+    memset(buffers.seen, 0x55, bytes);
+    cuda_copy(buffers.copy, data, bytes);
     copy_d2h(buffers.seen, buffers.copy, bytes, STREAM_COMPUTE);
-    cuda_copy(buffers.copy, buffers.all, bytes);
-    copy_d2h(buffers.seen + size * SLICE, buffers.copy, bytes, STREAM_COMPUTE);
-    device_sync();
-    for (int r = 0; r < size; r++)
-        for (int i = 0; i < SLICE; i++) {
-            const int sent = buffers.seen[r * SLICE + i], gathered = buffers.seen[(size + r) * SLICE + i];
-            CHECK(sent == value(round, r, rank, i), "round %d, from %d, %d: %d", round, r, i, sent);
-            CHECK(gathered == -1 - value(round, r, r, i), "round %d, gathered from %d, %d: %d", round, r, i, gathered);
-        }
+    DeviceEvent *arrived = device_event_create(NULL);
+    device_event_record(arrived, STREAM_COMPUTE);
+    device_event_wait(arrived); // not for the other request
+    device_event_destroy(arrived);
+}
+static void check_received(int round) {
+    see(buffers.recv);
+    for (int i = 0; i < size * SLICE; i++)
+        CHECK(buffers.seen[i] == value(round, i / SLICE, rank, i % SLICE), "round %d, %d: %d", round, i,
+              buffers.seen[i]);
+}
+static void check_gathered(int round) {
+    see(buffers.all);
+    for (int i = 0; i < size * SLICE; i++) {
+        const int from = i / SLICE;
+        CHECK(buffers.seen[i] == -1 - value(round, from, from, i % SLICE), "round %d, %d: %d", round, i,
+              buffers.seen[i]);
+    }
 }
 
 static void wait_for(int request) {
@@ -157,10 +167,12 @@ static void gather(int request) {
     CHECK(device_all_gather(buffers.all, SLICE_BYTES, request, &err), "%s", err.text);
 }
 
-// Both requests in flight; the compute stream then overwrites what they read.
+// Both requests in flight. What they have read and written is overwritten in the next round.
 static void exchange(void) {
+    Error err;
     start_comm();
     CHECK(strncmp(device_comm_library(), "NCCL 2.", 7) == 0, "%s", device_comm_library());
+    DeviceEvent *moved = device_event_create(&err);
     for (int round = 0; round < ROUNDS; round++) {
         const int first = round % 2;
         sim_step_mark();
@@ -169,10 +181,18 @@ static void exchange(void) {
             gather(first), send_slices(1 - first);
         else
             send_slices(first), gather(1 - first);
-        wait_for(first), wait_for(1 - first);
         sim_step_unmark();
-        check(round);
+        device_event_record(moved, STREAM_COMM);
+        if (round == 2) device_event_wait(moved); // not for the compute stream, as far as the host is concerned
+        wait_for(first);
+        if (round == 1)
+            check_gathered(round);
+        else
+            check_received(round);
+        wait_for(1 - first);
+        check_received(round), check_gathered(round);
     }
+    device_event_destroy(moved);
     CHECK(sim_step_violations() == 0, "the host waited");
 }
 
@@ -194,9 +214,10 @@ static void crossed(void) {
         fill(round);
         gather(0), send_slices(1);
         wait_for(1);
-        gather(1); // gathers the same once more
+        check_received(round);
+        gather(1); // the same once more
         wait_for(0), wait_for(1);
-        check(round);
+        check_gathered(round);
     }
 }
 TEST(a_number_may_be_used_again_while_the_other_one_is_in_flight) {
@@ -291,6 +312,7 @@ TEST(a_failure_is_reported_by_the_process_that_has_it_and_then_by_the_others) {
         Run run = {.size = 3, .body = request_until_failure, .one_settings = "fail:2", .timeout = "1", .lazy = lazy};
         run_ranks(&run);
         assert_said(&run, 2, "rank 2 of 3: NCCL: unhandled system error (SIM_NCCL: collective 2 fails)");
+        if (!lazy) assert_said(&run, 2, "device_comm_wait: rank 2");
         for (int r = 0; r < 2; r++)
             assert_said(&run, r, "of 3: NCCL: remote process exited or there was a network error");
         assert_said(&run, 0, "(collective 2: nothing from rank 2 for 1 s)");
@@ -330,9 +352,8 @@ static void leave_in_flight(void) {
     start_comm();
     gather(0);
 }
-TEST(a_request_in_flight_does_not_hold_up_the_shutdown) {
-    run_ranks(&(Run){.size = 2, .body = leave_in_flight});
-    run_ranks(&(Run){.size = 2, .body = leave_in_flight, .settings = "silent:1", .timeout = "1"});
+TEST(a_shutdown_completes_what_is_in_flight) {
+    for (int lazy = 0; lazy < 2; lazy++) run_ranks(&(Run){.size = 2, .body = leave_in_flight, .lazy = lazy});
 }
 
 static void killed(void) {
@@ -357,7 +378,6 @@ TEST(a_process_that_is_killed_is_missed_by_the_others) {
 
 static void fail_to_start(void) {
     Error err;
-    cuda_comm_start_seconds = 1.0;
     CHECK(!device_comm_start(id, rank, size, &err), "it started");
     fprintf(stderr, "%s\n", err.text);
     CHECK(*device_comm_library() == '\0', "%s", device_comm_library());
@@ -365,14 +385,16 @@ static void fail_to_start(void) {
 }
 TEST(a_process_that_does_not_come_is_reported) {
     Run run = {.size = 2, .body = fail_to_start, .missing = 1};
+    cuda_comm_start_seconds = 1.0;
     run_ranks(&run);
+    cuda_comm_start_seconds = 60.0;
     assert_said(&run, 0, "rank 0 of 2 waited 1 s for the others: not all processes came");
 }
 TEST(an_error_of_the_start_is_reported) {
     Run run = {.size = 2, .body = fail_to_start, .missing = 1, .timeout = "1", .settings = "inprogress"};
-    cuda_comm_start_seconds = 60.0;
     run_ranks(&run);
-    if (!strstr(run.said[0], "not all processes came")) assert_said(&run, 0, "(rank 1 has not come)");
+    assert_said(&run, 0, "start of NCCL: rank 0 of 2: NCCL: remote process exited");
+    assert_said(&run, 0, "(rank 1 has not come)");
 }
 TEST(no_library_is_reported) {
     Run run = {.size = 1, .body = fail_to_start, .settings = "none"};
