@@ -6,12 +6,10 @@
 #ifdef HAVE_NCCL
 
 // In a child process, because the library is looked for once: exit status 0 if it is usable, stderr says why not.
-static int open_library(void *file) {
+static int open_library(void *context) {
+    const char *file = *(const char **)context;
     Error err;
-    if (file)
-        setenv("NCCL_LIBRARY", file, 1);
-    else
-        unsetenv("NCCL_LIBRARY");
+    setenv("NCCL_LIBRARY", file, 1);
     const bool usable = nccl_library_open(&err);
     if (usable == (*nccl_library_version_text() == '\0')) return 2;
     if (!usable) {
@@ -30,7 +28,7 @@ static int open_library(void *file) {
 
 static void assert_refused(const char *file, const char *reason) {
     char said[2048];
-    const int status = status_of_child(open_library, (void *)(uintptr_t)file, said, sizeof said);
+    const int status = status_of_child(open_library, &file, said, sizeof said);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 1 || !strstr(said, reason))
         fail_msg("status %d for %s: %s", status, file, said);
 }
@@ -48,12 +46,13 @@ TEST(a_library_that_is_missing_or_too_old_is_named_with_a_remedy) {
 }
 
 TEST(the_library_of_the_toolkit_has_every_function) {
-    if (!NCCL_REAL[0]) {
+    const char *real = NCCL_REAL;
+    if (!*real) {
         print_message("skipped: the CUDA toolkit has no libnccl.so.2\n");
         skip();
     }
     char said[2048];
-    const int status = status_of_child(open_library, (void *)(uintptr_t)NCCL_REAL, said, sizeof said);
+    const int status = status_of_child(open_library, &real, said, sizeof said);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("status %d: %s", status, said);
     if (strncmp(said, "2.", 2) != 0) fail_msg("version %s", said);
 }
