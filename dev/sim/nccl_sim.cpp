@@ -35,7 +35,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <functional>
-#include <memory>
 #include <random>
 #include <stdarg.h>
 #include <stdio.h>
@@ -133,7 +132,7 @@ struct ncclComm {
     int lock = -1; // the file rank.R
     std::atomic<bool> aborted{false};
     ncclResult_t error = ncclSuccess;
-    std::string said;              // of the error
+    char said[256] = "";           // of the error
     uint64_t number = 0;           // of the last collective
     cudaStream_t stream = nullptr; // of all collectives
     bool has_stream = false, finalized = false;
@@ -147,7 +146,9 @@ struct ncclComm {
     }
     std::string rank_file(int r) const { return file("rank." + std::to_string(r)); }
     void fail(ncclResult_t result, const std::string &text) {
-        if (error == ncclSuccess) error = result, said = text;
+        if (error != ncclSuccess) return;
+        error = result;
+        sim::quiet_copy(said, text.c_str(), std::min(text.size(), sizeof said - 1));
     }
     bool gone(int r) const;
     void join();
@@ -206,11 +207,12 @@ void ncclComm::leave() {
 }
 
 namespace {
-typedef std::shared_ptr<ncclComm> Comm;
+typedef ncclComm *Comm;
 
-// The one of this process. A program that ends without leaving still removes its files.
+// The one of this process. A program that ends without leaving still removes its files. Communicators are never freed:
+// operations of streams may refer to them.
 struct Live {
-    Comm comm;
+    Comm comm = nullptr;
     ~Live() {
         if (comm && comm->process == getpid()) comm->leave();
     }
@@ -218,7 +220,7 @@ struct Live {
 
 // The communicator that a call names; no other call of it may be in progress.
 Comm known(ncclComm_t handle, const char *call) {
-    if (!handle || handle != live.comm.get()) fatal("%s: not a communicator", call);
+    if (!handle || handle != live.comm) fatal("%s: not a communicator", call);
     return live.comm;
 }
 Comm idle(ncclComm_t handle, const char *call) {
@@ -228,7 +230,7 @@ Comm idle(ncclComm_t handle, const char *call) {
 }
 
 // A call that proceeds when it is asked for.
-ncclResult_t later(const Comm &comm, std::function<bool()> proceed) {
+ncclResult_t later(Comm comm, std::function<bool()> proceed) {
     comm->proceed = std::move(proceed);
     comm->polls = comm->settings.in_progress ? POLLS : 1;
     return ncclInProgress;
@@ -280,9 +282,9 @@ struct Collective {
     uint64_t number = 0;
     bool silent = false;
     double waits_since = 0; // 0: nobody has looked for messages yet
+    bool released = false;  // by the stream or graph that ran it
 
-    Collective(const Comm &c, Call which, int t, std::vector<Part> p)
-        : comm(c), call(which), type(t), parts(std::move(p)) {}
+    Collective(Comm c, Call which, int t, std::vector<Part> p) : comm(c), call(which), type(t), parts(std::move(p)) {}
     ~Collective() {
         for (Message &m : messages) m.drop();
     }
@@ -425,7 +427,7 @@ void Collective::receive() {
     while (!ready()) {
         if (now() > deadline)
             fatal("the host waits for collective %llu, which only ncclCommAbort ends: %s", (unsigned long long)number,
-                  comm->error != ncclSuccess ? comm->said.c_str() : "SIM_NCCL=silent, or a process that does not come");
+                  comm->error != ncclSuccess ? comm->said : "SIM_NCCL=silent, or a process that does not come");
         usleep(200);
     }
     for (int r = 0; r < comm->size && !comm->aborted; r++) {
@@ -442,20 +444,30 @@ void Collective::receive() {
     for (Message &m : messages) m.drop();
 }
 
+// What streams and graphs refer to. Freed here, not by them: for ThreadSanitizer a stream is another thread.
+std::vector<Collective *> &collectives = *new std::vector<Collective *>;
+
+Collective *new_collective(Comm comm, Call call, int type, const std::vector<Part> &parts) {
+    const auto end = std::partition(collectives.begin(), collectives.end(), [](Collective *c) { return !c->released; });
+    std::for_each(end, collectives.end(), [](Collective *c) { delete c; });
+    collectives.erase(end, collectives.end());
+    collectives.push_back(new Collective(comm, call, type, parts));
+    return collectives.back();
+}
+
 // Both halves into the stream.
-ncclResult_t enqueue(const Comm &comm, const std::shared_ptr<Collective> &work, cudaStream_t stream) {
+ncclResult_t enqueue(Collective *work, cudaStream_t stream) {
+    const Comm comm = work->comm;
     if (comm->has_stream && comm->stream != stream) fatal("%s: one stream is simulated", name_of(work->call));
     comm->stream = stream;
     comm->has_stream = true;
     work->check_memory();
-    typedef std::shared_ptr<Collective> Shared;
     const auto proceed = [=] {
-        const auto receive = [](void *p) { (*(Shared *)p)->receive(); };
-        const auto destroy = [](void *p) { delete (Shared *)p; };
-        const auto ready = [](void *p) { return (*(Shared *)p)->ready(); };
+        const auto receive = [](void *p) { ((Collective *)p)->receive(); };
+        const auto release = [](void *p) { ((Collective *)p)->released = true; };
+        const auto ready = [](void *p) { return ((Collective *)p)->ready(); };
         if (sim::stream_enqueue(stream, name_of(work->call), [work] { work->send(); }) != cudaSuccess ||
-            sim::stream_enqueue(stream, {name_of(work->call), receive, new Shared(work), destroy, ready}) !=
-                cudaSuccess)
+            sim::stream_enqueue(stream, {name_of(work->call), receive, work, release, ready}) != cudaSuccess)
             comm->fail(ncclUnhandledCudaError, "the stream takes no work");
         return true;
     };
@@ -495,7 +507,7 @@ ncclResult_t run_group() {
     const Part &own = parts[(size_t)first.comm->rank];
     if (own.sends != own.receives)
         fatal("a process sends itself %lld elements and receives %lld", (long long)own.sends, (long long)own.receives);
-    return enqueue(first.comm, std::make_shared<Collective>(first.comm, GROUP, first.type, parts), first.stream);
+    return enqueue(new_collective(first.comm, GROUP, first.type, parts), first.stream);
 }
 
 ncclResult_t transfer(const char *call, bool is_send, void *buffer, size_t count, ncclDataType_t type, int peer,
@@ -528,7 +540,7 @@ const char *error_string(ncclResult_t result) {
     return (size_t)result < sizeof texts / sizeof *texts ? texts[result] : "unknown result code";
 }
 
-const char *last_error(ncclComm_t handle) { return handle ? known(handle, "ncclGetLastError")->said.c_str() : ""; }
+const char *last_error(ncclComm_t handle) { return handle ? known(handle, "ncclGetLastError")->said : ""; }
 
 const char ID_PREFIX[] = "sim-nccl-";
 
@@ -551,21 +563,20 @@ ncclResult_t init_rank(ncclComm_t *handle, int size, ncclUniqueId id, int rank, 
     if (!memchr(id.internal, 0, sizeof id.internal) || strncmp(id.internal, ID_PREFIX, strlen(ID_PREFIX)) != 0 ||
         strchr(id.internal, '/'))
         fatal("ncclCommInitRankConfig: the id is not from ncclGetUniqueId");
-    const Comm comm = std::make_shared<ncclComm>();
+    const Comm comm = new ncclComm;
     comm->rank = rank, comm->size = size;
     comm->settings = read_settings();
     comm->directory = std::string(base ? base : "/dev/shm") + "/" + id.internal;
     comm->join();
     live.comm = comm;
-    *handle = comm.get();
+    *handle = comm;
     const double deadline = now() + comm->settings.timeout;
-    ncclComm *c = comm.get(); // it holds this function
     return later(comm, [=] {
         int missing = -1;
         for (int r = size - 1; r >= 0; r--)
-            if (access(c->rank_file(r).c_str(), F_OK) != 0) missing = r;
+            if (access(comm->rank_file(r).c_str(), F_OK) != 0) missing = r;
         if (missing >= 0 && now() < deadline) return false;
-        if (missing >= 0) c->fail(ncclRemoteError, "rank " + std::to_string(missing) + " has not come");
+        if (missing >= 0) comm->fail(ncclRemoteError, "rank " + std::to_string(missing) + " has not come");
         return true;
     });
 }
@@ -588,14 +599,13 @@ ncclResult_t get_async_error(ncclComm_t handle, ncclResult_t *result) {
 ncclResult_t finalize(ncclComm_t handle) {
     const Comm comm = idle(handle, "ncclCommFinalize");
     if (comm->error != ncclSuccess) return comm->error;
-    const auto last = std::make_shared<Collective>(comm, FINALIZE, ncclInt8, std::vector<Part>((size_t)comm->size));
-    return later(comm, [last, sent = false]() mutable {
-        ncclComm *c = last->comm.get();
-        if (c->has_stream && !sim::stream_advance(c->stream)) return false;
+    Collective *last = new_collective(comm, FINALIZE, ncclInt8, std::vector<Part>((size_t)comm->size));
+    return later(comm, [=, sent = false]() mutable {
+        if (comm->has_stream && !sim::stream_advance(comm->stream)) return false;
         if (!sent) last->send();
         sent = true;
-        c->finalized = last->look(true);
-        return c->finalized;
+        comm->finalized = last->look(true);
+        return comm->finalized;
     });
 }
 
@@ -642,7 +652,7 @@ ncclResult_t all_gather(const void *mine, void *all, size_t count, ncclDataType_
     std::vector<Part> parts;
     for (int r = 0; r < comm->size; r++)
         parts.push_back({(const char *)mine, (char *)all + (size_t)r * bytes, (int64_t)count, (int64_t)count});
-    return enqueue(comm, std::make_shared<Collective>(comm, ALL_GATHER, type, parts), stream);
+    return enqueue(new_collective(comm, ALL_GATHER, type, parts), stream);
 }
 } // namespace
 

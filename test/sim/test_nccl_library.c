@@ -3,6 +3,11 @@
 #include "llmc/cuda/nccl.h"
 #include "test/fixture.h"
 
+// That of the toolkit, or "" (dev/sim/sim.mk).
+#ifndef NCCL_REAL
+#define NCCL_REAL ""
+#endif
+
 #ifdef HAVE_NCCL
 
 // In a child process, because the library is looked for once: exit status 0 if it is usable, stderr says why not.
