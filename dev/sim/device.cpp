@@ -73,6 +73,13 @@ const DeviceModel &device_model() {
     return model;
 }
 
+static int num_devices() {
+    static const int count = setting_number("SIM_GPUS", 1);
+    return count;
+}
+static bool exists(int device) { return device >= 0 && device < num_devices(); }
+static int current_device;
+
 // ------------------------------------------------------------------------------------------------------------- errors
 
 static cudaError_t last_error;
@@ -159,26 +166,33 @@ const char *cudaGetErrorString(cudaError_t error) {
     return "unrecognized error code";
 }
 
+// GPUs by number: all of the same model. A process uses one of them, and the memory is its own.
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
+    *count = num_devices();
     return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+    if (!exists(device)) return set_error(cudaErrorInvalidDevice);
+    current_device = device;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
+    *device = current_device;
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
-cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int) {
-    snprintf(text, (size_t)length, "0000:00:00.0");
+cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
+    if (!exists(device)) return set_error(cudaErrorInvalidDevice);
+    snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)device);
     return cudaSuccess;
 }
 
 // The attributes that somebody asks for.
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int) {
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int device) {
+    if (!exists(device)) return set_error(cudaErrorInvalidDevice);
     const DeviceModel &m = device_model();
     const struct {
         cudaDeviceAttr attribute;
@@ -200,7 +214,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int) {
     return set_error(cudaErrorInvalidValue, "cudaDeviceGetAttribute: attribute %d is not simulated", (int)which);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
-    if (device != 0) return set_error(cudaErrorInvalidDevice);
+    if (!exists(device)) return set_error(cudaErrorInvalidDevice);
     const DeviceModel &m = device_model();
     memset((void *)p, 0xff, sizeof *p); // whoever asks for another property sees that it is not simulated
     snprintf(p->name, sizeof p->name, "CUDA simulator (CPU)");

@@ -39,12 +39,14 @@ void memory_close();
 // ------------------------------------------------------------------------------------------------------------ streams
 
 // Something that happens in stream order. run(argument) does it, every time a graph is replayed; destroy(argument)
-// frees the argument when nobody will run it any more.
+// frees the argument when nobody will run it any more. An operation that depends on another process has
+// ready(argument): while that is false, run would wait, and a call that does not wait leaves the stream as it is.
 struct Operation {
     const char *name;
     void (*run)(void *argument);
     void *argument;
     void (*destroy)(void *argument);
+    bool (*ready)(void *argument) = nullptr;
 };
 
 // Runs the operation when its turn comes: at once (the default), as late as the API allows (SIM_STREAMS=lazy), or at
@@ -61,6 +63,8 @@ void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument, vo
 // Whether an operation in the stream would run at once: then it may be run without stream_enqueue.
 bool stream_runs_at_once(cudaStream_t stream);
 void streams_drain_all(); // runs everything that waits
+// Runs what the stream holds up to the first operation that is not ready. True: nothing is left.
+bool stream_advance(cudaStream_t stream);
 
 // ----------------------------------------------------------------------------------------------------------- captures
 

@@ -23,8 +23,8 @@ SIM_BUILD := build/$(MODE)-sim$(if $(filter release,$(MODE)),$(if $(filter-out $
 # The simulator without the libraries: what a program of kernels alone needs.
 SIM_CORE_OBJ   := $(addprefix $(SIM_BUILD)/dev/sim/,$(addsuffix .o,block device graph grid kernels memory ptx stream workers))
 SIM_KERNEL_OBJ := $(KERNEL_SRC:%.cu=$(SIM_BUILD)/%.o)
-# The emulated cuDNN takes the place of the file that loads the real one.
-SIM_C_SRC      := $(filter-out llmc/cuda/cudnn_library.c,$(filter %.c,$(CUDA_SRC)))
+# The emulated cuDNN and NCCL take the places of the files that load the real ones.
+SIM_C_SRC      := $(filter-out llmc/cuda/cudnn_library.c llmc/cuda/nccl_library.c,$(filter %.c,$(CUDA_SRC)))
 SIM_LIB_OBJ    := $(HOST_OBJ) $(patsubst %.cpp,$(SIM_BUILD)/%.o,$(wildcard dev/sim/*.cpp)) $(SIM_C_SRC:%.c=$(SIM_BUILD)/%.o) \
 	$(KERNEL_SRC:%.cu=$(SIM_KERNELS)/%.o)
 SIM_LIB        := $(SIM_BUILD)/libllmc.a
@@ -157,6 +157,18 @@ $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
 	$(SAY) LINK $@
 	$(QUIET)$(CC) -std=c11 $(WARNINGS) -shared -fPIC -Wl,-soname,libcuda.so.1 $< -o $@
 
+# The file that loads NCCL, with NCCL's own library where the toolkit has it, and one that is too old.
+NCCL_REAL := $(firstword $(wildcard $(foreach d,lib64 lib targets/*/lib,$(CUDA)/$d/libnccl.so.2)))
+$(BUILD)/test/sim/test_nccl_library.o: CFLAGS += -DNCCL_REAL='"$(NCCL_REAL)"'
+$(SIM_BUILD)/test/sim/test_nccl_library: $(BUILD)/test/sim/test_nccl_library.o $(TEST_LIB) \
+		$(SIM_BUILD)/llmc/cuda/nccl_library.o $(BUILD)/llmc/base/error.o | $(SIM_BUILD)/test/sim/fake_nccl.so
+	$(SAY) LINK $@
+	$(QUIET)$(LINK_SIM)
+$(SIM_BUILD)/test/sim/fake_nccl.so: test/sim/fake_nccl.c
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) -std=c11 $(WARNINGS) -shared -fPIC $< -o $@
+
 # NVML of three drivers, which differ in a name.
 $(SIM_BUILD)/test/sim/test_facts: | $(patsubst %,$(SIM_BUILD)/test/sim/fake_nvml_%.so,EventReasons ThrottleReasons Nothing)
 $(SIM_BUILD)/test/sim/fake_nvml_%.so: test/sim/fake_nvml.c
@@ -186,7 +198,7 @@ SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
 # Also what several streams do. An OpenMP that is not instrumented looks like a race where it has several threads.
-SIM_TSAN_BIN  := $(if $(NVCC),$(SIM_SHORT:%=build/tsan-sim/test/%) build/tsan-sim/test/ops/test_offload)
+SIM_TSAN_BIN  := $(if $(NVCC),$(addprefix build/tsan-sim/test/,$(SIM_SHORT) ops/test_offload sim/test_nccl))
 SIM_TSAN_STEP := $(if $(NVCC),OMP_NUM_THREADS=1@TEST_FILTER=a_step_makes_no_synchronising_call@build/tsan-sim/test/sim/test_step)
 SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
 SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))

@@ -89,6 +89,16 @@ static void run_next(CUstream_st *stream) {
 static void drain(CUstream_st *stream, uint64_t position) {
     while (stream->done < position && !stream->waiting.empty()) run_next(stream);
 }
+static bool next_is_ready(CUstream_st *stream) {
+    const Operation next = stream->waiting.front();
+    return !next.ready || sticky_error() || next.ready(next.argument);
+}
+// As far as it goes without waiting for another process.
+static bool advance(CUstream_st *stream, uint64_t position) {
+    while (stream->done < position && !stream->waiting.empty() && next_is_ready(stream)) run_next(stream);
+    return stream->done >= position;
+}
+bool stream_advance(cudaStream_t handle) { return advance(stream_of(handle), stream_of(handle)->queued); }
 static void drain(CUstream_st *stream) { drain(stream, stream->queued); }
 void streams_drain_all() {
     for (CUstream_st *stream : streams()) {
@@ -134,7 +144,7 @@ cudaError_t stream_enqueue(cudaStream_t handle, const Operation &operation) {
     stream->queued++;
     stream->tsan_before.push_back(std::make_unique<char>());
     tsan_release(stream->tsan_before.back().get());
-    if (!lazy) drain(stream);
+    if (!lazy) advance(stream, stream->queued);
     return cudaSuccess;
 }
 
@@ -201,15 +211,26 @@ static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned f
     if (event->capture)
         return set_error(cudaErrorCapturedEvent, "cudaStreamWaitEvent: the event was recorded in a capture that ended");
     if (!event->recorded) return cudaSuccess;
-    CUstream_st *source = event->stream;
-    const uint64_t position = event->position;
     if (stream->capture && flags != cudaEventWaitExternal)
         return capture_break(stream->capture.get(), cudaErrorStreamCaptureIsolation,
                              "cudaStreamWaitEvent for an event recorded outside");
-    return stream_enqueue(handle, "cudaStreamWaitEvent", [source, position, sync = event->tsan_sync] {
-        drain(source, position);
-        tsan_acquire(sync.get());
-    });
+    struct Wait {
+        CUstream_st *source;
+        uint64_t position;
+        std::shared_ptr<char> sync;
+    };
+    const auto run = [](void *argument) {
+        const Wait *wait = (const Wait *)argument;
+        drain(wait->source, wait->position);
+        tsan_acquire(wait->sync.get());
+    };
+    const auto ready = [](void *argument) {
+        const Wait *wait = (const Wait *)argument;
+        return advance(wait->source, wait->position);
+    };
+    Wait *wait = new Wait{event->stream, event->position, event->tsan_sync};
+    return stream_enqueue(handle,
+                          {"cudaStreamWaitEvent", run, wait, [](void *argument) { delete (Wait *)argument; }, ready});
 }
 } // namespace sim
 
@@ -259,7 +280,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     tsan_acquire(&stream->tsan_after);
     return sticky_error();
 }
-// Not ready means: one more operation has run meanwhile. So who polls gets there.
+// Not ready means: one more operation has run meanwhile, unless that needs another process. So who polls gets there.
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
     CUstream_st *stream = stream_of(handle);
     if (stream->capture)
@@ -267,7 +288,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
                              "cudaStreamQuery of a captured stream");
     if (stream->done == stream->queued) tsan_acquire(&stream->tsan_after);
     if (stream->done == stream->queued || sticky_error()) return sticky_error();
-    run_next(stream);
+    if (next_is_ready(stream)) run_next(stream);
     return set_error(cudaErrorNotReady);
 }
 cudaError_t cudaDeviceSynchronize(void) {
@@ -314,7 +335,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->capture) return captured_event("cudaEventQuery of a captured event", event);
     if (event->recorded && event->stream->done >= event->position) tsan_acquire(event->tsan_sync.get());
     if (!event->recorded || event->stream->done >= event->position || sticky_error()) return sticky_error();
-    run_next(event->stream);
+    if (next_is_ready(event->stream)) run_next(event->stream);
     return set_error(cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t stop) {

@@ -22,6 +22,7 @@ extern "C" {
 typedef struct {
     bool ready;             // device_init succeeded
     bool capturing;         // between device_graph_begin and device_graph_end, when that records
+    int device;             // CUDA's number of the GPU that is used
     int compute_capability; // 75, 80, 86, 89, 90, 100, 120: major * 10 + minor
     int num_sms;            // multiprocessors
     int shared_per_block;   // bytes of dynamic shared memory that a block may ask for
@@ -71,6 +72,11 @@ size_t cuda_graph_nodes(const DeviceGraph *graph);
 // Called by device_shutdown: each frees what it built lazily (handles, plans).
 void cuda_matmul_shutdown(void);
 void cuda_attention_shutdown(void);
+
+// Called by device_shutdown: leaves the other processes once all requests are done; aborts if that takes a minute, or
+// if NCCL has failed.
+void cuda_comm_shutdown(void);
+extern double cuda_comm_start_seconds; // how long device_comm_start waits for the others: 60; tests make it shorter
 
 // ------------------------------------------------------------------------------------- kernels that several ops launch
 // On the compute stream.

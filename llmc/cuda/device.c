@@ -1,6 +1,6 @@
 // device.h on a GPU: the life of the backend and its one handle, memory, copies, events, graphs. The GPU's speed
 // (datasheet, measured, sensors) is in device_speed.c. Owns the streams; memory, events and graphs belong to whoever
-// asked for them, the workspace of the ops to the caller.
+// asked for them, the workspace of the ops to the caller. Collectives are in nccl.c.
 // device_init reports a machine that cannot run this program, in one line with a remedy: no driver, an old one, no GPU,
 // a GPU that the program was not built for.
 #include "llmc/cuda/backend.h"
@@ -35,8 +35,9 @@ static bool no_driver(int driver, Error *err) {
                      has);
 }
 
-// Makes the first GPU that CUDA shows this process the current one. CUDA_VISIBLE_DEVICES chooses among several.
-static bool find_gpu(Error *err) {
+// Makes a GPU that CUDA shows this process the current one: of several the one of this number. A launcher may show each
+// process a GPU of its own (srun): then it is that one. CUDA_VISIBLE_DEVICES chooses what is shown.
+static bool find_gpu(int number, Error *err) {
     int driver = 0, count = 0;
     cudaError_t status = cudaDriverGetVersion(&driver);
     if (status == cudaSuccess) status = cudaGetDeviceCount(&count);
@@ -46,21 +47,25 @@ static bool find_gpu(Error *err) {
         return visible ? error_set(err, "no GPU: CUDA_VISIBLE_DEVICES=\"%s\" leaves none; " OTHER_TRAINER, visible)
                        : error_set(err, "no GPU that CUDA can use on this machine; " OTHER_TRAINER);
     }
-    if (status == cudaSuccess) status = cudaSetDevice(0);
+    if (status == cudaSuccess && number >= count && count > 1)
+        return error_set(err, "no GPU for process %d of this machine: %d are visible; start at most %d processes on it",
+                         number + 1, count, count);
+    cuda_backend.device = count > 1 ? number : 0;
+    if (status == cudaSuccess) status = cudaSetDevice(cuda_backend.device);
     return status == cudaSuccess || error_set(err, "CUDA does not start: %s (%s); " OTHER_TRAINER,
                                               cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 static int attribute(enum cudaDeviceAttr which) {
     int value = 0;
-    if (cudaDeviceGetAttribute(&value, which, 0) == cudaSuccess) return value;
+    if (cudaDeviceGetAttribute(&value, which, cuda_backend.device) == cudaSuccess) return value;
     (void)cudaGetLastError(); // a fact that this GPU does not report
     return 0;
 }
 
 static void read_attributes(GpuAttributes *gpu) {
     struct cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, cuda_backend.device));
     snprintf(gpu->name, sizeof gpu->name, "%.120s", properties.name);
     gpu->compute_capability =
         10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
@@ -98,6 +103,7 @@ static void read_driver_version(char *text, size_t size) {
 static void fill_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) {
     facts->backend = "cuda";
     snprintf(facts->name, sizeof facts->name, "%s", gpu->name);
+    CUDA_CHECK(cudaDeviceGetPCIBusId(facts->id, (int)sizeof facts->id, cuda_backend.device));
     facts->units = gpu->num_sms;
     CUDA_CHECK(cudaMemGetInfo(&facts->memory_free, &facts->memory_total));
     facts->supports[DTYPE_FP32] = facts->supports[DTYPE_FP16] = true;
@@ -118,7 +124,7 @@ static void fill_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) 
 bool device_init(const DeviceOptions *options, Error *err) {
     REQUIRE(!cuda_backend.ready, "device_init: called twice");
     memset(&cuda_backend, 0, sizeof cuda_backend);
-    if (!find_gpu(err)) return false;
+    if (!find_gpu(options->number, err)) return false;
     GpuAttributes gpu;
     read_attributes(&gpu);
     if (!check_image(&gpu, err)) return false;
@@ -139,6 +145,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
 
 void device_shutdown(void) {
     if (!cuda_backend.ready) return;
+    cuda_comm_shutdown(); // first: a collective that failed would keep the device busy for ever
     CUDA_CHECK(cudaDeviceSynchronize());
     cuda_attention_shutdown();
     cuda_matmul_shutdown();

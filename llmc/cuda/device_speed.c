@@ -402,11 +402,9 @@ void cuda_nvml_read(const CudaNvml *nvml, DeviceSensors *sensors) {
 }
 
 bool device_sensors(DeviceSensors *sensors) {
-    char pci_bus_id[32];
     memset(sensors, 0, sizeof *sensors);
     if (!cuda_backend.nvml && !cuda_backend.no_nvml) {
-        CUDA_CHECK(cudaDeviceGetPCIBusId(pci_bus_id, (int)sizeof pci_bus_id, 0));
-        cuda_backend.nvml = cuda_nvml_open(NULL, pci_bus_id);
+        cuda_backend.nvml = cuda_nvml_open(NULL, cuda_backend.facts.id);
         cuda_backend.no_nvml = !cuda_backend.nvml;
     }
     if (cuda_backend.nvml) cuda_nvml_read(cuda_backend.nvml, sensors);

@@ -24,17 +24,26 @@ def test_without_a_driver_it_says_so_in_one_line_and_names_the_cpu_trainer():
     assert "no NVIDIA driver" in result.stderr and "./train_gpt2 " in result.stderr
 
 
-@needs_toolkit
-@pytest.mark.parametrize("source", sorted(path.name for path in (ROOT / "llmc" / "cuda").glob("cudnn_*.c")) + ["attention.c"])
-def test_it_compiles_without_the_headers_of_cudnn(source):
-    # -DWITHOUT_CUDNN takes the way that a missing cudnn.h takes.
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-DWITHOUT_CUDNN", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I."]
+def compiles(source, flag):
+    flags = ["-std=c11", "-D_GNU_SOURCE", flag, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I."]
     command = ["gcc", *flags, "-isystem", CUDA / "include", ROOT / "llmc" / "cuda" / source]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
 
 
 @needs_toolkit
-def test_no_file_of_the_backend_asks_for_nccl():
+@pytest.mark.parametrize("source", sorted(path.name for path in (ROOT / "llmc" / "cuda").glob("cudnn_*.c")) + ["attention.c"])
+def test_it_compiles_without_the_headers_of_cudnn(source):
+    compiles(source, "-DWITHOUT_CUDNN") # the way that a missing cudnn.h takes
+
+
+@needs_toolkit
+@pytest.mark.parametrize("source", sorted(path.name for path in (ROOT / "llmc" / "cuda").glob("nccl*.c")))
+def test_it_compiles_without_the_header_of_nccl(source):
+    compiles(source, "-DWITHOUT_NCCL") # the way that a missing nccl.h takes
+
+
+@needs_toolkit
+def test_nothing_is_added_by_nccl():
     for path in (ROOT / "llmc" / "cuda").iterdir():
-        assert "nccl.h" not in path.read_text(), path
+        assert "ncclReduce" not in path.read_text() and "ncclAllReduce" not in path.read_text(), path

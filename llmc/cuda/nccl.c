@@ -1,0 +1,236 @@
+// The collectives of device.h on GPUs: NCCL moves bytes between the devices of the processes. Owns the communicator and
+// the events that order it with the compute stream. It never asks NCCL to add: the order of its sums depends on
+// topology and message size.
+//
+// The communicator does not block: a call may return ncclInProgress while a thread of NCCL does the work. NCCL
+// documents this as the only kind that can be aborted safely. Until ncclCommGetAsyncError says that a call is done,
+// nothing may rely on it, and no other call may be made; in particular its kernel may not be in the stream yet. So
+// every call is followed by settle().
+#include "llmc/cuda/nccl.h"
+#include "llmc/cuda/backend.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+double cuda_comm_start_seconds = 60.0;
+
+#ifdef HAVE_NCCL
+
+_Static_assert(sizeof(ncclUniqueId) == DEVICE_COMM_ID_BYTES, "NCCL's id has another size");
+
+enum { NUM_REQUESTS = 2 };
+
+// Until NCCL has put a request into the stream. The first request connects the processes, and waits for the slowest,
+// which may still be measuring the candidates of its first step.
+static const double REQUEST_SECONDS = 600.0;
+static const double LEAVE_SECONDS = 60.0;
+
+static struct {
+    bool started;
+    ncclComm_t handle; // NULL once aborted
+    int rank, size;
+    char library[48];
+    cudaEvent_t queued;             // what the compute stream had to do when a request was made
+    cudaEvent_t done[NUM_REQUESTS]; // the request
+    bool in_flight[NUM_REQUESTS];
+} comm;
+
+// --------------------------------------------------------------------------------------------------- calls in progress
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+// The final status of a call that returned `status`; ncclInProgress after so many seconds. Sleeps 20 us, then longer:
+// a request takes NCCL some 50 us, a start seconds.
+static ncclResult_t settle(ncclResult_t status, double seconds) {
+    const double deadline = now() + seconds;
+    struct timespec pause = {0, 20 * 1000};
+    while (status == ncclInProgress && now() < deadline) {
+        nanosleep(&pause, NULL);
+        if (pause.tv_nsec < 1000 * 1000) pause.tv_nsec *= 2;
+        const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);
+        if (asked != ncclSuccess) return asked;
+    }
+    return status;
+}
+
+// "what: rank 1 of 4: NCCL: its name of the status (what it says of its last error)"; returns false.
+static bool failed(Error *err, const char *what, ncclResult_t status) {
+    const char *said = nccl.ncclGetLastError(comm.handle);
+    char last[400];
+    snprintf(last, sizeof last, "%s", said ? said : "");
+    for (size_t n = strlen(last); n > 0 && last[n - 1] == '\n';) last[--n] = '\0';
+    for (char *c = last; *c; c++)
+        if (*c == '\n') *c = ' ';
+    return error_set(err, "%s: rank %d of %d: NCCL: %s%s%s%s", what, comm.rank, comm.size,
+                     status == ncclInProgress ? "not done in time, another process is missing or hangs"
+                                              : nccl.ncclGetErrorString(status),
+                     *last ? " (" : "", last, *last ? ")" : "");
+}
+
+// --------------------------------------------------------------------------------------------------- start and leave
+
+bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
+    ncclUniqueId unique;
+    if (!nccl_library_open(err)) return false;
+    const ncclResult_t status = nccl.ncclGetUniqueId(&unique);
+    if (status != ncclSuccess) return error_set(err, "NCCL makes no id: %s", nccl.ncclGetErrorString(status));
+    memcpy(id, &unique, sizeof unique);
+    return true;
+}
+
+static bool join(const char *id, Error *err) {
+    ncclUniqueId unique;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    memcpy(&unique, id, sizeof unique);
+    CUDA_CHECK(cudaSetDevice(cuda_backend.device)); // NCCL takes the device that is current
+    const ncclResult_t status = settle(nccl.ncclCommInitRankConfig(&comm.handle, comm.size, unique, comm.rank, &config),
+                                       cuda_comm_start_seconds);
+    if (status == ncclSuccess) return true;
+    if (status != ncclInProgress) return failed(err, "start of NCCL", status);
+    return error_set(err, "start of NCCL: rank %d of %d waited %.0f s for the others: not all processes came",
+                     comm.rank, comm.size, cuda_comm_start_seconds);
+}
+
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err) {
+    REQUIRE(cuda_backend.ready, "device_comm_start before device_init");
+    REQUIRE(!comm.started, "device_comm_start: called twice");
+    REQUIRE(rank >= 0 && rank < size, "device_comm_start: rank %d of %d", rank, size);
+    if (!nccl_library_open(err)) return false;
+    comm.rank = rank, comm.size = size;
+    if (!join(id, err)) {
+        device_comm_abort();
+        return false;
+    }
+    CUDA_CHECK(cudaEventCreateWithFlags(&comm.queued, cudaEventDisableTiming));
+    for (int i = 0; i < NUM_REQUESTS; i++) CUDA_CHECK(cudaEventCreateWithFlags(&comm.done[i], cudaEventDisableTiming));
+    snprintf(comm.library, sizeof comm.library, "NCCL %s", nccl_library_version_text());
+    comm.started = true;
+    return true;
+}
+
+const char *device_comm_library(void) { return comm.library; }
+
+void device_comm_abort(void) {
+    if (!comm.handle) return;
+    (void)nccl.ncclCommAbort(comm.handle); // whatever it answers, there is nothing else that ends it
+    comm.handle = NULL;
+}
+
+// Completes what is queued and parts from the others; false if that fails or takes too long.
+static bool finalize(void) {
+    ncclResult_t status = ncclSuccess;
+    return nccl.ncclCommGetAsyncError(comm.handle, &status) == ncclSuccess && status == ncclSuccess &&
+           settle(nccl.ncclCommFinalize(comm.handle), LEAVE_SECONDS) == ncclSuccess;
+}
+
+void cuda_comm_shutdown(void) {
+    if (!comm.started) return;
+    if (comm.handle && finalize())
+        (void)nccl.ncclCommDestroy(comm.handle);
+    else
+        device_comm_abort();
+    CUDA_CHECK(cudaEventDestroy(comm.queued));
+    for (int i = 0; i < NUM_REQUESTS; i++) CUDA_CHECK(cudaEventDestroy(comm.done[i]));
+    memset(&comm, 0, sizeof comm);
+}
+
+// ----------------------------------------------------------------------------------------------------------- requests
+// A request on the host: the event `queued` makes STREAM_COMM wait for the compute stream, NCCL's kernel follows on
+// STREAM_COMM, and the event done[request] after it is what device_comm_wait makes the compute stream wait for.
+
+static cudaStream_t comm_stream(void) { return cuda_backend.streams[STREAM_COMM]; }
+
+static bool usable(const char *what, int request, Error *err) {
+    REQUIRE(comm.started, "%s before device_comm_start", what);
+    REQUIRE(request >= 0 && request < NUM_REQUESTS, "%s: request %d, there are 0 and 1", what, request);
+    return comm.handle || error_set(err, "%s: rank %d of %d: the communicator was aborted", what, comm.rank, comm.size);
+}
+
+static bool begin_request(const char *what, size_t bytes, int request, Error *err) {
+    if (!usable(what, request, err)) return false;
+    REQUIRE(bytes % 4 == 0, "%s: slices of %zu bytes, not a multiple of 4", what, bytes);
+    REQUIRE(!comm.in_flight[request], "%s: request %d is in flight, device_comm_wait comes first", what, request);
+    // NCCL may allocate and connect in a thread of its own, and the wait may come after the end of the recording.
+    REQUIRE(!cuda_backend.capturing, "%s while recording a graph", what);
+    CUDA_CHECK(cudaEventRecord(comm.queued, cuda_compute_stream()));
+    CUDA_CHECK(cudaStreamWaitEvent(comm_stream(), comm.queued, 0));
+    return true;
+}
+
+static bool end_request(const char *what, ncclResult_t status, int request, Error *err) {
+    status = settle(status, REQUEST_SECONDS);
+    if (status != ncclSuccess) return failed(err, what, status);
+    CUDA_CHECK(cudaEventRecord(comm.done[request], comm_stream()));
+    comm.in_flight[request] = true;
+    return true;
+}
+
+static bool accepted(ncclResult_t status) { return status == ncclSuccess || status == ncclInProgress; }
+
+bool device_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err) {
+    if (!begin_request("device_all_to_all", bytes, request, err)) return false;
+    ncclResult_t status = nccl.ncclGroupStart();
+    for (int r = 0; r < comm.size && accepted(status); r++) {
+        const size_t offset = (size_t)r * bytes;
+        status = nccl.ncclSend((const char *)send + offset, bytes, ncclInt8, r, comm.handle, comm_stream());
+        if (!accepted(status)) break;
+        status = nccl.ncclRecv((char *)recv + offset, bytes, ncclInt8, r, comm.handle, comm_stream());
+    }
+    const ncclResult_t ended = nccl.ncclGroupEnd();
+    if (accepted(status)) status = ended;
+    return end_request("device_all_to_all", status, request, err);
+}
+
+bool device_all_gather(void *data, size_t bytes, int request, Error *err) {
+    if (!begin_request("device_all_gather", bytes, request, err)) return false;
+    const char *mine = (const char *)data + (size_t)comm.rank * bytes;
+    return end_request("device_all_gather", nccl.ncclAllGather(mine, data, bytes, ncclInt8, comm.handle, comm_stream()),
+                       request, err);
+}
+
+bool device_comm_wait(int request, Error *err) {
+    if (!usable("device_comm_wait", request, err)) return false;
+    REQUIRE(comm.in_flight[request], "device_comm_wait: request %d was not made", request);
+    ncclResult_t status = ncclSuccess;
+    const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);
+    if (asked != ncclSuccess) status = asked;
+    if (status != ncclSuccess) return failed(err, "device_comm_wait", status);
+    CUDA_CHECK(cudaStreamWaitEvent(cuda_compute_stream(), comm.done[request], 0));
+    comm.in_flight[request] = false;
+    return true;
+}
+
+#else
+
+bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
+    (void)id;
+    return nccl_library_open(err);
+}
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err) {
+    (void)id, (void)rank, (void)size;
+    return nccl_library_open(err);
+}
+const char *device_comm_library(void) { return ""; }
+void device_comm_abort(void) {}
+void cuda_comm_shutdown(void) {}
+
+bool device_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err) {
+    (void)recv, (void)send, (void)bytes, (void)request, (void)err;
+    REQUIRE(false, "device_all_to_all before device_comm_start");
+}
+bool device_all_gather(void *data, size_t bytes, int request, Error *err) {
+    (void)data, (void)bytes, (void)request, (void)err;
+    REQUIRE(false, "device_all_gather before device_comm_start");
+}
+bool device_comm_wait(int request, Error *err) {
+    (void)request, (void)err;
+    REQUIRE(false, "device_comm_wait before device_comm_start");
+}
+
+#endif
