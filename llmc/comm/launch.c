@@ -372,7 +372,9 @@ static void reap(Children *c, const char *program) {
         if (c->kill_after > 0) continue;
         c->result = code, c->kill_after = now_seconds() + c->stop_seconds;
         const char *rest = c->running > 0 ? "; ending the others" : "";
-        if (WIFEXITED(status))
+        if (code == EXIT_BAD_INPUT) {
+            // All have found out together, and process 0 has said what.
+        } else if (WIFEXITED(status))
             fprintf(stderr, "%s: process %d ended with exit code %d%s\n", program, rank, code, rest);
         else
             fprintf(stderr, "%s: process %d ended by SIG%s%s\n", program, rank, sigabbrev_np(WTERMSIG(status)), rest);

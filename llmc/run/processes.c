@@ -130,7 +130,8 @@ bool processes_share_tuning(Gpt2 *model, Optimizer *optimizer, const StepShare *
         REQUIRE_MEMORY(lines, "the choices of process 0");
     }
     ok = ok && comm_broadcast(lines, (size_t)bytes, err);
-    ok = ok && (device_restore_tuning(lines) || error_set(err, "the choices of process 0 do not fit this GPU"));
+    ok = ok && (comm_rank() == 0 || device_restore_tuning(lines) ||
+                error_set(err, "the choices of process 0 do not fit this GPU"));
     free(lines);
     return comm_all_ok(ok, err);
 }

@@ -2,11 +2,13 @@
 simulated GPU."""
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
-import time
+from pathlib import Path
 
 import pytest
 from test_evaluation import choice_file
@@ -218,13 +220,137 @@ def test_a_signal_to_any_process_stops_all_after_the_same_step(number, data, tmp
 
 # ------------------------------------------------------------------------------------------------------------ GPUs
 
-@needs_simulator
-@pytest.mark.parametrize("optimizer, dtype", [("adamw", "bf16"), ("muon", "fp32")])
-def test_simulated_gpus_connected_by_nccl_give_the_same_checkpoint(optimizer, dtype, data, tmp_path):
-    flags = ["--optimizer", optimizer, "--dtype", dtype, "--reduce-groups", 4, "-x", 2]
-    environment = {"PRETRAIN_CACHE": str(tmp_path / "tuning"), "SIM_GPUS": "4"}
+SIM_SHAPE = ["--reduce-groups", 4, "-x", 2]
+
+
+def simulated(tmp_path, gpus):
+    """A cache of its own, so that the processes of a run begin alike."""
+    return {"PRETRAIN_CACHE": str(tmp_path / "tuning"), "SIM_GPUS": str(gpus)}
+
+
+def check_simulated(optimizer, dtype, data, tmp_path, numbers, flags=()):
+    flags = ["--optimizer", optimizer, "--dtype", dtype, *SIM_SHAPE, *flags]
+    environment = simulated(tmp_path, 4)
     run(1, tmp_path / "1", data, *flags, trainer=SIMULATOR, **environment)
-    for n, net in ((2, "delay:1"), (4, "inprogress")):
+    for n, net in numbers:
         result = run(1, tmp_path / f"{n}", data, *flags, "--gpus", n, trainer=SIMULATOR, SIM_NCCL=net, **environment)
         assert f"{n} on 1 machine (--gpus), connected by NCCL" in result.stdout
         assert_same(tmp_path / "1", tmp_path / f"{n}")
+
+
+@needs_simulator
+@pytest.mark.parametrize("optimizer, dtype", [("adamw", "bf16"), ("adamw", "fp16"), ("muon", "fp32")])
+def test_simulated_gpus_connected_by_nccl_give_the_same_checkpoint(optimizer, dtype, data, tmp_path):
+    check_simulated(optimizer, dtype, data, tmp_path, ((2, "delay:1"), (4, "inprogress")))
+
+
+@needs_simulator
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_simulated_gpus_with_every_optimizer(optimizer, dtype, data, tmp_path):
+    compute = ["--grad-dtype", "compute"] if dtype == "bf16" else []
+    check_simulated(optimizer, dtype, data, tmp_path, ((2, "delay:2,inprogress"), (4, "delay:3")), compute)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def of_torchrun(rank, port, job):
+    return {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": job}
+
+
+def of_srun(rank, port, job):
+    del port
+    return {"SLURM_STEP_NUM_TASKS": 2, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_JOB_ID": job, "SLURM_STEP_ID": 0}
+
+
+def start_each(environments, directory, data, *flags, programs=(SIMULATOR, SIMULATOR)):
+    """The results of processes that were started one by one."""
+    directory.mkdir(exist_ok=True)
+    command = [*map(str, SHAPE), *QUIET, *data.flags, "-o", "run", *map(str, flags)]
+    processes = [subprocess.Popen([str(program), *command], cwd=directory, text=True, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE,
+                                  env={**os.environ, **{k: str(v) for k, v in environment.items()}})
+                 for program, environment in zip(programs, environments, strict=True)]
+    return [(*p.communicate(timeout=600), p.returncode) for p in processes]
+
+
+@needs_simulator
+@pytest.mark.parametrize("launcher, name", [(of_torchrun, "torchrun"), (of_srun, "srun")])
+def test_processes_that_a_launcher_started_find_each_other(launcher, name, data, tmp_path):
+    port, job = free_port(), random.randrange(1 << 20)
+    environments = [launcher(rank, port, job) | simulated(tmp_path, 2) for rank in range(2)]
+    (said, complaint, code), (nothing, other, other_code) = start_each(environments, tmp_path / "2", data, *SIM_SHAPE)
+    assert (code, other_code) == (0, 0), complaint + other
+    assert f"2 on 1 machine ({name})" in said
+    assert nothing == ""
+    run(1, tmp_path / "1", data, *SIM_SHAPE, trainer=SIMULATOR, **simulated(tmp_path, 2))
+    assert_same(tmp_path / "1", tmp_path / "2")
+
+
+@needs_simulator
+def test_another_build_is_refused(data, tmp_path):
+    other = tmp_path / "train_gpt2sim"
+    shutil.copy(SIMULATOR, other)
+    with other.open("ab") as f:
+        f.write(b"x")  # after the end of what is loaded
+    environments = [of_torchrun(rank, port, 7) | simulated(tmp_path, 2) for port in (free_port(),) for rank in range(2)]
+    results = start_each(environments, tmp_path / "2", data, *SIM_SHAPE, programs=(SIMULATOR, other))
+    assert [code for _, _, code in results] == [EXIT_BAD_INPUT] * 2
+    assert re.search(r"process 1 on \S+ has the program file with checksum \w+, process 0 on", results[0][1]), results
+    assert results[1][1] == ""
+
+
+@needs_simulator
+def test_processes_on_one_gpu_are_refused(data, tmp_path):
+    result = run(1, tmp_path / "2", data, "--gpus", 2, *SIM_SHAPE, trainer=SIMULATOR, expect=EXIT_BAD_INPUT,
+                 **simulated(tmp_path, 1))
+    assert re.fullmatch(r".*: processes 0 and 1 on \S+ have the same GPU \(\S+\); start one process for each GPU\n",
+                        result.stderr), result.stderr
+
+
+@needs_simulator
+def test_without_nccl_it_is_said_what_to_install(data, tmp_path):
+    result = run(1, tmp_path / "2", data, "--gpus", 2, *SIM_SHAPE, trainer=SIMULATOR, expect=EXIT_BAD_INPUT,
+                 SIM_NCCL="none", **simulated(tmp_path, 2))
+    assert result.stderr.count("\n") == 1 and "NCCL not found" in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------------- the contract
+
+def contract(trainer):
+    """The program of test/ops/test_collectives.c that was built like this trainer; None: it is not built."""
+    for directory in sorted((ROOT / "build").glob("*"), reverse=True):
+        built, program = directory / trainer.name, directory / "test" / "ops" / "test_collectives"
+        if built.exists() and program.exists() and built.read_bytes() == trainer.read_bytes():
+            return program
+    return None
+
+
+@needs_mpi
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_mpi_keeps_the_contract(processes, tmp_path):
+    program = contract(TRAINER) or pytest.skip("test_collectives is not built")
+    result = subprocess.run(launched(processes, trainer=program), capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(re.findall(r"PASSED +\] 8 test", result.stdout + result.stderr)) == processes
+
+
+@needs_simulator
+@pytest.mark.parametrize("processes, net", [(1, ""), (2, "delay:5"), (3, "inprogress"), (4, "delay:6,inprogress")])
+def test_nccl_and_tcp_keep_the_contract(processes, net, tmp_path):
+    program = contract(SIMULATOR) or pytest.skip("test_collectives is not built for the simulator")
+    port = free_port()
+    running = [subprocess.Popen([program], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                env={**os.environ, "RANK": str(r), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
+                                     "MASTER_PORT": str(port), "SIM_GPUS": str(processes), "SIM_NCCL": net})
+               for r in range(processes)]
+    for process in running:
+        said, _ = process.communicate(timeout=600)
+        assert process.returncode == 0 and re.search(r"PASSED +\] 8 test", said), said
