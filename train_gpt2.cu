@@ -105,38 +105,17 @@ static bool evaluate(Run *run, bool last, Error *err);
 static bool save(Run *run, Error *err);
 static bool write_checkpoint(Run *run, Error *err);
 
-// What is decided between two steps, by all processes alike.
-typedef struct {
-    int signal;      // that came to one of them, or 0
-    bool timed_out;  // process 0
-    bool log_exists; // process 0
-} Decision;
-
-static bool decide(const Run *run, Decision *decision, Error *err) {
-    const double limit = run->setup.options.max_minutes * 60;
-    const Decision mine = {.signal = signals_received(),
-                           .timed_out = limit > 0 && now_seconds() - run->started > limit,
-                           .log_exists = runlog_is_there(run->log, err)};
-    *decision = mine;
-    if (comm_size() == 1) return true;
-    Decision *all = malloc((size_t)comm_size() * sizeof *all);
-    REQUIRE_MEMORY(all, "the decisions of all processes");
-    const bool ok = comm_gather(&mine, all, sizeof mine, err);
-    if (ok) *decision = all[0];
-    for (int i = 1; ok && i < comm_size() && decision->signal == 0; i++) decision->signal = all[i].signal;
-    if (ok) signals_agree(decision->signal);
-    free(all);
-    return ok;
-}
-
 // Runs steps, with evaluation, samples and checkpoints between them, until the last step, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
     for (;;) {
-        Decision now;
         const int64_t step = run->setup.state.step;
-        if (!decide(run, &now, err)) return false;
+        const double limit = o->max_minutes * 60;
+        BetweenSteps now = {.signal = signals_received(),
+                            .timed_out = limit > 0 && now_seconds() - run->started > limit,
+                            .log_exists = runlog_is_there(run->log, err)};
+        if (!processes_decide(&now, err)) return false;
         const bool last = step >= run->setup.total_steps || (now.timed_out && step > run->setup.first_step);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool interrupted = signals_pending() != 0; // also during evaluation: the resume completes it

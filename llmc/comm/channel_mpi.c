@@ -1,8 +1,7 @@
-// Messages by MPI, for processes that mpirun or srun --mpi started: see channel.h and mpi.h. mpi.h of the MPI library
-// is that of the build (the Makefile sets HAVE_MPI where mpicc is); the library itself is loaded when several processes
-// were started by it, so that a program that runs alone neither needs nor loads it.
+// Messages by MPI, for processes that mpirun or srun --mpi started (channel.h), and what the CPU's devices exchange.
+// mpi.h is that of the build (the Makefile sets HAVE_MPI where mpicc is). The library itself is loaded when it has
+// started several processes, so that a program that runs alone neither needs nor loads it.
 #include "llmc/comm/channel.h"
-#include "llmc/comm/mpi.h"
 
 #ifdef HAVE_MPI
 #include <dlfcn.h>

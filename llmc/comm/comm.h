@@ -64,3 +64,11 @@ int comm_launch(int count, char **argv);
 // Ends the other processes as far as this one can: after a failure that they have not seen. Does not return where MPI
 // connects them.
 void comm_abort(int exit_code);
+
+// For the collectives of llmc/device.h on the CPU, whose rules hold: the MPI that connects the processes moves the
+// data.
+bool mpi_is_connected(Error *err); // false: MPI did not start this process, or the program was built without it
+const char *mpi_name(void);        // "Open MPI v4.1.4"
+bool mpi_start_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err);
+bool mpi_start_all_gather(void *data, size_t bytes, int request, Error *err);
+bool mpi_wait(int request, Error *err);

@@ -286,6 +286,10 @@ bool comm_find_place(Place *place, const CommOptions *options, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------
 // --gpus
 
+// Until the others get SIGTERM after one failed: a failure that all see at once ends them without it, and process 0
+// reports it.
+static const double NOTICE_SECONDS = 2;
+
 // From SIGTERM to SIGKILL, for the processes that are left after one failed. COMM_STOP_SECONDS in the environment:
 // another limit, in whole seconds.
 enum { STOP_SECONDS = 30 };
@@ -293,8 +297,9 @@ enum { STOP_SECONDS = 30 };
 typedef struct {
     pid_t *pids; // 0: has ended
     int count, running;
-    int result;                      // so far
-    double stop_seconds, kill_after; // kill_after: when the others are ended; 0 before one has failed
+    int result; // so far
+    double stop_seconds;
+    double stop_after, kill_after; // when the others get SIGTERM, SIGKILL; 0: not yet, or no more
 } Children;
 
 static void signal_all(const Children *c, int number) {
@@ -370,23 +375,23 @@ static void reap(Children *c, const char *program) {
             continue;
         }
         if (c->kill_after > 0) continue;
-        c->result = code, c->kill_after = now_seconds() + c->stop_seconds;
+        c->result = code;
+        c->stop_after = now_seconds() + NOTICE_SECONDS, c->kill_after = c->stop_after + c->stop_seconds;
         const char *rest = c->running > 0 ? "; ending the others" : "";
-        if (code == EXIT_BAD_INPUT) {
-            // All have found out together, and process 0 has said what.
-        } else if (WIFEXITED(status))
+        if (code == EXIT_BAD_INPUT) continue; // all have found out together, and process 0 has said what
+        if (WIFEXITED(status))
             fprintf(stderr, "%s: process %d ended with exit code %d%s\n", program, rank, code, rest);
         else
             fprintf(stderr, "%s: process %d ended by SIG%s%s\n", program, rank, sigabbrev_np(WTERMSIG(status)), rest);
-        signal_all(c, SIGTERM);
     }
 }
 
 // Until all have ended. `waited` are blocked.
 static void watch(Children *c, const sigset_t *waited, const char *program) {
     while (c->running > 0) {
-        const double left = c->kill_after - now_seconds();
-        if (c->kill_after > 0 && left <= 0) signal_all(c, SIGKILL);
+        const double now = now_seconds();
+        if (c->stop_after > 0 && now >= c->stop_after) signal_all(c, SIGTERM), c->stop_after = 0;
+        if (c->kill_after > 0 && now >= c->kill_after) signal_all(c, SIGKILL);
         // A second at most: no signal tells that the time is over, and one SIGCHLD may stand for several processes.
         const struct timespec second = {.tv_sec = 1};
         const int number = sigtimedwait(waited, NULL, &second);

@@ -158,3 +158,17 @@ bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
     free(all);
     return ok;
 }
+
+// ------------------------------------------------------------------------------------------------------ between steps
+
+bool processes_decide(BetweenSteps *now, Error *err) {
+    if (comm_size() == 1) return true;
+    BetweenSteps *all = malloc((size_t)comm_size() * sizeof *all);
+    REQUIRE_MEMORY(all, "the decisions of all processes");
+    const bool ok = comm_gather(now, all, sizeof *now, err);
+    if (ok) *now = all[0];
+    for (int i = 1; ok && i < comm_size() && now->signal == 0; i++) now->signal = all[i].signal;
+    if (ok) signals_agree(now->signal);
+    free(all);
+    return ok;
+}

@@ -20,3 +20,11 @@ bool processes_share_tuning(Gpt2 *model, Optimizer *optimizer, const StepShare *
 
 // Adds the statistics of linear layers, which each process counts for its own micro-batches, of all processes.
 bool processes_sum_numerics(NumericsRow *rows, int count, Error *err);
+
+// What is decided between two steps. Takes over the first signal that came to a process, which signals_pending gives
+// from then on, and otherwise what process 0 found: only it knows the log, and clocks differ.
+typedef struct {
+    int signal; // 0: none
+    bool timed_out, log_exists;
+} BetweenSteps;
+bool processes_decide(BetweenSteps *now, Error *err);

@@ -10,7 +10,8 @@
 #                            was cancelled, or three attempts in a row brought no new checkpoint
 readonly ATTEMPTS_WITHOUT_PROGRESS=3
 
-say() { printf '%s requeue: %s\n' "$(date '+%F %T')" "$*" >&2; }
+# Without $(date): bash 5.2 fails when a trap runs while it parses a command substitution.
+say() { printf '%(%F %T)T requeue: %s\n' -1 "$*" >&2; }
 
 # The newest checkpoint that is complete: its manifest is written last.
 newest_checkpoint() {

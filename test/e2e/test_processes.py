@@ -298,6 +298,26 @@ def test_processes_that_a_launcher_started_find_each_other(launcher, name, data,
 
 
 @needs_simulator
+def test_a_process_that_is_killed_ends_the_run_which_resumes_to_the_same_bytes(data, tmp_path):
+    flags = ["--reduce-groups", 4, "-n", 1, "-nk", 0]
+    environment = simulated(tmp_path, 2)
+    command = [str(SIMULATOR), *map(str, SHAPE), *QUIET, *data.flags, "-o", "run", *map(str, flags), "-x", "100000", "--gpus", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **environment, "COMM_STOP_SECONDS": "2"},
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert wait_for(lambda: len(checkpoints(tmp_path / "run")) >= 2, process)
+    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(ranks[1]), signal.SIGKILL)
+    _, complaint = process.communicate(timeout=600)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "process 1 ended by SIGKILL; ending the others" in complaint
+    last = int(checkpoints(tmp_path / "run")[-1].name[5:])
+    run(1, tmp_path, data, *flags, "-x", last + 1, "-y", "--gpus", 2, trainer=SIMULATOR, **environment)
+    run(1, tmp_path / "alone", data, *flags, "-x", last + 1, trainer=SIMULATOR, **environment)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert content(tmp_path)[name] == content(tmp_path / "alone")[name]
+
+
+@needs_simulator
 def test_another_build_is_refused(data, tmp_path):
     other = tmp_path / "train_gpt2sim"
     shutil.copy(SIMULATOR, other)

@@ -305,7 +305,7 @@ TEST(the_device_is_the_one_asked_for) {
     const char *asked = getenv("SIM_CC");
     assert_int_equal(10 * major + minor, asked ? atoi(asked) : 90);
     assert_true(units > 0);
-    const void *kernel = sim_kernel("_Z17micro_step_kernelP11StepControl");
+    const void *kernel = sim_kernel("_Z17micro_step_kernelP11StepControlj");
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 256, 0));
     assert_in_range(blocks, 4, 8);
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 256, 1 << 20));

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -114,11 +115,11 @@ def test_a_job_that_is_interrupted_goes_on_to_the_same_bits(cluster, numbers):
 
 @pytest.mark.parametrize("when", ["before the trainer is up", "while the trainer is being started"])
 def test_a_signal_queues_the_job_again(cluster, when):
-    """The second comes while the batch shell asks for the date, and is passed on as soon as there is a process."""
+    """The second comes while the batch shell looks for checkpoints, and is passed on as soon as there is a process."""
     reached, go = cluster.run / "attempts", cluster.root / "go"  # the last file that is written before
     if when == "while the trainer is being started":
         reached = cluster.root / "reached"
-        script(cluster.bin / "date", f"touch {reached}\nwhile [ ! -e {go} ]; do sleep 0.05; done\n")
+        script(cluster.bin / "sort", f"touch {reached}\nwhile [ ! -e {go} ]; do sleep 0.05; done\nexec {shutil.which('sort')}\n")
     process = cluster.start("preemptible.sbatch", *TINY, "-x", 1000000)  # where this machine is busy it may be up by then
     wait_until(reached.exists, process)
     process.send_signal(signal.SIGUSR1)
