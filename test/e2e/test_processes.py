@@ -151,6 +151,11 @@ def test_only_process_0_prints_and_counts_all_tokens(data, tmp_path):
     assert len(re.findall(r"^step 1/2 ", said, re.M)) == 1
     assert re.search(r"^processes +2 on 1 machine \(mpirun\), connected by Open MPI", said, re.M)
     assert "19 windows of 32" in said
+    (header,), last = events(tmp_path / "2" / "run", "run"), events(tmp_path / "2" / "run", "step")[-1]
+    assert header["processes"] == 2 and header["tokens_per_step"] == 19 * 32
+    # MFU is that of one device. The peak, which is measured, is only ever raised.
+    flops = last["tokens_per_second"] * header["flops_per_token"]
+    assert flops / (last["mfu"] * header["device"]["peak_flops"]) > 1.99
     assert not list(tmp_path.glob("2/run/*.1"))
 
 
