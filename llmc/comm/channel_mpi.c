@@ -144,8 +144,7 @@ const Channel *channel_mpi_open(Place *place, Error *err) {
 
 bool mpi_is_connected(Error *err) {
     return mpi.connected ||
-           error_set(err,
-                     "on the CPU several processes are started by mpirun: mpirun -n N ./train_gpt2, and the options");
+           error_set(err, "on the CPU several processes are started by mpirun: mpirun -n N ./train_gpt2 OPTIONS");
 }
 
 const char *mpi_name(void) { return mpi.name; }
