@@ -57,7 +57,7 @@ static bool share_cores(Error *err) {
     if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_SET(0, &mine.cores);
     const bool ok = comm.channel->gather(&mine, all, sizeof mine, err);
     for (int i = 0; ok && i < comm.place.size; i++) sharing += memcmp(&all[i], &mine, sizeof mine) == 0;
-    if (ok) comm.cores = CPU_COUNT(&mine.cores) / sharing;
+    if (sharing > 0) comm.cores = CPU_COUNT(&mine.cores) / sharing;
     if (ok && comm.cores == 0) comm.cores = 1;
     free(all);
     return ok;

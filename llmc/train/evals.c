@@ -85,7 +85,8 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
     const int64_t B = gpt2_options(e->model)->B, processes = comm_size();
     const size_t message = sizeof(BatchHead) + (size_t)B * sizeof(float);
     char *mine = calloc(1, message), *all = malloc((size_t)processes * message);
-    bool ok = (mine && all) || error_set(err, "validation: out of memory");
+    REQUIRE_MEMORY(mine && all, "the losses of a batch");
+    bool ok = true;
     for (int64_t round = 0; ok && round < n && !signals_pending(); round += processes * B) {
         const int64_t first = round + comm_rank() * B, count = first < n ? min_i64(n - first, B) : 0;
         BatchHead head = {.signal = signals_received()};

@@ -172,7 +172,10 @@ TEST(validation_samples_and_text_are_plain_lines) {
 
 static const NumericsRow ROWS[] = {
     {"qkv.in", {.count = 200, .sumsq = 800, .amax = 7.5f}, 0.0, false},
-    {"fc.gradient", {.count = 1000, .sumsq = 0.1, .zero = 10, .underflow = 31, .overflow = 2, .amax = 1e-3f}, 0.0, false},
+    {"fc.gradient",
+     {.count = 1000, .sumsq = 0.1, .zero = 10, .underflow = 31, .overflow = 2, .amax = 1e-3f},
+     0.0,
+     false},
     {"fcprojw.gradient", {.count = 8, .underflow = 0.01, .amax = INFINITY}, 0.0, false},
     {"wte.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 3.26e-4, false},
     {"lnfw.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0, false},
