@@ -510,7 +510,8 @@ bool evaluate_choices_losses(Gpt2 *model, const ChoiceSet *set, int64_t examples
     if (examples <= 0 || examples > all) examples = all;
     for (int64_t i = 0; i < examples; i++)
         if (!example_fits(set, i, T, err)) return false;
-    bool ok = comm_all_ok(allocate(&s, examples, err), err);
+    const bool allocated = allocate(&s, examples, err);
+    bool ok = comm_all_ok(allocated, err) && allocated;
     if (ok) {
         make_sequences(&s, examples, T, &score->cut);
         const bool whole = score_all(&s);
