@@ -135,7 +135,7 @@ static void print_exchange(FILE *out, const DevicePlan *p, const PlanRequest *r)
     const bool nvlink = kind == LINK_NVLINK || (kind == LINK_BEST && p->gpu.spec.nvlink > 0);
     fprintf(out, "limit       in a step, each GPU sends %s and receives as much: %.4g GB/s over %s, >= %.3g s\n",
             format_bytes(p->exchange_bytes, bytes, TEXT), p->exchange_rate / 1e9,
-            kind == LINK_NETWORK ? "network"
+            kind == LINK_NETWORK ? "the network"
             : nvlink             ? "NVLink"
                                  : "PCIe",
             p->exchange_seconds);

@@ -9,6 +9,7 @@
 #                            is queued again, and the recipe resumes from its newest checkpoint (-y 1); unless it
 #                            was cancelled, or three attempts in a row brought no new checkpoint
 readonly ATTEMPTS_WITHOUT_PROGRESS=3
+STEP=(--ntasks=1) # options of srun; a script may set others
 
 # Without $(date): bash 5.2 fails when a trap runs while it parses a command substitution.
 say() { printf '%(%F %T)T requeue: %s\n' -1 "$*" >&2; }
@@ -70,7 +71,7 @@ run_or_requeue() {
 
     # A shell acts on a signal only between commands or in `wait`: so the trainer runs beside it. srun passes USR1 and
     # TERM on to the trainer; and Slurm tells the steps that srun started, not this shell, that a job is preempted.
-    srun --ntasks=1 "$@" &
+    srun "${STEP[@]}" "$@" &
     trainer=$!
     [[ -z $asked ]] || pass_on "$asked"
     woken=1
