@@ -35,7 +35,7 @@ done
 export SLURM_STEP_NUM_TASKS=$tasks SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost SLURM_PROCID=0 SLURM_LOCALID=0
 ((tasks > 1)) || exec "$@"
 trap 'kill -s USR1 "${pids[@]}"' USR1
-trap 'kill -s TERM "${pids[@]}"' TERM
+trap 'kill -s KILL "${pids[@]}"' TERM # as the real one does
 for ((i = 0; i < tasks; i++)); do
     SLURM_PROCID=$i SLURM_LOCALID=$i "$@" &
     pids+=($!)
@@ -45,7 +45,8 @@ for ((left = tasks; left > 0;)); do
     wait -n -p ended || code=$?
     [[ -n $ended ]] || continue # a signal came
     ((left--, worst = code > worst ? code : worst))
-    if ((code != 0)) && [[ $kills ]]; then kill -s TERM "${pids[@]}" 2>/dev/null || true; fi
+    # Slurm does it by messages between its daemons.
+    if ((code != 0)) && [[ $kills ]]; then sleep 0.5 && kill -s TERM "${pids[@]}" 2>/dev/null || true; fi
 done
 exit "$worst"
 """
