@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 
 import pytest
 from tiny_run import (EXIT_BAD_INPUT, SIMULATOR, TINY, call, checkpoints, clean_environment, events, last_step, make_root,
@@ -121,10 +122,13 @@ class Slurm:
         """A job that is queued again is eligible after two minutes: now it is. Slurm sets the time more than once."""
         self.restarts += 1
         assert wait_for(lambda: self.output().count("queued again") == self.restarts)
+        assert wait_for(lambda: self.shown("JobState") == "PENDING")
+        time.sleep(3)  # started within the second in which it ended, it is refused: "Job credential revoked"
 
         def started():
             if self.shown("JobState") == "PENDING":
                 self.ask("scontrol", "update", f"jobid={self.job}", "StartTime=now")
+            assert self.shown("JobState") != "FAILED", self.output()
             return self.shown("JobState") == "RUNNING" and self.shown("Restarts") == str(self.restarts)
 
         assert wait_for(started)
