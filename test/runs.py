@@ -1,6 +1,7 @@
 """What the tests of programs share, test/e2e and test/tools: commands and how they end, shards, and what a run leaves.
 
-TRAINER names the trainer under test (default: ./train_gpt2).
+TRAINER names the trainer under test (default: ./train_gpt2), SIM_TRAINER the CUDA trainer on the simulator (default:
+./train_gpt2sim).
 """
 import json
 import os
@@ -18,6 +19,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
+SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
 EXIT_RUN_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 75
 
 

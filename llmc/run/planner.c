@@ -28,23 +28,30 @@
 #define PCIE4 (31.508 GB)
 #define PCIE5 (63.015 GB)
 
+// NVLink of generations 3, 4 and 5, all links of a GPU, one way: half of the 600 GB/s, 900 GB/s and 1.8 TB/s of
+// NVIDIA's datasheets (A100, H100, H200, DGX B200), which count both ways. Only of GPUs that a switch connects to all
+// others of the machine: an NVLink bridge (RTX 3090, H100 PCIe) connects two.
+#define NVLINK3 (300 GB)
+#define NVLINK4 (450 GB)
+#define NVLINK5 (900 GB)
+
 // clang-format off
 static const GpuSpec TABLE[] = {
-    // name           also      memory  bf16           fp16           fp32 or TF32   fp8           bandwidth  link   SMs  sm_
-    {"T4",           NULL,       16 GB, 0,             65 TFLOPS,     8.1 TFLOPS,    0,            320 GB,  PCIE3,  40,  75},
-    {"L4",           NULL,       24 GB, 121 TFLOPS,    121 TFLOPS,    60.5 TFLOPS,   242 TFLOPS,   300 GB,  PCIE4,  58,  89},
-    {"A10",          "a10g",     24 GB, 125 TFLOPS,    125 TFLOPS,    62.5 TFLOPS,   0,            600 GB,  PCIE4,  72,  86},
-    {"RTX 3090",     "3090",     24 GB, 71 TFLOPS,     71 TFLOPS,     35.6 TFLOPS,   0,            936 GB,  PCIE4,  82,  86},
-    {"RTX 4090",     "4090",     24 GB, 165.2 TFLOPS,  165.2 TFLOPS,  82.6 TFLOPS,   330.3 TFLOPS, 1008 GB, PCIE4, 128,  89},
-    {"RTX 5090",     "5090",     32 GB, 209.5 TFLOPS,  209.5 TFLOPS,  104.8 TFLOPS,  419 TFLOPS,   1792 GB, PCIE5, 170, 120},
-    {"A100 40GB",    NULL,       40 GB, 312 TFLOPS,    312 TFLOPS,    156 TFLOPS,    0,            1555 GB, PCIE4, 108,  80},
-    {"L40S",         NULL,       48 GB, 362 TFLOPS,    362 TFLOPS,    183 TFLOPS,    733 TFLOPS,   864 GB,  PCIE4, 142,  89},
-    {"A100 80GB",    "a100",     80 GB, 312 TFLOPS,    312 TFLOPS,    156 TFLOPS,    0,            2039 GB, PCIE4, 108,  80},
-    {"RTX PRO 6000", "pro6000",  96 GB, 503.8 TFLOPS,  503.8 TFLOPS,  251.9 TFLOPS,  1007.6 TFLOPS, 1792 GB, PCIE5, 188, 120},
-    {"H100 PCIe",    NULL,       80 GB, 756 TFLOPS,    756 TFLOPS,    378 TFLOPS,    1513 TFLOPS,  2000 GB, PCIE5, 114,  90},
-    {"H100 SXM",     "h100",     80 GB, 989.4 TFLOPS,  989.4 TFLOPS,  494.7 TFLOPS,  1978.9 TFLOPS, 3350 GB, PCIE5, 132,  90},
-    {"H200",         NULL,      141 GB, 989.4 TFLOPS,  989.4 TFLOPS,  494.7 TFLOPS,  1978.9 TFLOPS, 4800 GB, PCIE5, 132,  90},
-    {"B200",         NULL,      180 GB, 2250 TFLOPS,   2250 TFLOPS,   1125 TFLOPS,   4500 TFLOPS,  8000 GB, PCIE5, 148, 100},
+    // name           also      memory  bf16           fp16           fp32 or TF32   fp8           bandwidth  link   NVLink    SMs  sm_
+    {"T4",           NULL,       16 GB, 0,             65 TFLOPS,     8.1 TFLOPS,    0,            320 GB,  PCIE3, 0,        40,  75},
+    {"L4",           NULL,       24 GB, 121 TFLOPS,    121 TFLOPS,    60.5 TFLOPS,   242 TFLOPS,   300 GB,  PCIE4, 0,        58,  89},
+    {"A10",          "a10g",     24 GB, 125 TFLOPS,    125 TFLOPS,    62.5 TFLOPS,   0,            600 GB,  PCIE4, 0,        72,  86},
+    {"RTX 3090",     "3090",     24 GB, 71 TFLOPS,     71 TFLOPS,     35.6 TFLOPS,   0,            936 GB,  PCIE4, 0,        82,  86},
+    {"RTX 4090",     "4090",     24 GB, 165.2 TFLOPS,  165.2 TFLOPS,  82.6 TFLOPS,   330.3 TFLOPS, 1008 GB, PCIE4, 0,       128,  89},
+    {"RTX 5090",     "5090",     32 GB, 209.5 TFLOPS,  209.5 TFLOPS,  104.8 TFLOPS,  419 TFLOPS,   1792 GB, PCIE5, 0,       170, 120},
+    {"A100 40GB",    NULL,       40 GB, 312 TFLOPS,    312 TFLOPS,    156 TFLOPS,    0,            1555 GB, PCIE4, NVLINK3,  108,  80},
+    {"L40S",         NULL,       48 GB, 362 TFLOPS,    362 TFLOPS,    183 TFLOPS,    733 TFLOPS,   864 GB,  PCIE4, 0,       142,  89},
+    {"A100 80GB",    "a100",     80 GB, 312 TFLOPS,    312 TFLOPS,    156 TFLOPS,    0,            2039 GB, PCIE4, NVLINK3,  108,  80},
+    {"RTX PRO 6000", "pro6000",  96 GB, 503.8 TFLOPS,  503.8 TFLOPS,  251.9 TFLOPS,  1007.6 TFLOPS, 1792 GB, PCIE5, 0,       188, 120},
+    {"H100 PCIe",    NULL,       80 GB, 756 TFLOPS,    756 TFLOPS,    378 TFLOPS,    1513 TFLOPS,  2000 GB, PCIE5, 0,       114,  90},
+    {"H100 SXM",     "h100",     80 GB, 989.4 TFLOPS,  989.4 TFLOPS,  494.7 TFLOPS,  1978.9 TFLOPS, 3350 GB, PCIE5, NVLINK4,  132,  90},
+    {"H200",         NULL,      141 GB, 989.4 TFLOPS,  989.4 TFLOPS,  494.7 TFLOPS,  1978.9 TFLOPS, 4800 GB, PCIE5, NVLINK4,  132,  90},
+    {"B200",         NULL,      180 GB, 2250 TFLOPS,   2250 TFLOPS,   1125 TFLOPS,   4500 TFLOPS,  8000 GB, PCIE5, NVLINK5,  148, 100},
 };
 // clang-format on
 
@@ -146,6 +153,36 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
     if (least > 0 || length >= NAME) return unknown(text, length, nearest, err);
     gpu->spec = *nearest;
     return true;
+}
+
+// -------------------------------------------------------------------------------------------------- between the GPUs
+
+bool gpu_link_parse(GpuLink *link, const char *text, Error *err) {
+    enum { MOST_GIGABITS = 100000 };
+    char *unit;
+    *link = (GpuLink){.kind = LINK_BEST};
+    if (!*text) return true;
+    if (strcasecmp(text, "nvlink") == 0) return link->kind = LINK_NVLINK, true;
+    if (strcasecmp(text, "pcie") == 0) return link->kind = LINK_PCIE, true;
+    const double gigabits = isdigit((unsigned char)*text) ? strtod(text, &unit) : 0;
+    if (gigabits <= 0 || gigabits > MOST_GIGABITS || strcasecmp(unit, "g") != 0)
+        return error_set(err, "--link %.80s: expected nvlink, pcie, or the rate of a network in Gbit/s such as 100g",
+                         text);
+    *link = (GpuLink){LINK_NETWORK, gigabits * 1e9 / 8};
+    return true;
+}
+
+double gpu_link_rate(const GpuLink *link, const GpuSpec *gpu) {
+    switch (link->kind) {
+    case LINK_NVLINK:
+        return gpu->nvlink;
+    case LINK_PCIE:
+        return gpu->link;
+    case LINK_NETWORK:
+        return link->rate;
+    default:
+        return gpu->nvlink > 0 ? gpu->nvlink : gpu->link;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------- a GPU's sizes
@@ -345,6 +382,18 @@ StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tok
     return s;
 }
 
+double planner_exchange_bytes(const Gpt2Options *model) {
+    if (model->processes <= 1 || !model->train) return 0;
+    MemoryPlan *plan = gpt2_plan(model);
+    double bytes = 0;
+    for (int i = 0; i < memory_plan_count(plan); i++) {
+        const PlannedTensor t = memory_plan_tensor(plan, i);
+        if (t.memory_class == MEM_GRADIENTS && strcmp(t.name, "gradients") == 0) bytes = (double)t.bytes;
+    }
+    memory_plan_destroy(plan);
+    return 2 * bytes * (model->processes - 1) / model->processes;
+}
+
 // ---------------------------------------------------------------------------------------------------------- one device
 
 // A GPU without bf16 computes in fp16, one without fp8 in the dtype of the run.
@@ -359,19 +408,33 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
     if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
 }
 
+// The exchange of the gradients; a GPU without the link that was asked for has no time of a step.
+static void plan_exchange(DevicePlan *p, const PlanRequest *r) {
+    if (p->gpus == 1 || p->step.seconds == 0) return;
+    p->exchange_bytes = planner_exchange_bytes(&p->model);
+    p->exchange_rate = gpu_link_rate(&r->link, &p->gpu.spec);
+    if (p->exchange_rate == 0) return;
+    p->exchange_seconds = p->exchange_bytes / p->exchange_rate;
+    p->efficiency = p->step.seconds / (p->step.seconds + p->exchange_seconds);
+}
+
 // The run as steps of the plan, and the min time they take.
 static void plan_steps(DevicePlan *p, const PlanRequest *r) {
     const Options *o = r->options;
+    const bool is_known = p->batch > 0 && (p->gpus == 1 || p->exchange_rate > 0);
     p->step_tokens = (double)(p->windows * p->model.T);
     p->tokens = o->tokens > 0 ? o->tokens : fmax(0, (double)o->max_steps) * p->step_tokens;
     p->steps = ceil(p->tokens / p->step_tokens);
-    p->step_seconds = p->batch > 0 ? p->step.seconds : 0;
+    p->step_seconds = is_known ? p->step.seconds + p->exchange_seconds : 0;
     p->run_seconds = p->step_seconds * p->steps;
-    p->run_cost = p->run_seconds / 3600 * o->price;
+    p->run_cost = p->run_seconds / 3600 * o->price * p->gpus;
 }
 
+// The most windows of a group: a micro-batch has no more. 0: not known.
+static int64_t group_windows(const PlanRequest *r) { return ceil_div(r->step_windows, max_i64(r->model.groups, 1)); }
+
 void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
-    const int64_t most = r->step_windows;
+    const int64_t most = group_windows(r);
     Gpt2Options m = plan->model;
     for (int level = 0; level < 4; level++) {
         m.recompute = recompute_all(recompute_level_set(level));
@@ -386,13 +449,17 @@ void planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu
     const Options *o = r->options;
     memset(plan, 0, sizeof *plan);
     plan->model = r->model;
-    plan->room = planner_room(true);
+    plan->gpus = (int)max_i64(r->model.processes, 1);
+    // The processes of one machine share its memory; GPUs have their own.
+    plan->room = planner_room(true) / (strcmp(device_facts()->backend, "cpu") == 0 ? plan->gpus : 1);
     if (gpu) move_to(plan, gpu, o->attention);
-    plan->fits = planner_fit(&plan->model, r->model.B == 0, o->recompute, plan->room, r->step_windows, &plan->why_not);
-    plan->windows = r->step_windows > 0 ? r->step_windows : plan->model.B;
+    const int64_t most = group_windows(r);
+    plan->fits = planner_fit(&plan->model, r->model.B == 0, o->recompute, plan->room, most, &plan->why_not);
+    plan->windows = r->step_windows > 0 ? r->step_windows : plan->model.B * max_i64(r->model.groups, 1);
+    plan->share_tokens = ceil_div(plan->windows, plan->gpus) * plan->model.T;
     plan->memory = planner_memory(&plan->model);
-    plan->batch = planner_largest_batch(&plan->model, plan->room, r->step_windows);
-    if (gpu && plan->model.train)
-        plan->step = planner_step(&plan->gpu.spec, &plan->model, plan->windows * plan->model.T);
+    plan->batch = planner_largest_batch(&plan->model, plan->room, most);
+    if (gpu && plan->model.train) plan->step = planner_step(&plan->gpu.spec, &plan->model, plan->share_tokens);
+    plan_exchange(plan, r);
     plan_steps(plan, r);
 }

@@ -21,6 +21,7 @@ typedef struct {
     double peak_fp8;                      // e4m3; 0: none
     double bandwidth;                     // bytes/s
     double link;                          // bytes/s from or to the host, one way: PCIe x16
+    double nvlink;                        // bytes/s to the other GPUs of the machine, one way; 0: not by NVLink
     int num_sms;                          // multiprocessors
     int compute_capability;               // 75, 80, 86, ...
 } GpuSpec;
@@ -35,6 +36,17 @@ typedef struct {
     char name[32]; // spec.name of one that is only a size
 } GpuChoice;
 bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err);
+
+// --link: what connects the GPUs of a run with several.
+typedef enum { LINK_BEST, LINK_NVLINK, LINK_PCIE, LINK_NETWORK } LinkKind; // best: NVLink, without it PCIe
+typedef struct {
+    LinkKind kind;
+    double rate; // of a network: bytes/s of each GPU, one way
+} GpuLink;
+// text: "", "nvlink", "pcie", or a rate in Gbit/s such as "100g" or "25G".
+bool gpu_link_parse(GpuLink *link, const char *text, Error *err);
+// Bytes/s of each GPU, one way; 0: this GPU does not have it, or only its memory is known.
+double gpu_link_rate(const GpuLink *link, const GpuSpec *gpu);
 
 // FLOP/s of the datasheet; 0: the GPU cannot compute in dtype, or only its memory is known.
 double gpu_spec_peak(const GpuSpec *gpu, DType dtype);
@@ -66,6 +78,11 @@ typedef struct {
                     // way round, and the update waits for the norm of all gradients. 0: no peak is known
 } StepLimit;
 StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens);
+
+// Bytes that each of model->processes GPUs sends in a step, and receives at the same time: of n bytes of gradients, its
+// own slice stays. The slices of the others go out, then its sum goes to each of the others: 2 n (processes - 1) /
+// processes. See train/data_parallel.h; the losses, a few KB, are not counted.
+double planner_exchange_bytes(const Gpt2Options *model);
 
 // -------------------------------------------------------------------------------------------------------------- memory
 
@@ -126,25 +143,31 @@ Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
     JSON_NUMBER("L", (c)->L), JSON_NUMBER("C", (c)->C), JSON_NUMBER("NH", (c)->NH), JSON_NUMBER("V", (c)->V),          \
         JSON_NUMBER("Vp", (c)->Vp), JSON_NUMBER("max_T", (c)->max_T)
 
-// The input of --plan: a model, whose B and recompute follow from -b and -r, and a run of it.
+// The input of --plan: a model, whose B and recompute follow from -b and -r, and a run of it on model.processes GPUs.
 typedef struct {
     Gpt2Options model;
-    int64_t step_windows;   // of T tokens; 0: as many as B
+    int64_t step_windows; // of T tokens, of all GPUs; 0: B for each group
+    GpuLink link;
     const Options *options; // -b auto, -r, --tokens, -x, --gpu, --price, --plan, --attention
 } PlanRequest;
 
-// The plan for one device.
+// The plan for one device, or for several of them: memory, -b and -r are those of each.
 typedef struct {
     GpuChoice gpu; // no name: this machine
     PlannedSizes sizes;
     Gpt2Options model; // with the dtype, B and recompute used on it
-    int64_t windows;   // of a step
+    int gpus;
+    int64_t windows;      // of a step, of all GPUs
+    int64_t share_tokens; // of a step, of the GPU with the most
     bool fits;
     Error why_not; // what it needs, and what would fit
     double room;   // bytes that the plan may take
     PlannedMemory memory;
     int64_t batch;                              // the largest B at the -r of model; 0: not one sequence fits
-    StepLimit step;                             // of a GPU; the same for smaller micro-batches, or nearly
+    StepLimit step;                             // of one GPU's share; nearly the same for smaller micro-batches
+    double exchange_bytes, exchange_rate;       // of several GPUs: sent by each in a step; bytes/s, 0: unknown
+    double exchange_seconds;                    // not overlapped with computation
+    double efficiency;                          // step.seconds / step_seconds: the part of a step that computes
     double tokens, steps, step_tokens;          // of the run, 0: unknown; of a step
     double step_seconds, run_seconds, run_cost; // lower bounds; 0: unknown, or not one sequence fits
     // Filled by planner_alternatives:

@@ -11,6 +11,14 @@
 
 enum { TEXT = 64, SET_TEXT = 256, AUTO_WIDTH = 16 };
 
+// "H100 SXM", "8 x H100 SXM", "this machine".
+static const char *device_text(const DevicePlan *p, char buf[TEXT]) {
+    const char *name = p->gpu.spec.name;
+    if (p->gpus == 1) return name ? name : "this machine";
+    snprintf(buf, TEXT, name ? "%d x %s" : "%d processes on this machine", p->gpus, name);
+    return buf;
+}
+
 static const char *set_text(const Recompute *r, const Gpt2Options *model, char buf[SET_TEXT]) {
     return recompute_text(r, model->config.L, buf, SET_TEXT);
 }
@@ -36,6 +44,11 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
                 optimizer_keeps_master(m->optimizer, m->master, m->dtype) ? " with master weights" : "",
                 m->gradients_in_dtype ? dtype_name(m->dtype) : "fp32", m->offload ? ", its state in host memory" : "",
                 m->fp8 ? ", matmuls of the blocks in fp8" : "");
+    if (first->gpus > 1)
+        fprintf(out,
+                "plan        %d GPUs, %d groups of sequences; memory, -b and -r are those of each GPU, tokens those of "
+                "all\n",
+                first->gpus, m->groups);
     fprintf(out, "plan        computed from shapes and datasheets: nothing below was run or measured\n");
 }
 
@@ -94,22 +107,42 @@ static void print_most(FILE *out, const DevicePlan *p) {
 // ---------------------------------------------------------------------------------------------------------- the limits
 
 static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
-    char bytes[TEXT];
+    char bytes[TEXT], share[TEXT] = "a step";
     const Gpt2Options *model = &p->model;
-    const double again = p->step_tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
-    fprintf(out, "limit       a step computes %.5g TFLOP: 72 L C^2 + 6 Vp C + 6 L C (T+1) a token", s->flops / 1e12);
+    const double again =
+        (double)p->share_tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
+    if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU with %lld tokens", (long long)p->share_tokens);
+    fprintf(out, "limit       %s computes %.5g TFLOP: 72 L C^2 + 6 Vp C + 6 L C (T+1) a token", share, s->flops / 1e12);
     if (again > 0) fprintf(out, ", and %.3g%% for -r", 100 * again / (s->flops - again));
     if (s->fp8_flops > 0) fprintf(out, "; %.3g%% of it in fp8", 100 * s->fp8_flops / s->flops);
-    fprintf(out, "\nlimit       a step moves %s outside its matmuls; norm and update take %.3g bytes a parameter\n",
+    if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU");
+    fprintf(out, "\nlimit       %s moves %s outside its matmuls; norm and update take %.3g bytes a parameter\n", share,
             format_bytes(s->bytes, bytes, TEXT),
             planner_step_bytes(model, 0) / (double)parameter_total(&model->config));
     if (s->link_bytes > 0)
         fprintf(out, "limit       a step sends %s to the GPU and as much back\n",
                 format_bytes(s->link_bytes, bytes, TEXT));
     fprintf(out,
-            "limit       min time of a step = FLOP / dense peak + bytes / bandwidth%s of the datasheet; real steps "
+            "limit       min time of a step = FLOP / dense peak + bytes / bandwidth%s%s of the datasheet; real steps "
             "take longer\n",
-            s->link_bytes > 0 ? " + bytes / link" : "");
+            s->link_bytes > 0 ? " + bytes / link" : "", p->gpus > 1 ? " + exchange / link" : "");
+}
+
+static void print_exchange(FILE *out, const DevicePlan *p, const PlanRequest *r) {
+    char bytes[TEXT];
+    if (p->gpus == 1 || p->exchange_rate == 0) return;
+    const LinkKind kind = r->link.kind;
+    const bool nvlink = kind == LINK_NVLINK || (kind == LINK_BEST && p->gpu.spec.nvlink > 0);
+    fprintf(out, "limit       in a step, each GPU sends %s and receives as much: %.4g GB/s over %s, >= %.3g s\n",
+            format_bytes(p->exchange_bytes, bytes, TEXT), p->exchange_rate / 1e9,
+            kind == LINK_NETWORK ? "the network"
+            : nvlink             ? "NVLink"
+                                 : "PCIe",
+            p->exchange_seconds);
+    fprintf(
+        out,
+        "limit       the exchange does not overlap with computation: efficiency %.1f%% if both reach the datasheet\n",
+        100 * p->efficiency);
 }
 
 // The figures of one GPU as printed in a line; "-" where there is none.
@@ -146,11 +179,15 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     print_most(out, p);
     if (!p->model.train || g->bandwidth == 0) return;
     print_floors(out, p, &p->step);
+    print_exchange(out, p, r);
     const Limits l = limits_of(p);
+    char name[TEXT];
     if (p->step_seconds == 0) return;
-    fprintf(out, "limit       %s: a step %s, %s tokens/s", g->name, l.step, l.rate);
+    fprintf(out, "limit       %s: a step %s, %s tokens/s", device_text(p, name), l.step, l.rate);
     if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);
-    if (*l.cost != '-') fprintf(out, "; at $%.4g an hour %s, at 50%% %s", r->options->price, l.cost, l.half_cost);
+    if (*l.cost != '-')
+        fprintf(out, "; at $%.4g %s hour %s, at 50%% %s", r->options->price, p->gpus > 1 ? "a GPU" : "an", l.cost,
+                l.half_cost);
     fprintf(out, "\n");
 }
 
@@ -160,16 +197,18 @@ static bool is_auto_plan(const PlanRequest *r) { return r->model.B == 0 || strcm
 static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     const GpuSpec *g = &p->gpu.spec;
     const Limits l = limits_of(p);
-    const bool is_auto = is_auto_plan(r), priced = r->options->price > 0;
-    char fits[TEXT], set[SET_TEXT], most[TEXT] = "none";
+    const bool is_auto = is_auto_plan(r), priced = r->options->price > 0, several = p->gpus > 1;
+    char fits[TEXT], set[SET_TEXT], most[TEXT] = "none", efficiency[TEXT] = "-";
     snprintf(fits, TEXT, p->fits ? "yes" : is_auto ? "none" : "no");
     if (p->fits && is_auto)
         snprintf(fits, TEXT, "-b %lld -r %.40s", (long long)p->model.B, set_text(&p->model.recompute, &p->model, set));
     if (p->batch > 0) snprintf(most, TEXT, "%lld", (long long)p->batch);
-    fprintf(out, "limit       %-12s %4.0f GB  %s %6.4g TFLOP/s %5.0f GB/s  %-*s %5s  %-10s %-9s  %-9s  %*s%s%s\n",
+    if (p->step_seconds > 0) snprintf(efficiency, TEXT, "%.1f%%", 100 * p->efficiency);
+    fprintf(out, "limit       %-12s %4.0f GB  %s %6.4g TFLOP/s %5.0f GB/s  %-*s %5s  %-*s %-9s  %-9s  %*s%s%*s%s%s\n",
             g->name, g->memory / 1e9, dtype_name(p->model.dtype), gpu_spec_peak(g, p->model.dtype) / 1e12,
-            g->bandwidth / 1e9, is_auto ? AUTO_WIDTH : 6, fits, most, l.step, l.rate, l.all, priced ? -6 : 0, l.half,
-            priced ? "  " : "", priced ? l.cost : "");
+            g->bandwidth / 1e9, is_auto ? AUTO_WIDTH : 6, fits, most, several ? 11 : 10, l.step, l.rate, l.all,
+            priced || several ? -6 : 0, l.half, priced ? "  " : "", priced && several ? -10 : 0, priced ? l.cost : "",
+            several ? "  " : "", several ? efficiency : "");
 }
 
 // plans: of this machine, then of the GPUs of the table.
@@ -180,27 +219,29 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
     fprintf(out,
             "planned     --gpu shows the same for a GPU; 1 GB of each, at most 6%%, stays free for the CUDA context\n");
     if (plans->model.train) {
-        const StepLimit s = planner_step(&plans[1].gpu.spec, &plans->model, plans->windows * plans->model.T);
+        const StepLimit s = planner_step(&plans[1].gpu.spec, &plans->model, plans->share_tokens);
         print_floors(out, plans, &s);
     }
     snprintf(fits, TEXT, "-b %lld", (long long)r->model.B);
-    fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-10s %-9s  %-9s  %s%s\n", "GPU", "memory",
+    const bool several = plans->gpus > 1, priced = r->options->price > 0;
+    fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-*s %-9s  %-9s  %s%s%s\n", "GPU", "memory",
             "datasheet peak", "bandwidth", is_auto_plan(r) ? AUTO_WIDTH : 6, is_auto_plan(r) ? "chosen" : fits, "max",
-            "a step", "tokens/s", "all steps", "at 50%", r->options->price > 0 ? "  min cost" : "");
+            several ? 11 : 10, "a step", "tokens/s", "all steps", "at 50%",
+            priced ? several ? "  min cost  " : "  min cost" : "", several ? "  efficiency" : "");
     for (int i = 1; i < count; i++) print_row(out, &plans[i], r);
 }
 
 // The answer in one sentence: whether it fits, with which -b and -r, in how much memory, and for how long at least.
 static void print_answer(FILE *out, const DevicePlan *p) {
     char set[SET_TEXT], bytes[TEXT], there[TEXT];
-    fprintf(out, "plan        %s: ", p->gpu.spec.name ? p->gpu.spec.name : "this machine");
+    fprintf(out, "plan        %s: ", device_text(p, there));
     if (!p->fits) {
         fprintf(out, "%s\n", p->why_not.text);
         return;
     }
-    fprintf(out, "it fits with -b %lld -r %s and takes %s of %s", (long long)p->model.B,
+    fprintf(out, "it fits with -b %lld -r %s and takes %s of %s%s", (long long)p->model.B,
             set_text(&p->model.recompute, &p->model, set), format_bytes(p->memory.total, bytes, TEXT),
-            format_bytes(p->room, there, TEXT));
+            format_bytes(p->room, there, TEXT), p->gpus > 1 ? " each" : "");
     if (p->run_seconds > 0) {
         fprintf(out, "; all steps take at least %s, at half the datasheet speed %s",
                 format_duration(p->run_seconds, bytes, TEXT), format_duration(2 * p->run_seconds, there, TEXT));
@@ -239,7 +280,9 @@ static void add_run(cJSON *to, const PlanRequest *r) {
              JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
              JSON_TEXT("grad_dtype", m->gradients_in_dtype ? "compute" : "fp32"),
              JSON_TEXT("offload", m->offload ? "optimizer" : "none"), JSON_BOOL("fp8", m->fp8),
-             JSON_BOOL("train", m->train), JSON_KNOWN("price", r->options->price));
+             JSON_BOOL("train", m->train), JSON_KNOWN("price", r->options->price),
+             JSON_NUMBER("gpus", m->processes > 1 ? m->processes : 1),
+             JSON_NUMBER("reduce_groups", m->groups > 1 ? m->groups : 1));
 }
 
 static void add_memory(cJSON *to, const DevicePlan *p) {
@@ -278,7 +321,7 @@ static void add_device(cJSON *devices, const DevicePlan *p) {
              JSON_NUMBER("memory_bytes", g->name ? g->memory : (double)here->memory_free),
              JSON_TEXT("dtype", dtype_name(p->model.dtype)), JSON_KNOWN("peak_flops", gpu_spec_peak(g, p->model.dtype)),
              JSON_KNOWN("peak_fp8_flops", p->model.fp8 ? g->peak_fp8 : 0), JSON_KNOWN("bandwidth", g->bandwidth),
-             JSON_KNOWN("link", g->link), JSON_BOOL("fits", p->fits),
+             JSON_KNOWN("link", g->link), JSON_KNOWN("gpu_link", p->exchange_rate), JSON_BOOL("fits", p->fits),
              p->fits ? JSON_KNOWN("why_not", 0) : JSON_TEXT("why_not", p->why_not.text),
              JSON_NUMBER("batch_size", p->model.B));
     add_recompute(device, &p->model.recompute, &p->model);
@@ -287,8 +330,9 @@ static void add_device(cJSON *devices, const DevicePlan *p) {
     // The least time of a step and of the run, and what that costs.
     JSON_ADD(cJSON_AddObjectToObject(device, "limit"), JSON_NUMBER("step_flop", s->flops),
              JSON_NUMBER("step_fp8_flop", s->fp8_flops), JSON_NUMBER("step_bytes", s->bytes),
-             JSON_NUMBER("step_link_bytes", s->link_bytes), JSON_NUMBER("step_tokens", p->step_tokens),
-             JSON_KNOWN("step_seconds", p->step_seconds),
+             JSON_NUMBER("step_link_bytes", s->link_bytes), JSON_NUMBER("step_exchange_bytes", p->exchange_bytes),
+             JSON_KNOWN("step_exchange_seconds", p->exchange_seconds), JSON_KNOWN("efficiency", p->efficiency),
+             JSON_NUMBER("step_tokens", p->step_tokens), JSON_KNOWN("step_seconds", p->step_seconds),
              JSON_KNOWN("tokens_per_second", p->step_seconds > 0 ? p->step_tokens / p->step_seconds : 0),
              JSON_KNOWN("steps", p->steps), JSON_KNOWN("run_seconds", p->run_seconds),
              JSON_KNOWN("run_cost", p->run_cost));
@@ -333,6 +377,10 @@ bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
         return false;
     if (!find_gpus(o->gpu, gpus, &count, err)) return false;
     const bool json = o->plan == PLAN_JSON, all = count == 0; // this machine and the whole table
+    for (int i = 0; i < count; i++)
+        if (r->link.kind == LINK_NVLINK && gpus[i].spec.bandwidth > 0 && gpus[i].spec.nvlink == 0)
+            return error_set(err, "--link nvlink: %s has no NVLink to all GPUs of a machine; use pcie or leave it out",
+                             gpus[i].spec.name);
     REQUIRE(of_table < MOST_GPUS, "%d GPUs in the table", of_table);
     for (int i = 0; i < of_table && all; i++) gpus[i + 1].spec = table[i];
     if (all) count = of_table + 1;

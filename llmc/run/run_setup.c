@@ -249,6 +249,9 @@ static bool choose_dtype(RunSetup *s, Error *err) {
                      dtype_name(device_facts()->default_dtype));
 }
 
+// A plan may be for more processes than there are.
+static int process_count(const Options *o) { return o->plan && o->gpus > 1 ? o->gpus : comm_size(); }
+
 Gpt2Options run_setup_model(const RunSetup *s) {
     const Options *o = &s->options;
     return (Gpt2Options){
@@ -267,8 +270,8 @@ Gpt2Options run_setup_model(const RunSetup *s) {
         .fp8_delayed = o->fp8_scaling == FP8_DELAYED,
         .numerics = o->numerics_every > 0,
         .groups = s->options.reduce_groups,
-        .group_count = s->options.reduce_groups / comm_size(),
-        .processes = comm_size(),
+        .group_count = s->options.reduce_groups / process_count(o),
+        .processes = process_count(o),
         .sequences = o->sample_every > 0 || o->interactive ? o->samples : 0,
     };
 }
@@ -298,10 +301,10 @@ static bool agree_on_room(bool automatic, double *room, Error *err) {
 // What several processes do not do, or not yet.
 static bool check_processes(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (comm_size() == 1) return true;
+    if (process_count(o) == 1) return true;
     if (o->interactive)
-        return error_set(err, "--interactive: answers prompts in one process; %s started %d", comm_launcher(),
-                         comm_size());
+        return error_set(err, "--interactive: answers prompts in one process; %s started %d",
+                         o->plan ? "--gpus" : comm_launcher(), process_count(o));
     return !o->fp8 || o->fp8_scaling != FP8_DELAYED ||
            error_set(err, "--fp8-scaling delayed: the processes would have different scales; use current");
 }
@@ -416,16 +419,30 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
            agree_on_data(s, err);
 }
 
+// --plan for several GPUs: whether a run could be shared so.
+static bool check_planned_share(const RunSetup *s, int64_t step_windows, GpuLink *link, Error *err) {
+    const Options *o = &s->options;
+    StepShare share;
+    if (*o->link && process_count(o) == 1)
+        return error_set(err, "--link %.80s: one GPU exchanges nothing; add --gpus N", o->link);
+    const int64_t windows = step_windows > 0 ? step_windows : max_i64(o->B, 1) * o->reduce_groups;
+    return gpu_link_parse(link, o->link, err) && check_processes(s, err) &&
+           (o->max_steps == 0 ||
+            step_share_make(&share, windows, max_i64(o->B, 1), o->reduce_groups, 0, process_count(o), err));
+}
+
 // --plan: no data is opened and no memory taken.
 bool run_setup_plan(RunSetup *s, Error *err) {
-    const Options *o = &s->options;
+    Options *o = &s->options;
     if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
     if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
     const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
-    const PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
-    return gpt2_check_options(&request.model, err) && planner_print(stdout, &request, err);
+    if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
+    PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
+    return check_planned_share(s, step_windows, &request.link, err) && gpt2_check_options(&request.model, err) &&
+           planner_print(stdout, &request, err);
 }
 
 OptimizerOptions run_setup_optimizer(const RunSetup *s) {

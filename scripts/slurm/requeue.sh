@@ -9,6 +9,7 @@
 #                            is queued again, and the recipe resumes from its newest checkpoint (-y 1); unless it
 #                            was cancelled, or three attempts in a row brought no new checkpoint
 readonly ATTEMPTS_WITHOUT_PROGRESS=3
+STEP=(--ntasks=1) # options of srun; a script may set others
 
 # Without $(date): bash 5.2 fails when a trap runs while it parses a command substitution.
 say() { printf '%(%F %T)T requeue: %s\n' -1 "$*" >&2; }
@@ -33,7 +34,8 @@ count_attempt() {
 
 # A signal for the trainer; kept for it when it has not been started yet. A trainer that has just ended needs it no more.
 # The traps are set when this file is read: a batch shell without them would be ended by the signal. What was started is
-# a copy of this shell until it is srun, and such a copy takes a signal for its own and forgets it.
+# a copy of this shell until it is srun, and such a copy takes a signal for its own and forgets it. srun gets USR1 for
+# both: it passes USR1 on, but takes TERM as an order to kill its tasks.
 trainer='' asked='' woken=''
 name_of() { cat "/proc/$1/comm" 2>/dev/null || true; }
 pass_on() {
@@ -42,7 +44,7 @@ pass_on() {
     [[ -n $trainer ]] || return 0
     own=$(name_of $$)
     while ((tries-- > 0)) && [[ $(name_of "$trainer") == "$own" ]]; do sleep 0.02; done
-    kill -s "$1" "$trainer" 2>/dev/null || true
+    kill -s USR1 "$trainer" 2>/dev/null || true
 }
 trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
@@ -68,9 +70,9 @@ run_or_requeue() {
     fi
     say "job $SLURM_JOB_ID, attempt $attempt from ${before:-the beginning}: $*"
 
-    # A shell acts on a signal only between commands or in `wait`: so the trainer runs beside it. srun passes USR1 and
-    # TERM on to the trainer; and Slurm tells the steps that srun started, not this shell, that a job is preempted.
-    srun --ntasks=1 "$@" &
+    # A shell acts on a signal only between commands or in `wait`: so the trainer runs beside it. srun passes USR1
+    # on to all tasks; and Slurm tells the steps that srun started, not this shell, that a job is preempted.
+    srun "${STEP[@]}" "$@" &
     trainer=$!
     [[ -z $asked ]] || pass_on "$asked"
     woken=1

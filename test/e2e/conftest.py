@@ -1,7 +1,6 @@
 """What the end-to-end tests share: the trainer as a command, a small corpus as shards, and runs of a tiny model.
 
-SIM_TRAINER names the CUDA trainer on the simulator (default: ./train_gpt2sim), TRAINER the other one (test/runs.py);
-`make test-sanitize` points them at the sanitized ones.
+TRAINER and SIM_TRAINER name the trainers (test/runs.py); `make test-sanitize` points them at the sanitized ones.
 """
 import json
 import os
@@ -17,10 +16,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for test_memory_failures.py alone; else pytest.ini
-from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ROOT, TRAINER, call, checkpoints,  # noqa: E402, F401
+from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ROOT, SIMULATOR, TRAINER, call, checkpoints,  # noqa: E402, F401
                   events, kill, losses, on_a_terminal, same_run, same_state, script, wait_for, write_shard)
 
-SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
 needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),
                                      reason="train_gpt2sim is not built: that takes a CUDA toolkit")
 PREPARE = TRAINER.with_name("prepare") if TRAINER.with_name("prepare").is_file() else ROOT / "data" / "prepare"

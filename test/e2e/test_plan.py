@@ -106,7 +106,7 @@ def test_nothing_fits_says_what_would(data):
 
 def test_json_is_all_that_is_printed_and_every_key_is_documented():
     result = train("--plan", "json", "-e", "d12", "-b", "auto", "-r", "auto", "--tokens", "10e9", "-d", 524288,
-                   "--price", 2, "--gpu", "T4,h200,24G")
+                   "--price", 2, "--gpu", "T4,h200,24G", "--gpus", 8)
     assert result.stderr == ""
     document = (ROOT / "doc" / "memory.md").read_text()
 
@@ -128,8 +128,42 @@ def test_json_is_all_that_is_printed_and_every_key_is_documented():
     t4, h200, size = whole["devices"]
     assert (t4["dtype"], h200["dtype"]) == ("fp16", "bf16")
     assert t4["limit"]["run_seconds"] > h200["limit"]["run_seconds"] > 0 and size["limit"]["run_seconds"] is None
-    assert h200["limit"]["run_cost"] == pytest.approx(2 * h200["limit"]["run_seconds"] / 3600)
-    assert t4["memory"]["total"] <= 15.5e9 and t4["batch_size"] < h200["batch_size"]
+    assert h200["limit"]["run_cost"] == pytest.approx(8 * 2 * h200["limit"]["run_seconds"] / 3600)
+    assert t4["memory"]["total"] <= 15.5e9 and t4["batch_size"] < h200["batch_size"] == 64
+
+
+def test_8_gpus_are_planned_without_one_being_there():
+    options = ["-e", "d12", "-d", 524288, "-b", "auto", "-r", "auto", "--gpu", "h100", "--tokens", "10e9", "--price", 2]
+    (one,), (eight,) = plan(*options)["devices"], plan(*options, "--gpus", 8)["devices"]
+    assert eight["batch_size"] == 64 and one["batch_size"] > 64  # 512 windows, 64 for each of 8
+    limit = eight["limit"]
+    assert limit["step_tokens"] == one["limit"]["step_tokens"] == 524288
+    assert limit["step_flop"] == pytest.approx(one["limit"]["step_flop"] / 8)
+    # 124,475,904 parameters, gradients of 4 bytes: each GPU sends 7/8 of them twice.
+    assert limit["step_exchange_bytes"] == 2 * 7 * 124475904 * 4 // 8
+    assert limit["step_exchange_seconds"] == pytest.approx(limit["step_exchange_bytes"] / 450e9)
+    seconds = limit["step_seconds"] - limit["step_exchange_seconds"]
+    assert limit["efficiency"] == pytest.approx(seconds / limit["step_seconds"])
+    assert limit["run_cost"] == pytest.approx(8 * 2 * limit["run_seconds"] / 3600)
+    (slow,) = plan(*options, "--gpus", 8, "--link", "25G")["devices"]
+    assert slow["gpu_link"] == 25e9 / 8 and slow["limit"]["efficiency"] < limit["efficiency"]
+    # Four groups in each GPU are added first, for which it keeps two more copies of the gradients.
+    (more,) = plan(*options, "--gpus", 8, "--reduce-groups", 32)["devices"]
+    assert more["memory"]["gradients"] == 3 * eight["memory"]["gradients"] and more["batch_size"] == 16
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--gpus", 8, "--link", "ethernet"], "--link ethernet: expected nvlink, pcie, or the rate of a network in Gbit/s"),
+    (["--gpus", 8, "--link", "nvlink", "--gpu", "h200,l4"], "--link nvlink: L4 has no NVLink to all GPUs of a machine"),
+    (["--link", "100g"], "--link 100g: one GPU exchanges nothing; add --gpus N"),
+    (["--gpus", 8, "--reduce-groups", 12], "--reduce-groups 12: cannot be shared by 8 processes"),
+    (["--gpus", 8, "-d", 4096], "-d: a step of 4 sequences cannot be cut into 8 groups"),
+    (["--gpus", 8, "--fp8", 1, "--fp8-scaling", "delayed", "--gpu", "h200"], "--fp8-scaling delayed: "),
+    (["--gpus", 2000], "--gpus 2000"),
+])
+def test_a_plan_of_several_gpus_that_cannot_be_is_one_line(flags, message):
+    result = train("--plan", "-e", "d12", *flags, expect=EXIT_BAD_INPUT)
+    assert message in result.stderr and result.stderr.count("\n") == 1 and result.stdout == ""
 
 
 @needs_simulator

@@ -1,11 +1,12 @@
 """scripts/slurm/*.sbatch: their bodies, run by bash with the real trainer, the real signals and Slurm's variables.
 
-Two commands of Slurm stand on the PATH in place of its own: srun, which only starts its command (where Slurm runs, it
-also hands signals on), and scontrol, which writes down what it was asked. Where a job is queued again, the test
-starts the body again, as Slurm would.
+Two commands of Slurm stand on the PATH in place of its own: srun, which starts the tasks with its variables, hands
+signals on and ends the tasks when one fails, and scontrol, which writes down what it was asked. Where a job is queued
+again, the test starts the body again, as Slurm would. test_slurmd.py does it with a real Slurm.
 """
 import contextlib
 import os
+import random
 import re
 import resource
 import shutil
@@ -14,13 +15,40 @@ import subprocess
 import time
 
 import pytest
-from tiny_run import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, TINY, call, checkpoints, clean_environment, events, last_step,
+from tiny_run import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, SIMULATOR, TINY, call, checkpoints, clean_environment, events, last_step,
                       make_root, same_weights, script, wait_until)
 
 ATTEMPTS = 3
+needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),
+                                     reason="train_gpt2sim is not built: that takes a CUDA toolkit")
 
-SRUN = """while [[ $1 == --* ]]; do shift; done
-exec "$@"
+# What it was asked goes to the file srun_calls.
+SRUN = """tasks=${SLURM_NTASKS:-1} kills='' worst=0 pids=()
+echo "$*" >>"$(dirname "$0")/srun_calls"
+while [[ $1 == --* ]]; do
+    case $1 in
+    --ntasks=*) tasks=${1#*=} ;;
+    --kill-on-bad-exit=1) kills=1 ;;
+    esac
+    shift
+done
+export SLURM_STEP_NUM_TASKS=$tasks SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost SLURM_PROCID=0 SLURM_LOCALID=0
+((tasks > 1)) || exec "$@"
+trap 'kill -s USR1 "${pids[@]}"' USR1
+trap 'kill -s KILL "${pids[@]}"' TERM # as the real one does
+for ((i = 0; i < tasks; i++)); do
+    SLURM_PROCID=$i SLURM_LOCALID=$i "$@" &
+    pids+=($!)
+done
+for ((left = tasks; left > 0;)); do
+    ended='' code=0
+    wait -n -p ended || code=$?
+    [[ -n $ended ]] || continue # a signal came
+    ((left--, worst = code > worst ? code : worst))
+    # Slurm does it by messages between its daemons.
+    if ((code != 0)) && [[ $kills ]]; then sleep 0.5 && kill -s TERM "${pids[@]}" 2>/dev/null || true; fi
+done
+exit "$worst"
 """
 # The state that `show job` tells is in the file state; a file no_requeue makes requeueing fail.
 SCONTROL = """cd "$(dirname "$0")"
@@ -41,10 +69,11 @@ class Cluster:
         script(self.bin / "srun", SRUN), script(self.bin / "scontrol", SCONTROL)
         (self.bin / "state").write_text("RUNNING")
         self.run = self.root / "runs" / "gpt2_124M"  # the job's name says so
-        self.restarts, self.processes = 0, []
+        # Tasks meet at a port that follows from the number of the job: other tests run at the same time.
+        self.job, self.restarts, self.processes = random.randrange(1, 1 << 20), 0, []
 
     def environment(self, name="gpt2_124M", **more):
-        slurm = {"SLURM_JOB_ID": 4711, "SLURM_JOB_NAME": name, "SLURM_SUBMIT_DIR": self.root}
+        slurm = {"SLURM_JOB_ID": self.job, "SLURM_JOB_NAME": name, "SLURM_SUBMIT_DIR": self.root}
         if self.restarts:  # Slurm does not set it on the first start
             slurm["SLURM_RESTART_COUNT"] = self.restarts
         return clean_environment(**{**slurm, "PATH": f"{self.bin}:{os.environ['PATH']}", **more})
@@ -76,13 +105,13 @@ class Cluster:
         calls = self.bin / "calls"
         asked = calls.read_text().splitlines() if calls.exists() else []
         calls.unlink(missing_ok=True)
-        assert set(asked) <= {"requeue 4711"}
+        assert set(asked) <= {f"requeue {self.job}"}
         return len(asked)
 
-    def interrupted(self, batch, number=signal.SIGUSR1):
+    def interrupted(self, batch, number=signal.SIGUSR1, **options):
         """What a job says that gets the signal, to the batch shell alone, as --signal=B: does, after 20 steps of its own."""
         before = last_step(self.run) if checkpoints(self.run) else 0
-        process = self.start(batch, *TINY, "-x", 1000000)
+        process = self.start(batch, *TINY, "-x", 1000000, **options)
         wait_until(lambda: last_step(self.run, self.started) >= before + 20, process)
         process.send_signal(number)
         return self.finish(process, EXIT_INTERRUPTED)
@@ -111,6 +140,42 @@ def test_a_job_that_is_interrupted_goes_on_to_the_same_bits(cluster, numbers):
     call(cluster.root, "scripts/run_gpt2_124M.sh", *TINY, "-x", steps, expect=0,
          environment=clean_environment(OUT=cluster.root / "whole"))
     assert same_weights(cluster.run, cluster.root / "whole")
+
+
+def of_tasks(cluster, count, **more):
+    """The environment of a job with so many tasks, each with a simulated GPU."""
+    return cluster.environment(TRAINER=SIMULATOR, SIM_GPUS=count, SLURM_NTASKS=count,
+                               PRETRAIN_CACHE=cluster.root / "tuning", **more)
+
+
+@needs_simulator
+def test_a_job_of_several_gpus_is_interrupted_and_goes_on_to_the_bits_of_one_gpu(cluster):
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        said = cluster.interrupted("multi_gpu.sbatch", number, environment=of_tasks(cluster, 2))
+        assert cluster.requeues() == 1 and "the trainer ended with 75 after SIG" not in said and "queued again" in said
+        assert checkpoints(cluster.run)[-1].name == f"step_{last_step(cluster.run):08d}"
+        cluster.restarts += 1
+    steps = last_step(cluster.run) + 10
+    cluster.finish(cluster.start("multi_gpu.sbatch", *TINY, "-x", steps, environment=of_tasks(cluster, 2)), 0)
+    assert cluster.requeues() == 0 and last_step(cluster.run) == steps
+    assert [entry["step"] for entry in events(cluster.run, "step")] == list(range(1, steps + 1))
+    assert "--ntasks" not in (cluster.bin / "srun_calls").read_text(), "srun takes the number of tasks from the job"
+    whole = of_tasks(cluster, 1, OUT=cluster.root / "whole")
+    call(cluster.root, "scripts/run_gpt2_124M.sh", *TINY, "-x", steps, "--reduce-groups", 2, expect=0, environment=whole)
+    assert same_weights(cluster.run, cluster.root / "whole")
+
+
+@needs_simulator
+def test_a_job_of_several_gpus_ends_for_good_with_bad_options_and_is_queued_again_when_a_task_dies(cluster):
+    said = cluster.finish(cluster.start("multi_gpu.sbatch", *TINY, "-d", 33, environment=of_tasks(cluster, 2)),
+                          EXIT_BAD_INPUT)
+    assert cluster.requeues() == 0 and "the trainer ended with 2" in said
+    process = cluster.start("multi_gpu.sbatch", *TINY, "-x", 1000000, environment=of_tasks(cluster, 2))
+    wait_until(lambda: last_step(cluster.run, cluster.started) >= 5, process)
+    tasks = call(cluster.root, "pgrep", "-s", process.pid, "-f", SIMULATOR.name, expect=0).stdout.split()
+    os.kill(int(tasks[-1]), signal.SIGKILL)
+    process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGKILL and cluster.requeues() == 1
 
 
 @pytest.mark.parametrize("when", ["before the trainer is up", "while the trainer is being started"])
@@ -245,7 +310,7 @@ def test_the_table_marks_what_is_unfinished_and_has_a_line_for_an_empty_director
 
 
 def test_the_batch_scripts_ask_slurm_for_the_signal_and_for_requeueing(cluster):
-    for name in ("train", "preemptible", "sweep"):
+    for name in ("train", "preemptible", "sweep", "multi_gpu"):
         text = (cluster.root / "scripts" / "slurm" / f"{name}.sbatch").read_text()
         asked = re.findall(r"^#SBATCH (\S+)", text, re.MULTILINE)
         assert "--signal=B:USR1@180" in asked and ("--requeue" in asked) == (name != "train")

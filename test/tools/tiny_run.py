@@ -10,7 +10,7 @@ import random
 import shutil
 
 import runs
-from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, ROOT, TRAINER, checkpoints, events, script,  # noqa: F401
+from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, ROOT, SIMULATOR, TRAINER, checkpoints, events, script,  # noqa: F401
                   wait_for)
 
 # A fraction of a millisecond a step, one thread: the same bits on every machine with this vector code.

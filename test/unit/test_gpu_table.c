@@ -47,6 +47,37 @@ TEST(peaks_are_units_times_clock_times_operations_and_the_link_is_that_of_the_ge
     }
 }
 
+TEST(nvlink_is_links_times_their_rate_where_a_switch_connects_all_gpus) {
+    int count;
+    const GpuSpec *gpus = gpu_table(&count);
+    for (int i = 0; i < count; i++) {
+        // Links of a GPU x GB/s of one, one way: 12 x 25 of A100, 18 x 25 of Hopper, 18 x 50 of B200.
+        const int cc = gpus[i].compute_capability;
+        const bool bridged = strcmp(gpus[i].name, "H100 PCIe") == 0;
+        const double expected = cc == 80 ? 12 * 25e9 : cc == 90 && !bridged ? 18 * 25e9 : cc == 100 ? 18 * 50e9 : 0;
+        if (gpus[i].nvlink != expected) fail_msg("%s: %g, expected %g", gpus[i].name, gpus[i].nvlink, expected);
+    }
+}
+
+TEST(a_link_is_nvlink_pcie_or_a_rate_in_gigabits) {
+    const GpuSpec *h100 = gpu_named("H100 SXM"), *l4 = gpu_named("L4");
+    const struct {
+        const char *text;
+        double h100, l4;
+    } cases[] = {{"", 450e9, 31.508e9},        {"nvlink", 450e9, 0},     {"NVLink", 450e9, 0},
+                 {"pcie", 63.015e9, 31.508e9}, {"100g", 12.5e9, 12.5e9}, {"2.5G", 0.3125e9, 0.3125e9}};
+    GpuLink link;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (!gpu_link_parse(&link, cases[i].text, &err)) fail_msg("%s", err.text);
+        assert_true(gpu_link_rate(&link, h100) == cases[i].h100 && gpu_link_rate(&link, l4) == cases[i].l4);
+    }
+    const char *const wrong[] = {"ethernet", "100", "0g", "-1g", "100 GB", "1e9g", "nang", "g"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_error(gpu_link_parse(&link, wrong[i], &err), "expected nvlink, pcie, or the rate of a network");
+        assert_error(gpu_link_parse(&link, wrong[i], &err), wrong[i]);
+    }
+}
+
 // --------------------------------------------------------------------------------------------------------------- names
 
 static void assert_found(const char *text, const char *name) {

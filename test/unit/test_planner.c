@@ -227,6 +227,75 @@ TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
     }
 }
 
+// -------------------------------------------------------------------------------------------------------- several GPUs
+
+static Gpt2Options shared_by(Gpt2Options model, int processes, int groups) {
+    model.processes = processes, model.groups = groups, model.group_count = groups / processes;
+    return model;
+}
+
+// wte 50304 x 768, wpe 1024 x 768, 12 blocks of 12 x 768^2 + 13 x 768, lnf 2 x 768: a multiple of 64 x 8 elements.
+static const double D12_PARAMETERS = 124475904;
+
+TEST(each_gpu_sends_its_gradients_twice_but_for_its_own_slice) {
+    Gpt2Options model = shared_by(model_of("d12", 8, 1024), 8, 8);
+    assert_true(planner_exchange_bytes(&model) == 2 * 7 * (D12_PARAMETERS * 4 / 8)); // 871,331,328
+    model.gradients_in_dtype = true;
+    assert_true(planner_exchange_bytes(&model) == 2 * 7 * (D12_PARAMETERS * 2 / 8));
+    model = shared_by(model_of("d12", 8, 1024), 2, 8); // four groups each are added before
+    assert_true(planner_exchange_bytes(&model) == D12_PARAMETERS * 4);
+    model = shared_by(model_of("d12", 8, 1024), 1, 8);
+    assert_true(planner_exchange_bytes(&model) == 0);
+}
+
+TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
+    PlanRequest request = request_of(shared_by(model_of("d12", 8, 1024), 8, 8), 512, 19560);
+    options.price = 2;
+    const struct {
+        const char *link;
+        double seconds;
+    } cases[] = {{"", 871331328 / 450e9}, {"pcie", 871331328 / 63.015e9}, {"100g", 871331328 / 12.5e9}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_true(gpu_link_parse(&request.link, cases[i].link, &err));
+        const DevicePlan p = device_plan(&request, "H100 SXM");
+        assert_int_equal(p.share_tokens, 64 * 1024);
+        assert_near("share", p.step.flops, 65536 * (72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025),
+                    1e-12);
+        assert_near("exchange", p.exchange_seconds, cases[i].seconds, 1e-12);
+        assert_near("step", p.step_seconds, p.step.seconds + cases[i].seconds, 1e-12);
+        assert_near("efficiency", p.efficiency, p.step.seconds / (p.step.seconds + cases[i].seconds), 1e-12);
+        assert_true(p.step_tokens == 524288);
+        assert_near("cost", p.run_cost, 8 * 2.0 * 19560 * p.step_seconds / 3600, 1e-12);
+    }
+    request.model = shared_by(request.model, 3, 3);
+    assert_int_equal(device_plan(&request, "H100 SXM").share_tokens, 171 * 1024); // of 512 windows 170, 171 and 171
+    // A GPU without the link has no time of a step.
+    request.link.kind = LINK_NVLINK;
+    assert_true(device_plan(&request, "H100 PCIe").step_seconds == 0);
+}
+
+TEST(several_gpus_need_an_exchange_buffer_and_several_groups_their_sums) {
+    const Gpt2Options model = model_of("d12", 8, 1024);
+    PlannedMemory alone = planner_memory(&model), m;
+    Gpt2Options shared = shared_by(model, 8, 8);
+    m = planner_memory(&shared);
+    // Two buffers of 16 MiB; 8 groups of 8 losses in fp32.
+    assert_true(m.classes[MEM_WORKSPACE] == alone.classes[MEM_WORKSPACE] + 2 * 0x1p24 + 8 * 8 * 4);
+    assert_true(m.classes[MEM_GRADIENTS] == 4 * D12_PARAMETERS);
+    shared = shared_by(model, 8, 32); // four groups each: two levels of sums
+    m = planner_memory(&shared);
+    assert_true(m.classes[MEM_GRADIENTS] == 3 * 4 * D12_PARAMETERS);
+}
+
+TEST(a_micro_batch_is_at_most_a_group) {
+    PlanRequest request = request_of(shared_by(model_of("d12", 0, 1024), 8, 16), 512, 0);
+    options.recompute = "auto";
+    const DevicePlan p = device_plan(&request, "H200");
+    assert_true(p.fits && p.model.B == 32 && p.batch == 32 && p.auto_batch == 32);
+    request.step_windows = 0, request.model.B = 4;
+    assert_true(device_plan(&request, "H200").step_tokens == 4 * 16 * 1024);
+}
+
 // ------------------------------------------------------------------------------------------------------------ printing
 
 static char *printed(const PlanRequest *request) {
@@ -313,6 +382,34 @@ TEST(a_token_budget_has_its_time_and_cost) {
     if (!strstr(text, cost)) fail_msg("no \"%s\" in %s", cost, text);
     assert_non_null(strstr(text, "19074 steps: 10.00B tokens"));
     free(text);
+}
+
+static void assert_has(const char *text, const char *const *parts) {
+    for (; *parts; parts++)
+        if (!strstr(text, *parts)) fail_msg("'%s' is not in: %s", *parts, text);
+}
+
+TEST(the_plan_of_several_gpus_names_their_number_and_their_link) {
+    PlanRequest request = request_of(shared_by(model_of("d12", 8, 1024), 8, 8), 512, 19560);
+    options.gpu = "h100", options.price = 2;
+    char *text = printed(&request);
+    assert_has(text, (const char *[]){
+                         "plan        8 x H100 SXM: it fits with -b 8 -r 0 and takes ", " each; all steps",
+                         "8 GPUs, 8 groups of sequences", "in a step, each GPU with 65536 tokens computes ",
+                         "each GPU sends 831 MiB and receives as much: 450 GB/s over NVLink, >= 0.00194 s",
+                         "does not overlap", "limit       8 x H100 SXM: a step >= ", "; at $2 a GPU hour >= $", NULL});
+    free(text);
+    options.gpu = "";
+    assert_true(gpu_link_parse(&request.link, "nvlink", &err));
+    text = printed(&request);
+    assert_has(text, (const char *[]){"8 processes on this machine: ", "  efficiency\n",
+                                      " 59  -           -          -          -       -           -\n", NULL});
+    free(text);
+    options.gpu = "h100,l4";
+    FILE *out = fopen("/dev/null", "w");
+    assert_error(planner_print(out, &request, &err),
+                 "--link nvlink: L4 has no NVLink to all GPUs of a machine; use pcie");
+    fclose(out);
 }
 
 TEST(the_json_has_the_figures_of_the_plan) {
