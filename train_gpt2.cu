@@ -56,6 +56,7 @@ static bool train_step(Run *run, Error *err) {
         for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
             const void *windows;
             if (signals_pending()) return abandon_step(run), true;
+            comm_progress();
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
             gpt2_load_batch(run->model, windows, count, setup->train.token_bytes);
             gpt2_forward_backward(run->model, tokens, done == 0);
@@ -111,6 +112,7 @@ static bool loop(Run *run, Error *err) {
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
     for (;;) {
         const int64_t step = run->setup.state.step;
+        comm_step(step);
         const double limit = o->max_minutes * 60;
         BetweenSteps now = {.signal = signals_received(),
                             .timed_out = limit > 0 && now_seconds() - run->started > limit,
@@ -123,6 +125,7 @@ static bool loop(Run *run, Error *err) {
             return false;
         if (last || interrupted) return now.log_exists;
         if (!now.log_exists || !train_step(run, err)) {
+            if (comm_is_lost()) return false; // a GPU may have taken over half a sum: the newest checkpoint is what counts
             Error unsaved; // the directory or the data failed, not the model: the trained weights are kept
             report_all(run);
             if (step > run->setup.first_step && !write_checkpoint(run, &unsaved))
@@ -391,7 +394,9 @@ int main(int argc, char **argv) {
     if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;
     if (parsed == OPTIONS_RUN) code = run_all(&run, &err);
     if (run.log) runlog_close(run.log), run.log = NULL;
-    if (*err.text && (comm_rank() == 0 || !comm_failed_together())) fprintf(stderr, "%s: %s\n", argv[0], err.text);
+    const bool is_told = comm_lost_process(&err); // by the watch of comm.h
+    if (is_told) code = EXIT_RUN_FAILED;
+    if (*err.text && !is_told && (comm_rank() == 0 || !comm_failed_together())) fprintf(stderr, "%s: %s\n", argv[0], err.text);
     // The others may be waiting for this process.
     if (*err.text && !comm_failed_together()) device_comm_abort(), comm_abort(code);
     close_run(&run);
