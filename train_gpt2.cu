@@ -56,6 +56,7 @@ static bool train_step(Run *run, Error *err) {
         for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
             const void *windows;
             if (signals_pending()) return abandon_step(run), true;
+            if (comm_lost_process(err)) return false;
             comm_progress();
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
             gpt2_load_batch(run->model, windows, count, setup->train.token_bytes);

@@ -62,6 +62,7 @@ static struct {
     // Seconds in which this process ran. If it was stopped, or the machine slept, it does not blame the others for the
     // time: one round of the thread counts two seconds at most.
     double clock;
+    bool was_stopped;  // in the last round for longer than the limit: the others have given this process up
     double progressed; // when a process last made progress; for process 0
     uint64_t total;    // progress of all, then
     atomic_bool stops, leaves_silently, has_failed;
@@ -130,7 +131,8 @@ static void send_to_all(const Beat *beat) {
     for (int r = 0; r < watch.options.size; r++) send_beat(&watch.peers[r], beat);
 }
 
-// A process is lost, or all hang. Process 0 prints it and tells the others; if it is process 0, each machine prints it.
+// A process is lost, or all hang; the message has the place of this process. Process 0 prints it and tells the others;
+// if it is process 0, each machine prints it.
 static void fail(const char *text, bool prints) {
     error_set(&watch.failure, "%s", text);
     if (prints) fprintf(stderr, "%s: %s\n", program_invocation_name, text);
@@ -142,9 +144,9 @@ static void fail(const char *text, bool prints) {
 
 static void fail_process(int rank, const char *what) {
     char place[320], text[sizeof(Error)];
-    snprintf(text, sizeof text, "process %d (%s) %s %s", rank, watch.options.hosts[rank], what,
-             place_of(&watch.peers[rank].last, place));
-    fail(text, watch.options.rank == 0 || watch.speaks);
+    const Beat now = my_beat(BEAT);
+    snprintf(text, sizeof text, "process %d (%s) %s %s", rank, watch.options.hosts[rank], what, place_of(&now, place));
+    fail(text, (watch.options.rank == 0 || watch.speaks) && !watch.was_stopped);
 }
 
 // ------------------------------------------------------------------------------------------------------------- judging
@@ -252,6 +254,7 @@ static void *run(void *unused) {
         poll(watch.polls, (nfds_t)size + 1, (int)ceil(1e3 * left));
         const double now = now_seconds();
         watch.clock += fmin(now - then, 2);
+        watch.was_stopped = now - then > limit();
         then = now;
         for (int r = 0; r < size && !watch.has_failed; r++)
             if (watch.peers[r].fd >= 0) hear(r);
