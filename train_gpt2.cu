@@ -122,6 +122,9 @@ static bool loop(Run *run, Error *err) {
         const bool last = step >= run->setup.total_steps || (now.timed_out && step > run->setup.first_step);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool interrupted = signals_pending() != 0; // also during evaluation: the resume completes it
+        if (step > run->setup.first_step && due(step, WEIGHTS_CHECK_STEPS) &&
+            !processes_compare_weights(run->model, step, err))
+            return false;
         if (step > run->setup.first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
         if (last || interrupted) return now.log_exists;
@@ -235,7 +238,10 @@ static bool evaluate(Run *run, bool last, Error *err) {
     return !((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) || sample(run, err);
 }
 
-static bool save(Run *run, Error *err) { return comm_all_ok(write_checkpoint(run, err), err); }
+static bool save(Run *run, Error *err) {
+    return processes_compare_weights(run->model, run->setup.state.step, err) &&
+           comm_all_ok(write_checkpoint(run, err), err);
+}
 
 // All processes have the same weights and the same state; process 0 writes them.
 static bool write_checkpoint(Run *run, Error *err) {

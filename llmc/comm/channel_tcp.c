@@ -65,6 +65,7 @@ static struct {
     int rank, size;
     int *sockets; // process 0: of each rank, -1 for its own; the others: sockets[0]
     int listener; // of process 0; -1: closed
+    bool carries_messages;
     HostName *hosts;
     uint64_t call; // number of the current one, on every process
     bool failed;
@@ -689,6 +690,7 @@ const Channel *channel_tcp_open(Place *place, Error *err) {
     }
     if (place->local_rank < 0) place->local_rank = before;
     if (place->local_size < 0) place->local_size = here;
+    net.carries_messages = true;
     return &CHANNEL;
 }
 
@@ -707,7 +709,6 @@ bool channel_tcp_listen(Place *place, Error *err) {
 int *channel_tcp_meet_again(const Place *place, double limit, Error *err) {
     double seconds;
     if (!read_limit(&seconds, err)) return NULL;
-    const bool carries_messages = net.call > 0;
     if (!net.sockets) allocate(place);
     int *const messages = net.sockets, *sockets = malloc((size_t)net.size * sizeof *sockets);
     REQUIRE_MEMORY(sockets, "the second connections of %d processes", net.size);
@@ -716,7 +717,7 @@ int *channel_tcp_meet_again(const Place *place, double limit, Error *err) {
     const bool met = meet_all(place, fmin(seconds, limit), err);
     net.sockets = messages;
     if (net.listener >= 0) close(net.listener), net.listener = -1;
-    if (!carries_messages) tcp_close();
+    if (!net.carries_messages) tcp_close();
     if (met) return sockets;
     for (int r = 0; r < place->size; r++)
         if (sockets[r] >= 0) close(sockets[r]);

@@ -98,13 +98,11 @@ static double limit(void) {
 
 // "(step 17, collective 170: sum of gradients)"
 static const char *place_of(const Beat *b, char buf[320]) {
-    if (b->collective == 0)
-        snprintf(buf, 320, "(start)");
-    else if (b->step < 0)
-        snprintf(buf, 320, "(start, collective %llu: %s)", (unsigned long long)b->collective, b->text);
-    else
-        snprintf(buf, 320, "(step %lld, collective %llu: %s)", (long long)b->step, (unsigned long long)b->collective,
-                 b->text);
+    char step[32] = "start", collective[288] = "";
+    if (b->step >= 0) snprintf(step, sizeof step, "step %lld", (long long)b->step);
+    if (b->collective > 0)
+        snprintf(collective, sizeof collective, ", collective %llu: %s", (unsigned long long)b->collective, b->text);
+    snprintf(buf, 320, "(%s%s)", step, collective);
     return buf;
 }
 
