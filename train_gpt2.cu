@@ -129,8 +129,8 @@ static bool loop(Run *run, Error *err) {
             return false;
         if (last || interrupted) return now.log_exists;
         if (!now.log_exists || !train_step(run, err)) {
-            if (comm_is_lost()) return false; // a GPU may have taken over half a sum: the newest checkpoint is what counts
-            Error unsaved; // the directory or the data failed, not the model: the trained weights are kept
+            if (comm_is_lost()) return false; // after half a sum the weights may be wrong: the last checkpoint counts
+            Error unsaved;                    // the directory or the data failed, not the model: the trained weights are kept
             report_all(run);
             if (step > run->setup.first_step && !write_checkpoint(run, &unsaved))
                 runlog_text(run->log, "%s", unsaved.text);

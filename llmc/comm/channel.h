@@ -33,6 +33,7 @@ typedef struct {
 const Channel *channel_tcp_open(Place *place, Error *err); // waits COMM_START_SECONDS of the environment (60)
 const Channel *channel_mpi_open(Place *place, Error *err); // without MPI at build time: always NULL
 bool channel_mpi_is_built(void);
+void channel_mpi_started(void); // until then a call takes a minute at most
 
 // A second TCP connection from each process to process 0, for watch.c. The TCP channel uses its port again. Without it
 // process 0 first opens a free port by channel_tcp_listen, which sets place->port; place->host may then be several

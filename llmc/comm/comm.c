@@ -140,8 +140,10 @@ bool comm_start(const CommOptions *options, Error *err) {
     comm.channel = place.mpi ? channel_mpi_open(&place, err) : channel_tcp_open(&place, err);
     if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
     comm.place = place;
-    return collect_names(err) && open_watch(options->timeout > 0 ? options->timeout : COMM_TIMEOUT, err) &&
-           share_cores(err);
+    const double timeout = options->timeout > 0 ? options->timeout : COMM_TIMEOUT;
+    if (!collect_names(err) || !open_watch(timeout, err)) return false;
+    channel_mpi_started();
+    return share_cores(err);
 }
 
 void comm_end(void) {

@@ -62,7 +62,7 @@ static struct {
     // Seconds in which this process ran. If it was stopped, or the machine slept, it does not blame the others for the
     // time: one round of the thread counts two seconds at most.
     double clock;
-    bool was_stopped;  // in the last round for longer than the limit: the others have given this process up
+    bool was_stopped;  // for so long that the others may have given this process up
     double progressed; // when a process last made progress; for process 0
     uint64_t total;    // progress of all, then
     atomic_bool stops, leaves_silently, has_failed;
@@ -252,7 +252,7 @@ static void *run(void *unused) {
         poll(watch.polls, (nfds_t)size + 1, (int)ceil(1e3 * left));
         const double now = now_seconds();
         watch.clock += fmin(now - then, 2);
-        watch.was_stopped = now - then > limit();
+        watch.was_stopped = now - then > limit() / 2;
         then = now;
         for (int r = 0; r < size && !watch.has_failed; r++)
             if (watch.peers[r].fd >= 0) hear(r);
