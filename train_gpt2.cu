@@ -130,7 +130,7 @@ static bool loop(Run *run, Error *err) {
         if (last || interrupted) return now.log_exists;
         if (!now.log_exists || !train_step(run, err)) {
             if (comm_is_lost()) return false; // after half a sum the weights may be wrong: the last checkpoint counts
-            Error unsaved;                    // the directory or the data failed, not the model: the trained weights are kept
+            Error unsaved; // the directory or the data failed, not the model: the trained weights are kept
             report_all(run);
             if (step > run->setup.first_step && !write_checkpoint(run, &unsaved))
                 runlog_text(run->log, "%s", unsaved.text);
@@ -403,7 +403,8 @@ int main(int argc, char **argv) {
     if (run.log) runlog_close(run.log), run.log = NULL;
     const bool is_told = comm_lost_process(&err); // by the watch of comm.h
     if (is_told) code = EXIT_RUN_FAILED;
-    if (*err.text && !is_told && (comm_rank() == 0 || !comm_failed_together())) fprintf(stderr, "%s: %s\n", argv[0], err.text);
+    if (*err.text && !is_told && (comm_rank() == 0 || !comm_failed_together()))
+        fprintf(stderr, "%s: %s\n", argv[0], err.text);
     // The others may be waiting for this process.
     if (*err.text && !comm_failed_together()) device_comm_abort(), comm_abort(code);
     close_run(&run);

@@ -169,6 +169,7 @@ void comm_collective(const char *name) { watch_collective(name); }
 void comm_progress(void) { watch_progress(); }
 void comm_step(int64_t step) { watch_step(step); }
 bool comm_lost_process(Error *err) { return watch_has_failed(err); }
+double comm_patience(void) { return watch_is_running() ? INFINITY : COMM_TIMEOUT; }
 bool comm_is_lost(void) { return comm.is_lost || watch_has_failed(NULL); }
 
 bool comm_lost(Error *err) {

@@ -79,6 +79,8 @@ bool comm_lost_process(Error *err);
 // After a failure of a collective. If a lost process is the reason, its message replaces *err; that may take two
 // seconds to find out. Returns false.
 bool comm_lost(Error *err);
+// Seconds that a wait for the others may take: INFINITY where the watch ends it.
+double comm_patience(void);
 bool comm_is_lost(void); // a collective or a message has failed
 
 // Ends the other processes as far as this one can: after a failure that they have not seen. Does not return where MPI

@@ -69,6 +69,7 @@ static struct {
     Error failure; // constant once has_failed
 } watch;
 
+bool watch_is_running(void) { return watch.is_running; }
 void watch_progress(void) { mine.progress++; }
 void watch_step(int64_t step) { mine.step = step; }
 void watch_collective(const char *name) {

@@ -23,6 +23,7 @@ bool watch_start(const WatchOptions *options, int *sockets, Error *err);
 // Ends the thread. Tells the others that this process ends as it should, unless `lost`. Without watch_start it does
 // nothing.
 void watch_stop(bool lost);
+bool watch_is_running(void);
 
 // What the heartbeats tell. May be called without a watch.
 void watch_collective(const char *name); // a literal; the process enters its next collective

@@ -22,9 +22,6 @@ _Static_assert(sizeof(ncclUniqueId) == DEVICE_COMM_ID_BYTES, "NCCL's id has anot
 
 enum { NUM_REQUESTS = 2 };
 
-// Until NCCL has put a request into the stream. The first request connects the processes, and waits for the slowest,
-// which may still be measuring the candidates of its first step.
-static const double REQUEST_SECONDS = 600.0;
 static const double LEAVE_SECONDS = 60.0;
 
 static struct {
@@ -166,7 +163,8 @@ static bool begin_request(const char *what, size_t bytes, int request, Error *er
 }
 
 static bool end_request(const char *what, ncclResult_t status, int request, Error *err) {
-    status = settle(status, REQUEST_SECONDS);
+    // The first request connects the processes, and waits for the slowest, which may still compute.
+    status = settle(status, comm_patience());
     if (status != ncclSuccess) return failed(err, what, status);
     CUDA_CHECK(cudaEventRecord(comm.done[request], comm_stream()));
     comm.in_flight[request] = true;
