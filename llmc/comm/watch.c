@@ -62,7 +62,6 @@ static struct {
     // Seconds in which this process ran. If it was stopped, or the machine slept, it does not blame the others for the
     // time: one round of the thread counts two seconds at most.
     double clock;
-    bool was_stopped;  // for so long that the others may have given this process up
     double progressed; // when a process last made progress; for process 0
     uint64_t total;    // progress of all, then
     atomic_bool stops, leaves_silently, has_failed;
@@ -130,22 +129,22 @@ static void send_to_all(const Beat *beat) {
     for (int r = 0; r < watch.options.size; r++) send_beat(&watch.peers[r], beat);
 }
 
-// A process is lost, or all hang; the message has the place of this process. Process 0 prints it and tells the others;
-// if it is process 0, each machine prints it.
+// A process is lost, or all hang; the message has the place of this process. Process 0 prints it and tells the others.
+// If it is process 0, each machine prints it; a process 0 that was stopped reads it when it continues, and is quiet.
 static void fail(const char *text, bool prints) {
     error_set(&watch.failure, "%s", text);
     if (prints) fprintf(stderr, "%s: %s\n", program_invocation_name, text);
     atomic_store_explicit(&watch.has_failed, true, memory_order_release);
     Beat lost = my_beat(LOST);
     snprintf(lost.text, sizeof lost.text, "%s", text);
-    if (watch.options.rank == 0) send_to_all(&lost);
+    send_to_all(&lost);
 }
 
 static void fail_process(int rank, const char *what) {
     char place[320], text[sizeof(Error)];
     const Beat now = my_beat(BEAT);
     snprintf(text, sizeof text, "process %d (%s) %s %s", rank, watch.options.hosts[rank], what, place_of(&now, place));
-    fail(text, (watch.options.rank == 0 || watch.speaks) && !watch.was_stopped);
+    fail(text, watch.options.rank == 0 || watch.speaks);
 }
 
 // ------------------------------------------------------------------------------------------------------------- judging
@@ -176,11 +175,13 @@ static void judge(double interval) {
     const int size = watch.options.size, rank = watch.options.rank;
     uint64_t total = mine.progress;
     bool others = false, late = false;
+    // Of process 0 that is silent, those that print it learn first: the first that ends may end all, by its launcher.
+    const double slack = rank == 0 || watch.speaks ? 0 : 3 * interval;
     char what[64];
     for (int r = 0; r < size; r++) {
         const Peer *p = &watch.peers[r];
         if (p->fd < 0) continue;
-        if (watch.clock - p->heard > limit()) {
+        if (watch.clock - p->heard > limit() + slack) {
             snprintf(what, sizeof what, "has not answered for %g s", limit());
             fail_process(r, what);
             return;
@@ -208,7 +209,7 @@ static void take_beat(int rank) {
     if (p->in.magic != BEAT_MAGIC) {
         fail_process(rank, "sends what is no heartbeat");
     } else if (p->in.kind == LOST) {
-        if (rank == 0) fail(p->in.text, false);
+        fail(p->in.text, false);
     } else if (p->in.kind == LEAVING) {
         p->has_left = true;
         close(p->fd), p->fd = -1;
@@ -253,7 +254,6 @@ static void *run(void *unused) {
         poll(watch.polls, (nfds_t)size + 1, (int)ceil(1e3 * left));
         const double now = now_seconds();
         watch.clock += fmin(now - then, 2);
-        watch.was_stopped = now - then > limit() / 2;
         then = now;
         for (int r = 0; r < size && !watch.has_failed; r++)
             if (watch.peers[r].fd >= 0) hear(r);
