@@ -481,6 +481,14 @@ def test_a_collective_of_nccl_that_hangs_or_fails_ends_the_run(net, code, words,
 
 
 @needs_mpi
+def test_under_mpi_a_run_without_tcp_says_so(data, tmp_path):
+    """There is no time to connect over TCP."""
+    result = run(3, tmp_path / "3", data, "-x", 1, COMM_START_SECONDS="0.000001")
+    assert len(re.findall(r"process 0 cannot be reached over TCP \(.*\); a process that hangs will not be noticed",
+                          result.stderr)) == 1, result.stderr
+
+
+@needs_mpi
 def test_weights_that_differ_in_one_process_are_found(data, tmp_path):
     """One bit, which the test changes in the memory of process 1. With a learning rate of 0 nothing else does."""
     flags = ["-l", 0, "--dtype", "fp32", "-x", 1000000, "-n", 10, "-o", "run", "-v", 0]
