@@ -56,6 +56,8 @@ static bool train_step(Run *run, Error *err) {
         for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
             const void *windows;
             if (signals_pending()) return abandon_step(run), true;
+            if (comm_lost_process(err)) return false;
+            comm_progress();
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
             gpt2_load_batch(run->model, windows, count, setup->train.token_bytes);
             gpt2_forward_backward(run->model, tokens, done == 0);
@@ -111,6 +113,7 @@ static bool loop(Run *run, Error *err) {
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
     for (;;) {
         const int64_t step = run->setup.state.step;
+        comm_step(step);
         const double limit = o->max_minutes * 60;
         BetweenSteps now = {.signal = signals_received(),
                             .timed_out = limit > 0 && now_seconds() - run->started > limit,
@@ -119,10 +122,14 @@ static bool loop(Run *run, Error *err) {
         const bool last = step >= run->setup.total_steps || (now.timed_out && step > run->setup.first_step);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool interrupted = signals_pending() != 0; // also during evaluation: the resume completes it
+        if (step > run->setup.first_step && due(step, WEIGHTS_CHECK_STEPS) &&
+            !processes_compare_weights(run->model, step, err))
+            return false;
         if (step > run->setup.first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
         if (last || interrupted) return now.log_exists;
         if (!now.log_exists || !train_step(run, err)) {
+            if (comm_is_lost()) return false; // after half a sum the weights may be wrong: the last checkpoint counts
             Error unsaved; // the directory or the data failed, not the model: the trained weights are kept
             report_all(run);
             if (step > run->setup.first_step && !write_checkpoint(run, &unsaved))
@@ -231,7 +238,10 @@ static bool evaluate(Run *run, bool last, Error *err) {
     return !((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) || sample(run, err);
 }
 
-static bool save(Run *run, Error *err) { return comm_all_ok(write_checkpoint(run, err), err); }
+static bool save(Run *run, Error *err) {
+    return processes_compare_weights(run->model, run->setup.state.step, err) &&
+           comm_all_ok(write_checkpoint(run, err), err);
+}
 
 // All processes have the same weights and the same state; process 0 writes them.
 static bool write_checkpoint(Run *run, Error *err) {
@@ -391,7 +401,10 @@ int main(int argc, char **argv) {
     if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;
     if (parsed == OPTIONS_RUN) code = run_all(&run, &err);
     if (run.log) runlog_close(run.log), run.log = NULL;
-    if (*err.text && (comm_rank() == 0 || !comm_failed_together())) fprintf(stderr, "%s: %s\n", argv[0], err.text);
+    const bool is_told = comm_lost_process(&err); // by the watch of comm.h
+    if (is_told) code = EXIT_RUN_FAILED;
+    if (*err.text && !is_told && (comm_rank() == 0 || !comm_failed_together()))
+        fprintf(stderr, "%s: %s\n", argv[0], err.text);
     // The others may be waiting for this process.
     if (*err.text && !comm_failed_together()) device_comm_abort(), comm_abort(code);
     close_run(&run);

@@ -1,12 +1,16 @@
 // Messages by MPI, for processes that mpirun or srun --mpi started (channel.h), and what the CPU's devices exchange.
 // mpi.h is that of the build (the Makefile sets HAVE_MPI where mpicc is). The library itself is loaded when it has
 // started several processes, so that a program that runs alone neither needs nor loads it.
+#include "llmc/base/arithmetic.h"
 #include "llmc/comm/channel.h"
+#include "llmc/comm/watch.h"
 
 #ifdef HAVE_MPI
 #include <dlfcn.h>
 #include <limits.h>
+#include <math.h>
 #include <mpi.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,11 +28,10 @@
     X(MPI_Comm_rank)                                                                                                   \
     X(MPI_Comm_split_type)                                                                                             \
     X(MPI_Comm_free)                                                                                                   \
-    X(MPI_Allgather)                                                                                                   \
-    X(MPI_Bcast)                                                                                                       \
+    X(MPI_Ibcast)                                                                                                      \
     X(MPI_Ialltoall)                                                                                                   \
     X(MPI_Iallgather)                                                                                                  \
-    X(MPI_Wait)
+    X(MPI_Test)
 
 #ifdef OPEN_MPI // its constants are addresses of variables of the library
 #define VARIABLES(X)                                                                                                   \
@@ -49,6 +52,7 @@ static struct {
     char name[64];
     MPI_Request requests[2];
     bool connected, in_flight[2];
+    double start_ends; // until the watch runs; INFINITY from then on
 } mpi;
 
 static bool load_symbol(void *library, const char *name, void *pointer, Error *err) {
@@ -89,15 +93,34 @@ static bool check(const char *call, int status, Error *err) {
 
 // -------------------------------------------------------------------------------------------------------- the channel
 
+enum { START_SECONDS = 60 };
+
+// MPI_Wait, which would wait for a lost process without end.
+static bool wait_for(const char *call, int status, MPI_Request *request, Error *err) {
+    for (int done = 0;;) {
+        if (status == MPI_SUCCESS) status = mpi.MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (status != MPI_SUCCESS) return failed(call, status, err);
+        if (done) return true;
+        if (watch_has_failed(err)) return false;
+        if (now_seconds() > mpi.start_ends)
+            return error_set(err, "%s: not all processes came within %d s", call, START_SECONDS);
+        sched_yield(); // the other processes may need this core
+    }
+}
+
 static bool gather(const void *mine, void *all, size_t bytes, Error *err) {
     const int n = (int)bytes;
+    MPI_Request request;
     REQUIRE(bytes <= INT_MAX, "a message of %zu bytes", bytes);
-    return check("MPI_Allgather", mpi.MPI_Allgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD), err);
+    const int status = mpi.MPI_Iallgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD, &request);
+    return wait_for("MPI_Iallgather", status, &request, err);
 }
 
 static bool broadcast(void *data, size_t bytes, Error *err) {
+    MPI_Request request;
     REQUIRE(bytes <= INT_MAX, "a message of %zu bytes", bytes);
-    return check("MPI_Bcast", mpi.MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD), err);
+    const int status = mpi.MPI_Ibcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD, &request);
+    return wait_for("MPI_Ibcast", status, &request, err);
 }
 
 static void abort_all(int exit_code) { mpi.MPI_Abort(MPI_COMM_WORLD, exit_code); }
@@ -108,13 +131,14 @@ static void close_channel(void) {
 }
 
 bool channel_mpi_is_built(void) { return true; }
+void channel_mpi_started(void) { mpi.start_ends = INFINITY; }
 
 static bool connect(Place *place, Error *err) {
     int provided, size = 0, length = 0;
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
     // Only the main thread calls MPI.
     if (!check("MPI_Init_thread", mpi.MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), err)) return false;
-    mpi.connected = true;
+    mpi.connected = true, mpi.start_ends = now_seconds() + START_SECONDS;
     mpi.MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     mpi.MPI_Get_library_version(text, &length);
     text[strcspn(text, ",\n")] = '\0'; // "Open MPI v4.1.4, package: ..."
@@ -174,7 +198,7 @@ bool mpi_start_all_gather(void *data, size_t bytes, int request, Error *err) {
 bool mpi_wait(int request, Error *err) {
     REQUIRE((request == 0 || request == 1) && mpi.in_flight[request], "request %d is not in flight", request);
     mpi.in_flight[request] = false;
-    return check("MPI_Wait", mpi.MPI_Wait(&mpi.requests[request], MPI_STATUS_IGNORE), err);
+    return wait_for("MPI_Test", MPI_SUCCESS, &mpi.requests[request], err);
 }
 
 #else
@@ -185,6 +209,7 @@ static bool missing(Error *err) {
 }
 
 bool channel_mpi_is_built(void) { return false; }
+void channel_mpi_started(void) {}
 const Channel *channel_mpi_open(Place *place, Error *err) {
     (void)place;
     return missing(err), NULL;

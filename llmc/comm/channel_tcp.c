@@ -1,16 +1,18 @@
 // Messages between the processes of a run over TCP: one connection from each process to process 0. It connects the
 // processes that MPI did not start, and carries small messages of the hosts: at most some MB.
 //
-// Start: process 0 listens until all others have come, then it closes its port. Each of the others sends a Hello, which
+// Start: process 0 listens until all others have come. Each of the others sends a Hello, which
 // process 0 answers at once by FRAME_ACCEPTED, or by FRAME_ERROR with the reason. When all are there, all get
 // FRAME_WELCOME with the names of the hosts. Until a Hello is accepted, whatever connects may be hostile or lost (a
-// port scanner, a process of another run), and is neither waited for nor believed.
+// port scanner, a process of another run), and is neither waited for nor believed. They meet a second time, with
+// another run id, for the connections of watch.c; then process 0 closes its port.
 //
 // Then every call is a Frame from each process to process 0, with data if it is a gather, and one Frame with the result
 // back to each. Process 0 compares the calls. If they differ, or a process has ended, it sends FRAME_ERROR to all, and
 // the channel remains failed: every later call returns the same message.
 #include "llmc/base/arithmetic.h"
 #include "llmc/comm/channel.h"
+#include "llmc/comm/watch.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -28,6 +30,7 @@ enum {
     PROTOCOL = 1,
     START_SECONDS = 60, // for all processes to come; COMM_START_SECONDS in the environment: another limit
     HELLO_SECONDS = 5,  // from the connection to its Hello, which is sent at once
+    INTERRUPT_MS = 100, // until a wait notices that a process was lost
     TELL_SECONDS = 5,   // to send a message of failure to the others
     MOST_VISITORS = 64, // connections without a Hello; further ones wait in the queue of the port
     HOST_ROOM = 256,
@@ -61,6 +64,8 @@ typedef char HostName[HOST_ROOM];
 static struct {
     int rank, size;
     int *sockets; // process 0: of each rank, -1 for its own; the others: sockets[0]
+    int listener; // of process 0; -1: closed
+    bool carries_messages;
     HostName *hosts;
     uint64_t call; // number of the current one, on every process
     bool failed;
@@ -105,15 +110,16 @@ static Progress push(int fd, const Frame *frame, const void *data, size_t bytes,
     return DONE;
 }
 
-// poll until `deadline` in now_seconds(), or without end for INFINITY. False when time is over.
+// poll until `deadline` in now_seconds(), or without end for INFINITY. False when time is over, or when another process
+// was lost.
 static bool wait_until(struct pollfd *polls, int count, double deadline) {
     for (;;) {
         const double left = deadline - now_seconds();
-        const int timeout = isinf(left) ? -1 : left <= 0 ? 0 : left > 3600 ? 3600 * 1000 : (int)ceil(left * 1000);
+        const int timeout = left <= 0 ? 0 : left > 1e-3 * INTERRUPT_MS ? INTERRUPT_MS : (int)ceil(left * 1000);
         const int ready = poll(polls, (nfds_t)count, timeout);
         if (ready > 0) return true;
         if (ready < 0 && errno != EINTR) REQUIRE(errno == ENOMEM, "poll: %s", strerror(errno));
-        if (now_seconds() >= deadline) return false;
+        if (now_seconds() >= deadline || watch_has_failed(NULL)) return false;
     }
 }
 
@@ -164,6 +170,13 @@ static bool fail_ended(int rank, Error *err) {
     return fail_all(err, &failure);
 }
 
+// A wait without end has ended: what the watch has found.
+static bool fail_lost(Error *err) {
+    Error failure = {""};
+    watch_has_failed(&failure);
+    return fail_all(err, &failure);
+}
+
 static const char *name_call(const Frame *f, char buf[96]) {
     const char *kind = f->kind == FRAME_GATHER ? "gather" : f->kind == FRAME_BROADCAST ? "broadcast" : "unknown";
     snprintf(buf, 96, "%s of %llu bytes, call %llu", kind, (unsigned long long)f->bytes, (unsigned long long)f->call);
@@ -195,7 +208,7 @@ static bool receive_from_all(const Frame *ours, char *all, Error *err) {
     const size_t bytes = all ? ours->bytes : 0, complete = sizeof(Frame) + bytes;
     memset(net.done, 0, (size_t)net.size * sizeof *net.done);
     for (int count; (count = poll_unfinished(complete, POLLIN)) > 0;) {
-        wait_until(net.polls, count, INFINITY);
+        if (!wait_until(net.polls, count, INFINITY)) return fail_lost(err);
         for (int i = 0; i < count; i++) {
             if (!net.polls[i].revents) continue;
             const int r = net.ranks[i];
@@ -222,7 +235,7 @@ static bool send_to_all(const Frame *frame, const void *data, size_t bytes, Erro
     int ended = 0;
     memset(net.done, 0, (size_t)net.size * sizeof *net.done);
     for (int count; (count = poll_unfinished(sizeof *frame + bytes, POLLOUT)) > 0;) {
-        wait_until(net.polls, count, INFINITY);
+        if (!wait_until(net.polls, count, INFINITY)) return fail_lost(err);
         for (int i = 0; i < count; i++) {
             const int r = net.ranks[i];
             if (!net.polls[i].revents || push(net.sockets[r], frame, data, bytes, &net.done[r]) != LOST) continue;
@@ -251,6 +264,7 @@ static bool receive_answer(const Frame *expected, void *data, size_t bytes, doub
         if (progress == LOST) return fail_ended(0, err);
         if (progress == MORE) {
             if (wait_for(fd, POLLIN, deadline)) continue;
+            if (watch_has_failed(NULL)) return fail_lost(err);
             error_set(&failure, "process 0 (%s) does not answer", net.hosts[0]);
             return fail_all(err, &failure);
         }
@@ -279,7 +293,7 @@ static bool ask(const Frame *frame, const void *mine, size_t mine_bytes, void *a
     size_t done = 0;
     for (;;) {
         struct pollfd p = {fd, POLLIN | POLLOUT, 0};
-        wait_until(&p, 1, INFINITY);
+        if (!wait_until(&p, 1, INFINITY)) return fail_lost(err);
         if (p.revents & ~POLLOUT || push(fd, frame, mine, mine_bytes, &done) != MORE) break;
     }
     return receive_answer(frame, all, all_bytes, INFINITY, err);
@@ -323,6 +337,7 @@ static void tcp_abort(int exit_code) {
 static void tcp_close(void) {
     for (int r = 0; net.sockets && r < net.size; r++)
         if (net.sockets[r] >= 0) close(net.sockets[r]);
+    if (net.sockets && net.listener >= 0) close(net.listener);
     free(net.sockets), free(net.hosts), free(net.frames), free(net.done), free(net.polls), free(net.ranks);
     memset(&net, 0, sizeof net);
 }
@@ -506,14 +521,13 @@ static bool meet(Rendezvous *m, int listener, Error *err) {
 }
 
 static bool start_process_0(const Place *place, double seconds, Error *err) {
-    int listener = inherited_listener(place);
-    if (listener < 0 && (listener = listen_at(place, err)) < 0) return false;
+    if (net.listener < 0) net.listener = inherited_listener(place);
+    if (net.listener < 0 && (net.listener = listen_at(place, err)) < 0) return false;
     Rendezvous *m = calloc(1, sizeof *m);
     REQUIRE_MEMORY(m, "the connections that come in");
     m->place = place, m->seconds = seconds, m->arrived = 1;
-    const bool met = meet(m, listener, err);
+    const bool met = meet(m, net.listener, err);
     for (int i = 0; i < m->count; i++) close(m->visitors[i].fd);
-    close(listener);
     free(m);
     if (!met) return false;
     const size_t bytes = (size_t)net.size * sizeof(HostName);
@@ -524,13 +538,13 @@ static bool start_process_0(const Place *place, double seconds, Error *err) {
 
 enum { CONNECT_SECONDS = 10, SHORTEST_PAUSE_MS = 50, LONGEST_PAUSE_MS = 500 };
 
-// One try at each address of process 0's machine; -1 with the reason.
-static int connect_once(const Place *place, double deadline, Error *reason) {
+// One try at each address of a host; -1 with the reason.
+static int connect_host(const char *host, int number, double deadline, Error *reason) {
     const struct addrinfo hints = {.ai_flags = AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
     char port[16];
-    snprintf(port, sizeof port, "%d", place->port);
-    const int failed = getaddrinfo(place->host, port, &hints, &found);
+    snprintf(port, sizeof port, "%d", number);
+    const int failed = getaddrinfo(host, port, &hints, &found);
     if (failed) return error_set(reason, "%s", gai_strerror(failed)), -1;
     int connected = -1;
     for (const struct addrinfo *a = found; a && connected < 0; a = a->ai_next) {
@@ -554,6 +568,16 @@ static int connect_once(const Place *place, double deadline, Error *reason) {
     }
     freeaddrinfo(found);
     return connected;
+}
+
+// The machine of process 0 may have several addresses, separated by commas.
+static int connect_once(const Place *place, double deadline, Error *reason) {
+    char hosts[sizeof place->host], *rest = NULL;
+    int fd = -1;
+    memcpy(hosts, place->host, sizeof hosts);
+    for (char *host = strtok_r(hosts, ",", &rest); host && fd < 0; host = strtok_r(NULL, ",", &rest))
+        fd = connect_host(host, place->port, deadline, reason);
+    return fd;
 }
 
 static Progress pull_until(int fd, void *data, size_t bytes, double deadline) {
@@ -625,14 +649,9 @@ static bool read_limit(double *seconds, Error *err) {
            error_set(err, "COMM_START_SECONDS is '%.40s'; expected seconds, at most a day", text);
 }
 
-const Channel *channel_tcp_open(Place *place, Error *err) {
-    REQUIRE(!net.sockets, "channel_tcp_open: it is open");
-    REQUIRE(place->size >= 1 && place->rank >= 0 && place->rank < place->size, "channel_tcp_open: rank %d of %d",
-            place->rank, place->size);
-    double seconds;
-    if (!read_limit(&seconds, err)) return NULL;
+static void allocate(const Place *place) {
     const size_t size = (size_t)place->size;
-    net.rank = place->rank, net.size = place->size;
+    net.rank = place->rank, net.size = place->size, net.listener = -1;
     net.sockets = malloc(size * sizeof *net.sockets);
     net.hosts = calloc(size, sizeof *net.hosts);
     net.frames = calloc(size, sizeof *net.frames);
@@ -646,8 +665,21 @@ const Channel *channel_tcp_open(Place *place, Error *err) {
     if (gethostname(net.hosts[net.rank], sizeof(HostName)) != 0)
         snprintf(net.hosts[net.rank], sizeof(HostName), "unknown");
     clean(net.hosts[net.rank], sizeof(HostName));
+}
 
-    if (size > 1 && !(net.rank == 0 ? start_process_0(place, seconds, err) : start_other(place, seconds, err))) {
+static bool meet_all(const Place *place, double seconds, Error *err) {
+    if (net.size == 1) return true;
+    return net.rank == 0 ? start_process_0(place, seconds, err) : start_other(place, seconds, err);
+}
+
+const Channel *channel_tcp_open(Place *place, Error *err) {
+    REQUIRE(!net.sockets, "channel_tcp_open: it is open");
+    REQUIRE(place->size >= 1 && place->rank >= 0 && place->rank < place->size, "channel_tcp_open: rank %d of %d",
+            place->rank, place->size);
+    double seconds;
+    if (!read_limit(&seconds, err)) return NULL;
+    allocate(place);
+    if (!meet_all(place, seconds, err)) {
         tcp_close();
         return NULL;
     }
@@ -658,5 +690,37 @@ const Channel *channel_tcp_open(Place *place, Error *err) {
     }
     if (place->local_rank < 0) place->local_rank = before;
     if (place->local_size < 0) place->local_size = here;
+    net.carries_messages = true;
     return &CHANNEL;
+}
+
+bool channel_tcp_listen(Place *place, Error *err) {
+    if (!net.sockets) allocate(place);
+    if (net.listener < 0 && (net.listener = listen_at(place, err)) < 0) return false;
+    struct sockaddr_storage address = {0};
+    socklen_t length = sizeof address;
+    if (getsockname(net.listener, (struct sockaddr *)&address, &length) != 0)
+        return error_set(err, "the port is not known: %s", strerror(errno));
+    place->port = ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
+                                                      : ((struct sockaddr_in *)&address)->sin_port);
+    return true;
+}
+
+int *channel_tcp_meet_again(const Place *place, double limit, Error *err) {
+    double seconds;
+    if (!read_limit(&seconds, err)) return NULL;
+    if (!net.sockets) allocate(place);
+    int *const messages = net.sockets, *sockets = malloc((size_t)net.size * sizeof *sockets);
+    REQUIRE_MEMORY(sockets, "the second connections of %d processes", net.size);
+    for (int r = 0; r < net.size; r++) sockets[r] = -1;
+    net.sockets = sockets;
+    const bool met = meet_all(place, fmin(seconds, limit), err);
+    net.sockets = messages;
+    if (net.listener >= 0) close(net.listener), net.listener = -1;
+    if (!net.carries_messages) tcp_close();
+    if (met) return sockets;
+    for (int r = 0; r < place->size; r++)
+        if (sockets[r] >= 0) close(sockets[r]);
+    free(sockets);
+    return NULL;
 }

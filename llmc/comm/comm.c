@@ -2,9 +2,17 @@
 #include "llmc/comm/comm.h"
 
 #include "llmc/comm/channel.h"
+#include "llmc/comm/watch.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <math.h>
+#include <net/if.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -16,6 +24,7 @@ static struct {
     int hosts, cores;
     char (*names)[HOST_BYTES]; // of the machines of all processes
     bool failed_together;
+    bool is_lost; // a call failed: no other can succeed
 } comm = {.place = {.launcher = "", .size = 1, .local_size = 1}, .hosts = 1};
 
 int comm_rank(void) { return comm.place.rank; }
@@ -63,6 +72,67 @@ static bool share_cores(Error *err) {
     return ok;
 }
 
+// Where the other machines reach this one: its addresses, separated by commas.
+static void list_addresses(char *list, size_t capacity) {
+    struct ifaddrs *all = NULL;
+    size_t n = 0;
+    *list = '\0';
+    if (getifaddrs(&all) != 0) return;
+    for (const struct ifaddrs *a = all; a; a = a->ifa_next) {
+        char text[INET6_ADDRSTRLEN];
+        const int family = a->ifa_addr ? a->ifa_addr->sa_family : AF_UNSPEC;
+        const void *address = family == AF_INET    ? (void *)&((struct sockaddr_in *)a->ifa_addr)->sin_addr
+                              : family == AF_INET6 ? (void *)&((struct sockaddr_in6 *)a->ifa_addr)->sin6_addr
+                                                   : NULL;
+        if (!address || a->ifa_flags & IFF_LOOPBACK || !(a->ifa_flags & IFF_UP)) continue;
+        if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL((const struct in6_addr *)address)) continue;
+        if (!inet_ntop(family, address, text, sizeof text) || n + strlen(text) + 2 > capacity) continue;
+        n += (size_t)snprintf(list + n, capacity - n, "%s%s", n > 0 ? "," : "", text);
+    }
+    freeifaddrs(all);
+}
+
+// MPI connects all processes, so those that TCP does not connect must run without a watch, which is said.
+enum { MPI_WATCH_SECONDS = 15 };
+
+// Without a connection to process 0, under MPI only, there is no watch; all others report an error.
+static bool open_watch(double seconds, Error *err) {
+    Place place = comm.place;
+    Error why = {""};
+    bool ok = true;
+    unsigned char random[16] = {0};
+    if (place.rank == 0 && place.mpi) {
+        place.port = 0;
+        if (comm.hosts == 1)
+            strcpy(place.host, "127.0.0.1");
+        else
+            list_addresses(place.host, sizeof place.host);
+        ok = channel_tcp_listen(&place, &why);
+    }
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) ok = error_set(&why, "no random numbers");
+    for (size_t i = 0; i < sizeof random; i++) snprintf(place.run_id + 2 * i, 3, "%02x", random[i]);
+    if (!comm.channel->broadcast(place.run_id, sizeof place.run_id, err)) return false;
+    if (place.mpi && !(comm.channel->broadcast(place.host, sizeof place.host, err) &&
+                       comm.channel->broadcast(&place.port, sizeof place.port, err)))
+        return false;
+    int *sockets = ok ? channel_tcp_meet_again(&place, place.mpi ? MPI_WATCH_SECONDS : INFINITY, &why) : NULL;
+    if (!sockets && !place.mpi) return error_set(err, "%s", why.text);
+    char mine = sockets != NULL, *all = malloc((size_t)place.size);
+    REQUIRE_MEMORY(all, "who has connected");
+    ok = comm.channel->gather(&mine, all, 1, err);
+    const bool connected = ok && !memchr(all, 0, (size_t)place.size);
+    free(all);
+    const WatchOptions options = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names, seconds};
+    if (connected) return watch_start(&options, sockets, err);
+    for (int r = 0; sockets && r < place.size; r++)
+        if (sockets[r] >= 0) close(sockets[r]);
+    free(sockets);
+    if (ok && place.rank == 0)
+        fprintf(stderr, "%s: process 0 cannot be reached over TCP (%s); a process that hangs will not be noticed\n",
+                program_invocation_name, *why.text ? why.text : "by another process");
+    return ok;
+}
+
 bool comm_start(const CommOptions *options, Error *err) {
     Place place = {.launcher = "", .size = 1, .local_rank = -1, .local_size = -1};
     if (!comm_find_place(&place, options, err)) return false;
@@ -70,31 +140,56 @@ bool comm_start(const CommOptions *options, Error *err) {
     comm.channel = place.mpi ? channel_mpi_open(&place, err) : channel_tcp_open(&place, err);
     if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
     comm.place = place;
-    return collect_names(err) && share_cores(err);
+    const double timeout = options->timeout > 0 ? options->timeout : COMM_TIMEOUT;
+    if (!collect_names(err) || !open_watch(timeout, err)) return false;
+    channel_mpi_started();
+    return share_cores(err);
 }
 
 void comm_end(void) {
     if (!comm.channel) return;
-    comm.channel->close();
+    const bool lost = watch_has_failed(NULL);
+    if (lost) comm.channel->abort(EXIT_RUN_FAILED); // MPI would wait for the process that was lost
+    comm.channel->close();                          // under the watch: MPI waits for all
+    watch_stop(lost);
     free(comm.names);
-    comm.channel = NULL, comm.names = NULL;
+    comm.channel = NULL, comm.names = NULL, comm.is_lost = false;
     comm.place = (Place){.launcher = "", .size = 1, .local_size = 1}, comm.hosts = 1;
 }
 
 void comm_abort(int exit_code) {
-    if (comm.channel) comm.channel->abort(exit_code);
+    if (!comm.channel) return;
+    comm.channel->abort(exit_code);
+    watch_stop(true);
+}
+
+// ------------------------------------------------------------------------------------------------- processes are lost
+
+void comm_collective(const char *name) { watch_collective(name); }
+void comm_progress(void) { watch_progress(); }
+void comm_step(int64_t step) { watch_step(step); }
+bool comm_lost_process(Error *err) { return watch_has_failed(err); }
+double comm_patience(void) { return watch_is_running() ? INFINITY : COMM_TIMEOUT; }
+bool comm_is_lost(void) { return comm.is_lost || watch_has_failed(NULL); }
+
+bool comm_lost(Error *err) {
+    comm.is_lost = true;
+    watch_explain(err);
+    return false;
 }
 
 // ----------------------------------------------------------------------------------------------------------- messages
 
 bool comm_gather(const void *mine, void *all, size_t bytes, Error *err) {
-    if (comm.channel) return comm.channel->gather(mine, all, bytes, err);
+    watch_collective("messages of all");
+    if (comm.channel) return comm.channel->gather(mine, all, bytes, err) || comm_lost(err);
     memcpy(all, mine, bytes);
     return true;
 }
 
 bool comm_broadcast(void *data, size_t bytes, Error *err) {
-    return !comm.channel || comm.channel->broadcast(data, bytes, err);
+    watch_collective("message of process 0");
+    return !comm.channel || comm.channel->broadcast(data, bytes, err) || comm_lost(err);
 }
 
 bool comm_barrier(Error *err) {

@@ -7,6 +7,7 @@
 // nothing may rely on it, and no other call may be made; in particular its kernel may not be in the stream yet. So
 // every call is followed by settle().
 #include "llmc/cuda/nccl.h"
+#include "llmc/comm/comm.h"
 #include "llmc/cuda/backend.h"
 
 #include <stdlib.h>
@@ -21,9 +22,6 @@ _Static_assert(sizeof(ncclUniqueId) == DEVICE_COMM_ID_BYTES, "NCCL's id has anot
 
 enum { NUM_REQUESTS = 2 };
 
-// Until NCCL has put a request into the stream. The first request connects the processes, and waits for the slowest,
-// which may still be measuring the candidates of its first step.
-static const double REQUEST_SECONDS = 600.0;
 static const double LEAVE_SECONDS = 60.0;
 
 static struct {
@@ -44,12 +42,12 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-// The final status of a call that returned `status`; ncclInProgress after so many seconds. Sleeps 20 us, then longer:
-// a request takes NCCL some 50 us, a start seconds.
+// The final status of a call that returned `status`; ncclInProgress after so many seconds, or when a process was lost.
+// Sleeps 20 us, then longer: a request takes NCCL some 50 us, a start seconds.
 static ncclResult_t settle(ncclResult_t status, double seconds) {
     const double deadline = now() + seconds;
     struct timespec pause = {0, 20 * 1000};
-    while (status == ncclInProgress && now() < deadline) {
+    while (status == ncclInProgress && now() < deadline && !comm_lost_process(NULL)) {
         nanosleep(&pause, NULL);
         if (pause.tv_nsec < 1000 * 1000) pause.tv_nsec *= 2;
         const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);
@@ -149,6 +147,7 @@ static cudaStream_t comm_stream(void) { return cuda_backend.streams[STREAM_COMM]
 static bool usable(const char *what, int request, Error *err) {
     REQUIRE(comm.started, "%s before device_comm_start", what);
     REQUIRE(request >= 0 && request < NUM_REQUESTS, "%s: request %d, there are 0 and 1", what, request);
+    if (comm_lost_process(err)) return false;
     return comm.handle || error_set(err, "%s: rank %d of %d: the communicator was aborted", what, comm.rank, comm.size);
 }
 
@@ -164,7 +163,8 @@ static bool begin_request(const char *what, size_t bytes, int request, Error *er
 }
 
 static bool end_request(const char *what, ncclResult_t status, int request, Error *err) {
-    status = settle(status, REQUEST_SECONDS);
+    // The first request connects the processes, and waits for the slowest, which may still compute.
+    status = settle(status, comm_patience());
     if (status != ncclSuccess) return failed(err, what, status);
     CUDA_CHECK(cudaEventRecord(comm.done[request], comm_stream()));
     comm.in_flight[request] = true;

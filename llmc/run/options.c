@@ -433,7 +433,8 @@ CommOptions options_comm(const Options *o) {
                          .per_node = o->gpus_per_node,
                          .method = o->init_method,
                          .server = o->server_ip,
-                         .gpus = o->gpus};
+                         .gpus = o->gpus,
+                         .timeout = o->comm_timeout};
 }
 
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {

@@ -161,6 +161,28 @@ bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------ between steps
 
+bool processes_compare_weights(const Gpt2 *model, int64_t step, Error *err) {
+    enum { PIECE = 4 << 20 };
+    if (comm_size() == 1) return true;
+    void *bytes = host_alloc(PIECE, err);
+    if (!comm_all_ok(bytes != NULL, err)) return false;
+    uint64_t sum = 0;
+    for (int i = 0; i < gpt2_num_tensors(model); i++) {
+        const Tensor weight = gpt2_tensors(model)[i].weight;
+        const int64_t size = (int64_t)tensor_bytes(weight);
+        for (int64_t first = 0; first < size; first += PIECE) {
+            const int64_t n = min_i64(PIECE, size - first);
+            gpt2_read_bytes(model, weight, first, n, bytes);
+            sum = XXH3_64bits_withSeed(bytes, (size_t)n, sum);
+        }
+    }
+    host_free(bytes);
+    char name[64], value[32];
+    snprintf(name, sizeof name, "after step %lld weights with checksum", (long long)step);
+    snprintf(value, sizeof value, "%016llx", (unsigned long long)sum);
+    return comm_agree(&(CommFact){name, value}, 1, err);
+}
+
 bool processes_decide(BetweenSteps *now, Error *err) {
     if (comm_size() == 1) return true;
     BetweenSteps *all = malloc((size_t)comm_size() * sizeof *all);

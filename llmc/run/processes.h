@@ -21,6 +21,12 @@ bool processes_share_tuning(Gpt2 *model, Optimizer *optimizer, const StepShare *
 // Adds the statistics of linear layers, which each process counts for its own micro-batches, of all processes.
 bool processes_sum_numerics(NumericsRow *rows, int count, Error *err);
 
+// Compares the weights of all processes, which are the same unless memory or a GPU computes wrongly. On every process
+// false if one differs from process 0's; the message names it. Reads all weights: every WEIGHTS_CHECK_STEPS steps and
+// before a checkpoint. A step reads and writes them many times, so that is less than 1% of the time.
+enum { WEIGHTS_CHECK_STEPS = 100 };
+bool processes_compare_weights(const Gpt2 *model, int64_t step, Error *err);
+
 // What is decided between two steps. Takes over the first signal that came to a process, which signals_pending gives
 // from then on, and otherwise what process 0 found: only it knows the log, and clocks differ.
 typedef struct {

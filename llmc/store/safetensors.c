@@ -5,6 +5,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/comm/comm.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -332,6 +333,7 @@ SafetensorsWriter *safetensors_writer_open(const char *path, SafetensorsEntry *e
 }
 
 bool safetensors_writer_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *err) {
+    comm_progress(); // the other processes wait while process 0 writes
     w->appended += (int64_t)bytes;
     return atomic_file_write(w->file, data, bytes, err);
 }

@@ -3,6 +3,7 @@
 #include "llmc/train/data_parallel.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/comm/comm.h"
 #include "llmc/data/dataloader.h"
 
 #include <stdio.h>
@@ -108,6 +109,7 @@ static bool exchange(const StepShare *s, const Gpt2 *model, Error *err) {
         return false;
     for (int k = 0;; k++) {
         const Piece next = piece_at(model, p.begin + processes * p.slice);
+        comm_progress();
         if (!device_comm_wait(k % 2, err)) return false;
         if (k > 0 && !device_comm_wait((k + 1) % 2, err)) return false; // the sums of the previous piece
         if (next.slice > 0 &&
@@ -128,7 +130,10 @@ bool data_parallel_end(const StepShare *s, const Gpt2 *model, Error *err) {
     const Tensor losses = gpt2_step_losses(model);
     count_micro_steps(s, model, (s->groups - s->first - s->count) * micro_steps_of_any(s));
     if (s->count == s->groups) return true;
-    return exchange(s, model, err) &&
-           device_all_gather(losses.data, tensor_bytes(losses) / (size_t)(s->groups / s->count), 0, err) &&
-           device_comm_wait(0, err);
+    comm_collective("sum of gradients");
+    if (!exchange(s, model, err)) return comm_lost(err);
+    comm_collective("losses of all");
+    return (device_all_gather(losses.data, tensor_bytes(losses) / (size_t)(s->groups / s->count), 0, err) &&
+            device_comm_wait(0, err)) ||
+           comm_lost(err);
 }

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -303,26 +304,6 @@ def test_processes_that_a_launcher_started_find_each_other(launcher, name, data,
 
 
 @needs_simulator
-def test_a_process_that_is_killed_ends_the_run_which_resumes_to_the_same_bytes(data, tmp_path):
-    flags = ["--reduce-groups", 4, "-n", 1, "-nk", 0]
-    environment = simulated(tmp_path, 2)
-    command = [str(SIMULATOR), *map(str, SHAPE), *QUIET, *data.flags, "-o", "run", *map(str, flags), "-x", "100000", "--gpus", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **environment, "COMM_STOP_SECONDS": "2"},
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert wait_for(lambda: len(checkpoints(tmp_path / "run")) >= 2, process)
-    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
-    os.kill(int(ranks[1]), signal.SIGKILL)
-    _, complaint = process.communicate(timeout=600)
-    assert process.returncode == 128 + signal.SIGKILL
-    assert "process 1 ended by SIGKILL; ending the others" in complaint
-    last = int(checkpoints(tmp_path / "run")[-1].name[5:])
-    run(1, tmp_path, data, *flags, "-x", last + 1, "-y", "--gpus", 2, trainer=SIMULATOR, **environment)
-    run(1, tmp_path / "alone", data, *flags, "-x", last + 1, trainer=SIMULATOR, **environment)
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        assert content(tmp_path)[name] == content(tmp_path / "alone")[name]
-
-
-@needs_simulator
 def test_another_build_is_refused(data, tmp_path):
     other = tmp_path / "train_gpt2sim"
     shutil.copy(SIMULATOR, other)
@@ -348,6 +329,200 @@ def test_without_nccl_it_is_said_what_to_install(data, tmp_path):
     result = run(1, tmp_path / "2", data, "--gpus", 2, *SIM_SHAPE, trainer=SIMULATOR, expect=EXIT_BAD_INPUT,
                  SIM_NCCL="none", **simulated(tmp_path, 2))
     assert result.stderr.count("\n") == 1 and "NCCL not found" in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------- processes that are lost
+
+LIMIT = 6  # seconds, --comm-timeout: longer than a busy machine keeps a thread waiting
+LOST = ["-e", "L=1,C=32,NH=1,T=16", "-t", 16, "-b", 2, "-d", 8 * 16, "-u", 2, "-k", "constant", "--reduce-groups", 4, "-x", 60]
+launchers = pytest.mark.parametrize("trainer, processes", [pytest.param(TRAINER, 3, marks=needs_mpi, id="mpirun"),
+                                                           pytest.param(SIMULATOR, 2, marks=needs_simulator, id="gpus")])
+
+
+def lost_command(trainer, processes, data, *flags):
+    """Of 60 steps, with a checkpoint after each."""
+    groups = ["--reduce-groups", processes] if trainer == TRAINER else ["--gpus", processes]
+    flags = [*LOST, *groups, *QUIET, *data.flags, "-v", 0, "-o", "run", "-n", 1, "--comm-timeout", LIMIT, *flags]
+    return launched(processes if trainer == TRAINER else 1, *flags, trainer=trainer)
+
+
+def lost_environment(directory):
+    """The runs of a test session share the choices of matmuls."""
+    net = directory / "net"
+    net.mkdir(exist_ok=True)
+    return {**os.environ, **simulated(lost_environment.shared, 2), "SIM_NCCL_DIR": str(net), "COMM_STOP_SECONDS": "2",
+            "OMP_NUM_THREADS": "1"}
+
+
+def rank_of(pid):
+    try:
+        variables = dict(v.split("=", 1) for v in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in v)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return variables.get("OMPI_COMM_WORLD_RANK", variables.get("RANK"))
+
+
+def find_rank(process, rank):
+    """The process id; None: it has ended, or is not there yet."""
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout.split()
+    return next((int(pid) for pid in children if rank_of(pid) == str(rank)), None)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    """Of each trainer, the checkpoint of a whole run."""
+    found = {}
+    lost_environment.shared = tmp_path_factory.mktemp("shared")
+
+    def of(trainer, processes):
+        if trainer not in found:
+            directory = tmp_path_factory.mktemp("undisturbed")
+            subprocess.run(lost_command(trainer, processes, data), cwd=directory, env=lost_environment(directory),
+                           capture_output=True, timeout=600, check=True)
+            found[trainer] = content(directory)
+        return found[trainer]
+    return of
+
+
+def lose(trainer, processes, data, directory, number, rank, steps, delay):
+    """Sends the signal to a process after so many steps and seconds; False: the run had ended before. Checks what the
+    others say and how they end."""
+    directory.mkdir()
+    errors = directory / "stderr"
+    with errors.open("w") as f:
+        process = subprocess.Popen(lost_command(trainer, processes, data), cwd=directory, env=lost_environment(directory),
+                                   stdout=subprocess.DEVNULL, stderr=f, start_new_session=True)
+    stopped = None
+    try:
+        assert wait_for(lambda: len(losses(directory / "run")) >= steps, process)
+        assert wait_for(lambda: find_rank(process, rank) or process.poll() is not None, process)
+        time.sleep(delay)
+        stopped = find_rank(process, rank)
+        if stopped is None:
+            return False
+        try:
+            os.kill(stopped, number)
+        except ProcessLookupError:
+            return False
+        code = process.wait(timeout=300)
+    finally:
+        process.kill()
+        if stopped and rank_of(stopped) == str(rank):
+            os.kill(stopped, signal.SIGKILL)
+    said = errors.read_text()
+    if code == 0:
+        return False
+    what = "has ended" if number == signal.SIGKILL else f"has not answered for {LIMIT} s"
+    lines = re.findall(rf"^\S+: process (\d+) \(\S+\) (has ended|has not answered for {LIMIT} s) \(.*\)$", said, re.M)
+    if number == signal.SIGKILL:
+        assert code in (1, 128 + signal.SIGKILL), said  # mpirun: that of the process it hears of first
+        # The launcher may end the others before they say anything.
+        named = re.search(rf"process rank {rank} with PID \d+ .*signal 9|process {rank} ended by SIGKILL", said)
+        assert lines == [(str(rank), what)] or (not lines and named), said
+    else:
+        assert code == 1, said
+        assert lines == [(str(rank), what)], said
+    return True
+
+
+def resume(trainer, processes, data, directory):
+    result = subprocess.run(lost_command(trainer, processes, data, "-y"), cwd=directory, env=lost_environment(directory),
+                            capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return content(directory)
+
+
+@launchers
+@pytest.mark.parametrize("number, rank", [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)])
+def test_a_process_that_is_lost_is_named_and_the_run_resumes_to_the_same_bytes(trainer, processes, number, rank, data,
+                                                                              undisturbed, tmp_path):
+    expected = undisturbed(trainer, processes)
+    assert lose(trainer, processes, data, tmp_path / "lost", number, rank, 3, 0)
+    assert resume(trainer, processes, data, tmp_path / "lost") == expected
+
+
+def random_losses(tries, seed):
+    """Where and when: mostly during the steps, each of which saves a checkpoint; some kills during the start. A process
+    that is stopped before it has met the others is not the watch's."""
+    chance = random.Random(seed)
+    for number, count in ((signal.SIGKILL, tries), (signal.SIGSTOP, tries // 2)):
+        for _ in range(count):
+            steps = chance.choice([0, *range(1, 40)]) if number == signal.SIGKILL else chance.randrange(1, 40)
+            yield number, chance.randrange(1000), steps, chance.random() * (1.0 if steps == 0 else 0.1)
+
+
+@pytest.mark.slow
+@launchers
+def test_processes_that_are_lost_at_any_time(trainer, processes, data, undisturbed, tmp_path):
+    """LOST_PROCESSES: so many are killed, half as many stopped (20, 10)."""
+    seed = random.randrange(1 << 30)
+    expected, lost = undisturbed(trainer, processes), 0
+    for i, (number, rank, steps, delay) in enumerate(random_losses(int(os.environ.get("LOST_PROCESSES", "20")), seed)):
+        directory, rank = tmp_path / f"{i}", rank % processes
+        words = f"seed {seed}, try {i}: {number.name} to {rank} after {steps} steps and {delay:.3f} s, in {directory}"
+        print(words, flush=True)
+        lost += lose(trainer, processes, data, directory, number, rank, steps, delay)
+        assert resume(trainer, processes, data, directory) == expected, words
+        shutil.rmtree(directory)
+    assert lost > 0
+    print(f"{lost} of {i + 1} runs were disturbed")
+
+
+@needs_simulator
+@pytest.mark.parametrize("net, code, words", [
+    ("silent:9", 1, rf"no progress for {LIMIT} s \(.*\), "),
+    ("silent:9,inprogress", 1, rf"no progress for {LIMIT} s \(.*\), "),
+    ("fail:9", 1, r"process 1 \(\S+\) has ended \("),
+])
+def test_a_collective_of_nccl_that_hangs_or_fails_ends_the_run(net, code, words, data, tmp_path):
+    (tmp_path / "net").mkdir()
+    port, limits = free_port(), {"SIM_NCCL_DIR": tmp_path / "net"}
+    environments = [of_torchrun(rank, port, 7) | simulated(tmp_path, 2) | limits for rank in range(2)]
+    environments[1]["SIM_NCCL"] = net
+    results = start_each(environments, tmp_path / "2", data, *LOST[-4:], "-n", 1, "--comm-timeout", LIMIT)
+    assert [result[2] for result in results] == [code, code], results
+    assert re.search(words, results[0][1]), results
+    assert ("NCCL" in results[1][1]) == net.startswith("fail"), results
+
+
+@needs_mpi
+def test_under_mpi_a_run_without_tcp_says_so(data, tmp_path):
+    """There is no time to connect over TCP."""
+    result = run(3, tmp_path / "3", data, "-x", 1, COMM_START_SECONDS="0.000001")
+    assert len(re.findall(r"process 0 cannot be reached over TCP \(.*\); a process that hangs will not be noticed",
+                          result.stderr)) == 1, result.stderr
+
+
+@needs_mpi
+def test_weights_that_differ_in_one_process_are_found(data, tmp_path):
+    """One bit, which the test changes in the memory of process 1. With a learning rate of 0 nothing else does."""
+    flags = ["-l", 0, "--dtype", "fp32", "-x", 1000000, "-n", 10, "-o", "run", "-v", 0]
+    process = subprocess.Popen(launched(2, *SHAPE, *QUIET, *data.flags, *flags), cwd=tmp_path, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert wait_for(lambda: checkpoints(tmp_path / "run"), process)
+    model = content(tmp_path)["model.safetensors"]
+    header = int.from_bytes(model[:8], "little")
+    begin = 8 + header + json.loads(model[8:8 + header])["transformer.wte.weight"]["data_offsets"][0]
+    pattern = model[begin:begin + 64]
+    pid, found = find_rank(process, 1), 0
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            begin, end = (int(x, 16) for x in line.split()[0].split("-"))
+            if "rw" not in line.split()[1] or end - begin > 1 << 30:
+                continue
+            try:
+                memory.seek(begin)
+                at = memory.read(end - begin).find(pattern)
+            except OSError:
+                continue
+            if at >= 0:
+                memory.seek(begin + at)
+                memory.write(bytes([pattern[0] ^ 1]))
+                found += 1
+    assert found > 0
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 1, said
+    assert len(re.findall(r"process 1 on \S+ has after step \d+ weights with checksum \w+, process 0 on", said)) == 1, said
 
 
 # ------------------------------------------------------------------------------------------------------- the contract
