@@ -159,6 +159,9 @@ void comm_end(void) {
 
 void comm_abort(int exit_code) {
     if (!comm.channel) return;
+    // mpirun ends the others when a process exits without MPI_Finalize. MPI_Abort of several processes at once could
+    // block it.
+    if (comm.place.mpi && watch_has_failed(NULL)) fflush(NULL), _exit(exit_code);
     comm.channel->abort(exit_code);
     watch_stop(true);
 }
