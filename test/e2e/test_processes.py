@@ -404,7 +404,13 @@ def lose(trainer, processes, data, directory, number, rank, steps, delay):
             os.kill(stopped, number)
         except ProcessLookupError:
             return False
-        code = process.wait(timeout=300)
+        # A process that was stopped when the run was over: mpirun waits for it.
+        assert wait_for(lambda: process.poll() is not None or events(directory / "run", "end"), process)
+        try:
+            code = process.wait(timeout=120)
+        except subprocess.TimeoutExpired:
+            assert events(directory / "run", "end"), "the others did not end"
+            return False
     finally:
         process.kill()
         if stopped and rank_of(stopped) == str(rank):
