@@ -33,6 +33,7 @@ int comm_local_rank(void) { return comm.place.local_rank; }
 int comm_local_size(void) { return comm.place.local_size; }
 int comm_cores(void) { return comm.cores; }
 int comm_hosts(void) { return comm.hosts; }
+const char *comm_host(int rank) { return comm.names[rank]; }
 const char *comm_launcher(void) { return comm.place.launcher; }
 
 // -------------------------------------------------------------------------------------------------------------- start
@@ -195,21 +196,18 @@ bool comm_broadcast(void *data, size_t bytes, Error *err) {
     return !comm.channel || comm.channel->broadcast(data, bytes, err) || comm_lost(err);
 }
 
-bool comm_barrier(Error *err) {
-    char nothing = 0, *all = malloc((size_t)comm.place.size);
-    REQUIRE_MEMORY(all, "a barrier");
-    const bool ok = comm_gather(&nothing, all, 1, err);
-    free(all);
-    return ok;
-}
-
-// Gathers `bytes` of each process; malloced, NULL after a failure.
-static void *gathered(const void *mine, size_t bytes, Error *err) {
+void *comm_gather_new(const void *mine, size_t bytes, Error *err) {
     void *all = malloc((size_t)comm.place.size * bytes);
     REQUIRE_MEMORY(all, "a message of each process");
     if (comm_gather(mine, all, bytes, err)) return all;
     free(all);
     return NULL;
+}
+
+bool comm_barrier(Error *err) {
+    void *all = comm_gather_new(&(char){0}, 1, err);
+    free(all);
+    return all != NULL;
 }
 
 // ---------------------------------------------------------------------------------------------------------- agreement
@@ -218,7 +216,7 @@ bool comm_failed_together(void) { return comm.failed_together; }
 
 bool comm_all_ok(bool ok, Error *err) {
     if (!comm.channel) return ok;
-    char *flags = gathered(&(char){(char)ok}, 1, err);
+    char *flags = comm_gather_new(&(char){(char)ok}, 1, err);
     if (!flags) return false;
     int failed = 0;
     while (failed < comm.place.size && flags[failed]) failed++;
@@ -226,7 +224,7 @@ bool comm_all_ok(bool ok, Error *err) {
     if (failed == comm.place.size) return true;
     Error mine = {""};
     if (!ok) mine = *err;
-    Error *texts = gathered(&mine, sizeof mine, err);
+    Error *texts = comm_gather_new(&mine, sizeof mine, err);
     if (!texts) return false;
     comm.failed_together = true;
     texts[failed].text[sizeof texts->text - 1] = '\0';
@@ -240,39 +238,35 @@ bool comm_all_ok(bool ok, Error *err) {
 
 enum { SHOWN_BYTES = 200 }; // of a value, in messages
 
-// The first process whose fact differs from process 0's; 0: none, -1: an error.
-static int first_other(const CommFact *fact, char shown[2][SHOWN_BYTES], Error *err) {
-    const uint64_t mine = XXH3_64bits_withSeed(fact->value, strlen(fact->value), strlen(fact->name));
-    uint64_t *all = gathered(&mine, sizeof mine, err);
-    if (!all) return -1;
-    int other = 0;
-    for (int i = comm.place.size - 1; i > 0; i--)
-        if (all[i] != all[0]) other = i;
-    free(all);
-    if (other == 0) return 0;
-    char value[SHOWN_BYTES] = "", (*values)[SHOWN_BYTES];
-    strncpy(value, fact->value, sizeof value - 1);
-    values = gathered(value, sizeof value, err);
-    if (!values) return -1;
-    memcpy(shown[0], values[0], SHOWN_BYTES);
-    memcpy(shown[1], values[other], SHOWN_BYTES);
-    shown[0][SHOWN_BYTES - 1] = shown[1][SHOWN_BYTES - 1] = '\0';
+// The processes whose values of this fact differ are 0 and `other`: a message that names both. Returns false.
+static bool differs(const CommFact *fact, int other, Error *err) {
+    char mine[SHOWN_BYTES] = "", (*values)[SHOWN_BYTES];
+    strncpy(mine, fact->value, sizeof mine - 1);
+    values = comm_gather_new(mine, sizeof mine, err);
+    if (!values) return false;
+    comm.failed_together = true;
+    values[0][SHOWN_BYTES - 1] = values[other][SHOWN_BYTES - 1] = '\0';
+    error_set(err, "process %d on %s has %s %s, process 0 on %s has %s: all processes must have the same", other,
+              comm.names[other], fact->name, *values[other] ? values[other] : "\"\"", comm.names[0],
+              *values[0] ? values[0] : "\"\"");
     free(values);
-    return other;
+    return false;
 }
 
 bool comm_agree(const CommFact *facts, int count, Error *err) {
     if (!comm.channel) return true;
-    for (int i = 0; i < count; i++) {
-        char shown[2][SHOWN_BYTES];
-        const int other = first_other(&facts[i], shown, err);
-        if (other < 0) return false;
-        comm.failed_together = other > 0;
-        if (other > 0)
-            return error_set(err,
-                             "process %d on %s has %s %s, process 0 on %s has %s: all processes must have the same",
-                             other, comm.names[other], facts[i].name, *shown[1] ? shown[1] : "\"\"", comm.names[0],
-                             *shown[0] ? shown[0] : "\"\"");
-    }
-    return true;
+    const size_t n = (size_t)count;
+    uint64_t *mine = calloc(n, sizeof *mine);
+    REQUIRE_MEMORY(mine, "the checksums of %d facts", count);
+    for (size_t i = 0; i < n; i++)
+        mine[i] = XXH3_64bits_withSeed(facts[i].value, strlen(facts[i].value), strlen(facts[i].name));
+    uint64_t *all = comm_gather_new(mine, n * sizeof *mine, err);
+    free(mine);
+    if (!all) return false;
+    bool ok = true;
+    for (size_t i = 0; ok && i < n; i++)
+        for (size_t p = 1; ok && p < (size_t)comm.place.size; p++)
+            if (all[p * n + i] != all[i]) ok = differs(&facts[i], (int)p, err);
+    free(all);
+    return ok;
 }

@@ -39,10 +39,13 @@ int comm_local_size(void); // of them
 // Cores for this process: those that it may use, divided by the processes that may use the same. 0: all of them.
 int comm_cores(void);
 int comm_hosts(void);            // machines
+const char *comm_host(int rank); // the name of its machine; not alone
 const char *comm_launcher(void); // "mpirun", "torchrun", "srun", "--gpus", "-pn"; "" alone
 
 // all (size, bytes) = mine (bytes) of every process, in the order of ranks, on every process.
 bool comm_gather(const void *mine, void *all, size_t bytes, Error *err);
+// The same, malloced; NULL after a failure.
+void *comm_gather_new(const void *mine, size_t bytes, Error *err);
 // data (bytes) of process 0 to all.
 bool comm_broadcast(void *data, size_t bytes, Error *err);
 bool comm_barrier(Error *err);

@@ -7,6 +7,7 @@
 // nothing may rely on it, and no other call may be made; in particular its kernel may not be in the stream yet. So
 // every call is followed by settle().
 #include "llmc/cuda/nccl.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/comm/comm.h"
 #include "llmc/cuda/backend.h"
 
@@ -36,18 +37,12 @@ static struct {
 
 // --------------------------------------------------------------------------------------------------- calls in progress
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 // The final status of a call that returned `status`; ncclInProgress after so many seconds, or when a process was lost.
 // Sleeps 20 us, then longer: a request takes NCCL some 50 us, a start seconds.
 static ncclResult_t settle(ncclResult_t status, double seconds) {
-    const double deadline = now() + seconds;
+    const double deadline = now_seconds() + seconds;
     struct timespec pause = {0, 20 * 1000};
-    while (status == ncclInProgress && now() < deadline && !comm_lost_process(NULL)) {
+    while (status == ncclInProgress && now_seconds() < deadline && !comm_lost_process(NULL)) {
         nanosleep(&pause, NULL);
         if (pause.tv_nsec < 1000 * 1000) pause.tv_nsec *= 2;
         const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);

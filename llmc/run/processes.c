@@ -38,13 +38,17 @@ static bool agree_on_options(const Options *options, Error *err) {
     describe_build(build, sizeof build);
     const CommFact fact = {"the program file with checksum", build};
     if (!comm_agree(&fact, 1, err)) return false;
+    enum { MOST = 8 * sizeof options->given }; // rows of the table
+    char names[MOST][64], values[MOST][OPTION_VALUE];
+    CommFact facts[MOST];
+    int n = 0;
     for (const OptionRow *row = option_table; row->long_name; row++) {
-        char value[OPTION_VALUE], name[64];
-        snprintf(name, sizeof name, "--%s", row->long_name);
-        const CommFact option = {name, option_value(row, options, value)};
-        if (!differs_by_process(row) && !comm_agree(&option, 1, err)) return false;
+        if (differs_by_process(row)) continue;
+        snprintf(names[n], sizeof names[n], "--%s", row->long_name);
+        facts[n] = (CommFact){names[n], option_value(row, options, values[n])};
+        n++;
     }
-    return true;
+    return comm_agree(facts, n, err);
 }
 
 bool processes_meet(const Options *options, Error *err) {
@@ -59,19 +63,14 @@ bool processes_meet(const Options *options, Error *err) {
 
 // Two processes on one GPU would wait for each other.
 static bool check_distinct(Error *err) {
-    typedef struct {
-        char host[64], id[sizeof device_facts()->id];
-    } Device;
-    Device mine = {0}, *all = malloc((size_t)comm_size() * sizeof *all);
-    REQUIRE_MEMORY(all, "the devices of all processes");
-    gethostname(mine.host, sizeof mine.host - 1);
-    memcpy(mine.id, device_facts()->id, sizeof mine.id);
-    bool ok = comm_gather(&mine, all, sizeof mine, err);
+    enum { ID = sizeof device_facts()->id };
+    char(*all)[ID] = comm_gather_new(device_facts()->id, ID, err);
+    bool ok = all != NULL;
     for (int i = 0; ok && i < comm_size(); i++)
         for (int k = 0; ok && k < i; k++)
-            if (*all[i].id && memcmp(&all[i], &all[k], sizeof *all) == 0)
+            if (*all[i] && strcmp(all[i], all[k]) == 0 && strcmp(comm_host(i), comm_host(k)) == 0)
                 ok = error_set(err, "processes %d and %d on %s have the same GPU (%s); start one process for each GPU",
-                               k, i, all[i].host, all[i].id);
+                               k, i, comm_host(i), all[i]);
     free(all);
     return ok;
 }
@@ -140,10 +139,8 @@ bool processes_share_tuning(Gpt2 *model, Optimizer *optimizer, const StepShare *
 
 bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
     if (comm_size() == 1) return true;
-    const size_t bytes = (size_t)count * sizeof *rows;
-    NumericsRow *all = malloc((size_t)comm_size() * bytes);
-    REQUIRE_MEMORY(all, "the statistics of all processes");
-    const bool ok = comm_gather(rows, all, bytes, err);
+    NumericsRow *all = comm_gather_new(rows, (size_t)count * sizeof *rows, err);
+    const bool ok = all != NULL;
     for (int r = 0; ok && r < count; r++) {
         if (!rows[r].of_micro_steps) continue; // all processes have the same
         TensorStats *sum = &rows[r].stats;
@@ -185,9 +182,8 @@ bool processes_compare_weights(const Gpt2 *model, int64_t step, Error *err) {
 
 bool processes_decide(BetweenSteps *now, Error *err) {
     if (comm_size() == 1) return true;
-    BetweenSteps *all = malloc((size_t)comm_size() * sizeof *all);
-    REQUIRE_MEMORY(all, "the decisions of all processes");
-    const bool ok = comm_gather(now, all, sizeof *now, err);
+    BetweenSteps *all = comm_gather_new(now, sizeof *now, err);
+    const bool ok = all != NULL;
     if (ok) *now = all[0];
     for (int i = 1; ok && i < comm_size() && now->signal == 0; i++) now->signal = all[i].signal;
     if (ok) signals_agree(now->signal);

@@ -289,9 +289,8 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
 static bool agree_on_room(bool automatic, double *room, Error *err) {
     const bool shared = strcmp(device_facts()->backend, "cpu") == 0;
     double mine = planner_room(automatic) / (shared ? comm_local_size() : 1);
-    double *all = malloc((size_t)comm_size() * sizeof *all);
-    REQUIRE_MEMORY(all, "the memory of all processes");
-    const bool ok = comm_gather(&mine, all, sizeof mine, err);
+    double *all = comm_gather_new(&mine, sizeof mine, err);
+    const bool ok = all != NULL;
     for (int i = 0; ok && i < comm_size(); i++) mine = fmin(mine, all[i]);
     *room = mine;
     free(all);

@@ -435,9 +435,8 @@ static bool score_all(Scoring *s) {
 static bool collect_losses(Scoring *s, int64_t examples, Error *err) {
     const size_t cells = (size_t)examples * CHOICES_MAX;
     if (comm_size() == 1) return true;
-    double *all = malloc((size_t)comm_size() * cells * sizeof *all);
-    REQUIRE_MEMORY(all, "the losses of all processes");
-    const bool ok = comm_gather(s->losses, all, cells * sizeof *all, err);
+    double *all = comm_gather_new(s->losses, cells * sizeof *all, err);
+    const bool ok = all != NULL;
     for (size_t i = 0; ok && i < cells; i++) {
         s->losses[i] = 0.0;
         for (int p = 0; p < comm_size(); p++) s->losses[i] += all[(size_t)p * cells + i];
