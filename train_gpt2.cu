@@ -24,6 +24,7 @@ typedef struct {
     Gpt2 *model;
     Optimizer *optimizer;
     DataLoader *loader;
+    DataParallel *shared;  // how the processes share a step
     StepRecord records[2]; // of this step, and of the step before, which is reported while this one computes
     RunLog *log;
     Report *report;
@@ -39,7 +40,8 @@ static bool report_numerics(Run *run, Error *err);
 static void abandon_step(Run *run);
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-// loader -> [forward -> backward] x accumulation -> sum over processes -> norm -> decision -> update. The host never
+// loader -> [forward -> backward] x accumulation -> sum over processes -> norm -> decision -> update -> weights to all
+// processes. The host never
 // waits for this step: it is reported while the next one computes. True also if a signal came between two micro-steps;
 // state->step is then the same.
 static bool train_step(Run *run, Error *err) {
@@ -51,7 +53,7 @@ static bool train_step(Run *run, Error *err) {
     StepRecord *before = &run->records[step % 2], *record = &run->records[(step + 1) % 2];
     if (watched) gpt2_observe(run->model, true);
     device_event_record(record->start, STREAM_COMPUTE);
-    data_parallel_begin(share, run->model);
+    data_parallel_begin(run->shared);
     for (int group = 0; group < share->count; group++) { // one, unless --reduce-groups asks for more
         for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
             const void *windows;
@@ -59,14 +61,19 @@ static bool train_step(Run *run, Error *err) {
             if (comm_lost_process(err)) return false;
             comm_progress();
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
+            const bool last = group + 1 == share->count && done + count == step_share_windows(share, group);
+            data_parallel_micro_step(run->shared, last);
             gpt2_load_batch(run->model, windows, count, setup->train.token_bytes);
             gpt2_forward_backward(run->model, tokens, done == 0);
         }
-        data_parallel_end_group(share, run->model, group);
+        data_parallel_end_group(run->shared, group);
     }
-    if (!data_parallel_end(share, run->model, err)) return false; // the sum over all groups and processes
+    if (!data_parallel_end(run->shared, err)) return false; // the sum over all groups and processes
+    optimizer_norm(run->optimizer);
+    if (!data_parallel_share_norm(run->shared, err)) return false;
     record->lr = schedule_lr(&setup->schedule, step);
     optimizer_step(run->optimizer, step + 1 - state->optimizer_start, record->lr, tokens, watched);
+    if (!data_parallel_share_weights(run->shared, err)) return false;
     copy_d2h(record->control, gpt2_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
     device_event_record(record->stop, STREAM_COMPUTE);
     record->step = state->step = step + 1;
@@ -105,7 +112,9 @@ static void abandon_step(Run *run) {
 
 static bool evaluate(Run *run, bool last, Error *err);
 static bool save(Run *run, Error *err);
+static bool compare_weights(Run *run, Error *err);
 static bool write_checkpoint(Run *run, Error *err);
+static bool write_files(void *context, Error *err);
 
 // Runs steps, with evaluation, samples and checkpoints between them, until the last step, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
@@ -122,9 +131,7 @@ static bool loop(Run *run, Error *err) {
         const bool last = step >= run->setup.total_steps || (now.timed_out && step > run->setup.first_step);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool interrupted = signals_pending() != 0; // also during evaluation: the resume completes it
-        if (step > run->setup.first_step && due(step, WEIGHTS_CHECK_STEPS) &&
-            !processes_compare_weights(run->model, step, err))
-            return false;
+        if (step > run->setup.first_step && due(step, WEIGHTS_CHECK_STEPS) && !compare_weights(run, err)) return false;
         if (step > run->setup.first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
             return false;
         if (last || interrupted) return now.log_exists;
@@ -132,7 +139,8 @@ static bool loop(Run *run, Error *err) {
             if (comm_is_lost()) return false; // after half a sum the weights may be wrong: the last checkpoint counts
             Error unsaved; // the directory or the data failed, not the model: the trained weights are kept
             report_all(run);
-            if (step > run->setup.first_step && !write_checkpoint(run, &unsaved))
+            const bool by_all = !now.log_exists || comm_size() == 1; // not where one process has failed
+            if (step > run->setup.first_step && (by_all || o->zero_stage == 0) && !write_checkpoint(run, &unsaved))
                 runlog_text(run->log, "%s", unsaved.text);
             return false;
         }
@@ -232,22 +240,32 @@ static bool sample(Run *run, Error *err) {
 static bool evaluate(Run *run, bool last, Error *err) {
     const Options *o = &run->setup.options;
     const int64_t step = run->setup.state.step;
-    if ((due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0))) &&
-        !(validate(run, err) && answer_choices(run, err)))
-        return false;
-    return !((step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0)) || sample(run, err);
+    const bool scores = due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0));
+    const bool samples = (step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0);
+    if (!scores && !samples) return true;
+    if (!data_parallel_await_weights(run->shared, err)) return false;
+    if (scores && !(validate(run, err) && answer_choices(run, err))) return false;
+    return !samples || sample(run, err);
+}
+
+static bool compare_weights(Run *run, Error *err) {
+    return data_parallel_await_weights(run->shared, err) &&
+           processes_compare_weights(run->model, run->setup.state.step, err);
 }
 
 static bool save(Run *run, Error *err) {
-    return processes_compare_weights(run->model, run->setup.state.step, err) &&
-           comm_all_ok(write_checkpoint(run, err), err);
+    return compare_weights(run, err) && comm_all_ok(write_checkpoint(run, err), err);
 }
 
-// All processes have the same weights and the same state; process 0 writes them.
+// Process 0 writes the weights and the state of all.
 static bool write_checkpoint(Run *run, Error *err) {
+    return !*run->setup.options.output || data_parallel_write(run->shared, write_files, run, err);
+}
+
+static bool write_files(void *context, Error *err) {
+    Run *run = context;
     const Options *o = &run->setup.options;
     TrainerState *state = &run->setup.state;
-    if (!*o->output || comm_rank() > 0) return true;
     const double began = now_seconds();
     state->control = gpt2_get_control(run->model);
     state->T = run->setup.T;
@@ -267,13 +285,18 @@ static bool write_checkpoint(Run *run, Error *err) {
 }
 
 // --export and --interactive, after training is over.
+static bool export_weights(void *context, Error *err) {
+    const Run *run = context;
+    const Options *o = &run->setup.options;
+    if (!export_model(o->export_path, run->model, o->export_dtype, run->setup.state.eot, run->setup.tokenizer, err))
+        return false;
+    runlog_field(run->log, "exported", "%s in %s", o->export_path, dtype_name(o->export_dtype));
+    return true;
+}
+
 static bool use_weights(Run *run, Error *err) {
     const Options *o = &run->setup.options;
-    if (*o->export_path && comm_rank() == 0) {
-        if (!export_model(o->export_path, run->model, o->export_dtype, run->setup.state.eot, run->setup.tokenizer, err))
-            return false;
-        runlog_field(run->log, "exported", "%s in %s", o->export_path, dtype_name(o->export_dtype));
-    }
+    if (*o->export_path && !data_parallel_write(run->shared, export_weights, run, err)) return false;
     if (!o->interactive) return true;
     GenerateOptions options = run_setup_generate(&run->setup);
     options.samples = 1, options.stop_at_eot = true;
@@ -317,10 +340,12 @@ static bool build_model(Run *run, Error *err) {
 }
 
 static bool build_training(Run *run, Error *err) {
+    const Options *o = &run->setup.options;
     const OptimizerOptions optimizer = run_setup_optimizer(&run->setup);
     const DataLoaderOptions loader = run_setup_loader(&run->setup);
     run->optimizer = optimizer_create(run->model, &optimizer, err);
-    run->loader = run->optimizer ? dataloader_create(&loader, err) : NULL;
+    run->shared = run->optimizer ? data_parallel_create(&run->setup.share, run->model, o->comm_overlap, err) : NULL;
+    run->loader = run->shared ? dataloader_create(&loader, err) : NULL;
     for (int i = 0; run->loader && i < 2; i++) {
         StepRecord *r = &run->records[i];
         r->control = host_alloc(sizeof *r->control, err);
@@ -329,6 +354,12 @@ static bool build_training(Run *run, Error *err) {
         if (!r->control || !r->start || !r->stop) return false;
     }
     return run->loader != NULL;
+}
+
+// A checkpoint may give each process only its part of the weights (gpt2_set_compensation).
+static bool load_all_weights(Run *run, Error *err) {
+    return !run->setup.resume_path ||
+           (data_parallel_share_weights(run->shared, err) && data_parallel_await_weights(run->shared, err));
 }
 
 static bool open_log(Run *run, Error *err) {
@@ -350,6 +381,7 @@ static void close_run(Run *run) {
         if (r->stop) device_event_destroy(r->stop);
         if (r->control) host_free(r->control);
     }
+    data_parallel_destroy(run->shared);
     optimizer_destroy(run->optimizer);
     gpt2_destroy(run->model);
     report_close(run->report);
@@ -380,11 +412,12 @@ static int run_all(Run *run, Error *err) {
     if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
     if (run->setup.options.max_steps != 0 &&
         !(comm_all_ok(build_training(run, err), err) &&
-          processes_share_tuning(run->model, run->optimizer, &run->setup.share, err)))
+          processes_share_tuning(run->model, run->optimizer, &run->setup.share, err) && load_all_weights(run, err)))
         return EXIT_RUN_FAILED;
     signals_install(); // from here on there is a log that must stay complete
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (!(run->setup.options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
+    if (!data_parallel_await_weights(run->shared, err)) return EXIT_RUN_FAILED;
     report_all(run);
     if (!signals_pending() && !use_weights(run, err)) return EXIT_RUN_FAILED;
     report_end(run->report, run->loader ? dataloader_wait_seconds(run->loader) : 0);

@@ -151,14 +151,18 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
 // "NCCL 2.28.9" or "Open MPI 4.1.4"; "" before device_comm_start.
 const char *device_comm_library(void);
 
-// Two requests may be in flight, number 0 and 1. A request follows everything queued on the compute stream so far, and
-// is queued on STREAM_COMM; the host does not wait. device_comm_wait makes the compute stream wait for it (on the CPU:
-// completes it), and must be called before the memory is used again and before the next request of that number. Sizes
-// are multiples of 4.
-// Slice r of send, `bytes` bytes, goes to process r; slice r of recv comes from process r.
-bool device_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err);
-// Slice `rank` of data, `bytes` bytes, goes to the same place on all others: (size, bytes), in place.
-bool device_all_gather(void *data, size_t bytes, int request, Error *err);
+// Requests are numbered, and any number of them may be in flight. A request follows everything queued on the compute
+// stream so far, and is queued on STREAM_COMM; the host does not wait. device_comm_wait makes the compute stream wait
+// for it (on the CPU: completes it), and must be called before the memory is used again and before the next request of
+// that number. `parts` has a part of the buffer for each process, in bytes: multiples of 4, {0, 0} if it is empty.
+enum { DEVICE_COMM_REQUESTS = 1024 };
+// Part r of send goes to process r. recv gets this process's part from every process, one after the other in the order
+// of ranks.
+bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err);
+// Part `rank` of data goes to the same place on all others, in place.
+bool device_all_gather(void *data, const Range *parts, int request, Error *err);
+// Lets requests go on where the engine moves data only while it is called (MPI); nothing on a GPU.
+void device_comm_progress(void);
 bool device_comm_wait(int request, Error *err);
 // Ends requests in flight without completing them, so that this process can exit. The others must do the same.
 void device_comm_abort(void);

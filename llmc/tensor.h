@@ -31,6 +31,12 @@ typedef struct {
     const char *name; // static or owned by the model; never freed here
 } Tensor;
 
+// Elements or bytes [begin, end).
+typedef struct {
+    int64_t begin, end;
+} Range;
+static inline int64_t range_size(Range r) { return r.end - r.begin; }
+
 size_t dtype_size(DType dtype);      // bytes per element
 const char *dtype_name(DType dtype); // "fp32", "bf16", ...
 

@@ -47,6 +47,7 @@ static double timed_step(Gpt2 *model, Optimizer *optimizer, const uint16_t *wind
     double start = now_seconds();
     gpt2_load_batch(model, windows, o->B, sizeof *windows);
     gpt2_forward_backward(model, o->B * o->T, true);
+    optimizer_norm(optimizer);
     optimizer_step(optimizer, step, 6e-4, o->B * o->T, false);
     device_sync();
     return now_seconds() - start;

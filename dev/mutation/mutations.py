@@ -672,7 +672,7 @@ MUTATIONS = [
          new="if (t->tensor[middle] <= tensor)"),
     # ----------------------------------------------------------------------------------------------- trainer and device
     Host("other_tokens", "a recording for another number of tokens is replayed", file="llmc/model/gpt2.c",
-         test="sim/test_step", old=" && model->graphs[kind].tokens_in_step == tokens_in_step &&", new=" &&"),
+         test="sim/test_step", old=" && r->tokens_in_step == s->tokens_in_step &&", new=" &&"),
     Host("offload_in", "state is copied in before the last one of its place is back", **WAIT_BACK),
     Host("offload_update", "an update does not wait for its state", **WAIT_IN),
     Host("offload_back", "state is copied back before it is updated", **WAIT_UPDATED),

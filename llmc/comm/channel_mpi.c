@@ -4,6 +4,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/comm/channel.h"
 #include "llmc/comm/watch.h"
+#include "llmc/device.h"
 
 #ifdef HAVE_MPI
 #include <dlfcn.h>
@@ -29,13 +30,15 @@
     X(MPI_Comm_split_type)                                                                                             \
     X(MPI_Comm_free)                                                                                                   \
     X(MPI_Ibcast)                                                                                                      \
-    X(MPI_Ialltoall)                                                                                                   \
     X(MPI_Iallgather)                                                                                                  \
+    X(MPI_Ialltoallv)                                                                                                  \
+    X(MPI_Iallgatherv)                                                                                                 \
     X(MPI_Test)
 
 #ifdef OPEN_MPI // its constants are addresses of variables of the library
 #define VARIABLES(X)                                                                                                   \
-    X(ompi_mpi_comm_world) X(ompi_mpi_errors_return) X(ompi_mpi_info_null) X(ompi_mpi_byte) X(ompi_mpi_datatype_null)
+    X(ompi_mpi_comm_world)                                                                                             \
+    X(ompi_mpi_errors_return) X(ompi_mpi_info_null) X(ompi_mpi_byte) X(ompi_mpi_int) X(ompi_mpi_datatype_null)
 static const char *const files[] = {"libmpi.so.40", "libmpi.so"};
 #else
 #define VARIABLES(X)
@@ -50,8 +53,14 @@ static struct {
     VARIABLES(X)
 #undef X
     char name[64];
-    MPI_Request requests[2];
-    bool connected, in_flight[2];
+    int rank, size;
+    struct {
+        MPI_Request request;
+        bool in_flight, done;
+        int *counts; // (4, size): counts and places of what is sent and received, in words of 4 bytes
+    } requests[DEVICE_COMM_REQUESTS];
+    int most; // requests that have been used are below
+    bool connected;
     double start_ends; // until the watch runs; INFINITY from then on
 } mpi;
 
@@ -79,6 +88,7 @@ static bool load(Error *err) {
 #define ompi_mpi_errors_return (*mpi.ompi_mpi_errors_return)
 #define ompi_mpi_info_null     (*mpi.ompi_mpi_info_null)
 #define ompi_mpi_byte          (*mpi.ompi_mpi_byte)
+#define ompi_mpi_int           (*mpi.ompi_mpi_int)
 #define ompi_mpi_datatype_null (*mpi.ompi_mpi_datatype_null)
 
 static bool failed(const char *call, int status, Error *err) {
@@ -127,7 +137,8 @@ static void abort_all(int exit_code) { mpi.MPI_Abort(MPI_COMM_WORLD, exit_code);
 
 static void close_channel(void) {
     mpi.MPI_Finalize();
-    mpi.connected = false;
+    for (int i = 0; i < mpi.most; i++) free(mpi.requests[i].counts);
+    mpi.most = 0, mpi.connected = false;
 }
 
 bool channel_mpi_is_built(void) { return true; }
@@ -145,6 +156,7 @@ static bool connect(Place *place, Error *err) {
     snprintf(mpi.name, sizeof mpi.name, "%s", text);
     mpi.MPI_Comm_size(MPI_COMM_WORLD, &size);
     mpi.MPI_Comm_rank(MPI_COMM_WORLD, &place->rank);
+    mpi.rank = place->rank, mpi.size = size;
     return size == place->size ||
            error_set(err, "%s knows %d processes, %s says %d; was another MPI used to start them?", mpi.name, size,
                      place->launcher, place->size);
@@ -173,32 +185,59 @@ bool mpi_is_connected(Error *err) {
 
 const char *mpi_name(void) { return mpi.name; }
 
-static MPI_Request *begin(size_t bytes, int request) {
+// Counts of parts in words; MPI reads them until the request is done.
+static int *begin(const Range *parts, int request) {
     REQUIRE(mpi.connected, "a collective before device_comm_start");
-    REQUIRE(request == 0 || request == 1, "request %d", request);
-    REQUIRE(!mpi.in_flight[request], "request %d is in flight", request);
-    REQUIRE(bytes % 4 == 0 && bytes <= INT_MAX, "slices of %zu bytes", bytes);
-    mpi.in_flight[request] = true;
-    return &mpi.requests[request];
+    REQUIRE(request >= 0 && request < DEVICE_COMM_REQUESTS, "request %d", request);
+    REQUIRE(!mpi.requests[request].in_flight, "request %d is in flight", request);
+    int *counts = mpi.requests[request].counts;
+    if (!counts) counts = mpi.requests[request].counts = calloc((size_t)mpi.size * 4, sizeof *counts);
+    REQUIRE_MEMORY(counts, "the parts of a request");
+    for (int r = 0; r < mpi.size; r++) {
+        const int64_t begin = parts[r].begin, bytes = range_size(parts[r]);
+        REQUIRE(begin >= 0 && bytes >= 0 && begin % 4 == 0 && bytes % 4 == 0 && (begin + bytes) / 4 <= INT_MAX,
+                "part %d is bytes %lld to %lld", r, (long long)begin, (long long)parts[r].end);
+        counts[r] = (int)(bytes / 4), counts[mpi.size + r] = (int)(begin / 4);
+    }
+    mpi.requests[request].in_flight = true, mpi.requests[request].done = false;
+    if (mpi.most <= request) mpi.most = request + 1;
+    return counts;
 }
 
-bool mpi_start_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err) {
-    MPI_Request *r = begin(bytes, request);
-    const int n = (int)bytes;
-    return check("MPI_Ialltoall", mpi.MPI_Ialltoall(send, n, MPI_BYTE, recv, n, MPI_BYTE, MPI_COMM_WORLD, r), err);
+bool mpi_start_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
+    int *counts = begin(parts, request), *places = counts + mpi.size;
+    int *mine = places + mpi.size, *mine_places = mine + mpi.size;
+    REQUIRE((int64_t)counts[mpi.rank] * mpi.size <= INT_MAX, "a part of %d words", counts[mpi.rank]);
+    for (int r = 0; r < mpi.size; r++) mine[r] = counts[mpi.rank], mine_places[r] = r * counts[mpi.rank];
+    return check("MPI_Ialltoallv",
+                 mpi.MPI_Ialltoallv(send, counts, places, MPI_INT, recv, mine, mine_places, MPI_INT, MPI_COMM_WORLD,
+                                    &mpi.requests[request].request),
+                 err);
 }
 
-bool mpi_start_all_gather(void *data, size_t bytes, int request, Error *err) {
-    MPI_Request *r = begin(bytes, request);
-    const int n = (int)bytes,
-              status = mpi.MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, n, MPI_BYTE, MPI_COMM_WORLD, r);
-    return check("MPI_Iallgather", status, err);
+bool mpi_start_all_gather(void *data, const Range *parts, int request, Error *err) {
+    int *counts = begin(parts, request);
+    return check("MPI_Iallgatherv",
+                 mpi.MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, counts, counts + mpi.size, MPI_INT,
+                                     MPI_COMM_WORLD, &mpi.requests[request].request),
+                 err);
+}
+
+// A failure shows when the request is waited for.
+void mpi_progress(void) {
+    for (int i = 0; i < mpi.most; i++) {
+        int done = 0;
+        if (!mpi.requests[i].in_flight || mpi.requests[i].done) continue;
+        if (mpi.MPI_Test(&mpi.requests[i].request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
+        mpi.requests[i].done = done != 0;
+    }
 }
 
 bool mpi_wait(int request, Error *err) {
-    REQUIRE((request == 0 || request == 1) && mpi.in_flight[request], "request %d is not in flight", request);
-    mpi.in_flight[request] = false;
-    return wait_for("MPI_Test", MPI_SUCCESS, &mpi.requests[request], err);
+    REQUIRE(request >= 0 && request < DEVICE_COMM_REQUESTS && mpi.requests[request].in_flight,
+            "request %d is not in flight", request);
+    mpi.requests[request].in_flight = false;
+    return mpi.requests[request].done || wait_for("MPI_Test", MPI_SUCCESS, &mpi.requests[request].request, err);
 }
 
 #else
@@ -217,13 +256,14 @@ const Channel *channel_mpi_open(Place *place, Error *err) {
 
 bool mpi_is_connected(Error *err) { return missing(err); }
 const char *mpi_name(void) { return ""; }
-bool mpi_start_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err) {
-    (void)recv, (void)send, (void)bytes, (void)request;
+bool mpi_start_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
+    (void)recv, (void)send, (void)parts, (void)request;
     return missing(err);
 }
-bool mpi_start_all_gather(void *data, size_t bytes, int request, Error *err) {
-    return mpi_start_all_to_all(data, data, bytes, request, err);
+bool mpi_start_all_gather(void *data, const Range *parts, int request, Error *err) {
+    return mpi_start_all_to_all(data, data, parts, request, err);
 }
-bool mpi_wait(int request, Error *err) { return mpi_start_all_to_all(NULL, NULL, 0, request, err); }
+void mpi_progress(void) {}
+bool mpi_wait(int request, Error *err) { return mpi_start_all_to_all(NULL, NULL, NULL, request, err); }
 
 #endif

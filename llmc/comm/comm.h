@@ -13,6 +13,7 @@
 // seconds is ended.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/tensor.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -94,6 +95,7 @@ void comm_abort(int exit_code);
 // data.
 bool mpi_is_connected(Error *err); // false: MPI did not start this process, or the program was built without it
 const char *mpi_name(void);        // "Open MPI v4.1.4"
-bool mpi_start_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err);
-bool mpi_start_all_gather(void *data, size_t bytes, int request, Error *err);
+bool mpi_start_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err);
+bool mpi_start_all_gather(void *data, const Range *parts, int request, Error *err);
+void mpi_progress(void);
 bool mpi_wait(int request, Error *err);

@@ -421,13 +421,15 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
 
 const char *device_comm_library(void) { return mpi_name(); }
 
-bool device_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err) {
-    return mpi_start_all_to_all(recv, send, bytes, request, err);
+bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
+    return mpi_start_all_to_all(recv, send, parts, request, err);
 }
 
-bool device_all_gather(void *data, size_t bytes, int request, Error *err) {
-    return mpi_start_all_gather(data, bytes, request, err);
+bool device_all_gather(void *data, const Range *parts, int request, Error *err) {
+    return mpi_start_all_gather(data, parts, request, err);
 }
+
+void device_comm_progress(void) { mpi_progress(); }
 
 bool device_comm_wait(int request, Error *err) { return mpi_wait(request, err); }
 

@@ -21,8 +21,6 @@ double cuda_comm_start_seconds = 60.0;
 
 _Static_assert(sizeof(ncclUniqueId) == DEVICE_COMM_ID_BYTES, "NCCL's id has another size");
 
-enum { NUM_REQUESTS = 2 };
-
 static const double LEAVE_SECONDS = 60.0;
 
 static struct {
@@ -30,9 +28,10 @@ static struct {
     ncclComm_t handle; // NULL once aborted
     int rank, size;
     char library[48];
-    cudaEvent_t queued;             // what the compute stream had to do when a request was made
-    cudaEvent_t done[NUM_REQUESTS]; // the request
-    bool in_flight[NUM_REQUESTS];
+    cudaEvent_t queued;                     // what the compute stream had to do when a request was made
+    cudaEvent_t done[DEVICE_COMM_REQUESTS]; // the request; made when its number is first used
+    bool in_flight[DEVICE_COMM_REQUESTS];
+    Range *to, *from; // (size): scratch of a request
 } comm;
 
 // --------------------------------------------------------------------------------------------------- calls in progress
@@ -101,8 +100,9 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
         return false;
     }
     CUDA_CHECK(cudaEventCreateWithFlags(&comm.queued, cudaEventDisableTiming));
-    for (int i = 0; i < NUM_REQUESTS; i++) CUDA_CHECK(cudaEventCreateWithFlags(&comm.done[i], cudaEventDisableTiming));
     snprintf(comm.library, sizeof comm.library, "NCCL %s", nccl_library_version_text());
+    comm.to = calloc((size_t)size, sizeof *comm.to), comm.from = calloc((size_t)size, sizeof *comm.from);
+    REQUIRE_MEMORY(comm.to && comm.from, "the parts of a request");
     comm.started = true;
     return true;
 }
@@ -129,7 +129,9 @@ void cuda_comm_shutdown(void) {
     else
         device_comm_abort();
     CUDA_CHECK(cudaEventDestroy(comm.queued));
-    for (int i = 0; i < NUM_REQUESTS; i++) CUDA_CHECK(cudaEventDestroy(comm.done[i]));
+    for (int i = 0; i < DEVICE_COMM_REQUESTS; i++)
+        if (comm.done[i]) CUDA_CHECK(cudaEventDestroy(comm.done[i]));
+    free(comm.to), free(comm.from);
     memset(&comm, 0, sizeof comm);
 }
 
@@ -141,14 +143,18 @@ static cudaStream_t comm_stream(void) { return cuda_backend.streams[STREAM_COMM]
 
 static bool usable(const char *what, int request, Error *err) {
     REQUIRE(comm.started, "%s before device_comm_start", what);
-    REQUIRE(request >= 0 && request < NUM_REQUESTS, "%s: request %d, there are 0 and 1", what, request);
+    REQUIRE(request >= 0 && request < DEVICE_COMM_REQUESTS, "%s: request %d, there are 0 to %d", what, request,
+            DEVICE_COMM_REQUESTS - 1);
     if (comm_lost_process(err)) return false;
     return comm.handle || error_set(err, "%s: rank %d of %d: the communicator was aborted", what, comm.rank, comm.size);
 }
 
-static bool begin_request(const char *what, size_t bytes, int request, Error *err) {
+static bool begin_request(const char *what, const Range *parts, int request, Error *err) {
     if (!usable(what, request, err)) return false;
-    REQUIRE(bytes % 4 == 0, "%s: slices of %zu bytes, not a multiple of 4", what, bytes);
+    for (int r = 0; r < comm.size; r++)
+        REQUIRE(parts[r].begin >= 0 && parts[r].begin <= parts[r].end && parts[r].begin % 4 == 0 &&
+                    parts[r].end % 4 == 0,
+                "%s: part %d is bytes %lld to %lld", what, r, (long long)parts[r].begin, (long long)parts[r].end);
     REQUIRE(!comm.in_flight[request], "%s: request %d is in flight, device_comm_wait comes first", what, request);
     // NCCL may allocate and connect in a thread of its own, and the wait may come after the end of the recording.
     REQUIRE(!cuda_backend.capturing, "%s while recording a graph", what);
@@ -161,6 +167,7 @@ static bool end_request(const char *what, ncclResult_t status, int request, Erro
     // The first request connects the processes, and waits for the slowest, which may still compute.
     status = settle(status, comm_patience());
     if (status != ncclSuccess) return failed(err, what, status);
+    if (!comm.done[request]) CUDA_CHECK(cudaEventCreateWithFlags(&comm.done[request], cudaEventDisableTiming));
     CUDA_CHECK(cudaEventRecord(comm.done[request], comm_stream()));
     comm.in_flight[request] = true;
     return true;
@@ -168,26 +175,57 @@ static bool end_request(const char *what, ncclResult_t status, int request, Erro
 
 static bool accepted(ncclResult_t status) { return status == ncclSuccess || status == ncclInProgress; }
 
-bool device_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err) {
-    if (!begin_request("device_all_to_all", bytes, request, err)) return false;
+static ncclResult_t send_to(int process, const void *data, int64_t bytes) {
+    if (bytes == 0) return ncclSuccess;
+    return nccl.ncclSend(data, (size_t)bytes, ncclInt8, process, comm.handle, comm_stream());
+}
+static ncclResult_t receive_from(int process, void *data, int64_t bytes) {
+    if (bytes == 0) return ncclSuccess;
+    return nccl.ncclRecv(data, (size_t)bytes, ncclInt8, process, comm.handle, comm_stream());
+}
+
+// In a group: comm.to[r] of send goes to process r, and comm.from[r] of recv comes from it.
+static bool exchange(const char *what, void *recv, const void *send, int request, Error *err) {
     ncclResult_t status = nccl.ncclGroupStart();
     for (int r = 0; r < comm.size && accepted(status); r++) {
-        const size_t offset = (size_t)r * bytes;
-        status = nccl.ncclSend((const char *)send + offset, bytes, ncclInt8, r, comm.handle, comm_stream());
-        if (!accepted(status)) break;
-        status = nccl.ncclRecv((char *)recv + offset, bytes, ncclInt8, r, comm.handle, comm_stream());
+        status = send_to(r, (const char *)send + comm.to[r].begin, range_size(comm.to[r]));
+        if (accepted(status)) status = receive_from(r, (char *)recv + comm.from[r].begin, range_size(comm.from[r]));
     }
     const ncclResult_t ended = nccl.ncclGroupEnd();
     if (accepted(status)) status = ended;
-    return end_request("device_all_to_all", status, request, err);
+    return end_request(what, status, request, err);
 }
 
-bool device_all_gather(void *data, size_t bytes, int request, Error *err) {
-    if (!begin_request("device_all_gather", bytes, request, err)) return false;
-    const char *mine = (const char *)data + (size_t)comm.rank * bytes;
-    return end_request("device_all_gather", nccl.ncclAllGather(mine, data, bytes, ncclInt8, comm.handle, comm_stream()),
-                       request, err);
+bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
+    if (!begin_request("device_all_to_all", parts, request, err)) return false;
+    const int64_t n = range_size(parts[comm.rank]);
+    for (int r = 0; r < comm.size; r++) comm.to[r] = parts[r], comm.from[r] = (Range){r * n, (r + 1) * n};
+    return exchange("device_all_to_all", recv, send, request, err);
 }
+
+// Equal parts, one after the other.
+static bool is_regular(const Range *parts) {
+    const int64_t n = range_size(parts[0]);
+    bool regular = true;
+    for (int r = 0; r < comm.size; r++) regular &= parts[r].begin == r * n && parts[r].end == (r + 1) * n;
+    return regular;
+}
+
+// NCCL's all-gather sends each byte once between machines. Other parts go from process to process.
+bool device_all_gather(void *data, const Range *parts, int request, Error *err) {
+    if (!begin_request("device_all_gather", parts, request, err)) return false;
+    const Range own = parts[comm.rank];
+    if (is_regular(parts))
+        return end_request("device_all_gather",
+                           nccl.ncclAllGather((const char *)data + own.begin, data, (size_t)range_size(own), ncclInt8,
+                                              comm.handle, comm_stream()),
+                           request, err);
+    for (int r = 0; r < comm.size; r++) comm.to[r] = own, comm.from[r] = parts[r];
+    comm.to[comm.rank] = comm.from[comm.rank] = (Range){0, 0};
+    return exchange("device_all_gather", data, data, request, err);
+}
+
+void device_comm_progress(void) {}
 
 bool device_comm_wait(int request, Error *err) {
     if (!usable("device_comm_wait", request, err)) return false;
@@ -215,14 +253,15 @@ const char *device_comm_library(void) { return ""; }
 void device_comm_abort(void) {}
 void cuda_comm_shutdown(void) {}
 
-bool device_all_to_all(void *recv, const void *send, size_t bytes, int request, Error *err) {
-    (void)recv, (void)send, (void)bytes, (void)request, (void)err;
+bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
+    (void)recv, (void)send, (void)parts, (void)request, (void)err;
     REQUIRE(false, "device_all_to_all before device_comm_start");
 }
-bool device_all_gather(void *data, size_t bytes, int request, Error *err) {
-    (void)data, (void)bytes, (void)request, (void)err;
+bool device_all_gather(void *data, const Range *parts, int request, Error *err) {
+    (void)data, (void)parts, (void)request, (void)err;
     REQUIRE(false, "device_all_gather before device_comm_start");
 }
+void device_comm_progress(void) {}
 bool device_comm_wait(int request, Error *err) {
     (void)request, (void)err;
     REQUIRE(false, "device_comm_wait before device_comm_start");

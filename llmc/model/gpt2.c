@@ -179,45 +179,84 @@ static void block_backward(Block *b, Tensor dresidual) {
 
 // ------------------------------------------------------------------------------------------------------- whole passes
 
-// From tokens to the final layernorm.
-static void forward_blocks(Gpt2 *model, int64_t B, int64_t T) {
+static void forward_block(Gpt2 *model, int block, int64_t B, int64_t T) {
+    const Block b = gpt2_block(model, block, PASS_FORWARD, B, T);
+    if (block == 0) {
+        const Weights p = gpt2_weights(model, 0);
+        embedding_forward(b.a.residual1, gpt2_model_acts(model, B, T).inputs, p.wte, p.wpe);
+        block_forward(&b, NULL);
+    } else {
+        const Block before = gpt2_block(model, block - 1, PASS_FORWARD, B, T);
+        block_forward(&b, &before.a);
+    }
+}
+
+static void final_layernorm_forward(Gpt2 *model, int64_t B, int64_t T) {
     const ModelActs m = gpt2_model_acts(model, B, T);
     const Weights p = gpt2_weights(model, 0);
-    BlockActs before = {0};
-    for (int l = 0; l < model->options.config.L; l++) {
-        const Block b = gpt2_block(model, l, PASS_FORWARD, B, T);
-        if (l == 0) embedding_forward(b.a.residual1, m.inputs, p.wte, p.wpe);
-        block_forward(&b, l > 0 ? &before : NULL);
-        before = b.a;
-    }
-    residual_layernorm_forward(m.final_residual, m.lnf, m.lnf_mean, m.lnf_rstd, before.residual2, before.fcproj, p.lnfw,
+    const Block last = gpt2_block(model, (int)model->options.config.L - 1, PASS_FORWARD, B, T);
+    residual_layernorm_forward(m.final_residual, m.lnf, m.lnf_mean, m.lnf_rstd, last.a.residual2, last.a.fcproj, p.lnfw,
                                p.lnfb);
 }
 
-// Adds the gradients of this micro-step to those of the step so far; the first micro-step overwrites them.
-static void forward_backward(Gpt2 *model, int64_t B, int64_t T, float scale, bool first) {
-    const Gpt2Options *o = &model->options;
-    const ModelActs m = gpt2_model_acts(model, B, T);
-    const Weights p = gpt2_weights(model, 0), g = gpt2_gradients(model, 0);
-    // Whether ops add to the gradients in place; otherwise gpt2_add_gradients does.
-    const bool accumulate = !first && gpt2_gradient_dtype(o) == DTYPE_FP32;
+// A micro-step adds its gradients to those of the step so far; the first one overwrites them.
+typedef struct {
+    int64_t B, T, tokens_in_step;
+    bool first;
+} MicroStep;
 
-    forward_blocks(model, B, T);
-    head_loss_backward(m.losses, m.dlnf, g.wte, m.logits, m.lnf, p.wte, m.targets, o->config.V, scale,
-                       gpt2_control(model), accumulate);
-    sequence_losses(tensor_slice_first(gpt2_sequence_losses(model), B), m.losses, !first);
+// Whether ops add to the gradients in place; otherwise gpt2_add_gradients does.
+static bool accumulates(const Gpt2 *model, const MicroStep *s) {
+    return !s->first && gpt2_gradient_dtype(&model->options) == DTYPE_FP32;
+}
+
+// The loss, and its gradients down to the last block.
+static void head_backward(Gpt2 *model, const MicroStep *s) {
+    const ModelActs m = gpt2_model_acts(model, s->B, s->T);
+    const Weights p = gpt2_weights(model, 0), g = gpt2_gradients(model, 0);
+    const float scale = 1.0f / (float)s->tokens_in_step;
+    head_loss_backward(m.losses, m.dlnf, g.wte, m.logits, m.lnf, p.wte, m.targets, model->options.config.V, scale,
+                       gpt2_control(model), accumulates(model, s));
+    sequence_losses(tensor_slice_first(gpt2_sequence_losses(model), s->B), m.losses, !s->first);
     layernorm_backward(m.dresidual, g.lnfw, g.lnfb, m.dlnf, m.final_residual, m.lnf_mean, m.lnf_rstd, p.lnfw, false,
-                       accumulate);
-    gpt2_add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, first);
-    for (int l = (int)o->config.L - 1; l >= 0; l--) {
-        Block b = gpt2_block(model, l, PASS_BACKWARD, B, T);
-        b.accumulate = accumulate;
-        block_backward(&b, m.dresidual);
-        gpt2_add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, l, first);
+                       accumulates(model, s));
+    gpt2_add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, s->first);
+}
+
+static void embedding_backward_all(Gpt2 *model, const MicroStep *s) {
+    const ModelActs m = gpt2_model_acts(model, s->B, s->T);
+    const Weights g = gpt2_gradients(model, 0);
+    embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, accumulates(model, s));
+    gpt2_add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
+    if (gpt2_gradient_dtype(&model->options) != DTYPE_FP32) micro_step_count(gpt2_control(model), 1);
+}
+
+// The parts of a micro-step: between them the units of the model (partition.h) pass from process to process. A forward
+// part ends where the next block's weights are needed, a backward part where the gradients of a unit are complete.
+static void forward_part(Gpt2 *model, const MicroStep *s, int block) { forward_block(model, block, s->B, s->T); }
+
+static void backward_part(Gpt2 *model, const MicroStep *s, int unit) {
+    const int L = (int)model->options.config.L;
+    if (unit == L) { // the parameters outside blocks
+        embedding_backward_all(model, s);
+        return;
     }
-    embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, accumulate);
-    gpt2_add_gradients(model, PARAM_WTE, PARAM_WPE, 0, first);
-    if (gpt2_gradient_dtype(o) != DTYPE_FP32) micro_step_count(gpt2_control(model), 1);
+    if (unit == L - 1) {
+        final_layernorm_forward(model, s->B, s->T);
+        head_backward(model, s);
+    }
+    Block b = gpt2_block(model, unit, PASS_BACKWARD, s->B, s->T);
+    b.accumulate = accumulates(model, s);
+    block_backward(&b, gpt2_model_acts(model, s->B, s->T).dresidual);
+    gpt2_add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, unit, s->first);
+}
+
+static void all_parts(Gpt2 *model, const MicroStep *s, int unused) {
+    const int L = (int)model->options.config.L;
+    (void)unused;
+    for (int l = 0; l < L; l++) forward_part(model, s, l);
+    for (int l = L - 1; l >= 0; l--) backward_part(model, s, l);
+    backward_part(model, s, L);
 }
 
 void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_bytes) {
@@ -248,26 +287,55 @@ void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t 
     model->decoder.sequences = model->decoder.length = 0; // its cache shares memory with the next pass
 }
 
-void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
-    const int64_t B = model->B, T = model->options.T;
-    REQUIRE(model->options.train, "a model made for inference cannot train");
-    REQUIRE(B > 0 && model->T == T, "no batch is loaded, or a short one, which is for gpt2_forward only");
-    const float scale = 1.0f / (float)tokens_in_step;
-    if (first) tensor_fill(gpt2_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
-    fp8_prepare(model, false);
-    if (model->observing || ops_are_observed()) { // what is observed is not part of the recording
-        forward_backward(model, B, T, scale, first);
+// Runs a part, or replays its recording. What is observed is not part of a recording.
+static void run_part(Gpt2 *model, Recording *r, const MicroStep *s, int unit,
+                     void (*part)(Gpt2 *, const MicroStep *, int)) {
+    if (model->observing || ops_are_observed()) {
+        part(model, s, unit);
         return;
     }
+    if (r->B == s->B && r->tokens_in_step == s->tokens_in_step && device_graph_replay(r->graph)) return;
+    r->B = s->B, r->tokens_in_step = s->tokens_in_step;
+    device_graph_begin(r->graph);
+    part(model, s, unit);
+    device_graph_end(r->graph);
+}
+
+void gpt2_set_hooks(Gpt2 *model, const UnitHooks *hooks) {
+    REQUIRE(!hooks || model->parts, "hooks of a model for one process");
+    model->hooks = hooks;
+}
+
+static void run_with_hooks(Gpt2 *model, const MicroStep *s, Recording *parts) {
+    const int L = (int)model->options.config.L;
+    const UnitHooks *h = model->hooks;
+    for (int l = 0; l < L; l++) {
+        if (l == 0) h->before_forward(h->context, L);
+        h->before_forward(h->context, l);
+        run_part(model, &parts[l], s, l, forward_part);
+    }
+    for (int l = L - 1; l >= 0; l--) {
+        run_part(model, &parts[L + l], s, l, backward_part);
+        h->after_backward(h->context, l);
+    }
+    run_part(model, &parts[2 * L], s, L, backward_part);
+    h->after_backward(h->context, L);
+}
+
+void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
+    const MicroStep s = {model->B, model->options.T, tokens_in_step, first};
+    const UnitHooks *h = model->hooks;
+    REQUIRE(model->options.train, "a model made for inference cannot train");
+    REQUIRE(s.B > 0 && model->T == s.T, "no batch is loaded, or a short one, which is for gpt2_forward only");
+    if (first) tensor_fill(gpt2_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
+    for (int u = 0; h && model->options.fp8 && u <= model->options.config.L; u++) h->before_forward(h->context, u);
+    fp8_prepare(model, false);
     // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
-    const int kind = 2 * first + (B == model->options.B);
-    if (model->graphs[kind].B == B && model->graphs[kind].tokens_in_step == tokens_in_step &&
-        device_graph_replay(model->graphs[kind].graph))
-        return;
-    model->graphs[kind].B = B, model->graphs[kind].tokens_in_step = tokens_in_step;
-    device_graph_begin(model->graphs[kind].graph);
-    forward_backward(model, B, T, scale, first);
-    device_graph_end(model->graphs[kind].graph);
+    const int kind = 2 * first + (s.B == model->options.B);
+    if (h)
+        run_with_hooks(model, &s, model->parts + kind * gpt2_num_parts(&model->options));
+    else
+        run_part(model, &model->graphs[kind], &s, 0, all_parts);
 }
 
 void gpt2_forward(Gpt2 *model) {
@@ -275,7 +343,8 @@ void gpt2_forward(Gpt2 *model) {
     REQUIRE(B > 0, "no batch is loaded");
     const ModelActs m = gpt2_model_acts(model, B, T);
     fp8_prepare(model, true);
-    forward_blocks(model, B, T);
+    for (int l = 0; l < model->options.config.L; l++) forward_block(model, l, B, T);
+    final_layernorm_forward(model, B, T);
     head_loss_forward(m.losses, m.logits, m.lnf, gpt2_weights(model, 0).wte, m.targets, model->options.config.V);
     sequence_losses(tensor_slice_first(gpt2_sequence_losses(model), B), m.losses, false);
 }

@@ -6,6 +6,7 @@
 #include "llmc/model/memory_plan.h"
 #include "llmc/model/optimizer_state.h"
 #include "llmc/model/parameters.h"
+#include "llmc/model/partition.h"
 #include "llmc/model/recompute.h"
 #include "llmc/ops.h"
 
@@ -35,7 +36,9 @@ typedef struct {
     bool fp8_delayed;          // their scales from previous steps, instead of from the tensors themselves
     bool numerics;             // gpt2_observe will be used: plans memory for its counts and for a copy of an update
     int groups, group_count;   // of a step, and those that this process computes (train/data_parallel.h); 0: 1
-    int processes;             // that share a step; 0: 1
+    int processes, rank;       // that share a step; 0: 1
+    bool divided;              // the optimizer's state is divided among them (-z 1)
+    int64_t group_windows;     // sequences of a group; 0: at most B
     const PlannedSizes *sizes; // for gpt2_plan only; NULL: the sizes of the linked backend
 } Gpt2Options;
 
@@ -59,19 +62,28 @@ const MemoryPlan *gpt2_memory(const Gpt2 *model);
 int gpt2_num_tensors(const Gpt2 *model);
 const Parameter *gpt2_parameters(const Gpt2 *model); // gpt2_num_tensors entries
 // In the same order: all tensors of the optimizer (in host memory under offload), rule, rate and weight decay (as a
-// multiple of the run's: 1 or 0).
+// multiple of the run's: 1 or 0). Where the state is divided its tensors have no data here.
 const UpdateTensor *gpt2_tensors(const Gpt2 *model);
-Tensor gpt2_control(const Gpt2 *model);         // the device's StepControl (u8)
-Tensor gpt2_sequence_losses(const Gpt2 *model); // (B) fp32: losses by row of the micro-batch, of the step so far
-Tensor gpt2_step_losses(const Gpt2 *model);     // (groups, B) fp32: of each group; with one group gpt2_sequence_losses
-Tensor gpt2_gradient_sumsq(const Gpt2 *model);  // (num_tensors) fp32
+// What this process updates: all of them, or where the state is divided slices of some of them, with their state.
+const UpdateTensor *gpt2_own_tensors(const Gpt2 *model, int *count);
+Range gpt2_own_elements(const Gpt2 *model, int index); // of a parameter
+Tensor gpt2_control(const Gpt2 *model);                // the device's StepControl (u8)
+Tensor gpt2_sequence_losses(const Gpt2 *model);        // (B) fp32: losses by row of the micro-batch, of the step so far
+Tensor gpt2_step_losses(const Gpt2 *model); // (groups, B) fp32: of each group; with one group gpt2_sequence_losses
 
-// For data_parallel.c. All gradients as one tensor (n), with the padding between them, which is 0; n is a multiple of
-// GRADIENT_SLICE x processes. Sums of the same shape, level 0 .. levels - 1. Two buffers (bytes) to exchange slices in.
-enum { GRADIENT_SLICE = 64 };
-Tensor gpt2_all_gradients(const Gpt2 *model);
-Tensor gpt2_gradient_sum(const Gpt2 *model, int level);
-Tensor gpt2_exchange_buffer(const Gpt2 *model, int half); // u8
+// For data_parallel.c and optimizer.c: memory unit by unit, each a tensor (elements) with the padding between its
+// parameters, which is 0.
+const Partition *gpt2_partition(const Gpt2 *model);
+Tensor gpt2_unit_weights(const Gpt2 *model, int unit);
+Tensor gpt2_unit_gradients(const Gpt2 *model, int unit);       // of the micro-steps
+Tensor gpt2_unit_sums(const Gpt2 *model, int unit, int level); // of groups: level 0 .. levels - 1
+Tensor gpt2_own_gradients(const Gpt2 *model, int unit);        // this process's range of the unit: the sums of all
+Tensor gpt2_all_gradients(const Gpt2 *model);                  // all units, unless gradients are freed
+Tensor gpt2_exchange_buffer(const Gpt2 *model, int half);      // 0 or 1, in the dtype of gradients
+Tensor gpt2_norm(const Gpt2 *model);                           // (processes, norm parts and more) fp32: sums of squares
+// Whether the gradients of a block are freed as soon as they are exchanged, before those of other blocks are computed:
+// where the state is divided and a process has one micro-step.
+bool gpt2_frees_gradients(const Gpt2Options *options);
 
 void gpt2_init_weights(Gpt2 *model, uint64_t seed);
 
@@ -81,12 +93,27 @@ void gpt2_set_control(Gpt2 *model, const StepControl *control);
 
 // Reads or writes rows [first_row, first_row + rows) of a weight as fp32: the exact value of the parameter, which is
 // the master, or weight + compensation, or the weight.
-void gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t rows, float *out);
+bool gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t rows, float *out);
 void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, const float *in);
 
 // Bytes [first, first + n) of a tensor that belongs to the model (gpt2_tensors), wherever it lives. Synchronises.
 void gpt2_read_bytes(const Gpt2 *model, Tensor t, int64_t first, int64_t n, void *out);
 void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const void *in);
+
+// Sets the compensation of these rows, in its dtype, of a weight that gpt2_set_weight has set, which is weight +
+// compensation: splits it again into the pair. Where the state is divided, only this process's part of the weight is
+// then right: all must exchange their weights.
+void gpt2_set_compensation(Gpt2 *model, int index, int64_t first_row, int64_t rows, const void *in);
+
+// Bytes [first, first + n) of the optimizer's state of a parameter. Where it is divided, what belongs to others is read
+// by the reader, and a write changes only what belongs to this process. gpt2_get_weight, which reads masters, likewise.
+// Both are false, with nothing of use in out, if the reader could not reach the others; it has the message.
+typedef bool StateReader(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out);
+void gpt2_set_reader(Gpt2 *model, StateReader *reader, void *context);
+bool gpt2_read_state(const Gpt2 *model, int index, StateSlot slot, int64_t first, int64_t n, void *out);
+void gpt2_write_state(Gpt2 *model, int index, StateSlot slot, int64_t first, int64_t n, const void *in);
+// The bytes of it that a process has.
+Range gpt2_state_range(const Gpt2 *model, int index, StateSlot slot, int process);
 
 // Call when an update of the weights was queued: everything derived from them is out of date.
 void gpt2_weights_changed(Gpt2 *model);
@@ -97,7 +124,8 @@ void *gpt2_offload_buffer(const Gpt2 *model, int64_t *bytes);
 // optimizer's scratch data. Planned for the optimizer of the options (optimizer_scratch_bytes).
 Tensor gpt2_optimizer_scratch(const Gpt2 *model); // u8
 
-// The scales of fp8 (Fp8Slot), in a fixed order; absent without --fp8. Part of the checkpoint.
+// The scales of fp8 (Fp8Slot), in a fixed order; absent unless they are delayed, so that a step depends on earlier
+// ones. Part of the checkpoint.
 Tensor gpt2_fp8_slots(const Gpt2 *model);
 
 // Loads the micro-batch for the next forward: B windows of T+1 tokens of token_bytes (2 or 4) each, in memory from
@@ -111,6 +139,16 @@ void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t 
 // One micro-step on the loaded batch: losses into gpt2_sequence_losses, gradients of the mean loss over tokens_in_step
 // tokens (of all micro-steps of the step) into the gradient tensors. first: overwrite instead of accumulate.
 void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first);
+
+// Called in the micro-steps that follow, NULL: no more: before the forward pass reads the weights of a unit
+// (partition.h), and when the gradients of a unit are complete. The struct must stay. Evaluation and decoding do not
+// call them. For models of several processes.
+typedef struct {
+    void (*before_forward)(void *context, int unit);
+    void (*after_backward)(void *context, int unit);
+    void *context;
+} UnitHooks;
+void gpt2_set_hooks(Gpt2 *model, const UnitHooks *hooks);
 
 // Drops the micro-steps since the last update: their effects outside the gradients are undone. last: the control after
 // that update. Synchronises.
@@ -140,9 +178,11 @@ int64_t gpt2_decode_length(const Gpt2 *model); // tokens read so far
 typedef struct {
     char name[48]; // "qkv.in", "fc.gradient", "qkvw.weight", "wte.gradient", "wte.update"
     TensorStats stats;
-    double ratio;        // of an update: its norm over the norm of the weight; 0 for the others
-    bool of_micro_steps; // counted in micro-steps: of a linear layer, not of a parameter
+    double weight_sumsq; // of an update: of the weights before it; 0 for the others
+    bool of_process;     // others have counted other elements: of a linear layer, or where the state is divided
 } NumericsRow;
+// Of an update: its norm over the norm of the weight; 0 for the others.
+double gpt2_numerics_ratio(const NumericsRow *row);
 
 // Of each of the four linear layers: input, output, output gradient; of each parameter: weight, gradient, update.
 enum { NUMERICS_MAX_ROWS = 4 * 3 + NUM_PARAMETER_SPECS * 3 };

@@ -62,7 +62,7 @@ static Tensor slots_from(const Gpt2 *model, int64_t first, int64_t count) {
 
 Tensor gpt2_fp8_slots(const Gpt2 *model) {
     const Gpt2Options *o = &model->options;
-    return o->fp8 ? slots_from(model, 0, num_slots(o, NUM_FP8_ROLES)) : tensor_none();
+    return o->fp8 && o->fp8_delayed ? slots_from(model, 0, num_slots(o, NUM_FP8_ROLES)) : tensor_none();
 }
 
 static Tensor slot_of(const Gpt2 *model, int block, LinearLayer layer, Fp8Role role) {

@@ -89,14 +89,16 @@ typedef union {
 
 // Handles of the memory plan; -1 if a tensor does not exist.
 typedef struct {
-    int weights, gradients;                   // each one region: all tensors of the table, one after the other
-    int64_t gradient_elements;                // of that region, with padding
+    Partition *partition;
+    int weights, gradients; // each one region: all units, one after the other; or buckets of gradients
+    int own_gradients;      // -1 unless gradients are freed
     int gradient_sums, exchange, step_losses; // -1 with one group; with one process
+    int norm;
     int micro_gradients[NUM_PARAMETER_SPECS]; // gpt2_memory.c: of one block, or outside blocks
     int state[NUM_STATE_SLOTS]; // the same for each slot of the optimizer; -1 under offload: they are in host memory
     int64_t host_bytes;         // of the state in host memory
     int offload_buffer, optimizer_scratch;
-    int control, sequence_losses, sumsq, windows, workspace;
+    int control, sequence_losses, windows, workspace;
     int model_acts[NUM_MODEL_ACTS];
     int (*forward)[NUM_BLOCK_ACTS];   // (L): where the forward pass of a block writes
     int (*backward)[NUM_BLOCK_ACTS];  // (L): where its backward pass reads it, the same place if it was kept
@@ -116,6 +118,13 @@ typedef struct {
     int64_t recorded;          // the number of sequences it was recorded for
 } Decoder;
 
+typedef struct {
+    DeviceGraph *graph;
+    int64_t B, tokens_in_step; // of the micro-step that was recorded
+} Recording;
+// Of a micro-step with hooks: L forward, L + 1 backward.
+static inline int gpt2_num_parts(const Gpt2Options *o) { return 2 * (int)o->config.L + 1; }
+
 struct Gpt2 {
     Gpt2Options options;
     MemoryPlan *plan;
@@ -125,16 +134,19 @@ struct Gpt2 {
     int num_tensors;
     Parameter *parameters;
     UpdateTensor *tensors;
+    int num_own;
+    UpdateTensor *own;
+    StateReader *reader;
+    void *reader_context;
     char *host_state; // from host_alloc, under offload
 
     char *staging; // host memory from host_alloc, STAGING_BYTES: weights pass through it
     int64_t B, T;  // of the loaded batch
     DeviceEvent *copied, *unpacked;
     bool copy_in_flight;
-    struct {
-        DeviceGraph *graph;
-        int64_t B, tokens_in_step; // the parameters of the recording
-    } graphs[NUM_GRAPHS];
+    Recording graphs[NUM_GRAPHS];
+    Recording *parts; // (NUM_GRAPHS, parts): of a micro-step with hooks; NULL for one process
+    const UnitHooks *hooks;
     Decoder decoder;
     bool observing;       // gpt2_observe
     bool weights_are_new; // since fp8_prepare
@@ -194,9 +206,15 @@ int gpt2_head_tick(const ModelConfig *config); // the tick of the head, of the b
 int gpt2_backward_tick(const ModelConfig *config, int block);
 int gpt2_end_tick(const ModelConfig *config); // embedding backward, the last tick of a micro-step
 MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o);
+void gpt2_layout_free(Layout *layout);
 OpsShape gpt2_ops_shape(const Gpt2Options *o);
-void gpt2_state_bytes(const Gpt2Options *o, int64_t bytes[NUM_STATE_SLOTS]); // of each slot, all tensors together
-void *gpt2_at(const Gpt2 *model, int handle);                                // NULL for -1
+// The bytes of each slot, all tensors together; with -z 1 of the process that has most.
+void gpt2_state_bytes(const Gpt2Options *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]);
+bool gpt2_is_divided(const Gpt2Options *o);
+// The elements of a parameter of which a process has the optimizer's state: all of them without -z 1.
+Range gpt2_own_range(const Gpt2Options *o, const Partition *p, const Parameter *parameter, int index, int process);
+enum { NUM_BUCKETS = 2 }; // where gradients are freed: of blocks, one computes while another one is sent
+void *gpt2_at(const Gpt2 *model, int handle); // NULL for -1
 
 // gpt2_decode.c
 bool gpt2_decoder_create(Gpt2 *model, Error *err);

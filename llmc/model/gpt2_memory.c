@@ -79,7 +79,7 @@ OpsShape gpt2_ops_shape(const Gpt2Options *o) {
                       .C = o->config.C,
                       .NH = o->config.NH,
                       .Vp = o->config.Vp,
-                      .num_tensors = parameter_count(&o->config),
+                      .num_tensors = partition_max_norm_parts(&o->config, o->groups),
                       .sequences = o->sequences,
                       .factored = o->train && o->optimizer == OPTIMIZER_ADAFACTOR ? parameter_total(&o->config) : 0,
                       .fp8 = o->fp8,
@@ -88,15 +88,29 @@ OpsShape gpt2_ops_shape(const Gpt2Options *o) {
     return shape;
 }
 
-void gpt2_state_bytes(const Gpt2Options *o, int64_t bytes[NUM_STATE_SLOTS]) {
-    Parameter *table = parameter_table(&o->config);
+// The bytes of each slot of one process, its tensors one after the other.
+static void state_bytes_of(const Gpt2Options *o, const Partition *p, const Parameter *table, int process,
+                           int64_t bytes[NUM_STATE_SLOTS]) {
     const int count = o->train ? parameter_count(&o->config) : 0;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         bytes[slot] = 0;
         for (int i = 0; i < count; i++) {
             const Tensor t = optimizer_state(o->optimizer, o->master, o->dtype, &table[i], (StateSlot)slot);
-            bytes[slot] += round_up((int64_t)tensor_bytes(t), PLAN_ALIGNMENT);
+            const Range own = gpt2_own_range(o, p, &table[i], i, process);
+            if (t.rank == 0 || range_size(own) == 0) continue;
+            const Tensor part = optimizer_state_slice(t, (StateSlot)slot, &table[i], own.begin, range_size(own));
+            bytes[slot] += round_up((int64_t)tensor_bytes(part), PLAN_ALIGNMENT);
         }
+    }
+}
+
+void gpt2_state_bytes(const Gpt2Options *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]) {
+    Parameter *table = parameter_table(&o->config);
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) bytes[slot] = 0;
+    for (int r = 0; r < (gpt2_is_divided(o) ? p->processes : 1); r++) {
+        int64_t of_process[NUM_STATE_SLOTS];
+        state_bytes_of(o, p, table, r, of_process);
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) bytes[slot] = max_i64(bytes[slot], of_process[slot]);
     }
     free(table);
 }
@@ -105,7 +119,7 @@ void gpt2_state_bytes(const Gpt2Options *o, int64_t bytes[NUM_STATE_SLOTS]) {
 // a buffer is here.
 static void plan_state(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     int64_t bytes[NUM_STATE_SLOTS];
-    gpt2_state_bytes(o, bytes);
+    gpt2_state_bytes(o, layout->partition, bytes);
     layout->host_bytes = 0, layout->offload_buffer = -1;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         layout->state[slot] = -1;
@@ -131,39 +145,73 @@ static int sum_levels(const Gpt2Options *o) {
     return levels;
 }
 
-// A buffer long enough for the network (8 MiB to each of two processes), or all gradients at once.
-static int64_t exchange_bytes(int64_t gradient_bytes) { return min_i64(gradient_bytes, (int64_t)16 << 20); }
+// Elements of a buffer that receives this process's range of a block from all processes, or a part of that range which
+// is long enough for any network. The parameters outside blocks pass through it part by part.
+static int64_t exchange_elements(const Gpt2Options *o, const Partition *p) {
+    const int64_t enough = ((int64_t)256 << 20) / (int64_t)dtype_size(gpt2_gradient_dtype(o));
+    int64_t longest = 0;
+    for (int u = 0; u + 1 < p->num_units; u++)
+        for (int r = 0; r < p->processes; r++) longest = max_i64(longest, range_size(partition_of_unit(p, u, r)));
+    return min_i64(longest, max_i64(enough / p->processes / PLAN_ALIGNMENT, 1) * PLAN_ALIGNMENT) * p->processes;
+}
 
-static void plan_data_parallel(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, int64_t elements) {
-    const int64_t slices = GRADIENT_SLICE * max_i64(o->processes, 1);
-    const int64_t n = layout->gradient_elements = o->processes > 1 ? round_up(elements, slices) : elements;
-    const int64_t bytes = n * (int64_t)dtype_size(gpt2_gradient_dtype(o));
-    layout->gradients = layout->gradient_sums = layout->exchange = layout->step_losses = -1;
+static int64_t longest_block(const Partition *p) {
+    int64_t longest = 0;
+    for (int u = 0; u + 1 < p->num_units; u++) longest = max_i64(longest, p->begin[u + 1] - p->begin[u]);
+    return longest;
+}
+
+static int64_t own_elements(const Partition *p, int process) {
+    int64_t n = 0;
+    for (int u = 0; u < p->num_units; u++) n += range_size(partition_of_unit(p, u, process));
+    return n;
+}
+
+static void plan_gradients(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+    const Partition *p = layout->partition;
+    const int64_t size = (int64_t)dtype_size(gpt2_gradient_dtype(o)), bytes = p->elements * size;
+    if (!gpt2_frees_gradients(o)) {
+        layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradients", bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+        if (sum_levels(o) > 0)
+            layout->gradient_sums =
+                memory_plan_add(plan, MEM_GRADIENTS, "gradient_sums", sum_levels(o) * bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+        return;
+    }
+    const int64_t outside = p->elements - p->begin[p->num_units - 1];
+    int64_t own = 0;
+    for (int r = 0; r < p->processes; r++) own = max_i64(own, own_elements(p, r));
+    layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradient_buckets",
+                                        (outside + NUM_BUCKETS * longest_block(p)) * size, PLAN_ALWAYS, PLAN_ALWAYS);
+    layout->own_gradients = memory_plan_add(plan, MEM_GRADIENTS, "own_gradients", own * size, PLAN_ALWAYS, PLAN_ALWAYS);
+}
+
+// Rows of the norm are aligned, and end with a 0.
+static int64_t norm_columns(const Partition *p) {
+    return round_up(p->num_norm_parts + 1, PLAN_ALIGNMENT / (int64_t)sizeof(float));
+}
+
+static void plan_data_parallel(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+    layout->gradients = layout->gradient_sums = layout->own_gradients = -1;
+    layout->exchange = layout->step_losses = layout->norm = -1;
     if (!o->train) return;
-    layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradients", bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+    plan_gradients(plan, layout, o);
     if (o->groups > 1)
         layout->step_losses =
             memory_plan_add(plan, MEM_WORKSPACE, "step_losses", o->groups * o->B * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-    if (sum_levels(o) > 0)
-        layout->gradient_sums =
-            memory_plan_add(plan, MEM_GRADIENTS, "gradient_sums", sum_levels(o) * bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+    layout->norm =
+        memory_plan_add(plan, MEM_WORKSPACE, "norm", norm_columns(layout->partition) * max_i64(o->processes, 1) * 4,
+                        PLAN_ALWAYS, PLAN_ALWAYS);
     if (o->processes > 1)
-        layout->exchange = memory_plan_add(plan, MEM_WORKSPACE, "exchange", 2 * round_up(exchange_bytes(bytes), 256),
-                                           PLAN_ALWAYS, PLAN_ALWAYS);
+        layout->exchange =
+            memory_plan_add(plan, MEM_WORKSPACE, "exchange",
+                            2 * exchange_elements(o, layout->partition) * (int64_t)dtype_size(gpt2_gradient_dtype(o)),
+                            PLAN_ALWAYS, PLAN_ALWAYS);
 }
 
 static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
-    int64_t n = 0; // elements of all tensors, each starting on an aligned address whatever its dtype
-    Parameter *table = parameter_table(&o->config);
-    const int count = parameter_count(&o->config);
-    for (int i = 0; i < count; i++) n += round_up(parameter_numel(&table[i]), PLAN_ALIGNMENT);
-    free(table);
-    const int64_t element = (int64_t)dtype_size(o->dtype);
-    layout->weights = memory_plan_add(plan, MEM_WEIGHTS, "weights", n * element, PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->sumsq = -1;
-    plan_data_parallel(plan, layout, o, n);
-    if (o->train)
-        layout->sumsq = memory_plan_add(plan, MEM_WORKSPACE, "sumsq", (int64_t)count * 4, PLAN_ALWAYS, PLAN_ALWAYS);
+    const int64_t bytes = layout->partition->elements * (int64_t)dtype_size(o->dtype);
+    layout->weights = memory_plan_add(plan, MEM_WEIGHTS, "weights", bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+    plan_data_parallel(plan, layout, o);
     plan_state(plan, layout, o);
     layout->control =
         memory_plan_add(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl), PLAN_ALWAYS, PLAN_ALWAYS);
@@ -263,6 +311,7 @@ MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
     layout->forward = malloc(L * sizeof *layout->forward);
     layout->backward = malloc(L * sizeof *layout->backward);
     REQUIRE_MEMORY(layout->forward && layout->backward, "the layout");
+    layout->partition = partition_create(&o->config, o->optimizer, o->groups, o->processes);
     plan_permanent(plan, layout, o);
     gradients_plan(plan, layout, o);
     plan_model_acts(plan, layout, o);
@@ -273,6 +322,12 @@ MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
     numerics_plan(plan, layout, o);
     memory_plan_solve(plan);
     return plan;
+}
+
+void gpt2_layout_free(Layout *layout) {
+    free(layout->forward);
+    free(layout->backward);
+    partition_destroy(layout->partition);
 }
 
 // ------------------------------------------------------------------------------------------------------------- views
@@ -290,6 +345,14 @@ const MemoryPlan *gpt2_memory(const Gpt2 *model) { return model->plan; }
 int gpt2_num_tensors(const Gpt2 *model) { return model->num_tensors; }
 const Parameter *gpt2_parameters(const Gpt2 *model) { return model->parameters; }
 const UpdateTensor *gpt2_tensors(const Gpt2 *model) { return model->tensors; }
+Range gpt2_own_elements(const Gpt2 *model, int index) {
+    const Gpt2Options *o = &model->options;
+    return gpt2_own_range(o, model->layout.partition, &model->parameters[index], index, o->rank);
+}
+const UpdateTensor *gpt2_own_tensors(const Gpt2 *model, int *count) {
+    *count = model->num_own;
+    return model->own;
+}
 
 Tensor gpt2_control(const Gpt2 *model) {
     return tensor_make(gpt2_at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0,
@@ -304,25 +367,6 @@ Tensor gpt2_step_losses(const Gpt2 *model) {
     if (o->groups <= 1) return gpt2_sequence_losses(model);
     return tensor_make(gpt2_at(model, model->layout.step_losses), DTYPE_FP32, "step_losses", o->groups, o->B, 0, 0);
 }
-Tensor gpt2_all_gradients(const Gpt2 *model) {
-    return tensor_make(gpt2_at(model, model->layout.gradients), gpt2_gradient_dtype(&model->options), "gradients",
-                       model->layout.gradient_elements, 0, 0, 0);
-}
-Tensor gpt2_gradient_sum(const Gpt2 *model, int level) {
-    Tensor t = gpt2_all_gradients(model);
-    t.name = "gradient_sums";
-    t.data = (char *)gpt2_at(model, model->layout.gradient_sums) + level * (int64_t)tensor_bytes(t);
-    return t;
-}
-Tensor gpt2_exchange_buffer(const Gpt2 *model, int half) {
-    const int64_t bytes = round_up(exchange_bytes((int64_t)tensor_bytes(gpt2_all_gradients(model))), 256);
-    char *data = gpt2_at(model, model->layout.exchange);
-    return tensor_make(data + half * bytes, DTYPE_U8, "exchange", bytes, 0, 0, 0);
-}
-Tensor gpt2_gradient_sumsq(const Gpt2 *model) {
-    return tensor_make(gpt2_at(model, model->layout.sumsq), DTYPE_FP32, "sumsq", model->num_tensors, 0, 0, 0);
-}
-
 void gpt2_weights_changed(Gpt2 *model) { model->weights_are_new = true; }
 
 void *gpt2_offload_buffer(const Gpt2 *model, int64_t *bytes) {
@@ -388,6 +432,73 @@ Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T)
 // ----------------------------------------------------------------------------------------------------------- gradients
 
 DType gpt2_gradient_dtype(const Gpt2Options *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
+
+bool gpt2_is_divided(const Gpt2Options *o) { return o->divided && o->processes > 1; }
+
+bool gpt2_frees_gradients(const Gpt2Options *o) {
+    return gpt2_is_divided(o) && o->group_count <= 1 && o->group_windows <= o->B && o->config.L > NUM_BUCKETS;
+}
+
+Range gpt2_own_range(const Gpt2Options *o, const Partition *p, const Parameter *parameter, int index, int process) {
+    const int64_t numel = parameter_numel(parameter);
+    return gpt2_is_divided(o) ? partition_of_parameter(p, index, numel, process) : (Range){0, numel};
+}
+
+const Partition *gpt2_partition(const Gpt2 *model) { return model->layout.partition; }
+
+static Tensor gradient_elements(const Gpt2 *model, int handle, int64_t first, int64_t n) {
+    const DType dtype = gpt2_gradient_dtype(&model->options);
+    char *data = (char *)gpt2_at(model, handle) + first * (int64_t)dtype_size(dtype);
+    return tensor_make(data, dtype, "gradients", n, 0, 0, 0);
+}
+
+Tensor gpt2_all_gradients(const Gpt2 *model) {
+    REQUIRE(!gpt2_frees_gradients(&model->options), "all gradients of a model that frees them");
+    return gradient_elements(model, model->layout.gradients, 0, model->layout.partition->elements);
+}
+
+Tensor gpt2_unit_gradients(const Gpt2 *model, int unit) {
+    const Partition *p = model->layout.partition;
+    const int64_t n = p->begin[unit + 1] - p->begin[unit], outside = p->elements - p->begin[p->num_units - 1];
+    int64_t first = p->begin[unit];
+    if (gpt2_frees_gradients(&model->options))
+        first = unit == p->num_units - 1 ? 0 : outside + unit % NUM_BUCKETS * longest_block(p);
+    return gradient_elements(model, model->layout.gradients, first, n);
+}
+
+Tensor gpt2_unit_sums(const Gpt2 *model, int unit, int level) {
+    const Partition *p = model->layout.partition;
+    return gradient_elements(model, model->layout.gradient_sums, level * p->elements + p->begin[unit],
+                             p->begin[unit + 1] - p->begin[unit]);
+}
+
+Tensor gpt2_own_gradients(const Gpt2 *model, int unit) {
+    const Partition *p = model->layout.partition;
+    const int rank = model->options.rank;
+    const Range own = partition_of_unit(p, unit, rank);
+    int64_t first = 0;
+    if (!gpt2_frees_gradients(&model->options))
+        return tensor_slice_elements(gpt2_unit_gradients(model, unit), own.begin - p->begin[unit], range_size(own));
+    for (int u = 0; u < unit; u++) first += range_size(partition_of_unit(p, u, rank));
+    return gradient_elements(model, model->layout.own_gradients, first, range_size(own));
+}
+
+Tensor gpt2_unit_weights(const Gpt2 *model, int unit) {
+    const Partition *p = model->layout.partition;
+    const DType dtype = model->options.dtype;
+    char *data = (char *)gpt2_at(model, model->layout.weights) + p->begin[unit] * (int64_t)dtype_size(dtype);
+    return tensor_make(data, dtype, "weights", p->begin[unit + 1] - p->begin[unit], 0, 0, 0);
+}
+
+Tensor gpt2_exchange_buffer(const Gpt2 *model, int half) {
+    const int64_t n = exchange_elements(&model->options, model->layout.partition);
+    return gradient_elements(model, model->layout.exchange, half * n, n);
+}
+
+Tensor gpt2_norm(const Gpt2 *model) {
+    return tensor_make(gpt2_at(model, model->layout.norm), DTYPE_FP32, "norm", max_i64(model->options.processes, 1),
+                       norm_columns(model->layout.partition), 0, 0);
+}
 
 // The first and last tick at which the micro-step's own gradient of this kind of parameter is in use. Blocks share
 // theirs, one after the other.

@@ -54,10 +54,13 @@ static void count(const Gpt2 *model, int class, Tensor t) {
     tensor_statistics(one, t, model->options.dtype);
 }
 
-// Counts a parameter's weight, gradient or update, without the rows that pad the vocabulary, which are always 0.
-static void count_parameter(const Gpt2 *model, int index, Part part, Tensor t) {
-    const Tensor used = tensor_slice_elements(t, 0, tensor_numel(t) - model->tensors[index].padding);
-    count(model, parameter_class(spec_of(model, index), part), used);
+// Counts a parameter's weight, gradient or update from element `first` on, without the rows that pad the vocabulary,
+// which are always 0.
+static void count_parameter(const Gpt2 *model, int index, Part part, Tensor t, int64_t first) {
+    const int64_t used = parameter_numel(&model->parameters[index]) - model->tensors[index].padding - first;
+    if (used > 0)
+        count(model, parameter_class(spec_of(model, index), part),
+              tensor_slice_elements(t, 0, min_i64(used, tensor_numel(t))));
 }
 
 void gpt2_observe(Gpt2 *model, bool on) {
@@ -72,17 +75,18 @@ void observe(const Gpt2 *model, LinearLayer layer, Role role, Tensor t) {
 }
 
 void gpt2_numerics_gradients(Gpt2 *model) {
-    for (int i = 0; i < model->num_tensors; i++) {
-        count_parameter(model, i, PART_WEIGHT, model->tensors[i].weight);
-        count_parameter(model, i, PART_GRADIENT, model->tensors[i].grad);
-    }
+    for (int i = 0; i < model->num_tensors; i++) count_parameter(model, i, PART_WEIGHT, model->tensors[i].weight, 0);
+    for (int i = 0; i < model->num_own; i++)
+        count_parameter(model, model->own[i].stream, PART_GRADIENT, model->own[i].grad, model->own[i].offset);
 }
 
 // ------------------------------------------------------------------------------------------------------------- updates
 
-// The tensor on which an update is measured: the master if it is on the device, else the weight.
-static Tensor watched_tensor(const Gpt2 *model, int index) {
-    const UpdateTensor *t = &model->tensors[index];
+// The tensor on which an update is measured, of this process: the master if it is on the device, else the weight.
+static Tensor watched_tensor(const Gpt2 *model, int index, int64_t *first) {
+    const UpdateTensor *t = model->own;
+    while (t->stream != index) t++;
+    *first = t->offset;
     return t->master.data && !model->options.offload ? t->master : t->weight;
 }
 
@@ -95,33 +99,39 @@ static Tensor copy_of(const Gpt2 *model, Tensor t) {
 }
 
 void gpt2_numerics_update_begin(Gpt2 *model, int index) {
-    const Tensor t = watched_tensor(model, index);
+    int64_t first;
+    const Tensor t = watched_tensor(model, index, &first);
     tensor_cast(copy_of(model, t), t);
 }
 
 void gpt2_numerics_update_end(Gpt2 *model, int index) {
-    const Tensor after = watched_tensor(model, index), copy = copy_of(model, after);
+    int64_t first;
+    const Tensor after = watched_tensor(model, index, &first), copy = copy_of(model, after);
     tensor_axpby(copy, 1.0f, after, -1.0f, copy);
-    count_parameter(model, index, PART_UPDATE, copy);
+    count_parameter(model, index, PART_UPDATE, copy, first);
 }
 
 // ------------------------------------------------------------------------------------------------------------- results
 
+double gpt2_numerics_ratio(const NumericsRow *row) {
+    return row->weight_sumsq > 0.0 ? sqrt(row->stats.sumsq / row->weight_sumsq) : 0.0;
+}
+
 int gpt2_numerics_read(Gpt2 *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
     TensorStats stats[NUM_CLASSES];
+    const bool divided = gpt2_is_divided(&model->options);
     int n = 0;
     if (model->layout.stats < 0) return 0;
     gpt2_read_bytes(model, all_stats(model, DTYPE_U8), 0, (int64_t)sizeof stats, stats);
     for (int class = 0; class < NUM_CLASSES; class ++) {
-        if (stats[class].count <= 0.0) continue;
+        const int part = class < FIRST_PARAMETER ? -1 : (class - FIRST_PARAMETER) % NUM_PARTS;
+        const bool of_process = part < 0 || (divided && part != PART_WEIGHT);
+        if (stats[class].count <= 0.0 && !(divided && of_process)) continue; // another process may have counts
         NumericsRow *row = &rows[n++];
         class_name(class, row->name, sizeof row->name);
         row->stats = stats[class];
-        row->ratio = 0.0;
-        row->of_micro_steps = class < FIRST_PARAMETER;
-        if (class < FIRST_PARAMETER || (class - FIRST_PARAMETER) % NUM_PARTS != PART_UPDATE) continue;
-        const double weight = stats[class - PART_UPDATE + PART_WEIGHT].sumsq; // the value before the update
-        if (weight > 0.0) row->ratio = sqrt(stats[class].sumsq / weight);
+        row->of_process = of_process;
+        row->weight_sumsq = part == PART_UPDATE ? stats[class - PART_UPDATE + PART_WEIGHT].sumsq : 0.0;
     }
     return n;
 }

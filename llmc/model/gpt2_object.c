@@ -48,8 +48,7 @@ MemoryPlan *gpt2_plan(const Gpt2Options *options) {
     Layout layout;
     Gpt2Options o = effective(options);
     MemoryPlan *plan = gpt2_plan_all(&layout, &o);
-    free(layout.forward);
-    free(layout.backward);
+    gpt2_layout_free(&layout);
     return plan;
 }
 
@@ -57,56 +56,101 @@ int64_t gpt2_host_bytes(const Gpt2Options *options) {
     const Gpt2Options o = effective(options);
     int64_t slots[NUM_STATE_SLOTS], bytes = 0;
     if (!o.offload) return 0;
-    gpt2_state_bytes(&o, slots);
+    Partition *p = partition_create(&o.config, o.optimizer, o.groups, o.processes);
+    gpt2_state_bytes(&o, p, slots);
+    partition_destroy(p);
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) bytes += slots[slot];
     return bytes;
 }
 
 // ---------------------------------------------------------------------------------------------------------- the object
 
-// The tensor of parameter p at element offset n of the memory that handle names.
-static Tensor tensor_in(const Gpt2 *model, int handle, DType dtype, const Parameter *p, int64_t n) {
-    if (handle < 0) return tensor_none();
-    char *data = (char *)gpt2_at(model, handle) + n * (int64_t)dtype_size(dtype);
-    return parameter_tensor(p, data, dtype);
+// Parameter i in the memory of its unit.
+static Tensor in_unit(const Gpt2 *model, Tensor unit, int i) {
+    const Partition *p = model->layout.partition;
+    const int64_t first = p->offsets[i] - p->begin[p->units[i]];
+    char *data = (char *)unit.data + first * (int64_t)dtype_size(unit.dtype);
+    return parameter_tensor(&model->parameters[i], data, unit.dtype);
 }
 
-// Makes the optimizer's tensors of parameter p in t: on the device, or one after the other in host memory.
-static void make_state(Gpt2 *model, UpdateTensor *t, const Parameter *p, int64_t at[NUM_STATE_SLOTS],
-                       int64_t *host_at) {
+static Tensor gradient_of(const Gpt2 *model, int i) {
+    return in_unit(model, gpt2_unit_gradients(model, model->layout.partition->units[i]), i);
+}
+
+// Of the elements `own` of parameter i: where their sum over all processes is.
+static Tensor own_gradient_of(const Gpt2 *model, int i, Range own) {
+    const Partition *of = model->layout.partition;
+    if (!gpt2_is_divided(&model->options)) return gradient_of(model, i);
+    const int64_t begin = partition_of_unit(of, of->units[i], model->options.rank).begin;
+    const Tensor unit = gpt2_own_gradients(model, of->units[i]);
+    Tensor t = tensor_slice_elements(unit, of->offsets[i] + own.begin - begin, range_size(own));
+    if (range_size(own) == parameter_numel(&model->parameters[i]))
+        t = parameter_tensor(&model->parameters[i], t.data, t.dtype);
+    t.name = model->parameters[i].name;
+    return t;
+}
+
+// Makes the optimizer's tensors of the elements `own` of parameter i in t: on the device, or one after the other in
+// host memory.
+static void make_state(Gpt2 *model, UpdateTensor *t, int i, Range own, int64_t at[NUM_STATE_SLOTS], int64_t *host_at) {
     const Gpt2Options *o = &model->options;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         Tensor *s = state_slot_tensor(t, (StateSlot)slot);
-        *s = optimizer_state(o->optimizer, o->master, o->dtype, p, (StateSlot)slot);
-        if (!o->train || s->rank == 0) {
-            *s = tensor_none();
-            continue;
-        }
+        if (s->rank == 0) continue;
+        *s = optimizer_state_slice(*s, (StateSlot)slot, &model->parameters[i], own.begin, range_size(own));
         const int64_t bytes = round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
-        s->name = p->name;
+        s->name = model->parameters[i].name;
         s->data =
             o->offload ? model->host_state + *host_at : (char *)gpt2_at(model, model->layout.state[slot]) + at[slot];
         *(o->offload ? host_at : &at[slot]) += bytes;
     }
 }
 
+static UpdateTensor whole_tensor(const Gpt2 *model, int i) {
+    const Gpt2Options *o = &model->options;
+    const Parameter *p = &model->parameters[i];
+    UpdateTensor t = {.weight = in_unit(model, gpt2_unit_weights(model, model->layout.partition->units[i]), i),
+                      .rule = optimizer_rule(o->optimizer, p),
+                      .rate = optimizer_rate(o->optimizer, p),
+                      .weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : 1.0f,
+                      .stream = i,
+                      .padding = (p->rows - p->file_rows) * p->cols};
+    if (o->train) t.grad = gradient_of(model, i);
+    for (int slot = 0; o->train && slot < NUM_STATE_SLOTS; slot++) {
+        Tensor *s = state_slot_tensor(&t, (StateSlot)slot);
+        *s = optimizer_state(o->optimizer, o->master, o->dtype, p, (StateSlot)slot);
+        s->name = p->name;
+    }
+    return t;
+}
+
+// The tensors of the model, and those that this process updates.
 static void make_tensors(Gpt2 *model) {
     const Gpt2Options *o = &model->options;
-    const Layout *layout = &model->layout;
-    int64_t n = 0, at[NUM_STATE_SLOTS] = {0}, host_at = 0;
+    int64_t at[NUM_STATE_SLOTS] = {0}, host_at = 0;
     for (int i = 0; i < model->num_tensors; i++) {
         const Parameter *p = &model->parameters[i];
-        UpdateTensor *t = &model->tensors[i];
-        t->weight = tensor_in(model, layout->weights, o->dtype, p, n);
-        t->grad = tensor_in(model, layout->gradients, gpt2_gradient_dtype(o), p, n);
-        make_state(model, t, p, at, &host_at);
-        t->rule = optimizer_rule(o->optimizer, p);
-        t->rate = optimizer_rate(o->optimizer, p);
-        t->weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : 1.0f;
-        t->stream = i;
-        t->padding = (p->rows - p->file_rows) * p->cols;
-        n += round_up(parameter_numel(p), PLAN_ALIGNMENT);
+        const Range own = gpt2_own_range(o, model->layout.partition, p, i, o->rank);
+        model->tensors[i] = whole_tensor(model, i);
+        if (!o->train || range_size(own) == 0) continue;
+        UpdateTensor *t = &model->own[model->num_own++];
+        *t = model->tensors[i];
+        make_state(model, t, i, own, at, &host_at);
+        t->grad = own_gradient_of(model, i, own);
+        t->offset = own.begin;
+        if (range_size(own) < parameter_numel(p))
+            t->weight = tensor_slice_elements(t->weight, own.begin, range_size(own));
+        if (!gpt2_is_divided(o)) model->tensors[i] = *t;
     }
+}
+
+static bool make_parts(Gpt2 *model, Error *err) {
+    const int n = NUM_GRAPHS * gpt2_num_parts(&model->options);
+    model->parts = calloc((size_t)n, sizeof *model->parts);
+    REQUIRE_MEMORY(model->parts, "the parts of a micro-step");
+    for (int i = 0; i < n; i++)
+        if (!(model->parts[i].graph = device_graph_create(err))) return false;
+    return true;
 }
 
 Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
@@ -118,7 +162,8 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
     model->num_tensors = parameter_count(&o->config);
     model->parameters = parameter_table(&o->config);
     model->tensors = calloc((size_t)model->num_tensors, sizeof *model->tensors);
-    REQUIRE_MEMORY(model->tensors, "the model");
+    model->own = calloc((size_t)model->num_tensors, sizeof *model->own);
+    REQUIRE_MEMORY(model->tensors && model->own, "the model");
     bool ok = (model->arena = device_alloc((size_t)memory_plan_total(model->plan), err)) != NULL &&
               (model->staging = host_alloc(STAGING_BYTES, err)) != NULL &&
               (model->layout.host_bytes == 0 ||
@@ -126,6 +171,7 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
               (model->copied = device_event_create(err)) != NULL &&
               (model->unpacked = device_event_create(err)) != NULL;
     for (int i = 0; ok && i < NUM_GRAPHS; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
+    ok = ok && (o->processes <= 1 || make_parts(model, err));
     ok = ok && gpt2_decoder_create(model, err);
     if (!ok) {
         gpt2_destroy(model);
@@ -144,6 +190,9 @@ void gpt2_destroy(Gpt2 *model) {
     ops_set_workspace(NULL, 0);
     for (int i = 0; i < NUM_GRAPHS; i++)
         if (model->graphs[i].graph) device_graph_destroy(model->graphs[i].graph);
+    for (int i = 0; model->parts && i < NUM_GRAPHS * gpt2_num_parts(&model->options); i++)
+        if (model->parts[i].graph) device_graph_destroy(model->parts[i].graph);
+    free(model->parts);
     gpt2_decoder_destroy(model);
     if (model->copied) device_event_destroy(model->copied);
     if (model->unpacked) device_event_destroy(model->unpacked);
@@ -151,9 +200,9 @@ void gpt2_destroy(Gpt2 *model) {
     if (model->host_state) host_free(model->host_state);
     if (model->arena) device_free(model->arena);
     free(model->tensors);
+    free(model->own);
     free(model->parameters);
-    free(model->layout.forward);
-    free(model->layout.backward);
+    gpt2_layout_free(&model->layout);
     memory_plan_destroy(model->plan);
     free(model);
 }
@@ -197,67 +246,163 @@ void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const voi
     }
 }
 
-// Elements [first, first + n) of a floating-point tensor as fp32; 16-bit tensors are converted piece by piece through a
-// buffer.
-enum { PIECE = 1 << 17 };
+// ------------------------------------------------------------------------------------------ the optimizer's state
 
-static void read_floats(const Gpt2 *model, Tensor t, int64_t first, int64_t n, float *out) {
+Range gpt2_state_range(const Gpt2 *model, int index, StateSlot slot, int process) {
+    const Parameter *p = &model->parameters[index];
+    UpdateTensor whole = model->tensors[index];
+    const Tensor t = *state_slot_tensor(&whole, slot);
+    const Range own = gpt2_own_range(&model->options, model->layout.partition, p, index, process);
+    if (range_size(own) == 0 || t.rank == 0) return (Range){0, 0};
     const int64_t size = (int64_t)dtype_size(t.dtype);
-    if (t.dtype == DTYPE_FP32) {
-        gpt2_read_bytes(model, t, first * size, n * size, out);
+    if (range_size(own) == parameter_numel(p)) return (Range){0, (int64_t)tensor_bytes(t)};
+    const bool is_scale = slot == SLOT_M_SCALE || slot == SLOT_V_SCALE;
+    return is_scale ? (Range){own.begin / STATE_BLOCK * size, ceil_div(own.end, STATE_BLOCK) * size}
+                    : (Range){own.begin * size, own.end * size};
+}
+
+static Tensor own_state(const Gpt2 *model, int index, StateSlot slot) {
+    for (int i = 0; i < model->num_own; i++)
+        if (model->own[i].stream == index) return *state_slot_tensor(&model->own[i], slot);
+    return tensor_none();
+}
+
+void gpt2_set_reader(Gpt2 *model, StateReader *reader, void *context) {
+    model->reader = reader, model->reader_context = context;
+}
+
+bool gpt2_read_state(const Gpt2 *model, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
+    const Range own = gpt2_state_range(model, index, slot, model->options.rank);
+    if (first >= own.begin && first + n <= own.end) {
+        gpt2_read_bytes(model, own_state(model, index, slot), first - own.begin, n, out);
+        return true;
+    }
+    REQUIRE(model->reader, "the %s of %s belongs to another process", state_slot_name(slot),
+            model->parameters[index].name);
+    return model->reader(model->reader_context, index, slot, first, n, out);
+}
+
+void gpt2_write_state(Gpt2 *model, int index, StateSlot slot, int64_t first, int64_t n, const void *in) {
+    const Range own = gpt2_state_range(model, index, slot, model->options.rank);
+    const int64_t begin = max_i64(first, own.begin), end = min_i64(first + n, own.end);
+    if (begin >= end) return;
+    gpt2_write_bytes(model, own_state(model, index, slot), begin - own.begin, end - begin,
+                     (const char *)in + (begin - first));
+}
+
+// ------------------------------------------------------------------------------------------------ values of weights
+
+// Elements [first, first + n) as fp32 of a slot, or with slot WEIGHT of the weight itself; 16-bit tensors are converted
+// piece by piece through a buffer.
+enum { PIECE = 1 << 17, WEIGHT = -1 };
+
+static DType dtype_of(const Gpt2 *model, int index, int slot) {
+    UpdateTensor t = model->tensors[index];
+    return slot == WEIGHT ? t.weight.dtype : state_slot_tensor(&t, (StateSlot)slot)->dtype;
+}
+
+static bool read_elements(const Gpt2 *model, int index, int slot, int64_t first, int64_t n, void *out) {
+    const int64_t size = (int64_t)dtype_size(dtype_of(model, index, slot));
+    if (slot != WEIGHT) return gpt2_read_state(model, index, (StateSlot)slot, first * size, n * size, out);
+    gpt2_read_bytes(model, model->tensors[index].weight, first * size, n * size, out);
+    return true;
+}
+
+static void write_elements(Gpt2 *model, int index, int slot, int64_t first, int64_t n, const void *in) {
+    const int64_t size = (int64_t)dtype_size(dtype_of(model, index, slot));
+    if (slot == WEIGHT)
+        gpt2_write_bytes(model, model->tensors[index].weight, first * size, n * size, in);
+    else
+        gpt2_write_state(model, index, (StateSlot)slot, first * size, n * size, in);
+}
+
+static bool read_floats(const Gpt2 *model, int index, int slot, int64_t first, int64_t n, float *out) {
+    const DType dtype = dtype_of(model, index, slot);
+    if (dtype == DTYPE_FP32) return read_elements(model, index, slot, first, n, out);
+    uint16_t piece[PIECE];
+    for (int64_t done = 0, count; done < n; done += count) {
+        count = min_i64(n - done, PIECE);
+        if (!read_elements(model, index, slot, first + done, count, piece)) return false;
+        convert_elements(out + done, DTYPE_FP32, piece, dtype, count);
+    }
+    return true;
+}
+
+static void write_floats(Gpt2 *model, int index, int slot, int64_t first, int64_t n, const float *in) {
+    const DType dtype = dtype_of(model, index, slot);
+    if (dtype == DTYPE_FP32) {
+        write_elements(model, index, slot, first, n, in);
         return;
     }
     uint16_t piece[PIECE];
     for (int64_t done = 0, count; done < n; done += count) {
         count = min_i64(n - done, PIECE);
-        gpt2_read_bytes(model, t, (first + done) * size, count * size, piece);
-        convert_elements(out + done, DTYPE_FP32, piece, t.dtype, count);
+        convert_elements(piece, dtype, in + done, DTYPE_FP32, count);
+        write_elements(model, index, slot, first + done, count, piece);
     }
 }
 
-static void write_floats(Gpt2 *model, Tensor t, int64_t first, int64_t n, const float *in) {
-    const int64_t size = (int64_t)dtype_size(t.dtype);
-    if (t.dtype == DTYPE_FP32) {
-        gpt2_write_bytes(model, t, first * size, n * size, in);
-        return;
-    }
-    uint16_t piece[PIECE];
-    for (int64_t done = 0, count; done < n; done += count) {
-        count = min_i64(n - done, PIECE);
-        convert_elements(piece, t.dtype, in + done, DTYPE_FP32, count);
-        gpt2_write_bytes(model, t, (first + done) * size, count * size, piece);
-    }
+static bool has(const Gpt2 *model, int index, StateSlot slot) {
+    UpdateTensor t = model->tensors[index];
+    return state_slot_tensor(&t, slot)->rank > 0;
 }
 
-void gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t rows, float *out) {
-    const UpdateTensor *t = &model->tensors[index];
-    const int64_t cols = model->parameters[index].cols, first = first_row * cols, n = rows * cols;
-    read_floats(model, t->master.data ? t->master : t->weight, first, n, out);
-    if (!t->compensation.data) return;
-    float *compensation = calloc((size_t)n, sizeof *compensation);
-    REQUIRE_MEMORY(compensation, "the rows of a weight");
-    read_floats(model, t->compensation, first, n, compensation);
-    for (int64_t i = 0; i < n; i++) out[i] += compensation[i];
+static float *floats(int64_t n) {
+    float *values = calloc((size_t)n, sizeof *values);
+    REQUIRE_MEMORY(values, "the rows of a weight");
+    return values;
+}
+
+static bool get_values(const Gpt2 *model, int index, int64_t first, int64_t n, float *out) {
+    const int slot = has(model, index, SLOT_MASTER) ? (int)SLOT_MASTER : (int)WEIGHT;
+    if (!read_floats(model, index, slot, first, n, out)) return false;
+    if (!has(model, index, SLOT_COMPENSATION)) return true;
+    float *compensation = floats(n);
+    const bool ok = read_floats(model, index, SLOT_COMPENSATION, first, n, compensation);
+    for (int64_t i = 0; ok && i < n; i++) out[i] += compensation[i];
     free(compensation);
+    return ok;
+}
+
+bool gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t rows, float *out) {
+    const int64_t cols = model->parameters[index].cols;
+    return get_values(model, index, first_row * cols, rows * cols, out);
 }
 
 static void set_values(Gpt2 *model, int index, int64_t first, int64_t n, const float *in) {
-    const UpdateTensor *t = &model->tensors[index];
-    write_floats(model, t->weight, first, n, in);
-    if (t->master.data) write_floats(model, t->master, first, n, in);
+    write_floats(model, index, WEIGHT, first, n, in);
+    if (has(model, index, SLOT_MASTER)) write_floats(model, index, SLOT_MASTER, first, n, in);
     gpt2_weights_changed(model);
-    if (!t->compensation.data) return;
-    float *compensation = calloc((size_t)n, sizeof *compensation);
-    REQUIRE_MEMORY(compensation, "the rows of a weight");
-    read_floats(model, t->weight, first, n, compensation);
+    if (!has(model, index, SLOT_COMPENSATION)) return;
+    float *compensation = floats(n);
+    read_floats(model, index, WEIGHT, first, n, compensation);
     for (int64_t i = 0; i < n; i++) compensation[i] = in[i] - compensation[i];
-    write_floats(model, t->compensation, first, n, compensation);
+    write_floats(model, index, SLOT_COMPENSATION, first, n, compensation);
     free(compensation);
 }
 
 void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, const float *in) {
     const int64_t cols = model->parameters[index].cols;
     set_values(model, index, first_row * cols, rows * cols, in);
+}
+
+void gpt2_set_compensation(Gpt2 *model, int index, int64_t first_row, int64_t rows, const void *in) {
+    const DType dtype = dtype_of(model, index, SLOT_COMPENSATION);
+    const int64_t cols = model->parameters[index].cols, size = (int64_t)dtype_size(dtype);
+    const Range own = gpt2_state_range(model, index, SLOT_COMPENSATION, model->options.rank);
+    const int64_t begin = max_i64(first_row * cols, own.begin / size);
+    const int64_t n = min_i64((first_row + rows) * cols, own.end / size) - begin;
+    if (n <= 0) return;
+    const char *from = (const char *)in + (begin - first_row * cols) * size;
+    float *values = floats(n), *taken = floats(n);
+    get_values(model, index, begin, n, values);
+    convert_elements(taken, DTYPE_FP32, from, dtype, n);
+    for (int64_t k = 0; k < n; k++) values[k] -= taken[k];
+    write_floats(model, index, WEIGHT, begin, n, values);
+    write_elements(model, index, SLOT_COMPENSATION, begin, n, from);
+    gpt2_weights_changed(model);
+    free(values);
+    free(taken);
 }
 
 void gpt2_init_weights(Gpt2 *model, uint64_t seed) {

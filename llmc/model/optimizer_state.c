@@ -132,6 +132,12 @@ Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Par
     }
 }
 
+Tensor optimizer_state_slice(Tensor whole, StateSlot slot, const Parameter *p, int64_t first, int64_t n) {
+    if (whole.rank == 0 || (first == 0 && n == parameter_numel(p))) return whole;
+    const bool is_scale = slot == SLOT_M_SCALE || slot == SLOT_V_SCALE;
+    return tensor_make(NULL, whole.dtype, whole.name, is_scale ? ceil_div(n, STATE_BLOCK) : n, 0, 0, 0);
+}
+
 bool optimizer_is_elementwise(OptimizerKind kind) {
     for (int group = 0; group < 3; group++) {
         const UpdateRule rule = TABLE[kind].groups[group].rule;
@@ -145,6 +151,14 @@ bool optimizer_is_elementwise(OptimizerKind kind) {
 int64_t optimizer_offload_buffer(int64_t host_bytes) {
     enum { LEAST = 16 << 10, MOST = 16 << 20 };
     return OFFLOAD_PARTS * round_up(min_i64(max_i64(host_bytes / 8, LEAST), MOST), PLAN_ALIGNMENT);
+}
+
+// X X^T, its square, and their product with X.
+double optimizer_matmul_flops(OptimizerKind kind, const Parameter *p) {
+    if (optimizer_rule(kind, p) != RULE_DIRECTION) return 0;
+    const double rows = (double)p->rows / p->spec->stacked, cols = (double)p->cols;
+    const double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
+    return p->spec->stacked * MUON_STEPS * (4 * m * m * n + 2 * m * m * m);
 }
 
 // Allocates bytes one after the other; returns their offset.

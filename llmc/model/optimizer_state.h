@@ -50,6 +50,9 @@ Tensor *state_slot_tensor(UpdateTensor *t, StateSlot slot); // the field of that
 // Dtype and shape of a slot (data NULL); rank 0 if this optimizer does not keep it for this parameter.
 Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Parameter *p, StateSlot slot);
 
+// The shape of that slot for elements [first, first + n) of the parameter, which begin at a block of 8-bit states.
+Tensor optimizer_state_slice(Tensor whole, StateSlot slot, const Parameter *p, int64_t first, int64_t n);
+
 // Whether the rule of every parameter works element by element, so that its state can pass through in slices.
 bool optimizer_is_elementwise(OptimizerKind kind);
 
@@ -61,6 +64,8 @@ enum { OFFLOAD_PARTS = 3 };
 int64_t optimizer_offload_buffer(int64_t host_bytes);
 
 enum { MUON_STEPS = 5 }; // Newton-Schulz steps for each matrix
+// The FLOPs of these steps for a parameter; 0 for other rules.
+double optimizer_matmul_flops(OptimizerKind kind, const Parameter *p);
 
 // The places of Muon's intermediate results in its scratch memory: for the largest matrix X, in the compute dtype, X
 // and a product of its shape, and two of X X^T (X^T X if X is tall); one fp32 for each matrix. See

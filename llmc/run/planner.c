@@ -279,26 +279,24 @@ PlannedMemory planner_memory(const Gpt2Options *model) {
 
 // --------------------------------------------------------------------------------------------------------------- FLOPs
 
-// Newton-Schulz, as in llmc/train/optimizer.c: X X^T, its square, their product with X, MUON_STEPS times.
-static double muon_flops(const Gpt2Options *model) {
+// The processes that divide the update among them.
+static double sharers(const Gpt2Options *model) {
+    return model->divided && model->processes > 1 ? model->processes : 1;
+}
+
+static double update_flops(const Gpt2Options *model) {
     const int count = parameter_count(&model->config);
     Parameter *table = parameter_table(&model->config);
     double flops = 0;
-    for (int i = 0; i < count; i++) {
-        const Parameter *p = &table[i];
-        if (optimizer_rule(model->optimizer, p) != RULE_DIRECTION) continue;
-        const double rows = (double)p->rows / p->spec->stacked, cols = (double)p->cols;
-        const double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
-        flops += p->spec->stacked * MUON_STEPS * (4 * m * m * n + 2 * m * m * m);
-    }
+    for (int i = 0; i < count; i++) flops += optimizer_matmul_flops(model->optimizer, &table[i]);
     free(table);
-    return flops;
+    return flops / sharers(model);
 }
 
 double planner_step_flops(const Gpt2Options *model, int64_t tokens) {
     const double again = recompute_flops_per_token(&model->recompute, &model->config, model->T);
     const double exact = flops_per_token_exact(&model->config, model->T);
-    return (double)tokens * (exact + again) + (model->train ? muon_flops(model) : 0);
+    return (double)tokens * (exact + again) + (model->train ? update_flops(model) : 0);
 }
 
 double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens) {
@@ -355,9 +353,10 @@ static double update_bytes(const Gpt2Options *model, int64_t micro_steps) {
     UpdateTensor *t = update_tensors(model, table, count);
     double bytes = op_cost_optimizer_update(t, count).bytes + op_cost_adafactor_statistics(t, count).bytes +
                    op_cost_momentum_update(t, count).bytes;
+    for (int i = 0; i < count; i++) bytes += (double)tensor_bytes(t[i].grad);
+    bytes /= sharers(model);
     for (int i = 0; i < count; i++) {
         const Tensor own = tensor_make(NULL, DTYPE_FP32, "own", table[i].rows, table[i].cols, 0, 0);
-        bytes += (double)tensor_bytes(t[i].grad);
         if (model->gradients_in_dtype) bytes += (double)micro_steps * op_cost_gradient_add(t[i].grad, own, true).bytes;
     }
     free(t);
@@ -382,16 +381,33 @@ StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tok
     return s;
 }
 
-double planner_exchange_bytes(const Gpt2Options *model) {
-    if (model->processes <= 1 || !model->train) return 0;
-    MemoryPlan *plan = gpt2_plan(model);
-    double bytes = 0;
-    for (int i = 0; i < memory_plan_count(plan); i++) {
-        const PlannedTensor t = memory_plan_tensor(plan, i);
-        if (t.memory_class == MEM_GRADIENTS && strcmp(t.name, "gradients") == 0) bytes = (double)t.bytes;
+// What process r sends of a unit in an all-to-all and receives in an all-gather, in elements, or the other way round if
+// that is more: everything but its own range, and its own range once for each of the others.
+static double passed(const Partition *p, int unit, int r) {
+    const double all = (double)(p->begin[unit + 1] - p->begin[unit]);
+    const double own = (double)range_size(partition_of_unit(p, unit, r));
+    return fmax(all - own, (p->processes - 1) * own);
+}
+
+PlannedExchange planner_exchange(const Gpt2Options *model) {
+    PlannedExchange most = {0};
+    if (model->processes <= 1 || !model->train) return most;
+    const double gradient = (double)dtype_size(model->gradients_in_dtype ? model->dtype : DTYPE_FP32);
+    const double weight = (double)dtype_size(model->dtype);
+    Partition *p = partition_create(&model->config, model->optimizer, model->groups, model->processes);
+    const int outside = p->num_units - 1;
+    for (int r = 0; r < p->processes; r++) {
+        double all = 0;
+        for (int u = 0; u <= outside; u++) all += passed(p, u, r);
+        const double times = model->divided ? 1 : 2; // to the owners, and without -z 1 back
+        const PlannedExchange e = {.gradients = times * all * gradient,
+                                   .weights = model->divided ? all * weight : 0,
+                                   .last_gradients = times * passed(p, outside, r) * gradient,
+                                   .first_weights = model->divided ? passed(p, outside, r) * weight : 0};
+        if (e.gradients + e.weights > most.gradients + most.weights) most = e;
     }
-    memory_plan_destroy(plan);
-    return 2 * bytes * (model->processes - 1) / model->processes;
+    partition_destroy(p);
+    return most;
 }
 
 // ---------------------------------------------------------------------------------------------------------- one device
@@ -408,14 +424,28 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
     if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
 }
 
-// The exchange of the gradients; a GPU without the link that was asked for has no time of a step.
+// What the computation cannot hide of the exchange. Gradients leave during the backward pass of the last micro-step,
+// those outside blocks after it; weights arrive during the forward pass of the first, those outside blocks before it. A
+// forward pass is a third of the FLOPs.
+static double exposed_seconds(const DevicePlan *p, const PlannedExchange *e, bool overlap) {
+    const double rate = p->exchange_rate,
+                 micro_step = p->step.seconds / ceil((double)p->share_tokens / (double)(p->model.B * p->model.T));
+    if (!overlap) return p->exchange_seconds;
+    return (e->last_gradients + e->first_weights) / rate +
+           fmax(0, (e->gradients - e->last_gradients) / rate - micro_step * 2 / 3) +
+           fmax(0, (e->weights - e->first_weights) / rate - micro_step / 3);
+}
+
+// A GPU without the link that was asked for has no time of a step.
 static void plan_exchange(DevicePlan *p, const PlanRequest *r) {
     if (p->gpus == 1 || p->step.seconds == 0) return;
-    p->exchange_bytes = planner_exchange_bytes(&p->model);
+    const PlannedExchange e = planner_exchange(&p->model);
+    p->exchange_bytes = e.gradients + e.weights;
     p->exchange_rate = gpu_link_rate(&r->link, &p->gpu.spec);
     if (p->exchange_rate == 0) return;
     p->exchange_seconds = p->exchange_bytes / p->exchange_rate;
-    p->efficiency = p->step.seconds / (p->step.seconds + p->exchange_seconds);
+    p->exposed_seconds = exposed_seconds(p, &e, r->options->comm_overlap != 0);
+    p->efficiency = p->step.seconds / (p->step.seconds + p->exposed_seconds);
 }
 
 // The run as steps of the plan, and the min time they take.
@@ -425,7 +455,7 @@ static void plan_steps(DevicePlan *p, const PlanRequest *r) {
     p->step_tokens = (double)(p->windows * p->model.T);
     p->tokens = o->tokens > 0 ? o->tokens : fmax(0, (double)o->max_steps) * p->step_tokens;
     p->steps = ceil(p->tokens / p->step_tokens);
-    p->step_seconds = is_known ? p->step.seconds + p->exchange_seconds : 0;
+    p->step_seconds = is_known ? p->step.seconds + p->exposed_seconds : 0;
     p->run_seconds = p->step_seconds * p->steps;
     p->run_cost = p->run_seconds / 3600 * o->price * p->gpus;
 }

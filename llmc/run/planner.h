@@ -79,10 +79,15 @@ typedef struct {
 } StepLimit;
 StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens);
 
-// Bytes that each of model->processes GPUs sends in a step, and receives at the same time: of n bytes of gradients, its
-// own slice stays. The slices of the others go out, then its sum goes to each of the others: 2 n (processes - 1) /
-// processes. See train/data_parallel.h; the losses, a few KB, are not counted.
-double planner_exchange_bytes(const Gpt2Options *model);
+// Bytes that each of model->processes GPUs sends in a step, and receives at the same time, see train/data_parallel.h:
+// of n bytes of gradients its own range stays, and the others go to their owners, n (processes - 1) / processes; its
+// sum then goes to all others, which is as much again, or with -z 1 its new weights do. Where whole tensors are
+// divided: those of the GPU with the most. The losses, a few KB, are not counted.
+typedef struct {
+    double gradients, weights;
+    double last_gradients, first_weights; // the part of them outside blocks
+} PlannedExchange;
+PlannedExchange planner_exchange(const Gpt2Options *model);
 
 // -------------------------------------------------------------------------------------------------------------- memory
 
@@ -166,7 +171,7 @@ typedef struct {
     int64_t batch;                              // the largest B at the -r of model; 0: not one sequence fits
     StepLimit step;                             // of one GPU's share; nearly the same for smaller micro-batches
     double exchange_bytes, exchange_rate;       // of several GPUs: sent by each in a step; bytes/s, 0: unknown
-    double exchange_seconds;                    // not overlapped with computation
+    double exchange_seconds, exposed_seconds;   // the second: at least, beside computation
     double efficiency;                          // step.seconds / step_seconds: the part of a step that computes
     double tokens, steps, step_tokens;          // of the run, 0: unknown; of a step
     double step_seconds, run_seconds, run_cost; // lower bounds; 0: unknown, or not one sequence fits

@@ -58,6 +58,8 @@ static int64_t largest_without_scratch(const Gpt2Options *model, double room, in
 
 int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t most) {
     enum { MOST = 65536 }; // of -b
+    // Needs less than a smaller one where a single micro-step lets gradients be freed.
+    if (most > 0 && most < MOST && bytes_at(model, most) <= bytes) return most;
     int64_t B = largest_without_scratch(model, bytes, most > 0 && most < MOST ? most : MOST);
     while (B > 0 && bytes_at(model, B) > bytes) B--;
     return B;
@@ -188,7 +190,16 @@ static bool choose_checked(Gpt2Options *model, const Search *search) {
 
 // ------------------------------------------------------------------------------------------------ when it does not fit
 
-enum { ONE_SAMPLE = 1, FEWER_B = 2, RECOMPUTE = 4, OPTIMIZER = 8, GRADIENTS = 16, OFFLOAD = 32, NUM_REMEDIES = 6 };
+enum {
+    ONE_SAMPLE = 1,
+    FEWER_B = 2,
+    RECOMPUTE = 4,
+    DIVIDE = 8,
+    OPTIMIZER = 16,
+    GRADIENTS = 32,
+    OFFLOAD = 64,
+    NUM_REMEDIES = 7
+};
 
 // Those of the remedies that would change something.
 static int remedies_of(const Gpt2Options *m, const Search *s) {
@@ -197,6 +208,7 @@ static int remedies_of(const Gpt2Options *m, const Search *s) {
     if (m->sequences > 1) r |= ONE_SAMPLE;
     if (!s->any_batch && m->B > 1) r |= FEWER_B;
     if (!s->any_recompute && m->train) r |= RECOMPUTE;
+    if (m->train && m->processes > 1 && !m->divided) r |= DIVIDE;
     if (m->train && (m->optimizer != OPTIMIZER_ADAMW_8BIT || master)) r |= OPTIMIZER;
     if (m->train && !m->gradients_in_dtype && m->dtype != DTYPE_FP32) r |= GRADIENTS;
     if (m->train && !m->offload) r |= OFFLOAD;
@@ -210,6 +222,7 @@ static bool try_remedies(Gpt2Options *m, const Search *search, int remedies) {
     if (remedies & ONE_SAMPLE) m->sequences = 1;
     if (remedies & FEWER_B) s.most = m->B - 1, s.any_batch = true;
     if (remedies & RECOMPUTE) s.any_recompute = true;
+    if (remedies & DIVIDE) m->divided = true;
     if (remedies & OPTIMIZER) m->optimizer = OPTIMIZER_ADAMW_8BIT, m->master = false;
     if (remedies & GRADIENTS) m->gradients_in_dtype = true;
     if (remedies & OFFLOAD) m->offload = true;
@@ -226,7 +239,8 @@ static void name_remedies(char *text, size_t size, const Gpt2Options *m, int rem
     char batch[32];
     snprintf(batch, sizeof batch, "-b %lld", (long long)m->B);
     const char *const names[NUM_REMEDIES] = {
-        "--samples 1", batch, "-r auto", "--optimizer adamw8bit -w 0", "--grad-dtype compute", "--offload optimizer"};
+        "--samples 1",        batch, "-r auto", "-z 1", "--optimizer adamw8bit -w 0", "--grad-dtype compute",
+        "--offload optimizer"};
     text[0] = '\0';
     for (int i = 0; i < NUM_REMEDIES; i++) {
         const size_t used = strlen(text);

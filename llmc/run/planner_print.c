@@ -125,7 +125,7 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     fprintf(out,
             "limit       min time of a step = FLOP / dense peak + bytes / bandwidth%s%s of the datasheet; real steps "
             "take longer\n",
-            s->link_bytes > 0 ? " + bytes / link" : "", p->gpus > 1 ? " + exchange / link" : "");
+            s->link_bytes > 0 ? " + bytes / link" : "", p->gpus > 1 ? " + exposed exchange" : "");
 }
 
 static void print_exchange(FILE *out, const DevicePlan *p, const PlanRequest *r) {
@@ -141,8 +141,9 @@ static void print_exchange(FILE *out, const DevicePlan *p, const PlanRequest *r)
             p->exchange_seconds);
     fprintf(
         out,
-        "limit       the exchange does not overlap with computation: efficiency %.1f%% if both reach the datasheet\n",
-        100 * p->efficiency);
+        "limit       computation hides at most %.3g s of it, %.3g s are exposed: efficiency %.1f%% if both reach the "
+        "datasheet\n",
+        p->exchange_seconds - p->exposed_seconds, p->exposed_seconds, 100 * p->efficiency);
 }
 
 // The figures of one GPU as printed in a line; "-" where there is none.
@@ -331,7 +332,8 @@ static void add_device(cJSON *devices, const DevicePlan *p) {
     JSON_ADD(cJSON_AddObjectToObject(device, "limit"), JSON_NUMBER("step_flop", s->flops),
              JSON_NUMBER("step_fp8_flop", s->fp8_flops), JSON_NUMBER("step_bytes", s->bytes),
              JSON_NUMBER("step_link_bytes", s->link_bytes), JSON_NUMBER("step_exchange_bytes", p->exchange_bytes),
-             JSON_KNOWN("step_exchange_seconds", p->exchange_seconds), JSON_KNOWN("efficiency", p->efficiency),
+             JSON_KNOWN("step_exchange_seconds", p->exchange_seconds),
+             JSON_KNOWN("step_exposed_seconds", p->exposed_seconds), JSON_KNOWN("efficiency", p->efficiency),
              JSON_NUMBER("step_tokens", p->step_tokens), JSON_KNOWN("step_seconds", p->step_seconds),
              JSON_KNOWN("tokens_per_second", p->step_seconds > 0 ? p->step_tokens / p->step_seconds : 0),
              JSON_KNOWN("steps", p->steps), JSON_KNOWN("run_seconds", p->run_seconds),

@@ -112,6 +112,7 @@ static bool try_step(Gpt2 *model, Optimizer *optimizer, const StepShare *share, 
         if (ok && windows % share->B > 0) ok = try_micro_step(model, windows % share->B, tokens, err);
     }
     tensor_fill(gpt2_step_losses(model), NAN);
+    optimizer_norm(optimizer);
     optimizer_step(optimizer, 1, 0.0, tokens, false);
     gpt2_set_control(model, &control);
     return ok;
@@ -142,7 +143,7 @@ bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
     NumericsRow *all = comm_gather_new(rows, (size_t)count * sizeof *rows, err);
     const bool ok = all != NULL;
     for (int r = 0; ok && r < count; r++) {
-        if (!rows[r].of_micro_steps) continue; // all processes have the same
+        if (!rows[r].of_process) continue; // all processes have the same
         TensorStats *sum = &rows[r].stats;
         memset(sum, 0, sizeof *sum);
         for (int i = 0; i < comm_size(); i++) {

@@ -330,6 +330,12 @@ void step_time_add(StepTime *t, double seconds) {
     t->mean = t->seconds / t->steps;
 }
 
+// A part of the gradient norm belongs to a parameter.
+static const char *name_of_part(const Gpt2 *model, int part) {
+    const Partition *p = gpt2_partition(model);
+    return part < p->num_norm_parts ? gpt2_parameters(model)[p->norm_parts[part].parameter].name : NULL;
+}
+
 void report_step(Report *r, StepRecord *record) {
     const RunSetup *s = r->setup;
     const StepControl *control = record->control;
@@ -340,7 +346,7 @@ void report_step(Report *r, StepRecord *record) {
         .total = s->total_steps,
         .control = *control,
         .last_loss_scale = r->loss_scale,
-        .bad_tensor = control->bad_tensor >= 0 ? gpt2_parameters(r->gpt2)[control->bad_tensor].name : NULL,
+        .bad_tensor = control->bad_tensor >= 0 ? name_of_part(r->gpt2, control->bad_tensor) : NULL,
         .lr = record->lr,
         .seconds = device_event_seconds(record->start, record->stop),
         .tokens = (double)(s->step_windows * s->T),

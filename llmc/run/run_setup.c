@@ -272,6 +272,9 @@ Gpt2Options run_setup_model(const RunSetup *s) {
         .groups = s->options.reduce_groups,
         .group_count = s->options.reduce_groups / process_count(o),
         .processes = process_count(o),
+        .rank = comm_rank(),
+        .divided = o->zero_stage > 0,
+        .group_windows = o->total_batch > 0 ? ceil_div(o->total_batch / s->T, max_i64(o->reduce_groups, 1)) : 0,
         .sequences = o->sample_every > 0 || o->interactive ? o->samples : 0,
     };
 }

@@ -499,7 +499,7 @@ static double share(const NumericsRow *row, double elements) {
 }
 static double underflow(const NumericsRow *row) { return share(row, row->stats.underflow); }
 static double overflow(const NumericsRow *row) { return share(row, row->stats.overflow); }
-static double ratio(const NumericsRow *row) { return row->ratio; }
+static double ratio(const NumericsRow *row) { return gpt2_numerics_ratio(row); }
 
 // The row for which `of` is largest, or smallest, among those where it is above 0; NULL: it is 0 everywhere.
 static const NumericsRow *extreme(const NumericsRow *rows, int count, double (*of)(const NumericsRow *), bool largest) {
@@ -531,8 +531,8 @@ static void numerics_text(RunLog *log, int64_t step, const NumericsRow *rows, in
     }
     const NumericsRow *least = extreme(rows, count, ratio, false), *most = extreme(rows, count, ratio, true);
     if (most)
-        snprintf(text + used, sizeof text - used, " | update/weight %.1e (%.*s) to %.1e (%.*s)", least->ratio,
-                 kind_length(least), least->name, most->ratio, kind_length(most), most->name);
+        snprintf(text + used, sizeof text - used, " | update/weight %.1e (%.*s) to %.1e (%.*s)", ratio(least),
+                 kind_length(least), least->name, ratio(most), kind_length(most), most->name);
     runlog_text(log, "numerics at step %lld%s", (long long)step, text);
 }
 
@@ -551,9 +551,9 @@ static void numerics_class(Entry *e, const NumericsRow *row) {
         snprintf(key, sizeof key, "%s/%s", row->name, fields[i].name);
         entry_number(e, key, fields[i].value, FLOAT_DIGITS);
     }
-    if (!(row->ratio > 0.0)) return;
+    if (!(ratio(row) > 0.0)) return;
     snprintf(key, sizeof key, "update_ratio/%.*s", kind_length(row), row->name);
-    entry_number(e, key, row->ratio, FLOAT_DIGITS);
+    entry_number(e, key, ratio(row), FLOAT_DIGITS);
 }
 
 void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count) {

@@ -58,13 +58,26 @@ static void *allocate_piece(void) { return allocate_floats(STATE_PIECE_FLOATS); 
 
 // ----------------------------------------------------------------------------------------------------------- writing
 
-static bool append_tensor(SafetensorsWriter *w, const Gpt2 *model, Tensor t, int64_t bytes, void *piece, Error *err) {
+static bool append_state(SafetensorsWriter *w, const Gpt2 *model, int index, StateSlot slot, int64_t bytes, void *piece,
+                         Error *err) {
     for (int64_t done = 0, n; done < bytes; done += n) {
         n = min_i64(bytes - done, PIECE_BYTES);
-        gpt2_read_bytes(model, t, done, n, piece);
+        if (!gpt2_read_state(model, index, slot, done, n, piece))
+            return error_set(err, "the state of another process cannot be read");
         if (!safetensors_writer_append(w, piece, (size_t)n, err)) return false;
     }
     return true;
+}
+
+static bool append_fp8(SafetensorsWriter *w, const Gpt2 *model, Error *err) {
+    const Tensor slots = gpt2_fp8_slots(model);
+    if (slots.rank == 0) return true;
+    void *bytes = malloc(tensor_bytes(slots));
+    REQUIRE_MEMORY(bytes, "the scales of fp8");
+    gpt2_read_bytes(model, slots, 0, (int64_t)tensor_bytes(slots), bytes);
+    const bool ok = safetensors_writer_append(w, bytes, tensor_bytes(slots), err);
+    free(bytes);
+    return ok;
 }
 
 // The entries of the file, in order; *n of them. Malloced.
@@ -84,15 +97,14 @@ static SafetensorsEntry *list_entries(const Gpt2 *model, int *n) {
 }
 
 static bool append_all(SafetensorsWriter *w, const Gpt2 *model, void *piece, Error *err) {
-    const Tensor fp8 = gpt2_fp8_slots(model);
     bool ok = true;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
         for (int i = 0; ok && i < gpt2_num_tensors(model); i++) {
             const Tensor t = slot_tensor(model, i, slot);
             const SafetensorsEntry e = describe(&gpt2_parameters(model)[i], t, (StateSlot)slot);
-            if (e.rank > 0) ok = append_tensor(w, model, t, entry_bytes(&e), piece, err);
+            if (e.rank > 0) ok = append_state(w, model, i, (StateSlot)slot, entry_bytes(&e), piece, err);
         }
-    return ok && (fp8.rank == 0 || append_tensor(w, model, fp8, (int64_t)tensor_bytes(fp8), piece, err));
+    return ok && append_fp8(w, model, err);
 }
 
 static const char metadata_optimizer[] = "optimizer";
@@ -156,11 +168,12 @@ static const SafetensorsEntry *find_state(const SafetensorsFile *f, const Safete
     return NULL;
 }
 
-static bool load_bytes(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *e, Tensor t, void *piece, Error *err) {
+static bool load_slot(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, StateSlot slot, void *piece,
+                      Error *err) {
     for (int64_t done = 0, n; done < e->bytes; done += n) {
         n = min_i64(e->bytes - done, PIECE_BYTES);
         if (!safetensors_read_bytes(f, e, done, n, piece, err)) return false;
-        gpt2_write_bytes(model, t, done, n, piece);
+        gpt2_write_state(model, i, slot, done, n, piece);
     }
     return true;
 }
@@ -168,34 +181,16 @@ static bool load_bytes(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *
 // Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation is half a
 // step, the weight could be either neighbour. So the weight becomes the value less compensation, which is exact,
 // because the value was rounded to fp32 by far less than half a step of the weight.
-static void set_compensation(Gpt2 *model, int i, int64_t first_row, int64_t rows, const void *compensation,
-                             float *values, float *taken) {
-    const UpdateTensor *t = &gpt2_tensors(model)[i];
-    const int64_t cols = gpt2_parameters(model)[i].cols, first = first_row * cols, n = rows * cols;
-    const int64_t size = (int64_t)dtype_size(t->compensation.dtype);
-    gpt2_get_weight(model, i, first_row, rows, values);
-    convert_elements(taken, DTYPE_FP32, compensation, t->compensation.dtype, n);
-    for (int64_t k = 0; k < n; k++) values[k] -= taken[k];
-    convert_elements(taken, t->weight.dtype, values, DTYPE_FP32, n);
-    gpt2_write_bytes(model, t->weight, first * size, n * size, taken);
-    gpt2_write_bytes(model, t->compensation, first * size, n * size, compensation);
-}
-
 static bool load_compensation(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, void *piece,
                               Error *err) {
     const Parameter *p = &gpt2_parameters(model)[i];
     const int64_t row_bytes = p->cols * (int64_t)dtype_size(e->dtype);
-    float *values = allocate_floats(STATE_PIECE_FLOATS), *taken = allocate_floats(STATE_PIECE_FLOATS);
-    bool ok = true;
-    for (int64_t row = 0, n; ok && row < p->file_rows; row += n) {
+    for (int64_t row = 0, n; row < p->file_rows; row += n) {
         n = min_i64(state_piece_rows(p), p->file_rows - row);
-        ok = safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err);
-        if (ok) set_compensation(model, i, row, n, piece, values, taken);
+        if (!safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err)) return false;
+        gpt2_set_compensation(model, i, row, n, piece);
     }
-    gpt2_weights_changed(model);
-    free(values);
-    free(taken);
-    return ok;
+    return true;
 }
 
 static bool load_state(Gpt2 *model, SafetensorsFile *f, int i, int slot, void *piece, Error *err) {
@@ -205,16 +200,22 @@ static bool load_state(Gpt2 *model, SafetensorsFile *f, int i, int slot, void *p
     const SafetensorsEntry *e = find_state(f, &expected, err);
     if (!e) return false;
     return slot == SLOT_COMPENSATION ? load_compensation(model, f, e, i, piece, err)
-                                     : load_bytes(model, f, e, t, piece, err);
+                                     : load_slot(model, f, e, i, (StateSlot)slot, piece, err);
 }
 
 // A run that turns on fp8 at a checkpoint finds no scales there and starts with new ones.
-static bool load_fp8(Gpt2 *model, SafetensorsFile *f, void *piece, Error *err) {
+static bool load_fp8(Gpt2 *model, SafetensorsFile *f, Error *err) {
     const Tensor slots = gpt2_fp8_slots(model);
     const SafetensorsEntry expected = describe_fp8(slots);
     if (slots.rank == 0 || !safetensors_find(f, expected.name)) return true;
     const SafetensorsEntry *e = find_state(f, &expected, err);
-    return e && load_bytes(model, f, e, slots, piece, err);
+    if (!e) return false;
+    void *bytes = malloc((size_t)e->bytes);
+    REQUIRE_MEMORY(bytes, "the scales of fp8");
+    const bool ok = safetensors_read_bytes(f, e, 0, e->bytes, bytes, err);
+    if (ok) gpt2_write_bytes(model, slots, 0, e->bytes, bytes);
+    free(bytes);
+    return ok;
 }
 
 // Checkpoints that do not state an optimizer are older than the option and contain AdamW's state.
@@ -234,7 +235,7 @@ bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err) {
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
         for (int i = 0; ok && i < gpt2_num_tensors(model); i++)
             ok = load_state(model, f, i, slot, piece, err) || error_prefix(err, "%s", name);
-    ok = ok && (load_fp8(model, f, piece, err) || error_prefix(err, "%s", name));
+    ok = ok && (load_fp8(model, f, err) || error_prefix(err, "%s", name));
     free(piece);
     safetensors_close(f);
     free(name);

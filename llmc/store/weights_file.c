@@ -267,14 +267,18 @@ static bool put(const StateWriter *s, const float *values, int64_t n, Error *err
     return check_range(s, values, n, err) && s->sink(s->file, s->halves, (size_t)n * sizeof *s->halves, err);
 }
 
+static bool get_rows(const StateWriter *s, int64_t first, int64_t rows, float *out, Error *err) {
+    return gpt2_get_weight(s->model, s->index, first, rows, out) ||
+           error_set(err, "the state of another process cannot be read");
+}
+
 static bool write_plain(const StateWriter *s, Error *err) {
     const Parameter *p = s->p;
     float *piece = allocate(min_i64(STATE_PIECE_FLOATS, p->file_rows * p->cols), sizeof *piece);
     bool ok = true;
     for (int64_t row = 0; ok && row < p->file_rows; row += state_piece_rows(p)) {
         const int64_t n = min_i64(state_piece_rows(p), p->file_rows - row);
-        gpt2_get_weight(s->model, s->index, row, n, piece);
-        ok = put(s, piece, n * p->cols, err);
+        ok = get_rows(s, row, n, piece, err) && put(s, piece, n * p->cols, err);
     }
     free(piece);
     return ok;
@@ -283,8 +287,7 @@ static bool write_plain(const StateWriter *s, Error *err) {
 static bool write_transposed(const StateWriter *s, Error *err) {
     const int64_t out = s->p->rows, in = s->p->cols;
     float *matrix = allocate(out * in, sizeof *matrix), *strip = allocate(TRANSPOSE_STRIP * out, sizeof *strip);
-    gpt2_get_weight(s->model, s->index, 0, out, matrix);
-    bool ok = true;
+    bool ok = get_rows(s, 0, out, matrix, err);
     for (int64_t c = 0; ok && c < in; c += TRANSPOSE_STRIP) {
         const int64_t n = min_i64(TRANSPOSE_STRIP, in - c);
         transpose(strip, out, matrix + c, in, out, n);

@@ -1,5 +1,5 @@
 // See data_parallel.h. Within a process the tree is a binary counter: digit i of the number of groups computed so far
-// says whether the sum of 2^i groups waits in gpt2_gradient_sum(i). A new group is added to digit 0, 1, ... as a carry.
+// says whether the sum of 2^i groups waits in gpt2_unit_sums(i). A new group is added to digit 0, 1, ... as a carry.
 #include "llmc/train/data_parallel.h"
 
 #include "llmc/base/arithmetic.h"
@@ -7,6 +7,8 @@
 #include "llmc/data/dataloader.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 // --------------------------------------------------------------------------------------------------------- the share
 
@@ -16,7 +18,7 @@ static bool is_possible(int groups, int processes) {
 }
 
 bool step_share_make(StepShare *s, int64_t step_windows, int64_t B, int groups, int rank, int processes, Error *err) {
-    *s = (StepShare){.step_windows = step_windows, .B = B, .groups = groups};
+    *s = (StepShare){.step_windows = step_windows, .B = B, .groups = groups, .rank = rank, .processes = processes};
     if (step_windows < groups)
         return error_set(err, "-d: a step of %lld sequences cannot be cut into %d groups (--reduce-groups)",
                          (long long)step_windows, groups);
@@ -42,98 +44,330 @@ static int64_t windows_of(const StepShare *s, int64_t group) {
 
 int64_t step_share_windows(const StepShare *s, int number) { return windows_of(s, s->first + number); }
 
+// -------------------------------------------------------------------------------------------------------- the object
+
+// Elements [first, first + n) of the range of each process in a unit, as far as it has so many: exchanged at once.
+typedef struct {
+    int unit;
+    int64_t first, n;
+} Piece;
+
+// Requests of device.h: two of pieces and of their sums, by turns; one of everything that is waited for at once; and
+// one of the weights of each unit.
+enum { PIECES = 2, REQUEST_PIECE = 0, REQUEST_SUM = 2, REQUEST_NOW = 4, REQUEST_WEIGHTS = 5 };
+
+struct DataParallel {
+    StepShare share;
+    Gpt2 *model;
+    const Partition *partition;
+    bool overlap;
+    UnitHooks hooks;
+    bool last;            // the current micro-step is the last one of its step
+    Piece pieces[PIECES]; // on their way: number `done` .. `started` - 1, in turns
+    int64_t started, done;
+    bool sums[PIECES]; // the sum of the piece that was in this turn is on its way to all
+    bool *weights;     // (units): on their way
+    Range *parts;      // (processes): scratch
+    char *host;        // HOST_BYTES of host_alloc, for state that is read
+    bool ok;           // no request has failed
+    Error err;
+};
+
+enum { HOST_BYTES = 4 << 20 };
+
+static bool divided(const DataParallel *d) { return d->share.processes > 1 && gpt2_options(d->model)->divided; }
+
+static void before_forward(void *context, int unit);
+static void after_backward(void *context, int unit);
+static bool read_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out);
+
+DataParallel *data_parallel_create(const StepShare *share, Gpt2 *model, bool overlap, Error *err) {
+    DataParallel *d = calloc(1, sizeof *d);
+    REQUIRE_MEMORY(d, "the exchange");
+    d->share = *share, d->model = model, d->partition = gpt2_partition(model), d->overlap = overlap, d->ok = true;
+    d->hooks = (UnitHooks){before_forward, after_backward, d};
+    d->weights = calloc((size_t)d->partition->num_units, sizeof *d->weights);
+    d->parts = calloc((size_t)share->processes, sizeof *d->parts);
+    REQUIRE_MEMORY(d->weights && d->parts, "the exchange");
+    if (!divided(d)) return d;
+    d->host = host_alloc(HOST_BYTES, err);
+    if (!d->host) {
+        data_parallel_destroy(d);
+        return NULL;
+    }
+    gpt2_set_reader(model, read_state, d);
+    return d;
+}
+
+void data_parallel_destroy(DataParallel *d) {
+    if (!d) return;
+    if (d->host) host_free(d->host);
+    free(d->weights);
+    free(d->parts);
+    free(d);
+}
+
+// Keeps the first failure: later calls do nothing.
+static void keep(DataParallel *d, bool ok) { d->ok = d->ok && ok; }
+
+static bool result(DataParallel *d, Error *err) {
+    if (d->ok) return true;
+    *err = d->err;
+    return comm_lost(err);
+}
+
 // ------------------------------------------------------------------------------------------------- within a process
 
 // The numbers of micro-steps, which choose random bits, are those of a process that computes all groups, each with as
 // many micro-steps as the largest one.
 static int64_t micro_steps_of_any(const StepShare *s) { return ceil_div(ceil_div(s->step_windows, s->groups), s->B); }
 
-static void count_micro_steps(const StepShare *s, const Gpt2 *model, int64_t count) {
-    if (s->groups > 1 && count > 0 && gpt2_all_gradients(model).dtype != DTYPE_FP32)
-        micro_step_count(gpt2_control(model), count);
+static void count_micro_steps(const DataParallel *d, int64_t count) {
+    if (d->share.groups > 1 && count > 0 && gpt2_unit_gradients(d->model, 0).dtype != DTYPE_FP32)
+        micro_step_count(gpt2_control(d->model), count);
 }
 
-void data_parallel_begin(const StepShare *s, const Gpt2 *model) {
-    count_micro_steps(s, model, s->first * micro_steps_of_any(s));
+void data_parallel_begin(DataParallel *d) { count_micro_steps(d, d->share.first * micro_steps_of_any(&d->share)); }
+
+void data_parallel_micro_step(DataParallel *d, bool last) {
+    bool weights = false;
+    for (int u = 0; u < d->partition->num_units; u++) weights |= d->weights[u];
+    d->last = last;
+    gpt2_set_hooks(d->model, d->share.processes > 1 && (last || weights) ? &d->hooks : NULL);
 }
 
 // sum = sum + other, rounded to nearest.
 static void add(Tensor sum, Tensor other) { tensor_axpby(sum, 1.0f, other, 1.0f, sum); }
 
-void data_parallel_end_group(const StepShare *s, const Gpt2 *model, int number) {
-    const Tensor gradients = gpt2_all_gradients(model);
-    const bool last = number + 1 == s->count;
-    count_micro_steps(s, model, micro_steps_of_any(s) - ceil_div(step_share_windows(s, number), s->B));
-    if (s->groups > 1)
-        tensor_cast(tensor_slice_rows(gpt2_step_losses(model), s->first + number, 1), gpt2_sequence_losses(model));
+// Adds group `number` of the unit to the sums that wait for it; all of them in the last group.
+static void add_group(const DataParallel *d, int unit, int number) {
+    const Tensor gradients = gpt2_unit_gradients(d->model, unit);
+    const bool last = number + 1 == d->share.count;
     int level = 0;
     for (; number >> level & 1 || (last && number >> level > 0); level++)
-        if (number >> level & 1) add(gradients, gpt2_gradient_sum(model, level));
-    if (!last) tensor_cast(gpt2_gradient_sum(model, level), gradients);
+        if (number >> level & 1) add(gradients, gpt2_unit_sums(d->model, unit, level));
+    if (!last) tensor_cast(gpt2_unit_sums(d->model, unit, level), gradients);
 }
 
-// ------------------------------------------------------------------------------------------------ between processes
+void data_parallel_end_group(DataParallel *d, int number) {
+    const StepShare *s = &d->share;
+    const bool sent = d->share.processes > 1 && number + 1 == s->count; // unit by unit, in after_backward
+    count_micro_steps(d, micro_steps_of_any(s) - ceil_div(step_share_windows(s, number), s->B));
+    if (s->groups > 1)
+        tensor_cast(tensor_slice_rows(gpt2_step_losses(d->model), s->first + number, 1),
+                    gpt2_sequence_losses(d->model));
+    for (int u = 0; s->count > 1 && !sent && u < d->partition->num_units; u++) add_group(d, u, number);
+}
 
-// Elements [begin, begin + processes * slice) of the gradients: exchanged at once.
+// -------------------------------------------------------------------------------------------------- sums of gradients
+
+// The elements of the unit's memory that process r has of a piece.
+static Range part_of(const DataParallel *d, Piece p, int r) {
+    const Range own = partition_of_unit(d->partition, p.unit, r);
+    const int64_t begin = min_i64(own.begin + p.first, own.end), end = min_i64(begin + p.n, own.end);
+    const int64_t unit = d->partition->begin[p.unit];
+    return (Range){begin - unit, end - unit};
+}
+
+// The parts of all processes, in bytes.
+static const Range *parts_of(const DataParallel *d, Piece p, DType dtype) {
+    const int64_t size = (int64_t)dtype_size(dtype);
+    for (int r = 0; r < d->share.processes; r++) {
+        const Range part = part_of(d, p, r);
+        d->parts[r] = range_size(part) > 0 ? (Range){part.begin * size, part.end * size} : (Range){0, 0};
+    }
+    return d->parts;
+}
+
+// Waits for the oldest piece, and adds what came in the order of the tree.
+static void finish_piece(DataParallel *d) {
+    const int turn = (int)(d->done++ % PIECES), processes = d->share.processes;
+    const Piece p = d->pieces[turn];
+    const Range own = part_of(d, p, d->share.rank);
+    const int64_t n = range_size(own);
+    const Tensor gradients = gpt2_unit_gradients(d->model, p.unit), received = gpt2_exchange_buffer(d->model, turn);
+    if (!d->ok) return;
+    keep(d, device_comm_wait(REQUEST_PIECE + turn, &d->err));
+    if (n > 0) {
+        for (int width = 1; width < processes; width *= 2)
+            for (int i = 0; i + width < processes; i += 2 * width)
+                add(tensor_slice_elements(received, i * n, n), tensor_slice_elements(received, (i + width) * n, n));
+        tensor_cast(tensor_slice_elements(gpt2_own_gradients(d->model, p.unit), p.first, n),
+                    tensor_slice_elements(received, 0, n));
+    }
+    if (divided(d) || !d->ok) return;
+    if (d->sums[turn]) keep(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
+    d->sums[turn] = true;
+    if (d->ok) keep(d, device_all_gather(gradients.data, parts_of(d, p, gradients.dtype), REQUEST_SUM + turn, &d->err));
+}
+
+static void finish_all(DataParallel *d) {
+    while (d->done < d->started) finish_piece(d);
+}
+
+static void start_piece(DataParallel *d, Piece p) {
+    const Tensor gradients = gpt2_unit_gradients(d->model, p.unit);
+    if (d->started - d->done == PIECES) finish_piece(d);
+    const int turn = (int)(d->started++ % PIECES);
+    d->pieces[turn] = p;
+    if (d->ok)
+        keep(d, device_all_to_all(gpt2_exchange_buffer(d->model, turn).data, gradients.data,
+                                  parts_of(d, p, gradients.dtype), REQUEST_PIECE + turn, &d->err));
+}
+
+// A block has had the time of another block's backward pass when it is waited for; where gradients are freed, the pass
+// goes on in its memory.
+static void after_backward(void *context, int unit) {
+    DataParallel *d = context;
+    const int processes = d->share.processes;
+    comm_progress();
+    device_comm_progress();
+    if (!d->last) return;
+    comm_collective("sum of gradients");
+    if (d->share.count > 1) add_group(d, unit, d->share.count - 1);
+    finish_all(d);
+    const int64_t fits = tensor_numel(gpt2_exchange_buffer(d->model, 0)) / processes / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+    int64_t longest = 0;
+    for (int r = 0; r < processes; r++)
+        longest = max_i64(longest, range_size(partition_of_unit(d->partition, unit, r)));
+    for (int64_t first = 0; first < longest; first += fits)
+        start_piece(d, (Piece){unit, first, min_i64(fits, longest - first)});
+    if (!d->overlap) finish_all(d);
+}
+
+bool data_parallel_end(DataParallel *d, Error *err) {
+    const StepShare *s = &d->share;
+    const Tensor losses = gpt2_step_losses(d->model);
+    count_micro_steps(d, (s->groups - s->first - s->count) * micro_steps_of_any(s));
+    if (s->processes == 1) return true;
+    gpt2_set_hooks(d->model, NULL);
+    finish_all(d);
+    for (int turn = 0; turn < PIECES; turn++) {
+        if (d->sums[turn] && d->ok) keep(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
+        d->sums[turn] = false;
+    }
+    comm_collective("losses of all");
+    const int64_t bytes = (int64_t)tensor_bytes(losses) / s->processes;
+    for (int r = 0; r < s->processes; r++) d->parts[r] = (Range){r * bytes, (r + 1) * bytes};
+    if (d->ok) keep(d, device_all_gather(losses.data, d->parts, REQUEST_NOW, &d->err));
+    if (d->ok) keep(d, device_comm_wait(REQUEST_NOW, &d->err));
+    return result(d, err);
+}
+
+// Each process has the sums of squares of its parts, and 0 for the others. So the sum of the rows is exact.
+bool data_parallel_share_norm(DataParallel *d, Error *err) {
+    const Tensor norm = gpt2_norm(d->model);
+    const int64_t row = (int64_t)tensor_bytes(norm) / d->share.processes;
+    if (!divided(d)) return true;
+    comm_collective("gradient norm");
+    for (int r = 0; r < d->share.processes; r++) d->parts[r] = (Range){r * row, (r + 1) * row};
+    keep(d, device_all_gather(norm.data, d->parts, REQUEST_NOW, &d->err));
+    if (d->ok) keep(d, device_comm_wait(REQUEST_NOW, &d->err));
+    for (int r = 1; r < d->share.processes && d->ok; r++)
+        add(tensor_slice_rows(norm, 0, 1), tensor_slice_rows(norm, r, 1));
+    return result(d, err);
+}
+
+// ------------------------------------------------------------------------------------------------------------ weights
+
+static void await_unit(DataParallel *d, int unit) {
+    if (!d->weights[unit]) return;
+    d->weights[unit] = false;
+    if (d->ok) keep(d, device_comm_wait(REQUEST_WEIGHTS + unit, &d->err));
+}
+
+// In the order in which the forward pass reads them.
+bool data_parallel_share_weights(DataParallel *d, Error *err) {
+    const int units = d->partition->num_units;
+    if (!divided(d)) return true;
+    comm_collective("new weights");
+    for (int i = 0; i < units && d->ok; i++) {
+        const int unit = (units - 1 + i) % units;
+        const Tensor weights = gpt2_unit_weights(d->model, unit);
+        const Piece whole = {unit, 0, d->partition->begin[unit + 1] - d->partition->begin[unit]};
+        keep(d, device_all_gather(weights.data, parts_of(d, whole, weights.dtype), REQUEST_WEIGHTS + unit, &d->err));
+        d->weights[unit] = d->ok;
+        if (!d->overlap) await_unit(d, unit);
+    }
+    gpt2_weights_changed(d->model);
+    return result(d, err);
+}
+
+static void before_forward(void *context, int unit) {
+    DataParallel *d = context;
+    comm_progress();
+    device_comm_progress();
+    await_unit(d, unit);
+}
+
+bool data_parallel_await_weights(DataParallel *d, Error *err) {
+    if (!d) return true;
+    for (int u = 0; u < d->partition->num_units; u++) await_unit(d, u);
+    return result(d, err);
+}
+
+// ---------------------------------------------------------------------------------------------- state of other
+// processes
+
+// Bytes [first, first + n) of a slot of a parameter; index -1: there are no more.
 typedef struct {
-    int64_t begin, slice;
-} Piece;
+    int64_t index, slot, first, n;
+} Request;
 
-static Piece piece_at(const Gpt2 *model, int64_t begin) {
-    const Tensor gradients = gpt2_all_gradients(model);
-    const int64_t processes = gpt2_options(model)->processes, size = (int64_t)dtype_size(gradients.dtype);
-    const int64_t fits = (int64_t)tensor_bytes(gpt2_exchange_buffer(model, 0)) / size / processes;
-    const int64_t left = (tensor_numel(gradients) - begin) / processes;
-    return (Piece){begin, min_i64(left, fits / GRADIENT_SLICE * GRADIENT_SLICE)};
+// Every process puts its part into the exchange buffer, and all receive all of it.
+static bool collect(DataParallel *d, Request q, Error *err) {
+    char *buffer = gpt2_exchange_buffer(d->model, 0).data;
+    int64_t end = 0;
+    for (int r = 0; r < d->share.processes; r++) {
+        const Range has = gpt2_state_range(d->model, (int)q.index, (StateSlot)q.slot, r);
+        const int64_t begin = max_i64(has.begin, q.first), stop = min_i64(has.end, q.first + q.n);
+        d->parts[r] = (Range){0, 0};
+        if (begin >= stop) continue;
+        d->parts[r] = (Range){begin - q.first, round_up(stop - q.first, 4)};
+        end = d->parts[r].end;
+        if (r != d->share.rank) continue;
+        gpt2_read_state(d->model, (int)q.index, (StateSlot)q.slot, begin, stop - begin, d->host);
+        copy_h2d(buffer + d->parts[r].begin, d->host, (size_t)range_size(d->parts[r]), STREAM_COMPUTE);
+    }
+    REQUIRE(end >= q.n, "state that no process has");
+    return device_all_gather(buffer, d->parts, REQUEST_NOW, err) && device_comm_wait(REQUEST_NOW, err);
 }
 
-static Tensor slice_of(Tensor all, Piece p, int process) {
-    return tensor_slice_elements(all, p.begin + process * p.slice, p.slice);
-}
-
-// Adds the slices in the first one, in the order of the tree.
-static void add_slices(Tensor received, Piece p, int processes) {
-    for (int width = 1; width < processes; width *= 2)
-        for (int i = 0; i + width < processes; i += 2 * width)
-            add(slice_of(received, p, i), slice_of(received, p, i + width));
-}
-
-// Sends piece by piece: while one piece is added and its sum returns to all, the next one is on its way. Piece k uses
-// request and buffer k mod 2, first for its slices, then for the sums.
-static bool exchange(const StepShare *s, const Gpt2 *model, Error *err) {
-    const Tensor gradients = gpt2_all_gradients(model);
-    const int64_t size = (int64_t)dtype_size(gradients.dtype);
-    const int processes = gpt2_options(model)->processes, rank = s->first / s->count;
-    Piece p = piece_at(model, 0);
-    if (!device_all_to_all(gpt2_exchange_buffer(model, 0).data, gradients.data, (size_t)(p.slice * size), 0, err))
-        return false;
-    for (int k = 0;; k++) {
-        const Piece next = piece_at(model, p.begin + processes * p.slice);
+// On process 0, within data_parallel_write.
+static bool read_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
+    DataParallel *d = context;
+    const int64_t fits = min_i64(HOST_BYTES, (int64_t)tensor_bytes(gpt2_exchange_buffer(d->model, 0)) / 4 * 4);
+    for (int64_t done = 0, count; done < n && d->ok; done += count) {
+        count = min_i64(fits, n - done);
+        Request q = {index, (int64_t)slot, first + done, count};
         comm_progress();
-        if (!device_comm_wait(k % 2, err)) return false;
-        if (k > 0 && !device_comm_wait((k + 1) % 2, err)) return false; // the sums of the previous piece
-        if (next.slice > 0 &&
-            !device_all_to_all(gpt2_exchange_buffer(model, (k + 1) % 2).data, slice_of(gradients, next, 0).data,
-                               (size_t)(next.slice * size), (k + 1) % 2, err))
-            return false;
-        Tensor received = gpt2_exchange_buffer(model, k % 2);
-        received = tensor_make(received.data, gradients.dtype, "exchange", processes * p.slice, 0, 0, 0);
-        add_slices(received, (Piece){0, p.slice}, processes);
-        tensor_cast(slice_of(gradients, p, rank), tensor_slice_elements(received, 0, p.slice));
-        if (!device_all_gather(slice_of(gradients, p, 0).data, (size_t)(p.slice * size), k % 2, err)) return false;
-        if (next.slice == 0) return device_comm_wait(k % 2, err);
-        p = next;
+        keep(d, comm_broadcast(&q, sizeof q, &d->err));
+        if (d->ok) keep(d, collect(d, q, &d->err));
+        if (!d->ok) return false;
+        copy_d2h(d->host, gpt2_exchange_buffer(d->model, 0).data, (size_t)count, STREAM_COMPUTE);
+        device_sync();
+        memcpy((char *)out + done, d->host, (size_t)count);
+    }
+    return d->ok;
+}
+
+static bool serve(DataParallel *d, Error *err) {
+    for (Request q;;) {
+        if (!comm_broadcast(&q, sizeof q, err)) return comm_lost(err);
+        if (q.index < 0) return true;
+        if (!collect(d, q, err)) return comm_lost(err);
     }
 }
 
-bool data_parallel_end(const StepShare *s, const Gpt2 *model, Error *err) {
-    const Tensor losses = gpt2_step_losses(model);
-    count_micro_steps(s, model, (s->groups - s->first - s->count) * micro_steps_of_any(s));
-    if (s->count == s->groups) return true;
-    comm_collective("sum of gradients");
-    if (!exchange(s, model, err)) return comm_lost(err);
-    comm_collective("losses of all");
-    return (device_all_gather(losses.data, tensor_bytes(losses) / (size_t)(s->groups / s->count), 0, err) &&
-            device_comm_wait(0, err)) ||
-           comm_lost(err);
+bool data_parallel_write(DataParallel *d, bool (*write)(void *context, Error *err), void *context, Error *err) {
+    if (!data_parallel_await_weights(d, err)) return false;
+    if (!d || !divided(d)) return comm_rank() > 0 || write(context, err);
+    comm_collective("state of the optimizer");
+    if (d->share.rank > 0) return serve(d, err);
+    const bool ok = write(context, err);
+    Request end = {.index = -1};
+    if (!d->ok) return result(d, err);
+    Error lost;
+    if (!comm_broadcast(&end, sizeof end, &lost)) return *err = lost, comm_lost(err);
+    return ok;
 }

@@ -80,12 +80,12 @@ struct Muon {
     UpdateList list;        // of the matrices
 };
 
-Muon *muon_create(UpdateList *all, const Parameter *parameters, Tensor scratch) {
+Muon *muon_create(UpdateList *all, const Parameter *parameters, int num_parameters, Tensor scratch) {
     const UpdateTensor *tensors = all->tensors;
     Muon *m = calloc(1, sizeof *m);
     REQUIRE_MEMORY(m, "Muon's matrices");
     m->all = all, m->dtype = tensors[0].weight.dtype;
-    m->layout = optimizer_muon_scratch(parameters, all->n, m->dtype);
+    m->layout = optimizer_muon_scratch(parameters, num_parameters, m->dtype);
     m->scratch = scratch.data;
     REQUIRE((int64_t)tensor_bytes(scratch) >= m->layout.bytes, "Muon's scratch has %zu bytes, %lld are needed",
             tensor_bytes(scratch), (long long)m->layout.bytes);
@@ -93,11 +93,13 @@ Muon *muon_create(UpdateList *all, const Parameter *parameters, Tensor scratch) 
     REQUIRE_MEMORY(m->matrices, "Muon's matrices");
     int n = 0;
     for (int i = 0; i < all->n; i++) {
-        const int64_t rows = parameters[i].rows / parameters[i].spec->stacked;
-        for (int k = 0; tensors[i].rule == RULE_DIRECTION && k < parameters[i].spec->stacked; k++)
+        const Parameter *p = &parameters[tensors[i].stream];
+        const int64_t rows = p->rows / p->spec->stacked;
+        for (int k = 0; tensors[i].rule == RULE_DIRECTION && k < p->spec->stacked; k++)
             m->matrices[n++].grad = tensor_slice_rows(tensors[i].grad, k * rows, rows);
     }
-    REQUIRE(n == m->layout.matrices, "%d matrices where the table has %d", n, m->layout.matrices);
+    REQUIRE(n <= m->layout.matrices, "%d matrices where the table has %d", n, m->layout.matrices);
+    m->layout.matrices = n; // of this process
     m->list = update_list(m->matrices, n);
     return m;
 }
@@ -143,6 +145,7 @@ void muon_directions(Muon *m, UpdateParams params, Tensor control) {
     const int n = m->layout.matrices;
     const Tensor sumsq = tensor_make(m->scratch + m->layout.sumsq, DTYPE_FP32, "muon_sumsq", n, 0, 0, 0);
     momentum_update(m->all, params, control);
+    if (n == 0) return;
     gradient_sumsq(sumsq, &m->list);
     for (int i = 0; i < n; i++) orthogonalize(m, m->matrices[i].grad, tensor_slice_elements(sumsq, i, 1));
 }
@@ -233,7 +236,7 @@ static int64_t add_slice(Offload *o, Chunk *chunk, const UpdateTensor *t, int64_
     const int64_t begin = used, numel = tensor_numel(t->weight);
     UpdateTensor slice = *t, whole = *t;
     slice.weight = tensor_slice_elements(t->weight, first, n), slice.grad = tensor_slice_elements(t->grad, first, n);
-    slice.offset = first;
+    slice.offset = t->offset + first;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         const Tensor s = *state_slot_tensor(&whole, (StateSlot)slot);
         if (!s.data) continue;
@@ -278,7 +281,7 @@ static void cut(Offload *o, const UpdateTensor *tensors, int count) {
 
 // -------------------------------------------------------------------------------------------------------------- object
 
-Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, Error *err) {
+Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, int count, Error *err) {
     Offload *o = calloc(1, sizeof *o);
     REQUIRE_MEMORY(o, "the slices of the optimizer state");
     int64_t bytes;
@@ -293,7 +296,7 @@ Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, Error *e
         offload_destroy(o);
         return NULL;
     }
-    cut(o, tensors, gpt2_num_tensors(model));
+    cut(o, tensors, count);
     o->list = update_list(o->slices, o->num_slices);
     return o;
 }
@@ -351,8 +354,10 @@ void offload_return(Offload *o, int c) {
 struct Optimizer {
     Gpt2 *model;
     OptimizerOptions options;
-    UpdateTensor *tensors; // the model's, with the run's weight decay
+    UpdateTensor *tensors; // of this process, with the run's weight decay
     UpdateList list;       // of them
+    UpdateTensor *parts;   // of the gradient norm
+    UpdateList norm;       // of them
     Muon *muon;            // NULL: another optimizer
     Offload *offload;      // NULL: the state is on the device
 };
@@ -360,22 +365,40 @@ struct Optimizer {
 float optimizer_first_loss_scale(DType dtype) { return dtype == DTYPE_FP16 ? 65536.0f : 1.0f; }
 int32_t optimizer_scale_growth_interval(DType dtype) { return dtype == DTYPE_FP16 ? 2000 : 0; }
 
+// The gradient of a part of the norm. If it belongs to another process: a single 0, the one at the end of the row.
+static Tensor norm_part(const Gpt2 *model, const NormPart *part) {
+    int count;
+    const UpdateTensor *own = gpt2_own_tensors(model, &count);
+    for (int i = 0; i < count; i++) {
+        const int64_t first = part->elements.begin - own[i].offset, n = range_size(part->elements);
+        if (own[i].stream == part->parameter && first >= 0 && first + n <= tensor_numel(own[i].grad))
+            return n == tensor_numel(own[i].grad) ? own[i].grad : tensor_slice_elements(own[i].grad, first, n);
+    }
+    void *zero = tensor_slice_elements(gpt2_norm(model), gpt2_partition(model)->num_norm_parts, 1).data;
+    return tensor_make(zero, gpt2_unit_gradients(model, 0).dtype, "zero", 1, 0, 0, 0);
+}
+
+static void list_norm_parts(Optimizer *o) {
+    const Partition *p = gpt2_partition(o->model);
+    o->parts = calloc((size_t)p->num_norm_parts, sizeof *o->parts);
+    REQUIRE_MEMORY(o->parts, "the parts of the gradient norm");
+    for (int i = 0; i < p->num_norm_parts; i++) o->parts[i].grad = norm_part(o->model, &p->norm_parts[i]);
+    o->norm = update_list(o->parts, p->num_norm_parts);
+}
+
 Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error *err) {
     const Gpt2Options *of = gpt2_options(model);
     Optimizer *o = calloc(1, sizeof *o);
-    const int count = gpt2_num_tensors(model);
-    if (o) o->tensors = malloc((size_t)count * sizeof *o->tensors);
-    if (!o || !o->tensors) {
-        free(o);
-        error_set(err, "out of memory");
-        return NULL;
-    }
+    int count;
+    const UpdateTensor *own = gpt2_own_tensors(model, &count);
+    REQUIRE_MEMORY(o && (o->tensors = malloc((size_t)(count + 1) * sizeof *o->tensors)), "the optimizer's tensors");
     o->model = model, o->options = *options, o->list = update_list(o->tensors, count);
-    memcpy(o->tensors, gpt2_tensors(model), (size_t)count * sizeof *o->tensors);
+    list_norm_parts(o);
+    memcpy(o->tensors, own, (size_t)count * sizeof *o->tensors);
     for (int i = 0; i < count; i++) o->tensors[i].weight_decay *= options->weight_decay;
     if (of->optimizer == OPTIMIZER_MUON)
-        o->muon = muon_create(&o->list, gpt2_parameters(model), gpt2_optimizer_scratch(model));
-    if (of->offload && !(o->offload = offload_create(model, o->tensors, err))) {
+        o->muon = muon_create(&o->list, gpt2_parameters(model), gpt2_num_tensors(model), gpt2_optimizer_scratch(model));
+    if (of->offload && !(o->offload = offload_create(model, o->tensors, count, err))) {
         optimizer_destroy(o);
         return NULL;
     }
@@ -387,7 +410,9 @@ void optimizer_destroy(Optimizer *o) {
     muon_destroy(o->muon);
     offload_destroy(o->offload);
     update_list_free(&o->list);
+    update_list_free(&o->norm);
     free(o->tensors);
+    free(o->parts);
     free(o);
 }
 
@@ -408,11 +433,10 @@ static void update_range(const Update *u, int first, int count) {
     }
     for (int i = first; i < first + count; i++) {
         const UpdateTensor *t = &u->list->tensors[i];
-        const int64_t end = t->offset + tensor_numel(t->weight);
-        if (t->offset == 0) gpt2_numerics_update_begin(u->model, t->stream);
+        const Range own = gpt2_own_elements(u->model, t->stream);
+        if (t->offset == own.begin) gpt2_numerics_update_begin(u->model, t->stream);
         optimizer_update(u->list, i, 1, u->params, control);
-        if (end == parameter_numel(&gpt2_parameters(u->model)[t->stream]))
-            gpt2_numerics_update_end(u->model, t->stream);
+        if (t->offset + tensor_numel(t->weight) == own.end) gpt2_numerics_update_end(u->model, t->stream);
     }
 }
 
@@ -431,8 +455,20 @@ static void update(Optimizer *o, UpdateParams params, bool watched) {
     }
 }
 
+// Of this process, where the state is divided.
+static Tensor norm_row(const Gpt2 *model, int row) {
+    const Tensor norm = tensor_slice_rows(gpt2_norm(model), row, 1);
+    return tensor_slice_elements(norm, 0, gpt2_partition(model)->num_norm_parts);
+}
+
+void optimizer_norm(Optimizer *o) {
+    const Gpt2Options *of = gpt2_options(o->model);
+    if (o->offload) offload_begin(o->offload); // runs during the backward pass, which is still active
+    gradient_sumsq(norm_row(o->model, of->divided && of->processes > 1 ? of->rank : 0), &o->norm);
+}
+
 void optimizer_step(Optimizer *o, int64_t step, double learning_rate, int64_t tokens_in_step, bool watched) {
-    const Tensor control = gpt2_control(o->model), sumsq = gpt2_gradient_sumsq(o->model);
+    const Tensor control = gpt2_control(o->model);
     const UpdateParams params = {.learning_rate = (float)learning_rate,
                                  .beta1 = o->options.beta1,
                                  .beta2 = o->options.beta2,
@@ -440,12 +476,12 @@ void optimizer_step(Optimizer *o, int64_t step, double learning_rate, int64_t to
                                  .momentum = o->options.momentum,
                                  .step = step,
                                  .seed = o->options.seed};
-    if (o->offload) offload_begin(o->offload); // runs during the backward pass, which is still active
-    gradient_sumsq(sumsq, &o->list);
-    step_control_update(control, sumsq, gpt2_step_losses(o->model), tokens_in_step, o->options.limits);
+    step_control_update(control, norm_row(o->model, 0), gpt2_step_losses(o->model), tokens_in_step, o->options.limits);
     if (watched) gpt2_numerics_gradients(o->model);
-    if (gpt2_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, params, control);
-    if (o->muon) muon_directions(o->muon, params, control);
-    update(o, params, watched);
+    if (o->list.n > 0) {
+        if (gpt2_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, params, control);
+        if (o->muon) muon_directions(o->muon, params, control);
+        update(o, params, watched);
+    }
     gpt2_weights_changed(o->model);
 }

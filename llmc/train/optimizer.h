@@ -67,6 +67,9 @@ typedef struct Optimizer Optimizer;
 Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error *err);
 void optimizer_destroy(Optimizer *optimizer);
 
+// The sum of squares of the gradients, into gpt2_norm: of this process's part where the state is divided. Call after
+// the last micro-step; before optimizer_step the processes add their sums (data_parallel.h). Queued.
+void optimizer_norm(Optimizer *optimizer);
 // Does update number `step` (from 1, counted from the beginning of the optimizer's state) with this learning rate, from
 // the gradients of a step of tokens_in_step tokens. The decision is in gpt2_control. Queued on the compute stream; does
 // not wait. watched: for --numerics-every, parameters are updated one after the other, with the same bits.
@@ -75,9 +78,9 @@ void optimizer_step(Optimizer *optimizer, int64_t step, double learning_rate, in
 // ---------------------------------------------------------------------------------------------------------------- Muon
 
 typedef struct Muon Muon;
-// For the tensors of the list whose rule is RULE_DIRECTION; parameters: in the same order. The list is the caller's.
+// For the tensors of the list whose rule is RULE_DIRECTION; parameters: of the whole model. The list is the caller's.
 // scratch: u8, the size given by optimizer_muon_scratch.
-Muon *muon_create(UpdateList *list, const Parameter *parameters, Tensor scratch);
+Muon *muon_create(UpdateList *list, const Parameter *parameters, int num_parameters, Tensor scratch);
 void muon_destroy(Muon *muon);
 
 // Call between the decision of the step and its update. Turns gradients and momentum into directions, which replace the
@@ -87,8 +90,8 @@ void muon_directions(Muon *muon, UpdateParams params, Tensor control);
 // -------------------------------------------------------------------------------------- optimizer state in host memory
 
 typedef struct Offload Offload;
-// tensors: the tensors of the model, in its order, with state in host memory; the array is not kept.
-Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, Error *err);
+// tensors (count): those that this process updates, with state in host memory; the array is not kept.
+Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, int count, Error *err);
 void offload_destroy(Offload *offload);
 
 // All slices of all parameters, in order, with their state in the buffer.

@@ -61,6 +61,18 @@ def test_any_number_of_processes_gives_the_same_checkpoint(optimizer, data, tmp_
     dtype = "fp32" if optimizer in ("lion", "sgd") else "bf16"
     flags = ["--optimizer", optimizer, "--dtype", dtype, "--reduce-groups", 8, "-x", 3]
     run(1, tmp_path / "1", data, *flags)
+    for name, more in (("divided", []), ("waits", ["--comm-overlap", 0]), ("whole", ["-z", 0])):
+        run(4, tmp_path / name, data, *flags, *more)
+        assert_same(tmp_path / "1", tmp_path / name)
+
+
+@needs_mpi
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_gradients_are_freed_where_a_process_has_one_micro_step(dtype, data, tmp_path):
+    """With more than two blocks. The sums are kept, so that the norm and the update read what earlier blocks left."""
+    flags = ["-e", "L=5,C=64,NH=2,T=32", "-b", 4, "-d", 4 * 4 * 32, "--reduce-groups", 4, "-x", 3, "--dtype", dtype]
+    run(1, tmp_path / "1", data, *flags)
     run(4, tmp_path / "4", data, *flags)
     assert_same(tmp_path / "1", tmp_path / "4")
 
@@ -93,7 +105,7 @@ def test_so_it_is_with_every_kind_of_step(flags, data, tmp_path):
 
 @needs_mpi
 def test_gradients_are_exchanged_piece_by_piece(data, tmp_path):
-    """27 MB of them, of which 16 MiB are on their way at once."""
+    """27 MB of them: the embeddings are larger than the buffer, which is as long as a block."""
     flags = ["-e", "L=2,C=512,NH=8,T=32", "--reduce-groups", 3, "-x", 1, "--dtype", "fp32"]
     for n in (1, 3):
         run(n, tmp_path / f"{n}", data, *flags)
@@ -501,8 +513,9 @@ def test_under_mpi_a_run_without_tcp_says_so(data, tmp_path):
 
 @needs_mpi
 def test_weights_that_differ_in_one_process_are_found(data, tmp_path):
-    """One bit, which the test changes in the memory of process 1. With a learning rate of 0 nothing else does."""
-    flags = ["-l", 0, "--dtype", "fp32", "-x", 1000000, "-n", 10, "-o", "run", "-v", 0]
+    """One bit, which the test changes in the memory of process 1. With a learning rate of 0 nothing else does.
+    With -z 1 the next gather would mend it: process 0 owns that weight."""
+    flags = ["-z", 0, "-l", 0, "--dtype", "fp32", "-x", 1000000, "-n", 10, "-o", "run", "-v", 0]
     process = subprocess.Popen(launched(2, *SHAPE, *QUIET, *data.flags, *flags), cwd=tmp_path, stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert wait_for(lambda: checkpoints(tmp_path / "run"), process)
@@ -548,7 +561,7 @@ def test_mpi_keeps_the_contract(processes, tmp_path):
     program = contract(TRAINER) or pytest.skip("test_collectives is not built")
     result = subprocess.run(launched(processes, trainer=program), capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert len(re.findall(r"PASSED +\] 8 test", result.stdout + result.stderr)) == processes
+    assert len(re.findall(r"PASSED +\] 10 test", result.stdout + result.stderr)) == processes
 
 
 @needs_simulator
@@ -562,4 +575,4 @@ def test_nccl_and_tcp_keep_the_contract(processes, net, tmp_path):
                for r in range(processes)]
     for process in running:
         said, _ = process.communicate(timeout=600)
-        assert process.returncode == 0 and re.search(r"PASSED +\] 8 test", said), said
+        assert process.returncode == 0 and re.search(r"PASSED +\] 10 test", said), said

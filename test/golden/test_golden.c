@@ -270,6 +270,7 @@ OP_TEST(ten_adamw_steps_agree_with_pytorch) {
     double *rates = expected("", "learning_rates", &n), losses[STEPS], norms[STEPS];
     for (int step = 0; step < STEPS; step++) {
         micro_step(model, step);
+        optimizer_norm(optimizer);
         optimizer_step(optimizer, step + 1, rates[step], B * T, false);
         StepControl control = gpt2_get_control(model);
         assert_int_equal(control.skip, SKIP_NONE);

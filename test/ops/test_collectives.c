@@ -98,7 +98,7 @@ TEST(what_differs_is_named_with_both_values) {
 
 // ----------------------------------------------------------------------------------------------------------- devices
 
-enum { SLICE = 1021 * 4 }; // bytes: a multiple of 4, and of nothing else
+enum { MOST = 16, SLICE = 1021 * 4 }; // bytes: a multiple of 4, and of nothing else
 
 // Word i of what process `from` sends to process `to` in a round.
 static int32_t word(int from, int to, int i, int round) { return ((from * 100 + to) * 4096 + i) * 50 + round; }
@@ -106,13 +106,17 @@ static int32_t word(int from, int to, int i, int round) { return ((from * 100 + 
 typedef struct {
     int32_t *host;        // (size, SLICE)
     char *send, *recv[2]; // on the device
+    Range slices[MOST];
 } Buffers;
 
 static Buffers make_buffers(void) {
     const size_t bytes = (size_t)comm_size() * SLICE;
-    Buffers b = {
-        host_alloc(bytes, &err), device_alloc(bytes, &err), {device_alloc(bytes, &err), device_alloc(bytes, &err)}};
-    assert_true(b.host && b.send && b.recv[0] && b.recv[1]);
+    Buffers b = {host_alloc(bytes, &err),
+                 device_alloc(bytes, &err),
+                 {device_alloc(bytes, &err), device_alloc(bytes, &err)},
+                 {{0, 0}}};
+    assert_true(b.host && b.send && b.recv[0] && b.recv[1] && comm_size() <= MOST);
+    for (int r = 0; r < comm_size(); r++) b.slices[r] = (Range){r * SLICE, (r + 1) * SLICE};
     return b;
 }
 
@@ -161,7 +165,7 @@ TEST(all_to_all_moves_each_slice_to_its_process) {
     const Buffers b = make_buffers();
     for (int round = 0; round < ROUNDS; round++) {
         upload(&b, b.send, round);
-        assert_ok(device_all_to_all(b.recv[0], b.send, SLICE, 0, &err));
+        assert_ok(device_all_to_all(b.recv[0], b.send, b.slices, 0, &err));
         assert_ok(device_comm_wait(0, &err));
         check(&b, b.recv[0], comm_rank(), round);
     }
@@ -173,7 +177,7 @@ TEST(all_gather_completes_the_slices_in_place) {
     const Buffers b = make_buffers();
     for (int round = 0; round < ROUNDS; round++) {
         upload(&b, b.send, round); // its own slice counts
-        assert_ok(device_all_gather(b.send, SLICE, 1, &err));
+        assert_ok(device_all_gather(b.send, b.slices, 1, &err));
         assert_ok(device_comm_wait(1, &err));
         check(&b, b.send, -1, round);
     }
@@ -186,12 +190,85 @@ TEST(two_requests_are_in_flight_at_once) {
     for (int round = 0; round < ROUNDS; round++) {
         upload(&b, b.send, round);
         upload(&b, b.recv[1], round);
-        assert_ok(device_all_to_all(b.recv[0], b.send, SLICE, 0, &err));
-        assert_ok(device_all_gather(b.recv[1], SLICE, 1, &err));
+        assert_ok(device_all_to_all(b.recv[0], b.send, b.slices, 0, &err));
+        assert_ok(device_all_gather(b.recv[1], b.slices, 1, &err));
         assert_ok(device_comm_wait(1, &err));
         check(&b, b.recv[1], -1, round);
         assert_ok(device_comm_wait(0, &err));
         check(&b, b.recv[0], comm_rank(), round);
     }
     free_buffers(b);
+}
+
+// Parts of any size, in any order, with gaps; that of process 1 is empty, and every fourth round all are.
+static void irregular_parts(Range *parts, int round) {
+    int64_t end = 4 * (round % 3);
+    for (int i = 0; i < comm_size(); i++) {
+        const int r = (i + round) % comm_size();
+        const int64_t words = r == 1 || round % 4 == 3 ? 0 : 1 + (r * 37 + round * 11) % 300;
+        parts[r] = words > 0 ? (Range){end, end + 4 * words} : (Range){0, 0};
+        end += 4 * words + 8;
+    }
+}
+
+// The buffer with a word for each place, by process and round.
+static void upload_places(const Buffers *b, void *to, int round) {
+    for (int i = 0; i < comm_size() * (SLICE / 4); i++) b->host[i] = word(comm_rank(), 0, i, round);
+    copy_h2d(to, b->host, (size_t)comm_size() * SLICE, STREAM_COMPUTE);
+    device_sync();
+}
+
+static void download(const Buffers *b, const void *from) {
+    copy_d2h(b->host, from, (size_t)comm_size() * SLICE, STREAM_COMPUTE);
+    device_sync();
+}
+
+TEST(parts_may_have_any_size_and_place) {
+    connect();
+    Buffers b = make_buffers();
+    for (int round = 0; round < ROUNDS; round++) {
+        irregular_parts(b.slices, round);
+        upload_places(&b, b.send, round);
+        upload_places(&b, b.recv[1], round);
+        assert_ok(device_all_to_all(b.recv[0], b.send, b.slices, 0, &err));
+        assert_ok(device_all_gather(b.recv[1], b.slices, 1, &err));
+        device_comm_progress();
+        assert_ok(device_comm_wait(0, &err));
+        assert_ok(device_comm_wait(1, &err));
+        download(&b, b.recv[0]);
+        const Range own = b.slices[comm_rank()];
+        const int64_t n = range_size(own) / 4;
+        for (int p = 0; p < comm_size(); p++)
+            for (int64_t i = 0; i < n; i++)
+                assert_int_equal(b.host[p * n + i], word(p, 0, (int)(own.begin / 4 + i), round));
+        download(&b, b.recv[1]);
+        for (int i = 0; i < comm_size() * (SLICE / 4); i++) {
+            int from = comm_rank(); // outside the parts nothing changes
+            for (int p = 0; p < comm_size(); p++)
+                if (4 * i >= b.slices[p].begin && 4 * i < b.slices[p].end) from = p;
+            assert_int_equal(b.host[i], word(from, 0, i, round));
+        }
+    }
+    free_buffers(b);
+}
+
+TEST(many_requests_are_completed_in_any_order) {
+    enum { MANY = 10 };
+    connect();
+    Buffers b[MANY];
+    for (int i = 0; i < MANY; i++) b[i] = make_buffers();
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < MANY; i++) {
+            upload(&b[i], b[i].send, i);
+            assert_ok(i % 2 ? device_all_gather(b[i].send, b[i].slices, 100 * i, &err)
+                            : device_all_to_all(b[i].recv[0], b[i].send, b[i].slices, 100 * i, &err));
+            device_comm_progress();
+        }
+        for (int k = 0; k < MANY; k++) {
+            const int i = (k * 7 + round) % MANY;
+            assert_ok(device_comm_wait(100 * i, &err));
+            check(&b[i], i % 2 ? b[i].send : b[i].recv[0], i % 2 ? -1 : comm_rank(), i);
+        }
+    }
+    for (int i = 0; i < MANY; i++) free_buffers(b[i]);
 }

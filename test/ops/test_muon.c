@@ -50,7 +50,7 @@ static void make_case(Case *c, DType dtype, DType grad_dtype, const char *name) 
 
 static void run_case(Case *c, StepControl control) {
     UpdateList list = update_list(c->tensors, NUM_TENSORS);
-    Muon *muon = muon_create(&list, parameters, c->scratch.t);
+    Muon *muon = muon_create(&list, parameters, NUM_TENSORS, c->scratch.t);
     muon_directions(muon, params, op_control(control));
     device_sync();
     muon_destroy(muon);
@@ -219,7 +219,7 @@ OP_TEST(a_skipped_step_leaves_momentum_and_weights) {
     control.skip = SKIP_NONFINITE;
     const Tensor decided = op_control(control);
     UpdateList list = update_list(c.tensors, NUM_TENSORS);
-    Muon *muon = muon_create(&list, parameters, c.scratch.t);
+    Muon *muon = muon_create(&list, parameters, NUM_TENSORS, c.scratch.t);
     muon_directions(muon, params, decided);
     optimizer_update(&list, 0, NUM_TENSORS, params, decided);
     device_sync();

@@ -51,6 +51,7 @@ static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
     gpt2_load_batch(model, windows + (number - 1) * (SPAN + 1), 1, sizeof *windows);
     gpt2_forward_backward(model, SPAN, true);
     if (number == 2) gpt2_write_bytes(model, gpt2_tensors(model)[3].grad, 4, 4, &bad);
+    optimizer_norm(optimizer);
     optimizer_step(optimizer, number, 1e-3, SPAN, watched);
     // The stream that is waited for first runs ahead, as if the others were slow: the updates, or the copies back.
     for (int i = 0; i < 2; i++) {
@@ -92,7 +93,7 @@ OP_TEST(slices_cover_every_parameter_once) {
         Error err;
         if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;
         Gpt2 *model = make((OptimizerKind)kind, dtype, true);
-        Offload *offload = offload_create(model, gpt2_tensors(model), &err);
+        Offload *offload = offload_create(model, gpt2_tensors(model), gpt2_num_tensors(model), &err);
         int64_t bytes, at = 0;
         const char *buffer = gpt2_offload_buffer(model, &bytes);
         int parameter = 0, cut = 0, slices = 0;

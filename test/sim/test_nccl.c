@@ -154,17 +154,24 @@ static void check_gathered(int round) {
     }
 }
 
+// A slice of so many bytes for each process.
+static const Range *slices(int64_t bytes) {
+    static Range parts[MOST_RANKS];
+    for (int r = 0; r < MOST_RANKS; r++) parts[r] = (Range){r * bytes, (r + 1) * bytes};
+    return parts;
+}
+
 static void wait_for(int request) {
     Error err;
     CHECK(device_comm_wait(request, &err), "%s", err.text);
 }
 static void send_slices(int request) {
     Error err;
-    CHECK(device_all_to_all(buffers.recv, buffers.send, SLICE_BYTES, request, &err), "%s", err.text);
+    CHECK(device_all_to_all(buffers.recv, buffers.send, slices(SLICE_BYTES), request, &err), "%s", err.text);
 }
 static void gather(int request) {
     Error err;
-    CHECK(device_all_gather(buffers.all, SLICE_BYTES, request, &err), "%s", err.text);
+    CHECK(device_all_gather(buffers.all, slices(SLICE_BYTES), request, &err), "%s", err.text);
 }
 
 // Both requests in flight. What they have read and written is overwritten in the next round.
@@ -250,7 +257,7 @@ static void differ_in_call(void) {
 static void differ_in_size(void) {
     Error err;
     start_comm();
-    CHECK(device_all_gather(buffers.all, rank == 0 ? 64 : 32, 0, &err), "%s", err.text);
+    CHECK(device_all_gather(buffers.all, slices(rank == 0 ? 64 : 32), 0, &err), "%s", err.text);
     device_sync();
 }
 
@@ -293,7 +300,7 @@ static void request_until_failure(void) {
     DeviceEvent *event = device_event_create(&err);
     bool ok = true;
     for (int round = 0; ok && round < 1000; round++) {
-        ok = device_all_gather(buffers.all, SLICE_BYTES, 0, &err) && device_comm_wait(0, &err);
+        ok = device_all_gather(buffers.all, slices(SLICE_BYTES), 0, &err) && device_comm_wait(0, &err);
         device_event_record(event, STREAM_COMPUTE);
         is_done(event, 0.05);
     }
@@ -302,7 +309,8 @@ static void request_until_failure(void) {
     device_comm_abort();
     device_comm_abort(); // a second one is harmless
     CHECK(is_done(event, 10), "the device is still busy");
-    CHECK(!device_all_gather(buffers.all, SLICE_BYTES, 1, &err) && strstr(err.text, "was aborted"), "%s", err.text);
+    CHECK(!device_all_gather(buffers.all, slices(SLICE_BYTES), 1, &err) && strstr(err.text, "was aborted"), "%s",
+          err.text);
     CHECK(!device_comm_wait(1, &err) && strstr(err.text, "was aborted"), "%s", err.text);
     device_event_destroy(event);
 }
@@ -406,16 +414,21 @@ TEST(no_library_is_reported) {
 
 static void not_started(void) {
     Error err;
-    device_all_gather(NULL, 4, 0, &err);
+    device_all_gather(NULL, slices(4), 0, &err);
 }
 static void started_twice(void) {
     Error err;
     start_comm();
     device_comm_start(id, rank, size, &err);
 }
-static void third_request(void) {
+static void high_request(void) {
     start_comm();
-    gather(2);
+    gather(DEVICE_COMM_REQUESTS);
+}
+static void backward_part(void) {
+    Error err;
+    start_comm();
+    device_all_gather(buffers.all, &(const Range){8, 4}, 0, &err);
 }
 static void request_in_flight(void) {
     start_comm();
@@ -432,7 +445,7 @@ static void wait_twice(void) {
 static void odd_size(void) {
     Error err;
     start_comm();
-    device_all_to_all(buffers.recv, buffers.send, 6, 0, &err);
+    device_all_to_all(buffers.recv, buffers.send, slices(6), 0, &err);
 }
 static void in_a_recording(void) {
     Error err;
@@ -449,12 +462,12 @@ static void in_a_recording(void) {
 static void host_memory(void) {
     Error err;
     start_comm();
-    device_all_gather(buffers.host, 4, 0, &err);
+    device_all_gather(buffers.host, slices(4), 0, &err);
 }
 static void overlapping(void) {
     Error err;
     start_comm();
-    device_all_to_all(buffers.recv, buffers.recv, 4, 0, &err);
+    device_all_to_all(buffers.recv, buffers.recv, slices(4), 0, &err);
 }
 
 TEST(misuse_stops_the_program) {
@@ -464,11 +477,12 @@ TEST(misuse_stops_the_program) {
     } cases[] = {
         {not_started, "device_all_gather before device_comm_start"},
         {started_twice, "device_comm_start: called twice"},
-        {third_request, "device_all_gather: request 2, there are 0 and 1"},
+        {high_request, "device_all_gather: request 1024, there are 0 to 1023"},
+        {backward_part, "device_all_gather: part 0 is bytes 8 to 4"},
         {request_in_flight, "device_all_to_all: request 1 is in flight"},
         {wait_without_request, "device_comm_wait: request 1 was not made"},
         {wait_twice, "device_comm_wait: request 0 was not made"},
-        {odd_size, "slices of 6 bytes, not a multiple of 4"},
+        {odd_size, "device_all_to_all: part 0 is bytes 0 to 6"},
         {in_a_recording, "device_all_gather while recording a graph"},
         {host_memory, "ncclAllGather: a buffer is not within one allocation of the device"},
         {overlapping, "a process receives where it sends from"},

@@ -111,6 +111,7 @@ static void train_step(Trainer *t, Manner manner) {
         gpt2_forward_backward(t->model, t->tokens, first == 0);
         do_what_is_forbidden(manner);
     }
+    optimizer_norm(t->optimizer);
     optimizer_step(t->optimizer, t->step + 1, 1e-2, t->tokens, false);
     copy_d2h(t->records[t->step % 2], gpt2_control(t->model).data, sizeof(StepControl), STREAM_COMPUTE);
     device_event_record(t->done[t->step % 2], STREAM_COMPUTE);

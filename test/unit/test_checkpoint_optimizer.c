@@ -247,7 +247,7 @@ TEST(damaged_states_are_read_or_refused_with_a_message) {
 
 TEST(the_scales_of_fp8_come_back) {
     Gpt2Options options = model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
-    options.config.C = 64, options.fp8 = true;
+    options.config.C = 64, options.fp8 = options.fp8_delayed = true;
     if (!gpt2_check_options(&options, &err)) {
         print_message("%s\n", err.text);
         skip();

@@ -53,16 +53,18 @@ static void check_tree(int groups, DType dtype) {
     float in[N], sums[N], losses[MOST * B];
     uint16_t narrow[N];
     assert_ok(step_share_make(&share, groups * 3, B, groups, 0, 1, &err));
-    data_parallel_begin(&share, model);
+    DataParallel *shared = data_parallel_create(&share, model, true, &err);
+    data_parallel_begin(shared);
     for (int g = 0; g < groups; g++) {
         for (int64_t e = 0; e < N; e++) in[e] = gradient(g, e);
         convert_elements(narrow, dtype == DTYPE_FP32 ? DTYPE_BF16 : dtype, in, DTYPE_FP32, N);
         gpt2_write_bytes(model, all, 0, N * (int64_t)dtype_size(dtype), dtype == DTYPE_FP32 ? (void *)in : narrow);
         for (int b = 0; b < B; b++) losses[b] = (float)(g * B + b);
         gpt2_write_bytes(model, gpt2_sequence_losses(model), 0, B * (int64_t)sizeof(float), losses);
-        data_parallel_end_group(&share, model, g);
+        data_parallel_end_group(shared, g);
     }
-    assert_ok(data_parallel_end(&share, model, &err));
+    assert_ok(data_parallel_end(shared, &err));
+    data_parallel_destroy(shared);
     gpt2_read_bytes(model, all, 0, N * (int64_t)dtype_size(dtype), dtype == DTYPE_FP32 ? (void *)sums : narrow);
     if (dtype != DTYPE_FP32) convert_elements(sums, DTYPE_FP32, narrow, dtype, N);
     for (int64_t e = 0; e < N; e++) {
@@ -102,14 +104,16 @@ TEST(each_group_draws_its_own_random_bits_whoever_computes_it) {
             assert_ok(step_share_make(&share, WINDOWS, MICRO_BATCH, GROUPS, rank, processes, &err));
             options.group_count = share.count;
             Gpt2 *model = model_of(options);
-            data_parallel_begin(&share, model);
+            DataParallel *shared = data_parallel_create(&share, model, true, &err);
+            data_parallel_begin(shared);
             for (int g = 0; g < share.count; g++) {
                 assert_int_equal(gpt2_get_control(model).micro_steps, (share.first + g) * STRIDE);
                 micro_step_count(gpt2_control(model), ceil_div(step_share_windows(&share, g), MICRO_BATCH));
-                data_parallel_end_group(&share, model, g);
+                data_parallel_end_group(shared, g);
             }
-            if (processes > 1) continue; // the exchange needs them
-            assert_ok(data_parallel_end(&share, model, &err));
+            if (processes == 1) assert_ok(data_parallel_end(shared, &err)); // the exchange needs the others
+            data_parallel_destroy(shared);
+            if (processes > 1) continue;
             assert_int_equal(gpt2_get_control(model).micro_steps, GROUPS * STRIDE);
         }
 }

@@ -309,8 +309,10 @@ TEST(words_without_an_option_are_refused) {
                    "b.bin: belongs to no option; patterns must be quoted: -i \"data/shards/train_*.bin\"");
 }
 
-TEST(what_this_version_cannot_do_is_refused_with_the_reason) {
-    assert_refused("-z 1", "-z 1: must be 0 (only 0: each process keeps the whole state of the optimizer)");
+TEST(only_the_state_of_the_optimizer_is_divided) {
+    assert_reads("", "zero-stage=1");
+    assert_reads("-z 0", "zero-stage=0");
+    assert_refused("-z 2", "-z 2: must be at most 1 (0 .. 1)");
 }
 
 TEST(a_bare_h_is_no_evaluation_but_says_where_help_is) {

@@ -177,9 +177,9 @@ static const NumericsRow ROWS[] = {
      0.0,
      false},
     {"fcprojw.gradient", {.count = 8, .underflow = 0.01, .amax = INFINITY}, 0.0, false},
-    {"wte.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 3.26e-4, false},
+    {"wte.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 1e-4 / (3.26e-4 * 3.26e-4), false},
     {"lnfw.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0, false},
-    {"wpe.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 0.0187, false},
+    {"wpe.update", {.count = 100, .sumsq = 1e-4, .amax = 1e-2f}, 1e-4 / (0.0187 * 0.0187), false},
 };
 
 TEST(the_line_of_numerics_names_the_worst) {
