@@ -164,6 +164,17 @@ bool device_all_gather(void *data, const Range *parts, int request, Error *err);
 // Lets requests go on where the engine moves data only while it is called (MPI); nothing on a GPU.
 void device_comm_progress(void);
 bool device_comm_wait(int request, Error *err);
+
+// Watches the exchange (--profile). An event that `request` records on STREAM_COMM is done when the request begins, or
+// when it has ended (on the CPU: was found ended). One that `wait` records on STREAM_COMPUTE is done when the compute
+// stream begins or ends to wait for a request or, on the CPU, to move data.
+typedef struct {
+    void (*request)(int request, bool begins);
+    void (*wait)(bool begins);
+} CommObserver;
+void device_comm_observe(const CommObserver *observer); // NULL: nobody
+// True with a message if a request has failed, which otherwise only device_comm_wait tells. Does not wait.
+bool device_comm_failed(Error *err);
 // Ends requests in flight without completing them, so that this process can exit. The others must do the same.
 void device_comm_abort(void);
 

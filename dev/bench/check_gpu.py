@@ -8,7 +8,7 @@ Finds the libraries (gpu_libraries.py); builds, the trainer first; runs the op a
 attention tests with our kernels and with cuDNN's; trains a small GPT-2 and the 124M model and compares the losses
 with the CPU trainer's (or, without one, with dev/bench/expected_losses.json); checks resume,
 repetition and recomputation bit for bit, GELU in the epilogues of matmuls, fp16 with its loss scale, our attention
-against cuDNN's, the profile; and runs the op tests under compute-sanitizer if that is installed. Missing parts are
+against cuDNN's, the profile; NCCL with one process, and where there are 2 to 8 GPUs with as many; and runs the op tests under compute-sanitizer if that is installed. Missing parts are
 skipped and reported. A training run that fails is repeated with --attention own -ge 0, and so are later ones. Writes
 check_GPU_DATE.{json,md} after every check, into DIR, $OUT or dev/bench/results. Exit code 1 if anything failed.
 
@@ -248,10 +248,36 @@ class Check:
         what = f"losses of {names['own']} from those of {names['cudnn']}"
         return self.compare(curves["own"], curves["cudnn"], tolerance(self.main, dtype), what)
 
+    def nccl(self, limit):
+        """The contract of the collectives, with the one rank that one GPU can show."""
+        return self.test_programs("ops", limit, ["test_collectives"])
+
+    def several_gpus(self, gpus, limit):
+        """The contract between so many processes, and runs with the bits of one GPU."""
+        budget, (program,) = tools.Budget(limit), self.programs("ops", ["test_collectives"])
+        with ThreadPoolExecutor(gpus) as pool:
+            port = 29000 + os.getpid() % 1000 + gpus  # below what the system gives to connections
+            ranks = [{"RANK": str(r), "WORLD_SIZE": str(gpus), "LOCAL_RANK": str(r), "MASTER_ADDR": "127.0.0.1",
+                      "MASTER_PORT": str(port), **self.env} for r in range(gpus)]
+            for finished in pool.map(lambda rank: tools.run([program], budget.left(), rank), ranks):
+                must(finished)
+        dtype, groups = self.half(budget.left()), ["--reduce-groups", gpus]
+        alone = self.once(dtype, budget.left(), *groups)
+        shown = []
+        for name, more in (("divided", []), ("waits", ["--comm-overlap", 0]), ("whole", ["-z", 0])):
+            run = self.train(f"gpus_{gpus}_{name}", self.main, dtype, budget.left(), *groups, "--gpus", gpus, *more)
+            self.same_state(final(alone), final(run))
+            profiled = self.train(f"gpus_{gpus}_{name}_profile", self.main, dtype, budget.left(), *groups, "--gpus", gpus,
+                                  *more, "--profile", 5)
+            profile = json.loads((profiled / "profile.json").read_text())
+            shown.append(f"{name}: step {profile['median_plain_step_ms']:.3f} ms, exchange {profile['exchange_ms']:.3f} ms, "
+                         f"{profile['exposed_exchange_ms']:.3f} ms not hidden")
+        return f"the same bits as on one, in {dtype}; " + "; ".join(shown)
+
     def profile(self, limit):
         run = self.train("profile", self.main, self.half(limit), limit, "--profile", 5)
         profile = json.loads((run / "profile.json").read_text())
-        total = sum(row["ms"] for row in profile["ops"]) + profile["between_ops_ms"]
+        total = sum(row["ms"] for row in profile["ops"]) + profile["between_ops_ms"] + profile["exposed_exchange_ms"]
         if not math.isclose(total, profile["step_ms"], rel_tol=0.03):
             raise Failed(f"the rows add up to {total:.3f} ms, the step took {profile['step_ms']:.3f} ms")
         return (f"{len(profile['ops'])} rows, step {profile['median_step_ms']:.3f} ms, "
@@ -289,6 +315,11 @@ def tolerance(model, dtype):
     if dtype == "fp32":
         return FP32_TOLERANCE
     return HALF_TOLERANCE[dtype] * largest_difference(expected(model, "fp32"), expected(model, "bf16"))
+
+
+def count_gpus():
+    """Also of the simulator, which has SIM_GPUS of them."""
+    return len(tools.output_of("nvidia-smi", "-L").splitlines()) or int(os.environ.get("SIM_GPUS", "1"))
 
 
 def find_sanitizer():
@@ -329,6 +360,10 @@ def run_all(check, sections):
         sections.run(f"recompute level {level}", 60, lambda limit, r=level: check.recompute(r, limit))
     sections.run("attention, ours and cuDNN's", 60, check.attention)
     sections.run("profile", 60, check.profile)
+    sections.run("NCCL, one GPU", 60, check.nccl)
+    for gpus in (2, 4, 8):
+        if gpus <= count_gpus():
+            sections.run(f"{gpus} GPUs", 90, lambda limit, n=gpus: check.several_gpus(n, limit))
     if not options.tiny:
         for dtype in ("fp32", "bf16"):
             sections.run(f"losses of 20 steps, 124M, {dtype}", 60,

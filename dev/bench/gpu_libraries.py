@@ -1,4 +1,4 @@
-"""Finds nvcc, cuBLASLt and cuDNN and reports where they are. Toolkits come with or without cuDNN; PyTorch's wheels have
+"""Finds nvcc, cuBLASLt, cuDNN and NCCL and reports where they are. Toolkits come with or without cuDNN; PyTorch's wheels have
 both libraries but no libcublasLt.so to link with. Files that the compiler or the loader would miss are linked into a folder
 under build/, and the variables that the build and the runs need are in `environment`. Installs nothing.
 """
@@ -13,15 +13,17 @@ SYSTEM_HEADERS = ["/usr/local/include", "/usr/include", "/usr/include/x86_64-lin
 
 
 class Library:
-    """What it is for, its header, what programs load (the newest of these), and whether the linker needs it, too."""
+    """Its name, its header, what programs load (the newest of these), whether the linker needs it, too, and the variable
+    that tells the trainer where it is."""
 
-    def __init__(self, name, header, loaded, linked=None):
-        self.name, self.header, self.loaded, self.linked = name, header, loaded, linked
+    def __init__(self, name, header, loaded, linked=None, variable=None):
+        self.name, self.header, self.loaded, self.linked, self.variable = name, header, loaded, linked, variable
 
 
 LIBRARIES = [
     Library("cuBLASLt", "cublasLt.h", ["libcublasLt.so.13", "libcublasLt.so.12"], "libcublasLt.so"),
-    Library("cuDNN", "cudnn.h", ["libcudnn.so.9"]),
+    Library("cuDNN", "cudnn.h", ["libcudnn.so.9"], variable="CUDNN_LIBRARY"),
+    Library("NCCL", "nccl.h", ["libnccl.so.2"], variable="NCCL_LIBRARY"),
     Library("NVRTC", None, ["libnvrtc.so.13", "libnvrtc.so.12"]),  # cuDNN compiles its attention with it
 ]
 
@@ -82,16 +84,16 @@ class Libraries:
             for header in sorted(wheel.glob(f"*/include/{library.header}")):
                 self.headers[library.header] = header
                 # Not the whole folder: it may hold another CUDA's headers as well.
-                prefix = "cudnn" if library.name == "cuDNN" else "cublas"
+                prefix = library.name.removesuffix("Lt").lower()
                 self.links["include"].update({path.name: path for path in header.parent.glob(f"{prefix}*.h")})
                 return f"{library.header} in {header.parent} (a wheel)"
         self.missing.append(f"{library.header}")
         return f"{library.header} not found"
 
     def find_loaded(self, library):
-        chosen = os.environ.get("CUDNN_LIBRARY")
-        if library.name == "cuDNN" and chosen and Path(chosen).exists():
-            return f"{chosen} (CUDNN_LIBRARY)"
+        chosen = os.environ.get(library.variable or "")
+        if chosen and Path(chosen).exists():
+            return f"{chosen} ({library.variable})"
         in_toolkit = self.toolkit_folders(["lib64", "lib", "targets/*/lib"])
         to_link = library.linked and not any((folder / library.linked).exists()
                                              for folder in folders("LIBRARY_PATH") + in_toolkit)
@@ -112,8 +114,8 @@ class Libraries:
         return f"{library.loaded[0]} not found"
 
     def take(self, library, path, to_link):
-        if library.name == "cuDNN":
-            self.environment["CUDNN_LIBRARY"] = str(path)
+        if library.variable:
+            self.environment[library.variable] = str(path)
         else:
             self.links["lib"][path.name] = path
         if to_link:
@@ -134,7 +136,7 @@ class Libraries:
     def report(self, without_cudnn=False):
         """A section: fails where something is missing that the results would lack without a word."""
         text = "; ".join(self.lines)
-        missing = [name for name in self.missing if not (without_cudnn and "cudnn" in name)]
+        missing = [name for name in self.missing if "nccl" not in name and not (without_cudnn and "cudnn" in name)]
         if any("cudnn" in name for name in missing):
             text = "no cuDNN: attention is our own kernels only (--no-cudnn if that is meant); " + text
         if missing:

@@ -224,20 +224,24 @@ bool mpi_start_all_gather(void *data, const Range *parts, int request, Error *er
 }
 
 // A failure shows when the request is waited for.
-void mpi_progress(void) {
+void mpi_progress(void (*ended)(int request)) {
     for (int i = 0; i < mpi.most; i++) {
         int done = 0;
         if (!mpi.requests[i].in_flight || mpi.requests[i].done) continue;
         if (mpi.MPI_Test(&mpi.requests[i].request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
         mpi.requests[i].done = done != 0;
+        if (done) ended(i);
     }
 }
 
-bool mpi_wait(int request, Error *err) {
+bool mpi_wait(int request, void (*ended)(int request), Error *err) {
     REQUIRE(request >= 0 && request < DEVICE_COMM_REQUESTS && mpi.requests[request].in_flight,
             "request %d is not in flight", request);
     mpi.requests[request].in_flight = false;
-    return mpi.requests[request].done || wait_for("MPI_Test", MPI_SUCCESS, &mpi.requests[request].request, err);
+    if (mpi.requests[request].done) return true;
+    if (!wait_for("MPI_Test", MPI_SUCCESS, &mpi.requests[request].request, err)) return false;
+    ended(request);
+    return true;
 }
 
 #else
@@ -263,7 +267,10 @@ bool mpi_start_all_to_all(void *recv, const void *send, const Range *parts, int 
 bool mpi_start_all_gather(void *data, const Range *parts, int request, Error *err) {
     return mpi_start_all_to_all(data, data, parts, request, err);
 }
-void mpi_progress(void) {}
-bool mpi_wait(int request, Error *err) { return mpi_start_all_to_all(NULL, NULL, NULL, request, err); }
+void mpi_progress(void (*ended)(int request)) { (void)ended; }
+bool mpi_wait(int request, void (*ended)(int request), Error *err) {
+    (void)ended;
+    return mpi_start_all_to_all(NULL, NULL, NULL, request, err);
+}
 
 #endif

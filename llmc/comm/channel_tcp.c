@@ -110,8 +110,10 @@ static Progress push(int fd, const Frame *frame, const void *data, size_t bytes,
     return DONE;
 }
 
-// poll until `deadline` in now_seconds(), or without end for INFINITY. False when time is over, or when another process
-// was lost.
+// Whether there is no use in waiting for others.
+static bool is_lost(Error *err) { return watch_has_failed(err) || (channel_also_failed && channel_also_failed(err)); }
+
+// poll until `deadline` in now_seconds(), or without end for INFINITY. False when time is over, or nothing will come.
 static bool wait_until(struct pollfd *polls, int count, double deadline) {
     for (;;) {
         const double left = deadline - now_seconds();
@@ -119,7 +121,8 @@ static bool wait_until(struct pollfd *polls, int count, double deadline) {
         const int ready = poll(polls, (nfds_t)count, timeout);
         if (ready > 0) return true;
         if (ready < 0 && errno != EINTR) REQUIRE(errno == ENOMEM, "poll: %s", strerror(errno));
-        if (now_seconds() >= deadline || watch_has_failed(NULL)) return false;
+        Error lost;
+        if (now_seconds() >= deadline || is_lost(&lost)) return false;
     }
 }
 
@@ -170,10 +173,10 @@ static bool fail_ended(int rank, Error *err) {
     return fail_all(err, &failure);
 }
 
-// A wait without end has ended: what the watch has found.
+// A wait without end has ended: why.
 static bool fail_lost(Error *err) {
     Error failure = {""};
-    watch_has_failed(&failure);
+    is_lost(&failure);
     return fail_all(err, &failure);
 }
 
@@ -264,8 +267,7 @@ static bool receive_answer(const Frame *expected, void *data, size_t bytes, doub
         if (progress == LOST) return fail_ended(0, err);
         if (progress == MORE) {
             if (wait_for(fd, POLLIN, deadline)) continue;
-            if (watch_has_failed(NULL)) return fail_lost(err);
-            error_set(&failure, "process 0 (%s) does not answer", net.hosts[0]);
+            if (!is_lost(&failure)) error_set(&failure, "process 0 (%s) does not answer", net.hosts[0]);
             return fail_all(err, &failure);
         }
         if (has_frame) break;

@@ -169,7 +169,11 @@ void comm_abort(int exit_code) {
 
 // ------------------------------------------------------------------------------------------------- processes are lost
 
+bool (*channel_also_failed)(Error *err);
+void comm_watch_device(bool (*has_failed)(Error *err)) { channel_also_failed = has_failed; }
+
 void comm_collective(const char *name) { watch_collective(name); }
+const char *comm_collective_name(void) { return watch_collective_name(); }
 void comm_progress(void) { watch_progress(); }
 void comm_step(int64_t step) { watch_step(step); }
 bool comm_lost_process(Error *err) { return watch_has_failed(err); }

@@ -76,7 +76,12 @@ int comm_launch(int count, char **argv);
 // (a literal) in messages. comm_gather and comm_broadcast do it themselves.
 void comm_progress(void);
 void comm_collective(const char *name);
-void comm_step(int64_t step); // the number of steps done
+const char *comm_collective_name(void); // of the last one
+void comm_step(int64_t step);           // the number of steps done
+
+// What else connects the processes (NCCL): a wait for messages of others asks it, and ends if it has failed. NULL: no
+// more. Otherwise a process whose exchange has failed would wait for others, which wait for its part of the exchange.
+void comm_watch_device(bool (*has_failed)(Error *err));
 
 // True with its message if another process was lost, or the run hangs. It has been printed already. For any thread.
 bool comm_lost_process(Error *err);
@@ -97,5 +102,6 @@ bool mpi_is_connected(Error *err); // false: MPI did not start this process, or 
 const char *mpi_name(void);        // "Open MPI v4.1.4"
 bool mpi_start_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err);
 bool mpi_start_all_gather(void *data, const Range *parts, int request, Error *err);
-void mpi_progress(void);
-bool mpi_wait(int request, Error *err);
+// Calls ended(request) for each that is found to have ended.
+void mpi_progress(void (*ended)(int request));
+bool mpi_wait(int request, void (*ended)(int request), Error *err);

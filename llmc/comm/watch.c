@@ -76,6 +76,7 @@ void watch_collective(const char *name) {
     mine.collective++;
     mine.progress++;
 }
+const char *watch_collective_name(void) { return mine.name ? mine.name : ""; }
 
 bool watch_has_failed(Error *err) {
     if (!atomic_load_explicit(&watch.has_failed, memory_order_acquire)) return false;

@@ -27,6 +27,7 @@ bool watch_is_running(void);
 
 // What the heartbeats tell. May be called without a watch.
 void watch_collective(const char *name); // a literal; the process enters its next collective
+const char *watch_collective_name(void);
 void watch_progress(void);
 void watch_step(int64_t step);
 

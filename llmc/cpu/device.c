@@ -421,16 +421,48 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
 
 const char *device_comm_library(void) { return mpi_name(); }
 
+static const CommObserver *comm_observer;
+
+void device_comm_observe(const CommObserver *observer) { comm_observer = observer; }
+
+static void waits(bool begins) {
+    if (comm_observer) comm_observer->wait(begins);
+}
+static void began(int request) {
+    if (comm_observer) comm_observer->request(request, true);
+}
+static void ended(int request) {
+    if (comm_observer) comm_observer->request(request, false);
+}
+
 bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
-    return mpi_start_all_to_all(recv, send, parts, request, err);
+    waits(true);
+    began(request);
+    const bool ok = mpi_start_all_to_all(recv, send, parts, request, err);
+    waits(false);
+    return ok;
 }
 
 bool device_all_gather(void *data, const Range *parts, int request, Error *err) {
-    return mpi_start_all_gather(data, parts, request, err);
+    waits(true);
+    began(request);
+    const bool ok = mpi_start_all_gather(data, parts, request, err);
+    waits(false);
+    return ok;
 }
 
-void device_comm_progress(void) { mpi_progress(); }
+void device_comm_progress(void) {
+    waits(true);
+    mpi_progress(ended);
+    waits(false);
+}
 
-bool device_comm_wait(int request, Error *err) { return mpi_wait(request, err); }
+bool device_comm_wait(int request, Error *err) {
+    waits(true);
+    const bool ok = mpi_wait(request, ended, err);
+    waits(false);
+    return ok;
+}
 
-void device_comm_abort(void) {} // comm_abort ends the processes
+bool device_comm_failed(Error *err) { return (void)err, false; } // comm.h's own channel: its calls tell
+void device_comm_abort(void) {}                                  // comm_abort ends the processes

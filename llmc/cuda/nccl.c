@@ -149,6 +149,8 @@ static bool usable(const char *what, int request, Error *err) {
     return comm.handle || error_set(err, "%s: rank %d of %d: the communicator was aborted", what, comm.rank, comm.size);
 }
 
+static const CommObserver *observer;
+
 static bool begin_request(const char *what, const Range *parts, int request, Error *err) {
     if (!usable(what, request, err)) return false;
     for (int r = 0; r < comm.size; r++)
@@ -160,6 +162,7 @@ static bool begin_request(const char *what, const Range *parts, int request, Err
     REQUIRE(!cuda_backend.capturing, "%s while recording a graph", what);
     CUDA_CHECK(cudaEventRecord(comm.queued, cuda_compute_stream()));
     CUDA_CHECK(cudaStreamWaitEvent(comm_stream(), comm.queued, 0));
+    if (observer) observer->request(request, true);
     return true;
 }
 
@@ -169,6 +172,7 @@ static bool end_request(const char *what, ncclResult_t status, int request, Erro
     if (status != ncclSuccess) return failed(err, what, status);
     if (!comm.done[request]) CUDA_CHECK(cudaEventCreateWithFlags(&comm.done[request], cudaEventDisableTiming));
     CUDA_CHECK(cudaEventRecord(comm.done[request], comm_stream()));
+    if (observer) observer->request(request, false);
     comm.in_flight[request] = true;
     return true;
 }
@@ -226,15 +230,28 @@ bool device_all_gather(void *data, const Range *parts, int request, Error *err) 
 }
 
 void device_comm_progress(void) {}
+void device_comm_observe(const CommObserver *o) { observer = o; }
+
+// The result of what is queued, as far as it is known; ncclInProgress: a call has not ended.
+static ncclResult_t async_status(void) {
+    ncclResult_t status = ncclSuccess;
+    const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);
+    return asked != ncclSuccess ? asked : status;
+}
+
+bool device_comm_failed(Error *err) {
+    const ncclResult_t status = comm.handle ? async_status() : ncclSuccess;
+    return !accepted(status) && !failed(err, "exchange", status);
+}
 
 bool device_comm_wait(int request, Error *err) {
     if (!usable("device_comm_wait", request, err)) return false;
     REQUIRE(comm.in_flight[request], "device_comm_wait: request %d was not made", request);
-    ncclResult_t status = ncclSuccess;
-    const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);
-    if (asked != ncclSuccess) status = asked;
+    const ncclResult_t status = async_status();
     if (status != ncclSuccess) return failed(err, "device_comm_wait", status);
+    if (observer) observer->wait(true);
     CUDA_CHECK(cudaStreamWaitEvent(cuda_compute_stream(), comm.done[request], 0));
+    if (observer) observer->wait(false);
     comm.in_flight[request] = false;
     return true;
 }
@@ -262,6 +279,8 @@ bool device_all_gather(void *data, const Range *parts, int request, Error *err) 
     REQUIRE(false, "device_all_gather before device_comm_start");
 }
 void device_comm_progress(void) {}
+void device_comm_observe(const CommObserver *o) { (void)o; }
+bool device_comm_failed(Error *err) { return (void)err, false; }
 bool device_comm_wait(int request, Error *err) {
     (void)request, (void)err;
     REQUIRE(false, "device_comm_wait before device_comm_start");

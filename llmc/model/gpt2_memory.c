@@ -496,7 +496,7 @@ Tensor gpt2_exchange_buffer(const Gpt2 *model, int half) {
 }
 
 Tensor gpt2_norm(const Gpt2 *model) {
-    return tensor_make(gpt2_at(model, model->layout.norm), DTYPE_FP32, "norm", max_i64(model->options.processes, 1),
+    return tensor_make(gpt2_at(model, model->layout.norm), DTYPE_FP32, "sumsq", max_i64(model->options.processes, 1),
                        norm_columns(model->layout.partition), 0, 0);
 }
 

@@ -83,7 +83,8 @@ bool processes_connect_devices(Error *err) {
     const CommFact facts[] = {{"the device", on_cpu ? d->backend : d->name}, {"the libraries", d->libraries}};
     return comm_agree(facts, sizeof facts / sizeof *facts, err) && comm_all_ok(check_distinct(err), err) &&
            comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) && comm_broadcast(id, sizeof id, err) &&
-           comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), err), err);
+           comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), err), err) &&
+           (comm_watch_device(device_comm_failed), true);
 }
 
 // ------------------------------------------------------------------------------------------------------------- tuning

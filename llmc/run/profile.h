@@ -3,9 +3,11 @@
 // The run takes a few steps to warm up, then N unmodified steps, then N steps with a device event before and after
 // every op and without graphs, then it ends. The table that follows shows the time of each op and its floor: the min
 // FLOPs and bytes (OpCost of ops.h) at the rates measured on this device. Time outside all ops has its own row, so that
-// the rows add up to the step; the N unmodified steps show the cost of the events.
+// the rows add up to the step; the N unmodified steps show the cost of the events. With several processes one more row
+// is the time in which the compute stream waited for the exchange: the part of it that computation does not hide.
 //
-// The ops are observed (ops_observe); profile_table.c measures nothing and uses no device.
+// Ops and exchange are observed (ops_observe, device_comm_observe); profile_table.c measures nothing and uses no
+// device.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ops.h"
@@ -36,9 +38,17 @@ typedef struct {
     double start, seconds;
 } TimedOp;
 
+// A request between processes, or a wait of the compute stream for one, with the name of its collective.
+typedef struct {
+    const char *name; // "sum of gradients"
+    double start, seconds;
+} TimedSpan;
+
 typedef struct {
     const TimedOp *ops; // in the order of the calls
     int64_t num_ops;
+    const TimedSpan *requests, *waits; // by their starts; none of one process
+    int64_t num_requests, num_waits;
     int64_t num_steps;         // profiled
     const double *step_start;  // num_steps + 1: start of each step; the last is the end
     const double *plain_start; // the same for as many steps right before, with nothing timed inside
@@ -56,6 +66,9 @@ typedef struct {
 
 // The rows, slowest first, malloced; *count of them. NULL: out of memory.
 ProfileRow *profile_rows(const Profile *profile, int *count);
+// Seconds in which at least one request was under way, and those of the waits.
+double profile_exchange_seconds(const Profile *profile);
+double profile_exposed_seconds(const Profile *profile);
 // The longer of the time to compute the FLOPs and the time to move the bytes.
 double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed);
 

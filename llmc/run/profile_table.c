@@ -96,6 +96,23 @@ static ProfileRow sum_rows(const ProfileRow *rows, int count) {
 // Seconds of all profiled steps.
 static double total_seconds(const Profile *profile) { return profile->step_start[profile->num_steps]; }
 
+// Requests are sorted by their starts.
+double profile_exchange_seconds(const Profile *profile) {
+    double sum = 0, end = 0;
+    for (int64_t i = 0; i < profile->num_requests; i++) {
+        const TimedSpan *r = &profile->requests[i];
+        sum += fmax(r->start + r->seconds - fmax(r->start, end), 0);
+        end = fmax(end, r->start + r->seconds);
+    }
+    return sum;
+}
+
+double profile_exposed_seconds(const Profile *profile) {
+    double sum = 0;
+    for (int64_t i = 0; i < profile->num_waits; i++) sum += profile->waits[i].seconds;
+    return sum;
+}
+
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -148,12 +165,19 @@ bool profile_print(RunLog *log, const Profile *profile, Error *err) {
                 "floor ms", "of floor");
     for (int r = 0; r < count; r++) print_row(log, &rows[r], profile);
     ProfileRow ops = sum_rows(rows, count), between = {.label = "between ops"}, step = ops;
-    between.seconds = total_seconds(profile) - ops.seconds;
+    ProfileRow exposed = {.label = "exchange, not hidden", .calls = profile->num_waits};
+    exposed.seconds = profile_exposed_seconds(profile);
+    between.seconds = total_seconds(profile) - ops.seconds - exposed.seconds;
     step.seconds = total_seconds(profile);
     snprintf(step.label, sizeof step.label, "step");
     print_row(log, &ops, profile);
+    if (exposed.calls > 0) print_row(log, &exposed, profile);
     print_row(log, &between, profile);
     print_row(log, &step, profile);
+    const double exchange = profile_exchange_seconds(profile), n = (double)profile->num_steps;
+    if (profile->num_requests > 0)
+        runlog_text(log, "exchange    under way for %.3f ms of a step, %.3f ms of them not hidden by computation",
+                    1e3 * exchange / n, 1e3 * exposed.seconds / n);
     runlog_text(log,
                 "profile     median step %.3f ms with every op timed, %.3f ms in the %lld before, untimed: %+.1f%%",
                 1e3 * timed, 1e3 * plain, (long long)profile->num_steps, 100.0 * (timed / plain - 1.0));
@@ -184,7 +208,7 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     ProfileRow *rows = profile_rows(profile, &count);
     REQUIRE_MEMORY(rows, "the rows of a profile");
     FILE *f = text_open(&text, &bytes);
-    const double n = (double)profile->num_steps;
+    const double n = (double)profile->num_steps, exposed = profile_exposed_seconds(profile);
     const ProfileRow ops = sum_rows(rows, count);
     fprintf(f, "{\"steps\":%lld,\"dtype\":\"%s\",\"matmul_flops\":%.9g,\"copy_bandwidth\":%.9g,\n",
             (long long)profile->num_steps, dtype_name(profile->dtype), profile->speed.matmul_flops,
@@ -193,8 +217,10 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
             1e3 * median_seconds(profile->step_start, profile->num_steps),
             1e3 * median_seconds(profile->plain_start, profile->num_steps));
     fprintf(f, "\"step_ms\":%.9g,\"ops_ms\":%.9g,\"between_ops_ms\":%.9g,\"floor_ms\":%.9g,\n",
-            1e3 * total_seconds(profile) / n, 1e3 * ops.seconds / n, 1e3 * (total_seconds(profile) - ops.seconds) / n,
-            1e3 * ops.floor_seconds / n);
+            1e3 * total_seconds(profile) / n, 1e3 * ops.seconds / n,
+            1e3 * (total_seconds(profile) - ops.seconds - exposed) / n, 1e3 * ops.floor_seconds / n);
+    fprintf(f, "\"exchange_ms\":%.9g,\"exposed_exchange_ms\":%.9g,\n", 1e3 * profile_exchange_seconds(profile) / n,
+            1e3 * exposed / n);
     fprintf(f, "\"flops\":%.17g,\"bytes\":%.17g,\n\"ops\":[", ops.flops / n, ops.bytes / n);
     for (int r = 0; r < count; r++) {
         const ProfileRow *row = &rows[r];
@@ -209,7 +235,8 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     return commit_text(f, &text, &bytes, path, err);
 }
 
-// Trace Event Format: complete events ("X"), times in microseconds. One track for steps, one for ops.
+// Trace Event Format: complete events ("X"), times in microseconds. One track for steps, one for ops. Requests may
+// overlap, so each is an asynchronous event ("b", "e").
 enum { TRACK_STEPS = 1, TRACK_OPS = 2 };
 
 static void put_track(FILE *f, int track, const char *name) {
@@ -236,6 +263,18 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
         put_shape(f, &op->cost);
         fprintf(f, ",\"gflop\":%.6g,\"mb\":%.6g,\"floor_us\":%.3f}},\n", op->cost.flops / 1e9, op->cost.bytes / 1e6,
                 1e6 * profile_floor_seconds(&op->cost, profile->speed));
+    }
+    for (int64_t i = 0; i < profile->num_waits; i++) {
+        const TimedSpan *w = &profile->waits[i];
+        put_event(f, TRACK_OPS, "exchange, not hidden", w->start, w->seconds);
+        fprintf(f, ",\"args\":{\"of\":\"%s\"}},\n", w->name);
+    }
+    for (int64_t i = 0; i < profile->num_requests; i++) {
+        const TimedSpan *r = &profile->requests[i];
+        const double end = r->start + r->seconds;
+        for (int e = 0; e < 2; e++)
+            fprintf(f, "{\"ph\":\"%s\",\"pid\":1,\"cat\":\"exchange\",\"id\":%lld,\"name\":\"%s\",\"ts\":%.3f},\n",
+                    e ? "e" : "b", (long long)i, r->name, 1e6 * (e ? end : r->start));
     }
     for (int64_t i = 0; i < profile->num_steps; i++) {
         snprintf(label, sizeof label, "step %lld", (long long)i + 1);

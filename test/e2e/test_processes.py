@@ -218,6 +218,60 @@ def test_without_a_launcher_several_processes_on_the_cpu_are_refused_with_a_way_
     assert "mpirun -n N" in result.stderr
 
 
+def hidden(trace):
+    """How many ops ran, wholly, while a request was under way, by the name of its collective."""
+    ops = [(e["ts"], e["ts"] + e["dur"]) for e in trace if e["ph"] == "X" and e["tid"] == 2 and "floor_us" in e["args"]]
+    begun, ended = ({e["id"]: e for e in trace if e["ph"] == phase} for phase in "be")
+    assert begun.keys() == ended.keys()
+    counts = {}
+    for i, b in begun.items():
+        inside = sum(b["ts"] <= start and end <= ended[i]["ts"] for start, end in ops)
+        counts[b["name"]] = counts.get(b["name"], 0) + inside
+    return counts
+
+
+def profiled(processes, directory, data, *flags, **options):
+    run(processes, directory, data, *flags, "--profile", 3, **options)
+    profile, trace = (json.loads((directory / "run" / name).read_text()) for name in ("profile.json", "profile_trace.json"))
+    total = sum(op["ms"] for op in profile["ops"]) + profile["between_ops_ms"] + profile["exposed_exchange_ms"]
+    assert total == pytest.approx(profile["step_ms"])
+    return profile, hidden(trace["traceEvents"])
+
+
+@needs_mpi
+def test_gradients_and_weights_are_exchanged_while_ops_run(data, tmp_path):
+    """By construction, not by chance: a request begins before ops that do not need it, and is found ended after them."""
+    flags = ["--reduce-groups", 2, "-e", "L=4,C=64,NH=2,T=32", "-b", 10]
+    profile, during = profiled(2, tmp_path / "2", data, *flags)
+    assert profile["exchange_ms"] > profile["exposed_exchange_ms"] > 0
+    assert during["sum of gradients"] > 3 * 4 and during["new weights"] > 3 * 4  # in each step: of four blocks
+    assert during["losses of all"] == during["gradient norm"] == 0
+    _, during = profiled(2, tmp_path / "waits", data, *flags, "--comm-overlap", 0)
+    assert set(during.values()) == {0}
+    profile, during = profiled(1, tmp_path / "1", data, *flags)
+    assert during == {} and profile["exchange_ms"] == profile["exposed_exchange_ms"] == 0
+
+
+def ops_before_waits(trace):
+    """How many ops lie between each request for a sum of gradients and the wait for it, on the compute stream."""
+    ops = [e["ts"] for e in trace if e["ph"] == "X" and e["tid"] == 2 and "floor_us" in e["args"]]
+    waits = [e["ts"] for e in trace if e.get("args", {}).get("of") == "sum of gradients"]
+    begun = [e["ts"] for e in trace if e["ph"] == "b" and e["name"] == "sum of gradients"]
+    return [sum(b <= op < w for op in ops) for b, w in zip(begun, waits, strict=True)]
+
+
+@needs_simulator
+def test_simulated_gpus_exchange_between_ops_of_the_backward_pass(data, tmp_path):
+    """The simulator runs one stream at a time, so its timeline shows the order only."""
+    flags = ["--gpus", 2, "--reduce-groups", 2, "-e", "L=3,C=64,NH=2,T=32", "-b", 10, "--profile", 2]
+    for name, more in (("overlap", []), ("waits", ["--comm-overlap", 0])):
+        run(1, tmp_path / name, data, *flags, *more, trainer=SIMULATOR, **simulated(tmp_path, 2))
+        trace = json.loads((tmp_path / name / "run" / "profile_trace.json").read_text())["traceEvents"]
+        counts = ops_before_waits(trace)
+        assert len(counts) == 2 * 4  # of three blocks and the embeddings; few ops follow the first block's
+        assert all((count > 3) == (name == "overlap" and i % 4 < 2) for i, count in enumerate(counts)), counts
+
+
 # ------------------------------------------------------------------------------------------------------------- the end
 
 @needs_mpi
@@ -358,12 +412,12 @@ def lost_command(trainer, processes, data, *flags):
     return launched(processes if trainer == TRAINER else 1, *flags, trainer=trainer)
 
 
-def lost_environment(directory):
+def lost_environment(directory, nccl=""):
     """The runs of a test session share the choices of matmuls."""
     net = directory / "net"
     net.mkdir(exist_ok=True)
-    return {**os.environ, **simulated(lost_environment.shared, 2), "SIM_NCCL_DIR": str(net), "COMM_STOP_SECONDS": "2",
-            "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **simulated(lost_environment.shared, 2), "SIM_NCCL_DIR": str(net), "SIM_NCCL": nccl,
+            "COMM_STOP_SECONDS": "2", "OMP_NUM_THREADS": "1"}
 
 
 def rank_of(pid):
@@ -396,13 +450,13 @@ def undisturbed(data, tmp_path_factory):
     return of
 
 
-def lose(trainer, processes, data, directory, number, rank, steps, delay):
+def lose(trainer, processes, data, directory, number, rank, steps, delay, nccl=""):
     """Sends the signal to a process after so many steps and seconds; False: the run had ended before. Checks what the
     others say and how they end."""
     directory.mkdir()
     errors = directory / "stderr"
     with errors.open("w") as f:
-        process = subprocess.Popen(lost_command(trainer, processes, data), cwd=directory, env=lost_environment(directory),
+        process = subprocess.Popen(lost_command(trainer, processes, data), cwd=directory, env=lost_environment(directory, nccl),
                                    stdout=subprocess.DEVNULL, stderr=f, start_new_session=True)
     stopped = None
     try:
@@ -466,7 +520,8 @@ def random_losses(tries, seed):
     for number, count in ((signal.SIGKILL, tries), (signal.SIGSTOP, tries // 2)):
         for _ in range(count):
             steps = chance.choice([0, *range(1, 40)]) if number == signal.SIGKILL else chance.randrange(1, 20)
-            yield number, chance.randrange(1000), steps, chance.random() * (1.0 if steps == 0 else 0.1)
+            delay = chance.random() * (1.0 if steps == 0 else 0.1)
+            yield number, chance.randrange(1000), steps, delay, chance.choice(["", "inprogress", "delay:1"])
 
 
 @pytest.mark.slow
@@ -475,11 +530,11 @@ def test_processes_that_are_lost_at_any_time(trainer, processes, data, undisturb
     """LOST_PROCESSES: so many are killed, half as many stopped (8, 4)."""
     seed = random.randrange(1 << 30)
     expected, lost = undisturbed(trainer, processes), 0
-    for i, (number, rank, steps, delay) in enumerate(random_losses(int(os.environ.get("LOST_PROCESSES", "8")), seed)):
+    for i, (number, rank, steps, delay, nccl) in enumerate(random_losses(int(os.environ.get("LOST_PROCESSES", "8")), seed)):
         directory, rank = tmp_path / f"{i}", rank % processes
-        words = f"seed {seed}, try {i}: {number.name} to {rank} after {steps} steps and {delay:.3f} s, in {directory}"
+        words = f"seed {seed}, try {i}: {number.name} to {rank} after {steps} steps and {delay:.3f} s, {nccl} in {directory}"
         print(words, flush=True)
-        lost += lose(trainer, processes, data, directory, number, rank, steps, delay)
+        lost += lose(trainer, processes, data, directory, number, rank, steps, delay, nccl)
         assert resume(trainer, processes, data, directory) == expected, words
         shutil.rmtree(directory)
     assert lost > 0
@@ -490,7 +545,8 @@ def test_processes_that_are_lost_at_any_time(trainer, processes, data, undisturb
 @pytest.mark.parametrize("net, code, words", [
     ("silent:9", 1, rf"no progress for {LIMIT} s \(.*\), "),
     ("silent:9,inprogress", 1, rf"no progress for {LIMIT} s \(.*\), "),
-    ("fail:9", 1, r"process 1 \(\S+\) has ended \("),
+    ("fail:9", 1, r"process 1 \(\S+\) has ended \("),  # process 0 waits for its GPU, process 1 for a message of process 0
+    ("fail:40,inprogress", 1, r"process 1 \(\S+\) has ended \("),
 ])
 def test_a_collective_of_nccl_that_hangs_or_fails_ends_the_run(net, code, words, data, tmp_path):
     (tmp_path / "net").mkdir()

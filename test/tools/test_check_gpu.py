@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import FAILS, PASSES, ROOT, call, script, wait_for
+from runs import FAILS, PASSES, ROOT, SIMULATOR, call, script, wait_for
 
 CHECK_GPU = ROOT / "dev" / "bench" / "check_gpu.py"
 @pytest.fixture
 def tests(tmp_path):
     """A folder of test programs that take no time."""
-    for program in ("ops/test_layernorm", "ops/test_small", "ops/test_attention", "golden/test_golden"):
+    for program in ("ops/test_layernorm", "ops/test_small", "ops/test_attention", "ops/test_collectives", "golden/test_golden"):
         script(tmp_path / "tests" / program, PASSES)
     return tmp_path / "tests"
 
@@ -40,7 +40,7 @@ def test_a_good_trainer_passes_what_this_machine_can_check(tmp_path, tests):
     assert result.returncode == 0, result.stdout
     passed = {name for name, row in rows.items() if row["result"] == "passed"}
     assert {"op tests", "golden test", "losses of 20 steps, fp32", "two runs, fp32", "resume, fp32",
-            "GELU in epilogues, -ge 1", "GELU in epilogues, -ge 2", "attention tests, own", "recompute level 1", "recompute level 2", "recompute level 3", "profile"} <= passed
+            "GELU in epilogues, -ge 1", "GELU in epilogues, -ge 2", "attention tests, own", "recompute level 1", "recompute level 2", "recompute level 3", "profile", "NCCL, one GPU"} <= passed
     assert result.stdout.splitlines()[-1].startswith(f"{len(passed)} passed, 0 failed")
     assert rows["compute-sanitizer memcheck"]["result"] in ("passed", "skipped")
 
@@ -68,6 +68,17 @@ def test_without_the_cpu_trainer_the_committed_losses_are_the_reference(tmp_path
     _, rows = check(tmp_path, tests, "--reference", tmp_path / "none", "--only", "losses")
     row = rows["losses of 20 steps, fp32"]
     assert row["result"] == "passed" and "expected_losses.json" in row["detail"]
+
+
+@pytest.mark.skipif(not SIMULATOR.exists(), reason="no CUDA toolkit: no simulated GPU")
+def test_several_gpus_are_checked_where_they_are(tmp_path, tests):
+    _, rows = check(tmp_path, tests, "--only", "GPU", trainer=SIMULATOR, SIM_GPUS="2")
+    assert {name: row["result"] for name, row in rows.items()} == {"NCCL, one GPU": "passed", "2 GPUs": "passed"}
+    assert "the same bits as on one, in bf16; divided: step" in rows["2 GPUs"]["detail"]
+    assert rows["2 GPUs"]["detail"].count("ms not hidden") == 3
+    script(tests / "ops" / "test_collectives", "exit 1")
+    _, rows = check(tmp_path, tests, "--only", "GPU", trainer=SIMULATOR, SIM_GPUS="2")
+    assert {name: row["result"] for name, row in rows.items()} == {"NCCL, one GPU": "FAILED", "2 GPUs": "FAILED"}
 
 
 def test_what_could_be_built_is_checked(tmp_path, tests):
@@ -129,7 +140,7 @@ def gpu_libraries(tmp_path, monkeypatch):
     sys.path.insert(0, str(CHECK_GPU.parent))
     import gpu_libraries as module
 
-    for variable in ("CPATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CUDNN_LIBRARY"):
+    for variable in ("CPATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CUDNN_LIBRARY", "NCCL_LIBRARY"):
         monkeypatch.setenv(variable, "")  # and put back after the test, whatever it sets
     monkeypatch.setenv("CUDA", str(tmp_path / "cuda"))
     monkeypatch.setattr(module, "FOLDER", tmp_path / "links")
@@ -139,20 +150,22 @@ def gpu_libraries(tmp_path, monkeypatch):
 
 
 WHEELS = ("nvidia/cudnn/include/cudnn.h", "nvidia/cudnn/include/cudnn_graph.h", "nvidia/cudnn/lib/libcudnn.so.9",
+          "nvidia/nccl/include/nccl.h", "nvidia/nccl/lib/libnccl.so.2",
           "nvidia/cu13/include/cublasLt.h", "nvidia/cu13/include/cuda.h", "nvidia/cu13/lib/libcublasLt.so.13")
 
 
-def test_cudnn_and_cublaslt_are_found_in_the_wheels(tmp_path, gpu_libraries):
+def test_cudnn_nccl_and_cublaslt_are_found_in_the_wheels(tmp_path, gpu_libraries):
     lay(tmp_path / "site", *WHEELS)
     for name in ("include/cublasLt.h", "lib64/libcublasLt.so", "lib64/libcublasLt.so.13"):
         (tmp_path / "cuda" / name).unlink()
     found = gpu_libraries.Libraries([tmp_path / "site"], "", [])
     links = {path.name: path.resolve() for kind in ("include", "lib") for path in (tmp_path / "links" / kind).iterdir()}
-    assert set(links) == {"cudnn.h", "cudnn_graph.h", "cublasLt.h", "libcublasLt.so", "libcublasLt.so.13",
+    assert set(links) == {"cudnn.h", "cudnn_graph.h", "nccl.h", "cublasLt.h", "libcublasLt.so", "libcublasLt.so.13",
                           "libnvrtc.so.13"}  # and not the wheel's cuda.h, which need not be that of this nvcc
     assert all(path.exists() for path in links.values())
     assert found.environment == {
-        "CUDNN_LIBRARY": str(tmp_path / "site/nvidia/cudnn/lib/libcudnn.so.9"), "CPATH": str(tmp_path / "links/include"),
+        "CUDNN_LIBRARY": str(tmp_path / "site/nvidia/cudnn/lib/libcudnn.so.9"),
+        "NCCL_LIBRARY": str(tmp_path / "site/nvidia/nccl/lib/libnccl.so.2"), "CPATH": str(tmp_path / "links/include"),
         "LIBRARY_PATH": str(tmp_path / "links/lib"), "LD_LIBRARY_PATH": str(tmp_path / "links/lib")}
     assert "site/nvidia/cudnn/lib" in found.report()
     os.environ.update(found.environment)  # a second look, with what the first one set
@@ -162,9 +175,9 @@ def test_cudnn_and_cublaslt_are_found_in_the_wheels(tmp_path, gpu_libraries):
 
 
 def test_what_is_where_compiler_and_loader_look_is_left_there(tmp_path, gpu_libraries):
-    lay(tmp_path / "usr", "cudnn.h")
+    lay(tmp_path / "usr", "cudnn.h", "nccl.h")
     loader = "".join(f"\t{name} (libc6,x86-64) => /usr/lib/{name}\n"
-                     for name in ("libcudnn.so.9", "libcublasLt.so.13", "libnvrtc.so.13"))
+                     for name in ("libcudnn.so.9", "libnccl.so.2", "libcublasLt.so.13", "libnvrtc.so.13"))
     found = gpu_libraries.Libraries([], loader, [tmp_path / "usr"])
     assert found.environment == {} and "/usr/lib/libcudnn.so.9" in found.report()
 
@@ -173,7 +186,7 @@ def test_a_missing_cudnn_fails_unless_it_is_meant(tmp_path, gpu_libraries):
     found = gpu_libraries.Libraries([], "", [])
     with pytest.raises(gpu_libraries.tools.Failed, match="cudnn.h, libcudnn.so.9.*--no-cudnn"):
         found.report()
-    assert "libcudnn.so.9 not found" in found.report(without_cudnn=True)
+    assert "libcudnn.so.9 not found" in found.report(without_cudnn=True)  # nor NCCL, which one GPU does not need
     (tmp_path / "cuda" / "bin" / "nvcc").unlink()
     with pytest.raises(gpu_libraries.tools.Failed, match="missing: nvcc"):
         gpu_libraries.Libraries([], "", []).report(without_cudnn=True)

@@ -172,7 +172,22 @@ static Profile example(TimedOp ops[6]) {
         op[1] = (TimedOp){COST_OF(matmul_forward(x, x, block0, tensor_none())), step + 0.2, 0.3};
         op[2] = (TimedOp){COST_OF(matmul_forward(x, x, block1, tensor_none())), step + 0.5, 0.4};
     }
-    return (Profile){ops, 6, 2, step_start, plain_start, DTYPE_FP32, {.matmul_flops = 5120, .copy_bandwidth = 1280}};
+    return (Profile){.ops = ops,
+                     .num_ops = 6,
+                     .num_steps = 2,
+                     .step_start = step_start,
+                     .plain_start = plain_start,
+                     .dtype = DTYPE_FP32,
+                     .speed = {.matmul_flops = 5120, .copy_bandwidth = 1280}};
+}
+
+// The same with two requests that overlap, one apart, and waits for two of them between the ops.
+static Profile example_of_several(TimedOp ops[6]) {
+    static const TimedSpan requests[] = {{"sum", 0.3, 0.5}, {"sum", 0.6, 0.3}, {"weights", 1.5, 0.1}};
+    static const TimedSpan waits[] = {{"sum", 0.9, 0.06}, {"weights", 1.95, 0.04}};
+    Profile profile = example(ops);
+    profile.requests = requests, profile.num_requests = 3, profile.waits = waits, profile.num_waits = 2;
+    return profile;
 }
 
 TEST(rows_sum_the_calls_of_all_blocks_and_come_slowest_first) {
@@ -214,6 +229,47 @@ TEST(the_rows_and_the_time_between_ops_add_up_to_the_step) {
     assert_near(json_number(json, "between_ops_ms"), 200, 1e-6);
     assert_near(json_number(json, "median_plain_step_ms"), 900, 1e-6);
     assert_near(json_number(json, "flops"), 1024, 0);
+    cJSON_Delete(json);
+}
+
+TEST(the_exchange_counts_requests_at_the_same_time_once_and_waits_are_not_between_ops) {
+    TimedOp ops[6];
+    const Profile profile = example_of_several(ops);
+    Error err;
+    assert_near(profile_exchange_seconds(&profile), 0.7, 1e-12);
+    assert_near(profile_exposed_seconds(&profile), 0.1, 1e-12);
+    assert_true(profile_write_json(tmp_file("profile.json"), &profile, &err));
+    cJSON *json = read_json(tmp_file("profile.json"));
+    assert_near(json_number(json, "exchange_ms"), 350, 1e-6);
+    assert_near(json_number(json, "exposed_exchange_ms"), 50, 1e-6);
+    assert_near(json_number(json, "between_ops_ms"), 150, 1e-6);
+    cJSON_Delete(json);
+}
+
+TEST(the_trace_has_each_request_by_its_begin_and_end) {
+    TimedOp ops[6];
+    const Profile profile = example_of_several(ops);
+    Error err;
+    assert_true(profile_write_trace(tmp_file("trace.json"), &profile, &err));
+    cJSON *json = read_json(tmp_file("trace.json")), *event;
+    int begun = 0, ended = 0, waits = 0;
+    cJSON_ArrayForEach(event, cJSON_GetObjectItemCaseSensitive(json, "traceEvents")) {
+        const char *kind = cJSON_GetObjectItemCaseSensitive(event, "ph")->valuestring;
+        const char *name = cJSON_GetObjectItemCaseSensitive(event, "name")->valuestring;
+        if (strcmp(kind, "b") == 0 || strcmp(kind, "e") == 0) {
+            const TimedSpan *request = &profile.requests[(int)json_number(event, "id")];
+            const bool begins = kind[0] == 'b';
+            assert_string_equal(name, request->name);
+            assert_near(json_number(event, "ts"), 1e6 * (request->start + (begins ? 0 : request->seconds)), 1e-3);
+            *(begins ? &begun : &ended) += 1;
+        } else if (strcmp(name, "exchange, not hidden") == 0) {
+            assert_near(json_number(event, "ts"), 1e6 * profile.waits[waits].start, 1e-3);
+            assert_near(json_number(event, "dur"), 1e6 * profile.waits[waits++].seconds, 1e-3);
+        }
+    }
+    assert_int_equal(begun, 3);
+    assert_int_equal(ended, 3);
+    assert_int_equal(waits, 2);
     cJSON_Delete(json);
 }
 
