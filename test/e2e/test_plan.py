@@ -36,16 +36,21 @@ def limited(megabytes, *arguments, **options):
     return train(*arguments, "--threads", 2, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, limits), **options)
 
 
-# Parameters outweigh all else, activations do, the logits do. Outside the plan stand, whatever the model, the stacks of
-# threads, of which 8 MiB each count, libraries and what they generate, the ring of the loader: 40 to 64 MiB here.
+# Outside the plan are, whatever the model, the stacks of threads, of which 8 MiB each count, libraries and what they
+# generate, the ring of the loader: 46 to 56 MiB with AVX512-BF16, most of it 1 to 2 MiB that oneDNN reserves for the
+# code of each of some 25 matmuls. With AMX it reserves more.
+OUTSIDE = 256
+
+
+# Parameters outweigh all else, activations do, the logits do.
 @pytest.mark.slow
 @pytest.mark.parametrize("model, batch, context", [("L=2,C=1024,NH=16", 1, 64), ("L=12,C=256,NH=4", 8, 512),
                                                    ("d6", 32, 128)])
 def test_a_run_takes_what_was_planned_and_little_beside_it(gpt2_tokens, model, batch, context):
     options = ["-e", model, "-b", batch, "-t", context, *gpt2_tokens, *QUIET, "-x", 1]
     planned = plan(*options)["devices"][0]["memory"]["total"] / MIB
-    assert planned > 8 * 96
-    limited(planned + 96, *options)
+    assert planned > 3 * OUTSIDE
+    limited(planned + OUTSIDE, *options)
     assert "out of memory" in limited(planned - 1, *options, expect=EXIT_RUN_FAILED).stderr
 
 
