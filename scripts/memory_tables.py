@@ -36,6 +36,10 @@ SCHEMES = (
     "--optimizer adamw8bit -w 0 --grad-dtype compute",
     "--optimizer adamw-bf16 --grad-dtype compute",
     "--optimizer adamw8bit --grad-dtype compute --offload optimizer",
+    "--gpus 8 --optimizer adamw",
+    "--gpus 8 --optimizer adamw8bit",
+    "--gpus 8 --optimizer adamw-bf16 --grad-dtype compute",
+    "--gpus 8 --optimizer adamw8bit -w 0 --grad-dtype compute",
 )
 STEP, SMALLEST, LARGEST = 64, 2, 200  # of C, in steps
 
