@@ -41,9 +41,8 @@ static void abandon_step(Run *run);
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 // loader -> [forward -> backward] x accumulation -> sum over processes -> norm -> decision -> update -> weights to all
-// processes. The host never
-// waits for this step: it is reported while the next one computes. True also if a signal came between two micro-steps;
-// state->step is then the same.
+// processes. The host never waits for this step: it is reported while the next one computes. True also if a signal came
+// between two micro-steps; state->step is then the same.
 static bool train_step(Run *run, Error *err) {
     const RunSetup *setup = &run->setup;
     const StepShare *share = &run->setup.share;

@@ -225,8 +225,7 @@ const void *sim_kernel(const char *name) {
     return nullptr;
 }
 
-// -------------------------------------------------------------------------------------------- what nvcc's host code
-// calls
+// ----------------------------------------------------------------------------------------- what nvcc's host code calls
 
 struct CallConfiguration {
     dim3 grid, block;

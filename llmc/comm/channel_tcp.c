@@ -77,8 +77,7 @@ static struct {
     int *ranks; // of polls
 } net;
 
-// ------------------------------------------------------------------------------------------------------ bytes and
-// polls
+// ----------------------------------------------------------------------------------------------------- bytes and polls
 
 typedef enum { MORE, DONE, LOST } Progress; // LOST: the connection is closed or broken
 
@@ -148,8 +147,7 @@ static void clean(char *text, size_t room) {
         if (!isprint((unsigned char)*text)) *text = '?';
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// failures
+// ------------------------------------------------------------------------------------------------------------ failures
 
 // The channel fails, on process 0 for all: the others have the message in their sockets when this returns, unless they
 // do not read.
@@ -252,8 +250,7 @@ static bool send_to_all(const Frame *frame, const void *data, size_t bytes, Erro
     return fail_all(err, &failure);
 }
 
-// ------------------------------------------------------------------------------------------------ the calls of the
-// others
+// --------------------------------------------------------------------------------------------- the calls of the others
 
 // Takes the answer of process 0, whose frame must be as `expected` but for the bytes, into data.
 static bool receive_answer(const Frame *expected, void *data, size_t bytes, double deadline, Error *err) {
@@ -638,8 +635,7 @@ static bool start_other(const Place *place, double seconds, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-// open
+// ---------------------------------------------------------------------------------------------------------------- open
 
 static bool read_limit(double *seconds, Error *err) {
     const char *text = getenv("COMM_START_SECONDS");

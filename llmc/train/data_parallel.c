@@ -306,8 +306,7 @@ bool data_parallel_await_weights(DataParallel *d, Error *err) {
     return result(d, err);
 }
 
-// ---------------------------------------------------------------------------------------------- state of other
-// processes
+// -------------------------------------------------------------------------------------------- state of other processes
 
 // Bytes [first, first + n) of a slot of a parameter; index -1: there are no more.
 typedef struct {

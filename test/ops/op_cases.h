@@ -358,8 +358,7 @@ static inline void head_loss_backward_case(const HeadLossShape *c, DType dtype, 
     op_end();
 }
 
-// --------------------------------------------------------------------------------------------------- element by
-// element
+// -------------------------------------------------------------------------------------------------- element by element
 
 static inline OpsShape elements_shape(DType dtype) {
     return (OpsShape){.B = 1, .T = 1, .C = 16, .NH = 1, .Vp = 128, .num_tensors = 16, .dtype = dtype};

@@ -194,8 +194,7 @@ TEST(a_main_thread_that_cannot_end_is_ended) {
     assert_said(0, named(1, "has ended (step"));
 }
 
-// -------------------------------------------------------------------------------------------------------- one is
-// silent
+// ------------------------------------------------------------------------------------------------------- one is silent
 
 TEST(a_process_that_is_stopped_is_named) {
     limit = LIMIT;

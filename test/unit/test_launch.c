@@ -37,8 +37,7 @@ static int setup(void **state) {
 
 TestFixture test_each = {setup, tmp_teardown};
 
-// ------------------------------------------------------------------------------------------------- the place of a
-// process
+// ---------------------------------------------------------------------------------------------- the place of a process
 
 typedef struct {
     const char *environment; // NAME=VALUE, separated by spaces
