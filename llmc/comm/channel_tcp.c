@@ -109,6 +109,8 @@ static Progress push(int fd, const Frame *frame, const void *data, size_t bytes,
     return DONE;
 }
 
+bool (*channel_also_failed)(Error *err);
+
 // Whether there is no use in waiting for others.
 static bool is_lost(Error *err) { return watch_has_failed(err) || (channel_also_failed && channel_also_failed(err)); }
 

@@ -169,7 +169,6 @@ void comm_abort(int exit_code) {
 
 // ------------------------------------------------------------------------------------------------- processes are lost
 
-bool (*channel_also_failed)(Error *err);
 void comm_watch_device(bool (*has_failed)(Error *err)) { channel_also_failed = has_failed; }
 
 void comm_collective(const char *name) { watch_collective(name); }
