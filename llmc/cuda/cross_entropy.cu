@@ -244,7 +244,9 @@ void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets
 
 // ------------------------------------------------------------------------------------------------------------ the head
 
-int64_t ops_head_chunk_rows(OpsShape shape) { return cuda_size_head_chunk_rows(shape, cuda_backend.num_sms); }
+int64_t ops_head_chunk_rows(OpsShape shape) {
+    return cuda_size_head_chunk_rows(shape, cuda_backend.num_sms, (int64_t)cuda_backend.facts.memory_total);
+}
 
 void backend_head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
     const int64_t N = tensor_rows(in), R = tensor_rows(logits);

@@ -230,7 +230,8 @@ void host_free(void *p) {
 
 int64_t ops_workspace_bytes(OpsShape shape) {
     cuda_matmul_note_shape(shape);
-    return round_up(max_i64(cuda_size_workspace(shape), cuda_cudnn_workspace(shape)), 256);
+    const int64_t own = cuda_size_workspace(shape, cuda_backend.compute_capability);
+    return round_up(max_i64(own, cuda_cudnn_workspace(shape)), 256);
 }
 
 void ops_set_workspace(void *device_memory, int64_t bytes) {

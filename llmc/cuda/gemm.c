@@ -169,7 +169,7 @@ static void gemm_free_descriptors(GemmDescriptors *p, const GemmKey *key) {
 
 // ---------------------------------------------------------------------------------------------------------- candidates
 
-// The library sorts its candidates by expected time; the best is rarely after the 16th.
+// The library sorts its candidates by expected time.
 enum { GEMM_MAX_CANDIDATES = TIMING_MAX_CHOICES };
 
 // 1: k in one piece. 2: in parts, which are added in fp32 and in a fixed order. 0: neither.

@@ -13,7 +13,7 @@
 // The workspace during a product: the library's part, and bias gradients that are still to be added.
 static CudaMatmulLayout layout;
 
-void cuda_matmul_note_shape(OpsShape shape) { layout = cuda_size_matmul(shape); }
+void cuda_matmul_note_shape(OpsShape shape) { layout = cuda_size_matmul(shape, cuda_backend.compute_capability); }
 
 void cuda_matmul_shutdown(void) { gemm_shutdown(); }
 

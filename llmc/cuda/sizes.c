@@ -5,15 +5,18 @@
 
 // ------------------------------------------------------------------------------------------------------------- matmul
 
-// NVIDIA recommends 32 MiB for Hopper. Elsewhere it serves for split-K. What is split are products with few tiles, that
-// is the weight gradients of small models: more than 8 parts of the largest one in fp32 are never needed.
-enum { MAX_LIBRARY_BYTES = 32 << 20, MIN_LIBRARY_BYTES = 1 << 20, MAX_SPLITS = 8 };
+// It serves for split-K. What is split are products with few tiles, that is the weight gradients of small models: more
+// than 8 parts of the largest one in fp32 are never needed. At C = 768 a part of fc's gradient takes 9.4 MB: 32 MiB
+// stop at 3 parts, where 132 multiprocessors and tiles of 128 x 192 want 4 or more.
+enum { HOPPER_LIBRARY_BYTES = 128 << 20, MAX_LIBRARY_BYTES = 32 << 20, MIN_LIBRARY_BYTES = 1 << 20, MAX_SPLITS = 8 };
 
-CudaMatmulLayout cuda_size_matmul(OpsShape shape) {
+CudaMatmulLayout cuda_size_matmul(OpsShape shape, int compute_capability) {
+    const bool many_splits = !shape.forward_only && (compute_capability >= 90 || compute_capability == 0);
     const int64_t largest_weight = 4 * shape.C * shape.C;
     const int64_t wanted = round_up(MAX_SPLITS * largest_weight * (int64_t)sizeof(float), 256);
     CudaMatmulLayout l = {0, 0, 0, 0};
-    l.library_bytes = min_i64(max_i64(wanted, MIN_LIBRARY_BYTES), MAX_LIBRARY_BYTES);
+    l.library_bytes =
+        min_i64(max_i64(wanted, MIN_LIBRARY_BYTES), many_splits ? HOPPER_LIBRARY_BYTES : MAX_LIBRARY_BYTES);
     l.library = cuda_part(&l.end, l.library_bytes);
     l.new_dbias = cuda_part(&l.end, 4 * shape.C * (int64_t)sizeof(float));
     return l;
@@ -70,8 +73,14 @@ int64_t cuda_size_cudnn_limit(int64_t free_bytes) { return free_bytes / 8; }
 
 // ------------------------------------------------------------------------------------------------------ the LM head
 
-// More than a GiB of logits buys nothing, and a matmul operand should stay below 2^31 elements.
-enum { MAX_CHUNK_BYTES = 1 << 30 };
+// Every chunk after the first reads and writes dwte once more, 309 MB of fp32 for 124M, and ends three products with
+// their last waves. At most 3.4 GB, since a matmul operand should stay below 2^31 elements of 2 bytes. GPUs with less
+// memory use it better. The limits between them are far from any GPU's memory, of which a driver reports a few per cent
+// more or less than the datasheet does: the plan of another machine makes the same chunks.
+static int64_t max_chunk_bytes(int64_t memory) {
+    const int64_t GB = 1000 * 1000 * 1000, GIB = 1 << 30;
+    return memory >= 120 * GB ? 34 * GB / 10 : memory >= 60 * GB ? 2 * GIB : GIB;
+}
 // The tile of the library's large 16-bit matmuls.
 enum { TILE_ROWS = 128, TILE_COLS = 256 };
 
@@ -82,12 +91,12 @@ static double busy_share(int64_t rows, int64_t C, int64_t num_sms) {
     return (double)tiles / (double)(ceil_div(tiles, num_sms) * num_sms);
 }
 
-// Equal chunks of at most MAX_CHUNK_BYTES. Up to twice the smallest number of chunks is tried: each costs one more
-// pass over dwte, so that more chunks are taken only where they keep the multiprocessors busier by a twentieth.
-// H200, 124M parameters, 65,536 rows, bf16: 12 chunks of 5,504 rows, busy 98 % (7 chunks: 84 %).
-int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms) {
+// Equal chunks of at most max_chunk_bytes. Up to twice the smallest number of chunks is tried, but more are taken only
+// where they keep the multiprocessors busier by a twentieth. 124M parameters, 65,536 rows, bf16: on an H200 2 chunks of
+// 32,768 rows, busy 97 %; on a T4 13 of 5,120, busy 100 % (7: 94 %).
+int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms, int64_t memory) {
     const int64_t N = shape.B * shape.T, row_bytes = shape.Vp * (int64_t)dtype_size(shape.dtype);
-    const int64_t limit = max_i64(MAX_CHUNK_BYTES / row_bytes / TILE_ROWS * TILE_ROWS, TILE_ROWS);
+    const int64_t limit = max_i64(max_chunk_bytes(memory) / row_bytes / TILE_ROWS * TILE_ROWS, TILE_ROWS);
     const int64_t fewest = ceil_div(N, limit);
     int64_t best = min_i64(N, round_up(ceil_div(N, fewest), TILE_ROWS));
     if (num_sms <= 1) return best;
@@ -110,10 +119,10 @@ int64_t cuda_size_optimizer(OpsShape shape) {
 
 int64_t cuda_size_statistics(void) { return STATISTICS_MAX_PARTS * (int64_t)sizeof(TensorStats); }
 
-int64_t cuda_size_workspace(OpsShape shape) {
+int64_t cuda_size_workspace(OpsShape shape, int compute_capability) {
     const int64_t N = shape.B * shape.T;
     const int64_t needs[] = {
-        cuda_size_matmul(shape).end,
+        cuda_size_matmul(shape, compute_capability).end,
         cuda_size_decode(shape.sequences, shape.NH, shape.C / shape.NH, shape.T),
         cuda_size_statistics(),
         // of backward passes and the update

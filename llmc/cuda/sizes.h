@@ -13,10 +13,12 @@ extern "C" {
 // ------------------------------------------------------------------------------------------------------- of all ops
 
 // The largest of the families below but attention by cuDNN, a multiple of 256: ops_workspace_bytes without it.
-int64_t cuda_size_workspace(OpsShape shape);
+// compute_capability 0: on any GPU.
+int64_t cuda_size_workspace(OpsShape shape, int compute_capability);
 
-// ops_head_chunk_rows on a GPU of so many multiprocessors. With 1: the maximum rows on any GPU.
-int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms);
+// ops_head_chunk_rows on a GPU with so many multiprocessors and bytes of memory in all. With 1: the maximum rows on any
+// GPU of this memory.
+int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms, int64_t memory);
 
 // What attention by cuDNN may take, nearly all for its backward pass: on most GPUs B * NH * T * T * 2 bytes, refused
 // where that is more than `limit`; 0 where cuDNN has nothing for this shape or GPU. An upper bound: see cudnn_plan.c.
@@ -38,7 +40,7 @@ typedef struct {
     int64_t new_dbias;              // bias gradients (4 C) fp32 that are still to be added
     int64_t end;
 } CudaMatmulLayout;
-CudaMatmulLayout cuda_size_matmul(OpsShape shape);
+CudaMatmulLayout cuda_size_matmul(OpsShape shape, int compute_capability);
 
 // Partial sums (parts, OC) fp32 of a bias gradient: at most so many blocks of stage 1, of so many rows at least.
 enum { BIAS_TARGET_BLOCKS = 1024, BIAS_MIN_PART_ROWS = 64 };

@@ -19,12 +19,12 @@ extern "C" {
 // -------------------------------------------------------------------------------------------------------- measurement
 // Used at the first use of a shape only, never under capture: it waits for the GPU.
 
-enum { TIMING_MAX_CHOICES = 16 };
+enum { TIMING_MAX_CHOICES = 48 };
 
 // Runs work(context, i), which launches on the compute stream, for i in [0, count), round after round in turn, so that
 // a clock that rises or a neighbour that comes meets all of them; and returns the i with the smallest median time. What
-// is not at least 2 % faster does not take the place of a lower i: noise is no reason to choose. A work that returns
-// false cannot be done here and is left out; -1 when none can.
+// is not at least 0.5 % faster, 2 % of less than 0.2 ms, does not take the place of a lower i: noise is no reason to
+// choose. A work that returns false cannot be done here and is left out; -1 when none can.
 // ms (count; may be NULL): the median times, negative for what cannot be done.
 int cuda_fastest(int count, bool (*work)(void *context, int i), void *context, float *ms);
 

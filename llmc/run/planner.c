@@ -189,12 +189,12 @@ double gpu_link_rate(const GpuLink *link, const GpuSpec *gpu) {
 
 static int64_t chunk_rows(const void *machine, OpsShape shape) {
     const GpuSpec *gpu = machine;
-    return cuda_size_head_chunk_rows(shape, gpu->num_sms > 0 ? gpu->num_sms : 1);
+    return cuda_size_head_chunk_rows(shape, gpu->num_sms > 0 ? gpu->num_sms : 1, (int64_t)gpu->memory);
 }
 
 static int64_t own_workspace(const void *machine, OpsShape shape) {
-    (void)machine;
-    return cuda_size_workspace(shape);
+    const GpuSpec *gpu = machine;
+    return cuda_size_workspace(shape, gpu->compute_capability);
 }
 
 static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
@@ -202,7 +202,7 @@ static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
     const GpuSpec *gpu = machine;
     const int capability = gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
     const int64_t limit = cuda_size_cudnn_limit((int64_t)gpu->memory);
-    const int64_t own = cuda_size_workspace(shape), cudnn = cuda_size_cudnn(shape, capability, limit);
+    const int64_t own = own_workspace(machine, shape), cudnn = cuda_size_cudnn(shape, capability, limit);
     return own > cudnn ? own : cudnn;
 }
 

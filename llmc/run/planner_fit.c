@@ -175,7 +175,7 @@ static bool choose(Gpt2Options *model, const Search *s) {
 // micro-batch: the search goes by the formulas, and its result is checked with the backend.
 static bool choose_checked(Gpt2Options *model, const Search *search) {
     if (model->sizes || strcmp(device_facts()->backend, "cuda") != 0) return choose(model, search);
-    const GpuSpec here = {.memory = (double)device_facts()->memory_free, .num_sms = device_facts()->units};
+    const GpuSpec here = {.memory = (double)device_facts()->memory_total, .num_sms = device_facts()->units};
     const PlannedSizes sizes = planner_sizes(&here, ATTENTION_AUTO);
     Search s = *search;
     for (;;) {
