@@ -157,16 +157,6 @@ void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor w
         COST(rows_shape(weight, in), 0, BYTES(in, weight, bias), BYTES(out, mean, rstd)));
 }
 
-void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in,
-                                Tensor residual_branch, Tensor weight, Tensor bias) {
-    check_layernorm(__func__, in, out, mean, rstd, weight);
-    tensor_check(__func__, residual, in.dtype, tensor_numel(in));
-    tensor_check(__func__, residual_branch, in.dtype, tensor_numel(in));
-    tensor_check(__func__, bias, in.dtype, tensor_numel(weight));
-    RUN(residual_layernorm_forward, (residual, out, mean, rstd, in, residual_branch, weight, bias),
-        COST(rows_shape(weight, in), 0, BYTES(in, residual_branch, weight, bias), BYTES(residual, out, mean, rstd)));
-}
-
 void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean, Tensor rstd,
                         Tensor weight, bool add_residual, bool accumulate) {
     check_layernorm(__func__, in, dout, mean, rstd, weight);
@@ -195,6 +185,14 @@ void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     if (bias.data) tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
     RUN(matmul_forward, (out, in, weight, bias),
         COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias), BYTES(out)));
+}
+
+void matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
+    check_linear(__func__, out, in, weight);
+    tensor_check(__func__, residual, out.dtype, tensor_numel(out));
+    tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
+    RUN(matmul_residual_forward, (out, residual, in, weight, bias),
+        COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias, residual), BYTES(out)));
 }
 
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
@@ -546,7 +544,7 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
     RUN(fp8_quantize, (q, transposed, in, slot, scaling), op_cost_fp8_quantize(q, transposed, in, scaling));
 }
 
-void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
+void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
     const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
     check_compute(__func__, out);
     check_fp8(__func__, a, a_slot), check_fp8_shape(__func__, a);
@@ -554,10 +552,11 @@ void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Te
     REQUIRE(a.dtype == DTYPE_E4M3 || b.dtype == DTYPE_E4M3, "%s: %s and %s are both e5m2", __func__, a.name, b.name);
     tensor_check(__func__, b, b.dtype, N * K);
     tensor_check(__func__, out, out.dtype, M * N);
-    REQUIRE(!(bias.data && accumulate), "%s: a bias is added once", __func__);
+    if (added.data) tensor_check(__func__, added, out.dtype, M * N);
+    REQUIRE(!(bias.data && added.data == out.data), "%s: a bias is added once", __func__);
     if (bias.data) tensor_check(__func__, bias, out.dtype == DTYPE_FP32 ? bias.dtype : out.dtype, N);
-    RUN(fp8_matmul, (out, a, a_slot, b, b_slot, bias, accumulate),
-        COST(matmul_shape(b, a), matmul_flops(b, a), BYTES(a, b, bias) + (accumulate ? BYTES(out) : 0), BYTES(out)));
+    RUN(fp8_matmul, (out, added, a, a_slot, b, b_slot, bias),
+        COST(matmul_shape(b, a), matmul_flops(b, a), BYTES(a, b, bias, added), BYTES(out)));
 }
 
 void fp8_slots_advance(Tensor slots) {

@@ -59,11 +59,6 @@ void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bo
 // variance. in, out (N,C); mean, rstd (N) fp32; weight, bias (C).  Ba, Kiros, Hinton, "Layer Normalization", 2016.
 void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias);
 
-// residual = in + residual_branch (rounded to the compute dtype), then layernorm_forward of that residual. residual may
-// be in. residual, out, in, residual_branch (N,C). Used inside a block and across the block boundary.
-void residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in,
-                                Tensor residual_branch, Tensor weight, Tensor bias);
-
 // din (N,C) = LN'(dout), or din += LN'(dout) when add_residual: din then holds the gradient of the residual stream.
 //   dnorm = dout * weight;  xhat = (in - mean) * rstd
 //   LN'   = rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat))
@@ -75,6 +70,9 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, T
 
 // out (N,OC) = in (N,IC) @ weight (OC,IC)^T + bias (OC). bias may be absent (tensor_none()).
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias);
+
+// out (N,OC) = residual (N,OC) + in @ weight^T + bias: the branch of a block onto its residual stream.
+void matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias);
 
 // pre (N,OC) = in @ weight^T + bias;  out (N,OC) = gelu(pre), computed from the rounded pre, or from pre before
 // rounding where DeviceOptions ask for GELU in the epilogue of a GPU library's matmul (-ge 1, 2).
@@ -273,10 +271,10 @@ typedef enum {
 // multiples of 16; inf and nan become NaN.
 void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling);
 
-// out (M,N) = or += (accumulate) a (M,K) @ b (N,K)^T / (a_slot.scale * b_slot.scale) + bias (N), which may be absent.
-// a, b: e4m3 or e5m2, not both e5m2; out: compute dtype or fp32; bias: compute dtype, none with accumulate. M, N and K
-// are multiples of 16.
-void fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate);
+// out (M,N) = added + a (M,K) @ b (N,K)^T / (a_slot.scale * b_slot.scale) + bias (N). a, b: e4m3 or e5m2, not both
+// e5m2; out: compute dtype or fp32. added: absent, a tensor like out, or out itself, which then accumulates. bias:
+// compute dtype, or absent, as it must be when out accumulates. M, N and K are multiples of 16.
+void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias);
 
 // Applies fp8_slot_advance (llmc/number.h) to all slots (n * sizeof(Fp8Slot) u8) at the end of a step with delayed
 // scaling.
@@ -343,9 +341,9 @@ BACKEND(batch_unpack);
 BACKEND(embedding_forward);
 BACKEND(embedding_backward);
 BACKEND(layernorm_forward);
-BACKEND(residual_layernorm_forward);
 BACKEND(layernorm_backward);
 BACKEND(matmul_forward);
+BACKEND(matmul_residual_forward);
 BACKEND(matmul_gelu_forward);
 BACKEND(gelu_forward);
 BACKEND(gelu_backward);

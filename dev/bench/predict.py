@@ -111,6 +111,9 @@ def step(m):
     def forward(weight):
         return product("matmul_forward", weight, FORWARD, dims[weight][1] * s)
 
+    def forward_onto_residual(weight):
+        return product("matmul_residual_forward", weight, FORWARD, C * s + u, ("copy", u, 1))
+
     def input_gradient(weight):
         return product("matmul_backward_input", weight, INPUT, 0)
 
@@ -120,7 +123,7 @@ def step(m):
                        ("bias gradients", N * OC * s, 1))
 
     def normed(tensor, calls):
-        return Row("residual_layernorm_forward", tensor, calls, 0, 4 * u + 2 * C * s + statistics)
+        return Row("layernorm_forward", tensor, calls, 0, 2 * u + 2 * C * s + statistics)
 
     def normed_backward(tensor, calls, units):
         moved = units * u + C * s + statistics + 8 * C
@@ -130,14 +133,13 @@ def step(m):
     return [
         Row("batch_unpack", "windows", 1, 0, B * (m.T + 1) * m.token_bytes + 2 * tokens),
         Row("embedding_forward", "residual1", 1, 0, tokens + touched * s + m.T * C * s + u),
-        Row("layernorm_forward", "ln1w", 1, 0, 2 * u + 2 * C * s + statistics),
+        normed("ln1w", L),
         forward("qkvw"),
         Row("attention_forward", "qkv", L, 2 * scores, 4 * u + lse, ("attention forward", 2 * scores, 1)),
-        forward("attprojw"),
+        forward_onto_residual("attprojw"),
         normed("ln2w", L),
         product("matmul_gelu_forward", "fcw", FORWARD, 4 * C * s + 4 * u, ("copy", 8 * u, 1)),
-        forward("fcprojw"),
-        *([normed("ln1w", L - 1)] if L > 1 else []),
+        forward_onto_residual("fcprojw"),
         normed("lnfw", 1),
         Row("head_loss_backward", "wte", 1, 3 * logits, 2 * u + m.Vp * C * (s + 4) + 2 * tokens,
             *(("matmul", logits, SHAPES["wte"][kind]) for kind in (FORWARD, INPUT, WEIGHT)),
@@ -238,7 +240,7 @@ def grouped(rows):
     """[(name, rows)]: matmuls by op and weight, the rest by op, what takes next to nothing together."""
     groups = {}
     for row in rows:
-        small = row.flops == 0 and row.op not in ("residual_layernorm_forward", "layernorm_backward", "optimizer_update",
+        small = row.flops == 0 and row.op not in ("layernorm_forward", "layernorm_backward", "optimizer_update",
                                                   "gradient_sumsq", "embedding_forward", "embedding_backward")  # fmt: skip
         name = "other ops" if small else f"{row.op} {row.tensor}" if "matmul" in row.op else row.op
         groups.setdefault(name, []).append(row)
@@ -342,7 +344,9 @@ def alone(predicted, lines):
     others = {"fc forward with GELU": ("matmul_gelu_forward", "fcw"),
               "fcproj input gradient with GELU": ("matmul_gelu_backward_input", "fcprojw"),
               "attention forward": ("attention_forward", "qkv"), "attention backward": ("attention_backward", "qkv"),
-              "residual + layernorm forward": ("residual_layernorm_forward", "ln2w"),
+              "layernorm forward": ("layernorm_forward", "ln2w"),
+              "attproj forward": ("matmul_residual_forward", "attprojw"),
+              "fcproj forward": ("matmul_residual_forward", "fcprojw"),
               "layernorm backward": ("layernorm_backward", "ln1w")}  # fmt: skip
 
     def parts_of(name):

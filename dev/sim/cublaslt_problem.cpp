@@ -187,6 +187,10 @@ cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, cons
         const int64_t elements = (all[i]->cols - 1) * all[i]->ld + all[i]->rows;
         status = check_memory(names[i], pointers[i], elements, all[i]->type, algorithm.alignment[i], w);
     }
+    const char *c = (const char *)pointers[2], *d = (const char *)pointers[3];
+    const int64_t bytes = ((p.d->cols - 1) * p.d->ld + p.d->rows) * width(p.d->type);
+    if (status == CUBLAS_STATUS_SUCCESS && c != d && c < d + bytes && d < c + bytes)
+        return INVALID("C = %p is neither D = %p nor apart from it", pointers[2], pointers[3]);
     if (status == CUBLAS_STATUS_SUCCESS && (has_bias(e) || is_gradient))
         status = check_memory("bias", p.op->bias, is_gradient ? p.n : p.m, p.d->type, alignment, w);
     const float *const scales[] = {p.op->scale_a, p.op->scale_b};

@@ -161,7 +161,7 @@ int64_t cpu_fp8_operand_bytes(OpsShape shape) {
            operand_bytes(min_i64(widest, ROWS_B), longest, shape.dtype);
 }
 
-void backend_fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
+void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
     const int64_t M = tensor_rows(a), K = tensor_cols(a), N = tensor_rows(b);
     const Fp8Slot *sa = a_slot.data, *sb = b_slot.data;
     const int64_t rows_a = min_i64(M, ROWS_A), rows_b = min_i64(N, ROWS_B);
@@ -169,6 +169,7 @@ void backend_fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_
     const int64_t bytes_a = operand_bytes(rows_a, K, E);
     char *wide_a = cpu_scratch("fp8_matmul", bytes_a + operand_bytes(rows_b, K, E)), *wide_b = wide_a + bytes_a;
     const Matrix dst = matrix_of(out, N);
+    if (added.data && added.data != out.data) backend_tensor_cast(out, added);
     for (int64_t i = 0; i < M; i += rows_a) {
         const int64_t m = min_i64(M - i, rows_a);
         const Matrix left = widen(wide_a, E, a, sa, i, m);
@@ -176,7 +177,7 @@ void backend_fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_
             const int64_t n = min_i64(N - j, rows_b);
             const Matrix right = matrix_transposed(widen(wide_b, E, b, sb, j, n));
             char *bias_part = bias.data ? (char *)bias.data + j * (int64_t)dtype_size(E) : NULL;
-            gemm(m, n, K, matrix_at(dst, i, j), left, right, bias_part, accumulate);
+            gemm(m, n, K, matrix_at(dst, i, j), left, right, bias_part, added.data != NULL);
         }
     }
 }

@@ -47,7 +47,7 @@ Matrix matrix_transposed(Matrix m);
 Matrix matrix_at(Matrix m, int64_t i, int64_t j); // the part that starts at element (i, j)
 
 // dst (M,N) = or += a (M,K) @ b (K,N) + bias (N). fp32 sums, rounded once. a, b and bias (NULL: none) have one dtype;
-// dst that dtype or fp32, rows contiguous. With accumulate there is no bias.
+// dst that dtype or fp32, rows contiguous.
 void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate);
 
 // The scratch that gemm needs to widen bf16 tiles to fp32 (cpu_backend.gemm_tiles).
@@ -60,9 +60,9 @@ enum { GEMM_TILE = 256, GEMM_TILES_BYTES = 3 * GEMM_TILE * GEMM_TILE * 4 };
 // 1 row 10.4 -> 4.1, 2 8.1 -> 4.3, 8 10.0 -> 6.0, 16 12.5 -> 10.3.
 enum { FEW_ROWS = 16 };
 
-// out (M,OC) = in (M,IC) @ weight (OC,IC)^T + bias (OC). bias may be absent. fp32 sums, rounded once; a row of out has
-// the same bits whatever M is. One dtype, fp32 or bf16.
-void few_rows_matmul(Tensor out, Tensor in, Tensor weight, Tensor bias);
+// out (M,OC) = residual + in (M,IC) @ weight (OC,IC)^T + bias (OC). residual and bias may be absent. fp32 sums, rounded
+// once; a row of out has the same bits whatever M is. One dtype, fp32 or bf16.
+void few_rows_matmul(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias);
 
 // --------------------------------------------------------------------------------------------------------- fp8 (fp8.c)
 

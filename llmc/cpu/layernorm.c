@@ -1,4 +1,4 @@
-// LayerNorm forward and backward, and the residual addition fused with it.
+// LayerNorm forward and backward.
 //
 // A row belongs to one task: it is read from memory once and stays in the L1 cache for the following passes.
 // The gradients of weight and bias sum over all rows: each block of rows adds into its own fp32 pair of vectors in the
@@ -13,31 +13,24 @@
 // ------------------------------------------------------------------------------------------------------------- forward
 
 typedef struct {
-    void *residual, *out;
+    void *out;
     float *mean, *rstd;
-    const void *in, *residual_branch, *weight, *bias; // residual_branch NULL: no residual addition, residual is in
+    const void *in, *weight, *bias;
     int64_t C;
 } LayerNormForward;
 
 static ALWAYS_INLINE void forward_row(const LayerNormForward *a, int64_t row, DType E) {
     const int64_t C = a->C, first = row * C;
-    if (a->residual_branch)
-        EACH_LANES(i, k, C, {
-            V sum = vload_first(k, a->in, first + i, E) + vload_first(k, a->residual_branch, first + i, E);
-            vstore_first(k, a->residual, first + i, sum, E);
-        });
-    const void *x = a->residual_branch ? a->residual : a->in;
-
     V sum = vzero(), sum_squares = vzero();
-    EACH_LANES(i, k, C, sum += vload_first(k, x, first + i, E));
+    EACH_LANES(i, k, C, sum += vload_first(k, a->in, first + i, E));
     V mean = vsplat(vsum(sum) / (float)C);
     EACH_LANES(i, k, C, {
-        V centered = vfirst(k, vload_first(k, x, first + i, E) - mean, vzero());
+        V centered = vfirst(k, vload_first(k, a->in, first + i, E) - mean, vzero());
         sum_squares = vfma(centered, centered, sum_squares);
     });
     V rstd = 1.0f / vsqrt(vsplat(vsum(sum_squares) / (float)C + EPSILON));
     EACH_LANES(i, k, C, {
-        V normalized = (vload_first(k, x, first + i, E) - mean) * rstd;
+        V normalized = (vload_first(k, a->in, first + i, E) - mean) * rstd;
         V scaled = vfma(normalized, vload_first(k, a->weight, i, E), vload_first(k, a->bias, i, E));
         vstore_first(k, a->out, first + i, scaled, E);
     });
@@ -45,22 +38,11 @@ static ALWAYS_INLINE void forward_row(const LayerNormForward *a, int64_t row, DT
     a->rstd[row] = rstd[0];
 }
 
-static void forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor residual_branch,
-                    Tensor weight, Tensor bias) {
+void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
     const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
-    const LayerNormForward a = {residual.data,        out.data,    mean.data, rstd.data, in.data,
-                                residual_branch.data, weight.data, bias.data, C};
+    const LayerNormForward a = {out.data, mean.data, rstd.data, in.data, weight.data, bias.data, C};
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < N; row++) WITH_DTYPE(E, in.dtype, forward_row(&a, row, E));
-}
-
-void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
-    forward(tensor_none(), out, mean, rstd, in, tensor_none(), weight, bias);
-}
-
-void backend_residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in,
-                                        Tensor residual_branch, Tensor weight, Tensor bias) {
-    forward(residual, out, mean, rstd, in, residual_branch, weight, bias);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward

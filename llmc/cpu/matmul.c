@@ -122,7 +122,6 @@ int64_t cpu_gemm_workspace(OpsShape shape) {
 }
 
 void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {
-    REQUIRE(!(bias && accumulate), "gemm: a bias is added once");
     bool weight_gradient = a.col_stride != 1; // a = dout^T: K counts rows of the batch, M and N are weight dimensions
     int64_t rows, cols;
     choose_pieces(M, N, weight_gradient, &rows, &cols);
@@ -148,7 +147,7 @@ enum { TILE_WEIGHTS = 4, TILE_ROWS = 4 };
 
 typedef struct {
     void *out;
-    const void *in, *weight, *bias; // bias may be NULL
+    const void *in, *weight, *bias, *residual; // bias and residual may be NULL
     int64_t M, OC, IC;
 } Product;
 
@@ -230,13 +229,15 @@ static ALWAYS_INLINE void task(const Product *p, int64_t first, DType E) {
     const V bias = p->bias ? vload_first(used, p->bias, first, E) : vzero();
     for (int64_t r = 0; r < p->M; r++) {
         for (int i = used; i < LANES; i++) all[r][i] = vzero();
-        vstore_first(used, p->out, r * p->OC + first, sums_of_lanes(all[r]) + bias, E);
+        V sum = sums_of_lanes(all[r]) + bias;
+        if (p->residual) sum += vload_first(used, p->residual, r * p->OC + first, E);
+        vstore_first(used, p->out, r * p->OC + first, sum, E);
     }
 }
 
-void few_rows_matmul(Tensor out, Tensor in, Tensor weight, Tensor bias) {
+void few_rows_matmul(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
     const int64_t IC = tensor_cols(weight), OC = tensor_rows(weight);
-    const Product p = {out.data, in.data, weight.data, bias.data, tensor_numel(in) / IC, OC, IC};
+    const Product p = {out.data, in.data, weight.data, bias.data, residual.data, tensor_numel(in) / IC, OC, IC};
     REQUIRE(p.M <= FEW_ROWS, "few_rows_matmul: %lld rows", (long long)p.M);
 #pragma omp parallel for schedule(static) num_threads(cpu_threads())
     for (int64_t i = 0; i < OC; i += LANES) WITH_DTYPE(E, weight.dtype, task(&p, i, E));
@@ -288,14 +289,21 @@ void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
 
 // The whole workspace is free for gemm: cpu_scratch of 0 bytes.
 
-void backend_matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
+// oneDNN adds to what is in its output.
+void backend_matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
     cpu_scratch("matmul_forward", 0);
     int64_t N = tensor_rows(in), OC = tensor_rows(weight), IC = tensor_cols(weight);
     if (N <= FEW_ROWS) {
-        few_rows_matmul(out, in, weight, bias);
+        few_rows_matmul(out, residual, in, weight, bias);
         return;
     }
-    gemm(N, OC, IC, matrix_of(out, OC), matrix_of(in, IC), matrix_transposed(matrix_of(weight, IC)), bias.data, false);
+    if (residual.data) backend_tensor_cast(out, residual);
+    gemm(N, OC, IC, matrix_of(out, OC), matrix_of(in, IC), matrix_transposed(matrix_of(weight, IC)), bias.data,
+         residual.data != NULL);
+}
+
+void backend_matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
+    backend_matmul_residual_forward(out, tensor_none(), in, weight, bias);
 }
 
 // GELU is a separate pass: oneDNN's fused one costs more than the pass and drops the pre-activation.

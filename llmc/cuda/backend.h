@@ -186,7 +186,7 @@ bool cudnn_attention_backward(CudnnAttention *attention, Tensor dqkv, Tensor dou
 // order, and then only after two runs on the real operands gave the same bits. They must also have run and agree with
 // the others: an algorithm that leaves out part of its work would win on time.
 
-// What cuBLASLt does to z = op(A) op(B) [+ D] before it stores D (m,n). bias and aux are of D's type.
+// What cuBLASLt does to z = op(A) op(B) [+ C] before it stores D (m,n). bias and aux are of D's type.
 typedef enum {
     GEMM_PLAIN,         // D = z
     GEMM_BIAS,          // D = z + bias (m)
@@ -203,8 +203,8 @@ typedef struct {
     int64_t m, n, k;
     DType in_a, in_b, out; // of A, B and D; A and B differ in fp8 only
     GemmEpilogue epilogue;
-    bool accumulate; // D += instead of D =
     const void *a, *b;
+    const void *c;                  // what is added, of D's type and shape: NULL: nothing; d: D +=
     const float *scale_a, *scale_b; // fp8, on the device: factors of A and B, read when the product runs
     bool fast_sums;                 // fp8: sums may stay in the tensor cores' registers, see fp8_matmul
     void *d, *bias, *aux;
@@ -215,9 +215,9 @@ typedef struct {
 typedef struct GemmPlan GemmPlan;
 
 // The plan of a product, found or made. NULL when cuBLASLt does not support it. Products that differ only in the
-// addresses of operands, at the same alignment, and in accumulate share a plan. The first call of a plan chooses its
-// algorithm by running candidates on the operands of g, which must be valid; D, aux and a bias gradient are overwritten
-// (not D if it accumulates). Never under capture.
+// addresses of operands, at the same alignment, and in whether D accumulates share a plan. The first call of a plan
+// chooses its algorithm by running candidates on the operands of g, which must be valid; D, aux and a bias gradient are
+// overwritten (not D if it accumulates). Never under capture.
 GemmPlan *gemm_plan(const Gemm *g);
 
 // Launches the product on the compute stream.

@@ -18,8 +18,8 @@ typedef struct {
     int64_t m, n, k;
     uint64_t workspace_bytes;
     int32_t transpose_a, transpose_b, in_a, in_b, out, epilogue, fast_sums;
-    int32_t align_a, align_b, align_d, align_bias,
-        align_aux; // of each address: the largest power of two, at most 256, that divides it
+    int32_t align_a, align_b, align_c, align_d, align_bias,
+        align_aux; // of each address: the largest power of two, at most 256, that divides it; C: 0 if it is none or D
 } GemmKey;
 
 // The library's descriptors of one product.
@@ -50,6 +50,7 @@ static GemmKey gemm_key(const Gemm *g) {
     key.epilogue = (int32_t)g->epilogue;
     key.fast_sums = g->fast_sums;
     key.align_a = alignment_of(g->a), key.align_b = alignment_of(g->b), key.align_d = alignment_of(g->d);
+    if (g->c && g->c != g->d) key.align_c = alignment_of(g->c);
     if (g->bias) key.align_bias = alignment_of(g->bias);
     if (g->aux) key.align_aux = alignment_of(g->aux);
     return key;
@@ -61,9 +62,10 @@ static GemmText gemm_describe(const GemmKey *key) {
     GemmText d;
     const char *a = dtype_name((DType)key->in_a), *b = dtype_name((DType)key->in_b);
     const bool same = key->in_a == key->in_b;
-    snprintf(d.text, sizeof d.text, "%c%c m %lld n %lld k %lld, %s%s%s to %s, %s", key->transpose_a ? 'T' : 'N',
+    snprintf(d.text, sizeof d.text, "%c%c m %lld n %lld k %lld, %s%s%s to %s, %s%s", key->transpose_a ? 'T' : 'N',
              key->transpose_b ? 'T' : 'N', (long long)key->m, (long long)key->n, (long long)key->k, a,
-             same ? "" : " x ", same ? "" : b, dtype_name((DType)key->out), epilogue_names[key->epilogue]);
+             same ? "" : " x ", same ? "" : b, dtype_name((DType)key->out), epilogue_names[key->epilogue],
+             key->align_c ? ", C added" : "");
     return d;
 }
 
@@ -207,13 +209,14 @@ static cublasLtMatmulPreference_t make_preference(const GemmKey *key) {
     cublasLtMatmulPreference_t preference;
     const uint32_t mask = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t align_a = (uint32_t)key->align_a, align_b = (uint32_t)key->align_b, align_d = (uint32_t)key->align_d;
+    const uint32_t align_c = key->align_c ? (uint32_t)key->align_c : align_d;
     LT_CHECK(key, cublasLtMatmulPreferenceCreate(&preference));
     set_preference(key, preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &key->workspace_bytes,
                    sizeof key->workspace_bytes);
     set_preference(key, preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &mask, sizeof mask);
     set_preference(key, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align_a, sizeof align_a);
     set_preference(key, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align_b, sizeof align_b);
-    set_preference(key, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align_d, sizeof align_d);
+    set_preference(key, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align_c, sizeof align_c);
     set_preference(key, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align_d, sizeof align_d);
     return preference;
 }
@@ -247,10 +250,11 @@ static bool gemm_takes(const GemmDescriptors *p, const GemmKey *key, const cubla
 }
 
 static cublasStatus_t gemm_launch(const GemmDescriptors *p, const Gemm *g, const cublasLtMatmulAlgo_t *algorithm) {
-    const float alpha = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
+    const float alpha = 1.0f, beta = g->c ? 1.0f : 0.0f;
+    const void *c = g->c ? g->c : g->d;
     const cublasStatus_t status = set_pointers(p, g);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    return cublasLtMatmul(library, p->desc, &alpha, g->a, p->a, g->b, p->b, &beta, g->d, p->d, g->d, p->d, algorithm,
+    return cublasLtMatmul(library, p->desc, &alpha, g->a, p->a, g->b, p->b, &beta, c, p->d, g->d, p->d, algorithm,
                           g->workspace, g->workspace_bytes, cuda_compute_stream());
 }
 
@@ -276,10 +280,10 @@ GemmCounts gemm_counts(void) { return state.counts; }
 
 // The key of the tuning file.
 static void tuning_key(char text[TUNING_KEY_MAX], const GemmKey *key, const char *what) {
-    snprintf(text, TUNING_KEY_MAX, "%s, cuBLASLt %zu, %s, %s, align %d %d %d %d %d, workspace %llu, %s",
+    snprintf(text, TUNING_KEY_MAX, "%s, cuBLASLt %zu, %s, %s, align %d %d %d %d %d %d, workspace %llu, %s",
              tuning_machine(), cublasLtGetVersion(), gemm_describe(key).text, gemm_arithmetic(key), key->align_a,
-             key->align_b, key->align_d, key->align_bias, key->align_aux, (unsigned long long)key->workspace_bytes,
-             what);
+             key->align_b, key->align_c, key->align_d, key->align_bias, key->align_aux,
+             (unsigned long long)key->workspace_bytes, what);
 }
 
 void gemm_run(const GemmPlan *p, const Gemm *g) { LT_CHECK(&p->key, gemm_launch(&p->descriptors, g, &p->algorithm)); }
@@ -450,9 +454,11 @@ static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
     bool timed = false;
     void *block = NULL;
     int best = 0;
-    // beta is not part of the choice: trials store where the real product adds in place.
-    t.gemm.accumulate = false;
-    if (g->accumulate) t.gemm.d = cuda_memory_like(g->d, tensor_bytes(output(&t)), &block);
+    // Trials store where the real product adds in place, which is not part of the choice.
+    if (g->c == g->d) {
+        t.gemm.c = NULL;
+        t.gemm.d = cuda_memory_like(g->d, tensor_bytes(output(&t)), &block);
+    }
     tuning_key(text, &p->key, "algorithm");
     if (!load_algorithm(&t, text)) {
         t.count = gemm_search(&p->descriptors, &p->key, t.algorithms);

@@ -1,4 +1,4 @@
-// LayerNorm forward and backward, and the residual addition fused with it.
+// LayerNorm forward and backward.
 //
 // Every row is read from memory once. Forward, it stays in registers until it is written: a warp holds rows of up to
 // 2048 columns, a block rows of up to 4096. Backward, a block holds the row in shared memory. Longer rows, and rows
@@ -21,25 +21,24 @@ static int plain_threads(int64_t C) { return C < 256 ? (int)round_up(C, WARP) : 
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
-typedef struct { // residual and residual_branch absent: no residual addition
-    Tensor residual, out, mean, rstd, in, residual_branch, weight, bias;
+typedef struct {
+    Tensor out, mean, rstd, in, weight, bias;
     int64_t N, C;
 } LayerNormForward;
 
 // 4 rows per block: small enough to fill a multiprocessor to its last warp on every architecture.
 enum { FORWARD_WARPS = 4 };
 
-// residual = in + residual_branch, out = (residual - mean) * rstd * weight + bias; rows (N,C), mean and rstd (N) fp32.
-// Without residual_branch nothing is added and residual is not written. residual may be in.
+// out = (in - mean) * rstd * weight + bias; rows (N,C), mean and rstd (N) fp32.
 // A warp (or, IS_BLOCK_ROW, a block) owns a row; thread t of it owns the packs t, t + threads, ...: at most LANE_COLS
 // columns, and more than LANE_COLS - 8, so only packs beyond these may be outside the row. All loads of a row are in
 // flight before the first is used. The minimum number of blocks lets ptxas use 128 registers (64 with IS_BLOCK_ROW):
-// left to itself it spills some of them to fit more blocks. Bytes: 4 * N * C elements with residual_branch, 2 * N * C
-// without, + 8 N. in, residual_branch and residual are not needed again soon; out is read by the next matmul.
+// left to itself it spills some of them to fit more blocks. Bytes: 2 * N * C elements + 8 N. in is not needed again
+// soon; out is read by the next matmul.
 template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
 static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORWARD_WARPS *WARP, IS_BLOCK_ROW ? 2 : 4)
-    layernorm_forward_kernel(T *residual, T *out, float *mean, float *rstd, const T *in, const T *residual_branch,
-                             const T *weight, const T *bias, int64_t N, int C, float one_over_C) {
+    layernorm_forward_kernel(T *out, float *mean, float *rstd, const T *in, const T *weight, const T *bias, int64_t N,
+                             int C, float one_over_C) {
     constexpr int W = PACK<T>, PACKS = LANE_COLS / W;
     const int threads = IS_BLOCK_ROW ? (int)blockDim.x : (int)WARP;
     const int64_t row = IS_BLOCK_ROW ? blockIdx.x : (int64_t)blockIdx.x * FORWARD_WARPS + threadIdx.x / WARP;
@@ -50,21 +49,10 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
         return (!IS_BLOCK_ROW && (i + 1) * W <= LANE_COLS - 8) || (lane + i * threads) * W < C;
     };
 
-    Vector<T, W> a[PACKS], b[PACKS];
+    Vector<T, W> a[PACKS];
     float x[PACKS][W], y[W];
     for (int i = 0; i < PACKS; i++)
         if (is_inside(i)) a[i] = load_vector<T, W, true>(in + first + i * threads * W);
-    if (residual_branch) {
-        for (int i = 0; i < PACKS; i++)
-            if (is_inside(i)) b[i] = load_vector<T, W, true>(residual_branch + first + i * threads * W);
-        for (int i = 0; i < PACKS; i++) {
-            if (!is_inside(i)) continue;
-            to_floats(x[i], a[i]);
-            add_to(x[i], b[i]);
-            a[i] = from_floats<T>(x[i]); // the steps below see the rounded residual
-            store_vector<T, W, true>(residual + first + i * threads * W, a[i]);
-        }
-    }
 
     float sum = 0.0f, sum_squares = 0.0f;
     for (int i = 0; i < PACKS; i++) {
@@ -96,28 +84,23 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
 }
 
 // The same for any C and any alignment: a block owns a row; a thread owns every blockDim-th column and makes three
-// passes over them. A thread reads only values that it wrote itself.
+// passes over them.
 template <class T>
 static __global__ void __launch_bounds__(256)
-    layernorm_forward_plain_kernel(T *residual, T *out, float *mean, float *rstd, const T *in, const T *residual_branch,
-                                   const T *weight, const T *bias, int64_t C) {
+    layernorm_forward_plain_kernel(T *out, float *mean, float *rstd, const T *in, const T *weight, const T *bias,
+                                   int64_t C) {
     const int64_t row = blockIdx.x, first = row * C;
     float sum = 0.0f, sum_squares = 0.0f;
-    for (int64_t c = threadIdx.x; c < C; c += blockDim.x) {
-        if (residual_branch)
-            residual[first + c] = from_float<T>(to_float(in[first + c]) + to_float(residual_branch[first + c]));
-        sum += to_float(residual_branch ? residual[first + c] : in[first + c]);
-    }
-    const T *x = residual_branch ? residual : in;
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x) sum += to_float(in[first + c]);
     const float row_mean = block_sum(sum) / (float)C;
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x) {
-        const float centered = to_float(x[first + c]) - row_mean;
+        const float centered = to_float(in[first + c]) - row_mean;
         sum_squares += centered * centered;
     }
     const float row_rstd = rsqrtf(block_sum(sum_squares) / (float)C + EPSILON);
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
         out[first + c] =
-            from_float<T>((to_float(x[first + c]) - row_mean) * row_rstd * to_float(weight[c]) + to_float(bias[c]));
+            from_float<T>((to_float(in[first + c]) - row_mean) * row_rstd * to_float(weight[c]) + to_float(bias[c]));
     if (threadIdx.x == 0) {
         mean[row] = row_mean;
         rstd[row] = row_rstd;
@@ -128,15 +111,14 @@ template <class T, int LANE_COLS, bool IS_BLOCK_ROW> static void launch_forward(
     const int64_t blocks = IS_BLOCK_ROW ? a->N : ceil_div(a->N, FORWARD_WARPS);
     const int threads = IS_BLOCK_ROW ? block_row_threads(a->C) : FORWARD_WARPS * WARP;
     LAUNCH((layernorm_forward_kernel<T, LANE_COLS, IS_BLOCK_ROW>), (unsigned)blocks, threads, 0, cuda_compute_stream())
-    ((T *)a->residual.data, (T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data,
-     (const T *)a->residual_branch.data, (const T *)a->weight.data, (const T *)a->bias.data, a->N, (int)a->C,
-     1.0f / (float)a->C);
+    ((T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data, (const T *)a->weight.data,
+     (const T *)a->bias.data, a->N, (int)a->C, 1.0f / (float)a->C);
 }
 
 template <class T> static void launch_forward_plain(const LayerNormForward *a) {
     LAUNCH(layernorm_forward_plain_kernel<T>, (unsigned)a->N, plain_threads(a->C), 0, cuda_compute_stream())
-    ((T *)a->residual.data, (T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data,
-     (const T *)a->residual_branch.data, (const T *)a->weight.data, (const T *)a->bias.data, a->C);
+    ((T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data, (const T *)a->weight.data,
+     (const T *)a->bias.data, a->C);
 }
 
 // The minimum columns per lane that hold the row: C = 768 needs 24, 1024 32, 1280 40, 1600 56.
@@ -162,30 +144,17 @@ template <class T> static void launch_forward_packs(const LayerNormForward *a) {
     }
 }
 
-static void forward(const LayerNormForward *a) {
-    const DType dtype = a->in.dtype;
-    const void *rows[] = {a->residual.data,        a->out.data,    a->in.data,
-                          a->residual_branch.data, a->weight.data, a->bias.data};
-    bool packs = a->C <= BLOCK_ROW_MAX;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], a->C, dtype);
-    if (packs) {
-        DISPATCH(dtype, T, launch_forward_packs<T>(a));
-    } else {
-        DISPATCH(dtype, T, launch_forward_plain<T>(a));
-    }
-}
-
 void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    const LayerNormForward a = {tensor_none(), out, mean, rstd, in, tensor_none(), weight, bias, N, C};
-    forward(&a);
-}
-
-void backend_residual_layernorm_forward(Tensor residual, Tensor out, Tensor mean, Tensor rstd, Tensor in,
-                                        Tensor residual_branch, Tensor weight, Tensor bias) {
-    const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    const LayerNormForward a = {residual, out, mean, rstd, in, residual_branch, weight, bias, N, C};
-    forward(&a);
+    const LayerNormForward a = {out, mean, rstd, in, weight, bias, N, C};
+    const void *rows[] = {out.data, in.data, weight.data, bias.data};
+    bool packs = C <= BLOCK_ROW_MAX;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], C, in.dtype);
+    if (packs) {
+        DISPATCH(in.dtype, T, launch_forward_packs<T>(&a));
+    } else {
+        DISPATCH(in.dtype, T, launch_forward_plain<T>(&a));
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward

@@ -63,9 +63,9 @@ static Gemm weight_product(const char *op, Tensor dweight, Tensor dout, Tensor i
         .in_a = in.dtype,
         .in_b = dout.dtype,
         .out = dweight.dtype,
-        .accumulate = accumulate,
         .a = in.data,
         .b = dout.data,
+        .c = accumulate ? dweight.data : NULL,
         .d = dweight.data,
     };
 }
@@ -121,6 +121,12 @@ static void matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
 
 void backend_matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     matmul_bias(forward_product("matmul_forward", out, in, weight), out, bias, true);
+}
+
+void backend_matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
+    Gemm g = forward_product("matmul_residual_forward", out, in, weight);
+    g.c = residual.data;
+    matmul_bias(g, out, bias, true);
 }
 
 typedef struct {
@@ -304,11 +310,12 @@ static const float *inverse_of(Tensor slot) {
     return (const float *)((const char *)slot.data + offsetof(Fp8Slot, inverse));
 }
 
-void backend_fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias, bool accumulate) {
+void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
     const char *op = "fp8_matmul";
     REQUIRE(cuda_backend.facts.supports[DTYPE_E4M3], "%s: %s has no fp8", op, cuda_backend.facts.name);
     const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
     check_aligned(op, a), check_aligned(op, b), check_aligned(op, out);
+    if (added.data) check_aligned(op, added);
     // Row-major out (M,N) = a (M,K) b (N,K)^T, column-major: out (N,M) = b (K,N)^T a (K,M).
     const Gemm g = {
         .op = op,
@@ -319,9 +326,9 @@ void backend_fp8_matmul(Tensor out, Tensor a, Tensor a_slot, Tensor b, Tensor b_
         .in_a = b.dtype,
         .in_b = a.dtype,
         .out = out.dtype,
-        .accumulate = accumulate,
         .a = b.data,
         .b = a.data,
+        .c = added.data,
         .d = out.data,
         .scale_a = inverse_of(b_slot),
         .scale_b = inverse_of(a_slot),

@@ -25,9 +25,20 @@ static bool in_fp8(const Block *b) {
 static void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in, Tensor weight, Tensor bias) {
     observe_once(b, layer, ROLE_IN, in);
     if (in_fp8(b))
-        fp8_forward(b, layer, out, in, bias);
+        fp8_forward(b, layer, out, tensor_none(), in, bias);
     else
         matmul_forward(out, in, weight, bias);
+    observe_once(b, layer, ROLE_OUT, out);
+}
+
+// out (B,T,C) = residual (B,T,C) + in @ weight^T + bias.
+static void linear_residual_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in,
+                                    Tensor weight, Tensor bias) {
+    observe_once(b, layer, ROLE_IN, in);
+    if (in_fp8(b))
+        fp8_forward(b, layer, out, residual, in, bias);
+    else
+        matmul_residual_forward(out, residual, in, weight, bias);
     observe_once(b, layer, ROLE_OUT, out);
 }
 
@@ -36,7 +47,7 @@ static void linear_gelu_forward(const Block *b, LinearLayer layer, Tensor out, T
                                 Tensor bias) {
     observe_once(b, layer, ROLE_IN, in);
     if (in_fp8(b)) {
-        fp8_forward(b, layer, pre, in, bias);
+        fp8_forward(b, layer, pre, tensor_none(), in, bias);
         gelu_forward(out, pre);
     } else {
         matmul_gelu_forward(out, pre, in, weight, bias);
@@ -73,35 +84,30 @@ static void linear_gelu_backward(const Block *b, LinearLayer layer, Tensor dpre,
 // ----------------------------------------------------------------------------------------------------------- forward
 
 // One transformer block, forward.
-//   (+ residual) ln1 -> qkv -> attention -> attproj -> (+ residual) ln2 -> fc -> gelu -> fcproj
-// Each residual addition is fused with the layernorm that follows it. So fcproj, the last branch of a block, is added
-// by the next one, or by the final layernorm: before has the activations of the previous block. The first block begins
-// with the embedding in residual1.
-void block_forward(const Block *b, const BlockActs *before) {
+//   residual1 -> ln1 -> qkv -> attention -> attproj (+ residual1) -> residual2 -> ln2 -> fc -> gelu -> fcproj
+//   (+ residual2) -> out
+// The last matmul of each branch adds the residual stream that the branch began with. out is residual1 of the next
+// block, or the input of the final layernorm.
+void block_forward(const Block *b, Tensor out) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p;
-    if (before)
-        residual_layernorm_forward(a->residual1, a->ln1, a->ln1_mean, a->ln1_rstd, before->residual2, before->fcproj,
-                                   p->ln1w, p->ln1b); // (B,T,C)
-    else
-        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w, p->ln1b);
-    linear_forward(b, LINEAR_QKV, a->qkv, a->ln1, p->qkvw, p->qkvb); // (B,T,3C)
+    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w, p->ln1b); // (B,T,C)
+    linear_forward(b, LINEAR_QKV, a->qkv, a->ln1, p->qkvw, p->qkvb);                     // (B,T,3C)
     if (b->pass == PASS_FORWARD)
         attention_forward(a->att, a->lse, a->qkv, num_heads(b)); // (B,T,C), (B,NH,T)
     else if (!decoder_attention(b))
         return;
-    linear_forward(b, LINEAR_ATTPROJ, a->attproj, a->att, p->attprojw, p->attprojb);
-    residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->attproj, p->ln2w,
-                               p->ln2b);
+    linear_residual_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
+    layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
     linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,4C)
-    linear_forward(b, LINEAR_FCPROJ, a->fcproj, a->gelu, p->fcprojw, p->fcprojb);
+    linear_residual_forward(b, LINEAR_FCPROJ, out, a->residual2, a->gelu, p->fcprojw, p->fcprojb);
 }
 
 // ------------------------------------------------------------------------------------------------------- recomputation
 
 // The backward pass of a block requests each tensor before it reads it. A tensor that was not kept is recomputed at
 // that moment, by the same op on the same inputs, so with the same bits; an op requests its own inputs first. Within
-// the backward pass no op runs twice. (Recomputing attproj writes a kept ln2 again, with the same bits.)
+// the backward pass no op runs twice.
 
 // Returns whether the results of this op are missing, and marks them as present.
 static bool take(Block *b, int op) {
@@ -134,10 +140,7 @@ static void need_ln2(Block *b) {
     const Weights *p = &b->p;
     if (take(b, RECOMPUTE_ATTPROJ)) {
         need_attention(b);
-        linear_forward(b, LINEAR_ATTPROJ, a->attproj, a->att, p->attprojw, p->attprojb);
-        residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual1, a->attproj, p->ln2w,
-                                   p->ln2b);
-        take(b, RECOMPUTE_LN2);
+        linear_residual_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     }
     if (take(b, RECOMPUTE_LN2)) layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
 }
@@ -181,22 +184,16 @@ static void block_backward(Block *b, Tensor dresidual) {
 
 static void forward_block(Gpt2 *model, int block, int64_t B, int64_t T) {
     const Block b = gpt2_block(model, block, PASS_FORWARD, B, T);
-    if (block == 0) {
-        const Weights p = gpt2_weights(model, 0);
-        embedding_forward(b.a.residual1, gpt2_model_acts(model, B, T).inputs, p.wte, p.wpe);
-        block_forward(&b, NULL);
-    } else {
-        const Block before = gpt2_block(model, block - 1, PASS_FORWARD, B, T);
-        block_forward(&b, &before.a);
-    }
+    const ModelActs m = gpt2_model_acts(model, B, T);
+    const bool last = block == model->options.config.L - 1;
+    if (block == 0) embedding_forward(b.a.residual1, m.inputs, b.p.wte, b.p.wpe);
+    block_forward(&b, last ? m.final_residual : gpt2_block(model, block + 1, PASS_FORWARD, B, T).a.residual1);
 }
 
 static void final_layernorm_forward(Gpt2 *model, int64_t B, int64_t T) {
     const ModelActs m = gpt2_model_acts(model, B, T);
     const Weights p = gpt2_weights(model, 0);
-    const Block last = gpt2_block(model, (int)model->options.config.L - 1, PASS_FORWARD, B, T);
-    residual_layernorm_forward(m.final_residual, m.lnf, m.lnf_mean, m.lnf_rstd, last.a.residual2, last.a.fcproj, p.lnfw,
-                               p.lnfb);
+    layernorm_forward(m.lnf, m.lnf_mean, m.lnf_rstd, m.final_residual, p.lnfw, p.lnfb);
 }
 
 // A micro-step adds its gradients to those of the step so far; the first one overwrites them.

@@ -73,7 +73,7 @@ static void read_prompt(const Gpt2 *model, int64_t first, int64_t count, int64_t
         Block b = gpt2_block(model, l, PASS_PROMPT, 1, T);
         b.first = first, b.count = count;
         if (l == 0) embedding_forward(b.a.residual1, device_tokens(model, "prompt", first * T, 1, T), b.p.wte, b.p.wpe);
-        block_forward(&b, l > 0 ? &b.a : NULL);
+        block_forward(&b, b.a.residual1);
     }
 }
 
@@ -102,11 +102,10 @@ static void decode_blocks(const Gpt2 *model, Tensor logits) {
     Block b = {0};
     for (int l = 0; l < model->options.config.L; l++) {
         b = gpt2_block(model, l, PASS_TOKEN, model->decoder.sequences, 1);
-        block_forward(&b, l > 0 ? &b.a : NULL);
+        block_forward(&b, b.a.residual1);
     }
     const BlockActs *a = &b.a;
-    residual_layernorm_forward(a->residual1, a->ln1, a->ln1_mean, a->ln1_rstd, a->residual2, a->fcproj, b.p.lnfw,
-                               b.p.lnfb);
+    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b.p.lnfw, b.p.lnfb);
     matmul_forward(logits, a->ln1, b.p.wte, tensor_none());
 }
 

@@ -49,7 +49,7 @@ void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
         memory_plan_add(plan, MEM_WORKSPACE, "fp8_slots", (num_slots(o, NUM_FP8_ROLES) + 1) * (int64_t)sizeof(Fp8Slot),
                         PLAN_ALWAYS, PLAN_ALWAYS);
     layout->fp8_forward =
-        memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_forward", o->B * o->T * in, 0, gpt2_head_tick(c) - 1);
+        memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_forward", o->B * o->T * in, 0, gpt2_head_tick(c) + H_IN);
     if (!o->train) return;
     layout->fp8_backward = memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_backward", o->B * o->T * backward,
                                            gpt2_backward_tick(c, (int)c->L - 1), gpt2_end_tick(c) - 1);
@@ -117,15 +117,15 @@ static Fp8Scaling scaling_of(const Gpt2 *model) {
 }
 
 // In the backward pass this repeats the forward pass, with the scale found there.
-void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in, Tensor bias) {
+void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias) {
     const Gpt2 *model = b->model;
     const bool again = b->pass == PASS_BACKWARD;
     void *scratch = gpt2_at(model, again ? model->layout.fp8_backward : model->layout.fp8_forward);
     const Tensor q = tensor_make(scratch, DTYPE_E4M3, "fp8_in", tensor_rows(in), tensor_cols(in), 0, 0);
     const Tensor in_slot = slot_of(model, b->number, layer, FP8_IN);
     fp8_quantize(q, tensor_none(), in, in_slot, again ? FP8_KEEP : scaling_of(model));
-    fp8_matmul(out, q, in_slot, quantised_weight(model, b->number, layer, false),
-               slot_of(model, b->number, layer, FP8_WEIGHT), bias, false);
+    fp8_matmul(out, residual, q, in_slot, quantised_weight(model, b->number, layer, false),
+               slot_of(model, b->number, layer, FP8_WEIGHT), bias);
 }
 
 // The gradient of the weight comes first, because din may overlap `in`.
@@ -143,8 +143,9 @@ void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight,
 
     fp8_quantize(q, dout_transposed, dout, dout_slot, scaling_of(model));
     fp8_quantize(tensor_none(), in_transposed, in, in_slot, FP8_KEEP);
-    fp8_matmul(dweight, dout_transposed, dout_slot, in_transposed, in_slot, tensor_none(), b->accumulate);
+    fp8_matmul(dweight, b->accumulate ? dweight : tensor_none(), dout_transposed, dout_slot, in_transposed, in_slot,
+               tensor_none());
     bias_backward(dbias, dout, b->accumulate);
-    fp8_matmul(din, q, dout_slot, quantised_weight(model, b->number, layer, true),
-               slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none(), false);
+    fp8_matmul(din, tensor_none(), q, dout_slot, quantised_weight(model, b->number, layer, true),
+               slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none());
 }

@@ -3,10 +3,12 @@
 #pragma once
 #include "llmc/model/gpt2.h"
 
-// The clock of a micro-step, for lifetimes in the memory plan. Forward ticks of a block, FORWARD_TICKS to a block:
-enum { F_LN1, F_QKV, F_ATT, F_ATTPROJ, F_LN2, F_FC, F_FCPROJ, FORWARD_TICKS, F_NEXT_LN1 = FORWARD_TICKS };
-// then the head (final layernorm; logits, loss and their gradients; final layernorm backward),
-enum { H_LNF, H_HEAD, H_LNF_BACKWARD, HEAD_TICKS };
+// The clock of a micro-step, for lifetimes in the memory plan. Forward ticks of a block, FORWARD_TICKS to a block.
+// F_IN: the embedding, or F_FCPROJ of the block before:
+enum { F_IN, F_LN1, F_QKV, F_ATT, F_ATTPROJ, F_LN2, F_FC, F_FCPROJ, FORWARD_TICKS = F_FCPROJ, F_NEXT_LN1 };
+// then the head (H_IN: F_FCPROJ of the last block; final layernorm; logits, loss and their gradients; final layernorm
+// backward),
+enum { H_IN, H_LNF, H_HEAD, H_LNF_BACKWARD, HEAD_TICKS };
 // then the blocks backward, last block first.
 // B_FCPROJ: the weight gradient of fcproj; B_GELU: its input gradient, through the GELU.
 enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_ATTPROJ, B_ATT, B_QKV, B_LN1, BACKWARD_TICKS };
@@ -18,29 +20,27 @@ typedef enum { BTC = 1, BT3C = 3, BT4C = 4, BT, BHT, BT_I32, LOGITS_CHUNK } Acti
 // THE list of a block's activations, and of the gradients that pass through it. A row: name, shape; the ticks of the
 // forward pass from its first write to its last read; the ticks of the backward pass from its first need, its own or
 // that of a tensor computed with it, to its last read; and the ops that write it. If one of those is recomputed, the
-// activation is not kept from one pass to the other; NEVER_KEPT: it never is.
-enum { NEVER = -1, NEVER_KEPT = RECOMPUTE_BLOCK + 1 };
+// activation is not kept from one pass to the other.
+enum { NEVER = -1 };
 // clang-format off
-#define BLOCK_ACTIVATIONS(X)                                                                       \
-    X(residual1, BTC,  F_LN1,     F_LN2,      B_LN1,     B_LN1,    0)                              \
-    X(ln1,       BTC,  F_LN1,     F_QKV,      B_QKV,     B_QKV,    RECOMPUTE_LAYERNORM)            \
-    X(ln1_mean,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)            \
-    X(ln1_rstd,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)            \
-    X(qkv,       BT3C, F_QKV,     F_ATT,      B_ATT,     B_ATT,    RECOMPUTE_QKV)                  \
-    X(lse,       BHT,  F_ATT,     F_ATT,      B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)            \
-    X(att,       BTC,  F_ATT,     F_ATTPROJ,  B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)            \
-    X(attproj,   BTC,  F_ATTPROJ, F_LN2,      B_FC,      B_FC,     RECOMPUTE_ATTPROJ | NEVER_KEPT) \
-    X(residual2, BTC,  F_LN2,     F_NEXT_LN1, B_FC,      B_LN2,    RECOMPUTE_ATTPROJ)              \
-    X(ln2,       BTC,  F_LN2,     F_FC,       B_FC,      B_FC,     RECOMPUTE_LAYERNORM)            \
-    X(ln2_mean,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)            \
-    X(ln2_rstd,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)            \
-    X(pre,       BT4C, F_FC,      F_FC,       B_FCPROJ,  B_GELU,   RECOMPUTE_FC)                   \
-    X(gelu,      BT4C, F_FC,      F_FCPROJ,   B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU | RECOMPUTE_FC)  \
-    X(fcproj,    BTC,  F_FCPROJ,  F_NEXT_LN1, NEVER,     NEVER,    0)                              \
-    X(dpre,      BT4C, NEVER,     NEVER,      B_GELU,    B_FC,     0)                              \
-    X(dln2,      BTC,  NEVER,     NEVER,      B_FC,      B_LN2,    0)                              \
-    X(datt,      BTC,  NEVER,     NEVER,      B_ATTPROJ, B_ATT,    0)                              \
-    X(dqkv,      BT3C, NEVER,     NEVER,      B_ATT,     B_QKV,    0)                              \
+#define BLOCK_ACTIVATIONS(X)                                                                      \
+    X(residual1, BTC,  F_IN,      F_ATTPROJ,  B_LN1,     B_LN1,    0)                             \
+    X(ln1,       BTC,  F_LN1,     F_QKV,      B_QKV,     B_QKV,    RECOMPUTE_LAYERNORM)           \
+    X(ln1_mean,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)           \
+    X(ln1_rstd,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)           \
+    X(qkv,       BT3C, F_QKV,     F_ATT,      B_ATT,     B_ATT,    RECOMPUTE_QKV)                 \
+    X(lse,       BHT,  F_ATT,     F_ATT,      B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)           \
+    X(att,       BTC,  F_ATT,     F_ATTPROJ,  B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)           \
+    X(residual2, BTC,  F_ATTPROJ, F_FCPROJ,   B_FC,      B_LN2,    RECOMPUTE_ATTPROJ)             \
+    X(ln2,       BTC,  F_LN2,     F_FC,       B_FC,      B_FC,     RECOMPUTE_LAYERNORM)           \
+    X(ln2_mean,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
+    X(ln2_rstd,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
+    X(pre,       BT4C, F_FC,      F_FC,       B_FCPROJ,  B_GELU,   RECOMPUTE_FC)                  \
+    X(gelu,      BT4C, F_FC,      F_FCPROJ,   B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU | RECOMPUTE_FC) \
+    X(dpre,      BT4C, NEVER,     NEVER,      B_GELU,    B_FC,     0)                             \
+    X(dln2,      BTC,  NEVER,     NEVER,      B_FC,      B_LN2,    0)                             \
+    X(datt,      BTC,  NEVER,     NEVER,      B_ATTPROJ, B_ATT,    0)                             \
+    X(dqkv,      BT3C, NEVER,     NEVER,      B_ATT,     B_QKV,    0)                             \
     X(dln1,      BTC,  NEVER,     NEVER,      B_QKV,     B_LN1,    0)
 
 // The tensors of the whole model that live within a micro-step: name, shape, first and last tick (head: of the final
@@ -48,7 +48,7 @@ enum { NEVER = -1, NEVER_KEPT = RECOMPUTE_BLOCK + 1 };
 #define MODEL_ACTIVATIONS(X)                                                             \
     X(inputs,         BT_I32,       0,                     end,                   false) \
     X(targets,        BT_I32,       0,                     head + H_HEAD,         false) \
-    X(final_residual, BTC,          head + H_LNF,          final,                 false) \
+    X(final_residual, BTC,          head + H_IN,           final,                 false) \
     X(lnf,            BTC,          head + H_LNF,          head + H_HEAD,         false) \
     X(lnf_mean,       BT,           head + H_LNF,          final,                 false) \
     X(lnf_rstd,       BT,           head + H_LNF,          final,                 false) \
@@ -157,7 +157,7 @@ enum { STAGING_BYTES = 4 << 20 };
 
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_PROMPT, PASS_TOKEN } Pass; // the last two: gpt2_decode.c
 
-enum { RECOMPUTE_LN2 = 2 * NEVER_KEPT }; // in Block.missing: ln2; RECOMPUTE_LAYERNORM is ln1 there
+enum { RECOMPUTE_LN2 = RECOMPUTE_BLOCK + 1 }; // in Block.missing: ln2; RECOMPUTE_LAYERNORM is ln1 there
 
 // A block in one pass, as used by the lines of gpt2.c. A forward op of a block in the backward pass is a recomputation.
 typedef struct {
@@ -171,8 +171,7 @@ typedef struct {
     int64_t first, count; // PASS_PROMPT: of the sequences that begin with this prompt
 } Block;
 Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T);
-// before: the activations of the previous block; NULL in the first one.
-void block_forward(const Block *b, const BlockActs *before);
+void block_forward(const Block *b, Tensor out); // out (B,T,C): the residual stream after the block
 // gpt2_decode.c: attention with the cache of keys and values; false if the remainder of the block is not needed.
 bool decoder_attention(const Block *b);
 
@@ -222,7 +221,8 @@ void gpt2_decoder_destroy(Gpt2 *model);
 int64_t gpt2_decoder_tokens(const Gpt2Options *o); // the number of i32 that it keeps on the device
 
 // gpt2_fp8.c: linear layers with --fp8, see gpt2.c. They do not include the GELU.
-void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in, Tensor bias);
+// residual: absent, or added to the output.
+void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias);
 void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in);
 // Quantises the weights of all layers if they have changed since the last call, and then also advances the scales of
 // delayed scaling. Call before the first pass of a micro-step, outside its graph. evaluating: the next pass does not

@@ -228,7 +228,7 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, i
         const int64_t bytes = activation_bytes(o, s->shape, o->B, o->T);
         const bool in_forward = s->forward_first != NEVER, recomputed = (s->written_by & set) != 0;
         const bool in_backward = o->train && s->backward_first != NEVER;
-        const bool kept = in_forward && in_backward && !recomputed && !(s->written_by & NEVER_KEPT);
+        const bool kept = in_forward && in_backward && !recomputed;
         layout->forward[block][i] = layout->backward[block][i] = -1;
         if (kept) {
             layout->forward[block][i] = layout->backward[block][i] =
@@ -240,8 +240,8 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, i
                 memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, f + s->forward_first, f + s->forward_last);
         if (in_backward && (recomputed || !in_forward)) {
             const int first = recomputed ? recompute_tick(set, s->backward_first) : s->backward_first;
-            const int last = s->written_by & NEVER_KEPT ? first : s->backward_last;
-            layout->backward[block][i] = memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, b + first, b + last);
+            layout->backward[block][i] =
+                memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, b + first, b + s->backward_last);
         }
     }
 }
@@ -270,8 +270,8 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options 
 
 // Decoding gets its own ticks after the micro-step. Lifetimes never overlap, so the cache and its activations reuse the
 // memory of training, and a training run needs no more memory for them. All blocks share one set of activations, large
-// enough for a prompt of T tokens and for a token of every sequence; the first op of a block does not write to memory
-// that the last block's output occupies.
+// enough for a prompt of T tokens and for a token of every sequence. A block leaves its output in residual1, which the
+// first op of the next one must not overwrite.
 static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     const ModelConfig *c = &o->config;
     const int begin = gpt2_end_tick(c) + 1, end = begin + F_NEXT_LN1;
@@ -283,7 +283,7 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o)
             continue;
         }
         const int64_t bytes = activation_bytes(o, s->shape, 1, tokens);
-        const int last = s->forward_first == F_LN1 ? F_NEXT_LN1 : s->forward_last;
+        const int last = s->forward_first <= F_LN1 ? F_NEXT_LN1 : s->forward_last;
         layout->decoder_acts[i] =
             memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, begin + s->forward_first, begin + last);
     }

@@ -205,11 +205,7 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
         if ((set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += 8.0 * C;
-        if (set & RECOMPUTE_LAYERNORM) elements += 2.0 * C;
-        if (set & RECOMPUTE_ATTPROJ)
-            elements += 4.0 * C; // ln2 comes with it
-        else if (set & RECOMPUTE_LAYERNORM)
-            elements += 2.0 * C;
+        if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C;
     }
     return elements;
 }

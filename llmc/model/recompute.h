@@ -50,7 +50,7 @@ bool recompute_gelu_alone(const Recompute *r, int64_t L);
 // Matmul and attention FLOPs a token that are recomputed, for context T, all blocks together.
 double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, int64_t T);
 // Elements of the compute dtype a token that the other recomputed ops read and write, for the planner: gelu 8 C (none
-// with the matmul before it, as part of which it counts), a layernorm 2 C, a layernorm with its residual addition 4 C.
+// with the matmul before it, as part of which it counts), a layernorm 2 C.
 double recompute_elements_per_token(const Recompute *r, const ModelConfig *config);
 
 // ----------------------------------------------------------------------------------------------------- FLOPs of a step

@@ -234,8 +234,8 @@ static const struct {
     {"residual", "residual1 residual2 final_residual"},
     {"layernorm", "ln1 ln1_mean ln1_rstd ln2 ln2_mean ln2_rstd lnf lnf_mean lnf_rstd"},
     {"qkv", "qkv"},
-    {"attention", "att lse attproj"},
-    {"mlp", "pre gelu fcproj"},
+    {"attention", "att lse"},
+    {"mlp", "pre gelu"},
     {"logits", "logits losses"},
     {"gradients", "dpre dln2 datt dqkv dln1 dlnf dresidual"},
     {"micro_gradients", "micro_gradients"}, // of weights, with --grad-dtype compute
@@ -312,7 +312,7 @@ double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens) {
 static double elements_per_token(const Gpt2Options *model) {
     const ModelConfig *c = &model->config;
     const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
-    return (16 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
+    return (12 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
 }
 
 // Operands of the four linear layers of a block, 7 C going in and 9 C of gradients: quantised as they pass.

@@ -63,10 +63,10 @@ double planner_step_flops(const Gpt2Options *model, int64_t tokens);
 double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens);
 
 // Bytes that everything else in a step moves to and from memory, when each kernel reads and writes its tensors once:
-//   a token      ((16 L + 8) C + 2 Vp) elements of the compute dtype: embedding 2 C forward and C backward, layernorm
-//                with its residual addition 4 C forward and 4 C backward, twice a block, 2 C and 3 C the one without;
-//                the logits once read and once written; GELU is part of its matmul. What -r runs again besides matmuls
-//                is counted by recompute_elements_per_token, what --fp8 quantises by op_table.def
+//   a token      ((12 L + 8) C + 2 Vp) elements of the compute dtype: embedding 2 C forward and C backward, layernorm
+//                2 C forward and 4 C backward, twice a block, the final one 2 C and 3 C; the logits once read and once
+//                written; GELU and residual additions are part of their matmuls. What -r runs again besides matmuls is
+//                counted by recompute_elements_per_token, what --fp8 quantises by op_table.def
 //   a micro-step gradients that are added to the compute dtype, by op_table.def
 //   a step       the norm of the gradient and the update, for the tensors of optimizer_state(), by op_table.def
 double planner_step_bytes(const Gpt2Options *model, int64_t tokens);

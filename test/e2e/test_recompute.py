@@ -8,10 +8,10 @@ from conftest import EXIT_BAD_INPUT, QUIET, events, losses, same_run, train
 L = 4
 MODEL = ["-e", f"L={L},C=64,NH=2,T=32", "-t", "32", "-b", "2", "-d", 5 * 32]  # micro-batches of 2, 2 and 1
 RUN = [*MODEL, *QUIET, "-x", "4"]
-# How many of the 4 blocks compute again: qkv, attproj, fc, a GELU without fc, attention, layernorm, its second one alone.
-CHOICES = {"1": (0, 0, 0, 4, 0, 0, 0), "2": (0, 0, 0, 4, 0, 4, 4), "3": (4, 4, 4, 0, 4, 4, 0), "3/2": (2, 2, 2, 0, 2, 2, 0),
-           "fc": (0, 0, 4, 0, 0, 0, 0), "qkv+gelu/3": (2, 0, 0, 2, 0, 0, 0),
-           "layernorm+qkv+attentionx1,fc+attproj": (1, 3, 3, 0, 1, 1, 1), "1x1,2x1,3x1,0": (1, 1, 1, 2, 1, 2, 1)}
+# How many of the 4 blocks compute again: qkv, attproj, fc, a GELU without fc, attention, both layernorms.
+CHOICES = {"1": (0, 0, 0, 4, 0, 0), "2": (0, 0, 0, 4, 0, 4), "3": (4, 4, 4, 0, 4, 4), "3/2": (2, 2, 2, 0, 2, 2),
+           "fc": (0, 0, 4, 0, 0, 0), "qkv+gelu/3": (2, 0, 0, 2, 0, 0),
+           "layernorm+qkv+attentionx1,fc+attproj": (1, 3, 3, 0, 1, 1), "1x1,2x1,3x1,0": (1, 1, 1, 2, 1, 2)}
 
 
 @pytest.mark.parametrize("precision", [["--dtype", "fp32"], ["--dtype", "bf16"], ["--dtype", "bf16", "--fp8", "1"],
@@ -31,13 +31,13 @@ def test_each_op_that_was_not_kept_runs_once_more(data, tmp_path, choice):
     calls = {}
     for row in profile["ops"]:
         calls[row["op"]] = calls.get(row["op"], 0) + row["calls"]
-    qkv, attproj, fc, gelu_alone, attention, layernorm, ln2_alone = CHOICES[choice]
-    assert calls["matmul_forward"] == 3 * L + qkv + attproj
+    qkv, attproj, fc, gelu_alone, attention, layernorms = CHOICES[choice]
+    assert calls["matmul_forward"] == L + qkv
+    assert calls["matmul_residual_forward"] == 2 * L + attproj
     assert calls["matmul_gelu_forward"] == L + fc
     assert calls.get("gelu_forward", 0) == gelu_alone
     assert calls["attention_forward"] == L + attention
-    assert calls["layernorm_forward"] == 1 + layernorm + ln2_alone
-    assert calls["residual_layernorm_forward"] == 2 * L + attproj
+    assert calls["layernorm_forward"] == 2 * L + 1 + 2 * layernorms
 
     shape = events(tmp_path, "run")[0]
     C, Vp, T = (shape["model"][key] for key in ("C", "Vp", "T"))

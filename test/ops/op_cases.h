@@ -95,23 +95,6 @@ static inline void layernorm_forward_case(const RowsShape *c, DType dtype) {
     op_end();
 }
 
-static inline void residual_layernorm_case(const RowsShape *c, DType dtype, bool in_place) {
-    layernorm_begin(c, dtype, in_place ? "residual_layernorm_forward in place" : "residual_layernorm_forward");
-    OpTensor in = op_inout(dtype, "in", DIMS(c->N, c->C), 1.0),
-             branch = shifted_input(dtype, "branch", DIMS(c->N, c->C));
-    OpTensor weight = op_input(dtype, "weight", DIMS(c->C), 1.0), bias = op_input(dtype, "bias", DIMS(c->C), 1.0);
-    OpTensor residual = in_place ? in : op_output(dtype, "residual", DIMS(c->N, c->C));
-    OpTensor out = op_output(dtype, "out", DIMS(c->N, c->C));
-    OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(c->N)), rstd = op_output(DTYPE_FP32, "rstd", DIMS(c->N));
-    residual_layernorm_forward(residual.t, out.t, mean.t, rstd.t, in.t, branch.t, weight.t, bias.t);
-    if (!in_place) op_check(in, DTYPE_FP32);
-    ref_residual_layernorm_forward(residual.v, out.v, mean.v, rstd.v, in.v, branch.v, weight.v, bias.v, c->N, c->C,
-                                   dtype);
-    op_check(residual, dtype);
-    layernorm_check(out, mean, rstd, residual.v, c); // statistics of the rounded residual, to fp32 precision
-    op_end();
-}
-
 static inline void layernorm_backward_case(const RowsShape *c, DType dtype, DType grad, bool add_residual,
                                            bool accumulate) {
     layernorm_begin(c, dtype, accumulate ? "layernorm_backward +=" : "layernorm_backward =");
@@ -159,6 +142,18 @@ static inline void matmul_forward_case(const MatmulShape *c, DType dtype, bool w
     matmul_forward(out.t, in.t, weight.t, with_bias ? bias.t : tensor_none());
     ref_matmul_forward(out.v, in.v, weight.v, with_bias ? bias.v : NULL, c->N, c->IC, c->OC);
     op_check_terms(out, dtype, DTYPE_FP32, 1.0);
+    op_end();
+}
+
+static inline void matmul_residual_case(const MatmulShape *c, DType dtype) {
+    matmul_begin(c, dtype, "matmul_residual_forward");
+    OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matmul_weight(dtype, c, c->IC);
+    OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0), out = op_output(dtype, "out", DIMS(c->N, c->OC));
+    OpTensor residual = op_input(dtype, "residual", DIMS(c->N, c->OC), 1.0);
+    matmul_residual_forward(out.t, residual.t, in.t, weight.t, bias.t);
+    ref_matmul_residual_forward(out.v, residual.v, in.v, weight.v, bias.v, c->N, c->IC, c->OC);
+    op_check_terms(out, dtype, DTYPE_FP32, 1.0);
+    op_check(residual, DTYPE_FP32); // as it was
     op_end();
 }
 

@@ -197,7 +197,7 @@ OP_TEST(inf_and_nan_come_out_of_a_product_as_nan) {
         check_slots(slots, &slot, 1);
         memset(codes(b), 0x38, OC * K); // 1.0
         op_write(b.t, b.v);
-        fp8_matmul(out.t, q.t, slots.t, b.t, slots.t, tensor_none(), false);
+        fp8_matmul(out.t, tensor_none(), q.t, slots.t, b.t, slots.t, tensor_none());
         const double *got = op_download(out);
         for (int64_t j = 0; j < N * OC; j++)
             if (isnan(got[j]) != (j / OC == 17)) op_fail("element %d of the product is %g", (int)j, got[j]);
@@ -216,22 +216,27 @@ static DType precision_of(DType out) {
     return !exact && out == DTYPE_FP32 ? DTYPE_FP16 : out;
 }
 
+enum { STORED, ACCUMULATED, ONTO_ANOTHER }; // where a product goes
 struct Product {
     DType a, b, out;
-    bool with_bias, accumulate;
+    bool with_bias;
+    int onto;
 };
 
 static void matmul_case(DType dtype, struct Product p, int64_t M, int64_t N, int64_t K) {
     const int64_t widest = N > K ? N : K;
-    begin(M > widest ? M : widest, widest, dtype, p.accumulate ? "accumulating product" : "product", p.a);
+    begin(M > widest ? M : widest, widest, dtype, p.onto ? "product that is added" : "product", p.a);
     Fp8Slot a_slot, b_slot;
     OpTensor a = operand(p.a, "a", M, K, 3e-3, &a_slot), b = operand(p.b, "b", N, K, 40.0 / sqrt((double)K), &b_slot);
     OpTensor a_slots = slot_tensor("a_slot", &a_slot, 1), b_slots = slot_tensor("b_slot", &b_slot, 1);
     OpTensor bias = op_input(dtype, "bias", DIMS(N), 0.1), out = op_inout(p.out, "out", DIMS(M, N), 0.1);
-    if (!p.accumulate) op_poison(out);
-    fp8_matmul(out.t, a.t, a_slots.t, b.t, b_slots.t, p.with_bias ? bias.t : tensor_none(), p.accumulate);
+    OpTensor residual = op_input(p.out, "residual", DIMS(M, N), 0.1);
+    const OpTensor *added = p.onto == ACCUMULATED ? &out : p.onto == ONTO_ANOTHER ? &residual : NULL;
+    if (p.onto != ACCUMULATED) op_poison(out);
+    fp8_matmul(out.t, added ? added->t : tensor_none(), a.t, a_slots.t, b.t, b_slots.t,
+               p.with_bias ? bias.t : tensor_none());
     const RefFp8 left = {codes(a), p.a, &a_slot}, right = {codes(b), p.b, &b_slot};
-    ref_fp8_matmul(out.v, left, right, p.with_bias ? bias.v : NULL, M, N, K, p.accumulate);
+    ref_fp8_matmul(out.v, added ? added->v : NULL, left, right, p.with_bias ? bias.v : NULL, M, N, K);
     op_check(out, precision_of(p.out));
     check_codes(a), check_codes(b);
     check_slots(a_slots, &a_slot, 1), check_slots(b_slots, &b_slot, 1);
@@ -242,10 +247,10 @@ OP_TEST(products_of_fp8_tensors_match) {
     need_fp8();
     static const int64_t shapes[][3] = {{16, 16, 16}, {48, 80, 112}, {176, 48, 208}, {272, 144, 96}, {64, 192, 64}};
     const struct Product products[] = {
-        {DTYPE_E4M3, DTYPE_E4M3, dtype, true, false},      {DTYPE_E4M3, DTYPE_E4M3, dtype, false, false},
-        {DTYPE_E5M2, DTYPE_E4M3, dtype, false, false},     {DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32, false, false},
-        {DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32, false, true}, {DTYPE_E5M2, DTYPE_E4M3, dtype, false, true},
-        {DTYPE_E4M3, DTYPE_E5M2, dtype, false, false}};
+        {DTYPE_E4M3, DTYPE_E4M3, dtype, true, STORED},       {DTYPE_E4M3, DTYPE_E4M3, dtype, true, ONTO_ANOTHER},
+        {DTYPE_E4M3, DTYPE_E4M3, dtype, false, STORED},      {DTYPE_E5M2, DTYPE_E4M3, dtype, false, STORED},
+        {DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32, false, STORED}, {DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32, false, ACCUMULATED},
+        {DTYPE_E5M2, DTYPE_E4M3, dtype, false, ACCUMULATED}, {DTYPE_E4M3, DTYPE_E5M2, dtype, false, STORED}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (size_t p = 0; p < sizeof products / sizeof *products; p++)
             matmul_case(dtype, products[p], shapes[s][0], shapes[s][1], shapes[s][2]);
@@ -267,7 +272,7 @@ OP_TEST_BF16(every_code_means_its_number) {
             codes(identity)[i] = i / N == i % N ? 0x38 : 0;
         }
         op_write(a.t, a.v), op_write(identity.t, identity.v);
-        fp8_matmul(out.t, a.t, a_slot.t, identity.t, b_slot.t, tensor_none(), false);
+        fp8_matmul(out.t, tensor_none(), a.t, a_slot.t, identity.t, b_slot.t, tensor_none());
         const double *got = op_download(out);
         for (int i = 0; i < N * N; i++) {
             const double want = ref_fp8_value(codes(a)[i], formats[f]) / 4.0;
@@ -287,10 +292,11 @@ OP_TEST(a_large_product_matches_and_has_the_same_bits_twice) {
     OpTensor a_slots = slot_tensor("a_slot", &a_slot, 1), b_slots = slot_tensor("b_slot", &b_slot, 1);
     OpTensor bias = op_input(dtype, "bias", DIMS(N), 1.0), out = op_output(dtype, "out", DIMS(M, N));
     OpTensor again = op_output(dtype, "again", DIMS(M, N));
-    fp8_matmul(out.t, a.t, a_slots.t, b.t, b_slots.t, bias.t, false);
-    fp8_matmul(again.t, a.t, a_slots.t, b.t, b_slots.t, bias.t, false);
-    ref_fp8_matmul(out.v, (RefFp8){codes(a), DTYPE_E4M3, &a_slot}, (RefFp8){codes(b), DTYPE_E4M3, &b_slot}, bias.v, M,
-                   N, K, false);
+    OpTensor residual = op_input(dtype, "residual", DIMS(M, N), 1.0);
+    fp8_matmul(out.t, residual.t, a.t, a_slots.t, b.t, b_slots.t, bias.t);
+    fp8_matmul(again.t, residual.t, a.t, a_slots.t, b.t, b_slots.t, bias.t);
+    ref_fp8_matmul(out.v, residual.v, (RefFp8){codes(a), DTYPE_E4M3, &a_slot}, (RefFp8){codes(b), DTYPE_E4M3, &b_slot},
+                   bias.v, M, N, K);
     op_check(out, precision_of(dtype));
     op_check_same_bits(out, again);
     op_end();

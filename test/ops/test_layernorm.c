@@ -1,4 +1,4 @@
-// layernorm_forward, residual_layernorm_forward and layernorm_backward against the specification.
+// layernorm_forward and layernorm_backward against the specification.
 #include "test/ops/op_cases.h"
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
@@ -14,13 +14,6 @@ enum { NUM_CASES = sizeof cases / sizeof *cases };
 
 OP_TEST(layernorm_forward_matches) {
     for (int i = 0; i < NUM_CASES; i++) layernorm_forward_case(&cases[i], dtype);
-}
-
-OP_TEST(residual_layernorm_forward_matches) {
-    for (int i = 0; i < NUM_CASES; i++) {
-        residual_layernorm_case(&cases[i], dtype, false);
-        residual_layernorm_case(&cases[i], dtype, true);
-    }
 }
 
 OP_TEST(constant_rows_give_the_bias) {
@@ -53,8 +46,6 @@ OP_TEST(slices_of_tensors_match) {
     for (int i = 0; i < 3; i++) {
         op_begin_tensors_at(8);
         layernorm_forward_case(&cases[i], dtype);
-        op_begin_tensors_at(8);
-        residual_layernorm_case(&cases[i], dtype, i % 2);
         op_begin_tensors_at(8);
         layernorm_backward_case(&cases[i], dtype, i ? DTYPE_FP32 : dtype, i % 2, true);
     }

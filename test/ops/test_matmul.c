@@ -36,6 +36,17 @@ OP_TEST(matmul_forward_of_few_rows_matches) {
     }
 }
 
+// From one row on, of which the CPU computes few another way; and where the residual is not aligned as the output is.
+OP_TEST(matmul_residual_forward_matches) {
+    static const MatmulShape few[] = {{2, 31, 5}, {16, 65, 17}, {17, 64, 20}, {600, 24, 16}};
+    for (int i = 0; i < NUM_CASES; i++) matmul_residual_case(&cases[i], dtype);
+    for (int i = 0; i < 4; i++) matmul_residual_case(&few[i], dtype);
+    for (int i = 0; i < 3; i++) {
+        op_begin_tensors_at(8);
+        matmul_residual_case(&cases[i], dtype);
+    }
+}
+
 OP_TEST(matmul_gelu_forward_matches) {
     for (int i = 0; i < NUM_CASES; i++) matmul_gelu_forward_case(&cases[i], dtype, false);
 }

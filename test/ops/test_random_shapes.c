@@ -92,10 +92,6 @@ static void layernorm_forward_random(DType dtype) {
     const RowsShape s = rows_shape();
     layernorm_forward_case(&s, dtype);
 }
-static void residual_layernorm_random(DType dtype) {
-    const RowsShape s = rows_shape();
-    residual_layernorm_case(&s, dtype, flip());
-}
 static void layernorm_backward_random(DType dtype) {
     const RowsShape s = rows_shape();
     const DType grad = gradient_dtype(dtype);
@@ -113,6 +109,10 @@ static MatmulShape matmul_shape(void) {
 static void matmul_forward_random(DType dtype) {
     const MatmulShape s = matmul_shape();
     matmul_forward_case(&s, dtype, flip());
+}
+static void matmul_residual_forward_random(DType dtype) {
+    const MatmulShape s = matmul_shape();
+    matmul_residual_case(&s, dtype);
 }
 static void matmul_gelu_forward_random(DType dtype) {
     const MatmulShape s = matmul_shape();
@@ -244,9 +244,9 @@ static const RandomOp ops[] = {
     {"embedding_forward", embedding_forward_random, 100},
     {"embedding_backward", embedding_backward_random, 120},
     {"layernorm_forward", layernorm_forward_random, 120},
-    {"residual_layernorm_forward", residual_layernorm_random, 120},
     {"layernorm_backward", layernorm_backward_random, 160},
     {"matmul_forward", matmul_forward_random, 180},
+    {"matmul_residual_forward", matmul_residual_forward_random, 120},
     {"matmul_gelu_forward", matmul_gelu_forward_random, 120},
     {"matmul_backward_input", matmul_backward_input_random, 120},
     {"matmul_gelu_backward_input", matmul_gelu_backward_input_random, 100},

@@ -39,15 +39,15 @@ static uint64_t embedding_bits(DType dtype) {
 }
 
 static uint64_t layernorm_bits(DType dtype) {
-    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), branch = op_input(dtype, "branch", DIMS(N, C), 1.0);
+    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), dout = op_input(dtype, "dout", DIMS(N, C), 1.0);
     OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0), bias = op_input(dtype, "bias", DIMS(C), 1.0);
-    OpTensor residual = op_output(dtype, "residual", DIMS(N, C)), out = op_output(dtype, "out", DIMS(N, C));
+    OpTensor out = op_output(dtype, "out", DIMS(N, C));
     OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(N)), rstd = op_output(DTYPE_FP32, "rstd", DIMS(N));
     OpTensor din = op_inout(dtype, "din", DIMS(N, C), 1.0), dbias = op_output(DTYPE_FP32, "dbias", DIMS(C));
     OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C));
-    residual_layernorm_forward(residual.t, out.t, mean.t, rstd.t, in.t, branch.t, weight.t, bias.t);
-    layernorm_backward(din.t, dweight.t, dbias.t, branch.t, residual.t, mean.t, rstd.t, weight.t, true, false);
-    uint64_t forward = op_digest(op_digest(op_digest(op_digest(0, residual), out), mean), rstd);
+    layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t);
+    layernorm_backward(din.t, dweight.t, dbias.t, dout.t, in.t, mean.t, rstd.t, weight.t, true, false);
+    uint64_t forward = op_digest(op_digest(op_digest(0, out), mean), rstd);
     return op_digest(op_digest(op_digest(forward, din), dweight), dbias);
 }
 

@@ -79,8 +79,8 @@ void ref_fp8_quantize(uint8_t *q, uint8_t *transposed, const double *in, Fp8Slot
     }
 }
 
-void ref_fp8_matmul(double *out, RefFp8 a, RefFp8 b, const double *bias, int64_t M, int64_t N, int64_t K,
-                    bool accumulate) {
+void ref_fp8_matmul(double *out, const double *added, RefFp8 a, RefFp8 b, const double *bias, int64_t M, int64_t N,
+                    int64_t K) {
     const double scale = (double)a.slot->scale * (double)b.slot->scale;
     double a_values[256], b_values[256];
     for (int code = 0; code < 256; code++) {
@@ -91,7 +91,7 @@ void ref_fp8_matmul(double *out, RefFp8 a, RefFp8 b, const double *bias, int64_t
         for (int64_t n = 0; n < N; n++) {
             double sum = 0.0;
             for (int64_t k = 0; k < K; k++) sum += a_values[a.codes[m * K + k]] * b_values[b.codes[n * K + k]];
-            out[m * N + n] = (accumulate ? out[m * N + n] : 0.0) + sum / scale + (bias ? bias[n] : 0.0);
+            out[m * N + n] = (added ? added[m * N + n] : 0.0) + sum / scale + (bias ? bias[n] : 0.0);
         }
     }
 }

@@ -22,9 +22,10 @@ typedef struct {
     DType format;
     const Fp8Slot *slot;
 } RefFp8;
-// out (M,N) = or += a (M,K) @ b (N,K)^T / (a.scale * b.scale) + bias (N), which may be NULL.
-void ref_fp8_matmul(double *out, RefFp8 a, RefFp8 b, const double *bias, int64_t M, int64_t N, int64_t K,
-                    bool accumulate);
+// out (M,N) = added (M,N) + a (M,K) @ b (N,K)^T / (a.scale * b.scale) + bias (N); added (may be out) and bias may be
+// NULL.
+void ref_fp8_matmul(double *out, const double *added, RefFp8 a, RefFp8 b, const double *bias, int64_t M, int64_t N,
+                    int64_t K);
 void ref_fp8_slots_advance(Fp8Slot *slots, int64_t n);
 void ref_gelu_backward(double *dpre, const double *dout, const double *pre, int64_t n);
 void ref_bias_backward(double *dbias, const double *dout, int64_t N, int64_t OC, bool accumulate);

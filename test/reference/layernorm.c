@@ -1,4 +1,4 @@
-// Specification of layernorm_forward, residual_layernorm_forward and layernorm_backward. See reference.h.
+// Specification of layernorm_forward and layernorm_backward. See reference.h.
 #include "test/reference/reference.h"
 #include <math.h>
 
@@ -13,13 +13,6 @@ void ref_layernorm_forward(double *out, double *mean, double *rstd, const double
         rstd[n] = 1.0 / sqrt(var / (double)C + 1e-5);
         for (int64_t c = 0; c < C; c++) out[n * C + c] = (x[c] - mean[n]) * rstd[n] * weight[c] + bias[c];
     }
-}
-
-void ref_residual_layernorm_forward(double *residual, double *out, double *mean, double *rstd, const double *in,
-                                    const double *branch, const double *weight, const double *bias, int64_t N,
-                                    int64_t C, DType dtype) {
-    for (int64_t i = 0; i < N * C; i++) residual[i] = ref_round(in[i] + branch[i], dtype);
-    ref_layernorm_forward(out, mean, rstd, residual, weight, bias, N, C);
 }
 
 void ref_layernorm_backward(double *din, double *dweight, double *dbias, const double *dout, const double *in,

@@ -29,6 +29,12 @@ void ref_matmul_forward(double *out, const double *in, const double *weight, con
     }
 }
 
+void ref_matmul_residual_forward(double *out, const double *residual, const double *in, const double *weight,
+                                 const double *bias, int64_t N, int64_t IC, int64_t OC) {
+    ref_matmul_forward(out, in, weight, bias, N, IC, OC);
+    for (int64_t i = 0; i < N * OC; i++) out[i] += residual[i];
+}
+
 void ref_matmul_gelu_forward(double *out, double *pre, const double *in, const double *weight, const double *bias,
                              int64_t N, int64_t IC, int64_t OC, DType dtype) {
     ref_matmul_forward(pre, in, weight, bias, N, IC, OC);

@@ -2,9 +2,9 @@
 // these functions; the functions themselves are tested by finite differences (test/ops/test_reference.c) and against
 // PyTorch (test/golden). Names, argument order and formulas are those of ops.h; shapes follow the arrays.
 //
-// Values are never rounded on the way, with two exceptions that ops.h makes part of the contract because a later pass
-// reads the stored value: the residual of residual_layernorm_forward and the pre-activation of matmul_gelu_forward are
-// rounded to `dtype`, the compute dtype, before they are used. Where ops.h says "= or +=", `accumulate` decides.
+// Values are never rounded on the way, with one exception that ops.h makes part of the contract because a later pass
+// reads the stored value: the pre-activation of matmul_gelu_forward is rounded to `dtype`, the compute dtype, before it
+// is used. Where ops.h says "= or +=", `accumulate` decides.
 // This module owns nothing and is written to be read: no blocking, no threads, no vector code.
 #pragma once
 #include "llmc/model/parameters.h"
@@ -20,12 +20,9 @@ void ref_embedding_forward(double *out, const int32_t *tokens, const double *wte
 void ref_embedding_backward(double *dwte, double *dwpe, const double *dout, const int32_t *tokens, int64_t B, int64_t T,
                             int64_t C, int64_t maxT, bool accumulate);
 
-// --- layernorm. (N,C) rows; mean, rstd (N); weight, bias (C). residual may be in.
+// --- layernorm. (N,C) rows; mean, rstd (N); weight, bias (C).
 void ref_layernorm_forward(double *out, double *mean, double *rstd, const double *in, const double *weight,
                            const double *bias, int64_t N, int64_t C);
-void ref_residual_layernorm_forward(double *residual, double *out, double *mean, double *rstd, const double *in,
-                                    const double *branch, const double *weight, const double *bias, int64_t N,
-                                    int64_t C, DType dtype);
 void ref_layernorm_backward(double *din, double *dweight, double *dbias, const double *dout, const double *in,
                             const double *mean, const double *rstd, const double *weight, int64_t N, int64_t C,
                             bool add_residual, bool accumulate);
@@ -36,6 +33,8 @@ double ref_gelu_derivative(double x);
 void ref_gelu_forward(double *out, const double *pre, int64_t n);
 void ref_matmul_forward(double *out, const double *in, const double *weight, const double *bias, int64_t N, int64_t IC,
                         int64_t OC);
+void ref_matmul_residual_forward(double *out, const double *residual, const double *in, const double *weight,
+                                 const double *bias, int64_t N, int64_t IC, int64_t OC);
 void ref_matmul_gelu_forward(double *out, double *pre, const double *in, const double *weight, const double *bias,
                              int64_t N, int64_t IC, int64_t OC, DType dtype);
 void ref_matmul_backward_input(double *din, const double *dout, const double *weight, int64_t N, int64_t IC,

@@ -29,7 +29,7 @@ typedef struct {
     cublasOperation_t transa, transb;
     cublasComputeType_t compute;
     uint32_t epilogue;
-    int a_offset, d_offset;
+    int a_offset, d_offset, c_offset;
     uint32_t b_alignment; // promised to the search
     bool host_scale;
 } Direct;
@@ -44,6 +44,7 @@ static const Direct good = {"",
                             CUBLAS_OP_N,
                             CUBLAS_COMPUTE_32F,
                             CUBLASLT_EPILOGUE_DEFAULT,
+                            0,
                             0,
                             0,
                             16,
@@ -108,14 +109,14 @@ static cublasStatus_t search(cublasLtHandle_t handle, const DirectObjects *o, ui
 static bool is_taken(const Direct *p) {
     cublasLtHandle_t handle;
     cublasLtMatmulAlgo_t algorithm;
-    const float alpha = 1.0f, beta = 0.0f;
+    const float alpha = 1.0f, beta = 1.0f;
     assert_int_equal(cublasLtCreate(&handle), CUBLAS_STATUS_SUCCESS);
     const DirectObjects o = make(p);
     cublasStatus_t status = search(handle, &o, p->b_alignment, &algorithm);
     if (status == CUBLAS_STATUS_SUCCESS) {
         char *const a = o.memory + p->a_offset, *const d = o.memory + 2 * PART + p->d_offset;
-        status = cublasLtMatmul(handle, o.desc, &alpha, a, o.a, o.memory + PART, o.b, &beta, d, o.d, d, o.d, &algorithm,
-                                o.memory + 5 * PART, PART, NULL);
+        status = cublasLtMatmul(handle, o.desc, &alpha, a, o.a, o.memory + PART, o.b, &beta, d + p->c_offset, o.d, d,
+                                o.d, &algorithm, o.memory + 5 * PART, PART, NULL);
     }
     assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
     cublasLtMatmulDescDestroy(o.desc);
@@ -152,6 +153,9 @@ APART_TEST(what_cublaslt_refuses_in_fp8_is_refused, NULL, "90") {
     CASE(expect_refused, p.k = 72);
     CASE(expect_refused, p.a_offset = 8);
     CASE(expect_refused, p.d_offset = 8);
+    CASE(expect_taken, p.c_offset = PART / 2);
+    CASE(expect_refused, p.c_offset = 8);
+    CASE(expect_refused, p.c_offset = 256); // partly over D
     CASE(expect_refused, p.b_alignment = 8);
     CASE(expect_refused, p.host_scale = true);
     CASE(expect_refused, p.compute = CUBLAS_COMPUTE_32F_FAST_TF32);
@@ -192,13 +196,14 @@ static Product product_make(DType a, DType b, DType out, const char *what) {
 }
 
 static void product_run(Product *p, bool with_bias, bool accumulate) {
-    fp8_matmul(p->out.t, p->a.t, p->a_slot.t, p->b.t, p->b_slot.t, with_bias ? p->bias.t : tensor_none(), accumulate);
+    fp8_matmul(p->out.t, accumulate ? p->out.t : tensor_none(), p->a.t, p->a_slot.t, p->b.t, p->b_slot.t,
+               with_bias ? p->bias.t : tensor_none());
 }
 
 static void product_check(Product *p, bool with_bias, bool accumulate) {
     const RefFp8 a = {codes(p->a), p->a.t.dtype, &p->values[0]};
     const RefFp8 b = {codes(p->b), p->b.t.dtype, &p->values[1]};
-    ref_fp8_matmul(p->out.v, a, b, with_bias ? p->bias.v : NULL, M, N, K, accumulate);
+    ref_fp8_matmul(p->out.v, accumulate ? p->out.v : NULL, a, b, with_bias ? p->bias.v : NULL, M, N, K);
     op_check(p->out, p->out.t.dtype);
 }
 

@@ -1,6 +1,6 @@
 // Plans of matrix products against the simulated cuBLASLt: which algorithms are taken and which are not, what happens
 // when the library has no fused epilogue, and what is remembered, for a run and for the next.
-#include "test/ops/op_test.h"
+#include "test/ops/op_cases.h"
 
 #include "dev/sim/cublaslt.h"
 #include "llmc/cuda/backend.h"
@@ -136,6 +136,51 @@ OP_TEST_WITH(a_refused_bias_is_added_at_any_width, setup, teardown) {
         op_end();
     }
     assert_int_equal(sim_cublaslt_counts.bias, 0);
+}
+
+// The residual is an operand of the product, whatever else the library can do; candidates are tried on it as it is.
+OP_TEST_WITH(a_residual_is_added_by_the_product, setup, teardown) {
+    static const struct {
+        const char *algorithms, *refused, *vice;
+    } libraries[] = {
+        {"", "", ""},           {"all", "", ""},          {"", "bias", ""},           {"all", "bias", ""},
+        {"", "", "bias:wrong"}, {"all", "", "bias:half"}, {"all", "", "tiled:wrong"}, {"", "", "bias:fails"}};
+    static const MatmulShape shapes[] = {{48, 64, 128}, {48, 128, 64}, {13, 21, 63}, {1, 24, 40}};
+    for (int i = 0; i < 8; i++) {
+        start_with(libraries[i].vice, libraries[i].algorithms, GELU_FUSION_AUTO);
+        setenv("SIM_CUBLASLT_REFUSE", libraries[i].refused, 1);
+        const int count = i < 4 ? 4 : 2; // of two candidates nobody knows which one is wrong
+        for (int s = 0; s < count; s++) matmul_residual_case(&shapes[s], dtype);
+    }
+    start("", "", GELU_FUSION_AUTO); // a residual that is less aligned than all else
+    matmul_begin(&shapes[0], dtype, "residual at its second element");
+    OpTensor in = op_input(dtype, "in", DIMS(48, 64), 1.0), weight = matmul_weight(dtype, &shapes[0], 64);
+    OpTensor bias = op_input(dtype, "bias", DIMS(128), 1.0), out = op_output(dtype, "out", DIMS(48, 128));
+    OpTensor residual = op_input(dtype, "residual", DIMS(48 * 128 + 1), 1.0);
+    matmul_residual_forward(out.t, tensor_slice_elements(residual.t, 1, 48 * 128), in.t, weight.t, bias.t);
+    ref_matmul_residual_forward(out.v, residual.v + 1, in.v, weight.v, bias.v, 48, 64, 128);
+    op_check(out, dtype);
+    op_end();
+}
+
+// A plan that adds a residual is another one than that of the same product without it, and its next call is one launch.
+TEST(a_product_with_a_residual_has_a_plan_of_its_own) {
+    start("all", "", GELU_FUSION_AUTO);
+    op_begin((OpsShape){.B = 1, .T = N, .C = OC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_BF16}, "plans");
+    OpTensor in = op_input(DTYPE_BF16, "in", DIMS(N, IC), 1.0), weight = op_input(DTYPE_BF16, "w", DIMS(OC, IC), 0.125);
+    OpTensor bias = op_input(DTYPE_BF16, "bias", DIMS(OC), 1.0), out = op_output(DTYPE_BF16, "out", DIMS(N, OC));
+    OpTensor residual = op_input(DTYPE_BF16, "residual", DIMS(N, OC), 1.0);
+    matmul_forward(out.t, in.t, weight.t, bias.t);
+    const int64_t plans = gemm_counts().plans;
+    matmul_residual_forward(out.t, residual.t, in.t, weight.t, bias.t);
+    assert_int_equal(gemm_counts().plans, 2 * plans);
+    const int64_t before = runs();
+    matmul_residual_forward(out.t, residual.t, in.t, weight.t, bias.t);
+    assert_int_equal(runs(), before + 1);
+    char *text = device_choices();
+    assert_non_null(strstr(text, ", bias, C added"));
+    free(text);
+    op_end();
 }
 
 OP_TEST_WITH(the_choice_by_measurement_matches, setup, teardown) {

@@ -4,7 +4,7 @@
 #include "test/fixture.h"
 #include "test/op_cost.h"
 
-static char somewhere[1];
+static char somewhere[2];
 
 // No two of them are equal, so that one taken for another is noticed.
 enum { B = 2, T = 4, NH = 3, HS = 5, C = NH * HS, OC = 7, Vp = 11, V = 9, MAX_T = 6, R = 3, N = B * T, W = 512 };
@@ -42,9 +42,9 @@ CALL(batch_unpack, batch_unpack(t[0], t[1], t[2]))
 CALL(embedding_forward, embedding_forward(t[0], t[1], t[2], t[3]))
 CALL(embedding_backward, embedding_backward(t[0], t[1], t[2], t[3], false))
 CALL(layernorm_forward, layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5]))
-CALL(residual_layernorm_forward, residual_layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]))
 CALL(layernorm_backward, layernorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], false, false))
 CALL(matmul_forward, matmul_forward(t[0], t[1], t[2], t[3]))
+CALL(matmul_residual_forward, matmul_residual_forward(t[0], t[1], t[2], t[3], t[4]))
 CALL(matmul_gelu_forward, matmul_gelu_forward(t[0], t[1], t[2], t[3], t[4]))
 CALL(gelu_forward, gelu_forward(t[0], t[1]))
 CALL(matmul_backward_input, matmul_backward_input(t[0], t[1], t[2]))
@@ -69,7 +69,8 @@ CALL(momentum_update, const UpdateTensor u = updated(RULE_DIRECTION, t); momentu
 CALL(gradient_add, gradient_add(t[0], t[1], false, 0, 0, t[2]))
 CALL(micro_step_count, micro_step_count(t[0], 1))
 CALL(fp8_quantize, fp8_quantize(t[0], t[1], t[2], t[3], FP8_CURRENT))
-CALL(fp8_matmul, fp8_matmul(t[0], t[1], t[2], t[3], t[4], t[5], false))
+CALL(fp8_matmul, Tensor added = t[1]; if (added.data) added.data = somewhere + 1;
+     fp8_matmul(t[0], added, t[2], t[3], t[4], t[5], t[6]))
 CALL(fp8_slots_advance, fp8_slots_advance(t[0]))
 CALL(gelu_backward, gelu_backward(t[0], t[1], t[2]))
 CALL(bias_backward, bias_backward(t[0], t[1], false))
@@ -108,17 +109,17 @@ static const Case cases[] = {
      "",
      "",
      {ACT("a"), STAT("b"), STAT("c"), ACT("d"), BF16("e", C), BF16("f", C)}},
-    {"residual_layernorm_forward",
-     call_residual_layernorm_forward,
-     "",
-     "",
-     {ACT("a"), ACT("b"), STAT("c"), STAT("d"), ACT("e"), ACT("f"), BF16("g", C), BF16("h", C)}},
     {"layernorm_backward",
      call_layernorm_backward,
      "",
      "",
      {ACT("a"), FP32("b", C), BF16("c", C), ACT("d"), ACT("e"), STAT("f"), STAT("g"), BF16("h", C)}},
     {"matmul_forward", call_matmul_forward, "d", "", {BF16("a", N, OC), ACT("b"), BF16("c", OC, C), BF16("d", OC)}},
+    {"matmul_residual_forward",
+     call_matmul_residual_forward,
+     "",
+     "",
+     {BF16("a", N, OC), BF16("b", N, OC), ACT("c"), BF16("d", OC, C), BF16("e", OC)}},
     {"matmul_gelu_forward",
      call_matmul_gelu_forward,
      "",
@@ -197,9 +198,10 @@ static const Case cases[] = {
      {TENSOR("a", DTYPE_E4M3, 32, 48), TENSOR("b", DTYPE_E4M3, 48, 32), BF16("c", 32, 48), SLOT}},
     {"fp8_matmul",
      call_fp8_matmul,
-     "f",
+     "bg",
      "",
-     {BF16("a", 32, 16), TENSOR("b", DTYPE_E4M3, 32, 48), SLOT, TENSOR("d", DTYPE_E5M2, 16, 48), SLOT, BF16("f", 16)}},
+     {BF16("a", 32, 16), BF16("b", 32, 16), TENSOR("c", DTYPE_E4M3, 32, 48), SLOT, TENSOR("e", DTYPE_E5M2, 16, 48),
+      SLOT, BF16("g", 16)}},
     {"fp8_slots_advance", call_fp8_slots_advance, "", "", {TENSOR("a", DTYPE_U8, 3 * sizeof(Fp8Slot))}},
     {"gelu_backward", call_gelu_backward, "", "", {ACT("a"), ACT("b"), ACT("c")}},
     {"bias_backward", call_bias_backward, "", "b", {FP32("a", OC), BF16("b", N, OC)}},
@@ -279,9 +281,9 @@ CALL(padding, UpdateTensor u = updated(RULE_ADAFACTOR, t); u.padding = W;
 CALL(odd_rows, fp8_quantize(t[0], tensor_none(), t[1], t[2], FP8_KEEP))
 CALL(nothing, fp8_quantize(tensor_none(), tensor_none(), t[0], t[1], FP8_KEEP))
 CALL(master_of_fp32, const UpdateTensor u = updated(RULE_LION, t); optimizer_update(LIST(&u, 1), 0, 1, params, t[5]))
-CALL(no_bias, fp8_matmul(t[0], t[1], t[2], t[3], t[2], tensor_none(), false))
-CALL(two_gradients, fp8_matmul(t[0], t[1], t[2], t[1], t[2], tensor_none(), false))
-CALL(bias_twice, fp8_matmul(t[0], t[1], t[2], t[3], t[2], t[4], true))
+CALL(no_bias, fp8_matmul(t[0], tensor_none(), t[1], t[2], t[3], t[2], tensor_none()))
+CALL(two_gradients, fp8_matmul(t[0], tensor_none(), t[1], t[2], t[1], t[2], tensor_none()))
+CALL(bias_twice, fp8_matmul(t[0], t[0], t[1], t[2], t[3], t[2], t[4]))
 
 TEST(what_no_tensor_alone_shows_is_checked_as_well) {
     static const struct {

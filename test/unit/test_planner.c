@@ -79,13 +79,13 @@ static double bytes_by_op_costs(const Gpt2Options *o) {
     const Tensor wpe = tensor_make(somewhere, o->dtype, "wpe", o->config.max_T, C, 0, 0);
     const Tensor dwte = tensor_make(somewhere, DTYPE_FP32, "dwte", o->config.Vp, C, 0, 0);
     const Tensor dwpe = tensor_make(somewhere, DTYPE_FP32, "dwpe", o->config.max_T, C, 0, 0);
-    const double layernorms = 2.0 * (double)o->config.L; // with a residual addition
+    const double layernorms = 2.0 * (double)o->config.L; // whose input gradients are added
     const double ends =
         COST_OF(embedding_forward(act, tokens, wte, wpe), embedding_backward(dwte, dwpe, act, tokens, false),
                 layernorm_forward(act, stat, stat, act, weight, weight),
                 layernorm_backward(act, grad, grad, act, act, stat, stat, weight, false, false))
             .bytes;
-    const double blocks = COST_OF(residual_layernorm_forward(act, act, stat, stat, act, act, weight, weight),
+    const double blocks = COST_OF(layernorm_forward(act, stat, stat, act, weight, weight),
                                   layernorm_backward(act, grad, grad, act, act, stat, stat, weight, true, false))
                               .bytes;
     return ends + layernorms * blocks;
@@ -93,12 +93,12 @@ static double bytes_by_op_costs(const Gpt2Options *o) {
 
 TEST(bytes_of_activations_are_those_of_the_op_table) {
     // The planner's formula leaves out statistics and parameters (0.3% at C = 768) and counts a row of the embedding
-    // table for each token (1 of 200 C, against the rows that occur and their fp32 gradients): together below 2%.
+    // table for each token (1 of 152 C, against the rows that occur and their fp32 gradients): together below 2.5%.
     const Gpt2Options model = model_of("d12", 64, 1024);
     const int64_t tokens = model.B * model.T;
     const double logits = 2.0 * (double)model.config.Vp * 2 * (double)tokens; // scratch: not in the op table
     const double per_step = planner_step_bytes(&model, 0);
-    assert_near("bytes", planner_step_bytes(&model, tokens) - per_step - logits, bytes_by_op_costs(&model), 0.02);
+    assert_near("bytes", planner_step_bytes(&model, tokens) - per_step - logits, bytes_by_op_costs(&model), 0.025);
 }
 
 // Bytes a parameter that the norm (the gradient once) and the update read and write, by hand.
