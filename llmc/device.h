@@ -23,8 +23,8 @@ typedef struct {
     // The CPU ignores the following fields.
     bool tf32;                 // fp32 matmuls on TF32 tensor cores
     AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
-    GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: not forward, because GELU could then not be
-                               // recomputed with the same bits; backward by measurement on first use
+    GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: by measurement on first use, but not forward
+                               // where GELU is recomputed, which could not give the same bits
 } DeviceOptions;
 
 typedef struct {

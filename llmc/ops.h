@@ -33,6 +33,7 @@ typedef struct {
     int64_t factored;    // elements of all tensors handed to adafactor_statistics; 0: it is not called
     bool fp8;            // fp8_* will be called, with N up to B * T, K up to 4 C
     bool forward_only;   // no backward op and no optimizer op will be called
+    bool gelu_again;     // gelu_forward will be called where it must repeat the bits of matmul_gelu_forward
     DType dtype;         // compute dtype
 } OpsShape;
 int64_t ops_workspace_bytes(OpsShape shape); // also prepares the backend for this shape: the last one asked for holds
@@ -75,11 +76,11 @@ void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias);
 void matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias);
 
 // pre (N,OC) = in @ weight^T + bias;  out (N,OC) = gelu(pre), computed from the rounded pre, or from pre before
-// rounding where DeviceOptions ask for GELU in the epilogue of a GPU library's matmul (-ge 1, 2).
+// rounding where a GPU library computes GELU in the epilogue of its matmul (GeluFusion).
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias);
 
 // out = gelu(pre) = 0.5 pre (1 + tanh(sqrt(2/pi) (pre + 0.044715 pre^3))), element by element. The bits are
-// those of matmul_gelu_forward unless it had GELU in its epilogue. For recomputation.
+// those of matmul_gelu_forward if OpsShape.gelu_again asks for that. For recomputation.
 // Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
 void gelu_forward(Tensor out, Tensor pre);
 

@@ -1,9 +1,9 @@
 // The linear layers on cuBLASLt, in the compute types and in fp8: shapes are passed to gemm.c as column-major
 // products. Where the library has no epilogue, or a slower one, a kernel runs after a plain product.
 //
-// Bias is added in the epilogue where the library supports it. GELU uses the epilogue on request only (-ge 1, -ge 2).
-// Its derivative (-ge -1) and bias gradients use it where a measurement of the shape finds it faster: on some GPUs the
-// library runs such an epilogue as a slow separate pass.
+// Bias is added in the epilogue where the library supports it. GELU, its derivative and bias gradients use the epilogue
+// where a measurement of the shape finds it faster: on some GPUs the library runs such an epilogue as a slow separate
+// pass.
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/tuning.h"
 #include <stddef.h>
@@ -12,8 +12,12 @@
 
 // The workspace during a product: the library's part, and bias gradients that are still to be added.
 static CudaMatmulLayout layout;
+static bool gelu_again; // OpsShape
 
-void cuda_matmul_note_shape(OpsShape shape) { layout = cuda_size_matmul(shape, cuda_backend.compute_capability); }
+void cuda_matmul_note_shape(OpsShape shape) {
+    layout = cuda_size_matmul(shape, cuda_backend.compute_capability);
+    gelu_again = shape.gelu_again;
+}
 
 void cuda_matmul_shutdown(void) { gemm_shutdown(); }
 
@@ -146,14 +150,17 @@ static bool run_gelu_forward(void *context, int fused) {
     return true;
 }
 
-// Only on request: an epilogue applies GELU to the unrounded input, so gelu_forward, which recomputes it for the
-// backward pass, could not give the same bits.
+// An epilogue applies GELU to the unrounded input, which gelu_forward cannot repeat.
 static bool fuses_gelu_forward(GeluForward *f) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
-    if (choice != GELU_FUSION_FORWARD && choice != GELU_FUSION_BOTH) return false;
+    if (choice == GELU_FUSION_NONE || (choice == GELU_FUSION_AUTO && gelu_again)) return false;
     Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
     GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
-    const GemmContest contest = {.work = run_gelu_forward, .context = f, .outputs = {f->pre, f->out}, .num_outputs = 2};
+    const GemmContest contest = {.work = run_gelu_forward,
+                                 .context = f,
+                                 .timed = choice == GELU_FUSION_AUTO,
+                                 .outputs = {f->pre, f->out},
+                                 .num_outputs = 2};
     return plan && gemm_fuses(plan, &contest);
 }
 

@@ -44,7 +44,7 @@ enum { RECOMPUTE_TEXT = 48 * MAX_BLOCKS };
 const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size);
 
 // Whether some block recomputes GELU from a kept pre-activation, with gelu_forward. Such a block cannot repeat the bits
-// of a GELU computed in the epilogue of a matmul, before its input was rounded (-ge 1, -ge 2).
+// of a GELU computed in the epilogue of a matmul, before its input was rounded (-ge).
 bool recompute_gelu_alone(const Recompute *r, int64_t L);
 
 // Matmul and attention FLOPs a token that are recomputed, for context T, all blocks together.

@@ -124,10 +124,14 @@ typedef struct {
     int64_t N, IC, OC;
 } MatmulShape;
 
+static inline void matmul_begin_again(const MatmulShape *c, DType dtype, const char *what, bool gelu_again) {
+    OpsShape shape = {.B = 1, .T = c->N, .C = c->IC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype};
+    if (c->OC > c->IC) shape.C = c->OC;
+    shape.gelu_again = gelu_again;
+    op_begin(shape, "%s %s N=%d IC=%d OC=%d", what, dtype_name(dtype), (int)c->N, (int)c->IC, (int)c->OC);
+}
 static inline void matmul_begin(const MatmulShape *c, DType dtype, const char *what) {
-    const int64_t C = c->IC > c->OC ? c->IC : c->OC;
-    op_begin((OpsShape){.B = 1, .T = c->N, .C = C, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype},
-             "%s %s N=%d IC=%d OC=%d", what, dtype_name(dtype), (int)c->N, (int)c->IC, (int)c->OC);
+    matmul_begin_again(c, dtype, what, false);
 }
 
 // Entries of size 1 / sqrt(terms), so that a product of them with values of size 1 has size 1.
@@ -160,7 +164,7 @@ static inline void matmul_residual_case(const MatmulShape *c, DType dtype) {
 // Then gelu_forward of the pre that it left. gelu may be applied before pre is rounded: |gelu'| <= 1.13, so that out
 // is wrong by two roundings at most, one of which has the size of pre.
 static inline void matmul_gelu_forward_case(const MatmulShape *c, DType dtype, bool repeat) {
-    matmul_begin(c, dtype, repeat ? "matmul_gelu_forward and gelu_forward" : "matmul_gelu_forward");
+    matmul_begin_again(c, dtype, repeat ? "matmul_gelu_forward and gelu_forward" : "matmul_gelu_forward", repeat);
     OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0), weight = matmul_weight(dtype, c, c->IC);
     OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(c->N, c->OC)), pre = op_output(dtype, "pre", DIMS(c->N, c->OC));

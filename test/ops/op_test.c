@@ -46,7 +46,7 @@ __attribute__((constructor)) static void choose_tests(void) { cmocka_set_test_fi
 #endif
 
 // TEST_ATTENTION=cudnn|own: attention of a GPU by this, not by the faster one.
-static DeviceOptions options_of_environment(void) {
+DeviceOptions op_device_options(void) {
     const char *attention = getenv("TEST_ATTENTION");
     DeviceOptions options = {0};
     if (attention && strcmp(attention, "cudnn") == 0) options.attention = ATTENTION_CUDNN;
@@ -66,7 +66,7 @@ int op_group_setup(void **state) {
     (void)state;
     Error err;
     test.seed = op_seed_of_environment();
-    const DeviceOptions options = options_of_environment();
+    const DeviceOptions options = op_device_options();
     if (!device_init(&options, &err)) {
         print_error("%s\n", err.text);
         return -1;

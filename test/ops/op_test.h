@@ -106,4 +106,5 @@ uint64_t op_digest(uint64_t digest, OpTensor x);
 uint64_t op_seed(void);
 uint64_t op_seed_of_environment(void); // TEST_SEED, which it prints
 void op_random_restart(void);          // the next tensors are those that the program made first
+DeviceOptions op_device_options(void); // of the environment: TEST_ATTENTION
 void op_restart_device(DeviceOptions options);
