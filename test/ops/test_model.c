@@ -3,6 +3,7 @@
 // the loss. test/golden compares with PyTorch.
 #include "llmc/base/error.h"
 #include "llmc/device.h"
+#include "llmc/model/gpt2_internal.h"
 #include "test/ops/random_model.h"
 #include "test/reference/gradient_add.h"
 #include <math.h>
@@ -91,7 +92,9 @@ OP_TEST(every_set_of_ops_gives_the_same_bits) {
 OP_TEST(a_gelu_that_runs_again_has_the_same_bits) {
     op_restart_device(op_device_options());
     Gpt2Options options = model_options(dtype, true, 1, 0);
+    assert_false(gpt2_ops_shape(&options).gelu_again);
     options.recompute.blocks[0] = RECOMPUTE_GELU;
+    assert_true(gpt2_ops_shape(&options).gelu_again);
     const Digests one_block = digests_of(options);
     options.recompute = recompute_all(RECOMPUTE_GELU);
     check_same(options, one_block);

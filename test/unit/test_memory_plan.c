@@ -5,6 +5,7 @@
 #include "llmc/model/gpt2.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
+#include <string.h>
 
 static Error err;
 
@@ -152,6 +153,34 @@ TEST(classes_sum_to_the_total_and_an_empty_plan_takes_nothing) {
     for (int c = 0; c < MEM_CLASS_COUNT; c++) sum += memory_plan_class_bytes(plan, (MemoryClass)c);
     assert_int_equal(sum, memory_plan_total(plan));
     assert_int_equal(memory_plan_class_bytes(plan, MEM_WEIGHTS), 1024);
+}
+
+// The tensor of this name of the forward pass of a block.
+static PlannedTensor tensor_of(const MemoryPlan *plan, const char *name, int block) {
+    for (int i = 0; i < memory_plan_count(plan); i++)
+        if (strcmp(memory_plan_tensor(plan, i).name, name) == 0 && block-- == 0) return memory_plan_tensor(plan, i);
+    fail_msg("no %s", name);
+    return (PlannedTensor){0};
+}
+
+// A matmul adds to the residual stream: its output begins while its operands are still alive.
+TEST(a_sum_of_the_residual_stream_shares_no_memory_with_its_terms) {
+    static const struct {
+        const char *sum, *terms[2];
+        int later; // blocks
+    } cases[] = {{"residual2", {"residual1", "att"}, 0},
+                 {"residual1", {"residual2", "gelu"}, 1},
+                 {"final_residual", {"residual2", "gelu"}, -1}};
+    Gpt2Options options = options_of("d6", 1, 64);
+    options.master = options.train = false;
+    PLAN plan = gpt2_plan(&options);
+    for (int c = 0; c < 3; c++)
+        for (int t = 0; t < 2; t++) {
+            const int block = cases[c].later < 0 ? (int)options.config.L - 1 : 0;
+            const PlannedTensor sum = tensor_of(plan, cases[c].sum, cases[c].later > 0 ? 1 : 0);
+            const PlannedTensor term = tensor_of(plan, cases[c].terms[t], block);
+            assert_true(term.first_use < sum.first_use && sum.first_use <= term.last_use);
+        }
 }
 
 // ------------------------------------------------------------------------------------------------------- recomputation
