@@ -25,6 +25,7 @@ typedef struct {
     AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
     GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: by measurement on first use, but not forward
                                // where GELU is recomputed, which could not give the same bits
+    bool no_early_launch;      // no kernel may be set up before the one before it has ended (sm_90+)
 } DeviceOptions;
 
 typedef struct {

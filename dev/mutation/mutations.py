@@ -537,6 +537,10 @@ MUTATIONS = [
     Source("probe_inverted", "a program without code for this GPU starts, one with it does not", module="matmul_kernels",
            file="matmul_kernels.cu", test="ops/test_small", old="return status == cudaSuccess;",
            new="return status != cudaSuccess;"),
+    Source("wait_missing", "a kernel reads before the grid before it has ended", **FLASH, file="flash_forward.cu",
+           old="    wait_for_the_grid_before();\n", new=""),
+    Host("rule_early", "kernels that are launched early need not wait", **KERNELS, fault="early_read",
+         old="    if (early && !k->waits)", new="    if (false)"),
     # ------------------------------------------------------------------------------------------- sizes of the workspace
     Host("size_layernorm", "one block of partial sums too few", **SIZES, test="ops/test_layernorm",
          old="ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS) * 2 * C,",

@@ -169,8 +169,12 @@ static int max_dynamic(const Kernel *k) {
     return k->max_dynamic ? k->max_dynamic : (int)WITHOUT_ASKING - (int)k->static_shared;
 }
 
+static uint64_t early_launches;
+
+// early: with programmatic stream serialisation, so before the end of the grid before it. Here all grids run one after
+// the other: a kernel that could see memory before it waits is refused instead.
 static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
-                          cudaStream_t stream) {
+                          cudaStream_t stream, bool early = false) {
     expect_refusal_seen("the next launch");
     Stub *stub = stub_of(function);
     if (!stub) return set_error(cudaErrorInvalidDeviceFunction, "launch of a function that is no kernel");
@@ -193,7 +197,13 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
                  k->static_shared, shared, max_dynamic(k));
         return refuse(*stub, cudaErrorInvalidValue, reason);
     }
+    if (early && device_model().compute_capability < 90)
+        return refuse(*stub, cudaErrorNotSupported, "programmatic stream serialisation needs sm_90");
+    if (early && !k->waits)
+        fatal("race: %s may start before the grid before it has ended, and does not begin with griddepcontrol.wait",
+              readable_name(k));
     if (cudaError_t error = load(stub)) return error;
+    early_launches += early;
     k->launches++;
     stub->threads = std::max(stub->threads, threads);
     stub->dynamic_shared = std::max(stub->dynamic_shared, shared);
@@ -267,6 +277,18 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
 cudaError_t cudaLaunchKernel(const void *stub, dim3 grid, dim3 block, void **arguments, size_t shared,
                              cudaStream_t stream) {
     return launch(stub, grid, block, arguments, shared, stream);
+}
+
+uint64_t sim_early_launches(void) { return early_launches; }
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *stub, void **arguments) {
+    bool early = false;
+    for (unsigned i = 0; i < c->numAttrs; i++) {
+        if (c->attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization)
+            fatal("attribute %d of a launch is not simulated", (int)c->attrs[i].id);
+        early = c->attrs[i].val.programmaticStreamSerializationAllowed != 0;
+    }
+    return launch(stub, c->gridDim, c->blockDim, arguments, c->dynamicSmemBytes, c->stream, early);
 }
 
 // -------------------------------------------------------------------------------------------------- facts of a kernel

@@ -16,6 +16,7 @@ extern "C" {
 #pragma weak sim_forbid
 #pragma weak sim_allow
 #pragma weak sim_set_clock
+#pragma weak sim_early_launches
 
 // The order in which the blocks of a grid and the threads of a block run from now on. Correct kernels give the same
 // bits in all of them. Blocks then run on one OS thread: the same order gives the same run. SIM_SCHED=fwd|rev|rand:N
@@ -42,6 +43,9 @@ void sim_allow(void *begin, uint64_t bytes); // all that was forbidden in them
 
 // From now on events take the time from this clock, which stands still; a negative number: from that of the machine.
 void sim_set_clock(double milliseconds);
+
+// Launches so far with programmatic stream serialisation.
+uint64_t sim_early_launches(void);
 
 #ifdef __cplusplus
 }

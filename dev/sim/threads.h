@@ -22,6 +22,7 @@ struct Kernel {
     uint32_t param_count;
     const Param *params;
     uint32_t param_bytes, static_shared, dynamic_at, max_threads;
+    bool waits;      // begins with griddepcontrol.wait, before it can see memory
     int max_dynamic; // of a launch, when cudaFuncSetAttribute has raised it; 0: what static variables leave of 48 KB
     int arch;
     const char *module;

@@ -117,6 +117,7 @@ cp.async.{commit_group,wait_all}              -     -            copies.{commit(
 cp.async.wait_group                           -     number       copies.wait($1)
 membar.(gl|sys|cta)                           -     -            fence()
 fence.(acq_rel|sc).(gpu|cta|sys)              -     -            fence()
+griddepcontrol.wait                           -     -            (void)0
 
 # Control, warps and blocks.
 bra[.uni]                                     -     label        goto $1
@@ -581,6 +582,16 @@ class Kernel:
         return text.count(";", 0, end)
 
     @functools.cached_property
+    def waits(self):
+        """Whether griddepcontrol.wait comes before everything that could see memory or be skipped."""
+        for _, _, s in self.statements:
+            if s == "griddepcontrol.wait":
+                return True
+            if s[0] == "@" or s[-1] == ":" or re.match(r"(?!ld\.param)(ld|st|atom|red|cp|bra|ret|exit|bar|barrier|fence|membar)\b", s):
+                return False
+        return False
+
+    @functools.cached_property
     def uses(self):
         """How often every register is named."""
         return Counter(re.findall(r"%\w+", " ".join(s for _, _, s in self.statements if s[:4] != ".reg")))
@@ -625,8 +636,8 @@ def write(module_name, modules):
             number = functions.setdefault(k.text(), len(functions))
             tables.append("static const Param params%d_%d[] = {%s};" % (
                 a, i, ", ".join("{%d, %d}" % p for p in k.params.values()) or "{0, 0}"))
-            rows.append('{"%s", k%d, %d, params%d_%d, %d, %d, %d, %d}' % (
-                name, number, len(k.params), a, i, k.param_bytes, k.static_shared, k.dynamic_at, k.max_threads))
+            rows.append('{"%s", k%d, %d, params%d_%d, %d, %d, %d, %d, %d}' % (
+                name, number, len(k.params), a, i, k.param_bytes, k.static_shared, k.dynamic_at, k.max_threads, k.waits))
         globals_ += ["alignas(%d) static char %s_%d[%d];" % (
             max(align, 256), variable(n), a, size) for n, align, size in variables]
         tables += ["static Kernel kernels%d[] = {%s};" % (a, ",\n".join(rows) or "{}"),

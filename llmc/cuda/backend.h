@@ -26,6 +26,7 @@ typedef struct {
     int compute_capability; // 75, 80, 86, 89, 90, 100, 120: major * 10 + minor
     int num_sms;            // multiprocessors
     int shared_per_block;   // bytes of dynamic shared memory that a block may ask for
+    bool early_launch;      // kernels are launched with programmatic stream serialisation, see kernel.cuh
     DeviceOptions options;
     DeviceFacts facts;
     cudaStream_t streams[STREAM_COUNT];
@@ -64,7 +65,8 @@ int64_t cuda_cudnn_workspace(OpsShape shape);
 void cuda_copy(void *device_dst, const void *device_src, size_t bytes);
 
 // Whether the kernels of this program run on the current GPU: false, with CUDA's reason, if it was built for others.
-bool cuda_kernels_fit(const char **reason);
+// *arch: what their PTX was made for, 90.
+bool cuda_kernels_fit(int *arch, const char **reason);
 
 // For tests: nodes (kernels, copies, fills) that the graph holds; 0 until it is recorded.
 size_t cuda_graph_nodes(const DeviceGraph *graph);

@@ -99,6 +99,7 @@ template <class T, int N> static __device__ __forceinline__ void store_target(T 
 // Launch: a block a row, Vp / N packs <= PACKS * blockDim.x, blockDim.x <= ROW_THREADS.
 template <class T, int PACKS>
 static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits, CrossEntropy p) {
+    wait_for_the_grid_before();
     constexpr int N = PACK<T>;
     const int64_t r = row_of_block();
     const int packs = p.Vp / N, target = p.targets[r];
@@ -133,6 +134,7 @@ enum { IN_FLIGHT = 7 };
 // Launch: a block of ROW_THREADS a row, Vp elements of dynamic shared memory. 64 registers let two blocks run.
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T *logits, CrossEntropy p) {
+    wait_for_the_grid_before();
     constexpr int N = PACK<T>;
     typedef Vector<T, N> Row;
     Row *x = reinterpret_cast<Row *>(dynamic_shared_memory);
@@ -169,6 +171,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T 
 // Launch: a block of ROW_THREADS a row.
 template <class T, int N>
 static __global__ void __launch_bounds__(ROW_THREADS) looping_kernel(T *logits, CrossEntropy p) {
+    wait_for_the_grid_before();
     const int64_t r = row_of_block();
     const int vectors = p.Vp / N, used = (p.V + N - 1) / N, target = p.targets[r];
     T *row = logits + r * p.Vp;

@@ -42,6 +42,7 @@ enum { STORE_THREADS = 256 };
 template <class T, int N>
 static __global__ void __launch_bounds__(STORE_THREADS)
     kv_cache_store_kernel(T *cache, const T *qkv, int64_t n, int64_t first, int64_t packs, DecodeShape s) {
+    wait_for_the_grid_before();
     const int64_t i = (int64_t)blockIdx.x * STORE_THREADS + threadIdx.x;
     if (i >= packs) return;
     const int64_t C = (int64_t)s.NH * s.HS, per_row = 2 * C / N, row = i / per_row, col = i % per_row * N;
@@ -183,6 +184,7 @@ template <class T, int N, int LANES>
 static __global__ void __launch_bounds__(DECODE_THREADS)
     attention_decode_kernel(T *out, T *cache, const T *qkv, const int32_t *position, float *parts, int first_head,
                             DecodeShape s) {
+    wait_for_the_grid_before();
     typedef Share<N, LANES> S;
     __shared__ float scores[KEYS];
     const int last_key = *position, first_key = (int)blockIdx.x * KEYS, head = first_head + (int)blockIdx.y;

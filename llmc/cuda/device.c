@@ -76,14 +76,14 @@ static void read_attributes(GpuAttributes *gpu) {
 }
 
 // Kernels that lack an image for the GPU fail one by one, at their first launch: found here instead.
-static bool check_image(const GpuAttributes *gpu, Error *err) {
+static bool check_image(const GpuAttributes *gpu, int *arch, Error *err) {
     const int capability = gpu->compute_capability;
     const char *reason;
     char archs[128];
     if (capability < OLDEST_CAPABILITY)
         return error_set(err, "%s (sm_%d) is too old: sm_%d or newer is needed; " OTHER_TRAINER, gpu->name, capability,
                          OLDEST_CAPABILITY);
-    if (cuda_kernels_fit(&reason)) return true;
+    if (cuda_kernels_fit(arch, &reason)) return true;
     return error_set(err, "built for %s, which %s (sm_%d) cannot run: build with `make train_gpt2cu ARCHS=%d` (%s)",
                      gpu_list_text(CUDA_ARCHS, archs, sizeof archs), gpu->name, capability, capability, reason);
 }
@@ -127,7 +127,8 @@ bool device_init(const DeviceOptions *options, Error *err) {
     if (!find_gpu(options->number, err)) return false;
     GpuAttributes gpu;
     read_attributes(&gpu);
-    if (!check_image(&gpu, err)) return false;
+    int arch;
+    if (!check_image(&gpu, &arch, err)) return false;
     // Non-blocking: the legacy default stream, on which libraries may work, does not hold them up; and only such
     // streams can be captured.
     for (int i = 0; i < STREAM_COUNT; i++)
@@ -135,6 +136,8 @@ bool device_init(const DeviceOptions *options, Error *err) {
     cuda_backend.options = *options;
     cuda_backend.compute_capability = gpu.compute_capability;
     cuda_backend.num_sms = gpu.num_sms;
+    // Kernels wait where they were compiled for sm_90 or later, not where the driver compiles PTX of sm_80 for it.
+    cuda_backend.early_launch = !options->no_early_launch && gpu.compute_capability >= 90 && arch >= 90;
     cuda_backend.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     fill_facts(&cuda_backend.facts, &gpu, options->tf32);
     cuda_backend.ready = true;

@@ -1,7 +1,7 @@
 // The small ops, element by element: the batch, the sums of losses by sequence, fill and cast, GELU where it is not in
 // the epilogue of a matmul, arithmetic on whole tensors, and the statistics of a tensor. All are bound by memory; each
 // array is read or written once, unless its op says otherwise. Owns nothing.
-#include "llmc/cuda/kernel.cuh"
+#include "llmc/cuda/intrinsics.cuh"
 
 enum { THREADS = 256 };
 
@@ -15,6 +15,7 @@ static unsigned blocks(int64_t items) { return (unsigned)ceil_div(items, THREADS
 template <class W>
 static __global__ void __launch_bounds__(THREADS)
     batch_unpack_kernel(int32_t *inputs, int32_t *targets, const W *windows, int64_t T) {
+    wait_for_the_grid_before();
     const int64_t b = blockIdx.x, t = (int64_t)blockIdx.y * THREADS + threadIdx.x;
     if (t > T) return;
     const int32_t token = (int32_t)windows[b * (T + 1) + t];
@@ -42,6 +43,7 @@ void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
 // threads are added in the order of a tree. Bytes: 4 B * T.
 static __global__ void __launch_bounds__(THREADS)
     sequence_losses_kernel(float *sums, const float *losses, int64_t T, bool accumulate) {
+    wait_for_the_grid_before();
     const int64_t b = blockIdx.x;
     float sum = 0.0f;
     for (int64_t t = threadIdx.x; t < T; t += THREADS) sum += losses[b * T + t];
@@ -61,6 +63,7 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
 // both.
 template <class T>
 static __global__ void __launch_bounds__(THREADS) fill_kernel(T *x, float value, int64_t packs, int64_t items) {
+    wait_for_the_grid_before();
     constexpr int W = PACK<T>;
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < packs) {
@@ -87,6 +90,7 @@ void backend_tensor_fill(Tensor t, float value) {
 // fill_kernel. Bytes: 6 an element between fp32 and a 16-bit type.
 template <class D, class S>
 static __global__ void __launch_bounds__(THREADS) cast_kernel(D *dst, const S *src, int64_t fours, int64_t items) {
+    wait_for_the_grid_before();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < fours) {
         const Vector<S, 4> from = load_vector<S, 4>(src + i * 4);
@@ -157,6 +161,7 @@ static unsigned gelu_blocks(int64_t packs, int64_t rest) {
 // * 512 + t and + 256, and one of the elements after the packs. Bytes: 2 elements each.
 template <class T>
 static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, const T *pre, int64_t packs, int64_t n) {
+    wait_for_the_grid_before();
     constexpr int W = PACK<T>;
     const int64_t first = (int64_t)blockIdx.x * THREADS * THREAD_PACKS + threadIdx.x;
     const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -177,6 +182,7 @@ static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, co
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     gelu_backward_kernel(T *dpre, const T *dout, const T *pre, int64_t packs, int64_t n) {
+    wait_for_the_grid_before();
     constexpr int W = PACK<T>;
     const int64_t first = (int64_t)blockIdx.x * THREADS * THREAD_PACKS + threadIdx.x;
     const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -250,6 +256,7 @@ static __device__ __forceinline__ void axpby(T *out, float a, const T *x, float 
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     axpby_kernel(T *out, float a, const T *x, float b, const T *y, Work work) {
+    wait_for_the_grid_before();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < work.fours)
         axpby<T, NEIGHBOURS>(out, a, x, b, y, i * NEIGHBOURS);
@@ -278,6 +285,7 @@ static __device__ __forceinline__ void multiply(D *out, const S *in, float facto
 
 template <class D, class S>
 static __global__ void __launch_bounds__(THREADS) normalize_kernel(D *out, const S *in, const float *sumsq, Work work) {
+    wait_for_the_grid_before();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     const float factor = 1.0f / (sqrtf(sumsq[0]) + 1e-7f);
     if (i < work.fours)
@@ -358,6 +366,7 @@ static __device__ Count block_count(Count c) {
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     count_parts_kernel(TensorStats *parts, const T *x, int64_t n, int64_t part, bool packed, FormatLimits limits) {
+    wait_for_the_grid_before();
     constexpr int N = PACK<T>;
     const int64_t begin = blockIdx.x * part, end = min(n, begin + part);
     const int64_t whole = packed ? begin + (end - begin) / N * N : begin;
@@ -380,6 +389,7 @@ static __global__ void __launch_bounds__(THREADS)
 // One block: thread f < 5 adds one of the fp64 numbers of all parts to stats in the order of the parts, the next one
 // takes the largest amax. As bits: see FormatLimits.
 static __global__ void __launch_bounds__(WARP) add_parts_kernel(TensorStats *stats, const TensorStats *parts, int n) {
+    wait_for_the_grid_before();
     enum { SUMS = 5, WORDS = sizeof(TensorStats) / sizeof(double) };
     const int f = (int)threadIdx.x;
     if (f < SUMS) {

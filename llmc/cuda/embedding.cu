@@ -8,7 +8,7 @@
 // Bytes, with u the bytes of dout (N,C): forward 2 u, the minimum. Backward 2 u (once for tokens, once for positions),
 // each row of dwte that occurs and each row of dwpe once read and once written, and at most u / 8 (16-bit dout; fp32:
 // u / 16) for the sums of runs between tiles.
-#include "llmc/cuda/kernel.cuh"
+#include "llmc/cuda/intrinsics.cuh"
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
@@ -19,6 +19,7 @@ enum { ROW_THREADS = 256 }; // streaming kernels: each thread moves N elements o
 template <class T, int N>
 static __global__ void __launch_bounds__(ROW_THREADS)
     embedding_forward_kernel(T *out, const int32_t *tokens, const T *wte, const T *wpe, int rows, int context, int C) {
+    wait_for_the_grid_before();
     const unsigned i = blockIdx.x * ROW_THREADS + threadIdx.x, per_row = (unsigned)(C / N);
     const unsigned n = i / per_row, c = i % per_row * N;
     if (n >= (unsigned)rows) return;
@@ -97,6 +98,7 @@ static __device__ int block_exclusive_sum(int v) {
 // of SORT_THREADS. Position p is looked at by lane p % 32 of the warp that owns its section, in every block.
 static __global__ void __launch_bounds__(SORT_THREADS)
     token_sort_kernel(int32_t *order, const int32_t *tokens, int N, int shift) {
+    wait_for_the_grid_before();
     __shared__ int next[SORT_WARPS][MAX_OWN]; // occurrences of an own token in a section, then where its next one goes
     __shared__ int before_block[1];           // positions whose tokens belong to the blocks before this one
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, own = (int)blockIdx.x;
@@ -189,6 +191,7 @@ template <class T, class G, int N>
 static __global__ void __launch_bounds__(TILE_THREADS)
     token_tiles_kernel(G *dwte, float *partials, const T *dout, const int32_t *order, const int32_t *tokens,
                        int positions, int C) {
+    wait_for_the_grid_before();
     __shared__ int place[TILE];     // rows of the tile in dout; 0 after the last one
     __shared__ int token[TILE + 2]; // token[1 + i] is its token; at both ends the tile's neighbours, -1 for none
     const int first = (int)blockIdx.x * TILE, count = min((int)TILE, positions - first);
@@ -237,6 +240,7 @@ template <class G, int N>
 static __global__ void __launch_bounds__(RUN_THREADS)
     token_runs_kernel(G *dwte, const float *partials, const int32_t *order, const int32_t *tokens, int positions,
                       int C) {
+    wait_for_the_grid_before();
     const int tile = (int)blockIdx.x, first = tile * TILE, behind = first + TILE, token = tokens[order[behind - 1]];
     if (tokens[order[behind]] != token) return;
     if (tile > 0 && tokens[order[first]] == token && tokens[order[first - 1]] == token) return; // began before
@@ -298,6 +302,7 @@ template <class T, class G> static void tokens_backward_any(Tensor dwte, Tensor 
 template <class T, class G, int N>
 static __global__ void __launch_bounds__(ROW_THREADS)
     position_rows_kernel(G *dwpe, const T *dout, int B, int context, int C, int rows, bool accumulate) {
+    wait_for_the_grid_before();
     const unsigned i = blockIdx.x * ROW_THREADS + threadIdx.x, per_row = (unsigned)(C / N);
     const int t = (int)(i / per_row), c = (int)(i % per_row) * N;
     if (t >= rows) return;

@@ -76,6 +76,7 @@ template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     flash_backward_queries_kernel(T *dqkv, float *delta, const T *dout, const T *out, const float *lse, const T *qkv,
                                   FlashShape s) {
+    wait_for_the_grid_before();
     if constexpr (flash_compiled<Arch>) {
         typedef BackwardTile<Arch, HEAD> Tile;
         constexpr int M = Tile::M, ROWS = Tile::ROWS, KEYS = Tile::ACROSS;
@@ -151,6 +152,7 @@ template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     flash_backward_keys_kernel(T *dqkv, const T *dout, const float *lse, const float *delta, const T *qkv,
                                FlashShape s) {
+    wait_for_the_grid_before();
     if constexpr (flash_compiled<Arch>) {
         typedef BackwardTile<Arch, HEAD> Tile;
         constexpr int M = Tile::M, ROWS = Tile::ROWS, QUERIES = Tile::ACROSS;

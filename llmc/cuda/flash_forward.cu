@@ -88,6 +88,7 @@ static __device__ __forceinline__ void finish_rows(ForwardState<M, HEAD> &state,
 template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     flash_forward_kernel(T *out, float *lse, const T *qkv, FlashShape s) {
+    wait_for_the_grid_before();
     if constexpr (flash_compiled<Arch>) {
         typedef ForwardTile<Arch, HEAD> Tile;
         constexpr int M = Tile::M, ROWS = Tile::ROWS, KEYS = Tile::KEYS;

@@ -58,6 +58,7 @@ static __device__ unsigned largest_so_far, blocks_done;
 template <class T>
 static __global__ void __launch_bounds__(LARGEST_THREADS)
     largest_kernel(Fp8Slot *slot, const T *in, int64_t packs, int64_t n, DType format, bool delayed) {
+    wait_for_the_grid_before();
     if (delayed && !fp8_slot_is_new(slot)) return; // quantize_kernel will measure
     constexpr int W = PACK<T>;
     const int64_t thread = (int64_t)blockIdx.x * LARGEST_THREADS + threadIdx.x;
@@ -195,6 +196,7 @@ static __device__ __forceinline__ void store_columns(uint8_t *transposed, const 
 template <class T, class F, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, ALIGNED ? 0 : 5)
     quantize_kernel(uint8_t *q, uint8_t *transposed, const T *in, Fp8Slot *slot, int64_t N, int64_t K, bool record) {
+    wait_for_the_grid_before();
     __shared__ uint4 shared[ROWS * ROW_WORDS / 4];
     unsigned *const tile = reinterpret_cast<unsigned *>(shared);
     constexpr int W = PACK<T>, LANES = COLS / W, PASS_ROWS = THREADS / LANES, PASSES = ROWS / PASS_ROWS;
@@ -267,6 +269,7 @@ enum { ADVANCE_THREADS = 64 };
 
 // A slot a thread. Bytes: 84 a slot, read and written; a model of 48 blocks has 960 of them.
 static __global__ void slots_advance_kernel(Fp8Slot *slots, int n) {
+    wait_for_the_grid_before();
     const int i = (int)blockIdx.x * ADVANCE_THREADS + (int)threadIdx.x;
     if (i < n) fp8_slot_advance(&slots[i]);
 }

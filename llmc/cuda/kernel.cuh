@@ -6,6 +6,7 @@
 //   - LAUNCH(kernel, grid, block, shared_bytes, stream)(arguments...); a kernel name with commas goes in parentheses.
 //   - Explicit masks; all lanes of a mask reach the same operation. Every thread reaches every __syncthreads; a whole
 //     warp may return early only where no block barrier follows.
+//   - The first statement of a kernel is wait_for_the_grid_before() of intrinsics.cuh.
 //   - PTX only through intrinsics.cuh. No float atomics, no spinning on other blocks, no launches inside kernels.
 //   - 64-bit indices where a product of sizes can pass 2^31. 16-byte accesses where rows allow them.
 #pragma once
@@ -24,7 +25,8 @@ enum { WARP = 32 };
 #define ALL_LANES 0xffffffffu
 
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked: a failed launch stops the program and names the
-// kernel.
+// kernel. With cuda_backend.early_launch (programmatic dependent launch), a grid is set up while the last blocks of the
+// grid before it run, and waits for its end: the gap between two kernels becomes shorter.
 template <class... P> struct KernelLaunch {
     const char *name;
     void (*kernel)(P...);
@@ -43,7 +45,13 @@ template <class... P> struct KernelLaunch {
     }
     template <class... A> void operator()(A... arguments) const {
         if (shared_bytes > 0) allow_shared_memory();
-        kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
+        cudaLaunchAttribute early = {};
+        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        early.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
+        config.stream = stream, config.attrs = &early, config.numAttrs = cuda_backend.early_launch;
+        (void)cudaLaunchKernelEx(&config, kernel, (P)arguments...);
         const cudaError_t status = cudaGetLastError();
         REQUIRE(status == cudaSuccess, "launch of %s: %s", name, cudaGetErrorString(status));
     }

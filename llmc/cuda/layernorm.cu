@@ -5,7 +5,7 @@
 // that are not a multiple of 16 bytes, take a plain path that re-reads the row from the L1 cache. The gradients of
 // weight and bias sum over all rows: each block sums its rows in order, and cuda_sum_partials adds the blocks in order.
 // The number of blocks depends on N and C alone, so the bits depend only on the shape.
-#include "llmc/cuda/kernel.cuh"
+#include "llmc/cuda/intrinsics.cuh"
 
 #define EPSILON 1e-5f
 
@@ -39,6 +39,7 @@ template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
 static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORWARD_WARPS *WARP, IS_BLOCK_ROW ? 2 : 4)
     layernorm_forward_kernel(T *out, float *mean, float *rstd, const T *in, const T *weight, const T *bias, int64_t N,
                              int C, float one_over_C) {
+    wait_for_the_grid_before();
     constexpr int W = PACK<T>, PACKS = LANE_COLS / W;
     const int threads = IS_BLOCK_ROW ? (int)blockDim.x : (int)WARP;
     const int64_t row = IS_BLOCK_ROW ? blockIdx.x : (int64_t)blockIdx.x * FORWARD_WARPS + threadIdx.x / WARP;
@@ -89,6 +90,7 @@ template <class T>
 static __global__ void __launch_bounds__(256)
     layernorm_forward_plain_kernel(T *out, float *mean, float *rstd, const T *in, const T *weight, const T *bias,
                                    int64_t C) {
+    wait_for_the_grid_before();
     const int64_t row = blockIdx.x, first = row * C;
     float sum = 0.0f, sum_squares = 0.0f;
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x) sum += to_float(in[first + c]);
@@ -188,6 +190,7 @@ template <class T, int MAX_THREADS>
 static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THREADS)
     layernorm_backward_kernel(T *din, float *partials, const T *dout, const T *in, const float *mean, const float *rstd,
                               const T *weight, int N, int C, float one_over_C, bool add_residual) {
+    wait_for_the_grid_before();
     constexpr int W = PACK<T>, PACKS = 8 / W, ROWS = 2 / PACKS, WARPS = MAX_THREADS / WARP;
     __shared__ float2 sums[2][WARPS][ROWS];                      // of dnorm, of dnorm * xhat over a warp's columns
     __shared__ Vector<T, W> staged[ROWS][PACKS][2][MAX_THREADS]; // in, dout
@@ -278,6 +281,7 @@ template <class T>
 static __global__ void __launch_bounds__(256)
     layernorm_backward_plain_kernel(T *din, float *partials, const T *dout, const T *in, const float *mean,
                                     const float *rstd, const T *weight, int64_t N, int64_t C, bool add_residual) {
+    wait_for_the_grid_before();
     float *dweight = partials + (int64_t)blockIdx.x * 2 * C, *dbias = dweight + C;
     for (int64_t row = blockIdx.x; row < N; row += gridDim.x) {
         const bool is_first = row == blockIdx.x;

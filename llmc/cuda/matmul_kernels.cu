@@ -2,7 +2,7 @@
 // LayerNorm's gradients; accumulation of gradients in the compute dtype; a bias where cuBLASLt has no epilogue for it;
 // a bitwise comparison of two results. The partition of a sum depends on its shape alone, so the bits do not depend on
 // the GPU. Also checks whether the kernels of this program run on this GPU at all.
-#include "llmc/cuda/kernel.cuh"
+#include "llmc/cuda/intrinsics.cuh"
 
 // Memory-bound, no cooperation between threads: any block of a few warps will do.
 enum { THREADS = 256 };
@@ -28,6 +28,7 @@ static int64_t part_count(int64_t N, int64_t stripes) {
 template <class T, int WIDTH>
 static __global__ void __launch_bounds__(PART_WARPS *WARP, 4)
     part_sums_kernel(float *partials, const T *dout, int N, int64_t OC, int part_rows) {
+    wait_for_the_grid_before();
     __shared__ float sums[PART_WARPS][WARP * WIDTH];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     const int64_t stripe = (int64_t)blockIdx.x * WARP * WIDTH, column = stripe + lane * WIDTH;
@@ -90,6 +91,7 @@ static __device__ void put_gradient_of(DType dtype, void *gradient, int64_t i, f
 static __global__ void __launch_bounds__(SUM_WARPS *WARP)
     sum_partials_kernel(void *first, DType first_dtype, int64_t n1, void *second, DType second_dtype, int64_t n2,
                         const float *partials, int64_t parts, bool accumulate) {
+    wait_for_the_grid_before();
     __shared__ float sums[SUM_WARPS][WARP];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     const int64_t column = (int64_t)blockIdx.x * WARP + lane, columns = n1 + n2;
@@ -145,6 +147,7 @@ template <class D, bool ACCUMULATE>
 static __global__ void __launch_bounds__(THREADS)
     gradient_add_kernel(D *dst, const float *src, uint64_t seed, uint64_t stream, const StepControl *control,
                         int64_t eights, int64_t items) {
+    wait_for_the_grid_before();
     const uint64_t counter = (uint64_t)control->micro_steps << 32;
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < eights)
@@ -172,7 +175,9 @@ void backend_gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed
     });
 }
 
-static __global__ void micro_step_kernel(StepControl *control, uint32_t count) { control->micro_steps += count; }
+static __global__ void micro_step_kernel(StepControl *control, uint32_t count) {
+    wait_for_the_grid_before();
+     control->micro_steps += count; }
 
 void backend_micro_step_count(Tensor control, int64_t count) {
     LAUNCH(micro_step_kernel, 1, 1, 0, cuda_compute_stream())((StepControl *)control.data, (uint32_t)count);
@@ -185,6 +190,7 @@ void backend_micro_step_count(Tensor control, int64_t count) {
 // out (N,OC), bias (OC). Thread i owns the pack that begins at element WIDTH * i: reads 16 bytes of each, writes 16.
 // WIDTH 1 is for rows that are not a multiple of 16 bytes.
 template <class T, int WIDTH> static __global__ void add_bias_kernel(T *out, const T *bias, int64_t packs, int64_t OC) {
+    wait_for_the_grid_before();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= packs) return;
     T *const o = out + i * WIDTH;
@@ -208,6 +214,7 @@ void cuda_add_bias(Tensor out, Tensor bias) {
 
 // Thread i compares words i, i + threads of the grid, ... of a and b (words of 2 bytes, the smallest element).
 static __global__ void compare_kernel(unsigned *differ, const uint16_t *a, const uint16_t *b, int64_t words) {
+    wait_for_the_grid_before();
     bool same = true;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < words; i += (int64_t)gridDim.x * THREADS)
         same = same && a[i] == b[i];
@@ -236,10 +243,11 @@ bool cuda_same_bits(const void *a, const void *b, size_t bytes) {
 
 // The attributes of any kernel show whether this program contains machine code, or PTX that the driver can compile, for
 // the current GPU. All .cu files are built for the same architectures.
-bool cuda_kernels_fit(const char **reason) {
+bool cuda_kernels_fit(int *arch, const char **reason) {
     cudaFuncAttributes attributes;
     const cudaError_t status = cudaFuncGetAttributes(&attributes, (const void *)micro_step_kernel);
     (void)cudaGetLastError();
     *reason = cudaGetErrorString(status);
+    *arch = attributes.ptxVersion;
     return status == cudaSuccess;
 }

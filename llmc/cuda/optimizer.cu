@@ -40,6 +40,7 @@ static __device__ __forceinline__ void adamw(float &w, float &m, float &v, float
 template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     adamw_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s, const StepControl *control) {
+    wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor; // undoes the loss scale, clips
     const int entry = entry_of_block(first, n);
@@ -151,6 +152,7 @@ static __device__ __forceinline__ void update_elements(const UpdateEntry &t, con
 template <class E, int RULE, class S>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     update_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s, const StepControl *control) {
+    wait_for_the_grid_before();
     constexpr int N = Neighbours<S>::N;
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
@@ -276,6 +278,7 @@ template <class E, int RULE>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     update_8bit_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s,
                        const StepControl *control) {
+    wait_for_the_grid_before();
     __shared__ Codes codes[1];
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;

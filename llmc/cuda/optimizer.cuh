@@ -2,7 +2,7 @@
 // block finds its tensor and its part. For the update: the entry of a tensor, the constants of a step, loading and
 // storing gradient and weight in every form that an UpdateTensor may have (ops.h); the entry tells which.
 #pragma once
-#include "llmc/cuda/kernel.cuh"
+#include "llmc/cuda/intrinsics.cuh"
 
 // -------------------------------------------------------------------------------------------------------------- tables
 // Tables of tensors on the device, so that one launch runs over all tensors of a step: small tensors cost no launches

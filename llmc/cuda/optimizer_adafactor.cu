@@ -72,6 +72,7 @@ template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     adafactor_rows_kernel(const AdafactorEntry *entries, const int32_t *first, int n, Decay decay,
                           const StepControl *control) {
+    wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
     const int entry = entry_of_block(first, n);
@@ -108,6 +109,7 @@ template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     adafactor_columns_kernel(float *column_sums, const AdafactorEntry *entries, const int32_t *first, int n,
                              Decay decay, const StepControl *control) {
+    wait_for_the_grid_before();
     __shared__ float sums[BLOCK_WARPS][TILE_COLS];
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
@@ -135,6 +137,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     adafactor_tall_columns_kernel(const float *column_sums, const AdafactorEntry *entries, const int32_t *first, int n,
                                   Decay decay, const StepControl *control) {
+    wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const int entry = entry_of_block(first, n);
     const AdafactorEntry a = entries[entry];
@@ -149,6 +152,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 // row_means[tensor] = mean of row, of matrices. A block a tensor.
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     adafactor_row_means_kernel(float *row_means, const AdafactorEntry *entries) {
+    wait_for_the_grid_before();
     const float *row = entries[blockIdx.x].row;
     const int64_t rows = entries[blockIdx.x].rows;
     if (!row) return;
@@ -181,6 +185,7 @@ template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     adafactor_rms_kernel(float *partials, const float *row_means, const AdafactorEntry *entries, const int32_t *first,
                          int n, const StepControl *control) {
+    wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
     const int entry = entry_of_block(first, n), parts = first[entry + 1] - first[entry];
@@ -202,6 +207,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 // rms of entry i from the partials of its blocks, in fp64, in an order that depends on their number alone. A warp each.
 static __global__ void adafactor_rms_sums_kernel(const float *partials, const AdafactorEntry *entries,
                                                  const int32_t *first, const StepControl *control) {
+    wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const AdafactorEntry *a = &entries[blockIdx.x];
     const double sum = sum_of_parts(partials, first[blockIdx.x] - first[0], first[blockIdx.x + 1] - first[0]);
@@ -231,6 +237,7 @@ template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     adafactor_update_kernel(const float *row_means, const AdafactorEntry *entries, const int32_t *first, int n,
                             UpdateStep s, const StepControl *control) {
+    wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
     const int entry = entry_of_block(first, n), lane = (int)threadIdx.x % WARP;

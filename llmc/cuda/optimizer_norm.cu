@@ -158,6 +158,7 @@ typedef struct {
 template <class G>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     norm_parts_kernel(float *partials, const NormEntry *entries, const int32_t *first, int n) {
+    wait_for_the_grid_before();
     constexpr int N = PACK<G>;
     const int entry = entry_of_block(first, n);
     const NormEntry e = entries[entry];
@@ -180,6 +181,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 // Block i, one warp: the sum of the partials of entry i goes to its tensor.
 static __global__ void norm_tensors_kernel(float *sumsq, const float *partials, const NormEntry *entries,
                                            const int32_t *first) {
+    wait_for_the_grid_before();
     const double sum = sum_of_parts(partials, first[blockIdx.x], first[blockIdx.x + 1]);
     if (threadIdx.x == 0) sumsq[entries[blockIdx.x].tensor] = (float)sum;
 }
@@ -220,6 +222,7 @@ void backend_gradient_sumsq(Tensor sumsq, UpdateList *list) {
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     step_control_kernel(StepControl *control, const float *sumsq, int num_tensors, const float *losses,
                         int num_sequences, int64_t num_tokens, StepLimits limits) {
+    wait_for_the_grid_before();
     __shared__ StepControl state[1];
     __shared__ float tile[BLOCK_THREADS];
     float *norms = reinterpret_cast<float *>(dynamic_shared_memory);

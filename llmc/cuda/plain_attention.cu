@@ -143,6 +143,7 @@ static __device__ __forceinline__ void softmax_step(Share &scores, Share &result
 template <class T>
 static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     plain_forward_kernel(T *out, float *lse, const T *qkv, FlashShape s) {
+    wait_for_the_grid_before();
     __shared__ float4 a_tile4[TILE * PITCH / 4];
     __shared__ float4 b_tile4[TILE * PITCH / 4];
     float *a_tile = (float *)a_tile4, *b_tile = (float *)b_tile4;
@@ -204,6 +205,7 @@ template <class T>
 static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     plain_backward_queries_kernel(T *dqkv, float *delta, const T *dout, const T *out, const float *lse, const T *qkv,
                                   FlashShape s) {
+    wait_for_the_grid_before();
     __shared__ float4 a_tile4[TILE * PITCH / 4];
     __shared__ float4 b_tile4[TILE * PITCH / 4];
     __shared__ float D[TILE];
@@ -236,6 +238,7 @@ template <class T>
 static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     plain_backward_keys_kernel(T *dqkv, const T *dout, const float *lse, const float *delta, const T *qkv,
                                FlashShape s) {
+    wait_for_the_grid_before();
     __shared__ float4 a_tile4[TILE * PITCH / 4];
     __shared__ float4 b_tile4[TILE * PITCH / 4];
     __shared__ float D[TILE];

@@ -424,6 +424,7 @@ DeviceOptions options_device(const Options *o) {
                            .number = comm_local_rank(),
                            .tf32 = o->tf32 != 0,
                            .attention = o->attention,
+                           .no_early_launch = !o->early_launch,
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }
 

@@ -59,6 +59,24 @@ static cudaGraphExec_t captured_fill(cudaStream_t stream, float *p) {
     return exec;
 }
 
+// ------------------------------------------------------------------------------------------------------ early launches
+
+template <bool WRONG> __global__ void early_read_kernel(float *out, const float *in) {
+    if (!WRONG) wait_for_the_grid_before();
+    const float x = in[threadIdx.x];
+    if (WRONG) wait_for_the_grid_before();
+    out[threadIdx.x] = x;
+}
+template <bool WRONG> static void early_read() {
+    float *in = device_floats(N), *out = device_floats(N);
+    cuda_backend.early_launch = true;
+    cudaStream_t stream = new_stream();
+    fill_kernel<<<1, N, 0, stream>>>(in, 1.0f);
+    LAUNCH(early_read_kernel<WRONG>, 1, N, 0, stream)(out, in);
+    require(cudaStreamSynchronize(stream));
+    expect(device_value(out), 1.0f);
+}
+
 // ------------------------------------------------------------------------------------------------------------- memory
 
 template <bool WRONG> __global__ void global_read_kernel(float *out, const float *in) {
@@ -609,6 +627,7 @@ static const struct {
     FAULT(division_by_zero),
     FAULT(dynamic_shared),
     FAULT(early_exit),
+    FAULT(early_read),
     FAULT(endless_loop),
     FAULT(exact_quotient),
     FAULT(exact_sum),

@@ -1160,6 +1160,7 @@ case("bar.sync", "u32 -> u32", SWAP, EXCHANGE % "shared", shared=128)
 case("bar.warp.sync", "u32 -> u32", SWAP, (EXCHANGE % "shared").replace("bar.sync 0", "bar.warp.sync -1"), shared=128)
 case("membar.gl", "u32 -> u32", "0xfedcba98 -> 0xfedcba98",
     "st.global.u32 [<out>], <a0>;\nmembar.gl;\nld.global.u32 <d0>, [<out>];")
+case("griddepcontrol.wait", "u32 -> u32", "0xfedcba98 -> 0xfedcba98", "griddepcontrol.wait;\nmov.u32 <d0>, <a0>;")
 # .red.popc: the number of threads of the block whose predicate holds, in every thread
 for which in (lambda i: i % 3 == 0, lambda i: True, lambda i: False, lambda i: i == 31):
     total = str(sum(map(which, LANES)))

@@ -39,6 +39,7 @@ static const Case cases[] = {
      "divergent __syncthreads: some threads wait at test/sim/faults.cu:", IN_KERNEL},
     {"early_exit", "release", "", "divergent __syncthreads: some threads wait at test/sim/faults.cu:", IN_KERNEL},
     {"early_exit", "release", "SIM_SCHED=rev", "divergent __syncthreads: 24 threads have ended", IN_KERNEL},
+    {"early_read", "release", "", "and does not begin with griddepcontrol.wait", ON_HOST},
     {"deadlock", "release", "", "lanes 0000ffff of mask ffffffff (alive: ffffffff) wait in a warp operation",
      IN_KERNEL},
     {"endless_loop", "release", "SIM_TIMEOUT=1", "ran for longer than SIM_TIMEOUT = 1 seconds", IN_KERNEL},

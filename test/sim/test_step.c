@@ -260,6 +260,23 @@ TEST(recomputation_changes_no_bit) {
     free(kept.values);
 }
 
+// On sm_90, and not where it is switched off; no bit depends on it.
+TEST(kernels_are_launched_early_where_they_may_be) {
+    State states[2];
+    setenv("PRETRAIN_CACHE", tmp_file("tuning"), 1); // the same choices twice
+    for (int off = 0; off <= 1; off++) {
+        Error err;
+        device_shutdown();
+        assert_true(device_init(&(DeviceOptions){.gelu_fusion = GELU_FUSION_NONE, .no_early_launch = off}, &err));
+        const uint64_t before = sim_early_launches();
+        states[off] = trained(bf16, 3, AS_IT_IS);
+        assert_int_equal(sim_early_launches() > before, !off && cuda_backend.compute_capability >= 90);
+    }
+    setenv("PRETRAIN_CACHE", "off", 1);
+    assert_same_bits(states[0], states[1]);
+    free(states[0].values), free(states[1].values);
+}
+
 // 2^24 overflows in the first backward pass, is halved until it does not, and grows after each 3 good steps: the scale
 // moves all the time, and so does the number of skipped steps.
 static const Setup overflowing = {DTYPE_FP16, "0", 0x1p24f, 3, false};
