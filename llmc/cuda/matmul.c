@@ -114,11 +114,16 @@ static bool run_bias(void *context, int fused) {
 
 // Runs the product into out and adds bias, which may be absent: in the epilogue if `fuse` is set and the library
 // supports it, else by a kernel afterwards.
+static bool fuses_bias(BiasForward *b) {
+    Gemm g = b->product;
+    GemmPlan *plan = b->bias.data ? plan_of(&g, GEMM_BIAS, b->bias.data, NULL) : NULL;
+    const GemmContest contest = {.work = run_bias, .context = b, .outputs = {b->out}, .num_outputs = 1};
+    return plan && gemm_fuses(plan, &contest);
+}
+
 static void matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
     BiasForward b = {g, out, bias};
-    GemmPlan *plan = bias.data && fuse ? plan_of(&g, GEMM_BIAS, bias.data, NULL) : NULL;
-    const GemmContest contest = {.work = run_bias, .context = &b, .outputs = {out}, .num_outputs = 1};
-    run_bias(&b, plan && gemm_fuses(plan, &contest));
+    run_bias(&b, fuse && fuses_bias(&b));
 }
 
 // ------------------------------------------------------------------------------------------------------------- forward
@@ -150,6 +155,9 @@ static bool run_gelu_forward(void *context, int fused) {
     return true;
 }
 
+// Where an epilogue is taken, the other way is planned, too, as in the run that timed both: so all runs list the same
+// choices in their checkpoints.
+
 // An epilogue applies GELU to the unrounded input, which gelu_forward cannot repeat.
 static bool fuses_gelu_forward(GeluForward *f) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
@@ -161,7 +169,10 @@ static bool fuses_gelu_forward(GeluForward *f) {
                                  .timed = choice == GELU_FUSION_AUTO,
                                  .outputs = {f->pre, f->out},
                                  .num_outputs = 2};
-    return plan && gemm_fuses(plan, &contest);
+    if (!plan || !gemm_fuses(plan, &contest)) return false;
+    BiasForward unfused = {forward_product("matmul_gelu_forward", f->pre, f->in, f->weight), f->pre, f->bias};
+    if (contest.timed) fuses_bias(&unfused);
+    return true;
 }
 
 void backend_matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
@@ -202,7 +213,9 @@ static bool fuses_gelu_backward(GeluBackward *b) {
                                  .timed = choice == GELU_FUSION_AUTO,
                                  .outputs = {b->dpre},
                                  .num_outputs = 1};
-    return plan && gemm_fuses(plan, &contest);
+    if (!plan || !gemm_fuses(plan, &contest)) return false;
+    if (contest.timed) plan_of(&g, GEMM_PLAIN, NULL, NULL);
+    return true;
 }
 
 void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
@@ -272,6 +285,8 @@ static bool fused_dbias_is_faster(GemmPlan *plan, const WeightGradient *w) {
                                  .outputs = {trial.dweight, trial.dbias},
                                  .num_outputs = 2};
     const bool faster = gemm_fuses(plan, &contest);
+    Gemm plain = weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate);
+    if (faster) plan_of(&plain, GEMM_PLAIN, NULL, NULL);
     for (int i = 0; i < 2; i++)
         if (blocks[i]) CUDA_CHECK(cudaFree(blocks[i]));
     return faster;
