@@ -40,7 +40,8 @@ SIMD_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
 # Wide vectors only pass between inlined functions; without this gcc notes that their calling convention changed once.
 SIMD_FLAGS_none       := -Wno-psabi
 # -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
-CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off $(WARNINGS) $(CFLAGS_$(MODE))
+# -fno-math-errno: a root is one instruction, also in loops that become vector code.
+CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off -fno-math-errno $(WARNINGS) $(CFLAGS_$(MODE))
 # MPI, for several processes: where its headers are. The library is loaded at run time. Without MPI everything builds.
 MPICC    ?= mpicc
 MPI_WORDS  := $(shell $(MPICC) -show 2>/dev/null)
@@ -80,7 +81,7 @@ DATA_TOOLS := $(patsubst %.c,%,$(wildcard data/*.c))
 all: train_gpt2 $(DATA_TOOLS) ## the best trainer for this machine, and the data tools
 
 # device.c runs before it is known whether the processor has these instructions.
-$(filter-out $(BUILD)/llmc/cpu/device.o,$(CPU_OBJ)) $(BUILD)/test/unit/test_simd.o: CFLAGS += -fno-math-errno $(SIMD_FLAGS_$(SIMD))
+$(filter-out $(BUILD)/llmc/cpu/device.o,$(CPU_OBJ)) $(BUILD)/test/unit/test_simd.o: CFLAGS += $(SIMD_FLAGS_$(SIMD))
 
 # Compiled again when MPI comes or goes.
 MPI_OBJ := $(BUILD)/llmc/comm/channel_mpi.o

@@ -112,6 +112,8 @@ void convert_elements(void *dst, DType to, const void *src, DType from, int64_t 
         memcpy(dst, src, (size_t)n * dtype_size(to));
         return;
     }
+    enum { WORTH_THREADS = 1 << 15 };
+#pragma omp parallel for schedule(static) if (n > WORTH_THREADS)
     for (int64_t i = 0; i < n; i++) {
         float x = load_element(src, from, i);
         if (to == DTYPE_FP32)

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 // Data only: device_init reads it before any instruction of that kind has run.
 #if defined(__AVX512BF16__)
@@ -140,8 +139,8 @@ static void run_copy(void *arg) {
 }
 
 static bool measure_copy(size_t most, double *bandwidth, Error *err) {
-    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    size_t bytes = cache > 32 << 20 ? (size_t)cache : 32 << 20; // twice this passes through: larger than the caches
+    size_t bytes = 2 * host_cache_bytes(""); // four times it passes through
+    if (bytes < 32 << 20) bytes = 32 << 20;
     if (bytes > most / 2) bytes = most / 2 > SMALLEST_COPY ? most / 2 : SMALLEST_COPY;
     bytes = bytes / COPY_PIECE * COPY_PIECE;
     char *memory = device_alloc(2 * bytes, err);

@@ -81,6 +81,10 @@ typedef struct {
 // root: "" for this machine; tests give a directory with proc/ and sys/ in it.
 bool host_memory_read(const char *root, HostMemory *memory, Error *err);
 
+// Bytes of L3 that the processors of this process reach, each cache once; 0: unknown. sysconf adds up what a package
+// could have: 384 MB for two cores of a virtual machine that have 32 MB.
+size_t host_cache_bytes(const char *root);
+
 // Bytes of RAM that this process holds now, and its peak so far (VmRSS, VmHWM); 0 where unknown.
 size_t host_memory_resident(void);
 size_t host_memory_resident_peak(void);

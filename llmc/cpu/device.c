@@ -12,6 +12,7 @@
 #include <limits.h>
 #include <malloc.h>
 #include <omp.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,6 +113,25 @@ bool host_memory_read(const char *root, HostMemory *memory, Error *err) {
     *memory = (HostMemory){.total = total * 1024, .available = available * 1024};
     apply_control_groups(root, memory);
     return true;
+}
+
+size_t host_cache_bytes(const char *root) {
+    enum { MOST_CACHES = 1024 };
+    bool seen[MOST_CACHES] = {false};
+    cpu_set_t allowed;
+    size_t bytes = 0;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 0;
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        char id_path[PATH_MAX], size_path[PATH_MAX];
+        uint64_t id, kib;
+        if (!CPU_ISSET(cpu, &allowed)) continue;
+        snprintf(id_path, sizeof id_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/id", root, cpu);
+        snprintf(size_path, sizeof size_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/size", root, cpu);
+        if (!read_number(id_path, "", &id) || id >= MOST_CACHES || seen[id]) continue;
+        seen[id] = true;
+        if (read_number(size_path, "", &kib)) bytes += (size_t)kib * 1024; // "32768K"
+    }
+    return bytes;
 }
 
 // -------------------------------------------------------------------------------------------------------- this process

@@ -3,6 +3,7 @@
 #include "test/fixture.h"
 
 #include <errno.h>
+#include <sched.h>
 
 // Writes text to root/path, making its directories.
 static void put(const char *path, const char *text) {
@@ -85,4 +86,24 @@ TEST(this_process_holds_memory) {
     size_t now = host_memory_resident();
     assert_true(now > 0);
     assert_true(host_memory_resident_peak() >= now); // in this order: the process may grow between the two
+}
+
+// Processors of this process share caches 0 and 5; others do not count, and one that is not there is not waited for.
+TEST(a_cache_that_processors_share_counts_once) {
+    cpu_set_t allowed;
+    char path[200], id[8];
+    int count = 0;
+    assert_int_equal(host_cache_bytes(tmp.path), 0);
+    assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        const bool mine = CPU_ISSET(cpu, &allowed);
+        if (!mine && cpu > 16) continue;
+        snprintf(id, sizeof id, "%d\n", !mine ? 7 : count % 2 == 0 ? 0 : 5);
+        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%zu/cache/index3/id", cpu);
+        put(path, id);
+        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%zu/cache/index3/size", cpu);
+        put(path, "32768K\n");
+        count += mine;
+    }
+    assert_int_equal(host_cache_bytes(tmp.path), (count > 1 ? 64 : 32) << 20);
 }

@@ -1,5 +1,6 @@
 // Models by their descriptors: what these stand for, and what is refused; the parameter table: order, names, initial
 // values.
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
 #include "test/test.h"
@@ -121,6 +122,67 @@ TEST(initial_values_do_not_depend_on_how_they_are_asked_for) {
         const int64_t count = n - first < 17 ? n - first : 17;
         parameter_init_values(piece, &c, &table[index], index, 1337, first, count);
         assert_memory_equal(piece, whole + first, (size_t)count * sizeof *piece);
+    }
+}
+
+// Element i by its definition, alone.
+static float initial_value(int index, uint64_t seed, int64_t i) {
+    const Philox bits = philox(seed, ((uint64_t)STREAM_INIT << 32) + (uint64_t)index, (uint64_t)i / 4);
+    float x[2];
+    philox_normal2(bits.v[i % 4 / 2 * 2], bits.v[i % 4 / 2 * 2 + 1], x);
+    return 0.02f * x[i % 2];
+}
+
+// Sizes and beginnings around those of the loops that become vector code.
+TEST(initial_values_made_in_vectors_are_those_made_one_by_one) {
+    const int64_t sizes[] = {1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 1000, 4097};
+    ModelConfig c = parsed("L=1,C=64,NH=1,V=50,T=9");
+    AUTO_FREE Parameter *table = parameter_table(&c);
+    const int index = parameter_index(&c, PARAM_QKVW, 0);
+    float x[4097];
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (int64_t first = 0; first < 600; first += 1 + first / 4) {
+            parameter_init_values(x, &c, &table[index], index, 1337, first, sizes[s]);
+            for (int64_t i = 0; i < sizes[s]; i++)
+                if (x[i] != initial_value(index, 1337, first + i))
+                    fail_msg("element %lld of %lld from %lld", (long long)i, (long long)sizes[s], (long long)first);
+        }
+}
+
+// The bits of some, from the same operations of numpy in float32: they depend on no library, processor or compiler.
+TEST(initial_values_are_the_same_everywhere) {
+    static const struct {
+        uint32_t a, b;
+        float x, y;
+    } expected[] = {
+        {0x00000000u, 0x00000000u, 0x1.78c56ep+2f, 0x0.0p+0f},
+        {0xFFFFFFFFu, 0xFFFFFFFFu, -0x0.0p+0f, 0x0.0p+0f},
+        {0x80000000u, 0x40000000u, -0x0.0p+0f, 0x1.2d6abep+0f},
+        {0x12345678u, 0x9ABCDEF0u, -0x1.d25e78p+0f, -0x1.6726f8p+0f},
+        {0xB504F300u, 0x1FFFFFFFu, 0x1.2d6ac4p-1f, 0x1.2d6ab6p-1f},
+        {0xB504F400u, 0x20000000u, 0x1.2d6abep-1f, 0x1.2d6abap-1f},
+        {0xDEADBEEFu, 0x6FEDCBA9u, -0x1.f340e2p-2f, 0x1.9fa37ap-3f},
+        {0x00000100u, 0xE0000000u, 0x1.01d57ep+2f, -0x1.01d580p+2f},
+        {0xFFFFFE00u, 0xA0000001u, -0x1.6a09e8p-12f, -0x1.6a09e4p-12f},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        float x[2];
+        philox_normal2(expected[i].a, expected[i].b, x);
+        if (x[0] != expected[i].x || x[1] != expected[i].y) fail_msg("%zu: %a %a", i, (double)x[0], (double)x[1]);
+    }
+}
+
+// Every 61st word, and both ends. A result has the errors of radius and sine, and one of their product, 2^-24 of it.
+TEST(normals_are_those_of_box_and_muller) {
+    for (uint64_t word = 0; word < 1ull << 32; word += 61 << 8) {
+        const uint32_t a = (uint32_t)word, b = (uint32_t)(word * 2654435761u);
+        const double u = (double)(((float)(a >> 8) + 0.5f) * 0x1p-24f),
+                     phi = 2 * 3.14159265358979324 * (b >> 8) / 0x1p24;
+        const double r = sqrt(-2 * log(u)), tolerance = r * (1.01 * 0x1p-23 + 1e-7 + 0x1p-24);
+        float x[2];
+        philox_normal2(a, b, x);
+        if (fabs((double)x[0] - r * cos(phi)) > tolerance || fabs((double)x[1] - r * sin(phi)) > tolerance)
+            fail_msg("%08x %08x: %a %a", a, b, (double)x[0], (double)x[1]);
     }
 }
 
