@@ -125,7 +125,8 @@ int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t mo
 // model->recompute, and with any_batch sets model->B to the largest micro-batch that fits, at most `most` (the windows
 // of a step; 0: no limit). auto takes the sets of ops with the least extra FLOPs that fit, then the least extra bytes,
 // of all there are on its ladder (planner_ladder): one set for the first blocks, another for the others.
-// Both auto: the largest B that needs no matmul again; where not one sequence fits so, B = 1 and the least extra FLOPs.
+// Both auto: the largest B that computes nothing again; where that has fewer than 65536 tokens, the largest up to them
+// that needs no matmul again; where not one sequence fits so, B = 1 and the least extra FLOPs.
 // False and a message when it does not fit: what it needs, what there is, and which of fewer --samples, a smaller -b,
 // -r, --optimizer, --grad-dtype and --offload would fit.
 bool planner_fit(Gpt2Options *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err);

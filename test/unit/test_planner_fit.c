@@ -160,13 +160,23 @@ static bool fits_without_flops(const Gpt2Options *model, int64_t B, double room,
     return fits;
 }
 
-TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul) {
-    int with_flops = 0, without = 0;
+// More tokens than ENOUGH in a micro-step are worth no recomputation, fewer are worth what repeats no matmul.
+TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_is_enough) {
+    enum { ENOUGH = 65536 };
+    int with_flops = 0, without = 0, enough = 0;
     for (int m = 0; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d++) {
             Gpt2Options model = sampling(MODELS[m], 1);
             double elements = 0;
             model.sizes = sizes_of(DEVICES[d]);
+            const int64_t kept = largest_by_search(&model, DEVICES[d], MOST); // nothing is computed again
+            if (kept * model.T >= ENOUGH) {
+                assert_true(planner_fit(&model, true, "auto", DEVICES[d], MOST, &err));
+                assert_int_equal(model.B, kept);
+                for (int l = 0; l < model.config.L; l++) assert_int_equal(model.recompute.blocks[l], 0);
+                enough++;
+                continue;
+            }
             if (!planner_fit(&model, true, "auto", DEVICES[d], MOST, &err)) { // then B = 1 with blocks again does not
                 model.recompute = recompute_all(RECOMPUTE_BLOCK);
                 assert_true(total_at(&model, 1) > DEVICES[d]);
@@ -180,13 +190,14 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul) {
                 with_flops++;
                 continue;
             }
-            for (int64_t more = 1; more <= 2 && model.B + more <= MOST; more++)
+            assert_true(model.B >= kept && model.B * model.T <= ENOUGH);
+            for (int64_t more = 1; more <= 2 && (model.B + more) * model.T <= ENOUGH; more++)
                 assert_false(fits_without_flops(&model, model.B + more, DEVICES[d], &elements));
             assert_true(fits_without_flops(&model, model.B, DEVICES[d], &elements));
             assert_true(recompute_elements_per_token(&model.recompute, &model.config) == elements);
             without++;
         }
-    assert_true(with_flops + without > 4 * NUM_MODELS);
+    assert_true(with_flops + without > 2 * NUM_MODELS && enough > NUM_MODELS);
 }
 
 // Room for one sequence of 774M with its blocks computed again, and for none without.
@@ -219,6 +230,33 @@ TEST(a_choice_for_1558M_makes_few_plans) {
     plans = 0;
     assert_true(planner_fit(&model, false, "auto", 30e9, 1024, &err));
     assert_in_range(plans, 8, 16); // 9
+}
+
+// A T4 that only evaluates: one sequence takes what decoding takes, and a thousand something else.
+TEST(a_search_that_begins_with_the_wrong_slope_makes_few_plans) {
+    for (int m = 0; m < NUM_MODELS; m++)
+        for (int sequences = 0; sequences < 2; sequences++) {
+            Gpt2Options model = sampling(MODELS[m], 1);
+            const GpuSpec *t4 = gpu_named("T4");
+            const PlannedSizes sizes = planner_sizes(t4, ATTENTION_AUTO);
+            const double room = t4->memory - planner_reserve(t4->memory);
+            model.train = false, model.dtype = DTYPE_FP16, model.sizes = &sizes, model.sequences = sequences;
+            plans = 0;
+            const int64_t B = planner_largest_batch(&model, room, 0);
+            if (plans > 24) fail_msg("%s: %d plans", MODELS[m], plans); // 6 to 17
+            assert_true(B > 0 && total_at(&model, B) <= room && total_at(&model, B + 1) > room);
+        }
+}
+
+TEST(the_largest_batch_of_an_evaluation_is_that_of_all_that_fit) {
+    const double rooms[] = {0.4e9, 0.7e9, 1.5e9, 2e9, 3.1e9};
+    for (int m = 0; m < 3; m++)
+        for (int r = 0; r < 5; r++) {
+            Gpt2Options model = sampling(MODELS[m], 1);
+            model.train = false, model.T = 256;
+            model.sizes = sizes_of(rooms[r]);
+            assert_int_equal(planner_largest_batch(&model, rooms[r], MOST), largest_by_search(&model, rooms[r], MOST));
+        }
 }
 
 TEST(evaluation_has_nothing_to_recompute) {
