@@ -103,7 +103,7 @@ def plans_of(bench, limit):
     budget, gpu = tools.Budget(limit), tools.gpu_facts().get("name", "no GPU")
     name = predict.gpu_named(gpu)
     if not name:
-        raise Skipped(f"no rates are assumed for this machine ({gpu}), only for {', '.join(predict.RATES)}")
+        raise Skipped(f"no rates are assumed for this machine ({gpu}), only for {', '.join(predict.GPUS)}")
     said = []
     for shape in (bench.shapes[0], bench.shapes[-1]):
         try:
@@ -112,6 +112,9 @@ def plans_of(bench, limit):
             if fits < shape.B:
                 smaller = next((B for B in bench_gpu.SMALLER if B <= fits), 1)
                 plan = predict.plan_of(bench.options.trainer, name, shape.model, smaller, shape.T, budget.left())
+            run = plan["run"]
+            plan["safe"] = predict.plan_of(bench.options.trainer, name, shape.model, run["batch_size"], run["T"], budget.left(),
+                                           tools.SAFE)
             bench.plans[shape.name] = plan
             said.append(f"{shape.name}: {predict.Predicted(plan, plan['devices'][0]).ms[0]:.4g} ms")
         except predict.Refused as why:
@@ -122,11 +125,11 @@ def plans_of(bench, limit):
 def predictions(plans):
     """What the page says of whole steps, {what: (likely, worst, best)}, and the first model's step, op by op."""
     (name, plan), (last, large) = list(plans.items())[0], list(plans.items())[-1]
-    step, safe = (predict.Predicted(plan, plan["devices"][0], safe) for safe in (False, True))
+    step, safe = (predict.Predicted(shape, shape["devices"][0]) for shape in (plan, plan["safe"]))
     memory, rate = step.device["memory"]["total"] / 2**30, step.tokens_per_second()
     found = {
-        f"{name}, tokens/s": rate, f"{name}, ms a step": [step.ms[0], step.range[1], step.range[0]],
-        OWN: [safe.ms[0], safe.range[1], safe.range[0]], "memory, GiB": [memory, 1.05 * memory, 0.96 * memory],
+        f"{name}, tokens/s": rate, f"{name}, ms a step": step.ms,
+        OWN: safe.ms, "memory, GiB": [memory, 1.05 * memory, 0.96 * memory],
         f"{last}, tokens/s": predict.Predicted(large, large["devices"][0]).tokens_per_second(),
         **step.stated(),
     }  # fmt: skip

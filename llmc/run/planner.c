@@ -424,12 +424,12 @@ static void move_to(DevicePlan *plan, const GpuChoice *gpu, AttentionChoice atte
     if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
 }
 
-// What the computation cannot hide of the exchange. Gradients leave during the backward pass of the last micro-step,
-// those outside blocks after it; weights arrive during the forward pass of the first, those outside blocks before it. A
-// forward pass is a third of the FLOPs.
-static double exposed_seconds(const DevicePlan *p, const PlannedExchange *e, bool overlap) {
+// What the computation, of so many seconds, cannot hide of the exchange. Gradients leave during the backward pass of
+// the last micro-step, those outside blocks after it; weights arrive during the forward pass of the first, those
+// outside blocks before it. A forward pass is a third of the FLOPs.
+static double exposed_seconds(const DevicePlan *p, const PlannedExchange *e, bool overlap, double seconds) {
     const double rate = p->exchange_rate,
-                 micro_step = p->step.seconds / ceil((double)p->share_tokens / (double)(p->model.B * p->model.T));
+                 micro_step = seconds / ceil((double)p->share_tokens / (double)(p->model.B * p->model.T));
     if (!overlap) return p->exchange_seconds;
     return (e->last_gradients + e->first_weights) / rate +
            fmax(0, (e->gradients - e->last_gradients) / rate - micro_step * 2 / 3) +
@@ -444,7 +444,13 @@ static void plan_exchange(DevicePlan *p, const PlanRequest *r) {
     p->exchange_rate = gpu_link_rate(&r->link, &p->gpu.spec);
     if (p->exchange_rate == 0) return;
     p->exchange_seconds = p->exchange_bytes / p->exchange_rate;
-    p->exposed_seconds = exposed_seconds(p, &e, r->options->comm_overlap != 0);
+    const bool overlap = r->options->comm_overlap != 0;
+    p->exposed_seconds = exposed_seconds(p, &e, overlap, p->step.seconds);
+    if (p->prediction.is_known) {
+        p->predicted.likely += exposed_seconds(p, &e, overlap, p->predicted.likely);
+        p->predicted.worst += exposed_seconds(p, &e, overlap, p->predicted.worst);
+        p->predicted.best += exposed_seconds(p, &e, overlap, p->predicted.best);
+    }
     p->efficiency = p->step.seconds / (p->step.seconds + p->exposed_seconds);
 }
 
@@ -456,6 +462,7 @@ static void plan_steps(DevicePlan *p, const PlanRequest *r) {
     p->tokens = o->tokens > 0 ? o->tokens : fmax(0, (double)o->max_steps) * p->step_tokens;
     p->steps = ceil(p->tokens / p->step_tokens);
     p->step_seconds = is_known ? p->step.seconds + p->exposed_seconds : 0;
+    if (!is_known) p->predicted = (Estimate){0};
     p->run_seconds = p->step_seconds * p->steps;
     p->run_cost = p->run_seconds / 3600 * o->price * p->gpus;
 }
@@ -489,7 +496,11 @@ void planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu
     plan->share_tokens = ceil_div(plan->windows, plan->gpus) * plan->model.T;
     plan->memory = planner_memory(&plan->model);
     plan->batch = planner_largest_batch(&plan->model, plan->room, most);
-    if (gpu && plan->model.train) plan->step = planner_step(&plan->gpu.spec, &plan->model, plan->share_tokens);
+    if (gpu && plan->model.train) {
+        plan->step = planner_step(&plan->gpu.spec, &plan->model, plan->share_tokens);
+        planner_predict(&plan->prediction, &plan->gpu.spec, &plan->model, plan->share_tokens, o);
+        plan->predicted = plan->prediction.step;
+    }
     plan_exchange(plan, r);
     plan_steps(plan, r);
 }

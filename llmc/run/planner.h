@@ -1,8 +1,8 @@
 // --plan: the memory of a run before any is allocated, by class and kind, what fits, and for each GPU of a table the
 // min time of a step; also the choices of -b auto and -r auto. Needs no GPU and no data. It runs the allocator itself,
 // so its memory figures are the bytes that gpt2_create takes. Times are limits computed from datasheets, not
-// measurements, and every line says so. Computation (planner.c, planner_fit.c) and printing (planner_print.c) are
-// separate. doc/memory.md describes the output.
+// measurements, and every line says so. Computation (planner.c, planner_fit.c, planner_predict.c) and printing
+// (planner_print.c) are separate. doc/memory.md describes the output.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/gpt2.h"
@@ -88,6 +88,56 @@ typedef struct {
     double last_gradients, first_weights; // the part of them outside blocks
 } PlannedExchange;
 PlannedExchange planner_exchange(const Gpt2Options *model);
+
+// ------------------------------------------------------------------------------------- prediction (planner_predict.c)
+
+typedef struct {
+    double likely, worst, best;
+} Estimate;
+
+// What a part of an op is limited by. The first five are shares of the peak, the others of the bandwidth.
+typedef enum {
+    RATE_MATMUL,
+    RATE_ATTENTION_FORWARD,
+    RATE_ATTENTION_BACKWARD,
+    RATE_OUR_ATTENTION_FORWARD, // with --attention own
+    RATE_OUR_ATTENTION_BACKWARD,
+    RATE_COPY,
+    RATE_LAYERNORM_BACKWARD,
+    RATE_CROSS_ENTROPY,
+    RATE_GELU_GRADIENT,
+    RATE_BIAS_GRADIENT,
+    RATE_LAUNCH, // seconds between two kernels
+    RATE_COUNT
+} RateKind;
+const char *rate_name(RateKind rate);
+
+typedef struct {
+    RateKind rate;
+    double amount, factor; // FLOP or bytes; of the rate
+    Estimate seconds;
+} PredictedPart;
+
+// The calls of an op on one weight in a step, as --profile shows them.
+enum { MOST_PARTS = 4, MOST_PREDICTED_OPS = 40 };
+typedef struct {
+    const char *op, *tensor;
+    double calls, flops, bytes;
+    double launches; // kernels
+    int num_parts;
+    PredictedPart parts[MOST_PARTS];
+} PredictedOp;
+
+typedef struct {
+    int count;
+    PredictedOp ops[MOST_PREDICTED_OPS]; // none with --fp8 or --offload
+    bool is_known;                       // of this GPU and dtype; otherwise nothing below, and no seconds above
+    Estimate step, between, launch;      // seconds: of a step, its part between kernels, and between two of them
+} Prediction;
+
+// A step of `tokens` tokens on one GPU; of the options --attention and -ge count.
+void planner_predict(Prediction *prediction, const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens,
+                     const Options *options);
 
 // -------------------------------------------------------------------------------------------------------------- memory
 
@@ -176,6 +226,8 @@ typedef struct {
     double efficiency;                          // step.seconds / step_seconds: the part of a step that computes
     double tokens, steps, step_tokens;          // of the run, 0: unknown; of a step
     double step_seconds, run_seconds, run_cost; // lower bounds; 0: unknown, or not one sequence fits
+    Prediction prediction;                      // of one GPU's share
+    Estimate predicted;                         // of a step, with the exposed exchange; 0: unknown
     // Filled by planner_alternatives:
     int64_t most[4];    // the largest B at -r 0 .. 3
     int64_t auto_batch; // of -b auto -r auto

@@ -166,6 +166,25 @@ static Limits limits_of(const DevicePlan *p) {
     return l;
 }
 
+// "0.118 s (0.111 to 0.127)", "554K (518K to 593K)".
+static void print_prediction(FILE *out, const DevicePlan *p) {
+    const Estimate e = p->predicted;
+    char name[TEXT], likely[TEXT], worst[TEXT], best[TEXT];
+    if (e.likely == 0) {
+        fprintf(out, "predicted   %s: no rates are assumed for %s\n", device_text(p, name),
+                p->model.fp8 || p->model.offload ? "this kind of run" : "this GPU and dtype");
+        return;
+    }
+    fprintf(
+        out,
+        "predicted   %s: a step %.3g s (%.3g to %.3g), %s tokens/s (%s to %s), by the rates that each kind of op is "
+        "assumed to reach",
+        device_text(p, name), e.likely, e.best, e.worst, format_count(p->step_tokens / e.likely, likely, TEXT),
+        format_count(p->step_tokens / e.worst, worst, TEXT), format_count(p->step_tokens / e.best, best, TEXT));
+    if (p->steps > 0) fprintf(out, "; all steps %s", format_duration(e.likely * p->steps, likely, TEXT));
+    fprintf(out, "\n");
+}
+
 // --------------------------------------------------------------------------------------------------- one GPU, all GPUs
 
 static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
@@ -190,6 +209,7 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
         fprintf(out, "; at $%.4g %s hour %s, at 50%% %s", r->options->price, p->gpus > 1 ? "a GPU" : "an", l.cost,
                 l.half_cost);
     fprintf(out, "\n");
+    print_prediction(out, p);
 }
 
 // Whether -b or -r is chosen for each device.
@@ -199,17 +219,19 @@ static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     const GpuSpec *g = &p->gpu.spec;
     const Limits l = limits_of(p);
     const bool is_auto = is_auto_plan(r), priced = r->options->price > 0, several = p->gpus > 1;
-    char fits[TEXT], set[SET_TEXT], most[TEXT] = "none", efficiency[TEXT] = "-";
+    char fits[TEXT], set[SET_TEXT], most[TEXT] = "none", efficiency[TEXT] = "-", predicted[TEXT] = "-";
     snprintf(fits, TEXT, p->fits ? "yes" : is_auto ? "none" : "no");
     if (p->fits && is_auto)
         snprintf(fits, TEXT, "-b %lld -r %.40s", (long long)p->model.B, set_text(&p->model.recompute, &p->model, set));
     if (p->batch > 0) snprintf(most, TEXT, "%lld", (long long)p->batch);
     if (p->step_seconds > 0) snprintf(efficiency, TEXT, "%.1f%%", 100 * p->efficiency);
-    fprintf(out, "limit       %-12s %4.0f GB  %s %6.4g TFLOP/s %5.0f GB/s  %-*s %5s  %-*s %-9s  %-9s  %*s%s%*s%s%s\n",
+    if (p->predicted.likely > 0) format_count(p->step_tokens / p->predicted.likely, predicted, TEXT);
+    fprintf(out,
+            "limit       %-12s %4.0f GB  %s %6.4g TFLOP/s %5.0f GB/s  %-*s %5s  %-*s %-9s  %-9s  %-9s  %*s%s%*s%s%s\n",
             g->name, g->memory / 1e9, dtype_name(p->model.dtype), gpu_spec_peak(g, p->model.dtype) / 1e12,
-            g->bandwidth / 1e9, is_auto ? AUTO_WIDTH : 6, fits, most, several ? 11 : 10, l.step, l.rate, l.all,
-            priced || several ? -6 : 0, l.half, priced ? "  " : "", priced && several ? -10 : 0, priced ? l.cost : "",
-            several ? "  " : "", several ? efficiency : "");
+            g->bandwidth / 1e9, is_auto ? AUTO_WIDTH : 6, fits, most, several ? 11 : 10, l.step, l.rate, predicted,
+            l.all, priced || several ? -6 : 0, l.half, priced ? "  " : "", priced && several ? -10 : 0,
+            priced ? l.cost : "", several ? "  " : "", several ? efficiency : "");
 }
 
 // plans: of this machine, then of the GPUs of the table.
@@ -225,9 +247,9 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
     }
     snprintf(fits, TEXT, "-b %lld", (long long)r->model.B);
     const bool several = plans->gpus > 1, priced = r->options->price > 0;
-    fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-*s %-9s  %-9s  %s%s%s\n", "GPU", "memory",
+    fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-*s %-9s  %-9s  %-9s  %s%s%s\n", "GPU", "memory",
             "datasheet peak", "bandwidth", is_auto_plan(r) ? AUTO_WIDTH : 6, is_auto_plan(r) ? "chosen" : fits, "max",
-            several ? 11 : 10, "a step", "tokens/s", "all steps", "at 50%",
+            several ? 11 : 10, "a step", "tokens/s", "predicted", "all steps", "at 50%",
             priced ? several ? "  min cost  " : "  min cost" : "", several ? "  efficiency" : "");
     for (int i = 1; i < count; i++) print_row(out, &plans[i], r);
 }
@@ -246,8 +268,11 @@ static void print_answer(FILE *out, const DevicePlan *p) {
     if (p->run_seconds > 0) {
         fprintf(out, "; all steps take at least %s, at half the datasheet speed %s",
                 format_duration(p->run_seconds, bytes, TEXT), format_duration(2 * p->run_seconds, there, TEXT));
+        if (p->predicted.likely > 0)
+            fprintf(out, ", predicted %s", format_duration(p->predicted.likely * p->steps, there, TEXT));
     } else if (p->step_seconds > 0) {
         fprintf(out, "; a step takes at least %.3g s", p->step_seconds);
+        if (p->predicted.likely > 0) fprintf(out, ", predicted %.3g s", p->predicted.likely);
     } else if (p->model.train) {
         fprintf(out, "; its first steps will show how long they take");
     }
@@ -312,7 +337,41 @@ static void add_most(cJSON *to, const DevicePlan *p) {
         JSON_ADD(chosen, JSON_KNOWN("recompute", 0));
 }
 
-static void add_device(cJSON *devices, const DevicePlan *p) {
+static void add_estimate(cJSON *to, const char *name, Estimate e) {
+    const double seconds[] = {e.likely, e.worst, e.best};
+    cJSON_AddItemToObject(to, name, e.likely > 0 ? cJSON_CreateDoubleArray(seconds, 3) : cJSON_CreateNull());
+}
+
+static void add_predicted_op(cJSON *ops, const PredictedOp *op) {
+    cJSON *row = cJSON_CreateObject();
+    cJSON_AddItemToArray(ops, row);
+    JSON_ADD(row, JSON_TEXT("op", op->op), JSON_TEXT("tensor", op->tensor), JSON_NUMBER("calls", op->calls),
+             JSON_NUMBER("flop", op->flops), JSON_NUMBER("bytes", op->bytes), JSON_NUMBER("launches", op->launches));
+    cJSON *parts = cJSON_AddArrayToObject(row, "parts");
+    for (int i = 0; i < op->num_parts; i++) {
+        cJSON *part = cJSON_CreateObject();
+        cJSON_AddItemToArray(parts, part);
+        JSON_ADD(part, JSON_TEXT("rate", rate_name(op->parts[i].rate)));
+        add_estimate(part, "seconds", op->parts[i].seconds);
+    }
+}
+
+// Likely, worst, best. The ops of each of all GPUs would be thousands of lines.
+static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
+    const Estimate e = p->predicted;
+    cJSON *predicted = cJSON_AddObjectToObject(device, "predicted");
+    add_estimate(predicted, "step_seconds", e);
+    add_estimate(predicted, "tokens_per_second",
+                 e.likely > 0 ? (Estimate){p->step_tokens / e.likely, p->step_tokens / e.worst, p->step_tokens / e.best}
+                              : e);
+    if (!with_ops) return;
+    add_estimate(predicted, "between_ops_seconds", p->prediction.between);
+    add_estimate(predicted, "launch_seconds", p->prediction.launch);
+    cJSON *ops = cJSON_AddArrayToObject(predicted, "ops");
+    for (int i = 0; i < p->prediction.count; i++) add_predicted_op(ops, &p->prediction.ops[i]);
+}
+
+static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     const GpuSpec *g = &p->gpu.spec;
     const StepLimit *s = &p->step;
     const DeviceFacts *here = device_facts();
@@ -338,13 +397,14 @@ static void add_device(cJSON *devices, const DevicePlan *p) {
              JSON_KNOWN("tokens_per_second", p->step_seconds > 0 ? p->step_tokens / p->step_seconds : 0),
              JSON_KNOWN("steps", p->steps), JSON_KNOWN("run_seconds", p->run_seconds),
              JSON_KNOWN("run_cost", p->run_cost));
+    add_predicted(device, p, with_ops);
 }
 
 static void print_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
     cJSON *plan = cJSON_CreateObject();
     add_run(plan, r);
     cJSON *devices = cJSON_AddArrayToObject(plan, "devices");
-    for (int i = 0; i < count; i++) add_device(devices, &plans[i]);
+    for (int i = 0; i < count; i++) add_device(devices, &plans[i], *r->options->gpu != '\0');
     char *text = cJSON_Print(plan);
     if (text) fprintf(out, "%s\n", text);
     free(text);

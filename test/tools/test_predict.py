@@ -38,8 +38,9 @@ def plan():
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_ops_calls_flops_and_bytes_are_those_of_the_trainer(profiles, plan, dtype):
-    ours = {(row.op, row.tensor): (row.calls, row.flops, row.bytes) for row in predict.step(predict.Model(plan, dtype))}
+def test_ops_calls_flops_and_bytes_are_those_of_a_profile(profiles, dtype):
+    (device,) = predict.plan_of(TRAINER, "H200", MODEL, B, T, options=("--dtype", dtype))["devices"]
+    ours = {(row.op, row.tensor): (row.calls, row.flops, row.bytes) for row in predict.rows_of(device)}
     theirs = {(row["op"], row["tensor"]): (row["calls"], row["flops"], row["bytes"]) for row in profiles[dtype]["ops"]}
     control = ("step_control_update", "sumsq")  # its bytes are those of a structure of the device
     assert ours.pop(control)[:2] == theirs.pop(control)[:2]
@@ -62,18 +63,52 @@ def test_a_stale_table_is_noticed(tmp_path, monkeypatch, capsys):
         assert str(page) in line
 
 
-def test_rates_and_ranges_make_the_time(plan):
+def test_the_parts_make_the_time(plan):
+    """A step takes what its ops and the gaps between them take; what has one rate errs together, different rates do not."""
     predicted = predict.Predicted(plan, plan["devices"][0])
-    rows = {(row.op, row.tensor): row for row in predicted.rows}
-    qkv = rows["matmul_forward", "qkvw"]
-    rate = predict.RATES["H200"]["matmul"][0] * predict.SHAPES["qkvw"][predict.FORWARD] * 989.4e12
-    assert predicted.total(qkv.parts) == pytest.approx(1e3 * 3 * 2 * B * T * 64 * 192 / rate)
-    everything = sum(predicted.total(row.parts) for row in predicted.rows) + predicted.total([predicted.gaps])
-    assert predicted.ms[0] == pytest.approx(everything)
-    best, worst = predicted.ms[2], predicted.ms[1]
-    assert best < predicted.range[0] < predicted.ms[0] < predicted.range[1] < worst
-    safe = predict.Predicted(plan, plan["devices"][0], safe=True)
-    assert safe.ms[0] > predicted.ms[0]  # our attention, and a kernel more
+    parts = [part for row in predicted.rows for part in row.parts] + [("launch", predicted.gaps)]
+    likely, worst, best = predict.ranges(parts)
+    assert predicted.ms[0] == pytest.approx(likely)
+    for which in (1, 2):
+        errors = [sum(ms[which] - ms[0] for rate, ms in parts if rate == name) for name in {rate for rate, _ in parts}]
+        assert abs(predicted.ms[which] - likely) == pytest.approx(sum(error**2 for error in errors) ** 0.5)
+    assert best < predicted.ms[2] < likely < predicted.ms[1] < worst
+    tokens = [1e3 * B * T / ms for ms in predicted.ms]
+    assert predicted.tokens_per_second() == pytest.approx(tokens)
+
+
+def test_a_part_is_limited_by_the_peak_or_the_bandwidth(plan):
+    rows = {(row.op, row.tensor): row for row in predict.rows_of(plan["devices"][0])}
+    (_, qkv), (_, attproj) = (rows["matmul_forward", weight].parts[0] for weight in ("qkvw", "attprojw"))
+    flops = 3 * 2 * B * T * 64 * 192
+    assert 0.6 < flops / (qkv[0] * 1e-3) / 989.4e12 < 0.7  # of an H200's peak
+    assert attproj[0] / qkv[0] == pytest.approx(1 / 3 * 1.01 / 0.935)  # a third of the FLOP, at a rate of its own
+    fill = rows["tensor_fill", "sequence_losses"]
+    assert 0.75 < fill.bytes / (fill.parts[0][1][0] * 1e-3) / 4.8e12 < 0.85
+
+
+def test_the_trainer_predicts_what_its_options_choose(plan):
+    own = predict.plan_of(TRAINER, "H200", MODEL, B, T, options=("--attention", "own", "-ge", 0))["devices"][0]
+    rates = {rate for row in predict.rows_of(own) for rate, _ in row.parts}
+    assert "our attention backward" in rates and "attention backward" not in rates and "gelu' in the epilogue" not in rates
+    assert own["predicted"]["step_seconds"][0] > plan["devices"][0]["predicted"]["step_seconds"][0]  # and a kernel more
+
+
+@pytest.mark.parametrize("options", [("--dtype", "fp32"), ("--fp8", 1), ("--offload", "optimizer")])
+def test_where_no_rates_are_assumed_nothing_is_predicted(options):
+    plan = predict.plan_of(TRAINER, "H200", "L=3,C=64,NH=2,V=257,T=48", B, T, options=options)
+    with pytest.raises(predict.Refused, match="no rates are assumed for H200"):
+        predict.Predicted(plan, plan["devices"][0])
+
+
+def test_recomputation_and_several_micro_steps_cost_more(plan):
+    def seconds(*options):
+        return predict.plan_of(TRAINER, "H200", MODEL, B, T, options=options)["devices"][0]["predicted"]["step_seconds"][0]
+
+    one = plan["devices"][0]["predicted"]["step_seconds"][0]
+    assert one < seconds("-r", 1) < seconds("-r", 2) < seconds("-r", 3)
+    assert one < seconds("-d", 2 * B * T) < 2 * one  # the update is made once
+    assert one < seconds("--grad-dtype", "compute")
 
 
 @pytest.mark.parametrize("name, gpu", [("NVIDIA H200", "H200"), ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
@@ -89,7 +124,7 @@ def shape(*options):
 def test_a_profile_is_laid_beside_row_by_row(profiles, plan, tmp_path):
     profile = dict(profiles["bf16"], median_plain_step_ms=5000.0)
     step = predict.Predicted(plan, plan["devices"][0])
-    expected = {name: step.total([part for row in rows for part in row.parts]) for name, rows in predict.grouped(step.rows)}
+    expected = {name: predict.of_rows(rows)[0] for name, rows in predict.grouped(step.rows)}
     for op in profile["ops"]:
         op["ms"] = 1000.0 if (op["op"], op["tensor"]) == ("attention_forward", "qkv") else 1.0
     profile["ops"].append({"op": "new_op", "tensor": "x\x1b[31m", "ms": 7.0, "flops": 0})
