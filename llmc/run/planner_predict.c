@@ -201,7 +201,10 @@ static void add_recomputation(Rows *r) {
     const int64_t no_attention = -1; // its FLOPs are in proportion to T + 1
     const double all = r->N * recompute_flops_per_token(&m->recompute, &m->config, m->T);
     const double matmuls = r->N * recompute_flops_per_token(&m->recompute, &m->config, no_attention);
-    const double bytes = r->N * recompute_elements_per_token(&m->recompute, &m->config) * r->s;
+    double elements = recompute_elements_per_token(&m->recompute, &m->config);
+    for (int64_t l = 0; l < m->config.L; l++)
+        if (m->recompute.blocks[l] & RECOMPUTE_FC) elements += 8 * r->C; // its GELU, a kernel as in the forward pass
+    const double bytes = r->N * elements * r->s;
     if (all + bytes == 0) return;
     PredictedOp *row = add(r, "recomputation", "blocks", 1, all, bytes);
     part(row, RATE_MATMUL, matmuls, 1);

@@ -180,7 +180,7 @@ def test_what_is_no_measurement_is_refused_in_a_line(tmp_path, monkeypatch, caps
 
 def test_what_cannot_be_predicted_is_said_in_a_line(tmp_path):
     trainer = script(tmp_path / "trainer", "echo '{}'")
-    for options, words in ((["--gpu", "T4"], "no rates are assumed for T4, only for H200, A100 40GB"),
+    for options, words in ((["--gpu", "T4"], "no rates are assumed for T4 in fp16"),
                            (["--trainer", trainer], "--plan json printed no plan"),
                            (["--trainer", tmp_path / "none"], "no plan to predict from"),
                            (["-e", "d13x"], "d13x")):  # fmt: skip
