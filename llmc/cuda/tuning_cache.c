@@ -26,6 +26,7 @@ typedef struct Entry {
 static struct {
     Entry *newest;
     bool loaded;
+    bool warned; // of damaged lines, once
 } cache;
 
 // The link that points to the entry of this key, or to the NULL at the end.
@@ -82,28 +83,29 @@ static uint64_t big_endian(const unsigned char *bytes) {
 }
 
 // key TAB value. Appends the entry at *end, unless the text is damaged or the key is known: entries measured by this
-// process, or further up in the file, are newer.
-static void parse_entry(Entry **end, const char *text, size_t length) {
+// process, or further up in the file, are newer. False if it is damaged.
+static bool parse_entry(Entry **end, const char *text, size_t length) {
     const char *tab = memchr(text, '\t', length);
-    if (!tab) return;
+    if (!tab) return false;
     const size_t key_length = (size_t)(tab - text), digits = length - key_length - 1;
     unsigned char value[TUNING_VALUE_MAX];
-    if (!key_is_valid(text, key_length) || digits % 2 != 0 || digits > 2 * TUNING_VALUE_MAX) return;
-    if (!parse_hex(value, tab + 1, digits / 2)) return;
+    if (!key_is_valid(text, key_length) || digits % 2 != 0 || digits > 2 * TUNING_VALUE_MAX) return false;
+    if (!parse_hex(value, tab + 1, digits / 2)) return false;
     char key[TUNING_KEY_MAX];
     memcpy(key, text, key_length);
     key[key_length] = 0;
     if (!*find(key)) insert(end, text, key_length, value, digits / 2);
+    return true;
 }
 
 // An entry, TAB, checksum of it.
-static void parse_line(Entry **end, const char *line, size_t length) {
+static bool parse_line(Entry **end, const char *line, size_t length) {
     enum { SUM_DIGITS = 16 };
     unsigned char sum[SUM_DIGITS / 2];
-    if (length < SUM_DIGITS + 1 || line[length - SUM_DIGITS - 1] != '\t') return;
+    if (length < SUM_DIGITS + 1 || line[length - SUM_DIGITS - 1] != '\t') return false;
     length -= SUM_DIGITS + 1;
-    if (parse_hex(sum, line + length + 1, sizeof sum) && big_endian(sum) == checksum(line, length))
-        parse_entry(end, line, length);
+    return parse_hex(sum, line + length + 1, sizeof sum) && big_endian(sum) == checksum(line, length) &&
+           parse_entry(end, line, length);
 }
 
 enum { ENTRY_TEXT = TUNING_KEY_MAX + 2 * TUNING_VALUE_MAX + 1 };
@@ -177,13 +179,18 @@ static void load(void) {
     if (!text) return;
     Entry **end = &cache.newest;
     const char *line = text, *stop = text + size;
+    int damaged = 0;
     for (int lines = 0; line < stop && lines < MAX_ENTRIES; lines++) {
         const char *newline = memchr(line, '\n', (size_t)(stop - line));
         while (*end) end = &(*end)->next;
-        parse_line(end, line, (size_t)((newline ? newline : stop) - line));
+        damaged += !parse_line(end, line, (size_t)((newline ? newline : stop) - line));
         line = newline ? newline + 1 : stop;
     }
     free(text);
+    if (damaged > 0 && !cache.warned)
+        fprintf(stderr, "%s: %d damaged line%s, edited or cut off; measured again where needed\n", path, damaged,
+                damaged == 1 ? "" : "s");
+    cache.warned |= damaged > 0;
 }
 
 // Writes a new file next to the old one and renames it. On any failure the old file is unchanged.

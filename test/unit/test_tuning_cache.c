@@ -3,6 +3,10 @@
 #include "llmc/cuda/tuning.h"
 #include "test/fixture.h"
 
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 static const char *cache_file;
 
 static int fresh_directory(void **state) {
@@ -34,6 +38,43 @@ TEST(entries_survive_the_process_and_are_replaced) {
     assert_int_equal(get_again("b, with spaces"), 2);
     long other_size;
     assert_false(tuning_cache_get("a", &other_size, sizeof other_size));
+}
+
+// Runs get_again(key) with stderr in a file; its text, malloced.
+static char *said_at(const char *key, int expected) {
+    size_t size;
+    const char *file = tmp_file("stderr");
+    fflush(stderr);
+    const int kept = dup(STDERR_FILENO), fd = open(file, O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    dup2(fd, STDERR_FILENO), close(fd);
+    const int found = get_again(key);
+    fflush(stderr);
+    dup2(kept, STDERR_FILENO), close(kept);
+    assert_int_equal(found, expected);
+    return (char *)read_bytes(file, &size);
+}
+
+// In a process of its own, and before the other tests damage the file: it is said once in each process.
+TEST(an_edited_line_is_measured_again_and_that_is_said_once) {
+    size_t size;
+    const pid_t child = fork();
+    if (child == 0) {
+        put("one", 1), put("two", 2);
+        AUTO_FREE char *whole = said_at("one", 1);
+        if (whole && *whole) fail_msg("%s", whole);
+        char *text = (char *)read_bytes(cache_file, &size);
+        strchr(text, '0')[0] = '5'; // of the first line, which is the newest entry
+        write_bytes(cache_file, text, size);
+        free(text);
+        AUTO_FREE char *first = said_at("two", -1), *again = said_at("one", 1);
+        assert_non_null(strstr(first, ": 1 damaged line, "));
+        assert_non_null(strstr(first, cache_file));
+        assert_string_equal(again ? again : "", "");
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
 }
 
 // How many of first, second and third, which are 1, 2, 3, are not found; none may have another value.
