@@ -179,6 +179,7 @@ static void print_quoted(const char *text, size_t n) {
         const unsigned char c = (unsigned char)text[i];
         const char *escaped = c == '\n' ? "\\n" : c == '\t' ? "\\t" : c == '"' ? "\\\"" : c == '\\' ? "\\\\" : NULL;
         length = (size_t)utf8_length(text + i, n - i);
+        if (length == 2 && c == 0xC2 && (unsigned char)text[i + 1] < 0xA0) length = 0; // U+0080 to U+009F: controls
         if (escaped)
             fputs(escaped, stdout);
         else if (length == 0 || c < 0x20 || c == 0x7f)
