@@ -22,6 +22,14 @@ def test_the_flops_of_the_table_are_those_of_the_formula(data, tmp_path):
     assert sum(row["flops"] for row in profile["ops"]) == profile["flops"]
 
 
+def test_the_floor_is_of_the_faster_of_two_measurements(data, tmp_path):
+    """Before the steps, as the run says, and after them."""
+    _, profile = profiled(data, tmp_path)
+    before = events(tmp_path, "run")[0]["device"]
+    for rate in ("matmul_flops", "copy_bandwidth"):
+        assert profile[rate] >= before[rate] * (1 - 1e-6) > 0
+
+
 def test_the_trace_has_every_call_in_order_inside_its_step(data, tmp_path):
     _, profile = profiled(data, tmp_path)
     trace = json.loads((tmp_path / "profile_trace.json").read_text())["traceEvents"]
