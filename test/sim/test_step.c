@@ -10,6 +10,7 @@
 #include "llmc/train/optimizer.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
+#include "test/unit/tiny_model.h"
 
 #include <math.h>
 
@@ -210,6 +211,16 @@ TEST(a_planted_wait_or_allocation_is_caught) {
         train_step(&t, wrong[i]);
         sim_step_unmark();
         assert_true(sim_step_violations() >= before + 3); // one a micro-step
+        trainer_destroy(&t);
+    }
+}
+
+TEST(a_model_begins_with_its_initial_values_rounded_to_any_dtype) {
+    const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
+    for (int i = 0; i < 3; i++) {
+        if (!device_facts()->supports[dtypes[i]]) continue;
+        Trainer t = trainer_make((Setup){.dtype = dtypes[i], .recompute = "0", .loss_scale = 1.0f});
+        check_initial_weights(t.model, 3);
         trainer_destroy(&t);
     }
 }

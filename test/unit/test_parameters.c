@@ -4,8 +4,12 @@
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
 #include "test/test.h"
+#include "test/unit/device_fixture.h"
+#include "test/unit/tiny_model.h"
 
 #include <math.h>
+
+TestFixture test_each = {.teardown = models_destroy}, test_all = {start_device, stop_device};
 
 static ModelConfig parsed(const char *descriptor) {
     ModelConfig c;
@@ -147,6 +151,20 @@ TEST(initial_values_made_in_vectors_are_those_made_one_by_one) {
                 if (x[i] != initial_value(index, 1337, first + i))
                     fail_msg("element %lld of %lld from %lld", (long long)i, (long long)sizes[s], (long long)first);
         }
+}
+
+// A model of 59,136 embeddings, which several threads round, in tensors whose sizes are no multiples of anything; one
+// of a vocabulary whose padding stays 0.
+TEST(the_weights_of_a_model_are_its_initial_values_rounded) {
+    const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
+    for (int d = 0; d < 4; d++) {
+        const DType dtype = dtypes[d % 2];
+        Gpt2Options options = {.config = parsed("L=1,C=66,NH=3,V=777,T=33"), .dtype = dtype, .B = 1, .T = 33};
+        options.train = options.master = d >= 2;
+        Gpt2 *model = model_of(options);
+        gpt2_init_weights(model, 5);
+        check_initial_weights(model, 5);
+    }
 }
 
 // The bits of some, from the same operations of numpy in float32: they depend on no library, processor or compiler.

@@ -26,6 +26,24 @@ static inline Gpt2 *model_of(Gpt2Options options) {
     return models.made[models.count++] = model;
 }
 
+// Every weight is its initial value rounded to the dtype, and a master weight the value itself.
+static inline void check_initial_weights(const Gpt2 *model, uint64_t seed) {
+    const Gpt2Options *o = gpt2_options(model);
+    for (int i = 0; i < gpt2_num_tensors(model); i++) {
+        const Parameter *p = &gpt2_parameters(model)[i];
+        const int64_t n = parameter_numel(p), bytes = n * (int64_t)dtype_size(o->dtype);
+        AUTO_FREE float *values = malloc((size_t)n * sizeof *values), *read = malloc((size_t)n * sizeof *read);
+        AUTO_FREE char *weight = malloc((size_t)bytes), *rounded = malloc((size_t)bytes);
+        parameter_init_values(values, &o->config, p, i, seed, 0, n);
+        for (int64_t k = 0; k < n; k++) // one at a time: many are converted by several threads
+            convert_elements(rounded + k * (int64_t)dtype_size(o->dtype), o->dtype, &values[k], DTYPE_FP32, 1);
+        gpt2_read_bytes(model, gpt2_tensors(model)[i].weight, 0, bytes, weight);
+        assert_memory_equal(weight, rounded, (size_t)bytes);
+        gpt2_get_weight(model, i, 0, p->rows, read);
+        if (o->train && o->master) assert_memory_equal(read, values, (size_t)n * sizeof *read);
+    }
+}
+
 static inline Gpt2 *tiny_create(int64_t V, int64_t B, int64_t T, int64_t sequences) {
     Gpt2Options options = {.config = {.max_T = T, .L = TINY_L, .NH = 4, .C = TINY_C},
                            .dtype = DTYPE_FP32,
