@@ -87,6 +87,13 @@ class Predicted:
         self.rows = rows_of(device)
         self.ms, self.gaps, self.launch = (milliseconds(said[f"{what}_seconds"]) for what in ("step", "between_ops", "launch"))
 
+        copies = (part for op in said["ops"] for part in op["parts"] if part["rate"] == "copy")
+        self.copy = next([ms / part["amount"] for ms in milliseconds(part["seconds"])] for part in copies)  # of a byte
+
+    def gelu_bytes(self):
+        """What the kernel moves: 4 C numbers of a token in and out, 16 bits each."""
+        return 16 * self.plan["run"]["batch_size"] * self.plan["run"]["T"] * self.plan["model"]["C"]
+
     def stated(self):
         """What is not computed, of the run that it is stated for."""
         model, run = self.plan["model"], self.plan["run"]
@@ -219,8 +226,7 @@ def alone(predicted, lines):
         elif name == "200 launches, replayed":
             return [("launch", [200 * ms for ms in predicted.launch])], 1, 0
         elif name == "GELU forward":
-            row = rows["matmul_gelu_forward", "fcw"]
-            return [("copy", KERNELS[rate] * amount, factor) for rate, amount, factor in row.parts[1:]], row.calls, 0
+            return [("copy", [predicted.gelu_bytes() * ms for ms in predicted.copy])], 1, 0
         elif name in others:
             row = rows[others[name]]
         else:

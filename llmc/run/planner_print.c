@@ -351,7 +351,7 @@ static void add_predicted_op(cJSON *ops, const PredictedOp *op) {
     for (int i = 0; i < op->num_parts; i++) {
         cJSON *part = cJSON_CreateObject();
         cJSON_AddItemToArray(parts, part);
-        JSON_ADD(part, JSON_TEXT("rate", rate_name(op->parts[i].rate)));
+        JSON_ADD(part, JSON_TEXT("rate", rate_name(op->parts[i].rate)), JSON_NUMBER("amount", op->parts[i].amount));
         add_estimate(part, "seconds", op->parts[i].seconds);
     }
 }
