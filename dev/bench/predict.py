@@ -86,7 +86,6 @@ class Predicted:
             raise Refused(f"no rates are assumed for {device['name']} in {device['dtype']}")
         self.rows = rows_of(device)
         self.ms, self.gaps, self.launch = (milliseconds(said[f"{what}_seconds"]) for what in ("step", "between_ops", "launch"))
-
         copies = (part for op in said["ops"] for part in op["parts"] if part["rate"] == "copy")
         self.copy = next([ms / part["amount"] for ms in milliseconds(part["seconds"])] for part in copies)  # of a byte
 
