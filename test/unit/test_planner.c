@@ -378,7 +378,8 @@ TEST(every_line_says_that_it_is_computed) {
         char *text = printed(&request), *rest = NULL;
         int lines = 0;
         for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest), lines++)
-            if (strncmp(line, "limit ", 6) != 0 && strncmp(line, "plan ", 5) != 0 && strncmp(line, "planned ", 8) != 0)
+            if (strncmp(line, "limit ", 6) != 0 && strncmp(line, "plan ", 5) != 0 &&
+                strncmp(line, "planned ", 8) != 0 && strncmp(line, "predicted ", 10) != 0)
                 fail_msg("%s", line);
         assert_true(lines > 20);
         free(text);
@@ -459,8 +460,9 @@ TEST(the_plan_of_several_gpus_names_their_number_and_their_link) {
     options.gpu = "";
     assert_true(gpu_link_parse(&request.link, "nvlink", &err));
     text = printed(&request);
-    assert_has(text, (const char *[]){"8 processes on this machine: ", "  efficiency\n",
-                                      " 59  -           -          -          -       -           -\n", NULL});
+    assert_has(text,
+               (const char *[]){"8 processes on this machine: ", "  efficiency\n",
+                                " 59  -           -          -          -          -       -           -\n", NULL});
     free(text);
     options.gpu = "h100,l4";
     FILE *out = fopen("/dev/null", "w");
