@@ -105,6 +105,7 @@ typedef enum {
     RATE_COPY,
     RATE_LAYERNORM_BACKWARD,
     RATE_CROSS_ENTROPY,
+    RATE_GELU,
     RATE_GELU_GRADIENT,
     RATE_BIAS_GRADIENT,
     RATE_LAUNCH, // seconds between two kernels

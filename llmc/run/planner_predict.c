@@ -20,6 +20,7 @@ static const char *const RATE_NAMES[RATE_COUNT] = {
     [RATE_COPY] = "copy",
     [RATE_LAYERNORM_BACKWARD] = "layernorm backward",
     [RATE_CROSS_ENTROPY] = "cross-entropy",
+    [RATE_GELU] = "gelu in the epilogue",
     [RATE_GELU_GRADIENT] = "gelu' in the epilogue",
     [RATE_BIAS_GRADIENT] = "bias gradients",
     [RATE_LAUNCH] = "launch",
@@ -45,6 +46,7 @@ static const struct {
          [RATE_COPY] = {0.79, 0.74, 0.84},
          [RATE_LAYERNORM_BACKWARD] = {0.667, 0.53, 0.77},
          [RATE_CROSS_ENTROPY] = {0.74, 0.64, 0.83},
+         [RATE_GELU] = {0.79, 0.37, 0.84}, // bytes of the pre-activation; worst: the kernel, which is then taken
          [RATE_GELU_GRADIENT] = {0.51, 0.24, 0.88}, // bytes of its operand
          [RATE_BIAS_GRADIENT] = {0.76, 0.71, 2.3},  // best: in the epilogue of the weight gradient
          [RATE_LAUNCH] = {2.5e-6, 4.5e-6, 1.5e-6},
@@ -60,7 +62,8 @@ static const struct {
          [RATE_COPY] = {0.855, 0.80, 0.90},
          [RATE_LAYERNORM_BACKWARD] = {0.80, 0.70, 0.86},
          [RATE_CROSS_ENTROPY] = {0.84, 0.74, 0.90},
-         [RATE_GELU_GRADIENT] = {0}, // expected to lose against the kernel
+         [RATE_GELU] = {0}, // these two are expected to lose against the kernel
+         [RATE_GELU_GRADIENT] = {0},
          [RATE_BIAS_GRADIENT] = {0.845, 0.79, 0.90},
          [RATE_LAUNCH] = {2.9e-6, 5e-6, 2e-6},
      }},
@@ -84,7 +87,7 @@ typedef struct {
 
 static const Product QKV = {"qkvw", 1, 3, 1.01, 1.06, 0.93}, ATTPROJ = {"attprojw", 1, 1, 0.935, 0.935, 0.885},
                      FC = {"fcw", 1, 4, 1.01, 1.075, 0.98}, FCPROJ = {"fcprojw", 4, 1, 1.075, 1.075, 0.98};
-static const double HEAD_FORWARD = 1.04, HEAD_INPUT = 1.09, HEAD_WEIGHT = 1.01;
+static const double HEAD_FORWARD = 1.04, HEAD_INPUT = 1.09, HEAD_WEIGHT = 1.05;
 
 // What the rows are made of. steps: how often a micro-step, and with it each of its rows, is in a step.
 typedef struct {
@@ -125,6 +128,9 @@ static PredictedOp *product(Rows *r, const char *op, const Product *p, double fa
                 factor);
 }
 static void forward(Rows *r, const Product *p) { product(r, "matmul_forward", p, p->forward, p->out * r->C * r->s); }
+static void forward_onto_residual(Rows *r, const Product *p) {
+    part(product(r, "matmul_residual_forward", p, p->forward, r->C * r->s + r->u), RATE_COPY, r->u, 1);
+}
 static void input_gradient(Rows *r, const Product *p) { product(r, "matmul_backward_input", p, p->input, 0); }
 static void weight_gradient(Rows *r, const Product *p) {
     const double IC = p->in * r->C, OC = p->out * r->C;
@@ -134,7 +140,7 @@ static void weight_gradient(Rows *r, const Product *p) {
 }
 
 static void normed(Rows *r, const char *tensor, double calls) {
-    if (calls > 0) copy(r, "residual_layernorm_forward", tensor, calls, 4 * r->u + 2 * r->C * r->s + 8 * r->N);
+    copy(r, "layernorm_forward", tensor, calls, 2 * r->u + 2 * r->C * r->s + 8 * r->N);
 }
 static void normed_backward(Rows *r, const char *tensor, double calls, int units) {
     const double bytes = units * r->u + r->C * r->s + 8 * r->N + 8 * r->C;
@@ -149,16 +155,15 @@ static void add_forward(Rows *r, double scores, double lse) {
     const double B = (double)m->B, T = (double)m->T, tokens = 4 * r->N, token_bytes = m->config.V <= 1 << 16 ? 2 : 4;
     copy(r, "batch_unpack", "windows", 1, B * (T + 1) * token_bytes + 2 * tokens);
     copy(r, "embedding_forward", "residual1", 1, tokens + touched(r) * r->s + T * r->C * r->s + r->u);
-    copy(r, "layernorm_forward", "ln1w", 1, 2 * r->u + 2 * r->C * r->s + 8 * r->N);
+    normed(r, "ln1w", r->L);
     forward(r, &QKV);
     part(add(r, "attention_forward", "qkv", r->L, 2 * scores, 4 * r->u + lse), RATE_ATTENTION_FORWARD, 2 * scores, 1);
-    forward(r, &ATTPROJ);
+    forward_onto_residual(r, &ATTPROJ);
     normed(r, "ln2w", r->L);
     launches(
-        part(product(r, "matmul_gelu_forward", &FC, FC.forward, 4 * r->C * r->s + 4 * r->u), RATE_COPY, 8 * r->u, 1),
+        part(product(r, "matmul_gelu_forward", &FC, FC.forward, 4 * r->C * r->s + 4 * r->u), RATE_GELU, 4 * r->u, 1),
         2);
-    forward(r, &FCPROJ);
-    normed(r, "ln1w", r->L - 1);
+    forward_onto_residual(r, &FCPROJ);
     normed(r, "lnfw", 1);
 }
 
@@ -170,7 +175,7 @@ static void add_head(Rows *r) {
     part(head, RATE_MATMUL, logits, HEAD_INPUT);
     part(head, RATE_MATMUL, logits, HEAD_WEIGHT);
     part(head, RATE_CROSS_ENTROPY, 2 * r->N * Vp * r->s, 1);
-    launches(head, 50);
+    launches(head, 10);
     copy(r, "sequence_losses", "losses", 1, 4 * r->N + 4 * (double)r->model->B);
 }
 
@@ -244,8 +249,9 @@ static bool is_of_peak(RateKind rate) { return rate <= RATE_OUR_ATTENTION_BACKWA
 
 // The rate that a part has on this GPU with these options, and its FLOP or bytes.
 static PredictedPart chosen(PredictedPart p, const Estimate *rates, const Options *o) {
-    if (p.rate == RATE_GELU_GRADIENT && (o->gelu_fusion == 0 || rates[p.rate].likely == 0))
-        p.rate = RATE_COPY, p.amount *= 3; // a kernel that reads two tensors and writes one
+    // A kernel instead of an epilogue reads and writes, or reads two tensors and writes one.
+    const int moved = p.rate == RATE_GELU ? 2 : p.rate == RATE_GELU_GRADIENT ? 3 : 0;
+    if (moved > 0 && (o->gelu_fusion == 0 || rates[p.rate].likely == 0)) p.rate = RATE_COPY, p.amount *= moved;
     if (o->attention == ATTENTION_OWN && p.rate == RATE_ATTENTION_FORWARD) p.rate = RATE_OUR_ATTENTION_FORWARD;
     if (o->attention == ATTENTION_OWN && p.rate == RATE_ATTENTION_BACKWARD) p.rate = RATE_OUR_ATTENTION_BACKWARD;
     return p;
