@@ -687,7 +687,7 @@ MUTATIONS = [
     Host("timing_gives_up", "choices that are a little slower are dropped", **TIMING, old="GIVE_UP_FACTOR = 1.3f;",
          new="GIVE_UP_FACTOR = 1.1f;"),
     Host("tuning_checksum", "damaged entries are taken", file="llmc/cuda/tuning_cache.c", test="unit/test_tuning_cache",
-         old=" && big_endian(sum) == checksum(line, length))", new=")"),
+         old=" && big_endian(sum) == checksum(line, length) &&", new=" &&"),
     Host("tuning_others", "what other processes found meanwhile is overwritten", file="llmc/cuda/tuning_cache.c",
          test="unit/test_tuning_cache", old="    load(); // what other processes found meanwhile\n", new=""),
     Host("tuning_any_size", "an entry of another size is taken", file="llmc/cuda/tuning_cache.c",
