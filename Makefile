@@ -1,8 +1,8 @@
 # pretrain.cu: `make help` lists the targets.
 #
-# Host code and the CPU backend are C11; every object is compiled once per variant into build/VARIANT/. CUDA kernels are
-# compiled by nvcc; the simulator of dev/sim runs the PTX that it leaves, translated to C++.
-#   SIMD=avx512bf16|avx512|none   vector code of the CPU backend; default: what this processor has
+# Host code and the CPU backend are C11; every object is compiled into build/MODE/, the vector code of the CPU backend once
+# for each set of instructions (CPU_CODES): the program chooses when it starts. CUDA kernels are compiled by nvcc; the
+# simulator of dev/sim runs the PTX that it leaves, translated to C++.
 #   MODE=release|sanitize         sanitize: AddressSanitizer + UBSan. For the simulator also tsan and msan (clang)
 #   CUDA=DIR                      the CUDA toolkit; default: that of the nvcc on the PATH, /usr/local/cuda, or .cuda,
 #                                 which `make cuda-toolkit` makes
@@ -26,19 +26,25 @@ endif
 ifeq ($(origin CC),default)
 CC := gcc
 endif
+OBJCOPY ?= objcopy
 MODE   ?= release
 CPU_FLAGS := $(shell grep -m1 '^flags' /proc/cpuinfo 2>/dev/null)
-SIMD   ?= $(if $(findstring avx512_bf16,$(CPU_FLAGS)),avx512bf16,$(if $(and $(findstring avx512f,$(CPU_FLAGS)),$(findstring avx512bw,$(CPU_FLAGS)),$(findstring avx512vl,$(CPU_FLAGS)),$(findstring avx512dq,$(CPU_FLAGS))),avx512,none))
-BUILD  := build/$(MODE)-$(SIMD)
+has        = $(if $(filter-out $(CPU_FLAGS),$(1)),,$(2))
+BUILD  := build/$(MODE)
 
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wno-format-truncation \
             $(if $(filter 1,$(WERROR)),-Werror)
 CFLAGS_release  := -O3 -g1
 CFLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-SIMD_FLAGS_avx512bf16 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=znver3
-SIMD_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
-# Wide vectors only pass between inlined functions; without this gcc notes that their calling convention changed once.
-SIMD_FLAGS_none       := -Wno-psabi
+# The copies of the vector code, best first, and their flags; llmc/cpu/device.c has the same list.
+CPU_CODES := $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),avx512bf16 avx512 avx2) baseline
+CODE_FLAGS_avx512bf16 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=znver3
+CODE_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
+CODE_FLAGS_avx2       := -mavx2 -mfma
+# Those that this machine runs.
+CODES_HERE := $(filter $(CPU_CODES),$(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma,avx512bf16) \
+              $(call has,avx512f avx512bw avx512vl avx512dq fma,avx512) $(call has,avx2 fma,avx2) baseline)
+code_flags = -Wno-psabi $(CODE_FLAGS_$(1)) -DCPU_CODE=cpu_code_$(1)
 # -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
 # -fno-math-errno: a root is one instruction, also in loops that become vector code.
 CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off -fno-math-errno $(WARNINGS) $(CFLAGS_$(MODE))
@@ -52,7 +58,9 @@ CPU_SRC  := $(wildcard llmc/cpu/*.c)
 # llmc/cuda/sizes.c is arithmetic of shapes, without CUDA: the planner of every build asks it.
 HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/run/*.c llmc/comm/*.c) \
             llmc/cuda/sizes.c
-CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/%.o)
+# Of llmc/cpu, what any processor runs; the remainder is the vector code.
+CPU_ONCE := $(addprefix llmc/cpu/,cpu.c device.c onednn.c)
+CPU_OBJ  := $(CPU_ONCE:%.c=$(BUILD)/%.o) $(CPU_CODES:%=$(BUILD)/llmc/cpu/%.o)
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libllmc.a
 
@@ -60,8 +68,11 @@ LIB      := $(BUILD)/libllmc.a
 CUDA     ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc .cuda/bin/nvcc)))
 CUDA_SRC := $(filter-out llmc/cuda/sizes.c,$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
 
-TEST_SRC := $(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c)
-TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
+TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c))
+TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%) $(CODES_HERE:%=$(BUILD)/test/unit/test_simd-%)
+# The tests of the ops with the vector code that is not the best one here.
+OP_TESTS     := $(patsubst %.c,$(BUILD)/%,$(wildcard test/ops/test_*.c) test/unit/test_gemm.c)
+OTHER_CODES  = $(foreach code,$(wordlist 2,9,$(CODES_HERE)),$(patsubst %,PRETRAIN_CPU=$(code)@%,$(1)))
 # What tests link besides the library: their main, the fp64 specification and the helper around op calls.
 TEST_OBJ := $(patsubst %.c,$(BUILD)/%.o,test/test.c $(wildcard test/reference/*.c) test/ops/op_test.c)
 TEST_LIB := $(BUILD)/libtest.a
@@ -80,9 +91,6 @@ DATA_TOOLS := $(patsubst %.c,%,$(wildcard data/*.c))
 
 all: train_gpt2 $(DATA_TOOLS) ## the best trainer for this machine, and the data tools
 
-# device.c runs before it is known whether the processor has these instructions.
-$(filter-out $(BUILD)/llmc/cpu/device.o,$(CPU_OBJ)) $(BUILD)/test/unit/test_simd.o: CFLAGS += $(SIMD_FLAGS_$(SIMD))
-
 # Compiled again when MPI comes or goes.
 MPI_OBJ := $(BUILD)/llmc/comm/channel_mpi.o
 $(MPI_OBJ): CFLAGS += $(MPI_CFLAGS)
@@ -95,6 +103,25 @@ $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(SAY) CC $<
 	$(QUIET)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+
+# A copy of the vector code is one object, in which only its table has a name for others. The test of what it is made
+# from is compiled with the same flags.
+define CODE_RULES
+$(BUILD)/llmc/cpu/$(1)/%.o: llmc/cpu/%.c
+	@mkdir -p $$(@D)
+	$$(SAY) CC '$$< $(1)'
+	$$(QUIET)$$(CC) $$(CFLAGS) $$(call code_flags,$(1)) -MMD -MP -c $$< -o $$@
+
+$(BUILD)/llmc/cpu/$(1).o: $(patsubst llmc/cpu/%.c,$(BUILD)/llmc/cpu/$(1)/%.o,$(filter-out $(CPU_ONCE),$(CPU_SRC)))
+	$$(QUIET)$$(CC) -r -nostdlib $$^ -o $$@
+	$$(QUIET)$$(OBJCOPY) --keep-global-symbol=cpu_code_$(1) $$@
+
+$(BUILD)/test/unit/test_simd-$(1).o: test/unit/test_simd.c
+	@mkdir -p $$(@D)
+	$$(SAY) CC '$$< $(1)'
+	$$(QUIET)$$(CC) $$(CFLAGS) $$(call code_flags,$(1)) -MMD -MP -c $$< -o $$@
+endef
+$(foreach code,$(CPU_CODES),$(eval $(call CODE_RULES,$(code))))
 
 $(BUILD)/train_gpt2.o: train_gpt2.cu
 	@mkdir -p $(@D)
@@ -114,7 +141,7 @@ $(DATA_TOOLS:data/%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/data/%.o $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
 
-# Programs outside of build/ are copies, of the variant that was asked for last. Times do not tell: one built a week ago
+# Programs outside of build/ are copies, of the mode that was asked for last. Times do not tell: one built a week ago
 # is the right one now.
 COPY = $(QUIET)cmp -s $< $@ || cp -f $< $@
 
@@ -206,27 +233,33 @@ test: ## install what is missing, build, test: some of everything, under 8 minut
 	$(call phase,install,scripts/install_deps.sh build test)
 	$(call phase,build,$(SUBMAKE) all test-programs)
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) ARCHS=$(QUICK_ARCH) SIM_ARCHS=$(QUICK_ARCH) train_gpt2sim sim-quick-programs $(QUICK_CUDA)),@echo "$(NO_CUDA)")
-	@$(RUN_TESTS) --mark 'not slow' $(QUICK_TEST_BIN) $(SIM_QUICK_BIN) $(SIM_HARDWARE)
+	@$(RUN_TESTS) --mark 'not slow' $(QUICK_TEST_BIN) $(QUICK_OTHER_CODES) $(SIM_QUICK_BIN) $(SIM_HARDWARE)
 
-# Then the rest: what `make test` leaves out, the op tests a second time in plain C (SIMD=none), the CUDA trainer for every
+# Then the rest: what `make test` leaves out, all op tests with all vector code of this machine, the CUDA trainer for every
 # generation of GPUs, all of the simulator's tests with the PTX of each, also as other GPUs and under the sanitizers.
-test-all: ## make test, and then slow runs, plain C, all GPUs, sanitizers, thread and memory checkers: under an hour
+test-all: ## make test, and then slow runs, all vector code, all GPUs, sanitizers, thread and memory checkers: under an hour
 	@$(MAKE) -s test || grep -qs passed $(TALLY) # a test that failed keeps none from running
 	$(call phase,install,scripts/install_deps.sh build test test-all)
 	@$(MAKE) -s test-rest
 
+# The host code and the CPU backend for aarch64: compiled, not linked and not run. The libraries' headers are this machine's.
+AARCH64 := CC="aarch64-linux-gnu-gcc -idirafter /usr/include" OBJCOPY=aarch64-linux-gnu-objcopy BUILD=build/aarch64 MPICC=none
+
 .PHONY: test-rest
 test-rest: # make looks for clang anew: it may have come just now
-	$(call phase,build,$(SUBMAKE) SIMD=none op-test-programs)
+	$(if $(shell command -v aarch64-linux-gnu-gcc),$(call phase,build,$(SUBMAKE) $(AARCH64) host-objects))
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs))
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)"))
 	@CUDNN_GRAPHS=all $(RUN_TESTS) --mark slow \
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
-		$(filter-out $(QUICK_TEST_BIN),$(sort $(TEST_BIN) $(OP_TEST_BIN_PLAIN))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
+		$(SLOW_TESTS) $(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
 		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_planner_fit ops/test_random_shapes)
 QUICK_TEST_BIN := $(filter-out $(SLOW_TESTS),$(sort $(TEST_BIN)))
+GOLDEN_TEST    := $(BUILD)/test/golden/test_golden
+# What runs in seconds, with the narrow vectors.
+QUICK_OTHER_CODES := $(filter PRETRAIN_CPU=avx2@% PRETRAIN_CPU=baseline@%,$(call OTHER_CODES,$(GOLDEN_TEST) $(addprefix $(BUILD)/test/,unit/test_gemm $(SIM_SHORT))))
 # Not over the trainer of a machine that has a GPU, perhaps another one.
 QUICK_CUDA     := $(if $(NO_CUBLASLT),cuda-library,$(if $(GPU_ARCHS),build/$(MODE)-cuda-$(QUICK_ARCH)/train_gpt2cu,train_gpt2cu))
 
@@ -239,16 +272,14 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	$(SUBMAKE) MODE=sanitize test-programs sanitized-trainer
 	$(if $(NVCC),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
 	$(if $(NVCC),$(SUBMAKE) sim-sanitize-programs sim-faults)
-	@TRAINER=build/sanitize-$(SIMD)/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
+	@TRAINER=build/sanitize/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' scripts/run_tests.py \
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
-		$(TEST_BIN:$(BUILD)/%=build/sanitize-$(SIMD)/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
+		$(TEST_BIN:$(BUILD)/%=build/sanitize/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
-OP_TEST_BIN_PLAIN := $(patsubst %.c,build/$(MODE)-none/%,$(wildcard test/ops/test_*.c))
-
-.PHONY: test-programs op-test-programs sanitized-trainer
+.PHONY: test-programs sanitized-trainer host-objects
 test-programs: $(TEST_BIN) $(BUILD)/dev/bench/bench_ops
-op-test-programs: $(OP_TEST_BIN_PLAIN)
+host-objects: $(HOST_OBJ) $(CPU_OBJ) $(BUILD)/train_gpt2.o $(DATA_TOOLS:%=$(BUILD)/%.o)
 sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)
 
 # ----------------------------------------------------------------------------------------------------------------- style
@@ -258,7 +289,7 @@ SOURCES := $(sort $(wildcard *.cu llmc/*.[ch] llmc/*/*.[ch] llmc/*/*.cu llmc/*/*
 # What clang-tidy reads: the C of it; without a CUDA toolkit not what includes its headers.
 TIDIED := $(filter %.c train_gpt2.cu,$(if $(CUDA),$(SOURCES),$(filter-out llmc/cuda/% test/sim/%,$(SOURCES))))
 # clang 14 knows _Float16 only where AVX512-FP16 is switched on; nothing is compiled here, only read.
-TIDY_FLAGS := -std=c11 -D_GNU_SOURCE -I. -fopenmp $(if $(CPU_FLAGS),$(SIMD_FLAGS_avx512bf16) -mavx512fp16) $(if $(CUDA),-isystem $(CUDA)/include) $(if $(NVCC),-I$(SIM_FORMS))
+TIDY_FLAGS := -std=c11 -D_GNU_SOURCE -I. -fopenmp $(if $(CPU_FLAGS),$(CODE_FLAGS_avx512bf16) -mavx512fp16) -DCPU_CODE=cpu_code_avx512bf16 $(if $(CUDA),-isystem $(CUDA)/include) $(if $(NVCC),-I$(SIM_FORMS))
 
 lint: ## compiler warnings, clang-format, clang-tidy, Python syntax
 	scripts/install_deps.sh build lint

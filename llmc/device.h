@@ -16,10 +16,15 @@ extern "C" {
 typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN, ATTENTION_CUDNN_COLLECTED } AttentionChoice;
 typedef enum { GELU_FUSION_AUTO, GELU_FUSION_NONE, GELU_FUSION_FORWARD, GELU_FUSION_BOTH } GeluFusion;
 
+// The vector code of the CPU backend, best first. auto: that of the environment's PRETRAIN_CPU, or else the first one
+// that the processor and the operating system support.
+typedef enum { CPU_AUTO, CPU_AVX512BF16, CPU_AVX512, CPU_AVX2, CPU_BASELINE, CPU_CODES } CpuCodeChoice;
+
 // All zeros is a good choice on every machine.
 typedef struct {
-    int threads; // CPU: worker threads, 0 = all cores this process may use. Ignored by GPU backends
-    int number;  // of this process among those of this machine: chooses the GPU. 0: the first
+    CpuCodeChoice cpu; // also limits the instructions of the CPU's library. Ignored by GPU backends
+    int threads;       // CPU: worker threads, 0 = all cores this process may use. Ignored by GPU backends
+    int number;        // of this process among those of this machine: chooses the GPU. 0: the first
     // The CPU ignores the following fields.
     bool tf32;                 // fp32 matmuls on TF32 tensor cores
     AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
@@ -33,7 +38,6 @@ typedef struct {
     char name[128];                 // "AMD EPYC, 2 threads" or "NVIDIA H200"
     char id[64];                    // tells two devices of one machine apart: the GPU's PCI bus id; "" on the CPU
     char libraries[256];            // "vector code avx512bf16, oneDNN 2.6.3, OpenMP"
-    char advice[128];               // names a build of this program that is faster on this machine; or ""
     char attention[256];            // implementation of attention, once a model is planned; "" on the CPU: no choice
     int units;                      // threads or SMs in use
     size_t memory_total;            // bytes of device memory
@@ -41,6 +45,7 @@ typedef struct {
     double peak_flops[DTYPE_COUNT]; // datasheet FLOP/s by dtype, derived from units x clock x FLOP/clock; 0 = not known
     double peak_bandwidth;          // datasheet bytes/s of device memory; 0 = not known
     DType default_dtype;            // the fastest training dtype of this device
+    bool widens_bf16;               // it has no instructions for bf16, which then saves memory, not time
     bool supports[DTYPE_COUNT];     // dtypes that ops accept for weights and activations
 } DeviceFacts;
 
@@ -54,15 +59,16 @@ bool device_init(const DeviceOptions *options, Error *err);
 void device_shutdown(void);
 const DeviceFacts *device_facts(void);
 
-// The choices that this process made by timing or restored: algorithms and epilogues of matmuls, implementation of
-// attention. One line each, malloced; "" if a backend chooses nothing. Other choices may give other bits.
+// What the bits of this process depend on besides its options. A GPU: the choices made by timing or restored,
+// algorithms and epilogues of matmuls and the implementation of attention, one line each. The CPU: one line, its vector
+// code and its library. malloced.
 char *device_tuning(void);
 // The candidates of these choices, for the log: JSON objects separated by commas,
 //   {"what":"...","taken":1,"ways":[["the way 0",0.412],["the way 1",null]]}    times in ms; null: not measured
 // malloced; "" if a backend chooses nothing.
 char *device_choices(void);
-// Restores earlier choices without timing; call before the first op. False: they were made for another GPU, driver or
-// library and are ignored.
+// Restores earlier choices without timing; call before the first op. False: they were made for another device, driver
+// or library and are ignored: bits may differ. "" is unknown, and true.
 bool device_restore_tuning(const char *lines);
 
 // The current state of the device as it reports it. Fields that it does not report are 0.

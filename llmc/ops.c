@@ -1,5 +1,5 @@
 // The functions of ops.h. Each checks its arguments, reports the call and its cost to the observer, and calls the
-// backend (backend_NAME). A wrong argument stops the program with a message that names the op and the tensor.
+// backend (backend_ops). A wrong argument stops the program with a message that names the op and the tensor.
 //
 // Costs: FLOPs of matmuls and attention, as recompute.h counts them for the machine; all other ops have 0. Bytes: every
 // tensor once, but an output that is added to twice. Scratch of an op (workspace, logits) is not counted because it
@@ -19,7 +19,7 @@ bool ops_are_observed(void) { return observer != NULL; }
 #define RUN(op, arguments, cost)                                                                                       \
     do {                                                                                                               \
         if (observer && !observer->begin(cost)) break;                                                                 \
-        backend_##op arguments;                                                                                        \
+        backend_ops()->op arguments;                                                                                   \
         if (observer) observer->end();                                                                                 \
     } while (0)
 

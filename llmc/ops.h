@@ -337,44 +337,28 @@ bool ops_are_observed(void);
 // Each backend implements the op NAME as backend_NAME, with the same arguments, which ops.c has checked. A backend with
 // more requirements (alignment, the size of a grid) checks them itself. Inside a backend ops call each other by these
 // names, so that an observer sees only the outer call.
-#define BACKEND(op) __typeof__(op) backend_##op
-BACKEND(batch_unpack);
-BACKEND(embedding_forward);
-BACKEND(embedding_backward);
-BACKEND(layernorm_forward);
-BACKEND(layernorm_backward);
-BACKEND(matmul_forward);
-BACKEND(matmul_residual_forward);
-BACKEND(matmul_gelu_forward);
-BACKEND(gelu_forward);
-BACKEND(gelu_backward);
-BACKEND(matmul_backward_input);
-BACKEND(matmul_gelu_backward_input);
-BACKEND(matmul_backward_weight);
-BACKEND(bias_backward);
-BACKEND(attention_forward);
-BACKEND(attention_backward);
-BACKEND(kv_cache_store);
-BACKEND(attention_decode);
-BACKEND(head_loss_forward);
-BACKEND(head_loss_backward);
-BACKEND(sequence_losses);
-BACKEND(gradient_sumsq);
-BACKEND(step_control_update);
-BACKEND(optimizer_update);
-BACKEND(adafactor_statistics);
-BACKEND(momentum_update);
-BACKEND(gradient_add);
-BACKEND(micro_step_count);
-BACKEND(fp8_quantize);
-BACKEND(fp8_matmul);
-BACKEND(fp8_slots_advance);
-BACKEND(tensor_statistics);
-BACKEND(tensor_fill);
-BACKEND(tensor_cast);
-BACKEND(tensor_axpby);
-BACKEND(tensor_normalize);
-#undef BACKEND
+#define BACKEND_OPS(OP)                                                                                                \
+    OP(batch_unpack)                                                                                                   \
+    OP(embedding_forward) OP(embedding_backward) OP(layernorm_forward) OP(layernorm_backward) OP(matmul_forward)       \
+        OP(matmul_residual_forward) OP(matmul_gelu_forward) OP(gelu_forward) OP(gelu_backward)                         \
+            OP(matmul_backward_input) OP(matmul_gelu_backward_input) OP(matmul_backward_weight) OP(bias_backward)      \
+                OP(attention_forward) OP(attention_backward) OP(kv_cache_store) OP(attention_decode)                   \
+                    OP(head_loss_forward) OP(head_loss_backward) OP(sequence_losses) OP(gradient_sumsq)                \
+                        OP(step_control_update) OP(optimizer_update) OP(adafactor_statistics) OP(momentum_update)      \
+                            OP(gradient_add) OP(micro_step_count) OP(fp8_quantize) OP(fp8_matmul)                      \
+                                OP(fp8_slots_advance) OP(tensor_statistics) OP(tensor_fill) OP(tensor_cast)            \
+                                    OP(tensor_axpby) OP(tensor_normalize)
+
+#define BACKEND_DECLARATION(op) __typeof__(op) backend_##op;
+BACKEND_OPS(BACKEND_DECLARATION)
+
+// The same as a table: the CPU backend has one for each instruction set that it is compiled for.
+#define BACKEND_FIELD(op) __typeof__(backend_##op) *op;
+#define BACKEND_ENTRY(op) .op = backend_##op,
+typedef struct {
+    BACKEND_OPS(BACKEND_FIELD)
+} BackendOps;
+const BackendOps *backend_ops(void);
 
 bool backend_computes(DType dtype); // whether weights and activations may have this dtype
 

@@ -10,7 +10,8 @@ cd "$(dirname "$0")/.."
 BUILD_PACKAGES=(gcc libc6-dev make libdnnl-dev libcjson-dev libxxhash-dev libpcre2-dev zlib1g-dev libzstd-dev
     python3 python3-numpy python3-matplotlib)
 TEST_PACKAGES=(g++ libcmocka-dev libopenmpi-dev openmpi-bin python3-pytest python3-pytest-xdist python3-venv)
-TEST_ALL_PACKAGES=(clang libclang-rt-dev python3-torch libopenblas0-pthread python3-venv slurmctld slurmd slurm-client munge)
+TEST_ALL_PACKAGES=(clang libclang-rt-dev python3-torch libopenblas0-pthread python3-venv slurmctld slurmd slurm-client munge
+    gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 LINT_PACKAGES=(g++ libcmocka-dev clang-format clang-tidy)
 # pyarrow 18 takes Debian 12's numpy; later ones want numpy 2.
 DATA_PYTHON=(pyarrow==18.1.0)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Measures the CPU trainer and writes dev/bench/results/cpu_NAME_DATE.{json,md}.
 
-    dev/bench/bench_cpu.py [--build build/release-avx512bf16] [--seconds 8] [--dry-run]
+    dev/bench/bench_cpu.py [--build build/release] [--seconds 8] [--rounds 3] [--dry-run]
 
-Each configuration is one process of bench_step: whole training steps with the rate of a plain library matmul measured
-between them, medians; then the same step in PyTorch (torch_step.py), where it is installed: Debian's, or that of
-PEER_PYTHON=path/to/python. On a shared machine tokens/s moves with the neighbours; the ratio to the matmul rate is steady.
+A configuration is ROUNDS processes of bench_step: whole training steps with the rate of a plain library matmul measured
+between them; and in turn with them the same step in PyTorch (torch_step.py), where it is installed: Debian's, or that of
+PEER_PYTHON=path/to/python. Of each the median process and the range. On a shared machine tokens/s moves with the
+neighbours; the ratio to the matmul rate is steady. avx2: both are held to AVX2, which is what most machines have.
 """
 import argparse
 import datetime
@@ -20,23 +21,30 @@ import sys
 import tempfile
 import time
 
-# name, model, B, T, dtype, targets for tokens/s and for the ratio to the matmul rate (a 2-core AVX512-BF16 machine)
+# name, model, B, T, dtype, vector code, targets for tokens/s and for the ratio to the matmul rate (a 2-core AVX512-BF16
+# machine)
 CONFIGURATIONS = [
-    ("124M", "d12,V=50257", 4, 256, "bf16", 950, 0.78),
-    ("124M", "d12,V=50257", 4, 1024, "bf16", 940, 0.80),
-    ("124M", "d12,V=50257", 4, 64, "bf16", 780, None),
-    ("6 layers C=384", "L=6,C=384,NH=6,V=50257", 8, 256, "bf16", 4000, None),
-    ("124M", "d12,V=50257", 4, 256, "fp32", 480, 0.85),
+    ("124M", "d12,V=50257", 4, 256, "bf16", "", 950, 0.78),
+    ("124M", "d12,V=50257", 4, 1024, "bf16", "", 940, 0.80),
+    ("124M", "d12,V=50257", 4, 64, "bf16", "", 780, None),
+    ("6 layers C=384", "L=6,C=384,NH=6,V=50257", 8, 256, "bf16", "", 4000, None),
+    ("124M", "d12,V=50257", 4, 256, "fp32", "", 480, 0.85),
+    ("124M", "d12,V=50257", 4, 1024, "fp32", "", 480, 0.85),
+    ("124M", "d12,V=50257", 4, 256, "fp32", "avx2", 240, 0.85),
+    ("124M", "d12,V=50257", 4, 1024, "fp32", "avx2", 240, 0.85),
 ]
+# What holds a process to a vector code: ours, and PyTorch with its libraries.
+HELD = {"": {}, "avx2": {"PRETRAIN_CPU": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2",
+                         "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
 PEER_PYTHON = os.environ.get("PEER_PYTHON", "/usr/bin/python3")
 LOADER_TARGET = 200e6  # tokens/s of one thread, files in the page cache
 START_TARGET = 3.0  # seconds from launch to the first step, 124M
 PLAN_TARGET = 1.0  # seconds of --plan with -b auto and -r auto, 1558M
 
 
-def output_of(command):
+def output_of(command, **environment):
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment).stdout
     except (OSError, subprocess.CalledProcessError):
         return ""
 
@@ -66,29 +74,53 @@ def supports_bf16():
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def bench_torch(shape, B, T, dtype):
+def bench_torch(shape, B, T, dtype, held):
     """The same step in PyTorch; None where there is no PyTorch."""
-    printed = output_of([PEER_PYTHON, "dev/bench/torch_step.py", shape, str(B), str(T), dtype])
+    printed = output_of([PEER_PYTHON, "dev/bench/torch_step.py", shape, str(B), str(T), dtype], **held)
     return json.loads(printed) if printed else None
 
 
-def torch_speed(row):
-    return f"{row['torch']['tokens_per_second']:.0f}" if row["torch"] else "-"
+def middle(results):
+    """The median by tokens/s, with the range of all; None where there is none."""
+    ordered = sorted((r for r in results if r), key=lambda r: r["tokens_per_second"])
+    if not ordered:
+        return None
+    return ordered[len(ordered) // 2] | {"range": [ordered[i]["tokens_per_second"] for i in (0, -1)]}
 
 
-def bench_steps(build, seconds):
+def speed_of(result):
+    """Median and range, such as "412 (398-420)"."""
+    if not result:
+        return "-"
+    low, high = result["range"]
+    return f"{result['tokens_per_second']:.0f} ({low:.0f}-{high:.0f})"
+
+
+def times_torch(row):
+    return f"{row['tokens_per_second'] / row['torch']['tokens_per_second']:.2f}x" if row["torch"] else "-"
+
+
+def bench_configuration(configuration, build, seconds, rounds):
+    name, model, B, T, dtype, code, target, target_ratio = configuration
+    command = [f"{build}/dev/bench/bench_step", model, str(B), str(T), dtype, "0", str(seconds)]
+    ours, peer = [], []
+    for _ in range(rounds):
+        ours.append(json.loads(output_of(command, **HELD[code])))
+        peer.append(bench_torch(model.replace("d12", "L=12,C=768,NH=12"), B, T, dtype, HELD[code]))
+    row = middle(ours) | {"torch": middle(peer), "name": name, "target": target, "target_ratio": target_ratio,
+                          "code": code, "command": " ".join([f"PRETRAIN_CPU={code}"] * bool(code) + command)}
+    print(f"{name} B={B} T={T} {dtype} {code}: {speed_of(row)} tok/s, {row['ratio']:.1%} of matmul, "
+          f"PyTorch {speed_of(row['torch'])}, {times_torch(row)}", flush=True)
+    return row
+
+
+def bench_steps(build, seconds, rounds):
     rows = []
-    for name, model, B, T, dtype, target, target_ratio in CONFIGURATIONS:
-        if dtype == "bf16" and not supports_bf16():
-            print(f"no bf16 matrix instructions on this machine: {name} B={B} T={T} bf16 left out", flush=True)
+    for configuration in CONFIGURATIONS:
+        if configuration[4] == "bf16" and not supports_bf16():
+            print(f"no bf16 matrix instructions on this machine: {configuration} left out", flush=True)
             continue
-        command = [f"{build}/dev/bench/bench_step", model, str(B), str(T), dtype, "0", str(seconds)]
-        row = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        row.update(name=name, command=" ".join(command), target=target, target_ratio=target_ratio)
-        row["torch"] = bench_torch(model.replace("d12", "L=12,C=768,NH=12"), B, T, dtype)
-        rows.append(row)
-        speed = f"{row['tokens_per_second']:.0f} tok/s, {row['ratio']:.1%} of matmul, PyTorch {torch_speed(row)}"
-        print(f"{name} B={B} T={T} {dtype}: {speed}", flush=True)
+        rows.append(bench_configuration(configuration, build, seconds, rounds))
     return rows
 
 
@@ -139,21 +171,24 @@ def markdown(result):
     lines += [f"{info['cores']} cores, {info['memory_gib']} GiB, {info['system']}, {info['compiler']}, "
               f"{result['steps'][0]['libraries']}; commit {info['commit']}. Command: `{peer}make bench`.", ""]
     lines += [
-        "Medians of whole training steps. FLOP per token: 72 L C^2 + 6 Vp C + 6 L C (T+1). The matmul rate is a plain",
+        "Medians of whole training steps, and the range of the processes' medians. FLOP per token: 72 L C^2 + 6 Vp C + "
+        "6 L C (T+1). The matmul rate is a plain",
         "library matmul (1024 x 3072 x 768) measured between the steps, in the same process. PyTorch: the same step, "
         "eager,",
-        f"{torch_version(result['steps'])}, bf16 by autocast (dev/bench/torch_step.py), measured right after.",
+        f"{torch_version(result['steps'])}, bf16 by autocast (dev/bench/torch_step.py), in turn with ours. avx2: both held "
+        "to AVX2.",
         "",
-        "| model | B | T | dtype | ms/step | tok/s (target) | step GFLOP/s | matmul GFLOP/s | ratio (target) | "
-        "PyTorch tok/s | resident GiB (planned) |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model | B | T | dtype | ms/step | tok/s (range) | target | step GFLOP/s | matmul GFLOP/s | ratio (target) | "
+        "PyTorch tok/s (range) | ours / PyTorch | resident GiB (planned) |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in result["steps"]:
         ratio_target = f" ({row['target_ratio']:.0%})" if row["target_ratio"] else ""
         lines.append(
-            f"| {row['name']} | {row['B']} | {row['T']} | {row['dtype']} | {row['step_seconds'] * 1e3:.0f} | "
-            f"{row['tokens_per_second']:.0f} ({row['target']}) | {row['step_flops'] / 1e9:.0f} | "
-            f"{row['matmul_flops'] / 1e9:.0f} | {row['ratio']:.1%}{ratio_target} | {torch_speed(row)} | "
+            f"| {row['name']} | {row['B']} | {row['T']} | {row['dtype']} {row['code']} | {row['step_seconds'] * 1e3:.0f} | "
+            f"{speed_of(row)} | {row['target']} | {row['step_flops'] / 1e9:.0f} | "
+            f"{row['matmul_flops'] / 1e9:.0f} | {row['ratio']:.1%}{ratio_target} | {speed_of(row['torch'])} | "
+            f"{times_torch(row)} | "
             f"{row['memory_peak'] / 2**30:.2f} ({row['memory_planned'] / 2**30:.2f}) |"
         )
     lines += ["", "| what | measured | target |", "| --- | --- | --- |"]
@@ -164,12 +199,13 @@ def markdown(result):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default="build/release-avx512bf16")
-    parser.add_argument("--seconds", type=float, default=8.0, help="timed steps of each configuration")
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--seconds", type=float, default=8.0, help="timed steps of each process")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each configuration")
     parser.add_argument("--dry-run", action="store_true", help="print the table, write no files")
     options = parser.parse_args()
 
-    steps = bench_steps(options.build, options.seconds)
+    steps = bench_steps(options.build, options.seconds, options.rounds)
     with tempfile.TemporaryDirectory() as directory:
         start = bench_start(directory)
     plan = bench_plan()

@@ -22,23 +22,6 @@ static inline void *scratch_take(char *base, int64_t *end, int64_t bytes) {
     return base ? base + offset : NULL;
 }
 
-// e^x for x <= 0 or barely above, as softmax needs it: two thirds of the instructions of vexp, 3% of the time of
-// attention. Relative error 2e-7 + 2e-8 |x| (without fma 2e-7 + 7e-8 |x|): values far below the maximum are less exact
-// and matter less. 0 below -104, so also for -inf; NaN for NaN.
-//   x log2(e) = k + r with |r| <= 1/2;  e^x = 2^k 2^r, 2^r by a polynomial fitted to the relative error.
-static ALWAYS_INLINE V vexp_nonpositive(V x) {
-    const V log2_e = vsplat(0x1.715476p+0f);
-    x = vmax(vsplat(-104.0f), x); // in this order of arguments NaN passes through
-    V k = vround(x * log2_e);
-    V r = vfma(x, log2_e, -k);
-    V p = vsplat(0x1.5bba14p-10f);
-    p = vfma(p, r, vsplat(0x1.3cea88p-7f));
-    p = vfma(p, r, vsplat(0x1.c6b752p-5f));
-    p = vfma(p, r, vsplat(0x1.ebf9bcp-3f));
-    p = vfma(p, r, vsplat(0x1.62e42ap-1f));
-    return vscale_pow2(vfma(p, r, vsplat(1.0f)), k);
-}
-
 // qkv (B,T,3C).
 static AttentionShape attention_shape(Tensor qkv, int num_heads) {
     int64_t HS = qkv.shape[2] / (3 * num_heads);
@@ -71,7 +54,7 @@ static MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t 
 //      queries   |x..                  |             P      = exp(scores * scale - maximum of the row)
 //         |      |xx..                 |             out    = P V / sum of the row
 //         v      |xxx..                |
-//                |xxxx..               |         A panel ends with the group of 16 keys that holds its diagonal: that
+//                |xxxx..               |         A panel ends with the group of keys that holds its diagonal: that
 //         panel  |xxxxx..              |         group (.) is computed in full and masked. Keys further right are
 //                |                     |         skipped.
 //
@@ -140,7 +123,7 @@ static ALWAYS_INLINE void softmax_panel(const Scratch *s, int64_t q0, int64_t di
         for (int64_t j = 0; j <= diagonal; j += LANES) {
             V p = vexp_nonpositive(vfma(vload_f32(row + j), vsplat(scale), vsplat(-max[r])));
             lane_sum += p;
-            vstore(row, j, p, E); // elements of E are no wider than scores: the store never overtakes the load
+            vstore(row, j, p, packed_dtype(E)); // no wider than scores: the store never overtakes the load
         }
         sum[r] = vsum(lane_sum);
     }
@@ -213,7 +196,7 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads
 //                +---------+---------+---            dQ^T += K^T dS^T
 //                |         |..xxxxxxx|
 //
-// A panel begins with the group of 16 queries that holds its diagonal: that group (.) is computed in full and masked.
+// A panel begins with the group of queries that holds its diagonal: that group (.) is computed in full and masked.
 // Queries further left are skipped. dV and dK of a block of keys are complete before the next block of keys begins;
 // dQ^T accumulates over all blocks, in the order of the keys. dQ and dK are multiplied by scale at the end.
 
@@ -295,7 +278,7 @@ static int64_t attention_backward_scratch(int64_t T, int64_t HS, DType dtype) {
 
 // Rows r and r + 1 of one group of dS^T as words of the right operand.
 static ALWAYS_INLINE void store_two_rows(uint32_t *group, int r, V row, V next_row, DType E) {
-    if (E == DTYPE_BF16) {
+    if (packed_dtype(E) == DTYPE_BF16) {
         vstore_bits(group + r / 2 * LANES, vpair_bf16(row, next_row));
     } else {
         vstore_bits(group + r * LANES, (VU)row);
@@ -303,8 +286,8 @@ static ALWAYS_INLINE void store_two_rows(uint32_t *group, int r, V row, V next_r
     }
 }
 
-// scores^T -> P^T and dP^T -> dS^T, in place, for 16 queries: column j of the panel and one group of dS^T. On the
-// diagonal the first `unseeing` + r queries come before the key of row r; elsewhere unseeing is negative.
+// scores^T -> P^T and dP^T -> dS^T, in place, for a group of queries: column j of the panel and one group of dS^T. On
+// the diagonal the first `unseeing` + r queries come before the key of row r; elsewhere unseeing is negative.
 static ALWAYS_INLINE void dscores_group(const BackwardScratch *s, uint32_t *group, int64_t j, V lse, V delta,
                                         float scale, int64_t unseeing, DType E) {
     for (int r = 0; r < PANEL_ROWS; r += 2) {
@@ -315,8 +298,8 @@ static ALWAYS_INLINE void dscores_group(const BackwardScratch *s, uint32_t *grou
             V p = vexp_nonpositive(vfma(vload_f32(score + j), vsplat(scale), -lse));
             if (unseeing >= 0) p = vfirst(lanes(unseeing + r + i), vzero(), p);
             ds[i] = p * (vload_f32(dprob + j) - delta);
-            vstore(score, j, p, E);
-            vstore(dprob, j, ds[i], E);
+            vstore(score, j, p, packed_dtype(E));
+            vstore(dprob, j, ds[i], packed_dtype(E));
         }
         store_two_rows(group, r, ds[0], ds[1], E);
     }
@@ -391,8 +374,8 @@ static ALWAYS_INLINE float dot_row(MatrixView a, MatrixView b, int64_t row, DTyp
     return vsum(sum);
 }
 
-// Packs the data that all blocks of keys read, 16 queries at a time. The queries beyond T that fill the last group have
-// Q, dO, lse and delta 0: P = 1 there, but dP = dS = 0 and dO = 0, so they add nothing to any gradient.
+// Packs the data that all blocks of keys read, a group of queries at a time. The queries beyond T that fill the last
+// group have Q, dO, lse and delta 0: P = 1 there, but dP = dS = 0 and dO = 0, so they add nothing to any gradient.
 static ALWAYS_INLINE void prepare_queries(const BackwardScratch *s, const BackwardHead *head, DType E) {
     for (int64_t t0 = 0; t0 < head->q.rows; t0 += LANES) {
         int64_t word = depth_words(t0, E);
@@ -420,7 +403,7 @@ static ALWAYS_INLINE void store_dqueries(const BackwardScratch *s, const Backwar
             const float *from = result_from_row(result_from_column(s->dqueries_t, q), j).data;
             VU block[LANES];
             for (int i = 0; i < LANES; i++) block[i] = vload_bits(from + i * LANES);
-            transpose_16x16(block);
+            transpose_square(block);
             for (int i = 0; i < LANES && q + i < dq.rows; i++)
                 vstore_first(lanes(dq.columns - j), dq.data, (q + i) * dq.stride + j, (V)block[i] * head->scale, E);
         }

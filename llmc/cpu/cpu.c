@@ -10,15 +10,6 @@
 #include <string.h>
 #include <time.h>
 
-// Data only: device_init reads it before any instruction of that kind has run.
-#if defined(__AVX512BF16__)
-const CpuSimd cpu_compiled_simd = CPU_SIMD_AVX512_BF16;
-#elif defined(__AVX512F__)
-const CpuSimd cpu_compiled_simd = CPU_SIMD_AVX512;
-#else
-const CpuSimd cpu_compiled_simd = CPU_SIMD_NONE;
-#endif
-
 CpuBackend cpu_backend;
 
 int cpu_threads(void) {
@@ -26,16 +17,18 @@ int cpu_threads(void) {
     return cpu_backend.threads;
 }
 
-int64_t ops_workspace_bytes(OpsShape shape) {
-    const int64_t needs[] = {
-        cpu_attention_workspace(shape), cpu_layernorm_workspace(shape), cpu_embedding_workspace(shape),
-        cpu_optimizer_workspace(shape), cpu_head_workspace(shape),
-    };
-    int64_t largest = 0;
-    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
-        if (needs[i] > largest) largest = needs[i];
-    return round_up(largest, 64) + cpu_gemm_workspace(shape);
+const CpuCode *cpu_code(void) {
+    REQUIRE(cpu_backend.ready, "an op before device_init");
+    return cpu_backend.code;
 }
+
+const BackendOps *backend_ops(void) { return &cpu_code()->ops; }
+
+int64_t ops_workspace_bytes(OpsShape shape) { return cpu_code()->workspace_bytes(shape); }
+
+int64_t ops_head_chunk_rows(OpsShape shape) { return min_i64(shape.B * shape.T, HEAD_CHUNK_ROWS); }
+
+void update_list_free(UpdateList *list) { (void)list; } // each op makes its tables, in the workspace
 
 void ops_set_workspace(void *device_memory, int64_t bytes) {
     REQUIRE((uintptr_t)device_memory % 64 == 0, "the workspace is not 64-byte aligned");
@@ -96,7 +89,7 @@ typedef struct {
 static void run_matmul(void *arg) {
     const Operands *o = arg;
     if (!onednn_matmul(cpu_backend.onednn, M, N, K, o->dst, o->a, o->b, NULL, false))
-        gemm(M, N, K, o->dst, o->a, o->b, NULL, false);
+        cpu_code()->gemm(M, N, K, o->dst, o->a, o->b, NULL, false);
 }
 
 // Small varied values: multiplying zeros draws less power and flatters the clock.

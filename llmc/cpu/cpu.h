@@ -13,17 +13,30 @@
 
 #include <stddef.h>
 
-// The vector code this build contains; the files of llmc/cpu are compiled with it, device.c is not.
-typedef enum { CPU_SIMD_NONE, CPU_SIMD_AVX512, CPU_SIMD_AVX512_BF16 } CpuSimd;
-extern const CpuSimd cpu_compiled_simd;
+// The vector code: the files of llmc/cpu that include simd.h. They are compiled once for each set of instructions
+// (CPU_CODES in the Makefile), and the names of each copy but that of its table are local to it. So these files call
+// each other directly, and everything else calls them through the table that device_init chooses (code.c).
+// cpu.c, device.c and onednn.c are compiled once, for any processor.
+typedef struct {
+    BackendOps ops;
+    int64_t (*workspace_bytes)(OpsShape shape);
+    // gemm of gemm.h
+    void (*gemm)(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate);
+} CpuCode;
+
+// The code for *wanted, or, where that is auto, for the name in the environment (NULL: none), which *wanted then
+// becomes; where both are auto the best of those that the processor has. An error names what it has.
+bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES], const char *processor,
+                     CpuCodeChoice *chosen, Error *err);
 
 // The only state of the backend.
 typedef struct {
     bool ready; // device_init succeeded
     int threads;
+    CpuCodeChoice code_choice; // never auto
+    const CpuCode *code;
     DeviceFacts facts;
     Onednn *onednn;
-    float *gemm_tiles; // GEMM_TILES_BYTES
     char *workspace;   // the caller's memory, given by ops_set_workspace
     int64_t workspace_bytes;
     int64_t workspace_used;  // by the op that runs, from the start; the remainder is for multiplications
@@ -35,19 +48,27 @@ extern CpuBackend cpu_backend;
 // Workers of every parallel region, the same for the whole run.
 int cpu_threads(void);
 
+// The vector code of this process.
+const CpuCode *cpu_code(void);
+
 // The first `bytes` bytes of the workspace, 64-byte aligned, contents undefined. They belong to the op until the next
 // op asks. Ops that multiply ask even for 0 bytes (NULL), because gemm takes its scratch from the remainder. Stops the
 // program, naming op, when the workspace is smaller, because then ops_workspace_bytes and the op disagree.
 void *cpu_scratch(const char *op, int64_t bytes);
 
-// The workspace that each family of ops needs for calls up to the given shapes. ops_workspace_bytes is the largest of
-// these plus the scratch of multiplications. May depend on cpu_threads().
+// The workspace that each family of ops needs for calls up to the given shapes; code.c adds them up. May depend on
+// cpu_threads().
 int64_t cpu_attention_workspace(OpsShape shape);
 int64_t cpu_layernorm_workspace(OpsShape shape);
 int64_t cpu_embedding_workspace(OpsShape shape);
 int64_t cpu_optimizer_workspace(OpsShape shape);
 int64_t cpu_head_workspace(OpsShape shape);
 int64_t cpu_gemm_workspace(OpsShape shape);
+
+// Rows of logits at a time: with fewer the gradient of wte is read and written too often (572 GFLOP/s at 256 rows),
+// with more only memory is lost (103 MB at GPT-2's vocabulary in bf16). Also the number of rows of din whose fp32 sums
+// are kept.
+enum { HEAD_CHUNK_ROWS = 1024 };
 
 // A part of a workspace layout: returns the offset of the part and moves *end past it, to a multiple of 64. The same
 // function then both counts (cpu_x_workspace) and lays out.

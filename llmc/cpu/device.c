@@ -1,6 +1,6 @@
 // device.h on a CPU, except for its speed (cpu.c): memory, facts, and streams. Streams run their work immediately, so
 // an event is a time and a graph is empty. The operating system's memory figures come from /proc and control groups.
-// No vector code, because this file runs before it is known whether the processor supports it.
+// It chooses the vector code (cpu.h) and has none itself.
 #include "llmc/device.h"
 #include "llmc/base/error.h"
 #include "llmc/comm/comm.h"
@@ -20,7 +20,9 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__x86_64__)
 #include <xmmintrin.h>
+#endif
 
 // ----------------------------------------------------------------------------------------------- memory of the machine
 
@@ -153,9 +155,6 @@ void host_memory_reset_peak(void) {
 
 // ---------------------------------------------------------------------------------------------------- memory and facts
 
-#if defined(__x86_64__)
-#endif
-
 // ------------------------------------------------------------------------------------------------------------ the CPU
 
 static void read_cpu_name(char *name, size_t size) {
@@ -173,33 +172,63 @@ static void read_cpu_name(char *name, size_t size) {
     fclose(f);
 }
 
-static bool processor_has(CpuSimd simd) {
-    if (simd == CPU_SIMD_NONE) return true;
+// -------------------------------------------------------------------------------------------------------- vector code
+
+extern const CpuCode cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2, cpu_code_baseline; // code.c, once each
+
+// In the order of CpuCodeChoice. Of other processors than x86-64 there is only the code that any compiler makes.
+static const struct {
+    const char *name;
+    const CpuCode *code;
+} codes[CPU_CODES] = {
+    [CPU_AUTO] = {"auto", NULL},
 #if defined(__x86_64__)
-    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("fma");
-    return avx512 && (simd == CPU_SIMD_AVX512 || __builtin_cpu_supports("avx512bf16"));
+    [CPU_AVX512BF16] = {"avx512bf16", &cpu_code_avx512bf16},
+    [CPU_AVX512] = {"avx512", &cpu_code_avx512},
+    [CPU_AVX2] = {"avx2", &cpu_code_avx2},
 #else
-    return false;
+    [CPU_AVX512BF16] = {"avx512bf16", NULL},
+    [CPU_AVX512] = {"avx512", NULL},
+    [CPU_AVX2] = {"avx2", NULL},
 #endif
+    [CPU_BASELINE] = {"baseline", &cpu_code_baseline},
+};
+
+// libgcc asks cpuid, and xgetbv for the registers that the operating system saves.
+static void find_codes(bool has[CPU_CODES]) {
+    memset(has, 0, CPU_CODES * sizeof *has);
+#if defined(__x86_64__)
+    has[CPU_AVX2] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    has[CPU_AVX512] = has[CPU_AVX2] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    has[CPU_AVX512BF16] = has[CPU_AVX512] && __builtin_cpu_supports("avx512bf16");
+#endif
+    has[CPU_BASELINE] = true;
 }
 
-// The names that the Makefile's SIMD uses.
-static const char *const simd_names[] = {"none", "avx512", "avx512bf16"};
-
-static CpuSimd best_simd(void) {
-    return processor_has(CPU_SIMD_AVX512_BF16) ? CPU_SIMD_AVX512_BF16
-           : processor_has(CPU_SIMD_AVX512)    ? CPU_SIMD_AVX512
-                                               : CPU_SIMD_NONE;
+// Those of `has`, or all names, separated by commas.
+static const char *list_codes(const bool *has, char *text, size_t size) {
+    size_t length = 0;
+    for (CpuCodeChoice c = has ? CPU_AVX512BF16 : CPU_AUTO; c < CPU_CODES; c++)
+        if (!has || has[c])
+            length += (size_t)snprintf(text + length, size - length, "%s%s", length ? ", " : "", codes[c].name);
+    return text;
 }
 
-static bool check_processor(const char *name, Error *err) {
-    if (processor_has(cpu_compiled_simd)) return true;
-    return error_set(err,
-                     "this program was built with SIMD=%s, which this processor (%s) does not have; build it with "
-                     "`make SIMD=%s`",
-                     simd_names[cpu_compiled_simd], name, simd_names[best_simd()]);
+bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES], const char *processor,
+                     CpuCodeChoice *chosen, Error *err) {
+    char names[80];
+    if (*wanted == CPU_AUTO && environment && *environment) {
+        while (*wanted < CPU_CODES && strcmp(codes[*wanted].name, environment) != 0) ++*wanted;
+        if (*wanted == CPU_CODES)
+            return error_set(err, "PRETRAIN_CPU=%.40s: expected one of %s", environment,
+                             list_codes(NULL, names, sizeof names));
+    }
+    *chosen = *wanted == CPU_AUTO ? CPU_AVX512BF16 : *wanted;
+    while (*wanted == CPU_AUTO && !has[*chosen]) ++*chosen; // the last one is everywhere
+    return has[*chosen] ||
+           error_set(err, "--cpu %s: this processor (%s) or its operating system does not support it; it has %s",
+                     codes[*chosen].name, processor, list_codes(has, names, sizeof names));
 }
 
 // Denormals to zero, in and out, in every worker: AdamW's moments decay into them, and each one costs over a hundred
@@ -231,19 +260,14 @@ static void fill_facts(DeviceFacts *f, const char *name, HostMemory memory) {
     f->backend = "cpu";
     f->units = cpu_backend.threads;
     snprintf(f->name, sizeof f->name, "%.100s, %d thread%s", name, f->units, f->units == 1 ? "" : "s");
-    snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP", simd_names[cpu_compiled_simd],
-             onednn_version());
-    const CpuSimd best = best_simd();
-    f->advice[0] = '\0';
-    if (best > cpu_compiled_simd)
-        snprintf(f->advice, sizeof f->advice,
-                 "this processor has %s, this program was built with SIMD=%s: plain `make` builds the faster one",
-                 simd_names[best], simd_names[cpu_compiled_simd]);
+    snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP",
+             codes[cpu_backend.code_choice].name, onednn_version());
     f->memory_total = memory.total;
     f->memory_free = memory.available;
     f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = f->supports[DTYPE_E4M3] = true;
-    bool fast_bf16 = cpu_compiled_simd == CPU_SIMD_AVX512_BF16 && onednn_has_bf16();
+    bool fast_bf16 = cpu_backend.code_choice == CPU_AVX512BF16 && onednn_has_bf16();
     f->default_dtype = fast_bf16 ? DTYPE_BF16 : DTYPE_FP32;
+    f->widens_bf16 = !fast_bf16;
 }
 
 // libgomp lets an idle thread spin for 300000 rounds: milliseconds in which it keeps the core from threads that have
@@ -266,15 +290,16 @@ bool device_init(const DeviceOptions *options, Error *err) {
     char name[100];
     HostMemory memory;
     read_cpu_name(name, sizeof name);
-    if (!check_processor(name, err) || !host_memory_read("", &memory, err)) return false;
+    CpuCodeChoice wanted = options->cpu;
+    bool has[CPU_CODES];
+    find_codes(has);
+    if (!cpu_choose_code(&wanted, getenv("PRETRAIN_CPU"), has, name, &cpu_backend.code_choice, err) ||
+        !host_memory_read("", &memory, err))
+        return false;
+    cpu_backend.code = codes[cpu_backend.code_choice].code;
     if (!start_threads(options->threads, err)) return false;
-    cpu_backend.onednn = onednn_create(err);
+    cpu_backend.onednn = onednn_create(wanted, err);
     if (!cpu_backend.onednn) return false;
-    cpu_backend.gemm_tiles = memalign(64, GEMM_TILES_BYTES);
-    if (!cpu_backend.gemm_tiles) {
-        device_shutdown();
-        return error_set(err, "out of memory: %d bytes for matmul tiles", GEMM_TILES_BYTES);
-    }
     fill_facts(&cpu_backend.facts, name, memory);
     cpu_backend.resident_at_init = host_memory_resident();
     cpu_backend.ready = true;
@@ -283,7 +308,6 @@ bool device_init(const DeviceOptions *options, Error *err) {
 
 void device_shutdown(void) {
     onednn_destroy(cpu_backend.onednn);
-    free(cpu_backend.gemm_tiles);
     memset(&cpu_backend, 0, sizeof cpu_backend);
 }
 
@@ -412,14 +436,24 @@ void device_graph_end(DeviceGraph *graph) { (void)graph; }
 
 // ------------------------------------------------------------------------------------------------- tuning and sensors
 
-// oneDNN's choices depend only on the processor.
-char *device_tuning(void) { return calloc(1, 1); }
+// oneDNN's choices depend only on the processor and on itself.
+char *device_tuning(void) {
+    char *line = NULL;
+    const int length = asprintf(&line, "%s (instructions %#x)", cpu_backend.facts.libraries, onednn_instructions());
+    REQUIRE_MEMORY(length > 0, "the name of the vector code");
+    return line;
+}
 char *device_choices(void) {
     char *none = calloc(1, 1);
     REQUIRE_MEMORY(none, "the choices of this device");
     return none;
 }
-bool device_restore_tuning(const char *lines) { return *lines == '\0'; }
+bool device_restore_tuning(const char *lines) {
+    char *here = device_tuning();
+    const bool same = *lines == '\0' || strcmp(lines, here) == 0;
+    free(here);
+    return same;
+}
 
 bool device_sensors(DeviceSensors *sensors) {
     memset(sensors, 0, sizeof *sensors);

@@ -61,12 +61,19 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
 // for negative x:
 //   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
 //   gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
-// Both passes are memory-bound: they move 2 and 3 elements each, which hides the arithmetic.
+// Both passes are memory-bound where vectors have 16 lanes: they move 2 and 3 elements each, which hides the
+// arithmetic. Narrower vectors compute for longer, so there exp is 2^(log2(e) ..) in half the instructions, as exact
+// here: its error grows with the exponent, and so does that of the exponent itself.
 
 #define TWO_SQRT_2_OVER_PI 1.5957691216f
 #define CUBIC              0.044715f
 
 static ALWAYS_INLINE V gelu_gate(V x, V xx) {
+    const float log2_e = 1.44269504f;
+    if (LANES < 16) {
+        V exponent = vfma(xx, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC * log2_e), vsplat(-TWO_SQRT_2_OVER_PI * log2_e));
+        return 1.0f / (1.0f + vexp2_bounded(x * exponent)); // beyond the bounds 0 or 1
+    }
     V minus_2u = x * vfma(xx, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC), vsplat(-TWO_SQRT_2_OVER_PI));
     return 1.0f / (1.0f + vexp(minus_2u)); // exp = inf gives 0
 }
@@ -180,9 +187,9 @@ void backend_micro_step_count(Tensor control, int64_t count) {
 // same bits for any number of threads.
 enum { PARTS = 64 };
 
-typedef double VD __attribute__((vector_size(128)));
+typedef double VD __attribute__((vector_size(8 * LANES)));
 
-// Sixteen lanes of each count. A part of less than 2^34 elements fits: 2^30 to a lane.
+// A lane of each count. A part of less than 2^32 elements fits: 2^30 to one of 4 lanes.
 typedef struct {
     VD sumsq;
     VU zero, small, large, amax;

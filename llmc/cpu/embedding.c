@@ -55,7 +55,7 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
 // ------------------------------------------------------------------------------------------------------------ backward
 
 // Channels of one task: two cache lines of bf16 in each row.
-enum { STRIP = 4 * LANES };
+enum { STRIP = 64 };
 
 typedef struct {
     int32_t *first; // (Vp) the first position of a token. Only entries of tokens that occur are ever written or read

@@ -28,7 +28,7 @@ static ALWAYS_INLINE uint32_t mantissa_bits(DType F) { return F == DTYPE_E4M3 ? 
 static ALWAYS_INLINE uint32_t exponent_bias(DType F) { return F == DTYPE_E4M3 ? 7 : 15; }
 static ALWAYS_INLINE uint32_t power_of_two_bits(int exponent) { return (uint32_t)(127 + exponent) << 23; }
 
-// fp8_encode of 16 numbers.
+// fp8_encode of each lane.
 static ALWAYS_INLINE VU encode(V x, DType F) {
     const uint32_t m = mantissa_bits(F), bias = exponent_bias(F), dropped = 23 - m;
     const VU largest = (VU)vsplat(fp8_largest(F));
@@ -45,7 +45,7 @@ static ALWAYS_INLINE VU encode(V x, DType F) {
     return (not_finite & 0x7Fu) | (code & ~not_finite);
 }
 
-// fp8_decode of 16 codes.
+// fp8_decode of each lane.
 static ALWAYS_INLINE V decode(VU code, DType F) {
     const uint32_t m = mantissa_bits(F), bias = exponent_bias(F);
     const VU bits = code & 0x7Fu;
@@ -94,20 +94,20 @@ typedef struct {
     float scale;
 } Quantisation;
 
-// Rows [row, row + 16), all columns.
+// Rows [row, row + LANES), all columns.
 static ALWAYS_INLINE void quantize_rows(const Quantisation *a, int64_t row, DType E, DType F) {
     for (int64_t k = 0; k < a->K; k += LANES) {
         VU block[LANES];
         for (int i = 0; i < LANES; i++) block[i] = encode(vload(a->in, (row + i) * a->K + k, E) * a->scale, F);
         for (int i = 0; a->q && i < LANES; i++) vstore_first_u8(LANES, a->q + (row + i) * a->K + k, (VI)block[i]);
         if (!a->transposed) continue;
-        transpose_16x16(block);
+        transpose_square(block);
         for (int i = 0; i < LANES; i++) vstore_first_u8(LANES, a->transposed + (k + i) * a->N + row, (VI)block[i]);
     }
 }
 
 // A task is 64 rows, a cache line of each row of the transposed tensor; the line of a column of tiles is still in the
-// cache when the next 16 rows write to it.
+// cache when the next rows write to it.
 void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
     enum { TASK_ROWS = 64 };
     const DType format = q.data ? q.dtype : transposed.dtype;

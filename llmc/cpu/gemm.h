@@ -1,11 +1,12 @@
 // Matrix multiplication for the ops. gemm: any size, fp32 and bf16 on every machine, in cache-sized pieces, on top of
-// oneDNN. few_rows_matmul: a left side of a few rows, memory-bound. fp8 on top of bf16.
+// oneDNN. fp8 on top of bf16.
 //
 // onednn.c is the only file of the project that uses the library, and it hides the differences between its versions 2
 // and 3. It has one matrix multiplication, with primitives cached by shape. It owns the engine, the stream and the
 // primitives, but no data except scratch memory that its caller did not provide.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/device.h"
 #include "llmc/ops.h"
 #include "llmc/tensor.h"
 
@@ -19,10 +20,15 @@ typedef struct {
 } Matrix;
 
 typedef struct Onednn Onednn;
-Onednn *onednn_create(Error *err);
+// limit: the library uses no more instructions than this code (CPU_AUTO: all that the processor has), which holds for
+// the rest of the process: the library can be told once. So a run with --cpu avx2 is what a processor with AVX2 does.
+Onednn *onednn_create(CpuCodeChoice limit, Error *err);
 void onednn_destroy(Onednn *dnn);
 
 const char *onednn_version(void); // "2.6.3", as found at run time
+
+// The sets of instructions that it uses, as its bits.
+unsigned onednn_instructions(void);
 
 // bf16 multiplications run on bf16 instructions (AVX512-BF16 or AMX). Without them oneDNN either has none (AVX2) or
 // emulates at half the speed of fp32 (AVX-512): gemm then widens to fp32.
@@ -42,27 +48,21 @@ bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Mat
 // ---------------------------------------------------------------------------------------------------------------- gemm
 
 // t seen as rows of cols elements, and the views that the ops take of it.
-Matrix matrix_of(Tensor t, int64_t cols);
-Matrix matrix_transposed(Matrix m);
-Matrix matrix_at(Matrix m, int64_t i, int64_t j); // the part that starts at element (i, j)
+static inline Matrix matrix_of(Tensor t, int64_t cols) {
+    return (Matrix){.data = t.data, .dtype = t.dtype, .row_stride = cols, .col_stride = 1};
+}
+static inline Matrix matrix_transposed(Matrix m) {
+    return (Matrix){.data = m.data, .dtype = m.dtype, .row_stride = m.col_stride, .col_stride = m.row_stride};
+}
+// The part that starts at element (i, j).
+static inline Matrix matrix_at(Matrix m, int64_t i, int64_t j) {
+    m.data = (char *)m.data + (i * m.row_stride + j * m.col_stride) * (int64_t)dtype_size(m.dtype);
+    return m;
+}
 
 // dst (M,N) = or += a (M,K) @ b (K,N) + bias (N). fp32 sums, rounded once. a, b and bias (NULL: none) have one dtype;
 // dst that dtype or fp32, rows contiguous.
 void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate);
-
-// The scratch that gemm needs to widen bf16 tiles to fp32 (cpu_backend.gemm_tiles).
-enum { GEMM_TILE = 256, GEMM_TILES_BYTES = 3 * GEMM_TILE * GEMM_TILE * 4 };
-
-// ------------------------------------------------------------------------------------------------------------ few rows
-
-// The max number of rows for which it is faster than the library. One token of the 124M model in bf16 on 2 threads, ms
-// with oneDNN -> with this:
-// 1 row 10.4 -> 4.1, 2 8.1 -> 4.3, 8 10.0 -> 6.0, 16 12.5 -> 10.3.
-enum { FEW_ROWS = 16 };
-
-// out (M,OC) = residual + in (M,IC) @ weight (OC,IC)^T + bias (OC). residual and bias may be absent. fp32 sums, rounded
-// once; a row of out has the same bits whatever M is. One dtype, fp32 or bf16.
-void few_rows_matmul(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias);
 
 // --------------------------------------------------------------------------------------------------------- fp8 (fp8.c)
 

@@ -11,7 +11,9 @@
 
 // ------------------------------------------------------------------------------------------------------- cross-entropy
 
-// One row in cache at a time, three passes: maximum, exponentials and their sum, gradient.
+// One row in cache at a time, three passes: maximum, exponentials and their sum, gradient. While it computes the
+// exponentials it fetches the next row (prefetching past the end of memory has no effect), because the maximum would
+// wait for every element.
 
 static ALWAYS_INLINE float row_max(const void *row, int64_t vocab, DType E) {
     V lowest = vsplat(-INFINITY), m0 = lowest, m1 = lowest; // two chains hide the latency of max
@@ -27,19 +29,27 @@ static ALWAYS_INLINE float row_max(const void *row, int64_t vocab, DType E) {
     return vmax_lane(vmax(m0, m1));
 }
 
+// x <= 0. With narrow vectors the time of a row is that of its exponentials, and the shorter form is exact enough: the
+// error of a term grows with its distance from the largest, which is 1.
+static ALWAYS_INLINE V row_exp(V x) { return LANES < 16 ? vexp_nonpositive(x) : vexp(x); }
+
 // Returns sum exp(row - max) and writes the terms to exps, which may be NULL (a constant where this is inlined).
-static ALWAYS_INLINE float row_exps(float *exps, const void *row, int64_t vocab, float max, DType E) {
+static ALWAYS_INLINE float row_exps(float *exps, const void *row, int64_t vocab, int64_t Vp, float max, DType E) {
+    const int64_t size = E == DTYPE_BF16 ? 2 : 4, cache_line = 64;
+    const char *next_row = (const char *)row + Vp * size;
     V shift = vsplat(max), s0 = vzero(), s1 = vzero();
     int64_t i = 0;
     for (; i + 2 * LANES <= vocab; i += 2 * LANES) {
-        V e0 = vexp(vload(row, i, E) - shift), e1 = vexp(vload(row, i + LANES, E) - shift);
+        for (int64_t byte = 0; byte < 2 * LANES * size; byte += cache_line)
+            __builtin_prefetch(next_row + i * size + byte);
+        V e0 = row_exp(vload(row, i, E) - shift), e1 = row_exp(vload(row, i + LANES, E) - shift);
         s0 += e0;
         s1 += e1;
         if (exps) vstore_f32(exps + i, e0), vstore_f32(exps + i + LANES, e1);
     }
     for (; i < vocab; i += LANES) {
         int k = lanes(vocab - i);
-        V e = vfirst(k, vexp(vload_first(k, row, i, E) - shift), vzero());
+        V e = vfirst(k, row_exp(vload_first(k, row, i, E) - shift), vzero());
         s0 += e;
         if (exps) vstore_first_f32(k, exps + i, e);
     }
@@ -51,15 +61,15 @@ static ALWAYS_INLINE float row_loss(const void *row, int32_t target, float max, 
     return logf(sum) + (max - load_element(row, target, E));
 }
 
-static ALWAYS_INLINE float row_forward(const void *row, int32_t target, int64_t vocab, DType E) {
+static ALWAYS_INLINE float row_forward(const void *row, int32_t target, int64_t vocab, int64_t Vp, DType E) {
     float max = row_max(row, vocab, E);
-    return row_loss(row, target, max, row_exps(NULL, row, vocab, max, E), E);
+    return row_loss(row, target, max, row_exps(NULL, row, vocab, Vp, max, E), E);
 }
 
 static ALWAYS_INLINE float row_backward(void *row, float *exps, int32_t target, int64_t vocab, int64_t Vp, float scale,
                                         DType E) {
     float max = row_max(row, vocab, E);
-    float sum = row_exps(exps, row, vocab, max, E);
+    float sum = row_exps(exps, row, vocab, Vp, max, E);
     float loss = row_loss(row, target, max, sum, E);
     exps[target] -= sum; // softmax - onehot, times sum
     V factor = vsplat(scale / sum);
@@ -83,11 +93,11 @@ static char *row_of(Tensor logits, int64_t r) {
 
 // losses (R) fp32 = log sum_{v<vocab} exp(logits[r,v]) - logits[r,targets[r]], in nats. logits (R,Vp) fp32 or bf16.
 static void cross_entropy_forward(float *losses, Tensor logits, const int32_t *targets, int64_t vocab) {
-    int64_t rows = tensor_rows(logits);
+    int64_t rows = tensor_rows(logits), Vp = tensor_cols(logits);
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
         check_target(targets, r, vocab);
-        WITH_DTYPE(E, logits.dtype, losses[r] = row_forward(row_of(logits, r), targets[r], vocab, E));
+        WITH_DTYPE(E, logits.dtype, losses[r] = row_forward(row_of(logits, r), targets[r], vocab, Vp, E));
     }
 }
 
@@ -115,13 +125,6 @@ static void cross_entropy_backward(float *losses, Tensor logits, const int32_t *
 // din sums over the vocabulary in pieces of max this size, 50304 / 16: one call over all of it runs at 731..754
 // GFLOP/s, calls of this size at 870..930.
 enum { VOCAB_CHUNK = 3144 };
-// Rows of logits at a time: with fewer the gradient of wte is read and written too often (572 GFLOP/s at 256 rows),
-// with more only memory is lost (103 MB at GPT-2's vocabulary in bf16). Also the number of rows of din whose fp32 sums
-// are kept.
-enum { HEAD_CHUNK_ROWS = 1024 };
-
-int64_t ops_head_chunk_rows(OpsShape shape) { return min_i64(shape.B * shape.T, HEAD_CHUNK_ROWS); }
-
 typedef struct {
     float *sums; // (HEAD_CHUNK_ROWS, C): din before it is rounded; unused for fp32
     float *exps; // of cross_entropy_backward

@@ -90,8 +90,21 @@ static void end_without_memory(void) {
     if (set_new_handler) set_new_handler(new_failed);
 }
 
-Onednn *onednn_create(Error *err) {
+static bool limit_instructions(CpuCodeChoice limit, Error *err) {
+    const dnnl_cpu_isa_t sets[CPU_CODES] = {
+        [CPU_AVX512] = dnnl_cpu_isa_avx512_core, [CPU_AVX2] = dnnl_cpu_isa_avx2, [CPU_BASELINE] = dnnl_cpu_isa_sse41};
+#if !defined(__x86_64__)
+    return true;
+#endif
+    // Refused when it was told before: then it must have been the same or less.
+    return !sets[limit] || dnnl_set_max_cpu_isa(sets[limit]) == dnnl_success ||
+           (onednn_instructions() & ~(unsigned)sets[limit]) == 0 ||
+           error_set(err, "oneDNN has begun with more instructions than --cpu allows");
+}
+
+Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
     end_without_memory();
+    if (!limit_instructions(limit, err)) return NULL;
     Onednn *dnn = calloc(1, sizeof *dnn);
     if (!dnn) {
         error_set(err, "out of memory for oneDNN's primitive cache");
@@ -135,9 +148,11 @@ const char *onednn_version(void) {
     return text;
 }
 
+unsigned onednn_instructions(void) { return (unsigned)dnnl_get_effective_cpu_isa(); }
+
 bool onednn_has_bf16(void) {
-    int isa = (int)dnnl_get_effective_cpu_isa(); // a set of bits that grows with the instruction set
-    return (isa & (int)dnnl_cpu_isa_avx512_core_bf16) == (int)dnnl_cpu_isa_avx512_core_bf16;
+    const unsigned needed = dnnl_cpu_isa_avx512_core_bf16; // the sets are bits and grow
+    return (onednn_instructions() & needed) == needed;
 }
 
 // ------------------------------------------------------------------------------------- where versions 2 and 3 differ

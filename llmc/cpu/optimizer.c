@@ -293,8 +293,6 @@ static void update_block(const UpdateTensor *t, const Step *s, double mean_row, 
 
 // ----------------------------------------------------------------------------------------------------------------- ops
 
-void update_list_free(UpdateList *list) { (void)list; } // each op makes its tables, in the workspace
-
 void backend_optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control) {
     const Parts parts = parts_begin("optimizer_update", count, 0);
     const UpdateTensor *tensors = list->tensors + first;

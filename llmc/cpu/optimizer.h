@@ -52,12 +52,12 @@ double parts_sum(Parts p, int tensor);
 // llmc/number.h sixteen lanes at a time: the same operations in the same order, so the same codes and numbers. Its
 // loops over the decades become counts, its arrays lookups in a register.
 
-// One of the two maps: signed (first_cells 1) or unsigned (first_cells 2). Lane d of a V belongs to decade d.
+// One of the two maps: signed (first_cells 1) or unsigned (first_cells 2). Entry d of a table belongs to decade d.
 typedef struct {
     int first_cells;
     float border[DYNAMIC8_DECADES + 1];
-    V begin, slope, last_cell; // encoding
-    V width, half_cell;        // decoding
+    VTable begin, slope, last_cell; // encoding
+    VTable width, half_cell;        // decoding
 } Dynamic8;
 
 static inline Dynamic8 dynamic8_map(int first_cells) {

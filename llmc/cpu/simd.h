@@ -1,14 +1,19 @@
-// Sixteen fp32 lanes: the vector type and functions of every CPU kernel outside oneDNN.
+// Vectors of fp32: the type and functions of every CPU kernel outside oneDNN.
 //
-// V is a GCC vector, so + - * / are written as operators; with AVX-512 it is one zmm register. Operations without an
-// operator (fma, max, tails, bf16, exp, sums over lanes) are here, twice: AVX-512 intrinsics where __AVX512F__ is
-// defined (bf16 conversions and dot products in hardware where __AVX512BF16__ is), and portable C that the compiler
-// lowers to what the target has. Both give the same bits except in vfma, vdot_bf16 and vexp, where the portable build
-// may round products twice. bf16 has no denormals here, and the ops run with FTZ and DAZ set.
+// V is one vector register, a GCC vector, so + - * / are written as operators: 16 lanes with AVX-512, 8 with AVX2, 4 in
+// portable C (SSE2, NEON). Operations without an operator (fma, max, tails, bf16, exp, sums over lanes) are here three
+// times: AVX-512 intrinsics (bf16 conversions and dot products in hardware where __AVX512BF16__ is defined), AVX2
+// intrinsics, and portable C that the compiler turns into whole instructions. gcc lowers a vector wider than a register
+// through memory: 16 lanes in AVX2 ran attention at a tenth of the speed of 8.
 //
-// A kernel is written once for all element types and for any length: its ALWAYS_INLINE body takes the type as last
-// argument, WITH_DTYPE calls it with a constant, and EACH_LANES passes full vectors with the constant 16 for k and then
-// the remainder, so that the inner loop tests neither:
+// Bits. A function of single lanes gives the same bits in all three, except vfma and vexp, where portable code without
+// the instruction rounds products twice. Sums over lanes are in the order of vsum, so a sum over many elements depends
+// on the number of lanes; and attention rounds its probabilities to bf16 only where pairs of bf16 are multiplied. The
+// number of threads never matters. bf16 has no denormals here, and the ops run with FTZ and DAZ set.
+//
+// A kernel is written once for all element types, any length and any number of lanes: its ALWAYS_INLINE body takes the
+// type as last argument, WITH_DTYPE calls it with a constant, and EACH_LANES passes full vectors with the constant
+// LANES for k and then the remainder, so that the inner loop tests neither:
 //
 //   static ALWAYS_INLINE void scale_row(void *out, const void *in, int64_t n, float s, DType E) {
 //       EACH_LANES(i, k, n, vstore_first(k, out, i, vload_first(k, in, i, E) * s, E));
@@ -20,20 +25,29 @@
 #pragma once
 #include "llmc/tensor.h"
 
+#ifdef __AVX2__
 #include <immintrin.h>
+#endif
 #include <math.h>
 #include <string.h>
 
-#ifdef __AVX512F__
+// FEW_REGISTERS: 16 instead of 32, which the tiles of sums must fit in.
+#if defined(__AVX512F__)
+enum { LANES = 16, FEW_REGISTERS = 0 };
+#elif defined(__AVX2__)
+enum { LANES = 8, FEW_REGISTERS = 1 };
+#elif defined(__aarch64__)
+enum { LANES = 4, FEW_REGISTERS = 0 };
+#else
+enum { LANES = 4, FEW_REGISTERS = 1 };
 #endif
 
-enum { LANES = 16 };
-
-typedef float V __attribute__((vector_size(64)));
-typedef uint32_t VU __attribute__((vector_size(64))); // the bits of a V: (VU)x; also 16 pairs of bf16
-typedef int32_t VI __attribute__((vector_size(64)));
-typedef uint64_t VWide __attribute__((vector_size(64)));
-typedef uint8_t VB __attribute__((vector_size(16)));
+typedef float V __attribute__((vector_size(4 * LANES)));
+typedef uint32_t VU __attribute__((vector_size(4 * LANES))); // the bits of a V: (VU)x; also pairs of bf16
+typedef int32_t VI __attribute__((vector_size(4 * LANES)));
+typedef uint64_t VWide __attribute__((vector_size(4 * LANES)));
+typedef uint16_t VH __attribute__((vector_size(2 * LANES)));
+typedef uint8_t VB __attribute__((vector_size(LANES)));
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
@@ -49,7 +63,7 @@ typedef uint8_t VB __attribute__((vector_size(16)));
         }                                                                                                              \
     } while (0)
 
-// The statements for i = 0, 16, 32, .. below n, where k = min(16, n - i) lanes are in use.
+// The statements for i = 0, LANES, 2 LANES, .. below n, where k = min(LANES, n - i) lanes are in use.
 #define EACH_LANES(i, k, n, ...)                                                                                       \
     do {                                                                                                               \
         int64_t i = 0;                                                                                                 \
@@ -63,21 +77,33 @@ typedef uint8_t VB __attribute__((vector_size(16)));
         }                                                                                                              \
     } while (0)
 
-// The number of the next 16 lanes in use when n elements remain: n clamped to 0..16.
+// The number of the next lanes in use when n elements remain: n clamped to 0..LANES.
 static ALWAYS_INLINE int lanes(int64_t n) { return n >= LANES ? LANES : n <= 0 ? 0 : (int)n; }
 
+#if defined(__AVX512F__)
 static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-static ALWAYS_INLINE V vzero(void) { return (V){0}; }
-static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 static ALWAYS_INLINE VWide vsplat_wide(uint64_t x) { return (VWide){x, x, x, x, x, x, x, x}; }
+static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+#elif defined(__AVX2__)
+static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x, x, x, x, x}; }
+static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x, x, x, x, x}; }
+static ALWAYS_INLINE VWide vsplat_wide(uint64_t x) { return (VWide){x, x, x, x}; }
+static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3, 4, 5, 6, 7}; }
+#else
+static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x}; }
+static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x}; }
+static ALWAYS_INLINE VWide vsplat_wide(uint64_t x) { return (VWide){x, x}; }
+static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3}; }
+#endif
+static ALWAYS_INLINE V vzero(void) { return (V){0}; }
 // All ones in lanes where a < b, both below 2^31, so that the difference keeps its sign.
 static ALWAYS_INLINE VU vless_bits(VU a, VU b) { return (VU)((VI)(a - b) >> 31); }
 
-// --------------------------------------------------------------------------------------------- the two implementations
+// ------------------------------------------------------------------------------------------- the three implementations
 
-typedef float VUnaligned __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t VUUnaligned __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float VUnaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t VUUnaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static ALWAYS_INLINE V vload_f32(const float *p) { return *(const VUnaligned *)p; }
 static ALWAYS_INLINE void vstore_f32(float *p, V x) { *(VUnaligned *)p = x; }
@@ -88,13 +114,16 @@ static ALWAYS_INLINE void vstore_bits(void *p, VU x) { *(VUUnaligned *)p = x; }
 // quiet NaN; denormals become 0 of their sign. The lower half is not cleared.
 static ALWAYS_INLINE VU vround_bf16_bits(V x) {
     VU u = (VU)x;
-    VU nan = (VU)((VI)((u & 0x7FFFFFFFu) + 0x7FFFFFu) >> 31); // all ones where the magnitude is above infinity's
-    VU denormal = (VU)((VI)((u & 0x7F800000u) - 1u) >> 31);   // all ones where the exponent is 0
+    VU nan = (VU)((VI)(u & 0x7FFFFFFFu) > 0x7F800000); // all ones where the magnitude is above infinity's
+    VU denormal = (VU)((VI)(u & 0x7FFFFFFFu) < 0x00800000);
     VU rounded = u + 0x7FFFu + (u >> 16 & 1u);
-    return (nan & (u | 0x400000u)) | (~nan & ~denormal & rounded) | (u & 0x80000000u);
+    return (nan & (u | 0x400000u)) | (~(nan | denormal) & rounded) | (u & 0x80000000u);
 }
 
-#ifdef __AVX512F__
+// A table of 8 numbers, in one register where that holds as many.
+typedef float VTable __attribute__((vector_size(LANES < 8 ? 32 : 4 * LANES)));
+
+#if defined(__AVX512F__)
 
 static ALWAYS_INLINE V vfma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); } // a * b + c
 static ALWAYS_INLINE V vmax(V a, V b) { return _mm512_max_ps(a, b); }           // a > b ? a : b, so b where one is NaN
@@ -110,15 +139,15 @@ static ALWAYS_INLINE VI vcount_greater(VI count, V a, V b) {
     const __m512i one = _mm512_set1_epi32(1);
     return (VI)_mm512_mask_add_epi32((__m512i)count, _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), (__m512i)count, one);
 }
-// Entry index % 16 of the table, for each lane.
-static ALWAYS_INLINE V vlookup(V table, VU index) { return _mm512_permutexvar_ps((__m512i)index, table); }
+// Entry `index` of the table, 0..7, for each lane.
+static ALWAYS_INLINE V vlookup(VTable table, VU index) { return _mm512_permutexvar_ps((__m512i)index, table); }
 
 static ALWAYS_INLINE __mmask16 vmask_first(int n) { return (__mmask16)((1u << n) - 1u); }
 
-// Lanes 0..n-1 of a, lanes n..15 of b; n in 0..16.
+// Lanes 0..n-1 of a, the others of b; n in 0..LANES.
 static ALWAYS_INLINE V vfirst(int n, V a, V b) { return n == LANES ? a : (V)_mm512_mask_mov_ps(b, vmask_first(n), a); }
 
-// The first n lanes from memory, the others 0; nothing beyond is touched. n in 0..16. Full vectors take the plain
+// The first n lanes from memory, the others 0; nothing beyond is touched. n in 0..LANES. Full vectors take the plain
 // instruction: masked 16-bit stores are microcode on Zen 4.
 static ALWAYS_INLINE V vload_first_f32(int n, const float *p) {
     return n == LANES ? vload_f32(p) : (V)_mm512_maskz_loadu_ps(vmask_first(n), p);
@@ -150,7 +179,7 @@ static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
         _mm256_mask_storeu_epi16(p, vmask_first(n), vnarrow_bf16(x));
 }
 
-// 16 bytes and as many integers; narrowing takes the lowest byte of each.
+// Bytes and as many integers; narrowing takes the lowest byte of each.
 static ALWAYS_INLINE VI vwiden_u8(VB x) { return (VI)_mm512_cvtepu8_epi32((__m128i)x); }
 static ALWAYS_INLINE VB vnarrow_u8(VI x) { return (VB)_mm512_cvtepi32_epi8((__m512i)x); }
 
@@ -162,7 +191,7 @@ static ALWAYS_INLINE V vround(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_T
 static ALWAYS_INLINE VWide vmul_low(VWide a, uint32_t b) {
     return (VWide)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64((int64_t)b));
 }
-// Lanes 0, 2, 4, 6 of a, each followed by that of b; and lanes 1, 3, 5, 7.
+// Even lanes of a, each followed by that of b; and odd lanes.
 static ALWAYS_INLINE VWide vunpack_low(VWide a, VWide b) {
     return (VWide)_mm512_unpacklo_epi64((__m512i)a, (__m512i)b);
 }
@@ -170,7 +199,7 @@ static ALWAYS_INLINE VWide vunpack_high(VWide a, VWide b) {
     return (VWide)_mm512_unpackhi_epi64((__m512i)a, (__m512i)b);
 }
 
-// Sum and maximum over the 16 lanes, always in the order lane i with i+8, then +4, +2, +1.
+// Sum and maximum over the lanes, always in the order lane i with i + LANES / 2, then + LANES / 4, .. + 1.
 static ALWAYS_INLINE float vsum(V x) {
     __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
     __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -184,25 +213,85 @@ static ALWAYS_INLINE float vmax_lane(V x) {
     return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
 }
 
+#elif defined(__AVX2__)
+
+static ALWAYS_INLINE V vfma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+static ALWAYS_INLINE V vmax(V a, V b) { return _mm256_max_ps(a, b); }
+static ALWAYS_INLINE V vmin(V a, V b) { return _mm256_min_ps(a, b); }
+static ALWAYS_INLINE V vsqrt(V x) { return _mm256_sqrt_ps(x); }
+
+static ALWAYS_INLINE V vwhere_greater(V a, V b, V yes, V no) {
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
+static ALWAYS_INLINE VI vcount_greater(VI count, V a, V b) { return count - (VI)_mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+static ALWAYS_INLINE V vlookup(VTable table, VU index) { return _mm256_permutevar8x32_ps(table, (__m256i)index); }
+
+// All ones in the first n lanes.
+static ALWAYS_INLINE __m256i vmask_first(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), (__m256i)vlane_numbers());
+}
+static ALWAYS_INLINE V vfirst(int n, V a, V b) {
+    return n == LANES ? a : (V)_mm256_blendv_ps(b, a, (__m256)vmask_first(n));
+}
+static ALWAYS_INLINE V vload_first_f32(int n, const float *p) {
+    return n == LANES ? vload_f32(p) : (V)_mm256_maskload_ps(p, vmask_first(n));
+}
+static ALWAYS_INLINE void vstore_first_f32(int n, float *p, V x) {
+    if (n == LANES)
+        vstore_f32(p, x);
+    else
+        _mm256_maskstore_ps(p, vmask_first(n), x);
+}
+
+static ALWAYS_INLINE V vwiden_bf16(VH x) { return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)x), 16); }
+static ALWAYS_INLINE VH vnarrow_bf16(V x) {
+    const __m256i bits = (__m256i)(vround_bf16_bits(x) >> 16);
+    return (VH)_mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+}
+
+static ALWAYS_INLINE VI vwiden_u8(VB x) { return (VI)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)x)); }
+static ALWAYS_INLINE VB vnarrow_u8(VI x) {
+    const __m256i bytes = (__m256i)(x & 0xFF);
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    return (VB)_mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+}
+
+// Below 2^-125 times p: 0, which costs less than denormals; ops flush them anyway. 2^(k - 1) is a normal number; the
+// other factor of 2 makes inf of what is beyond the range. Where k is NaN, p passes.
+static ALWAYS_INLINE V vscale_pow2(V p, V k) {
+    const V factor = (V)(((VI)_mm256_cvtps_epi32(k) + 126) << 23);
+    return _mm256_and_ps((p + p) * factor, _mm256_cmp_ps(k, vsplat(-125.5f), _CMP_NLT_UQ));
+}
+static ALWAYS_INLINE V vround(V x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+static ALWAYS_INLINE VWide vmul_low(VWide a, uint32_t b) {
+    return (VWide)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x((int64_t)b));
+}
+static ALWAYS_INLINE VWide vunpack_low(VWide a, VWide b) {
+    return (VWide)_mm256_unpacklo_epi64((__m256i)a, (__m256i)b);
+}
+static ALWAYS_INLINE VWide vunpack_high(VWide a, VWide b) {
+    return (VWide)_mm256_unpackhi_epi64((__m256i)a, (__m256i)b);
+}
+
+static ALWAYS_INLINE float vsum(V x) {
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+static ALWAYS_INLINE float vmax_lane(V x) {
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
 #else // portable
 
-// Where a > b: all bits set. In quarters, because gcc 12 compares a vector wider than the machine's lane by lane.
-typedef float VQuarter __attribute__((vector_size(16)));
-typedef union {
-    V whole;
-    VI bits;
-    VQuarter quarter[4];
-} VQuarters;
-static ALWAYS_INLINE VI vgreater(V a, V b) {
-    VQuarters x = {a}, y = {b};
-    for (int i = 0; i < 4; i++) x.quarter[i] = (VQuarter)(x.quarter[i] > y.quarter[i]);
-    return x.bits;
-}
 static ALWAYS_INLINE V vselect(VI condition, V yes, V no) { return (V)((condition & (VI)yes) | (~condition & (VI)no)); }
-static ALWAYS_INLINE V vwhere_greater(V a, V b, V yes, V no) { return vselect(vgreater(a, b), yes, no); }
-static ALWAYS_INLINE VI vcount_greater(VI count, V a, V b) { return count - vgreater(a, b); }
-static ALWAYS_INLINE V vmax(V a, V b) { return vselect(vgreater(a, b), a, b); } // b where one is NaN
-static ALWAYS_INLINE V vmin(V a, V b) { return vselect(vgreater(b, a), a, b); }
+static ALWAYS_INLINE V vwhere_greater(V a, V b, V yes, V no) { return vselect(a > b, yes, no); }
+static ALWAYS_INLINE VI vcount_greater(VI count, V a, V b) { return count - (a > b); }
+static ALWAYS_INLINE V vmax(V a, V b) { return vselect(a > b, a, b); } // b where one is NaN
+static ALWAYS_INLINE V vmin(V a, V b) { return vselect(a < b, a, b); }
 
 static ALWAYS_INLINE V vfma(V a, V b, V c) {
 #ifdef __FP_FAST_FMAF
@@ -218,19 +307,16 @@ static ALWAYS_INLINE V vsqrt(V x) {
     for (int i = 0; i < LANES; i++) r[i] = __builtin_sqrtf(x[i]);
     return r;
 }
-// Entry index % 16 of the table, for each lane.
-static ALWAYS_INLINE V vlookup(V table, VU index) {
+static ALWAYS_INLINE V vlookup(VTable table, VU index) {
     V r;
-    for (int i = 0; i < LANES; i++) r[i] = table[index[i] % LANES];
+    for (int i = 0; i < LANES; i++) r[i] = table[index[i] % 8];
     return r;
 }
 
-// Lanes 0..n-1 of a, lanes n..15 of b; n in 0..16.
 static ALWAYS_INLINE V vfirst(int n, V a, V b) {
     return n == LANES ? a : vselect(((VI)vlane_numbers() - n) >> 31, a, b);
 }
 
-// The first n lanes from memory, the others 0; nothing beyond is touched. n in 0..16.
 static ALWAYS_INLINE V vload_first_f32(int n, const float *p) {
     if (n == LANES) return vload_f32(p);
     V x = {0};
@@ -244,12 +330,34 @@ static ALWAYS_INLINE void vstore_first_f32(int n, float *p, V x) {
         memcpy(p, &x, (size_t)n * sizeof *p);
 }
 
-typedef uint16_t VH __attribute__((vector_size(32)));
-typedef uint16_t VHUnaligned __attribute__((vector_size(32), aligned(2), may_alias));
-
 static ALWAYS_INLINE V vwiden_bf16(VH x) { return (V)(__builtin_convertvector(x, VU) << 16); }
 static ALWAYS_INLINE VH vnarrow_bf16(V x) { return __builtin_convertvector(vround_bf16_bits(x) >> 16, VH); }
 
+static ALWAYS_INLINE VI vwiden_u8(VB x) { return __builtin_convertvector(x, VI); }
+static ALWAYS_INLINE VB vnarrow_u8(VI x) { return __builtin_convertvector(x, VB); }
+
+// As in AVX2: below 2^-125 times p: 0.
+static ALWAYS_INLINE V vscale_pow2(V p, V k) {
+    const V factor = (V)((__builtin_convertvector(k, VI) + 126) << 23);
+    return (V)((VI)((p + p) * factor) & ~(k < vsplat(-125.5f)));
+}
+// |x| < 2^22, to nearest even, because adding 1.5 * 2^23 leaves no bits for a fraction.
+static ALWAYS_INLINE V vround(V x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+
+static ALWAYS_INLINE VWide vmul_low(VWide a, uint32_t b) { return (a & 0xFFFFFFFFu) * b; }
+static ALWAYS_INLINE VWide vunpack_low(VWide a, VWide b) { return (VWide){a[0], b[0]}; }
+static ALWAYS_INLINE VWide vunpack_high(VWide a, VWide b) { return (VWide){a[1], b[1]}; }
+
+static ALWAYS_INLINE float vsum(V x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+static ALWAYS_INLINE float vmax_lane(V x) {
+    const float even = x[0] > x[2] ? x[0] : x[2], odd = x[1] > x[3] ? x[1] : x[3];
+    return even > odd ? even : odd;
+}
+
+#endif
+
+#ifndef __AVX512F__
+typedef uint16_t VHUnaligned __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 static ALWAYS_INLINE V vload_bf16(const uint16_t *p) { return vwiden_bf16(*(const VHUnaligned *)p); }
 static ALWAYS_INLINE void vstore_bf16(uint16_t *p, V x) { *(VHUnaligned *)p = vnarrow_bf16(x); }
 static ALWAYS_INLINE V vload_first_bf16(int n, const uint16_t *p) {
@@ -259,51 +367,17 @@ static ALWAYS_INLINE V vload_first_bf16(int n, const uint16_t *p) {
     return vwiden_bf16(x);
 }
 static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
-    VH h = vnarrow_bf16(x);
+    const VH h = vnarrow_bf16(x);
     if (n == LANES)
         *(VHUnaligned *)p = h;
     else
         memcpy(p, &h, (size_t)n * sizeof *p);
 }
-
-static ALWAYS_INLINE VI vwiden_u8(VB x) { return __builtin_convertvector(x, VI); }
-static ALWAYS_INLINE VB vnarrow_u8(VI x) { return __builtin_convertvector(x, VB); }
-
-// p * 2^k for integral k with |k| <= 252, 0 and inf beyond the range of fp32. In two factors, each a normal number.
-static ALWAYS_INLINE V vscale_pow2(V p, V k) {
-    VI n = __builtin_convertvector(k, VI), half = n >> 1;
-    return p * (V)((VU)(half + 127) << 23) * (V)((VU)(n - half + 127) << 23);
-}
-// |x| < 2^22, to nearest even, because adding 1.5 * 2^23 leaves no bits for a fraction.
-static ALWAYS_INLINE V vround(V x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
-
-// Products of the lower words of 64-bit lanes.
-static ALWAYS_INLINE VWide vmul_low(VWide a, uint32_t b) { return (a & 0xFFFFFFFFu) * b; }
-// Lanes 0, 2, 4, 6 of a, each followed by that of b; and lanes 1, 3, 5, 7.
-static ALWAYS_INLINE VWide vunpack_low(VWide a, VWide b) {
-    return (VWide){a[0], b[0], a[2], b[2], a[4], b[4], a[6], b[6]};
-}
-static ALWAYS_INLINE VWide vunpack_high(VWide a, VWide b) {
-    return (VWide){a[1], b[1], a[3], b[3], a[5], b[5], a[7], b[7]};
-}
-
-// Sum and maximum over the 16 lanes, always in the order lane i with i+8, then +4, +2, +1.
-static ALWAYS_INLINE float vsum(V x) {
-    for (int w = LANES / 2; w >= 1; w /= 2)
-        for (int i = 0; i < w; i++) x[i] += x[i + w];
-    return x[0];
-}
-static ALWAYS_INLINE float vmax_lane(V x) {
-    for (int w = LANES / 2; w >= 1; w /= 2)
-        for (int i = 0; i < w; i++) x[i] = x[i] > x[i + w] ? x[i] : x[i + w];
-    return x[0];
-}
-
 #endif
 
 // -------------------------------------------------------------------------------------------- one name for every dtype
 
-// 16 elements of type E (fp32 or bf16, a constant where this is inlined) from index i of the array at p, and back.
+// LANES elements of type E (fp32 or bf16, a constant where this is inlined) from index i of the array at p, and back.
 static ALWAYS_INLINE V vload(const void *p, int64_t i, DType E) {
     return E == DTYPE_BF16 ? vload_bf16((const uint16_t *)p + i) : vload_f32((const float *)p + i);
 }
@@ -323,7 +397,7 @@ static ALWAYS_INLINE void vstore_first(int n, void *p, int64_t i, V x, DType E) 
     else
         vstore_first_f32(n, (float *)p + i, x);
 }
-// The first n of 16 bytes, the others 0; and back.
+// The first n of LANES bytes, the others 0; and back.
 static ALWAYS_INLINE VI vload_first_u8(int n, const uint8_t *p) {
     VB x = {0};
     memcpy(&x, p, (size_t)n);
@@ -340,8 +414,8 @@ static ALWAYS_INLINE float load_element(const void *p, int64_t i, DType E) {
 
 // ---------------------------------------------------------------------------------------------------------------- exp
 
-// e^x, relative error <= 1e-7 (test_simd measures 8.3e-8). 0 below -103.98 (below -87.34 where denormals are flushed),
-// inf above 88.7229, NaN for NaN.
+// e^x, relative error <= 1e-7 (test_simd measures 8.3e-8). 0 below -103.98 with AVX-512 (where denormals are flushed,
+// below -87.34), otherwise below -87.0; inf above 88.7229, NaN for NaN.
 //   x = k ln 2 + r with |r| <= ln(2)/2;  e^x = 2^k (1 + r + r^2 q(r)), q of degree 4 fitted to the relative error.
 static ALWAYS_INLINE V vexp(V x) {
     x = vmin(vsplat(89.0f), vmax(vsplat(-104.0f), x)); // in this order of arguments NaN passes through
@@ -357,29 +431,57 @@ static ALWAYS_INLINE V vexp(V x) {
     return vscale_pow2(vfma(r * r, q, r) + 1.0f, k);
 }
 
+// 2^r, |r| <= 1/2: a polynomial fitted to the relative error, 2e-7 with rounding.
+static ALWAYS_INLINE V vexp2_fraction(V r) {
+    V p = vsplat(0x1.5bba14p-10f);
+    p = vfma(p, r, vsplat(0x1.3cea88p-7f));
+    p = vfma(p, r, vsplat(0x1.c6b752p-5f));
+    p = vfma(p, r, vsplat(0x1.ebf9bcp-3f));
+    p = vfma(p, r, vsplat(0x1.62e42ap-1f));
+    return vfma(p, r, vsplat(1.0f));
+}
+
+// e^x for x <= 0 or barely above, as softmax needs it: two thirds of the instructions of vexp, 3% of the time of
+// attention. Relative error 2e-7 + 2e-8 |x| (without fma 2e-7 + 7e-8 |x|): values far below the maximum are less exact
+// and matter less. 0 below -104, so also for -inf; NaN for NaN.
+//   x log2(e) = k + r with |r| <= 1/2;  e^x = 2^k 2^r
+static ALWAYS_INLINE V vexp_nonpositive(V x) {
+    const V log2_e = vsplat(0x1.715476p+0f);
+    x = vmax(vsplat(-104.0f), x); // in this order of arguments NaN passes through
+    V k = vround(x * log2_e);
+    return vscale_pow2(vexp2_fraction(vfma(x, log2_e, -k)), k);
+}
+
+// 2^x, and 2^-126 or 2^127 beyond, of which the reciprocal is 0 where denormals are flushed. Relative error 2e-7. NaN for
+// NaN.
+static ALWAYS_INLINE V vexp2_bounded(V x) {
+    x = vmin(vsplat(127.0f), vmax(vsplat(-126.0f), x));
+    const V k = vround(x);
+    return vexp2_fraction(x - k) * (V)((__builtin_convertvector(k, VI) + 127) << 23);
+}
+
 // ------------------------------------------------------------------------------------------ pairs of bf16 (attention)
 
-// A 32-bit lane holds two bf16, the lower half first in memory, as dot products of bf16 expect.
-
-// acc + a.low * b.low + a.high * b.high, lane by lane.
-static ALWAYS_INLINE V vdot_bf16(V acc, VU a, VU b) {
+// A 32-bit lane holds two bf16, the lower half first in memory, as dot products of bf16 expect. Only where these are
+// one instruction: elsewhere bf16 is widened before it is multiplied.
 #ifdef __AVX512BF16__
-    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
-#else
-    acc = vfma((V)(a & 0xFFFF0000u), (V)(b & 0xFFFF0000u), acc);
-    return vfma((V)(a << 16), (V)(b << 16), acc);
-#endif
-}
+enum { BF16_PAIRS = 1 };
+// acc + a.low * b.low + a.high * b.high, lane by lane.
+static ALWAYS_INLINE V vdot_bf16(V acc, VU a, VU b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
 // Pairs (low, high), each rounded to bf16.
 static ALWAYS_INLINE VU vpair_bf16(V low, V high) {
-#ifdef __AVX512BF16__
     VU l = (VU)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(low));
     VU h = (VU)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(high));
     return l | h << 16;
-#else
-    return vround_bf16_bits(low) >> 16 | (vround_bf16_bits(high) & 0xFFFF0000u);
-#endif
 }
+#else
+enum { BF16_PAIRS = 0 };
+static ALWAYS_INLINE V vdot_bf16(__attribute__((unused)) V acc, __attribute__((unused)) VU a,
+                                 __attribute__((unused)) VU b) {
+    __builtin_trap();
+}
+static ALWAYS_INLINE VU vpair_bf16(__attribute__((unused)) V low, __attribute__((unused)) V high) { __builtin_trap(); }
+#endif
 
 // ------------------------------------------------------------------------------------------------- stochastic rounding
 
@@ -388,14 +490,26 @@ static ALWAYS_INLINE VU vpair_bf16(V low, V high) {
 // ops.h: eight elements share the 128 bits of one Philox counter (llmc/base/arithmetic.h). Gupta et al., "Deep Learning
 // with Limited Numerical Precision", 2015.
 
-// Elements whose random bits are made at a time: 16 counters in parallel.
+// Elements whose random bits are made at a time: of LANES counters.
 enum { RANDOM_BLOCK = 8 * LANES };
 
-// Eight counters, a 64-bit lane each: the number of the lane's counter and its four words.
-static ALWAYS_INLINE void eight_counters(uint32_t words[8][4], uint64_t seed, uint64_t stream, uint64_t index) {
-    // In the order in which the halves of vunpack put them back side by side. The last 3 bits of index are 0: adding
-    // carries nothing into the upper word. The upper halves of lanes are never read.
-    VWide c0 = (VWide){0, 4, 1, 5, 2, 6, 3, 7} + (index & 0xFFFFFFFFu), c1 = vsplat_wide(index >> 32);
+// Counters index, index + 1, .. in an order in which the halves of vunpack put them back one after the other.
+static ALWAYS_INLINE VWide vcounters(uint64_t index) {
+#if defined(__AVX512F__)
+    return (VWide){0, 4, 1, 5, 2, 6, 3, 7} + index;
+#elif defined(__AVX2__)
+    return (VWide){0, 2, 1, 3} + index;
+#else
+    return (VWide){0, 1} + index;
+#endif
+}
+
+// LANES / 2 counters, a 64-bit lane each: the number of the lane's counter and its four words.
+static ALWAYS_INLINE void half_of_counters(uint32_t words[LANES / 2][4], uint64_t seed, uint64_t stream,
+                                           uint64_t index) {
+    // The last bits of index are 0: adding carries nothing into the upper word. The upper halves of lanes are never
+    // read.
+    VWide c0 = vcounters(index & 0xFFFFFFFFu), c1 = vsplat_wide(index >> 32);
     VWide c2 = vsplat_wide(stream), c3 = vsplat_wide(stream >> 32);
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
@@ -406,18 +520,18 @@ static ALWAYS_INLINE void eight_counters(uint32_t words[8][4], uint64_t seed, ui
     }
     const VWide low = (c0 & 0xFFFFFFFFu) | c1 << 32, high = (c2 & 0xFFFFFFFFu) | c3 << 32;
     vstore_bits(words[0], (VU)vunpack_low(low, high));
-    vstore_bits(words[4], (VU)vunpack_high(low, high));
+    vstore_bits(words[LANES / 4], (VU)vunpack_high(low, high));
 }
 
-// 16 random bits for each of 128 elements: element e has half-word e % 8, lower halves first, of
-// philox(seed, stream, index + e / 8). index must be a multiple of 16. The rounds of eight counters run in step: one
-// counter at a time took three times as long as the whole of AdamW.
+// 16 random bits for each element of a block: element e has half-word e % 8, lower halves first, of
+// philox(seed, stream, index + e / 8). index must be a multiple of LANES. The rounds of several counters run in step:
+// one counter at a time took three times as long as the whole of AdamW.
 static ALWAYS_INLINE void rounding_bits(uint32_t words[LANES][4], uint64_t seed, uint64_t stream, uint64_t index) {
-    eight_counters(words, seed, stream, index);
-    eight_counters(words + 8, seed, stream, index + 8);
+    half_of_counters(words, seed, stream, index);
+    half_of_counters(words + LANES / 2, seed, stream, index + LANES / 2);
 }
 
-// The bits of elements i .. i + 15 of the 128 (i a multiple of 16), one element per lane.
+// The bits of the elements from i on (a multiple of LANES), one element per lane.
 static ALWAYS_INLINE VU rounding_bits_at(uint32_t words[LANES][4], int64_t i) {
     return (VU)vload_bf16((const uint16_t *)words + i) >> 16; // pairs of half-words, lower first, as in memory
 }

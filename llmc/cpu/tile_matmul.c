@@ -4,11 +4,12 @@
 
 // ------------------------------------------------------------------------------------------------------- micro-kernel
 
-// A tile of PANEL_ROWS x TILE_GROUPS vectors of sums stays in registers over the whole depth. 8 x 3 of the 32 vector
-// registers run at the rate of the bare bf16 instruction on Zen 5, 520 GFLOP/s per core; 32 words deep and 2 groups
-// wide it is 98% of that, 1 wide 74%: 8 chains of sums do not cover the latency of a dot product. Where registers are
-// fewer, the sums live in the cache, and no smaller tile was faster.
-enum { TILE_GROUPS = 3 };
+// A tile of TILE_ROWS x TILE_GROUPS vectors of sums stays in registers over the whole depth. With AVX-512 8 x 3 of the
+// 32 registers run at the rate of the bare bf16 instruction on Zen 5, 520 GFLOP/s per core; 32 words deep and 2 groups
+// wide it is 98% of that, 1 wide 74%: 8 chains of sums do not cover the latency of a dot product. With 16 registers 4 x
+// 3 sums, 3 vectors of the right operand and one broadcast word fill them.
+enum { TILE_GROUPS = 3, TILE_ROWS = FEW_REGISTERS || PANEL_ROWS < 8 ? 4 : 8 };
+_Static_assert(PANEL_ROWS % TILE_ROWS == 0, "a panel is whole tiles");
 
 static ALWAYS_INLINE V multiply_add(V sum, uint32_t a, VU b, DType E) {
     return E == DTYPE_BF16 ? vdot_bf16(sum, vsplat_bits(a), b) : vfma((V)vsplat_bits(a), (V)b, sum);
@@ -16,8 +17,8 @@ static ALWAYS_INLINE V multiply_add(V sum, uint32_t a, VU b, DType E) {
 
 static ALWAYS_INLINE void tile(TileResult c, LeftOperand a, RightOperand b, int64_t depth, bool accumulate, int groups,
                                DType E) {
-    V sum[PANEL_ROWS][TILE_GROUPS];
-    for (int r = 0; r < PANEL_ROWS; r++)
+    V sum[TILE_ROWS][TILE_GROUPS];
+    for (int r = 0; r < TILE_ROWS; r++)
         for (int g = 0; g < groups; g++)
             sum[r][g] = accumulate ? vload_f32(c.data + r * c.row_stride + g * c.group_stride) : vzero();
 
@@ -26,21 +27,21 @@ static ALWAYS_INLINE void tile(TileResult c, LeftOperand a, RightOperand b, int6
 #pragma GCC unroll 3
         for (int g = 0; g < groups; g++) column[g] = vload_bits(b.words + g * b.group_stride + w * LANES);
 #pragma GCC unroll 8
-        for (int r = 0; r < PANEL_ROWS; r++) {
+        for (int r = 0; r < TILE_ROWS; r++) {
             uint32_t row = a.words[r * a.row_stride + w];
 #pragma GCC unroll 3
             for (int g = 0; g < groups; g++) sum[r][g] = multiply_add(sum[r][g], row, column[g], E);
         }
     }
 
-    for (int r = 0; r < PANEL_ROWS; r++)
+    for (int r = 0; r < TILE_ROWS; r++)
         for (int g = 0; g < groups; g++) vstore_f32(c.data + r * c.row_stride + g * c.group_stride, sum[r][g]);
 }
 
 // All rows of `groups` groups of columns: the right operand's part stays in the L1 cache.
 static ALWAYS_INLINE void tile_column(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t depth,
                                       bool accumulate, int groups, DType E) {
-    for (int64_t r = 0; r < rows; r += PANEL_ROWS) {
+    for (int64_t r = 0; r < rows; r += TILE_ROWS) {
         if (accumulate)
             tile(result_from_row(c, r), left_from_row(a, r), b, depth, true, groups, E);
         else
@@ -69,16 +70,18 @@ static ALWAYS_INLINE void tile_matmul_of(TileResult c, LeftOperand a, RightOpera
 
 void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
                  bool accumulate, DType dtype) {
-    WITH_DTYPE(E, dtype, tile_matmul_of(c, a, b, rows, columns, depth, accumulate, E));
+    WITH_DTYPE(E, packed_dtype(dtype), tile_matmul_of(c, a, b, rows, columns, depth, accumulate, E));
 }
 
 // ------------------------------------------------------------------------------------------------------------ packing
 
-// 16 words of one row, from word w on: the depth runs along the row.
+// LANES words of one row, from word w on: the depth runs along the row.
 static ALWAYS_INLINE VU words_along_row(MatrixView m, int64_t row, int64_t w, DType E) {
-    const int64_t pair = E == DTYPE_BF16 ? 2 : 1, size = 4 / pair;
+    const bool widened = packed_dtype(E) != E;
+    const int64_t pair = E == DTYPE_BF16 && !widened ? 2 : 1, size = 4 / pair;
     int64_t left = row < m.rows ? m.columns - w * pair : 0;
     if (left <= 0) return (VU){0};
+    if (widened) return (VU)vload_first(lanes(left), m.data, row * m.stride + w, E);
     const char *p = (const char *)m.data + (row * m.stride + w * pair) * size;
     if (left >= LANES * pair) { // of its own: a variable that the partial copy could change would live in memory
         VU words;
@@ -95,9 +98,9 @@ static ALWAYS_INLINE VU bits_of_row(MatrixView m, int64_t row, int64_t column, D
     return (VU)vload_first(lanes(m.columns - column), m.data, row * m.stride + column, E);
 }
 
-// Word w of 16 columns: the depth runs across the rows.
+// Word w of LANES columns: the depth runs across the rows.
 static ALWAYS_INLINE VU words_across_rows(MatrixView m, int64_t w, int64_t column, DType E) {
-    if (E == DTYPE_FP32) return bits_of_row(m, w, column, E);
+    if (packed_dtype(E) == DTYPE_FP32) return bits_of_row(m, w, column, E);
     return bits_of_row(m, 2 * w, column, E) >> 16 | bits_of_row(m, 2 * w + 1, column, E);
 }
 
@@ -125,7 +128,7 @@ static ALWAYS_INLINE void pack_left_transposed_of(LeftOperand a, MatrixView m, i
         for (int64_t w = 0; w < num_words; w += LANES) {
             VU block[LANES];
             for (int i = 0; i < LANES; i++) block[i] = words_across_rows(m, first_word + w + i, column, E);
-            transpose_16x16(block);
+            transpose_square(block);
             for (int i = 0; i < LANES; i++) vstore_bits(a.words + (column + i) * a.row_stride + w, block[i]);
         }
 }
@@ -137,7 +140,7 @@ static ALWAYS_INLINE void pack_right_transposed_of(RightOperand b, MatrixView m,
         for (int64_t w = 0; w < depth_words(m.columns, E); w += LANES) {
             VU block[LANES];
             for (int i = 0; i < LANES; i++) block[i] = words_along_row(m, first + r + i, w, E);
-            transpose_16x16(block);
+            transpose_square(block);
             uint32_t *group = right_from_word(right_from_column(b, r), w).words;
             for (int i = 0; i < LANES; i++) vstore_bits(group + i * LANES, block[i]);
         }

@@ -3,11 +3,12 @@
 //      result (rows x columns)  =  or +=  left (rows x depth) @ right (depth x columns),      sums in fp32
 //
 // Packed operands are made of 32-bit words: one fp32, or two bf16 adjacent along the depth, which one lane of a
-// bf16 dot product takes. So one loop serves both types; bf16 is half as deep. Columns come in groups of
-// 16, one vector wide, and a group is contiguous, so that the loop reads the right operand as a stream:
+// bf16 dot product takes. So one loop serves both types; bf16 is half as deep. Without the instruction bf16 is packed
+// as fp32. Columns come in groups of LANES, one vector wide, and a group is contiguous, so that the loop reads the
+// right operand as a stream:
 //
-//      left:    words  [row][depth]                           a word is broadcast to 16 lanes
-//      right:   words  [group of 16 columns][depth][16]       16 words are one vector
+//      left:    words  [row][depth]                           a word is broadcast to all lanes
+//      right:   words  [group of columns][depth][LANES]       LANES words are one vector
 //      result:  floats [row][column], or by groups like the right operand
 //
 // Owns no memory, starts no threads. Large products belong to gemm.h.
@@ -15,10 +16,17 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/simd.h"
 
-enum { PANEL_ROWS = 8 }; // left operands and results have a multiple of this many rows
+// Left operands and results have a multiple of this many rows. Not more than LANES: attention's panel of rows has its
+// diagonal in one group of columns.
+enum { PANEL_ROWS = LANES < 8 ? LANES : 8 };
+
+// The numbers in the words of operands of this dtype.
+static inline DType packed_dtype(DType dtype) { return BF16_PAIRS ? dtype : DTYPE_FP32; }
 
 // n elements of depth in words.
-static inline int64_t depth_words(int64_t n, DType dtype) { return dtype == DTYPE_BF16 ? (n + 1) / 2 : n; }
+static inline int64_t depth_words(int64_t n, DType dtype) {
+    return packed_dtype(dtype) == DTYPE_BF16 ? (n + 1) / 2 : n;
+}
 
 typedef struct {
     uint32_t *words; // word w of row r: words[r * row_stride + w]
@@ -26,20 +34,20 @@ typedef struct {
 } LeftOperand;
 
 typedef struct {
-    uint32_t *words; // word w of column c: words[c / 16 * group_stride + w * 16 + c % 16]
+    uint32_t *words; // word w of column c: words[c / LANES * group_stride + w * LANES + c % LANES]
     int64_t group_stride;
 } RightOperand;
 
 typedef struct {
-    float *data; // row r, column c: data[r * row_stride + c / 16 * group_stride + c % 16]
+    float *data; // row r, column c: data[r * row_stride + c / LANES * group_stride + c % LANES]
     int64_t row_stride, group_stride;
 } TileResult;
 
-// dtype: the type of the words, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of 16; depth counts words.
+// dtype: the type of the words, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of LANES; depth counts words.
 void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
                  bool accumulate, DType dtype);
 
-// The part that begins at the given row, column (a multiple of 16) or word.
+// The part that begins at the given row, column (a multiple of LANES) or word.
 static inline LeftOperand left_from_row(LeftOperand a, int64_t row) {
     return (LeftOperand){a.words + row * a.row_stride, a.row_stride};
 }
@@ -69,13 +77,13 @@ typedef struct {
 //
 //                              an operand for      its depth are m's     count is a multiple of
 //      pack_left               m @ ..              columns               1
-//      pack_left_transposed    m^T @ ..            rows                  32
+//      pack_left_transposed    m^T @ ..            rows                  2 LANES
 //      pack_right              .. @ m              rows                  2
-//      pack_right_transposed   .. @ m^T            columns               16
+//      pack_right_transposed   .. @ m^T            columns               LANES
 //
 // Elements beyond the rows or columns of m are packed as 0 and add nothing to a product. Whole vectors are written, so
-// row_stride (left) and group_stride / 16 (right, transposed) need space for a multiple of 16 words, left transposed
-// for a multiple of 16 rows.
+// row_stride (left) and group_stride / LANES (right, transposed) need space for a multiple of LANES words, left
+// transposed for a multiple of LANES rows.
 void pack_left(LeftOperand a, MatrixView m, int64_t first, int64_t count);
 void pack_left_transposed(LeftOperand a, MatrixView m, int64_t first, int64_t count);
 void pack_right(RightOperand b, MatrixView m, int64_t first, int64_t count);
@@ -93,8 +101,8 @@ static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
 
 // ---------------------------------------------------------------------------------------------------------- transpose
 
-// One step: in every 2h x 2h block the two off-diagonal h x h blocks are swapped. Four steps, h = 8, 4, 2, 1,
-// transpose. The lists pick from rows i (0..15) and i + h (16..31).
+// One step: in every 2h x 2h block the two off-diagonal h x h blocks are swapped. The steps h = LANES / 2, .. 2, 1
+// transpose. The lists pick from rows i (0..LANES - 1) and i + h (LANES..2 LANES - 1).
 #define TRANSPOSE_STEP(x, h, UPPER, LOWER)                                                                             \
     for (int i = 0; i < LANES; i++)                                                                                    \
         if ((i & (h)) == 0) {                                                                                          \
@@ -102,6 +110,7 @@ static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
             x[i + (h)] = __builtin_shufflevector(x[i], x[i + (h)], LOWER);                                             \
             x[i] = upper;                                                                                              \
         }
+#if defined(__AVX512F__)
 #define UPPER_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
 #define LOWER_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
 #define UPPER_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
@@ -110,11 +119,28 @@ static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
 #define LOWER_2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
 #define UPPER_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
 #define LOWER_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+#elif defined(__AVX2__)
+#define UPPER_4 0, 1, 2, 3, 8, 9, 10, 11
+#define LOWER_4 4, 5, 6, 7, 12, 13, 14, 15
+#define UPPER_2 0, 1, 8, 9, 4, 5, 12, 13
+#define LOWER_2 2, 3, 10, 11, 6, 7, 14, 15
+#define UPPER_1 0, 8, 2, 10, 4, 12, 6, 14
+#define LOWER_1 1, 9, 3, 11, 5, 13, 7, 15
+#else
+#define UPPER_2 0, 1, 4, 5
+#define LOWER_2 2, 3, 6, 7
+#define UPPER_1 0, 4, 2, 6
+#define LOWER_1 1, 5, 3, 7
+#endif
 
-// 16 x 16 words: swaps x[i][j] and x[j][i].
-static ALWAYS_INLINE void transpose_16x16(VU x[LANES]) {
+// LANES x LANES words: swaps x[i][j] and x[j][i].
+static ALWAYS_INLINE void transpose_square(VU x[LANES]) {
+#ifdef UPPER_8
     TRANSPOSE_STEP(x, 8, UPPER_8, LOWER_8)
+#endif
+#ifdef UPPER_4
     TRANSPOSE_STEP(x, 4, UPPER_4, LOWER_4)
+#endif
     TRANSPOSE_STEP(x, 2, UPPER_2, LOWER_2)
     TRANSPOSE_STEP(x, 1, UPPER_1, LOWER_1)
 }

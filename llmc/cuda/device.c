@@ -249,6 +249,11 @@ void *cuda_scratch(const char *op, int64_t bytes) {
     return bytes > 0 ? cuda_backend.workspace : NULL;
 }
 
+const BackendOps *backend_ops(void) {
+    static const BackendOps ops = {BACKEND_OPS(BACKEND_ENTRY)};
+    return &ops;
+}
+
 bool backend_computes(DType dtype) { return dtype == DTYPE_FP32 || dtype == DTYPE_BF16 || dtype == DTYPE_FP16; }
 
 // ------------------------------------------------------------------------------------------------- copies and waiting

@@ -420,7 +420,8 @@ static bool check_together(const Options *o, Error *err) {
 static bool asks_for_help(const char *text) { return strcmp(text, "--help") == 0 || strcmp(text, "-help") == 0; }
 
 DeviceOptions options_device(const Options *o) {
-    return (DeviceOptions){.threads = o->threads > 0 ? o->threads : comm_cores(),
+    return (DeviceOptions){.cpu = o->cpu,
+                           .threads = o->threads > 0 ? o->threads : comm_cores(),
                            .number = comm_local_rank(),
                            .tf32 = o->tf32 != 0,
                            .attention = o->attention,

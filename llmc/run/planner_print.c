@@ -73,6 +73,16 @@ static void print_classes(FILE *out, const DevicePlan *p) {
     }
 }
 
+// Where bf16 is chosen for its memory: what the same run takes in the other of fp32 and bf16.
+static void print_other_dtype(FILE *out, const DevicePlan *p) {
+    char bytes[TEXT];
+    Gpt2Options other = p->model;
+    other.dtype = p->model.dtype == DTYPE_FP32 ? DTYPE_BF16 : DTYPE_FP32;
+    fprintf(out,
+            "planned     in %s      %9s  there are no instructions for bf16 here: a run with --dtype auto takes fp32\n",
+            dtype_name(other.dtype), format_bytes(planner_memory(&other).total, bytes, TEXT));
+}
+
 static void print_memory(FILE *out, const DevicePlan *p) {
     char bytes[TEXT], more[TEXT], set[SET_TEXT];
     print_classes(out, p);
@@ -82,6 +92,7 @@ static void print_memory(FILE *out, const DevicePlan *p) {
         fprintf(out, "; plus %s for the CUDA context\n", format_bytes(planner_reserve(p->gpu.spec.memory), more, TEXT));
     else
         fprintf(out, ", laid out for the %s backend of this machine\n", device_facts()->backend);
+    if (p->gpu.spec.memory == 0 && device_facts()->widens_bf16) print_other_dtype(out, p);
     if (p->memory.host > 0)
         fprintf(out, "planned     %-12s %9s  master weights and state of the optimizer\n", "host memory",
                 format_bytes(p->memory.host, bytes, TEXT));

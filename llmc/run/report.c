@@ -68,7 +68,6 @@ static void machine_lines(const Report *r) {
     char memory[TEXT];
     format_bytes((double)device->memory_free, memory, TEXT);
     runlog_field(r->log, "machine", "%s: %s, %s free | %s", device->backend, device->name, memory, device->libraries);
-    if (*device->advice) runlog_field(r->log, "warning", "%s", device->advice);
     if (comm_size() > 1)
         runlog_field(r->log, "processes",
                      "%d on %d machine%s (%s), connected by %s; machine and limits are of process 0", comm_size(),
@@ -96,7 +95,11 @@ static void machine_lines(const Report *r) {
 
 static void precision_line(const Report *r) {
     const Gpt2Options *m = r->model;
-    if (m->dtype == DTYPE_FP32)
+    if (m->dtype == DTYPE_FP32 && device_facts()->widens_bf16)
+        runlog_field(r->log, "precision",
+                     "fp32: there are no instructions for bf16 here, which would save memory (--plan "
+                     "tells how much), not time");
+    else if (m->dtype == DTYPE_FP32)
         runlog_field(r->log, "precision", "fp32");
     else
         runlog_field(r->log, "precision", "%s %s, %s", dtype_name(m->dtype),

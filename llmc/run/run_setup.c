@@ -405,11 +405,24 @@ static bool agree_on_data(const RunSetup *s, Error *err) {
     return comm_agree(facts, sizeof facts / sizeof *facts, err);
 }
 
-bool run_setup_resolve(RunSetup *s, Error *err) {
-    s->first_step = s->state.step;
-    if (s->resume_path && !device_restore_tuning(s->state.tuning))
+// Restores the choices that bits depend on, or says that they are others here.
+static void restore_tuning(const char *tuning) {
+    if (device_restore_tuning(tuning)) return;
+    if (strcmp(device_facts()->backend, "cpu") != 0) {
         advise("-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
                "chosen again here, and bits may differ from the original run");
+        return;
+    }
+    char *here = device_tuning();
+    const int length = (int)strcspn(tuning, "\n"); // a GPU has more lines
+    advise("-y 1: this run was computed by %.*s, here it is %s: bits will differ from the original run", length, tuning,
+           here);
+    free(here);
+}
+
+bool run_setup_resolve(RunSetup *s, Error *err) {
+    s->first_step = s->state.step;
+    if (s->resume_path) restore_tuning(s->state.tuning);
     // What a process finds may be missing on another one: each part ends with an agreement.
     return comm_all_ok(choose_model(s, err) && choose_context(s, err) && open_data(s, err) && choose_dtype(s, err) &&
                            choose_optimizer(s, err),

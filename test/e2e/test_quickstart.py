@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 def quickstart(directory, text):
     """Into a directory of its own: quickstart/ may be somebody's."""
     env = {**os.environ, "QUICKSTART_DIR": str(directory / "out"), "QUICKSTART_SECONDS": "1"}
-    for name in ("MODE", "SIMD", "MAKEFLAGS", "MAKELEVEL", "TEXT"):
+    for name in ("MODE", "MAKEFLAGS", "MAKELEVEL", "TEXT"):
         env.pop(name, None)  # of the make that runs the tests
     return subprocess.run(["scripts/quickstart.sh", text], cwd=ROOT, env=env, capture_output=True, text=True,
                           errors="replace", timeout=600, stdin=subprocess.DEVNULL)

@@ -306,3 +306,40 @@ def test_a_resume_on_other_shards_says_so(tmp_path):
     assert "-i: the shards have changed: the checkpoint has 4000 tokens" in train(*flags, "-x", 3, *RESUME).stderr
     write_shard(shard, tokens[1] + [5], vocab=257, eot=256)
     assert "these have 4001 (" in train(*flags, "-x", 4, *RESUME).stderr
+
+
+# ---------------------------------------------------------------------------------------------------------- vector code
+
+CODES = ["avx512bf16", "avx512", "avx2", "baseline"]
+# Sums in another order: the losses of a few steps differ by rounding of the numbers that are added, which the steps
+# between amplify a little. fp32 2^-24 and bf16 2^-8 times 30.
+ANOTHER_ORDER = {"fp32": 30 * 2**-24, "bf16": 30 * 2**-8}
+
+
+def codes_here(data):
+    """Those that --cpu takes: a wrong one is refused with the list."""
+    here = [code for code in CODES if train("--cpu", code, *TINY, *QUIET, *data.flags, "-x", 0, expect=None).returncode == 0]
+    assert here[-1] == "baseline"
+    return here
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_run_goes_on_under_other_vector_code_with_a_word_about_its_bits(dtype, data, tmp_path):
+    flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "--dtype", dtype, "-n", 2, "-nk", 0]
+    here = codes_here(data)
+    for code in here:
+        run = tmp_path / code
+        said = train(*flags, "-o", run, "-x", 4, "--cpu", code).stdout
+        assert f"vector code {code}, oneDNN" in said
+        assert f"vector code {code}, oneDNN" in events(run, "run")[0]["device"]["libraries"]
+        assert losses(run) == pytest.approx(losses(tmp_path / here[0]), rel=ANOTHER_ORDER[dtype])
+        same = cut_back(shutil.copytree(run, tmp_path / f"{code}_again"))
+        resumed = train("-o", same, *RESUME, "--cpu", code)
+        assert "bits" not in resumed.stderr and same_run(same, run)
+    whole, first = tmp_path / here[0], tmp_path / "other"
+    cut_back(shutil.copytree(whole, first))
+    said = train("-o", first, *RESUME, "--cpu", "baseline").stderr
+    if here[0] != "baseline":
+        assert f"computed by vector code {here[0]}," in said and "here it is vector code baseline," in said
+        assert "bits will differ" in said
+    assert losses(first) == pytest.approx(losses(whole), rel=ANOTHER_ORDER[dtype])

@@ -52,37 +52,55 @@ def test_ptx_is_embedded_for_newer_gpus_but_none_of_sm_75(archs, machine_code, p
     assert codes == [f"sm_{a}" for a in machine_code.split()] + [f"compute_{a}" for a in ptx.split()]
 
 
-def test_programs_outside_of_build_are_of_the_variant_asked_for_last(tmp_path):
-    """The real Makefile and compiler, over a trainer and a tool that know nothing but how they were compiled."""
-    tells = '''#include <stdio.h>
-        extern const char variant[];
-        int main(void) { printf("%s ", variant);
+X86 = os.uname().machine == "x86_64"
+CODES = ["avx512bf16", "avx512", "avx2", "baseline"] if X86 else ["baseline"]
+
+
+def test_one_program_has_every_vector_code_and_is_of_the_mode_asked_for_last(tmp_path):
+    """The real Makefile and compiler, over a trainer and a tool that know nothing but how they were compiled. Each copy
+    of the vector code has a function of the same name; what is compiled once has no instructions of its own."""
+    tells = f'''#include <stdio.h>
+        {" ".join(f"extern const char *(*const cpu_code_{code})(void);" for code in CODES)}
+        int main(void) {{
+        {" ".join(f'printf("%s ", cpu_code_{code}());' for code in CODES)}
+        #ifdef __AVX__
+            printf("the program needs AVX ");
+        #endif
         #ifdef __SANITIZE_ADDRESS__
             puts("sanitize");
         #else
             puts("release");
         #endif
+        }}'''
+    code = '''const char *name(void);
+        extern const char *(*const CPU_CODE)(void);
+        const char *(*const CPU_CODE)(void) = name;'''
+    name = '''const char *name(void);
+        const char *name(void) {
+        #if defined(__AVX512BF16__)
+            return "avx512bf16";
+        #elif defined(__AVX512F__)
+            return "avx512";
+        #elif defined(__AVX2__)
+            return "avx2";
+        #else
+            return "baseline";
+        #endif
         }'''
     sources = {"train_gpt2.cu": tells, "data/shard.c": tells, "llmc/cuda/sizes.c": "extern int unused;",
-               "llmc/cpu/variant.c": '''extern const char variant[];
-                   #ifdef __AVX512F__
-                       const char variant[] = "avx512";
-                   #else
-                       const char variant[] = "none";
-                   #endif
-                   '''}
-    for name, text in sources.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    for name in ("Makefile", "llmc/cuda/cuda.mk", "dev/sim/sim.mk"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    wider = "avx512" if os.uname().machine == "x86_64" else "none"  # compiled and read; the processor need not have it
-    for simd, mode in (("none", "release"), (wider, "release"), ("none", "release"), ("none", "sanitize"), ("none", "release")):
-        result = make("-C", str(tmp_path), "CUDA=none", f"SIMD={simd}", f"MODE={mode}", "train_gpt2", "data/shard")
+               "llmc/cpu/code.c": code, "llmc/cpu/name.c": name,
+               **{f"llmc/cpu/{once}.c": "extern int unused;" for once in ("cpu", "device", "onednn")}}
+    for path, text in sources.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    for path in ("Makefile", "llmc/cuda/cuda.mk", "dev/sim/sim.mk"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    for mode in ("release", "sanitize", "release"):
+        result = make("-C", str(tmp_path), "CUDA=none", f"MODE={mode}", "train_gpt2", "data/shard")
         assert result.returncode == 0, result.stderr
         for program in ("train_gpt2", "data/shard"):
-            assert call(tmp_path / program).stdout == f"{simd} {mode}\n", program
+            assert call(tmp_path / program).stdout == f"{' '.join(CODES)} {mode}\n", program
 
 
 def test_only_the_tests_and_lint_make_warnings_errors():

@@ -18,28 +18,58 @@ static bool all_zero(const unsigned char *p, size_t n) {
 
 // By another way than the backend's: what the kernel says.
 static const char *best_vector_code(void) {
-    bool avx512 = false, bf16 = false;
+    bool avx2 = false, avx512 = false, bf16 = false;
     char flags[8192];
     FILE *f = fopen("/proc/cpuinfo", "r");
     while (f && fgets(flags, sizeof flags, f)) {
         if (strncmp(flags, "flags", 5) != 0) continue;
-        avx512 = strstr(flags, " avx512f ") && strstr(flags, " avx512bw ") && strstr(flags, " avx512vl ") &&
-                 strstr(flags, " avx512dq ") && strstr(flags, " fma ");
-        bf16 = strstr(flags, " avx512_bf16 ");
+        avx2 = strstr(flags, " avx2 ") && strstr(flags, " fma ");
+        avx512 = avx2 && strstr(flags, " avx512f ") && strstr(flags, " avx512bw ") && strstr(flags, " avx512vl ") &&
+                 strstr(flags, " avx512dq ");
+        bf16 = avx512 && strstr(flags, " avx512_bf16 ");
         break;
     }
     if (f) fclose(f);
-    return bf16 && avx512 ? "vector code avx512bf16," : avx512 ? "vector code avx512," : "vector code none,";
+    return bf16 ? "avx512bf16" : avx512 ? "avx512" : avx2 ? "avx2" : "baseline";
+}
+
+TEST(the_vector_code_is_the_best_of_the_processor_or_the_one_asked_for) {
+    bool has[CPU_CODES] = {[CPU_AVX2] = true, [CPU_BASELINE] = true};
+    const struct {
+        CpuCodeChoice wanted;
+        const char *environment;
+        CpuCodeChoice chosen, limit; // limit: of the library
+    } cases[] = {{CPU_AUTO, NULL, CPU_AVX2, CPU_AUTO},
+                 {CPU_AUTO, "", CPU_AVX2, CPU_AUTO},
+                 {CPU_AUTO, "auto", CPU_AVX2, CPU_AUTO},
+                 {CPU_AUTO, "baseline", CPU_BASELINE, CPU_BASELINE},
+                 {CPU_AUTO, "avx2", CPU_AVX2, CPU_AVX2},
+                 {CPU_AVX2, "baseline", CPU_AVX2, CPU_AVX2},
+                 {CPU_BASELINE, NULL, CPU_BASELINE, CPU_BASELINE}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CpuCodeChoice wanted = cases[i].wanted, chosen;
+        assert_ok(cpu_choose_code(&wanted, cases[i].environment, has, "Old", &chosen, &err));
+        assert_int_equal(chosen, cases[i].chosen);
+        assert_int_equal(wanted, cases[i].limit);
+    }
+    CpuCodeChoice wanted = CPU_AVX512, chosen;
+    assert_error(cpu_choose_code(&wanted, NULL, has, "Old", &chosen, &err), "--cpu avx512: this processor (Old)");
+    assert_message("it has avx2, baseline");
+    wanted = CPU_AUTO;
+    assert_error(cpu_choose_code(&wanted, "avx512bf16", has, "Old", &chosen, &err), "--cpu avx512bf16");
+    wanted = CPU_AUTO;
+    assert_error(cpu_choose_code(&wanted, "sse9", has, "Old", &chosen, &err), "PRETRAIN_CPU=sse9");
+    assert_message("auto, avx512bf16, avx512, avx2, baseline");
 }
 
 TEST(the_facts_name_the_machine) {
     const DeviceFacts *f = device_facts();
     assert_string_equal(f->backend, "cpu");
     assert_non_null(strstr(f->name, "2 threads"));
-    assert_non_null(strstr(f->libraries, "oneDNN"));
-    assert_non_null(strstr(f->libraries, "vector code "));
-    // Advice is the exception: the Makefile builds for the best that the processor has, unless told otherwise.
-    assert_int_equal(*f->advice == '\0', strstr(f->libraries, best_vector_code()) != NULL);
+    char code[64];
+    const char *asked = getenv("PRETRAIN_CPU");
+    snprintf(code, sizeof code, "vector code %s, oneDNN ", asked && *asked ? asked : best_vector_code());
+    assert_non_null(strstr(f->libraries, code));
     assert_int_equal(f->units, 2);
     assert_true(f->memory_free > 0 && f->memory_free <= f->memory_total);
     assert_true(f->supports[DTYPE_FP32] && f->supports[DTYPE_BF16] && !f->supports[DTYPE_FP16]);
@@ -58,6 +88,14 @@ TEST(the_device_starts_again_after_a_shutdown_but_not_with_an_impossible_number_
     assert_non_null(strstr(device_facts()->name, "1 thread"));
     device_shutdown();
     assert_int_equal(start_device(NULL), 0);
+}
+
+TEST(bits_depend_on_the_vector_code_and_the_library) {
+    char *here = device_tuning();
+    assert_non_null(strstr(here, device_facts()->libraries));
+    assert_true(device_restore_tuning(here) && device_restore_tuning("")); // "": of a version that did not tell
+    assert_false(device_restore_tuning("vector code of another processor"));
+    free(here);
 }
 
 TEST(allocated_memory_is_zeroed_and_aligned) {

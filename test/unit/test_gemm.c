@@ -44,7 +44,7 @@ static void check_transposed_sum(DType dtype, DType result, int64_t M, int64_t N
             if (x == 0.0f) continue;
             for (int64_t j = 0; j < N; j++) expected[i * N + j] += x * get(b, k * N + j);
         }
-    gemm(M, N, K, matrix_of(dst, N), matrix_transposed(matrix_of(a, M)), matrix_of(b, N), NULL, true);
+    cpu_code()->gemm(M, N, K, matrix_of(dst, N), matrix_transposed(matrix_of(a, M)), matrix_of(b, N), NULL, true);
     for (int64_t i = 0; i < M * N; i++)
         if (get(dst, i) != expected[i])
             fail_msg("(%d, %d): %g, expected %g", (int)(i / N), (int)(i % N), (double)get(dst, i), (double)expected[i]);
@@ -70,7 +70,7 @@ TEST(repeated_calls_give_the_same_bits) {
     assert_true(first && again);
     for (int run = 0; run < 5; run++) {
         Matrix dst = {run ? again : first, DTYPE_FP32, N, 1};
-        gemm(M, N, K, dst, matrix_of(a, K), matrix_of(b, N), NULL, false);
+        cpu_code()->gemm(M, N, K, dst, matrix_of(a, K), matrix_of(b, N), NULL, false);
         if (run) assert_memory_equal(first, again, M * N * sizeof(float));
     }
     free(a.data), free(b.data), free(first), free(again);
