@@ -4,9 +4,9 @@
 // run to run, and with it the bits.
 //
 // The file is $PRETRAIN_CACHE ("off": none), else pretrain.cu/tuning in $XDG_CACHE_HOME or ~/.cache. It holds lines
-// "key TAB value in hexadecimal TAB checksum"; lines that are damaged or too long are skipped, which is said once. It is read at the first
-// call and replaced as a whole at every put, by renaming, so that processes may share it: the worst that can happen is
-// that an entry is lost and measured again. Failure to read or write it is not an error.
+// "key TAB value in hexadecimal TAB checksum"; lines that are damaged or too long are skipped, which is said once. It
+// is read at the first call and replaced as a whole at every put, by renaming, so that processes may share it: the
+// worst that can happen is that an entry is lost and measured again. Failure to read or write it is not an error.
 #pragma once
 #include "llmc/tensor.h"
 #include <stdbool.h>
