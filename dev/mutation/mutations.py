@@ -77,6 +77,7 @@ IN_FAULTS = dict(**FAULTS, unit="build/nvcc-90/test/sim/faults.cpp")
 GEMM = dict(test="sim/test_gemm_plan", file="llmc/cuda/gemm.c")
 MEMORY_LIKE = dict(test="sim/test_gemm_plan", file="llmc/cuda/tuning.c")
 ATTENTION = dict(test="sim/test_attention_choice", file="llmc/cuda/attention.c")
+ATTENTION_PLAN = dict(test="sim/test_attention_choice", file="llmc/cuda/cudnn_plan.c")
 CROSS = dict(module="cross_entropy", file="cross_entropy.cu", test="sim/test_cross_entropy")
 DECODE_SOURCE = dict(**DECODING, file="decode_attention.cu")
 EMBEDDING = dict(module="embedding", file="embedding.cu", test="ops/test_embedding")
@@ -348,6 +349,9 @@ MUTATIONS = [
     Source("mask_too_late", "tiles on the diagonal are masked for the second half of their rows only", **FLASH,
            file="flash_forward.cu",
            old="if ((i + 1) * KEYS > first_row) mask", new="if ((i + 1) * KEYS > first_row + 16 * M) mask"),
+    Source("queries_masked_tiles", "the same in the backward pass: the first tile on the diagonal is not masked", **BACK,
+           file="flash_backward.cu",
+           old="if (first_key + KEYS > first_row + 1) mask", new="if (first_key + KEYS > first_row + KEYS + 1) mask"),
     Source("softmax_shrink", "what was summed is not scaled to the new maximum", **FLASH,
            file="flash_forward.cu", old="float sum = state.sum[m][r] * shrink;", new="float sum = state.sum[m][r];"),
     Source("lse_base", "lse in powers of 2", **FLASH, file="flash_forward.cu",
@@ -370,10 +374,10 @@ MUTATIONS = [
            file="flash_backward.cu",
            old="if (row < dout.rows && lane % 4 == 0) delta[row]", new="if (lane % 4 == 0) delta[row]"),
     Source("keys_mask", "a key does not see its own query in the backward pass", **BACK,
-           file="flash_backward.cu", old="key > first_query + column)", new="key >= first_query + column)"),
+           file="flash_tile.cuh", old=": row > column) scores", new=": row >= column) scores"),
     Source("keys_masked_tiles", "only the tile that begins before the keys is masked", **BACK,
            file="flash_backward.cu",
-           old="first_query < first_key + 16 * M - 1, first_key", new="first_query < first_key, first_key"),
+           old="if (first_query < first_key + 16 * M - 1) mask", new="if (first_query < first_key) mask"),
     Source("delta_request", "scratch memory for D without the last query", **BACK,
            file="flash_backward.cu", old="(int64_t)s.heads * s.T * (int64_t)",
            new="((int64_t)s.heads * s.T - 1) * (int64_t)"),
@@ -559,6 +563,8 @@ MUTATIONS = [
          old="? 34 * GB / 10 :", new="? 54 * GB / 10 :"),
     Host("size_cudnn", "cuDNN's squares of one byte", **SIZES, test="sim/test_sizes",
          old="shape.T * shape.T * 2, collected", new="shape.T * shape.T, collected"),
+    Host("size_cudnn_fast", "no sums of dQ with --attention fast", **SIZES, test="sim/test_sizes",
+         old="(for_sm_80 ? 2 : 1) * rows * HS);", new="(for_sm_80 ? 2 : 1) * rows);"),
     Source("size_norm", "one partial sum too few", **NORM, old="t->parts[n] * (int64_t)sizeof(float));",
            new="(t->parts[n] - 1) * (int64_t)sizeof(float));"),
     # ---------------------------------------------------------------------------------------- attention's choice, cuDNN
@@ -575,6 +581,12 @@ MUTATIONS = [
     Host("workspace_of_ops", "the workspace has no room for cuDNN", file="llmc/cuda/device.c",
          test="sim/test_attention_choice", old="max_i64(own, cuda_cudnn_workspace(shape))",
          new="own + 0 * cuda_cudnn_workspace(shape)"),
+    Host("fast_unasked", "the backward form of --attention fast is not set apart", **ATTENTION_PLAN,
+         old="f->fast != fast", new="false"),
+    Host("fast_repeats", "--attention fast asks for engines that repeat", **ATTENTION_PLAN,
+         old="repeats = repeats || !must_repeat;", new="(void)must_repeat;"),
+    Host("notes_ignored", "what cuDNN says of its engines is not looked at", **ATTENTION_PLAN,
+         old="repeats = repeats || !must_repeat;", new="repeats = repeats || !must_repeat || true;"),
     Host("graph_mask", "cuDNN's graph hides a query's own key", **CUDNN, file="llmc/cuda/cudnn_graph.c",
          old="CUDNN_POINTWISE_CMP_GE", new="CUDNN_POINTWISE_CMP_GT"),
     Host("graph_lse", "lse of cuDNN's graph without the maximum", **CUDNN, file="llmc/cuda/cudnn_graph.c",

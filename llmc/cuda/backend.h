@@ -124,7 +124,8 @@ bool cuda_attention_check(const DeviceOptions *options, Error *err);
 
 // The implementation of attention at the shape planned last, for the run's header: "cuDNN 9.19.0", "own kernels (cuDNN
 // not found: ...)", "cuDNN 9.19.0 or own kernels, to be measured" before the first step, "forward cuDNN 9.19.0,
-// backward own kernels (...)". Empty before ops_workspace_bytes. Valid until the next call.
+// backward own kernels (...)", "forward cuDNN 9.19.0, backward cuDNN 9.19.0 without repeatable bits". Empty before
+// ops_workspace_bytes. Valid until the next call.
 const char *cuda_attention_description(void);
 
 // Our own kernels, used where cuDNN is absent, slower or does not support the shape. One pair of calls covers two
@@ -164,8 +165,9 @@ void cudnn_attention_close(void);               // after everything below was de
 int cudnn_attention_version(void);              // 91900
 const char *cudnn_attention_version_text(void); // "9.19.0"
 
-// One pass at one shape. NULL and the reason when cuDNN has no form with repeatable bits that needs at most
-// max_workspace bytes. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and must be done before it runs.
+// One pass at one shape. NULL and the reason when cuDNN has no form with repeatable bits (with --attention fast: no
+// form) that needs at most max_workspace bytes. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and must
+// be done before it runs.
 typedef struct CudnnAttention CudnnAttention;
 CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why);
 void cudnn_attention_destroy(CudnnAttention *attention); // NULL is fine

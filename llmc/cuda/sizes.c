@@ -58,13 +58,24 @@ int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT
 
 // The forms of cudnn_plan.c: sums of rows, and on GPUs but Blackwell's a square for each head; where that is too large,
 // Hopper collects dQ in fp32. 1024: what cuDNN's plans were seen to add.
+static bool has_cudnn(OpsShape shape, int compute_capability) {
+    return compute_capability >= 80 && dtype_size(shape.dtype) == 2 && shape.C / shape.NH % 8 == 0;
+}
+
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
     const int64_t HS = shape.C / shape.NH, heads = shape.B * shape.NH, rows = heads * shape.T * (int64_t)sizeof(float);
     const int64_t sums = rows + 1024, squares = sums + heads * shape.T * shape.T * 2, collected = sums + rows * HS;
-    if (compute_capability < 80 || dtype_size(shape.dtype) != 2 || HS % 8 != 0) return 0;
+    if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only || (compute_capability >= 100 && compute_capability <= 103)) return sums;
     if (squares <= limit) return squares;
     return compute_capability == 90 && collected <= limit ? collected : 0;
+}
+
+int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
+    const int64_t rows = shape.B * shape.NH * shape.T * (int64_t)sizeof(float), HS = shape.C / shape.NH;
+    const bool for_sm_80 = compute_capability < 90 || compute_capability >= 120;
+    if (!has_cudnn(shape, compute_capability)) return 0;
+    return rows + 1024 + (shape.forward_only ? 0 : (for_sm_80 ? 2 : 1) * rows * HS);
 }
 
 // That workspace is 1.6 GB at B=64, T=1024, NH=12. Beyond an eighth of the memory, it is worth more as a larger

@@ -23,6 +23,9 @@ int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms, int64_t memory);
 // What attention by cuDNN may take, nearly all for its backward pass: on most GPUs B * NH * T * T * 2 bytes, refused
 // where that is more than `limit`; 0 where cuDNN has nothing for this shape or GPU. An upper bound: see cudnn_plan.c.
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit);
+// The same of its form whose bits need not repeat, which has no limit: sums of dQ, and on GPUs that run the kernel for
+// sm_80 as much again in its own workspace.
+int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability);
 // The limit on a GPU with so many bytes free, unless cuDNN is what was asked for.
 int64_t cuda_size_cudnn_limit(int64_t free_bytes);
 
