@@ -98,7 +98,8 @@ static void fc_gelu(void) {
                         row(b.bias, b.OC));
 }
 static void fcproj_gelu_backward(void) {
-    matmul_gelu_backward_input(as(b.y, b.N, b.IC), as(b.x, b.N, b.OC), as(b.weight, b.OC, b.IC), as(b.z, b.N, b.IC));
+    matmul_gelu_backward_input(as(b.y, b.N, b.IC), as(b.x, b.N, b.OC), as(b.weight, b.OC, b.IC), as(b.z, b.N, b.IC),
+                               NULL, false);
 }
 static void attention(void) { attention_forward(batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C), (int)b.NH); }
 static void attention_gradient(void) {
@@ -110,8 +111,8 @@ static void layernorm(void) {
                       row(b.bias, b.C));
 }
 static void layernorm_gradient(void) {
-    layernorm_backward(as(b.y, b.N, b.C), row(b.dweight, b.C), row(b.dbias, b.C), as(b.x, b.N, b.C),
-                       as(b.qkv, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), row(b.bias, b.C), true, false);
+    layernorm_backward(as(b.y, b.N, b.C), row(b.dweight, b.C), row(b.dbias, b.C), row(b.losses, b.C), as(b.x, b.N, b.C),
+                       as(b.qkv, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), row(b.bias, b.C), true, false, false);
 }
 static void gelu(void) { gelu_forward(as(b.y, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C)); }
 static void head(void) {

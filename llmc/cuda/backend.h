@@ -86,14 +86,12 @@ extern double cuda_comm_start_seconds; // how long device_comm_start waits for t
 // out (N,OC) += bias (OC): where cuBLASLt has no such epilogue.
 void cuda_add_bias(Tensor out, Tensor bias);
 
+// gelu_backward (llmc/ops.h) with dbias.
+void cuda_gelu_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate);
+
 // Whether two pieces of device memory hold the same bytes (an even number of them, 2-byte aligned). Allocates and
 // waits: for choices at the first use of a shape. Also false when there is no memory left for the comparison.
 bool cuda_same_bits(const void *a, const void *b, size_t bytes);
-
-// The last stage of sums over rows in a fixed order: first (n1), second (n2) = or += (accumulate) the sums of the
-// columns of partials (parts, n1 + n2) fp32, rows added in a fixed order. The gradients are fp32, bf16 or fp16; second
-// may be absent. partials: device memory.
-void cuda_sum_partials(Tensor first, Tensor second, const float *partials, int64_t parts, bool accumulate);
 
 // Softmax cross-entropy over rows of logits, which are independent: the kernel between the two halves of the LM head.
 // Targets are trusted to be in [0, V): the host checked them when it read the data.

@@ -31,13 +31,14 @@ int64_t cuda_size_bias_gradient(int64_t N, int64_t OC) {
 
 // ----------------------------------------------------------------------------------------------- layernorm, embedding
 
-int cuda_layernorm_row_threads(int64_t C) { return (int)round_up(ceil_div(C, 8), 32); }
+// A block of 8 warps for each of 128 multiprocessors, each warp with a row; from 1024 columns on three blocks that
+// have a row each.
+int64_t cuda_layernorm_blocks(int64_t N, int64_t C) {
+    return min_i64(ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS), C <= 1024 ? 128 : LAYERNORM_MAX_BLOCKS);
+}
 
-// At most; grows with N and with C.
 int64_t cuda_size_layernorm(int64_t N, int64_t C) {
-    const int64_t by_rows = ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS) * 2 * C,
-                  by_threads = (int64_t)(LAYERNORM_TOTAL_THREADS + cuda_layernorm_row_threads(C)) * 16;
-    return min_i64(by_rows, by_threads) * (int64_t)sizeof(float);
+    return cuda_layernorm_blocks(N, C) * LAYERNORM_SUMS * C * (int64_t)sizeof(float);
 }
 
 CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C) {

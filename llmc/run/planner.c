@@ -210,7 +210,7 @@ static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
 static int64_t workspace_with_fast_cudnn(const void *machine, OpsShape shape) {
     const GpuSpec *gpu = machine;
     const int capability = gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
-    const int64_t own = cuda_size_workspace(shape), cudnn = cuda_size_cudnn_fast(shape, capability);
+    const int64_t own = own_workspace(machine, shape), cudnn = cuda_size_cudnn_fast(shape, capability);
     return own > cudnn ? own : cudnn;
 }
 
@@ -248,7 +248,7 @@ static const struct {
     {"attention", "att lse"},
     {"mlp", "pre gelu"},
     {"logits", "logits losses"},
-    {"gradients", "dpre dln2 datt dqkv dln1 dlnf dresidual"},
+    {"gradients", "dpre dln2 datt dqkv dln1 dlnf dresidual dresidual_sum"},
     {"micro_gradients", "micro_gradients"}, // of weights, with --grad-dtype compute
     {"fp8", "fp8_forward fp8_backward"},
     {"tokens", "inputs targets"},
